@@ -1,0 +1,43 @@
+# How Winnow's own code is compiled, and the instruction sets of the CPU backend.
+
+option(WINNOW_OPENMP "Run the CPU backend's loops on OpenMP (else on plain threads)" ON)
+option(WINNOW_WERROR "Turn warnings into errors" OFF)
+set(WINNOW_SANITIZE "" CACHE STRING "Sanitizers for everything, e.g. address,undefined or thread")
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(default_isas "x86_64_v4;x86_64_v3;baseline")
+else()
+  set(default_isas "baseline")
+endif()
+set(WINNOW_CPU_ISAS "${default_isas}" CACHE STRING
+    "Instruction sets that the CPU backend is built for, best first")
+# The flags of each; select.cc knows which processors have them.
+# g++ 12 warns about its own AVX-512 header wherever Eigen uses it.
+set(WINNOW_CPU_FLAGS_x86_64_v4 -march=x86-64-v4 -Wno-maybe-uninitialized)
+set(WINNOW_CPU_FLAGS_x86_64_v3 -march=x86-64-v3)
+set(WINNOW_CPU_FLAGS_baseline)
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+find_package(Threads REQUIRED)
+if(WINNOW_OPENMP)
+  find_package(OpenMP REQUIRED COMPONENTS CXX)
+endif()
+find_package(Eigen3 3.4 REQUIRED NO_MODULE)
+
+# Warnings and language level for a target of this repository.
+function(winnow_compile target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(${target} PROPERTIES
+    CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON
+    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/generated)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow $<$<BOOL:${WINNOW_WERROR}>:-Werror>)
+  if(WINNOW_SANITIZE)
+    target_compile_options(${target} PRIVATE
+      -fsanitize=${WINNOW_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+    target_link_options(${target} PRIVATE -fsanitize=${WINNOW_SANITIZE})
+  endif()
+endfunction()

@@ -1,0 +1,31 @@
+# `cmake --install`: the libraries, the public headers, the CMake package and the program.
+include(CMakePackageConfigHelpers)
+
+set(targets winnow)
+foreach(isa IN LISTS WINNOW_CPU_ISAS)
+  list(APPEND targets winnow_cpu_${isa})
+endforeach()
+install(TARGETS ${targets} EXPORT winnow LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET winnow_cli)
+  install(TARGETS winnow_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+get_property(headers GLOBAL PROPERTY WINNOW_PUBLIC_HEADERS)
+foreach(header IN LISTS headers)
+  get_filename_component(folder ${header} DIRECTORY)
+  install(FILES ${PROJECT_SOURCE_DIR}/winnow/${header}
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/winnow/${folder})
+endforeach()
+install(FILES ${PROJECT_BINARY_DIR}/generated/winnow/core/version.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/winnow/core)
+
+set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/winnow)
+install(EXPORT winnow NAMESPACE winnow:: FILE winnow-targets.cmake DESTINATION ${package_folder})
+file(WRITE ${PROJECT_BINARY_DIR}/winnow-config.cmake.in
+     "@PACKAGE_INIT@\ninclude(\"\${CMAKE_CURRENT_LIST_DIR}/winnow-targets.cmake\")\n")
+configure_package_config_file(${PROJECT_BINARY_DIR}/winnow-config.cmake.in
+  ${PROJECT_BINARY_DIR}/winnow-config.cmake INSTALL_DESTINATION ${package_folder})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/winnow-config-version.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/winnow-config.cmake
+  ${PROJECT_BINARY_DIR}/winnow-config-version.cmake DESTINATION ${package_folder})

@@ -1,0 +1,59 @@
+// The checks that public functions make at the door. Internal.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "winnow/core/error.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow {
+
+// A dimension that a shape must have: its name in the contract and its size in this call.
+struct Dim {
+  std::string_view name;
+  std::int64_t size;
+};
+
+// Checks the arguments of one call and throws an Error that names operation and argument, says what
+// was wanted and what came.
+class WINNOW_EXPORT Check {
+ public:
+  explicit Check(std::string_view operation) : operation_(operation) {}
+
+  // The tensor is present and has as many dimensions as `dims`, which is its shape in words:
+  // "[s_q, h_q, d_qk]".
+  void rank(std::string_view argument, const ConstTensorView& view, int rank,
+            std::string_view dims) const;
+  void shape(std::string_view argument, const ConstTensorView& view,
+             std::initializer_list<Dim> dims) const;
+  void dtype(std::string_view argument, const ConstTensorView& view,
+             std::initializer_list<DType> allowed) const;
+  // Stride 1 in the last dimension (unless it has fewer than two elements).
+  void contiguous_rows(std::string_view argument, const ConstTensorView& view) const;
+  // The pointer and every stride over more than one element are multiples of `bytes`.
+  void aligned(std::string_view argument, const ConstTensorView& view, std::int64_t bytes) const;
+  // No two elements of an output share memory.
+  void distinct_elements(std::string_view argument, const ConstTensorView& view) const;
+  void device(std::string_view argument, const ConstTensorView& view, Device device) const;
+  // Any rule: throws unless `holds`.
+  void that(bool holds, std::string_view argument, std::string_view wanted,
+            std::string_view got) const;
+
+  // What most arguments need: shape, dtype, device, contiguous rows, natural alignment.
+  void input(std::string_view argument, const ConstTensorView& view,
+             std::initializer_list<Dim> dims, std::initializer_list<DType> allowed,
+             Device device) const;
+  // The same, and distinct elements.
+  void output(std::string_view argument, const TensorView& view, std::initializer_list<Dim> dims,
+              std::initializer_list<DType> allowed, Device device) const;
+
+ private:
+  [[noreturn]] void fail(std::string_view argument, std::string wanted, std::string got) const;
+  std::string operation_;
+};
+
+}  // namespace winnow

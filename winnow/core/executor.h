@@ -1,0 +1,52 @@
+// The parallel loop of the CPU backend. Internal: not installed; exported for tests and tools, as
+// are the other internal functions that carry WINNOW_EXPORT.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/core/export.h"
+
+namespace winnow {
+
+// Runs the iterations of a loop on several workers. The loops are handed to the code that is built
+// once per instruction set as an object, so that threads have one owner: the main library.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  // Worker numbers passed to loop bodies are below this.
+  virtual int workers() const = 0;
+
+  // Calls body(begin, end, worker) for disjoint ranges of at most `grain` iterations that cover
+  // [0, count); a worker runs one range at a time. The body must not throw: allocate before.
+  template <class Body>
+  void for_each_range(std::int64_t count, std::int64_t grain, const Body& body) const {
+    run(
+        count, grain,
+        [](const void* context, std::int64_t begin, std::int64_t end, int worker) {
+          (*static_cast<const Body*>(context))(begin, end, worker);
+        },
+        &body);
+  }
+
+ protected:
+  using RangeFunction = void (*)(const void* context, std::int64_t begin, std::int64_t end,
+                                 int worker);
+
+ private:
+  virtual void run(std::int64_t count, std::int64_t grain, RangeFunction function,
+                   const void* context) const = 0;
+};
+
+// The executor for one call, with num_threads() workers.
+class WINNOW_EXPORT ThreadExecutor final : public Executor {
+ public:
+  ThreadExecutor();
+  int workers() const override { return workers_; }
+
+ private:
+  void run(std::int64_t count, std::int64_t grain, RangeFunction function,
+           const void* context) const override;
+  int workers_;
+};
+
+}  // namespace winnow

@@ -1,0 +1,191 @@
+// Tensors: views that own nothing, which every operation takes, and an owning one for programs.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "winnow/core/device.h"
+#include "winnow/core/dtype.h"
+#include "winnow/core/export.h"
+
+namespace winnow {
+
+inline constexpr int kMaxRank = 6;
+
+namespace detail {
+
+struct TensorLayout {
+  DType dtype = DType::u8;
+  Device device;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> shape{};
+  std::array<std::int64_t, kMaxRank> strides{};
+
+  // Throws Error if the rank, a size or the address range is out of bounds.
+  WINNOW_EXPORT static TensorLayout make(DType dtype, std::span<const std::int64_t> shape,
+                                         std::span<const std::int64_t> strides, Device device);
+  // Strides of a dense row-major tensor.
+  WINNOW_EXPORT static TensorLayout make_dense(DType dtype, std::span<const std::int64_t> shape,
+                                               Device device);
+  // Throws Error unless 0 <= begin <= end <= shape[dim].
+  WINNOW_EXPORT TensorLayout sliced(int dim, std::int64_t begin, std::int64_t end) const;
+  WINNOW_EXPORT TensorLayout transposed(int dim_a, int dim_b) const;
+  WINNOW_EXPORT void check_host_access(DType wanted) const;
+  std::int64_t numel() const {
+    std::int64_t product = 1;
+    for (int d = 0; d < rank; ++d) product *= shape[d];
+    return product;
+  }
+};
+
+}  // namespace detail
+
+// A typed, strided window on memory that someone else owns and keeps alive for the call. Cheap to
+// copy. Strides count elements and may be zero or negative; `data` points at element (0, ..., 0).
+// A default-constructed view is absent: that is how optional arguments are left out.
+template <class Void>
+class BasicTensorView {
+ public:
+  BasicTensorView() = default;
+
+  // A dense row-major view of `data`. Errors (winnow::Error): rank above kMaxRank, a negative size,
+  // a byte count beyond 63 bits, null data with elements to point at.
+  BasicTensorView(Void* data, DType dtype, std::span<const std::int64_t> shape, Device device = {})
+      : data_(data),
+        present_(true),
+        layout_(detail::TensorLayout::make_dense(dtype, shape, device)) {
+    check_data();
+  }
+  BasicTensorView(Void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                  Device device = {})
+      : BasicTensorView(data, dtype, std::span(shape.begin(), shape.size()), device) {}
+
+  // The same with strides, in elements, one per dimension.
+  BasicTensorView(Void* data, DType dtype, std::span<const std::int64_t> shape,
+                  std::span<const std::int64_t> strides, Device device = {})
+      : data_(data),
+        present_(true),
+        layout_(detail::TensorLayout::make(dtype, shape, strides, device)) {
+    check_data();
+  }
+  BasicTensorView(Void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                  std::initializer_list<std::int64_t> strides, Device device = {})
+      : BasicTensorView(data, dtype, std::span(shape.begin(), shape.size()),
+                        std::span(strides.begin(), strides.size()), device) {}
+
+  // A view that may be written to serves where one is only read.
+  template <class Other>
+    requires(std::is_const_v<Void> && !std::is_const_v<Other>)
+  BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT: implicit on purpose
+      : data_(other.data()), present_(other.present()), layout_(other.layout()) {}
+
+  bool present() const { return present_; }
+  Void* data() const { return data_; }
+  DType dtype() const { return layout_.dtype; }
+  Device device() const { return layout_.device; }
+  int rank() const { return layout_.rank; }
+  std::int64_t size(int dim) const { return layout_.shape[dim]; }
+  std::int64_t stride(int dim) const { return layout_.strides[dim]; }
+  std::span<const std::int64_t> shape() const { return {layout_.shape.data(), size_t(rank())}; }
+  std::span<const std::int64_t> strides() const { return {layout_.strides.data(), size_t(rank())}; }
+  std::int64_t numel() const { return present_ ? layout_.numel() : 0; }
+  const detail::TensorLayout& layout() const { return layout_; }
+
+  // The rows [begin, end) of dimension `dim`; shares memory. Errors: bounds.
+  BasicTensorView slice(int dim, std::int64_t begin, std::int64_t end) const {
+    BasicTensorView result = *this;
+    result.layout_ = layout_.sliced(dim, begin, end);
+    if (begin != 0 && data_ != nullptr) result.data_ = offset(begin * layout_.strides[dim]);
+    return result;
+  }
+
+  // The same memory with two dimensions exchanged.
+  BasicTensorView transpose(int dim_a, int dim_b) const {
+    BasicTensorView result = *this;
+    result.layout_ = layout_.transposed(dim_a, dim_b);
+    return result;
+  }
+
+  // Element access on the host, for programs and tests. Errors: T is not the dtype, the memory is
+  // on a GPU. Indices are not checked.
+  template <class T, std::integral... Index>
+  auto& at(Index... index) const {
+    layout_.check_host_access(dtype_of<T>);
+    std::int64_t position = 0;
+    int dim = 0;
+    ((position += static_cast<std::int64_t>(index) * layout_.strides[dim++]), ...);
+    using Element = std::conditional_t<std::is_const_v<Void>, const T, T>;
+    return static_cast<Element*>(data_)[position];
+  }
+
+ private:
+  Void* offset(std::int64_t elements) const {
+    using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+    return static_cast<Byte*>(data_) + elements * size_of(layout_.dtype);
+  }
+  void check_data() const { detail_check_data(data_ == nullptr && layout_.numel() != 0); }
+  WINNOW_EXPORT static void detail_check_data(bool missing);
+
+  Void* data_ = nullptr;
+  bool present_ = false;
+  detail::TensorLayout layout_;
+};
+
+using TensorView = BasicTensorView<void>;
+using ConstTensorView = BasicTensorView<const void>;
+
+extern template class BasicTensorView<void>;
+extern template class BasicTensorView<const void>;
+
+// "f32 [4, 64, 512] on cpu", with the strides where they are not dense.
+WINNOW_EXPORT std::string to_string(const ConstTensorView& view);
+
+// A dense row-major tensor in host memory, aligned to 64 bytes and zero-filled, for programs that
+// have no tensor type of their own. Moves, does not copy; clone() copies.
+class WINNOW_EXPORT Tensor {
+ public:
+  Tensor() = default;
+  // Errors (winnow::Error): as for views; memory that cannot be had.
+  Tensor(DType dtype, std::span<const std::int64_t> shape);
+  Tensor(DType dtype, std::initializer_list<std::int64_t> shape)
+      : Tensor(dtype, std::span(shape.begin(), shape.size())) {}
+
+  Tensor clone() const;
+  TensorView view() { return view_; }
+  ConstTensorView view() const { return view_; }
+  operator TensorView() { return view_; }             // NOLINT: implicit on purpose
+  operator ConstTensorView() const { return view_; }  // NOLINT: implicit on purpose
+
+  DType dtype() const { return view_.dtype(); }
+  std::int64_t size(int dim) const { return view_.size(dim); }
+  std::int64_t numel() const { return view_.numel(); }
+  void* data() { return view_.data(); }
+  const void* data() const { return view_.data(); }
+
+  // All elements in row-major order. Errors: T is not the dtype.
+  template <class T>
+  std::span<T> values() {
+    view_.layout().check_host_access(dtype_of<T>);
+    return {static_cast<T*>(view_.data()), static_cast<std::size_t>(view_.numel())};
+  }
+  template <class T>
+  std::span<const T> values() const {
+    view_.layout().check_host_access(dtype_of<T>);
+    return {static_cast<const T*>(view_.data()), static_cast<std::size_t>(view_.numel())};
+  }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const;
+  };
+  std::unique_ptr<void, Free> memory_;
+  TensorView view_;
+};
+
+}  // namespace winnow

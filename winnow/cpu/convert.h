@@ -1,0 +1,57 @@
+// Rows of any floating dtype to and from f32. Internal; compiled once per instruction set.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "winnow/core/dtype.h"
+
+namespace winnow {
+
+// destination[c] = source[offset + c] for c < count; offset in elements of `dtype`.
+inline void load_f32(DType dtype, const void* source, std::int64_t offset, std::int64_t count,
+                     float* destination) {
+  switch (dtype) {
+    case DType::f32:
+      std::memcpy(destination, static_cast<const float*>(source) + offset,
+                  static_cast<std::size_t>(count) * sizeof(float));
+      break;
+    case DType::f16: {
+      const auto* half = static_cast<const Half*>(source) + offset;
+      for (std::int64_t c = 0; c < count; ++c) destination[c] = static_cast<float>(half[c]);
+      break;
+    }
+    case DType::bf16: {
+      const auto* brain = static_cast<const BFloat16*>(source) + offset;
+      for (std::int64_t c = 0; c < count; ++c) destination[c] = static_cast<float>(brain[c]);
+      break;
+    }
+    default:
+      break;  // the door lets no other dtype in
+  }
+}
+
+// destination[offset + c] = source[c], rounded to nearest even.
+inline void store_f32(DType dtype, const float* source, std::int64_t count, void* destination,
+                      std::int64_t offset) {
+  switch (dtype) {
+    case DType::f32:
+      std::memcpy(static_cast<float*>(destination) + offset, source,
+                  static_cast<std::size_t>(count) * sizeof(float));
+      break;
+    case DType::f16: {
+      auto* half = static_cast<Half*>(destination) + offset;
+      for (std::int64_t c = 0; c < count; ++c) half[c] = Half(source[c]);
+      break;
+    }
+    case DType::bf16: {
+      auto* brain = static_cast<BFloat16*>(destination) + offset;
+      for (std::int64_t c = 0; c < count; ++c) brain[c] = BFloat16(source[c]);
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+}  // namespace winnow

@@ -1,0 +1,52 @@
+// Top-k sparse MLA attention, backward.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::sparse_mla {
+
+// Arguments of backward(). Optional tensors are left out by leaving them default-constructed.
+struct BackwardArgs {
+  ConstTensorView q{};            // [s_q, h_q, d_qk], f32, f16 or bf16; d_qk is 576 or 512
+  ConstTensorView kv{};           // [s_kv, 1, d_qk], as q
+  ConstTensorView indices{};      // [s_q, 1, topk], i32
+  ConstTensorView out{};          // [s_q, h_q, 512], as q: what forward() returned. Not needed if
+                                  // delta is given
+  ConstTensorView lse{};          // [s_q, h_q], f32, natural logarithm, without the sink
+  ConstTensorView d_out{};        // [s_q, h_q, 512], as q
+  ConstTensorView topk_length{};  // optional [s_q], i32
+  ConstTensorView attn_sink{};    // optional [h_q], f32
+  ConstTensorView delta{};        // optional [s_q, h_q], f32: dot(out, d_out), computed if absent
+  std::optional<double> scale{};  // of the logits; 1 / sqrt(d_qk) if absent
+  std::optional<std::int64_t> q_start{};  // position of query 0; switches the causal limit on
+  std::int64_t k_stride = 1;   // tokens that one row of kv stands for; needs q_start if not 1
+  bool deterministic = false;  // bitwise equal results run after run
+  TensorView dq{};             // [s_q, h_q, d_qk], as q or f32
+  TensorView dkv{};            // [s_kv, 1, d_qk], as q (rounded once, at the end) or f32
+  TensorView d_sink{};         // optional [h_q], f32; only with attn_sink
+};
+
+// Gradients of forward()'s `out`, with x, visibility and lse' as there:
+//   P = exp(x - lse'),  dP[i,h,j] = dot(d_out[i,h,:], kv[indices[i,j], :512])
+//   dS = P * (dP - delta) * scale
+//   dq[i,h,:] = sum_j dS * kv[indices[i,j], :]
+//   dkv[t,:]  = sum over all (i,h,j) with indices[i,j] = t of dS * q[i,h,:],
+//               and on its first 512 columns + P * d_out[i,h,:]
+//   d_sink[h] = -sum_i exp(attn_sink[h] - lse'[i,h]) * delta[i,h]
+// `out` and `lse` are used as passed. Every element of the outputs is written; queries with nothing
+// visible and heads with a sink of +inf contribute exactly 0, and rows that nobody sees get 0.
+//
+// On the CPU every call is deterministic, whatever `deterministic` says: each row of dkv is added
+// up in the order of the queries. CPU scratch grows with topk * d_qk (about 64 MiB or one query per
+// thread, whichever is more), plus s_kv * d_qk floats if dkv is not f32.
+// Shapes, strides, memory, streams and errors: as forward(). Returns the backend that ran.
+//
+// The gradient of the attention defined by DeepSeek-V3.2 (DeepSeek Sparse Attention).
+WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,217 @@
+// Backward on the CPU, without atomics: a tile of queries at a time, first each query writes what
+// it gives to each of its rows, then every row of dkv adds up its gifts in the order of the
+// queries. The result does not depend on the number of threads.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "winnow/sparse_mla/backward/backward_impl.h"
+#include "winnow/sparse_mla/gather_cpu.h"
+
+namespace winnow::sparse_mla {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::int64_t kTileBytes = std::int64_t{64} << 20;
+
+// One worker's space for one query.
+struct Scratch {
+  Matrix q, d_out, dq;  // [h_q, d_qk], [h_q, 512], [h_q, d_qk]
+  Matrix rows;          // [kBlock, d_qk]
+  Matrix p, ds;         // [h_q, kBlock]
+  Vector lse, delta;    // [h_q]; lse with the sink
+  Vector out;           // [512]
+
+  explicit Scratch(const Problem& problem)
+      : q(problem.h_q, problem.d_qk),
+        d_out(problem.h_q, kValueColumns),
+        dq(problem.h_q, problem.d_qk),
+        rows(kBlock, problem.d_qk),
+        p(problem.h_q, kBlock),
+        ds(problem.h_q, kBlock),
+        lse(problem.h_q),
+        delta(problem.h_q),
+        out(kValueColumns) {}
+};
+
+// The queries that are worked on between two reductions into dkv.
+struct Tile {
+  std::int64_t queries;
+  std::vector<VisibleEntries> visible;
+  Matrix gifts;   // [queries * topk, d_qk]: what each visible entry adds to its row of dkv
+  Matrix d_sink;  // [queries, h_q]
+
+  Tile(const Problem& problem, int workers)
+      : queries(size(problem, workers)),
+        visible(static_cast<std::size_t>(queries), VisibleEntries(problem)),
+        gifts(queries * problem.topk, problem.d_qk),
+        d_sink(queries, problem.h_q) {}
+
+  static std::int64_t size(const Problem& problem, int workers) {
+    const std::int64_t bytes =
+        std::max<std::int64_t>(problem.topk * problem.d_qk, 1) * std::int64_t{sizeof(float)};
+    // At least a query per worker; more of them where memory allows, to even out the work.
+    const std::int64_t queries =
+        std::clamp<std::int64_t>(kTileBytes / bytes, workers, 64 * std::int64_t{workers});
+    return std::min(queries, problem.s_q);
+  }
+};
+
+bool infinite_sink(const BackwardParams& params, Index h) {
+  return params.attn_sink.data != nullptr &&
+         params.attn_sink.data[params.attn_sink.offset(h)] == kInfinity;
+}
+
+// Loads a query and what the formulas need of each head: lse' and delta.
+void load_query(const BackwardParams& params, std::int64_t i, Scratch& s) {
+  const Problem& problem = params.problem;
+  load_heads(problem.dtype, problem.q, i, 0, problem.h_q, problem.d_qk, s.q);
+  load_heads(problem.dtype, params.d_out, i, 0, problem.h_q, kValueColumns, s.d_out);
+  for (Index h = 0; h < problem.h_q; ++h) {
+    s.lse[h] = params.lse.data[params.lse.offset(i) + h];
+    if (params.attn_sink.data != nullptr) {
+      const float sink = params.attn_sink.data[params.attn_sink.offset(h)];
+      const float larger = std::max(s.lse[h], sink), smaller = std::min(s.lse[h], sink);
+      if (std::abs(larger) != kInfinity)
+        s.lse[h] = larger + std::log1p(std::exp(smaller - larger));
+      else
+        s.lse[h] = larger;
+    }
+    if (params.delta.data != nullptr) {
+      s.delta[h] = params.delta.data[params.delta.offset(i) + h];
+    } else {
+      load_f32(problem.dtype, params.out.data, params.out.offset(i, h), kValueColumns,
+               s.out.data());
+      s.delta[h] = s.out.dot(s.d_out.row(h));
+    }
+  }
+}
+
+// P and dS of the gathered rows.
+void weights_of_block(const BackwardParams& params, Index count, Scratch& s) {
+  const Problem& problem = params.problem;
+  auto p = s.p.leftCols(count), ds = s.ds.leftCols(count);
+  const auto rows = s.rows.topRows(count);
+  p.noalias() = s.q * rows.transpose();
+  ds.noalias() = s.d_out * rows.leftCols(kValueColumns).transpose();
+  for (Index h = 0; h < problem.h_q; ++h) {
+    if (infinite_sink(params, h)) {
+      p.row(h).setZero();
+      ds.row(h).setZero();
+      continue;
+    }
+    p.row(h) = (p.row(h).array() * problem.scale - s.lse[h]).exp();
+    ds.row(h).array() = p.row(h).array() * (ds.row(h).array() - s.delta[h]) * problem.scale;
+  }
+}
+
+// dq and d_sink of query i, and its gifts to the rows it sees.
+void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t slot, Tile& tile,
+                    Scratch& s) {
+  const Problem& problem = params.problem;
+  VisibleEntries& visible = tile.visible[static_cast<std::size_t>(slot)];
+  visible.find(problem, i);
+  load_query(params, i, s);
+  s.dq.setZero();
+  for (Index begin = 0; begin < visible.count; begin += kBlock) {
+    const Index count = std::min(kBlock, visible.count - begin);
+    gather_rows(problem, visible.row.data() + begin, count, s.rows);
+    weights_of_block(params, count, s);
+    const auto p = s.p.leftCols(count), ds = s.ds.leftCols(count);
+    s.dq.noalias() += ds * s.rows.topRows(count);
+    auto gifts = tile.gifts.middleRows(slot * problem.topk + begin, count);
+    gifts.noalias() = ds.transpose() * s.q;
+    gifts.leftCols(kValueColumns).noalias() += p.transpose() * s.d_out;
+  }
+  for (Index h = 0; h < problem.h_q; ++h) {
+    const bool zero = infinite_sink(params, h);
+    if (zero) s.dq.row(h).setZero();  // also where a row holds NaN
+    store_f32(params.dq_dtype, s.dq.row(h).data(), problem.d_qk, params.dq.data,
+              params.dq.offset(i, h));
+    if (params.d_sink.data != nullptr) {
+      const float sink = params.attn_sink.data[params.attn_sink.offset(h)];
+      tile.d_sink(slot, h) =
+          zero || visible.count == 0 ? 0.0f : -std::exp(sink - s.lse[h]) * s.delta[h];
+    }
+  }
+}
+
+// dkv in f32 while it is added up: the output itself where that is f32.
+struct Accumulator {
+  Matrix own;
+  float* data;
+  std::int64_t stride;
+
+  explicit Accumulator(const BackwardParams& params) {
+    if (params.dkv_dtype == DType::f32) {
+      data = static_cast<float*>(params.dkv.data);
+      stride = params.dkv.stride0;
+    } else {
+      own.resize(params.problem.s_kv, params.problem.d_qk);
+      data = own.data();
+      stride = params.problem.d_qk;
+    }
+  }
+  Eigen::Map<Eigen::RowVectorXf> row(std::int64_t t, std::int64_t columns) const {
+    return {data + t * stride, columns};
+  }
+};
+
+void reduce_tile(const Problem& problem, const Tile& tile, std::int64_t queries,
+                 const Accumulator& dkv, const Executor& executor) {
+  // Each part owns the rows of one remainder, so that neighbouring hot rows spread over the parts.
+  const std::int64_t parts = executor.workers();
+  executor.for_each_range(parts, 1, [&](std::int64_t part, std::int64_t, int) {
+    for (std::int64_t slot = 0; slot < queries; ++slot) {
+      const VisibleEntries& visible = tile.visible[static_cast<std::size_t>(slot)];
+      for (Index r = 0; r < visible.count; ++r) {
+        const std::int64_t t = visible.row[static_cast<std::size_t>(r)];
+        if (t % parts != part) continue;
+        dkv.row(t, problem.d_qk) += tile.gifts.row(slot * problem.topk + r);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void backward_cpu(const BackwardParams& params, const Executor& executor) {
+  const Problem& problem = params.problem;
+  const Accumulator dkv(params);
+  Tile tile(problem, executor.workers());
+  std::vector<Scratch> scratch(static_cast<std::size_t>(executor.workers()), Scratch(problem));
+  Eigen::VectorXd d_sink = Eigen::VectorXd::Zero(problem.h_q);
+  constexpr std::int64_t kRowGrain = 256;
+
+  executor.for_each_range(problem.s_kv, kRowGrain, [&](std::int64_t t, std::int64_t end, int) {
+    for (; t < end; ++t) dkv.row(t, problem.d_qk).setZero();
+  });
+  for (std::int64_t first = 0; first < problem.s_q; first += tile.queries) {
+    const std::int64_t queries = std::min(tile.queries, problem.s_q - first);
+    executor.for_each_range(queries, 1, [&](std::int64_t slot, std::int64_t, int worker) {
+      backward_query(params, first + slot, slot, tile, scratch[static_cast<std::size_t>(worker)]);
+    });
+    reduce_tile(problem, tile, queries, dkv, executor);
+    if (params.d_sink.data != nullptr) {
+      for (std::int64_t slot = 0; slot < queries; ++slot) {
+        d_sink += tile.d_sink.row(slot).transpose().cast<double>();
+      }
+    }
+  }
+  if (params.dkv_dtype != DType::f32) {
+    executor.for_each_range(problem.s_kv, kRowGrain, [&](std::int64_t t, std::int64_t end, int) {
+      for (; t < end; ++t) {
+        store_f32(params.dkv_dtype, dkv.row(t, problem.d_qk).data(), problem.d_qk, params.dkv.data,
+                  params.dkv.offset(t));
+      }
+    });
+  }
+  if (params.d_sink.data != nullptr) {
+    for (Index h = 0; h < problem.h_q; ++h) {
+      params.d_sink.data[params.d_sink.offset(h)] = static_cast<float>(d_sink[h]);
+    }
+  }
+}
+
+}  // namespace winnow::sparse_mla

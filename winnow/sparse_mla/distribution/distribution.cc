@@ -1,0 +1,39 @@
+#include "winnow/sparse_mla/distribution/distribution.h"
+
+#include "winnow/core/check.h"
+#include "winnow/core/route.h"
+#include "winnow/cpu/kernels.h"
+#include "winnow/sparse_mla/distribution/distribution_impl.h"
+
+namespace winnow::sparse_mla {
+namespace {
+
+constexpr std::string_view kOperation = "sparse_mla::distribution";
+
+DistributionParams check_args(const DistributionArgs& args) {
+  const Check check(kOperation);
+  DistributionParams params;
+  params.problem = check_problem(check, args);
+  const Dim s_q{"s_q", params.problem.s_q}, h_q{"h_q", params.problem.h_q};
+  const Device device = args.q.device();
+  check.input("lse", args.lse, {s_q, h_q}, {DType::f32}, device);
+  check.output("attn_sum", args.attn_sum, {s_q, {"topk", params.problem.topk}}, {DType::f32},
+               device);
+
+  params.lse = rows_of<const float*>(args.lse, 0);
+  params.attn_sum = rows_of<float*>(args.attn_sum, 0);
+  return params;
+}
+
+}  // namespace
+
+Backend distribution(const DistributionArgs& args, const RunOptions& options) {
+  const DistributionParams params = check_args(args);
+  constexpr Backend kImplemented[] = {Backend::cpu};
+  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  if (args.attn_sum.numel() == 0) return backend;
+  run_on_cpu(kOperation, cpu_kernels().sparse_mla_distribution, params);
+  return backend;
+}
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,38 @@
+// The attention distribution of top-k sparse MLA attention: the teacher of the indexer.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::sparse_mla {
+
+// Arguments of distribution(). Optional tensors are left out by leaving them default-constructed.
+struct DistributionArgs {
+  ConstTensorView q{};            // [s_q, h_q, d_qk], f32, f16 or bf16; d_qk is 576 or 512
+  ConstTensorView kv{};           // [s_kv, 1, d_qk], as q
+  ConstTensorView indices{};      // [s_q, 1, topk], i32
+  ConstTensorView lse{};          // [s_q, h_q], f32, natural logarithm, as forward() returns it
+  ConstTensorView topk_length{};  // optional [s_q], i32
+  std::optional<double> scale{};  // of the logits; 1 / sqrt(d_qk) if absent
+  std::optional<std::int64_t> q_start{};  // position of query 0; switches the causal limit on
+  std::int64_t k_stride = 1;  // tokens that one row of kv stands for; needs q_start if not 1
+  TensorView attn_sum{};      // [s_q, topk], f32
+};
+
+// What all heads together give to each chosen row:
+//   attn_sum[i,j] = sum over h of exp(x[i,h,j] - lse[i,h]),  0 for entries that are not visible
+// with x and visibility as in forward(). Where `lse` came from forward() on the same entries, each
+// row sums to h_q (to 0 if nothing is visible). An lse in base 2 must be multiplied by ln 2 first.
+//
+// Deterministic: repeats are bitwise equal with the same number of threads.
+// Shapes, strides, memory, streams and errors: as forward(). Returns the backend that ran.
+//
+// Defined by DeepSeek-V3.2: DeepSeek Sparse Attention trains its indexer on this by the KL
+// divergence.
+WINNOW_EXPORT Backend distribution(const DistributionArgs& args, const RunOptions& options = {});
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,46 @@
+#include "winnow/sparse_mla/forward/forward.h"
+
+#include "winnow/core/check.h"
+#include "winnow/core/route.h"
+#include "winnow/cpu/kernels.h"
+#include "winnow/sparse_mla/forward/forward_impl.h"
+
+namespace winnow::sparse_mla {
+namespace {
+
+constexpr std::string_view kOperation = "sparse_mla::forward";
+
+ForwardParams check_args(const ForwardArgs& args) {
+  const Check check(kOperation);
+  ForwardParams params;
+  params.problem = check_problem(check, args);
+  const Dim s_q{"s_q", params.problem.s_q}, h_q{"h_q", params.problem.h_q};
+  const Device device = args.q.device();
+  if (args.attn_sink.present()) {
+    check.input("attn_sink", args.attn_sink, {h_q}, {DType::f32}, device);
+  }
+  check.output("out", args.out, {s_q, h_q, {"d_v", kValueDim}}, {args.q.dtype()}, device);
+  if (args.max_logits.present()) {
+    check.output("max_logits", args.max_logits, {s_q, h_q}, {DType::f32}, device);
+  }
+  if (args.lse.present()) check.output("lse", args.lse, {s_q, h_q}, {DType::f32}, device);
+
+  params.attn_sink = rows_of<const float*>(args.attn_sink, 0);
+  params.out = rows_of<void*>(args.out, 0, 1);
+  params.max_logits = rows_of<float*>(args.max_logits, 0);
+  params.lse = rows_of<float*>(args.lse, 0);
+  return params;
+}
+
+}  // namespace
+
+Backend forward(const ForwardArgs& args, const RunOptions& options) {
+  const ForwardParams params = check_args(args);
+  constexpr Backend kImplemented[] = {Backend::cpu};
+  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  if (args.out.numel() == 0) return backend;
+  run_on_cpu(kOperation, cpu_kernels().sparse_mla_forward, params);
+  return backend;
+}
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,56 @@
+// Top-k sparse MLA attention, forward.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::sparse_mla {
+
+// Columns of a latent row that serve as the value.
+inline constexpr std::int64_t kValueDim = 512;
+
+// Arguments of forward(). Optional tensors are left out by leaving them default-constructed.
+struct ForwardArgs {
+  ConstTensorView q{};        // [s_q, h_q, d_qk], f32, f16 or bf16; d_qk is 576 or 512
+  ConstTensorView kv{};       // [s_kv, 1, d_qk], as q: K is the row, V its first 512 columns
+  ConstTensorView indices{};  // [s_q, 1, topk], i32: the rows that each query attends to
+  ConstTensorView
+      topk_length{};            // optional [s_q], i32: entries of each row of `indices` that count
+  ConstTensorView attn_sink{};  // optional [h_q], f32: a logit per head without a value
+  std::optional<double> scale{};          // of the logits; 1 / sqrt(d_qk) if absent
+  std::optional<std::int64_t> q_start{};  // position of query 0; switches the causal limit on
+  std::int64_t k_stride = 1;  // tokens that one row of kv stands for; needs q_start if not 1
+  TensorView out{};           // [s_q, h_q, 512], as q
+  TensorView max_logits{};    // optional [s_q, h_q], f32
+  TensorView lse{};           // optional [s_q, h_q], f32
+};
+
+// Attention of every query over the cache rows that an indexer chose for it:
+//   x[i,h,j] = scale * dot(q[i,h,:], kv[indices[i,j],:])      over the visible entries j
+//   max_logits = max_j x,   lse = log sum_j exp(x)   (natural logarithm, without the sink)
+//   out = sum_j exp(x - lse') * kv[indices[i,j], :512]
+// where lse' is lse, or log(exp(lse) + exp(attn_sink[h])) with a sink.
+//
+// Visible is an entry j < topk_length[i] (clamped to [0, topk]) with 0 <= t = indices[i,j] < s_kv
+// and, with q_start, t <= floor((q_start + i + 1 - k_stride) / k_stride): all k_stride tokens of
+// the row are at or before the query. Other entries count as absent and their rows are not read.
+// Entries that name the same row each count. A query with nothing visible gets out = 0 and
+// lse = max_logits = -inf. A sink of -inf changes nothing, one of +inf gives out = 0.
+// NaN or infinity in a row reaches only the queries that see the row.
+//
+// Shapes: any s_q, h_q, s_kv and topk, 0 included. Strides: the innermost dimension is contiguous,
+// the others are free (0 and negative ones too; not 0 for outputs). Memory: all tensors belong to
+// the caller and live on one device; CPU scratch grows with num_threads() * h_q, not with s_q *
+// s_kv. Repeats are bitwise equal with the same number of threads. Streams: see Stream.
+// Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
+// before anything is written; Error (unsupported) if no backend or not the forced one can do it.
+//
+// Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention); conventions as in FlashMLA but for the lse
+// of a query with nothing visible, which is -inf here.
+WINNOW_EXPORT Backend forward(const ForwardArgs& args, const RunOptions& options = {});
+
+}  // namespace winnow::sparse_mla

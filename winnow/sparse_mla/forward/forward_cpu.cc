@@ -1,0 +1,122 @@
+// Forward on the CPU: for each query, softmax over its blocks of visible rows with a running
+// maximum, so that scratch memory does not grow with topk.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "winnow/sparse_mla/forward/forward_impl.h"
+#include "winnow/sparse_mla/gather_cpu.h"
+
+namespace winnow::sparse_mla {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// The state of one query's softmax for a group of heads.
+struct Scratch {
+  VisibleEntries visible;
+  Matrix q;        // [heads, d_qk]
+  Matrix rows;     // [kBlock, d_qk]
+  Matrix weights;  // [heads, kBlock]: logits, then exp(logit - maximum)
+  Matrix sum;      // [heads, 512]: weighted values
+  Vector maximum, denominator;
+
+  Scratch(const Problem& problem, Index heads)
+      : visible(problem),
+        q(heads, problem.d_qk),
+        rows(kBlock, problem.d_qk),
+        weights(heads, kBlock),
+        sum(heads, kValueColumns),
+        maximum(heads),
+        denominator(heads) {}
+};
+
+// Takes `count` gathered rows into the running softmax of `heads` heads.
+void accumulate_block(const Problem& problem, Index heads, Index count, Scratch& s) {
+  auto weights = s.weights.topLeftCorner(heads, count);
+  const auto rows = s.rows.topRows(count);
+  weights.noalias() = s.q.topRows(heads) * rows.transpose();
+  for (Index h = 0; h < heads; ++h) {
+    auto weight = weights.row(h).array();
+    weight *= problem.scale;
+    const float before = s.maximum[h];
+    const float block = weight.maxCoeff<Eigen::PropagateNaN>();
+    const float maximum = std::isnan(before) || before > block ? before : block;  // NaN stays
+    // All logits -inf: shifting by 0 keeps their weights at 0 instead of NaN.
+    const float shift = maximum == -kInfinity ? 0.0f : maximum;
+    const float rescale = std::exp(before - shift);
+    weight = (weight - shift).exp();
+    s.denominator[h] = s.denominator[h] * rescale + weight.sum();
+    if (rescale != 1.0f) s.sum.row(h) *= rescale;
+    s.maximum[h] = maximum;
+  }
+  s.sum.topRows(heads).noalias() += weights * rows.leftCols(kValueColumns);
+}
+
+// Divides by the denominator, the sink included, and stores the results of one head.
+void finish_head(const ForwardParams& params, std::int64_t i, std::int64_t head, Index h,
+                 Scratch& s) {
+  const float lse =
+      s.denominator[h] == 0.0f ? -kInfinity : s.maximum[h] + std::log(s.denominator[h]);
+  const float sink = params.attn_sink.data == nullptr
+                         ? -kInfinity
+                         : params.attn_sink.data[params.attn_sink.offset(head)];
+  auto sum = s.sum.row(h);
+  if (lse == -kInfinity || sink == kInfinity) {
+    sum.setZero();
+  } else {
+    // exp(-lse') with both parts taken relative to the maximum, so that neither overflows.
+    const float shift = std::max(s.maximum[h], sink);
+    const float shrink = std::exp(s.maximum[h] - shift);
+    sum *= shrink / (s.denominator[h] * shrink + std::exp(sink - shift));
+  }
+  store_f32(params.problem.dtype, sum.data(), kValueColumns, params.out.data,
+            params.out.offset(i, head));
+  if (params.lse.data != nullptr) params.lse.data[params.lse.offset(i) + head] = lse;
+  if (params.max_logits.data != nullptr) {
+    params.max_logits.data[params.max_logits.offset(i) + head] = s.maximum[h];
+  }
+}
+
+void forward_query(const ForwardParams& params, std::int64_t i, std::int64_t first, Index heads,
+                   Scratch& s) {
+  const Problem& problem = params.problem;
+  s.visible.find(problem, i);
+  load_heads(problem.dtype, problem.q, i, first, heads, problem.d_qk, s.q);
+  s.sum.setZero();
+  s.maximum.setConstant(-kInfinity);
+  s.denominator.setZero();
+  for (Index begin = 0; begin < s.visible.count; begin += kBlock) {
+    const Index count = std::min(kBlock, s.visible.count - begin);
+    gather_rows(problem, s.visible.row.data() + begin, count, s.rows);
+    accumulate_block(problem, heads, count, s);
+  }
+  for (Index h = 0; h < heads; ++h) finish_head(params, i, first + h, h, s);
+}
+
+// Heads of one work item: all of them, fewer where there are more threads than queries.
+std::int64_t heads_per_item(const Problem& problem, int workers) {
+  constexpr std::int64_t kFewest = 8;  // below that the gathered rows cost more than they serve
+  const std::int64_t groups = (workers + problem.s_q - 1) / problem.s_q;
+  return std::clamp((problem.h_q + groups - 1) / groups, std::min(kFewest, problem.h_q),
+                    problem.h_q);
+}
+
+}  // namespace
+
+void forward_cpu(const ForwardParams& params, const Executor& executor) {
+  const Problem& problem = params.problem;
+  const std::int64_t heads = heads_per_item(problem, executor.workers());
+  const std::int64_t groups = (problem.h_q + heads - 1) / heads;
+  std::vector<Scratch> scratch(static_cast<std::size_t>(executor.workers()),
+                               Scratch(problem, heads));
+  executor.for_each_range(
+      problem.s_q * groups, 1, [&](std::int64_t item, std::int64_t, int worker) {
+        const std::int64_t first = item % groups * heads;
+        forward_query(params, item / groups, first, std::min(heads, problem.h_q - first),
+                      scratch[static_cast<std::size_t>(worker)]);
+      });
+}
+
+}  // namespace winnow::sparse_mla

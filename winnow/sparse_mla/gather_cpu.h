@@ -1,0 +1,65 @@
+// What the CPU kernels of the three operations share: finding a query's visible entries and
+// bringing its queries and cache rows into f32 matrices. Internal.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <Eigen/Core>
+
+#include "winnow/cpu/convert.h"
+#include "winnow/sparse_mla/problem.h"
+
+namespace winnow::sparse_mla {
+
+using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using Vector = Eigen::VectorXf;
+using Index = Eigen::Index;
+
+inline constexpr Index kValueColumns = 512;
+
+// Cache rows that are worked on at once: with 576 floats each they stay in a 1 MiB L2 cache beside
+// the logits.
+inline constexpr Index kBlock = 192;
+
+// The visible entries of one query, in the order of `indices`.
+struct VisibleEntries {
+  std::vector<std::int32_t> row;    // the cache row
+  std::vector<std::int32_t> entry;  // its place among the topk entries
+  Index count = 0;
+
+  explicit VisibleEntries(const Problem& problem)
+      : row(static_cast<std::size_t>(problem.topk)),
+        entry(static_cast<std::size_t>(problem.topk)) {}
+
+  void find(const Problem& problem, std::int64_t i) {
+    const std::int32_t* indices = problem.indices.data + problem.indices.offset(i);
+    const std::int64_t entries = problem.entries(i);
+    const std::int64_t rows = problem.visible_rows(i);
+    count = 0;
+    for (std::int64_t j = 0; j < entries; ++j) {
+      if (indices[j] < 0 || indices[j] >= rows) continue;
+      row[static_cast<std::size_t>(count)] = indices[j];
+      entry[static_cast<std::size_t>(count)] = static_cast<std::int32_t>(j);
+      ++count;
+    }
+  }
+};
+
+// to[r, :] = kv[row[r], :] for r < count.
+inline void gather_rows(const Problem& problem, const std::int32_t* row, Index count, Matrix& to) {
+  for (Index r = 0; r < count; ++r) {
+    load_f32(problem.dtype, problem.kv.data, problem.kv.offset(row[r]), problem.d_qk,
+             to.row(r).data());
+  }
+}
+
+// to[h, :] = from[i, first + h, :] for h < count.
+inline void load_heads(DType dtype, const Rows<const void*>& from, std::int64_t i,
+                       std::int64_t first, std::int64_t count, std::int64_t columns, Matrix& to) {
+  for (std::int64_t h = 0; h < count; ++h) {
+    load_f32(dtype, from.data, from.offset(i, first + h), columns, to.row(h).data());
+  }
+}
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,74 @@
+// What the three sparse MLA operations share below the door: the plain description of their common
+// inputs, and the checks that make one. Internal.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+#include "winnow/core/check.h"
+#include "winnow/core/dtype.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::sparse_mla {
+
+// A 3-dimensional tensor whose last dimension is contiguous. Strides count elements.
+template <class Pointer>
+struct Rows {
+  Pointer data = nullptr;
+  std::int64_t stride0 = 0;
+  std::int64_t stride1 = 0;
+  std::int64_t offset(std::int64_t i0, std::int64_t i1 = 0) const {
+    return i0 * stride0 + i1 * stride1;
+  }
+};
+
+// Queries, cache and the choice of rows: the inputs of forward, distribution and backward.
+struct Problem {
+  DType dtype = DType::f32;
+  std::int64_t s_q = 0, h_q = 0, s_kv = 0, d_qk = 0, topk = 0;
+  float scale = 0;
+  Rows<const void*> q;                    // [s_q, h_q, d_qk]
+  Rows<const void*> kv;                   // [s_kv, d_qk]
+  Rows<const std::int32_t*> indices;      // [s_q, topk]
+  Rows<const std::int32_t*> topk_length;  // [s_q]; null: every entry counts
+  bool causal = false;                    // q_start and k_stride are in force
+  std::int64_t q_start = 0;
+  std::int64_t k_stride = 1;
+
+  // Entries of query i that count.
+  std::int64_t entries(std::int64_t i) const {
+    if (topk_length.data == nullptr) return topk;
+    return std::clamp<std::int64_t>(topk_length.data[topk_length.offset(i)], 0, topk);
+  }
+
+  // Rows t < visible_rows(i) of the cache may be seen by query i.
+  std::int64_t visible_rows(std::int64_t i) const {
+    if (!causal) return s_kv;
+    const std::int64_t tokens = q_start + i + 1;  // at or before the query
+    // Row t is visible if (t + 1) * k_stride <= tokens; division truncates, so no negative numbers.
+    return tokens < k_stride ? 0 : std::min(s_kv, tokens / k_stride);
+  }
+};
+
+template <class Pointer, class View>
+Rows<Pointer> rows_of(const View& view, int dim0, int dim1 = -1) {
+  if (!view.present()) return {};
+  return {static_cast<Pointer>(view.data()), view.stride(dim0), dim1 < 0 ? 0 : view.stride(dim1)};
+}
+
+// Checks the arguments that the three operations have in common; throws Error naming the one at
+// fault.
+Problem check_problem(const Check& check, const ConstTensorView& q, const ConstTensorView& kv,
+                      const ConstTensorView& indices, const ConstTensorView& topk_length,
+                      std::optional<double> scale, std::optional<std::int64_t> q_start,
+                      std::int64_t k_stride);
+
+// The same from the argument struct of any of the three.
+template <class Args>
+Problem check_problem(const Check& check, const Args& args) {
+  return check_problem(check, args.q, args.kv, args.indices, args.topk_length, args.scale,
+                       args.q_start, args.k_stride);
+}
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,77 @@
+// What an operation shows to the tests and to the command line: its case table and its benchmarks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/device.h"
+
+namespace winnow::testing {
+
+// Where a case or a benchmark runs.
+struct Target {
+  DeviceType device = DeviceType::cpu;
+  RunOptions options;  // may force a backend
+};
+
+// One tensor (or property) of one case against the oracle.
+struct Comparison {
+  std::string what;  // "lse", "dkv", "row sums"
+  double error = 0;  // in the units of the tolerance
+  double tolerance = 0;
+  bool passed = false;
+  std::string detail;  // the worst element, or what else went wrong; may be empty
+};
+
+struct CaseOutcome {
+  Backend backend = Backend::cpu;  // the one that ran
+  std::vector<Comparison> comparisons;
+  bool passed() const {
+    for (const Comparison& comparison : comparisons) {
+      if (!comparison.passed) return false;
+    }
+    return !comparisons.empty();
+  }
+};
+
+// A row of the case table. Names are unique within the operation and need no quoting in a shell.
+struct Case {
+  std::string name;   // "bf16-h64-k512-causal"
+  std::string shape;  // "s_q 8, h_q 64, s_kv 300, d_qk 576, topk 512"
+  std::function<CaseOutcome(const Target&)> run;
+};
+
+// What a benchmark is compared with, measured in the same run with the same threads.
+struct Ceiling {
+  enum class Kind { none, matmul, copy } kind = Kind::none;
+  std::int64_t m = 0, n = 0, k = 0;  // matmul: c[m, n] = a[m, k] * b[k, n] in f32
+  std::int64_t bytes = 0;            // copy: bytes that are read once and written once
+};
+
+struct Benchmark {
+  std::string name;   // "f32-h64-k512"
+  std::string shape;  // as in Case
+  double flops = 0;   // useful FLOPs of one run; 0 where bytes are what counts
+  double bytes = 0;   // useful bytes of one run
+  Ceiling ceiling;
+  std::optional<double> target;  // least ratio of the ceiling that the project promises, 0 to 1
+  bool slow = false;             // left out unless asked for by name or with --all
+  // Allocates inputs and returns what is timed; the returned function owns what it needs.
+  std::function<std::function<void()>(const Target&)> prepare;
+};
+
+struct Operation {
+  std::string name;     // "sparse_mla::forward"
+  std::string summary;  // one line for listings
+  std::vector<Case> cases;
+  std::vector<Benchmark> benchmarks;
+};
+
+// Every operation of the library, in the order of the support table.
+const std::vector<Operation>& operations();
+
+}  // namespace winnow::testing

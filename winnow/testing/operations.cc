@@ -1,0 +1,21 @@
+// The list of operations. Each room gives its own entry.
+#include "winnow/testing/operation.h"
+
+namespace winnow::sparse_mla {
+testing::Operation forward_operation();
+testing::Operation distribution_operation();
+testing::Operation backward_operation();
+}  // namespace winnow::sparse_mla
+
+namespace winnow::testing {
+
+const std::vector<Operation>& operations() {
+  static const std::vector<Operation> list = {
+      sparse_mla::forward_operation(),
+      sparse_mla::distribution_operation(),
+      sparse_mla::backward_operation(),
+  };
+  return list;
+}
+
+}  // namespace winnow::testing
