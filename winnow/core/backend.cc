@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/core/route.h"
 
@@ -11,8 +12,41 @@ namespace {
 
 constexpr std::array kPriority = {Backend::sm90, Backend::cuda, Backend::cpu};
 
+bool can_run(Backend backend, const Gpu& gpu) {
+  if (backend == Backend::sm90) return gpu.compute_major == 9 && gpu.compute_minor == 0;
+  return gpu.compute_major >= 8;
+}
+
+std::string describe(const Gpu& gpu) {
+  return to_string(Device{DeviceType::cuda, gpu.index}) + " is " + gpu.name +
+         " of compute capability " + std::to_string(gpu.compute_major) + "." +
+         std::to_string(gpu.compute_minor);
+}
+
+BackendStatus gpu_status(Backend backend, std::string description) {
+  BackendStatus status{backend, std::move(description), false, ""};
+  if (!built_with_cuda() || backend == Backend::cuda) {  // no operation has portable kernels yet
+    status.reason = "this build has no kernels for it";
+  } else if (gpus().gpus.empty()) {
+    status.reason = gpus().reason;
+  } else {
+    for (const Gpu& gpu : gpus().gpus) {
+      status.supported = status.supported || can_run(backend, gpu);
+      status.reason += (status.reason.empty() ? "" : ", ") + describe(gpu);
+    }
+  }
+  status.reason = status.supported ? "" : status.reason + "; the cpu backend works";
+  return status;
+}
+
 bool serves(Backend backend, Device device) {
-  return (backend == Backend::cpu) == (device.type == DeviceType::cpu);
+  if (backend == Backend::cpu || device.type == DeviceType::cpu) {
+    return (backend == Backend::cpu) == (device.type == DeviceType::cpu);
+  }
+  for (const Gpu& gpu : gpus().gpus) {
+    if (gpu.index == device.index) return can_run(backend, gpu);
+  }
+  return gpus().gpus.empty();  // then the status of the backend gives the reason
 }
 
 std::string names(std::span<const Backend> backends) {
@@ -53,15 +87,11 @@ Backend backend_from_string(std::string_view name) {
 }
 
 std::span<const BackendStatus> backends() {
-  static const std::array<BackendStatus, kPriority.size()> list = [] {
-    const std::string no_kernels = "this build has no CUDA kernels; the cpu backend works";
-    return std::array<BackendStatus, kPriority.size()>{{
-        {Backend::sm90, "CUDA kernels for Hopper (compute capability 9.0)", false, no_kernels},
-        {Backend::cuda, "portable CUDA kernels (compute capability 8.0 and newer)", false,
-         no_kernels},
-        {Backend::cpu, "every operation, on any processor", true, ""},
-    }};
-  }();
+  static const std::array<BackendStatus, kPriority.size()> list = {{
+      gpu_status(Backend::sm90, "CUDA kernels for Hopper (compute capability 9.0)"),
+      gpu_status(Backend::cuda, "portable CUDA kernels (compute capability 8.0 and newer)"),
+      {Backend::cpu, "every operation, on any processor", true, ""},
+  }};
   return list;
 }
 

@@ -49,4 +49,7 @@ class WINNOW_EXPORT ThreadExecutor final : public Executor {
   int workers_;
 };
 
+// What runs the loops: "OpenMP 4.5" or "plain threads".
+WINNOW_EXPORT const char* parallel_runtime();
+
 }  // namespace winnow

@@ -64,6 +64,14 @@ void set_num_threads(int count) {
   g_num_threads = count;
 }
 
+const char* parallel_runtime() {
+#ifdef _OPENMP
+  return _OPENMP >= 201811 ? "OpenMP 5.0 or newer" : "OpenMP 4.5";
+#else
+  return "plain threads";
+#endif
+}
+
 ThreadExecutor::ThreadExecutor() : workers_(num_threads()) {}
 
 void ThreadExecutor::run(std::int64_t count, std::int64_t grain, RangeFunction function,

@@ -1,14 +1,13 @@
 #include "winnow/core/tensor.h"
 
+#include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
+#include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 
 namespace winnow {
 namespace {
-
-constexpr std::size_t kAlignment = 64;
 
 std::string list(std::span<const std::int64_t> values) {
   std::string text = "[";
@@ -52,13 +51,14 @@ TensorLayout TensorLayout::make(DType dtype, std::span<const std::int64_t> shape
     fail("strides", "one per dimension of shape " + list(shape), list(strides));
   }
   TensorLayout layout{dtype, device, static_cast<int>(shape.size()), {}, {}};
-  // The sum of |stride| * (size - 1) bounds every offset from both sides.
+  // The sum of |stride| * (size - 1) bounds every offset from both sides; an empty tensor has none.
+  const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
   std::int64_t reach = 0;
   for (std::size_t d = 0; d < shape.size(); ++d) {
     layout.shape[d] = shape[d];
     layout.strides[d] = strides[d];
     std::int64_t span = 0;
-    if (shape[d] > 1 &&
+    if (!empty && shape[d] > 1 &&
         (__builtin_mul_overflow(strides[d], shape[d] - 1, &span) || span == INT64_MIN ||
          __builtin_add_overflow(reach, std::abs(span), &reach))) {
       fail("strides", "offsets that fit 63 bits", list(strides) + " for shape " + list(shape));
@@ -114,15 +114,11 @@ void TensorLayout::check_host_access(DType wanted) const {
   if (device.type != DeviceType::cpu) fail("device", "cpu", to_string(device));
 }
 
-}  // namespace detail
-
-template <class Void>
-void BasicTensorView<Void>::detail_check_data(bool missing) {
-  if (missing) fail("data", "a pointer", "null");
+void TensorLayout::check_data(const void* data) const {
+  if (data == nullptr && numel() != 0) fail("data", "a pointer", "null");
 }
 
-template class BasicTensorView<void>;
-template class BasicTensorView<const void>;
+}  // namespace detail
 
 std::string to_string(const ConstTensorView& view) {
   if (!view.present()) return "no tensor";
@@ -133,29 +129,20 @@ std::string to_string(const ConstTensorView& view) {
   return text;
 }
 
-Tensor::Tensor(DType dtype, std::span<const std::int64_t> shape) {
-  const auto layout = detail::TensorLayout::make_dense(dtype, shape, Device{});
+Tensor::Tensor(DType dtype, std::span<const std::int64_t> shape, Device device) {
+  const auto layout = detail::TensorLayout::make_dense(dtype, shape, device);
   const auto bytes = static_cast<std::size_t>(layout.numel() * size_of(dtype));
-  // aligned_alloc wants a multiple of the alignment; never zero, so that null means failure.
-  const std::size_t rounded =
-      std::max(bytes + kAlignment - 1, kAlignment) / kAlignment * kAlignment;
-  memory_.reset(std::aligned_alloc(kAlignment, rounded));
-  if (memory_ == nullptr) {
-    throw Error(
-        ErrorCode::resource, "Tensor",
-        std::to_string(rounded) + " bytes of memory could not be had for shape " + list(shape));
-  }
-  std::memset(memory_.get(), 0, rounded);
-  view_ = TensorView(memory_.get(), dtype, shape);
+  memory_ = std::unique_ptr<void, Free>(allocate_on(device, bytes), Free{device});
+  fill_zero(device, memory_.get(), bytes);
+  view_ = TensorView(memory_.get(), dtype, shape, device);
 }
 
-void Tensor::Free::operator()(void* memory) const { std::free(memory); }
+void Tensor::Free::operator()(void* memory) const { free_on(device, memory); }
 
-Tensor Tensor::clone() const {
-  Tensor copy(dtype(), view_.shape());
-  if (numel() != 0) {
-    std::memcpy(copy.data(), data(), static_cast<std::size_t>(numel() * size_of(dtype())));
-  }
+Tensor Tensor::to(Device device) const {
+  Tensor copy(dtype(), view_.shape(), device);
+  copy_between(copy.data(), device, data(), this->device(),
+               static_cast<std::size_t>(numel() * size_of(dtype())));
   return copy;
 }
 

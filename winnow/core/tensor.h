@@ -37,6 +37,8 @@ struct TensorLayout {
   WINNOW_EXPORT TensorLayout sliced(int dim, std::int64_t begin, std::int64_t end) const;
   WINNOW_EXPORT TensorLayout transposed(int dim_a, int dim_b) const;
   WINNOW_EXPORT void check_host_access(DType wanted) const;
+  // Throws Error if there are elements but no data.
+  WINNOW_EXPORT void check_data(const void* data) const;
   std::int64_t numel() const {
     std::int64_t product = 1;
     for (int d = 0; d < rank; ++d) product *= shape[d];
@@ -129,8 +131,7 @@ class BasicTensorView {
     using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
     return static_cast<Byte*>(data_) + elements * size_of(layout_.dtype);
   }
-  void check_data() const { detail_check_data(data_ == nullptr && layout_.numel() != 0); }
-  WINNOW_EXPORT static void detail_check_data(bool missing);
+  void check_data() const { layout_.check_data(data_); }
 
   Void* data_ = nullptr;
   bool present_ = false;
@@ -140,35 +141,35 @@ class BasicTensorView {
 using TensorView = BasicTensorView<void>;
 using ConstTensorView = BasicTensorView<const void>;
 
-extern template class BasicTensorView<void>;
-extern template class BasicTensorView<const void>;
-
 // "f32 [4, 64, 512] on cpu", with the strides where they are not dense.
 WINNOW_EXPORT std::string to_string(const ConstTensorView& view);
 
-// A dense row-major tensor in host memory, aligned to 64 bytes and zero-filled, for programs that
-// have no tensor type of their own. Moves, does not copy; clone() copies.
+// A dense row-major tensor of its own memory, aligned to 64 bytes and zero-filled, for programs
+// that have no tensor type of their own. Moves, does not copy; clone() and to() copy.
 class WINNOW_EXPORT Tensor {
  public:
   Tensor() = default;
-  // Errors (winnow::Error): as for views; memory that cannot be had.
-  Tensor(DType dtype, std::span<const std::int64_t> shape);
-  Tensor(DType dtype, std::initializer_list<std::int64_t> shape)
-      : Tensor(dtype, std::span(shape.begin(), shape.size())) {}
+  // Errors (winnow::Error): as for views; memory or a device that cannot be had.
+  Tensor(DType dtype, std::span<const std::int64_t> shape, Device device = {});
+  Tensor(DType dtype, std::initializer_list<std::int64_t> shape, Device device = {})
+      : Tensor(dtype, std::span(shape.begin(), shape.size()), device) {}
 
-  Tensor clone() const;
+  // A copy on `device`; returns when it is complete. Waits for the work queued on that device.
+  Tensor to(Device device) const;
+  Tensor clone() const { return to(device()); }
   TensorView view() { return view_; }
   ConstTensorView view() const { return view_; }
   operator TensorView() { return view_; }             // NOLINT: implicit on purpose
   operator ConstTensorView() const { return view_; }  // NOLINT: implicit on purpose
 
   DType dtype() const { return view_.dtype(); }
+  Device device() const { return view_.device(); }
   std::int64_t size(int dim) const { return view_.size(dim); }
   std::int64_t numel() const { return view_.numel(); }
   void* data() { return view_.data(); }
   const void* data() const { return view_.data(); }
 
-  // All elements in row-major order. Errors: T is not the dtype.
+  // All elements in row-major order. Errors: T is not the dtype, the memory is on a GPU.
   template <class T>
   std::span<T> values() {
     view_.layout().check_host_access(dtype_of<T>);
@@ -182,6 +183,7 @@ class WINNOW_EXPORT Tensor {
 
  private:
   struct Free {
+    Device device;
     void operator()(void* memory) const;
   };
   std::unique_ptr<void, Free> memory_;

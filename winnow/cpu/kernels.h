@@ -20,15 +20,25 @@ struct DistributionParams;
 struct BackwardParams;
 }  // namespace sparse_mla
 
+namespace paged_xl {
+struct AttentionParams;
+struct AppendParams;
+struct PositionTermParams;
+}  // namespace paged_xl
+
 // The entry points of one module. A module is a shared object of its own that shows nothing but
 // its table, so that no inline function built for one instruction set serves another.
 struct CpuKernels {
   const char* name;          // "x86_64_v3"
   const char* instructions;  // what the compiler was allowed to use, told by its own macros
+  const char* libraries;     // "Eigen 3.4.0"
 
   void (*sparse_mla_forward)(const sparse_mla::ForwardParams&, const Executor&);
   void (*sparse_mla_distribution)(const sparse_mla::DistributionParams&, const Executor&);
   void (*sparse_mla_backward)(const sparse_mla::BackwardParams&, const Executor&);
+  void (*paged_xl_attention)(const paged_xl::AttentionParams&, const Executor&);
+  void (*paged_xl_append)(const paged_xl::AppendParams&, const Executor&);
+  void (*paged_xl_position_term)(const paged_xl::PositionTermParams&, const Executor&);
 
   // The ceiling of benchmarks: c[m, n] = a[m, k] * b[k, n], dense row-major f32, one call of the
   // matrix library per block of rows.

@@ -2,6 +2,9 @@
 #include <Eigen/Core>
 
 #include "winnow/cpu/kernels.h"
+#include "winnow/paged_xl/attention/attention_impl.h"
+#include "winnow/paged_xl/cache/append_impl.h"
+#include "winnow/paged_xl/position_term/position_term_impl.h"
 #include "winnow/sparse_mla/backward/backward_impl.h"
 #include "winnow/sparse_mla/distribution/distribution_impl.h"
 #include "winnow/sparse_mla/forward/forward_impl.h"
@@ -41,9 +44,14 @@ constexpr const char* kInstructions =
 constexpr CpuKernels kKernels = {
     .name = WINNOW_STRINGIFY(WINNOW_CPU_MODULE),
     .instructions = kInstructions,
+    .libraries = "Eigen " WINNOW_STRINGIFY(EIGEN_WORLD_VERSION) "." WINNOW_STRINGIFY(
+        EIGEN_MAJOR_VERSION) "." WINNOW_STRINGIFY(EIGEN_MINOR_VERSION),
     .sparse_mla_forward = sparse_mla::forward_cpu,
     .sparse_mla_distribution = sparse_mla::distribution_cpu,
     .sparse_mla_backward = sparse_mla::backward_cpu,
+    .paged_xl_attention = paged_xl::attention_cpu,
+    .paged_xl_append = paged_xl::append_cpu,
+    .paged_xl_position_term = paged_xl::position_term_cpu,
     .matmul = matmul,
 };
 

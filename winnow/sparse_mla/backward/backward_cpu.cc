@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "winnow/sparse_mla/backward/backward_impl.h"
@@ -58,6 +59,12 @@ struct Tile {
   }
 };
 
+// log(exp(a) + exp(b)); NaN if either is.
+float log_add_exp(float a, float b) {
+  if (a == b) return a + std::log(2.0f);  // also where both are infinite
+  return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b)));
+}
+
 bool infinite_sink(const BackwardParams& params, Index h) {
   return params.attn_sink.data != nullptr &&
          params.attn_sink.data[params.attn_sink.offset(h)] == kInfinity;
@@ -69,14 +76,13 @@ void load_query(const BackwardParams& params, std::int64_t i, Scratch& s) {
   load_heads(problem.dtype, problem.q, i, 0, problem.h_q, problem.d_qk, s.q);
   load_heads(problem.dtype, params.d_out, i, 0, problem.h_q, kValueColumns, s.d_out);
   for (Index h = 0; h < problem.h_q; ++h) {
+    if (infinite_sink(params, h)) {  // gives exactly nothing, whatever its values are
+      s.q.row(h).setZero();
+      s.d_out.row(h).setZero();
+    }
     s.lse[h] = params.lse.data[params.lse.offset(i) + h];
     if (params.attn_sink.data != nullptr) {
-      const float sink = params.attn_sink.data[params.attn_sink.offset(h)];
-      const float larger = std::max(s.lse[h], sink), smaller = std::min(s.lse[h], sink);
-      if (std::abs(larger) != kInfinity)
-        s.lse[h] = larger + std::log1p(std::exp(smaller - larger));
-      else
-        s.lse[h] = larger;
+      s.lse[h] = log_add_exp(s.lse[h], params.attn_sink.data[params.attn_sink.offset(h)]);
     }
     if (params.delta.data != nullptr) {
       s.delta[h] = params.delta.data[params.delta.offset(i) + h];
@@ -174,19 +180,10 @@ void reduce_tile(const Problem& problem, const Tile& tile, std::int64_t queries,
   });
 }
 
-}  // namespace
-
-void backward_cpu(const BackwardParams& params, const Executor& executor) {
+// Takes all queries into dq, dkv and d_sink, a tile at a time.
+void add_queries(const BackwardParams& params, Tile& tile, std::vector<Scratch>& scratch,
+                 const Accumulator& dkv, Eigen::VectorXd& d_sink, const Executor& executor) {
   const Problem& problem = params.problem;
-  const Accumulator dkv(params);
-  Tile tile(problem, executor.workers());
-  std::vector<Scratch> scratch(static_cast<std::size_t>(executor.workers()), Scratch(problem));
-  Eigen::VectorXd d_sink = Eigen::VectorXd::Zero(problem.h_q);
-  constexpr std::int64_t kRowGrain = 256;
-
-  executor.for_each_range(problem.s_kv, kRowGrain, [&](std::int64_t t, std::int64_t end, int) {
-    for (; t < end; ++t) dkv.row(t, problem.d_qk).setZero();
-  });
   for (std::int64_t first = 0; first < problem.s_q; first += tile.queries) {
     const std::int64_t queries = std::min(tile.queries, problem.s_q - first);
     executor.for_each_range(queries, 1, [&](std::int64_t slot, std::int64_t, int worker) {
@@ -199,6 +196,28 @@ void backward_cpu(const BackwardParams& params, const Executor& executor) {
       }
     }
   }
+}
+
+}  // namespace
+
+void backward_cpu(const BackwardParams& params, const Executor& executor) {
+  const Problem& problem = params.problem;
+  // All memory is had before anything is written.
+  const bool queries = problem.s_q > 0 && problem.h_q > 0;
+  const Accumulator dkv(params);
+  Eigen::VectorXd d_sink = Eigen::VectorXd::Zero(params.d_sink.data != nullptr ? problem.h_q : 0);
+  std::optional<Tile> tile;
+  std::vector<Scratch> scratch;
+  if (queries) {
+    tile.emplace(problem, executor.workers());
+    scratch.assign(static_cast<std::size_t>(executor.workers()), Scratch(problem));
+  }
+  constexpr std::int64_t kRowGrain = 256;
+
+  executor.for_each_range(problem.s_kv, kRowGrain, [&](std::int64_t t, std::int64_t end, int) {
+    for (; t < end; ++t) dkv.row(t, problem.d_qk).setZero();
+  });
+  if (queries) add_queries(params, *tile, scratch, dkv, d_sink, executor);
   if (params.dkv_dtype != DType::f32) {
     executor.for_each_range(problem.s_kv, kRowGrain, [&](std::int64_t t, std::int64_t end, int) {
       for (; t < end; ++t) {
@@ -207,10 +226,8 @@ void backward_cpu(const BackwardParams& params, const Executor& executor) {
       }
     });
   }
-  if (params.d_sink.data != nullptr) {
-    for (Index h = 0; h < problem.h_q; ++h) {
-      params.d_sink.data[params.d_sink.offset(h)] = static_cast<float>(d_sink[h]);
-    }
+  for (Index h = 0; h < d_sink.size(); ++h) {
+    params.d_sink.data[params.d_sink.offset(h)] = static_cast<float>(d_sink[h]);
   }
 }
 

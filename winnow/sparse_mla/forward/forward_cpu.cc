@@ -43,10 +43,12 @@ void accumulate_block(const Problem& problem, Index heads, Index count, Scratch&
     const float before = s.maximum[h];
     const float block = weight.maxCoeff<Eigen::PropagateNaN>();
     const float maximum = std::isnan(before) || before > block ? before : block;  // NaN stays
-    // All logits -inf: shifting by 0 keeps their weights at 0 instead of NaN.
-    const float shift = maximum == -kInfinity ? 0.0f : maximum;
-    const float rescale = std::exp(before - shift);
-    weight = (weight - shift).exp();
+    if (maximum == -kInfinity) {  // all logits so far are -inf: nothing to weigh
+      weight.setZero();
+      continue;
+    }
+    const float rescale = std::exp(before - maximum);
+    weight = (weight - maximum).exp();
     s.denominator[h] = s.denominator[h] * rescale + weight.sum();
     if (rescale != 1.0f) s.sum.row(h) *= rescale;
     s.maximum[h] = maximum;

@@ -1,0 +1,50 @@
+# The CUDA side of the build: found where nvcc is, compiled even where no GPU is present.
+#   WINNOW_CUDA=AUTO  kernels if nvcc is there;  ON  required;  OFF  CPU only
+set(WINNOW_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON or OFF")
+set(WINNOW_CUTLASS_DIR "" CACHE PATH
+    "Folder with cute/ and cutlass/ headers (default: what tools/setup cuda puts into .deps)")
+
+set(WINNOW_WITH_CUDA OFF)
+if(NOT WINNOW_CUDA STREQUAL "OFF" AND NOT WINNOW_SANITIZE)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES OFF)  # every target names its own
+    endif()
+    enable_language(CUDA)
+    if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know CUDA C++20
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
+    find_package(CUDAToolkit 12.8 REQUIRED)
+    find_path(WINNOW_CUTLASS_INCLUDE cute/tensor.hpp
+      PATHS ${WINNOW_CUTLASS_DIR} ${PROJECT_SOURCE_DIR}/.deps/cutlass/include NO_DEFAULT_PATH)
+    if(WINNOW_CUTLASS_INCLUDE)
+      set(WINNOW_WITH_CUDA ON)
+    elseif(WINNOW_CUDA STREQUAL "ON")
+      message(FATAL_ERROR "The CUTLASS headers are missing: run `tools/setup cuda` or set "
+                          "WINNOW_CUTLASS_DIR")
+    else()
+      message(STATUS "No CUDA kernels: the CUTLASS headers are missing (tools/setup cuda)")
+    endif()
+  elseif(WINNOW_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "WINNOW_CUDA is ON but no nvcc was found")
+  else()
+    message(STATUS "No CUDA kernels: no nvcc was found")
+  endif()
+endif()
+
+# Kernels for one architecture: winnow_kernels(winnow_sm90 90a-real a.cu b.cu)
+function(winnow_kernels target architecture)
+  add_library(${target} OBJECT ${ARGN})
+  set_target_properties(${target} PROPERTIES
+    CUDA_ARCHITECTURES ${architecture} CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
+    POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}
+                             ${PROJECT_BINARY_DIR}/generated)
+  target_include_directories(${target} SYSTEM PRIVATE ${WINNOW_CUTLASS_INCLUDE})
+  # NDEBUG in every build type: an assert's call makes ptxas serialise wgmma.
+  target_compile_options(${target} PRIVATE -DNDEBUG --expt-relaxed-constexpr -Xptxas=-v
+    -Werror=all-warnings -Xcompiler=-Wall,-Wextra -lineinfo)
+endfunction()

@@ -1,0 +1,22 @@
+# Builds an example against the installed package, as a user would, and runs it.
+#   cmake -DEXAMPLE=folder -DBUILD=folder -DPREFIX=folder -DCXX=compiler -DEXPECT=regex -P this
+foreach(step IN ITEMS configure build run)
+  if(step STREQUAL "configure")
+    set(command ${CMAKE_COMMAND} -S ${EXAMPLE} -B ${BUILD} -G Ninja -DCMAKE_PREFIX_PATH=${PREFIX}
+        -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_CXX_FLAGS=${CXX_FLAGS} -DCMAKE_BUILD_TYPE=Release)
+  elseif(step STREQUAL "build")
+    set(command ${CMAKE_COMMAND} --build ${BUILD})
+  else()
+    get_filename_component(name ${EXAMPLE} NAME)
+    set(command ${BUILD}/${name} ${ARGUMENTS})
+  endif()
+  execute_process(COMMAND ${command} OUTPUT_VARIABLE output ERROR_VARIABLE output
+                  RESULT_VARIABLE result)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "${step} of ${EXAMPLE} ended with ${result}:\n${output}")
+  endif()
+endforeach()
+message("${output}")
+if(NOT output MATCHES "${EXPECT}")
+  message(FATAL_ERROR "the output does not match: ${EXPECT}")
+endif()

@@ -1,0 +1,26 @@
+// Memory on any device, for programs and tests: what an owning Tensor stands on. Internal.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "winnow/core/device.h"
+#include "winnow/core/export.h"
+#include "winnow/core/stream.h"
+
+namespace winnow {
+
+// True if this build has CUDA kernels.
+WINNOW_EXPORT bool built_with_cuda();
+
+// All of these throw Error (resource or unsupported) naming the device.
+WINNOW_EXPORT void* allocate_on(Device device, std::size_t bytes);  // aligned to 64 bytes or more
+WINNOW_EXPORT void free_on(Device device, void* memory) noexcept;
+// Copies between any two devices and returns when it is done.
+WINNOW_EXPORT void copy_between(void* to, Device to_device, const void* from, Device from_device,
+                                std::size_t bytes);
+WINNOW_EXPORT void fill_zero(Device device, void* memory, std::size_t bytes);
+// Waits for all work queued on the stream; throws what a kernel left behind.
+WINNOW_EXPORT void synchronize(Device device, Stream stream = {});
+
+}  // namespace winnow
