@@ -7,13 +7,19 @@ testing::Operation distribution_operation();
 testing::Operation backward_operation();
 }  // namespace winnow::sparse_mla
 
+namespace winnow::paged_xl {
+testing::Operation attention_operation();
+testing::Operation append_operation();
+testing::Operation position_term_operation();
+}  // namespace winnow::paged_xl
+
 namespace winnow::testing {
 
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> list = {
-      sparse_mla::forward_operation(),
-      sparse_mla::distribution_operation(),
-      sparse_mla::backward_operation(),
+      sparse_mla::forward_operation(),  sparse_mla::distribution_operation(),
+      sparse_mla::backward_operation(), paged_xl::attention_operation(),
+      paged_xl::append_operation(),     paged_xl::position_term_operation(),
   };
   return list;
 }

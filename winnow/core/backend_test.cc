@@ -1,0 +1,103 @@
+// The list of backends and how a call chooses one.
+#include "winnow/core/backend.h"
+
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+
+#include "winnow/core/route.h"
+#include "winnow/testing/expect.h"
+
+namespace winnow {
+namespace {
+
+constexpr Backend kCpuOnly[] = {Backend::cpu};
+constexpr Backend kAll[] = {Backend::sm90, Backend::cuda, Backend::cpu};
+
+class BackendTest : public ::testing::Test {
+ protected:
+  void SetUp() override { unsetenv("WINNOW_BACKEND"); }
+  void TearDown() override { unsetenv("WINNOW_BACKEND"); }
+};
+
+TEST_F(BackendTest, NamesGoBothWays) {
+  for (const Backend backend : kAll) EXPECT_EQ(backend_from_string(to_string(backend)), backend);
+  testing::expect_error([] { backend_from_string("hopper"); }, ErrorCode::invalid_argument,
+                        "backend_from_string: name: want one of sm90, cuda, cpu, got \"hopper\"");
+  testing::expect_error([] { backend_from_string("CPU"); }, ErrorCode::invalid_argument,
+                        "backend_from_string: name: want one of sm90, cuda, cpu, got \"CPU\"");
+}
+
+TEST_F(BackendTest, ListIsInOrderOfPriorityAndHonest) {
+  const auto list = backends();
+  ASSERT_EQ(list.size(), 3u);
+  for (std::size_t n = 0; n < 3; ++n) {
+    EXPECT_EQ(to_string(list[n].backend), to_string(kAll[n]));
+    EXPECT_FALSE(list[n].description.empty());
+    EXPECT_EQ(list[n].supported, list[n].reason.empty()) << to_string(list[n].backend);
+  }
+  EXPECT_TRUE(list[2].supported);
+  if (gpus().gpus.empty()) {
+    EXPECT_FALSE(gpus().reason.empty());
+    EXPECT_FALSE(list[0].supported);
+    EXPECT_FALSE(list[1].supported);
+  }
+}
+
+TEST_F(BackendTest, TensorsOnTheHostGoToTheCpu) {
+  EXPECT_EQ(choose_backend("op", {}, {}, kCpuOnly), Backend::cpu);
+  EXPECT_EQ(choose_backend("op", {}, {}, kAll), Backend::cpu);
+  EXPECT_EQ(choose_backend("op", {}, testing::forced(Backend::cpu), kAll), Backend::cpu);
+}
+
+TEST_F(BackendTest, ForcedBackendWithoutTheOperation) {
+  testing::expect_error([] { choose_backend("op", {}, testing::forced(Backend::sm90), kCpuOnly); },
+                        ErrorCode::unsupported,
+                        "op: backend: want one that has this operation (cpu), got sm90");
+}
+
+TEST_F(BackendTest, ForcedBackendThatCannotServeTheTensors) {
+  testing::expect_error([] { choose_backend("op", {}, testing::forced(Backend::sm90), kAll); },
+                        ErrorCode::invalid_argument,
+                        "op: backend: want one that serves tensors on cpu, got sm90");
+  testing::expect_error(
+      [] { choose_backend("op", {DeviceType::cuda, 0}, testing::forced(Backend::cpu), kAll); },
+      ErrorCode::invalid_argument, "op: backend: want one that serves tensors on cuda:0, got cpu");
+}
+
+TEST_F(BackendTest, GpuTensorsNeverFallBackToTheCpu) {
+  const Device gpu{DeviceType::cuda, 0};
+  testing::expect_error([&] { choose_backend("op", gpu, {}, kCpuOnly); }, ErrorCode::unsupported,
+                        "op: backend: want a backend for tensors on cuda:0, got only cpu");
+  if (!gpus().gpus.empty()) return;
+  // The message of a machine without a GPU gives the reasons of the list.
+  try {
+    choose_backend("op", gpu, {}, kAll);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(int(error.code()), int(ErrorCode::unsupported));
+    EXPECT_NE(std::string(error.what()).find(backends()[0].reason), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(BackendTest, EnvironmentForcesUnlessTheCallSaysOtherwise) {
+  setenv("WINNOW_BACKEND", "sm90", 1);
+  EXPECT_THROW(choose_backend("op", {}, {}, kCpuOnly), Error);
+  EXPECT_EQ(choose_backend("op", {}, testing::forced(Backend::cpu), kCpuOnly), Backend::cpu);
+  setenv("WINNOW_BACKEND", "cpu", 1);
+  EXPECT_EQ(choose_backend("op", {}, {}, kCpuOnly), Backend::cpu);
+  setenv("WINNOW_BACKEND", "", 1);
+  EXPECT_EQ(choose_backend("op", {}, {}, kCpuOnly), Backend::cpu);
+  setenv("WINNOW_BACKEND", "fpga", 1);
+  testing::expect_error([] { choose_backend("op", {}, {}, kCpuOnly); }, ErrorCode::invalid_argument,
+                        "backend_from_string: name: want one of sm90, cuda, cpu, got \"fpga\"");
+}
+
+TEST_F(BackendTest, DevicesHaveNames) {
+  EXPECT_EQ(to_string(Device{}), "cpu");
+  EXPECT_EQ(to_string(Device{DeviceType::cuda, 3}), "cuda:3");
+}
+
+}  // namespace
+}  // namespace winnow

@@ -1,0 +1,144 @@
+// Threads of the CPU backend: how many, that loops cover everything once, and fork().
+#include "winnow/core/parallel.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "winnow/core/executor.h"
+#include "winnow/sparse_mla/test_problem.h"
+#include "winnow/testing/expect.h"
+
+namespace winnow {
+namespace {
+
+// The setting is for the process and cannot be taken back, so tests that need it unset run first,
+// in a child.
+int in_child(const std::function<bool()>& test) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);  // a child that hangs dies
+    _exit(test() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+bool refused(const char* text) {
+  setenv("WINNOW_NUM_THREADS", text, 1);
+  try {
+    num_threads();
+    return false;
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::invalid_argument &&
+           std::string(error.what()) ==
+               "num_threads: WINNOW_NUM_THREADS: want a whole number of 1 or more, got \"" +
+                   std::string(text) + "\"";
+  }
+}
+
+TEST(Parallel, EnvironmentSaysHowManyThreads) {
+  EXPECT_EQ(in_child([] {
+              setenv("WINNOW_NUM_THREADS", "7", 1);
+              if (num_threads() != 7) return false;
+              setenv("WINNOW_NUM_THREADS", "", 1);
+              if (num_threads() < 1) return false;
+              // What the program sets counts more.
+              setenv("WINNOW_NUM_THREADS", "7", 1);
+              set_num_threads(3);
+              return num_threads() == 3;
+            }),
+            0);
+}
+
+TEST(Parallel, EnvironmentThatIsNoCountIsRefused) {
+  for (const char* text : {"0", "-2", "two", "2x", " 2", "2.5", "99999999999999999999"}) {
+    EXPECT_EQ(in_child([text] { return refused(text); }), 0) << text;
+  }
+  // An operation that needs the count passes the error on, with its outputs untouched.
+  EXPECT_EQ(in_child([] {
+              setenv("WINNOW_NUM_THREADS", "none", 1);
+              sparse_mla::TestProblem problem;
+              testing::fill_unwritten(problem.out);
+              try {
+                sparse_mla::forward(sparse_mla::ForwardOp::args(problem));
+                return false;
+              } catch (const Error&) {
+                return testing::count_unwritten(problem.out.view()) == problem.out.numel();
+              }
+            }),
+            0);
+}
+
+TEST(Parallel, CountsBelowOneAreRefused) {
+  for (const int count : {0, -1}) {
+    testing::expect_error([count] { set_num_threads(count); }, ErrorCode::invalid_argument,
+                          "set_num_threads: count: want 1 or more, got " + std::to_string(count));
+  }
+}
+
+TEST(Parallel, EveryIterationRunsOnce) {
+  const int before = num_threads();
+  for (const int threads : {1, 2, 5}) {
+    set_num_threads(threads);
+    const ThreadExecutor executor;
+    EXPECT_EQ(executor.workers(), threads);
+    for (const std::int64_t count : {0, 1, 7, 1000}) {
+      for (const std::int64_t grain : {1, 3, 2000}) {
+        std::vector<std::atomic<int>> runs(static_cast<std::size_t>(count));
+        std::vector<std::atomic<int>> busy(static_cast<std::size_t>(threads));
+        std::atomic<int> wrong{0};
+        executor.for_each_range(
+            count, grain, [&](std::int64_t begin, std::int64_t end, int worker) {
+              if (worker < 0 || worker >= threads || end - begin > grain || begin >= end) {
+                ++wrong;
+                return;
+              }
+              wrong += busy[worker]++ != 0;  // one range at a time
+              for (std::int64_t i = begin; i < end; ++i) ++runs[i];
+              --busy[worker];
+            });
+        EXPECT_EQ(wrong, 0);
+        for (const std::atomic<int>& times : runs) EXPECT_EQ(times, 1);
+      }
+    }
+  }
+  set_num_threads(before);
+}
+
+// After threads have run in the parent, a child of fork() may call every operation.
+TEST(Parallel, OperationsWorkAfterFork) {
+  const int before = num_threads();
+  set_num_threads(4);
+  const auto run = [] {
+    sparse_mla::TestProblem problem({.s_q = 40, .h_q = 8, .s_kv = 64, .topk = 32});
+    sparse_mla::forward(sparse_mla::ForwardOp::args(problem));
+    sparse_mla::distribution(sparse_mla::DistributionOp::args(problem));
+    sparse_mla::backward(sparse_mla::BackwardOp::args(problem));
+    return problem;
+  };
+  const sparse_mla::TestProblem expected = run();
+  EXPECT_EQ(in_child([&] {
+              for (int repeat = 0; repeat < 3; ++repeat) {
+                const sparse_mla::TestProblem problem = run();
+                if (!testing::same_bytes(problem.out, expected.out) ||
+                    !testing::same_bytes(problem.attn_sum, expected.attn_sum) ||
+                    !testing::same_bytes(problem.dkv, expected.dkv)) {
+                  return false;
+                }
+              }
+              return num_threads() == 4;
+            }),
+            0);
+  // And the parent goes on as before.
+  EXPECT_TRUE(testing::same_bytes(run().out, expected.out));
+  set_num_threads(before);
+}
+
+}  // namespace
+}  // namespace winnow

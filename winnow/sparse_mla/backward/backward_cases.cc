@@ -1,0 +1,130 @@
+// The entry of sparse_mla::backward in the list of operations: its cases against the oracle.
+#include <cmath>
+
+#include "winnow/sparse_mla/backward/backward.h"
+#include "winnow/sparse_mla/backward/backward_oracle.h"
+#include "winnow/sparse_mla/cases.h"
+#include "winnow/sparse_mla/forward/forward.h"
+
+namespace winnow::sparse_mla {
+
+std::vector<testing::Benchmark> backward_benchmarks();
+testing::Operation backward_operation();
+
+namespace {
+
+// What can be asked of backward beside the problem itself.
+struct Variant {
+  std::string suffix;
+  bool dq_f32 = false, dkv_as_q = false, delta_given = false, deterministic = false;
+};
+
+StridedTensor round_to(DType dtype, std::vector<std::int64_t> shape, Layout layout,
+                       std::span<const double> values) {
+  StridedTensor tensor = make_output(dtype, shape, layout);
+  const double* value = values.data();
+  const std::int64_t columns = shape.size() == 3 ? shape[2] : 1;
+  for (std::int64_t i = 0; i < shape[0]; ++i) {
+    for (std::int64_t h = 0; h < shape[1]; ++h) {
+      TensorView row = tensor.view.slice(0, i, i + 1).slice(1, h, h + 1);
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const TensorView element = shape.size() == 3 ? row.slice(2, c, c + 1) : row;
+        winnow::testing::fill(element, *value++);
+      }
+    }
+  }
+  return tensor;
+}
+
+testing::CaseOutcome run(const CaseShape& shape, const Variant& variant,
+                         const testing::Target& target) {
+  require_cpu("sparse_mla::backward", target);
+  const CaseInputs inputs = make_inputs(shape);
+  const oracle::Inputs in = inputs.for_oracle();
+  winnow::testing::Random random(winnow::testing::seed_from(shape.name + "-backward"));
+
+  // out and lse as a forward without errors returns them, rounded to their dtypes.
+  const std::vector<std::int64_t> all = choose(shape.s_q, shape.s_q, 0);
+  const std::vector<std::int64_t> values = {shape.s_q, shape.h_q, kValueDim};
+  const oracle::Forward softmax = oracle::forward(in, all);
+  const StridedTensor lse = round_to(DType::f32, {shape.s_q, shape.h_q}, shape.layout, softmax.lse);
+  const StridedTensor out = round_to(shape.dtype, values, shape.layout, softmax.out);
+  const StridedTensor d_out = make_tensor(shape.dtype, values, shape.layout);
+  winnow::testing::fill_normal(d_out.view, random);
+  if (shape.free_out) winnow::testing::fill_normal(out.view, random);
+
+  BackwardArgs args{.lse = lse.view, .d_out = d_out.view};
+  inputs.pass_to(args);
+  StridedTensor delta;
+  if (variant.delta_given) {
+    delta = make_output(DType::f32, {shape.s_q, shape.h_q}, shape.layout);
+    winnow::testing::fill_normal(delta.view, random);
+    args.delta = delta.view;
+  } else {
+    args.out = out.view;
+  }
+  const StridedTensor dq = make_output(variant.dq_f32 ? DType::f32 : shape.dtype,
+                                       {shape.s_q, shape.h_q, shape.d_qk}, shape.layout);
+  const StridedTensor dkv = make_output(variant.dkv_as_q ? shape.dtype : DType::f32,
+                                        {shape.s_kv, 1, shape.d_qk}, shape.layout);
+  StridedTensor d_sink;
+  if (args.attn_sink.present()) d_sink = make_output(DType::f32, {shape.h_q}, Layout::dense);
+  args.dq = dq.view;
+  args.dkv = dkv.view;
+  args.d_sink = d_sink.view;
+  args.deterministic = variant.deterministic;
+
+  testing::CaseOutcome outcome;
+  outcome.backend = backward(args, target.options);
+
+  const std::vector<std::int64_t> queries = checked_queries(shape);
+  const std::vector<std::int64_t> rows = checked_rows(shape, inputs);
+  const oracle::Backward expected =
+      oracle::backward(in, {args.out, args.lse, args.d_out, args.delta}, queries, rows);
+  const auto compare = [&](std::string_view what, const StridedTensor& actual,
+                           std::span<const double> wanted, Quantity quantity,
+                           std::span<const std::int64_t> chosen) {
+    outcome.comparisons.push_back(check_written(what, actual));
+    outcome.comparisons.push_back(testing::compare(
+        what, actual.view, wanted, tolerance(quantity, shape, expected.largest_logit), chosen));
+  };
+  compare("dq", dq, expected.dq, Quantity::dq, queries);
+  compare("dkv", dkv, expected.dkv, Quantity::dkv, rows);
+  if (args.d_sink.present()) compare("d_sink", d_sink, expected.d_sink, Quantity::d_sink, {});
+  return outcome;
+}
+
+}  // namespace
+
+testing::Operation backward_operation() {
+  testing::Operation operation;
+  operation.name = "sparse_mla::backward";
+  operation.summary = "gradients of top-k sparse MLA attention";
+  const Variant variants[] = {
+      {.suffix = "-dq-f32", .dq_f32 = true},
+      {.suffix = "-dkv-as-q", .dkv_as_q = true},
+      {.suffix = "-delta", .delta_given = true},
+      {.suffix = "-deterministic", .deterministic = true},
+      {.suffix = "-all-options",
+       .dq_f32 = true,
+       .dkv_as_q = true,
+       .delta_given = true,
+       .deterministic = true},
+  };
+  const auto add = [&](const CaseShape& shape, const Variant& variant) {
+    operation.cases.push_back(
+        {shape.name + variant.suffix, describe(shape),
+         [shape, variant](const testing::Target& target) { return run(shape, variant, target); }});
+  };
+  for (const CaseShape& shape : case_shapes()) {
+    add(shape, {});
+    for (const char* name : {"h16", "d512-h16-k100", "all-rules", "wide", "sink-mixed"}) {
+      if (shape.name != std::string(to_string(shape.dtype)) + "-" + name) continue;
+      for (const Variant& variant : variants) add(shape, variant);
+    }
+  }
+  operation.benchmarks = backward_benchmarks();
+  return operation;
+}
+
+}  // namespace winnow::sparse_mla

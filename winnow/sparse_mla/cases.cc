@@ -1,0 +1,398 @@
+#include "winnow/sparse_mla/cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "winnow/core/error.h"
+
+namespace winnow::sparse_mla {
+namespace {
+
+using winnow::testing::Random;
+using winnow::testing::RelativeTo;
+using winnow::testing::Tolerance;
+
+constexpr std::int64_t kFar = std::int64_t{1} << 40;  // a position after every token
+
+// Adds the case once per dtype, with the dtype before the name.
+void add(std::vector<CaseShape>& list, std::initializer_list<DType> dtypes, CaseShape shape) {
+  for (const DType dtype : dtypes) {
+    CaseShape next = shape;
+    next.name = std::string(to_string(dtype)) + "-" + shape.name;
+    next.dtype = dtype;
+    list.push_back(next);
+  }
+}
+
+std::string numbered(std::string name, std::int64_t number) {
+  return name.append(std::to_string(number));
+}
+
+std::vector<CaseShape> make_case_shapes() {
+  constexpr DType f32 = DType::f32, f16 = DType::f16, bf16 = DType::bf16;
+  std::vector<CaseShape> list;
+  // Sizes.
+  for (const std::int64_t heads : {1, 3, 16, 64, 96, 128, 192}) {
+    add(list, {f32, bf16}, {.name = numbered("h", heads), .s_q = 3, .h_q = heads});
+  }
+  for (const std::int64_t topk : {0, 1, 64, 100, 512, 2048}) {
+    add(list, {f32, bf16},
+        {.name = numbered("k", topk), .s_kv = 2500, .topk = topk, .free_out = topk == 1});
+  }
+  add(list, {f32, f16, bf16}, {.name = "d512-h16-k100", .h_q = 16, .d_qk = 512, .topk = 100});
+  add(list, {f32, bf16},
+      {.name = "d512-h64-k512", .h_q = 64, .s_kv = 700, .d_qk = 512, .topk = 512});
+  add(list, {f16}, {.name = "h64-k512", .h_q = 64, .s_kv = 700, .topk = 512});
+  add(list, {f32, bf16}, {.name = "h128-k2048", .s_q = 1, .h_q = 128, .s_kv = 4096, .topk = 2048});
+  add(list, {f32, bf16}, {.name = "sq1", .s_q = 1, .h_q = 16});
+  add(list, {f32, bf16}, {.name = "sq4096", .s_q = 4096, .h_q = 2, .s_kv = 5000});
+  add(list, {f32, bf16}, {.name = "skv1", .s_kv = 1, .topk = 1, .free_out = true});
+  add(list, {f32, bf16}, {.name = "skv63", .s_kv = 63, .topk = 63});
+  add(list, {f32, bf16}, {.name = "skv131072", .s_q = 2, .h_q = 16, .s_kv = 131072, .topk = 512});
+  add(list, {f32}, {.name = "scale", .scale = 0.02});
+  // Which entries count.
+  add(list, {f32, bf16}, {.name = "repeated", .s_kv = 20, .choice = Choice::repeated});
+  add(list, {f32, bf16}, {.name = "one-row", .choice = Choice::one_row, .free_out = true});
+  add(list, {f32, bf16},
+      {.name = "skv1-repeated", .s_kv = 1, .choice = Choice::repeated, .free_out = true});
+  add(list, {f32, f16, bf16}, {.name = "scattered", .h_q = 16, .choice = Choice::scattered});
+  add(list, {f32, bf16}, {.name = "some-nothing", .choice = Choice::some_nothing});
+  add(list, {f32, bf16}, {.name = "nothing", .choice = Choice::nothing});
+  add(list, {f32, bf16}, {.name = "length-zero", .lengths = Lengths::zero});
+  add(list, {f32, bf16}, {.name = "length-one", .lengths = Lengths::one, .free_out = true});
+  add(list, {f32, bf16},
+      {.name = "length-ragged", .s_q = 9, .choice = Choice::scattered, .lengths = Lengths::ragged});
+  add(list, {f32, bf16}, {.name = "length-out-of-range", .lengths = Lengths::out_of_range});
+  for (const std::int64_t k_stride : {1, 3, 4}) {
+    const std::string name = numbered("stride", k_stride) + "-from";
+    // From 0 and 2 the first queries see nothing or next to nothing; the middle one sees half.
+    for (const std::int64_t start : {std::int64_t{0}, std::int64_t{2}, 20 * k_stride, kFar}) {
+      add(list, {f32, bf16},
+          {.name = start == kFar ? name + "far" : numbered(name, start),
+           .s_q = 9,
+           .s_kv = 40,
+           .choice = Choice::repeated,
+           .q_start = start,
+           .k_stride = k_stride});
+    }
+  }
+  add(list, {f32, f16, bf16},
+      {.name = "all-rules",
+       .s_q = 12,
+       .h_q = 16,
+       .s_kv = 50,
+       .topk = 100,
+       .choice = Choice::scattered,
+       .lengths = Lengths::ragged,
+       .sink = Sink::mixed,
+       .layout = Layout::wide,
+       .q_start = 60,
+       .k_stride = 4});
+  // Memory.
+  add(list, {f32, f16, bf16}, {.name = "wide", .layout = Layout::wide});
+  add(list, {f32, bf16}, {.name = "reversed", .layout = Layout::reversed});
+  add(list, {f32, bf16}, {.name = "broadcast", .layout = Layout::broadcast});
+  // Values.
+  add(list, {f32, bf16}, {.name = "sink-minus-inf", .sink = Sink::minus_inf});
+  add(list, {f32, f16, bf16}, {.name = "sink-finite", .h_q = 16, .sink = Sink::finite});
+  add(list, {f32, bf16}, {.name = "sink-plus-inf", .sink = Sink::plus_inf});
+  add(list, {f32, bf16},
+      {.name = "sink-mixed", .h_q = 70, .choice = Choice::some_nothing, .sink = Sink::mixed});
+  add(list, {f32, f16, bf16},
+      {.name = "large-logits", .h_q = 16, .logits = 2500, .free_out = true});
+  return list;
+}
+
+// Entries of `indices` that the contract excludes.
+void scatter_invalid(const CaseShape& shape, const TensorView& indices, Random& random) {
+  const auto s_kv = static_cast<std::int32_t>(shape.s_kv);
+  const std::int32_t invalid[] = {std::numeric_limits<std::int32_t>::min(), -1, s_kv,
+                                  std::numeric_limits<std::int32_t>::max()};
+  for (std::int64_t i = 0; i < shape.s_q; ++i) {
+    const bool whole_row =
+        shape.choice == Choice::nothing || (shape.choice == Choice::some_nothing && i % 2 == 0);
+    for (std::int64_t j = 0; j < shape.topk; ++j) {
+      if (whole_row || random.below(3) == 0) {
+        indices.at<std::int32_t>(i, 0, j) = invalid[random.below(4)];
+      }
+    }
+  }
+}
+
+void fill_indices(const CaseShape& shape, const TensorView& indices, Random& random) {
+  switch (shape.choice) {
+    case Choice::distinct:
+      return winnow::testing::fill_distinct(indices, random, shape.s_kv);
+    case Choice::repeated:
+      return winnow::testing::fill_below(indices, random, shape.s_kv);
+    case Choice::one_row:
+      for (std::int64_t i = 0; i < shape.s_q; ++i) {
+        const auto row = static_cast<std::int32_t>(random.below(shape.s_kv));
+        for (std::int64_t j = 0; j < shape.topk; ++j) indices.at<std::int32_t>(i, 0, j) = row;
+      }
+      return;
+    case Choice::scattered:
+    case Choice::some_nothing:
+    case Choice::nothing:
+      winnow::testing::fill_below(indices, random, shape.s_kv);
+      return scatter_invalid(shape, indices, random);
+  }
+}
+
+std::int32_t length_of(const CaseShape& shape, std::int64_t i, Random& random) {
+  const auto topk = static_cast<std::int32_t>(shape.topk);
+  const std::int32_t outside[] = {-1, std::numeric_limits<std::int32_t>::min(), topk + 1,
+                                  std::numeric_limits<std::int32_t>::max()};
+  switch (shape.lengths) {
+    case Lengths::one:
+      return 1;
+    case Lengths::ragged:
+      return static_cast<std::int32_t>(i == 0 ? topk : random.below(topk + 1));
+    case Lengths::out_of_range:
+      return outside[i % 4];
+    case Lengths::absent:
+    case Lengths::zero:
+      break;
+  }
+  return 0;
+}
+
+float sink_of(const CaseShape& shape, std::int64_t h, Random& random) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const auto finite = static_cast<float>(2 * random.normal());
+  const float mixed[] = {-kInf, finite, kInf, 40.0f, -40.0f};
+  switch (shape.sink) {
+    case Sink::minus_inf:
+      return -kInf;
+    case Sink::plus_inf:
+      return kInf;
+    case Sink::mixed:
+      return mixed[h % 5];
+    case Sink::absent:
+    case Sink::finite:
+      break;
+  }
+  return finite;
+}
+
+// Rows that some query sees get random numbers, the others NaN and infinity in turn.
+void fill_kv(const CaseShape& shape, const CaseInputs& inputs, Random& random) {
+  std::vector<bool> seen(static_cast<std::size_t>(shape.s_kv), !shape.poison);
+  const oracle::Inputs in = inputs.for_oracle();
+  for (std::int64_t i = 0; i < shape.s_q && shape.poison; ++i) {
+    for (const oracle::Entry& entry : oracle::visible_entries(in, i)) seen[entry.row] = true;
+  }
+  const double poison[] = {std::nan(""), oracle::kInfinity, -oracle::kInfinity};
+  for (std::int64_t row = 0; row < shape.s_kv; ++row) {
+    const TensorView view = inputs.kv.view.slice(0, row, row + 1);
+    if (seen[row]) {
+      winnow::testing::fill_normal(view, random);
+    } else {
+      winnow::testing::fill(view, poison[row % 3]);
+    }
+  }
+}
+
+}  // namespace
+
+const std::vector<CaseShape>& case_shapes() {
+  static const std::vector<CaseShape> list = make_case_shapes();
+  return list;
+}
+
+std::string describe(const CaseShape& shape) {
+  return "s_q " + std::to_string(shape.s_q) + ", h_q " + std::to_string(shape.h_q) + ", s_kv " +
+         std::to_string(shape.s_kv) + ", d_qk " + std::to_string(shape.d_qk) + ", topk " +
+         std::to_string(shape.topk);
+}
+
+StridedTensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Layout layout) {
+  constexpr std::int64_t kBefore = 32, kAfter = 32;  // elements, multiples of 16 bytes
+  std::vector<std::int64_t> whole = shape;
+  if (layout != Layout::dense) whole.back() += kBefore + kAfter;
+  if (layout != Layout::dense && shape.size() == 3) whole[1] += 1;
+  StridedTensor tensor{Tensor(dtype, whole), {}};
+  winnow::testing::fill_unwritten(tensor.storage);
+  tensor.view = tensor.storage.view();
+  if (layout == Layout::dense) return tensor;
+
+  const int last = tensor.view.rank() - 1;
+  if (shape.size() == 3) tensor.view = tensor.view.slice(1, 0, shape[1]);
+  tensor.view = tensor.view.slice(last, kBefore, kBefore + shape.back());
+  if (layout == Layout::wide || tensor.view.numel() == 0) return tensor;
+
+  // Start at the other end, or stay where we are.
+  auto* data = static_cast<char*>(tensor.view.data());
+  std::vector<std::int64_t> strides(tensor.view.strides().begin(), tensor.view.strides().end());
+  for (int dim = 0; dim < last; ++dim) {
+    if (layout == Layout::reversed) {
+      data += (shape[dim] - 1) * strides[dim] * size_of(dtype);
+      strides[dim] = -strides[dim];
+    } else if (dim == 0) {
+      strides[dim] = 0;
+    }
+  }
+  tensor.view = TensorView(data, dtype, shape, strides);
+  return tensor;
+}
+
+StridedTensor make_output(DType dtype, std::vector<std::int64_t> shape, Layout layout) {
+  return make_tensor(dtype, std::move(shape), layout == Layout::broadcast ? Layout::wide : layout);
+}
+
+winnow::testing::Comparison check_written(std::string_view what, const StridedTensor& output) {
+  const std::int64_t missing = winnow::testing::count_unwritten(output.view);
+  const std::int64_t gaps = output.storage.numel() - output.view.numel();
+  const std::int64_t outside =
+      gaps + missing - winnow::testing::count_unwritten(output.storage.view());
+  winnow::testing::Comparison result{std::string(what) + " written", 0, 0, false, ""};
+  result.error = static_cast<double>(missing + outside);
+  result.passed = missing == 0 && outside == 0;
+  if (!result.passed) {
+    result.detail = std::to_string(missing) + " elements were not written, " +
+                    std::to_string(outside) + " outside of the tensor were";
+  }
+  return result;
+}
+
+oracle::Inputs CaseInputs::for_oracle() const {
+  oracle::Inputs in;
+  pass_to(in);
+  return in;
+}
+
+CaseInputs make_inputs(const CaseShape& shape) {
+  Random random(winnow::testing::seed_from(shape.name));
+  CaseInputs inputs;
+  inputs.scale = shape.scale;
+  inputs.q_start = shape.q_start;
+  inputs.k_stride = shape.k_stride;
+  const Layout kv_layout = shape.layout == Layout::broadcast ? Layout::wide : shape.layout;
+  inputs.q = make_tensor(shape.dtype, {shape.s_q, shape.h_q, shape.d_qk}, shape.layout);
+  inputs.kv = make_tensor(shape.dtype, {shape.s_kv, 1, shape.d_qk}, kv_layout);
+  inputs.indices = make_tensor(DType::i32, {shape.s_q, 1, shape.topk}, shape.layout);
+  winnow::testing::fill_normal(inputs.q.view, random, shape.logits);
+  fill_indices(shape, inputs.indices.view, random);
+  if (shape.lengths != Lengths::absent) {
+    inputs.topk_length = make_tensor(DType::i32, {shape.s_q}, Layout::dense);
+    for (std::int64_t i = 0; i < shape.s_q; ++i) {
+      inputs.topk_length.view.at<std::int32_t>(i) = length_of(shape, i, random);
+    }
+  }
+  if (shape.sink != Sink::absent) {
+    inputs.attn_sink = make_tensor(DType::f32, {shape.h_q}, Layout::dense);
+    for (std::int64_t h = 0; h < shape.h_q; ++h) {
+      inputs.attn_sink.view.at<float>(h) = sink_of(shape, h, random);
+    }
+  }
+  fill_kv(shape, inputs, random);
+  return inputs;
+}
+
+std::vector<std::int64_t> choose(std::int64_t count, std::int64_t at_most, std::uint64_t seed) {
+  std::set<std::int64_t> chosen;
+  for (std::int64_t i = 0; i < count && count <= at_most; ++i) chosen.insert(i);
+  if (count > at_most) chosen = {0, count - 1};
+  Random random(seed);
+  while (std::int64_t(chosen.size()) < std::min(count, at_most)) chosen.insert(random.below(count));
+  return {chosen.begin(), chosen.end()};
+}
+
+std::vector<std::int64_t> checked_queries(const CaseShape& shape) {
+  const bool large = shape.s_q > 16;
+  return choose(shape.s_q, large ? kCheckedQueries : shape.s_q,
+                winnow::testing::seed_from(shape.name));
+}
+
+std::vector<std::int64_t> checked_rows(const CaseShape& shape, const CaseInputs& inputs) {
+  const std::uint64_t seed = winnow::testing::seed_from(shape.name);
+  if (shape.s_kv <= 512) return choose(shape.s_kv, shape.s_kv, seed);
+  // Half of them at random, which few queries may have chosen, the others from the indices.
+  const std::vector<std::int64_t> any = choose(shape.s_kv, kCheckedRows / 2, seed);
+  std::set<std::int64_t> rows(any.begin(), any.end());
+  const oracle::Inputs in = inputs.for_oracle();
+  std::set<std::int64_t> seen;
+  for (const std::int64_t i : choose(shape.s_q, kCheckedQueries, seed)) {
+    for (const oracle::Entry& entry : oracle::visible_entries(in, i)) seen.insert(entry.row);
+  }
+  Random random(seed);
+  for (std::int64_t row : seen) {
+    if (std::int64_t(rows.size()) >= kCheckedRows) break;
+    if (random.below(std::int64_t(seen.size())) < kCheckedRows) rows.insert(row);
+  }
+  return {rows.begin(), rows.end()};
+}
+
+Tolerance tolerance(Quantity quantity, const CaseShape& shape, double largest_logit) {
+  constexpr double kEps32 = 0x1p-23;
+  const bool narrow = shape.dtype != DType::f32;
+  const double rounding = kEps32 * largest_logit;
+  // P = exp(x - lse) carries the rounding of x and of an lse that is passed in. The spec grants it
+  // to attn_sum; with large logits gradients and sums are as exposed.
+  const double beyond = shape.large_logits() ? 64 * rounding : 0;
+  switch (quantity) {
+    case Quantity::out:
+      return narrow ? Tolerance{1e-2, RelativeTo::tensor, 1e-5} : Tolerance{2e-5};
+    case Quantity::dq:
+      return narrow ? Tolerance{1e-2 + beyond, RelativeTo::tensor, 1e-5} : Tolerance{1e-4 + beyond};
+    case Quantity::dkv:
+      return narrow ? Tolerance{1e-2 + beyond, RelativeTo::tensor, 1e-4} : Tolerance{1e-4 + beyond};
+    case Quantity::d_sink:  // f32 sums over the queries; the spec leaves it open
+      return Tolerance{1e-4 + beyond};
+    case Quantity::max_logits:
+    case Quantity::lse:
+      return {(narrow ? 1e-4 : 1e-5) + 8 * rounding, RelativeTo::nothing};
+    case Quantity::attn_sum:
+      return {(narrow ? 1e-3 : 2e-4) + 64 * rounding, RelativeTo::row};
+    case Quantity::row_sums:
+      return {1e-3 + beyond};
+  }
+  return {};
+}
+
+void require_cpu(std::string_view operation, const testing::Target& target) {
+  if (target.device == DeviceType::cpu) return;
+  std::string reasons;
+  for (const BackendStatus& status : backends()) {
+    if (status.backend == Backend::cpu) continue;
+    reasons += (reasons.empty() ? "" : "; ") + std::string(to_string(status.backend)) + ": " +
+               (status.supported ? "has no such cases yet" : status.reason);
+  }
+  throw Error(ErrorCode::unsupported, std::string(operation), "device", "cpu", reasons);
+}
+
+std::vector<BenchShape> bench_shapes() {
+  CaseShape base{.name = "", .s_q = 64, .h_q = 64, .s_kv = 8192, .topk = 512, .poison = false};
+  std::vector<BenchShape> list;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const std::string prefix(to_string(dtype));
+    CaseShape shape = base;
+    shape.dtype = dtype;
+    shape.name = prefix + "-h64-k512";
+    list.push_back({shape, dtype == DType::f32});
+    shape.s_q = 8;
+    shape.h_q = 128;
+    shape.topk = 2048;
+    shape.name = prefix + "-h128-k2048";
+    list.push_back({shape});
+    shape.s_q = 1;
+    shape.name = prefix + "-decode-h128-k2048";
+    list.push_back({shape});
+  }
+  return list;
+}
+
+testing::Benchmark make_benchmark(const BenchShape& bench, std::int64_t k, double target) {
+  const CaseShape& shape = bench.shape;
+  testing::Benchmark benchmark;
+  benchmark.name = shape.name;
+  benchmark.shape = describe(shape);
+  benchmark.ceiling = {testing::Ceiling::Kind::matmul, shape.s_q * shape.h_q, shape.topk, k, 0};
+  benchmark.flops = 2.0 * double(shape.s_q * shape.h_q) * double(shape.topk) * double(k);
+  if (bench.promised) benchmark.target = target;
+  return benchmark;
+}
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,128 @@
+// The problems on which the sparse MLA operations are tested, verified and timed, with the one
+// table of tolerances. Shared by forward, distribution and backward.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/tensor.h"
+#include "winnow/sparse_mla/forward/forward_oracle.h"
+#include "winnow/testing/compare.h"
+#include "winnow/testing/generate.h"
+#include "winnow/testing/operation.h"
+
+namespace winnow::sparse_mla {
+
+enum class Layout {
+  dense,
+  wide,       // a slice of a wider tensor in every dimension but the first
+  reversed,   // the same with negative outer strides
+  broadcast,  // stride 0 in the first dimension of q and indices; the others as wide
+};
+enum class Choice {
+  distinct,      // no row twice for one query
+  repeated,      // rows drawn independently
+  one_row,       // every entry of a query names the same row
+  scattered,     // a third of the entries is INT_MIN, -1, s_kv or INT_MAX
+  some_nothing,  // as scattered, and nothing valid at all for every other query
+  nothing,       // no valid entry
+};
+enum class Lengths { absent, zero, one, ragged, out_of_range };
+enum class Sink { absent, minus_inf, finite, plus_inf, mixed };
+
+struct CaseShape {
+  std::string name;
+  DType dtype = DType::f32;
+  std::int64_t s_q = 4, h_q = 3, s_kv = 300, d_qk = 576, topk = 64;
+  Choice choice = Choice::distinct;
+  Lengths lengths = Lengths::absent;
+  Sink sink = Sink::absent;
+  Layout layout = Layout::dense;
+  std::optional<std::int64_t> q_start{};
+  std::int64_t k_stride = 1;
+  std::optional<double> scale{};
+  double logits = 1;   // standard deviation of the logits
+  bool poison = true;  // rows that no query sees are NaN and infinity
+  // Backward gets an `out` that is not the one of forward. Where every P is 0 or 1, dP - delta
+  // would be nothing but rounding errors.
+  bool free_out = false;
+
+  // Logits far beyond those that the spec's tolerances are meant for.
+  bool large_logits() const { return logits > 10; }
+};
+
+// The case table. Names are unique.
+const std::vector<CaseShape>& case_shapes();
+
+// "s_q 4, h_q 3, s_kv 300, d_qk 576, topk 64".
+std::string describe(const CaseShape& shape);
+
+// A tensor with its memory, which may be more than the view shows.
+struct StridedTensor {
+  Tensor storage;
+  TensorView view;
+};
+
+// Memory that nobody has written yet (see testing::fill_unwritten), as are the gaps of a layout.
+StridedTensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Layout layout);
+// An output never has stride 0: broadcast gives wide.
+StridedTensor make_output(DType dtype, std::vector<std::int64_t> shape, Layout layout);
+
+// That every element of an output was written and nothing around it.
+testing::Comparison check_written(std::string_view what, const StridedTensor& output);
+
+// The inputs that the operations share. The same for the same shape on every platform.
+struct CaseInputs {
+  StridedTensor q, kv, indices, topk_length, attn_sink;  // the last two absent where not asked for
+  std::optional<double> scale;
+  std::optional<std::int64_t> q_start;
+  std::int64_t k_stride = 1;
+
+  oracle::Inputs for_oracle() const;
+  // Copies what the argument structs of the three operations have in common.
+  template <class Args>
+  void pass_to(Args& args) const {
+    args.q = q.view;
+    args.kv = kv.view;
+    args.indices = indices.view;
+    args.topk_length = topk_length.view;
+    if constexpr (requires { args.attn_sink; }) args.attn_sink = attn_sink.view;
+    args.scale = scale;
+    args.q_start = q_start;
+    args.k_stride = k_stride;
+  }
+};
+CaseInputs make_inputs(const CaseShape& shape);
+
+// The numbers 0 to count - 1, or a random choice of `at_most` of them that includes both ends; in
+// ascending order. What the oracle checks of large cases.
+std::vector<std::int64_t> choose(std::int64_t count, std::int64_t at_most, std::uint64_t seed);
+inline constexpr std::int64_t kCheckedQueries = 8;
+inline constexpr std::int64_t kCheckedRows = 16;
+std::vector<std::int64_t> checked_queries(const CaseShape& shape);
+// Rows of kv: some that queries chose, some that none did.
+std::vector<std::int64_t> checked_rows(const CaseShape& shape, const CaseInputs& inputs);
+
+// The tolerance table.
+enum class Quantity { out, dq, max_logits, lse, attn_sum, row_sums, dkv, d_sink };
+// `largest_logit` is the largest |x| of the case.
+testing::Tolerance tolerance(Quantity quantity, const CaseShape& shape, double largest_logit);
+
+// Throws Error (unsupported) unless the target is the CPU: cases and benchmarks have their tensors
+// on the host as long as no other backend exists.
+void require_cpu(std::string_view operation, const testing::Target& target);
+
+// The problems that are timed.
+struct BenchShape {
+  CaseShape shape;
+  bool promised = false;  // has a target in the issue tracker
+};
+std::vector<BenchShape> bench_shapes();
+// A benchmark with its ceiling: a matrix product [s_q * h_q, k] * [k, topk] of the same FLOPs.
+testing::Benchmark make_benchmark(const BenchShape& bench, std::int64_t k, double target);
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,75 @@
+// The entry of sparse_mla::distribution in the list of operations: its cases against the oracle.
+#include <cmath>
+
+#include "winnow/sparse_mla/cases.h"
+#include "winnow/sparse_mla/distribution/distribution.h"
+#include "winnow/sparse_mla/distribution/distribution_oracle.h"
+
+namespace winnow::sparse_mla {
+
+std::vector<testing::Benchmark> distribution_benchmarks();
+testing::Operation distribution_operation();
+
+namespace {
+
+testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) {
+  require_cpu("sparse_mla::distribution", target);
+  const CaseInputs inputs = make_inputs(shape);
+  const oracle::Inputs in = inputs.for_oracle();
+  const std::vector<std::int64_t> queries = checked_queries(shape);
+  const StridedTensor attn_sum = make_output(DType::f32, {shape.s_q, shape.topk}, shape.layout);
+
+  // The lse of the oracle, rounded to f32; of queries that are not looked at anything will do.
+  const oracle::Forward softmax = oracle::forward(in, queries);
+  const StridedTensor lse = make_output(DType::f32, {shape.s_q, shape.h_q}, shape.layout);
+  winnow::testing::fill(lse.view, 0);
+  for (std::size_t n = 0; n < queries.size(); ++n) {
+    for (std::int64_t h = 0; h < shape.h_q; ++h) {
+      lse.view.at<float>(queries[n], h) = static_cast<float>(softmax.lse[n * shape.h_q + h]);
+    }
+  }
+  DistributionArgs args{.lse = lse.view, .attn_sum = attn_sum.view};
+  inputs.pass_to(args);
+
+  testing::CaseOutcome outcome;
+  outcome.backend = distribution(args, target.options);
+
+  const oracle::Distribution expected = oracle::distribution(in, lse.view, queries);
+  const double largest = expected.largest_logit;
+  outcome.comparisons.push_back(check_written("attn_sum", attn_sum));
+  outcome.comparisons.push_back(testing::compare("attn_sum", attn_sum.view, expected.attn_sum,
+                                                 tolerance(Quantity::attn_sum, shape, largest),
+                                                 queries));
+
+  // Each row sums to the number of heads, or to 0 where nothing is visible.
+  std::vector<double> sums, wanted;
+  for (const std::int64_t i : queries) {
+    double sum = 0;
+    for (std::int64_t j = 0; j < shape.topk; ++j) sum += attn_sum.view.at<float>(i, j);
+    sums.push_back(sum);
+    wanted.push_back(oracle::visible_entries(in, i).empty() ? 0.0 : double(shape.h_q));
+  }
+  const std::int64_t rows[] = {static_cast<std::int64_t>(sums.size())};
+  outcome.comparisons.push_back(testing::compare("row sums", sums, wanted, rows,
+                                                 tolerance(Quantity::row_sums, shape, largest)));
+  return outcome;
+}
+
+}  // namespace
+
+testing::Operation distribution_operation() {
+  testing::Operation operation;
+  operation.name = "sparse_mla::distribution";
+  operation.summary = "attention distribution summed over heads, the teacher of the indexer";
+  for (const CaseShape& shape : case_shapes()) {
+    // The sink has no part in the distribution.
+    if (shape.sink != Sink::absent && shape.choice == Choice::distinct) continue;
+    operation.cases.push_back({shape.name, describe(shape), [shape](const testing::Target& target) {
+                                 return run(shape, target);
+                               }});
+  }
+  operation.benchmarks = distribution_benchmarks();
+  return operation;
+}
+
+}  // namespace winnow::sparse_mla

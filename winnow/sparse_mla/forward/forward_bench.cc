@@ -1,0 +1,33 @@
+// Benchmarks of sparse_mla::forward.
+#include <memory>
+
+#include "winnow/sparse_mla/cases.h"
+#include "winnow/sparse_mla/forward/forward.h"
+
+namespace winnow::sparse_mla {
+
+std::vector<testing::Benchmark> forward_benchmarks() {
+  constexpr double kTarget = 0.5;
+  std::vector<testing::Benchmark> list;
+  for (const BenchShape& bench : bench_shapes()) {
+    const CaseShape shape = bench.shape;
+    list.push_back(make_benchmark(bench, shape.d_qk + kValueDim, kTarget));
+    list.back().prepare = [shape](const testing::Target& target) -> std::function<void()> {
+      require_cpu("sparse_mla::forward", target);
+      struct Data {
+        CaseInputs inputs;
+        StridedTensor out, lse;
+      };
+      auto data = std::make_shared<Data>();
+      data->inputs = make_inputs(shape);
+      data->out = make_output(shape.dtype, {shape.s_q, shape.h_q, kValueDim}, Layout::dense);
+      data->lse = make_output(DType::f32, {shape.s_q, shape.h_q}, Layout::dense);
+      ForwardArgs args{.out = data->out.view, .lse = data->lse.view};
+      data->inputs.pass_to(args);
+      return [data, args, options = target.options] { forward(args, options); };
+    };
+  }
+  return list;
+}
+
+}  // namespace winnow::sparse_mla

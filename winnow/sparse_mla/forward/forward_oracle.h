@@ -1,0 +1,127 @@
+// The formula of sparse_mla::forward in double precision. It shares no code with any backend, and
+// the oracles of distribution and backward build on it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "winnow/core/tensor.h"
+#include "winnow/testing/compare.h"
+
+namespace winnow::sparse_mla::oracle {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// The inputs that the three operations share; tensors on the host, as the operation gets them.
+struct Inputs {
+  ConstTensorView q{}, kv{}, indices{};
+  ConstTensorView topk_length{}, attn_sink{};  // may be absent
+  std::optional<double> scale{};
+  std::optional<std::int64_t> q_start{};
+  std::int64_t k_stride = 1;
+
+  std::int64_t s_q() const { return q.size(0); }
+  std::int64_t h_q() const { return q.size(1); }
+  std::int64_t d_qk() const { return q.size(2); }
+  std::int64_t d_v() const { return 512; }
+  std::int64_t s_kv() const { return kv.size(0); }
+  std::int64_t topk() const { return indices.size(2); }
+  double logit_scale() const { return scale.value_or(1 / std::sqrt(double(d_qk()))); }
+  double sink(std::int64_t h) const {
+    return attn_sink.present() ? static_cast<double>(attn_sink.at<float>(h)) : -kInfinity;
+  }
+};
+
+// Entry j of a query's indices, and the row of kv that it names.
+struct Entry {
+  std::int64_t j, row;
+};
+
+inline std::vector<Entry> visible_entries(const Inputs& in, std::int64_t i) {
+  std::int64_t length = in.topk();
+  if (in.topk_length.present()) {
+    length = std::clamp<std::int64_t>(in.topk_length.at<std::int32_t>(i), 0, in.topk());
+  }
+  std::vector<Entry> entries;
+  for (std::int64_t j = 0; j < length; ++j) {
+    const std::int64_t row = in.indices.at<std::int32_t>(i, 0, j);
+    if (row < 0 || row >= in.s_kv()) continue;
+    if (in.q_start.has_value()) {
+      const __int128 last_token = static_cast<__int128>(row + 1) * in.k_stride - 1;
+      const __int128 position = static_cast<__int128>(*in.q_start) + i;
+      if (last_token > position) continue;
+    }
+    entries.push_back({j, row});
+  }
+  return entries;
+}
+
+// Row (i, h) of a tensor [s, h, columns].
+inline std::vector<double> row_of(const ConstTensorView& view, std::int64_t i, std::int64_t h) {
+  return winnow::testing::read(view.slice(0, i, i + 1).slice(1, h, h + 1));
+}
+
+// The rows of kv that the entries name, one after the other.
+inline std::vector<std::vector<double>> gather(const Inputs& in, std::span<const Entry> entries) {
+  std::vector<std::vector<double>> rows;
+  for (const Entry& entry : entries) rows.push_back(row_of(in.kv, entry.row, 0));
+  return rows;
+}
+
+inline double dot(std::span<const double> a, std::span<const double> b, std::int64_t count) {
+  double sum = 0;
+  for (std::int64_t c = 0; c < count; ++c) sum += a[c] * b[c];
+  return sum;
+}
+
+// log(exp(lse) + exp(sink)).
+inline double lse_with_sink(double lse, double sink) {
+  const double larger = std::max(lse, sink);
+  if (std::isinf(larger)) return larger;
+  return larger + std::log(std::exp(lse - larger) + std::exp(sink - larger));
+}
+
+// For the chosen queries, one after the other.
+struct Forward {
+  std::vector<double> out;              // [queries, h_q, 512]
+  std::vector<double> max_logits, lse;  // [queries, h_q]
+  double largest_logit = 0;             // of all |x| met
+};
+
+inline Forward forward(const Inputs& in, std::span<const std::int64_t> queries) {
+  Forward result;
+  for (const std::int64_t i : queries) {
+    const std::vector<Entry> entries = visible_entries(in, i);
+    const std::vector<std::vector<double>> keys = gather(in, entries);
+    for (std::int64_t h = 0; h < in.h_q(); ++h) {
+      const std::vector<double> q = row_of(in.q, i, h);
+      std::vector<double> x;
+      double max_logit = -kInfinity;
+      for (const std::vector<double>& key : keys) {
+        x.push_back(in.logit_scale() * dot(q, key, in.d_qk()));
+        max_logit = std::max(max_logit, x.back());
+        result.largest_logit = std::max(result.largest_logit, std::abs(x.back()));
+      }
+      double sum = 0;
+      for (const double logit : x) sum += std::exp(logit - max_logit);
+      const double lse = entries.empty() ? -kInfinity : max_logit + std::log(sum);
+      const double denominator = lse_with_sink(lse, in.sink(h));
+      std::vector<double> out(static_cast<std::size_t>(in.d_v()), 0.0);
+      for (std::size_t e = 0; e < entries.size(); ++e) {
+        const double p = std::exp(x[e] - denominator);
+        for (std::int64_t c = 0; c < in.d_v(); ++c) out[c] += p * keys[e][c];
+      }
+      result.out.insert(result.out.end(), out.begin(), out.end());
+      result.max_logits.push_back(max_logit);
+      result.lse.push_back(lse);
+    }
+  }
+  return result;
+}
+
+}  // namespace winnow::sparse_mla::oracle

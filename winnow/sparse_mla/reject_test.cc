@@ -1,0 +1,358 @@
+// What the three sparse MLA operations refuse, with the text of the message, and that a refusal
+// leaves outputs and library as they were.
+#include <cstdint>
+#include <functional>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "winnow/sparse_mla/test_problem.h"
+#include "winnow/testing/expect.h"
+
+namespace winnow::sparse_mla {
+namespace {
+
+using winnow::testing::count_unwritten;
+using winnow::testing::expect_error;
+using winnow::testing::fill_unwritten;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr std::int64_t kInt64Max = std::numeric_limits<std::int64_t>::max();
+
+// Bends the arguments, expects the refusal "<operation>: <text>" with all outputs untouched, and
+// that the same call works when nothing is bent.
+template <class Op>
+void expect_rejected(const std::function<void(typename Op::Args&, TestProblem&)>& bend,
+                     const std::string& text, const Sizes& sizes = {}) {
+  TestProblem problem(sizes);
+  const typename Op::Args good = Op::args(problem);
+  typename Op::Args bent = good;
+  bend(bent, problem);
+  for (Tensor* output : Op::outputs(problem)) fill_unwritten(*output);
+  expect_error([&] { Op::run(bent); }, ErrorCode::invalid_argument,
+               std::string(Op::kName) + ": " + text);
+  for (Tensor* output : Op::outputs(problem)) {
+    EXPECT_EQ(count_unwritten(output->view()), output->numel()) << text;
+  }
+  EXPECT_EQ(to_string(Op::run(good)), "cpu") << text;
+}
+
+ConstTensorView misaligned(Tensor& tensor, std::int64_t bytes) {
+  return {static_cast<char*>(tensor.data()) + bytes, tensor.dtype(), tensor.view().shape()};
+}
+
+template <class Op>
+class Rejects : public ::testing::Test {};
+using Operations = ::testing::Types<ForwardOp, DistributionOp, BackwardOp>;
+TYPED_TEST_SUITE(Rejects, Operations);
+
+TYPED_TEST(Rejects, MissingInputs) {
+  using Args = typename TypeParam::Args;
+  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.q = {}; },
+                             "q: want a tensor [s_q, h_q, d_qk], got none");
+  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.kv = {}; },
+                             "kv: want a tensor [s_kv, 1, d_qk], got none");
+  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.indices = {}; },
+                             "indices: want a tensor [s_q, 1, topk], got none");
+}
+
+TYPED_TEST(Rejects, WrongRank) {
+  using Args = typename TypeParam::Args;
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.q = ConstTensorView(p.q.data(), DType::f32, {6, 512});
+      },
+      "q: want 3 dimensions [s_q, h_q, d_qk], got shape [6, 512]");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.kv = ConstTensorView(p.kv.data(), DType::f32, {5, 512});
+      },
+      "kv: want 3 dimensions [s_kv, 1, d_qk], got shape [5, 512]");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.indices = ConstTensorView(p.indices.data(), DType::i32, {2, 4});
+      },
+      "indices: want 3 dimensions [s_q, 1, topk], got shape [2, 4]");
+}
+
+TYPED_TEST(Rejects, WrongShape) {
+  using Args = typename TypeParam::Args;
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.q = ConstTensorView(p.q.data(), DType::f32, {2, 3, 64});
+      },
+      "q: want d_qk = 576 or 512, got d_qk = 64");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.kv = ConstTensorView(p.kv.data(), DType::f32, {4, 1, 576});
+      },
+      "kv: want shape [s_kv=4, 1, d_qk=512], got [4, 1, 576]");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.kv = ConstTensorView(p.kv.data(), DType::f32, {2, 2, 512});
+      },
+      "kv: want shape [s_kv=2, 1, d_qk=512], got [2, 2, 512]");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.indices = ConstTensorView(p.indices.data(), DType::i32, {1, 1, 4});
+      },
+      "indices: want shape [s_q=2, 1, topk=4], got [1, 1, 4]");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.topk_length = ConstTensorView(p.topk_length.data(), DType::i32, {1});
+      },
+      "topk_length: want shape [s_q=2], got [1]");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.topk_length = ConstTensorView(p.topk_length.data(), DType::i32, {2, 1});
+      },
+      "topk_length: want shape [s_q=2], got [2, 1]");
+}
+
+TYPED_TEST(Rejects, WrongDType) {
+  using Args = typename TypeParam::Args;
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.q = ConstTensorView(p.q.data(), DType::i32, {2, 3, 512});
+      },
+      "q: want dtype f32 or f16 or bf16, got i32");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.q = ConstTensorView(p.q.data(), DType::f8_e4m3, {2, 3, 512});
+      },
+      "q: want dtype f32 or f16 or bf16, got f8_e4m3");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.kv = ConstTensorView(p.kv.data(), DType::f16, {5, 1, 512});
+      },
+      "kv: want dtype f32, got f16");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.indices = ConstTensorView(p.kv.data(), DType::i64, {2, 1, 4});
+      },
+      "indices: want dtype i32, got i64");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.topk_length = ConstTensorView(p.topk_length.data(), DType::f32, {2});
+      },
+      "topk_length: want dtype i32, got f32");
+}
+
+TYPED_TEST(Rejects, WrongMemory) {
+  using Args = typename TypeParam::Args;
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.q = ConstTensorView(p.q.data(), DType::f32, {2, 1, 512}, {1024, 1024, 2});
+      },
+      "q: want stride 1 in the last dimension, got strides [1024, 1024, 2]");
+  expect_rejected<TypeParam>([](Args& args, TestProblem& p) { args.q = misaligned(p.q, 1); },
+                             "q: want memory aligned to 4 bytes, got an address 1 bytes beyond");
+  expect_rejected<TypeParam>([](Args& args, TestProblem& p) { args.kv = misaligned(p.kv, 2); },
+                             "kv: want memory aligned to 4 bytes, got an address 2 bytes beyond");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) { args.indices = misaligned(p.indices, 2); },
+      "indices: want memory aligned to 4 bytes, got an address 2 bytes beyond");
+  const Device gpu{DeviceType::cuda, 1};
+  expect_rejected<TypeParam>(
+      [gpu](Args& args, TestProblem& p) {
+        args.kv = ConstTensorView(p.kv.data(), DType::f32, {5, 1, 512}, gpu);
+      },
+      "kv: want device cpu, got cuda:1");
+  expect_rejected<TypeParam>(
+      [gpu](Args& args, TestProblem& p) {
+        args.topk_length = ConstTensorView(p.topk_length.data(), DType::i32, {2}, gpu);
+      },
+      "topk_length: want device cpu, got cuda:1");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.kv =
+            ConstTensorView(p.kv.data(), DType::f32, {std::int64_t{1} << 31, 1, 512}, {0, 512, 1});
+      },
+      "kv: want at most 2^31 - 1 rows, the range of the indices, got 2147483648");
+}
+
+TYPED_TEST(Rejects, WrongNumbers) {
+  using Args = typename TypeParam::Args;
+  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.scale = kInf; },
+                             "scale: want a finite number, got inf");
+  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.scale = -kInf; },
+                             "scale: want a finite number, got -inf");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem&) { args.scale = std::numeric_limits<double>::quiet_NaN(); },
+      "scale: want a finite number, got nan");
+  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.k_stride = 3; },
+                             "k_stride: want 1 where q_start is absent, got 3");
+  for (const std::int64_t k_stride : {std::int64_t{0}, std::int64_t{-1}, -kInt64Max}) {
+    expect_rejected<TypeParam>(
+        [k_stride](Args& args, TestProblem&) {
+          args.q_start = 0;
+          args.k_stride = k_stride;
+        },
+        "k_stride: want 1 or more, got " + std::to_string(k_stride));
+  }
+  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.q_start = kInt64Max; },
+                             "q_start: want positions within 2^62, got 9223372036854775807");
+}
+
+// The CPU has no kernels for tensors on a GPU, and a GPU address must not be touched.
+TYPED_TEST(Rejects, TensorsOnAGpuWithoutKernels) {
+  TestProblem problem;
+  const auto moved = [](auto& view) {
+    using View = std::remove_reference_t<decltype(view)>;
+    if (view.present()) {
+      view = View(view.data(), view.dtype(), view.shape(), view.strides(), {DeviceType::cuda, 0});
+    }
+  };
+  typename TypeParam::Args args = TypeParam::args(problem);
+  moved(args.q), moved(args.kv), moved(args.indices), moved(args.topk_length), moved(args.lse);
+  if constexpr (requires { args.attn_sink; }) moved(args.attn_sink);
+  if constexpr (requires { args.out; }) moved(args.out);
+  if constexpr (requires { args.max_logits; }) moved(args.max_logits);
+  if constexpr (requires { args.attn_sum; }) moved(args.attn_sum);
+  if constexpr (requires { args.dq; }) {
+    moved(args.d_out), moved(args.dq), moved(args.dkv), moved(args.d_sink);
+  }
+  try {
+    TypeParam::run(args);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(int(error.code()), int(ErrorCode::unsupported));
+    EXPECT_EQ(error.argument(), "backend");
+    EXPECT_NE(std::string(error.what()).find("tensors on cuda:0"), std::string::npos)
+        << error.what();
+  }
+}
+
+// The outputs and the inputs that only one operation has.
+
+TEST(RejectsForward, Tensors) {
+  using Bend = std::function<void(ForwardArgs&, TestProblem&)>;
+  const auto rejected = [](const Bend& bend, const std::string& text) {
+    expect_rejected<ForwardOp>(bend, text);
+  };
+  rejected([](ForwardArgs& args, TestProblem&) { args.out = {}; },
+           "out: want a tensor of shape [s_q=2, h_q=3, d_v=512], got none");
+  rejected([](ForwardArgs& args,
+              TestProblem& p) { args.out = TensorView(p.out.data(), DType::bf16, {2, 3, 512}); },
+           "out: want dtype f32, got bf16");
+  rejected([](ForwardArgs& args,
+              TestProblem& p) { args.out = TensorView(p.out.data(), DType::f32, {2, 3, 256}); },
+           "out: want shape [s_q=2, h_q=3, d_v=512], got [2, 3, 256]");
+  rejected(
+      [](ForwardArgs& args, TestProblem& p) {
+        args.out = TensorView(p.out.data(), DType::f32, {2, 3, 512}, {0, 512, 1});
+      },
+      "out: want an output whose elements do not share memory, got shape [2, 3, 512] with strides "
+      "[0, 512, 1]");
+  rejected(
+      [](ForwardArgs& args, TestProblem& p) {
+        args.out = TensorView(p.out.data(), DType::f32, {2, 3, 512}, {1024, 512, 1});
+      },
+      "out: want an output whose elements do not share memory, got shape [2, 3, 512] with strides "
+      "[1024, 512, 1]");
+  rejected([](ForwardArgs& args,
+              TestProblem& p) { args.lse = TensorView(p.lse.data(), DType::f32, {2, 3}, {2, 1}); },
+           "lse: want an output whose elements do not share memory, got shape [2, 3] with strides "
+           "[2, 1]");
+  rejected(
+      [](ForwardArgs& args, TestProblem& p) {
+        args.max_logits = TensorView(p.max_logits.data(), DType::f16, {2, 3});
+      },
+      "max_logits: want dtype f32, got f16");
+  rejected([](ForwardArgs& args,
+              TestProblem& p) { args.lse = TensorView(p.lse.data(), DType::f32, {3, 2}); },
+           "lse: want shape [s_q=2, h_q=3], got [3, 2]");
+  rejected(
+      [](ForwardArgs& args, TestProblem& p) {
+        args.attn_sink = ConstTensorView(p.attn_sink.data(), DType::f32, {2});
+      },
+      "attn_sink: want shape [h_q=3], got [2]");
+  rejected(
+      [](ForwardArgs& args, TestProblem& p) {
+        args.attn_sink = ConstTensorView(p.attn_sink.data(), DType::bf16, {3});
+      },
+      "attn_sink: want dtype f32, got bf16");
+}
+
+TEST(RejectsDistribution, Tensors) {
+  using Bend = std::function<void(DistributionArgs&, TestProblem&)>;
+  const auto rejected = [](const Bend& bend, const std::string& text) {
+    expect_rejected<DistributionOp>(bend, text);
+  };
+  rejected([](DistributionArgs& args, TestProblem&) { args.lse = {}; },
+           "lse: want a tensor of shape [s_q=2, h_q=3], got none");
+  rejected([](DistributionArgs& args,
+              TestProblem& p) { args.lse = ConstTensorView(p.lse.data(), DType::f32, {2, 2}); },
+           "lse: want shape [s_q=2, h_q=3], got [2, 2]");
+  rejected([](DistributionArgs& args, TestProblem&) { args.attn_sum = {}; },
+           "attn_sum: want a tensor of shape [s_q=2, topk=4], got none");
+  rejected(
+      [](DistributionArgs& args, TestProblem& p) {
+        args.attn_sum = TensorView(p.attn_sum.data(), DType::bf16, {2, 4});
+      },
+      "attn_sum: want dtype f32, got bf16");
+  rejected(
+      [](DistributionArgs& args, TestProblem& p) {
+        args.attn_sum = TensorView(p.attn_sum.data(), DType::f32, {2, 1, 4});
+      },
+      "attn_sum: want shape [s_q=2, topk=4], got [2, 1, 4]");
+  rejected(
+      [](DistributionArgs& args, TestProblem& p) {
+        args.attn_sum = TensorView(p.attn_sum.data(), DType::f32, {2, 4}, {0, 1});
+      },
+      "attn_sum: want an output whose elements do not share memory, got shape [2, 4] with strides "
+      "[0, 1]");
+}
+
+TEST(RejectsBackward, Tensors) {
+  using Bend = std::function<void(BackwardArgs&, TestProblem&)>;
+  const auto rejected = [](const Bend& bend, const std::string& text) {
+    expect_rejected<BackwardOp>(bend, text);
+  };
+  rejected([](BackwardArgs& args, TestProblem&) { args.out = {}; },
+           "out: want a tensor of shape [s_q=2, h_q=3, d_v=512], got none");
+  rejected([](BackwardArgs& args, TestProblem&) { args.lse = {}; },
+           "lse: want a tensor of shape [s_q=2, h_q=3], got none");
+  rejected([](BackwardArgs& args, TestProblem&) { args.d_out = {}; },
+           "d_out: want a tensor of shape [s_q=2, h_q=3, d_v=512], got none");
+  rejected([](BackwardArgs& args, TestProblem&) { args.dq = {}; },
+           "dq: want a tensor of shape [s_q=2, h_q=3, d_qk=512], got none");
+  rejected([](BackwardArgs& args, TestProblem&) { args.dkv = {}; },
+           "dkv: want a tensor of shape [s_kv=5, 1, d_qk=512], got none");
+  rejected([](BackwardArgs& args,
+              TestProblem& p) { args.delta = ConstTensorView(p.delta.data(), DType::f32, {2, 4}); },
+           "delta: want shape [s_q=2, h_q=3], got [2, 4]");
+  rejected(
+      [](BackwardArgs& args, TestProblem& p) {
+        args.d_out = ConstTensorView(p.d_out.data(), DType::bf16, {2, 3, 512});
+      },
+      "d_out: want dtype f32, got bf16");
+  rejected(
+      [](BackwardArgs& args, TestProblem& p) {
+        args.dkv = TensorView(p.dkv.data(), DType::f32, {5, 1, 512}, {0, 0, 1});
+      },
+      "dkv: want an output whose elements do not share memory, got shape [5, 1, 512] with strides "
+      "[0, 0, 1]");
+  rejected([](BackwardArgs& args, TestProblem&) { args.attn_sink = {}; },
+           "d_sink: want attn_sink beside it, got no attn_sink");
+  rejected([](BackwardArgs& args,
+              TestProblem& p) { args.d_sink = TensorView(p.d_sink.data(), DType::f32, {2}); },
+           "d_sink: want shape [h_q=3], got [2]");
+}
+
+TEST(RejectsBackward, GradientsOfAThirdDType) {
+  const Sizes sizes{.dtype = DType::bf16};
+  expect_rejected<BackwardOp>(
+      [](BackwardArgs& args, TestProblem& p) {
+        args.dq = TensorView(p.dq.data(), DType::f16, {2, 3, 512});
+      },
+      "dq: want dtype bf16 or f32, got f16", sizes);
+  expect_rejected<BackwardOp>(
+      [](BackwardArgs& args, TestProblem& p) {
+        args.dkv = TensorView(p.dkv.data(), DType::f16, {5, 1, 512});
+      },
+      "dkv: want dtype bf16 or f32, got f16", sizes);
+}
+
+}  // namespace
+}  // namespace winnow::sparse_mla

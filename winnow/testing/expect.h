@@ -1,0 +1,84 @@
+// Expectations that the tests of several rooms share. Only for tests: needs GoogleTest.
+#pragma once
+
+#include <cstring>
+#include <ostream>
+#include <string>
+#include <string_view>
+
+#include <gtest/gtest.h>
+
+#include "winnow/core/error.h"
+#include "winnow/core/tensor.h"
+#include "winnow/testing/compare.h"
+#include "winnow/testing/operation.h"
+
+namespace winnow::testing {
+
+// `call` throws an Error of this code whose what() is exactly `text`.
+template <class Call>
+void expect_error(const Call& call, ErrorCode code, const std::string& text) {
+  try {
+    call();
+    ADD_FAILURE() << "no error; wanted: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(text, error.what());
+    EXPECT_EQ(int(code), int(error.code())) << text;
+  }
+}
+
+inline RunOptions forced(Backend backend) {
+  RunOptions options;
+  options.backend = backend;
+  return options;
+}
+
+inline void expect_passed(const Comparison& comparison) {
+  EXPECT_TRUE(comparison.passed) << comparison.what << ": error " << comparison.error
+                                 << ", tolerance " << comparison.tolerance << "; "
+                                 << comparison.detail;
+}
+
+// Every comparison of a row of the case table.
+inline void expect_case_passes(std::string_view operation, const Case& test) {
+  const CaseOutcome outcome = test.run({});
+  EXPECT_EQ(to_string(outcome.backend), to_string(Backend::cpu));
+  EXPECT_FALSE(outcome.comparisons.empty());
+  for (const Comparison& comparison : outcome.comparisons) expect_passed(comparison);
+  EXPECT_TRUE(outcome.passed()) << test.shape << "\nagain with: winnow verify " << operation
+                                << " --case " << test.name;
+}
+
+// How GoogleTest shows a case.
+inline void PrintTo(const Case& test, std::ostream* stream) { *stream << test.shape; }
+
+// A name that GoogleTest accepts.
+inline std::string test_name(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = info.param.name;
+  for (char& letter : name) {
+    if (letter == '-') letter = '_';
+  }
+  return name;
+}
+
+inline const Operation& operation_named(std::string_view name) {
+  for (const Operation& operation : operations()) {
+    if (operation.name == name) return operation;
+  }
+  throw Error(ErrorCode::internal, "testing", "no operation " + std::string(name));
+}
+
+// The same bytes, padding included. Both are dense and of the same size.
+inline bool same_bytes(const Tensor& a, const Tensor& b) {
+  return a.numel() == b.numel() && a.dtype() == b.dtype() &&
+         (a.numel() == 0 ||
+          std::memcmp(a.data(), b.data(), std::size_t(a.numel() * size_of(a.dtype()))) == 0);
+}
+
+// Every element of the tensor has this value; NaN stands for NaN.
+inline void expect_all(const ConstTensorView& view, double value) {
+  const std::vector<double> expected(static_cast<std::size_t>(view.numel()), value);
+  expect_passed(compare("tensor of one value", view, expected, {0, RelativeTo::nothing}));
+}
+
+}  // namespace winnow::testing
