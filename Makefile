@@ -1,0 +1,68 @@
+# Thin verbs over CMake. `make demo` and `make test` do everything on a fresh machine.
+.PHONY: all build demo test asan tsan fuzz bench format check-format install clean help
+
+PREFIX ?= $(CURDIR)/build/install
+FUZZ_SECONDS ?= 20
+
+all: build
+
+help:
+	@echo "make demo          build, then watch a sparse attention layer learn where to look"
+	@echo "make test          build, then run all tests"
+	@echo "make bench         winnow bench: the operations beside their ceilings"
+	@echo "make asan          the whole test suite under AddressSanitizer and UBSan"
+	@echo "make tsan          the whole test suite under ThreadSanitizer"
+	@echo "make fuzz          libFuzzer over tensor descriptors and the text reader ($(FUZZ_SECONDS) s)"
+	@echo "make format        format all code; make check-format only looks"
+	@echo "make install       the CMake package and the program, PREFIX=$(PREFIX)"
+
+build:
+	@tools/setup
+	@cmake --preset release -DWINNOW_TESTS=OFF >build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
+	@cmake --build --preset release
+
+demo: build
+	build/bin/winnow demo
+
+bench: build
+	build/bin/winnow bench
+
+test:
+	@tools/setup
+	cmake --preset release -DWINNOW_TESTS=ON
+	cmake --build --preset release
+	ctest --preset release -j2
+
+asan:
+	@tools/setup
+	cmake --preset asan
+	cmake --build --preset asan
+	ctest --preset asan -j2
+
+tsan:
+	@tools/setup
+	cmake --preset tsan
+	cmake --build --preset tsan
+	ctest --preset tsan -j2
+
+fuzz:
+	@tools/setup fuzz
+	cmake --preset fuzz
+	cmake --build --preset fuzz
+	build/fuzz/bin/winnow_fuzz -artifact_prefix=build/fuzz/ -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 -print_final_stats=1
+
+sources = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
+
+format:
+	@tools/setup wheels
+	.venv/bin/clang-format -i $(sources)
+
+check-format:
+	@tools/setup wheels
+	.venv/bin/clang-format --dry-run -Werror $(sources)
+
+install: build
+	cmake --install build/release --prefix $(PREFIX)
+
+clean:
+	rm -rf build

@@ -1,0 +1,232 @@
+// `winnow bench`: the operations beside a ceiling that is measured in the same run. Google
+// Benchmark does the timing; the two sides of a pair are repeated in random order.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <ctime>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "tools/winnow/commands.h"
+#include "tools/winnow/table.h"
+#include <benchmark/benchmark.h>
+#include <nlohmann/json.hpp>
+
+#include "winnow/core/error.h"
+#include "winnow/core/executor.h"
+#include "winnow/core/parallel.h"
+#include "winnow/core/tensor.h"
+#include "winnow/core/version.h"
+#include "winnow/cpu/kernels.h"
+#include "winnow/testing/generate.h"
+
+namespace winnow::cli {
+namespace {
+
+using nlohmann::ordered_json;
+using Runnable = std::function<void()>;
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+// Keeps the seconds of every repetition and prints nothing.
+class Collector : public benchmark::BenchmarkReporter {
+ public:
+  bool ReportContext(const Context&) override { return true; }
+  void ReportRuns(const std::vector<Run>& runs) override {
+    for (const Run& run : runs) {
+      if (run.run_type != Run::RT_Iteration) continue;
+      const double seconds = run.real_accumulated_time / static_cast<double>(run.iterations);
+      (run.benchmark_name().starts_with("ceiling") ? ceiling : operation).push_back(seconds);
+    }
+  }
+  std::vector<double> operation, ceiling;
+};
+
+// Medians of the seconds of one run.
+struct Measured {
+  double operation = 0, ceiling = 0;
+};
+
+Measured measure(const Runnable& operation, const Runnable& ceiling, const BenchOptions& options) {
+  const auto add = [&](const char* name, const Runnable& run) {
+    benchmark::RegisterBenchmark(name,
+                                 [&run](benchmark::State& state) {
+                                   for (auto _ : state) run();
+                                 })
+        ->UseRealTime()
+        ->MinTime(options.seconds)
+        ->Repetitions(options.repetitions);
+  };
+  operation();  // warms caches, pages and the thread team
+  add("operation", operation);
+  if (ceiling) {
+    ceiling();
+    add("ceiling", ceiling);
+  }
+  Collector collector;
+  benchmark::RunSpecifiedBenchmarks(&collector, "all");
+  benchmark::ClearRegisteredBenchmarks();
+  return {median(collector.operation), median(collector.ceiling)};
+}
+
+Runnable matmul_ceiling(const testing::Ceiling& ceiling) {
+  struct Matrices {
+    Tensor a, b, c;
+  };
+  auto matrices = std::make_shared<Matrices>(Matrices{Tensor(DType::f32, {ceiling.m, ceiling.k}),
+                                                      Tensor(DType::f32, {ceiling.k, ceiling.n}),
+                                                      Tensor(DType::f32, {ceiling.m, ceiling.n})});
+  testing::Random random(1);
+  testing::fill_normal(matrices->a, random);
+  testing::fill_normal(matrices->b, random);
+  return [matrices, ceiling] {
+    cpu_kernels().matmul(static_cast<const float*>(matrices->a.data()),
+                         static_cast<const float*>(matrices->b.data()),
+                         static_cast<float*>(matrices->c.data()), ceiling.m, ceiling.n, ceiling.k,
+                         ThreadExecutor());
+  };
+}
+
+Runnable copy_ceiling(const testing::Ceiling& ceiling) {
+  struct Buffers {
+    Tensor from, to;
+  };
+  auto buffers = std::make_shared<Buffers>(
+      Buffers{Tensor(DType::u8, {ceiling.bytes}), Tensor(DType::u8, {ceiling.bytes})});
+  return [buffers, bytes = ceiling.bytes] {
+    constexpr std::int64_t kGrain = 1 << 20;
+    ThreadExecutor().for_each_range(bytes, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+      std::memcpy(static_cast<char*>(buffers->to.data()) + begin,
+                  static_cast<const char*>(buffers->from.data()) + begin,
+                  static_cast<std::size_t>(end - begin));
+    });
+  };
+}
+
+Runnable prepare_ceiling(const testing::Ceiling& ceiling) {
+  switch (ceiling.kind) {
+    case testing::Ceiling::Kind::matmul:
+      return matmul_ceiling(ceiling);
+    case testing::Ceiling::Kind::copy:
+      return copy_ceiling(ceiling);
+    case testing::Ceiling::Kind::none:
+      break;
+  }
+  return nullptr;
+}
+
+ordered_json run_one(const testing::Operation& operation, const testing::Benchmark& one,
+                     const testing::Target& target, const BenchOptions& options) {
+  const Runnable run = one.prepare(target);
+  const Runnable ceiling = prepare_ceiling(one.ceiling);
+  const Measured measured = measure(run, ceiling, options);
+  ordered_json result = {{"operation", operation.name},
+                         {"benchmark", one.name},
+                         {"shape", one.shape},
+                         {"seconds", measured.operation}};
+  if (one.flops > 0) result["gflops_per_second"] = one.flops / measured.operation * 1e-9;
+  if (one.bytes > 0) result["gigabytes_per_second"] = one.bytes / measured.operation * 1e-9;
+  if (ceiling) {
+    // Both sides do the same useful work, so the ratio of rates is the inverse ratio of times.
+    result["ceiling"] = one.ceiling.kind == testing::Ceiling::Kind::matmul ? "matmul" : "copy";
+    result["ceiling_seconds"] = measured.ceiling;
+    result["ratio"] = measured.ceiling / measured.operation;
+  }
+  if (one.target.has_value()) {
+    result["target"] = *one.target;
+    result["reached"] = result["ratio"].get<double>() >= *one.target;
+  }
+  return result;
+}
+
+std::string rate_text(const ordered_json& result, double seconds) {
+  const double scale = result["seconds"].get<double>() / seconds;
+  if (result.contains("gflops_per_second")) {
+    return format("%.1f GFLOP/s", result["gflops_per_second"].get<double>() * scale);
+  }
+  return format("%.1f GB/s", result.value("gigabytes_per_second", 0.0) * scale);
+}
+
+void add_row(const ordered_json& result, Table& table) {
+  const double seconds = result["seconds"];
+  const bool ceiling = result.contains("ceiling");
+  std::string verdict;
+  if (result.contains("target")) {
+    verdict = format("%.0f %% ", 100 * result["target"].get<double>()) +
+              (result["reached"] ? "reached" : "MISSED");
+  }
+  table.add({result["operation"], result["benchmark"], format("%.3f ms", seconds * 1e3),
+             rate_text(result, seconds),
+             ceiling ? rate_text(result, result["ceiling_seconds"]) + " " +
+                           result["ceiling"].get<std::string>()
+                     : "",
+             ceiling ? format("%.0f %%", 100 * result["ratio"].get<double>()) : "", verdict});
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  std::strftime(text, sizeof(text), "%Y-%m-%d", std::gmtime(&now));
+  return text;
+}
+
+}  // namespace
+
+int run_bench(const BenchOptions& options) {
+  const auto operations = select_operations(options.operation);
+  const testing::Target target = make_target(options.where);
+  // The library's own arguments; ours were parsed before.
+  std::string arguments[] = {"winnow", "--benchmark_enable_random_interleaving=true"};
+  char* argv[] = {arguments[0].data(), arguments[1].data(), nullptr};
+  int argc = 2;
+  benchmark::Initialize(&argc, argv);
+
+  Table table({{"operation"},
+               {"benchmark"},
+               {"time", Table::Align::right},
+               {"rate", Table::Align::right},
+               {"ceiling", Table::Align::right},
+               {"of ceiling", Table::Align::right},
+               {"target"}});
+  ordered_json results = ordered_json::array();
+  Progress progress;
+  bool found = false, missed = false;
+  for (const auto* operation : operations) {
+    for (const testing::Benchmark& one : operation->benchmarks) {
+      const bool named = one.name == options.only_benchmark;
+      if (!options.only_benchmark.empty() && !named) continue;
+      if (one.slow && !named && !options.all) continue;
+      found = true;
+      progress.show(operation->name + " " + one.name);
+      results.push_back(run_one(*operation, one, target, options));
+      add_row(results.back(), table);
+      missed = missed || !results.back().value("reached", true);
+    }
+  }
+  progress.clear();
+  if (!found && !options.only_benchmark.empty()) {
+    throw Error(ErrorCode::invalid_argument, "bench", "--name", "a benchmark of the operation",
+                "\"" + options.only_benchmark + "\"");
+  }
+  const ordered_json report = {
+      {"version", WINNOW_VERSION},          {"date", today()},
+      {"threads", num_threads()},           {"cpu_module", cpu_kernels().name},
+      {"repetitions", options.repetitions}, {"results", results}};
+  if (options.json) {
+    std::cout << report.dump(2) << "\n";
+  } else {
+    std::cout << "winnow " << WINNOW_VERSION << ", " << today() << ", " << num_threads()
+              << " threads, " << cpu_kernels().name << "; median of " << options.repetitions
+              << " repetitions, random order\n\n";
+    table.print(std::cout);
+  }
+  return options.check && missed ? kCheckFailed : kOk;
+}
+
+}  // namespace winnow::cli

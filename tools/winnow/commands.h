@@ -1,0 +1,56 @@
+// The subcommands of the program. Each returns the exit code; bad input throws winnow::Error.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "winnow/core/backend.h"
+#include "winnow/testing/operation.h"
+
+namespace winnow::cli {
+
+// Exit codes, as --help lists them.
+enum ExitCode : int {
+  kOk = 0,
+  kCheckFailed = 1,  // a result was wrong, or a promised speed was missed with --check
+  kBadUsage = 2,     // an unknown option, operation, file or value
+  kUnsupported = 3,  // the request is fine, but not on this machine or build
+  kSystemError = 4,  // memory, files, or a defect
+};
+
+// The operations that a name selects: "sparse_mla::forward", a family ("sparse_mla"), or all for
+// "". Throws Error naming the known ones.
+std::vector<const testing::Operation*> select_operations(const std::string& name);
+
+struct RunWhere {
+  std::string device = "auto";  // auto, cpu or cuda
+  std::string backend;          // forces one; empty: the first that serves the device
+};
+// Throws Error (unsupported) where `cuda` is asked for and no GPU is there.
+testing::Target make_target(const RunWhere& where);
+
+int run_info(bool json);
+
+struct VerifyOptions {
+  std::string operation;
+  std::string only_case;
+  RunWhere where;
+  bool list = false;
+  bool json = false;
+};
+int run_verify(const VerifyOptions& options);
+
+struct BenchOptions {
+  std::string operation;
+  std::string only_benchmark;
+  RunWhere where;
+  bool all = false;
+  bool check = false;
+  bool json = false;
+  double seconds = 0.2;  // least measured time of a repetition
+  int repetitions = 7;
+};
+int run_bench(const BenchOptions& options);
+
+}  // namespace winnow::cli

@@ -1,0 +1,146 @@
+#include "tools/winnow/demo/demo.h"
+
+#include <chrono>
+#include <ostream>
+
+#include "tools/winnow/demo/output_directory.h"
+#include "tools/winnow/demo/steps.h"
+#include "tools/winnow/demo/text_format.h"
+
+#include "winnow/winnow.h"
+
+namespace winnow::demo {
+namespace {
+
+constexpr std::int64_t kMinTokens = static_cast<std::int64_t>(kMinDocumentBytes);
+constexpr std::int64_t kMaxTokens = 8192;
+constexpr std::int64_t kMinSteps = 50;
+
+void check_options(const DemoOptions& options) {
+  if (options.tokens < kMinTokens || options.tokens > kMaxTokens) {
+    throw Error(ErrorCode::invalid_argument, "demo", "tokens",
+                format_text("%lld to %lld", static_cast<long long>(kMinTokens),
+                            static_cast<long long>(kMaxTokens)),
+                std::to_string(options.tokens));
+  }
+  if (options.steps < kMinSteps) {
+    throw Error(ErrorCode::invalid_argument, "demo", "steps",
+                "at least " + std::to_string(kMinSteps), std::to_string(options.steps));
+  }
+}
+
+[[noreturn]] void refuse_cuda() {
+  std::string reasons;
+  std::string previous;  // several backends often share a reason
+  for (const BackendStatus& status : backends()) {
+    if (status.backend == Backend::cpu || status.supported || status.reason == previous) continue;
+    reasons += status.reason + "; ";
+    previous = status.reason;
+  }
+  reasons += gpus().gpus.empty() ? gpus().reason : "the demo keeps its tensors in host memory";
+  throw Error(ErrorCode::unsupported, "demo", "--device", "cpu or auto", "cuda: " + reasons);
+}
+
+// Lets the library choose its backend for one tiny call, so that a machine or an environment where
+// it cannot is found out before the work begins.
+RunOptions choose_run_options(DeviceChoice device) {
+  if (device == DeviceChoice::cuda) refuse_cuda();
+  RunOptions result;
+  if (device == DeviceChoice::cpu) result.backend = Backend::cpu;
+  const Tensor row(DType::f32, {1, 1, kRowDim});
+  const Tensor index(DType::i32, {1, 1, 1});
+  Tensor out(DType::f32, {1, 1, sparse_mla::kValueDim});
+  sparse_mla::forward({.q = row, .kv = row, .indices = index, .out = out}, result);
+  return result;
+}
+
+std::string names(const std::set<Backend>& backends) {
+  std::string text;
+  for (const Backend backend : backends) {
+    text += (text.empty() ? "" : ", ") + std::string(to_string(backend));
+  }
+  return text;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+nlohmann::ordered_json changes_to_json(const std::vector<Change>& changes) {
+  nlohmann::ordered_json result = nlohmann::ordered_json::array();
+  for (const Change& change : changes) {
+    result.push_back({{"what", change.what}, {"before", change.before}, {"after", change.after}});
+  }
+  return result;
+}
+
+}  // namespace
+
+DeviceChoice device_choice_from_string(const std::string& name) {
+  if (name == "auto") return DeviceChoice::automatic;
+  if (name == "cpu") return DeviceChoice::cpu;
+  if (name == "cuda") return DeviceChoice::cuda;
+  throw Error(ErrorCode::invalid_argument, "demo", "--device", "auto, cpu or cuda",
+              name.empty() ? "nothing" : name);
+}
+
+int run_demo(const DemoOptions& options, std::ostream& out, std::ostream& err) {
+  const auto start = std::chrono::steady_clock::now();
+  check_options(options);
+  DemoState state(options, err);
+  state.document = read_document(options.file.value_or(options.default_document),
+                                 static_cast<std::size_t>(options.tokens));
+  state.run_options = choose_run_options(options.device);
+  prepare_output_directory(options.out_dir);
+
+  if (!options.json) {
+    out << "A sparse attention layer over " << state.document.name << " learns where to look.\n\n";
+  }
+  std::vector<StepReport> reports;
+  bool passed = true;
+  int failed_checks = 0, checks = 0;
+  for (const Step& step : steps()) {
+    StepReport report;
+    report.name = step.name;
+    state.progress.show(report.name + " ...");
+    const auto step_start = std::chrono::steady_clock::now();
+    step.run(state, report);
+    report.seconds = seconds_since(step_start);
+    state.progress.clear();
+    passed = passed && report.passed();
+    for (const Check& check : report.checks()) {
+      ++checks;
+      if (!check.passed) ++failed_checks;
+    }
+    reports.push_back(std::move(report));
+    if (!options.json) print_step(out, static_cast<int>(reports.size()), reports.back());
+  }
+
+  const std::string ran = names(state.layer->backends_used());
+  const double seconds = seconds_since(start);
+  if (options.json) {
+    nlohmann::ordered_json object = {{"program", "winnow demo"},
+                                     {"ok", passed},
+                                     {"seconds", seconds},
+                                     {"backend", ran},
+                                     {"threads", num_threads()},
+                                     {"document", state.document.name},
+                                     {"changes", changes_to_json(state.changes)},
+                                     {"files", state.files}};
+    nlohmann::ordered_json& list = object["steps"] = nlohmann::ordered_json::array();
+    for (const StepReport& report : reports) list.push_back(to_json(report));
+    // A file name need not be UTF-8; JSON must be.
+    out << object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
+  } else {
+    print_summary(out, reports, state.changes);
+    for (const std::string& file : state.files) out << "   wrote " << file << "\n";
+    out << format_text("   backend that ran: %s, %d threads; %.1f s in all\n", ran.c_str(),
+                       num_threads(), seconds);
+    out << (passed ? format_text("\nAll %d checks passed.\n", checks)
+                   : format_text("\n%d of %d checks FAILED.\n", failed_checks, checks));
+  }
+  out << std::flush;
+  return passed ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace winnow::demo

@@ -1,0 +1,68 @@
+// What the steps of the demo tell: on the terminal, or as one JSON object.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace winnow::demo {
+
+struct Check {
+  std::string what;
+  std::string found;  // "1.2e-07, at most 2e-05"
+  bool passed = false;
+};
+
+// Filled in by a step.
+class StepReport {
+ public:
+  std::string name;
+  std::string size;               // "2048 tokens, 16 heads"
+  std::vector<std::string> done;  // sentences
+  double seconds = 0;
+  nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
+
+  // NaN passes neither.
+  void at_most(const std::string& what, double value, double limit);
+  void at_least(const std::string& what, double value, double limit);
+  void require(const std::string& what, bool passed);
+
+  bool passed() const;
+  const std::vector<Check>& checks() const { return checks_; }
+
+ private:
+  std::vector<Check> checks_;
+};
+
+// A quantity of the summary before and after training.
+struct Change {
+  std::string what;
+  double before = 0;
+  double after = 0;
+  std::string note;  // "best possible 0.81"; may be empty
+};
+
+void print_step(std::ostream& out, int number, const StepReport& step);
+void print_summary(std::ostream& out, const std::vector<StepReport>& steps,
+                   const std::vector<Change>& changes);
+nlohmann::ordered_json to_json(const StepReport& step);
+
+// A line that overwrites itself, for a person who waits; does nothing unless enabled.
+class Progress {
+ public:
+  Progress(std::ostream& stream, bool enabled) : stream_(stream), enabled_(enabled) {}
+  ~Progress() { clear(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void show(const std::string& text);
+  void clear();
+
+ private:
+  std::ostream& stream_;
+  bool enabled_;
+  bool shown_ = false;
+};
+
+}  // namespace winnow::demo

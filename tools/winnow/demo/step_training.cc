@@ -1,0 +1,137 @@
+// Step 7: the indexer learns from the attention distribution.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "tools/winnow/demo/comparison.h"
+#include "tools/winnow/demo/steps.h"
+#include "tools/winnow/demo/text_format.h"
+
+namespace winnow::demo {
+namespace {
+
+constexpr double kLearningRate = 0.005;
+constexpr double kLastRate = 0.1;  // of the learning rate; it falls in a straight line
+constexpr std::int64_t kEvaluateEvery = 4;
+// The first and last losses are means of so many steps: a batch is small and its loss jumps.
+constexpr std::size_t kLossWindow = 5;
+
+// What training must bring.
+constexpr double kLossLeft = 0.8;   // of the first loss at most
+constexpr double kGainShare = 0.3;  // of what separates the start, or chance, from the best choice
+
+// KL(dense attention || softmax of the scores over all earlier tokens), mean of the queries.
+double dense_loss(const DenseAttention& dense, const Scores& scores) {
+  double loss = 0;
+  for (std::size_t row = 0; row < dense.positions.size(); ++row) {
+    const std::int64_t i = static_cast<std::int64_t>(row);
+    const std::int64_t earlier = dense.positions[row] + 1;
+    const double largest = double(scores.values.row(i).head(earlier).maxCoeff());
+    double sum = 0;
+    for (std::int64_t token = 0; token < earlier; ++token) {
+      sum += std::exp(double(scores.values(i, token)) - largest);
+    }
+    for (std::int64_t token = 0; token < earlier; ++token) {
+      const double wanted = dense.share(i, token);
+      if (wanted <= 0) continue;
+      const double log_guess = double(scores.values(i, token)) - largest - std::log(sum);
+      loss += wanted * (std::log(wanted) - log_guess) / double(dense.positions.size());
+    }
+  }
+  return loss;
+}
+
+void evaluate(DemoState& state, std::int64_t steps_done) {
+  const Scores scores = state.indexer->score(state.layer->rows(), state.held_out_queries);
+  state.curves.evaluated_at.push_back(static_cast<double>(steps_done));
+  state.curves.held_out_loss.push_back(dense_loss(state.held_out, scores));
+  state.curves.held_out_capture.push_back(
+      captured_share(state.held_out, choose_by_score(scores, state.topk)));
+}
+
+// One step on a random batch. Returns its loss before the update.
+double train_once(DemoState& state, Adam& adam, double learning_rate, Random& random) {
+  Layer& layer = *state.layer;
+  std::vector<std::int64_t> batch;
+  for (std::int64_t i = 0; i < kBatch; ++i) {
+    const std::int64_t count = static_cast<std::int64_t>(state.training_queries.size());
+    batch.push_back(state.training_queries[random.below(count)]);
+  }
+  const Scores scores = state.indexer->score(layer.rows(), batch);
+  // An indexer that saw only its own choice would never hear of the tokens it misses. DSA warms up
+  // on dense attention; half of the entries being random is the cheap way to the same end.
+  const Selection entries = with_exploration(choose_by_score(scores, state.topk), random);
+  const LayerOutput output = layer.forward(entries);
+  Tensor teacher = layer.distribution(entries, output.lse);
+  for (float& weight : teacher.values<float>()) weight /= static_cast<float>(kHeads);
+  const IndexerGradient gradient =
+      state.indexer->gradient(layer.rows(), scores, entries, teacher.values<float>());
+  adam.update(*state.indexer, gradient, learning_rate);
+  return gradient.loss;
+}
+
+double mean(std::span<const double> values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
+}
+
+}  // namespace
+
+void run_training_step(DemoState& state, StepReport& report) {
+  const std::int64_t steps = state.options.steps;
+  TrainingCurves& curves = state.curves;
+  Adam adam(*state.indexer);
+  Random random(17);
+  for (std::int64_t step = 0; step < steps; ++step) {
+    if (step % kEvaluateEvery == 0) {
+      evaluate(state, step);
+      state.progress.show(format_text("training: step %lld of %lld, loss %.3f, captured share %.3f",
+                                      static_cast<long long>(step), static_cast<long long>(steps),
+                                      curves.held_out_loss.back(), curves.held_out_capture.back()));
+    }
+    const double done = static_cast<double>(step) / static_cast<double>(steps);
+    curves.loss.push_back(
+        train_once(state, adam, kLearningRate * (1 - (1 - kLastRate) * done), random));
+  }
+  evaluate(state, steps);
+  state.progress.clear();
+
+  const double first_loss = mean(std::span(curves.loss).first(kLossWindow));
+  const double last_loss = mean(std::span(curves.loss).last(kLossWindow));
+  const double first_share = curves.held_out_capture.front();
+  const double last_share = curves.held_out_capture.back();
+  const ReferenceShares& references = state.references;
+  report.size =
+      format_text("%lld steps of %lld queries x %lld tokens", static_cast<long long>(steps),
+                  static_cast<long long>(kBatch), static_cast<long long>(2 * state.topk));
+  report.done.push_back("KL(teacher || softmax of the scores) over the chosen and as many random");
+  report.done.push_back("tokens: forward and distribution in every step, gradient by hand, Adam");
+  report.done.push_back(format_text("loss %.3f -> %.3f; on held-out queries %.3f -> %.3f",
+                                    first_loss, last_loss, curves.held_out_loss.front(),
+                                    curves.held_out_loss.back()));
+  report.done.push_back(format_text("captured share %.3f -> %.3f (best possible %.3f)", first_share,
+                                    last_share, references.best));
+  report.at_most("last loss / first loss", last_loss / first_loss, kLossLeft);
+  report.at_most("the same on held-out queries",
+                 curves.held_out_loss.back() / curves.held_out_loss.front(), kLossLeft);
+  report.at_least("captured share against its start", last_share,
+                  first_share + kGainShare * (references.best - first_share));
+  report.at_least("captured share against random tokens", last_share,
+                  references.random + kGainShare * (references.best - references.random));
+  report.numbers = {{"steps", steps},
+                    {"batch", kBatch},
+                    {"learning_rate", kLearningRate},
+                    {"first_loss", first_loss},
+                    {"last_loss", last_loss},
+                    {"loss", curves.loss},
+                    {"evaluated_at", curves.evaluated_at},
+                    {"held_out_loss", curves.held_out_loss},
+                    {"held_out_captured_share", curves.held_out_capture}};
+  state.changes.push_back({"loss of the batch (KL)", first_loss, last_loss, ""});
+  state.changes.push_back({"loss on held-out queries (KL)", curves.held_out_loss.front(),
+                           curves.held_out_loss.back(), ""});
+  state.changes.push_back({"captured share of full attention", first_share, last_share,
+                           format_text("best %.3f, recent %.3f, random %.3f", references.best,
+                                       references.recent, references.random)});
+}
+
+}  // namespace winnow::demo

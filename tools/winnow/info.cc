@@ -1,0 +1,118 @@
+// `winnow info`: what this build and this machine can do.
+#include <fstream>
+#include <iostream>
+#include <string>
+
+#include "tools/winnow/commands.h"
+#include "tools/winnow/table.h"
+#include <nlohmann/json.hpp>
+
+#include "winnow/core/device.h"
+#include "winnow/core/executor.h"
+#include "winnow/core/parallel.h"
+#include "winnow/core/version.h"
+#include "winnow/cpu/kernels.h"
+
+namespace winnow::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+ordered_json collect() {
+  ordered_json info;
+  info["version"] = WINNOW_VERSION;
+  info["compiler"] = "g++ or compatible " __VERSION__;
+  info["processor"] = processor_name();
+  info["threads"] = num_threads();
+  info["loops"] = parallel_runtime();
+  for (const CpuModule& module : cpu_modules()) {
+    info["cpu_modules"].push_back({{"name", module.kernels->name},
+                                   {"instructions", module.kernels->instructions},
+                                   {"runs_here", module.runs_here},
+                                   {"used", module.kernels == &cpu_kernels()}});
+  }
+  for (const BackendStatus& status : backends()) {
+    info["backends"].push_back({{"name", std::string(to_string(status.backend))},
+                                {"description", status.description},
+                                {"supported", status.supported},
+                                {"reason", status.reason}});
+  }
+  info["driver"] = gpus().driver;
+  info["gpus"] = ordered_json::array();
+  for (const Gpu& gpu : gpus().gpus) {
+    info["gpus"].push_back({{"index", gpu.index},
+                            {"name", gpu.name},
+                            {"compute_capability", std::to_string(gpu.compute_major) + "." +
+                                                       std::to_string(gpu.compute_minor)},
+                            {"memory_bytes", gpu.memory_bytes}});
+  }
+  info["no_gpu_because"] = gpus().reason;
+  info["libraries"] = {cpu_kernels().libraries};
+  for (const testing::Operation& operation : testing::operations()) {
+    info["operations"].push_back({{"name", operation.name}, {"summary", operation.summary}});
+  }
+  return info;
+}
+
+void print(const ordered_json& info) {
+  std::cout << "winnow " << info["version"].get<std::string>() << "\n\n";
+  std::cout << "processor  " << info["processor"].get<std::string>() << ", " << info["threads"]
+            << " threads (" << info["loops"].get<std::string>() << ")\n";
+  for (const auto& module : info["cpu_modules"]) {
+    std::cout << "  module   " << module["name"].get<std::string>() << " ("
+              << module["instructions"].get<std::string>() << ")"
+              << (module["used"]        ? ": in use"
+                  : module["runs_here"] ? ""
+                                        : ": not on this processor")
+              << "\n";
+  }
+  std::cout << "\n";
+  Table backends({{"backend"}, {"supported"}, {"what it is, or why not"}});
+  for (const auto& backend : info["backends"]) {
+    const bool supported = backend["supported"];
+    backends.add({backend["name"], supported ? "yes" : "no",
+                  supported ? backend["description"] : backend["reason"]});
+  }
+  backends.print(std::cout);
+  std::cout << "\n";
+  if (info["gpus"].empty()) {
+    std::cout << "GPUs       none: " << info["no_gpu_because"].get<std::string>() << "\n";
+  } else {
+    std::cout << "GPUs       driver for CUDA " << info["driver"].get<std::string>() << "\n";
+    for (const auto& gpu : info["gpus"]) {
+      std::cout << "  cuda:" << gpu["index"] << "   " << gpu["name"].get<std::string>() << ", "
+                << "compute capability " << gpu["compute_capability"].get<std::string>() << ", "
+                << gpu["memory_bytes"].get<std::int64_t>() / (1 << 30) << " GiB\n";
+    }
+  }
+  std::cout << "libraries  ";
+  for (const auto& library : info["libraries"]) std::cout << library.get<std::string>() << " ";
+  std::cout << "\n\n";
+  Table operations({{"operation"}, {"what it computes"}});
+  for (const auto& operation : info["operations"]) {
+    operations.add({operation["name"], operation["summary"]});
+  }
+  operations.print(std::cout);
+}
+
+}  // namespace
+
+int run_info(bool json) {
+  const ordered_json info = collect();
+  if (json) {
+    std::cout << info.dump(2) << "\n";
+  } else {
+    print(info);
+  }
+  return kOk;
+}
+
+}  // namespace winnow::cli

@@ -1,0 +1,170 @@
+// The command line program: parses the arguments and runs one subcommand.
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "tools/winnow/commands.h"
+#include "tools/winnow/demo/demo.h"
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+#include "winnow/core/error.h"
+#include "winnow/core/version.h"
+
+namespace winnow::cli {
+namespace {
+
+constexpr const char* kExitCodes = R"(Exit codes:
+  0  everything asked for was done and is right
+  1  a check failed: a wrong result, or with --check a speed below its target
+  2  bad usage or input: an unknown option, operation, file or value
+  3  not supported on this machine or by this build; the reason is printed
+  4  the system failed: memory, a file that cannot be written, a defect)";
+
+constexpr const char* kExamples = R"(Examples:
+  winnow info                         what this build and this machine can do
+  winnow demo                         a sparse attention layer learns where to look
+  winnow verify sparse_mla            check the three sparse MLA operations
+  winnow bench sparse_mla::forward    time one operation beside a matrix product
+
+)";
+
+// The document that `demo` reads by default: installed beside the program, or in the source tree.
+std::string default_document() {
+  std::error_code error;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+  const auto installed = program.parent_path().parent_path() / WINNOW_INSTALLED_DOCUMENT;
+  return std::filesystem::exists(installed, error) ? installed.string() : WINNOW_SOURCE_DOCUMENT;
+}
+
+void add_where(CLI::App& command, RunWhere& where) {
+  command.add_option("--device", where.device, "where the tensors live: auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command.add_option("--backend", where.backend, "force a backend (winnow info lists them)");
+}
+
+void add_info(CLI::App& app, int& exit_code) {
+  auto* command = app.add_subcommand("info", "version, backends, GPUs, libraries, operations");
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "print one JSON object");
+  command->callback([json, &exit_code] { exit_code = run_info(*json); });
+}
+
+void add_demo(CLI::App& app, int& exit_code) {
+  auto* command = app.add_subcommand(
+      "demo", "a sparse attention layer over a real document learns where to look");
+  command->footer(
+      "Examples:\n"
+      "  winnow demo                                 over a document of the project\n"
+      "  winnow demo notes.txt --out pictures        over your text, pictures into a folder\n"
+      "  winnow demo --json > numbers.json           every number, for programs\n");
+  auto options = std::make_shared<demo::DemoOptions>();
+  options->default_document = default_document();
+  options->progress = isatty(STDERR_FILENO) != 0;
+  auto device = std::make_shared<std::string>("auto");
+  command->add_option("FILE", options->file, "a UTF-8 text (default: a document of the project)");
+  command->add_option("--device", *device, "where the tensors live: auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_option("--out", options->out_dir, "folder for the pictures")->capture_default_str();
+  command->add_option("--tokens", options->tokens, "bytes of the document that are used at most")
+      ->capture_default_str();
+  command->add_option("--steps", options->steps, "steps of training")->capture_default_str();
+  command->add_flag("--json", options->json, "print one JSON object and nothing else");
+  command->callback([options, device, &exit_code] {
+    options->device = demo::device_choice_from_string(*device);
+    exit_code = demo::run_demo(*options, std::cout, std::cerr);
+  });
+}
+
+void add_verify(CLI::App& app, int& exit_code) {
+  auto* command = app.add_subcommand("verify", "case tables against double-precision oracles");
+  command->footer(
+      "Examples:\n"
+      "  winnow verify                               every operation\n"
+      "  winnow verify sparse_mla::backward --list   the cases of one\n"
+      "  winnow verify sparse_mla::forward --case NAME\n");
+  auto options = std::make_shared<VerifyOptions>();
+  command->add_option("OP", options->operation, "an operation or a family (default: all)");
+  add_where(*command, options->where);
+  command->add_option("--case", options->only_case, "only this case");
+  command->add_flag("--list", options->list, "list the cases, run none");
+  command->add_flag("--json", options->json, "print one JSON object");
+  command->callback([options, &exit_code] { exit_code = run_verify(*options); });
+}
+
+void add_bench(CLI::App& app, int& exit_code) {
+  auto* command = app.add_subcommand("bench", "times beside a ceiling measured in the same run");
+  command->footer(
+      "Examples:\n"
+      "  winnow bench                                every operation\n"
+      "  winnow bench sparse_mla --json > today.json\n"
+      "  winnow bench sparse_mla::forward --check    exit 1 if a target is missed\n");
+  auto options = std::make_shared<BenchOptions>();
+  command->add_option("OP", options->operation, "an operation or a family (default: all)");
+  add_where(*command, options->where);
+  command->add_option("--name", options->only_benchmark, "only this benchmark");
+  command->add_flag("--all", options->all, "the slow ones too");
+  command->add_option("--seconds", options->seconds, "least measured time of a repetition")
+      ->check(CLI::Range(0.001, 60.0))
+      ->capture_default_str();
+  command->add_option("--repetitions", options->repetitions, "repetitions; the median is reported")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_flag("--check", options->check, "fail where a promised speed is missed");
+  command->add_flag("--json", options->json, "print one JSON object");
+  command->callback([options, &exit_code] { exit_code = run_bench(*options); });
+}
+
+int exit_code_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument:
+      return kBadUsage;
+    case ErrorCode::unsupported:
+      return kUnsupported;
+    case ErrorCode::resource:
+    case ErrorCode::timeout:
+    case ErrorCode::internal:
+      return kSystemError;
+  }
+  return kSystemError;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Winnow: the kernels that sparse transformers need");
+  app.name("winnow");
+  app.set_version_flag("--version", std::string("winnow ") + WINNOW_VERSION);
+  app.require_subcommand(1);
+  app.footer(std::string(kExamples) + kExitCodes);
+  int exit_code = kOk;
+  add_info(app, exit_code);
+  add_demo(app, exit_code);
+  add_verify(app, exit_code);
+  add_bench(app, exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kOk : kBadUsage;  // --help and --version end here with 0
+  }
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace winnow::cli
+
+int main(int argc, char** argv) {
+  try {
+    return winnow::cli::run(argc, argv);
+  } catch (const winnow::Error& error) {
+    std::cerr << "winnow: " << error.what() << "\n";
+    return winnow::cli::exit_code_of(error.code());
+  } catch (const std::bad_alloc&) {
+    std::cerr << "winnow: memory could not be had\n";
+  } catch (const std::exception& error) {
+    std::cerr << "winnow: " << error.what() << "\n";
+  }
+  return winnow::cli::kSystemError;
+}

@@ -1,0 +1,45 @@
+// Text tables and progress lines for the terminal.
+#pragma once
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace winnow::cli {
+
+// Collects rows and prints them with aligned columns.
+class Table {
+ public:
+  enum class Align { left, right };
+  struct Column {
+    std::string title;
+    Align align = Align::left;
+  };
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  void print(std::ostream& out) const;
+
+ private:
+  std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// A line on standard error that overwrites itself; silent unless that is a terminal.
+class Progress {
+ public:
+  Progress();
+  ~Progress() { clear(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void show(const std::string& text);
+  void clear();
+
+ private:
+  bool terminal_;
+  bool shown_ = false;
+};
+
+// printf for strings: "%.3f".
+[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
+
+}  // namespace winnow::cli

@@ -1,0 +1,235 @@
+// The program as a user meets it: what it prints and how it ends.
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+struct Result {
+  int exit_code = -1;
+  std::string output;  // standard output and standard error together, unless redirected
+};
+
+// Runs the program through the shell; `environment` comes before it.
+Result run(const std::string& arguments, const std::string& environment = "") {
+  const std::string command = environment + " " WINNOW_PROGRAM " " + arguments + " 2>&1";
+  Result result;
+  std::FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return result;
+  char buffer[4096];
+  for (std::size_t count; (count = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
+    result.output.append(buffer, count);
+  }
+  const int status = pclose(pipe);
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return result;
+}
+
+// A folder of its own for each test.
+class CommandLine : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "winnow-test-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string write(const std::string& name, const std::string& content) const {
+    const fs::path path = folder_ / name;
+    std::ofstream(path, std::ios::binary) << content;
+    return path.string();
+  }
+  std::string out() const { return (folder_ / "out").string(); }
+
+  // The demo refuses a document: exit code 2, a reason, no pictures and no folder for them.
+  void expect_refused(const std::string& file, const std::string& reason) const {
+    const Result result = run("demo '" + file + "' --out " + out());
+    EXPECT_EQ(result.exit_code, 2) << result.output;
+    EXPECT_THAT(result.output, HasSubstr(reason));
+    EXPECT_FALSE(fs::exists(fs::path(out()) / "attention.png"));
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(CommandLine, WithoutACommandExplainsItself) {
+  const Result result = run("");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.output, HasSubstr("A subcommand is required"));
+}
+
+TEST_F(CommandLine, HelpHasExamplesAndExitCodes) {
+  const Result result = run("--help");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.output, AllOf(HasSubstr("Examples:"), HasSubstr("Exit codes:")));
+  for (const char* command : {"demo", "verify", "bench"}) {
+    EXPECT_THAT(run(std::string(command) + " --help").output, HasSubstr("Examples:")) << command;
+  }
+}
+
+TEST_F(CommandLine, UnknownOptionIsBadUsage) {
+  const Result result = run("info --colour");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.output, HasSubstr("--colour"));
+  EXPECT_EQ(run("sort").exit_code, 2);
+  EXPECT_EQ(run("demo --device tpu").exit_code, 2);
+  EXPECT_EQ(run("bench --repetitions 0").exit_code, 2);
+}
+
+TEST_F(CommandLine, UnknownOperationNamesTheKnownOnes) {
+  for (const char* command : {"verify", "bench"}) {
+    const Result result = run(std::string(command) + " sparse_mla::sideways");
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.output,
+                AllOf(HasSubstr("\"sparse_mla::sideways\""), HasSubstr("sparse_mla::forward")));
+  }
+}
+
+TEST_F(CommandLine, InfoTellsBackendsAndReasons) {
+  const Result result = run("info");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.output, AllOf(HasSubstr("sm90"), HasSubstr("cpu"), HasSubstr("GPUs"),
+                                   HasSubstr("Eigen"), HasSubstr("sparse_mla::backward")));
+  const json info = json::parse(run("info --json").output);
+  ASSERT_EQ(info["backends"].size(), 3u);
+  EXPECT_EQ(info["backends"][2]["name"], "cpu");
+  EXPECT_TRUE(info["backends"][2]["supported"]);
+  for (const auto& backend : info["backends"]) {
+    EXPECT_EQ(backend["supported"].get<bool>(), backend["reason"].get<std::string>().empty());
+  }
+}
+
+TEST_F(CommandLine, InfoReportsTheForcedModule) {
+  const json info = json::parse(run("info --json", "WINNOW_CPU_ISA=baseline").output);
+  for (const auto& module : info["cpu_modules"]) {
+    EXPECT_EQ(module["used"].get<bool>(), module["name"] == "baseline");
+  }
+  const Result unknown = run("info", "WINNOW_CPU_ISA=mmx");
+  EXPECT_EQ(unknown.exit_code, 3);
+  EXPECT_THAT(unknown.output, AllOf(HasSubstr("WINNOW_CPU_ISA"), HasSubstr("mmx")));
+}
+
+TEST_F(CommandLine, VerifyPrintsTheBackendThatRan) {
+  const Result list = run("verify sparse_mla::forward --list");
+  ASSERT_EQ(list.exit_code, 0);
+  const std::size_t begin = list.output.find(' ') + 1;
+  const std::string name = list.output.substr(begin, list.output.find(' ', begin) - begin);
+  const Result result = run("verify sparse_mla::forward --device cpu --case " + name);
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_THAT(result.output, AllOf(HasSubstr(name), HasSubstr("cpu"), HasSubstr("1 passed")));
+}
+
+TEST_F(CommandLine, VerifyRefusesWhatItCannotDo) {
+  const Result no_case = run("verify sparse_mla::forward --case nonsense");
+  EXPECT_EQ(no_case.exit_code, 2);
+  EXPECT_THAT(no_case.output, HasSubstr("\"nonsense\""));
+  const Result backend = run("verify --backend abacus");
+  EXPECT_EQ(backend.exit_code, 2);
+  EXPECT_THAT(backend.output, HasSubstr("one of sm90, cuda, cpu"));
+}
+
+TEST_F(CommandLine, CudaWithoutAGpuGivesTheReason) {
+  const json info = json::parse(run("info --json").output);
+  if (info["backends"][0]["supported"]) GTEST_SKIP() << "this machine has a GPU";
+  for (const char* command : {"verify", "bench", "demo"}) {
+    const Result result = run(std::string(command) + " --device cuda");
+    EXPECT_EQ(result.exit_code, 3) << command;
+    EXPECT_THAT(result.output, HasSubstr("the cpu backend works")) << command;
+  }
+  EXPECT_EQ(run("verify --backend sm90").exit_code, 3);
+}
+
+TEST_F(CommandLine, VerifyFailsOnAWrongResultAndSaysHowToRepeat) {
+  const Result result =
+      run("verify sparse_mla::distribution --device cpu", "LD_PRELOAD=" WINNOW_BROKEN_LIBRARY);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.output, AllOf(HasSubstr("FAILED"), HasSubstr("repeat: winnow verify "
+                                                                  "sparse_mla::distribution "
+                                                                  "--case ")));
+}
+
+TEST_F(CommandLine, BenchGivesRatesAndRatios) {
+  const Result result =
+      run("bench sparse_mla::forward --seconds 0.01 --repetitions 1 --json --device cpu");
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  const json report = json::parse(result.output);
+  ASSERT_FALSE(report["results"].empty());
+  for (const auto& entry : report["results"]) {
+    EXPECT_GT(entry["gflops_per_second"].get<double>(), 0);
+    EXPECT_GT(entry["ratio"].get<double>(), 0);
+  }
+}
+
+TEST_F(CommandLine, DemoLearnsAndDraws) {
+  const Result result = run("demo --json --device cpu --out " + out() + " 2>/dev/null");
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  const json report = json::parse(result.output);
+  EXPECT_TRUE(report["ok"].get<bool>());
+  EXPECT_EQ(report["backend"], "cpu");
+  ASSERT_FALSE(report["steps"].empty());
+  for (const auto& step : report["steps"]) EXPECT_TRUE(step["ok"].get<bool>()) << step["name"];
+  int pictures = 0;
+  for (const auto& entry : fs::directory_iterator(out())) {
+    ASSERT_EQ(entry.path().extension(), ".png") << "something else was left behind";
+    std::ifstream file(entry.path(), std::ios::binary);
+    std::string signature(8, '\0');
+    file.read(signature.data(), 8);
+    EXPECT_EQ(signature, "\x89PNG\r\n\x1a\n");
+    ++pictures;
+  }
+  EXPECT_EQ(pictures, 2);
+}
+
+TEST_F(CommandLine, DemoFailsWhereAnOperationIsBroken) {
+  const Result result =
+      run("demo --device cpu --out " + out(), "LD_PRELOAD=" WINNOW_BROKEN_LIBRARY);
+  EXPECT_EQ(result.exit_code, 1) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("FAILED"));
+}
+
+TEST_F(CommandLine, DemoRefusesDocuments) {
+  expect_refused((folder_ / "missing.txt").string(), "missing.txt");
+  expect_refused(folder_.string(), "directory");
+  expect_refused(write("empty.txt", ""), "empty");
+  expect_refused(write("binary.bin", std::string("text\0text", 9)), "binary");
+  expect_refused(write("latin1.txt", std::string(400, 'a') + "caf\xe9 " + std::string(400, 'b')),
+                 "UTF-8");
+  expect_refused(write("short.txt", "too short"), "short.txt");
+}
+
+TEST_F(CommandLine, DemoRefusesAnUnreadableDocument) {
+  if (geteuid() == 0) GTEST_SKIP() << "root can read everything";
+  const std::string path = write("secret.txt", std::string(4000, 'a'));
+  chmod(path.c_str(), 0);
+  expect_refused(path, "secret.txt");
+}
+
+TEST_F(CommandLine, DemoRefusesAnOutputFolderThatIsAFile) {
+  const std::string file = write("file", "x");
+  const Result result = run("demo --out " + file);
+  EXPECT_EQ(result.exit_code, 2) << result.output;
+  EXPECT_THAT(result.output, HasSubstr(file));
+}
+
+TEST_F(CommandLine, BadThreadCountIsNamed) {
+  const Result result = run("info", "WINNOW_NUM_THREADS=many");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.output, HasSubstr("WINNOW_NUM_THREADS"));
+}
+
+}  // namespace

@@ -1,0 +1,146 @@
+// `winnow verify`: the case tables against the oracles, on the backend that really runs.
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <limits>
+#include <string>
+
+#include "tools/winnow/commands.h"
+#include "tools/winnow/table.h"
+#include <nlohmann/json.hpp>
+
+#include "winnow/core/error.h"
+
+namespace winnow::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+// The command that runs one case again.
+std::string repeat_command(const testing::Operation& operation, const testing::Case& one,
+                           const VerifyOptions& options) {
+  std::string command = "winnow verify " + operation.name + " --case " + one.name;
+  if (options.where.device != "auto") command += " --device " + options.where.device;
+  if (!options.where.backend.empty()) command += " --backend " + options.where.backend;
+  return command;
+}
+
+// The comparison that came closest to its tolerance or went furthest beyond.
+const testing::Comparison& worst(const testing::CaseOutcome& outcome) {
+  const auto closeness = [](const testing::Comparison& comparison) {
+    if (!comparison.passed) return std::numeric_limits<double>::infinity();
+    return comparison.tolerance > 0 ? comparison.error / comparison.tolerance : 0.0;
+  };
+  return *std::max_element(
+      outcome.comparisons.begin(), outcome.comparisons.end(),
+      [&](const auto& a, const auto& b) { return closeness(a) < closeness(b); });
+}
+
+struct Totals {
+  int passed = 0, failed = 0;
+  ordered_json report = ordered_json::array();
+};
+
+void run_case(const testing::Operation& operation, const testing::Case& one,
+              const testing::Target& target, const VerifyOptions& options, Table& table,
+              Totals& totals) {
+  const auto start = std::chrono::steady_clock::now();
+  const testing::CaseOutcome outcome = one.run(target);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  if (outcome.comparisons.empty()) {
+    throw Error(ErrorCode::internal, "verify", "case " + one.name + " compared nothing");
+  }
+  const testing::Comparison& shown = worst(outcome);
+  const bool passed = outcome.passed();
+  ++(passed ? totals.passed : totals.failed);
+  const std::string backend(to_string(outcome.backend));
+  table.add({one.name, backend, shown.what, format("%.1e", shown.error),
+             format("%.1e", shown.tolerance), format("%.2f s", seconds.count()),
+             passed ? "ok" : "FAILED"});
+  ordered_json entry = {{"operation", operation.name}, {"case", one.name},
+                        {"shape", one.shape},          {"backend", backend},
+                        {"seconds", seconds.count()},  {"passed", passed}};
+  for (const testing::Comparison& comparison : outcome.comparisons) {
+    entry["comparisons"].push_back({{"what", comparison.what},
+                                    {"error", comparison.error},
+                                    {"tolerance", comparison.tolerance},
+                                    {"passed", comparison.passed},
+                                    {"detail", comparison.detail}});
+  }
+  if (!passed) entry["repeat"] = repeat_command(operation, one, options);
+  totals.report.push_back(std::move(entry));
+}
+
+void print_failures(const Totals& totals) {
+  for (const auto& entry : totals.report) {
+    if (entry["passed"]) continue;
+    std::cout << "\nFAILED " << entry["operation"].get<std::string>() << " "
+              << entry["case"].get<std::string>() << " (" << entry["shape"].get<std::string>()
+              << ")\n";
+    for (const auto& comparison : entry["comparisons"]) {
+      if (comparison["passed"]) continue;
+      std::cout << "  " << comparison["what"].get<std::string>() << ": error "
+                << comparison["error"] << ", tolerance " << comparison["tolerance"] << "; "
+                << comparison["detail"].get<std::string>() << "\n";
+    }
+    std::cout << "  repeat: " << entry["repeat"].get<std::string>() << "\n";
+  }
+}
+
+}  // namespace
+
+int run_verify(const VerifyOptions& options) {
+  const auto operations = select_operations(options.operation);
+  if (options.list) {
+    for (const auto* operation : operations) {
+      for (const testing::Case& one : operation->cases) {
+        std::cout << operation->name << " " << one.name << "  (" << one.shape << ")\n";
+      }
+    }
+    return kOk;
+  }
+  const testing::Target target = make_target(options.where);
+  Totals totals;
+  Progress progress;
+  bool found = options.only_case.empty();
+  for (const auto* operation : operations) {
+    Table table({{"case"},
+                 {"backend"},
+                 {"closest"},
+                 {"error", Table::Align::right},
+                 {"tolerance", Table::Align::right},
+                 {"time", Table::Align::right},
+                 {"result"}});
+    std::size_t done = 0;
+    bool any = false;
+    for (const testing::Case& one : operation->cases) {
+      ++done;
+      if (!options.only_case.empty() && one.name != options.only_case) continue;
+      progress.show(operation->name + ": case " + std::to_string(done) + " of " +
+                    std::to_string(operation->cases.size()) + ": " + one.name);
+      run_case(*operation, one, target, options, table, totals);
+      any = found = true;
+    }
+    progress.clear();
+    if (any && !options.json) {
+      std::cout << operation->name << "\n";
+      table.print(std::cout);
+      std::cout << "\n";
+    }
+  }
+  if (!found) {
+    throw Error(ErrorCode::invalid_argument, "verify", "--case", "a case that --list shows",
+                "\"" + options.only_case + "\"");
+  }
+  if (options.json) {
+    const ordered_json report = {
+        {"passed", totals.passed}, {"failed", totals.failed}, {"cases", totals.report}};
+    std::cout << report.dump(2) << "\n";
+  } else {
+    print_failures(totals);
+    std::cout << totals.passed << " passed, " << totals.failed << " failed\n";
+  }
+  return totals.failed == 0 ? kOk : kCheckFailed;
+}
+
+}  // namespace winnow::cli
