@@ -1,0 +1,115 @@
+#include "winnow/paged_xl/attention/attention.h"
+
+#include <cmath>
+#include <string>
+
+#include "winnow/core/check.h"
+#include "winnow/core/route.h"
+#include "winnow/cpu/kernels.h"
+#include "winnow/paged_xl/attention/attention_impl.h"
+
+namespace winnow::paged_xl {
+namespace {
+
+constexpr std::string_view kOperation = "paged_xl::attention";
+
+void check_position_term(const Check& check, const AttentionArgs& args, const StepShape& step,
+                         AttentionParams& params) {
+  if (args.matrix_bd.present()) {
+    check.that(!args.pos_bias_v.present() && !args.r.present(), "matrix_bd",
+               "either matrix_bd or pos_bias_v with r", "both");
+    check_matrix_bd(check, args.matrix_bd, step);
+    params.matrix_bd = rows_of<const void*>(args.matrix_bd, 0, 1);
+    params.matrix_bd_dtype = args.matrix_bd.dtype();
+    return;
+  }
+  check.that(args.pos_bias_v.present() || args.r.present(), "matrix_bd",
+             "either matrix_bd or pos_bias_v with r", "neither");
+  params.pos_bias_v = check_pos_bias(check, "pos_bias_v", args.pos_bias_v, step);
+  params.r = check_relative(check, args.r, step);
+}
+
+AttentionParams check_args(const Check& check, const AttentionArgs& args) {
+  const StepShape step = check_query(check, args.query);
+  AttentionParams params;
+  params.cache = check_cache(check, args.key_cache, args.value_cache, step.dtype, step.device);
+  check.that(params.cache.head_size == step.head_size, "value_cache",
+             "head_size " + std::to_string(step.head_size) + " as in query",
+             std::to_string(params.cache.head_size));
+  const std::int64_t kv_heads = params.cache.num_kv_heads;
+  check.that(kv_heads > 0 ? step.num_heads % kv_heads == 0 : step.num_heads == 0, "key_cache",
+             "num_kv_heads that divides num_heads = " + std::to_string(step.num_heads),
+             std::to_string(kv_heads));
+  params.num_seqs = step.num_seqs;
+  params.num_heads = step.num_heads;
+  params.pos_bias_u = check_pos_bias(check, "pos_bias_u", args.pos_bias_u, step);
+  check_position_term(check, args, step, params);
+
+  const Dim num_seqs{"num_seqs", step.num_seqs}, num_heads{"num_heads", step.num_heads};
+  check.rank("block_tables", args.block_tables, 2, "[num_seqs, max_blocks_per_seq]");
+  check.input("block_tables", args.block_tables,
+              {num_seqs, {"max_blocks_per_seq", args.block_tables.size(1)}}, {DType::i32},
+              step.device);
+  params.context_lens = check_context_lens(check, args.context_lens, step);
+  check.that(!args.scale.has_value() || std::isfinite(static_cast<float>(*args.scale)), "scale",
+             "a finite number", std::to_string(args.scale.value_or(0)));
+  check.output("out", args.out, {num_seqs, num_heads, {"head_size", step.head_size}}, {step.dtype},
+               step.device);
+  if (args.lse.present()) {
+    check.output("lse", args.lse, {num_seqs, num_heads}, {DType::f32}, step.device);
+  }
+
+  params.scale = static_cast<float>(args.scale.value_or(1.0 / std::sqrt(double(step.head_size))));
+  params.query = rows_of<const void*>(args.query, 0, 1);
+  params.key = rows_of<const void*>(args.key_cache, 0, 1);
+  params.value = rows_of<const void*>(args.value_cache, 0, 1);
+  params.block_tables = rows_of<const std::int32_t*>(args.block_tables, 0);
+  params.out = rows_of<void*>(args.out, 0, 1);
+  params.lse = rows_of<float*>(args.lse, 0);
+  return params;
+}
+
+// What only a backend that may read the tensors' contents can check: lengths and block numbers.
+void check_contents(const Check& check, const AttentionArgs& args, const AttentionParams& params) {
+  const std::int64_t table = args.block_tables.size(1), block_size = params.cache.block_size;
+  // A table may claim more slots than 64 bits count if its stride is 0; lengths are 32-bit anyhow.
+  const std::int64_t slots = table > INT32_MAX ? INT32_MAX : table * block_size;
+  check_lengths(check, params.context_lens, params.num_seqs, slots,
+                "block_tables holds " + std::to_string(table) + " blocks of " +
+                    std::to_string(block_size) + " slots");
+  if (args.matrix_bd.present()) {
+    check_lengths(check, params.context_lens, params.num_seqs, args.matrix_bd.size(2),
+                  "matrix_bd has that many columns");
+  } else {
+    check_lengths(check, params.context_lens, params.num_seqs, args.r.size(1),
+                  "r holds that many distances");
+  }
+  for (std::int64_t s = 0; s < params.num_seqs; ++s) {
+    const std::int64_t needed = params.cache.blocks_for(params.context_lens[s]);
+    if (needed == 0) continue;
+    const std::int32_t* blocks = params.block_tables.data + params.block_tables.offset(s);
+    for (std::int64_t b = 0; b < needed; ++b) {
+      if (blocks[b] >= 0 && blocks[b] < params.cache.num_blocks) continue;
+      check.that(false, "block_tables",
+                 "a block of [0, " + std::to_string(params.cache.num_blocks) +
+                     ") for each of the " + std::to_string(needed) + " blocks that sequence " +
+                     std::to_string(s) + " needs",
+                 std::to_string(blocks[b]) + " at position " + std::to_string(b));
+    }
+  }
+}
+
+}  // namespace
+
+Backend attention(const AttentionArgs& args, const RunOptions& options) {
+  const Check check(kOperation);
+  const AttentionParams params = check_args(check, args);
+  constexpr Backend kImplemented[] = {Backend::cpu};
+  const Backend backend = choose_backend(kOperation, args.query.device(), options, kImplemented);
+  if (args.out.numel() == 0) return backend;
+  check_contents(check, args, params);
+  run_on_cpu(kOperation, cpu_kernels().paged_xl_attention, params);
+  return backend;
+}
+
+}  // namespace winnow::paged_xl

@@ -1,0 +1,67 @@
+// One decode step of relative-position attention over a paged cache.
+#pragma once
+
+#include <optional>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::paged_xl {
+
+// Arguments of attention(). Optional tensors are left out by leaving them default-constructed.
+struct AttentionArgs {
+  ConstTensorView query{};        // [num_seqs, num_heads, head_size], f32, f16 or bf16
+  ConstTensorView key_cache{};    // [num_blocks, num_kv_heads, head_size/x, block_size, x], as
+                                  // query; x = 16 / size of an element
+  ConstTensorView value_cache{};  // [num_blocks, num_kv_heads, head_size, block_size], as query
+  ConstTensorView pos_bias_u{};   // [num_heads, head_size] or [num_seqs, num_heads, head_size], as
+                                  // query: content bias
+  // The position term: either matrix_bd, or pos_bias_v with r.
+  ConstTensorView matrix_bd{};     // [num_seqs, num_heads, columns], as query or f32, unscaled
+  ConstTensorView pos_bias_v{};    // shapes of pos_bias_u, as query: position bias
+  ConstTensorView r{};             // [num_heads, max_distance, head_size], as query: projected
+                                   // embedding of each distance
+  ConstTensorView block_tables{};  // [num_seqs, max_blocks_per_seq], i32
+  ConstTensorView context_lens{};  // [num_seqs], i32: cached tokens, the step's own included
+  std::optional<double> scale{};   // of the logits; 1 / sqrt(head_size) if absent
+  TensorView out{};                // [num_seqs, num_heads, head_size], as query
+  TensorView lse{};                // optional [num_seqs, num_heads], f32
+};
+
+// The new token of each sequence s attends to its cached tokens j < context_lens[s]:
+//   logit[s,h,j] = scale * (dot(query[s,h] + pos_bias_u[h], key[j]) + bd[s,h,j])
+//   lse = log sum_j exp(logit)   (natural logarithm)
+//   out = sum_j exp(logit - lse) * value[j]
+// Token j lies in block block_tables[s, j / block_size] at offset j % block_size; head h reads the
+// cached head h / (num_heads / num_kv_heads). The position term is
+//   bd[s,h,j] = matrix_bd[s,h,j]                                          plain mode
+//   bd[s,h,j] = dot(query[s,h] + pos_bias_v[h], r[h, distance])           fused mode
+// with distance = context_lens[s] - 1 - j: the step's own key has been appended and has distance 0.
+// Fused mode equals position_term() followed by plain mode without writing the term to memory.
+// A bias with a sequence dimension is used per sequence. Sums and softmax are in f32; query and
+// biases are added in f32. A context of 0 tokens, or one whose logits are all -inf, gives out = 0
+// and lse = -inf.
+//
+// Sizes: head_size 32, 64, 80, 96, 112, 128, 160, 192 or 256; block_size 8, 16, 32, 64 or 128;
+// num_kv_heads divides num_heads; any num_seqs, num_blocks and table length, 0 included. matrix_bd
+// may have more columns than the longest context. Blocks may be shared between sequences. Not read:
+// blocks and slots past a sequence's context, its entries of block_tables past the last needed
+// block, columns of matrix_bd past the context.
+// Strides: the innermost dimension is contiguous, as are the last three of key_cache and the last
+// two of value_cache; the others are free (0 and negative ones too; not 0 for outputs).
+//
+// Memory: all tensors belong to the caller, live on one device, and outputs overlap no other
+// tensor. CPU scratch is num_heads * (head_size + 2) floats per 512 tokens of context. Results are
+// bitwise the same in every repeat, for every number of threads, whatever else is in the batch, and
+// wherever the blocks lie. Streams: see Stream. Thread-safe. Returns the backend that ran.
+// Errors: Error (invalid_argument) naming the argument, before anything is written; on the CPU also
+// for a length that is negative or beyond what block_tables, matrix_bd or r hold and for a block
+// outside [0, num_blocks) that a sequence needs, with sequence, position and value. Error
+// (unsupported) if no backend or not the forced one can do it.
+//
+// Relative attention: Dai et al. 2019, "Transformer-XL". Paged cache and its layout: Kwon et al.
+// 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention" (vLLM).
+WINNOW_EXPORT Backend attention(const AttentionArgs& args, const RunOptions& options = {});
+
+}  // namespace winnow::paged_xl

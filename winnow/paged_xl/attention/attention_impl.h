@@ -1,0 +1,30 @@
+// What attention() hands to its backends. Internal.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/core/executor.h"
+#include "winnow/paged_xl/problem.h"
+
+namespace winnow::paged_xl {
+
+struct AttentionParams {
+  CacheShape cache;
+  std::int64_t num_seqs = 0, num_heads = 0;
+  float scale = 0;
+  Rows<const void*> query;       // [num_seqs, num_heads, head_size]
+  Rows<const void*> key, value;  // [num_blocks, num_kv_heads], blocks dense
+  Rows<const void*> pos_bias_u;  // [num_seqs, num_heads, head_size]; stride0 = 0 without num_seqs
+  Rows<const void*> matrix_bd;   // [num_seqs, num_heads, columns]; null in fused mode
+  DType matrix_bd_dtype = DType::f32;
+  Rows<const void*> pos_bias_v;            // as pos_bias_u; null in plain mode
+  Rows<const void*> r;                     // [num_heads, max_distance, head_size]; null in plain
+  Rows<const std::int32_t*> block_tables;  // [num_seqs, max_blocks_per_seq]
+  const std::int32_t* context_lens = nullptr;  // [num_seqs]
+  Rows<void*> out;                             // [num_seqs, num_heads, head_size]
+  Rows<float*> lse;                            // [num_seqs, num_heads], may be null
+};
+
+void attention_cpu(const AttentionParams& params, const Executor& executor);
+
+}  // namespace winnow::paged_xl

@@ -1,0 +1,145 @@
+// The case table of paged_xl::append. Moving bytes has no tolerance.
+#include <numeric>
+#include <utility>
+
+#include "winnow/paged_xl/cache/append_oracle.h"
+#include "winnow/paged_xl/cases.h"
+
+namespace winnow::paged_xl {
+
+std::vector<testing::Benchmark> append_benchmarks();
+
+namespace {
+
+using testing::CaseOutcome;
+using testing::Target;
+
+struct AppendCase {
+  std::string name;
+  DType dtype = DType::f32;
+  std::int64_t num_tokens = 21, num_kv_heads = 3, head_size = 64, block_size = 16, num_blocks = 9;
+  DType slot_dtype = DType::i64;
+  bool ascending = false;  // slots one after the other, else all over the cache
+  bool skipped = false;    // every third slot is negative
+  Layout layout = Layout::dense;
+};
+
+std::vector<AppendCase> make_cases() {
+  std::vector<AppendCase> list;
+  const auto add_case = [&list](const AppendCase& shape) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      list.push_back(shape);
+      list.back().dtype = dtype;
+      list.back().name = std::string(to_string(dtype)) + "-" + shape.name;
+    }
+  };
+  for (const std::int64_t head_size : {32, 64, 80, 96, 112, 128, 160, 192, 256}) {
+    add_case({.name = numbered("d", head_size), .head_size = head_size});
+  }
+  for (const std::int64_t block_size : {8, 32, 64, 128}) {
+    add_case({.name = numbered("b", block_size), .block_size = block_size});
+  }
+  add_case({.name = "no-token", .num_tokens = 0});
+  add_case({.name = "one-token", .num_tokens = 1});
+  add_case({.name = "whole-cache", .num_tokens = 9 * 16});
+  add_case({.name = "prompt", .num_tokens = 100, .ascending = true});
+  add_case({.name = "i32-slots", .slot_dtype = DType::i32});
+  add_case({.name = "skipped", .skipped = true});
+  add_case({.name = "wide", .skipped = true, .layout = Layout::wide});
+  add_case({.name = "reversed", .layout = Layout::reversed});
+  return list;
+}
+
+std::string describe(const AppendCase& shape) {
+  return "num_tokens " + std::to_string(shape.num_tokens) + ", num_kv_heads " +
+         std::to_string(shape.num_kv_heads) + ", head_size " + std::to_string(shape.head_size) +
+         ", block_size " + std::to_string(shape.block_size) + ", num_blocks " +
+         std::to_string(shape.num_blocks);
+}
+
+Tensor make_slots(const AppendCase& shape, testing::Random& random) {
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(shape.num_blocks * shape.block_size));
+  std::iota(slots.begin(), slots.end(), 0);
+  for (std::size_t i = slots.size(); i > 1 && !shape.ascending; --i) {
+    std::swap(slots[i - 1], slots[static_cast<std::size_t>(random.below(std::int64_t(i)))]);
+  }
+  Tensor result(shape.slot_dtype, {shape.num_tokens});
+  for (std::int64_t t = 0; t < shape.num_tokens; ++t) {
+    // The same negative slot may come again.
+    const std::int64_t slot =
+        shape.skipped && t % 3 == 0 ? -1 - t % 2 : slots[static_cast<std::size_t>(t)];
+    if (shape.slot_dtype == DType::i64) {
+      result.view().at<std::int64_t>(t) = slot;
+    } else {
+      result.view().at<std::int32_t>(t) = static_cast<std::int32_t>(slot);
+    }
+  }
+  return result;
+}
+
+struct Caches {
+  StridedTensor key, value;
+  explicit Caches(const AppendCase& shape) {
+    const std::int64_t x = 16 / size_of(shape.dtype);
+    key = make_tensor(
+        shape.dtype,
+        {shape.num_blocks, shape.num_kv_heads, shape.head_size / x, shape.block_size, x},
+        shape.layout, 3);
+    value = make_tensor(shape.dtype,
+                        {shape.num_blocks, shape.num_kv_heads, shape.head_size, shape.block_size},
+                        shape.layout, 2);
+  }
+};
+
+// Bytes of the whole memory, gaps included, that differ.
+testing::Comparison compare_bytes(std::string_view what, const Tensor& actual,
+                                  const Tensor& expected) {
+  const auto* a = static_cast<const unsigned char*>(actual.data());
+  const auto* b = static_cast<const unsigned char*>(expected.data());
+  const std::int64_t bytes = actual.numel() * size_of(actual.dtype());
+  testing::Comparison result{std::string(what), 0, 0, false, ""};
+  for (std::int64_t i = 0; i < bytes; ++i) {
+    if (a[i] == b[i]) continue;
+    if (result.error++ == 0) result.detail = "first differing byte: " + std::to_string(i);
+  }
+  result.passed = result.error == 0;
+  return result;
+}
+
+CaseOutcome run_case(const AppendCase& shape, const Target& target) {
+  require_cpu("paged_xl::append", target);
+  testing::Random random(testing::seed_from(shape.name));
+  const std::vector<std::int64_t> tokens = {shape.num_tokens, shape.num_kv_heads, shape.head_size};
+  const StridedTensor key = make_tensor(shape.dtype, tokens, shape.layout);
+  const StridedTensor value = make_tensor(shape.dtype, tokens, shape.layout);
+  testing::fill_normal(key.view, random);
+  testing::fill_normal(value.view, random);
+  const Tensor slots = make_slots(shape, random);
+  const Caches actual(shape), expected(shape);
+  AppendArgs args{key.view, value.view, slots, actual.key.view, actual.value.view};
+  CaseOutcome outcome;
+  outcome.backend = append(args, target.options);
+  args.key_cache = expected.key.view;
+  args.value_cache = expected.value.view;
+  oracle::append(args);
+  outcome.comparisons = {
+      compare_bytes("key_cache", actual.key.storage, expected.key.storage),
+      compare_bytes("value_cache", actual.value.storage, expected.value.storage)};
+  return outcome;
+}
+
+}  // namespace
+
+testing::Operation append_operation() {
+  testing::Operation operation;
+  operation.name = "paged_xl::append";
+  operation.summary = "new keys and values into a paged cache";
+  for (const AppendCase& shape : make_cases()) {
+    operation.cases.push_back({shape.name, describe(shape),
+                               [shape](const Target& target) { return run_case(shape, target); }});
+  }
+  operation.benchmarks = append_benchmarks();
+  return operation;
+}
+
+}  // namespace winnow::paged_xl

@@ -1,0 +1,27 @@
+// What append() hands to its backends. Internal.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/core/executor.h"
+#include "winnow/paged_xl/problem.h"
+
+namespace winnow::paged_xl {
+
+struct AppendParams {
+  CacheShape cache;
+  std::int64_t num_tokens = 0;
+  Rows<const void*> key, value;        // [num_tokens, num_kv_heads, head_size]
+  const void* slot_mapping = nullptr;  // [num_tokens]
+  bool wide_slots = false;             // i64, else i32
+  Rows<void*> key_cache, value_cache;  // [num_blocks, num_kv_heads], blocks dense
+
+  std::int64_t slot(std::int64_t token) const {
+    return wide_slots ? static_cast<const std::int64_t*>(slot_mapping)[token]
+                      : static_cast<const std::int32_t*>(slot_mapping)[token];
+  }
+};
+
+void append_cpu(const AppendParams& params, const Executor& executor);
+
+}  // namespace winnow::paged_xl

@@ -1,0 +1,248 @@
+#include "winnow/paged_xl/cases.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "winnow/core/error.h"
+
+namespace winnow::paged_xl {
+namespace {
+
+using winnow::testing::Random;
+using winnow::testing::RelativeTo;
+using winnow::testing::Tolerance;
+
+std::int64_t blocks_for(const StepCase& shape, std::int64_t tokens) {
+  return (tokens + shape.block_size - 1) / shape.block_size;
+}
+
+std::int64_t longest(const StepCase& shape) {
+  std::int64_t tokens = 0;
+  for (const std::int32_t length : shape.context_lens)
+    tokens = std::max<std::int64_t>(tokens, length);
+  return tokens;
+}
+
+// Gives every sequence its blocks, out of order, and returns how many blocks the cache has.
+std::int64_t fill_block_tables(const StepCase& shape, const TensorView& tables, Random& random) {
+  const auto num_seqs = static_cast<std::int64_t>(shape.context_lens.size());
+  std::int64_t needed = 0;
+  for (const std::int32_t length : shape.context_lens) needed += blocks_for(shape, length);
+  if (shape.shared_blocks) needed = blocks_for(shape, longest(shape));
+  std::vector<std::int32_t> free(static_cast<std::size_t>(needed + shape.spare));
+  std::iota(free.begin(), free.end(), 0);
+  for (std::size_t i = free.size(); i > 1; --i) {
+    std::swap(free[i - 1], free[static_cast<std::size_t>(random.below(std::int64_t(i)))]);
+  }
+  std::size_t next = 0;
+  for (std::int64_t s = 0; s < num_seqs; ++s) {
+    if (shape.shared_blocks) next = 0;
+    const std::int64_t used = blocks_for(shape, shape.context_lens[static_cast<std::size_t>(s)]);
+    for (std::int64_t b = 0; b < tables.size(1); ++b) {
+      tables.at<std::int32_t>(s, b) = b < used     ? free[next++]
+                                      : b % 2 == 0 ? std::numeric_limits<std::int32_t>::max()
+                                                   : -1;
+    }
+  }
+  return static_cast<std::int64_t>(free.size());
+}
+
+// Numbers in the slots that some sequence uses; the others keep their NaN.
+void fill_caches(const StepCase& shape, const Step& step, Random& random) {
+  const TensorView& keys = step.key_cache.view;
+  const TensorView& values = step.value_cache.view;
+  for (std::size_t s = 0; s < shape.context_lens.size(); ++s) {
+    for (std::int64_t first = 0; first < shape.context_lens[s]; first += shape.block_size) {
+      const std::int64_t used = std::min(shape.block_size, shape.context_lens[s] - first);
+      const std::int64_t block = step.block_tables.view().at<std::int32_t>(
+          static_cast<std::int64_t>(s), first / shape.block_size);
+      testing::fill_normal(keys.slice(0, block, block + 1).slice(3, 0, used), random);
+      testing::fill_normal(values.slice(0, block, block + 1).slice(3, 0, used), random);
+    }
+  }
+}
+
+// The columns of each context; those beyond keep their NaN.
+void fill_matrix_bd(const StepCase& shape, const TensorView& matrix_bd, Random& random) {
+  const double minus_infinity = -std::numeric_limits<double>::infinity();
+  for (std::size_t s = 0; s < shape.context_lens.size(); ++s) {
+    const auto seq = static_cast<std::int64_t>(s);
+    const std::int64_t length = shape.context_lens[s];
+    const TensorView row = matrix_bd.slice(0, seq, seq + 1).slice(2, 0, length);
+    testing::fill_normal(row, random, 4);
+    if (shape.mask == Mask::some) testing::fill(row.slice(2, 0, length / 2), minus_infinity);
+    if (shape.mask == Mask::all) testing::fill(row, minus_infinity);
+  }
+}
+
+}  // namespace
+
+std::string describe(const StepCase& shape) {
+  const auto [least, most] =
+      std::minmax_element(shape.context_lens.begin(), shape.context_lens.end());
+  std::string context = "none";
+  if (!shape.context_lens.empty()) {
+    context = *least == *most ? std::to_string(*most)
+                              : std::to_string(*least) + " to " + std::to_string(*most);
+  }
+  return "num_seqs " + std::to_string(shape.context_lens.size()) + ", num_heads " +
+         std::to_string(shape.num_heads) + ", num_kv_heads " + std::to_string(shape.num_kv_heads) +
+         ", head_size " + std::to_string(shape.head_size) + ", block_size " +
+         std::to_string(shape.block_size) + ", context " + context;
+}
+
+std::string numbered(std::string_view prefix, std::int64_t number) {
+  return std::string(prefix) + std::to_string(number);
+}
+
+void add(std::vector<StepCase>& list, std::initializer_list<DType> dtypes,
+         std::initializer_list<Mode> modes, const StepCase& shape) {
+  for (const DType dtype : dtypes) {
+    for (const Mode mode : modes) {
+      StepCase next = shape;
+      next.dtype = dtype;
+      next.mode = mode;
+      next.name = std::string(to_string(dtype)) + (mode == Mode::plain ? "-plain-" : "-fused-") +
+                  shape.name;
+      list.push_back(next);
+    }
+  }
+}
+
+StridedTensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Layout layout, int dense) {
+  std::vector<std::int64_t> whole = shape;
+  const int rank = static_cast<int>(shape.size());
+  // Gaps after each slice of every dimension whose stride is free, and at its start.
+  const int widened = rank - dense;
+  if (layout != Layout::dense) {
+    for (int dim = 1; dim <= widened; ++dim) whole[static_cast<std::size_t>(dim)] += 2;
+  }
+  StridedTensor tensor{Tensor(dtype, whole), {}};
+  testing::fill_unwritten(tensor.storage);
+  tensor.view = tensor.storage.view();
+  if (layout == Layout::dense) return tensor;
+  for (int dim = 1; dim <= widened; ++dim) {
+    tensor.view = tensor.view.slice(dim, 1, 1 + shape[static_cast<std::size_t>(dim)]);
+  }
+  if (layout == Layout::wide || tensor.view.numel() == 0) return tensor;
+  auto* data = static_cast<char*>(tensor.view.data());
+  std::vector<std::int64_t> strides(tensor.view.strides().begin(), tensor.view.strides().end());
+  for (int dim = 0; dim < rank - dense; ++dim) {
+    auto& stride = strides[static_cast<std::size_t>(dim)];
+    data += (shape[static_cast<std::size_t>(dim)] - 1) * stride * size_of(dtype);
+    stride = -stride;
+  }
+  tensor.view = TensorView(data, dtype, shape, strides);
+  return tensor;
+}
+
+AttentionArgs Step::attention_args() const {
+  AttentionArgs args;
+  args.query = query.view;
+  args.key_cache = key_cache.view;
+  args.value_cache = value_cache.view;
+  args.pos_bias_u = pos_bias_u.view;
+  if (mode == Mode::plain) {
+    args.matrix_bd = matrix_bd.view;
+  } else {
+    args.pos_bias_v = pos_bias_v.view;
+    args.r = r.view;
+  }
+  args.block_tables = block_tables;
+  args.context_lens = context_lens;
+  args.scale = scale;
+  return args;
+}
+
+PositionTermArgs Step::position_term_args() const {
+  return {.query = query.view,
+          .pos_bias_v = pos_bias_v.view,
+          .r = r.view,
+          .context_lens = context_lens,
+          .matrix_bd = {}};
+}
+
+Step make_step(const StepCase& shape) {
+  Random random(testing::seed_from(shape.name));
+  const auto num_seqs = static_cast<std::int64_t>(shape.context_lens.size());
+  const std::int64_t x = 16 / size_of(shape.dtype), most = longest(shape);
+  Step step;
+  step.mode = shape.mode;
+  step.scale = shape.scale;
+  step.context_lens = Tensor(DType::i32, {num_seqs});
+  for (std::int64_t s = 0; s < num_seqs; ++s) {
+    step.context_lens.view().at<std::int32_t>(s) = shape.context_lens[static_cast<std::size_t>(s)];
+  }
+  step.block_tables = Tensor(DType::i32, {num_seqs, blocks_for(shape, most) + 3});
+  const std::int64_t num_blocks = fill_block_tables(shape, step.block_tables, random);
+  step.key_cache = make_tensor(
+      shape.dtype, {num_blocks, shape.num_kv_heads, shape.head_size / x, shape.block_size, x},
+      shape.layout, 3);
+  step.value_cache =
+      make_tensor(shape.dtype, {num_blocks, shape.num_kv_heads, shape.head_size, shape.block_size},
+                  shape.layout, 2);
+  fill_caches(shape, step, random);
+
+  step.query = make_tensor(shape.dtype, {num_seqs, shape.num_heads, shape.head_size}, shape.layout);
+  testing::fill_normal(step.query.view, random, shape.query);
+  for (StridedTensor* bias : {&step.pos_bias_u, &step.pos_bias_v}) {
+    std::vector<std::int64_t> sizes = {shape.num_heads, shape.head_size};
+    if (shape.bias_per_sequence) sizes.insert(sizes.begin(), num_seqs);
+    *bias = make_tensor(shape.dtype, sizes, shape.layout);
+    testing::fill_normal(bias->view, random);
+  }
+  step.matrix_bd = make_tensor(shape.matrix_bd_dtype,
+                               {num_seqs, shape.num_heads, most + shape.spare}, shape.layout);
+  fill_matrix_bd(shape, step.matrix_bd.view, random);
+  step.r = make_tensor(shape.dtype, {shape.num_heads, most + shape.spare, shape.head_size},
+                       shape.layout);
+  // Distances beyond the longest context keep their NaN: they are not read.
+  testing::fill_normal(step.r.view.slice(1, 0, most), random, 0.5);
+  return step;
+}
+
+testing::Comparison check_written(std::string_view what, const StridedTensor& output) {
+  const std::int64_t missing = testing::count_unwritten(output.view);
+  const std::int64_t gaps = output.storage.numel() - output.view.numel();
+  const std::int64_t outside = gaps + missing - testing::count_unwritten(output.storage.view());
+  testing::Comparison result{std::string(what) + " written", 0, 0, false, ""};
+  result.error = static_cast<double>(missing + outside);
+  result.passed = missing == 0 && outside == 0;
+  if (!result.passed) {
+    result.detail = std::to_string(missing) + " elements were not written, " +
+                    std::to_string(outside) + " outside of the tensor were";
+  }
+  return result;
+}
+
+Tolerance tolerance(Quantity quantity, DType dtype, double largest_logit) {
+  constexpr double kEps32 = 0x1p-23;
+  const double narrow = dtype == DType::f16 ? 2e-3 : 1e-2;
+  // Weights are exp(logit - maximum): beyond the logits that the spec's figures are meant for, the
+  // rounding of the logits in f32 shows.
+  const double rounding = largest_logit > 30 ? 8 * kEps32 * largest_logit : 0;
+  switch (quantity) {
+    case Quantity::out:
+      return {(dtype == DType::f32 ? 1e-5 : narrow) + rounding, RelativeTo::tensor, 1e-4};
+    case Quantity::matrix_bd:
+      return {dtype == DType::f32 ? 1e-5 : narrow, RelativeTo::tensor, 1e-4};
+    case Quantity::lse:  // f32 whatever the dtype of the inputs; the spec leaves it open
+      return {1e-5 + 8 * kEps32 * largest_logit, RelativeTo::nothing};
+  }
+  return {};
+}
+
+void require_cpu(std::string_view operation, const testing::Target& target) {
+  if (target.device == DeviceType::cpu) return;
+  std::string reasons;
+  for (const BackendStatus& status : backends()) {
+    if (status.backend == Backend::cpu) continue;
+    reasons += (reasons.empty() ? "" : "; ") + std::string(to_string(status.backend)) + ": " +
+               (status.supported ? "has no such cases yet" : status.reason);
+  }
+  throw Error(ErrorCode::unsupported, std::string(operation), "device", "cpu", reasons);
+}
+
+}  // namespace winnow::paged_xl

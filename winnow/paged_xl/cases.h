@@ -1,0 +1,90 @@
+// The decode steps on which the operations on a paged cache are tested, verified and timed, with
+// the one table of tolerances. Shared by attention, append and position_term.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/tensor.h"
+#include "winnow/paged_xl/attention/attention.h"
+#include "winnow/paged_xl/position_term/position_term.h"
+#include "winnow/testing/compare.h"
+#include "winnow/testing/generate.h"
+#include "winnow/testing/operation.h"
+
+namespace winnow::paged_xl {
+
+enum class Layout {
+  dense,
+  wide,      // a slice of a wider tensor wherever strides are free
+  reversed,  // the same with negative outer strides
+};
+enum class Mode { plain, fused };
+enum class Mask { none, some, all };  // -inf in matrix_bd
+
+struct StepCase {
+  std::string name;
+  DType dtype = DType::f32;
+  Mode mode = Mode::plain;
+  std::int64_t num_heads = 4, num_kv_heads = 2, head_size = 64, block_size = 16;
+  std::vector<std::int32_t> context_lens = {1, 37, 0, 16};
+  std::int64_t spare = 9;  // columns, distances and a few blocks beyond what the step needs
+  DType matrix_bd_dtype = DType::f32;
+  bool bias_per_sequence = false;
+  bool shared_blocks = false;  // all sequences share the blocks of the longest
+  Layout layout = Layout::dense;
+  Mask mask = Mask::none;
+  std::optional<double> scale{};
+  double query = 1;  // standard deviation
+};
+
+// "num_seqs 4, num_heads 4, num_kv_heads 2, head_size 64, block_size 16, context 0 to 37".
+std::string describe(const StepCase& shape);
+
+// "d64" for "d" and 64.
+std::string numbered(std::string_view prefix, std::int64_t number);
+
+// Appends the case once per dtype and mode: "bf16-fused-" and its name.
+void add(std::vector<StepCase>& list, std::initializer_list<DType> dtypes,
+         std::initializer_list<Mode> modes, const StepCase& shape);
+
+// A tensor with its memory, which may be more than the view shows.
+struct StridedTensor {
+  Tensor storage;
+  TensorView view;
+};
+
+// Memory that nobody has written yet (see testing::fill_unwritten), as are the gaps of a layout.
+// The last `dense` dimensions stay without gaps but for the first of them.
+StridedTensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Layout layout,
+                          int dense = 1);
+
+// All inputs of one step. Blocks are in random order; unused slots and blocks are NaN, entries of
+// the block table past the last needed block are no block at all.
+struct Step {
+  StridedTensor query, key_cache, value_cache, pos_bias_u, pos_bias_v, matrix_bd, r;
+  Tensor block_tables, context_lens;
+  std::optional<double> scale;
+  Mode mode = Mode::plain;
+
+  AttentionArgs attention_args() const;         // without outputs
+  PositionTermArgs position_term_args() const;  // without matrix_bd
+};
+Step make_step(const StepCase& shape);
+
+// That every element of an output was written and nothing around it.
+testing::Comparison check_written(std::string_view what, const StridedTensor& output);
+
+// The tolerance table. `dtype` is that of the tensor, `largest_logit` that of the case.
+enum class Quantity { out, lse, matrix_bd };
+testing::Tolerance tolerance(Quantity quantity, DType dtype, double largest_logit);
+
+// Throws Error (unsupported) unless the target is the CPU: cases and benchmarks have their tensors
+// on the host as long as no other backend exists.
+void require_cpu(std::string_view operation, const testing::Target& target);
+
+}  // namespace winnow::paged_xl

@@ -1,0 +1,54 @@
+#include "winnow/paged_xl/position_term/position_term.h"
+
+#include "winnow/core/check.h"
+#include "winnow/core/route.h"
+#include "winnow/cpu/kernels.h"
+#include "winnow/paged_xl/position_term/position_term_impl.h"
+
+namespace winnow::paged_xl {
+namespace {
+
+constexpr std::string_view kOperation = "paged_xl::position_term";
+
+PositionTermParams check_args(const Check& check, const PositionTermArgs& args) {
+  const StepShape step = check_query(check, args.query);
+  PositionTermParams params;
+  params.dtype = step.dtype;
+  params.num_seqs = step.num_seqs;
+  params.num_heads = step.num_heads;
+  params.head_size = step.head_size;
+  params.pos_bias_v = check_pos_bias(check, "pos_bias_v", args.pos_bias_v, step);
+  params.r = check_relative(check, args.r, step);
+  params.context_lens = check_context_lens(check, args.context_lens, step);
+  check_matrix_bd(check, args.matrix_bd, step);
+  check.distinct_elements("matrix_bd", args.matrix_bd);
+
+  params.query = rows_of<const void*>(args.query, 0, 1);
+  params.matrix_bd = rows_of<void*>(args.matrix_bd, 0, 1);
+  params.matrix_bd_dtype = args.matrix_bd.dtype();
+  return params;
+}
+
+// What only a backend that may read the tensors' contents can check.
+void check_contents(const Check& check, const PositionTermArgs& args,
+                    const PositionTermParams& params) {
+  check_lengths(check, params.context_lens, params.num_seqs, args.matrix_bd.size(2),
+                "matrix_bd has that many columns");
+  check_lengths(check, params.context_lens, params.num_seqs, args.r.size(1),
+                "r holds that many distances");
+}
+
+}  // namespace
+
+Backend position_term(const PositionTermArgs& args, const RunOptions& options) {
+  const Check check(kOperation);
+  const PositionTermParams params = check_args(check, args);
+  constexpr Backend kImplemented[] = {Backend::cpu};
+  const Backend backend = choose_backend(kOperation, args.query.device(), options, kImplemented);
+  if (args.query.numel() == 0) return backend;
+  check_contents(check, args, params);
+  run_on_cpu(kOperation, cpu_kernels().paged_xl_position_term, params);
+  return backend;
+}
+
+}  // namespace winnow::paged_xl

@@ -1,0 +1,127 @@
+#include "winnow/paged_xl/problem.h"
+
+#include <algorithm>
+#include <array>
+
+namespace winnow::paged_xl {
+namespace {
+
+constexpr std::array<std::int64_t, 9> kHeadSizes = {32, 64, 80, 96, 112, 128, 160, 192, 256};
+constexpr std::array<std::int64_t, 5> kBlockSizes = {8, 16, 32, 64, 128};
+
+template <std::size_t N>
+void check_one_of(const Check& check, std::string_view argument, std::string_view dim,
+                  const std::array<std::int64_t, N>& allowed, std::int64_t got) {
+  if (std::find(allowed.begin(), allowed.end(), got) != allowed.end()) return;
+  std::string wanted = std::string(dim) + " one of";
+  for (const std::int64_t value : allowed) {
+    wanted += (value == allowed.front() ? " " : ", ") + std::to_string(value);
+  }
+  check.that(false, argument, wanted, std::to_string(got));
+}
+
+// The dimensions after block and head follow each other without gaps.
+void check_dense_blocks(const Check& check, std::string_view argument,
+                        const ConstTensorView& cache) {
+  if (cache.numel() == 0) return;
+  std::int64_t stride = 1;
+  for (int dim = cache.rank() - 1; dim >= 2; stride *= cache.size(dim--)) {
+    check.that(cache.stride(dim) == stride, argument, "each block of a head without gaps",
+               to_string(cache));
+  }
+}
+
+}  // namespace
+
+CacheShape check_cache(const Check& check, const ConstTensorView& key_cache,
+                       const ConstTensorView& value_cache, DType dtype, Device device) {
+  check.rank("key_cache", key_cache, 5, "[num_blocks, num_kv_heads, head_size/x, block_size, x]");
+  check.rank("value_cache", value_cache, 4, "[num_blocks, num_kv_heads, head_size, block_size]");
+  const CacheShape cache = {dtype, key_cache.size(0), key_cache.size(1), value_cache.size(2),
+                            value_cache.size(3)};
+  check_one_of(check, "value_cache", "head_size", kHeadSizes, cache.head_size);
+  check_one_of(check, "value_cache", "block_size", kBlockSizes, cache.block_size);
+  const Dim num_blocks{"num_blocks", cache.num_blocks};
+  const Dim num_kv_heads{"num_kv_heads", cache.num_kv_heads};
+  const Dim block_size{"block_size", cache.block_size};
+  check.dtype("key_cache", key_cache, {dtype});
+  check.input("key_cache", key_cache,
+              {num_blocks,
+               num_kv_heads,
+               {"head_size/x", cache.head_size / cache.x()},
+               block_size,
+               {"x", cache.x()}},
+              {dtype}, device);
+  check.input("value_cache", value_cache,
+              {num_blocks, num_kv_heads, {"head_size", cache.head_size}, block_size}, {dtype},
+              device);
+  check_dense_blocks(check, "key_cache", key_cache);
+  check_dense_blocks(check, "value_cache", value_cache);
+  return cache;
+}
+
+StepShape check_query(const Check& check, const ConstTensorView& query) {
+  check.rank("query", query, 3, "[num_seqs, num_heads, head_size]");
+  const StepShape step = {query.dtype(), query.device(), query.size(0), query.size(1),
+                          query.size(2)};
+  check_one_of(check, "query", "head_size", kHeadSizes, step.head_size);
+  check.input(
+      "query", query,
+      {{"num_seqs", step.num_seqs}, {"num_heads", step.num_heads}, {"head_size", step.head_size}},
+      {DType::f32, DType::f16, DType::bf16}, step.device);
+  return step;
+}
+
+Rows<const void*> check_pos_bias(const Check& check, std::string_view argument,
+                                 const ConstTensorView& bias, const StepShape& step) {
+  const Dim num_heads{"num_heads", step.num_heads}, head_size{"head_size", step.head_size};
+  if (bias.present() && bias.rank() == 3) {
+    check.input(argument, bias, {{"num_seqs", step.num_seqs}, num_heads, head_size}, {step.dtype},
+                step.device);
+    return rows_of<const void*>(bias, 0, 1);
+  }
+  check.rank(argument, bias, 2, "[num_heads, head_size] or 3 [num_seqs, num_heads, head_size]");
+  check.input(argument, bias, {num_heads, head_size}, {step.dtype}, step.device);
+  return {bias.data(), 0, bias.stride(0)};
+}
+
+Rows<const void*> check_relative(const Check& check, const ConstTensorView& r,
+                                 const StepShape& step) {
+  check.rank("r", r, 3, "[num_heads, max_distance, head_size]");
+  check.input(
+      "r", r,
+      {{"num_heads", step.num_heads}, {"max_distance", r.size(1)}, {"head_size", step.head_size}},
+      {step.dtype}, step.device);
+  return rows_of<const void*>(r, 0, 1);
+}
+
+void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd, const StepShape& step) {
+  check.rank("matrix_bd", matrix_bd, 3, "[num_seqs, num_heads, columns]");
+  if (matrix_bd.dtype() != DType::f32) {
+    step.dtype == DType::f32 ? check.dtype("matrix_bd", matrix_bd, {DType::f32})
+                             : check.dtype("matrix_bd", matrix_bd, {step.dtype, DType::f32});
+  }
+  check.input(
+      "matrix_bd", matrix_bd,
+      {{"num_seqs", step.num_seqs}, {"num_heads", step.num_heads}, {"columns", matrix_bd.size(2)}},
+      {matrix_bd.dtype()}, step.device);
+}
+
+const std::int32_t* check_context_lens(const Check& check, const ConstTensorView& context_lens,
+                                       const StepShape& step) {
+  check.input("context_lens", context_lens, {{"num_seqs", step.num_seqs}}, {DType::i32},
+              step.device);
+  return static_cast<const std::int32_t*>(context_lens.data());
+}
+
+void check_lengths(const Check& check, const std::int32_t* context_lens, std::int64_t num_seqs,
+                   std::int64_t limit, std::string_view reason) {
+  for (std::int64_t s = 0; s < num_seqs; ++s) {
+    if (context_lens[s] >= 0 && context_lens[s] <= limit) continue;
+    check.that(false, "context_lens",
+               "0 to " + std::to_string(limit) + " (" + std::string(reason) + ")",
+               std::to_string(context_lens[s]) + " for sequence " + std::to_string(s));
+  }
+}
+
+}  // namespace winnow::paged_xl
