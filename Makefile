@@ -16,9 +16,12 @@ help:
 	@echo "make format        format all code; make check-format only looks"
 	@echo "make install       the CMake package and the program, PREFIX=$(PREFIX)"
 
+# Kernels take minutes to compile and are of use only beside a GPU.
+cuda_if_gpu = $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
+
 build:
 	@tools/setup
-	@cmake --preset release -DWINNOW_TESTS=OFF >build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
+	@cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=$(cuda_if_gpu)
 	@cmake --build --preset release
 
 demo: build
@@ -29,7 +32,7 @@ bench: build
 
 test:
 	@tools/setup
-	cmake --preset release -DWINNOW_TESTS=ON
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=AUTO
 	cmake --build --preset release
 	ctest --preset release -j2
 

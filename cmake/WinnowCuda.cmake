@@ -1,8 +1,6 @@
 # The CUDA side of the build: found where nvcc is, compiled even where no GPU is present.
 #   WINNOW_CUDA=AUTO  kernels if nvcc is there;  ON  required;  OFF  CPU only
 set(WINNOW_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON or OFF")
-set(WINNOW_CUTLASS_DIR "" CACHE PATH
-    "Folder with cute/ and cutlass/ headers (default: what tools/setup cuda puts into .deps)")
 
 set(WINNOW_WITH_CUDA OFF)
 if(NOT WINNOW_CUDA STREQUAL "OFF" AND NOT WINNOW_SANITIZE)
@@ -18,16 +16,7 @@ if(NOT WINNOW_CUDA STREQUAL "OFF" AND NOT WINNOW_SANITIZE)
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
     endif()
     find_package(CUDAToolkit 12.8 REQUIRED)
-    find_path(WINNOW_CUTLASS_INCLUDE cute/tensor.hpp
-      PATHS ${WINNOW_CUTLASS_DIR} ${PROJECT_SOURCE_DIR}/.deps/cutlass/include NO_DEFAULT_PATH)
-    if(WINNOW_CUTLASS_INCLUDE)
-      set(WINNOW_WITH_CUDA ON)
-    elseif(WINNOW_CUDA STREQUAL "ON")
-      message(FATAL_ERROR "The CUTLASS headers are missing: run `tools/setup cuda` or set "
-                          "WINNOW_CUTLASS_DIR")
-    else()
-      message(STATUS "No CUDA kernels: the CUTLASS headers are missing (tools/setup cuda)")
-    endif()
+    set(WINNOW_WITH_CUDA ON)
   elseif(WINNOW_CUDA STREQUAL "ON")
     message(FATAL_ERROR "WINNOW_CUDA is ON but no nvcc was found")
   else()
@@ -43,8 +32,7 @@ function(winnow_kernels target architecture)
     POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}
                              ${PROJECT_BINARY_DIR}/generated)
-  target_include_directories(${target} SYSTEM PRIVATE ${WINNOW_CUTLASS_INCLUDE})
   # NDEBUG in every build type: an assert's call makes ptxas serialise wgmma.
-  target_compile_options(${target} PRIVATE -DNDEBUG --expt-relaxed-constexpr -Xptxas=-v
-    -Werror=all-warnings -Xcompiler=-Wall,-Wextra -lineinfo)
+  target_compile_options(${target} PRIVATE -O3 -DNDEBUG -lineinfo -Xcompiler=-Wall,-Wextra
+    $<$<BOOL:${WINNOW_WERROR}>:-Werror=all-warnings>)
 endfunction()
