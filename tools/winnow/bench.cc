@@ -9,10 +9,15 @@
 #include <string>
 
 #include "tools/winnow/commands.h"
+#include "tools/winnow/demo/text_format.h"
+#include "tools/winnow/gpu_timer.h"
+#include "tools/winnow/progress.h"
 #include "tools/winnow/table.h"
 #include <benchmark/benchmark.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
+#include "winnow/core/device.h"
 #include "winnow/core/error.h"
 #include "winnow/core/executor.h"
 #include "winnow/core/parallel.h"
@@ -24,6 +29,7 @@
 namespace winnow::cli {
 namespace {
 
+using demo::format_text;
 using nlohmann::ordered_json;
 using Runnable = std::function<void()>;
 
@@ -46,11 +52,6 @@ class Collector : public benchmark::BenchmarkReporter {
     }
   }
   std::vector<double> operation, ceiling;
-};
-
-// Medians of the seconds of one run.
-struct Measured {
-  double operation = 0, ceiling = 0;
 };
 
 Measured measure(const Runnable& operation, const Runnable& ceiling, const BenchOptions& options) {
@@ -124,19 +125,26 @@ Runnable prepare_ceiling(const testing::Ceiling& ceiling) {
 ordered_json run_one(const testing::Operation& operation, const testing::Benchmark& one,
                      const testing::Target& target, const BenchOptions& options) {
   const Runnable run = one.prepare(target);
-  const Runnable ceiling = prepare_ceiling(one.ceiling);
-  const Measured measured = measure(run, ceiling, options);
+  const bool gpu = one.device == DeviceType::cuda;
+  const Runnable ceiling = gpu ? nullptr : prepare_ceiling(one.ceiling);
+  const Measured measured =
+      gpu ? measure_on_gpu(run, one.ceiling, options) : measure(run, ceiling, options);
   ordered_json result = {{"operation", operation.name},
                          {"benchmark", one.name},
                          {"shape", one.shape},
                          {"seconds", measured.operation}};
   if (one.flops > 0) result["gflops_per_second"] = one.flops / measured.operation * 1e-9;
   if (one.bytes > 0) result["gigabytes_per_second"] = one.bytes / measured.operation * 1e-9;
-  if (ceiling) {
-    // Both sides do the same useful work, so the ratio of rates is the inverse ratio of times.
-    result["ceiling"] = one.ceiling.kind == testing::Ceiling::Kind::matmul ? "matmul" : "copy";
+  if (measured.ceiling > 0) {
+    const testing::Ceiling& c = one.ceiling;
+    const bool matmul = c.kind == testing::Ceiling::Kind::matmul;
+    const double work = matmul ? 2.0 * double(c.m) * double(c.n) * double(c.k) : double(c.bytes);
+    const double rate = (matmul ? one.flops : one.bytes) / measured.operation;
+    result["ceiling"] = matmul ? "matmul" : "copy";
     result["ceiling_seconds"] = measured.ceiling;
-    result["ratio"] = measured.ceiling / measured.operation;
+    result[matmul ? "ceiling_gflops_per_second" : "ceiling_gigabytes_per_second"] =
+        work / measured.ceiling * 1e-9;
+    result["ratio"] = rate / (work / measured.ceiling);
   }
   if (one.target.has_value()) {
     result["target"] = *one.target;
@@ -145,12 +153,13 @@ ordered_json run_one(const testing::Operation& operation, const testing::Benchma
   return result;
 }
 
-std::string rate_text(const ordered_json& result, double seconds) {
-  const double scale = result["seconds"].get<double>() / seconds;
-  if (result.contains("gflops_per_second")) {
-    return format("%.1f GFLOP/s", result["gflops_per_second"].get<double>() * scale);
+// `prefix` is empty or "ceiling_".
+std::string rate_text(const ordered_json& result, const std::string& prefix) {
+  if (const double rate = result.value(prefix + "gflops_per_second", 0.0); rate > 0) {
+    return rate < 1e4 ? format_text("%.1f GFLOP/s", rate)
+                      : format_text("%.1f TFLOP/s", rate * 1e-3);
   }
-  return format("%.1f GB/s", result.value("gigabytes_per_second", 0.0) * scale);
+  return format_text("%.1f GB/s", result.value(prefix + "gigabytes_per_second", 0.0));
 }
 
 void add_row(const ordered_json& result, Table& table) {
@@ -158,15 +167,14 @@ void add_row(const ordered_json& result, Table& table) {
   const bool ceiling = result.contains("ceiling");
   std::string verdict;
   if (result.contains("target")) {
-    verdict = format("%.0f %% ", 100 * result["target"].get<double>()) +
+    verdict = format_text("%.0f %% ", 100 * result["target"].get<double>()) +
               (result["reached"] ? "reached" : "MISSED");
   }
-  table.add({result["operation"], result["benchmark"], format("%.3f ms", seconds * 1e3),
-             rate_text(result, seconds),
-             ceiling ? rate_text(result, result["ceiling_seconds"]) + " " +
-                           result["ceiling"].get<std::string>()
-                     : "",
-             ceiling ? format("%.0f %%", 100 * result["ratio"].get<double>()) : "", verdict});
+  table.add(
+      {result["operation"], result["benchmark"], format_text("%.3f ms", seconds * 1e3),
+       rate_text(result, ""),
+       ceiling ? rate_text(result, "ceiling_") + " " + result["ceiling"].get<std::string>() : "",
+       ceiling ? format_text("%.0f %%", 100 * result["ratio"].get<double>()) : "", verdict});
 }
 
 std::string today() {
@@ -195,13 +203,14 @@ int run_bench(const BenchOptions& options) {
                {"of ceiling", Table::Align::right},
                {"target"}});
   ordered_json results = ordered_json::array();
-  Progress progress;
+  Progress progress(std::cerr, isatty(STDERR_FILENO) != 0);
   bool found = false, missed = false;
   for (const auto* operation : operations) {
     for (const testing::Benchmark& one : operation->benchmarks) {
       const bool named = one.name == options.only_benchmark;
       if (!options.only_benchmark.empty() && !named) continue;
       if (one.slow && !named && !options.all) continue;
+      if (one.device != target.device) continue;
       found = true;
       progress.show(operation->name + " " + one.name);
       results.push_back(run_one(*operation, one, target, options));
@@ -214,16 +223,21 @@ int run_bench(const BenchOptions& options) {
     throw Error(ErrorCode::invalid_argument, "bench", "--name", "a benchmark of the operation",
                 "\"" + options.only_benchmark + "\"");
   }
-  const ordered_json report = {
-      {"version", WINNOW_VERSION},          {"date", today()},
-      {"threads", num_threads()},           {"cpu_module", cpu_kernels().name},
-      {"repetitions", options.repetitions}, {"results", results}};
+  const std::string where = target.device == DeviceType::cuda
+                                ? gpus().gpus.front().name
+                                : std::to_string(num_threads()) + " threads, " + cpu_kernels().name;
+  const ordered_json report = {{"version", WINNOW_VERSION},
+                               {"date", today()},
+                               {"where", where},
+                               {"threads", num_threads()},
+                               {"cpu_module", cpu_kernels().name},
+                               {"repetitions", options.repetitions},
+                               {"results", results}};
   if (options.json) {
     std::cout << report.dump(2) << "\n";
   } else {
-    std::cout << "winnow " << WINNOW_VERSION << ", " << today() << ", " << num_threads()
-              << " threads, " << cpu_kernels().name << "; median of " << options.repetitions
-              << " repetitions, random order\n\n";
+    std::cout << "winnow " << WINNOW_VERSION << ", " << today() << ", " << where << "; median of "
+              << options.repetitions << " repetitions\n\n";
     table.print(std::cout);
   }
   return options.check && missed ? kCheckFailed : kOk;

@@ -23,19 +23,28 @@ std::vector<const testing::Operation*> select_operations(const std::string& name
 
 testing::Target make_target(const RunWhere& where) {
   testing::Target target;
-  if (!where.backend.empty()) target.options.backend = backend_from_string(where.backend);
-  bool gpu_backend = false;
+  const BackendStatus* gpu = nullptr;  // the first GPU backend that works here
   std::string reason;
   for (const BackendStatus& status : backends()) {
+    if (!where.backend.empty() && status.backend == backend_from_string(where.backend)) {
+      target.options.backend = status.backend;
+      if (!status.supported) {
+        throw Error(ErrorCode::unsupported, "winnow", "--backend", "one that works here",
+                    where.backend + ": " + status.reason);
+      }
+    }
     if (status.backend == Backend::cpu) continue;
-    gpu_backend = gpu_backend || status.supported;
+    if (status.supported && gpu == nullptr) gpu = &status;
     if (!status.supported && reason.empty()) reason = status.reason;
   }
-  if (where.device == "cuda" && !gpu_backend) {
+  if (where.device == "cuda" && gpu == nullptr) {
     throw Error(ErrorCode::unsupported, "winnow", "--device", "one that works here (cpu, auto)",
                 "cuda: " + reason);
   }
-  if (where.device == "cuda" || (where.device == "auto" && gpu_backend)) {
+  // A forced backend settles an automatic device.
+  const bool on_gpu =
+      target.options.backend.has_value() ? *target.options.backend != Backend::cpu : gpu != nullptr;
+  if (where.device == "cuda" || (where.device == "auto" && on_gpu)) {
     target.device = DeviceType::cuda;
   }
   return target;

@@ -1,11 +1,6 @@
 #include "tools/winnow/table.h"
 
 #include <algorithm>
-#include <cstdarg>
-#include <cstdio>
-#include <iostream>
-
-#include <unistd.h>
 
 namespace winnow::cli {
 namespace {
@@ -43,28 +38,6 @@ void Table::print(std::ostream& out) const {
   print_row(titles);
   print_row(rules);
   for (const auto& row : rows_) print_row(row);
-}
-
-Progress::Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
-
-void Progress::show(const std::string& text) {
-  if (!terminal_) return;
-  std::cerr << "\r\033[K" << text << std::flush;
-  shown_ = true;
-}
-
-void Progress::clear() {
-  if (shown_) std::cerr << "\r\033[K" << std::flush;
-  shown_ = false;
-}
-
-std::string format(const char* pattern, ...) {
-  std::va_list arguments;
-  va_start(arguments, pattern);
-  char text[256];
-  std::vsnprintf(text, sizeof(text), pattern, arguments);
-  va_end(arguments);
-  return text;
 }
 
 }  // namespace winnow::cli

@@ -1,4 +1,4 @@
-// Text tables and progress lines for the terminal.
+// Text tables for the terminal.
 #pragma once
 
 #include <ostream>
@@ -23,23 +23,5 @@ class Table {
   std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
 };
-
-// A line on standard error that overwrites itself; silent unless that is a terminal.
-class Progress {
- public:
-  Progress();
-  ~Progress() { clear(); }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-  void show(const std::string& text);
-  void clear();
-
- private:
-  bool terminal_;
-  bool shown_ = false;
-};
-
-// printf for strings: "%.3f".
-[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
 }  // namespace winnow::cli

@@ -6,21 +6,25 @@
 #include <string>
 
 #include "tools/winnow/commands.h"
+#include "tools/winnow/demo/text_format.h"
+#include "tools/winnow/progress.h"
 #include "tools/winnow/table.h"
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "winnow/core/error.h"
 
 namespace winnow::cli {
 namespace {
 
+using demo::format_text;
 using nlohmann::ordered_json;
 
 // The command that runs one case again.
 std::string repeat_command(const testing::Operation& operation, const testing::Case& one,
-                           const VerifyOptions& options) {
+                           const testing::Target& target, const VerifyOptions& options) {
   std::string command = "winnow verify " + operation.name + " --case " + one.name;
-  if (options.where.device != "auto") command += " --device " + options.where.device;
+  command += std::string(" --device ") + (target.device == DeviceType::cpu ? "cpu" : "cuda");
   if (!options.where.backend.empty()) command += " --backend " + options.where.backend;
   return command;
 }
@@ -54,8 +58,8 @@ void run_case(const testing::Operation& operation, const testing::Case& one,
   const bool passed = outcome.passed();
   ++(passed ? totals.passed : totals.failed);
   const std::string backend(to_string(outcome.backend));
-  table.add({one.name, backend, shown.what, format("%.1e", shown.error),
-             format("%.1e", shown.tolerance), format("%.2f s", seconds.count()),
+  table.add({one.name, backend, shown.what, format_text("%.1e", shown.error),
+             format_text("%.1e", shown.tolerance), format_text("%.2f s", seconds.count()),
              passed ? "ok" : "FAILED"});
   ordered_json entry = {{"operation", operation.name}, {"case", one.name},
                         {"shape", one.shape},          {"backend", backend},
@@ -67,7 +71,7 @@ void run_case(const testing::Operation& operation, const testing::Case& one,
                                     {"passed", comparison.passed},
                                     {"detail", comparison.detail}});
   }
-  if (!passed) entry["repeat"] = repeat_command(operation, one, options);
+  if (!passed) entry["repeat"] = repeat_command(operation, one, target, options);
   totals.report.push_back(std::move(entry));
 }
 
@@ -87,6 +91,16 @@ void print_failures(const Totals& totals) {
   }
 }
 
+// With "auto" every device that this machine has a backend for, so that a GPU is checked too.
+std::vector<testing::Target> verify_targets(const RunWhere& where) {
+  std::vector<testing::Target> targets = {make_target(where)};
+  if (where.device == "auto" && where.backend.empty() &&
+      targets.front().device == DeviceType::cuda) {
+    targets.insert(targets.begin(), testing::Target{});
+  }
+  return targets;
+}
+
 }  // namespace
 
 int run_verify(const VerifyOptions& options) {
@@ -99,9 +113,9 @@ int run_verify(const VerifyOptions& options) {
     }
     return kOk;
   }
-  const testing::Target target = make_target(options.where);
+  const std::vector<testing::Target> targets = verify_targets(options.where);
   Totals totals;
-  Progress progress;
+  Progress progress(std::cerr, isatty(STDERR_FILENO) != 0);
   bool found = options.only_case.empty();
   for (const auto* operation : operations) {
     Table table({{"case"},
@@ -118,8 +132,12 @@ int run_verify(const VerifyOptions& options) {
       if (!options.only_case.empty() && one.name != options.only_case) continue;
       progress.show(operation->name + ": case " + std::to_string(done) + " of " +
                     std::to_string(operation->cases.size()) + ": " + one.name);
-      run_case(*operation, one, target, options, table, totals);
-      any = found = true;
+      for (const testing::Target& target : targets) {
+        if (target.device == DeviceType::cuda && !one.on_gpu) continue;
+        run_case(*operation, one, target, options, table, totals);
+        any = true;
+      }
+      found = true;
     }
     progress.clear();
     if (any && !options.json) {

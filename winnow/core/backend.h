@@ -38,8 +38,8 @@ struct RunOptions {
   // Absent: the first backend of the list that implements the operation and serves the device of
   // the tensors. Present: that one or an Error (unsupported), never another.
   // The environment variable WINNOW_BACKEND forces a backend for calls that leave this absent.
-  std::optional<Backend> backend;
-  Stream stream;
+  std::optional<Backend> backend{};
+  Stream stream{};
 };
 
 }  // namespace winnow

@@ -61,6 +61,7 @@ void Check::dtype(std::string_view argument, const ConstTensorView& view,
   std::string wanted;
   for (const DType dtype : allowed) {
     if (dtype == view.dtype()) return;
+    if (wanted == to_string(dtype)) continue;  // not "f32 or f32"
     if (!wanted.empty()) wanted += " or ";
     wanted += to_string(dtype);
   }

@@ -27,24 +27,6 @@ void* allocate_on_host(std::size_t bytes) {
 }
 
 #if WINNOW_WITH_CUDA
-// Makes a device current and restores the one before.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(Device device) {
-    cudaGetDevice(&before_);
-    if (const cudaError_t error = cudaSetDevice(device.index); error != cudaSuccess) {
-      fail(ErrorCode::unsupported, "DeviceGuard",
-           to_string(device) + " cannot be used: " + cudaGetErrorString(error));
-    }
-  }
-  ~DeviceGuard() { cudaSetDevice(before_); }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int before_ = 0;
-};
-
 void check(cudaError_t error, const char* operation, Device device) {
   if (error == cudaSuccess) return;
   fail(ErrorCode::resource, operation,
@@ -59,7 +41,26 @@ void check(cudaError_t error, const char* operation, Device device) {
 
 }  // namespace
 
-bool built_with_cuda() { return WINNOW_WITH_CUDA != 0; }
+bool built_with_cuda() { return kBuiltWithCuda; }
+
+DeviceGuard::DeviceGuard(Device device) {
+  if (device.type == DeviceType::cpu) return;
+#if WINNOW_WITH_CUDA
+  if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
+  if (const cudaError_t error = cudaSetDevice(device.index); error != cudaSuccess) {
+    fail(ErrorCode::unsupported, "DeviceGuard",
+         to_string(device) + " cannot be used: " + cudaGetErrorString(error));
+  }
+#else
+  no_cuda("DeviceGuard", device);
+#endif
+}
+
+DeviceGuard::~DeviceGuard() {
+#if WINNOW_WITH_CUDA
+  if (before_ >= 0) cudaSetDevice(before_);
+#endif
+}
 
 void* allocate_on(Device device, std::size_t bytes) {
   void* memory = nullptr;

@@ -11,7 +11,24 @@
 namespace winnow {
 
 // True if this build has CUDA kernels.
+#ifndef WINNOW_WITH_CUDA
+#define WINNOW_WITH_CUDA 0
+#endif
+inline constexpr bool kBuiltWithCuda = WINNOW_WITH_CUDA != 0;  // inside the library only
 WINNOW_EXPORT bool built_with_cuda();
+
+// Makes a GPU the current one of the calling thread and restores the one before. Does nothing for
+// the CPU. Throws Error (unsupported) if the device cannot be used.
+class WINNOW_EXPORT DeviceGuard {
+ public:
+  explicit DeviceGuard(Device device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_ = -1;  // -1: nothing to restore
+};
 
 // All of these throw Error (resource or unsupported) naming the device.
 WINNOW_EXPORT void* allocate_on(Device device, std::size_t bytes);  // aligned to 64 bytes or more

@@ -61,7 +61,6 @@ TEST(CpuModules, EachGivesTheSameForward) {
     const sparse_mla::CaseInputs inputs = sparse_mla::make_inputs(shape);
     const std::vector<std::int64_t> queries = sparse_mla::checked_queries(shape);
     const auto expected = sparse_mla::oracle::forward(inputs.for_oracle(), queries);
-    using sparse_mla::rows_of;
     sparse_mla::Problem problem;
     problem.dtype = dtype;
     problem.s_q = shape.s_q;

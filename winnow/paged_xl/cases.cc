@@ -33,9 +33,7 @@ std::int64_t fill_block_tables(const StepCase& shape, const TensorView& tables, 
   if (shape.shared_blocks) needed = blocks_for(shape, longest(shape));
   std::vector<std::int32_t> free(static_cast<std::size_t>(needed + shape.spare));
   std::iota(free.begin(), free.end(), 0);
-  for (std::size_t i = free.size(); i > 1; --i) {
-    std::swap(free[i - 1], free[static_cast<std::size_t>(random.below(std::int64_t(i)))]);
-  }
+  testing::shuffle(std::span(free), random);
   std::size_t next = 0;
   for (std::int64_t s = 0; s < num_seqs; ++s) {
     if (shape.shared_blocks) next = 0;
@@ -93,49 +91,19 @@ std::string describe(const StepCase& shape) {
          std::to_string(shape.block_size) + ", context " + context;
 }
 
-std::string numbered(std::string_view prefix, std::int64_t number) {
-  return std::string(prefix) + std::to_string(number);
-}
-
 void add(std::vector<StepCase>& list, std::initializer_list<DType> dtypes,
          std::initializer_list<Mode> modes, const StepCase& shape) {
-  for (const DType dtype : dtypes) {
-    for (const Mode mode : modes) {
-      StepCase next = shape;
-      next.dtype = dtype;
-      next.mode = mode;
-      next.name = std::string(to_string(dtype)) + (mode == Mode::plain ? "-plain-" : "-fused-") +
-                  shape.name;
-      list.push_back(next);
-    }
+  for (const Mode mode : modes) {
+    StepCase next = shape;
+    next.mode = mode;
+    next.name = (mode == Mode::plain ? "plain-" : "fused-") + shape.name;
+    testing::add(list, dtypes, next);
   }
 }
 
-StridedTensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Layout layout, int dense) {
-  std::vector<std::int64_t> whole = shape;
-  const int rank = static_cast<int>(shape.size());
-  // Gaps after each slice of every dimension whose stride is free, and at its start.
-  const int widened = rank - dense;
-  if (layout != Layout::dense) {
-    for (int dim = 1; dim <= widened; ++dim) whole[static_cast<std::size_t>(dim)] += 2;
-  }
-  StridedTensor tensor{Tensor(dtype, whole), {}};
-  testing::fill_unwritten(tensor.storage);
-  tensor.view = tensor.storage.view();
-  if (layout == Layout::dense) return tensor;
-  for (int dim = 1; dim <= widened; ++dim) {
-    tensor.view = tensor.view.slice(dim, 1, 1 + shape[static_cast<std::size_t>(dim)]);
-  }
-  if (layout == Layout::wide || tensor.view.numel() == 0) return tensor;
-  auto* data = static_cast<char*>(tensor.view.data());
-  std::vector<std::int64_t> strides(tensor.view.strides().begin(), tensor.view.strides().end());
-  for (int dim = 0; dim < rank - dense; ++dim) {
-    auto& stride = strides[static_cast<std::size_t>(dim)];
-    data += (shape[static_cast<std::size_t>(dim)] - 1) * stride * size_of(dtype);
-    stride = -stride;
-  }
-  tensor.view = TensorView(data, dtype, shape, strides);
-  return tensor;
+StridedTensor make_unaligned(DType dtype, const std::vector<std::int64_t>& shape, Layout layout,
+                             int dense) {
+  return testing::make_tensor(dtype, shape, layout, {.dense = dense, .length = 1});
 }
 
 AttentionArgs Step::attention_args() const {
@@ -177,44 +145,31 @@ Step make_step(const StepCase& shape) {
   }
   step.block_tables = Tensor(DType::i32, {num_seqs, blocks_for(shape, most) + 3});
   const std::int64_t num_blocks = fill_block_tables(shape, step.block_tables, random);
-  step.key_cache = make_tensor(
+  step.key_cache = make_unaligned(
       shape.dtype, {num_blocks, shape.num_kv_heads, shape.head_size / x, shape.block_size, x},
       shape.layout, 3);
-  step.value_cache =
-      make_tensor(shape.dtype, {num_blocks, shape.num_kv_heads, shape.head_size, shape.block_size},
-                  shape.layout, 2);
+  step.value_cache = make_unaligned(
+      shape.dtype, {num_blocks, shape.num_kv_heads, shape.head_size, shape.block_size},
+      shape.layout, 2);
   fill_caches(shape, step, random);
 
-  step.query = make_tensor(shape.dtype, {num_seqs, shape.num_heads, shape.head_size}, shape.layout);
+  step.query =
+      make_unaligned(shape.dtype, {num_seqs, shape.num_heads, shape.head_size}, shape.layout);
   testing::fill_normal(step.query.view, random, shape.query);
   for (StridedTensor* bias : {&step.pos_bias_u, &step.pos_bias_v}) {
     std::vector<std::int64_t> sizes = {shape.num_heads, shape.head_size};
     if (shape.bias_per_sequence) sizes.insert(sizes.begin(), num_seqs);
-    *bias = make_tensor(shape.dtype, sizes, shape.layout);
+    *bias = make_unaligned(shape.dtype, sizes, shape.layout);
     testing::fill_normal(bias->view, random);
   }
-  step.matrix_bd = make_tensor(shape.matrix_bd_dtype,
-                               {num_seqs, shape.num_heads, most + shape.spare}, shape.layout);
+  step.matrix_bd = make_unaligned(shape.matrix_bd_dtype,
+                                  {num_seqs, shape.num_heads, most + shape.spare}, shape.layout);
   fill_matrix_bd(shape, step.matrix_bd.view, random);
-  step.r = make_tensor(shape.dtype, {shape.num_heads, most + shape.spare, shape.head_size},
-                       shape.layout);
+  step.r = make_unaligned(shape.dtype, {shape.num_heads, most + shape.spare, shape.head_size},
+                          shape.layout);
   // Distances beyond the longest context keep their NaN: they are not read.
   testing::fill_normal(step.r.view.slice(1, 0, most), random, 0.5);
   return step;
-}
-
-testing::Comparison check_written(std::string_view what, const StridedTensor& output) {
-  const std::int64_t missing = testing::count_unwritten(output.view);
-  const std::int64_t gaps = output.storage.numel() - output.view.numel();
-  const std::int64_t outside = gaps + missing - testing::count_unwritten(output.storage.view());
-  testing::Comparison result{std::string(what) + " written", 0, 0, false, ""};
-  result.error = static_cast<double>(missing + outside);
-  result.passed = missing == 0 && outside == 0;
-  if (!result.passed) {
-    result.detail = std::to_string(missing) + " elements were not written, " +
-                    std::to_string(outside) + " outside of the tensor were";
-  }
-  return result;
 }
 
 Tolerance tolerance(Quantity quantity, DType dtype, double largest_logit) {
@@ -234,15 +189,14 @@ Tolerance tolerance(Quantity quantity, DType dtype, double largest_logit) {
   return {};
 }
 
-void require_cpu(std::string_view operation, const testing::Target& target) {
-  if (target.device == DeviceType::cpu) return;
-  std::string reasons;
-  for (const BackendStatus& status : backends()) {
-    if (status.backend == Backend::cpu) continue;
-    reasons += (reasons.empty() ? "" : "; ") + std::string(to_string(status.backend)) + ": " +
-               (status.supported ? "has no such cases yet" : status.reason);
-  }
-  throw Error(ErrorCode::unsupported, std::string(operation), "device", "cpu", reasons);
+testing::Benchmark make_copy_benchmark(std::string name, std::string shape, double bytes) {
+  testing::Benchmark benchmark;
+  benchmark.name = std::move(name);
+  benchmark.shape = std::move(shape);
+  benchmark.bytes = bytes;
+  benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
+  benchmark.ceiling.bytes = static_cast<std::int64_t>(bytes);
+  return benchmark;
 }
 
 }  // namespace winnow::paged_xl

@@ -15,14 +15,14 @@
 #include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"
 #include "winnow/testing/operation.h"
+#include "winnow/testing/strided.h"
+#include "winnow/testing/table.h"
 
 namespace winnow::paged_xl {
 
-enum class Layout {
-  dense,
-  wide,      // a slice of a wider tensor wherever strides are free
-  reversed,  // the same with negative outer strides
-};
+using testing::Layout;
+using testing::StridedTensor;
+
 enum class Mode { plain, fused };
 enum class Mask { none, some, all };  // -inf in matrix_bd
 
@@ -45,23 +45,14 @@ struct StepCase {
 // "num_seqs 4, num_heads 4, num_kv_heads 2, head_size 64, block_size 16, context 0 to 37".
 std::string describe(const StepCase& shape);
 
-// "d64" for "d" and 64.
-std::string numbered(std::string_view prefix, std::int64_t number);
-
 // Appends the case once per dtype and mode: "bf16-fused-" and its name.
 void add(std::vector<StepCase>& list, std::initializer_list<DType> dtypes,
          std::initializer_list<Mode> modes, const StepCase& shape);
 
-// A tensor with its memory, which may be more than the view shows.
-struct StridedTensor {
-  Tensor storage;
-  TensorView view;
-};
-
-// Memory that nobody has written yet (see testing::fill_unwritten), as are the gaps of a layout.
-// The last `dense` dimensions stay without gaps but for the first of them.
-StridedTensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Layout layout,
-                          int dense = 1);
+// testing::make_tensor with gaps of one element: the operations want no more than natural
+// alignment.
+StridedTensor make_unaligned(DType dtype, const std::vector<std::int64_t>& shape, Layout layout,
+                             int dense = 1);
 
 // All inputs of one step. Blocks are in random order; unused slots and blocks are NaN, entries of
 // the block table past the last needed block are no block at all.
@@ -76,15 +67,11 @@ struct Step {
 };
 Step make_step(const StepCase& shape);
 
-// That every element of an output was written and nothing around it.
-testing::Comparison check_written(std::string_view what, const StridedTensor& output);
-
 // The tolerance table. `dtype` is that of the tensor, `largest_logit` that of the case.
 enum class Quantity { out, lse, matrix_bd };
 testing::Tolerance tolerance(Quantity quantity, DType dtype, double largest_logit);
 
-// Throws Error (unsupported) unless the target is the CPU: cases and benchmarks have their tensors
-// on the host as long as no other backend exists.
-void require_cpu(std::string_view operation, const testing::Target& target);
+// A benchmark of `bytes` useful bytes; its ceiling copies as many.
+testing::Benchmark make_copy_benchmark(std::string name, std::string shape, double bytes);
 
 }  // namespace winnow::paged_xl

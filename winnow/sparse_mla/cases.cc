@@ -10,25 +10,13 @@
 namespace winnow::sparse_mla {
 namespace {
 
+using winnow::testing::add;
+using winnow::testing::numbered;
 using winnow::testing::Random;
 using winnow::testing::RelativeTo;
 using winnow::testing::Tolerance;
 
 constexpr std::int64_t kFar = std::int64_t{1} << 40;  // a position after every token
-
-// Adds the case once per dtype, with the dtype before the name.
-void add(std::vector<CaseShape>& list, std::initializer_list<DType> dtypes, CaseShape shape) {
-  for (const DType dtype : dtypes) {
-    CaseShape next = shape;
-    next.name = std::string(to_string(dtype)) + "-" + shape.name;
-    next.dtype = dtype;
-    list.push_back(next);
-  }
-}
-
-std::string numbered(std::string name, std::int64_t number) {
-  return name.append(std::to_string(number));
-}
 
 std::vector<CaseShape> make_case_shapes() {
   constexpr DType f32 = DType::f32, f16 = DType::f16, bf16 = DType::bf16;
@@ -208,55 +196,6 @@ std::string describe(const CaseShape& shape) {
          std::to_string(shape.topk);
 }
 
-StridedTensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Layout layout) {
-  constexpr std::int64_t kBefore = 32, kAfter = 32;  // elements, multiples of 16 bytes
-  std::vector<std::int64_t> whole = shape;
-  if (layout != Layout::dense) whole.back() += kBefore + kAfter;
-  if (layout != Layout::dense && shape.size() == 3) whole[1] += 1;
-  StridedTensor tensor{Tensor(dtype, whole), {}};
-  winnow::testing::fill_unwritten(tensor.storage);
-  tensor.view = tensor.storage.view();
-  if (layout == Layout::dense) return tensor;
-
-  const int last = tensor.view.rank() - 1;
-  if (shape.size() == 3) tensor.view = tensor.view.slice(1, 0, shape[1]);
-  tensor.view = tensor.view.slice(last, kBefore, kBefore + shape.back());
-  if (layout == Layout::wide || tensor.view.numel() == 0) return tensor;
-
-  // Start at the other end, or stay where we are.
-  auto* data = static_cast<char*>(tensor.view.data());
-  std::vector<std::int64_t> strides(tensor.view.strides().begin(), tensor.view.strides().end());
-  for (int dim = 0; dim < last; ++dim) {
-    if (layout == Layout::reversed) {
-      data += (shape[dim] - 1) * strides[dim] * size_of(dtype);
-      strides[dim] = -strides[dim];
-    } else if (dim == 0) {
-      strides[dim] = 0;
-    }
-  }
-  tensor.view = TensorView(data, dtype, shape, strides);
-  return tensor;
-}
-
-StridedTensor make_output(DType dtype, std::vector<std::int64_t> shape, Layout layout) {
-  return make_tensor(dtype, std::move(shape), layout == Layout::broadcast ? Layout::wide : layout);
-}
-
-winnow::testing::Comparison check_written(std::string_view what, const StridedTensor& output) {
-  const std::int64_t missing = winnow::testing::count_unwritten(output.view);
-  const std::int64_t gaps = output.storage.numel() - output.view.numel();
-  const std::int64_t outside =
-      gaps + missing - winnow::testing::count_unwritten(output.storage.view());
-  winnow::testing::Comparison result{std::string(what) + " written", 0, 0, false, ""};
-  result.error = static_cast<double>(missing + outside);
-  result.passed = missing == 0 && outside == 0;
-  if (!result.passed) {
-    result.detail = std::to_string(missing) + " elements were not written, " +
-                    std::to_string(outside) + " outside of the tensor were";
-  }
-  return result;
-}
-
 oracle::Inputs CaseInputs::for_oracle() const {
   oracle::Inputs in;
   pass_to(in);
@@ -273,7 +212,12 @@ CaseInputs make_inputs(const CaseShape& shape) {
   inputs.q = make_tensor(shape.dtype, {shape.s_q, shape.h_q, shape.d_qk}, shape.layout);
   inputs.kv = make_tensor(shape.dtype, {shape.s_kv, 1, shape.d_qk}, kv_layout);
   inputs.indices = make_tensor(DType::i32, {shape.s_q, 1, shape.topk}, shape.layout);
-  winnow::testing::fill_normal(inputs.q.view, random, shape.logits);
+  constexpr std::int64_t kMany = 1 << 24;  // more than drawing number by number is good for
+  if (inputs.q.view.numel() > kMany && shape.logits == 1) {
+    winnow::testing::fill_normal_rows(inputs.q.view, random);
+  } else {
+    winnow::testing::fill_normal(inputs.q.view, random, shape.logits);
+  }
   fill_indices(shape, inputs.indices.view, random);
   if (shape.lengths != Lengths::absent) {
     inputs.topk_length = make_tensor(DType::i32, {shape.s_q}, Layout::dense);
@@ -289,6 +233,27 @@ CaseInputs make_inputs(const CaseShape& shape) {
   }
   fill_kv(shape, inputs, random);
   return inputs;
+}
+
+CaseInputs CaseInputs::on(Device device) const {
+  CaseInputs copy;
+  copy.q = testing::on(device, q);
+  copy.kv = testing::on(device, kv);
+  copy.indices = testing::on(device, indices);
+  copy.topk_length = testing::on(device, topk_length);
+  copy.attn_sink = testing::on(device, attn_sink);
+  copy.scale = scale;
+  copy.q_start = q_start;
+  copy.k_stride = k_stride;
+  return copy;
+}
+
+std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases,
+                                    const std::vector<CaseShape>& shapes) {
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    cases[i].on_gpu = shapes[i].dtype == DType::bf16;
+  }
+  return cases;
 }
 
 std::vector<std::int64_t> choose(std::int64_t count, std::int64_t at_most, std::uint64_t seed) {
@@ -352,17 +317,6 @@ Tolerance tolerance(Quantity quantity, const CaseShape& shape, double largest_lo
   return {};
 }
 
-void require_cpu(std::string_view operation, const testing::Target& target) {
-  if (target.device == DeviceType::cpu) return;
-  std::string reasons;
-  for (const BackendStatus& status : backends()) {
-    if (status.backend == Backend::cpu) continue;
-    reasons += (reasons.empty() ? "" : "; ") + std::string(to_string(status.backend)) + ": " +
-               (status.supported ? "has no such cases yet" : status.reason);
-  }
-  throw Error(ErrorCode::unsupported, std::string(operation), "device", "cpu", reasons);
-}
-
 std::vector<BenchShape> bench_shapes() {
   CaseShape base{.name = "", .s_q = 64, .h_q = 64, .s_kv = 8192, .topk = 512, .poison = false};
   std::vector<BenchShape> list;
@@ -392,6 +346,24 @@ testing::Benchmark make_benchmark(const BenchShape& bench, std::int64_t k, doubl
   benchmark.ceiling = {testing::Ceiling::Kind::matmul, shape.s_q * shape.h_q, shape.topk, k, 0};
   benchmark.flops = 2.0 * double(shape.s_q * shape.h_q) * double(shape.topk) * double(k);
   if (bench.promised) benchmark.target = target;
+  return benchmark;
+}
+
+CaseShape case_shape(const GpuBenchShape& bench) {
+  return {.name = "bf16-h" + std::to_string(bench.h_q) + "-kv" + std::to_string(bench.s_kv),
+          .dtype = DType::bf16,
+          .s_q = 4096,
+          .h_q = bench.h_q,
+          .s_kv = bench.s_kv,
+          .topk = 2048,
+          .poison = false};
+}
+
+testing::Benchmark make_benchmark(const GpuBenchShape& bench, std::int64_t k) {
+  testing::Benchmark benchmark = make_benchmark(BenchShape{case_shape(bench)}, k, 0);
+  benchmark.device = DeviceType::cuda;
+  benchmark.ceiling = {testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0};
+  if (bench.reach.has_value()) benchmark.target = *bench.reach / kCeilingReference;
   return benchmark;
 }
 

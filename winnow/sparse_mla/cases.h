@@ -14,15 +14,14 @@
 #include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"
 #include "winnow/testing/operation.h"
+#include "winnow/testing/strided.h"
+#include "winnow/testing/table.h"
 
 namespace winnow::sparse_mla {
 
-enum class Layout {
-  dense,
-  wide,       // a slice of a wider tensor in every dimension but the first
-  reversed,   // the same with negative outer strides
-  broadcast,  // stride 0 in the first dimension of q and indices; the others as wide
-};
+using testing::Layout;
+using testing::StridedTensor;
+
 enum class Choice {
   distinct,      // no row twice for one query
   repeated,      // rows drawn independently
@@ -61,20 +60,6 @@ const std::vector<CaseShape>& case_shapes();
 // "s_q 4, h_q 3, s_kv 300, d_qk 576, topk 64".
 std::string describe(const CaseShape& shape);
 
-// A tensor with its memory, which may be more than the view shows.
-struct StridedTensor {
-  Tensor storage;
-  TensorView view;
-};
-
-// Memory that nobody has written yet (see testing::fill_unwritten), as are the gaps of a layout.
-StridedTensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Layout layout);
-// An output never has stride 0: broadcast gives wide.
-StridedTensor make_output(DType dtype, std::vector<std::int64_t> shape, Layout layout);
-
-// That every element of an output was written and nothing around it.
-testing::Comparison check_written(std::string_view what, const StridedTensor& output);
-
 // The inputs that the operations share. The same for the same shape on every platform.
 struct CaseInputs {
   StridedTensor q, kv, indices, topk_length, attn_sink;  // the last two absent where not asked for
@@ -83,6 +68,7 @@ struct CaseInputs {
   std::int64_t k_stride = 1;
 
   oracle::Inputs for_oracle() const;
+  CaseInputs on(Device device) const;  // a copy there
   // Copies what the argument structs of the three operations have in common.
   template <class Args>
   void pass_to(Args& args) const {
@@ -112,17 +98,27 @@ enum class Quantity { out, dq, max_logits, lse, attn_sum, row_sums, dkv, d_sink 
 // `largest_logit` is the largest |x| of the case.
 testing::Tolerance tolerance(Quantity quantity, const CaseShape& shape, double largest_logit);
 
-// Throws Error (unsupported) unless the target is the CPU: cases and benchmarks have their tensors
-// on the host as long as no other backend exists.
-void require_cpu(std::string_view operation, const testing::Target& target);
+// Marks the cases that the sm90 kernels take.
+std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases,
+                                    const std::vector<CaseShape>& shapes);
 
-// The problems that are timed.
+// The problems that are timed on the CPU.
 struct BenchShape {
   CaseShape shape;
-  bool promised = false;  // has a target in the issue tracker
+  bool promised = false;  // has a target
 };
 std::vector<BenchShape> bench_shapes();
 // A benchmark with its ceiling: a matrix product [s_q * h_q, k] * [k, topk] of the same FLOPs.
 testing::Benchmark make_benchmark(const BenchShape& bench, std::int64_t k, double target);
+
+// What is timed on a GPU: bf16, s_q 4096, topk 2048, d_qk 576. `reach` is the speed to reach in
+// TFLOP/s where the ceiling, a bf16 product of 8192^3, runs at kCeilingReference.
+struct GpuBenchShape {
+  std::int64_t h_q, s_kv;
+  std::optional<double> reach;
+};
+inline constexpr double kCeilingReference = 794;
+CaseShape case_shape(const GpuBenchShape& bench);
+testing::Benchmark make_benchmark(const GpuBenchShape& bench, std::int64_t k);
 
 }  // namespace winnow::sparse_mla

@@ -57,4 +57,10 @@ Problem check_problem(const Check& check, const ConstTensorView& q, const ConstT
   return problem;
 }
 
+void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view) {
+  constexpr std::int64_t kAlignment = 16;  // of the kernels' copies
+  check.dtype(argument, view, {DType::bf16});
+  check.aligned(argument, view, kAlignment);
+}
+
 }  // namespace winnow::sparse_mla

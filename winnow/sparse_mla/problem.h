@@ -5,23 +5,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "winnow/core/check.h"
 #include "winnow/core/dtype.h"
+#include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
 
 namespace winnow::sparse_mla {
-
-// A 3-dimensional tensor whose last dimension is contiguous. Strides count elements.
-template <class Pointer>
-struct Rows {
-  Pointer data = nullptr;
-  std::int64_t stride0 = 0;
-  std::int64_t stride1 = 0;
-  std::int64_t offset(std::int64_t i0, std::int64_t i1 = 0) const {
-    return i0 * stride0 + i1 * stride1;
-  }
-};
 
 // Queries, cache and the choice of rows: the inputs of forward, distribution and backward.
 struct Problem {
@@ -51,12 +42,6 @@ struct Problem {
   }
 };
 
-template <class Pointer, class View>
-Rows<Pointer> rows_of(const View& view, int dim0, int dim1 = -1) {
-  if (!view.present()) return {};
-  return {static_cast<Pointer>(view.data()), view.stride(dim0), dim1 < 0 ? 0 : view.stride(dim1)};
-}
-
 // Checks the arguments that the three operations have in common; throws Error naming the one at
 // fault.
 Problem check_problem(const Check& check, const ConstTensorView& q, const ConstTensorView& kv,
@@ -64,7 +49,11 @@ Problem check_problem(const Check& check, const ConstTensorView& q, const ConstT
                       std::optional<double> scale, std::optional<std::int64_t> q_start,
                       std::int64_t k_stride);
 
-// The same from the argument struct of any of the three.
+// What the sm90 kernels want beyond that of q, kv and what is shaped like them: bf16, and rows that
+// begin at multiples of 16 bytes.
+void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view);
+
+// check_problem() from the argument struct of any of the three.
 template <class Args>
 Problem check_problem(const Check& check, const Args& args) {
   return check_problem(check, args.q, args.kv, args.indices, args.topk_length, args.scale,

@@ -115,6 +115,18 @@ void fill(const TensorView& view, double value) {
   fill_with(view, [value] { return value; });
 }
 
+void fill_normal_rows(const TensorView& view, Random& random) {
+  constexpr std::int64_t kBlock = 1 << 20;
+  const std::int64_t columns = view.size(view.rank() - 1);
+  Tensor block(view.dtype(), {kBlock + columns});
+  fill_normal(block, random);
+  const std::int64_t bytes = size_of(view.dtype());
+  for_each_row(view, [&](char* row, std::int64_t count, std::int64_t) {
+    std::memcpy(row, static_cast<const char*>(block.data()) + random.below(kBlock) * bytes,
+                static_cast<std::size_t>(count * bytes));
+  });
+}
+
 void fill_unwritten(const TensorView& view) {
   const std::int64_t bytes = size_of(view.dtype());
   for_each_row(view, [bytes](char* row, std::int64_t count, std::int64_t stride) {

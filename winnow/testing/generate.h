@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
+#include <utility>
 
 #include "winnow/core/tensor.h"
 
@@ -26,12 +28,22 @@ class Random {
   std::uint64_t state_;
 };
 
+// Any order of the list, all equally likely.
+template <class T>
+void shuffle(std::span<T> list, Random& random) {
+  for (std::size_t i = list.size(); i > 1; --i) {
+    std::swap(list[i - 1], list[static_cast<std::size_t>(random.below(std::int64_t(i)))]);
+  }
+}
+
 // A seed from a name (FNV-1a), so that every case has numbers of its own.
 std::uint64_t seed_from(std::string_view name);
 
 // Each fills every element of a tensor on the host, of any float dtype and with any strides, and
 // rounds to the dtype once.
 void fill_normal(const TensorView& view, Random& random, double deviation = 1);
+// Rows cut out of one block of normal numbers at random places: for gigabytes.
+void fill_normal_rows(const TensorView& view, Random& random);
 void fill_uniform(const TensorView& view, Random& random, double low, double high);
 void fill(const TensorView& view, double value);
 

@@ -43,12 +43,13 @@ struct Case {
   std::string name;   // "bf16-h64-k512-causal"
   std::string shape;  // "s_q 8, h_q 64, s_kv 300, d_qk 576, topk 512"
   std::function<CaseOutcome(const Target&)> run;
+  bool on_gpu = false;  // GPU backends take it; every case runs on the CPU
 };
 
 // What a benchmark is compared with, measured in the same run with the same threads.
 struct Ceiling {
   enum class Kind { none, matmul, copy } kind = Kind::none;
-  std::int64_t m = 0, n = 0, k = 0;  // matmul: c[m, n] = a[m, k] * b[k, n] in f32
+  std::int64_t m = 0, n = 0, k = 0;  // matmul: c[m, n] = a[m, k] * b[k, n]; f32, bf16 on a GPU
   std::int64_t bytes = 0;            // copy: bytes that are read once and written once
 };
 
@@ -58,9 +59,11 @@ struct Benchmark {
   double flops = 0;   // useful FLOPs of one run; 0 where bytes are what counts
   double bytes = 0;   // useful bytes of one run
   Ceiling ceiling;
+  DeviceType device = DeviceType::cpu;
   std::optional<double> target;  // least ratio of the ceiling that the project promises, 0 to 1
   bool slow = false;             // left out unless asked for by name or with --all
-  // Allocates inputs and returns what is timed; the returned function owns what it needs.
+  // Allocates inputs and returns what is timed; the returned function owns what it needs. On a GPU
+  // it queues its work on the default stream.
   std::function<std::function<void()>(const Target&)> prepare;
 };
 

@@ -11,21 +11,6 @@
 namespace winnow::demo {
 namespace {
 
-// Largest difference of two lists; both must have the same length.
-double largest_difference(std::span<const float> got, std::span<const double> wanted) {
-  double largest = 0;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    largest = larger(largest, std::fabs(double(got[i]) - wanted[i]));
-  }
-  return largest;
-}
-
-double largest_magnitude(std::span<const double> values) {
-  double largest = 0;
-  for (const double value : values) largest = larger(largest, std::fabs(value));
-  return largest;
-}
-
 // Row `row` of a tensor, as one list.
 std::span<const float> row_of(const Tensor& tensor, std::int64_t row) {
   const std::span<const float> values = tensor.values<float>();
@@ -61,6 +46,20 @@ double larger(double a, double b) {
   return std::max(a, b);
 }
 
+double largest_difference(std::span<const float> got, std::span<const double> wanted) {
+  double largest = 0;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    largest = larger(largest, std::fabs(double(got[i]) - wanted[i]));
+  }
+  return largest;
+}
+
+double largest_magnitude(std::span<const double> values) {
+  double largest = 0;
+  for (const double value : values) largest = larger(largest, std::fabs(value));
+  return largest;
+}
+
 void check_output_against_plain(const Layer& layer, const Selection& selection,
                                 const LayerOutput& output, std::span<const std::int64_t> sample,
                                 StepReport& report) {
@@ -72,8 +71,9 @@ void check_output_against_plain(const Layer& layer, const Selection& selection,
                                       largest_magnitude(plain.out));
     lse_error = larger(lse_error, largest_difference(row_of(output.lse, row), plain.lse));
   }
-  report.at_most("out" + against_plain(sample), out_error, kOutTolerance);
-  report.at_most("lse" + against_plain(sample), lse_error, kLseTolerance);
+  const Tolerances& limits = tolerances(layer.placement().dtype);
+  report.at_most("out" + against_plain(sample), out_error, limits.out);
+  report.at_most("lse" + against_plain(sample), lse_error, limits.lse);
 }
 
 void check_weights_against_plain(const Layer& layer, const Selection& selection,
@@ -86,7 +86,8 @@ void check_weights_against_plain(const Layer& layer, const Selection& selection,
     error = larger(error, largest_difference(row_of(attn_sum, row), plain.weights) /
                               largest_magnitude(plain.weights));
   }
-  report.at_most("weights" + against_plain(sample), error, kWeightTolerance);
+  report.at_most("weights" + against_plain(sample), error,
+                 tolerances(layer.placement().dtype).weights);
 }
 
 void check_row_sums(const Tensor& attn_sum, StepReport& report) {

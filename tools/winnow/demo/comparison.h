@@ -9,16 +9,28 @@
 
 namespace winnow::demo {
 
-// For f32. The logits of the demo stay below 40; the last term of the specification's bounds, which
-// grows with them, is included.
-inline constexpr double kOutTolerance = 2e-5;       // relative to the largest |out| of a query
-inline constexpr double kLseTolerance = 5e-5;       // absolute
-inline constexpr double kWeightTolerance = 5e-4;    // relative to the largest weight of a query
-inline constexpr double kRowSumTolerance = 1e-3;    // relative to the number of heads
-inline constexpr double kGradientTolerance = 1e-4;  // relative to the largest of the derivatives
+// Of an operation on one dtype. The logits of the demo stay below 40; the terms of the
+// specification's bounds which grow with them are included.
+struct Tolerances {
+  double out;      // relative to the largest |out| of a query
+  double lse;      // absolute
+  double weights;  // relative to the largest weight of a query
+};
+inline constexpr Tolerances kF32Tolerances = {.out = 2e-5, .lse = 5e-5, .weights = 5e-4};
+// 8 and 64 last places of a logit of 40 are 4e-5 and 3e-4.
+inline constexpr Tolerances kBf16Tolerances = {
+    .out = 1e-2, .lse = 1e-4 + 4e-5, .weights = 1e-3 + 3e-4};
+constexpr const Tolerances& tolerances(DType dtype) {
+  return dtype == DType::bf16 ? kBf16Tolerances : kF32Tolerances;
+}
+inline constexpr double kRowSumTolerance = 1e-3;    // relative to the number of heads; any dtype
+inline constexpr double kGradientTolerance = 1e-4;  // f32; relative to the largest derivative
 
 // The larger one; NaN if either is.
 double larger(double a, double b);
+// Of all elements; both lists have the same length.
+double largest_difference(std::span<const float> got, std::span<const double> wanted);
+double largest_magnitude(std::span<const double> values);
 
 // Each adds to the report how the results of the queries `sample`, as rows of the selection,
 // compare with plain_attention.

@@ -1,6 +1,8 @@
 #include "tools/winnow/demo/demo.h"
 
 #include <chrono>
+#include <cstdlib>
+#include <optional>
 #include <ostream>
 
 #include "tools/winnow/demo/output_directory.h"
@@ -29,37 +31,52 @@ void check_options(const DemoOptions& options) {
   }
 }
 
+// A GPU that the sm90 backend serves; absent where that backend is not supported.
+std::optional<Device> find_gpu() {
+  for (const BackendStatus& status : backends()) {
+    if (status.backend != Backend::sm90 || !status.supported) continue;
+    for (const Gpu& gpu : gpus().gpus) {
+      if (gpu.compute_major == 9 && gpu.compute_minor == 0) {
+        return Device{DeviceType::cuda, gpu.index};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 [[noreturn]] void refuse_cuda() {
   std::string reasons;
-  std::string previous;  // several backends often share a reason
   for (const BackendStatus& status : backends()) {
-    if (status.backend == Backend::cpu || status.supported || status.reason == previous) continue;
-    reasons += status.reason + "; ";
-    previous = status.reason;
+    if (status.backend == Backend::sm90) reasons = status.reason;
   }
-  reasons += gpus().gpus.empty() ? gpus().reason : "the demo keeps its tensors in host memory";
   throw Error(ErrorCode::unsupported, "demo", "--device", "cpu or auto", "cuda: " + reasons);
+}
+
+// A forced backend settles an automatic device, as in the other commands.
+bool environment_asks_for_cpu() {
+  const char* name = std::getenv("WINNOW_BACKEND");
+  return name != nullptr && name == to_string(Backend::cpu);
 }
 
 // Lets the library choose its backend for one tiny call, so that a machine or an environment where
 // it cannot is found out before the work begins.
-RunOptions choose_run_options(DeviceChoice device) {
-  if (device == DeviceChoice::cuda) refuse_cuda();
-  RunOptions result;
-  if (device == DeviceChoice::cpu) result.backend = Backend::cpu;
-  const Tensor row(DType::f32, {1, 1, kRowDim});
-  const Tensor index(DType::i32, {1, 1, 1});
-  Tensor out(DType::f32, {1, 1, sparse_mla::kValueDim});
-  sparse_mla::forward({.q = row, .kv = row, .indices = index, .out = out}, result);
-  return result;
-}
-
-std::string names(const std::set<Backend>& backends) {
-  std::string text;
-  for (const Backend backend : backends) {
-    text += (text.empty() ? "" : ", ") + std::string(to_string(backend));
+Placement choose_placement(DeviceChoice choice) {
+  const std::optional<Device> gpu = find_gpu();
+  Placement result;
+  if (choice == DeviceChoice::cpu) {
+    result.options.backend = Backend::cpu;
+  } else if (choice == DeviceChoice::cuda && !gpu.has_value()) {
+    refuse_cuda();
+  } else if (gpu.has_value() && (choice == DeviceChoice::cuda || !environment_asks_for_cpu())) {
+    result.device = *gpu;
+    result.dtype = DType::bf16;
+    if (choice == DeviceChoice::cuda) result.options.backend = Backend::sm90;
   }
-  return text;
+  const Tensor row(result.dtype, {1, 1, kRowDim}, result.device);
+  const Tensor index(DType::i32, {1, 1, 1}, result.device);
+  Tensor out(result.dtype, {1, 1, sparse_mla::kValueDim}, result.device);
+  sparse_mla::forward({.q = row, .kv = row, .indices = index, .out = out}, result.options);
+  return result;
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -90,7 +107,7 @@ int run_demo(const DemoOptions& options, std::ostream& out, std::ostream& err) {
   DemoState state(options, err);
   state.document = read_document(options.file.value_or(options.default_document),
                                  static_cast<std::size_t>(options.tokens));
-  state.run_options = choose_run_options(options.device);
+  state.placement = choose_placement(options.device);
   prepare_output_directory(options.out_dir);
 
   if (!options.json) {
@@ -116,12 +133,14 @@ int run_demo(const DemoOptions& options, std::ostream& out, std::ostream& err) {
     if (!options.json) print_step(out, static_cast<int>(reports.size()), reports.back());
   }
 
-  const std::string ran = names(state.layer->backends_used());
+  const BackendsUsed& used = state.layer->backends_used();
+  const std::string ran = to_string(used);
   const double seconds = seconds_since(start);
   if (options.json) {
     nlohmann::ordered_json object = {{"program", "winnow demo"},
                                      {"ok", passed},
                                      {"seconds", seconds},
+                                     {"device", to_string(state.placement.device)},
                                      {"backend", ran},
                                      {"threads", num_threads()},
                                      {"document", state.document.name},
@@ -134,8 +153,9 @@ int run_demo(const DemoOptions& options, std::ostream& out, std::ostream& err) {
   } else {
     print_summary(out, reports, state.changes);
     for (const std::string& file : state.files) out << "   wrote " << file << "\n";
-    out << format_text("   backend that ran: %s, %d threads; %.1f s in all\n", ran.c_str(),
-                       num_threads(), seconds);
+    out << format_text("   %s that ran: %s, %d threads; %.1f s in all\n",
+                       used.size() == 1 ? "backend" : "backends", ran.c_str(), num_threads(),
+                       seconds);
     out << (passed ? format_text("\nAll %d checks passed.\n", checks)
                    : format_text("\n%d of %d checks FAILED.\n", failed_checks, checks));
   }

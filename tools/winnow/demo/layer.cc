@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -28,32 +29,105 @@ Tensor gather_queries(const Tensor& q, std::span<const std::int64_t> positions) 
 
 namespace {
 
+Tensor narrowed(const Tensor& values) {
+  Tensor result(DType::bf16, values.view().shape());
+  const std::span<const float> from = values.values<float>();
+  std::transform(from.begin(), from.end(), result.values<BFloat16>().begin(),
+                 [](float value) { return BFloat16(value); });
+  return result;
+}
+
+Tensor widened(const Tensor& values) {
+  Tensor result(DType::f32, values.view().shape());
+  const std::span<const BFloat16> from = values.values<BFloat16>();
+  std::transform(from.begin(), from.end(), result.values<float>().begin(),
+                 [](BFloat16 value) { return static_cast<float>(value); });
+  return result;
+}
+
+}  // namespace
+
+std::string to_string(const BackendsUsed& backends) {
+  std::string text;
+  for (const auto& [backend, parts] : backends) {
+    text += (text.empty() ? "" : ", ") + std::string(to_string(backend));
+    if (backends.size() == 1) break;
+    std::string list;
+    for (const std::string& part : parts) list += (list.empty() ? "" : ", ") + part;
+    text += " (" + list + ")";
+  }
+  return text;
+}
+
 // The queries of a selection: a window on q where they follow one another, which also lets the
 // operations apply the causal limit; else a copy of the rows.
-struct SelectedQueries {
-  SelectedQueries(const Tensor& all, std::span<const std::int64_t> positions) {
+struct Layer::SelectedQueries {
+  SelectedQueries(const Layer& layer, std::span<const std::int64_t> positions) {
     const std::int64_t count = static_cast<std::int64_t>(positions.size());
     bool consecutive = count > 0;
     for (std::int64_t i = 1; i < count; ++i) {
       consecutive = consecutive && positions[i] == positions[0] + i;
     }
     if (consecutive) {
-      view = all.view().slice(0, positions[0], positions[0] + count);
+      view = layer.q_.view.slice(0, positions[0], positions[0] + count);
       q_start = positions[0];
     } else {
-      copy = gather_queries(all, positions);
-      view = copy;
+      rows = gather_queries(layer.q(), positions);
+      placed = layer.place_values(rows);
+      view = placed.view;
     }
   }
-  Tensor copy;
+  Tensor rows;
+  Operand placed;
   ConstTensorView view;
   std::optional<std::int64_t> q_start;
 };
 
-}  // namespace
+Layer::Layer(Embedding embedding, const Placement& placement)
+    : embedding_(std::move(embedding)), placement_(placement) {
+  if (placement_.dtype == DType::bf16) {
+    embedding_.q = widened(narrowed(embedding_.q));
+    embedding_.kv = widened(narrowed(embedding_.kv));
+  }
+  q_ = place_values(embedding_.q);
+  kv_ = place_values(embedding_.kv);
+}
 
-Layer::Layer(Embedding embedding, const RunOptions& options)
-    : embedding_(std::move(embedding)), options_(options) {}
+Layer::Operand Layer::place(const ConstTensorView& host) const {
+  if (on_host()) return {{}, host};
+  Tensor copy(host.dtype(), host.shape());
+  std::memcpy(copy.data(), host.data(),
+              static_cast<std::size_t>(host.numel() * size_of(host.dtype())));
+  Operand result;
+  result.memory = copy.to(placement_.device);
+  result.view = result.memory;
+  return result;
+}
+
+Layer::Operand Layer::place_values(const Tensor& host) const {
+  if (placement_.dtype == DType::f32) return place(host);
+  Operand result;
+  result.memory = narrowed(host);
+  if (!on_host()) result.memory = result.memory.to(placement_.device);
+  result.view = result.memory;
+  return result;
+}
+
+Tensor Layer::output(std::initializer_list<std::int64_t> shape, DType dtype) const {
+  Tensor result = unwritten(shape);
+  if (dtype == DType::bf16) result = narrowed(result);
+  return on_host() ? std::move(result) : result.to(placement_.device);
+}
+
+Tensor Layer::fetch(Tensor result) const {
+  if (!on_host()) result = result.to(Device{});  // waits for the operation
+  return result.dtype() == DType::bf16 ? widened(result) : std::move(result);
+}
+
+void Layer::note(Backend backend, std::string_view what) {
+  std::vector<std::string>& parts = backends_used_[backend];
+  if (std::find(parts.begin(), parts.end(), what) == parts.end()) parts.emplace_back(what);
+}
 
 Eigen::Map<const Matrix> Layer::rows() const {
   return {embedding_.kv.values<float>().data(), tokens(), kRowDim};
@@ -61,62 +135,75 @@ Eigen::Map<const Matrix> Layer::rows() const {
 
 LayerOutput Layer::forward(const Selection& selection) {
   const std::int64_t queries = static_cast<std::int64_t>(selection.positions.size());
-  const SelectedQueries selected(embedding_.q, selection.positions);
-  LayerOutput result = {unwritten({queries, kHeads, sparse_mla::kValueDim}),
-                        unwritten({queries, kHeads})};
+  const SelectedQueries selected(*this, selection.positions);
+  const Operand indices = place(selection.view());
+  Tensor out = output({queries, kHeads, sparse_mla::kValueDim}, placement_.dtype);
+  Tensor lse = output({queries, kHeads}, DType::f32);
   note(sparse_mla::forward({.q = selected.view,
-                            .kv = embedding_.kv,
-                            .indices = selection.view(),
+                            .kv = kv_.view,
+                            .indices = indices.view,
                             .q_start = selected.q_start,
-                            .out = result.out,
-                            .lse = result.lse},
-                           options_));
-  return result;
+                            .out = out,
+                            .lse = lse},
+                           placement_.options),
+       "forward");
+  return {fetch(std::move(out)), fetch(std::move(lse))};
 }
 
 Tensor Layer::distribution(const Selection& selection, const Tensor& lse) {
-  const SelectedQueries selected(embedding_.q, selection.positions);
-  Tensor attn_sum = unwritten({selected.view.size(0), selection.topk});
+  const SelectedQueries selected(*this, selection.positions);
+  const Operand indices = place(selection.view());
+  const Operand placed_lse = place(lse);
+  Tensor attn_sum = output({selected.view.size(0), selection.topk}, DType::f32);
   note(sparse_mla::distribution({.q = selected.view,
-                                 .kv = embedding_.kv,
-                                 .indices = selection.view(),
-                                 .lse = lse,
+                                 .kv = kv_.view,
+                                 .indices = indices.view,
+                                 .lse = placed_lse.view,
                                  .q_start = selected.q_start,
                                  .attn_sum = attn_sum},
-                                options_));
-  return attn_sum;
+                                placement_.options),
+       "distribution");
+  return fetch(std::move(attn_sum));
 }
 
 DenseAttention Layer::dense(std::span<const std::int64_t> positions) {
   const std::int64_t queries = static_cast<std::int64_t>(positions.size());
   DenseAttention result;
   result.positions.assign(positions.begin(), positions.end());
-  result.output = {unwritten({queries, kHeads, sparse_mla::kValueDim}),
-                   unwritten({queries, kHeads})};
-  result.attn_sum = unwritten({queries, tokens()});
-  const Tensor q = gather_queries(embedding_.q, positions);
+  const Tensor rows = gather_queries(embedding_.q, positions);
+  const Operand q = place_values(rows);
   // One list of all rows serves every query (stride 0); its length ends it at the query.
   std::vector<std::int32_t> all_rows(static_cast<std::size_t>(tokens()));
   std::iota(all_rows.begin(), all_rows.end(), 0);
-  const ConstTensorView indices(all_rows.data(), DType::i32, {queries, 1, tokens()}, {0, 0, 1});
-  Tensor lengths(DType::i32, {queries});
+  const Operand list = place(ConstTensorView(all_rows.data(), DType::i32, {tokens()}));
+  const ConstTensorView indices(list.view.data(), DType::i32, {queries, 1, tokens()}, {0, 0, 1},
+                                placement_.device);
+  Tensor host_lengths(DType::i32, {queries});
   for (std::int64_t i = 0; i < queries; ++i) {
-    lengths.values<std::int32_t>()[i] = static_cast<std::int32_t>(positions[i] + 1);
+    host_lengths.values<std::int32_t>()[i] = static_cast<std::int32_t>(positions[i] + 1);
   }
-  note(sparse_mla::forward({.q = q,
-                            .kv = embedding_.kv,
+  const Operand lengths = place(host_lengths);
+  Tensor out = output({queries, kHeads, sparse_mla::kValueDim}, placement_.dtype);
+  Tensor lse = output({queries, kHeads}, DType::f32);
+  Tensor attn_sum = output({queries, tokens()}, DType::f32);
+  note(sparse_mla::forward({.q = q.view,
+                            .kv = kv_.view,
                             .indices = indices,
-                            .topk_length = lengths,
-                            .out = result.output.out,
-                            .lse = result.output.lse},
-                           options_));
-  note(sparse_mla::distribution({.q = q,
-                                 .kv = embedding_.kv,
+                            .topk_length = lengths.view,
+                            .out = out,
+                            .lse = lse},
+                           placement_.options),
+       "forward");
+  note(sparse_mla::distribution({.q = q.view,
+                                 .kv = kv_.view,
                                  .indices = indices,
-                                 .lse = result.output.lse,
-                                 .topk_length = lengths,
-                                 .attn_sum = result.attn_sum},
-                                options_));
+                                 .lse = lse,
+                                 .topk_length = lengths.view,
+                                 .attn_sum = attn_sum},
+                                placement_.options),
+       "distribution");
+  result.output = {fetch(std::move(out)), fetch(std::move(lse))};
+  result.attn_sum = fetch(std::move(attn_sum));
   return result;
 }
 

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <set>
+#include <map>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "tools/winnow/demo/embedding.h"
@@ -15,6 +17,18 @@
 
 namespace winnow::demo {
 
+// Where forward and distribution run, and on which numbers. On a GPU only bf16 works.
+struct Placement {
+  Device device{};
+  DType dtype = DType::f32;  // f32 or bf16
+  RunOptions options{};
+  // For what the GPU has no kernels for: the CPU, named so that nothing else can run.
+  RunOptions cpu_options() const {
+    return device.type == DeviceType::cpu ? options : RunOptions{.backend = Backend::cpu};
+  }
+};
+
+// Results are f32 on the host whatever the operations work on.
 struct LayerOutput {
   Tensor out;  // [queries, kHeads, 512]
   Tensor lse;  // [queries, kHeads]
@@ -31,9 +45,16 @@ struct DenseAttention {
   }
 };
 
+// What ran on each backend, each named once.
+using BackendsUsed = std::map<Backend, std::vector<std::string>>;
+
+// "cpu", or "sm90 (forward, distribution), cpu (backward)" where there are several.
+std::string to_string(const BackendsUsed& backends);
+
 class Layer {
  public:
-  Layer(Embedding embedding, const RunOptions& options);
+  // For bf16 q and kv are rounded here, once: what the host keeps are the same numbers as f32.
+  Layer(Embedding embedding, const Placement& placement);
 
   std::int64_t tokens() const { return embedding_.kv.size(0); }
   const Tensor& q() const { return embedding_.q; }
@@ -46,15 +67,31 @@ class Layer {
   Tensor distribution(const Selection& selection, const Tensor& lse);
   DenseAttention dense(std::span<const std::int64_t> positions);
 
-  // The backends that ran, as the operations reported.
-  const std::set<Backend>& backends_used() const { return backends_used_; }
-  void note(Backend backend) { backends_used_.insert(backend); }
-  const RunOptions& run_options() const { return options_; }
+  // The backends that ran, as the operations reported; `what` is the part of the demo.
+  const BackendsUsed& backends_used() const { return backends_used_; }
+  void note(Backend backend, std::string_view what);
+  const Placement& placement() const { return placement_; }
 
  private:
+  // A tensor where the operations run; `memory` is empty where the host's own serves.
+  struct Operand {
+    Tensor memory;
+    ConstTensorView view;
+  };
+  struct SelectedQueries;
+
+  bool on_host() const { return placement_.device.type == DeviceType::cpu; }
+  Operand place(const ConstTensorView& host) const;  // dense; keeps the dtype
+  Operand place_values(const Tensor& host) const;    // f32; becomes the placement's dtype
+  // Outputs for the operations, full of NaN, and what they hold then, as f32 on the host.
+  Tensor output(std::initializer_list<std::int64_t> shape, DType dtype) const;
+  Tensor fetch(Tensor result) const;
+
   Embedding embedding_;
-  RunOptions options_;
-  std::set<Backend> backends_used_;
+  Placement placement_;
+  Operand q_;  // of all tokens, as kv_: they go to the device once
+  Operand kv_;
+  BackendsUsed backends_used_;
 };
 
 // The rows of q at the positions, [positions, kHeads, kRowDim].

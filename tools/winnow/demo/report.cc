@@ -73,15 +73,4 @@ nlohmann::ordered_json to_json(const StepReport& step) {
           {"numbers", step.numbers}};
 }
 
-void Progress::show(const std::string& text) {
-  if (!enabled_) return;
-  stream_ << "\r\x1b[K" << text << std::flush;
-  shown_ = true;
-}
-
-void Progress::clear() {
-  if (shown_) stream_ << "\r\x1b[K" << std::flush;
-  shown_ = false;
-}
-
 }  // namespace winnow::demo

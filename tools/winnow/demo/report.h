@@ -49,20 +49,4 @@ void print_summary(std::ostream& out, const std::vector<StepReport>& steps,
                    const std::vector<Change>& changes);
 nlohmann::ordered_json to_json(const StepReport& step);
 
-// A line that overwrites itself, for a person who waits; does nothing unless enabled.
-class Progress {
- public:
-  Progress(std::ostream& stream, bool enabled) : stream_(stream), enabled_(enabled) {}
-  ~Progress() { clear(); }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-  void show(const std::string& text);
-  void clear();
-
- private:
-  std::ostream& stream_;
-  bool enabled_;
-  bool shown_ = false;
-};
-
 }  // namespace winnow::demo

@@ -12,6 +12,7 @@
 #include "tools/winnow/demo/report.h"
 #include "tools/winnow/demo/selection.h"
 #include "tools/winnow/demo/text_reader.h"
+#include "tools/winnow/progress.h"
 
 namespace winnow::demo {
 
@@ -34,7 +35,7 @@ struct TrainingCurves {
   std::vector<double> held_out_capture;  // share of it that the top-k captures
 };
 
-// Made ready by run_demo: options, document, run_options, progress. A step may use what the steps
+// Made ready by run_demo: options, document, placement, progress. A step may use what the steps
 // before it in the list have made.
 struct DemoState {
   DemoState(const DemoOptions& given, std::ostream& err)
@@ -42,8 +43,8 @@ struct DemoState {
 
   const DemoOptions& options;
   Document document;
-  RunOptions run_options;
-  Progress progress;
+  Placement placement;  // of the layer
+  cli::Progress progress;
 
   // Step document.
   std::int64_t topk = 0;

@@ -105,7 +105,8 @@ void run_backward_step(DemoState& state, StepReport& report) {
                                   .q_start = problem.q_start,
                                   .out = out,
                                   .lse = lse},
-                                 layer.run_options()));
+                                 layer.placement().cpu_options()),
+             "backward");
   layer.note(sparse_mla::backward({.q = problem.q,
                                    .kv = problem.kv,
                                    .indices = problem.indices,
@@ -118,7 +119,8 @@ void run_backward_step(DemoState& state, StepReport& report) {
                                    .dq = dq,
                                    .dkv = dkv,
                                    .d_sink = d_sink},
-                                  layer.run_options()));
+                                  layer.placement().cpu_options()),
+             "backward");
 
   PlainInputs inputs;
   inputs.q = to_double(problem.q.values<float>());
@@ -131,6 +133,9 @@ void run_backward_step(DemoState& state, StepReport& report) {
                             int(kEntries), int(kRows));
   report.done.push_back("sparse_mla::backward with sinks, some entries repeated, invalid or after");
   report.done.push_back("the query; derivatives along random directions by central differences");
+  if (layer.placement().device.type != DeviceType::cpu) {
+    report.done.push_back("runs on the cpu, in f32: no GPU kernels for it yet");
+  }
   report.require("dq, dkv and d_sink are finite",
                  all_finite(dq) && all_finite(dkv) && all_finite(d_sink));
   report.at_most("dq against finite differences",

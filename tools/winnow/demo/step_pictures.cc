@@ -1,4 +1,4 @@
-// Step 10: the pictures.
+// Step 11: the pictures.
 #include "tools/winnow/demo/output_directory.h"
 #include "tools/winnow/demo/pictures.h"
 #include "tools/winnow/demo/steps.h"

@@ -13,6 +13,7 @@ const std::vector<Step>& steps() {
       {"training", run_training_step},          // the indexer learns from the teacher
       {"learned", run_learned_step},            // attention over what it picks now
       {"backward", run_backward_step},          // gradients against finite differences
+      {"decode", run_decode_step},              // the last tokens again, over a paged cache
       {"pictures", run_pictures_step},
   };
   return list;

@@ -71,15 +71,11 @@ struct BenchStep {
 };
 
 testing::Benchmark make_benchmark(const StepCase& shape, bool promised) {
-  testing::Benchmark benchmark;
-  benchmark.name = shape.name;
-  benchmark.shape = describe(shape);
   const double per_head =
       double(shape.context_lens[0]) * double(shape.head_size) * double(size_of(shape.dtype));
-  benchmark.bytes = 2 * per_head * double(shape.context_lens.size()) * double(shape.num_kv_heads);
-  if (shape.mode == Mode::fused) benchmark.bytes += per_head * double(shape.num_heads);
-  benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
-  benchmark.ceiling.bytes = static_cast<std::int64_t>(benchmark.bytes);
+  double bytes = 2 * per_head * double(shape.context_lens.size()) * double(shape.num_kv_heads);
+  if (shape.mode == Mode::fused) bytes += per_head * double(shape.num_heads);
+  testing::Benchmark benchmark = make_copy_benchmark(shape.name, describe(shape), bytes);
   if (promised) benchmark.target = 0.5;
   benchmark.prepare = [shape](const Target& target) -> std::function<void()> {
     require_cpu("paged_xl::attention", target);

@@ -10,8 +10,8 @@ std::vector<testing::Benchmark> attention_benchmarks();
 
 namespace {
 
-using testing::Case;
 using testing::CaseOutcome;
+using testing::numbered;
 using testing::Target;
 
 std::vector<StepCase> make_cases() {
@@ -72,23 +72,21 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
   AttentionArgs args = step.attention_args();
   const auto num_seqs = static_cast<std::int64_t>(shape.context_lens.size());
   StridedTensor out =
-      make_tensor(shape.dtype, {num_seqs, shape.num_heads, shape.head_size}, shape.layout);
-  StridedTensor lse = make_tensor(DType::f32, {num_seqs, shape.num_heads}, shape.layout);
+      make_unaligned(shape.dtype, {num_seqs, shape.num_heads, shape.head_size}, shape.layout);
+  StridedTensor lse = make_unaligned(DType::f32, {num_seqs, shape.num_heads}, shape.layout);
   args.out = out.view;
   args.lse = lse.view;
 
   CaseOutcome outcome;
   outcome.backend = attention(args, target.options);
   const oracle::Attention expected = oracle::attention(args);
-  outcome.comparisons = {
-      testing::compare("out", out.view, expected.out,
-                       tolerance(Quantity::out, shape.dtype, expected.largest_logit)),
-      testing::compare("lse", lse.view, expected.lse,
-                       tolerance(Quantity::lse, DType::f32, expected.largest_logit)),
-      check_written("out", out), check_written("lse", lse)};
+  testing::compare_output(outcome, "out", out, expected.out,
+                          tolerance(Quantity::out, shape.dtype, expected.largest_logit));
+  testing::compare_output(outcome, "lse", lse, expected.lse,
+                          tolerance(Quantity::lse, DType::f32, expected.largest_logit));
 
   const StridedTensor without_lse =
-      make_tensor(shape.dtype, {num_seqs, shape.num_heads, shape.head_size}, shape.layout);
+      make_unaligned(shape.dtype, {num_seqs, shape.num_heads, shape.head_size}, shape.layout);
   args.out = without_lse.view;
   args.lse = {};
   attention(args, target.options);
@@ -101,15 +99,8 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
 }  // namespace
 
 testing::Operation attention_operation() {
-  testing::Operation operation;
-  operation.name = "paged_xl::attention";
-  operation.summary = "decode attention with relative positions over a paged cache";
-  for (const StepCase& shape : make_cases()) {
-    operation.cases.push_back({shape.name, describe(shape),
-                               [shape](const Target& target) { return run_case(shape, target); }});
-  }
-  operation.benchmarks = attention_benchmarks();
-  return operation;
+  return {"paged_xl::attention", "decode attention with relative positions over a paged cache",
+          testing::cases_of(make_cases(), run_case), attention_benchmarks()};
 }
 
 }  // namespace winnow::paged_xl

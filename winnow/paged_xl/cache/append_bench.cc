@@ -17,13 +17,11 @@ struct BenchCache {
 // A prompt of one sequence whose blocks lie in random order.
 testing::Benchmark make_benchmark(DType dtype, std::int64_t num_tokens) {
   constexpr std::int64_t kHeads = 16, kHeadSize = 128, kBlockSize = 16;
-  testing::Benchmark benchmark;
-  benchmark.name = std::string(to_string(dtype)) + "-t" + std::to_string(num_tokens);
-  benchmark.shape = "num_tokens " + std::to_string(num_tokens) +
-                    ", num_kv_heads 16, head_size 128, block_size 16";
-  benchmark.bytes = 2.0 * double(num_tokens * kHeads * kHeadSize * size_of(dtype));
-  benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
-  benchmark.ceiling.bytes = static_cast<std::int64_t>(benchmark.bytes);
+  testing::Benchmark benchmark =
+      make_copy_benchmark(std::string(to_string(dtype)) + testing::numbered("-t", num_tokens),
+                          testing::numbered("num_tokens ", num_tokens) +
+                              ", num_kv_heads 16, head_size 128, block_size 16",
+                          2.0 * double(num_tokens * kHeads * kHeadSize * size_of(dtype)));
   benchmark.prepare = [=](const Target& target) -> std::function<void()> {
     require_cpu("paged_xl::append", target);
     const std::int64_t blocks = num_tokens / kBlockSize, x = 16 / size_of(dtype);

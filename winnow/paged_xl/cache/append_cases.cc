@@ -1,6 +1,5 @@
 // The case table of paged_xl::append. Moving bytes has no tolerance.
 #include <numeric>
-#include <utility>
 
 #include "winnow/paged_xl/cache/append_oracle.h"
 #include "winnow/paged_xl/cases.h"
@@ -12,6 +11,7 @@ std::vector<testing::Benchmark> append_benchmarks();
 namespace {
 
 using testing::CaseOutcome;
+using testing::numbered;
 using testing::Target;
 
 struct AppendCase {
@@ -27,11 +27,7 @@ struct AppendCase {
 std::vector<AppendCase> make_cases() {
   std::vector<AppendCase> list;
   const auto add_case = [&list](const AppendCase& shape) {
-    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-      list.push_back(shape);
-      list.back().dtype = dtype;
-      list.back().name = std::string(to_string(dtype)) + "-" + shape.name;
-    }
+    testing::add(list, {DType::f32, DType::f16, DType::bf16}, shape);
   };
   for (const std::int64_t head_size : {32, 64, 80, 96, 112, 128, 160, 192, 256}) {
     add_case({.name = numbered("d", head_size), .head_size = head_size});
@@ -60,9 +56,7 @@ std::string describe(const AppendCase& shape) {
 Tensor make_slots(const AppendCase& shape, testing::Random& random) {
   std::vector<std::int64_t> slots(static_cast<std::size_t>(shape.num_blocks * shape.block_size));
   std::iota(slots.begin(), slots.end(), 0);
-  for (std::size_t i = slots.size(); i > 1 && !shape.ascending; --i) {
-    std::swap(slots[i - 1], slots[static_cast<std::size_t>(random.below(std::int64_t(i)))]);
-  }
+  if (!shape.ascending) testing::shuffle(std::span(slots), random);
   Tensor result(shape.slot_dtype, {shape.num_tokens});
   for (std::int64_t t = 0; t < shape.num_tokens; ++t) {
     // The same negative slot may come again.
@@ -81,13 +75,13 @@ struct Caches {
   StridedTensor key, value;
   explicit Caches(const AppendCase& shape) {
     const std::int64_t x = 16 / size_of(shape.dtype);
-    key = make_tensor(
+    key = make_unaligned(
         shape.dtype,
         {shape.num_blocks, shape.num_kv_heads, shape.head_size / x, shape.block_size, x},
         shape.layout, 3);
-    value = make_tensor(shape.dtype,
-                        {shape.num_blocks, shape.num_kv_heads, shape.head_size, shape.block_size},
-                        shape.layout, 2);
+    value = make_unaligned(
+        shape.dtype, {shape.num_blocks, shape.num_kv_heads, shape.head_size, shape.block_size},
+        shape.layout, 2);
   }
 };
 
@@ -110,8 +104,8 @@ CaseOutcome run_case(const AppendCase& shape, const Target& target) {
   require_cpu("paged_xl::append", target);
   testing::Random random(testing::seed_from(shape.name));
   const std::vector<std::int64_t> tokens = {shape.num_tokens, shape.num_kv_heads, shape.head_size};
-  const StridedTensor key = make_tensor(shape.dtype, tokens, shape.layout);
-  const StridedTensor value = make_tensor(shape.dtype, tokens, shape.layout);
+  const StridedTensor key = make_unaligned(shape.dtype, tokens, shape.layout);
+  const StridedTensor value = make_unaligned(shape.dtype, tokens, shape.layout);
   testing::fill_normal(key.view, random);
   testing::fill_normal(value.view, random);
   const Tensor slots = make_slots(shape, random);
@@ -131,15 +125,8 @@ CaseOutcome run_case(const AppendCase& shape, const Target& target) {
 }  // namespace
 
 testing::Operation append_operation() {
-  testing::Operation operation;
-  operation.name = "paged_xl::append";
-  operation.summary = "new keys and values into a paged cache";
-  for (const AppendCase& shape : make_cases()) {
-    operation.cases.push_back({shape.name, describe(shape),
-                               [shape](const Target& target) { return run_case(shape, target); }});
-  }
-  operation.benchmarks = append_benchmarks();
-  return operation;
+  return {"paged_xl::append", "new keys and values into a paged cache",
+          testing::cases_of(make_cases(), run_case), append_benchmarks()};
 }
 
 }  // namespace winnow::paged_xl

@@ -21,14 +21,12 @@ testing::Benchmark make_benchmark(DType dtype, std::int64_t num_seqs, std::int32
       .num_kv_heads = kHeads,
       .head_size = kHeadSize,
       .context_lens = std::vector<std::int32_t>(static_cast<std::size_t>(num_seqs), context_len)};
-  testing::Benchmark benchmark;
-  benchmark.name = std::string(to_string(dtype)) + "-s" + std::to_string(num_seqs) + "-c" +
-                   std::to_string(context_len);
-  benchmark.shape = describe(shape);
-  benchmark.bytes = double(kHeads) * double(context_len) *
-                    double(kHeadSize * size_of(dtype) + num_seqs * size_of(DType::f32));
-  benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
-  benchmark.ceiling.bytes = static_cast<std::int64_t>(benchmark.bytes);
+  testing::Benchmark benchmark =
+      make_copy_benchmark(std::string(to_string(dtype)) + testing::numbered("-s", num_seqs) +
+                              testing::numbered("-c", context_len),
+                          describe(shape),
+                          double(kHeads) * double(context_len) *
+                              double(kHeadSize * size_of(dtype) + num_seqs * size_of(DType::f32)));
   benchmark.prepare = [=](const Target& target) -> std::function<void()> {
     require_cpu("paged_xl::position_term", target);
     auto step = std::make_shared<BenchStep>(

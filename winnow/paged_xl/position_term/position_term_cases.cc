@@ -9,6 +9,7 @@ std::vector<testing::Benchmark> position_term_benchmarks();
 namespace {
 
 using testing::CaseOutcome;
+using testing::numbered;
 using testing::Target;
 
 std::vector<StepCase> make_cases() {
@@ -44,7 +45,7 @@ std::vector<StepCase> make_cases() {
 CaseOutcome run_case(const StepCase& shape, const Target& target) {
   require_cpu("paged_xl::position_term", target);
   const Step step = make_step(shape);
-  const StridedTensor matrix_bd = make_tensor(
+  const StridedTensor matrix_bd = make_unaligned(
       shape.matrix_bd_dtype,
       {step.query.view.size(0), shape.num_heads, step.matrix_bd.view.size(2)}, shape.layout);
   PositionTermArgs args = step.position_term_args();
@@ -61,15 +62,8 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
 }  // namespace
 
 testing::Operation position_term_operation() {
-  testing::Operation operation;
-  operation.name = "paged_xl::position_term";
-  operation.summary = "the position term that one decode step adds to its logits";
-  for (const StepCase& shape : make_cases()) {
-    operation.cases.push_back({shape.name, describe(shape),
-                               [shape](const Target& target) { return run_case(shape, target); }});
-  }
-  operation.benchmarks = position_term_benchmarks();
-  return operation;
+  return {"paged_xl::position_term", "the position term that one decode step adds to its logits",
+          testing::cases_of(make_cases(), run_case), position_term_benchmarks()};
 }
 
 }  // namespace winnow::paged_xl

@@ -84,9 +84,8 @@ testing::CaseOutcome run(const CaseShape& shape, const Variant& variant,
   const auto compare = [&](std::string_view what, const StridedTensor& actual,
                            std::span<const double> wanted, Quantity quantity,
                            std::span<const std::int64_t> chosen) {
-    outcome.comparisons.push_back(check_written(what, actual));
-    outcome.comparisons.push_back(testing::compare(
-        what, actual.view, wanted, tolerance(quantity, shape, expected.largest_logit), chosen));
+    testing::compare_output(outcome, what, actual, wanted,
+                            tolerance(quantity, shape, expected.largest_logit), chosen);
   };
   compare("dq", dq, expected.dq, Quantity::dq, queries);
   compare("dkv", dkv, expected.dkv, Quantity::dkv, rows);

@@ -1,6 +1,7 @@
 #include "winnow/sparse_mla/distribution/distribution.h"
 
 #include "winnow/core/check.h"
+#include "winnow/core/device_memory.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/sparse_mla/distribution/distribution_impl.h"
@@ -29,10 +30,18 @@ DistributionParams check_args(const DistributionArgs& args) {
 
 Backend distribution(const DistributionArgs& args, const RunOptions& options) {
   const DistributionParams params = check_args(args);
-  constexpr Backend kImplemented[] = {Backend::cpu};
+  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (args.attn_sum.numel() == 0) return backend;
-  run_on_cpu(kOperation, cpu_kernels().sparse_mla_distribution, params);
+  if (backend == Backend::cpu) {
+    run_on_cpu(kOperation, cpu_kernels().sparse_mla_distribution, params);
+  } else if constexpr (kBuiltWithCuda) {
+    const Check check(kOperation);
+    check_for_sm90(check, "q", args.q);
+    check_for_sm90(check, "kv", args.kv);
+    const DeviceGuard guard(args.q.device());
+    distribution_sm90(params, options.stream.handle);
+  }
   return backend;
 }
 

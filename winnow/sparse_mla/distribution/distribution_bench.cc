@@ -7,30 +7,44 @@
 
 namespace winnow::sparse_mla {
 
+namespace {
+
+std::function<void()> prepare(const CaseShape& shape, const testing::Target& target) {
+  struct Data {
+    CaseInputs inputs;
+    Tensor out, lse, attn_sum;
+  };
+  const Device device = testing::device_of(target);
+  auto data = std::make_shared<Data>(Data{
+      make_inputs(shape).on(device), Tensor(shape.dtype, {shape.s_q, shape.h_q, kValueDim}, device),
+      Tensor(DType::f32, {shape.s_q, shape.h_q}, device),
+      Tensor(DType::f32, {shape.s_q, shape.topk}, device)});
+  ForwardArgs forward_args{.out = data->out, .lse = data->lse};
+  data->inputs.pass_to(forward_args);
+  forward(forward_args, target.options);
+  DistributionArgs args{.lse = data->lse, .attn_sum = data->attn_sum};
+  data->inputs.pass_to(args);
+  return [data, args, options = target.options] { distribution(args, options); };
+}
+
+}  // namespace
+
 std::vector<testing::Benchmark> distribution_benchmarks() {
   constexpr double kTarget = 0.4;
   std::vector<testing::Benchmark> list;
+  const auto add = [&](testing::Benchmark benchmark, const CaseShape& shape) {
+    benchmark.prepare = [shape](const testing::Target& target) { return prepare(shape, target); };
+    list.push_back(std::move(benchmark));
+  };
   for (const BenchShape& bench : bench_shapes()) {
-    const CaseShape shape = bench.shape;
-    list.push_back(make_benchmark(bench, shape.d_qk, kTarget));
-    list.back().prepare = [shape](const testing::Target& target) -> std::function<void()> {
-      require_cpu("sparse_mla::distribution", target);
-      struct Data {
-        CaseInputs inputs;
-        StridedTensor out, lse, attn_sum;
-      };
-      auto data = std::make_shared<Data>();
-      data->inputs = make_inputs(shape);
-      data->out = make_output(shape.dtype, {shape.s_q, shape.h_q, kValueDim}, Layout::dense);
-      data->lse = make_output(DType::f32, {shape.s_q, shape.h_q}, Layout::dense);
-      data->attn_sum = make_output(DType::f32, {shape.s_q, shape.topk}, Layout::dense);
-      ForwardArgs forward_args{.out = data->out.view, .lse = data->lse.view};
-      data->inputs.pass_to(forward_args);
-      forward(forward_args, target.options);
-      DistributionArgs args{.lse = data->lse.view, .attn_sum = data->attn_sum.view};
-      data->inputs.pass_to(args);
-      return [data, args, options = target.options] { distribution(args, options); };
-    };
+    add(make_benchmark(bench, bench.shape.d_qk, kTarget), bench.shape);
+  }
+  for (const GpuBenchShape& bench :
+       {GpuBenchShape{128, 8192, 540}, GpuBenchShape{128, 32768, 520},
+        GpuBenchShape{128, 131072, 430}, GpuBenchShape{64, 8192, 450},
+        GpuBenchShape{64, 32768, 420}, GpuBenchShape{64, 131072, 278}}) {
+    const CaseShape shape = case_shape(bench);
+    add(make_benchmark(bench, shape.d_qk), shape);
   }
   return list;
 }

@@ -13,11 +13,9 @@ testing::Operation distribution_operation();
 namespace {
 
 testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) {
-  require_cpu("sparse_mla::distribution", target);
   const CaseInputs inputs = make_inputs(shape);
   const oracle::Inputs in = inputs.for_oracle();
   const std::vector<std::int64_t> queries = checked_queries(shape);
-  const StridedTensor attn_sum = make_output(DType::f32, {shape.s_q, shape.topk}, shape.layout);
 
   // The lse of the oracle, rounded to f32; of queries that are not looked at anything will do.
   const oracle::Forward softmax = oracle::forward(in, queries);
@@ -28,18 +26,22 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
       lse.view.at<float>(queries[n], h) = static_cast<float>(softmax.lse[n * shape.h_q + h]);
     }
   }
-  DistributionArgs args{.lse = lse.view, .attn_sum = attn_sum.view};
-  inputs.pass_to(args);
+  const Device device = testing::device_of(target);
+  const CaseInputs there = inputs.on(device);
+  const StridedTensor lse_there = testing::on(device, lse);
+  const StridedTensor attn_sum_there =
+      testing::on(device, make_output(DType::f32, {shape.s_q, shape.topk}, shape.layout));
+  DistributionArgs args{.lse = lse_there.view, .attn_sum = attn_sum_there.view};
+  there.pass_to(args);
 
   testing::CaseOutcome outcome;
   outcome.backend = distribution(args, target.options);
+  const StridedTensor attn_sum = testing::on({}, attn_sum_there);
 
   const oracle::Distribution expected = oracle::distribution(in, lse.view, queries);
   const double largest = expected.largest_logit;
-  outcome.comparisons.push_back(check_written("attn_sum", attn_sum));
-  outcome.comparisons.push_back(testing::compare("attn_sum", attn_sum.view, expected.attn_sum,
-                                                 tolerance(Quantity::attn_sum, shape, largest),
-                                                 queries));
+  testing::compare_output(outcome, "attn_sum", attn_sum, expected.attn_sum,
+                          tolerance(Quantity::attn_sum, shape, largest), queries);
 
   // Each row sums to the number of heads, or to 0 where nothing is visible.
   std::vector<double> sums, wanted;
@@ -58,18 +60,14 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 }  // namespace
 
 testing::Operation distribution_operation() {
-  testing::Operation operation;
-  operation.name = "sparse_mla::distribution";
-  operation.summary = "attention distribution summed over heads, the teacher of the indexer";
-  for (const CaseShape& shape : case_shapes()) {
-    // The sink has no part in the distribution.
-    if (shape.sink != Sink::absent && shape.choice == Choice::distinct) continue;
-    operation.cases.push_back({shape.name, describe(shape), [shape](const testing::Target& target) {
-                                 return run(shape, target);
-                               }});
-  }
-  operation.benchmarks = distribution_benchmarks();
-  return operation;
+  // The sink has no part in the distribution.
+  std::vector<CaseShape> shapes = case_shapes();
+  std::erase_if(shapes, [](const CaseShape& shape) {
+    return shape.sink != Sink::absent && shape.choice == Choice::distinct;
+  });
+  return {"sparse_mla::distribution",
+          "attention distribution summed over heads, the teacher of the indexer",
+          with_gpu(testing::cases_of(shapes, run), shapes), distribution_benchmarks()};
 }
 
 }  // namespace winnow::sparse_mla

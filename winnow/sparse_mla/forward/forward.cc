@@ -1,6 +1,7 @@
 #include "winnow/sparse_mla/forward/forward.h"
 
 #include "winnow/core/check.h"
+#include "winnow/core/device_memory.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/sparse_mla/forward/forward_impl.h"
@@ -27,8 +28,8 @@ ForwardParams check_args(const ForwardArgs& args) {
 
   params.attn_sink = rows_of<const float*>(args.attn_sink, 0);
   params.out = rows_of<void*>(args.out, 0, 1);
-  params.max_logits = rows_of<float*>(args.max_logits, 0);
-  params.lse = rows_of<float*>(args.lse, 0);
+  params.max_logits = rows_of<float*>(args.max_logits, 0, 1);
+  params.lse = rows_of<float*>(args.lse, 0, 1);
   return params;
 }
 
@@ -36,10 +37,19 @@ ForwardParams check_args(const ForwardArgs& args) {
 
 Backend forward(const ForwardArgs& args, const RunOptions& options) {
   const ForwardParams params = check_args(args);
-  constexpr Backend kImplemented[] = {Backend::cpu};
+  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (args.out.numel() == 0) return backend;
-  run_on_cpu(kOperation, cpu_kernels().sparse_mla_forward, params);
+  if (backend == Backend::cpu) {
+    run_on_cpu(kOperation, cpu_kernels().sparse_mla_forward, params);
+  } else if constexpr (kBuiltWithCuda) {
+    const Check check(kOperation);
+    check_for_sm90(check, "q", args.q);
+    check_for_sm90(check, "kv", args.kv);
+    check_for_sm90(check, "out", args.out);
+    const DeviceGuard guard(args.q.device());
+    forward_sm90(params, options.stream.handle);
+  }
   return backend;
 }
 

@@ -6,26 +6,41 @@
 
 namespace winnow::sparse_mla {
 
+namespace {
+
+std::function<void()> prepare(const CaseShape& shape, const testing::Target& target) {
+  struct Data {
+    CaseInputs inputs;
+    Tensor out, max_logits, lse;
+  };
+  const Device device = testing::device_of(target);
+  auto data = std::make_shared<Data>(Data{
+      make_inputs(shape).on(device), Tensor(shape.dtype, {shape.s_q, shape.h_q, kValueDim}, device),
+      Tensor(DType::f32, {shape.s_q, shape.h_q}, device),
+      Tensor(DType::f32, {shape.s_q, shape.h_q}, device)});
+  ForwardArgs args{.out = data->out, .max_logits = data->max_logits, .lse = data->lse};
+  data->inputs.pass_to(args);
+  return [data, args, options = target.options] { forward(args, options); };
+}
+
+}  // namespace
+
 std::vector<testing::Benchmark> forward_benchmarks() {
   constexpr double kTarget = 0.5;
   std::vector<testing::Benchmark> list;
+  const auto add = [&](testing::Benchmark benchmark, const CaseShape& shape) {
+    benchmark.prepare = [shape](const testing::Target& target) { return prepare(shape, target); };
+    list.push_back(std::move(benchmark));
+  };
   for (const BenchShape& bench : bench_shapes()) {
-    const CaseShape shape = bench.shape;
-    list.push_back(make_benchmark(bench, shape.d_qk + kValueDim, kTarget));
-    list.back().prepare = [shape](const testing::Target& target) -> std::function<void()> {
-      require_cpu("sparse_mla::forward", target);
-      struct Data {
-        CaseInputs inputs;
-        StridedTensor out, lse;
-      };
-      auto data = std::make_shared<Data>();
-      data->inputs = make_inputs(shape);
-      data->out = make_output(shape.dtype, {shape.s_q, shape.h_q, kValueDim}, Layout::dense);
-      data->lse = make_output(DType::f32, {shape.s_q, shape.h_q}, Layout::dense);
-      ForwardArgs args{.out = data->out.view, .lse = data->lse.view};
-      data->inputs.pass_to(args);
-      return [data, args, options = target.options] { forward(args, options); };
-    };
+    add(make_benchmark(bench, bench.shape.d_qk + kValueDim, kTarget), bench.shape);
+  }
+  for (const GpuBenchShape& bench :
+       {GpuBenchShape{128, 8192, 605}, GpuBenchShape{128, 32768, 585},
+        GpuBenchShape{128, 131072, 595}, GpuBenchShape{64, 8192, {}}, GpuBenchShape{64, 32768, 630},
+        GpuBenchShape{64, 131072, {}}}) {
+    const CaseShape shape = case_shape(bench);
+    add(make_benchmark(bench, shape.d_qk + kValueDim), shape);
   }
   return list;
 }

@@ -11,25 +11,31 @@ testing::Operation forward_operation();
 namespace {
 
 testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) {
-  require_cpu("sparse_mla::forward", target);
+  const Device device = testing::device_of(target);
   const CaseInputs inputs = make_inputs(shape);
-  const StridedTensor out =
-      make_output(shape.dtype, {shape.s_q, shape.h_q, kValueDim}, shape.layout);
-  const StridedTensor max_logits = make_output(DType::f32, {shape.s_q, shape.h_q}, shape.layout);
-  const StridedTensor lse = make_output(DType::f32, {shape.s_q, shape.h_q}, shape.layout);
-  ForwardArgs args{.out = out.view, .max_logits = max_logits.view, .lse = lse.view};
-  inputs.pass_to(args);
+  const CaseInputs there = inputs.on(device);
+  const auto output = [&](DType dtype, std::vector<std::int64_t> sizes) {
+    return testing::on(device, make_output(dtype, sizes, shape.layout));
+  };
+  const StridedTensor out_there = output(shape.dtype, {shape.s_q, shape.h_q, kValueDim});
+  const StridedTensor max_logits_there = output(DType::f32, {shape.s_q, shape.h_q});
+  const StridedTensor lse_there = output(DType::f32, {shape.s_q, shape.h_q});
+  ForwardArgs args{
+      .out = out_there.view, .max_logits = max_logits_there.view, .lse = lse_there.view};
+  there.pass_to(args);
 
   testing::CaseOutcome outcome;
   outcome.backend = forward(args, target.options);
+  const StridedTensor out = testing::on({}, out_there);
+  const StridedTensor max_logits = testing::on({}, max_logits_there);
+  const StridedTensor lse = testing::on({}, lse_there);
 
   const std::vector<std::int64_t> queries = checked_queries(shape);
   const oracle::Forward expected = oracle::forward(inputs.for_oracle(), queries);
   const auto compare = [&](std::string_view what, const StridedTensor& actual,
                            std::span<const double> values, Quantity quantity) {
-    outcome.comparisons.push_back(check_written(what, actual));
-    outcome.comparisons.push_back(testing::compare(
-        what, actual.view, values, tolerance(quantity, shape, expected.largest_logit), queries));
+    testing::compare_output(outcome, what, actual, values,
+                            tolerance(quantity, shape, expected.largest_logit), queries);
   };
   compare("out", out, expected.out, Quantity::out);
   compare("max_logits", max_logits, expected.max_logits, Quantity::max_logits);
@@ -40,16 +46,8 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 }  // namespace
 
 testing::Operation forward_operation() {
-  testing::Operation operation;
-  operation.name = "sparse_mla::forward";
-  operation.summary = "top-k sparse MLA attention";
-  for (const CaseShape& shape : case_shapes()) {
-    operation.cases.push_back({shape.name, describe(shape), [shape](const testing::Target& target) {
-                                 return run(shape, target);
-                               }});
-  }
-  operation.benchmarks = forward_benchmarks();
-  return operation;
+  return {"sparse_mla::forward", "top-k sparse MLA attention",
+          with_gpu(testing::cases_of(case_shapes(), run), case_shapes()), forward_benchmarks()};
 }
 
 }  // namespace winnow::sparse_mla

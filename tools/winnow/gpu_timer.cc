@@ -1,0 +1,144 @@
+#include "tools/winnow/gpu_timer.h"
+
+#include "winnow/core/error.h"
+
+#if WINNOW_WITH_CUDA
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include "winnow/core/tensor.h"
+#include "winnow/testing/generate.h"
+#endif
+
+namespace winnow::cli {
+
+#if WINNOW_WITH_CUDA
+namespace {
+
+void check(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  throw Error(ErrorCode::internal, "bench", cudaGetErrorString(error));
+}
+
+class Event {
+ public:
+  Event() { check(cudaEventCreate(&event_)); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  operator cudaEvent_t() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+// c[m, n] = a[m, k] * b[k, n] in bf16 with f32 sums. cuBLAS is looked up at run time, so that only
+// those who measure on a GPU need it.
+class Matmul {
+ public:
+  explicit Matmul(const testing::Ceiling& size)
+      : size_(size),
+        a_(random_matrix(size.m, size.k)),
+        b_(random_matrix(size.k, size.n)),
+        c_(DType::bf16, {size.m, size.n}, kDevice) {
+    void* library = dlopen("libcublas.so.13", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) library = dlopen("libcublas.so.12", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      throw Error(ErrorCode::unsupported, "bench",
+                  "the ceiling needs cuBLAS (libcublas.so.13 of the CUDA toolkit was not found; "
+                  "LD_LIBRARY_PATH can name its folder)");
+    }
+    const auto create = reinterpret_cast<int (*)(void**)>(dlsym(library, "cublasCreate_v2"));
+    gemm_ = reinterpret_cast<Gemm>(dlsym(library, "cublasGemmEx"));
+    if (create == nullptr || gemm_ == nullptr || create(&handle_) != 0) {
+      throw Error(ErrorCode::unsupported, "bench", "cuBLAS did not start");
+    }
+  }
+
+  void run() {
+    constexpr int kBf16 = 14, kCompute32F = 68, kDefaultAlgorithm = -1;  // of cublas_api.h
+    const float one = 1, zero = 0;
+    const int m = int(size_.m), n = int(size_.n), k = int(size_.k);
+    // cuBLAS is column-major: the transposed product is ours in row-major.
+    const int status = gemm_(handle_, 0, 0, n, m, k, &one, b_.data(), kBf16, n, a_.data(), kBf16, k,
+                             &zero, c_.data(), kBf16, n, kCompute32F, kDefaultAlgorithm);
+    if (status != 0) {
+      throw Error(ErrorCode::internal, "bench", "cublasGemmEx returned " + std::to_string(status));
+    }
+  }
+
+ private:
+  using Gemm = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int,
+                       const void*, int, int, const void*, void*, int, int, int, int);
+  static constexpr Device kDevice{DeviceType::cuda, 0};
+
+  static Tensor random_matrix(std::int64_t rows, std::int64_t columns) {
+    Tensor matrix(DType::bf16, {rows, columns});
+    testing::Random random(static_cast<std::uint64_t>(rows + columns));
+    testing::fill_normal_rows(matrix, random);
+    return matrix.to(kDevice);
+  }
+
+  testing::Ceiling size_;
+  Tensor a_, b_, c_;
+  void* handle_ = nullptr;  // lives as long as the program
+  Gemm gemm_ = nullptr;
+};
+
+double seconds_of(const std::function<void()>& run, const Event& begin, const Event& end) {
+  check(cudaEventRecord(begin));
+  run();
+  check(cudaEventRecord(end));
+  check(cudaEventSynchronize(end));
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, begin, end));
+  return milliseconds * 1e-3;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+Measured measure_on_gpu(const std::function<void()>& operation, const testing::Ceiling& ceiling,
+                        const BenchOptions& options) {
+  check(cudaSetDevice(0));
+  const Event begin, end;
+  std::unique_ptr<Matmul> matmul;
+  if (ceiling.kind == testing::Ceiling::Kind::matmul) matmul = std::make_unique<Matmul>(ceiling);
+  const auto run_ceiling = [&] { matmul->run(); };
+  // Both sides get about the same time in each turn, so that they meet the same clocks and heat.
+  const double once = seconds_of(operation, begin, end);
+  const double turn = options.seconds / 4;
+  std::vector<double> operation_seconds, ceiling_seconds;
+  const auto take = [&](const std::function<void()>& run, double each, std::vector<double>& list) {
+    const int launches = std::clamp(int(turn / each), 3, 1000);
+    for (int i = 0; i < launches; ++i) list.push_back(seconds_of(run, begin, end));
+  };
+  std::vector<double> warm_up;
+  take(operation, once, warm_up);
+  const double ceiling_once = matmul != nullptr ? seconds_of(run_ceiling, begin, end) : 0;
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    take(operation, median(warm_up), operation_seconds);
+    if (matmul != nullptr) take(run_ceiling, ceiling_once, ceiling_seconds);
+  }
+  return {median(operation_seconds), matmul != nullptr ? median(ceiling_seconds) : 0};
+}
+
+#else
+
+Measured measure_on_gpu(const std::function<void()>&, const testing::Ceiling&,
+                        const BenchOptions&) {
+  throw Error(ErrorCode::unsupported, "bench", "this build has no CUDA kernels");
+}
+
+#endif
+
+}  // namespace winnow::cli

@@ -1,0 +1,26 @@
+// Tensors as kernels see them below the door: a pointer and strides. Internal.
+#pragma once
+
+#include <cstdint>
+
+namespace winnow {
+
+// A tensor of up to three dimensions whose last is contiguous. Strides count elements.
+template <class Pointer>
+struct Rows {
+  Pointer data = nullptr;
+  std::int64_t stride0 = 0;
+  std::int64_t stride1 = 0;
+  std::int64_t offset(std::int64_t i0, std::int64_t i1 = 0) const {
+    return i0 * stride0 + i1 * stride1;
+  }
+};
+
+// The rows of a view along two of its dimensions, or one; null where the view is absent.
+template <class Pointer, class View>
+Rows<Pointer> rows_of(const View& view, int dim0, int dim1 = -1) {
+  if (!view.present()) return {};
+  return {static_cast<Pointer>(view.data()), view.stride(dim0), dim1 < 0 ? 0 : view.stride(dim1)};
+}
+
+}  // namespace winnow

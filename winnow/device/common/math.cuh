@@ -1,0 +1,34 @@
+// Arithmetic in the forms that the kernels need. Device code only.
+#pragma once
+
+#include <cstdint>
+
+namespace winnow::device {
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+// Infinities, written as bit patterns so that no host header is needed.
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+__device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
+
+// 2^x, relative error about 2^-22; 2^-inf is 0 and results below 2^-126 are flushed to 0.
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two f32 rounded to nearest even, packed as bf16x2: `low` in the lower half.
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+  std::uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+template <class T>
+__host__ __device__ constexpr T ceil_div(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace winnow::device

@@ -1,0 +1,256 @@
+// Matrix products of a warpgroup (wgmma, sm_90a), bf16 operands and f32 sums, and the chunks of
+// shared memory that they read. Written out instead of taken from CuTe: five instructions, a second
+// to compile.
+//
+// A chunk is 64 rows of 64 bf16 (128 bytes a row, 8192 bytes), aligned to 1024 bytes, in the
+// 128-byte swizzle: the 16-byte column c of row r stands at column c ^ (r & 7). One image serves as
+//   K-major operand:  rows are M or N, the 64 columns are K (Q and K in S = Q K^T, P in P V);
+//   MN-major operand: columns are M or N, the 64 rows are K (V in P V).
+//
+// Accumulators: thread (warp w, lane l) of the warpgroup holds of row 16 w + l / 4 the columns
+// 8 j + 2 (l % 4) + {0, 1} in d[4 j + {0, 1}], and of the row 8 below the same ones in
+// d[4 j + {2, 3}]. A from registers, 16 columns of K: a[0], a[1] hold columns 2 (l % 4) + {0, 1} of
+// the two rows, a[2], a[3] those 8 further right; so the accumulators of two neighbouring j, packed
+// in order, are the A operand of one step of the next product.
+#pragma once
+
+#include <cstdint>
+
+namespace winnow::device {
+
+inline constexpr int kChunkRows = 64;
+inline constexpr int kChunkColumns = 64;
+inline constexpr int kChunkBytes = 8192;
+
+// Byte offset in a chunk of the 16-byte column `column16` (0 to 7) of `row`.
+__host__ __device__ constexpr std::uint32_t chunk_offset(int row, int column16) {
+  return static_cast<std::uint32_t>(row * 128 + ((column16 ^ (row & 7)) << 4));
+}
+
+enum class Major : int { K = 0, MN = 1 };
+
+// Descriptor fields, in units of 16 bytes: start address (bits 0-13), leading offset (16-29),
+// stride offset (32-45), and the 128-byte swizzle (1 in bits 62-63).
+namespace descriptor {
+constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
+constexpr std::uint64_t kStride1024 = std::uint64_t{1024 >> 4} << 32;
+constexpr std::uint64_t kLeadingChunk = std::uint64_t{kChunkBytes >> 4} << 16;
+constexpr std::uint64_t kLeadingUnused = std::uint64_t{1} << 16;
+}  // namespace descriptor
+
+// K-major operand of 64 rows at `chunk`: 8 rows every 1024 bytes (the leading offset is not used
+// with this swizzle). Step k16 of the chunk (0 to 3) begins 32 * k16 bytes further: the hardware
+// applies the swizzle to address bits, so a start inside a swizzled row is right.
+__device__ __forceinline__ std::uint64_t descriptor_k_major(std::uint32_t chunk, int k16 = 0) {
+  return descriptor::kSwizzle128 | descriptor::kStride1024 | descriptor::kLeadingUnused |
+         static_cast<std::uint64_t>((chunk + 32 * k16) >> 4);
+}
+
+// MN-major operand that begins at `chunk` and takes 64 of M or N from each of the chunks that
+// follow each other in memory (leading offset); 8 rows of K every 1024 bytes. Step k16 begins at
+// row 16 * k16.
+__device__ __forceinline__ std::uint64_t descriptor_mn_major(std::uint32_t chunk, int k16 = 0) {
+  return descriptor::kSwizzle128 | descriptor::kStride1024 | descriptor::kLeadingChunk |
+         static_cast<std::uint64_t>((chunk + 2048 * k16) >> 4);
+}
+
+// The operand that begins `bytes` (a multiple of 16) after the one described. Kernels describe a
+// base once and offset by constants: one addition for each operand.
+__device__ __forceinline__ std::uint64_t descriptor_offset(std::uint64_t described,
+                                                           std::uint32_t bytes) {
+  return (described & 0xffffffff00000000ull) |
+         (static_cast<std::uint32_t>(described) + (bytes >> 4));
+}
+
+// Orders this thread's accesses to accumulators and A registers before the next wgmma. Needed
+// before the first one of a batch.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Until at most kPending of the committed groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Stands between a wait and the use of the registers it covers: the compiler moves no access
+// across.
+template <int kCount>
+__device__ __forceinline__ void wgmma_pin(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void wgmma_pin(std::uint32_t (&a)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
+
+// clang-format off
+#define WINNOW_F4(d, i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define WINNOW_F8(d, i) WINNOW_F4(d, i), WINNOW_F4(d, (i) + 4)
+#define WINNOW_F16(d, i) WINNOW_F8(d, i), WINNOW_F8(d, (i) + 8)
+#define WINNOW_F32(d, i) WINNOW_F16(d, i), WINNOW_F16(d, (i) + 16)
+#define WINNOW_F64(d, i) WINNOW_F32(d, i), WINNOW_F32(d, (i) + 32)
+#define WINNOW_F128(d, i) WINNOW_F64(d, i), WINNOW_F64(d, (i) + 64)
+
+#define WINNOW_LIST32 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WINNOW_LIST64 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WINNOW_LIST128 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+// clang-format on
+
+// d (64 x 64) = A B^T, or d + A B^T with `accumulate`; A is 64 x 16, B 64 x 16.
+template <Major kA, Major kB>
+__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], std::uint64_t a, std::uint64_t b,
+                                                bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WINNOW_LIST32
+      "}, %32, %33, p, 1, 1, %35, %36;\n"
+      "}"
+      : WINNOW_F32(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kA)),
+        "n"(static_cast<int>(kB)));
+}
+
+// The same with A from registers.
+template <Major kB>
+__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], std::uint32_t a0, std::uint32_t a1,
+                                                std::uint32_t a2, std::uint32_t a3, std::uint64_t b,
+                                                bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WINNOW_LIST32
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n"
+      "}"
+      : WINNOW_F32(d, 0)
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(static_cast<int>(accumulate)),
+        "n"(static_cast<int>(kB)));
+}
+
+// d (64 x 128) = A B^T, or d + A B^T with `accumulate`; A is 64 x 16, B 128 x 16.
+template <Major kA, Major kB>
+__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], std::uint64_t a, std::uint64_t b,
+                                                 bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WINNOW_LIST64
+      "}, %64, %65, p, 1, 1, %67, %68;\n"
+      "}"
+      : WINNOW_F64(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kA)),
+        "n"(static_cast<int>(kB)));
+}
+
+// The same with A from registers.
+template <Major kB>
+__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], std::uint32_t a0, std::uint32_t a1,
+                                                 std::uint32_t a2, std::uint32_t a3,
+                                                 std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WINNOW_LIST64
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n"
+      "}"
+      : WINNOW_F64(d, 0)
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(static_cast<int>(accumulate)),
+        "n"(static_cast<int>(kB)));
+}
+
+// d (64 x 256) = A B^T, or d + A B^T with `accumulate`; A is 64 x 16, B 256 x 16.
+template <Major kA, Major kB>
+__device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], std::uint64_t a, std::uint64_t b,
+                                                 bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" WINNOW_LIST128
+      "}, %128, %129, p, 1, 1, %131, %132;\n"
+      "}"
+      : WINNOW_F128(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kA)),
+        "n"(static_cast<int>(kB)));
+}
+
+// The same with A from registers.
+template <Major kB>
+__device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], std::uint32_t a0,
+                                                 std::uint32_t a1, std::uint32_t a2,
+                                                 std::uint32_t a3, std::uint64_t b,
+                                                 bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %133, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" WINNOW_LIST128
+      "}, {%128, %129, %130, %131}, %132, p, 1, 1, %134;\n"
+      "}"
+      : WINNOW_F128(d, 0)
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(static_cast<int>(accumulate)),
+        "n"(static_cast<int>(kB)));
+}
+
+#undef WINNOW_F4
+#undef WINNOW_F8
+#undef WINNOW_F16
+#undef WINNOW_F32
+#undef WINNOW_F64
+#undef WINNOW_F128
+#undef WINNOW_LIST32
+#undef WINNOW_LIST64
+#undef WINNOW_LIST128
+
+// Stores four 8x8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix
+// l / 8; register i holds of matrix i row l / 4, columns 2 (l % 4) + {0, 1}.
+__device__ __forceinline__ void stmatrix_x4(std::uint32_t address, std::uint32_t r0,
+                                            std::uint32_t r1, std::uint32_t r2, std::uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+
+// Loads four such matrices.
+__device__ __forceinline__ void ldmatrix_x4(std::uint32_t address, std::uint32_t& r0,
+                                            std::uint32_t& r1, std::uint32_t& r2,
+                                            std::uint32_t& r3) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
+               : "r"(address)
+               : "memory");
+}
+
+// Address that this lane gives to stmatrix_x4 / ldmatrix_x4 to move the A fragment of step k16 (0
+// to 3) of a chunk: rows 16 * warp to 16 * warp + 15, warp being the warp's number in its
+// warpgroup.
+__device__ __forceinline__ std::uint32_t fragment_address(std::uint32_t chunk, int warp, int lane,
+                                                          int k16) {
+  return chunk + chunk_offset(16 * warp + (lane & 15), 2 * k16 + (lane >> 4));
+}
+
+}  // namespace winnow::device

@@ -1,0 +1,557 @@
+// The attention distribution of top-k sparse MLA attention, sm90: the kernel.
+// attn_sum[i,j] = sum over heads of exp(scale q_h.k_j - lse_h).
+//
+// One persistent block per multiprocessor works through items: a query and a range of its tiles of
+// 64 chosen cache rows. No output depends on more than one item, so a query can be cut anywhere.
+//
+//   gather    warpgroup 2      copies the heads of a query, then its chosen rows, into a ring
+//   multiply  warpgroups 0, 1  hold 64 heads each in registers for a whole item, multiply them with
+//                              one tile after the other and add the weights of their heads
+//   reduce    one warp         adds the warps' partial sums, hides invalid entries, stores
+//
+//      rows --gather--> ring (full, empty) --multiply--> partial sums (ready, free) --reduce--> out
+//
+// Groups of 128 heads run one after the other; from the second on, `reduce` adds to what it stored
+// itself. In a group of more than 64 heads both multiply warpgroups work on every tile. In a group
+// of up to 64 both hold the same heads and take tiles in turn ("split"): nothing is multiplied
+// twice. Every sum has a fixed order and a single writer: results are bitwise reproducible.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/wgmma.cuh"
+#include "winnow/sparse_mla/gather_sm90.cuh"
+
+namespace winnow::sparse_mla::distribution_sm90_detail {
+
+// ---- Tiles -------------------------------------------------------------------------------------
+
+// A tile is kTileRows = 64 chosen rows (gather_sm90.cuh): N of the matrix instruction.
+inline constexpr int kBlockHeads = 64;   // heads in one warpgroup's registers: M
+inline constexpr int kGroupHeads = 128;  // heads that are summed before anything is stored
+inline constexpr int kWarpgroups = 4;    // multiply, multiply, gather, reduce
+inline constexpr int kThreads = kWarpgroups * 128;
+
+// Registers per thread; the four must fill the file of 512 x 128 and no more.
+inline constexpr int kMultiplyRegisters = 216;  // 144 of them hold the heads, 32 the logits
+inline constexpr int kGatherRegisters = 56;
+inline constexpr int kReduceRegisters = 24;
+static_assert(2 * kMultiplyRegisters + kGatherRegisters + kReduceRegisters == 512);
+
+// ---- Shared memory -----------------------------------------------------------------------------
+
+// A stage of the ring holds 2 or 3 neighbouring chunks (device/sm90/wgmma.cuh: 64 rows x 64
+// columns, 8192 bytes) of the same 64 rows; a tile, or 64 heads of a query, is kTileStages stages.
+using device::kChunkBytes;
+using device::kChunkColumns;
+inline constexpr int kPartialBuffers = 4;
+inline constexpr int kPartialRows = 8;  // one per multiplying warp
+inline constexpr int kPartialBytes = kPartialRows * kTileRows * 4;
+inline constexpr int kSharedLimit = 232448;
+
+template <int kColumns>
+struct SharedPlan {
+  static constexpr int kChunks = kColumns / kChunkColumns;               // 9 or 8
+  static constexpr int kSteps = kColumns / 16;                           // 36 or 32
+  static constexpr int kStageChunks = kChunks % 3 == 0 ? 3 : 2;          // 3 or 2
+  static constexpr int kStageSteps = kStageChunks * kChunkColumns / 16;  // 12 or 8
+  static constexpr int kTileStages = kChunks / kStageChunks;             // 3 or 4
+  static constexpr int kStageBytes = kStageChunks * kChunkBytes;         // 24576 or 16384
+  static constexpr int kStages = kColumns == 576 ? 9 : 13;               // 3 tiles or more
+
+  // Offsets in bytes. Each stage starts at a multiple of 1024, as the swizzle needs.
+  static constexpr int kPartials = kStages * kStageBytes;                    // 221184, 212992
+  static constexpr int kTail = kPartials + kPartialBuffers * kPartialBytes;  // + 8192
+  static constexpr int kFull = kTail + 32;                                   // + 32
+  static constexpr int kEmpty = kFull + 8 * kStages;                         // + 72, 104
+  static constexpr int kReady = kEmpty + 8 * kStages;                        // + 72, 104
+  static constexpr int kFree = kReady + 8 * kPartialBuffers;                 // + 32
+  static constexpr int kTurn = kFree + 8 * kPartialBuffers;                  // + 32
+  static constexpr int kBytes = kTurn + 16;                                  // + 16
+
+  static_assert(kStages * kStageChunks * kChunkBytes == (kColumns == 576 ? 221184 : 212992));
+  static_assert(kBytes == (kColumns == 576 ? 229632 : 221504) && kBytes <= kSharedLimit);
+  static_assert(kStageBytes % 1024 == 0 && kFull % 8 == 0);
+  static_assert(kTileStages <= kStages);  // Cursor::advance wraps once
+};
+
+// ---- Barriers ----------------------------------------------------------------------------------
+
+// All in shared memory; one per stage, per buffer of partial sums, per multiply warpgroup:
+//   full   the 128 gather threads, each when its copies have landed
+//   empty  one lane of every multiplying warp, after its reads; a stage that only one of the two
+//          warpgroups reads gets two arrivals from each of that one's warps
+//   ready  one lane of every multiplying warp; two arrivals each where one warpgroup has the tile
+//   free   one lane of the reducing warp
+//   turn   one lane of every warp of the other warpgroup: this one may multiply its next tile
+// Turns alternate, so that one warpgroup exponentiates while the other multiplies; left alone, both
+// would come to wait for the same stage and idle the tensor cores together from then on. Turns also
+// keep the warpgroups within a tile of each other, without which the parity of `full` and `free`
+// would mean nothing to the warpgroup that skips a phase.
+inline constexpr int kFullArrivals = 128;
+inline constexpr int kEmptyArrivals = 8;
+inline constexpr int kReadyArrivals = 8;
+inline constexpr int kFreeArrivals = 1;
+inline constexpr int kTurnArrivals = 4;
+
+// ---- Work --------------------------------------------------------------------------------------
+
+struct Params {
+  GatherView rows;
+  const char* q;     // [s_q, h_q, columns] bf16; strides count bytes
+  const float* lse;  // [s_q, h_q]
+  float* attn_sum;   // [s_q, topk]
+  std::int64_t q_query_stride, q_head_stride, lse_stride, attn_sum_stride;
+  int s_q, h_q;
+  int tiles;         // of a query: ceil(topk / 64)
+  float scale_log2;  // scale * log2(e)
+};
+
+// Tiles [first_tile, end_tile) of a query, of which the first `entries` entries count; tiles from
+// active_end on hold none of them.
+struct Item {
+  int query, first_tile, end_tile, active_end, entries;
+};
+
+// Whole queries go round the blocks. What remains of the last, incomplete round is cut into equal
+// ranges of tiles, one for each block; a range touches two queries at most.
+struct TailItem {
+  int query, first_tile, end_tile, unused;
+};
+
+__device__ inline void locate_tail(const Params& p, TailItem* tail) {
+  const int first_query = p.s_q - p.s_q % static_cast<int>(gridDim.x);
+  const std::int64_t all = static_cast<std::int64_t>(p.s_q - first_query) * p.tiles;
+  const std::int64_t begin = all * blockIdx.x / gridDim.x;
+  const std::int64_t end = all * (blockIdx.x + 1) / gridDim.x;
+  const int query = static_cast<int>(begin / p.tiles);
+  const std::int64_t border = static_cast<std::int64_t>(query + 1) * p.tiles;
+  const std::int64_t offset = border - p.tiles;
+  tail[0] = {first_query + query, static_cast<int>(begin - offset),
+             static_cast<int>((end < border ? end : border) - offset), 0};
+  tail[1] = {first_query + query + 1, 0, static_cast<int>(end > border ? end - border : 0), 0};
+}
+
+// The items of this block, the same sequence for every role. The length of the next query is on
+// its way while the current one is worked on.
+class Schedule {
+ public:
+  __device__ Schedule(const Params& p, const TailItem* tail) : p_(p), tail_(tail) {
+    rounds_ = p.s_q / static_cast<int>(gridDim.x);
+    next_length_ = p.rows.topk;
+    look_ahead();
+  }
+
+  __device__ bool next(Item& item) {
+    // A block's first tail item is empty only if the second is.
+    if (next_.first_tile >= next_.end_tile) return false;
+    item.query = next_.query;
+    item.first_tile = next_.first_tile;
+    item.end_tile = next_.end_tile;
+    item.entries = p_.h_q == 0 ? 0 : min(max(next_length_, 0), p_.rows.topk);
+    item.active_end = min(tile_count(item.entries), item.end_tile);
+    ++number_;
+    look_ahead();
+    return true;
+  }
+
+ private:
+  __device__ void look_ahead() {
+    next_.first_tile = next_.end_tile = 0;
+    if (number_ < rounds_) {
+      next_.query = number_ * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+      next_.end_tile = p_.tiles;
+    } else if (number_ < rounds_ + 2) {
+      next_ = tail_[number_ - rounds_];
+    }
+    // Only loaded here: clamping would wait for it.
+    if (p_.rows.topk_length != nullptr && next_.first_tile < next_.end_tile) {
+      next_length_ = __ldg(p_.rows.topk_length + next_.query * p_.rows.topk_length_stride);
+    }
+  }
+
+  const Params& p_;
+  const TailItem* tail_;
+  TailItem next_;
+  int next_length_;
+  int number_ = 0, rounds_;
+};
+
+// Whether a group's heads fit one warpgroup, so that the two take its tiles in turn.
+__device__ inline bool is_split(const Params& p, int first_head) {
+  return p.h_q - first_head <= kBlockHeads;
+}
+
+// ---- Walking the ring --------------------------------------------------------------------------
+
+// A position in a ring of slots and the parity of the use it makes of its slot.
+template <int kSlots>
+struct Cursor {
+  int slot = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance(int steps) {  // at most kSlots
+    slot += steps;
+    if (slot >= kSlots) {
+      slot -= kSlots;
+      parity ^= 1;
+    }
+  }
+};
+
+// Where things are: addresses in the shared window, and what is read and written by pointer.
+template <class Plan>
+struct Shared {
+  std::uint32_t base;
+  float* partials;  // [kPartialBuffers, kPartialRows, kTileRows]
+  const TailItem* tail;
+  __device__ std::uint32_t stage(int slot) const { return base + slot * Plan::kStageBytes; }
+  __device__ std::uint32_t full(int slot) const { return base + Plan::kFull + 8 * slot; }
+  __device__ std::uint32_t empty(int slot) const { return base + Plan::kEmpty + 8 * slot; }
+  __device__ std::uint32_t ready(int buffer) const { return base + Plan::kReady + 8 * buffer; }
+  __device__ std::uint32_t free(int buffer) const { return base + Plan::kFree + 8 * buffer; }
+  __device__ std::uint32_t turn(int warpgroup) const { return base + Plan::kTurn + 8 * warpgroup; }
+};
+
+// ---- Gather ------------------------------------------------------------------------------------
+
+// Copies 64 rows through the stages of one tile.
+template <class Plan>
+__device__ __forceinline__ void copy_rows(const Shared<Plan>& shared, Cursor<Plan::kStages>& ring,
+                                          const GatherRows& rows, std::uint64_t policy) {
+#pragma unroll
+  for (int s = 0; s < Plan::kTileStages; ++s) {
+    device::mbarrier_wait(shared.empty(ring.slot), ring.parity ^ 1, "gather", ring.slot);
+#pragma unroll
+    for (int c = 0; c < Plan::kStageChunks; ++c) {
+      gather_chunk(shared.stage(ring.slot) + c * kChunkBytes, rows, s * Plan::kStageChunks + c,
+                   static_cast<int>(threadIdx.x % 128), policy);
+    }
+    device::mbarrier_arrive_cp_async(shared.full(ring.slot));
+    ring.advance(1);
+  }
+}
+
+// Heads [first_head, first_head + 64) of a query, in the shape of a tile: those past the last are
+// rows of zeros.
+__device__ __forceinline__ GatherRows head_rows(const Params& p, int query, int first_head) {
+  const int thread = threadIdx.x % 128;
+  const char* heads = p.q + query * p.q_query_stride + thread % 8 * 16;
+  GatherRows rows{};
+#pragma unroll
+  for (int pass = 0; pass < kGatherPasses; ++pass) {
+    const int head = first_head + 16 * pass + thread / 8;
+    const bool valid = head < p.h_q;
+    rows.source[pass] = heads + (valid ? head : 0) * p.q_head_stride;
+    rows.valid |= static_cast<std::uint32_t>(valid) << pass;
+  }
+  return rows;
+}
+
+template <class Plan>
+__device__ __forceinline__ void gather(const Params& p, const Shared<Plan>& shared) {
+  const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+  const std::uint64_t q_policy = device::policy_evict_first();
+  const std::uint64_t kv_policy = device::policy_evict_last();
+  Cursor<Plan::kStages> ring;
+  Schedule schedule(p, shared.tail);
+  Item item;
+  while (schedule.next(item)) {
+    if (item.first_tile >= item.active_end) continue;
+    const std::int32_t* indices = p.rows.indices + item.query * p.rows.indices_stride;
+    const std::uint32_t visible = visible_rows(p.rows, item.query);
+    for (int first_head = 0; first_head < p.h_q; first_head += kGroupHeads) {
+      // On their way while the heads are copied; later on, while the tile before is.
+      TileEntries next = load_tile(indices, item.first_tile, item.entries, lane);
+      copy_rows<Plan>(shared, ring, head_rows(p, item.query, first_head), q_policy);
+      if (!is_split(p, first_head)) {
+        copy_rows<Plan>(shared, ring, head_rows(p, item.query, first_head + kBlockHeads), q_policy);
+      }
+      for (int tile = item.first_tile; tile < item.active_end; ++tile) {
+        const GatherRows rows = gather_rows(p.rows, next, tile_mask(next, visible), thread);
+        if (tile + 1 < item.active_end) next = load_tile(indices, tile + 1, item.entries, lane);
+        copy_rows<Plan>(shared, ring, rows, kv_policy);
+      }
+    }
+  }
+}
+
+// ---- Multiply ----------------------------------------------------------------------------------
+
+// The turns of one warpgroup.
+template <class Plan>
+struct Turns {
+  const Shared<Plan>& shared;
+  int warpgroup;
+  std::uint32_t taken = 0;
+  // Warpgroup 0 begins: its turn t follows turn t - 1 of the other, whose turn t follows its own.
+  __device__ __forceinline__ void take() {
+    const std::uint32_t parity = (taken + (warpgroup == 0)) % 2;
+    device::mbarrier_wait(shared.turn(warpgroup), parity, "turn", warpgroup);
+    ++taken;
+  }
+  __device__ __forceinline__ void pass() {
+    device::mbarrier_arrive_warp(shared.turn(1 - warpgroup), 1);
+  }
+};
+
+// What a thread knows of the two heads whose logits it gets: rows lane / 4 and lane / 4 + 8 of its
+// warp's 16.
+struct Heads {
+  float lse[2];
+  bool padded[2];
+  bool any_padded;  // in the warp
+};
+
+__device__ __forceinline__ Heads load_heads(const Params& p, int query, int first_head) {
+  Heads heads;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int head = first_head + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+    heads.padded[r] = head >= p.h_q;
+    heads.lse[r] = heads.padded[r] ? 0.0f : __ldg(p.lse + query * p.lse_stride + head);
+  }
+  heads.any_padded = __any_sync(device::kFullWarp, heads.padded[1]);
+  return heads;
+}
+
+// Brings the 64 heads in the next stages into registers as A operands.
+template <class Plan>
+__device__ __forceinline__ void load_queries(const Shared<Plan>& shared,
+                                             Cursor<Plan::kStages>& ring, int releases,
+                                             std::uint32_t (&q)[Plan::kSteps][4]) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int s = 0; s < Plan::kTileStages; ++s) {
+    device::mbarrier_wait(shared.full(ring.slot), ring.parity, "heads", ring.slot);
+    const std::uint32_t stage = shared.stage(ring.slot);
+#pragma unroll
+    for (int step = 0; step < Plan::kStageSteps; ++step) {
+      std::uint32_t(&a)[4] = q[s * Plan::kStageSteps + step];
+      device::ldmatrix_x4(
+          device::fragment_address(stage + step / 4 * kChunkBytes, warp, lane, step % 4), a[0],
+          a[1], a[2], a[3]);
+    }
+    device::mbarrier_arrive_warp(shared.empty(ring.slot), releases);
+    ring.advance(1);
+  }
+}
+
+// logits[64 heads x 64 rows] of the tile in the next stages. Takes the turn when the first stage is
+// there, passes it on as soon as the last matrix instruction is issued: the other warpgroup's queue
+// up behind it.
+template <class Plan>
+__device__ __forceinline__ void multiply_tile(const Shared<Plan>& shared,
+                                              Cursor<Plan::kStages>& ring, int releases,
+                                              Turns<Plan>& turns,
+                                              const std::uint32_t (&q)[Plan::kSteps][4],
+                                              float (&logits)[32]) {
+  int previous = 0;
+#pragma unroll
+  for (int s = 0; s < Plan::kTileStages; ++s) {
+    device::mbarrier_wait(shared.full(ring.slot), ring.parity, "multiply", ring.slot);
+    device::fence_proxy_async_shared();  // before wgmma reads what cp.async wrote
+    if (s == 0) turns.take();
+    const std::uint64_t rows = device::descriptor_k_major(shared.stage(ring.slot));
+    device::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Plan::kStageSteps; ++step) {
+      // Descriptors count 16 bytes: 16 columns further is + 2.
+      const std::uint32_t(&a)[4] = q[s * Plan::kStageSteps + step];
+      device::wgmma_m64n64k16<device::Major::K>(logits, a[0], a[1], a[2], a[3],
+                                                rows + step / 4 * (kChunkBytes / 16) + step % 4 * 2,
+                                                s + step > 0);
+    }
+    device::wgmma_commit();
+    if (s == Plan::kTileStages - 1) turns.pass();
+    if (s > 0) {
+      device::wgmma_wait<1>();
+      device::mbarrier_arrive_warp(shared.empty(previous), releases);
+    }
+    previous = ring.slot;
+    ring.advance(1);
+  }
+  device::wgmma_wait<0>();
+  device::wgmma_pin(logits);
+  device::mbarrier_arrive_warp(shared.empty(previous), releases);
+}
+
+// Lanes kDistance apart hold sums for the same 2 * kHalf columns: each keeps half of the columns
+// and adds the other's part to it.
+template <int kHalf, int kDistance>
+__device__ __forceinline__ void halve_columns(float (&sums)[16]) {
+  const bool upper = threadIdx.x & kDistance;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float give = upper ? sums[i] : sums[i + kHalf];
+    const float keep = upper ? sums[i + kHalf] : sums[i];
+    sums[i] = keep + __shfl_xor_sync(device::kFullWarp, give, kDistance);
+  }
+}
+
+// The weights of the warp's 16 heads, added: two columns per lane, 2 * lane and the next. A thread
+// holds logits[4 g + 2 r + e] of row lane / 4 + 8 r, column 8 g + 2 (lane % 4) + e. The 8 lanes
+// that share lane % 4 hold the same columns of different heads: they halve the columns among them
+// three times, until lane has those of g = lane / 4.
+__device__ __forceinline__ float2 add_weights(float (&logits)[32], const Heads& heads,
+                                              float scale_log2) {
+  // Here, not where the heads are loaded: nothing waits for lse before the first tile is done.
+  const float lse_log2[2] = {heads.lse[0] * device::kLog2e, heads.lse[1] * device::kLog2e};
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    logits[i] = device::ex2(fmaf(logits[i], scale_log2, -lse_log2[i / 2 % 2]));
+  }
+  if (heads.any_padded) {
+    // Not a multiplication: the logit of a padded head is 0 * inf where a row holds an infinity.
+#pragma unroll
+    for (int i = 0; i < 32; ++i) logits[i] = heads.padded[i / 2 % 2] ? 0.0f : logits[i];
+  }
+  float sums[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) sums[i] = logits[i / 2 * 4 + i % 2] + logits[i / 2 * 4 + 2 + i % 2];
+  halve_columns<8, 16>(sums);
+  halve_columns<4, 8>(sums);
+  halve_columns<2, 4>(sums);
+  return {sums[0], sums[1]};
+}
+
+template <class Plan>
+__device__ __forceinline__ void multiply(const Params& p, const Shared<Plan>& shared,
+                                         int warpgroup) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  std::uint32_t q[Plan::kSteps][4];
+  Cursor<Plan::kStages> ring;
+  std::uint32_t tiles_before = 0;  // of all items and groups so far: numbers the partial sums
+  Turns<Plan> turns{shared, warpgroup};
+  Schedule schedule(p, shared.tail);
+  Item item;
+  while (schedule.next(item)) {
+    const int tiles = item.active_end - item.first_tile;
+    if (tiles <= 0) continue;
+    for (int first_head = 0; first_head < p.h_q; first_head += kGroupHeads) {
+      const bool split = is_split(p, first_head);
+      const Heads heads =
+          load_heads(p, item.query, first_head + (split ? 0 : warpgroup * kBlockHeads));
+      if (!split && warpgroup == 1) ring.advance(Plan::kTileStages);
+      load_queries<Plan>(shared, ring, split ? 1 : 2, q);
+      if (!split && warpgroup == 0) ring.advance(Plan::kTileStages);
+
+      // Of a split group's tiles, warpgroup 1 has the odd ones; with an odd number of tiles its
+      // last turn is empty.
+      const int both = split ? 2 : 1;
+      for (int turn = 0; turn < tiles; turn += both) {
+        const int tile = turn + (split ? warpgroup : 0);
+        if (split && warpgroup == 1) ring.advance(Plan::kTileStages);
+        if (tile < tiles) {
+          float logits[32];
+          multiply_tile<Plan>(shared, ring, both, turns, q, logits);
+          const std::uint32_t number = tiles_before + tile;
+          const int buffer = number % kPartialBuffers;
+          const float2 sums = add_weights(logits, heads, p.scale_log2);
+          device::mbarrier_wait(shared.free(buffer), number / kPartialBuffers % 2 ^ 1, "partial",
+                                buffer);
+          const int row = buffer * kPartialRows + (split ? 0 : warpgroup * 4) + warp;
+          *reinterpret_cast<float2*>(shared.partials + row * kTileRows + 2 * lane) = sums;
+          device::mbarrier_arrive_warp(shared.ready(buffer), both);
+        } else {
+          turns.take();
+          turns.pass();
+        }
+        if (split && warpgroup == 0 && turn + 1 < tiles) ring.advance(Plan::kTileStages);
+      }
+      tiles_before += tiles;
+    }
+  }
+}
+
+// ---- Reduce ------------------------------------------------------------------------------------
+
+template <class Plan>
+__device__ __forceinline__ void reduce(const Params& p, const Shared<Plan>& shared) {
+  const int lane = threadIdx.x % 32;
+  std::uint32_t number = 0;
+  Schedule schedule(p, shared.tail);
+  Item item;
+  while (schedule.next(item)) {
+    const std::uint32_t visible = visible_rows(p.rows, item.query);
+    const std::int32_t* indices = p.rows.indices + item.query * p.rows.indices_stride;
+    float* attn_sum = p.attn_sum + item.query * p.attn_sum_stride;
+    for (int first_head = 0; first_head < p.h_q; first_head += kGroupHeads) {
+      const int rows = is_split(p, first_head) ? kPartialRows / 2 : kPartialRows;
+      for (int tile = item.first_tile; tile < item.active_end; ++tile) {
+        // A lane has entries `low` and `low + 32`, here and when it adds the next group's sums.
+        const int low = tile * kTileRows + lane;
+        const TileEntries entries = load_tile(indices, tile, item.entries, lane);
+        float sum_low = 0.0f, sum_high = 0.0f;
+        if (first_head > 0) {
+          if (low < p.rows.topk) sum_low = attn_sum[low];
+          if (low + 32 < p.rows.topk) sum_high = attn_sum[low + 32];
+        }
+        const int buffer = number % kPartialBuffers;
+        device::mbarrier_wait(shared.ready(buffer), number / kPartialBuffers % 2, "reduce", buffer);
+        const float* partials = shared.partials + buffer * kPartialRows * kTileRows + lane;
+        for (int r = 0; r < rows; ++r) {
+          sum_low += partials[r * kTileRows];
+          sum_high += partials[r * kTileRows + 32];
+        }
+        device::mbarrier_arrive_warp(shared.free(buffer), 1);
+        ++number;
+        // Selected, not multiplied: an entry that is not visible may have any sum.
+        sum_low = static_cast<std::uint32_t>(entries.low) < visible ? sum_low : 0.0f;
+        sum_high = static_cast<std::uint32_t>(entries.high) < visible ? sum_high : 0.0f;
+        if (low < p.rows.topk) attn_sum[low] = sum_low;
+        if (low + 32 < p.rows.topk) attn_sum[low + 32] = sum_high;
+      }
+    }
+    for (int tile = max(item.first_tile, item.active_end); tile < item.end_tile; ++tile) {
+      const int low = tile * kTileRows + lane;
+      if (low < p.rows.topk) attn_sum[low] = 0.0f;
+      if (low + 32 < p.rows.topk) attn_sum[low + 32] = 0.0f;
+    }
+  }
+}
+
+// ---- Kernel ------------------------------------------------------------------------------------
+
+template <int kColumns>
+__global__ void __launch_bounds__(kThreads, 1)
+    distribution_kernel(const __grid_constant__ Params p) {
+  using Plan = SharedPlan<kColumns>;
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  auto* tail = reinterpret_cast<TailItem*>(shared_bytes + Plan::kTail);
+  const Shared<Plan> shared{device::shared_address(shared_bytes),
+                            reinterpret_cast<float*>(shared_bytes + Plan::kPartials), tail};
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < Plan::kStages; ++slot) {
+      device::mbarrier_init(shared.full(slot), kFullArrivals);
+      device::mbarrier_init(shared.empty(slot), kEmptyArrivals * device::kWarpArrival);
+    }
+    for (int buffer = 0; buffer < kPartialBuffers; ++buffer) {
+      device::mbarrier_init(shared.ready(buffer), kReadyArrivals * device::kWarpArrival);
+      device::mbarrier_init(shared.free(buffer), kFreeArrivals * device::kWarpArrival);
+    }
+    for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
+      device::mbarrier_init(shared.turn(warpgroup), kTurnArrivals * device::kWarpArrival);
+    }
+    device::fence_mbarrier_init();
+    locate_tail(p, tail);
+  }
+  __syncthreads();
+
+  const int warpgroup = __shfl_sync(device::kFullWarp, threadIdx.x / 128, 0);
+  if (warpgroup < 2) {
+    device::setmaxnreg_inc<kMultiplyRegisters>();
+    multiply<Plan>(p, shared, warpgroup);
+  } else if (warpgroup == 2) {
+    device::setmaxnreg_dec<kGatherRegisters>();
+    gather<Plan>(p, shared);
+  } else {
+    device::setmaxnreg_dec<kReduceRegisters>();
+    if (threadIdx.x % 128 < 32) reduce<Plan>(p, shared);
+  }
+}
+
+}  // namespace winnow::sparse_mla::distribution_sm90_detail

@@ -1,0 +1,90 @@
+// Top-k sparse MLA attention, forward, sm90: the launch.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include <cuda_runtime.h>
+
+#include "winnow/core/error.h"
+#include "winnow/sparse_mla/forward/forward_impl.h"
+#include "winnow/sparse_mla/forward/forward_sm90.cuh"
+
+namespace winnow::sparse_mla {
+
+namespace {
+
+using forward_sm90_detail::KernelParams;
+
+constexpr const char* kOperation = "sparse_mla::forward";
+
+void check_cuda(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  throw Error(ErrorCode::internal, kOperation,
+              std::string("sm90: ") + what + ": " + cudaGetErrorString(status));
+}
+
+KernelParams kernel_params(const ForwardParams& params) {
+  const Problem& problem = params.problem;
+  const std::int64_t head_blocks =
+      (problem.h_q + forward_sm90_detail::kHeads - 1) / forward_sm90_detail::kHeads;
+  constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // of what the kernel counts in 32 bits
+  if (problem.topk > kLimit || problem.h_q > kLimit || problem.s_q > kLimit / head_blocks) {
+    throw Error(ErrorCode::unsupported, kOperation,
+                "sm90: want topk, h_q and s_q * ceil(h_q / 64) up to 2^30, got topk " +
+                    std::to_string(problem.topk) + ", h_q " + std::to_string(problem.h_q) +
+                    ", s_q " + std::to_string(problem.s_q));
+  }
+  KernelParams kernel;
+  kernel.kv = gather_view(problem);
+  kernel.q = static_cast<const char*>(problem.q.data);
+  kernel.q_stride0 = problem.q.stride0 * 2;
+  kernel.q_stride1 = problem.q.stride1 * 2;
+  kernel.out = static_cast<char*>(params.out.data);
+  kernel.out_stride0 = params.out.stride0 * 2;
+  kernel.out_stride1 = params.out.stride1 * 2;
+  kernel.max_logits = params.max_logits.data;
+  kernel.max_logits_stride0 = params.max_logits.stride0;
+  kernel.max_logits_stride1 = params.max_logits.stride1;
+  kernel.lse = params.lse.data;
+  kernel.lse_stride0 = params.lse.stride0;
+  kernel.lse_stride1 = params.lse.stride1;
+  kernel.attn_sink = params.attn_sink.data;
+  kernel.attn_sink_stride = params.attn_sink.stride0;
+  // The kernel wants a positive factor: it multiplies -inf by it, and takes maxima before it.
+  const float scale2 = problem.scale * device::kLog2e;
+  kernel.scale2 = scale2 == 0 ? 1.0f : std::fabs(scale2);
+  kernel.score_sign = scale2 == 0 ? 0.0f : std::copysign(1.0f, scale2);
+  kernel.h_q = static_cast<int>(problem.h_q);
+  kernel.head_blocks = static_cast<std::uint32_t>(head_blocks);
+  kernel.items = static_cast<std::uint32_t>(problem.s_q * head_blocks);
+  return kernel;
+}
+
+template <int kDim>
+void launch(const KernelParams& kernel, cudaStream_t stream) {
+  constexpr int kBytes = forward_sm90_detail::Plan<kDim>::kBytes;
+  auto* const function = forward_sm90_detail::forward_kernel<kDim>;
+  int device = 0, multiprocessors = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
+             "cudaDeviceGetAttribute");
+  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+             "cudaFuncSetAttribute");
+  const unsigned blocks = std::min(kernel.items, static_cast<std::uint32_t>(multiprocessors));
+  function<<<blocks, forward_sm90_detail::kThreads, kBytes, stream>>>(kernel);
+  check_cuda(cudaGetLastError(), "launch");
+}
+
+}  // namespace
+
+void forward_sm90(const ForwardParams& params, void* stream) {
+  const KernelParams kernel = kernel_params(params);
+  if (params.problem.d_qk == 576) {
+    launch<576>(kernel, static_cast<cudaStream_t>(stream));
+  } else {
+    launch<512>(kernel, static_cast<cudaStream_t>(stream));
+  }
+}
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,142 @@
+// What the sparse MLA kernels of sm90 share: which rows a query sees, and how a warpgroup copies 64
+// of them at a time into the swizzled chunks that wgmma reads (device/sm90/wgmma.cuh).
+//
+// A tile is 64 consecutive entries of a query's index row. Entries past the query's length, outside
+// [0, s_kv) or hidden by the causal limit are invalid: their rows are filled with zeros, nothing is
+// read for them, and their bit in the tile's mask is 0.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/wgmma.cuh"
+#include "winnow/sparse_mla/problem.h"
+
+namespace winnow::sparse_mla {
+
+inline constexpr int kTileRows = 64;
+inline constexpr int kGatherThreads = 128;
+inline constexpr int kGatherPasses = 4;  // 8 lanes copy a row's 128 bytes, so 16 rows a pass
+
+// The cache and the choice of rows, as kernels take them. Strides of kv count bytes, the others
+// elements.
+struct GatherView {
+  const char* kv;
+  std::int64_t kv_stride;
+  const std::int32_t* indices;
+  std::int64_t indices_stride;
+  const std::int32_t* topk_length;  // may be null
+  std::int64_t topk_length_stride;
+  std::int64_t s_kv, q_start, k_stride;
+  std::int32_t topk;
+  bool causal;
+};
+
+// `problem.topk` must fit in 31 bits.
+inline GatherView gather_view(const Problem& problem) {
+  GatherView view;
+  // Copies of invalid entries name row 0 and read nothing; without rows, q stands in for kv.
+  view.kv = static_cast<const char*>(problem.s_kv > 0 ? problem.kv.data : problem.q.data);
+  view.kv_stride = problem.kv.stride0 * 2;
+  view.indices = problem.indices.data;
+  view.indices_stride = problem.indices.stride0;
+  view.topk_length = problem.topk_length.data;
+  view.topk_length_stride = problem.topk_length.stride0;
+  view.s_kv = problem.s_kv;
+  view.q_start = problem.q_start;
+  view.k_stride = problem.k_stride;
+  view.topk = static_cast<std::int32_t>(problem.topk);
+  view.causal = problem.causal;
+  return view;
+}
+
+// Entries of the query that count.
+__device__ __forceinline__ int query_entries(const GatherView& view, std::int64_t query) {
+  if (view.topk_length == nullptr) return view.topk;
+  return min(max(__ldg(view.topk_length + query * view.topk_length_stride), 0), view.topk);
+}
+
+__device__ __forceinline__ int tile_count(int entries) {
+  return device::ceil_div(entries, kTileRows);
+}
+
+// Rows t < visible_rows() may be seen by the query (Problem::visible_rows). At most 2^31, so that
+// the unsigned comparison in load_tile() rejects negative indices too.
+__device__ __forceinline__ std::uint32_t visible_rows(const GatherView& view, std::int64_t query) {
+  std::int64_t rows = view.s_kv;
+  if (view.causal) {
+    const std::int64_t tokens = view.q_start + query + 1;
+    rows = tokens < view.k_stride ? 0 : min(rows, tokens / view.k_stride);
+  }
+  return static_cast<std::uint32_t>(min(rows, std::int64_t{1} << 31));
+}
+
+// The entries `lane` and `lane + 32` of a tile; each warp holds the whole tile.
+struct TileEntries {
+  std::int32_t low, high;
+};
+
+// Loads the entries of tile `tile` of an index row of which `entries` count. Never reads past them.
+__device__ __forceinline__ TileEntries load_tile(const std::int32_t* row, int tile, int entries,
+                                                 int lane) {
+  const int first = tile * kTileRows + lane;
+  TileEntries loaded{-1, -1};
+  if (first < entries) loaded.low = __ldg(row + first);
+  if (first + 32 < entries) loaded.high = __ldg(row + first + 32);
+  return loaded;
+}
+
+// Bit r of the result: entry r of the tile is valid. The whole warp must call.
+__device__ __forceinline__ std::uint64_t tile_mask(const TileEntries& entries,
+                                                   std::uint32_t visible) {
+  const std::uint32_t low =
+      __ballot_sync(0xffffffffu, static_cast<std::uint32_t>(entries.low) < visible);
+  const std::uint32_t high =
+      __ballot_sync(0xffffffffu, static_cast<std::uint32_t>(entries.high) < visible);
+  return static_cast<std::uint64_t>(high) << 32 | low;
+}
+
+// The four rows that a thread copies, one a pass: row 16 * pass + thread / 8 of the tile, of which
+// it takes the 16-byte column thread % 8 of each chunk.
+struct GatherRows {
+  const char* source[kGatherPasses];
+  std::uint32_t valid;  // bit `pass`
+};
+
+// Rows of a tile. `thread` is the thread's number in the gather warpgroup.
+__device__ __forceinline__ GatherRows gather_rows(const GatherView& view,
+                                                  const TileEntries& entries, std::uint64_t mask,
+                                                  int thread) {
+  GatherRows rows;
+  rows.valid = 0;
+#pragma unroll
+  for (int pass = 0; pass < kGatherPasses; ++pass) {
+    const int row = 16 * pass + thread / 8;
+    // Row `row` is held by lane row % 32: passes 0 and 1 are the low half, 2 and 3 the high one.
+    const std::int32_t index =
+        __shfl_sync(0xffffffffu, pass < 2 ? entries.low : entries.high, row & 31);
+    const bool valid = mask >> row & 1;
+    // An index is multiplied only after the mask has vouched for it.
+    const std::int64_t checked = valid ? index : 0;
+    rows.source[pass] = view.kv + checked * view.kv_stride + (thread & 7) * 16;
+    rows.valid |= static_cast<std::uint32_t>(valid) << pass;
+  }
+  return rows;
+}
+
+// Starts the copies of chunk `chunk` (columns 64 * chunk to 64 * chunk + 63) of the rows to
+// `destination`. Invalid rows become zeros.
+__device__ __forceinline__ void gather_chunk(std::uint32_t destination, const GatherRows& rows,
+                                             int chunk, int thread, std::uint64_t policy) {
+  // 16 rows further the swizzle is the same: one offset serves the four passes.
+  const std::uint32_t to = destination + device::chunk_offset(thread / 8, thread & 7);
+#pragma unroll
+  for (int pass = 0; pass < kGatherPasses; ++pass) {
+    device::cp_async_zfill(to + pass * 16 * 128, rows.source[pass] + chunk * 128,
+                           rows.valid >> pass & 1, policy);
+  }
+}
+
+}  // namespace winnow::sparse_mla

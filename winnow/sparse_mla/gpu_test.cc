@@ -1,0 +1,297 @@
+// What only a GPU can show of the sparse MLA kernels, beyond the case table: repeats, streams,
+// graph capture, sizes past 2^31, rejections. The CPU backend is the reference. Skipped without a
+// GPU.
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "winnow/core/device_memory.h"
+#include "winnow/core/error.h"
+#include "winnow/sparse_mla/cases.h"
+#include "winnow/sparse_mla/distribution/distribution.h"
+#include "winnow/sparse_mla/forward/forward.h"
+
+#if WINNOW_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace winnow::sparse_mla {
+namespace {
+
+constexpr Device kGpu{DeviceType::cuda, 0};
+
+// Outputs of both operations on one device.
+struct Results {
+  Tensor out, max_logits, lse, attn_sum;
+
+  Results(const CaseShape& shape, Device device)
+      : out(shape.dtype, {shape.s_q, shape.h_q, kValueDim}, device),
+        max_logits(DType::f32, {shape.s_q, shape.h_q}, device),
+        lse(DType::f32, {shape.s_q, shape.h_q}, device),
+        attn_sum(DType::f32, {shape.s_q, shape.topk}, device) {}
+
+  // Both operations on inputs of the same device; `lse` may come from another result.
+  void run(const CaseInputs& inputs, const RunOptions& options = {}) {
+    ForwardArgs args{.out = out, .max_logits = max_logits, .lse = lse};
+    inputs.pass_to(args);
+    forward(args, options);
+    DistributionArgs distribution_args{.lse = lse, .attn_sum = attn_sum};
+    inputs.pass_to(distribution_args);
+    distribution(distribution_args, options);
+  }
+};
+
+bool same_bytes(const Tensor& a, const Tensor& b) {
+  const Tensor host_a = a.to({}), host_b = b.to({});
+  return std::memcmp(host_a.data(), host_b.data(),
+                     static_cast<std::size_t>(host_a.numel() * size_of(host_a.dtype()))) == 0;
+}
+
+std::vector<double> numbers(const Tensor& tensor) {
+  const Tensor host = tensor.to({});
+  std::vector<double> result(static_cast<std::size_t>(host.numel()));
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    result[i] =
+        host.dtype() == DType::f32 ? host.values<float>()[i] : float(host.values<BFloat16>()[i]);
+  }
+  return result;
+}
+
+void expect_same(const char* what, const Tensor& gpu, const Tensor& cpu,
+                 const testing::Tolerance& tolerance) {
+  const std::vector<double> expected = numbers(cpu);
+  const std::vector<std::int64_t> shape(cpu.view().shape().begin(), cpu.view().shape().end());
+  const auto comparison = testing::compare(what, numbers(gpu), expected, shape, tolerance);
+  EXPECT_TRUE(comparison.passed) << what << ": " << comparison.error << ", tolerance "
+                                 << comparison.tolerance << "; " << comparison.detail;
+}
+
+void expect_same(const Results& gpu, const Results& cpu, const CaseShape& shape) {
+  constexpr double kLargestLogit = 8;  // of unit-variance logits
+  expect_same("out", gpu.out, cpu.out, tolerance(Quantity::out, shape, kLargestLogit));
+  expect_same("lse", gpu.lse, cpu.lse, tolerance(Quantity::lse, shape, kLargestLogit));
+  expect_same("max_logits", gpu.max_logits, cpu.max_logits,
+              tolerance(Quantity::max_logits, shape, kLargestLogit));
+  expect_same("attn_sum", gpu.attn_sum, cpu.attn_sum,
+              tolerance(Quantity::attn_sum, shape, kLargestLogit));
+}
+
+class SparseMlaGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const BackendStatus& sm90 = backends().front();
+    ASSERT_EQ(sm90.backend, Backend::sm90);
+    if (!sm90.supported) GTEST_SKIP() << sm90.reason;
+  }
+};
+
+CaseShape small_shape(const std::string& name) {
+  return {.name = name, .dtype = DType::bf16, .s_q = 300, .h_q = 70, .s_kv = 1000, .topk = 200};
+}
+
+TEST_F(SparseMlaGpu, MixedLengthsInOneLaunch) {
+  for (const std::int64_t heads : {16, 64, 128, 192}) {
+    CaseShape shape = small_shape("mixed-lengths");
+    shape.h_q = heads;
+    CaseInputs inputs = make_inputs(shape);
+    inputs.topk_length = testing::make_tensor(DType::i32, {shape.s_q}, Layout::dense);
+    const std::int32_t lengths[] = {0, 1, 63, 64, 65, 128, 129, 200, 1000, -5};
+    for (std::int64_t i = 0; i < shape.s_q; ++i) {
+      inputs.topk_length.view.at<std::int32_t>(i) = lengths[(i * 7) % 10];
+    }
+    Results cpu(shape, {}), gpu(shape, kGpu);
+    cpu.run(inputs);
+    gpu.run(inputs.on(kGpu));
+    expect_same(gpu, cpu, shape);
+  }
+}
+
+TEST_F(SparseMlaGpu, TwentyRepeatsAreBitwiseEqual) {
+  for (const std::int64_t heads : {64, 128, 192}) {
+    CaseShape shape = small_shape("repeats");
+    shape.h_q = heads;
+    shape.s_kv = 5000;
+    shape.topk = 2048;
+    const CaseInputs inputs = make_inputs(shape).on(kGpu);
+    Results first(shape, kGpu);
+    first.run(inputs);
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      Results next(shape, kGpu);
+      next.run(inputs);
+      ASSERT_TRUE(same_bytes(next.out, first.out)) << "repeat " << repeat;
+      ASSERT_TRUE(same_bytes(next.lse, first.lse)) << "repeat " << repeat;
+      ASSERT_TRUE(same_bytes(next.max_logits, first.max_logits)) << "repeat " << repeat;
+      ASSERT_TRUE(same_bytes(next.attn_sum, first.attn_sum)) << "repeat " << repeat;
+    }
+  }
+}
+
+TEST_F(SparseMlaGpu, MoreQueriesThanAGridDimension) {
+  CaseShape shape = small_shape("many-queries");
+  shape.s_q = 70000;
+  shape.h_q = 2;
+  shape.topk = 70;
+  const CaseInputs inputs = make_inputs(shape);
+  Results cpu(shape, {}), gpu(shape, kGpu);
+  cpu.run(inputs);
+  gpu.run(inputs.on(kGpu));
+  expect_same(gpu, cpu, shape);
+}
+
+// 64 rows of a cache that spans 6 GB: their offsets pass 2^31 elements.
+TEST_F(SparseMlaGpu, CacheBeyondTwoToTheThirtyOneElements) {
+  constexpr std::int64_t kRows = 100000, kStride = 30000;
+  CaseShape shape = small_shape("far-rows");
+  shape.s_q = 3;
+  shape.s_kv = 64;
+  shape.topk = 64;
+  const CaseInputs near = make_inputs(shape);
+  Results cpu(shape, {}), gpu(shape, kGpu);
+  cpu.run(near);
+
+  CaseInputs far = near.on(kGpu);
+  const Tensor storage(DType::bf16, {kRows, kStride}, kGpu);
+  const auto far_row = [](std::int64_t t) { return t * ((kRows - 1) / 63); };
+  for (std::int64_t t = 0; t < shape.s_kv; ++t) {
+    copy_between(static_cast<char*>(const_cast<void*>(storage.data())) + far_row(t) * kStride * 2,
+                 kGpu, &near.kv.view.at<BFloat16>(t, 0, 0), {}, std::size_t(shape.d_qk) * 2);
+  }
+  Tensor indices(DType::i32, {shape.s_q, 1, shape.topk});
+  for (std::int64_t i = 0; i < shape.s_q; ++i) {
+    for (std::int64_t j = 0; j < shape.topk; ++j) {
+      indices.view().at<std::int32_t>(i, 0, j) =
+          static_cast<std::int32_t>(far_row(near.indices.view.at<std::int32_t>(i, 0, j)));
+    }
+  }
+  far.indices = testing::on(kGpu, {indices.clone(), {}});
+  Tensor indices_there = indices.to(kGpu);
+  far.indices.view = indices_there;
+  far.kv.view = TensorView(const_cast<void*>(storage.data()), DType::bf16, {kRows, 1, shape.d_qk},
+                           {kStride, kStride, 1}, kGpu);
+  gpu.run(far);
+  expect_same(gpu, cpu, shape);
+}
+
+TEST_F(SparseMlaGpu, EmptyProblemsSucceed) {
+  for (const auto& [s_q, h_q, s_kv, topk] :
+       {std::array<std::int64_t, 4>{0, 4, 10, 8}, {3, 0, 10, 8}, {3, 4, 0, 8}, {3, 4, 10, 0}}) {
+    CaseShape shape = small_shape("empty");
+    shape.s_q = s_q;
+    shape.h_q = h_q;
+    shape.s_kv = s_kv;
+    shape.topk = topk;
+    shape.choice = Choice::nothing;
+    const CaseInputs inputs = make_inputs(shape);
+    Results cpu(shape, {}), gpu(shape, kGpu);
+    cpu.run(inputs);
+    gpu.run(inputs.on(kGpu));
+    expect_same(gpu, cpu, shape);
+  }
+}
+
+template <class Call>
+void expect_refused(const Call& call, const std::string& text) {
+  try {
+    call();
+    ADD_FAILURE() << "not refused: " << text;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(SparseMlaGpu, RefusesAndWorksOn) {
+  const CaseShape shape = small_shape("refusals");
+  const CaseInputs host = make_inputs(shape);
+  const CaseInputs inputs = host.on(kGpu);
+  Results gpu(shape, kGpu), cpu(shape, {});
+  ForwardArgs good{.out = gpu.out, .max_logits = gpu.max_logits, .lse = gpu.lse};
+  inputs.pass_to(good);
+
+  ForwardArgs mixed = good;
+  mixed.kv = host.kv.view;
+  expect_refused([&] { forward(mixed); }, "kv: want device cuda:0, got cpu");
+  ForwardArgs misaligned = good;
+  const Tensor wide(DType::bf16, {shape.s_kv, 1, shape.d_qk + 1}, kGpu);
+  misaligned.kv = wide.view().slice(2, 0, shape.d_qk);
+  expect_refused([&] { forward(misaligned); }, "kv: want memory aligned to 16 bytes");
+  CaseShape f32 = shape;
+  f32.dtype = DType::f32;
+  const CaseInputs wrong = make_inputs(f32).on(kGpu);
+  Results f32_results(f32, kGpu);
+  expect_refused([&] { f32_results.run(wrong); }, "q: want dtype bf16, got f32");
+  expect_refused([&] { forward(good, {.backend = Backend::cpu}); },
+                 "backend: want one that serves tensors on cuda:0, got cpu");
+
+  cpu.run(host);
+  gpu.run(inputs);
+  expect_same(gpu, cpu, shape);
+}
+
+#if WINNOW_WITH_CUDA
+
+struct CudaStream {
+  cudaStream_t stream = nullptr;
+  CudaStream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), 0); }
+  ~CudaStream() { cudaStreamDestroy(stream); }
+};
+
+// One capture, replayed with new numbers in the same memory: equal to running anew.
+TEST_F(SparseMlaGpu, GraphReplaysWithNewData) {
+  const CaseShape shape = small_shape("graph");
+  CaseInputs inputs = make_inputs(shape).on(kGpu);
+  Results captured(shape, kGpu), eager(shape, kGpu);
+  captured.run(inputs);  // nothing is left to load when the capture begins
+  CudaStream stream;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeGlobal), 0);
+  captured.run(inputs, {.stream = {stream.stream}});
+  ASSERT_EQ(cudaStreamEndCapture(stream.stream, &graph), 0);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), 0);
+
+  for (int replay = 0; replay < 1000; ++replay) {
+    if (replay % 100 == 0) {
+      CaseShape other = shape;
+      other.name += std::to_string(replay);
+      const CaseInputs fresh = make_inputs(other);
+      for (auto member : {&CaseInputs::q, &CaseInputs::kv, &CaseInputs::indices}) {
+        const Tensor& from = (fresh.*member).storage;
+        copy_between((inputs.*member).storage.data(), kGpu, from.data(), {},
+                     std::size_t(from.numel() * size_of(from.dtype())));
+      }
+    }
+    ASSERT_EQ(cudaGraphLaunch(executable, stream.stream), 0);
+    if (replay % 100 != 0 && replay % 100 != 99) continue;
+    ASSERT_EQ(cudaStreamSynchronize(stream.stream), 0);
+    eager.run(inputs);
+    ASSERT_TRUE(same_bytes(captured.out, eager.out)) << "replay " << replay;
+    ASSERT_TRUE(same_bytes(captured.attn_sum, eager.attn_sum)) << "replay " << replay;
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
+
+// The current device of the caller stays as it was, and the tensors' device is used.
+TEST_F(SparseMlaGpu, RunsOnTheDeviceOfTheTensors) {
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), 0);
+  if (count < 2) GTEST_SKIP() << "one GPU only";
+  const Device second{DeviceType::cuda, 1};
+  const CaseShape shape = small_shape("second-gpu");
+  const CaseInputs inputs = make_inputs(shape);
+  Results cpu(shape, {}), gpu(shape, second);
+  cpu.run(inputs);
+  ASSERT_EQ(cudaSetDevice(0), 0);
+  gpu.run(inputs.on(second));
+  int current = -1;
+  ASSERT_EQ(cudaGetDevice(&current), 0);
+  EXPECT_EQ(current, 0);
+  expect_same(gpu, cpu, shape);
+}
+
+#endif
+
+}  // namespace
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,78 @@
+#include "winnow/testing/strided.h"
+
+#include <string>
+
+#include "winnow/testing/generate.h"
+
+namespace winnow::testing {
+
+StridedTensor make_tensor(DType dtype, const std::vector<std::int64_t>& shape, Layout layout,
+                          const Gaps& gaps) {
+  const int outer = static_cast<int>(shape.size()) - gaps.dense;  // dimensions of free strides
+  const auto gap = [&](int dim) { return dim < outer ? 1 : gaps.length; };
+  std::vector<std::int64_t> whole = shape;
+  if (layout != Layout::dense) {
+    for (int dim = 1; dim <= outer; ++dim) whole[static_cast<std::size_t>(dim)] += 2 * gap(dim);
+  }
+  StridedTensor tensor{Tensor(dtype, whole), {}};
+  fill_unwritten(tensor.storage);
+  tensor.view = tensor.storage.view();
+  if (layout == Layout::dense) return tensor;
+  for (int dim = 1; dim <= outer; ++dim) {
+    tensor.view = tensor.view.slice(dim, gap(dim), gap(dim) + shape[static_cast<std::size_t>(dim)]);
+  }
+  if (layout == Layout::wide || tensor.view.numel() == 0) return tensor;
+
+  // Start at the other end, or stay where we are.
+  auto* data = static_cast<char*>(tensor.view.data());
+  std::vector<std::int64_t> strides(tensor.view.strides().begin(), tensor.view.strides().end());
+  for (int dim = 0; dim < outer; ++dim) {
+    std::int64_t& stride = strides[static_cast<std::size_t>(dim)];
+    if (layout == Layout::reversed) {
+      data += (shape[static_cast<std::size_t>(dim)] - 1) * stride * size_of(dtype);
+      stride = -stride;
+    } else if (dim == 0) {
+      stride = 0;
+    }
+  }
+  tensor.view = TensorView(data, dtype, shape, strides);
+  return tensor;
+}
+
+StridedTensor make_output(DType dtype, const std::vector<std::int64_t>& shape, Layout layout,
+                          const Gaps& gaps) {
+  return make_tensor(dtype, shape, layout == Layout::broadcast ? Layout::wide : layout, gaps);
+}
+
+StridedTensor on(Device device, const StridedTensor& tensor) {
+  if (!tensor.view.present()) return {};
+  StridedTensor copy{tensor.storage.to(device), {}};
+  const auto offset = static_cast<const char*>(tensor.view.data()) -
+                      static_cast<const char*>(tensor.storage.data());
+  copy.view = TensorView(static_cast<char*>(copy.storage.data()) + offset, tensor.view.dtype(),
+                         tensor.view.shape(), tensor.view.strides(), device);
+  return copy;
+}
+
+Comparison check_written(std::string_view what, const StridedTensor& output) {
+  const std::int64_t missing = count_unwritten(output.view);
+  const std::int64_t gaps = output.storage.numel() - output.view.numel();
+  const std::int64_t outside = gaps + missing - count_unwritten(output.storage.view());
+  Comparison result{std::string(what) + " written", 0, 0, false, ""};
+  result.error = static_cast<double>(missing + outside);
+  result.passed = missing == 0 && outside == 0;
+  if (!result.passed) {
+    result.detail = std::to_string(missing) + " elements were not written, " +
+                    std::to_string(outside) + " outside of the tensor were";
+  }
+  return result;
+}
+
+void compare_output(CaseOutcome& outcome, std::string_view what, const StridedTensor& output,
+                    std::span<const double> expected, const Tolerance& tolerance,
+                    std::span<const std::int64_t> rows) {
+  outcome.comparisons.push_back(check_written(what, output));
+  outcome.comparisons.push_back(compare(what, output.view, expected, tolerance, rows));
+}
+
+}  // namespace winnow::testing
