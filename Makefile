@@ -1,5 +1,5 @@
 # Thin verbs over CMake. `make demo` and `make test` do everything on a fresh machine.
-.PHONY: all build demo test asan tsan fuzz bench format check-format install clean help
+.PHONY: all build demo test test-gpu offline-deps asan tsan fuzz bench format check-format install clean help
 
 PREFIX ?= $(CURDIR)/build/install
 FUZZ_SECONDS ?= 20
@@ -9,10 +9,12 @@ all: build
 help:
 	@echo "make demo          build, then watch a sparse attention layer learn where to look"
 	@echo "make test          build, then run all tests"
+	@echo "make test-gpu      the case tables and the GPU tests on this machine's GPU"
 	@echo "make bench         winnow bench: the operations beside their ceilings"
 	@echo "make asan          the whole test suite under AddressSanitizer and UBSan"
 	@echo "make tsan          the whole test suite under ThreadSanitizer"
 	@echo "make fuzz          libFuzzer over tensor descriptors and the text reader ($(FUZZ_SECONDS) s)"
+	@echo "make offline-deps  gather the libraries in .deps/root, for machines without package sources"
 	@echo "make format        format all code; make check-format only looks"
 	@echo "make install       the CMake package and the program, PREFIX=$(PREFIX)"
 
@@ -35,6 +37,18 @@ test:
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=AUTO
 	cmake --build --preset release
 	ctest --preset release -j2
+
+# Everything that a build without package sources needs, in one folder to carry along.
+offline-deps:
+	@tools/setup offline
+
+# What only a GPU can test; CI has none. The last result stands in docs/verification.md.
+test-gpu:
+	@tools/setup
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON
+	cmake --build --preset release --target winnow_cli gpu_test
+	build/bin/winnow verify --device cuda
+	build/bin/gpu_test
 
 asan:
 	@tools/setup
