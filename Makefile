@@ -18,12 +18,14 @@ help:
 	@echo "make format        format all code; make check-format only looks"
 	@echo "make install       the CMake package and the program, PREFIX=$(PREFIX)"
 
+# Warnings are errors where the compiler is known: in CI.
+werror = -DWINNOW_WERROR=$(if $(CI),ON,OFF)
 # Kernels take minutes to compile and are of use only beside a GPU.
 cuda_if_gpu = $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
 
 build:
 	@tools/setup
-	@cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=$(cuda_if_gpu)
+	@cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=$(cuda_if_gpu) $(werror)
 	@cmake --build --preset release
 
 demo: build
@@ -34,7 +36,7 @@ bench: build
 
 test:
 	@tools/setup
-	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=AUTO
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=AUTO $(werror)
 	cmake --build --preset release
 	ctest --preset release -j2
 
@@ -45,9 +47,10 @@ offline-deps:
 # What only a GPU can test; CI has none. The last result stands in docs/verification.md.
 test-gpu:
 	@tools/setup
-	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON $(werror)
 	cmake --build --preset release --target winnow_cli gpu_test
 	build/bin/winnow verify --device cuda
+	build/bin/gpu_test --gtest_filter='*TheFirstCallMayBeCaptured'
 	build/bin/gpu_test
 
 asan:

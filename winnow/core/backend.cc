@@ -40,13 +40,18 @@ BackendStatus gpu_status(Backend backend, std::string description) {
 }
 
 bool serves(Backend backend, Device device) {
-  if (backend == Backend::cpu || device.type == DeviceType::cpu) {
-    return (backend == Backend::cpu) == (device.type == DeviceType::cpu);
-  }
+  return (backend == Backend::cpu) == (device.type == DeviceType::cpu);
+}
+
+// Why a backend that works on some GPU does not on this one; empty if it does.
+std::string objection(Backend backend, Device device) {
+  if (device.type == DeviceType::cpu) return "";
   for (const Gpu& gpu : gpus().gpus) {
-    if (gpu.index == device.index) return can_run(backend, gpu);
+    if (gpu.index == device.index) {
+      return can_run(backend, gpu) ? "" : describe(gpu) + "; the cpu backend works";
+    }
   }
-  return gpus().gpus.empty();  // then the status of the backend gives the reason
+  return "no such GPU is visible";
 }
 
 std::string names(std::span<const Backend> backends) {
@@ -121,8 +126,9 @@ Backend choose_backend(std::string_view operation, Device device, const RunOptio
       }
       continue;
     }
-    if (status.supported) return status.backend;
-    reasons += (reasons.empty() ? "" : "; ") + name + ": " + status.reason;
+    const std::string reason = status.supported ? objection(status.backend, device) : status.reason;
+    if (reason.empty()) return status.backend;
+    reasons += (reasons.empty() ? "" : "; ") + name + ": " + reason;
   }
   if (reasons.empty()) reasons = "only " + names(implemented);
   fail(ErrorCode::unsupported, "a backend for tensors on " + to_string(device), reasons);

@@ -221,6 +221,9 @@ TEST_F(SparseMlaGpu, RefusesAndWorksOn) {
   const CaseInputs wrong = make_inputs(f32).on(kGpu);
   Results f32_results(f32, kGpu);
   expect_refused([&] { f32_results.run(wrong); }, "q: want dtype bf16, got f32");
+  ForwardArgs elsewhere = good;
+  elsewhere.q = ConstTensorView(good.q.data(), DType::bf16, good.q.shape(), {DeviceType::cuda, 99});
+  expect_refused([&] { forward(elsewhere); }, "kv: want device cuda:99, got cuda:0");
   expect_refused([&] { forward(good, {.backend = Backend::cpu}); },
                  "backend: want one that serves tensors on cuda:0, got cpu");
 
@@ -236,6 +239,28 @@ struct CudaStream {
   CudaStream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), 0); }
   ~CudaStream() { cudaStreamDestroy(stream); }
 };
+
+// Whatever the first call loads, it loads under capture too. `make test-gpu` runs this test in a
+// process of its own, so that it is the first call.
+TEST_F(SparseMlaGpu, TheFirstCallMayBeCaptured) {
+  const CaseShape shape = small_shape("first-call");
+  const CaseInputs host = make_inputs(shape);
+  const CaseInputs inputs = host.on(kGpu);
+  Results cpu(shape, {}), captured(shape, kGpu);
+  CudaStream stream;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeGlobal), 0);
+  captured.run(inputs, {.stream = {stream.stream}});
+  ASSERT_EQ(cudaStreamEndCapture(stream.stream, &graph), 0);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), 0);
+  ASSERT_EQ(cudaGraphLaunch(executable, stream.stream), 0);
+  ASSERT_EQ(cudaStreamSynchronize(stream.stream), 0);
+  cpu.run(host);
+  expect_same(captured, cpu, shape);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
 
 // One capture, replayed with new numbers in the same memory: equal to running anew.
 TEST_F(SparseMlaGpu, GraphReplaysWithNewData) {
