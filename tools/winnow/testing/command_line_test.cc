@@ -39,6 +39,10 @@ Result run(const std::string& arguments, const std::string& environment = "") {
   return result;
 }
 
+// The broken operation comes first; AddressSanitizer would insist on being that.
+constexpr const char* kBrokenDistribution =
+    "ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD=" WINNOW_BROKEN_LIBRARY;
+
 // A folder of its own for each test.
 class CommandLine : public testing::Test {
  protected:
@@ -155,8 +159,7 @@ TEST_F(CommandLine, CudaWithoutAGpuGivesTheReason) {
 }
 
 TEST_F(CommandLine, VerifyFailsOnAWrongResultAndSaysHowToRepeat) {
-  const Result result =
-      run("verify sparse_mla::distribution --device cpu", "LD_PRELOAD=" WINNOW_BROKEN_LIBRARY);
+  const Result result = run("verify sparse_mla::distribution --device cpu", kBrokenDistribution);
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.output, AllOf(HasSubstr("FAILED"), HasSubstr("repeat: winnow verify "
                                                                   "sparse_mla::distribution "
@@ -201,8 +204,7 @@ TEST_F(CommandLine, DemoLearnsAndDraws) {
 }
 
 TEST_F(CommandLine, DemoFailsWhereAnOperationIsBroken) {
-  const Result result =
-      run("demo --device cpu --out " + out(), "LD_PRELOAD=" WINNOW_BROKEN_LIBRARY);
+  const Result result = run("demo --device cpu --out " + out(), kBrokenDistribution);
   EXPECT_EQ(result.exit_code, 1) << result.output;
   EXPECT_THAT(result.output, HasSubstr("FAILED"));
 }
