@@ -33,13 +33,6 @@ using demo::format_text;
 using nlohmann::ordered_json;
 using Runnable = std::function<void()>;
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 // Keeps the seconds of every repetition and prints nothing.
 class Collector : public benchmark::BenchmarkReporter {
  public:
@@ -185,6 +178,13 @@ std::string today() {
 }
 
 }  // namespace
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
 
 int run_bench(const BenchOptions& options) {
   const auto operations = select_operations(options.operation);

@@ -100,11 +100,6 @@ double seconds_of(const std::function<void()>& run, const Event& begin, const Ev
   return milliseconds * 1e-3;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 }  // namespace
 
 Measured measure_on_gpu(const std::function<void()>& operation, const testing::Ceiling& ceiling,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "tools/winnow/commands.h"
 
@@ -13,6 +14,9 @@ namespace winnow::cli {
 struct Measured {
   double operation = 0, ceiling = 0;
 };
+
+// 0 for no values; between the middle two for an even number.
+double median(std::vector<double> values);
 
 // Runs `operation`, which queues work on the default stream of the first GPU, and the ceiling, a
 // bf16 matrix product by cuBLAS on random numbers, in turn, and times each run by CUDA events.

@@ -48,12 +48,6 @@ __device__ __forceinline__ void mbarrier_arrive_warp(std::uint32_t barrier, int 
 #endif
 }
 
-// One arrival, plus `bytes` that bulk copies will report to this phase.
-__device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-
 // An arrival that the hardware makes once all earlier cp.async of this thread have landed. It is
 // one of the `count` arrivals. It says nothing about the thread's ordinary stores.
 __device__ __forceinline__ void mbarrier_arrive_cp_async(std::uint32_t barrier) {
@@ -119,21 +113,7 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32
 #endif
 }
 
-// --- named barriers (0 is __syncthreads)
-// ----------------------------------------------------------
-
-// Waits until `threads` threads have come to barrier `id`, this one included.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// Counts this thread without waiting.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// --- fences and registers
-// -------------------------------------------------------------------------
+// --- fences and registers ------------------------------------------------------------------------
 
 // Orders ordinary shared-memory accesses (st.shared, stmatrix) of this thread, and those it has
 // synchronised with, before later reads by wgmma and bulk copies. What cp.async wrote is ordered by
