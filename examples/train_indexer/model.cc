@@ -1,0 +1,297 @@
+#include "model.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace {
+
+using winnow::ConstTensorView;
+using winnow::DType;
+using winnow::Tensor;
+using winnow::TensorView;
+
+constexpr std::int64_t kRow = 576;     // columns of a latent row and of a query
+constexpr std::int64_t kRotated = 64;  // the last of them hold the position
+constexpr std::int64_t kValue = winnow::sparse_mla::kValueDim;
+
+template <class T>
+T* data(Tensor& tensor) {
+  return static_cast<T*>(tensor.data());
+}
+template <class T>
+const T* data(const ConstTensorView& view) {
+  return static_cast<const T*>(view.data());
+}
+
+ConstTensorView transposed(const Tensor& matrix) { return matrix.view().transpose(0, 1); }
+
+// Rows of `heads` vectors, [tokens, heads * d], as [tokens, heads, d].
+TensorView by_head(Tensor& rows, std::int64_t heads) {
+  return TensorView(rows.data(), rows.dtype(), {rows.size(0), heads, rows.size(1) / heads},
+                    rows.device());
+}
+ConstTensorView by_head(const Tensor& rows, std::int64_t heads) {
+  return ConstTensorView(rows.data(), rows.dtype(), {rows.size(0), heads, rows.size(1) / heads},
+                         rows.device());
+}
+
+}  // namespace
+
+Parameter::Parameter(Machine& machine, std::int64_t inputs, std::int64_t outputs,
+                     std::int64_t active_inputs, std::mt19937_64& random)
+    : gradient(DType::f32, {inputs, outputs}, machine.device()),
+      mean(gradient.clone()),
+      square(gradient.clone()),
+      active(active_inputs) {
+  Tensor start(DType::f32, {inputs, outputs});
+  std::normal_distribution<float> normal(0, 1 / std::sqrt(static_cast<float>(active)));
+  for (float& weight : start.values<float>()) weight = normal(random);
+  value = start.to(machine.device());
+}
+
+void Parameter::update(Machine& machine, double rate) {
+  ++steps;
+  machine.for_each_row(
+      value.size(0),
+      AdamUpdate{.value = data<float>(value),
+                 .mean = data<float>(mean),
+                 .square = data<float>(square),
+                 .gradient = data<float>(gradient),
+                 .columns = value.size(1),
+                 .rate = static_cast<float>(rate / static_cast<double>(active)),
+                 .mean_correction = 1 / (1 - std::pow(AdamUpdate::kMeanDecay, float(steps))),
+                 .square_correction = 1 / (1 - std::pow(AdamUpdate::kSquareDecay, float(steps)))});
+}
+
+Tensor Model::matrix(std::int64_t rows, std::int64_t columns) const {
+  return Tensor(DType::f32, {rows, columns}, machine_.device());
+}
+
+Tensor Model::attention_matrix(std::int64_t rows, std::int64_t columns) const {
+  if (shape_.dtype == DType::f32) return Tensor();
+  return Tensor(shape_.dtype, {rows, columns}, machine_.device());
+}
+
+Model::Model(Machine& machine, const ModelShape& s, std::uint64_t seed)
+    : machine_(machine),
+      shape_(s),
+      random_(seed),
+      embedding_(machine, s.context * kBytes, s.width, s.context, random_),
+      query_(machine, s.width, s.heads * kRow, s.width, random_),
+      latent_(machine, s.width, kRow, s.width, random_),
+      output_(machine, s.heads * kValue, s.width, s.heads * kValue, random_),
+      unembed_(machine, s.width, kBytes, s.width, random_),
+      index_query_(machine, s.width, s.index_heads * s.index_width, s.width, random_),
+      index_key_(machine, s.width, s.index_width, s.width, random_),
+      index_weight_(machine, s.width, s.index_heads, s.width, random_),
+      chosen_(DType::i32, {s.tokens, 1, s.topk}, machine.device()),
+      hot_(matrix(s.tokens, s.context * kBytes)),
+      x_(matrix(s.tokens, s.width)),
+      y_(matrix(s.tokens, s.width)),
+      logits_(matrix(s.tokens, kBytes)),
+      losses_(matrix(s.tokens, 1)),
+      lse_(matrix(s.tokens, s.heads)),
+      q_(matrix(s.tokens, s.heads * kRow)),
+      kv_(matrix(s.tokens, kRow)),
+      out_(matrix(s.tokens, s.heads * kValue)),
+      d_q_(matrix(s.tokens, s.heads * kRow)),
+      d_kv_(matrix(s.tokens, kRow)),
+      d_out_(matrix(s.tokens, s.heads * kValue)),
+      d_y_(matrix(s.tokens, s.width)),
+      narrow_q_(attention_matrix(s.tokens, s.heads * kRow)),
+      narrow_kv_(attention_matrix(s.tokens, kRow)),
+      narrow_out_(attention_matrix(s.tokens, s.heads * kValue)),
+      narrow_d_out_(attention_matrix(s.tokens, s.heads * kValue)),
+      index_q_(matrix(s.tokens, s.index_heads * s.index_width)),
+      index_k_(matrix(s.tokens, s.index_width)),
+      index_w_(matrix(s.tokens, s.index_heads)),
+      products_(matrix(s.tokens * s.index_heads, s.tokens)),
+      scores_(matrix(s.tokens, s.tokens)),
+      teacher_(matrix(s.tokens, std::max(s.tokens, s.topk))),
+      d_index_q_(matrix(s.tokens, s.index_heads * s.index_width)),
+      d_index_k_(matrix(s.tokens, s.index_width)),
+      d_index_w_(matrix(s.tokens, s.index_heads)),
+      d_scores_(matrix(s.tokens, s.tokens)) {
+  // Every query names every token; the causal limit of the attention hides the later ones.
+  Tensor all(DType::i32, {s.tokens, 1, s.tokens});
+  for (std::int64_t t = 0; t < s.tokens; ++t) {
+    for (std::int64_t j = 0; j < s.tokens; ++j) {
+      all.view().at<std::int32_t>(t, 0, j) = static_cast<std::int32_t>(j);
+    }
+  }
+  everything_ = all.to(machine.device());
+}
+
+void Model::project(const ConstTensorView& text) {
+  text_ = text;
+  machine_.for_each_row(shape_.tokens,
+                        OneHot{data<std::uint8_t>(text), data<float>(hot_), shape_.context});
+  machine_.multiply(hot_, embedding_.value, x_);
+  machine_.multiply(x_, query_.value, q_);
+  machine_.multiply(x_, latent_.value, kv_);
+  rotate_attention(q_, kv_, 1);
+}
+
+void Model::score() {
+  machine_.multiply(x_, index_query_.value, index_q_);
+  machine_.multiply(x_, index_key_.value, index_k_);
+  machine_.multiply(x_, index_weight_.value, index_w_);
+  rotate_indexer(index_q_, index_k_, 1);
+  // A row for every token and head of the indexer.
+  const TensorView q(index_q_.data(), DType::f32, {products_.size(0), shape_.index_width},
+                     machine_.device());
+  machine_.multiply(q, transposed(index_k_), products_);
+  machine_.for_each_row(shape_.tokens, IndexerScores{data<float>(products_), data<float>(index_w_),
+                                                     data<float>(scores_), shape_.tokens,
+                                                     shape_.index_heads, score_scale()});
+}
+
+void Model::choose() {
+  machine_.for_each_row(shape_.tokens, ChooseBest{data<float>(scores_), data<std::int32_t>(chosen_),
+                                                  shape_.tokens, shape_.topk});
+}
+
+double Model::predict(bool sparse) {
+  sparse_ = sparse;
+  const bool wide = shape_.dtype == DType::f32;
+  winnow::sparse_mla::forward({.q = by_head(narrowed(q_, narrow_q_), shape_.heads),
+                               .kv = by_head(narrowed(kv_, narrow_kv_), 1),
+                               .indices = indices(),
+                               .q_start = 0,
+                               .out = by_head(wide ? out_ : narrow_out_, shape_.heads),
+                               .lse = lse_});
+  if (!wide) {
+    machine_.for_each_row(shape_.tokens * shape_.heads,
+                          Widen{data<winnow::BFloat16>(narrow_out_), data<float>(out_), kValue});
+  }
+  machine_.for_each_row(shape_.tokens, Copy{data<float>(x_), data<float>(y_), shape_.width});
+  machine_.multiply(out_, output_.value, y_, true);
+  machine_.multiply(y_, unembed_.value, logits_);
+  machine_.for_each_row(shape_.tokens,
+                        CrossEntropy{data<std::uint8_t>(text_), data<float>(logits_),
+                                     data<float>(losses_), 1 / static_cast<float>(shape_.tokens)});
+  return mean_loss();
+}
+
+void Model::learn() {
+  const Tensor& d_logits = logits_;  // predict() left the gradient there
+  machine_.multiply(transposed(y_), d_logits, unembed_.gradient);
+  machine_.multiply(d_logits, transposed(unembed_.value), d_y_);
+  machine_.multiply(transposed(out_), d_y_, output_.gradient);
+  machine_.multiply(d_y_, transposed(output_.value), d_out_);
+
+  const bool wide = shape_.dtype == DType::f32;
+  winnow::sparse_mla::backward({.q = by_head(wide ? q_ : narrow_q_, shape_.heads),
+                                .kv = by_head(wide ? kv_ : narrow_kv_, 1),
+                                .indices = indices(),
+                                .out = by_head(wide ? out_ : narrow_out_, shape_.heads),
+                                .lse = lse_,
+                                .d_out = by_head(narrowed(d_out_, narrow_d_out_), shape_.heads),
+                                .q_start = 0,
+                                .deterministic = shape_.deterministic,
+                                .dq = by_head(d_q_, shape_.heads),
+                                .dkv = by_head(d_kv_, 1)});
+
+  rotate_attention(d_q_, d_kv_, -1);
+  machine_.multiply(transposed(x_), d_q_, query_.gradient);
+  machine_.multiply(transposed(x_), d_kv_, latent_.gradient);
+  Tensor& d_x = d_y_;  // y = x + ...: x already has this part
+  machine_.multiply(d_q_, transposed(query_.value), d_x, true);
+  machine_.multiply(d_kv_, transposed(latent_.value), d_x, true);
+  machine_.multiply(transposed(hot_), d_x, embedding_.gradient);
+}
+
+double Model::teach() {
+  const bool wide = shape_.dtype == DType::f32;
+  const TensorView attn_sum = teacher(indices());
+  winnow::sparse_mla::distribution({.q = by_head(wide ? q_ : narrow_q_, shape_.heads),
+                                    .kv = by_head(wide ? kv_ : narrow_kv_, 1),
+                                    .indices = indices(),
+                                    .lse = lse_,
+                                    .q_start = 0,
+                                    .attn_sum = attn_sum});
+  machine_.for_each_row(shape_.tokens, IndexerLoss{.scores = data<float>(scores_),
+                                                   .indices = data<std::int32_t>(indices()),
+                                                   .teacher = data<float>(attn_sum),
+                                                   .d_scores = data<float>(d_scores_),
+                                                   .losses = data<float>(losses_),
+                                                   .tokens = shape_.tokens,
+                                                   .topk = attn_sum.size(1),
+                                                   .scale = 1 / static_cast<float>(shape_.tokens)});
+  machine_.for_each_row(
+      shape_.tokens,
+      IndexerGradient{data<float>(d_scores_), data<float>(index_w_), data<float>(products_),
+                      data<float>(d_index_w_), shape_.tokens, shape_.index_heads, score_scale()});
+  const Tensor& d_products = products_;
+  const std::int64_t rows = products_.size(0), columns = shape_.index_width;
+  const TensorView q(index_q_.data(), DType::f32, {rows, columns}, machine_.device());
+  const TensorView d_q(d_index_q_.data(), DType::f32, {rows, columns}, machine_.device());
+  machine_.multiply(d_products, index_k_, d_q);
+  machine_.multiply(transposed(d_products), q, d_index_k_);
+  rotate_indexer(d_index_q_, d_index_k_, -1);
+  machine_.multiply(transposed(x_), d_index_q_, index_query_.gradient);
+  machine_.multiply(transposed(x_), d_index_k_, index_key_.gradient);
+  machine_.multiply(transposed(x_), d_index_w_, index_weight_.gradient);
+  return mean_loss();
+}
+
+double Model::recall() {
+  const bool wide = shape_.dtype == DType::f32;
+  const ConstTensorView q = by_head(wide ? q_ : narrow_q_, shape_.heads);
+  const ConstTensorView kv = by_head(wide ? kv_ : narrow_kv_, 1);
+  if (sparse_) {  // else predict() has attended to everything, and its lse is the one wanted
+    winnow::sparse_mla::forward({.q = q,
+                                 .kv = kv,
+                                 .indices = everything_,
+                                 .q_start = 0,
+                                 .out = by_head(wide ? out_ : narrow_out_, shape_.heads),
+                                 .lse = lse_});
+  }
+  const TensorView attn_sum = teacher(chosen_);
+  winnow::sparse_mla::distribution(
+      {.q = q, .kv = kv, .indices = chosen_, .lse = lse_, .q_start = 0, .attn_sum = attn_sum});
+  machine_.for_each_row(shape_.tokens,
+                        SumRow{data<float>(attn_sum), data<float>(losses_), shape_.topk});
+  return mean_loss() / static_cast<double>(shape_.heads);
+}
+
+TensorView Model::teacher(const ConstTensorView& indices) {
+  return TensorView(teacher_.data(), DType::f32, {shape_.tokens, indices.size(2)},
+                    machine_.device());
+}
+
+void Model::rotate_attention(Tensor& q, Tensor& kv, float direction) {
+  machine_.for_each_row(shape_.tokens,
+                        Rotate{data<float>(q), shape_.heads, kRow, kRotated, direction});
+  machine_.for_each_row(shape_.tokens, Rotate{data<float>(kv), 1, kRow, kRotated, direction});
+}
+
+// Half of the indexer's columns hold the position.
+void Model::rotate_indexer(Tensor& q, Tensor& key, float direction) {
+  const std::int64_t columns = shape_.index_width;
+  machine_.for_each_row(
+      shape_.tokens, Rotate{data<float>(q), shape_.index_heads, columns, columns / 2, direction});
+  machine_.for_each_row(shape_.tokens,
+                        Rotate{data<float>(key), 1, columns, columns / 2, direction});
+}
+
+// Scores begin near 1, whatever the indexer's size.
+float Model::score_scale() const {
+  return 1 / std::sqrt(static_cast<float>(shape_.index_heads * shape_.index_width));
+}
+
+// What the attention gets: f32 as it is, or rounded.
+const Tensor& Model::narrowed(const Tensor& wide, Tensor& narrow) {
+  if (shape_.dtype == DType::f32) return wide;
+  constexpr std::int64_t kColumns = 64;  // divides the rows of all of them
+  machine_.for_each_row(wide.numel() / kColumns,
+                        Narrow{data<float>(wide.view()), data<winnow::BFloat16>(narrow), kColumns});
+  return narrow;
+}
+
+double Model::mean_loss() const {
+  const Tensor losses = losses_.to({});
+  double sum = 0;
+  for (const float loss : losses.values<float>()) sum += loss;
+  return sum / static_cast<double>(shape_.tokens);
+}
