@@ -56,6 +56,8 @@ class CudaMachine : public Machine {
         operation);
   }
 
+  void wait() override { check(cudaDeviceSynchronize()); }
+
  private:
   static cublasOperation_t transposed(const winnow::ConstTensorView& view) {
     return view.stride(1) == 1 ? CUBLAS_OP_N : CUBLAS_OP_T;

@@ -33,6 +33,8 @@ class HostMachine : public Machine {
         operation);
   }
 
+  void wait() override {}
+
  private:
   // A transposed view of a dense matrix is a dense matrix stored by columns.
   template <class Use>

@@ -279,6 +279,7 @@ class Machine {
   virtual void multiply(const winnow::ConstTensorView& a, const winnow::ConstTensorView& b,
                         const winnow::TensorView& c, bool add = false) = 0;
   virtual void for_each_row(std::int64_t rows, const RowOperation& operation) = 0;
+  virtual void wait() = 0;  // until all work is done
 };
 
 std::unique_ptr<Machine> make_host_machine();

@@ -1,7 +1,8 @@
-// The text: a file, or all sources and pages of a folder one after the other.
+// The text as bytes, u8 [length]: a file, or all sources and pages of a folder one after the other.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -9,7 +10,9 @@
 #include <string>
 #include <vector>
 
-inline std::string read_text(const std::string& path) {
+#include <winnow/winnow.h>
+
+inline winnow::Tensor read_text(const std::string& path) {
   namespace fs = std::filesystem;
   std::vector<fs::path> files;
   if (fs::is_directory(path)) {
@@ -29,5 +32,7 @@ inline std::string read_text(const std::string& path) {
     if (!stream) throw std::runtime_error("--text: " + file.string() + " cannot be read");
     text.append(std::istreambuf_iterator<char>(stream), {});
   }
-  return text;
+  winnow::Tensor bytes(winnow::DType::u8, {static_cast<std::int64_t>(text.size())});
+  std::copy(text.begin(), text.end(), bytes.values<std::uint8_t>().begin());
+  return bytes;
 }
