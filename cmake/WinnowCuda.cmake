@@ -24,11 +24,11 @@ if(NOT WINNOW_CUDA STREQUAL "OFF" AND NOT WINNOW_SANITIZE)
   endif()
 endif()
 
-# Kernels for one architecture: winnow_kernels(winnow_sm90 90a-real a.cu b.cu)
-function(winnow_kernels target architecture)
+# Kernels for an architecture or a list: winnow_kernels(winnow_sm90 90a-real a.cu b.cu)
+function(winnow_kernels target architectures)
   add_library(${target} OBJECT ${ARGN})
   set_target_properties(${target} PROPERTIES
-    CUDA_ARCHITECTURES ${architecture} CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
+    CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
     POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}
                              ${PROJECT_BINARY_DIR}/generated)

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/winnow/l2_flush.h"
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
@@ -36,6 +37,8 @@ class Event {
  private:
   cudaEvent_t event_ = nullptr;
 };
+
+constexpr Device kDevice{DeviceType::cuda, 0};
 
 // c[m, n] = a[m, k] * b[k, n] in bf16 with f32 sums. cuBLAS is looked up at run time, so that only
 // those who measure on a GPU need it.
@@ -75,8 +78,6 @@ class Matmul {
  private:
   using Gemm = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int,
                        const void*, int, int, const void*, void*, int, int, int, int);
-  static constexpr Device kDevice{DeviceType::cuda, 0};
-
   static Tensor random_matrix(std::int64_t rows, std::int64_t columns) {
     Tensor matrix(DType::bf16, {rows, columns});
     testing::Random random(static_cast<std::uint64_t>(rows + columns));
@@ -88,6 +89,38 @@ class Matmul {
   Tensor a_, b_, c_;
   void* handle_ = nullptr;  // lives as long as the program
   Gemm gemm_ = nullptr;
+};
+
+// Copies half of ceiling.bytes, which reads the half and writes it.
+class Copy {
+ public:
+  explicit Copy(const testing::Ceiling& ceiling)
+      : from_(DType::u8, {ceiling.bytes / 2}, kDevice),
+        to_(DType::u8, {ceiling.bytes / 2}, kDevice) {
+    Tensor random_bytes(DType::f32, {1 << 20});
+    testing::Random random(1);
+    testing::fill_normal(random_bytes, random);
+    const std::int64_t part = random_bytes.numel() * 4;
+    for (std::int64_t done = 0; done + part <= from_.numel(); done += part) {
+      check(cudaMemcpy(static_cast<char*>(from_.data()) + done, random_bytes.data(), part,
+                       cudaMemcpyHostToDevice));
+    }
+  }
+  void run() {
+    check(cudaMemcpyAsync(to_.data(), from_.data(), static_cast<std::size_t>(from_.numel()),
+                          cudaMemcpyDeviceToDevice));
+  }
+
+ private:
+  Tensor from_, to_;
+};
+
+class L2Flush {
+ public:
+  void queue() { queue_l2_flush(zeros_.data(), zeros_.numel(), word_.data()); }
+
+ private:
+  Tensor zeros_{DType::u8, {std::int64_t{512} << 20}, kDevice}, word_{DType::i32, {1}, kDevice};
 };
 
 double seconds_of(const std::function<void()>& run, const Event& begin, const Event& end) {
@@ -103,33 +136,42 @@ double seconds_of(const std::function<void()>& run, const Event& begin, const Ev
 }  // namespace
 
 Measured measure_on_gpu(const std::function<void()>& operation, const testing::Ceiling& ceiling,
-                        const BenchOptions& options) {
+                        bool cold, const BenchOptions& options) {
   check(cudaSetDevice(0));
   const Event begin, end;
   std::unique_ptr<Matmul> matmul;
+  std::unique_ptr<Copy> copy;
+  std::unique_ptr<L2Flush> flush;
   if (ceiling.kind == testing::Ceiling::Kind::matmul) matmul = std::make_unique<Matmul>(ceiling);
-  const auto run_ceiling = [&] { matmul->run(); };
+  if (ceiling.kind == testing::Ceiling::Kind::copy) copy = std::make_unique<Copy>(ceiling);
+  if (cold) flush = std::make_unique<L2Flush>();
+  const bool has_ceiling = matmul != nullptr || copy != nullptr;
+  const auto run_ceiling = [&] { matmul != nullptr ? matmul->run() : copy->run(); };
   // Both sides get about the same time in each turn, so that they meet the same clocks and heat.
   const double once = seconds_of(operation, begin, end);
   const double turn = options.seconds / 4;
   std::vector<double> operation_seconds, ceiling_seconds;
-  const auto take = [&](const std::function<void()>& run, double each, std::vector<double>& list) {
+  const auto take = [&](const std::function<void()>& run, double each, bool flushed,
+                        std::vector<double>& list) {
     const int launches = std::clamp(int(turn / each), 3, 1000);
-    for (int i = 0; i < launches; ++i) list.push_back(seconds_of(run, begin, end));
+    for (int i = 0; i < launches; ++i) {
+      if (flushed) flush->queue();
+      list.push_back(seconds_of(run, begin, end));
+    }
   };
   std::vector<double> warm_up;
-  take(operation, once, warm_up);
-  const double ceiling_once = matmul != nullptr ? seconds_of(run_ceiling, begin, end) : 0;
+  take(operation, once, cold, warm_up);
+  const double ceiling_once = has_ceiling ? seconds_of(run_ceiling, begin, end) : 0;
   for (int repetition = 0; repetition < options.repetitions; ++repetition) {
-    take(operation, median(warm_up), operation_seconds);
-    if (matmul != nullptr) take(run_ceiling, ceiling_once, ceiling_seconds);
+    take(operation, median(warm_up), cold, operation_seconds);
+    if (has_ceiling) take(run_ceiling, ceiling_once, false, ceiling_seconds);
   }
-  return {median(operation_seconds), matmul != nullptr ? median(ceiling_seconds) : 0};
+  return {median(operation_seconds), has_ceiling ? median(ceiling_seconds) : 0};
 }
 
 #else
 
-Measured measure_on_gpu(const std::function<void()>&, const testing::Ceiling&,
+Measured measure_on_gpu(const std::function<void()>&, const testing::Ceiling&, bool,
                         const BenchOptions&) {
   throw Error(ErrorCode::unsupported, "bench", "this build has no CUDA kernels");
 }

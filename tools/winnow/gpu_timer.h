@@ -19,10 +19,11 @@ struct Measured {
 double median(std::vector<double> values);
 
 // Runs `operation`, which queues work on the default stream of the first GPU, and the ceiling, a
-// bf16 matrix product by cuBLAS on random numbers, in turn, and times each run by CUDA events.
-// Inputs larger than the L2 cache are not flushed from it. Throws Error (unsupported) without
-// cuBLAS.
+// bf16 matrix product by cuBLAS on random numbers or a copy, in turn, and times each run by CUDA
+// events. If `cold`, the L2 cache is emptied before each run of the operation; otherwise inputs
+// larger than it are not flushed from it. Throws Error (unsupported) without cuBLAS where the
+// ceiling is a product.
 Measured measure_on_gpu(const std::function<void()>& operation, const testing::Ceiling& ceiling,
-                        const BenchOptions& options);
+                        bool cold, const BenchOptions& options);
 
 }  // namespace winnow::cli

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <cstring>
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
@@ -25,7 +26,7 @@ std::string describe(const Gpu& gpu) {
 
 BackendStatus gpu_status(Backend backend, std::string description) {
   BackendStatus status{backend, std::move(description), false, ""};
-  if (!built_with_cuda() || backend == Backend::cuda) {  // no operation has portable kernels yet
+  if (!built_with_cuda()) {
     status.reason = "this build has no kernels for it";
   } else if (gpus().gpus.empty()) {
     status.reason = gpus().reason;
@@ -133,6 +134,18 @@ Backend choose_backend(std::string_view operation, Device device, const RunOptio
   if (reasons.empty()) reasons = "only " + names(implemented);
   fail(ErrorCode::unsupported, "a backend for tensors on " + to_string(device), reasons);
   return Backend::cpu;  // not reached
+}
+
+bool checks_contents(std::string_view operation, Device device, const RunOptions& options) {
+  if (device.type == DeviceType::cpu) return true;
+  const char* wanted = std::getenv("WINNOW_CHECK");
+  const bool by_environment = wanted != nullptr && *wanted != '\0' && std::strcmp(wanted, "0") != 0;
+  if (!options.check && !by_environment) return false;
+  if (in_capture(device, options.stream)) {
+    throw Error(ErrorCode::unsupported, std::string(operation),
+                "checking mode waits for the stream, which a stream in capture does not allow");
+  }
+  return true;
 }
 
 }  // namespace winnow

@@ -129,4 +129,17 @@ void synchronize(Device device, [[maybe_unused]] Stream stream) {
 #endif
 }
 
+bool in_capture(Device device, [[maybe_unused]] Stream stream) {
+  if (device.type == DeviceType::cpu) return false;
+#if WINNOW_WITH_CUDA
+  const DeviceGuard guard(device);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.handle), &status), "in_capture",
+        device);
+  return status != cudaStreamCaptureStatusNone;
+#else
+  no_cuda("in_capture", device);
+#endif
+}
+
 }  // namespace winnow

@@ -39,5 +39,7 @@ WINNOW_EXPORT void copy_between(void* to, Device to_device, const void* from, De
 WINNOW_EXPORT void fill_zero(Device device, void* memory, std::size_t bytes);
 // Waits for all work queued on the stream; throws what a kernel left behind.
 WINNOW_EXPORT void synchronize(Device device, Stream stream = {});
+// Whether the stream is recording a CUDA graph.
+WINNOW_EXPORT bool in_capture(Device device, Stream stream);
 
 }  // namespace winnow

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 
 namespace winnow::paged_xl {
@@ -106,6 +107,22 @@ StridedTensor make_unaligned(DType dtype, const std::vector<std::int64_t>& shape
   return testing::make_tensor(dtype, shape, layout, {.dense = dense, .length = 1});
 }
 
+Step Step::on(Device device) const {
+  Step copy;
+  copy.query = testing::on(device, query);
+  copy.key_cache = testing::on(device, key_cache);
+  copy.value_cache = testing::on(device, value_cache);
+  copy.pos_bias_u = testing::on(device, pos_bias_u);
+  copy.pos_bias_v = testing::on(device, pos_bias_v);
+  copy.matrix_bd = testing::on(device, matrix_bd);
+  copy.r = testing::on(device, r);
+  copy.block_tables = block_tables.to(device);
+  copy.context_lens = context_lens.to(device);
+  copy.scale = scale;
+  copy.mode = mode;
+  return copy;
+}
+
 AttentionArgs Step::attention_args() const {
   AttentionArgs args;
   args.query = query.view;
@@ -189,14 +206,47 @@ Tolerance tolerance(Quantity quantity, DType dtype, double largest_logit) {
   return {};
 }
 
-testing::Benchmark make_copy_benchmark(std::string name, std::string shape, double bytes) {
+std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases) {
+  for (testing::Case& one : cases) one.on_gpu = true;
+  return cases;
+}
+
+testing::Benchmark make_copy_benchmark(std::string name, std::string shape, double bytes,
+                                       DeviceType device) {
+  constexpr std::int64_t kGpuCopy = std::int64_t{4} << 30;
   testing::Benchmark benchmark;
   benchmark.name = std::move(name);
   benchmark.shape = std::move(shape);
   benchmark.bytes = bytes;
   benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
-  benchmark.ceiling.bytes = static_cast<std::int64_t>(bytes);
+  benchmark.ceiling.bytes = device == DeviceType::cpu ? static_cast<std::int64_t>(bytes) : kGpuCopy;
+  benchmark.device = device;
   return benchmark;
+}
+
+std::vector<std::int32_t> ragged_contexts() {
+  std::vector<std::int32_t> lengths;
+  Random random(3);
+  for (int s = 0; s < 256; ++s) {
+    lengths.push_back(static_cast<std::int32_t>(1 + random.below(16384)));
+  }
+  return lengths;
+}
+
+void fill_pattern(Tensor& tensor) {
+  constexpr std::int64_t kPattern = (1 << 20) + 37;
+  const std::int64_t count = std::min(kPattern, tensor.numel());
+  const std::int64_t size = size_of(tensor.dtype());
+  Tensor pattern(tensor.dtype(), {count});
+  Random random(1);
+  testing::fill_normal(pattern, random);
+  auto* bytes = static_cast<char*>(tensor.data());
+  copy_between(bytes, tensor.device(), pattern.data(), {}, static_cast<std::size_t>(count * size));
+  for (std::int64_t done = count; done < tensor.numel(); done *= 2) {
+    const std::int64_t next = std::min(done, tensor.numel() - done);
+    copy_between(bytes + done * size, tensor.device(), bytes, tensor.device(),
+                 static_cast<std::size_t>(next * size));
+  }
 }
 
 }  // namespace winnow::paged_xl

@@ -62,6 +62,7 @@ struct Step {
   std::optional<double> scale;
   Mode mode = Mode::plain;
 
+  Step on(Device device) const;
   AttentionArgs attention_args() const;         // without outputs
   PositionTermArgs position_term_args() const;  // without matrix_bd
 };
@@ -71,7 +72,19 @@ Step make_step(const StepCase& shape);
 enum class Quantity { out, lse, matrix_bd };
 testing::Tolerance tolerance(Quantity quantity, DType dtype, double largest_logit);
 
-// A benchmark of `bytes` useful bytes; its ceiling copies as many.
-testing::Benchmark make_copy_benchmark(std::string name, std::string shape, double bytes);
+// Cases that GPU backends take too.
+std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases);
+
+// A benchmark of `bytes` useful bytes. The ceiling copies as many on the CPU, and on a GPU so many
+// that its rate is that of the memory.
+testing::Benchmark make_copy_benchmark(std::string name, std::string shape, double bytes,
+                                       DeviceType device = DeviceType::cpu);
+
+// The lengths of the ragged batch of the benchmarks: 256 sequences of 1 to 16,384 tokens.
+std::vector<std::int32_t> ragged_contexts();
+
+// Random numbers without the time to make each of them: a pattern that repeats, in step with no
+// block. Any device.
+void fill_pattern(Tensor& tensor);
 
 }  // namespace winnow::paged_xl

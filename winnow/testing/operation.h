@@ -50,7 +50,8 @@ struct Case {
 struct Ceiling {
   enum class Kind { none, matmul, copy } kind = Kind::none;
   std::int64_t m = 0, n = 0, k = 0;  // matmul: c[m, n] = a[m, k] * b[k, n]; f32, bf16 on a GPU
-  std::int64_t bytes = 0;            // copy: bytes that are read once and written once
+  std::int64_t bytes = 0;  // copy: bytes that are read once and written once; on a GPU, whose
+                           // bandwidth is that of both, half of them are read and half written
 };
 
 struct Benchmark {
@@ -61,7 +62,9 @@ struct Benchmark {
   Ceiling ceiling;
   DeviceType device = DeviceType::cpu;
   std::optional<double> target;  // least ratio of the ceiling that the project promises, 0 to 1
-  bool slow = false;             // left out unless asked for by name or with --all
+  std::optional<double> target_seconds;  // most that one run may take, by the same promise
+  bool cold = false;                     // on a GPU: nothing is in the L2 cache when a run begins
+  bool slow = false;                     // left out unless asked for by name or with --all
   // Allocates inputs and returns what is timed; the returned function owns what it needs. On a GPU
   // it queues its work on the default stream.
   std::function<std::function<void()>(const Target&)> prepare;

@@ -1,9 +1,11 @@
 #include "winnow/paged_xl/attention/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "winnow/core/check.h"
+#include "winnow/core/device_memory.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
@@ -27,6 +29,13 @@ void check_position_term(const Check& check, const AttentionArgs& args, const St
              "either matrix_bd or pos_bias_v with r", "neither");
   params.pos_bias_v = check_pos_bias(check, "pos_bias_v", args.pos_bias_v, step);
   params.r = check_relative(check, args.r, step);
+}
+
+// Tokens that a block table has room for.
+std::int64_t slots_of_table(const AttentionArgs& args, std::int64_t block_size) {
+  const std::int64_t blocks = args.block_tables.size(1);
+  // It may claim more slots than 64 bits count if its stride is 0; lengths are 32-bit anyhow.
+  return blocks > INT32_MAX ? INT32_MAX : blocks * block_size;
 }
 
 AttentionParams check_args(const Check& check, const AttentionArgs& args) {
@@ -64,37 +73,42 @@ AttentionParams check_args(const Check& check, const AttentionArgs& args) {
   params.key = rows_of<const void*>(args.key_cache, 0, 1);
   params.value = rows_of<const void*>(args.value_cache, 0, 1);
   params.block_tables = rows_of<const std::int32_t*>(args.block_tables, 0);
+  params.max_context = std::min(slots_of_table(args, params.cache.block_size),
+                                args.matrix_bd.present() ? args.matrix_bd.size(2) : args.r.size(1));
   params.out = rows_of<void*>(args.out, 0, 1);
   params.lse = rows_of<float*>(args.lse, 0);
   return params;
 }
 
-// What only a backend that may read the tensors' contents can check: lengths and block numbers.
-void check_contents(const Check& check, const AttentionArgs& args, const AttentionParams& params) {
+// The contents: lengths and block numbers.
+void check_contents(const Check& check, const AttentionArgs& args, const AttentionParams& params,
+                    Stream stream) {
   const std::int64_t table = args.block_tables.size(1), block_size = params.cache.block_size;
-  // A table may claim more slots than 64 bits count if its stride is 0; lengths are 32-bit anyhow.
-  const std::int64_t slots = table > INT32_MAX ? INT32_MAX : table * block_size;
-  check_lengths(check, params.context_lens, params.num_seqs, slots,
+  const Device device = args.query.device();
+  const OnHost<std::int32_t> context_lens(params.context_lens, params.num_seqs, device, stream);
+  check_lengths(check, context_lens.data(), params.num_seqs, slots_of_table(args, block_size),
                 "block_tables holds " + std::to_string(table) + " blocks of " +
                     std::to_string(block_size) + " slots");
   if (args.matrix_bd.present()) {
-    check_lengths(check, params.context_lens, params.num_seqs, args.matrix_bd.size(2),
+    check_lengths(check, context_lens.data(), params.num_seqs, args.matrix_bd.size(2),
                   "matrix_bd has that many columns");
   } else {
-    check_lengths(check, params.context_lens, params.num_seqs, args.r.size(1),
+    check_lengths(check, context_lens.data(), params.num_seqs, args.r.size(1),
                   "r holds that many distances");
   }
   for (std::int64_t s = 0; s < params.num_seqs; ++s) {
-    const std::int64_t needed = params.cache.blocks_for(params.context_lens[s]);
+    const std::int64_t needed = params.cache.blocks_for(context_lens.data()[s]);
     if (needed == 0) continue;
-    const std::int32_t* blocks = params.block_tables.data + params.block_tables.offset(s);
+    const OnHost<std::int32_t> row(params.block_tables.data + params.block_tables.offset(s), needed,
+                                   device, stream);
     for (std::int64_t b = 0; b < needed; ++b) {
-      if (blocks[b] >= 0 && blocks[b] < params.cache.num_blocks) continue;
+      const std::int32_t block = row.data()[b];
+      if (block >= 0 && block < params.cache.num_blocks) continue;
       check.that(false, "block_tables",
                  "a block of [0, " + std::to_string(params.cache.num_blocks) +
                      ") for each of the " + std::to_string(needed) + " blocks that sequence " +
                      std::to_string(s) + " needs",
-                 std::to_string(blocks[b]) + " at position " + std::to_string(b));
+                 std::to_string(block) + " at position " + std::to_string(b));
     }
   }
 }
@@ -104,11 +118,19 @@ void check_contents(const Check& check, const AttentionArgs& args, const Attenti
 Backend attention(const AttentionArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const AttentionParams params = check_args(check, args);
-  constexpr Backend kImplemented[] = {Backend::cpu};
-  const Backend backend = choose_backend(kOperation, args.query.device(), options, kImplemented);
+  const Device device = args.query.device();
+  constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
+  const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (args.out.numel() == 0) return backend;
-  check_contents(check, args, params);
-  run_on_cpu(kOperation, cpu_kernels().paged_xl_attention, params);
+  if (checks_contents(kOperation, device, options)) {
+    check_contents(check, args, params, options.stream);
+  }
+  if (backend == Backend::cpu) {
+    run_on_cpu(kOperation, cpu_kernels().paged_xl_attention, params);
+  } else if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(device);
+    attention_cuda(params, options.stream.handle);
+  }
   return backend;
 }
 

@@ -67,32 +67,38 @@ std::vector<StepCase> make_cases() {
 }
 
 CaseOutcome run_case(const StepCase& shape, const Target& target) {
-  require_cpu("paged_xl::attention", target);
-  const Step step = make_step(shape);
+  const Device device = testing::device_of(target);
+  const Step host_step = make_step(shape);
+  const Step step = host_step.on(device);
   AttentionArgs args = step.attention_args();
   const auto num_seqs = static_cast<std::int64_t>(shape.context_lens.size());
-  StridedTensor out =
-      make_unaligned(shape.dtype, {num_seqs, shape.num_heads, shape.head_size}, shape.layout);
-  StridedTensor lse = make_unaligned(DType::f32, {num_seqs, shape.num_heads}, shape.layout);
-  args.out = out.view;
-  args.lse = lse.view;
+  const auto make_out = [&] {
+    return testing::on(
+        device,
+        make_unaligned(shape.dtype, {num_seqs, shape.num_heads, shape.head_size}, shape.layout));
+  };
+  const StridedTensor there = make_out();
+  const StridedTensor lse_there =
+      testing::on(device, make_unaligned(DType::f32, {num_seqs, shape.num_heads}, shape.layout));
+  args.out = there.view;
+  args.lse = lse_there.view;
 
   CaseOutcome outcome;
   outcome.backend = attention(args, target.options);
-  const oracle::Attention expected = oracle::attention(args);
+  const StridedTensor out = testing::on({}, there), lse = testing::on({}, lse_there);
+  const oracle::Attention expected = oracle::attention(host_step.attention_args());
   testing::compare_output(outcome, "out", out, expected.out,
                           tolerance(Quantity::out, shape.dtype, expected.largest_logit));
   testing::compare_output(outcome, "lse", lse, expected.lse,
                           tolerance(Quantity::lse, DType::f32, expected.largest_logit));
 
-  const StridedTensor without_lse =
-      make_unaligned(shape.dtype, {num_seqs, shape.num_heads, shape.head_size}, shape.layout);
+  const StridedTensor without_lse = make_out();
   args.out = without_lse.view;
   args.lse = {};
   attention(args, target.options);
-  outcome.comparisons.push_back(testing::compare("out without lse", without_lse.view,
-                                                 testing::read(out.view),
-                                                 {0, testing::RelativeTo::nothing}));
+  outcome.comparisons.push_back(
+      testing::compare("out without lse", testing::on({}, without_lse).view,
+                       testing::read(out.view), {0, testing::RelativeTo::nothing}));
   return outcome;
 }
 
@@ -100,7 +106,7 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
 
 testing::Operation attention_operation() {
   return {"paged_xl::attention", "decode attention with relative positions over a paged cache",
-          testing::cases_of(make_cases(), run_case), attention_benchmarks()};
+          with_gpu(testing::cases_of(make_cases(), run_case)), attention_benchmarks()};
 }
 
 }  // namespace winnow::paged_xl

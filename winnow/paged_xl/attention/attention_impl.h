@@ -21,10 +21,17 @@ struct AttentionParams {
   Rows<const void*> r;                     // [num_heads, max_distance, head_size]; null in plain
   Rows<const std::int32_t*> block_tables;  // [num_seqs, max_blocks_per_seq]
   const std::int32_t* context_lens = nullptr;  // [num_seqs]
+  std::int64_t max_context = 0;                // what block_tables and matrix_bd or r hold
   Rows<void*> out;                             // [num_seqs, num_heads, head_size]
   Rows<float*> lse;                            // [num_seqs, num_heads], may be null
 };
 
 void attention_cpu(const AttentionParams& params, const Executor& executor);
+
+// Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
+// Wants at least one sequence and head. Lengths are clamped to [0, max_context], blocks that the
+// cache does not have are skipped. Does not wait, and takes its workspace from a stream-ordered
+// pool, so the stream may be in capture.
+void attention_cuda(const AttentionParams& params, void* stream);
 
 }  // namespace winnow::paged_xl

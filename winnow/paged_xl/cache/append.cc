@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "winnow/core/check.h"
+#include "winnow/core/device_memory.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/paged_xl/cache/append_impl.h"
@@ -59,7 +60,7 @@ void check_distinct_slots(const Check& check, const AppendParams& params) {
                  std::to_string((twice + 1)->second));
 }
 
-// What only a backend that may read the tensors' contents can check.
+// The contents of `params` are where the host can read them.
 void check_contents(const Check& check, const AppendParams& params) {
   const std::int64_t block_size = params.cache.block_size;
   bool ascending = true;  // as in a prompt's slots: needs no sorting to be seen distinct
@@ -90,11 +91,24 @@ void check_contents(const Check& check, const AppendParams& params) {
 Backend append(const AppendArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const AppendParams params = check_args(check, args);
-  constexpr Backend kImplemented[] = {Backend::cpu};
-  const Backend backend = choose_backend(kOperation, args.key.device(), options, kImplemented);
+  const Device device = args.key.device();
+  constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
+  const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (args.key.numel() == 0) return backend;
-  check_contents(check, params);
-  run_on_cpu(kOperation, cpu_kernels().paged_xl_append, params);
+  if (checks_contents(kOperation, device, options)) {
+    const OnHost<char> slots(static_cast<const char*>(params.slot_mapping),
+                             params.num_tokens * size_of(args.slot_mapping.dtype()), device,
+                             options.stream);
+    AppendParams readable = params;
+    readable.slot_mapping = slots.data();
+    check_contents(check, readable);
+  }
+  if (backend == Backend::cpu) {
+    run_on_cpu(kOperation, cpu_kernels().paged_xl_append, params);
+  } else if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(device);
+    append_cuda(params, options.stream.handle);
+  }
   return backend;
 }
 

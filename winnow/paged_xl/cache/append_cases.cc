@@ -101,7 +101,7 @@ testing::Comparison compare_bytes(std::string_view what, const Tensor& actual,
 }
 
 CaseOutcome run_case(const AppendCase& shape, const Target& target) {
-  require_cpu("paged_xl::append", target);
+  const Device device = testing::device_of(target);
   testing::Random random(testing::seed_from(shape.name));
   const std::vector<std::int64_t> tokens = {shape.num_tokens, shape.num_kv_heads, shape.head_size};
   const StridedTensor key = make_unaligned(shape.dtype, tokens, shape.layout);
@@ -109,16 +109,20 @@ CaseOutcome run_case(const AppendCase& shape, const Target& target) {
   testing::fill_normal(key.view, random);
   testing::fill_normal(value.view, random);
   const Tensor slots = make_slots(shape, random);
-  const Caches actual(shape), expected(shape);
-  AppendArgs args{key.view, value.view, slots, actual.key.view, actual.value.view};
+  const Caches expected(shape);
+  const StridedTensor key_cache = testing::on(device, expected.key);
+  const StridedTensor value_cache = testing::on(device, expected.value);
+  const StridedTensor key_there = testing::on(device, key),
+                      value_there = testing::on(device, value);
+  const Tensor slots_there = slots.to(device);
   CaseOutcome outcome;
-  outcome.backend = append(args, target.options);
-  args.key_cache = expected.key.view;
-  args.value_cache = expected.value.view;
-  oracle::append(args);
+  outcome.backend =
+      append({key_there.view, value_there.view, slots_there, key_cache.view, value_cache.view},
+             target.options);
+  oracle::append({key.view, value.view, slots, expected.key.view, expected.value.view});
   outcome.comparisons = {
-      compare_bytes("key_cache", actual.key.storage, expected.key.storage),
-      compare_bytes("value_cache", actual.value.storage, expected.value.storage)};
+      compare_bytes("key_cache", key_cache.storage.to({}), expected.key.storage),
+      compare_bytes("value_cache", value_cache.storage.to({}), expected.value.storage)};
   return outcome;
 }
 
@@ -126,7 +130,7 @@ CaseOutcome run_case(const AppendCase& shape, const Target& target) {
 
 testing::Operation append_operation() {
   return {"paged_xl::append", "new keys and values into a paged cache",
-          testing::cases_of(make_cases(), run_case), append_benchmarks()};
+          with_gpu(testing::cases_of(make_cases(), run_case)), append_benchmarks()};
 }
 
 }  // namespace winnow::paged_xl

@@ -24,4 +24,10 @@ struct AppendParams {
 
 void append_cpu(const AppendParams& params, const Executor& executor);
 
+// Queues the kernel on `stream` (a cudaStream_t) of the current device, which holds the tensors.
+// Wants at least one token and head. Slots beyond the cache are skipped as negative ones are; which
+// token stays in a slot that two name is left open. Allocates nothing and does not wait, so the
+// stream may be in capture.
+void append_cuda(const AppendParams& params, void* stream);
+
 }  // namespace winnow::paged_xl

@@ -1,6 +1,9 @@
 #include "winnow/paged_xl/position_term/position_term.h"
 
+#include <algorithm>
+
 #include "winnow/core/check.h"
+#include "winnow/core/device_memory.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/paged_xl/position_term/position_term_impl.h"
@@ -26,15 +29,17 @@ PositionTermParams check_args(const Check& check, const PositionTermArgs& args) 
   params.query = rows_of<const void*>(args.query, 0, 1);
   params.matrix_bd = rows_of<void*>(args.matrix_bd, 0, 1);
   params.matrix_bd_dtype = args.matrix_bd.dtype();
+  params.max_context = std::min(args.matrix_bd.size(2), args.r.size(1));
   return params;
 }
 
-// What only a backend that may read the tensors' contents can check.
 void check_contents(const Check& check, const PositionTermArgs& args,
-                    const PositionTermParams& params) {
-  check_lengths(check, params.context_lens, params.num_seqs, args.matrix_bd.size(2),
+                    const PositionTermParams& params, Stream stream) {
+  const OnHost<std::int32_t> context_lens(params.context_lens, params.num_seqs, args.query.device(),
+                                          stream);
+  check_lengths(check, context_lens.data(), params.num_seqs, args.matrix_bd.size(2),
                 "matrix_bd has that many columns");
-  check_lengths(check, params.context_lens, params.num_seqs, args.r.size(1),
+  check_lengths(check, context_lens.data(), params.num_seqs, args.r.size(1),
                 "r holds that many distances");
 }
 
@@ -43,11 +48,19 @@ void check_contents(const Check& check, const PositionTermArgs& args,
 Backend position_term(const PositionTermArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const PositionTermParams params = check_args(check, args);
-  constexpr Backend kImplemented[] = {Backend::cpu};
-  const Backend backend = choose_backend(kOperation, args.query.device(), options, kImplemented);
+  const Device device = args.query.device();
+  constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
+  const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (args.query.numel() == 0) return backend;
-  check_contents(check, args, params);
-  run_on_cpu(kOperation, cpu_kernels().paged_xl_position_term, params);
+  if (checks_contents(kOperation, device, options)) {
+    check_contents(check, args, params, options.stream);
+  }
+  if (backend == Backend::cpu) {
+    run_on_cpu(kOperation, cpu_kernels().paged_xl_position_term, params);
+  } else if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(device);
+    position_term_cuda(params, options.stream.handle);
+  }
   return backend;
 }
 

@@ -43,15 +43,21 @@ std::vector<StepCase> make_cases() {
 }
 
 CaseOutcome run_case(const StepCase& shape, const Target& target) {
-  require_cpu("paged_xl::position_term", target);
-  const Step step = make_step(shape);
-  const StridedTensor matrix_bd = make_unaligned(
-      shape.matrix_bd_dtype,
-      {step.query.view.size(0), shape.num_heads, step.matrix_bd.view.size(2)}, shape.layout);
+  const Device device = testing::device_of(target);
+  const Step host_step = make_step(shape);
+  const Step step = host_step.on(device);
+  const StridedTensor there = testing::on(
+      device,
+      make_unaligned(shape.matrix_bd_dtype,
+                     {step.query.view.size(0), shape.num_heads, step.matrix_bd.view.size(2)},
+                     shape.layout));
   PositionTermArgs args = step.position_term_args();
-  args.matrix_bd = matrix_bd.view;
+  args.matrix_bd = there.view;
   CaseOutcome outcome;
   outcome.backend = position_term(args, target.options);
+  const StridedTensor matrix_bd = testing::on({}, there);
+  args = host_step.position_term_args();
+  args.matrix_bd = matrix_bd.view;
   // Unwritten memory is NaN, and so is what the oracle expects beyond each context.
   outcome.comparisons = {
       testing::compare("matrix_bd", matrix_bd.view, oracle::position_term(args),
@@ -63,7 +69,7 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
 
 testing::Operation position_term_operation() {
   return {"paged_xl::position_term", "the position term that one decode step adds to its logits",
-          testing::cases_of(make_cases(), run_case), position_term_benchmarks()};
+          with_gpu(testing::cases_of(make_cases(), run_case)), position_term_benchmarks()};
 }
 
 }  // namespace winnow::paged_xl

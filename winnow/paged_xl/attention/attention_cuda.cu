@@ -1,0 +1,173 @@
+// Decode attention over a paged cache, CUDA: the launch.
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include <cuda_runtime.h>
+
+#include "winnow/paged_xl/attention/attention_cuda.cuh"
+#include "winnow/paged_xl/attention/attention_impl.h"
+#include "winnow/paged_xl/launch_cuda.cuh"
+
+namespace winnow::paged_xl {
+namespace {
+
+using namespace attention_cuda_detail;
+
+constexpr const char* kOperation = "paged_xl::attention";
+
+void check(cudaError_t status, const char* what) { check_cuda(kOperation, status, what); }
+
+// Memory for one call, ordered by its stream. Outside of a capture it comes from a pool that keeps
+// what it once had; in a capture it belongs to the graph.
+class Workspace {
+ public:
+  Workspace(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    if (capture == cudaStreamCaptureStatusNone) {
+      check(cudaMallocFromPoolAsync(&memory_, bytes, pool(), stream), "memory for partial results");
+    } else {
+      check(cudaMallocAsync(&memory_, bytes, stream), "memory for partial results");
+    }
+  }
+  ~Workspace() { cudaFreeAsync(memory_, stream_); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  float* data() const { return static_cast<float*>(memory_); }
+
+ private:
+  // Of the current device; lives as long as the process.
+  static cudaMemPool_t pool() {
+    static std::mutex mutex;
+    static std::map<int, cudaMemPool_t> pools;
+    int device = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    const std::lock_guard lock(mutex);
+    cudaMemPool_t& result = pools[device];
+    if (result == nullptr) {
+      cudaMemPoolProps properties = {};
+      properties.allocType = cudaMemAllocationTypePinned;
+      properties.location = {cudaMemLocationTypeDevice, device};
+      check(cudaMemPoolCreate(&result, &properties), "cudaMemPoolCreate");
+      std::uint64_t everything = UINT64_MAX;
+      check(cudaMemPoolSetAttribute(result, cudaMemPoolAttrReleaseThreshold, &everything),
+            "cudaMemPoolSetAttribute");
+    }
+    return result;
+  }
+
+  cudaStream_t stream_;
+  void* memory_ = nullptr;
+};
+
+int attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+KernelParams kernel_params(const AttentionParams& params) {
+  KernelParams kernel = {};
+  const CacheShape& cache = params.cache;
+  constexpr std::int64_t kLimit = 1 << 20;  // of what the kernel counts in 32 bits
+  if (params.num_seqs > kLimit || params.num_heads > kLimit || cache.num_blocks > INT32_MAX) {
+    throw Error(ErrorCode::unsupported, kOperation,
+                "cuda: want num_seqs and num_heads up to 2^20 and num_blocks below 2^31, got " +
+                    std::to_string(params.num_seqs) + ", " + std::to_string(params.num_heads) +
+                    " and " + std::to_string(cache.num_blocks));
+  }
+  kernel.num_kv_heads = static_cast<int>(cache.num_kv_heads);
+  kernel.group = static_cast<int>(params.num_heads / cache.num_kv_heads);
+  kernel.dim = static_cast<int>(cache.head_size);
+  kernel.block_shift = std::countr_zero(static_cast<std::uint64_t>(cache.block_size));
+  kernel.num_blocks = static_cast<std::int32_t>(cache.num_blocks);
+  kernel.scale = params.scale;
+  kernel.query = params.query;
+  kernel.key = params.key;
+  kernel.value = params.value;
+  kernel.pos_bias_u = params.pos_bias_u;
+  kernel.pos_bias_v = params.pos_bias_v;
+  kernel.matrix_bd = params.matrix_bd;
+  kernel.matrix_bd_f32 = params.matrix_bd_dtype == DType::f32;
+  kernel.r = params.r;
+  kernel.block_tables = params.block_tables;
+  kernel.lengths = {params.context_lens, static_cast<int>(params.num_seqs),
+                    static_cast<int>(std::min<std::int64_t>(params.max_context, INT32_MAX))};
+  kernel.out = params.out;
+  kernel.lse = params.lse;
+  return kernel;
+}
+
+template <class T>
+void launch(void (*function)(KernelParams), int heads_per_pass, KernelParams kernel,
+            cudaStream_t stream) {
+  const bool fused = kernel.r.data != nullptr;
+  const int passes = (kernel.group + heads_per_pass - 1) / heads_per_pass;
+  int per_sm = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, function, kThreads, 0),
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  const int room = per_sm * attribute(cudaDevAttrMultiProcessorCount);
+  kernel.machine = {std::max(1, room / passes), kWarps, attribute(cudaDevAttrL2CacheSize) / 3};
+  kernel.r_bytes_per_token =
+      fused ? std::int64_t{kernel.num_kv_heads} * kernel.group * kernel.dim * sizeof(T) : 0;
+
+  // One part of a context that a block ends and one that it begins, in each phase.
+  const int most_phases = fused && kernel.lengths.num_seqs > 1 ? kernel.num_kv_heads : 1;
+  const PartialLayout layout{nullptr, heads_per_pass, kernel.dim, kernel.machine.blocks};
+  const std::size_t parts = std::size_t{2} * most_phases * passes * kernel.machine.blocks;
+  const Workspace workspace(parts * layout.floats() * sizeof(float), stream);
+  kernel.partials = workspace.data();
+
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(kernel.machine.blocks, passes);
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, function, kernel), "launch");
+
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
+  config.blockDim = dim3(kMergeWarps * kWarpSize);
+  check(cudaLaunchKernelEx(&config, merge_kernel<T>, kernel, heads_per_pass), "launch");
+}
+
+// The query heads of a cached head are taken four at a time.
+template <class T, bool kFused>
+void choose(const KernelParams& kernel, bool aligned, cudaStream_t stream) {
+  if (!aligned) {
+    launch<T>(attention_kernel<T, 256, 1, kFused, false>, 1, kernel, stream);
+  } else if (kernel.dim > 128) {
+    launch<T>(attention_kernel<T, 256, 1, kFused, true>, 1, kernel, stream);
+  } else if (kernel.group > 1) {
+    launch<T>(attention_kernel<T, 128, 4, kFused, true>, 4, kernel, stream);
+  } else {
+    launch<T>(attention_kernel<T, 128, 1, kFused, true>, 1, kernel, stream);
+  }
+}
+
+}  // namespace
+
+void attention_cuda(const AttentionParams& params, void* stream) {
+  const KernelParams kernel = kernel_params(params);
+  const std::int64_t size = size_of(params.cache.dtype);
+  const bool fused = params.r.data != nullptr;
+  const bool aligned = is_aligned(params.key, size) && is_aligned(params.value, size) &&
+                       (!fused || is_aligned(params.r, size));
+  with_element_type(params.cache.dtype, [&](auto element) {
+    using T = decltype(element);
+    if (fused) {
+      choose<T, true>(kernel, aligned, static_cast<cudaStream_t>(stream));
+    } else {
+      choose<T, false>(kernel, aligned, static_cast<cudaStream_t>(stream));
+    }
+  });
+}
+
+}  // namespace winnow::paged_xl
