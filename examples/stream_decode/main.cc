@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <deque>
 #include <limits>
 #include <random>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,7 @@
 
 namespace {
 
+using winnow::Device;
 using winnow::DType;
 using winnow::Tensor;
 
@@ -110,34 +113,44 @@ std::vector<double> full_attention(const Stream& stream, const Model& model, std
   return result;
 }
 
-// The decoder's memory: the cache, and the tensors of one step for up to kBatch streams.
+// The decoder's memory: the cache, which lives where the operations run, and the tensors of one
+// step for up to kBatch streams.
 class Decoder {
  public:
-  explicit Decoder(Model model) : model_(std::move(model)) {
+  Decoder(Model model, Device device) : device_(device), model_(std::move(model)) {
     // Whatever is read without having been written shows as NaN.
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (float& number : key_cache_.values<float>()) number = nan;
     for (float& number : value_cache_.values<float>()) number = nan;
+    key_cache_ = key_cache_.to(device_);
+    value_cache_ = value_cache_.to(device_);
+    model_there_ = {model_.u.to(device_), model_.v.to(device_), model_.r.to(device_)};
   }
 
   // Decodes the next token of every stream and returns false if one differs from the full result.
   bool step(std::deque<Stream>& active, BlockPool& pool) {
     const auto n = static_cast<std::int64_t>(active.size());
     for (std::int64_t s = 0; s < n; ++s) gather(active[static_cast<std::size_t>(s)], s, pool);
-    winnow::paged_xl::append({.key = key_.view().slice(0, 0, n),
-                              .value = value_.view().slice(0, 0, n),
-                              .slot_mapping = slots_.view().slice(0, 0, n),
+    // A model would leave query, key and value on the device; here they come from the host.
+    const Tensor query = query_.to(device_), key = key_.to(device_), value = value_.to(device_);
+    const Tensor slots = slots_.to(device_), context_lens = context_lens_.to(device_);
+    const Tensor block_tables = block_tables_.to(device_);
+    Tensor out = out_.to(device_);
+    winnow::paged_xl::append({.key = key.view().slice(0, 0, n),
+                              .value = value.view().slice(0, 0, n),
+                              .slot_mapping = slots.view().slice(0, 0, n),
                               .key_cache = key_cache_,
                               .value_cache = value_cache_});
-    winnow::paged_xl::attention({.query = query_.view().slice(0, 0, n),
+    winnow::paged_xl::attention({.query = query.view().slice(0, 0, n),
                                  .key_cache = key_cache_,
                                  .value_cache = value_cache_,
-                                 .pos_bias_u = model_.u,
-                                 .pos_bias_v = model_.v,
-                                 .r = model_.r,
-                                 .block_tables = block_tables_.view().slice(0, 0, n),
-                                 .context_lens = context_lens_.view().slice(0, 0, n),
-                                 .out = out_.view().slice(0, 0, n)});
+                                 .pos_bias_u = model_there_.u,
+                                 .pos_bias_v = model_there_.v,
+                                 .r = model_there_.r,
+                                 .block_tables = block_tables.view().slice(0, 0, n),
+                                 .context_lens = context_lens.view().slice(0, 0, n),
+                                 .out = out.view().slice(0, 0, n)});
+    out_ = out.to({});
     bool equal = true;
     for (std::int64_t s = 0; s < n; ++s) equal &= check(active[static_cast<std::size_t>(s)], s);
     return equal;
@@ -184,7 +197,8 @@ class Decoder {
     return false;
   }
 
-  Model model_;
+  Device device_;
+  Model model_, model_there_;
   Tensor key_cache_{DType::f32, {kNumBlocks, kKvHeads, kHeadSize / kX, kBlockSize, kX}};
   Tensor value_cache_{DType::f32, {kNumBlocks, kKvHeads, kHeadSize, kBlockSize}};
   Tensor query_{DType::f32, {kBatch, kHeads, kHeadSize}};
@@ -195,7 +209,7 @@ class Decoder {
   Tensor out_{DType::f32, {kBatch, kHeads, kHeadSize}};
 };
 
-int run() {
+int run(Device device) {
   std::mt19937 random(1);
   Model model;
   for (Tensor* tensor : {&model.u, &model.v, &model.r}) fill_random(*tensor, random, 0.5f);
@@ -212,7 +226,7 @@ int run() {
     waiting.push_back(std::move(stream));
   }
 
-  Decoder decoder(std::move(model));
+  Decoder decoder(std::move(model), device);
   BlockPool pool;
   bool equal = true;
   int steps = 0;
@@ -250,9 +264,15 @@ int run() {
 
 }  // namespace
 
-int main() {
+// stream_decode [--device cpu|cuda]
+int main(int argc, char** argv) {
+  const std::string device = argc == 3 && std::strcmp(argv[1], "--device") == 0 ? argv[2] : "cpu";
+  if (argc == 2 || argc > 3 || (device != "cpu" && device != "cuda")) {
+    std::fprintf(stderr, "usage: stream_decode [--device cpu|cuda]\n");
+    return 2;
+  }
   try {
-    return run();
+    return run(device == "cuda" ? Device{winnow::DeviceType::cuda, 0} : Device{});
   } catch (const winnow::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -1,5 +1,5 @@
-// How a decode step is dealt out to thread blocks: every tile once, evenly, and parts of contexts
-// where the merge looks for them.
+// How a decode step is dealt out to the warps of a GPU: every tile once, evenly, and within the
+// workspace.
 #include "winnow/paged_xl/split.h"
 
 #include <algorithm>
@@ -12,110 +12,115 @@
 namespace winnow::paged_xl {
 namespace {
 
-constexpr std::int64_t kTileTokens = 16;
-constexpr Machine kMachine{.blocks = 528, .min_tiles = 4, .r_budget = 20 << 20};
+constexpr int kTileTokens = 16, kHeads = 16;
+constexpr Machine kMachine{.blocks = 132, .warps = 12, .max_parts = 129055};  // an H200, 64 MiB
 
-StepWork work_of(const std::vector<std::int64_t>& context_lens) {
+int tiles_of(int length) { return (length + kTileTokens - 1) / kTileTokens; }
+
+StepWork work_of(const std::vector<int>& context_lens) {
   StepWork work;
-  for (const std::int64_t length : context_lens) {
-    work.tiles += (length + kTileTokens - 1) / kTileTokens;
+  for (const int length : context_lens) {
+    work.tiles += tiles_of(length);
     work.longest = std::max(work.longest, length);
   }
   return work;
 }
 
-TEST(Split, StretchesCoverTheLineAndDifferByOneTileAtMost) {
-  for (const std::int64_t tiles : {1, 2, 527, 528, 529, 1000, 16384 * 16, 1'000'003}) {
-    for (const int blocks : {1, 2, 3, 132, 528}) {
-      const Stretches stretches{tiles / blocks, tiles % blocks, blocks};
-      ASSERT_EQ(stretches.tiles(), tiles);
-      ASSERT_EQ(stretches.begin(0), 0);
-      ASSERT_EQ(stretches.begin(blocks), tiles);
-      std::int64_t least = tiles, most = 0;
-      for (int block = 0; block < blocks; ++block) {
-        const std::int64_t begin = stretches.begin(block), end = stretches.begin(block + 1);
-        least = std::min(least, end - begin);
-        most = std::max(most, end - begin);
-        if (begin == end) continue;
-        ASSERT_EQ(stretches.owner(begin), block);
-        ASSERT_EQ(stretches.owner(end - 1), block);
+Split plan(const std::vector<int>& context_lens, const Machine& machine = kMachine) {
+  return plan_split(work_of(context_lens), static_cast<int>(context_lens.size()), kHeads, 1,
+                    machine);
+}
+
+std::vector<int> random_lengths(testing::Random& random, std::int64_t count, std::int64_t most) {
+  std::vector<int> lengths;
+  for (std::int64_t s = 0; s < count; ++s) {
+    lengths.push_back(random.below(5) == 0 ? 0 : static_cast<int>(1 + random.below(most)));
+  }
+  return lengths;
+}
+
+TEST(Split, PartsMakeUpTheirContext) {
+  Split split;
+  for (const int part_tiles : {1, 4, 16, 100}) {
+    split.part_tiles = part_tiles;
+    for (const int tiles : {0, 1, 3, 4, 5, 16, 17, 1000}) {
+      int sum = 0;
+      for (int part = 0; part < split.parts_of(tiles); ++part) {
+        EXPECT_GT(split.tiles_in(tiles, part), 0);
+        EXPECT_LE(split.tiles_in(tiles, part), part_tiles);
+        sum += split.tiles_in(tiles, part);
       }
-      EXPECT_LE(most - least, 1);
+      EXPECT_EQ(sum, tiles);
+      EXPECT_EQ(split.tiles_in(tiles, split.parts_of(tiles)), 0);
+      EXPECT_EQ(split.tiles_in(tiles, 1 << 29), 0);
     }
   }
 }
 
-// The longest lines that the kernels allow do not overflow.
-TEST(Split, HugeLinesStayExact) {
-  const std::int64_t tiles = std::int64_t{1} << 60;
-  const Stretches stretches{tiles / 527, tiles % 527, 527};
-  EXPECT_EQ(stretches.begin(527), tiles);
-  EXPECT_EQ(stretches.owner(tiles - 1), 526);
-  EXPECT_EQ(stretches.owner(stretches.begin(300)), 300);
-  EXPECT_EQ(stretches.owner(stretches.begin(300) - 1), 299);
+// What each block gets when parts are dealt out by their first tile, whatever the lengths are.
+TEST(Split, BlocksGetTheSameTilesWithinOnePart) {
+  testing::Random random(1);
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    const std::vector<int> lengths =
+        random_lengths(random, 1 + random.below(80), 1 + random.below(20000));
+    const Split split = plan(lengths);
+    ASSERT_EQ(split.begin(0), 0);
+    ASSERT_EQ(split.begin(split.blocks), split.line());
+    std::vector<std::int64_t> given(static_cast<std::size_t>(split.blocks));
+    std::int64_t at = 0;
+    int block = 0;
+    for (int head = 0; head < kHeads; ++head) {
+      for (int part = 0; part < split.parts_of(tiles_of(work_of(lengths).longest)); ++part) {
+        for (const int length : lengths) {
+          const int tiles = split.tiles_in(tiles_of(length), part);
+          if (tiles == 0) continue;
+          while (at >= split.begin(block + 1)) ++block;
+          given[static_cast<std::size_t>(block)] += tiles;
+          at += tiles;
+        }
+      }
+    }
+    EXPECT_EQ(at, split.line());
+    for (const std::int64_t tiles : given) {
+      EXPECT_NEAR(double(tiles), double(split.line()) / split.blocks, split.part_tiles + 1);
+    }
+  }
 }
 
-// Contexts cut by the stretches: the merge expects one part per block from the first to the last,
-// of which only the first begins the context, and no block ends or begins more than one part.
-TEST(Split, ABlockHasAtMostTwoPartsOfContexts) {
-  testing::Random random(1);
-  for (int repeat = 0; repeat < 200; ++repeat) {
-    std::vector<std::int64_t> tiles;  // of each context
-    std::int64_t line = 0;
-    for (std::int64_t n = 1 + random.below(40); n > 0; --n) {
-      tiles.push_back(random.below(4) == 0 ? 0 : random.below(300));
-      line += tiles.back();
-    }
-    const int blocks = static_cast<int>(1 + random.below(60));
-    const Stretches stretches{line / blocks, line % blocks, blocks};
-    std::vector<int> begun(static_cast<std::size_t>(blocks)), ended = begun;
-    std::int64_t first = 0;
-    for (const std::int64_t length : tiles) {
-      if (length == 0) continue;
-      const int from = stretches.owner(first), to = stretches.owner(first + length - 1);
-      for (int block = from; block <= to && from != to; ++block) {
-        const std::int64_t begin = std::max(first, stretches.begin(block));
-        const std::int64_t end = std::min(first + length, stretches.begin(block + 1));
-        ASSERT_LT(begin, end);
-        ASSERT_EQ(begin == first, block == from);
-        ++(block == from ? begun : ended)[static_cast<std::size_t>(block)];
-      }
-      first += length;
-    }
-    EXPECT_LE(std::ranges::max(begun), 1);
-    EXPECT_LE(std::ranges::max(ended), 1);
+TEST(Split, HugeLinesStayExact) {
+  Split split;
+  split.tiles = std::int64_t{1} << 44;
+  split.heads = 65535;
+  split.blocks = 132;
+  EXPECT_EQ(split.begin(132), split.line());
+  for (int block = 0; block < 132; ++block) {
+    EXPECT_NEAR(double(split.begin(block + 1) - split.begin(block)), double(split.line()) / 132, 1);
   }
 }
 
 TEST(Split, ShapesOfTheBenchmarks) {
-  const auto plan = [](const std::vector<std::int64_t>& lengths, std::int64_t r_bytes_per_token) {
-    return to_string(plan_split(work_of(lengths), std::int64_t(lengths.size()), 16,
-                                r_bytes_per_token, kMachine));
-  };
-  constexpr std::int64_t kR = 16 * 128 * 2;  // bytes per token
-  EXPECT_EQ(plan(std::vector<std::int64_t>(64, 4096), 0),
-            "16384 tiles x 16 heads, 1 phase, 528 blocks of 496 or 497 tiles");
-  EXPECT_EQ(plan({8192}, 0), "512 tiles x 16 heads, 1 phase, 528 blocks of 15 or 16 tiles");
-  EXPECT_EQ(plan({131072}, 0), "8192 tiles x 16 heads, 1 phase, 528 blocks of 248 or 249 tiles");
-  // 16 MiB of r fit, 128 MiB do not: two heads have 16 MiB.
-  EXPECT_EQ(plan(std::vector<std::int64_t>(64, 4096), kR),
-            "16384 tiles x 16 heads, 1 phase, 528 blocks of 496 or 497 tiles");
-  EXPECT_EQ(plan(std::vector<std::int64_t>(8, 32768), kR),
-            "16384 tiles x 16 heads, 8 phases, 528 blocks of 62 or 63 tiles");
-  // A single sequence reads each row once, whatever fits.
-  EXPECT_EQ(plan({131072}, kR), "8192 tiles x 16 heads, 1 phase, 528 blocks of 248 or 249 tiles");
+  EXPECT_EQ(to_string(plan(std::vector<int>(64, 4096))),
+            "16384 tiles x 16 heads, parts of 16 tiles, 132 blocks");
+  EXPECT_EQ(to_string(plan(std::vector<int>(8, 32768))),
+            "16384 tiles x 16 heads, parts of 16 tiles, 132 blocks");
+  EXPECT_EQ(to_string(plan({8192})), "512 tiles x 16 heads, parts of 4 tiles, 132 blocks");
+  EXPECT_EQ(to_string(plan({131072})), "8192 tiles x 16 heads, parts of 16 tiles, 132 blocks");
 }
 
-TEST(Split, LittleWorkTakesFewBlocks) {
-  const auto blocks = [](std::int64_t tiles, int heads) {
-    return plan_split({.tiles = tiles, .longest = tiles * kTileTokens}, 1, heads, 0, kMachine)
-        .blocks;
-  };
-  EXPECT_EQ(blocks(0, 16), 1);
-  EXPECT_EQ(blocks(1, 1), 1);
-  EXPECT_EQ(blocks(8, 1), 2);
-  EXPECT_EQ(blocks(8, 16), 32);
-  EXPECT_EQ(blocks(1 << 20, 16), 528);
+// However many tokens and however little room: no more parts than fit.
+TEST(Split, PartsFitTheWorkspace) {
+  testing::Random random(2);
+  for (int repeat = 0; repeat < 200; ++repeat) {
+    const std::vector<int> lengths =
+        random_lengths(random, 1 + random.below(300), 1 + random.below(200000));
+    const auto num_seqs = static_cast<std::int64_t>(lengths.size());
+    Machine machine = kMachine;
+    machine.max_parts = 2 * kHeads * num_seqs + random.below(100000);
+    const Split split = plan(lengths, machine);
+    std::int64_t parts = 0;
+    for (const int length : lengths) parts += split.parts_of(tiles_of(length));
+    EXPECT_LE(parts * kHeads, machine.max_parts);
+  }
 }
 
 }  // namespace

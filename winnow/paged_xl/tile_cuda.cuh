@@ -83,7 +83,7 @@ __device__ __forceinline__ Unit zero_unit() { return {0, 0, 0, 0}; }
 template <class T, bool kAligned, bool kReused = false>
 __device__ __forceinline__ Unit load_unit(const T* from) {
   if constexpr (kAligned) {
-    return kReused ? device::load_past_l1(from) : device::load_once(from);
+    return kReused ? device::load_again(from) : device::load_once(from);
   } else if constexpr (sizeof(T) == 4) {
     const auto* words = reinterpret_cast<const std::uint32_t*>(from);
     return {__ldg(words), __ldg(words + 1), __ldg(words + 2), __ldg(words + 3)};

@@ -26,6 +26,10 @@ struct Placement {
   RunOptions cpu_options() const {
     return device.type == DeviceType::cpu ? options : RunOptions{.backend = Backend::cpu};
   }
+  // For what has portable kernels only on a GPU.
+  RunOptions portable_options() const {
+    return device.type == DeviceType::cpu ? options : RunOptions{.backend = Backend::cuda};
+  }
 };
 
 // Results are f32 on the host whatever the operations work on.

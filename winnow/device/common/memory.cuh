@@ -13,19 +13,18 @@ __device__ __forceinline__ void store_streaming(void* address, std::uint32_t a, 
                : "memory");
 }
 
-// 16 bytes that this SM reads once: they pass the L1 cache by. Loads keep their order among
-// themselves. The address is a multiple of 16.
-__device__ __forceinline__ uint4 load_past_l1(const void* address) {
+// Loads of 16 bytes at a multiple of 16, which keep their order among themselves: of what this SM
+// reads once, past its L1 cache, and of what it reads again.
+__device__ __forceinline__ uint4 load_once(const void* address) {
   uint4 word;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(address));
   return word;
 }
-
-__device__ __forceinline__ uint4 load_once(const void* address) {
+__device__ __forceinline__ uint4 load_again(const void* address) {
   uint4 word;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(address));
   return word;

@@ -74,10 +74,10 @@ int attribute(cudaDeviceAttr which) {
 KernelParams kernel_params(const AttentionParams& params) {
   KernelParams kernel = {};
   const CacheShape& cache = params.cache;
-  constexpr std::int64_t kLimit = 1 << 20;  // of what the kernel counts in 32 bits
+  constexpr std::int64_t kLimit = 65535;  // of a grid dimension
   if (params.num_seqs > kLimit || params.num_heads > kLimit || cache.num_blocks > INT32_MAX) {
     throw Error(ErrorCode::unsupported, kOperation,
-                "cuda: want num_seqs and num_heads up to 2^20 and num_blocks below 2^31, got " +
+                "cuda: want num_seqs and num_heads up to 65535 and num_blocks below 2^31, got " +
                     std::to_string(params.num_seqs) + ", " + std::to_string(params.num_heads) +
                     " and " + std::to_string(cache.num_blocks));
   }
@@ -103,52 +103,56 @@ KernelParams kernel_params(const AttentionParams& params) {
   return kernel;
 }
 
-template <class T>
-void launch(void (*function)(KernelParams), int heads_per_pass, KernelParams kernel,
-            cudaStream_t stream) {
-  const bool fused = kernel.r.data != nullptr;
-  const int passes = (kernel.group + heads_per_pass - 1) / heads_per_pass;
-  int per_sm = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, function, kThreads, 0),
-        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  const int room = per_sm * attribute(cudaDevAttrMultiProcessorCount);
-  kernel.machine = {std::max(1, room / passes), kWarps, attribute(cudaDevAttrL2CacheSize) / 3};
-  kernel.r_bytes_per_token =
-      fused ? std::int64_t{kernel.num_kv_heads} * kernel.group * kernel.dim * sizeof(T) : 0;
+// Bytes of partial results that a call may take. More would only serve to cut very many tokens
+// finely.
+constexpr std::int64_t kWorkspace = std::int64_t{64} << 20;
 
-  // One part of a context that a block ends and one that it begins, in each phase.
-  const int most_phases = fused && kernel.lengths.num_seqs > 1 ? kernel.num_kv_heads : 1;
-  const PartialLayout layout{nullptr, heads_per_pass, kernel.dim, kernel.machine.blocks};
-  const std::size_t parts = std::size_t{2} * most_phases * passes * kernel.machine.blocks;
-  const Workspace workspace(parts * layout.floats() * sizeof(float), stream);
+template <class T, int kMaxDim, int kHeads, bool kFused, bool kAligned>
+void launch(KernelParams kernel, cudaStream_t stream) {
+  constexpr int kWarps = warps_of_block<kMaxDim, kHeads, kFused>();
+  kernel.passes = (kernel.group + kHeads - 1) / kHeads;
+  // Room for the parts of the longest contexts that may come, cut as finely as ever, or at least
+  // for one part of each.
+  const std::int64_t heads = std::int64_t{kernel.num_kv_heads} * kernel.passes;
+  const std::int64_t most =
+      (kernel.lengths.limit / (kTile<T> * kLeastPart) + 2) * heads * kernel.lengths.num_seqs;
+  const std::int64_t bytes = Record::floats(kHeads, kernel.dim) * std::int64_t{sizeof(float)};
+  const std::int64_t parts =
+      std::clamp<std::int64_t>(kWorkspace / bytes, 2 * heads * kernel.lengths.num_seqs,
+                               std::max(most, 2 * heads * kernel.lengths.num_seqs));
+  kernel.machine = {attribute(cudaDevAttrMultiProcessorCount), kWarps, parts};
+  const Workspace workspace(static_cast<std::size_t>(parts * bytes), stream);
   kernel.partials = workspace.data();
 
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(kernel.machine.blocks, passes);
-  config.blockDim = dim3(kThreads);
+  config.gridDim = dim3(static_cast<unsigned>(kernel.machine.blocks));
+  config.blockDim = dim3(kWarps * kWarpSize);
   config.stream = stream;
-  check(cudaLaunchKernelEx(&config, function, kernel), "launch");
+  check(cudaLaunchKernelEx(&config, attention_kernel<T, kMaxDim, kHeads, kFused, kAligned>, kernel),
+        "launch");
 
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &overlap;
   config.numAttrs = attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
+  config.gridDim = dim3(static_cast<unsigned>(kernel.num_kv_heads * kernel.group),
+                        static_cast<unsigned>(kernel.lengths.num_seqs));
   config.blockDim = dim3(kMergeWarps * kWarpSize);
-  check(cudaLaunchKernelEx(&config, merge_kernel<T>, kernel, heads_per_pass), "launch");
+  check(cudaLaunchKernelEx(&config, merge_kernel<T, kMaxDim>, kernel, kHeads), "launch");
 }
 
 // The query heads of a cached head are taken four at a time.
 template <class T, bool kFused>
 void choose(const KernelParams& kernel, bool aligned, cudaStream_t stream) {
   if (!aligned) {
-    launch<T>(attention_kernel<T, 256, 1, kFused, false>, 1, kernel, stream);
+    launch<T, 256, 1, kFused, false>(kernel, stream);
   } else if (kernel.dim > 128) {
-    launch<T>(attention_kernel<T, 256, 1, kFused, true>, 1, kernel, stream);
+    launch<T, 256, 1, kFused, true>(kernel, stream);
   } else if (kernel.group > 1) {
-    launch<T>(attention_kernel<T, 128, 4, kFused, true>, 4, kernel, stream);
+    launch<T, 128, 4, kFused, true>(kernel, stream);
   } else {
-    launch<T>(attention_kernel<T, 128, 1, kFused, true>, 1, kernel, stream);
+    launch<T, 128, 1, kFused, true>(kernel, stream);
   }
 }
 

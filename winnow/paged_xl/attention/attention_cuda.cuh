@@ -1,11 +1,11 @@
 // Decode attention over a paged cache, CUDA. Device code only.
 //
-// The step only reads K and V once, so all that counts is how many bytes are under way. The tiles
-// of the step (see split.h) are dealt out evenly to as many blocks as the GPU holds. The warps of a
-// block take turns at the tiles of a context; each keeps a softmax of its own, and holds the next
-// tile of K and its tile of V in registers while it computes: 16-byte loads that pass L1 by, no
-// shared memory and no barrier on the way. At the end of a context, or of the block's part of it,
-// the warps merge. Parts of contexts go to a workspace, and merge_kernel puts them together.
+// The step only reads K and V once, so all that counts is how many bytes are under way. One block
+// fills a multiprocessor, and its warps work on their own: each takes a part of some context (see
+// split.h) and goes through its tiles with a softmax of its own, while the next tiles of K and V,
+// and of r, are on their way into registers: 16-byte loads, no shared memory and no barrier. A
+// part that is a whole context gives the output, others go to a workspace where merge_kernel puts
+// them together.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,12 @@
 
 namespace winnow::paged_xl::attention_cuda_detail {
 
-inline constexpr int kWarps = 4;
-inline constexpr int kThreads = kWarps * kWarpSize;
-inline constexpr int kMergeWarps = 8;
+inline constexpr int kMergeWarps = 16;
 
 struct KernelParams {
-  int num_kv_heads, group, dim;  // group: query heads of a cached head
-  int block_shift;               // log2(block size)
+  int num_kv_heads, group, dim;  // group: query heads of a cached head, taken in `passes`
+  int passes;
+  int block_shift;  // log2(block size)
   std::int32_t num_blocks;
   float scale;
   Rows<const void*> query, key, value, pos_bias_u, pos_bias_v, matrix_bd, r;
@@ -33,24 +32,25 @@ struct KernelParams {
   Rows<float*> lse;
   float* partials;
   Machine machine;
-  std::int64_t r_bytes_per_token;
 };
 
-// Where a block leaves its part of a context: that which it ends, or that which it begins.
-// A part has, per query head, the maximum of its logits, the sum of its weights, and the weighted
-// sum of the values.
-struct PartialLayout {
-  float* partials;
-  int heads, dim, blocks;
-  __host__ __device__ int floats() const { return heads * (dim + 2); }
-  __device__ float* part(int phase, int pass, int passes, int block, bool begins) const {
-    const std::int64_t slot =
-        ((std::int64_t{phase} * passes + pass) * blocks + block) * 2 + (begins ? 1 : 0);
-    return partials + slot * floats();
+// What a warp leaves of its part: for each query head of the pass the maximum of the logits, the
+// sum of the weights, and the weighted sum of the values.
+struct Record {
+  float* data;
+  int heads, dim;
+
+  __host__ __device__ static int floats(int heads, int dim) { return heads * (dim + 2); }
+  // `heads`: of a pass.
+  __device__ Record(const KernelParams& p, int heads_per_pass, std::int64_t part, int kv_head,
+                    int pass)
+      : heads(heads_per_pass), dim(p.dim) {
+    const std::int64_t index = (part * p.num_kv_heads + kv_head) * p.passes + pass;
+    data = p.partials + index * floats(heads, dim);
   }
-  __device__ float* maxima(float* part) const { return part; }
-  __device__ float* weights(float* part) const { return part + heads; }
-  __device__ float* values(float* part, int head) const { return part + 2 * heads + head * dim; }
+  __device__ float& maximum(int h) const { return data[h]; }
+  __device__ float& weights(int h) const { return data[heads + h]; }
+  __device__ float* values(int h) const { return data + 2 * heads + h * dim; }
 };
 
 __device__ __forceinline__ float softmax_weight(float logit, float maximum) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_lse(const KernelParams& p, int s, int h, f
       sum == 0.0f ? device::negative_infinity() : maximum + logf(sum);
 }
 
-// The work of one warp on part of one context.
+// The work of one warp on one part.
 template <class T, int kMaxDim, int kHeads, bool kFused, bool kAligned>
 struct Warp {
   static constexpr int kUnits = kMaxDim / 16;
@@ -77,7 +77,7 @@ struct Warp {
   const int lane, token, chunk;  // of K: the lane's token in a tile, and its first unit
   const int half, row;           // of V: the lane's half of a tile, and its first row
   int sequence, kv_head, first_head, heads, length;
-  const float* query_u;  // [kHeads][kMaxDim] in shared memory: query + u
+  float* query_u;  // [kHeads][kMaxDim] in shared memory, of this warp alone: query + u
   typename RelativeTile<T, kMaxDim>::Query query_v[kFused ? kHeads : 1];
   float sums[kHeads][kUnits];  // of weighted values: rows row + 16 k
   float maxima[kHeads];        // of the logits so far, the same in all lanes
@@ -92,13 +92,16 @@ struct Warp {
   int next_block;  // of the tile after it
   RelativeTile<T, kMaxDim> relative;
 
-  __device__ Warp(const KernelParams& params, int thread)
+  Unit values[kUnits];
+
+  __device__ Warp(const KernelParams& params, float* queries)
       : p(params),
-        lane(thread % kWarpSize),
+        lane(threadIdx.x % kWarpSize),
         token(lane % kTile<T>),
         chunk(lane / kTile<T>),
         half(lane % 2),
-        row(lane / 2) {}
+        row(lane / 2),
+        query_u(queries) {}
 
   __device__ int block_mask() const { return (1 << p.block_shift) - 1; }
 
@@ -148,7 +151,8 @@ struct Warp {
     return __uint_as_float(bits);
   }
 
-  __device__ void load_values(int tile, int key_block, Unit (&units)[kUnits]) const {
+  // `key_block`: of the lane's token.
+  __device__ void load_values(int tile, int key_block) {
     const int block = __shfl_sync(device::kFullWarp, key_block, half * kX<T>);
     const int j = tile * kTile<T> + half * kX<T>;
     const int used = length - j;  // tokens of the lane's half, if not all of it
@@ -157,12 +161,12 @@ struct Warp {
     const std::int64_t step = std::int64_t{kRowsAtOnce} << p.block_shift;
 #pragma unroll
     for (int k = 0; k < kUnits; ++k) {
-      units[k] =
+      values[k] =
           block >= 0 && k * 16 < p.dim ? load_unit<T, kAligned>(from + k * step) : zero_unit();
     }
     if (used < kX<T>) {
 #pragma unroll
-      for (int k = 0; k < kUnits; ++k) units[k] = keep_first<T>(units[k], used);
+      for (int k = 0; k < kUnits; ++k) values[k] = keep_first<T>(values[k], used);
     }
   }
 
@@ -216,7 +220,7 @@ struct Warp {
     return weight;
   }
 
-  __device__ void add_values(const Unit (&units)[kUnits], const float (&weight)[kHeads]) {
+  __device__ void add_values(const float (&weight)[kHeads]) {
     float of_half[kHeads][kX<T>];  // weights of the tokens of the lane's half
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -229,7 +233,7 @@ struct Warp {
     for (int k = 0; k < kUnits; ++k) {
       if (k * 16 >= p.dim) break;
       float value[kX<T>];
-      widen_as<T>(units[k], value);
+      widen_as<T>(values[k], value);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
@@ -243,15 +247,35 @@ struct Warp {
                                      length - 1 - tile * kTile<T>, p.dim, lane);
   }
 
-  // Begins to load what run() needs first.
-  __device__ void start(int first, int end) {
-    load_keys(first, find_block(first, end));
-    next_block = find_block(first + kWarps, end);
-    if constexpr (kFused) load_relative(first, 0);
+  __device__ void load_queries() {
+    const auto add = [&](const Rows<const void*>& bias, int h, int d) {
+      return to_float(row_of<T>(p.query, sequence, first_head + h)[d]) +
+             to_float(row_of<T>(bias, sequence, first_head + h)[d]);
+    };
+    __syncwarp();  // the part before is done with its queries
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int i = 0; i < kMaxDim / kWarpSize; ++i) {
+        const int d = lane + i * kWarpSize;
+        query_u[h * kMaxDim + d] = h < heads && d < p.dim ? add(p.pos_bias_u, h, d) : 0.0f;
+      }
+      if constexpr (kFused) {
+        if (h >= heads) continue;
+        query_v[h].load(row_of<T>(p.query, sequence, first_head + h),
+                        row_of<T>(p.pos_bias_v, sequence, first_head + h), p.dim, lane);
+      }
+    }
+    __syncwarp();
   }
 
-  // Tiles first, first + kWarps, ... of [0, end).
-  __device__ void run(int first, int end) {
+  // Tiles [tile, end) of the context.
+  __device__ void run(int tile, int end) {
+    load_keys(tile, find_block(tile, end));
+    load_values(tile, keys.block);
+    next_block = find_block(tile + 1, end);
+    if constexpr (kFused) load_relative(tile, 0);
+    load_queries();
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       maxima[h] = device::negative_infinity();
@@ -259,9 +283,7 @@ struct Warp {
 #pragma unroll
       for (int k = 0; k < kUnits; ++k) sums[h][k] = 0;
     }
-    for (int tile = first; tile < end; tile += kWarps) {
-      Unit values[kUnits];
-      load_values(tile, keys.block, values);
+    for (; tile < end; ++tile) {
       float logits[kHeads];
       multiply_keys(logits);
       const bool present = keys.block >= 0;
@@ -269,8 +291,8 @@ struct Warp {
 #pragma unroll
         for (int h = 0; h < kHeads; ++h) logits[h] += bd_of(keys.bd[h]);
       }
-      load_keys(tile + kWarps, next_block);
-      next_block = find_block(tile + 2 * kWarps, end);
+      load_keys(tile + 1, next_block);
+      next_block = find_block(tile + 2, end);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (h >= heads) break;
@@ -278,14 +300,14 @@ struct Warp {
           logits[h] += relative.dot(query_v[h], lane);
           if (h + 1 < heads) {
             load_relative(tile, h + 1);
-          } else if (tile + kWarps < end) {
-            load_relative(tile + kWarps, 0);
+          } else if (tile + 1 < end) {
+            load_relative(tile + 1, 0);
           }
         }
-        const float logit = present ? p.scale * logits[h] : device::negative_infinity();
-        logits[h] = add_logit(h, logit);
+        logits[h] = add_logit(h, present ? p.scale * logits[h] : device::negative_infinity());
       }
-      add_values(values, logits);
+      add_values(logits);
+      load_values(tile + 1, keys.block);
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -299,208 +321,158 @@ struct Warp {
       }
     }
   }
-};
 
-template <int kMaxDim, int kHeads>
-struct Shared {
-  float query_u[kHeads][kMaxDim];
-  float maxima[kWarps][kHeads], weights[kWarps][kHeads];
-  float sums[kWarps][kHeads][kMaxDim];
-};
-
-// Contexts of no tokens: zeros, and lse -inf. The block's heads begin at `first`.
-template <class T>
-__device__ void store_empty(const KernelParams& p) {
-  const int num_heads = p.num_kv_heads * p.group;
-  for (int s = blockIdx.x; s < p.lengths.num_seqs; s += gridDim.x) {
-    if (p.lengths[s] != 0 || blockIdx.y != 0) continue;
-    for (int i = threadIdx.x; i < num_heads * p.dim; i += kThreads) {
-      row_of<T>(p.out, s, i / p.dim)[i % p.dim] = from_float<T>(0);
+  // The part is a whole context.
+  __device__ void store_output() const {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h >= heads) break;
+      T* out = row_of<T>(p.out, sequence, first_head + h);
+      const float inverse = weights[h] == 0.0f ? 0.0f : 1.0f / weights[h];
+#pragma unroll
+      for (int k = 0; k < kUnits; ++k) {
+        if (half == 0 && k * 16 < p.dim) out[row + k * 16] = from_float<T>(sums[h][k] * inverse);
+      }
+      if (lane == 0) store_lse(p, sequence, first_head + h, maxima[h], weights[h]);
     }
-    for (int h = threadIdx.x; h < num_heads; h += kThreads) store_lse(p, s, h, 0, 0);
   }
-}
 
-// How many blocks an SM should hold: what the registers allow.
+  __device__ void store_record(const Record& record) const {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h >= heads) break;
+#pragma unroll
+      for (int k = 0; k < kUnits; ++k) {
+        if (half == 0 && k * 16 < p.dim) record.values(h)[row + k * 16] = sums[h][k];
+      }
+      if (lane == 0) {
+        record.maximum(h) = maxima[h];
+        record.weights(h) = weights[h];
+      }
+    }
+  }
+};
+
+// Warps of a block, which has a multiprocessor for itself: what the registers allow.
 template <int kMaxDim, int kHeads, bool kFused>
-constexpr int blocks_per_sm() {
-  if (kMaxDim > 128) return 2;
-  if (kHeads > 1) return kFused ? 2 : 3;
-  return kFused ? 3 : 4;
+__host__ __device__ constexpr int warps_of_block() {
+  if (kMaxDim > 128 || (kHeads > 1 && kFused)) return 8;
+  return kHeads > 1 || kFused ? 12 : 16;
 }
 
-// Grid: (Machine::blocks, passes over the query heads of a cached head).
 template <class T, int kMaxDim, int kHeads, bool kFused, bool kAligned>
-__global__ void __launch_bounds__(kThreads, blocks_per_sm<kMaxDim, kHeads, kFused>())
+__global__ void __launch_bounds__(kWarpSize* warps_of_block<kMaxDim, kHeads, kFused>(), 1)
     attention_kernel(const __grid_constant__ KernelParams p) {
   device::allow_next_kernel();
-  __shared__ Shared<kMaxDim, kHeads> shared;
-  const int thread = threadIdx.x, warp_index = thread / kWarpSize;
-  Warp<T, kMaxDim, kHeads, kFused, kAligned> warp(p, thread);
-  warp.query_u = shared.query_u[0];
-  const PartialLayout layout{p.partials, kHeads, p.dim, static_cast<int>(gridDim.x)};
-  const int pass = blockIdx.y;
-  warp.heads = min(kHeads, p.group - pass * kHeads);
-
-  store_empty<T>(p);
-  const Split split = plan_split(sum_up<T>(p.lengths, warp.lane), p.lengths.num_seqs,
-                                 p.num_kv_heads, p.r_bytes_per_token, p.machine);
-  const int block = blockIdx.x;
-  if (block >= split.blocks) return;
-
-  for (int phase = 0; phase < split.phases; ++phase) {
-    const Stretches stretches = split.stretches(phase);
-    std::int64_t at = stretches.begin(block);
-    const std::int64_t stretch_end = stretches.begin(block + 1);
-    if (at == stretch_end) continue;
-    Walk<T> walk(p.lengths, split.heads(phase), at, warp.lane);
-    while (at < stretch_end) {
-      const Place place = walk.place(at);
-      const int end =
-          static_cast<int>(min(std::int64_t{place.tiles}, place.tile + (stretch_end - at)));
-      at += end - place.tile;
-      warp.sequence = place.sequence;
-      warp.length = place.length;
-      warp.kv_head = split.first_head(phase) + place.head;
-      warp.first_head = warp.kv_head * p.group + pass * kHeads;
-      warp.start(place.tile + warp_index, end);
-
-      for (int i = thread; i < kHeads * kMaxDim; i += kThreads) {
-        const int h = i / kMaxDim, d = i % kMaxDim;
-        const bool exists = h < warp.heads && d < p.dim;
-        shared.query_u[h][d] =
-            exists ? to_float(row_of<T>(p.query, place.sequence, warp.first_head + h)[d]) +
-                         to_float(row_of<T>(p.pos_bias_u, place.sequence, warp.first_head + h)[d])
-                   : 0.0f;
-      }
-      if constexpr (kFused) {
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) {
-          if (h >= warp.heads) break;
-          warp.query_v[h].load(row_of<T>(p.query, place.sequence, warp.first_head + h),
-                               row_of<T>(p.pos_bias_v, place.sequence, warp.first_head + h), p.dim,
-                               warp.lane);
-        }
-      }
-      __syncthreads();
-
-      warp.run(place.tile + warp_index, end);
-
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        if (warp.lane == 0) {
-          shared.maxima[warp_index][h] = warp.maxima[h];
-          shared.weights[warp_index][h] = warp.weights[h];
-        }
-        if (warp.half != 0) continue;
-#pragma unroll
-        for (int k = 0; k < kMaxDim / 16; ++k) {
-          shared.sums[warp_index][h][warp.row + 16 * k] = warp.sums[h][k];
-        }
-      }
-      __syncthreads();
-
-      const bool begins = place.tile == 0, whole = begins && end == place.tiles;
-      float* part = layout.part(phase, pass, gridDim.y, block, begins);
-      for (int i = thread; i < warp.heads * p.dim; i += kThreads) {
-        const int h = i / p.dim, d = i % p.dim;
-        float maximum = shared.maxima[0][h];
-#pragma unroll
-        for (int w = 1; w < kWarps; ++w) maximum = fmaxf(maximum, shared.maxima[w][h]);
-        float weights = 0, sum = 0;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) {
-          const float share = softmax_weight(shared.maxima[w][h], maximum);
-          weights += share * shared.weights[w][h];
-          sum += share * shared.sums[w][h][d];
-        }
-        if (whole) {
-          row_of<T>(p.out, place.sequence, warp.first_head + h)[d] =
-              from_float<T>(weights == 0.0f ? 0.0f : sum / weights);
-          if (d == 0) store_lse(p, place.sequence, warp.first_head + h, maximum, weights);
-        } else {
-          layout.values(part, h)[d] = sum;
-          if (d == 0) {
-            layout.maxima(part)[h] = maximum;
-            layout.weights(part)[h] = weights;
-          }
-        }
-      }
-      // The next segment writes the queries, which nobody reads here any more, before the barrier
-      // that its sums come after.
+  constexpr int kWarps = warps_of_block<kMaxDim, kHeads, kFused>();
+  __shared__ alignas(16) float queries[kWarps][kHeads * kMaxDim];
+  __shared__ int taken;  // parts of the block's stretch, times passes
+  if (threadIdx.x == 0) taken = 0;
+  __syncthreads();
+  Warp<T, kMaxDim, kHeads, kFused, kAligned> warp(p, queries[threadIdx.x / kWarpSize]);
+  const StepWork work = sum_up<T>(p.lengths, warp.lane);
+  if (work.tiles == 0) return;
+  const Split split = plan_split(work, p.lengths.num_seqs, p.num_kv_heads, p.passes, p.machine);
+  Walk<T> walk(p.lengths, work, split, blockIdx.x, warp.lane);
+  while (true) {
+    int index = 0;
+    if (warp.lane == 0) index = atomicAdd(&taken, 1);
+    index = __shfl_sync(device::kFullWarp, index, 0);
+    Part part;
+    if (!walk.find(index / p.passes, part)) return;
+    const int pass = index % p.passes;
+    warp.sequence = part.sequence;
+    warp.length = part.length;
+    warp.kv_head = part.head;
+    warp.first_head = part.head * p.group + pass * kHeads;
+    warp.heads = min(kHeads, p.group - pass * kHeads);
+    warp.run(part.first_tile, part.end_tile);
+    if (part.whole) {
+      warp.store_output();
+    } else {
+      warp.store_record(Record(p, kHeads, part.number, part.head, pass));
     }
   }
 }
 
-// Puts together the parts of the context that goes on from one block to the next; the grid is that
-// of attention_kernel. Lane l of a warp has the columns l, l + 32, ...
-template <class T>
+// Puts the parts of one context together for one query head, grid: (num_heads, num_seqs). Lane l of
+// a warp has the columns l, l + 32, ...
+template <class T, int kMaxDim>
 __global__ void __launch_bounds__(kMergeWarps* kWarpSize)
     merge_kernel(const __grid_constant__ KernelParams p, int heads_per_pass) {
-  constexpr int kColumns = 256 / kWarpSize;
-  __shared__ float shared_sums[kMergeWarps][256], shared_weights[kMergeWarps];
+  constexpr int kColumns = kMaxDim / kWarpSize;
+  constexpr int kAtOnce = 32 / kColumns;  // records that a warp reads at a time
+  __shared__ float shared_sums[kMergeWarps][kMaxDim];
+  __shared__ float shared_maxima[kMergeWarps], shared_weights[kMergeWarps];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const int block = blockIdx.x, pass = blockIdx.y;
-  const PartialLayout layout{p.partials, heads_per_pass, p.dim, static_cast<int>(gridDim.x)};
+  const int h = blockIdx.x, s = blockIdx.y, thread = threadIdx.x;
   const Split split = plan_split(sum_up<T>(p.lengths, lane), p.lengths.num_seqs, p.num_kv_heads,
-                                 p.r_bytes_per_token, p.machine);
+                                 p.passes, p.machine);
+  const int parts = split.parts_of(tiles_of<T>(p.lengths[s]));
+  const std::int64_t first = parts_before<T>(p.lengths, split, s, lane);
   // Every block waits, so that the end of this kernel is also that of the one before.
   device::wait_for_kernel_before();
-  if (block + 1 >= split.blocks) return;
-  for (int phase = 0; phase < split.phases; ++phase) {
-    const Stretches stretches = split.stretches(phase);
-    const std::int64_t boundary = stretches.begin(block + 1);
-    if (boundary == stretches.tiles()) continue;
-    const Place place = Walk<T>(p.lengths, split.heads(phase), boundary, lane).place(boundary);
-    const std::int64_t first = boundary - place.tile;
-    // The first block of a context merges its parts.
-    if (place.tile == 0 || stretches.owner(first) != block) continue;
-    const int last_block = stretches.owner(first + place.tiles - 1);
+  if (parts == 1) return;
+  if (parts == 0) {
+    if (thread < p.dim) row_of<T>(p.out, s, h)[thread] = from_float<T>(0);
+    if (thread == 0) store_lse(p, s, h, 0, 0);
+    return;
+  }
 
-    const int kv_head = split.first_head(phase) + place.head;
-    const int heads = min(heads_per_pass, p.group - pass * heads_per_pass);
-    for (int h = 0; h < heads; ++h) {
-      const int head = kv_head * p.group + pass * heads_per_pass + h;
-      const auto part_of = [&](int b) {
-        return layout.part(phase, pass, gridDim.y, b, b == block);
-      };
-      float maximum = device::negative_infinity();
-      for (int b = block + lane; b <= last_block; b += kWarpSize) {
-        maximum = fmaxf(maximum, layout.maxima(part_of(b))[h]);
-      }
+  const int kv_head = h / p.group, in_group = h % p.group;
+  const int pass = in_group / heads_per_pass, in_pass = in_group % heads_per_pass;
+  float maximum = device::negative_infinity(), weights = 0, sums[kColumns] = {};
+  for (int part = warp; part < parts; part += kMergeWarps * kAtOnce) {
+    float maxima[kAtOnce], their_weights[kAtOnce], values[kAtOnce][kColumns];
 #pragma unroll
-      for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-        maximum = fmaxf(maximum, __shfl_xor_sync(device::kFullWarp, maximum, distance));
-      }
-      float weights = 0, sums[kColumns] = {};
-#pragma unroll 4
-      for (int b = block + warp; b <= last_block; b += kMergeWarps) {
-        float* part = part_of(b);
-        const float share = softmax_weight(layout.maxima(part)[h], maximum);
-        weights += share * layout.weights(part)[h];
+    for (int i = 0; i < kAtOnce; ++i) {
+      const bool exists = part + i * kMergeWarps < parts;
+      const Record record(p, heads_per_pass, first + part + (exists ? i * kMergeWarps : 0), kv_head,
+                          pass);
+      maxima[i] = exists ? record.maximum(in_pass) : device::negative_infinity();
+      their_weights[i] = exists ? record.weights(in_pass) : 0.0f;
 #pragma unroll
-        for (int k = 0; k < kColumns; ++k) {
-          const int d = lane + k * kWarpSize;
-          if (d < p.dim) sums[k] += share * layout.values(part, h)[d];
-        }
+      for (int k = 0; k < kColumns; ++k) {
+        const int d = lane + k * kWarpSize;
+        values[i][k] = exists && d < p.dim ? record.values(in_pass)[d] : 0.0f;
       }
-      __syncthreads();  // the head before has been stored
-      if (lane == 0) shared_weights[warp] = weights;
+    }
+    float largest = maximum;
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) shared_sums[warp][lane + k * kWarpSize] = sums[k];
-      __syncthreads();
-      if (static_cast<int>(threadIdx.x) >= p.dim) continue;
-      float weight = 0, sum = 0;
+    for (int i = 0; i < kAtOnce; ++i) largest = fmaxf(largest, maxima[i]);
+    const float shrink = softmax_weight(maximum, largest);
+    maximum = largest;
+    weights *= shrink;
 #pragma unroll
-      for (int w = 0; w < kMergeWarps; ++w) {
-        weight += shared_weights[w];
-        sum += shared_sums[w][threadIdx.x];
-      }
-      row_of<T>(p.out, place.sequence, head)[threadIdx.x] =
-          from_float<T>(weight == 0.0f ? 0.0f : sum / weight);
-      if (threadIdx.x == 0) store_lse(p, place.sequence, head, maximum, weight);
+    for (int k = 0; k < kColumns; ++k) sums[k] *= shrink;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float share = softmax_weight(maxima[i], maximum);
+      weights += share * their_weights[i];
+#pragma unroll
+      for (int k = 0; k < kColumns; ++k) sums[k] += share * values[i][k];
     }
   }
+  if (lane == 0) {
+    shared_maxima[warp] = maximum;
+    shared_weights[warp] = weights;
+  }
+#pragma unroll
+  for (int k = 0; k < kColumns; ++k) shared_sums[warp][lane + k * kWarpSize] = sums[k];
+  __syncthreads();
+  if (thread >= p.dim) return;
+  float largest = shared_maxima[0];
+#pragma unroll
+  for (int w = 1; w < kMergeWarps; ++w) largest = fmaxf(largest, shared_maxima[w]);
+  float weight = 0, sum = 0;
+#pragma unroll
+  for (int w = 0; w < kMergeWarps; ++w) {
+    const float share = softmax_weight(shared_maxima[w], largest);
+    weight += share * shared_weights[w];
+    sum += share * shared_sums[w][thread];
+  }
+  row_of<T>(p.out, s, h)[thread] = from_float<T>(weight == 0.0f ? 0.0f : sum / weight);
+  if (thread == 0) store_lse(p, s, h, largest, weight);
 }
 
 }  // namespace winnow::paged_xl::attention_cuda_detail
