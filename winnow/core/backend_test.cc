@@ -16,8 +16,11 @@ constexpr Backend kAll[] = {Backend::sm90, Backend::cuda, Backend::cpu};
 
 class BackendTest : public ::testing::Test {
  protected:
-  void SetUp() override { unsetenv("WINNOW_BACKEND"); }
-  void TearDown() override { unsetenv("WINNOW_BACKEND"); }
+  void SetUp() override {
+    unsetenv("WINNOW_BACKEND");
+    unsetenv("WINNOW_CHECK");
+  }
+  void TearDown() override { SetUp(); }
 };
 
 TEST_F(BackendTest, NamesGoBothWays) {
@@ -41,6 +44,7 @@ TEST_F(BackendTest, ListIsInOrderOfPriorityAndHonest) {
     EXPECT_FALSE(gpus().reason.empty());
     EXPECT_FALSE(list[0].supported);
     EXPECT_FALSE(list[1].supported);
+    EXPECT_EQ(list[0].reason, list[1].reason);
   }
 }
 
@@ -92,6 +96,16 @@ TEST_F(BackendTest, EnvironmentForcesUnlessTheCallSaysOtherwise) {
   setenv("WINNOW_BACKEND", "fpga", 1);
   testing::expect_error([] { choose_backend("op", {}, {}, kCpuOnly); }, ErrorCode::invalid_argument,
                         "backend_from_string: name: want one of sm90, cuda, cpu, got \"fpga\"");
+}
+
+// Contents on the host are always checked. What checking mode does on a GPU is tested there.
+TEST_F(BackendTest, ContentsOnTheHostAreChecked) {
+  EXPECT_TRUE(checks_contents("op", {}, {}));
+  EXPECT_TRUE(checks_contents("op", {}, {.check = true}));
+  EXPECT_FALSE(checks_contents("op", {DeviceType::cuda, 0}, {}));
+  setenv("WINNOW_CHECK", "0", 1);
+  EXPECT_FALSE(checks_contents("op", {DeviceType::cuda, 0}, {}));
+  EXPECT_TRUE(checks_contents("op", {}, {}));
 }
 
 TEST_F(BackendTest, DevicesHaveNames) {

@@ -27,6 +27,7 @@ struct Machine {
   int blocks = 1;              // thread blocks that run at the same time
   int warps = 1;               // of a block
   std::int64_t max_parts = 1;  // that the workspace holds, of all heads
+  bool fused = false;
 };
 
 // What the lengths of a step come to.
@@ -44,8 +45,8 @@ struct Split {
   WINNOW_HOST_DEVICE std::int64_t line() const { return tiles * heads; }
   // Parts whose first tile lies in [begin(block), begin(block + 1)) of the line are the block's.
   WINNOW_HOST_DEVICE std::int64_t begin(int block) const {
-    const std::int64_t each = line() / blocks, left = line() % blocks;
-    return block * each + block * left / blocks;
+    const std::int64_t each = line() / blocks, left = line() - each * blocks;
+    return block * each + (block < left ? block : left);
   }
   WINNOW_HOST_DEVICE int parts_of(int context_tiles) const {
     return context_tiles / part_tiles + (context_tiles % part_tiles != 0);
@@ -59,7 +60,8 @@ struct Split {
 };
 
 inline constexpr int kLeastPart = 4;     // tiles: a part costs about as much as one
-inline constexpr int kEnoughPart = 16;   // its r stays in an L1 cache
+inline constexpr int kEnoughPart = 64;   // its start does not show
+inline constexpr int kFusedPart = 8;     // its rows of r stay in an L1 cache
 inline constexpr int kPartsPerWarp = 4;  // so that warps finish at about the same time
 
 // Parts are as long as leaves every warp several, within limits, and no more than there is room
@@ -73,10 +75,13 @@ WINNOW_HOST_DEVICE inline Split plan_split(const StepWork& work, int num_seqs, i
   const std::int64_t warps = std::int64_t{machine.blocks} * machine.warps;
   const std::int64_t tiles = work.tiles * heads * passes;
   split.part_tiles = kLeastPart;
-  while (split.part_tiles < kEnoughPart && tiles > kPartsPerWarp * warps * split.part_tiles) {
+  const int enough = machine.fused ? kFusedPart : kEnoughPart;
+  while (split.part_tiles < enough && tiles > kPartsPerWarp * warps * split.part_tiles) {
     split.part_tiles *= 2;
   }
-  while ((work.tiles / split.part_tiles + num_seqs) * heads * passes > machine.max_parts &&
+  // A context has one part more than whole ones at most.
+  while ((work.tiles + std::int64_t{num_seqs} * split.part_tiles) * heads * passes >
+             machine.max_parts * split.part_tiles &&
          split.part_tiles < 1 << 29) {
     split.part_tiles *= 2;
   }

@@ -58,13 +58,13 @@ __device__ std::int64_t parts_before(const Lengths& lengths, const Split& split,
 // One part of one context for one cached head.
 struct Part {
   int sequence, length;  // tokens
-  int head;
+  int head, number;      // of the part in its context
   int first_tile, end_tile;
-  std::int64_t number;  // among the parts of all sequences; the same in all heads
-  bool whole;           // it is the whole context
+  bool whole;  // it is the whole context
 };
 
-// Goes along one block's stretch of the line, 32 sequences at a time. The whole warp must call.
+// Goes along one block's stretch of the line, 32 places at a time; some of them are empty, since
+// contexts have different numbers of parts. The whole warp must call.
 template <class T>
 class Walk {
  public:
@@ -76,16 +76,10 @@ class Walk {
         end_(split.begin(block + 1)),
         lane_(lane),
         most_parts_(split.parts_of(tiles_of<T>(work.longest))) {
-    if (begin_ >= end_) return;
     head_ = static_cast<int>(begin_ / split.tiles);
-    // The last part number at which the line is not beyond the stretch's begin.
-    const std::int64_t within = begin_ - head_ * split.tiles;
-    int beyond = most_parts_;
-    while (beyond - part_ > 1) {
-      const int middle = part_ + (beyond - part_) / 2;
-      (tiles_before(middle) <= within ? part_ : beyond) = middle;
-    }
-    at_ = head_ * split.tiles + tiles_before(part_);
+    const int part = last_part_before(begin_ - head_ * split.tiles);
+    at_ = head_ * split.tiles + at_;
+    go_to(part);
     look();
   }
 
@@ -93,55 +87,69 @@ class Walk {
   __device__ bool find(int index, Part& part) {
     while (index >= before_ + __popc(mine_)) {
       before_ += __popc(mine_);
+      mine_ = 0;
       if (at_ >= end_) return false;
       advance();
     }
     const int rank = __popc(mine_ & ((1u << lane_) - 1));
     const bool found = (mine_ >> lane_ & 1) != 0 && rank == index - before_;
     const int source = __ffs(static_cast<int>(__ballot_sync(device::kFullWarp, found))) - 1;
-    const int tiles = tiles_of<T>(__shfl_sync(device::kFullWarp, length_, source));
-    part.sequence = first_ + source;
+    part.sequence = __shfl_sync(device::kFullWarp, sequence_, source);
+    part.number = __shfl_sync(device::kFullWarp, part_, source);
     part.length = __shfl_sync(device::kFullWarp, length_, source);
     part.head = head_;
-    part.end_tile = tiles - part_ * split_.part_tiles;
+    const int tiles = tiles_of<T>(part.length);
+    part.end_tile = tiles - part.number * split_.part_tiles;
     part.first_tile = max(0, part.end_tile - split_.part_tiles);
-    part.number = __shfl_sync(device::kFullWarp, number_, source);
     part.whole = tiles <= split_.part_tiles;
     return true;
   }
 
  private:
-  // Tiles of one head that lie in parts below `part`.
-  __device__ std::int64_t tiles_before(int part) const {
-    std::int64_t tiles = 0;
-    for (int s = lane_; s < lengths_.num_seqs; s += kWarpSize) {
-      tiles += min(std::int64_t{tiles_of<T>(lengths_[s])}, std::int64_t{part} * split_.part_tiles);
+  // The last part number p for which the parts below p of all contexts have no more than `tiles`
+  // tiles; at_ becomes their number. Each lane tries a number.
+  __device__ int last_part_before(std::int64_t tiles) {
+    int first = 0, count = most_parts_;
+    while (true) {
+      const int step = (count + kWarpSize - 1) / kWarpSize;
+      const std::int64_t wanted = (first + std::int64_t{step} * lane_) * split_.part_tiles;
+      std::int64_t below = 0;
+      for (int s = 0; s < lengths_.num_seqs; ++s) {
+        below += min(std::int64_t{tiles_of<T>(lengths_[s])}, wanted);
+      }
+      const unsigned good =
+          __ballot_sync(device::kFullWarp, below <= tiles && step * std::int64_t{lane_} < count);
+      const int last = kWarpSize - 1 - __clz(static_cast<int>(good));  // lane 0 is good
+      first += step * last;
+      count = min(step, count - step * last);
+      at_ = __shfl_sync(device::kFullWarp, below, last);
+      if (step == 1) return first;
     }
-    return warp_sum(tiles);
+  }
+
+  __device__ void go_to(int part) {
+    part_ = part + lane_ / lengths_.num_seqs;
+    sequence_ = lane_ % lengths_.num_seqs;
   }
 
   __device__ void advance() {
-    numbers_ += __shfl_sync(device::kFullWarp, parts_, kWarpSize - 1);
-    first_ += kWarpSize;
-    if (first_ >= lengths_.num_seqs) {
-      first_ = 0;
-      numbers_ = 0;
-      if (++part_ == most_parts_) {
-        part_ = 0;
-        ++head_;
-      }
+    part_ += kWarpSize / lengths_.num_seqs;
+    sequence_ += kWarpSize % lengths_.num_seqs;
+    if (sequence_ >= lengths_.num_seqs) {
+      sequence_ -= lengths_.num_seqs;
+      ++part_;
+    }
+    if (__all_sync(device::kFullWarp, part_ >= most_parts_)) {
+      ++head_;
+      go_to(0);
     }
     look();
   }
 
-  // At the 32 sequences from first_.
   __device__ void look() {
-    length_ = first_ + lane_ < lengths_.num_seqs ? lengths_[first_ + lane_] : 0;
-    const int tiles = tiles_of<T>(length_);
-    const int weight = split_.tiles_in(tiles, part_), own = split_.parts_of(tiles);
+    length_ = lengths_[sequence_];
+    const int weight = split_.tiles_in(tiles_of<T>(length_), part_);
     const int weights = warp_prefix(weight, lane_);
-    parts_ = warp_prefix(own, lane_);
-    number_ = numbers_ + (parts_ - own) + part_;
     const std::int64_t position = at_ + (weights - weight);
     mine_ = __ballot_sync(device::kFullWarp, weight > 0 && position >= begin_ && position < end_);
     at_ += __shfl_sync(device::kFullWarp, weights, kWarpSize - 1);
@@ -151,14 +159,11 @@ class Walk {
   const Split& split_;
   const std::int64_t begin_, end_;
   const int lane_, most_parts_;
-  int head_ = 0, part_ = 0, first_ = 0;  // where the walk is
-  std::int64_t at_ = 0;                  // the line's tile behind these sequences
-  std::int64_t numbers_ = 0;             // parts of the sequences before first_
-  int before_ = 0;                       // parts of the stretch that are behind
-  // Of the lane's sequence.
-  int length_ = 0, parts_ = 0;
-  std::int64_t number_ = 0;
-  unsigned mine_ = 0;  // lanes whose part belongs to the stretch
+  int head_ = 0;
+  std::int64_t at_ = 0;                       // tiles of the line up to and with these places
+  int before_ = 0;                            // parts of the stretch that are behind
+  int part_ = 0, sequence_ = 0, length_ = 0;  // of the lane's place
+  unsigned mine_ = 0;                         // lanes whose part belongs to the stretch
 };
 
 }  // namespace winnow::paged_xl

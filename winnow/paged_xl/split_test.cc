@@ -13,7 +13,7 @@ namespace winnow::paged_xl {
 namespace {
 
 constexpr int kTileTokens = 16, kHeads = 16;
-constexpr Machine kMachine{.blocks = 132, .warps = 12, .max_parts = 129055};  // an H200, 64 MiB
+constexpr Machine kMachine{.blocks = 132, .warps = 16, .max_parts = 129055};  // an H200, 64 MiB
 
 int tiles_of(int length) { return (length + kTileTokens - 1) / kTileTokens; }
 
@@ -99,12 +99,18 @@ TEST(Split, HugeLinesStayExact) {
 }
 
 TEST(Split, ShapesOfTheBenchmarks) {
-  EXPECT_EQ(to_string(plan(std::vector<int>(64, 4096))),
-            "16384 tiles x 16 heads, parts of 16 tiles, 132 blocks");
-  EXPECT_EQ(to_string(plan(std::vector<int>(8, 32768))),
-            "16384 tiles x 16 heads, parts of 16 tiles, 132 blocks");
-  EXPECT_EQ(to_string(plan({8192})), "512 tiles x 16 heads, parts of 4 tiles, 132 blocks");
-  EXPECT_EQ(to_string(plan({131072})), "8192 tiles x 16 heads, parts of 16 tiles, 132 blocks");
+  const auto text = [](const std::vector<int>& context_lens, bool fused) {
+    Machine machine = kMachine;
+    machine.fused = fused;
+    return to_string(plan(context_lens, machine));
+  };
+  const std::vector<int> many(64, 4096), long_ones(8, 32768);
+  EXPECT_EQ(text(many, false), "16384 tiles x 16 heads, parts of 32 tiles, 132 blocks");
+  EXPECT_EQ(text(long_ones, false), "16384 tiles x 16 heads, parts of 32 tiles, 132 blocks");
+  EXPECT_EQ(text({8192}, false), "512 tiles x 16 heads, parts of 4 tiles, 132 blocks");
+  EXPECT_EQ(text({131072}, false), "8192 tiles x 16 heads, parts of 16 tiles, 132 blocks");
+  EXPECT_EQ(text(many, true), "16384 tiles x 16 heads, parts of 8 tiles, 132 blocks");
+  EXPECT_EQ(text(long_ones, true), "16384 tiles x 16 heads, parts of 8 tiles, 132 blocks");
 }
 
 // However many tokens and however little room: no more parts than fit.

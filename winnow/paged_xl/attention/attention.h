@@ -52,13 +52,19 @@ struct AttentionArgs {
 // two of value_cache; the others are free (0 and negative ones too; not 0 for outputs).
 //
 // Memory: all tensors belong to the caller, live on one device, and outputs overlap no other
-// tensor. CPU scratch is num_heads * (head_size + 2) floats per 512 tokens of context. Results are
-// bitwise the same in every repeat, for every number of threads, whatever else is in the batch, and
-// wherever the blocks lie. Streams: see Stream. Thread-safe. Returns the backend that ran.
-// Errors: Error (invalid_argument) naming the argument, before anything is written; on the CPU also
-// for a length that is negative or beyond what block_tables, matrix_bd or r hold and for a block
-// outside [0, num_blocks) that a sequence needs, with sequence, position and value. Error
-// (unsupported) if no backend or not the forced one can do it.
+// tensor. CPU scratch is num_heads * (head_size + 2) floats per 512 tokens of context; on a GPU up
+// to 64 MiB (more only for more than 2^16 pairs of sequence and head) come from a pool of the
+// library in the order of the stream, and stay in the pool. Results are bitwise the same in every
+// repeat; on the CPU also for every number of threads, whatever else is in the batch, and wherever
+// the blocks lie. Streams: see Stream. Nothing waits for the GPU and no length is read on the host,
+// so a CUDA graph may capture the call and replay it with other contents. Thread-safe. Returns the
+// backend that ran.
+// Errors: Error (invalid_argument) naming the argument, before anything is written; on the CPU, and
+// on a GPU in checking mode (RunOptions::check), also for a length that is negative or beyond what
+// block_tables, matrix_bd or r hold and for a block outside [0, num_blocks) that a sequence needs,
+// with sequence, position and value. Without checking mode a GPU clamps such a length to what they
+// hold, and takes the tokens of such a block for masked. Error (unsupported) if no backend or not
+// the forced one can do it.
 //
 // Relative attention: Dai et al. 2019, "Transformer-XL". Paged cache and its layout: Kwon et al.
 // 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention" (vLLM).

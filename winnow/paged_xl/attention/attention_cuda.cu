@@ -120,7 +120,7 @@ void launch(KernelParams kernel, cudaStream_t stream) {
   const std::int64_t parts =
       std::clamp<std::int64_t>(kWorkspace / bytes, 2 * heads * kernel.lengths.num_seqs,
                                std::max(most, 2 * heads * kernel.lengths.num_seqs));
-  kernel.machine = {attribute(cudaDevAttrMultiProcessorCount), kWarps, parts};
+  kernel.machine = {attribute(cudaDevAttrMultiProcessorCount), kWarps, parts, kFused};
   const Workspace workspace(static_cast<std::size_t>(parts * bytes), stream);
   kernel.partials = workspace.data();
 

@@ -2,10 +2,10 @@
 //
 // The step only reads K and V once, so all that counts is how many bytes are under way. One block
 // fills a multiprocessor, and its warps work on their own: each takes a part of some context (see
-// split.h) and goes through its tiles with a softmax of its own, while the next tiles of K and V,
-// and of r, are on their way into registers: 16-byte loads, no shared memory and no barrier. A
-// part that is a whole context gives the output, others go to a workspace where merge_kernel puts
-// them together.
+// split.h) and goes through its tiles with a softmax of its own, while the next tile of K, and of
+// r, is on its way into registers, as is V of this one: 16-byte loads, no shared memory and no
+// barrier. A part that is a whole context gives the output, others go to a workspace where
+// merge_kernel puts them together.
 #pragma once
 
 #include <cstdint>
@@ -151,9 +151,9 @@ struct Warp {
     return __uint_as_float(bits);
   }
 
-  // `key_block`: of the lane's token.
-  __device__ void load_values(int tile, int key_block) {
-    const int block = __shfl_sync(device::kFullWarp, key_block, half * kX<T>);
+  // Of the tile whose keys are loaded.
+  __device__ void load_values(int tile) {
+    const int block = __shfl_sync(device::kFullWarp, keys.block, half * kX<T>);
     const int j = tile * kTile<T> + half * kX<T>;
     const int used = length - j;  // tokens of the lane's half, if not all of it
     const T* from = row_of<T>(p.value, block, kv_head) + (std::int64_t{row} << p.block_shift) +
@@ -247,18 +247,32 @@ struct Warp {
                                      length - 1 - tile * kTile<T>, p.dim, lane);
   }
 
-  __device__ void load_queries() {
-    const auto add = [&](const Rows<const void*>& bias, int h, int d) {
-      return to_float(row_of<T>(p.query, sequence, first_head + h)[d]) +
-             to_float(row_of<T>(bias, sequence, first_head + h)[d]);
-    };
-    __syncwarp();  // the part before is done with its queries
+  // The lane's columns of query and bias u, on their way.
+  struct Raw {
+    T query[kHeads][kMaxDim / kWarpSize], bias[kHeads][kMaxDim / kWarpSize];
+  };
+  __device__ void load_queries(Raw& raw) const {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
       for (int i = 0; i < kMaxDim / kWarpSize; ++i) {
         const int d = lane + i * kWarpSize;
-        query_u[h * kMaxDim + d] = h < heads && d < p.dim ? add(p.pos_bias_u, h, d) : 0.0f;
+        const bool exists = h < heads && d < p.dim;
+        raw.query[h][i] = raw.bias[h][i] = from_float<T>(0);
+        if (!exists) continue;
+        raw.query[h][i] = row_of<T>(p.query, sequence, first_head + h)[d];
+        raw.bias[h][i] = row_of<T>(p.pos_bias_u, sequence, first_head + h)[d];
+      }
+    }
+  }
+  __device__ void store_queries(const Raw& raw) {
+    __syncwarp();  // the part before is done with its queries
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int i = 0; i < kMaxDim / kWarpSize; ++i) {
+        query_u[h * kMaxDim + lane + i * kWarpSize] =
+            to_float(raw.query[h][i]) + to_float(raw.bias[h][i]);
       }
       if constexpr (kFused) {
         if (h >= heads) continue;
@@ -269,13 +283,22 @@ struct Warp {
     __syncwarp();
   }
 
+  // Begins to load the queries and the first tile of a part.
+  __device__ void start(const Part& part, int pass, Raw& raw) {
+    sequence = part.sequence;
+    length = part.length;
+    kv_head = part.head;
+    first_head = part.head * p.group + pass * kHeads;
+    heads = min(kHeads, p.group - pass * kHeads);
+    const int block = find_block(part.first_tile, part.end_tile);
+    load_queries(raw);
+    load_keys(part.first_tile, block);
+    next_block = find_block(part.first_tile + 1, part.end_tile);
+    if constexpr (kFused) load_relative(part.first_tile, 0);
+  }
+
   // Tiles [tile, end) of the context.
   __device__ void run(int tile, int end) {
-    load_keys(tile, find_block(tile, end));
-    load_values(tile, keys.block);
-    next_block = find_block(tile + 1, end);
-    if constexpr (kFused) load_relative(tile, 0);
-    load_queries();
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       maxima[h] = device::negative_infinity();
@@ -284,6 +307,7 @@ struct Warp {
       for (int k = 0; k < kUnits; ++k) sums[h][k] = 0;
     }
     for (; tile < end; ++tile) {
+      load_values(tile);
       float logits[kHeads];
       multiply_keys(logits);
       const bool present = keys.block >= 0;
@@ -307,7 +331,6 @@ struct Warp {
         logits[h] = add_logit(h, present ? p.scale * logits[h] : device::negative_infinity());
       }
       add_values(logits);
-      load_values(tile + 1, keys.block);
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -381,16 +404,16 @@ __global__ void __launch_bounds__(kWarpSize* warps_of_block<kMaxDim, kHeads, kFu
     Part part;
     if (!walk.find(index / p.passes, part)) return;
     const int pass = index % p.passes;
-    warp.sequence = part.sequence;
-    warp.length = part.length;
-    warp.kv_head = part.head;
-    warp.first_head = part.head * p.group + pass * kHeads;
-    warp.heads = min(kHeads, p.group - pass * kHeads);
+    typename decltype(warp)::Raw raw;
+    warp.start(part, pass, raw);
+    warp.store_queries(raw);
     warp.run(part.first_tile, part.end_tile);
     if (part.whole) {
       warp.store_output();
     } else {
-      warp.store_record(Record(p, kHeads, part.number, part.head, pass));
+      const std::int64_t number =
+          parts_before<T>(p.lengths, split, part.sequence, warp.lane) + part.number;
+      warp.store_record(Record(p, kHeads, number, part.head, pass));
     }
   }
 }

@@ -28,9 +28,11 @@ struct AppendArgs {
 // free (0 and negative ones too; not 0 for the caches). Memory: all tensors belong to the caller,
 // live on one device, and the caches overlap no other tensor. Streams: see Stream. Thread-safe, for
 // calls that write different slots too. Returns the backend that ran. Errors: Error
-// (invalid_argument) naming the argument, before anything is written; on the CPU also for a slot
-// beyond the cache and for one written twice, with the tokens' positions and the slot. Error
-// (unsupported) if no backend or not the forced one can do it.
+// (invalid_argument) naming the argument, before anything is written; on the CPU, and on a GPU in
+// checking mode (RunOptions::check), also for a slot beyond the cache and for one written twice,
+// with the tokens' positions and the slot. Without checking mode a GPU skips the former, and which
+// token stays in the latter is left open. Error (unsupported) if no backend or not the forced one
+// can do it.
 //
 // Layout of the cache: vLLM (Kwon et al. 2023, "Efficient Memory Management for Large Language
 // Model Serving with PagedAttention").

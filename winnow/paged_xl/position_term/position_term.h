@@ -30,9 +30,10 @@ struct PositionTermArgs {
 // Memory: all tensors belong to the caller, live on one device, and matrix_bd overlaps no other.
 // Results are bitwise the same in every repeat and for every number of threads. Streams: see
 // Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the
-// argument, before anything is written; on the CPU also for a length that is negative or beyond
-// what matrix_bd or r hold, with sequence and value. Error (unsupported) if no backend or not the
-// forced one can do it.
+// argument, before anything is written; on the CPU, and on a GPU in checking mode
+// (RunOptions::check), also for a length that is negative or beyond what matrix_bd or r hold, with
+// sequence and value; without it a GPU clamps the length. Error (unsupported) if no backend or not
+// the forced one can do it.
 //
 // Defined by Dai et al. 2019, "Transformer-XL" (terms b and d of its relative attention).
 WINNOW_EXPORT Backend position_term(const PositionTermArgs& args, const RunOptions& options = {});
