@@ -48,10 +48,11 @@ offline-deps:
 test-gpu:
 	@tools/setup
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON $(werror)
-	cmake --build --preset release --target winnow_cli gpu_test paged_gpu_test
+	cmake --build --preset release --target winnow_cli gpu_test backward_gpu_test paged_gpu_test
 	build/bin/winnow verify --device cuda
 	build/bin/gpu_test --gtest_filter='*TheFirstCallMayBeCaptured'
 	build/bin/gpu_test
+	build/bin/backward_gpu_test
 	build/bin/paged_gpu_test --gtest_filter='*TheFirstCallMayBeCaptured'
 	build/bin/paged_gpu_test
 

@@ -30,4 +30,24 @@ __device__ __forceinline__ uint4 load_again(const void* address) {
   return word;
 }
 
+// Adds to memory without waiting, each element atomically, in no particular order. `address` is
+// aligned to the value's size; `policy` is an L2 eviction policy (device/sm90/copy.cuh).
+__device__ __forceinline__ void reduce_add(float* address, float4 value) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
+               "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+}
+__device__ __forceinline__ void reduce_add(float* address, float4 value, std::uint64_t policy) {
+  asm volatile(
+      "red.relaxed.gpu.global.add.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void reduce_add(unsigned long long* address, unsigned long long value,
+                                           std::uint64_t policy) {
+  asm volatile("red.relaxed.gpu.global.add.L2::cache_hint.u64 [%0], %1, %2;" ::"l"(address),
+               "l"(value), "l"(policy)
+               : "memory");
+}
+
 }  // namespace winnow::device

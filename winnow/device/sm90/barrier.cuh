@@ -48,6 +48,12 @@ __device__ __forceinline__ void mbarrier_arrive_warp(std::uint32_t barrier, int 
 #endif
 }
 
+// One arrival, plus `bytes` that bulk copies will report to this phase.
+__device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
 // An arrival that the hardware makes once all earlier cp.async of this thread have landed. It is
 // one of the `count` arrivals. It says nothing about the thread's ordinary stores.
 __device__ __forceinline__ void mbarrier_arrive_cp_async(std::uint32_t barrier) {

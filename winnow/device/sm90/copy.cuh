@@ -16,6 +16,12 @@ __device__ __forceinline__ std::uint64_t policy_evict_first() {
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
+__device__ __forceinline__ std::uint64_t policy_evict_normal() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Copies 16 bytes, or with valid == false writes 16 zero bytes and reads nothing (`source` must
 // still be an address within an allocation). L2 fetches the 256 bytes around the source.
 __device__ __forceinline__ void cp_async_zfill(std::uint32_t destination, const void* source,
@@ -30,6 +36,42 @@ __device__ __forceinline__ void cp_async_zfill(std::uint32_t destination, const 
 // Asks L2 to fetch `bytes` (a multiple of 16) from `source` (aligned to 16). One thread.
 __device__ __forceinline__ void bulk_prefetch_l2(const void* source, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
+// Copies `bytes` (a multiple of 16) of global memory to shared memory, which reports them to
+// `barrier` (mbarrier_arrive_expect()). One thread.
+__device__ __forceinline__ void bulk_load(std::uint32_t destination, const void* source,
+                                          std::uint32_t bytes, std::uint32_t barrier,
+                                          std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// Stores `bytes` (a multiple of 16) of shared memory to global memory. One thread; the writers of
+// the shared memory must have done fence_proxy_async_shared() before a barrier with this thread.
+__device__ __forceinline__ void bulk_store(void* destination, std::uint32_t source,
+                                           std::uint32_t bytes, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
+          destination),
+      "r"(source), "r"(bytes), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until at most kPending of this thread's bulk groups still read shared memory.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// Until at most kPending of this thread's bulk groups are incomplete.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace winnow::device

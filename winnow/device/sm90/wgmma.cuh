@@ -97,6 +97,8 @@ __device__ __forceinline__ void wgmma_pin(std::uint32_t (&a)[kCount]) {
 #define WINNOW_F64(d, i) WINNOW_F32(d, i), WINNOW_F32(d, (i) + 32)
 #define WINNOW_F128(d, i) WINNOW_F64(d, i), WINNOW_F64(d, (i) + 64)
 
+#define WINNOW_LIST16 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define WINNOW_LIST32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -115,6 +117,39 @@ __device__ __forceinline__ void wgmma_pin(std::uint32_t (&a)[kCount]) {
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 // clang-format on
+
+// d (64 x 32) = A B^T, or d + A B^T with `accumulate`; A is 64 x 16, B 32 x 16.
+template <Major kA, Major kB>
+__device__ __forceinline__ void wgmma_m64n32k16(float (&d)[16], std::uint64_t a, std::uint64_t b,
+                                                bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WINNOW_LIST16
+      "}, %16, %17, p, 1, 1, %19, %20;\n"
+      "}"
+      : WINNOW_F16(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kA)),
+        "n"(static_cast<int>(kB)));
+}
+
+// The same with A from registers.
+template <Major kB>
+__device__ __forceinline__ void wgmma_m64n32k16(float (&d)[16], std::uint32_t a0, std::uint32_t a1,
+                                                std::uint32_t a2, std::uint32_t a3, std::uint64_t b,
+                                                bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WINNOW_LIST16
+      "}, {%16, %17, %18, %19}, %20, p, 1, 1, %22;\n"
+      "}"
+      : WINNOW_F16(d, 0)
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(static_cast<int>(accumulate)),
+        "n"(static_cast<int>(kB)));
+}
 
 // d (64 x 64) = A B^T, or d + A B^T with `accumulate`; A is 64 x 16, B 64 x 16.
 template <Major kA, Major kB>
@@ -222,6 +257,7 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], std::uint32_t 
 #undef WINNOW_F32
 #undef WINNOW_F64
 #undef WINNOW_F128
+#undef WINNOW_LIST16
 #undef WINNOW_LIST32
 #undef WINNOW_LIST64
 #undef WINNOW_LIST128

@@ -1,6 +1,9 @@
 #include "winnow/sparse_mla/backward/backward.h"
 
+#include <string>
+
 #include "winnow/core/check.h"
+#include "winnow/core/device_memory.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/sparse_mla/backward/backward_impl.h"
@@ -51,15 +54,51 @@ BackwardParams check_args(const BackwardArgs& args) {
   return params;
 }
 
+constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+
+bool empty(const BackwardArgs& args) {
+  return args.dq.numel() == 0 && args.dkv.numel() == 0 && args.d_sink.numel() == 0;
+}
+
 }  // namespace
 
 Backend backward(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
-  constexpr Backend kImplemented[] = {Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (args.dq.numel() == 0 && args.dkv.numel() == 0 && args.d_sink.numel() == 0) return backend;
-  run_on_cpu(kOperation, cpu_kernels().sparse_mla_backward, params);
+  if (empty(args)) return backend;
+  if (backend == Backend::cpu) {
+    run_on_cpu(kOperation, cpu_kernels().sparse_mla_backward, params);
+  } else if constexpr (kBuiltWithCuda) {
+    const Check check(kOperation);
+    check_for_sm90(check, "q", args.q);
+    check_for_sm90(check, "kv", args.kv);
+    if (!args.delta.present()) check_for_sm90(check, "out", args.out);
+    check_for_sm90(check, "d_out", args.d_out);
+    check.aligned("dq", args.dq, 16);
+    check.aligned("dkv", args.dkv, 16);
+    const DeviceGuard guard(args.q.device());
+    if (args.workspace.present()) {
+      const std::int64_t bytes = backward_sm90_workspace_bytes(params);
+      check.input("workspace", args.workspace, {{"bytes", args.workspace.numel()}}, {DType::u8},
+                  args.q.device());
+      check.aligned("workspace", args.workspace, 256);
+      check.that(args.workspace.numel() >= bytes, "workspace",
+                 std::to_string(bytes) + " bytes or more", std::to_string(args.workspace.numel()));
+    }
+    backward_sm90(params, args.workspace.data(), options.stream.handle);
+  }
   return backend;
+}
+
+std::int64_t backward_workspace_bytes(const BackwardArgs& args, const RunOptions& options) {
+  const BackwardParams params = check_args(args);
+  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  if (backend == Backend::cpu || empty(args)) return 0;
+  if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(args.q.device());
+    return backward_sm90_workspace_bytes(params);
+  }
+  return 0;
 }
 
 }  // namespace winnow::sparse_mla

@@ -29,6 +29,9 @@ struct BackwardArgs {
   TensorView dq{};             // [s_q, h_q, d_qk], as q or f32
   TensorView dkv{};            // [s_kv, 1, d_qk], as q (rounded once, at the end) or f32
   TensorView d_sink{};         // optional [h_q], f32; only with attn_sink
+  // Optional, u8 on the device of q, aligned to 256 bytes, at least backward_workspace_bytes():
+  // scratch for GPU backends, in use until the stream has passed. The CPU does without.
+  TensorView workspace{};
 };
 
 // Gradients of forward()'s `out`, with x, visibility and lse' as there:
@@ -44,9 +47,17 @@ struct BackwardArgs {
 // On the CPU every call is deterministic, whatever `deterministic` says: each row of dkv is added
 // up in the order of the queries. CPU scratch grows with topk * d_qk (about 64 MiB or one query per
 // thread, whichever is more), plus s_kv * d_qk floats if dkv is not f32.
+// On sm90 the sums into dkv come in no fixed order unless `deterministic`, so that its last bits,
+// and those of dq, vary from run to run. Scratch is `workspace` or, without one, memory from the
+// stream's pool (cudaMallocAsync), which a captured graph keeps as nodes of its own.
 // Shapes, strides, memory, streams and errors: as forward(). Returns the backend that ran.
 //
 // The gradient of the attention defined by DeepSeek-V3.2 (DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});
+
+// Bytes of `workspace` that backward() with the same arguments works in; 0 on the CPU. Depends on
+// shapes, dtypes and what is present, not on values. Errors: as backward().
+WINNOW_EXPORT std::int64_t backward_workspace_bytes(const BackwardArgs& args,
+                                                    const RunOptions& options = {});
 
 }  // namespace winnow::sparse_mla

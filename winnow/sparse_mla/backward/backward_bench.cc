@@ -7,39 +7,55 @@
 
 namespace winnow::sparse_mla {
 
+namespace {
+
+std::function<void()> prepare(const CaseShape& shape, const testing::Target& target) {
+  struct Data {
+    CaseInputs inputs;
+    Tensor out, lse, d_out, dq, dkv, workspace;
+  };
+  const Device device = testing::device_of(target);
+  const std::vector<std::int64_t> values = {shape.s_q, shape.h_q, kValueDim};
+  Tensor d_out(shape.dtype, values);
+  winnow::testing::Random random(winnow::testing::seed_from(shape.name));
+  winnow::testing::fill_normal_rows(d_out.view(), random);
+  auto data = std::make_shared<Data>(
+      Data{make_inputs(shape).on(device), Tensor(shape.dtype, values, device),
+           Tensor(DType::f32, {shape.s_q, shape.h_q}, device), d_out.to(device),
+           Tensor(shape.dtype, {shape.s_q, shape.h_q, shape.d_qk}, device),
+           Tensor(DType::f32, {shape.s_kv, 1, shape.d_qk}, device), Tensor()});
+  ForwardArgs forward_args{.out = data->out, .lse = data->lse};
+  data->inputs.pass_to(forward_args);
+  forward(forward_args, target.options);
+  BackwardArgs args{
+      .out = data->out, .lse = data->lse, .d_out = data->d_out, .dq = data->dq, .dkv = data->dkv};
+  data->inputs.pass_to(args);
+  // As an engine would: memory for scratch is had once.
+  if (const std::int64_t bytes = backward_workspace_bytes(args, target.options); bytes > 0) {
+    data->workspace = Tensor(DType::u8, {bytes}, device);
+    args.workspace = data->workspace;
+  }
+  return [data, args, options = target.options] { backward(args, options); };
+}
+
+}  // namespace
+
 std::vector<testing::Benchmark> backward_benchmarks() {
   constexpr double kTarget = 0.4;
   std::vector<testing::Benchmark> list;
+  const auto add = [&](testing::Benchmark benchmark, const CaseShape& shape) {
+    benchmark.prepare = [shape](const testing::Target& target) { return prepare(shape, target); };
+    list.push_back(std::move(benchmark));
+  };
   for (const BenchShape& bench : bench_shapes()) {
-    const CaseShape shape = bench.shape;
-    list.push_back(make_benchmark(bench, 3 * shape.d_qk + 2 * kValueDim, kTarget));
-    list.back().prepare = [shape](const testing::Target& target) -> std::function<void()> {
-      require_cpu("sparse_mla::backward", target);
-      struct Data {
-        CaseInputs inputs;
-        StridedTensor out, lse, d_out, dq, dkv;
-      };
-      auto data = std::make_shared<Data>();
-      data->inputs = make_inputs(shape);
-      const std::vector<std::int64_t> values = {shape.s_q, shape.h_q, kValueDim};
-      data->out = make_output(shape.dtype, values, Layout::dense);
-      data->lse = make_output(DType::f32, {shape.s_q, shape.h_q}, Layout::dense);
-      data->d_out = make_tensor(shape.dtype, values, Layout::dense);
-      data->dq = make_output(shape.dtype, {shape.s_q, shape.h_q, shape.d_qk}, Layout::dense);
-      data->dkv = make_output(DType::f32, {shape.s_kv, 1, shape.d_qk}, Layout::dense);
-      winnow::testing::Random random(winnow::testing::seed_from(shape.name));
-      winnow::testing::fill_normal(data->d_out.view, random);
-      ForwardArgs forward_args{.out = data->out.view, .lse = data->lse.view};
-      data->inputs.pass_to(forward_args);
-      forward(forward_args, target.options);
-      BackwardArgs args{.out = data->out.view,
-                        .lse = data->lse.view,
-                        .d_out = data->d_out.view,
-                        .dq = data->dq.view,
-                        .dkv = data->dkv.view};
-      data->inputs.pass_to(args);
-      return [data, args, options = target.options] { backward(args, options); };
-    };
+    add(make_benchmark(bench, 3 * bench.shape.d_qk + 2 * kValueDim, kTarget), bench.shape);
+  }
+  for (const GpuBenchShape& bench :
+       {GpuBenchShape{128, 8192, 447}, GpuBenchShape{128, 32768, 350},
+        GpuBenchShape{128, 131072, 271}, GpuBenchShape{64, 8192, 440},
+        GpuBenchShape{64, 32768, 258}, GpuBenchShape{64, 131072, 190}}) {
+    const CaseShape shape = case_shape(bench);
+    add(make_benchmark(bench, 3 * shape.d_qk + 2 * kValueDim), shape);
   }
   return list;
 }

@@ -38,8 +38,9 @@ StridedTensor round_to(DType dtype, std::vector<std::int64_t> shape, Layout layo
 
 testing::CaseOutcome run(const CaseShape& shape, const Variant& variant,
                          const testing::Target& target) {
-  require_cpu("sparse_mla::backward", target);
+  const Device device = testing::device_of(target);
   const CaseInputs inputs = make_inputs(shape);
+  const CaseInputs inputs_there = inputs.on(device);
   const oracle::Inputs in = inputs.for_oracle();
   winnow::testing::Random random(winnow::testing::seed_from(shape.name + "-backward"));
 
@@ -53,34 +54,43 @@ testing::CaseOutcome run(const CaseShape& shape, const Variant& variant,
   winnow::testing::fill_normal(d_out.view, random);
   if (shape.free_out) winnow::testing::fill_normal(out.view, random);
 
-  BackwardArgs args{.lse = lse.view, .d_out = d_out.view};
-  inputs.pass_to(args);
   StridedTensor delta;
   if (variant.delta_given) {
     delta = make_output(DType::f32, {shape.s_q, shape.h_q}, shape.layout);
     winnow::testing::fill_normal(delta.view, random);
-    args.delta = delta.view;
-  } else {
-    args.out = out.view;
   }
-  const StridedTensor dq = make_output(variant.dq_f32 ? DType::f32 : shape.dtype,
-                                       {shape.s_q, shape.h_q, shape.d_qk}, shape.layout);
-  const StridedTensor dkv = make_output(variant.dkv_as_q ? shape.dtype : DType::f32,
-                                        {shape.s_kv, 1, shape.d_qk}, shape.layout);
-  StridedTensor d_sink;
-  if (args.attn_sink.present()) d_sink = make_output(DType::f32, {shape.h_q}, Layout::dense);
-  args.dq = dq.view;
-  args.dkv = dkv.view;
-  args.d_sink = d_sink.view;
-  args.deterministic = variant.deterministic;
+  oracle::Gradients given{{}, lse.view, d_out.view, delta.view};
+  if (!variant.delta_given) given.out = out.view;
+
+  const auto there = [&](const StridedTensor& tensor) { return testing::on(device, tensor); };
+  const StridedTensor out_there = there(out), lse_there = there(lse), d_out_there = there(d_out),
+                      delta_there = there(delta);
+  const StridedTensor dq_there = there(make_output(
+      variant.dq_f32 ? DType::f32 : shape.dtype, {shape.s_q, shape.h_q, shape.d_qk}, shape.layout));
+  const StridedTensor dkv_there = there(make_output(variant.dkv_as_q ? shape.dtype : DType::f32,
+                                                    {shape.s_kv, 1, shape.d_qk}, shape.layout));
+  StridedTensor d_sink_there;
+  BackwardArgs args{.lse = lse_there.view,
+                    .d_out = d_out_there.view,
+                    .delta = delta_there.view,
+                    .deterministic = variant.deterministic,
+                    .dq = dq_there.view,
+                    .dkv = dkv_there.view};
+  if (!variant.delta_given) args.out = out_there.view;
+  inputs_there.pass_to(args);
+  if (args.attn_sink.present()) {
+    d_sink_there = there(make_output(DType::f32, {shape.h_q}, Layout::dense));
+    args.d_sink = d_sink_there.view;
+  }
 
   testing::CaseOutcome outcome;
   outcome.backend = backward(args, target.options);
+  const StridedTensor dq = testing::on({}, dq_there), dkv = testing::on({}, dkv_there),
+                      d_sink = testing::on({}, d_sink_there);
 
   const std::vector<std::int64_t> queries = checked_queries(shape);
   const std::vector<std::int64_t> rows = checked_rows(shape, inputs);
-  const oracle::Backward expected =
-      oracle::backward(in, {args.out, args.lse, args.d_out, args.delta}, queries, rows);
+  const oracle::Backward expected = oracle::backward(in, given, queries, rows);
   const auto compare = [&](std::string_view what, const StridedTensor& actual,
                            std::span<const double> wanted, Quantity quantity,
                            std::span<const std::int64_t> chosen) {
@@ -113,7 +123,8 @@ testing::Operation backward_operation() {
   const auto add = [&](const CaseShape& shape, const Variant& variant) {
     operation.cases.push_back(
         {shape.name + variant.suffix, describe(shape),
-         [shape, variant](const testing::Target& target) { return run(shape, variant, target); }});
+         [shape, variant](const testing::Target& target) { return run(shape, variant, target); },
+         shape.dtype == DType::bf16});
   };
   for (const CaseShape& shape : case_shapes()) {
     add(shape, {});

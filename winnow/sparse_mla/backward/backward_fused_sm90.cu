@@ -1,0 +1,252 @@
+// Top-k sparse MLA attention, backward, sm90: the launches of the fused design.
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <string>
+
+#include <cuda_runtime.h>
+
+#include "winnow/core/error.h"
+#include "winnow/sparse_mla/backward/backward_fused_sm90.cuh"
+#include "winnow/sparse_mla/backward/backward_fused_sm90.h"
+#include "winnow/sparse_mla/backward/backward_fused_steps_sm90.cuh"
+
+namespace winnow::sparse_mla {
+
+namespace {
+
+namespace fused = backward_fused_sm90_detail;
+using namespace fused;
+
+constexpr const char* kOperation = "sparse_mla::backward";
+
+void check_cuda(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  throw Error(status == cudaErrorMemoryAllocation ? ErrorCode::resource : ErrorCode::internal,
+              kOperation, std::string("sm90: ") + what + ": " + cudaGetErrorString(status));
+}
+
+int attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+int multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
+
+std::int64_t head_blocks(const Problem& problem) {
+  return (problem.h_q + fused::kHeads - 1) / fused::kHeads;
+}
+
+// Where what lies in the workspace of the fused kernel; offsets in bytes, multiples of 256.
+struct Workspace {
+  std::int64_t step, accumulator;  // side by side: both begin as zeros
+  std::int64_t ordered, lengths, delta, sink_share, dq_parts, bytes;
+
+  Workspace(const BackwardParams& params, int blocks) {
+    const Problem& problem = params.problem;
+    bytes = 0;
+    const auto take = [&](std::int64_t size) {
+      const std::int64_t offset = bytes;
+      bytes += (size + 255) / 256 * 256;
+      return offset;
+    };
+    const std::int64_t heads = problem.s_q * problem.h_q;
+    const bool tail = problem.s_q * head_blocks(problem) % blocks > 0;
+    step = take(4);
+    accumulator = take((problem.s_kv + blocks) * problem.d_qk * 4);
+    ordered = take(problem.s_q * problem.topk * 4);
+    lengths = take(problem.s_q * 4);
+    delta = take(params.delta.data == nullptr ? heads * 4 : 0);
+    sink_share = take(params.d_sink.data != nullptr ? heads * 4 : 0);
+    dq_parts = take(tail ? 2 * blocks * fused::kHeads * problem.d_qk * 4 : 0);
+  }
+};
+
+// One call: what every step of it needs.
+struct Call {
+  const BackwardParams& params;
+  const Problem& problem;
+  const Workspace& layout;
+  char* workspace;
+  int blocks;
+  cudaStream_t stream;
+  std::int64_t heads() const { return problem.s_q * problem.h_q; }
+  template <class T>
+  T* at(std::int64_t offset) const {
+    return reinterpret_cast<T*>(workspace + offset);
+  }
+};
+
+// delta, the order of the entries, zeros.
+void prepare(const Call& call) {
+  const Problem& problem = call.problem;
+  const BackwardParams& params = call.params;
+  PrepareParams p{};
+  p.zeros = call.at<float4>(call.layout.step);
+  p.zero_count =
+      (call.layout.accumulator - call.layout.step) / 16 + problem.s_kv * problem.d_qk / 4;
+  p.zero_blocks =
+      static_cast<unsigned>(std::min<std::int64_t>((p.zero_count + 2047) / 2048, 16 * call.blocks));
+  if (call.heads() > 0) {
+    // Ranges of 2^shift rows, at most kRanges of them.
+    const auto last = static_cast<std::uint64_t>(std::max<std::int64_t>(problem.s_kv, 1) - 1);
+    p.order.shift = std::max(0, static_cast<int>(std::bit_width(last)) -
+                                    static_cast<int>(std::bit_width(unsigned{kRanges}) - 1));
+    p.order.rows = gather_view(problem);
+    p.order.ordered = call.at<std::int32_t>(call.layout.ordered);
+    p.order.lengths = call.at<std::int32_t>(call.layout.lengths);
+    p.order_blocks = static_cast<unsigned>(problem.s_q);
+  }
+  if (call.heads() > 0 && params.delta.data == nullptr) {
+    p.delta.out = static_cast<const char*>(params.out.data);
+    p.delta.out_stride0 = 2 * params.out.stride0;
+    p.delta.out_stride1 = 2 * params.out.stride1;
+    p.delta.d_out = static_cast<const char*>(params.d_out.data);
+    p.delta.d_out_stride0 = 2 * params.d_out.stride0;
+    p.delta.d_out_stride1 = 2 * params.d_out.stride1;
+    p.delta.delta = call.at<float>(call.layout.delta);
+    p.delta.rows = call.heads();
+    p.delta.h_q = static_cast<int>(problem.h_q);
+    p.delta_blocks = static_cast<unsigned>((call.heads() + kDeltaRows - 1) / kDeltaRows);
+  }
+  const unsigned others = p.delta_blocks + p.zero_blocks;
+  p.spread = 1 + others / std::max(p.order_blocks, 1u);
+  prepare_kernel<<<p.order_blocks + others, kPrepareThreads, 0, call.stream>>>(p);
+  check_cuda(cudaGetLastError(), "launch");
+}
+
+fused::KernelParams kernel_params(const Call& call) {
+  const Problem& problem = call.problem;
+  const BackwardParams& params = call.params;
+  fused::KernelParams kernel{};
+  kernel.kv = gather_view(problem);
+  kernel.kv.indices = call.at<std::int32_t>(call.layout.ordered);
+  kernel.kv.indices_stride = problem.topk;
+  kernel.kv.topk_length = call.at<std::int32_t>(call.layout.lengths);
+  kernel.kv.topk_length_stride = 1;
+  kernel.q_stride0 = 2 * problem.q.stride0;
+  kernel.q_stride1 = 2 * problem.q.stride1;
+  kernel.q = static_cast<const char*>(problem.q.data);
+  kernel.d_out_stride0 = 2 * params.d_out.stride0;
+  kernel.d_out_stride1 = 2 * params.d_out.stride1;
+  kernel.d_out = static_cast<const char*>(params.d_out.data);
+  kernel.lse_stride = params.lse.stride0;
+  kernel.lse = params.lse.data;
+  const bool given = params.delta.data != nullptr;
+  kernel.delta_stride = given ? params.delta.stride0 : problem.h_q;
+  kernel.delta = given ? params.delta.data : call.at<float>(call.layout.delta);
+  kernel.attn_sink = params.attn_sink.data;
+  kernel.attn_sink_stride = params.attn_sink.stride0;
+  if (params.d_sink.data != nullptr) {
+    kernel.sink_share = call.at<float>(call.layout.sink_share);
+  }
+  kernel.dq_f32 = params.dq_dtype == DType::f32;
+  kernel.dq_stride0 = size_of(params.dq_dtype) * params.dq.stride0;
+  kernel.dq_stride1 = size_of(params.dq_dtype) * params.dq.stride1;
+  kernel.dq = static_cast<char*>(params.dq.data);
+  kernel.dq_parts = call.at<float>(call.layout.dq_parts);
+  kernel.scale = problem.scale;
+  kernel.scale_log2 = problem.scale * device::kLog2e;
+  kernel.h_q = static_cast<int>(problem.h_q);
+  kernel.head_blocks = static_cast<std::uint32_t>(head_blocks(problem));
+  kernel.items = static_cast<std::uint32_t>(problem.s_q * head_blocks(problem));
+  kernel.rounds = kernel.items / call.blocks;
+  kernel.tiles = static_cast<int>((problem.topk + kTileRows - 1) / kTileRows);
+  kernel.dkv = call.at<float>(call.layout.accumulator);
+  kernel.waste_row = static_cast<std::int32_t>(problem.s_kv);
+  // In step where the accumulator would not stay in L2 anyhow.
+  if (problem.s_kv * problem.d_qk * 4 > attribute(cudaDevAttrL2CacheSize) / 2) {
+    kernel.step = call.at<std::uint32_t>(call.layout.step);
+  }
+  return kernel;
+}
+
+// dq, the accumulator of dkv, shares of d_sink.
+template <int kDim>
+void multiply(const Call& call) {
+  const fused::KernelParams kernel = kernel_params(call);
+  constexpr int kBytes = fused::Plan<kDim>::kBytes;
+  auto* const function = fused::fused_kernel<kDim>;
+  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+             "cudaFuncSetAttribute");
+  function<<<call.blocks, fused::kThreads, kBytes, call.stream>>>(kernel);
+  check_cuda(cudaGetLastError(), "launch");
+  const unsigned tail = kernel.items % call.blocks;
+  if (tail > 0 && kernel.tiles > 0) {
+    fused::combine_kernel<kDim>
+        <<<tail * fused::kHeads, fused::kCombineThreads, 0, call.stream>>>(kernel, call.blocks);
+    check_cuda(cudaGetLastError(), "launch");
+  }
+}
+
+// dkv and d_sink as the caller wants them.
+void finish(const Call& call) {
+  const Problem& problem = call.problem;
+  const BackwardParams& params = call.params;
+  if (problem.s_kv > 0) {
+    FinishParams p;
+    p.accumulator = call.at<float>(call.layout.accumulator);
+    p.dkv = static_cast<char*>(params.dkv.data);
+    p.f32 = params.dkv_dtype == DType::f32;
+    p.dkv_stride = size_of(params.dkv_dtype) * params.dkv.stride0;
+    p.quads = problem.s_kv * problem.d_qk / 4;
+    p.row_quads = static_cast<int>(problem.d_qk / 4);
+    const std::int64_t wanted = (p.quads + kFinishThreads - 1) / kFinishThreads;
+    finish_kernel<<<static_cast<unsigned>(std::min<std::int64_t>(wanted, 32 * call.blocks)),
+                    kFinishThreads, 0, call.stream>>>(p);
+    check_cuda(cudaGetLastError(), "launch");
+  }
+  if (params.d_sink.data != nullptr && problem.h_q > 0) {
+    sink_kernel<<<static_cast<unsigned>((problem.h_q + 31) / 32), kSinkThreads, 0, call.stream>>>(
+        call.at<float>(call.layout.sink_share), problem.s_q, static_cast<int>(problem.h_q),
+        params.d_sink.data, params.d_sink.stride0);
+    check_cuda(cudaGetLastError(), "launch");
+  }
+}
+
+void check_limits(const BackwardParams& params, int blocks) {
+  const Problem& problem = params.problem;
+  const auto refuse = [](const std::string& message) {
+    throw Error(ErrorCode::unsupported, kOperation, "sm90: " + message);
+  };
+  constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // of what the kernels count in 32 bits
+  if (problem.topk > kLimit || problem.h_q > kLimit ||
+      problem.s_q > kLimit / std::max<std::int64_t>(problem.h_q, 1)) {
+    refuse("want topk and s_q * h_q up to 2^30, got topk " + std::to_string(problem.topk) +
+           ", h_q " + std::to_string(problem.h_q) + ", s_q " + std::to_string(problem.s_q));
+  }
+  if (problem.s_kv > (std::int64_t{1} << 31) - 1 - blocks) {
+    refuse("want s_kv up to 2^31 - 1 - " + std::to_string(blocks) + ", got " +
+           std::to_string(problem.s_kv));
+  }
+}
+
+}  // namespace
+
+std::int64_t backward_fused_workspace_bytes(const BackwardParams& params) {
+  const int blocks = multiprocessors();
+  check_limits(params, blocks);
+  return Workspace(params, blocks).bytes;
+}
+
+void backward_fused_sm90(const BackwardParams& params, void* workspace, void* stream) {
+  const int blocks = multiprocessors();
+  check_limits(params, blocks);
+  const Workspace layout(params, blocks);
+  const Call call{params, params.problem,
+                  layout, static_cast<char*>(workspace),
+                  blocks, static_cast<cudaStream_t>(stream)};
+  prepare(call);
+  if (call.heads() > 0) {
+    if (params.problem.d_qk == 576) {
+      multiply<576>(call);
+    } else {
+      multiply<512>(call);
+    }
+  }
+  finish(call);
+}
+
+}  // namespace winnow::sparse_mla

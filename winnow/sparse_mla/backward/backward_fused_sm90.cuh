@@ -1,0 +1,708 @@
+// Top-k sparse MLA attention, backward, sm90: the fused kernel, 64 heads of a query at a time.
+//
+// A persistent block of two warpgroups takes items (query, 64 heads) in turn. Q and dO of an item
+// and one tile of 64 chosen rows stay in shared memory, dQ stays in registers:
+//
+//   score    S = Q K^T, dP = dO K^T, chunk by chunk as the rows come; P and dS into shared memory;
+//            its half of dQ += dS K; copies the rows of the next tile into what dQ is done with,
+//            and Q and dO of the next item into what dkv is done with
+//   reduce   its half of dQ += dS K; then in chunks of 64 columns P^T dO + dS^T Q, each added to
+//            the f32 accumulator of dkv in memory
+//
+// Every tile adds 64 rows of 2304 bytes to memory, and those reductions take longer than all the
+// products together: the kernel is built to never let them rest. `reduce` has two accumulators, one
+// that is multiplied while the other is added to memory, and keeps the last chunk of a tile until
+// the products of the next one are under way. The rows of a tile are free as soon as dQ has them,
+// long before its reductions end: the next tile is copied and scored meanwhile, and waits in the
+// registers of `score` until P and dS are free.
+//
+//   score    | dQ (t) | copy (t+1) | S dP P dS (t+1) |  (wait)  | dQ (t+1) | copy (t+2) ...
+//   reduce   | dQ (t) |  P^T dO + dS^T Q (t), reductions        | dQ (t+1) | P^T dO + dS^T Q ...
+//
+// The accumulator's columns are permuted within each 16, so that what a thread holds of a row lies
+// side by side: columns 2 q, 2 q + 1, 2 q + 8, 2 q + 9 of lane q of a quad at 4 q. finish_kernel
+// (backward_fused_steps_sm90.cuh) brings them in order. The entries of each query
+// come ordered by key range and all valid from prepare_kernel.
+//
+// Q, dO and K are copied by cp.async, and between the copies and wgmma stands nothing but the
+// mbarrier on which the copies arrive, as in forward_sm90.cuh: a proxy fence would wait for all the
+// copies that the thread has under way. P and dS, which stmatrix writes, do have theirs.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/memory.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/wgmma.cuh"
+#include "winnow/sparse_mla/backward/backward_items_sm90.cuh"
+#include "winnow/sparse_mla/gather_sm90.cuh"
+
+namespace winnow::sparse_mla::backward_fused_sm90_detail {
+
+using namespace winnow::device;
+
+inline constexpr int kThreads = 256;  // score, reduce: 255 registers each
+inline constexpr int kWarps = 4;      // of a warpgroup
+inline constexpr int kValueChunks = 8;
+// dQ: `score` holds columns 0 to 255 and 512 to 543, `reduce` 256 to 511 and 544 to 575.
+inline constexpr int kHalfChunks = 4;
+inline constexpr int kRopeColumns = 32;
+inline constexpr int kLanes = 8;  // that add to a row together
+
+// Shared memory, in bytes. Chunks are multiples of 1024 and begin at multiples of 1024.
+template <int kDim>
+struct Plan {
+  static_assert(kDim == 576 || kDim == 512);
+  static constexpr int kChunks = kDim / kChunkColumns;  // of a row: 9 or 8; V is the first 8
+  static constexpr int kQ = 0;
+  static constexpr int kDOut = kQ + kChunks * kChunkBytes;
+  static constexpr int kK = kDOut + kValueChunks * kChunkBytes;
+  static constexpr int kP = kK + kChunks * kChunkBytes;  // [64 heads][64 rows of the tile]
+  static constexpr int kDs = kP + kChunkBytes;           // the same
+
+  // Barriers, 8 bytes each; who arrives, who waits.
+  static constexpr int kKFull = kDs + kChunkBytes;     // [chunk] score's copies -> score
+  static constexpr int kQFull = kKFull + 8 * kChunks;  // [chunk of Q and dO] the same
+  static constexpr int kQFree = kQFull + 8 * kChunks;  // [chunk] reduce -> score, once an item
+  static constexpr int kKFree = kQFree + 8 * kChunks;  // reduce -> score: dQ is done
+  static constexpr int kScores = kKFree + 8;           // score -> reduce: P and dS are there
+  static constexpr int kScoresFree = kScores + 8;      // reduce -> score
+  // Rows of the accumulator for the entries of a tile, i32 [2 tiles][64]. Those that are not valid
+  // have the block's waste row: predicates would cost more than these few additions.
+  static constexpr int kTargets = (kScoresFree + 8 + 15) / 16 * 16;
+  static constexpr int kTail = kTargets + 2 * kTileRows * 4;  // [2] TailItem
+  static constexpr int kBytes = kTail + 2 * 16;
+  static_assert(kBytes <= 232448, "227 KB is what a block can have");
+};
+static_assert(Plan<576>::kTail % 16 == 0 && Plan<512>::kTail % 16 == 0);
+static_assert(Plan<576>::kKFull == 229376 && Plan<576>::kBytes == 230160);
+static_assert(Plan<512>::kKFull == 212992 && Plan<512>::kBytes == 213760);
+
+// What a thread of `score` knows of its two heads: lane / 4 of the warp's 16, and 8 further.
+struct HeadState {
+  float lse2[2];  // with the sink, in base 2; +inf where P is 0
+  float delta[2];
+  bool live[2];  // false: padding, or a sink of +inf; P and dS are 0 whatever Q and K hold
+};
+
+__device__ __forceinline__ bool head_is_live(const KernelParams& params, int head) {
+  if (head >= params.h_q) return false;
+  return params.attn_sink == nullptr ||
+         __ldg(params.attn_sink + head * params.attn_sink_stride) != infinity();
+}
+
+// log2(2^a + 2^b); NaN if either is.
+__device__ __forceinline__ float log2_add(float a, float b) {
+  if (a == b) return a + 1.0f;  // also where both are -inf
+  const float larger = a > b ? a : b, smaller = a > b ? b : a;
+  return larger + log2f(1.0f + exp2f(smaller - larger));
+}
+
+// --- score: copies ------------------------------------------------------------------------------
+
+// Copies chunk `chunk` of 64 heads of Q or dO; heads that are not live become zeros.
+__device__ __forceinline__ void copy_heads(const KernelParams& params, std::uint32_t destination,
+                                           const char* query, std::int64_t head_stride,
+                                           int first_head, std::uint32_t live, int chunk,
+                                           int thread, std::uint64_t policy) {
+  GatherRows rows;
+  rows.valid = live;
+#pragma unroll
+  for (int pass = 0; pass < kGatherPasses; ++pass) {
+    const std::int64_t head = live >> pass & 1 ? first_head + 16 * pass + thread / 8 : 0;
+    rows.source[pass] = query + head * head_stride + (thread & 7) * 16;
+  }
+  gather_chunk(destination, rows, chunk, thread, policy);
+}
+
+// Copies Q and dO of an item; of the item before, `reduce` is done with a chunk when it says so.
+template <int kDim>
+__device__ __forceinline__ void load_heads(const KernelParams& params, std::uint32_t smem,
+                                           std::uint32_t number, std::uint32_t parity, int thread) {
+  using P = Plan<kDim>;
+  Item item;
+  if (!locate(params, smem + P::kTail, number, item)) return;
+  const std::uint64_t policy = policy_evict_first();
+  std::uint32_t live = 0;
+#pragma unroll
+  for (int pass = 0; pass < kGatherPasses; ++pass) {
+    const int head = item.first_head + 16 * pass + thread / 8;
+    live |= static_cast<std::uint32_t>(head_is_live(params, head)) << pass;
+  }
+#pragma unroll 1
+  for (int chunk = 0; chunk < P::kChunks; ++chunk) {
+    mbarrier_wait(smem + P::kQFree + 8 * chunk, parity ^ 1, "gather", chunk);
+    copy_heads(params, smem + P::kQ + chunk * kChunkBytes, params.q + item.query * params.q_stride0,
+               params.q_stride1, item.first_head, live, chunk, thread, policy);
+    if (chunk < kValueChunks) {
+      copy_heads(params, smem + P::kDOut + chunk * kChunkBytes,
+                 params.d_out + item.query * params.d_out_stride0, params.d_out_stride1,
+                 item.first_head, live, chunk, thread, policy);
+    }
+    mbarrier_arrive_cp_async(smem + P::kQFull + 8 * chunk);
+  }
+}
+
+// Copies the rows of one tile after the other, in the order of the products and a tile ahead.
+template <int kDim>
+struct Gather {
+  using P = Plan<kDim>;
+
+  const KernelParams& params;
+  const std::uint32_t smem;
+  const int thread = threadIdx.x & 127;
+  // The tile that is copied next.
+  std::uint32_t number = 0;          // of its item
+  int left = 0;                      // tiles of the item from this one on; 0: there is none
+  int entries = 0;                   // the same of entries
+  bool first = true;                 // it is the first of its item
+  const std::int32_t* list;          // its first entry
+  std::int32_t next[kGatherPasses];  // the entries that this thread copies; -1: past the last
+  GatherRows rows;
+
+  __device__ __forceinline__ Gather(const KernelParams& kernel_params, std::uint32_t smem_base)
+      : params(kernel_params), smem(smem_base) {
+    find();
+    fetch();
+  }
+
+  // The first item from `number` on that has tiles.
+  __device__ __forceinline__ void find() {
+    Item item;
+    for (; locate(params, smem + P::kTail, number, item); ++number) {
+      left = item.end() - item.first_tile;
+      if (left <= 0) {
+        count_item();
+        continue;
+      }
+      entries = item.entries - item.first_tile * kTileRows;
+      list =
+          params.kv.indices + item.query * params.kv.indices_stride + item.first_tile * kTileRows;
+      return;
+    }
+    left = 0;
+  }
+  // Loaded by each thread for itself: between the reductions of `reduce`, shuffles take long.
+  __device__ __forceinline__ void fetch() {
+    if (left == 0) return;
+#pragma unroll
+    for (int pass = 0; pass < kGatherPasses; ++pass) {
+      const int row = 16 * pass + thread / 8;
+      next[pass] = row < entries ? __ldg(list + row) : -1;
+    }
+  }
+  // Counts an item that this block begins or has nothing to do for.
+  __device__ __forceinline__ void count_item() {
+    if (params.step == nullptr || number == 0 || number >= params.rounds) return;
+    if (thread != 0) return;
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(params.step) : "memory");
+  }
+  // Keeps the blocks in step: the entries of each query come in the order of their rows, so blocks
+  // that began an item together use the same rows of the cache and of the accumulator at the same
+  // time, from L2. Those ahead wait for the others, but only briefly: nothing but speed depends on
+  // it. Meanwhile `reduce` has a tile to add.
+  __device__ __forceinline__ void keep_step() {
+    count_item();
+    if (params.step == nullptr || number == 0 || number >= params.rounds) return;
+    constexpr long long kPatience = 20000;  // clocks
+    const long long start = clock64();
+    std::uint32_t begun;
+    do {
+      asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
+                   : "=r"(begun)
+                   : "l"(params.step)
+                   : "memory");
+    } while (begun < number * gridDim.x && clock64() - start < kPatience);
+    __syncwarp();
+  }
+  // Before the copies: where the rows are, and the list of them for `reduce`, in the buffer of the
+  // tile's parity.
+  __device__ __forceinline__ void begin(std::uint32_t parity) {
+    if (left == 0) return;
+    if (first) keep_step();
+    const std::int32_t waste = params.waste_row + static_cast<std::int32_t>(blockIdx.x);
+    rows.valid = 0;
+#pragma unroll
+    for (int pass = 0; pass < kGatherPasses; ++pass) {
+      const bool valid = next[pass] >= 0;
+      rows.source[pass] =
+          params.kv.kv + (valid ? next[pass] : 0) * params.kv.kv_stride + (thread & 7) * 16;
+      rows.valid |= static_cast<std::uint32_t>(valid) << pass;
+      if ((thread & 7) == 0) {
+        const int row = 16 * pass + thread / 8;
+        const std::uint32_t to = smem + P::kTargets + 256 * parity + 4 * row;
+        const std::int32_t target = valid ? next[pass] : waste;
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(target) : "memory");
+      }
+    }
+  }
+  __device__ __forceinline__ void copy(int first, int end) {
+    if (left == 0) return;
+    const std::uint64_t policy = policy_evict_normal();
+#pragma unroll
+    for (int chunk = first; chunk < end; ++chunk) {
+      gather_chunk(smem + P::kK + chunk * kChunkBytes, rows, chunk, thread, policy);
+      mbarrier_arrive_cp_async(smem + P::kKFull + 8 * chunk);
+    }
+  }
+  // After the copies of a tile.
+  __device__ __forceinline__ void advance() {
+    if (left == 0) return;
+    list += kTileRows;
+    entries -= kTileRows;
+    first = --left == 0;
+    if (first) {
+      ++number;
+      find();
+    }
+    fetch();
+  }
+  // Q and dO of the item whose first tile is copied, the `parity`-th of those that have tiles.
+  __device__ __forceinline__ void copy_heads(std::uint32_t parity) {
+    if (left > 0) load_heads<kDim>(params, smem, number, parity, thread);
+  }
+};
+
+// --- score: products ----------------------------------------------------------------------------
+
+__device__ __forceinline__ HeadState load_head_state(const KernelParams& params, const Item& item,
+                                                     int warp, int lane) {
+  const std::int64_t query = item.query;
+  HeadState state;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int head = item.first_head + 16 * warp + lane / 4 + 8 * r;
+    state.live[r] = head_is_live(params, head);
+    state.lse2[r] = infinity();
+    state.delta[r] = 0.0f;
+    if (state.live[r]) {
+      float lse2 = __ldg(params.lse + query * params.lse_stride + head) * kLog2e;
+      if (params.attn_sink != nullptr) {
+        lse2 = log2_add(lse2, __ldg(params.attn_sink + head * params.attn_sink_stride) * kLog2e);
+      }
+      state.lse2[r] = lse2 == negative_infinity() ? infinity() : lse2;
+      state.delta[r] = __ldg(params.delta + query * params.delta_stride + head);
+    }
+  }
+  return state;
+}
+
+// Queues S = Q K^T and dP = dO K^T of a tile as its chunks come, and of an item's first tile as
+// those of Q and dO do. One commit group.
+template <int kDim>
+__device__ __forceinline__ void multiply_scores(std::uint32_t smem, std::uint32_t k_parity,
+                                                bool first, std::uint32_t q_parity, float (&s)[32],
+                                                float (&dp)[32]) {
+  using P = Plan<kDim>;
+  const std::uint64_t base = descriptor_k_major(smem);
+#pragma unroll
+  for (int chunk = 0; chunk < P::kChunks; ++chunk) {
+    mbarrier_wait(smem + P::kKFull + 8 * chunk, k_parity, "score", chunk);
+    if (first) mbarrier_wait(smem + P::kQFull + 8 * chunk, q_parity, "score", 10 + chunk);
+    const std::uint32_t k = P::kK + chunk * kChunkBytes;
+    wgmma_fence();
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      wgmma_m64n64k16<Major::K, Major::K>(
+          s, descriptor_offset(base, P::kQ + chunk * kChunkBytes + 32 * k16),
+          descriptor_offset(base, k + 32 * k16), chunk > 0 || k16 > 0);
+      if (chunk < kValueChunks) {
+        wgmma_m64n64k16<Major::K, Major::K>(
+            dp, descriptor_offset(base, P::kDOut + chunk * kChunkBytes + 32 * k16),
+            descriptor_offset(base, k + 32 * k16), chunk > 0 || k16 > 0);
+      }
+    }
+    wgmma_commit();
+  }
+}
+
+// P = exp2(S - lse2) and dS = P (dP - delta) scale, as A fragments; 0 past the last entry and
+// where the head is not live, whatever S and dP are.
+__device__ __forceinline__ void weigh(const KernelParams& params, const HeadState& state,
+                                      int entries, int lane, float (&s)[32], float (&dp)[32],
+                                      std::uint32_t (&p)[16], std::uint32_t (&ds)[16]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int r = i / 2 % 2;
+    s[i] = ex2(fmaf(s[i], params.scale_log2, -state.lse2[r]));
+    dp[i] = s[i] * params.scale * (dp[i] - state.delta[r]);
+  }
+  if (__any_sync(kFullWarp, entries < kTileRows || !state.live[0] || !state.live[1])) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const bool keep = 8 * (i / 4) + 2 * (lane & 3) + i % 2 < entries && state.live[i / 2 % 2];
+      s[i] = keep ? s[i] : 0.0f;
+      dp[i] = keep ? dp[i] : 0.0f;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    p[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+    ds[i] = pack_bf16(dp[2 * i], dp[2 * i + 1]);
+  }
+}
+
+// Stores columns of dQ: d[4 j + 2 r + e] is column first_column + 8 j + 2 (lane % 4) + e of head
+// lane / 4 + 8 r of the warp's 16. Heads that exist but are not live get 0.
+template <int kDim, int kCount>
+__device__ __forceinline__ void store_dq(const KernelParams& params, const Item& item,
+                                         int first_column, int warp, int lane,
+                                         const float (&d)[kCount]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int block_head = 16 * warp + lane / 4 + 8 * r, head = item.first_head + block_head;
+    const bool exists = head < params.h_q;
+    const bool live = head_is_live(params, head);
+    char* const row = params.dq + item.query * params.dq_stride0 + head * params.dq_stride1;
+    if (params.dq_f32 || item.part >= 0) {
+      if (!exists) continue;
+      float* const to =
+          (item.part < 0
+               ? reinterpret_cast<float*>(row)
+               : params.dq_parts + (std::int64_t{item.part} * kHeads + block_head) * kDim) +
+          first_column + 2 * (lane & 3);
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+        const float2 pair{live ? d[4 * j + 2 * r] : 0.0f, live ? d[4 * j + 2 * r + 1] : 0.0f};
+        *reinterpret_cast<float2*>(to + 8 * j) = pair;
+      }
+      continue;
+    }
+    // A quad holds 32 columns as 4 blocks of 8, two columns a lane; transposed, each lane has one
+    // block, 16 bytes.
+    char* const to = row + (first_column + 8 * (lane & 3)) * 2;
+#pragma unroll
+    for (int part = 0; part < kCount / 16; ++part) {
+      std::uint32_t w[4];
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        const int at = 4 * (4 * part + b) + 2 * r;
+        w[b] = live ? pack_bf16(d[at], d[at + 1]) : 0u;
+      }
+      quad_transpose(w, lane);
+      if (exists) store_streaming(to + 32 * part * 2, w[0], w[1], w[2], w[3]);
+    }
+  }
+}
+
+// What the query adds to d_sink: -exp(sink - lse') delta, 0 if it sees nothing.
+__device__ __forceinline__ void store_sink_share(const KernelParams& params, const Item& item,
+                                                 int warp, int lane, const HeadState& state) {
+  if (params.sink_share == nullptr || (lane & 3) != 0 || item.first_tile > 0) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int head = item.first_head + 16 * warp + lane / 4 + 8 * r;
+    if (head >= params.h_q) continue;
+    const float sink = __ldg(params.attn_sink + head * params.attn_sink_stride);
+    const bool counts = item.entries > 0 && sink != infinity() && sink != negative_infinity();
+    params.sink_share[std::int64_t{item.query} * params.h_q + head] =
+        counts ? -ex2(sink * kLog2e - state.lse2[r]) * state.delta[r] : 0.0f;
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void clear(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) d[i] = 0.0f;
+}
+
+template <int kDim>
+__device__ __forceinline__ void score_role(const KernelParams& params, std::uint32_t smem) {
+  using P = Plan<kDim>;
+  const int warp = threadIdx.x / 32 % 4;
+  const int lane = threadIdx.x & 31;
+  // Parities of the tiles and of the items with tiles that are done, those of the barriers, and
+  // whether the tile is its item's first: in one register.
+  constexpr std::uint32_t kTile = 1, kItem = 2, kFirst = 4;
+  std::uint32_t turn = 0;
+  Gather<kDim> gather(params, smem);
+  gather.begin(0);
+  gather.copy(0, P::kChunks);
+  gather.copy_heads(0);
+  gather.advance();
+  Item item;
+  for (std::uint32_t number = 0; locate(params, smem + P::kTail, number, item); ++number) {
+    const HeadState state = load_head_state(params, item, warp, lane);
+    int left = item.end() - item.first_tile;
+    if (left > 0) turn |= kFirst;
+    int entries = item.entries - item.first_tile * kTileRows;  // from this tile on
+    float dq[128], dq_rope[16];
+    clear(dq);
+    clear(dq_rope);
+#pragma unroll 1
+    for (; left > 0; --left, entries -= kTileRows) {
+      std::uint32_t p[16], ds[16];
+      {
+        float s[32], dp[32];
+        multiply_scores<kDim>(smem, turn & kTile, turn & kFirst, (turn & kItem) / kItem, s, dp);
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        wgmma_pin(dp);
+        weigh(params, state, entries, lane, s, dp, p, ds);
+      }
+      // Queued before P and dS are handed over: both only read the registers of dS.
+      const std::uint64_t base = descriptor_mn_major(smem);
+      wgmma_pin(ds);
+      wgmma_fence();
+#pragma unroll
+      for (int k16 = 0; k16 < 4; ++k16) {
+        wgmma_m64n256k16<Major::MN>(dq, ds[4 * k16], ds[4 * k16 + 1], ds[4 * k16 + 2],
+                                    ds[4 * k16 + 3], descriptor_offset(base, P::kK + 2048 * k16),
+                                    true);
+        if constexpr (kDim == 576) {
+          wgmma_m64n32k16<Major::MN>(
+              dq_rope, ds[4 * k16], ds[4 * k16 + 1], ds[4 * k16 + 2], ds[4 * k16 + 3],
+              descriptor_offset(base, P::kK + 8 * kChunkBytes + 2048 * k16), true);
+        }
+      }
+      wgmma_commit();
+      mbarrier_wait(smem + P::kScoresFree, turn & kTile ^ kTile, "score", 20);
+      // Step k16 of a fragment stands at its step 0, bits 5 and 6 exchanged with those of k16.
+      const std::uint32_t at = fragment_address(smem + P::kP, warp, lane, 0);
+#pragma unroll
+      for (int k16 = 0; k16 < 4; ++k16) {
+        const std::uint32_t to = at ^ 32 * k16;
+        stmatrix_x4(to, p[4 * k16], p[4 * k16 + 1], p[4 * k16 + 2], p[4 * k16 + 3]);
+        stmatrix_x4(to + (P::kDs - P::kP), ds[4 * k16], ds[4 * k16 + 1], ds[4 * k16 + 2],
+                    ds[4 * k16 + 3]);
+      }
+      fence_proxy_async_shared();  // each writer, before the arrival that lets wgmma read
+      mbarrier_arrive_warp(smem + P::kScores);
+      gather.begin(turn & kTile ^ kTile);
+      wgmma_wait<0>();
+      wgmma_pin(dq);
+      wgmma_pin(dq_rope);
+      wgmma_pin(ds);
+      gather.copy(0, kHalfChunks);
+      mbarrier_wait(smem + P::kKFree, turn & kTile, "score", 21);
+      gather.copy(kHalfChunks, P::kChunks);
+      if (left > 1) gather.advance();
+      turn = turn & kItem | (turn & kTile ^ kTile);
+    }
+    // Anew, and not kept meanwhile: registers are scarce.
+    asm volatile("" : "+r"(number));
+    locate(params, smem + P::kTail, number, item);
+    store_dq<kDim>(params, item, 0, warp, lane, dq);
+    if constexpr (kDim == 576) store_dq<kDim>(params, item, 512, warp, lane, dq_rope);
+    store_sink_share(params, item, warp, lane, state);
+    if (item.first_tile < item.end()) {
+      turn ^= kItem;
+      gather.copy_heads((turn & kItem) / kItem);
+      gather.advance();
+    }
+  }
+}
+
+// --- reduce -------------------------------------------------------------------------------------
+
+// Rows of the accumulator that a thread adds to: of the warp's rows 8 r + {0, ..., 7} it adds to
+// row[r][n], 8 r + lane / kLanes * (kLanes / 4) + n.
+inline constexpr int kShared = kLanes / 4;  // rows that as many quads add to together
+struct TargetRows {
+  std::int32_t row[2][kShared];
+};
+
+__device__ __forceinline__ TargetRows load_targets(std::uint32_t list, int warp, int lane) {
+  TargetRows targets;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const std::uint32_t at = list + 4 * (16 * warp + 8 * r + lane / kLanes * kShared);
+#pragma unroll
+    for (int n = 0; n < kShared; ++n) {
+      asm volatile("ld.shared.b32 %0, [%1];"
+                   : "=r"(targets.row[r][n])
+                   : "r"(at + 4 * n)
+                   : "memory");
+    }
+  }
+  return targets;
+}
+
+// Lanes kDistance apart swap: blocks[1] of the lower lane and blocks[0] of the upper one.
+template <int kDistance>
+__device__ __forceinline__ void swap_blocks(float (&low)[4], float (&high)[4], int lane) {
+  const bool upper = lane & kDistance;
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const float got = __shfl_xor_sync(kFullWarp, upper ? low[n] : high[n], kDistance);
+    low[n] = upper ? got : low[n];
+    high[n] = upper ? high[n] : got;
+  }
+}
+
+// Adds a product, columns 64 * chunk and on of 64 rows, to memory. An instruction of a warp adds 4
+// values a lane, kLanes lanes to a row: 16 * kLanes bytes side by side. Quads hold rows of their
+// own, so they exchange blocks of 16 columns first. Whole lines of 128 bytes are added at the full
+// rate of L2, halves of them at 83 % of it.
+template <int kDim>
+__device__ __forceinline__ void add_to_memory(float* dkv, const TargetRows& targets, int chunk,
+                                              int lane, const float (&d)[32]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float block[4][4];  // [16 columns][of this lane]
+#pragma unroll
+    for (int i = 0; i < 16; ++i) block[i / 4][i % 4] = d[i / 2 * 4 + 2 * r + i % 2];
+    swap_blocks<4>(block[0], block[1], lane);
+    swap_blocks<4>(block[2], block[3], lane);
+#pragma unroll
+    for (int n = 0; n < kShared; ++n) {
+      float* const to = dkv + static_cast<std::int64_t>(targets.row[r][n]) * kDim + 64 * chunk +
+                        4 * (lane % kLanes);
+#pragma unroll
+      for (int k = 0; k < 4 / kShared; ++k) {
+        const float(&v)[4] = block[kShared * k + n];
+        reduce_add(to + 4 * kLanes * k, {v[0], v[1], v[2], v[3]});
+      }
+    }
+  }
+}
+
+// Queues d = P^T dO + dS^T Q for the 64 columns of a chunk; those past the values have no P^T dO.
+// One commit group.
+template <int kDim>
+__device__ __forceinline__ void multiply_chunk(std::uint64_t base, int chunk, float (&d)[32]) {
+  using P = Plan<kDim>;
+  wgmma_fence();
+  if (chunk < kValueChunks) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      wgmma_m64n64k16<Major::MN, Major::MN>(
+          d, descriptor_offset(base, P::kP + 2048 * k16),
+          descriptor_offset(base, P::kDOut + chunk * kChunkBytes + 2048 * k16), k16 > 0);
+    }
+  }
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    wgmma_m64n64k16<Major::MN, Major::MN>(
+        d, descriptor_offset(base, P::kDs + 2048 * k16),
+        descriptor_offset(base, P::kQ + chunk * kChunkBytes + 2048 * k16),
+        chunk < kValueChunks || k16 > 0);
+  }
+  wgmma_commit();
+}
+
+template <int kDim>
+struct Reduce {
+  using P = Plan<kDim>;
+  const KernelParams& params;
+  const std::uint32_t smem;
+  const int warp, lane;
+  TargetRows targets;          // of the tile that is being reduced
+  float dq[128], dq_rope[16];  // columns 256 to 511, 544 to 575
+
+  __device__ __forceinline__ Reduce(const KernelParams& kernel_params, std::uint32_t smem_base)
+      : params(kernel_params),
+        smem(smem_base),
+        warp(static_cast<int>(threadIdx.x % 128 / 32)),
+        lane(static_cast<int>(threadIdx.x % 32)) {
+    // Before the first tile there is nothing to add: zeros.
+    for (auto& rows : targets.row) {
+      for (std::int32_t& row : rows) row = params.waste_row + static_cast<int>(blockIdx.x);
+    }
+  }
+
+  // The turn of a tile. Chunks alternate between the accumulators, the first goes to `a`; the last
+  // one of the tile before is still in `b`.
+  __device__ __forceinline__ void tile(std::uint32_t parity, bool last, float (&a)[32],
+                                       float (&b)[32]) {
+    mbarrier_wait(smem + P::kScores, parity, "reduce", 0);
+    const std::uint64_t base = descriptor_mn_major(smem);
+    const std::uint64_t ds = descriptor_offset(descriptor_k_major(smem), P::kDs);
+    wgmma_fence();
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      wgmma_m64n256k16<Major::K, Major::MN>(
+          dq, descriptor_offset(ds, 32 * k16),
+          descriptor_offset(base, P::kK + kHalfChunks * kChunkBytes + 2048 * k16), true);
+      if constexpr (kDim == 576) {
+        wgmma_m64n32k16<Major::K, Major::MN>(
+            dq_rope, descriptor_offset(ds, 32 * k16),
+            descriptor_offset(base, P::kK + 8 * kChunkBytes + 2 * kRopeColumns + 2048 * k16), true);
+      }
+    }
+    wgmma_commit();
+    multiply_chunk<kDim>(base, 0, a);
+    add_to_memory<kDim>(params.dkv, targets, P::kChunks - 1, lane, b);
+    wgmma_wait<1>();
+    wgmma_pin(dq);
+    wgmma_pin(dq_rope);
+    mbarrier_arrive_warp(smem + P::kKFree);
+    targets = load_targets(smem + P::kTargets + 256 * parity, warp, lane);
+#pragma unroll
+    for (int chunk = 0; chunk < P::kChunks; ++chunk) {
+      float(&done)[32] = chunk % 2 == 0 ? a : b;
+      float(&following)[32] = chunk % 2 == 0 ? b : a;
+      wgmma_wait<0>();
+      wgmma_pin(done);
+      if (last) mbarrier_arrive_warp(smem + P::kQFree + 8 * chunk);
+      if (chunk + 1 < P::kChunks) {
+        multiply_chunk<kDim>(base, chunk + 1, following);
+        add_to_memory<kDim>(params.dkv, targets, chunk, lane, done);
+      }
+    }
+    mbarrier_arrive_warp(smem + P::kScoresFree);
+  }
+
+  __device__ __forceinline__ void run() {
+    float acc0[32] = {}, acc1[32] = {};
+    bool swapped = false;  // an odd number of chunks ends in the accumulator where it began
+    std::uint32_t tiles_done = 0;
+    Item item;
+    for (std::uint32_t number = 0; locate(params, smem + P::kTail, number, item); ++number) {
+      clear(dq);
+      clear(dq_rope);
+#pragma unroll 1
+      for (int left = item.end() - item.first_tile; left > 0; --left, ++tiles_done) {
+        if (!swapped) {
+          tile(tiles_done & 1, left == 1, acc0, acc1);
+        } else {
+          tile(tiles_done & 1, left == 1, acc1, acc0);
+        }
+        swapped = P::kChunks % 2 == 1 && !swapped;
+      }
+      store_dq<kDim>(params, item, 64 * kHalfChunks, warp, lane, dq);
+      if constexpr (kDim == 576) {
+        store_dq<kDim>(params, item, 512 + kRopeColumns, warp, lane, dq_rope);
+      }
+    }
+    if (!swapped) {
+      add_to_memory<kDim>(params.dkv, targets, P::kChunks - 1, lane, acc1);
+    } else {
+      add_to_memory<kDim>(params.dkv, targets, P::kChunks - 1, lane, acc0);
+    }
+  }
+};
+
+template <int kDim>
+__global__ void __launch_bounds__(kThreads, 1)
+    fused_kernel(const __grid_constant__ KernelParams params) {
+  using P = Plan<kDim>;
+  extern __shared__ __align__(1024) char shared[];
+  const std::uint32_t smem = shared_address(shared);
+  if (threadIdx.x == 0) {
+    if (smem % 1024 != 0) __trap();  // the swizzle is one of address bits
+    for (int chunk = 0; chunk < P::kChunks; ++chunk) {
+      mbarrier_init(smem + P::kKFull + 8 * chunk, kGatherThreads);
+      mbarrier_init(smem + P::kQFull + 8 * chunk, kGatherThreads);
+      mbarrier_init(smem + P::kQFree + 8 * chunk, kWarps * kWarpArrival);
+    }
+    mbarrier_init(smem + P::kKFree, kWarps * kWarpArrival);
+    mbarrier_init(smem + P::kScores, kWarps * kWarpArrival);
+    mbarrier_init(smem + P::kScoresFree, kWarps * kWarpArrival);
+    fence_mbarrier_init();
+    auto* const tail = reinterpret_cast<TailItem*>(shared + P::kTail);
+    for (int which = 0; which < 2; ++which) tail[which] = tail_item(params, which);
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    score_role<kDim>(params, smem);
+  } else {
+    Reduce<kDim>(params, smem).run();
+  }
+}
+
+}  // namespace winnow::sparse_mla::backward_fused_sm90_detail

@@ -1,0 +1,17 @@
+// Backward of top-k sparse MLA attention on sm90 in one kernel, for up to 64 heads. Internal.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/sparse_mla/backward/backward_impl.h"
+
+namespace winnow::sparse_mla {
+
+// Bytes of device memory that backward_fused_sm90() works in. Both refuse what the kernels cannot
+// count (Error, unsupported).
+std::int64_t backward_fused_workspace_bytes(const BackwardParams& params);
+
+// `workspace` is aligned to 256 bytes. Not deterministic.
+void backward_fused_sm90(const BackwardParams& params, void* workspace, void* stream);
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,192 @@
+// Top-k sparse MLA attention, backward, sm90: the kernels before and after the fused one.
+//
+//   prepare_kernel   delta = dot(out, d_out); the valid entries of every query, ordered by key
+//                    range; zeros in the accumulator: three kinds of blocks side by side
+//   (products)       backward_fused_sm90.cuh: dq, the f32 accumulator of dkv, shares of d_sink
+//   finish_kernel    the accumulator's columns in order, in the dtype of dkv
+//   sink_kernel      d_sink, summed over the queries
+//
+// The order of a query's entries changes no result but the last bits, and much of the speed: blocks
+// that start together walk through the cache together, so that a row read or added to by one is
+// still in L2 when the next wants it, however large the cache.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_bf16.h>
+
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/sparse_mla/gather_sm90.cuh"
+
+namespace winnow::sparse_mla::backward_fused_sm90_detail {
+
+using namespace winnow::device;
+
+inline constexpr int kValueColumns = 512;
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(kFullWarp, x, distance);
+  }
+  return x;
+}
+
+struct DeltaParams {
+  const char *out, *d_out;  // bf16; strides count bytes
+  std::int64_t out_stride0, out_stride1, d_out_stride0, d_out_stride1;
+  float* delta;       // [rows]
+  std::int64_t rows;  // s_q * h_q
+  int h_q;
+};
+
+__device__ __forceinline__ float dot8(uint4 a, uint4 b) {
+  const std::uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum = fmaf(__uint_as_float(x[i] << 16), __uint_as_float(y[i] << 16), sum);
+    sum = fmaf(__uint_as_float(x[i] & 0xffff0000u), __uint_as_float(y[i] & 0xffff0000u), sum);
+  }
+  return sum;
+}
+
+// A warp takes one (query, head).
+inline constexpr int kPrepareThreads = 256;
+inline constexpr int kDeltaRows = kPrepareThreads / 32;  // of a block
+__device__ __forceinline__ void compute_delta(const DeltaParams& p, std::int64_t block) {
+  const std::int64_t row = block * kDeltaRows + threadIdx.x / 32;
+  if (row >= p.rows) return;
+  const int lane = threadIdx.x % 32;
+  const std::int64_t query = row / p.h_q, head = row % p.h_q;
+  const auto* out =
+      reinterpret_cast<const uint4*>(p.out + query * p.out_stride0 + head * p.out_stride1);
+  const auto* d_out =
+      reinterpret_cast<const uint4*>(p.d_out + query * p.d_out_stride0 + head * p.d_out_stride1);
+  const uint4 a0 = __ldg(out + lane), a1 = __ldg(out + lane + 32);
+  const uint4 b0 = __ldg(d_out + lane), b1 = __ldg(d_out + lane + 32);
+  const float sum = warp_sum(dot8(a0, b0) + dot8(a1, b1));
+  if (lane == 0) p.delta[row] = sum;
+}
+
+struct OrderParams {
+  GatherView rows;
+  std::int32_t* ordered;  // [s_q, topk]
+  std::int32_t* lengths;  // [s_q]
+  int shift;              // index >> shift is its range, below kRanges
+};
+
+// Counts the valid entries in every range, then puts each in its place. One block a query.
+inline constexpr int kRanges = kPrepareThreads;
+__device__ __forceinline__ void order_entries(const OrderParams& p, std::int64_t query) {
+  __shared__ int place[kRanges];
+  __shared__ int warp_totals[kPrepareThreads / 32];
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const std::int32_t* const indices = p.rows.indices + query * p.rows.indices_stride;
+  const int entries = query_entries(p.rows, query);
+  const std::uint32_t visible = visible_rows(p.rows, query);
+  place[thread] = 0;
+  __syncthreads();
+  for (int entry = thread; entry < entries; entry += kPrepareThreads) {
+    const std::int32_t index = __ldg(indices + entry);
+    if (static_cast<std::uint32_t>(index) < visible) atomicAdd(&place[index >> p.shift], 1);
+  }
+  __syncthreads();
+  const int count = place[thread];
+  int sum = count;  // of the ranges up to this one
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int below = __shfl_up_sync(kFullWarp, sum, distance);
+    if (lane >= distance) sum += below;
+  }
+  if (lane == 31) warp_totals[warp] = sum;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) sum += warp_totals[w];
+  place[thread] = sum - count;
+  if (thread == kPrepareThreads - 1) p.lengths[query] = sum;
+  __syncthreads();
+  std::int32_t* const ordered = p.ordered + query * p.rows.topk;
+  for (int entry = thread; entry < entries; entry += kPrepareThreads) {
+    const std::int32_t index = __ldg(indices + entry);
+    if (static_cast<std::uint32_t>(index) < visible) {
+      ordered[atomicAdd(&place[index >> p.shift], 1)] = index;
+    }
+  }
+}
+
+struct PrepareParams {
+  OrderParams order;
+  DeltaParams delta;
+  float4* zeros;
+  std::int64_t zero_count;
+  unsigned order_blocks, delta_blocks, zero_blocks;
+  unsigned spread;  // every spread-th block orders, until all are
+};
+
+static __global__ void __launch_bounds__(kPrepareThreads)
+    prepare_kernel(const __grid_constant__ PrepareParams p) {
+  // Blocks that order, which wait for latencies, are spread among those that move bytes.
+  const unsigned group = blockIdx.x / p.spread;
+  if (blockIdx.x % p.spread == 0 && group < p.order_blocks) {
+    return order_entries(p.order, group);
+  }
+  unsigned block = blockIdx.x - min(group + 1, p.order_blocks);
+  if (block < p.delta_blocks) return compute_delta(p.delta, block);
+  block -= p.delta_blocks;
+  for (std::int64_t i = std::int64_t{block} * kPrepareThreads + threadIdx.x; i < p.zero_count;
+       i += std::int64_t{p.zero_blocks} * kPrepareThreads) {
+    p.zeros[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+  }
+}
+
+struct FinishParams {
+  const float* accumulator;  // [s_kv, columns], permuted (accumulator_column())
+  char* dkv;                 // [s_kv, columns] f32 or bf16
+  std::int64_t dkv_stride;   // bytes
+  std::int64_t quads;        // s_kv * columns / 4
+  int row_quads;             // columns / 4
+  bool f32;
+};
+
+// A thread takes 4 floats of the accumulator, columns c, c + 1, c + 8, c + 9 of a row.
+inline constexpr int kFinishThreads = 256;
+static __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const FinishParams p) {
+  for (std::int64_t n = std::int64_t{blockIdx.x} * kFinishThreads + threadIdx.x; n < p.quads;
+       n += std::int64_t{gridDim.x} * kFinishThreads) {
+    const float4 v = __ldcs(reinterpret_cast<const float4*>(p.accumulator) + n);
+    const std::int64_t row = n / p.row_quads;
+    const int quad = static_cast<int>(n % p.row_quads);
+    const int column = quad / 4 * 16 + quad % 4 * 2;
+    char* const to = p.dkv + row * p.dkv_stride + column * (p.f32 ? 4 : 2);
+    if (p.f32) {
+      *reinterpret_cast<float2*>(to) = {v.x, v.y};
+      *reinterpret_cast<float2*>(to + 32) = {v.z, v.w};
+    } else {
+      *reinterpret_cast<std::uint32_t*>(to) = pack_bf16(v.x, v.y);
+      *reinterpret_cast<std::uint32_t*>(to + 16) = pack_bf16(v.z, v.w);
+    }
+  }
+}
+
+// d_sink[h] = sum of share[i, h] over the queries, in a fixed order. A block has 32 heads.
+inline constexpr int kSinkThreads = 1024;
+static __global__ void __launch_bounds__(kSinkThreads)
+    sink_kernel(const float* share, std::int64_t s_q, int h_q, float* d_sink,
+                std::int64_t d_sink_stride) {
+  __shared__ double sums[32][33];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int head = blockIdx.x * 32 + lane;
+  double sum = 0.0;
+  if (head < h_q) {
+#pragma unroll 8
+    for (std::int64_t i = warp; i < s_q; i += 32) sum += __ldg(share + i * h_q + head);
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp != 0 || head >= h_q) return;
+  for (int w = 1; w < 32; ++w) sum += sums[w][lane];
+  d_sink[head * d_sink_stride] = static_cast<float>(sum);
+}
+
+}  // namespace winnow::sparse_mla::backward_fused_sm90_detail

@@ -1,0 +1,330 @@
+// What only a GPU can show of backward, beyond the case table: order and streams, graph capture,
+// scratch memory, hot rows, conservation, refusals. Skipped without a GPU.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "winnow/core/device_memory.h"
+#include "winnow/core/error.h"
+#include "winnow/sparse_mla/backward/backward.h"
+#include "winnow/sparse_mla/cases.h"
+#include "winnow/sparse_mla/forward/forward.h"
+
+#if WINNOW_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace winnow::sparse_mla {
+namespace {
+
+constexpr Device kGpu{DeviceType::cuda, 0};
+
+// A problem with the outputs of backward, on one device. Outputs begin as NaN.
+struct Step {
+  CaseShape shape;
+  CaseInputs inputs;
+  Tensor out, lse, d_out, dq, dkv, d_sink;
+
+  // On the CPU, with out and lse of forward.
+  explicit Step(const CaseShape& case_shape)
+      : shape(case_shape),
+        inputs(make_inputs(shape)),
+        out(shape.dtype, {shape.s_q, shape.h_q, kValueDim}),
+        lse(DType::f32, {shape.s_q, shape.h_q}),
+        d_out(shape.dtype, {shape.s_q, shape.h_q, kValueDim}) {
+    winnow::testing::Random random(winnow::testing::seed_from(shape.name + "-d-out"));
+    winnow::testing::fill_normal(d_out, random);
+    redo_forward();
+    make_outputs({});
+  }
+  Step(const Step& host, Device device)
+      : shape(host.shape),
+        inputs(host.inputs.on(device)),
+        out(host.out.to(device)),
+        lse(host.lse.to(device)),
+        d_out(host.d_out.to(device)) {
+    make_outputs(device);
+  }
+
+  void redo_forward() {
+    ForwardArgs args{.out = out, .lse = lse};
+    inputs.pass_to(args);
+    forward(args);
+  }
+  void make_outputs(Device device) {
+    const auto unwritten = [device](DType dtype, std::vector<std::int64_t> sizes) {
+      Tensor tensor(dtype, sizes);
+      winnow::testing::fill_unwritten(tensor);
+      return tensor.to(device);
+    };
+    dq = unwritten(shape.dtype, {shape.s_q, shape.h_q, shape.d_qk});
+    dkv = unwritten(DType::f32, {shape.s_kv, 1, shape.d_qk});
+    if (inputs.attn_sink.view.present()) d_sink = unwritten(DType::f32, {shape.h_q});
+  }
+  BackwardArgs args() {
+    BackwardArgs result{.out = out, .lse = lse, .d_out = d_out, .dq = dq, .dkv = dkv};
+    if (inputs.attn_sink.view.present()) result.d_sink = d_sink;
+    inputs.pass_to(result);
+    return result;
+  }
+  void run(const RunOptions& options = {}) { backward(args(), options); }
+};
+
+std::vector<double> numbers(const Tensor& tensor) {
+  const Tensor host = tensor.to({});
+  std::vector<double> result(static_cast<std::size_t>(host.numel()));
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    result[i] =
+        host.dtype() == DType::f32 ? host.values<float>()[i] : float(host.values<BFloat16>()[i]);
+  }
+  return result;
+}
+
+void expect_close(const char* what, const Tensor& gpu, const Tensor& cpu, Quantity quantity,
+                  const CaseShape& shape) {
+  constexpr double kLargestLogit = 8;  // of unit-variance logits
+  const std::vector<double> expected = numbers(cpu);
+  const std::vector<std::int64_t> sizes(cpu.view().shape().begin(), cpu.view().shape().end());
+  const auto comparison = testing::compare(what, numbers(gpu), expected, sizes,
+                                           tolerance(quantity, shape, kLargestLogit));
+  EXPECT_TRUE(comparison.passed) << what << ": " << comparison.error << ", tolerance "
+                                 << comparison.tolerance << "; " << comparison.detail;
+}
+
+void expect_close(const Step& gpu, const Step& cpu) {
+  expect_close("dq", gpu.dq, cpu.dq, Quantity::dq, cpu.shape);
+  expect_close("dkv", gpu.dkv, cpu.dkv, Quantity::dkv, cpu.shape);
+  if (cpu.d_sink.numel() > 0) {
+    expect_close("d_sink", gpu.d_sink, cpu.d_sink, Quantity::d_sink, cpu.shape);
+  }
+}
+
+class BackwardGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const BackendStatus& sm90 = backends().front();
+    ASSERT_EQ(sm90.backend, Backend::sm90);
+    if (!sm90.supported) GTEST_SKIP() << sm90.reason;
+  }
+};
+
+CaseShape small_shape(const std::string& name) {
+  return {.name = name,
+          .dtype = DType::bf16,
+          .s_q = 300,
+          .h_q = 70,
+          .s_kv = 1000,
+          .topk = 200,
+          .sink = Sink::finite};
+}
+
+TEST_F(BackwardGpu, MixedLengthsInOneLaunch) {
+  for (const std::int64_t heads : {16, 64, 128, 192}) {
+    CaseShape shape = small_shape("mixed-lengths");
+    shape.h_q = heads;
+    Step cpu(shape);
+    cpu.inputs.topk_length = testing::make_tensor(DType::i32, {shape.s_q}, Layout::dense);
+    const std::int32_t lengths[] = {0, 1, 63, 64, 65, 128, 129, 200, 1000, -5};
+    for (std::int64_t i = 0; i < shape.s_q; ++i) {
+      cpu.inputs.topk_length.view.at<std::int32_t>(i) = lengths[(i * 7) % 10];
+    }
+    cpu.redo_forward();
+    Step gpu(cpu, kGpu);
+    cpu.run();
+    gpu.run();
+    expect_close(gpu, cpu);
+  }
+}
+
+// Every query chooses the same rows, so that all additions meet there.
+TEST_F(BackwardGpu, RowsThatEveryQueryChooses) {
+  CaseShape shape = small_shape("hot-rows");
+  shape.s_q = 1000;
+  shape.h_q = 8;
+  Step cpu(shape);
+  for (std::int64_t i = 0; i < shape.s_q; ++i) {
+    for (std::int64_t j = 0; j < shape.topk; ++j) {
+      cpu.inputs.indices.view.at<std::int32_t>(i, 0, j) = static_cast<std::int32_t>(j % 3);
+    }
+  }
+  cpu.redo_forward();
+  Step gpu(cpu, kGpu);
+  cpu.run();
+  gpu.run();
+  expect_close(gpu, cpu);
+}
+
+// Without a sink, dkv summed over the rows is d_out summed over queries and heads in the columns of
+// the values, but for the rounding of P and dS.
+TEST_F(BackwardGpu, ColumnsOfDkvAreConserved) {
+  CaseShape shape = small_shape("conserved");
+  shape.sink = Sink::absent;
+  shape.h_q = 64;
+  Step gpu(Step(shape), kGpu);
+  gpu.run();
+  const std::vector<double> dkv = numbers(gpu.dkv), d_out = numbers(gpu.d_out);
+  const auto columns = static_cast<std::size_t>(shape.d_qk);
+  std::vector<double> sums(columns, 0.0), expected(columns, 0.0);
+  for (std::size_t n = 0; n < dkv.size(); ++n) sums[n % columns] += dkv[n];
+  for (std::size_t n = 0; n < d_out.size(); ++n) expected[n % kValueDim] += d_out[n];
+  double largest = 0;
+  for (const double value : expected) largest = std::max(largest, std::abs(value));
+  for (std::size_t c = 0; c < kValueDim; ++c) EXPECT_NEAR(sums[c], expected[c], 2e-2 * largest);
+}
+
+// The same call again and again, in memory that is not cleared between: equal but for the order of
+// the additions.
+TEST_F(BackwardGpu, RepeatsAgree) {
+  CaseShape shape = small_shape("repeats");
+  shape.s_kv = 5000;
+  shape.topk = 2048;
+  Step first(Step(shape), kGpu);
+  first.run();
+  Step next(Step(shape), kGpu);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    next.run();
+    expect_close(next, first);
+  }
+}
+
+TEST_F(BackwardGpu, DeterministicRepeatsAreBitwiseEqual) {
+  for (const std::int64_t heads : {16, 64, 192}) {
+    for (const Choice choice : {Choice::repeated, Choice::one_row}) {
+      CaseShape shape = small_shape("deterministic");
+      shape.h_q = heads;
+      shape.choice = choice;
+      Step cpu(shape), first(cpu, kGpu), next(cpu, kGpu);
+      const auto run = [](Step& step) {
+        BackwardArgs args = step.args();
+        args.deterministic = true;
+        backward(args);
+      };
+      cpu.run();
+      run(first);
+      expect_close(first, cpu);
+      for (int repeat = 0; repeat < 10; ++repeat) {
+        run(next);
+        ASSERT_EQ(numbers(next.dq), numbers(first.dq)) << "repeat " << repeat;
+        ASSERT_EQ(numbers(next.dkv), numbers(first.dkv)) << "repeat " << repeat;
+        ASSERT_EQ(numbers(next.d_sink), numbers(first.d_sink)) << "repeat " << repeat;
+      }
+    }
+  }
+}
+
+TEST_F(BackwardGpu, WorkspaceOfTheCaller) {
+  const CaseShape shape = small_shape("workspace");
+  Step cpu(shape), gpu(cpu, kGpu);
+  BackwardArgs args = gpu.args();
+  const std::int64_t bytes = backward_workspace_bytes(args);
+  EXPECT_GE(bytes, shape.s_kv * shape.d_qk * 4);
+  EXPECT_EQ(backward_workspace_bytes(cpu.args()), 0);
+  Tensor scratch(DType::u8, {bytes});
+  std::memset(scratch.data(), 0xff, static_cast<std::size_t>(bytes));  // NaN wherever it is read
+  Tensor there = scratch.to(kGpu);
+  args.workspace = there;
+  backward(args);
+  cpu.run();
+  expect_close(gpu, cpu);
+
+  args.workspace = there.view().slice(0, 0, bytes - 1);
+  try {
+    backward(args);
+    ADD_FAILURE() << "a workspace too small was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.argument(), "workspace") << error.what();
+  }
+}
+
+TEST_F(BackwardGpu, EmptyProblemsSucceed) {
+  for (const auto& [s_q, h_q, s_kv, topk] :
+       {std::array<std::int64_t, 4>{0, 4, 10, 8}, {3, 0, 10, 8}, {3, 4, 0, 8}, {3, 4, 10, 0}}) {
+    CaseShape shape = small_shape("empty");
+    shape.s_q = s_q;
+    shape.h_q = h_q;
+    shape.s_kv = s_kv;
+    shape.topk = topk;
+    shape.choice = Choice::nothing;
+    Step cpu(shape), gpu(cpu, kGpu);
+    cpu.run();
+    gpu.run();
+    expect_close(gpu, cpu);
+  }
+}
+
+TEST_F(BackwardGpu, RefusesAndWorksOn) {
+  const CaseShape shape = small_shape("refusals");
+  Step cpu(shape), gpu(cpu, kGpu);
+  BackwardArgs args = gpu.args();
+  args.d_out = cpu.d_out;
+  EXPECT_THROW(backward(args), Error);
+  for (const double value : numbers(gpu.dkv)) ASSERT_TRUE(std::isnan(value));
+  cpu.run();
+  gpu.run();
+  expect_close(gpu, cpu);
+}
+
+#if WINNOW_WITH_CUDA
+
+// One capture, with the memory of the pool and with memory of the caller, replayed with new numbers
+// in the same tensors.
+TEST_F(BackwardGpu, GraphReplaysWithNewData) {
+  const CaseShape shape = small_shape("graph");
+  for (const bool own_memory : {false, true}) {
+    Step cpu(shape), gpu(cpu, kGpu);
+    BackwardArgs args = gpu.args();
+    Tensor workspace;
+    if (own_memory) {
+      workspace = Tensor(DType::u8, {backward_workspace_bytes(args)}, kGpu);
+      args.workspace = workspace;
+    }
+    cudaStream_t stream = nullptr;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), 0);
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), 0);
+    backward(args, {.stream = {stream}});
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), 0);
+    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), 0);
+    for (int replay = 0; replay < 100; ++replay) {
+      if (replay % 25 == 0) {
+        winnow::testing::Random random(static_cast<std::uint64_t>(replay) + 1);
+        winnow::testing::fill_normal(cpu.d_out, random);
+        copy_between(gpu.d_out.data(), kGpu, cpu.d_out.data(), {},
+                     std::size_t(cpu.d_out.numel() * size_of(shape.dtype)));
+      }
+      ASSERT_EQ(cudaGraphLaunch(executable, stream), 0);
+      if (replay % 25 != 24) continue;
+      ASSERT_EQ(cudaStreamSynchronize(stream), 0);
+      cpu.run();
+      expect_close(gpu, cpu);
+    }
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+}
+
+// The current device of the caller stays as it was, and the tensors' device is used.
+TEST_F(BackwardGpu, RunsOnTheDeviceOfTheTensors) {
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), 0);
+  if (count < 2) GTEST_SKIP() << "one GPU only";
+  Step cpu(small_shape("second-gpu")), gpu(cpu, Device{DeviceType::cuda, 1});
+  ASSERT_EQ(cudaSetDevice(0), 0);
+  gpu.run();
+  int current = -1;
+  ASSERT_EQ(cudaGetDevice(&current), 0);
+  EXPECT_EQ(current, 0);
+  cpu.run();
+  expect_close(gpu, cpu);
+}
+
+#endif
+
+}  // namespace
+}  // namespace winnow::sparse_mla

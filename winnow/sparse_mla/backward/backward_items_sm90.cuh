@@ -1,0 +1,159 @@
+// Top-k sparse MLA attention, backward, sm90: what the fused kernel works on, and how that is dealt
+// out to its blocks.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/device/common/math.cuh"
+#include "winnow/sparse_mla/gather_sm90.cuh"
+
+namespace winnow::sparse_mla::backward_fused_sm90_detail {
+
+using namespace winnow::device;
+
+inline constexpr int kHeads = 64;  // of an item
+
+struct KernelParams {
+  GatherView kv;
+  const char* q;
+  std::int64_t q_stride0, q_stride1;  // bytes
+  const char* d_out;
+  std::int64_t d_out_stride0, d_out_stride1;  // bytes
+  const float* lse;
+  std::int64_t lse_stride;
+  const float* delta;
+  std::int64_t delta_stride;
+  const float* attn_sink;  // may be null
+  std::int64_t attn_sink_stride;
+  float* sink_share;  // [s_q, h_q]: what each query adds to d_sink; may be null
+  char* dq;
+  std::int64_t dq_stride0, dq_stride1;  // bytes
+  bool dq_f32;
+  float* dq_parts;  // [2 * blocks, kHeads, kDim]: dq of the tail's parts
+  // [waste_row + blocks, kDim], columns permuted; the last rows take what nobody wants.
+  float* dkv;
+  std::int32_t waste_row;   // s_kv
+  float scale, scale_log2;  // of logits, natural and in base 2
+  int h_q;
+  std::uint32_t head_blocks, items;  // items = s_q * head_blocks, at most 2^30
+  std::uint32_t rounds;              // in which every block has an item: items / blocks
+  int tiles;                         // of a query: ceil(topk / 64)
+  std::uint32_t* step;               // one counter, 0: items that the blocks have begun; or null
+};
+
+// Tiles [first_tile, end_tile) of 64 heads of a query.
+struct Item {
+  std::uint32_t index, query;
+  int first_head, first_tile, end_tile;
+  int entries;  // of the query; tiles from ceil(entries / 64) on are empty
+  int part;     // where in dq_parts dq goes; -1: to dq itself
+
+  __device__ __forceinline__ int end() const { return min(end_tile, tile_count(entries)); }
+};
+
+// Whole items go round the blocks. What remains of the last, incomplete round is cut into equal
+// ranges of tiles, one for each block; a range touches two items at most, and combine_kernel adds
+// what is held of one item by several blocks.
+struct TailRange {
+  std::uint32_t first;      // the tail's first item
+  std::int64_t begin, end;  // tiles, counted from the first of `first`
+};
+
+__host__ __device__ inline TailRange tail_range(std::uint32_t items, int tiles, std::uint32_t block,
+                                                std::uint32_t blocks) {
+  const std::uint32_t first = items - items % blocks;
+  const std::int64_t all = static_cast<std::int64_t>(items - first) * tiles;
+  return {first, all * block / blocks, all * (block + 1) / blocks};
+}
+
+// The block's share of the tail, in shared memory.
+struct TailItem {
+  std::uint32_t index;  // kNoItem: there is none
+  int first_tile, end_tile, part;
+};
+static_assert(sizeof(TailItem) == 16);
+inline constexpr std::uint32_t kNoItem = 0xffffffffu;
+
+__device__ inline TailItem tail_item(const KernelParams& params, int which) {
+  const TailRange range = tail_range(params.items, params.tiles, blockIdx.x, gridDim.x);
+  TailItem item{kNoItem, 0, 0, -1};
+  if (params.tiles == 0) {  // nothing to cut
+    const std::uint32_t index = range.first + blockIdx.x;
+    if (which == 0 && index < params.items) item.index = index;
+    return item;
+  }
+  const std::int64_t nth = range.begin / params.tiles + which, from = nth * params.tiles;
+  item.first_tile = static_cast<int>(max(range.begin - from, std::int64_t{0}));
+  item.end_tile = static_cast<int>(min(range.end - from, std::int64_t{params.tiles}));
+  if (item.first_tile >= item.end_tile) return item;
+  item.index = range.first + static_cast<std::uint32_t>(nth);
+  if (item.end_tile - item.first_tile < params.tiles) {
+    item.part = 2 * static_cast<int>(blockIdx.x) + which;
+  }
+  return item;
+}
+
+// The `number`-th item of this block; false past the last. `tail`: address of the two TailItems.
+__device__ __forceinline__ bool locate(const KernelParams& params, std::uint32_t tail,
+                                       std::uint32_t number, Item& item) {
+  std::uint32_t index = number * gridDim.x + blockIdx.x;
+  item.first_tile = 0;
+  item.end_tile = params.tiles;
+  item.part = -1;
+  if (number >= params.rounds) {
+    if (number > params.rounds + 1) return false;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(index), "=r"(item.first_tile), "=r"(item.end_tile), "=r"(item.part)
+                 : "r"(tail + 16 * (number - params.rounds)));
+    if (index == kNoItem) return false;
+  }
+  item.index = index;
+  item.query = index / params.head_blocks;
+  item.first_head = static_cast<int>(index - item.query * params.head_blocks) * kHeads;
+  item.entries = query_entries(params.kv, item.query);
+  return true;
+}
+
+// Adds the parts of dq that several blocks hold of the tail's items, in the order of the blocks.
+// Block (item of the tail, head of its 64).
+inline constexpr int kCombineThreads = 192;
+template <int kDim>
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_kernel(const __grid_constant__ KernelParams params, std::uint32_t blocks) {
+  const std::uint32_t nth = blockIdx.x / kHeads;
+  const int block_head = blockIdx.x % kHeads;
+  const std::uint32_t index = params.items - params.items % blocks + nth;
+  const std::int64_t query = index / params.head_blocks;
+  const int head = static_cast<int>(index % params.head_blocks) * kHeads + block_head;
+  if (head >= params.h_q) return;
+  const std::int64_t from = static_cast<std::int64_t>(nth) * params.tiles;
+  float sum[kDim / kCombineThreads + 1] = {};
+  for (std::uint32_t block = 0; block < blocks; ++block) {
+    const TailRange range = tail_range(params.items, params.tiles, block, blocks);
+    if (range.end <= from || range.begin >= from + params.tiles || range.begin == range.end) {
+      continue;
+    }
+    if (range.begin <= from && range.end >= from + params.tiles) return;  // all of it: stored
+    const int part = 2 * static_cast<int>(block) + (range.begin < from ? 1 : 0);
+    const float* row = params.dq_parts + (std::int64_t{part} * kHeads + block_head) * kDim;
+#pragma unroll
+    for (int i = 0; i * kCombineThreads < kDim; ++i) {
+      const int column = i * kCombineThreads + threadIdx.x;
+      if (column < kDim) sum[i] += row[column];
+    }
+  }
+  char* const to = params.dq + query * params.dq_stride0 + head * params.dq_stride1;
+#pragma unroll
+  for (int i = 0; i * kCombineThreads < kDim; ++i) {
+    const int column = i * kCombineThreads + threadIdx.x;
+    if (column >= kDim) continue;
+    if (params.dq_f32) {
+      reinterpret_cast<float*>(to)[column] = sum[i];
+    } else {
+      reinterpret_cast<std::uint16_t*>(to)[column] =
+          static_cast<std::uint16_t>(pack_bf16(sum[i], 0.0f));
+    }
+  }
+}
+
+}  // namespace winnow::sparse_mla::backward_fused_sm90_detail

@@ -1,0 +1,64 @@
+// Top-k sparse MLA attention, backward, sm90: the choice between two designs, and their memory.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include <cuda_runtime.h>
+
+#include "winnow/core/error.h"
+#include "winnow/sparse_mla/backward/backward_fused_sm90.h"
+#include "winnow/sparse_mla/backward/backward_impl.h"
+#include "winnow/sparse_mla/backward/backward_split_sm90.h"
+
+namespace winnow::sparse_mla {
+
+namespace {
+
+// The fused kernel adds to dkv once for 64 heads, the split one once for all of them, in ranges of
+// rows that stay in L2, and in any order where that must not show; but it writes P and dS and reads
+// them back. Measured on an H200, s_q 4096, topk 2048: the fused kernel wins with 64 heads (426
+// TFLOP/s beside 297 at s_kv 32768), until the accumulator is several times as large as L2.
+bool is_fused(const BackwardParams& params) {
+  return params.problem.h_q <= 64 && params.problem.s_kv <= 65536 && !params.deterministic;
+}
+
+// Memory in the order of the stream.
+class StreamMemory {
+ public:
+  StreamMemory(std::int64_t bytes, cudaStream_t stream) : stream_(stream) {
+    const cudaError_t status = cudaMallocAsync(&data_, static_cast<std::size_t>(bytes), stream);
+    if (status == cudaSuccess) return;
+    throw Error(status == cudaErrorMemoryAllocation ? ErrorCode::resource : ErrorCode::internal,
+                "sparse_mla::backward",
+                "sm90: " + std::to_string(bytes) +
+                    " bytes for the workspace: " + cudaGetErrorString(status));
+  }
+  ~StreamMemory() { cudaFreeAsync(data_, stream_); }
+  StreamMemory(const StreamMemory&) = delete;
+  StreamMemory& operator=(const StreamMemory&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+  cudaStream_t stream_;
+};
+
+}  // namespace
+
+std::int64_t backward_sm90_workspace_bytes(const BackwardParams& params) {
+  const std::int64_t bytes = is_fused(params) ? backward_fused_workspace_bytes(params)
+                                              : backward_split_workspace_bytes(params);
+  return std::max<std::int64_t>(bytes, 1);  // there always is an address
+}
+
+void backward_sm90(const BackwardParams& params, void* workspace, void* stream) {
+  if (workspace == nullptr) {
+    const StreamMemory memory(backward_sm90_workspace_bytes(params),
+                              static_cast<cudaStream_t>(stream));
+    return backward_sm90(params, memory.data(), stream);
+  }
+  const auto design = is_fused(params) ? backward_fused_sm90 : backward_split_sm90;
+  design(params, workspace, stream);
+}
+
+}  // namespace winnow::sparse_mla

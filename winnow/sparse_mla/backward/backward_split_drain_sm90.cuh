@@ -1,0 +1,224 @@
+// Backward of top-k sparse MLA attention, sm90, for many heads: how the dkv kernel
+// (backward_split_products_sm90.cuh) adds the sums of a tile, 64 entries x a slice of the columns,
+// to the rows of dkv. Two ways, which look alike to it:
+//
+//   FloatDrain  f32 reductions, in whatever order they come
+//   FixedDrain  integer reductions, whose sum has no order: the deterministic mode
+//
+// begin() before the products, locate() after them, then add() for each 32 columns. A warp has 16
+// entries, as the accumulators of wgmma hold them (device/sm90/wgmma.cuh). What counts for the
+// speed is that an instruction adds to 128 contiguous bytes of a row: 64 cost a fifth.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/sparse_mla/backward/backward_split_sm90.cuh"
+
+namespace winnow::sparse_mla::backward_split_detail {
+
+// ---- f32 ---------------------------------------------------------------------------------------
+
+// The four sums of columns 4 c to 4 c + 3 (of 16) that lane c' of a quad takes for row r, c' = 0,
+// 2, 1, 3; v is what the accumulators of two neighbouring j hold (device/sm90/wgmma.cuh). Lanes
+// pair up: the even one gets four columns of the first j, the odd one four of the second.
+__device__ __forceinline__ float4 four_columns(const float* v, int r, int lane) {
+  const bool odd = lane & 1;
+  const float a0 = v[2 * r], a1 = v[2 * r + 1], b0 = v[4 + 2 * r], b1 = v[4 + 2 * r + 1];
+  const float got0 = __shfl_xor_sync(kFullWarp, odd ? a0 : b0, 1);
+  const float got1 = __shfl_xor_sync(kFullWarp, odd ? a1 : b1, 1);
+  return {odd ? got0 : a0, odd ? got1 : a1, odd ? b0 : got0, odd ? b1 : got1};
+}
+
+// Sums of a tile into f32: eight lanes to 128 bytes of a row. Quads of neighbouring rows pair up:
+// first both add to the upper row, each half of 32 columns, then to the lower one.
+struct FloatDrain {
+  std::uint64_t policy = policy_evict_last();
+  std::int32_t index[2][2];
+  float* to[2][2];  // [r][i]: row i of the pair, 8 r further; where the lane adds in it
+
+  // Starts to load the numbers of the rows: they are on their way during the products.
+  __device__ __forceinline__ void begin(const Params& p, int query, int tile, int entries, int warp,
+                                        int lane) {
+    const std::int32_t* list = p.rows.indices + query * p.rows.indices_stride;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int entry = tile * kTileRows + 16 * warp + lane / 8 * 2 + 8 * (i / 2) + i % 2;
+      index[i / 2][i % 2] = entry < entries ? __ldg(list + entry) : -1;
+    }
+  }
+
+  __device__ __forceinline__ void locate(const Params& p, int first_column, int lane) {
+    const int column = first_column + 2 * (lane & 2) + 8 * (lane & 1) + 4 * (lane & 4);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t row = index[i / 2][i % 2];
+      to[i / 2][i % 2] = row < 0 ? nullptr : p.dkv + row * p.dkv_stride + column;
+    }
+  }
+
+  // Adds 32 columns from `column` of the slice on; v: accumulators of four neighbouring j.
+  __device__ __forceinline__ void add(int column, int lane, const float* v) const {
+    const bool lower = lane & 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float4 first = four_columns(v, r, lane), second = four_columns(v + 8, r, lane);
+      const float4 give = lower ? first : second, keep = lower ? second : first;
+      const float4 got = {
+          __shfl_xor_sync(kFullWarp, give.x, 4), __shfl_xor_sync(kFullWarp, give.y, 4),
+          __shfl_xor_sync(kFullWarp, give.z, 4), __shfl_xor_sync(kFullWarp, give.w, 4)};
+      const float4 a = lower ? got : keep, b = lower ? keep : got;
+      if (to[r][0] != nullptr) reduce_add(to[r][0] + column, a, policy);
+      if (to[r][1] != nullptr) reduce_add(to[r][1] + column, b, policy);
+    }
+  }
+};
+
+// ---- Fixed point -------------------------------------------------------------------------------
+//
+// The deterministic mode adds integers, whose sum has no order. Before the tiles of a chunk of
+// queries are added, each row gets a power of two as scale, such that its sum cannot leave 31 bits:
+// the largest bound of its addends, times their number. An addend is a sum over heads of P d_out +
+// dS q, so the norms of P, dS, d_out and q over the heads bound it (Cauchy and Schwarz); `scores`
+// leaves the largest ones of 16 heads at a time. After the chunk the sums go over into f32, chunk
+// by chunk in order.
+//
+// Two columns share a 64-bit word, as (high << 32) + low with signed halves: the halves of the sum
+// are the sums of the halves, once the borrow of a negative low half is given back.
+
+// One block a query, one warp a tile: the bound of its addends into its rows.
+inline constexpr int kBoundThreads = 256;
+__global__ void __launch_bounds__(kBoundThreads) bound_kernel(const __grid_constant__ Params p) {
+  const int query = blockIdx.x, lane = threadIdx.x % 32;
+  const int entries = query_entries(p.rows, query);
+  const std::int32_t* list = p.rows.indices + query * p.rows.indices_stride;
+  for (int tile = threadIdx.x / 32; tile < tile_count(entries); tile += kBoundThreads / 32) {
+    float bound = 0;
+    for (int part = lane; part < 4 * p.blocks; part += 32) {  // a warp of scores: 16 heads
+      const float* head =
+          p.head_norms + (static_cast<std::int64_t>(query) * 4 * p.blocks + part) * 2;
+      const float* norm = tile_norm(p, query, tile, part / 4, part % 4);
+      bound += norm[0] * head[1] + norm[1] * head[0];
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      bound += __shfl_xor_sync(kFullWarp, bound, distance);
+    }
+    const TileEntries loaded = load_tile(list, tile, entries, lane);
+    for (const std::int32_t row : {loaded.low, loaded.high}) {
+      if (row < 0) continue;
+      atomicMax(p.row_bounds + row, __float_as_uint(fabsf(bound)));  // NaN is largest
+      atomicAdd(p.row_counts + row, 1u);
+    }
+  }
+}
+
+// The scale of each row, and the bounds back to zero for the next chunk. A row that meets values
+// that are not finite gets NaN.
+__global__ void scale_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
+  const std::int64_t row = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x;
+  if (row >= s_kv) return;
+  // A hundredth more: for what rounding adds, to integers and before.
+  const float bound =
+      1.01f * static_cast<float>(p.row_counts[row]) * __uint_as_float(p.row_bounds[row]);
+  p.row_counts[row] = 0;
+  p.row_bounds[row] = 0;
+  float scale = 0;  // nothing is added
+  if (bound > 0) {
+    int exponent;
+    frexpf(bound, &exponent);  // bound < 2^exponent
+    scale = ldexpf(1.0f, min(31 - exponent, 126));
+  }
+  if (!(bound < infinity())) scale = __uint_as_float(0x7fc00000u);
+  p.row_scales[row] = scale;
+}
+
+// Sums of a tile into integers: 16 lanes to 128 bytes of a row. The quads of four rows exchange
+// what they hold of 4 x 8 columns, so that each adds its 8 columns to one row after the other.
+struct FixedDrain {
+  std::uint64_t policy = policy_evict_last();
+  std::int32_t index[2][4];
+  unsigned long long* to[2][4];
+  float scale[2];
+
+  __device__ __forceinline__ void begin(const Params& p, int query, int tile, int entries, int warp,
+                                        int lane) {
+    const std::int32_t* list = p.rows.indices + query * p.rows.indices_stride;
+    const int first = tile * kTileRows + 16 * warp;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int entry = first + 8 * r + lane / 16 * 4 + k;
+        index[r][k] = entry < entries ? __ldg(list + entry) : -1;
+      }
+      const int own = first + 8 * r + lane / 4;
+      scale[r] = own < entries ? __ldg(p.row_scales + __ldg(list + own)) : 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ void locate(const Params& p, int first_column, int lane) {
+    const int column = first_column + (lane & 12) * 2 + (lane & 3) * 2;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::int64_t row = index[i / 4][i % 4];
+      // Rows of `fixed` are as long as those of the f32 sums, without gaps.
+      to[i / 4][i % 4] = row < 0 ? nullptr : p.fixed + (row * p.columns + column) / 2;
+    }
+  }
+
+  __device__ __forceinline__ void add(int column, int lane, const float* v) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      unsigned long long w[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const long long low = __float2int_rn(v[4 * j + 2 * r] * scale[r]);
+        const long long high = __float2int_rn(v[4 * j + 2 * r + 1] * scale[r]);
+        w[j] = static_cast<unsigned long long>(high * (1ll << 32) + low);
+      }
+      // Transposes: row k of the four, columns 8 j -> lane's own j, word k.
+#pragma unroll
+      for (int bit = 0; bit < 2; ++bit) {
+        const bool upper = lane >> (2 + bit) & 1;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int a = bit == 0 ? 2 * i : i, b = a + (1 << bit);
+          const unsigned long long got = __shfl_xor_sync(kFullWarp, upper ? w[a] : w[b], 4 << bit);
+          w[a] = upper ? got : w[a];
+          w[b] = upper ? w[b] : got;
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (to[r][k] != nullptr) reduce_add(to[r][k] + column / 2, w[k], policy);
+      }
+    }
+  }
+};
+
+// Moves the integers of the chunk over into the f32 sums. Blocks of columns / 4 threads x a few
+// rows.
+inline constexpr int kFoldRows = 4;
+__global__ void fold_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
+  const std::int64_t row = blockIdx.x * std::int64_t{kFoldRows} + threadIdx.y;
+  if (row >= s_kv) return;
+  const float scale = p.row_scales[row];
+  if (scale == 0.0f) return;
+  const float unit = 1.0f / scale;  // exact: a power of two
+  const int column = 4 * threadIdx.x;
+  auto* const from = reinterpret_cast<longlong2*>(p.fixed + (row * p.columns + column) / 2);
+  auto* const to = reinterpret_cast<float4*>(p.dkv + row * p.dkv_stride + column);
+  const longlong2 sums = *from;
+  float4 total = *to;
+  *from = {0, 0};
+  const auto unpack = [unit](long long sum, float& low, float& high) {
+    const std::int32_t half = static_cast<std::int32_t>(sum);
+    low += static_cast<float>(half) * unit;
+    high += static_cast<float>(static_cast<std::int32_t>((sum - half) >> 32)) * unit;
+  };
+  unpack(sums.x, total.x, total.y);
+  unpack(sums.y, total.z, total.w);
+  *to = total;
+}
+
+}  // namespace winnow::sparse_mla::backward_split_detail

@@ -1,0 +1,497 @@
+// Backward of top-k sparse MLA attention, sm90, for many heads: the two kernels that multiply with
+// P and dS (backward_split_sm90.cuh). Both work on a group of 128 heads and a slice of the columns:
+// 0 to 255, or 256 to d_qk - 1. They read P and dS as images of 64 heads x 64 entries.
+#pragma once
+
+#include "winnow/sparse_mla/backward/backward_split_drain_sm90.cuh"
+#include "winnow/sparse_mla/backward/backward_split_sm90.cuh"
+
+namespace winnow::sparse_mla::backward_split_detail {
+
+inline constexpr int kProductThreads = 384;
+inline constexpr int kProductRegisters = 216;  // 160 hold 64 x 320 sums
+inline constexpr int kProductLoadRegisters = 72;
+inline constexpr int kSliceChunks = 4;  // of the first slice; the second may have one more
+
+template <int kColumns, int kSlice>
+inline constexpr int kChunksOfSlice =
+    kSlice == 0 ? kSliceChunks : kColumns / kChunkColumns - kSliceChunks;
+
+// Sums of a warpgroup: 64 x 256, and 64 x 64 of the last columns where the slice has them.
+struct Sums {
+  float main[128];
+  float last[32];
+};
+
+// ---- dq ----------------------------------------------------------------------------------------
+//
+// A persistent block takes items (query, group, slice). Each of two warpgroups adds dS K for a
+// block of 64 heads over all tiles; both read the same rows, which are gathered once.
+
+struct DqPlan {
+  static constexpr int kStages = 4;
+  static constexpr int kRowsBytes = (kSliceChunks + 1) * kChunkBytes;
+  static constexpr int kStageBytes = kRowsBytes + 2 * kChunkBytes;  // rows, dS of two blocks
+  static constexpr int kFull = kStages * kStageBytes;  // [kStages] gather threads, and one for dS
+  static constexpr int kEmpty = kFull + 8 * kStages;   // [kStages] warps of both warpgroups
+  static constexpr int kBytes = kEmpty + 8 * kStages;
+  static_assert(kBytes <= kSharedLimit);
+};
+
+struct ProductItem {
+  int query, group, slice, entries;
+  int blocks;  // of the group: 1 or 2
+};
+
+// The slices of a query come one after the other, in turns, so that every multiprocessor gets as
+// many of the wide ones.
+__device__ __forceinline__ bool dq_item(const Params& p, int number, ProductItem& item) {
+  const int groups = ceil_div(p.blocks, 2);
+  const int at = blockIdx.x + number * gridDim.x;
+  const int pair = at / 2;
+  item.query = pair / groups;
+  item.group = pair % groups;
+  item.slice = (at ^ (2 * pair / static_cast<int>(gridDim.x))) & 1;
+  if (item.query >= p.queries) return false;
+  item.entries = query_entries(p.rows, item.query);
+  item.blocks = min(2, p.blocks - 2 * item.group);
+  return true;
+}
+
+template <int kColumns>
+__device__ __forceinline__ void dq_gather(const Params& p, std::uint32_t smem) {
+  const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+  const std::uint64_t once = policy_evict_first(), keep = policy_evict_last();
+  Cursor<DqPlan::kStages> ring;
+  ProductItem item;
+  for (int number = 0; dq_item(p, number, item); ++number) {
+    if (item.entries == 0) continue;
+    const std::int32_t* list = p.rows.indices + item.query * p.rows.indices_stride;
+    TileEntries next = load_tile(list, 0, item.entries, lane);
+    const int tiles = tile_count(item.entries);
+    for (int tile = 0; tile < tiles; ++tile) {
+      const GatherRows rows =
+          gather_rows(p.rows, next, tile_mask(next, std::uint32_t{1} << 31), thread);
+      if (tile + 1 < tiles) next = load_tile(list, tile + 1, item.entries, lane);
+      const std::uint32_t stage = smem + ring.slot * DqPlan::kStageBytes;
+      const std::uint32_t full = smem + DqPlan::kFull + 8 * ring.slot;
+      mbarrier_wait(smem + DqPlan::kEmpty + 8 * ring.slot, ring.parity ^ 1, "gather", ring.slot);
+      if (thread == 0) {
+        mbarrier_arrive_expect(full, item.blocks * kChunkBytes);
+        for (int b = 0; b < item.blocks; ++b) {
+          bulk_load(stage + DqPlan::kRowsBytes + b * kChunkBytes,
+                    image_pair(p, item.query, tile, 2 * item.group + b) + kChunkBytes, kChunkBytes,
+                    full, once);
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < kSliceChunks; ++c) {
+        gather_chunk(stage + c * kChunkBytes, rows, item.slice * kSliceChunks + c, thread, keep);
+      }
+      if (kChunksOfSlice<kColumns, 1> > kSliceChunks && item.slice == 1) {
+        gather_chunk(stage + kSliceChunks * kChunkBytes, rows, 2 * kSliceChunks, thread, keep);
+      }
+      mbarrier_arrive_cp_async(full);
+      ring.advance();
+    }
+  }
+}
+
+// Stores 32 neighbouring columns of a head: v[k][e] are columns 8 k + 2 (lane % 4) + e. `at` is the
+// element of the first of them.
+__device__ __forceinline__ void store_dq(const Params& p, std::int64_t at, int lane, bool exists,
+                                         const float (&v)[4][2]) {
+  if (p.dq_f32) {
+    float* const to = reinterpret_cast<float*>(p.dq) + at + 2 * (lane & 3);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (exists) *reinterpret_cast<float2*>(to + 8 * k) = {v[k][0], v[k][1]};
+    }
+  } else {
+    std::uint32_t w[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) w[k] = pack_bf16(v[k][0], v[k][1]);
+    quad_transpose(w, lane);
+    if (exists) store_streaming(p.dq + 2 * (at + 8 * (lane & 3)), w[0], w[1], w[2], w[3]);
+  }
+}
+
+template <int kChunks>
+__device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
+                                            const ProductItem& item, int warpgroup,
+                                            Cursor<DqPlan::kStages>& ring) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  Sums sums;
+#pragma unroll
+  for (int i = 0; i < 128; ++i) sums.main[i] = 0;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) sums.last[i] = 0;
+  const int tiles = tile_count(item.entries);
+  int previous = 0;
+  for (int tile = 0; tile < tiles; ++tile) {
+    mbarrier_wait(smem + DqPlan::kFull + 8 * ring.slot, ring.parity, "multiply", ring.slot);
+    const std::uint32_t stage = smem + ring.slot * DqPlan::kStageBytes;
+    if (warpgroup < item.blocks) {
+      const std::uint64_t ds =
+          descriptor_k_major(stage + DqPlan::kRowsBytes + warpgroup * kChunkBytes);
+      const std::uint64_t rows = descriptor_mn_major(stage);
+      wgmma_fence();
+#pragma unroll
+      for (int k16 = 0; k16 < 4; ++k16) {
+        const std::uint64_t a = descriptor_offset(ds, 32 * k16);
+        wgmma_m64n256k16<Major::K, Major::MN>(sums.main, a, descriptor_offset(rows, 2048 * k16),
+                                              true);
+        if constexpr (kChunks > kSliceChunks) {
+          wgmma_m64n64k16<Major::K, Major::MN>(
+              sums.last, a, descriptor_offset(rows, kSliceChunks * kChunkBytes + 2048 * k16), true);
+        }
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+    }
+    if (tile > 0) mbarrier_arrive_warp(smem + DqPlan::kEmpty + 8 * previous);
+    previous = ring.slot;
+    ring.advance();
+  }
+  wgmma_wait<0>();
+  wgmma_pin(sums.main);
+  wgmma_pin(sums.last);
+  if (tiles > 0) mbarrier_arrive_warp(smem + DqPlan::kEmpty + 8 * previous);
+
+  if (warpgroup >= item.blocks) return;
+  const int block = 2 * item.group + warpgroup;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = 16 * warp + lane / 4 + 8 * r;
+    const int head = block * kBlockHeads + row;
+    const bool dead = !(__ldg(block_lse2(p, item.query, block) + row) < infinity());
+    const std::int64_t at =
+        item.query * p.dq_stride0 + head * p.dq_stride1 + item.slice * kSliceChunks * kChunkColumns;
+#pragma unroll
+    for (int part = 0; part < 2 * kChunks; ++part) {
+      float v[4][2];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int i = 4 * (4 * part + k) + 2 * r + e;
+          const float sum = i < 128 ? sums.main[i < 128 ? i : 0] : sums.last[i < 128 ? 0 : i - 128];
+          v[k][e] = dead ? 0.0f : sum;  // also where a row holds NaN
+        }
+      }
+      store_dq(p, at + 32 * part, lane, head < p.h_q, v);
+    }
+  }
+}
+
+template <int kColumns>
+__global__ void __launch_bounds__(kProductThreads, 1) dq_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) char shared[];
+  const std::uint32_t smem = shared_address(shared);
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < DqPlan::kStages; ++slot) {
+      mbarrier_init(smem + DqPlan::kFull + 8 * slot, kGatherThreads + 1);
+      mbarrier_init(smem + DqPlan::kEmpty + 8 * slot, 8 * kWarpArrival);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
+  if (warpgroup < 2) {
+    setmaxnreg_inc<kProductRegisters>();
+    Cursor<DqPlan::kStages> ring;
+    ProductItem item;
+    for (int number = 0; dq_item(p, number, item); ++number) {
+      if (kChunksOfSlice<kColumns, 1> == kSliceChunks || item.slice == 0) {
+        dq_multiply<kSliceChunks>(p, smem, item, warpgroup, ring);
+      } else {
+        dq_multiply<kSliceChunks + 1>(p, smem, item, warpgroup, ring);
+      }
+    }
+  } else {
+    setmaxnreg_dec<kProductLoadRegisters>();
+    dq_gather<kColumns>(p, smem);
+  }
+}
+
+// ---- dkv ---------------------------------------------------------------------------------------
+//
+// A persistent block takes items: a query, a group and a slice, and of the tiles those in a range
+// of keys. Where the f32 sums of all rows fit in L2 there is one range, and the slices of a query
+// come together, because they read the same images. Otherwise the order is slice, range, query: all
+// blocks add to the same slice of the same range at a time, which fits in L2.
+// An item's q and d_out stay in shared memory; its tiles alternate between two warpgroups, of which
+// one multiplies while the other drains its sums into dkv. Each has its own ring of images.
+//
+//   sums[64 entries x slice] = sum over blocks of P^T d_out + dS^T q
+
+struct DkvPlan {
+  static constexpr int kSlots = 5;  // of a warpgroup's ring; P and dS of a block take one each
+  static constexpr int kQ = 0;      // [2 blocks][chunks of the slice]
+  static constexpr int kDOut = kQ + 2 * (kSliceChunks + 1) * kChunkBytes;  // [2 blocks][4]
+  static constexpr int kRing = kDOut + 2 * kSliceChunks * kChunkBytes;     // [2][kSlots]
+  static constexpr int kFull = kRing + 2 * kSlots * kChunkBytes;  // [2][kSlots] the loading lane
+  static constexpr int kEmpty = kFull + 16 * kSlots;              // [2][kSlots] warps of its reader
+  static constexpr int kHeadsFull = kEmpty + 16 * kSlots;         // kHeadThreads
+  static constexpr int kHeadsFree = kHeadsFull + 8;               // warps of both warpgroups
+  static constexpr int kBytes = kHeadsFree + 8;
+  static_assert(kBytes <= kSharedLimit);
+};
+inline constexpr int kHeadThreads = 64;
+
+struct DkvItem : ProductItem {
+  int first_tile, end_tile;
+};
+
+// False after the last item. An item may have no tiles.
+__device__ __forceinline__ bool dkv_item(const Params& p, int number, DkvItem& item) {
+  const int groups = ceil_div(p.blocks, 2);
+  const int at = blockIdx.x + number * gridDim.x;
+  const int round = p.queries * groups;  // the items of a slice and a range
+  if (at >= 2 * round * p.ranges) return false;
+  const int range = p.ranges == 1 ? 0 : at / round % p.ranges;
+  const int pair = p.ranges == 1 ? at / 2 : at % round;
+  // With one range the slices come in turns, so that every multiprocessor gets as many wide ones.
+  item.slice =
+      p.ranges == 1 ? (at ^ (2 * pair / static_cast<int>(gridDim.x))) & 1 : at / (round * p.ranges);
+  item.query = pair / groups;
+  item.group = pair % groups;
+  item.blocks = min(2, p.blocks - 2 * item.group);
+  const std::int32_t* offsets =
+      p.offsets + static_cast<std::int64_t>(item.query) * (p.ranges + 1) + range;
+  // A tile belongs to the range of its first entry.
+  item.first_tile = tile_count(__ldg(offsets));
+  item.end_tile = tile_count(__ldg(offsets + 1));
+  item.entries = query_entries(p.rows, item.query);
+  return true;
+}
+
+// One lane: the images of the tiles that warpgroup `reader` works on.
+__device__ __forceinline__ void dkv_load_images(const Params& p, std::uint32_t smem, int reader) {
+  const std::uint64_t policy = p.keep_images ? policy_evict_last() : policy_evict_first();
+  Cursor<DkvPlan::kSlots> ring;
+  DkvItem item;
+  std::uint32_t count = 0;  // of tiles so far, of both warpgroups
+  for (int number = 0; dkv_item(p, number, item); ++number) {
+    for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
+      if (static_cast<int>(count % 2) != reader) continue;
+      const char* source = image_pair(p, item.query, tile, 2 * item.group);
+      for (int i = 0; i < 2 * item.blocks; ++i) {
+        const int slot = reader * DkvPlan::kSlots + ring.slot;
+        mbarrier_wait(smem + DkvPlan::kEmpty + 8 * slot, ring.parity ^ 1, "images", slot);
+        const std::uint32_t full = smem + DkvPlan::kFull + 8 * slot;
+        mbarrier_arrive_expect(full, kChunkBytes);
+        bulk_load(smem + DkvPlan::kRing + slot * kChunkBytes, source + i * kChunkBytes, kChunkBytes,
+                  full, policy);
+        ring.advance();
+      }
+    }
+  }
+}
+
+// kHeadThreads threads: the slice of the group's q and d_out.
+template <int kColumns>
+__device__ __forceinline__ void dkv_load_heads(const Params& p, std::uint32_t smem, int thread) {
+  const std::uint64_t policy = policy_evict_first();
+  constexpr bool kWide = kChunksOfSlice<kColumns, 1> > kSliceChunks;
+  DkvItem item;
+  std::uint32_t loaded = 0;
+  for (int number = 0; dkv_item(p, number, item); ++number) {
+    if (item.first_tile == item.end_tile) continue;
+    mbarrier_wait(smem + DkvPlan::kHeadsFree, loaded % 2 ^ 1, "heads", 0);
+    ++loaded;
+    // 8 lanes copy 128 bytes of a head; 8 heads a pass.
+    const int column = item.slice * kSliceChunks * 128 + (thread & 7) * 16;
+    const std::uint32_t to = smem + chunk_offset(thread / 8, thread & 7);
+    for (int b = 0; b < item.blocks; ++b) {
+      const int block = 2 * item.group + b;
+      for (int pass = 0; pass < 8; ++pass) {
+        const int row = 8 * pass + thread / 8;
+        const bool valid = __ldg(block_lse2(p, item.query, block) + row) < infinity();
+        const std::int64_t checked = valid ? block * kBlockHeads + row : 0;
+        const char* q = p.q + item.query * p.q_stride0 + checked * p.q_stride1 + column;
+        const char* d_out =
+            p.d_out + item.query * p.d_out_stride0 + checked * p.d_out_stride1 + column;
+        const std::uint32_t q_to =
+            to + DkvPlan::kQ + b * (kSliceChunks + 1) * kChunkBytes + pass * 1024;
+        const std::uint32_t d_out_to =
+            to + DkvPlan::kDOut + b * kSliceChunks * kChunkBytes + pass * 1024;
+#pragma unroll
+        for (int c = 0; c < kSliceChunks; ++c) {
+          cp_async_zfill(q_to + c * kChunkBytes, q + c * 128, valid, policy);
+          cp_async_zfill(d_out_to + c * kChunkBytes, d_out + c * 128, valid, policy);
+        }
+        if (kWide && item.slice == 1) {
+          cp_async_zfill(q_to + kSliceChunks * kChunkBytes, q + kSliceChunks * 128, valid, policy);
+        }
+      }
+    }
+    mbarrier_arrive_cp_async(smem + DkvPlan::kHeadsFull);
+  }
+}
+
+// Adds one block's P^T d_out + dS^T q to the sums, or sets them with kFirst. P and dS come through
+// the ring. On return the products with dS are still under way; `previous` is their slot.
+template <int kChunks, bool kFirst>
+__device__ __forceinline__ void dkv_block(std::uint32_t smem, int warpgroup,
+                                          Cursor<DkvPlan::kSlots>& ring, int& previous,
+                                          Sums& sums) {
+  constexpr int kBlock = kFirst ? 0 : 1;
+  int slot = warpgroup * DkvPlan::kSlots + ring.slot;
+  mbarrier_wait(smem + DkvPlan::kFull + 8 * slot, ring.parity, "multiply", slot);
+  const std::uint64_t p = descriptor_mn_major(smem + DkvPlan::kRing + slot * kChunkBytes);
+  const std::uint64_t d_out =
+      descriptor_mn_major(smem + DkvPlan::kDOut + kBlock * kSliceChunks * kChunkBytes);
+  wgmma_fence();
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    wgmma_m64n256k16<Major::MN, Major::MN>(sums.main, descriptor_offset(p, 2048 * k16),
+                                           descriptor_offset(d_out, 2048 * k16),
+                                           !kFirst || k16 > 0);
+  }
+  wgmma_commit();
+  if constexpr (!kFirst) {
+    wgmma_wait<1>();
+    mbarrier_arrive_warp(smem + DkvPlan::kEmpty + 8 * previous);
+  }
+  previous = slot;
+  ring.advance();
+
+  slot = warpgroup * DkvPlan::kSlots + ring.slot;
+  mbarrier_wait(smem + DkvPlan::kFull + 8 * slot, ring.parity, "multiply", slot);
+  const std::uint64_t ds = descriptor_mn_major(smem + DkvPlan::kRing + slot * kChunkBytes);
+  const std::uint64_t q =
+      descriptor_mn_major(smem + DkvPlan::kQ + kBlock * (kSliceChunks + 1) * kChunkBytes);
+  wgmma_fence();
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    wgmma_m64n256k16<Major::MN, Major::MN>(sums.main, descriptor_offset(ds, 2048 * k16),
+                                           descriptor_offset(q, 2048 * k16), true);
+    if constexpr (kChunks > kSliceChunks) {
+      wgmma_m64n64k16<Major::MN, Major::MN>(
+          sums.last, descriptor_offset(ds, 2048 * k16),
+          descriptor_offset(q, kSliceChunks * kChunkBytes + 2048 * k16), !kFirst || k16 > 0);
+    }
+  }
+  wgmma_commit();
+  wgmma_wait<1>();
+  mbarrier_arrive_warp(smem + DkvPlan::kEmpty + 8 * previous);
+  previous = slot;
+  ring.advance();
+}
+
+// The products of one tile, and its sums into dkv.
+template <int kChunks, class Drain>
+__device__ __forceinline__ void dkv_tile(const Params& p, std::uint32_t smem, const DkvItem& item,
+                                         int tile, int warpgroup, Cursor<DkvPlan::kSlots>& ring) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  Drain drain;
+  drain.begin(p, item.query, tile, item.entries, warp, lane);
+
+  Sums sums;
+  int previous = 0;
+  dkv_block<kChunks, true>(smem, warpgroup, ring, previous, sums);
+  if (item.blocks > 1) dkv_block<kChunks, false>(smem, warpgroup, ring, previous, sums);
+  wgmma_wait<0>();
+  wgmma_pin(sums.main);
+  if constexpr (kChunks > kSliceChunks) wgmma_pin(sums.last);
+  mbarrier_arrive_warp(smem + DkvPlan::kEmpty + 8 * previous);
+
+  drain.locate(p, item.slice * kSliceChunks * kChunkColumns, lane);
+#pragma unroll
+  for (int g = 0; g < 8; ++g) drain.add(32 * g, lane, sums.main + 16 * g);
+  if constexpr (kChunks > kSliceChunks) {
+#pragma unroll
+    for (int g = 0; g < 2; ++g) drain.add(256 + 32 * g, lane, sums.last + 16 * g);
+  }
+}
+
+template <int kColumns, class Drain>
+__device__ __forceinline__ void dkv_multiply(const Params& p, std::uint32_t smem, int warpgroup) {
+  Cursor<DkvPlan::kSlots> ring;
+  DkvItem item;
+  std::uint32_t count = 0, loaded = 0;
+  for (int number = 0; dkv_item(p, number, item); ++number) {
+    if (item.first_tile == item.end_tile) continue;
+    // Waits also where no tile of the item is its own: the arrival below belongs to this phase.
+    mbarrier_wait(smem + DkvPlan::kHeadsFull, loaded % 2, "heads", warpgroup);
+    ++loaded;
+    for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
+      if (static_cast<int>(count % 2) != warpgroup) continue;
+      if (kChunksOfSlice<kColumns, 1> == kSliceChunks || item.slice == 0) {
+        dkv_tile<kSliceChunks, Drain>(p, smem, item, tile, warpgroup, ring);
+      } else {
+        dkv_tile<kSliceChunks + 1, Drain>(p, smem, item, tile, warpgroup, ring);
+      }
+    }
+    mbarrier_arrive_warp(smem + DkvPlan::kHeadsFree);
+  }
+}
+
+template <int kColumns, class Drain>
+__global__ void __launch_bounds__(kProductThreads, 1) dkv_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) char shared[];
+  const std::uint32_t smem = shared_address(shared);
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < 2 * DkvPlan::kSlots; ++slot) {
+      mbarrier_init(smem + DkvPlan::kFull + 8 * slot, 1);
+      mbarrier_init(smem + DkvPlan::kEmpty + 8 * slot, 4 * kWarpArrival);
+    }
+    mbarrier_init(smem + DkvPlan::kHeadsFull, kHeadThreads);
+    mbarrier_init(smem + DkvPlan::kHeadsFree, 8 * kWarpArrival);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
+  if (warpgroup < 2) {
+    setmaxnreg_inc<kProductRegisters>();
+    dkv_multiply<kColumns, Drain>(p, smem, warpgroup);
+  } else {
+    setmaxnreg_dec<kProductLoadRegisters>();
+    const int warp = threadIdx.x % 128 / 32;
+    if (warp < 2) {
+      if (threadIdx.x % 32 == 0) dkv_load_images(p, smem, warp);
+    } else {
+      dkv_load_heads<kColumns>(p, smem, threadIdx.x % 64);
+    }
+  }
+}
+
+// ---- Finish ------------------------------------------------------------------------------------
+
+// d_sink[h] = -sum over queries of exp(sink - lse') delta. One block a block of 32 heads, warps in
+// fixed turns over the queries.
+inline constexpr int kSinkWarps = 32;
+__global__ void __launch_bounds__(32 * kSinkWarps)
+    d_sink_kernel(const float* lse2, const float* delta, std::int64_t queries, int padded_heads,
+                  int h_q, const float* attn_sink, std::int64_t attn_sink_stride, float* d_sink,
+                  std::int64_t d_sink_stride) {
+  __shared__ float partial[kSinkWarps][32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x * 32 + lane;
+  const float sink2 = head < h_q ? __ldg(attn_sink + head * attn_sink_stride) * kLog2e : 0.0f;
+  float sum = 0;
+  for (std::int64_t query = warp; query < queries; query += kSinkWarps) {
+    const float lse = lse2[query * padded_heads + head];
+    if (lse < infinity()) sum -= ex2(sink2 - lse) * delta[query * padded_heads + head];
+  }
+  partial[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0 || head >= h_q) return;
+  sum = 0;
+  for (int w = 0; w < kSinkWarps; ++w) sum += partial[w][lane];
+  d_sink[head * d_sink_stride] = sum;
+}
+
+// Rounds the sums to bf16; 8 columns a thread.
+__global__ void round_kernel(const float* sums, std::int64_t rows, int columns, char* dkv,
+                             std::int64_t dkv_stride) {
+  const std::int64_t at = (blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x) * 8;
+  if (at >= rows * columns) return;
+  const float4 a = *reinterpret_cast<const float4*>(sums + at);
+  const float4 b = *reinterpret_cast<const float4*>(sums + at + 4);
+  const std::int64_t row = at / columns;
+  store_streaming(dkv + 2 * (row * dkv_stride + at - row * columns), pack_bf16(a.x, a.y),
+                  pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w));
+}
+
+}  // namespace winnow::sparse_mla::backward_split_detail

@@ -1,0 +1,647 @@
+// Backward of top-k sparse MLA attention, sm90, for many heads: what the four kernels share, and
+// the first two of them.
+//
+// The gradient of a cache row sums over all heads of all queries that chose it, and it is the
+// reductions into memory that limit the speed. So P and dS of a chunk of queries go through memory
+// as bf16 matrices: after that a block can hold the heads of a whole group of 128, sum over them in
+// the tensor core, and reduce once.
+//
+//   prepare  per query: the visible entries, in order of key ranges; delta and lse of its heads
+//   scores   P = exp(scale q.k - lse), dS = scale P (d_out.k - delta)             -> scratch
+//   dq       dq = dS K                                  (backward_split_products_sm90.cuh)
+//   dkv      dkv += P^T d_out + dS^T q, tile by tile    (the same; backward_split_drain_sm90.cuh)
+//
+// prepare drops the entries that a query does not see; the other kernels know only lists of rows
+// that count and their lengths. A tile is 64 consecutive entries of such a list.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/memory.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/wgmma.cuh"
+#include "winnow/sparse_mla/gather_sm90.cuh"
+
+namespace winnow::sparse_mla::backward_split_detail {
+
+using namespace winnow::device;
+
+// Heads come in blocks of 64, M of the matrix products; two blocks are a group, over which dkv sums
+// before it reduces.
+inline constexpr int kBlockHeads = 64;
+inline constexpr int kValueColumns = 512;
+inline constexpr int kValueChunks = kValueColumns / kChunkColumns;
+inline constexpr int kMaxRanges = 32;  // of keys
+inline constexpr int kSharedLimit = 232448;
+inline constexpr int kImagePair = 2 * kChunkBytes;  // P and dS of a block of heads and a tile
+
+// A chunk of queries, numbered from 0. Strides of q and d_out count bytes, the others elements.
+struct Params {
+  GatherView chosen;  // the caller's entries
+  GatherView rows;    // those that count: lists in scratch
+  const char* q;
+  std::int64_t q_stride0, q_stride1;
+  const char* out;  // null where delta is given
+  std::int64_t out_stride0, out_stride1;
+  const char* d_out;
+  std::int64_t d_out_stride0, d_out_stride1;
+  const float* lse;
+  std::int64_t lse_stride;
+  const float* attn_sink;  // may be null
+  std::int64_t attn_sink_stride;
+  const float* given_delta;  // may be null
+  std::int64_t given_delta_stride;
+
+  // Scratch. Heads are padded to blocks of 64.
+  std::int32_t* lists;    // [queries, 64 tiles]
+  std::int32_t* offsets;  // [queries, ranges + 1]: where the entries of a range of keys begin
+  float* lse2;            // [queries, 64 blocks]: base 2, with the sink; +inf: no gradient
+  float* delta;           // [queries, 64 blocks]
+  char* images;           // [queries, tiles, blocks, {P, dS}]: chunks of 64 heads x 64 entries
+
+  char* dq;
+  std::int64_t dq_stride0, dq_stride1;  // elements
+  bool dq_f32;
+  float* dkv;  // f32 sums, [s_kv, d_qk]
+  std::int64_t dkv_stride;
+
+  // Scratch of the deterministic mode (backward_split_drain_sm90.cuh).
+  float* head_norms;          // [queries, blocks, 4 warps, {q, d_out}]: norms of columns
+  float* tile_norms;          // [queries, tiles, blocks, 4 warps, {P, dS}]
+  unsigned* row_bounds;       // [s_kv], f32 bits
+  unsigned* row_counts;       // [s_kv]
+  float* row_scales;          // [s_kv]
+  unsigned long long* fixed;  // [s_kv, d_qk / 2]
+
+  int queries, h_q, blocks, tiles, columns;
+  int ranges, range_shift;  // key t is in range t >> range_shift
+  bool keep_images;         // L2 has room for images between the reads of the two slices
+  float scale, scale_log2;
+};
+
+__device__ __forceinline__ char* image_pair(const Params& p, int query, int tile, int block) {
+  return p.images +
+         ((static_cast<std::int64_t>(query) * p.tiles + tile) * p.blocks + block) * kImagePair;
+}
+
+// A position in a ring of slots and the parity of the use it makes of its slot.
+template <int kSlots>
+struct Cursor {
+  int slot = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// ---- Prepare -----------------------------------------------------------------------------------
+
+inline constexpr int kPrepareThreads = 256;
+inline constexpr int kPrepareWarps = kPrepareThreads / 32;
+
+// The visible entries of a query, stably ordered by key range, and where each range begins.
+__device__ inline void select_entries(const Params& p, int query) {
+  __shared__ int counts[kMaxRanges][kPrepareWarps];
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int entries = query_entries(p.chosen, query);
+  const std::uint32_t visible = visible_rows(p.chosen, query);
+  const std::int32_t* indices = p.chosen.indices + query * p.chosen.indices_stride;
+  std::int32_t* list = p.lists + static_cast<std::int64_t>(query) * p.tiles * kTileRows;
+  // Each warp has a part of the entries, the same in both passes.
+  const int part = ceil_div(ceil_div(entries, kPrepareWarps), 32) * 32;
+  const int begin = warp * part, end = min(entries, begin + part);
+
+  counts[thread / kPrepareWarps][thread % kPrepareWarps] = 0;
+  __syncthreads();
+  const auto walk = [&](auto&& visit) {
+    for (int first = begin; first < end; first += 32) {
+      const std::int32_t index = first + lane < end ? __ldg(indices + first + lane) : -1;
+      const bool counted = static_cast<std::uint32_t>(index) < visible;
+      const int range = counted ? index >> p.range_shift : -1;
+      visit(index, range, __match_any_sync(kFullWarp, range));
+      __syncwarp();
+    }
+  };
+  walk([&](int, int range, unsigned same) {
+    if (range >= 0 && lane == __ffs(same) - 1) counts[range][warp] += __popc(same);
+  });
+  __syncthreads();
+  if (warp == 0) {  // exclusive sums over ranges, and over warps within a range
+    int total = 0;
+    for (int w = 0; w < kPrepareWarps; ++w) total += counts[lane][w];
+    int before = total;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(kFullWarp, before, distance);
+      if (lane >= distance) before += other;
+    }
+    before -= total;
+    std::int32_t* offsets = p.offsets + static_cast<std::int64_t>(query) * (p.ranges + 1);
+    if (lane < p.ranges) offsets[lane] = before;
+    if (lane == p.ranges - 1) offsets[lane + 1] = before + total;
+    for (int w = 0; w < kPrepareWarps; ++w) {
+      const int count = counts[lane][w];
+      counts[lane][w] = before;
+      before += count;
+    }
+  }
+  __syncthreads();
+  walk([&](int index, int range, unsigned same) {
+    const int first = range >= 0 ? counts[range][warp] : 0;
+    __syncwarp();
+    if (range < 0) return;
+    const int rank = __popc(same & ((1u << lane) - 1));
+    list[first + rank] = index;
+    if (rank == 0) counts[range][warp] = first + __popc(same);
+  });
+}
+
+// log2(2^a + 2^b) for a, b in base 2.
+__device__ __forceinline__ float log2_add(float a, float b) {
+  if (a == b) return a + 1.0f;  // infinities too
+  return fmaxf(a, b) + log2f(1.0f + exp2f(-fabsf(a - b)));
+}
+
+__device__ __forceinline__ float dot_bf16x8(uint4 a, uint4 b) {
+  const std::uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum = fmaf(__uint_as_float(x[i] << 16), __uint_as_float(y[i] << 16), sum);
+    sum = fmaf(__uint_as_float(x[i] & 0xffff0000u), __uint_as_float(y[i] & 0xffff0000u), sum);
+  }
+  return sum;
+}
+
+// One block a query.
+__global__ void __launch_bounds__(kPrepareThreads)
+    prepare_kernel(const __grid_constant__ Params p) {
+  const int query = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  select_entries(p, query);
+  __syncthreads();
+  const bool any = p.offsets[query * (p.ranges + std::int64_t{1}) + p.ranges] > 0;
+  const int heads = p.blocks * kBlockHeads;
+  for (int head = warp; head < heads; head += kPrepareWarps) {
+    float delta = 0, lse2 = infinity();
+    if (head < p.h_q) {
+      lse2 = __ldg(p.lse + query * p.lse_stride + head) * kLog2e;
+      if (p.attn_sink != nullptr) {
+        lse2 = log2_add(lse2, __ldg(p.attn_sink + head * p.attn_sink_stride) * kLog2e);
+      }
+      // Nothing seen, or all weight on the sink: no gradient. (NaN too: it has no meaning here.)
+      if (!any || !(fabsf(lse2) < infinity())) lse2 = infinity();
+      if (p.given_delta != nullptr) {
+        delta = __ldg(p.given_delta + query * p.given_delta_stride + head);
+      } else {
+        const char* a = p.out + query * p.out_stride0 + head * p.out_stride1 + lane * 16;
+        const char* b = p.d_out + query * p.d_out_stride0 + head * p.d_out_stride1 + lane * 16;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          delta += dot_bf16x8(__ldg(reinterpret_cast<const uint4*>(a + 512 * half)),
+                              __ldg(reinterpret_cast<const uint4*>(b + 512 * half)));
+        }
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2) {
+          delta += __shfl_xor_sync(kFullWarp, delta, distance);
+        }
+      }
+    }
+    if (lane == 0) {
+      const std::int64_t at = static_cast<std::int64_t>(query) * heads + head;
+      p.lse2[at] = lse2;
+      p.delta[at] = delta;
+    }
+  }
+}
+
+// ---- Scores ------------------------------------------------------------------------------------
+//
+// A persistent block takes items (query, block of 64 heads). Warpgroup 0 holds q in registers and
+// computes P, warpgroup 1 holds d_out and computes dS; both multiply with the same rows in the
+// ring. They take turns with the tensor cores, so that one's arithmetic hides behind the other's
+// products.
+//
+//   gather ring (full, empty)   -> warpgroup 0: logits, P -> image -> memory
+//                               |                         | (p_ready, p_free)
+//                               -> warpgroup 1: dP -------+-> dS -> image -> memory
+//
+// Warp w of either handles heads 16 w to 16 w + 15: a slice of 2048 bytes of the image, which only
+// the warp itself stores to memory.
+
+inline constexpr int kScoresThreads = 384;
+inline constexpr int kScoresRegisters = 216;  // 144 hold q, 32 the logits
+inline constexpr int kScoresGatherRegisters = 72;
+inline constexpr int kWarpImageBytes = kChunkBytes / 4;
+
+template <int kColumns>
+struct ScoresPlan {
+  static constexpr int kChunks = kColumns / kChunkColumns;       // 9 or 8
+  static constexpr int kSteps = kColumns / 16;                   // 36 or 32
+  static constexpr int kStageChunks = kChunks % 3 == 0 ? 3 : 2;  // of 64 rows
+  static constexpr int kStageSteps = kStageChunks * 4;
+  static constexpr int kTileStages = kChunks / kStageChunks;  // 3 or 4
+  static constexpr int kStageBytes = kStageChunks * kChunkBytes;
+  static constexpr int kStages = 24 / kStageChunks;  // 8 or 12: nearly 3 tiles
+
+  static constexpr int kP = kStages * kStageBytes;      // [2] images
+  static constexpr int kDs = kP + 2 * kChunkBytes;      // [2]
+  static constexpr int kFull = kDs + 2 * kChunkBytes;   // [kStages] gather threads
+  static constexpr int kEmpty = kFull + 8 * kStages;    // [kStages] warps of both warpgroups
+  static constexpr int kPReady = kEmpty + 8 * kStages;  // [2] warps of warpgroup 0
+  static constexpr int kPFree = kPReady + 16;           // [2] warps of warpgroup 1
+  static constexpr int kTurn = kPFree + 16;             // [2] warps of the other warpgroup
+  static constexpr int kBytes = kTurn + 16;
+  static_assert(kStages * kStageChunks == 24 && kBytes <= kSharedLimit);
+};
+
+struct ScoresItem {
+  int query, block, entries;
+};
+
+__device__ __forceinline__ bool scores_item(const Params& p, int number, ScoresItem& item) {
+  const int at = blockIdx.x + number * gridDim.x;
+  item.query = at / p.blocks;
+  item.block = at % p.blocks;
+  if (item.query >= p.queries) return false;
+  item.entries = query_entries(p.rows, item.query);
+  return true;
+}
+
+// lse2 of a block's 64 heads.
+__device__ __forceinline__ const float* block_lse2(const Params& p, int query, int block) {
+  return p.lse2 + (static_cast<std::int64_t>(query) * p.blocks + block) * kBlockHeads;
+}
+
+// 64 heads of a query, in the shape of a tile. Heads without gradient, and those past the last, are
+// rows of zeros, whatever their values: 0 times NaN would spoil the sums of the others.
+__device__ __forceinline__ GatherRows head_rows(const char* heads, std::int64_t stride,
+                                                int first_head, const float* lse2, int thread) {
+  GatherRows rows;
+  rows.valid = 0;
+#pragma unroll
+  for (int pass = 0; pass < kGatherPasses; ++pass) {
+    const int row = 16 * pass + thread / 8;
+    const bool valid = __ldg(lse2 + row) < infinity();
+    rows.source[pass] = heads + (valid ? first_head + row : 0) * stride + (thread & 7) * 16;
+    rows.valid |= static_cast<std::uint32_t>(valid) << pass;
+  }
+  return rows;
+}
+
+// Copies the first `kCopied` chunks of 64 rows through the stages of one tile.
+template <class Plan, int kCopied>
+__device__ __forceinline__ void scores_copy(std::uint32_t smem, Cursor<Plan::kStages>& ring,
+                                            const GatherRows& rows, int thread,
+                                            std::uint64_t policy) {
+#pragma unroll
+  for (int s = 0; s < Plan::kTileStages; ++s) {
+    mbarrier_wait(smem + Plan::kEmpty + 8 * ring.slot, ring.parity ^ 1, "gather", ring.slot);
+#pragma unroll
+    for (int c = 0; c < Plan::kStageChunks; ++c) {
+      const int chunk = s * Plan::kStageChunks + c;
+      if (chunk < kCopied) {
+        gather_chunk(smem + ring.slot * Plan::kStageBytes + c * kChunkBytes, rows, chunk, thread,
+                     policy);
+      }
+    }
+    mbarrier_arrive_cp_async(smem + Plan::kFull + 8 * ring.slot);
+    ring.advance();
+  }
+}
+
+template <class Plan>
+__device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t smem) {
+  const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+  const std::uint64_t once = policy_evict_first(), keep = policy_evict_last();
+  Cursor<Plan::kStages> ring;
+  ScoresItem item;
+  for (int number = 0; scores_item(p, number, item); ++number) {
+    if (item.entries == 0) continue;
+    const std::int32_t* list = p.rows.indices + item.query * p.rows.indices_stride;
+    TileEntries next = load_tile(list, 0, item.entries, lane);
+    const int first_head = item.block * kBlockHeads;
+    const float* lse2 = block_lse2(p, item.query, item.block);
+    scores_copy<Plan, Plan::kChunks>(
+        smem, ring,
+        head_rows(p.q + item.query * p.q_stride0, p.q_stride1, first_head, lse2, thread), thread,
+        once);
+    scores_copy<Plan, kValueChunks>(smem, ring,
+                                    head_rows(p.d_out + item.query * p.d_out_stride0,
+                                              p.d_out_stride1, first_head, lse2, thread),
+                                    thread, once);
+    const int tiles = tile_count(item.entries);
+    for (int tile = 0; tile < tiles; ++tile) {
+      const GatherRows rows =
+          gather_rows(p.rows, next, tile_mask(next, std::uint32_t{1} << 31), thread);
+      if (tile + 1 < tiles) next = load_tile(list, tile + 1, item.entries, lane);
+      scores_copy<Plan, Plan::kChunks>(smem, ring, rows, thread, keep);
+    }
+  }
+}
+
+// Lets a tile in the ring pass that only the other warpgroup reads.
+template <class Plan>
+__device__ __forceinline__ void scores_skip(std::uint32_t smem, Cursor<Plan::kStages>& ring) {
+#pragma unroll
+  for (int s = 0; s < Plan::kTileStages; ++s) {
+    mbarrier_wait(smem + Plan::kFull + 8 * ring.slot, ring.parity, "skip", ring.slot);
+    mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * ring.slot);
+    ring.advance();
+  }
+}
+
+// Brings 64 heads from the ring into registers as A operands.
+template <class Plan, int kSteps>
+__device__ __forceinline__ void scores_load_heads(std::uint32_t smem, Cursor<Plan::kStages>& ring,
+                                                  std::uint32_t (&a)[kSteps][4]) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int s = 0; s < Plan::kTileStages; ++s) {
+    mbarrier_wait(smem + Plan::kFull + 8 * ring.slot, ring.parity, "heads", ring.slot);
+#pragma unroll
+    for (int i = 0; i < Plan::kStageSteps; ++i) {
+      const int step = s * Plan::kStageSteps + i;
+      if (step < kSteps) {
+        const std::uint32_t chunk = smem + ring.slot * Plan::kStageBytes + i / 4 * kChunkBytes;
+        ldmatrix_x4(fragment_address(chunk, warp, lane, i % 4), a[step][0], a[step][1], a[step][2],
+                    a[step][3]);
+      }
+    }
+    mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * ring.slot);
+    ring.advance();
+  }
+}
+
+// d[64 heads x 64 rows] = A B^T for the first 16 * kSteps columns of the tile in the next stages.
+// Takes the turn when the first stage is there, passes it on as soon as the last product is issued:
+// those of the other warpgroup queue up behind it.
+template <class Plan, int kSteps>
+__device__ __forceinline__ void scores_multiply(std::uint32_t smem, Cursor<Plan::kStages>& ring,
+                                                int warpgroup, std::uint32_t turn_parity,
+                                                const std::uint32_t (&a)[kSteps][4],
+                                                float (&d)[32]) {
+  int previous = 0;
+#pragma unroll
+  for (int s = 0; s < Plan::kTileStages; ++s) {
+    mbarrier_wait(smem + Plan::kFull + 8 * ring.slot, ring.parity, "multiply", ring.slot);
+    if (s == 0) mbarrier_wait(smem + Plan::kTurn + 8 * warpgroup, turn_parity, "turn", warpgroup);
+    const std::uint64_t rows = descriptor_k_major(smem + ring.slot * Plan::kStageBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < Plan::kStageSteps; ++i) {
+      const int step = s * Plan::kStageSteps + i;
+      if (step < kSteps) {
+        wgmma_m64n64k16<Major::K>(d, a[step][0], a[step][1], a[step][2], a[step][3],
+                                  rows + i / 4 * (kChunkBytes / 16) + i % 4 * 2, step > 0);
+      }
+    }
+    wgmma_commit();
+    if (s == Plan::kTileStages - 1) {
+      mbarrier_arrive_warp(smem + Plan::kTurn + 8 * (1 - warpgroup));
+    }
+    if (s > 0) {
+      wgmma_wait<1>();
+      mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * previous);
+    }
+    previous = ring.slot;
+    ring.advance();
+  }
+  wgmma_wait<0>();
+  wgmma_pin(d);
+  mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * previous);
+}
+
+// Writes the warp's part of an image: w[2 j + r] holds row lane / 4 + 8 r, columns 8 j + 2 (lane %
+// 4) + {0, 1}.
+__device__ __forceinline__ void write_image(std::uint32_t image, int warp, int lane,
+                                            const std::uint32_t (&w)[16]) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    stmatrix_x4(fragment_address(image, warp, lane, k16), w[4 * k16], w[4 * k16 + 1],
+                w[4 * k16 + 2], w[4 * k16 + 3]);
+  }
+  fence_proxy_async_shared();  // each writer, before the warp synchronises and one lane stores
+}
+
+// Lanes kDistance apart hold sums for the same 2 * kHalf columns: each keeps half of the columns
+// and adds the other's part to it.
+template <int kHalf, int kDistance>
+__device__ __forceinline__ void halve_columns(float (&sums)[16]) {
+  const bool upper = threadIdx.x & kDistance;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float give = upper ? sums[i] : sums[i + kHalf];
+    const float keep = upper ? sums[i + kHalf] : sums[i];
+    sums[i] = keep + __shfl_xor_sync(kFullWarp, give, kDistance);
+  }
+}
+
+// Not less than the norm of any column of the warp's 16 x 64 bf16 values, which are held as
+// write_image() takes them. NaN or infinity if a value is.
+__device__ __forceinline__ float column_norm(const std::uint32_t (&w)[16]) {
+  float sums[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const std::uint32_t a = w[i / 2 * 2], b = w[i / 2 * 2 + 1];  // the thread's two rows
+    const float x = __uint_as_float(i % 2 == 0 ? a << 16 : a & 0xffff0000u);
+    const float y = __uint_as_float(i % 2 == 0 ? b << 16 : b & 0xffff0000u);
+    sums[i] = fmaf(x, x, y * y);
+  }
+  halve_columns<8, 16>(sums);
+  halve_columns<4, 8>(sums);
+  halve_columns<2, 4>(sums);
+  const float most = __uint_as_float(
+      __reduce_max_sync(kFullWarp, max(__float_as_uint(sums[0]), __float_as_uint(sums[1]))));
+  if (most > 1e-30f && most < 1e30f) return 1.001f * sqrtf(most);
+  // Squares were lost to underflow or overflow: from the largest of the 16 values of a column.
+  std::uint32_t tops = 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) tops = __vmaxu2(tops, w[i] & 0x7fff7fffu);
+  return 4.0f *
+         __uint_as_float(__reduce_max_sync(kFullWarp, max(tops & 0xffffu, tops >> 16)) << 16);
+}
+// The same for 16 heads as scores_load_heads() leaves them.
+template <int kSteps>
+__device__ __forceinline__ float column_norm_of_heads(const std::uint32_t (&a)[kSteps][4]) {
+  float norm = 0;
+#pragma unroll
+  for (int chunk = 0; chunk < kSteps / 4; ++chunk) {
+    std::uint32_t w[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) w[i] = a[4 * chunk + i / 4][i % 4];
+    const float other = column_norm(w);
+    norm = norm < other || other != other ? other : norm;  // NaN stays
+  }
+  return norm;
+}
+__device__ __forceinline__ float* head_norm(const Params& p, const ScoresItem& item, int warp) {
+  return p.head_norms +
+         ((static_cast<std::int64_t>(item.query) * p.blocks + item.block) * 4 + warp) * 2;
+}
+__device__ __forceinline__ float* tile_norm(const Params& p, int query, int tile, int block,
+                                            int warp) {
+  return p.tile_norms +
+         (((static_cast<std::int64_t>(query) * p.tiles + tile) * p.blocks + block) * 4 + warp) * 2;
+}
+
+template <class Plan, bool kNorms>
+__device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const std::uint64_t policy = policy_evict_first();
+  std::uint32_t q[Plan::kSteps][4];
+  Cursor<Plan::kStages> ring;
+  std::uint32_t count = 0;  // of tiles so far
+  ScoresItem item;
+  for (int number = 0; scores_item(p, number, item); ++number) {
+    if (item.entries == 0) continue;
+    const float* lse = block_lse2(p, item.query, item.block) + 16 * warp + lane / 4;
+    const float lse2[2] = {__ldg(lse), __ldg(lse + 8)};
+    scores_load_heads<Plan>(smem, ring, q);
+    if constexpr (kNorms) {
+      const float norm = column_norm_of_heads(q);
+      if (lane == 0) head_norm(p, item, warp)[0] = norm;
+    }
+    scores_skip<Plan>(smem, ring);
+    const bool any_dead = __any_sync(kFullWarp, fmaxf(lse2[0], lse2[1]) == infinity());
+    const int tiles = tile_count(item.entries);
+    for (int tile = 0; tile < tiles; ++tile, ++count) {
+      float s[32];
+      scores_multiply<Plan>(smem, ring, 0, count % 2 ^ 1, q, s);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) s[i] = ex2(fmaf(s[i], p.scale_log2, -lse2[i / 2 % 2]));
+      const int valid = item.entries - tile * kTileRows;
+      if (valid < kTileRows || any_dead) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const bool counts = i / 4 * 8 + 2 * (lane & 3) + i % 2 < valid;
+          s[i] = counts && lse2[i / 2 % 2] < infinity() ? s[i] : 0.0f;
+        }
+      }
+      std::uint32_t w[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) w[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+      if constexpr (kNorms) {
+        const float norm = column_norm(w);
+        if (lane == 0) tile_norm(p, item.query, tile, item.block, warp)[0] = norm;
+      }
+
+      const int buffer = count % 2;
+      const std::uint32_t image = smem + Plan::kP + buffer * kChunkBytes;
+      if (lane == 0) bulk_wait_read<1>();  // the store two tiles ago
+      __syncwarp();
+      mbarrier_wait(smem + Plan::kPFree + 8 * buffer, count / 2 % 2 ^ 1, "p free", buffer);
+      write_image(image, warp, lane, w);
+      mbarrier_arrive_warp(smem + Plan::kPReady + 8 * buffer);
+      if (lane == 0) {
+        bulk_store(image_pair(p, item.query, tile, item.block) + warp * kWarpImageBytes,
+                   image + warp * kWarpImageBytes, kWarpImageBytes, policy);
+        bulk_commit();
+      }
+    }
+  }
+  if (lane == 0) bulk_wait<0>();
+}
+
+template <class Plan, bool kNorms>
+__device__ __forceinline__ void scores_ds(const Params& p, std::uint32_t smem) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  const std::uint64_t policy = policy_evict_first();
+  std::uint32_t d_out[kValueColumns / 16][4];
+  Cursor<Plan::kStages> ring;
+  std::uint32_t count = 0;
+  ScoresItem item;
+  for (int number = 0; scores_item(p, number, item); ++number) {
+    if (item.entries == 0) continue;
+    const float* delta =
+        p.delta + (static_cast<std::int64_t>(item.query) * p.blocks + item.block) * kBlockHeads +
+        16 * warp + lane / 4;
+    const float shift[2] = {-__ldg(delta) * p.scale, -__ldg(delta + 8) * p.scale};
+    scores_skip<Plan>(smem, ring);
+    scores_load_heads<Plan>(smem, ring, d_out);
+    if constexpr (kNorms) {
+      const float norm = column_norm_of_heads(d_out);
+      if (lane == 0) head_norm(p, item, warp)[1] = norm;
+    }
+    const int tiles = tile_count(item.entries);
+    for (int tile = 0; tile < tiles; ++tile, ++count) {
+      float d[32];
+      scores_multiply<Plan>(smem, ring, 1, count % 2, d_out, d);
+      const int buffer = count % 2;
+      const std::uint32_t p_image = smem + Plan::kP + buffer * kChunkBytes;
+      std::uint32_t w[16];
+      mbarrier_wait(smem + Plan::kPReady + 8 * buffer, count / 2 % 2, "p", buffer);
+#pragma unroll
+      for (int k16 = 0; k16 < 4; ++k16) {
+        ldmatrix_x4(fragment_address(p_image, warp, lane, k16), w[4 * k16], w[4 * k16 + 1],
+                    w[4 * k16 + 2], w[4 * k16 + 3]);
+      }
+      mbarrier_arrive_warp(smem + Plan::kPFree + 8 * buffer);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        // Selected where P is 0, so that nothing of a hidden entry or a dead head gets through.
+        const float low = __uint_as_float(w[i] << 16);
+        const float high = __uint_as_float(w[i] & 0xffff0000u);
+        const float a = low * fmaf(d[2 * i], p.scale, shift[i % 2]);
+        const float b = high * fmaf(d[2 * i + 1], p.scale, shift[i % 2]);
+        w[i] = pack_bf16(low == 0.0f ? 0.0f : a, high == 0.0f ? 0.0f : b);
+      }
+      if constexpr (kNorms) {
+        const float norm = column_norm(w);
+        if (lane == 0) tile_norm(p, item.query, tile, item.block, warp)[1] = norm;
+      }
+      const std::uint32_t image = smem + Plan::kDs + buffer * kChunkBytes;
+      if (lane == 0) bulk_wait_read<1>();
+      __syncwarp();
+      write_image(image, warp, lane, w);
+      __syncwarp();
+      if (lane == 0) {
+        bulk_store(
+            image_pair(p, item.query, tile, item.block) + kChunkBytes + warp * kWarpImageBytes,
+            image + warp * kWarpImageBytes, kWarpImageBytes, policy);
+        bulk_commit();
+      }
+    }
+  }
+  if (lane == 0) bulk_wait<0>();
+}
+
+// With kNorms also the norms that the deterministic mode needs.
+template <int kColumns, bool kNorms>
+__global__ void __launch_bounds__(kScoresThreads, 1)
+    scores_kernel(const __grid_constant__ Params p) {
+  using Plan = ScoresPlan<kColumns>;
+  extern __shared__ __align__(1024) char shared[];
+  const std::uint32_t smem = shared_address(shared);
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < Plan::kStages; ++slot) {
+      mbarrier_init(smem + Plan::kFull + 8 * slot, kGatherThreads);
+      mbarrier_init(smem + Plan::kEmpty + 8 * slot, 8 * kWarpArrival);
+    }
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(smem + Plan::kPReady + 8 * i, 4 * kWarpArrival);
+      mbarrier_init(smem + Plan::kPFree + 8 * i, 4 * kWarpArrival);
+      mbarrier_init(smem + Plan::kTurn + 8 * i, 4 * kWarpArrival);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    setmaxnreg_inc<kScoresRegisters>();
+    scores_p<Plan, kNorms>(p, smem);
+  } else if (warpgroup == 1) {
+    setmaxnreg_inc<kScoresRegisters>();
+    scores_ds<Plan, kNorms>(p, smem);
+  } else {
+    setmaxnreg_dec<kScoresGatherRegisters>();
+    scores_gather<Plan>(p, smem);
+  }
+}
+
+}  // namespace winnow::sparse_mla::backward_split_detail
