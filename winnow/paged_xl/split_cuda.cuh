@@ -63,56 +63,75 @@ struct Part {
   bool whole;  // it is the whole context
 };
 
-// Goes along one block's stretch of the line, 32 places at a time; some of them are empty, since
-// contexts have different numbers of parts. The whole warp must call.
+// Where a warp's walk is. It stands in shared memory: the registers are for the tiles.
+struct WalkState {
+  Split split;
+  std::int64_t begin, end;  // of the block's stretch
+  std::int64_t at;          // tiles of the line up to and with the 32 places
+  int most_parts;           // of a context
+  int head;
+  int part, sequence;  // of the first place
+  int before;          // parts of the stretch that are behind
+  unsigned mine;       // places whose part belongs to the stretch
+};
+
+// Goes along one block's stretch of the line, 32 places at a time, one for each lane; some of them
+// are empty, since contexts have different numbers of parts. The whole warp must call.
 template <class T>
 class Walk {
  public:
-  __device__ Walk(const Lengths& lengths, const StepWork& work, const Split& split, int block,
-                  int lane)
-      : lengths_(lengths),
-        split_(split),
-        begin_(split.begin(block)),
-        end_(split.begin(block + 1)),
-        lane_(lane),
-        most_parts_(split.parts_of(tiles_of<T>(work.longest))) {
-    head_ = static_cast<int>(begin_ / split.tiles);
-    const int part = last_part_before(begin_ - head_ * split.tiles);
-    at_ = head_ * split.tiles + at_;
-    go_to(part);
+  __device__ Walk(const Lengths& lengths, WalkState& state, int lane)
+      : lengths_(lengths), saved_(state), state_(state), lane_(lane) {}
+  __device__ ~Walk() {
+    __syncwarp();
+    if (lane_ == 0) saved_ = state_;
+    __syncwarp();
+  }
+
+  // Goes to the first places of a block's stretch.
+  __device__ void begin(const Split& split, const StepWork& work, int block) {
+    state_ = {};
+    state_.split = split;
+    state_.begin = state_.split.begin(block);
+    state_.end = state_.split.begin(block + 1);
+    state_.most_parts = state_.split.parts_of(tiles_of<T>(work.longest));
+    state_.head = static_cast<int>(state_.begin / state_.split.tiles);
+    const std::int64_t before = state_.head * state_.split.tiles;
+    state_.part = last_part_before(state_.begin - before);
+    state_.at += before;
     look();
   }
 
   // Part `index` of the stretch, not less than any index before; false if there are not so many.
   __device__ bool find(int index, Part& part) {
-    while (index >= before_ + __popc(mine_)) {
-      before_ += __popc(mine_);
-      mine_ = 0;
-      if (at_ >= end_) return false;
+    while (index >= state_.before + __popc(state_.mine)) {
+      state_.before += __popc(state_.mine);
+      state_.mine = 0;
+      if (state_.at >= state_.end) return false;
       advance();
     }
-    const int rank = __popc(mine_ & ((1u << lane_) - 1));
-    const bool found = (mine_ >> lane_ & 1) != 0 && rank == index - before_;
-    const int source = __ffs(static_cast<int>(__ballot_sync(device::kFullWarp, found))) - 1;
-    part.sequence = __shfl_sync(device::kFullWarp, sequence_, source);
-    part.number = __shfl_sync(device::kFullWarp, part_, source);
-    part.length = __shfl_sync(device::kFullWarp, length_, source);
-    part.head = head_;
+    const int rank = __popc(state_.mine & ((1u << lane_) - 1));
+    const bool found = (state_.mine >> lane_ & 1) != 0 && rank == index - state_.before;
+    const int place = __ffs(static_cast<int>(__ballot_sync(device::kFullWarp, found))) - 1;
+    part.sequence = sequence_at(place);
+    part.number = part_at(place);
+    part.length = lengths_[part.sequence];
+    part.head = state_.head;
     const int tiles = tiles_of<T>(part.length);
-    part.end_tile = tiles - part.number * split_.part_tiles;
-    part.first_tile = max(0, part.end_tile - split_.part_tiles);
-    part.whole = tiles <= split_.part_tiles;
+    part.end_tile = tiles - part.number * state_.split.part_tiles;
+    part.first_tile = max(0, part.end_tile - state_.split.part_tiles);
+    part.whole = tiles <= state_.split.part_tiles;
     return true;
   }
 
  private:
   // The last part number p for which the parts below p of all contexts have no more than `tiles`
-  // tiles; at_ becomes their number. Each lane tries a number.
+  // tiles; `at` becomes their number. Each lane tries a number.
   __device__ int last_part_before(std::int64_t tiles) {
-    int first = 0, count = most_parts_;
+    int first = 0, count = state_.most_parts;
     while (true) {
       const int step = (count + kWarpSize - 1) / kWarpSize;
-      const std::int64_t wanted = (first + std::int64_t{step} * lane_) * split_.part_tiles;
+      const std::int64_t wanted = (first + std::int64_t{step} * lane_) * state_.split.part_tiles;
       std::int64_t below = 0;
       for (int s = 0; s < lengths_.num_seqs; ++s) {
         below += min(std::int64_t{tiles_of<T>(lengths_[s])}, wanted);
@@ -122,48 +141,43 @@ class Walk {
       const int last = kWarpSize - 1 - __clz(static_cast<int>(good));  // lane 0 is good
       first += step * last;
       count = min(step, count - step * last);
-      at_ = __shfl_sync(device::kFullWarp, below, last);
+      state_.at = __shfl_sync(device::kFullWarp, below, last);
       if (step == 1) return first;
     }
   }
 
-  __device__ void go_to(int part) {
-    part_ = part + lane_ / lengths_.num_seqs;
-    sequence_ = lane_ % lengths_.num_seqs;
+  __device__ int sequence_at(int place) const {
+    return (state_.sequence + place) % lengths_.num_seqs;
+  }
+  __device__ int part_at(int place) const {
+    return state_.part + (state_.sequence + place) / lengths_.num_seqs;
   }
 
   __device__ void advance() {
-    part_ += kWarpSize / lengths_.num_seqs;
-    sequence_ += kWarpSize % lengths_.num_seqs;
-    if (sequence_ >= lengths_.num_seqs) {
-      sequence_ -= lengths_.num_seqs;
-      ++part_;
-    }
-    if (__all_sync(device::kFullWarp, part_ >= most_parts_)) {
-      ++head_;
-      go_to(0);
+    const int next = sequence_at(kWarpSize);
+    state_.part = part_at(kWarpSize);
+    state_.sequence = next;
+    if (state_.part >= state_.most_parts) {
+      state_.part = state_.sequence = 0;
+      ++state_.head;
     }
     look();
   }
 
   __device__ void look() {
-    length_ = lengths_[sequence_];
-    const int weight = split_.tiles_in(tiles_of<T>(length_), part_);
+    const int weight =
+        state_.split.tiles_in(tiles_of<T>(lengths_[sequence_at(lane_)]), part_at(lane_));
     const int weights = warp_prefix(weight, lane_);
-    const std::int64_t position = at_ + (weights - weight);
-    mine_ = __ballot_sync(device::kFullWarp, weight > 0 && position >= begin_ && position < end_);
-    at_ += __shfl_sync(device::kFullWarp, weights, kWarpSize - 1);
+    const std::int64_t position = state_.at + (weights - weight);
+    state_.mine = __ballot_sync(device::kFullWarp,
+                                weight > 0 && position >= state_.begin && position < state_.end);
+    state_.at += __shfl_sync(device::kFullWarp, weights, kWarpSize - 1);
   }
 
   const Lengths& lengths_;
-  const Split& split_;
-  const std::int64_t begin_, end_;
-  const int lane_, most_parts_;
-  int head_ = 0;
-  std::int64_t at_ = 0;                       // tiles of the line up to and with these places
-  int before_ = 0;                            // parts of the stretch that are behind
-  int part_ = 0, sequence_ = 0, length_ = 0;  // of the lane's place
-  unsigned mine_ = 0;                         // lanes whose part belongs to the stretch
+  WalkState& saved_;
+  WalkState state_;
+  const int lane_;
 };
 
 }  // namespace winnow::paged_xl

@@ -72,6 +72,8 @@ struct Warp {
   static constexpr int kUnits = kMaxDim / 16;
   static constexpr int kGroups = kWarpSize / kTile<T>;  // lanes that share a token of K
   static constexpr int kRowsAtOnce = 16;                // of V: two lanes each
+  // The registers hold a tile of each of K, V and r at the same time.
+  static constexpr bool kRoom = !kFused || kMaxDim <= 128;
 
   const KernelParams& p;
   const int lane, token, chunk;  // of K: the lane's token in a tile, and its first unit
@@ -151,9 +153,9 @@ struct Warp {
     return __uint_as_float(bits);
   }
 
-  // Of the tile whose keys are loaded.
-  __device__ void load_values(int tile) {
-    const int block = __shfl_sync(device::kFullWarp, keys.block, half * kX<T>);
+  // `key_block`: of the lane's token.
+  __device__ void load_values(int tile, int key_block) {
+    const int block = __shfl_sync(device::kFullWarp, key_block, half * kX<T>);
     const int j = tile * kTile<T> + half * kX<T>;
     const int used = length - j;  // tokens of the lane's half, if not all of it
     const T* from = row_of<T>(p.value, block, kv_head) + (std::int64_t{row} << p.block_shift) +
@@ -294,7 +296,7 @@ struct Warp {
     load_queries(raw);
     load_keys(part.first_tile, block);
     next_block = find_block(part.first_tile + 1, part.end_tile);
-    if constexpr (kFused) load_relative(part.first_tile, 0);
+    if constexpr (kFused && kRoom) load_relative(part.first_tile, 0);
   }
 
   // Tiles [tile, end) of the context.
@@ -307,10 +309,14 @@ struct Warp {
       for (int k = 0; k < kUnits; ++k) sums[h][k] = 0;
     }
     for (; tile < end; ++tile) {
-      load_values(tile);
+      const int block = keys.block;
+      if constexpr (kRoom) {
+        load_values(tile, block);
+      } else {
+        load_relative(tile, 0);
+      }
       float logits[kHeads];
       multiply_keys(logits);
-      const bool present = keys.block >= 0;
       if constexpr (!kFused) {
 #pragma unroll
         for (int h = 0; h < kHeads; ++h) logits[h] += bd_of(keys.bd[h]);
@@ -324,12 +330,13 @@ struct Warp {
           logits[h] += relative.dot(query_v[h], lane);
           if (h + 1 < heads) {
             load_relative(tile, h + 1);
-          } else if (tile + 1 < end) {
+          } else if (kRoom && tile + 1 < end) {
             load_relative(tile + 1, 0);
           }
         }
-        logits[h] = add_logit(h, present ? p.scale * logits[h] : device::negative_infinity());
+        logits[h] = add_logit(h, block >= 0 ? p.scale * logits[h] : device::negative_infinity());
       }
+      if constexpr (!kRoom) load_values(tile, block);
       add_values(logits);
     }
 #pragma unroll
@@ -379,8 +386,8 @@ struct Warp {
 // Warps of a block, which has a multiprocessor for itself: what the registers allow.
 template <int kMaxDim, int kHeads, bool kFused>
 __host__ __device__ constexpr int warps_of_block() {
-  if (kMaxDim > 128 || (kHeads > 1 && kFused)) return 8;
-  return kHeads > 1 || kFused ? 12 : 16;
+  if (kMaxDim > 128 || kHeads > 1) return 8;
+  return kFused ? 12 : 16;
 }
 
 template <class T, int kMaxDim, int kHeads, bool kFused, bool kAligned>
@@ -389,20 +396,23 @@ __global__ void __launch_bounds__(kWarpSize* warps_of_block<kMaxDim, kHeads, kFu
   device::allow_next_kernel();
   constexpr int kWarps = warps_of_block<kMaxDim, kHeads, kFused>();
   __shared__ alignas(16) float queries[kWarps][kHeads * kMaxDim];
+  __shared__ WalkState states[kWarps];
   __shared__ int taken;  // parts of the block's stretch, times passes
   if (threadIdx.x == 0) taken = 0;
   __syncthreads();
   Warp<T, kMaxDim, kHeads, kFused, kAligned> warp(p, queries[threadIdx.x / kWarpSize]);
   const StepWork work = sum_up<T>(p.lengths, warp.lane);
   if (work.tiles == 0) return;
-  const Split split = plan_split(work, p.lengths.num_seqs, p.num_kv_heads, p.passes, p.machine);
-  Walk<T> walk(p.lengths, work, split, blockIdx.x, warp.lane);
+  WalkState& state = states[threadIdx.x / kWarpSize];
+  Walk<T>(p.lengths, state, warp.lane)
+      .begin(plan_split(work, p.lengths.num_seqs, p.num_kv_heads, p.passes, p.machine), work,
+             blockIdx.x);
   while (true) {
     int index = 0;
     if (warp.lane == 0) index = atomicAdd(&taken, 1);
     index = __shfl_sync(device::kFullWarp, index, 0);
     Part part;
-    if (!walk.find(index / p.passes, part)) return;
+    if (!Walk<T>(p.lengths, state, warp.lane).find(index / p.passes, part)) return;
     const int pass = index % p.passes;
     typename decltype(warp)::Raw raw;
     warp.start(part, pass, raw);
@@ -412,7 +422,7 @@ __global__ void __launch_bounds__(kWarpSize* warps_of_block<kMaxDim, kHeads, kFu
       warp.store_output();
     } else {
       const std::int64_t number =
-          parts_before<T>(p.lengths, split, part.sequence, warp.lane) + part.number;
+          parts_before<T>(p.lengths, state.split, part.sequence, warp.lane) + part.number;
       warp.store_record(Record(p, kHeads, number, part.head, pass));
     }
   }
