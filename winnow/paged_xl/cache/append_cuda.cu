@@ -34,11 +34,14 @@ struct alignas(16) Unit {
   // kAligned: whole, else element by element.
   template <bool kAligned>
   static __device__ Unit load(const Bits* from) {
-    if constexpr (kAligned) return *reinterpret_cast<const Unit*>(from);
-    Unit unit;
+    if constexpr (kAligned) {
+      return *reinterpret_cast<const Unit*>(from);
+    } else {
+      Unit unit;
 #pragma unroll
-    for (int i = 0; i < kX; ++i) unit.elements[i] = from[i];
-    return unit;
+      for (int i = 0; i < kX; ++i) unit.elements[i] = from[i];
+      return unit;
+    }
   }
   template <bool kAligned>
   __device__ void store(Bits* to) const {
