@@ -14,11 +14,10 @@ __device__ __forceinline__ void store_streaming(void* address, std::uint32_t a, 
 }
 
 // Loads of 16 bytes at a multiple of 16, which keep their order among themselves: of what this SM
-// reads once, past its L1 cache but with the line's other sectors brought to L2, and of what it
-// reads again.
+// reads once, past its L1 cache, and of what it reads again.
 __device__ __forceinline__ uint4 load_once(const void* address) {
   uint4 word;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(address));
   return word;
