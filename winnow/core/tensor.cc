@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
@@ -132,12 +133,23 @@ std::string to_string(const ConstTensorView& view) {
 Tensor::Tensor(DType dtype, std::span<const std::int64_t> shape, Device device) {
   const auto layout = detail::TensorLayout::make_dense(dtype, shape, device);
   const auto bytes = static_cast<std::size_t>(layout.numel() * size_of(dtype));
-  memory_ = std::unique_ptr<void, Free>(allocate_on(device, bytes), Free{device});
+  memory_ = std::unique_ptr<void, Free>(allocate_on(device, bytes), Free{device, nullptr});
   fill_zero(device, memory_.get(), bytes);
   view_ = TensorView(memory_.get(), dtype, shape, device);
 }
 
-void Tensor::Free::operator()(void* memory) const { free_on(device, memory); }
+Tensor Tensor::borrow(std::shared_ptr<const void> owner, void* data, DType dtype,
+                      std::span<const std::int64_t> shape, Device device) {
+  if (owner == nullptr) fail("owner", "one that keeps the memory", "null");
+  Tensor tensor;
+  tensor.view_ = TensorView(data, dtype, shape, device);
+  tensor.memory_ = std::unique_ptr<void, Free>(data, Free{device, std::move(owner)});
+  return tensor;
+}
+
+void Tensor::Free::operator()(void* memory) const {
+  if (owner == nullptr) free_on(device, memory);
+}
 
 Tensor Tensor::to(Device device) const {
   Tensor copy(dtype(), view_.shape(), device);

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "winnow/core/device.h"
 #include "winnow/core/dtype.h"
@@ -145,7 +146,8 @@ using ConstTensorView = BasicTensorView<const void>;
 WINNOW_EXPORT std::string to_string(const ConstTensorView& view);
 
 // A dense row-major tensor of its own memory, aligned to 64 bytes and zero-filled, for programs
-// that have no tensor type of their own. Moves, does not copy; clone() and to() copy.
+// that have no tensor type of their own, or of memory that it borrows. Moves, does not copy;
+// clone() and to() copy.
 class WINNOW_EXPORT Tensor {
  public:
   Tensor() = default;
@@ -153,6 +155,16 @@ class WINNOW_EXPORT Tensor {
   Tensor(DType dtype, std::span<const std::int64_t> shape, Device device = {});
   Tensor(DType dtype, std::initializer_list<std::int64_t> shape, Device device = {})
       : Tensor(dtype, std::span(shape.begin(), shape.size()), device) {}
+
+  // A tensor on `data`, which stays usable as long as somebody holds `owner`: the tensor holds it
+  // until it is destroyed or assigned to, on whatever thread that is. Errors: as for views; no
+  // owner.
+  static Tensor borrow(std::shared_ptr<const void> owner, void* data, DType dtype,
+                       std::span<const std::int64_t> shape, Device device = {});
+  static Tensor borrow(std::shared_ptr<const void> owner, void* data, DType dtype,
+                       std::initializer_list<std::int64_t> shape, Device device = {}) {
+    return borrow(std::move(owner), data, dtype, std::span(shape.begin(), shape.size()), device);
+  }
 
   // A copy on `device`; returns when it is complete. Waits for the work queued on that device.
   Tensor to(Device device) const;
@@ -184,6 +196,7 @@ class WINNOW_EXPORT Tensor {
  private:
   struct Free {
     Device device;
+    std::shared_ptr<const void> owner;  // of borrowed memory
     void operator()(void* memory) const;
   };
   std::unique_ptr<void, Free> memory_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -162,6 +163,26 @@ TEST(Tensor, CloneCopiesAndMoveMoves) {
   EXPECT_EQ(moved.values<float>()[2], 5);
   EXPECT_THROW(moved.values<Half>(), Error);
   EXPECT_EQ(Tensor(DType::f32, {0}).clone().numel(), 0);
+}
+
+TEST(Tensor, BorrowedMemoryIsGivenBackByItsOwner) {
+  float data[6] = {0, 1, 2, 3, 4, 5};
+  int given_back = 0;
+  const auto owner = [&] { return std::shared_ptr<void>(data, [&](void*) { ++given_back; }); };
+  {
+    Tensor tensor = Tensor::borrow(owner(), data, DType::f32, {2, 3});
+    EXPECT_EQ(tensor.data(), data);
+    EXPECT_EQ(tensor.view().at<float>(1, 2), 5);
+    const Tensor copy = tensor.clone();  // of memory of its own
+    EXPECT_NE(copy.data(), data);
+    Tensor moved = std::move(tensor);
+    EXPECT_EQ(given_back, 0);
+    moved = Tensor::borrow(owner(), nullptr, DType::f32, {0, 3});
+    EXPECT_EQ(given_back, 1);
+  }
+  EXPECT_EQ(given_back, 2);
+  expect_refused([&] { Tensor::borrow(nullptr, data, DType::f32, {6}); },
+                 "owner: want one that keeps the memory, got null");
 }
 
 TEST(Tensor, MemoryThatCannotBeHad) {
