@@ -1,0 +1,83 @@
+#include "winnow/expert_parallel/transport/announcement.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "winnow/core/error.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+// "name value" and "name=value": what stands before and behind the separator.
+std::pair<std::string_view, std::string_view> split(std::string_view line, char separator) {
+  const std::size_t at = std::min(line.find(separator), line.size());
+  return {line.substr(0, at), line.substr(std::min(at + 1, line.size()))};
+}
+
+}  // namespace
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+std::string_view take_line(std::string_view& text) {
+  const auto [line, rest] = split(text, '\n');
+  text = rest;
+  return line;
+}
+
+std::string list_of_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t n = 0; n < ranks.size(); ++n) {
+    text += (n > 0 ? ", " : "") + std::to_string(ranks[n]);
+  }
+  return text;
+}
+
+std::string to_text(const Announcement& announcement) {
+  std::string text = "nonce " + announcement.nonce + "\nprocess " + to_text(announcement.process) +
+                     "\nworld_size " + std::to_string(announcement.world_size) + "\n";
+  for (const auto& [name, value] : announcement.same) {
+    text += "same " + name + "=" + one_line(value) + "\n";
+  }
+  for (const auto& [name, value] : announcement.own) {
+    text += "own " + name + "=" + one_line(value) + "\n";
+  }
+  return text;
+}
+
+std::string to_text(const Roster& roster) {
+  std::string text = "id " + roster.id + "\n";
+  for (const Announcement& announcement : roster.announcements) text += to_text(announcement);
+  return text;
+}
+
+std::vector<Announcement> announcements_from_text(std::string_view text) {
+  std::vector<Announcement> announcements;
+  while (!text.empty()) {
+    const auto [name, value] = split(take_line(text), ' ');
+    if (name == "nonce") announcements.emplace_back().nonce = value;
+    if (announcements.empty()) return {};
+    Announcement& last = announcements.back();
+    if (name == "process") {
+      const auto process = process_from_text(value);
+      if (!process) return {};
+      last.process = *process;
+    } else if (name == "world_size") {
+      std::from_chars(value.data(), value.data() + value.size(), last.world_size);
+    } else if (name == "same" || name == "own") {
+      const auto [field, content] = split(value, '=');
+      (name == "same" ? last.same : last.own).emplace_back(field, content);
+    }
+  }
+  return announcements;
+}
+
+Roster roster_from_text(std::string_view text) {
+  const auto [name, id] = split(take_line(text), ' ');
+  if (name != "id") return {};
+  return {std::string(id), announcements_from_text(text)};
+}
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,43 @@
+// What a rank writes into the store when it arrives, as text. Internal.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "winnow/core/export.h"
+#include "winnow/expert_parallel/transport/process.h"
+
+namespace winnow::expert_parallel {
+
+// Names and values, each of one line.
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
+struct Announcement {
+  std::string nonce;  // another one at each attempt
+  ProcessIdentity process;
+  int world_size = 0;
+  Fields same;  // to be equal on every rank
+  Fields own;   // what the others want to know
+};
+
+// All announcements of a world, by rank.
+struct Roster {
+  std::string id;
+  std::vector<Announcement> announcements;
+};
+
+std::string one_line(std::string text);
+// Takes the first line off the text.
+std::string_view take_line(std::string_view& text);
+// "rank 2", "ranks 0, 1, 3"
+std::string list_of_ranks(const std::vector<int>& ranks);
+
+WINNOW_EXPORT std::string to_text(const Announcement& announcement);
+WINNOW_EXPORT std::string to_text(const Roster& roster);
+// What is no announcement or roster of this version gives an empty list.
+WINNOW_EXPORT std::vector<Announcement> announcements_from_text(std::string_view text);
+WINNOW_EXPORT Roster roster_from_text(std::string_view text);
+
+}  // namespace winnow::expert_parallel

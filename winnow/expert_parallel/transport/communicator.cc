@@ -1,0 +1,231 @@
+#include "winnow/expert_parallel/transport/communicator.h"
+
+#include <utility>
+
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/transport/backoff.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+// A look at the peer's process costs a few system calls.
+constexpr std::chrono::milliseconds kLookAtPeer{20};
+
+[[noreturn]] void refuse(const char* argument, const std::string& wanted, const std::string& got) {
+  throw Error(ErrorCode::invalid_argument, "expert_parallel::Communicator", argument, wanted, got);
+}
+
+void check_index(const char* argument, int index, int end) {
+  if (index >= 0 && index < end) return;
+  refuse(argument, "in [0, " + std::to_string(end) + ")", std::to_string(index));
+}
+
+}  // namespace
+
+// The control memory of a rank: a fault slot, then for each kind of barrier a word for every rank
+// of the transport, in which that rank writes the epoch that it has come to.
+Communicator::Communicator(std::shared_ptr<Transport> transport, const Topology& topology,
+                           const Deadline& deadline, Span span, int local)
+    : transport_(std::move(transport)), topology_(topology), span_(span) {
+  if (transport_ == nullptr) refuse("transport", "a transport", "none");
+  const int size = transport_->world_size();
+  const int rank = transport_->rank();
+  if (span == Span::world) {
+    if (size != topology.world_size) {
+      refuse("transport", "one of " + std::to_string(topology.world_size) + " ranks, the world",
+             std::to_string(size));
+    }
+    node_ = topology.node(rank);
+    local_ = topology.local(rank);
+  } else {
+    if (size != topology.nodes()) {
+      refuse("transport", "one of " + std::to_string(topology.nodes()) + " ranks, one per node",
+             std::to_string(size));
+    }
+    check_index("local", local, topology.local_world_size);
+    node_ = rank;
+    local_ = local;
+  }
+  const std::size_t bytes =
+      sizeof(FaultSlot) + kBarriers * static_cast<std::size_t>(size) * sizeof(std::uint64_t);
+  control_ = transport_->allocate(bytes, deadline, "the control memory of a communicator");
+}
+
+Communicator::~Communicator() = default;
+
+int Communicator::peer(int node, int local) const {
+  check_index("node", node, topology_.nodes());
+  check_index("local", local, topology_.local_world_size);
+  if (span_ == Span::world) return topology_.rank(node, local);
+  if (local != local_) {
+    refuse("local", std::to_string(local_) + ", the rail of this communicator",
+           std::to_string(local));
+  }
+  return node;
+}
+
+int Communicator::world_rank(int transport_rank) const {
+  return span_ == Span::world ? transport_rank : topology_.rank(transport_rank, local_);
+}
+
+std::byte* Communicator::node_pointer(SymmetricMemory& memory, int local) const {
+  check_index("local", local, topology_.local_world_size);
+  return span_ == Span::world ? memory.peer(topology_.rank(node_, local)) : nullptr;
+}
+
+void Communicator::put(SymmetricMemory& memory, int node, int local, std::size_t offset,
+                       const void* source, std::size_t bytes) {
+  transport_->put(memory, peer(node, local), offset, source, bytes);
+}
+
+void Communicator::put_signal(SymmetricMemory& memory, int node, int local, std::size_t offset,
+                              const void* source, std::size_t bytes, std::size_t signal_offset,
+                              std::uint64_t value) {
+  transport_->put_signal(memory, peer(node, local), offset, source, bytes, signal_offset, value);
+}
+
+std::shared_ptr<SymmetricMemory> Communicator::allocate(std::size_t bytes, const Deadline& deadline,
+                                                        std::string_view what) {
+  check();
+  try {
+    return transport_->allocate(bytes, deadline, what);
+  } catch (const Error& error) {
+    // The text says already who reports.
+    FaultRecord record;
+    record.code = error.code();
+    record.operation = error.operation();
+    record.phase = what;
+    record.text = std::string(error.what()).substr(error.operation().size() + 2);
+    break_with(record);
+  }
+}
+
+// ---- Barriers: everyone tells everyone its epoch, so that an error knows who is missing.
+
+std::size_t Communicator::barrier_word(Barrier kind, int transport_rank) const {
+  const int word = kind * transport_->world_size() + transport_rank;
+  return sizeof(FaultSlot) + static_cast<std::size_t>(word) * sizeof(std::uint64_t);
+}
+
+void Communicator::barrier(Barrier kind, const std::vector<int>& members, const Deadline& deadline,
+                           std::string_view operation) {
+  constexpr std::string_view kNames[] = {"the world barrier", "the node barrier",
+                                         "the rail barrier"};
+  check();
+  const int own = transport_->rank();
+  const std::uint64_t epoch = ++epochs_[kind];
+  for (const int member : members) {
+    if (member == own) continue;
+    transport_->put_signal(*control_, member, 0, nullptr, 0, barrier_word(kind, own), epoch);
+  }
+  for (const int member : members) {
+    if (member == own) continue;
+    const auto* word =
+        reinterpret_cast<const std::uint64_t*>(control_->local() + barrier_word(kind, member));
+    wait_at_least(word, epoch, deadline, {operation, kNames[kind], world_rank(member)});
+  }
+}
+
+void Communicator::world_barrier(const Deadline& deadline, std::string_view operation) {
+  if (span_ == Span::rail) refuse("span", "the world for a world barrier", "a rail");
+  std::vector<int> members;
+  for (int rank = 0; rank < topology_.world_size; ++rank) members.push_back(rank);
+  barrier(kWorld, members, deadline, operation);
+}
+
+void Communicator::node_barrier(const Deadline& deadline, std::string_view operation) {
+  if (span_ == Span::rail) refuse("span", "the world for a node barrier", "a rail");
+  std::vector<int> members;
+  for (int local = 0; local < topology_.local_world_size; ++local) {
+    members.push_back(peer(node_, local));
+  }
+  barrier(kNode, members, deadline, operation);
+}
+
+void Communicator::rail_barrier(const Deadline& deadline, std::string_view operation) {
+  std::vector<int> members;
+  for (int node = 0; node < topology_.nodes(); ++node) members.push_back(peer(node, local_));
+  barrier(kRail, members, deadline, operation);
+}
+
+// ---- Waits and faults.
+
+std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64_t value,
+                                          const Deadline& deadline, const WaitName& name) {
+  Backoff backoff;
+  auto next_look = Deadline::Clock::now() + kLookAtPeer;
+  const int peer = name.peer < 0 ? -1 : transport_rank(name.peer);
+  for (;;) {
+    check();
+    const std::uint64_t seen = load_acquire(word);
+    if (seen >= value) return seen;
+    if (backoff.patient()) {
+      const auto now = Deadline::Clock::now();
+      bool over = now >= deadline.end();
+      if (peer >= 0 && now >= next_look) {
+        next_look = now + kLookAtPeer;
+        over = over || transport_->peer_gone(peer);
+      }
+      // Once more, in this order: what a rank wrote before it ended counts.
+      if (over && load_acquire(word) < value) {
+        FaultRecord record;
+        record.operation = name.operation;
+        record.phase = name.phase;
+        record.peer = name.peer;
+        record.waited_for = value;
+        record.seen = seen;
+        record.text = "rank " + std::to_string(rank()) + " waited " +
+                      to_seconds(deadline.elapsed()) + " for " + record.phase;
+        if (peer >= 0) record.text += " of rank " + std::to_string(name.peer);
+        record.text += " (" + std::string(name.unit) + " " + std::to_string(value) + ", seen " +
+                       std::to_string(seen) + ")";
+        if (peer >= 0) record.text += ": " + transport_->describe_peer(peer);
+        fail(std::move(record));
+      }
+    }
+    backoff.pause();
+  }
+}
+
+FaultSlot& Communicator::fault_slot(SymmetricMemory& memory) const {
+  return *reinterpret_cast<FaultSlot*>(memory.local());
+}
+
+void Communicator::check() const {
+  if (fault_) throw_fault(*fault_, rank());
+  const FaultSlot& slot = fault_slot(*control_);
+  if (has_fault(slot)) throw_fault(read_fault(slot).value(), rank());
+}
+
+std::optional<FaultRecord> Communicator::fault() const {
+  return fault_ ? fault_ : read_fault(fault_slot(*control_));
+}
+
+void Communicator::fail(FaultRecord record) {
+  if (record.rank < 0) record.rank = rank();
+  break_with(record);
+}
+
+// The slot of the transport's rank 0 decides who was first; the first one writes its record into
+// the slots of all the others, each of which looks only at its own. Where rank 0 is out of reach of
+// pointers, each rank's own slot decides for it.
+void Communicator::break_with(const FaultRecord& record) {
+  std::byte* arbiter = control_->peer(0);
+  FaultSlot& first =
+      arbiter != nullptr ? *reinterpret_cast<FaultSlot*>(arbiter) : fault_slot(*control_);
+  const bool won = record_first(first, record);
+  fault_ = read_fault(first);
+  if (won) {
+    constexpr std::size_t kState = offsetof(FaultSlot, state);
+    constexpr std::size_t kContent = kState + sizeof(FaultSlot::state);
+    const auto* content = reinterpret_cast<const std::byte*>(&first) + kContent;
+    for (int member = 0; member < transport_->world_size(); ++member) {
+      if (control_->peer(member) == reinterpret_cast<const std::byte*>(&first)) continue;
+      transport_->put_signal(*control_, member, kContent, content, sizeof(FaultSlot) - kContent,
+                             kState, FaultSlot::kWritten);
+    }
+  }
+  throw_fault(*fault_, rank());
+}
+
+}  // namespace winnow::expert_parallel

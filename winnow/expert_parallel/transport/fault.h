@@ -1,0 +1,44 @@
+// The record of the first fault of a world or a layer: written once, read by every rank. Internal.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "winnow/core/error.h"
+#include "winnow/core/export.h"
+
+namespace winnow::expert_parallel {
+
+struct FaultRecord {
+  ErrorCode code = ErrorCode::timeout;
+  std::string operation;  // "expert_parallel::dispatch"
+  std::string phase;      // what was waited for: "the counts"
+  int rank = -1;          // who reports
+  int peer = -1;          // who is at fault; -1: nobody in particular
+  std::uint64_t waited_for = 0;
+  std::uint64_t seen = 0;
+  std::string text;  // the message after "<operation>: "
+};
+
+// Where a record lies in memory that ranks share. Zero-filled memory is an empty slot.
+struct FaultSlot {
+  static constexpr std::uint64_t kEmpty = 0, kBeingWritten = 1, kWritten = 2;
+
+  std::uint64_t state;
+  std::uint64_t waited_for, seen;
+  std::int32_t code, rank, peer, unused;
+  char operation[64], phase[128], text[792];
+};
+static_assert(sizeof(FaultSlot) == 1024);
+
+// Any fault yet? One load.
+WINNOW_EXPORT bool has_fault(const FaultSlot& slot);
+// True: this record is the first. False: another was, or is just being written.
+WINNOW_EXPORT bool record_first(FaultSlot& slot, const FaultRecord& record);
+// The record, if there is one. A rank that is killed while it writes leaves a record that says so.
+WINNOW_EXPORT std::optional<FaultRecord> read_fault(const FaultSlot& slot);
+// Throws the record as Error; on ranks other than the reporter with "; reported by rank 0".
+[[noreturn]] WINNOW_EXPORT void throw_fault(const FaultRecord& record, int own_rank);
+
+}  // namespace winnow::expert_parallel

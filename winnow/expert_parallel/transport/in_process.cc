@@ -1,0 +1,99 @@
+#include "winnow/expert_parallel/transport/in_process.h"
+
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/transport/mapped_transport.h"
+#include "winnow/expert_parallel/transport/process.h"
+
+namespace winnow::expert_parallel {
+
+struct InProcessWorld::State {
+  int world_size = 0;
+  std::string id = random_id();
+  std::shared_ptr<std::byte> control;  // WorldControl
+  std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
+
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Transport>> transports;
+  std::vector<bool> given;
+  std::shared_ptr<std::byte> fresh;  // what rank 0 created and not all have opened yet
+};
+
+namespace {
+
+class InProcessTransport : public MappedTransport {
+ public:
+  InProcessTransport(std::shared_ptr<InProcessWorld::State> state, int rank)
+      : MappedTransport(state->id, rank, state->world_size, state->control),
+        state_(std::move(state)) {}
+
+  std::string name() const override { return "in_process"; }
+
+  std::string describe_peer(int rank) const override {
+    check_rank(rank);
+    const RankControl& control = control_of(rank);
+    if (load_acquire(&control.closed) != 0) return "thread, its transport is closed";
+    return load_acquire(&control.joined) != 0 ? "thread, running" : "thread, not there yet";
+  }
+
+ private:
+  std::shared_ptr<std::byte> create(std::size_t bytes, std::uint64_t&) override {
+    std::shared_ptr<std::byte> pages = map_pages(bytes, -1);
+    const std::lock_guard lock(state_->mutex);
+    return state_->fresh = pages;
+  }
+  std::shared_ptr<std::byte> open(std::size_t, std::uint64_t) override {
+    const std::lock_guard lock(state_->mutex);
+    return state_->fresh;
+  }
+  void opened_by_all() noexcept override {
+    const std::lock_guard lock(state_->mutex);
+    state_->fresh.reset();
+  }
+
+  std::shared_ptr<InProcessWorld::State> state_;
+};
+
+}  // namespace
+
+InProcessWorld::InProcessWorld(int world_size) {
+  if (world_size < 1) {
+    throw Error(ErrorCode::invalid_argument, "expert_parallel::InProcessWorld", "world_size",
+                "1 or more", std::to_string(world_size));
+  }
+  state_ = std::make_shared<State>();
+  state_->world_size = world_size;
+  state_->control = map_pages(WorldControl::bytes(world_size), -1);
+  state_->transports.resize(static_cast<std::size_t>(world_size));
+  state_->given.resize(static_cast<std::size_t>(world_size));
+}
+
+int InProcessWorld::world_size() const { return state_->world_size; }
+
+std::shared_ptr<Store> InProcessWorld::store() const { return state_->store; }
+
+std::shared_ptr<Transport> InProcessWorld::transport(int rank) {
+  constexpr const char* operation = "expert_parallel::InProcessWorld";
+  if (rank < 0 || rank >= state_->world_size) {
+    throw Error(ErrorCode::invalid_argument, operation, "rank",
+                "in [0, " + std::to_string(state_->world_size) + ")", std::to_string(rank));
+  }
+  const auto n = static_cast<std::size_t>(rank);
+  const std::lock_guard lock(state_->mutex);
+  if (std::shared_ptr<Transport> transport = state_->transports[n].lock()) return transport;
+  if (state_->given[n]) {
+    throw Error(ErrorCode::invalid_argument, operation,
+                "the transport of rank " + std::to_string(rank) +
+                    " was closed: make a new world of all ranks");
+  }
+  auto transport = std::make_shared<InProcessTransport>(state_, rank);
+  state_->transports[n] = transport;
+  state_->given[n] = true;
+  return transport;
+}
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,153 @@
+#include "winnow/expert_parallel/transport/shared_memory.h"
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/transport/agreement.h"
+#include "winnow/expert_parallel/transport/mapped_transport.h"
+#include "winnow/expert_parallel/transport/process.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+constexpr const char* kOperation = "expert_parallel::shared_memory";
+
+[[noreturn]] void fail(const std::string& what) {
+  throw Error(ErrorCode::resource, kOperation, what + ": " + std::strerror(errno));
+}
+
+// An open file of memory that has no name; closes itself.
+class MemoryFile {
+ public:
+  MemoryFile() = default;
+  explicit MemoryFile(std::size_t bytes) : descriptor_(memfd_create("winnow", MFD_CLOEXEC)) {
+    if (descriptor_ < 0) fail("no shared memory");
+    if (ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {
+      const int error = errno;
+      close();
+      errno = error;
+      fail("no " + std::to_string(bytes) + " bytes of shared memory");
+    }
+  }
+  // The file that a process has open under this number.
+  MemoryFile(const ProcessIdentity& owner, std::uint64_t number) {
+    const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(number);
+    descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (descriptor_ < 0) {
+      fail("cannot open the memory of rank 0 (" + describe(owner) +
+           "; all ranks must be of one user), " + path);
+    }
+  }
+  ~MemoryFile() { close(); }
+  MemoryFile(MemoryFile&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  MemoryFile& operator=(MemoryFile&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+
+  int descriptor() const { return descriptor_; }
+
+ private:
+  void close() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    descriptor_ = -1;
+  }
+  int descriptor_ = -1;
+};
+
+class SharedMemoryTransport : public MappedTransport {
+ public:
+  SharedMemoryTransport(std::string world_id, int rank, std::vector<ProcessIdentity> processes,
+                        std::shared_ptr<std::byte> control)
+      : MappedTransport(std::move(world_id), rank, static_cast<int>(processes.size()),
+                        std::move(control)),
+        processes_(std::move(processes)) {}
+
+  using MappedTransport::meet;
+
+  std::string name() const override { return "shared_memory"; }
+
+  std::string describe_peer(int rank) const override {
+    check_rank(rank);
+    const std::string text = describe(processes_[static_cast<std::size_t>(rank)]);
+    return MappedTransport::peer_gone(rank) ? text + ", its transport is closed" : text;
+  }
+
+  bool peer_gone(int rank) const override {
+    return MappedTransport::peer_gone(rank) ||
+           state_of(processes_[static_cast<std::size_t>(rank)]) == ProcessState::gone;
+  }
+
+ private:
+  std::shared_ptr<std::byte> create(std::size_t bytes, std::uint64_t& handle) override {
+    fresh_ = MemoryFile(bytes);
+    handle = static_cast<std::uint64_t>(fresh_.descriptor());
+    return map_pages(bytes, fresh_.descriptor());
+  }
+  std::shared_ptr<std::byte> open(std::size_t bytes, std::uint64_t handle) override {
+    return map_pages(bytes, MemoryFile(processes_[0], handle).descriptor());
+  }
+  void opened_by_all() noexcept override { fresh_ = MemoryFile(); }
+
+  std::vector<ProcessIdentity> processes_;  // by rank
+  MemoryFile fresh_;                        // rank 0: what not all have opened yet
+};
+
+// Each rank compares all with rank 0, so that all find the same.
+void check_one_machine(const std::vector<ProcessIdentity>& processes) {
+  for (std::size_t rank = 1; rank < processes.size(); ++rank) {
+    if (processes[rank].boot == processes[0].boot &&
+        processes[rank].pid_namespace == processes[0].pid_namespace) {
+      continue;
+    }
+    throw Error(ErrorCode::unsupported, kOperation,
+                "rank " + std::to_string(rank) +
+                    " is on another machine than rank 0, or in another container");
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Transport> create_shared_memory(Store& store, int rank, int world_size,
+                                                const Deadline& deadline,
+                                                const std::string& prefix) {
+  AgreementRequest request;
+  request.operation = kOperation;
+  request.prefix = prefix;
+  request.rank = rank;
+  request.world_size = world_size;
+  request.same = {{"transport", "shared_memory"}};
+  MemoryFile file;
+  if (rank == 0 && world_size > 0) {
+    file = MemoryFile(WorldControl::bytes(world_size));
+    request.own = {{"file", std::to_string(file.descriptor())}};
+  }
+  const Agreement agreement = agree(store, request, deadline);
+  check_one_machine(agreement.processes);
+  if (rank != 0) {
+    const std::string& number = agreement.own[0].at(0).second;
+    std::uint64_t handle = 0;
+    std::from_chars(number.data(), number.data() + number.size(), handle);
+    file = MemoryFile(agreement.processes[0], handle);
+  }
+  auto transport = std::make_shared<SharedMemoryTransport>(
+      agreement.id, rank, agreement.processes,
+      map_pages(WorldControl::bytes(world_size), file.descriptor()));
+  transport->meet(deadline);
+  // Everyone is past the agreement, and only rank 0 writes these.
+  if (rank == 0) {
+    store.remove(prefix + "/roster");
+    store.remove(prefix + "/go");
+  }
+  return transport;
+}
+
+}  // namespace winnow::expert_parallel

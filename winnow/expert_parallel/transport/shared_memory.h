@@ -1,0 +1,29 @@
+// A world whose ranks are processes of one host: started by `winnow launch`, torchrun or by hand.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "winnow/core/export.h"
+#include "winnow/expert_parallel/transport/store.h"
+#include "winnow/expert_parallel/transport/transport.h"
+
+namespace winnow::expert_parallel {
+
+// Collective over the processes: they meet in the store under `prefix` and share memory from then
+// on. The memory has no name in any file system, so that a kill at any moment leaves nothing
+// behind, and it counts against the memory of the processes' container, not against the size of
+// /dev/shm. The store is empty again afterwards and not kept.
+//
+// All processes are of one user, machine and process namespace. After a fault the survivors make a
+// new world, under another prefix if some process of the old one may still live.
+//
+// Errors (winnow::Error): timeout, naming the ranks that did not come; invalid_argument: a rank
+// outside the world, another world size or library version on some rank, two processes of one rank;
+// unsupported: a rank on another machine or in another container; resource.
+WINNOW_EXPORT std::shared_ptr<Transport> create_shared_memory(Store& store, int rank,
+                                                              int world_size,
+                                                              const Deadline& deadline,
+                                                              const std::string& prefix = "winnow");
+
+}  // namespace winnow::expert_parallel

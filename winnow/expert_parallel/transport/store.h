@@ -1,0 +1,56 @@
+// The key-value store in which ranks meet before they share memory. An engine may give its own.
+#pragma once
+
+#include <condition_variable>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "winnow/core/export.h"
+#include "winnow/expert_parallel/deadline.h"
+
+namespace winnow::expert_parallel {
+
+// Keys read like paths, "winnow/roster"; values are short texts. Thread-safe.
+class WINNOW_EXPORT Store {
+ public:
+  virtual ~Store() = default;
+
+  // Replaces the value as a whole: a reader sees the old one or the new one.
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  // Waits until the key is there; absent if it is not at the deadline (Deadline::now() looks once).
+  virtual std::optional<std::string> get(const std::string& key, const Deadline& deadline) = 0;
+  // Removes the key and every key below it ("key/..."). A store that cannot may do nothing: what is
+  // left is recognised as old, but grows.
+  virtual void remove(const std::string& key) = 0;
+};
+
+// For the threads of one process.
+class WINNOW_EXPORT MemoryStore : public Store {
+ public:
+  void set(const std::string& key, const std::string& value) override;
+  std::optional<std::string> get(const std::string& key, const Deadline& deadline) override;
+  void remove(const std::string& key) override;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+// A directory that all ranks reach, one file per key, readable by this user alone. The directory is
+// made if its parent exists. Files of another user are refused. Errors (winnow::Error): resource.
+class WINNOW_EXPORT FileStore : public Store {
+ public:
+  explicit FileStore(std::filesystem::path directory);
+  void set(const std::string& key, const std::string& value) override;
+  std::optional<std::string> get(const std::string& key, const Deadline& deadline) override;
+  void remove(const std::string& key) override;
+
+ private:
+  std::filesystem::path directory_;
+};
+
+}  // namespace winnow::expert_parallel

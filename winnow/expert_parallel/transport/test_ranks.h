@@ -1,0 +1,161 @@
+// Ranks as threads and as processes, for tests.
+#pragma once
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <regex>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/deadline.h"
+
+namespace winnow::expert_parallel {
+
+// Where success is expected: machines may be slow.
+inline Deadline generous() { return Deadline(std::chrono::seconds(60)); }
+inline Deadline brief(int milliseconds = 300) {
+  return Deadline(std::chrono::milliseconds(milliseconds));
+}
+inline void sleep_ms(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+// What the call threw; empty if nothing.
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return {};
+}
+
+// Runs the body on a thread per rank and returns what each threw.
+inline std::vector<std::string> on_threads(int ranks, const std::function<void(int)>& body) {
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back(
+        [&, rank] { errors[static_cast<std::size_t>(rank)] = error_of([&] { body(rank); }); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+// The time has its own length on every run: "waited # s".
+inline std::string without_seconds(const std::string& text) {
+  return std::regex_replace(text, std::regex("waited [0-9.]+ s"), "waited # s");
+}
+
+inline void replace_all(std::string& text, const std::string& from, const std::string& to) {
+  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) {
+    text.replace(at, from.size(), to);
+  }
+}
+
+// A child process that runs the body; what the body returns or throws comes back as text.
+// Start the processes of a test before any thread.
+class RankProcess {
+ public:
+  explicit RankProcess(const std::function<std::string()>& body) {
+    int ends[2];
+    if (pipe(ends) != 0) throw std::runtime_error("no pipe");
+    pid_ = fork();
+    if (pid_ == 0) {
+      close(ends[0]);
+      std::string text;
+      const std::string error = error_of([&] { text = body(); });
+      if (!error.empty()) text = error;
+      const ssize_t written = write(ends[1], text.data(), text.size());
+      _exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
+    }
+    close(ends[1]);
+    answer_ = ends[0];
+  }
+  RankProcess(RankProcess&& other) noexcept
+      : pid_(std::exchange(other.pid_, -1)), answer_(std::exchange(other.answer_, -1)) {}
+  RankProcess& operator=(RankProcess&&) = delete;
+  ~RankProcess() {
+    if (pid_ > 0) {
+      signal(SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    if (answer_ >= 0) close(answer_);
+  }
+
+  pid_t pid() const { return pid_; }
+  void signal(int number) const { kill(pid_, number); }
+
+  // Waits for its end: what it said, or "killed by signal 9".
+  std::string wait() {
+    std::string text;
+    char buffer[1024];
+    for (ssize_t count; (count = read(answer_, buffer, sizeof(buffer))) != 0;) {
+      if (count > 0) text.append(buffer, static_cast<std::size_t>(count));
+      if (count < 0 && errno != EINTR) break;
+    }
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFSIGNALED(status) ? "killed by signal " + std::to_string(WTERMSIG(status)) : text;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int answer_ = -1;
+};
+
+// A folder of its own, removed at the end.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "winnow-test-XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no folder");
+    path_ = pattern;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline int entries_of(const std::filesystem::path& folder) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    static_cast<void>(entry);
+    ++count;
+  }
+  return count;
+}
+
+inline int open_files() { return entries_of("/proc/self/fd"); }
+
+inline int mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) ++count;
+  return count;
+}
+
+}  // namespace winnow::expert_parallel

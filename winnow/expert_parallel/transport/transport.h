@@ -1,0 +1,90 @@
+// What the layer needs from below: who the ranks are, memory that all ranks have alike, and puts.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "winnow/core/export.h"
+#include "winnow/expert_parallel/deadline.h"
+
+namespace winnow::expert_parallel {
+
+// The same number of bytes at every rank: zero-filled, aligned to 4096. The memory lives as long as
+// any rank holds it, also when the transport and the other ranks are gone.
+class WINNOW_EXPORT SymmetricMemory {
+ public:
+  virtual ~SymmetricMemory() = default;
+  SymmetricMemory(const SymmetricMemory&) = delete;
+  SymmetricMemory& operator=(const SymmetricMemory&) = delete;
+
+  std::byte* local() { return local_; }
+  std::size_t bytes() const { return bytes_; }
+  // That rank's memory in this process; null where only puts reach it.
+  virtual std::byte* peer(int rank) = 0;
+
+ protected:
+  SymmetricMemory(std::byte* local, std::size_t bytes) : local_(local), bytes_(bytes) {}
+
+ private:
+  std::byte* local_;
+  std::size_t bytes_;
+};
+
+// One rank of a world. A rank is one thread at a time; only describe_peer() and peer_gone() may be
+// called from any thread. In a child of fork() every call is an Error: see transport.md.
+class WINNOW_EXPORT Transport {
+ public:
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual std::string name() const = 0;  // "in_process", "shared_memory"
+  // The same on every rank and no other world's: the prefix of this world's keys in a store.
+  virtual std::string world_id() const = 0;
+
+  // Collective: every rank calls it in the same order with the same `bytes` and `what` (the name
+  // that errors give this memory). Errors (winnow::Error): timeout, naming the ranks that did not
+  // come; invalid_argument where the ranks differ; resource. Every rank gets the same error, a late
+  // one too, and the world allocates no more after it: make a new one.
+  virtual std::shared_ptr<SymmetricMemory> allocate(std::size_t bytes, const Deadline& deadline,
+                                                    std::string_view what) = 0;
+
+  // Copies into that rank's memory. `source` may be reused when it returns.
+  virtual void put(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
+                   std::size_t bytes) = 0;
+  // The data first, then the 64-bit word at `signal_offset` (a multiple of 8) becomes `value`: who
+  // reads the word with acquire sees the data, and everything that this rank put there before.
+  virtual void put_signal(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
+                          std::size_t bytes, std::size_t signal_offset, std::uint64_t value) = 0;
+
+  // For error texts: "process 4711, stopped", "process 4711, gone", "thread, running".
+  virtual std::string describe_peer(int rank) const = 0;
+  // Certain knowledge that the rank will not write again: ends a wait early.
+  virtual bool peer_gone(int rank) const = 0;
+
+  // 0, 1, 2, ...: numbers the collective agreements over this transport (agreement.h).
+  std::uint64_t next_agreement() { return agreements_++; }
+
+ protected:
+  Transport() = default;
+
+ private:
+  std::uint64_t agreements_ = 0;
+};
+
+// The words by which ranks tell each other something are read and written only through these.
+inline std::uint64_t load_acquire(const std::uint64_t* word) {
+  return std::atomic_ref<std::uint64_t>(*const_cast<std::uint64_t*>(word))
+      .load(std::memory_order_acquire);
+}
+inline void store_release(std::uint64_t* word, std::uint64_t value) {
+  std::atomic_ref<std::uint64_t>(*word).store(value, std::memory_order_release);
+}
+
+}  // namespace winnow::expert_parallel
