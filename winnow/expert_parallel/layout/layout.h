@@ -1,0 +1,38 @@
+// How many tokens go to each rank, node and expert, and which token goes to which rank.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::expert_parallel {
+
+// Arguments of layout(). Absent outputs are not computed.
+struct LayoutArgs {
+  ConstTensorView expert_indices{};   // [n, K], i32, K from 1 to 32: the experts of each token
+  std::int64_t experts = 0;           // E, a multiple of world_size
+  std::int64_t world_size = 0;        // W, a multiple of local_world_size
+  std::int64_t local_world_size = 0;  // L: ranks per node
+  TensorView tokens_per_rank{};       // [W], i32: each token once per rank
+  TensorView tokens_per_node{};       // [W/L], i32: each token once per node
+  TensorView tokens_per_expert{};     // [E], i32: each (token, k)
+  TensorView is_token_in_rank{};      // [n, W], u8: 1 if the token has an expert there, else 0
+};
+
+// Expert x lives on rank x / (E/W), rank r on node r / L. An index equal to E or to -1 is no
+// expert. One token may name an expert twice: that counts twice for the expert, once for rank and
+// node.
+//
+// Sizes: any n, 0 included. Strides: the innermost dimension is contiguous, the others are free (0
+// and negative ones too; not 0 for outputs). Memory: all tensors belong to the caller, live on one
+// device and outputs overlap no other tensor. Streams: see Stream. Thread-safe. Returns the backend
+// that ran. Errors: Error (invalid_argument) naming the argument, before anything is written; on
+// the CPU also for any other index outside [0, E), with token, k and value. Error (unsupported) if
+// no backend or not the forced one can do it, Error (resource) if memory cannot be had.
+//
+// Counts as in DeepEP V1 (DeepSeek 2025), get_dispatch_layout; any number of ranks and nodes.
+WINNOW_EXPORT Backend layout(const LayoutArgs& args, const RunOptions& options = {});
+
+}  // namespace winnow::expert_parallel

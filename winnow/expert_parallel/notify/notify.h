@@ -1,0 +1,117 @@
+// Every rank learns how many tokens come to it, from where and for which experts.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+#include "winnow/expert_parallel/topology.h"
+
+namespace winnow::expert_parallel {
+
+class Transport;
+class Store;
+
+// Every rank must give the same values; they are compared when the notifier is made. W is the
+// transport's world size, rank r lives on node r / local_world_size, expert x on rank x / (E/W).
+struct NotifierConfig {
+  int experts = 0;                      // E: a multiple of W
+  int local_world_size = 0;             // L: ranks per node, a divisor of W; 0: all, one node
+  std::chrono::nanoseconds timeout{0};  // of each call; 0: default_timeout() of deadline.h
+};
+
+// Queue buffers of an engine that moves tokens itself: notify() checks that they hold what
+// node_buffer_layout() and local_buffer_layout() of sizes.h want. No record, no check.
+struct QueueBuffers {
+  std::int64_t bytes_per_token = 0;  // of a record
+  std::int64_t node_recv_tokens = 0, local_recv_tokens = 0;
+  std::int64_t node_buffer_bytes = 0, local_buffer_bytes = 0;  // what the engine has
+};
+
+// Arguments of notify(). The first four are what layout() gives; n is this rank's own. A channel is
+// a slice of the tokens: with per = ceil(n / C) channel c is [min(per*c, n), min(per*(c+1), n)).
+// All tensors of counts are i32. Absent outputs are not written.
+struct NotifyArgs {
+  ConstTensorView tokens_per_rank{};    // [W]
+  ConstTensorView tokens_per_node{};    // [W/L]
+  ConstTensorView tokens_per_expert{};  // [E]
+  ConstTensorView is_token_in_rank{};   // [n, W], u8: 0 or else
+  std::int64_t channels = 1;            // C: the same on every rank, at least 1
+  std::int64_t expert_alignment = 1;    // at least 1
+  std::int64_t worst_case_rows = 0;     // above 0: the host does not learn the totals
+  QueueBuffers queues{};
+
+  // This rank's tokens that go to a node or rank, each once, summed over channels 0 to c.
+  TensorView node_channel_prefix_matrix{};  // [W/L, C]
+  TensorView rank_channel_prefix_matrix{};  // [W, C]
+  // Tokens that come to this rank to be forwarded in its node, summed over source nodes 0 to j:
+  // they come from the rank of the same local index, on this rank's own node from this rank itself.
+  TensorView recv_node_prefix_sum{};  // [W/L]
+  // Tokens that this rank receives in the end, summed over source ranks 0 to r.
+  TensorView recv_rank_prefix_sum{};   // [W]
+  TensorView num_recv_tokens{};        // [1]: the last of recv_rank_prefix_sum
+  TensorView num_forward_tokens{};     // [1]: the last of recv_node_prefix_sum
+  TensorView recv_pairs_per_expert{};  // [E/W]: (token, k) pairs for each expert of this rank,
+                                       // rounded up to a multiple of expert_alignment
+};
+
+// What the host learns. -1: not known.
+struct NotifyTotals {
+  std::int32_t recv_tokens = -1;
+  std::int32_t forward_tokens = -1;
+  std::vector<std::int32_t> recv_pairs_per_expert;  // [E/W]
+};
+
+// One rank of the count exchange. Every rank makes its own, and all ranks make the same calls in
+// the same order: the constructor and notify() are collective. A rank may be a thread or a process,
+// as its transport says. Calls of one notifier must not overlap; different ones are independent.
+//
+// The counts travel as one message per rank and other node, to the rank of the same local index
+// there; they are summed there and exchanged inside the node. Messages have the same size whatever
+// n is. They carry the number of the call, and two calls in a row use different memory, so that
+// nothing is cleared in between and no count is taken for another call's. See notify.md.
+//
+// Errors are winnow::Error whose operation is "expert_parallel::Notifier" (constructor) or
+// "expert_parallel::notify":
+// - Refusals (invalid_argument, resource). What a rank finds wrong with its arguments it tells the
+//   others, and every rank throws the same text, for the lowest such rank:
+//   "expert_parallel::notify: rank 1: expert_alignment: want at least 1, got 0". Besides wrong
+//   shapes, dtypes and devices: negative counts, counts that is_token_in_rank contradicts, queue
+//   buffers that are too small (bytes needed and given). "channels differs: 4 on rank 0, 8 on rank
+//   2" where ranks differ. No output was written then, and the next call works.
+// - More than 2^31 - 1 tokens or pairs that come to one rank: on this rank alone.
+// - timeout: a wait reached its deadline or a peer is known to be gone. Every rank that is alive
+//   gets the same text; the notifier is broken then, and later calls throw the same at once.
+class WINNOW_EXPORT Notifier {
+ public:
+  // Joins the other ranks: compares `config` through `store`, which all ranks share, and allocates
+  // the control memory, all within the timeout. Errors: sizes that do not divide, a field in which
+  // ranks differ (names the field, the values and their ranks), a rank that does not arrive,
+  // memory.
+  Notifier(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store,
+           const NotifierConfig& config);
+  ~Notifier();
+  Notifier(const Notifier&) = delete;
+  Notifier& operator=(const Notifier&) = delete;
+
+  // Tensors belong to the caller and are used during the call only; rows are contiguous, outputs
+  // overlap no other tensor.
+  void notify(const NotifyArgs& args);
+
+  // The totals of the last call: unknown from its beginning until its counts have come, and for
+  // good if it failed or was a worst-case call.
+  const NotifyTotals& totals() const;
+
+  const NotifierConfig& config() const;  // with its defaults resolved
+  const Topology& topology() const;
+  int rank() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,52 @@
+// The ranks of a world as threads of this process, for tests, cases and benchmarks.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "winnow/expert_parallel/transport/in_process.h"
+
+namespace winnow::expert_parallel {
+
+using RankBody = std::function<void(int rank, const std::shared_ptr<Transport>& transport)>;
+
+// One thread per rank, which waits between runs, and the world that they share.
+class RankTeam {
+ public:
+  explicit RankTeam(int world_size);
+  ~RankTeam();
+  RankTeam(const RankTeam&) = delete;
+  RankTeam& operator=(const RankTeam&) = delete;
+
+  InProcessWorld& world() { return world_; }
+
+  // Runs the body on every rank and returns when all are through: what each threw, null for
+  // nothing.
+  [[nodiscard]] std::vector<std::exception_ptr> try_run(const RankBody& body);
+  // The same, and throws what the lowest rank threw; ranks that only waited in vain (timeout) come
+  // after those that know the reason.
+  void run(const RankBody& body);
+
+ private:
+  void work(int rank);
+
+  InProcessWorld world_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const RankBody* body_ = nullptr;
+  int runs_ = 0;     // begun so far
+  int running_ = 0;  // ranks that have not ended the last one
+  bool ended_ = false;
+  std::vector<std::exception_ptr> thrown_;
+  std::vector<std::thread> threads_;
+};
+
+// A world for one run.
+void run_ranks(int world_size, const RankBody& body);
+
+}  // namespace winnow::expert_parallel
