@@ -1,0 +1,393 @@
+#include "winnow/expert_parallel/all_to_all_check.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/testing/ranks.h"
+#include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/transport/shared_memory.h"
+#include "winnow/testing/compare.h"
+#include "winnow/testing/generate.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+using testing::Comparison;
+
+template <class Void>
+auto* address_of_row(const BasicTensorView<Void>& view, std::int64_t i) {
+  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+  return static_cast<Byte*>(view.data()) + i * view.stride(0) * size_of(view.dtype());
+}
+
+// A caller's tensor: a copy of `from`, with rows further apart if asked for.
+class Copy {
+ public:
+  Copy(const ConstTensorView& from, bool strided) {
+    if (!from.present()) return;
+    const std::int64_t gap = strided ? 3 : 0;
+    storage_ = Tensor(from.dtype(), {from.size(0), from.size(1) + gap});
+    view_ = storage_.view().slice(1, 0, from.size(1));
+    const std::int64_t bytes = from.size(1) * size_of(from.dtype());
+    for (std::int64_t i = 0; i < from.size(0); ++i) {
+      std::memcpy(address_of_row(view_, i), address_of_row(from, i), std::size_t(bytes));
+    }
+  }
+  const TensorView& view() const { return view_; }
+  void spoil() {
+    if (storage_.numel() > 0) testing::fill_unwritten(storage_.view());
+  }
+
+ private:
+  Tensor storage_;
+  TensorView view_;
+};
+
+Comparison compare_number(std::string_view what, std::int64_t actual, std::int64_t expected) {
+  Comparison result{std::string(what), 0, 0, actual == expected, ""};
+  if (!result.passed) {
+    result.error = 1;
+    result.detail = "want " + std::to_string(expected) + ", got " + std::to_string(actual);
+  }
+  return result;
+}
+
+// A tensor of integers of the descriptor: dtype, shape and every element.
+Comparison compare_integers(std::string_view what, const ConstTensorView& actual, DType dtype,
+                            std::initializer_list<std::int64_t> shape,
+                            const std::vector<std::int64_t>& expected) {
+  Comparison result{std::string(what), 1, 0, false, ""};
+  if (!actual.present() || actual.dtype() != dtype || !std::ranges::equal(actual.shape(), shape)) {
+    result.detail = actual.present() ? "is " + to_string(actual) : "is not there";
+    return result;
+  }
+  const std::vector<double> values = testing::read(actual);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (values[i] == double(expected[i])) continue;
+    result.detail = "element " + std::to_string(i) + ": want " + std::to_string(expected[i]) +
+                    ", got " + std::to_string(std::int64_t(values[i]));
+    return result;
+  }
+  result.error = 0;
+  result.passed = values.size() == expected.size();
+  return result;
+}
+
+}  // namespace
+
+testing::Comparison compare_bits(std::string_view what, const ConstTensorView& actual,
+                                 const ConstTensorView& expected) {
+  testing::Comparison result{std::string(what), 0, 0, false, ""};
+  const auto fail = [&](std::string detail) {
+    result.error = 1;
+    result.detail = std::move(detail);
+    return result;
+  };
+  if (actual.present() != expected.present()) {
+    return fail(actual.present() ? "is there, and should not be" : "is not there");
+  }
+  if (!expected.present()) {
+    result.passed = true;
+    return result;
+  }
+  if (actual.dtype() != expected.dtype() || !std::ranges::equal(actual.shape(), expected.shape())) {
+    return fail("want " + to_string(expected) + ", got " + to_string(actual));
+  }
+  // Row by row: dimension 0 may have any stride, the others are dense.
+  const std::int64_t rows = expected.rank() > 0 ? expected.size(0) : 1;
+  const std::int64_t bytes = rows > 0 ? expected.numel() / rows * size_of(expected.dtype()) : 0;
+  for (std::int64_t i = 0; i < rows && bytes > 0; ++i) {
+    const auto* a = static_cast<const unsigned char*>(actual.data()) +
+                    i * actual.stride(0) * size_of(actual.dtype());
+    const auto* b = static_cast<const unsigned char*>(expected.data()) +
+                    i * expected.stride(0) * size_of(expected.dtype());
+    if (std::memcmp(a, b, std::size_t(bytes)) == 0) continue;
+    if (result.error++ > 0) continue;
+    std::int64_t at = 0;
+    while (a[at] == b[at]) ++at;
+    result.detail = "first difference in row " + std::to_string(i) + ", element " +
+                    std::to_string(at / size_of(expected.dtype()));
+  }
+  if (result.error > 0) {
+    result.detail = std::to_string(std::int64_t(result.error)) + " of " + std::to_string(rows) +
+                    " rows differ; " + result.detail;
+  }
+  result.passed = result.error == 0;
+  return result;
+}
+
+void Comparisons::add(const testing::Comparison& comparison) {
+  for (testing::Comparison& known : list_) {
+    if (known.what != comparison.what) continue;
+    if (known.passed && !comparison.passed) known = comparison;
+    return;
+  }
+  list_.push_back(comparison);
+}
+
+void Comparisons::add(const Comparisons& others, int rank) {
+  for (testing::Comparison comparison : others.list()) {
+    if (!comparison.passed) {
+      comparison.detail = "rank " + std::to_string(rank) + ": " + comparison.detail;
+    }
+    add(comparison);
+  }
+}
+
+bool Comparisons::passed() const {
+  return !list_.empty() && std::ranges::all_of(list_, [](const auto& one) { return one.passed; });
+}
+
+Dispatched dispatch_and_check(AllToAll& layer, const Problem& problem, const Round& round, int rank,
+                              std::shared_ptr<const Descriptor> cached, Comparisons& comparisons) {
+  const Round::Rank& mine = round.ranks[std::size_t(rank)];
+  Copy input(mine.input, problem.strided), indices(mine.expert_indices, problem.strided),
+      weights(mine.weights, problem.strided), scales(mine.scales, problem.strided),
+      scatter(problem.scatter == Scatter::table ? round.scatter_table : mine.scatter, false);
+  DispatchArgs args;
+  args.input = input.view();
+  args.weights = weights.view();
+  args.scales = scales.view();
+  args.copy_out = problem.copy_out;
+  args.cached = cached;
+  if (cached == nullptr) {
+    args.expert_indices = indices.view();
+    args.scatter_indices = scatter.view();
+    args.order = problem.token_major ? RowOrder::token_major : RowOrder::expert_major;
+    args.expert_alignment = problem.alignment;
+    if (problem.mode == Mode::worst_case) args.worst_case_rows = round.most_rows() + 5;
+  }
+  Dispatched result = layer.dispatch(args);
+  for (Copy* copy : {&input, &indices, &weights, &scales, &scatter}) copy->spoil();
+  check_dispatched(problem, round, rank, result, comparisons);
+  return result;
+}
+
+void check_dispatched(const Problem& problem, const Round& round, int rank, const Dispatched& got,
+                      Comparisons& comparisons) {
+  const oracle::World& world = round.world;
+  const auto& rows = round.rows[std::size_t(rank)];
+  const bool worst_case = problem.mode == Mode::worst_case;
+  const std::int64_t count = std::int64_t(rows.size());
+  const std::int64_t all = worst_case ? round.most_rows() + 5 : count;
+  const std::int64_t nodes = world.nodes(), slots = world.max_tokens, topk = world.topk;
+  // The rows that are placed, and then those that a worst-case output has beyond them.
+  const auto head = [&](const Tensor& tensor) {
+    const ConstTensorView view = tensor.view();
+    return view.present() && view.size(0) == all ? view.slice(0, 0, count) : view;
+  };
+  comparisons.add(compare_bits("output", head(got.output),
+                               oracle::gather(world, rows, &oracle::RankInput::input)));
+  const auto compare_optional = [&](std::string_view what, bool wanted, const Tensor& actual,
+                                    const auto& make) {
+    comparisons.add(compare_bits(what, head(actual), wanted ? make() : Tensor()));
+  };
+  compare_optional("weights", problem.weights, got.weights,
+                   [&] { return oracle::gather_weights(world, rank, rows); });
+  compare_optional("scales", problem.fp8, got.scales,
+                   [&] { return oracle::gather(world, rows, &oracle::RankInput::scales); });
+  compare_optional("expert_ids", problem.token_major, got.expert_ids,
+                   [&] { return oracle::gather_expert_ids(world, rank, rows); });
+  if (worst_case && got.weights.view().present() && got.weights.size(0) == all) {
+    const std::vector<double> beyond = testing::read(got.weights.view().slice(0, count, all));
+    comparisons.add(compare_number("weights of no rows", std::ranges::count(beyond, 0.0),
+                                   std::int64_t(beyond.size())));
+  }
+  if (worst_case && got.expert_ids.view().present() && got.expert_ids.size(0) == all) {
+    const std::vector<double> beyond = testing::read(got.expert_ids.view().slice(0, count, all));
+    comparisons.add(compare_number("expert_ids of no rows", std::ranges::count(beyond, -1.0),
+                                   std::int64_t(beyond.size())));
+  }
+
+  const Descriptor& descriptor = *got.descriptor;
+  comparisons.add(compare_number("rows", descriptor.rows(), all));
+  comparisons.add(compare_number("output rows", got.output.size(0), all));
+  comparisons.add(compare_number("wanted_rows", descriptor.wanted_rows(), count));
+  comparisons.add(compare_number("order", int(descriptor.order()), int(problem.token_major)));
+  comparisons.add(
+      compare_number("expert_alignment", descriptor.expert_alignment(), problem.alignment));
+  comparisons.add(
+      compare_number("worst_case_rows", descriptor.worst_case_rows(), worst_case ? all : 0));
+  comparisons.add(compare_number("has_weights", descriptor.has_weights(), problem.weights));
+  comparisons.add(compare_number("num_dispatch_token_cur_rank",
+                                 descriptor.num_dispatch_token_cur_rank(), world.tokens(rank)));
+  std::vector<std::int64_t> tokens;
+  for (int r = 0; r < world.world_size; ++r) tokens.push_back(world.tokens(r));
+  comparisons.add(compare_integers("num_input_tokens_per_rank",
+                                   descriptor.num_input_tokens_per_rank(), DType::i32,
+                                   {world.world_size}, tokens));
+  if (nodes > 1) {
+    comparisons.add(compare_integers("send_reqs_recv", descriptor.send_reqs_recv(), DType::i32,
+                                     {nodes, 2, slots}, oracle::send_requests(world, rank)));
+  } else {
+    comparisons.add(compare_number("send_reqs_recv", descriptor.send_reqs_recv().present(), 0));
+  }
+  comparisons.add(compare_integers("topk_indices", descriptor.topk_indices(), DType::i32,
+                                   {nodes, slots, topk}, oracle::topk_indices(world, rank)));
+  comparisons.add(compare_integers("token_dst_scatter_idx", descriptor.token_dst_scatter_idx(),
+                                   DType::i32, {nodes, slots, topk},
+                                   oracle::token_dst_scatter_idx(world, rank, round.rows)));
+  std::vector<std::int64_t> first = oracle::first_copy(world, rank, rows);
+  std::vector<std::int64_t> copies = oracle::copies(world, rank, rows);
+  first.resize(std::size_t(all), -1);
+  copies.resize(std::size_t(all * topk), -1);
+  comparisons.add(compare_integers("skipped_token_mapping_indices",
+                                   descriptor.skipped_token_mapping_indices(), DType::i64, {all},
+                                   first));
+  comparisons.add(compare_integers("skipped_token_topk_mapping_indices",
+                                   descriptor.skipped_token_topk_mapping_indices(), DType::i64,
+                                   {all, topk}, copies));
+  const std::vector<std::int64_t> counts = oracle::expert_counts(world, rank);
+  const std::int64_t experts = std::int64_t(counts.size());
+  comparisons.add(
+      compare_integers("expert_counts", descriptor.expert_counts(), DType::i32, {experts}, counts));
+  comparisons.add(compare_integers("expert_offsets", descriptor.expert_offsets(), DType::i32,
+                                   {experts + 1}, oracle::expert_offsets(world, rank)));
+}
+
+void combine_and_check(AllToAll& layer, const Problem& problem, const Round& round, int rank,
+                       const Dispatched& got, Comparisons& comparisons) {
+  const Round::Rank& mine = round.ranks[std::size_t(rank)];
+  // Rows beyond those that were placed hold NaN, which must reach nobody.
+  Tensor padded(problem.dtype, {got.descriptor->rows(), problem.hidden});
+  if (padded.numel() > 0) testing::fill_unwritten(padded.view());
+  if (mine.expert_output.numel() > 0) {
+    std::memcpy(padded.data(), mine.expert_output.data(),
+                std::size_t(mine.expert_output.numel() * size_of(problem.dtype)));
+  }
+  Copy own(padded, problem.strided), bias(mine.bias, problem.strided);
+  CombineArgs args;
+  args.expert_output = own.view();
+  TensorView written;  // of the arena
+  if (problem.expert_rows != ExpertRows::own) {
+    written = problem.expert_rows == ExpertRows::in_place
+                  ? TensorView(const_cast<void*>(got.output.data()), got.output.dtype(),
+                               got.output.view().shape())
+                  : layer.combine_buffer(*got.descriptor);
+    comparisons.add(compare_number("rows of combine_buffer", written.size(0), padded.size(0)));
+    if (padded.numel() > 0) {
+      std::memcpy(written.data(), padded.data(),
+                  std::size_t(padded.numel() * size_of(problem.dtype)));
+    }
+    args.expert_output = written;
+  }
+  args.bias = bias.view();
+  args.weighted = problem.weighted_combine;
+  const Tensor sums = layer.combine(args, *got.descriptor);
+  // No other rank reads these rows any more.
+  if (written.present() && written.numel() > 0) testing::fill_unwritten(written);
+  own.spoil();
+  bias.spoil();
+  comparisons.add(compare_bits("combine", sums, mine.combined));
+
+  // Once more, into the caller's memory.
+  Copy own_again(padded, false), bias_again(mine.bias, false), out(mine.combined, problem.strided);
+  out.spoil();
+  args.expert_output = own_again.view();
+  args.bias = bias_again.view();
+  args.out = out.view();
+  const Tensor nothing = layer.combine(args, *got.descriptor);
+  comparisons.add(compare_number("result beside out", nothing.view().present(), 0));
+  comparisons.add(compare_bits("combine into out", out.view(), mine.combined));
+}
+
+Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<Round>& rounds) {
+  Comparisons comparisons;
+  const int rank = layer.rank();
+  std::vector<Dispatched> dispatched(rounds.size());
+  for (std::size_t i = 0; i < rounds.size(); ++i) {
+    const bool cached = problem.mode == Mode::cached && i > 0;
+    dispatched[i] = dispatch_and_check(layer, problem, rounds[i], rank,
+                                       cached ? dispatched[0].descriptor : nullptr, comparisons);
+    if (problem.in_flight) continue;
+    combine_and_check(layer, problem, rounds[i], rank, dispatched[i], comparisons);
+    if (problem.mode != Mode::cached) dispatched[i] = {};
+  }
+  for (std::size_t i = rounds.size(); problem.in_flight && i-- > 0;) {
+    combine_and_check(layer, problem, rounds[i], rank, dispatched[i], comparisons);
+  }
+  // Later calls have not touched what the first ones returned.
+  for (std::size_t i = 0; i < rounds.size(); ++i) {
+    if (dispatched[i].descriptor == nullptr) continue;
+    if (problem.expert_rows == ExpertRows::in_place) continue;
+    check_dispatched(problem, rounds[i], rank, dispatched[i], comparisons);
+  }
+  return comparisons;
+}
+
+Comparisons run_in_process(const Problem& problem) {
+  const std::vector<Round> rounds = make_rounds(problem);
+  std::vector<Comparisons> of_ranks(rounds.front().ranks.size());
+  RankTeam team(problem.world_size());
+  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    AllToAll layer(transport, team.world().store(), problem.config());
+    of_ranks[std::size_t(rank)] = run_rank(layer, problem, rounds);
+  });
+  Comparisons all;
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) all.add(of_ranks[rank], int(rank));
+  return all;
+}
+
+namespace {
+
+// This process as one rank of a launched world; made at the first use, kept to the end.
+struct LaunchedWorld {
+  LaunchEnvironment environment = launch_environment().value();
+  std::shared_ptr<Store> store = std::make_shared<FileStore>(environment.rendezvous);
+  std::shared_ptr<Transport> transport = create_shared_memory(
+      *store, environment.rank, environment.world_size, Deadline(), "winnow-verify");
+  int problems = 0;
+};
+
+// Failures as text, one per line: what, tab, detail.
+std::string failures_of(const Comparisons& comparisons) {
+  std::string text;
+  for (const Comparison& one : comparisons.list()) {
+    if (!one.passed) text += one.what + "\t" + one.detail + "\n";
+  }
+  return text;
+}
+
+Comparisons comparisons_from(const std::string& failures) {
+  Comparisons comparisons;
+  std::istringstream lines(failures);
+  for (std::string what, detail; std::getline(lines, what, '\t') && std::getline(lines, detail);) {
+    comparisons.add({what, 1, 0, false, detail});
+  }
+  return comparisons;
+}
+
+}  // namespace
+
+Comparisons run_launched(const Problem& problem) {
+  static LaunchedWorld world;
+  const int rank = world.environment.rank;
+  Comparisons mine;
+  try {
+    AllToAll layer(world.transport, world.store, problem.config());
+    mine = run_rank(layer, problem, make_rounds(problem));
+  } catch (const Error& error) {
+    mine.add({"call", 1, 0, false, error.what()});
+  }
+  const auto key = [&](int of) {
+    return "winnow-verify-results/" + std::to_string(world.problems) + "/" + std::to_string(of);
+  };
+  Comparisons all;
+  all.add(mine, rank);
+  if (rank != 0) world.store->set(key(rank), failures_of(mine));
+  for (int other = 1; rank == 0 && other < problem.world_size(); ++other) {
+    const auto failures = world.store->get(key(other), Deadline());
+    all.add(
+        failures ? comparisons_from(*failures) : comparisons_from("report\tnone came in time\n"),
+        other);
+    world.store->remove(key(other));
+  }
+  ++world.problems;
+  return all;
+}
+
+}  // namespace winnow::expert_parallel

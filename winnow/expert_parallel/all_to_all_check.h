@@ -1,0 +1,50 @@
+// Runs the problems of all_to_all_problem.h and compares with the oracle, bit for bit.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "winnow/core/tensor.h"
+#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all_problem.h"
+#include "winnow/testing/operation.h"
+
+namespace winnow::expert_parallel {
+
+// The same dtype, shape and bits.
+testing::Comparison compare_bits(std::string_view what, const ConstTensorView& actual,
+                                 const ConstTensorView& expected);
+
+// The comparisons of many calls and ranks, the worst of each name.
+class Comparisons {
+ public:
+  void add(const testing::Comparison& comparison);
+  void add(const Comparisons& others, int rank);
+  const std::vector<testing::Comparison>& list() const { return list_; }
+  bool passed() const;
+
+ private:
+  std::vector<testing::Comparison> list_;
+};
+
+// One call of one rank, checked against the oracle: every output and every field of the descriptor,
+// bit for bit. The call gets copies of the round's tensors, which are overwritten after it.
+Dispatched dispatch_and_check(AllToAll& layer, const Problem& problem, const Round& round, int rank,
+                              std::shared_ptr<const Descriptor> cached, Comparisons& comparisons);
+void check_dispatched(const Problem& problem, const Round& round, int rank, const Dispatched& got,
+                      Comparisons& comparisons);
+void combine_and_check(AllToAll& layer, const Problem& problem, const Round& round, int rank,
+                       const Dispatched& got, Comparisons& comparisons);
+
+// All rounds of the problem, of one rank.
+Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<Round>& rounds);
+
+// The whole problem with every rank a thread of this process.
+Comparisons run_in_process(const Problem& problem);
+// The same with this process as one rank of a launched world (see transport/launch_environment.h)
+// whose size the problem has. Rank 0 returns the comparisons of all ranks, the others their own.
+Comparisons run_launched(const Problem& problem);
+
+}  // namespace winnow::expert_parallel

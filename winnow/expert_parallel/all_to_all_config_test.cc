@@ -1,0 +1,124 @@
+// expert_parallel::AllToAll: configurations and versions that differ between ranks, and bad ones.
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "winnow/core/version.h"
+#include "winnow/expert_parallel/all_to_all_test_ranks.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+struct Difference {
+  std::string field, usual, other;  // and its values
+  void (*change)(Config& config);
+};
+
+class Differing : public ::testing::TestWithParam<Difference> {};
+
+TEST_P(Differing, IsNamedOnEveryRank) {
+  const Ranks ranks(3);
+  const auto outcomes = ranks.run([&](int rank) {
+    Config config = small_config(3, std::chrono::seconds(20));
+    config.experts = 6;
+    config.arena_rows = 100;
+    if (rank == 1) GetParam().change(config);
+    ranks.layer(rank, config);
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.code, ErrorCode::invalid_argument);
+    EXPECT_EQ(outcome.text, "expert_parallel::AllToAll: " + GetParam().field +
+                                ": want the same on every rank, got " + GetParam().usual +
+                                " (ranks 0, 2), " + GetParam().other + " (rank 1)");
+    EXPECT_LT(outcome.seconds, 10);
+  }
+  // The same ranks agree the next time.
+  expect_working(ranks, ranks.layers(small_config(3)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, Differing,
+    ::testing::Values(
+        Difference{"max_tokens", "4", "5", [](Config& config) { config.max_tokens = 5; }},
+        Difference{"hidden", "16", "32", [](Config& config) { config.hidden = 32; }},
+        Difference{"topk", "2", "3", [](Config& config) { config.topk = 3; }},
+        Difference{"experts", "6", "12", [](Config& config) { config.experts = 12; }},
+        Difference{"dtype", "f32", "bf16", [](Config& config) { config.dtype = DType::bf16; }},
+        Difference{"weight_dtype", "f32", "bf16",
+                   [](Config& config) { config.weight_dtype = DType::bf16; }},
+        Difference{"local_world_size", "3", "1",
+                   [](Config& config) { config.local_world_size = 1; }},
+        Difference{"enable_local_combine", "false", "true",
+                   [](Config& config) { config.enable_local_combine = true; }},
+        Difference{"sm_count", "20", "24", [](Config& config) { config.sm_count = 24; }},
+        Difference{"arena_rows", "100", "50", [](Config& config) { config.arena_rows = 50; }}),
+    [](const ::testing::TestParamInfo<Difference>& one) { return one.param.field; });
+
+// A store in which one rank's library has another version.
+class OtherVersion : public Store {
+ public:
+  explicit OtherVersion(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  void set(const std::string& key, const std::string& value) override {
+    std::string changed = value;
+    const std::string version = WINNOW_VERSION;
+    if (const auto at = changed.find(version); at != std::string::npos) {
+      changed.replace(at, version.size(), "99.1.0");
+    }
+    store_->set(key, changed);
+  }
+  std::optional<std::string> get(const std::string& key, const Deadline& deadline) override {
+    return store_->get(key, deadline);
+  }
+  void remove(const std::string& key) override { store_->remove(key); }
+
+ private:
+  std::shared_ptr<Store> store_;
+};
+
+TEST(Versions, ThatDifferAreNamed) {
+  const Ranks ranks(2);
+  const auto outcomes = ranks.run([&](int rank) {
+    std::shared_ptr<Store> store = ranks.store();
+    if (rank == 1) store = std::make_shared<OtherVersion>(store);
+    AllToAll(ranks.transport(rank), store, small_config(2, milliseconds(2000)));
+  });
+  // Rank 1 itself does not see what its store does.
+  EXPECT_THAT(outcomes[0].text, HasSubstr("99.1.0"));
+  EXPECT_THAT(outcomes[0].text, HasSubstr("version"));
+  EXPECT_EQ(outcomes[0].code, ErrorCode::invalid_argument);
+}
+
+TEST(Config, BadValuesAreRefusedOnEveryRank) {
+  const auto expect = [](const std::string& field, const auto& change) {
+    const Ranks ranks(2);
+    const auto outcomes = ranks.run([&](int rank) {
+      Config config = small_config(2, std::chrono::seconds(20));
+      change(config);
+      ranks.layer(rank, config);
+    });
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.code, ErrorCode::invalid_argument) << outcome.text;
+      EXPECT_THAT(outcome.text, HasSubstr("expert_parallel::AllToAll: " + field));
+    }
+  };
+  expect("max_tokens", [](Config& config) { config.max_tokens = 0; });
+  expect("hidden", [](Config& config) { config.hidden = 0; });
+  expect("hidden", [](Config& config) { config.hidden = 6; });
+  expect("topk", [](Config& config) { config.topk = 0; });
+  expect("topk", [](Config& config) { config.topk = 33; });
+  expect("experts", [](Config& config) { config.experts = 3; });
+  expect("experts", [](Config& config) { config.experts = 0; });
+  expect("dtype", [](Config& config) { config.dtype = DType::f8_e4m3; });
+  expect("weight_dtype", [](Config& config) { config.weight_dtype = DType::i32; });
+  expect("local_world_size", [](Config& config) { config.local_world_size = 3; });
+  expect("arena_rows", [](Config& config) { config.arena_rows = -1; });
+  expect("timeout", [](Config& config) { config.timeout = milliseconds(-1); });
+}
+
+}  // namespace
+}  // namespace winnow::expert_parallel

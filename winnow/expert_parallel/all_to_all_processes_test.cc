@@ -1,0 +1,410 @@
+// expert_parallel::AllToAll between processes: ranks that are killed or stopped at every point of a
+// layer's life. The tests fork before they have threads; a child never returns to GoogleTest.
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <new>
+#include <thread>
+
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/transport/shared_memory.h"
+#include "winnow/testing/generate.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+constexpr int kVictim = 1;
+
+// What a child tells its parent.
+struct Report {
+  std::atomic<int> stage;  // set by the child as it gets on
+  char text[1500];         // of the first error that it met
+  int code;                // ErrorCode, -1 without an error
+  double seconds;          // that the failing call took
+  char wrong[500];         // what it found wrong; empty: nothing
+
+  void take(const Outcome& outcome) {
+    std::strncpy(text, outcome.text.c_str(), sizeof(text) - 1);
+    code = outcome.code.has_value() ? int(*outcome.code) : -1;
+    seconds = outcome.seconds;
+  }
+  void complain(const std::string& what) {
+    if (wrong[0] == 0) std::strncpy(wrong, what.c_str(), sizeof(wrong) - 1);
+  }
+  void expect(const Comparisons& comparisons) {
+    for (const auto& one : comparisons.list()) {
+      if (!one.passed) complain(one.what + ": " + one.detail);
+    }
+  }
+};
+
+// Forked ranks, and a page that they share with this process.
+class Processes {
+ public:
+  using Body = std::function<void(int rank, Report& report)>;
+
+  Processes(int count, const Body& body) : children_(std::size_t(count)) {
+    void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(memory, MAP_FAILED);
+    reports_ = static_cast<Report*>(memory);
+    for (int rank = 0; rank < count; ++rank) {
+      new (&reports_[rank]) Report{};
+      children_[std::size_t(rank)] = fork();
+      if (children_[std::size_t(rank)] != 0) continue;
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      try {
+        body(rank, reports_[rank]);
+      } catch (const std::exception& error) {
+        reports_[rank].complain(error.what());
+      }
+      _exit(0);
+    }
+  }
+  ~Processes() {
+    for (std::size_t rank = 0; rank < children_.size(); ++rank) {
+      if (children_[rank] > 0) {
+        kill(children_[rank], SIGKILL);
+        waitpid(children_[rank], nullptr, 0);
+      }
+    }
+    munmap(reports_, kBytes);
+  }
+  Processes(const Processes&) = delete;
+  Processes& operator=(const Processes&) = delete;
+
+  const Report& report(int rank) const { return reports_[rank]; }
+  void send(int rank, int signal) { kill(children_[std::size_t(rank)], signal); }
+  // Waits until the rank has come so far.
+  void await(int rank, int stage, double seconds = 30) {
+    await([&] { return reports_[rank].stage.load() >= stage; }, seconds,
+          "stage " + std::to_string(stage) + " of rank " + std::to_string(rank));
+  }
+  void await_stopped(int rank) {
+    int status = 0;
+    await([&] { return waitpid(children_[std::size_t(rank)], &status, WUNTRACED | WNOHANG) != 0; },
+          30, "the stop of rank " + std::to_string(rank));
+    EXPECT_TRUE(WIFSTOPPED(status));
+  }
+  // The wait status, or -1 after so long.
+  int join(int rank, double seconds = 30) {
+    int status = -1;
+    pid_t& child = children_[std::size_t(rank)];
+    const bool ended = await([&] { return waitpid(child, &status, WNOHANG) == child; }, seconds,
+                             "the end of rank " + std::to_string(rank));
+    if (ended) child = 0;
+    return ended ? status : -1;
+  }
+  void expect_ended_well(int rank) {
+    EXPECT_EQ(join(rank), 0) << "rank " << rank;
+    EXPECT_STREQ(report(rank).wrong, "") << "rank " << rank;
+  }
+
+ private:
+  static constexpr std::size_t kBytes = 64 * 1024;
+
+  template <class Done>
+  bool await(const Done& done, double seconds, const std::string& what) {
+    const auto start = std::chrono::steady_clock::now();
+    while (!done()) {
+      if (seconds_since(start) > seconds) {
+        ADD_FAILURE() << "waited in vain for " << what;
+        return false;
+      }
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+    return true;
+  }
+
+  Report* reports_ = nullptr;
+  std::vector<pid_t> children_;
+};
+
+// A folder for the rendezvous.
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "winnow-test-XXXXXX").string();
+    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
+    path_ = pattern;
+  }
+  ~Folder() { fs::remove_all(path_); }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+struct Rank {
+  std::shared_ptr<Store> store;
+  std::shared_ptr<Transport> transport;
+  Rank(const fs::path& folder, int rank, int world_size, const std::string& prefix = "winnow",
+       milliseconds timeout = std::chrono::seconds(60))
+      : store(std::make_shared<FileStore>(folder)),
+        transport(create_shared_memory(*store, rank, world_size, Deadline(timeout), prefix)) {}
+};
+
+// `rounds` rounds of a problem of this world, checked.
+void play(AllToAll& layer, const Problem& problem, Report& report) {
+  report.expect(run_rank(layer, problem, make_rounds(problem)));
+}
+
+Problem problem_of(int world_size) {
+  return {.name = "processes",
+          .local_world_size = world_size,
+          .max_tokens = 40,
+          .hidden = 64,
+          .choice = ExpertChoice::dropped,
+          .weights = true};
+}
+
+enum class Point { transport, creation, dispatch, combine, close, middle };
+constexpr const char* kPointNames[] = {"transport", "creation", "dispatch",
+                                       "combine",   "close",    "middle"};
+
+struct Fate {
+  int signal;
+  Point point;
+};
+
+std::string name_of(const ::testing::TestParamInfo<Fate>& one) {
+  return std::string(one.param.signal == SIGKILL ? "Killed_" : "Stopped_") +
+         kPointNames[int(one.param.point)];
+}
+
+class Fates : public ::testing::TestWithParam<Fate> {
+ protected:
+  static constexpr milliseconds kTimeout{1000};
+  static constexpr int kRanks = 3;
+
+  // Until the layer fails, or for ever.
+  void life(int rank, Report& report) const {
+    const auto at = [&](Point point) {
+      if (rank == kVictim && point == GetParam().point) raise(GetParam().signal);
+    };
+    Problem problem = problem_of(kRanks);
+    const std::vector<Round> rounds = make_rounds(problem);
+    at(Point::transport);
+    // A stopped rank holds up the others' creation, a short time only.
+    const bool early = GetParam().point <= Point::creation;
+    const Rank world(folder_.path(), rank, kRanks, "first", early ? kTimeout : milliseconds(60000));
+    report.stage = 1;
+    at(Point::creation);
+    Config config = problem.config();
+    config.timeout = kTimeout;
+    AllToAll layer(world.transport, world.store, config);
+    for (int turn = 0;; ++turn) {
+      Comparisons comparisons;
+      const Round& round = rounds[std::size_t(turn) % rounds.size()];
+      if (turn == 3) at(Point::dispatch);
+      const Dispatched got = dispatch_and_check(layer, problem, round, rank, nullptr, comparisons);
+      if (turn == 3) at(Point::combine);
+      combine_and_check(layer, problem, round, rank, got, comparisons);
+      report.expect(comparisons);
+      if (turn == 3) report.stage = 2;
+      if (turn == 3 && GetParam().point == Point::close) {
+        at(Point::close);
+        layer.close();
+        return;
+      }
+    }
+  }
+
+  // The survivors as ranks 0 and 1 of a new world, until the parent has seen the victim's end.
+  void afterlife(int rank, Report& report) const {
+    const Problem problem = problem_of(2);
+    const Rank world(folder_.path(), rank == 0 ? 0 : 1, 2, "second");
+    AllToAll layer(world.transport, world.store, problem.config());
+    for (int turn = 0; turn < 20; ++turn) {
+      play(layer, problem, report);
+      report.stage = 4 + turn;
+    }
+  }
+
+  Folder folder_;
+};
+
+TEST_P(Fates, SurvivorsAreToldAndGoOn) {
+  const auto [signal, point] = GetParam();
+  Processes processes(kRanks, [this](int rank, Report& report) {
+    report.take(outcome_of([&] { life(rank, report); }));
+    report.stage = 3;
+    if (rank != kVictim) afterlife(rank, report);
+  });
+  if (point == Point::middle) {
+    for (int rank = 0; rank < kRanks; ++rank) processes.await(rank, 2);
+    processes.send(kVictim, signal);
+  }
+  if (signal == SIGSTOP) processes.await_stopped(kVictim);
+  const auto start = std::chrono::steady_clock::now();
+  for (const int rank : {0, 2}) processes.await(rank, 3);
+  EXPECT_LT(seconds_since(start), 5);
+  for (const int rank : {0, 2}) {
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    const Report& report = processes.report(rank);
+    if (point == Point::close) {
+      EXPECT_STREQ(report.text, "");
+      continue;
+    }
+    EXPECT_EQ(report.code, int(ErrorCode::timeout)) << report.text;
+    EXPECT_THAT(report.text, HasSubstr("rank 1"));
+    EXPECT_LT(report.seconds, 30);
+  }
+  // The victim wakes up while the others already use a new layer.
+  for (const int rank : {0, 2}) processes.await(rank, 5);
+  if (signal == SIGSTOP) {
+    processes.send(kVictim, SIGCONT);
+    processes.expect_ended_well(kVictim);
+    if (point != Point::close) {
+      EXPECT_EQ(processes.report(kVictim).code, int(ErrorCode::timeout))
+          << processes.report(kVictim).text;
+    }
+  } else {
+    const int status = processes.join(kVictim);
+    EXPECT_TRUE(WIFSIGNALED(status)) << status;
+  }
+  for (const int rank : {0, 2}) processes.expect_ended_well(rank);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Everywhere, Fates,
+    ::testing::Values(Fate{SIGKILL, Point::transport}, Fate{SIGKILL, Point::creation},
+                      Fate{SIGKILL, Point::dispatch}, Fate{SIGKILL, Point::combine},
+                      Fate{SIGKILL, Point::close}, Fate{SIGKILL, Point::middle},
+                      Fate{SIGSTOP, Point::transport}, Fate{SIGSTOP, Point::creation},
+                      Fate{SIGSTOP, Point::dispatch}, Fate{SIGSTOP, Point::combine},
+                      Fate{SIGSTOP, Point::close}, Fate{SIGSTOP, Point::middle}),
+    name_of);
+
+// A kill at any instant of a busy layer of two nodes.
+TEST(Processes, MayBeKilledAtAnyTime) {
+  testing::Random random(7);
+  for (int again = 0; again < 8; ++again) {
+    SCOPED_TRACE(again);
+    const Folder folder;
+    Processes processes(4, [&](int rank, Report& report) {
+      Problem problem = problem_of(2);
+      problem.nodes = 2;
+      Config config = problem.config();
+      config.timeout = std::chrono::seconds(30);
+      const std::vector<Round> rounds = make_rounds(problem);
+      const Rank world(folder.path(), rank, 4);
+      AllToAll layer(world.transport, world.store, config);
+      report.take(outcome_of([&] {
+        for (;;) {
+          report.stage = 1;
+          report.expect(run_rank(layer, problem, rounds));
+        }
+      }));
+    });
+    for (int rank = 0; rank < 4; ++rank) processes.await(rank, 1);
+    std::this_thread::sleep_for(std::chrono::microseconds(random.below(40000)));
+    processes.send(kVictim, SIGKILL);
+    const auto start = std::chrono::steady_clock::now();
+    for (const int rank : {0, 2, 3}) {
+      processes.expect_ended_well(rank);
+      EXPECT_EQ(processes.report(rank).code, int(ErrorCode::timeout));
+      EXPECT_THAT(processes.report(rank).text, HasSubstr("rank 1"));
+      EXPECT_THAT(processes.report(rank).text, HasSubstr("gone"));
+    }
+    EXPECT_LT(seconds_since(start), 10);  // nobody sits the deadline out: death is certain
+  }
+}
+
+// Stopped for less than the deadline, nobody notices.
+TEST(Processes, MayPause) {
+  const Folder folder;
+  Processes processes(3, [&](int rank, Report& report) {
+    const Problem problem = problem_of(3);
+    const Rank world(folder.path(), rank, 3);
+    AllToAll layer(world.transport, world.store, problem.config());
+    for (int turn = 1; turn <= 60; ++turn) {
+      play(layer, problem, report);
+      report.stage = turn;
+    }
+  });
+  for (int turn = 1; turn <= 3; ++turn) {
+    processes.await(kVictim, 10 * turn);
+    processes.send(kVictim, SIGSTOP);
+    std::this_thread::sleep_for(milliseconds(100));
+    processes.send(kVictim, SIGCONT);
+  }
+  for (int rank = 0; rank < 3; ++rank) processes.expect_ended_well(rank);
+}
+
+TEST(Processes, MayEndWithoutClosing) {
+  const Folder folder;
+  Processes processes(2, [&](int rank, Report& report) {
+    const Problem problem = problem_of(2);
+    const Rank world(folder.path(), rank, 2);
+    auto* layer = new AllToAll(world.transport, world.store, problem.config());
+    play(*layer, problem, report);
+    if (rank == kVictim) std::exit(0);
+    // The other has gone for good, which its peer learns long before the minute is over.
+    report.take(outcome_of([&] { play(*layer, problem, report); }));
+    std::exit(0);
+  });
+  for (int rank = 0; rank < 2; ++rank) processes.expect_ended_well(rank);
+  EXPECT_THAT(processes.report(0).text, HasSubstr("rank 1"));
+  EXPECT_EQ(processes.report(0).code, int(ErrorCode::timeout));
+}
+
+std::size_t count_entries(const fs::path& folder) {
+  return std::size_t(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+}
+
+// "RssShmem", "VmRSS" of this process, in KiB.
+std::int64_t memory_of_kind(const std::string& kind) {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  std::int64_t number = 0;
+  while (status >> word) {
+    if (word == kind + ":" && status >> number) return number;
+  }
+  return -1;
+}
+
+TEST(Processes, AHundredLayersLeaveNothing) {
+  const Folder folder;
+  const std::size_t shared_before = count_entries("/dev/shm");
+  Processes processes(2, [&](int rank, Report& report) {
+    const Problem problem = problem_of(2);
+    const std::vector<Round> rounds = make_rounds(problem);
+    const auto make_and_use = [&](int first, int last) {
+      for (int i = first; i < last; ++i) {
+        const Rank world(folder.path(), rank, 2, "world" + std::to_string(i));
+        AllToAll layer(world.transport, world.store, problem.config());
+        report.expect(run_rank(layer, problem, rounds));
+      }
+    };
+    make_and_use(0, 10);
+    const std::size_t files = count_entries("/proc/self/fd");
+    const std::int64_t shared = memory_of_kind("RssShmem"), all = memory_of_kind("VmRSS");
+    make_and_use(10, 110);
+    if (count_entries("/proc/self/fd") != files) report.complain("open files");
+    if (memory_of_kind("RssShmem") > shared + 64) report.complain("shared memory");
+    if (memory_of_kind("VmRSS") > all + 2048) report.complain("memory");
+    report.stage = 1;
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    processes.await(rank, 1, 120);
+    processes.expect_ended_well(rank);
+  }
+  EXPECT_EQ(count_entries("/dev/shm"), shared_before);
+}
+
+}  // namespace
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,200 @@
+// Random worlds, sizes, routings and mixtures of calls with ranks that dawdle; every result checked
+// bit for bit. WINNOW_SOAK_ITERATIONS (300) dispatches, `make soak` runs 10,000; a failure names
+// the WINNOW_SOAK_SEED that repeats it.
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/testing/generate.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+using testing::Random;
+
+std::int64_t environment_number(const char* name, std::int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoll(text);
+}
+
+bool one_in(int count, Random& random) { return random.below(count) == 0; }
+
+template <class T>
+T one_of(std::initializer_list<T> list, Random& random) {
+  return list.begin()[random.below(std::int64_t(list.size()))];
+}
+
+// What all ranks do in one iteration.
+struct Step {
+  Problem problem;
+  std::uint64_t routing_seed = 0;
+  Round round;
+  int refused_by = -1;            // this rank gives an expert that does not exist; no rows move
+  int cached = -1;                // the step whose routing is repeated
+  std::vector<std::size_t> then;  // the steps that are combined and forgotten after the dispatch
+};
+
+// The sizes of a layer, which its steps share.
+Problem random_layer(Random& random) {
+  Problem problem;
+  do {
+    problem.nodes = int(1 + random.below(4));
+    problem.local_world_size = int(1 + random.below(4));
+  } while (problem.world_size() > 6);
+  problem.experts_per_rank = int(1 + random.below(5));
+  problem.topk = int(1 + random.below(one_in(8, random) ? 32 : 6));
+  problem.max_tokens = one_in(10, random) ? 280 + random.below(300) : 1 + random.below(24);
+  problem.dtype = one_of({DType::bf16, DType::f16, DType::f32}, random);
+  problem.weight_dtype = one_of({DType::f32, DType::bf16, DType::f16}, random);
+  problem.hidden = 8 * (1 + random.below(problem.max_tokens > 100 ? 2 : 20));
+  problem.local_combine = one_in(2, random);
+  problem.arena_rows = one_of<std::int64_t>({0, 1, 40}, random);
+  return problem;
+}
+
+void choose_call(Problem& problem, Random& random) {
+  problem.weights = one_in(2, random);
+  problem.weighted_combine = problem.weights && !problem.token_major && one_in(2, random);
+  problem.fp8 = problem.hidden % 16 == 0 && one_in(5, random);
+  problem.bias = one_in(3, random);
+  problem.copy_out = one_in(3, random);
+  problem.strided = one_in(4, random);
+  problem.expert_rows =
+      one_of({ExpertRows::combine_buffer, ExpertRows::own, ExpertRows::in_place}, random);
+  if (problem.fp8 && problem.expert_rows == ExpertRows::in_place) {
+    problem.expert_rows = ExpertRows::own;
+  }
+}
+
+void choose_routing(Problem& problem, Random& random) {
+  problem.tokens = one_in(12, random)
+                       ? one_of({Tokens::none, Tokens::even_ranks_empty, Tokens::full}, random)
+                       : Tokens::uneven;
+  problem.choice = one_of({ExpertChoice::distinct, ExpertChoice::dropped, ExpertChoice::duplicates,
+                           ExpertChoice::one_expert, ExpertChoice::none},
+                          random);
+  const bool distinct =
+      problem.choice == ExpertChoice::distinct || problem.choice == ExpertChoice::dropped;
+  if (distinct && problem.topk > problem.experts()) problem.choice = ExpertChoice::duplicates;
+  problem.token_major = one_in(3, random);
+  problem.alignment = !problem.token_major && one_in(3, random) ? 1 + random.below(16) : 1;
+  problem.mode = one_in(5, random) ? Mode::worst_case : Mode::counted;
+  problem.scatter = Scatter::none;
+  if (!problem.token_major && problem.alignment == 1 && problem.mode == Mode::counted) {
+    problem.scatter =
+        one_of({Scatter::none, Scatter::none, Scatter::slice, Scatter::table}, random);
+  }
+}
+
+std::vector<Step> random_steps(const Problem& layer, std::size_t count, Random& random) {
+  std::vector<Step> steps(count);
+  std::vector<std::size_t> alive;
+  for (std::size_t i = 0; i < count; ++i) {
+    Step& step = steps[i];
+    if (one_in(15, random)) {
+      step.refused_by = int(random.below(layer.world_size()));
+      continue;
+    }
+    if (!alive.empty() && one_in(4, random)) {
+      step.cached = int(alive[std::size_t(random.below(std::int64_t(alive.size())))]);
+      step.problem = steps[std::size_t(step.cached)].problem;
+      step.routing_seed = steps[std::size_t(step.cached)].routing_seed;
+    } else {
+      step.problem = layer;
+      step.routing_seed = random.next();
+      choose_routing(step.problem, random);
+    }
+    choose_call(step.problem, random);
+    step.round = make_round(step.problem, step.routing_seed, random.next());
+    alive.push_back(i);
+    // Up to three descriptors wait; any of them may be next.
+    while (alive.size() > std::size_t(random.below(4))) {
+      const auto next = alive.begin() + random.below(std::int64_t(alive.size()));
+      step.then.push_back(*next);
+      alive.erase(next);
+    }
+  }
+  return steps;
+}
+
+void expect_refusal(AllToAll& layer, const Step& step) {
+  const Config& config = layer.config();
+  Tensor input(config.dtype, {1, config.hidden}), indices(DType::i32, {1, config.topk});
+  if (layer.rank() == step.refused_by) indices.view().at<std::int32_t>(0, 0) = config.experts + 5;
+  const Outcome outcome =
+      outcome_of([&] { layer.dispatch({.input = input, .expert_indices = indices}); });
+  EXPECT_EQ(outcome.text, "expert_parallel::dispatch: rank " + std::to_string(step.refused_by) +
+                              ": expert_indices: want -1 to " + std::to_string(config.experts) +
+                              ", got " + std::to_string(config.experts + 5) + " for token 0");
+}
+
+void dawdle(Random& random) {
+  if (one_in(2, random)) std::this_thread::sleep_for(std::chrono::microseconds(random.below(5000)));
+}
+
+void run_steps(AllToAll& layer, const std::vector<Step>& steps, Random random) {
+  std::map<std::size_t, Dispatched> alive;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const Step& step = steps[i];
+    SCOPED_TRACE("rank " + std::to_string(layer.rank()) + ", step " + std::to_string(i));
+    dawdle(random);
+    if (step.refused_by >= 0) {
+      expect_refusal(layer, step);
+      continue;
+    }
+    Comparisons comparisons;
+    const auto cached = step.cached < 0 ? nullptr : alive.at(std::size_t(step.cached)).descriptor;
+    alive[i] =
+        dispatch_and_check(layer, step.problem, step.round, layer.rank(), cached, comparisons);
+    for (const std::size_t ready : step.then) {
+      dawdle(random);
+      combine_and_check(layer, steps[ready].problem, steps[ready].round, layer.rank(),
+                        alive.at(ready), comparisons);
+      alive.erase(ready);
+    }
+    expect_passed(comparisons);
+  }
+}
+
+struct Held {
+  std::size_t files = 0, mappings = 0;
+  static Held now() {
+    Held held;
+    for ([[maybe_unused]] const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
+      ++held.files;
+    }
+    std::ifstream maps("/proc/self/maps");
+    held.mappings = std::size_t(std::count(std::istreambuf_iterator<char>(maps), {}, '\n'));
+    return held;
+  }
+};
+
+TEST(AllToAllSoak, RandomCallsOnRandomWorlds) {
+  const std::int64_t iterations = environment_number("WINNOW_SOAK_ITERATIONS", 300);
+  std::uint64_t seed = std::uint64_t(environment_number("WINNOW_SOAK_SEED", 1));
+  Held early;
+  for (std::int64_t done = 0; done < iterations && !HasFailure(); ++seed) {
+    Random random(seed);
+    const Problem layer = random_layer(random);
+    const std::vector<Step> steps = random_steps(layer, 20, random);
+    SCOPED_TRACE("WINNOW_SOAK_SEED=" + std::to_string(seed) + ": " + describe(layer));
+    const Ranks ranks(layer.world_size());
+    const Layers layers = ranks.layers(layer.config());
+    expect_all_return(ranks.run([&](int rank) {
+      run_steps(*layers[std::size_t(rank)], steps, Random(seed * 64 + std::uint64_t(rank)));
+    }));
+    done += std::int64_t(steps.size());
+    if (early.files == 0 && 3 * done >= iterations) early = Held::now();
+  }
+  EXPECT_EQ(Held::now().files, early.files);
+  EXPECT_LE(Held::now().mappings, early.mappings + 64);  // the allocator keeps some
+}
+
+}  // namespace
+}  // namespace winnow::expert_parallel
