@@ -14,6 +14,10 @@
 
 namespace winnow {
 
+namespace expert_parallel {
+struct RowSumParams;
+}  // namespace expert_parallel
+
 namespace sparse_mla {
 struct ForwardParams;
 struct DistributionParams;
@@ -33,6 +37,7 @@ struct CpuKernels {
   const char* instructions;  // what the compiler was allowed to use, told by its own macros
   const char* libraries;     // "Eigen 3.4.0"
 
+  void (*expert_parallel_sum_rows)(const expert_parallel::RowSumParams&);
   void (*sparse_mla_forward)(const sparse_mla::ForwardParams&, const Executor&);
   void (*sparse_mla_distribution)(const sparse_mla::DistributionParams&, const Executor&);
   void (*sparse_mla_backward)(const sparse_mla::BackwardParams&, const Executor&);

@@ -44,6 +44,7 @@ struct Case {
   std::string shape;  // "s_q 8, h_q 64, s_kv 300, d_qk 576, topk 512"
   std::function<CaseOutcome(const Target&)> run;
   bool on_gpu = false;  // GPU backends take it; every case runs on the CPU
+  int ranks = 0;        // a launched world of as many processes runs it too; 0: one process alone
 };
 
 // What a benchmark is compared with, measured in the same run with the same threads.
@@ -52,6 +53,7 @@ struct Ceiling {
   std::int64_t m = 0, n = 0, k = 0;  // matmul: c[m, n] = a[m, k] * b[k, n]; f32, bf16 on a GPU
   std::int64_t bytes = 0;  // copy: bytes that are read once and written once; on a GPU, whose
                            // bandwidth is that of both, half of them are read and half written
+  int threads = 0;         // of the operation; 0: num_threads()
 };
 
 struct Benchmark {

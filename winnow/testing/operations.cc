@@ -13,13 +13,25 @@ testing::Operation append_operation();
 testing::Operation position_term_operation();
 }  // namespace winnow::paged_xl
 
+namespace winnow::expert_parallel {
+testing::Operation layout_operation();
+testing::Operation notify_operation();
+testing::Operation all_to_all_operation();
+}  // namespace winnow::expert_parallel
+
 namespace winnow::testing {
 
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> list = {
-      sparse_mla::forward_operation(),  sparse_mla::distribution_operation(),
-      sparse_mla::backward_operation(), paged_xl::attention_operation(),
-      paged_xl::append_operation(),     paged_xl::position_term_operation(),
+      sparse_mla::forward_operation(),
+      sparse_mla::distribution_operation(),
+      sparse_mla::backward_operation(),
+      paged_xl::attention_operation(),
+      paged_xl::append_operation(),
+      paged_xl::position_term_operation(),
+      expert_parallel::layout_operation(),
+      expert_parallel::notify_operation(),
+      expert_parallel::all_to_all_operation(),
   };
   return list;
 }

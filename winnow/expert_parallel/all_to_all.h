@@ -1,0 +1,180 @@
+// The expert-parallel all-to-all: tokens travel to the ranks of their experts and back.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "winnow/core/dtype.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+#include "winnow/expert_parallel/descriptor.h"
+#include "winnow/expert_parallel/topology.h"
+
+namespace winnow::expert_parallel {
+
+class Transport;
+class Store;
+
+// The fixed sizes of a layer. Every rank must give the same values; they are compared when the
+// layer is made. W is the transport's world size, rank r lives on node r / local_world_size, expert
+// x on rank x / (experts / W).
+struct Config {
+  std::int64_t max_tokens = 0;          // T: most tokens that one rank dispatches; 1 or more
+  std::int64_t hidden = 0;              // H: elements of a row; H * size of dtype a multiple of 16
+  int topk = 0;                         // K: experts per token, 1 to 32
+  int experts = 0;                      // E: a multiple of W
+  DType dtype = DType::bf16;            // of rows: bf16, f16 or f32
+  DType weight_dtype = DType::f32;      // of routing weights: f32, bf16 or f16
+  int local_world_size = 0;             // L: ranks per node, a divisor of W; 0: all, one node
+  bool enable_local_combine = false;    // see combine()
+  int sm_count = 20;                    // SMs that a GPU layer uses; on the CPU only compared
+  std::int64_t arena_rows = 0;          // rows that the arena begins with; 0: chosen
+  std::chrono::nanoseconds timeout{0};  // of every wait; 0: default_timeout() of deadline.h
+};
+
+// Arguments of dispatch(). n, 0 to T, is this rank's own.
+struct DispatchArgs {
+  ConstTensorView input{};  // [n, H], the layer's dtype; or f8_e4m3 with scales, H a multiple of 16
+  ConstTensorView expert_indices{};   // [n, K] i32
+  ConstTensorView weights{};          // optional [n, K], the layer's weight_dtype
+  ConstTensorView scales{};           // [n, ceil(H / 128)] f32 with f8_e4m3, absent otherwise
+  ConstTensorView scatter_indices{};  // optional [n, K] or [sum of n, K] i32: the caller's own rows
+  RowOrder order = RowOrder::expert_major;
+  std::int64_t expert_alignment = 1;  // expert-major: rows of each expert are padded to a multiple
+  std::int64_t worst_case_rows = 0;  // 0: the output has as many rows as arrive; else exactly these
+  bool copy_out = false;             // the output in memory of its own, not in the arena
+  std::shared_ptr<const Descriptor> cached{};  // repeat the routing of this descriptor
+};
+
+// What dispatch() returns. S = ceil(H / 128), e = E / W.
+struct Dispatched {
+  Tensor output;      // [R, H] of input's dtype
+  Tensor weights;     // expert-major [R], token-major [R, K], weight_dtype; empty without weights
+  Tensor scales;      // [R, S] f32; empty without scales
+  Tensor expert_ids;  // token-major: [R, K] i32, local expert 0 to e - 1 of each pair, -1 if it
+                      // lives elsewhere or was dropped; empty in expert-major order
+  std::shared_ptr<const Descriptor> descriptor;
+};
+
+// Arguments of combine().
+struct CombineArgs {
+  ConstTensorView expert_output{};  // [R, H], the layer's dtype
+  ConstTensorView bias{};           // optional [n, H], the layer's dtype
+  bool weighted = false;            // multiply each row by the weight sent at dispatch
+  TensorView out{};                 // optional [n, H], the layer's dtype: where the sums go
+};
+
+// One rank of the layer. Every rank makes its own, and all ranks make the same calls in the same
+// order: constructor, dispatch(), combine() and barrier() are collective. A rank may be a thread or
+// a process, as its transport says. Calls of one layer must not overlap; different layers, also on
+// one transport, are independent. On the CPU a call runs on the calling thread and returns when its
+// work is done; no stream is involved.
+//
+// Tensors: inputs are read during the call only. Every tensor needs contiguous rows (stride 1 in
+// the last dimension), the stride between rows is free and its elements are naturally aligned;
+// `out` and `expert_output` of different ranks must not share memory.
+//
+// Errors are winnow::Error whose operation is "expert_parallel::AllToAll" (constructor),
+// "expert_parallel::dispatch", "expert_parallel::combine" or "expert_parallel::barrier":
+// - Refusals (invalid_argument, resource). What a rank finds wrong with its own arguments it tells
+//   the others, and every rank throws the same text: "expert_parallel::dispatch: rank 1: input:
+//   want [n, 64], got ...", for the lowest such rank. A bad expert index reads "rank 1:
+//   expert_indices: want -1 to 8, got 12 for token 3" (8 = E). Options that differ read
+//   "expert_alignment differs: 1 on rank 0, 16 on rank 2". No row has moved then, and the next call
+//   works.
+// - timeout: a wait reached its deadline or a peer is known to be gone. The text names operation,
+//   rank, what was waited for and the peer; every rank that is still alive gets it. The layer
+//   is broken: later calls throw the same at once, close() returns. A new layer can be made.
+// - "the layer is closed" (invalid_argument): a call after close(), on this rank alone.
+class WINNOW_EXPORT AllToAll {
+ public:
+  // Joins the other ranks: compares `config` through `store` within the timeout and allocates the
+  // control memory and the arena. The transport is shared for the layer's life, the store used
+  // during this call. Errors: a field in which ranks differ (names it, the values and their ranks),
+  // a size that the comments of Config exclude, a rank that does not arrive, memory; on every rank.
+  AllToAll(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store,
+           const Config& config);
+  // Closes. Never throws.
+  ~AllToAll();
+  AllToAll(const AllToAll&) = delete;
+  AllToAll& operator=(const AllToAll&) = delete;
+
+  // Carries every token to the ranks of its experts.
+  //
+  // A pair (t, k) with expert index E or -1 is dropped. One token may name an expert twice: two
+  // pairs, two rows. R rows arrive here:
+  // - expert_major: one per kept pair whose expert lives here, by local expert, then source rank,
+  //   token and k. With expert_alignment a each expert's rows are followed by zero rows up to a
+  //   multiple of a; the weights of zero rows are 0.
+  // - token_major: one per token with an expert here, by source rank, then token; expert_ids and
+  //   weights [R, K] say which (0 is the weight of pairs that are not here). expert_alignment is 1.
+  // Rows, weights and scales are copied bit for bit.
+  //
+  // scatter_indices (expert_major with expert_alignment 1 and without worst_case_rows only): the
+  // row of each pair as a position in the concatenation of all ranks' outputs; entries of dropped
+  // pairs are ignored. The whole table in rank order or this rank's part, told apart by the number
+  // of rows. Each kept pair must name a row of its expert's rank and no row may be named twice;
+  // else every rank refuses: "rank 0: scatter_indices: want 6 to 9, got 12 for token 3, k 1" or
+  // "rank 0: scatter_indices: want every row once, got row 7 again for token 3, k 1".
+  //
+  // worst_case_rows w: the output has w rows. Rows from w on are dropped and rows from the true
+  // count on are unspecified (their weights 0, expert_ids -1). Dropped rows, and expert indices out
+  // of range, whose pairs are dropped, do not fail the call; the next dispatch(), combine() or
+  // barrier() throws instead of running, on every rank: "dispatch: rank 2: worst_case_rows: want 9
+  // or more, got 6" (the operation is that of the call that throws). The call after it works.
+  //
+  // cached: the routing of the descriptor: same n; expert_indices and scatter_indices are absent,
+  // and order, expert_alignment and worst_case_rows as they were, or left at their defaults. input,
+  // weights and scales are new; the result's descriptor is new and shares the routing. Every rank
+  // must give the descriptor of the same dispatch.
+  //
+  // Ownership: output, weights, scales and expert_ids borrow the arena, whose rows are reused when
+  // the tensors are gone; they may outlive the layer. With copy_out they own their memory. The
+  // arena grows by itself, for all ranks at once, and nothing is dropped for lack of room.
+  //
+  // Refused besides: n > T, wrong shapes or dtypes, options that differ between ranks, more than
+  // 2^31 - 1 rows on one rank.
+  Dispatched dispatch(const DispatchArgs& args);
+
+  // Sums the experts' rows of each token of this rank: out[t] = sum over kept k of row(t, k), times
+  // weight(t, k) if weighted, plus bias[t]. Returns [n, H] in memory of its own, or an empty tensor
+  // if `out` is given. A token without kept pairs gets zeros, plus bias. In token-major order
+  // `expert_output` has one row per (token, rank), already summed over that rank's experts;
+  // `weighted` is refused then.
+  //
+  // Arithmetic: f32, every sum begun at +0, products rounded before they are added. Per rank over k
+  // ascending, per node over ranks ascending, over nodes ascending, then the bias, and one rounding
+  // to the dtype. Partial sums are rounded to the dtype only where they cross a wire: the sum of
+  // another node; and under enable_local_combine the sum of another rank than the one of that node
+  // that has this rank's local index. The result does not depend on timing.
+  //
+  // expert_output that already lies in this rank's arena (combine_buffer(), or a borrowed output
+  // overwritten in place), with dense rows, is read where it is; any other is copied first.
+  Tensor combine(const CombineArgs& args, const Descriptor& descriptor);
+
+  // [R, H] of the layer's dtype in the arena, for the experts to write their outputs to. Belongs to
+  // the descriptor and lasts as long; contents unspecified. Not collective. With copy_out it is the
+  // memory in which the rows arrived.
+  TensorView combine_buffer(const Descriptor& descriptor);
+
+  // Returns when every rank (of this node) has called it.
+  void barrier(bool intra_node_only = false);
+
+  // Leaves the layer. Idempotent, never throws, waits for nobody: memory that peers or borrowed
+  // tensors still use stays until the last of them lets go of it.
+  void close() noexcept;
+
+  // `config` with its defaults resolved (local_world_size, timeout, arena_rows).
+  const Config& config() const;
+  const Topology& topology() const;
+  int rank() const;
+  // Bytes of this rank's arena now, free or not.
+  std::int64_t arena_bytes() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,147 @@
+#include "winnow/expert_parallel/arena.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "winnow/core/error.h"
+
+namespace winnow::expert_parallel {
+
+// Regions hold their segment, so memory goes when neither arena nor region needs it any more.
+struct Region::Segment {
+  std::int64_t number = 0;
+  std::shared_ptr<SymmetricMemory> memory;
+  std::int64_t bytes = 0;
+  std::mutex mutex;
+  std::map<std::int64_t, std::int64_t> free;  // offset -> bytes; neighbours are joined
+
+  void give_back(const Extent& extent) {
+    const std::lock_guard lock(mutex);
+    auto here = free.emplace(extent.offset, extent.bytes).first;
+    const auto next = std::next(here);
+    if (next != free.end() && here->first + here->second == next->first) {
+      here->second += next->second;
+      free.erase(next);
+    }
+    if (here == free.begin()) return;
+    const auto previous = std::prev(here);
+    if (previous->first + previous->second != here->first) return;
+    previous->second += here->second;
+    free.erase(here);
+  }
+
+  Extent largest_hole() {
+    const std::lock_guard lock(mutex);
+    const auto largest = std::max_element(
+        free.begin(), free.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+    if (largest == free.end()) return {};
+    return {number, largest->first, largest->second};
+  }
+
+  // What was offered may have joined with its neighbours since.
+  void take(std::int64_t offset, std::int64_t wanted) {
+    const std::lock_guard lock(mutex);
+    auto hole = free.upper_bound(offset);
+    const bool before = hole != free.begin() && (--hole)->first + hole->second >= offset + wanted;
+    if (!before) {
+      throw Error(ErrorCode::internal, "expert_parallel::Arena",
+                  "the hole that was offered is gone");
+    }
+    const std::int64_t end = hole->first + hole->second;
+    if (end > offset + wanted) free.emplace(offset + wanted, end - offset - wanted);
+    hole->second = offset - hole->first;
+    if (hole->second == 0) free.erase(hole);
+  }
+};
+
+Region::Region(std::shared_ptr<Segment> segment, const Extent& extent)
+    : segment_(std::move(segment)), extent_(extent) {}
+
+Region::~Region() {
+  if (extent_.bytes > 0) segment_->give_back(extent_);
+}
+
+std::byte* Region::data() const { return segment_->memory->local() + extent_.offset; }
+
+std::int64_t Arena::add(std::shared_ptr<SymmetricMemory> memory) {
+  auto segment = std::make_shared<Region::Segment>();
+  segment->number = added_;
+  segment->bytes = static_cast<std::int64_t>(memory->bytes()) / kAlignment * kAlignment;
+  segment->memory = std::move(memory);
+  segment->free.emplace(0, segment->bytes);
+  segments_.push_back(std::move(segment));
+  return added_++;
+}
+
+Extent Arena::largest_hole() const {
+  Extent largest;
+  for (const auto& segment : segments_) {
+    const Extent hole = segment->largest_hole();
+    if (hole.bytes >= largest.bytes && hole.segment >= 0) largest = hole;
+  }
+  return largest;
+}
+
+std::shared_ptr<Region> Arena::take(std::int64_t segment, std::int64_t offset, std::int64_t bytes) {
+  const Extent extent{segment, offset, round_up(bytes)};
+  const auto owner = find(segment);
+  auto region = std::shared_ptr<Region>(new Region(owner, Extent{segment, offset, 0}));
+  if (extent.bytes > 0) owner->take(offset, extent.bytes);
+  region->extent_ = extent;
+  return region;
+}
+
+std::uint64_t Arena::releasable(const Extent& hole) const {
+  std::uint64_t unused = 0;
+  for (std::size_t i = 0; i + 1 < segments_.size() && i < 64; ++i) {
+    const bool whole = segments_[i]->largest_hole().bytes == segments_[i]->bytes;
+    if (whole && segments_[i]->number != hole.segment) unused |= std::uint64_t{1} << i;
+  }
+  return unused;
+}
+
+void Arena::release(std::uint64_t segments) {
+  for (std::size_t i = std::min<std::size_t>(segments_.size(), 64); i-- > 0;) {
+    if (segments >> i & 1) segments_.erase(segments_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+Extent Arena::locate(const void* data, std::int64_t bytes) const {
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  for (const auto& segment : segments_) {
+    const auto base = reinterpret_cast<std::uintptr_t>(segment->memory->local());
+    const auto size = static_cast<std::uintptr_t>(segment->bytes);
+    if (begin < base || begin - base > size) continue;
+    const std::uintptr_t offset = begin - base;
+    if (static_cast<std::uintptr_t>(bytes) > size - offset) continue;
+    return {segment->number, static_cast<std::int64_t>(offset), bytes};
+  }
+  return {};
+}
+
+SymmetricMemory& Arena::memory(std::int64_t segment) const { return *find(segment)->memory; }
+
+std::int64_t Arena::bytes() const {
+  std::int64_t sum = 0;
+  for (const auto& segment : segments_) sum += segment->bytes;
+  return sum;
+}
+
+std::int64_t Arena::largest_segment() const {
+  std::int64_t largest = 0;
+  for (const auto& segment : segments_) largest = std::max(largest, segment->bytes);
+  return largest;
+}
+
+const std::shared_ptr<Region::Segment>& Arena::find(std::int64_t number) const {
+  for (const auto& segment : segments_) {
+    if (segment->number == number) return segment;
+  }
+  throw Error(ErrorCode::internal, "expert_parallel::Arena",
+              "there is no segment " + std::to_string(number));
+}
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,85 @@
+// What a dispatch leaves behind for the combine that undoes it, and for a dispatch that repeats it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::expert_parallel {
+
+// How the rows of a dispatch are ordered; see AllToAll::dispatch().
+enum class RowOrder : std::uint8_t {
+  expert_major,  // one row per (token, expert) pair
+  token_major,   // one row per token that has an expert here
+};
+
+// Everything that combine() and a cached dispatch() need: a snapshot of the routing, so that the
+// caller may overwrite its tensors, and the arena rows of combine_buffer(). Made by dispatch(),
+// owned by the caller, never changed. Any number may be alive, used and destroyed in any order, by
+// any thread; a descriptor may outlive its layer's close() (its rows and fields stay valid, a call
+// that takes it does not succeed any more). The views below last as long as the descriptor and are
+// dense tensors on the CPU.
+//
+// W ranks, L per node, NN = W / L nodes, T = max_tokens, K = topk, E experts, R = rows(). "Rail
+// source j" is the rank of node j with this rank's local index: rank j * L + local. This rank
+// passes on its tokens inside this node, in both directions.
+//
+// Names and layouts: EPAllToAllLayoutDesc of Triton-distributed.
+class WINNOW_EXPORT Descriptor {
+ public:
+  ~Descriptor();
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  // R: rows of the output here, alignment padding included; worst_case_rows where that was given.
+  std::int64_t rows() const;
+  // The rows that the routing asked for. More than rows() means that worst_case_rows was too small
+  // and rows were dropped, which the layer's next call reports.
+  std::int64_t wanted_rows() const;
+  RowOrder order() const;
+  std::int64_t expert_alignment() const;
+  std::int64_t worst_case_rows() const;  // 0: none was given
+  bool has_weights() const;              // weights came with the tokens: combine may be weighted
+
+  // n: tokens that this rank dispatched.
+  std::int64_t num_dispatch_token_cur_rank() const;
+  // i32 [W]: n of every rank.
+  ConstTensorView num_input_tokens_per_rank() const;
+
+  // i32 [NN, 2, T], absent on one node. The runs of consecutive tokens that rail source j sent to
+  // this node: run i is [first, last) = ([j, 0, i], [j, 1, i]). Runs end at multiples of 256; those
+  // that begin in the 256 tokens from t on are stored from slot t on; -1 in every other slot.
+  ConstTensorView send_reqs_recv() const;
+
+  // i32 [NN, T, K]: the expert indices of rail source j as they were given; -1 beyond its n tokens.
+  ConstTensorView topk_indices() const;
+
+  // i32 [NN, T, K]: the row of pair (t, k) of rail source j in the output of the expert's rank; -1
+  // where that rank is not on this node, for dropped pairs and beyond n.
+  ConstTensorView token_dst_scatter_idx() const;
+
+  // i64 [R]: for each row of the output here the row of the first pair (lowest k) of the same token
+  // here, which is the row itself for a first one; -1 for padding.
+  ConstTensorView skipped_token_mapping_indices() const;
+
+  // i64 [R, K]: for the first row of a token, [r, k] is the row of pair k of that token if its
+  // expert lives here, else -1. All -1 for other rows.
+  ConstTensorView skipped_token_topk_mapping_indices() const;
+
+  // i32 [E/W]: pairs of each local expert, without padding; the true counts in worst-case mode too.
+  ConstTensorView expert_counts() const;
+  // i32 [E/W + 1]: where each local expert's rows begin, padding included. In token-major order the
+  // exclusive sums of expert_counts, for a caller that gathers its own rows.
+  ConstTensorView expert_offsets() const;
+
+  struct State;  // internal
+  explicit Descriptor(std::unique_ptr<State> state);
+  const State& state() const { return *state_; }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,53 @@
+// What stands behind a Descriptor. Internal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "winnow/expert_parallel/arena.h"
+#include "winnow/expert_parallel/descriptor.h"
+
+namespace winnow::expert_parallel {
+
+// The routing of one counted dispatch, shared by the descriptors that repeat it. See Descriptor for
+// the meaning and layout of the tables.
+struct Routing {
+  std::uint64_t number = 0;  // the epoch of the dispatch: the same on every rank
+  RowOrder order = RowOrder::expert_major;
+  std::int64_t expert_alignment = 1, worst_case_rows = 0;
+  std::int64_t nodes = 1, max_tokens = 0, topk = 1;
+  std::int64_t tokens = 0;                    // n of this rank
+  std::vector<std::int64_t> wanted_rows;      // [W], as the routing asks
+  std::vector<std::int32_t> tokens_per_rank;  // [W]
+  std::vector<std::int32_t> send_reqs;        // [NN, 2, T]; empty on one node
+  std::vector<std::int32_t> indices;          // [NN, T, K]
+  std::vector<std::int32_t> rows;             // [NN, T, K]
+  std::vector<std::int64_t> first_copies;     // [R]
+  std::vector<std::int64_t> copies;           // [R, K]
+  std::vector<std::int32_t> expert_counts;    // [E/W]
+  std::vector<std::int32_t> expert_offsets;   // [E/W + 1]
+
+  // R of a rank.
+  std::int64_t rows_of(int rank) const {
+    return worst_case_rows > 0 ? worst_case_rows : wanted_rows[static_cast<std::size_t>(rank)];
+  }
+  std::size_t table_offset(int node) const {  // elements
+    return static_cast<std::size_t>(node * max_tokens * topk);
+  }
+};
+
+struct Descriptor::State {
+  std::shared_ptr<const void> layer;  // whose it is
+  int rank = 0;
+  std::uint64_t number = 0;  // the epoch of its own dispatch
+  std::shared_ptr<const Routing> routing;
+  bool has_weights = false;
+  std::vector<float> weights;      // [NN, T, K] of the rail sources, if it has them
+  std::shared_ptr<Region> buffer;  // combine_buffer(), at its beginning
+
+  std::int64_t rows() const { return routing->rows_of(rank); }
+};
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,376 @@
+#include "winnow/expert_parallel/dispatch/dispatch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "winnow/cpu/convert.h"
+#include "winnow/expert_parallel/dispatch/rows.h"
+#include "winnow/expert_parallel/dispatch/scatter.h"
+#include "winnow/expert_parallel/rail_sources.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
+
+std::vector<float> to_floats(const std::vector<std::byte>& values, DType dtype) {
+  const auto count = static_cast<std::int64_t>(values.size()) / size_of(dtype);
+  std::vector<float> floats(static_cast<std::size_t>(count));
+  if (count > 0) load_f32(dtype, values.data(), 0, count, floats.data());
+  return floats;
+}
+
+// One rank's part of one dispatch, step by step as the protocol's page tells it.
+class Dispatch {
+ public:
+  Dispatch(Layer& layer, const DispatchArgs& args) : layer_(layer), args_(args) {}
+
+  Dispatched run() {
+    post();
+    request_.cached ? repeat_routing() : place();
+    take_weights();
+    reserve();
+    if (request_.scatter) scatter_rows(layer_, args_.scatter_indices, *writer_, *made_);
+    for (std::int64_t chunk = 0; chunk < sources().chunks(layer_.node()); ++chunk) {
+      send(chunk);
+      write_own(chunk);
+    }
+    for (std::int64_t chunk = 0; chunk < sources().most_chunks(); ++chunk) forward(chunk);
+    writer_->write_padding(*routing_, layer_.communicator.local());
+    layer_.route.finish("the rows");
+    if (!request_.cached) find_copies();
+    return result();
+  }
+
+ private:
+  void post();
+  void count(Header& header, PairCounts& counts) const;
+  void defer_faults();
+  void place();
+  void fill_tables(const Placement& placement);
+  void repeat_routing();
+  void take_weights();
+  void reserve();
+  void send(std::int64_t chunk);
+  void write_own(std::int64_t chunk);
+  void forward(std::int64_t chunk);
+  void find_copies();
+  Dispatched result();
+
+  RailSources sources() const { return {layer_.map, *routing_, layer_.communicator.local()}; }
+  TokenRecord record(int node, std::int64_t token) const;
+  static const std::byte* row_at(const ConstTensorView& view, std::int64_t row) {
+    return static_cast<const std::byte*>(view.data()) +
+           row * view.stride(0) * size_of(view.dtype());
+  }
+
+  Layer& layer_;
+  const DispatchArgs& args_;
+  Request request_;
+  std::shared_ptr<Routing> made_;           // while it is being filled
+  std::shared_ptr<const Routing> routing_;  // made_, or the cached one
+  std::vector<std::byte> weights_;          // [NN, T, K] of the rail sources, as they were given
+  std::shared_ptr<Region> output_, buffer_;
+  std::unique_ptr<RowWriter> writer_;
+};
+
+// Says what this rank has and wants, or what is wrong with it, and hears the same from all.
+void Dispatch::post() {
+  Header header;
+  PairCounts counts;
+  try {
+    request_ = check_request(layer_, args_);
+    header.options = options_of(request_);
+    header.tokens = request_.tokens;
+    header.scatter_rows = request_.scatter ? args_.scatter_indices.size(0) : 0;
+    if (request_.cached == nullptr) count(header, counts);
+  } catch (const Error& error) {
+    header.refuse(error);
+  } catch (const std::bad_alloc&) {
+    header.refuse(Error(ErrorCode::resource, std::string(kDispatch),
+                        "memory for the snapshot of the arguments could not be had"));
+  }
+  header.rows = layer_.arena.largest_hole();
+  header.releasable = layer_.arena.releasable(header.rows);
+  const bool counted = !counts.pairs.empty();
+  layer_.meet(kDispatch, "the counts", header, counted ? &counts : nullptr, request_.table);
+  layer_.exchange.throw_refusals(kDispatch);
+}
+
+// An index out of range is refused; in the worst-case mode its pair is dropped and it is told
+// later.
+void Dispatch::count(Header& header, PairCounts& counts) const {
+  const std::span indices(request_.indices(), std::size_t(request_.tokens * layer_.map.topk));
+  counts = count_pairs(layer_.map, indices);
+  const BadIndex bad = find_bad_index(layer_.map, indices);
+  if (bad.token < 0) return;
+  header.refuse(Error(ErrorCode::invalid_argument, std::string(kDispatch), "expert_indices",
+                      "-1 to " + std::to_string(layer_.map.experts),
+                      std::to_string(bad.value) + " for token " + std::to_string(bad.token)));
+  header.deferred = request_.worst_case_rows > 0;
+}
+
+// Everybody knows all counts now, so everybody finds the same rows, and the same faults.
+void Dispatch::place() {
+  const Exchange& heard = layer_.exchange;
+  const ExpertMap& map = layer_.map;
+  const Placement placement =
+      place_blocks(map, heard.counts(), request_.order, request_.expert_alignment, layer_.rank());
+  const std::int64_t entries = request_.order == RowOrder::token_major ? map.topk : 1;
+  for (std::size_t rank = 0; rank < placement.rank_rows.size(); ++rank) {
+    if (placement.rank_rows[rank] <= kMostRows / entries) continue;
+    throw Error(ErrorCode::invalid_argument, std::string(kDispatch), "expert_indices",
+                "at most " + std::to_string(kMostRows / entries) + " rows on a rank",
+                std::to_string(placement.rank_rows[rank]) + " on rank " + std::to_string(rank));
+  }
+  made_ = std::make_shared<Routing>();
+  routing_ = made_;
+  made_->number = layer_.epoch;
+  made_->order = request_.order;
+  made_->expert_alignment = request_.expert_alignment;
+  made_->worst_case_rows = request_.worst_case_rows;
+  made_->nodes = layer_.nodes();
+  made_->max_tokens = layer_.config.max_tokens;
+  made_->topk = map.topk;
+  made_->tokens = request_.tokens;
+  made_->wanted_rows = placement.rank_rows;
+  made_->expert_counts = placement.expert_counts;
+  made_->expert_offsets.assign(placement.expert_offsets.begin(), placement.expert_offsets.end());
+  for (int rank = 0; rank < map.topology.world_size; ++rank) {
+    made_->tokens_per_rank.push_back(static_cast<std::int32_t>(heard.header(rank).tokens));
+  }
+  defer_faults();
+  fill_tables(placement);
+}
+
+// The indices, rows and runs of every rail source.
+void Dispatch::fill_tables(const Placement& placement) {
+  const ExpertMap& map = layer_.map;
+  made_->indices.assign(made_->table_offset(layer_.nodes()), -1);
+  made_->rows.assign(made_->indices.size(), -1);
+  if (layer_.nodes() > 1) {
+    made_->send_reqs.assign(static_cast<std::size_t>(2 * made_->nodes * made_->max_tokens), -1);
+  }
+  const std::int64_t limit = made_->worst_case_rows > 0 ? made_->worst_case_rows : kMostRows;
+  for (int node = 0; node < layer_.nodes(); ++node) {
+    const std::span<const std::int32_t> indices = sources().indices(node);
+    const void* from = node == layer_.node() ? request_.table.data() : layer_.exchange.table(node);
+    if (!indices.empty()) {
+      std::memcpy(made_->indices.data() + made_->table_offset(node), from, indices.size_bytes());
+    }
+    place_pairs(map, placement, node, layer_.node(), limit, indices,
+                {made_->rows.data() + made_->table_offset(node), indices.size()});
+    if (layer_.nodes() == 1) continue;
+    const auto slots = static_cast<std::size_t>(made_->max_tokens);
+    std::int32_t* runs = made_->send_reqs.data() + 2 * static_cast<std::size_t>(node) * slots;
+    list_runs(map, indices, layer_.node(), {runs, slots}, {runs + slots, slots});
+  }
+}
+
+// Dropped pairs and rows do not stop this call; every rank remembers the same fault for the next.
+void Dispatch::defer_faults() {
+  for (int rank = 0; rank < layer_.map.topology.world_size && !layer_.deferred; ++rank) {
+    const Header& said = layer_.exchange.header(rank);
+    if (said.refusal == 0) continue;
+    layer_.deferred = DeferredFault{ErrorCode::invalid_argument, said.message(rank)};
+  }
+  for (std::size_t rank = 0; rank < routing_->wanted_rows.size() && !layer_.deferred; ++rank) {
+    const std::int64_t wanted = routing_->wanted_rows[rank], most = routing_->worst_case_rows;
+    if (most == 0 || wanted <= most) continue;
+    layer_.deferred =
+        DeferredFault{ErrorCode::invalid_argument,
+                      "rank " + std::to_string(rank) + ": worst_case_rows: want " +
+                          std::to_string(wanted) + " or more, got " + std::to_string(most)};
+  }
+}
+
+void Dispatch::repeat_routing() {
+  routing_ = request_.cached;
+  defer_faults();
+}
+
+// Copies the weights of the rail sources: the mailboxes serve later exchanges.
+void Dispatch::take_weights() {
+  if (!request_.weights) return;
+  const std::int64_t size = size_of(layer_.config.weight_dtype);
+  weights_.resize(routing_->table_offset(layer_.nodes()) * static_cast<std::size_t>(size));
+  for (int node = 0; node < layer_.nodes(); ++node) {
+    const std::int64_t pairs = sources().tokens(node) * routing_->topk;
+    if (pairs == 0) continue;
+    const std::byte* table =
+        node == layer_.node() ? request_.table.data() : layer_.exchange.table(node);
+    std::memcpy(weights_.data() + routing_->table_offset(node) * static_cast<std::size_t>(size),
+                table + request_.indices_bytes(sources().tokens(node), routing_->topk),
+                static_cast<std::size_t>(pairs * size));
+  }
+}
+
+// Takes the region of this rank and finds those of its node.
+void Dispatch::reserve() {
+  const Topology& topology = layer_.map.topology;
+  std::vector<Extent> holes;
+  std::vector<std::int64_t> bytes;
+  std::uint64_t releasable = ~std::uint64_t{0};
+  const auto buffer_bytes = [&](std::int64_t rows) {
+    return request_.copy_out
+               ? 0
+               : Arena::round_up(std::max<std::int64_t>(rows, 1) * layer_.row_bytes());
+  };
+  for (int rank = 0; rank < topology.world_size; ++rank) {
+    const std::int64_t rows = routing_->rows_of(rank);
+    holes.push_back(layer_.exchange.header(rank).rows);
+    bytes.push_back(RegionLayout(layer_, request_, rows).bytes + buffer_bytes(rows));
+    releasable &= layer_.exchange.header(rank).releasable;
+  }
+  const std::vector<Extent> extents = layer_.reserve(holes, bytes, releasable);
+
+  const Extent& mine = extents[static_cast<std::size_t>(layer_.rank())];
+  const std::int64_t rows = routing_->rows_of(layer_.rank());
+  const RegionLayout layout(layer_, request_, rows);
+  output_ = layer_.arena.take(mine.segment, mine.offset, layout.bytes);
+  buffer_ = request_.copy_out
+                ? output_
+                : layer_.arena.take(mine.segment, mine.offset + layout.bytes, buffer_bytes(rows));
+  std::vector<RegionTables> tables;
+  for (int local = 0; local < topology.local_world_size; ++local) {
+    const int rank = topology.rank(layer_.node(), local);
+    const Extent& extent = extents[static_cast<std::size_t>(rank)];
+    std::byte* memory =
+        layer_.communicator.node_pointer(layer_.arena.memory(extent.segment), local);
+    tables.emplace_back(memory + extent.offset,
+                        RegionLayout(layer_, request_, routing_->rows_of(rank)));
+  }
+  writer_ = std::make_unique<RowWriter>(layer_, request_, layout, std::move(tables));
+}
+
+TokenRecord Dispatch::record(int node, std::int64_t token) const {
+  const bool own = node == layer_.node();
+  const std::size_t pair = sources().pair(node, token);
+  TokenRecord record;
+  record.source = sources().rank(node);
+  record.token = token;
+  record.payload =
+      own ? row_at(args_.input, token) : layer_.route.row(node, token, request_.row_bytes);
+  if (request_.scale_bytes > 0) {
+    record.scales =
+        own ? row_at(args_.scales, token) : layer_.route.tail(node, token, request_.scale_bytes);
+  }
+  if (request_.weights) {
+    record.weights =
+        weights_.data() + pair * static_cast<std::size_t>(size_of(layer_.config.weight_dtype));
+  }
+  record.experts = routing_->indices.data() + pair;
+  record.rows = routing_->rows.data() + pair;
+  return record;
+}
+
+// Sends the chunk's tokens to the rail peers of the nodes that want them, each token once per node.
+void Dispatch::send(std::int64_t chunk) {
+  const auto put = [&](const ConstTensorView& view, const Run& run, std::int64_t bytes,
+                       const auto& put_run) {
+    const bool dense = view.stride(0) * size_of(view.dtype()) == bytes;
+    const std::int64_t step = dense ? run.last - run.first : 1;
+    for (std::int64_t token = run.first; token < run.last; token += step) {
+      put_run(token, row_at(view, token), step, bytes);
+    }
+  };
+  Route& route = layer_.route;
+  for (int step = 1; step < layer_.nodes(); ++step) {
+    const int to = (layer_.node() + step) % layer_.nodes();
+    bool any = false;
+    sources().for_each_run_of(layer_.node(), chunk, to, [&](const Run& run) {
+      any = true;
+      put(args_.input, run, request_.row_bytes, [&](auto... what) { route.put_rows(to, what...); });
+      if (request_.scale_bytes == 0) return;
+      put(args_.scales, run, request_.scale_bytes,
+          [&](auto... what) { route.put_tails(to, what...); });
+    });
+    if (any) route.send_chunk(to, chunk);
+  }
+}
+
+// This rank's tokens for its own node go straight to their rows.
+void Dispatch::write_own(std::int64_t chunk) {
+  sources().for_each_run_of(layer_.node(), chunk, layer_.node(), [&](const Run& run) {
+    for (std::int64_t token = run.first; token < run.last; ++token) {
+      writer_->write(record(layer_.node(), token));
+    }
+  });
+}
+
+// The other nodes' tokens as their chunks arrive, while later ones are under way.
+void Dispatch::forward(std::int64_t chunk) {
+  for (int step = layer_.nodes() - 1; step > 0; --step) {
+    const int from = (layer_.node() + step) % layer_.nodes();
+    bool arrived = false;
+    sources().for_each_run_of(from, chunk, layer_.node(), [&](const Run& run) {
+      if (!arrived) layer_.route.wait_chunk(from, chunk, "the tokens");
+      arrived = true;
+      for (std::int64_t token = run.first; token < run.last; ++token) {
+        writer_->write(record(from, token));
+      }
+    });
+  }
+}
+
+// What was written beside the rows tells which of them hold the same token.
+void Dispatch::find_copies() {
+  const std::int64_t rows = routing_->rows_of(layer_.rank()), topk = routing_->topk;
+  const RegionTables& tables = writer_->rank(layer_.communicator.local());
+  made_->first_copies.assign(static_cast<std::size_t>(rows), -1);
+  made_->copies.assign(static_cast<std::size_t>(rows * topk), -1);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const RowSource& source = tables.sources[row];
+    if (source.rank < 0) continue;
+    made_->first_copies[static_cast<std::size_t>(row)] = source.first;
+    if (tables.ids == nullptr) {
+      made_->copies[static_cast<std::size_t>(source.first * topk + source.k)] = row;
+      continue;
+    }
+    for (std::int64_t k = 0; k < topk; ++k) {
+      if (tables.ids[row * topk + k] >= 0)
+        made_->copies[static_cast<std::size_t>(row * topk + k)] = row;
+    }
+  }
+}
+
+Dispatched Dispatch::result() {
+  const std::int64_t rows = routing_->rows_of(layer_.rank()), topk = routing_->topk;
+  const RegionTables& tables = writer_->rank(layer_.communicator.local());
+  const auto tensor = [&](void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
+    if (data == nullptr) return Tensor();
+    Tensor borrowed = Tensor::borrow(output_, data, dtype, shape);
+    return request_.copy_out ? borrowed.clone() : std::move(borrowed);
+  };
+  const bool token_major = request_.order == RowOrder::token_major;
+  const DType weight_dtype = layer_.config.weight_dtype;
+  Dispatched result;
+  result.output = tensor(tables.payload, request_.input, {rows, layer_.config.hidden});
+  result.weights = token_major ? tensor(tables.weights, weight_dtype, {rows, topk})
+                               : tensor(tables.weights, weight_dtype, {rows});
+  result.scales =
+      tensor(tables.scales, DType::f32, {rows, request_.scale_bytes / std::int64_t(sizeof(float))});
+  result.expert_ids = tensor(tables.ids, DType::i32, {rows, topk});
+
+  auto state = std::make_unique<Descriptor::State>();
+  state->layer = layer_.token;
+  state->rank = layer_.rank();
+  state->number = layer_.epoch;
+  state->routing = routing_;
+  state->has_weights = request_.weights;
+  state->weights = to_floats(weights_, weight_dtype);
+  state->buffer = buffer_;
+  result.descriptor = std::make_shared<const Descriptor>(std::move(state));
+  return result;
+}
+
+}  // namespace
+
+Dispatched dispatch(Layer& layer, const DispatchArgs& args) {
+  return layer.call(kDispatch, [&] { return Dispatch(layer, args).run(); });
+}
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,140 @@
+#include "winnow/expert_parallel/dispatch/request.h"
+
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "winnow/core/check.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
+constexpr Device kCpu{};
+
+void check_input(const Check& check, const Layer& layer, const DispatchArgs& args) {
+  const Config& config = layer.config;
+  check.rank("input", args.input, 2, "[n, hidden]");
+  const std::int64_t tokens = args.input.size(0);
+  check.input("input", args.input, {{"n", tokens}, {"hidden", config.hidden}},
+              {config.dtype, DType::f8_e4m3}, kCpu);
+  check.that(tokens <= config.max_tokens, "input",
+             "at most max_tokens = " + std::to_string(config.max_tokens) + " tokens",
+             std::to_string(tokens));
+  if (args.input.dtype() == DType::f8_e4m3) {
+    check.that(config.hidden % 16 == 0, "input",
+               "a hidden size that is a multiple of 16 for f8_e4m3", std::to_string(config.hidden));
+    const std::int64_t scales = scale_columns(config.hidden);
+    check.input("scales", args.scales, {{"n", tokens}, {"hidden/128", scales}}, {DType::f32}, kCpu);
+  } else {
+    check.that(!args.scales.present(), "scales", "none, since input is not f8_e4m3",
+               to_string(args.scales));
+  }
+  if (args.weights.present()) {
+    check.input("weights", args.weights, {{"n", tokens}, {"topk", config.topk}},
+                {config.weight_dtype}, kCpu);
+  }
+}
+
+void check_scatter(const Check& check, const Layer& layer, const DispatchArgs& args) {
+  const ConstTensorView& scatter = args.scatter_indices;
+  check.rank("scatter_indices", scatter, 2, "[n or the sum of n, topk]");
+  check.input("scatter_indices", scatter, {{"rows", scatter.size(0)}, {"topk", layer.config.topk}},
+              {DType::i32}, kCpu);
+  check.that(args.order == RowOrder::expert_major, "scatter_indices", "none in token-major order",
+             to_string(scatter));
+  check.that(args.expert_alignment == 1, "scatter_indices", "none with expert_alignment above 1",
+             to_string(scatter));
+  check.that(args.worst_case_rows == 0, "scatter_indices", "none with worst_case_rows",
+             to_string(scatter));
+}
+
+void check_routing(const Check& check, const Layer& layer, const DispatchArgs& args) {
+  check.input("expert_indices", args.expert_indices,
+              {{"n", args.input.size(0)}, {"topk", layer.config.topk}}, {DType::i32}, kCpu);
+  check.that(args.expert_alignment >= 1 && args.expert_alignment <= kMostRows, "expert_alignment",
+             "1 to " + std::to_string(kMostRows), std::to_string(args.expert_alignment));
+  check.that(args.order == RowOrder::expert_major || args.expert_alignment == 1, "expert_alignment",
+             "1 in token-major order", std::to_string(args.expert_alignment));
+  check.that(args.worst_case_rows >= 0 && args.worst_case_rows <= kMostRows, "worst_case_rows",
+             "0 to " + std::to_string(kMostRows), std::to_string(args.worst_case_rows));
+  if (args.scatter_indices.present()) check_scatter(check, layer, args);
+}
+
+void check_repeat(const Check& check, const Layer& layer, const DispatchArgs& args) {
+  const Descriptor::State& state = args.cached->state();
+  check.that(state.layer == layer.token, "cached", "a descriptor of this layer", "another layer's");
+  const Routing& routing = *state.routing;
+  const std::int64_t tokens = args.input.size(0);
+  check.that(tokens == routing.tokens, "input",
+             "the " + std::to_string(routing.tokens) + " tokens of the descriptor",
+             std::to_string(tokens));
+  check.that(!args.expert_indices.present(), "expert_indices", "none beside a descriptor",
+             to_string(args.expert_indices));
+  check.that(!args.scatter_indices.present(), "scatter_indices", "none beside a descriptor",
+             to_string(args.scatter_indices));
+  check.that(args.order == RowOrder::expert_major || args.order == routing.order, "order",
+             "that of the descriptor, expert_major", "token_major");
+  const auto as_before = [&](std::string_view argument, std::int64_t value, std::int64_t neutral,
+                             std::int64_t before) {
+    check.that(value == neutral || value == before, argument,
+               "that of the descriptor, " + std::to_string(before), std::to_string(value));
+  };
+  as_before("expert_alignment", args.expert_alignment, 1, routing.expert_alignment);
+  as_before("worst_case_rows", args.worst_case_rows, 0, routing.worst_case_rows);
+}
+
+void append_rows(std::vector<std::byte>& to, const ConstTensorView& view) {
+  const std::int64_t row_bytes = view.size(1) * size_of(view.dtype());
+  const auto* from = static_cast<const std::byte*>(view.data());
+  for (std::int64_t row = 0; row < view.size(0);
+       ++row, from += view.stride(0) * size_of(view.dtype())) {
+    to.insert(to.end(), from, from + row_bytes);
+  }
+}
+
+}  // namespace
+
+Request check_request(const Layer& layer, const DispatchArgs& args) {
+  const Check check{std::string(kDispatch)};
+  check_input(check, layer, args);
+  Request request;
+  request.tokens = args.input.size(0);
+  request.input = args.input.dtype();
+  request.row_bytes = layer.config.hidden * size_of(request.input);
+  request.scale_bytes = args.scales.present() ? args.scales.size(1) * size_of(DType::f32) : 0;
+  request.weights = args.weights.present();
+  request.scatter = args.scatter_indices.present();
+  request.copy_out = args.copy_out;
+  if (args.cached == nullptr) {
+    check_routing(check, layer, args);
+    request.order = args.order;
+    request.expert_alignment = args.expert_alignment;
+    request.worst_case_rows = args.worst_case_rows;
+    append_rows(request.table, args.expert_indices);
+  } else {
+    check_repeat(check, layer, args);
+    request.cached = args.cached->state().routing;
+    request.order = request.cached->order;
+    request.expert_alignment = request.cached->expert_alignment;
+    request.worst_case_rows = request.cached->worst_case_rows;
+  }
+  if (request.weights) append_rows(request.table, args.weights);
+  return request;
+}
+
+Options options_of(const Request& request) {
+  Options options;
+  options.call = request.cached ? Call::cached_dispatch : Call::dispatch;
+  options.order = static_cast<std::int64_t>(request.order);
+  options.expert_alignment = request.expert_alignment;
+  options.worst_case_rows = request.worst_case_rows;
+  options.input = static_cast<std::int64_t>(request.input);
+  options.weights = request.weights;
+  options.scatter_indices = request.scatter;
+  options.copy_out = request.copy_out;
+  options.cached = request.cached ? static_cast<std::int64_t>(request.cached->number) : 0;
+  return options;
+}
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,43 @@
+// The arguments of one rank's dispatch, checked, and what they ask for. Internal.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "winnow/expert_parallel/descriptor_state.h"
+#include "winnow/expert_parallel/layer.h"
+
+namespace winnow::expert_parallel {
+
+inline constexpr std::string_view kDispatch = "expert_parallel::dispatch";
+
+// The routing and the weights as they travel to the rail peers: indices [n, K] i32, which a repeat
+// leaves out, then weights [n, K]. A snapshot: the caller's tensors are not looked at again.
+struct Request {
+  std::int64_t tokens = 0;  // n
+  RowOrder order = RowOrder::expert_major;
+  std::int64_t expert_alignment = 1, worst_case_rows = 0;
+  DType input = DType::bf16;
+  std::int64_t row_bytes = 0;    // of input
+  std::int64_t scale_bytes = 0;  // of a row's scales; 0: none
+  bool weights = false, scatter = false, copy_out = false;
+  std::shared_ptr<const Routing> cached;  // null: a new routing
+  std::vector<std::byte> table;
+
+  const std::int32_t* indices() const {
+    return reinterpret_cast<const std::int32_t*>(table.data());
+  }
+  std::size_t indices_bytes(std::int64_t count, std::int64_t topk) const {
+    return cached ? 0 : static_cast<std::size_t>(count * topk) * sizeof(std::int32_t);
+  }
+};
+
+// Throws Error (invalid_argument) naming the argument, for this rank alone; contents of
+// expert_indices are not judged.
+Request check_request(const Layer& layer, const DispatchArgs& args);
+// The options that must be the same on every rank.
+Options options_of(const Request& request);
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,88 @@
+// How the rows of a dispatch lie in a rank's region of the arena, and how a token's are written.
+// Internal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "winnow/expert_parallel/dispatch/request.h"
+
+namespace winnow::expert_parallel {
+
+// Stands beside each row of a counted dispatch and says where it came from.
+struct RowSource {
+  std::int32_t rank = -1;  // -1: padding
+  std::int32_t token = -1;
+  std::int32_t k = -1;
+  std::int32_t first = -1;  // the row of the token's first pair on the same rank
+};
+
+// The tables of a region, one after the other; the payload is the first. Sizes are those of a row,
+// 0 where there is no such table.
+struct RegionLayout {
+  std::int64_t payload_bytes = 0;  // of a row of the output
+  std::int64_t weight_bytes = 0;   // of a pair (expert-major) or of topk pairs (token-major)
+  std::int64_t scale_bytes = 0;
+  std::int64_t id_bytes = 0;
+  std::int64_t source_bytes = 0;
+  std::int64_t claim_bytes = 0;
+  std::int64_t weights = 0, scales = 0, ids = 0, sources = 0, claims = 0;  // offsets
+  std::int64_t bytes = 0;                                                  // of all
+
+  // For `rows` rows. Where the rows of combine_buffer() take the place of the output's, the payload
+  // has room for either.
+  RegionLayout(const Layer& layer, const Request& request, std::int64_t rows);
+};
+
+// The tables of one rank of this node, whose region begins at `data`.
+struct RegionTables {
+  std::byte* payload = nullptr;
+  std::byte* weights = nullptr;  // null where there is no such table
+  std::byte* scales = nullptr;
+  std::int32_t* ids = nullptr;
+  RowSource* sources = nullptr;
+  std::uint64_t* claims = nullptr;
+
+  RegionTables(std::byte* data, const RegionLayout& layout);
+};
+
+// One token on its way.
+struct TokenRecord {
+  int source = 0;  // rank
+  std::int64_t token = 0;
+  const std::byte* payload = nullptr;
+  const std::byte* scales = nullptr;
+  const std::byte* weights = nullptr;     // of its topk pairs
+  const std::int32_t* experts = nullptr;  // [K]
+  const std::int32_t* rows = nullptr;     // [K], -1: not on this node
+};
+
+// Writes tokens to the ranks of this node.
+class RowWriter {
+ public:
+  RowWriter(const Layer& layer, const Request& request, const RegionLayout& sizes,
+            std::vector<RegionTables> ranks);  // [L]
+  const RegionTables& rank(int local) const { return ranks_[static_cast<std::size_t>(local)]; }
+
+  // Each of the token's rows, straight to its place.
+  void write(const TokenRecord& token) const;
+
+  // The rows of this rank that no token has: the padding behind each expert's rows, and in the
+  // worst case what follows the last row, from which only the small tables are cleared.
+  void write_padding(const Routing& routing, int local) const;
+
+ private:
+  void write_pairs(const TokenRecord& token, const int* locals) const;
+  void write_token(const TokenRecord& token, const int* locals) const;
+  void write_payload(const TokenRecord& token, const RegionTables& to, std::int64_t row) const;
+  void clear_row(const RegionTables& to, std::int64_t row) const;
+
+  ExpertMap map_;
+  int first_rank_;  // of this node
+  RowOrder order_;
+  RegionLayout sizes_;
+  std::vector<RegionTables> ranks_;
+};
+
+}  // namespace winnow::expert_parallel

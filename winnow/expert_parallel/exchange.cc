@@ -1,0 +1,242 @@
+#include "winnow/expert_parallel/exchange.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace winnow::expert_parallel {
+namespace {
+
+constexpr std::size_t kLine = 64;
+
+std::size_t round_up(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+std::string yes_no(std::int64_t value) { return value != 0 ? "given" : "absent"; }
+std::string number(std::int64_t value) { return std::to_string(value); }
+std::string on_off(std::int64_t value) { return value != 0 ? "true" : "false"; }
+std::string order_name(std::int64_t value) {
+  return value == std::int64_t(RowOrder::token_major) ? "token_major" : "expert_major";
+}
+std::string dtype_name(std::int64_t value) {
+  return std::string(to_string(static_cast<DType>(value)));
+}
+std::string dispatch_number(std::int64_t value) { return "of call " + std::to_string(value); }
+
+struct Option {
+  std::string_view name;
+  std::int64_t Options::* value;
+  std::string (*print)(std::int64_t);
+};
+constexpr std::array kOptions = {
+    Option{"order", &Options::order, order_name},
+    Option{"expert_alignment", &Options::expert_alignment, number},
+    Option{"worst_case_rows", &Options::worst_case_rows, number},
+    Option{"dtype of input", &Options::input, dtype_name},
+    Option{"weights", &Options::weights, yes_no},
+    Option{"scatter_indices", &Options::scatter_indices, yes_no},
+    Option{"copy_out", &Options::copy_out, on_off},
+    Option{"weighted", &Options::weighted, on_off},
+    Option{"cached", &Options::cached, dispatch_number},
+    Option{"descriptor", &Options::descriptor, dispatch_number},
+};
+
+std::string call_name(Call call) {
+  switch (call) {
+    case Call::dispatch:
+      return "dispatch";
+    case Call::cached_dispatch:
+      return "cached dispatch";
+    case Call::scatter_rows:
+    case Call::scatter_check:
+      return "dispatch with scatter_indices";
+    case Call::combine:
+      return "combine";
+  }
+  return "unknown";
+}
+
+std::string differs(std::string_view name, const std::string& first, const std::string& other,
+                    int rank) {
+  return std::string(name) + " differs: " + first + " on rank 0, " + other + " on rank " +
+         std::to_string(rank);
+}
+
+}  // namespace
+
+std::string message_of(const Error& error) {
+  const std::string what = error.what(), prefix = error.operation() + ": ";
+  return what.starts_with(prefix) ? what.substr(prefix.size()) : what;
+}
+
+void Header::refuse(const Error& error) {
+  const std::string message = message_of(error);
+  refusal = static_cast<std::uint32_t>(error.code()) + 1;
+  std::memset(text, 0, kTextBytes);
+  std::memcpy(text, message.data(), std::min(message.size(), kTextBytes - 1));
+}
+
+std::string Header::message(int rank) const {
+  return "rank " + std::to_string(subject < 0 ? rank : subject) + ": " +
+         std::string(text, std::find(text, text + kTextBytes, '\0'));
+}
+
+Exchange::Exchange(Communicator& communicator, const ExpertMap& map, std::int64_t table_bytes,
+                   std::chrono::nanoseconds timeout)
+    : communicator_(communicator), map_(map), timeout_(timeout) {
+  const auto world = static_cast<std::size_t>(map.topology.world_size);
+  const auto nodes = static_cast<std::size_t>(map.topology.nodes());
+  const std::size_t counts = (static_cast<std::size_t>(map.experts) + world) * sizeof(std::int32_t);
+  row_bytes_ = round_up(sizeof(Header) + counts);
+  table_bytes_ = nodes > 1 ? round_up(static_cast<std::size_t>(table_bytes)) : 0;
+  signal_bytes_ = round_up((world + nodes) * sizeof(std::uint64_t));
+  const std::size_t rail = nodes > 1 ? nodes * (row_bytes_ + table_bytes_) : 0;
+  memory_ = communicator.allocate(signal_bytes_ + 2 * (world * row_bytes_ + rail),
+                                  Deadline(timeout), "the mailboxes");
+  message_.resize(row_bytes_ + table_bytes_);
+}
+
+std::size_t Exchange::heard_signal(int rank) const {
+  return static_cast<std::size_t>(rank) * sizeof(std::uint64_t);
+}
+std::size_t Exchange::rail_signal(int node) const {
+  return heard_signal(map_.topology.world_size + node);
+}
+std::size_t Exchange::heard_offset(int rank) const {
+  const auto world = static_cast<std::size_t>(map_.topology.world_size);
+  return signal_bytes_ + (epoch_ % 2 * world + static_cast<std::size_t>(rank)) * row_bytes_;
+}
+std::size_t Exchange::rail_offset(int node) const {
+  const auto world = static_cast<std::size_t>(map_.topology.world_size);
+  const auto nodes = static_cast<std::size_t>(map_.topology.nodes());
+  return signal_bytes_ + 2 * world * row_bytes_ +
+         (epoch_ % 2 * nodes + static_cast<std::size_t>(node)) * (row_bytes_ + table_bytes_);
+}
+
+void Exchange::run(std::uint64_t epoch, std::string_view operation, std::string_view phase,
+                   Header header, const PairCounts* counts, std::span<const std::byte> table) {
+  epoch_ = epoch;
+  const Deadline deadline(timeout_);
+  const WaitName name{operation, phase, -1};
+  communicator_.check();
+  post(header, counts, table);
+  pass_on(deadline, name);
+  hear(deadline, name);
+}
+
+void Exchange::post(const Header& header, const PairCounts* counts,
+                    std::span<const std::byte> table) {
+  std::size_t bytes = sizeof(Header);
+  const auto append = [&](const void* data, std::size_t size) {
+    if (size > 0) std::memcpy(message_.data() + bytes, data, size);
+    bytes += size;
+  };
+  if (counts != nullptr) {
+    append(counts->pairs.data(), counts->pairs.size() * sizeof(std::int32_t));
+    append(counts->tokens.data(), counts->tokens.size() * sizeof(std::int32_t));
+  }
+  Header posted = header;
+  posted.row_bytes = static_cast<std::int64_t>(bytes);
+  std::memcpy(message_.data(), &posted, sizeof(Header));
+
+  const int node = communicator_.node(), local = communicator_.local(), rank = communicator_.rank();
+  const int nodes = map_.topology.nodes();
+  if (nodes > 1 && !table.empty()) {
+    bytes = row_bytes_;
+    append(table.data(), table.size());
+  }
+  for (int step = 1; step < nodes; ++step) {  // from the next node on: no rank is everyone's first
+    const int to = (node + step) % nodes;
+    communicator_.put_signal(*memory_, to, local, rail_offset(node), message_.data(), bytes,
+                             rail_signal(node), epoch_);
+  }
+  for (int to = 0; to < map_.topology.local_world_size; ++to) {
+    communicator_.put_signal(*memory_, node, to, heard_offset(rank), message_.data(),
+                             static_cast<std::size_t>(posted.row_bytes), heard_signal(rank),
+                             epoch_);
+  }
+}
+
+void Exchange::pass_on(const Deadline& deadline, const WaitName& name) {
+  const Topology& topology = map_.topology;
+  const int node = communicator_.node();
+  std::byte* local = Communicator::local_memory(*memory_);
+  for (int step = topology.nodes() - 1; step > 0; --step) {  // in the order in which they post
+    const int from = (node + step) % topology.nodes();
+    WaitName waiting = name;
+    waiting.peer = topology.rank(from, communicator_.local());
+    communicator_.wait_at_least(reinterpret_cast<std::uint64_t*>(local + rail_signal(from)), epoch_,
+                                deadline, waiting);
+    const std::byte* row = local + rail_offset(from);
+    Header header;
+    std::memcpy(&header, row, sizeof(Header));
+    for (int to = 0; to < topology.local_world_size; ++to) {
+      communicator_.put_signal(*memory_, node, to, heard_offset(waiting.peer), row,
+                               static_cast<std::size_t>(header.row_bytes),
+                               heard_signal(waiting.peer), epoch_);
+    }
+  }
+}
+
+void Exchange::hear(const Deadline& deadline, WaitName name) {
+  const Topology& topology = map_.topology;
+  const auto wait_for = [&](int rank) {
+    name.peer = rank;
+    communicator_.wait_at_least(
+        reinterpret_cast<std::uint64_t*>(Communicator::local_memory(*memory_) + heard_signal(rank)),
+        epoch_, deadline, name);
+  };
+  // This node first: its ranks pass on the others' rows, so one that is missing is named itself.
+  for (int step = 0; step < topology.nodes(); ++step) {
+    const int node = (communicator_.node() + step) % topology.nodes();
+    for (int local = 0; local < topology.local_world_size; ++local) {
+      wait_for(topology.rank(node, local));
+    }
+  }
+}
+
+const Header& Exchange::header(int rank) const {
+  return *reinterpret_cast<const Header*>(Communicator::local_memory(*memory_) +
+                                          heard_offset(rank));
+}
+
+WorldCounts Exchange::counts() const {
+  WorldCounts counts;
+  for (int rank = 0; rank < map_.topology.world_size; ++rank) {
+    const auto* pairs = reinterpret_cast<const std::int32_t*>(&header(rank) + 1);
+    counts.pairs.push_back(pairs);
+    counts.tokens.push_back(pairs + map_.experts);
+  }
+  return counts;
+}
+
+const std::byte* Exchange::table(int node) const {
+  return Communicator::local_memory(*memory_) + rail_offset(node) + row_bytes_;
+}
+
+void Exchange::throw_refusals(std::string_view operation) const {
+  const int world = map_.topology.world_size;
+  for (int rank = 0; rank < world; ++rank) {
+    const Header& said = header(rank);
+    if (said.refusal == 0 || said.deferred != 0) continue;
+    throw Error(static_cast<ErrorCode>(said.refusal - 1), std::string(operation),
+                said.message(rank));
+  }
+  const Options& first = header(0).options;
+  for (int rank = 1; rank < world; ++rank) {
+    const Options& other = header(rank).options;
+    std::string text;
+    if (other.call != first.call) {
+      text = differs("the call", call_name(first.call), call_name(other.call), rank);
+    }
+    for (const Option& option : kOptions) {
+      if (!text.empty() || first.*option.value == other.*option.value) continue;
+      text = differs(option.name, option.print(first.*option.value),
+                     option.print(other.*option.value), rank);
+    }
+    if (!text.empty()) {
+      throw Error(ErrorCode::invalid_argument, std::string(operation), text);
+    }
+  }
+}
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,100 @@
+// How every call begins: each rank tells all others what it wants, and all of them decide alike.
+// Internal.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/arena.h"
+#include "winnow/expert_parallel/placement.h"
+#include "winnow/expert_parallel/transport/communicator.h"
+
+namespace winnow::expert_parallel {
+
+enum class Call : std::int64_t { dispatch, cached_dispatch, scatter_rows, scatter_check, combine };
+
+// What must be the same on every rank. Numbers all, so that one loop compares them.
+struct Options {
+  Call call = Call::dispatch;
+  std::int64_t order = 0, expert_alignment = 1, worst_case_rows = 0;
+  std::int64_t input = 0;                                                     // DType
+  std::int64_t weights = 0, scatter_indices = 0, copy_out = 0, weighted = 0;  // 0 or 1
+  std::int64_t cached = 0, descriptor = 0;  // the number of the dispatch that is repeated, combined
+};
+
+// What a rank posts, in memory that others read.
+struct Header {
+  static constexpr std::size_t kTextBytes = 640;
+
+  std::uint32_t refusal = 0;   // ErrorCode + 1 of what this rank finds wrong; 0: nothing
+  std::uint32_t deferred = 0;  // 1: the call goes on and the next one fails
+  std::int32_t subject = -1;   // the rank at fault; -1: the one that says so
+  char text[kTextBytes] = {};  // what is wrong
+  Options options;
+  std::int64_t tokens = 0;        // n
+  std::int64_t scatter_rows = 0;  // of the table that was given
+  std::uint64_t releasable = 0;   // Arena::releasable()
+  Extent rows;                    // dispatch: the hole that rows may use; combine: the expert rows
+  std::int64_t row_bytes = 0;     // of the whole message that is passed on
+
+  void refuse(const Error& error);
+  // "rank 1: input: want ...", said by `rank`. Bounded, whatever the memory holds.
+  std::string message(int rank) const;
+};
+static_assert(std::is_trivially_copyable_v<Header>);
+
+// The mailboxes of one rank. They hold two epochs: a rank posts epoch e + 1 when it has heard epoch
+// e from all, and e + 2 only when all have posted e + 1, hence have read everything of e. So
+// nothing is ever cleared, and a message says by its epoch which call it belongs to.
+class Exchange {
+ public:
+  // Collective. `table_bytes`: the largest table that run() is given.
+  Exchange(Communicator& communicator, const ExpertMap& map, std::int64_t table_bytes,
+           std::chrono::nanoseconds timeout);
+
+  // Posts header and counts (absent: null) to every rank, and `table` to this rank's rail peers;
+  // then hears from all. One message to each other node, whose receiver passes header and counts on
+  // to the ranks of its node. `phase` is what errors say was waited for.
+  void run(std::uint64_t epoch, std::string_view operation, std::string_view phase, Header header,
+           const PairCounts* counts, std::span<const std::byte> table);
+
+  // What run() heard; until the next run().
+  const Header& header(int rank) const;
+  WorldCounts counts() const;
+  // The table of the rail source on another node, as many bytes as it posted.
+  const std::byte* table(int node) const;
+
+  // Throws alike on every rank: the refusal of the lowest rank that refuses, else the first option
+  // in which ranks differ.
+  void throw_refusals(std::string_view operation) const;
+
+ private:
+  void post(const Header& header, const PairCounts* counts, std::span<const std::byte> table);
+  void pass_on(const Deadline& deadline, const WaitName& name);
+  void hear(const Deadline& deadline, WaitName name);
+
+  std::size_t heard_signal(int rank) const;
+  std::size_t rail_signal(int node) const;
+  std::size_t heard_offset(int rank) const;  // of a row, in the mailbox of every rank
+  std::size_t rail_offset(int node) const;   // of a row and a table, in that of the rail peers
+
+  Communicator& communicator_;
+  ExpertMap map_;
+  std::chrono::nanoseconds timeout_;
+  std::uint64_t epoch_ = 0;
+  std::size_t row_bytes_ = 0, table_bytes_ = 0, signal_bytes_ = 0;
+  std::shared_ptr<SymmetricMemory> memory_;
+  std::vector<std::byte> message_;  // header, counts and table as they travel
+};
+
+// The text of an error without its operation.
+std::string message_of(const Error& error);
+
+}  // namespace winnow::expert_parallel

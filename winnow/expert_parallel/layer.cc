@@ -1,0 +1,77 @@
+#include "winnow/expert_parallel/layer.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace winnow::expert_parallel {
+namespace {
+
+ExpertMap map_of(const Config& config, const Transport& transport) {
+  return {Topology(transport.world_size(), config.local_world_size), config.experts, config.topk};
+}
+
+// Expert indices and weights, or scatter rows, of every pair.
+std::int64_t table_bytes(const Config& config) {
+  const std::int64_t pairs = config.max_tokens * config.topk;
+  return pairs * (std::int64_t(sizeof(std::int32_t)) + size_of(config.weight_dtype));
+}
+
+// Room for one dispatch of arena_rows rows with everything that may stand beside them.
+std::int64_t first_segment_bytes(const Config& config) {
+  constexpr std::int64_t kTables = 8, kSmallEntries = 32;
+  const std::int64_t row = 2 * config.hidden * size_of(config.dtype) +
+                           scale_columns(config.hidden) * std::int64_t(sizeof(float)) +
+                           config.topk * std::int64_t(2 * sizeof(std::int32_t)) + kSmallEntries;
+  return Arena::round_up(config.arena_rows * row) + kTables * Arena::kAlignment;
+}
+
+}  // namespace
+
+Layer::Layer(std::shared_ptr<Transport> transport, const Config& given)
+    : config(given),
+      map(map_of(given, *transport)),
+      communicator(transport, map.topology, Deadline(given.timeout)),
+      exchange(communicator, map, table_bytes(given), given.timeout),
+      route(communicator, given.max_tokens, row_bytes(),
+            scale_columns(given.hidden) * std::int64_t(sizeof(float)), given.timeout) {
+  arena.add(communicator.allocate(static_cast<std::size_t>(first_segment_bytes(config)),
+                                  Deadline(given.timeout), "the arena"));
+}
+
+void Layer::meet(std::string_view operation, std::string_view phase, const Header& header,
+                 const PairCounts* counts, std::span<const std::byte> table) {
+  ++epoch;
+  route.begin(epoch, operation);
+  exchange.run(epoch, operation, phase, header, counts, table);
+}
+
+void Layer::break_layer(std::string_view operation, ErrorCode code, const std::string& text) {
+  FaultRecord fault;
+  fault.code = code;
+  fault.operation = operation;
+  fault.text = "rank " + std::to_string(rank()) + ": " + text;
+  communicator.fail(std::move(fault));
+}
+
+std::vector<Extent> Layer::reserve(std::span<const Extent> holes,
+                                   std::span<const std::int64_t> bytes, std::uint64_t releasable) {
+  arena.release(releasable);
+  std::vector<Extent> extents;
+  std::int64_t missing = 0;  // the most that a rank without room needs
+  for (std::size_t rank = 0; rank < holes.size(); ++rank) {
+    const bool fits = holes[rank].segment >= 0 && bytes[rank] <= holes[rank].bytes;
+    extents.push_back(
+        {fits ? holes[rank].segment : -1, fits ? holes[rank].offset : 0, bytes[rank]});
+    if (!fits) missing = std::max(missing, bytes[rank]);
+  }
+  if (missing == 0) return extents;
+  const std::int64_t grown = Arena::round_up(std::max(missing, 2 * arena.largest_segment()));
+  const std::int64_t segment = arena.add(communicator.allocate(
+      static_cast<std::size_t>(grown), Deadline(config.timeout), "a larger arena"));
+  for (Extent& extent : extents) {
+    if (extent.segment < 0) extent.segment = segment;
+  }
+  return extents;
+}
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,84 @@
+// What the calls of one rank's layer share. Internal.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/arena.h"
+#include "winnow/expert_parallel/exchange.h"
+#include "winnow/expert_parallel/placement.h"
+#include "winnow/expert_parallel/route.h"
+#include "winnow/expert_parallel/transport/communicator.h"
+
+namespace winnow::expert_parallel {
+
+// f32 scales of a row of f8_e4m3: one for 128 columns.
+inline std::int64_t scale_columns(std::int64_t hidden) { return (hidden + 127) / 128; }
+
+// What a call without a host wait found out and the next call reports; the same on every rank.
+struct DeferredFault {
+  ErrorCode code = ErrorCode::invalid_argument;
+  std::string text;
+};
+
+struct Layer {
+  // Collective. `config` is checked and its defaults are resolved.
+  Layer(std::shared_ptr<Transport> transport, const Config& config);
+
+  Config config;
+  ExpertMap map;
+  Communicator communicator;
+  Exchange exchange;
+  Route route;
+  Arena arena;
+  std::uint64_t epoch = 0;  // of the last exchange
+  std::optional<DeferredFault> deferred;
+  // Stands for this layer in descriptors, which must not keep the rest alive.
+  std::shared_ptr<const char> token = std::make_shared<const char>('\0');
+
+  int rank() const { return communicator.rank(); }
+  int node() const { return communicator.node(); }
+  int nodes() const { return map.topology.nodes(); }
+  std::int64_t row_bytes() const { return config.hidden * size_of(config.dtype); }
+
+  // Runs the next epoch's exchange; the route's waits belong to it then.
+  void meet(std::string_view operation, std::string_view phase, const Header& header,
+            const PairCounts* counts = nullptr, std::span<const std::byte> table = {});
+
+  // The body of a collective call. Throws what an earlier call deferred. What goes wrong on this
+  // rank alone in the middle breaks the layer for all ranks, which would wait for this one
+  // otherwise.
+  template <class Body>
+  auto call(std::string_view operation, const Body& body) {
+    communicator.check();
+    if (deferred) {
+      const DeferredFault fault = *std::exchange(deferred, std::nullopt);
+      throw Error(fault.code, std::string(operation), fault.text);
+    }
+    try {
+      return body();
+    } catch (const std::bad_alloc&) {
+      break_layer(operation, ErrorCode::resource, "memory for the call could not be had");
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::internal) throw;  // every rank throws it
+      break_layer(operation, error.code(), message_of(error));
+    }
+  }
+  [[noreturn]] void break_layer(std::string_view operation, ErrorCode code,
+                                const std::string& text);
+
+  // A region of the arena at every rank. `bytes` are what each needs, `holes` what each offered,
+  // for all ranks alike; ranks whose hole is too small get the beginning of one new segment.
+  // Collective if there is one. `releasable` on every rank: given back.
+  std::vector<Extent> reserve(std::span<const Extent> holes, std::span<const std::int64_t> bytes,
+                              std::uint64_t releasable);
+};
+
+}  // namespace winnow::expert_parallel
