@@ -87,14 +87,31 @@ Runnable matmul_ceiling(const testing::Ceiling& ceiling) {
   };
 }
 
+// The threads of a ceiling, as long as it runs.
+class ThreadCount {
+ public:
+  explicit ThreadCount(int threads) : before_(num_threads()) {
+    if (threads > 0 && threads != before_) set_num_threads(threads);
+  }
+  ~ThreadCount() {
+    if (num_threads() != before_) set_num_threads(before_);
+  }
+  ThreadCount(const ThreadCount&) = delete;
+  ThreadCount& operator=(const ThreadCount&) = delete;
+
+ private:
+  int before_;
+};
+
 Runnable copy_ceiling(const testing::Ceiling& ceiling) {
   struct Buffers {
     Tensor from, to;
   };
   auto buffers = std::make_shared<Buffers>(
       Buffers{Tensor(DType::u8, {ceiling.bytes}), Tensor(DType::u8, {ceiling.bytes})});
-  return [buffers, bytes = ceiling.bytes] {
+  return [buffers, bytes = ceiling.bytes, threads = ceiling.threads] {
     constexpr std::int64_t kGrain = 1 << 20;
+    const ThreadCount count(threads);
     ThreadExecutor().for_each_range(bytes, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
       std::memcpy(static_cast<char*>(buffers->to.data()) + begin,
                   static_cast<const char*>(buffers->from.data()) + begin,

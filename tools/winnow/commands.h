@@ -53,4 +53,13 @@ struct BenchOptions {
 };
 int run_bench(const BenchOptions& options);
 
+struct LaunchOptions {
+  int ranks = 0;
+  int nodes = 1;
+  std::optional<double> timeout_seconds;
+  std::vector<std::string> command;  // a program and its arguments
+};
+// Returns 0 if every rank did, else the exit code of the first one that failed.
+int run_launch(const LaunchOptions& options);
+
 }  // namespace winnow::cli

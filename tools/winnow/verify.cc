@@ -1,8 +1,10 @@
-// `winnow verify`: the case tables against the oracles, on the backend that really runs.
+// `winnow verify`: the case tables against the oracles, on the backend that really runs. Under
+// `winnow launch` each process is a rank of the cases of that world size; rank 0 speaks for all.
 #include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "tools/winnow/commands.h"
@@ -13,6 +15,7 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
+#include "winnow/expert_parallel/transport/launch_environment.h"
 
 namespace winnow::cli {
 namespace {
@@ -20,10 +23,16 @@ namespace {
 using demo::format_text;
 using nlohmann::ordered_json;
 
+using Launch = std::optional<expert_parallel::LaunchEnvironment>;
+
 // The command that runs one case again.
 std::string repeat_command(const testing::Operation& operation, const testing::Case& one,
-                           const testing::Target& target, const VerifyOptions& options) {
+                           const testing::Target& target, const VerifyOptions& options,
+                           const Launch& launch) {
   std::string command = "winnow verify " + operation.name + " --case " + one.name;
+  if (launch.has_value()) {
+    command = "winnow launch -n " + std::to_string(launch->world_size) + " " + command;
+  }
   command += std::string(" --device ") + (target.device == DeviceType::cpu ? "cpu" : "cuda");
   if (!options.where.backend.empty()) command += " --backend " + options.where.backend;
   return command;
@@ -46,8 +55,8 @@ struct Totals {
 };
 
 void run_case(const testing::Operation& operation, const testing::Case& one,
-              const testing::Target& target, const VerifyOptions& options, Table& table,
-              Totals& totals) {
+              const testing::Target& target, const VerifyOptions& options, const Launch& launch,
+              Table& table, Totals& totals) {
   const auto start = std::chrono::steady_clock::now();
   const testing::CaseOutcome outcome = one.run(target);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
@@ -71,7 +80,7 @@ void run_case(const testing::Operation& operation, const testing::Case& one,
                                     {"passed", comparison.passed},
                                     {"detail", comparison.detail}});
   }
-  if (!passed) entry["repeat"] = repeat_command(operation, one, target, options);
+  if (!passed) entry["repeat"] = repeat_command(operation, one, target, options, launch);
   totals.report.push_back(std::move(entry));
 }
 
@@ -114,8 +123,10 @@ int run_verify(const VerifyOptions& options) {
     return kOk;
   }
   const std::vector<testing::Target> targets = verify_targets(options.where);
+  const Launch launch = expert_parallel::launch_environment();
+  const bool speaks = !launch.has_value() || launch->rank == 0;
   Totals totals;
-  Progress progress(std::cerr, isatty(STDERR_FILENO) != 0);
+  Progress progress(std::cerr, speaks && isatty(STDERR_FILENO) != 0);
   bool found = options.only_case.empty();
   for (const auto* operation : operations) {
     Table table({{"case"},
@@ -130,17 +141,18 @@ int run_verify(const VerifyOptions& options) {
     for (const testing::Case& one : operation->cases) {
       ++done;
       if (!options.only_case.empty() && one.name != options.only_case) continue;
+      if (launch.has_value() && one.ranks != launch->world_size) continue;
       progress.show(operation->name + ": case " + std::to_string(done) + " of " +
                     std::to_string(operation->cases.size()) + ": " + one.name);
       for (const testing::Target& target : targets) {
         if (target.device == DeviceType::cuda && !one.on_gpu) continue;
-        run_case(*operation, one, target, options, table, totals);
+        run_case(*operation, one, target, options, launch, table, totals);
         any = true;
       }
       found = true;
     }
     progress.clear();
-    if (any && !options.json) {
+    if (any && speaks && !options.json) {
       std::cout << operation->name << "\n";
       table.print(std::cout);
       std::cout << "\n";
@@ -150,6 +162,11 @@ int run_verify(const VerifyOptions& options) {
     throw Error(ErrorCode::invalid_argument, "verify", "--case", "a case that --list shows",
                 "\"" + options.only_case + "\"");
   }
+  if (launch.has_value() && totals.passed + totals.failed == 0) {
+    throw Error(ErrorCode::invalid_argument, "verify", "world size", "one that a case has",
+                std::to_string(launch->world_size));
+  }
+  if (!speaks) return kOk;  // rank 0 has heard what failed here
   if (options.json) {
     const ordered_json report = {
         {"passed", totals.passed}, {"failed", totals.failed}, {"cases", totals.report}};
