@@ -4,6 +4,8 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tools/winnow/commands.h"
 #include "tools/winnow/demo/demo.h"
@@ -28,6 +30,7 @@ constexpr const char* kExamples = R"(Examples:
   winnow demo                         a sparse attention layer learns where to look
   winnow verify sparse_mla            check the three sparse MLA operations
   winnow bench sparse_mla::forward    time one operation beside a matrix product
+  winnow launch -n 4 -- ./program     start the ranks of a world
 
 )";
 
@@ -60,6 +63,7 @@ void add_demo(CLI::App& app, int& exit_code) {
       "Examples:\n"
       "  winnow demo                                 over a document of the project\n"
       "  winnow demo notes.txt --out pictures        over your text, pictures into a folder\n"
+      "  winnow demo --ranks 8                       the mixture of experts over 8 ranks\n"
       "  winnow demo --json > numbers.json           every number, for programs\n");
   auto options = std::make_shared<demo::DemoOptions>();
   options->default_document = default_document();
@@ -73,6 +77,10 @@ void add_demo(CLI::App& app, int& exit_code) {
   command->add_option("--tokens", options->tokens, "bytes of the document that are used at most")
       ->capture_default_str();
   command->add_option("--steps", options->steps, "steps of training")->capture_default_str();
+  command
+      ->add_option("--ranks", options->ranks,
+                   "ranks that share the mixture of experts, 1 to 32 (threads)")
+      ->capture_default_str();
   command->add_flag("--json", options->json, "print one JSON object and nothing else");
   command->callback([options, device, &exit_code] {
     options->device = demo::device_choice_from_string(*device);
@@ -119,6 +127,51 @@ void add_bench(CLI::App& app, int& exit_code) {
   command->callback([options, &exit_code] { exit_code = run_bench(*options); });
 }
 
+void add_launch(CLI::App& app, const std::vector<std::string>& ranks_command, int& exit_code) {
+  auto* command = app.add_subcommand("launch", "start the ranks of a world on this machine");
+  command->footer(
+      "winnow launch -n RANKS [--nodes M] [--timeout S] [--] COMMAND [ARGS...]\n\n"
+      "Examples:\n"
+      "  winnow launch -n 4 -- ./program --its-option\n"
+      "  winnow launch -n 8 --nodes 2 -- ./program   as if on 2 nodes of 4 ranks\n\n"
+      "Each rank finds WINNOW_RANK, WINNOW_WORLD_SIZE, WINNOW_LOCAL_WORLD_SIZE and\n"
+      "WINNOW_RENDEZVOUS, the folder in which the ranks meet. The exit code is 0 if every rank's\n"
+      "is, else that of the first rank that failed (128 + signal for a signal). The others then\n"
+      "have the time of a wait to report what they saw.");
+  auto options = std::make_shared<LaunchOptions>();
+  command->add_option("-n,--ranks", options->ranks, "processes to start")
+      ->required()
+      ->check(CLI::Range(1, 4096));
+  command
+      ->add_option("--nodes", options->nodes, "nodes that the ranks are dealt to in equal shares")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command->add_option("--timeout", options->timeout_seconds,
+                      "seconds that a wait may last (WINNOW_TIMEOUT_SECONDS; 30)");
+  command->callback([ranks_command, options, &exit_code] {
+    options->command = ranks_command;
+    exit_code = run_launch(*options);
+  });
+}
+
+// Takes the ranks' command off the arguments of `winnow launch`, since its options are not ours: it
+// begins after "--" or at the first argument that is neither an option nor an option's value.
+std::vector<std::string> take_ranks_command(int& argc, char** argv) {
+  if (argc < 2 || std::string_view(argv[1]) != "launch") return {};
+  int begin = 2;
+  while (begin < argc && argv[begin][0] == '-' && std::string_view(argv[begin]) != "--") {
+    const std::string_view option = argv[begin];
+    const bool has_value =
+        option == "-n" || option == "--ranks" || option == "--nodes" || option == "--timeout";
+    begin += has_value ? 2 : 1;
+  }
+  if (begin >= argc) return {};
+  const bool marked = std::string_view(argv[begin]) == "--";
+  const std::vector<std::string> command(argv + begin + (marked ? 1 : 0), argv + argc);
+  argc = begin;
+  return command;
+}
+
 int exit_code_of(ErrorCode code) {
   switch (code) {
     case ErrorCode::invalid_argument:
@@ -144,6 +197,8 @@ int run(int argc, char** argv) {
   add_demo(app, exit_code);
   add_verify(app, exit_code);
   add_bench(app, exit_code);
+  const std::vector<std::string> ranks_command = take_ranks_command(argc, argv);
+  add_launch(app, ranks_command, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -26,8 +26,14 @@ double place_on_scale(double share) {
   return std::min(1.0, std::log(share / kLeastShare) / std::log(kMostShare / kLeastShare));
 }
 
-// A label for each token of the stretch: the character that begins at its byte. White space and
-// control characters get a visible sign, the further bytes of a character a dot.
+}  // namespace
+
+std::string short_name(const Document& document) {
+  constexpr std::size_t kLongest = 80;
+  const std::string name = std::filesystem::path(document.name).filename().string();
+  return name.size() <= kLongest ? name : name.substr(0, kLongest) + "\u2026";
+}
+
 std::vector<std::string> token_labels(const std::string& text, std::int64_t begin) {
   std::vector<std::string> labels;
   for (std::int64_t i = 0; i < kStretch; ++i) {
@@ -47,14 +53,6 @@ std::vector<std::string> token_labels(const std::string& text, std::int64_t begi
     }
   }
   return labels;
-}
-
-}  // namespace
-
-std::string short_name(const Document& document) {
-  constexpr std::size_t kLongest = 80;
-  const std::string name = std::filesystem::path(document.name).filename().string();
-  return name.size() <= kLongest ? name : name.substr(0, kLongest) + "\u2026";
 }
 
 picture::Image draw_attention(const DemoState& state) {

@@ -17,6 +17,7 @@ namespace {
 constexpr std::int64_t kMinTokens = static_cast<std::int64_t>(kMinDocumentBytes);
 constexpr std::int64_t kMaxTokens = 8192;
 constexpr std::int64_t kMinSteps = 50;
+constexpr std::int64_t kMaxRanks = 32;
 
 void check_options(const DemoOptions& options) {
   if (options.tokens < kMinTokens || options.tokens > kMaxTokens) {
@@ -28,6 +29,10 @@ void check_options(const DemoOptions& options) {
   if (options.steps < kMinSteps) {
     throw Error(ErrorCode::invalid_argument, "demo", "steps",
                 "at least " + std::to_string(kMinSteps), std::to_string(options.steps));
+  }
+  if (options.ranks < 1 || options.ranks > kMaxRanks) {
+    throw Error(ErrorCode::invalid_argument, "demo", "ranks", "1 to " + std::to_string(kMaxRanks),
+                std::to_string(options.ranks));
   }
 }
 

@@ -22,6 +22,7 @@ struct DemoOptions {
   bool progress = false;                // a line on `err` that overwrites itself: for terminals
   std::int64_t tokens = 2048;           // bytes of the document that are used at most; 256 to 8192
   std::int64_t steps = 200;             // of training; at least 50
+  std::int64_t ranks = 4;               // of the mixture of experts; 1 to 32
 };
 
 inline constexpr int kExitOk = 0;

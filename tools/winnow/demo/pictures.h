@@ -1,4 +1,4 @@
-// The two pictures of the demo.
+// The pictures of the demo.
 #pragma once
 
 #include "tools/winnow/demo/state.h"
@@ -14,7 +14,14 @@ picture::Image draw_attention(const DemoState& state);
 // capture.
 picture::Image draw_training(const DemoState& state);
 
+// The same stretch, experts x tokens: which experts a token goes to, and to which ranks it travels.
+picture::Image draw_experts(const DemoState& state);
+
 // The document's file name without folders, for titles.
 std::string short_name(const Document& document);
+
+// A label for each token of the stretch: the character that begins at its byte. White space and
+// control characters get a visible sign, the further bytes of a character a dot.
+std::vector<std::string> token_labels(const std::string& text, std::int64_t begin);
 
 }  // namespace winnow::demo

@@ -9,6 +9,7 @@
 #include "tools/winnow/demo/demo.h"
 #include "tools/winnow/demo/indexer.h"
 #include "tools/winnow/demo/layer.h"
+#include "tools/winnow/demo/mixture.h"
 #include "tools/winnow/demo/report.h"
 #include "tools/winnow/demo/selection.h"
 #include "tools/winnow/demo/text_reader.h"
@@ -68,6 +69,10 @@ struct DemoState {
 
   // Step forward; afresh after training.
   LayerOutput output;
+
+  // Step experts.
+  int experts = 0;
+  Routing routing;  // of all tokens
 
   TrainingCurves curves;
   std::vector<Change> changes;     // for the summary

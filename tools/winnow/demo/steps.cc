@@ -14,6 +14,7 @@ const std::vector<Step>& steps() {
       {"learned", run_learned_step},            // attention over what it picks now
       {"backward", run_backward_step},          // gradients against finite differences
       {"decode", run_decode_step},              // the last tokens again, over a paged cache
+      {"experts", run_experts_step},            // a mixture of experts over several ranks
       {"pictures", run_pictures_step},
   };
   return list;

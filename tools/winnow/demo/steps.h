@@ -25,6 +25,7 @@ void run_training_step(DemoState& state, StepReport& report);
 void run_learned_step(DemoState& state, StepReport& report);
 void run_backward_step(DemoState& state, StepReport& report);
 void run_decode_step(DemoState& state, StepReport& report);
+void run_experts_step(DemoState& state, StepReport& report);
 void run_pictures_step(DemoState& state, StepReport& report);
 
 }  // namespace winnow::demo

@@ -138,6 +138,17 @@ TEST_F(CommandLine, VerifyPrintsTheBackendThatRan) {
   EXPECT_THAT(result.output, AllOf(HasSubstr(name), HasSubstr("cpu"), HasSubstr("1 passed")));
 }
 
+TEST_F(CommandLine, VerifyRunsOnLaunchedProcesses) {
+  const std::string command =
+      "launch -n 4 -- " WINNOW_PROGRAM " verify expert_parallel::all_to_all";
+  const Result one = run(command + " --case 2x2-weighted-bias");
+  EXPECT_EQ(one.exit_code, 0) << one.output;
+  EXPECT_THAT(one.output, HasSubstr("1 passed, 0 failed"));
+  // One process speaks for all.
+  EXPECT_EQ(one.output.find("passed"), one.output.rfind("passed"));
+  EXPECT_NE(run("launch -n 7 -- " WINNOW_PROGRAM " verify expert_parallel").exit_code, 0);
+}
+
 TEST_F(CommandLine, VerifyRefusesWhatItCannotDo) {
   const Result no_case = run("verify sparse_mla::forward --case nonsense");
   EXPECT_EQ(no_case.exit_code, 2);
@@ -179,18 +190,26 @@ TEST_F(CommandLine, BenchGivesRatesAndRatios) {
 }
 
 TEST_F(CommandLine, DemoLearnsAndDraws) {
-  const Result result = run("demo --json --device cpu --out " + out() + " 2>/dev/null");
+  const Result result = run("demo --ranks 3 --json --device cpu --out " + out() + " 2>/dev/null");
   ASSERT_EQ(result.exit_code, 0) << result.output;
   const json report = json::parse(result.output);
   EXPECT_TRUE(report["ok"].get<bool>());
   EXPECT_EQ(report["backend"], "cpu");
   ASSERT_FALSE(report["steps"].empty());
-  bool decoded = false;
+  bool decoded = false, shared_out = false;
   for (const auto& step : report["steps"]) {
     EXPECT_TRUE(step["ok"].get<bool>()) << step["name"];
     decoded = decoded || (step["name"] == "decode" && step["checks"].size() >= 4);
+    if (step["name"] != "experts") continue;
+    shared_out = true;
+    EXPECT_EQ(step["numbers"]["ranks"], 3);
+    EXPECT_EQ(step["numbers"]["load"].size(), 3u);
+    EXPECT_GT(step["numbers"]["bytes_moved"].get<double>(), 0);
+    EXPECT_LT(step["numbers"]["bytes_moved"].get<double>(),
+              step["numbers"]["bytes_per_pair_sent"].get<double>());
   }
   EXPECT_TRUE(decoded);
+  EXPECT_TRUE(shared_out);
   int pictures = 0;
   for (const auto& entry : fs::directory_iterator(out())) {
     ASSERT_EQ(entry.path().extension(), ".png") << "something else was left behind";
@@ -200,7 +219,7 @@ TEST_F(CommandLine, DemoLearnsAndDraws) {
     EXPECT_EQ(signature, "\x89PNG\r\n\x1a\n");
     ++pictures;
   }
-  EXPECT_EQ(pictures, 2);
+  EXPECT_EQ(pictures, 3);
 }
 
 TEST_F(CommandLine, DemoFailsWhereAnOperationIsBroken) {
@@ -217,6 +236,16 @@ TEST_F(CommandLine, DemoRefusesDocuments) {
   expect_refused(write("latin1.txt", std::string(400, 'a') + "caf\xe9 " + std::string(400, 'b')),
                  "UTF-8");
   expect_refused(write("short.txt", "too short"), "short.txt");
+}
+
+TEST_F(CommandLine, DemoRefusesNumbersOfRanks) {
+  for (const char* ranks : {"0", "33", "-4", "4000000000"}) {
+    const Result result = run("demo --ranks " + std::string(ranks) + " --out " + out());
+    EXPECT_EQ(result.exit_code, 2) << result.output;
+    EXPECT_THAT(result.output, AllOf(HasSubstr("ranks: want 1 to 32"), HasSubstr(ranks)));
+  }
+  EXPECT_EQ(run("demo --ranks many --out " + out()).exit_code, 2);
+  EXPECT_FALSE(fs::exists(out()));
 }
 
 TEST_F(CommandLine, DemoRefusesAnUnreadableDocument) {
