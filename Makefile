@@ -1,8 +1,9 @@
 # Thin verbs over CMake. `make demo` and `make test` do everything on a fresh machine.
-.PHONY: all build demo test test-gpu offline-deps asan tsan fuzz bench format check-format install clean help
+.PHONY: all build demo test test-gpu soak offline-deps asan tsan fuzz bench format check-format install clean help
 
 PREFIX ?= $(CURDIR)/build/install
 FUZZ_SECONDS ?= 20
+SOAK_ITERATIONS ?= 10000
 
 all: build
 
@@ -10,6 +11,7 @@ help:
 	@echo "make demo          build, then watch a sparse attention layer learn where to look"
 	@echo "make test          build, then run all tests"
 	@echo "make test-gpu      the case tables and the GPU tests on this machine's GPU"
+	@echo "make soak          $(SOAK_ITERATIONS) random calls of the all-to-all on random worlds"
 	@echo "make bench         winnow bench: the operations beside their ceilings"
 	@echo "make asan          the whole test suite under AddressSanitizer and UBSan"
 	@echo "make tsan          the whole test suite under ThreadSanitizer"
@@ -39,6 +41,13 @@ test:
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=AUTO $(werror)
 	cmake --build --preset release
 	ctest --preset release -j2
+
+# `make test` runs 300 of them. A failure names the seed that repeats it.
+soak:
+	@tools/setup
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(werror)
+	cmake --build --preset release --target all_to_all_soak
+	WINNOW_SOAK_ITERATIONS=$(SOAK_ITERATIONS) build/bin/all_to_all_soak
 
 # Everything that a build without package sources needs, in one folder to carry along.
 offline-deps:
