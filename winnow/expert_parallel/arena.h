@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "winnow/core/export.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
@@ -21,7 +22,7 @@ struct Extent {
 
 // A stretch of the arena in use; gives it back when it goes. Keeps the memory alive, also beyond
 // the arena. May be destroyed on any thread.
-class Region {
+class WINNOW_EXPORT Region {
  public:
   ~Region();
   Region(const Region&) = delete;
@@ -40,7 +41,7 @@ class Region {
 // One rank's arena. Every rank adds and releases the same segments in the same calls, so that their
 // numbers agree; what is free differs from rank to rank. All calls but ~Region come from the thread
 // that runs the layer's calls, so what is free can only grow between two of them.
-class Arena {
+class WINNOW_EXPORT Arena {
  public:
   static constexpr std::int64_t kAlignment = 256;  // of offsets and sizes
   static std::int64_t round_up(std::int64_t bytes) {

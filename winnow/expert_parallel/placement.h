@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "winnow/core/export.h"
 #include "winnow/expert_parallel/descriptor.h"
 #include "winnow/expert_parallel/topology.h"
 
@@ -34,14 +35,14 @@ struct PairCounts {
   std::vector<std::int32_t> pairs;   // [E] pairs of each expert
   std::vector<std::int32_t> tokens;  // [W] tokens with an expert on each rank
 };
-PairCounts count_pairs(const ExpertMap& map, std::span<const std::int32_t> indices);
+WINNOW_EXPORT PairCounts count_pairs(const ExpertMap& map, std::span<const std::int32_t> indices);
 
 // The first index outside [-1, E].
 struct BadIndex {
   std::int64_t token = -1;  // -1: none
   std::int32_t value = 0;
 };
-BadIndex find_bad_index(const ExpertMap& map, std::span<const std::int32_t> indices);
+WINNOW_EXPORT BadIndex find_bad_index(const ExpertMap& map, std::span<const std::int32_t> indices);
 
 // The counts of all ranks, as heard.
 struct WorldCounts {
@@ -59,14 +60,14 @@ struct Placement {
   // rank of this node (token-major).
   std::vector<std::vector<std::int64_t>> first_rows;  // [NN] -> [E/NN] or [L]
 };
-Placement place_blocks(const ExpertMap& map, const WorldCounts& counts, RowOrder order,
-                       std::int64_t alignment, int rank);
+WINNOW_EXPORT Placement place_blocks(const ExpertMap& map, const WorldCounts& counts,
+                                     RowOrder order, std::int64_t alignment, int rank);
 
 // The rows of the pairs [n, K] of rail source `source_node` whose expert lives on node `node`; -1
 // for the others and for rows from `limit` on.
-void place_pairs(const ExpertMap& map, const Placement& placement, int source_node, int node,
-                 std::int64_t limit, std::span<const std::int32_t> indices,
-                 std::span<std::int32_t> rows);
+WINNOW_EXPORT void place_pairs(const ExpertMap& map, const Placement& placement, int source_node,
+                               int node, std::int64_t limit, std::span<const std::int32_t> indices,
+                               std::span<std::int32_t> rows);
 
 // A run of consecutive tokens.
 struct Run {
@@ -92,7 +93,7 @@ void for_each_run(const ExpertMap& map, const std::int32_t* indices, int node, s
 
 // The runs that a rail source sends to `node`, in the layout of Descriptor::send_reqs_recv:
 // begins[T] and ends[T], both filled with -1 before.
-void list_runs(const ExpertMap& map, std::span<const std::int32_t> indices, int node,
-               std::span<std::int32_t> begins, std::span<std::int32_t> ends);
+WINNOW_EXPORT void list_runs(const ExpertMap& map, std::span<const std::int32_t> indices, int node,
+                             std::span<std::int32_t> begins, std::span<std::int32_t> ends);
 
 }  // namespace winnow::expert_parallel
