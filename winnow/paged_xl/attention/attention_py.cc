@@ -1,0 +1,172 @@
+// Python binding of paged_xl::attention: the plain and the fused mode.
+#include <nanobind/stl/optional.h>
+
+#include "winnow/paged_xl/attention/attention.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kOperation = "paged_xl::attention";
+
+// Everything but the position term, which the two modes bring in their own way.
+struct Step {
+  nb::handle query, key_cache, value_cache, pos_bias_u;
+  std::optional<double> scale;
+  nb::handle block_tables, context_lens;
+};
+
+nb::object run(Call& call, paged_xl::AttentionArgs& args, const Step& step, bool return_lse,
+               nb::handle out) {
+  args.key_cache = call.input("key_cache", step.key_cache);
+  args.value_cache = call.input("value_cache", step.value_cache);
+  args.pos_bias_u = call.input("pos_bias_u", step.pos_bias_u);
+  args.block_tables = call.input("block_tables", step.block_tables);
+  args.context_lens = call.input("context_lens", step.context_lens);
+  args.scale = step.scale;
+  const std::int64_t num_seqs = size_of_dim(args.query, 0), num_heads = size_of_dim(args.query, 1);
+  auto [result, lse, unused] = split_out(kOperation, out, 2);
+  args.out = call.output("out", result, args.query.dtype(),
+                         {num_seqs, num_heads, size_of_dim(args.query, 2)});
+  return_lse = return_lse || !lse.is_none();
+  if (return_lse) args.lse = call.output("lse", lse, DType::f32, {num_seqs, num_heads});
+  call.run([&](const RunOptions& options) { paged_xl::attention(args, options); });
+  if (return_lse) return nb::make_tuple(result, lse);
+  return result;
+}
+
+nb::object attention(nb::handle query, nb::handle key_cache, nb::handle value_cache,
+                     nb::handle pos_bias_u, nb::handle matrix_bd, std::optional<double> scale,
+                     nb::handle block_tables, nb::handle context_lens, bool return_lse,
+                     nb::handle out, nb::handle stream, nb::handle backend) {
+  Call call(kOperation, stream, backend);
+  paged_xl::AttentionArgs args{.query = call.input("query", query),
+                               .matrix_bd = call.input("matrix_bd", matrix_bd)};
+  return run(call, args,
+             {query, key_cache, value_cache, pos_bias_u, scale, block_tables, context_lens},
+             return_lse, out);
+}
+
+nb::object attention_fused(nb::handle query, nb::handle key_cache, nb::handle value_cache,
+                           nb::handle pos_bias_u, nb::handle pos_bias_v, nb::handle r,
+                           std::optional<double> scale, nb::handle block_tables,
+                           nb::handle context_lens, bool return_lse, nb::handle out,
+                           nb::handle stream, nb::handle backend) {
+  Call call(kOperation, stream, backend);
+  paged_xl::AttentionArgs args{.query = call.input("query", query),
+                               .pos_bias_v = call.input("pos_bias_v", pos_bias_v),
+                               .r = call.input("r", r)};
+  return run(call, args,
+             {query, key_cache, value_cache, pos_bias_u, scale, block_tables, context_lens},
+             return_lse, out);
+}
+
+constexpr const char* kDoc = R"(One decode step of relative-position attention over a paged cache.
+
+The new token of each sequence s attends to its cached tokens j < context_lens[s]:
+
+    logit[s,h,j] = scale * (dot(query[s,h] + pos_bias_u[h], key[j]) + matrix_bd[s,h,j])
+    lse = log sum_j exp(logit)                               natural logarithm
+    out = sum_j exp(logit - lse) * value[j]
+
+Token j lies in block block_tables[s, j // block_size] at offset j % block_size. A context of 0
+tokens gives out = 0 and lse = -inf.
+
+Args:
+    query: [num_seqs, num_heads, head_size], float32, float16 or bfloat16.
+    key_cache: [num_blocks, num_kv_heads, head_size / x, block_size, x], as query, with x = 16
+        bytes / size of an element.
+    value_cache: [num_blocks, num_kv_heads, head_size, block_size], as query.
+    pos_bias_u: [num_heads, head_size] or [num_seqs, num_heads, head_size], as query.
+    matrix_bd: [num_seqs, num_heads, columns], as query or float32: the unscaled position term, as
+        position_term() gives it; columns past a context are not read.
+    scale: of the logits; 1 / sqrt(head_size) if None.
+    block_tables: [num_seqs, max_blocks_per_seq], int32.
+    context_lens: [num_seqs], int32: cached tokens, the step's own included.
+    return_lse: return (out, lse).
+    out: like query, to write into, or a tuple (out, lse) of which any may be None; new if None.
+    stream, backend: as in winnow.sparse_mla.forward().
+
+Returns:
+    out [num_seqs, num_heads, head_size], as query; or (out, lse) with lse [num_seqs, num_heads],
+    float32.
+
+Raises:
+    ValueError: an argument is not as described; on the CPU also a length or a block number that
+        the tensors do not hold. Nothing was written.
+    winnow.Error: no backend can do it here.
+
+head_size is 32, 64, 80, 96, 112, 128, 160, 192 or 256; block_size 8, 16, 32, 64 or 128.)";
+
+constexpr const char* kFusedDoc = R"(attention() that forms the position term itself.
+
+As attention() with matrix_bd = position_term(query, pos_bias_v, r, context_lens), which is never
+written to memory.
+
+Args:
+    pos_bias_v: [num_heads, head_size] or [num_seqs, num_heads, head_size], as query.
+    r: [num_heads, max_distance, head_size], as query: projected embedding of each distance.
+    All others, results and errors: as in attention().)";
+
+}  // namespace
+
+void bind_paged_xl_attention(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("attention", attention, "query"_a.none(), "key_cache"_a.none(), "value_cache"_a.none(),
+        "pos_bias_u"_a.none(), "matrix_bd"_a.none(), "scale"_a.none(), "block_tables"_a.none(),
+        "context_lens"_a.none(), nb::kw_only(), "return_lse"_a = false, "out"_a = nb::none(),
+        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+        nb::sig("def attention(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
+                "matrix_bd: T, scale: float | None, block_tables: T, context_lens: T, *, "
+                "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
+                "stream: Stream = None, backend: str | None = None) -> typing.Any"));
+  m.def("attention_fused", attention_fused, "query"_a.none(), "key_cache"_a.none(),
+        "value_cache"_a.none(), "pos_bias_u"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
+        "scale"_a.none(), "block_tables"_a.none(), "context_lens"_a.none(), nb::kw_only(),
+        "return_lse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
+        "backend"_a = nb::none(), kFusedDoc,
+        nb::sig("def attention_fused(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
+                "pos_bias_v: T, r: T, scale: float | None, block_tables: T, context_lens: T, *, "
+                "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
+                "stream: Stream = None, backend: str | None = None) -> typing.Any"));
+}
+
+namespace {
+
+Backend supports(Shape& shape, const RunOptions& options, bool fused) {
+  const std::int64_t num_heads = shape.take("num_heads", 16);
+  const std::int64_t num_kv_heads = shape.take("num_kv_heads", num_heads);
+  const std::int64_t head_size = shape.take("head_size", 128);
+  const std::int64_t block_size = shape.take("block_size", 16);
+  shape.done();
+  const DType dtype = shape.dtype;
+  const std::int64_t x = 16 / size_of(dtype);
+  paged_xl::AttentionArgs args{
+      .query = shape.view(dtype, {0, num_heads, head_size}),
+      .key_cache = shape.view(dtype, {0, num_kv_heads, head_size / x, block_size, x}),
+      .value_cache = shape.view(dtype, {0, num_kv_heads, head_size, block_size}),
+      .pos_bias_u = shape.view(dtype, {num_heads, head_size}),
+      .block_tables = shape.view(DType::i32, {0, 0}),
+      .context_lens = shape.view(DType::i32, {0}),
+      .out = shape.view(dtype, {0, num_heads, head_size})};
+  if (fused) {
+    args.pos_bias_v = args.pos_bias_u;
+    args.r = shape.view(dtype, {num_heads, 0, head_size});
+  } else {
+    args.matrix_bd = shape.view(dtype, {0, num_heads, 0});
+  }
+  return paged_xl::attention(args, options);
+}
+
+}  // namespace
+
+Backend supports_paged_xl_attention(Shape& shape, const RunOptions& options) {
+  return supports(shape, options, false);
+}
+
+Backend supports_paged_xl_attention_fused(Shape& shape, const RunOptions& options) {
+  return supports(shape, options, true);
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,68 @@
+// Python binding of paged_xl::append.
+#include "winnow/paged_xl/cache/append.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+void append(nb::handle key, nb::handle value, nb::handle key_cache, nb::handle value_cache,
+            nb::handle slot_mapping, nb::handle stream, nb::handle backend) {
+  Call call("paged_xl::append", stream, backend);
+  const paged_xl::AppendArgs args{
+      .key = call.input("key", key),
+      .value = call.input("value", value),
+      .slot_mapping = call.input("slot_mapping", slot_mapping),
+      .key_cache = call.in_out("key_cache", key_cache),
+      .value_cache = call.in_out("value_cache", value_cache),
+  };
+  call.run([&](const RunOptions& options) { paged_xl::append(args, options); });
+}
+
+constexpr const char* kDoc = R"(Writes new keys and values into a paged cache, in place.
+
+Token t goes to slot_mapping[t] = block * block_size + offset of both caches; a negative slot is
+skipped.
+
+Args:
+    key, value: [num_tokens, num_kv_heads, head_size], float32, float16 or bfloat16.
+    key_cache: [num_blocks, num_kv_heads, head_size / x, block_size, x], as key, with x = 16 bytes
+        / size of an element.
+    value_cache: [num_blocks, num_kv_heads, head_size, block_size], as key.
+    slot_mapping: [num_tokens], int64 or int32.
+    stream, backend: as in winnow.sparse_mla.forward().
+
+Raises:
+    ValueError: an argument is not as described; on the CPU also a slot beyond the cache or one
+        written twice. Nothing was written.
+    winnow.Error: no backend can do it here.)";
+
+}  // namespace
+
+void bind_paged_xl_append(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("append", append, "key"_a.none(), "value"_a.none(), "key_cache"_a.none(),
+        "value_cache"_a.none(), "slot_mapping"_a.none(), nb::kw_only(), "stream"_a = nb::none(),
+        "backend"_a = nb::none(), kDoc,
+        nb::sig("def append(key: T, value: T, key_cache: T, value_cache: T, slot_mapping: T, *, "
+                "stream: Stream = None, backend: str | None = None) -> None"));
+}
+
+Backend supports_paged_xl_append(Shape& shape, const RunOptions& options) {
+  const std::int64_t num_kv_heads = shape.take("num_kv_heads", 16);
+  const std::int64_t head_size = shape.take("head_size", 128);
+  const std::int64_t block_size = shape.take("block_size", 16);
+  shape.done();
+  const DType dtype = shape.dtype;
+  const std::int64_t x = 16 / size_of(dtype);
+  const ConstTensorView tokens = shape.view(dtype, {0, num_kv_heads, head_size});
+  return paged_xl::append(
+      {.key = tokens,
+       .value = tokens,
+       .slot_mapping = shape.view(DType::i64, {0}),
+       .key_cache = shape.view(dtype, {0, num_kv_heads, head_size / x, block_size, x}),
+       .value_cache = shape.view(dtype, {0, num_kv_heads, head_size, block_size})},
+      options);
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,77 @@
+// Python binding of paged_xl::position_term.
+#include "winnow/paged_xl/position_term/position_term.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+nb::object position_term(nb::handle query, nb::handle pos_bias_v, nb::handle r,
+                         nb::handle context_lens, nb::object out, nb::handle stream,
+                         nb::handle backend) {
+  Call call("paged_xl::position_term", stream, backend);
+  paged_xl::PositionTermArgs args{
+      .query = call.input("query", query),
+      .pos_bias_v = call.input("pos_bias_v", pos_bias_v),
+      .r = call.input("r", r),
+      .context_lens = call.input("context_lens", context_lens),
+  };
+  // The library leaves columns past a context as they are, so new memory starts as zeros.
+  args.matrix_bd =
+      call.output("matrix_bd", out, args.query.dtype(),
+                  {size_of_dim(args.query, 0), size_of_dim(args.query, 1), size_of_dim(args.r, 1)},
+                  Call::Fill::zero);
+  call.run([&](const RunOptions& options) { paged_xl::position_term(args, options); });
+  return out;
+}
+
+constexpr const char* kDoc = R"(The position term of one decode step, as attention() takes it.
+
+    matrix_bd[s,h,j] = dot(query[s,h] + pos_bias_v[h], r[h, context_lens[s] - 1 - j])
+
+for every token j < context_lens[s]; unscaled. The step's own key has been appended already and has
+distance 0.
+
+Args:
+    query: [num_seqs, num_heads, head_size], float32, float16 or bfloat16.
+    pos_bias_v: [num_heads, head_size] or [num_seqs, num_heads, head_size], as query.
+    r: [num_heads, max_distance, head_size], as query: projected embedding of each distance.
+    context_lens: [num_seqs], int32: cached tokens, the step's own included.
+    out: [num_seqs, num_heads, columns], as query or float32, to write into; columns past a
+        context keep their values. New, as query, with max_distance columns, zero past each
+        context, if None.
+    stream, backend: as in winnow.sparse_mla.forward().
+
+Returns:
+    matrix_bd.
+
+Raises:
+    ValueError: an argument is not as described; on the CPU also a length that r or out do not
+        hold. Nothing was written.
+    winnow.Error: no backend can do it here.)";
+
+}  // namespace
+
+void bind_paged_xl_position_term(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("position_term", position_term, "query"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
+        "context_lens"_a.none(), nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(),
+        "backend"_a = nb::none(), kDoc,
+        nb::sig("def position_term(query: T, pos_bias_v: T, r: T, context_lens: T, *, "
+                "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T"));
+}
+
+Backend supports_paged_xl_position_term(Shape& shape, const RunOptions& options) {
+  const std::int64_t num_heads = shape.take("num_heads", 16);
+  const std::int64_t head_size = shape.take("head_size", 128);
+  shape.done();
+  const DType dtype = shape.dtype;
+  return paged_xl::position_term({.query = shape.view(dtype, {0, num_heads, head_size}),
+                                  .pos_bias_v = shape.view(dtype, {num_heads, head_size}),
+                                  .r = shape.view(dtype, {num_heads, 0, head_size}),
+                                  .context_lens = shape.view(DType::i32, {0}),
+                                  .matrix_bd = shape.view(dtype, {0, num_heads, 0})},
+                                 options);
+}
+
+}  // namespace winnow::python

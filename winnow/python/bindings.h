@@ -1,0 +1,53 @@
+// What each room contributes to the extension module, and what `supports` needs from it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <nanobind/nanobind.h>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::python {
+
+namespace nb = nanobind;
+
+void bind_paged_xl_append(nb::module_& m);
+void bind_paged_xl_attention(nb::module_& m);
+void bind_paged_xl_position_term(nb::module_& m);
+void bind_sparse_mla_backward(nb::module_& m);
+void bind_sparse_mla_distribution(nb::module_& m);
+void bind_sparse_mla_forward(nb::module_& m);
+
+// The sizes that somebody asks about with winnow.supports(): keyword arguments, each with the size
+// it has if it is not given.
+class Shape {
+ public:
+  explicit Shape(nb::dict sizes) : sizes_(std::move(sizes)) {}
+  std::int64_t take(const char* name, std::int64_t otherwise);
+  // Throws TypeError naming what no take() asked for.
+  void done() const;
+
+  DType dtype = DType::f32;
+  Device device;
+
+  // A tensor of that shape whose memory must not be touched: for calls that have nothing to do.
+  TensorView view(DType type, std::initializer_list<std::int64_t> shape) const;
+
+ private:
+  nb::dict sizes_;
+};
+
+// Each makes a call of the shape that was asked for but with no queries, so that the library checks
+// everything and computes nothing. Returns the backend; throws Error with the reason.
+Backend supports_paged_xl_append(Shape& shape, const RunOptions& options);
+Backend supports_paged_xl_attention(Shape& shape, const RunOptions& options);
+Backend supports_paged_xl_attention_fused(Shape& shape, const RunOptions& options);
+Backend supports_paged_xl_position_term(Shape& shape, const RunOptions& options);
+Backend supports_sparse_mla_backward(Shape& shape, const RunOptions& options);
+Backend supports_sparse_mla_distribution(Shape& shape, const RunOptions& options);
+Backend supports_sparse_mla_forward(Shape& shape, const RunOptions& options);
+
+}  // namespace winnow::python

@@ -1,0 +1,378 @@
+#include "winnow/python/call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <nanobind/stl/string.h>
+
+#include "winnow/core/error.h"
+#include "winnow/python/dlpack.h"
+
+namespace winnow::python {
+
+NativeTiming native_timing;
+
+struct Framework {
+  enum class Kind { numpy, torch, other } kind = Kind::other;
+  const dlpack::ExchangeApi* api = nullptr;
+  // Of numpy and torch: functions and dtypes, in the order of DType; null where there is none.
+  PyObject* empty = nullptr;
+  PyObject* zeros = nullptr;
+  std::array<PyObject*, 7> dtypes{};
+};
+
+namespace {
+
+constexpr std::array kDTypeNames = {"float32", "float16", "bfloat16", "float8_e4m3fn",
+                                    "uint8",   "int32",   "int64"};
+constexpr const char* kAnyTensor = "a tensor of numpy, torch or another framework with __dlpack__";
+constexpr const char* kAnyDType = "dtype f32, f16, bf16, f8_e4m3, u8, i32 or i64";
+
+const dlpack::ExchangeApi* exchange_api_of(nb::handle type) {
+  const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
+  auto* api = static_cast<const dlpack::ExchangeApi*>(
+      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  while (api != nullptr && api->version.major > dlpack::kMajor) api = api->previous;
+  const bool usable = api != nullptr && api->version.major == dlpack::kMajor;
+  return usable && api->to_tensor != nullptr ? api : nullptr;
+}
+
+// The framework's root module, if it has been imported and `type` is its tensor or one derived.
+nb::object module_of(nb::handle type, const char* module, const char* tensor_name) {
+  const nb::dict modules = nb::borrow<nb::dict>(PySys_GetObject("modules"));
+  if (!modules.contains(module)) return {};
+  nb::object found = modules[module];
+  const nb::object base = nb::getattr(found, tensor_name, nb::none());
+  if (!PyType_Check(base.ptr())) return {};
+  const int derived = PyObject_IsSubclass(type.ptr(), base.ptr());
+  if (derived < 0) throw nb::python_error();
+  return derived == 1 ? found : nb::object();
+}
+
+Framework inspect(nb::handle type) {
+  Framework framework;
+  nb::object module = module_of(type, "numpy", "ndarray");
+  if (module.is_valid()) {
+    framework.kind = Framework::Kind::numpy;
+  } else if (module = module_of(type, "torch", "Tensor"); module.is_valid()) {
+    framework.kind = Framework::Kind::torch;
+  }
+  framework.api = exchange_api_of(type);
+  if (!module.is_valid()) return framework;
+  framework.empty = nb::object(module.attr("empty")).release().ptr();
+  framework.zeros = nb::object(module.attr("zeros")).release().ptr();
+  for (std::size_t i = 0; i < kDTypeNames.size(); ++i) {
+    nb::object dtype = nb::getattr(module, kDTypeNames[i], nb::none());
+    if (!dtype.is_none()) framework.dtypes[i] = dtype.release().ptr();
+  }
+  return framework;
+}
+
+// Kept for the life of the process, like the types themselves; guarded by the interpreter lock.
+const Framework& framework_of(nb::handle object) {
+  static auto& known = *new std::unordered_map<PyTypeObject*, Framework>();
+  PyTypeObject* type = Py_TYPE(object.ptr());
+  const auto found = known.find(type);
+  if (found != known.end()) return found->second;
+  Framework framework = inspect(nb::handle(reinterpret_cast<PyObject*>(type)));
+  Py_INCREF(type);  // the key must not name another type later
+  return known.emplace(type, framework).first->second;
+}
+
+std::optional<DType> dtype_from(dlpack::dtype dtype) {
+  const auto is = [&](dlpack::dtype_code code, int bits) {
+    return dtype ==
+           dlpack::dtype{static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(bits), 1};
+  };
+  using Code = dlpack::dtype_code;
+  if (is(Code::Float, 32)) return DType::f32;
+  if (is(Code::Float, 16)) return DType::f16;
+  if (is(Code::Bfloat, 16)) return DType::bf16;
+  if (is(Code::Float8_E4M3FN, 8)) return DType::f8_e4m3;
+  if (is(Code::UInt, 8)) return DType::u8;
+  if (is(Code::Int, 32)) return DType::i32;
+  if (is(Code::Int, 64)) return DType::i64;
+  return std::nullopt;
+}
+
+// From the letter that the buffer protocol gives, and the size of an element.
+std::optional<DType> dtype_from(const char* format, Py_ssize_t bytes) {
+  if (format == nullptr) return DType::u8;
+  if (*format == '<' || *format == '=' || *format == '@') ++format;
+  if (format[0] == '\0' || format[1] != '\0') return std::nullopt;
+  switch (*format) {
+    case 'f':
+      return DType::f32;
+    case 'e':
+      return DType::f16;
+    case 'B':
+      return DType::u8;
+    case 'i':
+    case 'l':
+    case 'q':
+      return bytes == 4 ? DType::i32 : DType::i64;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::string kind_of(nb::handle object) {
+  return nb::cast<std::string>(nb::str(nb::type_name(object.type())));
+}
+
+// What a framework calls the dtype of an object: "float64" or "torch.float64".
+std::string dtype_name(nb::handle object) {
+  const nb::object dtype = nb::getattr(object, "dtype", nb::none());
+  return dtype.is_none() ? "that of " + kind_of(object) : nb::cast<std::string>(nb::str(dtype));
+}
+
+// The first line of an exception's text; torch adds a C++ backtrace below it.
+std::string first_line(const nb::python_error& error) {
+  const auto text = nb::cast<std::string>(nb::str(error.value()));
+  return text.substr(0, text.find('\n'));
+}
+
+// The same of the Python exception that is set; clears it.
+std::string take_python_error() { return first_line(nb::python_error()); }
+
+}  // namespace
+
+void Call::fail(const char* argument, std::string wanted, std::string got) const {
+  throw Error(ErrorCode::invalid_argument, operation_, argument, std::move(wanted), std::move(got));
+}
+
+Call::Call(const char* operation, nb::handle stream, nb::handle backend)
+    : operation_(operation), explicit_stream_(!stream.is_none()) {
+  if (!backend.is_none()) options_.backend = backend_from_string(nb::cast<std::string>(backend));
+  if (!explicit_stream_) return;
+  nb::object number = nb::borrow(stream);
+  if (nb::hasattr(stream, "__cuda_stream__")) {
+    number = stream.attr("__cuda_stream__")()[1];
+  } else if (nb::hasattr(stream, "cuda_stream")) {  // torch
+    number = stream.attr("cuda_stream");
+  } else if (nb::hasattr(stream, "ptr")) {  // cupy
+    number = stream.attr("ptr");
+  }
+  std::uintptr_t handle = 0;
+  if (!nb::try_cast(number, handle)) {
+    fail("stream", "None, a handle, or an object with __cuda_stream__, cuda_stream or ptr",
+         nb::cast<std::string>(nb::repr(stream)));
+  }
+  options_.stream.handle = reinterpret_cast<void*>(handle);
+}
+
+Call::~Call() {
+  for (int i = 0; i < num_buffers_; ++i) PyBuffer_Release(&buffers_[i]);
+}
+
+ConstTensorView Call::input(const char* argument, nb::handle object) {
+  return read(argument, object, false);
+}
+
+TensorView Call::in_out(const char* argument, nb::handle object) {
+  return read(argument, object, true);
+}
+
+TensorView Call::read(const char* argument, nb::handle object, bool write) {
+  if (object.is_none()) return {};
+  const Framework& framework = framework_of(object);
+  if (framework.kind == Framework::Kind::torch) {
+    static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+    const nb::object flag = nb::steal(PyObject_GetAttr(object.ptr(), name));
+    if (flag.ptr() == Py_True) {
+      const nb::object torch = nb::module_::import_("torch");
+      if (nb::cast<bool>(torch.attr("is_grad_enabled")())) {
+        fail(argument, "a tensor that requires no gradient (winnow.torch has operations that do)",
+             "one that requires it; detach() gives its values");
+      }
+    }
+  }
+  TensorView view = framework.kind == Framework::Kind::numpy ? read_buffer(argument, object, write)
+                    : framework.api != nullptr               ? read_exchange(argument, object)
+                                               : read_capsule(argument, object, write);
+  if (!first_.is_valid()) {
+    first_ = object;
+    framework_ = &framework;
+    device_ = view.device();
+  }
+  return view;
+}
+
+TensorView Call::read_buffer(const char* argument, nb::handle object, bool write) {
+  Py_buffer& buffer = buffers_[num_buffers_];
+  if (PyObject_GetBuffer(object.ptr(), &buffer, write ? PyBUF_RECORDS : PyBUF_RECORDS_RO) != 0) {
+    const std::string text = take_python_error();
+    const bool read_only = nb::cast<bool>(object.attr("flags").attr("writeable")) == false;
+    if (write && read_only) fail(argument, "an array that may be written to", "a read-only one");
+    fail(argument, kAnyDType, dtype_name(object) + " (" + text + ")");
+  }
+  ++num_buffers_;
+  const std::optional<DType> dtype = dtype_from(buffer.format, buffer.itemsize);
+  if (!dtype.has_value()) fail(argument, kAnyDType, dtype_name(object));
+  if (buffer.ndim > kMaxRank) {
+    fail(argument, "at most " + std::to_string(kMaxRank) + " dimensions",
+         std::to_string(buffer.ndim));
+  }
+  std::array<std::int64_t, kMaxRank> shape{}, strides{};
+  for (int dim = 0; dim < buffer.ndim; ++dim) {
+    shape[dim] = buffer.shape[dim];
+    strides[dim] = buffer.strides[dim] / buffer.itemsize;
+    if (buffer.strides[dim] % buffer.itemsize != 0 && shape[dim] > 1) {
+      fail(argument, "strides of whole elements", std::to_string(buffer.strides[dim]) + " bytes");
+    }
+  }
+  const auto rank = static_cast<std::size_t>(buffer.ndim);
+  return {buffer.buf, *dtype, std::span(shape).first(rank), std::span(strides).first(rank)};
+}
+
+TensorView Call::read_exchange(const char* argument, nb::handle object) {
+  dlpack::dltensor tensor;
+  if (framework_of(object).api->to_tensor(object.ptr(), &tensor) != 0) {
+    fail(argument, "a dense tensor in memory", kind_of(object) + ": " + take_python_error());
+  }
+  return view_of(argument, object, &tensor);
+}
+
+TensorView Call::read_capsule(const char* argument, nb::handle object, bool write) {
+  if (!nb::hasattr(object, "__dlpack__") || !nb::hasattr(object, "__dlpack_device__")) {
+    fail(argument, kAnyTensor, kind_of(object));
+  }
+  nb::dict options;
+  const nb::tuple device = nb::cast<nb::tuple>(object.attr("__dlpack_device__")());
+  if (nb::cast<int>(device[0]) == dlpack::kCuda) {
+    // The producer makes its work visible to our stream; DLPack calls the default stream 1.
+    const auto handle = reinterpret_cast<std::uintptr_t>(options_.stream.handle);
+    options["stream"] = handle == 0 ? std::uintptr_t{1} : handle;
+  }
+  options["max_version"] = nb::make_tuple(1, 1);
+  nb::object capsule;
+  try {
+    capsule = object.attr("__dlpack__")(**options);
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) {
+      fail(argument, "a tensor that can be shared", first_line(error));
+    }
+    PyDict_DelItemString(options.ptr(), "max_version");  // from before DLPack 1.0
+    capsule = object.attr("__dlpack__")(**options);
+  }
+  // The capsule stays as it is: whoever made it frees the tensor when we let it go.
+  capsules_[num_capsules_++] = capsule;
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
+    const auto* managed = static_cast<const dlpack::ManagedTensorVersioned*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    if (managed->version.major != dlpack::kMajor) {
+      fail(argument, "DLPack 1", "DLPack " + std::to_string(managed->version.major));
+    }
+    if (write && (managed->flags & dlpack::kReadOnly) != 0) {
+      fail(argument, "an array that may be written to", "a read-only one");
+    }
+    return view_of(argument, object, &managed->tensor);
+  }
+  if (!PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
+    fail(argument, "a DLPack capsule from __dlpack__()", kind_of(capsule));
+  }
+  const auto* managed =
+      static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+  return view_of(argument, object, &managed->tensor);
+}
+
+TensorView Call::view_of(const char* argument, nb::handle object, const void* dltensor) const {
+  const auto& tensor = *static_cast<const dlpack::dltensor*>(dltensor);
+  const std::optional<DType> dtype = dtype_from(tensor.dtype);
+  if (!dtype.has_value()) fail(argument, kAnyDType, dtype_name(object));
+  if (tensor.ndim > kMaxRank) {
+    fail(argument, "at most " + std::to_string(kMaxRank) + " dimensions",
+         std::to_string(tensor.ndim));
+  }
+  Device device;
+  switch (tensor.device.device_type) {
+    case dlpack::kCpu:
+    case dlpack::kCudaHost:
+      break;
+    case dlpack::kCuda:
+    case dlpack::kCudaManaged:
+      device = {DeviceType::cuda, tensor.device.device_id};
+      break;
+    default:
+      fail(argument, "memory of the cpu or of a CUDA GPU",
+           "device " + std::to_string(tensor.device.device_type) + " of DLPack");
+  }
+  void* data =
+      tensor.data == nullptr ? nullptr : static_cast<char*>(tensor.data) + tensor.byte_offset;
+  const auto rank = static_cast<std::size_t>(tensor.ndim);
+  const std::span<const std::int64_t> shape(tensor.shape, rank);
+  if (tensor.strides == nullptr) return {data, *dtype, shape, device};
+  return {data, *dtype, shape, std::span<const std::int64_t>(tensor.strides, rank), device};
+}
+
+TensorView Call::output(const char* argument, nb::object& result, DType dtype,
+                        std::initializer_list<std::int64_t> shape, Fill fill) {
+  if (result.is_none()) result = make(dtype, std::span(shape.begin(), shape.size()), fill);
+  return read(argument, result, true);
+}
+
+nb::object Call::make(DType dtype, std::span<const std::int64_t> shape, Fill fill) const {
+  if (framework_ == nullptr) return nb::none();  // no input: the library will say so
+  PyObject* sizes = PyTuple_New(static_cast<Py_ssize_t>(shape.size()));
+  if (sizes == nullptr) throw nb::python_error();
+  const nb::object owner = nb::steal(sizes);
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    PyTuple_SetItem(sizes, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(shape[i]));
+  }
+  const bool zero = fill == Fill::zero;
+  const auto index = static_cast<std::size_t>(dtype);
+  if (framework_->kind != Framework::Kind::other) {
+    PyObject* type = framework_->dtypes[index];
+    if (type == nullptr) fail("out", "a dtype that numpy has", kDTypeNames[index]);
+    const nb::handle function(zero ? framework_->zeros : framework_->empty);
+    if (framework_->kind == Framework::Kind::numpy) return function(owner, nb::handle(type));
+    if (device_.type == DeviceType::cpu) {
+      return function(*owner, nb::arg("dtype") = nb::handle(type));
+    }
+    return function(*owner, nb::arg("dtype") = nb::handle(type),
+                    nb::arg("device") = first_.attr("device"));
+  }
+  // Any other framework: its namespace of the array API standard, or its root module (cupy).
+  nb::object space;
+  if (nb::hasattr(first_, "__array_namespace__")) {
+    space = first_.attr("__array_namespace__")();
+  } else {
+    const auto module = nb::cast<std::string>(first_.type().attr("__module__"));
+    space = nb::module_::import_(module.substr(0, module.find('.')).c_str());
+  }
+  return space.attr(zero ? "zeros" : "empty")(owner,
+                                              nb::arg("dtype") = space.attr(kDTypeNames[index]));
+}
+
+RunOptions Call::run_options() const {
+  RunOptions options = options_;
+  const bool ask = !explicit_stream_ && device_.type == DeviceType::cuda && framework_ != nullptr &&
+                   framework_->api != nullptr;
+  if (ask &&
+      framework_->api->current_stream(dlpack::kCuda, device_.index, &options.stream.handle) != 0) {
+    throw nb::python_error();
+  }
+  return options;
+}
+
+std::array<nb::object, 3> split_out(const char* operation, nb::handle out, int count) {
+  std::array<nb::object, 3> members = {nb::none(), nb::none(), nb::none()};
+  if (!PyTuple_Check(out.ptr())) {
+    members[0] = nb::borrow(out);
+    return members;
+  }
+  const auto tuple = nb::borrow<nb::tuple>(out);
+  if (static_cast<int>(tuple.size()) != count) {
+    throw Error(ErrorCode::invalid_argument, operation, "out",
+                "a tensor or a tuple of " + std::to_string(count),
+                "a tuple of " + std::to_string(tuple.size()));
+  }
+  for (int i = 0; i < count; ++i) members[static_cast<std::size_t>(i)] = tuple[i];
+  return members;
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,102 @@
+// One call from Python: tensors of numpy, torch and other frameworks come in as views, new ones go
+// out as the kind that came in. The only place that knows frameworks.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+#include <nanobind/nanobind.h>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::python {
+
+namespace nb = nanobind;
+
+// How the objects of one Python type are read and made; found once per type.
+struct Framework;
+
+// Repetitions of the C++ call alone, for the benchmark of the binding: see time_native().
+struct NativeTiming {
+  int repeats = 0;
+  double seconds = 0;
+};
+extern NativeTiming native_timing;
+
+// The tensors of a call stay valid until it is destroyed. Create, use and destroy it with the
+// interpreter lock held; run() gives the lock back while the library works.
+class Call {
+ public:
+  // `operation` as the library names it: "sparse_mla::forward". `stream` is None (torch's current
+  // stream for its CUDA tensors, else the default stream), a handle, or an object that has one;
+  // `backend` is None or a name.
+  Call(const char* operation, nb::handle stream, nb::handle backend);
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call();
+
+  // None gives an absent view. Never copies: what the library cannot read as it lies is an Error.
+  ConstTensorView input(const char* argument, nb::handle object);
+  // An argument that is written to.
+  TensorView in_out(const char* argument, nb::handle object);
+
+  enum class Fill { none, zero };
+  // `result` is the caller's tensor, or None; then it becomes a new one of this dtype and shape, of
+  // the kind and on the device of the first input.
+  TensorView output(const char* argument, nb::object& result, DType dtype,
+                    std::initializer_list<std::int64_t> shape, Fill fill = Fill::none);
+
+  // function(const RunOptions&) without the interpreter lock.
+  template <class Function>
+  void run(const Function& function) {
+    const RunOptions options = run_options();
+    const nb::gil_scoped_release unlocked;
+    function(options);
+    if (native_timing.repeats > 0) [[unlikely]] {
+      const auto start = std::chrono::steady_clock::now();
+      for (int i = 0; i < native_timing.repeats; ++i) function(options);
+      native_timing.seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() /
+          native_timing.repeats;
+    }
+  }
+
+ private:
+  static constexpr int kMaxTensors = 16;
+
+  TensorView read(const char* argument, nb::handle object, bool write);
+  TensorView read_buffer(const char* argument, nb::handle object, bool write);
+  TensorView read_exchange(const char* argument, nb::handle object);
+  TensorView read_capsule(const char* argument, nb::handle object, bool write);
+  TensorView view_of(const char* argument, nb::handle object, const void* dltensor) const;
+  nb::object make(DType dtype, std::span<const std::int64_t> shape, Fill fill) const;
+  RunOptions run_options() const;
+  [[noreturn]] void fail(const char* argument, std::string wanted, std::string got) const;
+
+  const char* operation_;
+  RunOptions options_;
+  bool explicit_stream_ = false;
+  nb::handle first_{};  // the first input: what outputs are like
+  const Framework* framework_ = nullptr;
+  Device device_;
+  int num_buffers_ = 0;
+  std::array<Py_buffer, kMaxTensors> buffers_;
+  int num_capsules_ = 0;
+  std::array<nb::object, kMaxTensors> capsules_;
+};
+
+// Size of a dimension; 0 where the view has none: the library then says what it wanted.
+inline std::int64_t size_of_dim(const ConstTensorView& view, int dim) {
+  return dim < view.rank() ? view.size(dim) : 0;
+}
+
+// The members of an `out` argument that takes one tensor or a tuple of `count`, None for those
+// that are to be made.
+std::array<nb::object, 3> split_out(const char* operation, nb::handle out, int count);
+
+}  // namespace winnow::python

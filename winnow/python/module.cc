@@ -1,0 +1,191 @@
+// The extension module winnow._winnow: the operations of every room, and the library's settings.
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include "winnow/core/error.h"
+#include "winnow/core/parallel.h"
+#include "winnow/core/version.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+const char* name_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument:
+      return "invalid_argument";
+    case ErrorCode::unsupported:
+      return "unsupported";
+    case ErrorCode::resource:
+      return "resource";
+    case ErrorCode::timeout:
+      return "timeout";
+    case ErrorCode::internal:
+      return "internal";
+  }
+  return "internal";
+}
+
+// winnow::Error becomes an exception of winnow.errors with the same text and fields.
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const Error& error) {
+    const bool invalid = error.code() == ErrorCode::invalid_argument;
+    const nb::object type =
+        nb::module_::import_("winnow.errors").attr(invalid ? "InvalidArgument" : "Error");
+    const nb::object exception = type(error.what());
+    exception.attr("operation") = error.operation();
+    exception.attr("argument") = error.argument();
+    exception.attr("code") = name_of(error.code());
+    PyErr_SetObject(type.ptr(), exception.ptr());
+  }
+}
+
+using Supports = Backend (*)(Shape&, const RunOptions&);
+constexpr std::pair<const char*, Supports> kSupports[] = {
+    {"paged_xl.append", supports_paged_xl_append},
+    {"paged_xl.attention", supports_paged_xl_attention},
+    {"paged_xl.attention_fused", supports_paged_xl_attention_fused},
+    {"paged_xl.position_term", supports_paged_xl_position_term},
+    {"sparse_mla.backward", supports_sparse_mla_backward},
+    {"sparse_mla.distribution", supports_sparse_mla_distribution},
+    {"sparse_mla.forward", supports_sparse_mla_forward},
+};
+
+DType dtype_from_name(const std::string& name) {
+  constexpr std::pair<const char*, DType> kNames[] = {{"float32", DType::f32},
+                                                      {"float16", DType::f16},
+                                                      {"bfloat16", DType::bf16},
+                                                      {"uint8", DType::u8},
+                                                      {"int32", DType::i32},
+                                                      {"int64", DType::i64},
+                                                      {"f32", DType::f32},
+                                                      {"f16", DType::f16},
+                                                      {"bf16", DType::bf16},
+                                                      {"f8_e4m3", DType::f8_e4m3},
+                                                      {"float8_e4m3fn", DType::f8_e4m3}};
+  for (const auto& [known, dtype] : kNames) {
+    if (name == known) return dtype;
+  }
+  throw Error(ErrorCode::invalid_argument, "supports", "dtype", "one of f32, f16, bf16", name);
+}
+
+Device device_from_name(const std::string& name) {
+  if (name == "cpu") return {};
+  if (name == "cuda") return {DeviceType::cuda, 0};
+  const std::string prefix = "cuda:";
+  if (name.starts_with(prefix) && name.size() > prefix.size() &&
+      name.find_first_not_of("0123456789", prefix.size()) == std::string::npos) {
+    return {DeviceType::cuda, std::stoi(name.substr(prefix.size()))};
+  }
+  throw Error(ErrorCode::invalid_argument, "supports", "device", "cpu, cuda or cuda:INDEX", name);
+}
+
+// The backend that would run, or empty with the reason why none would.
+std::tuple<std::string, std::string> supports(const std::string& operation,
+                                              const std::string& dtype, const std::string& device,
+                                              const std::optional<std::string>& backend,
+                                              nb::dict sizes) {
+  Shape shape(std::move(sizes));
+  shape.dtype = dtype_from_name(dtype);
+  shape.device = device_from_name(device);
+  RunOptions options;
+  if (backend.has_value()) options.backend = backend_from_string(*backend);
+  std::string known;
+  for (const auto& [name, ask] : kSupports) {
+    known += (known.empty() ? "" : ", ") + std::string(name);
+    if (operation != name) continue;
+    try {
+      return {std::string(to_string(ask(shape, options))), ""};
+    } catch (const Error& error) {
+      return {"", error.what()};
+    }
+  }
+  throw Error(ErrorCode::invalid_argument, "supports", "op", "one of " + known, operation);
+}
+
+nb::list list_backends() {
+  nb::list list;
+  for (const BackendStatus& status : backends()) {
+    nb::dict entry;
+    entry["name"] = std::string(to_string(status.backend));
+    entry["description"] = status.description;
+    entry["supported"] = status.supported;
+    entry["reason"] = status.reason;
+    list.append(entry);
+  }
+  return list;
+}
+
+// Calls `function` once, with the C++ call inside repeated, and returns the seconds of one C++
+// call: what the benchmark of the binding compares a call from Python with.
+double time_native(int repeats, nb::callable function) {
+  native_timing.repeats = repeats;
+  try {
+    function();
+  } catch (...) {
+    native_timing.repeats = 0;
+    throw;
+  }
+  native_timing.repeats = 0;
+  return native_timing.seconds;
+}
+
+}  // namespace
+
+std::int64_t Shape::take(const char* name, std::int64_t otherwise) {
+  if (!sizes_.contains(name)) return otherwise;
+  const auto size = nb::cast<std::int64_t>(sizes_[name]);
+  PyDict_DelItemString(sizes_.ptr(), name);
+  return size;
+}
+
+void Shape::done() const {
+  for (const auto [name, size] : sizes_) {
+    throw nb::type_error(
+        ("supports: unknown size " + nb::cast<std::string>(nb::repr(name))).c_str());
+  }
+}
+
+TensorView Shape::view(DType type, std::initializer_list<std::int64_t> shape) const {
+  constexpr std::uintptr_t kNowhere = 1 << 12;  // aligned, never dereferenced
+  return {reinterpret_cast<void*>(kNowhere), type, shape, device};
+}
+
+NB_MODULE(_winnow, m) {
+  m.doc() = "The C++ library; use it through the package winnow.";
+  nb::register_exception_translator(translate);
+  m.attr("__version__") = WINNOW_VERSION;
+
+  nb::module_ sparse_mla = m.def_submodule("sparse_mla", "Top-k sparse MLA attention.");
+  bind_sparse_mla_forward(sparse_mla);
+  bind_sparse_mla_distribution(sparse_mla);
+  bind_sparse_mla_backward(sparse_mla);
+  nb::module_ paged_xl = m.def_submodule("paged_xl", "Decode with Transformer-XL positions.");
+  bind_paged_xl_attention(paged_xl);
+  bind_paged_xl_append(paged_xl);
+  bind_paged_xl_position_term(paged_xl);
+
+  m.def("backends", list_backends,
+        "Every backend in order of priority: dicts with name, description, supported and the\n"
+        "reason where it is not.",
+        nb::sig("def backends() -> list[dict[str, typing.Any]]"));
+  m.def("num_threads", num_threads,
+        "Threads that a call on the CPU may use: what set_num_threads() said, else\n"
+        "WINNOW_NUM_THREADS, else what OpenMP chooses.");
+  m.def("set_num_threads", set_num_threads, nb::arg("count"),
+        "Sets it for the whole process, from the next call on. ValueError below 1.");
+  m.def("supports", supports, nb::arg("op"), nb::arg("dtype"), nb::arg("device"),
+        nb::arg("backend").none(), nb::arg("sizes"));
+  m.def("time_native", time_native, nb::arg("repeats"), nb::arg("function"));
+}
+
+}  // namespace winnow::python

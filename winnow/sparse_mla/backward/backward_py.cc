@@ -1,0 +1,113 @@
+// Python binding of sparse_mla::backward.
+#include <nanobind/stl/optional.h>
+
+#include "winnow/core/check.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+#include "winnow/sparse_mla/backward/backward.h"
+#include "winnow/sparse_mla/forward/forward.h"  // kValueDim
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kOperation = "sparse_mla::backward";
+
+nb::tuple backward(nb::handle q, nb::handle kv, nb::handle indices, nb::handle out, nb::handle lse,
+                   nb::handle d_out, nb::handle delta, std::optional<double> scale,
+                   nb::handle topk_length, nb::handle attn_sink,
+                   std::optional<std::int64_t> q_start, std::int64_t k_stride, bool deterministic,
+                   nb::object dq, nb::object dkv, nb::object d_sink, nb::handle stream,
+                   nb::handle backend) {
+  Call call(kOperation, stream, backend);
+  sparse_mla::BackwardArgs args{
+      .q = call.input("q", q),
+      .kv = call.input("kv", kv),
+      .indices = call.input("indices", indices),
+      .out = call.input("out", out),
+      .lse = call.input("lse", lse),
+      .d_out = call.input("d_out", d_out),
+      .topk_length = call.input("topk_length", topk_length),
+      .attn_sink = call.input("attn_sink", attn_sink),
+      .delta = call.input("delta", delta),
+      .scale = scale,
+      .q_start = q_start,
+      .k_stride = k_stride,
+      .deterministic = deterministic,
+  };
+  const std::int64_t h_q = size_of_dim(args.q, 1), d_qk = size_of_dim(args.q, 2);
+  args.dq = call.output("dq", dq, args.q.dtype(), {size_of_dim(args.q, 0), h_q, d_qk});
+  args.dkv = call.output("dkv", dkv, DType::f32, {size_of_dim(args.kv, 0), 1, d_qk});
+  const bool with_sink = args.attn_sink.present() || !d_sink.is_none();
+  if (with_sink) args.d_sink = call.output("d_sink", d_sink, DType::f32, {h_q});
+  call.run([&](const RunOptions& options) { sparse_mla::backward(args, options); });
+  return with_sink ? nb::make_tuple(dq, dkv, d_sink) : nb::make_tuple(dq, dkv);
+}
+
+constexpr const char* kDoc = R"(Gradients of forward()'s out.
+
+    P = exp(x - lse'),  dP[i,h,j] = dot(d_out[i,h,:], kv[indices[i,j], :512])
+    dS = P * (dP - delta) * scale,  delta[i,h] = dot(out[i,h,:], d_out[i,h,:])
+    dq[i,h,:] = sum_j dS * kv[indices[i,j], :]
+    dkv[t,:] = sum over all (i,h,j) with indices[i,j] = t of dS * q[i,h,:],
+               and on its first 512 columns + P * d_out[i,h,:]
+    d_sink[h] = -sum_i exp(attn_sink[h] - lse'[i,h]) * delta[i,h]
+
+Args:
+    q, kv, indices, scale, topk_length, attn_sink, q_start, k_stride, stream, backend: as in
+        forward().
+    out: [s_q, h_q, 512], as q: what forward() returned; None is enough where delta is given.
+    lse: [s_q, h_q], float32, natural logarithm, without the sink: what forward() returned.
+    d_out: [s_q, h_q, 512], as q.
+    delta: [s_q, h_q], float32; computed if None.
+    deterministic: bitwise equal results run after run (on the CPU they always are).
+    dq: [s_q, h_q, d_qk], as q or float32, to write into; new, as q, if None.
+    dkv: [s_kv, 1, d_qk], float32 or as q (rounded once, at the end); new, float32, if None.
+    d_sink: [h_q], float32; new if None and attn_sink is given.
+
+Returns:
+    (dq, dkv), or (dq, dkv, d_sink) where a sink is given. Every element is written.
+
+Raises:
+    ValueError, winnow.Error: as forward().)";
+
+}  // namespace
+
+void bind_sparse_mla_backward(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("backward", backward, "q"_a.none(), "kv"_a.none(), "indices"_a.none(), "out"_a.none(),
+        "lse"_a.none(), "d_out"_a.none(), nb::kw_only(), "delta"_a = nb::none(),
+        "scale"_a = nb::none(), "topk_length"_a = nb::none(), "attn_sink"_a = nb::none(),
+        "q_start"_a = nb::none(), "k_stride"_a = 1, "deterministic"_a = false, "dq"_a = nb::none(),
+        "dkv"_a = nb::none(), "d_sink"_a = nb::none(), "stream"_a = nb::none(),
+        "backend"_a = nb::none(), kDoc,
+        nb::sig("def backward(q: T, kv: T, indices: T, out: T | None, lse: T, d_out: T, *, "
+                "delta: T | None = None, scale: float | None = None, "
+                "topk_length: T | None = None, attn_sink: T | None = None, "
+                "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
+                "dq: T | None = None, dkv: T | None = None, d_sink: T | None = None, "
+                "stream: Stream = None, backend: str | None = None) "
+                "-> tuple[T, T] | tuple[T, T, T]"));
+}
+
+Backend supports_sparse_mla_backward(Shape& shape, const RunOptions& options) {
+  const std::int64_t h_q = shape.take("h_q", 64), d_qk = shape.take("d_qk", 576);
+  const std::int64_t topk = shape.take("topk", 64);
+  shape.done();
+  // dkv of a cache with rows would be written even without queries.
+  const ConstTensorView q = shape.view(shape.dtype, {0, h_q, d_qk});
+  const ConstTensorView out = shape.view(shape.dtype, {0, h_q, sparse_mla::kValueDim});
+  const Backend backend = sparse_mla::backward({.q = q,
+                                                .kv = shape.view(shape.dtype, {0, 1, d_qk}),
+                                                .indices = shape.view(DType::i32, {0, 1, topk}),
+                                                .out = out,
+                                                .lse = shape.view(DType::f32, {0, h_q}),
+                                                .d_out = out,
+                                                .dq = shape.view(DType::f32, {0, h_q, d_qk}),
+                                                .dkv = shape.view(DType::f32, {0, 1, d_qk})},
+                                               options);
+  // An empty call returns before the backend's own checks.
+  if (backend == Backend::sm90) Check(kOperation).dtype("q", q, {DType::bf16});
+  return backend;
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,83 @@
+// Python binding of sparse_mla::distribution.
+#include <nanobind/stl/optional.h>
+
+#include "winnow/core/check.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+#include "winnow/sparse_mla/distribution/distribution.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kOperation = "sparse_mla::distribution";
+
+nb::object distribution(nb::handle q, nb::handle kv, nb::handle indices, nb::handle lse,
+                        std::optional<double> scale, nb::handle topk_length,
+                        std::optional<std::int64_t> q_start, std::int64_t k_stride, nb::object out,
+                        nb::handle stream, nb::handle backend) {
+  Call call(kOperation, stream, backend);
+  sparse_mla::DistributionArgs args{
+      .q = call.input("q", q),
+      .kv = call.input("kv", kv),
+      .indices = call.input("indices", indices),
+      .lse = call.input("lse", lse),
+      .topk_length = call.input("topk_length", topk_length),
+      .scale = scale,
+      .q_start = q_start,
+      .k_stride = k_stride,
+  };
+  args.attn_sum =
+      call.output("out", out, DType::f32, {size_of_dim(args.q, 0), size_of_dim(args.indices, 2)});
+  call.run([&](const RunOptions& options) { sparse_mla::distribution(args, options); });
+  return out;
+}
+
+constexpr const char* kDoc = R"(What all heads together give to each chosen row.
+
+    attn_sum[i,j] = sum over h of exp(x[i,h,j] - lse[i,h]),  0 for entries that are not visible
+
+with x and visibility as in forward(). Where lse came from forward() on the same entries, each row
+sums to h_q. It is the teacher that trains the indexer of DeepSeek Sparse Attention.
+
+Args:
+    q, kv, indices, scale, topk_length, q_start, k_stride, stream, backend: as in forward().
+    lse: [s_q, h_q], float32, natural logarithm, as forward() returns it; one in base 2 must be
+        multiplied by ln 2 first.
+    out: [s_q, topk], float32, to write into; new if None.
+
+Returns:
+    attn_sum, [s_q, topk], float32.
+
+Raises:
+    ValueError, winnow.Error: as forward().)";
+
+}  // namespace
+
+void bind_sparse_mla_distribution(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("distribution", distribution, "q"_a.none(), "kv"_a.none(), "indices"_a.none(),
+        "lse"_a.none(), nb::kw_only(), "scale"_a = nb::none(), "topk_length"_a = nb::none(),
+        "q_start"_a = nb::none(), "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(),
+        "backend"_a = nb::none(), kDoc,
+        nb::sig("def distribution(q: T, kv: T, indices: T, lse: T, *, scale: float | None = None, "
+                "topk_length: T | None = None, q_start: int | None = None, k_stride: int = 1, "
+                "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T"));
+}
+
+Backend supports_sparse_mla_distribution(Shape& shape, const RunOptions& options) {
+  const std::int64_t h_q = shape.take("h_q", 64), d_qk = shape.take("d_qk", 576);
+  const std::int64_t s_kv = shape.take("s_kv", 1), topk = shape.take("topk", 64);
+  shape.done();
+  const ConstTensorView q = shape.view(shape.dtype, {0, h_q, d_qk});
+  const Backend backend = sparse_mla::distribution({.q = q,
+                                                    .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
+                                                    .indices = shape.view(DType::i32, {0, 1, topk}),
+                                                    .lse = shape.view(DType::f32, {0, h_q}),
+                                                    .attn_sum = shape.view(DType::f32, {0, topk})},
+                                                   options);
+  // An empty call returns before the backend's own checks.
+  if (backend == Backend::sm90) Check(kOperation).dtype("q", q, {DType::bf16});
+  return backend;
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,104 @@
+// Python binding of sparse_mla::forward.
+#include <nanobind/stl/optional.h>
+
+#include "winnow/core/check.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+#include "winnow/sparse_mla/forward/forward.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kOperation = "sparse_mla::forward";
+
+nb::tuple forward(nb::handle q, nb::handle kv, nb::handle indices, std::optional<double> scale,
+                  nb::handle topk_length, nb::handle attn_sink, std::optional<std::int64_t> q_start,
+                  std::int64_t k_stride, nb::handle out, nb::handle stream, nb::handle backend) {
+  Call call(kOperation, stream, backend);
+  sparse_mla::ForwardArgs args{
+      .q = call.input("q", q),
+      .kv = call.input("kv", kv),
+      .indices = call.input("indices", indices),
+      .topk_length = call.input("topk_length", topk_length),
+      .attn_sink = call.input("attn_sink", attn_sink),
+      .scale = scale,
+      .q_start = q_start,
+      .k_stride = k_stride,
+  };
+  const std::int64_t s_q = size_of_dim(args.q, 0), h_q = size_of_dim(args.q, 1);
+  auto [result, max_logits, lse] = split_out(kOperation, out, 3);
+  args.out = call.output("out", result, args.q.dtype(), {s_q, h_q, sparse_mla::kValueDim});
+  args.max_logits = call.output("max_logits", max_logits, DType::f32, {s_q, h_q});
+  args.lse = call.output("lse", lse, DType::f32, {s_q, h_q});
+  call.run([&](const RunOptions& options) { sparse_mla::forward(args, options); });
+  return nb::make_tuple(result, max_logits, lse);
+}
+
+constexpr const char* kDoc = R"(Attention of every query over the cache rows chosen for it.
+
+    x[i,h,j] = scale * dot(q[i,h,:], kv[indices[i,j],:])     over the visible entries j
+    max_logits = max_j x,  lse = log sum_j exp(x)            natural logarithm, without the sink
+    out = sum_j exp(x - lse') * kv[indices[i,j], :512]       lse' = log(exp(lse) + exp(sink))
+
+An entry is visible if j < topk_length[i], 0 <= t = indices[i,j] < s_kv and, with q_start,
+(t + 1) * k_stride <= q_start + i + 1. A query with nothing visible gets out = 0 and
+lse = max_logits = -inf.
+
+Args:
+    q: [s_q, h_q, d_qk], float32, float16 or bfloat16; d_qk is 576 or 512.
+    kv: [s_kv, 1, d_qk], as q. The key is the row, the value its first 512 columns.
+    indices: [s_q, 1, topk], int32; outside [0, s_kv) means absent.
+    scale: of the logits; 1 / sqrt(d_qk) if None.
+    topk_length: [s_q], int32: entries of each row that count; clamped to [0, topk].
+    attn_sink: [h_q], float32: a logit per head without a value.
+    q_start: position of query 0; switches the causal limit on.
+    k_stride: tokens that one row of kv stands for; needs q_start if it is not 1.
+    out: [s_q, h_q, 512] as q to write into, or a tuple (out, max_logits, lse) of which any may
+        be None. What is not given is new, of q's kind and on q's device.
+    stream: for CUDA tensors: a handle or an object with __cuda_stream__, cuda_stream or ptr;
+        None is torch's current stream for its tensors, else the default stream.
+    backend: forces one of winnow.backends() by name.
+
+Returns:
+    (out, max_logits, lse); the last two are [s_q, h_q], float32.
+
+Raises:
+    ValueError: an argument is not as described; nothing was written.
+    winnow.Error: no backend can do it here.
+
+Strides are free but for the last dimension, which is contiguous; tensors are never copied. On a
+GPU the call returns when the work is queued, without synchronisation. No gradient is recorded:
+see winnow.torch.sparse_mla_attention.)";
+
+}  // namespace
+
+void bind_sparse_mla_forward(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("forward", forward, "q"_a.none(), "kv"_a.none(), "indices"_a.none(), nb::kw_only(),
+        "scale"_a = nb::none(), "topk_length"_a = nb::none(), "attn_sink"_a = nb::none(),
+        "q_start"_a = nb::none(), "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(),
+        "backend"_a = nb::none(), kDoc,
+        nb::sig("def forward(q: T, kv: T, indices: T, *, scale: float | None = None, "
+                "topk_length: T | None = None, attn_sink: T | None = None, "
+                "q_start: int | None = None, k_stride: int = 1, "
+                "out: T | tuple[T | None, T | None, T | None] | None = None, "
+                "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]"));
+}
+
+Backend supports_sparse_mla_forward(Shape& shape, const RunOptions& options) {
+  const std::int64_t h_q = shape.take("h_q", 64), d_qk = shape.take("d_qk", 576);
+  const std::int64_t s_kv = shape.take("s_kv", 1), topk = shape.take("topk", 64);
+  shape.done();
+  const ConstTensorView q = shape.view(shape.dtype, {0, h_q, d_qk});
+  const Backend backend =
+      sparse_mla::forward({.q = q,
+                           .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
+                           .indices = shape.view(DType::i32, {0, 1, topk}),
+                           .out = shape.view(shape.dtype, {0, h_q, sparse_mla::kValueDim})},
+                          options);
+  // An empty call returns before the backend's own checks.
+  if (backend == Backend::sm90) Check(kOperation).dtype("q", q, {DType::bf16});
+  return backend;
+}
+
+}  // namespace winnow::python
