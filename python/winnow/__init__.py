@@ -1,0 +1,24 @@
+"""Winnow: the kernels that sparse transformers need, on the CPU and on Hopper GPUs.
+
+``winnow.sparse_mla`` and ``winnow.paged_xl`` take numpy arrays, torch tensors, or anything with
+``__dlpack__``, and return the kind that came in. ``winnow.torch`` has the same operations for
+``torch.compile`` and autograd, ``winnow.compat`` functions with the signatures of other libraries.
+"""
+
+from winnow import paged_xl, sparse_mla
+from winnow._winnow import __version__, backends, num_threads, set_num_threads
+from winnow.errors import Error, InvalidArgument
+from winnow.support import Support, supports
+
+__all__ = [
+    "Error",
+    "InvalidArgument",
+    "Support",
+    "__version__",
+    "backends",
+    "num_threads",
+    "paged_xl",
+    "set_num_threads",
+    "sparse_mla",
+    "supports",
+]

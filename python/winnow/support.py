@@ -1,0 +1,54 @@
+"""What this machine and this build can do."""
+
+from dataclasses import dataclass
+from typing import Optional
+
+from winnow import _winnow
+
+
+@dataclass(frozen=True)
+class Support:
+    """The answer of supports(): true or false, with the backend or the reason."""
+
+    supported: bool
+    backend: Optional[str]
+    """The backend that would run, one of winnow.backends(); None if none would."""
+    reason: str
+    """Why none would; empty if one would."""
+
+    def __bool__(self) -> bool:
+        return self.supported
+
+
+def supports(
+    op: str,
+    *,
+    dtype: object = "float32",
+    device: object = "cpu",
+    backend: Optional[str] = None,
+    **shape: int,
+) -> Support:
+    """Whether an operation can run, without running it.
+
+    Args:
+        op: "sparse_mla.forward", "sparse_mla.distribution", "sparse_mla.backward",
+            "paged_xl.attention", "paged_xl.attention_fused", "paged_xl.append" or
+            "paged_xl.position_term".
+        dtype: of the queries: "float32", "float16", "bfloat16", or a dtype of numpy or torch.
+        device: "cpu", "cuda" or "cuda:1", or a device of torch.
+        backend: asks for this one alone.
+        **shape: sizes by the names in the operation's documentation: h_q, d_qk, s_kv, topk;
+            num_heads, num_kv_heads, head_size, block_size. What is not given is a usual size.
+
+    Raises:
+        ValueError: an unknown operation, dtype, device or backend.
+        TypeError: a size that the operation does not have.
+
+    >>> bool(supports("sparse_mla.forward", dtype="bfloat16", h_q=128))
+    True
+    >>> supports("sparse_mla.forward", d_qk=128).reason
+    'sparse_mla::forward: q: want d_qk = 576 or 512, got d_qk = 128'
+    """
+    name = getattr(dtype, "__name__", str(dtype)).removeprefix("torch.")
+    found, reason = _winnow.supports(op.replace("::", "."), name, str(device), backend, shape)
+    return Support(found != "", found or None, reason)
