@@ -1,5 +1,5 @@
 # Thin verbs over CMake. `make demo` and `make test` do everything on a fresh machine.
-.PHONY: all build demo test test-gpu soak offline-deps asan tsan fuzz bench format check-format install clean help
+.PHONY: all build demo test test-gpu test-gpu-python soak wheel offline-deps asan tsan fuzz bench format check-format install clean help
 
 PREFIX ?= $(CURDIR)/build/install
 FUZZ_SECONDS ?= 20
@@ -9,15 +9,17 @@ all: build
 
 help:
 	@echo "make demo          build, then watch a sparse attention layer learn where to look"
-	@echo "make test          build, then run all tests"
+	@echo "make test          build, then run all tests, C++ and Python"
+	@echo "make wheel         the Python package as a wheel in build/dist"
 	@echo "make test-gpu      the case tables and the GPU tests on this machine's GPU"
 	@echo "make soak          $(SOAK_ITERATIONS) random calls of the all-to-all on random worlds"
+	@echo "make test-gpu-python  the Python tests on this machine's GPU"
 	@echo "make bench         winnow bench: the operations beside their ceilings"
 	@echo "make asan          the whole test suite under AddressSanitizer and UBSan"
 	@echo "make tsan          the whole test suite under ThreadSanitizer"
 	@echo "make fuzz          libFuzzer over tensor descriptors and the text reader ($(FUZZ_SECONDS) s)"
 	@echo "make offline-deps  gather the libraries in .deps/root, for machines without package sources"
-	@echo "make format        format all code; make check-format only looks"
+	@echo "make format        format all code; make check-format only looks, and lints Python"
 	@echo "make install       the CMake package and the program, PREFIX=$(PREFIX)"
 
 # Warnings are errors where the compiler is known: in CI.
@@ -36,11 +38,20 @@ demo: build
 bench: build
 	build/bin/winnow bench
 
+# The wheel shares the objects of build/release: it needs the same settings.
+python = -DWINNOW_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
+
 test:
-	@tools/setup
-	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=AUTO $(werror)
+	@tools/setup python
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=AUTO $(python) $(werror)
 	cmake --build --preset release
-	ctest --preset release -j2
+	@tools/test wheel ctest pytest
+
+wheel:
+	@tools/setup python
+	cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=$(cuda_if_gpu) $(python) $(werror)
+	cmake --build --preset release
+	@tools/test wheel
 
 # `make test` runs 300 of them. A failure names the seed that repeats it.
 soak:
@@ -65,6 +76,12 @@ test-gpu:
 	build/bin/paged_gpu_test --gtest_filter='*TheFirstCallMayBeCaptured'
 	build/bin/paged_gpu_test
 
+test-gpu-python:
+	@tools/setup python
+	cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=ON $(python) $(werror)
+	cmake --build --preset release
+	@tools/test wheel gpu
+
 asan:
 	@tools/setup
 	cmake --preset asan
@@ -88,10 +105,13 @@ sources = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
 format:
 	@tools/setup wheels
 	.venv/bin/clang-format -i $(sources)
+	.venv/bin/ruff format -q python
 
 check-format:
 	@tools/setup wheels
 	.venv/bin/clang-format --dry-run -Werror $(sources)
+	.venv/bin/ruff format -q --check python
+	.venv/bin/ruff check -q python
 
 install: build
 	cmake --install build/release --prefix $(PREFIX)

@@ -1,8 +1,8 @@
 """What a call from Python costs beyond the call in C++: ``python -m winnow bench python``.
 
-The same call is repeated from Python and inside C++, on a problem without queries, where the library
-checks its arguments and computes nothing; the difference is the cost of the binding. Each figure is
-the smallest of many short runs: what the code costs, not what else the machine does.
+The same call is repeated from Python and inside C++, on a problem without queries, where the
+library checks its arguments and computes nothing; the difference is the cost of the binding. Each
+figure is the smallest of many short runs: what the code costs, not what else the machine does.
 """
 
 import argparse
@@ -70,7 +70,9 @@ def measure() -> List[Dict[str, Any]]:
         )
         results.append(
             _measure(
-                f"{kind}, out=", LIMIT_PLAIN, lambda a=arguments, o=out: sparse_mla.forward(*a, out=o)
+                f"{kind}, out=",
+                LIMIT_PLAIN,
+                lambda a=arguments, o=out: sparse_mla.forward(*a, out=o),
             )
         )
         if kind == "torch":
@@ -101,7 +103,7 @@ def main(arguments: List[str]) -> int:
         for row in results:
             verdict = "reached" if row["reached"] else "MISSED"
             print(
-                f"{row['call']:20} {row['microseconds']:8.2f}   C++ {row['native_microseconds']:.2f}"
-                f"   target {row['target']:.0f} {verdict}"
+                f"{row['call']:20} {row['microseconds']:8.2f}"
+                f"   C++ {row['native_microseconds']:.2f}   target {row['target']:.0f} {verdict}"
             )
     return 1 if options.check and not all(row["reached"] for row in results) else 0

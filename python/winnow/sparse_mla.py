@@ -1,4 +1,4 @@
-"""Top-k sparse MLA attention: every query attends to the cache rows that an indexer chose for it."""
+"""Top-k sparse MLA attention: each query attends to the cache rows chosen for it."""
 
 from winnow._winnow.sparse_mla import backward, distribution, forward
 

@@ -322,9 +322,7 @@ def sparse_mla_backward(
 # ---- sparse MLA: the attention distribution
 
 
-def _distribution(
-    q, kv, indices, lse, scale=None, topk_length=None, q_start=None, k_stride=1
-):
+def _distribution(q, kv, indices, lse, scale=None, topk_length=None, q_start=None, k_stride=1):
     return _sparse_mla.distribution(
         q,
         kv,

@@ -1,0 +1,78 @@
+"""The signatures and conventions of other libraries."""
+
+import inspect
+
+import numpy as np
+import problems
+import pytest
+import torch
+
+from winnow import compat, paged_xl, sparse_mla
+
+
+def test_flash_mla_signature():
+    parameters = inspect.signature(compat.flash_mla_sparse_fwd).parameters
+    assert list(parameters) == [
+        "q", "kv", "indices", "sm_scale", "d_v", "attn_sink", "topk_length", "indexer_topk",
+    ]  # fmt: skip
+    assert [p.default for p in parameters.values()][4:] == [512, None, None, 0]
+
+
+@pytest.mark.parametrize("convert", [lambda a: a, torch.from_numpy], ids=["numpy", "torch"])
+def test_flash_mla_conventions(convert):
+    q, kv, indices, _ = problems.sparse_mla()
+    indices[1] = -1
+    out, max_logits, lse = compat.flash_mla_sparse_fwd(
+        convert(q), convert(kv), convert(indices), 0.1
+    )
+    want = sparse_mla.forward(q, kv, indices, scale=0.1)
+    np.testing.assert_array_equal(np.asarray(out), want[0])
+    np.testing.assert_array_equal(np.asarray(max_logits), want[1])
+    assert np.isneginf(np.asarray(max_logits)[1]).all()
+    assert np.isposinf(np.asarray(lse)[1]).all()
+    np.testing.assert_array_equal(np.asarray(lse)[[0, 2]], want[2][[0, 2]])
+
+
+def test_flash_mla_options_reach_the_library():
+    q, kv, indices, _ = problems.sparse_mla()
+    sink, length = np.zeros(4, np.float32), np.array([1, 2, 3], np.int32)
+    got = compat.flash_mla_sparse_fwd(q, kv, indices, 0.1, 512, sink, length, 0)
+    want = sparse_mla.forward(q, kv, indices, scale=0.1, attn_sink=sink, topk_length=length)
+    np.testing.assert_array_equal(got[0], want[0])
+
+
+def test_flash_mla_refuses_what_it_does_not_do():
+    q, kv, indices, _ = problems.sparse_mla()
+    with pytest.raises(ValueError, match="indexer_topk: want 0, got 64"):
+        compat.flash_mla_sparse_fwd(q, kv, indices, 0.1, indexer_topk=64)
+    with pytest.raises(ValueError, match="d_v: want 512, got 256"):
+        compat.flash_mla_sparse_fwd(q, kv, indices, 0.1, d_v=256)
+
+
+@pytest.mark.parametrize("convert", [lambda a: a, torch.from_numpy], ids=["numpy", "torch"])
+def test_xl_attention_by_block_and_by_token(convert):
+    p = problems.paged_xl(context_lens=(5, 8, 19), block_size=8)
+    paged_xl.append(p["key"], p["value"], p["key_cache"], p["value_cache"], p["slot_mapping"])
+    term = paged_xl.position_term(p["query"], p["pos_bias_v"], p["r"], p["context_lens"])
+    names = ("query", "key_cache", "value_cache", "pos_bias_u")
+    step = [p[n] for n in names]
+    want = paged_xl.attention(*step, term, 0.3, p["block_tables"], p["context_lens"])
+    per_token = np.repeat(p["block_tables"], 8, axis=1)[:, :19]
+    for table, by_token in ((p["block_tables"], False), (per_token, True)):
+        out = convert(np.full_like(want, np.nan))
+        result = compat.xl_single_query_cached_kv_attention(
+            out, *(convert(a) for a in step), convert(term), 0.3, convert(table.copy()),
+            convert(p["context_lens"]), 8, 19, table_per_token=by_token,
+        )  # fmt: skip
+        assert result is None
+        np.testing.assert_array_equal(np.asarray(out), want)
+
+
+def test_xl_attention_refuses_another_block_size():
+    p = problems.paged_xl()
+    out, term = np.zeros_like(p["query"]), np.zeros((3, 4, 19), np.float32)
+    step = [p[n] for n in ("query", "key_cache", "value_cache", "pos_bias_u")]
+    with pytest.raises(ValueError, match="block_size: want 8 as in value_cache, got 16"):
+        compat.xl_single_query_cached_kv_attention(
+            out, *step, term, 1.0, p["block_tables"], p["context_lens"], 16, 19
+        )

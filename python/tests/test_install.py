@@ -1,0 +1,147 @@
+"""The wheel in an empty environment, the program, the stubs, the documented examples."""
+
+import ast
+import doctest
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import winnow.support
+
+import winnow
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(winnow.__file__).parent
+
+
+def _run(*command, **options):
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=250, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    path = os.environ.get("WINNOW_WHEEL")
+    assert path, "WINNOW_WHEEL must name the wheel under test; `make test` sets it"
+    return Path(path).resolve()
+
+
+@pytest.fixture(scope="module")
+def empty_environment(wheel, tmp_path_factory):
+    """A fresh virtual environment with nothing but the wheel, installed without an index."""
+    folder = tmp_path_factory.mktemp("empty")
+    assert _run(sys.executable, "-m", "venv", "--without-pip", folder).returncode == 0
+    python = folder / "bin" / "python"
+    installed = _run(
+        sys.executable, "-m", "pip", "--python", python, "install", "--no-index", wheel
+    )
+    assert installed.returncode == 0, installed.stderr
+    return python
+
+
+def test_the_wheel_imports_in_an_empty_environment(empty_environment, tmp_path):
+    program = (
+        "import sys, winnow\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+        "assert winnow.supports('sparse_mla.forward')\n"
+        "assert [b['name'] for b in winnow.backends()][-1] == 'cpu'\n"
+        "import winnow.compat\n"
+        "for missing in ('numpy', 'torch', 'winnow.torch'):\n"
+        "    try:\n"
+        "        __import__(missing)\n"
+        "    except ImportError:\n"
+        "        pass\n"
+        "    else:\n"
+        "        raise AssertionError(missing)\n"
+        "try:\n"
+        "    winnow.sparse_mla.forward([1.0], None, None)\n"
+        "except ValueError as error:\n"
+        "    print(error)\n"
+    )
+    environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
+    result = _run(empty_environment, "-c", program, cwd=tmp_path, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert "q: want a tensor of numpy, torch or another framework" in result.stdout
+
+
+def test_the_program_runs_in_an_empty_environment(empty_environment, tmp_path):
+    info = _run(empty_environment, "-m", "winnow", "info", "--json", cwd=tmp_path)
+    assert info.returncode == 0, info.stderr
+    assert json.loads(info.stdout)["version"] == winnow.__version__
+    script = empty_environment.parent / "winnow"
+    case = ("verify", "paged_xl::append")
+    for program in ((empty_environment, "-m", "winnow"), (script,)):
+        verified = _run(*program, *case, cwd=tmp_path)
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+    bad = _run(empty_environment, "-m", "winnow", "verify", "matmul", cwd=tmp_path)
+    assert bad.returncode == 2
+    bench = _run(
+        script, "bench", "paged_xl::append", "--seconds", "0.001", "--repetitions", "1", "--json",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert bench.returncode == 0, bench.stderr
+    assert json.loads(bench.stdout)["results"]
+
+
+def test_the_wheel_links_neither_torch_nor_the_build_folder(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    binaries = [*tmp_path.rglob("*.so*"), tmp_path / "winnow" / "bin" / "winnow"]
+    assert len(binaries) >= 4
+    for binary in binaries:
+        dynamic = _run("objdump", "-p", binary)
+        assert dynamic.returncode == 0, dynamic.stderr
+        for line in dynamic.stdout.splitlines():
+            if re.match(r"\s*(NEEDED|RUNPATH|RPATH)\s", line):
+                assert not re.search(r"torch|c10|cuda|nvshmem|libpython", line), (binary, line)
+                if "PATH" in line:
+                    assert all(p.startswith("$ORIGIN") for p in line.split()[1].split(":")), line
+
+
+def test_the_cost_of_a_call_is_reported():
+    result = _run(sys.executable, "-m", "winnow", "bench", "python", "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [row["call"] for row in rows][-1] == "torch operator"
+    assert all(row["target"] in (10.0, 25.0) for row in rows)
+    # Ten times the target: finds a copy or a second parse, not a busy machine.
+    assert all(0 < row["microseconds"] < 10 * row["target"] for row in rows), rows
+
+
+@pytest.mark.parametrize("room", ["sparse_mla", "paged_xl"])
+def test_every_function_has_a_docstring_and_a_stub(room):
+    stub = ast.parse((PACKAGE / "_winnow" / f"{room}.pyi").read_text())
+    typed = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
+    module = getattr(winnow, room)
+    assert set(typed) == set(module.__all__)
+    for name, node in typed.items():
+        documented = getattr(module, name).__doc__
+        assert "Raises:" in documented or "errors" in documented, name
+        arguments = [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
+        assert arguments[-2:] == ["stream", "backend"], name
+        assert ast.get_docstring(node), name
+    assert (PACKAGE / "py.typed").exists()
+
+
+@pytest.mark.parametrize(("page", "least"), [("docs/python.md", 4), ("README.md", 1)])
+def test_the_examples_of_the_docs_run(page, least, capsys):
+    text = (ROOT / page).read_text()
+    examples = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", text, re.DOTALL)
+    assert len(examples) >= least
+    names = {}
+    for source, expected in examples:
+        capsys.readouterr()
+        exec(compile(source, page, "exec"), names)
+        if expected:
+            assert capsys.readouterr().out == expected
+
+
+def test_the_examples_in_docstrings_run():
+    result = doctest.testmod(winnow.support)
+    assert result.attempted >= 2 and result.failed == 0

@@ -1,0 +1,276 @@
+"""What comes in and goes out: layouts, kinds, dtypes, streams; refusals by their text."""
+
+import gc
+import pickle
+
+import numpy as np
+import problems
+import pytest
+import torch
+
+import winnow
+from winnow import sparse_mla
+
+# Reliability test 8: the same numbers as the contiguous copy, or a named error.
+LAYOUTS = {
+    "contiguous": lambda a: a,
+    "sliced": lambda a: np.repeat(a, 2, axis=0)[::2],
+    "negative-stride": lambda a: a[::-1].copy()[::-1],
+    "transposed": lambda a: np.ascontiguousarray(a.swapaxes(0, 1)).swapaxes(0, 1),
+    "inside-a-larger": lambda a: np.pad(a, [(1, 2), (0, 0), (0, 3)])[1:-2, :, :-3],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("argument", ["q", "kv", "indices"])
+def test_strided_inputs_give_the_same_bits(layout, argument):
+    q, kv, indices, _ = problems.sparse_mla()
+    want = sparse_mla.forward(q, kv, indices)
+    arguments = {"q": q, "kv": kv, "indices": indices}
+    arguments[argument] = LAYOUTS[layout](arguments[argument])
+    for got, expected in zip(sparse_mla.forward(**arguments), want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_stride_zero_inputs_give_the_same_bits():
+    q, kv, indices, _ = problems.sparse_mla()
+    q, indices = np.broadcast_to(q[:1], q.shape), np.broadcast_to(indices[:1], indices.shape)
+    assert q.strides[0] == 0
+    want = sparse_mla.forward(q.copy(), kv, indices.copy())
+    for got, expected in zip(sparse_mla.forward(q, kv, indices), want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    expanded = torch.from_numpy(q[:1].copy()).expand(3, -1, -1)
+    got = sparse_mla.forward(expanded, torch.from_numpy(kv), torch.from_numpy(indices.copy()))
+    np.testing.assert_array_equal(got[0].numpy(), want[0])
+
+
+def test_outputs_may_be_strided():
+    q, kv, indices, _ = problems.sparse_mla()
+    want = sparse_mla.forward(q, kv, indices)[0]
+    for make in (
+        lambda: np.zeros((6, 4, 512), np.float32)[::2],
+        lambda: np.zeros((3, 4, 512), np.float32)[::-1],
+        lambda: np.zeros((4, 3, 512), np.float32).swapaxes(0, 1),
+    ):
+        out = make()
+        sparse_mla.forward(q, kv, indices, out=out)
+        np.testing.assert_array_equal(out, want)
+
+
+def _frozen(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def _refusals():
+    q, kv, indices, _ = problems.sparse_mla()
+    out = np.zeros((3, 4, 512), np.float32)
+    t = torch.from_numpy
+    zero_stride = np.lib.stride_tricks.as_strided(out, out.shape, (0, *out.strides[1:]))
+    return {
+        "float64": ((q.astype(float), kv, indices), {}, "q: want dtype f32, .* got float64"),
+        "torch.float64": ((t(q).double(), t(kv), t(indices)), {}, "q: .* got torch.float64"),
+        "int64 indices": ((q, kv, indices.astype(int)), {}, "indices: want dtype i32, got i64"),
+        "big endian": ((q.astype(">f4"), kv, indices), {}, "q: want dtype .* got >f4"),
+        "bool": ((q > 0, kv, indices), {}, "q: want dtype .* got bool"),
+        "complex": ((t(q) * 1j, t(kv), t(indices)), {}, "q: .* got torch.complex64"),
+        "mixed dtypes": ((q, kv.astype(np.float16), indices), {}, "kv: want dtype f32, got f16"),
+        "not a tensor": (([1.0], kv, indices), {}, "q: want a tensor .* got list"),
+        "none": ((None, kv, indices), {}, r"q: want a tensor \[s_q, h_q, d_qk\], got none"),
+        "rank": ((q[0], kv, indices), {}, "q: want 3 dimensions"),
+        "too many dims": (
+            (q.reshape(1, 1, 1, 1, 3, 4, 576), kv, indices),
+            {},
+            "q: .* 6 dimensions",
+        ),
+        "shape": ((q, kv[:, :, :512], indices), {}, "kv: want shape"),
+        "d_qk": ((q[:, :, :100], kv[:, :, :100], indices), {}, "d_qk = 576 or 512"),
+        "last dim": ((q[:, :, ::-1], kv, indices), {}, "q: want stride 1 in the last dimension"),
+        "odd bytes": ((_unaligned(q), kv, indices), {}, "q: want memory aligned to 4 bytes"),
+        "k_stride": ((q, kv, indices), {"k_stride": 2}, "k_stride: want 1 where q_start is absent"),
+        "scale": ((q, kv, indices), {"scale": float("nan")}, "scale: want a finite number"),
+        "out shape": ((q, kv, indices), {"out": out[:2]}, "out: want shape"),
+        "out dtype": ((q, kv, indices), {"out": out.astype(np.float16)}, "out: want dtype f32"),
+        "out read-only": ((q, kv, indices), {"out": _frozen(out)}, "out: .* got a read-only one"),
+        "out shares": ((q, kv, indices), {"out": zero_stride}, "do not share memory"),
+        "out tuple": ((q, kv, indices), {"out": (out, None)}, "out: want .* tuple of 3, got .* 2"),
+        "meta": ((t(q).to("meta"), t(kv), t(indices)), {}, "q: want a dense tensor in memory"),
+        "sparse": ((t(q).to_sparse(), t(kv), t(indices)), {}, "q: want a dense tensor in memory"),
+        "gradient": ((t(q).requires_grad_(), t(kv), t(indices)), {}, "q: .* requires no gradient"),
+        "stream": (
+            (q, kv, indices),
+            {"stream": "now"},
+            "stream: want None, a handle, .* got 'now'",
+        ),
+        "negative stream": ((q, kv, indices), {"stream": -1}, "stream: .* got -1"),
+    }
+
+
+def _unaligned(array):
+    memory = np.zeros(array.nbytes + 1, np.uint8)
+    view = memory[1:].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+@pytest.mark.parametrize("case", _refusals())
+def test_refusals_name_the_argument_and_change_nothing(case):
+    arguments, options, text = _refusals()[case]
+    before = {k: np.copy(v) for k, v in options.items() if isinstance(v, np.ndarray)}
+    with pytest.raises(ValueError, match=text) as caught:
+        sparse_mla.forward(*arguments, **options)
+    assert isinstance(caught.value, winnow.Error)
+    assert caught.value.operation == "sparse_mla::forward"
+    assert text.startswith(caught.value.argument) or caught.value.argument in str(caught.value)
+    assert caught.value.code == "invalid_argument"
+    assert "\n" not in str(caught.value)
+    for name, value in before.items():
+        np.testing.assert_array_equal(options[name], value)
+    q, kv, indices, _ = problems.sparse_mla()
+    sparse_mla.forward(q, kv, indices)  # the next call works
+
+
+def test_wrong_calls_are_type_errors():
+    q, kv, indices, _ = problems.sparse_mla()
+    with pytest.raises(TypeError):
+        sparse_mla.forward(q, kv)
+    with pytest.raises(TypeError):
+        sparse_mla.forward(q, kv, indices, 0.1)  # keywords after the tensors
+    with pytest.raises(TypeError):
+        sparse_mla.forward(q, kv, indices, sink=None)
+
+
+def test_without_gradient_mode_the_values_are_taken():
+    q, kv, indices, _ = problems.sparse_mla()
+    q, kv, indices = (torch.from_numpy(a) for a in (q, kv, indices))
+    with torch.no_grad():
+        out = sparse_mla.forward(q.requires_grad_(), kv, indices)[0]
+    assert not out.requires_grad
+
+
+class _Foreign:
+    """A tensor of a framework that we do not know: nothing but DLPack and a namespace."""
+
+    def __init__(self, array, old=False, read_only=False):
+        self._array, self._old = array, old
+        array.flags.writeable = not read_only
+
+    def __dlpack__(self, **options):
+        if self._old and "max_version" in options:
+            raise TypeError("unexpected keyword argument 'max_version'")
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+    def __array_namespace__(self):
+        class Namespace:
+            float32 = np.float32
+
+            @staticmethod
+            def empty(shape, dtype):
+                return _Foreign(np.empty(shape, dtype))
+
+        return Namespace
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_any_dlpack_tensor_comes_in_and_goes_out(old):
+    q, kv, indices, _ = problems.sparse_mla()
+    want = sparse_mla.forward(q, kv, indices)
+    arguments = [_Foreign(a, old) for a in (q, kv, indices)]
+    for got, expected in zip(sparse_mla.forward(*arguments), want, strict=True):
+        assert isinstance(got, _Foreign)
+        np.testing.assert_array_equal(got._array, expected)
+    out = _Foreign(np.full_like(want[0], np.nan))
+    assert sparse_mla.forward(*arguments, out=out)[0] is out
+    np.testing.assert_array_equal(out._array, want[0])
+
+
+def test_a_read_only_dlpack_tensor_is_not_written():
+    q, kv, indices, _ = problems.sparse_mla()
+    out = _Foreign(np.zeros((3, 4, 512), np.float32), read_only=True)
+    with pytest.raises(ValueError, match="out: .* got a read-only one"):
+        sparse_mla.forward(q, kv, indices, out=out)
+
+
+def test_read_only_inputs_are_fine():
+    q, kv, indices, _ = problems.sparse_mla()
+    want = sparse_mla.forward(q, kv, indices)[0]
+    got = sparse_mla.forward(_frozen(q), _frozen(kv), _frozen(indices))[0]
+    np.testing.assert_array_equal(got, want)
+
+
+def test_streams_are_accepted_for_cpu_tensors():
+    class CudaStream:
+        def __cuda_stream__(self):
+            return (0, 7)
+
+    class TorchStream:
+        cuda_stream = 7
+
+    q, kv, indices, _ = problems.sparse_mla()
+    want = sparse_mla.forward(q, kv, indices)[0]
+    for stream in (None, 0, 7, CudaStream(), TorchStream()):
+        np.testing.assert_array_equal(sparse_mla.forward(q, kv, indices, stream=stream)[0], want)
+
+
+def test_parameters_and_subclasses_of_tensors_come_in():
+    q, kv, indices, _ = problems.sparse_mla()
+    want = sparse_mla.forward(q, kv, indices)[0]
+    parameter = torch.nn.Parameter(torch.from_numpy(q))
+    with torch.no_grad():
+        got = sparse_mla.forward(parameter, torch.from_numpy(kv), torch.from_numpy(indices))[0]
+    assert type(got) is torch.Tensor
+    np.testing.assert_array_equal(got.numpy(), want)
+    mapped = q.view(np.memmap) if False else np.asarray(q).view(np.ndarray)
+    np.testing.assert_array_equal(sparse_mla.forward(mapped, kv, indices)[0], want)
+
+
+def test_references_are_given_back():
+    q, kv, indices, _ = problems.sparse_mla()
+    counts = [gc.get_referrers(a) for a in (q, kv, indices)]
+    import sys
+
+    before = [sys.getrefcount(a) for a in (q, kv, indices)]
+    for _ in range(50):
+        sparse_mla.forward(q, kv, indices)
+        with pytest.raises(ValueError):
+            sparse_mla.forward(q, kv, indices, k_stride=0)
+    assert [sys.getrefcount(a) for a in (q, kv, indices)] == before
+    q.resize((3, 4, 576), refcheck=False)  # no buffer is still exported
+    del counts
+
+
+def test_errors_survive_pickling():
+    with pytest.raises(winnow.Error) as caught:
+        winnow.set_num_threads(-1)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert str(copy) == str(caught.value)
+    assert copy.code == "invalid_argument"
+
+
+def test_supports_answers_and_gives_reasons():
+    assert winnow.supports("sparse_mla.forward", h_q=128, topk=2048)
+    assert winnow.supports("sparse_mla::backward", dtype=torch.bfloat16).backend == "cpu"
+    for op in (
+        "sparse_mla.distribution",
+        "paged_xl.attention",
+        "paged_xl.attention_fused",
+        "paged_xl.append",
+        "paged_xl.position_term",
+    ):
+        assert winnow.supports(op, dtype=np.float16), op
+    answer = winnow.supports("paged_xl.attention", head_size=33)
+    assert not answer
+    assert "head_size" in answer.reason
+    answer = winnow.supports("sparse_mla.forward", backend="cuda")
+    assert not answer and "cuda" in answer.reason
+    assert not winnow.supports("sparse_mla.forward", dtype="float8_e4m3fn")
+    with pytest.raises(ValueError, match="op: want one of .*, got matmul"):
+        winnow.supports("matmul")
+    with pytest.raises(TypeError, match="unknown size 'heads'"):
+        winnow.supports("sparse_mla.forward", heads=3)
+    with pytest.raises(ValueError, match="device: want cpu, cuda or cuda:INDEX, got tpu"):
+        winnow.supports("sparse_mla.forward", device="tpu")

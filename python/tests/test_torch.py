@@ -1,0 +1,238 @@
+"""The torch operators: opcheck, autograd, torch.compile."""
+
+import numpy as np
+import oracle
+import problems
+import pytest
+import torch
+import winnow.torch as ops
+from compare import assert_close
+
+import winnow
+
+SPARSE = {
+    "plain": {},
+    "sink": {"sink": True},
+    "empty": {"s_q": 0},
+    "nothing-visible": {"invalid": 1.0},
+}
+
+
+def _sparse(**shape):
+    q, kv, indices, options = problems.sparse_mla(**shape)
+    tensors = [torch.from_numpy(a) for a in (q, kv, indices)]
+    return tensors, {name: torch.from_numpy(a) for name, a in options.items()}
+
+
+def _paged():
+    p = {name: torch.from_numpy(a) for name, a in problems.paged_xl().items()}
+    ops.paged_xl_append(p["key"], p["value"], p["key_cache"], p["value_cache"], p["slot_mapping"])
+    p["key_cache"].nan_to_num_()
+    p["value_cache"].nan_to_num_()
+    return p
+
+
+def _operator_calls():
+    (q, kv, indices), _ = _sparse(s_q=2, h_q=2, topk=4)
+    sink = torch.zeros(2)
+    out, _, lse = winnow.sparse_mla.forward(q, kv, indices)
+    p = _paged()
+    step = [p[n] for n in ("query", "key_cache", "value_cache", "pos_bias_u")]
+    tables = [p["block_tables"], p["context_lens"]]
+    term = winnow.paged_xl.position_term(p["query"], p["pos_bias_v"], p["r"], p["context_lens"])
+    w = torch.ops.winnow
+    tokens = (p["key"], p["value"], p["key_cache"], p["value_cache"], p["slot_mapping"])
+    grad_q, grad_kv = (t.clone().requires_grad_() for t in (q, kv))
+    return {
+        "forward": (w.sparse_mla_forward.default, (q, kv, indices)),
+        "forward-gradient": (
+            w.sparse_mla_forward.default,
+            (grad_q, grad_kv, indices, 0.1, None, sink.clone().requires_grad_(), 3, 2, True),
+        ),
+        "backward": (w.sparse_mla_backward.default, (q, kv, indices, out, lse, out)),
+        "backward-sink": (
+            w.sparse_mla_backward.default,
+            (q, kv, indices, out, lse, out, None, None, None, sink, None, 1, False, None, q.dtype),
+        ),
+        "distribution": (w.sparse_mla_distribution.default, (q, kv, indices, lse)),
+        "attention": (w.paged_xl_attention.default, (*step, term, None, *tables)),
+        "fused": (
+            w.paged_xl_attention_fused.default,
+            (*step, p["pos_bias_v"], p["r"], 0.5, *tables),
+        ),
+        "append": (w.paged_xl_append.default, tokens),
+        "position_term": (
+            w.paged_xl_position_term.default,
+            (p["query"], p["pos_bias_v"], p["r"], p["context_lens"]),
+        ),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", _operator_calls())
+def test_opcheck(name):
+    operator, arguments = _operator_calls()[name]
+    torch.library.opcheck(operator, arguments)
+
+
+@pytest.mark.parametrize("case", SPARSE)
+def test_operators_give_what_the_functions_give(case):
+    arguments, options = _sparse(**SPARSE[case])
+    want = winnow.sparse_mla.forward(*arguments, **options)
+    got = ops.sparse_mla_forward(*arguments, **options)
+    for g, w in zip(got, want, strict=True):
+        assert torch.equal(g, w)
+    out, _, lse = want
+    assert torch.equal(ops.sparse_mla_attention(*arguments, **options), out)
+    pair = ops.sparse_mla_attention(*arguments, return_lse=True, **options)
+    assert torch.equal(pair[1], lse)
+    got = ops.sparse_mla_backward(*arguments, out, lse, out, **options)
+    want = winnow.sparse_mla.backward(*arguments, out, lse, out, **options)
+    for g, w in zip(got, want, strict=True):
+        assert torch.equal(g, w)
+    got = ops.sparse_mla_distribution(*arguments, lse)
+    assert torch.equal(got, winnow.sparse_mla.distribution(*arguments, lse))
+
+
+def test_paged_operators_give_what_the_functions_give():
+    p = _paged()
+    step = [p[n] for n in ("query", "key_cache", "value_cache", "pos_bias_u")]
+    tables = [p["block_tables"], p["context_lens"]]
+    term = ops.paged_xl_position_term(p["query"], p["pos_bias_v"], p["r"], p["context_lens"])
+    want = winnow.paged_xl.attention(*step, term, None, *tables, return_lse=True)
+    got = ops.paged_xl_attention(*step, term, None, *tables, return_lse=True)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    assert torch.equal(ops.paged_xl_attention(*step, term, None, *tables), want[0])
+    fused = ops.paged_xl_attention_fused(*step, p["pos_bias_v"], p["r"], None, *tables)
+    assert_close(fused, want[0], "paged")
+
+
+def _objective(q, kv, indices, weights, **options):
+    out, _, _ = oracle.forward(q, kv, indices, **options)
+    return (out * weights).sum()
+
+
+@pytest.mark.parametrize("options", [{}, {"q_start": 9}, {"q_start": 30, "k_stride": 3}])
+def test_gradients_are_the_slopes_of_the_oracle(options):
+    """Central differences of the float64 oracle along random directions."""
+    q, kv, indices, more = problems.sparse_mla(h_q=2, s_kv=12, topk=5, sink=True)
+    sink = more["attn_sink"]
+    rng = np.random.default_rng(3)
+    weights = rng.standard_normal((3, 2, 512)).astype(np.float32)
+    leaves = [torch.from_numpy(a.copy()).requires_grad_() for a in (q, kv, sink)]
+    out = ops.sparse_mla_attention(
+        leaves[0], leaves[1], torch.from_numpy(indices), attn_sink=leaves[2], **options
+    )
+    (out * torch.from_numpy(weights)).sum().backward()
+    values = [a.astype(np.float64) for a in (q, kv, sink)]
+    for which in range(3):
+        direction = rng.standard_normal(values[which].shape)
+        step = 1e-5
+        ends = []
+        for sign in (1, -1):
+            moved = list(values)
+            moved[which] = moved[which] + sign * step * direction
+            ends.append(
+                _objective(moved[0], moved[1], indices, weights, attn_sink=moved[2], **options)
+            )
+        slope = (ends[0] - ends[1]) / (2 * step)
+        gradient = leaves[which].grad.double().numpy()
+        scale = np.linalg.norm(gradient) * np.linalg.norm(direction)
+        assert abs((gradient * direction).sum() - slope) <= 1e-5 * scale
+
+
+def test_gradients_reach_bfloat16_leaves():
+    (q, kv, indices), _ = _sparse()
+    gradients = []
+    for dkv_dtype in (None, torch.float32):
+        leaves = [t.bfloat16().requires_grad_() for t in (q, kv)]
+        out = ops.sparse_mla_attention(*leaves, indices, dkv_dtype=dkv_dtype, deterministic=True)
+        out.float().square().sum().backward()
+        assert leaves[1].grad.dtype == torch.bfloat16
+        gradients.append([leaf.grad for leaf in leaves])
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert torch.equal(gradients[0][1], gradients[1][1])  # both round once
+
+
+def test_only_out_carries_a_gradient():
+    (q, kv, indices), _ = _sparse()
+    out, max_logits, lse = ops.sparse_mla_forward(q.requires_grad_(), kv, indices)
+    assert out.requires_grad and not max_logits.requires_grad and not lse.requires_grad
+    out.sum().backward()  # an expanded gradient: stride 0
+    assert q.grad is not None and kv.grad is None
+    assert not ops.sparse_mla_distribution(q, kv, indices, lse).requires_grad
+
+
+def test_no_gradient_is_lost_in_silence():
+    p = _paged()
+    query = p["query"].requires_grad_()
+    term = ops.paged_xl_position_term(query, p["pos_bias_v"], p["r"], p["context_lens"])
+    with pytest.raises(RuntimeError, match="paged_xl_position_term has no gradient"):
+        term.sum().backward()
+    with pytest.raises(ValueError, match="key: .* requires no gradient"):
+        ops.paged_xl_append(
+            p["key"].requires_grad_(),
+            p["value"],
+            p["key_cache"],
+            p["value_cache"],
+            p["slot_mapping"],
+        )
+
+
+def test_errors_pass_through_the_operator():
+    (q, kv, indices), _ = _sparse()
+    with pytest.raises(ValueError, match="sparse_mla::forward: k_stride: want 1 or more, got 0"):
+        ops.sparse_mla_attention(q, kv, indices, q_start=0, k_stride=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_with_gradients_in_one_graph():
+    """One compilation takes about 20 s on two cores: everything is in one function."""
+    (q, kv, indices), options = _sparse(sink=True)
+    p = _paged()
+    step = [p[n] for n in ("query", "key_cache", "value_cache", "pos_bias_u")]
+    tables = [p["block_tables"], p["context_lens"]]
+
+    def model(q, kv, sink):
+        out, lse = ops.sparse_mla_attention(2 * q, kv, indices, attn_sink=sink, return_lse=True)
+        teacher = ops.sparse_mla_distribution(2 * q, kv, indices, lse)
+        term = ops.paged_xl_position_term(p["query"], p["pos_bias_v"], p["r"], p["context_lens"])
+        ops.paged_xl_append(
+            p["key"], p["value"], p["key_cache"], p["value_cache"], p["slot_mapping"]
+        )
+        decoded = ops.paged_xl_attention(*step, term, None, *tables)
+        fused = ops.paged_xl_attention_fused(*step, p["pos_bias_v"], p["r"], None, *tables)
+        return out.square().sum(), teacher.sum() + decoded.sum() + fused.sum()
+
+    results = []
+    for run in (model, torch.compile(model, fullgraph=True)):
+        leaves = [t.clone().requires_grad_() for t in (q, kv, options["attn_sink"])]
+        loss, other = run(*leaves)
+        loss.backward()
+        results.append([loss, other, *(leaf.grad for leaf in leaves)])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager)
+
+
+@pytest.mark.gpu
+def test_on_the_gpu_in_a_cuda_graph():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    (q, kv, indices), _ = _sparse(s_q=64, h_q=64, s_kv=500, topk=64)
+    want = winnow.sparse_mla.forward(q.bfloat16(), kv.bfloat16(), indices)[0]
+    q, kv, indices = q.bfloat16().cuda(), kv.bfloat16().cuda(), indices.cuda()
+    assert winnow.supports("sparse_mla.forward", dtype=q.dtype, device=q.device)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        ops.sparse_mla_attention(q, kv, indices)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ops.sparse_mla_attention(q, kv, indices)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_close(out.float().cpu(), want.float(), "out", "bfloat16")
+    explicit = winnow.sparse_mla.forward(q, kv, indices, stream=side)[0]
+    side.synchronize()
+    assert torch.equal(explicit, out)
