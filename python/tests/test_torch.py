@@ -41,7 +41,7 @@ def _operator_calls():
     tables = [p["block_tables"], p["context_lens"]]
     term = winnow.paged_xl.position_term(p["query"], p["pos_bias_v"], p["r"], p["context_lens"])
     w = torch.ops.winnow
-    tokens = (p["key"], p["value"], p["key_cache"], p["value_cache"], p["slot_mapping"])
+    tokens = (p["key"] + 1, p["value"] + 1, p["key_cache"], p["value_cache"], p["slot_mapping"])
     grad_q, grad_kv = (t.clone().requires_grad_() for t in (q, kv))
     return {
         "forward": (w.sparse_mla_forward.default, (q, kv, indices)),
