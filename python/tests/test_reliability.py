@@ -86,7 +86,7 @@ def test_the_interpreter_runs_while_the_library_works(one_thread):
     ticks, calls, done = [], [], threading.Event()
 
     def work():
-        for _ in range(3):
+        for _ in range(5):
             start = time.monotonic()
             sparse_mla.forward(q, kv, indices)
             calls.append((start, time.monotonic()))
@@ -98,9 +98,10 @@ def test_the_interpreter_runs_while_the_library_works(one_thread):
         ticks.append(time.monotonic())
         time.sleep(0.001)
     thread.join()
-    # With the lock held throughout a call, this thread would tick at its two ends at most.
+    # With the lock held throughout a call, this thread would tick at its two ends at most. The
+    # median: on a busy machine the other thread may lose its processor between the two clocks.
     during = [sum(start < tick < end for tick in ticks) for start, end in calls]
-    assert max(during) > 4, (during, calls)
+    assert sorted(during)[2] > 4, (during, calls)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
