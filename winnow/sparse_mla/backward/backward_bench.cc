@@ -9,7 +9,8 @@ namespace winnow::sparse_mla {
 
 namespace {
 
-std::function<void()> prepare(const CaseShape& shape, const testing::Target& target) {
+std::function<void()> prepare(const CaseShape& shape, bool deterministic,
+                              const testing::Target& target) {
   struct Data {
     CaseInputs inputs;
     Tensor out, lse, d_out, dq, dkv, workspace;
@@ -30,6 +31,7 @@ std::function<void()> prepare(const CaseShape& shape, const testing::Target& tar
   BackwardArgs args{
       .out = data->out, .lse = data->lse, .d_out = data->d_out, .dq = data->dq, .dkv = data->dkv};
   data->inputs.pass_to(args);
+  args.deterministic = deterministic;
   // As an engine would: memory for scratch is had once.
   if (const std::int64_t bytes = backward_workspace_bytes(args, target.options); bytes > 0) {
     data->workspace = Tensor(DType::u8, {bytes}, device);
@@ -43,8 +45,12 @@ std::function<void()> prepare(const CaseShape& shape, const testing::Target& tar
 std::vector<testing::Benchmark> backward_benchmarks() {
   constexpr double kTarget = 0.4;
   std::vector<testing::Benchmark> list;
-  const auto add = [&](testing::Benchmark benchmark, const CaseShape& shape) {
-    benchmark.prepare = [shape](const testing::Target& target) { return prepare(shape, target); };
+  const auto add = [&](testing::Benchmark benchmark, const CaseShape& shape,
+                       bool deterministic = false) {
+    benchmark.prepare = [=](const testing::Target& target) {
+      return prepare(shape, deterministic, target);
+    };
+    if (deterministic) benchmark.name += "-deterministic";
     list.push_back(std::move(benchmark));
   };
   for (const BenchShape& bench : bench_shapes()) {
@@ -56,6 +62,8 @@ std::vector<testing::Benchmark> backward_benchmarks() {
         GpuBenchShape{64, 32768, 258}, GpuBenchShape{64, 131072, 190}}) {
     const CaseShape shape = case_shape(bench);
     add(make_benchmark(bench, 3 * shape.d_qk + 2 * kValueDim), shape);
+    const GpuBenchShape promised_nothing{bench.h_q, bench.s_kv, std::nullopt};
+    add(make_benchmark(promised_nothing, 3 * shape.d_qk + 2 * kValueDim), shape, true);
   }
   return list;
 }
