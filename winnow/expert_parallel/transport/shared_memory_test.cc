@@ -280,7 +280,7 @@ TEST_F(SharedMemory, AHundredWorldsLeakNothing) {
       for (int n = 0; n < 105; ++n) {
         if (n == 5) {
           files = open_files();
-          maps = mappings();
+          maps = mappings("/memfd:");
         }
         const auto transport = create(rank, 2, generous());
         const auto a = transport->allocate(100'000, generous(), "a");
@@ -288,8 +288,8 @@ TEST_F(SharedMemory, AHundredWorldsLeakNothing) {
         std::memset(a->local(), 1, a->bytes());
         std::memset(b->peer(1 - rank), 1, 4096);
       }
-      return std::to_string(open_files() - files) + " files, " + std::to_string(mappings() - maps) +
-             " mappings";
+      return std::to_string(open_files() - files) + " files, " +
+             std::to_string(mappings("/memfd:") - maps) + " mappings";
     });
   }
   EXPECT_THAT(answers(ranks), Each("0 files, 0 mappings"));

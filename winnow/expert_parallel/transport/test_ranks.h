@@ -151,10 +151,11 @@ inline int entries_of(const std::filesystem::path& folder) {
 
 inline int open_files() { return entries_of("/proc/self/fd"); }
 
-inline int mappings() {
+// Mappings of this process whose name contains `name`.
+inline int mappings(std::string_view name = {}) {
   std::ifstream maps("/proc/self/maps");
   int count = 0;
-  for (std::string line; std::getline(maps, line);) ++count;
+  for (std::string line; std::getline(maps, line);) count += line.find(name) != std::string::npos;
   return count;
 }
 
