@@ -64,11 +64,6 @@ struct Workspace {
   }
 };
 
-// Blocks keep in step where the accumulator would not stay in L2 anyhow.
-bool in_step(const Problem& problem) {
-  return problem.s_kv * problem.d_qk * 4 > attribute(cudaDevAttrL2CacheSize) / 2;
-}
-
 // One call: what every step of it needs.
 struct Call {
   const BackwardParams& params;
@@ -99,8 +94,6 @@ void prepare(const Call& call) {
     const auto last = static_cast<std::uint64_t>(std::max<std::int64_t>(problem.s_kv, 1) - 1);
     p.order.shift = std::max(0, static_cast<int>(std::bit_width(last)) -
                                     static_cast<int>(std::bit_width(unsigned{kRanges}) - 1));
-    // Where everything stays in L2, blocks had better be in different places.
-    p.order.turn = in_step(problem) ? 0 : 37;
     p.order.rows = gather_view(problem);
     p.order.ordered = call.at<std::int32_t>(call.layout.ordered);
     p.order.lengths = call.at<std::int32_t>(call.layout.lengths);
@@ -163,7 +156,8 @@ fused::KernelParams kernel_params(const Call& call) {
   kernel.tiles = static_cast<int>((problem.topk + kTileRows - 1) / kTileRows);
   kernel.dkv = call.at<float>(call.layout.accumulator);
   kernel.waste_row = static_cast<std::int32_t>(problem.s_kv);
-  if (in_step(problem)) {
+  // In step where the accumulator would not stay in L2 anyhow.
+  if (problem.s_kv * problem.d_qk * 4 > attribute(cudaDevAttrL2CacheSize) / 2) {
     kernel.step = call.at<std::uint32_t>(call.layout.step);
   }
   return kernel;

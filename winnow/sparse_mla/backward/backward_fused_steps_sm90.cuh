@@ -75,7 +75,6 @@ struct OrderParams {
   std::int32_t* ordered;  // [s_q, topk]
   std::int32_t* lengths;  // [s_q]
   int shift;              // index >> shift is its range, below kRanges
-  int turn;               // ranges by which each query begins further on
 };
 
 // Counts the valid entries in every range, then puts each in its place. One block a query.
@@ -87,15 +86,11 @@ __device__ __forceinline__ void order_entries(const OrderParams& p, std::int64_t
   const std::int32_t* const indices = p.rows.indices + query * p.rows.indices_stride;
   const int entries = query_entries(p.rows, query);
   const std::uint32_t visible = visible_rows(p.rows, query);
-  const int turn = static_cast<int>(query * p.turn);
-  const auto range = [&](std::int32_t index) {
-    return ((index >> p.shift) + turn) & (kRanges - 1);
-  };
   place[thread] = 0;
   __syncthreads();
   for (int entry = thread; entry < entries; entry += kPrepareThreads) {
     const std::int32_t index = __ldg(indices + entry);
-    if (static_cast<std::uint32_t>(index) < visible) atomicAdd(&place[range(index)], 1);
+    if (static_cast<std::uint32_t>(index) < visible) atomicAdd(&place[index >> p.shift], 1);
   }
   __syncthreads();
   const int count = place[thread];
@@ -115,7 +110,7 @@ __device__ __forceinline__ void order_entries(const OrderParams& p, std::int64_t
   for (int entry = thread; entry < entries; entry += kPrepareThreads) {
     const std::int32_t index = __ldg(indices + entry);
     if (static_cast<std::uint32_t>(index) < visible) {
-      ordered[atomicAdd(&place[range(index)], 1)] = index;
+      ordered[atomicAdd(&place[index >> p.shift], 1)] = index;
     }
   }
 }
