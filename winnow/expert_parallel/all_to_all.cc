@@ -11,6 +11,7 @@
 #include "winnow/expert_parallel/descriptor_state.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/layer.h"
+#include "winnow/expert_parallel/layout/layout_impl.h"
 #include "winnow/expert_parallel/transport/agreement.h"
 
 namespace winnow::expert_parallel {
@@ -18,7 +19,6 @@ namespace {
 
 constexpr std::string_view kOperation = "expert_parallel::AllToAll";
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-constexpr int kMostTopk = 32;
 // Products of these and of a few ranks fit 63 bits.
 constexpr std::int64_t kMostHidden = std::int64_t{1} << 24;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 46;
@@ -54,8 +54,8 @@ void check_config(const Check& check, const Config& config, int world) {
   const std::string ranks = std::to_string(world) + " ranks";
   one_of("dtype", config.dtype);
   one_of("weight_dtype", config.weight_dtype);
-  in_range("topk", config.topk, 1, kMostTopk);
-  in_range("max_tokens", config.max_tokens, 1, kMost / kMostTopk);
+  in_range("topk", config.topk, 1, kMaxTopk);
+  in_range("max_tokens", config.max_tokens, 1, kMost / kMaxTopk);
   in_range("hidden", config.hidden, 1, kMostHidden);
   const std::int64_t row_bytes = config.hidden * size_of(config.dtype);
   that("hidden", config.hidden, row_bytes % 16 == 0, "rows of a multiple of 16 bytes");

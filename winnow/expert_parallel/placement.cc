@@ -9,29 +9,27 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 
 }  // namespace
 
-PairCounts count_pairs(const ExpertMap& map, std::span<const std::int32_t> indices) {
-  PairCounts counts;
-  counts.pairs.assign(static_cast<std::size_t>(map.experts), 0);
-  counts.tokens.assign(static_cast<std::size_t>(map.topology.world_size), 0);
-  std::vector<std::int64_t> last_token(counts.tokens.size(), -1);  // counted for each rank
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    const int rank = map.rank_of(indices[i]);
-    if (rank < 0) continue;
-    ++counts.pairs[std::size_t(indices[i])];
-    const auto token = static_cast<std::int64_t>(i) / map.topk;
-    if (last_token[std::size_t(rank)] == token) continue;
-    last_token[std::size_t(rank)] = token;
-    ++counts.tokens[std::size_t(rank)];
-  }
-  return counts;
+LayoutParams layout_params(const ExpertMap& map, std::span<const std::int32_t> indices) {
+  LayoutParams params;
+  params.num_tokens = static_cast<std::int64_t>(indices.size()) / map.topk;
+  params.topk = map.topk;
+  params.experts = map.experts;
+  params.world_size = map.topology.world_size;
+  params.local_world_size = map.topology.local_world_size;
+  params.expert_indices.data = indices.data();
+  params.expert_indices.stride0 = map.topk;
+  return params;
 }
 
-BadIndex find_bad_index(const ExpertMap& map, std::span<const std::int32_t> indices) {
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    if (indices[i] >= -1 && indices[i] <= map.experts) continue;
-    return {static_cast<std::int64_t>(i) / map.topk, indices[i]};
-  }
-  return {};
+PairCounts count_pairs(const ExpertMap& map, std::span<const std::int32_t> indices) {
+  PairCounts counts;
+  counts.pairs.resize(static_cast<std::size_t>(map.experts));
+  counts.tokens.resize(static_cast<std::size_t>(map.topology.world_size));
+  LayoutParams params = layout_params(map, indices);
+  params.tokens_per_expert = counts.pairs.data();
+  params.tokens_per_rank = counts.tokens.data();
+  count_layout(params);
+  return counts;
 }
 
 Placement place_blocks(const ExpertMap& map, const WorldCounts& counts, RowOrder order,

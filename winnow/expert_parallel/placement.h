@@ -9,6 +9,7 @@
 
 #include "winnow/core/export.h"
 #include "winnow/expert_parallel/descriptor.h"
+#include "winnow/expert_parallel/layout/layout_impl.h"
 #include "winnow/expert_parallel/topology.h"
 
 namespace winnow::expert_parallel {
@@ -30,19 +31,16 @@ struct ExpertMap {
   }
 };
 
+// For the functions of layout: one rank's indices [n, K], and no outputs yet.
+WINNOW_EXPORT LayoutParams layout_params(const ExpertMap& map,
+                                         std::span<const std::int32_t> indices);
+
 // What a rank tells the others about its tokens.
 struct PairCounts {
   std::vector<std::int32_t> pairs;   // [E] pairs of each expert
   std::vector<std::int32_t> tokens;  // [W] tokens with an expert on each rank
 };
 WINNOW_EXPORT PairCounts count_pairs(const ExpertMap& map, std::span<const std::int32_t> indices);
-
-// The first index outside [-1, E].
-struct BadIndex {
-  std::int64_t token = -1;  // -1: none
-  std::int32_t value = 0;
-};
-WINNOW_EXPORT BadIndex find_bad_index(const ExpertMap& map, std::span<const std::int32_t> indices);
 
 // The counts of all ranks, as heard.
 struct WorldCounts {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -105,10 +106,12 @@ TEST(Placement, OfTheRailOnThisNode) {
 
 TEST(Placement, FindsTheFirstBadIndex) {
   const ExpertMap map{Topology(1), 4, 2};
-  EXPECT_EQ(find_bad_index(map, Indices{0, 4, -1, 3}).token, -1);
-  const BadIndex bad = find_bad_index(map, Indices{0, 4, -1, 3, 2, 5, -2, 0});
-  EXPECT_EQ(bad.token, 2);
-  EXPECT_EQ(bad.value, 5);
+  const Indices good{0, 4, -1, 3}, wrong{0, 4, -1, 3, 2, 5, -2, 0};
+  EXPECT_FALSE(find_bad_index(layout_params(map, good)).has_value());
+  const std::optional<BadIndex> bad = find_bad_index(layout_params(map, wrong));
+  ASSERT_TRUE(bad.has_value());
+  EXPECT_EQ(bad->token, 2);
+  EXPECT_EQ(bad->value, 5);
   // What is out of range is dropped wherever it is met.
   EXPECT_THAT(count_pairs(map, Indices{0, 5, -2, 3}).pairs, ElementsAre(1, 0, 0, 1));
 }

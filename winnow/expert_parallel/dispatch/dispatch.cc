@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -105,11 +106,11 @@ void Dispatch::post() {
 void Dispatch::count(Header& header, PairCounts& counts) const {
   const std::span indices(request_.indices(), std::size_t(request_.tokens * layer_.map.topk));
   counts = count_pairs(layer_.map, indices);
-  const BadIndex bad = find_bad_index(layer_.map, indices);
-  if (bad.token < 0) return;
+  const std::optional<BadIndex> bad = find_bad_index(layout_params(layer_.map, indices));
+  if (!bad) return;
   header.refuse(Error(ErrorCode::invalid_argument, std::string(kDispatch), "expert_indices",
                       "-1 to " + std::to_string(layer_.map.experts),
-                      std::to_string(bad.value) + " for token " + std::to_string(bad.token)));
+                      std::to_string(bad->value) + " for token " + std::to_string(bad->token)));
   header.deferred = request_.worst_case_rows > 0;
 }
 

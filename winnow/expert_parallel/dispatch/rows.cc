@@ -7,8 +7,6 @@
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr int kMaxTopk = 32;
-
 void copy(void* to, const void* from, std::int64_t bytes) {
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }

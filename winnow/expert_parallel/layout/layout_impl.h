@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "winnow/core/export.h"
 #include "winnow/core/rows.h"
 
 namespace winnow::expert_parallel {
@@ -29,7 +30,7 @@ struct BadIndex {
 };
 
 // The first one in the order of tokens, then k.
-std::optional<BadIndex> find_bad_index(const LayoutParams& params);
+WINNOW_EXPORT std::optional<BadIndex> find_bad_index(const LayoutParams& params);
 
 // Counts, taking every index that is no expert for none. Throws std::bad_alloc before it writes.
 void count_layout(const LayoutParams& params);
