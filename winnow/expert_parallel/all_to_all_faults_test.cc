@@ -1,9 +1,6 @@
 // expert_parallel::AllToAll: ranks that come late or never, and the life of layers. Every rank is a
 // thread; all_to_all_processes_test.cc kills and stops processes.
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -11,6 +8,7 @@
 #include <vector>
 
 #include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/testing/generate.h"
 
 namespace winnow::expert_parallel {
@@ -243,19 +241,6 @@ TEST(Lifecycle, DestroyedWithoutUse) {
   for (int again = 0; again < 3; ++again) ranks.layers(small_config(4));
 }
 
-std::size_t open_files() {
-  std::size_t count = 0;
-  for ([[maybe_unused]] const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
-    ++count;
-  }
-  return count;
-}
-
-std::size_t mappings() {
-  std::ifstream maps("/proc/self/maps");
-  return std::size_t(std::count(std::istreambuf_iterator<char>(maps), {}, '\n'));
-}
-
 TEST(Lifecycle, AHundredLayersLeaveNothing) {
   const auto make_and_use = [](int times) {
     for (int i = 0; i < times; ++i) {
@@ -268,7 +253,7 @@ TEST(Lifecycle, AHundredLayersLeaveNothing) {
     }
   };
   make_and_use(10);
-  const std::size_t files = open_files(), maps = mappings();
+  const int files = open_files(), maps = mappings();
   make_and_use(100);
   EXPECT_EQ(open_files(), files);
   EXPECT_LE(mappings(), maps + 8);  // the allocator's own

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <new>
 #include <thread>
 
@@ -17,6 +16,7 @@
 #include <unistd.h>
 
 #include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/expert_parallel/transport/shared_memory.h"
 #include "winnow/testing/generate.h"
 
@@ -134,20 +134,6 @@ class Processes {
 };
 
 // A folder for the rendezvous.
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "winnow-test-XXXXXX").string();
-    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
-    path_ = pattern;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
 struct Rank {
   std::shared_ptr<Store> store;
   std::shared_ptr<Transport> transport;
@@ -234,7 +220,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
     }
   }
 
-  Folder folder_;
+  TemporaryFolder folder_;
 };
 
 TEST_P(Fates, SurvivorsAreToldAndGoOn) {
@@ -294,7 +280,7 @@ TEST(Processes, MayBeKilledAtAnyTime) {
   testing::Random random(7);
   for (int again = 0; again < 8; ++again) {
     SCOPED_TRACE(again);
-    const Folder folder;
+    const TemporaryFolder folder;
     Processes processes(4, [&](int rank, Report& report) {
       Problem problem = problem_of(2);
       problem.nodes = 2;
@@ -326,7 +312,7 @@ TEST(Processes, MayBeKilledAtAnyTime) {
 
 // Stopped for less than the deadline, nobody notices.
 TEST(Processes, MayPause) {
-  const Folder folder;
+  const TemporaryFolder folder;
   Processes processes(3, [&](int rank, Report& report) {
     const Problem problem = problem_of(3);
     const Rank world(folder.path(), rank, 3);
@@ -346,7 +332,7 @@ TEST(Processes, MayPause) {
 }
 
 TEST(Processes, MayEndWithoutClosing) {
-  const Folder folder;
+  const TemporaryFolder folder;
   Processes processes(2, [&](int rank, Report& report) {
     const Problem problem = problem_of(2);
     const Rank world(folder.path(), rank, 2);
@@ -362,10 +348,6 @@ TEST(Processes, MayEndWithoutClosing) {
   EXPECT_EQ(processes.report(0).code, int(ErrorCode::timeout));
 }
 
-std::size_t count_entries(const fs::path& folder) {
-  return std::size_t(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
-}
-
 // "RssShmem", "VmRSS" of this process, in KiB.
 std::int64_t memory_of_kind(const std::string& kind) {
   std::ifstream status("/proc/self/status");
@@ -378,8 +360,8 @@ std::int64_t memory_of_kind(const std::string& kind) {
 }
 
 TEST(Processes, AHundredLayersLeaveNothing) {
-  const Folder folder;
-  const std::size_t shared_before = count_entries("/dev/shm");
+  const TemporaryFolder folder;
+  const int shared_before = entries_of("/dev/shm");
   Processes processes(2, [&](int rank, Report& report) {
     const Problem problem = problem_of(2);
     const std::vector<Round> rounds = make_rounds(problem);
@@ -391,10 +373,10 @@ TEST(Processes, AHundredLayersLeaveNothing) {
       }
     };
     make_and_use(0, 10);
-    const std::size_t files = count_entries("/proc/self/fd");
+    const int files = open_files();
     const std::int64_t shared = memory_of_kind("RssShmem"), all = memory_of_kind("VmRSS");
     make_and_use(10, 110);
-    if (count_entries("/proc/self/fd") != files) report.complain("open files");
+    if (open_files() != files) report.complain("open files");
     if (memory_of_kind("RssShmem") > shared + 64) report.complain("shared memory");
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     (void)all;  // freed memory stays in the sanitizer's quarantine
@@ -407,7 +389,7 @@ TEST(Processes, AHundredLayersLeaveNothing) {
     processes.await(rank, 1, 120);
     processes.expect_ended_well(rank);
   }
-  EXPECT_EQ(count_entries("/dev/shm"), shared_before);
+  EXPECT_EQ(entries_of("/dev/shm"), shared_before);
 }
 
 }  // namespace

@@ -3,14 +3,12 @@
 // the WINNOW_SOAK_SEED that repeats it.
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
 #include <thread>
 
 #include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/testing/generate.h"
 
 namespace winnow::expert_parallel {
@@ -163,16 +161,8 @@ void run_steps(AllToAll& layer, const std::vector<Step>& steps, Random random) {
 }
 
 struct Held {
-  std::size_t files = 0, mappings = 0;
-  static Held now() {
-    Held held;
-    for ([[maybe_unused]] const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
-      ++held.files;
-    }
-    std::ifstream maps("/proc/self/maps");
-    held.mappings = std::size_t(std::count(std::istreambuf_iterator<char>(maps), {}, '\n'));
-    return held;
-  }
+  int files = 0, mappings = 0;
+  static Held now() { return {open_files(), expert_parallel::mappings()}; }
 };
 
 TEST(AllToAllSoak, RandomCallsOnRandomWorlds) {

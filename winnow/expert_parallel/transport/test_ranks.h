@@ -4,14 +4,11 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <optional>
 #include <regex>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,6 +20,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/deadline.h"
+#include "winnow/expert_parallel/testing/leftovers.h"
 
 namespace winnow::expert_parallel {
 
@@ -119,44 +117,5 @@ class RankProcess {
   pid_t pid_ = -1;
   int answer_ = -1;
 };
-
-// A folder of its own, removed at the end.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "winnow-test-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no folder");
-    path_ = pattern;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
-inline int entries_of(const std::filesystem::path& folder) {
-  int count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    static_cast<void>(entry);
-    ++count;
-  }
-  return count;
-}
-
-inline int open_files() { return entries_of("/proc/self/fd"); }
-
-// Mappings of this process whose name contains `name`.
-inline int mappings(std::string_view name = {}) {
-  std::ifstream maps("/proc/self/maps");
-  int count = 0;
-  for (std::string line; std::getline(maps, line);) count += line.find(name) != std::string::npos;
-  return count;
-}
 
 }  // namespace winnow::expert_parallel
