@@ -9,9 +9,9 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
-#include "winnow/sparse_mla/cases.h"
 #include "winnow/sparse_mla/distribution/distribution.h"
 #include "winnow/sparse_mla/forward/forward.h"
+#include "winnow/sparse_mla/test_gpu.h"
 
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -19,8 +19,6 @@
 
 namespace winnow::sparse_mla {
 namespace {
-
-constexpr Device kGpu{DeviceType::cuda, 0};
 
 // Outputs of both operations on one device.
 struct Results {
@@ -43,53 +41,14 @@ struct Results {
   }
 };
 
-bool same_bytes(const Tensor& a, const Tensor& b) {
-  const Tensor host_a = a.to({}), host_b = b.to({});
-  return std::memcmp(host_a.data(), host_b.data(),
-                     static_cast<std::size_t>(host_a.numel() * size_of(host_a.dtype()))) == 0;
-}
-
-std::vector<double> numbers(const Tensor& tensor) {
-  const Tensor host = tensor.to({});
-  std::vector<double> result(static_cast<std::size_t>(host.numel()));
-  for (std::size_t i = 0; i < result.size(); ++i) {
-    result[i] =
-        host.dtype() == DType::f32 ? host.values<float>()[i] : float(host.values<BFloat16>()[i]);
-  }
-  return result;
-}
-
-void expect_same(const char* what, const Tensor& gpu, const Tensor& cpu,
-                 const testing::Tolerance& tolerance) {
-  const std::vector<double> expected = numbers(cpu);
-  const std::vector<std::int64_t> shape(cpu.view().shape().begin(), cpu.view().shape().end());
-  const auto comparison = testing::compare(what, numbers(gpu), expected, shape, tolerance);
-  EXPECT_TRUE(comparison.passed) << what << ": " << comparison.error << ", tolerance "
-                                 << comparison.tolerance << "; " << comparison.detail;
-}
-
 void expect_same(const Results& gpu, const Results& cpu, const CaseShape& shape) {
-  constexpr double kLargestLogit = 8;  // of unit-variance logits
-  expect_same("out", gpu.out, cpu.out, tolerance(Quantity::out, shape, kLargestLogit));
-  expect_same("lse", gpu.lse, cpu.lse, tolerance(Quantity::lse, shape, kLargestLogit));
-  expect_same("max_logits", gpu.max_logits, cpu.max_logits,
-              tolerance(Quantity::max_logits, shape, kLargestLogit));
-  expect_same("attn_sum", gpu.attn_sum, cpu.attn_sum,
-              tolerance(Quantity::attn_sum, shape, kLargestLogit));
+  expect_close("out", gpu.out, cpu.out, Quantity::out, shape);
+  expect_close("lse", gpu.lse, cpu.lse, Quantity::lse, shape);
+  expect_close("max_logits", gpu.max_logits, cpu.max_logits, Quantity::max_logits, shape);
+  expect_close("attn_sum", gpu.attn_sum, cpu.attn_sum, Quantity::attn_sum, shape);
 }
 
-class SparseMlaGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const BackendStatus& sm90 = backends().front();
-    ASSERT_EQ(sm90.backend, Backend::sm90);
-    if (!sm90.supported) GTEST_SKIP() << sm90.reason;
-  }
-};
-
-CaseShape small_shape(const std::string& name) {
-  return {.name = name, .dtype = DType::bf16, .s_q = 300, .h_q = 70, .s_kv = 1000, .topk = 200};
-}
+class SparseMlaGpu : public GpuTest {};
 
 TEST_F(SparseMlaGpu, MixedLengthsInOneLaunch) {
   for (const std::int64_t heads : {16, 64, 128, 192}) {

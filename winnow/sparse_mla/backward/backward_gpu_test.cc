@@ -11,8 +11,8 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/sparse_mla/backward/backward.h"
-#include "winnow/sparse_mla/cases.h"
 #include "winnow/sparse_mla/forward/forward.h"
+#include "winnow/sparse_mla/test_gpu.h"
 
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -20,8 +20,6 @@
 
 namespace winnow::sparse_mla {
 namespace {
-
-constexpr Device kGpu{DeviceType::cuda, 0};
 
 // A problem with the outputs of backward, on one device. Outputs begin as NaN.
 struct Step {
@@ -74,27 +72,6 @@ struct Step {
   void run(const RunOptions& options = {}) { backward(args(), options); }
 };
 
-std::vector<double> numbers(const Tensor& tensor) {
-  const Tensor host = tensor.to({});
-  std::vector<double> result(static_cast<std::size_t>(host.numel()));
-  for (std::size_t i = 0; i < result.size(); ++i) {
-    result[i] =
-        host.dtype() == DType::f32 ? host.values<float>()[i] : float(host.values<BFloat16>()[i]);
-  }
-  return result;
-}
-
-void expect_close(const char* what, const Tensor& gpu, const Tensor& cpu, Quantity quantity,
-                  const CaseShape& shape) {
-  constexpr double kLargestLogit = 8;  // of unit-variance logits
-  const std::vector<double> expected = numbers(cpu);
-  const std::vector<std::int64_t> sizes(cpu.view().shape().begin(), cpu.view().shape().end());
-  const auto comparison = testing::compare(what, numbers(gpu), expected, sizes,
-                                           tolerance(quantity, shape, kLargestLogit));
-  EXPECT_TRUE(comparison.passed) << what << ": " << comparison.error << ", tolerance "
-                                 << comparison.tolerance << "; " << comparison.detail;
-}
-
 void expect_close(const Step& gpu, const Step& cpu) {
   expect_close("dq", gpu.dq, cpu.dq, Quantity::dq, cpu.shape);
   expect_close("dkv", gpu.dkv, cpu.dkv, Quantity::dkv, cpu.shape);
@@ -103,28 +80,17 @@ void expect_close(const Step& gpu, const Step& cpu) {
   }
 }
 
-class BackwardGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const BackendStatus& sm90 = backends().front();
-    ASSERT_EQ(sm90.backend, Backend::sm90);
-    if (!sm90.supported) GTEST_SKIP() << sm90.reason;
-  }
-};
+class BackwardGpu : public GpuTest {};
 
-CaseShape small_shape(const std::string& name) {
-  return {.name = name,
-          .dtype = DType::bf16,
-          .s_q = 300,
-          .h_q = 70,
-          .s_kv = 1000,
-          .topk = 200,
-          .sink = Sink::finite};
+CaseShape shape_with_sink(const std::string& name) {
+  CaseShape shape = small_shape(name);
+  shape.sink = Sink::finite;
+  return shape;
 }
 
 TEST_F(BackwardGpu, MixedLengthsInOneLaunch) {
   for (const std::int64_t heads : {16, 64, 128, 192}) {
-    CaseShape shape = small_shape("mixed-lengths");
+    CaseShape shape = shape_with_sink("mixed-lengths");
     shape.h_q = heads;
     Step cpu(shape);
     cpu.inputs.topk_length = testing::make_tensor(DType::i32, {shape.s_q}, Layout::dense);
@@ -142,7 +108,7 @@ TEST_F(BackwardGpu, MixedLengthsInOneLaunch) {
 
 // Every query chooses the same rows, so that all additions meet there.
 TEST_F(BackwardGpu, RowsThatEveryQueryChooses) {
-  CaseShape shape = small_shape("hot-rows");
+  CaseShape shape = shape_with_sink("hot-rows");
   shape.s_q = 1000;
   shape.h_q = 8;
   Step cpu(shape);
@@ -161,7 +127,7 @@ TEST_F(BackwardGpu, RowsThatEveryQueryChooses) {
 // Without a sink, dkv summed over the rows is d_out summed over queries and heads in the columns of
 // the values, but for the rounding of P and dS.
 TEST_F(BackwardGpu, ColumnsOfDkvAreConserved) {
-  CaseShape shape = small_shape("conserved");
+  CaseShape shape = shape_with_sink("conserved");
   shape.sink = Sink::absent;
   shape.h_q = 64;
   Step gpu(Step(shape), kGpu);
@@ -179,7 +145,7 @@ TEST_F(BackwardGpu, ColumnsOfDkvAreConserved) {
 // The same call again and again, in memory that is not cleared between: equal but for the order of
 // the additions.
 TEST_F(BackwardGpu, RepeatsAgree) {
-  CaseShape shape = small_shape("repeats");
+  CaseShape shape = shape_with_sink("repeats");
   shape.s_kv = 5000;
   shape.topk = 2048;
   Step first(Step(shape), kGpu);
@@ -194,7 +160,7 @@ TEST_F(BackwardGpu, RepeatsAgree) {
 TEST_F(BackwardGpu, DeterministicRepeatsAreBitwiseEqual) {
   for (const std::int64_t heads : {16, 64, 192}) {
     for (const Choice choice : {Choice::repeated, Choice::one_row}) {
-      CaseShape shape = small_shape("deterministic");
+      CaseShape shape = shape_with_sink("deterministic");
       shape.h_q = heads;
       shape.choice = choice;
       Step cpu(shape), first(cpu, kGpu), next(cpu, kGpu);
@@ -217,7 +183,7 @@ TEST_F(BackwardGpu, DeterministicRepeatsAreBitwiseEqual) {
 }
 
 TEST_F(BackwardGpu, WorkspaceOfTheCaller) {
-  const CaseShape shape = small_shape("workspace");
+  const CaseShape shape = shape_with_sink("workspace");
   Step cpu(shape), gpu(cpu, kGpu);
   BackwardArgs args = gpu.args();
   const std::int64_t bytes = backward_workspace_bytes(args);
@@ -243,7 +209,7 @@ TEST_F(BackwardGpu, WorkspaceOfTheCaller) {
 TEST_F(BackwardGpu, EmptyProblemsSucceed) {
   for (const auto& [s_q, h_q, s_kv, topk] :
        {std::array<std::int64_t, 4>{0, 4, 10, 8}, {3, 0, 10, 8}, {3, 4, 0, 8}, {3, 4, 10, 0}}) {
-    CaseShape shape = small_shape("empty");
+    CaseShape shape = shape_with_sink("empty");
     shape.s_q = s_q;
     shape.h_q = h_q;
     shape.s_kv = s_kv;
@@ -257,7 +223,7 @@ TEST_F(BackwardGpu, EmptyProblemsSucceed) {
 }
 
 TEST_F(BackwardGpu, RefusesAndWorksOn) {
-  const CaseShape shape = small_shape("refusals");
+  const CaseShape shape = shape_with_sink("refusals");
   Step cpu(shape), gpu(cpu, kGpu);
   BackwardArgs args = gpu.args();
   args.d_out = cpu.d_out;
@@ -273,7 +239,7 @@ TEST_F(BackwardGpu, RefusesAndWorksOn) {
 // One capture, with the memory of the pool and with memory of the caller, replayed with new numbers
 // in the same tensors.
 TEST_F(BackwardGpu, GraphReplaysWithNewData) {
-  const CaseShape shape = small_shape("graph");
+  const CaseShape shape = shape_with_sink("graph");
   for (const bool own_memory : {false, true}) {
     Step cpu(shape), gpu(cpu, kGpu);
     BackwardArgs args = gpu.args();
@@ -314,7 +280,7 @@ TEST_F(BackwardGpu, RunsOnTheDeviceOfTheTensors) {
   int count = 0;
   ASSERT_EQ(cudaGetDeviceCount(&count), 0);
   if (count < 2) GTEST_SKIP() << "one GPU only";
-  Step cpu(small_shape("second-gpu")), gpu(cpu, Device{DeviceType::cuda, 1});
+  Step cpu(shape_with_sink("second-gpu")), gpu(cpu, Device{DeviceType::cuda, 1});
   ASSERT_EQ(cudaSetDevice(0), 0);
   gpu.run();
   int current = -1;
