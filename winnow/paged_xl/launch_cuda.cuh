@@ -2,25 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
-#include <string>
-#include <vector>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
 
 #include "winnow/core/dtype.h"
-#include "winnow/core/error.h"
 #include "winnow/core/rows.h"
 
 namespace winnow::paged_xl {
-
-inline void check_cuda(const char* operation, cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  throw Error(status == cudaErrorMemoryAllocation ? ErrorCode::resource : ErrorCode::internal,
-              operation, std::string("cuda: ") + what + ": " + cudaGetErrorString(status));
-}
 
 // Every address is a multiple of 16 bytes.
 inline bool is_aligned(const Rows<const void*>& rows, std::int64_t element_size) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "winnow/device/common/warp.cuh"
 #include "winnow/paged_xl/split.h"
 #include "winnow/paged_xl/tile_cuda.cuh"
 
@@ -14,24 +15,6 @@ __device__ __forceinline__ int tiles_of(int length) {
   return length / kTile<T> + (length % kTile<T> != 0);
 }
 
-__device__ __forceinline__ std::int64_t warp_sum(std::int64_t x) {
-#pragma unroll
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    x += __shfl_xor_sync(device::kFullWarp, x, distance);
-  }
-  return x;
-}
-
-// The sum over this lane and those below.
-__device__ __forceinline__ int warp_prefix(int x, int lane) {
-#pragma unroll
-  for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    const int below = __shfl_up_sync(device::kFullWarp, x, distance);
-    if (lane >= distance) x += below;
-  }
-  return x;
-}
-
 template <class T>
 __device__ StepWork sum_up(const Lengths& lengths, int lane) {
   StepWork work;
@@ -40,7 +23,7 @@ __device__ StepWork sum_up(const Lengths& lengths, int lane) {
     work.tiles += tiles_of<T>(length);
     work.longest = max(work.longest, length);
   }
-  work.tiles = warp_sum(work.tiles);
+  work.tiles = device::warp_sum(work.tiles);
   work.longest = __reduce_max_sync(device::kFullWarp, work.longest);
   return work;
 }
@@ -52,7 +35,7 @@ __device__ std::int64_t parts_before(const Lengths& lengths, const Split& split,
   for (int other = lane; other < s; other += kWarpSize) {
     parts += split.parts_of(tiles_of<T>(lengths[other]));
   }
-  return warp_sum(parts);
+  return device::warp_sum(parts);
 }
 
 // One part of one context for one cached head.
@@ -167,7 +150,7 @@ class Walk {
   __device__ void look() {
     const int weight =
         state_.split.tiles_in(tiles_of<T>(lengths_[sequence_at(lane_)]), part_at(lane_));
-    const int weights = warp_prefix(weight, lane_);
+    const int weights = device::warp_prefix(weight, lane_);
     const std::int64_t position = state_.at + (weights - weight);
     state_.mine = __ballot_sync(device::kFullWarp,
                                 weight > 0 && position >= state_.begin && position < state_.end);

@@ -26,6 +26,25 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
+// The dot product of 8 bf16 with 8 others, in f32, in their order.
+__device__ __forceinline__ float dot_bf16x8(uint4 a, uint4 b) {
+  const std::uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum = fmaf(__uint_as_float(x[i] << 16), __uint_as_float(y[i] << 16), sum);
+    sum = fmaf(__uint_as_float(x[i] & 0xffff0000u), __uint_as_float(y[i] & 0xffff0000u), sum);
+  }
+  return sum;
+}
+
+// log2(2^a + 2^b), infinities too; NaN if either is.
+__device__ __forceinline__ float log2_add(float a, float b) {
+  if (a == b) return a + 1.0f;
+  const float larger = a > b ? a : b, smaller = a > b ? b : a;
+  return larger + log2f(1.0f + exp2f(smaller - larger));
+}
+
 template <class T>
 __host__ __device__ constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;

@@ -8,6 +8,7 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/runtime.h"
 #include "winnow/paged_xl/attention/attention_cuda.cuh"
 #include "winnow/paged_xl/attention/attention_impl.h"
 #include "winnow/paged_xl/launch_cuda.cuh"
@@ -18,8 +19,7 @@ namespace {
 using namespace attention_cuda_detail;
 
 constexpr const char* kOperation = "paged_xl::attention";
-
-void check(cudaError_t status, const char* what) { check_cuda(kOperation, status, what); }
+constexpr device::Runtime kRuntime{kOperation, "cuda"};
 
 // Memory for one call, ordered by its stream. Outside of a capture it comes from a pool that keeps
 // what it once had; in a capture it belongs to the graph.
@@ -27,11 +27,12 @@ class Workspace {
  public:
   Workspace(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    kRuntime.check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
     if (capture == cudaStreamCaptureStatusNone) {
-      check(cudaMallocFromPoolAsync(&memory_, bytes, pool(), stream), "memory for partial results");
+      kRuntime.check(cudaMallocFromPoolAsync(&memory_, bytes, pool(), stream),
+                     "memory for partial results");
     } else {
-      check(cudaMallocAsync(&memory_, bytes, stream), "memory for partial results");
+      kRuntime.check(cudaMallocAsync(&memory_, bytes, stream), "memory for partial results");
     }
   }
   ~Workspace() { cudaFreeAsync(memory_, stream_); }
@@ -45,17 +46,17 @@ class Workspace {
     static std::mutex mutex;
     static std::map<int, cudaMemPool_t> pools;
     int device = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
+    kRuntime.check(cudaGetDevice(&device), "cudaGetDevice");
     const std::lock_guard lock(mutex);
     cudaMemPool_t& result = pools[device];
     if (result == nullptr) {
       cudaMemPoolProps properties = {};
       properties.allocType = cudaMemAllocationTypePinned;
       properties.location = {cudaMemLocationTypeDevice, device};
-      check(cudaMemPoolCreate(&result, &properties), "cudaMemPoolCreate");
+      kRuntime.check(cudaMemPoolCreate(&result, &properties), "cudaMemPoolCreate");
       std::uint64_t everything = UINT64_MAX;
-      check(cudaMemPoolSetAttribute(result, cudaMemPoolAttrReleaseThreshold, &everything),
-            "cudaMemPoolSetAttribute");
+      kRuntime.check(cudaMemPoolSetAttribute(result, cudaMemPoolAttrReleaseThreshold, &everything),
+                     "cudaMemPoolSetAttribute");
     }
     return result;
   }
@@ -63,13 +64,6 @@ class Workspace {
   cudaStream_t stream_;
   void* memory_ = nullptr;
 };
-
-int attribute(cudaDeviceAttr which) {
-  int device = 0, value = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-  return value;
-}
 
 KernelParams kernel_params(const AttentionParams& params) {
   KernelParams kernel = {};
@@ -120,7 +114,7 @@ void launch(KernelParams kernel, cudaStream_t stream) {
   const std::int64_t parts =
       std::clamp<std::int64_t>(kWorkspace / bytes, 2 * heads * kernel.lengths.num_seqs,
                                std::max(most, 2 * heads * kernel.lengths.num_seqs));
-  kernel.machine = {attribute(cudaDevAttrMultiProcessorCount), kWarps, parts, kFused};
+  kernel.machine = {kRuntime.multiprocessors(), kWarps, parts, kFused};
   const Workspace workspace(static_cast<std::size_t>(parts * bytes), stream);
   kernel.partials = workspace.data();
 
@@ -128,18 +122,19 @@ void launch(KernelParams kernel, cudaStream_t stream) {
   config.gridDim = dim3(static_cast<unsigned>(kernel.machine.blocks));
   config.blockDim = dim3(kWarps * kWarpSize);
   config.stream = stream;
-  check(cudaLaunchKernelEx(&config, attention_kernel<T, kMaxDim, kHeads, kFused, kAligned>, kernel),
-        "launch");
+  kRuntime.check(
+      cudaLaunchKernelEx(&config, attention_kernel<T, kMaxDim, kHeads, kFused, kAligned>, kernel),
+      "launch");
 
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &overlap;
-  config.numAttrs = attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
+  config.numAttrs = kRuntime.attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
   config.gridDim = dim3(static_cast<unsigned>(kernel.num_kv_heads * kernel.group),
                         static_cast<unsigned>(kernel.lengths.num_seqs));
   config.blockDim = dim3(kMergeWarps * kWarpSize);
-  check(cudaLaunchKernelEx(&config, merge_kernel<T, kMaxDim>, kernel, kHeads), "launch");
+  kRuntime.check(cudaLaunchKernelEx(&config, merge_kernel<T, kMaxDim>, kernel, kHeads), "launch");
 }
 
 // The query heads of a cached head are taken four at a time.

@@ -8,6 +8,7 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/runtime.h"
 #include "winnow/paged_xl/cache/append_impl.h"
 #include "winnow/paged_xl/launch_cuda.cuh"
 
@@ -15,6 +16,7 @@ namespace winnow::paged_xl {
 namespace {
 
 constexpr const char* kOperation = "paged_xl::append";
+constexpr device::Runtime kRuntime{kOperation, "cuda"};
 constexpr int kTokens = 32, kUnitsAtOnce = 8;
 
 struct KernelParams {
@@ -120,7 +122,7 @@ void append_cuda(const AppendParams& params, void* stream) {
           : (aligned ? append_kernel<std::uint16_t, true> : append_kernel<std::uint16_t, false>);
   function<<<dim3(static_cast<unsigned>(groups), static_cast<unsigned>(cache.num_kv_heads)),
              dim3(kTokens, kUnitsAtOnce), 0, static_cast<cudaStream_t>(stream)>>>(kernel);
-  check_cuda(kOperation, cudaGetLastError(), "launch");
+  kRuntime.check_launch();
 }
 
 }  // namespace winnow::paged_xl

@@ -6,6 +6,7 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/runtime.h"
 #include "winnow/paged_xl/launch_cuda.cuh"
 #include "winnow/paged_xl/position_term/position_term_impl.h"
 #include "winnow/paged_xl/split_cuda.cuh"
@@ -15,6 +16,7 @@ namespace winnow::paged_xl {
 namespace {
 
 constexpr const char* kOperation = "paged_xl::position_term";
+constexpr device::Runtime kRuntime{kOperation, "cuda"};
 constexpr int kWarps = 4;
 constexpr int kBlocksPerSm = 5;
 
@@ -78,13 +80,8 @@ void position_term_cuda(const PositionTermParams& params, void* stream) {
   kernel.matrix_bd = params.matrix_bd;
   kernel.matrix_bd_f32 = params.matrix_bd_dtype == DType::f32;
 
-  int device = 0, multiprocessors = 0;
-  check_cuda(kOperation, cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(kOperation,
-             cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-             "cudaDeviceGetAttribute");
   const auto heads = static_cast<int>(params.num_heads);
-  const int room = std::max(1, multiprocessors * kBlocksPerSm * 4 / heads);
+  const int room = std::max(1, kRuntime.multiprocessors() * kBlocksPerSm * 4 / heads);
   const bool aligned = is_aligned(params.r, size_of(params.dtype));
   with_element_type(params.dtype, [&](auto element) {
     using T = decltype(element);
@@ -95,7 +92,7 @@ void position_term_cuda(const PositionTermParams& params, void* stream) {
     function<<<dim3(blocks, heads), kWarps * kWarpSize, 0, static_cast<cudaStream_t>(stream)>>>(
         kernel);
   });
-  check_cuda(kOperation, cudaGetLastError(), "launch");
+  kRuntime.check_launch();
 }
 
 }  // namespace winnow::paged_xl

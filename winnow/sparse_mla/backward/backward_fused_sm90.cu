@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/core/error.h"
+#include "winnow/device/common/runtime.h"
 #include "winnow/sparse_mla/backward/backward_fused_sm90.cuh"
 #include "winnow/sparse_mla/backward/backward_fused_sm90.h"
 #include "winnow/sparse_mla/backward/backward_fused_steps_sm90.cuh"
@@ -19,21 +20,7 @@ namespace fused = backward_fused_sm90_detail;
 using namespace fused;
 
 constexpr const char* kOperation = "sparse_mla::backward";
-
-void check_cuda(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  throw Error(status == cudaErrorMemoryAllocation ? ErrorCode::resource : ErrorCode::internal,
-              kOperation, std::string("sm90: ") + what + ": " + cudaGetErrorString(status));
-}
-
-int attribute(cudaDeviceAttr which) {
-  int device = 0, value = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-  return value;
-}
-
-int multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
+constexpr device::Runtime kRuntime{kOperation, "sm90"};
 
 std::int64_t head_blocks(const Problem& problem) {
   return (problem.h_q + fused::kHeads - 1) / fused::kHeads;
@@ -114,7 +101,7 @@ void prepare(const Call& call) {
   const unsigned others = p.delta_blocks + p.zero_blocks;
   p.spread = 1 + others / std::max(p.order_blocks, 1u);
   prepare_kernel<<<p.order_blocks + others, kPrepareThreads, 0, call.stream>>>(p);
-  check_cuda(cudaGetLastError(), "launch");
+  kRuntime.check_launch();
 }
 
 fused::KernelParams kernel_params(const Call& call) {
@@ -157,7 +144,7 @@ fused::KernelParams kernel_params(const Call& call) {
   kernel.dkv = call.at<float>(call.layout.accumulator);
   kernel.waste_row = static_cast<std::int32_t>(problem.s_kv);
   // In step where the accumulator would not stay in L2 anyhow.
-  if (problem.s_kv * problem.d_qk * 4 > attribute(cudaDevAttrL2CacheSize) / 2) {
+  if (problem.s_kv * problem.d_qk * 4 > kRuntime.attribute(cudaDevAttrL2CacheSize) / 2) {
     kernel.step = call.at<std::uint32_t>(call.layout.step);
   }
   return kernel;
@@ -169,15 +156,14 @@ void multiply(const Call& call) {
   const fused::KernelParams kernel = kernel_params(call);
   constexpr int kBytes = fused::Plan<kDim>::kBytes;
   auto* const function = fused::fused_kernel<kDim>;
-  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-             "cudaFuncSetAttribute");
+  kRuntime.allow_shared_memory(function, kBytes);
   function<<<call.blocks, fused::kThreads, kBytes, call.stream>>>(kernel);
-  check_cuda(cudaGetLastError(), "launch");
+  kRuntime.check_launch();
   const unsigned tail = kernel.items % call.blocks;
   if (tail > 0 && kernel.tiles > 0) {
     fused::combine_kernel<kDim>
         <<<tail * fused::kHeads, fused::kCombineThreads, 0, call.stream>>>(kernel, call.blocks);
-    check_cuda(cudaGetLastError(), "launch");
+    kRuntime.check_launch();
   }
 }
 
@@ -196,13 +182,13 @@ void finish(const Call& call) {
     const std::int64_t wanted = (p.quads + kFinishThreads - 1) / kFinishThreads;
     finish_kernel<<<static_cast<unsigned>(std::min<std::int64_t>(wanted, 32 * call.blocks)),
                     kFinishThreads, 0, call.stream>>>(p);
-    check_cuda(cudaGetLastError(), "launch");
+    kRuntime.check_launch();
   }
   if (params.d_sink.data != nullptr && problem.h_q > 0) {
     sink_kernel<<<static_cast<unsigned>((problem.h_q + 31) / 32), kSinkThreads, 0, call.stream>>>(
         call.at<float>(call.layout.sink_share), problem.s_q, static_cast<int>(problem.h_q),
         params.d_sink.data, params.d_sink.stride0);
-    check_cuda(cudaGetLastError(), "launch");
+    kRuntime.check_launch();
   }
 }
 
@@ -226,13 +212,13 @@ void check_limits(const BackwardParams& params, int blocks) {
 }  // namespace
 
 std::int64_t backward_fused_workspace_bytes(const BackwardParams& params) {
-  const int blocks = multiprocessors();
+  const int blocks = kRuntime.multiprocessors();
   check_limits(params, blocks);
   return Workspace(params, blocks).bytes;
 }
 
 void backward_fused_sm90(const BackwardParams& params, void* workspace, void* stream) {
-  const int blocks = multiprocessors();
+  const int blocks = kRuntime.multiprocessors();
   check_limits(params, blocks);
   const Workspace layout(params, blocks);
   const Call call{params, params.problem,

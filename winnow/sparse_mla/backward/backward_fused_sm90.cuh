@@ -94,13 +94,6 @@ __device__ __forceinline__ bool head_is_live(const KernelParams& params, int hea
          __ldg(params.attn_sink + head * params.attn_sink_stride) != infinity();
 }
 
-// log2(2^a + 2^b); NaN if either is.
-__device__ __forceinline__ float log2_add(float a, float b) {
-  if (a == b) return a + 1.0f;  // also where both are -inf
-  const float larger = a > b ? a : b, smaller = a > b ? b : a;
-  return larger + log2f(1.0f + exp2f(smaller - larger));
-}
-
 // --- score: copies ------------------------------------------------------------------------------
 
 // Copies chunk `chunk` of 64 heads of Q or dO; heads that are not live become zeros.

@@ -25,14 +25,6 @@ using namespace winnow::device;
 
 inline constexpr int kValueColumns = 512;
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    x += __shfl_xor_sync(kFullWarp, x, distance);
-  }
-  return x;
-}
-
 struct DeltaParams {
   const char *out, *d_out;  // bf16; strides count bytes
   std::int64_t out_stride0, out_stride1, d_out_stride0, d_out_stride1;
@@ -40,17 +32,6 @@ struct DeltaParams {
   std::int64_t rows;  // s_q * h_q
   int h_q;
 };
-
-__device__ __forceinline__ float dot8(uint4 a, uint4 b) {
-  const std::uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum = fmaf(__uint_as_float(x[i] << 16), __uint_as_float(y[i] << 16), sum);
-    sum = fmaf(__uint_as_float(x[i] & 0xffff0000u), __uint_as_float(y[i] & 0xffff0000u), sum);
-  }
-  return sum;
-}
 
 // A warp takes one (query, head).
 inline constexpr int kPrepareThreads = 256;
@@ -66,7 +47,7 @@ __device__ __forceinline__ void compute_delta(const DeltaParams& p, std::int64_t
       reinterpret_cast<const uint4*>(p.d_out + query * p.d_out_stride0 + head * p.d_out_stride1);
   const uint4 a0 = __ldg(out + lane), a1 = __ldg(out + lane + 32);
   const uint4 b0 = __ldg(d_out + lane), b1 = __ldg(d_out + lane + 32);
-  const float sum = warp_sum(dot8(a0, b0) + dot8(a1, b1));
+  const float sum = warp_sum(dot_bf16x8(a0, b0) + dot_bf16x8(a1, b1));
   if (lane == 0) p.delta[row] = sum;
 }
 
@@ -94,12 +75,7 @@ __device__ __forceinline__ void order_entries(const OrderParams& p, std::int64_t
   }
   __syncthreads();
   const int count = place[thread];
-  int sum = count;  // of the ranges up to this one
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int below = __shfl_up_sync(kFullWarp, sum, distance);
-    if (lane >= distance) sum += below;
-  }
+  int sum = warp_prefix(count, lane);  // of the ranges up to this one
   if (lane == 31) warp_totals[warp] = sum;
   __syncthreads();
   for (int w = 0; w < warp; ++w) sum += warp_totals[w];

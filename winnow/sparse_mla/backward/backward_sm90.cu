@@ -5,7 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include "winnow/core/error.h"
+#include "winnow/device/common/runtime.h"
 #include "winnow/sparse_mla/backward/backward_fused_sm90.h"
 #include "winnow/sparse_mla/backward/backward_impl.h"
 #include "winnow/sparse_mla/backward/backward_split_sm90.h"
@@ -26,12 +26,9 @@ bool is_fused(const BackwardParams& params) {
 class StreamMemory {
  public:
   StreamMemory(std::int64_t bytes, cudaStream_t stream) : stream_(stream) {
-    const cudaError_t status = cudaMallocAsync(&data_, static_cast<std::size_t>(bytes), stream);
-    if (status == cudaSuccess) return;
-    throw Error(status == cudaErrorMemoryAllocation ? ErrorCode::resource : ErrorCode::internal,
-                "sparse_mla::backward",
-                "sm90: " + std::to_string(bytes) +
-                    " bytes for the workspace: " + cudaGetErrorString(status));
+    const device::Runtime runtime{"sparse_mla::backward", "sm90"};
+    runtime.check(cudaMallocAsync(&data_, static_cast<std::size_t>(bytes), stream),
+                  (std::to_string(bytes) + " bytes for the workspace").c_str());
   }
   ~StreamMemory() { cudaFreeAsync(data_, stream_); }
   StreamMemory(const StreamMemory&) = delete;

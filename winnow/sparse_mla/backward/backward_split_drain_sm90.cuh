@@ -99,10 +99,7 @@ __global__ void __launch_bounds__(kBoundThreads) bound_kernel(const __grid_const
       const float* norm = tile_norm(p, query, tile, part / 4, part % 4);
       bound += norm[0] * head[1] + norm[1] * head[0];
     }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      bound += __shfl_xor_sync(kFullWarp, bound, distance);
-    }
+    bound = warp_sum(bound);
     const TileEntries loaded = load_tile(list, tile, entries, lane);
     for (const std::int32_t row : {loaded.low, loaded.high}) {
       if (row < 0) continue;

@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/core/error.h"
+#include "winnow/device/common/runtime.h"
 #include "winnow/sparse_mla/backward/backward_split_products_sm90.cuh"
 #include "winnow/sparse_mla/backward/backward_split_sm90.h"
 
@@ -18,12 +19,7 @@ namespace detail = backward_split_detail;
 using detail::Params;
 
 constexpr const char* kOperation = "sparse_mla::backward";
-
-void check_cuda(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  throw Error(ErrorCode::internal, kOperation,
-              std::string("sm90: ") + what + ": " + cudaGetErrorString(status));
-}
+constexpr device::Runtime kRuntime{kOperation, "sm90"};
 
 // What the images of one chunk of queries may take.
 constexpr std::int64_t kImageBytes = (std::int64_t{1} << 30) + (std::int64_t{64} << 20);
@@ -46,20 +42,18 @@ struct Layout {
   std::int64_t bytes;
 };
 
-// `range_shift` 0: chosen here.
-Layout layout_of(const BackwardParams& params, std::int64_t image_bytes = kImageBytes,
-                 int range_shift = 0) {
+Layout layout_of(const BackwardParams& params) {
   const Problem& problem = params.problem;
   Layout layout{};
   layout.blocks = (problem.h_q + detail::kBlockHeads - 1) / detail::kBlockHeads;
   layout.tiles = (problem.topk + kTileRows - 1) / kTileRows;
   const std::int64_t per_query =
       std::max<std::int64_t>(layout.blocks * layout.tiles * detail::kImagePair, 1);
-  layout.chunk = std::max<std::int64_t>(image_bytes / per_query, 1);
+  layout.chunk = std::max<std::int64_t>(kImageBytes / per_query, 1);
   // Whole rounds of a full GPU, where there are some.
   if (layout.chunk > 132) layout.chunk -= layout.chunk % 132;
   layout.chunk = std::min<std::int64_t>({layout.chunk, problem.s_q, 1 << 16});
-  layout.range_shift = range_shift > 0 ? range_shift : problem.s_kv <= kRowsInL2 ? 15 : kRangeShift;
+  layout.range_shift = problem.s_kv <= kRowsInL2 ? 15 : kRangeShift;
   while (((problem.s_kv - 1) >> layout.range_shift) + 1 > detail::kMaxRanges) ++layout.range_shift;
   layout.ranges =
       static_cast<int>(std::max<std::int64_t>(((problem.s_kv - 1) >> layout.range_shift) + 1, 1));
@@ -163,21 +157,12 @@ Params kernel_params(const BackwardParams& params, const Layout& layout, char* w
   return kernel;
 }
 
-int multiprocessor_count() {
-  int device = 0, count = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-             "cudaDeviceGetAttribute");
-  return count;
-}
-
 template <class Kernel>
 void launch(Kernel* kernel, int blocks, int threads, int shared, const Params& params,
             cudaStream_t stream) {
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-             "cudaFuncSetAttribute");
+  kRuntime.allow_shared_memory(kernel, shared);
   kernel<<<blocks, threads, shared, stream>>>(params);
-  check_cuda(cudaGetLastError(), "launch");
+  kRuntime.check_launch();
 }
 
 void launch_prepare(const Params& params, cudaStream_t stream) {
@@ -204,7 +189,7 @@ void launch_flat(void (*kernel)(Arguments...), std::int64_t count, cudaStream_t 
                  const std::type_identity_t<Arguments>&... arguments) {
   if (count == 0) return;
   kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(arguments...);
-  check_cuda(cudaGetLastError(), "launch");
+  kRuntime.check_launch();
 }
 
 template <int kColumns>
@@ -224,7 +209,7 @@ void launch_dkv(const Params& params, std::int64_t s_kv, int blocks, cudaStream_
   const auto fold_blocks = (s_kv + detail::kFoldRows - 1) / detail::kFoldRows;
   detail::fold_kernel<<<static_cast<unsigned>(fold_blocks), fold_threads, 0, stream>>>(params,
                                                                                        s_kv);
-  check_cuda(cudaGetLastError(), "launch");
+  kRuntime.check_launch();
 }
 
 void clear_sums(const BackwardParams& params, const Params& kernel, cudaStream_t stream) {
@@ -232,12 +217,13 @@ void clear_sums(const BackwardParams& params, const Params& kernel, cudaStream_t
   if (problem.s_kv == 0) return;
   // The stride of a single row may be anything.
   const std::int64_t pitch = problem.s_kv > 1 ? kernel.dkv_stride * 4 : problem.d_qk * 4;
-  check_cuda(cudaMemset2DAsync(kernel.dkv, pitch, 0, problem.d_qk * 4, problem.s_kv, stream),
-             "cudaMemset2DAsync");
+  kRuntime.check(cudaMemset2DAsync(kernel.dkv, pitch, 0, problem.d_qk * 4, problem.s_kv, stream),
+                 "cudaMemset2DAsync");
   if (kernel.fixed == nullptr) return;
-  check_cuda(cudaMemsetAsync(kernel.row_bounds, 0, problem.s_kv * 8, stream), "cudaMemsetAsync");
-  check_cuda(cudaMemsetAsync(kernel.fixed, 0, problem.s_kv * problem.d_qk * 4, stream),
-             "cudaMemsetAsync");
+  kRuntime.check(cudaMemsetAsync(kernel.row_bounds, 0, problem.s_kv * 8, stream),
+                 "cudaMemsetAsync");
+  kRuntime.check(cudaMemsetAsync(kernel.fixed, 0, problem.s_kv * problem.d_qk * 4, stream),
+                 "cudaMemsetAsync");
 }
 
 // Rounds the sums where dkv is bf16, and adds up d_sink. `all` begins at query 0.
@@ -248,7 +234,7 @@ void finish(const BackwardParams& params, const Params& all, cudaStream_t stream
     detail::d_sink_kernel<<<heads / 32, 32 * detail::kSinkWarps, 0, stream>>>(
         all.lse2, all.delta, problem.s_q, heads, all.h_q, all.attn_sink, all.attn_sink_stride,
         params.d_sink.data, params.d_sink.stride0);
-    check_cuda(cudaGetLastError(), "launch");
+    kRuntime.check_launch();
   }
   if (params.dkv_dtype != DType::f32 && problem.s_kv > 0) {
     launch_flat(detail::round_kernel, problem.s_kv * problem.d_qk / 8, stream, all.dkv,
@@ -260,7 +246,7 @@ void finish(const BackwardParams& params, const Params& all, cudaStream_t stream
 template <int kColumns>
 void run(const BackwardParams& params, const Layout& layout, char* workspace, cudaStream_t stream) {
   const Problem& problem = params.problem;
-  const int blocks = multiprocessor_count();
+  const int blocks = kRuntime.multiprocessors();
   const Params all = kernel_params(params, layout, workspace, 0, 0);
   clear_sums(params, all, stream);
   for (std::int64_t first = 0; first < problem.s_q && problem.h_q > 0; first += layout.chunk) {

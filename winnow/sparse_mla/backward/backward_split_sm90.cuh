@@ -135,13 +135,7 @@ __device__ inline void select_entries(const Params& p, int query) {
   if (warp == 0) {  // exclusive sums over ranges, and over warps within a range
     int total = 0;
     for (int w = 0; w < kPrepareWarps; ++w) total += counts[lane][w];
-    int before = total;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(kFullWarp, before, distance);
-      if (lane >= distance) before += other;
-    }
-    before -= total;
+    int before = warp_prefix(total, lane) - total;
     std::int32_t* offsets = p.offsets + static_cast<std::int64_t>(query) * (p.ranges + 1);
     if (lane < p.ranges) offsets[lane] = before;
     if (lane == p.ranges - 1) offsets[lane + 1] = before + total;
@@ -160,23 +154,6 @@ __device__ inline void select_entries(const Params& p, int query) {
     list[first + rank] = index;
     if (rank == 0) counts[range][warp] = first + __popc(same);
   });
-}
-
-// log2(2^a + 2^b) for a, b in base 2.
-__device__ __forceinline__ float log2_add(float a, float b) {
-  if (a == b) return a + 1.0f;  // infinities too
-  return fmaxf(a, b) + log2f(1.0f + exp2f(-fabsf(a - b)));
-}
-
-__device__ __forceinline__ float dot_bf16x8(uint4 a, uint4 b) {
-  const std::uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum = fmaf(__uint_as_float(x[i] << 16), __uint_as_float(y[i] << 16), sum);
-    sum = fmaf(__uint_as_float(x[i] & 0xffff0000u), __uint_as_float(y[i] & 0xffff0000u), sum);
-  }
-  return sum;
 }
 
 // One block a query.
@@ -206,10 +183,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
           delta += dot_bf16x8(__ldg(reinterpret_cast<const uint4*>(a + 512 * half)),
                               __ldg(reinterpret_cast<const uint4*>(b + 512 * half)));
         }
-#pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) {
-          delta += __shfl_xor_sync(kFullWarp, delta, distance);
-        }
+        delta = warp_sum(delta);
       }
     }
     if (lane == 0) {
@@ -427,19 +401,6 @@ __device__ __forceinline__ void write_image(std::uint32_t image, int warp, int l
                 w[4 * k16 + 2], w[4 * k16 + 3]);
   }
   fence_proxy_async_shared();  // each writer, before the warp synchronises and one lane stores
-}
-
-// Lanes kDistance apart hold sums for the same 2 * kHalf columns: each keeps half of the columns
-// and adds the other's part to it.
-template <int kHalf, int kDistance>
-__device__ __forceinline__ void halve_columns(float (&sums)[16]) {
-  const bool upper = threadIdx.x & kDistance;
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float give = upper ? sums[i] : sums[i + kHalf];
-    const float keep = upper ? sums[i + kHalf] : sums[i];
-    sums[i] = keep + __shfl_xor_sync(kFullWarp, give, kDistance);
-  }
 }
 
 // Not less than the norm of any column of the warp's 16 x 64 bf16 values, which are held as

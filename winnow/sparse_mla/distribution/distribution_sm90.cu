@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/core/error.h"
+#include "winnow/device/common/runtime.h"
 #include "winnow/sparse_mla/distribution/distribution_impl.h"
 #include "winnow/sparse_mla/distribution/distribution_sm90.cuh"
 
@@ -16,12 +17,7 @@ namespace {
 using distribution_sm90_detail::Params;
 
 constexpr const char* kOperation = "sparse_mla::distribution";
-
-void check_cuda(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  throw Error(status == cudaErrorMemoryAllocation ? ErrorCode::resource : ErrorCode::internal,
-              kOperation, std::string("sm90: ") + what + ": " + cudaGetErrorString(status));
-}
+constexpr device::Runtime kRuntime{kOperation, "sm90"};
 
 // The kernel's view of queries [first, first + count).
 Params kernel_params(const DistributionParams& params, std::int64_t first, std::int64_t count) {
@@ -52,17 +48,12 @@ void launch(const DistributionParams& params, cudaStream_t stream) {
   constexpr int kBytes = distribution_sm90_detail::SharedPlan<kColumns>::kBytes;
   constexpr std::int64_t kLaunchQueries = std::int64_t{1} << 30;  // the kernel counts in 32 bits
   auto* const function = distribution_sm90_detail::distribution_kernel<kColumns>;
-  int device = 0, multiprocessors = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-             "cudaDeviceGetAttribute");
-  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-             "cudaFuncSetAttribute");
+  kRuntime.allow_shared_memory(function, kBytes);
   for (std::int64_t first = 0; first < params.problem.s_q; first += kLaunchQueries) {
     const std::int64_t count = std::min(params.problem.s_q - first, kLaunchQueries);
-    function<<<multiprocessors, distribution_sm90_detail::kThreads, kBytes, stream>>>(
+    function<<<kRuntime.multiprocessors(), distribution_sm90_detail::kThreads, kBytes, stream>>>(
         kernel_params(params, first, count));
-    check_cuda(cudaGetLastError(), "launch");
+    kRuntime.check_launch();
   }
 }
 

@@ -379,19 +379,6 @@ __device__ __forceinline__ void multiply_tile(const Shared<Plan>& shared,
   device::mbarrier_arrive_warp(shared.empty(previous), releases);
 }
 
-// Lanes kDistance apart hold sums for the same 2 * kHalf columns: each keeps half of the columns
-// and adds the other's part to it.
-template <int kHalf, int kDistance>
-__device__ __forceinline__ void halve_columns(float (&sums)[16]) {
-  const bool upper = threadIdx.x & kDistance;
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float give = upper ? sums[i] : sums[i + kHalf];
-    const float keep = upper ? sums[i + kHalf] : sums[i];
-    sums[i] = keep + __shfl_xor_sync(device::kFullWarp, give, kDistance);
-  }
-}
-
 // The weights of the warp's 16 heads, added: two columns per lane, 2 * lane and the next. A thread
 // holds logits[4 g + 2 r + e] of row lane / 4 + 8 r, column 8 g + 2 (lane % 4) + e. The 8 lanes
 // that share lane % 4 hold the same columns of different heads: they halve the columns among them
@@ -412,9 +399,9 @@ __device__ __forceinline__ float2 add_weights(float (&logits)[32], const Heads& 
   float sums[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) sums[i] = logits[i / 2 * 4 + i % 2] + logits[i / 2 * 4 + 2 + i % 2];
-  halve_columns<8, 16>(sums);
-  halve_columns<4, 8>(sums);
-  halve_columns<2, 4>(sums);
+  device::halve_columns<8, 16>(sums);
+  device::halve_columns<4, 8>(sums);
+  device::halve_columns<2, 4>(sums);
   return {sums[0], sums[1]};
 }
 

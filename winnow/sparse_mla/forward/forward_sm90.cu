@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/core/error.h"
+#include "winnow/device/common/runtime.h"
 #include "winnow/sparse_mla/forward/forward_impl.h"
 #include "winnow/sparse_mla/forward/forward_sm90.cuh"
 
@@ -17,12 +18,7 @@ namespace {
 using forward_sm90_detail::KernelParams;
 
 constexpr const char* kOperation = "sparse_mla::forward";
-
-void check_cuda(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  throw Error(ErrorCode::internal, kOperation,
-              std::string("sm90: ") + what + ": " + cudaGetErrorString(status));
-}
+constexpr device::Runtime kRuntime{kOperation, "sm90"};
 
 KernelParams kernel_params(const ForwardParams& params) {
   const Problem& problem = params.problem;
@@ -65,15 +61,11 @@ template <int kDim>
 void launch(const KernelParams& kernel, cudaStream_t stream) {
   constexpr int kBytes = forward_sm90_detail::Plan<kDim>::kBytes;
   auto* const function = forward_sm90_detail::forward_kernel<kDim>;
-  int device = 0, multiprocessors = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-             "cudaDeviceGetAttribute");
-  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-             "cudaFuncSetAttribute");
-  const unsigned blocks = std::min(kernel.items, static_cast<std::uint32_t>(multiprocessors));
+  kRuntime.allow_shared_memory(function, kBytes);
+  const unsigned blocks =
+      std::min(kernel.items, static_cast<std::uint32_t>(kRuntime.multiprocessors()));
   function<<<blocks, forward_sm90_detail::kThreads, kBytes, stream>>>(kernel);
-  check_cuda(cudaGetLastError(), "launch");
+  kRuntime.check_launch();
 }
 
 }  // namespace
