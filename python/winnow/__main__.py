@@ -1,13 +1,48 @@
 """``python -m winnow``: the command line program that the wheel brings.
 
-``python -m winnow bench python`` measures what a call from Python costs beyond the call in C++.
+``bench`` shows two things more: after the operations, and alone with ``bench python``, what a call
+from Python costs beyond the call in C++.
 """
 
+import argparse
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import List
 
 _PROGRAM = Path(__file__).parent / "bin" / "winnow"
+
+
+def _bench(arguments: List[str]) -> int:
+    """`winnow bench`, and the cost of a call from Python unless one operation is asked for."""
+    # Of the program's options only what is needed to see whether everything is asked for.
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("operation", nargs="?")
+    for option in ("--name", "--device", "--backend", "--seconds", "--repetitions"):
+        parser.add_argument(option)
+    for option in ("--check", "--json", "--help"):
+        parser.add_argument(option, action="store_true")
+    options, _ = parser.parse_known_args(arguments)
+    command = [str(_PROGRAM), "bench", *arguments]
+    if options.operation or options.name or options.help:
+        return subprocess.call(command)
+    result = subprocess.run(command, stdout=subprocess.PIPE if options.json else None, text=True)
+    if result.returncode not in (0, 1):
+        return result.returncode
+    from winnow import call_cost
+
+    rows = call_cost.measure()
+    if options.json:
+        report = json.loads(result.stdout)
+        report["results"] += rows
+        print(json.dumps(report, indent=2))
+    else:
+        print()
+        call_cost.show(rows)
+    missed = options.check and not all(row["reached"] for row in rows)
+    return 1 if missed else result.returncode
 
 
 def main() -> None:
@@ -18,6 +53,8 @@ def main() -> None:
         sys.exit(call_cost.main(sys.argv[3:]))
     if not _PROGRAM.exists():
         sys.exit("winnow: this package was built without the command line program")
+    if sys.argv[1:2] == ["bench"]:
+        sys.exit(_bench(sys.argv[2:]))
     os.execv(_PROGRAM, ["winnow", *sys.argv[1:]])
 
 

@@ -6,7 +6,9 @@ is copied and nothing waits. Arguments mean what they mean in ``winnow.sparse_ml
 ``winnow.paged_xl``, where shapes, dtypes, units and errors are documented.
 """
 
-from typing import Optional, Tuple, Union
+import functools
+import inspect
+from typing import Any, Callable, Optional, Tuple, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -29,192 +31,266 @@ _VALUE_DIM = 512
 
 _library = torch.library.Library("winnow", "FRAGMENT")
 
+_SCHEMA_TYPES = {
+    Tensor: "Tensor",
+    Optional[Tensor]: "Tensor?",
+    Optional[float]: "float?",
+    Optional[int]: "int?",
+    int: "int",
+    bool: "bool",
+    Optional[torch.dtype]: "ScalarType?",
+}
 
-def _define(schema: str, kernel, fake) -> None:
-    """Registers an operator that runs `kernel` on CPU and CUDA tensors.
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-    torch leaves out arguments that have their default: both functions repeat the schema's defaults.
+
+# ---- operators from declarations
+#
+# A declaration is a function with a signature and a docstring and without a body. Operators know
+# their arguments by position; what stands after the * of a declaration goes by keyword to and from
+# everybody else.
+
+
+def _arguments(declaration: Callable[..., Any]) -> Tuple[list, int]:
+    """The operator's parameters, and how many of them stand before the *."""
+    parameters = inspect.signature(declaration).parameters.values()
+    parameters = [p for p in parameters if p.name != "return_lse"]
+    return parameters, sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
+
+
+def _calling(operator, how=None) -> Callable[[_Function], _Function]:
+    """Makes a declaration call `operator`: how(operator, arguments, options), or as it stands."""
+
+    def decorate(declaration: _Function) -> _Function:
+        _, most = _arguments(declaration)
+
+        @functools.wraps(declaration)
+        def call(*arguments, **options):
+            if len(arguments) > most:
+                name = declaration.__name__
+                raise TypeError(f"{name}() takes {most} positional arguments, got {len(arguments)}")
+            if how is not None:
+                return how(operator, arguments, options)
+            return operator(*arguments, **options)
+
+        return call
+
+    return decorate
+
+
+def _operator(kernel, fake, results, changes=(), how=None, autograd=None):
+    """Makes an operator of a declaration, and the declaration call it.
+
+    Args:
+        kernel: runs it on CPU and CUDA tensors. fake: makes empty results. Both take its arguments
+            as the declaration does.
+        results: how many tensors it returns. changes: names of the tensors that it writes to.
+        how: as in _calling().
+        autograd: makes the kernel that records gradients from the operator, the other kernel and
+            the defaults of the arguments; None: a gradient that is asked for is an error.
     """
-    name = schema.partition("(")[0]
-    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, kernel, "CPU")
-    _library.impl(name, kernel, "CUDA")
-    torch.library.register_fake(f"winnow::{name}", fake, lib=_library)
+
+    def decorate(declaration: _Function) -> _Function:
+        parameters, most = _arguments(declaration)
+        options = [p.name for p in parameters[most:]]
+
+        def by_position(function):
+            def call(*values):  # torch leaves out arguments at the end that have their default
+                return function(*values[:most], **dict(zip(options, values[most:], strict=False)))
+
+            return call
+
+        def argument(parameter):
+            kind = _SCHEMA_TYPES[parameter.annotation]
+            if parameter.name in changes:
+                kind = f"Tensor({chr(ord('a') + changes.index(parameter.name))}!)"
+            default = "" if parameter.default is parameter.empty else f"={parameter.default}"
+            return f"{kind} {parameter.name}{default}"
+
+        name = declaration.__name__
+        returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+        _library.define(
+            f"{name}({', '.join(map(argument, parameters))}) -> {returned}",
+            tags=(torch.Tag.pt2_compliant_tag,),
+        )
+        operator = getattr(torch.ops.winnow, name)
+        run = by_position(kernel)
+        _library.impl(name, run, "CPU")
+        _library.impl(name, run, "CUDA")
+        torch.library.register_fake(f"winnow::{name}", by_position(fake), lib=_library)
+        if autograd is not None:
+            defaults = tuple(p.default for p in parameters)
+            recording = autograd(operator.default, run, defaults)
+            _library.impl(name, recording, "Autograd", with_keyset=True)
+        elif not changes:
+
+            def refuse(ctx, *gradients):
+                raise RuntimeError(f"winnow::{name} has no gradient; detach() its inputs")
+
+            torch.library.register_autograd(f"winnow::{name}", refuse, lib=_library)
+        return _calling(operator, how)(declaration)
+
+    return decorate
 
 
-def _no_gradient(name: str) -> None:
-    """Lets nothing require a gradient through this operator unnoticed."""
-
-    def refuse(ctx, *gradients):
-        raise RuntimeError(f"winnow::{name} has no gradient; detach() its inputs")
-
-    torch.library.register_autograd(f"winnow::{name}", refuse, lib=_library)
+def _lse_if_wanted(operator, arguments, options):
+    wanted = options.pop("return_lse", False)
+    results = operator(*arguments, **options)
+    return (results[0], results[-1]) if wanted else results[0]
 
 
-# ---- sparse MLA: forward and its gradient
+# ---- sparse MLA: the gradient
 
 
-def _forward(
-    q,
-    kv,
-    indices,
-    scale=None,
-    topk_length=None,
-    attn_sink=None,
-    q_start=None,
-    k_stride=1,
-    deterministic=False,
-    dkv_dtype=None,
-):
-    return _sparse_mla.forward(
+def _backward(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, **options):
+    gradients = _sparse_mla.backward(
         q,
         kv,
-        indices,
-        scale=scale,
-        topk_length=topk_length,
+        *others,
         attn_sink=attn_sink,
-        q_start=q_start,
-        k_stride=k_stride,
+        dq=torch.empty(q.shape, dtype=dq_dtype or q.dtype, device=q.device),
+        dkv=torch.empty(kv.shape, dtype=dkv_dtype or torch.float32, device=kv.device),
+        **options,
+    )
+    return gradients if attn_sink is not None else (*gradients, q.new_empty(0, dtype=torch.float32))
+
+
+def _backward_fake(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, **options):
+    return (
+        q.new_empty(q.shape, dtype=dq_dtype or q.dtype),
+        kv.new_empty(kv.shape, dtype=dkv_dtype or torch.float32),
+        q.new_empty(0 if attn_sink is None else (q.shape[1],), dtype=torch.float32),
     )
 
 
-def _forward_fake(
-    q,
-    kv,
-    indices,
-    scale=None,
-    topk_length=None,
-    attn_sink=None,
-    q_start=None,
-    k_stride=1,
-    deterministic=False,
-    dkv_dtype=None,
-):
+def _sink_if_there(operator, arguments, options):
+    gradients = operator(*arguments, **options)
+    return gradients if options.get("attn_sink") is not None else gradients[:2]
+
+
+@_operator(_backward, _backward_fake, results=3, how=_sink_if_there)
+def sparse_mla_backward(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    d_out: Tensor,
+    *,
+    delta: Optional[Tensor] = None,
+    scale: Optional[float] = None,
+    topk_length: Optional[Tensor] = None,
+    attn_sink: Optional[Tensor] = None,
+    q_start: Optional[int] = None,
+    k_stride: int = 1,
+    deterministic: bool = False,
+    dq_dtype: Optional[torch.dtype] = None,
+    dkv_dtype: Optional[torch.dtype] = None,
+) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]:
+    """winnow.sparse_mla.backward() as an operator: (dq, dkv), with a sink (dq, dkv, d_sink).
+
+    dq is as q and dkv float32 unless their dtypes are given. The operator itself always has three
+    results; the last one is empty where there is no sink.
+    """
+
+
+# ---- sparse MLA: forward
+
+
+def _forward(q, kv, indices, *, deterministic=False, dkv_dtype=None, **options):
+    return _sparse_mla.forward(q, kv, indices, **options)
+
+
+def _forward_fake(q, kv, indices, **options):
     s_q, h_q = q.shape[:2]
     max_logits = q.new_empty((s_q, h_q), dtype=torch.float32)
     return q.new_empty((s_q, h_q, _VALUE_DIM)), max_logits, torch.empty_like(max_logits)
 
 
-_define(
-    "sparse_mla_forward(Tensor q, Tensor kv, Tensor indices, float? scale=None, "
-    "Tensor? topk_length=None, Tensor? attn_sink=None, int? q_start=None, int k_stride=1, "
-    "bool deterministic=False, ScalarType? dkv_dtype=None) -> (Tensor, Tensor, Tensor)",
-    _forward,
-    _forward_fake,
-)
+class _Recorded(torch.autograd.Function):
+    """sparse_mla_forward under autograd. `values` are the operator's arguments without those at the
+    end that have their `defaults`; the leaves among them stand alone, too, for torch to see."""
+
+    @staticmethod
+    def forward(ctx, q, kv, attn_sink, run, values, defaults):
+        out, max_logits, lse = run(*values)
+        ctx.mark_non_differentiable(max_logits, lse)
+        _, _, indices, scale, topk_length, _, *others = values + defaults[len(values) :]
+        ctx.save_for_backward(q, kv, indices, topk_length, attn_sink, out, lse)
+        ctx.options = (scale, *others)
+        return out, max_logits, lse
+
+    @staticmethod
+    def backward(ctx, d_out, d_max_logits, d_lse):
+        q, kv, indices, topk_length, attn_sink, out, lse = ctx.saved_tensors
+        scale, q_start, k_stride, deterministic, dkv_dtype = ctx.options
+        dq, dkv, d_sink = torch.ops.winnow.sparse_mla_backward(
+            q,
+            kv,
+            indices,
+            out,
+            lse,
+            # Sums over out give an expanded gradient, whose last dimension is not contiguous.
+            d_out.contiguous(),
+            scale=scale,
+            topk_length=topk_length,
+            attn_sink=attn_sink,
+            q_start=q_start,
+            k_stride=k_stride,
+            deterministic=deterministic,
+            dkv_dtype=dkv_dtype or kv.dtype,
+        )
+        return dq, dkv, d_sink if ctx.needs_input_grad[2] else None, None, None, None
 
 
-def _backward(
-    q,
-    kv,
-    indices,
-    out,
-    lse,
-    d_out,
-    delta=None,
-    scale=None,
-    topk_length=None,
-    attn_sink=None,
-    q_start=None,
-    k_stride=1,
-    deterministic=False,
-    dq_dtype=None,
-    dkv_dtype=None,
-):
-    gradients = _sparse_mla.backward(
-        q,
-        kv,
-        indices,
-        out,
-        lse,
-        d_out,
-        delta=delta,
-        scale=scale,
-        topk_length=topk_length,
-        attn_sink=attn_sink,
-        q_start=q_start,
-        k_stride=k_stride,
-        deterministic=deterministic,
-        dq=torch.empty(q.shape, dtype=dq_dtype or q.dtype, device=q.device),
-        dkv=torch.empty(kv.shape, dtype=dkv_dtype or torch.float32, device=kv.device),
-    )
-    return gradients if attn_sink is not None else (*gradients, lse.new_empty(0))
+def _recording(operator, kernel, defaults):
+    """As torch.library.register_autograd() does it, in half the time."""
+    backends = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    direct = {}  # by keys: nothing, a mode of torch for instance, stands before the kernel
+
+    def redispatch(keys, *values):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys & torch._C._after_autograd_keyset, *values)
+
+    def record(keys, *values):
+        bits = keys.raw_repr()
+        if bits not in direct:
+            below = keys & torch._C._after_autograd_keyset
+            direct[bits] = below.highestPriorityTypeId() in backends
+        run = kernel if direct[bits] else functools.partial(redispatch, keys)
+        q, kv, attn_sink = values[0], values[1], values[5] if len(values) > 5 else None
+        if torch.is_grad_enabled() and (
+            q.requires_grad
+            or kv.requires_grad
+            or (attn_sink is not None and attn_sink.requires_grad)
+        ):
+            return _Recorded.apply(q, kv, attn_sink, run, values, defaults)
+        return run(*values)
+
+    return record
 
 
-def _backward_fake(
-    q,
-    kv,
-    indices,
-    out,
-    lse,
-    d_out,
-    delta=None,
-    scale=None,
-    topk_length=None,
-    attn_sink=None,
-    q_start=None,
-    k_stride=1,
-    deterministic=False,
-    dq_dtype=None,
-    dkv_dtype=None,
-):
-    return (
-        q.new_empty(q.shape, dtype=dq_dtype or q.dtype),
-        kv.new_empty(kv.shape, dtype=dkv_dtype or torch.float32),
-        lse.new_empty(0 if attn_sink is None else (q.shape[1],)),
-    )
+@_operator(_forward, _forward_fake, results=3, autograd=_recording)
+def sparse_mla_forward(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    scale: Optional[float] = None,
+    topk_length: Optional[Tensor] = None,
+    attn_sink: Optional[Tensor] = None,
+    q_start: Optional[int] = None,
+    k_stride: int = 1,
+    deterministic: bool = False,
+    dkv_dtype: Optional[torch.dtype] = None,
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """winnow.sparse_mla.forward() as an operator: (out, max_logits, lse), differentiable in out.
+
+    deterministic and dkv_dtype are for its gradient, as in sparse_mla_attention().
+    """
 
 
-# The third result is empty where there is no sink.
-_define(
-    "sparse_mla_backward(Tensor q, Tensor kv, Tensor indices, Tensor out, Tensor lse, "
-    "Tensor d_out, Tensor? delta=None, float? scale=None, Tensor? topk_length=None, "
-    "Tensor? attn_sink=None, int? q_start=None, int k_stride=1, bool deterministic=False, "
-    "ScalarType? dq_dtype=None, ScalarType? dkv_dtype=None) -> (Tensor, Tensor, Tensor)",
-    _backward,
-    _backward_fake,
-)
-_no_gradient("sparse_mla_backward")
-
-
-def _save_for_backward(ctx, inputs, output):
-    q, kv, indices, scale, topk_length, attn_sink, q_start, k_stride = inputs[:8]
-    out, max_logits, lse = output
-    ctx.mark_non_differentiable(max_logits, lse)
-    ctx.save_for_backward(q, kv, indices, topk_length, attn_sink, out, lse)
-    ctx.options = (scale, q_start, k_stride, inputs[8], inputs[9] or kv.dtype)
-
-
-def _gradients(ctx, d_out, d_max_logits, d_lse):
-    q, kv, indices, topk_length, attn_sink, out, lse = ctx.saved_tensors
-    scale, q_start, k_stride, deterministic, dkv_dtype = ctx.options
-    dq, dkv, d_sink = torch.ops.winnow.sparse_mla_backward(
-        q,
-        kv,
-        indices,
-        out,
-        lse,
-        # Sums over out give an expanded gradient, whose last dimension is not contiguous.
-        d_out.contiguous(),
-        None,
-        scale,
-        topk_length,
-        attn_sink,
-        q_start,
-        k_stride,
-        deterministic,
-        None,
-        dkv_dtype,
-    )
-    sink = d_sink if attn_sink is not None and ctx.needs_input_grad[5] else None
-    return dq, dkv, None, None, None, sink, None, None, None, None
-
-
-torch.library.register_autograd(
-    "winnow::sparse_mla_forward", _gradients, setup_context=_save_for_backward, lib=_library
-)
-
-
+@_calling(torch.ops.winnow.sparse_mla_forward, _lse_if_wanted)
 def sparse_mla_attention(
     q: Tensor,
     kv: Tensor,
@@ -245,109 +321,17 @@ def sparse_mla_attention(
     Raises:
         ValueError, winnow.Error: as winnow.sparse_mla.forward().
     """
-    out, _, lse = torch.ops.winnow.sparse_mla_forward(
-        q,
-        kv,
-        indices,
-        scale,
-        topk_length,
-        attn_sink,
-        q_start,
-        k_stride,
-        deterministic,
-        dkv_dtype,
-    )
-    return (out, lse) if return_lse else out
-
-
-def sparse_mla_forward(
-    q: Tensor,
-    kv: Tensor,
-    indices: Tensor,
-    *,
-    scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None,
-    attn_sink: Optional[Tensor] = None,
-    q_start: Optional[int] = None,
-    k_stride: int = 1,
-) -> Tuple[Tensor, Tensor, Tensor]:
-    """winnow.sparse_mla.forward() as an operator: (out, max_logits, lse), differentiable in out."""
-    return torch.ops.winnow.sparse_mla_forward(
-        q, kv, indices, scale, topk_length, attn_sink, q_start, k_stride
-    )
-
-
-def sparse_mla_backward(
-    q: Tensor,
-    kv: Tensor,
-    indices: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    d_out: Tensor,
-    *,
-    delta: Optional[Tensor] = None,
-    scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None,
-    attn_sink: Optional[Tensor] = None,
-    q_start: Optional[int] = None,
-    k_stride: int = 1,
-    deterministic: bool = False,
-    dq_dtype: Optional[torch.dtype] = None,
-    dkv_dtype: Optional[torch.dtype] = None,
-) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]:
-    """winnow.sparse_mla.backward() as an operator: (dq, dkv), with a sink (dq, dkv, d_sink).
-
-    dq is as q and dkv float32 unless their dtypes are given.
-    """
-    gradients = torch.ops.winnow.sparse_mla_backward(
-        q,
-        kv,
-        indices,
-        out,
-        lse,
-        d_out,
-        delta,
-        scale,
-        topk_length,
-        attn_sink,
-        q_start,
-        k_stride,
-        deterministic,
-        dq_dtype,
-        dkv_dtype,
-    )
-    return gradients if attn_sink is not None else gradients[:2]
 
 
 # ---- sparse MLA: the attention distribution
 
 
-def _distribution(q, kv, indices, lse, scale=None, topk_length=None, q_start=None, k_stride=1):
-    return _sparse_mla.distribution(
-        q,
-        kv,
-        indices,
-        lse,
-        scale=scale,
-        topk_length=topk_length,
-        q_start=q_start,
-        k_stride=k_stride,
-    )
-
-
-def _distribution_fake(q, kv, indices, lse, *options):
+def _distribution_fake(q, kv, indices, lse, **options):
     return q.new_empty((q.shape[0], indices.shape[2]), dtype=torch.float32)
 
 
-_define(
-    "sparse_mla_distribution(Tensor q, Tensor kv, Tensor indices, Tensor lse, float? scale=None, "
-    "Tensor? topk_length=None, int? q_start=None, int k_stride=1) -> Tensor",
-    _distribution,
-    _distribution_fake,
-)
-_no_gradient("sparse_mla_distribution")
-
-
+@torch.no_grad()
+@_operator(_sparse_mla.distribution, _distribution_fake, results=1)
 def sparse_mla_distribution(
     q: Tensor,
     kv: Tensor,
@@ -360,109 +344,21 @@ def sparse_mla_distribution(
     k_stride: int = 1,
 ) -> Tensor:
     """winnow.sparse_mla.distribution() as an operator; a teacher, without a gradient."""
-    with torch.no_grad():
-        return torch.ops.winnow.sparse_mla_distribution(
-            q, kv, indices, lse, scale, topk_length, q_start, k_stride
-        )
 
 
 # ---- paged decode
-
-
-def _attention(
-    query,
-    key_cache,
-    value_cache,
-    pos_bias_u,
-    matrix_bd,
-    scale,
-    block_tables,
-    context_lens,
-):
-    return _paged_xl.attention(
-        query,
-        key_cache,
-        value_cache,
-        pos_bias_u,
-        matrix_bd,
-        scale,
-        block_tables,
-        context_lens,
-        return_lse=True,
-    )
-
-
-def _attention_fused(
-    query,
-    key_cache,
-    value_cache,
-    pos_bias_u,
-    pos_bias_v,
-    r,
-    scale,
-    block_tables,
-    context_lens,
-):
-    return _paged_xl.attention_fused(
-        query,
-        key_cache,
-        value_cache,
-        pos_bias_u,
-        pos_bias_v,
-        r,
-        scale,
-        block_tables,
-        context_lens,
-        return_lse=True,
-    )
 
 
 def _attention_fake(query, *others):
     return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.float32)
 
 
-_define(
-    "paged_xl_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor pos_bias_u, "
-    "Tensor matrix_bd, float? scale, Tensor block_tables, Tensor context_lens) -> (Tensor, Tensor)",
-    _attention,
+@_operator(
+    functools.partial(_paged_xl.attention, return_lse=True),
     _attention_fake,
+    results=2,
+    how=_lse_if_wanted,
 )
-_no_gradient("paged_xl_attention")
-_define(
-    "paged_xl_attention_fused(Tensor query, Tensor key_cache, Tensor value_cache, "
-    "Tensor pos_bias_u, Tensor pos_bias_v, Tensor r, float? scale, Tensor block_tables, "
-    "Tensor context_lens) -> (Tensor, Tensor)",
-    _attention_fused,
-    _attention_fake,
-)
-_no_gradient("paged_xl_attention_fused")
-
-
-def _append(key, value, key_cache, value_cache, slot_mapping):
-    _paged_xl.append(key, value, key_cache, value_cache, slot_mapping)
-
-
-_define(
-    "paged_xl_append(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-    "Tensor slot_mapping) -> ()",
-    _append,
-    lambda key, value, key_cache, value_cache, slot_mapping: None,
-)
-
-
-def _position_term(query, pos_bias_v, r, context_lens):
-    return _paged_xl.position_term(query, pos_bias_v, r, context_lens)
-
-
-_define(
-    "paged_xl_position_term(Tensor query, Tensor pos_bias_v, Tensor r, Tensor context_lens) "
-    "-> Tensor",
-    _position_term,
-    lambda query, pos_bias_v, r, context_lens: query.new_empty((*query.shape[:2], r.shape[1])),
-)
-_no_gradient("paged_xl_position_term")
-
-
 def paged_xl_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -476,12 +372,14 @@ def paged_xl_attention(
     return_lse: bool = False,
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """winnow.paged_xl.attention() as an operator: out, or (out, lse)."""
-    out, lse = torch.ops.winnow.paged_xl_attention(
-        query, key_cache, value_cache, pos_bias_u, matrix_bd, scale, block_tables, context_lens
-    )
-    return (out, lse) if return_lse else out
 
 
+@_operator(
+    functools.partial(_paged_xl.attention_fused, return_lse=True),
+    _attention_fake,
+    results=2,
+    how=_lse_if_wanted,
+)
 def paged_xl_attention_fused(
     query: Tensor,
     key_cache: Tensor,
@@ -496,29 +394,26 @@ def paged_xl_attention_fused(
     return_lse: bool = False,
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """winnow.paged_xl.attention_fused() as an operator: out, or (out, lse)."""
-    out, lse = torch.ops.winnow.paged_xl_attention_fused(
-        query,
-        key_cache,
-        value_cache,
-        pos_bias_u,
-        pos_bias_v,
-        r,
-        scale,
-        block_tables,
-        context_lens,
-    )
-    return (out, lse) if return_lse else out
 
 
+@_operator(
+    _paged_xl.append,
+    lambda *tensors: None,
+    results=0,
+    changes=("key_cache", "value_cache"),
+)
 def paged_xl_append(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
     """winnow.paged_xl.append() as an operator that changes both caches."""
-    torch.ops.winnow.paged_xl_append(key, value, key_cache, value_cache, slot_mapping)
 
 
+def _position_term_fake(query, pos_bias_v, r, context_lens):
+    return query.new_empty((*query.shape[:2], r.shape[1]))
+
+
+@_operator(_paged_xl.position_term, _position_term_fake, results=1)
 def paged_xl_position_term(
     query: Tensor, pos_bias_v: Tensor, r: Tensor, context_lens: Tensor
 ) -> Tensor:
     """winnow.paged_xl.position_term() as an operator: [num_seqs, num_heads, max_distance]."""
-    return torch.ops.winnow.paged_xl_position_term(query, pos_bias_v, r, context_lens)

@@ -45,6 +45,9 @@ struct RunOptions {
   // its Errors before anything is written. It copies them to the host and waits for the stream, so
   // a stream in capture is an Error (unsupported).
   bool check = false;
+  // Dry run: the call returns its backend, or throws the Error, after every check but those of the
+  // contents of tensors. Nothing is read, written or queued: data may be any aligned address.
+  bool dry_run = false;
 };
 
 }  // namespace winnow

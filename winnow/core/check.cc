@@ -39,6 +39,10 @@ void Check::that(bool holds, std::string_view argument, std::string_view wanted,
   if (!holds) fail(argument, std::string(wanted), std::string(got));
 }
 
+void Check::unsupported(const std::string& message) const {
+  throw Error(ErrorCode::unsupported, operation_, message);
+}
+
 void Check::rank(std::string_view argument, const ConstTensorView& view, int rank,
                  std::string_view dims) const {
   if (!view.present()) fail(argument, "a tensor " + std::string(dims), "none");

@@ -42,6 +42,8 @@ class WINNOW_EXPORT Check {
   // Any rule: throws unless `holds`.
   void that(bool holds, std::string_view argument, std::string_view wanted,
             std::string_view got) const;
+  // Throws an Error (unsupported): the contract allows the call, its backend does not.
+  [[noreturn]] void unsupported(const std::string& message) const;
 
   // What most arguments need: shape, dtype, device, contiguous rows, natural alignment.
   void input(std::string_view argument, const ConstTensorView& view,

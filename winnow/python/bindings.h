@@ -33,15 +33,16 @@ class Shape {
   DType dtype = DType::f32;
   Device device;
 
-  // A tensor of that shape whose memory must not be touched: for calls that have nothing to do.
+  // A tensor of that shape without memory: for dry runs.
   TensorView view(DType type, std::initializer_list<std::int64_t> shape) const;
 
  private:
   nb::dict sizes_;
 };
 
-// Each makes a call of the shape that was asked for but with no queries, so that the library checks
-// everything and computes nothing. Returns the backend; throws Error with the reason.
+// Each calls the operation on tensors of the shape that was asked for. `options` ask for a dry run,
+// so that the library checks and computes nothing. Returns the backend; throws Error with the
+// reason.
 Backend supports_paged_xl_append(Shape& shape, const RunOptions& options);
 Backend supports_paged_xl_attention(Shape& shape, const RunOptions& options);
 Backend supports_paged_xl_attention_fused(Shape& shape, const RunOptions& options);

@@ -145,8 +145,9 @@ void Call::fail(const char* argument, std::string wanted, std::string got) const
   throw Error(ErrorCode::invalid_argument, operation_, argument, std::move(wanted), std::move(got));
 }
 
-Call::Call(const char* operation, nb::handle stream, nb::handle backend)
+Call::Call(const char* operation, nb::handle stream, nb::handle backend, bool check)
     : operation_(operation), explicit_stream_(!stream.is_none()) {
+  options_.check = check;
   if (!backend.is_none()) options_.backend = backend_from_string(nb::cast<std::string>(backend));
   if (!explicit_stream_) return;
   nb::object number = nb::borrow(stream);
@@ -346,6 +347,11 @@ nb::object Call::make(DType dtype, std::span<const std::int64_t> shape, Fill fil
   }
   return space.attr(zero ? "zeros" : "empty")(owner,
                                               nb::arg("dtype") = space.attr(kDTypeNames[index]));
+}
+
+bool Call::lends_scratch() const {
+  return !explicit_stream_ && device_.type == DeviceType::cuda && framework_ != nullptr &&
+         framework_->kind == Framework::Kind::torch && framework_->api != nullptr;
 }
 
 RunOptions Call::run_options() const {

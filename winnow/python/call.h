@@ -34,8 +34,8 @@ class Call {
  public:
   // `operation` as the library names it: "sparse_mla::forward". `stream` is None (torch's current
   // stream for its CUDA tensors, else the default stream), a handle, or an object that has one;
-  // `backend` is None or a name.
-  Call(const char* operation, nb::handle stream, nb::handle backend);
+  // `backend` is None or a name; `check` is RunOptions::check.
+  Call(const char* operation, nb::handle stream, nb::handle backend, bool check = false);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
   ~Call();
@@ -50,6 +50,12 @@ class Call {
   // the kind and on the device of the first input.
   TensorView output(const char* argument, nb::object& result, DType dtype,
                     std::initializer_list<std::int64_t> shape, Fill fill = Fill::none);
+
+  // Whether scratch may come from output(): the framework takes it back when the call from Python
+  // ends, which is safe on the stream that its allocator goes by, torch's current one. Otherwise
+  // the library takes its own.
+  bool lends_scratch() const;
+  RunOptions run_options() const;
 
   // function(const RunOptions&) without the interpreter lock.
   template <class Function>
@@ -75,7 +81,6 @@ class Call {
   TensorView read_capsule(const char* argument, nb::handle object, bool write);
   TensorView view_of(const char* argument, nb::handle object, const void* dltensor) const;
   nb::object make(DType dtype, std::span<const std::int64_t> shape, Fill fill) const;
-  RunOptions run_options() const;
   [[noreturn]] void fail(const char* argument, std::string wanted, std::string got) const;
 
   const char* operation_;

@@ -97,7 +97,7 @@ std::tuple<std::string, std::string> supports(const std::string& operation,
   Shape shape(std::move(sizes));
   shape.dtype = dtype_from_name(dtype);
   shape.device = device_from_name(device);
-  RunOptions options;
+  RunOptions options{.dry_run = true};
   if (backend.has_value()) options.backend = backend_from_string(*backend);
   std::string known;
   for (const auto& [name, ask] : kSupports) {

@@ -9,6 +9,7 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/dtype.h"
+#include "winnow/core/export.h"
 #include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
 
@@ -49,9 +50,10 @@ Problem check_problem(const Check& check, const ConstTensorView& q, const ConstT
                       std::optional<double> scale, std::optional<std::int64_t> q_start,
                       std::int64_t k_stride);
 
-// What the sm90 kernels want beyond that of q, kv and what is shaped like them: bf16, and rows that
-// begin at multiples of 16 bytes.
+// What the sm90 kernels want beyond that. Of q, kv and what is shaped like them: bf16, and rows
+// that begin at multiples of 16 bytes. Of the sizes: that 32 bits count them.
 void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view);
+WINNOW_EXPORT void check_sizes_for_sm90(const Check& check, const Problem& problem);
 
 // check_problem() from the argument struct of any of the three.
 template <class Args>

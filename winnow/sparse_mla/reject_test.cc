@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "winnow/core/check.h"
+#include "winnow/sparse_mla/problem.h"
 #include "winnow/sparse_mla/test_problem.h"
 #include "winnow/testing/expect.h"
 
@@ -19,8 +21,8 @@ using winnow::testing::fill_unwritten;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kInt64Max = std::numeric_limits<std::int64_t>::max();
 
-// Bends the arguments, expects the refusal "<operation>: <text>" with all outputs untouched, and
-// that the same call works when nothing is bent.
+// Bends the arguments, expects the refusal "<operation>: <text>" with all outputs untouched, from a
+// dry run too, and that the same call works when nothing is bent.
 template <class Op>
 void expect_rejected(const std::function<void(typename Op::Args&, TestProblem&)>& bend,
                      const std::string& text, const Sizes& sizes = {}) {
@@ -29,8 +31,10 @@ void expect_rejected(const std::function<void(typename Op::Args&, TestProblem&)>
   typename Op::Args bent = good;
   bend(bent, problem);
   for (Tensor* output : Op::outputs(problem)) fill_unwritten(*output);
-  expect_error([&] { Op::run(bent); }, ErrorCode::invalid_argument,
-               std::string(Op::kName) + ": " + text);
+  for (const bool dry_run : {false, true}) {
+    expect_error([&] { Op::run(bent, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
+                 std::string(Op::kName) + ": " + text);
+  }
   for (Tensor* output : Op::outputs(problem)) {
     EXPECT_EQ(count_unwritten(output->view()), output->numel()) << text;
   }
@@ -194,24 +198,56 @@ TYPED_TEST(Rejects, WrongNumbers) {
                              "q_start: want positions within 2^62, got 9223372036854775807");
 }
 
+template <class Args, class Function>
+void for_each_tensor(Args& args, const Function& function) {
+  function(args.q), function(args.kv), function(args.indices), function(args.topk_length);
+  function(args.lse);
+  if constexpr (requires { args.attn_sink; }) function(args.attn_sink);
+  if constexpr (requires { args.out; }) function(args.out);
+  if constexpr (requires { args.max_logits; }) function(args.max_logits);
+  if constexpr (requires { args.attn_sum; }) function(args.attn_sum);
+  if constexpr (requires { args.dq; }) {
+    function(args.d_out), function(args.dq), function(args.dkv), function(args.d_sink);
+  }
+}
+
+TYPED_TEST(Rejects, ADryRunTouchesNoMemory) {
+  TestProblem problem;
+  typename TypeParam::Args args = TypeParam::args(problem);
+  for_each_tensor(args, [](auto& view) { view = testing::without_memory(view); });
+  EXPECT_EQ(TypeParam::run(args, {.dry_run = true}), Backend::cpu);
+}
+
+// What the sm90 kernels count in 32 bits. gpu_test asks the operations themselves.
+TEST(SizesForSm90, UpToTwoToTheThirty) {
+  constexpr std::int64_t kLimit = std::int64_t{1} << 30;
+  const Check check("op");
+  check_sizes_for_sm90(check, {.s_q = kLimit / 128, .h_q = 128, .topk = kLimit});
+  check_sizes_for_sm90(check, {.s_q = 1, .h_q = kLimit});
+  check_sizes_for_sm90(check, {.s_q = kLimit});
+  const auto refused = [&](const Problem& problem, const std::string& sizes) {
+    expect_error([&] { check_sizes_for_sm90(check, problem); }, ErrorCode::unsupported,
+                 "op: sm90: want topk and s_q * h_q up to 2^30, got " + sizes);
+  };
+  refused({.topk = kLimit + 1}, "topk 1073741825, s_q 0, h_q 0");
+  refused({.s_q = kLimit / 128 + 1, .h_q = 128}, "topk 0, s_q 8388609, h_q 128");
+  refused({.s_q = kLimit + 1}, "topk 0, s_q 1073741825, h_q 0");
+  refused({.h_q = kLimit + 1}, "topk 0, s_q 0, h_q 1073741825");
+  refused({.s_q = kInt64Max, .h_q = kInt64Max},
+          "topk 0, s_q 9223372036854775807, h_q 9223372036854775807");
+}
+
 // The CPU has no kernels for tensors on a GPU, and a GPU address must not be touched.
 TYPED_TEST(Rejects, TensorsOnAGpuWithoutKernels) {
+  if (!gpus().gpus.empty()) GTEST_SKIP() << "has a GPU";
   TestProblem problem;
-  const auto moved = [](auto& view) {
+  typename TypeParam::Args args = TypeParam::args(problem);
+  for_each_tensor(args, [](auto& view) {
     using View = std::remove_reference_t<decltype(view)>;
     if (view.present()) {
       view = View(view.data(), view.dtype(), view.shape(), view.strides(), {DeviceType::cuda, 0});
     }
-  };
-  typename TypeParam::Args args = TypeParam::args(problem);
-  moved(args.q), moved(args.kv), moved(args.indices), moved(args.topk_length), moved(args.lse);
-  if constexpr (requires { args.attn_sink; }) moved(args.attn_sink);
-  if constexpr (requires { args.out; }) moved(args.out);
-  if constexpr (requires { args.max_logits; }) moved(args.max_logits);
-  if constexpr (requires { args.attn_sum; }) moved(args.attn_sum);
-  if constexpr (requires { args.dq; }) {
-    moved(args.d_out), moved(args.dq), moved(args.dkv), moved(args.d_sink);
-  }
+  });
   try {
     TypeParam::run(args);
     ADD_FAILURE() << "no error";

@@ -130,6 +130,7 @@ Backend layout(const LayoutArgs& args, const RunOptions& options) {
   constexpr Backend kImplemented[] = {Backend::cpu};
   const Backend backend =
       choose_backend(kOperation, args.expert_indices.device(), options, kImplemented);
+  if (options.dry_run) return backend;
   if (const auto bad = find_bad_index(params)) {
     check.that(false, "expert_indices",
                "experts below " + std::to_string(params.experts) + ", or " +

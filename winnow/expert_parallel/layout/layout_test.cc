@@ -107,6 +107,18 @@ TEST_F(Layout, NamesTokenAndValueOfABadIndex) {
                  "k 2");
 }
 
+TEST_F(Layout, ADryRunLooksAtNoContents) {
+  LayoutArgs args = args_;
+  args.expert_indices = testing::without_memory(args.expert_indices);
+  EXPECT_EQ(layout(args, {.dry_run = true}), Backend::cpu);
+  for (Tensor* tensor : outputs()) {
+    EXPECT_EQ(testing::count_unwritten(tensor->view()), tensor->numel());
+  }
+  args.world_size = 0;
+  testing::expect_error([&] { layout(args, {.dry_run = true}); }, ErrorCode::invalid_argument,
+                        "expert_parallel::layout: world_size: want at least 1, got 0");
+}
+
 TEST_F(Layout, RefusesSizesThatDoNotDivide) {
   LayoutArgs args = args_;
   args.experts = 10;

@@ -80,6 +80,17 @@ AttentionParams check_args(const Check& check, const AttentionArgs& args) {
   return params;
 }
 
+// What the kernels hold in a grid dimension or 32 bits.
+void check_for_cuda(const Check& check, const AttentionParams& params) {
+  constexpr std::int64_t kLimit = 65535;
+  const std::int64_t num_blocks = params.cache.num_blocks;
+  if (params.num_seqs <= kLimit && params.num_heads <= kLimit && num_blocks <= INT32_MAX) return;
+  check.unsupported(
+      "cuda: want num_seqs and num_heads up to 65535 and num_blocks below 2^31, got " +
+      std::to_string(params.num_seqs) + ", " + std::to_string(params.num_heads) + " and " +
+      std::to_string(num_blocks));
+}
+
 // The contents: lengths and block numbers.
 void check_contents(const Check& check, const AttentionArgs& args, const AttentionParams& params,
                     Stream stream) {
@@ -121,7 +132,8 @@ Backend attention(const AttentionArgs& args, const RunOptions& options) {
   const Device device = args.query.device();
   constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
-  if (args.out.numel() == 0) return backend;
+  if (backend == Backend::cuda) check_for_cuda(check, params);
+  if (options.dry_run || args.out.numel() == 0) return backend;
   if (checks_contents(kOperation, device, options)) {
     check_contents(check, args, params, options.stream);
   }

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <string>
 
 #include <cuda_runtime.h>
 
@@ -18,8 +17,7 @@ namespace {
 
 using namespace attention_cuda_detail;
 
-constexpr const char* kOperation = "paged_xl::attention";
-constexpr device::Runtime kRuntime{kOperation, "cuda"};
+constexpr device::Runtime kRuntime{"paged_xl::attention", "cuda"};
 
 // Memory for one call, ordered by its stream. Outside of a capture it comes from a pool that keeps
 // what it once had; in a capture it belongs to the graph.
@@ -68,13 +66,6 @@ class Workspace {
 KernelParams kernel_params(const AttentionParams& params) {
   KernelParams kernel = {};
   const CacheShape& cache = params.cache;
-  constexpr std::int64_t kLimit = 65535;  // of a grid dimension
-  if (params.num_seqs > kLimit || params.num_heads > kLimit || cache.num_blocks > INT32_MAX) {
-    throw Error(ErrorCode::unsupported, kOperation,
-                "cuda: want num_seqs and num_heads up to 65535 and num_blocks below 2^31, got " +
-                    std::to_string(params.num_seqs) + ", " + std::to_string(params.num_heads) +
-                    " and " + std::to_string(cache.num_blocks));
-  }
   kernel.num_kv_heads = static_cast<int>(cache.num_kv_heads);
   kernel.group = static_cast<int>(params.num_heads / cache.num_kv_heads);
   kernel.dim = static_cast<int>(cache.head_size);

@@ -39,8 +39,8 @@ nb::object run(Call& call, paged_xl::AttentionArgs& args, const Step& step, bool
 nb::object attention(nb::handle query, nb::handle key_cache, nb::handle value_cache,
                      nb::handle pos_bias_u, nb::handle matrix_bd, std::optional<double> scale,
                      nb::handle block_tables, nb::handle context_lens, bool return_lse,
-                     nb::handle out, nb::handle stream, nb::handle backend) {
-  Call call(kOperation, stream, backend);
+                     nb::handle out, bool check, nb::handle stream, nb::handle backend) {
+  Call call(kOperation, stream, backend, check);
   paged_xl::AttentionArgs args{.query = call.input("query", query),
                                .matrix_bd = call.input("matrix_bd", matrix_bd)};
   return run(call, args,
@@ -51,9 +51,9 @@ nb::object attention(nb::handle query, nb::handle key_cache, nb::handle value_ca
 nb::object attention_fused(nb::handle query, nb::handle key_cache, nb::handle value_cache,
                            nb::handle pos_bias_u, nb::handle pos_bias_v, nb::handle r,
                            std::optional<double> scale, nb::handle block_tables,
-                           nb::handle context_lens, bool return_lse, nb::handle out,
+                           nb::handle context_lens, bool return_lse, nb::handle out, bool check,
                            nb::handle stream, nb::handle backend) {
-  Call call(kOperation, stream, backend);
+  Call call(kOperation, stream, backend, check);
   paged_xl::AttentionArgs args{.query = call.input("query", query),
                                .pos_bias_v = call.input("pos_bias_v", pos_bias_v),
                                .r = call.input("r", r)};
@@ -86,6 +86,10 @@ Args:
     context_lens: [num_seqs], int32: cached tokens, the step's own included.
     return_lse: return (out, lse).
     out: like query, to write into, or a tuple (out, lse) of which any may be None; new if None.
+    check: look on a GPU, too, at what lengths and block tables hold, and refuse what the tensors do
+        not. It copies them to the host and waits for the stream, so nothing may capture it.
+        Otherwise a GPU cuts such a length and masks the tokens of such a block. The environment
+        variable WINNOW_CHECK=1 asks for it in every call.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
@@ -93,8 +97,8 @@ Returns:
     float32.
 
 Raises:
-    ValueError: an argument is not as described; on the CPU also a length or a block number that
-        the tensors do not hold. Nothing was written.
+    ValueError: an argument is not as described; on the CPU and with check also a length or a
+        block number that the tensors do not hold. Nothing was written.
     winnow.Error: no backend can do it here.
 
 head_size is 32, 64, 80, 96, 112, 128, 160, 192 or 256; block_size 8, 16, 32, 64 or 128.)";
@@ -116,45 +120,49 @@ void bind_paged_xl_attention(nb::module_& m) {
   m.def("attention", attention, "query"_a.none(), "key_cache"_a.none(), "value_cache"_a.none(),
         "pos_bias_u"_a.none(), "matrix_bd"_a.none(), "scale"_a.none(), "block_tables"_a.none(),
         "context_lens"_a.none(), nb::kw_only(), "return_lse"_a = false, "out"_a = nb::none(),
-        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+        "check"_a = false, "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
         nb::sig("def attention(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
                 "matrix_bd: T, scale: float | None, block_tables: T, context_lens: T, *, "
                 "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
-                "stream: Stream = None, backend: str | None = None) -> typing.Any"));
+                "check: bool = False, stream: Stream = None, backend: str | None = None) "
+                "-> typing.Any"));
   m.def("attention_fused", attention_fused, "query"_a.none(), "key_cache"_a.none(),
         "value_cache"_a.none(), "pos_bias_u"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
         "scale"_a.none(), "block_tables"_a.none(), "context_lens"_a.none(), nb::kw_only(),
-        "return_lse"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
+        "return_lse"_a = false, "out"_a = nb::none(), "check"_a = false, "stream"_a = nb::none(),
         "backend"_a = nb::none(), kFusedDoc,
         nb::sig("def attention_fused(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
                 "pos_bias_v: T, r: T, scale: float | None, block_tables: T, context_lens: T, *, "
                 "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
-                "stream: Stream = None, backend: str | None = None) -> typing.Any"));
+                "check: bool = False, stream: Stream = None, backend: str | None = None) "
+                "-> typing.Any"));
 }
 
 namespace {
 
 Backend supports(Shape& shape, const RunOptions& options, bool fused) {
+  const std::int64_t num_seqs = shape.take("num_seqs", 1);
   const std::int64_t num_heads = shape.take("num_heads", 16);
   const std::int64_t num_kv_heads = shape.take("num_kv_heads", num_heads);
   const std::int64_t head_size = shape.take("head_size", 128);
+  const std::int64_t num_blocks = shape.take("num_blocks", 1);
   const std::int64_t block_size = shape.take("block_size", 16);
   shape.done();
   const DType dtype = shape.dtype;
   const std::int64_t x = 16 / size_of(dtype);
   paged_xl::AttentionArgs args{
-      .query = shape.view(dtype, {0, num_heads, head_size}),
-      .key_cache = shape.view(dtype, {0, num_kv_heads, head_size / x, block_size, x}),
-      .value_cache = shape.view(dtype, {0, num_kv_heads, head_size, block_size}),
+      .query = shape.view(dtype, {num_seqs, num_heads, head_size}),
+      .key_cache = shape.view(dtype, {num_blocks, num_kv_heads, head_size / x, block_size, x}),
+      .value_cache = shape.view(dtype, {num_blocks, num_kv_heads, head_size, block_size}),
       .pos_bias_u = shape.view(dtype, {num_heads, head_size}),
-      .block_tables = shape.view(DType::i32, {0, 0}),
-      .context_lens = shape.view(DType::i32, {0}),
-      .out = shape.view(dtype, {0, num_heads, head_size})};
+      .block_tables = shape.view(DType::i32, {num_seqs, 1}),
+      .context_lens = shape.view(DType::i32, {num_seqs}),
+      .out = shape.view(dtype, {num_seqs, num_heads, head_size})};
   if (fused) {
     args.pos_bias_v = args.pos_bias_u;
-    args.r = shape.view(dtype, {num_heads, 0, head_size});
+    args.r = shape.view(dtype, {num_heads, 1, head_size});
   } else {
-    args.matrix_bd = shape.view(dtype, {0, num_heads, 0});
+    args.matrix_bd = shape.view(dtype, {num_seqs, num_heads, 1});
   }
   return paged_xl::attention(args, options);
 }

@@ -153,5 +153,20 @@ TEST_F(AttentionRejects, AbsentTensorsAndOddArguments) {
   expect_error(args, "key_cache: want device cpu, got cuda:0");
 }
 
+TEST_F(AttentionRejects, ADryRunLooksAtNoContents) {
+  for (AttentionArgs args : {args_, fused_args_}) {
+    for (auto* view :
+         {&args.query, &args.key_cache, &args.value_cache, &args.pos_bias_u, &args.matrix_bd,
+          &args.pos_bias_v, &args.r, &args.block_tables, &args.context_lens}) {
+      *view = testing::without_memory(*view);
+    }
+    args.out = testing::without_memory(args.out);
+    EXPECT_EQ(attention(args, {.dry_run = true}), Backend::cpu);
+    args.pos_bias_u = {};
+    expect_refusal([&] { attention(args, {.dry_run = true}); },
+                   "paged_xl::attention: pos_bias_u: want a tensor");
+  }
+}
+
 }  // namespace
 }  // namespace winnow::paged_xl

@@ -43,6 +43,15 @@ AppendParams check_args(const Check& check, const AppendArgs& args) {
   return params;
 }
 
+// What the kernel holds in a grid dimension.
+void check_for_cuda(const Check& check, const AppendParams& params) {
+  constexpr std::int64_t kMostHeads = 65535, kMostTokens = std::int64_t{INT32_MAX} * 32;
+  if (params.cache.num_kv_heads <= kMostHeads && params.num_tokens <= kMostTokens) return;
+  check.unsupported("cuda: want num_kv_heads up to 65535 and num_tokens up to 2^36 - 32, got " +
+                    std::to_string(params.cache.num_kv_heads) + " and " +
+                    std::to_string(params.num_tokens));
+}
+
 void check_distinct_slots(const Check& check, const AppendParams& params) {
   std::vector<std::pair<std::int64_t, std::int64_t>> written;  // slot, token
   written.reserve(static_cast<std::size_t>(params.num_tokens));
@@ -94,7 +103,8 @@ Backend append(const AppendArgs& args, const RunOptions& options) {
   const Device device = args.key.device();
   constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
-  if (args.key.numel() == 0) return backend;
+  if (backend == Backend::cuda) check_for_cuda(check, params);
+  if (options.dry_run || args.key.numel() == 0) return backend;
   if (checks_contents(kOperation, device, options)) {
     const OnHost<char> slots(static_cast<const char*>(params.slot_mapping),
                              params.num_tokens * size_of(args.slot_mapping.dtype()), device,

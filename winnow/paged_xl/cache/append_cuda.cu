@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <string>
 
 #include <cuda_runtime.h>
 
@@ -15,8 +14,7 @@
 namespace winnow::paged_xl {
 namespace {
 
-constexpr const char* kOperation = "paged_xl::append";
-constexpr device::Runtime kRuntime{kOperation, "cuda"};
+constexpr device::Runtime kRuntime{"paged_xl::append", "cuda"};
 constexpr int kTokens = 32, kUnitsAtOnce = 8;
 
 struct KernelParams {
@@ -96,13 +94,6 @@ Rows<const void*> read_only(const Rows<void*>& rows) {
 void append_cuda(const AppendParams& params, void* stream) {
   const CacheShape& cache = params.cache;
   const std::int64_t groups = (params.num_tokens + kTokens - 1) / kTokens;
-  constexpr std::int64_t kMostHeads = 65535;
-  if (cache.num_kv_heads > kMostHeads || groups > INT32_MAX) {
-    throw Error(ErrorCode::unsupported, kOperation,
-                "cuda: want num_kv_heads up to 65535 and num_tokens up to 2^36, got " +
-                    std::to_string(cache.num_kv_heads) + " and " +
-                    std::to_string(params.num_tokens));
-  }
   const KernelParams kernel = {params.num_tokens,
                                cache.num_blocks,
                                static_cast<int>(cache.head_size),

@@ -7,8 +7,8 @@ namespace winnow::python {
 namespace {
 
 void append(nb::handle key, nb::handle value, nb::handle key_cache, nb::handle value_cache,
-            nb::handle slot_mapping, nb::handle stream, nb::handle backend) {
-  Call call("paged_xl::append", stream, backend);
+            nb::handle slot_mapping, bool check, nb::handle stream, nb::handle backend) {
+  Call call("paged_xl::append", stream, backend, check);
   const paged_xl::AppendArgs args{
       .key = call.input("key", key),
       .value = call.input("value", value),
@@ -30,11 +30,13 @@ Args:
         / size of an element.
     value_cache: [num_blocks, num_kv_heads, head_size, block_size], as key.
     slot_mapping: [num_tokens], int64 or int32.
+    check: refuse a slot beyond the cache or one written twice also on a GPU, which otherwise skips
+        the one and writes either token of the other; as in attention().
     stream, backend: as in winnow.sparse_mla.forward().
 
 Raises:
-    ValueError: an argument is not as described; on the CPU also a slot beyond the cache or one
-        written twice. Nothing was written.
+    ValueError: an argument is not as described; on the CPU and with check also a slot beyond the
+        cache or one written twice. Nothing was written.
     winnow.Error: no backend can do it here.)";
 
 }  // namespace
@@ -42,26 +44,28 @@ Raises:
 void bind_paged_xl_append(nb::module_& m) {
   using namespace nb::literals;
   m.def("append", append, "key"_a.none(), "value"_a.none(), "key_cache"_a.none(),
-        "value_cache"_a.none(), "slot_mapping"_a.none(), nb::kw_only(), "stream"_a = nb::none(),
-        "backend"_a = nb::none(), kDoc,
+        "value_cache"_a.none(), "slot_mapping"_a.none(), nb::kw_only(), "check"_a = false,
+        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
         nb::sig("def append(key: T, value: T, key_cache: T, value_cache: T, slot_mapping: T, *, "
-                "stream: Stream = None, backend: str | None = None) -> None"));
+                "check: bool = False, stream: Stream = None, backend: str | None = None) -> None"));
 }
 
 Backend supports_paged_xl_append(Shape& shape, const RunOptions& options) {
+  const std::int64_t num_tokens = shape.take("num_tokens", 1);
   const std::int64_t num_kv_heads = shape.take("num_kv_heads", 16);
   const std::int64_t head_size = shape.take("head_size", 128);
+  const std::int64_t num_blocks = shape.take("num_blocks", 1);
   const std::int64_t block_size = shape.take("block_size", 16);
   shape.done();
   const DType dtype = shape.dtype;
   const std::int64_t x = 16 / size_of(dtype);
-  const ConstTensorView tokens = shape.view(dtype, {0, num_kv_heads, head_size});
+  const ConstTensorView tokens = shape.view(dtype, {num_tokens, num_kv_heads, head_size});
   return paged_xl::append(
       {.key = tokens,
        .value = tokens,
-       .slot_mapping = shape.view(DType::i64, {0}),
-       .key_cache = shape.view(dtype, {0, num_kv_heads, head_size / x, block_size, x}),
-       .value_cache = shape.view(dtype, {0, num_kv_heads, head_size, block_size})},
+       .slot_mapping = shape.view(DType::i64, {num_tokens}),
+       .key_cache = shape.view(dtype, {num_blocks, num_kv_heads, head_size / x, block_size, x}),
+       .value_cache = shape.view(dtype, {num_blocks, num_kv_heads, head_size, block_size})},
       options);
 }
 

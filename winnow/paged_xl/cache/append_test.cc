@@ -114,6 +114,17 @@ TEST_F(Append, RejectsWrongTensors) {
   expect_error(args, "slot_mapping: want dtype i64 or i32, got f32");
 }
 
+TEST_F(Append, ADryRunLooksAtNoContents) {
+  AppendArgs args = args_;
+  for (auto* view : {&args.key, &args.value, &args.slot_mapping}) {
+    *view = testing::without_memory(*view);
+  }
+  for (auto* view : {&args.key_cache, &args.value_cache}) *view = testing::without_memory(*view);
+  EXPECT_EQ(append(args, {.dry_run = true}), Backend::cpu);
+  args.value = args.value.slice(0, 0, 2);
+  expect_refusal([&] { append(args, {.dry_run = true}); }, "paged_xl::append: value: want shape");
+}
+
 TEST(AppendFar, ReachesSlotsBeyondTwoToTheThirtyOneBytes) {
   constexpr std::int64_t kBlocks = 600001;  // of 8 KiB each
   const auto bytes = static_cast<std::size_t>(kBlocks) * 8192;

@@ -1,6 +1,7 @@
 #include "winnow/paged_xl/position_term/position_term.h"
 
 #include <algorithm>
+#include <string>
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
@@ -33,6 +34,14 @@ PositionTermParams check_args(const Check& check, const PositionTermArgs& args) 
   return params;
 }
 
+// What the kernel holds in a grid dimension or goes through in every warp.
+void check_for_cuda(const Check& check, const PositionTermParams& params) {
+  constexpr std::int64_t kMostSeqs = 1 << 20, kMostHeads = 65535;
+  if (params.num_seqs <= kMostSeqs && params.num_heads <= kMostHeads) return;
+  check.unsupported("cuda: want num_seqs up to 2^20 and num_heads up to 65535, got " +
+                    std::to_string(params.num_seqs) + " and " + std::to_string(params.num_heads));
+}
+
 void check_contents(const Check& check, const PositionTermArgs& args,
                     const PositionTermParams& params, Stream stream) {
   const OnHost<std::int32_t> context_lens(params.context_lens, params.num_seqs, args.query.device(),
@@ -51,7 +60,8 @@ Backend position_term(const PositionTermArgs& args, const RunOptions& options) {
   const Device device = args.query.device();
   constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
-  if (args.query.numel() == 0) return backend;
+  if (backend == Backend::cuda) check_for_cuda(check, params);
+  if (options.dry_run || args.query.numel() == 0) return backend;
   if (checks_contents(kOperation, device, options)) {
     check_contents(check, args, params, options.stream);
   }

@@ -2,7 +2,6 @@
 // distances of one head once, into registers, and serves all sequences with them.
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
 #include <cuda_runtime.h>
 
@@ -15,8 +14,7 @@
 namespace winnow::paged_xl {
 namespace {
 
-constexpr const char* kOperation = "paged_xl::position_term";
-constexpr device::Runtime kRuntime{kOperation, "cuda"};
+constexpr device::Runtime kRuntime{"paged_xl::position_term", "cuda"};
 constexpr int kWarps = 4;
 constexpr int kBlocksPerSm = 5;
 
@@ -63,12 +61,6 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 }  // namespace
 
 void position_term_cuda(const PositionTermParams& params, void* stream) {
-  constexpr std::int64_t kLimit = 1 << 20, kMostHeads = 65535;
-  if (params.num_seqs > kLimit || params.num_heads > kMostHeads) {
-    throw Error(ErrorCode::unsupported, kOperation,
-                "cuda: want num_seqs up to 2^20 and num_heads up to 65535, got " +
-                    std::to_string(params.num_seqs) + " and " + std::to_string(params.num_heads));
-  }
   const int limit = static_cast<int>(std::min<std::int64_t>(params.max_context, INT32_MAX));
   if (limit == 0) return;
   KernelParams kernel = {};

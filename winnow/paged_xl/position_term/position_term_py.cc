@@ -7,9 +7,9 @@ namespace winnow::python {
 namespace {
 
 nb::object position_term(nb::handle query, nb::handle pos_bias_v, nb::handle r,
-                         nb::handle context_lens, nb::object out, nb::handle stream,
+                         nb::handle context_lens, nb::object out, bool check, nb::handle stream,
                          nb::handle backend) {
-  Call call("paged_xl::position_term", stream, backend);
+  Call call("paged_xl::position_term", stream, backend, check);
   paged_xl::PositionTermArgs args{
       .query = call.input("query", query),
       .pos_bias_v = call.input("pos_bias_v", pos_bias_v),
@@ -40,14 +40,15 @@ Args:
     out: [num_seqs, num_heads, columns], as query or float32, to write into; columns past a
         context keep their values. New, as query, with max_distance columns, zero past each
         context, if None.
+    check: refuse a length that r or out do not hold also on a GPU, as in attention().
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
     matrix_bd.
 
 Raises:
-    ValueError: an argument is not as described; on the CPU also a length that r or out do not
-        hold. Nothing was written.
+    ValueError: an argument is not as described; on the CPU and with check also a length that r
+        or out do not hold. Nothing was written.
     winnow.Error: no backend can do it here.)";
 
 }  // namespace
@@ -55,22 +56,24 @@ Raises:
 void bind_paged_xl_position_term(nb::module_& m) {
   using namespace nb::literals;
   m.def("position_term", position_term, "query"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
-        "context_lens"_a.none(), nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(),
-        "backend"_a = nb::none(), kDoc,
+        "context_lens"_a.none(), nb::kw_only(), "out"_a = nb::none(), "check"_a = false,
+        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
         nb::sig("def position_term(query: T, pos_bias_v: T, r: T, context_lens: T, *, "
-                "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T"));
+                "out: T | None = None, check: bool = False, stream: Stream = None, "
+                "backend: str | None = None) -> T"));
 }
 
 Backend supports_paged_xl_position_term(Shape& shape, const RunOptions& options) {
+  const std::int64_t num_seqs = shape.take("num_seqs", 1);
   const std::int64_t num_heads = shape.take("num_heads", 16);
   const std::int64_t head_size = shape.take("head_size", 128);
   shape.done();
   const DType dtype = shape.dtype;
-  return paged_xl::position_term({.query = shape.view(dtype, {0, num_heads, head_size}),
+  return paged_xl::position_term({.query = shape.view(dtype, {num_seqs, num_heads, head_size}),
                                   .pos_bias_v = shape.view(dtype, {num_heads, head_size}),
-                                  .r = shape.view(dtype, {num_heads, 0, head_size}),
-                                  .context_lens = shape.view(DType::i32, {0}),
-                                  .matrix_bd = shape.view(dtype, {0, num_heads, 0})},
+                                  .r = shape.view(dtype, {num_heads, 1, head_size}),
+                                  .context_lens = shape.view(DType::i32, {num_seqs}),
+                                  .matrix_bd = shape.view(dtype, {num_seqs, num_heads, 1})},
                                  options);
 }
 

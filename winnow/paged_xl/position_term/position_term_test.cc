@@ -107,5 +107,17 @@ TEST_F(PositionTermRejects, WrongTensors) {
   expect_error(args, "matrix_bd: want an output whose elements do not share memory");
 }
 
+TEST_F(PositionTermRejects, ADryRunLooksAtNoContents) {
+  PositionTermArgs args = args_;
+  for (auto* view : {&args.query, &args.pos_bias_v, &args.r, &args.context_lens}) {
+    *view = testing::without_memory(*view);
+  }
+  args.matrix_bd = testing::without_memory(args.matrix_bd);
+  EXPECT_EQ(position_term(args, {.dry_run = true}), Backend::cpu);
+  args.matrix_bd = {};
+  expect_refusal([&] { position_term(args, {.dry_run = true}); },
+                 "paged_xl::position_term: matrix_bd: want a tensor");
+}
+
 }  // namespace
 }  // namespace winnow::paged_xl

@@ -60,31 +60,51 @@ bool empty(const BackwardArgs& args) {
   return args.dq.numel() == 0 && args.dkv.numel() == 0 && args.d_sink.numel() == 0;
 }
 
+// What `workspace` must hold. The backend's other wants have been checked.
+std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& params,
+                             Backend backend) {
+  if (backend == Backend::cpu || empty(args)) return 0;
+  if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(args.q.device());
+    return backward_sm90_workspace_bytes(params);
+  }
+  return 0;
+}
+
+void check_args_for_sm90(const BackwardArgs& args, const BackwardParams& params) {
+  const Check check(kOperation);
+  check_for_sm90(check, "q", args.q);
+  check_for_sm90(check, "kv", args.kv);
+  if (!args.delta.present()) check_for_sm90(check, "out", args.out);
+  check_for_sm90(check, "d_out", args.d_out);
+  check.aligned("dq", args.dq, 16);
+  check.aligned("dkv", args.dkv, 16);
+  check_sizes_for_sm90(check, params.problem);
+}
+
+void check_workspace(const BackwardArgs& args, std::int64_t bytes) {
+  const Check check(kOperation);
+  check.input("workspace", args.workspace, {{"bytes", args.workspace.numel()}}, {DType::u8},
+              args.q.device());
+  check.aligned("workspace", args.workspace, 256);
+  check.that(args.workspace.numel() >= bytes, "workspace", std::to_string(bytes) + " bytes or more",
+             std::to_string(args.workspace.numel()));
+}
+
 }  // namespace
 
 Backend backward(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (empty(args)) return backend;
+  if (backend == Backend::sm90) {
+    check_args_for_sm90(args, params);
+    if (args.workspace.present()) check_workspace(args, workspace_bytes(args, params, backend));
+  }
+  if (options.dry_run || empty(args)) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_backward, params);
   } else if constexpr (kBuiltWithCuda) {
-    const Check check(kOperation);
-    check_for_sm90(check, "q", args.q);
-    check_for_sm90(check, "kv", args.kv);
-    if (!args.delta.present()) check_for_sm90(check, "out", args.out);
-    check_for_sm90(check, "d_out", args.d_out);
-    check.aligned("dq", args.dq, 16);
-    check.aligned("dkv", args.dkv, 16);
     const DeviceGuard guard(args.q.device());
-    if (args.workspace.present()) {
-      const std::int64_t bytes = backward_sm90_workspace_bytes(params);
-      check.input("workspace", args.workspace, {{"bytes", args.workspace.numel()}}, {DType::u8},
-                  args.q.device());
-      check.aligned("workspace", args.workspace, 256);
-      check.that(args.workspace.numel() >= bytes, "workspace",
-                 std::to_string(bytes) + " bytes or more", std::to_string(args.workspace.numel()));
-    }
     backward_sm90(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
@@ -93,12 +113,8 @@ Backend backward(const BackwardArgs& args, const RunOptions& options) {
 std::int64_t backward_workspace_bytes(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::cpu || empty(args)) return 0;
-  if constexpr (kBuiltWithCuda) {
-    const DeviceGuard guard(args.q.device());
-    return backward_sm90_workspace_bytes(params);
-  }
-  return 0;
+  if (backend == Backend::sm90) check_args_for_sm90(args, params);
+  return workspace_bytes(args, params, backend);
 }
 
 }  // namespace winnow::sparse_mla

@@ -2,11 +2,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <string>
 
 #include <cuda_runtime.h>
 
-#include "winnow/core/error.h"
 #include "winnow/device/common/runtime.h"
 #include "winnow/sparse_mla/backward/backward_fused_sm90.cuh"
 #include "winnow/sparse_mla/backward/backward_fused_sm90.h"
@@ -19,8 +17,7 @@ namespace {
 namespace fused = backward_fused_sm90_detail;
 using namespace fused;
 
-constexpr const char* kOperation = "sparse_mla::backward";
-constexpr device::Runtime kRuntime{kOperation, "sm90"};
+constexpr device::Runtime kRuntime{"sparse_mla::backward", "sm90"};
 
 std::int64_t head_blocks(const Problem& problem) {
   return (problem.h_q + fused::kHeads - 1) / fused::kHeads;
@@ -192,34 +189,14 @@ void finish(const Call& call) {
   }
 }
 
-void check_limits(const BackwardParams& params, int blocks) {
-  const Problem& problem = params.problem;
-  const auto refuse = [](const std::string& message) {
-    throw Error(ErrorCode::unsupported, kOperation, "sm90: " + message);
-  };
-  constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // of what the kernels count in 32 bits
-  if (problem.topk > kLimit || problem.h_q > kLimit ||
-      problem.s_q > kLimit / std::max<std::int64_t>(problem.h_q, 1)) {
-    refuse("want topk and s_q * h_q up to 2^30, got topk " + std::to_string(problem.topk) +
-           ", h_q " + std::to_string(problem.h_q) + ", s_q " + std::to_string(problem.s_q));
-  }
-  if (problem.s_kv > (std::int64_t{1} << 31) - 1 - blocks) {
-    refuse("want s_kv up to 2^31 - 1 - " + std::to_string(blocks) + ", got " +
-           std::to_string(problem.s_kv));
-  }
-}
-
 }  // namespace
 
 std::int64_t backward_fused_workspace_bytes(const BackwardParams& params) {
-  const int blocks = kRuntime.multiprocessors();
-  check_limits(params, blocks);
-  return Workspace(params, blocks).bytes;
+  return Workspace(params, kRuntime.multiprocessors()).bytes;
 }
 
 void backward_fused_sm90(const BackwardParams& params, void* workspace, void* stream) {
   const int blocks = kRuntime.multiprocessors();
-  check_limits(params, blocks);
   const Workspace layout(params, blocks);
   const Call call{params, params.problem,
                   layout, static_cast<char*>(workspace),

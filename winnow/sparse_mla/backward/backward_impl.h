@@ -23,7 +23,7 @@ struct BackwardParams {
 void backward_cpu(const BackwardParams& params, const Executor& executor);
 
 // Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
-// Wants bf16 and rows aligned to 16 bytes. Does not wait, so the stream may be in capture.
+// Wants what the checks for sm90 ask for. Does not wait, so the stream may be in capture.
 // `workspace`: backward_sm90_workspace_bytes() of that device, aligned to 256 bytes, in use until
 // the stream has passed; null: had from the stream's memory pool and given back.
 void backward_sm90(const BackwardParams& params, void* workspace, void* stream);

@@ -1,7 +1,6 @@
 // Python binding of sparse_mla::backward.
 #include <nanobind/stl/optional.h>
 
-#include "winnow/core/check.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
 #include "winnow/sparse_mla/backward/backward.h"
@@ -39,6 +38,11 @@ nb::tuple backward(nb::handle q, nb::handle kv, nb::handle indices, nb::handle o
   args.dkv = call.output("dkv", dkv, DType::f32, {size_of_dim(args.kv, 0), 1, d_qk});
   const bool with_sink = args.attn_sink.present() || !d_sink.is_none();
   if (with_sink) args.d_sink = call.output("d_sink", d_sink, DType::f32, {h_q});
+  nb::object workspace = nb::none();
+  if (call.lends_scratch()) {
+    const std::int64_t bytes = sparse_mla::backward_workspace_bytes(args, call.run_options());
+    args.workspace = call.output("workspace", workspace, DType::u8, {bytes});
+  }
   call.run([&](const RunOptions& options) { sparse_mla::backward(args, options); });
   return with_sink ? nb::make_tuple(dq, dkv, d_sink) : nb::make_tuple(dq, dkv);
 }
@@ -90,24 +94,20 @@ void bind_sparse_mla_backward(nb::module_& m) {
 }
 
 Backend supports_sparse_mla_backward(Shape& shape, const RunOptions& options) {
-  const std::int64_t h_q = shape.take("h_q", 64), d_qk = shape.take("d_qk", 576);
+  const std::int64_t s_q = shape.take("s_q", 1), h_q = shape.take("h_q", 64);
+  const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
   const std::int64_t topk = shape.take("topk", 64);
   shape.done();
-  // dkv of a cache with rows would be written even without queries.
-  const ConstTensorView q = shape.view(shape.dtype, {0, h_q, d_qk});
-  const ConstTensorView out = shape.view(shape.dtype, {0, h_q, sparse_mla::kValueDim});
-  const Backend backend = sparse_mla::backward({.q = q,
-                                                .kv = shape.view(shape.dtype, {0, 1, d_qk}),
-                                                .indices = shape.view(DType::i32, {0, 1, topk}),
-                                                .out = out,
-                                                .lse = shape.view(DType::f32, {0, h_q}),
-                                                .d_out = out,
-                                                .dq = shape.view(DType::f32, {0, h_q, d_qk}),
-                                                .dkv = shape.view(DType::f32, {0, 1, d_qk})},
-                                               options);
-  // An empty call returns before the backend's own checks.
-  if (backend == Backend::sm90) Check(kOperation).dtype("q", q, {DType::bf16});
-  return backend;
+  const ConstTensorView out = shape.view(shape.dtype, {s_q, h_q, sparse_mla::kValueDim});
+  return sparse_mla::backward({.q = shape.view(shape.dtype, {s_q, h_q, d_qk}),
+                               .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
+                               .indices = shape.view(DType::i32, {s_q, 1, topk}),
+                               .out = out,
+                               .lse = shape.view(DType::f32, {s_q, h_q}),
+                               .d_out = out,
+                               .dq = shape.view(DType::f32, {s_q, h_q, d_qk}),
+                               .dkv = shape.view(DType::f32, {s_kv, 1, d_qk})},
+                              options);
 }
 
 }  // namespace winnow::python

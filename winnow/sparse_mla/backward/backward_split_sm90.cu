@@ -1,12 +1,10 @@
 // Backward of top-k sparse MLA attention, sm90, for many heads: the launches.
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <type_traits>
 
 #include <cuda_runtime.h>
 
-#include "winnow/core/error.h"
 #include "winnow/device/common/runtime.h"
 #include "winnow/sparse_mla/backward/backward_split_products_sm90.cuh"
 #include "winnow/sparse_mla/backward/backward_split_sm90.h"
@@ -18,8 +16,7 @@ namespace {
 namespace detail = backward_split_detail;
 using detail::Params;
 
-constexpr const char* kOperation = "sparse_mla::backward";
-constexpr device::Runtime kRuntime{kOperation, "sm90"};
+constexpr device::Runtime kRuntime{"sparse_mla::backward", "sm90"};
 
 // What the images of one chunk of queries may take.
 constexpr std::int64_t kImageBytes = (std::int64_t{1} << 30) + (std::int64_t{64} << 20);
@@ -268,12 +265,6 @@ std::int64_t backward_split_workspace_bytes(const BackwardParams& params) {
 
 void backward_split_sm90(const BackwardParams& params, void* workspace, void* stream) {
   const Problem& problem = params.problem;
-  constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // of what the kernels count in 32 bits
-  if (problem.topk > kLimit || problem.h_q > kLimit) {
-    throw Error(ErrorCode::unsupported, kOperation,
-                "sm90: want topk and h_q up to 2^30, got topk " + std::to_string(problem.topk) +
-                    ", h_q " + std::to_string(problem.h_q));
-  }
   const Layout layout = layout_of(params);
   const auto queue = static_cast<cudaStream_t>(stream);
   if (problem.d_qk == 576) {

@@ -26,19 +26,24 @@ DistributionParams check_args(const DistributionArgs& args) {
   return params;
 }
 
+void check_args_for_sm90(const DistributionArgs& args, const Problem& problem) {
+  const Check check(kOperation);
+  check_for_sm90(check, "q", args.q);
+  check_for_sm90(check, "kv", args.kv);
+  check_sizes_for_sm90(check, problem);
+}
+
 }  // namespace
 
 Backend distribution(const DistributionArgs& args, const RunOptions& options) {
   const DistributionParams params = check_args(args);
   constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (args.attn_sum.numel() == 0) return backend;
+  if (backend == Backend::sm90) check_args_for_sm90(args, params.problem);
+  if (options.dry_run || args.attn_sum.numel() == 0) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_distribution, params);
   } else if constexpr (kBuiltWithCuda) {
-    const Check check(kOperation);
-    check_for_sm90(check, "q", args.q);
-    check_for_sm90(check, "kv", args.kv);
     const DeviceGuard guard(args.q.device());
     distribution_sm90(params, options.stream.handle);
   }

@@ -29,8 +29,9 @@ struct DistributionArgs {
 // row sums to h_q (to 0 if nothing is visible). An lse in base 2 must be multiplied by ln 2 first.
 //
 // Deterministic: repeats are bitwise equal (on the CPU with the same number of threads).
-// On sm90 q and kv are bf16 with rows aligned to 16 bytes, and topk and h_q are up to 2^31 - 128;
-// heads are padded to 64, beyond 64 to a multiple of 128; no memory is allocated, nothing waits.
+// On sm90 q and kv are bf16 with rows aligned to 16 bytes, and topk and s_q * h_q are up to
+// 2^30; heads are padded to 64, beyond 64 to a multiple of 128; no memory is allocated, nothing
+// waits.
 // Shapes, strides, memory, streams and errors: as forward(). Returns the backend that ran.
 //
 // Defined by DeepSeek-V3.2: DeepSeek Sparse Attention trains its indexer on this by the KL

@@ -1,7 +1,6 @@
 // Python binding of sparse_mla::distribution.
 #include <nanobind/stl/optional.h>
 
-#include "winnow/core/check.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
 #include "winnow/sparse_mla/distribution/distribution.h"
@@ -65,19 +64,16 @@ void bind_sparse_mla_distribution(nb::module_& m) {
 }
 
 Backend supports_sparse_mla_distribution(Shape& shape, const RunOptions& options) {
-  const std::int64_t h_q = shape.take("h_q", 64), d_qk = shape.take("d_qk", 576);
-  const std::int64_t s_kv = shape.take("s_kv", 1), topk = shape.take("topk", 64);
+  const std::int64_t s_q = shape.take("s_q", 1), h_q = shape.take("h_q", 64);
+  const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
+  const std::int64_t topk = shape.take("topk", 64);
   shape.done();
-  const ConstTensorView q = shape.view(shape.dtype, {0, h_q, d_qk});
-  const Backend backend = sparse_mla::distribution({.q = q,
-                                                    .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
-                                                    .indices = shape.view(DType::i32, {0, 1, topk}),
-                                                    .lse = shape.view(DType::f32, {0, h_q}),
-                                                    .attn_sum = shape.view(DType::f32, {0, topk})},
-                                                   options);
-  // An empty call returns before the backend's own checks.
-  if (backend == Backend::sm90) Check(kOperation).dtype("q", q, {DType::bf16});
-  return backend;
+  return sparse_mla::distribution({.q = shape.view(shape.dtype, {s_q, h_q, d_qk}),
+                                   .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
+                                   .indices = shape.view(DType::i32, {s_q, 1, topk}),
+                                   .lse = shape.view(DType::f32, {s_q, h_q}),
+                                   .attn_sum = shape.view(DType::f32, {s_q, topk})},
+                                  options);
 }
 
 }  // namespace winnow::python

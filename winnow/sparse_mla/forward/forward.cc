@@ -33,20 +33,25 @@ ForwardParams check_args(const ForwardArgs& args) {
   return params;
 }
 
+void check_args_for_sm90(const ForwardArgs& args, const Problem& problem) {
+  const Check check(kOperation);
+  check_for_sm90(check, "q", args.q);
+  check_for_sm90(check, "kv", args.kv);
+  check_for_sm90(check, "out", args.out);
+  check_sizes_for_sm90(check, problem);
+}
+
 }  // namespace
 
 Backend forward(const ForwardArgs& args, const RunOptions& options) {
   const ForwardParams params = check_args(args);
   constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (args.out.numel() == 0) return backend;
+  if (backend == Backend::sm90) check_args_for_sm90(args, params.problem);
+  if (options.dry_run || args.out.numel() == 0) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_forward, params);
   } else if constexpr (kBuiltWithCuda) {
-    const Check check(kOperation);
-    check_for_sm90(check, "q", args.q);
-    check_for_sm90(check, "kv", args.kv);
-    check_for_sm90(check, "out", args.out);
     const DeviceGuard guard(args.q.device());
     forward_sm90(params, options.stream.handle);
   }

@@ -46,8 +46,8 @@ struct ForwardArgs {
 // the others are free (0 and negative ones too; not 0 for outputs). Memory: all tensors belong to
 // the caller and live on one device; CPU scratch grows with num_threads() * h_q, not with s_q *
 // s_kv. Repeats are bitwise equal (on the CPU with the same number of threads).
-// On sm90 q, kv and out are bf16 with rows aligned to 16 bytes, and topk, h_q and
-// s_q * ceil(h_q / 64) are up to 2^30; heads are padded to a multiple of 64 inside; no memory is
+// On sm90 q, kv and out are bf16 with rows aligned to 16 bytes, and topk and
+// s_q * h_q are up to 2^30; heads are padded to a multiple of 64 inside; no memory is
 // allocated and nothing waits, so the stream may be in capture. Streams: see Stream.
 // Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
 // before anything is written; Error (unsupported) if no backend or not the forced one can do it.

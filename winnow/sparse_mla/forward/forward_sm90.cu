@@ -2,11 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <string>
 
 #include <cuda_runtime.h>
 
-#include "winnow/core/error.h"
 #include "winnow/device/common/runtime.h"
 #include "winnow/sparse_mla/forward/forward_impl.h"
 #include "winnow/sparse_mla/forward/forward_sm90.cuh"
@@ -17,20 +15,12 @@ namespace {
 
 using forward_sm90_detail::KernelParams;
 
-constexpr const char* kOperation = "sparse_mla::forward";
-constexpr device::Runtime kRuntime{kOperation, "sm90"};
+constexpr device::Runtime kRuntime{"sparse_mla::forward", "sm90"};
 
 KernelParams kernel_params(const ForwardParams& params) {
   const Problem& problem = params.problem;
   const std::int64_t head_blocks =
       (problem.h_q + forward_sm90_detail::kHeads - 1) / forward_sm90_detail::kHeads;
-  constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // of what the kernel counts in 32 bits
-  if (problem.topk > kLimit || problem.h_q > kLimit || problem.s_q > kLimit / head_blocks) {
-    throw Error(ErrorCode::unsupported, kOperation,
-                "sm90: want topk, h_q and s_q * ceil(h_q / 64) up to 2^30, got topk " +
-                    std::to_string(problem.topk) + ", h_q " + std::to_string(problem.h_q) +
-                    ", s_q " + std::to_string(problem.s_q));
-  }
   KernelParams kernel;
   kernel.kv = gather_view(problem);
   kernel.q = static_cast<const char*>(problem.q.data);
