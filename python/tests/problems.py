@@ -26,7 +26,12 @@ def paged_xl(
     block_size=8,
     dtype="float32",
 ):
-    """A dict of what attention, position_term and append take; unused slots hold NaN."""
+    """A dict of what attention, position_term and append take; unused slots hold NaN.
+
+    For bfloat16 the arrays are float32, with the cache's shape for 2 bytes.
+    """
+    narrow = dtype != "float32"
+    dtype = "float32" if dtype == "bfloat16" else dtype
     rng = np.random.default_rng(seed)
 
     def normal(*shape):
@@ -36,7 +41,7 @@ def paged_xl(
     num_seqs, longest = len(lengths), int(lengths.max(initial=0))
     per_seq = -(-longest // block_size)
     num_blocks = num_seqs * per_seq + 1
-    x = 16 // np.dtype(dtype).itemsize
+    x = 8 if narrow else 4
     key_cache = np.full((num_blocks, num_kv_heads, head_size // x, block_size, x), np.nan, dtype)
     value_cache = np.full((num_blocks, num_kv_heads, head_size, block_size), np.nan, dtype)
     tables = rng.permutation(num_blocks)[: num_seqs * per_seq].reshape(num_seqs, per_seq)

@@ -1,11 +1,11 @@
-"""Paged decode against the oracle, on numpy and torch tensors."""
+"""Paged decode against the oracle, on every kind of tensor."""
 
 import numpy as np
 import oracle
 import problems
 import pytest
-import torch
 from compare import assert_close
+from kinds import CPU, CUDA, assert_same_kind, like, numbers
 
 from winnow import paged_xl
 
@@ -18,47 +18,31 @@ def _filled(p):
     return p
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", [*CPU, *CUDA])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_a_step_agrees_with_the_oracle(dtype, kv_heads):
-    p = problems.paged_xl(
-        num_kv_heads=kv_heads, dtype="float16" if dtype == "float16" else "float32"
-    )
-    if dtype == "bfloat16":
-        x = 8
-        p = {
-            name: torch.from_numpy(a).bfloat16() if a.dtype == np.float32 else torch.from_numpy(a)
-            for name, a in p.items()
-        }
-        blocks, heads, _, block_size, _ = p["key_cache"].shape
-        shape = (blocks, heads, p["query"].shape[2] // x, block_size, x)
-        p["key_cache"] = torch.full(shape, torch.nan, dtype=torch.bfloat16)
-    _filled(p)
+def test_a_step_agrees_with_the_oracle(kind, kv_heads):
+    convert, dtype = kind
+    arrays = problems.paged_xl(num_kv_heads=kv_heads, dtype=dtype)
+    p = _filled({name: convert(a) for name, a in arrays.items()})
     term = paged_xl.position_term(p["query"], p["pos_bias_v"], p["r"], p["context_lens"])
     step, tables = [p[n] for n in STEP], [p[n] for n in TABLES]
     out, lse = paged_xl.attention(*step, term, None, *tables, return_lse=True)
     fused = paged_xl.attention_fused(*step, p["pos_bias_v"], p["r"], None, *tables)
-    assert type(out) is type(term) is type(fused) is type(p["query"])
+    for result in (term, out, lse, fused):
+        assert_same_kind(result, p["query"])
     assert out.dtype == p["query"].dtype
 
-    def values(t):
-        return (
-            t.float().numpy()
-            if isinstance(t, torch.Tensor) and t.is_floating_point()
-            else np.asarray(t)
-        )
-
-    v = {name: values(a) for name, a in p.items()}
+    v = {name: numbers(a) for name, a in p.items()}
     want_term = oracle.position_term(
         v["query"], v["pos_bias_v"], v["r"], v["context_lens"], v["r"].shape[1]
     )
-    assert_close(values(term), want_term, "paged", dtype)
+    assert_close(numbers(term), want_term, "paged", dtype)
     args = [v[n] for n in STEP]
-    want, want_lse = oracle.attention(*args, values(term), None, *(v[n] for n in TABLES))
-    assert_close(values(out), want, "paged", dtype)
-    assert_close(values(lse), want_lse, "lse", dtype)
+    want, want_lse = oracle.attention(*args, numbers(term), None, *(v[n] for n in TABLES))
+    assert_close(numbers(out), want, "paged", dtype)
+    assert_close(numbers(lse), want_lse, "lse", dtype)
     want, _ = oracle.attention(*args, want_term, None, *(v[n] for n in TABLES))
-    assert_close(values(fused), want, "paged", dtype)
+    assert_close(numbers(fused), want, "paged", dtype)
 
 
 def test_append_writes_where_the_slots_say_and_nowhere_else():
@@ -96,16 +80,55 @@ def test_out_and_lse_are_written_and_returned():
     np.testing.assert_array_equal(wide[2, :, :19], term[2])
 
 
-def test_bad_contents_are_named():
-    p = _filled(problems.paged_xl())
+def _bad_contents(p):
+    """Calls whose index tensors hold what the others do not, with the messages."""
     args = [p[n] for n in STEP] + [p["pos_bias_v"], p["r"], None]
-    tables = p["block_tables"].copy()
+    term = paged_xl.position_term(p["query"], p["pos_bias_v"], p["r"], p["context_lens"])
+    tables = numbers(p["block_tables"]).copy()
     tables[2, 1] = 1000
-    with pytest.raises(ValueError, match="block_tables: .* got 1000 at position 1"):
-        paged_xl.attention_fused(*args, tables, p["context_lens"])
-    with pytest.raises(ValueError, match="context_lens"):
-        paged_xl.attention_fused(*args, p["block_tables"], np.array([5, 0, 99], np.int32))
-    with pytest.raises(ValueError, match="slot_mapping: want each slot at most once"):
-        paged_xl.append(
-            p["key"][:2], p["value"][:2], p["key_cache"], p["value_cache"], np.array([1, 1])
-        )
+    tables = like(tables, p["query"])
+    long, twice, far = (
+        like(np.array(a, np.int32), p["query"]) for a in ([5, 0, 99], [1, 1], [1, 99])
+    )
+    block = (
+        r"block_tables: want a block of \[0, 10\) for each of the 3 blocks that sequence 2 needs, "
+        "got 1000 at position 1"
+    )
+    length = r"context_lens: want 0 to 24 \(block_tables holds 3 blocks .*, got 99 for sequence 2"
+    caches = p["key_cache"], p["value_cache"]
+    return [
+        (block, lambda **o: paged_xl.attention_fused(*args, tables, p["context_lens"], **o)),
+        (length, lambda **o: paged_xl.attention_fused(*args, p["block_tables"], long, **o)),
+        (
+            block,
+            lambda **o: paged_xl.attention(*args[:4], term, None, tables, p["context_lens"], **o),
+        ),
+        (
+            r"context_lens: want 0 to 19 \(matrix_bd .*, got 99 for sequence 2",
+            lambda **o: paged_xl.position_term(p["query"], p["pos_bias_v"], p["r"], long, **o),
+        ),
+        (
+            "slot_mapping: want each slot at most once, got slot 1 for token 0 and token 1",
+            lambda **o: paged_xl.append(p["key"][:2], p["value"][:2], *caches, twice, **o),
+        ),
+        (
+            "slot_mapping: want slots below 10 blocks . 8 slots, got slot 99 for token 1",
+            lambda **o: paged_xl.append(p["key"][:2], p["value"][:2], *caches, far, **o),
+        ),
+    ]
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_bad_contents_are_named(check):
+    for message, call in _bad_contents(_filled(problems.paged_xl())):
+        with pytest.raises(ValueError, match=message):
+            call(check=check)
+
+
+@pytest.mark.parametrize("kind", CUDA[:1])
+def test_bad_contents_are_named_on_a_gpu_if_asked(kind):
+    p = _filled({name: kind[0](a) for name, a in problems.paged_xl().items()})
+    for message, call in _bad_contents(p):
+        call()
+        with pytest.raises(ValueError, match=message):
+            call(check=True)

@@ -1,4 +1,4 @@
-"""The three sparse MLA operations against the oracle, on numpy and torch tensors."""
+"""The three sparse MLA operations against the oracle, on every kind of tensor."""
 
 import numpy as np
 import oracle
@@ -6,39 +6,10 @@ import problems
 import pytest
 import torch
 from compare import assert_close
+from kinds import CPU, CUDA_BFLOAT16, assert_same_kind, like, numbers
 
 import winnow
 from winnow import sparse_mla
-
-KINDS = {
-    "numpy-float32": (lambda a: a, "float32"),
-    "numpy-float16": (lambda a: a.astype(np.float16) if a.dtype == np.float32 else a, "float16"),
-    "torch-float32": (torch.from_numpy, "float32"),
-    "torch-float16": (lambda a: _narrow(a, torch.float16), "float16"),
-    "torch-bfloat16": (lambda a: _narrow(a, torch.bfloat16), "bfloat16"),
-}
-
-
-def _narrow(array, dtype):
-    tensor = torch.from_numpy(array)
-    return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
-
-
-def _numpy(tensor):
-    """The values in numpy, those of bfloat16 as float32."""
-    return tensor.float().numpy() if isinstance(tensor, torch.Tensor) else tensor
-
-
-def _same_kind(got, like):
-    assert type(got) is type(like)
-    if isinstance(got, torch.Tensor):
-        assert got.device == like.device
-
-
-@pytest.fixture(params=KINDS)
-def kind(request):
-    return KINDS[request.param]
-
 
 CASES = {
     "plain": ({}, {}),
@@ -57,6 +28,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", [*CPU, CUDA_BFLOAT16])
 def test_all_three_agree_with_the_oracle(case, kind):
     convert, dtype = kind
     shape, options = CASES[case]
@@ -64,39 +36,39 @@ def test_all_three_agree_with_the_oracle(case, kind):
     options = {**options, **more}
     arguments = [convert(a) for a in (q, kv, indices)]
     given = {
-        name: (torch.from_numpy(v) if isinstance(arguments[0], torch.Tensor) else v)
-        if isinstance(v, np.ndarray)
-        else v
+        name: like(v, arguments[0]) if isinstance(v, np.ndarray) else v
         for name, v in options.items()
     }
-    q, kv = _numpy(arguments[0]), _numpy(arguments[1])
+    q, kv = numbers(arguments[0]), numbers(arguments[1])
 
     out, max_logits, lse = sparse_mla.forward(*arguments, **given)
     want = oracle.forward(q, kv, indices, **options)
     for got, expected, quantity in zip(
         (out, max_logits, lse), want, ("out", "lse", "lse"), strict=True
     ):
-        _same_kind(got, arguments[0])
-        assert_close(_numpy(got), expected, quantity, dtype)
+        assert_same_kind(got, arguments[0])
+        assert_close(numbers(got), expected, quantity, dtype)
 
     without_sink = {k: v for k, v in given.items() if k != "attn_sink"}
     attn_sum = sparse_mla.distribution(*arguments, lse, **without_sink)
-    _same_kind(attn_sum, arguments[0])
+    assert_same_kind(attn_sum, arguments[0])
     plain = {k: v for k, v in options.items() if k != "attn_sink"}
     assert_close(
-        _numpy(attn_sum),
-        oracle.distribution(q, kv, indices, _numpy(lse), **plain),
+        numbers(attn_sum),
+        oracle.distribution(q, kv, indices, numbers(lse), **plain),
         "attn_sum",
         dtype,
     )
 
     d_out = convert(np.random.default_rng(9).standard_normal(out.shape).astype(np.float32))
     gradients = sparse_mla.backward(*arguments, out, lse, d_out, **given)
-    expected = oracle.backward(q, kv, indices, _numpy(out), _numpy(lse), _numpy(d_out), **options)
+    expected = oracle.backward(
+        q, kv, indices, numbers(out), numbers(lse), numbers(d_out), **options
+    )
     assert len(gradients) == (3 if "attn_sink" in options else 2)
     for got, wanted, quantity in zip(gradients, expected, ("dq", "dkv", "d_sink"), strict=False):
-        _same_kind(got, arguments[0])
-        assert_close(_numpy(got), wanted, quantity, dtype)
+        assert_same_kind(got, arguments[0])
+        assert_close(numbers(got), wanted, quantity, dtype)
 
 
 def test_out_is_written_and_returned():

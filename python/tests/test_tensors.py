@@ -268,6 +268,12 @@ def test_supports_answers_and_gives_reasons():
     answer = winnow.supports("sparse_mla.forward", backend="cuda")
     assert not answer and "cuda" in answer.reason
     assert not winnow.supports("sparse_mla.forward", dtype="float8_e4m3fn")
+    # Shapes that nobody has the memory for: nothing is made and nothing runs.
+    assert winnow.supports("sparse_mla.backward", s_q=2**22, h_q=128, s_kv=2**31 - 1, topk=2**20)
+    assert winnow.supports("paged_xl.attention", num_seqs=2**20, num_blocks=2**31)
+    answer = winnow.supports("sparse_mla.distribution", s_kv=2**31)
+    assert "want at most 2^31 - 1 rows" in answer.reason
+    assert "sizes" in winnow.supports("sparse_mla.forward", s_q=-1).reason
     with pytest.raises(ValueError, match="op: want one of .*, got matmul"):
         winnow.supports("matmul")
     with pytest.raises(TypeError, match="unknown size 'heads'"):

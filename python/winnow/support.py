@@ -37,8 +37,9 @@ def supports(
         dtype: of the queries: "float32", "float16", "bfloat16", or a dtype of numpy or torch.
         device: "cpu", "cuda" or "cuda:1", or a device of torch.
         backend: asks for this one alone.
-        **shape: sizes by the names in the operation's documentation: h_q, d_qk, s_kv, topk;
-            num_heads, num_kv_heads, head_size, block_size. What is not given is a usual size.
+        **shape: sizes by the names in the operation's documentation: s_q, h_q, s_kv, d_qk, topk;
+            num_seqs, num_tokens, num_heads, num_kv_heads, head_size, num_blocks, block_size. What
+            is not given is a usual size, or 1 where any will do.
 
     Raises:
         ValueError: an unknown operation, dtype, device or backend.

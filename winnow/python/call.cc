@@ -139,6 +139,30 @@ std::string first_line(const nb::python_error& error) {
 // The same of the Python exception that is set; clears it.
 std::string take_python_error() { return first_line(nb::python_error()); }
 
+// Makes a stream torch's current one for a while, so that new tensors belong to it: zeros are
+// queued before what follows there, and the memory is not in use elsewhere.
+class TorchStream {
+ public:
+  TorchStream(Stream stream, nb::handle device) {
+    const nb::object cuda = nb::module_::import_("torch.cuda");
+    const auto handle = reinterpret_cast<std::uintptr_t>(stream.handle);
+    context_ = cuda.attr("stream")(cuda.attr("ExternalStream")(handle, device));
+    context_.attr("__enter__")();
+  }
+  ~TorchStream() {
+    try {
+      context_.attr("__exit__")(nb::none(), nb::none(), nb::none());
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("winnow: torch's stream");
+    }
+  }
+  TorchStream(const TorchStream&) = delete;
+  TorchStream& operator=(const TorchStream&) = delete;
+
+ private:
+  nb::object context_;
+};
+
 }  // namespace
 
 void Call::fail(const char* argument, std::string wanted, std::string got) const {
@@ -334,8 +358,10 @@ nb::object Call::make(DType dtype, std::span<const std::int64_t> shape, Fill fil
     if (device_.type == DeviceType::cpu) {
       return function(*owner, nb::arg("dtype") = nb::handle(type));
     }
-    return function(*owner, nb::arg("dtype") = nb::handle(type),
-                    nb::arg("device") = first_.attr("device"));
+    const nb::object device = first_.attr("device");
+    std::optional<TorchStream> current;
+    if (explicit_stream_) current.emplace(options_.stream, device);
+    return function(*owner, nb::arg("dtype") = nb::handle(type), nb::arg("device") = device);
   }
   // Any other framework: its namespace of the array API standard, or its root module (cupy).
   nb::object space;
@@ -350,8 +376,8 @@ nb::object Call::make(DType dtype, std::span<const std::int64_t> shape, Fill fil
 }
 
 bool Call::lends_scratch() const {
-  return !explicit_stream_ && device_.type == DeviceType::cuda && framework_ != nullptr &&
-         framework_->kind == Framework::Kind::torch && framework_->api != nullptr;
+  return device_.type == DeviceType::cuda && framework_ != nullptr &&
+         framework_->kind == Framework::Kind::torch;
 }
 
 RunOptions Call::run_options() const {

@@ -47,13 +47,13 @@ class Call {
 
   enum class Fill { none, zero };
   // `result` is the caller's tensor, or None; then it becomes a new one of this dtype and shape, of
-  // the kind and on the device of the first input.
+  // the kind and on the device of the first input, and on a GPU for use on the call's stream.
   TensorView output(const char* argument, nb::object& result, DType dtype,
                     std::initializer_list<std::int64_t> shape, Fill fill = Fill::none);
 
-  // Whether scratch may come from output(): the framework takes it back when the call from Python
-  // ends, which is safe on the stream that its allocator goes by, torch's current one. Otherwise
-  // the library takes its own.
+  // Whether scratch may come from output(): torch's allocator takes it back when the call from
+  // Python ends and gives it to whoever comes later on the stream. Otherwise the library takes its
+  // own.
   bool lends_scratch() const;
   RunOptions run_options() const;
 

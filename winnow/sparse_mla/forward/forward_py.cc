@@ -55,7 +55,8 @@ Args:
     out: [s_q, h_q, 512] as q to write into, or a tuple (out, max_logits, lse) of which any may
         be None. What is not given is new, of q's kind and on q's device.
     stream: for CUDA tensors: a handle or an object with __cuda_stream__, cuda_stream or ptr;
-        None is torch's current stream for its tensors, else the default stream.
+        None is torch's current stream for its tensors, else the default stream. New tensors of
+        torch belong to that stream, as if it were the current one.
     backend: forces one of winnow.backends() by name.
 
 Returns:

@@ -1,0 +1,302 @@
+"""What only a GPU can show: streams, graphs, memory, gradients, compilation. Skipped without one.
+
+That the results are right there is among the tests of each operation.
+"""
+
+import numpy as np
+import oracle
+import problems
+import pytest
+import torch
+import winnow.torch as ops
+from compare import assert_close
+from kinds import gpu, numbers
+
+import winnow
+from winnow import paged_xl, sparse_mla
+
+pytestmark = gpu
+
+SLEEP = 400_000_000  # GPU cycles: some tenths of a second
+
+
+def _sparse(s_q=48, h_q=64, s_kv=300, topk=128, seed=0):
+    q, kv, indices, options = problems.sparse_mla(
+        seed, s_q=s_q, h_q=h_q, s_kv=s_kv, topk=topk, sink=True
+    )
+    q, kv = (torch.from_numpy(a).cuda().bfloat16() for a in (q, kv))
+    return q, kv, torch.from_numpy(indices).cuda(), torch.from_numpy(options["attn_sink"]).cuda()
+
+
+def _paged():
+    p = problems.paged_xl(context_lens=(5, 0, 190), dtype="bfloat16")
+    p = {name: torch.from_numpy(a).cuda() for name, a in p.items()}
+    return {name: a.bfloat16() if a.is_floating_point() else a for name, a in p.items()}
+
+
+def _calls():
+    """Every plain function on CUDA tensors, and how many tensors torch makes for it."""
+    q, kv, indices, sink = _sparse()
+    out, _, lse = sparse_mla.forward(q, kv, indices, attn_sink=sink)
+    gradient = {"attn_sink": sink, "deterministic": True}
+    p = _paged()
+    append = [p[n] for n in ("key", "value", "key_cache", "value_cache", "slot_mapping")]
+    paged_xl.append(*append)
+    position = [p[n] for n in ("query", "pos_bias_v", "r", "context_lens")]
+    step = [p[n] for n in ("query", "key_cache", "value_cache", "pos_bias_u")]
+    plain = [*step, paged_xl.position_term(*position), None, p["block_tables"], p["context_lens"]]
+    fused = [*step, p["pos_bias_v"], p["r"], None, p["block_tables"], p["context_lens"]]
+    return {
+        "forward": (lambda **o: sparse_mla.forward(q, kv, indices, attn_sink=sink, **o), 3),
+        "distribution": (lambda **o: sparse_mla.distribution(q, kv, indices, lse, **o), 1),
+        "backward": (  # dq, dkv, d_sink and the workspace
+            lambda **o: sparse_mla.backward(q, kv, indices, out, lse, out, **gradient, **o),
+            4,
+        ),
+        "append": (lambda **o: paged_xl.append(*append, **o), 0),
+        "position_term": (lambda **o: paged_xl.position_term(*position, **o), 1),
+        "attention": (lambda **o: paged_xl.attention(*plain, **o), 1),
+        "attention_fused": (lambda **o: paged_xl.attention_fused(*fused, **o), 1),
+    }
+
+
+NAMES = ["forward", "distribution", "backward", "append", "position_term", "attention"]
+NAMES += ["attention_fused"]
+
+
+def _tensors(results):
+    return [] if results is None else list(results) if isinstance(results, tuple) else [results]
+
+
+def _assert_equal(got, want):
+    for g, w in zip(_tensors(got), _tensors(want), strict=True):
+        assert torch.equal(g, w)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_call_joins_its_stream_and_does_not_wait(name, explicit):
+    call, _ = _calls()[name]
+    want = call()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    begun = torch.cuda.Event()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(SLEEP)
+            begun.record()
+            if not explicit:
+                got = call()
+        if explicit:
+            got = call(stream=side)
+        done = side.record_event()
+        assert not begun.query()  # the call came back while the stream sleeps
+        assert torch.cuda.current_stream().query()  # and left nothing on another one
+        assert not done.query()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    side.synchronize()
+    _assert_equal(got, want)
+
+
+@pytest.mark.parametrize("handle", [lambda s: s.cuda_stream, lambda s: _CudaStream(s)])
+def test_streams_in_every_form(handle):
+    call, _ = _calls()["position_term"]
+    want = call()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    got = call(stream=handle(side))
+    side.synchronize()
+    _assert_equal(got, want)
+
+
+class _CudaStream:
+    def __init__(self, stream):
+        self._handle = stream.cuda_stream
+
+    def __cuda_stream__(self):
+        return (0, self._handle)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("explicit", [False, True])
+def test_nothing_is_copied(name, explicit):
+    """torch makes the results and the workspace, and no memory of the device is taken elsewhere."""
+    call, made = _calls()[name]
+    options = {"stream": torch.cuda.current_stream()} if explicit else {}
+    call(**options)
+    torch.cuda.synchronize()
+    count = torch.cuda.memory_stats()["allocation.all.allocated"]
+    free, _ = torch.cuda.mem_get_info()
+    results = call(**options)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == count + made
+    assert torch.cuda.mem_get_info()[0] == free
+    del results
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_graph_replays_with_new_numbers(name):
+    call, _ = _calls()[name]
+    inputs = [c.cell_contents for c in call.__closure__]
+    inputs = [t for i in inputs for t in (i if isinstance(i, list) else [i])]
+    first = next(t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point())
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for factor in (0.5, 3.0):
+        first.mul_(factor)
+        graph.replay()
+        _assert_equal(captured, call())
+
+
+def test_append_in_a_graph_and_on_a_stream():
+    p = _paged()
+    want = [p[n].cpu() for n in ("key_cache", "value_cache")]
+    paged_xl.append(p["key"].cpu(), p["value"].cpu(), *want, p["slot_mapping"].cpu())
+    arguments = [p[n] for n in ("key", "value", "key_cache", "value_cache", "slot_mapping")]
+    empty = [t.clone() for t in arguments[2:4]]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_xl.append(*arguments)
+    side = torch.cuda.Stream()
+
+    def on_the_side():
+        side.wait_stream(torch.cuda.current_stream())
+        paged_xl.append(*arguments, stream=side)
+        side.synchronize()
+
+    for run in (graph.replay, on_the_side):
+        for cache, nothing in zip(arguments[2:4], empty, strict=True):
+            cache.copy_(nothing)
+        run()
+        for cache, expected in zip(arguments[2:4], want, strict=True):
+            torch.testing.assert_close(cache.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_training_step_in_a_graph():
+    q, kv, indices, sink = _sparse()
+    leaves = [t.requires_grad_() for t in (q, kv, sink)]
+
+    def step():
+        out = ops.sparse_mla_attention(
+            leaves[0], leaves[1], indices, attn_sink=leaves[2], deterministic=True
+        )
+        return torch.autograd.grad(out.float().square().sum(), leaves)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        q.mul_(1.5)
+    graph.replay()
+    _assert_equal(captured, step())
+
+
+@pytest.mark.parametrize("h_q", [1, 64, 128])
+@pytest.mark.parametrize("options", [{}, {"q_start": 270}, {"q_start": 500, "k_stride": 2}])
+def test_gradients_agree_with_the_oracle(h_q, options):
+    q, kv, indices, sink = _sparse(s_q=8, h_q=h_q, s_kv=300, topk=100)
+    d_out = torch.randn(8, h_q, 512, device="cuda").bfloat16()
+    leaves = [t.requires_grad_() for t in (q, kv, sink)]
+    out, lse = ops.sparse_mla_attention(
+        q, kv, indices, attn_sink=sink, dkv_dtype=torch.float32, return_lse=True, **options
+    )
+    out.backward(d_out)
+    values = [numbers(t.detach()) for t in (q, kv, indices, out, lse, d_out)]
+    want = oracle.backward(*values, attn_sink=numbers(sink.detach()), **options)
+    for leaf, expected, quantity in zip(leaves, want, ("dq", "dkv", "d_sink"), strict=True):
+        assert leaf.grad.dtype == leaf.dtype
+        assert_close(numbers(leaf.grad), expected, quantity, "bfloat16")
+
+
+def test_deterministic_gradients_are_bitwise_equal():
+    """Every query chooses the same few rows, whose sums come in any order otherwise."""
+    q, kv, indices, _ = _sparse(s_q=500, s_kv=40, topk=64)
+    out, _, lse = sparse_mla.forward(q, kv, indices)
+    want = sparse_mla.backward(q, kv, indices, out, lse, out, deterministic=True)
+    for _ in range(10):
+        _assert_equal(sparse_mla.backward(q, kv, indices, out, lse, out, deterministic=True), want)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_in_one_graph():
+    q, kv, indices, sink = _sparse()
+    p = _paged()
+    append = [p[n] for n in ("key", "value", "key_cache", "value_cache", "slot_mapping")]
+    step = [p[n] for n in ("query", "key_cache", "value_cache", "pos_bias_u")]
+    tables = [p["block_tables"], p["context_lens"]]
+
+    def model(q, kv, sink):
+        out, lse = ops.sparse_mla_attention(
+            2 * q, kv, indices, attn_sink=sink, deterministic=True, return_lse=True
+        )
+        teacher = ops.sparse_mla_distribution(2 * q, kv, indices, lse)
+        ops.paged_xl_append(*append)
+        term = ops.paged_xl_position_term(p["query"], p["pos_bias_v"], p["r"], p["context_lens"])
+        decoded = ops.paged_xl_attention(*step, term, None, *tables)
+        fused = ops.paged_xl_attention_fused(*step, p["pos_bias_v"], p["r"], None, *tables)
+        return out.float().square().sum(), teacher.sum() + decoded.sum() + fused.sum()
+
+    results = []
+    for run in (model, torch.compile(model, fullgraph=True)):
+        leaves = [t.clone().requires_grad_() for t in (q, kv, sink)]
+        loss, other = run(*leaves)
+        loss.backward()
+        results.append([loss, other, *(leaf.grad for leaf in leaves)])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=1e-2)
+
+
+def test_supports_knows_the_kernels():
+    def reason(op, **shape):
+        return winnow.supports(op, device="cuda", **shape).reason
+
+    for op in ("forward", "distribution", "backward"):
+        answer = winnow.supports(f"sparse_mla.{op}", device="cuda:0", dtype="bfloat16", h_q=128)
+        assert answer.backend == "sm90", answer
+        assert "q: want dtype bf16, got f32" in reason(f"sparse_mla.{op}")
+        huge = {"dtype": torch.bfloat16, "s_q": 2**24, "h_q": 128}
+        assert "want topk and s_q * h_q up to 2^30" in reason(f"sparse_mla.{op}", **huge)
+    for op in ("append", "attention", "attention_fused", "position_term"):
+        assert winnow.supports(f"paged_xl.{op}", device="cuda").backend == "cuda", op
+    for op in ("attention", "attention_fused"):
+        assert "want num_seqs and num_heads" in reason(f"paged_xl.{op}", num_seqs=70000)
+    assert "want num_seqs up to 2^20" in reason("paged_xl.position_term", num_seqs=2**20 + 1)
+    assert "want num_kv_heads up to 65535" in reason("paged_xl.append", num_kv_heads=65536)
+
+
+def test_checking_waits_and_cannot_be_captured():
+    call, _ = _calls()["attention"]
+    want = call()
+    _assert_equal(call(check=True), want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+        with pytest.raises(winnow.Error, match="checking mode waits for the stream"):
+            call(check=True)
+    graph.replay()
+    _assert_equal(captured, want)
+
+
+def test_cupy_streams():
+    cupy = pytest.importorskip("cupy")
+    p = {name: cupy.asarray(a) for name, a in problems.paged_xl(dtype="float16").items()}
+    position = [p[n] for n in ("query", "pos_bias_v", "r", "context_lens")]
+    want = paged_xl.position_term(*position)
+    for stream in (cupy.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)):
+        got = paged_xl.position_term(*position, stream=stream)
+        stream.synchronize()
+        np.testing.assert_array_equal(got.get(), want.get())
+        out = cupy.full_like(want, cupy.nan)
+        assert paged_xl.position_term(*position, out=out, stream=stream.ptr) is out
+        stream.synchronize()
+        assert not cupy.isnan(out[0, :, :5]).any()
