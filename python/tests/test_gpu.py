@@ -100,14 +100,32 @@ def test_a_call_joins_its_stream_and_does_not_wait(name, explicit):
     _assert_equal(got, want)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_on_another_stream_needs_nothing_of_the_current_one(name):
+    call, _ = _calls()[name]
+    want = call()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    torch.cuda._sleep(SLEEP)
+    got = call(stream=side)
+    side.synchronize()
+    assert not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+    _assert_equal(got, want)
+
+
 @pytest.mark.parametrize("handle", [lambda s: s.cuda_stream, lambda s: _CudaStream(s)])
-def test_streams_in_every_form(handle):
+@pytest.mark.parametrize("stream", [torch.cuda.Stream, torch.cuda.default_stream])
+def test_streams_in_every_form(stream, handle):
     call, _ = _calls()["position_term"]
     want = call()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    got = call(stream=handle(side))
-    side.synchronize()
+    torch.cuda.synchronize()
+    stream = stream()
+    with torch.cuda.stream(torch.cuda.Stream()):  # neither of them
+        torch.cuda._sleep(SLEEP)
+        got = call(stream=handle(stream))
+        stream.synchronize()
+        assert not torch.cuda.current_stream().query()
     _assert_equal(got, want)
 
 

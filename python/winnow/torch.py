@@ -7,12 +7,12 @@ is copied and nothing waits. Arguments mean what they mean in ``winnow.sparse_ml
 """
 
 import functools
-import inspect
-from typing import Any, Callable, Optional, Tuple, TypeVar, Union
+from typing import Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
+from winnow import _operators
 from winnow._winnow import paged_xl as _paged_xl
 from winnow._winnow import sparse_mla as _sparse_mla
 
@@ -28,109 +28,6 @@ __all__ = [
 ]
 
 _VALUE_DIM = 512
-
-_library = torch.library.Library("winnow", "FRAGMENT")
-
-_SCHEMA_TYPES = {
-    Tensor: "Tensor",
-    Optional[Tensor]: "Tensor?",
-    Optional[float]: "float?",
-    Optional[int]: "int?",
-    int: "int",
-    bool: "bool",
-    Optional[torch.dtype]: "ScalarType?",
-}
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-# ---- operators from declarations
-#
-# A declaration is a function with a signature and a docstring and without a body. Operators know
-# their arguments by position; what stands after the * of a declaration goes by keyword to and from
-# everybody else.
-
-
-def _arguments(declaration: Callable[..., Any]) -> Tuple[list, int]:
-    """The operator's parameters, and how many of them stand before the *."""
-    parameters = inspect.signature(declaration).parameters.values()
-    parameters = [p for p in parameters if p.name != "return_lse"]
-    return parameters, sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
-
-
-def _calling(operator, how=None) -> Callable[[_Function], _Function]:
-    """Makes a declaration call `operator`: how(operator, arguments, options), or as it stands."""
-
-    def decorate(declaration: _Function) -> _Function:
-        _, most = _arguments(declaration)
-
-        @functools.wraps(declaration)
-        def call(*arguments, **options):
-            if len(arguments) > most:
-                name = declaration.__name__
-                raise TypeError(f"{name}() takes {most} positional arguments, got {len(arguments)}")
-            if how is not None:
-                return how(operator, arguments, options)
-            return operator(*arguments, **options)
-
-        return call
-
-    return decorate
-
-
-def _operator(kernel, fake, results, changes=(), how=None, autograd=None):
-    """Makes an operator of a declaration, and the declaration call it.
-
-    Args:
-        kernel: runs it on CPU and CUDA tensors. fake: makes empty results. Both take its arguments
-            as the declaration does.
-        results: how many tensors it returns. changes: names of the tensors that it writes to.
-        how: as in _calling().
-        autograd: makes the kernel that records gradients from the operator, the other kernel and
-            the defaults of the arguments; None: a gradient that is asked for is an error.
-    """
-
-    def decorate(declaration: _Function) -> _Function:
-        parameters, most = _arguments(declaration)
-        options = [p.name for p in parameters[most:]]
-
-        def by_position(function):
-            def call(*values):  # torch leaves out arguments at the end that have their default
-                return function(*values[:most], **dict(zip(options, values[most:], strict=False)))
-
-            return call
-
-        def argument(parameter):
-            kind = _SCHEMA_TYPES[parameter.annotation]
-            if parameter.name in changes:
-                kind = f"Tensor({chr(ord('a') + changes.index(parameter.name))}!)"
-            default = "" if parameter.default is parameter.empty else f"={parameter.default}"
-            return f"{kind} {parameter.name}{default}"
-
-        name = declaration.__name__
-        returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
-        _library.define(
-            f"{name}({', '.join(map(argument, parameters))}) -> {returned}",
-            tags=(torch.Tag.pt2_compliant_tag,),
-        )
-        operator = getattr(torch.ops.winnow, name)
-        run = by_position(kernel)
-        _library.impl(name, run, "CPU")
-        _library.impl(name, run, "CUDA")
-        torch.library.register_fake(f"winnow::{name}", by_position(fake), lib=_library)
-        if autograd is not None:
-            defaults = tuple(p.default for p in parameters)
-            recording = autograd(operator.default, run, defaults)
-            _library.impl(name, recording, "Autograd", with_keyset=True)
-        elif not changes:
-
-            def refuse(ctx, *gradients):
-                raise RuntimeError(f"winnow::{name} has no gradient; detach() its inputs")
-
-            torch.library.register_autograd(f"winnow::{name}", refuse, lib=_library)
-        return _calling(operator, how)(declaration)
-
-    return decorate
 
 
 def _lse_if_wanted(operator, arguments, options):
@@ -168,7 +65,7 @@ def _sink_if_there(operator, arguments, options):
     return gradients if options.get("attn_sink") is not None else gradients[:2]
 
 
-@_operator(_backward, _backward_fake, results=3, how=_sink_if_there)
+@_operators.operator(_backward, _backward_fake, results=3, how=_sink_if_there)
 def sparse_mla_backward(
     q: Tensor,
     kv: Tensor,
@@ -270,7 +167,7 @@ def _recording(operator, kernel, defaults):
     return record
 
 
-@_operator(_forward, _forward_fake, results=3, autograd=_recording)
+@_operators.operator(_forward, _forward_fake, results=3, autograd=_recording)
 def sparse_mla_forward(
     q: Tensor,
     kv: Tensor,
@@ -290,7 +187,7 @@ def sparse_mla_forward(
     """
 
 
-@_calling(torch.ops.winnow.sparse_mla_forward, _lse_if_wanted)
+@_operators.calling(torch.ops.winnow.sparse_mla_forward, _lse_if_wanted)
 def sparse_mla_attention(
     q: Tensor,
     kv: Tensor,
@@ -331,7 +228,7 @@ def _distribution_fake(q, kv, indices, lse, **options):
 
 
 @torch.no_grad()
-@_operator(_sparse_mla.distribution, _distribution_fake, results=1)
+@_operators.operator(_sparse_mla.distribution, _distribution_fake, results=1)
 def sparse_mla_distribution(
     q: Tensor,
     kv: Tensor,
@@ -353,7 +250,7 @@ def _attention_fake(query, *others):
     return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.float32)
 
 
-@_operator(
+@_operators.operator(
     functools.partial(_paged_xl.attention, return_lse=True),
     _attention_fake,
     results=2,
@@ -374,7 +271,7 @@ def paged_xl_attention(
     """winnow.paged_xl.attention() as an operator: out, or (out, lse)."""
 
 
-@_operator(
+@_operators.operator(
     functools.partial(_paged_xl.attention_fused, return_lse=True),
     _attention_fake,
     results=2,
@@ -396,7 +293,7 @@ def paged_xl_attention_fused(
     """winnow.paged_xl.attention_fused() as an operator: out, or (out, lse)."""
 
 
-@_operator(
+@_operators.operator(
     _paged_xl.append,
     lambda *tensors: None,
     results=0,
@@ -412,7 +309,7 @@ def _position_term_fake(query, pos_bias_v, r, context_lens):
     return query.new_empty((*query.shape[:2], r.shape[1]))
 
 
-@_operator(_paged_xl.position_term, _position_term_fake, results=1)
+@_operators.operator(_paged_xl.position_term, _position_term_fake, results=1)
 def paged_xl_position_term(
     query: Tensor, pos_bias_v: Tensor, r: Tensor, context_lens: Tensor
 ) -> Tensor:

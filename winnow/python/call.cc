@@ -146,7 +146,9 @@ class TorchStream {
   TorchStream(Stream stream, nb::handle device) {
     const nb::object cuda = nb::module_::import_("torch.cuda");
     const auto handle = reinterpret_cast<std::uintptr_t>(stream.handle);
-    context_ = cuda.attr("stream")(cuda.attr("ExternalStream")(handle, device));
+    constexpr std::uintptr_t kLegacy = 1;  // cudaStreamLegacy, a name of the default stream
+    context_ = cuda.attr("stream")(handle > kLegacy ? cuda.attr("ExternalStream")(handle, device)
+                                                    : cuda.attr("default_stream")(device));
     context_.attr("__enter__")();
   }
   ~TorchStream() {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
+#include "winnow/testing/temporary_folder.h"
 
 namespace winnow::demo {
 namespace {
@@ -51,18 +52,12 @@ std::string read_refusal(const std::string& path) {
 
 class TextReaderFiles : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "winnow-text-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
   std::string write(const std::string& name, const std::string& bytes) {
-    const std::string path = (directory_ / name).string();
+    const std::string path = (directory_.path() / name).string();
     std::ofstream(path, std::ios::binary) << bytes;
     return path;
   }
-  std::filesystem::path directory_;
+  testing::TemporaryFolder directory_;
 };
 
 TEST(TextReader, TakesTextUpToTheLimit) {
@@ -139,9 +134,10 @@ TEST_F(TextReaderFiles, ReadsNoMoreOfAHugeFileThanNeeded) {
 }
 
 TEST_F(TextReaderFiles, RefusesWhatCannotBeRead) {
-  EXPECT_NE(read_refusal((directory_ / "none").string()).find("which does not exist"),
+  EXPECT_NE(read_refusal((directory_.path() / "none").string()).find("which does not exist"),
             std::string::npos);
-  EXPECT_NE(read_refusal(directory_.string()).find("which is a directory"), std::string::npos);
+  EXPECT_NE(read_refusal(directory_.path().string()).find("which is a directory"),
+            std::string::npos);
   EXPECT_NE(read_refusal(write("empty", "")).find("which is empty"), std::string::npos);
   EXPECT_NE(read_refusal("/dev/zero").find("a NUL byte at offset 0"), std::string::npos);
   // Opens, but its first page cannot be read.

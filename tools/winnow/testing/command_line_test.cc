@@ -12,6 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "winnow/testing/temporary_folder.h"
+
 namespace {
 
 using nlohmann::json;
@@ -46,19 +48,12 @@ constexpr const char* kBrokenDistribution =
 // A folder of its own for each test.
 class CommandLine : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "winnow-test-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string write(const std::string& name, const std::string& content) const {
-    const fs::path path = folder_ / name;
+    const fs::path path = folder_.path() / name;
     std::ofstream(path, std::ios::binary) << content;
     return path.string();
   }
-  std::string out() const { return (folder_ / "out").string(); }
+  std::string out() const { return (folder_.path() / "out").string(); }
 
   // The demo refuses a document: exit code 2, a reason, no pictures and no folder for them.
   void expect_refused(const std::string& file, const std::string& reason) const {
@@ -68,7 +63,7 @@ class CommandLine : public testing::Test {
     EXPECT_FALSE(fs::exists(fs::path(out()) / "attention.png"));
   }
 
-  fs::path folder_;
+  winnow::testing::TemporaryFolder folder_;
 };
 
 TEST_F(CommandLine, WithoutACommandExplainsItself) {
@@ -229,8 +224,8 @@ TEST_F(CommandLine, DemoFailsWhereAnOperationIsBroken) {
 }
 
 TEST_F(CommandLine, DemoRefusesDocuments) {
-  expect_refused((folder_ / "missing.txt").string(), "missing.txt");
-  expect_refused(folder_.string(), "directory");
+  expect_refused((folder_.path() / "missing.txt").string(), "missing.txt");
+  expect_refused(folder_.path().string(), "directory");
   expect_refused(write("empty.txt", ""), "empty");
   expect_refused(write("binary.bin", std::string("text\0text", 9)), "binary");
   expect_refused(write("latin1.txt", std::string(400, 'a') + "caf\xe9 " + std::string(400, 'b')),

@@ -16,6 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "winnow/testing/temporary_folder.h"
+
 namespace {
 
 using testing::AllOf;
@@ -39,20 +41,12 @@ int count(const std::string& text, const std::string& part) {
 // The program runs with a TMPDIR of its own, so that everything that it leaves is seen.
 class Launch : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "winnow-test-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-    fs::create_directory(folder_ / "tmp");
-  }
-  void TearDown() override {
-    EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
-    fs::remove_all(folder_);
-  }
+  void SetUp() override { fs::create_directory(folder_.path() / "tmp"); }
+  void TearDown() override { EXPECT_TRUE(fs::is_empty(folder_.path() / "tmp")); }
 
   // Starts the program; finish() waits for it.
   void start(const std::string& arguments) {
-    const std::string command = "exec env TMPDIR=" + (folder_ / "tmp").string() +
+    const std::string command = "exec env TMPDIR=" + (folder_.path() / "tmp").string() +
                                 " " WINNOW_PROGRAM " launch " + arguments + " > " + output() +
                                 " 2>&1";
     fs::remove(output());
@@ -75,7 +69,7 @@ class Launch : public testing::Test {
     return finish();
   }
 
-  std::string output() const { return (folder_ / "output").string(); }
+  std::string output() const { return (folder_.path() / "output").string(); }
   std::string text() const {
     std::ifstream file(output());
     return {std::istreambuf_iterator<char>(file), {}};
@@ -89,7 +83,7 @@ class Launch : public testing::Test {
     }
   }
 
-  fs::path folder_;
+  winnow::testing::TemporaryFolder folder_;
   pid_t pid_ = -1;
 };
 
@@ -204,10 +198,10 @@ TEST_F(Launch, RanksDieWithTheLauncher) {
     EXPECT_TRUE(becomes_gone(std::atoi(result.output.c_str() + at))) << result.output;
   }
   // What it left is removed by the next one, which leaves alone what is not a launcher's.
-  EXPECT_FALSE(fs::is_empty(folder_ / "tmp"));
-  fs::create_directory(folder_ / "tmp" / "winnow-launch-notes");
+  EXPECT_FALSE(fs::is_empty(folder_.path() / "tmp"));
+  fs::create_directory(folder_.path() / "tmp" / "winnow-launch-notes");
   EXPECT_EQ(run("-n 1 true").exit_code, 0);
-  EXPECT_TRUE(fs::remove(folder_ / "tmp" / "winnow-launch-notes"));
+  EXPECT_TRUE(fs::remove(folder_.path() / "tmp" / "winnow-launch-notes"));
 }
 
 TEST_F(Launch, LaunchersDoNotDisturbEachOther) {
