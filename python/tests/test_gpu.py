@@ -73,6 +73,7 @@ def _assert_equal(got, want):
         assert torch.equal(g, w)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("explicit", [False, True])
 def test_a_call_joins_its_stream_and_does_not_wait(name, explicit):
