@@ -218,22 +218,30 @@ TYPED_TEST(Rejects, ADryRunTouchesNoMemory) {
   EXPECT_EQ(TypeParam::run(args, {.dry_run = true}), Backend::cpu);
 }
 
+Problem of_sizes(std::int64_t s_q, std::int64_t h_q, std::int64_t topk) {
+  Problem problem;
+  problem.s_q = s_q;
+  problem.h_q = h_q;
+  problem.topk = topk;
+  return problem;
+}
+
 // What the sm90 kernels count in 32 bits. gpu_test asks the operations themselves.
 TEST(SizesForSm90, UpToTwoToTheThirty) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   const Check check("op");
-  check_sizes_for_sm90(check, {.s_q = kLimit / 128, .h_q = 128, .topk = kLimit});
-  check_sizes_for_sm90(check, {.s_q = 1, .h_q = kLimit});
-  check_sizes_for_sm90(check, {.s_q = kLimit});
+  check_sizes_for_sm90(check, of_sizes(kLimit / 128, 128, kLimit));
+  check_sizes_for_sm90(check, of_sizes(1, kLimit, 0));
+  check_sizes_for_sm90(check, of_sizes(kLimit, 0, 0));
   const auto refused = [&](const Problem& problem, const std::string& sizes) {
     expect_error([&] { check_sizes_for_sm90(check, problem); }, ErrorCode::unsupported,
                  "op: sm90: want topk and s_q * h_q up to 2^30, got " + sizes);
   };
-  refused({.topk = kLimit + 1}, "topk 1073741825, s_q 0, h_q 0");
-  refused({.s_q = kLimit / 128 + 1, .h_q = 128}, "topk 0, s_q 8388609, h_q 128");
-  refused({.s_q = kLimit + 1}, "topk 0, s_q 1073741825, h_q 0");
-  refused({.h_q = kLimit + 1}, "topk 0, s_q 0, h_q 1073741825");
-  refused({.s_q = kInt64Max, .h_q = kInt64Max},
+  refused(of_sizes(0, 0, kLimit + 1), "topk 1073741825, s_q 0, h_q 0");
+  refused(of_sizes(kLimit / 128 + 1, 128, 0), "topk 0, s_q 8388609, h_q 128");
+  refused(of_sizes(kLimit + 1, 0, 0), "topk 0, s_q 1073741825, h_q 0");
+  refused(of_sizes(0, kLimit + 1, 0), "topk 0, s_q 0, h_q 1073741825");
+  refused(of_sizes(kInt64Max, kInt64Max, 0),
           "topk 0, s_q 9223372036854775807, h_q 9223372036854775807");
 }
 
