@@ -14,6 +14,11 @@ namespace winnow::python {
 
 namespace nb = nanobind;
 
+void bind_expert_parallel_all_to_all(nb::module_& m);
+void bind_expert_parallel_layout(nb::module_& m);
+void bind_expert_parallel_notify(nb::module_& m);
+void bind_expert_parallel_sizes(nb::module_& m);
+void bind_expert_parallel_transport(nb::module_& m);
 void bind_paged_xl_append(nb::module_& m);
 void bind_paged_xl_attention(nb::module_& m);
 void bind_paged_xl_position_term(nb::module_& m);
@@ -43,6 +48,10 @@ class Shape {
 // Each calls the operation on tensors of the shape that was asked for. `options` ask for a dry run,
 // so that the library checks and computes nothing. Returns the backend; throws Error with the
 // reason.
+Backend supports_expert_parallel_combine(Shape& shape, const RunOptions& options);
+Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options);
+Backend supports_expert_parallel_layout(Shape& shape, const RunOptions& options);
+Backend supports_expert_parallel_notify(Shape& shape, const RunOptions& options);
 Backend supports_paged_xl_append(Shape& shape, const RunOptions& options);
 Backend supports_paged_xl_attention(Shape& shape, const RunOptions& options);
 Backend supports_paged_xl_attention_fused(Shape& shape, const RunOptions& options);

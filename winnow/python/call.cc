@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <nanobind/stl/string.h>
@@ -18,16 +20,19 @@ NativeTiming native_timing;
 struct Framework {
   enum class Kind { numpy, torch, other } kind = Kind::other;
   const dlpack::ExchangeApi* api = nullptr;
-  // Of numpy and torch: functions and dtypes, in the order of DType; null where there is none.
+  // Of numpy and torch: functions and dtypes, in the order of kDTypeNames; null where there is
+  // none.
   PyObject* empty = nullptr;
   PyObject* zeros = nullptr;
-  std::array<PyObject*, 7> dtypes{};
+  std::array<PyObject*, 8> dtypes{};
 };
 
 namespace {
 
+// In the order of DType, then what flags are.
 constexpr std::array kDTypeNames = {"float32", "float16", "bfloat16", "float8_e4m3fn",
-                                    "uint8",   "int32",   "int64"};
+                                    "uint8",   "int32",   "int64",    "bool"};
+constexpr std::size_t kFlags = 7;
 constexpr const char* kAnyTensor = "a tensor of numpy, torch or another framework with __dlpack__";
 constexpr const char* kAnyDType = "dtype f32, f16, bf16, f8_e4m3, u8, i32 or i64";
 
@@ -67,6 +72,7 @@ Framework inspect(nb::handle type) {
   framework.zeros = nb::object(module.attr("zeros")).release().ptr();
   for (std::size_t i = 0; i < kDTypeNames.size(); ++i) {
     nb::object dtype = nb::getattr(module, kDTypeNames[i], nb::none());
+    if (i == kFlags && dtype.is_none()) dtype = module.attr("bool_");  // numpy 1
     if (!dtype.is_none()) framework.dtypes[i] = dtype.release().ptr();
   }
   return framework;
@@ -93,7 +99,7 @@ std::optional<DType> dtype_from(dlpack::dtype dtype) {
   if (is(Code::Float, 16)) return DType::f16;
   if (is(Code::Bfloat, 16)) return DType::bf16;
   if (is(Code::Float8_E4M3FN, 8)) return DType::f8_e4m3;
-  if (is(Code::UInt, 8)) return DType::u8;
+  if (is(Code::UInt, 8) || is(Code::Bool, 8)) return DType::u8;
   if (is(Code::Int, 32)) return DType::i32;
   if (is(Code::Int, 64)) return DType::i64;
   return std::nullopt;
@@ -110,6 +116,7 @@ std::optional<DType> dtype_from(const char* format, Py_ssize_t bytes) {
     case 'e':
       return DType::f16;
     case 'B':
+    case '?':
       return DType::u8;
     case 'i':
     case 'l':
@@ -125,7 +132,7 @@ std::string kind_of(nb::handle object) {
 }
 
 // What a framework calls the dtype of an object: "float64" or "torch.float64".
-std::string dtype_name(nb::handle object) {
+std::string dtype_of_object(nb::handle object) {
   const nb::object dtype = nb::getattr(object, "dtype", nb::none());
   return dtype.is_none() ? "that of " + kind_of(object) : nb::cast<std::string>(nb::str(dtype));
 }
@@ -164,6 +171,22 @@ class TorchStream {
  private:
   nb::object context_;
 };
+
+// Where the functions of any other framework are: its namespace of the array API standard, or its
+// root module (cupy).
+nb::object namespace_of(nb::handle tensor) {
+  if (nb::hasattr(tensor, "__array_namespace__")) return tensor.attr("__array_namespace__")();
+  const auto module = nb::cast<std::string>(tensor.type().attr("__module__"));
+  return nb::module_::import_(module.substr(0, module.find('.')).c_str());
+}
+
+dlpack::dtype to_dlpack(DType dtype) {
+  using Code = dlpack::dtype_code;
+  constexpr std::array kCodes = {Code::Float, Code::Float, Code::Bfloat, Code::Float8_E4M3FN,
+                                 Code::UInt,  Code::Int,   Code::Int};
+  return {static_cast<std::uint8_t>(kCodes[static_cast<std::size_t>(dtype)]),
+          static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
+}
 
 }  // namespace
 
@@ -235,11 +258,11 @@ TensorView Call::read_buffer(const char* argument, nb::handle object, bool write
     const std::string text = take_python_error();
     const bool read_only = nb::cast<bool>(object.attr("flags").attr("writeable")) == false;
     if (write && read_only) fail(argument, "an array that may be written to", "a read-only one");
-    fail(argument, kAnyDType, dtype_name(object) + " (" + text + ")");
+    fail(argument, kAnyDType, dtype_of_object(object) + " (" + text + ")");
   }
   ++num_buffers_;
   const std::optional<DType> dtype = dtype_from(buffer.format, buffer.itemsize);
-  if (!dtype.has_value()) fail(argument, kAnyDType, dtype_name(object));
+  if (!dtype.has_value()) fail(argument, kAnyDType, dtype_of_object(object));
   if (buffer.ndim > kMaxRank) {
     fail(argument, "at most " + std::to_string(kMaxRank) + " dimensions",
          std::to_string(buffer.ndim));
@@ -310,7 +333,7 @@ TensorView Call::read_capsule(const char* argument, nb::handle object, bool writ
 TensorView Call::view_of(const char* argument, nb::handle object, const void* dltensor) const {
   const auto& tensor = *static_cast<const dlpack::dltensor*>(dltensor);
   const std::optional<DType> dtype = dtype_from(tensor.dtype);
-  if (!dtype.has_value()) fail(argument, kAnyDType, dtype_name(object));
+  if (!dtype.has_value()) fail(argument, kAnyDType, dtype_of_object(object));
   if (tensor.ndim > kMaxRank) {
     fail(argument, "at most " + std::to_string(kMaxRank) + " dimensions",
          std::to_string(tensor.ndim));
@@ -338,11 +361,22 @@ TensorView Call::view_of(const char* argument, nb::handle object, const void* dl
 
 TensorView Call::output(const char* argument, nb::object& result, DType dtype,
                         std::initializer_list<std::int64_t> shape, Fill fill) {
-  if (result.is_none()) result = make(dtype, std::span(shape.begin(), shape.size()), fill);
+  if (result.is_none()) {
+    result = make(static_cast<std::size_t>(dtype), std::span(shape.begin(), shape.size()), fill);
+  }
   return read(argument, result, true);
 }
 
-nb::object Call::make(DType dtype, std::span<const std::int64_t> shape, Fill fill) const {
+TensorView Call::output_flags(const char* argument, nb::object& result,
+                              std::initializer_list<std::int64_t> shape) {
+  if (result.is_none()) {
+    result = make(kFlags, std::span(shape.begin(), shape.size()), Fill::none);
+  }
+  return read(argument, result, true);
+}
+
+// `dtype` is an index of kDTypeNames.
+nb::object Call::make(std::size_t dtype, std::span<const std::int64_t> shape, Fill fill) const {
   if (framework_ == nullptr) return nb::none();  // no input: the library will say so
   PyObject* sizes = PyTuple_New(static_cast<Py_ssize_t>(shape.size()));
   if (sizes == nullptr) throw nb::python_error();
@@ -351,10 +385,9 @@ nb::object Call::make(DType dtype, std::span<const std::int64_t> shape, Fill fil
     PyTuple_SetItem(sizes, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(shape[i]));
   }
   const bool zero = fill == Fill::zero;
-  const auto index = static_cast<std::size_t>(dtype);
   if (framework_->kind != Framework::Kind::other) {
-    PyObject* type = framework_->dtypes[index];
-    if (type == nullptr) fail("out", "a dtype that numpy has", kDTypeNames[index]);
+    PyObject* type = framework_->dtypes[dtype];
+    if (type == nullptr) fail("out", "a dtype that numpy has", kDTypeNames[dtype]);
     const nb::handle function(zero ? framework_->zeros : framework_->empty);
     if (framework_->kind == Framework::Kind::numpy) return function(owner, nb::handle(type));
     if (device_.type == DeviceType::cpu) {
@@ -365,16 +398,9 @@ nb::object Call::make(DType dtype, std::span<const std::int64_t> shape, Fill fil
     if (explicit_stream_) current.emplace(options_.stream, device);
     return function(*owner, nb::arg("dtype") = nb::handle(type), nb::arg("device") = device);
   }
-  // Any other framework: its namespace of the array API standard, or its root module (cupy).
-  nb::object space;
-  if (nb::hasattr(first_, "__array_namespace__")) {
-    space = first_.attr("__array_namespace__")();
-  } else {
-    const auto module = nb::cast<std::string>(first_.type().attr("__module__"));
-    space = nb::module_::import_(module.substr(0, module.find('.')).c_str());
-  }
+  const nb::object space = namespace_of(first_);
   return space.attr(zero ? "zeros" : "empty")(owner,
-                                              nb::arg("dtype") = space.attr(kDTypeNames[index]));
+                                              nb::arg("dtype") = space.attr(kDTypeNames[dtype]));
 }
 
 bool Call::lends_scratch() const {
@@ -393,20 +419,83 @@ RunOptions Call::run_options() const {
   return options;
 }
 
-std::array<nb::object, 3> split_out(const char* operation, nb::handle out, int count) {
-  std::array<nb::object, 3> members = {nb::none(), nb::none(), nb::none()};
+Exporter::Exporter(nb::handle tensor) {
+  const Framework::Kind kind = framework_of(tensor).kind;
+  if (kind == Framework::Kind::numpy) {
+    import_ = nb::module_::import_("numpy").attr("asarray");  // by the buffer protocol
+    has_read_only_ = true;
+  } else if (kind == Framework::Kind::torch) {
+    import_ = nb::module_::import_("torch").attr("from_dlpack");
+  } else {
+    import_ = namespace_of(tensor).attr("from_dlpack");
+  }
+}
+
+nb::object Exporter::operator()(Tensor&& tensor) const {
+  const auto owner = std::make_shared<Tensor>(std::move(tensor));
+  return (*this)(owner->view(), owner);
+}
+
+nb::object Exporter::operator()(const TensorView& view, std::shared_ptr<const void> owner) const {
+  return make(view, std::move(owner), false);
+}
+
+nb::object Exporter::operator()(const ConstTensorView& view,
+                                std::shared_ptr<const void> owner) const {
+  return make(view, std::move(owner), has_read_only_);
+}
+
+nb::object Exporter::make(const ConstTensorView& view, std::shared_ptr<const void> owner,
+                          bool read_only) const {
+  using Owner = std::shared_ptr<const void>;
+  if (!view.present() || !import_.is_valid()) return nb::none();
+  const nb::capsule keeps(new Owner(std::move(owner)),
+                          [](void* pointer) noexcept { delete static_cast<Owner*>(pointer); });
+  std::array<std::size_t, kMaxRank> shape{};
+  std::copy(view.shape().begin(), view.shape().end(), shape.begin());
+  const bool on_cpu = view.device().type == DeviceType::cpu;
+  const auto dims = static_cast<std::size_t>(view.rank());
+  const int device = on_cpu ? dlpack::kCpu : dlpack::kCuda;
+  const dlpack::dtype dtype = to_dlpack(view.dtype());
+  auto* data = const_cast<void*>(view.data());
+  if (read_only) {
+    return import_(nb::ndarray<nb::array_api, nb::ro>(data, dims, shape.data(), keeps,
+                                                      view.strides().data(), dtype, device,
+                                                      on_cpu ? 0 : view.device().index));
+  }
+  return import_(nb::ndarray<nb::array_api>(data, dims, shape.data(), keeps, view.strides().data(),
+                                            dtype, device, on_cpu ? 0 : view.device().index));
+}
+
+void split_out(const char* operation, nb::handle out, std::span<nb::object> members) {
+  std::fill(members.begin(), members.end(), nb::none());
   if (!PyTuple_Check(out.ptr())) {
     members[0] = nb::borrow(out);
-    return members;
+    return;
   }
   const auto tuple = nb::borrow<nb::tuple>(out);
-  if (static_cast<int>(tuple.size()) != count) {
+  if (tuple.size() != members.size()) {
     throw Error(ErrorCode::invalid_argument, operation, "out",
-                "a tensor or a tuple of " + std::to_string(count),
+                "a tensor or a tuple of " + std::to_string(members.size()),
                 "a tuple of " + std::to_string(tuple.size()));
   }
-  for (int i = 0; i < count; ++i) members[static_cast<std::size_t>(i)] = tuple[i];
-  return members;
+  for (std::size_t i = 0; i < members.size(); ++i) members[i] = tuple[i];
 }
+
+DType dtype_argument(const char* operation, nb::handle dtype) {
+  constexpr std::pair<std::string_view, DType> kShortNames[] = {
+      {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}, {"f8_e4m3", DType::f8_e4m3},
+      {"u8", DType::u8},   {"i32", DType::i32}, {"i64", DType::i64}};
+  // numpy.float32 is a type, numpy.dtype("float32") and torch.float32 are not.
+  auto name = nb::cast<std::string>(PyType_Check(dtype.ptr()) ? nb::str(dtype.attr("__name__"))
+                                                              : nb::str(dtype));
+  if (name.starts_with("torch.")) name = name.substr(6);
+  for (const auto& [known, type] : kShortNames) {
+    if (name == known || name == kDTypeNames[static_cast<std::size_t>(type)]) return type;
+  }
+  throw Error(ErrorCode::invalid_argument, operation, "dtype", "one of f32, f16, bf16", name);
+}
+
+const char* dtype_name(DType dtype) { return kDTypeNames[static_cast<std::size_t>(dtype)]; }
 
 }  // namespace winnow::python

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -27,6 +28,26 @@ struct NativeTiming {
   double seconds = 0;
 };
 extern NativeTiming native_timing;
+
+// Makes tensors of one framework on memory that the library owns; the memory lives as long as they.
+class Exporter {
+ public:
+  Exporter() = default;
+  // Of the framework that the tensor is of.
+  explicit Exporter(nb::handle tensor);
+
+  // None for an absent tensor.
+  nb::object operator()(Tensor&& tensor) const;
+  nb::object operator()(const TensorView& view, std::shared_ptr<const void> owner) const;
+  // Where the framework has tensors that cannot be written to, one of them.
+  nb::object operator()(const ConstTensorView& view, std::shared_ptr<const void> owner) const;
+
+ private:
+  nb::object make(const ConstTensorView& view, std::shared_ptr<const void> owner,
+                  bool read_only) const;
+  nb::object import_;  // its function that takes an object with __dlpack__
+  bool has_read_only_ = false;
+};
 
 // The tensors of a call stay valid until it is destroyed. Create, use and destroy it with the
 // interpreter lock held; run() gives the lock back while the library works.
@@ -50,6 +71,12 @@ class Call {
   // the kind and on the device of the first input, and on a GPU for use on the call's stream.
   TensorView output(const char* argument, nb::object& result, DType dtype,
                     std::initializer_list<std::int64_t> shape, Fill fill = Fill::none);
+  // The same for flags, which are bool in Python and u8 here.
+  TensorView output_flags(const char* argument, nb::object& result,
+                          std::initializer_list<std::int64_t> shape);
+
+  // For what the library makes: of the kind of the first input.
+  Exporter exporter() const { return first_.is_valid() ? Exporter(first_) : Exporter(); }
 
   // Whether scratch may come from output(): torch's allocator takes it back when the call from
   // Python ends and gives it to whoever comes later on the stream. Otherwise the library takes its
@@ -80,7 +107,7 @@ class Call {
   TensorView read_exchange(const char* argument, nb::handle object);
   TensorView read_capsule(const char* argument, nb::handle object, bool write);
   TensorView view_of(const char* argument, nb::handle object, const void* dltensor) const;
-  nb::object make(DType dtype, std::span<const std::int64_t> shape, Fill fill) const;
+  nb::object make(std::size_t dtype, std::span<const std::int64_t> shape, Fill fill) const;
   [[noreturn]] void fail(const char* argument, std::string wanted, std::string got) const;
 
   const char* operation_;
@@ -100,8 +127,18 @@ inline std::int64_t size_of_dim(const ConstTensorView& view, int dim) {
   return dim < view.rank() ? view.size(dim) : 0;
 }
 
-// The members of an `out` argument that takes one tensor or a tuple of `count`, None for those
-// that are to be made.
-std::array<nb::object, 3> split_out(const char* operation, nb::handle out, int count);
+// The members of an `out` argument that takes one tensor or a tuple of as many, None for those that
+// are to be made.
+void split_out(const char* operation, nb::handle out, std::span<nb::object> members);
+template <std::size_t kCount>
+std::array<nb::object, kCount> split_out(const char* operation, nb::handle out) {
+  std::array<nb::object, kCount> members;
+  split_out(operation, out, members);
+  return members;
+}
+
+// A dtype by its name in numpy, torch or the library. Errors name `operation`.
+DType dtype_argument(const char* operation, nb::handle dtype);
+const char* dtype_name(DType dtype);  // "bfloat16"
 
 }  // namespace winnow::python

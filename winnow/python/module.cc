@@ -51,6 +51,10 @@ void translate(const std::exception_ptr& pointer, void*) {
 
 using Supports = Backend (*)(Shape&, const RunOptions&);
 constexpr std::pair<const char*, Supports> kSupports[] = {
+    {"expert_parallel.combine", supports_expert_parallel_combine},
+    {"expert_parallel.dispatch", supports_expert_parallel_dispatch},
+    {"expert_parallel.layout", supports_expert_parallel_layout},
+    {"expert_parallel.notify", supports_expert_parallel_notify},
     {"paged_xl.append", supports_paged_xl_append},
     {"paged_xl.attention", supports_paged_xl_attention},
     {"paged_xl.attention_fused", supports_paged_xl_attention_fused},
@@ -59,24 +63,6 @@ constexpr std::pair<const char*, Supports> kSupports[] = {
     {"sparse_mla.distribution", supports_sparse_mla_distribution},
     {"sparse_mla.forward", supports_sparse_mla_forward},
 };
-
-DType dtype_from_name(const std::string& name) {
-  constexpr std::pair<const char*, DType> kNames[] = {{"float32", DType::f32},
-                                                      {"float16", DType::f16},
-                                                      {"bfloat16", DType::bf16},
-                                                      {"uint8", DType::u8},
-                                                      {"int32", DType::i32},
-                                                      {"int64", DType::i64},
-                                                      {"f32", DType::f32},
-                                                      {"f16", DType::f16},
-                                                      {"bf16", DType::bf16},
-                                                      {"f8_e4m3", DType::f8_e4m3},
-                                                      {"float8_e4m3fn", DType::f8_e4m3}};
-  for (const auto& [known, dtype] : kNames) {
-    if (name == known) return dtype;
-  }
-  throw Error(ErrorCode::invalid_argument, "supports", "dtype", "one of f32, f16, bf16", name);
-}
 
 Device device_from_name(const std::string& name) {
   if (name == "cpu") return {};
@@ -90,12 +76,12 @@ Device device_from_name(const std::string& name) {
 }
 
 // The backend that would run, or empty with the reason why none would.
-std::tuple<std::string, std::string> supports(const std::string& operation,
-                                              const std::string& dtype, const std::string& device,
+std::tuple<std::string, std::string> supports(const std::string& operation, nb::handle dtype,
+                                              const std::string& device,
                                               const std::optional<std::string>& backend,
                                               nb::dict sizes) {
   Shape shape(std::move(sizes));
-  shape.dtype = dtype_from_name(dtype);
+  shape.dtype = dtype_argument("supports", dtype);
   shape.device = device_from_name(device);
   RunOptions options{.dry_run = true};
   if (backend.has_value()) options.backend = backend_from_string(*backend);
@@ -173,6 +159,13 @@ NB_MODULE(_winnow, m) {
   bind_paged_xl_attention(paged_xl);
   bind_paged_xl_append(paged_xl);
   bind_paged_xl_position_term(paged_xl);
+  nb::module_ expert_parallel =
+      m.def_submodule("expert_parallel", "The all-to-all of mixtures of experts.");
+  bind_expert_parallel_transport(expert_parallel);
+  bind_expert_parallel_all_to_all(expert_parallel);
+  bind_expert_parallel_layout(expert_parallel);
+  bind_expert_parallel_notify(expert_parallel);
+  bind_expert_parallel_sizes(expert_parallel);
 
   m.def("backends", list_backends,
         "Every backend in order of priority: dicts with name, description, supported and the\n"

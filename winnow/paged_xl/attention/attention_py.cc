@@ -26,7 +26,7 @@ nb::object run(Call& call, paged_xl::AttentionArgs& args, const Step& step, bool
   args.context_lens = call.input("context_lens", step.context_lens);
   args.scale = step.scale;
   const std::int64_t num_seqs = size_of_dim(args.query, 0), num_heads = size_of_dim(args.query, 1);
-  auto [result, lse, unused] = split_out(kOperation, out, 2);
+  auto [result, lse] = split_out<2>(kOperation, out);
   args.out = call.output("out", result, args.query.dtype(),
                          {num_seqs, num_heads, size_of_dim(args.query, 2)});
   return_lse = return_lse || !lse.is_none();

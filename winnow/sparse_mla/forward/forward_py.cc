@@ -25,7 +25,7 @@ nb::tuple forward(nb::handle q, nb::handle kv, nb::handle indices, std::optional
       .k_stride = k_stride,
   };
   const std::int64_t s_q = size_of_dim(args.q, 0), h_q = size_of_dim(args.q, 1);
-  auto [result, max_logits, lse] = split_out(kOperation, out, 3);
+  auto [result, max_logits, lse] = split_out<3>(kOperation, out);
   args.out = call.output("out", result, args.q.dtype(), {s_q, h_q, sparse_mla::kValueDim});
   args.max_logits = call.output("max_logits", max_logits, DType::f32, {s_q, h_q});
   args.lse = call.output("lse", lse, DType::f32, {s_q, h_q});

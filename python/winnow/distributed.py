@@ -1,0 +1,61 @@
+"""Starts torch.distributed for programs that were written for Triton-distributed."""
+
+import os
+import random
+from datetime import timedelta
+from typing import Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["finalize_distributed", "initialize_distributed"]
+
+
+def initialize_distributed(
+    seed: Optional[int] = None, initialize_shmem: bool = True
+) -> Tuple[int, int]:
+    """Joins the ranks that torchrun has started, and makes this process's run repeatable.
+
+    Reads RANK, LOCAL_RANK and WORLD_SIZE; alone where torchrun sets none. Makes the process's GPU,
+    if there is one, the current device, starts the default process group (gloo, with nccl for CUDA
+    tensors), seeds torch, numpy and random with 3 + seed, and asks torch for deterministic
+    algorithms, with a warning where it has none.
+
+    Args:
+        seed: None: the rank.
+        initialize_shmem: without effect: a layer starts what it needs.
+
+    Returns:
+        (rank, world_size). The process group is torch.distributed.group.WORLD.
+    """
+    rank = int(os.environ.get("RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        alone = dist.HashStore() if "MASTER_ADDR" not in os.environ and world_size == 1 else None
+        dist.init_process_group(
+            backend, store=alone, rank=rank, world_size=world_size, timeout=timedelta(minutes=30)
+        )
+    _seed(3 + (rank if seed is None else seed))
+    return rank, world_size
+
+
+def finalize_distributed() -> None:
+    """Leaves the default process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _seed(seed: int) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.manual_seed(seed)
+    random.seed(seed)
+    try:
+        import numpy
+    except ImportError:
+        return
+    numpy.random.seed(seed)

@@ -1,0 +1,226 @@
+"""EPAll2AllLayer: the interface of Triton-distributed's layer, over winnow's all-to-all."""
+
+from dataclasses import dataclass, field
+from typing import Any, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from winnow._winnow.expert_parallel import AllToAll, Descriptor
+from winnow.expert_parallel import autograd, rendezvous
+from winnow.expert_parallel.context import (
+    BarrierAllContext,
+    DispatchCombineContext,
+    EPConfig,
+    barrier_all_on_stream,
+)
+
+__all__ = ["EPAll2AllLayer", "EPAllToAllLayoutDesc"]
+
+
+@dataclass
+class EPAllToAllLayoutDesc:
+    """What combine() needs of a dispatch: a snapshot, so several may be alive at once.
+
+    W ranks, NN nodes, n tokens of this rank, T = max_tokens, K = topk, R rows of the output; "rail
+    source j" is the rank of node j with this rank's local index. Not to be written to.
+    """
+
+    num_dispatch_token_cur_rank: int
+    """n."""
+    num_input_tokens_per_rank: Tensor
+    """[W], int32: n of every rank."""
+    send_reqs_recv_tensor: Optional[Tensor]
+    """[NN, 2, T], int32, None on one node: first and end of the runs of tokens that rail source j
+    sent to this node; -1 in empty slots."""
+    topk_indices_tensor: Tensor
+    """[NN, T, K], int32: expert indices of rail source j; on one node [n, K], this rank's."""
+    token_dst_scatter_idx: Tensor
+    """[NN, T, K], int32: the row of each pair of rail source j in the output of the expert's rank,
+    -1 where that is on another node and for dropped pairs."""
+    skipped_token_mapping_indices: Optional[Tensor]
+    """[R], int64, on one node: the row of the first copy of the same token here."""
+    skipped_token_topk_mapping_indices: Optional[Tensor]
+    """[R, K], int64, on one node: for a first copy the row of each pair's copy, else -1."""
+    descriptor: Descriptor = field(repr=False)
+    """The library's own, with expert_counts and expert_offsets for grouped products."""
+
+
+class EPAll2AllLayer(torch.nn.Module):
+    """Tokens to the ranks of their experts, and the experts' outputs back. Collective to make.
+
+    W ranks, n tokens of this rank (may differ, and be 0), T = max_tokens, K = topk, H = hidden, R
+    rows that arrive here. Outputs own their memory. dispatch() and combine() are differentiable.
+
+    Args:
+        ep_group: the process group of all ranks, in whose store they meet; None: the default one.
+        max_tokens: most tokens that one rank dispatches.
+        hidden: H; a row is a multiple of 16 bytes.
+        topk: experts per token, 1 to 32.
+        rank: of this process in the group.
+        num_tot_experts: E, a multiple of W; expert x lives on rank x / (E / W).
+        local_world_size: ranks per node, a divisor of W.
+        world_size: W.
+        dtype: of tokens: bfloat16, float16 or float32.
+        weight_dtype: of routing weights, the same.
+        num_sm: SMs that a GPU layer uses; without effect on the CPU, but equal on every rank.
+        enable_local_combine: on one node, rows of a token on one rank are summed there first.
+        use_aot: kept and without effect: everything is compiled ahead of time.
+        device: where tensors are; None: this process's GPU if the library can use it, else the CPU.
+
+    Raises:
+        ValueError: a size that is excluded, or in which ranks differ: on every rank.
+        winnow.Error: a rank that does not come within the deadline (WINNOW_TIMEOUT_SECONDS, else 30
+            seconds); a device for which this build has no backend.
+    """
+
+    def __init__(
+        self,
+        ep_group: Any,
+        max_tokens: int,
+        hidden: int,
+        topk: int,
+        rank: int,
+        num_tot_experts: int,
+        local_world_size: int,
+        world_size: int,
+        dtype: torch.dtype = torch.bfloat16,
+        weight_dtype: torch.dtype = torch.float32,
+        num_sm: int = 20,
+        enable_local_combine: bool = False,
+        use_aot: bool = False,
+        *,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        self.offset_dtype = torch.int32
+        self.ep_group = ep_group
+        self.max_tokens = max_tokens
+        self.topk = topk
+        self.hidden = hidden
+        self.dtype = dtype
+        self.weight_dtype = weight_dtype
+        self.num_sm = num_sm
+        self.num_tot_experts = num_tot_experts
+        self.local_world_size = local_world_size
+        self.world_size = world_size
+        self.rank = rank
+        self.is_intra_node = world_size == local_world_size
+        self.enable_local_combine = enable_local_combine and self.is_intra_node
+        self.use_aot = use_aot
+
+        where = rendezvous.default_device() if device is None else torch.device(device)
+        transport, store = rendezvous.connect(ep_group, rank, world_size, where)
+        self._all_to_all = AllToAll(
+            transport,
+            store,
+            max_tokens=max_tokens,
+            hidden=hidden,
+            topk=topk,
+            experts=num_tot_experts,
+            dtype=dtype,
+            weight_dtype=weight_dtype,
+            local_world_size=local_world_size,
+            enable_local_combine=self.enable_local_combine,
+            sm_count=num_sm,
+        )
+        self.experts_per_rank = num_tot_experts // world_size
+        self.nnodes = world_size // local_world_size
+        self.node_id = rank // local_world_size
+        self.ep_config = EPConfig(
+            max_tokens=max_tokens,
+            hidden=hidden,
+            topk=topk,
+            num_experts=num_tot_experts,
+            rank=rank,
+            world_size=world_size,
+            local_world_size=local_world_size,
+            token_dtype=dtype,
+            weight_dtype=weight_dtype,
+            offset_dtype=self.offset_dtype,
+        )
+        self.a2a_ctx = DispatchCombineContext(
+            self.ep_config, 2, BarrierAllContext(False, self._all_to_all)
+        )
+        self.intra_node_barrier_ctx = BarrierAllContext(True, self._all_to_all)
+
+    def dispatch(
+        self,
+        input: Tensor,
+        exp_indices: Tensor,
+        weight: Optional[Tensor] = None,
+        full_scatter_indices: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, Optional[Tensor], EPAllToAllLayoutDesc]:
+        """Carries every token to the ranks of its experts.
+
+        Args:
+            input: [n, H], the layer's dtype.
+            exp_indices: [n, K], int32; E or -1 drops the pair.
+            weight: [n, K], weight_dtype.
+            full_scatter_indices: [sum of n over ranks, K], or this rank's [n, K], int32: the row of
+                each pair as a position in the concatenation of all ranks' outputs. Checked.
+
+        Returns:
+            (output [R, H], weights [R] or None, desc). One row per pair whose expert lives here, by
+            local expert, source rank and token, or as full_scatter_indices say.
+
+        Raises:
+            ValueError: arguments that are not as described, on any rank: the same text on every
+                rank, no row has moved, and the next call works.
+            winnow.Error: timeout, naming the rank that was waited for; the layer is broken then.
+        """
+        output, weights, descriptor = autograd.dispatch(
+            self._all_to_all,
+            input,
+            exp_indices,
+            weights=weight,
+            scatter_indices=full_scatter_indices,
+            copy_out=True,
+        )
+        return output, weights, self._describe(descriptor)
+
+    def combine(self, input: Tensor, ep_a2a_layout_desc: EPAllToAllLayoutDesc) -> Tensor:
+        """Sums, unweighted, the experts' rows of each token of this rank.
+
+        Args:
+            input: [R, H], the layer's dtype, rows as dispatch() gave them; not changed.
+            ep_a2a_layout_desc: of the dispatch; any number may be outstanding.
+
+        Returns:
+            [n, H]; zeros for a token without kept pairs. Sums are in float32 and rounded at the
+            end, between nodes, and under enable_local_combine between ranks.
+
+        Raises:
+            ValueError, winnow.Error: as dispatch().
+        """
+        return autograd.combine(self._all_to_all, input, ep_a2a_layout_desc.descriptor)
+
+    def ep_barrier_all(self, stream: Any = None, intra_node_only: bool = False) -> None:
+        """Returns when every rank (of this node) has called it. winnow.Error at the deadline."""
+        own_node = intra_node_only or self.is_intra_node
+        context = self.intra_node_barrier_ctx if own_node else self.a2a_ctx._barrier
+        barrier_all_on_stream(context, stream)
+
+    def finalize(self) -> None:
+        """Leaves the layer. Idempotent, waits for nobody; the process group stays."""
+        self.a2a_ctx.finalize()
+        self._all_to_all.close()
+
+    def _describe(self, descriptor: Descriptor) -> EPAllToAllLayoutDesc:
+        one_node = self.is_intra_node
+        indices = descriptor.topk_indices
+        tokens = descriptor.num_dispatch_token_cur_rank
+        return EPAllToAllLayoutDesc(
+            num_dispatch_token_cur_rank=tokens,
+            num_input_tokens_per_rank=descriptor.num_input_tokens_per_rank,
+            send_reqs_recv_tensor=descriptor.send_reqs_recv,
+            topk_indices_tensor=indices[0, :tokens] if one_node else indices,
+            token_dst_scatter_idx=descriptor.token_dst_scatter_idx,
+            skipped_token_mapping_indices=(
+                descriptor.skipped_token_mapping_indices if one_node else None
+            ),
+            skipped_token_topk_mapping_indices=(
+                descriptor.skipped_token_topk_mapping_indices if one_node else None
+            ),
+            descriptor=descriptor,
+        )

@@ -1,0 +1,436 @@
+// Python bindings of expert_parallel::AllToAll and its descriptor.
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/collective_py.h"
+#include "winnow/expert_parallel/transport/arguments_py.h"
+#include "winnow/expert_parallel/transport/in_process.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+namespace ep = expert_parallel;
+
+constexpr const char* kDispatch = "expert_parallel::dispatch";
+constexpr const char* kCombine = "expert_parallel::combine";
+
+// A descriptor, and of which kind its tensors are.
+struct BoundDescriptor {
+  std::shared_ptr<const ep::Descriptor> descriptor;
+  Exporter exporter;
+
+  template <ConstTensorView (ep::Descriptor::*kField)() const>
+  nb::object field() const {
+    return exporter((*descriptor.*kField)(), descriptor);
+  }
+};
+
+// What dispatch() returns.
+struct BoundDispatched {
+  nb::object output, weights, scales, expert_ids, descriptor;
+};
+
+struct BoundAllToAll {
+  BoundAllToAll(std::shared_ptr<ep::Transport> transport, std::shared_ptr<ep::Store> store,
+                const ep::Config& config)
+      : layer(std::move(transport), std::move(store), config) {}
+  ep::AllToAll layer;
+  OneCall one_call;
+};
+
+ep::RowOrder order_argument(const std::string& order) {
+  if (order == "expert_major") return ep::RowOrder::expert_major;
+  if (order == "token_major") return ep::RowOrder::token_major;
+  throw Error(ErrorCode::invalid_argument, kDispatch, "order", "expert_major or token_major",
+              order);
+}
+
+const char* name_of(ep::RowOrder order) {
+  return order == ep::RowOrder::expert_major ? "expert_major" : "token_major";
+}
+
+void make_layer(BoundAllToAll* self, std::shared_ptr<ep::Transport> transport, nb::handle store,
+                std::int64_t max_tokens, std::int64_t hidden, int topk, int experts,
+                nb::handle dtype, nb::handle weight_dtype, int local_world_size,
+                bool enable_local_combine, int sm_count, std::int64_t arena_rows,
+                std::optional<double> timeout) {
+  constexpr const char* operation = "expert_parallel::AllToAll";
+  std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
+  const ep::Config config{.max_tokens = max_tokens,
+                          .hidden = hidden,
+                          .topk = topk,
+                          .experts = experts,
+                          .dtype = dtype_argument(operation, dtype),
+                          .weight_dtype = dtype_argument(operation, weight_dtype),
+                          .local_world_size = local_world_size,
+                          .enable_local_combine = enable_local_combine,
+                          .sm_count = sm_count,
+                          .arena_rows = arena_rows,
+                          .timeout = timeout_argument(operation, timeout)};
+  const nb::gil_scoped_release unlocked;
+  new (self) BoundAllToAll(std::move(transport), std::move(meeting), config);
+}
+
+BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle expert_indices,
+                         nb::handle weights, nb::handle scales, nb::handle scatter_indices,
+                         const std::string& order, std::int64_t expert_alignment,
+                         std::int64_t worst_case_rows, bool copy_out, const BoundDescriptor* cached,
+                         nb::handle stream) {
+  const OneCall::Turn turn(self.one_call, kDispatch);
+  Call call(kDispatch, stream, nb::none());
+  ep::DispatchArgs args;
+  const std::exception_ptr refused = caught([&] {
+    args = {.input = call.input("input", input),
+            .expert_indices = call.input("expert_indices", expert_indices),
+            .weights = call.input("weights", weights),
+            .scales = call.input("scales", scales),
+            .scatter_indices = call.input("scatter_indices", scatter_indices),
+            .order = order_argument(order),
+            .expert_alignment = expert_alignment,
+            .worst_case_rows = worst_case_rows,
+            .copy_out = copy_out,
+            .cached = cached == nullptr ? nullptr : cached->descriptor};
+  });
+  if (refused) args = {};
+  ep::Dispatched got;
+  run_collective(refused,
+                 [&] { call.run([&](const RunOptions&) { got = self.layer.dispatch(args); }); });
+  const Exporter exporter = call.exporter();
+  return {.output = exporter(std::move(got.output)),
+          .weights = exporter(std::move(got.weights)),
+          .scales = exporter(std::move(got.scales)),
+          .expert_ids = exporter(std::move(got.expert_ids)),
+          .descriptor = nb::cast(BoundDescriptor{std::move(got.descriptor), exporter})};
+}
+
+nb::object combine(BoundAllToAll& self, nb::handle expert_output, const BoundDescriptor& descriptor,
+                   nb::handle bias, bool weighted, nb::object out, nb::handle stream) {
+  const OneCall::Turn turn(self.one_call, kCombine);
+  Call call(kCombine, stream, nb::none());
+  ep::CombineArgs args;
+  const ep::Descriptor& made = *descriptor.descriptor;
+  const std::exception_ptr refused = caught([&] {
+    args.expert_output = call.input("expert_output", expert_output);
+    args.bias = call.input("bias", bias);
+    args.weighted = weighted;
+    args.out = call.output("out", out, self.layer.config().dtype,
+                           {made.num_dispatch_token_cur_rank(), self.layer.config().hidden});
+  });
+  if (refused) args = {};
+  run_collective(refused,
+                 [&] { call.run([&](const RunOptions&) { self.layer.combine(args, made); }); });
+  return out;
+}
+
+nb::object combine_buffer(BoundAllToAll& self, const BoundDescriptor& descriptor) {
+  const OneCall::Turn turn(self.one_call, "expert_parallel::combine_buffer");
+  return descriptor.exporter(self.layer.combine_buffer(*descriptor.descriptor),
+                             descriptor.descriptor);
+}
+
+void barrier(BoundAllToAll& self, bool intra_node_only, nb::handle stream) {
+  constexpr const char* operation = "expert_parallel::barrier";
+  const OneCall::Turn turn(self.one_call, operation);
+  Call call(operation, stream, nb::none());
+  call.run([&](const RunOptions&) { self.layer.barrier(intra_node_only); });
+}
+
+void close(BoundAllToAll& self) {
+  const OneCall::Turn turn(self.one_call, "expert_parallel::close");
+  const nb::gil_scoped_release unlocked;
+  self.layer.close();
+}
+
+constexpr const char* kClassDoc =
+    R"(One rank of an expert-parallel layer: carries tokens to their experts and back.
+
+Every rank makes its own, and all ranks make the same calls in the same order: the constructor,
+dispatch(), combine() and barrier() are collective. A rank is a thread or a process, as its
+transport says. W is the transport's world size, rank r lives on node r / local_world_size, expert x
+on rank x / (experts / W). The interpreter lock is released while the library works or waits. A
+context manager: leaving it closes the layer.
+
+Args, the same on every rank but for the first two:
+    transport: one rank of a world: InProcessWorld.transport(), create_shared_memory().
+    store: where the ranks meet: as in create_shared_memory(), or the store of an InProcessWorld.
+    max_tokens: T, most tokens that one rank dispatches, 1 or more.
+    hidden: H, elements of a row, which is a multiple of 16 bytes.
+    topk: K, experts per token, 1 to 32.
+    experts: E, a multiple of W.
+    dtype: of rows: "bfloat16", "float16", "float32", or a dtype of numpy or torch.
+    weight_dtype: of routing weights, the same.
+    local_world_size: L, ranks per node, a divisor of W; 0: all, one node.
+    enable_local_combine: sums cross once per rank, rounded there.
+    sm_count: SMs that a GPU layer uses; on the CPU only compared.
+    arena_rows: rows that the arena begins with; 0: chosen. It grows by itself.
+    timeout: seconds of every wait; None: default_timeout().
+
+Raises:
+    ValueError: a size that is excluded, or in which ranks differ: on every rank.
+    winnow.Error: timeout, naming the ranks that do not come; memory.)";
+
+constexpr const char* kDispatchDoc = R"(Carries every token to the ranks of its experts.
+
+Pairs (t, k) with expert index -1 or E are dropped. R rows arrive here: expert-major one per kept
+pair whose expert lives here, by local expert, source rank, token and k; token-major one per token
+with an expert here, by source rank, then token. Rows, weights and scales are copied bit for bit.
+
+Args:
+    input: [n, H], the layer's dtype, n from 0 to T; or float8_e4m3fn with scales.
+    expert_indices: [n, K], int32; None with cached.
+    weights: [n, K], the layer's weight_dtype.
+    scales: [n, ceil(H / 128)], float32, with float8_e4m3fn.
+    scatter_indices: [n, K] or [sum of n over ranks, K], int32: the row of each pair as a position
+        in the concatenation of all ranks' outputs; entries of dropped pairs are ignored.
+    order: "expert_major" or "token_major".
+    expert_alignment: each expert's rows are followed by zero rows up to a multiple.
+    worst_case_rows: the output has as many rows; rows from the true count on are unspecified, those
+        beyond are dropped, which the next call reports. 0: as many as arrive.
+    copy_out: results in memory of their own. Otherwise they borrow the arena, whose rows are used
+        again when the tensors are gone; they may outlive the layer.
+    cached: the descriptor of an earlier dispatch, whose routing is repeated.
+    stream: for CUDA tensors.
+
+Returns:
+    An object with output [R, H]; weights [R], or [R, K] in token-major order, or None; scales
+    [R, ceil(H / 128)] or None; expert_ids [R, K], int32, the local expert of each pair or -1, in
+    token-major order, else None; descriptor. Tensors are of the kind of input.
+
+Raises:
+    ValueError: arguments that are not as described, on any rank: the same text on every rank, no
+        row has moved, and the next call works.
+    winnow.Error: timeout, naming the rank that was waited for; the layer is broken then.)";
+
+constexpr const char* kCombineDoc =
+    R"(Sums the experts' rows of each token: the way back of a dispatch.
+
+    out[t] = sum over kept k of row(t, k) [* weight(t, k)] [+ bias[t]]
+
+A token without kept pairs gets zeros, plus bias. In token-major order a row is what one rank's
+experts give for a token in sum. Sums are in f32, over k, then ranks, then nodes, and rounded to the
+dtype at the end, and where they cross between nodes; with enable_local_combine also between ranks.
+
+Args:
+    expert_output: [R, H], the layer's dtype. Rows in combine_buffer(), or in a borrowed output that
+        was overwritten, are read where they are; others are copied first.
+    descriptor: of the dispatch.
+    bias: [n, H], the layer's dtype, added once.
+    weighted: multiply by the weights sent at dispatch; not in token-major order.
+    out: [n, H], the layer's dtype, to write into; new, of expert_output's kind, if None.
+    stream: for CUDA tensors.
+
+Returns:
+    out, [n, H].
+
+Raises:
+    ValueError, winnow.Error: as dispatch().)";
+
+constexpr const char* kBufferDoc = R"(Memory in the arena for the experts to write their outputs to.
+
+[R, H] of the layer's dtype, of the kind of the dispatch's input; contents unspecified. It belongs
+to the descriptor and keeps it alive. After a dispatch with copy_out it is where the rows arrived.
+Not collective.
+
+Raises:
+    ValueError: another layer's descriptor, or the layer is closed.)";
+
+void bind_descriptor(nb::module_& m) {
+  using ep::Descriptor;
+  const auto number = [](auto method) {
+    return [method](const BoundDescriptor& self) { return ((*self.descriptor).*method)(); };
+  };
+  nb::class_<BoundDescriptor>(
+      m, "Descriptor",
+      "What a dispatch leaves behind for its combine(), and for a dispatch that repeats it.\n\n"
+      "Any number may be alive, used in any order, by any thread; a descriptor may outlive the\n"
+      "layer's close(). Tensors are of the kind of the dispatch's input, share the descriptor's\n"
+      "memory and must not be written to. \"Rail source j\" is the rank of node j with this "
+      "rank's\n"
+      "local index; NN = W / L nodes, R = rows.")
+      .def_prop_ro("rows", number(&Descriptor::rows), "R: rows of the output, padding included.")
+      .def_prop_ro("wanted_rows", number(&Descriptor::wanted_rows),
+                   "The rows that the routing asked for; more than R: some were dropped.")
+      .def_prop_ro("order",
+                   [](const BoundDescriptor& self) { return name_of(self.descriptor->order()); })
+      .def_prop_ro("expert_alignment", number(&Descriptor::expert_alignment))
+      .def_prop_ro("worst_case_rows", number(&Descriptor::worst_case_rows), "0: none was given.")
+      .def_prop_ro("has_weights", number(&Descriptor::has_weights))
+      .def_prop_ro("num_dispatch_token_cur_rank", number(&Descriptor::num_dispatch_token_cur_rank),
+                   "n: tokens that this rank dispatched.")
+      .def_prop_ro("num_input_tokens_per_rank",
+                   &BoundDescriptor::field<&Descriptor::num_input_tokens_per_rank>,
+                   "int32 [W]: n of every rank.")
+      .def_prop_ro(
+          "send_reqs_recv", &BoundDescriptor::field<&Descriptor::send_reqs_recv>,
+          "int32 [NN, 2, T], None on one node: first and end of the runs of tokens that "
+          "rail\nsource j sent to this node, a run that begins in the 256 tokens from t on "
+          "in slot t or\nlater; -1 elsewhere.")
+      .def_prop_ro("topk_indices", &BoundDescriptor::field<&Descriptor::topk_indices>,
+                   "int32 [NN, T, K]: the expert indices of rail source j; -1 beyond its n tokens.")
+      .def_prop_ro(
+          "token_dst_scatter_idx", &BoundDescriptor::field<&Descriptor::token_dst_scatter_idx>,
+          "int32 [NN, T, K]: the row of pair (t, k) of rail source j at the expert's rank; "
+          "-1\nwhere that rank is on another node, for dropped pairs and beyond n.")
+      .def_prop_ro("skipped_token_mapping_indices",
+                   &BoundDescriptor::field<&Descriptor::skipped_token_mapping_indices>,
+                   "int64 [R]: the row of the first pair of the same token here; -1 for padding.")
+      .def_prop_ro("skipped_token_topk_mapping_indices",
+                   &BoundDescriptor::field<&Descriptor::skipped_token_topk_mapping_indices>,
+                   "int64 [R, K]: for a token's first row the row of each pair here, else -1.")
+      .def_prop_ro("expert_counts", &BoundDescriptor::field<&Descriptor::expert_counts>,
+                   "int32 [E/W]: pairs of each local expert, without padding.")
+      .def_prop_ro("expert_offsets", &BoundDescriptor::field<&Descriptor::expert_offsets>,
+                   "int32 [E/W + 1]: where each local expert's rows begin, padding included.");
+}
+
+void bind_layer(nb::module_& m) {
+  using namespace nb::literals;
+  const auto config = [](auto field) {
+    return [field](const BoundAllToAll& self) { return self.layer.config().*field; };
+  };
+  nb::class_<BoundAllToAll>(m, "AllToAll", kClassDoc)
+      .def("__init__", make_layer, "transport"_a, "store"_a, nb::kw_only(), "max_tokens"_a,
+           "hidden"_a, "topk"_a, "experts"_a, "dtype"_a = "bfloat16", "weight_dtype"_a = "float32",
+           "local_world_size"_a = 0, "enable_local_combine"_a = false, "sm_count"_a = 20,
+           "arena_rows"_a = 0, "timeout"_a = nb::none(),
+           nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, "
+                   "max_tokens: int, hidden: int, topk: int, experts: int, "
+                   "dtype: typing.Any = 'bfloat16', weight_dtype: typing.Any = 'float32', "
+                   "local_world_size: int = 0, enable_local_combine: bool = False, "
+                   "sm_count: int = 20, arena_rows: int = 0, timeout: float | None = None) "
+                   "-> None"))
+      .def("dispatch", dispatch, "input"_a.none(), "expert_indices"_a = nb::none(), nb::kw_only(),
+           "weights"_a = nb::none(), "scales"_a = nb::none(), "scatter_indices"_a = nb::none(),
+           "order"_a = "expert_major", "expert_alignment"_a = 1, "worst_case_rows"_a = 0,
+           "copy_out"_a = false, "cached"_a = nb::none(), "stream"_a = nb::none(), kDispatchDoc,
+           nb::sig("def dispatch(self, input: T, expert_indices: T | None = None, *, "
+                   "weights: T | None = None, scales: T | None = None, "
+                   "scatter_indices: T | None = None, "
+                   "order: typing.Literal['expert_major', 'token_major'] = 'expert_major', "
+                   "expert_alignment: int = 1, worst_case_rows: int = 0, copy_out: bool = False, "
+                   "cached: Descriptor | None = None, stream: Stream = None) -> Dispatched"))
+      .def("combine", combine, "expert_output"_a.none(), "descriptor"_a, nb::kw_only(),
+           "bias"_a = nb::none(), "weighted"_a = false, "out"_a = nb::none(),
+           "stream"_a = nb::none(), kCombineDoc,
+           nb::sig("def combine(self, expert_output: T, descriptor: Descriptor, *, "
+                   "bias: T | None = None, weighted: bool = False, out: T | None = None, "
+                   "stream: Stream = None) -> T"))
+      .def("combine_buffer", combine_buffer, "descriptor"_a, kBufferDoc,
+           nb::sig("def combine_buffer(self, descriptor: Descriptor) -> typing.Any"))
+      .def("barrier", barrier, "intra_node_only"_a = false, nb::kw_only(), "stream"_a = nb::none(),
+           "Returns when every rank, or every rank of this node, has called it.\n\n"
+           "Raises:\n    winnow.Error: timeout.",
+           nb::sig("def barrier(self, intra_node_only: bool = False, *, stream: Stream = None) "
+                   "-> None"))
+      .def("close", close, "Leaves the layer. Idempotent, waits for nobody.")
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> AllToAll"))
+      .def(
+          "__exit__", [](BoundAllToAll& self, const nb::args&) { close(self); },
+          nb::sig("def __exit__(self, *arguments: object) -> None"))
+      .def_prop_ro("rank", [](const BoundAllToAll& self) { return self.layer.rank(); })
+      .def_prop_ro("world_size",
+                   [](const BoundAllToAll& self) { return self.layer.topology().world_size; })
+      .def_prop_ro("max_tokens", config(&ep::Config::max_tokens))
+      .def_prop_ro("hidden", config(&ep::Config::hidden))
+      .def_prop_ro("topk", config(&ep::Config::topk))
+      .def_prop_ro("experts", config(&ep::Config::experts))
+      .def_prop_ro("local_world_size", config(&ep::Config::local_world_size))
+      .def_prop_ro("enable_local_combine", config(&ep::Config::enable_local_combine))
+      .def_prop_ro("sm_count", config(&ep::Config::sm_count))
+      .def_prop_ro("arena_rows", config(&ep::Config::arena_rows))
+      .def_prop_ro("dtype",
+                   [](const BoundAllToAll& self) { return dtype_name(self.layer.config().dtype); })
+      .def_prop_ro(
+          "weight_dtype",
+          [](const BoundAllToAll& self) { return dtype_name(self.layer.config().weight_dtype); })
+      .def_prop_ro(
+          "timeout",
+          [](const BoundAllToAll& self) {
+            return std::chrono::duration<double>(self.layer.config().timeout).count();
+          },
+          "Seconds.")
+      .def_prop_ro(
+          "arena_bytes",
+          [](BoundAllToAll& self) {
+            const OneCall::Turn turn(self.one_call, "expert_parallel::arena_bytes");
+            return self.layer.arena_bytes();
+          },
+          "Of this rank's arena now, free or not.");
+}
+
+// A layer of one rank, of the sizes that were asked for.
+class LoneLayer {
+ public:
+  explicit LoneLayer(Shape& shape) : world_(1) {
+    const std::int64_t experts = shape.take("experts", 8);
+    config_ = {.max_tokens = shape.take("max_tokens", 1),
+               .hidden = shape.take("hidden", 128),
+               .topk = static_cast<int>(shape.take("topk", 1)),
+               .experts = static_cast<int>(experts),
+               .dtype = shape.dtype,
+               .arena_rows = 1};
+    shape.done();
+    layer_.emplace(world_.transport(0), world_.store(), config_);
+    rows_ = shape.view(shape.dtype, {0, config_.hidden});
+    indices_ = shape.view(DType::i32, {0, config_.topk});
+  }
+  ep::Dispatched dispatch(Device device) {
+    const ConstTensorView rows = on(rows_, device), indices = on(indices_, device);
+    return layer_->dispatch({.input = rows, .expert_indices = indices});
+  }
+  void combine(const ep::Descriptor& descriptor) {
+    layer_->combine({.expert_output = rows_}, descriptor);
+  }
+
+ private:
+  static ConstTensorView on(const ConstTensorView& view, Device device) {
+    return {view.data(), view.dtype(), view.shape(), device};
+  }
+
+  ep::InProcessWorld world_;
+  ep::Config config_;
+  std::optional<ep::AllToAll> layer_;
+  ConstTensorView rows_, indices_;
+};
+
+}  // namespace
+
+void bind_expert_parallel_all_to_all(nb::module_& m) {
+  bind_descriptor(m);
+  nb::class_<BoundDispatched>(m, "Dispatched", "What AllToAll.dispatch() returns.")
+      .def_ro("output", &BoundDispatched::output, "[R, H], as input.")
+      .def_ro("weights", &BoundDispatched::weights,
+              "[R], in token-major order [R, K], of weight_dtype; None without weights.")
+      .def_ro("scales", &BoundDispatched::scales, "[R, ceil(H / 128)], float32; None without.")
+      .def_ro("expert_ids", &BoundDispatched::expert_ids,
+              "[R, K], int32, in token-major order: the local expert of each pair, -1 if it lives\n"
+              "elsewhere or was dropped; else None.")
+      .def_ro("descriptor", &BoundDispatched::descriptor, "For combine().",
+              nb::for_getter(nb::sig("def descriptor(self) -> Descriptor")));
+  bind_layer(m);
+}
+
+Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions&) {
+  const Device device = shape.device;
+  LoneLayer(shape).dispatch(device);
+  return Backend::cpu;
+}
+
+Backend supports_expert_parallel_combine(Shape& shape, const RunOptions&) {
+  LoneLayer layer(shape);
+  layer.combine(*layer.dispatch({}).descriptor);
+  return Backend::cpu;
+}
+
+}  // namespace winnow::python

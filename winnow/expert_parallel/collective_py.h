@@ -1,0 +1,62 @@
+// What the bindings of collective calls share.
+#pragma once
+
+#include <atomic>
+#include <exception>
+
+#include <nanobind/nanobind.h>
+
+#include "winnow/core/error.h"
+
+namespace winnow::python {
+
+// Calls of one object that must not overlap: a second one is refused while the first runs without
+// the interpreter lock.
+class OneCall {
+ public:
+  class Turn {
+   public:
+    Turn(OneCall& calls, const char* operation) : calls_(calls) {
+      if (calls_.running_.exchange(true)) {
+        throw Error(ErrorCode::invalid_argument, operation,
+                    "another thread is in a call of the same object");
+      }
+    }
+    ~Turn() { calls_.running_ = false; }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    OneCall& calls_;
+  };
+
+ private:
+  std::atomic<bool> running_{false};
+};
+
+// What reading the arguments threw; null for nothing.
+template <class Function>
+std::exception_ptr caught(const Function& function) {
+  try {
+    function();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+// The other ranks wait in the call of a rank whose arguments could not be read: it takes part with
+// arguments that the library refuses on all ranks, and throws its own error.
+template <class Function>
+void run_collective(const std::exception_ptr& refused, const Function& run) {
+  if (!refused) return run();
+  try {
+    run();
+  } catch (const Error& error) {
+    // Broken, closed, or a peer that did not come: that counts more.
+    if (error.code() == ErrorCode::timeout) throw;
+  }
+  std::rethrow_exception(refused);
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,216 @@
+// Python binding of expert_parallel::Notifier.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "winnow/expert_parallel/collective_py.h"
+#include "winnow/expert_parallel/notify/notify.h"
+#include "winnow/expert_parallel/transport/arguments_py.h"
+#include "winnow/expert_parallel/transport/in_process.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+namespace ep = expert_parallel;
+
+constexpr const char* kOperation = "expert_parallel::notify";
+
+// The tensors that notify() returns, which a later call may write into.
+struct Notified {
+  nb::object node_channel_prefix_matrix = nb::none(), rank_channel_prefix_matrix = nb::none();
+  nb::object recv_node_prefix_sum = nb::none(), recv_rank_prefix_sum = nb::none();
+  nb::object num_recv_tokens = nb::none(), num_forward_tokens = nb::none();
+  nb::object recv_pairs_per_expert = nb::none();
+};
+
+struct BoundNotifier {
+  BoundNotifier(std::shared_ptr<ep::Transport> transport, std::shared_ptr<ep::Store> store,
+                const ep::NotifierConfig& config)
+      : notifier(std::move(transport), std::move(store), config) {}
+  ep::Notifier notifier;
+  OneCall one_call;
+};
+
+void make_notifier(BoundNotifier* self, std::shared_ptr<ep::Transport> transport, nb::handle store,
+                   int experts, int local_world_size, std::optional<double> timeout) {
+  constexpr const char* operation = "expert_parallel::Notifier";
+  std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
+  const ep::NotifierConfig config{.experts = experts,
+                                  .local_world_size = local_world_size,
+                                  .timeout = timeout_argument(operation, timeout)};
+  const nb::gil_scoped_release unlocked;
+  new (self) BoundNotifier(std::move(transport), std::move(meeting), config);
+}
+
+Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle tokens_per_node,
+                nb::handle tokens_per_expert, nb::handle is_token_in_rank, std::int64_t channels,
+                std::int64_t expert_alignment, std::int64_t worst_case_rows,
+                const std::optional<ep::QueueBuffers>& queues, std::optional<Notified> out,
+                nb::handle stream) {
+  const OneCall::Turn turn(self.one_call, kOperation);
+  Call call(kOperation, stream, nb::none());
+  Notified result = out.value_or(Notified());
+  ep::NotifyArgs args;
+  const std::exception_ptr refused = caught([&] {
+    args = {.tokens_per_rank = call.input("tokens_per_rank", tokens_per_rank),
+            .tokens_per_node = call.input("tokens_per_node", tokens_per_node),
+            .tokens_per_expert = call.input("tokens_per_expert", tokens_per_expert),
+            .is_token_in_rank = call.input("is_token_in_rank", is_token_in_rank),
+            .channels = channels,
+            .expert_alignment = expert_alignment,
+            .worst_case_rows = worst_case_rows,
+            .queues = queues.value_or(ep::QueueBuffers())};
+    const ep::Topology& topology = self.notifier.topology();
+    const std::int64_t slices = channels > 0 ? channels : 0;
+    const std::int64_t ranks = topology.world_size, nodes = topology.nodes();
+    const std::int64_t local_experts = self.notifier.config().experts / topology.world_size;
+    const auto output = [&](const char* name, nb::object& tensor, auto... shape) {
+      return call.output(name, tensor, DType::i32, {shape...});
+    };
+    args.node_channel_prefix_matrix =
+        output("node_channel_prefix_matrix", result.node_channel_prefix_matrix, nodes, slices);
+    args.rank_channel_prefix_matrix =
+        output("rank_channel_prefix_matrix", result.rank_channel_prefix_matrix, ranks, slices);
+    args.recv_node_prefix_sum = output("recv_node_prefix_sum", result.recv_node_prefix_sum, nodes);
+    args.recv_rank_prefix_sum = output("recv_rank_prefix_sum", result.recv_rank_prefix_sum, ranks);
+    args.num_recv_tokens = output("num_recv_tokens", result.num_recv_tokens, std::int64_t{1});
+    args.num_forward_tokens =
+        output("num_forward_tokens", result.num_forward_tokens, std::int64_t{1});
+    args.recv_pairs_per_expert =
+        output("recv_pairs_per_expert", result.recv_pairs_per_expert, local_experts);
+  });
+  if (refused) args = {};
+  run_collective(refused,
+                 [&] { call.run([&](const RunOptions&) { self.notifier.notify(args); }); });
+  return result;
+}
+
+constexpr const char* kClassDoc =
+    R"(One rank of the count exchange, for engines that move tokens themselves.
+
+Every rank makes its own, and all ranks make the same calls in the same order. Expert x lives on
+rank x / (experts / W), rank r on node r / local_world_size; W is the transport's world size. The
+interpreter lock is released in every wait.
+
+Args:
+    transport: one rank of a world.
+    store: where the ranks meet, as in create_shared_memory(), or the store of an InProcessWorld.
+    experts: E, a multiple of W.
+    local_world_size: L, ranks per node, a divisor of W; 0: all.
+    timeout: seconds of each call; None: default_timeout().
+
+Raises:
+    ValueError: sizes that do not divide, or in which ranks differ: on every rank.
+    winnow.Error: timeout, a rank that does not come.)";
+
+constexpr const char* kNotifyDoc = R"(Tells every rank what comes to it, and learns the same.
+
+Collective. A channel is a slice of the tokens: with per = ceil(n / C), channel c is
+[min(per*c, n), min(per*(c+1), n)).
+
+Args:
+    tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank: [W], [W/L] and [E],
+        int32, and [n, W], bool or uint8: what layout() gives.
+    channels: C, the same on every rank, at least 1.
+    expert_alignment: pairs per expert are rounded up to a multiple.
+    worst_case_rows: above 0, the host does not learn the totals.
+    queues: QueueBuffers of the engine, checked to be large enough.
+    out: what an earlier call returned, to write into.
+    stream: for CUDA tensors.
+
+Returns:
+    An object with int32 tensors: node_channel_prefix_matrix [W/L, C], rank_channel_prefix_matrix
+    [W, C], recv_node_prefix_sum [W/L], recv_rank_prefix_sum [W], num_recv_tokens [1],
+    num_forward_tokens [1], recv_pairs_per_expert [E/W].
+
+Raises:
+    ValueError: an argument that is not as described, contradicts another or differs between ranks:
+        the same text on every rank, no output was written, and the next call works.
+    winnow.Error: timeout; the notifier is broken then.)";
+
+}  // namespace
+
+void bind_expert_parallel_notify(nb::module_& m) {
+  using namespace nb::literals;
+
+  nb::class_<ep::QueueBuffers>(m, "QueueBuffers", "The queue buffers that an engine has, in bytes.")
+      .def(
+          "__init__",
+          [](ep::QueueBuffers* self, std::int64_t bytes_per_token, std::int64_t node_recv_tokens,
+             std::int64_t local_recv_tokens, std::int64_t node_buffer_bytes,
+             std::int64_t local_buffer_bytes) {
+            new (self) ep::QueueBuffers{bytes_per_token, node_recv_tokens, local_recv_tokens,
+                                        node_buffer_bytes, local_buffer_bytes};
+          },
+          nb::kw_only(), "bytes_per_token"_a, "node_recv_tokens"_a, "local_recv_tokens"_a,
+          "node_buffer_bytes"_a, "local_buffer_bytes"_a);
+
+  nb::class_<Notified>(m, "Notified", "What Notifier.notify() returns: int32 tensors.")
+      .def_ro("node_channel_prefix_matrix", &Notified::node_channel_prefix_matrix,
+              "[W/L, C]: this rank's tokens that go to a node, each once, over channels 0 to c.")
+      .def_ro("rank_channel_prefix_matrix", &Notified::rank_channel_prefix_matrix,
+              "[W, C]: the same for ranks.")
+      .def_ro("recv_node_prefix_sum", &Notified::recv_node_prefix_sum,
+              "[W/L]: tokens that come here to be forwarded, over source nodes 0 to j.")
+      .def_ro("recv_rank_prefix_sum", &Notified::recv_rank_prefix_sum,
+              "[W]: tokens received in the end, over source ranks 0 to r.")
+      .def_ro("num_recv_tokens", &Notified::num_recv_tokens, "[1]: all that are received.")
+      .def_ro("num_forward_tokens", &Notified::num_forward_tokens, "[1]: all to be forwarded.")
+      .def_ro("recv_pairs_per_expert", &Notified::recv_pairs_per_expert,
+              "[E/W]: pairs for each local expert, rounded up to expert_alignment.");
+
+  nb::class_<ep::NotifyTotals>(m, "NotifyTotals", "What the host knows; -1 where it does not.")
+      .def_ro("recv_tokens", &ep::NotifyTotals::recv_tokens)
+      .def_ro("forward_tokens", &ep::NotifyTotals::forward_tokens)
+      .def_ro("recv_pairs_per_expert", &ep::NotifyTotals::recv_pairs_per_expert);
+
+  nb::class_<BoundNotifier>(m, "Notifier", kClassDoc)
+      .def("__init__", make_notifier, "transport"_a, "store"_a, nb::kw_only(), "experts"_a,
+           "local_world_size"_a = 0, "timeout"_a = nb::none(),
+           nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, experts: int, "
+                   "local_world_size: int = 0, timeout: float | None = None) -> None"))
+      .def("notify", notify, "tokens_per_rank"_a.none(), "tokens_per_node"_a.none(),
+           "tokens_per_expert"_a.none(), "is_token_in_rank"_a.none(), nb::kw_only(),
+           "channels"_a = 1, "expert_alignment"_a = 1, "worst_case_rows"_a = 0,
+           "queues"_a = nb::none(), "out"_a = nb::none(), "stream"_a = nb::none(), kNotifyDoc,
+           nb::sig("def notify(self, tokens_per_rank: T, tokens_per_node: T, tokens_per_expert: T, "
+                   "is_token_in_rank: T, *, channels: int = 1, expert_alignment: int = 1, "
+                   "worst_case_rows: int = 0, queues: QueueBuffers | None = None, "
+                   "out: Notified | None = None, stream: Stream = None) -> Notified"))
+      .def_prop_ro(
+          "totals",
+          [](BoundNotifier& self) {
+            const OneCall::Turn turn(self.one_call, kOperation);
+            return self.notifier.totals();
+          },
+          "The totals of the last call, -1 where the host does not know them.")
+      .def_prop_ro("rank", [](const BoundNotifier& self) { return self.notifier.rank(); })
+      .def_prop_ro("world_size",
+                   [](const BoundNotifier& self) { return self.notifier.topology().world_size; })
+      .def_prop_ro("local_world_size", [](const BoundNotifier& self) {
+        return self.notifier.topology().local_world_size;
+      });
+}
+
+// A world of one rank, and counts of no tokens.
+Backend supports_expert_parallel_notify(Shape& shape, const RunOptions&) {
+  const std::int64_t experts = shape.take("experts", 8), channels = shape.take("channels", 1);
+  shape.done();
+  ep::InProcessWorld world(1);
+  ep::Notifier notifier(world.transport(0), world.store(), {.experts = static_cast<int>(experts)});
+  const std::vector<std::int32_t> zeros(
+      static_cast<std::size_t>(std::max<std::int64_t>(experts, 1)));
+  const auto counts = [&](std::int64_t size) {
+    return ConstTensorView(zeros.data(), DType::i32, {size}, shape.device);
+  };
+  notifier.notify({.tokens_per_rank = counts(1),
+                   .tokens_per_node = counts(1),
+                   .tokens_per_expert = counts(experts),
+                   .is_token_in_rank = shape.view(DType::u8, {0, 1}),
+                   .channels = channels});
+  return Backend::cpu;
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,22 @@
+// Arguments of the expert_parallel bindings: stores, times.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+
+#include <nanobind/nanobind.h>
+
+#include "winnow/expert_parallel/transport/store.h"
+
+namespace winnow::python {
+
+// A store of the library, a directory (FileStore), or an object with the interface of
+// torch.distributed.Store. Errors name `operation`. Call with the interpreter lock held.
+std::shared_ptr<expert_parallel::Store> store_argument(const char* operation,
+                                                       nanobind::handle store);
+
+// None, or 0, is the library's default.
+std::chrono::nanoseconds timeout_argument(const char* operation, std::optional<double> seconds);
+
+}  // namespace winnow::python

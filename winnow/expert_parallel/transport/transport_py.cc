@@ -1,0 +1,243 @@
+// Python bindings of the transports and stores.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/transport/arguments_py.h"
+#include "winnow/expert_parallel/transport/in_process.h"
+#include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/transport/shared_memory.h"
+#include "winnow/python/bindings.h"
+
+namespace winnow::python {
+namespace {
+
+namespace ep = expert_parallel;
+
+// A store of Python: set(key, text), get(key) and, to look without waiting, check([key]) or
+// wait([key], timedelta), as torch.distributed.Store has them. Called without the interpreter lock,
+// on any thread.
+//
+// Keys are never deleted, but emptied: get() of such a store waits for a missing key, so that a key
+// which another rank deletes between a look and the get would be waited for in vain.
+class PythonStore : public ep::Store {
+ public:
+  explicit PythonStore(nb::object store)
+      : store_(std::move(store)), has_check_(nb::hasattr(store_, "check")) {}
+
+  ~PythonStore() override {
+    if (!nb::is_alive()) {
+      store_.release();
+      return;
+    }
+    const nb::gil_scoped_acquire locked;
+    store_.reset();
+  }
+
+  void set(const std::string& key, const std::string& value) override {
+    call("set " + key, [&] { store_.attr("set")(key, value); });
+  }
+
+  std::optional<std::string> get(const std::string& key, const ep::Deadline& deadline) override {
+    for (;;) {
+      const bool last = deadline.expired();
+      std::optional<std::string> value;
+      call("get " + key, [&] { value = look(key); });
+      if (value.has_value() || last) return value;
+      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(kPause, deadline.remaining()));
+    }
+  }
+
+  void remove(const std::string& key) override {
+    call("set " + key, [&] {
+      if (look(key).has_value()) store_.attr("set")(key, "");
+    });
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kPause{2};
+
+  std::optional<std::string> look(const std::string& key) {
+    nb::list keys;
+    keys.append(key);
+    if (has_check_) {
+      if (!nb::cast<bool>(store_.attr("check")(keys))) return std::nullopt;
+    } else if (!came(keys)) {
+      return std::nullopt;
+    }
+    const nb::object value = store_.attr("get")(key);
+    auto text = nb::isinstance<nb::bytes>(value)
+                    ? std::string(nb::cast<nb::bytes>(value).c_str(), nb::len(value))
+                    : nb::cast<std::string>(value);
+    if (text.empty()) return std::nullopt;
+    return text;
+  }
+
+  bool came(const nb::list& keys) {
+    const nb::object moment = nb::module_::import_("datetime")
+                                  .attr("timedelta")(nb::arg("milliseconds") = kPause.count());
+    try {
+      store_.attr("wait")(keys, moment);
+      return true;
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_Exception)) throw;
+      return false;
+    }
+  }
+
+  // With the lock, and so that an interrupt ends the wait and a failing store is an Error.
+  template <class Function>
+  void call(const std::string& what, const Function& function) {
+    const nb::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    std::string text;
+    try {
+      function();
+      return;
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_Exception)) throw;
+      text = nb::cast<std::string>(nb::str(error.value()));
+    }
+    throw Error(ErrorCode::resource, "expert_parallel::Store",
+                "cannot " + what + ": " + text.substr(0, text.find('\n')));
+  }
+
+  nb::object store_;
+  bool has_check_;
+};
+
+ep::Deadline deadline_argument(const char* operation, std::optional<double> seconds) {
+  return ep::Deadline(timeout_argument(operation, seconds));
+}
+
+std::shared_ptr<ep::Transport> create_shared_memory(nb::handle store, int rank, int world_size,
+                                                    std::optional<double> timeout,
+                                                    const std::string& prefix) {
+  constexpr const char* operation = "expert_parallel::shared_memory";
+  const std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
+  const ep::Deadline deadline = deadline_argument(operation, timeout);
+  const nb::gil_scoped_release unlocked;
+  return ep::create_shared_memory(*meeting, rank, world_size, deadline, prefix);
+}
+
+constexpr const char* kWorldDoc = R"(A world whose ranks are threads of this process.
+
+    world = winnow.expert_parallel.InProcessWorld(2)
+    # on each of two threads:
+    layer = winnow.expert_parallel.AllToAll(world.transport(rank), world.store(), ...)
+
+Thread-safe. Transports outlive the world.
+
+Raises:
+    ValueError: world_size below 1.)";
+
+constexpr const char* kSharedMemoryDoc =
+    R"(Joins the processes of one host and returns this one's transport.
+
+Collective: every rank calls it. The processes meet in the store and share memory without a name
+from then on, so that nothing is left behind however they end. The interpreter lock is released.
+
+Args:
+    store: a folder that all ranks reach, or an object with set, get and check or wait, as
+        torch.distributed.Store has them; the store that torchrun's ranks share is
+        torch.distributed.group.WORLD.get_group_store().
+    rank, world_size: which of how many.
+    timeout: seconds; None: WINNOW_TIMEOUT_SECONDS, else 30.
+    prefix: of the keys; worlds that share a store take different ones.
+
+Raises:
+    winnow.Error: timeout, naming the ranks that did not come; a rank on another machine, of another
+        user or in another container; a store that fails.
+    ValueError: a rank outside the world, another world_size or library version on some rank.)";
+
+}  // namespace
+
+std::shared_ptr<ep::Store> store_argument(const char* operation, nb::handle store) {
+  std::shared_ptr<ep::Store> own;
+  if (nb::try_cast(store, own) && own != nullptr) return own;
+  if (nb::isinstance<nb::str>(store) || nb::hasattr(store, "__fspath__")) {
+    return std::make_shared<ep::FileStore>(nb::cast<std::filesystem::path>(store));
+  }
+  const bool looks = nb::hasattr(store, "check") || nb::hasattr(store, "wait");
+  if (nb::hasattr(store, "set") && nb::hasattr(store, "get") && looks) {
+    return std::make_shared<PythonStore>(nb::borrow(store));
+  }
+  throw Error(ErrorCode::invalid_argument, operation, "store",
+              "a folder, or an object with set, get and check or wait",
+              nb::cast<std::string>(nb::repr(store)));
+}
+
+std::chrono::nanoseconds timeout_argument(const char* operation, std::optional<double> seconds) {
+  using std::chrono::nanoseconds;
+  const double value = seconds.value_or(0);
+  constexpr double kLongest = 365 * 24 * 3600.0;
+  if (!(value >= 0 && value <= kLongest)) {
+    throw Error(ErrorCode::invalid_argument, operation, "timeout", "0 seconds to a year",
+                std::to_string(value));
+  }
+  // Not 0, which would be the default.
+  return nanoseconds(static_cast<nanoseconds::rep>(std::ceil(value * 1e9)));
+}
+
+void bind_expert_parallel_transport(nb::module_& m) {
+  using namespace nb::literals;
+
+  nb::class_<ep::Store>(m, "Store", "The key-value store in which ranks meet.");
+  nb::class_<ep::MemoryStore, ep::Store>(m, "MemoryStore", "For the threads of one process.")
+      .def(nb::init<>());
+  nb::class_<ep::FileStore, ep::Store>(m, "FileStore",
+                                       "A folder that all ranks reach, one file per key.")
+      .def(nb::init<std::filesystem::path>(), "directory"_a,
+           "Makes the folder if its parent exists. winnow.Error where it cannot.");
+
+  nb::class_<ep::Transport>(
+      m, "Transport",
+      "One rank of a world: for one thread at a time. A rank whose transport\n"
+      "object is gone has left the world.")
+      .def_prop_ro("rank", &ep::Transport::rank)
+      .def_prop_ro("world_size", &ep::Transport::world_size)
+      .def_prop_ro("name", &ep::Transport::name, "\"in_process\" or \"shared_memory\".")
+      .def_prop_ro("world_id", &ep::Transport::world_id,
+                   "The same on every rank and no other world's.")
+      .def("describe_peer", &ep::Transport::describe_peer, "rank"_a,
+           "What is known of a rank: \"process 4711, stopped\". ValueError outside the world.")
+      .def("peer_gone", &ep::Transport::peer_gone, "rank"_a,
+           "Whether that rank certainly will not write again. ValueError outside the world.");
+
+  nb::class_<ep::InProcessWorld>(m, "InProcessWorld", kWorldDoc)
+      .def(nb::init<int>(), "world_size"_a)
+      .def_prop_ro("world_size", &ep::InProcessWorld::world_size)
+      .def("transport", &ep::InProcessWorld::transport, "rank"_a,
+           "The rank's transport, for one thread: the same at every call while somebody holds it.\n"
+           "ValueError for a rank outside the world, or one whose transport is gone.")
+      .def("store", &ep::InProcessWorld::store, "The store that the ranks of this world share.");
+
+  m.def("create_shared_memory", create_shared_memory, "store"_a, "rank"_a, "world_size"_a,
+        nb::kw_only(), "timeout"_a = nb::none(), "prefix"_a = "winnow", kSharedMemoryDoc,
+        nb::sig("def create_shared_memory(store: typing.Any, rank: int, world_size: int, *, "
+                "timeout: float | None = None, prefix: str = 'winnow') -> Transport"));
+
+  nb::class_<ep::LaunchEnvironment>(m, "LaunchEnvironment", "What launch_environment() found.")
+      .def_ro("rank", &ep::LaunchEnvironment::rank)
+      .def_ro("world_size", &ep::LaunchEnvironment::world_size)
+      .def_ro("local_world_size", &ep::LaunchEnvironment::local_world_size, "Ranks per node.")
+      .def_ro("rendezvous", &ep::LaunchEnvironment::rendezvous, "A folder to meet in.");
+  m.def(
+      "launch_environment", ep::launch_environment,
+      "Which rank this process is, as `winnow launch` says it in the environment; None if nobody\n"
+      "does. ValueError where only a part is said.");
+  m.def(
+      "default_timeout",
+      [] { return std::chrono::duration<double>(ep::default_timeout()).count(); },
+      "Seconds that a wait may last: WINNOW_TIMEOUT_SECONDS, else 30. ValueError if that is none.");
+}
+
+}  // namespace winnow::python
