@@ -53,7 +53,7 @@ def test_the_wheel_imports_in_an_empty_environment(empty_environment, tmp_path):
         "assert winnow.supports('sparse_mla.forward')\n"
         "assert [b['name'] for b in winnow.backends()][-1] == 'cpu'\n"
         "import winnow.compat\n"
-        "for missing in ('numpy', 'torch', 'winnow.torch'):\n"
+        "for missing in ('numpy', 'torch', 'winnow.torch', 'winnow.expert_parallel.layer'):\n"
         "    try:\n"
         "        __import__(missing)\n"
         "    except ImportError:\n"
@@ -170,7 +170,23 @@ def test_every_function_has_a_docstring_and_a_stub(room):
     assert (PACKAGE / "py.typed").exists()
 
 
-@pytest.mark.parametrize(("page", "least"), [("docs/python.md", 4), ("README.md", 1)])
+def test_the_expert_parallel_stub_has_what_the_module_has():
+    module = winnow.expert_parallel
+    stub = ast.parse((PACKAGE / "_winnow" / "expert_parallel.pyi").read_text())
+    typed = {node.name: node for node in stub.body if hasattr(node, "name")}
+    need_torch = set(module._NEED_TORCH)
+    assert set(typed) == set(module.__all__) - need_torch - {"notify"}
+    for name in module.__all__:
+        assert getattr(module, name).__doc__, name
+    for name in ("AllToAll", "Notifier", "layout", "create_shared_memory"):
+        assert "Raises:" in ast.get_docstring(typed[name]), name
+    for name in ("dispatch", "combine", "combine_buffer", "barrier"):
+        assert "Raises:" in getattr(module.AllToAll, name).__doc__, name
+    arguments = typed["layout"].args
+    assert [a.arg for a in arguments.kwonlyargs] == ["out", "stream", "backend"]
+
+
+@pytest.mark.parametrize(("page", "least"), [("docs/python.md", 5), ("README.md", 1)])
 def test_the_examples_of_the_docs_run(page, least, capsys):
     text = (ROOT / page).read_text()
     examples = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", text, re.DOTALL)

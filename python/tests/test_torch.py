@@ -69,7 +69,12 @@ def _operator_calls():
             w.paged_xl_position_term.default,
             (p["query"], p["pos_bias_v"], p["r"], p["context_lens"]),
         ),
+        "layout": (w.expert_parallel_layout.default, (_choices(), 8, 4, 2)),
     }
+
+
+def _choices():
+    return torch.tensor([[0, 5, 8], [-1, 7, 7]], dtype=torch.int32)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -109,6 +114,12 @@ def test_paged_operators_give_what_the_functions_give():
     assert torch.equal(ops.paged_xl_attention(*step, term, None, *tables), want[0])
     fused = ops.paged_xl_attention_fused(*step, p["pos_bias_v"], p["r"], None, *tables)
     assert_close(fused, want[0], "paged")
+
+
+def test_the_layout_operator_gives_what_the_function_gives():
+    want = winnow.expert_parallel.layout(_choices(), 8, 4, 2)
+    for g, w in zip(ops.expert_parallel_layout(_choices(), 8, 4, 2), want, strict=True):
+        assert g.dtype == w.dtype and torch.equal(g, w)
 
 
 def _objective(q, kv, indices, weights, **options):
@@ -250,7 +261,8 @@ def test_compiled_with_gradients_in_one_graph():
         ops.paged_xl_append(
             p["key"], p["value"], p["key_cache"], p["value_cache"], p["slot_mapping"]
         )
-        decoded = ops.paged_xl_attention(*step, term, None, *tables)
+        counts = ops.expert_parallel_layout(_choices(), 8, 4, 2)
+        decoded = ops.paged_xl_attention(*step, term, None, *tables) + counts[2].sum()
         fused = ops.paged_xl_attention_fused(*step, p["pos_bias_v"], p["r"], None, *tables)
         return out.square().sum(), teacher.sum() + decoded.sum() + fused.sum()
 

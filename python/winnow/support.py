@@ -32,14 +32,17 @@ def supports(
 
     Args:
         op: "sparse_mla.forward", "sparse_mla.distribution", "sparse_mla.backward",
-            "paged_xl.attention", "paged_xl.attention_fused", "paged_xl.append" or
-            "paged_xl.position_term".
-        dtype: of the queries: "float32", "float16", "bfloat16", or a dtype of numpy or torch.
+            "paged_xl.attention", "paged_xl.attention_fused", "paged_xl.append",
+            "paged_xl.position_term", "expert_parallel.dispatch", "expert_parallel.combine",
+            "expert_parallel.layout" or "expert_parallel.notify".
+        dtype: of the queries, or the tokens: "float32", "float16", "bfloat16", or a dtype of numpy
+            or torch.
         device: "cpu", "cuda" or "cuda:1", or a device of torch.
         backend: asks for this one alone.
         **shape: sizes by the names in the operation's documentation: s_q, h_q, s_kv, d_qk, topk;
-            num_seqs, num_tokens, num_heads, num_kv_heads, head_size, num_blocks, block_size. What
-            is not given is a usual size, or 1 where any will do.
+            num_seqs, num_tokens, num_heads, num_kv_heads, head_size, num_blocks, block_size;
+            max_tokens, hidden, topk, experts (of one rank), world_size, local_world_size, channels.
+            What is not given is a usual size, or 1 where any will do.
 
     Raises:
         ValueError: an unknown operation, dtype, device or backend.

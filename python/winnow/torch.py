@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from winnow import _operators
+from winnow._winnow import expert_parallel as _expert_parallel
 from winnow._winnow import paged_xl as _paged_xl
 from winnow._winnow import sparse_mla as _sparse_mla
 
 __all__ = [
+    "expert_parallel_layout",
     "paged_xl_append",
     "paged_xl_attention",
     "paged_xl_attention_fused",
@@ -314,3 +316,23 @@ def paged_xl_position_term(
     query: Tensor, pos_bias_v: Tensor, r: Tensor, context_lens: Tensor
 ) -> Tensor:
     """winnow.paged_xl.position_term() as an operator: [num_seqs, num_heads, max_distance]."""
+
+
+# ---- expert parallelism: the counts; what moves tokens is in winnow.expert_parallel.autograd
+
+
+def _layout_fake(expert_indices, experts, world_size, local_world_size):
+    return (
+        expert_indices.new_empty(world_size),
+        expert_indices.new_empty(world_size // local_world_size),
+        expert_indices.new_empty(experts),
+        expert_indices.new_empty((expert_indices.shape[0], world_size), dtype=torch.bool),
+    )
+
+
+@_operators.operator(_expert_parallel.layout, _layout_fake, results=4)
+def expert_parallel_layout(
+    expert_indices: Tensor, experts: int, world_size: int, local_world_size: int
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """winnow.expert_parallel.layout() as an operator: (tokens_per_rank, tokens_per_node,
+    tokens_per_expert, is_token_in_rank)."""

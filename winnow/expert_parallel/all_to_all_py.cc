@@ -36,7 +36,8 @@ struct BoundDescriptor {
 
 // What dispatch() returns.
 struct BoundDispatched {
-  nb::object output, weights, scales, expert_ids, descriptor;
+  nb::any output, weights, scales, expert_ids;
+  nb::object descriptor;
 };
 
 struct BoundAllToAll {
@@ -105,10 +106,13 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
   run_collective(refused,
                  [&] { call.run([&](const RunOptions&) { got = self.layer.dispatch(args); }); });
   const Exporter exporter = call.exporter();
-  return {.output = exporter(std::move(got.output)),
-          .weights = exporter(std::move(got.weights)),
-          .scales = exporter(std::move(got.scales)),
-          .expert_ids = exporter(std::move(got.expert_ids)),
+  const auto give = [&](Tensor& tensor) {
+    return nb::borrow<nb::any>(exporter(std::move(tensor)));
+  };
+  return {.output = give(got.output),
+          .weights = give(got.weights),
+          .scales = give(got.scales),
+          .expert_ids = give(got.expert_ids),
           .descriptor = nb::cast(BoundDescriptor{std::move(got.descriptor), exporter})};
 }
 

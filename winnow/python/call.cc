@@ -89,7 +89,8 @@ const Framework& framework_of(nb::handle object) {
   return known.emplace(type, framework).first->second;
 }
 
-std::optional<DType> dtype_from(dlpack::dtype dtype) {
+// `flags`: bool is u8.
+std::optional<DType> dtype_from(dlpack::dtype dtype, bool flags) {
   const auto is = [&](dlpack::dtype_code code, int bits) {
     return dtype ==
            dlpack::dtype{static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(bits), 1};
@@ -99,14 +100,14 @@ std::optional<DType> dtype_from(dlpack::dtype dtype) {
   if (is(Code::Float, 16)) return DType::f16;
   if (is(Code::Bfloat, 16)) return DType::bf16;
   if (is(Code::Float8_E4M3FN, 8)) return DType::f8_e4m3;
-  if (is(Code::UInt, 8) || is(Code::Bool, 8)) return DType::u8;
+  if (is(Code::UInt, 8) || (flags && is(Code::Bool, 8))) return DType::u8;
   if (is(Code::Int, 32)) return DType::i32;
   if (is(Code::Int, 64)) return DType::i64;
   return std::nullopt;
 }
 
 // From the letter that the buffer protocol gives, and the size of an element.
-std::optional<DType> dtype_from(const char* format, Py_ssize_t bytes) {
+std::optional<DType> dtype_from(const char* format, Py_ssize_t bytes, bool flags) {
   if (format == nullptr) return DType::u8;
   if (*format == '<' || *format == '=' || *format == '@') ++format;
   if (format[0] == '\0' || format[1] != '\0') return std::nullopt;
@@ -116,8 +117,9 @@ std::optional<DType> dtype_from(const char* format, Py_ssize_t bytes) {
     case 'e':
       return DType::f16;
     case 'B':
-    case '?':
       return DType::u8;
+    case '?':
+      return flags ? std::optional(DType::u8) : std::nullopt;
     case 'i':
     case 'l':
     case 'q':
@@ -223,6 +225,17 @@ ConstTensorView Call::input(const char* argument, nb::handle object) {
   return read(argument, object, false);
 }
 
+ConstTensorView Call::input_flags(const char* argument, nb::handle object) {
+  return read_flags(argument, object, false);
+}
+
+TensorView Call::read_flags(const char* argument, nb::handle object, bool write) {
+  flags_ = true;
+  const TensorView view = read(argument, object, write);  // a Call that threw reads no more
+  flags_ = false;
+  return view;
+}
+
 TensorView Call::in_out(const char* argument, nb::handle object) {
   return read(argument, object, true);
 }
@@ -236,7 +249,9 @@ TensorView Call::read(const char* argument, nb::handle object, bool write) {
     if (flag.ptr() == Py_True) {
       const nb::object torch = nb::module_::import_("torch");
       if (nb::cast<bool>(torch.attr("is_grad_enabled")())) {
-        fail(argument, "a tensor that requires no gradient (winnow.torch has operations that do)",
+        fail(argument,
+             "a tensor that requires no gradient (winnow.torch and "
+             "winnow.expert_parallel.autograd have operations that do)",
              "one that requires it; detach() gives its values");
       }
     }
@@ -261,7 +276,7 @@ TensorView Call::read_buffer(const char* argument, nb::handle object, bool write
     fail(argument, kAnyDType, dtype_of_object(object) + " (" + text + ")");
   }
   ++num_buffers_;
-  const std::optional<DType> dtype = dtype_from(buffer.format, buffer.itemsize);
+  const std::optional<DType> dtype = dtype_from(buffer.format, buffer.itemsize, flags_);
   if (!dtype.has_value()) fail(argument, kAnyDType, dtype_of_object(object));
   if (buffer.ndim > kMaxRank) {
     fail(argument, "at most " + std::to_string(kMaxRank) + " dimensions",
@@ -332,7 +347,7 @@ TensorView Call::read_capsule(const char* argument, nb::handle object, bool writ
 
 TensorView Call::view_of(const char* argument, nb::handle object, const void* dltensor) const {
   const auto& tensor = *static_cast<const dlpack::dltensor*>(dltensor);
-  const std::optional<DType> dtype = dtype_from(tensor.dtype);
+  const std::optional<DType> dtype = dtype_from(tensor.dtype, flags_);
   if (!dtype.has_value()) fail(argument, kAnyDType, dtype_of_object(object));
   if (tensor.ndim > kMaxRank) {
     fail(argument, "at most " + std::to_string(kMaxRank) + " dimensions",
@@ -372,7 +387,7 @@ TensorView Call::output_flags(const char* argument, nb::object& result,
   if (result.is_none()) {
     result = make(kFlags, std::span(shape.begin(), shape.size()), Fill::none);
   }
-  return read(argument, result, true);
+  return read_flags(argument, result, true);
 }
 
 // `dtype` is an index of kDTypeNames.

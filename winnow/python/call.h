@@ -63,6 +63,8 @@ class Call {
 
   // None gives an absent view. Never copies: what the library cannot read as it lies is an Error.
   ConstTensorView input(const char* argument, nb::handle object);
+  // The same for flags, which are bool or u8 in Python and u8 here.
+  ConstTensorView input_flags(const char* argument, nb::handle object);
   // An argument that is written to.
   TensorView in_out(const char* argument, nb::handle object);
 
@@ -71,7 +73,7 @@ class Call {
   // the kind and on the device of the first input, and on a GPU for use on the call's stream.
   TensorView output(const char* argument, nb::object& result, DType dtype,
                     std::initializer_list<std::int64_t> shape, Fill fill = Fill::none);
-  // The same for flags, which are bool in Python and u8 here.
+  // A new one is bool in Python.
   TensorView output_flags(const char* argument, nb::object& result,
                           std::initializer_list<std::int64_t> shape);
 
@@ -107,6 +109,7 @@ class Call {
   TensorView read_exchange(const char* argument, nb::handle object);
   TensorView read_capsule(const char* argument, nb::handle object, bool write);
   TensorView view_of(const char* argument, nb::handle object, const void* dltensor) const;
+  TensorView read_flags(const char* argument, nb::handle object, bool write);
   nb::object make(std::size_t dtype, std::span<const std::int64_t> shape, Fill fill) const;
   [[noreturn]] void fail(const char* argument, std::string wanted, std::string got) const;
 
@@ -116,6 +119,7 @@ class Call {
   nb::handle first_{};  // the first input: what outputs are like
   const Framework* framework_ = nullptr;
   Device device_;
+  bool flags_ = false;  // what is read now may be bool
   int num_buffers_ = 0;
   std::array<Py_buffer, kMaxTensors> buffers_;
   int num_capsules_ = 0;

@@ -149,6 +149,8 @@ TensorView Shape::view(DType type, std::initializer_list<std::int64_t> shape) co
 NB_MODULE(_winnow, m) {
   m.doc() = "The C++ library; use it through the package winnow.";
   nb::register_exception_translator(translate);
+  // A layer may be alive when the interpreter ends, in a global or a graph of torch.
+  nb::set_leak_warnings(false);
   m.attr("__version__") = WINNOW_VERSION;
 
   nb::module_ sparse_mla = m.def_submodule("sparse_mla", "Top-k sparse MLA attention.");

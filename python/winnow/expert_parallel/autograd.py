@@ -122,7 +122,7 @@ class _PairsBack(torch.autograd.Function):
     @staticmethod
     def forward(ctx, values, layer, descriptor, expert_ids):
         by_pair = _by_pair(values, descriptor, expert_ids)
-        octets = by_pair.view(torch.uint8)
+        octets = by_pair.contiguous().view(torch.uint8)
         parts = []
         for part in octets.split(layer.hidden, 1):
             shape = (len(octets), layer.hidden)
@@ -138,9 +138,9 @@ class _PairsBack(torch.autograd.Function):
 
 
 def _by_pair(values: Tensor, descriptor: Descriptor, expert_ids: Optional[Tensor]) -> Tensor:
-    """[R, K]: the values of each row's pairs, 0 for pairs that it does not hold."""
+    """[R, K], dense: the values of each row's pairs, +0 for pairs that it does not hold."""
     if expert_ids is not None:  # token-major
-        return values * (expert_ids >= 0)
+        return torch.where(expert_ids >= 0, values, torch.zeros_like(values))
     copies = descriptor.skipped_token_topk_mapping_indices
     first, k = (copies >= 0).nonzero(as_tuple=True)
     rows = copies[first, k]

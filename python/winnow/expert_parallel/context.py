@@ -80,8 +80,8 @@ class DispatchCombineContext:
     """Buffers under the names and shapes that kernels written for the upstream layer expect.
 
     The library keeps rows in an arena of its own and uses none of these, so each takes memory when
-    it is first asked for. NN nodes, L ranks per node, W ranks, T = max_tokens, K = topk, H = hidden,
-    E = num_experts, M = capacity * T * K until it is reallocated:
+    it is first asked for. NN nodes, L ranks per node, W ranks, E experts, T = max_tokens, K = topk,
+    H = hidden, M = capacity * T * K until it is reallocated:
 
         token_send_buf_rdma, intra_node_reduce_buf              [NN, T, H]   token_dtype
         dispatch_output_buf                                     [M, H]       token_dtype

@@ -8,12 +8,7 @@ from torch import Tensor
 
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
 from winnow.expert_parallel import autograd, rendezvous
-from winnow.expert_parallel.context import (
-    BarrierAllContext,
-    DispatchCombineContext,
-    EPConfig,
-    barrier_all_on_stream,
-)
+from winnow.expert_parallel.context import BarrierAllContext, DispatchCombineContext, EPConfig
 
 __all__ = ["EPAll2AllLayer", "EPAllToAllLayoutDesc"]
 
@@ -197,9 +192,7 @@ class EPAll2AllLayer(torch.nn.Module):
 
     def ep_barrier_all(self, stream: Any = None, intra_node_only: bool = False) -> None:
         """Returns when every rank (of this node) has called it. winnow.Error at the deadline."""
-        own_node = intra_node_only or self.is_intra_node
-        context = self.intra_node_barrier_ctx if own_node else self.a2a_ctx._barrier
-        barrier_all_on_stream(context, stream)
+        self._all_to_all.barrier(intra_node_only, stream=stream)
 
     def finalize(self) -> None:
         """Leaves the layer. Idempotent, waits for nobody; the process group stays."""

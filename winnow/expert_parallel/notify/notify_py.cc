@@ -19,10 +19,13 @@ constexpr const char* kOperation = "expert_parallel::notify";
 
 // The tensors that notify() returns, which a later call may write into.
 struct Notified {
-  nb::object node_channel_prefix_matrix = nb::none(), rank_channel_prefix_matrix = nb::none();
-  nb::object recv_node_prefix_sum = nb::none(), recv_rank_prefix_sum = nb::none();
-  nb::object num_recv_tokens = nb::none(), num_forward_tokens = nb::none();
-  nb::object recv_pairs_per_expert = nb::none();
+  nb::any node_channel_prefix_matrix = absent(), rank_channel_prefix_matrix = absent();
+  nb::any recv_node_prefix_sum = absent(), recv_rank_prefix_sum = absent();
+  nb::any num_recv_tokens = absent(), num_forward_tokens = absent();
+  nb::any recv_pairs_per_expert = absent();
+
+ private:
+  static nb::any absent() { return nb::borrow<nb::any>(nb::none()); }
 };
 
 struct BoundNotifier {
@@ -57,7 +60,7 @@ Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle toke
     args = {.tokens_per_rank = call.input("tokens_per_rank", tokens_per_rank),
             .tokens_per_node = call.input("tokens_per_node", tokens_per_node),
             .tokens_per_expert = call.input("tokens_per_expert", tokens_per_expert),
-            .is_token_in_rank = call.input("is_token_in_rank", is_token_in_rank),
+            .is_token_in_rank = call.input_flags("is_token_in_rank", is_token_in_rank),
             .channels = channels,
             .expert_alignment = expert_alignment,
             .worst_case_rows = worst_case_rows,

@@ -1,0 +1,309 @@
+"""What torchrun starts: a program for EPAll2AllLayer on every rank, and the death of one.
+
+Usage: expert_program.py EXAMPLE FOLDER: runs the file EXAMPLE, then the checks below, and leaves
+rank R's report in FOLDER/R.json.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import expert_oracle as oracle
+import numpy as np
+import torch
+import torch.distributed as dist
+from winnow.distributed import initialize_distributed
+from winnow.expert_parallel.context import barrier_all_on_stream
+
+import winnow
+from winnow.expert_parallel import (
+    BarrierAllContext,
+    DispatchCombineContext,
+    EPAll2AllLayer,
+    EPAllToAllLayoutDesc,
+    EPConfig,
+)
+
+TOKENS, HIDDEN, TOPK, EXPERTS = 300, 16, 3, 8  # more tokens than a chunk of 256
+
+
+def _layer(rank, world, local, **options):
+    return EPAll2AllLayer(
+        dist.group.WORLD, TOKENS, HIDDEN, TOPK, rank, EXPERTS, local, world, **options
+    )
+
+
+def _tokens(rank, n, dtype):
+    values = 256 * rank + torch.arange(n)[:, None] % 256 + torch.zeros(n, HIDDEN)
+    return values.to(dtype)  # whole numbers up to 1023; some are rounded in bfloat16
+
+
+def routings(world):
+    """name -> the indices of every rank: a rank computes what the others have."""
+    rng = np.random.default_rng(11)
+
+    def some(*counts, high=EXPERTS + 1):
+        return [rng.integers(0, high, (n, TOPK)).astype(np.int32) for n in counts]
+
+    return {
+        "with dropped pairs": some(*[7 + 3 * rank for rank in range(world)]),
+        "nothing on two ranks": some(*[0, 5] * (world // 2)),
+        "all to one expert": [np.full((n, TOPK), 5, np.int32) for n in range(3, 3 + world)],
+        "all dropped": [np.full((4, TOPK), EXPERTS, np.int32)] * world,
+        "nothing at all": some(*[0] * world),
+        "more than a chunk": some(*[290] * world),
+    }
+
+
+def check_routings(rank, world, local, dtype, local_combine):
+    layer = _layer(rank, world, local, dtype=dtype, enable_local_combine=local_combine)
+    name = str(dtype).removeprefix("torch.")
+    for routing, indices in routings(world).items():
+        inputs = [_tokens(source, len(t), dtype) for source, t in enumerate(indices)]
+        weights = [np.random.default_rng(s).random(t.shape).astype(np.float32)
+                   for s, t in enumerate(indices)]  # fmt: skip
+        rows = oracle.expert_rows(indices, EXPERTS, world)[0][rank]
+        mine = torch.from_numpy(indices[rank].copy())
+        # Two outstanding descriptors, combined in the other order.
+        plain, none, first = layer.dispatch(inputs[rank], mine)
+        output, given, second = layer.dispatch(
+            input=inputs[rank], exp_indices=mine, weight=torch.from_numpy(weights[rank])
+        )
+        mine.fill_(0)
+        assert none is None and output.shape == (len(rows), HIDDEN) and given.shape == (len(rows),)
+        for row, (source, token, k) in enumerate(rows):
+            assert torch.equal(output[row], inputs[source][token]), (routing, row)
+            assert given[row] == weights[source][token, k]
+        assert torch.equal(plain, output)
+        scaled = (output.float() * given[:, None]).to(dtype)
+
+        def want(row_of, indices=indices):
+            return oracle.combine(
+                indices, EXPERTS, world, local, row_of, name, hidden=HIDDEN,
+                local_combine=local_combine and world == local,
+            )[rank]  # fmt: skip
+
+        def weighted(source, token, k, inputs=inputs, weights=weights):
+            row = inputs[source][token].float().numpy() * weights[source][token, k]
+            return oracle.ROUND[name](row)
+
+        back = layer.combine(scaled, second)
+        np.testing.assert_array_equal(back.float().numpy(), want(weighted), routing)
+        back = layer.combine(plain, first)
+        unweighted = want(lambda source, token, k, i=inputs: i[source][token].float().numpy())
+        np.testing.assert_array_equal(back.float().numpy(), unweighted, routing)
+        assert first.num_dispatch_token_cur_rank == len(indices[rank])
+        assert first.num_input_tokens_per_rank.tolist() == [len(t) for t in indices]
+        # The canonical scatter indices are the order that the layer chooses by itself.
+        flat = torch.from_numpy(np.concatenate([t.reshape(-1) for t in indices]))
+        if len(flat) > 0:
+            table = flat.argsort(stable=True).argsort().to(torch.int32).view(-1, TOPK)
+            again, _, third = layer.dispatch(
+                inputs[rank], torch.from_numpy(indices[rank]), full_scatter_indices=table
+            )
+            assert torch.equal(again, output)
+            assert torch.equal(third.token_dst_scatter_idx, second.token_dst_scatter_idx)
+        layer.ep_barrier_all(None)
+    layer.finalize()
+    layer.finalize()
+
+
+def check_members(rank, world, local):
+    layer = _layer(rank, world, local, use_aot=True, num_sm=7, enable_local_combine=True)
+    nodes = world // local
+    found = {
+        name: getattr(layer, name)
+        for name in (
+            "offset_dtype max_tokens topk hidden dtype weight_dtype num_tot_experts "
+            "experts_per_rank local_world_size world_size rank nnodes node_id is_intra_node "
+            "enable_local_combine use_aot"
+        ).split()
+    }
+    assert found == {
+        "offset_dtype": torch.int32, "max_tokens": TOKENS, "topk": TOPK, "hidden": HIDDEN,
+        "dtype": torch.bfloat16, "weight_dtype": torch.float32, "num_tot_experts": EXPERTS,
+        "experts_per_rank": EXPERTS // world, "local_world_size": local, "world_size": world,
+        "rank": rank, "nnodes": nodes, "node_id": rank // local, "is_intra_node": nodes == 1,
+        "enable_local_combine": nodes == 1, "use_aot": True,
+    }  # fmt: skip
+    assert isinstance(layer, torch.nn.Module)
+    assert layer.ep_config == EPConfig(
+        TOKENS, HIDDEN, TOPK, EXPERTS, rank, world, local,
+        torch.bfloat16, torch.float32, torch.int32,
+    )  # fmt: skip
+    assert layer.ep_config.num_experts_per_rank == EXPERTS // world
+    assert layer.ep_config.is_intra_node == (nodes == 1)
+    assert layer.intra_node_barrier_ctx.is_intra_node
+    assert layer.intra_node_barrier_ctx.local_rank == rank % local
+    indices = torch.full((2, TOPK), rank, dtype=torch.int32)
+    _, _, desc = layer.dispatch(_tokens(rank, 2, torch.bfloat16), indices)
+    assert isinstance(desc, EPAllToAllLayoutDesc)
+    assert list(desc.__dataclass_fields__)[:7] == [
+        "num_dispatch_token_cur_rank", "num_input_tokens_per_rank", "send_reqs_recv_tensor",
+        "topk_indices_tensor", "token_dst_scatter_idx", "skipped_token_mapping_indices",
+        "skipped_token_topk_mapping_indices",
+    ]  # fmt: skip
+    table = (nodes, TOKENS, TOPK)
+    assert desc.token_dst_scatter_idx.shape == table
+    assert desc.token_dst_scatter_idx.dtype == torch.int32
+    if nodes == 1:
+        assert desc.send_reqs_recv_tensor is None
+        assert torch.equal(desc.topk_indices_tensor, indices)
+        assert desc.skipped_token_mapping_indices.dtype == torch.int64
+        assert desc.skipped_token_topk_mapping_indices.shape[1] == TOPK
+    else:
+        assert desc.send_reqs_recv_tensor.shape == (nodes, 2, TOKENS)
+        assert desc.topk_indices_tensor.shape == table
+        assert desc.skipped_token_mapping_indices is None
+        assert desc.skipped_token_topk_mapping_indices is None
+    layer.ep_barrier_all(stream=None, intra_node_only=True)
+    layer.finalize()
+
+
+def check_contexts(rank, world, local):
+    config = EPConfig(
+        4, 8, 2, 2 * world, rank, world, local, torch.bfloat16, torch.float32, torch.int32
+    )
+    context = DispatchCombineContext.create(config)
+    nodes = world // local
+    i32, i64 = torch.int32, torch.int64
+    buffers = {
+        "send_reqs_for_nodes_rdma": ((nodes, 2, 4), i32, -1),
+        "send_reqs_recv_bufs_rdma": ((nodes, 2, 4), i32, -1),
+        "token_send_buf_rdma": ((nodes, 4, 8), torch.bfloat16, None),
+        "dispatch_output_buf": ((2 * 4 * 2, 8), torch.bfloat16, None),
+        "weight_recv_buf": ((2 * 4 * 2,), torch.float32, None),
+        "topk_indices_buf_rdma": ((nodes, 4, 2), i32, None),
+        "weight_send_buf_rdma": ((nodes, 4, 2), torch.float32, None),
+        "signal_buf": ((world,), i64, 0),
+        "splits_signal_buf": ((world,), i64, 0),
+        "expert_indices_signal_buf": ((world,), i64, 0),
+        "local_splits_buf": ((2 * world + 1,), i32, 0),
+        "full_splits_buf": ((world, 2 * world + 1), i32, None),
+        "num_input_tokens_per_rank_comm_buf": ((world,), i32, None),
+        "intra_node_reduce_buf": ((nodes, 4, 8), torch.bfloat16, None),
+        "intra_node_dispatch_skipped_token_mapping_indices": ((local * 8,), i64, -1),
+        "intra_node_dispatch_skipped_token_topk_mapping_indices": ((local * 8, 2), i64, -1),
+        "grid_sync_buf": ((world,), i32, None),
+    }
+    for name, (shape, dtype, value) in buffers.items():
+        buffer = getattr(context, name)
+        assert (buffer.shape, buffer.dtype) == (shape, dtype), name
+        assert buffer is getattr(context, name)
+        assert value is None or (buffer == value).all()
+    same = context.dispatch_output_buf
+    assert context.reallocate_dispatch_output_buf(16)[0] is same
+    rows, weights = context.reallocate_dispatch_output_buf(1024)
+    assert rows.shape == (1024, 8) and weights.shape == (1024,)
+    assert rows is context.dispatch_output_buf
+    context.finalize()
+    context.finalize()
+    assert not hasattr(context, "signal_buf")
+    for own_node in (True, False):
+        barrier = BarrierAllContext(own_node)
+        assert (barrier.rank, barrier.num_local_ranks) == (rank, world)
+        barrier_all_on_stream(barrier)
+        barrier.finalize()
+
+
+def check_refusals(rank, world):
+    layer = _layer(rank, world, world)
+    tokens = _tokens(rank, 2, torch.bfloat16)
+    try:
+        layer.dispatch(
+            tokens, torch.zeros(2, TOPK, dtype=torch.int64 if rank == 1 else torch.int32)
+        )
+    except ValueError as error:
+        assert "rank 1: expert_indices: want dtype i32, got i64" in str(error)
+    else:
+        raise AssertionError("not refused")
+    layer.dispatch(tokens, torch.zeros(2, TOPK, dtype=torch.int32))
+    try:
+        _layer(rank, world, world, dtype=torch.float16 if rank == 2 else torch.bfloat16)
+    except ValueError as error:
+        assert "dtype: want the same on every rank, got bf16 (ranks 0, 1, 3), f16 (rank 2)" in str(
+            error
+        )
+    else:
+        raise AssertionError("not refused")
+    try:
+        _layer(rank, world, world, device="cuda")
+    except winnow.Error as error:
+        assert (error.code, isinstance(error, ValueError)) == ("unsupported", False)
+        assert "no cuda backend in this build" in str(error)
+    else:
+        raise AssertionError("not refused")
+    layer.finalize()
+
+
+def check_gradients(rank, world, local):
+    """A mixture of linear experts against the same thing on one rank."""
+    layer = _layer(rank, world, local, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    experts = torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=generator)
+    tokens = torch.randn(world, 6, HIDDEN, generator=generator)
+    scores = torch.rand(world, 6, TOPK, generator=generator)
+    weigh = torch.randn(world, 6, HIDDEN, generator=generator)
+    indices = torch.randint(0, EXPERTS + 1, (world, 6, TOPK), generator=generator)
+
+    x, w = tokens[rank].clone().requires_grad_(), scores[rank].clone().requires_grad_()
+    mine = experts[rank * EXPERTS // world : (rank + 1) * EXPERTS // world].clone()
+    mine.requires_grad_()
+    output, given, desc = layer.dispatch(x, indices[rank].int(), w)
+    owner = torch.repeat_interleave(desc.descriptor.expert_counts.long())
+    rows = torch.einsum("rh,rhj->rj", output, mine[owner]) * given[:, None]
+    (layer.combine(rows, desc) * weigh[rank]).sum().backward()
+
+    x_all, w_all = tokens.double().requires_grad_(), scores.double().requires_grad_()
+    experts = experts.double().requires_grad_()
+    none = torch.zeros(1, HIDDEN, HIDDEN, dtype=torch.double)
+    chosen = torch.cat([experts, none])[indices]
+    (torch.einsum("snh,snkhj,snk,snj->", x_all, chosen, w_all, weigh.double())).backward()
+    part = experts.grad[rank * EXPERTS // world : (rank + 1) * EXPERTS // world]
+    for got, want in ((x, x_all.grad[rank]), (w, w_all.grad[rank]), (mine, part)):
+        torch.testing.assert_close(got.grad.double(), want, rtol=1e-4, atol=1e-4)
+    layer.finalize()
+
+
+def die(rank, world):
+    """Rank 3 ends in the middle; what the others get, and when."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others
+    layer = _layer(rank, world, 2)
+    tokens, indices = _tokens(rank, 4, torch.bfloat16), torch.zeros(4, TOPK, dtype=torch.int32)
+    output, _, desc = layer.dispatch(tokens, indices)
+    if rank == 3:
+        os._exit(7)
+    start = time.monotonic()
+    try:
+        layer.combine(output, desc)
+    except winnow.Error as error:
+        report = {"text": str(error), "code": error.code}
+    report["seconds"] = time.monotonic() - start
+    layer.finalize()
+    return report
+
+
+def main():
+    example, folder = sys.argv[1:]
+    exec(compile(Path(example).read_text(), example, "exec"), {"__name__": "example"})
+    rank, world = initialize_distributed()
+    assert (rank, world) == (dist.get_rank(), dist.get_world_size())
+    for local in (world, 2):
+        check_routings(rank, world, local, torch.bfloat16, local_combine=True)
+        check_routings(rank, world, local, torch.float32, local_combine=False)
+        check_members(rank, world, local)
+        check_contexts(rank, world, local)
+        check_gradients(rank, world, local)
+    check_refusals(rank, world)
+    report = {"rank": rank, "checked": True}
+    Path(folder, f"{rank}.json").write_text(json.dumps(report))
+    report["death"] = die(rank, world)
+    Path(folder, f"{rank}.json").write_text(json.dumps(report))
+    os._exit(0)  # gloo would wait for rank 3
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The ranks of a world as threads of this process."""
+
+import threading
+
+from winnow.expert_parallel import AllToAll, InProcessWorld
+
+
+def run_each(world_size, body, seconds=60):
+    """body(rank) on a thread per rank: what each returned, or the exception that it raised."""
+    results = [None] * world_size
+
+    def work(rank):
+        try:
+            results[rank] = body(rank)
+        except BaseException as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "a rank hangs"
+    return results
+
+
+def run_all(world_size, body):
+    """The same, where no rank may fail."""
+    results = run_each(world_size, body)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+class Ranks:
+    """A world with a layer on every rank."""
+
+    def __init__(self, world_size, **config):
+        config = {"timeout": 30, **config}
+        self.world = InProcessWorld(world_size)
+        self.transports = [self.world.transport(rank) for rank in range(world_size)]
+        self.layers = run_all(
+            world_size,
+            lambda rank: AllToAll(self.transports[rank], self.world.store(), **config),
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *arguments):
+        for layer in self.layers:
+            layer.close()
+
+    def run(self, body):
+        """body(layer, rank) on every rank."""
+        return run_all(len(self.layers), lambda rank: body(self.layers[rank], rank))
+
+    def try_run(self, body):
+        return run_each(len(self.layers), lambda rank: body(self.layers[rank], rank))

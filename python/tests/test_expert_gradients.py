@@ -1,0 +1,189 @@
+"""dispatch and combine as functions of torch: gradients against the same sums on one rank."""
+
+import numpy as np
+import pytest
+import torch
+from ranks import Ranks
+
+from winnow.expert_parallel import autograd
+
+WORLD, HIDDEN, TOPK, EXPERTS = 4, 16, 3, 8
+CONFIG = {"max_tokens": 8, "hidden": HIDDEN, "topk": TOPK, "experts": EXPERTS}
+TOKENS = [5, 0, 8, 3]
+
+
+def _problem(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = [torch.randn(n, HIDDEN, generator=generator) for n in TOKENS]
+    scores = [torch.rand(n, TOPK, generator=generator) for n in TOKENS]
+    indices = [torch.randint(-1, EXPERTS + 1, (n, TOPK), generator=generator) for n in TOKENS]
+    bias = [torch.randn(n, HIDDEN, generator=generator) for n in TOKENS]
+    weigh = [torch.randn(n, HIDDEN, generator=generator) for n in TOKENS]
+    experts = torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=generator)
+    return tokens, scores, [i.int() for i in indices], bias, weigh, experts
+
+
+def _leaf(tensor):
+    return tensor.clone().requires_grad_()
+
+
+def _want(tokens, scores, indices, bias, weigh, experts):
+    """The gradients of sum(weigh * out) in float64, where all experts are at hand."""
+    leaves = [[_leaf(t.double()) for t in group] for group in (tokens, scores, bias)]
+    experts = _leaf(experts.double())
+    total = torch.zeros((), dtype=torch.double)
+    for x, w, b, i, g in zip(*leaves, indices, weigh, strict=True):
+        for t, k in np.ndindex(*i.shape):
+            if 0 <= i[t, k] < EXPERTS:
+                total = total + (x[t] @ experts[i[t, k]] * w[t, k] * g[t].double()).sum()
+        total = total + (b * g.double()).sum()
+    total.backward()
+    x, w, b = ([t.grad if t.grad is not None else torch.zeros_like(t) for t in g] for g in leaves)
+    return x, w, b, experts.grad
+
+
+def _expert_of_rows(descriptor):
+    """The local expert of each row; padding counts to the expert before it."""
+    return torch.repeat_interleave(descriptor.expert_offsets.diff().long())
+
+
+MODES = {
+    "weighted by the caller": ({}, False),
+    "weighted by the library": ({}, True),
+    "padded": ({"expert_alignment": 8}, True),
+    "own memory": ({"copy_out": True}, False),
+    "fixed size": ({"worst_case_rows": 40}, True),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("local", [4, 2])
+def test_a_mixture_of_experts_has_the_gradients_of_its_formula(mode, local):
+    options, by_library = MODES[mode]
+    problem = _problem()
+    tokens, scores, indices, bias, weigh, experts = problem
+    x_want, w_want, b_want, e_want = _want(*problem)
+
+    def body(layer, rank):
+        x, w, b = _leaf(tokens[rank]), _leaf(scores[rank]), _leaf(bias[rank])
+        mine = _leaf(experts[2 * rank : 2 * rank + 2])
+        output, given, descriptor = autograd.dispatch(layer, x, indices[rank], weights=w, **options)
+        owner = _expert_of_rows(descriptor)
+        rows = torch.einsum("rh,rhj->rj", output[: len(owner)], mine[owner])
+        if "worst_case_rows" in options:
+            unused = len(output) - len(owner)
+            rows = torch.cat([rows, torch.full((unused, HIDDEN), float("nan"))])
+        if by_library:
+            out = autograd.combine(layer, rows, descriptor, weights=given, bias=b)
+        else:
+            out = autograd.combine(layer, rows * given[:, None], descriptor, bias=b)
+        (out * weigh[rank]).sum().backward()
+        for got, want in (
+            (x, x_want[rank]),
+            (w, w_want[rank]),
+            (b, b_want[rank]),
+            (mine, e_want[2 * rank : 2 * rank + 2]),
+        ):
+            torch.testing.assert_close(got.grad.double(), want, rtol=1e-4, atol=1e-4)
+
+    with Ranks(WORLD, **CONFIG, dtype="float32", local_world_size=local) as ranks:
+        ranks.run(body)
+
+
+def test_token_major_rows_have_gradients():
+    tokens, scores, indices, _, weigh, _ = _problem(1)
+
+    def body(layer, rank):
+        x, w = _leaf(tokens[rank]), _leaf(scores[rank])
+        output, given, descriptor = autograd.dispatch(
+            layer, x, indices[rank], weights=w, order="token_major"
+        )
+        # Expert-free: a row counts as often as its weights say, and once more by its square.
+        out = autograd.combine(layer, output * given.sum(1)[:, None], descriptor)
+        (out * weigh[rank]).sum().backward()
+        kept = (indices[rank] >= 0) & (indices[rank] < EXPERTS)
+        want_x = weigh[rank] * (scores[rank] * kept).sum(1)[:, None]
+        want_w = (tokens[rank] * weigh[rank]).sum(1)[:, None] * kept
+        torch.testing.assert_close(x.grad, want_x, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(w.grad, want_w, rtol=1e-4, atol=1e-4)
+
+    with Ranks(WORLD, **CONFIG, dtype="float32", local_world_size=2) as ranks:
+        ranks.run(body)
+
+
+def test_each_is_the_adjoint_of_the_other():
+    """<dispatch(x), y> = <x, combine(y)>, for whole numbers exactly, and twice differentiable."""
+    _, _, indices, _, _, _ = _problem(2)
+    generator = torch.Generator().manual_seed(3)
+    tokens = [torch.randint(-9, 9, (n, HIDDEN), generator=generator).float() for n in TOKENS]
+
+    def body(layer, rank):
+        x = _leaf(tokens[rank])
+        output, none, descriptor = autograd.dispatch(layer, x, indices[rank])
+        assert none is None
+        y = torch.randint(-9, 9, output.shape, generator=torch.Generator().manual_seed(rank))
+        y = _leaf(y.float())
+        back = autograd.combine(layer, y, descriptor)
+        (d_x,) = torch.autograd.grad(output, x, y, create_graph=True)
+        assert torch.equal(d_x, back)
+        (twice,) = torch.autograd.grad(d_x, y, x)
+        assert torch.equal(twice, output)
+        return (output * y).sum().item(), (x * back).sum().item()
+
+    with Ranks(WORLD, **CONFIG, dtype="float32", local_world_size=2) as ranks:
+        sums = np.array(ranks.run(body))
+    assert sums[:, 0].sum() == sums[:, 1].sum()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("order", ["expert_major", "token_major"])
+def test_gradients_of_weights_travel_bit_for_bit(dtype, order):
+    """Also through rows of 16-bit numbers, and where the bytes of K weights exceed a row."""
+    topk, experts = 6, 8
+    rng = np.random.default_rng(1)
+    indices = [torch.from_numpy(rng.integers(-1, experts + 1, (n, topk)).astype(np.int32))
+               for n in TOKENS]  # fmt: skip
+    # Any bits are possible, but for NaNs, which do not compare.
+    bits = [rng.integers(0, 2**32, (n, topk), dtype=np.uint32) for n in TOKENS]
+    gradients = [torch.from_numpy(np.nan_to_num(b.view(np.float32), nan=-0.0)) for b in bits]
+
+    def body(layer, rank):
+        w = _leaf(torch.zeros(TOKENS[rank], topk))
+        x = torch.zeros(TOKENS[rank], HIDDEN, dtype=getattr(torch, dtype))
+        _, given, _ = autograd.dispatch(layer, x, indices[rank], weights=w, order=order)
+        # The gradient of a row is that of its pair: known at the source, carried here as weights.
+        _, there, _ = autograd.dispatch(
+            layer, x, indices[rank], weights=gradients[rank], order=order
+        )
+        given.backward(there)
+        kept = (indices[rank] >= 0) & (indices[rank] < experts)
+        want = torch.where(kept, gradients[rank], torch.zeros(()))
+        assert torch.equal(w.grad.view(torch.int32), want.view(torch.int32))
+
+    config = {**CONFIG, "topk": topk, "experts": experts, "dtype": dtype}
+    with Ranks(WORLD, **config, local_world_size=2) as ranks:
+        ranks.run(body)
+
+
+def test_gradients_of_gradients_of_weights_are_refused():
+    def body(layer, rank):
+        w = _leaf(torch.ones(2, TOPK))
+        x = torch.ones(2, HIDDEN)
+        _, given, _ = autograd.dispatch(layer, x, torch.zeros(2, TOPK).int(), weights=w)
+        (d_w,) = torch.autograd.grad((given * given).sum(), w, create_graph=True)
+        with pytest.raises(RuntimeError, match="the gradient of weights has no gradient"):
+            d_w.sum().backward()
+
+    with Ranks(1, **CONFIG, dtype="float32") as ranks:
+        ranks.run(body)
+
+
+def test_plain_calls_record_no_gradient():
+    x = torch.ones(2, HIDDEN, requires_grad=True)
+    indices = torch.zeros(2, TOPK).int()
+    with Ranks(1, **CONFIG, dtype="float32") as ranks:
+        layer = ranks.layers[0]
+        with pytest.raises(ValueError, match="winnow.expert_parallel.autograd"):
+            layer.dispatch(x, indices)
+        with torch.no_grad():
+            assert not layer.dispatch(x, indices).output.requires_grad
