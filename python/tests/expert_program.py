@@ -106,6 +106,13 @@ def check_routings(rank, world, local, dtype, local_combine):
             )
             assert torch.equal(again, output)
             assert torch.equal(third.token_dst_scatter_idx, second.token_dst_scatter_idx)
+        # Others are followed.
+        table, placed = oracle.scatter_table(indices, EXPERTS, world, lambda pairs: pairs[::-1])
+        turned, _, _ = layer.dispatch(
+            inputs[rank], torch.from_numpy(indices[rank]), None, torch.from_numpy(table)
+        )
+        for row, (source, token, _) in enumerate(placed[rank]):
+            assert torch.equal(turned[row], inputs[source][token]), (routing, row)
         layer.ep_barrier_all(None)
     layer.finalize()
     layer.finalize()

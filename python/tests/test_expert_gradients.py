@@ -135,6 +135,26 @@ def test_each_is_the_adjoint_of_the_other():
     assert sums[:, 0].sum() == sums[:, 1].sum()
 
 
+def test_rows_without_a_token_get_no_gradient():
+    _, _, indices, _, _, _ = _problem()
+
+    def body(layer, rank):
+        tokens = torch.zeros(TOKENS[rank], HIDDEN)
+        got = layer.dispatch(tokens, indices[rank], worst_case_rows=40)
+        rows = torch.zeros(40, HIDDEN, requires_grad=True)
+        out = autograd.combine(layer, rows, got.descriptor)
+        # What the memory for the gradient holds.
+        everywhere = torch.arange(24).view(8, 3).int() % EXPERTS
+        kept = [layer.dispatch(torch.full((8, HIDDEN), float("nan")), everywhere) for _ in range(9)]
+        kept.clear()
+        out.sum().backward()  # an expanded gradient
+        count = got.descriptor.wanted_rows
+        assert (rows.grad[:count] == 1).all() and (rows.grad[count:] == 0).all()
+
+    with Ranks(WORLD, **CONFIG, dtype="float32", local_world_size=2) as ranks:
+        ranks.run(body)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("order", ["expert_major", "token_major"])
 def test_gradients_of_weights_travel_bit_for_bit(dtype, order):

@@ -98,6 +98,9 @@ def test_one_process_is_a_world(alone):
     assert weights is None and torch.equal(output, tokens[[0, 1, 0]])
     combined = layer.combine(output, desc)
     assert torch.equal(combined, torch.stack([2 * tokens[0], tokens[1], torch.zeros(8)]))
+    settled = layer._all_to_all.arena_bytes
+    kept = [layer.dispatch(tokens, torch.zeros(3, 2).int())[0] for _ in range(20)]
+    assert len(kept) == 20 and layer._all_to_all.arena_bytes == settled  # outputs are copies
     layer.finalize()
     with pytest.raises(ValueError, match="the layer is closed"):
         layer.dispatch(tokens, torch.zeros(3, 2).int())

@@ -3,6 +3,8 @@
 import gc
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -660,6 +662,35 @@ def test_ranks_meet_in_any_store(kind, tmp_path):
 
     first, second = run_all(2, body)
     assert first == second
+
+
+LAUNCHED = """
+import numpy as np
+from winnow import expert_parallel as ep
+
+here = ep.launch_environment()
+transport = ep.create_shared_memory(here.rendezvous, here.rank, here.world_size)
+sizes = dict(max_tokens=4, hidden=16, topk=1, experts=4, local_world_size=here.local_world_size)
+with ep.AllToAll(transport, ep.FileStore(here.rendezvous), dtype=np.float32, **sizes) as layer:
+    tokens = np.full((4, 16), here.rank + 1, np.float32)
+    got = layer.dispatch(tokens, np.arange(4, dtype=np.int32)[:, None])
+    assert got.output[:, 0].tolist() == [1, 2, 1, 2], got.output
+    assert (layer.combine(2 * got.output, got.descriptor) == 2 * tokens).all()
+    print(f"rank {here.rank} of nodes of {here.local_world_size}: done", flush=True)
+"""
+
+
+def test_ranks_that_winnow_launch_starts(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LAUNCHED)
+    result = subprocess.run(
+        [sys.executable, "-m", "winnow", "launch", "-n", "2", "--nodes", "2", "--",
+         sys.executable, program],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    for rank in range(2):
+        assert f"rank {rank} of nodes of 1: done" in result.stdout
 
 
 def test_a_store_that_fails_says_so():
