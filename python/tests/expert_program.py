@@ -30,9 +30,9 @@ from winnow.expert_parallel import (
 TOKENS, HIDDEN, TOPK, EXPERTS = 300, 16, 3, 8  # more tokens than a chunk of 256
 
 
-def _layer(rank, world, local, **options):
+def _layer(rank, world, local, group=None, **options):
     return EPAll2AllLayer(
-        dist.group.WORLD, TOKENS, HIDDEN, TOPK, rank, EXPERTS, local, world, **options
+        group or dist.group.WORLD, TOKENS, HIDDEN, TOPK, rank, EXPERTS, local, world, **options
     )
 
 
@@ -248,7 +248,8 @@ def check_refusals(rank, world):
 
 def check_gradients(rank, world, local):
     """A mixture of linear experts against the same thing on one rank."""
-    layer = _layer(rank, world, local, dtype=torch.float32)
+    group = dist.new_group(list(range(world)))
+    layer = _layer(rank, world, local, group, dtype=torch.float32)
     generator = torch.Generator().manual_seed(5)
     experts = torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=generator)
     tokens = torch.randn(world, 6, HIDDEN, generator=generator)

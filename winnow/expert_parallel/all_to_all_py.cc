@@ -1,4 +1,4 @@
-// Python bindings of expert_parallel::AllToAll and its descriptor.
+// Python bindings of expert_parallel::AllToAll.
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,6 +10,7 @@
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/collective_py.h"
+#include "winnow/expert_parallel/descriptor_py.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/in_process.h"
 #include "winnow/python/bindings.h"
@@ -22,17 +23,6 @@ namespace ep = expert_parallel;
 
 constexpr const char* kDispatch = "expert_parallel::dispatch";
 constexpr const char* kCombine = "expert_parallel::combine";
-
-// A descriptor, and of which kind its tensors are.
-struct BoundDescriptor {
-  std::shared_ptr<const ep::Descriptor> descriptor;
-  Exporter exporter;
-
-  template <ConstTensorView (ep::Descriptor::*kField)() const>
-  nb::object field() const {
-    return exporter((*descriptor.*kField)(), descriptor);
-  }
-};
 
 // What dispatch() returns.
 struct BoundDispatched {
@@ -53,10 +43,6 @@ ep::RowOrder order_argument(const std::string& order) {
   if (order == "token_major") return ep::RowOrder::token_major;
   throw Error(ErrorCode::invalid_argument, kDispatch, "order", "expert_major or token_major",
               order);
-}
-
-const char* name_of(ep::RowOrder order) {
-  return order == ep::RowOrder::expert_major ? "expert_major" : "token_major";
 }
 
 void make_layer(BoundAllToAll* self, std::shared_ptr<ep::Transport> transport, nb::handle store,
@@ -247,55 +233,6 @@ Not collective.
 Raises:
     ValueError: another layer's descriptor, or the layer is closed.)";
 
-void bind_descriptor(nb::module_& m) {
-  using ep::Descriptor;
-  const auto number = [](auto method) {
-    return [method](const BoundDescriptor& self) { return ((*self.descriptor).*method)(); };
-  };
-  nb::class_<BoundDescriptor>(
-      m, "Descriptor",
-      "What a dispatch leaves behind for its combine(), and for a dispatch that repeats it.\n\n"
-      "Any number may be alive, used in any order, by any thread; a descriptor may outlive the\n"
-      "layer's close(). Tensors are of the kind of the dispatch's input, share the descriptor's\n"
-      "memory and must not be written to. \"Rail source j\" is the rank of node j with this "
-      "rank's\n"
-      "local index; NN = W / L nodes, R = rows.")
-      .def_prop_ro("rows", number(&Descriptor::rows), "R: rows of the output, padding included.")
-      .def_prop_ro("wanted_rows", number(&Descriptor::wanted_rows),
-                   "The rows that the routing asked for; more than R: some were dropped.")
-      .def_prop_ro("order",
-                   [](const BoundDescriptor& self) { return name_of(self.descriptor->order()); })
-      .def_prop_ro("expert_alignment", number(&Descriptor::expert_alignment))
-      .def_prop_ro("worst_case_rows", number(&Descriptor::worst_case_rows), "0: none was given.")
-      .def_prop_ro("has_weights", number(&Descriptor::has_weights))
-      .def_prop_ro("num_dispatch_token_cur_rank", number(&Descriptor::num_dispatch_token_cur_rank),
-                   "n: tokens that this rank dispatched.")
-      .def_prop_ro("num_input_tokens_per_rank",
-                   &BoundDescriptor::field<&Descriptor::num_input_tokens_per_rank>,
-                   "int32 [W]: n of every rank.")
-      .def_prop_ro(
-          "send_reqs_recv", &BoundDescriptor::field<&Descriptor::send_reqs_recv>,
-          "int32 [NN, 2, T], None on one node: first and end of the runs of tokens that "
-          "rail\nsource j sent to this node, a run that begins in the 256 tokens from t on "
-          "in slot t or\nlater; -1 elsewhere.")
-      .def_prop_ro("topk_indices", &BoundDescriptor::field<&Descriptor::topk_indices>,
-                   "int32 [NN, T, K]: the expert indices of rail source j; -1 beyond its n tokens.")
-      .def_prop_ro(
-          "token_dst_scatter_idx", &BoundDescriptor::field<&Descriptor::token_dst_scatter_idx>,
-          "int32 [NN, T, K]: the row of pair (t, k) of rail source j at the expert's rank; "
-          "-1\nwhere that rank is on another node, for dropped pairs and beyond n.")
-      .def_prop_ro("skipped_token_mapping_indices",
-                   &BoundDescriptor::field<&Descriptor::skipped_token_mapping_indices>,
-                   "int64 [R]: the row of the first pair of the same token here; -1 for padding.")
-      .def_prop_ro("skipped_token_topk_mapping_indices",
-                   &BoundDescriptor::field<&Descriptor::skipped_token_topk_mapping_indices>,
-                   "int64 [R, K]: for a token's first row the row of each pair here, else -1.")
-      .def_prop_ro("expert_counts", &BoundDescriptor::field<&Descriptor::expert_counts>,
-                   "int32 [E/W]: pairs of each local expert, without padding.")
-      .def_prop_ro("expert_offsets", &BoundDescriptor::field<&Descriptor::expert_offsets>,
-                   "int32 [E/W + 1]: where each local expert's rows begin, padding included.");
-}
-
 void bind_layer(nb::module_& m) {
   using namespace nb::literals;
   const auto config = [](auto field) {
@@ -335,7 +272,10 @@ void bind_layer(nb::module_& m) {
            "Raises:\n    winnow.Error: timeout.",
            nb::sig("def barrier(self, intra_node_only: bool = False, *, stream: Stream = None) "
                    "-> None"))
-      .def("close", close, "Leaves the layer. Idempotent, waits for nobody.")
+      .def(
+          "close", close,
+          "Leaves the layer. Idempotent, waits for nobody. ValueError while another thread is in a "
+          "call.")
       .def(
           "__enter__", [](nb::handle self) { return nb::borrow(self); },
           nb::sig("def __enter__(self) -> AllToAll"))
@@ -411,7 +351,6 @@ class LoneLayer {
 }  // namespace
 
 void bind_expert_parallel_all_to_all(nb::module_& m) {
-  bind_descriptor(m);
   nb::class_<BoundDispatched>(m, "Dispatched", "What AllToAll.dispatch() returns.")
       .def_ro("output", &BoundDispatched::output, "[R, H], as input.")
       .def_ro("weights", &BoundDispatched::weights,

@@ -15,6 +15,7 @@ namespace winnow::python {
 namespace nb = nanobind;
 
 void bind_expert_parallel_all_to_all(nb::module_& m);
+void bind_expert_parallel_descriptor(nb::module_& m);
 void bind_expert_parallel_layout(nb::module_& m);
 void bind_expert_parallel_notify(nb::module_& m);
 void bind_expert_parallel_sizes(nb::module_& m);

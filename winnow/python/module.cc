@@ -164,6 +164,7 @@ NB_MODULE(_winnow, m) {
   nb::module_ expert_parallel =
       m.def_submodule("expert_parallel", "The all-to-all of mixtures of experts.");
   bind_expert_parallel_transport(expert_parallel);
+  bind_expert_parallel_descriptor(expert_parallel);
   bind_expert_parallel_all_to_all(expert_parallel);
   bind_expert_parallel_layout(expert_parallel);
   bind_expert_parallel_notify(expert_parallel);

@@ -1,0 +1,291 @@
+"""Calls of the all-to-all that go wrong, threads, and memory."""
+
+import gc
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from expert_problems import SMALL, payload
+from ranks import Ranks, run_each
+
+import winnow
+from winnow import expert_parallel as ep
+
+
+def _refused(ranks, body, text, error=ValueError):
+    """Every rank raises an error whose text matches."""
+    for outcome in ranks.try_run(body):
+        assert isinstance(outcome, error), outcome
+        assert isinstance(outcome, winnow.Error)
+        assert re.search(text, str(outcome)), str(outcome)
+
+
+def test_a_mistake_of_one_rank_is_an_error_on_all():
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
+    bad = np.full((4, 3), 12, np.int32)
+    cases = [
+        ((payload(0, 9), np.zeros((9, 3), np.int32)), {}, "input: want at most max_tokens = 8"),
+        ((x[:, :8], i), {}, "rank 1: input: want shape"),
+        ((x.astype(np.float16), i), {}, "rank 1: input: want dtype f32"),
+        ((x, bad), {}, "rank 1: expert_indices: want -1 to 8, got 12 for token 0"),
+        ((x, i), {"expert_alignment": 0}, "rank 1: expert_alignment: want 1 to"),
+        ((x, i), {"expert_alignment": 2}, "expert_alignment differs: 1 on rank 0, 2 on rank 1"),
+        ((x, i), {"weights": np.ones((4, 2), np.float32)}, "rank 1: weights: want shape"),
+        ((x, i), {"scatter_indices": i}, "scatter_indices"),
+        # What the binding finds wrong, the others hear of too.
+        ((x.astype(float), i), {}, "input: want dtype f32.*float64|rank 1: input: want a tensor"),
+        ((x, i), {"order": "sideways"}, "order: want expert_major|rank 1: input: want a tensor"),
+        (([1.0], i), {}, "got list|rank 1: input: want a tensor"),
+        (
+            (torch.ones(4, 16, requires_grad=True), i),
+            {},
+            "no gradient|rank 1: input: want a tensor",
+        ),
+    ]
+    with Ranks(2, **SMALL) as ranks:
+        for arguments, options, text in cases:
+
+            def body(layer, rank, arguments=arguments, options=options):
+                return layer.dispatch(*(arguments, (x, i))[rank == 0], **(options if rank else {}))
+
+            _refused(ranks, body, text)
+
+        def combine(layer, rank):
+            got = layer.dispatch(x, i)
+            rows = got.output[:, : 16 - 4 * rank].copy()
+            return layer.combine(rows, got.descriptor)
+
+        _refused(ranks, combine, "rank 1: expert_output: want shape")
+        ranks.run(lambda layer, rank: layer.dispatch(x, i))  # it works on
+
+
+def test_ranks_that_differ_are_named():
+    world = ep.InProcessWorld(2)
+    transports = [world.transport(rank) for rank in range(2)]
+
+    def make(rank):
+        config = {**SMALL, "hidden": 16 + 16 * rank}
+        return ep.AllToAll(transports[rank], world.store(), timeout=10, **config)
+
+    for outcome in run_each(2, make):
+        assert isinstance(outcome, ValueError)
+        assert "hidden: want the same on every rank, got 16 (rank 0), 32 (rank 1)" in str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"dtype": "float64"}, "dtype: want one of f32, f16, bf16, got float64"),
+        ({"dtype": np.int32}, "dtype: want f32, f16 or bf16, got i32"),
+        ({"hidden": 3}, "hidden: want rows of a multiple of 16 bytes"),
+        ({"topk": 33}, "topk: want 1 to 32, got 33"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"timeout": -1.0}, "timeout: want 0 seconds to a year"),
+        ({"timeout": float("nan")}, "timeout: want 0 seconds to a year, got nan"),
+        ({"local_world_size": 3}, "local_world_size"),
+    ],
+)
+def test_sizes_that_are_excluded(change, text):
+    world = ep.InProcessWorld(1)
+    transport = world.transport(0)
+    with pytest.raises(ValueError, match=text) as caught:
+        ep.AllToAll(transport, world.store(), **{**SMALL, **change})
+    assert caught.value.operation == "expert_parallel::AllToAll"
+
+
+def test_closed_and_foreign():
+    with Ranks(1, **SMALL) as one, Ranks(1, **SMALL) as other:
+        layer, x, i = one.layers[0], payload(0, 2), np.zeros((2, 3), np.int32)
+        got = layer.dispatch(x, i)
+        with pytest.raises(ValueError, match="descriptor: want one of this layer, got another"):
+            other.layers[0].combine(got.output, got.descriptor)
+        with pytest.raises(ValueError, match="cached: want a descriptor of this layer"):
+            other.layers[0].dispatch(x, cached=got.descriptor)
+        with pytest.raises(ValueError, match="descriptor: want one of this layer"):
+            other.layers[0].combine_buffer(got.descriptor)
+        layer.close()
+        layer.close()
+        assert layer.arena_bytes == 0
+        for call in (
+            lambda: layer.dispatch(x, i),
+            lambda: layer.combine(got.output, got.descriptor),
+            lambda: layer.barrier(),
+            lambda: layer.combine_buffer(got.descriptor),
+        ):
+            with pytest.raises(ValueError, match="the layer is closed"):
+                call()
+        with pytest.raises(TypeError):
+            layer.dispatch(x, i, None)  # keywords after the tensors
+        with pytest.raises(TypeError):
+            layer.combine(got.output, None)
+
+
+def test_a_rank_that_does_not_come_is_a_timeout():
+    x, i = payload(0, 2), np.zeros((2, 3), np.int32)
+    with Ranks(2, **SMALL, timeout=0.3) as ranks:
+        start = time.monotonic()
+        with pytest.raises(winnow.Error, match="rank 0 waited 0.3 s for .* rank 1") as caught:
+            ranks.layers[0].dispatch(x, i)
+        assert time.monotonic() - start < 5
+        assert caught.value.code == "timeout" and not isinstance(caught.value, ValueError)
+        # The one that comes late hears why, at once; so does the next call.
+        for layer in ranks.layers[::-1]:
+            with pytest.raises(winnow.Error, match="rank 0 waited 0.3 s") as caught:
+                layer.dispatch(x, i)
+            assert caught.value.code == "timeout"
+    world = ep.InProcessWorld(2)
+    transport = world.transport(0)
+    with pytest.raises(winnow.Error, match="rank 1 has not arrived within 0.2 s"):
+        ep.AllToAll(transport, world.store(), **SMALL, timeout=0.2)
+
+
+# ---- threads, memory
+
+
+def test_the_interpreter_runs_while_a_rank_waits():
+    """Two ranks are two threads: with the lock held in a wait, the second would never come."""
+    x, i = payload(0, 2), np.zeros((2, 3), np.int32)
+    ticks = []
+
+    def body(layer, rank):
+        if rank == 1:
+            for _ in range(20):
+                ticks.append(time.monotonic())
+                time.sleep(0.005)
+        start = time.monotonic()
+        got = layer.dispatch(x, i)
+        layer.combine(got.output, got.descriptor)
+        layer.barrier()
+        return start
+
+    with Ranks(2, **SMALL, timeout=10) as ranks:
+        start, _ = ranks.run(body)
+    assert sum(tick > start for tick in ticks) > 10
+
+
+def test_overlapping_calls_are_refused():
+    x, i = payload(0, 2), np.zeros((2, 3), np.int32)
+    with Ranks(2, **SMALL, timeout=10) as ranks:
+        waits = threading.Thread(target=lambda: ranks.layers[0].dispatch(x, i))
+        waits.start()
+        deadline = time.monotonic() + 10
+        text = ""
+        while "another thread is in a call" not in text and time.monotonic() < deadline:
+            try:
+                ranks.layers[0].arena_bytes  # noqa: B018
+            except ValueError as error:
+                text = str(error)
+        assert "another thread is in a call of the same object" in text
+        ranks.layers[1].dispatch(x, i)
+        waits.join(10)
+        assert not waits.is_alive()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_outputs_outlive_the_layer(kind):
+    as_kind = torch.from_numpy if kind == "torch" else np.asarray
+    x, i = payload(0, 8), np.arange(24, dtype=np.int32).reshape(8, 3) % 8
+    ranks = Ranks(1, **SMALL, arena_rows=8)
+    layer = ranks.layers[0]
+    got = layer.dispatch(as_kind(x), as_kind(i))
+    rows, tables = got.output, got.descriptor.token_dst_scatter_idx
+    want, want_tables = np.asarray(rows).copy(), np.asarray(tables).copy()
+    buffer = layer.combine_buffer(got.descriptor)
+    buffer[:] = 3
+    del got
+    for _ in range(20):  # others do not take its place
+        layer.dispatch(as_kind(x + 1), as_kind(i))
+    layer.close()
+    del layer, ranks
+    gc.collect()
+    np.testing.assert_array_equal(np.asarray(rows), want)
+    np.testing.assert_array_equal(np.asarray(tables), want_tables)
+    assert (np.asarray(buffer) == 3).all()
+
+
+def test_what_describes_the_routing_is_read_only_in_numpy():
+    with Ranks(1, **SMALL) as ranks:
+        got = ranks.layers[0].dispatch(payload(0, 2), np.zeros((2, 3), np.int32))
+        with pytest.raises(ValueError, match="read-only"):
+            got.descriptor.topk_indices[0, 0, 0] = 3
+        got.output[0, 0] = 3  # the caller's
+
+
+def test_copied_outputs_leave_the_arena():
+    x, i = payload(0, 8), np.zeros((8, 3), np.int32)
+    with Ranks(1, **SMALL, arena_rows=64) as ranks:
+        layer = ranks.layers[0]
+        kept = [layer.dispatch(x, i, copy_out=True).output]
+        settled = layer.arena_bytes
+        kept += [layer.dispatch(x, i, copy_out=True).output for _ in range(50)]
+        assert layer.arena_bytes == settled
+        kept += [layer.dispatch(x, i).output for _ in range(50)]
+        assert layer.arena_bytes > settled
+        for rows in kept:
+            np.testing.assert_array_equal(rows, np.repeat(x, 3, axis=0))
+
+
+class _Foreign:
+    """An array that has nothing but the protocol."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+    def __array_namespace__(self):
+        return _Foreign
+
+    float32 = np.float32
+
+    @staticmethod
+    def empty(shape, dtype):
+        return _Foreign(np.empty(shape, dtype))
+
+    @staticmethod
+    def from_dlpack(tensor):
+        return _Foreign(np.from_dlpack(tensor))
+
+
+def test_another_framework_gets_its_own_kind():
+    x, i = payload(0, 2), np.zeros((2, 3), np.int32)
+    with Ranks(1, **SMALL) as ranks:
+        layer = ranks.layers[0]
+        got = layer.dispatch(_Foreign(x), _Foreign(i))
+        assert type(got.output) is _Foreign
+        np.testing.assert_array_equal(got.output._array, np.repeat(x, 3, axis=0))
+        out = layer.combine(got.output, got.descriptor)
+        np.testing.assert_array_equal(out._array, 3 * x)
+
+
+def _held():
+    """Open files and mappings of this process."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("\n")
+
+
+def test_a_hundred_layers_leave_nothing():
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
+
+    def once():
+        with Ranks(2, **SMALL) as ranks:
+            ranks.run(lambda layer, rank: layer.combine(
+                (got := layer.dispatch(x, i)).output, got.descriptor))  # fmt: skip
+
+    for _ in range(10):
+        once()
+    files, maps = _held()
+    for _ in range(100):
+        once()
+    files_after, maps_after = _held()
+    assert files_after == files
+    assert maps_after <= maps + 10  # the allocator's own

@@ -1,0 +1,138 @@
+"""How processes meet: stores, shared memory, winnow launch."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from expert_problems import SMALL, payload
+from ranks import run_all
+
+import winnow
+from winnow import expert_parallel as ep
+
+
+class _Dictionary:
+    """What torch.distributed.Store has, in Python; `wait` alone, without `check`."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value.encode()
+
+    def get(self, key):
+        return self.values[key]
+
+    def wait(self, keys, timeout):
+        if not all(key in self.values for key in keys):
+            time.sleep(timeout.total_seconds())
+            raise RuntimeError("wait timeout")
+
+
+STORES = {
+    "folder": lambda folder: folder / "meet",
+    "text": lambda folder: str(folder / "meet"),
+    "FileStore": lambda folder: ep.FileStore(str(folder / "files")),
+    "dictionary": lambda folder: _Dictionary(),
+    "torch.HashStore": lambda folder: torch.distributed.HashStore(),
+    "torch.FileStore": lambda folder: torch.distributed.FileStore(str(folder / "torch"), 2),
+    "torch.PrefixStore": lambda folder: torch.distributed.PrefixStore(
+        "x", torch.distributed.HashStore()
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_ranks_meet_in_any_store(kind, tmp_path):
+    store = STORES[kind](tmp_path)
+    x, i = payload(0, 2), np.array([[0, 3, 5]] * 2, np.int32)
+
+    def body(rank):
+        for attempt in range(2):  # the same keys again
+            transport = ep.create_shared_memory(store, rank, 2, timeout=20)
+            assert (transport.rank, transport.world_size) == (rank, 2)
+            assert transport.name == "shared_memory"
+            assert "running" in transport.describe_peer(1 - rank)
+            with ep.AllToAll(transport, store, timeout=20, **SMALL) as layer:
+                got = layer.dispatch(x + attempt, i)
+                out = layer.combine(got.output, got.descriptor)
+                np.testing.assert_array_equal(out, 3 * (x + attempt))
+                layer.barrier()
+        return transport.world_id
+
+    first, second = run_all(2, body)
+    assert first == second
+
+
+LAUNCHED = """
+import numpy as np
+from winnow import expert_parallel as ep
+
+here = ep.launch_environment()
+transport = ep.create_shared_memory(here.rendezvous, here.rank, here.world_size)
+sizes = dict(max_tokens=4, hidden=16, topk=1, experts=4, local_world_size=here.local_world_size)
+with ep.AllToAll(transport, ep.FileStore(here.rendezvous), dtype=np.float32, **sizes) as layer:
+    tokens = np.full((4, 16), here.rank + 1, np.float32)
+    got = layer.dispatch(tokens, np.arange(4, dtype=np.int32)[:, None])
+    assert got.output[:, 0].tolist() == [1, 2, 1, 2], got.output
+    assert (layer.combine(2 * got.output, got.descriptor) == 2 * tokens).all()
+    print(f"rank {here.rank} of nodes of {here.local_world_size}: done", flush=True)
+"""
+
+
+def test_ranks_that_winnow_launch_starts(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LAUNCHED)
+    result = subprocess.run(
+        [sys.executable, "-m", "winnow", "launch", "-n", "2", "--nodes", "2", "--",
+         sys.executable, program],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    for rank in range(2):
+        assert f"rank {rank} of nodes of 1: done" in result.stdout
+
+
+def test_a_store_that_fails_says_so():
+    class Broken(_Dictionary):
+        def check(self, keys):
+            raise ConnectionError("the host is gone\nand a backtrace")
+
+    with pytest.raises(winnow.Error, match="cannot get .*: the host is gone$") as caught:
+        ep.create_shared_memory(Broken(), 0, 2, timeout=5)
+    assert caught.value.code == "resource"
+
+    class Interrupted(_Dictionary):
+        def check(self, keys):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ep.create_shared_memory(Interrupted(), 0, 2, timeout=5)
+    with pytest.raises(ValueError, match="store: want a folder, or an object with set, get and"):
+        ep.create_shared_memory(7, 0, 2)
+    with pytest.raises(winnow.Error, match="rank 1 has not arrived within 0.2 s"):
+        ep.create_shared_memory(_Dictionary(), 0, 2, timeout=0.2)
+    with pytest.raises(ValueError, match=r"rank: want in \[0, 2\), got 2"):
+        ep.create_shared_memory(_Dictionary(), 2, 2)
+
+
+def test_launch_environment(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RENDEZVOUS"):
+        monkeypatch.delenv(f"WINNOW_{name}", raising=False)
+    assert ep.launch_environment() is None
+    monkeypatch.setenv("WINNOW_RANK", "1")
+    with pytest.raises(ValueError):
+        ep.launch_environment()
+    monkeypatch.setenv("WINNOW_WORLD_SIZE", "4")
+    monkeypatch.setenv("WINNOW_RENDEZVOUS", "/tmp/x")
+    here = ep.launch_environment()
+    assert (here.rank, here.world_size, here.local_world_size) == (1, 4, 4)
+    assert here.rendezvous == "/tmp/x"
+    monkeypatch.setenv("WINNOW_TIMEOUT_SECONDS", "2.5")
+    assert ep.default_timeout() == 2.5
+    monkeypatch.setenv("WINNOW_TIMEOUT_SECONDS", "soon")
+    with pytest.raises(ValueError, match="WINNOW_TIMEOUT_SECONDS"):
+        ep.default_timeout()

@@ -1,0 +1,22 @@
+// The descriptor of a dispatch as Python has it.
+#pragma once
+
+#include <memory>
+
+#include "winnow/expert_parallel/descriptor.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+
+// A descriptor, and of which kind its tensors are.
+struct BoundDescriptor {
+  std::shared_ptr<const expert_parallel::Descriptor> descriptor;
+  Exporter exporter;
+
+  template <ConstTensorView (expert_parallel::Descriptor::*kField)() const>
+  nanobind::object field() const {
+    return exporter((*descriptor.*kField)(), descriptor);
+  }
+};
+
+}  // namespace winnow::python
