@@ -1,8 +1,9 @@
 """What a call from Python costs beyond the call in C++: ``python -m winnow bench python``.
 
-The same call is repeated from Python and inside C++, on a problem without queries, where the
-library checks its arguments and computes nothing; the difference is the cost of the binding. Each
-figure is the smallest of many short runs: what the code costs, not what else the machine does.
+The same call is repeated from Python and inside C++, on a problem without queries (sparse_mla), or
+with one token on one rank (expert_parallel), so that the library does next to nothing; the
+difference is the cost of the binding. Each figure is the smallest of many short runs: what the code
+costs, not what else the machine does.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import json
 import time
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
-from winnow import _winnow, sparse_mla
+from winnow import _winnow, expert_parallel, sparse_mla
 
 _CALLS = 200
 _RUNS = 200
@@ -32,14 +33,19 @@ def _seconds_of_call(call: Callable[[], Any]) -> float:
     return best
 
 
-def _measure(name: str, limit: float, call: Callable[[], Any]) -> Dict[str, Any]:
+def _measure(
+    name: str,
+    limit: float,
+    call: Callable[[], Any],
+    what: str = "sparse_mla::forward without queries",
+) -> Dict[str, Any]:
     call()
     native = min(_winnow.time_native(_CALLS, call) for _ in range(_RUNS))
     cost = _seconds_of_call(call) - native
     return {
         "operation": "python",
         "benchmark": name,
-        "shape": "sparse_mla::forward without queries, beyond the call in C++",
+        "shape": f"{what}, beyond the call in C++",
         "seconds": cost,
         "native_seconds": native,
         "target_seconds": limit,
@@ -47,13 +53,14 @@ def _measure(name: str, limit: float, call: Callable[[], Any]) -> Dict[str, Any]
     }
 
 
-def _calls(kind: str, module: Any) -> Iterator[Tuple[str, float, Callable[[], Any]]]:
+def _calls(kind: str, module: Any) -> Iterator[Tuple]:
     q = module.zeros((0, 64, 576), dtype=module.float32)
     kv = module.zeros((16, 1, 576), dtype=module.float32)
     indices = module.zeros((0, 1, 64), dtype=module.int32)
     out = sparse_mla.forward(q, kv, indices)
     yield f"{kind}, new outputs", LIMIT_PLAIN, lambda: sparse_mla.forward(q, kv, indices)
     yield f"{kind}, out=", LIMIT_PLAIN, lambda: sparse_mla.forward(q, kv, indices, out=out)
+    yield from _all_to_all_calls(kind, module)
     if kind == "torch":
         from winnow.torch import sparse_mla_attention
 
@@ -63,6 +70,23 @@ def _calls(kind: str, module: Any) -> Iterator[Tuple[str, float, Callable[[], An
             "torch operator, recorded",
             LIMIT_OPERATOR,
             lambda: sparse_mla_attention(leaf, kv, indices),
+        )
+
+
+def _all_to_all_calls(kind: str, module: Any) -> Iterator[Tuple]:
+    world = expert_parallel.InProcessWorld(1)
+    sizes = {"max_tokens": 1, "hidden": 16, "topk": 1, "experts": 1, "dtype": "float32"}
+    with expert_parallel.AllToAll(world.transport(0), world.store(), **sizes) as layer:
+        token = module.zeros((1, 16), dtype=module.float32)
+        expert = module.zeros((1, 1), dtype=module.int32)
+        got = layer.dispatch(token, expert)
+        what = "expert_parallel, one token"
+        yield f"{kind}, dispatch", LIMIT_PLAIN, lambda: layer.dispatch(token, expert), what
+        yield (
+            f"{kind}, combine",
+            LIMIT_PLAIN,
+            lambda: layer.combine(got.output, got.descriptor),
+            what,
         )
 
 
@@ -80,7 +104,7 @@ def measure() -> List[Dict[str, Any]]:
 
 def show(rows: List[Dict[str, Any]]) -> None:
     """Prints the table."""
-    print("a call from Python, beyond the same call in C++ (sparse_mla::forward without queries)\n")
+    print("a call from Python, beyond the same call in C++ that has next to nothing to do\n")
     for row in rows:
         verdict = "reached" if row["reached"] else "MISSED"
         print(

@@ -14,8 +14,8 @@ struct BoundDescriptor {
   Exporter exporter;
 
   template <ConstTensorView (expert_parallel::Descriptor::*kField)() const>
-  nanobind::object field() const {
-    return exporter((*descriptor.*kField)(), descriptor);
+  nanobind::any field() const {
+    return nanobind::borrow<nanobind::any>(exporter((*descriptor.*kField)(), descriptor));
   }
 };
 
