@@ -1,4 +1,5 @@
 // Python bindings of expert_parallel::AllToAll.
+#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
@@ -75,6 +76,7 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
   const OneCall::Turn turn(self.one_call, kDispatch);
   Call call(kDispatch, stream, nb::none());
   ep::DispatchArgs args;
+  Exporter exporter;
   const std::exception_ptr refused = caught([&] {
     args = {.input = call.input("input", input),
             .expert_indices = call.input("expert_indices", expert_indices),
@@ -86,12 +88,12 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
             .worst_case_rows = worst_case_rows,
             .copy_out = copy_out,
             .cached = cached == nullptr ? nullptr : cached->descriptor};
+    exporter = call.exporter();
   });
   if (refused) args = {};
   ep::Dispatched got;
   run_collective(refused,
                  [&] { call.run([&](const RunOptions&) { got = self.layer.dispatch(args); }); });
-  const Exporter exporter = call.exporter();
   const auto give = [&](Tensor& tensor) {
     return nb::borrow<nb::any>(exporter(std::move(tensor)));
   };
