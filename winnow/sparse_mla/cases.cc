@@ -109,10 +109,21 @@ void scatter_invalid(const CaseShape& shape, const TensorView& indices, Random& 
   }
 }
 
+constexpr std::int32_t kHotRows = 8;
+
 void fill_indices(const CaseShape& shape, const TensorView& indices, Random& random) {
   switch (shape.choice) {
     case Choice::distinct:
       return winnow::testing::fill_distinct(indices, random, shape.s_kv);
+    case Choice::hot_rows:
+      winnow::testing::fill_distinct(indices, random, shape.s_kv - kHotRows);
+      for (std::int64_t i = 0; i < shape.s_q; ++i) {
+        for (std::int32_t j = 0; j < shape.topk; ++j) {
+          std::int32_t& index = indices.at<std::int32_t>(i, 0, j);
+          index = j < kHotRows ? j : index + kHotRows;
+        }
+      }
+      return;
     case Choice::repeated:
       return winnow::testing::fill_below(indices, random, shape.s_kv);
     case Choice::one_row:
@@ -350,12 +361,15 @@ testing::Benchmark make_benchmark(const BenchShape& bench, std::int64_t k, doubl
 }
 
 CaseShape case_shape(const GpuBenchShape& bench) {
-  return {.name = "bf16-h" + std::to_string(bench.h_q) + "-kv" + std::to_string(bench.s_kv),
+  const bool hot = bench.choice == Choice::hot_rows;
+  return {.name = "bf16-h" + std::to_string(bench.h_q) + "-kv" + std::to_string(bench.s_kv) +
+                  (hot ? "-hot" : ""),
           .dtype = DType::bf16,
           .s_q = 4096,
           .h_q = bench.h_q,
           .s_kv = bench.s_kv,
           .topk = 2048,
+          .choice = bench.choice,
           .poison = false};
 }
 

@@ -24,6 +24,7 @@ using testing::StridedTensor;
 
 enum class Choice {
   distinct,      // no row twice for one query
+  hot_rows,      // the same, and every query chooses rows 0 to 7
   repeated,      // rows drawn independently
   one_row,       // every entry of a query names the same row
   scattered,     // a third of the entries is INT_MIN, -1, s_kv or INT_MAX
@@ -116,6 +117,7 @@ testing::Benchmark make_benchmark(const BenchShape& bench, std::int64_t k, doubl
 struct GpuBenchShape {
   std::int64_t h_q, s_kv;
   std::optional<double> reach;
+  Choice choice = Choice::distinct;
 };
 inline constexpr double kCeilingReference = 794;
 CaseShape case_shape(const GpuBenchShape& bench);

@@ -65,6 +65,14 @@ std::vector<testing::Benchmark> backward_benchmarks() {
     const GpuBenchShape promised_nothing{bench.h_q, bench.s_kv, std::nullopt};
     add(make_benchmark(promised_nothing, 3 * shape.d_qk + 2 * kValueDim), shape, true);
   }
+  // Rows that every query adds to, in both designs: at least half as fast as random ones must be.
+  for (const GpuBenchShape& bench : {GpuBenchShape{128, 8192, 447 / 2.0, Choice::hot_rows},
+                                     GpuBenchShape{128, 131072, 271 / 2.0, Choice::hot_rows},
+                                     GpuBenchShape{64, 8192, 440 / 2.0, Choice::hot_rows},
+                                     GpuBenchShape{64, 32768, 258 / 2.0, Choice::hot_rows}}) {
+    const CaseShape shape = case_shape(bench);
+    add(make_benchmark(bench, 3 * shape.d_qk + 2 * kValueDim), shape);
+  }
   return list;
 }
 

@@ -23,6 +23,15 @@ std::int64_t head_blocks(const Problem& problem) {
   return (problem.h_q + fused::kHeads - 1) / fused::kHeads;
 }
 
+int tiles(const Problem& problem) {
+  return static_cast<int>((problem.topk + kTileRows - 1) / kTileRows);
+}
+
+// Whether prepare_kernel computes delta.
+bool has_delta_ahead(const BackwardParams& params) {
+  return params.delta.data == nullptr && tiles(params.problem) < fused::kDeltaSteps;
+}
+
 // Where what lies in the workspace of the fused kernel; offsets in bytes, multiples of 256.
 struct Workspace {
   std::int64_t step, accumulator;  // side by side: both begin as zeros
@@ -42,7 +51,7 @@ struct Workspace {
     accumulator = take((problem.s_kv + blocks) * problem.d_qk * 4);
     ordered = take(problem.s_q * problem.topk * 4);
     lengths = take(problem.s_q * 4);
-    delta = take(params.delta.data == nullptr ? heads * 4 : 0);
+    delta = take(has_delta_ahead(params) ? heads * 4 : 0);
     sink_share = take(params.d_sink.data != nullptr ? heads * 4 : 0);
     dq_parts = take(tail ? 2 * blocks * fused::kHeads * problem.d_qk * 4 : 0);
   }
@@ -63,7 +72,7 @@ struct Call {
   }
 };
 
-// delta, the order of the entries, zeros.
+// The order of the entries, zeros, delta of short queries.
 void prepare(const Call& call) {
   const Problem& problem = call.problem;
   const BackwardParams& params = call.params;
@@ -83,7 +92,7 @@ void prepare(const Call& call) {
     p.order.lengths = call.at<std::int32_t>(call.layout.lengths);
     p.order_blocks = static_cast<unsigned>(problem.s_q);
   }
-  if (call.heads() > 0 && params.delta.data == nullptr) {
+  if (call.heads() > 0 && has_delta_ahead(params)) {
     p.delta.out = static_cast<const char*>(params.out.data);
     p.delta.out_stride0 = 2 * params.out.stride0;
     p.delta.out_stride1 = 2 * params.out.stride1;
@@ -95,9 +104,8 @@ void prepare(const Call& call) {
     p.delta.h_q = static_cast<int>(problem.h_q);
     p.delta_blocks = static_cast<unsigned>((call.heads() + kDeltaRows - 1) / kDeltaRows);
   }
-  const unsigned others = p.delta_blocks + p.zero_blocks;
-  p.spread = 1 + others / std::max(p.order_blocks, 1u);
-  prepare_kernel<<<p.order_blocks + others, kPrepareThreads, 0, call.stream>>>(p);
+  const unsigned blocks = p.order_blocks + p.delta_blocks + p.zero_blocks;
+  prepare_kernel<<<blocks, kPrepareThreads, 0, call.stream>>>(p);
   kRuntime.check_launch();
 }
 
@@ -118,9 +126,12 @@ fused::KernelParams kernel_params(const Call& call) {
   kernel.d_out = static_cast<const char*>(params.d_out.data);
   kernel.lse_stride = params.lse.stride0;
   kernel.lse = params.lse.data;
-  const bool given = params.delta.data != nullptr;
-  kernel.delta_stride = given ? params.delta.stride0 : problem.h_q;
-  kernel.delta = given ? params.delta.data : call.at<float>(call.layout.delta);
+  kernel.out_stride0 = 2 * params.out.stride0;
+  kernel.out_stride1 = 2 * params.out.stride1;
+  kernel.out = static_cast<const char*>(params.out.data);
+  const bool ahead = has_delta_ahead(params);
+  kernel.delta_stride = ahead ? problem.h_q : params.delta.stride0;
+  kernel.delta = ahead ? call.at<float>(call.layout.delta) : params.delta.data;
   kernel.attn_sink = params.attn_sink.data;
   kernel.attn_sink_stride = params.attn_sink.stride0;
   if (params.d_sink.data != nullptr) {
@@ -137,7 +148,7 @@ fused::KernelParams kernel_params(const Call& call) {
   kernel.head_blocks = static_cast<std::uint32_t>(head_blocks(problem));
   kernel.items = static_cast<std::uint32_t>(problem.s_q * head_blocks(problem));
   kernel.rounds = kernel.items / call.blocks;
-  kernel.tiles = static_cast<int>((problem.topk + kTileRows - 1) / kTileRows);
+  kernel.tiles = tiles(problem);
   kernel.dkv = call.at<float>(call.layout.accumulator);
   kernel.waste_row = static_cast<std::int32_t>(problem.s_kv);
   // In step where the accumulator would not stay in L2 anyhow.

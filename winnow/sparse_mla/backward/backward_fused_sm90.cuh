@@ -5,7 +5,7 @@
 //
 //   score    S = Q K^T, dP = dO K^T, chunk by chunk as the rows come; P and dS into shared memory;
 //            its half of dQ += dS K; copies the rows of the next tile into what dQ is done with,
-//            and Q and dO of the next item into what dkv is done with
+//            and Q and dO of the next item into what dkv is done with; delta of the next item
 //   reduce   its half of dQ += dS K; then in chunks of 64 columns P^T dO + dS^T Q, each added to
 //            the f32 accumulator of dkv in memory
 //
@@ -74,12 +74,13 @@ struct Plan {
   // have the block's waste row: predicates would cost more than these few additions.
   static constexpr int kTargets = (kScoresFree + 8 + 15) / 16 * 16;
   static constexpr int kTail = kTargets + 2 * kTileRows * 4;  // [2] TailItem
-  static constexpr int kBytes = kTail + 2 * 16;
+  static constexpr int kDelta = kTail + 2 * 16;               // of the next item, f32 [heads]
+  static constexpr int kBytes = kDelta + kHeads * 4;
   static_assert(kBytes <= 232448, "227 KB is what a block can have");
 };
 static_assert(Plan<576>::kTail % 16 == 0 && Plan<512>::kTail % 16 == 0);
-static_assert(Plan<576>::kKFull == 229376 && Plan<576>::kBytes == 230160);
-static_assert(Plan<512>::kKFull == 212992 && Plan<512>::kBytes == 213760);
+static_assert(Plan<576>::kKFull == 229376 && Plan<576>::kBytes == 230416);
+static_assert(Plan<512>::kKFull == 212992 && Plan<512>::kBytes == 214016);
 
 // What a thread of `score` knows of its two heads: lane / 4 of the warp's 16, and 8 further.
 struct HeadState {
@@ -136,6 +137,54 @@ __device__ __forceinline__ void load_heads(const KernelParams& params, std::uint
                  item.first_head, live, chunk, thread, policy);
     }
     mbarrier_arrive_cp_async(smem + P::kQFull + 8 * chunk);
+  }
+}
+
+// delta = dot(out, d_out) of the item that comes next is formed in 16 steps, between the tiles of
+// this one while copies are under way, and waits in shared memory. A quad has two heads, of which
+// a step takes 32 columns.
+inline constexpr int kDeltaSteps = 16, kDeltaBatch = 4;
+
+__device__ __forceinline__ std::uint32_t delta_address(std::uint32_t deltas, int warp, int lane,
+                                                       int r) {
+  return deltas + 4 * (16 * warp + lane / 4 + 8 * r);
+}
+
+// Steps [first, first + kSteps) of them, those that there are.
+template <int kDim, int kSteps>
+__device__ __forceinline__ void add_to_delta(const KernelParams& params, std::uint32_t smem,
+                                             std::uint32_t number, int first, int warp, int lane) {
+  using P = Plan<kDim>;
+  Item item;
+  if (params.delta != nullptr || !locate(params, smem + P::kTail, number, item)) return;
+  uint4 out[kSteps][2], d_out[kSteps][2];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int head = item.first_head + 16 * warp + lane / 4 + 8 * r;
+      const int column = 64 * (first + i) + 16 * (lane & 3);  // bytes
+      out[i][r] = d_out[i][r] = uint4{};
+      if (head < params.h_q && first + i < kDeltaSteps) {
+        out[i][r] = load_once(params.out + item.query * params.out_stride0 +
+                              head * params.out_stride1 + column);
+        d_out[i][r] = load_once(params.d_out + item.query * params.d_out_stride0 +
+                                head * params.d_out_stride1 + column);
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) sum += dot_bf16x8(out[i][r], d_out[i][r]);
+    sum = quad_sum(sum);
+    const std::uint32_t at = delta_address(smem + P::kDelta, warp, lane, r);
+    if ((lane & 3) == 0) {
+      float before = 0.0f;
+      if (first > 0) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(before) : "r"(at) : "memory");
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(before + sum) : "memory");
+    }
   }
 }
 
@@ -200,7 +249,7 @@ struct Gather {
   __device__ __forceinline__ void keep_step() {
     count_item();
     if (params.step == nullptr || number == 0 || number >= params.rounds) return;
-    constexpr long long kPatience = 20000;  // clocks
+    constexpr long long kPatience = 150'000;  // clocks, the time of about 14 tiles
     const long long start = clock64();
     std::uint32_t begun;
     do {
@@ -262,9 +311,10 @@ struct Gather {
 // --- score: products ----------------------------------------------------------------------------
 
 __device__ __forceinline__ HeadState load_head_state(const KernelParams& params, const Item& item,
-                                                     int warp, int lane) {
+                                                     std::uint32_t deltas, int warp, int lane) {
   const std::int64_t query = item.query;
   HeadState state;
+  __syncwarp();  // a quad's delta is written by one of its lanes
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int head = item.first_head + 16 * warp + lane / 4 + 8 * r;
@@ -277,7 +327,14 @@ __device__ __forceinline__ HeadState load_head_state(const KernelParams& params,
         lse2 = log2_add(lse2, __ldg(params.attn_sink + head * params.attn_sink_stride) * kLog2e);
       }
       state.lse2[r] = lse2 == negative_infinity() ? infinity() : lse2;
-      state.delta[r] = __ldg(params.delta + query * params.delta_stride + head);
+      if (params.delta != nullptr) {
+        state.delta[r] = __ldg(params.delta + query * params.delta_stride + head);
+      } else {
+        asm volatile("ld.shared.f32 %0, [%1];"
+                     : "=f"(state.delta[r])
+                     : "r"(delta_address(deltas, warp, lane, r))
+                     : "memory");
+      }
     }
   }
   return state;
@@ -407,18 +464,23 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
   using P = Plan<kDim>;
   const int warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x & 31;
-  // Parities of the tiles and of the items with tiles that are done, those of the barriers, and
-  // whether the tile is its item's first: in one register.
-  constexpr std::uint32_t kTile = 1, kItem = 2, kFirst = 4;
+  // Parities of the tiles and of the items with tiles that are done, those of the barriers, whether
+  // the tile is its item's first, and the steps of the next item's delta that are done: in one
+  // register.
+  constexpr std::uint32_t kTile = 1, kItem = 2, kFirst = 4, kStep = 8;
   std::uint32_t turn = 0;
   Gather<kDim> gather(params, smem);
   gather.begin(0);
   gather.copy(0, P::kChunks);
   gather.copy_heads(0);
   gather.advance();
+#pragma unroll 1
+  for (int step = 0; step < kDeltaSteps; step += kDeltaBatch) {
+    add_to_delta<kDim, kDeltaBatch>(params, smem, 0, step, warp, lane);
+  }
   Item item;
   for (std::uint32_t number = 0; locate(params, smem + P::kTail, number, item); ++number) {
-    const HeadState state = load_head_state(params, item, warp, lane);
+    const HeadState state = load_head_state(params, item, smem + P::kDelta, warp, lane);
     int left = item.end() - item.first_tile;
     if (left > 0) turn |= kFirst;
     int entries = item.entries - item.first_tile * kTileRows;  // from this tile on
@@ -472,8 +534,14 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
       gather.copy(0, kHalfChunks);
       mbarrier_wait(smem + P::kKFree, turn & kTile, "score", 21);
       gather.copy(kHalfChunks, P::kChunks);
-      if (left > 1) gather.advance();
-      turn = turn & kItem | (turn & kTile ^ kTile);
+      if (left > 1) {
+        gather.advance();
+        if (turn < kDeltaSteps * kStep) {
+          add_to_delta<kDim, 1>(params, smem, number + 1, turn / kStep, warp, lane);
+          turn += kStep;
+        }
+      }
+      turn = (turn ^ kTile) & ~kFirst;
     }
     // Anew, and not kept meanwhile: registers are scarce.
     asm volatile("" : "+r"(number));
@@ -486,6 +554,11 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
       gather.copy_heads((turn & kItem) / kItem);
       gather.advance();
     }
+#pragma unroll 1
+    for (; turn < kDeltaSteps * kStep; turn += kDeltaBatch * kStep) {
+      add_to_delta<kDim, kDeltaBatch>(params, smem, number + 1, turn / kStep, warp, lane);
+    }
+    turn %= kStep;
   }
 }
 
@@ -532,10 +605,11 @@ __device__ __forceinline__ void swap_blocks(float (&low)[4], float (&high)[4], i
 // rate of L2, halves of them at 83 % of it.
 template <int kDim>
 __device__ __forceinline__ void add_to_memory(float* dkv, const TargetRows& targets, int chunk,
-                                              int lane, const float (&d)[32]) {
+                                              int lane, const float (&d)[32], int first = 0,
+                                              int end = 2) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float block[4][4];  // [16 columns][of this lane]
+  for (int r = first; r < end; ++r) {  // a lane's rows, 8 apart
+    float block[4][4];                 // [16 columns][of this lane]
 #pragma unroll
     for (int i = 0; i < 16; ++i) block[i / 4][i % 4] = d[i / 2 * 4 + 2 * r + i % 2];
     swap_blocks<4>(block[0], block[1], lane);
@@ -601,6 +675,9 @@ struct Reduce {
   // one of the tile before is still in `b`.
   __device__ __forceinline__ void tile(std::uint32_t parity, bool last, float (&a)[32],
                                        float (&b)[32]) {
+    // The chunk of the tile before is added beside the first products, or while there are none.
+    const bool early = !__all_sync(kFullWarp, mbarrier_try_wait(smem + P::kScores, parity));
+    if (early) add_to_memory<kDim>(params.dkv, targets, P::kChunks - 1, lane, b);
     mbarrier_wait(smem + P::kScores, parity, "reduce", 0);
     const std::uint64_t base = descriptor_mn_major(smem);
     const std::uint64_t ds = descriptor_offset(descriptor_k_major(smem), P::kDs);
@@ -618,25 +695,30 @@ struct Reduce {
     }
     wgmma_commit();
     multiply_chunk<kDim>(base, 0, a);
-    add_to_memory<kDim>(params.dkv, targets, P::kChunks - 1, lane, b);
+    if (!early) add_to_memory<kDim>(params.dkv, targets, P::kChunks - 1, lane, b);
     wgmma_wait<1>();
     wgmma_pin(dq);
     wgmma_pin(dq_rope);
     mbarrier_arrive_warp(smem + P::kKFree);
     targets = load_targets(smem + P::kTargets + 256 * parity, warp, lane);
 #pragma unroll
-    for (int chunk = 0; chunk < P::kChunks; ++chunk) {
+    for (int chunk = 0; chunk < P::kChunks - 1; ++chunk) {
       float(&done)[32] = chunk % 2 == 0 ? a : b;
       float(&following)[32] = chunk % 2 == 0 ? b : a;
       wgmma_wait<0>();
       wgmma_pin(done);
       if (last) mbarrier_arrive_warp(smem + P::kQFree + 8 * chunk);
-      if (chunk + 1 < P::kChunks) {
-        multiply_chunk<kDim>(base, chunk + 1, following);
-        add_to_memory<kDim>(params.dkv, targets, chunk, lane, done);
+      multiply_chunk<kDim>(base, chunk + 1, following);
+      add_to_memory<kDim>(params.dkv, targets, chunk, lane, done, 0, 1);
+      if (chunk + 2 == P::kChunks) {
+        // The last product ends long before the reductions do: P and dS are free.
+        wgmma_wait<0>();
+        wgmma_pin(following);
+        mbarrier_arrive_warp(smem + P::kScoresFree);
+        if (last) mbarrier_arrive_warp(smem + P::kQFree + 8 * (chunk + 1));
       }
+      add_to_memory<kDim>(params.dkv, targets, chunk, lane, done, 1, 2);
     }
-    mbarrier_arrive_warp(smem + P::kScoresFree);
   }
 
   __device__ __forceinline__ void run() {

@@ -1,7 +1,8 @@
 // Top-k sparse MLA attention, backward, sm90: the kernels before and after the fused one.
 //
-//   prepare_kernel   delta = dot(out, d_out); the valid entries of every query, ordered by key
-//                    range; zeros in the accumulator: three kinds of blocks side by side
+//   prepare_kernel   the valid entries of every query, ordered by key range; zeros in the
+//                    accumulator; delta = dot(out, d_out) where the queries are too short for the
+//                    fused kernel to hide it: three kinds of blocks side by side
 //   (products)       backward_fused_sm90.cuh: dq, the f32 accumulator of dkv, shares of d_sink
 //   finish_kernel    the accumulator's columns in order, in the dtype of dkv
 //   sink_kernel      d_sink, summed over the queries
@@ -23,7 +24,7 @@ namespace winnow::sparse_mla::backward_fused_sm90_detail {
 
 using namespace winnow::device;
 
-inline constexpr int kValueColumns = 512;
+inline constexpr int kPrepareThreads = 256;
 
 struct DeltaParams {
   const char *out, *d_out;  // bf16; strides count bytes
@@ -34,7 +35,6 @@ struct DeltaParams {
 };
 
 // A warp takes one (query, head).
-inline constexpr int kPrepareThreads = 256;
 inline constexpr int kDeltaRows = kPrepareThreads / 32;  // of a block
 __device__ __forceinline__ void compute_delta(const DeltaParams& p, std::int64_t block) {
   const std::int64_t row = block * kDeltaRows + threadIdx.x / 32;
@@ -58,37 +58,63 @@ struct OrderParams {
   int shift;              // index >> shift is its range, below kRanges
 };
 
-// Counts the valid entries in every range, then puts each in its place. One block a query.
 inline constexpr int kRanges = kPrepareThreads;
+inline constexpr int kStaged = 4096;  // entries that are put in order in shared memory
+
+// Calls use(index) for the valid ones of the query's entries, each thread for some of them.
+template <class Use>
+__device__ __forceinline__ void for_each_entry(const OrderParams& p, std::int64_t query,
+                                               int entries, const Use& use) {
+  constexpr int kBatch = 8;  // loads under way
+  const std::int32_t* const indices = p.rows.indices + query * p.rows.indices_stride;
+  const std::uint32_t visible = visible_rows(p.rows, query);
+  for (int first = threadIdx.x; first < entries; first += kBatch * kPrepareThreads) {
+    std::int32_t index[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int entry = first + i * kPrepareThreads;
+      index[i] = entry < entries ? __ldg(indices + entry) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (static_cast<std::uint32_t>(index[i]) < visible) use(index[i]);
+    }
+  }
+}
+
+// Counts the valid entries in every range, then puts each in its place. One block a query.
 __device__ __forceinline__ void order_entries(const OrderParams& p, std::int64_t query) {
   __shared__ int place[kRanges];
   __shared__ int warp_totals[kPrepareThreads / 32];
+  __shared__ std::int32_t staged[kStaged];
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const std::int32_t* const indices = p.rows.indices + query * p.rows.indices_stride;
   const int entries = query_entries(p.rows, query);
-  const std::uint32_t visible = visible_rows(p.rows, query);
   place[thread] = 0;
   __syncthreads();
-  for (int entry = thread; entry < entries; entry += kPrepareThreads) {
-    const std::int32_t index = __ldg(indices + entry);
-    if (static_cast<std::uint32_t>(index) < visible) atomicAdd(&place[index >> p.shift], 1);
-  }
+  for_each_entry(p, query, entries,
+                 [&](std::int32_t index) { atomicAdd(&place[index >> p.shift], 1); });
   __syncthreads();
   const int count = place[thread];
   int sum = warp_prefix(count, lane);  // of the ranges up to this one
   if (lane == 31) warp_totals[warp] = sum;
   __syncthreads();
-  for (int w = 0; w < warp; ++w) sum += warp_totals[w];
-  place[thread] = sum - count;
-  if (thread == kPrepareThreads - 1) p.lengths[query] = sum;
-  __syncthreads();
-  std::int32_t* const ordered = p.ordered + query * p.rows.topk;
-  for (int entry = thread; entry < entries; entry += kPrepareThreads) {
-    const std::int32_t index = __ldg(indices + entry);
-    if (static_cast<std::uint32_t>(index) < visible) {
-      ordered[atomicAdd(&place[index >> p.shift], 1)] = index;
-    }
+  int total = 0;
+#pragma unroll
+  for (int w = 0; w < kPrepareThreads / 32; ++w) {
+    if (w < warp) sum += warp_totals[w];
+    total += warp_totals[w];
   }
+  place[thread] = sum - count;
+  if (thread == 0) p.lengths[query] = total;
+  __syncthreads();
+  // Written side by side, where they fit.
+  std::int32_t* const ordered = p.ordered + query * p.rows.topk;
+  std::int32_t* const to = entries <= kStaged ? staged : ordered;
+  for_each_entry(p, query, entries,
+                 [&](std::int32_t index) { to[atomicAdd(&place[index >> p.shift], 1)] = index; });
+  if (to == ordered) return;
+  __syncthreads();
+  for (int i = thread; i < total; i += kPrepareThreads) ordered[i] = staged[i];
 }
 
 struct PrepareParams {
@@ -97,17 +123,13 @@ struct PrepareParams {
   float4* zeros;
   std::int64_t zero_count;
   unsigned order_blocks, delta_blocks, zero_blocks;
-  unsigned spread;  // every spread-th block orders, until all are
 };
 
 static __global__ void __launch_bounds__(kPrepareThreads)
     prepare_kernel(const __grid_constant__ PrepareParams p) {
-  // Blocks that order, which wait for latencies, are spread among those that move bytes.
-  const unsigned group = blockIdx.x / p.spread;
-  if (blockIdx.x % p.spread == 0 && group < p.order_blocks) {
-    return order_entries(p.order, group);
-  }
-  unsigned block = blockIdx.x - min(group + 1, p.order_blocks);
+  unsigned block = blockIdx.x;
+  if (block < p.order_blocks) return order_entries(p.order, block);
+  block -= p.order_blocks;
   if (block < p.delta_blocks) return compute_delta(p.delta, block);
   block -= p.delta_blocks;
   for (std::int64_t i = std::int64_t{block} * kPrepareThreads + threadIdx.x; i < p.zero_count;

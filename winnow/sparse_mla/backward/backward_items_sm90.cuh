@@ -21,7 +21,9 @@ struct KernelParams {
   std::int64_t d_out_stride0, d_out_stride1;  // bytes
   const float* lse;
   std::int64_t lse_stride;
-  const float* delta;
+  const char* out;
+  std::int64_t out_stride0, out_stride1;  // bytes
+  const float* delta;                     // null: dot(out, d_out), formed here
   std::int64_t delta_stride;
   const float* attn_sink;  // may be null
   std::int64_t attn_sink_stride;
@@ -127,19 +129,24 @@ __global__ void __launch_bounds__(kCombineThreads)
   const int head = static_cast<int>(index % params.head_blocks) * kHeads + block_head;
   if (head >= params.h_q) return;
   const std::int64_t from = static_cast<std::int64_t>(nth) * params.tiles;
+  // The blocks that have tiles of the item: from the one that has its first to the last that
+  // begins before its end.
+  const std::int64_t all = std::int64_t{params.items % blocks} * params.tiles;
+  const auto first = static_cast<std::uint32_t>(((from + 1) * blocks - 1) / all);
+  const auto end = static_cast<std::uint32_t>(((from + params.tiles) * blocks + all - 1) / all);
+  const TailRange owner = tail_range(params.items, params.tiles, first, blocks);
+  if (owner.begin <= from && owner.end >= from + params.tiles) return;  // it has stored dq
   float sum[kDim / kCombineThreads + 1] = {};
-  for (std::uint32_t block = 0; block < blocks; ++block) {
+#pragma unroll 8
+  for (std::uint32_t block = first; block < end; ++block) {
     const TailRange range = tail_range(params.items, params.tiles, block, blocks);
-    if (range.end <= from || range.begin >= from + params.tiles || range.begin == range.end) {
-      continue;
-    }
-    if (range.begin <= from && range.end >= from + params.tiles) return;  // all of it: stored
+    const bool has_part = range.begin < range.end;
     const int part = 2 * static_cast<int>(block) + (range.begin < from ? 1 : 0);
     const float* row = params.dq_parts + (std::int64_t{part} * kHeads + block_head) * kDim;
 #pragma unroll
     for (int i = 0; i * kCombineThreads < kDim; ++i) {
       const int column = i * kCombineThreads + threadIdx.x;
-      if (column < kDim) sum[i] += row[column];
+      if (has_part && column < kDim) sum[i] += __ldg(row + column);
     }
   }
   char* const to = params.dq + query * params.dq_stride0 + head * params.dq_stride1;
