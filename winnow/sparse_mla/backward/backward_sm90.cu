@@ -16,10 +16,10 @@ namespace {
 
 // The fused kernel adds to dkv once for 64 heads, the split one once for all of them, in ranges of
 // rows that stay in L2, and in any order where that must not show; but it writes P and dS and reads
-// them back. Measured on an H200, s_q 4096, topk 2048: the fused kernel wins with 64 heads (426
-// TFLOP/s beside 297 at s_kv 32768), until the accumulator is several times as large as L2.
+// them back. Measured on an H200, s_q 4096, topk 2048: the fused kernel wins with 64 heads, the
+// less the larger the cache (365 TFLOP/s beside 268 at s_kv 65536, 213 beside 192 at 262144).
 bool is_fused(const BackwardParams& params) {
-  return params.problem.h_q <= 64 && params.problem.s_kv <= 65536 && !params.deterministic;
+  return params.problem.h_q <= 64 && params.problem.s_kv <= 262144 && !params.deterministic;
 }
 
 // Memory in the order of the stream.
