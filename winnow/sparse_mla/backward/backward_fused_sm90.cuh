@@ -141,8 +141,8 @@ __device__ __forceinline__ void load_heads(const KernelParams& params, std::uint
 }
 
 // delta = dot(out, d_out) of the item that comes next is formed in 16 steps, between the tiles of
-// this one while copies are under way, and waits in shared memory. A quad has two heads, of which
-// a step takes 32 columns.
+// this one while copies are under way, and waits in shared memory. A quad has two heads; steps
+// take 64 columns of the one and of the other in turn.
 inline constexpr int kDeltaSteps = 16, kDeltaBatch = 4;
 
 __device__ __forceinline__ std::uint32_t delta_address(std::uint32_t deltas, int warp, int lane,
@@ -160,31 +160,32 @@ __device__ __forceinline__ void add_to_delta(const KernelParams& params, std::ui
   uint4 out[kSteps][2], d_out[kSteps][2];
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
+    const int step = first + i;
+    const int head = item.first_head + 16 * warp + lane / 4 + 8 * (step & 1);
+    const bool exists = step < kDeltaSteps && head < params.h_q;
+    const int column = step / 2 * 128 + 16 * (lane & 3);  // bytes
+    const char* const out_row =
+        params.out + item.query * params.out_stride0 + head * params.out_stride1 + column;
+    const char* const d_out_row =
+        params.d_out + item.query * params.d_out_stride0 + head * params.d_out_stride1 + column;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int head = item.first_head + 16 * warp + lane / 4 + 8 * r;
-      const int column = 64 * (first + i) + 16 * (lane & 3);  // bytes
-      out[i][r] = d_out[i][r] = uint4{};
-      if (head < params.h_q && first + i < kDeltaSteps) {
-        out[i][r] = load_once(params.out + item.query * params.out_stride0 +
-                              head * params.out_stride1 + column);
-        d_out[i][r] = load_once(params.d_out + item.query * params.d_out_stride0 +
-                                head * params.d_out_stride1 + column);
-      }
+    for (int half = 0; half < 2; ++half) {
+      out[i][half] = exists ? load_once(out_row + 64 * half) : uint4{};
+      d_out[i][half] = exists ? load_once(d_out_row + 64 * half) : uint4{};
     }
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) sum += dot_bf16x8(out[i][r], d_out[i][r]);
-    sum = quad_sum(sum);
-    const std::uint32_t at = delta_address(smem + P::kDelta, warp, lane, r);
-    if ((lane & 3) == 0) {
-      float before = 0.0f;
-      if (first > 0) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(before) : "r"(at) : "memory");
-      asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(before + sum) : "memory");
+  for (int i = 0; i < kSteps; ++i) {
+    const int step = first + i;
+    float sum = quad_sum(dot_bf16x8(out[i][0], d_out[i][0]) + dot_bf16x8(out[i][1], d_out[i][1]));
+    if ((lane & 3) != 0 || step >= kDeltaSteps) continue;
+    const std::uint32_t at = delta_address(smem + P::kDelta, warp, lane, step & 1);
+    if (step >= 2) {
+      float before;
+      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(before) : "r"(at) : "memory");
+      sum += before;
     }
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(sum) : "memory");
   }
 }
 

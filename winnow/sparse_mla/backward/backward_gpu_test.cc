@@ -106,6 +106,30 @@ TEST_F(BackwardGpu, MixedLengthsInOneLaunch) {
   }
 }
 
+// So long that the fused kernel itself forms delta, of queries of all lengths; two for each block
+// and more.
+TEST_F(BackwardGpu, LongQueries) {
+  for (const std::int64_t d_qk : {576, 512}) {
+    CaseShape shape = shape_with_sink("long-queries");
+    shape.s_q = 280;
+    shape.h_q = 40;
+    shape.d_qk = d_qk;
+    shape.s_kv = 3000;
+    shape.topk = 1100;
+    Step cpu(shape);
+    cpu.inputs.topk_length = testing::make_tensor(DType::i32, {shape.s_q}, Layout::dense);
+    const std::int32_t lengths[] = {0, 1100, 1, 1024, 128, 1030, 1100, 300};
+    for (std::int64_t i = 0; i < shape.s_q; ++i) {
+      cpu.inputs.topk_length.view.at<std::int32_t>(i) = lengths[(i / 7 + i) % 8];
+    }
+    cpu.redo_forward();
+    Step gpu(cpu, kGpu);
+    cpu.run();
+    gpu.run();
+    expect_close(gpu, cpu);
+  }
+}
+
 // Every query chooses the same rows, so that all additions meet there.
 TEST_F(BackwardGpu, RowsThatEveryQueryChooses) {
   CaseShape shape = shape_with_sink("hot-rows");
