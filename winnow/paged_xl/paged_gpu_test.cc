@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -93,8 +94,13 @@ TEST_F(PagedGpu, BlockTableIsIndexedByBlock) {
 }
 
 TEST_F(PagedGpu, BlockTableIsNotReadPastTheLastBlock) {
-  for (const Mode mode : kModes) {
-    const Step step = make_step({.name = "table-end", .mode = mode, .context_lens = {48}});
+  for (const auto& [mode, heads] :
+       {std::pair{Mode::plain, 4}, {Mode::fused, 4}, {Mode::plain, 16}, {Mode::fused, 16}}) {
+    const Step step = make_step({.name = "table-end",
+                                 .mode = mode,
+                                 .num_heads = heads,
+                                 .num_kv_heads = heads,
+                                 .context_lens = {48}});
     const Step there = step.on(kGpu);
     const Tensor table =
         alone_on_gpu(ConstTensorView(step.block_tables.data(), DType::i32, {1, 3}));
@@ -260,6 +266,58 @@ TEST_F(PagedGpu, RaggedLengthsWithZerosAmongThem) {
   }
 }
 
+// One sequence alone takes kernels of its own where it has enough heads for them.
+TEST_F(PagedGpu, OneSequenceAlone) {
+  struct Heads {
+    std::int64_t num_heads, num_kv_heads, head_size, block_size;
+  };
+  for (const Heads& heads : {Heads{16, 16, 128, 16},
+                             {7, 7, 256, 8},
+                             {32, 8, 80, 32},
+                             {24, 4, 64, 128},
+                             {66, 66, 32, 16},
+                             {2, 2, 112, 16}}) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      for (const Mode mode : kModes) {
+        for (const std::int32_t length : {0, 1, 15, 16, 17, 300, 2500}) {
+          expect_same(make_step({.name = "alone",
+                                 .dtype = dtype,
+                                 .mode = mode,
+                                 .num_heads = heads.num_heads,
+                                 .num_kv_heads = heads.num_kv_heads,
+                                 .head_size = heads.head_size,
+                                 .block_size = heads.block_size,
+                                 .context_lens = {length}}));
+        }
+      }
+    }
+  }
+}
+
+// What counts as its length, and blocks that are none.
+TEST_F(PagedGpu, BadContentsOfOneSequence) {
+  const StepCase shape{
+      .name = "bad", .num_heads = 16, .num_kv_heads = 16, .context_lens = {700}, .spare = 6};
+  const Step good = make_step(shape);
+  for (const std::int32_t length : {-1, std::numeric_limits<std::int32_t>::max()}) {
+    Step bad = make_step(shape);
+    bad.context_lens.view().at<std::int32_t>(0) = length;
+    const Step there = bad.on(kGpu);
+    AttentionArgs args = there.attention_args();
+    args.matrix_bd = args.matrix_bd.slice(2, 0, 700);
+    Step same = make_step(shape);
+    same.context_lens.view().at<std::int32_t>(0) = length < 0 ? 0 : 700;
+    expect_same(run_there(args), run_there(same.attention_args()));
+  }
+  for (const std::int32_t block : {-1, static_cast<std::int32_t>(good.key_cache.view.size(0))}) {
+    Step bad = make_step(shape);
+    bad.block_tables.view().at<std::int32_t>(0, 3) = block;
+    Step masked = make_step(shape);
+    testing::fill(masked.matrix_bd.view.slice(2, 48, 64), -std::numeric_limits<double>::infinity());
+    expect_same(run_there(bad.on(kGpu).attention_args()), run_there(masked.attention_args()));
+  }
+}
+
 // Parts of all lengths, and query heads that take more than one pass.
 TEST_F(PagedGpu, ManyPartsAndPasses) {
   expect_same(make_step({.name = "parts",
@@ -280,17 +338,20 @@ TEST_F(PagedGpu, ManyPartsAndPasses) {
 
 TEST_F(PagedGpu, TwentyRepeatsAreBitwiseEqual) {
   for (const Mode mode : kModes) {
-    const Step there = make_step({.name = "repeats",
-                                  .dtype = DType::bf16,
-                                  .mode = mode,
-                                  .num_heads = 8,
-                                  .num_kv_heads = 4,
-                                  .head_size = 128,
-                                  .context_lens = {5000, 1300, 3, 0, 777}})
-                           .on(kGpu);
-    const Result first = run_there(there.attention_args());
-    for (int repeat = 0; repeat < 20; ++repeat) {
-      ASSERT_TRUE(same_bytes(first, run_there(there.attention_args()))) << "repeat " << repeat;
+    for (const std::vector<std::int32_t>& lens :
+         {std::vector<std::int32_t>{5000, 1300, 3, 0, 777}, {5003}}) {
+      const Step there = make_step({.name = "repeats",
+                                    .dtype = DType::bf16,
+                                    .mode = mode,
+                                    .num_heads = 8,
+                                    .num_kv_heads = 4,
+                                    .head_size = 128,
+                                    .context_lens = lens})
+                             .on(kGpu);
+      const Result first = run_there(there.attention_args());
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        ASSERT_TRUE(same_bytes(first, run_there(there.attention_args()))) << "repeat " << repeat;
+      }
     }
   }
 }
@@ -533,6 +594,7 @@ TEST_F(PagedGpu, EmptyProblemsSucceed) {
 struct CudaStream {
   cudaStream_t stream = nullptr;
   CudaStream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), 0); }
+  CudaStream(const CudaStream&) = delete;
   ~CudaStream() { cudaStreamDestroy(stream); }
   RunOptions options() const { return {.stream = {stream}}; }
 };
@@ -563,42 +625,43 @@ class Graph {
 
 // A decode loop in GPU memory whose lengths, slots and tokens change between steps.
 struct Loop {
-  static constexpr std::int64_t kSeqs = 3, kHeads = 8, kKvHeads = 4, kDim = 64, kBlockSize = 16;
+  static constexpr std::int64_t kHeads = 8, kKvHeads = 4, kDim = 64, kBlockSize = 16;
   static constexpr std::int64_t kBlocksEach = 70, kColumns = kBlocksEach * kBlockSize;
+  std::int64_t num_seqs;
   Tensor key_cache, value_cache, key, value, query, bias, r, term;
   Tensor slots, lens, tables, plain, fused, lse;
 
-  Loop() {
+  explicit Loop(std::int64_t sequences = 3) : num_seqs(sequences) {
     testing::Random random(5);
     const auto random_tensor = [&](std::initializer_list<std::int64_t> shape) {
       Tensor tensor(DType::bf16, shape);
       testing::fill_normal(tensor, random);
       return tensor.to(kGpu);
     };
-    key_cache = random_tensor({kSeqs * kBlocksEach, kKvHeads, kDim / 8, kBlockSize, 8});
-    value_cache = random_tensor({kSeqs * kBlocksEach, kKvHeads, kDim, kBlockSize});
-    key = random_tensor({kSeqs, kKvHeads, kDim});
-    value = random_tensor({kSeqs, kKvHeads, kDim});
-    query = random_tensor({kSeqs, kHeads, kDim});
+    key_cache = random_tensor({num_seqs * kBlocksEach, kKvHeads, kDim / 8, kBlockSize, 8});
+    value_cache = random_tensor({num_seqs * kBlocksEach, kKvHeads, kDim, kBlockSize});
+    key = random_tensor({num_seqs, kKvHeads, kDim});
+    value = random_tensor({num_seqs, kKvHeads, kDim});
+    query = random_tensor({num_seqs, kHeads, kDim});
     bias = random_tensor({kHeads, kDim});
     r = random_tensor({kHeads, kColumns, kDim});
-    term = Tensor(DType::f32, {kSeqs, kHeads, kColumns}, kGpu);
-    plain = Tensor(DType::bf16, {kSeqs, kHeads, kDim}, kGpu);
-    fused = Tensor(DType::bf16, {kSeqs, kHeads, kDim}, kGpu);
-    lse = Tensor(DType::f32, {kSeqs, kHeads}, kGpu);
-    Tensor table(DType::i32, {kSeqs, kBlocksEach});
-    testing::fill_distinct(TensorView(table.data(), DType::i32, {kSeqs * kBlocksEach}), random,
-                           kSeqs * kBlocksEach);
+    term = Tensor(DType::f32, {num_seqs, kHeads, kColumns}, kGpu);
+    plain = Tensor(DType::bf16, {num_seqs, kHeads, kDim}, kGpu);
+    fused = Tensor(DType::bf16, {num_seqs, kHeads, kDim}, kGpu);
+    lse = Tensor(DType::f32, {num_seqs, kHeads}, kGpu);
+    Tensor table(DType::i32, {num_seqs, kBlocksEach});
+    testing::fill_distinct(TensorView(table.data(), DType::i32, {num_seqs * kBlocksEach}), random,
+                           num_seqs * kBlocksEach);
     tables = table.to(kGpu);
-    slots = Tensor(DType::i64, {kSeqs}, kGpu);
-    lens = Tensor(DType::i32, {kSeqs}, kGpu);
+    slots = Tensor(DType::i64, {num_seqs}, kGpu);
+    lens = Tensor(DType::i32, {num_seqs}, kGpu);
   }
 
   // New lengths and the slots that belong to them.
   void set_step(testing::Random& random) {
     const Tensor table = tables.to({});
-    Tensor next_lens(DType::i32, {kSeqs}), next_slots(DType::i64, {kSeqs});
-    for (std::int64_t s = 0; s < kSeqs; ++s) {
+    Tensor next_lens(DType::i32, {num_seqs}), next_slots(DType::i64, {num_seqs});
+    for (std::int64_t s = 0; s < num_seqs; ++s) {
       const std::int64_t length = random.below(kColumns + 1);
       next_lens.view().at<std::int32_t>(s) = static_cast<std::int32_t>(length);
       const std::int64_t last = length - 1;
@@ -607,8 +670,8 @@ struct Loop {
                       : table.view().at<std::int32_t>(s, last / kBlockSize) * kBlockSize +
                             last % kBlockSize;
     }
-    copy_between(lens.data(), kGpu, next_lens.data(), {}, kSeqs * 4);
-    copy_between(slots.data(), kGpu, next_slots.data(), {}, kSeqs * 8);
+    copy_between(lens.data(), kGpu, next_lens.data(), {}, num_seqs * 4);
+    copy_between(slots.data(), kGpu, next_slots.data(), {}, num_seqs * 8);
   }
 
   void run(const RunOptions& options) {
@@ -661,18 +724,21 @@ TEST_F(PagedGpu, TheFirstCallMayBeCaptured) {
 
 // One capture of a whole step, replayed with new lengths in the same memory.
 TEST_F(PagedGpu, GraphReplaysWithNewLengths) {
-  Loop captured, eager;
-  CudaStream stream;
-  testing::Random random(7), same(7);
-  const Graph graph(stream, [&] { captured.run(stream.options()); });
-  for (int replay = 0; replay < 1000; ++replay) {
-    captured.set_step(random);
-    graph.launch(stream);
-    ASSERT_EQ(cudaStreamSynchronize(stream.stream), 0);
-    eager.set_step(same);
-    eager.run({});
-    if (replay % 50 != 0 && replay != 999) continue;
-    ASSERT_TRUE(same_bytes(captured.results(), eager.results())) << "replay " << replay;
+  for (const std::int64_t num_seqs : {3, 1}) {
+    Loop captured(num_seqs), eager(num_seqs);
+    CudaStream stream;
+    testing::Random random(7), same(7);
+    const Graph graph(stream, [&] { captured.run(stream.options()); });
+    for (int replay = 0; replay < 1000; ++replay) {
+      captured.set_step(random);
+      graph.launch(stream);
+      ASSERT_EQ(cudaStreamSynchronize(stream.stream), 0);
+      eager.set_step(same);
+      eager.run({});
+      if (replay % 50 != 0 && replay != 999) continue;
+      ASSERT_TRUE(same_bytes(captured.results(), eager.results()))
+          << num_seqs << " sequences, replay " << replay;
+    }
   }
 }
 
@@ -696,7 +762,7 @@ TEST_F(PagedGpu, GraphsShareTheirInputs) {
   Tensor outs[2];
   AttentionArgs own[2] = {args, args};
   for (int i = 0; i < 2; ++i) {
-    outs[i] = Tensor(DType::bf16, {Loop::kSeqs, Loop::kHeads, Loop::kDim}, kGpu);
+    outs[i] = Tensor(DType::bf16, {loop.num_seqs, Loop::kHeads, Loop::kDim}, kGpu);
     own[i].out = outs[i];
   }
   const Graph first(streams[0], [&] { attention(own[0], streams[0].options()); });
@@ -709,6 +775,43 @@ TEST_F(PagedGpu, GraphsShareTheirInputs) {
     ASSERT_EQ(cudaStreamSynchronize(streams[i].stream), 0);
     EXPECT_TRUE(testing::same_bytes(outs[i].to({}), expected.out));
   }
+}
+
+// One sequence alone uses memory that stays with a stream: threads share a stream's, and there are
+// more streams than may have some.
+TEST_F(PagedGpu, OneSequenceOnManyThreadsAndStreams) {
+  Loop loop(1);
+  testing::Random random(9);
+  loop.set_step(random);
+  loop.run({});
+  AttentionArgs args;
+  args.query = loop.query;
+  args.key_cache = loop.key_cache;
+  args.value_cache = loop.value_cache;
+  args.pos_bias_u = loop.bias;
+  args.pos_bias_v = loop.bias;
+  args.r = loop.r;
+  args.block_tables = loop.tables;
+  args.context_lens = loop.lens;
+  const Result expected = run_there(args);
+  const auto calls = [&](const std::vector<CudaStream>& streams, int count) {
+    std::vector<Tensor> outs;
+    for (int i = 0; i < count; ++i) {
+      outs.emplace_back(DType::bf16, expected.out.view().shape(), kGpu);
+      AttentionArgs own = args;
+      own.out = outs.back();
+      attention(own, streams[static_cast<std::size_t>(i) % streams.size()].options());
+    }
+    for (const CudaStream& stream : streams) {
+      EXPECT_EQ(cudaStreamSynchronize(stream.stream), 0);
+    }
+    for (const Tensor& out : outs) EXPECT_TRUE(testing::same_bytes(out.to({}), expected.out));
+  };
+  const std::vector<CudaStream> one(1), many(70);
+  calls(many, 210);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) threads.emplace_back([&] { calls(one, 100); });
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_F(PagedGpu, CheckingModeRefusesACapture) {

@@ -88,6 +88,21 @@ WINNOW_HOST_DEVICE inline Split plan_split(const StepWork& work, int num_seqs, i
   return split;
 }
 
+// One sequence alone needs no plan, and so nothing waits for its length: of the thread blocks that
+// run at the same time each head gets so many, and their warps take its tiles in turn. 0: plan.
+inline constexpr int kMostOfHead = 32;
+inline int blocks_of_head(int num_seqs, std::int64_t heads, int passes, const Machine& machine) {
+  if (num_seqs != 1) return 0;
+  const std::int64_t each = machine.blocks / (heads * passes);
+  const int blocks = static_cast<int>(each < kMostOfHead ? each : kMostOfHead);
+  const bool enough = blocks > 1 && 4 * blocks * heads * passes >= 3 * machine.blocks;
+  return enough ? blocks : 0;
+}
+
+// "8 blocks for each of 16 heads", or "a plan".
+WINNOW_EXPORT std::string describe_one_sequence(std::int64_t heads, int passes,
+                                                const Machine& machine);
+
 // "16384 tiles x 16 heads, parts of 16 tiles, 132 blocks".
 WINNOW_EXPORT std::string to_string(const Split& split);
 

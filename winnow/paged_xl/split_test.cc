@@ -113,6 +113,37 @@ TEST(Split, ShapesOfTheBenchmarks) {
   EXPECT_EQ(text(long_ones, true), "16384 tiles x 16 heads, parts of 8 tiles, 132 blocks");
 }
 
+TEST(Split, OneSequenceAlone) {
+  const auto text = [](std::int64_t heads, int passes) {
+    return describe_one_sequence(heads, passes, kMachine);
+  };
+  EXPECT_EQ(text(16, 1), "8 blocks for each of 16 heads");
+  EXPECT_EQ(text(8, 1), "16 blocks for each of 8 heads");
+  EXPECT_EQ(text(4, 2), "16 blocks for each of 4 heads in 2 passes");
+  EXPECT_EQ(text(4, 1), "32 blocks for each of 4 heads");
+  EXPECT_EQ(text(3, 1), "a plan");  // 32 blocks each would leave a quarter idle
+  EXPECT_EQ(text(64, 1), "2 blocks for each of 64 heads");
+  EXPECT_EQ(text(67, 1), "a plan");  // one block each
+  EXPECT_EQ(blocks_of_head(2, 16, 1, kMachine), 0);
+  EXPECT_EQ(blocks_of_head(0, 16, 1, kMachine), 0);
+}
+
+// Whatever the heads and the machine: all blocks run at the same time, and most of the machine.
+TEST(Split, OneSequenceFillsTheMachine) {
+  for (const int blocks : {1, 7, 58, 108, 132, 160}) {
+    for (int heads = 1; heads <= 300; ++heads) {
+      for (const int passes : {1, 2, 5}) {
+        const int each = blocks_of_head(1, heads, passes, {.blocks = blocks, .warps = 8});
+        if (each == 0) continue;
+        EXPECT_GE(each, 2);
+        EXPECT_LE(each, kMostOfHead);
+        EXPECT_LE(each * heads * passes, blocks);
+        EXPECT_GE(4 * each * heads * passes, 3 * blocks);
+      }
+    }
+  }
+}
+
 // However many tokens and however little room: no more parts than fit.
 TEST(Split, PartsFitTheWorkspace) {
   testing::Random random(2);

@@ -30,6 +30,23 @@ __device__ __forceinline__ uint4 load_again(const void* address) {
   return word;
 }
 
+// Loads that stay where they stand: before and after the same barriers and other such loads.
+__device__ __forceinline__ std::int32_t load_now(const std::int32_t* address) {
+  std::int32_t value;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ float load_now(const float* address) {
+  float value;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ float2 load_now(const float2* address) {
+  float2 value;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(address));
+  return value;
+}
+
 // Adds to memory without waiting, each element atomically, in no particular order. `address` is
 // aligned to the value's size; `policy` is an L2 eviction policy (device/sm90/copy.cuh).
 __device__ __forceinline__ void reduce_add(float* address, float4 value) {

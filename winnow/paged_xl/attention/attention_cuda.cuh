@@ -5,7 +5,7 @@
 // split.h) and goes through its tiles with a softmax of its own, while the next tile of K, and of
 // r, is on its way into registers, as is V of this one: 16-byte loads, no shared memory and no
 // barrier. A part that is a whole context gives the output, others go to a workspace where
-// merge_kernel puts them together.
+// merge_kernel puts them together. One sequence alone: one_sequence_cuda.cuh.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ struct KernelParams {
   Machine machine;
 };
 
-// What a warp leaves of its part: for each query head of the pass the maximum of the logits, the
-// sum of the weights, and the weighted sum of the values.
+// What is left of a part: for each query head of the pass the maximum of the logits, the sum of the
+// weights, and the weighted sum of the values.
 struct Record {
   float* data;
   int heads, dim;
@@ -65,6 +65,32 @@ __device__ __forceinline__ void store_lse(const KernelParams& p, int s, int h, f
   p.lse.data[s * p.lse.stride0 + h] =
       sum == 0.0f ? device::negative_infinity() : maximum + logf(sum);
 }
+
+// Up to 32 parts of one context that are put together: each lane has one, or none (-inf and 0). The
+// whole warp must call.
+struct Shares {
+  float maximum, weights, share;  // of all parts; of the lane's part in each of its values
+
+  __device__ __forceinline__ Shares(float part_maximum, float part_weights)
+      : maximum(part_maximum) {
+#pragma unroll
+    for (int distance = 1; distance < kWarpSize; distance *= 2) {
+      maximum = fmaxf(maximum, __shfl_xor_sync(device::kFullWarp, maximum, distance));
+    }
+    share = softmax_weight(part_maximum, maximum);
+    weights = device::warp_sum(share * part_weights);
+  }
+  __device__ __forceinline__ float of(int part) const {
+    return __shfl_sync(device::kFullWarp, share, part);
+  }
+  // Column d of the output of a query head from the sum of the parts' values.
+  template <class T>
+  __device__ __forceinline__ void store(const KernelParams& p, int s, int h, int d,
+                                        float value) const {
+    row_of<T>(p.out, s, h)[d] = from_float<T>(weights == 0.0f ? 0.0f : __fdividef(value, weights));
+    if (d == 0) store_lse(p, s, h, maximum, weights);
+  }
+};
 
 // The work of one warp on one part.
 template <class T, int kMaxDim, int kHeads, bool kFused, bool kAligned>
@@ -107,13 +133,16 @@ struct Warp {
 
   __device__ int block_mask() const { return (1 << p.block_shift) - 1; }
 
+  __device__ const std::int32_t* table_entry(int j) const {
+    return p.block_tables.data + sequence * p.block_tables.stride0 + (j >> p.block_shift);
+  }
+
   // The cache block of the lane's token, -1 if the context has none there.
   __device__ int find_block(int tile, int tile_end) const {
     const int j = tile * kTile<T> + token;
-    if (tile >= tile_end || j >= length) return -1;
-    const std::int32_t block =
-        __ldg(p.block_tables.data + sequence * p.block_tables.stride0 + (j >> p.block_shift));
-    return block >= 0 && block < p.num_blocks ? block : -1;
+    std::int32_t block = -1;
+    if (tile < tile_end && j < length) block = device::load_now(table_entry(j));
+    return block < p.num_blocks ? max(block, -1) : -1;
   }
 
   __device__ void load_keys(int tile, int block) {
@@ -249,21 +278,28 @@ struct Warp {
                                      length - 1 - tile * kTile<T>, p.dim, lane);
   }
 
-  // The lane's columns of query and bias u, on their way.
-  struct Raw {
-    T query[kHeads][kMaxDim / kWarpSize], bias[kHeads][kMaxDim / kWarpSize];
+  // The lane's columns of query and bias u, on their way: neighbours.
+  static constexpr int kColumns = kMaxDim / kWarpSize;
+  struct alignas(kAligned ? 4 * sizeof(T) : sizeof(T)) Quad {
+    T elements[4];
   };
+  struct Raw {
+    Quad query[kHeads][kColumns / 4], bias[kHeads][kColumns / 4];
+  };
+  __device__ static Quad load_quad(const T* from) {
+    if constexpr (kAligned) return *reinterpret_cast<const Quad*>(from);
+    return {{from[0], from[1], from[2], from[3]}};
+  }
+  // Without branches: what is not there is not used.
   __device__ void load_queries(Raw& raw) const {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
+      const int head = first_head + min(h, heads - 1);
 #pragma unroll
-      for (int i = 0; i < kMaxDim / kWarpSize; ++i) {
-        const int d = lane + i * kWarpSize;
-        const bool exists = h < heads && d < p.dim;
-        raw.query[h][i] = raw.bias[h][i] = from_float<T>(0);
-        if (!exists) continue;
-        raw.query[h][i] = row_of<T>(p.query, sequence, first_head + h)[d];
-        raw.bias[h][i] = row_of<T>(p.pos_bias_u, sequence, first_head + h)[d];
+      for (int i = 0; i < kColumns / 4; ++i) {
+        const int d = min(lane * kColumns + 4 * i, p.dim - 4);
+        raw.query[h][i] = load_quad(row_of<T>(p.query, sequence, head) + d);
+        raw.bias[h][i] = load_quad(row_of<T>(p.pos_bias_u, sequence, head) + d);
       }
     }
   }
@@ -272,9 +308,9 @@ struct Warp {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-      for (int i = 0; i < kMaxDim / kWarpSize; ++i) {
-        query_u[h * kMaxDim + lane + i * kWarpSize] =
-            to_float(raw.query[h][i]) + to_float(raw.bias[h][i]);
+      for (int i = 0; i < kColumns; ++i) {
+        query_u[h * kMaxDim + lane * kColumns + i] = to_float(raw.query[h][i / 4].elements[i % 4]) +
+                                                     to_float(raw.bias[h][i / 4].elements[i % 4]);
       }
       if constexpr (kFused) {
         if (h >= heads) continue;
@@ -285,22 +321,22 @@ struct Warp {
     __syncwarp();
   }
 
-  // Begins to load the queries and the first tile of a part.
-  __device__ void start(const Part& part, int pass, Raw& raw) {
-    sequence = part.sequence;
-    length = part.length;
-    kv_head = part.head;
-    first_head = part.head * p.group + pass * kHeads;
+  __device__ void choose(int s, int head, int pass) {
+    sequence = s;
+    kv_head = head;
+    first_head = head * p.group + pass * kHeads;
     heads = min(kHeads, p.group - pass * kHeads);
-    const int block = find_block(part.first_tile, part.end_tile);
-    load_queries(raw);
-    load_keys(part.first_tile, block);
-    next_block = find_block(part.first_tile + 1, part.end_tile);
-    if constexpr (kFused && kRoom) load_relative(part.first_tile, 0);
   }
 
-  // Tiles [tile, end) of the context.
-  __device__ void run(int tile, int end) {
+  // Begins to load the first of tiles first, first + step, ... < end.
+  __device__ void start(int first, int end, int step) {
+    load_keys(first, find_block(first, end));
+    next_block = find_block(first + step, end);
+    if constexpr (kFused && kRoom) load_relative(first, 0);
+  }
+
+  // Tiles tile, tile + step, ... < end of the context.
+  __device__ void run(int tile, int end, int step) {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       maxima[h] = device::negative_infinity();
@@ -308,7 +344,7 @@ struct Warp {
 #pragma unroll
       for (int k = 0; k < kUnits; ++k) sums[h][k] = 0;
     }
-    for (; tile < end; ++tile) {
+    for (; tile < end; tile += step) {
       const int block = keys.block;
       if constexpr (kRoom) {
         load_values(tile, block);
@@ -321,8 +357,8 @@ struct Warp {
 #pragma unroll
         for (int h = 0; h < kHeads; ++h) logits[h] += bd_of(keys.bd[h]);
       }
-      load_keys(tile + 1, next_block);
-      next_block = find_block(tile + 2, end);
+      load_keys(tile + step, next_block);
+      next_block = find_block(tile + 2 * step, end);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (h >= heads) break;
@@ -330,8 +366,8 @@ struct Warp {
           logits[h] += relative.dot(query_v[h], lane);
           if (h + 1 < heads) {
             load_relative(tile, h + 1);
-          } else if (kRoom && tile + 1 < end) {
-            load_relative(tile + 1, 0);
+          } else if (kRoom && tile + step < end) {
+            load_relative(tile + step, 0);
           }
         }
         logits[h] = add_logit(h, block >= 0 ? p.scale * logits[h] : device::negative_infinity());
@@ -415,9 +451,12 @@ __global__ void __launch_bounds__(kWarpSize* warps_of_block<kMaxDim, kHeads, kFu
     if (!Walk<T>(p.lengths, state, warp.lane).find(index / p.passes, part)) return;
     const int pass = index % p.passes;
     typename decltype(warp)::Raw raw;
-    warp.start(part, pass, raw);
+    warp.length = part.length;
+    warp.choose(part.sequence, part.head, pass);
+    warp.load_queries(raw);
+    warp.start(part.first_tile, part.end_tile, 1);
     warp.store_queries(raw);
-    warp.run(part.first_tile, part.end_tile);
+    warp.run(part.first_tile, part.end_tile, 1);
     if (part.whole) {
       warp.store_output();
     } else {
@@ -493,19 +532,14 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize)
 #pragma unroll
   for (int k = 0; k < kColumns; ++k) shared_sums[warp][lane + k * kWarpSize] = sums[k];
   __syncthreads();
-  if (thread >= p.dim) return;
-  float largest = shared_maxima[0];
+  if (thread >= kMaxDim) return;
+  const bool has_part = lane < kMergeWarps;
+  const Shares shares(has_part ? shared_maxima[lane] : device::negative_infinity(),
+                      has_part ? shared_weights[lane] : 0.0f);
+  float sum = 0;
 #pragma unroll
-  for (int w = 1; w < kMergeWarps; ++w) largest = fmaxf(largest, shared_maxima[w]);
-  float weight = 0, sum = 0;
-#pragma unroll
-  for (int w = 0; w < kMergeWarps; ++w) {
-    const float share = softmax_weight(shared_maxima[w], largest);
-    weight += share * shared_weights[w];
-    sum += share * shared_sums[w][thread];
-  }
-  row_of<T>(p.out, s, h)[thread] = from_float<T>(weight == 0.0f ? 0.0f : sum / weight);
-  if (thread == 0) store_lse(p, s, h, largest, weight);
+  for (int w = 0; w < kMergeWarps; ++w) sum += shares.of(w) * shared_sums[w][thread];
+  if (thread < p.dim) shares.store<T>(p, s, h, thread, sum);
 }
 
 }  // namespace winnow::paged_xl::attention_cuda_detail
