@@ -165,7 +165,8 @@ void launch(KernelParams kernel, cudaStream_t stream) {
   if constexpr (kAligned) {
     const int blocks =
         blocks_of_head(kernel.lengths.num_seqs, kernel.num_kv_heads, kernel.passes, kernel.machine);
-    if (blocks > 0) {
+    if (blocks > 0 && is_aligned(kernel.query, sizeof(T)) &&
+        is_aligned(kernel.pos_bias_u, sizeof(T))) {
       using BlockRecord = BlockRecord<kMaxDim>;
       const std::int64_t records = heads * kHeads * BlockRecord::room(blocks);
       const std::size_t size = static_cast<std::size_t>(records) * sizeof(BlockRecord);
@@ -218,7 +219,6 @@ void attention_cuda(const AttentionParams& params, void* stream) {
   const std::int64_t size = size_of(params.cache.dtype);
   const bool fused = params.r.data != nullptr;
   const bool aligned = is_aligned(params.key, size) && is_aligned(params.value, size) &&
-                       is_aligned(params.query, size) && is_aligned(params.pos_bias_u, size) &&
                        (!fused || is_aligned(params.r, size));
   with_element_type(params.cache.dtype, [&](auto element) {
     using T = decltype(element);

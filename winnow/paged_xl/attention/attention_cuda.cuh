@@ -133,16 +133,15 @@ struct Warp {
 
   __device__ int block_mask() const { return (1 << p.block_shift) - 1; }
 
-  __device__ const std::int32_t* table_entry(int j) const {
-    return p.block_tables.data + sequence * p.block_tables.stride0 + (j >> p.block_shift);
-  }
-
   // The cache block of the lane's token, -1 if the context has none there.
   __device__ int find_block(int tile, int tile_end) const {
     const int j = tile * kTile<T> + token;
-    std::int32_t block = -1;
-    if (tile < tile_end && j < length) block = device::load_now(table_entry(j));
-    return block < p.num_blocks ? max(block, -1) : -1;
+    if (tile >= tile_end || j >= length) return -1;
+    return checked(
+        __ldg(p.block_tables.data + sequence * p.block_tables.stride0 + (j >> p.block_shift)));
+  }
+  __device__ int checked(std::int32_t block) const {
+    return block >= 0 && block < p.num_blocks ? block : -1;
   }
 
   __device__ void load_keys(int tile, int block) {
@@ -278,28 +277,21 @@ struct Warp {
                                      length - 1 - tile * kTile<T>, p.dim, lane);
   }
 
-  // The lane's columns of query and bias u, on their way: neighbours.
-  static constexpr int kColumns = kMaxDim / kWarpSize;
-  struct alignas(kAligned ? 4 * sizeof(T) : sizeof(T)) Quad {
-    T elements[4];
-  };
+  // The lane's columns of query and bias u, on their way.
   struct Raw {
-    Quad query[kHeads][kColumns / 4], bias[kHeads][kColumns / 4];
+    T query[kHeads][kMaxDim / kWarpSize], bias[kHeads][kMaxDim / kWarpSize];
   };
-  __device__ static Quad load_quad(const T* from) {
-    if constexpr (kAligned) return *reinterpret_cast<const Quad*>(from);
-    return {{from[0], from[1], from[2], from[3]}};
-  }
-  // Without branches: what is not there is not used.
   __device__ void load_queries(Raw& raw) const {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      const int head = first_head + min(h, heads - 1);
 #pragma unroll
-      for (int i = 0; i < kColumns / 4; ++i) {
-        const int d = min(lane * kColumns + 4 * i, p.dim - 4);
-        raw.query[h][i] = load_quad(row_of<T>(p.query, sequence, head) + d);
-        raw.bias[h][i] = load_quad(row_of<T>(p.pos_bias_u, sequence, head) + d);
+      for (int i = 0; i < kMaxDim / kWarpSize; ++i) {
+        const int d = lane + i * kWarpSize;
+        const bool exists = h < heads && d < p.dim;
+        raw.query[h][i] = raw.bias[h][i] = from_float<T>(0);
+        if (!exists) continue;
+        raw.query[h][i] = row_of<T>(p.query, sequence, first_head + h)[d];
+        raw.bias[h][i] = row_of<T>(p.pos_bias_u, sequence, first_head + h)[d];
       }
     }
   }
@@ -308,17 +300,20 @@ struct Warp {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        query_u[h * kMaxDim + lane * kColumns + i] = to_float(raw.query[h][i / 4].elements[i % 4]) +
-                                                     to_float(raw.bias[h][i / 4].elements[i % 4]);
+      for (int i = 0; i < kMaxDim / kWarpSize; ++i) {
+        query_u[h * kMaxDim + lane + i * kWarpSize] =
+            to_float(raw.query[h][i]) + to_float(raw.bias[h][i]);
       }
-      if constexpr (kFused) {
-        if (h >= heads) continue;
-        query_v[h].load(row_of<T>(p.query, sequence, first_head + h),
-                        row_of<T>(p.pos_bias_v, sequence, first_head + h), p.dim, lane);
-      }
+      load_query_v(h);
     }
     __syncwarp();
+  }
+  __device__ void load_query_v(int h) {
+    if constexpr (kFused) {
+      if (h >= heads) return;
+      query_v[h].load(row_of<T>(p.query, sequence, first_head + h),
+                      row_of<T>(p.pos_bias_v, sequence, first_head + h), p.dim, lane);
+    }
   }
 
   __device__ void choose(int s, int head, int pass) {
@@ -328,11 +323,15 @@ struct Warp {
     heads = min(kHeads, p.group - pass * kHeads);
   }
 
-  // Begins to load the first of tiles first, first + step, ... < end.
-  __device__ void start(int first, int end, int step) {
-    load_keys(first, find_block(first, end));
-    next_block = find_block(first + step, end);
-    if constexpr (kFused && kRoom) load_relative(first, 0);
+  // Begins to load the queries and the first tile of a part.
+  __device__ void start(const Part& part, int pass, Raw& raw) {
+    length = part.length;
+    choose(part.sequence, part.head, pass);
+    const int block = find_block(part.first_tile, part.end_tile);
+    load_queries(raw);
+    load_keys(part.first_tile, block);
+    next_block = find_block(part.first_tile + 1, part.end_tile);
+    if constexpr (kFused && kRoom) load_relative(part.first_tile, 0);
   }
 
   // Tiles tile, tile + step, ... < end of the context.
@@ -451,10 +450,7 @@ __global__ void __launch_bounds__(kWarpSize* warps_of_block<kMaxDim, kHeads, kFu
     if (!Walk<T>(p.lengths, state, warp.lane).find(index / p.passes, part)) return;
     const int pass = index % p.passes;
     typename decltype(warp)::Raw raw;
-    warp.length = part.length;
-    warp.choose(part.sequence, part.head, pass);
-    warp.load_queries(raw);
-    warp.start(part.first_tile, part.end_tile, 1);
+    warp.start(part, pass, raw);
     warp.store_queries(raw);
     warp.run(part.first_tile, part.end_tile, 1);
     if (part.whole) {
