@@ -1,0 +1,181 @@
+// What the kernels of one rank's GPU layer know: plain structs, passed by value. Internal.
+//
+// Memory that all ranks have alike ("symmetric") is reached in two ways. Ranks of one node: through
+// pointers, node[local]. Ranks of other nodes: through puts of a Wire (wire.cuh) only, and only
+// along the rail.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "winnow/expert_parallel/arena.h"
+#include "winnow/expert_parallel/exchange.h"
+
+#ifdef __CUDACC__
+#define WINNOW_HD __host__ __device__
+#else
+#define WINNOW_HD
+#endif
+
+namespace winnow::expert_parallel {
+
+inline constexpr int kMaxSegments = 64;  // of an arena
+inline constexpr int kMaxLocals = 72;    // ranks of a node, so that kernels take their pointers
+
+// A pointer for each rank of this node, by local index. A kernel parameter.
+struct NodePointers {
+  std::byte* data[kMaxLocals] = {};
+};
+
+// What the kernels of this rank found in its indices; travels behind the counts.
+struct Findings {
+  std::int32_t bad = 0;  // 1: an index is out of range, the first one:
+  std::int32_t token = 0, k = 0, value = 0;
+};
+
+// Who is where. Expert x lives on rank x / per_rank().
+struct DeviceTopology {
+  int world = 1, locals = 1, nodes = 1;  // W, L, NN
+  int rank = 0, node = 0, local = 0;
+  int experts = 0, topk = 0;  // E, K
+
+  WINNOW_HD int per_rank() const { return experts / world; }
+  WINNOW_HD int rank_of(int node, int local) const { return node * locals + local; }
+  WINNOW_HD bool kept(std::int32_t expert) const { return expert >= 0 && expert < experts; }
+};
+
+// A symmetric memory as this rank's kernels see it.
+struct SymmetricView {
+  std::byte* local = nullptr;
+  std::byte* const* node = nullptr;  // [L], in device memory: the ranks of this node by local index
+  std::byte* const* wire = nullptr;  // [W], for wires that are copies (in_process); else null
+};
+
+// Offsets of the control memory, the same on every rank. Words are 64-bit and hold epochs.
+struct ControlLayout {
+  std::int64_t heard = 0;    // [W] words: the row of that rank is there
+  std::int64_t rail = 0;     // [NN] words: the rail row and table of that node are there
+  std::int64_t done = 0;     // [L] words: that rank of the node is done with the others' memory
+  std::int64_t arrived = 0;  // [3, W] words: barriers (world, node, rail)
+  std::int64_t fault = 0;    // word: 0, or 1 + the rank that broke the layer
+  std::int64_t rows = 0;     // [2, W] rows: Header, pairs [E] i32, tokens [W] i32, Findings
+  std::int64_t rail_rows = 0;  // [2, NN] rows, each with a table behind it
+  std::int64_t row_bytes = 0, table_bytes = 0;
+  std::int64_t bytes = 0;  // of all
+
+  WINNOW_HD std::int64_t row(std::uint64_t epoch, int world, int rank) const {
+    return rows + (std::int64_t(epoch % 2) * world + rank) * row_bytes;
+  }
+  WINNOW_HD std::int64_t rail_row(std::uint64_t epoch, int nodes, int node) const {
+    return rail_rows + (std::int64_t(epoch % 2) * nodes + node) * (row_bytes + table_bytes);
+  }
+  WINNOW_HD std::int64_t rail_table(std::uint64_t epoch, int nodes, int node) const {
+    return rail_row(epoch, nodes, node) + row_bytes;
+  }
+};
+
+// Offsets of the rail memory (only with more than one node): where rail peers put rows, each at its
+// token's own place, and the chunks' signals.
+struct RailLayout {
+  std::int64_t signals = 0;  // [NN, chunks] words: epochs
+  std::int64_t rows = 0;     // [NN, T] rows, row_bytes apart at most
+  std::int64_t tails = 0;    // [NN, T] scales, tail_bytes apart at most
+  std::int64_t chunks = 0;   // of kChunkTokens tokens
+  std::int64_t max_tokens = 0, row_bytes = 0, tail_bytes = 0;
+  std::int64_t bytes = 0;
+
+  WINNOW_HD std::int64_t signal(int node, std::int64_t chunk) const {
+    return signals + (node * chunks + chunk) * std::int64_t(sizeof(std::uint64_t));
+  }
+  WINNOW_HD std::int64_t row(int node, std::int64_t token, std::int64_t bytes) const {
+    return rows + node * max_tokens * row_bytes + token * bytes;
+  }
+  WINNOW_HD std::int64_t tail(int node, std::int64_t token, std::int64_t bytes) const {
+    return tails + node * max_tokens * tail_bytes + token * bytes;
+  }
+};
+
+// What a device wait waited for, as errors say it (phase_name() in fault_report.h).
+enum class Phase : std::int32_t {
+  none,
+  counts,       // "the counts"
+  expert_rows,  // "the expert rows"
+  tokens,       // "the tokens": a chunk of the rail
+  rows,         // "the rows": dispatch's end
+  sums,         // "the sums": a chunk of the rail
+  end_of_sums,  // "the end of the sums"
+  world_barrier,
+  node_barrier,
+  rail_barrier,
+};
+
+// The first wait of this rank that expired, in pinned host memory that kernels write.
+struct FaultReport {
+  std::uint32_t state = 0;  // 1: complete
+  Phase phase = Phase::none;
+  std::int32_t reporter = -1;  // the rank that told this one, or this one itself
+  std::int32_t peer = -1;      // whom it waited for
+  std::uint64_t waited_for = 0, seen = 0, elapsed_ns = 0;
+};
+
+// In the device memory of this rank, not symmetric. Zero-filled at first.
+struct DeviceState {
+  std::uint64_t epoch = 0;    // of the last exchange: device time, also in replayed graphs
+  std::uint32_t broken = 0;   // 1: a wait has expired; every later kernel returns at once
+  std::uint32_t refused = 0;  // 1: this call does nothing, on every rank alike
+  std::uint32_t tickets[14] = {};  // for kernels that count their blocks; back to 0 after each
+};
+
+// What the host reads of an exchange, in pinned memory that kernels write; `Header[W]` and then
+// what the call adds follow it at the offsets that DeviceLayer knows.
+struct CallReport {
+  std::uint64_t ticket = 0;  // of the last call whose report is complete; written last
+  std::uint32_t refused = 0;
+  std::uint32_t unused = 0;
+};
+
+struct LayerView {
+  DeviceTopology topology;
+  ControlLayout control_layout;
+  RailLayout rail_layout;
+  SymmetricView control, rail;
+  DeviceState* state = nullptr;
+  FaultReport* fault = nullptr;  // device pointer of pinned memory
+  std::uint64_t timeout_ns = 0;
+  std::byte* const* segments = nullptr;  // [kMaxSegments, L], in device memory: arena segments of
+                                         // the ranks of this node, by Extent::segment % kMaxSegments
+};
+
+// A kernel of a call begins with `if (!runs(view)) return;`.
+#ifdef __CUDACC__
+__device__ __forceinline__ bool runs(const LayerView& view) {
+  const volatile DeviceState* state = view.state;
+  return state->broken == 0 && state->refused == 0;
+}
+// The epoch of this call (after its exchange kernel).
+__device__ __forceinline__ std::uint64_t epoch_of(const LayerView& view) {
+  return *const_cast<const volatile std::uint64_t*>(&view.state->epoch);
+}
+// What the exchange of this call heard from a rank, and the counts behind it.
+__device__ __forceinline__ const Header* heard(const LayerView& view, int rank) {
+  return reinterpret_cast<const Header*>(
+      view.control.local + view.control_layout.row(epoch_of(view), view.topology.world, rank));
+}
+__device__ __forceinline__ const std::int32_t* heard_pairs(const LayerView& view, int rank) {
+  return reinterpret_cast<const std::int32_t*>(heard(view, rank) + 1);  // [E]
+}
+__device__ __forceinline__ const std::int32_t* heard_tokens(const LayerView& view, int rank) {
+  return heard_pairs(view, rank) + view.topology.experts;  // [W]
+}
+__device__ __forceinline__ const Findings* heard_findings(const LayerView& view, int rank) {
+  return reinterpret_cast<const Findings*>(heard_tokens(view, rank) + view.topology.world);
+}
+// An extent of a rank of this node, as its header gave it.
+__device__ __forceinline__ std::byte* at_extent(const LayerView& view, int local,
+                                                const Extent& extent) {
+  return view.segments[(extent.segment % kMaxSegments) * view.topology.locals + local] +
+         extent.offset;
+}
+#endif
+
+}  // namespace winnow::expert_parallel
