@@ -149,7 +149,7 @@ TensorView AllToAll::combine_buffer(const Descriptor& descriptor) {
   return {state.buffer->data(), layer.config.dtype, {state.rows(), layer.config.hidden}};
 }
 
-void AllToAll::barrier(bool intra_node_only) {
+void AllToAll::barrier(bool intra_node_only, Stream) {
   constexpr std::string_view operation = "expert_parallel::barrier";
   Layer& layer = impl_->open(operation);
   layer.call(operation, [&] {

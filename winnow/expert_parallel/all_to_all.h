@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <memory>
 
+#include "winnow/core/device.h"
 #include "winnow/core/dtype.h"
 #include "winnow/core/export.h"
+#include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
 #include "winnow/expert_parallel/descriptor.h"
 #include "winnow/expert_parallel/topology.h"
@@ -31,6 +33,7 @@ struct Config {
   int sm_count = 20;                    // SMs that a GPU layer uses; on the CPU only compared
   std::int64_t arena_rows = 0;          // rows that the arena begins with; 0: chosen
   std::chrono::nanoseconds timeout{0};  // of every wait; 0: default_timeout() of deadline.h
+  Device device{};  // where tensors and arena are: the CPU, or a GPU, its index each rank's own
 };
 
 // Arguments of dispatch(). n, 0 to T, is this rank's own.
@@ -45,6 +48,7 @@ struct DispatchArgs {
   std::int64_t worst_case_rows = 0;  // 0: the output has as many rows as arrive; else exactly these
   bool copy_out = false;             // the output in memory of its own, not in the arena
   std::shared_ptr<const Descriptor> cached{};  // repeat the routing of this descriptor
+  Stream stream{};                             // of the layer's GPU; every rank its own
 };
 
 // What dispatch() returns. S = ceil(H / 128), e = E / W.
@@ -63,6 +67,7 @@ struct CombineArgs {
   ConstTensorView bias{};           // optional [n, H], the layer's dtype
   bool weighted = false;            // multiply each row by the weight sent at dispatch
   TensorView out{};                 // optional [n, H], the layer's dtype: where the sums go
+  Stream stream{};                  // of the layer's GPU
 };
 
 // One rank of the layer. Every rank makes its own, and all ranks make the same calls in the same
@@ -159,7 +164,7 @@ class WINNOW_EXPORT AllToAll {
   TensorView combine_buffer(const Descriptor& descriptor);
 
   // Returns when every rank (of this node) has called it.
-  void barrier(bool intra_node_only = false);
+  void barrier(bool intra_node_only = false, Stream stream = {});
 
   // Leaves the layer. Idempotent, never throws, waits for nobody: memory that peers or borrowed
   // tensors still use stays until the last of them lets go of it.

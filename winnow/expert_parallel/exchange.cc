@@ -214,24 +214,29 @@ const std::byte* Exchange::table(int node) const {
 }
 
 void Exchange::throw_refusals(std::string_view operation) const {
-  const int world = map_.topology.world_size;
-  for (int rank = 0; rank < world; ++rank) {
-    const Header& said = header(rank);
+  std::vector<const Header*> heard;
+  for (int rank = 0; rank < map_.topology.world_size; ++rank) heard.push_back(&header(rank));
+  expert_parallel::throw_refusals(operation, heard);
+}
+
+void throw_refusals(std::string_view operation, std::span<const Header* const> heard) {
+  for (std::size_t rank = 0; rank < heard.size(); ++rank) {
+    const Header& said = *heard[rank];
     if (said.refusal == 0 || said.deferred != 0) continue;
     throw Error(static_cast<ErrorCode>(said.refusal - 1), std::string(operation),
-                said.message(rank));
+                said.message(static_cast<int>(rank)));
   }
-  const Options& first = header(0).options;
-  for (int rank = 1; rank < world; ++rank) {
-    const Options& other = header(rank).options;
+  const Options& first = heard[0]->options;
+  for (std::size_t rank = 1; rank < heard.size(); ++rank) {
+    const Options& other = heard[rank]->options;
     std::string text;
     if (other.call != first.call) {
-      text = differs("the call", call_name(first.call), call_name(other.call), rank);
+      text = differs("the call", call_name(first.call), call_name(other.call), int(rank));
     }
     for (const Option& option : kOptions) {
       if (!text.empty() || first.*option.value == other.*option.value) continue;
       text = differs(option.name, option.print(first.*option.value),
-                     option.print(other.*option.value), rank);
+                     option.print(other.*option.value), int(rank));
     }
     if (!text.empty()) {
       throw Error(ErrorCode::invalid_argument, std::string(operation), text);

@@ -36,13 +36,13 @@ struct Header {
   std::uint32_t refusal = 0;   // ErrorCode + 1 of what this rank finds wrong; 0: nothing
   std::uint32_t deferred = 0;  // 1: the call goes on and the next one fails
   std::int32_t subject = -1;   // the rank at fault; -1: the one that says so
-  char text[kTextBytes] = {};  // what is wrong
   Options options;
   std::int64_t tokens = 0;        // n
   std::int64_t scatter_rows = 0;  // of the table that was given
   std::uint64_t releasable = 0;   // Arena::releasable()
   Extent rows;                    // dispatch: the hole that rows may use; combine: the expert rows
   std::int64_t row_bytes = 0;     // of the whole message that is passed on
+  char text[kTextBytes] = {};     // what is wrong
 
   void refuse(const Error& error);
   // "rank 1: input: want ...", said by `rank`. Bounded, whatever the memory holds.
@@ -71,8 +71,7 @@ class Exchange {
   // The table of the rail source on another node, as many bytes as it posted.
   const std::byte* table(int node) const;
 
-  // Throws alike on every rank: the refusal of the lowest rank that refuses, else the first option
-  // in which ranks differ.
+  // throw_refusals() of what was heard.
   void throw_refusals(std::string_view operation) const;
 
  private:
@@ -93,6 +92,10 @@ class Exchange {
   std::shared_ptr<SymmetricMemory> memory_;
   std::vector<std::byte> message_;  // header, counts and table as they travel
 };
+
+// Throws alike on every rank that has heard the same: the refusal of the lowest rank that refuses,
+// else the first option in which ranks differ.
+void throw_refusals(std::string_view operation, std::span<const Header* const> heard);
 
 // The text of an error without its operation.
 std::string message_of(const Error& error);

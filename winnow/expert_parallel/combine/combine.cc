@@ -15,7 +15,6 @@ namespace winnow::expert_parallel {
 namespace {
 
 constexpr std::string_view kOperation = "expert_parallel::combine";
-constexpr Device kCpu{};
 
 // Sums that are put at once: they stay in the cache until then.
 constexpr std::int64_t kStagedTokens = 32;
@@ -42,7 +41,6 @@ class Combine {
   }
 
  private:
-  void check() const;
   void post();
   Extent place_expert_output() const;
   void find_rows();
@@ -62,30 +60,11 @@ class Combine {
   std::vector<std::byte> staged_;       // [kStagedTokens, H] sums for another node
 };
 
-void Combine::check() const {
-  const Check check{std::string(kOperation)};
-  check.that(state_.layer == layer_.token, "descriptor", "one of this layer", "another layer's");
-  const Config& config = layer_.config;
-  const Dim hidden{"hidden", config.hidden};
-  check.input("expert_output", args_.expert_output, {{"rows", state_.rows()}, hidden},
-              {config.dtype}, kCpu);
-  if (args_.bias.present()) {
-    check.input("bias", args_.bias, {{"n", routing_.tokens}, hidden}, {config.dtype}, kCpu);
-  }
-  if (args_.out.present()) {
-    check.output("out", args_.out, {{"n", routing_.tokens}, hidden}, {config.dtype}, kCpu);
-  }
-  if (!args_.weighted) return;
-  check.that(routing_.order == RowOrder::expert_major, "weighted", "false in token-major order",
-             "true");
-  check.that(state_.has_weights, "weighted", "weights that were sent at dispatch", "none");
-}
-
 // Says where this rank's expert rows are, or what is wrong, and hears the same from all.
 void Combine::post() {
   Header header;
   try {
-    check();
+    check_combine(layer_.config, layer_.token, args_, state_);
     header.options.call = Call::combine;
     header.options.weighted = args_.weighted;
     header.options.descriptor = static_cast<std::int64_t>(state_.number);
@@ -229,6 +208,26 @@ void Combine::finish_own(std::int64_t chunk) {
 }
 
 }  // namespace
+
+void check_combine(const Config& config, const std::shared_ptr<const char>& layer,
+                   const CombineArgs& args, const Descriptor::State& state) {
+  const Check check{std::string(kOperation)};
+  check.that(state.layer == layer, "descriptor", "one of this layer", "another layer's");
+  const Dim hidden{"hidden", config.hidden};
+  const std::int64_t tokens = state.routing->tokens;
+  check.input("expert_output", args.expert_output, {{"rows", state.rows()}, hidden}, {config.dtype},
+              config.device);
+  if (args.bias.present()) {
+    check.input("bias", args.bias, {{"n", tokens}, hidden}, {config.dtype}, config.device);
+  }
+  if (args.out.present()) {
+    check.output("out", args.out, {{"n", tokens}, hidden}, {config.dtype}, config.device);
+  }
+  if (!args.weighted) return;
+  check.that(state.routing->order == RowOrder::expert_major, "weighted",
+             "false in token-major order", "true");
+  check.that(state.has_weights, "weighted", "weights that were sent at dispatch", "none");
+}
 
 Tensor combine(Layer& layer, const CombineArgs& args, const Descriptor& descriptor) {
   return layer.call(kOperation, [&] { return Combine(layer, args, descriptor).run(); });

@@ -1,10 +1,23 @@
 // AllToAll::combine(), below the door. Internal.
 #pragma once
 
+#include "winnow/expert_parallel/descriptor_state.h"
 #include "winnow/expert_parallel/layer.h"
 
 namespace winnow::expert_parallel {
 
+class DeviceLayer;
+
+// Throws Error (invalid_argument) naming the argument, for this rank alone. `layer` is the token of
+// the layer, `config` its sizes and device.
+void check_combine(const Config& config, const std::shared_ptr<const char>& layer,
+                   const CombineArgs& args, const Descriptor::State& state);
+
 Tensor combine(Layer& layer, const CombineArgs& args, const Descriptor& descriptor);
+
+// On a GPU: combine_cuda.cc. Only in builds with CUDA.
+Tensor combine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& descriptor);
+// Loads its kernels onto the current GPU; a cudaError_t.
+int load_combine_kernels();
 
 }  // namespace winnow::expert_parallel

@@ -1,79 +1,160 @@
 // One rank's layer on a GPU, host side: what dispatch and combine share. The counterpart of Layer
-// (layer.h). Internal.
+// (layer.h). Only in builds with CUDA. Internal.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <cuda_runtime_api.h>
+
 #include "winnow/core/device.h"
+#include "winnow/core/device_memory.h"
 #include "winnow/core/stream.h"
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/arena.h"
+#include "winnow/expert_parallel/device/gpu_memory.h"
 #include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/exchange.h"
 #include "winnow/expert_parallel/placement.h"
 
 namespace winnow::expert_parallel {
 
-// Memory of one GPU that only this rank uses, given back in stream order... or at destruction.
-class DeviceBuffer;
+// What the host learns of a call.
+enum class Report {
+  none,     // nothing: it does not wait
+  headers,  // what the exchange has heard
+  more,     // and what a later kernel of the call adds before it calls complete_report()
+};
 
 class DeviceLayer {
  public:
-  // Collective. `config` is checked and resolved; config.device is a GPU.
+  // Collective. `config` is checked and resolved; config.device is a GPU. Errors (winnow::Error):
+  // unsupported, where the GPU or the transport cannot do it; those of the allocations.
   DeviceLayer(std::shared_ptr<Transport> transport, const Config& config);
+  // Waits for nobody.
   ~DeviceLayer();
+  DeviceLayer(const DeviceLayer&) = delete;
+  DeviceLayer& operator=(const DeviceLayer&) = delete;
 
-  const Config& config() const;
-  const ExpertMap& map() const;
-  Device device() const;
-  Arena& arena();
-  std::int64_t row_bytes() const;
-  LayerView view() const;
+  const Config& config() const { return config_; }
+  const ExpertMap& map() const { return map_; }
+  Device device() const { return config_.device; }
+  int rank() const { return rank_; }
+  int node() const { return map_.topology.node(rank_); }
+  int local() const { return map_.topology.local(rank_); }
+  int nodes() const { return map_.topology.nodes(); }
+  std::int64_t row_bytes() const { return config_.hidden * size_of(config_.dtype); }
   // At most config.sm_count, and so few that the blocks of all ranks on this GPU run side by side.
-  int blocks() const;
-  const std::shared_ptr<const char>& token() const;  // stands for this layer in descriptors
+  int blocks() const { return blocks_; }
+  // Stands for this layer in descriptors, which must not keep the rest alive.
+  const std::shared_ptr<const char>& token() const { return token_; }
+  const LayerView& view() const { return view_; }
+  const Wire& wire() const { return *wire_; }
+  Arena& arena() { return arena_; }
 
-  // ---- A call, in this order on every rank.
+  // Memory of this GPU that only this rank uses; it may be used again by later calls, in their
+  // order, when the last owner lets go. Never null.
+  std::shared_ptr<Region> keep(std::int64_t bytes);
 
-  // Throws what broke the layer. Orders `stream` after the stream of the call before. `number`
-  // counts calls: the same on every rank.
+  // ---- A call, in this order on every rank. The GPU is the current one from begin() to end().
+
+  // Throws what broke the layer. Orders `stream` after the stream of the call before. The number of
+  // the call, the same on every rank.
   std::uint64_t begin(std::string_view operation, Stream stream);
-  bool capturing() const;  // the stream of this call records a graph: the host cannot wait
+  cudaStream_t stream() const { return stream_; }
+  bool capturing() const { return capturing_; }  // a graph is recorded: the host cannot wait
 
-  // Enqueues the exchange: posts header, counts ([E + W] i32, in device memory; null: none) and
-  // table (device memory, to the rail peers), hears all ranks, and sets DeviceState::refused where
-  // one refuses or options differ. Its report goes to the host under this call's number.
+  // Enqueues the exchange: posts header, counts ([E + W] i32 and Findings behind them, in device
+  // memory; null: none) and table (device memory, to the rail peers; stays as it is until the call
+  // is over), hears all ranks, and makes the rest of the call do nothing where one refuses or
+  // options differ. A rank whose header refuses enqueues nothing else and calls wait_report().
   void exchange(const Header& header, const std::int32_t* counts, const std::byte* table,
-                std::int64_t table_bytes);
-  // Host waits until `report` is complete for this call (kernels write the words behind the
-  // headers, then the number; finish_report() of report.cuh), then throws refusals and faults.
-  // Reads: heard_header(rank), report_words().
-  void wait_report(std::string_view operation);
-  const Header& heard_header(int rank) const;
-  std::span<const std::int32_t> report_words() const;  // [report_capacity], as the kernels left them
-  std::int32_t* report_words_on_device() const;
+                std::int64_t table_bytes, Report report);
+  // The host waits until the report is complete, then throws faults and refusals, alike on every
+  // rank. In capture: throws what this rank's own header refused.
+  void wait_report();
+  // What was heard, after wait_report().
+  const Header& heard_header(int rank) const { return host_report_.headers[rank]; }
+  std::span<const std::int32_t> report_words() const {
+    return {host_report_.words, static_cast<std::size_t>(report_words_)};
+  }
 
-  // After everything is enqueued: throws what earlier calls left for this one (deferred faults,
-  // refusals of calls that did not wait). Every rank has enqueued the same by then.
-  void end(std::string_view operation);
+  // After everything is enqueued: throws what earlier calls left for this one (faults, refusals and
+  // overflows of calls that the host did not wait for).
+  void end();
 
-  // ---- Arena regions, the same decision on every rank (see "Holes" in the design).
-  // `bytes` [W]: what each rank needs. False: not all fit into the holes as they are known: the
-  // caller exchanges headers with the host's wait (which refreshes the holes) and calls grow().
+  // Throws Error (internal or resource) where an enqueued call was not taken; breaks the layer.
+  void check(int cuda_error, const char* what);
+
+  // ---- Regions of the arena, decided alike on every rank. Each rank's largest hole is known from
+  // the last call whose report the host has waited for; later calls take from its front.
+
+  // `bytes` [W]: what each rank needs. False: not every hole is as large as is known; the host has
+  // to wait for this call's exchange, whose headers tell of holes again. In capture, where it
+  // cannot, throws (invalid_argument: a larger arena_rows is wanted).
   bool fits(std::span<const std::int64_t> bytes) const;
-  void learn_holes();  // from the headers of an exchange that the host has waited for
-  std::vector<Extent> reserve(std::span<const std::int64_t> bytes);  // grows where it must; collective
-  Extent offered_hole() const;  // for Header::rows and releasable of a header that the host waits for
-  std::uint64_t releasable() const;
+  void offer_hole(Header& header) const;  // Header::rows and releasable
+  void learn_holes();                     // after wait_report(): what all ranks have offered
+  // Where the regions lie, by rank. The caller takes its own from arena(). Grows the arena where a
+  // hole is too small: only after learn_holes() in the same call; collective.
+  std::vector<Extent> reserve(std::span<const std::int64_t> bytes);
+  // The regions' beginnings at the ranks of this node, as `extents` [W] say.
+  NodePointers node_pointers(std::span<const Extent> extents) const;
 
-  void barrier(bool intra_node_only, Stream stream);
+  // Enqueues a wait for all ranks (of this node).
+  void barrier(bool node_only, Stream stream);
+
+ private:
+  struct SymmetricPart {  // a symmetric memory with its table of pointers
+    std::shared_ptr<SymmetricMemory> memory;
+    SymmetricView view;
+  };
+
+  std::shared_ptr<SymmetricMemory> allocate(std::int64_t bytes, std::string_view what);
+  SymmetricView view_of(SymmetricMemory& memory, int slot);
+  void check_device();
+  void lay_out();
+  void load_kernels();
+  void add_segment(std::shared_ptr<SymmetricMemory> memory);
+  void throw_fault();
+  void throw_deferred();
+  Error bad_index(int rank, const Findings& findings) const;
+
+  Config config_;
+  ExpertMap map_;
+  std::shared_ptr<Transport> transport_;
+  const Wire* wire_ = nullptr;
+  int rank_ = 0, blocks_ = 1, report_words_ = 0;
+  std::shared_ptr<const char> token_ = std::make_shared<const char>('\0');
+
+  std::shared_ptr<SymmetricMemory> control_, rail_;
+  Arena arena_, own_;
+  std::vector<Extent> holes_;           // [W], what is left of them
+  std::uint64_t releasable_ = 0;        // on every rank, until reserve()
+  bool fresh_holes_ = false;            // learned in this call
+  PinnedPage page_;                     // reports
+  std::shared_ptr<std::byte> private_;  // DeviceState and tables of pointers
+  LayerView view_;
+  ReportView host_report_, host_deferred_;
+  FaultReport* host_fault_ = nullptr;
+
+  std::uint64_t calls_ = 0;
+  std::string operation_;
+  cudaStream_t stream_ = nullptr;
+  bool capturing_ = false;
+  std::unique_ptr<DeviceGuard> guard_;
+  cudaEvent_t last_ = nullptr;  // the end of the last call that was not recorded
+  cudaStream_t last_stream_ = nullptr;
+  bool any_call_ = false;
+  std::string broken_;  // why a call could not be enqueued
+  Header own_header_;   // of this call
 };
 
 }  // namespace winnow::expert_parallel

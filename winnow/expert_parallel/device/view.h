@@ -40,7 +40,7 @@ struct DeviceTopology {
   int experts = 0, topk = 0;  // E, K
 
   WINNOW_HD int per_rank() const { return experts / world; }
-  WINNOW_HD int rank_of(int node, int local) const { return node * locals + local; }
+  WINNOW_HD int rank_of(int at_node, int at_local) const { return at_node * locals + at_local; }
   WINNOW_HD bool kept(std::int32_t expert) const { return expert >= 0 && expert < experts; }
 };
 
@@ -56,10 +56,12 @@ struct ControlLayout {
   std::int64_t heard = 0;    // [W] words: the row of that rank is there
   std::int64_t rail = 0;     // [NN] words: the rail row and table of that node are there
   std::int64_t done = 0;     // [L] words: that rank of the node is done with the others' memory
-  std::int64_t arrived = 0;  // [3, W] words: barriers (world, node, rail)
-  std::int64_t fault = 0;    // word: 0, or 1 + the rank that broke the layer
+  std::int64_t arrived = 0;  // [3, W] words: the rounds of barriers (see barrier.cuh)
+  std::int64_t fault = 0;    // word: 0, or 1 + a rank that broke the layer
+  std::int64_t notices = 0;  // [L] FaultNotice: what that rank of the node waited for then
   std::int64_t rows = 0;     // [2, W] rows: Header, pairs [E] i32, tokens [W] i32, Findings
-  std::int64_t rail_rows = 0;  // [2, NN] rows, each with a table behind it
+  // [2, NN] rows, each with a table behind it. That of the own node is what this rank sends.
+  std::int64_t rail_rows = 0;
   std::int64_t row_bytes = 0, table_bytes = 0;
   std::int64_t bytes = 0;  // of all
 
@@ -87,15 +89,15 @@ struct RailLayout {
   WINNOW_HD std::int64_t signal(int node, std::int64_t chunk) const {
     return signals + (node * chunks + chunk) * std::int64_t(sizeof(std::uint64_t));
   }
-  WINNOW_HD std::int64_t row(int node, std::int64_t token, std::int64_t bytes) const {
-    return rows + node * max_tokens * row_bytes + token * bytes;
+  WINNOW_HD std::int64_t row(int node, std::int64_t token, std::int64_t size) const {
+    return rows + node * max_tokens * row_bytes + token * size;
   }
-  WINNOW_HD std::int64_t tail(int node, std::int64_t token, std::int64_t bytes) const {
-    return tails + node * max_tokens * tail_bytes + token * bytes;
+  WINNOW_HD std::int64_t tail(int node, std::int64_t token, std::int64_t size) const {
+    return tails + node * max_tokens * tail_bytes + token * size;
   }
 };
 
-// What a device wait waited for, as errors say it (phase_name() in fault_report.h).
+// What a device wait waited for, as errors say it (fault_report.h).
 enum class Phase : std::int32_t {
   none,
   counts,       // "the counts"
@@ -106,32 +108,47 @@ enum class Phase : std::int32_t {
   end_of_sums,  // "the end of the sums"
   world_barrier,
   node_barrier,
-  rail_barrier,
+};
+
+// A wait that expired, as its rank tells the others of its node.
+struct FaultNotice {
+  std::uint64_t waited_for = 0, seen = 0, elapsed_ns = 0;
+  Phase phase = Phase::none;
+  std::int32_t peer = -1;  // whom it waited for
 };
 
 // The first wait of this rank that expired, in pinned host memory that kernels write.
 struct FaultReport {
-  std::uint32_t state = 0;  // 1: complete
-  Phase phase = Phase::none;
+  std::uint32_t state = 0;     // 1: complete
   std::int32_t reporter = -1;  // the rank that told this one, or this one itself
-  std::int32_t peer = -1;      // whom it waited for
-  std::uint64_t waited_for = 0, seen = 0, elapsed_ns = 0;
+  FaultNotice notice;
 };
 
 // In the device memory of this rank, not symmetric. Zero-filled at first.
 struct DeviceState {
-  std::uint64_t epoch = 0;    // of the last exchange: device time, also in replayed graphs
-  std::uint32_t broken = 0;   // 1: a wait has expired; every later kernel returns at once
-  std::uint32_t refused = 0;  // 1: this call does nothing, on every rank alike
+  std::uint64_t epoch = 0;         // of the last exchange: device time, also in replayed graphs
+  std::uint64_t ticket = 0;        // the host's number of the last call
+  std::uint64_t rounds[3] = {};    // of each kind of barrier
+  std::uint32_t broken = 0;        // 1: a wait has expired; every later kernel returns at once
+  std::uint32_t refused = 0;       // 1: this call does nothing, on every rank alike
   std::uint32_t tickets[14] = {};  // for kernels that count their blocks; back to 0 after each
 };
 
-// What the host reads of an exchange, in pinned memory that kernels write; `Header[W]` and then
-// what the call adds follow it at the offsets that DeviceLayer knows.
+// The beginning of what the host reads of a call, in pinned memory that kernels write.
 struct CallReport {
   std::uint64_t ticket = 0;  // of the last call whose report is complete; written last
   std::uint32_t refused = 0;
-  std::uint32_t unused = 0;
+  std::uint32_t overflow = 0;        // 1: `wanted` says how many rows there were
+  std::int64_t worst_case_rows = 0;  // that were there for them
+};
+
+// Pointers to a report and its parts, for the host or for kernels.
+struct ReportView {
+  CallReport* report = nullptr;
+  Header* headers = nullptr;       // [W]
+  Findings* findings = nullptr;    // [W]
+  std::int64_t* wanted = nullptr;  // [W] rows
+  std::int32_t* words = nullptr;   // [report_capacity()], what the call's own kernels add
 };
 
 struct LayerView {
@@ -140,14 +157,22 @@ struct LayerView {
   RailLayout rail_layout;
   SymmetricView control, rail;
   DeviceState* state = nullptr;
-  FaultReport* fault = nullptr;  // device pointer of pinned memory
+  // Device pointers of pinned memory. `deferred` is for calls that the host does not wait for: its
+  // ticket is 0 until a kernel has something to tell, and again when the host has read it.
+  FaultReport* fault = nullptr;
+  ReportView report, deferred;
   std::uint64_t timeout_ns = 0;
-  std::byte* const* segments = nullptr;  // [kMaxSegments, L], in device memory: arena segments of
-                                         // the ranks of this node, by Extent::segment % kMaxSegments
+  std::byte* const* segments =
+      nullptr;  // [kMaxSegments, L], in device memory: arena segments of
+                // the ranks of this node, by Extent::segment % kMaxSegments
 };
 
-// A kernel of a call begins with `if (!runs(view)) return;`.
 #ifdef __CUDACC__
+// A kernel before the exchange begins with `if (broken(view)) return;`,
+__device__ __forceinline__ bool broken(const LayerView& view) {
+  return *const_cast<const volatile std::uint32_t*>(&view.state->broken) != 0;
+}
+// one behind it with `if (!runs(view)) return;`.
 __device__ __forceinline__ bool runs(const LayerView& view) {
   const volatile DeviceState* state = view.state;
   return state->broken == 0 && state->refused == 0;

@@ -25,27 +25,39 @@ __device__ __forceinline__ std::uint64_t global_nanoseconds() {
   return now;
 }
 
-// The first of this rank's threads to come here writes the record and tells the node.
-__device__ inline void report_fault(const LayerView& view, Phase phase, int reporter, int peer,
-                                    std::uint64_t waited_for, std::uint64_t seen,
-                                    std::uint64_t elapsed_ns) {
+// The first of this rank's threads to come here writes the record, and tells the node unless it was
+// told itself (`reporter` is another rank then).
+__device__ inline void report_fault(const LayerView& view, int reporter,
+                                    const FaultNotice& notice) {
   if (atomicExch(&view.state->broken, 1u) != 0) return;
-  FaultReport* report = view.fault;
-  report->phase = phase;
-  report->reporter = reporter;
-  report->peer = peer;
-  report->waited_for = waited_for;
-  report->seen = seen;
-  report->elapsed_ns = elapsed_ns;
-  __threadfence_system();
-  *const_cast<volatile std::uint32_t*>(&report->state) = 1;
-  __threadfence_system();
-  if (reporter != view.topology.rank) return;  // whoever reported it tells the others
-  for (int local = 0; local < view.topology.locals; ++local) {
-    store_release_system(
-        reinterpret_cast<std::uint64_t*>(view.control.node[local] + view.control_layout.fault),
-        std::uint64_t(view.topology.rank) + 1);
+  const DeviceTopology& topology = view.topology;
+  if (reporter == topology.rank) {
+    for (int local = 0; local < topology.locals; ++local) {
+      std::byte* control = view.control.node[local];
+      reinterpret_cast<FaultNotice*>(control + view.control_layout.notices)[topology.local] =
+          notice;
+      store_release_system(reinterpret_cast<std::uint64_t*>(control + view.control_layout.fault),
+                           std::uint64_t(reporter) + 1);
+    }
   }
+  view.fault->reporter = reporter;
+  view.fault->notice = notice;
+  __threadfence_system();
+  *const_cast<volatile std::uint32_t*>(&view.fault->state) = 1;
+  __threadfence_system();
+}
+
+// Whether some rank of the node has told of a fault, which is reported then.
+__device__ inline bool told_of_fault(const LayerView& view) {
+  const std::byte* control = view.control.local;
+  const std::uint64_t told = load_acquire_system(
+      reinterpret_cast<const std::uint64_t*>(control + view.control_layout.fault));
+  if (told == 0) return false;
+  const int reporter = int(told) - 1;
+  report_fault(view, reporter,
+               reinterpret_cast<const FaultNotice*>(
+                   control + view.control_layout.notices)[reporter % view.topology.locals]);
+  return true;
 }
 
 // Until the word, in this rank's memory, is `value` or more. One thread; false: the layer is broken
@@ -54,22 +66,47 @@ __device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t*
                                      std::uint64_t value, Phase phase, int peer) {
   if (load_acquire_system(word) >= value) return true;
   const std::uint64_t start = global_nanoseconds();
-  const auto* fault =
-      reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.fault);
   for (unsigned look = 1;; ++look) {
     const std::uint64_t seen = load_acquire_system(word);
     if (seen >= value) return true;
     if (look % 64 != 0) continue;
-    if (*const_cast<const volatile std::uint32_t*>(&view.state->broken) != 0) return false;
+    if (broken(view)) return false;
+    if (told_of_fault(view)) return false;
     const std::uint64_t elapsed = global_nanoseconds() - start;
-    if (const std::uint64_t told = load_acquire_system(fault); told != 0) {
-      report_fault(view, phase, int(told) - 1, peer, value, seen, elapsed);
-      return false;
-    }
     if (elapsed >= view.timeout_ns) {
-      report_fault(view, phase, view.topology.rank, peer, value, seen, elapsed);
+      report_fault(view, view.topology.rank, {value, seen, elapsed, phase, peer});
       return false;
     }
+  }
+}
+
+// The same for the words word_of(0), ..., word_of(count - 1), by all threads of the block, which
+// get the same answer. The first one missing is named, as rank peer_of(i).
+template <class WordOf, class PeerOf>
+__device__ bool wait_for_all(const LayerView& view, int count, const WordOf& word_of,
+                             std::uint64_t value, Phase phase, const PeerOf& peer_of) {
+  const std::uint64_t start = global_nanoseconds();
+  const auto give_up = [&] {
+    if (broken(view)) return true;
+    if (told_of_fault(view)) return true;
+    const std::uint64_t elapsed = global_nanoseconds() - start;
+    if (elapsed < view.timeout_ns) return false;
+    for (int i = 0; i < count; ++i) {
+      const std::uint64_t seen = load_acquire_system(word_of(i));
+      if (seen >= value) continue;
+      report_fault(view, view.topology.rank, {value, seen, elapsed, phase, peer_of(i)});
+      return true;
+    }
+    return false;
+  };
+  for (unsigned look = 1;; ++look) {
+    bool there = true;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+      there = there && load_acquire_system(word_of(i)) >= value;
+    }
+    if (__syncthreads_and(there)) return true;
+    if (look % 64 != 0) continue;
+    if (__syncthreads_or(threadIdx.x == 0 && give_up())) return false;
   }
 }
 

@@ -83,7 +83,8 @@ void Dispatch::post() {
   Header header;
   PairCounts counts;
   try {
-    request_ = check_request(layer_, args_);
+    request_ = check_request(layer_.config, layer_.token, args_);
+    request_.table = make_table(request_, args_);
     header.options = options_of(request_);
     header.tokens = request_.tokens;
     header.scatter_rows = request_.scatter ? args_.scatter_indices.size(0) : 0;
@@ -223,14 +224,14 @@ void Dispatch::reserve() {
   for (int rank = 0; rank < topology.world_size; ++rank) {
     const std::int64_t rows = routing_->rows_of(rank);
     holes.push_back(layer_.exchange.header(rank).rows);
-    bytes.push_back(RegionLayout(layer_, request_, rows).bytes + buffer_bytes(rows));
+    bytes.push_back(RegionLayout(layer_.config, request_, rows).bytes + buffer_bytes(rows));
     releasable &= layer_.exchange.header(rank).releasable;
   }
   const std::vector<Extent> extents = layer_.reserve(holes, bytes, releasable);
 
   const Extent& mine = extents[static_cast<std::size_t>(layer_.rank())];
   const std::int64_t rows = routing_->rows_of(layer_.rank());
-  const RegionLayout layout(layer_, request_, rows);
+  const RegionLayout layout(layer_.config, request_, rows);
   output_ = layer_.arena.take(mine.segment, mine.offset, layout.bytes);
   buffer_ = request_.copy_out
                 ? output_
@@ -242,7 +243,7 @@ void Dispatch::reserve() {
     std::byte* memory =
         layer_.communicator.node_pointer(layer_.arena.memory(extent.segment), local);
     tables.emplace_back(memory + extent.offset,
-                        RegionLayout(layer_, request_, routing_->rows_of(rank)));
+                        RegionLayout(layer_.config, request_, routing_->rows_of(rank)));
   }
   writer_ = std::make_unique<RowWriter>(layer_, request_, layout, std::move(tables));
 }

@@ -10,14 +10,12 @@ namespace winnow::expert_parallel {
 namespace {
 
 constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
-constexpr Device kCpu{};
 
-void check_input(const Check& check, const Layer& layer, const DispatchArgs& args) {
-  const Config& config = layer.config;
+void check_input(const Check& check, const Config& config, const DispatchArgs& args) {
   check.rank("input", args.input, 2, "[n, hidden]");
   const std::int64_t tokens = args.input.size(0);
   check.input("input", args.input, {{"n", tokens}, {"hidden", config.hidden}},
-              {config.dtype, DType::f8_e4m3}, kCpu);
+              {config.dtype, DType::f8_e4m3}, config.device);
   check.that(tokens <= config.max_tokens, "input",
              "at most max_tokens = " + std::to_string(config.max_tokens) + " tokens",
              std::to_string(tokens));
@@ -25,22 +23,23 @@ void check_input(const Check& check, const Layer& layer, const DispatchArgs& arg
     check.that(config.hidden % 16 == 0, "input",
                "a hidden size that is a multiple of 16 for f8_e4m3", std::to_string(config.hidden));
     const std::int64_t scales = scale_columns(config.hidden);
-    check.input("scales", args.scales, {{"n", tokens}, {"hidden/128", scales}}, {DType::f32}, kCpu);
+    check.input("scales", args.scales, {{"n", tokens}, {"hidden/128", scales}}, {DType::f32},
+                config.device);
   } else {
     check.that(!args.scales.present(), "scales", "none, since input is not f8_e4m3",
                to_string(args.scales));
   }
   if (args.weights.present()) {
     check.input("weights", args.weights, {{"n", tokens}, {"topk", config.topk}},
-                {config.weight_dtype}, kCpu);
+                {config.weight_dtype}, config.device);
   }
 }
 
-void check_scatter(const Check& check, const Layer& layer, const DispatchArgs& args) {
+void check_scatter(const Check& check, const Config& config, const DispatchArgs& args) {
   const ConstTensorView& scatter = args.scatter_indices;
   check.rank("scatter_indices", scatter, 2, "[n or the sum of n, topk]");
-  check.input("scatter_indices", scatter, {{"rows", scatter.size(0)}, {"topk", layer.config.topk}},
-              {DType::i32}, kCpu);
+  check.input("scatter_indices", scatter, {{"rows", scatter.size(0)}, {"topk", config.topk}},
+              {DType::i32}, config.device);
   check.that(args.order == RowOrder::expert_major, "scatter_indices", "none in token-major order",
              to_string(scatter));
   check.that(args.expert_alignment == 1, "scatter_indices", "none with expert_alignment above 1",
@@ -49,21 +48,22 @@ void check_scatter(const Check& check, const Layer& layer, const DispatchArgs& a
              to_string(scatter));
 }
 
-void check_routing(const Check& check, const Layer& layer, const DispatchArgs& args) {
+void check_routing(const Check& check, const Config& config, const DispatchArgs& args) {
   check.input("expert_indices", args.expert_indices,
-              {{"n", args.input.size(0)}, {"topk", layer.config.topk}}, {DType::i32}, kCpu);
+              {{"n", args.input.size(0)}, {"topk", config.topk}}, {DType::i32}, config.device);
   check.that(args.expert_alignment >= 1 && args.expert_alignment <= kMostRows, "expert_alignment",
              "1 to " + std::to_string(kMostRows), std::to_string(args.expert_alignment));
   check.that(args.order == RowOrder::expert_major || args.expert_alignment == 1, "expert_alignment",
              "1 in token-major order", std::to_string(args.expert_alignment));
   check.that(args.worst_case_rows >= 0 && args.worst_case_rows <= kMostRows, "worst_case_rows",
              "0 to " + std::to_string(kMostRows), std::to_string(args.worst_case_rows));
-  if (args.scatter_indices.present()) check_scatter(check, layer, args);
+  if (args.scatter_indices.present()) check_scatter(check, config, args);
 }
 
-void check_repeat(const Check& check, const Layer& layer, const DispatchArgs& args) {
+void check_repeat(const Check& check, const std::shared_ptr<const char>& layer,
+                  const DispatchArgs& args) {
   const Descriptor::State& state = args.cached->state();
-  check.that(state.layer == layer.token, "cached", "a descriptor of this layer", "another layer's");
+  check.that(state.layer == layer, "cached", "a descriptor of this layer", "another layer's");
   const Routing& routing = *state.routing;
   const std::int64_t tokens = args.input.size(0);
   check.that(tokens == routing.tokens, "input",
@@ -95,23 +95,23 @@ void append_rows(std::vector<std::byte>& to, const ConstTensorView& view) {
 
 }  // namespace
 
-Request check_request(const Layer& layer, const DispatchArgs& args) {
+Request check_request(const Config& config, const std::shared_ptr<const char>& layer,
+                      const DispatchArgs& args) {
   const Check check{std::string(kDispatch)};
-  check_input(check, layer, args);
+  check_input(check, config, args);
   Request request;
   request.tokens = args.input.size(0);
   request.input = args.input.dtype();
-  request.row_bytes = layer.config.hidden * size_of(request.input);
+  request.row_bytes = config.hidden * size_of(request.input);
   request.scale_bytes = args.scales.present() ? args.scales.size(1) * size_of(DType::f32) : 0;
   request.weights = args.weights.present();
   request.scatter = args.scatter_indices.present();
   request.copy_out = args.copy_out;
   if (args.cached == nullptr) {
-    check_routing(check, layer, args);
+    check_routing(check, config, args);
     request.order = args.order;
     request.expert_alignment = args.expert_alignment;
     request.worst_case_rows = args.worst_case_rows;
-    append_rows(request.table, args.expert_indices);
   } else {
     check_repeat(check, layer, args);
     request.cached = args.cached->state().routing;
@@ -119,8 +119,14 @@ Request check_request(const Layer& layer, const DispatchArgs& args) {
     request.expert_alignment = request.cached->expert_alignment;
     request.worst_case_rows = request.cached->worst_case_rows;
   }
-  if (request.weights) append_rows(request.table, args.weights);
   return request;
+}
+
+std::vector<std::byte> make_table(const Request& request, const DispatchArgs& args) {
+  std::vector<std::byte> table;
+  if (request.cached == nullptr) append_rows(table, args.expert_indices);
+  if (request.weights) append_rows(table, args.weights);
+  return table;
 }
 
 Options options_of(const Request& request) {

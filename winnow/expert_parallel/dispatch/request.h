@@ -35,8 +35,12 @@ struct Request {
 };
 
 // Throws Error (invalid_argument) naming the argument, for this rank alone; contents of
-// expert_indices are not judged.
-Request check_request(const Layer& layer, const DispatchArgs& args);
+// expert_indices are not judged. `layer` is the token of the layer, `config` its sizes and device.
+// The table is left empty.
+Request check_request(const Config& config, const std::shared_ptr<const char>& layer,
+                      const DispatchArgs& args);
+// On the CPU.
+std::vector<std::byte> make_table(const Request& request, const DispatchArgs& args);
 // The options that must be the same on every rank.
 Options options_of(const Request& request);
 

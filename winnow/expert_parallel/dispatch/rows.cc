@@ -13,11 +13,11 @@ void copy(void* to, const void* from, std::int64_t bytes) {
 
 }  // namespace
 
-RegionLayout::RegionLayout(const Layer& layer, const Request& request, std::int64_t rows) {
+RegionLayout::RegionLayout(const Config& config, const Request& request, std::int64_t rows) {
   const bool token_major = request.order == RowOrder::token_major;
-  const std::int64_t topk = layer.config.topk;
+  const std::int64_t topk = config.topk;
   payload_bytes = request.row_bytes;
-  if (request.weights) weight_bytes = size_of(layer.config.weight_dtype) * (token_major ? topk : 1);
+  if (request.weights) weight_bytes = size_of(config.weight_dtype) * (token_major ? topk : 1);
   scale_bytes = request.scale_bytes;
   if (token_major) id_bytes = topk * std::int64_t(sizeof(std::int32_t));
   if (request.cached == nullptr) source_bytes = sizeof(RowSource);
@@ -28,7 +28,8 @@ RegionLayout::RegionLayout(const Layer& layer, const Request& request, std::int6
     bytes += Arena::round_up(rows * size);
   };
   std::int64_t payload = 0;
-  append(payload, request.copy_out ? std::max(payload_bytes, layer.row_bytes()) : payload_bytes);
+  const std::int64_t buffer_bytes = config.hidden * size_of(config.dtype);
+  append(payload, request.copy_out ? std::max(payload_bytes, buffer_bytes) : payload_bytes);
   append(weights, weight_bytes);
   append(scales, scale_bytes);
   append(ids, id_bytes);

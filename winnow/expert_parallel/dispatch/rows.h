@@ -32,7 +32,7 @@ struct RegionLayout {
 
   // For `rows` rows. Where the rows of combine_buffer() take the place of the output's, the payload
   // has room for either.
-  RegionLayout(const Layer& layer, const Request& request, std::int64_t rows);
+  RegionLayout(const Config& config, const Request& request, std::int64_t rows);
 };
 
 // The tables of one rank of this node, whose region begins at `data`.

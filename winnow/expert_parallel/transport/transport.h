@@ -8,13 +8,17 @@
 #include <string>
 #include <string_view>
 
+#include "winnow/core/device.h"
 #include "winnow/core/export.h"
 #include "winnow/expert_parallel/deadline.h"
 
 namespace winnow::expert_parallel {
 
+struct Wire;
+
 // The same number of bytes at every rank: zero-filled, aligned to 4096. The memory lives as long as
-// any rank holds it, also when the transport and the other ranks are gone.
+// any rank holds it, also when the transport and the other ranks are gone. Memory of a GPU is
+// reached by work on that GPU only: these are its addresses, and put() is not for it.
 class WINNOW_EXPORT SymmetricMemory {
  public:
   virtual ~SymmetricMemory() = default;
@@ -25,6 +29,9 @@ class WINNOW_EXPORT SymmetricMemory {
   std::size_t bytes() const { return bytes_; }
   // That rank's memory in this process; null where only puts reach it.
   virtual std::byte* peer(int rank) = 0;
+  // Of a GPU, where the transport's wire (wire.cuh) copies through pointers: those of all ranks, a
+  // table on that GPU. Else null.
+  virtual std::byte* const* wire() { return nullptr; }
 
  protected:
   SymmetricMemory(std::byte* local, std::size_t bytes) : local_(local), bytes_(bytes) {}
@@ -54,6 +61,16 @@ class WINNOW_EXPORT Transport {
   // one too, and the world allocates no more after it: make a new one.
   virtual std::shared_ptr<SymmetricMemory> allocate(std::size_t bytes, const Deadline& deadline,
                                                     std::string_view what) = 0;
+
+  // allocate() on GPUs: every rank gives its own, which stays the same. Errors besides:
+  // unsupported, where the transport or the machine cannot do it.
+  virtual std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
+                                                           const Deadline& deadline,
+                                                           std::string_view what);
+  // The kernels that put across nodes; null where allocate_device() is unsupported. Internal.
+  virtual const Wire* wire() { return nullptr; }
+  // Ranks whose GPU is this rank's, itself among them. After an allocate_device().
+  virtual int ranks_on_gpu() const { return 1; }
 
   // Copies into that rank's memory. `source` may be reused when it returns.
   virtual void put(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,

@@ -1,0 +1,60 @@
+// Barriers of GPU layers. Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/device/wait.cuh"
+#include "winnow/expert_parallel/device/wire.h"
+
+namespace winnow::expert_parallel {
+
+inline constexpr int kBarrierThreads = 128;
+
+// Everyone tells everyone of its node; then, for all ranks, the rail peers: who hears from a rail
+// peer knows that all of that node have come. Rows of ControlLayout::arrived: the node's round of a
+// world barrier, that of a node barrier, the rail's round.
+template <class W>
+__global__ void __launch_bounds__(kBarrierThreads)
+    barrier_kernel(const __grid_constant__ BarrierParams params) {
+  const LayerView& view = params.view;
+  const DeviceTopology& topology = view.topology;
+  if (broken(view)) return;
+  const int kind = params.node_only ? 1 : 0;
+  const std::uint64_t round =
+      *const_cast<const volatile std::uint64_t*>(&view.state->rounds[kind]) + 1;
+  __syncthreads();
+  if (threadIdx.x == 0) view.state->rounds[kind] = round;
+  const Phase phase = params.node_only ? Phase::node_barrier : Phase::world_barrier;
+  const auto offset = [&](int row, int rank) {
+    return view.control_layout.arrived +
+           (std::int64_t(row) * topology.world + rank) * std::int64_t(sizeof(std::uint64_t));
+  };
+  const auto word = [&](int row, int rank) {
+    return reinterpret_cast<const std::uint64_t*>(view.control.local + offset(row, rank));
+  };
+
+  for (int to = threadIdx.x; to < topology.locals; to += blockDim.x) {
+    __threadfence_system();
+    store_release_system(
+        reinterpret_cast<std::uint64_t*>(view.control.node[to] + offset(kind, topology.rank)),
+        round);
+  }
+  const auto mate = [&](int i) { return topology.rank_of(topology.node, i); };
+  if (!wait_for_all(
+          view, topology.locals, [&](int i) { return word(kind, mate(i)); }, round, phase, mate)) {
+    return;
+  }
+  if (params.node_only || topology.nodes == 1) return;
+  for (int step = 1; step < topology.nodes; ++step) {
+    const int to = topology.rank_of((topology.node + step) % topology.nodes, topology.local);
+    W::signal(view.control, to, offset(2, topology.rank), round);
+  }
+  const auto peer = [&](int i) {  // the other nodes
+    return topology.rank_of((topology.node + 1 + i) % topology.nodes, topology.local);
+  };
+  wait_for_all(
+      view, topology.nodes - 1, [&](int i) { return word(2, peer(i)); }, round, phase, peer);
+}
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,197 @@
+// How every call begins on a GPU: one block of each rank tells all others what the rank wants,
+// hears the same from all, and decides. The counterpart of Exchange (exchange.h). Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/expert_parallel/device/report.cuh"
+#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/device/wait.cuh"
+#include "winnow/expert_parallel/device/wire.cuh"
+#include "winnow/expert_parallel/device/wire.h"
+
+namespace winnow::expert_parallel {
+
+inline constexpr int kExchangeThreads = 512;
+
+template <class W>
+class ExchangeBlock {
+ public:
+  __device__ ExchangeBlock(const ExchangeParams& params, std::uint64_t epoch)
+      : params_(params),
+        view_(params.view),
+        topology_(params.view.topology),
+        layout_(params.view.control_layout),
+        epoch_(epoch) {}
+
+  __device__ void run() {
+    post();
+    if (!pass_on() || !hear()) return;
+    decide();
+    if (params_.waits) report();
+    const bool bad = __syncthreads_or(any_bad_);
+    if ((refused_ && !params_.waits) || (!refused_ && bad)) defer();
+  }
+
+ private:
+  __device__ std::byte* own(std::int64_t offset) const { return view_.control.local + offset; }
+  __device__ const Header& said(int rank) const {
+    return *reinterpret_cast<const Header*>(own(layout_.row(epoch_, topology_.world, rank)));
+  }
+  __device__ Findings found(int rank) const {
+    if (said(rank).options.call != Call::dispatch || said(rank).refusal != 0) return {};
+    return *heard_findings(view_, rank);
+  }
+
+  // This rank's row, to its place at a rank of the node or to the one that the rail's puts read.
+  __device__ void write_row(std::byte* to) const {
+    copy_by_block(to, reinterpret_cast<const std::byte*>(&params_.header), sizeof(Header));
+    if (params_.counts == nullptr) return;
+    const std::int64_t counts =
+        (topology_.experts + topology_.world) * std::int64_t(sizeof(std::int32_t));
+    copy_by_block(to + sizeof(Header), reinterpret_cast<const std::byte*>(params_.counts),
+                  counts + std::int64_t(sizeof(Findings)));
+  }
+
+  // The row of `rank` has been written to all ranks of the node.
+  __device__ void tell_node(int rank) const {
+    __syncthreads();
+    for (int to = threadIdx.x; to < topology_.locals; to += blockDim.x) {
+      __threadfence_system();
+      store_release_system(
+          reinterpret_cast<std::uint64_t*>(view_.control.node[to] + layout_.heard) + rank, epoch_);
+    }
+  }
+
+  __device__ void post() const {
+    const int nodes = topology_.nodes;
+    if (nodes > 1) {
+      const std::int64_t at = layout_.rail_row(epoch_, nodes, topology_.node);
+      const std::int64_t bytes =
+          params_.table_bytes > 0 ? layout_.row_bytes + params_.table_bytes : layout_.row_bytes;
+      write_row(own(at));
+      copy_by_block(own(at + layout_.row_bytes), params_.table, params_.table_bytes);
+      __threadfence_system();
+      __syncthreads();
+      for (int step = 1; step < nodes; ++step) {  // no rank is everyone's first
+        const int to = topology_.rank_of((topology_.node + step) % nodes, topology_.local);
+        W::put(view_.control, to, at, own(at), bytes);
+        W::signal(view_.control, to, layout_.rail + topology_.node * kWord, epoch_);
+      }
+    }
+    const std::int64_t at = layout_.row(epoch_, topology_.world, topology_.rank);
+    for (int to = 0; to < topology_.locals; ++to) write_row(view_.control.node[to] + at);
+    tell_node(topology_.rank);
+  }
+
+  // The rows of the other nodes, to the ranks of this one, in the order in which they are posted.
+  __device__ bool pass_on() const {
+    const int nodes = topology_.nodes;
+    for (int step = nodes - 1; step > 0; --step) {
+      const int from = (topology_.node + step) % nodes;
+      const int peer = topology_.rank_of(from, topology_.local);
+      const auto word = [&](int) {
+        return reinterpret_cast<const std::uint64_t*>(own(layout_.rail)) + from;
+      };
+      if (!wait_for_all(view_, 1, word, epoch_, params_.phase, [&](int) { return peer; })) {
+        return false;
+      }
+      const std::byte* row = own(layout_.rail_row(epoch_, nodes, from));
+      const std::int64_t at = layout_.row(epoch_, topology_.world, peer);
+      for (int to = 0; to < topology_.locals; ++to) {
+        copy_by_block(view_.control.node[to] + at, row, layout_.row_bytes);
+      }
+      tell_node(peer);
+    }
+    return true;
+  }
+
+  // This node first: its ranks pass on the others' rows, so one that is missing is named itself.
+  __device__ bool hear() const {
+    const auto rank = [&](int i) {
+      return (topology_.node * topology_.locals + i) % topology_.world;
+    };
+    const auto word = [&](int i) {
+      return reinterpret_cast<const std::uint64_t*>(own(layout_.heard)) + rank(i);
+    };
+    return wait_for_all(view_, topology_.world, word, epoch_, params_.phase, rank);
+  }
+
+  __device__ void decide() {
+    bool refuses = false;
+    for (int rank = threadIdx.x; rank < topology_.world; rank += blockDim.x) {
+      const Header& header = said(rank);
+      const bool bad = found(rank).bad != 0;
+      const auto* options = reinterpret_cast<const std::int64_t*>(&header.options);
+      const auto* first = reinterpret_cast<const std::int64_t*>(&said(0).options);
+      bool differ = false;
+      for (int i = 0; i < int(sizeof(Options) / sizeof(std::int64_t)); ++i) {
+        differ = differ || options[i] != first[i];
+      }
+      any_bad_ = any_bad_ || bad;
+      refuses = refuses || (header.refusal != 0 && header.deferred == 0) || differ ||
+                (bad && header.options.worst_case_rows == 0);
+    }
+    refused_ = __syncthreads_or(refuses);
+    if (threadIdx.x == 0) view_.state->refused = refused_;
+  }
+
+  // What was heard; texts only where there are any.
+  __device__ void copy_to(const ReportView& to, bool with_texts) const {
+    const int all = int(sizeof(Header) / kWord);
+    const int words = with_texts ? all : all - int(Header::kTextBytes / kWord);
+    for (int i = threadIdx.x; i < topology_.world * words; i += blockDim.x) {
+      const int rank = i / words, word = i % words;
+      reinterpret_cast<std::uint64_t*>(to.headers + rank)[word] =
+          reinterpret_cast<const std::uint64_t*>(&said(rank))[word];
+    }
+    for (int rank = threadIdx.x; rank < topology_.world; rank += blockDim.x) {
+      to.findings[rank] = found(rank);
+    }
+    __threadfence_system();
+    __syncthreads();
+  }
+
+  __device__ void report() const {
+    copy_to(view_.report, refused_);
+    if (threadIdx.x != 0) return;
+    view_.report.report->refused = refused_;
+    if (refused_ || params_.completes) complete_report(view_);
+  }
+
+  __device__ void defer() const {
+    if (!__syncthreads_or(threadIdx.x == 0 && can_defer(view_))) return;
+    copy_to(view_.deferred, true);
+    if (threadIdx.x != 0) return;
+    view_.deferred.report->refused = refused_;
+    view_.deferred.report->overflow = 0;
+    complete_deferred(view_);
+  }
+
+  static constexpr std::int64_t kWord = sizeof(std::uint64_t);
+
+  const ExchangeParams& params_;
+  const LayerView& view_;
+  const DeviceTopology& topology_;
+  const ControlLayout& layout_;
+  std::uint64_t epoch_;
+  bool refused_ = false;  // the same in all threads
+  bool any_bad_ = false;  // of the ranks that this thread looked at
+};
+
+template <class W>
+__global__ void __launch_bounds__(kExchangeThreads)
+    exchange_kernel(const __grid_constant__ ExchangeParams params) {
+  const LayerView& view = params.view;
+  if (broken(view)) return;
+  const std::uint64_t epoch = epoch_of(view) + 1;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    view.state->epoch = epoch;
+    view.state->ticket = params.ticket;
+  }
+  __syncthreads();
+  ExchangeBlock<W>(params, epoch).run();
+}
+
+}  // namespace winnow::expert_parallel

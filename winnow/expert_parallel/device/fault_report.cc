@@ -1,0 +1,64 @@
+#include "winnow/expert_parallel/device/fault_report.h"
+
+#include <chrono>
+#include <string>
+
+#include "winnow/expert_parallel/deadline.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+struct PhaseName {
+  std::string_view operation, phase, unit;
+};
+
+PhaseName name_of(Phase phase) {
+  constexpr std::string_view kDispatch = "expert_parallel::dispatch";
+  constexpr std::string_view kCombine = "expert_parallel::combine";
+  constexpr std::string_view kBarrier = "expert_parallel::barrier";
+  switch (phase) {
+    case Phase::counts:
+      return {kDispatch, "the counts", "epoch"};
+    case Phase::tokens:
+      return {kDispatch, "the tokens", "epoch"};
+    case Phase::rows:
+      return {kDispatch, "the rows", "epoch"};
+    case Phase::expert_rows:
+      return {kCombine, "the expert rows", "epoch"};
+    case Phase::sums:
+      return {kCombine, "the sums", "epoch"};
+    case Phase::end_of_sums:
+      return {kCombine, "the end of the sums", "epoch"};
+    case Phase::world_barrier:
+      return {kBarrier, "the world barrier", "epoch"};
+    case Phase::node_barrier:
+      return {kBarrier, "the node barrier", "epoch"};
+    case Phase::none:
+      break;
+  }
+  return {"expert_parallel", "a word", "value"};
+}
+
+}  // namespace
+
+FaultRecord fault_record(const FaultReport& report, const Transport& transport) {
+  const FaultNotice& notice = report.notice;
+  const PhaseName name = name_of(notice.phase);
+  FaultRecord record;
+  record.operation = name.operation;
+  record.phase = name.phase;
+  record.rank = report.reporter;
+  record.peer = notice.peer;
+  record.waited_for = notice.waited_for;
+  record.seen = notice.seen;
+  record.text = "rank " + std::to_string(report.reporter) + " waited " +
+                to_seconds(std::chrono::nanoseconds(notice.elapsed_ns)) + " for " + record.phase +
+                " of rank " + std::to_string(notice.peer) + " (" + std::string(name.unit) + " " +
+                std::to_string(notice.waited_for) + ", seen " + std::to_string(notice.seen) + ")";
+  if (notice.peer >= 0 && notice.peer < transport.world_size()) {
+    record.text += ": " + transport.describe_peer(notice.peer);
+  }
+  return record;
+}
+
+}  // namespace winnow::expert_parallel

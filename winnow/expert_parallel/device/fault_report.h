@@ -1,0 +1,16 @@
+// What a device wait that expired says as an error. Internal.
+#pragma once
+
+#include <string_view>
+
+#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/transport/fault.h"
+#include "winnow/expert_parallel/transport/transport.h"
+
+namespace winnow::expert_parallel {
+
+// As Communicator words its own: "rank 0 waited 30.0 s for the counts of rank 2 (epoch 7, seen 6):
+// thread, running".
+FaultRecord fault_record(const FaultReport& report, const Transport& transport);
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,46 @@
+// Memory for GPU layers that is had and given back without waiting for anything that runs there:
+// other ranks' kernels may be waiting for this very thread. Only in builds with CUDA. Internal.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "winnow/core/device.h"
+#include "winnow/core/export.h"
+#include "winnow/expert_parallel/transport/transport.h"
+
+struct CUevent_st;
+
+namespace winnow::expert_parallel {
+
+// Zero-filled, aligned to 4096, reachable by every GPU of the process that can reach `device`. It
+// goes back when the last owner lets go and what free_after() was told has happened. Errors
+// (winnow::Error): resource; unsupported, where the GPU cannot be used.
+WINNOW_EXPORT std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes);
+// Memory of this GPU that is given back from now on goes when the event has come to pass.
+WINNOW_EXPORT void free_after(Device device, CUevent_st* event);
+
+// The memory of one rank alone as a symmetric one, so that an Arena can deal it out.
+WINNOW_EXPORT std::shared_ptr<SymmetricMemory> own_memory(Device device, std::size_t bytes);
+
+// Pinned host memory that kernels write, zero-filled. Pages are used again, by later layers, once
+// the event given to retire() has come to pass; the process keeps them.
+class WINNOW_EXPORT PinnedPage {
+ public:
+  PinnedPage() = default;
+  explicit PinnedPage(std::size_t bytes);
+  PinnedPage(PinnedPage&& other) noexcept;
+  PinnedPage& operator=(PinnedPage&& other) noexcept;
+  ~PinnedPage();  // retired without an event: never used again
+
+  std::byte* host() const { return host_; }
+  std::byte* device() const { return device_; }
+  void retire(CUevent_st* event) noexcept;  // owns the event then
+
+ private:
+  std::byte* host_ = nullptr;
+  std::byte* device_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,45 @@
+// How kernels tell the host something, in pinned memory. Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/device/wait.cuh"
+
+namespace winnow::expert_parallel {
+
+// The report of this call is complete: the host goes on. One thread; whatever other threads wrote
+// to the report comes before it: each has done __threadfence_system(), and a barrier followed.
+__device__ __forceinline__ void complete_report(const LayerView& view) {
+  __threadfence_system();
+  store_release_system(&view.report.report->ticket,
+                       *const_cast<const volatile std::uint64_t*>(&view.state->ticket));
+}
+
+// Whether the host has read what was deferred before; else the first one stays. One thread asks.
+__device__ __forceinline__ bool can_defer(const LayerView& view) {
+  return load_acquire_system(&view.deferred.report->ticket) == 0;
+}
+// After the parts of view.deferred are written, as for complete_report(). One thread.
+__device__ __forceinline__ void complete_deferred(const LayerView& view) {
+  __threadfence_system();
+  store_release_system(&view.deferred.report->ticket,
+                       *const_cast<const volatile std::uint64_t*>(&view.state->ticket));
+}
+
+// Some rank wanted more rows than there were: the host's next call throws it. One thread. `wanted`
+// [W] is in global or shared memory.
+__device__ __forceinline__ void defer_overflow(const LayerView& view, const std::int64_t* wanted,
+                                               std::int64_t worst_case_rows) {
+  if (!can_defer(view)) return;
+  CallReport* report = view.deferred.report;
+  report->refused = 0;
+  report->overflow = 1;
+  report->worst_case_rows = worst_case_rows;
+  for (int rank = 0; rank < view.topology.world; ++rank) {
+    view.deferred.wanted[rank] = wanted[rank];
+  }
+  complete_deferred(view);
+}
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,46 @@
+// The kernels that put across nodes, as a table: the device code of a transport's puts may live in
+// a library of its own. Internal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "winnow/expert_parallel/device/view.h"
+
+namespace winnow::expert_parallel {
+
+// One block. Posts header, counts and table, hears all ranks, decides. See exchange.cuh.
+struct ExchangeParams {
+  LayerView view;
+  Header header;
+  const std::int32_t* counts = nullptr;  // [E + W], and Findings behind them; or null
+  const std::byte* table = nullptr;      // for the rail peers; may be null
+  std::int64_t table_bytes = 0;
+  Phase phase = Phase::counts;
+  std::uint64_t ticket = 0;  // the host's number of this call
+  bool waits = false;        // the host waits for the report,
+  bool completes = false;    // which this kernel completes unless the call goes on
+};
+
+// One block. Waits until all ranks of the world or of this node have come.
+struct BarrierParams {
+  LayerView view;
+  bool node_only = false;
+};
+
+struct RailSendParams;  // rail_send.h
+
+// Each returns a cudaError_t. Made by make_wire() of wire_kernels.cuh.
+struct Wire {
+  std::string_view name;
+  int (*load)() = nullptr;  // the kernels onto the current GPU
+  int (*exchange)(const ExchangeParams& params, void* stream) = nullptr;
+  int (*barrier)(const BarrierParams& params, void* stream) = nullptr;
+  int (*rail_send)(const RailSendParams& params, int blocks, void* stream) = nullptr;
+};
+
+// Copies through SymmetricView::wire: in_process.
+const Wire& pointer_wire();
+
+}  // namespace winnow::expert_parallel

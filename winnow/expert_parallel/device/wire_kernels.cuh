@@ -1,0 +1,33 @@
+// The table of a wire's kernels. Included once in the library that has the wire's device code.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "winnow/expert_parallel/device/barrier.cuh"
+#include "winnow/expert_parallel/device/exchange.cuh"
+#include "winnow/expert_parallel/device/wire.h"
+
+namespace winnow::expert_parallel {
+
+template <class W>
+Wire make_wire(std::string_view name) {
+  Wire wire;
+  wire.name = name;
+  wire.load = [] {
+    cudaFuncAttributes attributes;
+    int error = cudaFuncGetAttributes(&attributes, exchange_kernel<W>);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, barrier_kernel<W>);
+    return error;
+  };
+  wire.exchange = [](const ExchangeParams& params, void* stream) -> int {
+    exchange_kernel<W><<<1, kExchangeThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+    return cudaGetLastError();
+  };
+  wire.barrier = [](const BarrierParams& params, void* stream) -> int {
+    barrier_kernel<W><<<1, kBarrierThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+    return cudaGetLastError();
+  };
+  return wire;
+}
+
+}  // namespace winnow::expert_parallel
