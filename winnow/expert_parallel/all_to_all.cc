@@ -14,6 +14,11 @@
 #include "winnow/expert_parallel/layout/layout_impl.h"
 #include "winnow/expert_parallel/transport/agreement.h"
 
+#if WINNOW_WITH_CUDA
+#include "winnow/core/device_memory.h"
+#include "winnow/expert_parallel/device/device_layer.h"
+#endif
+
 namespace winnow::expert_parallel {
 namespace {
 
@@ -79,8 +84,28 @@ Fields fields_of(const Config& config) {
           {"local_world_size", text(config.local_world_size)},
           {"enable_local_combine", config.enable_local_combine ? "true" : "false"},
           {"sm_count", text(config.sm_count)},
-          {"arena_rows", text(config.arena_rows)}};
+          {"arena_rows", text(config.arena_rows)},
+          {"device", config.device.type == DeviceType::cuda ? "cuda" : "cpu"}};
 }
+
+const std::shared_ptr<const char>& token_of(const Layer& layer) { return layer.token; }
+
+void barrier(Layer& layer, bool intra_node_only, Stream) {
+  constexpr std::string_view operation = "expert_parallel::barrier";
+  layer.call(operation, [&] {
+    const Deadline deadline(layer.config.timeout);
+    intra_node_only ? layer.communicator.node_barrier(deadline, operation)
+                    : layer.communicator.world_barrier(deadline, operation);
+  });
+}
+
+#if WINNOW_WITH_CUDA
+const std::shared_ptr<const char>& token_of(const DeviceLayer& layer) { return layer.token(); }
+
+void barrier(DeviceLayer& layer, bool intra_node_only, Stream stream) {
+  layer.barrier(intra_node_only, stream);
+}
+#endif
 
 }  // namespace
 
@@ -100,16 +125,43 @@ class AllToAll::Impl {
           Deadline(config_.timeout));
     check_config(check, config_, world);
     topology_ = Topology(world, config_.local_world_size);
-    layer_.emplace(std::move(transport), config_);
+    if (config_.device.type == DeviceType::cpu) {
+      layer_.emplace(std::move(transport), config_);
+      return;
+    }
+#if WINNOW_WITH_CUDA
+    device_layer_ = std::make_unique<DeviceLayer>(std::move(transport), config_);
+#else
+    throw Error(ErrorCode::unsupported, std::string(kOperation),
+                to_string(config_.device) + " cannot be used: this build has no CUDA kernels");
+#endif
   }
 
-  // The layer, while it is open.
-  Layer& open(std::string_view operation) {
-    if (layer_) return *layer_;
+  // Runs body(layer) with the layer, while it is open: a Layer or a DeviceLayer, whose GPU is the
+  // current one then.
+  template <class Body>
+  auto with_layer(std::string_view operation, const Body& body) {
+    if (layer_) return body(*layer_);
+#if WINNOW_WITH_CUDA
+    if (device_layer_) {
+      const DeviceGuard guard(config_.device);
+      return body(*device_layer_);
+    }
+#endif
     throw Error(ErrorCode::invalid_argument, std::string(operation), "the layer is closed");
   }
-  std::int64_t arena_bytes() const { return layer_ ? layer_->arena.bytes() : 0; }
-  void close() noexcept { layer_.reset(); }
+  std::int64_t arena_bytes() const {
+#if WINNOW_WITH_CUDA
+    if (device_layer_) return device_layer_->arena().bytes();
+#endif
+    return layer_ ? layer_->arena.bytes() : 0;
+  }
+  void close() noexcept {
+    layer_.reset();
+#if WINNOW_WITH_CUDA
+    device_layer_.reset();
+#endif
+  }
 
   const Config& config() const { return config_; }
   const Topology& topology() const { return topology_; }
@@ -120,6 +172,9 @@ class AllToAll::Impl {
   Topology topology_;
   int rank_ = 0;
   std::optional<Layer> layer_;
+#if WINNOW_WITH_CUDA
+  std::unique_ptr<DeviceLayer> device_layer_;
+#endif
 };
 
 AllToAll::AllToAll(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store,
@@ -133,29 +188,30 @@ AllToAll::AllToAll(std::shared_ptr<Transport> transport, std::shared_ptr<Store> 
 AllToAll::~AllToAll() { close(); }
 
 Dispatched AllToAll::dispatch(const DispatchArgs& args) {
-  return expert_parallel::dispatch(impl_->open("expert_parallel::dispatch"), args);
+  return impl_->with_layer("expert_parallel::dispatch",
+                           [&](auto& layer) { return expert_parallel::dispatch(layer, args); });
 }
 
 Tensor AllToAll::combine(const CombineArgs& args, const Descriptor& descriptor) {
-  return expert_parallel::combine(impl_->open("expert_parallel::combine"), args, descriptor);
+  return impl_->with_layer("expert_parallel::combine", [&](auto& layer) {
+    return expert_parallel::combine(layer, args, descriptor);
+  });
 }
 
 TensorView AllToAll::combine_buffer(const Descriptor& descriptor) {
   constexpr std::string_view operation = "expert_parallel::combine_buffer";
-  const Layer& layer = impl_->open(operation);
   const Descriptor::State& state = descriptor.state();
-  Check{std::string(operation)}.that(state.layer == layer.token, "descriptor", "one of this layer",
-                                     "another layer's");
-  return {state.buffer->data(), layer.config.dtype, {state.rows(), layer.config.hidden}};
+  impl_->with_layer(operation, [&](auto& layer) {
+    Check{std::string(operation)}.that(state.layer == token_of(layer), "descriptor",
+                                       "one of this layer", "another layer's");
+  });
+  const Config& config = impl_->config();
+  return {state.buffer->data(), config.dtype, {state.rows(), config.hidden}, config.device};
 }
 
-void AllToAll::barrier(bool intra_node_only, Stream) {
-  constexpr std::string_view operation = "expert_parallel::barrier";
-  Layer& layer = impl_->open(operation);
-  layer.call(operation, [&] {
-    const Deadline deadline(layer.config.timeout);
-    intra_node_only ? layer.communicator.node_barrier(deadline, operation)
-                    : layer.communicator.world_barrier(deadline, operation);
+void AllToAll::barrier(bool intra_node_only, Stream stream) {
+  impl_->with_layer("expert_parallel::barrier", [&](auto& layer) {
+    winnow::expert_parallel::barrier(layer, intra_node_only, stream);
   });
 }
 

@@ -16,16 +16,16 @@ std::int64_t table_bytes(const Config& config) {
   return pairs * (std::int64_t(sizeof(std::int32_t)) + size_of(config.weight_dtype));
 }
 
-// Room for one dispatch of arena_rows rows with everything that may stand beside them.
+}  // namespace
+
 std::int64_t first_segment_bytes(const Config& config) {
   constexpr std::int64_t kTables = 8, kSmallEntries = 32;
-  const std::int64_t row = 2 * config.hidden * size_of(config.dtype) +
+  const std::int64_t payloads = config.enable_local_combine ? 3 : 2;
+  const std::int64_t row = payloads * config.hidden * size_of(config.dtype) +
                            scale_columns(config.hidden) * std::int64_t(sizeof(float)) +
                            config.topk * std::int64_t(2 * sizeof(std::int32_t)) + kSmallEntries;
   return Arena::round_up(config.arena_rows * row) + kTables * Arena::kAlignment;
 }
-
-}  // namespace
 
 Layer::Layer(std::shared_ptr<Transport> transport, const Config& given)
     : config(given),

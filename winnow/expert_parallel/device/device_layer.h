@@ -2,10 +2,10 @@
 // (layer.h). Only in builds with CUDA. Internal.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,7 +14,6 @@
 #include <cuda_runtime_api.h>
 
 #include "winnow/core/device.h"
-#include "winnow/core/device_memory.h"
 #include "winnow/core/stream.h"
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/arena.h"
@@ -23,6 +22,7 @@
 #include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/exchange.h"
 #include "winnow/expert_parallel/placement.h"
+#include "winnow/expert_parallel/transport/fault.h"
 
 namespace winnow::expert_parallel {
 
@@ -63,7 +63,7 @@ class DeviceLayer {
   // order, when the last owner lets go. Never null.
   std::shared_ptr<Region> keep(std::int64_t bytes);
 
-  // ---- A call, in this order on every rank. The GPU is the current one from begin() to end().
+  // ---- A call, in this order on every rank. The GPU is the thread's current one.
 
   // Throws what broke the layer. Orders `stream` after the stream of the call before. The number of
   // the call, the same on every rank.
@@ -82,9 +82,7 @@ class DeviceLayer {
   void wait_report();
   // What was heard, after wait_report().
   const Header& heard_header(int rank) const { return host_report_.headers[rank]; }
-  std::span<const std::int32_t> report_words() const {
-    return {host_report_.words, static_cast<std::size_t>(report_words_)};
-  }
+  std::span<const std::int32_t> report_words() const { return {host_report_.words, report_words_}; }
 
   // After everything is enqueued: throws what earlier calls left for this one (faults, refusals and
   // overflows of calls that the host did not wait for).
@@ -112,49 +110,51 @@ class DeviceLayer {
   void barrier(bool node_only, Stream stream);
 
  private:
-  struct SymmetricPart {  // a symmetric memory with its table of pointers
-    std::shared_ptr<SymmetricMemory> memory;
-    SymmetricView view;
-  };
-
-  std::shared_ptr<SymmetricMemory> allocate(std::int64_t bytes, std::string_view what);
-  SymmetricView view_of(SymmetricMemory& memory, int slot);
   void check_device();
-  void lay_out();
   void load_kernels();
-  void add_segment(std::shared_ptr<SymmetricMemory> memory);
+  std::shared_ptr<SymmetricMemory> allocate(std::int64_t bytes, std::string_view what);
+  NodePointers node_pointers_of(SymmetricMemory& memory) const;
+  SymmetricView view_of(SymmetricMemory& memory, std::byte* table) const;
+  void make_reports();
+  std::byte** segment_row(std::int64_t segment) const;
   void throw_fault();
   void throw_deferred();
-  Error bad_index(int rank, const Findings& findings) const;
+  void throw_refused(const ReportView& heard) const;
+  std::vector<Header> refusals(const ReportView& heard, bool deferred) const;
 
   Config config_;
   ExpertMap map_;
   std::shared_ptr<Transport> transport_;
-  const Wire* wire_ = nullptr;
-  int rank_ = 0, blocks_ = 1, report_words_ = 0;
+  const Wire* wire_;
+  int rank_, blocks_ = 1;
+  bool shares_gpu_ = false;
   std::shared_ptr<const char> token_ = std::make_shared<const char>('\0');
 
+  std::shared_ptr<std::byte> private_;  // DeviceState and tables of pointers
+  std::byte** segments_ = nullptr;
   std::shared_ptr<SymmetricMemory> control_, rail_;
   Arena arena_, own_;
-  std::vector<Extent> holes_;           // [W], what is left of them
-  std::uint64_t releasable_ = 0;        // on every rank, until reserve()
-  bool fresh_holes_ = false;            // learned in this call
-  PinnedPage page_;                     // reports
-  std::shared_ptr<std::byte> private_;  // DeviceState and tables of pointers
-  LayerView view_;
+  std::vector<Extent> holes_;     // [W], what is left of them
+  std::uint64_t releasable_ = 0;  // on every rank, until reserve()
+  bool fresh_holes_ = false;      // learned in this call
+  PinnedPage page_;               // the reports:
   ReportView host_report_, host_deferred_;
+  std::size_t report_words_ = 0;
   FaultReport* host_fault_ = nullptr;
+  LayerView view_;
 
+  // This call.
   std::uint64_t calls_ = 0;
   std::string operation_;
   cudaStream_t stream_ = nullptr;
   bool capturing_ = false;
-  std::unique_ptr<DeviceGuard> guard_;
-  cudaEvent_t last_ = nullptr;  // the end of the last call that was not recorded
+  Header own_header_;
+
+  cudaEvent_t last_ = nullptr;  // the end of the last call that was no recording
   cudaStream_t last_stream_ = nullptr;
   bool any_call_ = false;
-  std::string broken_;  // why a call could not be enqueued
-  Header own_header_;   // of this call
+  std::optional<FaultRecord> fault_;
+  std::string broken_;  // what could not be enqueued
 };
 
 }  // namespace winnow::expert_parallel

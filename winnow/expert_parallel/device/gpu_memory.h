@@ -20,6 +20,12 @@ WINNOW_EXPORT std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::siz
 // Memory of this GPU that is given back from now on goes when the event has come to pass.
 WINNOW_EXPORT void free_after(Device device, CUevent_st* event);
 
+// Whether kernels of `device` can use what was allocated on `other`.
+WINNOW_EXPORT bool reaches(Device device, Device other);
+
+// Copies from the host and returns when it is done.
+WINNOW_EXPORT void write_to_gpu(Device device, void* to, const void* from, std::size_t bytes);
+
 // The memory of one rank alone as a symmetric one, so that an Arena can deal it out.
 WINNOW_EXPORT std::shared_ptr<SymmetricMemory> own_memory(Device device, std::size_t bytes);
 

@@ -9,6 +9,11 @@
 #include "winnow/expert_parallel/transport/mapped_transport.h"
 #include "winnow/expert_parallel/transport/process.h"
 
+#if WINNOW_WITH_CUDA
+#include "winnow/expert_parallel/device/gpu_memory.h"
+#include "winnow/expert_parallel/device/wire.h"
+#endif
+
 namespace winnow::expert_parallel {
 
 struct InProcessWorld::State {
@@ -21,9 +26,37 @@ struct InProcessWorld::State {
   std::vector<std::weak_ptr<Transport>> transports;
   std::vector<bool> given;
   std::shared_ptr<std::byte> fresh;  // what rank 0 created and not all have opened yet
+
+  struct Part {
+    Device device;
+    std::shared_ptr<std::byte> memory;
+  };
+  std::vector<Part> parts;  // [W] on GPUs: what each rank made and not all have seen yet
 };
 
 namespace {
+
+#if WINNOW_WITH_CUDA
+// The parts of all ranks, which all of them hold.
+class GpuMemory : public SymmetricMemory {
+ public:
+  GpuMemory(std::vector<InProcessWorld::State::Part> parts, int rank, std::size_t bytes)
+      : SymmetricMemory(parts[static_cast<std::size_t>(rank)].memory.get(), bytes),
+        parts_(std::move(parts)) {
+    std::vector<std::byte*> pointers;
+    for (const auto& part : parts_) pointers.push_back(part.memory.get());
+    const Device device = parts_[static_cast<std::size_t>(rank)].device;
+    table_ = allocate_on_gpu(device, pointers.size() * sizeof(std::byte*));
+    write_to_gpu(device, table_.get(), pointers.data(), pointers.size() * sizeof(std::byte*));
+  }
+  std::byte* peer(int rank) override { return parts_[static_cast<std::size_t>(rank)].memory.get(); }
+  std::byte* const* wire() override { return reinterpret_cast<std::byte* const*>(table_.get()); }
+
+ private:
+  std::vector<InProcessWorld::State::Part> parts_;
+  std::shared_ptr<std::byte> table_;
+};
+#endif
 
 class InProcessTransport : public MappedTransport {
  public:
@@ -39,6 +72,14 @@ class InProcessTransport : public MappedTransport {
     if (load_acquire(&control.closed) != 0) return "thread, its transport is closed";
     return load_acquire(&control.joined) != 0 ? "thread, running" : "thread, not there yet";
   }
+
+#if WINNOW_WITH_CUDA
+  std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
+                                                   const Deadline& deadline,
+                                                   std::string_view what) override;
+  const Wire* wire() override { return &pointer_wire(); }
+  int ranks_on_gpu() const override { return ranks_on_gpu_; }
+#endif
 
  private:
   std::shared_ptr<std::byte> create(std::size_t bytes, std::uint64_t&) override {
@@ -56,7 +97,45 @@ class InProcessTransport : public MappedTransport {
   }
 
   std::shared_ptr<InProcessWorld::State> state_;
+  int ranks_on_gpu_ = 1;
 };
+
+#if WINNOW_WITH_CUDA
+std::shared_ptr<SymmetricMemory> InProcessTransport::allocate_device(Device device,
+                                                                     std::size_t bytes,
+                                                                     const Deadline& deadline,
+                                                                     std::string_view what) {
+  const std::uint64_t number = agree_on(bytes, deadline, what);
+  const auto set_part = [&](InProcessWorld::State::Part part) {
+    const std::lock_guard lock(state_->mutex);
+    state_->parts[static_cast<std::size_t>(rank())] = std::move(part);
+  };
+  std::shared_ptr<SymmetricMemory> memory;
+  try {
+    set_part({device, allocate_on_gpu(device, bytes)});
+    reach(&RankControl::created, number, deadline);
+    std::vector<InProcessWorld::State::Part> parts;
+    {
+      const std::lock_guard lock(state_->mutex);
+      parts = state_->parts;
+    }
+    ranks_on_gpu_ = 0;
+    for (const auto& part : parts) {
+      if (part.device == device) ++ranks_on_gpu_;
+      if (part.device == device || reaches(device, part.device)) continue;
+      throw Error(ErrorCode::unsupported, "expert_parallel::allocate",
+                  to_string(device) + " does not reach the memory of " + to_string(part.device));
+    }
+    memory = std::make_shared<GpuMemory>(std::move(parts), rank(), bytes);
+  } catch (const Error& error) {
+    set_part({});
+    fail_alone(error);
+  }
+  reach(&RankControl::mapped, number, deadline);
+  set_part({});
+  return memory;
+}
+#endif
 
 }  // namespace
 
@@ -70,6 +149,7 @@ InProcessWorld::InProcessWorld(int world_size) {
   state_->control = map_pages(WorldControl::bytes(world_size), -1);
   state_->transports.resize(static_cast<std::size_t>(world_size));
   state_->given.resize(static_cast<std::size_t>(world_size));
+  state_->parts.resize(static_cast<std::size_t>(world_size));
 }
 
 int InProcessWorld::world_size() const { return state_->world_size; }

@@ -111,18 +111,33 @@ bool MappedTransport::peer_gone(int rank) const {
   return load_acquire(&control_of(rank).closed) != 0;
 }
 
-std::shared_ptr<SymmetricMemory> MappedTransport::allocate(std::size_t bytes,
-                                                           const Deadline& deadline,
-                                                           std::string_view what) {
+std::uint64_t MappedTransport::agree_on(std::size_t bytes, const Deadline& deadline,
+                                        std::string_view what) {
   check_process();
   if (const auto fault = read_fault(world().fault)) throw_fault(*fault, rank_);
   set_request(bytes, what);
-  RankControl& mine = control_of(rank_);
   const std::uint64_t number = ++allocations_;
-  store_release(&mine.arrived, number);
-  await(&RankControl::arrived, number, world_size_, deadline);
+  reach(&RankControl::arrived, number, deadline);
   check_same_request();
+  return number;
+}
 
+void MappedTransport::reach(std::uint64_t RankControl::* word, std::uint64_t number,
+                            const Deadline& deadline) {
+  store_release(&(control_of(rank_).*word), number);
+  await(word, number, world_size_, deadline);
+}
+
+void MappedTransport::fail_alone(const Error& error) {
+  if (const auto fault = read_fault(world().fault)) throw_fault(*fault, rank_);
+  fail(error.code(), rank_, "rank " + std::to_string(rank_) + ": " + error.what());
+}
+
+std::shared_ptr<SymmetricMemory> MappedTransport::allocate(std::size_t bytes,
+                                                           const Deadline& deadline,
+                                                           std::string_view what) {
+  const std::uint64_t number = agree_on(bytes, deadline, what);
+  RankControl& mine = control_of(rank_);
   const std::size_t stride = (bytes + kPage - 1) / kPage * kPage;
   const std::size_t total = stride * static_cast<std::size_t>(world_size_);
   std::shared_ptr<std::byte> base;
@@ -135,12 +150,10 @@ std::shared_ptr<SymmetricMemory> MappedTransport::allocate(std::size_t bytes,
       base = open(total, control_of(0).handle);
     }
   } catch (const Error& error) {
-    if (has_fault(world().fault)) throw;
-    fail(error.code(), rank_, "rank " + std::to_string(rank_) + ": " + error.what());
+    fail_alone(error);
   }
   auto memory = std::make_shared<MappedMemory>(std::move(base), stride, bytes, rank_);
-  store_release(&mine.mapped, number);
-  await(&RankControl::mapped, number, world_size_, deadline);
+  reach(&RankControl::mapped, number, deadline);
   if (rank_ == 0) opened_by_all();
   return memory;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "winnow/core/error.h"
 #include "winnow/core/export.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/transport.h"
@@ -73,6 +74,15 @@ class WINNOW_EXPORT MappedTransport : public Transport {
   void check_rank(int rank) const;
   RankControl& control_of(int rank) const { return world().ranks()[rank]; }
 
+  // How an allocation begins: all ranks have come and ask for the same. Its number.
+  std::uint64_t agree_on(std::size_t bytes, const Deadline& deadline, std::string_view what);
+  // Until this word of all ranks, and now of this one, has reached `number`.
+  void reach(std::uint64_t RankControl::* word, std::uint64_t number, const Deadline& deadline);
+  // Records the fault, which all ranks throw.
+  [[noreturn]] void fail(ErrorCode code, int peer, const std::string& text);
+  // Makes what this rank alone could not do fail on all ranks.
+  [[noreturn]] void fail_alone(const Error& error);
+
  private:
   WorldControl& world() const { return *reinterpret_cast<WorldControl*>(control_.get()); }
   void check_range(SymmetricMemory& memory, int rank, std::size_t offset, std::size_t bytes) const;
@@ -81,7 +91,6 @@ class WINNOW_EXPORT MappedTransport : public Transport {
              const Deadline& deadline);
   void set_request(std::size_t bytes, std::string_view what);
   void check_same_request();
-  [[noreturn]] void fail(ErrorCode code, int peer, const std::string& text);
   void fail_if_absent(std::uint64_t RankControl::* word, std::uint64_t number, int ranks,
                       const Deadline& deadline);
 

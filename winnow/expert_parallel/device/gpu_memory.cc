@@ -1,0 +1,201 @@
+#include "winnow/expert_parallel/device/gpu_memory.h"
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "winnow/core/device_memory.h"
+#include "winnow/core/error.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+constexpr const char* kAllocate = "expert_parallel::allocate";
+constexpr std::size_t kPage = 4096;
+
+void check(cudaError_t error, const std::string& what, Device device) {
+  if (error == cudaSuccess) return;
+  throw Error(ErrorCode::resource, kAllocate,
+              what + " on " + to_string(device) + ": " + cudaGetErrorString(error));
+}
+
+// This thread may be recording a graph, which allocations are no part of.
+class OutsideCapture {
+ public:
+  OutsideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~OutsideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  OutsideCapture(const OutsideCapture&) = delete;
+  OutsideCapture& operator=(const OutsideCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// A pool of one GPU, with a stream for what must be there at once and one for what goes when its
+// time has come. Neither waits for other streams.
+struct Heap {
+  cudaMemPool_t pool = nullptr;
+  cudaStream_t now = nullptr, later = nullptr;
+
+  explicit Heap(Device device) {
+    cudaMemPoolProps props = {};
+    props.allocType = cudaMemAllocationTypePinned;
+    props.location = {cudaMemLocationTypeDevice, device.index};
+    check(cudaMemPoolCreate(&pool, &props), "a memory pool", device);
+    int no = 0;
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &no),
+          "a memory pool", device);
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "the count of GPUs", device);
+    for (int other = 0; other < count; ++other) {
+      int can = 0;
+      if (other == device.index) continue;
+      if (cudaDeviceCanAccessPeer(&can, other, device.index) != cudaSuccess || can == 0) continue;
+      const cudaMemAccessDesc access = {{cudaMemLocationTypeDevice, other},
+                                        cudaMemAccessFlagsProtReadWrite};
+      check(cudaMemPoolSetAccess(pool, &access, 1), "access for the other GPUs", device);
+    }
+    for (cudaStream_t* stream : {&now, &later}) {
+      check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "a stream", device);
+    }
+  }
+};
+
+// One per GPU, kept by the process.
+Heap& heap_of(Device device) {
+  static std::mutex mutex;
+  static auto* heaps = new std::map<int, Heap>;
+  const std::lock_guard lock(mutex);
+  return heaps->try_emplace(device.index, device).first->second;
+}
+
+class OwnMemory : public SymmetricMemory {
+ public:
+  OwnMemory(std::shared_ptr<std::byte> memory, std::size_t bytes)
+      : SymmetricMemory(memory.get(), bytes), memory_(std::move(memory)) {}
+  std::byte* peer(int) override { return nullptr; }
+
+ private:
+  std::shared_ptr<std::byte> memory_;
+};
+
+struct SparePage {
+  std::byte* host;
+  std::size_t bytes;
+  cudaEvent_t free;  // from when on; null: now
+};
+
+struct SparePages {
+  std::mutex mutex;
+  std::vector<SparePage> pages;
+};
+SparePages& spare_pages() {
+  static auto* pages = new SparePages;
+  return *pages;
+}
+
+std::byte* find_spare_page(std::size_t bytes) {
+  SparePages& spare = spare_pages();
+  const std::lock_guard lock(spare.mutex);
+  for (SparePage& page : spare.pages) {
+    if (page.bytes != bytes) continue;
+    if (page.free != nullptr && cudaEventQuery(page.free) != cudaSuccess) continue;
+    if (page.free != nullptr) cudaEventDestroy(page.free);
+    std::byte* host = page.host;
+    page = spare.pages.back();
+    spare.pages.pop_back();
+    return host;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes) {
+  const DeviceGuard guard(device);
+  const OutsideCapture outside;
+  Heap& heap = heap_of(device);
+  void* memory = nullptr;
+  const std::string what = std::to_string(bytes) + " bytes";
+  check(cudaMallocFromPoolAsync(&memory, bytes + kPage, heap.pool, heap.now), what, device);
+  std::shared_ptr<void> owner(memory, [device](void* p) {
+    cudaFreeAsync(p, heap_of(device).later);  // at exit the context may be gone already
+  });
+  check(cudaMemsetAsync(memory, 0, bytes + kPage, heap.now), what, device);
+  check(cudaStreamSynchronize(heap.now), what, device);
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  return {std::move(owner), reinterpret_cast<std::byte*>((address + kPage - 1) / kPage * kPage)};
+}
+
+void free_after(Device device, cudaEvent_t event) {
+  const DeviceGuard guard(device);
+  cudaStreamWaitEvent(heap_of(device).later, event);
+}
+
+bool reaches(Device device, Device other) {
+  int can = 0;
+  return device == other ||
+         (cudaDeviceCanAccessPeer(&can, device.index, other.index) == cudaSuccess && can != 0);
+}
+
+void write_to_gpu(Device device, void* to, const void* from, std::size_t bytes) {
+  const DeviceGuard guard(device);
+  const OutsideCapture outside;
+  Heap& heap = heap_of(device);
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, heap.now), "a copy", device);
+  check(cudaStreamSynchronize(heap.now), "a copy", device);
+}
+
+std::shared_ptr<SymmetricMemory> own_memory(Device device, std::size_t bytes) {
+  return std::make_shared<OwnMemory>(allocate_on_gpu(device, bytes), bytes);
+}
+
+PinnedPage::PinnedPage(std::size_t bytes) : bytes_((bytes + kPage - 1) / kPage * kPage) {
+  host_ = find_spare_page(bytes_);
+  void* memory = host_;
+  if (host_ == nullptr) {
+    const OutsideCapture outside;
+    const cudaError_t error =
+        cudaHostAlloc(&memory, bytes_, cudaHostAllocPortable | cudaHostAllocMapped);
+    if (error != cudaSuccess) {
+      throw Error(ErrorCode::resource, kAllocate,
+                  std::to_string(bytes_) + " bytes of pinned memory: " + cudaGetErrorString(error));
+    }
+    host_ = static_cast<std::byte*>(memory);
+  }
+  std::memset(host_, 0, bytes_);
+  if (cudaHostGetDevicePointer(&memory, host_, 0) != cudaSuccess) {
+    throw Error(ErrorCode::resource, kAllocate, "pinned memory that the GPU does not reach");
+  }
+  device_ = static_cast<std::byte*>(memory);
+}
+
+PinnedPage::PinnedPage(PinnedPage&& other) noexcept { *this = std::move(other); }
+
+PinnedPage& PinnedPage::operator=(PinnedPage&& other) noexcept {
+  std::swap(host_, other.host_);
+  std::swap(device_, other.device_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+PinnedPage::~PinnedPage() = default;
+
+void PinnedPage::retire(cudaEvent_t event) noexcept {
+  if (host_ == nullptr) return;
+  SparePages& spare = spare_pages();
+  const std::lock_guard lock(spare.mutex);
+  try {
+    spare.pages.push_back({std::exchange(host_, nullptr), bytes_, event});
+  } catch (const std::bad_alloc&) {  // one page less
+  }
+}
+
+}  // namespace winnow::expert_parallel
