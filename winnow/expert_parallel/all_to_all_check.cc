@@ -18,31 +18,23 @@ namespace {
 
 using testing::Comparison;
 
-template <class Void>
-auto* address_of_row(const BasicTensorView<Void>& view, std::int64_t i) {
-  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
-  return static_cast<Byte*>(view.data()) + i * view.stride(0) * size_of(view.dtype());
-}
-
 // A caller's tensor: a copy of `from`, with rows further apart if asked for.
 class Copy {
  public:
-  Copy(const ConstTensorView& from, bool strided) {
+  Copy(const Place& place, const ConstTensorView& from, bool strided) : place_(place) {
     if (!from.present()) return;
     const std::int64_t gap = strided ? 3 : 0;
-    storage_ = Tensor(from.dtype(), {from.size(0), from.size(1) + gap});
+    storage_ = place.make(from.dtype(), {{from.size(0), from.size(1) + gap}});
     view_ = storage_.view().slice(1, 0, from.size(1));
-    const std::int64_t bytes = from.size(1) * size_of(from.dtype());
-    for (std::int64_t i = 0; i < from.size(0); ++i) {
-      std::memcpy(address_of_row(view_, i), address_of_row(from, i), std::size_t(bytes));
-    }
+    place.write(view_, from);
   }
   const TensorView& view() const { return view_; }
   void spoil() {
-    if (storage_.numel() > 0) testing::fill_unwritten(storage_.view());
+    if (storage_.numel() > 0) place_.spoil(storage_.view());
   }
 
  private:
+  const Place& place_;
   Tensor storage_;
   TensorView view_;
 };
@@ -142,18 +134,21 @@ bool Comparisons::passed() const {
   return !list_.empty() && std::ranges::all_of(list_, [](const auto& one) { return one.passed; });
 }
 
-Dispatched dispatch_and_check(AllToAll& layer, const Problem& problem, const Round& round, int rank,
+Dispatched dispatch_and_check(AllToAll& layer, const Place& place, const Problem& problem,
+                              const Round& round, int rank,
                               std::shared_ptr<const Descriptor> cached, Comparisons& comparisons) {
   const Round::Rank& mine = round.ranks[std::size_t(rank)];
-  Copy input(mine.input, problem.strided), indices(mine.expert_indices, problem.strided),
-      weights(mine.weights, problem.strided), scales(mine.scales, problem.strided),
-      scatter(problem.scatter == Scatter::table ? round.scatter_table : mine.scatter, false);
+  Copy input(place, mine.input, problem.strided),
+      indices(place, mine.expert_indices, problem.strided),
+      weights(place, mine.weights, problem.strided), scales(place, mine.scales, problem.strided),
+      scatter(place, problem.scatter == Scatter::table ? round.scatter_table : mine.scatter, false);
   DispatchArgs args;
   args.input = input.view();
   args.weights = weights.view();
   args.scales = scales.view();
   args.copy_out = problem.copy_out;
   args.cached = cached;
+  args.stream = place.stream();
   if (cached == nullptr) {
     args.expert_indices = indices.view();
     args.scatter_indices = scatter.view();
@@ -163,42 +158,47 @@ Dispatched dispatch_and_check(AllToAll& layer, const Problem& problem, const Rou
   }
   Dispatched result = layer.dispatch(args);
   for (Copy* copy : {&input, &indices, &weights, &scales, &scatter}) copy->spoil();
-  check_dispatched(problem, round, rank, result, comparisons);
+  check_dispatched(place, problem, round, rank, result, comparisons);
   return result;
 }
 
-void check_dispatched(const Problem& problem, const Round& round, int rank, const Dispatched& got,
-                      Comparisons& comparisons) {
+void check_dispatched(const Place& place, const Problem& problem, const Round& round, int rank,
+                      const Dispatched& got, Comparisons& comparisons) {
   const oracle::World& world = round.world;
   const auto& rows = round.rows[std::size_t(rank)];
   const bool worst_case = problem.mode == Mode::worst_case;
   const std::int64_t count = std::int64_t(rows.size());
   const std::int64_t all = worst_case ? round.most_rows() + 5 : count;
   const std::int64_t nodes = world.nodes(), slots = world.max_tokens, topk = world.topk;
+  const auto seen = [&](const ConstTensorView& view) {
+    return view.present() ? place.to_host(view) : Tensor();
+  };
   // The rows that are placed, and then those that a worst-case output has beyond them.
   const auto head = [&](const Tensor& tensor) {
     const ConstTensorView view = tensor.view();
     return view.present() && view.size(0) == all ? view.slice(0, 0, count) : view;
   };
-  comparisons.add(compare_bits("output", head(got.output),
-                               oracle::gather(world, rows, &oracle::RankInput::input)));
+  const Tensor output = seen(got.output.view()), weights = seen(got.weights.view()),
+               scales = seen(got.scales.view()), expert_ids = seen(got.expert_ids.view());
+  comparisons.add(
+      compare_bits("output", head(output), oracle::gather(world, rows, &oracle::RankInput::input)));
   const auto compare_optional = [&](std::string_view what, bool wanted, const Tensor& actual,
                                     const auto& make) {
     comparisons.add(compare_bits(what, head(actual), wanted ? make() : Tensor()));
   };
-  compare_optional("weights", problem.weights, got.weights,
+  compare_optional("weights", problem.weights, weights,
                    [&] { return oracle::gather_weights(world, rank, rows); });
-  compare_optional("scales", problem.fp8, got.scales,
+  compare_optional("scales", problem.fp8, scales,
                    [&] { return oracle::gather(world, rows, &oracle::RankInput::scales); });
-  compare_optional("expert_ids", problem.token_major, got.expert_ids,
+  compare_optional("expert_ids", problem.token_major, expert_ids,
                    [&] { return oracle::gather_expert_ids(world, rank, rows); });
-  if (worst_case && got.weights.view().present() && got.weights.size(0) == all) {
-    const std::vector<double> beyond = testing::read(got.weights.view().slice(0, count, all));
+  if (worst_case && weights.view().present() && weights.size(0) == all) {
+    const std::vector<double> beyond = testing::read(weights.view().slice(0, count, all));
     comparisons.add(compare_number("weights of no rows", std::ranges::count(beyond, 0.0),
                                    std::int64_t(beyond.size())));
   }
-  if (worst_case && got.expert_ids.view().present() && got.expert_ids.size(0) == all) {
-    const std::vector<double> beyond = testing::read(got.expert_ids.view().slice(0, count, all));
+  if (worst_case && expert_ids.view().present() && expert_ids.size(0) == all) {
+    const std::vector<double> beyond = testing::read(expert_ids.view().slice(0, count, all));
     comparisons.add(compare_number("expert_ids of no rows", std::ranges::count(beyond, -1.0),
                                    std::int64_t(beyond.size())));
   }
@@ -218,39 +218,41 @@ void check_dispatched(const Problem& problem, const Round& round, int rank, cons
   std::vector<std::int64_t> tokens;
   for (int r = 0; r < world.world_size; ++r) tokens.push_back(world.tokens(r));
   comparisons.add(compare_integers("num_input_tokens_per_rank",
-                                   descriptor.num_input_tokens_per_rank(), DType::i32,
+                                   seen(descriptor.num_input_tokens_per_rank()), DType::i32,
                                    {world.world_size}, tokens));
   if (nodes > 1) {
-    comparisons.add(compare_integers("send_reqs_recv", descriptor.send_reqs_recv(), DType::i32,
-                                     {nodes, 2, slots}, oracle::send_requests(world, rank)));
+    comparisons.add(compare_integers("send_reqs_recv", seen(descriptor.send_reqs_recv()),
+                                     DType::i32, {nodes, 2, slots},
+                                     oracle::send_requests(world, rank)));
   } else {
     comparisons.add(compare_number("send_reqs_recv", descriptor.send_reqs_recv().present(), 0));
   }
-  comparisons.add(compare_integers("topk_indices", descriptor.topk_indices(), DType::i32,
+  comparisons.add(compare_integers("topk_indices", seen(descriptor.topk_indices()), DType::i32,
                                    {nodes, slots, topk}, oracle::topk_indices(world, rank)));
-  comparisons.add(compare_integers("token_dst_scatter_idx", descriptor.token_dst_scatter_idx(),
-                                   DType::i32, {nodes, slots, topk},
-                                   oracle::token_dst_scatter_idx(world, rank, round.rows)));
+  comparisons.add(compare_integers(
+      "token_dst_scatter_idx", seen(descriptor.token_dst_scatter_idx()), DType::i32,
+      {nodes, slots, topk}, oracle::token_dst_scatter_idx(world, rank, round.rows)));
   std::vector<std::int64_t> first = oracle::first_copy(world, rank, rows);
   std::vector<std::int64_t> copies = oracle::copies(world, rank, rows);
   first.resize(std::size_t(all), -1);
   copies.resize(std::size_t(all * topk), -1);
   comparisons.add(compare_integers("skipped_token_mapping_indices",
-                                   descriptor.skipped_token_mapping_indices(), DType::i64, {all},
-                                   first));
+                                   seen(descriptor.skipped_token_mapping_indices()), DType::i64,
+                                   {all}, first));
   comparisons.add(compare_integers("skipped_token_topk_mapping_indices",
-                                   descriptor.skipped_token_topk_mapping_indices(), DType::i64,
-                                   {all, topk}, copies));
+                                   seen(descriptor.skipped_token_topk_mapping_indices()),
+                                   DType::i64, {all, topk}, copies));
   const std::vector<std::int64_t> counts = oracle::expert_counts(world, rank);
   const std::int64_t experts = std::int64_t(counts.size());
-  comparisons.add(
-      compare_integers("expert_counts", descriptor.expert_counts(), DType::i32, {experts}, counts));
-  comparisons.add(compare_integers("expert_offsets", descriptor.expert_offsets(), DType::i32,
+  comparisons.add(compare_integers("expert_counts", seen(descriptor.expert_counts()), DType::i32,
+                                   {experts}, counts));
+  comparisons.add(compare_integers("expert_offsets", seen(descriptor.expert_offsets()), DType::i32,
                                    {experts + 1}, oracle::expert_offsets(world, rank)));
 }
 
-void combine_and_check(AllToAll& layer, const Problem& problem, const Round& round, int rank,
-                       const Dispatched& got, Comparisons& comparisons) {
+void combine_and_check(AllToAll& layer, const Place& place, const Problem& problem,
+                       const Round& round, int rank, const Dispatched& got,
+                       Comparisons& comparisons) {
   const Round::Rank& mine = round.ranks[std::size_t(rank)];
   // Rows beyond those that were placed hold NaN, which must reach nobody.
   Tensor padded(problem.dtype, {got.descriptor->rows(), problem.hidden});
@@ -259,72 +261,74 @@ void combine_and_check(AllToAll& layer, const Problem& problem, const Round& rou
     std::memcpy(padded.data(), mine.expert_output.data(),
                 std::size_t(mine.expert_output.numel() * size_of(problem.dtype)));
   }
-  Copy own(padded, problem.strided), bias(mine.bias, problem.strided);
+  Copy own(place, padded, problem.strided), bias(place, mine.bias, problem.strided);
   CombineArgs args;
   args.expert_output = own.view();
   TensorView written;  // of the arena
   if (problem.expert_rows != ExpertRows::own) {
     written = problem.expert_rows == ExpertRows::in_place
                   ? TensorView(const_cast<void*>(got.output.data()), got.output.dtype(),
-                               got.output.view().shape())
+                               got.output.view().shape(), place.device())
                   : layer.combine_buffer(*got.descriptor);
     comparisons.add(compare_number("rows of combine_buffer", written.size(0), padded.size(0)));
-    if (padded.numel() > 0) {
-      std::memcpy(written.data(), padded.data(),
-                  std::size_t(padded.numel() * size_of(problem.dtype)));
-    }
+    place.write(written, padded.view());
     args.expert_output = written;
   }
   args.bias = bias.view();
   args.weighted = problem.weighted_combine;
+  args.stream = place.stream();
   const Tensor sums = layer.combine(args, *got.descriptor);
   // No other rank reads these rows any more.
-  if (written.present() && written.numel() > 0) testing::fill_unwritten(written);
+  if (written.present() && written.numel() > 0) place.spoil(written);
   own.spoil();
   bias.spoil();
-  comparisons.add(compare_bits("combine", sums, mine.combined));
+  comparisons.add(compare_bits("combine", place.to_host(sums.view()), mine.combined));
 
   // Once more, into the caller's memory.
-  Copy own_again(padded, false), bias_again(mine.bias, false), out(mine.combined, problem.strided);
+  Copy own_again(place, padded, false), bias_again(place, mine.bias, false),
+      out(place, mine.combined, problem.strided);
   out.spoil();
   args.expert_output = own_again.view();
   args.bias = bias_again.view();
   args.out = out.view();
   const Tensor nothing = layer.combine(args, *got.descriptor);
   comparisons.add(compare_number("result beside out", nothing.view().present(), 0));
-  comparisons.add(compare_bits("combine into out", out.view(), mine.combined));
+  comparisons.add(compare_bits("combine into out", place.to_host(out.view()), mine.combined));
 }
 
 Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<Round>& rounds) {
   Comparisons comparisons;
+  const Place place(layer.config().device);
   const int rank = layer.rank();
   std::vector<Dispatched> dispatched(rounds.size());
   for (std::size_t i = 0; i < rounds.size(); ++i) {
     const bool cached = problem.mode == Mode::cached && i > 0;
-    dispatched[i] = dispatch_and_check(layer, problem, rounds[i], rank,
+    dispatched[i] = dispatch_and_check(layer, place, problem, rounds[i], rank,
                                        cached ? dispatched[0].descriptor : nullptr, comparisons);
     if (problem.in_flight) continue;
-    combine_and_check(layer, problem, rounds[i], rank, dispatched[i], comparisons);
+    combine_and_check(layer, place, problem, rounds[i], rank, dispatched[i], comparisons);
     if (problem.mode != Mode::cached) dispatched[i] = {};
   }
   for (std::size_t i = rounds.size(); problem.in_flight && i-- > 0;) {
-    combine_and_check(layer, problem, rounds[i], rank, dispatched[i], comparisons);
+    combine_and_check(layer, place, problem, rounds[i], rank, dispatched[i], comparisons);
   }
   // Later calls have not touched what the first ones returned.
   for (std::size_t i = 0; i < rounds.size(); ++i) {
     if (dispatched[i].descriptor == nullptr) continue;
     if (problem.expert_rows == ExpertRows::in_place) continue;
-    check_dispatched(problem, rounds[i], rank, dispatched[i], comparisons);
+    check_dispatched(place, problem, rounds[i], rank, dispatched[i], comparisons);
   }
   return comparisons;
 }
 
-Comparisons run_in_process(const Problem& problem) {
+Comparisons run_in_process(const Problem& problem, Device device) {
   const std::vector<Round> rounds = make_rounds(problem);
   std::vector<Comparisons> of_ranks(rounds.front().ranks.size());
+  Config config = problem.config();
+  config.device = device;
   RankTeam team(problem.world_size());
   team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
-    AllToAll layer(transport, team.world().store(), problem.config());
+    AllToAll layer(transport, team.world().store(), config);
     of_ranks[std::size_t(rank)] = run_rank(layer, problem, rounds);
   });
   Comparisons all;

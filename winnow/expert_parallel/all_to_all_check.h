@@ -9,6 +9,7 @@
 #include "winnow/core/tensor.h"
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/all_to_all_problem.h"
+#include "winnow/expert_parallel/testing/place.h"
 #include "winnow/testing/operation.h"
 
 namespace winnow::expert_parallel {
@@ -30,19 +31,22 @@ class Comparisons {
 };
 
 // One call of one rank, checked against the oracle: every output and every field of the descriptor,
-// bit for bit. The call gets copies of the round's tensors, which are overwritten after it.
-Dispatched dispatch_and_check(AllToAll& layer, const Problem& problem, const Round& round, int rank,
+// bit for bit. The call gets copies of the round's tensors at `place`, the layer's device, which
+// are overwritten after it.
+Dispatched dispatch_and_check(AllToAll& layer, const Place& place, const Problem& problem,
+                              const Round& round, int rank,
                               std::shared_ptr<const Descriptor> cached, Comparisons& comparisons);
-void check_dispatched(const Problem& problem, const Round& round, int rank, const Dispatched& got,
-                      Comparisons& comparisons);
-void combine_and_check(AllToAll& layer, const Problem& problem, const Round& round, int rank,
-                       const Dispatched& got, Comparisons& comparisons);
+void check_dispatched(const Place& place, const Problem& problem, const Round& round, int rank,
+                      const Dispatched& got, Comparisons& comparisons);
+void combine_and_check(AllToAll& layer, const Place& place, const Problem& problem,
+                       const Round& round, int rank, const Dispatched& got,
+                       Comparisons& comparisons);
 
 // All rounds of the problem, of one rank.
 Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<Round>& rounds);
 
-// The whole problem with every rank a thread of this process.
-Comparisons run_in_process(const Problem& problem);
+// The whole problem with every rank a thread of this process, all on one device.
+Comparisons run_in_process(const Problem& problem, Device device = {});
 // The same with this process as one rank of a launched world (see transport/launch_environment.h)
 // whose size the problem has. Rank 0 returns the comparisons of all ranks, the others their own.
 Comparisons run_launched(const Problem& problem);

@@ -196,9 +196,10 @@ class Fates : public ::testing::TestWithParam<Fate> {
       Comparisons comparisons;
       const Round& round = rounds[std::size_t(turn) % rounds.size()];
       if (turn == 3) at(Point::dispatch);
-      const Dispatched got = dispatch_and_check(layer, problem, round, rank, nullptr, comparisons);
+      const Dispatched got =
+          dispatch_and_check(layer, kHere, problem, round, rank, nullptr, comparisons);
       if (turn == 3) at(Point::combine);
-      combine_and_check(layer, problem, round, rank, got, comparisons);
+      combine_and_check(layer, kHere, problem, round, rank, got, comparisons);
       report.expect(comparisons);
       if (turn == 3) report.stage = 2;
       if (turn == 3 && GetParam().point == Point::close) {

@@ -137,6 +137,7 @@ void dawdle(Random& random) {
 }
 
 void run_steps(AllToAll& layer, const std::vector<Step>& steps, Random random) {
+  const Place place(layer.config().device);
   std::map<std::size_t, Dispatched> alive;
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const Step& step = steps[i];
@@ -148,11 +149,11 @@ void run_steps(AllToAll& layer, const std::vector<Step>& steps, Random random) {
     }
     Comparisons comparisons;
     const auto cached = step.cached < 0 ? nullptr : alive.at(std::size_t(step.cached)).descriptor;
-    alive[i] =
-        dispatch_and_check(layer, step.problem, step.round, layer.rank(), cached, comparisons);
+    alive[i] = dispatch_and_check(layer, place, step.problem, step.round, layer.rank(), cached,
+                                  comparisons);
     for (const std::size_t ready : step.then) {
       dawdle(random);
-      combine_and_check(layer, steps[ready].problem, steps[ready].round, layer.rank(),
+      combine_and_check(layer, place, steps[ready].problem, steps[ready].round, layer.rank(),
                         alive.at(ready), comparisons);
       alive.erase(ready);
     }

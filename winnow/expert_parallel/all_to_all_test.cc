@@ -239,16 +239,16 @@ TEST(AllToAll, CombinesInAnyOrder) {
       Comparisons& mine = comparisons[std::size_t(rank)];
       std::vector<Dispatched> alive;
       for (const Round& round : rounds) {
-        alive.push_back(dispatch_and_check(layer, problem, round, rank, nullptr, mine));
+        alive.push_back(dispatch_and_check(layer, kHere, problem, round, rank, nullptr, mine));
       }
       for (const std::size_t i : {3u, 0u, 5u, 1u, 4u, 2u, 3u}) {
-        combine_and_check(layer, problem, rounds[i], rank, alive[i], mine);
+        combine_and_check(layer, kHere, problem, rounds[i], rank, alive[i], mine);
         if (i == 0 || i == 5) alive[i] = {};
         if (i != 5) continue;
         // Into the holes that the two have left.
-        alive[5] = dispatch_and_check(layer, problem, rounds[5], rank, nullptr, mine);
-        alive[0] = dispatch_and_check(layer, problem, rounds[0], rank, nullptr, mine);
-        check_dispatched(problem, rounds[4], rank, alive[4], mine);
+        alive[5] = dispatch_and_check(layer, kHere, problem, rounds[5], rank, nullptr, mine);
+        alive[0] = dispatch_and_check(layer, kHere, problem, rounds[0], rank, nullptr, mine);
+        check_dispatched(kHere, problem, rounds[4], rank, alive[4], mine);
       }
     }));
     for (const Comparisons& one : comparisons) expect_passed(one);
@@ -273,10 +273,10 @@ TEST(AllToAll, MixesWorstCaseAndCountedCalls) {
       one.mode = i % 3 == 1 ? Mode::counted : Mode::worst_case;
       one.token_major = false;
       Comparisons& mine = comparisons[std::size_t(rank)];
-      const Dispatched got =
-          dispatch_and_check(*layers[std::size_t(rank)], one, rounds[i], rank, nullptr, mine);
+      const Dispatched got = dispatch_and_check(*layers[std::size_t(rank)], kHere, one, rounds[i],
+                                                rank, nullptr, mine);
       if (i % 2 == 0) {
-        combine_and_check(*layers[std::size_t(rank)], one, rounds[i], rank, got, mine);
+        combine_and_check(*layers[std::size_t(rank)], kHere, one, rounds[i], rank, got, mine);
       }
     }
   }));
@@ -304,10 +304,10 @@ TEST(AllToAll, TwoLayersOnOneWorldDoNotMeet) {
     AllToAll &a = *layers_a[std::size_t(rank)], &b = *layers_b[std::size_t(rank)];
     Comparisons& mine = comparisons[std::size_t(rank)];
     for (std::size_t i = 0; i < 5; ++i) {
-      const Dispatched x = dispatch_and_check(a, first, rounds[0][i], rank, nullptr, mine);
-      const Dispatched y = dispatch_and_check(b, second, rounds[1][i], rank, nullptr, mine);
-      combine_and_check(a, first, rounds[0][i], rank, x, mine);
-      combine_and_check(b, second, rounds[1][i], rank, y, mine);
+      const Dispatched x = dispatch_and_check(a, kHere, first, rounds[0][i], rank, nullptr, mine);
+      const Dispatched y = dispatch_and_check(b, kHere, second, rounds[1][i], rank, nullptr, mine);
+      combine_and_check(a, kHere, first, rounds[0][i], rank, x, mine);
+      combine_and_check(b, kHere, second, rounds[1][i], rank, y, mine);
     }
   }));
   for (const Comparisons& one : comparisons) expect_passed(one);
@@ -333,10 +333,10 @@ TEST(AllToAll, ResultsDoNotDependOnTiming) {
     for (int again = 0; again < 20; ++again) {
       std::this_thread::sleep_for(std::chrono::microseconds(random.below(3000)));
       Comparisons& mine = comparisons[std::size_t(rank)];
-      const Dispatched got =
-          dispatch_and_check(*layers[std::size_t(rank)], problem, rounds[0], rank, nullptr, mine);
+      const Dispatched got = dispatch_and_check(*layers[std::size_t(rank)], kHere, problem,
+                                                rounds[0], rank, nullptr, mine);
       std::this_thread::sleep_for(std::chrono::microseconds(random.below(3000)));
-      combine_and_check(*layers[std::size_t(rank)], problem, rounds[0], rank, got, mine);
+      combine_and_check(*layers[std::size_t(rank)], kHere, problem, rounds[0], rank, got, mine);
     }
   }));
   for (const Comparisons& one : comparisons) expect_passed(one);

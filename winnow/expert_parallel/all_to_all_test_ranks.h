@@ -22,6 +22,8 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+inline const Place kHere;  // the CPU
+
 using Layers = std::vector<std::unique_ptr<AllToAll>>;  // of every rank
 
 // How a call ended.

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kBarrierThreads)
   const int kind = params.node_only ? 1 : 0;
   const std::uint64_t round =
       *const_cast<const volatile std::uint64_t*>(&view.state->rounds[kind]) + 1;
-  __syncthreads();
+  if (__syncthreads_or(threadIdx.x == 0 && told_of_fault(view))) return;
   if (threadIdx.x == 0) view.state->rounds[kind] = round;
   const Phase phase = params.node_only ? Phase::node_barrier : Phase::world_barrier;
   const auto offset = [&](int row, int rank) {

@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kExchangeThreads)
   const LayerView& view = params.view;
   if (broken(view)) return;
   const std::uint64_t epoch = epoch_of(view) + 1;
-  __syncthreads();
+  if (__syncthreads_or(threadIdx.x == 0 && told_of_fault(view))) return;
   if (threadIdx.x == 0) {
     view.state->epoch = epoch;
     view.state->ticket = params.ticket;

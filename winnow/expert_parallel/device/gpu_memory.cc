@@ -9,10 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include <cuda_runtime_api.h>
-
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
+
+#if WINNOW_WITH_CUDA
+#include <cuda_runtime_api.h>
 
 namespace winnow::expert_parallel {
 namespace {
@@ -198,4 +199,56 @@ void PinnedPage::retire(cudaEvent_t event) noexcept {
   }
 }
 
+GpuStream::GpuStream(Device device) : device_(device) {
+  const DeviceGuard guard(device);
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream", device);
+  stream_.handle = stream;
+}
+
+GpuStream::GpuStream(GpuStream&& other) noexcept
+    : device_(other.device_), stream_(std::exchange(other.stream_, {})) {}
+
+GpuStream::~GpuStream() {
+  if (stream_.handle != nullptr) cudaStreamDestroy(static_cast<cudaStream_t>(stream_.handle));
+}
+
+void GpuStream::copy(void* to, const void* from, std::size_t bytes) {
+  const auto stream = static_cast<cudaStream_t>(stream_.handle);
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "a copy", device_);
+}
+
+void GpuStream::fill(void* to, int byte, std::size_t bytes) {
+  const auto stream = static_cast<cudaStream_t>(stream_.handle);
+  check(cudaMemsetAsync(to, byte, bytes, stream), "a fill", device_);
+}
+
+void GpuStream::wait() {
+  check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream_.handle)), "the stream", device_);
+}
+
 }  // namespace winnow::expert_parallel
+
+#else
+
+namespace winnow::expert_parallel {
+namespace {
+
+[[noreturn]] void no_cuda() {
+  throw Error(ErrorCode::unsupported, "expert_parallel::allocate",
+              "this build has no CUDA kernels");
+}
+
+}  // namespace
+
+std::shared_ptr<std::byte> allocate_on_gpu(Device, std::size_t) { no_cuda(); }
+GpuStream::GpuStream(Device) { no_cuda(); }
+GpuStream::GpuStream(GpuStream&&) noexcept = default;
+GpuStream::~GpuStream() = default;
+void GpuStream::copy(void*, const void*, std::size_t) { no_cuda(); }
+void GpuStream::fill(void*, int, std::size_t) { no_cuda(); }
+void GpuStream::wait() { no_cuda(); }
+
+}  // namespace winnow::expert_parallel
+
+#endif

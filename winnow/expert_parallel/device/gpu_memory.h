@@ -1,5 +1,6 @@
 // Memory for GPU layers that is had and given back without waiting for anything that runs there:
-// other ranks' kernels may be waiting for this very thread. Only in builds with CUDA. Internal.
+// other ranks' kernels may be waiting for this very thread. In builds without CUDA what would need
+// it throws Error (unsupported). Internal.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/export.h"
+#include "winnow/core/stream.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 struct CUevent_st;
@@ -28,6 +30,24 @@ WINNOW_EXPORT void write_to_gpu(Device device, void* to, const void* from, std::
 
 // The memory of one rank alone as a symmetric one, so that an Arena can deal it out.
 WINNOW_EXPORT std::shared_ptr<SymmetricMemory> own_memory(Device device, std::size_t bytes);
+
+// A queue of a GPU that waits for no other. Errors (winnow::Error): resource, unsupported.
+class WINNOW_EXPORT GpuStream {
+ public:
+  explicit GpuStream(Device device);
+  ~GpuStream();
+  GpuStream(GpuStream&& other) noexcept;
+  GpuStream& operator=(GpuStream&&) = delete;
+  Stream stream() const { return stream_; }
+  // In stream order, between any two places. Host memory must stay until wait().
+  void copy(void* to, const void* from, std::size_t bytes);
+  void fill(void* to, int byte, std::size_t bytes);
+  void wait();
+
+ private:
+  Device device_;
+  Stream stream_;
+};
 
 // Pinned host memory that kernels write, zero-filled. Pages are used again, by later layers, once
 // the event given to retire() has come to pass; the process keeps them.

@@ -1,0 +1,42 @@
+// Where the tensors of a rank live in tests and benchmarks, the CPU or a GPU, and how they get
+// there and back without waiting for other ranks' work on the same GPU.
+#pragma once
+
+#include <memory>
+
+#include "winnow/core/device.h"
+#include "winnow/core/stream.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::expert_parallel {
+
+// Of one rank; on a GPU it has a stream of its own.
+class Place {
+ public:
+  explicit Place(Device device = {});
+  ~Place();
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+  Device device() const { return device_; }
+  bool on_gpu() const { return device_.type == DeviceType::cuda; }
+  Stream stream() const;
+  void wait() const;  // for what the stream has been given
+
+  // A dense tensor here, every bit set in the memory of one that is not copied.
+  Tensor make(DType dtype, std::span<const std::int64_t> shape) const;
+  Tensor copy(const ConstTensorView& from_host) const;
+  // A dense copy on the host of a tensor here with rows of any stride; waits for the stream.
+  Tensor to_host(const ConstTensorView& from) const;
+  // Row by row, in stream order; `from` lives on the host until the stream has come so far.
+  void write(const TensorView& to, const ConstTensorView& from) const;
+  // Sets every bit of the rows, in stream order.
+  void spoil(const TensorView& rows) const;
+
+ private:
+  struct Queue;
+  Device device_;
+  std::unique_ptr<Queue> queue_;
+};
+
+}  // namespace winnow::expert_parallel
