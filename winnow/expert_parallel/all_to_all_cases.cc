@@ -187,6 +187,9 @@ void add_options(Table& table, World world) {
       {.max_tokens = 512, .hidden = 8, .tokens = Tokens::full, .choice = ExpertChoice::one_expert});
 }
 
+// That fit on one GPU side by side.
+constexpr int kMostRanksOnGpu = 6;
+
 std::vector<Problem> make_problems() {
   Table table;
   for (const World& world : {kOneRank, World{1, 2}, kOneNode, kTwoNodes, kRails, World{2, 3}}) {
@@ -222,10 +225,11 @@ std::vector<Problem> make_problems() {
 }
 
 testing::CaseOutcome run_case(const Problem& problem, const testing::Target& target) {
-  testing::require_cpu("expert_parallel::all_to_all", target);
-  const Comparisons comparisons =
-      launch_environment().has_value() ? run_launched(problem) : run_in_process(problem);
-  return {Backend::cpu, comparisons.list()};
+  const bool on_gpu = target.device == DeviceType::cuda;
+  const Comparisons comparisons = launch_environment().has_value()
+                                      ? run_launched(problem, testing::device_of(target))
+                                      : run_in_process(problem, testing::device_of(target));
+  return {on_gpu ? Backend::cuda : Backend::cpu, comparisons.list()};
 }
 
 }  // namespace
@@ -237,6 +241,7 @@ testing::Operation all_to_all_operation() {
                                testing::cases_of(problems, run_case), all_to_all_benchmarks()};
   for (std::size_t i = 0; i < problems.size(); ++i) {
     operation.cases[i].ranks = problems[i].world_size();
+    operation.cases[i].on_gpu = problems[i].world_size() <= kMostRanksOnGpu;
   }
   return operation;
 }

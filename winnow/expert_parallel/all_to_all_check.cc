@@ -367,12 +367,14 @@ Comparisons comparisons_from(const std::string& failures) {
 
 }  // namespace
 
-Comparisons run_launched(const Problem& problem) {
+Comparisons run_launched(const Problem& problem, Device device) {
   static LaunchedWorld world;
   const int rank = world.environment.rank;
   Comparisons mine;
   try {
-    AllToAll layer(world.transport, world.store, problem.config());
+    Config config = problem.config();
+    config.device = device;
+    AllToAll layer(world.transport, world.store, config);
     mine = run_rank(layer, problem, make_rounds(problem));
   } catch (const Error& error) {
     mine.add({"call", 1, 0, false, error.what()});

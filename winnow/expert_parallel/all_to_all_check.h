@@ -49,6 +49,6 @@ Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<
 Comparisons run_in_process(const Problem& problem, Device device = {});
 // The same with this process as one rank of a launched world (see transport/launch_environment.h)
 // whose size the problem has. Rank 0 returns the comparisons of all ranks, the others their own.
-Comparisons run_launched(const Problem& problem);
+Comparisons run_launched(const Problem& problem, Device device = {});
 
 }  // namespace winnow::expert_parallel
