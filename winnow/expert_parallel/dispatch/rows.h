@@ -7,16 +7,9 @@
 #include <vector>
 
 #include "winnow/expert_parallel/dispatch/request.h"
+#include "winnow/expert_parallel/dispatch/row_source.h"
 
 namespace winnow::expert_parallel {
-
-// Stands beside each row of a counted dispatch and says where it came from.
-struct RowSource {
-  std::int32_t rank = -1;  // -1: padding
-  std::int32_t token = -1;
-  std::int32_t k = -1;
-  std::int32_t first = -1;  // the row of the token's first pair on the same rank
-};
 
 // The tables of a region, one after the other; the payload is the first. Sizes are those of a row,
 // 0 where there is no such table.

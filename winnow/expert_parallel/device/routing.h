@@ -1,0 +1,42 @@
+// The routing of a dispatch in the memory of a GPU, as the kernels of later calls read it.
+// Internal.
+#pragma once
+
+#include <cstdint>
+
+namespace winnow::expert_parallel {
+
+// The tables of a routing, see Descriptor; shared by the descriptors that repeat it.
+struct DeviceRouting {
+  // 1: the tables are filled. 0: the dispatch that should have filled them was refused.
+  const std::uint32_t* placed = nullptr;
+  const std::int32_t* tokens = nullptr;        // [W] n of every rank
+  const std::int32_t* indices = nullptr;       // [NN, T, K]
+  const std::int32_t* rows = nullptr;          // [NN, T, K]
+  const std::int64_t* first_copies = nullptr;  // [R], -1 for rows without a token
+  const std::int64_t* copies = nullptr;        // [R, K]
+  const std::int32_t* sources = nullptr;       // [R] the rank that sent the row's token, -1: none
+};
+
+// All of its tables, as dispatch fills them.
+struct RoutingTables {
+  std::uint32_t* placed = nullptr;
+  std::int64_t* wanted = nullptr;          // [W] rows of each rank, as the routing asks
+  std::int32_t* tokens = nullptr;          // [W]
+  std::int32_t* expert_counts = nullptr;   // [E/W]
+  std::int32_t* expert_offsets = nullptr;  // [E/W + 1]
+  std::int32_t* indices = nullptr;         // [NN, T, K]
+  std::int32_t* rows = nullptr;            // [NN, T, K]
+  std::int32_t* send_reqs = nullptr;       // [NN, 2, T]; null on one node
+  std::int64_t* first_copies = nullptr;    // [R]
+  std::int64_t* copies = nullptr;          // [R, K]
+  std::int32_t* sources = nullptr;         // [R]
+};
+
+// The weights of one dispatch. Null where none were sent.
+struct DeviceWeights {
+  const float* pairs = nullptr;  // [NN, T, K] of the rail sources
+  const float* rows = nullptr;   // [R] of the rows here, expert-major only
+};
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,187 @@
+// Counts a rank's pairs and numbers them. Blocks and warps take consecutive tokens: each warp
+// numbers its own pairs from 0, and when all counts are known adds those of the tokens before.
+#include <algorithm>
+
+#include <cuda_runtime.h>
+
+#include "winnow/expert_parallel/dispatch/pairs_cuda.cuh"
+
+namespace winnow::expert_parallel {
+namespace {
+
+using device::kFullWarp;
+
+constexpr int kThreads = 512;
+constexpr std::int64_t kMostShared = 200 * 1024;  // dynamic, bytes
+constexpr unsigned long long kNone = ~0ull;
+
+// Each warp has counters of its own: [E] pairs and [W] tokens. In shared memory, or where not even
+// one warp's fit, in scratch memory behind what the blocks tell each other.
+struct Shape {
+  std::int64_t entries, warps, counter_bytes;
+  bool spills;
+  explicit Shape(const DeviceTopology& topology) : entries(topology.experts + topology.world) {
+    const std::int64_t bytes = entries * std::int64_t(sizeof(std::int32_t));
+    warps = std::clamp<std::int64_t>(kMostShared / bytes, 1, kThreads / 32);
+    counter_bytes = warps * bytes;
+    spills = counter_bytes > kMostShared;
+  }
+};
+
+// [blocks, entries] counts, then for each block its first bad pair.
+__host__ __device__ std::int64_t block_counts_bytes(std::int64_t entries, int blocks) {
+  return ceil_div(blocks * entries, 2) * 8;
+}
+__host__ __device__ std::int64_t shared_scratch_bytes(std::int64_t entries, int blocks) {
+  return block_counts_bytes(entries, blocks) + blocks * std::int64_t(sizeof(unsigned long long));
+}
+
+// Counters of one kind for one warp: lanes with the same key (-1: none) count together. Returns how
+// many with that key the warp has met before, in the order of lanes.
+__device__ __forceinline__ int count_key(std::int32_t* counters, int key, int lane) {
+  const unsigned same = __match_any_sync(kFullWarp, key);
+  const int before = key < 0 ? 0 : counters[key] + __popc(same & lanes_below(lane));
+  __syncwarp();
+  if (key >= 0 && (same >> lane) == 1) counters[key] = before + 1;  // the last of them
+  __syncwarp();
+  return before;
+}
+
+__global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ CountParams p,
+                                                     bool spills) {
+  if (broken(p.view)) return;
+  extern __shared__ std::int32_t shared_counters[];
+  __shared__ unsigned long long first_bad;
+  const DeviceTopology& topology = p.view.topology;
+  const int topk = topology.topk, experts = topology.experts, per_rank = topology.per_rank();
+  const int entries = experts + topology.world;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const std::int64_t pairs = p.tokens * topk;
+  auto* block_counts = reinterpret_cast<std::int32_t*>(p.scratch);
+  auto* block_bad = reinterpret_cast<unsigned long long*>(
+      p.scratch + block_counts_bytes(entries, int(gridDim.x)));
+  std::int32_t* block_counters = shared_counters;
+  if (spills) {
+    block_counters = reinterpret_cast<std::int32_t*>(block_bad + gridDim.x) +
+                     std::int64_t(blockIdx.x) * warps * entries;
+  }
+  std::int32_t* counters = block_counters + warp * entries;
+  auto* indices = reinterpret_cast<std::int32_t*>(p.table);
+  auto* ordinals = reinterpret_cast<std::int32_t*>(p.table + PairTable::ordinals(pairs));
+
+  if (threadIdx.x == 0) first_bad = kNone;
+  for (int i = lane; i < entries; i += 32) counters[i] = 0;
+  __syncthreads();
+
+  // This warp's tokens, in order.
+  const std::int64_t per_block = ceil_div(p.tokens, gridDim.x);
+  const std::int64_t block_begin = min(blockIdx.x * per_block, p.tokens);
+  const std::int64_t block_end = min(block_begin + per_block, p.tokens);
+  const std::int64_t per_warp = ceil_div(block_end - block_begin, warps);
+  const std::int64_t begin = min(block_begin + warp * per_warp, block_end);
+  const std::int64_t end = min(begin + per_warp, block_end);
+  const PairLane mine(topk, lane);
+  const auto load = [&](std::int64_t step) {
+    const std::int64_t token = step + mine.slot;
+    return mine.used && token < end ? p.indices[token * p.index_stride + mine.k] : -1;
+  };
+  std::int32_t next = load(begin);
+  for (std::int64_t step = begin; step < end; step += mine.tokens) {
+    const std::int32_t expert = next;
+    next = load(step + mine.tokens);
+    const std::int64_t pair = (step + mine.slot) * topk + mine.k;
+    const bool kept = topology.kept(expert);
+    if (!kept && expert != -1 && expert != experts) {
+      atomicMin(&first_bad, static_cast<unsigned long long>(pair));
+    }
+    const int pairs_before = count_key(counters, kept ? expert : -1, lane);
+    // Each token once for a rank: by its first pair there, which tells the others.
+    const int rank = kept ? expert / per_rank : -1;
+    const unsigned together = __match_any_sync(kFullWarp, kept ? rank * 32 + mine.slot : -1);
+    const int first = __ffs(together) - 1;
+    const int tokens_before =
+        count_key(counters + experts, kept && first == lane ? rank : -1, lane);
+    const int token_ordinal = __shfl_sync(kFullWarp, tokens_before, first);
+    if (mine.used && step + mine.slot < end) {
+      indices[pair] = expert;
+      ordinals[pair] = p.token_major ? token_ordinal : pairs_before;
+    }
+  }
+  if (p.weights != nullptr) {
+    std::byte* weights = p.table + PairTable::weights(pairs);
+    const auto copy = [&]<class Word>(Word) {
+      for (std::int64_t pair = begin * topk + lane; pair < end * topk; pair += 32) {
+        const std::int64_t token = pair / topk;
+        reinterpret_cast<Word*>(weights)[pair] =
+            reinterpret_cast<const Word*>(p.weights + token * p.weight_stride)[pair - token * topk];
+      }
+    };
+    p.weight_bytes == 2 ? copy(std::uint16_t{}) : copy(std::uint32_t{});
+  }
+
+  // Counters become what the warps before this one have met in the block.
+  __syncthreads();
+  for (int i = threadIdx.x; i < entries; i += blockDim.x) {
+    std::int32_t sum = 0;
+    for (int w = 0; w < warps; ++w) {
+      const std::int32_t own = block_counters[w * entries + i];
+      block_counters[w * entries + i] = sum;
+      sum += own;
+    }
+    block_counts[std::int64_t(blockIdx.x) * entries + i] = sum;
+  }
+  if (threadIdx.x == 0) block_bad[blockIdx.x] = first_bad;
+  meet_blocks(&p.view.state->tickets[kCountArrived], &p.view.state->tickets[kCountLeft]);
+
+  const bool last = blockIdx.x == gridDim.x - 1;
+  for (int i = threadIdx.x; i < entries; i += blockDim.x) {
+    std::int32_t before = 0;
+#pragma unroll 8
+    for (unsigned block = 0; block < blockIdx.x; ++block) {
+      before += block_counts[std::int64_t(block) * entries + i];
+    }
+    for (int w = 0; w < warps; ++w) block_counters[w * entries + i] += before;
+    if (last) p.counts[i] = before + block_counts[std::int64_t(blockIdx.x) * entries + i];
+  }
+  if (last && threadIdx.x == 0) {
+    unsigned long long bad = kNone;
+    for (unsigned block = 0; block < gridDim.x; ++block) bad = min(bad, block_bad[block]);
+    Findings findings;
+    if (bad != kNone) {
+      findings.bad = 1;
+      findings.token = static_cast<std::int32_t>(bad / topk);
+      findings.k = static_cast<std::int32_t>(bad % topk);
+      findings.value = p.indices[findings.token * p.index_stride + findings.k];
+    }
+    *reinterpret_cast<Findings*>(p.counts + entries) = findings;
+    *p.placed = 0;
+  }
+  __syncthreads();
+  for (std::int64_t step = begin; step < end; step += mine.tokens) {
+    if (!mine.used || step + mine.slot >= end) continue;
+    const std::int64_t pair = (step + mine.slot) * topk + mine.k;
+    const std::int32_t expert = indices[pair];
+    if (!topology.kept(expert)) continue;
+    ordinals[pair] += counters[p.token_major ? experts + expert / per_rank : expert];
+  }
+}
+
+}  // namespace
+
+std::int64_t count_scratch_bytes(const DeviceTopology& topology, int blocks) {
+  const Shape shape(topology);
+  return shared_scratch_bytes(shape.entries, blocks) +
+         (shape.spills ? blocks * shape.counter_bytes : 0);
+}
+
+int launch_count(const CountParams& params, int blocks, void* stream) {
+  const Shape shape(params.view.topology);
+  const std::int64_t shared = shape.spills ? 0 : shape.counter_bytes;
+  count<<<blocks, int(shape.warps) * 32, shared, static_cast<cudaStream_t>(stream)>>>(params,
+                                                                                      shape.spills);
+  return cudaGetLastError();
+}
+
+int load_count() { return load_kernel(count, int(kMostShared)); }
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,172 @@
+// Rows on their way through the shared memory of a block: warps load them, one thread stores them,
+// both by bulk copies. Device code only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "winnow/device/common/warp.cuh"
+#include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/copy.cuh"
+
+namespace winnow::expert_parallel {
+
+// How rows travel: in pieces, each in a stage of its own.
+struct PipeShape {
+  static constexpr int kMostStages = 32, kLeastStages = 12;
+  static constexpr std::int64_t kBytes = 208 * 1024;  // of all stages
+  int stages = 0;
+  std::int64_t piece_bytes = 0;
+  // For rows of that size, a multiple of 16.
+  explicit PipeShape(std::int64_t row_bytes) {
+    const std::int64_t most = kBytes / kLeastStages / 16 * 16;
+    const std::int64_t pieces = (row_bytes + most - 1) / most;
+    piece_bytes = (row_bytes + 16 * pieces - 1) / (16 * pieces) * 16;
+    stages =
+        static_cast<int>(kBytes / piece_bytes < kMostStages ? kBytes / piece_bytes : kMostStages);
+  }
+  std::int64_t bytes() const { return stages * piece_bytes; }
+};
+
+// Producers are whole warps, fewer than there are stages. Each piece gets the next number; number i
+// goes through stage i % stages, and the storing thread takes them in their order.
+class RowPipe {
+ public:
+  struct Shared {
+    std::uint64_t full[PipeShape::kMostStages], empty[PipeShape::kMostStages];
+    std::byte* to[PipeShape::kMostStages][32];
+    std::int32_t targets[PipeShape::kMostStages];  // of `to`; kEnd: no more pieces
+    std::uint32_t bytes[PipeShape::kMostStages];
+    std::uint32_t next;      // number of the next piece
+    std::int32_t producing;  // warps that may still send
+  };
+
+  __device__ RowPipe(Shared& shared, std::byte* stages, const PipeShape& shape)
+      : shared_(shared),
+        stages_(device::shared_address(stages)),
+        count_(shape.stages),
+        piece_(static_cast<std::uint32_t>(shape.piece_bytes)),
+        lane_(threadIdx.x % 32) {}
+
+  // One thread; the block's barrier follows.
+  __device__ void begin(int producers) {
+    for (int stage = 0; stage < count_; ++stage) {
+      device::mbarrier_init(full(stage), 1);
+      device::mbarrier_init(empty(stage), 1);
+    }
+    device::fence_mbarrier_init();
+    shared_.next = 0;
+    shared_.producing = producers;
+  }
+
+  // By a warp: copies the row at `from` to `to` of each lane that wants it. `element_bytes` 0: the
+  // source is aligned to 16; else it is not, and has elements of 1, 2 or 4 bytes.
+  __device__ void send(const std::byte* from, std::int64_t bytes, int element_bytes, bool wanted,
+                       std::byte* to) {
+    const unsigned lanes = __ballot_sync(device::kFullWarp, wanted);
+    if (lanes == 0) return;
+    for (std::int64_t offset = 0; offset < bytes; offset += piece_) {
+      const auto size = static_cast<std::uint32_t>(min(std::int64_t(piece_), bytes - offset));
+      const int stage = take();
+      if (wanted) shared_.to[stage][__popc(lanes & ((1u << lane_) - 1))] = to + offset;
+      if (element_bytes > 0) load_elements(stage, from + offset, size, element_bytes);
+      __syncwarp();
+      if (lane_ == 0) {
+        shared_.targets[stage] = __popc(lanes);
+        shared_.bytes[stage] = size;
+        if (element_bytes > 0) {
+          device::mbarrier_arrive(full(stage));
+        } else {
+          device::mbarrier_arrive_expect(full(stage), size);
+          device::bulk_load(stage_address(stage), from + offset, size, full(stage),
+                            device::policy_evict_first());
+        }
+      }
+    }
+  }
+
+  // By a warp: it sends nothing more. The last one says so to the storing thread.
+  __device__ void end() {
+    __syncwarp();
+    bool last = false;
+    if (lane_ == 0) last = atomicSub(&shared_.producing, 1) == 1;
+    if (!__shfl_sync(device::kFullWarp, last, 0)) return;
+    const int stage = take();
+    if (lane_ != 0) return;
+    shared_.targets[stage] = kEnd;
+    device::mbarrier_arrive(full(stage));
+  }
+
+  // By one thread: stores what the producers send. When it returns all of it has been written.
+  __device__ void store() {
+    const std::uint64_t policy = device::policy_evict_normal();
+    int stage = 0, oldest = 0;  // of the pieces that are being read
+    std::uint32_t parity = 0;
+    for (int reading = 0;; ++reading) {
+      if (reading == kReading) {
+        device::bulk_wait_read<kReading - 1>();
+        device::mbarrier_arrive(empty(oldest));
+        oldest = oldest + 1 == count_ ? 0 : oldest + 1;
+        --reading;
+      }
+      device::mbarrier_wait(full(stage), parity, "store", stage);
+      const int targets = shared_.targets[stage];
+      if (targets == kEnd) break;
+      const std::uint32_t bytes = shared_.bytes[stage];
+      for (int i = 0; i < targets; ++i) {
+        device::bulk_store(shared_.to[stage][i], stage_address(stage), bytes, policy);
+      }
+      device::bulk_commit();
+      if (++stage == count_) stage = 0, parity ^= 1;
+    }
+    device::bulk_wait<0>();
+  }
+
+ private:
+  static constexpr int kEnd = -1;
+  static constexpr int kReading = 6;  // stages that stores read at a time
+
+  __device__ std::uint32_t full(int stage) const {
+    return device::shared_address(&shared_.full[stage]);
+  }
+  __device__ std::uint32_t empty(int stage) const {
+    return device::shared_address(&shared_.empty[stage]);
+  }
+  __device__ std::uint32_t stage_address(int stage) const { return stages_ + stage * piece_; }
+
+  // The stage of the next piece, empty.
+  __device__ int take() {
+    std::uint32_t number = 0;
+    if (lane_ == 0) number = atomicAdd(&shared_.next, 1u);
+    number = __shfl_sync(device::kFullWarp, number, 0);
+    const int stage = static_cast<int>(number % count_);
+    device::mbarrier_wait(empty(stage), (number / count_ & 1) ^ 1, "load", stage);
+    return stage;
+  }
+
+  __device__ void load_elements(int stage, const std::byte* from, std::uint32_t bytes,
+                                int element_bytes) {
+    const std::uint32_t to = stage_address(stage);
+    for (std::uint32_t i = lane_ * element_bytes; i < bytes; i += 32 * element_bytes) {
+      if (element_bytes == 4) {
+        const auto value = *reinterpret_cast<const std::uint32_t*>(from + i);
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + i), "r"(value) : "memory");
+      } else if (element_bytes == 2) {
+        const auto value = *reinterpret_cast<const std::uint16_t*>(from + i);
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + i), "h"(value) : "memory");
+      } else {
+        const std::uint32_t value = *reinterpret_cast<const std::uint8_t*>(from + i);
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(to + i), "r"(value) : "memory");
+      }
+    }
+    device::fence_proxy_async_shared();
+  }
+
+  Shared& shared_;
+  std::uint32_t stages_;
+  int count_;
+  std::uint32_t piece_;
+  int lane_;
+};
+
+}  // namespace winnow::expert_parallel
