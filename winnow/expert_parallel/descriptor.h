@@ -20,7 +20,8 @@ enum class RowOrder : std::uint8_t {
 // owned by the caller, never changed. Any number may be alive, used and destroyed in any order, by
 // any thread; a descriptor may outlive its layer's close() (its rows and fields stay valid, a call
 // that takes it does not succeed any more). The views below last as long as the descriptor and are
-// dense tensors on the CPU.
+// dense tensors on the layer's device; on a GPU they are filled in the order of the dispatch's
+// stream.
 //
 // W ranks, L per node, NN = W / L nodes, T = max_tokens, K = topk, E experts, R = rows(). "Rail
 // source j" is the rank of node j with this rank's local index: rank j * L + local. This rank
@@ -36,7 +37,8 @@ class WINNOW_EXPORT Descriptor {
   // R: rows of the output here, alignment padding included; worst_case_rows where that was given.
   std::int64_t rows() const;
   // The rows that the routing asked for. More than rows() means that worst_case_rows was too small
-  // and rows were dropped, which the layer's next call reports.
+  // and rows were dropped, which the layer's next call reports. -1 on a GPU with worst_case_rows:
+  // the host does not wait for it.
   std::int64_t wanted_rows() const;
   RowOrder order() const;
   std::int64_t expert_alignment() const;
@@ -73,6 +75,9 @@ class WINNOW_EXPORT Descriptor {
   // i32 [E/W + 1]: where each local expert's rows begin, padding included. In token-major order the
   // exclusive sums of expert_counts, for a caller that gathers its own rows.
   ConstTensorView expert_offsets() const;
+  // The same two on the host; absent on a GPU with worst_case_rows.
+  ConstTensorView host_expert_counts() const;
+  ConstTensorView host_expert_offsets() const;
 
   struct State;  // internal
   explicit Descriptor(std::unique_ptr<State> state);

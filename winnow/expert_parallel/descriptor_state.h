@@ -8,16 +8,21 @@
 
 #include "winnow/expert_parallel/arena.h"
 #include "winnow/expert_parallel/descriptor.h"
+#include "winnow/expert_parallel/device/routing.h"
+#include "winnow/expert_parallel/device/view.h"
 
 namespace winnow::expert_parallel {
 
 // The routing of one counted dispatch, shared by the descriptors that repeat it. See Descriptor for
-// the meaning and layout of the tables.
+// the meaning and layout of the tables. On a GPU they are in `tables`, and on the host there are
+// only wanted_rows, tokens_per_rank, expert_counts and expert_offsets: empty in the worst case,
+// whose counts the host does not wait for.
 struct Routing {
   std::uint64_t number = 0;  // the epoch of the dispatch: the same on every rank
   RowOrder order = RowOrder::expert_major;
   std::int64_t expert_alignment = 1, worst_case_rows = 0;
-  std::int64_t nodes = 1, max_tokens = 0, topk = 1;
+  std::int64_t world = 1, nodes = 1, max_tokens = 0, topk = 1;
+  std::int64_t experts_per_rank = 0;
   std::int64_t tokens = 0;                    // n of this rank
   std::vector<std::int64_t> wanted_rows;      // [W], as the routing asks
   std::vector<std::int32_t> tokens_per_rank;  // [W]
@@ -28,6 +33,12 @@ struct Routing {
   std::vector<std::int64_t> copies;           // [R, K]
   std::vector<std::int32_t> expert_counts;    // [E/W]
   std::vector<std::int32_t> expert_offsets;   // [E/W + 1]
+
+  // On a GPU, and the memory of its tables.
+  Device gpu{};
+  RoutingTables tables;
+  DeviceRouting device;  // the same, for combine
+  std::vector<std::shared_ptr<Region>> memory;
 
   // R of a rank.
   std::int64_t rows_of(int rank) const {
@@ -46,6 +57,10 @@ struct Descriptor::State {
   bool has_weights = false;
   std::vector<float> weights;      // [NN, T, K] of the rail sources, if it has them
   std::shared_ptr<Region> buffer;  // combine_buffer(), at its beginning
+  // On a GPU.
+  DeviceWeights device_weights;
+  NodePointers sums;  // under enable_local_combine, expert-major: [R, H] of each rank of the node
+  std::vector<std::shared_ptr<Region>> memory;  // of both, and of what a recorded graph uses
 
   std::int64_t rows() const { return routing->rows_of(rank); }
 };

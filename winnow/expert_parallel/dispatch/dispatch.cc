@@ -121,22 +121,18 @@ void Dispatch::place() {
   const ExpertMap& map = layer_.map;
   const Placement placement =
       place_blocks(map, heard.counts(), request_.order, request_.expert_alignment, layer_.rank());
-  const std::int64_t entries = request_.order == RowOrder::token_major ? map.topk : 1;
-  for (std::size_t rank = 0; rank < placement.rank_rows.size(); ++rank) {
-    if (placement.rank_rows[rank] <= kMostRows / entries) continue;
-    throw Error(ErrorCode::invalid_argument, std::string(kDispatch), "expert_indices",
-                "at most " + std::to_string(kMostRows / entries) + " rows on a rank",
-                std::to_string(placement.rank_rows[rank]) + " on rank " + std::to_string(rank));
-  }
+  check_row_counts(placement.rank_rows, request_.order, map.topk);
   made_ = std::make_shared<Routing>();
   routing_ = made_;
   made_->number = layer_.epoch;
   made_->order = request_.order;
   made_->expert_alignment = request_.expert_alignment;
   made_->worst_case_rows = request_.worst_case_rows;
+  made_->world = map.topology.world_size;
   made_->nodes = layer_.nodes();
   made_->max_tokens = layer_.config.max_tokens;
   made_->topk = map.topk;
+  made_->experts_per_rank = map.per_rank();
   made_->tokens = request_.tokens;
   made_->wanted_rows = placement.rank_rows;
   made_->expert_counts = placement.expert_counts;

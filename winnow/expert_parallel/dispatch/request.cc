@@ -129,6 +129,16 @@ std::vector<std::byte> make_table(const Request& request, const DispatchArgs& ar
   return table;
 }
 
+void check_row_counts(std::span<const std::int64_t> rows, RowOrder order, std::int64_t topk) {
+  const std::int64_t most = kMostRows / (order == RowOrder::token_major ? topk : 1);
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    if (rows[rank] <= most) continue;
+    throw Error(ErrorCode::invalid_argument, std::string(kDispatch), "expert_indices",
+                "at most " + std::to_string(most) + " rows on a rank",
+                std::to_string(rows[rank]) + " on rank " + std::to_string(rank));
+  }
+}
+
 Options options_of(const Request& request) {
   Options options;
   options.call = request.cached ? Call::cached_dispatch : Call::dispatch;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -41,6 +42,8 @@ Request check_request(const Config& config, const std::shared_ptr<const char>& l
                       const DispatchArgs& args);
 // On the CPU.
 std::vector<std::byte> make_table(const Request& request, const DispatchArgs& args);
+// Throws, alike on every rank, where a rank gets more rows than tables can count. `rows` [W].
+void check_row_counts(std::span<const std::int64_t> rows, RowOrder order, std::int64_t topk);
 // The options that must be the same on every rank.
 Options options_of(const Request& request);
 

@@ -12,11 +12,6 @@
 namespace winnow::expert_parallel {
 namespace {
 
-Error bad_row(const std::string& wanted, std::string got, std::int64_t pair, int topk) {
-  got += " for token " + std::to_string(pair / topk) + ", k " + std::to_string(pair % topk);
-  return {ErrorCode::invalid_argument, std::string(kDispatch), "scatter_indices", wanted, got};
-}
-
 class Scatter {
  public:
   Scatter(Layer& layer, const ConstTensorView& table, const RowWriter& writer, Routing& routing)
@@ -29,7 +24,11 @@ class Scatter {
   }
 
   void run() {
-    check_table_sizes();
+    std::vector<std::int64_t> table_rows;
+    for (int rank = 0; rank < layer_.map.topology.world_size; ++rank) {
+      table_rows.push_back(layer_.exchange.header(rank).scatter_rows);
+    }
+    check_table_sizes(routing_.tokens_per_rank, table_rows);
     clear_claims();
     Header header;
     header.options.call = Call::scatter_rows;
@@ -46,26 +45,9 @@ class Scatter {
   }
 
  private:
-  std::int64_t tokens_of(int rank) const {
-    return routing_.tokens_per_rank[static_cast<std::size_t>(rank)];
-  }
   std::int64_t tokens_before(int rank) const {
     const auto& tokens = routing_.tokens_per_rank;
     return std::accumulate(tokens.begin(), tokens.begin() + rank, std::int64_t{0});
-  }
-
-  // Everybody knows every n and the size of every table by now.
-  void check_table_sizes() const {
-    const int world = layer_.map.topology.world_size;
-    const std::int64_t all = tokens_before(world);
-    for (int rank = 0; rank < world; ++rank) {
-      const std::int64_t rows = layer_.exchange.header(rank).scatter_rows;
-      if (rows == tokens_of(rank) || rows == all) continue;
-      throw Error(ErrorCode::invalid_argument, std::string(kDispatch),
-                  "rank " + std::to_string(rank) + ": scatter_indices: want " +
-                      std::to_string(tokens_of(rank)) + " or " + std::to_string(all) +
-                      " rows, got " + std::to_string(rows));
-    }
   }
 
   // The words of this rank's rows hold anything; nobody claims before the next exchange.
@@ -148,6 +130,23 @@ class Scatter {
 };
 
 }  // namespace
+
+Error bad_row(const std::string& wanted, std::string got, std::int64_t pair, int topk) {
+  got += " for token " + std::to_string(pair / topk) + ", k " + std::to_string(pair % topk);
+  return {ErrorCode::invalid_argument, std::string(kDispatch), "scatter_indices", wanted, got};
+}
+
+// Everybody knows every n and the size of every table by now.
+void check_table_sizes(std::span<const std::int32_t> tokens, std::span<const std::int64_t> rows) {
+  const std::int64_t all = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    if (rows[rank] == tokens[rank] || rows[rank] == all) continue;
+    throw Error(ErrorCode::invalid_argument, std::string(kDispatch),
+                "rank " + std::to_string(rank) + ": scatter_indices: want " +
+                    std::to_string(tokens[rank]) + " or " + std::to_string(all) + " rows, got " +
+                    std::to_string(rows[rank]));
+  }
+}
 
 void scatter_rows(Layer& layer, const ConstTensorView& table, const RowWriter& writer,
                   Routing& routing) {

@@ -1,6 +1,10 @@
 // Rows that the caller chose. Internal.
 #pragma once
 
+#include <cstdint>
+#include <span>
+#include <string>
+
 #include "winnow/expert_parallel/dispatch/rows.h"
 
 namespace winnow::expert_parallel {
@@ -10,5 +14,11 @@ namespace winnow::expert_parallel {
 // row has moved, unless every kept pair names a row of its expert's rank and no two name the same.
 void scatter_rows(Layer& layer, const ConstTensorView& table, const RowWriter& writer,
                   Routing& routing);
+
+// Of a rank's pair number `pair`: "scatter_indices: want 6 to 9, got 12 for token 3, k 1".
+Error bad_row(const std::string& wanted, std::string got, std::int64_t pair, int topk);
+// Throws, alike on every rank, unless each rank's table has as many rows as that rank or all ranks
+// have tokens. Both [W].
+void check_table_sizes(std::span<const std::int32_t> tokens, std::span<const std::int64_t> rows);
 
 }  // namespace winnow::expert_parallel
