@@ -79,10 +79,11 @@ struct ControlLayout {
 // Offsets of the rail memory (only with more than one node): where rail peers put rows, each at its
 // token's own place, and the chunks' signals.
 struct RailLayout {
-  std::int64_t signals = 0;  // [NN, chunks] words: epochs
-  std::int64_t rows = 0;     // [NN, T] rows, row_bytes apart at most
-  std::int64_t tails = 0;    // [NN, T] scales, tail_bytes apart at most
-  std::int64_t chunks = 0;   // of kChunkTokens tokens
+  std::int64_t signals = 0;                   // [NN, chunks] words: epochs
+  std::int64_t rows = 0;                      // [NN, T] rows, row_bytes apart at most
+  std::int64_t tails = 0;                     // [NN, T] scales, tail_bytes apart at most
+  std::int64_t staged = 0, staged_tails = 0;  // [NN, T] rows and scales on the way to that node
+  std::int64_t chunks = 0;                    // of kChunkTokens tokens
   std::int64_t max_tokens = 0, row_bytes = 0, tail_bytes = 0;
   std::int64_t bytes = 0;
 
@@ -94,6 +95,12 @@ struct RailLayout {
   }
   WINNOW_HD std::int64_t tail(int node, std::int64_t token, std::int64_t size) const {
     return tails + node * max_tokens * tail_bytes + token * size;
+  }
+  WINNOW_HD std::int64_t staged_row(int node, std::int64_t token, std::int64_t size) const {
+    return staged + node * max_tokens * row_bytes + token * size;
+  }
+  WINNOW_HD std::int64_t staged_tail(int node, std::int64_t token, std::int64_t size) const {
+    return staged_tails + node * max_tokens * tail_bytes + token * size;
   }
 };
 

@@ -3,7 +3,8 @@
 //
 // A Wire is a class with these static functions. Put and signal are called by all threads of a
 // block alike and go to a rail peer; puts complete in any order, and a signal comes after all
-// earlier puts of its block to that rank. Sources stay as they are until drain().
+// earlier puts of its block to that rank. Sources stay as they are until drain(), and must lie in
+// symmetric memory where kRegisteredSources says so.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +14,35 @@
 
 namespace winnow::expert_parallel {
 
-// By all threads of the block. Multiples of 16 bytes are copied 16 at a time.
-__device__ __forceinline__ void copy_by_block(std::byte* to, const std::byte* from,
-                                              std::int64_t bytes) {
-  const auto misaligned = reinterpret_cast<std::uintptr_t>(to) |
-                          reinterpret_cast<std::uintptr_t>(from) | std::uintptr_t(bytes);
-  const auto copy = [&]<class Word>(Word) {
-    for (std::int64_t i = threadIdx.x; i < bytes / std::int64_t(sizeof(Word)); i += blockDim.x) {
-      reinterpret_cast<Word*>(to)[i] = reinterpret_cast<const Word*>(from)[i];
+// By all threads of the block, in the widest words that everything is a multiple of.
+template <class Word>
+__device__ void copy_words(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  constexpr int kAtOnce = 4;  // loads under way in a thread
+  const auto* source = reinterpret_cast<const Word*>(from);
+  auto* destination = reinterpret_cast<Word*>(to);
+  const std::int64_t words = bytes / std::int64_t(sizeof(Word)), step = blockDim.x;
+  for (std::int64_t first = threadIdx.x; first < words; first += kAtOnce * step) {
+    Word word[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * step < words) word[i] = source[first + i * step];
     }
-  };
-  if (misaligned % 16 == 0) {
-    copy(uint4{});
-  } else if (misaligned % 4 == 0) {
-    copy(std::uint32_t{});
-  } else {
-    copy(std::uint8_t{});
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * step < words) destination[first + i * step] = word[i];
+    }
   }
+}
+__device__ inline void copy_by_block(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  const auto multiple = reinterpret_cast<std::uintptr_t>(to) |
+                        reinterpret_cast<std::uintptr_t>(from) | std::uintptr_t(bytes);
+  if (multiple % 16 == 0) return copy_words<uint4>(to, from, bytes);
+  if (multiple % 4 == 0) return copy_words<std::uint32_t>(to, from, bytes);
+  copy_words<std::uint8_t>(to, from, bytes);
 }
 
 struct PointerWire {
+  static constexpr bool kRegisteredSources = false;
   // Copies `bytes` at `from`, in this rank's memory, to `offset` of that rank's.
   static __device__ void put(const SymmetricView& memory, int rank, std::int64_t offset,
                              const std::byte* from, std::int64_t bytes) {

@@ -1,0 +1,326 @@
+// The sums of combine: which rows belong to each, in which order, and where they are.
+#include <algorithm>
+
+#include "winnow/device/common/runtime.h"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/expert_parallel/combine/sums_cuda.cuh"
+#include "winnow/expert_parallel/combine/sums_cuda.h"
+#include "winnow/expert_parallel/device/wait.cuh"
+#include "winnow/expert_parallel/placement.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+using row_sums::Addend;
+using row_sums::Cut;
+using row_sums::Feeder;
+using row_sums::Ring;
+
+constexpr device::Runtime kRuntime{"expert_parallel::combine", "cuda"};
+constexpr int kEndTicket = 12;  // of DeviceState::tickets
+
+extern __shared__ __align__(128) std::byte ring_memory[];
+
+// One (token, k) pair of a rail source: what lane k knows.
+struct Pair {
+  std::int32_t expert = -1, row = -1;
+  float weight = 1.0f;
+};
+
+template <bool kWeighted>
+__device__ Pair load_pair(const DeviceSumParams& params, int source_node, std::int64_t token,
+                          int lane) {
+  const DeviceTopology& topology = params.view.topology;
+  Pair pair;
+  if (lane >= topology.topk) return pair;
+  const std::int64_t at =
+      (source_node * params.view.rail_layout.max_tokens + token) * topology.topk + lane;
+  pair.expert = params.routing.indices[at];
+  pair.row = params.routing.rows[at];
+  if constexpr (kWeighted) pair.weight = params.weights.pairs[at];
+  return pair;
+}
+
+// The addends of one token of a rail source on this node, in the order of the ranks, k ascending in
+// each. With kAllNodes also the sums that other nodes have sent for it, in the order of the nodes.
+// The whole warp; `rows` [L] are the expert rows of each rank. The number of addends, -1 where the
+// wait for a sum has failed.
+template <bool kAllNodes>
+__device__ int list_addends(const DeviceSumParams& params, std::byte* const* rows,
+                            std::uint64_t epoch, std::int64_t token, const Pair& pair, int lane,
+                            Feeder& feeder) {
+  const DeviceTopology& topology = params.view.topology;
+  const bool kept = topology.kept(pair.expert);
+  const int home = kept ? pair.expert / topology.per_rank() : -1;
+  const int node = kept ? home / topology.locals : -1, local = home - node * topology.locals;
+  const bool here = kept && node == topology.node && pair.row >= 0;
+  const bool there = kAllNodes && kept && node != topology.node;
+  // Ascending groups: ranks of this node, and each other node as one.
+  const int group = here ? home : there ? node * topology.locals : -1;
+  const unsigned below = (1u << lane) - 1;
+  const unsigned mates = __match_any_sync(device::kFullWarp, group);
+  const bool crosses = here && params.local_combine && local != topology.local;
+  const bool summed = crosses && __popc(mates) > 1;  // local_sum has summed them
+  const bool one = there || summed || params.token_major;
+  const bool counts = group >= 0 && (!one || (mates & below) == 0);
+  const unsigned counted = __ballot_sync(device::kFullWarp, counts);
+  int at = 0, of_node = 0, before_node = 0;
+  for (unsigned left = counted; left != 0; left &= left - 1) {
+    const int k = __ffs(left) - 1;
+    const int other = __shfl_sync(device::kFullWarp, group, k);
+    at += other < group || (other == group && k < lane);
+    const int other_node = other / topology.locals;
+    of_node += other_node == topology.node;
+    before_node += other_node < topology.node;
+  }
+  bool arrived = true;
+  if (counts) {
+    const bool ends_rank = one || (mates & ~below & ~(1u << lane)) == 0;
+    const bool ends_node = there || at + 1 == before_node + of_node;
+    const std::byte* row = nullptr;
+    if constexpr (kAllNodes) {
+      if (there) {
+        const LayerView& view = params.view;
+        const std::byte* signal =
+            view.rail.local + view.rail_layout.signal(node, token / kChunkTokens);
+        arrived = wait_at_least(view, reinterpret_cast<const std::uint64_t*>(signal), epoch,
+                                Phase::sums, topology.rank_of(node, topology.local));
+        row = view.rail.local + view.rail_layout.row(node, token, params.row_bytes);
+      }
+    }
+    if (here) row = (summed ? params.sums.data[local] : rows[local]) + pair.row * params.row_bytes;
+    feeder.addend(at) = {row, summed ? 1.0f : pair.weight,
+                         (ends_rank ? row_sums::kEndsRank : 0u) |
+                             (crosses ? row_sums::kRoundRank : 0u) |
+                             (ends_node ? row_sums::kEndsNode : 0u)};
+  }
+  if constexpr (kAllNodes) {
+    if (!__all_sync(device::kFullWarp, arrived)) return -1;
+    // What others wrote and this warp has acquired is read by bulk copies next.
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+  }
+  return __popc(counted);
+}
+
+// Where the expert rows of the ranks of this node are, from their headers.
+__device__ void find_rows(const LayerView& view, std::byte** rows) {
+  const DeviceTopology& topology = view.topology;
+  for (int local = int(threadIdx.x); local < topology.locals; local += int(blockDim.x)) {
+    rows[local] = at_extent(view, local, heard(view, topology.rank_of(topology.node, local))->rows);
+  }
+}
+
+__device__ bool placed(const DeviceRouting& routing) { return *routing.placed != 0; }
+
+// The last block to come here tells the ranks of the node that this one is done with their memory,
+// and waits for them.
+__device__ void finish(const LayerView& view, std::uint64_t epoch) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  unsigned* ticket = &view.state->tickets[kEndTicket];
+  if (atomicAdd(ticket, 1u) + 1 != gridDim.x) return;
+  *ticket = 0;
+  if (!runs(view)) return;
+  __threadfence_system();
+  const auto done = [&](std::byte* control, int local) {
+    return reinterpret_cast<std::uint64_t*>(control + view.control_layout.done) + local;
+  };
+  const DeviceTopology& topology = view.topology;
+  for (int local = 0; local < topology.locals; ++local) {
+    store_release_system(done(view.control.node[local], topology.local), epoch);
+  }
+  for (int local = 0; local < topology.locals; ++local) {
+    if (!wait_at_least(view, done(view.control.local, local), epoch, Phase::end_of_sums,
+                       topology.rank_of(topology.node, local))) {
+      return;
+    }
+  }
+}
+
+template <class T, bool kWeighted>
+__global__ void __launch_bounds__(row_sums::kThreads, 1)
+    sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
+  if (!runs(params.view)) return;
+  __shared__ std::byte* rows[kMaxLocals];
+  find_rows(params.view, rows);
+  const Ring ring(ring_memory, cut);
+  row_sums::begin(ring);
+  const std::uint64_t epoch = epoch_of(params.view);
+  const int lane = int(threadIdx.x) % 32, node = params.view.topology.node;
+  if (threadIdx.x / 32 < row_sums::kAdders) {
+    row_sums::add_rows<T, kWeighted>(ring);
+  } else {
+    Feeder feeder(ring);
+    const std::int64_t tokens = placed(params.routing) ? params.tokens : 0;
+    std::int64_t token = blockIdx.x;
+    Pair next;
+    if (token < tokens) next = load_pair<kWeighted>(params, node, token, lane);
+    for (; token < tokens; token += gridDim.x) {
+      const Pair pair = next;
+      if (token + gridDim.x < tokens) {
+        next = load_pair<kWeighted>(params, node, token + gridDim.x, lane);
+      }
+      const int count = list_addends<true>(params, rows, epoch, token, pair, lane, feeder);
+      if (count < 0) break;
+      feeder.sum(count, params.out + token * params.out_stride,
+                 params.bias == nullptr ? nullptr : params.bias + token * params.bias_stride);
+    }
+    feeder.end();
+  }
+  finish(params.view, epoch);
+}
+
+template <class T, bool kWeighted>
+__global__ void __launch_bounds__(row_sums::kThreads, 1)
+    node_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
+  const LayerView& view = params.view;
+  if (!runs(view) || !placed(params.routing)) return;
+  __shared__ std::byte* rows[kMaxLocals];
+  find_rows(view, rows);
+  const Ring ring(ring_memory, cut);
+  row_sums::begin(ring);
+  if (threadIdx.x / 32 < row_sums::kAdders) {
+    row_sums::add_rows<T, kWeighted>(ring);
+    return;
+  }
+  const DeviceTopology& topology = view.topology;
+  const int lane = int(threadIdx.x) % 32;
+  Feeder feeder(ring);
+  for (int step = 1; step < topology.nodes; ++step) {
+    const int to = (topology.node + step) % topology.nodes;
+    const std::int64_t tokens = params.routing.tokens[topology.rank_of(to, topology.local)];
+    std::int64_t token = blockIdx.x;
+    Pair next;
+    if (token < tokens) next = load_pair<kWeighted>(params, to, token, lane);
+    for (; token < tokens; token += gridDim.x) {
+      const Pair pair = next;
+      if (token + gridDim.x < tokens) {
+        next = load_pair<kWeighted>(params, to, token + gridDim.x, lane);
+      }
+      const bool wanted = topology.kept(pair.expert) &&
+                          pair.expert / (topology.per_rank() * topology.locals) == topology.node;
+      if (!__any_sync(device::kFullWarp, wanted)) continue;
+      const int count = list_addends<false>(params, rows, 0, token, pair, lane, feeder);
+      feeder.sum(count, view.rail.local + view.rail_layout.staged_row(to, token, params.row_bytes),
+                 nullptr);
+    }
+  }
+  feeder.end();
+}
+
+template <class T, bool kWeighted>
+__global__ void __launch_bounds__(row_sums::kThreads, 1)
+    local_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
+  if (!placed(params.routing)) return;
+  const Ring ring(ring_memory, cut);
+  row_sums::begin(ring);
+  if (threadIdx.x / 32 < row_sums::kAdders) {
+    row_sums::add_rows<T, kWeighted>(ring);
+    return;
+  }
+  const DeviceTopology& topology = params.view.topology;
+  const DeviceRouting& routing = params.routing;
+  const int lane = int(threadIdx.x) % 32, topk = topology.topk;
+  constexpr int kAhead = 4;  // tokens whose rows are looked up together
+  std::byte* sums = params.sums.data[topology.local];
+  Feeder feeder(ring);
+  for (std::int64_t begin = blockIdx.x * 32; begin < params.rows; begin += gridDim.x * 32) {
+    // Of 32 rows those that are the first of a token that another rail's rank reduces.
+    const std::int64_t mine = begin + lane;
+    bool first = mine < params.rows && routing.first_copies[mine] == mine;
+    if (first) first = routing.sources[mine] % topology.locals != topology.local;
+    unsigned firsts = __ballot_sync(device::kFullWarp, first);
+    while (firsts != 0) {
+      std::int64_t row[kAhead], copy[kAhead];
+      float weight[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        row[i] = firsts != 0 ? begin + __ffs(firsts) - 1 : -1;
+        copy[i] = row[i] >= 0 && lane < topk ? routing.copies[row[i] * topk + lane] : -1;
+        firsts &= firsts - 1;
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        weight[i] = kWeighted && copy[i] >= 0 ? params.weights.rows[copy[i]] : 1.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const unsigned copies = __ballot_sync(device::kFullWarp, copy[i] >= 0);
+        const int count = __popc(copies), at = __popc(copies & ((1u << lane) - 1));
+        if (count < 2) continue;
+        if (copy[i] >= 0) {
+          const bool last = at + 1 == count;
+          feeder.addend(at) = {params.expert_rows + copy[i] * params.row_bytes, weight[i],
+                               last ? row_sums::kEndsRank | row_sums::kEndsNode : 0u};
+        }
+        feeder.sum(count, sums + row[i] * params.row_bytes, nullptr);
+      }
+    }
+  }
+  feeder.end();
+}
+
+using Kernel = void (*)(DeviceSumParams, Cut);
+enum Which { kSum, kNodeSum, kLocalSum };
+
+template <class T, bool kWeighted>
+Kernel kernel_of(Which which) {
+  switch (which) {
+    case kSum:
+      return sum_kernel<T, kWeighted>;
+    case kNodeSum:
+      return node_sum_kernel<T, kWeighted>;
+    case kLocalSum:
+      return local_sum_kernel<T, kWeighted>;
+  }
+  return nullptr;
+}
+template <class T>
+Kernel kernel_of(Which which, bool weighted) {
+  return weighted ? kernel_of<T, true>(which) : kernel_of<T, false>(which);
+}
+Kernel kernel_of(Which which, DType dtype, bool weighted) {
+  switch (dtype) {
+    case DType::f32:
+      return kernel_of<float>(which, weighted);
+    case DType::f16:
+      return kernel_of<__half>(which, weighted);
+    default:  // the door lets no other dtype in
+      return kernel_of<__nv_bfloat16>(which, weighted);
+  }
+}
+
+void launch(Which which, const DeviceSumParams& params, int blocks, Stream stream) {
+  const Kernel kernel = kernel_of(which, params.dtype, params.weights.pairs != nullptr);
+  const Cut cut = row_sums::cut_rows(params.row_bytes);
+  const int bytes = int(sizeof(row_sums::Shared)) + int(cut.slots * cut.piece_bytes);
+  kernel<<<blocks, row_sums::kThreads, bytes, static_cast<cudaStream_t>(stream.handle)>>>(params,
+                                                                                          cut);
+  kRuntime.check_launch();
+}
+
+}  // namespace
+
+void launch_local_sum(const DeviceSumParams& params, int blocks, Stream stream) {
+  launch(kLocalSum, params, blocks, stream);
+}
+void launch_node_sum(const DeviceSumParams& params, int blocks, Stream stream) {
+  launch(kNodeSum, params, blocks, stream);
+}
+void launch_sum(const DeviceSumParams& params, int blocks, Stream stream) {
+  launch(kSum, params, blocks, stream);
+}
+
+void load_sum_kernels(DType dtype) {
+  for (const Which which : {kSum, kNodeSum, kLocalSum}) {
+    for (const bool weighted : {false, true}) {
+      const Kernel kernel = kernel_of(which, dtype, weighted);
+      cudaFuncAttributes attributes;
+      kRuntime.check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+      kRuntime.allow_shared_memory(kernel, row_sums::kRingBytes);
+    }
+  }
+}
+
+}  // namespace winnow::expert_parallel
