@@ -1,7 +1,6 @@
 // The sums of combine: which rows belong to each, in which order, and where they are.
-#include <algorithm>
+#include <cuda_runtime.h>
 
-#include "winnow/device/common/runtime.h"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
@@ -16,7 +15,6 @@ using row_sums::Cut;
 using row_sums::Feeder;
 using row_sums::Ring;
 
-constexpr device::Runtime kRuntime{"expert_parallel::combine", "cuda"};
 constexpr int kEndTicket = 12;  // of DeviceState::tickets
 
 extern __shared__ __align__(128) std::byte ring_memory[];
@@ -64,19 +62,19 @@ __device__ int list_addends(const DeviceSumParams& params, std::byte* const* row
   const bool one = there || summed || params.token_major;
   const bool counts = group >= 0 && (!one || (mates & below) == 0);
   const unsigned counted = __ballot_sync(device::kFullWarp, counts);
-  int at = 0, of_node = 0, before_node = 0;
+  const unsigned of_node = __ballot_sync(device::kFullWarp, counts && here);
+  const unsigned before = __ballot_sync(device::kFullWarp, counts && there && node < topology.node);
+  int at = 0;
   for (unsigned left = counted; left != 0; left &= left - 1) {
     const int k = __ffs(left) - 1;
     const int other = __shfl_sync(device::kFullWarp, group, k);
     at += other < group || (other == group && k < lane);
-    const int other_node = other / topology.locals;
-    of_node += other_node == topology.node;
-    before_node += other_node < topology.node;
   }
   bool arrived = true;
   if (counts) {
-    const bool ends_rank = one || (mates & ~below & ~(1u << lane)) == 0;
-    const bool ends_node = there || at + 1 == before_node + of_node;
+    const bool begins_rank = one || (mates & below) == 0;
+    const bool ends_rank = one || (mates >> lane) == 1;
+    const bool ends_node = there || at + 1 == __popc(before) + __popc(of_node);
     const std::byte* row = nullptr;
     if constexpr (kAllNodes) {
       if (there) {
@@ -89,10 +87,10 @@ __device__ int list_addends(const DeviceSumParams& params, std::byte* const* row
       }
     }
     if (here) row = (summed ? params.sums.data[local] : rows[local]) + pair.row * params.row_bytes;
-    feeder.addend(at) = {row, summed ? 1.0f : pair.weight,
-                         (ends_rank ? row_sums::kEndsRank : 0u) |
-                             (crosses ? row_sums::kRoundRank : 0u) |
-                             (ends_node ? row_sums::kEndsNode : 0u)};
+    feeder.addend(at) = {
+        row, summed ? 1.0f : pair.weight,
+        (begins_rank ? row_sums::kBeginsRank : 0u) | (ends_rank ? row_sums::kEndsRank : 0u) |
+            (crosses ? row_sums::kRoundRank : 0u) | (ends_node ? row_sums::kEndsNode : 0u)};
   }
   if constexpr (kAllNodes) {
     if (!__all_sync(device::kFullWarp, arrived)) return -1;
@@ -113,32 +111,33 @@ __device__ void find_rows(const LayerView& view, std::byte** rows) {
 __device__ bool placed(const DeviceRouting& routing) { return *routing.placed != 0; }
 
 // The last block to come here tells the ranks of the node that this one is done with their memory,
-// and waits for them.
+// and waits for them. The whole block.
 __device__ void finish(const LayerView& view, std::uint64_t epoch) {
+  __shared__ bool last;
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  __threadfence();
-  unsigned* ticket = &view.state->tickets[kEndTicket];
-  if (atomicAdd(ticket, 1u) + 1 != gridDim.x) return;
-  *ticket = 0;
-  if (!runs(view)) return;
-  __threadfence_system();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    unsigned* ticket = &view.state->tickets[kEndTicket];
+    last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
+    if (last) *ticket = 0;
+    last = last && runs(view);
+  }
+  __syncthreads();
+  if (!last) return;
   const auto done = [&](std::byte* control, int local) {
     return reinterpret_cast<std::uint64_t*>(control + view.control_layout.done) + local;
   };
   const DeviceTopology& topology = view.topology;
-  for (int local = 0; local < topology.locals; ++local) {
+  for (int local = int(threadIdx.x); local < topology.locals; local += int(blockDim.x)) {
+    __threadfence_system();
     store_release_system(done(view.control.node[local], topology.local), epoch);
   }
-  for (int local = 0; local < topology.locals; ++local) {
-    if (!wait_at_least(view, done(view.control.local, local), epoch, Phase::end_of_sums,
-                       topology.rank_of(topology.node, local))) {
-      return;
-    }
-  }
+  wait_for_all(
+      view, topology.locals, [&](int local) { return done(view.control.local, local); }, epoch,
+      Phase::end_of_sums, [&](int local) { return topology.rank_of(topology.node, local); });
 }
 
-template <class T, bool kWeighted>
+template <class T, bool kWeighted, bool kNodes>
 __global__ void __launch_bounds__(row_sums::kThreads, 1)
     sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
   if (!runs(params.view)) return;
@@ -149,7 +148,7 @@ __global__ void __launch_bounds__(row_sums::kThreads, 1)
   const std::uint64_t epoch = epoch_of(params.view);
   const int lane = int(threadIdx.x) % 32, node = params.view.topology.node;
   if (threadIdx.x / 32 < row_sums::kAdders) {
-    row_sums::add_rows<T, kWeighted>(ring);
+    row_sums::add_rows<T, kWeighted, kNodes>(ring);
   } else {
     Feeder feeder(ring);
     const std::int64_t tokens = placed(params.routing) ? params.tokens : 0;
@@ -161,7 +160,7 @@ __global__ void __launch_bounds__(row_sums::kThreads, 1)
       if (token + gridDim.x < tokens) {
         next = load_pair<kWeighted>(params, node, token + gridDim.x, lane);
       }
-      const int count = list_addends<true>(params, rows, epoch, token, pair, lane, feeder);
+      const int count = list_addends<kNodes>(params, rows, epoch, token, pair, lane, feeder);
       if (count < 0) break;
       feeder.sum(count, params.out + token * params.out_stride,
                  params.bias == nullptr ? nullptr : params.bias + token * params.bias_stride);
@@ -181,7 +180,7 @@ __global__ void __launch_bounds__(row_sums::kThreads, 1)
   const Ring ring(ring_memory, cut);
   row_sums::begin(ring);
   if (threadIdx.x / 32 < row_sums::kAdders) {
-    row_sums::add_rows<T, kWeighted>(ring);
+    row_sums::add_rows<T, kWeighted, false>(ring);
     return;
   }
   const DeviceTopology& topology = view.topology;
@@ -212,17 +211,17 @@ __global__ void __launch_bounds__(row_sums::kThreads, 1)
 template <class T, bool kWeighted>
 __global__ void __launch_bounds__(row_sums::kThreads, 1)
     local_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
-  if (!placed(params.routing)) return;
+  if (broken(params.view) || !placed(params.routing)) return;
   const Ring ring(ring_memory, cut);
   row_sums::begin(ring);
   if (threadIdx.x / 32 < row_sums::kAdders) {
-    row_sums::add_rows<T, kWeighted>(ring);
+    row_sums::add_rows<T, kWeighted, false>(ring);
     return;
   }
   const DeviceTopology& topology = params.view.topology;
   const DeviceRouting& routing = params.routing;
   const int lane = int(threadIdx.x) % 32, topk = topology.topk;
-  constexpr int kAhead = 4;  // tokens whose rows are looked up together
+  constexpr int kAhead = 8;  // tokens whose rows are looked up together
   std::byte* sums = params.sums.data[topology.local];
   Feeder feeder(ring);
   for (std::int64_t begin = blockIdx.x * 32; begin < params.rows; begin += gridDim.x * 32) {
@@ -250,9 +249,9 @@ __global__ void __launch_bounds__(row_sums::kThreads, 1)
         const int count = __popc(copies), at = __popc(copies & ((1u << lane) - 1));
         if (count < 2) continue;
         if (copy[i] >= 0) {
-          const bool last = at + 1 == count;
+          // Each row as a rank of its own: the sum of a node is what is wanted.
           feeder.addend(at) = {params.expert_rows + copy[i] * params.row_bytes, weight[i],
-                               last ? row_sums::kEndsRank | row_sums::kEndsNode : 0u};
+                               row_sums::kBeginsRank | row_sums::kEndsRank};
         }
         feeder.sum(count, sums + row[i] * params.row_bytes, nullptr);
       }
@@ -262,13 +261,15 @@ __global__ void __launch_bounds__(row_sums::kThreads, 1)
 }
 
 using Kernel = void (*)(DeviceSumParams, Cut);
-enum Which { kSum, kNodeSum, kLocalSum };
+enum Which { kSum, kSumOfNodes, kNodeSum, kLocalSum };
 
 template <class T, bool kWeighted>
 Kernel kernel_of(Which which) {
   switch (which) {
     case kSum:
-      return sum_kernel<T, kWeighted>;
+      return sum_kernel<T, kWeighted, false>;
+    case kSumOfNodes:
+      return sum_kernel<T, kWeighted, true>;
     case kNodeSum:
       return node_sum_kernel<T, kWeighted>;
     case kLocalSum:
@@ -291,36 +292,42 @@ Kernel kernel_of(Which which, DType dtype, bool weighted) {
   }
 }
 
-void launch(Which which, const DeviceSumParams& params, int blocks, Stream stream) {
+int launch(Which which, const DeviceSumParams& params, int blocks, void* stream) {
   const Kernel kernel = kernel_of(which, params.dtype, params.weights.pairs != nullptr);
   const Cut cut = row_sums::cut_rows(params.row_bytes);
   const int bytes = int(sizeof(row_sums::Shared)) + int(cut.slots * cut.piece_bytes);
-  kernel<<<blocks, row_sums::kThreads, bytes, static_cast<cudaStream_t>(stream.handle)>>>(params,
-                                                                                          cut);
-  kRuntime.check_launch();
+  kernel<<<blocks, row_sums::kThreads, bytes, static_cast<cudaStream_t>(stream)>>>(params, cut);
+  return cudaGetLastError();
 }
 
 }  // namespace
 
-void launch_local_sum(const DeviceSumParams& params, int blocks, Stream stream) {
-  launch(kLocalSum, params, blocks, stream);
+int launch_local_sum(const DeviceSumParams& params, int blocks, void* stream) {
+  return launch(kLocalSum, params, blocks, stream);
 }
-void launch_node_sum(const DeviceSumParams& params, int blocks, Stream stream) {
-  launch(kNodeSum, params, blocks, stream);
+int launch_node_sum(const DeviceSumParams& params, int blocks, void* stream) {
+  return launch(kNodeSum, params, blocks, stream);
 }
-void launch_sum(const DeviceSumParams& params, int blocks, Stream stream) {
-  launch(kSum, params, blocks, stream);
+int launch_sum(const DeviceSumParams& params, int blocks, void* stream) {
+  return launch(params.view.topology.nodes > 1 ? kSumOfNodes : kSum, params, blocks, stream);
 }
 
-void load_sum_kernels(DType dtype) {
-  for (const Which which : {kSum, kNodeSum, kLocalSum}) {
-    for (const bool weighted : {false, true}) {
-      const Kernel kernel = kernel_of(which, dtype, weighted);
-      cudaFuncAttributes attributes;
-      kRuntime.check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
-      kRuntime.allow_shared_memory(kernel, row_sums::kRingBytes);
+int load_sum_kernels() {
+  for (const Which which : {kSum, kSumOfNodes, kNodeSum, kLocalSum}) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      for (const bool weighted : {false, true}) {
+        const Kernel kernel = kernel_of(which, dtype, weighted);
+        cudaFuncAttributes attributes;
+        cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+        if (error == cudaSuccess) {
+          error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       row_sums::kRingBytes);
+        }
+        if (error != cudaSuccess) return error;
+      }
     }
   }
+  return cudaSuccess;
 }
 
 }  // namespace winnow::expert_parallel

@@ -24,11 +24,12 @@ inline constexpr int kRingBytes = 220 * 1024;
 
 enum Flags : std::uint32_t {
   kRow = 1,         // there is a row to add
-  kEndsRank = 2,    // the sum of a rank is complete...
-  kRoundRank = 4,   // ... and rounded, then added to the sum of its node
-  kEndsNode = 8,    // the sum of the node is complete and added to the total
-  kEndsToken = 16,  // the total is complete: bias, rounding, out
-  kEnd = 32,        // no more pieces
+  kBeginsRank = 2,  // a sum within a rank begins with it
+  kEndsRank = 4,    // that sum is complete...
+  kRoundRank = 8,   // ... and rounded, then added to the sum of its node
+  kEndsNode = 16,   // the sum of the node is complete and added to the total
+  kEndsToken = 32,  // the total is complete: bias, rounding, out
+  kEnd = 64,        // no more pieces
 };
 
 // One row of a sum.
@@ -39,7 +40,7 @@ struct Addend {
 };
 
 // What stands beside a piece of a row in the ring. `to` and `bias` are those of its columns.
-struct Piece {
+struct alignas(16) Piece {
   std::byte* to;
   const std::byte* bias;
   std::uint32_t bytes, flags;
@@ -75,8 +76,10 @@ struct Ring {
       : shared(reinterpret_cast<Shared*>(memory)),
         slots_begin(device::shared_address(memory + sizeof(Shared))),
         cut(cut) {}
-  __device__ void next() {
-    if (++slot == cut.slots) slot = 0, parity ^= 1;
+  // By at most all slots.
+  __device__ void advance(std::uint32_t count) {
+    slot += count;
+    if (slot >= cut.slots) slot -= cut.slots, parity ^= 1;
   }
   __device__ std::uint32_t full() const { return device::shared_address(&shared->full[slot]); }
   __device__ std::uint32_t empty() const { return device::shared_address(&shared->empty[slot]); }
@@ -100,53 +103,64 @@ __device__ inline void begin(const Ring& ring) {
 class Feeder {
  public:
   __device__ explicit Feeder(const Ring& ring)
-      : ring_(ring), policy_(device::policy_evict_first()) {}
+      : ring_(ring),
+        lane_(threadIdx.x % 32),
+        round_(max(1u, min(32u, ring.cut.slots / 2))),
+        policy_(device::policy_evict_first()) {}
 
   __device__ Addend& addend(int i) { return ring_.shared->addends[i]; }
 
-  // Feeds one sum of addends 0 to count - 1, which the lanes have written. The whole warp.
+  // Feeds one sum of addends 0 to count - 1, which the lanes have written. The whole warp: each
+  // lane takes a slot.
   __device__ void sum(int count, std::byte* to, const std::byte* bias) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) feed(count, to, bias);
-    __syncwarp();
-  }
-  __device__ void end() {
-    if (threadIdx.x % 32 != 0) return;
-    push({nullptr, nullptr, 0, kEnd, 0.0f}, nullptr);
-  }
-
- private:
-  __device__ void feed(int count, std::byte* to, const std::byte* bias) {
     const std::int64_t row_bytes = ring_.cut.row_bytes;
     for (std::int64_t at = 0; at < row_bytes; at += ring_.cut.piece_bytes) {
       Piece piece;
       piece.to = to + at;
       piece.bias = bias == nullptr ? nullptr : bias + at;
       piece.bytes = std::uint32_t(min(std::int64_t(ring_.cut.piece_bytes), row_bytes - at));
-      piece.weight = 0.0f;
       piece.flags = kEndsToken;
-      if (count == 0) push(piece, nullptr);
-      for (int i = 0; i < count; ++i) {
-        const Addend& addend = ring_.shared->addends[i];
-        piece.weight = addend.weight;
-        piece.flags = kRow | addend.flags | (i + 1 == count ? kEndsToken : 0);
-        push(piece, addend.row + at);
+      piece.weight = 0.0f;
+      if (count == 0) push(1, piece, nullptr);
+      for (std::uint32_t first = 0; first < std::uint32_t(count); first += round_) {
+        const std::uint32_t pieces = min(round_, std::uint32_t(count) - first);
+        const std::byte* row = nullptr;
+        if (lane_ < pieces) {
+          const Addend& addend = ring_.shared->addends[first + lane_];
+          row = addend.row + at;
+          piece.weight = addend.weight;
+          piece.flags =
+              kRow | addend.flags | (first + lane_ + 1 == std::uint32_t(count) ? kEndsToken : 0);
+        }
+        push(pieces, piece, row);
       }
     }
+    __syncwarp();
   }
-  __device__ void push(const Piece& piece, const std::byte* from) {
-    device::mbarrier_wait(ring_.empty(), ring_.parity ^ 1, "feeder", int(ring_.slot));
-    ring_.shared->pieces[ring_.slot] = piece;
-    if (from == nullptr) {
-      device::mbarrier_arrive(ring_.full());
-    } else {
-      device::mbarrier_arrive_expect(ring_.full(), piece.bytes);
-      device::bulk_load(ring_.data(), from, piece.bytes, ring_.full(), policy_);
+  __device__ void end() { push(1, {nullptr, nullptr, 0, kEnd, 0.0f}, nullptr); }
+
+ private:
+  // The pieces of the first `count` lanes, in their order, at most slots.
+  __device__ void push(std::uint32_t count, const Piece& piece, const std::byte* from) {
+    if (lane_ < count) {
+      Ring mine = ring_;
+      mine.advance(lane_);
+      device::mbarrier_wait(mine.empty(), mine.parity ^ 1, "feeder", int(mine.slot));
+      mine.shared->pieces[mine.slot] = piece;
+      if (from == nullptr) {
+        device::mbarrier_arrive(mine.full());
+      } else {
+        device::mbarrier_arrive_expect(mine.full(), piece.bytes);
+        device::bulk_load(mine.data(), from, piece.bytes, mine.full(), policy_);
+      }
     }
-    ring_.next();
+    __syncwarp();
+    ring_.advance(count);
   }
 
   Ring ring_;
+  std::uint32_t lane_, round_;
   std::uint64_t policy_;
 };
 
@@ -232,76 +246,88 @@ __device__ inline bool is_aligned(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % kVectorBytes == 0;
 }
 
-// The adding warps: each thread owns columns of a piece and keeps their sums in registers. Products
-// are rounded before they are added. All warps but the feeding one.
-template <class T, bool kWeighted>
+// The adding warps, which are the first of the block: each thread owns columns of a piece and keeps
+// their sums in registers. Products are rounded before they are added. Only the outermost sum needs
+// to begin at +0, for a +0 or -0 added to it makes no difference. kNodes: there are several nodes;
+// else the sum of the node is the total.
+template <class T, bool kWeighted, bool kNodes>
 __device__ void add_rows(Ring ring) {
   using C = Columns<T>;
-  const std::uint32_t thread = threadIdx.x;  // the adders are the first warps
-  float rank[kVectors][C::kCount] = {}, node[kVectors][C::kCount] = {};
-  float total[kVectors][C::kCount] = {};
-  const auto each = [&](const auto& visit) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-      for (int c = 0; c < C::kCount; ++c) visit(v, c);
-    }
-  };
-  for (;; ring.next()) {
+  constexpr std::uint32_t kStep = 32 * kAdders;  // of a thread's vectors
+  float rank[kVectors][C::kCount], node[kVectors][C::kCount] = {};
+  float total[kNodes ? kVectors : 1][C::kCount] = {};
+  for (;; ring.advance(1)) {
     device::mbarrier_wait(ring.full(), ring.parity, "adder", int(ring.slot));
     const Piece piece = ring.shared->pieces[ring.slot];
     if (piece.flags & kEnd) return;
     const std::uint32_t vectors = piece.bytes / kVectorBytes;
-    uint4 raw[kVectors] = {};
+    uint4 raw[kVectors];
     if (piece.flags & kRow) {
+      const std::uint32_t from = ring.data() + threadIdx.x * kVectorBytes;
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        const std::uint32_t at = v * (32 * kAdders) + thread;
-        if (at >= vectors) continue;
+      for (std::uint32_t v = 0; v < kVectors; ++v) {
+        if (v * kStep + threadIdx.x >= vectors) continue;
         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(raw[v].x), "=r"(raw[v].y), "=r"(raw[v].z), "=r"(raw[v].w)
-                     : "r"(ring.data() + at * kVectorBytes)
+                     : "r"(from + v * kStep * kVectorBytes)
                      : "memory");
       }
     }
     device::mbarrier_arrive_warp(ring.empty());
+    if (piece.flags & kRow) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      float row[C::kCount];
-      C::unpack(raw[v], row);
+      for (std::uint32_t v = 0; v < kVectors; ++v) {
+        if (v * kStep >= vectors) continue;
+        float sum[C::kCount];
+        C::unpack(raw[v], sum);
+        if constexpr (kWeighted) {
 #pragma unroll
-      for (int c = 0; c < C::kCount; ++c) {
-        const float product = kWeighted ? __fmul_rn(row[c], piece.weight) : row[c];
-        rank[v][c] = __fadd_rn(rank[v][c], product);
-      }
-    }
-    if (piece.flags & kEndsRank) {
-      if (piece.flags & kRoundRank) {
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) C::unpack(C::pack(rank[v]), rank[v]);
-      }
-      each([&](int v, int c) { node[v][c] = __fadd_rn(node[v][c], rank[v][c]), rank[v][c] = 0; });
-    }
-    if (piece.flags & kEndsNode) {
-      each([&](int v, int c) { total[v][c] = __fadd_rn(total[v][c], node[v][c]), node[v][c] = 0; });
-    }
-    if (piece.flags & kEndsToken) {
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        const std::uint32_t at = v * (32 * kAdders) + thread;
-        if (at < vectors) {
-          if (piece.bias != nullptr) {
-            float bias[C::kCount];
-            C::unpack(load_columns<T>(piece.bias + at * kVectorBytes, is_aligned(piece.bias)),
-                      bias);
-#pragma unroll
-            for (int c = 0; c < C::kCount; ++c) total[v][c] = __fadd_rn(total[v][c], bias[c]);
-          }
-          store_columns<T>(piece.to + at * kVectorBytes, C::pack(total[v]), is_aligned(piece.to));
+          for (int c = 0; c < C::kCount; ++c) sum[c] = __fmul_rn(sum[c], piece.weight);
         }
+        if (!(piece.flags & kBeginsRank)) {
 #pragma unroll
-        for (int c = 0; c < C::kCount; ++c) total[v][c] = 0;
+          for (int c = 0; c < C::kCount; ++c) sum[c] = __fadd_rn(rank[v][c], sum[c]);
+        }
+        if (piece.flags & kEndsRank) {
+          if (piece.flags & kRoundRank) C::unpack(C::pack(sum), sum);
+#pragma unroll
+          for (int c = 0; c < C::kCount; ++c) node[v][c] = __fadd_rn(node[v][c], sum[c]);
+        } else {
+#pragma unroll
+          for (int c = 0; c < C::kCount; ++c) rank[v][c] = sum[c];
+        }
       }
+    }
+    if constexpr (kNodes) {
+      if (piece.flags & kEndsNode) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+          for (int c = 0; c < C::kCount; ++c) {
+            total[v][c] = __fadd_rn(total[v][c], node[v][c]);
+            node[v][c] = 0.0f;
+          }
+        }
+      }
+    }
+    if (!(piece.flags & kEndsToken)) continue;
+    const bool aligned = is_aligned(piece.to);
+#pragma unroll
+    for (std::uint32_t v = 0; v < kVectors; ++v) {
+      if (v * kStep >= vectors) continue;
+      auto& sum = kNodes ? total[v] : node[v];
+      const std::uint32_t at = v * kStep + threadIdx.x;
+      if (at < vectors) {
+        if (piece.bias != nullptr) {
+          float bias[C::kCount];
+          C::unpack(load_columns<T>(piece.bias + at * kVectorBytes, is_aligned(piece.bias)), bias);
+#pragma unroll
+          for (int c = 0; c < C::kCount; ++c) sum[c] = __fadd_rn(sum[c], bias[c]);
+        }
+        store_columns<T>(piece.to + at * kVectorBytes, C::pack(sum), aligned);
+      }
+#pragma unroll
+      for (int c = 0; c < C::kCount; ++c) sum[c] = 0.0f;
     }
   }
 }

@@ -1,11 +1,11 @@
-// The sums of combine on a GPU: what the kernels are given, and their launches. Internal.
+// The sums of combine on a GPU: what the kernels are given, and their launches, each a
+// cudaError_t. Internal.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "winnow/core/dtype.h"
-#include "winnow/core/stream.h"
 #include "winnow/expert_parallel/device/routing.h"
 #include "winnow/expert_parallel/device/view.h"
 
@@ -34,13 +34,13 @@ struct DeviceSumParams {
 };
 
 // Before the exchange: sums of the rows of one token on this rank, for the ranks that reduce it.
-void launch_local_sum(const DeviceSumParams& params, int blocks, Stream stream);
+int launch_local_sum(const DeviceSumParams& params, int blocks, void* stream);
 // After it, with more than one node: sums over this node of the other nodes' tokens, rounded, to
 // RailLayout::staged_row().
-void launch_node_sum(const DeviceSumParams& params, int blocks, Stream stream);
+int launch_node_sum(const DeviceSumParams& params, int blocks, void* stream);
 // Last: the tokens of this rank. When it ends no rank of the node reads this rank's rows any more.
-void launch_sum(const DeviceSumParams& params, int blocks, Stream stream);
-// Loads the kernels of that dtype, so that no launch has to while other ranks wait.
-void load_sum_kernels(DType dtype);
+int launch_sum(const DeviceSumParams& params, int blocks, void* stream);
+// Loads the kernels onto the current GPU.
+int load_sum_kernels();
 
 }  // namespace winnow::expert_parallel

@@ -5,6 +5,7 @@
 
 #include "winnow/expert_parallel/device/barrier.cuh"
 #include "winnow/expert_parallel/device/exchange.cuh"
+#include "winnow/expert_parallel/device/rail_send.cuh"
 #include "winnow/expert_parallel/device/wire.h"
 
 namespace winnow::expert_parallel {
@@ -17,6 +18,7 @@ Wire make_wire(std::string_view name) {
     cudaFuncAttributes attributes;
     int error = cudaFuncGetAttributes(&attributes, exchange_kernel<W>);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, barrier_kernel<W>);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, rail_send_kernel<W>);
     return error;
   };
   wire.exchange = [](const ExchangeParams& params, void* stream) -> int {
@@ -25,6 +27,11 @@ Wire make_wire(std::string_view name) {
   };
   wire.barrier = [](const BarrierParams& params, void* stream) -> int {
     barrier_kernel<W><<<1, kBarrierThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+    return cudaGetLastError();
+  };
+  wire.rail_send = [](const RailSendParams& params, int blocks, void* stream) -> int {
+    rail_send_kernel<W>
+        <<<blocks, kRailSendThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
     return cudaGetLastError();
   };
   return wire;

@@ -1,0 +1,148 @@
+// combine() on a GPU: what is enqueued, in which order.
+#include <new>
+#include <string>
+#include <string_view>
+
+#include <cuda_runtime_api.h>
+
+#include "winnow/expert_parallel/combine/combine.h"
+#include "winnow/expert_parallel/combine/sums_cuda.h"
+#include "winnow/expert_parallel/device/device_layer.h"
+#include "winnow/expert_parallel/device/rail_send.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+constexpr std::string_view kOperation = "expert_parallel::combine";
+
+// One rank's part of one combine; the counterpart of Combine in combine.cc.
+class DeviceCombine {
+ public:
+  DeviceCombine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& descriptor)
+      : layer_(layer), args_(args), state_(descriptor.state()), routing_(*state_.routing) {}
+
+  Tensor run() {
+    layer_.begin(kOperation, args_.stream);
+    post();
+    if (layer_.nodes() > 1) {
+      layer_.check(launch_node_sum(sums_, layer_.blocks(), layer_.stream()), "node_sum");
+      send_back();
+    }
+    layer_.check(launch_sum(sums_, layer_.blocks(), layer_.stream()), "sum");
+    layer_.end();
+    return std::move(result_);
+  }
+
+ private:
+  void post();
+  Extent place_expert_output();
+  void make_out();
+  void fill_params();
+  void send_back();
+
+  DeviceLayer& layer_;
+  const CombineArgs& args_;
+  const Descriptor::State& state_;
+  const Routing& routing_;
+  Tensor result_;  // unless the caller gave its own
+  TensorView out_;
+  DeviceSumParams sums_;
+};
+
+// Says where this rank's expert rows are, or what is wrong; what ranks read besides the rows is
+// made before.
+void DeviceCombine::post() {
+  Header header;
+  try {
+    check_combine(layer_.config(), layer_.token(), args_, state_);
+    header.options.call = Call::combine;
+    header.options.weighted = args_.weighted;
+    header.options.descriptor = static_cast<std::int64_t>(state_.number);
+    make_out();
+    header.rows = place_expert_output();
+    fill_params();
+  } catch (const Error& error) {
+    header.refuse(error);
+  } catch (const std::bad_alloc&) {
+    header.refuse(Error(ErrorCode::resource, std::string(kOperation),
+                        "memory for the sums could not be had"));
+  }
+  const bool refuses = header.refusal != 0;
+  if (!refuses && sums_.local_combine) {
+    layer_.check(launch_local_sum(sums_, layer_.blocks(), layer_.stream()), "local_sum");
+  }
+  layer_.exchange(header, nullptr, nullptr, 0, refuses ? Report::headers : Report::none);
+  if (refuses) layer_.wait_report();
+}
+
+void DeviceCombine::make_out() {
+  out_ = args_.out;
+  if (out_.present()) return;
+  const std::int64_t hidden = layer_.config().hidden;
+  const auto memory = layer_.keep(routing_.tokens * layer_.row_bytes());
+  result_ = Tensor::borrow(memory, memory->data(), layer_.config().dtype, {routing_.tokens, hidden},
+                           layer_.device());
+  out_ = result_;
+}
+
+// Where in the arena the rows are; copies them there unless they are.
+Extent DeviceCombine::place_expert_output() {
+  const ConstTensorView& rows = args_.expert_output;
+  const std::int64_t count = rows.size(0), bytes = layer_.row_bytes();
+  const std::int64_t stride = count > 1 ? rows.stride(0) * size_of(rows.dtype()) : bytes;
+  const Extent found =
+      stride == bytes ? layer_.arena().locate(rows.data(), count * bytes) : Extent{};
+  sums_.expert_rows = static_cast<const std::byte*>(rows.data());
+  if (found.segment >= 0 && found.offset % 16 == 0) return found;  // as bulk copies need it
+  sums_.expert_rows = state_.buffer->data();
+  if (count > 0) {
+    const auto width = static_cast<std::size_t>(bytes);
+    layer_.check(
+        cudaMemcpy2DAsync(state_.buffer->data(), width, rows.data(),
+                          static_cast<std::size_t>(stride), width, static_cast<std::size_t>(count),
+                          cudaMemcpyDeviceToDevice, layer_.stream()),
+        "the copy of expert_output");
+  }
+  return state_.buffer->extent();
+}
+
+void DeviceCombine::fill_params() {
+  const std::int64_t size = size_of(layer_.config().dtype);
+  sums_.view = layer_.view();
+  sums_.dtype = layer_.config().dtype;
+  sums_.row_bytes = layer_.row_bytes();
+  sums_.routing = routing_.device;
+  if (args_.weighted) sums_.weights = state_.device_weights;
+  sums_.token_major = routing_.order == RowOrder::token_major;
+  sums_.local_combine = layer_.config().enable_local_combine && !sums_.token_major;
+  sums_.sums = state_.sums;
+  sums_.rows = state_.rows();
+  sums_.tokens = routing_.tokens;
+  if (args_.bias.present()) {
+    sums_.bias = static_cast<const std::byte*>(args_.bias.data());
+    sums_.bias_stride = args_.bias.stride(0) * size;
+  }
+  sums_.out = static_cast<std::byte*>(out_.data());
+  sums_.out_stride = out_.stride(0) * size;
+}
+
+void DeviceCombine::send_back() {
+  RailSendParams params;
+  params.view = sums_.view;
+  params.placed = sums_.routing.placed;
+  params.back = true;
+  params.indices = sums_.routing.indices;
+  params.rail_tokens = sums_.routing.tokens;
+  params.row_bytes = sums_.row_bytes;
+  layer_.check(layer_.wire().rail_send(params, layer_.blocks(), layer_.stream()), "rail_send");
+}
+
+}  // namespace
+
+Tensor combine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& descriptor) {
+  return DeviceCombine(layer, args, descriptor).run();
+}
+
+int load_combine_kernels() { return load_sum_kernels(); }
+
+}  // namespace winnow::expert_parallel
