@@ -295,6 +295,9 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
   params.view = view_;
   params.header = header;
   params.header.row_bytes = view_.control_layout.row_bytes;
+  const Call call = header.options.call;
+  const bool reserves = call == Call::dispatch || call == Call::cached_dispatch;
+  if (reserves && report == Report::none) params.header.options.regions = 1 + regions_;
   params.counts = counts;
   params.table = table;
   params.table_bytes = nodes() > 1 ? table_bytes : 0;
@@ -323,7 +326,7 @@ void DeviceLayer::wait_report() {
     if (there()) break;
     check(cudaErrorUnknown, "the kernels ended without a report");
   }
-  if (report.refused != 0) throw_refused(host_report_);
+  if (report.refused != 0) throw_heard(host_report_, false);
 }
 
 void DeviceLayer::end() {
@@ -363,14 +366,15 @@ void DeviceLayer::throw_fault() {
   expert_parallel::throw_fault(*fault_, rank_);
 }
 
-// The texts of `heard`, with those of indices that kernels have found.
+// What was heard, with the texts of indices that kernels have found: those that refuse the call, or
+// those that do not.
 std::vector<Header> DeviceLayer::refusals(const ReportView& heard, bool deferred) const {
   std::vector<Header> headers(heard.headers, heard.headers + map_.topology.world_size);
   for (std::size_t rank = 0; rank < headers.size(); ++rank) {
     const Findings& found = heard.findings[rank];
     Header& header = headers[rank];
     if (found.bad == 0 || header.refusal != 0) continue;
-    if (!deferred && header.options.worst_case_rows > 0) continue;
+    if ((header.options.worst_case_rows > 0) != deferred) continue;
     header.refuse(Error(ErrorCode::invalid_argument, operation_, "expert_indices",
                         "-1 to " + std::to_string(map_.experts),
                         std::to_string(found.value) + " for token " + std::to_string(found.token)));
@@ -378,8 +382,12 @@ std::vector<Header> DeviceLayer::refusals(const ReportView& heard, bool deferred
   return headers;
 }
 
-void DeviceLayer::throw_refused(const ReportView& heard) const {
-  const std::vector<Header> headers = refusals(heard, false);
+void DeviceLayer::throw_heard(const ReportView& heard, bool deferred) {
+  const std::vector<Header> headers = refusals(heard, deferred);
+  const auto reserves = [](const Header& one) { return one.options.regions > 0; };
+  if (!deferred && std::ranges::any_of(headers, reserves)) {
+    holes_.assign(headers.size(), {});
+  }
   std::vector<const Header*> pointers;
   for (const Header& header : headers) pointers.push_back(&header);
   throw_refusals(operation_, pointers);
@@ -388,23 +396,19 @@ void DeviceLayer::throw_refused(const ReportView& heard) const {
 void DeviceLayer::throw_deferred() {
   CallReport& report = *host_deferred_.report;
   if (load_acquire(&report.ticket) == 0) return;
-  const CallReport said = report;
-  const std::vector<Header> headers = refusals(host_deferred_, said.refused == 0);
-  const std::vector<std::int64_t> wanted(host_deferred_.wanted,
-                                         host_deferred_.wanted + headers.size());
-  store_release(&report.ticket, 0);
-  if (said.overflow != 0) {
-    for (std::size_t rank = 0; rank < wanted.size(); ++rank) {
-      if (wanted[rank] <= said.worst_case_rows) continue;
-      throw Error(ErrorCode::invalid_argument, operation_,
-                  "rank " + std::to_string(rank) + ": worst_case_rows",
-                  std::to_string(wanted[rank]) + " or more", std::to_string(said.worst_case_rows));
-    }
-    return;
+  // The kernels may write the next one when this is read.
+  struct Read {
+    CallReport& report;
+    ~Read() { store_release(&report.ticket, 0); }
+  } read{report};
+  if (report.overflow == 0) return throw_heard(host_deferred_, report.refused == 0);
+  for (int rank = 0; rank < map_.topology.world_size; ++rank) {
+    const std::int64_t wanted = host_deferred_.wanted[rank];
+    if (wanted <= report.worst_case_rows) continue;
+    throw Error(ErrorCode::invalid_argument, operation_,
+                "rank " + std::to_string(rank) + ": worst_case_rows",
+                std::to_string(wanted) + " or more", std::to_string(report.worst_case_rows));
   }
-  std::vector<const Header*> pointers;
-  for (const Header& header : headers) pointers.push_back(&header);
-  throw_refusals(operation_, pointers);
 }
 
 // ---- Regions.
@@ -431,6 +435,7 @@ void DeviceLayer::learn_holes() {
     releasable_ &= host_report_.headers[rank].releasable;
   }
   fresh_holes_ = true;
+  regions_ = 0;
 }
 
 std::vector<Extent> DeviceLayer::reserve(std::span<const std::int64_t> bytes) {
@@ -453,6 +458,7 @@ std::vector<Extent> DeviceLayer::reserve(std::span<const std::int64_t> bytes) {
       if (hole.bytes < missing) hole = {segment, 0, grown};
     }
   }
+  ++regions_;
   std::vector<Extent> extents;
   for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
     Extent& hole = holes_[rank];

@@ -119,7 +119,7 @@ class DeviceLayer {
   std::byte** segment_row(std::int64_t segment) const;
   void throw_fault();
   void throw_deferred();
-  void throw_refused(const ReportView& heard) const;
+  void throw_heard(const ReportView& heard, bool deferred);
   std::vector<Header> refusals(const ReportView& heard, bool deferred) const;
 
   Config config_;
@@ -137,7 +137,10 @@ class DeviceLayer {
   std::vector<Extent> holes_;     // [W], what is left of them
   std::uint64_t releasable_ = 0;  // on every rank, until reserve()
   bool fresh_holes_ = false;      // learned in this call
-  PinnedPage page_;               // the reports:
+  // Reserved since holes were learned. Ranks compare it: one that refused a call that the others
+  // have made knows less than they do, and the holes have to be learned again.
+  std::int64_t regions_ = 0;
+  PinnedPage page_;  // the reports:
   ReportView host_report_, host_deferred_;
   std::size_t report_words_ = 0;
   FaultReport* host_fault_ = nullptr;

@@ -30,8 +30,7 @@ Wire make_wire(std::string_view name) {
     return cudaGetLastError();
   };
   wire.rail_send = [](const RailSendParams& params, int blocks, void* stream) -> int {
-    rail_send_kernel<W>
-        <<<blocks, kRailSendThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+    rail_send_kernel<W><<<blocks, kRailSendThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
     return cudaGetLastError();
   };
   return wire;
