@@ -68,6 +68,7 @@ ControlLayout control_layout(const ExpertMap& map, const Config& config) {
   layout.heard = parts.add(world * kWord);
   layout.rail = parts.add(nodes * kWord);
   layout.done = parts.add(locals * kWord);
+  layout.phases = parts.add(locals * kWord);
   layout.arrived = parts.add(3 * world * kWord);
   layout.fault = parts.add(kWord);
   layout.notices = parts.add(locals * std::int64_t(sizeof(FaultNotice)));

@@ -53,9 +53,10 @@ struct SymmetricView {
 
 // Offsets of the control memory, the same on every rank. Words are 64-bit and hold epochs.
 struct ControlLayout {
-  std::int64_t heard = 0;    // [W] words: the row of that rank is there
-  std::int64_t rail = 0;     // [NN] words: the rail row and table of that node are there
-  std::int64_t done = 0;     // [L] words: that rank of the node is done with the others' memory
+  std::int64_t heard = 0;   // [W] words: the row of that rank is there
+  std::int64_t rail = 0;    // [NN] words: the rail row and table of that node are there
+  std::int64_t done = 0;    // [L] words: that rank of the node is done with the others' memory
+  std::int64_t phases = 0;  // [L] words: epoch * kPhases + phases of dispatch that rank has written
   std::int64_t arrived = 0;  // [3, W] words: the rounds of barriers (see barrier.cuh)
   std::int64_t fault = 0;    // word: 0, or 1 + a rank that broke the layer
   std::int64_t notices = 0;  // [L] FaultNotice: what that rank of the node waited for then

@@ -326,6 +326,7 @@ void DeviceDispatch::make_tables() {
       add.add(tables.first_copies, rows);
       add.add(tables.copies, rows * config_.topk);
       add.add(tables.sources, rows);
+      add.add(tables.repeat_phases, rows);
     }));
     made_->device = {tables.placed,       tables.tokens, tables.indices, tables.rows,
                      tables.first_copies, tables.copies, tables.sources};
@@ -333,7 +334,7 @@ void DeviceDispatch::make_tables() {
   if (request_.weights) {
     weights_ = keep_tables(layer_, [&](Tables& add) {
       add.add(move_.pair_weights, all_pairs());
-      if (request_.order == RowOrder::expert_major) add.add(move_.weights_of_rows, rows);
+      if (sums_stay()) add.add(move_.weights_of_rows, rows);
     });
   }
   move_.view = layer_.view();

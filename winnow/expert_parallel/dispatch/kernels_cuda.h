@@ -13,7 +13,8 @@
 namespace winnow::expert_parallel {
 
 // DeviceState::tickets that these kernels count with.
-enum DispatchTicket { kCountArrived, kCountLeft, kMoveDone };
+enum DispatchTicket { kCountArrived, kCountLeft, kMoveDone, kMovePhases };
+inline constexpr int kPhases = 8;  // of a move that repeats rows; a ticket each
 
 // A rank's own pairs as they travel to its rail peers: indices [n, K], for a new routing ordinals
 // [n, K], weights [n, K]. The ordinal of a pair says how many pairs of its expert come before it at
@@ -83,12 +84,14 @@ struct MoveParams {
   NodePointers payload, row_weights, row_scales, ids, row_sources;
   // Of the descriptor, in f32, where there are weights.
   float* pair_weights = nullptr;     // [NN, T, K]
-  float* weights_of_rows = nullptr;  // [R], expert-major
+  float* weights_of_rows = nullptr;  // [R], expert-major; null: not wanted
 };
 // Moves this rank's tokens and those of its rail to their rows in this node, clears the rows of
-// this rank that no token has, and says so to the node.
+// this rank that no token has, and says so to the node. A repeated expert-major routing: repeats
+// rows inside this rank.
 int launch_move(const MoveParams& params, int blocks, void* stream);
-// Waits for the node, repeats rows inside this rank and makes the tables of its rows.
+// Waits for the node. A new routing: repeats rows inside this rank and makes the tables of its
+// rows.
 int launch_finish(const MoveParams& params, int blocks, void* stream);
 
 // Loads all of these onto the current GPU.

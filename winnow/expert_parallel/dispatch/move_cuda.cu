@@ -14,9 +14,9 @@ namespace {
 
 using device::kFullWarp;
 
-constexpr int kProducers = 8;  // warps
-constexpr int kThreads = 32 * (kProducers + 1);
-static_assert(kProducers < PipeShape::kLeastStages);
+// Warps that send tokens, or repeat rows in finish; that repeat rows in move.
+constexpr int kSenders = 8, kRepeaters = 3;
+static_assert(kSenders + kRepeaters < PipeShape::kLeastStages);
 
 // Generic accesses before, bulk copies after, of memory of any rank.
 __device__ __forceinline__ void fence_proxy_async() {
@@ -48,7 +48,14 @@ __device__ bool goes_on(const MoveParams& p) {
   return runs(p.view) && (p.fresh || *p.tables.placed != 0);
 }
 
-// A producing warp of move.
+// Where a repeated expert-major routing has further rows of a token, they are made while later
+// tokens are under way: a rank tells its node after each phase, an equal part of its tokens. The
+// others' tokens that it passes on belong to the last one.
+__device__ __forceinline__ int phase_of(std::int64_t token, std::int64_t tokens) {
+  return static_cast<int>(token * kPhases / tokens);
+}
+
+// A sending warp of move.
 class TokenSender {
  public:
   __device__ TokenSender(const MoveParams& p, RowPipe& pipe)
@@ -81,6 +88,7 @@ class TokenSender {
         fence_proxy_async();
       }
       if (!__shfl_sync(kFullWarp, came, 0)) return false;
+      __syncwarp();
       pipe_.send(view.rail.local + view.rail_layout.row(from, token, p_.row_bytes), p_.row_bytes, 0,
                  gets_row(pair), payload_of(pair));
     }
@@ -191,16 +199,24 @@ class TokenSender {
   int lane_, element_bytes_;
 };
 
-// A producing warp's part of this rank's tokens, and then of those of its rail in the order in
-// which chunks come. Blocks take every gridDim.x-th token. False: something did not come.
-__device__ bool send_tokens(const MoveParams& p, RowPipe& pipe) {
+// A sending warp's part of this rank's tokens, and then of those of its rail in the order in which
+// chunks come. Blocks take every gridDim.x-th token. `sending` [kPhases]: the block's warps that
+// still are in that phase. False: something did not come.
+template <bool kRepeats>
+__device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* sending) {
   const DeviceTopology& topology = p.view.topology;
   const int warp = threadIdx.x / 32, blocks = gridDim.x, block = blockIdx.x;
   TokenSender sender(p, pipe);
+  int phase = 0;
+  const auto go_on_to = [&](int next) {
+    for (; kRepeats && phase < next; ++phase) pipe.mark(sending[phase], phase);
+  };
   for (std::int64_t token = block + std::int64_t(warp) * blocks; token < p.tokens;
-       token += std::int64_t(kProducers) * blocks) {
+       token += std::int64_t(kSenders) * blocks) {
+    go_on_to(phase_of(token, p.tokens));
     sender.send_own(token);
   }
+  go_on_to(kPhases - 1);
   std::int64_t most_tokens = 0;
   for (int node = 0; node < topology.nodes; ++node) {
     const std::int64_t tokens = p.tables.tokens[topology.rank_of(node, topology.local)];
@@ -212,8 +228,59 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe) {
       const std::int64_t tokens = p.tables.tokens[topology.rank_of(from, topology.local)];
       const std::int64_t end = min(tokens, begin + kChunkTokens);
       for (std::int64_t token = begin + block + warp * blocks; token < end;
-           token += kProducers * blocks) {
+           token += kSenders * blocks) {
         if (!sender.send_forward(from, token, tokens)) return false;
+      }
+    }
+  }
+  go_on_to(kPhases);
+  return true;
+}
+
+// Makes `to` the same as row `from` of this rank. By a warp.
+__device__ __forceinline__ void repeat_row(const MoveParams& p, RowPipe& pipe, std::int64_t from,
+                                           std::int64_t to) {
+  const int lane = threadIdx.x % 32, local = p.view.topology.local;
+  std::byte* payload = p.payload.data[local];
+  pipe.send(payload + from * p.row_bytes, p.row_bytes, 0, lane == 0, payload + to * p.row_bytes);
+  auto* scales = reinterpret_cast<std::uint32_t*>(p.row_scales.data[local]);
+  for (int i = lane; i < p.scale_words; i += 32) {
+    scales[to * p.scale_words + i] = scales[from * p.scale_words + i];
+  }
+}
+
+// A repeating warp of move: the rows of each phase when all ranks of the node have written it.
+// False: some rank has not.
+__device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
+  const LayerView& view = p.view;
+  const DeviceTopology& topology = view.topology;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - kSenders;
+  const auto* words =
+      reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.phases);
+  const std::uint64_t before = epoch_of(view) * kPhases;
+  const std::int64_t step = std::int64_t(gridDim.x) * kRepeaters * 32;
+  for (int phase = 0; phase < kPhases; ++phase) {
+    bool there = true;
+    for (int from = lane; from < topology.locals; from += 32) {
+      if (from == topology.local) continue;  // there is nothing to repeat
+      there = there && wait_at_least(view, words + from, before + phase + 1, Phase::rows,
+                                     topology.rank_of(topology.node, from));
+    }
+    if (!__all_sync(kFullWarp, there)) return false;
+    __syncwarp();
+    fence_proxy_async();
+    const auto phase_at = [&](std::int64_t row) {
+      return row < p.rows ? p.tables.repeat_phases[row] : std::int8_t{-1};
+    };
+    const std::int64_t first_row = (blockIdx.x + std::int64_t(warp) * gridDim.x) * 32 + lane;
+    std::int8_t next = phase_at(first_row);
+    for (std::int64_t row = first_row; row - lane < p.rows; row += step) {
+      const bool repeats = next == phase;
+      next = phase_at(row + step);
+      const std::int64_t from = repeats ? p.tables.first_copies[row] : 0;
+      for (unsigned lanes = __ballot_sync(kFullWarp, repeats); lanes != 0; lanes &= lanes - 1) {
+        const int which = __ffs(lanes) - 1;
+        repeat_row(p, pipe, __shfl_sync(kFullWarp, from, which), row - lane + which);
       }
     }
   }
@@ -225,8 +292,8 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe) {
 __device__ void clear_rows(const MoveParams& p) {
   const DeviceTopology& topology = p.view.topology;
   const int local = topology.local, topk = topology.topk;
-  const std::int64_t thread = blockIdx.x * (32 * kProducers) + threadIdx.x;
-  const std::int64_t threads = gridDim.x * (32 * kProducers);
+  const std::int64_t thread = blockIdx.x * (32 * kSenders) + threadIdx.x;
+  const std::int64_t threads = gridDim.x * (32 * kSenders);
   // Each entry of a table of `entries` for each row.
   const auto fill = [&](std::int64_t begin, std::int64_t end, std::int64_t entries,
                         const auto& write) {
@@ -263,41 +330,53 @@ __device__ void clear_rows(const MoveParams& p) {
   }
 }
 
-__global__ __launch_bounds__(kThreads, 1) void move(const __grid_constant__ MoveParams p,
-                                                    const __grid_constant__ PipeShape shape) {
+// The last block that comes here sets this rank's word at each rank of the node. One thread, after
+// what the block has written.
+__device__ void tell_node(const LayerView& view, std::uint32_t* ticket, std::int64_t words,
+                          std::uint64_t value) {
+  __threadfence_system();
+  if (atomicAdd(ticket, 1u) != gridDim.x - 1) return;
+  *ticket = 0;
+  __threadfence_system();
+  for (int to = 0; to < view.topology.locals; ++to) {
+    store_release_system(
+        reinterpret_cast<std::uint64_t*>(view.control.node[to] + words) + view.topology.local,
+        value);
+  }
+}
+
+template <bool kRepeats>
+__global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
+                             1) void move(const __grid_constant__ MoveParams p,
+                                          const __grid_constant__ PipeShape shape) {
+  constexpr int kProducers = kSenders + kRepeats * kRepeaters;
   if (!goes_on(p)) return;
   extern __shared__ __align__(128) std::byte stages[];
   __shared__ RowPipe::Shared shared;
-  __shared__ int last_block;
+  __shared__ std::int32_t sending[kPhases];
   RowPipe pipe(shared, stages, shape);
   if (threadIdx.x == 0) pipe.begin(kProducers);
+  if (threadIdx.x < kPhases) sending[threadIdx.x] = kSenders;
   __syncthreads();
+  const LayerView& view = p.view;
   bool all = true;
-  if (threadIdx.x < 32 * kProducers) {
-    all = send_tokens(p, pipe);
+  if (threadIdx.x < 32 * kSenders) {
+    all = send_tokens<kRepeats>(p, pipe, sending);
     pipe.end();
     clear_rows(p);
+  } else if (threadIdx.x < 32 * kProducers) {
+    if constexpr (kRepeats) all = repeat_rows(p, pipe);
+    pipe.end();
   } else if (threadIdx.x == 32 * kProducers) {
-    pipe.store();
+    pipe.store([&](int phase) {
+      tell_node(view, &view.state->tickets[kMovePhases + phase], view.control_layout.phases,
+                epoch_of(view) * kPhases + phase + 1);
+    });
   }
   all = __syncthreads_and(all);
-
-  // The last block tells the node, unless something has not come.
-  const LayerView& view = p.view;
-  if (threadIdx.x == 0) {
-    __threadfence_system();
-    std::uint32_t* done = &view.state->tickets[kMoveDone];
-    last_block = atomicAdd(done, 1u) == gridDim.x - 1;
-    if (last_block) *done = 0;
-    __threadfence_system();
-  }
-  __syncthreads();
-  if (!last_block || !runs(view)) return;
-  for (int to = threadIdx.x; to < view.topology.locals; to += blockDim.x) {
-    store_release_system(
-        reinterpret_cast<std::uint64_t*>(view.control.node[to] + view.control_layout.done) +
-            view.topology.local,
-        epoch_of(view));
+  // Not where something has not come, which is a fault that every wait hears of.
+  if (threadIdx.x == 0 && all && runs(view)) {
+    tell_node(view, &view.state->tickets[kMoveDone], view.control_layout.done, epoch_of(view));
   }
 }
 
@@ -313,96 +392,98 @@ __device__ bool wait_for_node(const LayerView& view) {
   return __syncthreads_and(done);
 }
 
-// A producing warp of finish takes 32 rows at a time: fills their tables and repeats those that
-// are not the first ones of their tokens.
+// A producing warp of finish takes 32 rows at a time: fills their tables, and for a new routing
+// repeats those that are not the first ones of their tokens.
 __device__ void finish_rows(const MoveParams& p, RowPipe& pipe, std::int64_t first_row) {
   const DeviceTopology& topology = p.view.topology;
   const int lane = threadIdx.x % 32, local = topology.local, topk = topology.topk;
   const std::int64_t row = first_row + lane;
   std::int64_t first = -1;
-  std::int32_t rank = -1;
+  std::int32_t rank = -1, token = -1;
   if (row < p.rows && p.fresh) {
     const int4 read = reinterpret_cast<const int4*>(p.row_sources.data[local])[row];
     const RowSource source{read.x, read.y, read.z, read.w};
     rank = source.rank;
+    token = source.token;
     first = rank < 0 ? -1 : source.first;
     p.tables.first_copies[row] = first;
     p.tables.sources[row] = rank;
     if (!p.token_major && rank >= 0) p.tables.copies[first * topk + source.k] = row;
-  } else if (row < p.rows) {
-    first = p.tables.first_copies[row];
-    rank = p.tables.sources[row];
   }
   if (p.token_major) return;
-  if (p.weights_travel && row < p.rows) {
+  if (p.weights_of_rows != nullptr && row < p.rows) {
     p.weights_of_rows[row] =
         to_float(p.weight_dtype, load_bits(p.row_weights.data[local], row, p.weight_dtype));
   }
+  if (!p.fresh) return;  // move has repeated the rows
   // This rank has written all the rows of tokens that it passes on.
   const bool repeats = first >= 0 && first != row && rank % topology.locals != local;
+  if (row < p.rows) {
+    const bool of_node = rank / topology.locals == topology.node;
+    const int phase = !repeats  ? -1
+                      : of_node ? phase_of(token, p.tables.tokens[rank])
+                                : kPhases - 1;
+    p.tables.repeat_phases[row] = static_cast<std::int8_t>(phase);
+  }
   for (unsigned lanes = __ballot_sync(kFullWarp, repeats); lanes != 0; lanes &= lanes - 1) {
     const int which = __ffs(lanes) - 1;
-    const std::int64_t from = __shfl_sync(kFullWarp, first, which), to = first_row + which;
-    std::byte* payload = p.payload.data[local];
-    pipe.send(payload + from * p.row_bytes, p.row_bytes, 0, lane == which,
-              payload + to * p.row_bytes);
-    auto* scales = reinterpret_cast<std::uint32_t*>(p.row_scales.data[local]);
-    for (int i = lane; i < p.scale_words; i += 32) {
-      scales[to * p.scale_words + i] = scales[from * p.scale_words + i];
-    }
+    repeat_row(p, pipe, __shfl_sync(kFullWarp, first, which), first_row + which);
   }
 }
 
-__global__ __launch_bounds__(kThreads, 1) void finish(const __grid_constant__ MoveParams p,
-                                                      const __grid_constant__ PipeShape shape) {
+__global__ __launch_bounds__(32 * (kSenders + 1),
+                             1) void finish(const __grid_constant__ MoveParams p,
+                                            const __grid_constant__ PipeShape shape) {
   if (!goes_on(p)) return;
   extern __shared__ __align__(128) std::byte stages[];
   __shared__ RowPipe::Shared shared;
   RowPipe pipe(shared, stages, shape);
-  if (threadIdx.x == 0) pipe.begin(kProducers);
+  if (threadIdx.x == 0) pipe.begin(kSenders);
   if (!wait_for_node(p.view)) return;
-  if (threadIdx.x < 32 * kProducers) {
+  if (threadIdx.x < 32 * kSenders) {
     fence_proxy_async();
-    const std::int64_t warps = gridDim.x * kProducers;
+    const std::int64_t warps = gridDim.x * kSenders;
     for (std::int64_t tile = blockIdx.x + std::int64_t(threadIdx.x / 32) * gridDim.x;
          tile * 32 < p.rows; tile += warps) {
       finish_rows(p, pipe, tile * 32);
     }
     pipe.end();
-    const std::int64_t thread = blockIdx.x * (32 * kProducers) + threadIdx.x;
+    const std::int64_t thread = blockIdx.x * (32 * kSenders) + threadIdx.x;
     const std::int64_t pairs = p.fresh && p.token_major ? p.rows * p.view.topology.topk : 0;
     const auto* ids = reinterpret_cast<const std::int32_t*>(p.ids.data[p.view.topology.local]);
-    for (std::int64_t i = thread; i < pairs; i += gridDim.x * (32 * kProducers)) {
+    for (std::int64_t i = thread; i < pairs; i += gridDim.x * (32 * kSenders)) {
       p.tables.copies[i] = ids[i] >= 0 ? i / p.view.topology.topk : -1;
     }
     if (p.fresh && thread == 0) *p.tables.placed = 1;
-  } else if (threadIdx.x == 32 * kProducers) {
-    pipe.store();
+  } else if (threadIdx.x == 32 * kSenders) {
+    pipe.store([](int) {});
   }
 }
 
 template <class Kernel>
-int launch(Kernel* kernel, const MoveParams& params, int blocks, void* stream) {
+int launch(Kernel* kernel, const MoveParams& params, int blocks, int warps, void* stream) {
   const PipeShape shape(params.row_bytes);
-  kernel<<<blocks, kThreads, int(shape.bytes()), static_cast<cudaStream_t>(stream)>>>(params,
-                                                                                      shape);
+  kernel<<<blocks, 32 * warps, int(shape.bytes()), static_cast<cudaStream_t>(stream)>>>(params,
+                                                                                        shape);
   return cudaGetLastError();
 }
 
 }  // namespace
 
 int launch_move(const MoveParams& params, int blocks, void* stream) {
-  return launch(move, params, blocks, stream);
+  const bool repeats = !params.fresh && !params.token_major;
+  return repeats ? launch(move<true>, params, blocks, kSenders + kRepeaters + 1, stream)
+                 : launch(move<false>, params, blocks, kSenders + 1, stream);
 }
 
 int launch_finish(const MoveParams& params, int blocks, void* stream) {
-  // Rows of a repeated token-major routing are in their places: there is only the wait.
-  const bool only_waits = params.token_major && !params.fresh;
-  return launch(finish, params, only_waits ? 1 : blocks, stream);
+  const bool only_waits =
+      !params.fresh && (params.token_major || params.weights_of_rows == nullptr);
+  return launch(finish, params, only_waits ? 1 : blocks, kSenders + 1, stream);
 }
 
 int load_move() {
-  for (const auto kernel : {move, finish}) {
+  for (const auto kernel : {move<false>, move<true>, finish}) {
     if (const int status = load_kernel(kernel, int(PipeShape::kBytes)); status != cudaSuccess) {
       return status;
     }

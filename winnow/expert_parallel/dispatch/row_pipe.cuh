@@ -35,7 +35,7 @@ class RowPipe {
   struct Shared {
     std::uint64_t full[PipeShape::kMostStages], empty[PipeShape::kMostStages];
     std::byte* to[PipeShape::kMostStages][32];
-    std::int32_t targets[PipeShape::kMostStages];  // of `to`; kEnd: no more pieces
+    std::int32_t targets[PipeShape::kMostStages];  // of `to`; kEnd, or kMark less the mark
     std::uint32_t bytes[PipeShape::kMostStages];
     std::uint32_t next;      // number of the next piece
     std::int32_t producing;  // warps that may still send
@@ -87,21 +87,23 @@ class RowPipe {
 
   // By a warp: it sends nothing more. The last one says so to the storing thread.
   __device__ void end() {
-    __syncwarp();
-    bool last = false;
-    if (lane_ == 0) last = atomicSub(&shared_.producing, 1) == 1;
-    if (!__shfl_sync(device::kFullWarp, last, 0)) return;
-    const int stage = take();
-    if (lane_ != 0) return;
-    shared_.targets[stage] = kEnd;
-    device::mbarrier_arrive(full(stage));
+    if (is_last(shared_.producing)) tell(kEnd);
   }
 
-  // By one thread: stores what the producers send. When it returns all of it has been written.
-  __device__ void store() {
+  // By a warp, of `warps` that do: it has sent what comes before the mark. When all have, and what
+  // they sent has been written, the storing thread is told.
+  __device__ void mark(std::int32_t& warps, int which) {
+    if (is_last(warps)) tell(kMark - which);
+  }
+
+  // By one thread: stores what the producers send, and calls reached(mark). When it returns all has
+  // been written.
+  template <class Reached>
+  __device__ void store(const Reached& reached) {
     const std::uint64_t policy = device::policy_evict_normal();
     int stage = 0, oldest = 0;  // of the pieces that are being read
     std::uint32_t parity = 0;
+    int mark = kEnd, since = 0;  // the last mark, until it is reached; pieces behind it
     for (int reading = 0;; ++reading) {
       if (reading == kReading) {
         device::bulk_wait_read<kReading - 1>();
@@ -111,19 +113,29 @@ class RowPipe {
       }
       device::mbarrier_wait(full(stage), parity, "store", stage);
       const int targets = shared_.targets[stage];
+      if (mark != kEnd && (targets < 0 || ++since > kReading)) {
+        // In the middle the pieces behind the mark stay under way.
+        targets < 0 ? device::bulk_wait<0>() : device::bulk_wait<kReading>();
+        reached(mark);
+        mark = kEnd;
+      }
       if (targets == kEnd) break;
+      if (targets < 0) {
+        mark = kMark - targets;
+        since = 0;
+      }
       const std::uint32_t bytes = shared_.bytes[stage];
       for (int i = 0; i < targets; ++i) {
         device::bulk_store(shared_.to[stage][i], stage_address(stage), bytes, policy);
       }
-      device::bulk_commit();
+      device::bulk_commit();  // of nothing for a mark
       if (++stage == count_) stage = 0, parity ^= 1;
     }
     device::bulk_wait<0>();
   }
 
  private:
-  static constexpr int kEnd = -1;
+  static constexpr int kEnd = -1, kMark = -2;
   static constexpr int kReading = 6;  // stages that stores read at a time
 
   __device__ std::uint32_t full(int stage) const {
@@ -133,6 +145,24 @@ class RowPipe {
     return device::shared_address(&shared_.empty[stage]);
   }
   __device__ std::uint32_t stage_address(int stage) const { return stages_ + stage * piece_; }
+
+  // Whether no other warp is left of those that `count` counts. Orders what they have done before.
+  __device__ bool is_last(std::int32_t& count) {
+    __syncwarp();
+    bool last = false;
+    if (lane_ == 0) {
+      __threadfence_block();
+      last = atomicSub(&count, 1) == 1;
+      __threadfence_block();
+    }
+    return __shfl_sync(device::kFullWarp, last, 0);
+  }
+  __device__ void tell(int what) {
+    const int stage = take();
+    if (lane_ != 0) return;
+    shared_.targets[stage] = what;
+    device::mbarrier_arrive(full(stage));
+  }
 
   // The stage of the next piece, empty.
   __device__ int take() {
