@@ -13,7 +13,9 @@ namespace {
 using row_sums::Addend;
 using row_sums::Cut;
 using row_sums::Feeder;
+using row_sums::groups_of;
 using row_sums::Ring;
+using row_sums::threads_of;
 
 constexpr int kEndTicket = 12;  // of DeviceState::tickets
 
@@ -46,7 +48,7 @@ __device__ Pair load_pair(const DeviceSumParams& params, int source_node, std::i
 template <bool kAllNodes>
 __device__ int list_addends(const DeviceSumParams& params, std::byte* const* rows,
                             std::uint64_t epoch, std::int64_t token, const Pair& pair, int lane,
-                            Feeder& feeder) {
+                            Addend* addends) {
   const DeviceTopology& topology = params.view.topology;
   const bool kept = topology.kept(pair.expert);
   const int home = kept ? pair.expert / topology.per_rank() : -1;
@@ -87,8 +89,8 @@ __device__ int list_addends(const DeviceSumParams& params, std::byte* const* row
       }
     }
     if (here) row = (summed ? params.sums.data[local] : rows[local]) + pair.row * params.row_bytes;
-    feeder.addend(at) = {
-        row, summed ? 1.0f : pair.weight,
+    addends[at] = {
+        row, here && !summed ? pair.weight : 1.0f,
         (begins_rank ? row_sums::kBeginsRank : 0u) | (ends_rank ? row_sums::kEndsRank : 0u) |
             (crosses ? row_sums::kRoundRank : 0u) | (ends_node ? row_sums::kEndsNode : 0u)};
   }
@@ -138,19 +140,20 @@ __device__ void finish(const LayerView& view, std::uint64_t epoch) {
 }
 
 template <class T, bool kWeighted, bool kNodes>
-__global__ void __launch_bounds__(row_sums::kThreads, 1)
+__global__ void __launch_bounds__(threads_of(kNodes), 1)
     sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
   if (!runs(params.view)) return;
   __shared__ std::byte* rows[kMaxLocals];
   find_rows(params.view, rows);
-  const Ring ring(ring_memory, cut);
-  row_sums::begin(ring);
+  constexpr int kGroups = groups_of(kNodes);
+  row_sums::begin(ring_memory, cut, kGroups);
+  const int group = int(threadIdx.x) / (32 * row_sums::kAdders);
   const std::uint64_t epoch = epoch_of(params.view);
   const int lane = int(threadIdx.x) % 32, node = params.view.topology.node;
-  if (threadIdx.x / 32 < row_sums::kAdders) {
-    row_sums::add_rows<T, kWeighted, kNodes>(ring);
+  if (group < kGroups) {
+    row_sums::add_rows<T, kWeighted, kNodes>(Ring(ring_memory, cut, group));
   } else {
-    Feeder feeder(ring);
+    Feeder<kGroups> feeder(ring_memory, cut);
     const std::int64_t tokens = placed(params.routing) ? params.tokens : 0;
     std::int64_t token = blockIdx.x;
     Pair next;
@@ -160,7 +163,8 @@ __global__ void __launch_bounds__(row_sums::kThreads, 1)
       if (token + gridDim.x < tokens) {
         next = load_pair<kWeighted>(params, node, token + gridDim.x, lane);
       }
-      const int count = list_addends<kNodes>(params, rows, epoch, token, pair, lane, feeder);
+      const int count =
+          list_addends<kNodes>(params, rows, epoch, token, pair, lane, feeder.addends());
       if (count < 0) break;
       feeder.sum(count, params.out + token * params.out_stride,
                  params.bias == nullptr ? nullptr : params.bias + token * params.bias_stride);
@@ -171,21 +175,22 @@ __global__ void __launch_bounds__(row_sums::kThreads, 1)
 }
 
 template <class T, bool kWeighted>
-__global__ void __launch_bounds__(row_sums::kThreads, 1)
+__global__ void __launch_bounds__(threads_of(false), 1)
     node_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
   const LayerView& view = params.view;
   if (!runs(view) || !placed(params.routing)) return;
   __shared__ std::byte* rows[kMaxLocals];
   find_rows(view, rows);
-  const Ring ring(ring_memory, cut);
-  row_sums::begin(ring);
-  if (threadIdx.x / 32 < row_sums::kAdders) {
-    row_sums::add_rows<T, kWeighted, false>(ring);
+  constexpr int kGroups = groups_of(false);
+  row_sums::begin(ring_memory, cut, kGroups);
+  const int group = int(threadIdx.x) / (32 * row_sums::kAdders);
+  if (group < kGroups) {
+    row_sums::add_rows<T, kWeighted, false>(Ring(ring_memory, cut, group));
     return;
   }
   const DeviceTopology& topology = view.topology;
   const int lane = int(threadIdx.x) % 32;
-  Feeder feeder(ring);
+  Feeder<kGroups> feeder(ring_memory, cut);
   for (int step = 1; step < topology.nodes; ++step) {
     const int to = (topology.node + step) % topology.nodes;
     const std::int64_t tokens = params.routing.tokens[topology.rank_of(to, topology.local)];
@@ -200,7 +205,7 @@ __global__ void __launch_bounds__(row_sums::kThreads, 1)
       const bool wanted = topology.kept(pair.expert) &&
                           pair.expert / (topology.per_rank() * topology.locals) == topology.node;
       if (!__any_sync(device::kFullWarp, wanted)) continue;
-      const int count = list_addends<false>(params, rows, 0, token, pair, lane, feeder);
+      const int count = list_addends<false>(params, rows, 0, token, pair, lane, feeder.addends());
       feeder.sum(count, view.rail.local + view.rail_layout.staged_row(to, token, params.row_bytes),
                  nullptr);
     }
@@ -209,21 +214,28 @@ __global__ void __launch_bounds__(row_sums::kThreads, 1)
 }
 
 template <class T, bool kWeighted>
-__global__ void __launch_bounds__(row_sums::kThreads, 1)
+__global__ void __launch_bounds__(threads_of(false), 1)
     local_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
   if (broken(params.view) || !placed(params.routing)) return;
-  const Ring ring(ring_memory, cut);
-  row_sums::begin(ring);
-  if (threadIdx.x / 32 < row_sums::kAdders) {
-    row_sums::add_rows<T, kWeighted, false>(ring);
+  constexpr int kGroups = groups_of(false);
+  row_sums::begin(ring_memory, cut, kGroups);
+  const int group = int(threadIdx.x) / (32 * row_sums::kAdders);
+  if (group < kGroups) {
+    row_sums::add_rows<T, kWeighted, false>(Ring(ring_memory, cut, group));
     return;
   }
   const DeviceTopology& topology = params.view.topology;
   const DeviceRouting& routing = params.routing;
   const int lane = int(threadIdx.x) % 32, topk = topology.topk;
-  constexpr int kAhead = 8;  // tokens whose rows are looked up together
+  // Tokens are looked up several at once, for the tables are far away.
+  constexpr int kAhead = 8;
+  struct Copy {
+    std::int32_t row;
+    float weight;
+  };
+  __shared__ Copy ahead[kAhead][32];
   std::byte* sums = params.sums.data[topology.local];
-  Feeder feeder(ring);
+  Feeder<kGroups> feeder(ring_memory, cut);
   for (std::int64_t begin = blockIdx.x * 32; begin < params.rows; begin += gridDim.x * 32) {
     // Of 32 rows those that are the first of a token that another rail's rank reduces.
     const std::int64_t mine = begin + lane;
@@ -231,29 +243,33 @@ __global__ void __launch_bounds__(row_sums::kThreads, 1)
     if (first) first = routing.sources[mine] % topology.locals != topology.local;
     unsigned firsts = __ballot_sync(device::kFullWarp, first);
     while (firsts != 0) {
-      std::int64_t row[kAhead], copy[kAhead];
-      float weight[kAhead];
+      Copy copies[kAhead];
+      unsigned left = firsts;
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        row[i] = firsts != 0 ? begin + __ffs(firsts) - 1 : -1;
-        copy[i] = row[i] >= 0 && lane < topk ? routing.copies[row[i] * topk + lane] : -1;
-        firsts &= firsts - 1;
+      for (int i = 0; i < kAhead; ++i, left &= left - 1) {
+        const std::int64_t row = begin + __ffs(left) - 1;
+        copies[i].row =
+            left != 0 && lane < topk ? std::int32_t(routing.copies[row * topk + lane]) : -1;
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        weight[i] = kWeighted && copy[i] >= 0 ? params.weights.rows[copy[i]] : 1.0f;
+        copies[i].weight =
+            kWeighted && copies[i].row >= 0 ? params.weights.rows[copies[i].row] : 1.0f;
+        ahead[i][lane] = copies[i];
       }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const unsigned copies = __ballot_sync(device::kFullWarp, copy[i] >= 0);
-        const int count = __popc(copies), at = __popc(copies & ((1u << lane) - 1));
-        if (count < 2) continue;
-        if (copy[i] >= 0) {
+#pragma unroll 1
+      for (int i = 0; i < kAhead && firsts != 0; ++i, firsts &= firsts - 1) {
+        const Copy copy = ahead[i][lane];  // written by this lane
+        const unsigned all = __ballot_sync(device::kFullWarp, copy.row >= 0);
+        if (__popc(all) < 2) continue;
+        if (copy.row >= 0) {
           // Each row as a rank of its own: the sum of a node is what is wanted.
-          feeder.addend(at) = {params.expert_rows + copy[i] * params.row_bytes, weight[i],
-                               row_sums::kBeginsRank | row_sums::kEndsRank};
+          feeder.addends()[__popc(all & ((1u << lane) - 1))] = {
+              params.expert_rows + copy.row * params.row_bytes, copy.weight,
+              row_sums::kBeginsRank | row_sums::kEndsRank};
         }
-        feeder.sum(count, sums + row[i] * params.row_bytes, nullptr);
+        const std::int64_t to = begin + __ffs(firsts) - 1;
+        feeder.sum(__popc(all), sums + to * params.row_bytes, nullptr);
       }
     }
   }
@@ -294,9 +310,10 @@ Kernel kernel_of(Which which, DType dtype, bool weighted) {
 
 int launch(Which which, const DeviceSumParams& params, int blocks, void* stream) {
   const Kernel kernel = kernel_of(which, params.dtype, params.weights.pairs != nullptr);
-  const Cut cut = row_sums::cut_rows(params.row_bytes);
-  const int bytes = int(sizeof(row_sums::Shared)) + int(cut.slots * cut.piece_bytes);
-  kernel<<<blocks, row_sums::kThreads, bytes, static_cast<cudaStream_t>(stream)>>>(params, cut);
+  const bool nodes = which == kSumOfNodes;
+  const Cut cut = row_sums::cut_rows(params.row_bytes, groups_of(nodes));
+  const int bytes = row_sums::shared_bytes(cut, groups_of(nodes));
+  kernel<<<blocks, threads_of(nodes), bytes, static_cast<cudaStream_t>(stream)>>>(params, cut);
   return cudaGetLastError();
 }
 

@@ -13,14 +13,18 @@
 
 namespace winnow::expert_parallel::row_sums {
 
-inline constexpr int kAdders = 8;  // warps that add
-inline constexpr int kThreads = 32 * (kAdders + 1);
+inline constexpr int kAdders = 7;   // warps that add a piece
 inline constexpr int kVectors = 4;  // of 16 bytes, of a piece, in the registers of a thread
 inline constexpr int kVectorBytes = 16;
 inline constexpr int kMaxPiece = kAdders * 32 * kVectors * kVectorBytes;
 inline constexpr int kMaxSlots = 32;
 inline constexpr int kMaxAddends = 32;
 inline constexpr int kRingBytes = 220 * 1024;
+
+// Two groups of adders take turns, each with a ring of its own, where registers allow it: a single
+// one stalls on its own additions.
+constexpr int groups_of(bool nodes) { return nodes ? 1 : 2; }
+constexpr int threads_of(bool nodes) { return 32 * (groups_of(nodes) * kAdders + 1); }
 
 enum Flags : std::uint32_t {
   kRow = 1,         // there is a row to add
@@ -47,51 +51,60 @@ struct alignas(16) Piece {
   float weight;
 };
 
-// The ring's bookkeeping; the slots follow it in dynamic shared memory.
+// The rings' bookkeeping; the slots follow it in dynamic shared memory.
 struct alignas(128) Shared {
   std::uint64_t full[kMaxSlots], empty[kMaxSlots];
   Piece pieces[kMaxSlots];
   Addend addends[kMaxAddends];  // of the sum that is being fed
 };
 
-// How rows are cut: the same number of slots as fit, each for one piece.
+// How rows are cut: into equal pieces, with as many slots as fit in the ring of each group.
 struct Cut {
   std::int64_t row_bytes;
   std::uint32_t piece_bytes, slots;
 };
-inline Cut cut_rows(std::int64_t row_bytes) {
+inline Cut cut_rows(std::int64_t row_bytes, int groups) {
   const std::int64_t pieces = (row_bytes + kMaxPiece - 1) / kMaxPiece;
   const std::int64_t piece = ((row_bytes + pieces - 1) / pieces + 127) / 128 * 128;
   const std::int64_t fit = (kRingBytes - std::int64_t(sizeof(Shared))) / piece;
-  return {row_bytes, std::uint32_t(piece), std::uint32_t(fit < kMaxSlots ? fit : kMaxSlots)};
+  return {row_bytes, std::uint32_t(piece),
+          std::uint32_t((fit < kMaxSlots ? fit : kMaxSlots) / groups)};
+}
+inline int shared_bytes(const Cut& cut, int groups) {
+  return int(sizeof(Shared)) + int(cut.slots * cut.piece_bytes) * groups;
 }
 
+// A group's ring.
 struct Ring {
   Shared* shared;
   std::uint32_t slots_begin;  // shared-window address
   Cut cut;
-  std::uint32_t slot = 0, parity = 0;
+  std::uint32_t first, slot = 0, parity = 0;
 
-  __device__ Ring(std::byte* memory, const Cut& cut)
+  __device__ Ring(std::byte* memory, const Cut& cut, int group)
       : shared(reinterpret_cast<Shared*>(memory)),
         slots_begin(device::shared_address(memory + sizeof(Shared))),
-        cut(cut) {}
+        cut(cut),
+        first(group * cut.slots) {}
   // By at most all slots.
   __device__ void advance(std::uint32_t count) {
     slot += count;
     if (slot >= cut.slots) slot -= cut.slots, parity ^= 1;
   }
-  __device__ std::uint32_t full() const { return device::shared_address(&shared->full[slot]); }
-  __device__ std::uint32_t empty() const { return device::shared_address(&shared->empty[slot]); }
-  __device__ std::uint32_t data() const { return slots_begin + slot * cut.piece_bytes; }
+  __device__ std::uint32_t at() const { return first + slot; }
+  __device__ std::uint32_t full() const { return device::shared_address(&shared->full[at()]); }
+  __device__ std::uint32_t empty() const { return device::shared_address(&shared->empty[at()]); }
+  __device__ Piece& piece() const { return shared->pieces[at()]; }
+  __device__ std::uint32_t data() const { return slots_begin + at() * cut.piece_bytes; }
 };
 
 // By the whole block, before anything else.
-__device__ inline void begin(const Ring& ring) {
+__device__ inline void begin(std::byte* memory, const Cut& cut, int groups) {
+  auto* shared = reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
-    for (std::uint32_t i = 0; i < ring.cut.slots; ++i) {
-      device::mbarrier_init(device::shared_address(&ring.shared->full[i]), 1);
-      device::mbarrier_init(device::shared_address(&ring.shared->empty[i]),
+    for (std::uint32_t i = 0; i < groups * cut.slots; ++i) {
+      device::mbarrier_init(device::shared_address(&shared->full[i]), 1);
+      device::mbarrier_init(device::shared_address(&shared->empty[i]),
                             kAdders * device::kWarpArrival);
     }
     device::fence_mbarrier_init();
@@ -99,20 +112,22 @@ __device__ inline void begin(const Ring& ring) {
   __syncthreads();
 }
 
-// The feeding warp's end of the ring.
+// The feeding warp's end of the rings.
+template <int kGroups>
 class Feeder {
  public:
-  __device__ explicit Feeder(const Ring& ring)
-      : ring_(ring),
+  __device__ Feeder(std::byte* memory, const Cut& cut)
+      : ring_(memory, cut, 0),
+        next_(memory, cut, kGroups - 1),
         lane_(threadIdx.x % 32),
-        round_(max(1u, min(32u, ring.cut.slots / 2))),
+        round_(max(1u, min(32u, cut.slots / 2))),
         policy_(device::policy_evict_first()) {}
 
-  __device__ Addend& addend(int i) { return ring_.shared->addends[i]; }
+  __device__ Addend* addends() { return ring_.shared->addends; }
 
   // Feeds one sum of addends 0 to count - 1, which the lanes have written. The whole warp: each
   // lane takes a slot.
-  __device__ void sum(int count, std::byte* to, const std::byte* bias) {
+  __device__ void sum(std::uint32_t count, std::byte* to, const std::byte* bias) {
     __syncwarp();
     const std::int64_t row_bytes = ring_.cut.row_bytes;
     for (std::int64_t at = 0; at < row_bytes; at += ring_.cut.piece_bytes) {
@@ -120,34 +135,43 @@ class Feeder {
       piece.to = to + at;
       piece.bias = bias == nullptr ? nullptr : bias + at;
       piece.bytes = std::uint32_t(min(std::int64_t(ring_.cut.piece_bytes), row_bytes - at));
-      piece.flags = kEndsToken;
+      piece.flags = kEndsToken;  // all of a sum of nothing
       piece.weight = 0.0f;
-      if (count == 0) push(1, piece, nullptr);
-      for (std::uint32_t first = 0; first < std::uint32_t(count); first += round_) {
-        const std::uint32_t pieces = min(round_, std::uint32_t(count) - first);
+      for (std::uint32_t first = 0; first == 0 || first < count; first += round_) {
         const std::byte* row = nullptr;
-        if (lane_ < pieces) {
+        if (first + lane_ < count) {
           const Addend& addend = ring_.shared->addends[first + lane_];
           row = addend.row + at;
           piece.weight = addend.weight;
-          piece.flags =
-              kRow | addend.flags | (first + lane_ + 1 == std::uint32_t(count) ? kEndsToken : 0);
+          piece.flags = kRow | addend.flags | (first + lane_ + 1 == count ? kEndsToken : 0);
         }
-        push(pieces, piece, row);
+        push(min(round_, max(count, 1u) - first), piece, row);
       }
+      turn();
     }
     __syncwarp();
   }
-  __device__ void end() { push(1, {nullptr, nullptr, 0, kEnd, 0.0f}, nullptr); }
+  __device__ void end() {
+    for (int group = 0; group < kGroups; ++group, turn()) {
+      push(1, {nullptr, nullptr, 0, kEnd, 0.0f}, nullptr);
+    }
+  }
 
  private:
+  __device__ void turn() {
+    if constexpr (kGroups > 1) {
+      const Ring ring = ring_;
+      ring_ = next_;
+      next_ = ring;
+    }
+  }
   // The pieces of the first `count` lanes, in their order, at most slots.
   __device__ void push(std::uint32_t count, const Piece& piece, const std::byte* from) {
     if (lane_ < count) {
       Ring mine = ring_;
       mine.advance(lane_);
-      device::mbarrier_wait(mine.empty(), mine.parity ^ 1, "feeder", int(mine.slot));
-      mine.shared->pieces[mine.slot] = piece;
+      device::mbarrier_wait(mine.empty(), mine.parity ^ 1, "feeder", int(mine.at()));
+      mine.piece() = piece;
       if (from == nullptr) {
         device::mbarrier_arrive(mine.full());
       } else {
@@ -159,7 +183,7 @@ class Feeder {
     ring_.advance(count);
   }
 
-  Ring ring_;
+  Ring ring_, next_;
   std::uint32_t lane_, round_;
   std::uint64_t policy_;
 };
@@ -246,27 +270,43 @@ __device__ inline bool is_aligned(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % kVectorBytes == 0;
 }
 
-// The adding warps, which are the first of the block: each thread owns columns of a piece and keeps
-// their sums in registers. Products are rounded before they are added. Only the outermost sum needs
-// to begin at +0, for a +0 or -0 added to it makes no difference. kNodes: there are several nodes;
-// else the sum of the node is the total.
+// A group of adding warps: each thread owns columns of a piece and keeps their sums in registers.
+// Products are rounded before they are added. Only the outermost sum needs to begin at +0, for a +0
+// or -0 added to it makes no difference. kNodes: there are several nodes; else the sum of the node
+// is the total.
 template <class T, bool kWeighted, bool kNodes>
 __device__ void add_rows(Ring ring) {
   using C = Columns<T>;
   constexpr std::uint32_t kStep = 32 * kAdders;  // of a thread's vectors
+  const std::uint32_t thread = threadIdx.x % kStep;
   float rank[kVectors][C::kCount], node[kVectors][C::kCount] = {};
   float total[kNodes ? kVectors : 1][C::kCount] = {};
+  const auto value = [&](const uint4& raw, float weight, float(&row)[C::kCount]) {
+    C::unpack(raw, row);
+    if constexpr (kWeighted) {
+#pragma unroll
+      for (int c = 0; c < C::kCount; ++c) row[c] = __fmul_rn(row[c], weight);
+    }
+  };
+  const auto add = [](float(&to)[C::kCount], const float(&what)[C::kCount]) {
+#pragma unroll
+    for (int c = 0; c < C::kCount; ++c) to[c] = __fadd_rn(to[c], what[c]);
+  };
+  const auto clear = [](float(&what)[C::kCount]) {
+#pragma unroll
+    for (int c = 0; c < C::kCount; ++c) what[c] = 0.0f;
+  };
   for (;; ring.advance(1)) {
-    device::mbarrier_wait(ring.full(), ring.parity, "adder", int(ring.slot));
-    const Piece piece = ring.shared->pieces[ring.slot];
+    device::mbarrier_wait(ring.full(), ring.parity, "adder", int(ring.at()));
+    const Piece piece = ring.piece();
     if (piece.flags & kEnd) return;
     const std::uint32_t vectors = piece.bytes / kVectorBytes;
     uint4 raw[kVectors];
     if (piece.flags & kRow) {
-      const std::uint32_t from = ring.data() + threadIdx.x * kVectorBytes;
+      const std::uint32_t from = ring.data() + thread * kVectorBytes;
 #pragma unroll
       for (std::uint32_t v = 0; v < kVectors; ++v) {
-        if (v * kStep + threadIdx.x >= vectors) continue;
+        if (v * kStep + thread >= vectors) continue;
         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(raw[v].x), "=r"(raw[v].y), "=r"(raw[v].z), "=r"(raw[v].w)
                      : "r"(from + v * kStep * kVectorBytes)
@@ -274,24 +314,25 @@ __device__ void add_rows(Ring ring) {
       }
     }
     device::mbarrier_arrive_warp(ring.empty());
-    if (piece.flags & kRow) {
+    const std::uint32_t kind = piece.flags & (kRow | kBeginsRank | kEndsRank | kRoundRank);
+    if (kind == (kRow | kBeginsRank | kEndsRank)) {  // the only row of its rank
+#pragma unroll
+      for (std::uint32_t v = 0; v < kVectors; ++v) {
+        if (v * kStep >= vectors) continue;
+        float row[C::kCount];
+        value(raw[v], piece.weight, row);
+        add(node[v], row);
+      }
+    } else if (kind != 0) {
 #pragma unroll
       for (std::uint32_t v = 0; v < kVectors; ++v) {
         if (v * kStep >= vectors) continue;
         float sum[C::kCount];
-        C::unpack(raw[v], sum);
-        if constexpr (kWeighted) {
-#pragma unroll
-          for (int c = 0; c < C::kCount; ++c) sum[c] = __fmul_rn(sum[c], piece.weight);
-        }
-        if (!(piece.flags & kBeginsRank)) {
-#pragma unroll
-          for (int c = 0; c < C::kCount; ++c) sum[c] = __fadd_rn(rank[v][c], sum[c]);
-        }
-        if (piece.flags & kEndsRank) {
-          if (piece.flags & kRoundRank) C::unpack(C::pack(sum), sum);
-#pragma unroll
-          for (int c = 0; c < C::kCount; ++c) node[v][c] = __fadd_rn(node[v][c], sum[c]);
+        value(raw[v], piece.weight, sum);
+        if (!(kind & kBeginsRank)) add(sum, rank[v]);
+        if (kind & kRoundRank && kind & kEndsRank) C::unpack(C::pack(sum), sum);
+        if (kind & kEndsRank) {
+          add(node[v], sum);
         } else {
 #pragma unroll
           for (int c = 0; c < C::kCount; ++c) rank[v][c] = sum[c];
@@ -302,11 +343,8 @@ __device__ void add_rows(Ring ring) {
       if (piece.flags & kEndsNode) {
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-          for (int c = 0; c < C::kCount; ++c) {
-            total[v][c] = __fadd_rn(total[v][c], node[v][c]);
-            node[v][c] = 0.0f;
-          }
+          add(total[v], node[v]);
+          clear(node[v]);
         }
       }
     }
@@ -316,18 +354,16 @@ __device__ void add_rows(Ring ring) {
     for (std::uint32_t v = 0; v < kVectors; ++v) {
       if (v * kStep >= vectors) continue;
       auto& sum = kNodes ? total[v] : node[v];
-      const std::uint32_t at = v * kStep + threadIdx.x;
+      const std::uint32_t at = v * kStep + thread;
       if (at < vectors) {
         if (piece.bias != nullptr) {
           float bias[C::kCount];
           C::unpack(load_columns<T>(piece.bias + at * kVectorBytes, is_aligned(piece.bias)), bias);
-#pragma unroll
-          for (int c = 0; c < C::kCount; ++c) sum[c] = __fadd_rn(sum[c], bias[c]);
+          add(sum, bias);
         }
         store_columns<T>(piece.to + at * kVectorBytes, C::pack(sum), aligned);
       }
-#pragma unroll
-      for (int c = 0; c < C::kCount; ++c) sum[c] = 0.0f;
+      clear(sum);
     }
   }
 }

@@ -96,6 +96,8 @@ RailLayout rail_layout(const ExpertMap& map, const Config& config) {
   layout.signals = parts.add(nodes * layout.chunks * std::int64_t(sizeof(std::uint64_t)));
   layout.rows = parts.add(nodes * config.max_tokens * layout.row_bytes);
   layout.tails = parts.add(nodes * config.max_tokens * layout.tail_bytes);
+  layout.staged = parts.add(nodes * config.max_tokens * layout.row_bytes);
+  layout.staged_tails = parts.add(nodes * config.max_tokens * layout.tail_bytes);
   layout.bytes = parts.end();
   return layout;
 }
