@@ -23,8 +23,10 @@ inline constexpr int kRingBytes = 220 * 1024;
 
 // Two groups of adders take turns, each with a ring of its own, where registers allow it: a single
 // one stalls on its own additions.
-constexpr int groups_of(bool nodes) { return nodes ? 1 : 2; }
-constexpr int threads_of(bool nodes) { return 32 * (groups_of(nodes) * kAdders + 1); }
+__host__ __device__ constexpr int groups_of(bool nodes) { return nodes ? 1 : 2; }
+__host__ __device__ constexpr int threads_of(bool nodes) {
+  return 32 * (groups_of(nodes) * kAdders + 1);
+}
 
 enum Flags : std::uint32_t {
   kRow = 1,         // there is a row to add
