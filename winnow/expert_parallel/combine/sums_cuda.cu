@@ -13,9 +13,9 @@ namespace {
 using row_sums::Addend;
 using row_sums::Cut;
 using row_sums::Feeder;
-using row_sums::groups_of;
+using row_sums::kTeam;
 using row_sums::Ring;
-using row_sums::threads_of;
+using row_sums::teams_of;
 
 constexpr int kEndTicket = 12;  // of DeviceState::tickets
 
@@ -140,28 +140,29 @@ __device__ void finish(const LayerView& view, std::uint64_t epoch) {
 }
 
 template <class T, bool kWeighted, bool kNodes>
-__global__ void __launch_bounds__(threads_of(kNodes), 1)
+__global__ void __launch_bounds__(kTeam* teams_of(kNodes), 1)
     sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
   if (!runs(params.view)) return;
   __shared__ std::byte* rows[kMaxLocals];
   find_rows(params.view, rows);
-  constexpr int kGroups = groups_of(kNodes);
-  row_sums::begin(ring_memory, cut, kGroups);
-  const int group = int(threadIdx.x) / (32 * row_sums::kAdders);
+  constexpr int kTeams = teams_of(kNodes);
+  const Ring ring(ring_memory, cut);
+  row_sums::begin(ring);
   const std::uint64_t epoch = epoch_of(params.view);
   const int lane = int(threadIdx.x) % 32, node = params.view.topology.node;
-  if (group < kGroups) {
-    row_sums::add_rows<T, kWeighted, kNodes>(Ring(ring_memory, cut, group));
+  if (row_sums::adds()) {
+    row_sums::add_rows<T, kWeighted, kNodes>(ring);
   } else {
-    Feeder<kGroups> feeder(ring_memory, cut);
+    Feeder feeder(ring);
+    const std::int64_t step = row_sums::turns<kTeams>();
     const std::int64_t tokens = placed(params.routing) ? params.tokens : 0;
-    std::int64_t token = blockIdx.x;
+    std::int64_t token = row_sums::first_turn<kTeams>();
     Pair next;
     if (token < tokens) next = load_pair<kWeighted>(params, node, token, lane);
-    for (; token < tokens; token += gridDim.x) {
+    for (; token < tokens; token += step) {
       const Pair pair = next;
-      if (token + gridDim.x < tokens) {
-        next = load_pair<kWeighted>(params, node, token + gridDim.x, lane);
+      if (token + step < tokens) {
+        next = load_pair<kWeighted>(params, node, token + step, lane);
       }
       const int count =
           list_addends<kNodes>(params, rows, epoch, token, pair, lane, feeder.addends());
@@ -175,32 +176,33 @@ __global__ void __launch_bounds__(threads_of(kNodes), 1)
 }
 
 template <class T, bool kWeighted>
-__global__ void __launch_bounds__(threads_of(false), 1)
+__global__ void __launch_bounds__(kTeam* teams_of(false), 1)
     node_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
   const LayerView& view = params.view;
   if (!runs(view) || !placed(params.routing)) return;
   __shared__ std::byte* rows[kMaxLocals];
   find_rows(view, rows);
-  constexpr int kGroups = groups_of(false);
-  row_sums::begin(ring_memory, cut, kGroups);
-  const int group = int(threadIdx.x) / (32 * row_sums::kAdders);
-  if (group < kGroups) {
-    row_sums::add_rows<T, kWeighted, false>(Ring(ring_memory, cut, group));
+  constexpr int kTeams = teams_of(false);
+  const Ring ring(ring_memory, cut);
+  row_sums::begin(ring);
+  if (row_sums::adds()) {
+    row_sums::add_rows<T, kWeighted, false>(ring);
     return;
   }
   const DeviceTopology& topology = view.topology;
   const int lane = int(threadIdx.x) % 32;
-  Feeder<kGroups> feeder(ring_memory, cut);
-  for (int step = 1; step < topology.nodes; ++step) {
-    const int to = (topology.node + step) % topology.nodes;
+  Feeder feeder(ring);
+  const std::int64_t step = row_sums::turns<kTeams>();
+  for (int further = 1; further < topology.nodes; ++further) {
+    const int to = (topology.node + further) % topology.nodes;
     const std::int64_t tokens = params.routing.tokens[topology.rank_of(to, topology.local)];
-    std::int64_t token = blockIdx.x;
+    std::int64_t token = row_sums::first_turn<kTeams>();
     Pair next;
     if (token < tokens) next = load_pair<kWeighted>(params, to, token, lane);
-    for (; token < tokens; token += gridDim.x) {
+    for (; token < tokens; token += step) {
       const Pair pair = next;
-      if (token + gridDim.x < tokens) {
-        next = load_pair<kWeighted>(params, to, token + gridDim.x, lane);
+      if (token + step < tokens) {
+        next = load_pair<kWeighted>(params, to, token + step, lane);
       }
       const bool wanted = topology.kept(pair.expert) &&
                           pair.expert / (topology.per_rank() * topology.locals) == topology.node;
@@ -214,14 +216,14 @@ __global__ void __launch_bounds__(threads_of(false), 1)
 }
 
 template <class T, bool kWeighted>
-__global__ void __launch_bounds__(threads_of(false), 1)
+__global__ void __launch_bounds__(kTeam* teams_of(false), 1)
     local_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
   if (broken(params.view) || !placed(params.routing)) return;
-  constexpr int kGroups = groups_of(false);
-  row_sums::begin(ring_memory, cut, kGroups);
-  const int group = int(threadIdx.x) / (32 * row_sums::kAdders);
-  if (group < kGroups) {
-    row_sums::add_rows<T, kWeighted, false>(Ring(ring_memory, cut, group));
+  constexpr int kTeams = teams_of(false);
+  const Ring ring(ring_memory, cut);
+  row_sums::begin(ring);
+  if (row_sums::adds()) {
+    row_sums::add_rows<T, kWeighted, false>(ring);
     return;
   }
   const DeviceTopology& topology = params.view.topology;
@@ -233,10 +235,13 @@ __global__ void __launch_bounds__(threads_of(false), 1)
     std::int32_t row;
     float weight;
   };
-  __shared__ Copy ahead[kAhead][32];
+  __shared__ Copy tables[kTeams][kAhead][32];
+  auto& ahead = tables[threadIdx.x / kTeam];
   std::byte* sums = params.sums.data[topology.local];
-  Feeder<kGroups> feeder(ring_memory, cut);
-  for (std::int64_t begin = blockIdx.x * 32; begin < params.rows; begin += gridDim.x * 32) {
+  Feeder feeder(ring);
+  const std::int64_t step = row_sums::turns<kTeams>();
+  for (std::int64_t begin = 32 * row_sums::first_turn<kTeams>(); begin < params.rows;
+       begin += 32 * step) {
     // Of 32 rows those that are the first of a token that another rail's rank reduces.
     const std::int64_t mine = begin + lane;
     bool first = mine < params.rows && routing.first_copies[mine] == mine;
@@ -311,9 +316,10 @@ Kernel kernel_of(Which which, DType dtype, bool weighted) {
 int launch(Which which, const DeviceSumParams& params, int blocks, void* stream) {
   const Kernel kernel = kernel_of(which, params.dtype, params.weights.pairs != nullptr);
   const bool nodes = which == kSumOfNodes;
-  const Cut cut = row_sums::cut_rows(params.row_bytes, groups_of(nodes));
-  const int bytes = row_sums::shared_bytes(cut, groups_of(nodes));
-  kernel<<<blocks, threads_of(nodes), bytes, static_cast<cudaStream_t>(stream)>>>(params, cut);
+  const Cut cut = row_sums::cut_rows(params.row_bytes, teams_of(nodes));
+  const int bytes = row_sums::shared_bytes(cut, teams_of(nodes));
+  kernel<<<blocks, kTeam * teams_of(nodes), bytes, static_cast<cudaStream_t>(stream)>>>(params,
+                                                                                        cut);
   return cudaGetLastError();
 }
 

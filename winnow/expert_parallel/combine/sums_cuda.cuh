@@ -1,5 +1,6 @@
-// How a block sums rows: one warp names the rows of each sum and has them copied, piece by piece,
-// into a ring in shared memory, far ahead of the warps that add them up in registers. Device code.
+// How a block sums rows, in teams of 8 warps: one warp names the rows of each sum and has them
+// copied, piece by piece, into a ring in shared memory, far ahead of the others, which add them up
+// in registers. Device code.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,8 @@
 
 namespace winnow::expert_parallel::row_sums {
 
-inline constexpr int kAdders = 7;   // warps that add a piece
+inline constexpr int kAdders = 7;  // warps of a team that add; the last one feeds them
+inline constexpr int kTeam = 32 * (kAdders + 1);
 inline constexpr int kVectors = 4;  // of 16 bytes, of a piece, in the registers of a thread
 inline constexpr int kVectorBytes = 16;
 inline constexpr int kMaxPiece = kAdders * 32 * kVectors * kVectorBytes;
@@ -21,12 +23,8 @@ inline constexpr int kMaxSlots = 32;
 inline constexpr int kMaxAddends = 32;
 inline constexpr int kRingBytes = 220 * 1024;
 
-// Two groups of adders take turns, each with a ring of its own, where registers allow it: a single
-// one stalls on its own additions.
-__host__ __device__ constexpr int groups_of(bool nodes) { return nodes ? 1 : 2; }
-__host__ __device__ constexpr int threads_of(bool nodes) {
-  return 32 * (groups_of(nodes) * kAdders + 1);
-}
+// Teams of a block, each with a ring of its own: as many as registers allow.
+__host__ __device__ constexpr int teams_of(bool nodes) { return nodes ? 1 : 2; }
 
 enum Flags : std::uint32_t {
   kRow = 1,         // there is a row to add
@@ -53,60 +51,57 @@ struct alignas(16) Piece {
   float weight;
 };
 
-// The rings' bookkeeping; the slots follow it in dynamic shared memory.
+// A ring's bookkeeping; the slots follow it in dynamic shared memory.
 struct alignas(128) Shared {
   std::uint64_t full[kMaxSlots], empty[kMaxSlots];
   Piece pieces[kMaxSlots];
   Addend addends[kMaxAddends];  // of the sum that is being fed
 };
 
-// How rows are cut: into equal pieces, with as many slots as fit in the ring of each group.
+// How rows are cut: into equal pieces, with as many slots as fit in the ring of each team.
 struct Cut {
   std::int64_t row_bytes;
   std::uint32_t piece_bytes, slots;
 };
-inline Cut cut_rows(std::int64_t row_bytes, int groups) {
+inline Cut cut_rows(std::int64_t row_bytes, int teams) {
   const std::int64_t pieces = (row_bytes + kMaxPiece - 1) / kMaxPiece;
   const std::int64_t piece = ((row_bytes + pieces - 1) / pieces + 127) / 128 * 128;
-  const std::int64_t fit = (kRingBytes - std::int64_t(sizeof(Shared))) / piece;
+  const std::int64_t fit = (kRingBytes - teams * std::int64_t(sizeof(Shared))) / piece;
   return {row_bytes, std::uint32_t(piece),
-          std::uint32_t((fit < kMaxSlots ? fit : kMaxSlots) / groups)};
+          std::uint32_t((fit < kMaxSlots ? fit : kMaxSlots) / teams)};
 }
-inline int shared_bytes(const Cut& cut, int groups) {
-  return int(sizeof(Shared)) + int(cut.slots * cut.piece_bytes) * groups;
+inline int shared_bytes(const Cut& cut, int teams) {
+  return teams * (int(sizeof(Shared)) + int(cut.slots * cut.piece_bytes));
 }
 
-// A group's ring.
+// The ring of this thread's team.
 struct Ring {
   Shared* shared;
   std::uint32_t slots_begin;  // shared-window address
   Cut cut;
-  std::uint32_t first, slot = 0, parity = 0;
+  std::uint32_t slot = 0, parity = 0;
 
-  __device__ Ring(std::byte* memory, const Cut& cut, int group)
-      : shared(reinterpret_cast<Shared*>(memory)),
-        slots_begin(device::shared_address(memory + sizeof(Shared))),
-        cut(cut),
-        first(group * cut.slots) {}
+  __device__ Ring(std::byte* memory, const Cut& cut) : cut(cut) {
+    memory += threadIdx.x / kTeam * (sizeof(Shared) + cut.slots * cut.piece_bytes);
+    shared = reinterpret_cast<Shared*>(memory);
+    slots_begin = device::shared_address(memory + sizeof(Shared));
+  }
   // By at most all slots.
   __device__ void advance(std::uint32_t count) {
     slot += count;
     if (slot >= cut.slots) slot -= cut.slots, parity ^= 1;
   }
-  __device__ std::uint32_t at() const { return first + slot; }
-  __device__ std::uint32_t full() const { return device::shared_address(&shared->full[at()]); }
-  __device__ std::uint32_t empty() const { return device::shared_address(&shared->empty[at()]); }
-  __device__ Piece& piece() const { return shared->pieces[at()]; }
-  __device__ std::uint32_t data() const { return slots_begin + at() * cut.piece_bytes; }
+  __device__ std::uint32_t full() const { return device::shared_address(&shared->full[slot]); }
+  __device__ std::uint32_t empty() const { return device::shared_address(&shared->empty[slot]); }
+  __device__ std::uint32_t data() const { return slots_begin + slot * cut.piece_bytes; }
 };
 
 // By the whole block, before anything else.
-__device__ inline void begin(std::byte* memory, const Cut& cut, int groups) {
-  auto* shared = reinterpret_cast<Shared*>(memory);
-  if (threadIdx.x == 0) {
-    for (std::uint32_t i = 0; i < groups * cut.slots; ++i) {
-      device::mbarrier_init(device::shared_address(&shared->full[i]), 1);
-      device::mbarrier_init(device::shared_address(&shared->empty[i]),
+__device__ inline void begin(const Ring& ring) {
+  if (threadIdx.x % kTeam == 0) {
+    for (std::uint32_t i = 0; i < ring.cut.slots; ++i) {
+      device::mbarrier_init(device::shared_address(&ring.shared->full[i]), 1);
+      device::mbarrier_init(device::shared_address(&ring.shared->empty[i]),
                             kAdders * device::kWarpArrival);
     }
     device::fence_mbarrier_init();
@@ -114,15 +109,24 @@ __device__ inline void begin(std::byte* memory, const Cut& cut, int groups) {
   __syncthreads();
 }
 
-// The feeding warp's end of the rings.
-template <int kGroups>
+__device__ inline bool adds() { return threadIdx.x % kTeam < 32 * kAdders; }
+// What teams take turns at, from first_turn() on, in steps of turns().
+template <int kTeams>
+__device__ std::int64_t first_turn() {
+  return blockIdx.x * kTeams + threadIdx.x / kTeam;
+}
+template <int kTeams>
+__device__ std::int64_t turns() {
+  return gridDim.x * kTeams;
+}
+
+// The feeding warp's end of the ring.
 class Feeder {
  public:
-  __device__ Feeder(std::byte* memory, const Cut& cut)
-      : ring_(memory, cut, 0),
-        next_(memory, cut, kGroups - 1),
+  __device__ explicit Feeder(const Ring& ring)
+      : ring_(ring),
         lane_(threadIdx.x % 32),
-        round_(max(1u, min(32u, cut.slots / 2))),
+        round_(max(1u, min(32u, ring.cut.slots / 2))),
         policy_(device::policy_evict_first()) {}
 
   __device__ Addend* addends() { return ring_.shared->addends; }
@@ -149,31 +153,19 @@ class Feeder {
         }
         push(min(round_, max(count, 1u) - first), piece, row);
       }
-      turn();
     }
     __syncwarp();
   }
-  __device__ void end() {
-    for (int group = 0; group < kGroups; ++group, turn()) {
-      push(1, {nullptr, nullptr, 0, kEnd, 0.0f}, nullptr);
-    }
-  }
+  __device__ void end() { push(1, {nullptr, nullptr, 0, kEnd, 0.0f}, nullptr); }
 
  private:
-  __device__ void turn() {
-    if constexpr (kGroups > 1) {
-      const Ring ring = ring_;
-      ring_ = next_;
-      next_ = ring;
-    }
-  }
   // The pieces of the first `count` lanes, in their order, at most slots.
   __device__ void push(std::uint32_t count, const Piece& piece, const std::byte* from) {
     if (lane_ < count) {
       Ring mine = ring_;
       mine.advance(lane_);
-      device::mbarrier_wait(mine.empty(), mine.parity ^ 1, "feeder", int(mine.at()));
-      mine.piece() = piece;
+      device::mbarrier_wait(mine.empty(), mine.parity ^ 1, "feeder", int(mine.slot));
+      mine.shared->pieces[mine.slot] = piece;
       if (from == nullptr) {
         device::mbarrier_arrive(mine.full());
       } else {
@@ -185,7 +177,7 @@ class Feeder {
     ring_.advance(count);
   }
 
-  Ring ring_, next_;
+  Ring ring_;
   std::uint32_t lane_, round_;
   std::uint64_t policy_;
 };
@@ -272,15 +264,15 @@ __device__ inline bool is_aligned(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % kVectorBytes == 0;
 }
 
-// A group of adding warps: each thread owns columns of a piece and keeps their sums in registers.
-// Products are rounded before they are added. Only the outermost sum needs to begin at +0, for a +0
-// or -0 added to it makes no difference. kNodes: there are several nodes; else the sum of the node
-// is the total.
+// The adding warps of a team: each thread owns columns of a piece and keeps their sums in
+// registers. Products are rounded before they are added. Only the outermost sum needs to begin at
+// +0, for a +0 or -0 added to it makes no difference. kNodes: there are several nodes; else the sum
+// of the node is the total.
 template <class T, bool kWeighted, bool kNodes>
 __device__ void add_rows(Ring ring) {
   using C = Columns<T>;
   constexpr std::uint32_t kStep = 32 * kAdders;  // of a thread's vectors
-  const std::uint32_t thread = threadIdx.x % kStep;
+  const std::uint32_t thread = threadIdx.x % kTeam;
   float rank[kVectors][C::kCount], node[kVectors][C::kCount] = {};
   float total[kNodes ? kVectors : 1][C::kCount] = {};
   const auto value = [&](const uint4& raw, float weight, float(&row)[C::kCount]) {
@@ -299,8 +291,8 @@ __device__ void add_rows(Ring ring) {
     for (int c = 0; c < C::kCount; ++c) what[c] = 0.0f;
   };
   for (;; ring.advance(1)) {
-    device::mbarrier_wait(ring.full(), ring.parity, "adder", int(ring.at()));
-    const Piece piece = ring.piece();
+    device::mbarrier_wait(ring.full(), ring.parity, "adder", int(ring.slot));
+    const Piece piece = ring.shared->pieces[ring.slot];
     if (piece.flags & kEnd) return;
     const std::uint32_t vectors = piece.bytes / kVectorBytes;
     uint4 raw[kVectors];
