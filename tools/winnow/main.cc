@@ -134,10 +134,11 @@ void add_launch(CLI::App& app, const std::vector<std::string>& ranks_command, in
       "Examples:\n"
       "  winnow launch -n 4 -- ./program --its-option\n"
       "  winnow launch -n 8 --nodes 2 -- ./program   as if on 2 nodes of 4 ranks\n\n"
-      "Each rank finds WINNOW_RANK, WINNOW_WORLD_SIZE, WINNOW_LOCAL_WORLD_SIZE and\n"
-      "WINNOW_RENDEZVOUS, the folder in which the ranks meet. The exit code is 0 if every rank's\n"
-      "is, else that of the first rank that failed (128 + signal for a signal). The others then\n"
-      "have the time of a wait to report what they saw.");
+      "Each rank finds WINNOW_RANK, WINNOW_WORLD_SIZE, WINNOW_LOCAL_WORLD_SIZE,\n"
+      "WINNOW_LOCAL_RANK, the GPU that is its own, and WINNOW_RENDEZVOUS, the folder in which the\n"
+      "ranks meet. The exit code is 0 if every rank's is, else that of the first rank that failed\n"
+      "(128 + signal for a signal). The others then have the time of a wait to report what they\n"
+      "saw.");
   auto options = std::make_shared<LaunchOptions>();
   command->add_option("-n,--ranks", options->ranks, "processes to start")
       ->required()

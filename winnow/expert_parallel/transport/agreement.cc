@@ -319,7 +319,8 @@ Agreement agree(Store& store, const AgreementRequest& request, const Deadline& d
 }
 
 Agreement agree(Transport& transport, Store& store, const std::string& operation, Fields same,
-                const Deadline& deadline) {
+                const Deadline& deadline, Fields own) {
+  transport.check();
   const std::uint64_t number = transport.next_agreement();
   const std::string prefix = transport.world_id() + "/agreement";
   AgreementRequest request;
@@ -329,6 +330,7 @@ Agreement agree(Transport& transport, Store& store, const std::string& operation
   request.world_size = transport.world_size();
   request.same = std::move(same);
   request.same.insert(request.same.begin(), {"transport", transport.name()});
+  request.own = std::move(own);
   request.fresh_prefix = true;
   Agreement agreement = agree(store, request, deadline);
   // Who has come to this one has left the one before.

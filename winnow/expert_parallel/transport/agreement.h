@@ -37,8 +37,9 @@ WINNOW_EXPORT Agreement agree(Store& store, const AgreementRequest& request,
                               const Deadline& deadline);
 
 // The same over a transport, for a layer: every rank calls it equally often. Compares the
-// transport's name too. A store that outlives the world keeps a few hundred bytes.
+// transport's name too. A store that outlives the world keeps a few hundred bytes. Errors besides:
+// those of Transport::check().
 WINNOW_EXPORT Agreement agree(Transport& transport, Store& store, const std::string& operation,
-                              Fields same, const Deadline& deadline);
+                              Fields same, const Deadline& deadline, Fields own = {});
 
 }  // namespace winnow::expert_parallel

@@ -30,7 +30,7 @@ struct Roster {
 
 std::string one_line(std::string text);
 // Takes the first line off the text.
-std::string_view take_line(std::string_view& text);
+WINNOW_EXPORT std::string_view take_line(std::string_view& text);
 // "rank 2", "ranks 0, 1, 3"
 std::string list_of_ranks(const std::vector<int>& ranks);
 

@@ -39,8 +39,8 @@ std::string needed(const std::string& name, const std::string& wanted, const std
 
 std::optional<LaunchEnvironment> launch_environment() {
   std::string set;  // the first of our variables that is there
-  for (const char* name :
-       {"WINNOW_RANK", "WINNOW_WORLD_SIZE", "WINNOW_LOCAL_WORLD_SIZE", "WINNOW_RENDEZVOUS"}) {
+  for (const char* name : {"WINNOW_RANK", "WINNOW_WORLD_SIZE", "WINNOW_LOCAL_WORLD_SIZE",
+                           "WINNOW_LOCAL_RANK", "WINNOW_RENDEZVOUS"}) {
     if (set.empty() && variable(name)) set = name;
   }
   if (set.empty()) return std::nullopt;
@@ -66,6 +66,11 @@ std::optional<LaunchEnvironment> launch_environment() {
     if (environment.world_size % environment.local_world_size != 0) {
       throw Error(ErrorCode::invalid_argument, kOperation, local, wanted, "\"" + *text + "\"");
     }
+  }
+  environment.local_rank = environment.rank % environment.local_world_size;
+  const std::string place = prefix + "LOCAL_RANK";
+  if (const std::optional<std::string> text = variable(place)) {
+    environment.local_rank = number(place, *text, 0, kMost, "a whole number of 0 or more");
   }
   return environment;
 }

@@ -12,9 +12,15 @@
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr const char* kNames[] = {
-    "WINNOW_RANK", "WINNOW_WORLD_SIZE", "WINNOW_LOCAL_WORLD_SIZE", "WINNOW_RENDEZVOUS",
-    "RANK",        "WORLD_SIZE",        "LOCAL_WORLD_SIZE"};
+constexpr const char* kNames[] = {"WINNOW_RANK",
+                                  "WINNOW_WORLD_SIZE",
+                                  "WINNOW_LOCAL_WORLD_SIZE",
+                                  "WINNOW_LOCAL_RANK",
+                                  "WINNOW_RENDEZVOUS",
+                                  "RANK",
+                                  "WORLD_SIZE",
+                                  "LOCAL_WORLD_SIZE",
+                                  "LOCAL_RANK"};
 
 class LaunchEnvironmentTest : public ::testing::Test {
  protected:
@@ -52,21 +58,38 @@ TEST_F(LaunchEnvironmentTest, ReadsTheVariablesOfWinnow) {
   EXPECT_EQ(environment->rank, 5);
   EXPECT_EQ(environment->world_size, 6);
   EXPECT_EQ(environment->local_world_size, 3);
+  EXPECT_EQ(environment->local_rank, 2);
   EXPECT_EQ(environment->rendezvous, "/tmp/here");
   set({{"WINNOW_RANK", "0"}, {"WINNOW_WORLD_SIZE", "6"}, {"WINNOW_RENDEZVOUS", "/tmp/here"}});
   EXPECT_EQ(launch_environment()->local_world_size, 6);
+}
+
+// Nodes that a launcher imitates on one machine share its GPUs.
+TEST_F(LaunchEnvironmentTest, TheLocalRankIsThatOfTheMachine) {
+  set({{"WINNOW_RANK", "5"},
+       {"WINNOW_WORLD_SIZE", "6"},
+       {"WINNOW_LOCAL_WORLD_SIZE", "3"},
+       {"WINNOW_LOCAL_RANK", "5"},
+       {"WINNOW_RENDEZVOUS", "/tmp/here"}});
+  EXPECT_EQ(launch_environment()->local_rank, 5);
+  setenv("WINNOW_LOCAL_RANK", "-1", 1);
+  testing::expect_error([] { launch_environment(); }, ErrorCode::invalid_argument,
+                        "expert_parallel::launch_environment: WINNOW_LOCAL_RANK: want a whole "
+                        "number of 0 or more, got \"-1\"");
 }
 
 TEST_F(LaunchEnvironmentTest, ReadsThoseOfTorchrunBesideARendezvous) {
   set({{"RANK", "3"},
        {"WORLD_SIZE", "4"},
        {"LOCAL_WORLD_SIZE", "2"},
+       {"LOCAL_RANK", "1"},
        {"WINNOW_RENDEZVOUS", "/tmp/here"}});
   const auto environment = launch_environment();
   ASSERT_TRUE(environment);
   EXPECT_EQ(environment->rank, 3);
   EXPECT_EQ(environment->world_size, 4);
   EXPECT_EQ(environment->local_world_size, 2);
+  EXPECT_EQ(environment->local_rank, 1);
 }
 
 TEST_F(LaunchEnvironmentTest, HalfOfItIsAnError) {

@@ -1,0 +1,62 @@
+# NVSHMEM, for libwinnow_nvshmem: the transport between GPUs of several processes.
+#   WINNOW_NVSHMEM=AUTO  built if NVSHMEM is there;  ON  required;  OFF  left out
+# NVSHMEM is the wheel nvidia-nvshmem-cu13, found through Python, or what WINNOW_NVSHMEM_ROOT or
+# the environment variable NVSHMEM_HOME names: a folder with include/ and lib/.
+set(WINNOW_NVSHMEM AUTO CACHE STRING "Build the NVSHMEM transport: AUTO, ON or OFF")
+set(WINNOW_NVSHMEM_ROOT "" CACHE PATH "Where NVSHMEM's include and lib are; empty: looked for")
+
+set(WINNOW_WITH_NVSHMEM OFF)
+if(NOT WINNOW_NVSHMEM STREQUAL "OFF" AND WINNOW_WITH_CUDA)
+  set(roots ${WINNOW_NVSHMEM_ROOT} $ENV{NVSHMEM_HOME})
+  foreach(python IN ITEMS ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/.venv/bin/python python3)
+    execute_process(COMMAND ${python} -c
+      "import importlib.util as u; print(*u.find_spec('nvidia.nvshmem').submodule_search_locations)"
+      OUTPUT_VARIABLE root OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE status ERROR_QUIET)
+    if(status EQUAL 0)
+      list(APPEND roots ${root})
+    endif()
+  endforeach()
+  # The wheel has no link without a version.
+  find_path(nvshmem_include nvshmem.h PATHS ${roots} PATH_SUFFIXES include
+            NO_DEFAULT_PATH NO_CACHE)
+  find_file(nvshmem_host NAMES libnvshmem_host.so.3 PATHS ${roots} PATH_SUFFIXES lib lib64
+            NO_DEFAULT_PATH NO_CACHE)
+  find_file(nvshmem_device NAMES libnvshmem_device.a PATHS ${roots} PATH_SUFFIXES lib lib64
+            NO_DEFAULT_PATH NO_CACHE)
+  if(nvshmem_include AND nvshmem_host AND nvshmem_device)
+    set(WINNOW_WITH_NVSHMEM ON)
+    message(STATUS "NVSHMEM: ${nvshmem_include}")
+    add_library(nvshmem_host SHARED IMPORTED)
+    set_target_properties(nvshmem_host PROPERTIES IMPORTED_LOCATION ${nvshmem_host})
+    add_library(nvshmem_device STATIC IMPORTED)
+    set_target_properties(nvshmem_device PROPERTIES IMPORTED_LOCATION ${nvshmem_device}
+      IMPORTED_LINK_INTERFACE_LANGUAGES CUDA)
+  elseif(WINNOW_NVSHMEM STREQUAL "ON")
+    message(FATAL_ERROR "WINNOW_NVSHMEM is ON but NVSHMEM was not found: "
+            "pip install nvidia-nvshmem-cu13==3.4.5, or set WINNOW_NVSHMEM_ROOT")
+  else()
+    message(STATUS "No NVSHMEM transport: the wheel nvidia-nvshmem-cu13 was not found")
+  endif()
+elseif(WINNOW_NVSHMEM STREQUAL "ON")
+  message(FATAL_ERROR "WINNOW_NVSHMEM is ON but there are no CUDA kernels in this build")
+endif()
+
+# A library of relocatable device code, linked with NVSHMEM's, that shows what the map says.
+function(winnow_nvshmem_library target source map)
+  add_library(${target} SHARED ${source})
+  get_filename_component(nvshmem_lib ${nvshmem_host} DIRECTORY)
+  set_target_properties(${target} PROPERTIES
+    CUDA_ARCHITECTURES 90-real CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
+    CUDA_SEPARABLE_COMPILATION ON CUDA_RESOLVE_DEVICE_SYMBOLS ON CUDA_VISIBILITY_PRESET hidden
+    POSITION_INDEPENDENT_CODE ON VERSION ${WINNOW_SOVERSION} SOVERSION ${WINNOW_SOVERSION}
+    LINK_DEPENDS ${map} BUILD_RPATH ${nvshmem_lib}
+    # In a wheel Winnow's libraries lie in site-packages/winnow/lib.
+    INSTALL_RPATH "$ORIGIN;$ORIGIN/../../nvidia/nvshmem/lib")
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}
+                             ${PROJECT_BINARY_DIR}/generated)
+  target_include_directories(${target} SYSTEM PRIVATE ${nvshmem_include})
+  target_compile_options(${target} PRIVATE -O3 -DNDEBUG -lineinfo -Xcompiler=-Wall,-Wextra
+    $<$<BOOL:${WINNOW_WERROR}>:-Werror=all-warnings>)
+  target_link_options(${target} PRIVATE -Wl,--version-script=${map})
+  target_link_libraries(${target} PRIVATE nvshmem_device nvshmem_host CUDA::cudart_static)
+endfunction()

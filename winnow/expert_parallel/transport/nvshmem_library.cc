@@ -1,0 +1,46 @@
+#include "winnow/expert_parallel/transport/nvshmem_library.h"
+
+#include <cstdlib>
+
+#include <dlfcn.h>
+
+#include "winnow/core/error.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+constexpr const char* kOperation = "expert_parallel::nvshmem";
+
+}  // namespace
+
+const NvshmemLibrary& open_nvshmem_library(const std::string& file) {
+  // Read when NVSHMEM starts. NCCL, if NVSHMEM found it, would use multicast too.
+  setenv("NVSHMEM_DISABLE_NVLS", "1", 1);
+  setenv("NVSHMEM_DISABLE_NCCL", "1", 1);
+  // Never closed: NVSHMEM's threads and handlers stay.
+  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    throw Error(ErrorCode::unsupported, kOperation,
+                std::string("NVSHMEM cannot be loaded: ") + dlerror() +
+                    " (pip install nvidia-nvshmem-cu13==3.4.5)");
+  }
+  const auto functions =
+      reinterpret_cast<const NvshmemLibrary* (*)()>(dlsym(library, "winnow_nvshmem_library"));
+  if (functions == nullptr) {
+    throw Error(ErrorCode::unsupported, kOperation, file + " is not a library of Winnow");
+  }
+  return *functions();
+}
+
+const NvshmemLibrary& nvshmem_library() {
+#ifdef WINNOW_NVSHMEM_LIBRARY
+  static const NvshmemLibrary& library = open_nvshmem_library(WINNOW_NVSHMEM_LIBRARY);
+  return library;
+#else
+  throw Error(ErrorCode::unsupported, kOperation,
+              "this build has no NVSHMEM: build with WINNOW_NVSHMEM=ON and "
+              "nvidia-nvshmem-cu13==3.4.5 installed");
+#endif
+}
+
+}  // namespace winnow::expert_parallel

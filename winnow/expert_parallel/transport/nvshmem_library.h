@@ -1,0 +1,36 @@
+// NVSHMEM as libwinnow calls it: the functions of libwinnow_nvshmem, which is opened on first use.
+// It is a library of its own because its kernels are linked with NVSHMEM's device code, and because
+// libnvshmem_host.so is not on every machine. Internal.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "winnow/core/export.h"
+
+namespace winnow::expert_parallel {
+
+struct Wire;
+
+struct NvshmemLibrary {
+  static constexpr std::size_t kUniqueIdBytes = 128, kGpuIdBytes = 16;
+
+  // Those that return int: 0, or what the call gave. The first three need no GPU.
+  void (*version)(int* major, int* minor, int* patch);
+  int (*unique_id)(void* id);  // of a new world
+  int (*gpu_id)(int device, void* id);
+  int (*use_gpu)(int device);  // by the calling thread, before any of the following
+  // Collective, without end where a rank does not come:
+  int (*start)(const void* unique_id, int rank, int world_size);
+  void* (*allocate)(std::size_t bytes);  // pages of zeros; null: this rank has no memory
+  void (*free)(void* memory);
+  // Not collective. Null where that rank's memory cannot be pointed to.
+  void* (*pointer)(void* memory, int rank);
+  const Wire* wire;
+};
+
+// Throws Error (unsupported) where there is none, each time.
+WINNOW_EXPORT const NvshmemLibrary& nvshmem_library();
+WINNOW_EXPORT const NvshmemLibrary& open_nvshmem_library(const std::string& file);
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,34 @@
+// The wire of the transport nvshmem: only calls that a network serves too, never a peer's pointer.
+// See wire.cuh for what each has to do. Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include <nvshmem.h>
+#include <nvshmemx.h>
+
+#include "winnow/expert_parallel/device/view.h"
+
+namespace winnow::expert_parallel {
+
+struct NvshmemWire {
+  static __device__ void put(const SymmetricView& memory, int rank, std::int64_t offset,
+                             const std::byte* from, std::int64_t bytes) {
+    nvshmemx_putmem_nbi_block(memory.local + offset, from, static_cast<std::size_t>(bytes), rank);
+  }
+  static __device__ void signal(const SymmetricView& memory, int rank, std::int64_t offset,
+                                std::uint64_t value) {
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    nvshmem_fence();
+    nvshmemx_signal_op(reinterpret_cast<std::uint64_t*>(memory.local + offset), value,
+                       NVSHMEM_SIGNAL_SET, rank);
+  }
+  static __device__ void drain() {
+    __syncthreads();
+    if (threadIdx.x == 0) nvshmem_quiet();
+    __syncthreads();
+  }
+};
+
+}  // namespace winnow::expert_parallel

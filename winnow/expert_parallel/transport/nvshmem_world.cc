@@ -1,0 +1,105 @@
+#include "winnow/expert_parallel/transport/nvshmem_world.h"
+
+#include <future>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "winnow/core/error.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+constexpr const char* kOperation = "expert_parallel::nvshmem";
+
+[[noreturn]] void fail(const std::string& what) {
+  throw Error(ErrorCode::internal, kOperation, what);
+}
+
+}  // namespace
+
+NvshmemWorld& NvshmemWorld::instance() {
+  static auto* const world = new NvshmemWorld;
+  return *world;
+}
+
+NvshmemWorld::Group NvshmemWorld::group() const {
+  const std::lock_guard lock(mutex_);
+  return group_;
+}
+
+void NvshmemWorld::check(const std::string& operation) const {
+  const std::lock_guard lock(mutex_);
+  std::string why = broken_;
+  for (std::size_t rank = 0; why.empty() && rank < group_.processes.size(); ++rank) {
+    const ProcessIdentity& process = group_.processes[rank];
+    if (state_of(process) == ProcessState::gone) {
+      why = "rank " + std::to_string(rank) + " has ended (" + describe(process) + ")";
+    }
+  }
+  if (why.empty()) return;
+  throw Error(ErrorCode::unsupported, operation,
+              why + ", and an NVSHMEM world cannot go on without a rank: restart all processes");
+}
+
+void NvshmemWorld::run(const char* what, const Deadline& deadline, std::function<void()> call) {
+  std::packaged_task<void()> task([library = library_, gpu = group_.device.index, call] {
+    if (library->use_gpu(gpu) != 0) fail("the GPU cannot be used");
+    call();
+  });
+  std::future<void> done = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (done.wait_until(deadline.end()) == std::future_status::ready) return done.get();
+  broken_ = std::string(what) + " of NVSHMEM has not ended within " + to_seconds(deadline.timeout());
+  throw Error(ErrorCode::timeout, kOperation, broken_);
+}
+
+void NvshmemWorld::start(const NvshmemLibrary& library, const Group& group,
+                         const std::string& unique_id, const Deadline& deadline) {
+  const std::lock_guard lock(mutex_);
+  // From here on NVSHMEM may not be started again, whatever becomes of it.
+  library_ = &library;
+  group_ = group;
+  broken_ = "NVSHMEM could not be started";
+  const auto status = std::make_shared<int>(0);
+  run("the start", deadline, [=, &library] {
+    *status = library.start(unique_id.data(), group.rank, static_cast<int>(group.processes.size()));
+  });
+  if (*status != 0) fail(broken_ + " (status " + std::to_string(*status) + ")");
+  broken_.clear();
+}
+
+NvshmemWorld::Memory NvshmemWorld::allocate(std::size_t bytes, const Deadline& deadline) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t number = ++allocations_;
+  const auto data = std::make_shared<void*>(nullptr);
+  run("an allocation", deadline,
+      [data, bytes, library = library_] { *data = library->allocate(bytes); });
+  auto* const memory = static_cast<std::byte*>(*data);
+  if (memory != nullptr) memories_[number] = memory;
+  return {number, memory};
+}
+
+void NvshmemWorld::let_go(std::uint64_t number) noexcept {
+  const std::lock_guard lock(mutex_);
+  let_go_.insert(number);
+}
+
+std::set<std::uint64_t> NvshmemWorld::let_go() const {
+  const std::lock_guard lock(mutex_);
+  return let_go_;
+}
+
+void NvshmemWorld::free(std::uint64_t number, const Deadline& deadline) {
+  const std::lock_guard lock(mutex_);
+  run("freeing memory", deadline,
+      [memory = memories_.at(number), library = library_] { library->free(memory); });
+  memories_.erase(number);
+  let_go_.erase(number);
+}
+
+std::byte* NvshmemWorld::pointer(std::byte* memory, int rank) const {
+  return static_cast<std::byte*>(library_->pointer(memory, rank));
+}
+
+}  // namespace winnow::expert_parallel
