@@ -99,9 +99,9 @@ class NvshmemTransport : public Transport {
 
   void check() const override {
     if (fork_generation_ != fork_generation()) {
-      throw Error(ErrorCode::invalid_argument, kOperation,
-                  "used after fork() in the child: rank " + std::to_string(rank()) +
-                      " is the parent");
+      throw Error(
+          ErrorCode::invalid_argument, kOperation,
+          "used after fork() in the child: rank " + std::to_string(rank()) + " is the parent");
     }
     world_.check(kOperation);
   }
@@ -153,15 +153,14 @@ std::shared_ptr<SymmetricMemory> NvshmemTransport::allocate_device(Device device
         : device != group_.device
             ? "want " + winnow::to_string(group_.device) + ", got " + winnow::to_string(device)
             : "";
-    const Agreement asked =
-        agree(*this, *store_, kAllocate, {{"allocation", request}}, deadline,
-              {{"refusal", refusal}, {"let go", to_text(world_.let_go())}});
+    const Agreement asked = agree(*this, *store_, kAllocate, {{"allocation", request}}, deadline,
+                                  {{"refusal", refusal}, {"let go", to_text(world_.let_go())}});
     const std::vector<std::string> refusals = said(asked, "refusal");
     for (std::size_t rank = 0; rank < refusals.size(); ++rank) {
       if (refusals[rank].empty()) continue;
-      throw Error(ErrorCode::invalid_argument, kAllocate,
-                  "rank " + std::to_string(rank) + ": " + std::string(what) + ": " +
-                      refusals[rank]);
+      throw Error(
+          ErrorCode::invalid_argument, kAllocate,
+          "rank " + std::to_string(rank) + ": " + std::string(what) + ": " + refusals[rank]);
     }
     std::map<std::uint64_t, int> ranks_that_let_go;
     for (const std::string& numbers : said(asked, "let go")) {
@@ -172,9 +171,8 @@ std::shared_ptr<SymmetricMemory> NvshmemTransport::allocate_device(Device device
     }
     auto memory = std::make_shared<NvshmemMemory>(world_.allocate(bytes, deadline), bytes);
     // Where a rank goes on, every rank has its memory, with zeros.
-    const Agreement got =
-        agree(*this, *store_, kAllocate, {}, deadline,
-              {{"memory", memory->local() == nullptr ? "none" : "there"}});
+    const Agreement got = agree(*this, *store_, kAllocate, {}, deadline,
+                                {{"memory", memory->local() == nullptr ? "none" : "there"}});
     const std::vector<std::string> memories = said(got, "memory");
     for (std::size_t rank = 0; rank < memories.size(); ++rank) {
       if (memories[rank] == "there") continue;
@@ -234,10 +232,9 @@ void check_ranks(const Agreement& agreement) {
       }
     }
     if (versions[rank] != versions[0]) {
-      throw Error(ErrorCode::invalid_argument, kOperation, "NVSHMEM version",
-                  "the same on every rank",
-                  versions[0] + " (rank 0), " + versions[rank] + " (rank " + std::to_string(rank) +
-                      ")");
+      throw Error(
+          ErrorCode::invalid_argument, kOperation, "NVSHMEM version", "the same on every rank",
+          versions[0] + " (rank 0), " + versions[rank] + " (rank " + std::to_string(rank) + ")");
     }
     const std::string world = worlds[0].substr(0, worlds[0].find(' '));
     if (worlds[rank] == place_in(world, rank, worlds.size())) continue;

@@ -23,7 +23,7 @@ struct NvshmemLibrary {
   // Collective, without end where a rank does not come:
   int (*start)(const void* unique_id, int rank, int world_size);
   void* (*allocate)(std::size_t bytes);  // pages of zeros; null: this rank has no memory
-  void (*free)(void* memory);
+  void (*free)(void* memory);            // when this GPU's work is done
   // Not collective. Null where that rank's memory cannot be pointed to.
   void* (*pointer)(void* memory, int rank);
   const Wire* wire;

@@ -5,7 +5,9 @@
 #include <nvshmem.h>
 #include <nvshmemx.h>
 
+#include "winnow/expert_parallel/device/wire_kernels.cuh"
 #include "winnow/expert_parallel/transport/nvshmem_library.h"
+#include "winnow/expert_parallel/transport/nvshmem_wire.cuh"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -39,8 +41,7 @@ int start(const void* id, int rank, int world_size) {
   nvshmemx_uniqueid_t unique;
   std::memcpy(&unique, id, sizeof(unique));
   nvshmemx_init_attr_t attributes = NVSHMEMX_INIT_ATTR_INITIALIZER;
-  if (const int status =
-          nvshmemx_set_attr_uniqueid_args(rank, world_size, &unique, &attributes)) {
+  if (const int status = nvshmemx_set_attr_uniqueid_args(rank, world_size, &unique, &attributes)) {
     return status;
   }
   const nvshmemi_version_t compiled = {NVSHMEM_VENDOR_MAJOR_VERSION, NVSHMEM_VENDOR_MINOR_VERSION,
@@ -66,15 +67,22 @@ void* allocate(std::size_t bytes) {
   return filled ? memory : nullptr;
 }
 
-void* pointer(void* memory, int rank) { return nvshmem_ptr(memory, rank); }
+// Kernels of this rank may still use the memory of all; every rank comes here before any goes on.
+void release(void* memory) {
+  cudaDeviceSynchronize();
+  nvshmem_free(memory);
+}
 
-constexpr NvshmemLibrary kLibrary{version,  unique_id,    gpu_id,  use_gpu, start,
-                                  allocate, nvshmem_free, pointer, nullptr};
+void* pointer(void* memory, int rank) { return nvshmem_ptr(memory, rank); }
 
 }  // namespace
 }  // namespace winnow::expert_parallel
 
 extern "C" __attribute__((visibility("default"))) const winnow::expert_parallel::NvshmemLibrary*
 winnow_nvshmem_library() {
-  return &winnow::expert_parallel::kLibrary;
+  using namespace winnow::expert_parallel;  // NOLINT
+  static const Wire wire = make_wire<NvshmemWire>("nvshmem");
+  static const NvshmemLibrary library{version,  unique_id, gpu_id,  use_gpu, start,
+                                      allocate, release,   pointer, &wire};
+  return &library;
 }

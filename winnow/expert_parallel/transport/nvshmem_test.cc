@@ -179,8 +179,9 @@ TEST_F(Nvshmem, EveryRankHearsOfMissingMemory) {
                    "arena"));
   EXPECT_THAT(on_processes(2,
                            [](const auto& store, int rank) {
-                             join(store, rank, 2)->allocate_device(
-                                 {DeviceType::cuda, rank}, 64, generous(), "the arena");
+                             join(store, rank, 2)
+                                 ->allocate_device({DeviceType::cuda, rank}, 64, generous(),
+                                                   "the arena");
                              return "";
                            }),
               Each("expert_parallel::allocate_device: rank 1: the arena: want cuda:0, got cuda:1"));
@@ -256,8 +257,7 @@ TEST_F(Nvshmem, WaitsEnd) {
     }
     return error_of([&] { transport->allocate_device(kGpu, 64, brief(1000), "the arena"); });
   });
-  EXPECT_EQ(errors[0],
-            "expert_parallel::allocate_device: rank 1 has not arrived within 1.0 s");
+  EXPECT_EQ(errors[0], "expert_parallel::allocate_device: rank 1 has not arrived within 1.0 s");
   EXPECT_EQ(errors[1],
             "expert_parallel::nvshmem: an allocation of NVSHMEM has not ended within 0.3 s\n"
             "expert_parallel::nvshmem: an allocation of NVSHMEM has not ended within 0.3 s, and an "

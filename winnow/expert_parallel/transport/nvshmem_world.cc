@@ -50,7 +50,8 @@ void NvshmemWorld::run(const char* what, const Deadline& deadline, std::function
   std::future<void> done = task.get_future();
   std::thread(std::move(task)).detach();
   if (done.wait_until(deadline.end()) == std::future_status::ready) return done.get();
-  broken_ = std::string(what) + " of NVSHMEM has not ended within " + to_seconds(deadline.timeout());
+  broken_ =
+      std::string(what) + " of NVSHMEM has not ended within " + to_seconds(deadline.timeout());
   throw Error(ErrorCode::timeout, kOperation, broken_);
 }
 

@@ -75,11 +75,8 @@ class WINNOW_EXPORT NvshmemWorld {
 
 // create_nvshmem() with a library that is given; null where `obstacle` says why this rank cannot
 // take part, which every rank then throws.
-WINNOW_EXPORT std::shared_ptr<Transport> join_nvshmem(const NvshmemLibrary* library,
-                                                      std::string obstacle,
-                                                      std::shared_ptr<Store> store, int rank,
-                                                      int world_size, Device device,
-                                                      const Deadline& deadline,
-                                                      const std::string& prefix);
+WINNOW_EXPORT std::shared_ptr<Transport> join_nvshmem(
+    const NvshmemLibrary* library, std::string obstacle, std::shared_ptr<Store> store, int rank,
+    int world_size, Device device, const Deadline& deadline, const std::string& prefix);
 
 }  // namespace winnow::expert_parallel
