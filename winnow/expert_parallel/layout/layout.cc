@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "winnow/core/check.h"
+#include "winnow/core/device_memory.h"
 #include "winnow/core/route.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"
 
@@ -57,6 +58,31 @@ LayoutParams check_args(const Check& check, const LayoutArgs& args) {
   params.tokens_per_expert = static_cast<std::int32_t*>(args.tokens_per_expert.data());
   params.is_token_in_rank = rows_of<std::uint8_t*>(args.is_token_in_rank, 0);
   return params;
+}
+
+void check_indices(const Check& check, LayoutParams params, Device device, Stream stream) {
+  std::vector<std::int32_t> host;  // a dense copy of what is on a GPU
+  if (device.type != DeviceType::cpu) {
+    host.resize(static_cast<std::size_t>(params.num_tokens * params.topk));
+    synchronize(device, stream);
+    Rows<const std::int32_t*>& rows = params.expert_indices;
+    const bool dense = rows.stride0 == params.topk;
+    const std::int64_t at_once = dense ? params.num_tokens : 1;
+    for (std::int64_t token = 0; token < params.num_tokens; token += at_once) {
+      copy_between(host.data() + token * params.topk, {}, rows.data + rows.offset(token), device,
+                   static_cast<std::size_t>(at_once * params.topk) * sizeof(std::int32_t));
+    }
+    rows = {host.data(), params.topk};
+  }
+  const auto bad = find_bad_index(params);
+  if (!bad) return;
+  const std::string experts = std::to_string(params.experts);
+  check.that(false, "expert_indices",
+             "experts below " + experts + ", or " + experts +
+                 " or -1 for "
+                 "none",
+             std::to_string(bad->value) + " for token " + std::to_string(bad->token) + ", k " +
+                 std::to_string(bad->k));
 }
 
 // Counts that may be absent: then they are kept where nobody looks.
@@ -127,19 +153,20 @@ void count_layout(const LayoutParams& params) {
 Backend layout(const LayoutArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const LayoutParams params = check_args(check, args);
-  constexpr Backend kImplemented[] = {Backend::cpu};
-  const Backend backend =
-      choose_backend(kOperation, args.expert_indices.device(), options, kImplemented);
+  const Device device = args.expert_indices.device();
+  constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
+  const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (options.dry_run) return backend;
-  if (const auto bad = find_bad_index(params)) {
-    check.that(false, "expert_indices",
-               "experts below " + std::to_string(params.experts) + ", or " +
-                   std::to_string(params.experts) + " or -1 for none",
-               std::to_string(bad->value) + " for token " + std::to_string(bad->token) + ", k " +
-                   std::to_string(bad->k));
-  }
   try {
-    count_layout(params);
+    if (checks_contents(kOperation, device, options)) {
+      check_indices(check, params, device, options.stream);
+    }
+    if (backend == Backend::cpu) {
+      count_layout(params);
+    } else if constexpr (kBuiltWithCuda) {
+      const DeviceGuard guard(device);
+      layout_cuda(params, options.stream.handle);
+    }
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::resource, std::string(kOperation),
                 "memory for the counts could not be had");

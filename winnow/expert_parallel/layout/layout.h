@@ -27,10 +27,12 @@ struct LayoutArgs {
 //
 // Sizes: any n, 0 included. Strides: the innermost dimension is contiguous, the others are free (0
 // and negative ones too; not 0 for outputs). Memory: all tensors belong to the caller, live on one
-// device and outputs overlap no other tensor. Streams: see Stream. Thread-safe. Returns the backend
-// that ran. Errors: Error (invalid_argument) naming the argument, before anything is written; on
-// the CPU also for any other index outside [0, E), with token, k and value. Error (unsupported) if
-// no backend or not the forced one can do it, Error (resource) if memory cannot be had.
+// device and outputs overlap no other tensor. Streams: see Stream; a GPU call may be captured.
+// Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
+// before anything is written; on the CPU, and on a GPU in checking mode, also for any other index
+// outside [0, E), with token, k and value. Otherwise a GPU takes such an index for none. Error
+// (unsupported) if no backend or not the forced one can do it, Error (resource) if memory cannot be
+// had.
 //
 // Counts as in DeepEP V1 (DeepSeek 2025), get_dispatch_layout; any number of ranks and nodes.
 WINNOW_EXPORT Backend layout(const LayoutArgs& args, const RunOptions& options = {});

@@ -34,6 +34,7 @@ std::vector<LayoutCase> make_cases() {
   list.push_back({.name = "nodes-of-one", .local_world_size = 1});
   list.push_back({.name = "nodes-of-3", .experts = 18, .world_size = 9, .local_world_size = 3});
   list.push_back({.name = "expert-per-rank", .experts = 4});
+  list.push_back({.name = "more-experts-than-shared-memory-holds", .experts = 16384});
   list.push_back({.name = "no-token", .num_tokens = 0});
   list.push_back({.name = "one-token", .num_tokens = 1});
   list.push_back({.name = "k1", .topk = 1});
@@ -62,21 +63,23 @@ std::string describe(const LayoutCase& shape) {
 }
 
 CaseOutcome run_case(const LayoutCase& shape, const Target& target) {
-  testing::require_cpu("expert_parallel::layout", target);
+  const Device device = testing::device_of(target);
   testing::Random random(testing::seed_from(shape.name));
   constexpr testing::Gaps kGaps{.dense = 1, .length = 1};
   const auto indices =
       testing::make_tensor(DType::i32, {shape.num_tokens, shape.topk}, shape.strides, kGaps);
   choose_experts(indices.view, random, shape.experts, shape.choice);
   const auto counts = [&](std::int64_t size) {
-    return testing::make_output(DType::i32, {size}, testing::Layout::dense);
+    return testing::on(device, testing::make_output(DType::i32, {size}, testing::Layout::dense));
   };
   const auto per_rank = counts(shape.world_size), per_expert = counts(shape.experts);
   const auto per_node = counts(shape.world_size / shape.local_world_size);
-  const auto in_rank =
-      testing::make_output(DType::u8, {shape.num_tokens, shape.world_size}, shape.strides, kGaps);
+  const auto in_rank = testing::on(
+      device,
+      testing::make_output(DType::u8, {shape.num_tokens, shape.world_size}, shape.strides, kGaps));
+  const auto indices_there = testing::on(device, indices);
   CaseOutcome outcome;
-  outcome.backend = layout({.expert_indices = indices.view,
+  outcome.backend = layout({.expert_indices = indices_there.view,
                             .experts = shape.experts,
                             .world_size = shape.world_size,
                             .local_world_size = shape.local_world_size,
@@ -88,19 +91,24 @@ CaseOutcome run_case(const LayoutCase& shape, const Target& target) {
   const oracle::Layout expected =
       oracle::layout(indices.view, shape.experts, shape.world_size, shape.local_world_size);
   constexpr testing::Tolerance kExact{0, testing::RelativeTo::nothing};
-  testing::compare_output(outcome, "tokens_per_rank", per_rank, expected.tokens_per_rank, kExact);
-  testing::compare_output(outcome, "tokens_per_node", per_node, expected.tokens_per_node, kExact);
-  testing::compare_output(outcome, "tokens_per_expert", per_expert, expected.tokens_per_expert,
-                          kExact);
-  testing::compare_output(outcome, "is_token_in_rank", in_rank, expected.is_token_in_rank, kExact);
+  const auto compare = [&](std::string_view what, const testing::StridedTensor& there,
+                           const std::vector<double>& values) {
+    testing::compare_output(outcome, what, testing::on({}, there), values, kExact);
+  };
+  compare("tokens_per_rank", per_rank, expected.tokens_per_rank);
+  compare("tokens_per_node", per_node, expected.tokens_per_node);
+  compare("tokens_per_expert", per_expert, expected.tokens_per_expert);
+  compare("is_token_in_rank", in_rank, expected.is_token_in_rank);
   return outcome;
 }
 
 }  // namespace
 
 testing::Operation layout_operation() {
-  return {"expert_parallel::layout", "tokens per rank, node and expert",
-          testing::cases_of(make_cases(), run_case), layout_benchmarks()};
+  std::vector<testing::Case> cases = testing::cases_of(make_cases(), run_case);
+  for (testing::Case& one : cases) one.on_gpu = true;
+  return {"expert_parallel::layout", "tokens per rank, node and expert", std::move(cases),
+          layout_benchmarks()};
 }
 
 }  // namespace winnow::expert_parallel

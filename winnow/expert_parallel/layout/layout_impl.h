@@ -35,4 +35,8 @@ WINNOW_EXPORT std::optional<BadIndex> find_bad_index(const LayoutParams& params)
 // Counts, taking every index that is no expert for none. Throws std::bad_alloc before it writes.
 void count_layout(const LayoutParams& params);
 
+// The same, queued on `stream` (a cudaStream_t) of the current device, which holds the tensors.
+// Allocates nothing and does not wait, so the stream may be in capture.
+void layout_cuda(const LayoutParams& params, void* stream);
+
 }  // namespace winnow::expert_parallel
