@@ -227,7 +227,7 @@ std::vector<Problem> make_problems() {
 testing::CaseOutcome run_case(const Problem& problem, const testing::Target& target) {
   const bool on_gpu = target.device == DeviceType::cuda;
   const Comparisons comparisons = launch_environment().has_value()
-                                      ? run_launched(problem, testing::device_of(target))
+                                      ? run_launched(problem, target.device)
                                       : run_in_process(problem, testing::device_of(target));
   return {on_gpu ? Backend::cuda : Backend::cpu, comparisons.list()};
 }

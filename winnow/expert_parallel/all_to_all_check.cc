@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/transport/nvshmem.h"
 #include "winnow/expert_parallel/transport/shared_memory.h"
 #include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"
@@ -350,10 +352,20 @@ namespace {
 
 // This process as one rank of a launched world; made at the first use, kept to the end.
 struct LaunchedWorld {
+  explicit LaunchedWorld(DeviceType type) : device{type, 0} {
+    const int rank = environment.rank, ranks = environment.world_size;
+    if (type == DeviceType::cpu) {
+      transport = create_shared_memory(*store, rank, ranks, Deadline(), "winnow-verify");
+    } else {
+      device.index = environment.local_rank;
+      transport = create_nvshmem(store, rank, ranks, device, Deadline(), "winnow-verify");
+    }
+  }
+
   LaunchEnvironment environment = launch_environment().value();
   std::shared_ptr<Store> store = std::make_shared<FileStore>(environment.rendezvous);
-  std::shared_ptr<Transport> transport = create_shared_memory(
-      *store, environment.rank, environment.world_size, Deadline(), "winnow-verify");
+  Device device;  // the rank's own
+  std::shared_ptr<Transport> transport;
   int problems = 0;
 };
 
@@ -377,13 +389,14 @@ Comparisons comparisons_from(const std::string& failures) {
 
 }  // namespace
 
-Comparisons run_launched(const Problem& problem, Device device) {
-  static LaunchedWorld world;
+Comparisons run_launched(const Problem& problem, DeviceType type) {
+  static std::map<DeviceType, LaunchedWorld> worlds;
+  LaunchedWorld& world = worlds.try_emplace(type, type).first->second;
   const int rank = world.environment.rank;
   Comparisons mine;
   try {
     Config config = problem.config();
-    config.device = device;
+    config.device = world.device;
     AllToAll layer(world.transport, world.store, config);
     mine = run_rank(layer, problem, make_rounds(problem));
   } catch (const Error& error) {

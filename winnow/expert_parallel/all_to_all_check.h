@@ -48,7 +48,8 @@ Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<
 // The whole problem with every rank a thread of this process, all on one device.
 Comparisons run_in_process(const Problem& problem, Device device = {});
 // The same with this process as one rank of a launched world (see transport/launch_environment.h)
-// whose size the problem has. Rank 0 returns the comparisons of all ranks, the others their own.
-Comparisons run_launched(const Problem& problem, Device device = {});
+// whose size the problem has, on GPUs each rank with its own. Rank 0 returns the comparisons of all
+// ranks, the others their own.
+Comparisons run_launched(const Problem& problem, DeviceType type);
 
 }  // namespace winnow::expert_parallel

@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all_check.h"
 #include "winnow/expert_parallel/transport/agreement.h"
 #include "winnow/expert_parallel/transport/launch_environment.h"
 #include "winnow/expert_parallel/transport/nvshmem.h"
@@ -118,6 +118,37 @@ std::string many_layers(const Rank* me) {
   return "good";
 }
 
+// Bit for bit, on one node by pointers and on two by puts.
+std::string all_to_all(const Rank* me) {
+  check(cudaSetDevice(me->gpu.index));
+  const auto transport = me->join();
+  Comparisons all;
+  for (const int nodes : {1, kRanks}) {
+    Problem problem{.nodes = nodes, .local_world_size = kRanks / nodes, .experts_per_rank = 4};
+    problem.topk = 4;
+    problem.max_tokens = 700;  // several chunks of the rail
+    problem.hidden = 128;
+    problem.weights = problem.bias = true;
+    problem.rounds = 3;
+    for (const Mode mode : {Mode::counted, Mode::cached, Mode::worst_case}) {
+      for (const bool token_major : {false, true}) {
+        problem.mode = mode;
+        problem.token_major = token_major;
+        problem.local_combine = !token_major && mode == Mode::cached;
+        problem.fp8 = mode == Mode::worst_case;
+        Config config = problem.config();
+        config.device = me->gpu;
+        AllToAll layer(transport, me->store, config);
+        all.add(run_rank(layer, problem, make_rounds(problem)), me->rank);
+      }
+    }
+  }
+  for (const testing::Comparison& one : all.list()) {
+    if (!one.passed) return one.what + ": " + one.detail;
+  }
+  return "good";
+}
+
 std::string another_world(const Rank* me) {
   const auto transport = me->join();
   return error_of([&] {
@@ -174,10 +205,11 @@ std::string lost_in_nvshmem(const Rank* me) {
 }
 
 const std::map<std::string, std::string (*)(const Rank*)> kBodies = {
-    {"count_gpus", count_gpus},   {"memory", memory},
-    {"many_layers", many_layers}, {"another_world", another_world},
-    {"one_gpu", one_gpu},         {"no_such_gpu", no_such_gpu},
-    {"lost_rank", lost_rank},     {"lost_in_nvshmem", lost_in_nvshmem},
+    {"count_gpus", count_gpus},           {"memory", memory},
+    {"all_to_all", all_to_all},           {"many_layers", many_layers},
+    {"another_world", another_world},     {"one_gpu", one_gpu},
+    {"no_such_gpu", no_such_gpu},         {"lost_rank", lost_rank},
+    {"lost_in_nvshmem", lost_in_nvshmem},
 };
 
 // ---- The tests.
@@ -264,6 +296,10 @@ class NvshmemGpu : public ::testing::Test {
 
 TEST_F(NvshmemGpu, MemoryIsSharedByPointer) { EXPECT_THAT(run("memory"), Each("good")); }
 TEST_F(NvshmemGpu, ManyLayersLeaveNothing) { EXPECT_THAT(run("many_layers"), Each("good")); }
+
+TEST_F(NvshmemGpu, TokensTravelInsideAndAcrossNodes) {
+  EXPECT_THAT(run("all_to_all"), Each("good"));
+}
 
 TEST_F(NvshmemGpu, RefusesAnotherGroup) {
   EXPECT_THAT(run("another_world"),

@@ -12,6 +12,7 @@
 namespace winnow::expert_parallel {
 
 struct NvshmemWire {
+  static constexpr bool kRegisteredSources = true;
   static __device__ void put(const SymmetricView& memory, int rank, std::int64_t offset,
                              const std::byte* from, std::int64_t bytes) {
     nvshmemx_putmem_nbi_block(memory.local + offset, from, static_cast<std::size_t>(bytes), rank);

@@ -1,9 +1,13 @@
 #include "winnow/expert_parallel/transport/nvshmem_world.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <thread>
 #include <utility>
+
+#include <unistd.h>
 
 #include "winnow/core/error.h"
 
@@ -14,6 +18,13 @@ constexpr const char* kOperation = "expert_parallel::nvshmem";
 
 [[noreturn]] void fail(const std::string& what) {
   throw Error(ErrorCode::internal, kOperation, what);
+}
+
+// With a call left behind, what NVSHMEM does at the end of the process hangs: registered last, this
+// comes before it.
+void end_at_once(int status, void*) {
+  std::fflush(nullptr);
+  _exit(status);
 }
 
 }  // namespace
@@ -50,6 +61,7 @@ void NvshmemWorld::run(const char* what, const Deadline& deadline, std::function
   std::future<void> done = task.get_future();
   std::thread(std::move(task)).detach();
   if (done.wait_until(deadline.end()) == std::future_status::ready) return done.get();
+  on_exit(end_at_once, nullptr);
   broken_ =
       std::string(what) + " of NVSHMEM has not ended within " + to_seconds(deadline.timeout());
   throw Error(ErrorCode::timeout, kOperation, broken_);
