@@ -209,7 +209,8 @@ void check_dispatched(const Place& place, const Problem& problem, const Round& r
   comparisons.add(compare_number("rows", descriptor.rows(), all));
   comparisons.add(compare_number("output rows", got.output.size(0), all));
   const bool counts_wait = worst_case && place.on_gpu();  // nobody on the host has read them
-  comparisons.add(compare_number("wanted_rows", descriptor.wanted_rows(), counts_wait ? -1 : count));
+  comparisons.add(
+      compare_number("wanted_rows", descriptor.wanted_rows(), counts_wait ? -1 : count));
   comparisons.add(compare_number("order", int(descriptor.order()), int(problem.token_major)));
   comparisons.add(
       compare_number("expert_alignment", descriptor.expert_alignment(), problem.alignment));

@@ -1,10 +1,11 @@
 // Random worlds, sizes, routings and mixtures of calls with ranks that dawdle; every result checked
 // bit for bit. WINNOW_SOAK_ITERATIONS (300) dispatches, `make soak` runs 10,000; a failure names
-// the WINNOW_SOAK_SEED that repeats it.
+// the WINNOW_SOAK_SEED that repeats it. WINNOW_SOAK_DEVICE=cuda: all ranks on the first GPU.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "winnow/expert_parallel/all_to_all_test_ranks.h"
@@ -121,12 +122,15 @@ std::vector<Step> random_steps(const Problem& layer, std::size_t count, Random& 
   return steps;
 }
 
-void expect_refusal(AllToAll& layer, const Step& step) {
+void expect_refusal(AllToAll& layer, const Place& place, const Step& step) {
   const Config& config = layer.config();
   Tensor input(config.dtype, {1, config.hidden}), indices(DType::i32, {1, config.topk});
   if (layer.rank() == step.refused_by) indices.view().at<std::int32_t>(0, 0) = config.experts + 5;
-  const Outcome outcome =
-      outcome_of([&] { layer.dispatch({.input = input, .expert_indices = indices}); });
+  const Tensor there = place.copy(input), chosen = place.copy(indices);
+  const Outcome outcome = outcome_of([&] {
+    layer.dispatch({.input = there, .expert_indices = chosen, .stream = place.stream()});
+    place.wait();
+  });
   EXPECT_EQ(outcome.text, "expert_parallel::dispatch: rank " + std::to_string(step.refused_by) +
                               ": expert_indices: want -1 to " + std::to_string(config.experts) +
                               ", got " + std::to_string(config.experts + 5) + " for token 0");
@@ -144,7 +148,7 @@ void run_steps(AllToAll& layer, const std::vector<Step>& steps, Random random) {
     SCOPED_TRACE("rank " + std::to_string(layer.rank()) + ", step " + std::to_string(i));
     dawdle(random);
     if (step.refused_by >= 0) {
-      expect_refusal(layer, step);
+      expect_refusal(layer, place, step);
       continue;
     }
     Comparisons comparisons;
@@ -166,7 +170,16 @@ struct Held {
   static Held now() { return {open_files(), expert_parallel::mappings()}; }
 };
 
+Device soak_device() {
+  const char* name = std::getenv("WINNOW_SOAK_DEVICE");
+  if (name == nullptr || std::string_view(name) == "cpu") return {};
+  // Streams that wait for each other must not share a hardware queue.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  return {DeviceType::cuda, 0};
+}
+
 TEST(AllToAllSoak, RandomCallsOnRandomWorlds) {
+  const Device device = soak_device();
   const std::int64_t iterations = environment_number("WINNOW_SOAK_ITERATIONS", 300);
   std::uint64_t seed = std::uint64_t(environment_number("WINNOW_SOAK_SEED", 1));
   Held early;
@@ -176,7 +189,9 @@ TEST(AllToAllSoak, RandomCallsOnRandomWorlds) {
     const std::vector<Step> steps = random_steps(layer, 20, random);
     SCOPED_TRACE("WINNOW_SOAK_SEED=" + std::to_string(seed) + ": " + describe(layer));
     const Ranks ranks(layer.world_size());
-    const Layers layers = ranks.layers(layer.config());
+    Config config = layer.config();
+    config.device = device;
+    const Layers layers = ranks.layers(config);
     expect_all_return(ranks.run([&](int rank) {
       run_steps(*layers[std::size_t(rank)], steps, Random(seed * 64 + std::uint64_t(rank)));
     }));

@@ -11,9 +11,17 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/expert_parallel/all_to_all_test_ranks.h"
 
+#if WINNOW_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
 namespace winnow::expert_parallel {
 
 inline constexpr Device kGpu{DeviceType::cuda, 0};
+
+#if WINNOW_WITH_CUDA
+inline void check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
+#endif
 
 // Every stream of the process a hardware queue of its own: ranks wait for each other on the GPU.
 // Before CUDA starts.

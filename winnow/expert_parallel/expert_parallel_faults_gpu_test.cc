@@ -1,0 +1,317 @@
+// Ranks of GPU layers that come late or never, the life of layers, and that no pointer crosses
+// nodes. Every rank is a thread with a stream of its own, all on one GPU. Skipped without one.
+#include <cstddef>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "winnow/expert_parallel/gpu_test_ranks.h"
+
+#if WINNOW_WITH_CUDA
+#include <cuda_runtime_api.h>
+
+namespace winnow::expert_parallel {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// ---- Ranks that do not come.
+
+class GpuAbsence : public GpuTest {
+ protected:
+  static constexpr milliseconds kTimeout{300};
+  static constexpr double kInTime = 0.3 + 2;
+
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    world_ = std::make_unique<GpuWorld>(small_config(4), 4);
+  }
+  void make_layers(int nodes) {
+    Config config = small_config(4, kTimeout);
+    config.local_world_size = 4 / nodes;
+    world_->make(config);
+  }
+  // `call` on all ranks but 2, which comes when the others have given up and hears of it: everyone
+  // gets an error in time, later calls fail at once, and a new layer works.
+  template <class Call>
+  void expect_named(const std::string& operation, int nodes, const Call& call) {
+    const auto outcomes = world_->run([&](int rank) {
+      if (rank == 2) std::this_thread::sleep_for(3 * kTimeout);
+      call(rank);
+      world_->place(rank).wait();
+      world_->layer(rank).barrier(true, world_->place(rank).stream());
+      world_->place(rank).wait();
+      world_->layer(rank).barrier(true, world_->place(rank).stream());
+    });
+    for (int rank = 0; rank < 4; ++rank) {
+      SCOPED_TRACE(rank);
+      // Alone on its node, the late rank finds everything there and is told by nobody.
+      if (rank == 2 && nodes == 4) continue;
+      const Outcome& outcome = outcomes[std::size_t(rank)];
+      expect_timeout(outcome, "of rank ", rank == 2 ? 10 : kInTime);
+      EXPECT_THAT(outcome.text, StartsWith("expert_parallel::" + operation + ": rank "));
+      EXPECT_THAT(outcome.text, HasSubstr(nodes == 1 ? "of rank 2 (" : "of rank "));
+    }
+    for (const int rank : {0, 1, 3}) {
+      const Outcome again =
+          outcome_of([&] { world_->layer(rank).barrier(false, world_->place(rank).stream()); });
+      expect_timeout(again, outcomes[std::size_t(rank)].text, 0.3);
+    }
+    const auto start = std::chrono::steady_clock::now();
+    for (const auto& one : world_->layers()) one->close();
+    EXPECT_LT(seconds_since(start), 1);
+    world_->make(small_config(4));
+    expect_working(world_->ranks(), world_->layers());
+  }
+  std::unique_ptr<GpuWorld> world_;
+};
+
+TEST_F(GpuAbsence, AtDispatch) {
+  for (const int nodes : {1, 2, 4}) {
+    SCOPED_TRACE(nodes);
+    make_layers(nodes);
+    expect_named("dispatch", nodes, [&](int rank) {
+      const GpuGiven given(world_->place(rank), Given(3, 1));
+      world_->layer(rank).dispatch(given.args);
+    });
+  }
+}
+
+TEST_F(GpuAbsence, AtWorstCaseDispatch) {
+  for (const int nodes : {1, 2}) {
+    SCOPED_TRACE(nodes);
+    make_layers(nodes);
+    expect_named("dispatch", nodes, [&](int rank) {
+      GpuGiven given(world_->place(rank), Given(3, 1));
+      given.args.worst_case_rows = 30;
+      world_->layer(rank).dispatch(given.args);
+    });
+  }
+}
+
+TEST_F(GpuAbsence, AtCombine) {
+  for (const int nodes : {1, 2}) {
+    SCOPED_TRACE(nodes);
+    make_layers(nodes);
+    std::vector<Dispatched> got(4);
+    expect_all_return(world_->run([&](int rank) {
+      Given given(4);
+      for (int i = 0; i < 8; ++i) given.indices.values<std::int32_t>()[std::size_t(i)] = i;
+      const GpuGiven there(world_->place(rank), given);
+      got[std::size_t(rank)] = world_->layer(rank).dispatch(there.args);
+      world_->place(rank).wait();
+    }));
+    expect_named("combine", nodes, [&](int rank) {
+      const Descriptor& descriptor = *got[std::size_t(rank)].descriptor;
+      CombineArgs args;
+      args.expert_output = world_->layer(rank).combine_buffer(descriptor);
+      args.stream = world_->place(rank).stream();
+      world_->layer(rank).combine(args, descriptor);
+    });
+  }
+}
+
+TEST_F(GpuAbsence, AtABarrier) {
+  for (const bool node_only : {false, true}) {
+    SCOPED_TRACE(node_only);
+    make_layers(1);
+    expect_named("barrier", 1, [&](int rank) {
+      world_->layer(rank).barrier(node_only, world_->place(rank).stream());
+    });
+  }
+}
+
+// A rank whose work lies behind something long on its stream is late, and not absent.
+TEST_F(GpuAbsence, OfARankThatIsOnlyLate) {
+  make_layers(2);
+  const auto outcomes = world_->run([&](int rank) {
+    for (int i = 0; i < 3; ++i) {
+      if (rank == 1 + i) std::this_thread::sleep_for(kTimeout / 2);
+      const GpuGiven given(world_->place(rank));
+      world_->layer(rank).dispatch(given.args);
+      world_->place(rank).wait();
+    }
+  });
+  expect_all_return(outcomes);
+}
+
+// ---- Creation and end.
+
+using GpuLayers = GpuTest;
+
+TEST_F(GpuLayers, AHundredTimesLeaveNothing) {
+  const Ranks ranks(2);
+  std::size_t early = 0, late = 0, total = 0;
+  for (int i = 0; i < 100; ++i) {
+    const Layers layers = ranks.layers(on_gpu(small_config(2)));
+    expect_all_return(ranks.run([&](int rank) {
+      const Place place(kGpu);
+      AllToAll& layer = *layers[std::size_t(rank)];
+      const GpuGiven given(place);
+      const Dispatched got = layer.dispatch(given.args);
+      if (i % 2 == 0) layer.close();
+      if (i % 3 == 0) place.wait();
+      place.wait();
+      layer.close();
+    }));
+    if (i == 30) check(cudaMemGetInfo(&early, &total));
+  }
+  check(cudaMemGetInfo(&late, &total));
+  EXPECT_GE(late + (std::size_t{8} << 20), early);
+}
+
+TEST_F(GpuLayers, TwoAtOnceEvenIfOneEnds) {
+  const Ranks ranks(2);
+  std::vector<Comparisons> comparisons(2);
+  const Problem problem{.local_world_size = 2, .choice = ExpertChoice::dropped, .weights = true};
+  const std::vector<Round> rounds = make_rounds(problem);
+  expect_all_return(ranks.run([&](int rank) {
+    auto first = ranks.layer(rank, on_gpu(problem.config()));
+    const auto second = ranks.layer(rank, on_gpu(problem.config()));
+    Comparisons& mine = comparisons[std::size_t(rank)];
+    mine.add(run_rank(*first, problem, rounds), rank);
+    const Place place(kGpu);
+    for (int i = 0; i < 20; ++i) {
+      // One closes while the other's kernels wait for the rank that is still in close().
+      if (i == 10 && rank == 0) first.reset();
+      second->barrier(false, place.stream());
+      if (i == 10 && rank == 1) first.reset();
+    }
+    place.wait();
+    mine.add(run_rank(*second, problem, rounds), rank);
+  }));
+  for (const Comparisons& one : comparisons) expect_passed(one);
+}
+
+TEST_F(GpuLayers, OutputsOutliveThem) {
+  const Ranks ranks(2);
+  expect_all_return(ranks.run([&](int rank) {
+    const Place place(kGpu);
+    Dispatched got;
+    const Given given(3, 1);
+    {
+      const auto layer = ranks.layer(rank, on_gpu(small_config(2)));
+      const GpuGiven there(place, given);
+      got = layer->dispatch(there.args);
+      place.wait();
+    }
+    const Tensor output = place.to_host(got.output.view());
+    EXPECT_EQ(output.size(0), rank == 0 ? 12 : 0);
+    for (const float value : output.values<float>()) EXPECT_EQ(value, 0.0f);
+  }));
+}
+
+TEST_F(GpuLayers, UnsupportedGpusAreNamed) {
+  const Ranks ranks(2);
+  Config config = small_config(2);
+  config.device = {DeviceType::cuda, 99};
+  for (const Outcome& outcome : ranks.run([&](int rank) { ranks.layer(rank, config); })) {
+    EXPECT_EQ(outcome.code, ErrorCode::unsupported) << outcome.text;
+    EXPECT_THAT(outcome.text, StartsWith("expert_parallel::AllToAll: cuda:99 cannot be used: "));
+  }
+}
+
+// ---- Between nodes.
+
+// Counts of whose memory pointers are asked for.
+class WatchedMemory : public SymmetricMemory {
+ public:
+  WatchedMemory(std::shared_ptr<SymmetricMemory> memory, std::vector<int>& asked)
+      : SymmetricMemory(memory->local(), memory->bytes()),
+        memory_(std::move(memory)),
+        asked_(asked) {}
+  std::byte* peer(int rank) override {
+    ++asked_[std::size_t(rank)];
+    return memory_->peer(rank);
+  }
+  std::byte* const* wire() override { return memory_->wire(); }
+
+ private:
+  std::shared_ptr<SymmetricMemory> memory_;
+  std::vector<int>& asked_;
+};
+
+class WatchedTransport : public Transport {
+ public:
+  WatchedTransport(std::shared_ptr<Transport> transport, std::vector<int>& asked)
+      : transport_(std::move(transport)), asked_(asked) {}
+  int rank() const override { return transport_->rank(); }
+  int world_size() const override { return transport_->world_size(); }
+  std::string name() const override { return transport_->name(); }
+  std::string world_id() const override { return transport_->world_id(); }
+  std::shared_ptr<SymmetricMemory> allocate(std::size_t bytes, const Deadline& deadline,
+                                            std::string_view what) override {
+    return transport_->allocate(bytes, deadline, what);
+  }
+  std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
+                                                   const Deadline& deadline,
+                                                   std::string_view what) override {
+    return std::make_shared<WatchedMemory>(
+        transport_->allocate_device(device, bytes, deadline, what), asked_);
+  }
+  const Wire* wire() override { return transport_->wire(); }
+  int ranks_on_gpu() const override { return transport_->ranks_on_gpu(); }
+  void put(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
+           std::size_t bytes) override {
+    transport_->put(memory, rank, offset, source, bytes);
+  }
+  void put_signal(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
+                  std::size_t bytes, std::size_t signal_offset, std::uint64_t value) override {
+    transport_->put_signal(memory, rank, offset, source, bytes, signal_offset, value);
+  }
+  std::string describe_peer(int rank) const override { return transport_->describe_peer(rank); }
+  bool peer_gone(int rank) const override { return transport_->peer_gone(rank); }
+
+ private:
+  std::shared_ptr<Transport> transport_;
+  std::vector<int>& asked_;
+};
+
+TEST_F(GpuLayers, TakeNoPointerAcrossNodes) {
+  for (const auto& [nodes, locals] : {std::pair{2, 2}, {4, 1}}) {
+    const Problem problem{.nodes = nodes,
+                          .local_world_size = locals,
+                          .topk = 3,
+                          .arena_rows = 4,  // grows
+                          .choice = ExpertChoice::dropped,
+                          .local_combine = true,
+                          .weights = true,
+                          .in_flight = true,
+                          .rounds = 3};
+    const std::vector<Round> rounds = make_rounds(problem);
+    const Ranks ranks(4);
+    const Topology topology(4, locals);
+    std::vector<Comparisons> comparisons(4);
+    std::vector<std::vector<int>> asked(4, std::vector<int>(4));
+    expect_all_return(ranks.run([&](int rank) {
+      AllToAll layer(
+          std::make_shared<WatchedTransport>(ranks.transport(rank), asked[std::size_t(rank)]),
+          ranks.store(), on_gpu(problem.config()));
+      comparisons[std::size_t(rank)] = run_rank(layer, problem, rounds);
+    }));
+    for (int rank = 0; rank < 4; ++rank) {
+      expect_passed(comparisons[std::size_t(rank)]);
+      for (int other = 0; other < 4; ++other) {
+        const int count = asked[std::size_t(rank)][std::size_t(other)];
+        if (topology.same_node(rank, other)) {
+          EXPECT_GT(count, 0) << rank << " of " << other;
+        } else {
+          EXPECT_EQ(count, 0) << rank << " of " << other;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace winnow::expert_parallel
+
+#else
+
+TEST(ExpertParallelFaultsGpu, NeedsCuda) { GTEST_SKIP() << "this build has no CUDA kernels"; }
+
+#endif
