@@ -339,6 +339,7 @@ Comparisons run_in_process(const Problem& problem, Device device) {
   std::vector<Comparisons> of_ranks(rounds.front().ranks.size());
   Config config = problem.config();
   config.device = device;
+  if (device.type == DeviceType::cuda) config.timeout = std::chrono::seconds(10);
   RankTeam team(problem.world_size());
   team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
     AllToAll layer(transport, team.world().store(), config);
