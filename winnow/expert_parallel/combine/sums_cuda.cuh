@@ -264,6 +264,15 @@ __device__ inline bool is_aligned(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % kVectorBytes == 0;
 }
 
+template <bool kFirst, class A, class B>
+__device__ auto& choose(A& first, B& second) {
+  if constexpr (kFirst) {
+    return first;
+  } else {
+    return second;
+  }
+}
+
 // The adding warps of a team: each thread owns columns of a piece and keeps their sums in
 // registers. Products are rounded before they are added. Only the outermost sum needs to begin at
 // +0, for a +0 or -0 added to it makes no difference. kNodes: there are several nodes; else the sum
@@ -274,7 +283,8 @@ __device__ void add_rows(Ring ring) {
   constexpr std::uint32_t kStep = 32 * kAdders;  // of a thread's vectors
   const std::uint32_t thread = threadIdx.x % kTeam;
   float rank[kVectors][C::kCount], node[kVectors][C::kCount] = {};
-  float total[kNodes ? kVectors : 1][C::kCount] = {};
+  float node_total[kNodes ? kVectors : 1][C::kCount] = {};
+  auto& total = choose<kNodes>(node_total, node);
   const auto value = [&](const uint4& raw, float weight, float(&row)[C::kCount]) {
     C::unpack(raw, row);
     if constexpr (kWeighted) {
@@ -295,7 +305,16 @@ __device__ void add_rows(Ring ring) {
     const Piece piece = ring.shared->pieces[ring.slot];
     if (piece.flags & kEnd) return;
     const std::uint32_t vectors = piece.bytes / kVectorBytes;
-    uint4 raw[kVectors];
+    // The vectors that any thread has, two at a time; what is added beyond them is never stored.
+    const auto each_vector = [&](const auto& visit) {
+#pragma unroll
+      for (std::uint32_t v = 0; v < kVectors; v += 2) {
+        if (v * kStep >= vectors) break;
+        visit(v);
+        visit(v + 1);
+      }
+    };
+    uint4 raw[kVectors] = {};
     if (piece.flags & kRow) {
       const std::uint32_t from = ring.data() + thread * kVectorBytes;
 #pragma unroll
@@ -310,28 +329,24 @@ __device__ void add_rows(Ring ring) {
     device::mbarrier_arrive_warp(ring.empty());
     const std::uint32_t kind = piece.flags & (kRow | kBeginsRank | kEndsRank | kRoundRank);
     if (kind == (kRow | kBeginsRank | kEndsRank)) {  // the only row of its rank
-#pragma unroll
-      for (std::uint32_t v = 0; v < kVectors; ++v) {
-        if (v * kStep >= vectors) continue;
+      each_vector([&](std::uint32_t v) {
         float row[C::kCount];
         value(raw[v], piece.weight, row);
         add(node[v], row);
-      }
+      });
     } else if (kind != 0) {
-#pragma unroll
-      for (std::uint32_t v = 0; v < kVectors; ++v) {
-        if (v * kStep >= vectors) continue;
+      each_vector([&](std::uint32_t v) {
         float sum[C::kCount];
         value(raw[v], piece.weight, sum);
         if (!(kind & kBeginsRank)) add(sum, rank[v]);
-        if (kind & kRoundRank && kind & kEndsRank) C::unpack(C::pack(sum), sum);
         if (kind & kEndsRank) {
+          if (kind & kRoundRank) C::unpack(C::pack(sum), sum);
           add(node[v], sum);
         } else {
 #pragma unroll
           for (int c = 0; c < C::kCount; ++c) rank[v][c] = sum[c];
         }
-      }
+      });
     }
     if constexpr (kNodes) {
       if (piece.flags & kEndsNode) {
@@ -343,21 +358,30 @@ __device__ void add_rows(Ring ring) {
       }
     }
     if (!(piece.flags & kEndsToken)) continue;
+    const std::uint32_t offset = thread * kVectorBytes;
+    if (piece.bias != nullptr) {
+      const bool aligned = is_aligned(piece.bias);
+#pragma unroll
+      for (std::uint32_t v = 0; v < kVectors; ++v) {
+        uint4 bias = {};
+        if (v * kStep + thread < vectors) {
+          bias = load_columns<T>(piece.bias + offset + v * kStep * kVectorBytes, aligned);
+        }
+        float row[C::kCount];
+        C::unpack(bias, row);
+        add(total[v], row);
+      }
+    }
+#pragma unroll
+    for (std::uint32_t v = 0; v < kVectors; ++v) {
+      raw[v] = C::pack(total[v]);
+      clear(total[v]);
+    }
     const bool aligned = is_aligned(piece.to);
 #pragma unroll
     for (std::uint32_t v = 0; v < kVectors; ++v) {
-      if (v * kStep >= vectors) continue;
-      auto& sum = kNodes ? total[v] : node[v];
-      const std::uint32_t at = v * kStep + thread;
-      if (at < vectors) {
-        if (piece.bias != nullptr) {
-          float bias[C::kCount];
-          C::unpack(load_columns<T>(piece.bias + at * kVectorBytes, is_aligned(piece.bias)), bias);
-          add(sum, bias);
-        }
-        store_columns<T>(piece.to + at * kVectorBytes, C::pack(sum), aligned);
-      }
-      clear(sum);
+      if (v * kStep + thread >= vectors) continue;
+      store_columns<T>(piece.to + offset + v * kStep * kVectorBytes, raw[v], aligned);
     }
   }
 }
