@@ -104,6 +104,10 @@ class RowPipe {
     int stage = 0, oldest = 0;  // of the pieces that are being read
     std::uint32_t parity = 0;
     int mark = kEnd, since = 0;  // the last mark, until it is reached; pieces behind it
+    const auto reach = [&] {
+      reached(mark);
+      mark = kEnd;
+    };
     for (int reading = 0;; ++reading) {
       if (reading == kReading) {
         device::bulk_wait_read<kReading - 1>();
@@ -111,13 +115,18 @@ class RowPipe {
         oldest = oldest + 1 == count_ ? 0 : oldest + 1;
         --reading;
       }
+      if (mark != kEnd && ++since > kReading) {
+        device::bulk_wait<kReading>();  // the pieces behind the mark stay under way
+        reach();
+      } else if (mark != kEnd && !device::mbarrier_try_wait(full(stage), parity)) {
+        device::bulk_wait<0>();  // what comes next may be waiting for the mark
+        reach();
+      }
       device::mbarrier_wait(full(stage), parity, "store", stage);
       const int targets = shared_.targets[stage];
-      if (mark != kEnd && (targets < 0 || ++since > kReading)) {
-        // In the middle the pieces behind the mark stay under way.
-        targets < 0 ? device::bulk_wait<0>() : device::bulk_wait<kReading>();
-        reached(mark);
-        mark = kEnd;
+      if (targets < 0 && mark != kEnd) {
+        device::bulk_wait<0>();
+        reach();
       }
       if (targets == kEnd) break;
       if (targets < 0) {
