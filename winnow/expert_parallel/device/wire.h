@@ -29,6 +29,7 @@ struct BarrierParams {
   bool node_only = false;
 };
 
+struct NotifyParams;    // notify_cuda.h
 struct RailSendParams;  // rail_send.h
 
 // Each returns a cudaError_t. Made by make_wire() of wire_kernels.cuh.
@@ -38,6 +39,7 @@ struct Wire {
   int (*exchange)(const ExchangeParams& params, void* stream) = nullptr;
   int (*barrier)(const BarrierParams& params, void* stream) = nullptr;
   int (*rail_send)(const RailSendParams& params, int blocks, void* stream) = nullptr;
+  int (*notify)(const NotifyParams& params, void* stream) = nullptr;
 };
 
 // Copies through SymmetricView::wire: in_process.

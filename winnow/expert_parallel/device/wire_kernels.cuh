@@ -7,6 +7,7 @@
 #include "winnow/expert_parallel/device/exchange.cuh"
 #include "winnow/expert_parallel/device/rail_send.cuh"
 #include "winnow/expert_parallel/device/wire.h"
+#include "winnow/expert_parallel/notify/notify_exchange.cuh"
 
 namespace winnow::expert_parallel {
 
@@ -19,6 +20,7 @@ Wire make_wire(std::string_view name) {
     int error = cudaFuncGetAttributes(&attributes, exchange_kernel<W>);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, barrier_kernel<W>);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, rail_send_kernel<W>);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, notify_kernel<W>);
     return error;
   };
   wire.exchange = [](const ExchangeParams& params, void* stream) -> int {
@@ -31,6 +33,10 @@ Wire make_wire(std::string_view name) {
   };
   wire.rail_send = [](const RailSendParams& params, int blocks, void* stream) -> int {
     rail_send_kernel<W><<<blocks, kRailSendThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+    return cudaGetLastError();
+  };
+  wire.notify = [](const NotifyParams& params, void* stream) -> int {
+    notify_kernel<W><<<1, kNotifyThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
     return cudaGetLastError();
   };
   return wire;

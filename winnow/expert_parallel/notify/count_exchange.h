@@ -8,17 +8,10 @@
 #include <vector>
 
 #include "winnow/expert_parallel/deadline.h"
+#include "winnow/expert_parallel/notify/statement.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 
 namespace winnow::expert_parallel {
-
-// What a rank says to all others about its call. Zeros: nothing to object to.
-struct Statement {
-  std::int64_t refusal;  // 0: none, else 1 + ErrorCode
-  std::int64_t channels;
-  char text[496];  // why, ends with '\0'
-};
-static_assert(sizeof(Statement) == 512);
 
 // One rank's counts of tokens to every rank and node and of pairs for every expert.
 struct CountsOut {

@@ -6,14 +6,17 @@
 #include <memory>
 #include <vector>
 
+#include "winnow/core/device.h"
 #include "winnow/core/export.h"
+#include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
 #include "winnow/expert_parallel/topology.h"
 
 namespace winnow::expert_parallel {
 
-class Transport;
+class NotifierBackend;
 class Store;
+class Transport;
 
 // Every rank must give the same values; they are compared when the notifier is made. W is the
 // transport's world size, rank r lives on node r / local_world_size, expert x on rank x / (E/W).
@@ -21,6 +24,7 @@ struct NotifierConfig {
   int experts = 0;                      // E: a multiple of W
   int local_world_size = 0;             // L: ranks per node, a divisor of W; 0: all, one node
   std::chrono::nanoseconds timeout{0};  // of each call; 0: default_timeout() of deadline.h
+  Device device{};  // where tensors are: the CPU, or a GPU, its index each rank's own
 };
 
 // Queue buffers of an engine that moves tokens itself: notify() checks that they hold what
@@ -43,6 +47,7 @@ struct NotifyArgs {
   std::int64_t expert_alignment = 1;    // at least 1
   std::int64_t worst_case_rows = 0;     // above 0: the host does not learn the totals
   QueueBuffers queues{};
+  Stream stream{};  // of the notifier's GPU; every rank its own
 
   // This rank's tokens that go to a node or rank, each once, summed over channels 0 to c.
   TensorView node_channel_prefix_matrix{};  // [W/L, C]
@@ -73,6 +78,12 @@ struct NotifyTotals {
 // there; they are summed there and exchanged inside the node. Messages have the same size whatever
 // n is. They carry the number of the call, and two calls in a row use different memory, so that
 // nothing is cleared in between and no count is taken for another call's. See notify.md.
+//
+// On a GPU (compute capability 9.0 and newer) the call is queued on `stream`, which other ranks on
+// this GPU must not share, and the counts are read there. The host waits only for the totals, and
+// not at all in worst-case mode: such a call may be recorded in a CUDA graph (others are refused
+// then). What is found out in a call that the host does not wait for, the next call throws, after
+// it has been queued itself. Every wait of a kernel has the timeout for itself.
 //
 // Errors are winnow::Error whose operation is "expert_parallel::Notifier" (constructor) or
 // "expert_parallel::notify":
@@ -110,8 +121,7 @@ class WINNOW_EXPORT Notifier {
   int rank() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<NotifierBackend> backend_;
 };
 
 }  // namespace winnow::expert_parallel

@@ -1,0 +1,203 @@
+// notify on the CPU.
+#include <algorithm>
+#include <new>
+#include <span>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "winnow/core/rows.h"
+#include "winnow/expert_parallel/deadline.h"
+#include "winnow/expert_parallel/layout/layout_impl.h"
+#include "winnow/expert_parallel/notify/count_exchange.h"
+#include "winnow/expert_parallel/notify/notify_impl.h"
+#include "winnow/expert_parallel/transport/communicator.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+// A count below 2^31, as all results are.
+std::int32_t narrow(std::int64_t count, const char* what) {
+  if (count > kMostCounts) throw_too_many(count, what);
+  return static_cast<std::int32_t>(count);
+}
+
+void write(const TensorView& view, std::span<const std::int32_t> values) {
+  if (!view.present()) return;
+  std::copy(values.begin(), values.end(), static_cast<std::int32_t*>(view.data()));
+}
+
+// [rows, C]
+void write_matrix(const TensorView& view, const std::vector<std::int32_t>& values) {
+  if (!view.present()) return;
+  const std::int64_t channels = view.size(1);
+  for (std::int64_t row = 0; row < view.size(0); ++row) {
+    std::copy_n(values.data() + row * channels, channels, &view.at<std::int32_t>(row, 0));
+  }
+}
+
+class CpuNotifier : public NotifierBackend {
+ public:
+  CpuNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
+              const Deadline& deadline)
+      : NotifierBackend(config, *transport),
+        communicator_(std::make_shared<Communicator>(std::move(transport), topology_, deadline)),
+        exchange_(communicator_, config.experts, kNotifyOperation, deadline),
+        from_node_(static_cast<std::size_t>(topology_.nodes())),
+        from_rank_(static_cast<std::size_t>(topology_.world_size)),
+        pairs_(static_cast<std::size_t>(experts_per_rank())) {}
+
+  void notify(const NotifyArgs& args) override;
+
+ private:
+  void prepare(const NotifyArgs& args);
+  void count_channels(const NotifyArgs& args);
+  CountFinding check_counts(const NotifyArgs& args) const;
+  void write_results(const NotifyArgs& args, const CountsIn& in);
+
+  std::shared_ptr<Communicator> communicator_;
+  CountExchange exchange_;
+  // Of one call: [W, C], [NN, C]; [NN], [W], [E/W].
+  std::vector<std::int32_t> rank_prefix_, node_prefix_;
+  std::vector<std::int32_t> from_node_, from_rank_, pairs_;
+};
+
+void CpuNotifier::notify(const NotifyArgs& args) {
+  const Deadline deadline(config_.timeout);
+  forget_totals();
+  communicator_->check();
+  // Whatever is wrong here, the other ranks wait for this one: they hear of it instead.
+  CountsOut& out = exchange_.out();
+  out.statement = {};
+  out.statement.channels = args.channels;
+  try {
+    prepare(args);
+  } catch (const Error& error) {
+    refuse(out.statement, error);
+  } catch (const std::bad_alloc&) {
+    refuse_for_memory(out.statement);
+  } catch (const std::length_error&) {
+    refuse_for_memory(out.statement);
+  }
+  if (out.statement.refusal != 0) {
+    for (auto* counts : {&out.per_rank, &out.per_node, &out.per_expert}) {
+      std::fill(counts->begin(), counts->end(), 0);
+    }
+  }
+  const CountsIn& in = exchange_.run(deadline);
+  throw_refusal(topology_.world_size, [&](int rank) -> const Statement& {
+    return in.statements[static_cast<std::size_t>(rank)];
+  });
+  write_results(args, in);
+}
+
+// Checks everything and takes down this rank's counts. Writes no output.
+void CpuNotifier::prepare(const NotifyArgs& args) {
+  check_args(args);
+  count_channels(args);
+  const CountFinding finding = check_counts(args);
+  if (finding.fault != CountFault::none) throw error_of(finding);
+  CountsOut& out = exchange_.out();
+  const auto take = [](const ConstTensorView& view, std::vector<std::int64_t>& counts) {
+    std::copy_n(static_cast<const std::int32_t*>(view.data()), counts.size(), counts.begin());
+  };
+  take(args.tokens_per_rank, out.per_rank);
+  take(args.tokens_per_node, out.per_node);
+  take(args.tokens_per_expert, out.per_expert);
+}
+
+void CpuNotifier::count_channels(const NotifyArgs& args) {
+  const auto ranks = static_cast<std::size_t>(topology_.world_size);
+  const auto nodes = static_cast<std::size_t>(topology_.nodes());
+  const std::size_t ranks_per_node = ranks / nodes;
+  const auto channels = static_cast<std::size_t>(args.channels);
+  const std::int64_t n = args.is_token_in_rank.size(0);
+  const std::int64_t per_channel = (n + args.channels - 1) / args.channels;
+  rank_prefix_.resize(ranks * channels);
+  node_prefix_.resize(nodes * channels);
+  std::vector<std::int32_t> to_rank(ranks), to_node(nodes);
+  const auto in_rank = rows_of<const std::uint8_t*>(args.is_token_in_rank, 0);
+  std::int64_t token = 0;
+  for (std::size_t channel = 0; channel < channels; ++channel) {
+    const std::int64_t end = std::min(token + per_channel, n);
+    for (; token < end; ++token) {
+      const std::uint8_t* row = in_rank.data + in_rank.offset(token);
+      for (std::size_t rank = 0; rank < ranks; ++rank) to_rank[rank] += row[rank] != 0;
+      for (std::size_t node = 0; node < nodes; ++node, row += ranks_per_node) {
+        to_node[node] += std::any_of(row, row + ranks_per_node, [](auto is) { return is != 0; });
+      }
+    }
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      rank_prefix_[rank * channels + channel] = to_rank[rank];
+    }
+    for (std::size_t node = 0; node < nodes; ++node) {
+      node_prefix_[node * channels + channel] = to_node[node];
+    }
+  }
+}
+
+// The first thing that is wrong.
+CountFinding CpuNotifier::check_counts(const NotifyArgs& args) const {
+  // The last channel of a prefix matrix holds what the counts must be.
+  const auto differing = [&](CountFault fault, const ConstTensorView& counts,
+                             const std::vector<std::int32_t>& prefix) -> CountFinding {
+    for (std::int32_t i = 0; i < counts.size(0); ++i) {
+      const std::int32_t wanted = prefix[static_cast<std::size_t>((i + 1) * args.channels - 1)];
+      const std::int32_t got = counts.at<std::int32_t>(i);
+      if (got != wanted) return {fault, i, wanted, got};
+    }
+    return {};
+  };
+  CountFinding found = differing(CountFault::tokens_of_rank, args.tokens_per_rank, rank_prefix_);
+  if (found.fault != CountFault::none) return found;
+  found = differing(CountFault::tokens_of_node, args.tokens_per_node, node_prefix_);
+  if (found.fault != CountFault::none) return found;
+  const int per_rank = experts_per_rank();
+  for (int rank = 0; rank < topology_.world_size; ++rank) {
+    std::int64_t pairs = 0;
+    for (int expert = rank * per_rank; expert < (rank + 1) * per_rank; ++expert) {
+      const std::int32_t count = args.tokens_per_expert.at<std::int32_t>(expert);
+      if (count < 0) return {CountFault::negative, expert, 0, count};
+      pairs += count;
+    }
+    const std::int64_t tokens = args.tokens_per_rank.at<std::int32_t>(rank);
+    if (pairs < tokens || pairs > kMaxTopk * tokens) {
+      return {CountFault::pairs, rank, tokens, pairs};
+    }
+  }
+  return {};
+}
+
+void CpuNotifier::write_results(const NotifyArgs& args, const CountsIn& in) {
+  const auto add_up = [](const std::vector<std::int64_t>& counts, std::vector<std::int32_t>& sums) {
+    std::int64_t sum = 0;
+    for (std::size_t i = 0; i < counts.size(); ++i) sums[i] = narrow(sum += counts[i], "tokens");
+  };
+  add_up(in.from_node, from_node_);
+  add_up(in.from_rank, from_rank_);
+  for (std::size_t x = 0; x < pairs_.size(); ++x) {
+    const std::int64_t segments = (in.pairs[x] + args.expert_alignment - 1) / args.expert_alignment;
+    pairs_[x] = narrow(segments * args.expert_alignment, "pairs");
+  }
+  write_matrix(args.node_channel_prefix_matrix, node_prefix_);
+  write_matrix(args.rank_channel_prefix_matrix, rank_prefix_);
+  write(args.recv_node_prefix_sum, from_node_);
+  write(args.recv_rank_prefix_sum, from_rank_);
+  write(args.num_recv_tokens, std::span(from_rank_).last(1));
+  write(args.num_forward_tokens, std::span(from_node_).last(1));
+  write(args.recv_pairs_per_expert, pairs_);
+  if (args.worst_case_rows > 0) return;
+  totals_.recv_tokens = from_rank_.back();
+  totals_.forward_tokens = from_node_.back();
+  std::copy(pairs_.begin(), pairs_.end(), totals_.recv_pairs_per_expert.begin());
+}
+
+}  // namespace
+
+std::unique_ptr<NotifierBackend> make_cpu_notifier(std::shared_ptr<Transport> transport,
+                                                   const NotifierConfig& config,
+                                                   const Deadline& deadline) {
+  return std::make_unique<CpuNotifier>(std::move(transport), config, deadline);
+}
+
+}  // namespace winnow::expert_parallel

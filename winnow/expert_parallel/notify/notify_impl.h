@@ -1,0 +1,91 @@
+// What notify on the CPU and on GPUs have in common. Internal.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "winnow/core/check.h"
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/deadline.h"
+#include "winnow/expert_parallel/notify/count_finding.h"
+#include "winnow/expert_parallel/notify/notify.h"
+#include "winnow/expert_parallel/notify/statement.h"
+#include "winnow/expert_parallel/topology.h"
+
+namespace winnow::expert_parallel {
+
+class Transport;
+
+inline constexpr const char* kNotifyOperation = "expert_parallel::notify";
+inline constexpr const char* kNotifierOperation = "expert_parallel::Notifier";
+inline constexpr std::int64_t kMostCounts = std::numeric_limits<std::int32_t>::max();
+
+class NotifierBackend {
+ public:
+  // `config` is checked and its defaults are resolved.
+  NotifierBackend(const NotifierConfig& config, const Transport& transport);
+  virtual ~NotifierBackend() = default;
+  NotifierBackend(const NotifierBackend&) = delete;
+  NotifierBackend& operator=(const NotifierBackend&) = delete;
+
+  virtual void notify(const NotifyArgs& args) = 0;
+
+  const NotifierConfig& config() const { return config_; }
+  const Topology& topology() const { return topology_; }
+  const NotifyTotals& totals() const { return totals_; }
+  int rank() const { return rank_; }
+  int experts_per_rank() const { return config_.experts / topology_.world_size; }
+
+ protected:
+  void forget_totals();
+  // Throws what is wrong with options, tensors and queue buffers; looks at no count.
+  void check_args(const NotifyArgs& args) const;
+
+  NotifierConfig config_;
+  Topology topology_;
+  NotifyTotals totals_;
+  int rank_;
+
+ private:
+  void check_tensors(const Check& check, const NotifyArgs& args) const;
+  void check_queues(const Check& check, const NotifyArgs& args) const;
+};
+
+// Makes the statement refuse: with what `error` says, or for want of memory.
+void refuse(Statement& statement, const Error& error);
+void refuse_for_memory(Statement& statement);
+// Throws the refusal of the lowest rank that refuses, else that the numbers of channels differ: the
+// same on every rank. `statement_of(rank)` for all ranks.
+template <class StatementOf>
+void throw_refusal(int ranks, const StatementOf& statement_of) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Statement& statement = statement_of(rank);
+    if (statement.refusal == 0) continue;
+    throw Error(static_cast<ErrorCode>(statement.refusal - 1), kNotifyOperation,
+                "rank " + std::to_string(rank) + ": " + statement.text);
+  }
+  const std::int64_t channels = statement_of(0).channels;
+  for (int rank = 1; rank < ranks; ++rank) {
+    if (statement_of(rank).channels == channels) continue;
+    throw Error(ErrorCode::invalid_argument, kNotifyOperation,
+                "channels differs: " + std::to_string(channels) + " on rank 0, " +
+                    std::to_string(statement_of(rank).channels) + " on rank " +
+                    std::to_string(rank));
+  }
+}
+[[noreturn]] void throw_too_many(std::int64_t count, const char* what);
+
+// As every rank says it.
+Error error_of(const CountFinding& finding);
+
+std::unique_ptr<NotifierBackend> make_cpu_notifier(std::shared_ptr<Transport> transport,
+                                                   const NotifierConfig& config,
+                                                   const Deadline& deadline);
+// Only in builds with CUDA.
+std::unique_ptr<NotifierBackend> make_device_notifier(std::shared_ptr<Transport> transport,
+                                                      const NotifierConfig& config,
+                                                      const Deadline& deadline);
+
+}  // namespace winnow::expert_parallel
