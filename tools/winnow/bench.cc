@@ -1,5 +1,6 @@
 // `winnow bench`: the operations beside a ceiling that is measured in the same run. Google
-// Benchmark does the timing; the two sides of a pair are repeated in random order.
+// Benchmark does the timing; the two sides of a pair are repeated in random order. Under `winnow
+// launch` each process with a GPU is a rank of the benchmarks; rank 0 speaks for all.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -24,6 +25,7 @@
 #include "winnow/core/tensor.h"
 #include "winnow/core/version.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/expert_parallel/transport/launch_environment.h"
 #include "winnow/testing/generate.h"
 
 namespace winnow::cli {
@@ -242,6 +244,8 @@ int run_bench(const BenchOptions& options) {
     }
   }
   progress.clear();
+  const auto launch = expert_parallel::launch_environment();
+  if (launch && launch->rank != 0) return kOk;  // rank 0 speaks for all
   if (!found && !options.only_benchmark.empty()) {
     throw Error(ErrorCode::invalid_argument, "bench", "--name", "a benchmark of the operation",
                 "\"" + options.only_benchmark + "\"");

@@ -13,6 +13,7 @@
 #include <dlfcn.h>
 
 #include "winnow/core/tensor.h"
+#include "winnow/expert_parallel/transport/launch_environment.h"
 #include "winnow/testing/generate.h"
 #endif
 
@@ -137,7 +138,8 @@ double seconds_of(const std::function<void()>& run, const Event& begin, const Ev
 
 Measured measure_on_gpu(const std::function<void()>& operation, const testing::Ceiling& ceiling,
                         bool cold, const BenchOptions& options) {
-  check(cudaSetDevice(0));
+  const auto launch = expert_parallel::launch_environment();
+  check(cudaSetDevice(launch ? launch->local_rank : 0));
   const Event begin, end;
   std::unique_ptr<Matmul> matmul;
   std::unique_ptr<Copy> copy;
@@ -153,7 +155,8 @@ Measured measure_on_gpu(const std::function<void()>& operation, const testing::C
   std::vector<double> operation_seconds, ceiling_seconds;
   const auto take = [&](const std::function<void()>& run, double each, bool flushed,
                         std::vector<double>& list) {
-    const int launches = std::clamp(int(turn / each), 3, 1000);
+    constexpr int kOfRanks = 20;
+    const int launches = launch ? kOfRanks : std::clamp(int(turn / each), 3, 1000);
     for (int i = 0; i < launches; ++i) {
       if (flushed) flush->queue();
       list.push_back(seconds_of(run, begin, end));

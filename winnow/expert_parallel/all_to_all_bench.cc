@@ -29,6 +29,9 @@
 #include "winnow/testing/table.h"
 
 namespace winnow::expert_parallel {
+
+std::vector<testing::Benchmark> all_to_all_gpu_benchmarks();  // all_to_all_gpu_bench.cc
+
 namespace {
 
 constexpr int kRanks = 2, kTopk = 8, kExperts = 64;
@@ -229,7 +232,7 @@ testing::Benchmark make_benchmark(const Shape& shape) {
 }  // namespace
 
 std::vector<testing::Benchmark> all_to_all_benchmarks() {
-  std::vector<testing::Benchmark> list;
+  std::vector<testing::Benchmark> list = all_to_all_gpu_benchmarks();
   for (const bool processes : {false, true}) {
     for (const RowOrder order : {RowOrder::token_major, RowOrder::expert_major}) {
       for (const Work work : {Work::dispatch, Work::cached_dispatch, Work::combine}) {

@@ -154,7 +154,8 @@ TEST_F(Graphs, LaunchedAgainWithOtherIndices) {
         world.layer(rank).barrier(false, world.place(rank).stream());
       }));
       for (const Comparisons& one : comparisons) expect_passed(one);
-      expect_works(world.ranks(), world.layers(), {.topk = 3, .max_tokens = 40, .hidden = 64});
+      expect_works(world.ranks(), world.layers(),
+                   {.topk = 3, .max_tokens = 40, .hidden = 64, .local_combine = local_combine});
     }
   }
 }

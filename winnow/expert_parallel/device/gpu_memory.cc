@@ -227,6 +227,18 @@ void GpuStream::wait() {
   check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream_.handle)), "the stream", device_);
 }
 
+void order(Device device, Stream first, Stream then) {
+  const DeviceGuard guard(device);
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event", device);
+  cudaError_t error = cudaEventRecord(event, static_cast<cudaStream_t>(first.handle));
+  if (error == cudaSuccess) {
+    error = cudaStreamWaitEvent(static_cast<cudaStream_t>(then.handle), event);
+  }
+  cudaEventDestroy(event);  // when it has come to pass
+  check(error, "the order of streams", device);
+}
+
 }  // namespace winnow::expert_parallel
 
 #else
@@ -248,6 +260,7 @@ GpuStream::~GpuStream() = default;
 void GpuStream::copy(void*, const void*, std::size_t) { no_cuda(); }
 void GpuStream::fill(void*, int, std::size_t) { no_cuda(); }
 void GpuStream::wait() { no_cuda(); }
+void order(Device, Stream, Stream) { no_cuda(); }
 
 }  // namespace winnow::expert_parallel
 

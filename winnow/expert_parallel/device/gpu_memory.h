@@ -49,6 +49,9 @@ class WINNOW_EXPORT GpuStream {
   Stream stream_;
 };
 
+// Work that `then` is given from now on begins when `first` has come to where it is now.
+WINNOW_EXPORT void order(Device device, Stream first, Stream then);
+
 // Pinned host memory that kernels write, zero-filled. Pages are used again, by later layers, once
 // the event given to retire() has come to pass; the process keeps them.
 class WINNOW_EXPORT PinnedPage {
