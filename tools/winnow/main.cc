@@ -1,4 +1,5 @@
 // The command line program: parses the arguments and runs one subcommand.
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -212,6 +213,8 @@ int run(int argc, char** argv) {
 }  // namespace winnow::cli
 
 int main(int argc, char** argv) {
+  // Ranks on one GPU wait for each other there: no two streams may share a hardware queue.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   try {
     return winnow::cli::run(argc, argv);
   } catch (const winnow::Error& error) {

@@ -30,7 +30,7 @@ struct Config {
   DType weight_dtype = DType::f32;      // of routing weights: f32, bf16 or f16
   int local_world_size = 0;             // L: ranks per node, a divisor of W; 0: all, one node
   bool enable_local_combine = false;    // see combine()
-  int sm_count = 20;                    // SMs that a GPU layer uses; on the CPU only compared
+  int sm_count = 20;                    // SMs that a GPU layer uses at most; else only compared
   std::int64_t arena_rows = 0;          // rows that the arena begins with; 0: chosen
   std::chrono::nanoseconds timeout{0};  // of every wait; 0: default_timeout() of deadline.h
   Device device{};  // where tensors and arena are: the CPU, or a GPU, its index each rank's own
@@ -167,7 +167,7 @@ class WINNOW_EXPORT AllToAll {
   void barrier(bool intra_node_only = false, Stream stream = {});
 
   // Leaves the layer. Idempotent, never throws, waits for nobody: memory that peers or borrowed
-  // tensors still use stays until the last of them lets go of it.
+  // tensors still use, or work that is still queued, stays until the last of them lets go of it.
   void close() noexcept;
 
   // `config` with its defaults resolved (local_world_size, timeout, arena_rows).

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "winnow/core/device_memory.h"
 #include "winnow/core/version.h"
 #include "winnow/expert_parallel/all_to_all_test_ranks.h"
 
@@ -118,6 +119,35 @@ TEST(Config, BadValuesAreRefusedOnEveryRank) {
   expect("local_world_size", [](Config& config) { config.local_world_size = 3; });
   expect("arena_rows", [](Config& config) { config.arena_rows = -1; });
   expect("timeout", [](Config& config) { config.timeout = milliseconds(-1); });
+}
+
+// Before anyone looks for a GPU.
+TEST(Devices, ThatDifferAreNamed) {
+  const Ranks ranks(2);
+  expect_all_refuse(ranks.run([&](int rank) {
+    Config config = small_config(2, std::chrono::seconds(20));
+    if (rank == 1) config.device.type = DeviceType::cuda;
+    ranks.layer(rank, config);
+  }),
+                    "expert_parallel::AllToAll: device: want the same on every rank, got cpu (rank "
+                    "0), cuda (rank 1)");
+}
+
+TEST(Devices, ThatAreNotThereAreNamed) {
+  const Ranks ranks(2);
+  for (const Outcome& outcome : ranks.run([&](int rank) {
+         Config config = small_config(2, std::chrono::seconds(20));
+         config.device = {DeviceType::cuda, 1000};
+         ranks.layer(rank, config);
+       })) {
+    EXPECT_EQ(outcome.code, ErrorCode::unsupported);
+    EXPECT_THAT(outcome.text,
+                ::testing::StartsWith("expert_parallel::AllToAll: cuda:1000 cannot be used: "));
+    const std::string reason = !built_with_cuda()    ? "no CUDA kernels"
+                               : gpus().gpus.empty() ? gpus().reason
+                                                     : "the machine has ";
+    EXPECT_THAT(outcome.text, HasSubstr(reason));
+  }
 }
 
 }  // namespace
