@@ -14,6 +14,7 @@ using device::kFullWarp;
 constexpr int kThreads = 512;
 constexpr std::int64_t kMostShared = 200 * 1024;  // dynamic, bytes
 constexpr unsigned long long kNone = ~0ull;
+constexpr int kTogether = 4;  // loads that do not wait for each other
 
 // Each warp has counters of its own: [E] pairs and [W] tokens. In shared memory, or where not even
 // one warp's fit, in scratch memory behind what the blocks tell each other.
@@ -81,30 +82,42 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
   const std::int64_t begin = min(block_begin + warp * per_warp, block_end);
   const std::int64_t end = min(begin + per_warp, block_end);
   const PairLane mine(topk, lane);
-  const auto load = [&](std::int64_t step) {
-    const std::int64_t token = step + mine.slot;
-    return mine.used && token < end ? p.indices[token * p.index_stride + mine.k] : -1;
-  };
-  std::int32_t next = load(begin);
-  for (std::int64_t step = begin; step < end; step += mine.tokens) {
-    const std::int32_t expert = next;
-    next = load(step + mine.tokens);
-    const std::int64_t pair = (step + mine.slot) * topk + mine.k;
-    const bool kept = topology.kept(expert);
-    if (!kept && expert != -1 && expert != experts) {
-      atomicMin(&first_bad, static_cast<unsigned long long>(pair));
+  const auto is_mine = [&](std::int64_t step) { return mine.used && step + mine.slot < end; };
+  const auto pair_of = [&](std::int64_t step) { return (step + mine.slot) * topk + mine.k; };
+  // kTogether steps from `first` on: their loads before anything that waits for them.
+  const auto load = [&](std::int64_t first, std::int32_t(&values)[kTogether], const auto& read) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const std::int64_t step = first + i * mine.tokens;
+      values[i] = is_mine(step) ? read(step) : -1;
     }
-    const int pairs_before = count_key(counters, kept ? expert : -1, lane);
-    // Each token once for a rank: by its first pair there, which tells the others.
-    const int rank = kept ? expert / per_rank : -1;
-    const unsigned together = __match_any_sync(kFullWarp, kept ? rank * 32 + mine.slot : -1);
-    const int first = __ffs(together) - 1;
-    const int tokens_before =
-        count_key(counters + experts, kept && first == lane ? rank : -1, lane);
-    const int token_ordinal = __shfl_sync(kFullWarp, tokens_before, first);
-    if (mine.used && step + mine.slot < end) {
-      indices[pair] = expert;
-      ordinals[pair] = p.token_major ? token_ordinal : pairs_before;
+  };
+  for (std::int64_t first = begin; first < end; first += kTogether * mine.tokens) {
+    std::int32_t loaded[kTogether];
+    load(first, loaded, [&](std::int64_t step) {
+      return p.indices[(step + mine.slot) * p.index_stride + mine.k];
+    });
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const std::int64_t step = first + i * mine.tokens;
+      if (step >= end) break;
+      const std::int32_t expert = loaded[i];
+      const bool kept = topology.kept(expert);
+      if (!kept && expert != -1 && expert != experts) {
+        atomicMin(&first_bad, static_cast<unsigned long long>(pair_of(step)));
+      }
+      const int pairs_before = count_key(counters, kept ? expert : -1, lane);
+      // Each token once for a rank: by its first pair there, which tells the others.
+      const int rank = kept ? expert / per_rank : -1;
+      const unsigned together = __match_any_sync(kFullWarp, kept ? rank * 32 + mine.slot : -1);
+      const int teller = __ffs(together) - 1;
+      const int tokens_before =
+          count_key(counters + experts, kept && teller == lane ? rank : -1, lane);
+      const int token_ordinal = __shfl_sync(kFullWarp, tokens_before, teller);
+      if (is_mine(step)) {
+        indices[pair_of(step)] = expert;
+        ordinals[pair_of(step)] = p.token_major ? token_ordinal : pairs_before;
+      }
     }
   }
   if (p.weights != nullptr) {
@@ -123,10 +136,17 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
   __syncthreads();
   for (int i = threadIdx.x; i < entries; i += blockDim.x) {
     std::int32_t sum = 0;
-    for (int w = 0; w < warps; ++w) {
-      const std::int32_t own = block_counters[w * entries + i];
-      block_counters[w * entries + i] = sum;
-      sum += own;
+    for (int first = 0; first < warps; first += kTogether) {
+      std::int32_t own[kTogether];
+#pragma unroll
+      for (int w = 0; w < kTogether; ++w) {
+        own[w] = first + w < warps ? block_counters[(first + w) * entries + i] : 0;
+      }
+#pragma unroll
+      for (int w = 0; w < kTogether; ++w) {
+        if (first + w < warps) block_counters[(first + w) * entries + i] = sum;
+        sum += own[w];
+      }
     }
     block_counts[std::int64_t(blockIdx.x) * entries + i] = sum;
   }
@@ -136,16 +156,21 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
   const bool last = blockIdx.x == gridDim.x - 1;
   for (int i = threadIdx.x; i < entries; i += blockDim.x) {
     std::int32_t before = 0;
-#pragma unroll 8
-    for (unsigned block = 0; block < blockIdx.x; ++block) {
-      before += block_counts[std::int64_t(block) * entries + i];
+    for (unsigned first = 0; first < blockIdx.x; first += 16) {
+#pragma unroll
+      for (unsigned block = first; block < first + 16; ++block) {
+        if (block < blockIdx.x) before += block_counts[std::int64_t(block) * entries + i];
+      }
     }
     for (int w = 0; w < warps; ++w) block_counters[w * entries + i] += before;
     if (last) p.counts[i] = before + block_counts[std::int64_t(blockIdx.x) * entries + i];
   }
+  for (unsigned block = threadIdx.x; last && block < gridDim.x; block += blockDim.x) {
+    atomicMin(&first_bad, block_bad[block]);
+  }
+  __syncthreads();
   if (last && threadIdx.x == 0) {
-    unsigned long long bad = kNone;
-    for (unsigned block = 0; block < gridDim.x; ++block) bad = min(bad, block_bad[block]);
+    const unsigned long long bad = first_bad;
     Findings findings;
     if (bad != kNone) {
       findings.bad = 1;
@@ -156,13 +181,16 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
     *reinterpret_cast<Findings*>(p.counts + entries) = findings;
     *p.placed = 0;
   }
-  __syncthreads();
-  for (std::int64_t step = begin; step < end; step += mine.tokens) {
-    if (!mine.used || step + mine.slot >= end) continue;
-    const std::int64_t pair = (step + mine.slot) * topk + mine.k;
-    const std::int32_t expert = indices[pair];
-    if (!topology.kept(expert)) continue;
-    ordinals[pair] += counters[p.token_major ? experts + expert / per_rank : expert];
+  for (std::int64_t first = begin; first < end; first += kTogether * mine.tokens) {
+    std::int32_t expert[kTogether], ordinal[kTogether];
+    load(first, expert, [&](std::int64_t step) { return indices[pair_of(step)]; });
+    load(first, ordinal, [&](std::int64_t step) { return ordinals[pair_of(step)]; });
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (!topology.kept(expert[i])) continue;
+      const int counter = p.token_major ? experts + expert[i] / per_rank : expert[i];
+      ordinals[pair_of(first + i * mine.tokens)] = ordinal[i] + counters[counter];
+    }
   }
 }
 

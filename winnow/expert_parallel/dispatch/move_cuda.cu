@@ -16,7 +16,13 @@ using device::kFullWarp;
 
 // Warps that send tokens, or repeat rows in finish; that repeat rows in move.
 constexpr int kSenders = 8, kRepeaters = 3;
-static_assert(kSenders + kRepeaters < PipeShape::kLeastStages);
+// Rows that are repeated have stages of their own, so that they do not wait for the link: one in
+// kRepeatShare.
+constexpr int kRepeatShare = 3;
+static_assert(kRepeaters <= PipeShape::kLeastStages / kRepeatShare);
+static_assert(kSenders <= PipeShape::kLeastStages - PipeShape::kLeastStages / kRepeatShare);
+using SendPipe = RowPipe<6>;
+using RepeatPipe = RowPipe<2>;
 
 // Generic accesses before, bulk copies after, of memory of any rank.
 __device__ __forceinline__ void fence_proxy_async() {
@@ -58,7 +64,7 @@ __device__ __forceinline__ int phase_of(std::int64_t token, std::int64_t tokens)
 // A sending warp of move.
 class TokenSender {
  public:
-  __device__ TokenSender(const MoveParams& p, RowPipe& pipe)
+  __device__ TokenSender(const MoveParams& p, SendPipe& pipe)
       : p_(p), topology_(p.view.topology), pipe_(pipe), lane_(threadIdx.x % 32) {
     const bool aligned =
         (reinterpret_cast<std::uintptr_t>(p.input) | std::uintptr_t(p.input_stride)) % 16 == 0;
@@ -195,7 +201,7 @@ class TokenSender {
 
   const MoveParams& p_;
   const DeviceTopology& topology_;
-  RowPipe& pipe_;
+  SendPipe& pipe_;
   int lane_, element_bytes_;
 };
 
@@ -203,7 +209,7 @@ class TokenSender {
 // chunks come. Blocks take every gridDim.x-th token. `sending` [kPhases]: the block's warps that
 // still are in that phase. False: something did not come.
 template <bool kRepeats>
-__device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* sending) {
+__device__ bool send_tokens(const MoveParams& p, SendPipe& pipe, std::int32_t* sending) {
   const DeviceTopology& topology = p.view.topology;
   const int warp = threadIdx.x / 32, blocks = gridDim.x, block = blockIdx.x;
   TokenSender sender(p, pipe);
@@ -238,7 +244,8 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* se
 }
 
 // Makes `to` the same as row `from` of this rank. By a warp.
-__device__ __forceinline__ void repeat_row(const MoveParams& p, RowPipe& pipe, std::int64_t from,
+template <class Pipe>
+__device__ __forceinline__ void repeat_row(const MoveParams& p, Pipe& pipe, std::int64_t from,
                                            std::int64_t to) {
   const int lane = threadIdx.x % 32, local = p.view.topology.local;
   std::byte* payload = p.payload.data[local];
@@ -251,7 +258,7 @@ __device__ __forceinline__ void repeat_row(const MoveParams& p, RowPipe& pipe, s
 
 // A repeating warp of move: the rows of each phase when all ranks of the node have written it.
 // False: some rank has not.
-__device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
+__device__ bool repeat_rows(const MoveParams& p, RepeatPipe& pipe) {
   const LayerView& view = p.view;
   const DeviceTopology& topology = view.topology;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - kSenders;
@@ -346,29 +353,36 @@ __device__ void tell_node(const LayerView& view, std::uint32_t* ticket, std::int
 }
 
 template <bool kRepeats>
-__global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
+__global__ __launch_bounds__(32 * (kSenders + 1 + kRepeats * (kRepeaters + 1)),
                              1) void move(const __grid_constant__ MoveParams p,
                                           const __grid_constant__ PipeShape shape) {
-  constexpr int kProducers = kSenders + kRepeats * kRepeaters;
   if (!goes_on(p)) return;
   extern __shared__ __align__(128) std::byte stages[];
-  __shared__ RowPipe::Shared shared;
+  __shared__ PipeShared shared[1 + kRepeats];
   __shared__ std::int32_t sending[kPhases];
-  RowPipe pipe(shared, stages, shape);
-  if (threadIdx.x == 0) pipe.begin(kProducers);
+  const int share = kRepeats ? shape.stages / kRepeatShare : 0;
+  SendPipe sends(shared[0], stages, shape, 0, shape.stages - share);
+  RepeatPipe repeats(shared[kRepeats], stages, shape, shape.stages - share, share);
+  if (threadIdx.x == 0) {
+    sends.begin(kSenders);
+    if (kRepeats) repeats.begin(kRepeaters);
+  }
   if (threadIdx.x < kPhases) sending[threadIdx.x] = kSenders;
   __syncthreads();
   const LayerView& view = p.view;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   bool all = true;
-  if (threadIdx.x < 32 * kSenders) {
-    all = send_tokens<kRepeats>(p, pipe, sending);
-    pipe.end();
+  if (warp < kSenders) {
+    all = send_tokens<kRepeats>(p, sends, sending);
+    sends.end();
     clear_rows(p);
-  } else if (threadIdx.x < 32 * kProducers) {
-    if constexpr (kRepeats) all = repeat_rows(p, pipe);
-    pipe.end();
-  } else if (threadIdx.x == 32 * kProducers) {
-    pipe.store([&](int phase) {
+  } else if (kRepeats && warp < kSenders + kRepeaters) {
+    all = repeat_rows(p, repeats);
+    repeats.end();
+  } else if (kRepeats && warp == kSenders + kRepeaters) {
+    if (lane == 0) repeats.store([](int) {});
+  } else if (lane == 0) {
+    sends.store([&](int phase) {
       tell_node(view, &view.state->tickets[kMovePhases + phase], view.control_layout.phases,
                 epoch_of(view) * kPhases + phase + 1);
     });
@@ -394,7 +408,7 @@ __device__ bool wait_for_node(const LayerView& view) {
 
 // A producing warp of finish takes 32 rows at a time: fills their tables, and for a new routing
 // repeats those that are not the first ones of their tokens.
-__device__ void finish_rows(const MoveParams& p, RowPipe& pipe, std::int64_t first_row) {
+__device__ void finish_rows(const MoveParams& p, SendPipe& pipe, std::int64_t first_row) {
   const DeviceTopology& topology = p.view.topology;
   const int lane = threadIdx.x % 32, local = topology.local, topk = topology.topk;
   const std::int64_t row = first_row + lane;
@@ -436,8 +450,8 @@ __global__ __launch_bounds__(32 * (kSenders + 1),
                                             const __grid_constant__ PipeShape shape) {
   if (!goes_on(p)) return;
   extern __shared__ __align__(128) std::byte stages[];
-  __shared__ RowPipe::Shared shared;
-  RowPipe pipe(shared, stages, shape);
+  __shared__ PipeShared shared;
+  SendPipe pipe(shared, stages, shape, 0, shape.stages);
   if (threadIdx.x == 0) pipe.begin(kSenders);
   if (!wait_for_node(p.view)) return;
   if (threadIdx.x < 32 * kSenders) {
@@ -472,7 +486,7 @@ int launch(Kernel* kernel, const MoveParams& params, int blocks, int warps, void
 
 int launch_move(const MoveParams& params, int blocks, void* stream) {
   const bool repeats = !params.fresh && !params.token_major;
-  return repeats ? launch(move<true>, params, blocks, kSenders + kRepeaters + 1, stream)
+  return repeats ? launch(move<true>, params, blocks, kSenders + kRepeaters + 2, stream)
                  : launch(move<false>, params, blocks, kSenders + 1, stream);
 }
 

@@ -14,6 +14,7 @@ using device::kFullWarp;
 
 constexpr int kThreads = 512;
 constexpr std::int64_t kMostShared = 200 * 1024;  // dynamic, bytes
+constexpr int kTogether = 4;                      // loads that do not wait for each other
 
 // What each block works out for itself: [E] first rows of experts on their ranks, [E] those of the
 // blocks of this rank's rail sources on this node, [W] rows of ranks. In shared memory, or where it
@@ -143,9 +144,9 @@ __device__ void report(const PlaceParams& p, const Heard& heard, const Blocks& b
   }
 }
 
-// The rows of one rail source's pairs.
+// The rows of one rail source's pairs. By `placers` blocks, of which this one is number `placer`.
 __device__ void place_pairs(const PlaceParams& p, int source_node, std::int64_t pairs,
-                            const std::byte* table, const Blocks& blocks) {
+                            const std::byte* table, const Blocks& blocks, int placer, int placers) {
   const DeviceTopology& topology = p.view.topology;
   const int per_rank = topology.per_rank(), per_node = per_rank * topology.locals;
   const int blocks_here = p.token_major ? topology.locals : per_node;
@@ -154,33 +155,43 @@ __device__ void place_pairs(const PlaceParams& p, int source_node, std::int64_t 
   const std::int64_t all = p.max_tokens * topology.topk, offset = source_node * all;
   const auto* indices = reinterpret_cast<const std::int32_t*>(table);
   const auto* ordinals = reinterpret_cast<const std::int32_t*>(table + PairTable::ordinals(pairs));
-  for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < all;
-       i += gridDim.x * blockDim.x) {
-    std::int32_t index = -1, row = -1;
-    if (i < pairs) {
-      index = indices[i];
-      const int here = topology.kept(index) ? index - first_expert : -1;  // expert of this node
+  const std::int64_t step = std::int64_t(placers) * blockDim.x;
+  for (std::int64_t first = std::int64_t(placer) * blockDim.x + threadIdx.x; first < all;
+       first += kTogether * step) {
+    std::int32_t index[kTogether], ordinal[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {  // loads before what waits for them
+      const std::int64_t pair = first + i * step;
+      index[i] = pair < pairs ? indices[pair] : -1;
+      ordinal[i] = pair < pairs ? ordinals[pair] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const std::int64_t pair = first + i * step;
+      if (pair >= all) break;
+      std::int32_t row = -1;
+      const int here = topology.kept(index[i]) ? index[i] - first_expert : -1;  // of this node
       if (here >= 0 && here < per_node) {
         const int block = p.token_major ? here / per_rank : here;
-        const std::int64_t at = blocks.firsts[source_node * blocks_here + block] + ordinals[i];
+        const std::int64_t at = blocks.firsts[source_node * blocks_here + block] + ordinal[i];
         if (at < limit) row = static_cast<std::int32_t>(at);
       }
+      p.tables.indices[offset + pair] = index[i];
+      p.tables.rows[offset + pair] = row;
     }
-    p.tables.indices[offset + i] = index;
-    p.tables.rows[offset + i] = row;
   }
 }
 
 // The runs of tokens that a rail source has sent to this node; a warp takes a chunk.
 __device__ void list_runs(const PlaceParams& p, int source_node, std::int64_t tokens,
-                          const std::int32_t* indices) {
+                          const std::int32_t* indices, int placer, int placers) {
   const DeviceTopology& topology = p.view.topology;
   const int topk = topology.topk, lane = threadIdx.x % 32;
   const int per_node = topology.experts / topology.nodes;
   std::int32_t* begins = p.tables.send_reqs + std::int64_t(source_node) * 2 * p.max_tokens;
   std::int32_t* ends = begins + p.max_tokens;
-  const std::int64_t warps = gridDim.x * (blockDim.x / 32);
-  for (std::int64_t chunk = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  const std::int64_t warps = placers * (blockDim.x / 32);
+  for (std::int64_t chunk = placer * (blockDim.x / 32) + threadIdx.x / 32;
        chunk * kChunkTokens < p.max_tokens; chunk += warps) {
     const std::int64_t begin = chunk * kChunkTokens;
     const std::int64_t end = min(begin + kChunkTokens, p.max_tokens);
@@ -234,17 +245,21 @@ __global__ __launch_bounds__(kThreads, 1) void place(const __grid_constant__ Pla
   for (int i = threadIdx.x; !p.token_major && i < experts; i += blockDim.x) {
     blocks.firsts[i] += blocks.starts[node * per_node + i % per_node];
   }
-  if (blockIdx.x == 0) report(p, heard, blocks);
   __syncthreads();
+  // The first block has enough to do with the report.
+  const int reporters = gridDim.x > 1 ? 1 : 0;
+  const int placer = int(blockIdx.x) - reporters, placers = int(gridDim.x) - reporters;
+  if (blockIdx.x == 0) report(p, heard, blocks);
+  if (placer < 0) return;
   for (int from = 0; from < topology.nodes; ++from) {
     const std::int64_t tokens = heard.header(topology.rank_of(from, topology.local)).tokens;
     const std::byte* table =
         from == node ? p.table
                      : p.view.control.local +
                            p.view.control_layout.rail_table(epoch_of(p.view), topology.nodes, from);
-    place_pairs(p, from, tokens * topology.topk, table, blocks);
+    place_pairs(p, from, tokens * topology.topk, table, blocks, placer, placers);
     if (p.tables.send_reqs == nullptr) continue;
-    list_runs(p, from, tokens, reinterpret_cast<const std::int32_t*>(table));
+    list_runs(p, from, tokens, reinterpret_cast<const std::int32_t*>(table), placer, placers);
   }
 }
 
