@@ -139,19 +139,19 @@ __device__ void finish(const LayerView& view, std::uint64_t epoch) {
       Phase::end_of_sums, [&](int local) { return topology.rank_of(topology.node, local); });
 }
 
-template <class T, bool kWeighted, bool kNodes>
-__global__ void __launch_bounds__(kTeam* teams_of(kNodes), 1)
+template <class T, bool kWeighted, int kLevels>
+__global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
     sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
   if (!runs(params.view)) return;
   __shared__ std::byte* rows[kMaxLocals];
   find_rows(params.view, rows);
-  constexpr int kTeams = teams_of(kNodes);
+  constexpr int kTeams = teams_of(kLevels);
   const Ring ring(ring_memory, cut);
   row_sums::begin(ring);
   const std::uint64_t epoch = epoch_of(params.view);
   const int lane = int(threadIdx.x) % 32, node = params.view.topology.node;
   if (row_sums::adds()) {
-    row_sums::add_rows<T, kWeighted, kNodes>(ring);
+    row_sums::add_rows<T, kWeighted, kLevels>(ring);
   } else {
     Feeder feeder(ring);
     const std::int64_t step = row_sums::turns<kTeams>();
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kTeam* teams_of(kNodes), 1)
         next = load_pair<kWeighted>(params, node, token + step, lane);
       }
       const int count =
-          list_addends<kNodes>(params, rows, epoch, token, pair, lane, feeder.addends());
+          list_addends<(kLevels > 2)>(params, rows, epoch, token, pair, lane, feeder.addends());
       if (count < 0) break;
       feeder.sum(count, params.out + token * params.out_stride,
                  params.bias == nullptr ? nullptr : params.bias + token * params.bias_stride);
@@ -176,17 +176,17 @@ __global__ void __launch_bounds__(kTeam* teams_of(kNodes), 1)
 }
 
 template <class T, bool kWeighted>
-__global__ void __launch_bounds__(kTeam* teams_of(false), 1)
+__global__ void __launch_bounds__(kTeam* teams_of(2), 1)
     node_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
   const LayerView& view = params.view;
   if (!runs(view) || !placed(params.routing)) return;
   __shared__ std::byte* rows[kMaxLocals];
   find_rows(view, rows);
-  constexpr int kTeams = teams_of(false);
+  constexpr int kTeams = teams_of(2);
   const Ring ring(ring_memory, cut);
   row_sums::begin(ring);
   if (row_sums::adds()) {
-    row_sums::add_rows<T, kWeighted, false>(ring);
+    row_sums::add_rows<T, kWeighted, 2>(ring);
     return;
   }
   const DeviceTopology& topology = view.topology;
@@ -216,21 +216,21 @@ __global__ void __launch_bounds__(kTeam* teams_of(false), 1)
 }
 
 template <class T, bool kWeighted>
-__global__ void __launch_bounds__(kTeam* teams_of(false), 1)
+__global__ void __launch_bounds__(kTeam* teams_of(1), 1)
     local_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
   if (broken(params.view) || !placed(params.routing)) return;
-  constexpr int kTeams = teams_of(false);
+  constexpr int kTeams = teams_of(1);
   const Ring ring(ring_memory, cut);
   row_sums::begin(ring);
   if (row_sums::adds()) {
-    row_sums::add_rows<T, kWeighted, false>(ring);
+    row_sums::add_rows<T, kWeighted, 1>(ring);
     return;
   }
   const DeviceTopology& topology = params.view.topology;
   const DeviceRouting& routing = params.routing;
   const int lane = int(threadIdx.x) % 32, topk = topology.topk;
   // Tokens are looked up several at once, for the tables are far away.
-  constexpr int kAhead = 8;
+  constexpr int kAhead = 4;
   struct Copy {
     std::int32_t row;
     float weight;
@@ -268,10 +268,8 @@ __global__ void __launch_bounds__(kTeam* teams_of(false), 1)
         const unsigned all = __ballot_sync(device::kFullWarp, copy.row >= 0);
         if (__popc(all) < 2) continue;
         if (copy.row >= 0) {
-          // Each row as a rank of its own: the sum of a node is what is wanted.
           feeder.addends()[__popc(all & ((1u << lane) - 1))] = {
-              params.expert_rows + copy.row * params.row_bytes, copy.weight,
-              row_sums::kBeginsRank | row_sums::kEndsRank};
+              params.expert_rows + copy.row * params.row_bytes, copy.weight, 0};
         }
         const std::int64_t to = begin + __ffs(firsts) - 1;
         feeder.sum(__popc(all), sums + to * params.row_bytes, nullptr);
@@ -288,9 +286,9 @@ template <class T, bool kWeighted>
 Kernel kernel_of(Which which) {
   switch (which) {
     case kSum:
-      return sum_kernel<T, kWeighted, false>;
+      return sum_kernel<T, kWeighted, 2>;
     case kSumOfNodes:
-      return sum_kernel<T, kWeighted, true>;
+      return sum_kernel<T, kWeighted, 3>;
     case kNodeSum:
       return node_sum_kernel<T, kWeighted>;
     case kLocalSum:
@@ -315,11 +313,10 @@ Kernel kernel_of(Which which, DType dtype, bool weighted) {
 
 int launch(Which which, const DeviceSumParams& params, int blocks, void* stream) {
   const Kernel kernel = kernel_of(which, params.dtype, params.weights.pairs != nullptr);
-  const bool nodes = which == kSumOfNodes;
-  const Cut cut = row_sums::cut_rows(params.row_bytes, teams_of(nodes));
-  const int bytes = row_sums::shared_bytes(cut, teams_of(nodes));
-  kernel<<<blocks, kTeam * teams_of(nodes), bytes, static_cast<cudaStream_t>(stream)>>>(params,
-                                                                                        cut);
+  const int teams = teams_of(which == kLocalSum ? 1 : which == kSumOfNodes ? 3 : 2);
+  const Cut cut = row_sums::cut_rows(params.row_bytes, teams);
+  const int bytes = row_sums::shared_bytes(cut, teams);
+  kernel<<<blocks, kTeam * teams, bytes, static_cast<cudaStream_t>(stream)>>>(params, cut);
   return cudaGetLastError();
 }
 

@@ -23,15 +23,16 @@ inline constexpr int kMaxSlots = 32;
 inline constexpr int kMaxAddends = 32;
 inline constexpr int kRingBytes = 220 * 1024;
 
-// Teams of a block, each with a ring of its own: as many as registers allow.
-__host__ __device__ constexpr int teams_of(bool nodes) { return nodes ? 1 : 2; }
+// Levels of sums that a thread keeps: 1, a single sum; 2, of ranks and of their node; 3, of all
+// nodes too. The fewer there are, the more teams of a block find room in the registers.
+__host__ __device__ constexpr int teams_of(int levels) { return 4 - levels; }
 
 enum Flags : std::uint32_t {
   kRow = 1,         // there is a row to add
-  kBeginsRank = 2,  // a sum within a rank begins with it
+  kBeginsRank = 2,  // a sum within a rank begins with it (2 levels, as the next two)
   kEndsRank = 4,    // that sum is complete...
   kRoundRank = 8,   // ... and rounded, then added to the sum of its node
-  kEndsNode = 16,   // the sum of the node is complete and added to the total
+  kEndsNode = 16,   // the sum of the node is complete and added to the total (3 levels)
   kEndsToken = 32,  // the total is complete: bias, rounding, out
   kEnd = 64,        // no more pieces
 };
@@ -275,16 +276,15 @@ __device__ auto& choose(A& first, B& second) {
 
 // The adding warps of a team: each thread owns columns of a piece and keeps their sums in
 // registers. Products are rounded before they are added. Only the outermost sum needs to begin at
-// +0, for a +0 or -0 added to it makes no difference. kNodes: there are several nodes; else the sum
-// of the node is the total.
-template <class T, bool kWeighted, bool kNodes>
+// +0, for a +0 or -0 added to it makes no difference.
+template <class T, bool kWeighted, int kLevels>
 __device__ void add_rows(Ring ring) {
   using C = Columns<T>;
   constexpr std::uint32_t kStep = 32 * kAdders;  // of a thread's vectors
   const std::uint32_t thread = threadIdx.x % kTeam;
-  float rank[kVectors][C::kCount], node[kVectors][C::kCount] = {};
-  float node_total[kNodes ? kVectors : 1][C::kCount] = {};
-  auto& total = choose<kNodes>(node_total, node);
+  float rank[kLevels > 1 ? kVectors : 1][C::kCount], node[kVectors][C::kCount] = {};
+  float all_nodes[kLevels > 2 ? kVectors : 1][C::kCount] = {};
+  auto& total = choose<(kLevels > 2)>(all_nodes, node);
   const auto value = [&](const uint4& raw, float weight, float(&row)[C::kCount]) {
     C::unpack(raw, row);
     if constexpr (kWeighted) {
@@ -328,13 +328,13 @@ __device__ void add_rows(Ring ring) {
     }
     device::mbarrier_arrive_warp(ring.empty());
     const std::uint32_t kind = piece.flags & (kRow | kBeginsRank | kEndsRank | kRoundRank);
-    if (kind == (kRow | kBeginsRank | kEndsRank)) {  // the only row of its rank
+    if (kLevels == 1 ? kind != 0 : kind == (kRow | kBeginsRank | kEndsRank)) {  // a rank's only row
       each_vector([&](std::uint32_t v) {
         float row[C::kCount];
         value(raw[v], piece.weight, row);
         add(node[v], row);
       });
-    } else if (kind != 0) {
+    } else if (kLevels > 1 && kind != 0) {
       each_vector([&](std::uint32_t v) {
         float sum[C::kCount];
         value(raw[v], piece.weight, sum);
@@ -348,7 +348,7 @@ __device__ void add_rows(Ring ring) {
         }
       });
     }
-    if constexpr (kNodes) {
+    if constexpr (kLevels > 2) {
       if (piece.flags & kEndsNode) {
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {

@@ -1,0 +1,133 @@
+// What combine's kernels do differently for some sizes: rows cut into pieces, tokens with more rows
+// than a ring has slots, tensors that are not aligned, sums of several nodes. The oracle is that of
+// the case table. Skipped without a GPU.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "winnow/expert_parallel/gpu_test_ranks.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+class CombineGpu : public GpuTest {
+ protected:
+  static void expect_as_oracle(const Problem& problem) {
+    SCOPED_TRACE(describe(problem));
+    expect_passed(run_in_process(problem, kGpu));
+  }
+};
+
+// Every level of sums, of every dtype, with and without weights and bias, over two chunks of the
+// rail; also where only the elements of rows are aligned.
+TEST_F(CombineGpu, EveryLevelOfSums) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const int nodes : {1, 2, 4}) {
+      for (const bool local : {false, true}) {
+        for (const bool weighted : {false, true}) {
+          expect_as_oracle({.dtype = dtype,
+                            .nodes = nodes,
+                            .local_world_size = 4 / nodes,
+                            .topk = 7,
+                            .max_tokens = 270,
+                            .hidden = 136,
+                            .choice = ExpertChoice::duplicates,
+                            .local_combine = local,
+                            .weights = weighted,
+                            .weighted_combine = weighted,
+                            .bias = weighted != local,
+                            .strided = local});
+        }
+      }
+    }
+  }
+}
+
+// 80,016 bytes: several pieces for a row.
+TEST_F(CombineGpu, RowsInPieces) {
+  for (const int nodes : {1, 2}) {
+    for (const bool strided : {false, true}) {
+      expect_as_oracle({.dtype = DType::f32,
+                        .nodes = nodes,
+                        .local_world_size = 4 / nodes,
+                        .topk = 5,
+                        .hidden = 20004,
+                        .choice = ExpertChoice::duplicates,
+                        .expert_rows = strided ? ExpertRows::own : ExpertRows::in_place,
+                        .local_combine = strided,
+                        .weights = true,
+                        .weighted_combine = true,
+                        .bias = true,
+                        .strided = strided});
+    }
+  }
+}
+
+// A ring holds fewer rows of 14 KB.
+TEST_F(CombineGpu, ThirtyTwoRowsOfAToken) {
+  for (const int nodes : {1, 2}) {
+    for (const ExpertChoice choice : {ExpertChoice::dropped, ExpertChoice::one_expert}) {
+      for (const bool local : {false, true}) {
+        expect_as_oracle({.nodes = nodes,
+                          .local_world_size = 4 / nodes,
+                          .experts_per_rank = 9,
+                          .topk = 32,
+                          .max_tokens = 10,
+                          .hidden = 7168,
+                          .choice = choice,
+                          .local_combine = local,
+                          .weights = true,
+                          .weighted_combine = true});
+      }
+    }
+  }
+}
+
+// Rows of 16 bytes, and more tokens than turns.
+TEST_F(CombineGpu, TinyRows) {
+  for (const bool token_major : {false, true}) {
+    expect_as_oracle({.topk = 4,
+                      .max_tokens = 1000,
+                      .hidden = 8,
+                      .choice = ExpertChoice::dropped,
+                      .token_major = token_major,
+                      .bias = true});
+  }
+}
+
+// Sums begin at +0, so that -0 does not come out of them, however few rows there are.
+TEST_F(CombineGpu, ZerosArePositive) {
+  for (const bool local : {false, true}) {
+    Config config = small_config(2);
+    config.enable_local_combine = local;
+    GpuWorld world(config, 2);
+    expect_all_return(world.run([&](int rank) {
+      const Place& place = world.place(rank);
+      AllToAll& layer = world.layer(rank);
+      Given host(4, 1);  // every pair to rank 0, two of each token
+      for (std::size_t token = 0; token < 2; ++token) {
+        host.indices.values<std::int32_t>()[2 * token] = 4;  // one is dropped
+      }
+      GpuGiven given(place, host);
+      const Dispatched dispatched = layer.dispatch(given.args);
+      Tensor rows(DType::f32, {dispatched.output.size(0), 16});
+      std::ranges::fill(rows.values<float>(), -0.0f);
+      const Tensor experts = place.copy(rows);
+      CombineArgs args;
+      args.expert_output = experts;
+      args.stream = place.stream();
+      const Tensor sums = layer.combine(args, *dispatched.descriptor);
+      const Tensor result = place.to_host(sums.view());
+      EXPECT_EQ(result.size(0), 4);
+      for (const float value : result.values<float>()) {
+        EXPECT_EQ(value, 0.0f);
+        EXPECT_FALSE(std::signbit(value));
+      }
+    }));
+  }
+}
+
+}  // namespace
+}  // namespace winnow::expert_parallel
