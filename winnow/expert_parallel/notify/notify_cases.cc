@@ -62,7 +62,9 @@ void merge(std::vector<Comparison>& all, std::vector<Comparison> of_rank, int ra
 }
 
 CaseOutcome run_case(const NotifyShape& shape, const Target& target) {
-  testing::require_cpu("expert_parallel::notify", target);
+  const Device device = testing::device_of(target);
+  NotifierConfig config = shape.config();
+  config.device = device;
   constexpr int kCalls = 3;
   testing::Random random(testing::seed_from(shape.name));
   std::vector<std::vector<Tensor>> indices;
@@ -70,17 +72,19 @@ CaseOutcome run_case(const NotifyShape& shape, const Target& target) {
   std::vector<std::vector<Comparison>> found(static_cast<std::size_t>(shape.ranks() * kCalls));
   RankTeam team(shape.ranks());
   team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
-    Notifier notifier(transport, team.world().store(), shape.config());
+    const Place place(device);
+    Notifier notifier(transport, team.world().store(), config);
     for (int call = 0; call < kCalls; ++call) {
       const std::vector<Tensor>& table = indices[static_cast<std::size_t>(call)];
-      const NotifyInputs inputs(shape, table[static_cast<std::size_t>(rank)]);
-      const NotifyOutputs outputs(shape);
-      notifier.notify(make_args(shape, inputs, outputs));
+      NotifyInputs inputs(shape, table[static_cast<std::size_t>(rank)]);
+      NotifyOutputs outputs(shape);
+      notify_at(place, notifier, make_args(shape, inputs, outputs), inputs, outputs);
       found[static_cast<std::size_t>(rank * kCalls + call)] =
           compare(shape, table, rank, outputs, notifier.totals()).comparisons;
     }
   });
   CaseOutcome outcome;
+  if (target.device == DeviceType::cuda) outcome.backend = Backend::cuda;
   for (std::size_t i = 0; i < found.size(); ++i) {
     merge(outcome.comparisons, std::move(found[i]), static_cast<int>(i) / kCalls);
   }
@@ -90,8 +94,15 @@ CaseOutcome run_case(const NotifyShape& shape, const Target& target) {
 }  // namespace
 
 testing::Operation notify_operation() {
-  return {"expert_parallel::notify", "every rank learns what comes to it",
-          testing::cases_of(make_cases(), run_case), notify_benchmarks()};
+  // Every rank has a thread and, on a GPU, a stream there.
+  constexpr int kMostRanksOnGpu = 4;
+  const std::vector<NotifyShape> shapes = make_cases();
+  testing::Operation operation{"expert_parallel::notify", "every rank learns what comes to it",
+                               testing::cases_of(shapes, run_case), notify_benchmarks()};
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    operation.cases[i].on_gpu = shapes[i].ranks() <= kMostRanksOnGpu;
+  }
+  return operation;
 }
 
 }  // namespace winnow::expert_parallel

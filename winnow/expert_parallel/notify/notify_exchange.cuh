@@ -314,8 +314,8 @@ __global__ void __launch_bounds__(kNotifyThreads)
   __shared__ typename NotifyBlock<W>::Shared shared;
   const LayerView& view = params.view.layer;
   if (broken(view)) return;
-  const std::uint64_t call = *const_cast<const volatile std::uint64_t*>(&view.state->epoch) + 1;
-  __syncthreads();
+  const std::uint64_t call = epoch_of(view) + 1;
+  if (__syncthreads_or(threadIdx.x == 0 && told_of_fault(view))) return;
   if (threadIdx.x == 0) view.state->epoch = call;
   NotifyBlock<W>(params, shared, call).run();
 }

@@ -9,6 +9,7 @@
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/notify/notify_oracle.h"
 #include "winnow/expert_parallel/testing/expert_choice.h"
+#include "winnow/expert_parallel/testing/place.h"
 #include "winnow/testing/generate.h"
 #include "winnow/testing/operation.h"
 #include "winnow/testing/strided.h"
@@ -54,6 +55,11 @@ struct NotifyOutputs {
 
 NotifyArgs make_args(const NotifyShape& shape, const NotifyInputs& inputs,
                      const NotifyOutputs& outputs);
+
+// notify() with copies at the place of the tensors that `args` shows, which are parts of `inputs`
+// and `outputs`; what was written there comes back, also where it throws.
+void notify_at(const Place& place, Notifier& notifier, NotifyArgs args, NotifyInputs& inputs,
+               NotifyOutputs& outputs);
 
 // The outputs and the host's totals of one rank against the oracle.
 testing::CaseOutcome compare(const NotifyShape& shape, const std::vector<Tensor>& indices, int rank,

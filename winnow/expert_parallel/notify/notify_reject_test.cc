@@ -8,6 +8,7 @@
 
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/notify/notify_problem.h"
+#include "winnow/expert_parallel/notify/notify_test_devices.h"
 #include "winnow/expert_parallel/sizes.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/expert_parallel/transport/shared_memory.h"
@@ -47,12 +48,16 @@ std::vector<std::string> texts(RankTeam& team, const RankBody& body) {
 // Changes the arguments of one rank, with its inputs to be spoiled.
 using Spoil = std::function<void(NotifyArgs& args, NotifyInputs& inputs)>;
 
-class NotifyRefusal : public ::testing::Test {
+class NotifyRefusal : public OnEachDevice {
  protected:
-  NotifyRefusal() : team_(4), notifiers_(4) {
+  NotifyRefusal() : team_(4), places_(4), notifiers_(4) {}
+  void SetUp() override {
+    OnEachDevice::SetUp();
+    if (IsSkipped()) return;
     team_.run([&](int rank, const TransportPointer& transport) {
-      notifiers_[at(rank)] =
-          std::make_unique<Notifier>(transport, team_.world().store(), kShape.config());
+      places_[at(rank)] = std::make_unique<Place>(device());
+      notifiers_[at(rank)] = std::make_unique<Notifier>(transport, team_.world().store(),
+                                                        on(device(), kShape.config()));
     });
   }
 
@@ -65,14 +70,14 @@ class NotifyRefusal : public ::testing::Test {
     const auto call = [&](bool spoiled) {
       return texts(team_, [&, spoiled](int rank, const TransportPointer&) {
         NotifyInputs inputs(kShape, indices[at(rank)]);
-        const NotifyOutputs outputs(kShape);
+        NotifyOutputs outputs(kShape);
         NotifyArgs args = make_args(kShape, inputs, outputs);
         for (const auto& [where, spoil] : spoils) {
           if (spoiled && where == rank) spoil(args, inputs);
         }
         Notifier& notifier = *notifiers_[at(rank)];
         try {
-          notifier.notify(args);
+          notify_at(*places_[at(rank)], notifier, args, inputs, outputs);
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
           EXPECT_EQ(outputs.count_written(), 0);
@@ -97,10 +102,13 @@ class NotifyRefusal : public ::testing::Test {
   }
 
   RankTeam team_;
+  std::vector<std::unique_ptr<Place>> places_;
   std::vector<std::unique_ptr<Notifier>> notifiers_;
 };
+INSTANTIATE_TEST_SUITE_P(Cpu, NotifyRefusal, ::testing::Values(Device{}));
+INSTANTIATE_TEST_SUITE_P(Gpu, NotifyRefusal, ::testing::Values(kGpu));
 
-TEST_F(NotifyRefusal, OptionsOutOfRange) {
+TEST_P(NotifyRefusal, OptionsOutOfRange) {
   expect_refusal([](NotifyArgs& args, NotifyInputs&) { args.channels = 0; },
                  "channels: want at least 1, got 0");
   expect_refusal([](NotifyArgs& args, NotifyInputs&) { args.expert_alignment = 0; },
@@ -109,7 +117,7 @@ TEST_F(NotifyRefusal, OptionsOutOfRange) {
                  "worst_case_rows: want at least 0, got -1");
 }
 
-TEST_F(NotifyRefusal, OptionsThatDiffer) {
+TEST_P(NotifyRefusal, OptionsThatDiffer) {
   const Spoil four_channels = [](NotifyArgs& args, NotifyInputs&) {
     args.channels = 4;
     args.node_channel_prefix_matrix = args.rank_channel_prefix_matrix = {};
@@ -118,7 +126,7 @@ TEST_F(NotifyRefusal, OptionsThatDiffer) {
   expect_refusal({{0, four_channels}}, "channels differs: 4 on rank 0, 3 on rank 1");
 }
 
-TEST_F(NotifyRefusal, TheLowestRankIsNamed) {
+TEST_P(NotifyRefusal, TheLowestRankIsNamed) {
   const Spoil channels = [](NotifyArgs& args, NotifyInputs&) { args.channels = -7; };
   const Spoil alignment = [](NotifyArgs& args, NotifyInputs&) { args.expert_alignment = -8; };
   expect_refusal({{3, channels}, {1, alignment}},
@@ -127,7 +135,7 @@ TEST_F(NotifyRefusal, TheLowestRankIsNamed) {
                  "rank 0: channels: want at least 1, got -7");
 }
 
-TEST_F(NotifyRefusal, CountsThatCannotBe) {
+TEST_P(NotifyRefusal, CountsThatCannotBe) {
   const auto set = [](Tensor NotifyInputs::* counts, std::int64_t index, std::int32_t value) {
     return [=](NotifyArgs&, NotifyInputs& inputs) {
       (inputs.*counts).view().at<std::int32_t>(index) = value;
@@ -172,7 +180,7 @@ TEST_F(NotifyRefusal, CountsThatCannotBe) {
   }
 }
 
-TEST_F(NotifyRefusal, TensorsOfOtherForms) {
+TEST_P(NotifyRefusal, TensorsOfOtherForms) {
   const auto with = [](auto NotifyArgs::* tensor, const auto& view) {
     return [=](NotifyArgs& args, NotifyInputs&) { args.*tensor = view; };
   };
@@ -203,12 +211,13 @@ TEST_F(NotifyRefusal, TensorsOfOtherForms) {
                  "num_forward_tokens: want shape [1], got [3]");
   expect_refusal(with(&NotifyArgs::recv_pairs_per_expert, TensorView(three)),
                  "recv_pairs_per_expert: want shape [E/W=2], got [3]");
-  expect_refusal(with(&NotifyArgs::recv_rank_prefix_sum,
-                      TensorView(floats.data(), DType::i32, {4}, Device{DeviceType::cuda})),
-                 "recv_rank_prefix_sum: want device cpu, got cuda:0");
+  const Device other = device() == kGpu ? Device{} : kGpu;
+  expect_refusal(
+      with(&NotifyArgs::recv_rank_prefix_sum, TensorView(floats.data(), DType::i32, {4}, other)),
+      "recv_rank_prefix_sum: want device " + to_string(device()) + ", got " + to_string(other));
 }
 
-TEST_F(NotifyRefusal, QueueBuffersThatAreTooSmall) {
+TEST_P(NotifyRefusal, QueueBuffersThatAreTooSmall) {
   QueueShape shape{.bytes_per_token = 48,
                    .recv_tokens = 5,
                    .nodes = 2,
@@ -238,10 +247,10 @@ TEST_F(NotifyRefusal, QueueBuffersThatAreTooSmall) {
   const std::vector<Tensor> indices = make_indices(kShape, random);
   team_.run([&](int rank, const TransportPointer&) {
     NotifyInputs inputs(kShape, indices[at(rank)]);
-    const NotifyOutputs outputs(kShape);
+    NotifyOutputs outputs(kShape);
     NotifyArgs args = make_args(kShape, inputs, outputs);
     with(node, local, 7)(args, inputs);
-    notifiers_[at(rank)]->notify(args);
+    notify_at(*places_[at(rank)], *notifiers_[at(rank)], args, inputs, outputs);
   });
 }
 
@@ -288,23 +297,29 @@ TEST(NotifierCreation, ARankThatNeverComesEndsTheWait) {
   EXPECT_THAT(found[2], AllOf(HasSubstr("rank 1"), HasSubstr("0.3 s")));
 }
 
-TEST(NotifierFaults, ARankThatDoesNotCallEndsTheWaitsOfAll) {
+class NotifierFaultsOn : public OnEachDevice {};
+INSTANTIATE_TEST_SUITE_P(Cpu, NotifierFaultsOn, ::testing::Values(Device{}));
+INSTANTIATE_TEST_SUITE_P(Gpu, NotifierFaultsOn, ::testing::Values(kGpu));
+
+TEST_P(NotifierFaultsOn, ARankThatDoesNotCallEndsTheWaitsOfAll) {
   const NotifyShape shape{.nodes = 2, .local_world_size = 2, .even = true};
   RankTeam team(4);
+  std::vector<std::unique_ptr<Place>> places(4);
   std::vector<std::unique_ptr<Notifier>> notifiers(4);
   testing::Random random(1);
   const std::vector<Tensor> indices = make_indices(shape, random);
   const auto call = [&](int rank) {
     const auto i = static_cast<std::size_t>(rank);
-    const NotifyInputs inputs(shape, indices[i]);
-    const NotifyOutputs outputs(shape);
-    notifiers[i]->notify(make_args(shape, inputs, outputs));
+    NotifyInputs inputs(shape, indices[i]);
+    NotifyOutputs outputs(shape);
+    notify_at(*places[i], *notifiers[i], make_args(shape, inputs, outputs), inputs, outputs);
   };
   team.run([&](int rank, const TransportPointer& transport) {
-    NotifierConfig config = shape.config();
+    NotifierConfig config = on(device(), shape.config());
     config.timeout = std::chrono::seconds(1);
-    notifiers[static_cast<std::size_t>(rank)] =
-        std::make_unique<Notifier>(transport, team.world().store(), config);
+    const auto i = static_cast<std::size_t>(rank);
+    places[i] = std::make_unique<Place>(device());
+    notifiers[i] = std::make_unique<Notifier>(transport, team.world().store(), config);
     call(rank);
   });
   const auto begin = std::chrono::steady_clock::now();

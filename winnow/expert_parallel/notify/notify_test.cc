@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "winnow/expert_parallel/notify/notify_problem.h"
+#include "winnow/expert_parallel/notify/notify_test_devices.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/expect.h"
 
@@ -84,11 +85,12 @@ TEST(Notify, TwoNodesOfTwoRanksByHand) {
 
 // Sizes, channels and routing change from call to call, every third call is a worst-case one, and
 // now and then a rank is late. Every rank makes the same random numbers.
-void run_repeats(NotifyShape shape, int calls) {
+void run_repeats(Device device, NotifyShape shape, int calls) {
   RankTeam team(shape.ranks());
   team.run([&](int rank, const TransportPointer& transport) {
     NotifyShape now = shape;
-    Notifier notifier(transport, team.world().store(), now.config());
+    const Place place(device);
+    Notifier notifier(transport, team.world().store(), on(device, now.config()));
     for (int call = 0; call < calls; ++call) {
       testing::Random random(static_cast<std::uint64_t>(call));
       now.most_tokens = random.below(60);
@@ -97,12 +99,12 @@ void run_repeats(NotifyShape shape, int calls) {
       now.choice = static_cast<ExpertChoice>(random.below(5));
       const auto late = random.below(shape.ranks() * 8);
       const std::vector<Tensor> indices = make_indices(now, random);
-      const NotifyInputs inputs(now, indices[static_cast<std::size_t>(rank)]);
-      const NotifyOutputs outputs(now);
+      NotifyInputs inputs(now, indices[static_cast<std::size_t>(rank)]);
+      NotifyOutputs outputs(now);
       NotifyArgs args = make_args(now, inputs, outputs);
       args.worst_case_rows = call % 3 == 0 ? 1 : 0;
       if (late == rank) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      notifier.notify(args);
+      notify_at(place, notifier, args, inputs, outputs);
       NotifyTotals totals = notifier.totals();
       if (args.worst_case_rows > 0) {
         EXPECT_EQ(totals.recv_tokens, -1);
@@ -120,48 +122,57 @@ void run_repeats(NotifyShape shape, int calls) {
   });
 }
 
-TEST(Notify, AThousandCallsOfChangingSizes) {
-  run_repeats({.nodes = 2, .local_world_size = 2, .topk = 3}, 1000);
+class NotifyOn : public OnEachDevice {};
+INSTANTIATE_TEST_SUITE_P(Cpu, NotifyOn, ::testing::Values(Device{}));
+INSTANTIATE_TEST_SUITE_P(Gpu, NotifyOn, ::testing::Values(kGpu));
+
+TEST_P(NotifyOn, AThousandCallsOfChangingSizes) {
+  run_repeats(device(), {.nodes = 2, .local_world_size = 2, .topk = 3}, 1000);
 }
-TEST(Notify, RepeatsOnOtherTopologies) {
-  run_repeats({.nodes = 1, .local_world_size = 1, .experts_per_rank = 4}, 100);
-  run_repeats({.nodes = 1, .local_world_size = 4}, 100);
-  run_repeats({.nodes = 4, .local_world_size = 1}, 100);
-  run_repeats({.nodes = 3, .local_world_size = 2, .experts_per_rank = 1, .topk = 4}, 100);
+TEST_P(NotifyOn, RepeatsOnOtherTopologies) {
+  run_repeats(device(), {.nodes = 1, .local_world_size = 1, .experts_per_rank = 4}, 100);
+  run_repeats(device(), {.nodes = 1, .local_world_size = 4}, 100);
+  run_repeats(device(), {.nodes = 4, .local_world_size = 1}, 100);
+  run_repeats(device(), {.nodes = 1, .local_world_size = 2, .experts_per_rank = 40}, 100);
+}
+TEST(Notify, RepeatsOnMoreRanks) {
+  run_repeats({}, {.nodes = 3, .local_world_size = 2, .experts_per_rank = 1, .topk = 4}, 100);
 }
 
 // Two notifiers on one transport, of other sizes, called in turns.
-TEST(Notify, NotifiersAreIndependent) {
+TEST_P(NotifyOn, NotifiersAreIndependent) {
   const NotifyShape first{.nodes = 2, .local_world_size = 2};
   const NotifyShape second{.nodes = 4, .local_world_size = 1, .experts_per_rank = 3, .channels = 7};
   RankTeam team(4);
   team.run([&](int rank, const TransportPointer& transport) {
-    Notifier one(transport, team.world().store(), first.config()),
-        two(transport, team.world().store(), second.config());
+    const Place place(device());
+    Notifier one(transport, team.world().store(), on(device(), first.config())),
+        two(transport, team.world().store(), on(device(), second.config()));
     for (int call = 0; call < 20; ++call) {
       for (const auto& [notifier, shape] :
            {std::tuple(&one, &first), std::tuple(&two, &second), std::tuple(&two, &second)}) {
         testing::Random random(static_cast<std::uint64_t>(call));
         const std::vector<Tensor> indices = make_indices(*shape, random);
-        const NotifyInputs inputs(*shape, indices[static_cast<std::size_t>(rank)]);
-        const NotifyOutputs outputs(*shape);
-        notifier->notify(make_args(*shape, inputs, outputs));
+        NotifyInputs inputs(*shape, indices[static_cast<std::size_t>(rank)]);
+        NotifyOutputs outputs(*shape);
+        notify_at(place, *notifier, make_args(*shape, inputs, outputs), inputs, outputs);
         expect_passed(compare(*shape, indices, rank, outputs, notifier->totals()));
       }
     }
   });
 }
 
-TEST(Notify, EveryOutputMayBeAbsent) {
+TEST_P(NotifyOn, EveryOutputMayBeAbsent) {
   const NotifyShape shape{.nodes = 2, .local_world_size = 1, .even = true};
   RankTeam team(2);
   team.run([&](int rank, const TransportPointer& transport) {
     testing::Random random(1);
     const std::vector<Tensor> indices = make_indices(shape, random);
-    const NotifyInputs inputs(shape, indices[static_cast<std::size_t>(rank)]);
-    Notifier notifier(transport, team.world().store(), shape.config());
-    const NotifyOutputs all(shape);
-    notifier.notify(make_args(shape, inputs, all));
+    NotifyInputs inputs(shape, indices[static_cast<std::size_t>(rank)]);
+    const Place place(device());
+    Notifier notifier(transport, team.world().store(), on(device(), shape.config()));
+    NotifyOutputs all(shape);
+    notify_at(place, notifier, make_args(shape, inputs, all), inputs, all);
     const NotifyTotals totals = notifier.totals();
     NotifyArgs args;
     args.tokens_per_rank = inputs.tokens_per_rank;
@@ -169,34 +180,49 @@ TEST(Notify, EveryOutputMayBeAbsent) {
     args.tokens_per_expert = inputs.tokens_per_expert;
     args.is_token_in_rank = inputs.is_token_in_rank.view;
     args.channels = shape.channels;
-    notifier.notify(args);
+    notify_at(place, notifier, args, inputs, all);
     EXPECT_EQ(notifier.totals().recv_tokens, totals.recv_tokens);
     EXPECT_EQ(notifier.totals().recv_pairs_per_expert, totals.recv_pairs_per_expert);
   });
 }
 
 // 2^31 - 32 pairs, in segments of 2^30: the second one ends at 2^31.
-TEST(Notify, RefusesMoreThan31BitsOfPairs) {
+TEST_P(NotifyOn, RefusesMoreThan31BitsOfPairs) {
   constexpr std::int32_t kTokens = (1 << 26) - 1;
   RankTeam team(1);
   team.run([&](int, const TransportPointer& transport) {
-    Notifier notifier(transport, team.world().store(), {.experts = 1});
-    Tensor tokens(DType::i32, {1}), pairs(DType::i32, {1});
+    const Place place(device());
+    Notifier notifier(transport, team.world().store(), on(device(), {.experts = 1}));
+    Tensor tokens(DType::i32, {1}), pairs(DType::i32, {1}), one(DType::u8, {1});
     tokens.view().at<std::int32_t>(0) = kTokens;
     pairs.view().at<std::int32_t>(0) = kTokens * 32;
-    const std::uint8_t one = 1;
-    NotifyArgs args{.tokens_per_rank = tokens,
-                    .tokens_per_node = tokens,
-                    .tokens_per_expert = pairs,
-                    .is_token_in_rank = ConstTensorView(&one, DType::u8, {kTokens, 1}, {0, 1})};
+    one.view().at<std::uint8_t>(0) = 1;
+    const Tensor tokens_there = place.copy(tokens), pairs_there = place.copy(pairs),
+                 one_there = place.copy(one);
+    NotifyArgs args{.tokens_per_rank = tokens_there,
+                    .tokens_per_node = tokens_there,
+                    .tokens_per_expert = pairs_there,
+                    .is_token_in_rank = ConstTensorView(one_there.data(), DType::u8, {kTokens, 1},
+                                                        {0, 1}, device())};
+    args.stream = place.stream();
     args.expert_alignment = 32;
     notifier.notify(args);
     EXPECT_EQ(notifier.totals().recv_pairs_per_expert[0], kTokens * 32);
+    const std::string text =
+        "expert_parallel::notify: 2147483648 pairs for this rank are more than 2^31 - 1";
     args.expert_alignment = 1 << 30;
-    testing::expect_error([&] { notifier.notify(args); }, ErrorCode::invalid_argument,
-                          "expert_parallel::notify: 2147483648 pairs for this rank are more than "
-                          "2^31 - 1");
+    testing::expect_error([&] { notifier.notify(args); }, ErrorCode::invalid_argument, text);
     EXPECT_EQ(notifier.totals().recv_tokens, -1);
+    // The host of a GPU learns it from the next call.
+    if (device() != kGpu) return;
+    args.worst_case_rows = 1;
+    notifier.notify(args);
+    place.wait();
+    args.expert_alignment = 32;
+    testing::expect_error([&] { notifier.notify(args); }, ErrorCode::invalid_argument, text);
+    args.worst_case_rows = 0;
+    notifier.notify(args);
+    EXPECT_EQ(notifier.totals().recv_pairs_per_expert[0], kTokens * 32);
   });
 }
 

@@ -1,0 +1,242 @@
+// What only a GPU can show of notify, beyond the tests that run on every device: graphs, refusals
+// that come to light after the call, streams. Skipped without a GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "winnow/expert_parallel/notify/notify_problem.h"
+#include "winnow/expert_parallel/notify/notify_test_devices.h"
+#include "winnow/expert_parallel/testing/ranks.h"
+#include "winnow/testing/expect.h"
+
+#if WINNOW_WITH_CUDA
+#include <cuda_runtime_api.h>
+
+namespace winnow::expert_parallel {
+namespace {
+
+using ::testing::Each;
+using TransportPointer = std::shared_ptr<Transport>;
+
+const NotifyShape kShape{.nodes = 2,
+                         .local_world_size = 2,
+                         .most_tokens = 50,
+                         .even = true,
+                         .choice = ExpertChoice::distinct};
+
+class NotifyGpu : public OnEachDevice {};
+INSTANTIATE_TEST_SUITE_P(Gpu, NotifyGpu, ::testing::Values(kGpu));
+
+// One rank's tensors on the GPU, which keep their addresses.
+struct RankOnGpu {
+  Place place{kGpu};
+  Tensor in_rank, per_rank, per_node, per_expert;
+  Tensor node_channels, rank_channels, from_nodes, from_ranks, recv, forward, pairs;
+  NotifyArgs args;
+
+  RankOnGpu() : in_rank(make(DType::u8, {kShape.most_tokens, kShape.ranks()})) {
+    per_rank = make(DType::i32, {kShape.ranks()});
+    per_node = make(DType::i32, {kShape.nodes});
+    per_expert = make(DType::i32, {kShape.experts()});
+    node_channels = make(DType::i32, {kShape.nodes, kShape.channels});
+    rank_channels = make(DType::i32, {kShape.ranks(), kShape.channels});
+    from_nodes = make(DType::i32, {kShape.nodes});
+    from_ranks = make(DType::i32, {kShape.ranks()});
+    recv = make(DType::i32, {1});
+    forward = make(DType::i32, {1});
+    pairs = make(DType::i32, {kShape.experts_per_rank});
+    args.tokens_per_rank = per_rank;
+    args.tokens_per_node = per_node;
+    args.tokens_per_expert = per_expert;
+    args.is_token_in_rank = in_rank;
+    args.channels = kShape.channels;
+    args.stream = place.stream();
+    args.node_channel_prefix_matrix = node_channels;
+    args.rank_channel_prefix_matrix = rank_channels;
+    args.recv_node_prefix_sum = from_nodes;
+    args.recv_rank_prefix_sum = from_ranks;
+    args.num_recv_tokens = recv;
+    args.num_forward_tokens = forward;
+    args.recv_pairs_per_expert = pairs;
+  }
+  Tensor make(DType dtype, std::vector<std::int64_t> shape) const {
+    return place.make(dtype, shape);
+  }
+
+  void load(const Tensor& indices) {
+    NotifyInputs inputs(kShape, indices);
+    place.write(in_rank, inputs.is_token_in_rank.view);
+    place.write(per_rank, inputs.tokens_per_rank);
+    place.write(per_node, inputs.tokens_per_node);
+    place.write(per_expert, inputs.tokens_per_expert);
+    place.wait();
+  }
+  // The outputs on the GPU, and what the host would have learned from them.
+  testing::CaseOutcome compare_with_oracle(const std::vector<Tensor>& indices, int rank) {
+    NotifyOutputs host(kShape);
+    const auto fetch = [&](testing::StridedTensor& to, const Tensor& from) {
+      const Tensor there = place.to_host(from);
+      std::copy_n(static_cast<const std::int32_t*>(there.data()), there.numel(),
+                  static_cast<std::int32_t*>(to.view.data()));
+    };
+    fetch(host.node_channel_prefix_matrix, node_channels);
+    fetch(host.rank_channel_prefix_matrix, rank_channels);
+    fetch(host.recv_node_prefix_sum, from_nodes);
+    fetch(host.recv_rank_prefix_sum, from_ranks);
+    fetch(host.num_recv_tokens, recv);
+    fetch(host.num_forward_tokens, forward);
+    fetch(host.recv_pairs_per_expert, pairs);
+    const auto values = testing::read(host.recv_pairs_per_expert.view);
+    return compare(kShape, indices, rank, host,
+                   {host.num_recv_tokens.view.at<std::int32_t>(0),
+                    host.num_forward_tokens.view.at<std::int32_t>(0),
+                    {values.begin(), values.end()}});
+  }
+};
+
+std::vector<Tensor> indices_of(std::uint64_t seed) {
+  testing::Random random(seed);
+  return make_indices(kShape, random);
+}
+
+// What() of the Error that each rank throws, empty for none.
+std::vector<std::string> texts(RankTeam& team, const RankBody& body) {
+  std::vector<std::string> result;
+  for (const std::exception_ptr& thrown : team.try_run(body)) {
+    result.emplace_back();
+    if (thrown == nullptr) continue;
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      result.back() = error.what();
+    }
+  }
+  return result;
+}
+
+void expect_success(cudaError_t error) { EXPECT_EQ(error, cudaSuccess); }
+
+TEST_P(NotifyGpu, WorstCaseCallsMayBeRecorded) {
+  RankTeam team(kShape.ranks());
+  team.run([&](int rank, const TransportPointer& transport) {
+    const DeviceGuard guard(kGpu);
+    Notifier notifier(transport, team.world().store(), on(kGpu, kShape.config()));
+    RankOnGpu mine;
+    auto* const stream = static_cast<cudaStream_t>(mine.args.stream.handle);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t program = nullptr;
+    expect_success(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    testing::expect_error([&] { notifier.notify(mine.args); }, ErrorCode::invalid_argument,
+                          "expert_parallel::notify: worst_case_rows: want above 0 while a graph is "
+                          "recorded, since the host cannot wait, got 0");
+    mine.args.worst_case_rows = 1;
+    notifier.notify(mine.args);
+    expect_success(cudaStreamEndCapture(stream, &graph));
+    expect_success(cudaGraphInstantiate(&program, graph, 0));
+    for (std::uint64_t round = 0; round < 20; ++round) {
+      const std::vector<Tensor> indices = indices_of(round);
+      mine.load(indices[static_cast<std::size_t>(rank)]);
+      expect_success(cudaGraphLaunch(program, stream));
+      for (const auto& one : mine.compare_with_oracle(indices, rank).comparisons) {
+        testing::expect_passed(one);
+      }
+      EXPECT_EQ(notifier.totals().recv_tokens, -1);
+      if (round % 5 != 0) continue;  // between them, calls for which the host waits
+      mine.args.worst_case_rows = 0;
+      notifier.notify(mine.args);
+      for (const auto& one : mine.compare_with_oracle(indices, rank).comparisons) {
+        testing::expect_passed(one);
+      }
+      EXPECT_GE(notifier.totals().recv_tokens, 0);
+    }
+    cudaGraphExecDestroy(program);
+    cudaGraphDestroy(graph);
+  });
+}
+
+// Counts that contradict the tokens, on one rank, in a call that nobody waits for.
+TEST_P(NotifyGpu, TheNextCallThrowsWhatAWorstCaseCallRefused) {
+  RankTeam team(kShape.ranks());
+  std::vector<std::unique_ptr<RankOnGpu>> ranks(4);
+  std::vector<std::unique_ptr<Notifier>> notifiers(4);
+  const std::vector<Tensor> indices = indices_of(1);
+  team.run([&](int rank, const TransportPointer& transport) {
+    const auto i = static_cast<std::size_t>(rank);
+    ranks[i] = std::make_unique<RankOnGpu>();
+    ranks[i]->load(indices[i]);
+    notifiers[i] =
+        std::make_unique<Notifier>(transport, team.world().store(), on(kGpu, kShape.config()));
+  });
+  const auto call = [&](std::int64_t worst_case_rows) {
+    return texts(team, [&](int rank, const TransportPointer&) {
+      const auto i = static_cast<std::size_t>(rank);
+      ranks[i]->args.worst_case_rows = worst_case_rows;
+      notifiers[i]->notify(ranks[i]->args);
+      ranks[i]->place.wait();
+    });
+  };
+  Tensor negative(DType::i32, {kShape.experts()});
+  negative.view().at<std::int32_t>(0) = -5;
+  for (RankOnGpu* rank : {ranks[1].get(), ranks[2].get()}) {
+    rank->place.write(rank->per_expert, negative);
+    rank->place.wait();
+  }
+  EXPECT_THAT(call(1), Each(""));
+  for (const auto& rank : ranks) {
+    EXPECT_EQ(testing::count_unwritten(rank->place.to_host(rank->rank_channels).view()),
+              rank->rank_channels.numel());
+  }
+  for (const std::size_t i : {1, 2}) ranks[i]->load(indices[i]);
+  EXPECT_THAT(call(1), Each("expert_parallel::notify: rank 1: tokens_per_expert: want counts of at "
+                            "least 0, got -5 for expert 0"));
+  // It has run itself.
+  for (int rank = 0; rank < kShape.ranks(); ++rank) {
+    for (const auto& one :
+         ranks[static_cast<std::size_t>(rank)]->compare_with_oracle(indices, rank).comparisons) {
+      testing::expect_passed(one);
+    }
+  }
+  EXPECT_THAT(call(0), Each(""));
+  EXPECT_GE(notifiers[0]->totals().recv_tokens, 0);
+}
+
+TEST_P(NotifyGpu, WantsAStreamOfItsOwnAndTheSameKindOfDevice) {
+  RankTeam team(2);
+  EXPECT_THAT(texts(team,
+                    [&](int, const TransportPointer& transport) {
+                      Notifier notifier(transport, team.world().store(), on(kGpu, {.experts = 2}));
+                      notifier.notify({});
+                    }),
+              Each("expert_parallel::notify: stream: want one of this rank's own, since other "
+                   "ranks share cuda:0, got the default stream"));
+  RankTeam other(2);
+  EXPECT_THAT(texts(other,
+                    [&](int rank, const TransportPointer& transport) {
+                      Notifier(transport, other.world().store(),
+                               on(rank == 0 ? kGpu : Device{}, {.experts = 2}));
+                    }),
+              Each("expert_parallel::Notifier: device: want the same on every rank, got cuda (rank "
+                   "0), cpu (rank 1)"));
+}
+
+// Nothing waits at the end of a notifier, and its memory comes back.
+TEST_P(NotifyGpu, ManyNotifiers) {
+  RankTeam team(4);
+  team.run([&](int rank, const TransportPointer& transport) {
+    RankOnGpu mine;
+    const std::vector<Tensor> indices = indices_of(3);
+    mine.load(indices[static_cast<std::size_t>(rank)]);
+    for (int i = 0; i < 50; ++i) {
+      Notifier notifier(transport, team.world().store(), on(kGpu, kShape.config()));
+      mine.args.worst_case_rows = i % 2;
+      notifier.notify(mine.args);
+    }
+    for (const auto& one : mine.compare_with_oracle(indices, rank).comparisons) {
+      testing::expect_passed(one);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace winnow::expert_parallel
+
+#endif

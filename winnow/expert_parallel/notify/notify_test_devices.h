@@ -1,0 +1,36 @@
+// Tests of notify that run on the CPU and on the first GPU. Only for tests: needs GoogleTest.
+#pragma once
+
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+
+#include "winnow/core/device_memory.h"
+#include "winnow/expert_parallel/notify/notify.h"
+
+namespace winnow::expert_parallel {
+
+inline constexpr Device kGpu{DeviceType::cuda, 0};
+
+// Every stream of the process a hardware queue of its own: ranks wait for each other on the GPU.
+// Before CUDA starts.
+inline const int kConnections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+
+// Instances are called Cpu and Gpu; the latter are skipped where there is none.
+class OnEachDevice : public ::testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override {
+    if (device().type == DeviceType::cpu) return;
+    if (!built_with_cuda()) GTEST_SKIP() << "this build has no CUDA kernels";
+    if (gpus().gpus.empty()) GTEST_SKIP() << gpus().reason;
+    if (gpus().gpus[0].compute_major < 9) GTEST_SKIP() << "needs compute capability 9.0";
+  }
+  static Device device() { return GetParam(); }
+};
+
+inline NotifierConfig on(Device device, NotifierConfig config) {
+  config.device = device;
+  return config;
+}
+
+}  // namespace winnow::expert_parallel
