@@ -12,15 +12,10 @@
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr const char* kNames[] = {"WINNOW_RANK",
-                                  "WINNOW_WORLD_SIZE",
-                                  "WINNOW_LOCAL_WORLD_SIZE",
-                                  "WINNOW_LOCAL_RANK",
-                                  "WINNOW_RENDEZVOUS",
-                                  "RANK",
-                                  "WORLD_SIZE",
-                                  "LOCAL_WORLD_SIZE",
-                                  "LOCAL_RANK"};
+constexpr const char* kNames[] = {
+    "WINNOW_RANK",       "WINNOW_WORLD_SIZE", "WINNOW_LOCAL_WORLD_SIZE",
+    "WINNOW_LOCAL_RANK", "WINNOW_RENDEZVOUS", "RANK",
+    "WORLD_SIZE",        "LOCAL_WORLD_SIZE",  "LOCAL_RANK"};
 
 class LaunchEnvironmentTest : public ::testing::Test {
  protected:

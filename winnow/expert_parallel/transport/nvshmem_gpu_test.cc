@@ -9,8 +9,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 
 #include "winnow/expert_parallel/all_to_all_check.h"
+#include "winnow/expert_parallel/notify/notify_problem.h"
 #include "winnow/expert_parallel/transport/agreement.h"
 #include "winnow/expert_parallel/transport/launch_environment.h"
 #include "winnow/expert_parallel/transport/nvshmem.h"
@@ -149,6 +151,35 @@ std::string all_to_all(const Rank* me) {
   return "good";
 }
 
+std::string notify(const Rank* me) {
+  check(cudaSetDevice(me->gpu.index));
+  const auto transport = me->join();
+  for (const int nodes : {1, kRanks}) {
+    NotifyShape shape{.nodes = nodes, .local_world_size = kRanks / nodes, .experts_per_rank = 5};
+    NotifierConfig config = shape.config();
+    config.device = me->gpu;
+    const Place place(me->gpu);
+    Notifier notifier(transport, me->store, config);
+    for (std::uint64_t call = 0; call < 60; ++call) {
+      testing::Random random(call);
+      shape.most_tokens = random.below(300);
+      shape.channels = 1 + random.below(20);
+      const std::vector<Tensor> indices = make_indices(shape, random);
+      NotifyInputs inputs(shape, indices[static_cast<std::size_t>(me->rank)]);
+      NotifyOutputs outputs(shape);
+      NotifyArgs args = make_args(shape, inputs, outputs);
+      args.worst_case_rows = call % 3 == 1;
+      notify_at(place, notifier, args, inputs, outputs);
+      if (args.worst_case_rows > 0) continue;
+      for (const testing::Comparison& one :
+           compare(shape, indices, me->rank, outputs, notifier.totals()).comparisons) {
+        if (!one.passed) return one.what + ": " + one.detail;
+      }
+    }
+  }
+  return "good";
+}
+
 std::string another_world(const Rank* me) {
   const auto transport = me->join();
   return error_of([&] {
@@ -209,7 +240,7 @@ const std::map<std::string, std::string (*)(const Rank*)> kBodies = {
     {"all_to_all", all_to_all},           {"many_layers", many_layers},
     {"another_world", another_world},     {"one_gpu", one_gpu},
     {"no_such_gpu", no_such_gpu},         {"lost_rank", lost_rank},
-    {"lost_in_nvshmem", lost_in_nvshmem},
+    {"lost_in_nvshmem", lost_in_nvshmem}, {"notify", notify},
 };
 
 // ---- The tests.
@@ -222,6 +253,7 @@ class Process {
     if (pipe(ends) != 0) throw std::runtime_error("no pipe");
     pid_ = fork();
     if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // none outlives the test
       dup2(ends[1], 100);
       close(ends[0]);
       close(ends[1]);
@@ -300,6 +332,8 @@ TEST_F(NvshmemGpu, ManyLayersLeaveNothing) { EXPECT_THAT(run("many_layers"), Eac
 TEST_F(NvshmemGpu, TokensTravelInsideAndAcrossNodes) {
   EXPECT_THAT(run("all_to_all"), Each("good"));
 }
+
+TEST_F(NvshmemGpu, CountsTravelInsideAndAcrossNodes) { EXPECT_THAT(run("notify"), Each("good")); }
 
 TEST_F(NvshmemGpu, RefusesAnotherGroup) {
   EXPECT_THAT(run("another_world"),
