@@ -229,7 +229,7 @@ testing::CaseOutcome run_case(const Problem& problem, const testing::Target& tar
   const Comparisons comparisons = launch_environment().has_value()
                                       ? run_launched(problem, target.device)
                                       : run_in_process(problem, testing::device_of(target));
-  return {on_gpu ? Backend::cuda : Backend::cpu, comparisons.list()};
+  return {on_gpu ? Backend::sm90 : Backend::cpu, comparisons.list()};
 }
 
 }  // namespace

@@ -109,9 +109,11 @@ class Rank {
     place_.wait();
   }
 
-  // After what `stream` has been given, and `stream` goes on after it.
-  void enqueue(Stream stream) {
-    order(place_.device(), stream, place_.stream());
+  // The rank's stream goes on after the default one, and the other way round.
+  void follow_default() { order(place_.device(), {}, place_.stream()); }
+  void hold_default() { order(place_.device(), place_.stream(), {}); }
+
+  void enqueue() {
     switch (shape_.work) {
       case Work::counted:
         dispatch(nullptr);
@@ -130,7 +132,6 @@ class Rank {
       case Work::peer_copy:
         break;
     }
-    order(place_.device(), place_.stream(), stream);
   }
 
  private:
@@ -165,8 +166,11 @@ class Ranks {
   ~Ranks() {
     team_.run([&](int rank, const auto&) { ranks_[std::size_t(rank)].reset(); });
   }
+  // No rank may wait for another one's end by way of the default stream.
   void run() {
-    team_.run([&](int rank, const auto&) { ranks_[std::size_t(rank)]->enqueue({}); });
+    for (const auto& rank : ranks_) rank->follow_default();
+    team_.run([&](int rank, const auto&) { ranks_[std::size_t(rank)]->enqueue(); });
+    for (const auto& rank : ranks_) rank->hold_default();
   }
 
  private:
@@ -210,7 +214,9 @@ std::function<void()> prepare(const Shape& shape, std::int64_t leaving) {
   if (shape.work == Work::peer_copy) return peer_copy(leaving * kRowBytes);
   Launched& world = launched();
   return [rank = std::make_shared<Rank>(world.transport, world.store, shape, world.device)] {
-    rank->enqueue({});
+    rank->follow_default();
+    rank->enqueue();
+    rank->hold_default();
   };
 }
 

@@ -191,6 +191,7 @@ TEST(AllToAllSoak, RandomCallsOnRandomWorlds) {
     const Ranks ranks(layer.world_size());
     Config config = layer.config();
     config.device = device;
+    if (device.type == DeviceType::cuda) config.timeout = std::chrono::seconds(10);
     const Layers layers = ranks.layers(config);
     expect_all_return(ranks.run([&](int rank) {
       run_steps(*layers[std::size_t(rank)], steps, Random(seed * 64 + std::uint64_t(rank)));

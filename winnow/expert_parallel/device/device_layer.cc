@@ -398,7 +398,9 @@ void DeviceLayer::throw_heard(const ReportView& heard, bool deferred) {
 
 void DeviceLayer::throw_deferred() {
   CallReport& report = *host_deferred_.report;
-  if (load_acquire(&report.ticket) == 0) return;
+  // What this very call has found so soon waits for the next one, as it would if it came later.
+  const std::uint64_t ticket = load_acquire(&report.ticket);
+  if (ticket == 0 || ticket == calls_) return;
   // The kernels may write the next one when this is read.
   struct Read {
     CallReport& report;
