@@ -11,6 +11,7 @@
 #include "winnow/expert_parallel/combine/combine.h"
 #include "winnow/expert_parallel/device/fault_report.h"
 #include "winnow/expert_parallel/device/layer_kernels.h"
+#include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/transport/backoff.h"
 
@@ -24,82 +25,8 @@ constexpr int kMostRanksOnGpu = 8;
 constexpr std::int64_t kLeastOwnMemory = std::int64_t{16} << 20;
 constexpr std::chrono::milliseconds kLookAtStream{20};
 
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-// Deals out a memory: where each part begins.
-class Parts {
- public:
-  std::int64_t add(std::int64_t bytes) {
-    const std::int64_t at = end_;
-    end_ = round_up(end_ + bytes, 128);
-    return at;
-  }
-  std::int64_t end() const { return end_; }
-
- private:
-  std::int64_t end_ = 0;
-};
-
 ExpertMap map_of(const Config& config, const Transport& transport) {
   return {Topology(transport.world_size(), config.local_world_size), config.experts, config.topk};
-}
-
-DeviceTopology topology_of(const ExpertMap& map, int rank) {
-  DeviceTopology topology;
-  topology.world = map.topology.world_size;
-  topology.locals = map.topology.local_world_size;
-  topology.nodes = map.topology.nodes();
-  topology.rank = rank;
-  topology.node = map.topology.node(rank);
-  topology.local = map.topology.local(rank);
-  topology.experts = map.experts;
-  topology.topk = map.topk;
-  return topology;
-}
-
-ControlLayout control_layout(const ExpertMap& map, const Config& config) {
-  constexpr std::int64_t kWord = sizeof(std::uint64_t), kIndex = sizeof(std::int32_t);
-  const std::int64_t world = map.topology.world_size, locals = map.topology.local_world_size;
-  const std::int64_t nodes = map.topology.nodes();
-  ControlLayout layout;
-  Parts parts;
-  layout.heard = parts.add(world * kWord);
-  layout.rail = parts.add(nodes * kWord);
-  layout.done = parts.add(locals * kWord);
-  layout.phases = parts.add(locals * kWord);
-  layout.arrived = parts.add(3 * world * kWord);
-  layout.fault = parts.add(kWord);
-  layout.notices = parts.add(locals * std::int64_t(sizeof(FaultNotice)));
-  layout.row_bytes = round_up(std::int64_t(sizeof(Header)) + (map.experts + world) * kIndex +
-                                  std::int64_t(sizeof(Findings)),
-                              128);
-  // Indices, their ordinals and the weights.
-  const std::int64_t pair = 2 * kIndex + size_of(config.weight_dtype);
-  layout.table_bytes = nodes > 1 ? round_up(config.max_tokens * config.topk * pair, 128) : 0;
-  layout.rows = parts.add(2 * world * layout.row_bytes);
-  layout.rail_rows = parts.add(nodes > 1 ? 2 * nodes * (layout.row_bytes + layout.table_bytes) : 0);
-  layout.bytes = parts.end();
-  return layout;
-}
-
-RailLayout rail_layout(const ExpertMap& map, const Config& config) {
-  const std::int64_t nodes = map.topology.nodes();
-  RailLayout layout;
-  if (nodes == 1) return layout;
-  Parts parts;
-  layout.max_tokens = config.max_tokens;
-  layout.chunks = (config.max_tokens + kChunkTokens - 1) / kChunkTokens;
-  layout.row_bytes = config.hidden * size_of(config.dtype);
-  layout.tail_bytes = scale_columns(config.hidden) * std::int64_t(sizeof(float));
-  layout.signals = parts.add(nodes * layout.chunks * std::int64_t(sizeof(std::uint64_t)));
-  layout.rows = parts.add(nodes * config.max_tokens * layout.row_bytes);
-  layout.tails = parts.add(nodes * config.max_tokens * layout.tail_bytes);
-  layout.staged = parts.add(nodes * config.max_tokens * layout.row_bytes);
-  layout.staged_tails = parts.add(nodes * config.max_tokens * layout.tail_bytes);
-  layout.bytes = parts.end();
-  return layout;
 }
 
 int multiprocessors(Device device) {

@@ -1,0 +1,31 @@
+// Where everything lies in the memories of a GPU layer, the same on every rank. Internal.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/placement.h"
+
+namespace winnow::expert_parallel {
+
+// Deals out a memory: where each part begins.
+class Parts {
+ public:
+  static std::int64_t round_up(std::int64_t bytes) { return (bytes + 127) / 128 * 128; }
+  std::int64_t add(std::int64_t bytes) {
+    const std::int64_t at = end_;
+    end_ = round_up(end_ + bytes);
+    return at;
+  }
+  std::int64_t end() const { return end_; }
+
+ private:
+  std::int64_t end_ = 0;
+};
+
+DeviceTopology topology_of(const ExpertMap& map, int rank);
+ControlLayout control_layout(const ExpertMap& map, const Config& config);
+RailLayout rail_layout(const ExpertMap& map, const Config& config);  // of nothing on one node
+
+}  // namespace winnow::expert_parallel
