@@ -53,9 +53,9 @@ class DeviceCombine {
 // made before.
 void DeviceCombine::post() {
   Header header;
+  header.options.call = Call::combine;
   try {
     check_combine(layer_.config(), layer_.token(), args_, state_);
-    header.options.call = Call::combine;
     header.options.weighted = args_.weighted;
     header.options.descriptor = static_cast<std::int64_t>(state_.number);
     make_out();
@@ -71,7 +71,7 @@ void DeviceCombine::post() {
   if (!refuses && sums_.local_combine) {
     layer_.check(launch_local_sum(sums_, layer_.blocks(), layer_.stream()), "local_sum");
   }
-  layer_.exchange(header, nullptr, nullptr, 0, refuses ? Report::headers : Report::none);
+  layer_.exchange(header, nullptr, nullptr, 0, Report::none);
   if (refuses) layer_.wait_report();
 }
 
@@ -114,7 +114,8 @@ void DeviceCombine::fill_params() {
   sums_.routing = routing_.device;
   if (args_.weighted) sums_.weights = state_.device_weights;
   sums_.token_major = routing_.order == RowOrder::token_major;
-  sums_.local_combine = layer_.config().enable_local_combine && !sums_.token_major;
+  sums_.local_combine = layer_.config().enable_local_combine && !sums_.token_major &&
+                        layer_.config().local_world_size > 1;
   sums_.sums = state_.sums;
   sums_.rows = state_.rows();
   sums_.tokens = routing_.tokens;

@@ -240,10 +240,11 @@ __global__ void __launch_bounds__(kTeam* teams_of(1), 1)
   std::byte* sums = params.sums.data[topology.local];
   Feeder feeder(ring);
   const std::int64_t step = row_sums::turns<kTeams>();
-  for (std::int64_t begin = 32 * row_sums::first_turn<kTeams>(); begin < params.rows;
+  for (std::int64_t begin = row_sums::first_turn<kTeams>(); begin < params.rows;
        begin += 32 * step) {
-    // Of 32 rows those that are the first of a token that another rail's rank reduces.
-    const std::int64_t mine = begin + lane;
+    // Of 32 of this team's rows those that are the first of a token that another rail's rank
+    // reduces.
+    const std::int64_t mine = begin + lane * step;
     bool first = mine < params.rows && routing.first_copies[mine] == mine;
     if (first) first = routing.sources[mine] % topology.locals != topology.local;
     unsigned firsts = __ballot_sync(device::kFullWarp, first);
@@ -252,7 +253,7 @@ __global__ void __launch_bounds__(kTeam* teams_of(1), 1)
       unsigned left = firsts;
 #pragma unroll
       for (int i = 0; i < kAhead; ++i, left &= left - 1) {
-        const std::int64_t row = begin + __ffs(left) - 1;
+        const std::int64_t row = begin + (__ffs(left) - 1) * step;
         copies[i].row =
             left != 0 && lane < topk ? std::int32_t(routing.copies[row * topk + lane]) : -1;
       }
@@ -271,7 +272,7 @@ __global__ void __launch_bounds__(kTeam* teams_of(1), 1)
           feeder.addends()[__popc(all & ((1u << lane) - 1))] = {
               params.expert_rows + copy.row * params.row_bytes, copy.weight, 0};
         }
-        const std::int64_t to = begin + __ffs(firsts) - 1;
+        const std::int64_t to = begin + (__ffs(firsts) - 1) * step;
         feeder.sum(__popc(all), sums + to * params.row_bytes, nullptr);
       }
     }
