@@ -162,6 +162,14 @@ class Feeder {
  private:
   // The pieces of the first `count` lanes, in their order, at most slots.
   __device__ void push(std::uint32_t count, const Piece& piece, const std::byte* from) {
+#ifdef WINNOW_RACECHECK
+    // The tool takes one lane for the issuer of all copies, so each waits for every slot.
+    for (std::uint32_t i = 0; i < count; ++i) {
+      Ring other = ring_;
+      other.advance(i);
+      device::mbarrier_wait(other.empty(), other.parity ^ 1, "feeder", int(other.slot));
+    }
+#endif
     if (lane_ < count) {
       Ring mine = ring_;
       mine.advance(lane_);
