@@ -25,7 +25,8 @@ namespace winnow::expert_parallel {
 // of, but the world serves no new transport, memory or layer: restart the processes.
 //
 // The environment variables NVSHMEM_DISABLE_NVLS and NVSHMEM_DISABLE_NCCL are set to 1 in this
-// process: NVLink multicast is not used.
+// process, since NVLink multicast must not be used, and so is NVSHMEM_DISABLE_LOCAL_ONLY_PROXY,
+// without which a process may crash at its end.
 //
 // Errors (winnow::Error), the same on every rank: unsupported: this build or machine has no
 // NVSHMEM, no such GPU or none of compute capability 9.0, two ranks with one GPU or in one process,

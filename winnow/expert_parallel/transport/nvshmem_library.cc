@@ -17,6 +17,9 @@ const NvshmemLibrary& open_nvshmem_library(const std::string& file) {
   // Read when NVSHMEM starts. NCCL, if NVSHMEM found it, would use multicast too.
   setenv("NVSHMEM_DISABLE_NVLS", "1", 1);
   setenv("NVSHMEM_DISABLE_NCCL", "1", 1);
+  // Between GPUs of one machine NVSHMEM's proxy thread only asks, without a pause, whether some
+  // rank wants to end all processes, in memory that is gone when this process ends: a crash then.
+  setenv("NVSHMEM_DISABLE_LOCAL_ONLY_PROXY", "1", 1);
   // Never closed: NVSHMEM's threads and handlers stay.
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {

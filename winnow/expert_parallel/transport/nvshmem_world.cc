@@ -1,5 +1,6 @@
 #include "winnow/expert_parallel/transport/nvshmem_world.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <future>
@@ -20,8 +21,8 @@ constexpr const char* kOperation = "expert_parallel::nvshmem";
   throw Error(ErrorCode::internal, kOperation, what);
 }
 
-// With a call left behind, what NVSHMEM does at the end of the process hangs: registered last, this
-// comes before it.
+// At the end of the process NVSHMEM's own handlers would wait for a call that was left behind, and
+// its proxy thread would read memory that is gone. Registered later, this comes before.
 void end_at_once(int status, void*) {
   std::fflush(nullptr);
   _exit(status);
@@ -80,6 +81,10 @@ void NvshmemWorld::start(const NvshmemLibrary& library, const Group& group,
   });
   if (*status != 0) fail(broken_ + " (status " + std::to_string(*status) + ")");
   broken_.clear();
+  const auto elsewhere = [](const ProcessIdentity& process) {
+    return !same_machine(process, own_process());
+  };
+  if (std::ranges::any_of(group.processes, elsewhere)) on_exit(end_at_once, nullptr);
 }
 
 NvshmemWorld::Memory NvshmemWorld::allocate(std::size_t bytes, const Deadline& deadline) {
