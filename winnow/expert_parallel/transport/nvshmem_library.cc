@@ -1,10 +1,12 @@
 #include "winnow/expert_parallel/transport/nvshmem_library.h"
 
 #include <cstdlib>
+#include <string_view>
 
 #include <dlfcn.h>
 
 #include "winnow/core/error.h"
+#include "winnow/core/version.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -31,6 +33,10 @@ const NvshmemLibrary& open_nvshmem_library(const std::string& file) {
       reinterpret_cast<const NvshmemLibrary* (*)()>(dlsym(library, "winnow_nvshmem_library"));
   if (functions == nullptr) {
     throw Error(ErrorCode::unsupported, kOperation, file + " is not a library of Winnow");
+  }
+  if (std::string_view(functions()->winnow_version) != WINNOW_VERSION) {
+    throw Error(ErrorCode::unsupported, kOperation,
+                file + " is of Winnow " + functions()->winnow_version + ", not " WINNOW_VERSION);
   }
   return *functions();
 }

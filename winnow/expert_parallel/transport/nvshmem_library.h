@@ -15,6 +15,7 @@ struct Wire;
 struct NvshmemLibrary {
   static constexpr std::size_t kUniqueIdBytes = 128, kGpuIdBytes = 16;
 
+  const char* winnow_version;
   // Those that return int: 0, or what the call gave. The first three need no GPU.
   void (*version)(int* major, int* minor, int* patch);
   int (*unique_id)(void* id);  // of a new world

@@ -5,6 +5,7 @@
 #include <nvshmem.h>
 #include <nvshmemx.h>
 
+#include "winnow/core/version.h"
 #include "winnow/expert_parallel/device/wire_kernels.cuh"
 #include "winnow/expert_parallel/transport/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/nvshmem_wire.cuh"
@@ -82,7 +83,7 @@ extern "C" __attribute__((visibility("default"))) const winnow::expert_parallel:
 winnow_nvshmem_library() {
   using namespace winnow::expert_parallel;  // NOLINT
   static const Wire wire = make_wire<NvshmemWire>("nvshmem");
-  static const NvshmemLibrary library{version,  unique_id, gpu_id,  use_gpu, start,
-                                      allocate, release,   pointer, &wire};
+  static const NvshmemLibrary library{WINNOW_VERSION, version,  unique_id, gpu_id,  use_gpu,
+                                      start,          allocate, release,   pointer, &wire};
   return &library;
 }

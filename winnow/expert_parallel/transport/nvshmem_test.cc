@@ -58,8 +58,8 @@ void fake_free(void* memory) {
 }
 void* fake_pointer(void*, int) { return nullptr; }
 
-const NvshmemLibrary kFake{fake_version,  fake_unique_id, fake_gpu_id,  fake_use_gpu, fake_start,
-                           fake_allocate, fake_free,      fake_pointer, nullptr};
+const NvshmemLibrary kFake{"",         fake_version,  fake_unique_id, fake_gpu_id,  fake_use_gpu,
+                           fake_start, fake_allocate, fake_free,      fake_pointer, nullptr};
 
 class Nvshmem : public ::testing::Test {
  protected:
