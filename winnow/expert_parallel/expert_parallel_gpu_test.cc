@@ -241,7 +241,9 @@ class GpuRefusals : public GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    world_ = std::make_unique<GpuWorld>(small_config(3), 3);
+    Config config = small_config(3);
+    config.arena_rows = 1000;  // no call waits for room
+    world_ = std::make_unique<GpuWorld>(config, 3);
   }
   void TearDown() override {
     if (world_ == nullptr) return;
