@@ -15,36 +15,10 @@
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 #include "winnow/expert_parallel/dispatch/rows.h"
 #include "winnow/expert_parallel/dispatch/scatter_cuda.h"
+#include "winnow/expert_parallel/dispatch/tables_cuda.h"
 
 namespace winnow::expert_parallel {
 namespace {
-
-// Tables one after the other in one memory: where each begins. First they are only measured.
-class Tables {
- public:
-  explicit Tables(std::byte* memory = nullptr) : memory_(memory) {}
-  template <class T>
-  void add(T*& table, std::int64_t count) {
-    if (memory_ != nullptr) table = reinterpret_cast<T*>(memory_ + bytes_);
-    bytes_ += Arena::round_up(count * std::int64_t(sizeof(T)));
-  }
-  std::int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* memory_;
-  std::int64_t bytes_ = 0;
-};
-
-// add(tables) says which tables there are.
-template <class Add>
-std::shared_ptr<Region> keep_tables(DeviceLayer& layer, const Add& add) {
-  Tables measured;
-  add(measured);
-  std::shared_ptr<Region> memory = layer.keep(measured.bytes());
-  Tables tables(memory->data());
-  add(tables);
-  return memory;
-}
 
 std::int64_t row_stride(const ConstTensorView& view) {
   return view.present() ? view.stride(0) * size_of(view.dtype()) : 0;
@@ -74,7 +48,6 @@ class DeviceDispatch {
  private:
   void post();
   void start_routing();
-  void count();
   void take_weights();
   void place();
   void read_counts();
