@@ -43,12 +43,10 @@ struct PipeShared {
 template <int kReading>
 class RowPipe {
  public:
-  // Of the stages [first, first + count) of that shape.
-  __device__ RowPipe(PipeShared& shared, std::byte* stages, const PipeShape& shape, int first,
-                     int count)
+  __device__ RowPipe(PipeShared& shared, std::byte* stages, const PipeShape& shape)
       : shared_(shared),
-        stages_(device::shared_address(stages + first * shape.piece_bytes)),
-        count_(count),
+        stages_(device::shared_address(stages)),
+        count_(shape.stages),
         piece_(static_cast<std::uint32_t>(shape.piece_bytes)),
         lane_(threadIdx.x % 32) {}
 
