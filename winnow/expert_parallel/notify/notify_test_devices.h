@@ -2,11 +2,19 @@
 #pragma once
 
 #include <cstdlib>
+#include <ostream>
 
 #include <gtest/gtest.h>
 
 #include "winnow/core/device_memory.h"
 #include "winnow/expert_parallel/notify/notify.h"
+
+namespace winnow {
+
+// How GoogleTest shows the parameter of a test.
+inline void PrintTo(const Device& device, std::ostream* stream) { *stream << to_string(device); }
+
+}  // namespace winnow
 
 namespace winnow::expert_parallel {
 
