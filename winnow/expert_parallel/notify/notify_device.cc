@@ -24,6 +24,7 @@ namespace winnow::expert_parallel {
 namespace {
 
 constexpr std::chrono::milliseconds kLookAtStream{20};
+constexpr int kMostRanksOnGpu = 8;  // a process has as many hardware queues, see device_layer.cc
 
 // Deals out a memory: where each part begins.
 class Parts {
@@ -132,7 +133,6 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
   view_.sums = at<std::int32_t>(private_.get(), sums);
   view_.results = at<std::int64_t>(private_.get(), results);
   make_reports();
-  check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "an event");
 
   control_ =
       transport_->allocate_device(config_.device, shared.end(), deadline, "the counts of notify");
@@ -144,7 +144,14 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
                node.size() * sizeof(std::byte*));
   layer.control = {control_->local(), at<std::byte* const>(private_.get(), pointers),
                    control_->wire()};
-  shares_gpu_ = transport_->ranks_on_gpu() > 1;
+  const int ranks = transport_->ranks_on_gpu();
+  if (ranks > kMostRanksOnGpu) {
+    throw Error(ErrorCode::unsupported, kNotifierOperation, "device",
+                "at most " + std::to_string(kMostRanksOnGpu) + " ranks on a GPU",
+                std::to_string(ranks) + " on " + to_string(config_.device));
+  }
+  shares_gpu_ = ranks > 1;
+  check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "an event");
 }
 
 DeviceNotifier::~DeviceNotifier() {

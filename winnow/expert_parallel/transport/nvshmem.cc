@@ -76,7 +76,10 @@ class NvshmemMemory : public SymmetricMemory {
  public:
   NvshmemMemory(NvshmemWorld::Memory memory, std::size_t bytes)
       : SymmetricMemory(memory.data, bytes), number_(memory.number) {}
-  ~NvshmemMemory() override { NvshmemWorld::instance().let_go(number_); }
+  // What only some ranks could have is never let go of by all, and stays.
+  ~NvshmemMemory() override {
+    if (local() != nullptr) NvshmemWorld::instance().let_go(number_);
+  }
   std::byte* peer(int rank) override { return NvshmemWorld::instance().pointer(local(), rank); }
 
  private:
@@ -255,7 +258,10 @@ std::string share_unique_id(Store& store, const std::string& key, int rank,
     if (status == 0) return id;
   } else {
     const std::optional<std::string> text = store.get(key, deadline);
-    if (!text) throw Error(ErrorCode::timeout, kOperation, "rank 0 has not started NVSHMEM");
+    if (!text) {
+      throw Error(ErrorCode::timeout, kOperation,
+                  "rank 0 has not started NVSHMEM within " + to_seconds(deadline.timeout()));
+    }
     if (*text != "none") return from_hex(*text);
   }
   throw Error(ErrorCode::internal, kOperation, "NVSHMEM found no network to start on");

@@ -178,8 +178,14 @@ TEST_F(Nvshmem, EveryRankHearsOfMissingMemory) {
                            [](const auto& store, int rank) {
                              const auto transport = join(store, rank, 2);
                              g_no_memory = rank == 1;
-                             transport->allocate_device(kGpu, 64, generous(), "the arena");
-                             return "";
+                             const std::string error = error_of([&] {
+                               transport->allocate_device(kGpu, 64, generous(), "the arena");
+                             });
+                             g_no_memory = false;
+                             for (int i = 0; i < 3; ++i) {  // a new transport has some
+                               join(store, rank, 2)->allocate_device(kGpu, 64, generous(), "more");
+                             }
+                             return error;
                            }),
               Each("expert_parallel::allocate_device: rank 1 has no GPU memory of 64 bytes for the "
                    "arena"));
