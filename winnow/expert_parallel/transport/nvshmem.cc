@@ -70,6 +70,27 @@ std::vector<std::string> said(const Agreement& agreement, std::string_view name)
   return values;
 }
 
+// Throws what the lowest rank says that says something: the same on every rank.
+void throw_first(const std::vector<std::string>& said, ErrorCode code,
+                 const std::string& prefix = "") {
+  for (std::size_t rank = 0; rank < said.size(); ++rank) {
+    if (said[rank].empty()) continue;
+    throw Error(code, kAllocate, "rank " + std::to_string(rank) + ": " + prefix + said[rank]);
+  }
+}
+
+std::vector<std::uint64_t> let_go_by_all(const Agreement& agreement) {
+  std::map<std::uint64_t, std::size_t> ranks_of;
+  for (const std::string& numbers : said(agreement, "let go")) {
+    for (const std::uint64_t number : from_text(numbers)) ++ranks_of[number];
+  }
+  std::vector<std::uint64_t> common;
+  for (const auto& [number, ranks] : ranks_of) {
+    if (ranks == agreement.own.size()) common.push_back(number);
+  }
+  return common;
+}
+
 // ---- The transport.
 
 class NvshmemMemory : public SymmetricMemory {
@@ -158,30 +179,13 @@ std::shared_ptr<SymmetricMemory> NvshmemTransport::allocate_device(Device device
             : "";
     const Agreement asked = agree(*this, *store_, kAllocate, {{"allocation", request}}, deadline,
                                   {{"refusal", refusal}, {"let go", to_text(world_.let_go())}});
-    const std::vector<std::string> refusals = said(asked, "refusal");
-    for (std::size_t rank = 0; rank < refusals.size(); ++rank) {
-      if (refusals[rank].empty()) continue;
-      throw Error(
-          ErrorCode::invalid_argument, kAllocate,
-          "rank " + std::to_string(rank) + ": " + std::string(what) + ": " + refusals[rank]);
-    }
-    std::map<std::uint64_t, int> ranks_that_let_go;
-    for (const std::string& numbers : said(asked, "let go")) {
-      for (const std::uint64_t number : from_text(numbers)) ++ranks_that_let_go[number];
-    }
-    for (const auto& [number, ranks] : ranks_that_let_go) {
-      if (ranks == world_size()) world_.free(number, deadline);
-    }
+    throw_first(said(asked, "refusal"), ErrorCode::invalid_argument, std::string(what) + ": ");
+    for (const std::uint64_t number : let_go_by_all(asked)) world_.free(number, deadline);
     auto memory = std::make_shared<NvshmemMemory>(world_.allocate(bytes, deadline), bytes);
     // Where a rank goes on, every rank has its memory, with zeros.
-    const Agreement got = agree(*this, *store_, kAllocate, {}, deadline,
-                                {{"memory", memory->local() == nullptr ? "none" : "there"}});
-    const std::vector<std::string> memories = said(got, "memory");
-    for (std::size_t rank = 0; rank < memories.size(); ++rank) {
-      if (memories[rank] == "there") continue;
-      throw Error(ErrorCode::resource, kAllocate,
-                  "rank " + std::to_string(rank) + " has no GPU memory of " + request);
-    }
+    const std::string missing = memory->local() == nullptr ? "no GPU memory of " + request : "";
+    const Agreement got = agree(*this, *store_, kAllocate, {}, deadline, {{"missing", missing}});
+    throw_first(said(got, "missing"), ErrorCode::resource);
     return memory;
   } catch (const Error& error) {
     failed_ = error;

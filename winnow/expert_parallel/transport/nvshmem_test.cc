@@ -187,7 +187,7 @@ TEST_F(Nvshmem, EveryRankHearsOfMissingMemory) {
                              }
                              return error;
                            }),
-              Each("expert_parallel::allocate_device: rank 1 has no GPU memory of 64 bytes for the "
+              Each("expert_parallel::allocate_device: rank 1: no GPU memory of 64 bytes for the "
                    "arena"));
   EXPECT_THAT(on_processes(2,
                            [](const auto& store, int rank) {
