@@ -19,9 +19,6 @@ namespace winnow::expert_parallel {
 namespace {
 
 constexpr std::string_view kOperation = "expert_parallel::AllToAll";
-// Ranks of one GPU wait for each other there, in a hardware queue each; a process has 8 of them
-// unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise.
-constexpr int kMostRanksOnGpu = 8;
 constexpr std::int64_t kLeastOwnMemory = std::int64_t{16} << 20;
 constexpr std::chrono::milliseconds kLookAtStream{20};
 

@@ -9,6 +9,10 @@
 
 namespace winnow::expert_parallel {
 
+// Ranks of one GPU wait for each other there, in a hardware queue each; a process has 8 of them
+// unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise.
+inline constexpr int kMostRanksOnGpu = 8;
+
 // Deals out a memory: where each part begins.
 class Parts {
  public:

@@ -14,6 +14,7 @@
 #include "winnow/core/rows.h"
 #include "winnow/expert_parallel/device/fault_report.h"
 #include "winnow/expert_parallel/device/gpu_memory.h"
+#include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/notify/notify_cuda.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
@@ -24,22 +25,6 @@ namespace winnow::expert_parallel {
 namespace {
 
 constexpr std::chrono::milliseconds kLookAtStream{20};
-constexpr int kMostRanksOnGpu = 8;  // a process has as many hardware queues, see device_layer.cc
-
-// Deals out a memory: where each part begins.
-class Parts {
- public:
-  std::int64_t add(std::int64_t bytes) {
-    constexpr std::int64_t kAlignment = 128;
-    const std::int64_t at = end_;
-    end_ = (end_ + bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return at;
-  }
-  std::size_t end() const { return static_cast<std::size_t>(end_); }
-
- private:
-  std::int64_t end_ = 0;
-};
 
 template <class T>
 T* at(std::byte* memory, std::int64_t offset) {
@@ -97,14 +82,7 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
   const std::int64_t nodes = topology_.nodes(), experts = experts_per_rank();
 
   LayerView& layer = view_.layer;
-  DeviceTopology& topology = layer.topology;
-  topology.world = topology_.world_size;
-  topology.locals = topology_.local_world_size;
-  topology.nodes = topology_.nodes();
-  topology.rank = rank_;
-  topology.node = topology_.node(rank_);
-  topology.local = topology_.local(rank_);
-  topology.experts = config_.experts;
+  layer.topology = topology_of({topology_, config_.experts, 1}, rank_);
   layer.timeout_ns = static_cast<std::uint64_t>(config_.timeout.count());
 
   constexpr std::int64_t kWord = NotifyLayout::kWord;
@@ -128,17 +106,17 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
   const std::int64_t pointers = own.add(locals * std::int64_t(sizeof(std::byte*)));
   const std::int64_t sums = own.add((world + nodes) * std::int64_t(sizeof(std::int32_t)));
   const std::int64_t results = own.add((nodes + world + experts) * kWord);
-  private_ = allocate_on_gpu(config_.device, own.end());
+  private_ = allocate_on_gpu(config_.device, static_cast<std::size_t>(own.end()));
   layer.state = at<DeviceState>(private_.get(), state);
   view_.sums = at<std::int32_t>(private_.get(), sums);
   view_.results = at<std::int64_t>(private_.get(), results);
   make_reports();
 
-  control_ =
-      transport_->allocate_device(config_.device, shared.end(), deadline, "the counts of notify");
+  control_ = transport_->allocate_device(config_.device, static_cast<std::size_t>(shared.end()),
+                                         deadline, "the counts of notify");
   std::vector<std::byte*> node;  // pointers are asked for inside the node only
   for (int local = 0; local < topology_.local_world_size; ++local) {
-    node.push_back(control_->peer(topology_.rank(topology.node, local)));
+    node.push_back(control_->peer(topology_.rank(layer.topology.node, local)));
   }
   write_to_gpu(config_.device, private_.get() + pointers, node.data(),
                node.size() * sizeof(std::byte*));
@@ -201,7 +179,7 @@ void DeviceNotifier::make_reports() {
     return Offsets{parts.add(sizeof(NotifyReport)), parts.add(totals), parts.add(statements)};
   };
   const Offsets report = lay_out(), deferred = lay_out();
-  page_ = PinnedPage(parts.end());
+  page_ = PinnedPage(static_cast<std::size_t>(parts.end()));
   const auto view = [](std::byte* page, const Offsets& offsets) {
     return NotifyReportView{at<NotifyReport>(page, offsets.report),
                             at<std::int32_t>(page, offsets.totals),
