@@ -31,8 +31,7 @@ struct RoutingTables {
   std::int64_t* first_copies = nullptr;    // [R]
   std::int64_t* copies = nullptr;          // [R, K]
   std::int32_t* sources = nullptr;         // [R]
-  // [R] the phase of move after which a row is there to be repeated in the token's others; -1:
-  // there are no others to be made.
+  // [R] the phase of move in which a row is there to be repeated from the first one; -1: it is not.
   std::int8_t* repeat_phases = nullptr;
 };
 

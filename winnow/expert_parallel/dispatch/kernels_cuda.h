@@ -13,7 +13,7 @@
 namespace winnow::expert_parallel {
 
 // DeviceState::tickets that these kernels count with.
-enum DispatchTicket { kCountArrived, kCountLeft, kMoveDone, kMoveTiles, kMovePhases };
+enum DispatchTicket { kCountArrived, kCountLeft, kMoveDone, kMovePhases };
 inline constexpr int kPhases = 8;  // of a move that repeats rows; a ticket each
 
 // A rank's own pairs as they travel to its rail peers: indices [n, K], for a new routing ordinals

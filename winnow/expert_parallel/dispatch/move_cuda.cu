@@ -14,12 +14,9 @@ namespace {
 
 using device::kFullWarp;
 
-// Warps that send rows; one more stores them.
-constexpr int kSenders = 8;
-static_assert(kSenders <= PipeShape::kLeastStages);
-using Pipe = RowPipe<6>;
-constexpr int kThreads = 32 * (kSenders + 1);
-constexpr int kTile = 128;  // rows that a warp looks through at a time, for those to be repeated
+// Warps that send tokens, or repeat rows in finish; that repeat rows in move.
+constexpr int kSenders = 8, kRepeaters = 3;
+static_assert(kSenders + kRepeaters < PipeShape::kLeastStages);
 
 // Generic accesses before, bulk copies after, of memory of any rank.
 __device__ __forceinline__ void fence_proxy_async() {
@@ -61,7 +58,7 @@ __device__ __forceinline__ int phase_of(std::int64_t token, std::int64_t tokens)
 // A sending warp of move.
 class TokenSender {
  public:
-  __device__ TokenSender(const MoveParams& p, Pipe& pipe)
+  __device__ TokenSender(const MoveParams& p, RowPipe& pipe)
       : p_(p), topology_(p.view.topology), pipe_(pipe), lane_(threadIdx.x % 32) {
     const bool aligned =
         (reinterpret_cast<std::uintptr_t>(p.input) | std::uintptr_t(p.input_stride)) % 16 == 0;
@@ -198,18 +195,17 @@ class TokenSender {
 
   const MoveParams& p_;
   const DeviceTopology& topology_;
-  Pipe& pipe_;
+  RowPipe& pipe_;
   int lane_, element_bytes_;
 };
 
-// A warp's part of this rank's tokens, and then of those of its rail in the order in which chunks
-// come. The first `blocks` blocks take every blocks-th token. `sending` [kPhases]: the block's
-// warps that still are in that phase. False: something did not come.
+// A sending warp's part of this rank's tokens, and then of those of its rail in the order in which
+// chunks come. Blocks take every gridDim.x-th token. `sending` [kPhases]: the block's warps that
+// still are in that phase. False: something did not come.
 template <bool kRepeats>
-__device__ bool send_tokens(const MoveParams& p, Pipe& pipe, std::int32_t* sending, int blocks) {
+__device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* sending) {
   const DeviceTopology& topology = p.view.topology;
-  const int warp = threadIdx.x / 32, block = blockIdx.x;
-  if (block >= blocks) return true;
+  const int warp = threadIdx.x / 32, blocks = gridDim.x, block = blockIdx.x;
   TokenSender sender(p, pipe);
   int phase = 0;
   const auto go_on_to = [&](int next) {
@@ -241,65 +237,50 @@ __device__ bool send_tokens(const MoveParams& p, Pipe& pipe, std::int32_t* sendi
   return true;
 }
 
-// Makes row `to` of each lane that wants it the same as row `from` of this rank. By a warp.
-__device__ __forceinline__ void repeat_row(const MoveParams& p, Pipe& pipe, std::int64_t from,
-                                           bool wanted, std::int64_t to) {
+// Makes `to` the same as row `from` of this rank. By a warp.
+__device__ __forceinline__ void repeat_row(const MoveParams& p, RowPipe& pipe, std::int64_t from,
+                                           std::int64_t to) {
   const int lane = threadIdx.x % 32, local = p.view.topology.local;
   std::byte* payload = p.payload.data[local];
-  pipe.send(payload + from * p.row_bytes, p.row_bytes, 0, wanted, payload + to * p.row_bytes);
-  if (p.scale_words == 0) return;
+  pipe.send(payload + from * p.row_bytes, p.row_bytes, 0, lane == 0, payload + to * p.row_bytes);
   auto* scales = reinterpret_cast<std::uint32_t*>(p.row_scales.data[local]);
-  for (unsigned lanes = __ballot_sync(kFullWarp, wanted); lanes != 0; lanes &= lanes - 1) {
-    const std::int64_t there = __shfl_sync(kFullWarp, to, __ffs(lanes) - 1);
-    for (int i = lane; i < p.scale_words; i += 32) {
-      scales[there * p.scale_words + i] = scales[from * p.scale_words + i];
-    }
+  for (int i = lane; i < p.scale_words; i += 32) {
+    scales[to * p.scale_words + i] = scales[from * p.scale_words + i];
   }
 }
 
-// Until all other ranks of the node have written a phase. By a warp.
-__device__ bool wait_for_phase(const LayerView& view, int phase) {
+// A repeating warp of move: the rows of each phase when all ranks of the node have written it.
+// False: some rank has not.
+__device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
+  const LayerView& view = p.view;
   const DeviceTopology& topology = view.topology;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - kSenders;
   const auto* words =
       reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.phases);
-  const std::uint64_t value = epoch_of(view) * kPhases + phase + 1;
-  bool there = true;
-  for (int from = threadIdx.x % 32; from < topology.locals; from += 32) {
-    if (from == topology.local) continue;  // there is nothing to repeat
-    there = there && wait_at_least(view, words + from, value, Phase::rows,
-                                   topology.rank_of(topology.node, from));
-  }
-  there = __all_sync(kFullWarp, there);
-  __syncwarp();
-  fence_proxy_async();
-  return there;
-}
-
-// A warp's part of the rows that are to be repeated: phase by phase the next tile that no other
-// warp of this rank has. False: a phase did not come.
-__device__ bool repeat_rows(const MoveParams& p, Pipe& pipe) {
-  const int lane = threadIdx.x % 32, topk = p.view.topology.topk;
-  const auto tiles = static_cast<std::uint32_t>(ceil_div(p.rows, kTile));
-  const auto* phases = reinterpret_cast<const std::uint32_t*>(p.tables.repeat_phases);
-  for (int known = 0; tiles > 0;) {  // phases that are there
-    std::uint32_t claim = 0;
-    if (lane == 0) claim = atomicAdd(&p.view.state->tickets[kMoveTiles], 1u);
-    claim = __shfl_sync(kFullWarp, claim, 0);
-    const int phase = static_cast<int>(claim / tiles);
-    if (phase >= kPhases) break;
-    for (; known <= phase; ++known) {
-      if (!wait_for_phase(p.view, known)) return false;
+  const std::uint64_t before = epoch_of(view) * kPhases;
+  const std::int64_t step = std::int64_t(gridDim.x) * kRepeaters * 32;
+  for (int phase = 0; phase < kPhases; ++phase) {
+    bool there = true;
+    for (int from = lane; from < topology.locals; from += 32) {
+      if (from == topology.local) continue;  // there is nothing to repeat
+      there = there && wait_at_least(view, words + from, before + phase + 1, Phase::rows,
+                                     topology.rank_of(topology.node, from));
     }
-    const std::int64_t row = std::int64_t(claim % tiles) * kTile + lane * 4;  // of four
-    const std::uint32_t four = row < p.rows ? phases[row / 4] : 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool is_now =
-          row + i < p.rows && static_cast<std::int8_t>(four >> (8 * i) & 0xff) == phase;
-      for (unsigned lanes = __ballot_sync(kFullWarp, is_now); lanes != 0; lanes &= lanes - 1) {
-        const std::int64_t from = row + i + (__ffs(lanes) - 1 - lane) * 4;
-        const std::int64_t copy = lane < topk ? p.tables.copies[from * topk + lane] : -1;
-        repeat_row(p, pipe, from, copy >= 0 && copy != from, copy);
+    if (!__all_sync(kFullWarp, there)) return false;
+    __syncwarp();
+    fence_proxy_async();
+    const auto phase_at = [&](std::int64_t row) {
+      return row < p.rows ? p.tables.repeat_phases[row] : std::int8_t{-1};
+    };
+    const std::int64_t first_row = (blockIdx.x + std::int64_t(warp) * gridDim.x) * 32 + lane;
+    std::int8_t next = phase_at(first_row);
+    for (std::int64_t row = first_row; row - lane < p.rows; row += step) {
+      const bool repeats = next == phase;
+      next = phase_at(row + step);
+      const std::int64_t from = repeats ? p.tables.first_copies[row] : 0;
+      for (unsigned lanes = __ballot_sync(kFullWarp, repeats); lanes != 0; lanes &= lanes - 1) {
+        const int which = __ffs(lanes) - 1;
+        repeat_row(p, pipe, __shfl_sync(kFullWarp, from, which), row - lane + which);
       }
     }
   }
@@ -346,16 +327,15 @@ __device__ void clear_rows(const MoveParams& p) {
   clear_small(p.tables.wanted[topology.rank], p.rows);
   if (p.fresh && !p.token_major) {
     fill(0, p.rows, topk, [&](std::int64_t i) { p.tables.copies[i] = -1; });
-    fill(0, p.rows, 1, [&](std::int64_t i) { p.tables.repeat_phases[i] = -1; });
   }
 }
 
-// The last of `blocks` blocks that comes here sets this rank's word at each rank of the node. One
-// thread, after what the block has written. Whether it was the last.
-__device__ bool tell_node(const LayerView& view, std::uint32_t* ticket, int blocks,
-                          std::int64_t words, std::uint64_t value) {
+// The last block that comes here sets this rank's word at each rank of the node. One thread, after
+// what the block has written.
+__device__ void tell_node(const LayerView& view, std::uint32_t* ticket, std::int64_t words,
+                          std::uint64_t value) {
   __threadfence_system();
-  if (atomicAdd(ticket, 1u) != blocks - 1) return false;
+  if (atomicAdd(ticket, 1u) != gridDim.x - 1) return;
   *ticket = 0;
   __threadfence_system();
   for (int to = 0; to < view.topology.locals; ++to) {
@@ -363,43 +343,40 @@ __device__ bool tell_node(const LayerView& view, std::uint32_t* ticket, int bloc
         reinterpret_cast<std::uint64_t*>(view.control.node[to] + words) + view.topology.local,
         value);
   }
-  return true;
 }
 
-// While stores to other GPUs wait for the link, those of the same SM wait behind them. So where
-// rows are repeated the first `senders` blocks send, and others repeat from the beginning.
 template <bool kRepeats>
-__global__ __launch_bounds__(kThreads, 1) void move(const __grid_constant__ MoveParams p,
-                                                    const __grid_constant__ PipeShape shape,
-                                                    int senders) {
+__global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
+                             1) void move(const __grid_constant__ MoveParams p,
+                                          const __grid_constant__ PipeShape shape) {
+  constexpr int kProducers = kSenders + kRepeats * kRepeaters;
   if (!goes_on(p)) return;
   extern __shared__ __align__(128) std::byte stages[];
-  __shared__ PipeShared shared;
+  __shared__ RowPipe::Shared shared;
   __shared__ std::int32_t sending[kPhases];
-  Pipe pipe(shared, stages, shape);
-  if (threadIdx.x == 0) pipe.begin(kSenders);
+  RowPipe pipe(shared, stages, shape);
+  if (threadIdx.x == 0) pipe.begin(kProducers);
   if (threadIdx.x < kPhases) sending[threadIdx.x] = kSenders;
   __syncthreads();
   const LayerView& view = p.view;
-  std::uint32_t* tickets = view.state->tickets;
   bool all = true;
   if (threadIdx.x < 32 * kSenders) {
-    all = send_tokens<kRepeats>(p, pipe, sending, senders);
-    if (kRepeats && all) all = repeat_rows(p, pipe);
+    all = send_tokens<kRepeats>(p, pipe, sending);
     pipe.end();
     clear_rows(p);
-  } else if (threadIdx.x == 32 * kSenders) {
+  } else if (threadIdx.x < 32 * kProducers) {
+    if constexpr (kRepeats) all = repeat_rows(p, pipe);
+    pipe.end();
+  } else if (threadIdx.x == 32 * kProducers) {
     pipe.store([&](int phase) {
-      tell_node(view, &tickets[kMovePhases + phase], senders, view.control_layout.phases,
+      tell_node(view, &view.state->tickets[kMovePhases + phase], view.control_layout.phases,
                 epoch_of(view) * kPhases + phase + 1);
     });
   }
   all = __syncthreads_and(all);
   // Not where something has not come, which is a fault that every wait hears of.
-  if (threadIdx.x != 0 || !all || !runs(view)) return;
-  if (tell_node(view, &tickets[kMoveDone], int(gridDim.x), view.control_layout.done,
-                epoch_of(view))) {
-    tickets[kMoveTiles] = 0;
+  if (threadIdx.x == 0 && all && runs(view)) {
+    tell_node(view, &view.state->tickets[kMoveDone], view.control_layout.done, epoch_of(view));
   }
 }
 
@@ -417,7 +394,7 @@ __device__ bool wait_for_node(const LayerView& view) {
 
 // A producing warp of finish takes 32 rows at a time: fills their tables, and for a new routing
 // repeats those that are not the first ones of their tokens.
-__device__ void finish_rows(const MoveParams& p, Pipe& pipe, std::int64_t first_row) {
+__device__ void finish_rows(const MoveParams& p, RowPipe& pipe, std::int64_t first_row) {
   const DeviceTopology& topology = p.view.topology;
   const int lane = threadIdx.x % 32, local = topology.local, topk = topology.topk;
   const std::int64_t row = first_row + lane;
@@ -441,14 +418,16 @@ __device__ void finish_rows(const MoveParams& p, Pipe& pipe, std::int64_t first_
   if (!p.fresh) return;  // move has repeated the rows
   // This rank has written all the rows of tokens that it passes on.
   const bool repeats = first >= 0 && first != row && rank % topology.locals != local;
-  if (repeats) {
+  if (row < p.rows) {
     const bool of_node = rank / topology.locals == topology.node;
-    p.tables.repeat_phases[first] =
-        static_cast<std::int8_t>(of_node ? phase_of(token, p.tables.tokens[rank]) : kPhases - 1);
+    const int phase = !repeats  ? -1
+                      : of_node ? phase_of(token, p.tables.tokens[rank])
+                                : kPhases - 1;
+    p.tables.repeat_phases[row] = static_cast<std::int8_t>(phase);
   }
   for (unsigned lanes = __ballot_sync(kFullWarp, repeats); lanes != 0; lanes &= lanes - 1) {
     const int which = __ffs(lanes) - 1;
-    repeat_row(p, pipe, __shfl_sync(kFullWarp, first, which), lane == which, row);
+    repeat_row(p, pipe, __shfl_sync(kFullWarp, first, which), first_row + which);
   }
 }
 
@@ -457,8 +436,8 @@ __global__ __launch_bounds__(32 * (kSenders + 1),
                                             const __grid_constant__ PipeShape shape) {
   if (!goes_on(p)) return;
   extern __shared__ __align__(128) std::byte stages[];
-  __shared__ PipeShared shared;
-  Pipe pipe(shared, stages, shape);
+  __shared__ RowPipe::Shared shared;
+  RowPipe pipe(shared, stages, shape);
   if (threadIdx.x == 0) pipe.begin(kSenders);
   if (!wait_for_node(p.view)) return;
   if (threadIdx.x < 32 * kSenders) {
@@ -481,31 +460,33 @@ __global__ __launch_bounds__(32 * (kSenders + 1),
   }
 }
 
+template <class Kernel>
+int launch(Kernel* kernel, const MoveParams& params, int blocks, int warps, void* stream) {
+  const PipeShape shape(params.row_bytes);
+  kernel<<<blocks, 32 * warps, int(shape.bytes()), static_cast<cudaStream_t>(stream)>>>(params,
+                                                                                        shape);
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 int launch_move(const MoveParams& params, int blocks, void* stream) {
   const bool repeats = !params.fresh && !params.token_major;
-  const PipeShape shape(params.row_bytes);
-  const auto kernel = repeats ? move<true> : move<false>;
-  kernel<<<blocks, kThreads, int(shape.bytes()), static_cast<cudaStream_t>(stream)>>>(
-      params, shape, repeats ? (blocks + 1) / 2 : blocks);
-  return cudaGetLastError();
+  return repeats ? launch(move<true>, params, blocks, kSenders + kRepeaters + 1, stream)
+                 : launch(move<false>, params, blocks, kSenders + 1, stream);
 }
 
 int launch_finish(const MoveParams& params, int blocks, void* stream) {
   const bool only_waits =
       !params.fresh && (params.token_major || params.weights_of_rows == nullptr);
-  const PipeShape shape(params.row_bytes);
-  finish<<<only_waits ? 1 : blocks, kThreads, int(shape.bytes()),
-           static_cast<cudaStream_t>(stream)>>>(params, shape);
-  return cudaGetLastError();
+  return launch(finish, params, only_waits ? 1 : blocks, kSenders + 1, stream);
 }
 
 int load_move() {
-  constexpr int kBytes = int(PipeShape::kBytes);
-  for (const int status : {load_kernel(move<false>, kBytes), load_kernel(move<true>, kBytes),
-                           load_kernel(finish, kBytes)}) {
-    if (status != cudaSuccess) return status;
+  for (const auto kernel : {move<false>, move<true>, finish}) {
+    if (const int status = load_kernel(kernel, int(PipeShape::kBytes)); status != cudaSuccess) {
+      return status;
+    }
   }
   return cudaSuccess;
 }

@@ -28,22 +28,20 @@ struct PipeShape {
   std::int64_t bytes() const { return stages * piece_bytes; }
 };
 
-struct PipeShared {
-  std::uint64_t full[PipeShape::kMostStages], empty[PipeShape::kMostStages];
-  std::byte* to[PipeShape::kMostStages][32];
-  std::int32_t targets[PipeShape::kMostStages];  // of `to`; kEnd, or kMark less the mark
-  std::uint32_t bytes[PipeShape::kMostStages];
-  std::uint32_t next;      // number of the next piece
-  std::int32_t producing;  // warps that may still send
-};
-
-// Producers are whole warps, at most as many as stages. Each piece gets the next number; number i
-// goes through stage i % count, and the storing thread takes them in their order. Stores read
-// kReading stages at a time.
-template <int kReading>
+// Producers are whole warps, fewer than there are stages. Each piece gets the next number; number i
+// goes through stage i % stages, and the storing thread takes them in their order.
 class RowPipe {
  public:
-  __device__ RowPipe(PipeShared& shared, std::byte* stages, const PipeShape& shape)
+  struct Shared {
+    std::uint64_t full[PipeShape::kMostStages], empty[PipeShape::kMostStages];
+    std::byte* to[PipeShape::kMostStages][32];
+    std::int32_t targets[PipeShape::kMostStages];  // of `to`; kEnd, or kMark less the mark
+    std::uint32_t bytes[PipeShape::kMostStages];
+    std::uint32_t next;      // number of the next piece
+    std::int32_t producing;  // warps that may still send
+  };
+
+  __device__ RowPipe(Shared& shared, std::byte* stages, const PipeShape& shape)
       : shared_(shared),
         stages_(device::shared_address(stages)),
         count_(shape.stages),
@@ -147,6 +145,7 @@ class RowPipe {
 
  private:
   static constexpr int kEnd = -1, kMark = -2;
+  static constexpr int kReading = 6;  // stages that stores read at a time
 
   __device__ std::uint32_t full(int stage) const {
     return device::shared_address(&shared_.full[stage]);
@@ -202,7 +201,7 @@ class RowPipe {
     device::fence_proxy_async_shared();
   }
 
-  PipeShared& shared_;
+  Shared& shared_;
   std::uint32_t stages_;
   int count_;
   std::uint32_t piece_;
