@@ -192,7 +192,8 @@ constexpr int kMostRanksOnGpu = 6;
 
 std::vector<Problem> make_problems() {
   Table table;
-  for (const World& world : {kOneRank, World{1, 2}, kOneNode, kTwoNodes, kRails, World{2, 3}}) {
+  for (const World& world :
+       {kOneRank, World{1, 2}, World{2, 1}, kOneNode, kTwoNodes, kRails, World{2, 3}}) {
     add_common(table, world);
   }
   for (const World& world : {kOneNode, kTwoNodes}) add_options(table, world);
