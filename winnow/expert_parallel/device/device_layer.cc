@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "winnow/core/device_memory.h"
@@ -13,7 +14,6 @@
 #include "winnow/expert_parallel/device/layer_kernels.h"
 #include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
-#include "winnow/expert_parallel/transport/backoff.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -239,12 +239,11 @@ void DeviceLayer::wait_report() {
   if (capturing_) throw_refusals(operation_, std::array{&std::as_const(own_header_)});
   const CallReport& report = *host_report_.report;
   const auto there = [&] { return load_acquire(&report.ticket) == calls_; };
-  Backoff backoff;
   auto next_look = Deadline::Clock::now() + kLookAtStream;
   while (!there()) {
     throw_fault();
-    backoff.pause();
-    if (!backoff.patient() || Deadline::Clock::now() < next_look) continue;
+    std::this_thread::yield();  // a sleep would be longer than what is left to wait for
+    if (Deadline::Clock::now() < next_look) continue;
     next_look = Deadline::Clock::now() + kLookAtStream;
     const cudaError_t state = cudaStreamQuery(stream_);
     if (state == cudaErrorNotReady) continue;
