@@ -18,8 +18,8 @@ struct Measured {
 // 0 for no values; between the middle two for an even number.
 double median(std::vector<double> values);
 
-// Runs `operation`, which queues work on the default stream of this process's GPU (the first one, or
-// in a launched world that of the rank, where all ranks run it as often), and the ceiling, a
+// Runs `operation`, which queues work on the default stream of this process's GPU (the first one,
+// or in a launched world that of the rank, where all ranks run it as often), and the ceiling, a
 // bf16 matrix product by cuBLAS on random numbers or a copy, in turn, and times each run by CUDA
 // events. If `cold`, the L2 cache is emptied before each run of the operation; otherwise inputs
 // larger than it are not flushed from it. Throws Error (unsupported) without cuBLAS where the
