@@ -1,4 +1,6 @@
-"""What torchrun starts: a program for EPAll2AllLayer on every rank, and the death of one.
+"""What torchrun starts: a program for EPAll2AllLayer on every rank, and the death of the last.
+
+On GPUs where the layer chooses them, else on the CPU.
 
 Usage: expert_program.py EXAMPLE FOLDER: runs the file EXAMPLE, then the checks below, and leaves
 rank R's report in FOLDER/R.json.
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 from winnow.distributed import initialize_distributed
 from winnow.expert_parallel.context import barrier_all_on_stream
+from winnow.expert_parallel.rendezvous import default_device
 
 import winnow
 from winnow.expert_parallel import (
@@ -28,6 +31,7 @@ from winnow.expert_parallel import (
 )
 
 TOKENS, HIDDEN, TOPK, EXPERTS = 300, 16, 3, 8  # more tokens than a chunk of 256
+DEVICE = torch.device("cpu")  # until main() knows
 
 
 def _layer(rank, world, local, group=None, **options):
@@ -50,7 +54,7 @@ def routings(world):
 
     return {
         "with dropped pairs": some(*[7 + 3 * rank for rank in range(world)]),
-        "nothing on two ranks": some(*[0, 5] * (world // 2)),
+        "nothing on every other rank": some(*[0, 5] * (world // 2)),
         "all to one expert": [np.full((n, TOPK), 5, np.int32) for n in range(3, 3 + world)],
         "all dropped": [np.full((4, TOPK), EXPERTS, np.int32)] * world,
         "nothing at all": some(*[0] * world),
@@ -66,17 +70,19 @@ def check_routings(rank, world, local, dtype, local_combine):
         weights = [np.random.default_rng(s).random(t.shape).astype(np.float32)
                    for s, t in enumerate(indices)]  # fmt: skip
         rows = oracle.expert_rows(indices, EXPERTS, world)[0][rank]
-        mine = torch.from_numpy(indices[rank].copy())
+        tokens, mine = inputs[rank].to(DEVICE), torch.from_numpy(indices[rank].copy()).to(DEVICE)
         # Two outstanding descriptors, combined in the other order.
-        plain, none, first = layer.dispatch(inputs[rank], mine)
+        plain, none, first = layer.dispatch(tokens, mine)
         output, given, second = layer.dispatch(
-            input=inputs[rank], exp_indices=mine, weight=torch.from_numpy(weights[rank])
+            input=tokens, exp_indices=mine, weight=torch.from_numpy(weights[rank]).to(DEVICE)
         )
+        assert output.device == given.device == DEVICE == layer.device
         mine.fill_(0)
         assert none is None and output.shape == (len(rows), HIDDEN) and given.shape == (len(rows),)
+        on_host, given_on_host = output.cpu(), given.cpu()
         for row, (source, token, k) in enumerate(rows):
-            assert torch.equal(output[row], inputs[source][token]), (routing, row)
-            assert given[row] == weights[source][token, k]
+            assert torch.equal(on_host[row], inputs[source][token]), (routing, row)
+            assert given_on_host[row] == weights[source][token, k]
         assert torch.equal(plain, output)
         scaled = (output.float() * given[:, None]).to(dtype)
 
@@ -91,26 +97,24 @@ def check_routings(rank, world, local, dtype, local_combine):
             return oracle.ROUND[name](row)
 
         back = layer.combine(scaled, second)
-        np.testing.assert_array_equal(back.float().numpy(), want(weighted), routing)
+        np.testing.assert_array_equal(back.float().cpu().numpy(), want(weighted), routing)
         back = layer.combine(plain, first)
         unweighted = want(lambda source, token, k, i=inputs: i[source][token].float().numpy())
-        np.testing.assert_array_equal(back.float().numpy(), unweighted, routing)
+        np.testing.assert_array_equal(back.float().cpu().numpy(), unweighted, routing)
         assert first.num_dispatch_token_cur_rank == len(indices[rank])
         assert first.num_input_tokens_per_rank.tolist() == [len(t) for t in indices]
         # The canonical scatter indices are the order that the layer chooses by itself.
         flat = torch.from_numpy(np.concatenate([t.reshape(-1) for t in indices]))
         if len(flat) > 0:
             table = flat.argsort(stable=True).argsort().to(torch.int32).view(-1, TOPK)
-            again, _, third = layer.dispatch(
-                inputs[rank], torch.from_numpy(indices[rank]), full_scatter_indices=table
-            )
+            mine = torch.from_numpy(indices[rank]).to(DEVICE)
+            again, _, third = layer.dispatch(tokens, mine, full_scatter_indices=table.to(DEVICE))
             assert torch.equal(again, output)
             assert torch.equal(third.token_dst_scatter_idx, second.token_dst_scatter_idx)
         # Others are followed.
         table, placed = oracle.scatter_table(indices, EXPERTS, world, lambda pairs: pairs[::-1])
-        turned, _, _ = layer.dispatch(
-            inputs[rank], torch.from_numpy(indices[rank]), None, torch.from_numpy(table)
-        )
+        mine = torch.from_numpy(indices[rank]).to(DEVICE)
+        turned = layer.dispatch(tokens, mine, None, torch.from_numpy(table).to(DEVICE))[0].cpu()
         for row, (source, token, _) in enumerate(placed[rank]):
             assert torch.equal(turned[row], inputs[source][token]), (routing, row)
         layer.ep_barrier_all(None)
@@ -145,8 +149,8 @@ def check_members(rank, world, local):
     assert layer.ep_config.is_intra_node == (nodes == 1)
     assert layer.intra_node_barrier_ctx.is_intra_node
     assert layer.intra_node_barrier_ctx.local_rank == rank % local
-    indices = torch.full((2, TOPK), rank, dtype=torch.int32)
-    _, _, desc = layer.dispatch(_tokens(rank, 2, torch.bfloat16), indices)
+    indices = torch.full((2, TOPK), rank, dtype=torch.int32, device=DEVICE)
+    _, _, desc = layer.dispatch(_tokens(rank, 2, torch.bfloat16).to(DEVICE), indices)
     assert isinstance(desc, EPAllToAllLayoutDesc)
     assert list(desc.__dataclass_fields__)[:7] == [
         "num_dispatch_token_cur_rank", "num_input_tokens_per_rank", "send_reqs_recv_tensor",
@@ -200,6 +204,7 @@ def check_contexts(rank, world, local):
         buffer = getattr(context, name)
         assert (buffer.shape, buffer.dtype) == (shape, dtype), name
         assert buffer is getattr(context, name)
+        assert buffer.device == DEVICE
         assert value is None or (buffer == value).all()
     same = context.dispatch_output_buf
     assert context.reallocate_dispatch_output_buf(16)[0] is same
@@ -218,29 +223,30 @@ def check_contexts(rank, world, local):
 
 def check_refusals(rank, world):
     layer = _layer(rank, world, world)
-    tokens = _tokens(rank, 2, torch.bfloat16)
+    tokens = _tokens(rank, 2, torch.bfloat16).to(DEVICE)
+    zeros = torch.zeros(2, TOPK, dtype=torch.int32, device=DEVICE)
     try:
-        layer.dispatch(
-            tokens, torch.zeros(2, TOPK, dtype=torch.int64 if rank == 1 else torch.int32)
-        )
+        layer.dispatch(tokens, zeros.long() if rank == 1 else zeros)
     except ValueError as error:
         assert "rank 1: expert_indices: want dtype i32, got i64" in str(error)
     else:
         raise AssertionError("not refused")
-    layer.dispatch(tokens, torch.zeros(2, TOPK, dtype=torch.int32))
+    layer.dispatch(tokens, zeros)
     try:
-        _layer(rank, world, world, dtype=torch.float16 if rank == 2 else torch.bfloat16)
+        _layer(rank, world, world, dtype=torch.float16 if rank == 1 else torch.bfloat16)
     except ValueError as error:
-        assert "dtype: want the same on every rank, got bf16 (ranks 0, 1, 3), f16 (rank 2)" in str(
-            error
-        )
+        others = "rank 0" if world == 2 else "ranks 0, 2, 3"
+        wanted = f"dtype: want the same on every rank, got bf16 ({others}), f16 (rank 1)"
+        assert wanted in str(error)
     else:
         raise AssertionError("not refused")
+    gpus = torch.cuda.device_count()
     try:
-        _layer(rank, world, world, device="cuda")
+        _layer(rank, world, world, device=f"cuda:{gpus}")  # there is no such one
     except winnow.Error as error:
         assert (error.code, isinstance(error, ValueError)) == ("unsupported", False)
-        assert "no cuda backend in this build" in str(error)
+        wanted = "one GPU for each rank" if gpus else "a GPU, but there is none"
+        assert f"expert_parallel::nvshmem: rank 0: device: want {wanted}" in str(error)
     else:
         raise AssertionError("not refused")
     layer.finalize()
@@ -251,11 +257,11 @@ def check_gradients(rank, world, local):
     group = dist.new_group(list(range(world)))
     layer = _layer(rank, world, local, group, dtype=torch.float32)
     generator = torch.Generator().manual_seed(5)
-    experts = torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=generator)
-    tokens = torch.randn(world, 6, HIDDEN, generator=generator)
-    scores = torch.rand(world, 6, TOPK, generator=generator)
-    weigh = torch.randn(world, 6, HIDDEN, generator=generator)
-    indices = torch.randint(0, EXPERTS + 1, (world, 6, TOPK), generator=generator)
+    experts = torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=generator).to(DEVICE)
+    tokens = torch.randn(world, 6, HIDDEN, generator=generator).to(DEVICE)
+    scores = torch.rand(world, 6, TOPK, generator=generator).to(DEVICE)
+    weigh = torch.randn(world, 6, HIDDEN, generator=generator).to(DEVICE)
+    indices = torch.randint(0, EXPERTS + 1, (world, 6, TOPK), generator=generator).to(DEVICE)
 
     x, w = tokens[rank].clone().requires_grad_(), scores[rank].clone().requires_grad_()
     mine = experts[rank * EXPERTS // world : (rank + 1) * EXPERTS // world].clone()
@@ -267,7 +273,7 @@ def check_gradients(rank, world, local):
 
     x_all, w_all = tokens.double().requires_grad_(), scores.double().requires_grad_()
     experts = experts.double().requires_grad_()
-    none = torch.zeros(1, HIDDEN, HIDDEN, dtype=torch.double)
+    none = torch.zeros(1, HIDDEN, HIDDEN, dtype=torch.double, device=DEVICE)
     chosen = torch.cat([experts, none])[indices]
     (torch.einsum("snh,snkhj,snk,snj->", x_all, chosen, w_all, weigh.double())).backward()
     part = experts.grad[rank * EXPERTS // world : (rank + 1) * EXPERTS // world]
@@ -277,16 +283,20 @@ def check_gradients(rank, world, local):
 
 
 def die(rank, world):
-    """Rank 3 ends in the middle; what the others get, and when."""
+    """The last rank ends in the middle; what the others get, and when."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others
-    layer = _layer(rank, world, 2)
-    tokens, indices = _tokens(rank, 4, torch.bfloat16), torch.zeros(4, TOPK, dtype=torch.int32)
+    layer = _layer(rank, world, world // 2)
+    tokens = _tokens(rank, 4, torch.bfloat16).to(DEVICE)
+    indices = torch.zeros(4, TOPK, dtype=torch.int32, device=DEVICE)
     output, _, desc = layer.dispatch(tokens, indices)
-    if rank == 3:
+    if rank == world - 1:
         os._exit(7)
     start = time.monotonic()
     try:
         layer.combine(output, desc)
+        if DEVICE.type == "cuda":  # the call came back; the next one, or a later one, says it
+            torch.cuda.current_stream().synchronize()
+            layer.ep_barrier_all()
     except winnow.Error as error:
         report = {"text": str(error), "code": error.code}
     report["seconds"] = time.monotonic() - start
@@ -298,8 +308,10 @@ def main():
     example, folder = sys.argv[1:]
     exec(compile(Path(example).read_text(), example, "exec"), {"__name__": "example"})
     rank, world = initialize_distributed()
+    global DEVICE
+    DEVICE = default_device()
     assert (rank, world) == (dist.get_rank(), dist.get_world_size())
-    for local in (world, 2):
+    for local in (world, world // 2):
         check_routings(rank, world, local, torch.bfloat16, local_combine=True)
         check_routings(rank, world, local, torch.float32, local_combine=False)
         check_members(rank, world, local)
@@ -310,7 +322,7 @@ def main():
     Path(folder, f"{rank}.json").write_text(json.dumps(report))
     report["death"] = die(rank, world)
     Path(folder, f"{rank}.json").write_text(json.dumps(report))
-    os._exit(0)  # gloo would wait for rank 3
+    os._exit(0)  # gloo would wait for the one that died
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The ranks of a world as threads of this process."""
 
+import contextlib
 import threading
 
 from winnow.expert_parallel import AllToAll, InProcessWorld
@@ -33,11 +34,25 @@ def run_all(world_size, body):
     return results
 
 
+def new_stream():
+    """Makes a stream, which ranks on one GPU must not share, torch's current one for a while."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.empty(1 << 20, dtype=torch.uint8, device="cuda")  # its memory comes from here later
+    return torch.cuda.stream(stream)
+
+
 class Ranks:
-    """A world with a layer on every rank."""
+    """A world with a layer on every rank; on a GPU each with a stream of its own."""
 
     def __init__(self, world_size, **config):
         config = {"timeout": 30, **config}
+        on_gpu = str(config.get("device", "cpu")) != "cpu"
+        self.streams = [
+            new_stream() if on_gpu else contextlib.nullcontext() for _ in range(world_size)
+        ]
         self.world = InProcessWorld(world_size)
         self.transports = [self.world.transport(rank) for rank in range(world_size)]
         self.layers = run_all(
@@ -54,7 +69,11 @@ class Ranks:
 
     def run(self, body):
         """body(layer, rank) on every rank."""
-        return run_all(len(self.layers), lambda rank: body(self.layers[rank], rank))
+        return run_all(len(self.layers), lambda rank: self._on_stream(body, rank))
 
     def try_run(self, body):
-        return run_each(len(self.layers), lambda rank: body(self.layers[rank], rank))
+        return run_each(len(self.layers), lambda rank: self._on_stream(body, rank))
+
+    def _on_stream(self, body, rank):
+        with self.streams[rank]:
+            return body(self.layers[rank], rank)

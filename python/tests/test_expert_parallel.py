@@ -4,19 +4,11 @@ import expert_oracle as oracle
 import numpy as np
 import pytest
 import torch
+from expert_checks import check_rows, check_tables
 from expert_problems import SMALL, payload, problem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ranks import Ranks
-
-
-def _check_rows(got, rows, inputs, weights=None):
-    assert got.output.shape == (len(rows), inputs[0].shape[1])
-    for row, pair in enumerate(rows):
-        want = 0 if pair is None else inputs[pair[0]][pair[1]]
-        np.testing.assert_array_equal(got.output[row], np.broadcast_to(want, got.output[row].shape))
-        if weights is not None:
-            assert got.weights[row] == (0 if pair is None else weights[pair[0]][pair[1], pair[2]])
 
 
 @pytest.mark.parametrize("local", [4, 2, 1])
@@ -29,7 +21,7 @@ def test_expert_major_rows_come_in_the_documented_order(local, alignment):
         got = layer.dispatch(
             inputs[rank], indices[rank], weights=weights[rank], expert_alignment=alignment
         )
-        _check_rows(got, rows[rank], inputs, weights)
+        check_rows(got, rows[rank], inputs, weights)
         described = got.descriptor
         assert described.rows == described.wanted_rows == len(rows[rank])
         assert described.expert_counts.tolist() == counts[rank]
@@ -39,48 +31,10 @@ def test_expert_major_rows_come_in_the_documented_order(local, alignment):
         assert described.order == "expert_major" and described.has_weights
         assert described.expert_alignment == alignment and described.worst_case_rows == 0
         assert got.expert_ids is None and got.scales is None
-        _check_tables(described, rows, indices, rank, local)
+        check_tables(described, rows, indices, rank, local)
 
     with Ranks(4, **SMALL, local_world_size=local) as ranks:
         ranks.run(body)
-
-
-def _check_tables(described, rows, indices, rank, local):
-    nodes = 4 // local
-    row_of = {pair: row for mine in rows for row, pair in enumerate(mine) if pair is not None}
-    for node in range(nodes):
-        source = node * local + rank % local
-        n = len(indices[source])
-        np.testing.assert_array_equal(described.topk_indices[node, :n], indices[source])
-        assert (described.topk_indices[node, n:] == -1).all()
-        for (token, k), row in np.ndenumerate(described.token_dst_scatter_idx[node]):
-            expert = indices[source][token, k] if token < n else -1
-            here = 0 <= expert < 8 and expert // 2 // local == rank // local
-            assert row == (row_of[source, token, k] if here else -1)
-        if nodes == 1:
-            continue
-        lives_here = (0 <= indices[source]) & (indices[source] // 2 // local == rank // local)
-        wanted = np.flatnonzero(lives_here.any(1)).tolist()
-        first, last = described.send_reqs_recv[node]
-        assert ((first < 0) == (last < 0)).all()
-        sent = [token for a, b in zip(first, last, strict=True) for token in range(a, b)]
-        assert wanted == sent
-    assert (described.send_reqs_recv is None) == (nodes == 1)
-    mine = rows[rank]
-    firsts = {}
-    for row, pair in enumerate(mine):
-        if pair is not None:
-            here = [r for r, other in enumerate(mine) if other and other[:2] == pair[:2]]
-            firsts[row] = min(here, key=lambda r: mine[r][2])
-    for row, first in enumerate(described.skipped_token_mapping_indices):
-        assert first == firsts.get(row, -1)
-    for row, copies in enumerate(described.skipped_token_topk_mapping_indices):
-        want = [-1, -1, -1]
-        if firsts.get(row) == row:
-            for other, pair in enumerate(mine):
-                if pair is not None and pair[:2] == mine[row][:2]:
-                    want[pair[2]] = other
-        assert copies.tolist() == want
 
 
 def test_token_major_rows_carry_each_token_once():
@@ -167,7 +121,7 @@ def test_scatter_indices_place_the_rows(whole):
         got = layer.dispatch(
             inputs[rank], indices[rank], weights=weights[rank], scatter_indices=mine
         )
-        _check_rows(got, [tuple(pair) for pair in rows[rank]], inputs, weights)
+        check_rows(got, [tuple(pair) for pair in rows[rank]], inputs, weights)
 
     with Ranks(4, **SMALL, local_world_size=2) as ranks:
         ranks.run(body)
@@ -207,8 +161,8 @@ def test_a_cached_dispatch_repeats_the_routing():
         routing[:] = 0  # the descriptor has its own
         other = [values + 0.5 for values in inputs]
         again = layer.dispatch(other[rank], weights=weights[rank], cached=first.descriptor)
-        _check_rows(first, rows[rank], inputs)
-        _check_rows(again, rows[rank], other, weights)
+        check_rows(first, rows[rank], inputs)
+        check_rows(again, rows[rank], other, weights)
         assert first.weights is None and again.descriptor.has_weights
 
     with Ranks(4, **SMALL, local_world_size=2) as ranks:
@@ -283,7 +237,7 @@ def test_random_routings_agree_with_the_oracle(problem):
         got = layer.dispatch(
             inputs[rank], indices[rank], weights=weights[rank], expert_alignment=alignment
         )
-        _check_rows(got, rows[rank], inputs, weights)
+        check_rows(got, rows[rank], inputs, weights)
         assert got.descriptor.expert_offsets.tolist() == offsets[rank]
         for row, pair in enumerate(rows[rank]):
             if pair is not None:

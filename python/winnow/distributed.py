@@ -8,6 +8,8 @@ from typing import Optional, Tuple
 import torch
 import torch.distributed as dist
 
+from winnow.expert_parallel.rendezvous import gpu_for_each_rank
+
 __all__ = ["finalize_distributed", "initialize_distributed"]
 
 
@@ -16,10 +18,11 @@ def initialize_distributed(
 ) -> Tuple[int, int]:
     """Joins the ranks that torchrun has started, and makes this process's run repeatable.
 
-    Reads RANK, LOCAL_RANK and WORLD_SIZE; alone where torchrun sets none. Makes the process's GPU,
-    if there is one, the current device, starts the default process group (gloo, with nccl for CUDA
-    tensors), seeds torch, numpy and random with 3 + seed, and asks torch for deterministic
-    algorithms, with a warning where it has none.
+    Reads RANK, LOCAL_RANK and WORLD_SIZE; alone where torchrun sets none. Where the machine has a
+    GPU for each of its ranks, makes that of LOCAL_RANK the current device. Starts the default
+    process group (gloo, with nccl for CUDA tensors), in whose store layers meet, seeds torch, numpy
+    and random with 3 + seed, and asks torch for deterministic algorithms, with a warning where it has
+    none.
 
     Args:
         seed: None: the rank.
@@ -30,11 +33,12 @@ def initialize_distributed(
     """
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    cuda = torch.cuda.is_available()
+    cuda = torch.cuda.is_available() and gpu_for_each_rank()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        nccl = cuda and dist.is_nccl_available()
+        backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         alone = dist.HashStore() if "MASTER_ADDR" not in os.environ and world_size == 1 else None
         dist.init_process_group(
             backend, store=alone, rank=rank, world_size=world_size, timeout=timedelta(minutes=30)

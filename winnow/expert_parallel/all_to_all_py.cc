@@ -50,7 +50,7 @@ void make_layer(BoundAllToAll* self, std::shared_ptr<ep::Transport> transport, n
                 std::int64_t max_tokens, std::int64_t hidden, int topk, int experts,
                 nb::handle dtype, nb::handle weight_dtype, int local_world_size,
                 bool enable_local_combine, int sm_count, std::int64_t arena_rows,
-                std::optional<double> timeout) {
+                std::optional<double> timeout, nb::handle device) {
   constexpr const char* operation = "expert_parallel::AllToAll";
   std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   const ep::Config config{.max_tokens = max_tokens,
@@ -63,7 +63,8 @@ void make_layer(BoundAllToAll* self, std::shared_ptr<ep::Transport> transport, n
                           .enable_local_combine = enable_local_combine,
                           .sm_count = sm_count,
                           .arena_rows = arena_rows,
-                          .timeout = timeout_argument(operation, timeout)};
+                          .timeout = timeout_argument(operation, timeout),
+                          .device = device_argument(operation, device)};
   const nb::gil_scoped_release unlocked;
   new (self) BoundAllToAll(std::move(transport), std::move(meeting), config);
 }
@@ -75,6 +76,7 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
                          nb::handle stream) {
   const OneCall::Turn turn(self.one_call, kDispatch);
   Call call(kDispatch, stream, nb::none());
+  call.on(self.layer.config().device);
   ep::DispatchArgs args;
   Exporter exporter;
   const std::exception_ptr refused = caught([&] {
@@ -92,8 +94,12 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
   });
   if (refused) args = {};
   ep::Dispatched got;
-  run_collective(refused,
-                 [&] { call.run([&](const RunOptions&) { got = self.layer.dispatch(args); }); });
+  run_collective(refused, [&] {
+    call.run([&](const RunOptions& options) {
+      args.stream = options.stream;
+      got = self.layer.dispatch(args);
+    });
+  });
   const auto give = [&](Tensor& tensor) {
     return nb::borrow<nb::any>(exporter(std::move(tensor)));
   };
@@ -108,6 +114,7 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, const BoundDes
                    nb::handle bias, bool weighted, nb::object out, nb::handle stream) {
   const OneCall::Turn turn(self.one_call, kCombine);
   Call call(kCombine, stream, nb::none());
+  call.on(self.layer.config().device);
   ep::CombineArgs args;
   const ep::Descriptor& made = *descriptor.descriptor;
   const std::exception_ptr refused = caught([&] {
@@ -118,8 +125,12 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, const BoundDes
                            {made.num_dispatch_token_cur_rank(), self.layer.config().hidden});
   });
   if (refused) args = {};
-  run_collective(refused,
-                 [&] { call.run([&](const RunOptions&) { self.layer.combine(args, made); }); });
+  run_collective(refused, [&] {
+    call.run([&](const RunOptions& options) {
+      args.stream = options.stream;
+      self.layer.combine(args, made);
+    });
+  });
   return out;
 }
 
@@ -133,7 +144,8 @@ void barrier(BoundAllToAll& self, bool intra_node_only, nb::handle stream) {
   constexpr const char* operation = "expert_parallel::barrier";
   const OneCall::Turn turn(self.one_call, operation);
   Call call(operation, stream, nb::none());
-  call.run([&](const RunOptions&) { self.layer.barrier(intra_node_only); });
+  call.on(self.layer.config().device);
+  call.run([&](const RunOptions& options) { self.layer.barrier(intra_node_only, options.stream); });
 }
 
 void close(BoundAllToAll& self) {
@@ -151,8 +163,15 @@ transport says. W is the transport's world size, rank r lives on node r / local_
 on rank x / (experts / W). The interpreter lock is released while the library works or waits. A
 context manager: leaving it closes the layer.
 
-Args, the same on every rank but for the first two:
-    transport: one rank of a world: InProcessWorld.transport(), create_shared_memory().
+On a GPU (compute capability 9.0) a call is queued on its stream and comes back, except that
+dispatch() waits for the number of rows, unless worst_case_rows or cached tell it before. Memory of
+the results is used again in the order of the layer's calls. Ranks that are threads on one GPU, at
+most 8, need a stream each, which is not the default one, and CUDA_DEVICE_MAX_CONNECTIONS=32 in the
+environment.
+
+Args, the same on every rank but for the first two and the device's index:
+    transport: one rank of a world: InProcessWorld.transport(), create_shared_memory() or, of GPUs,
+        create_nvshmem().
     store: where the ranks meet: as in create_shared_memory(), or the store of an InProcessWorld.
     max_tokens: T, most tokens that one rank dispatches, 1 or more.
     hidden: H, elements of a row, which is a multiple of 16 bytes.
@@ -162,13 +181,15 @@ Args, the same on every rank but for the first two:
     weight_dtype: of routing weights, the same.
     local_world_size: L, ranks per node, a divisor of W; 0: all, one node.
     enable_local_combine: sums cross once per rank, rounded there.
-    sm_count: SMs that a GPU layer uses; on the CPU only compared.
+    sm_count: SMs that a GPU layer uses at most; on the CPU only compared.
     arena_rows: rows that the arena begins with; 0: chosen. It grows by itself.
     timeout: seconds of every wait; None: default_timeout().
+    device: where tensors are: "cpu", "cuda" (torch's current one), "cuda:1", a device of torch.
 
 Raises:
     ValueError: a size that is excluded, or in which ranks differ: on every rank.
-    winnow.Error: timeout, naming the ranks that do not come; memory.)";
+    winnow.Error: timeout, naming the ranks that do not come; memory; a GPU or a transport that
+        cannot do it.)";
 
 constexpr const char* kDispatchDoc = R"(Carries every token to the ranks of its experts.
 
@@ -186,7 +207,8 @@ Args:
     order: "expert_major" or "token_major".
     expert_alignment: each expert's rows are followed by zero rows up to a multiple.
     worst_case_rows: the output has as many rows; rows from the true count on are unspecified, those
-        beyond are dropped, which the next call reports. 0: as many as arrive.
+        beyond are dropped, which the next call reports. 0: as many as arrive. With it, or cached,
+        a CUDA graph can record the call, if arena_rows were enough.
     copy_out: results in memory of their own. Otherwise they borrow the arena, whose rows are used
         again when the tensors are gone; they may outlive the layer.
     cached: the descriptor of an earlier dispatch, whose routing is repeated.
@@ -244,13 +266,13 @@ void bind_layer(nb::module_& m) {
       .def("__init__", make_layer, "transport"_a, "store"_a, nb::kw_only(), "max_tokens"_a,
            "hidden"_a, "topk"_a, "experts"_a, "dtype"_a = "bfloat16", "weight_dtype"_a = "float32",
            "local_world_size"_a = 0, "enable_local_combine"_a = false, "sm_count"_a = 20,
-           "arena_rows"_a = 0, "timeout"_a = nb::none(),
+           "arena_rows"_a = 0, "timeout"_a = nb::none(), "device"_a = "cpu",
            nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, "
                    "max_tokens: int, hidden: int, topk: int, experts: int, "
                    "dtype: typing.Any = 'bfloat16', weight_dtype: typing.Any = 'float32', "
                    "local_world_size: int = 0, enable_local_combine: bool = False, "
-                   "sm_count: int = 20, arena_rows: int = 0, timeout: float | None = None) "
-                   "-> None"))
+                   "sm_count: int = 20, arena_rows: int = 0, timeout: float | None = None, "
+                   "device: typing.Any = 'cpu') -> None"))
       .def("dispatch", dispatch, "input"_a.none(), "expert_indices"_a = nb::none(), nb::kw_only(),
            "weights"_a = nb::none(), "scales"_a = nb::none(), "scatter_indices"_a = nb::none(),
            "order"_a = "expert_major", "expert_alignment"_a = 1, "worst_case_rows"_a = 0,
@@ -270,7 +292,8 @@ void bind_layer(nb::module_& m) {
       .def("combine_buffer", combine_buffer, "descriptor"_a, kBufferDoc,
            nb::sig("def combine_buffer(self, descriptor: Descriptor) -> typing.Any"))
       .def("barrier", barrier, "intra_node_only"_a = false, nb::kw_only(), "stream"_a = nb::none(),
-           "Returns when every rank, or every rank of this node, has called it.\n\n"
+           "Returns when every rank, or every rank of this node, has called it; on a GPU what is\n"
+           "queued on the stream behind it waits for them.\n\n"
            "Raises:\n    winnow.Error: timeout.",
            nb::sig("def barrier(self, intra_node_only: bool = False, *, stream: Stream = None) "
                    "-> None"))
@@ -297,6 +320,9 @@ void bind_layer(nb::module_& m) {
       .def_prop_ro("arena_rows", config(&ep::Config::arena_rows))
       .def_prop_ro("dtype",
                    [](const BoundAllToAll& self) { return dtype_name(self.layer.config().dtype); })
+      .def_prop_ro(
+          "device", [](const BoundAllToAll& self) { return to_string(self.layer.config().device); },
+          "\"cpu\" or \"cuda:0\".")
       .def_prop_ro(
           "weight_dtype",
           [](const BoundAllToAll& self) { return dtype_name(self.layer.config().weight_dtype); })
@@ -325,25 +351,21 @@ class LoneLayer {
                .topk = static_cast<int>(shape.take("topk", 1)),
                .experts = static_cast<int>(experts),
                .dtype = shape.dtype,
-               .arena_rows = 1};
+               .arena_rows = 1,
+               .device = shape.device};
     shape.done();
     layer_.emplace(world_.transport(0), world_.store(), config_);
     rows_ = shape.view(shape.dtype, {0, config_.hidden});
     indices_ = shape.view(DType::i32, {0, config_.topk});
   }
-  ep::Dispatched dispatch(Device device) {
-    const ConstTensorView rows = on(rows_, device), indices = on(indices_, device);
-    return layer_->dispatch({.input = rows, .expert_indices = indices});
+  ep::Dispatched dispatch() {
+    return layer_->dispatch({.input = rows_, .expert_indices = indices_});
   }
   void combine(const ep::Descriptor& descriptor) {
     layer_->combine({.expert_output = rows_}, descriptor);
   }
 
  private:
-  static ConstTensorView on(const ConstTensorView& view, Device device) {
-    return {view.data(), view.dtype(), view.shape(), device};
-  }
-
   ep::InProcessWorld world_;
   ep::Config config_;
   std::optional<ep::AllToAll> layer_;
@@ -366,16 +388,17 @@ void bind_expert_parallel_all_to_all(nb::module_& m) {
   bind_layer(m);
 }
 
-Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions&) {
-  const Device device = shape.device;
-  LoneLayer(shape).dispatch(device);
-  return Backend::cpu;
+Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options) {
+  const Backend backend = backend_of_world("expert_parallel::dispatch", shape.device, options);
+  LoneLayer(shape).dispatch();
+  return backend;
 }
 
-Backend supports_expert_parallel_combine(Shape& shape, const RunOptions&) {
+Backend supports_expert_parallel_combine(Shape& shape, const RunOptions& options) {
+  const Backend backend = backend_of_world("expert_parallel::combine", shape.device, options);
   LoneLayer layer(shape);
-  layer.combine(*layer.dispatch({}).descriptor);
-  return Backend::cpu;
+  layer.combine(*layer.dispatch().descriptor);
+  return backend;
 }
 
 }  // namespace winnow::python

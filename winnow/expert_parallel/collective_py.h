@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <exception>
+#include <string>
 
 #include <nanobind/nanobind.h>
 
+#include "winnow/core/backend.h"
 #include "winnow/core/error.h"
 
 namespace winnow::python {
@@ -57,6 +59,15 @@ void run_collective(const std::exception_ptr& refused, const Function& run) {
     if (error.code() == ErrorCode::timeout) throw;
   }
   std::rethrow_exception(refused);
+}
+
+// What runs a collective call on that device; Error (unsupported) where another one is asked for.
+inline Backend backend_of_world(const char* operation, Device device, const RunOptions& options) {
+  const Backend backend = device.type == DeviceType::cpu ? Backend::cpu : Backend::cuda;
+  if (options.backend.value_or(backend) == backend) return backend;
+  throw Error(ErrorCode::unsupported, operation,
+              "the backend " + std::string(to_string(*options.backend)) + " does not do it on " +
+                  to_string(device));
 }
 
 }  // namespace winnow::python

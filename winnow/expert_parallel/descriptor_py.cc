@@ -8,6 +8,14 @@ namespace {
 
 namespace ep = expert_parallel;
 
+nb::object numbers(const ConstTensorView& view) {
+  if (!view.present()) return nb::none();
+  nb::list list;
+  const auto* values = static_cast<const std::int32_t*>(view.data());
+  for (std::int64_t i = 0; i < view.size(0); ++i) list.append(values[i]);
+  return list;
+}
+
 const char* name_of(ep::RowOrder order) {
   return order == ep::RowOrder::expert_major ? "expert_major" : "token_major";
 }
@@ -24,12 +32,15 @@ void bind_expert_parallel_descriptor(nb::module_& m) {
       "What a dispatch leaves behind for its combine(), and for a dispatch that repeats it.\n\n"
       "Any number may be alive, used in any order, by any thread; a descriptor may outlive the\n"
       "layer's close(). Tensors are of the kind of the dispatch's input, share the descriptor's\n"
-      "memory and must not be written to. \"Rail source j\" is the rank of node j with this "
+      "memory and must not be written to; on a GPU they are filled in the order of its stream. "
+      "\"Rail source j\" is the rank of node j with this "
       "rank's\n"
       "local index; NN = W / L nodes, R = rows.")
       .def_prop_ro("rows", number(&Descriptor::rows), "R: rows of the output, padding included.")
-      .def_prop_ro("wanted_rows", number(&Descriptor::wanted_rows),
-                   "The rows that the routing asked for; more than R: some were dropped.")
+      .def_prop_ro(
+          "wanted_rows", number(&Descriptor::wanted_rows),
+          "The rows that the routing asked for; more than R: some were dropped. -1 on a GPU with\n"
+          "worst_case_rows: the host does not wait for it.")
       .def_prop_ro("order",
                    [](const BoundDescriptor& self) { return name_of(self.descriptor->order()); })
       .def_prop_ro("expert_alignment", number(&Descriptor::expert_alignment))
@@ -60,7 +71,21 @@ void bind_expert_parallel_descriptor(nb::module_& m) {
       .def_prop_ro("expert_counts", &BoundDescriptor::field<&Descriptor::expert_counts>,
                    "int32 [E/W]: pairs of each local expert, without padding.")
       .def_prop_ro("expert_offsets", &BoundDescriptor::field<&Descriptor::expert_offsets>,
-                   "int32 [E/W + 1]: where each local expert's rows begin, padding included.");
+                   "int32 [E/W + 1]: where each local expert's rows begin, padding included.")
+      .def_prop_ro(
+          "host_expert_counts",
+          [](const BoundDescriptor& self) {
+            return numbers(self.descriptor->host_expert_counts());
+          },
+          "expert_counts as a list; None on a GPU with worst_case_rows.",
+          nb::for_getter(nb::sig("def host_expert_counts(self) -> list[int] | None")))
+      .def_prop_ro(
+          "host_expert_offsets",
+          [](const BoundDescriptor& self) {
+            return numbers(self.descriptor->host_expert_offsets());
+          },
+          "expert_offsets as a list; None on a GPU with worst_case_rows.",
+          nb::for_getter(nb::sig("def host_expert_offsets(self) -> list[int] | None")));
 }
 
 }  // namespace winnow::python

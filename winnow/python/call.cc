@@ -1,6 +1,7 @@
 #include "winnow/python/call.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <optional>
 #include <string_view>
@@ -46,11 +47,16 @@ const dlpack::ExchangeApi* exchange_api_of(nb::handle type) {
   return usable && api->to_tensor != nullptr ? api : nullptr;
 }
 
+// The module, if it has been imported.
+nb::object imported(const char* module) {
+  const nb::dict modules = nb::borrow<nb::dict>(PySys_GetObject("modules"));
+  return modules.contains(module) ? nb::object(modules[module]) : nb::object();
+}
+
 // The framework's root module, if it has been imported and `type` is its tensor or one derived.
 nb::object module_of(nb::handle type, const char* module, const char* tensor_name) {
-  const nb::dict modules = nb::borrow<nb::dict>(PySys_GetObject("modules"));
-  if (!modules.contains(module)) return {};
-  nb::object found = modules[module];
+  nb::object found = imported(module);
+  if (!found.is_valid()) return {};
   const nb::object base = nb::getattr(found, tensor_name, nb::none());
   if (!PyType_Check(base.ptr())) return {};
   const int derived = PyObject_IsSubclass(type.ptr(), base.ptr());
@@ -79,14 +85,17 @@ Framework inspect(nb::handle type) {
 }
 
 // Kept for the life of the process, like the types themselves; guarded by the interpreter lock.
-const Framework& framework_of(nb::handle object) {
+const Framework& framework_of_type(PyTypeObject* type) {
   static auto& known = *new std::unordered_map<PyTypeObject*, Framework>();
-  PyTypeObject* type = Py_TYPE(object.ptr());
   const auto found = known.find(type);
   if (found != known.end()) return found->second;
   Framework framework = inspect(nb::handle(reinterpret_cast<PyObject*>(type)));
   Py_INCREF(type);  // the key must not name another type later
   return known.emplace(type, framework).first->second;
+}
+
+const Framework& framework_of(nb::handle object) {
+  return framework_of_type(Py_TYPE(object.ptr()));
 }
 
 // `flags`: bool is u8.
@@ -425,10 +434,17 @@ bool Call::lends_scratch() const {
 
 RunOptions Call::run_options() const {
   RunOptions options = options_;
-  const bool ask = !explicit_stream_ && device_.type == DeviceType::cuda && framework_ != nullptr &&
-                   framework_->api != nullptr;
-  if (ask &&
-      framework_->api->current_stream(dlpack::kCuda, device_.index, &options.stream.handle) != 0) {
+  const Device device = home_.value_or(device_);
+  if (explicit_stream_ || device.type == DeviceType::cpu) return options;
+  const Framework* framework = framework_;
+  if (home_ && (framework == nullptr || device_.type == DeviceType::cpu)) {
+    const nb::object torch = imported("torch");
+    const nb::object tensor = torch.is_valid() ? nb::getattr(torch, "Tensor", nb::none()) : torch;
+    if (!tensor.is_valid() || !PyType_Check(tensor.ptr())) return options;
+    framework = &framework_of_type(reinterpret_cast<PyTypeObject*>(tensor.ptr()));
+  }
+  if (framework != nullptr && framework->api != nullptr &&
+      framework->api->current_stream(dlpack::kCuda, device.index, &options.stream.handle) != 0) {
     throw nb::python_error();
   }
   return options;
@@ -509,6 +525,25 @@ DType dtype_argument(const char* operation, nb::handle dtype) {
     if (name == known || name == kDTypeNames[static_cast<std::size_t>(type)]) return type;
   }
   throw Error(ErrorCode::invalid_argument, operation, "dtype", "one of f32, f16, bf16", name);
+}
+
+Device device_argument(const char* operation, nb::handle device) {
+  const auto name = nb::cast<std::string>(nb::str(device));
+  if (name == "cpu") return {};
+  if (name == "cuda") {
+    const nb::object torch = imported("torch");
+    const bool asks = torch.is_valid() && nb::cast<bool>(torch.attr("cuda").attr("is_available")());
+    return {DeviceType::cuda,
+            asks ? nb::cast<int>(torch.attr("cuda").attr("current_device")()) : 0};
+  }
+  const std::string_view prefix = "cuda:";
+  int index = 0;
+  const char* const end = name.data() + name.size();
+  if (name.starts_with(prefix)) {
+    const auto read = std::from_chars(name.data() + prefix.size(), end, index);
+    if (read.ec == std::errc() && read.ptr == end && index >= 0) return {DeviceType::cuda, index};
+  }
+  throw Error(ErrorCode::invalid_argument, operation, "device", "cpu, cuda or cuda:INDEX", name);
 }
 
 const char* dtype_name(DType dtype) { return kDTypeNames[static_cast<std::size_t>(dtype)]; }

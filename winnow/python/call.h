@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -60,6 +61,10 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
   ~Call();
+
+  // The call is one of an object on that device, whatever its tensors are, which may be none: its
+  // stream is torch's current one there, unless the tensors are of another framework.
+  void on(Device device) { home_ = device; }
 
   // None gives an absent view. Never copies: what the library cannot read as it lies is an Error.
   ConstTensorView input(const char* argument, nb::handle object);
@@ -119,6 +124,7 @@ class Call {
   nb::handle first_{};  // the first input: what outputs are like
   const Framework* framework_ = nullptr;
   Device device_;
+  std::optional<Device> home_;
   bool flags_ = false;  // what is read now may be bool
   int num_buffers_ = 0;
   std::array<Py_buffer, kMaxTensors> buffers_;
@@ -144,5 +150,9 @@ std::array<nb::object, kCount> split_out(const char* operation, nb::handle out) 
 // A dtype by its name in numpy, torch or the library. Errors name `operation`.
 DType dtype_argument(const char* operation, nb::handle dtype);
 const char* dtype_name(DType dtype);  // "bfloat16"
+
+// "cpu", "cuda:1", or a device of torch; "cuda" is torch's current GPU, or the first one where
+// torch has not been imported. Errors name `operation`.
+Device device_argument(const char* operation, nb::handle device);
 
 }  // namespace winnow::python

@@ -64,25 +64,14 @@ constexpr std::pair<const char*, Supports> kSupports[] = {
     {"sparse_mla.forward", supports_sparse_mla_forward},
 };
 
-Device device_from_name(const std::string& name) {
-  if (name == "cpu") return {};
-  if (name == "cuda") return {DeviceType::cuda, 0};
-  const std::string prefix = "cuda:";
-  if (name.starts_with(prefix) && name.size() > prefix.size() &&
-      name.find_first_not_of("0123456789", prefix.size()) == std::string::npos) {
-    return {DeviceType::cuda, std::stoi(name.substr(prefix.size()))};
-  }
-  throw Error(ErrorCode::invalid_argument, "supports", "device", "cpu, cuda or cuda:INDEX", name);
-}
-
 // The backend that would run, or empty with the reason why none would.
 std::tuple<std::string, std::string> supports(const std::string& operation, nb::handle dtype,
-                                              const std::string& device,
+                                              nb::handle device,
                                               const std::optional<std::string>& backend,
                                               nb::dict sizes) {
   Shape shape(std::move(sizes));
   shape.dtype = dtype_argument("supports", dtype);
-  shape.device = device_from_name(device);
+  shape.device = device_argument("supports", device);
   RunOptions options{.dry_run = true};
   if (backend.has_value()) options.backend = backend_from_string(*backend);
   std::string known;

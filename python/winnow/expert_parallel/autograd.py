@@ -66,9 +66,12 @@ def combine(
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, weights, layer, options):
+        # torch's allocator serves a GPU better than the layer's memory: it knows other streams.
+        clones = input.is_cuda and options.pop("copy_out", False)
         got = layer.dispatch(input, weights=weights, **options)
+        own = [t.clone() if clones and t is not None else t for t in (got.output, got.weights)]
         ctx.layer, ctx.descriptor, ctx.expert_ids = layer, got.descriptor, got.expert_ids
-        return got.output, got.weights, got.descriptor
+        return *own, got.descriptor
 
     @staticmethod
     def backward(ctx, d_output, d_weights, _):
@@ -93,9 +96,8 @@ class _Combine(torch.autograd.Function):
         d_rows = d_weights = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             d_rows, _, _ = dispatch(ctx.layer, d_out.contiguous(), cached=ctx.descriptor)
-            if 0 < ctx.descriptor.worst_case_rows and ctx.descriptor.wanted_rows < len(d_rows):
-                # No token stands in the rows beyond.
-                used = torch.arange(len(d_rows), device=d_rows.device) < ctx.descriptor.wanted_rows
+            if ctx.descriptor.worst_case_rows > 0:  # no token stands in the rows beyond
+                used = ctx.descriptor.skipped_token_mapping_indices >= 0
                 d_rows = torch.where(used[:, None], d_rows, torch.zeros_like(d_rows))
         if weights is not None:
             if ctx.needs_input_grad[1]:
@@ -142,8 +144,7 @@ def _by_pair(values: Tensor, descriptor: Descriptor, expert_ids: Optional[Tensor
     if expert_ids is not None:  # token-major
         return torch.where(expert_ids >= 0, values, torch.zeros_like(values))
     copies = descriptor.skipped_token_topk_mapping_indices
-    first, k = (copies >= 0).nonzero(as_tuple=True)
-    rows = copies[first, k]
-    by_pair = values.new_zeros(len(values), copies.shape[1])
-    by_pair[rows, k] = values[rows]
-    return by_pair
+    rows = torch.where(copies >= 0, copies, len(values))  # one more row takes what is no pair
+    padded = torch.cat([values, values.new_zeros(1)])
+    by_pair = values.new_zeros(len(values) + 1, copies.shape[1])
+    return by_pair.scatter_(0, rows, padded[rows])[:-1]

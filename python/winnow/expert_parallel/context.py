@@ -72,7 +72,10 @@ class BarrierAllContext:
 
 
 def barrier_all_on_stream(ctx: BarrierAllContext, stream: Any = None) -> None:
-    """Returns when every rank of the context has called it. winnow.Error at the deadline."""
+    """Returns when every rank of the context has called it. winnow.Error at the deadline.
+
+    On a GPU what is queued behind it waits instead of the host.
+    """
     ctx._layer.barrier(ctx.is_intra_node, stream=stream)
 
 
@@ -102,7 +105,7 @@ class DispatchCombineContext:
     def __init__(self, ep_config: EPConfig, capacity: int, barrier: BarrierAllContext) -> None:
         self.ep_config = ep_config
         self._barrier = barrier
-        self._device = rendezvous.default_device()
+        self._device = torch.device(barrier._layer.device)
         self._rows = capacity * ep_config.max_tokens * ep_config.topk
         self._shapes = _shapes(ep_config)
 

@@ -58,15 +58,21 @@ class EPAll2AllLayer(torch.nn.Module):
         world_size: W.
         dtype: of tokens: bfloat16, float16 or float32.
         weight_dtype: of routing weights, the same.
-        num_sm: SMs that a GPU layer uses; without effect on the CPU, but equal on every rank.
+        num_sm: SMs that a GPU layer uses at most; without effect on the CPU, but equal on every
+            rank.
         enable_local_combine: on one node, rows of a token on one rank are summed there first.
         use_aot: kept and without effect: everything is compiled ahead of time.
-        device: where tensors are; None: this process's GPU if the library can use it, else the CPU.
+        device: where tensors are; None: this process's current GPU if the machine has one (compute
+            capability 9.0) for each of its ranks and NVSHMEM is installed, else the CPU.
+
+    On a GPU work joins torch's current stream, and dispatch() waits for the number of rows.
+
+    Attributes: the arguments, and device with its index.
 
     Raises:
         ValueError: a size that is excluded, or in which ranks differ: on every rank.
         winnow.Error: a rank that does not come within the deadline (WINNOW_TIMEOUT_SECONDS, else 30
-            seconds); a device for which this build has no backend.
+            seconds); a GPU or NVSHMEM that is not there, on any rank: the same text on all.
     """
 
     def __init__(
@@ -104,8 +110,8 @@ class EPAll2AllLayer(torch.nn.Module):
         self.enable_local_combine = enable_local_combine and self.is_intra_node
         self.use_aot = use_aot
 
-        where = rendezvous.default_device() if device is None else torch.device(device)
-        transport, store = rendezvous.connect(ep_group, rank, world_size, where)
+        self.device = rendezvous.resolve(device)
+        transport, store = rendezvous.connect(ep_group, rank, world_size, self.device)
         self._all_to_all = AllToAll(
             transport,
             store,
@@ -118,6 +124,7 @@ class EPAll2AllLayer(torch.nn.Module):
             local_world_size=local_world_size,
             enable_local_combine=self.enable_local_combine,
             sm_count=num_sm,
+            device=self.device,
         )
         self.experts_per_rank = num_tot_experts // world_size
         self.nnodes = world_size // local_world_size
@@ -191,7 +198,10 @@ class EPAll2AllLayer(torch.nn.Module):
         return autograd.combine(self._all_to_all, input, ep_a2a_layout_desc.descriptor)
 
     def ep_barrier_all(self, stream: Any = None, intra_node_only: bool = False) -> None:
-        """Returns when every rank (of this node) has called it. winnow.Error at the deadline."""
+        """Returns when every rank (of this node) has called it. winnow.Error at the deadline.
+
+        On a GPU what is queued behind it waits instead of the host.
+        """
         self._all_to_all.barrier(intra_node_only, stream=stream)
 
     def finalize(self) -> None:

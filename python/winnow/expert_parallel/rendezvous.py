@@ -1,5 +1,6 @@
 """How the ranks of a torch process group meet. The one place that chooses a transport."""
 
+import os
 from collections import Counter
 from typing import Any, Tuple
 
@@ -11,44 +12,58 @@ from winnow._winnow.expert_parallel import (
     InProcessWorld,
     Store,
     Transport,
+    create_nvshmem,
     create_shared_memory,
+    nvshmem_obstacle,
 )
-from winnow.errors import Error, InvalidArgument
-
-# How ranks whose tensors are on that device reach each other.
-_TRANSPORTS = {"cpu": create_shared_memory}
+from winnow.errors import InvalidArgument
 
 # Worlds that this process has made, by group: every rank makes the same ones in the same order.
 _made: Counter = Counter()
 
 
+def gpu_for_each_rank() -> bool:
+    """Whether this machine has a GPU for each of its ranks, which torchrun counts.
+
+    All ranks of a machine find the same.
+    """
+    return torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
 def default_device() -> torch.device:
-    """That of this process's GPU where the library can use it, else the CPU."""
-    cuda = torch.cuda.is_available() and "cuda" in _TRANSPORTS
-    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    """This process's current GPU where a layer of all ranks can be on GPUs, else the CPU."""
+    if gpu_for_each_rank() and torch.cuda.get_device_capability() == (9, 0):
+        if int(os.environ.get("WORLD_SIZE", 1)) == 1 or not nvshmem_obstacle():
+            return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def resolve(device: Any) -> torch.device:
+    """A device with its index; None: default_device()."""
+    device = default_device() if device is None else torch.device(device)
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def connect(group: Any, rank: int, world_size: int, device: torch.device) -> Tuple[Transport, Any]:
     """Collective: this rank's transport, and the store in which its layers meet."""
-    if device.type not in _TRANSPORTS:
-        error = Error(
-            f"expert_parallel::AllToAll: expert_parallel has no {device.type} backend in this build"
-        )
-        error.operation, error.code = "expert_parallel::AllToAll", "unsupported"
-        raise error
-    if world_size == 1 and device.type == "cpu":
+    if world_size == 1:
         world = InProcessWorld(1)
         return world.transport(rank), world.store()
     store = _store_of(group)
     number = _made[getattr(group, "group_name", "")]
     _made[getattr(group, "group_name", "")] += 1
-    make = _TRANSPORTS[device.type]
-    return make(store, rank, world_size, prefix=f"winnow/{number}"), store
+    prefix = f"winnow/{number}"
+    if device.type == "cpu":
+        return create_shared_memory(store, rank, world_size, prefix=prefix), store
+    return create_nvshmem(store, rank, world_size, device, prefix=prefix), store
 
 
 def barrier_layer(group: Any, rank: int, world_size: int, local_world_size: int) -> AllToAll:
     """Collective: a layer as small as can be, for its barriers."""
-    transport, store = connect(group, rank, world_size, torch.device("cpu"))
+    device = default_device()
+    transport, store = connect(group, rank, world_size, device)
     return AllToAll(
         transport,
         store,
@@ -58,6 +73,7 @@ def barrier_layer(group: Any, rank: int, world_size: int, local_world_size: int)
         experts=world_size,
         dtype="float32",
         local_world_size=local_world_size,
+        device=device,
     )
 
 

@@ -37,12 +37,14 @@ struct BoundNotifier {
 };
 
 void make_notifier(BoundNotifier* self, std::shared_ptr<ep::Transport> transport, nb::handle store,
-                   int experts, int local_world_size, std::optional<double> timeout) {
+                   int experts, int local_world_size, std::optional<double> timeout,
+                   nb::handle device) {
   constexpr const char* operation = "expert_parallel::Notifier";
   std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   const ep::NotifierConfig config{.experts = experts,
                                   .local_world_size = local_world_size,
-                                  .timeout = timeout_argument(operation, timeout)};
+                                  .timeout = timeout_argument(operation, timeout),
+                                  .device = device_argument(operation, device)};
   const nb::gil_scoped_release unlocked;
   new (self) BoundNotifier(std::move(transport), std::move(meeting), config);
 }
@@ -54,6 +56,7 @@ Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle toke
                 nb::handle stream) {
   const OneCall::Turn turn(self.one_call, kOperation);
   Call call(kOperation, stream, nb::none());
+  call.on(self.notifier.config().device);
   Notified result = out.value_or(Notified());
   ep::NotifyArgs args;
   const std::exception_ptr refused = caught([&] {
@@ -85,8 +88,12 @@ Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle toke
         output("recv_pairs_per_expert", result.recv_pairs_per_expert, local_experts);
   });
   if (refused) args = {};
-  run_collective(refused,
-                 [&] { call.run([&](const RunOptions&) { self.notifier.notify(args); }); });
+  run_collective(refused, [&] {
+    call.run([&](const RunOptions& options) {
+      args.stream = options.stream;
+      self.notifier.notify(args);
+    });
+  });
   return result;
 }
 
@@ -103,6 +110,8 @@ Args:
     experts: E, a multiple of W.
     local_world_size: L, ranks per node, a divisor of W; 0: all.
     timeout: seconds of each call; None: default_timeout().
+    device: where tensors are, as in AllToAll. On a GPU notify() is queued on its stream and waits
+        for the totals only, not at all with worst_case_rows.
 
 Raises:
     ValueError: sizes that do not divide, or in which ranks differ: on every rank.
@@ -171,9 +180,10 @@ void bind_expert_parallel_notify(nb::module_& m) {
 
   nb::class_<BoundNotifier>(m, "Notifier", kClassDoc)
       .def("__init__", make_notifier, "transport"_a, "store"_a, nb::kw_only(), "experts"_a,
-           "local_world_size"_a = 0, "timeout"_a = nb::none(),
+           "local_world_size"_a = 0, "timeout"_a = nb::none(), "device"_a = "cpu",
            nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, experts: int, "
-                   "local_world_size: int = 0, timeout: float | None = None) -> None"))
+                   "local_world_size: int = 0, timeout: float | None = None, "
+                   "device: typing.Any = 'cpu') -> None"))
       .def("notify", notify, "tokens_per_rank"_a.none(), "tokens_per_node"_a.none(),
            "tokens_per_expert"_a.none(), "is_token_in_rank"_a.none(), nb::kw_only(),
            "channels"_a = 1, "expert_alignment"_a = 1, "worst_case_rows"_a = 0,
@@ -198,11 +208,14 @@ void bind_expert_parallel_notify(nb::module_& m) {
 }
 
 // A world of one rank, and counts of no tokens.
-Backend supports_expert_parallel_notify(Shape& shape, const RunOptions&) {
+Backend supports_expert_parallel_notify(Shape& shape, const RunOptions& options) {
   const std::int64_t experts = shape.take("experts", 8), channels = shape.take("channels", 1);
   shape.done();
+  const Backend backend = backend_of_world(kOperation, shape.device, options);
   ep::InProcessWorld world(1);
-  ep::Notifier notifier(world.transport(0), world.store(), {.experts = static_cast<int>(experts)});
+  ep::Notifier notifier(world.transport(0), world.store(),
+                        {.experts = static_cast<int>(experts), .device = shape.device});
+  if (backend == Backend::cuda) return backend;  // there are no counts on the GPU to give
   const std::vector<std::int32_t> zeros(
       static_cast<std::size_t>(std::max<std::int64_t>(experts, 1)));
   const auto counts = [&](std::int64_t size) {
@@ -213,7 +226,7 @@ Backend supports_expert_parallel_notify(Shape& shape, const RunOptions&) {
                    .tokens_per_expert = counts(experts),
                    .is_token_in_rank = shape.view(DType::u8, {0, 1}),
                    .channels = channels});
-  return Backend::cpu;
+  return backend;
 }
 
 }  // namespace winnow::python

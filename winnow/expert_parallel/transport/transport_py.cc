@@ -14,8 +14,11 @@
 #include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/in_process.h"
 #include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/transport/nvshmem.h"
+#include "winnow/expert_parallel/transport/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/shared_memory.h"
 #include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
 
 namespace winnow::python {
 namespace {
@@ -128,13 +131,34 @@ std::shared_ptr<ep::Transport> create_shared_memory(nb::handle store, int rank, 
   return ep::create_shared_memory(*meeting, rank, world_size, deadline, prefix);
 }
 
+std::shared_ptr<ep::Transport> create_nvshmem(nb::handle store, int rank, int world_size,
+                                              nb::handle device, std::optional<double> timeout,
+                                              const std::string& prefix) {
+  constexpr const char* operation = "expert_parallel::nvshmem";
+  std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
+  const Device gpu = device_argument(operation, device);
+  const ep::Deadline deadline = deadline_argument(operation, timeout);
+  const nb::gil_scoped_release unlocked;
+  return ep::create_nvshmem(std::move(meeting), rank, world_size, gpu, deadline, prefix);
+}
+
+// Opens the library of NVSHMEM, and says why it cannot.
+std::string nvshmem_obstacle() {
+  try {
+    ep::nvshmem_library();
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 constexpr const char* kWorldDoc = R"(A world whose ranks are threads of this process.
 
     world = winnow.expert_parallel.InProcessWorld(2)
     # on each of two threads:
     layer = winnow.expert_parallel.AllToAll(world.transport(rank), world.store(), ...)
 
-Thread-safe. Transports outlive the world.
+Serves layers on the CPU and on GPUs. Thread-safe. Transports outlive the world.
 
 Raises:
     ValueError: world_size below 1.)";
@@ -157,6 +181,24 @@ Raises:
     winnow.Error: timeout, naming the ranks that did not come; a rank on another machine, of another
         user or in another container; a store that fails.
     ValueError: a rank outside the world, another world_size or library version on some rank.)";
+
+constexpr const char* kNvshmemDoc =
+    R"(Joins processes with a GPU each, of one host or several, and returns this one's transport.
+
+Collective, as create_shared_memory(). The library of NVSHMEM is opened at the first call; a process
+has one NVSHMEM world for its life, which later transports of the same ranks share. After the death
+of a rank nothing new can be made: restart all processes. The store must last as long as layers are
+made: every allocation is agreed in it.
+
+Args:
+    store, rank, world_size, timeout, prefix: as in create_shared_memory().
+    device: this rank's own GPU: "cuda:0", "cuda" (torch's current one), a device of torch.
+
+Raises:
+    winnow.Error: unsupported: no NVSHMEM (pip install nvidia-nvshmem-cu13==3.4.5), no such GPU or
+        none of compute capability 9.0, two ranks with one GPU, on any rank: the same text on all.
+        timeout, naming the ranks that did not come.
+    ValueError: as create_shared_memory(); another version of NVSHMEM on some rank.)";
 
 }  // namespace
 
@@ -204,7 +246,8 @@ void bind_expert_parallel_transport(nb::module_& m) {
       "object is gone has left the world.")
       .def_prop_ro("rank", &ep::Transport::rank)
       .def_prop_ro("world_size", &ep::Transport::world_size)
-      .def_prop_ro("name", &ep::Transport::name, "\"in_process\" or \"shared_memory\".")
+      .def_prop_ro("name", &ep::Transport::name,
+                   "\"in_process\", \"shared_memory\" or \"nvshmem\".")
       .def_prop_ro("world_id", &ep::Transport::world_id,
                    "The same on every rank and no other world's.")
       .def("describe_peer", &ep::Transport::describe_peer, "rank"_a,
@@ -225,10 +268,20 @@ void bind_expert_parallel_transport(nb::module_& m) {
         nb::sig("def create_shared_memory(store: typing.Any, rank: int, world_size: int, *, "
                 "timeout: float | None = None, prefix: str = 'winnow') -> Transport"));
 
+  m.def("create_nvshmem", create_nvshmem, "store"_a, "rank"_a, "world_size"_a, "device"_a,
+        nb::kw_only(), "timeout"_a = nb::none(), "prefix"_a = "winnow", kNvshmemDoc,
+        nb::sig("def create_nvshmem(store: typing.Any, rank: int, world_size: int, "
+                "device: typing.Any, *, timeout: float | None = None, prefix: str = 'winnow') "
+                "-> Transport"));
+  m.def("nvshmem_obstacle", nvshmem_obstacle,
+        "Why create_nvshmem() has no library of NVSHMEM here; empty if it has. Opens it.");
+
   nb::class_<ep::LaunchEnvironment>(m, "LaunchEnvironment", "What launch_environment() found.")
       .def_ro("rank", &ep::LaunchEnvironment::rank)
       .def_ro("world_size", &ep::LaunchEnvironment::world_size)
       .def_ro("local_world_size", &ep::LaunchEnvironment::local_world_size, "Ranks per node.")
+      .def_ro("local_rank", &ep::LaunchEnvironment::local_rank,
+              "Among the processes of this machine: the index of the rank's GPU.")
       .def_ro("rendezvous", &ep::LaunchEnvironment::rendezvous, "A folder to meet in.");
   m.def(
       "launch_environment", ep::launch_environment,

@@ -1,0 +1,32 @@
+"""How the tests of EPAll2AllLayer start processes, or are one."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from winnow.distributed import finalize_distributed
+
+HERE = Path(__file__).parent
+
+
+def documented_program():
+    """The one of docs/python.md, for any number of ranks."""
+    text = (HERE.parents[1] / "docs" / "python.md").read_text()
+    (program,) = re.findall(r"```python torchrun\n(.*?)```", text, re.DOTALL)
+    return program
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A process that nobody launched, with torch's settings as before afterwards."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    before = torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    state = torch.get_rng_state()
+    yield
+    finalize_distributed()
+    torch.use_deterministic_algorithms(before)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+    torch.set_rng_state(state)
