@@ -285,6 +285,8 @@ def check_gradients(rank, world, local):
 def die(rank, world):
     """The last rank ends in the middle; what the others get, and when."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others
+    if DEVICE.type == "cuda":
+        os.environ["WINNOW_TIMEOUT_SECONDS"] = "3"  # a kernel waits for the dead one until then
     layer = _layer(rank, world, world // 2)
     tokens = _tokens(rank, 4, torch.bfloat16).to(DEVICE)
     indices = torch.zeros(4, TOPK, dtype=torch.int32, device=DEVICE)

@@ -14,6 +14,7 @@ import expert_oracle as oracle
 import numpy as np
 import pytest
 import torch
+import winnow.torch as ops
 from expert_checks import check_rows, check_tables
 from expert_launch import HERE, alone, documented_program  # noqa: F401
 from expert_problems import SMALL, payload, problem, routing
@@ -52,7 +53,7 @@ def loaded():
             _learn((tokens,), "expert_major", options, True)
             _learn((tokens,), "expert_major", options, False)
             _learn((tokens,), "token_major", options, False)
-    with Ranks(1, **CONFIG) as ranks:
+    with Ranks(1, **CONFIG, arena_rows=4096) as ranks:
         ranks.run(lambda layer, rank: _record(layer, [torch.zeros(8, 16)], 4))
 
 
@@ -288,7 +289,7 @@ def test_a_call_joins_its_stream_and_does_not_wait(explicit):
 
 def test_outputs_outlive_the_layer_and_copies_leave_the_arena():
     tokens, indices = cuda(payload(0, 8)), cuda(np.zeros((8, 3), np.int32))
-    with Ranks(1, **CONFIG) as ranks:
+    with Ranks(1, **CONFIG, arena_rows=1024) as ranks:
         (layer,) = ranks.layers
         borrowed = layer.dispatch(tokens, indices)
         settled = layer.arena_bytes
@@ -349,7 +350,7 @@ def test_a_mistake_of_one_rank_is_an_error_on_all():
 
     def body(layer, rank):
         tokens, choice = cuda(inputs[rank]), cuda(indices[rank])
-        wrong = rank == 1
+        wrong = rank == 2
         for mistake, text in [
             ((tokens.cpu() if wrong else tokens, choice), "input: want device cuda:0, got cpu"),
             ((tokens, choice.long() if wrong else choice), "expert_indices: want dtype i32"),
@@ -426,8 +427,10 @@ def test_layout_and_notify():
                 device="cuda",
             )  # fmt: skip
             counts = ep.layout(cuda(indices[rank]), 8, 4, 2)
-            for one, want in zip(counts, layouts[rank], strict=True):
+            operator = ops.expert_parallel_layout(cuda(indices[rank]), 8, 4, 2)
+            for one, other, want in zip(counts, operator, layouts[rank], strict=True):
                 np.testing.assert_array_equal(numbers(one), want)
+                np.testing.assert_array_equal(numbers(other), want)
             got = notifier.notify(*counts, channels=4, expert_alignment=8)
             received = np.cumsum([layouts[source][0][rank] for source in range(4)])
             pairs = sum(layouts[source][2][2 * rank : 2 * rank + 2] for source in range(4))
@@ -488,7 +491,8 @@ def test_a_process_for_each_of_two_gpus(tmp_path):
     example = tmp_path / "example.py"
     example.write_text(documented_program())
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+         "--nproc-per-node", "2",
          HERE / "expert_program.py", example, tmp_path],
         env={**os.environ, "OMP_NUM_THREADS": "4", "WINNOW_TIMEOUT_SECONDS": "8"},
         capture_output=True, text=True, timeout=150,

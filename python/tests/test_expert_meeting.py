@@ -119,6 +119,49 @@ def test_a_store_that_fails_says_so():
         ep.create_shared_memory(_Dictionary(), 2, 2)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_gpus_that_are_not_there_are_an_error_on_every_rank():
+    first, second, store = ep.InProcessWorld(2), ep.InProcessWorld(2), ep.MemoryStore()
+
+    def make_layer(world, rank, device):
+        return ep.AllToAll(world.transport(rank), world.store(), **SMALL, device=device)
+
+    def make_notifier(world, rank, device):
+        return ep.Notifier(world.transport(rank), world.store(), experts=8, device=device)
+
+    def body(rank):
+        with pytest.raises(
+            winnow.Error, match="rank 0: device: want a GPU, but there is none"
+        ) as e:
+            ep.create_nvshmem(store, rank, 2, f"cuda:{rank}", timeout=20)
+        assert e.value.code == "unsupported" and e.value.operation == "expert_parallel::nvshmem"
+        for world, make in ((first, make_layer), (second, make_notifier)):
+            with pytest.raises(winnow.Error, match="cuda:0 cannot be used") as e:
+                make(world, rank, "cuda")
+            assert e.value.code == "unsupported"
+        with pytest.raises(ValueError, match="device: want cpu, cuda or cuda:INDEX, got cuda:-1"):
+            make_layer(ep.InProcessWorld(2), rank, "cuda:-1")
+
+    run_all(2, body)
+
+
+def test_nvshmem_is_not_opened_before_its_first_use():
+    program = (
+        "import numpy, winnow.expert_parallel as ep\n"
+        "from pathlib import Path\n"
+        "world = ep.InProcessWorld(1)\n"
+        "sizes = {'max_tokens': 1, 'hidden': 8, 'topk': 1, 'experts': 1}\n"
+        "ep.AllToAll(world.transport(0), world.store(), **sizes).close()\n"
+        "assert 'nvshmem' not in Path('/proc/self/maps').read_text()\n"
+        "try:\n"
+        "    ep.create_nvshmem(ep.MemoryStore(), 0, 2, 'cuda', timeout=0.1)\n"
+        "except Exception as error:\n"
+        "    print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "expert_parallel::nvshmem" in result.stdout, result
+
+
 def test_launch_environment(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RENDEZVOUS"):
         monkeypatch.delenv(f"WINNOW_{name}", raising=False)

@@ -21,8 +21,8 @@ def initialize_distributed(
     Reads RANK, LOCAL_RANK and WORLD_SIZE; alone where torchrun sets none. Where the machine has a
     GPU for each of its ranks, makes that of LOCAL_RANK the current device. Starts the default
     process group (gloo, with nccl for CUDA tensors), in whose store layers meet, seeds torch, numpy
-    and random with 3 + seed, and asks torch for deterministic algorithms, with a warning where it has
-    none.
+    and random with 3 + seed, and asks torch for deterministic algorithms, with a warning where it
+    has none.
 
     Args:
         seed: None: the rank.
