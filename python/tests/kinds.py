@@ -52,7 +52,8 @@ CUDA = [
 def numbers(tensor):
     """The values in numpy, those of bfloat16 as float32."""
     if isinstance(tensor, torch.Tensor):
-        return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
+        tensor = tensor.cpu()  # no kernel, which ranks that share a GPU could wait for in vain
+        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     return tensor.get() if hasattr(tensor, "get") else tensor
 
 

@@ -49,6 +49,9 @@ def on_host(result):
 def loaded():
     """Everything that the ranks below run on the GPU has run once."""
     for tokens in (8, 0, 3):
+        choice = cuda(np.zeros((tokens, 3), np.int32))
+        ep.layout(choice, 8, 4, 2)
+        ops.expert_parallel_layout(choice, 8, 4, 2)
         for options in ({}, {"copy_out": True}, {"worst_case_rows": 40}):
             _learn((tokens,), "expert_major", options, True)
             _learn((tokens,), "expert_major", options, False)
@@ -350,11 +353,11 @@ def test_a_mistake_of_one_rank_is_an_error_on_all():
 
     def body(layer, rank):
         tokens, choice = cuda(inputs[rank]), cuda(indices[rank])
-        wrong = rank == 2
+        wrong, copied, wide = rank == 2, numbers(tokens), cuda(indices[rank].astype(np.int64))
         for mistake, text in [
-            ((tokens.cpu() if wrong else tokens, choice), "input: want device cuda:0, got cpu"),
-            ((tokens, choice.long() if wrong else choice), "expert_indices: want dtype i32"),
-            ((numbers(tokens) if wrong else tokens, choice), "input: want device cuda:0, got cpu"),
+            ((torch.from_numpy(copied) if wrong else tokens, choice), "input: want device cuda:0"),
+            ((tokens, wide if wrong else choice), "expert_indices: want dtype i32"),
+            ((copied if wrong else tokens, choice), "input: want device cuda:0, got cpu"),
             (("none" if wrong else tokens, choice), "input: want a tensor"),
         ]:
             with pytest.raises(ValueError, match=text):
