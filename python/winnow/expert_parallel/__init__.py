@@ -32,6 +32,7 @@ from winnow._winnow.expert_parallel import (
     layout,
     local_buffer_layout,
     node_buffer_layout,
+    nvshmem_obstacle,
     source_meta_bytes,
 )
 
@@ -80,6 +81,7 @@ __all__ = [
     "local_buffer_layout",
     "node_buffer_layout",
     "notify",
+    "nvshmem_obstacle",
     "source_meta_bytes",
 ]
 
