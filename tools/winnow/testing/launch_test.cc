@@ -114,10 +114,10 @@ TEST_F(Launch, RanksFormAWorld) {
 }
 
 TEST_F(Launch, GivesTheVariablesAndArguments) {
-  const Result result =
-      run("-n 2 --timeout 0.5 -- sh -c 'echo \"<$WINNOW_RANK $WINNOW_WORLD_SIZE "
-          "$WINNOW_LOCAL_WORLD_SIZE $WINNOW_LOCAL_RANK $WINNOW_TIMEOUT_SECONDS $1 $2 $3 $4>\"; test -d "
-          "\"$WINNOW_RENDEZVOUS\" && ! read line' name -n 5 -- --help");
+  const Result result = run(
+      "-n 2 --timeout 0.5 -- sh -c 'echo \"<$WINNOW_RANK $WINNOW_WORLD_SIZE "
+      "$WINNOW_LOCAL_WORLD_SIZE $WINNOW_LOCAL_RANK $WINNOW_TIMEOUT_SECONDS $1 $2 $3 $4>\"; test -d "
+      "\"$WINNOW_RENDEZVOUS\" && ! read line' name -n 5 -- --help");
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_THAT(result.output, AllOf(HasSubstr("<0 2 2 0 0.5 -n 5 -- --help>"),
                                    HasSubstr("<1 2 2 1 0.5 -n 5 -- --help>")));

@@ -80,7 +80,8 @@ class WINNOW_EXPORT Transport {
   virtual void put_signal(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
                           std::size_t bytes, std::size_t signal_offset, std::uint64_t value) = 0;
 
-  // Throws Error (unsupported) where the world can serve nothing new, since a rank is gone for good.
+  // Throws Error (unsupported) where the world can serve nothing new, since a rank is gone for
+  // good.
   virtual void check() const {}
   // For error texts: "process 4711, stopped", "process 4711, gone", "thread, running".
   virtual std::string describe_peer(int rank) const = 0;
