@@ -92,8 +92,9 @@ struct Shares {
   }
 };
 
-// The work of one warp on one part.
-template <class T, int kMaxDim, int kHeads, bool kFused, bool kAligned>
+// The work of one warp on one part. kAlone: of the only sequence, whose table entries are asked for
+// where the code says so, without a branch around what uses them.
+template <class T, int kMaxDim, int kHeads, bool kFused, bool kAligned, bool kAlone = false>
 struct Warp {
   static constexpr int kUnits = kMaxDim / 16;
   static constexpr int kGroups = kWarpSize / kTile<T>;  // lanes that share a token of K
@@ -136,12 +137,18 @@ struct Warp {
   // The cache block of the lane's token, -1 if the context has none there.
   __device__ int find_block(int tile, int tile_end) const {
     const int j = tile * kTile<T> + token;
-    if (tile >= tile_end || j >= length) return -1;
-    return checked(
-        __ldg(p.block_tables.data + sequence * p.block_tables.stride0 + (j >> p.block_shift)));
+    if constexpr (kAlone) {
+      std::int32_t block = -1;
+      if (tile < tile_end && j < length) block = device::load_now(table_entry(j));
+      return block < p.num_blocks ? max(block, -1) : -1;
+    } else {
+      if (tile >= tile_end || j >= length) return -1;
+      const std::int32_t block = __ldg(table_entry(j));
+      return block >= 0 && block < p.num_blocks ? block : -1;
+    }
   }
-  __device__ int checked(std::int32_t block) const {
-    return block >= 0 && block < p.num_blocks ? block : -1;
+  __device__ const std::int32_t* table_entry(int j) const {
+    return p.block_tables.data + sequence * p.block_tables.stride0 + (j >> p.block_shift);
   }
 
   __device__ void load_keys(int tile, int block) {
@@ -277,43 +284,56 @@ struct Warp {
                                      length - 1 - tile * kTile<T>, p.dim, lane);
   }
 
-  // The lane's columns of query and bias u, on their way.
+  // The lane's columns of query and bias u, on their way. Alone they are neighbours, four of them
+  // in one load.
+  static constexpr int kColumns = kMaxDim / kWarpSize, kAtOnce = kAlone ? 4 : 1;
+  struct alignas(kAtOnce * sizeof(T)) Columns {
+    T elements[kAtOnce];
+  };
   struct Raw {
-    T query[kHeads][kMaxDim / kWarpSize], bias[kHeads][kMaxDim / kWarpSize];
+    Columns query[kHeads][kColumns / kAtOnce], bias[kHeads][kColumns / kAtOnce];
   };
   __device__ void load_queries(Raw& raw) const {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-      for (int i = 0; i < kMaxDim / kWarpSize; ++i) {
-        const int d = lane + i * kWarpSize;
-        const bool exists = h < heads && d < p.dim;
-        raw.query[h][i] = raw.bias[h][i] = from_float<T>(0);
-        if (!exists) continue;
-        raw.query[h][i] = row_of<T>(p.query, sequence, first_head + h)[d];
-        raw.bias[h][i] = row_of<T>(p.pos_bias_u, sequence, first_head + h)[d];
+      for (int i = 0; i < kColumns / kAtOnce; ++i) {
+        if constexpr (kAlone) {  // without branches: what is not there is not used
+          const int head = first_head + min(h, heads - 1);
+          const int d = min(lane * kColumns + 4 * i, p.dim - 4);
+          raw.query[h][i] =
+              *reinterpret_cast<const Columns*>(row_of<T>(p.query, sequence, head) + d);
+          raw.bias[h][i] =
+              *reinterpret_cast<const Columns*>(row_of<T>(p.pos_bias_u, sequence, head) + d);
+        } else {
+          const int d = lane + i * kWarpSize;
+          const bool exists = h < heads && d < p.dim;
+          raw.query[h][i] = raw.bias[h][i] = {from_float<T>(0)};
+          if (!exists) continue;
+          raw.query[h][i] = {row_of<T>(p.query, sequence, first_head + h)[d]};
+          raw.bias[h][i] = {row_of<T>(p.pos_bias_u, sequence, first_head + h)[d]};
+        }
       }
     }
   }
+
   __device__ void store_queries(const Raw& raw) {
     __syncwarp();  // the part before is done with its queries
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-      for (int i = 0; i < kMaxDim / kWarpSize; ++i) {
-        query_u[h * kMaxDim + lane + i * kWarpSize] =
-            to_float(raw.query[h][i]) + to_float(raw.bias[h][i]);
+      for (int i = 0; i < kColumns; ++i) {
+        const int d = kAlone ? lane * kColumns + i : lane + i * kWarpSize;
+        query_u[h * kMaxDim + d] = to_float(raw.query[h][i / kAtOnce].elements[i % kAtOnce]) +
+                                   to_float(raw.bias[h][i / kAtOnce].elements[i % kAtOnce]);
       }
-      load_query_v(h);
+      if constexpr (kFused) {
+        if (h >= heads) continue;
+        query_v[h].load(row_of<T>(p.query, sequence, first_head + h),
+                        row_of<T>(p.pos_bias_v, sequence, first_head + h), p.dim, lane);
+      }
     }
     __syncwarp();
-  }
-  __device__ void load_query_v(int h) {
-    if constexpr (kFused) {
-      if (h >= heads) return;
-      query_v[h].load(row_of<T>(p.query, sequence, first_head + h),
-                      row_of<T>(p.pos_bias_v, sequence, first_head + h), p.dim, lane);
-    }
   }
 
   __device__ void choose(int s, int head, int pass) {
@@ -323,6 +343,12 @@ struct Warp {
     heads = min(kHeads, p.group - pass * kHeads);
   }
 
+  // Begins to load the first of tiles first, first + step, ... < end.
+  __device__ void start(int first, int end, int step) {
+    load_keys(first, find_block(first, end));
+    next_block = find_block(first + step, end);
+    if constexpr (kFused && kRoom) load_relative(first, 0);
+  }
   // Begins to load the queries and the first tile of a part.
   __device__ void start(const Part& part, int pass, Raw& raw) {
     length = part.length;

@@ -30,40 +30,6 @@ struct BlockRecord {
   }
 };
 
-// The lane's columns of query and bias u, on their way: neighbours, four of them in one load.
-template <class T, int kMaxDim, int kHeads>
-struct Queries {
-  static constexpr int kColumns = kMaxDim / kWarpSize;
-  struct alignas(4 * sizeof(T)) Four {
-    T elements[4];
-  };
-  Four query[kHeads][kColumns / 4], bias[kHeads][kColumns / 4];
-
-  // Without branches: what is not there is not used.
-  __device__ __forceinline__ void load(const KernelParams& p, int first_head, int heads, int lane) {
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const int head = first_head + min(h, heads - 1);
-#pragma unroll
-      for (int i = 0; i < kColumns / 4; ++i) {
-        const int d = min(lane * kColumns + 4 * i, p.dim - 4);
-        query[h][i] = *reinterpret_cast<const Four*>(row_of<T>(p.query, 0, head) + d);
-        bias[h][i] = *reinterpret_cast<const Four*>(row_of<T>(p.pos_bias_u, 0, head) + d);
-      }
-    }
-  }
-  __device__ __forceinline__ void store(float* query_u, int lane) const {
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        query_u[h * kMaxDim + lane * kColumns + i] =
-            to_float(query[h][i / 4].elements[i % 4]) + to_float(bias[h][i / 4].elements[i % 4]);
-      }
-    }
-  }
-};
-
 // Grid: (blocks of a head, num_kv_heads, passes).
 template <class T, int kMaxDim, int kHeads, bool kFused>
 __global__ void __launch_bounds__(kWarpSize* warps_of_block<kMaxDim, kHeads, kFused>(), 1)
@@ -73,27 +39,16 @@ __global__ void __launch_bounds__(kWarpSize* warps_of_block<kMaxDim, kHeads, kFu
   __shared__ alignas(16) float sums[kWarps][kHeads * kMaxDim];  // query + u before
   __shared__ float maxima[kWarps][kHeads], weights[kWarps][kHeads];
   const int w = threadIdx.x / kWarpSize, kv_head = blockIdx.y, pass = blockIdx.z;
-  Warp<T, kMaxDim, kHeads, kFused, true> warp(p, sums[w]);
+  Warp<T, kMaxDim, kHeads, kFused, true, true> warp(p, sums[w]);
   warp.choose(0, kv_head, pass);
   // Neighbouring tiles in different blocks: the last ones do not make one block later than others.
   const int first = w * gridDim.x + blockIdx.x, step = kWarps * gridDim.x;
-  const int j = first * kTile<T> + warp.token, next_j = j + step * kTile<T>;
   warp.length = p.lengths[0];
-  Queries<T, kMaxDim, kHeads> queries;
-  queries.load(p, warp.first_head, warp.heads, warp.lane);
+  typename decltype(warp)::Raw raw;
+  warp.load_queries(raw);
   __syncthreads();  // keeps all of this before what waits for the length
-  std::int32_t block = -1, next = -1;
-  if (j < warp.length) block = device::load_now(p.block_tables.data + (j >> p.block_shift));
-  if (next_j < warp.length) {
-    next = device::load_now(p.block_tables.data + (next_j >> p.block_shift));
-  }
-  warp.load_keys(first, warp.checked(block));
-  warp.next_block = warp.checked(next);
-  if constexpr (kFused && warp.kRoom) warp.load_relative(first, 0);
-  queries.store(warp.query_u, warp.lane);
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) warp.load_query_v(h);
-  __syncwarp();
+  warp.start(first, INT32_MAX, step);
+  warp.store_queries(raw);
   warp.run(first, tiles_of<T>(warp.length), step);
 
   __syncwarp();
