@@ -213,14 +213,26 @@ GpuStream::~GpuStream() {
   if (stream_.handle != nullptr) cudaStreamDestroy(static_cast<cudaStream_t>(stream_.handle));
 }
 
-void GpuStream::copy(void* to, const void* from, std::size_t bytes) {
+// CUDA asks whether the current GPU may reach the memory, not whether the stream's GPU may; and the
+// heap of NVSHMEM is open to its own GPU only.
+void GpuStream::copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                          std::size_t bytes, std::size_t rows) {
+  const DeviceGuard guard(device_);
   const auto stream = static_cast<cudaStream_t>(stream_.handle);
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "a copy", device_);
+  const bool dense = rows < 2 || (to_pitch == bytes && from_pitch == bytes);
+  check(dense ? cudaMemcpyAsync(to, from, rows * bytes, cudaMemcpyDefault, stream)
+              : cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, bytes, rows, cudaMemcpyDefault,
+                                  stream),
+        "a copy", device_);
 }
 
-void GpuStream::fill(void* to, int byte, std::size_t bytes) {
+void GpuStream::fill_rows(void* to, std::size_t pitch, int byte, std::size_t bytes,
+                          std::size_t rows) {
+  const DeviceGuard guard(device_);
   const auto stream = static_cast<cudaStream_t>(stream_.handle);
-  check(cudaMemsetAsync(to, byte, bytes, stream), "a fill", device_);
+  check(rows < 2 || pitch == bytes ? cudaMemsetAsync(to, byte, rows * bytes, stream)
+                                   : cudaMemset2DAsync(to, pitch, byte, bytes, rows, stream),
+        "a fill", device_);
 }
 
 void GpuStream::wait() {
@@ -257,8 +269,10 @@ std::shared_ptr<std::byte> allocate_on_gpu(Device, std::size_t) { no_cuda(); }
 GpuStream::GpuStream(Device) { no_cuda(); }
 GpuStream::GpuStream(GpuStream&&) noexcept = default;
 GpuStream::~GpuStream() = default;
-void GpuStream::copy(void*, const void*, std::size_t) { no_cuda(); }
-void GpuStream::fill(void*, int, std::size_t) { no_cuda(); }
+void GpuStream::copy_rows(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t) {
+  no_cuda();
+}
+void GpuStream::fill_rows(void*, std::size_t, int, std::size_t, std::size_t) { no_cuda(); }
 void GpuStream::wait() { no_cuda(); }
 void order(Device, Stream, Stream) { no_cuda(); }
 

@@ -39,9 +39,15 @@ class WINNOW_EXPORT GpuStream {
   GpuStream(GpuStream&& other) noexcept;
   GpuStream& operator=(GpuStream&&) = delete;
   Stream stream() const { return stream_; }
-  // In stream order, between any two places. Host memory must stay until wait().
-  void copy(void* to, const void* from, std::size_t bytes);
-  void fill(void* to, int byte, std::size_t bytes);
+  // In stream order, between any two places. Host memory must stay until wait(). Whatever their
+  // number, rows are one operation: a queue holds about a thousand, and who fills it waits inside
+  // CUDA, where other threads wait for him.
+  void copy(void* to, const void* from, std::size_t bytes) {
+    copy_rows(to, bytes, from, bytes, bytes, 1);
+  }
+  void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                 std::size_t bytes, std::size_t rows);
+  void fill_rows(void* to, std::size_t pitch, int byte, std::size_t bytes, std::size_t rows);
   void wait();
 
  private:

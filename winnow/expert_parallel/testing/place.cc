@@ -15,30 +15,31 @@ std::int64_t row_bytes(const ConstTensorView& view) {
   return rows == 0 ? 0 : view.numel() / rows * size_of(view.dtype());
 }
 
-template <class Void>
-auto* row_at(const BasicTensorView<Void>& view, std::int64_t i) {
-  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
-  const std::int64_t stride = view.rank() > 0 ? view.stride(0) : 0;
-  return static_cast<Byte*>(view.data()) + i * stride * size_of(view.dtype());
+// From row to row.
+std::int64_t pitch(const ConstTensorView& view) {
+  return rows_of(view) < 2 ? row_bytes(view) : view.stride(0) * size_of(view.dtype());
 }
 
-bool dense(const ConstTensorView& view) {
-  return rows_of(view) < 2 || view.stride(0) * size_of(view.dtype()) == row_bytes(view);
-}
-
-// visit(row, count): all rows at once where both are dense.
-template <class Visit>
-void for_rows(const ConstTensorView& a, const ConstTensorView& b, const Visit& visit) {
-  const std::int64_t rows = rows_of(a);
-  if (row_bytes(a) == 0) return;
-  const std::int64_t step = dense(a) && dense(b) ? rows : 1;
-  for (std::int64_t row = 0; row < rows; row += step) visit(row, step * row_bytes(a));
+void copy_on_host(const TensorView& to, const ConstTensorView& from) {
+  auto* target = static_cast<char*>(to.data());
+  const auto* source = static_cast<const char*>(from.data());
+  const std::int64_t bytes = row_bytes(from);
+  for (std::int64_t row = 0; bytes > 0 && row < rows_of(from); ++row) {
+    std::memcpy(target + row * pitch(to), source + row * pitch(from),
+                static_cast<std::size_t>(bytes));
+  }
 }
 
 }  // namespace
 
 struct Place::Queue {
   GpuStream stream;
+
+  void copy(const TensorView& to, const ConstTensorView& from) {
+    if (row_bytes(from) == 0) return;
+    stream.copy_rows(to.data(), std::size_t(pitch(to)), from.data(), std::size_t(pitch(from)),
+                     std::size_t(row_bytes(from)), std::size_t(rows_of(from)));
+  }
 };
 
 Place::Place(Device device) : device_(device) {
@@ -77,34 +78,20 @@ Tensor Place::copy(const ConstTensorView& from_host) const {
 Tensor Place::to_host(const ConstTensorView& from) const {
   Tensor tensor(from.dtype(), from.shape());
   wait();
-  for_rows(from, tensor.view(), [&](std::int64_t row, std::int64_t bytes) {
-    char* to = row_at(tensor.view(), row);
-    if (on_gpu()) {
-      queue_->stream.copy(to, row_at(from, row), static_cast<std::size_t>(bytes));
-    } else {
-      std::memcpy(to, row_at(from, row), static_cast<std::size_t>(bytes));
-    }
-  });
+  on_gpu() ? queue_->copy(tensor.view(), from) : copy_on_host(tensor.view(), from);
   wait();
   return tensor;
 }
 
 void Place::write(const TensorView& to, const ConstTensorView& from) const {
-  for_rows(to, from, [&](std::int64_t row, std::int64_t bytes) {
-    if (on_gpu()) {
-      queue_->stream.copy(row_at(to, row), row_at(from, row), static_cast<std::size_t>(bytes));
-    } else {
-      std::memcpy(row_at(to, row), row_at(from, row), static_cast<std::size_t>(bytes));
-    }
-  });
+  on_gpu() ? queue_->copy(to, from) : copy_on_host(to, from);
 }
 
 void Place::spoil(const TensorView& rows) const {
   if (rows.numel() == 0) return;
   if (!on_gpu()) return testing::fill_unwritten(rows);
-  for_rows(rows, rows, [&](std::int64_t row, std::int64_t bytes) {
-    queue_->stream.fill(row_at(rows, row), 0xff, static_cast<std::size_t>(bytes));
-  });
+  queue_->stream.fill_rows(rows.data(), std::size_t(pitch(rows)), 0xff,
+                           std::size_t(row_bytes(rows)), std::size_t(rows_of(rows)));
 }
 
 }  // namespace winnow::expert_parallel

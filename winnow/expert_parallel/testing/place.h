@@ -28,7 +28,7 @@ class Place {
   Tensor copy(const ConstTensorView& from_host) const;
   // A dense copy on the host of a tensor here with rows of any stride; waits for the stream.
   Tensor to_host(const ConstTensorView& from) const;
-  // Row by row, in stream order; `from` lives on the host until the stream has come so far.
+  // In stream order; `from` lives on the host until the stream has come so far.
   void write(const TensorView& to, const ConstTensorView& from) const;
   // Sets every bit of the rows, in stream order.
   void spoil(const TensorView& rows) const;
