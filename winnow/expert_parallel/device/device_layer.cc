@@ -237,6 +237,7 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
 
 void DeviceLayer::wait_report() {
   if (capturing_) throw_refusals(operation_, std::array{&std::as_const(own_header_)});
+  mark_end();  // of a call that goes no further
   const CallReport& report = *host_report_.report;
   const auto there = [&] { return load_acquire(&report.ticket) == calls_; };
   auto next_look = Deadline::Clock::now() + kLookAtStream;
@@ -255,11 +256,15 @@ void DeviceLayer::wait_report() {
   if (report.refused != 0) throw_heard(host_report_, false);
 }
 
+void DeviceLayer::mark_end() {
+  check(cudaEventRecord(last_, stream_), "the end of the call");
+  last_stream_ = stream_;
+  any_call_ = true;
+}
+
 void DeviceLayer::end() {
   if (!capturing_) {
-    check(cudaEventRecord(last_, stream_), "the end of the call");
-    last_stream_ = stream_;
-    any_call_ = true;
+    mark_end();
     throw_fault();
     throw_deferred();
   }

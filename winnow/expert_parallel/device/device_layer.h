@@ -117,6 +117,7 @@ class DeviceLayer {
   SymmetricView view_of(SymmetricMemory& memory, std::byte* table) const;
   void make_reports();
   std::byte** segment_row(std::int64_t segment) const;
+  void mark_end();
   void throw_fault();
   void throw_deferred();
   void throw_heard(const ReportView& heard, bool deferred);
