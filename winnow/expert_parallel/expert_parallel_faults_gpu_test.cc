@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "winnow/expert_parallel/gpu_test_ranks.h"
+#include "winnow/expert_parallel/testing/forwarding_transport.h"
 
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -235,39 +236,18 @@ class WatchedMemory : public SymmetricMemory {
   std::vector<int>& asked_;
 };
 
-class WatchedTransport : public Transport {
+class WatchedTransport : public ForwardingTransport {
  public:
   WatchedTransport(std::shared_ptr<Transport> transport, std::vector<int>& asked)
-      : transport_(std::move(transport)), asked_(asked) {}
-  int rank() const override { return transport_->rank(); }
-  int world_size() const override { return transport_->world_size(); }
-  std::string name() const override { return transport_->name(); }
-  std::string world_id() const override { return transport_->world_id(); }
-  std::shared_ptr<SymmetricMemory> allocate(std::size_t bytes, const Deadline& deadline,
-                                            std::string_view what) override {
-    return transport_->allocate(bytes, deadline, what);
-  }
+      : ForwardingTransport(std::move(transport)), asked_(asked) {}
   std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
                                                    const Deadline& deadline,
                                                    std::string_view what) override {
     return std::make_shared<WatchedMemory>(
-        transport_->allocate_device(device, bytes, deadline, what), asked_);
+        ForwardingTransport::allocate_device(device, bytes, deadline, what), asked_);
   }
-  const Wire* wire() override { return transport_->wire(); }
-  int ranks_on_gpu() const override { return transport_->ranks_on_gpu(); }
-  void put(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
-           std::size_t bytes) override {
-    transport_->put(memory, rank, offset, source, bytes);
-  }
-  void put_signal(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
-                  std::size_t bytes, std::size_t signal_offset, std::uint64_t value) override {
-    transport_->put_signal(memory, rank, offset, source, bytes, signal_offset, value);
-  }
-  std::string describe_peer(int rank) const override { return transport_->describe_peer(rank); }
-  bool peer_gone(int rank) const override { return transport_->peer_gone(rank); }
 
  private:
-  std::shared_ptr<Transport> transport_;
   std::vector<int>& asked_;
 };
 

@@ -677,22 +677,29 @@ struct Loop {
   void run(const RunOptions& options) {
     append({key, value, slots, key_cache, value_cache}, options);
     position_term({query, bias, r, lens, term}, options);
+    AttentionArgs args = fused_args();
+    args.pos_bias_v = args.r = {};
+    args.matrix_bd = term;
+    args.out = plain;
+    attention(args, options);
+    args = fused_args();
+    args.out = fused;
+    args.lse = lse;
+    attention(args, options);
+  }
+
+  // Without outputs.
+  AttentionArgs fused_args() const {
     AttentionArgs args;
     args.query = query;
     args.key_cache = key_cache;
     args.value_cache = value_cache;
     args.pos_bias_u = bias;
-    args.matrix_bd = term;
-    args.block_tables = tables;
-    args.context_lens = lens;
-    args.out = plain;
-    attention(args, options);
-    args.matrix_bd = {};
     args.pos_bias_v = bias;
     args.r = r;
-    args.out = fused;
-    args.lse = lse;
-    attention(args, options);
+    args.block_tables = tables;
+    args.context_lens = lens;
+    return args;
   }
 
   std::vector<Tensor> results() const {
@@ -748,15 +755,7 @@ TEST_F(PagedGpu, GraphsShareTheirInputs) {
   testing::Random random(8);
   loop.set_step(random);
   loop.run({});
-  AttentionArgs args;
-  args.query = loop.query;
-  args.key_cache = loop.key_cache;
-  args.value_cache = loop.value_cache;
-  args.pos_bias_u = loop.bias;
-  args.pos_bias_v = loop.bias;
-  args.r = loop.r;
-  args.block_tables = loop.tables;
-  args.context_lens = loop.lens;
+  const AttentionArgs args = loop.fused_args();
   const Result expected = run_there(args);
   CudaStream streams[2];
   Tensor outs[2];
@@ -784,15 +783,7 @@ TEST_F(PagedGpu, OneSequenceOnManyThreadsAndStreams) {
   testing::Random random(9);
   loop.set_step(random);
   loop.run({});
-  AttentionArgs args;
-  args.query = loop.query;
-  args.key_cache = loop.key_cache;
-  args.value_cache = loop.value_cache;
-  args.pos_bias_u = loop.bias;
-  args.pos_bias_v = loop.bias;
-  args.r = loop.r;
-  args.block_tables = loop.tables;
-  args.context_lens = loop.lens;
+  const AttentionArgs args = loop.fused_args();
   const Result expected = run_there(args);
   const auto calls = [&](const std::vector<CudaStream>& streams, int count) {
     std::vector<Tensor> outs;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "winnow/core/device_memory.h"
@@ -13,6 +11,7 @@
 #include "winnow/expert_parallel/device/fault_report.h"
 #include "winnow/expert_parallel/device/layer_kernels.h"
 #include "winnow/expert_parallel/device/layouts.h"
+#include "winnow/expert_parallel/device/report_wait.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 
 namespace winnow::expert_parallel {
@@ -20,7 +19,6 @@ namespace {
 
 constexpr std::string_view kOperation = "expert_parallel::AllToAll";
 constexpr std::int64_t kLeastOwnMemory = std::int64_t{16} << 20;
-constexpr std::chrono::milliseconds kLookAtStream{20};
 
 ExpertMap map_of(const Config& config, const Transport& transport) {
   return {Topology(transport.world_size(), config.local_world_size), config.experts, config.topk};
@@ -239,20 +237,9 @@ void DeviceLayer::wait_report() {
   if (capturing_) throw_refusals(operation_, std::array{&std::as_const(own_header_)});
   mark_end();  // of a call that goes no further
   const CallReport& report = *host_report_.report;
-  const auto there = [&] { return load_acquire(&report.ticket) == calls_; };
-  auto next_look = Deadline::Clock::now() + kLookAtStream;
-  while (!there()) {
-    throw_fault();
-    std::this_thread::yield();  // a sleep would be longer than what is left to wait for
-    if (Deadline::Clock::now() < next_look) continue;
-    next_look = Deadline::Clock::now() + kLookAtStream;
-    const cudaError_t state = cudaStreamQuery(stream_);
-    if (state == cudaErrorNotReady) continue;
-    check(state, "the stream");
-    throw_fault();
-    if (there()) break;
-    check(cudaErrorUnknown, "the kernels ended without a report");
-  }
+  wait_for_report(
+      report.ticket, calls_, stream_, [this] { throw_fault(); },
+      [this](int error, const char* what) { check(error, what); });
   if (report.refused != 0) throw_heard(host_report_, false);
 }
 

@@ -1,6 +1,5 @@
 // notify on a GPU, host side. Only in builds with CUDA.
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <new>
 #include <optional>
@@ -15,16 +14,14 @@
 #include "winnow/expert_parallel/device/fault_report.h"
 #include "winnow/expert_parallel/device/gpu_memory.h"
 #include "winnow/expert_parallel/device/layouts.h"
+#include "winnow/expert_parallel/device/report_wait.h"
 #include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/notify/notify_cuda.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
-#include "winnow/expert_parallel/transport/backoff.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
 namespace {
-
-constexpr std::chrono::milliseconds kLookAtStream{20};
 
 template <class T>
 T* at(std::byte* memory, std::int64_t offset) {
@@ -285,22 +282,9 @@ void DeviceNotifier::enqueue(const NotifyArgs& args, const Statement& statement,
 }
 
 void DeviceNotifier::wait_report() {
-  const NotifyReport& report = *host_report_.report;
-  const auto there = [&] { return load_acquire(&report.ticket) == calls_; };
-  Backoff backoff;
-  auto next_look = Deadline::Clock::now() + kLookAtStream;
-  while (!there()) {
-    throw_fault();
-    backoff.pause();
-    if (!backoff.patient() || Deadline::Clock::now() < next_look) continue;
-    next_look = Deadline::Clock::now() + kLookAtStream;
-    const cudaError_t state = cudaStreamQuery(stream_);
-    if (state == cudaErrorNotReady) continue;
-    check(state, "the stream");
-    throw_fault();
-    if (there()) break;
-    check(cudaErrorUnknown, "the kernels ended without a report");
-  }
+  wait_for_report(
+      host_report_.report->ticket, calls_, stream_, [this] { throw_fault(); },
+      [this](int error, const char* what) { check(error, what); });
   throw_report(host_report_);
   totals_.recv_tokens = host_report_.totals[0];
   totals_.forward_tokens = host_report_.totals[1];

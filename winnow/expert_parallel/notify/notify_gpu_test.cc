@@ -98,21 +98,6 @@ std::vector<Tensor> indices_of(std::uint64_t seed) {
   return make_indices(kShape, random);
 }
 
-// What() of the Error that each rank throws, empty for none.
-std::vector<std::string> texts(RankTeam& team, const RankBody& body) {
-  std::vector<std::string> result;
-  for (const std::exception_ptr& thrown : team.try_run(body)) {
-    result.emplace_back();
-    if (thrown == nullptr) continue;
-    try {
-      std::rethrow_exception(thrown);
-    } catch (const Error& error) {
-      result.back() = error.what();
-    }
-  }
-  return result;
-}
-
 void expect_success(cudaError_t error) { EXPECT_EQ(error, cudaSuccess); }
 
 TEST_P(NotifyGpu, WorstCaseCallsMayBeRecorded) {

@@ -30,21 +30,6 @@ const NotifyShape kShape{.nodes = 2,
                          .even = true,
                          .choice = ExpertChoice::distinct};
 
-// What() of the Error that each rank throws, empty for none.
-std::vector<std::string> texts(RankTeam& team, const RankBody& body) {
-  std::vector<std::string> result;
-  for (const std::exception_ptr& thrown : team.try_run(body)) {
-    result.emplace_back();
-    if (thrown == nullptr) continue;
-    try {
-      std::rethrow_exception(thrown);
-    } catch (const Error& error) {
-      result.back() = error.what();
-    }
-  }
-  return result;
-}
-
 // Changes the arguments of one rank, with its inputs to be spoiled.
 using Spoil = std::function<void(NotifyArgs& args, NotifyInputs& inputs)>;
 

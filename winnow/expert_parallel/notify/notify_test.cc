@@ -13,6 +13,7 @@
 
 #include "winnow/expert_parallel/notify/notify_problem.h"
 #include "winnow/expert_parallel/notify/notify_test_devices.h"
+#include "winnow/expert_parallel/testing/forwarding_transport.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/expect.h"
 
@@ -227,30 +228,20 @@ TEST_P(NotifyOn, RefusesMoreThan31BitsOfPairs) {
 }
 
 // A transport that takes down what goes to other nodes.
-class Watched : public Transport {
+class Watched : public ForwardingTransport {
  public:
   Watched(TransportPointer transport, Topology topology)
-      : transport_(std::move(transport)), topology_(topology) {}
-  int rank() const override { return transport_->rank(); }
-  int world_size() const override { return transport_->world_size(); }
-  std::string name() const override { return transport_->name(); }
-  std::string world_id() const override { return transport_->world_id(); }
-  std::shared_ptr<SymmetricMemory> allocate(std::size_t bytes, const Deadline& deadline,
-                                            std::string_view what) override {
-    return transport_->allocate(bytes, deadline, what);
-  }
+      : ForwardingTransport(std::move(transport)), topology_(topology) {}
   void put(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
            std::size_t bytes) override {
     note(rank, bytes);
-    transport_->put(memory, rank, offset, source, bytes);
+    ForwardingTransport::put(memory, rank, offset, source, bytes);
   }
   void put_signal(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
                   std::size_t bytes, std::size_t signal_offset, std::uint64_t value) override {
     note(rank, bytes);
-    transport_->put_signal(memory, rank, offset, source, bytes, signal_offset, value);
+    ForwardingTransport::put_signal(memory, rank, offset, source, bytes, signal_offset, value);
   }
-  std::string describe_peer(int rank) const override { return transport_->describe_peer(rank); }
-  bool peer_gone(int rank) const override { return transport_->peer_gone(rank); }
 
   // Target and bytes of each message since the last call.
   std::vector<std::pair<int, std::size_t>> take() { return std::exchange(messages_, {}); }
@@ -259,7 +250,6 @@ class Watched : public Transport {
   void note(int to, std::size_t bytes) {
     if (!topology_.same_node(to, rank())) messages_.emplace_back(to, bytes);
   }
-  TransportPointer transport_;
   Topology topology_;
   std::vector<std::pair<int, std::size_t>> messages_;
 };

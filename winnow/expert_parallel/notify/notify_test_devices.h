@@ -2,12 +2,17 @@
 #pragma once
 
 #include <cstdlib>
+#include <exception>
 #include <ostream>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "winnow/core/device_memory.h"
+#include "winnow/core/error.h"
 #include "winnow/expert_parallel/notify/notify.h"
+#include "winnow/expert_parallel/testing/ranks.h"
 
 namespace winnow {
 
@@ -35,6 +40,21 @@ class OnEachDevice : public ::testing::TestWithParam<Device> {
   }
   static Device device() { return GetParam(); }
 };
+
+// What() of the Error that each rank throws, empty for none.
+inline std::vector<std::string> texts(RankTeam& team, const RankBody& body) {
+  std::vector<std::string> result;
+  for (const std::exception_ptr& thrown : team.try_run(body)) {
+    result.emplace_back();
+    if (thrown == nullptr) continue;
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      result.back() = error.what();
+    }
+  }
+  return result;
+}
 
 inline NotifierConfig on(Device device, NotifierConfig config) {
   config.device = device;
