@@ -133,7 +133,6 @@ class Processes {
   std::vector<pid_t> children_;
 };
 
-// A folder for the rendezvous.
 struct Rank {
   std::shared_ptr<Store> store;
   std::shared_ptr<Transport> transport;

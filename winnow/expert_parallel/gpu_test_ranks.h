@@ -34,6 +34,10 @@ class GpuTest : public ::testing::Test {
     if (gpus().gpus.empty()) GTEST_SKIP() << gpus().reason;
     if (gpus().gpus[0].compute_major < 9) GTEST_SKIP() << "needs compute capability 9.0";
   }
+  static void expect_as_oracle(const Problem& problem) {
+    SCOPED_TRACE(describe(problem));
+    expect_passed(run_in_process(problem, kGpu));
+  }
 };
 
 inline Config on_gpu(Config config) {

@@ -6,10 +6,6 @@
 namespace winnow::expert_parallel {
 namespace {
 
-ExpertMap map_of(const Config& config, const Transport& transport) {
-  return {Topology(transport.world_size(), config.local_world_size), config.experts, config.topk};
-}
-
 // Expert indices and weights, or scatter rows, of every pair.
 std::int64_t table_bytes(const Config& config) {
   const std::int64_t pairs = config.max_tokens * config.topk;
@@ -18,9 +14,15 @@ std::int64_t table_bytes(const Config& config) {
 
 }  // namespace
 
+ExpertMap map_of(const Config& config, const Transport& transport) {
+  return {Topology(transport.world_size(), config.local_world_size), config.experts, config.topk};
+}
+
 std::int64_t first_segment_bytes(const Config& config) {
   constexpr std::int64_t kTables = 8, kSmallEntries = 32;
-  const std::int64_t payloads = config.enable_local_combine ? 3 : 2;
+  // A GPU keeps the sums of local combine there too.
+  const bool sums = config.enable_local_combine && config.device.type == DeviceType::cuda;
+  const std::int64_t payloads = sums ? 3 : 2;
   const std::int64_t row = payloads * config.hidden * size_of(config.dtype) +
                            scale_columns(config.hidden) * std::int64_t(sizeof(float)) +
                            config.topk * std::int64_t(2 * sizeof(std::int32_t)) + kSmallEntries;

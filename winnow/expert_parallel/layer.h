@@ -22,6 +22,9 @@ namespace winnow::expert_parallel {
 // f32 scales of a row of f8_e4m3: one for 128 columns.
 inline std::int64_t scale_columns(std::int64_t hidden) { return (hidden + 127) / 128; }
 
+// `config` is resolved.
+ExpertMap map_of(const Config& config, const Transport& transport);
+
 // Room for one dispatch of arena_rows rows with everything that may stand beside them.
 std::int64_t first_segment_bytes(const Config& config);
 

@@ -8,7 +8,6 @@
 
 namespace winnow::python::dlpack {
 
-using nanobind::dlpack::device;
 using nanobind::dlpack::dltensor;
 using nanobind::dlpack::dtype;
 using nanobind::dlpack::dtype_code;

@@ -12,13 +12,7 @@
 namespace winnow::expert_parallel {
 namespace {
 
-class CombineGpu : public GpuTest {
- protected:
-  static void expect_as_oracle(const Problem& problem) {
-    SCOPED_TRACE(describe(problem));
-    expect_passed(run_in_process(problem, kGpu));
-  }
-};
+using CombineGpu = GpuTest;
 
 // Every level of sums, of every dtype, with and without weights and bias, over two chunks of the
 // rail; also where only the elements of rows are aligned.

@@ -13,16 +13,13 @@
 #include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/device/report_wait.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
+#include "winnow/expert_parallel/layer.h"
 
 namespace winnow::expert_parallel {
 namespace {
 
 constexpr std::string_view kOperation = "expert_parallel::AllToAll";
 constexpr std::int64_t kLeastOwnMemory = std::int64_t{16} << 20;
-
-ExpertMap map_of(const Config& config, const Transport& transport) {
-  return {Topology(transport.world_size(), config.local_world_size), config.experts, config.topk};
-}
 
 int multiprocessors(Device device) {
   int count = 0;
@@ -226,7 +223,7 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
   params.counts = counts;
   params.table = table;
   params.table_bytes = nodes() > 1 ? table_bytes : 0;
-  params.phase = header.options.call == Call::combine ? Phase::expert_rows : Phase::counts;
+  params.phase = call == Call::combine ? Phase::expert_rows : Phase::counts;
   params.ticket = calls_;
   params.waits = report != Report::none || header.refusal != 0;
   params.completes = report != Report::more;

@@ -9,7 +9,7 @@ namespace winnow::expert_parallel {
 namespace {
 
 struct PhaseName {
-  std::string_view operation, phase, unit;
+  std::string_view operation, phase;
 };
 
 PhaseName name_of(Phase phase) {
@@ -18,25 +18,25 @@ PhaseName name_of(Phase phase) {
   constexpr std::string_view kBarrier = "expert_parallel::barrier";
   switch (phase) {
     case Phase::counts:
-      return {kDispatch, "the counts", "epoch"};
+      return {kDispatch, "the counts"};
     case Phase::tokens:
-      return {kDispatch, "the tokens", "epoch"};
+      return {kDispatch, "the tokens"};
     case Phase::rows:
-      return {kDispatch, "the rows", "epoch"};
+      return {kDispatch, "the rows"};
     case Phase::expert_rows:
-      return {kCombine, "the expert rows", "epoch"};
+      return {kCombine, "the expert rows"};
     case Phase::sums:
-      return {kCombine, "the sums", "epoch"};
+      return {kCombine, "the sums"};
     case Phase::end_of_sums:
-      return {kCombine, "the end of the sums", "epoch"};
+      return {kCombine, "the end of the sums"};
     case Phase::world_barrier:
-      return {kBarrier, "the world barrier", "epoch"};
+      return {kBarrier, "the world barrier"};
     case Phase::node_barrier:
-      return {kBarrier, "the node barrier", "epoch"};
+      return {kBarrier, "the node barrier"};
     case Phase::none:
       break;
   }
-  return {"expert_parallel", "a word", "value"};
+  return {"expert_parallel", "a word"};
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ FaultRecord fault_record(const FaultReport& report, const Transport& transport) 
   record.seen = notice.seen;
   record.text = "rank " + std::to_string(report.reporter) + " waited " +
                 to_seconds(std::chrono::nanoseconds(notice.elapsed_ns)) + " for " + record.phase +
-                " of rank " + std::to_string(notice.peer) + " (" + std::string(name.unit) + " " +
+                " of rank " + std::to_string(notice.peer) + " (epoch " +
                 std::to_string(notice.waited_for) + ", seen " + std::to_string(notice.seen) + ")";
   if (notice.peer >= 0 && notice.peer < transport.world_size()) {
     record.text += ": " + transport.describe_peer(notice.peer);

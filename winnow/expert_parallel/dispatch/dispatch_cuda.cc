@@ -80,6 +80,7 @@ class DeviceDispatch {
   std::shared_ptr<Routing> made_;           // while it is being filled
   std::shared_ptr<const Routing> routing_;  // made_, or the cached one
   std::vector<std::int64_t> table_rows_;    // [W] of the scatter tables
+  std::vector<std::int64_t> bytes_;         // [W] of the regions, once the rows are known
   CountParams count_;
   const std::byte* table_ = nullptr;  // for the rail peers
   std::int64_t table_bytes_ = 0;
@@ -118,7 +119,7 @@ void DeviceDispatch::post() {
                   "0");
     }
     report_ = Report::more;
-  } else if (!layer_.fits(region_bytes())) {
+  } else if (bytes_ = region_bytes(); !layer_.fits(bytes_)) {
     report_ = Report::headers;
   }
   if (report_ != Report::none) layer_.offer_hole(header);
@@ -264,7 +265,8 @@ NodePointers DeviceDispatch::table_pointers(const NodePointers& regions,
 // Takes the region of this rank and finds those of its node.
 void DeviceDispatch::reserve() {
   const Topology& topology = layer_.map().topology;
-  const std::vector<Extent> extents = layer_.reserve(region_bytes());
+  if (bytes_.empty()) bytes_ = region_bytes();  // a counted dispatch: now the counts are there
+  const std::vector<Extent> extents = layer_.reserve(bytes_);
   const Extent& mine = extents[static_cast<std::size_t>(layer_.rank())];
   const std::int64_t rows = routing_->rows_of(layer_.rank());
   std::int64_t end = mine.offset;

@@ -9,13 +9,7 @@
 namespace winnow::expert_parallel {
 namespace {
 
-class DispatchGpu : public GpuTest {
- protected:
-  static void expect_as_oracle(const Problem& problem) {
-    SCOPED_TRACE(describe(problem));
-    expect_passed(run_in_process(problem, kGpu));
-  }
-};
+using DispatchGpu = GpuTest;
 
 // Neither the counters of a warp nor the first rows of all experts fit into shared memory.
 TEST_F(DispatchGpu, MoreExpertsThanSharedMemoryCounts) {

@@ -122,7 +122,7 @@ std::shared_ptr<SymmetricMemory> InProcessTransport::allocate_device(Device devi
     ranks_on_gpu_ = 0;
     for (const auto& part : parts) {
       if (part.device == device) ++ranks_on_gpu_;
-      if (part.device == device || reaches(device, part.device)) continue;
+      if (reaches(device, part.device)) continue;
       throw Error(ErrorCode::unsupported, "expert_parallel::allocate",
                   to_string(device) + " does not reach the memory of " + to_string(part.device));
     }
