@@ -329,7 +329,8 @@ void DeviceNotifier::throw_report(const NotifyReportView& report) const {
 }
 
 void DeviceNotifier::throw_deferred() {
-  if (load_acquire(&host_deferred_.report->ticket) == 0) return;
+  const std::uint64_t ticket = load_acquire(&host_deferred_.report->ticket);
+  if (ticket == 0 || ticket == calls_) return;  // none, or this call's own: the next one tells it
   forget_totals();
   try {
     throw_report(host_deferred_);
