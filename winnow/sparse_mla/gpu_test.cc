@@ -1,7 +1,7 @@
 // What only a GPU can show of the sparse MLA kernels, beyond the case table: repeats, streams,
 // graph capture, sizes past 2^31, rejections. The CPU backend is the reference. Skipped without a
 // GPU.
-#include <cstring>
+#include <array>
 #include <utility>
 #include <vector>
 

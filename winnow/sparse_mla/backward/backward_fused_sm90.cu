@@ -72,7 +72,7 @@ struct Call {
   }
 };
 
-// The order of the entries, zeros, delta of short queries.
+// The order of the entries, zeros, delta where topk is short.
 void prepare(const Call& call) {
   const Problem& problem = call.problem;
   const BackwardParams& params = call.params;

@@ -11,10 +11,10 @@
 //
 // Every tile adds 64 rows of 2304 bytes to memory, and those reductions take longer than all the
 // products together: the kernel is built to never let them rest. `reduce` has two accumulators, one
-// that is multiplied while the other is added to memory, and keeps the last chunk of a tile until
-// the products of the next one are under way. The rows of a tile are free as soon as dQ has them,
-// long before its reductions end: the next tile is copied and scored meanwhile, and waits in the
-// registers of `score` until P and dS are free.
+// that is multiplied while the other is added to memory, and adds the last chunk of a tile while
+// the next P and dS are waited for, or beside their first products. The rows of a tile are free as
+// soon as dQ has them, long before its reductions end: the next tile is copied and scored
+// meanwhile, and waits in the registers of `score` until P and dS are free.
 //
 //   score    | dQ (t) | copy (t+1) | S dP P dS (t+1) |  (wait)  | dQ (t+1) | copy (t+2) ...
 //   reduce   | dQ (t) |  P^T dO + dS^T Q (t), reductions        | dQ (t+1) | P^T dO + dS^T Q ...
@@ -245,8 +245,8 @@ struct Gather {
   }
   // Keeps the blocks in step: the entries of each query come in the order of their rows, so blocks
   // that began an item together use the same rows of the cache and of the accumulator at the same
-  // time, from L2. Those ahead wait for the others, but only briefly: nothing but speed depends on
-  // it. Meanwhile `reduce` has a tile to add.
+  // time, from L2. Those ahead wait for the others, for at most kPatience: nothing but speed
+  // depends on it.
   __device__ __forceinline__ void keep_step() {
     count_item();
     if (params.step == nullptr || number == 0 || number >= params.rounds) return;

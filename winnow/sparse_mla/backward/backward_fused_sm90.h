@@ -7,8 +7,8 @@
 
 namespace winnow::sparse_mla {
 
-// Bytes of device memory that backward_fused_sm90() works in. Both refuse what the kernels cannot
-// count (Error, unsupported).
+// Bytes of device memory that backward_fused_sm90() works in. Both want what the checks for
+// sm90 ask for.
 std::int64_t backward_fused_workspace_bytes(const BackwardParams& params);
 
 // `workspace` is aligned to 256 bytes. Not deterministic.

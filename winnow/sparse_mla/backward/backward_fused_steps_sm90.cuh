@@ -1,7 +1,7 @@
 // Top-k sparse MLA attention, backward, sm90: the kernels before and after the fused one.
 //
 //   prepare_kernel   the valid entries of every query, ordered by key range; zeros in the
-//                    accumulator; delta = dot(out, d_out) where the queries are too short for the
+//                    accumulator; delta = dot(out, d_out) where topk is too short for the
 //                    fused kernel to hide it: three kinds of blocks side by side
 //   (products)       backward_fused_sm90.cuh: dq, the f32 accumulator of dkv, shares of d_sink
 //   finish_kernel    the accumulator's columns in order, in the dtype of dkv
