@@ -98,10 +98,10 @@ class _Combine(torch.autograd.Function):
             d_rows, _, _ = dispatch(ctx.layer, d_out.contiguous(), cached=ctx.descriptor)
             if ctx.descriptor.worst_case_rows > 0:  # no token stands in the rows beyond
                 used = ctx.descriptor.skipped_token_mapping_indices >= 0
-                d_rows = torch.where(used[:, None], d_rows, torch.zeros_like(d_rows))
+                d_rows = torch.where(used[:, None], d_rows, d_rows.new_zeros(()))
         if weights is not None:
             if ctx.needs_input_grad[1]:
-                products = d_rows.float() * expert_output.float()
+                products = d_rows.float() * expert_output
                 d_weights = products.sum(1).to(weights.dtype)
             if ctx.needs_input_grad[0]:
                 d_rows = (d_rows.float() * weights.float()[:, None]).to(d_rows.dtype)
@@ -142,7 +142,7 @@ class _PairsBack(torch.autograd.Function):
 def _by_pair(values: Tensor, descriptor: Descriptor, expert_ids: Optional[Tensor]) -> Tensor:
     """[R, K], dense: the values of each row's pairs, +0 for pairs that it does not hold."""
     if expert_ids is not None:  # token-major
-        return torch.where(expert_ids >= 0, values, torch.zeros_like(values))
+        return torch.where(expert_ids >= 0, values, values.new_zeros(()))
     copies = descriptor.skipped_token_topk_mapping_indices
     rows = torch.where(copies >= 0, copies, len(values))  # one more row takes what is no pair
     padded = torch.cat([values, values.new_zeros(1)])

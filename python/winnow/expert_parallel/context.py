@@ -59,7 +59,7 @@ class BarrierAllContext:
                 (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
             )
             local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-            layer = rendezvous.barrier_layer(None, rank, world_size, local)
+            layer = rendezvous.barrier_layer(rank, world_size, local)
         self._layer = layer
         self.rank = layer.rank
         self.num_local_ranks = layer.local_world_size
@@ -117,7 +117,7 @@ class DispatchCombineContext:
             capacity: dispatch_output_buf has capacity * max_tokens * topk rows.
         """
         layer = rendezvous.barrier_layer(
-            None, ep_config.rank, ep_config.world_size, ep_config.local_world_size
+            ep_config.rank, ep_config.world_size, ep_config.local_world_size
         )
         barrier = BarrierAllContext(False, layer)
         barrier._own = True

@@ -60,10 +60,10 @@ def connect(group: Any, rank: int, world_size: int, device: torch.device) -> Tup
     return create_nvshmem(store, rank, world_size, device, prefix=prefix), store
 
 
-def barrier_layer(group: Any, rank: int, world_size: int, local_world_size: int) -> AllToAll:
+def barrier_layer(rank: int, world_size: int, local_world_size: int) -> AllToAll:
     """Collective: a layer as small as can be, for its barriers."""
     device = default_device()
-    transport, store = connect(group, rank, world_size, device)
+    transport, store = connect(None, rank, world_size, device)
     return AllToAll(
         transport,
         store,
