@@ -124,14 +124,23 @@ class L2Flush {
   Tensor zeros_{DType::u8, {std::int64_t{512} << 20}, kDevice}, word_{DType::i32, {1}, kDevice};
 };
 
-double seconds_of(const std::function<void()>& run, const Event& begin, const Event& end) {
-  check(cudaEventRecord(begin));
-  run();
-  check(cudaEventRecord(end));
-  check(cudaEventSynchronize(end));
-  float milliseconds = 0;
-  check(cudaEventElapsedTime(&milliseconds, begin, end));
-  return milliseconds * 1e-3;
+// Queues all runs before it waits, so that none waits for the host, nor ranks for each other's.
+std::vector<double> seconds_of(const std::function<void()>& run, int launches, L2Flush* flush) {
+  const std::vector<Event> begins(static_cast<std::size_t>(launches)), ends(begins.size());
+  for (std::size_t i = 0; i < begins.size(); ++i) {
+    if (flush != nullptr) flush->queue();
+    check(cudaEventRecord(begins[i]));
+    run();
+    check(cudaEventRecord(ends[i]));
+  }
+  check(cudaEventSynchronize(ends.back()));
+  std::vector<double> seconds;
+  for (std::size_t i = 0; i < begins.size(); ++i) {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begins[i], ends[i]));
+    seconds.push_back(milliseconds * 1e-3);
+  }
+  return seconds;
 }
 
 }  // namespace
@@ -140,7 +149,6 @@ Measured measure_on_gpu(const std::function<void()>& operation, const testing::C
                         bool cold, const BenchOptions& options) {
   const auto launch = expert_parallel::launch_environment();
   check(cudaSetDevice(launch ? launch->local_rank : 0));
-  const Event begin, end;
   std::unique_ptr<Matmul> matmul;
   std::unique_ptr<Copy> copy;
   std::unique_ptr<L2Flush> flush;
@@ -150,24 +158,21 @@ Measured measure_on_gpu(const std::function<void()>& operation, const testing::C
   const bool has_ceiling = matmul != nullptr || copy != nullptr;
   const auto run_ceiling = [&] { matmul != nullptr ? matmul->run() : copy->run(); };
   // Both sides get about the same time in each turn, so that they meet the same clocks and heat.
-  const double once = seconds_of(operation, begin, end);
-  const double turn = options.seconds / 4;
-  std::vector<double> operation_seconds, ceiling_seconds;
-  const auto take = [&](const std::function<void()>& run, double each, bool flushed,
-                        std::vector<double>& list) {
-    constexpr int kOfRanks = 20;
-    const int launches = launch ? kOfRanks : std::clamp(int(turn / each), 3, 1000);
-    for (int i = 0; i < launches; ++i) {
-      if (flushed) flush->queue();
-      list.push_back(seconds_of(run, begin, end));
-    }
+  constexpr int kOfRanks = 20;
+  const auto launches = [&](double each) {
+    return launch ? kOfRanks : std::clamp(int(options.seconds / 4 / each), 3, 1000);
   };
-  std::vector<double> warm_up;
-  take(operation, once, cold, warm_up);
-  const double ceiling_once = has_ceiling ? seconds_of(run_ceiling, begin, end) : 0;
+  const auto take = [](const std::vector<double>& turn, std::vector<double>& list) {
+    list.insert(list.end(), turn.begin(), turn.end());
+  };
+  const double first = seconds_of(operation, 1, flush.get()).front();
+  const double once = median(seconds_of(operation, launches(first), flush.get()));
+  const double ceiling_once = has_ceiling ? seconds_of(run_ceiling, 1, nullptr).front() : 0;
+  std::vector<double> operation_seconds, ceiling_seconds;
   for (int repetition = 0; repetition < options.repetitions; ++repetition) {
-    take(operation, median(warm_up), cold, operation_seconds);
-    if (has_ceiling) take(run_ceiling, ceiling_once, false, ceiling_seconds);
+    take(seconds_of(operation, launches(once), flush.get()), operation_seconds);
+    if (has_ceiling)
+      take(seconds_of(run_ceiling, launches(ceiling_once), nullptr), ceiling_seconds);
   }
   return {median(operation_seconds), has_ceiling ? median(ceiling_seconds) : 0};
 }
