@@ -63,8 +63,13 @@ struct Heap {
                                         cudaMemAccessFlagsProtReadWrite};
       check(cudaMemPoolSetAccess(pool, &access, 1), "access for the other GPUs", device);
     }
+    // Of another priority than most streams, so that they share no hardware queue with kernels that
+    // wait for other ranks.
+    int least = 0, greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "a stream", device);
     for (cudaStream_t* stream : {&now, &later}) {
-      check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "a stream", device);
+      check(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, greatest), "a stream",
+            device);
     }
   }
 };
@@ -199,45 +204,57 @@ void PinnedPage::retire(cudaEvent_t event) noexcept {
   }
 }
 
+// Streams are used again: CUDA gives new ones the hardware queues in turn, and two that are alive
+// must not get the same one, or the kernels of one may wait behind those that wait for them.
 GpuStream::GpuStream(Device device) : device_(device) {
+  struct Idle {
+    std::mutex mutex;
+    std::map<int, std::vector<cudaStream_t>> streams;  // by GPU
+  };
+  static auto* idle = new Idle;
+  const auto give_back = [index = device.index](cudaStream_t stream) {
+    const std::lock_guard lock(idle->mutex);
+    idle->streams[index].push_back(stream);
+  };
+  {
+    const std::lock_guard lock(idle->mutex);
+    std::vector<cudaStream_t>& streams = idle->streams[device.index];
+    if (!streams.empty()) {
+      stream_ = {streams.back(), give_back};
+      streams.pop_back();
+      return;
+    }
+  }
   const DeviceGuard guard(device);
   cudaStream_t stream = nullptr;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream", device);
-  stream_.handle = stream;
+  stream_ = {stream, give_back};
 }
 
-GpuStream::GpuStream(GpuStream&& other) noexcept
-    : device_(other.device_), stream_(std::exchange(other.stream_, {})) {}
-
-GpuStream::~GpuStream() {
-  if (stream_.handle != nullptr) cudaStreamDestroy(static_cast<cudaStream_t>(stream_.handle));
-}
+GpuStream::GpuStream(Device device, Stream stream)
+    : device_(device), stream_(static_cast<cudaStream_t>(stream.handle), [](cudaStream_t) {}) {}
 
 // CUDA asks whether the current GPU may reach the memory, not whether the stream's GPU may; and the
 // heap of NVSHMEM is open to its own GPU only.
 void GpuStream::copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                           std::size_t bytes, std::size_t rows) {
   const DeviceGuard guard(device_);
-  const auto stream = static_cast<cudaStream_t>(stream_.handle);
   const bool dense = rows < 2 || (to_pitch == bytes && from_pitch == bytes);
-  check(dense ? cudaMemcpyAsync(to, from, rows * bytes, cudaMemcpyDefault, stream)
+  check(dense ? cudaMemcpyAsync(to, from, rows * bytes, cudaMemcpyDefault, stream_.get())
               : cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, bytes, rows, cudaMemcpyDefault,
-                                  stream),
+                                  stream_.get()),
         "a copy", device_);
 }
 
 void GpuStream::fill_rows(void* to, std::size_t pitch, int byte, std::size_t bytes,
                           std::size_t rows) {
   const DeviceGuard guard(device_);
-  const auto stream = static_cast<cudaStream_t>(stream_.handle);
-  check(rows < 2 || pitch == bytes ? cudaMemsetAsync(to, byte, rows * bytes, stream)
-                                   : cudaMemset2DAsync(to, pitch, byte, bytes, rows, stream),
+  check(rows < 2 || pitch == bytes ? cudaMemsetAsync(to, byte, rows * bytes, stream_.get())
+                                   : cudaMemset2DAsync(to, pitch, byte, bytes, rows, stream_.get()),
         "a fill", device_);
 }
 
-void GpuStream::wait() {
-  check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream_.handle)), "the stream", device_);
-}
+void GpuStream::wait() { check(cudaStreamSynchronize(stream_.get()), "the stream", device_); }
 
 void order(Device device, Stream first, Stream then) {
   const DeviceGuard guard(device);
@@ -267,8 +284,7 @@ namespace {
 
 std::shared_ptr<std::byte> allocate_on_gpu(Device, std::size_t) { no_cuda(); }
 GpuStream::GpuStream(Device) { no_cuda(); }
-GpuStream::GpuStream(GpuStream&&) noexcept = default;
-GpuStream::~GpuStream() = default;
+GpuStream::GpuStream(Device, Stream) { no_cuda(); }
 void GpuStream::copy_rows(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t) {
   no_cuda();
 }

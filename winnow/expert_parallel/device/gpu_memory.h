@@ -12,6 +12,7 @@
 #include "winnow/expert_parallel/transport/transport.h"
 
 struct CUevent_st;
+struct CUstream_st;
 
 namespace winnow::expert_parallel {
 
@@ -35,10 +36,9 @@ WINNOW_EXPORT std::shared_ptr<SymmetricMemory> own_memory(Device device, std::si
 class WINNOW_EXPORT GpuStream {
  public:
   explicit GpuStream(Device device);
-  ~GpuStream();
-  GpuStream(GpuStream&& other) noexcept;
-  GpuStream& operator=(GpuStream&&) = delete;
-  Stream stream() const { return stream_; }
+  // A stream of the caller's, null: the default one, for the same operations.
+  GpuStream(Device device, Stream stream);
+  Stream stream() const { return {stream_.get()}; }
   // In stream order, between any two places. Host memory must stay until wait(). Whatever their
   // number, rows are one operation: a queue holds about a thousand, and who fills it waits inside
   // CUDA, where other threads wait for him.
@@ -52,7 +52,7 @@ class WINNOW_EXPORT GpuStream {
 
  private:
   Device device_;
-  Stream stream_;
+  std::shared_ptr<CUstream_st> stream_;
 };
 
 // Work that `then` is given from now on begins when `first` has come to where it is now.
