@@ -98,13 +98,15 @@ Config config_of(const Shape& shape, int world, Device device) {
   return config;
 }
 
-// One rank with its layer and inputs; enqueue() is what is timed.
+// One rank with its layer and inputs; enqueue() is what is timed. A rank that has a GPU for itself
+// uses the default stream.
 class Rank {
  public:
   Rank(const std::shared_ptr<Transport>& transport, const std::shared_ptr<Store>& store,
-       const Shape& shape, Device device)
+       const Shape& shape, Device device, bool alone)
       : shape_(shape),
         place_(device),
+        stream_(alone ? Stream{} : place_.stream()),
         layer_(transport, store, config_of(shape, transport->world_size(), device)) {
     Tensor rows(DType::bf16, {kTokens, kHidden});
     testing::Random random(3);
@@ -122,8 +124,8 @@ class Rank {
   }
 
   // The rank's stream goes on after the default one, and the other way round.
-  void follow_default() { order(place_.device(), {}, place_.stream()); }
-  void hold_default() { order(place_.device(), place_.stream(), {}); }
+  void follow_default() { order(place_.device(), {}, stream_); }
+  void hold_default() { order(place_.device(), stream_, {}); }
 
   void enqueue() {
     switch (shape_.work) {
@@ -137,7 +139,7 @@ class Rank {
         CombineArgs args;
         args.expert_output = rows_;
         args.out = sums_;
-        args.stream = place_.stream();
+        args.stream = stream_;
         layer_.combine(args, *kept_.descriptor);
         break;
       }
@@ -154,12 +156,13 @@ class Rank {
     if (cached == nullptr) args.order = shape_.order;
     args.copy_out = shape_.copy_out;
     args.cached = cached;
-    args.stream = place_.stream();
+    args.stream = stream_;
     return layer_.dispatch(args);
   }
 
   Shape shape_;
   Place place_;
+  Stream stream_;
   AllToAll layer_;
   Tensor input_, indices_, sums_;
   TensorView rows_;
@@ -172,7 +175,7 @@ class Ranks {
   explicit Ranks(const Shape& shape) : team_(kRanksAlone), ranks_(kRanksAlone) {
     team_.run([&](int rank, const std::shared_ptr<Transport>& transport) {
       ranks_[std::size_t(rank)] = std::make_unique<Rank>(transport, team_.world().store(), shape,
-                                                         Device{DeviceType::cuda, 0});
+                                                         Device{DeviceType::cuda, 0}, false);
     });
   }
   ~Ranks() {
@@ -211,12 +214,8 @@ std::function<void()> peer_copy(std::int64_t bytes) {
   std::byte* next = to->peer((world.environment.rank + 1) % world.environment.world_size);
   if (next == nullptr) throw Error(ErrorCode::unsupported, "bench", "no pointer to the next GPU");
   const auto from = allocate_on_gpu(world.device, std::size_t(bytes));
-  const auto stream = std::make_shared<GpuStream>(world.device);
-  return [to, next, from, stream, bytes, device = world.device] {
-    order(device, {}, stream->stream());
-    stream->copy(next, from.get(), std::size_t(bytes));
-    order(device, stream->stream(), {});
-  };
+  const auto stream = std::make_shared<GpuStream>(world.device, Stream{});
+  return [to, next, from, stream, bytes] { stream->copy(next, from.get(), std::size_t(bytes)); };
 }
 
 std::function<void()> prepare(const Shape& shape, std::int64_t leaving) {
@@ -225,10 +224,8 @@ std::function<void()> prepare(const Shape& shape, std::int64_t leaving) {
   }
   if (shape.work == Work::peer_copy) return peer_copy(leaving * kRowBytes);
   Launched& world = launched();
-  return [rank = std::make_shared<Rank>(world.transport, world.store, shape, world.device)] {
-    rank->follow_default();
+  return [rank = std::make_shared<Rank>(world.transport, world.store, shape, world.device, true)] {
     rank->enqueue();
-    rank->hold_default();
   };
 }
 
