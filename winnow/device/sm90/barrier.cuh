@@ -75,6 +75,21 @@ __device__ __forceinline__ bool mbarrier_try_wait(std::uint32_t barrier, std::ui
   return done != 0;
 }
 
+// The same without a wait.
+__device__ __forceinline__ bool mbarrier_test_wait(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 #ifdef WINNOW_BOUNDED_WAITS
 // Debug builds: a wait of more than about a second is written down, one entry a warp, and the
 // thread exits, so that the kernel ends (the others' waits run out in turn) and the host can print

@@ -219,25 +219,32 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
   params.header.row_bytes = view_.control_layout.row_bytes;
   const Call call = header.options.call;
   const bool reserves = call == Call::dispatch || call == Call::cached_dispatch;
-  if (reserves && report == Report::none) params.header.options.regions = 1 + regions_;
+  const bool waits = report == Report::headers || report == Report::more;
+  if (reserves && !waits) params.header.options.regions = 1 + regions_;
   params.counts = counts;
   params.table = table;
   params.table_bytes = nodes() > 1 ? table_bytes : 0;
   params.phase = call == Call::combine ? Phase::expert_rows : Phase::counts;
   params.ticket = calls_;
-  params.waits = report != Report::none || header.refusal != 0;
+  params.waits = waits || header.refusal != 0;
+  params.reports = params.waits || report == Report::later;
   params.completes = report != Report::more;
+  if (params.reports) read_offer();  // before kernels write the next report
   check(wire_->exchange(params, stream_), "exchange");
+  if (report == Report::later && !params.waits) offered_ = calls_;
 }
 
 void DeviceLayer::wait_report() {
   if (capturing_) throw_refusals(operation_, std::array{&std::as_const(own_header_)});
   mark_end();  // of a call that goes no further
-  const CallReport& report = *host_report_.report;
+  wait_for(calls_);
+  if (host_report_.report->refused != 0) throw_heard(host_report_, false);
+}
+
+void DeviceLayer::wait_for(std::uint64_t call) {
   wait_for_report(
-      report.ticket, calls_, stream_, [this] { throw_fault(); },
+      host_report_.report->ticket, call, stream_, [this] { throw_fault(); },
       [this](int error, const char* what) { check(error, what); });
-  if (report.refused != 0) throw_heard(host_report_, false);
 }
 
 void DeviceLayer::mark_end() {
@@ -302,6 +309,7 @@ void DeviceLayer::throw_heard(const ReportView& heard, bool deferred) {
   const auto reserves = [](const Header& one) { return one.options.regions > 0; };
   if (!deferred && std::ranges::any_of(headers, reserves)) {
     holes_.assign(headers.size(), {});
+    forget_offer();
   }
   std::vector<const Header*> pointers;
   for (const Header& header : headers) pointers.push_back(&header);
@@ -332,12 +340,49 @@ void DeviceLayer::throw_deferred() {
 
 bool DeviceLayer::fits(std::span<const std::int64_t> bytes) const {
   for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
-    if (holes_[rank].segment >= 0 && Arena::round_up(bytes[rank]) <= holes_[rank].bytes) continue;
-    if (!capturing_) return false;
+    if (holes_[rank].segment < 0 || Arena::round_up(bytes[rank]) > holes_[rank].bytes) return false;
+  }
+  return true;
+}
+
+void DeviceLayer::learn_offered(std::span<const std::int64_t> bytes) {
+  if (capturing_) {
     throw Error(ErrorCode::invalid_argument, operation_,
                 "the arena is too small for what a graph records: make Config::arena_rows larger");
   }
-  return true;
+  read_offer();
+  if (!offer_) return;
+  const std::vector<Extent> known = std::exchange(holes_, offer_->holes);
+  if (!fits(bytes)) {  // this call's exchange will tell more
+    holes_ = known;
+    return;
+  }
+  releasable_ = offer_->releasable;
+  regions_ = 0;
+  offer_.reset();
+}
+
+// What a refused call offered is as good as that of another one, but a rank that refused it did not
+// ask for it.
+void DeviceLayer::read_offer() {
+  if (offered_ == 0) return;
+  wait_for(std::exchange(offered_, 0));
+  offer_.reset();
+  if (host_report_.report->refused == 0) offer_ = heard_offer();
+}
+
+void DeviceLayer::forget_offer() {
+  offered_ = 0;
+  offer_.reset();
+}
+
+DeviceLayer::Offer DeviceLayer::heard_offer() const {
+  Offer offer{std::vector<Extent>(holes_.size()), ~std::uint64_t{0}};
+  for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
+    offer.holes[rank] = host_report_.headers[rank].rows;
+    offer.releasable &= host_report_.headers[rank].releasable;
+  }
+  return offer;
 }
 
 void DeviceLayer::offer_hole(Header& header) const {
@@ -346,17 +391,17 @@ void DeviceLayer::offer_hole(Header& header) const {
 }
 
 void DeviceLayer::learn_holes() {
-  releasable_ = ~std::uint64_t{0};
-  for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
-    holes_[rank] = host_report_.headers[rank].rows;
-    releasable_ &= host_report_.headers[rank].releasable;
-  }
+  Offer offer = heard_offer();
+  holes_ = std::move(offer.holes);
+  releasable_ = offer.releasable;
+  forget_offer();
   fresh_holes_ = true;
   regions_ = 0;
 }
 
 std::vector<Extent> DeviceLayer::reserve(std::span<const std::int64_t> bytes) {
   arena_.release(std::exchange(releasable_, 0));
+  forget_offer();            // it may be the hole that is taken from now
   std::int64_t missing = 0;  // the most that a rank without room needs
   for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
     const std::int64_t wanted = Arena::round_up(bytes[rank]);

@@ -29,7 +29,8 @@ namespace winnow::expert_parallel {
 // What the host learns of a call.
 enum class Report {
   none,     // nothing: it does not wait
-  headers,  // what the exchange has heard
+  later,    // what the exchange has heard, when the next call asks: learn_offered()
+  headers,  // the same at once: it waits
   more,     // and what a later kernel of the call adds before it calls complete_report()
 };
 
@@ -92,12 +93,14 @@ class DeviceLayer {
   void check(int cuda_error, const char* what);
 
   // ---- Regions of the arena, decided alike on every rank. Each rank's largest hole is known from
-  // the last call whose report the host has waited for; later calls take from its front.
+  // the headers of some exchange before; later calls take from its front.
 
-  // `bytes` [W]: what each rank needs. False: not every hole is as large as is known; the host has
-  // to wait for this call's exchange, whose headers tell of holes again. In capture, where it
-  // cannot, throws (invalid_argument: a larger arena_rows is wanted).
+  // `bytes` [W]: what each rank needs. False: not every hole is as large as is known.
   bool fits(std::span<const std::int64_t> bytes) const;
+  // What to do where they do not fit. The headers of the last call that had its report `later` tell
+  // of other holes; where that does not help, those of this one, for which the host waits. In
+  // capture, where it cannot, throws (invalid_argument: a larger arena_rows is wanted).
+  void learn_offered(std::span<const std::int64_t> bytes);
   void offer_hole(Header& header) const;  // Header::rows and releasable
   void learn_holes();                     // after wait_report(): what all ranks have offered
   // Where the regions lie, by rank. The caller takes its own from arena(). Grows the arena where a
@@ -122,6 +125,9 @@ class DeviceLayer {
   void throw_deferred();
   void throw_heard(const ReportView& heard, bool deferred);
   std::vector<Header> refusals(const ReportView& heard, bool deferred) const;
+  void wait_for(std::uint64_t call);
+  void read_offer();
+  void forget_offer();
 
   Config config_;
   ExpertMap map_;
@@ -135,8 +141,16 @@ class DeviceLayer {
   std::byte** segments_ = nullptr;
   std::shared_ptr<SymmetricMemory> control_, rail_;
   Arena arena_, own_;
+  // What all ranks offer: [W] holes, and segments that all can do without.
+  struct Offer {
+    std::vector<Extent> holes;
+    std::uint64_t releasable = 0;
+  };
+  Offer heard_offer() const;
   std::vector<Extent> holes_;     // [W], what is left of them
   std::uint64_t releasable_ = 0;  // on every rank, until reserve()
+  std::uint64_t offered_ = 0;     // the call whose report, asked for later, is still to be read
+  std::optional<Offer> offer_;    // of the last such call, read and not used yet
   bool fresh_holes_ = false;      // learned in this call
   // Reserved since holes were learned. Ranks compare it: one that refused a call that the others
   // have made knows less than they do, and the holes have to be learned again.

@@ -28,7 +28,7 @@ class ExchangeBlock {
     post();
     if (!pass_on() || !hear()) return;
     decide();
-    if (params_.waits) report();
+    if (params_.reports) report();
     const bool bad = __syncthreads_or(any_bad_);
     if ((refused_ && !params_.waits) || (!refused_ && bad)) defer();
   }
@@ -189,6 +189,7 @@ __global__ void __launch_bounds__(kExchangeThreads)
   if (threadIdx.x == 0) {
     view.state->epoch = epoch;
     view.state->ticket = params.ticket;
+    for (std::uint32_t& claim : view.state->claims) claim = 0;
   }
   __syncthreads();
   ExchangeBlock<W>(params, epoch).run();

@@ -31,8 +31,9 @@ struct RoutingTables {
   std::int64_t* first_copies = nullptr;    // [R]
   std::int64_t* copies = nullptr;          // [R, K]
   std::int32_t* sources = nullptr;         // [R]
-  // [R] the phase of move in which a row is there to be repeated from the first one; -1: it is not.
-  std::int8_t* repeat_phases = nullptr;
+  // [W, T], expert-major only: the first row of each token that has several here and whose rank,
+  // another one, sends one; -1 for the others.
+  std::int32_t* firsts = nullptr;
 };
 
 // The weights of one dispatch. Null where none were sent.

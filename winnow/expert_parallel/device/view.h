@@ -140,6 +140,7 @@ struct DeviceState {
   std::uint32_t broken = 0;        // 1: a wait has expired; every later kernel returns at once
   std::uint32_t refused = 0;       // 1: this call does nothing, on every rank alike
   std::uint32_t tickets[14] = {};  // for kernels that count their blocks; back to 0 after each
+  std::uint32_t claims[2] = {};    // what warps claimed behind the exchange, which sets them to 0
 };
 
 // The beginning of what the host reads of a call, in pinned memory that kernels write.

@@ -19,8 +19,9 @@ struct ExchangeParams {
   std::int64_t table_bytes = 0;
   Phase phase = Phase::counts;
   std::uint64_t ticket = 0;  // the host's number of this call
-  bool waits = false;        // the host waits for the report,
-  bool completes = false;    // which this kernel completes unless the call goes on
+  bool reports = false;      // the host reads the report,
+  bool waits = false;        // waits for it,
+  bool completes = false;    // and this kernel completes it unless the call goes on
 };
 
 // One block. Waits until all ranks of the world or of this node have come.

@@ -35,11 +35,10 @@ class DeviceDispatch {
     post();
     if (request_.cached == nullptr) place();
     if (report_ == Report::headers) learn();
-    reserve();
+    if (!output_) reserve();
     if (request_.scatter) scatter();
     if (layer_.nodes() > 1) send();
     layer_.check(launch_move(move_, layer_.blocks(), layer_.stream()), "move");
-    layer_.check(launch_finish(move_, layer_.blocks(), layer_.stream()), "finish");
     Dispatched dispatched = result();
     layer_.end();
     return dispatched;
@@ -93,7 +92,21 @@ class DeviceDispatch {
 // Says what this rank has and wants, or what is wrong with it, and hears the same from all.
 void DeviceDispatch::post() {
   Header header;
-  try {
+  const auto attempt = [&](const auto& step) {
+    try {
+      step();
+    } catch (const Error& error) {
+      header.refuse(error);
+    } catch (const std::bad_alloc&) {
+      header.refuse(Error(ErrorCode::resource, std::string(kDispatch),
+                          "memory for the snapshot of the arguments could not be had"));
+    }
+    if (header.refusal == 0) return;
+    layer_.offer_hole(header);
+    layer_.exchange(header, nullptr, nullptr, 0, Report::headers);
+    layer_.wait_report();
+  };
+  attempt([&] {
     request_ = check_request(config_, layer_.token(), args_);
     header.options = options_of(request_);
     header.tokens = request_.tokens;
@@ -101,17 +114,7 @@ void DeviceDispatch::post() {
     routing_ = request_.cached;
     if (routing_ == nullptr) start_routing();
     if (request_.weights && request_.cached) take_weights();
-  } catch (const Error& error) {
-    header.refuse(error);
-  } catch (const std::bad_alloc&) {
-    header.refuse(Error(ErrorCode::resource, std::string(kDispatch),
-                        "memory for the snapshot of the arguments could not be had"));
-  }
-  if (header.refusal != 0) {
-    layer_.offer_hole(header);
-    layer_.exchange(header, nullptr, nullptr, 0, Report::headers);
-    layer_.wait_report();
-  }
+  });
   if (counted()) {
     if (layer_.capturing()) {
       throw Error(ErrorCode::invalid_argument, std::string(kDispatch), "worst_case_rows",
@@ -119,8 +122,16 @@ void DeviceDispatch::post() {
                   "0");
     }
     report_ = Report::more;
-  } else if (bytes_ = region_bytes(); !layer_.fits(bytes_)) {
-    report_ = Report::headers;
+  } else {
+    bytes_ = region_bytes();
+    if (!layer_.fits(bytes_)) layer_.learn_offered(bytes_);
+    if (!layer_.fits(bytes_)) {
+      report_ = Report::headers;
+    } else {
+      attempt([&] { reserve(); });
+      // So that a call like this one need not wait next time either.
+      if (!layer_.capturing() && !layer_.fits(bytes_)) report_ = Report::later;
+    }
   }
   if (report_ != Report::none) layer_.offer_hole(header);
   if (request_.cached == nullptr)
@@ -154,6 +165,9 @@ void DeviceDispatch::start_routing() {
     add.add(tables.indices, all_pairs());
     add.add(tables.rows, all_pairs());
     if (layer_.nodes() > 1) add.add(tables.send_reqs, 2 * made_->nodes * made_->max_tokens);
+    if (request_.order == RowOrder::expert_major) {
+      add.add(tables.firsts, made_->world * made_->max_tokens);
+    }
   }));
 
   const std::int64_t pairs = request_.tokens * config_.topk;
@@ -301,7 +315,6 @@ void DeviceDispatch::make_tables() {
       add.add(tables.first_copies, rows);
       add.add(tables.copies, rows * config_.topk);
       add.add(tables.sources, rows);
-      add.add(tables.repeat_phases, rows);
     }));
     made_->device = {tables.placed,       tables.tokens, tables.indices, tables.rows,
                      tables.first_copies, tables.copies, tables.sources};

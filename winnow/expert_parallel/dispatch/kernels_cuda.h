@@ -13,8 +13,10 @@
 namespace winnow::expert_parallel {
 
 // DeviceState::tickets that these kernels count with.
-enum DispatchTicket { kCountArrived, kCountLeft, kMoveDone, kMovePhases };
+enum DispatchTicket { kBlocksArrived, kBlocksLeft, kMoveDone, kMovePhases };
 inline constexpr int kPhases = 8;  // of a move that repeats rows; a ticket each
+// DeviceState::claims: what warps send next, and whose rows they repeat.
+enum DispatchClaim { kSendClaims, kRepeatClaims };
 
 // A rank's own pairs as they travel to its rail peers: indices [n, K], for a new routing ordinals
 // [n, K], weights [n, K]. The ordinal of a pair says how many pairs of its expert come before it at
@@ -61,7 +63,7 @@ struct PlaceParams {
 std::int64_t place_scratch_bytes(const DeviceTopology& topology, int blocks);
 int launch_place(const PlaceParams& params, int blocks, void* stream);
 
-// What move and finish know of the rows.
+// What move knows of the rows.
 struct MoveParams {
   LayerView view;
   bool token_major = false;
@@ -87,12 +89,9 @@ struct MoveParams {
   float* weights_of_rows = nullptr;  // [R], expert-major; null: not wanted
 };
 // Moves this rank's tokens and those of its rail to their rows in this node, clears the rows of
-// this rank that no token has, and says so to the node. A repeated expert-major routing: repeats
-// rows inside this rank.
+// this rank that no token has, repeats rows inside this rank, and ends when all of this rank's rows
+// are there. A new routing: makes the tables of its rows.
 int launch_move(const MoveParams& params, int blocks, void* stream);
-// Waits for the node. A new routing: repeats rows inside this rank and makes the tables of its
-// rows.
-int launch_finish(const MoveParams& params, int blocks, void* stream);
 
 // Loads all of these onto the current GPU.
 int load_count();

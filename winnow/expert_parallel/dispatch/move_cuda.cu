@@ -1,5 +1,6 @@
-// Moves rows: tokens to their rows at the ranks of the node, each once for a rank; then, when all
-// are there, the further rows of tokens with several experts on a rank from the first one.
+// Moves rows: tokens to their rows at the ranks of the node, each once for a rank, and on the rank
+// the further rows of tokens with several experts there from the first one. Warps claim what they
+// do next, since SMs do not get equal shares of the links.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -14,9 +15,11 @@ namespace {
 
 using device::kFullWarp;
 
-// Warps that send tokens, or repeat rows in finish; that repeat rows in move.
+// Warps that send tokens, and that repeat rows meanwhile.
 constexpr int kSenders = 8, kRepeaters = 3;
 static_assert(kSenders + kRepeaters < PipeShape::kLeastStages);
+
+constexpr int kSent = kPhases;  // the mark behind the phases: all tokens are sent
 
 // Generic accesses before, bulk copies after, of memory of any rank.
 __device__ __forceinline__ void fence_proxy_async() {
@@ -50,7 +53,7 @@ __device__ bool goes_on(const MoveParams& p) {
 
 // Where a repeated expert-major routing has further rows of a token, they are made while later
 // tokens are under way: a rank tells its node after each phase, an equal part of its tokens. The
-// others' tokens that it passes on belong to the last one.
+// others' tokens that it passes on belong to the last one. RepeatPlan divides them in the same way.
 __device__ __forceinline__ int phase_of(std::int64_t token, std::int64_t tokens) {
   return static_cast<int>(token * kPhases / tokens);
 }
@@ -199,22 +202,41 @@ class TokenSender {
   int lane_, element_bytes_;
 };
 
-// A sending warp's part of this rank's tokens, and then of those of its rail in the order in which
-// chunks come. Blocks take every gridDim.x-th token. `sending` [kPhases]: the block's warps that
-// still are in that phase. False: something did not come.
+// The numbers of a counter in turn, by warps; the next one is claimed ahead.
+class Claims {
+ public:
+  __device__ explicit Claims(std::uint32_t* counter) : counter_(counter) { claim(); }
+  __device__ std::int64_t next() {
+    const std::uint32_t number = __shfl_sync(kFullWarp, ahead_, 0);
+    claim();
+    return number;
+  }
+
+ private:
+  __device__ void claim() {
+    if (threadIdx.x % 32 == 0) ahead_ = atomicAdd(counter_, 1u);
+  }
+  std::uint32_t* counter_;
+  std::uint32_t ahead_ = 0;
+};
+
+// A sending warp: tokens of this rank, and then those of its rail in the order in which chunks
+// come. `sending` [kPhases]: the block's warps that still are in that phase. False: something did
+// not come.
 template <bool kRepeats>
 __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* sending) {
   const DeviceTopology& topology = p.view.topology;
-  const int warp = threadIdx.x / 32, blocks = gridDim.x, block = blockIdx.x;
+  const int others = topology.nodes - 1;
   TokenSender sender(p, pipe);
+  Claims claims(&p.view.state->claims[kSendClaims]);
   int phase = 0;
   const auto go_on_to = [&](int next) {
     for (; kRepeats && phase < next; ++phase) pipe.mark(sending[phase], phase);
   };
-  for (std::int64_t token = block + std::int64_t(warp) * blocks; token < p.tokens;
-       token += std::int64_t(kSenders) * blocks) {
-    go_on_to(phase_of(token, p.tokens));
-    sender.send_own(token);
+  std::int64_t claim = claims.next();
+  for (; claim < p.tokens; claim = claims.next()) {
+    go_on_to(phase_of(claim, p.tokens));
+    sender.send_own(claim);
   }
   go_on_to(kPhases - 1);
   std::int64_t most_tokens = 0;
@@ -222,66 +244,119 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* se
     const std::int64_t tokens = p.tables.tokens[topology.rank_of(node, topology.local)];
     if (node != topology.node) most_tokens = max(most_tokens, tokens);
   }
-  for (std::int64_t begin = 0; begin < most_tokens; begin += kChunkTokens) {
-    for (int step = topology.nodes - 1; step > 0; --step) {
-      const int from = (topology.node + step) % topology.nodes;
-      const std::int64_t tokens = p.tables.tokens[topology.rank_of(from, topology.local)];
-      const std::int64_t end = min(tokens, begin + kChunkTokens);
-      for (std::int64_t token = begin + block + warp * blocks; token < end;
-           token += kSenders * blocks) {
-        if (!sender.send_forward(from, token, tokens)) return false;
-      }
-    }
+  const std::int64_t round = kChunkTokens * others;  // a chunk of every other node
+  const std::int64_t end = p.tokens + ceil_div(most_tokens, kChunkTokens) * round;
+  for (; claim < end; claim = claims.next()) {
+    const std::int64_t forward = claim - p.tokens, in_round = forward % round;
+    const int step = others - static_cast<int>(in_round / kChunkTokens);
+    const int from = (topology.node + step) % topology.nodes;
+    const std::int64_t tokens = p.tables.tokens[topology.rank_of(from, topology.local)];
+    const std::int64_t token = forward / round * kChunkTokens + in_round % kChunkTokens;
+    if (token < tokens && !sender.send_forward(from, token, tokens)) return false;
   }
   go_on_to(kPhases);
   return true;
 }
 
-// Makes `to` the same as row `from` of this rank. By a warp.
+// Tokens of one source whose rows are repeated under one claim: first those of this node's ranks in
+// kPhases equal parts, then those of other nodes, which their rail's ranks here pass on last.
+class RepeatPlan {
+ public:
+  static constexpr int kTokens = 8;
+  struct Item {
+    int source, phase;
+    std::int64_t begin, end;  // tokens
+  };
+
+  __device__ explicit RepeatPlan(const MoveParams& p)
+      : p_(p),
+        topology_(p.view.topology),
+        mates_(topology_.locals - 1),
+        part_items_(ceil_div(p.max_tokens / kPhases + 1, kTokens)),
+        rank_items_(ceil_div(p.max_tokens, kTokens)) {}
+
+  __device__ std::int64_t of_node() const { return kPhases * mates_ * part_items_; }
+  __device__ std::int64_t items() const {
+    return of_node() + (topology_.nodes - 1) * mates_ * rank_items_;
+  }
+  __device__ Item item(std::int64_t i) const {
+    Item item;
+    const bool here = i < of_node();
+    if (!here) i -= of_node();
+    // Each part of all mates, before the next part; other nodes' tokens are one part.
+    const std::int64_t each = here ? part_items_ : rank_items_;
+    const int part = static_cast<int>(i / (mates_ * each));
+    const int mate = static_cast<int>(i / each % mates_);
+    const int node = here ? topology_.node : (topology_.node + 1 + part) % topology_.nodes;
+    item.source = topology_.rank_of(node, (topology_.local + 1 + mate) % topology_.locals);
+    item.phase = here ? part : kPhases - 1;
+    const std::int64_t tokens = p_.tables.tokens[item.source];
+    const std::int64_t first = here ? ceil_div(part * tokens, kPhases) : 0;
+    const std::int64_t last = here ? ceil_div((part + 1) * tokens, kPhases) : tokens;
+    item.begin = min(first + i % each * kTokens, last);
+    item.end = min(item.begin + kTokens, last);
+    return item;
+  }
+
+ private:
+  const MoveParams& p_;
+  const DeviceTopology& topology_;
+  std::int64_t mates_, part_items_, rank_items_;
+};
+
+// Makes the further rows of a token that `copies`, by lane, names. By a warp.
 __device__ __forceinline__ void repeat_row(const MoveParams& p, RowPipe& pipe, std::int64_t from,
-                                           std::int64_t to) {
+                                           std::int64_t copy) {
   const int lane = threadIdx.x % 32, local = p.view.topology.local;
   std::byte* payload = p.payload.data[local];
-  pipe.send(payload + from * p.row_bytes, p.row_bytes, 0, lane == 0, payload + to * p.row_bytes);
+  const bool further = copy >= 0 && copy != from;
+  pipe.send(payload + from * p.row_bytes, p.row_bytes, 0, further, payload + copy * p.row_bytes);
+  if (p.scale_words == 0) return;
   auto* scales = reinterpret_cast<std::uint32_t*>(p.row_scales.data[local]);
-  for (int i = lane; i < p.scale_words; i += 32) {
-    scales[to * p.scale_words + i] = scales[from * p.scale_words + i];
+  for (unsigned lanes = __ballot_sync(kFullWarp, further); lanes != 0; lanes &= lanes - 1) {
+    const std::int64_t to = __shfl_sync(kFullWarp, copy, __ffs(lanes) - 1);
+    for (int i = lane; i < p.scale_words; i += 32) {
+      scales[to * p.scale_words + i] = __ldcg(&scales[from * p.scale_words + i]);
+    }
   }
 }
 
-// A repeating warp of move: the rows of each phase when all ranks of the node have written it.
-// False: some rank has not.
+// A repeating warp: the tokens of each phase when their rank has written it. False: it has not.
 __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
   const LayerView& view = p.view;
   const DeviceTopology& topology = view.topology;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - kSenders;
+  const int lane = threadIdx.x % 32, topk = topology.topk;
   const auto* words =
       reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.phases);
-  const std::uint64_t before = epoch_of(view) * kPhases;
-  const std::int64_t step = std::int64_t(gridDim.x) * kRepeaters * 32;
-  for (int phase = 0; phase < kPhases; ++phase) {
-    bool there = true;
-    for (int from = lane; from < topology.locals; from += 32) {
-      if (from == topology.local) continue;  // there is nothing to repeat
-      there = there && wait_at_least(view, words + from, before + phase + 1, Phase::rows,
-                                     topology.rank_of(topology.node, from));
-    }
-    if (!__all_sync(kFullWarp, there)) return false;
-    __syncwarp();
-    fence_proxy_async();
-    const auto phase_at = [&](std::int64_t row) {
-      return row < p.rows ? p.tables.repeat_phases[row] : std::int8_t{-1};
+  const RepeatPlan plan(p);
+  Claims claims(&view.state->claims[kRepeatClaims]);
+  for (std::int64_t claim = claims.next(); claim < plan.items(); claim = claims.next()) {
+    const RepeatPlan::Item item = plan.item(claim);
+    const std::int64_t token = item.begin + lane;
+    const std::int64_t first =
+        token < item.end ? __ldcg(&p.tables.firsts[item.source * p.max_tokens + token]) : -1;
+    unsigned lanes = __ballot_sync(kFullWarp, first >= 0);
+    if (lanes == 0) continue;
+    const auto copy_of = [&](unsigned which) {  // this lane's, of the first token of `which`
+      const std::int64_t row = which == 0 ? -1 : __shfl_sync(kFullWarp, first, __ffs(which) - 1);
+      return row >= 0 && lane < topk ? __ldcg(&p.tables.copies[row * topk + lane]) : -1;
     };
-    const std::int64_t first_row = (blockIdx.x + std::int64_t(warp) * gridDim.x) * 32 + lane;
-    std::int8_t next = phase_at(first_row);
-    for (std::int64_t row = first_row; row - lane < p.rows; row += step) {
-      const bool repeats = next == phase;
-      next = phase_at(row + step);
-      const std::int64_t from = repeats ? p.tables.first_copies[row] : 0;
-      for (unsigned lanes = __ballot_sync(kFullWarp, repeats); lanes != 0; lanes &= lanes - 1) {
-        const int which = __ffs(lanes) - 1;
-        repeat_row(p, pipe, __shfl_sync(kFullWarp, from, which), row - lane + which);
+    std::int64_t copy = copy_of(lanes);
+    if (!p.fresh) {  // otherwise everything is there
+      bool there = true;
+      const int from = item.source % topology.locals;
+      if (lane == 0) {
+        there = wait_at_least(view, words + from, epoch_of(view) * kPhases + item.phase + 1,
+                              Phase::rows, topology.rank_of(topology.node, from));
+        fence_proxy_async();
       }
+      if (!__shfl_sync(kFullWarp, there, 0)) return false;
+    }
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const std::int64_t from = __shfl_sync(kFullWarp, first, __ffs(lanes) - 1);
+      const std::int64_t this_copy = copy;
+      copy = copy_of(lanes & (lanes - 1));
+      repeat_row(p, pipe, from, this_copy);
     }
   }
   return true;
@@ -345,6 +420,95 @@ __device__ void tell_node(const LayerView& view, std::uint32_t* ticket, std::int
   }
 }
 
+// Whether all ranks of the node are done with this rank's rows. By a warp.
+__device__ bool wait_for_node(const LayerView& view) {
+  bool done = true;
+  const auto* words =
+      reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.done);
+  for (int local = threadIdx.x % 32; local < view.topology.locals; local += 32) {
+    done = done && wait_at_least(view, words + local, epoch_of(view), Phase::rows,
+                                 view.topology.rank_of(view.topology.node, local));
+  }
+  return __all_sync(kFullWarp, done);
+}
+
+// The tables of this rank's rows, when all of them are there. All sending warps of all blocks.
+__device__ void fill_tables(const MoveParams& p) {
+  const DeviceTopology& topology = p.view.topology;
+  const int local = topology.local, topk = topology.topk;
+  const std::int64_t thread = blockIdx.x * (32 * kSenders) + threadIdx.x;
+  const std::int64_t threads = gridDim.x * (32 * kSenders);
+  const auto* sources = reinterpret_cast<const int4*>(p.row_sources.data[local]);
+  for (std::int64_t row = thread; p.fresh && row < p.rows; row += threads) {
+    const int4 read = __ldcg(&sources[row]);
+    const RowSource source{read.x, read.y, read.z, read.w};
+    const std::int64_t first = source.rank < 0 ? -1 : source.first;
+    p.tables.first_copies[row] = first;
+    p.tables.sources[row] = source.rank;
+    if (p.token_major || source.rank < 0) continue;
+    p.tables.copies[first * topk + source.k] = row;
+    // This rank writes all rows of the tokens that it passes on.
+    if (first != row && source.rank % topology.locals != local) {
+      p.tables.firsts[source.rank * p.max_tokens + source.token] = static_cast<std::int32_t>(first);
+    }
+  }
+  for (std::int64_t row = thread; p.weights_of_rows != nullptr && row < p.rows; row += threads) {
+    p.weights_of_rows[row] =
+        to_float(p.weight_dtype, load_bits(p.row_weights.data[local], row, p.weight_dtype));
+  }
+  const std::int64_t pairs = p.fresh && p.token_major ? p.rows * topk : 0;
+  const auto* ids = reinterpret_cast<const std::int32_t*>(p.ids.data[local]);
+  for (std::int64_t i = thread; i < pairs; i += threads) {
+    p.tables.copies[i] = __ldcg(&ids[i]) >= 0 ? i / topk : -1;
+  }
+  if (p.fresh && thread == 0) *p.tables.placed = 1;
+}
+
+// The sending warps of a block: whether all of them say so.
+__device__ __forceinline__ bool all_senders(bool mine) {
+  int all;
+  asm volatile(
+      "{\n.reg .pred mine, all;\nsetp.ne.s32 mine, %1, 0;\n"
+      "barrier.cta.red.and.pred all, 1, %2, mine;\nselp.s32 %0, 1, 0, all;\n}"
+      : "=r"(all)
+      : "r"(int(mine)), "n"(32 * kSenders)
+      : "memory");
+  return all != 0;
+}
+
+// The sending warps of all blocks, which run side by side: what any wrote before can be read after.
+// False: the layer is broken, and some may not come.
+__device__ bool meet_senders(const LayerView& view) {
+  std::uint32_t* arrived = &view.state->tickets[kBlocksArrived];
+  std::uint32_t* left = &view.state->tickets[kBlocksLeft];
+  bool met = all_senders(true);
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd(arrived, 1u);
+    while (met && *const_cast<volatile std::uint32_t*>(arrived) < gridDim.x) met = !broken(view);
+    __threadfence();
+    if (met && atomicAdd(left, 1u) == gridDim.x - 1) *left = *arrived = 0;
+  }
+  return all_senders(met);
+}
+
+// What the sending warps do behind their tokens, of which all or not all came: a new routing makes
+// the tables of its rows and repeats them; some warp at least sees to it that the kernel ends when
+// the rows of this rank are there.
+__device__ void finish(const MoveParams& p, RowPipe& pipe, bool all) {
+  if (!p.fresh && p.weights_of_rows == nullptr) {
+    if (all && blockIdx.x == 0 && threadIdx.x < 32) wait_for_node(p.view);
+    return;
+  }
+  all = all && wait_for_node(p.view);
+  if (!all_senders(all)) return;
+  fill_tables(p);
+  if (!p.fresh || p.token_major || !meet_senders(p.view)) return;
+  fence_proxy_async();
+  repeat_rows(p, pipe);
+}
+
+// A repeated expert-major routing has warps that repeat rows while others send.
 template <bool kRepeats>
 __global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
                              1) void move(const __grid_constant__ MoveParams p,
@@ -353,110 +517,33 @@ __global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
   if (!goes_on(p)) return;
   extern __shared__ __align__(128) std::byte stages[];
   __shared__ RowPipe::Shared shared;
-  __shared__ std::int32_t sending[kPhases];
+  __shared__ std::int32_t sending[kSent + 1];
   RowPipe pipe(shared, stages, shape);
   if (threadIdx.x == 0) pipe.begin(kProducers);
-  if (threadIdx.x < kPhases) sending[threadIdx.x] = kSenders;
+  if (threadIdx.x <= kSent) sending[threadIdx.x] = kSenders;
   __syncthreads();
   const LayerView& view = p.view;
-  bool all = true;
-  if (threadIdx.x < 32 * kSenders) {
-    all = send_tokens<kRepeats>(p, pipe, sending);
-    pipe.end();
+  const int warp = threadIdx.x / 32;
+  if (warp < kSenders) {
+    const bool all = send_tokens<kRepeats>(p, pipe, sending);
     clear_rows(p);
-  } else if (threadIdx.x < 32 * kProducers) {
-    if constexpr (kRepeats) all = repeat_rows(p, pipe);
+    // Not where something has not come, which is a fault that every wait hears of.
+    if (all) pipe.mark(sending[kSent], kSent);
+    finish(p, pipe, all);
     pipe.end();
-  } else if (threadIdx.x == 32 * kProducers) {
-    pipe.store([&](int phase) {
-      tell_node(view, &view.state->tickets[kMovePhases + phase], view.control_layout.phases,
-                epoch_of(view) * kPhases + phase + 1);
+  } else if (warp < kProducers) {
+    if constexpr (kRepeats) repeat_rows(p, pipe);
+    pipe.end();
+  } else if (threadIdx.x % 32 == 0) {
+    pipe.store([&](int mark) {
+      if (!runs(view)) return;
+      if (mark == kSent) {
+        tell_node(view, &view.state->tickets[kMoveDone], view.control_layout.done, epoch_of(view));
+      } else {
+        tell_node(view, &view.state->tickets[kMovePhases + mark], view.control_layout.phases,
+                  epoch_of(view) * kPhases + mark + 1);
+      }
     });
-  }
-  all = __syncthreads_and(all);
-  // Not where something has not come, which is a fault that every wait hears of.
-  if (threadIdx.x == 0 && all && runs(view)) {
-    tell_node(view, &view.state->tickets[kMoveDone], view.control_layout.done, epoch_of(view));
-  }
-}
-
-// Whether all ranks of the node are done with this rank's rows. By all threads.
-__device__ bool wait_for_node(const LayerView& view) {
-  bool done = true;
-  if (int(threadIdx.x) < view.topology.locals) {
-    const auto* words =
-        reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.done);
-    done = wait_at_least(view, words + threadIdx.x, epoch_of(view), Phase::rows,
-                         view.topology.rank_of(view.topology.node, int(threadIdx.x)));
-  }
-  return __syncthreads_and(done);
-}
-
-// A producing warp of finish takes 32 rows at a time: fills their tables, and for a new routing
-// repeats those that are not the first ones of their tokens.
-__device__ void finish_rows(const MoveParams& p, RowPipe& pipe, std::int64_t first_row) {
-  const DeviceTopology& topology = p.view.topology;
-  const int lane = threadIdx.x % 32, local = topology.local, topk = topology.topk;
-  const std::int64_t row = first_row + lane;
-  std::int64_t first = -1;
-  std::int32_t rank = -1, token = -1;
-  if (row < p.rows && p.fresh) {
-    const int4 read = reinterpret_cast<const int4*>(p.row_sources.data[local])[row];
-    const RowSource source{read.x, read.y, read.z, read.w};
-    rank = source.rank;
-    token = source.token;
-    first = rank < 0 ? -1 : source.first;
-    p.tables.first_copies[row] = first;
-    p.tables.sources[row] = rank;
-    if (!p.token_major && rank >= 0) p.tables.copies[first * topk + source.k] = row;
-  }
-  if (p.token_major) return;
-  if (p.weights_of_rows != nullptr && row < p.rows) {
-    p.weights_of_rows[row] =
-        to_float(p.weight_dtype, load_bits(p.row_weights.data[local], row, p.weight_dtype));
-  }
-  if (!p.fresh) return;  // move has repeated the rows
-  // This rank has written all the rows of tokens that it passes on.
-  const bool repeats = first >= 0 && first != row && rank % topology.locals != local;
-  if (row < p.rows) {
-    const bool of_node = rank / topology.locals == topology.node;
-    const int phase = !repeats  ? -1
-                      : of_node ? phase_of(token, p.tables.tokens[rank])
-                                : kPhases - 1;
-    p.tables.repeat_phases[row] = static_cast<std::int8_t>(phase);
-  }
-  for (unsigned lanes = __ballot_sync(kFullWarp, repeats); lanes != 0; lanes &= lanes - 1) {
-    const int which = __ffs(lanes) - 1;
-    repeat_row(p, pipe, __shfl_sync(kFullWarp, first, which), first_row + which);
-  }
-}
-
-__global__ __launch_bounds__(32 * (kSenders + 1),
-                             1) void finish(const __grid_constant__ MoveParams p,
-                                            const __grid_constant__ PipeShape shape) {
-  if (!goes_on(p)) return;
-  extern __shared__ __align__(128) std::byte stages[];
-  __shared__ RowPipe::Shared shared;
-  RowPipe pipe(shared, stages, shape);
-  if (threadIdx.x == 0) pipe.begin(kSenders);
-  if (!wait_for_node(p.view)) return;
-  if (threadIdx.x < 32 * kSenders) {
-    fence_proxy_async();
-    const std::int64_t warps = gridDim.x * kSenders;
-    for (std::int64_t tile = blockIdx.x + std::int64_t(threadIdx.x / 32) * gridDim.x;
-         tile * 32 < p.rows; tile += warps) {
-      finish_rows(p, pipe, tile * 32);
-    }
-    pipe.end();
-    const std::int64_t thread = blockIdx.x * (32 * kSenders) + threadIdx.x;
-    const std::int64_t pairs = p.fresh && p.token_major ? p.rows * p.view.topology.topk : 0;
-    const auto* ids = reinterpret_cast<const std::int32_t*>(p.ids.data[p.view.topology.local]);
-    for (std::int64_t i = thread; i < pairs; i += gridDim.x * (32 * kSenders)) {
-      p.tables.copies[i] = ids[i] >= 0 ? i / p.view.topology.topk : -1;
-    }
-    if (p.fresh && thread == 0) *p.tables.placed = 1;
-  } else if (threadIdx.x == 32 * kSenders) {
-    pipe.store([](int) {});
   }
 }
 
@@ -476,14 +563,8 @@ int launch_move(const MoveParams& params, int blocks, void* stream) {
                  : launch(move<false>, params, blocks, kSenders + 1, stream);
 }
 
-int launch_finish(const MoveParams& params, int blocks, void* stream) {
-  const bool only_waits =
-      !params.fresh && (params.token_major || params.weights_of_rows == nullptr);
-  return launch(finish, params, only_waits ? 1 : blocks, kSenders + 1, stream);
-}
-
 int load_move() {
-  for (const auto kernel : {move<false>, move<true>, finish}) {
+  for (const auto kernel : {move<false>, move<true>}) {
     if (const int status = load_kernel(kernel, int(PipeShape::kBytes)); status != cudaSuccess) {
       return status;
     }

@@ -251,6 +251,13 @@ __global__ __launch_bounds__(kThreads, 1) void place(const __grid_constant__ Pla
   const int placer = int(blockIdx.x) - reporters, placers = int(gridDim.x) - reporters;
   if (blockIdx.x == 0) report(p, heard, blocks);
   if (placer < 0) return;
+  if (!p.token_major) {
+    const std::int64_t tokens = topology.world * p.max_tokens;
+    for (std::int64_t i = placer * std::int64_t(blockDim.x) + threadIdx.x; i < tokens;
+         i += placers * std::int64_t(blockDim.x)) {
+      p.tables.firsts[i] = -1;
+    }
+  }
   for (int from = 0; from < topology.nodes; ++from) {
     const std::int64_t tokens = heard.header(topology.rank_of(from, topology.local)).tokens;
     const std::byte* table =

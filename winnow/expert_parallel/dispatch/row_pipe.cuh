@@ -118,7 +118,7 @@ class RowPipe {
       if (mark != kEnd && ++since > kReading) {
         device::bulk_wait<kReading>();  // the pieces behind the mark stay under way
         reach();
-      } else if (mark != kEnd && !device::mbarrier_try_wait(full(stage), parity)) {
+      } else if (mark != kEnd && !device::mbarrier_test_wait(full(stage), parity)) {
         device::bulk_wait<0>();  // what comes next may be waiting for the mark
         reach();
       }
