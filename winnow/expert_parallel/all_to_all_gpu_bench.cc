@@ -1,8 +1,10 @@
 // The benchmarks of expert_parallel::all_to_all on GPUs: 4096 tokens of 7168 bf16 on each rank, top
-// 8 of 256 experts. Alone, two ranks share the first GPU, beside a copy of the same bytes there;
-// under `winnow launch` every process is a rank with a GPU of its own, and a plain copy from each
-// rank's memory to the next one's is a benchmark too. Useful bytes are those that are read and
-// written (alone), or that leave a GPU (launched).
+// 8 of 256 experts. Alone, two ranks share each GPU, beside a copy of the same bytes where there is
+// one; under `winnow launch` every process is a rank with a GPU of its own, and a plain copy from
+// each rank's memory to the next one's is a benchmark too. Useful bytes are those that are read and
+// written (on one GPU), or that leave a GPU.
+#include <algorithm>
+#include <bit>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -10,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "winnow/core/device.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/device/gpu_memory.h"
@@ -24,7 +27,7 @@
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr int kTopk = 8, kExperts = 256, kRanksAlone = 2;
+constexpr int kTopk = 8, kExperts = 256, kRanksOnGpu = 2;
 constexpr std::int64_t kTokens = 4096, kHidden = 7168;
 constexpr std::int64_t kRowBytes = kHidden * 2;
 
@@ -37,6 +40,22 @@ std::optional<LaunchEnvironment> environment_if_good() {
   } catch (const Error&) {
     return std::nullopt;
   }
+}
+
+// Of ranks: those that are launched, each with a GPU, or those of this process.
+struct World {
+  bool launched = false;
+  int ranks = 1, nodes = 1, ranks_on_gpu = 1;
+  bool one_gpu() const { return ranks == ranks_on_gpu; }
+};
+World world_here() {
+  if (const auto environment = environment_if_good()) {
+    const int ranks = environment->world_size;
+    return {true, ranks, ranks / environment->local_world_size, 1};
+  }
+  // The experts can be shared by a power of two.
+  const unsigned gpus = std::max(1u, unsigned(winnow::gpus().gpus.size()));
+  return {false, kRanksOnGpu * int(std::bit_floor(gpus)), 1, kRanksOnGpu};
 }
 
 struct Shape {
@@ -56,27 +75,29 @@ Tensor choose(int rank) {
 // What all ranks' tokens are, by what they cost.
 struct Routing {
   std::int64_t copies = 0;   // (token, rank) with an expert there: token-major rows
-  std::int64_t leaving = 0;  // those of the first rank that go to others
+  std::int64_t leaving = 0;  // those that leave the first GPU
   std::int64_t pairs = 0;
 };
 
-Routing count(int world) {
+Routing count(const World& world) {
   Routing routing;
-  for (int rank = 0; rank < world; ++rank) {
+  if (kExperts % world.ranks != 0) return routing;  // told when the benchmarks run
+  for (int rank = 0; rank < world.ranks; ++rank) {
     const Tensor indices = choose(rank);
     for (std::int64_t t = 0; t < kTokens; ++t) {
-      std::vector<bool> wanted(std::size_t(world), false);
+      std::vector<bool> wanted(std::size_t(world.ranks), false);
       for (int k = 0; k < kTopk; ++k) {
-        wanted[std::size_t(indices.view().at<std::int32_t>(t, k) / (kExperts / world))] = true;
+        wanted[std::size_t(indices.view().at<std::int32_t>(t, k) / (kExperts / world.ranks))] =
+            true;
       }
-      for (int to = 0; to < world; ++to) {
+      for (int to = 0; to < world.ranks; ++to) {
         if (!wanted[std::size_t(to)]) continue;
         ++routing.copies;
-        routing.leaving += rank == 0 && to != rank;
+        routing.leaving += rank < world.ranks_on_gpu && to >= world.ranks_on_gpu;
       }
     }
   }
-  routing.pairs = world * kTokens * kTopk;
+  routing.pairs = world.ranks * kTokens * kTopk;
   return routing;
 }
 
@@ -91,9 +112,9 @@ Config config_of(const Shape& shape, int world, Device device) {
   }
   config.enable_local_combine = shape.local_combine;
   config.sm_count = shape.sms;
-  // Three dispatches, some more rows on one rank than on another.
+  // Three dispatches with their combine buffers, some more rows on one rank than on another.
   const bool token_major = shape.order == RowOrder::token_major;
-  config.arena_rows = 3 * kTokens * (token_major ? world : kTopk) * 9 / 8;
+  config.arena_rows = 2 * 3 * kTokens * (token_major ? world : kTopk) * 9 / 8;
   config.device = device;
   return config;
 }
@@ -123,9 +144,9 @@ class Rank {
     place_.wait();
   }
 
-  // The rank's stream goes on after the default one, and the other way round.
-  void follow_default() { order(place_.device(), {}, stream_); }
-  void hold_default() { order(place_.device(), stream_, {}); }
+  // The rank's stream goes on after the first GPU's default one, and the other way round.
+  void follow_default() { order(kFirst, {}, place_.device(), stream_); }
+  void hold_default() { order(place_.device(), stream_, kFirst, {}); }
 
   void enqueue() {
     switch (shape_.work) {
@@ -160,6 +181,7 @@ class Rank {
     return layer_.dispatch(args);
   }
 
+  static constexpr Device kFirst{DeviceType::cuda, 0};
   Shape shape_;
   Place place_;
   Stream stream_;
@@ -172,10 +194,12 @@ class Rank {
 // The ranks of this process: all of them, or one.
 class Ranks {
  public:
-  explicit Ranks(const Shape& shape) : team_(kRanksAlone), ranks_(kRanksAlone) {
+  explicit Ranks(const Shape& shape)
+      : team_(world_here().ranks), ranks_(std::size_t(team_.world().world_size())) {
     team_.run([&](int rank, const std::shared_ptr<Transport>& transport) {
-      ranks_[std::size_t(rank)] = std::make_unique<Rank>(transport, team_.world().store(), shape,
-                                                         Device{DeviceType::cuda, 0}, false);
+      const Device device{DeviceType::cuda, rank / kRanksOnGpu};
+      ranks_[std::size_t(rank)] =
+          std::make_unique<Rank>(transport, team_.world().store(), shape, device, false);
     });
   }
   ~Ranks() {
@@ -240,40 +264,38 @@ std::string name_of(const Shape& shape) {
   return name + "-" + std::to_string(shape.sms) + "-sms";
 }
 
-// `world` 0: alone.
-testing::Benchmark make_benchmark(const Shape& shape, const Routing& routing, int world) {
+testing::Benchmark make_benchmark(const Shape& shape, const World& world, const Routing& routing) {
   const bool token_major = shape.order == RowOrder::token_major;
-  const auto environment = environment_if_good();
-  const int nodes = environment ? world / environment->local_world_size : 1;
   testing::Benchmark benchmark;
   benchmark.name = name_of(shape);
-  benchmark.shape = std::to_string(world > 0 ? world : kRanksAlone) +
-                    (world > 0 ? " GPUs on " + std::to_string(nodes) + " nodes, "
-                               : std::string(" ranks on one GPU, ")) +
-                    testing::numbered("", kTokens) + " tokens each, hidden " +
-                    testing::numbered("", kHidden) + ", bf16, top " + testing::numbered("", kTopk) +
-                    " of " + testing::numbered("", kExperts) + " experts";
+  const int gpus = world.ranks / world.ranks_on_gpu;
+  benchmark.shape =
+      std::to_string(world.ranks) + " ranks on " + std::to_string(gpus) +
+      (gpus > 1 ? " GPUs" : " GPU") +
+      (world.launched ? " and " + std::to_string(world.nodes) + " nodes, " : std::string(", ")) +
+      testing::numbered("", kTokens) + " tokens each, hidden " + testing::numbered("", kHidden) +
+      ", bf16, top " + testing::numbered("", kTopk) + " of " + testing::numbered("", kExperts) +
+      " experts";
   benchmark.device = DeviceType::cuda;
-  if (world > 0) {
+  if (!world.one_gpu() || world.launched) {
     benchmark.bytes = double(routing.leaving * kRowBytes);
   } else {
     const std::int64_t rows = token_major ? routing.copies : routing.pairs;
     // Dispatch reads each copy once; combine reads every row and writes each token.
     const std::int64_t others =
-        shape.work == Work::combine ? kRanksAlone * kTokens : routing.copies;
+        shape.work == Work::combine ? world.ranks * kTokens : routing.copies;
     benchmark.bytes = double((rows + others) * kRowBytes);
     benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
     benchmark.ceiling.bytes = std::int64_t(benchmark.bytes);
   }
   // What one run may take on four GPUs with 24 SMs.
-  if (world == 4 && nodes == 1 && shape.sms == 24 && !shape.copy_out && !shape.local_combine) {
+  const bool four = world.launched && world.ranks == 4 && world.nodes == 1 && shape.sms == 24;
+  if (four && !shape.copy_out && !shape.local_combine) {
     if (shape.work == Work::counted && token_major) benchmark.target_seconds = 540e-6;
     if (shape.work == Work::cached) benchmark.target_seconds = token_major ? 500e-6 : 700e-6;
     if (shape.work == Work::combine && token_major) benchmark.target_seconds = 500e-6;
   }
-  if (world == 4 && nodes == 1 && shape.sms == 24 && shape.local_combine) {
-    benchmark.target_seconds = 750e-6;
-  }
+  if (four && shape.local_combine) benchmark.target_seconds = 750e-6;
   benchmark.prepare = [shape, leaving = routing.leaving](const testing::Target&) {
     return prepare(shape, leaving);
   };
@@ -283,15 +305,13 @@ testing::Benchmark make_benchmark(const Shape& shape, const Routing& routing, in
 }  // namespace
 
 std::vector<testing::Benchmark> all_to_all_gpu_benchmarks() {
-  const auto environment = environment_if_good();
-  const int world = environment ? environment->world_size : 0;
-  const Routing routing =
-      kExperts % std::max(world, 1) == 0 ? count(world > 0 ? world : kRanksAlone) : Routing{};
+  const World world = world_here();
+  const Routing routing = count(world);
   std::vector<testing::Benchmark> list;
   const auto add = [&](const Shape& shape) {
-    list.push_back(make_benchmark(shape, routing, world));
+    list.push_back(make_benchmark(shape, world, routing));
   };
-  if (world > 0) add({.work = Work::peer_copy});
+  if (world.launched) add({.work = Work::peer_copy});
   for (const int sms : {8, 16, 24, 48}) {
     for (const RowOrder order : {RowOrder::token_major, RowOrder::expert_major}) {
       add({.work = Work::cached, .order = order, .sms = sms});

@@ -45,7 +45,9 @@ class ExchangeBlock {
 
   // This rank's row, to its place at a rank of the node or to the one that the rail's puts read.
   __device__ void write_row(std::byte* to) const {
-    copy_by_block(to, reinterpret_cast<const std::byte*>(&params_.header), sizeof(Header));
+    const Header& header = params_.header;
+    copy_by_block(to, reinterpret_cast<const std::byte*>(&header),
+                  header.refusal != 0 ? std::int64_t(sizeof(Header)) : kHeadBytes);
     if (params_.counts == nullptr) return;
     const std::int64_t counts =
         (topology_.experts + topology_.world) * std::int64_t(sizeof(std::int32_t));
@@ -57,7 +59,6 @@ class ExchangeBlock {
   __device__ void tell_node(int rank) const {
     __syncthreads();
     for (int to = threadIdx.x; to < topology_.locals; to += blockDim.x) {
-      __threadfence_system();
       store_release_system(
           reinterpret_cast<std::uint64_t*>(view_.control.node[to] + layout_.heard) + rank, epoch_);
     }
@@ -138,8 +139,7 @@ class ExchangeBlock {
 
   // What was heard; texts only where there are any.
   __device__ void copy_to(const ReportView& to, bool with_texts) const {
-    const int all = int(sizeof(Header) / kWord);
-    const int words = with_texts ? all : all - int(Header::kTextBytes / kWord);
+    const int words = int((with_texts ? std::int64_t(sizeof(Header)) : kHeadBytes) / kWord);
     for (int i = threadIdx.x; i < topology_.world * words; i += blockDim.x) {
       const int rank = i / words, word = i % words;
       reinterpret_cast<std::uint64_t*>(to.headers + rank)[word] =
@@ -169,6 +169,8 @@ class ExchangeBlock {
   }
 
   static constexpr std::int64_t kWord = sizeof(std::uint64_t);
+  // Of a header without its text, which stands at its end, and which only a refusal has.
+  static constexpr std::int64_t kHeadBytes = sizeof(Header) - Header::kTextBytes;
 
   const ExchangeParams& params_;
   const LayerView& view_;

@@ -256,16 +256,20 @@ void GpuStream::fill_rows(void* to, std::size_t pitch, int byte, std::size_t byt
 
 void GpuStream::wait() { check(cudaStreamSynchronize(stream_.get()), "the stream", device_); }
 
-void order(Device device, Stream first, Stream then) {
-  const DeviceGuard guard(device);
+void order(Device of_first, Stream first, Device of_then, Stream then) {
   cudaEvent_t event = nullptr;
-  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event", device);
-  cudaError_t error = cudaEventRecord(event, static_cast<cudaStream_t>(first.handle));
+  cudaError_t error = cudaSuccess;
+  {
+    const DeviceGuard guard(of_first);
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event", of_first);
+    error = cudaEventRecord(event, static_cast<cudaStream_t>(first.handle));
+  }
+  const DeviceGuard guard(of_then);
   if (error == cudaSuccess) {
     error = cudaStreamWaitEvent(static_cast<cudaStream_t>(then.handle), event);
   }
   cudaEventDestroy(event);  // when it has come to pass
-  check(error, "the order of streams", device);
+  check(error, "the order of streams", of_then);
 }
 
 }  // namespace winnow::expert_parallel
@@ -290,7 +294,7 @@ void GpuStream::copy_rows(void*, std::size_t, const void*, std::size_t, std::siz
 }
 void GpuStream::fill_rows(void*, std::size_t, int, std::size_t, std::size_t) { no_cuda(); }
 void GpuStream::wait() { no_cuda(); }
-void order(Device, Stream, Stream) { no_cuda(); }
+void order(Device, Stream, Device, Stream) { no_cuda(); }
 
 }  // namespace winnow::expert_parallel
 

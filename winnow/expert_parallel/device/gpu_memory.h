@@ -56,7 +56,7 @@ class WINNOW_EXPORT GpuStream {
 };
 
 // Work that `then` is given from now on begins when `first` has come to where it is now.
-WINNOW_EXPORT void order(Device device, Stream first, Stream then);
+WINNOW_EXPORT void order(Device of_first, Stream first, Device of_then, Stream then);
 
 // Pinned host memory that kernels write, zero-filled. Pages are used again, by later layers, once
 // the event given to retire() has come to pass; the process keeps them.

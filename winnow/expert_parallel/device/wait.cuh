@@ -19,6 +19,10 @@ __device__ __forceinline__ std::uint64_t load_acquire_system(const std::uint64_t
 __device__ __forceinline__ void store_release_system(std::uint64_t* word, std::uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
+// Says nothing of earlier writes: __threadfence_system() comes before.
+__device__ __forceinline__ void store_relaxed_system(std::uint64_t* word, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
 __device__ __forceinline__ std::uint64_t global_nanoseconds() {
   std::uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));

@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "winnow/expert_parallel/device/claims.cuh"
 #include "winnow/expert_parallel/device/wait.cuh"
 #include "winnow/expert_parallel/dispatch/pairs_cuda.cuh"
 #include "winnow/expert_parallel/dispatch/row_pipe.cuh"
@@ -19,7 +20,11 @@ using device::kFullWarp;
 constexpr int kSenders = 8, kRepeaters = 3;
 static_assert(kSenders + kRepeaters < PipeShape::kLeastStages);
 
-constexpr int kSent = kPhases;  // the mark behind the phases: all tokens are sent
+// Few send where rows are large: when tokens run out, the slowest SM still has to send all that its
+// senders have claimed.
+constexpr int kLargeRowSenders = 4;
+constexpr std::int64_t kLargeRow = 4096;  // bytes
+constexpr int kSent = kPhases;            // the mark behind the phases: all tokens are sent
 
 // Generic accesses before, bulk copies after, of memory of any rank.
 __device__ __forceinline__ void fence_proxy_async() {
@@ -202,24 +207,6 @@ class TokenSender {
   int lane_, element_bytes_;
 };
 
-// The numbers of a counter in turn, by warps; the next one is claimed ahead.
-class Claims {
- public:
-  __device__ explicit Claims(std::uint32_t* counter) : counter_(counter) { claim(); }
-  __device__ std::int64_t next() {
-    const std::uint32_t number = __shfl_sync(kFullWarp, ahead_, 0);
-    claim();
-    return number;
-  }
-
- private:
-  __device__ void claim() {
-    if (threadIdx.x % 32 == 0) ahead_ = atomicAdd(counter_, 1u);
-  }
-  std::uint32_t* counter_;
-  std::uint32_t ahead_ = 0;
-};
-
 // A sending warp: tokens of this rank, and then those of its rail in the order in which chunks
 // come. `sending` [kPhases]: the block's warps that still are in that phase. False: something did
 // not come.
@@ -228,11 +215,15 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* se
   const DeviceTopology& topology = p.view.topology;
   const int others = topology.nodes - 1;
   TokenSender sender(p, pipe);
-  Claims claims(&p.view.state->claims[kSendClaims]);
   int phase = 0;
   const auto go_on_to = [&](int next) {
     for (; kRepeats && phase < next; ++phase) pipe.mark(sending[phase], phase);
   };
+  if (p.row_bytes >= kLargeRow && threadIdx.x / 32 >= kLargeRowSenders) {
+    go_on_to(kPhases);
+    return true;
+  }
+  Claims claims(&p.view.state->claims[kSendClaims]);
   std::int64_t claim = claims.next();
   for (; claim < p.tokens; claim = claims.next()) {
     go_on_to(phase_of(claim, p.tokens));
@@ -409,12 +400,12 @@ __device__ void clear_rows(const MoveParams& p) {
 // what the block has written.
 __device__ void tell_node(const LayerView& view, std::uint32_t* ticket, std::int64_t words,
                           std::uint64_t value) {
-  __threadfence_system();
+  __threadfence();
   if (atomicAdd(ticket, 1u) != gridDim.x - 1) return;
   *ticket = 0;
   __threadfence_system();
   for (int to = 0; to < view.topology.locals; ++to) {
-    store_release_system(
+    store_relaxed_system(
         reinterpret_cast<std::uint64_t*>(view.control.node[to] + words) + view.topology.local,
         value);
   }

@@ -1,0 +1,29 @@
+// How warps share work without equal parts. Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/device/common/warp.cuh"
+
+namespace winnow::expert_parallel {
+
+// The numbers of a counter (DeviceState::claims) in turn, by whole warps; each warp claims its next
+// one ahead.
+class Claims {
+ public:
+  __device__ explicit Claims(std::uint32_t* counter) : counter_(counter) { claim(); }
+  __device__ std::int64_t next() {
+    const std::uint32_t number = __shfl_sync(device::kFullWarp, ahead_, 0);
+    claim();
+    return number;
+  }
+
+ private:
+  __device__ void claim() {
+    if (threadIdx.x % 32 == 0) ahead_ = atomicAdd(counter_, 1u);
+  }
+  std::uint32_t* counter_;
+  std::uint32_t ahead_ = 0;
+};
+
+}  // namespace winnow::expert_parallel
