@@ -28,7 +28,8 @@ class ExchangeBlock {
     post();
     if (!pass_on() || !hear()) return;
     decide();
-    if (params_.reports) report();
+    // What goes on is reported by the kernel that completes the report.
+    if (params_.reports && (refused_ || params_.completes)) report();
     const bool bad = __syncthreads_or(any_bad_);
     if ((refused_ && !params_.waits) || (!refused_ && bad)) defer();
   }
@@ -38,11 +39,6 @@ class ExchangeBlock {
   __device__ const Header& said(int rank) const {
     return *reinterpret_cast<const Header*>(own(layout_.row(epoch_, topology_.world, rank)));
   }
-  __device__ Findings found(int rank) const {
-    if (said(rank).options.call != Call::dispatch || said(rank).refusal != 0) return {};
-    return *heard_findings(view_, rank);
-  }
-
   // This rank's row, to its place at a rank of the node or to the one that the rail's puts read.
   __device__ void write_row(std::byte* to) const {
     const Header& header = params_.header;
@@ -122,7 +118,7 @@ class ExchangeBlock {
     bool refuses = false;
     for (int rank = threadIdx.x; rank < topology_.world; rank += blockDim.x) {
       const Header& header = said(rank);
-      const bool bad = found(rank).bad != 0;
+      const bool bad = findings_of(view_, rank).bad != 0;
       const auto* options = reinterpret_cast<const std::int64_t*>(&header.options);
       const auto* first = reinterpret_cast<const std::int64_t*>(&said(0).options);
       bool differ = false;
@@ -137,31 +133,16 @@ class ExchangeBlock {
     if (threadIdx.x == 0) view_.state->refused = refused_;
   }
 
-  // What was heard; texts only where there are any.
-  __device__ void copy_to(const ReportView& to, bool with_texts) const {
-    const int words = int((with_texts ? std::int64_t(sizeof(Header)) : kHeadBytes) / kWord);
-    for (int i = threadIdx.x; i < topology_.world * words; i += blockDim.x) {
-      const int rank = i / words, word = i % words;
-      reinterpret_cast<std::uint64_t*>(to.headers + rank)[word] =
-          reinterpret_cast<const std::uint64_t*>(&said(rank))[word];
-    }
-    for (int rank = threadIdx.x; rank < topology_.world; rank += blockDim.x) {
-      to.findings[rank] = found(rank);
-    }
-    __threadfence_system();
-    __syncthreads();
-  }
-
   __device__ void report() const {
-    copy_to(view_.report, refused_);
+    report_heard(view_, view_.report, refused_);
     if (threadIdx.x != 0) return;
     view_.report.report->refused = refused_;
-    if (refused_ || params_.completes) complete_report(view_);
+    complete_report(view_);
   }
 
   __device__ void defer() const {
     if (!__syncthreads_or(threadIdx.x == 0 && can_defer(view_))) return;
-    copy_to(view_.deferred, true);
+    report_heard(view_, view_.deferred, true);
     if (threadIdx.x != 0) return;
     view_.deferred.report->refused = refused_;
     view_.deferred.report->overflow = 0;
@@ -169,8 +150,6 @@ class ExchangeBlock {
   }
 
   static constexpr std::int64_t kWord = sizeof(std::uint64_t);
-  // Of a header without its text, which stands at its end, and which only a refusal has.
-  static constexpr std::int64_t kHeadBytes = sizeof(Header) - Header::kTextBytes;
 
   const ExchangeParams& params_;
   const LayerView& view_;

@@ -19,9 +19,9 @@ struct ExchangeParams {
   std::int64_t table_bytes = 0;
   Phase phase = Phase::counts;
   std::uint64_t ticket = 0;  // the host's number of this call
-  bool reports = false;      // the host reads the report,
-  bool waits = false;        // waits for it,
-  bool completes = false;    // and this kernel completes it unless the call goes on
+  bool reports = false;      // the host reads a report,
+  bool waits = false;        // and waits for it
+  bool completes = false;    // this kernel makes it; else a later one, unless the call is refused
 };
 
 // One block. Waits until all ranks of the world or of this node have come.

@@ -449,8 +449,18 @@ __device__ void fill_tables(const MoveParams& p) {
   }
   const std::int64_t pairs = p.fresh && p.token_major ? p.rows * topk : 0;
   const auto* ids = reinterpret_cast<const std::int32_t*>(p.ids.data[local]);
-  for (std::int64_t i = thread; i < pairs; i += threads) {
-    p.tables.copies[i] = __ldcg(&ids[i]) >= 0 ? i / topk : -1;
+  constexpr int kTogether = 4;  // loads that do not wait for each other
+  for (std::int64_t first = thread; first < pairs; first += kTogether * threads) {
+    std::int32_t id[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      id[i] = first + i * threads < pairs ? __ldcg(&ids[first + i * threads]) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const std::int64_t pair = first + i * threads;
+      if (pair < pairs) p.tables.copies[pair] = id[i] >= 0 ? pair / topk : -1;
+    }
   }
   if (p.fresh && thread == 0) *p.tables.placed = 1;
 }

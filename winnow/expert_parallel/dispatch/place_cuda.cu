@@ -133,10 +133,12 @@ __device__ void report(const PlaceParams& p, const Heard& heard, const Blocks& b
   for (int i = threadIdx.x; p.reports && i < 2 * per_rank + 1; i += blockDim.x) {
     words[i] = i < per_rank ? p.tables.expert_counts[i] : p.tables.expert_offsets[i - per_rank];
   }
-  if (p.reports) __threadfence_system();
-  __syncthreads();
+  if (p.reports) report_heard(p.view, p.view.report, false);
   if (threadIdx.x != 0) return;
-  if (p.reports) complete_report(p.view);
+  if (p.reports) {
+    p.view.report.report->refused = 0;
+    complete_report(p.view);
+  }
   for (int rank = 0; p.worst_case_rows > 0 && rank < topology.world; ++rank) {
     if (blocks.wanted[rank] <= p.worst_case_rows) continue;
     defer_overflow(p.view, blocks.wanted, p.worst_case_rows);
