@@ -86,7 +86,7 @@ DeviceLayer::~DeviceLayer() {
   if (last_ == nullptr) return;
   if (any_call_) {
     try {
-      free_after(device(), last_);
+      free_after(last_);
     } catch (const Error&) {  // the GPU is lost, and its memory with it
     }
   }

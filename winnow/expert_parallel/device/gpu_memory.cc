@@ -75,11 +75,17 @@ struct Heap {
 };
 
 // One per GPU, kept by the process.
+struct Heaps {
+  std::mutex mutex;
+  std::map<int, Heap> by_gpu;
+};
+Heaps& heaps() {
+  static auto* all = new Heaps;
+  return *all;
+}
 Heap& heap_of(Device device) {
-  static std::mutex mutex;
-  static auto* heaps = new std::map<int, Heap>;
-  const std::lock_guard lock(mutex);
-  return heaps->try_emplace(device.index, device).first->second;
+  const std::lock_guard lock(heaps().mutex);
+  return heaps().by_gpu.try_emplace(device.index, device).first->second;
 }
 
 class OwnMemory : public SymmetricMemory {
@@ -140,9 +146,12 @@ std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes) {
   return {std::move(owner), reinterpret_cast<std::byte*>((address + kPage - 1) / kPage * kPage)};
 }
 
-void free_after(Device device, cudaEvent_t event) {
-  const DeviceGuard guard(device);
-  cudaStreamWaitEvent(heap_of(device).later, event);
+void free_after(cudaEvent_t event) {
+  const std::lock_guard lock(heaps().mutex);
+  for (const auto& [gpu, heap] : heaps().by_gpu) {
+    const DeviceGuard guard({DeviceType::cuda, gpu});
+    cudaStreamWaitEvent(heap.later, event);
+  }
 }
 
 bool reaches(Device device, Device other) {

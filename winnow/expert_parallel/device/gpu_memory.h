@@ -20,8 +20,9 @@ namespace winnow::expert_parallel {
 // goes back when the last owner lets go and what free_after() was told has happened. Errors
 // (winnow::Error): resource; unsupported, where the GPU cannot be used.
 WINNOW_EXPORT std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes);
-// Memory of this GPU that is given back from now on goes when the event has come to pass.
-WINNOW_EXPORT void free_after(Device device, CUevent_st* event);
+// Memory of any GPU that is given back from now on goes when the event has come to pass: kernels of
+// one GPU write to the memory of others.
+WINNOW_EXPORT void free_after(CUevent_st* event);
 
 // Whether kernels of `device` can use what was allocated on `other`.
 WINNOW_EXPORT bool reaches(Device device, Device other);

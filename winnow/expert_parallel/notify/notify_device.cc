@@ -132,7 +132,7 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
 DeviceNotifier::~DeviceNotifier() {
   if (any_call_) {
     try {
-      free_after(config_.device, last_);
+      free_after(last_);
     } catch (const Error&) {  // the GPU is lost, and its memory with it
     }
   }
