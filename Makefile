@@ -65,7 +65,8 @@ offline-deps:
 	@tools/setup offline
 
 expert_parallel_gpu_tests = expert_parallel_gpu_test expert_parallel_faults_gpu_test \
-  combine_gpu_test dispatch_gpu_test layout_gpu_test notify_gpu_test nvshmem_gpu_test
+  combine_gpu_test dispatch_gpu_test layout_gpu_test notify_gpu_test nvshmem_gpu_test \
+  nvshmem_faults_gpu_test
 
 # What only a GPU can test; CI has none. The last result stands in docs/verification.md.
 test-gpu:

@@ -12,6 +12,8 @@
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
 
+#include "winnow/expert_parallel/testing/late_rank.h"
+
 namespace winnow::expert_parallel {
 namespace {
 
@@ -138,6 +140,57 @@ TEST_F(GpuAbsence, OfARankThatIsOnlyLate) {
     }
   });
   expect_all_return(outcomes);
+}
+
+// Rank 2 closes its layer although the GPU has not come to its calls. They run when the others have
+// given up and a new layer is in use: what they still write goes where nobody looks.
+TEST_F(GpuAbsence, OfKernelsThatRunWhenTheirLayerIsGone) {
+  for (const int nodes : {1, 2, 4}) {
+    SCOPED_TRACE(nodes);
+    const Problem problem{.nodes = nodes,
+                          .local_world_size = 4 / nodes,
+                          .max_tokens = 40,
+                          .hidden = 64,
+                          .arena_rows = 4000,  // no call waits for room
+                          .tokens = Tokens::full};
+    const std::vector<Round> rounds = make_rounds(problem);
+    Config config = problem.config();
+    config.timeout = kTimeout;
+    world_->make(config);
+    std::vector<Dispatched> held(4), lost(4);
+    std::vector<Comparisons> comparisons(4);
+    std::vector<std::unique_ptr<UnwaitedDispatch>> given(4);
+    const auto outcomes = world_->run([&](int rank) {
+      const auto at = std::size_t(rank);
+      AllToAll& layer = world_->layer(rank);
+      const Place& place = world_->place(rank);
+      held[at] =
+          dispatch_and_check(layer, place, problem, rounds[0], rank, nullptr, comparisons[at]);
+      given[at] = std::make_unique<UnwaitedDispatch>(place, rounds[1], rank);
+      if (rank == 2) hold_up(place, 3 * kTimeout);
+      lost[at] = layer.dispatch(given[at]->args);
+      if (rank == 2) return layer.close();
+      place.wait();
+      layer.barrier(false, place.stream());
+    });
+    for (const int rank : {0, 1, 3}) {
+      expect_timeout(outcomes[std::size_t(rank)], "expert_parallel::dispatch: rank ", kInTime);
+    }
+    for (const auto& one : world_->layers()) one->close();
+
+    const Layers anew = world_->ranks().layers(on_gpu(small_config(4)));
+    const auto late = static_cast<cudaStream_t>(world_->place(2).stream().handle);
+    expect_working(world_->ranks(), anew);
+    EXPECT_EQ(cudaStreamQuery(late), cudaErrorNotReady);
+    while (cudaStreamQuery(late) == cudaErrorNotReady) expect_working(world_->ranks(), anew);
+    expect_working(world_->ranks(), anew);
+    for (int rank = 0; rank < 4; ++rank) {
+      const auto at = std::size_t(rank);
+      const Place place(kGpu);
+      check_dispatched(place, problem, rounds[0], rank, held[at], comparisons[at]);
+      expect_passed(comparisons[at]);
+    }
+  }
 }
 
 // ---- Creation and end.

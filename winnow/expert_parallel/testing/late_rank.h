@@ -1,0 +1,46 @@
+// A rank whose kernels are late, although its host is not. Only for tests in builds with CUDA.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <thread>
+
+#include <cuda_runtime_api.h>
+
+#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all_problem.h"
+#include "winnow/expert_parallel/testing/place.h"
+
+namespace winnow::expert_parallel {
+
+// What the stream of the place is given from now on begins so much later, as behind a long kernel.
+inline void hold_up(const Place& place, std::chrono::milliseconds time) {
+  const auto sleep = [](void* milliseconds) {
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(reinterpret_cast<std::intptr_t>(milliseconds)));
+  };
+  const auto stream = static_cast<cudaStream_t>(place.stream().handle);
+  void* const milliseconds = reinterpret_cast<void*>(static_cast<std::intptr_t>(time.count()));
+  if (cudaLaunchHostFunc(stream, sleep, milliseconds) != cudaSuccess) {
+    throw std::runtime_error("the stream cannot be held up");
+  }
+}
+
+// What a rank gives to a dispatch for which its host does not wait; stays until the kernels end.
+struct UnwaitedDispatch {
+  Tensor input, indices;
+  DispatchArgs args;
+
+  UnwaitedDispatch(const Place& place, const Round& round, int rank)
+      : input(place.copy(round.ranks[std::size_t(rank)].input)),
+        indices(place.copy(round.ranks[std::size_t(rank)].expert_indices)) {
+    args.input = input;
+    args.expert_indices = indices;
+    args.worst_case_rows = round.most_rows();
+    args.stream = place.stream();
+  }
+};
+
+}  // namespace winnow::expert_parallel

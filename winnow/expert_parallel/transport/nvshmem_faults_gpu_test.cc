@@ -1,0 +1,292 @@
+// Ranks that are killed, stopped or late on the transport nvshmem, on two GPUs: inside a node,
+// where ranks write by pointer, and between two nodes of one rank, where they put. Skipped where
+// there are fewer GPUs or no NVSHMEM.
+#if WINNOW_WITH_CUDA
+#include <functional>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "winnow/expert_parallel/testing/late_rank.h"
+#include "winnow/expert_parallel/transport/agreement.h"
+#include "winnow/expert_parallel/transport/gpu_processes.h"
+#include "winnow/testing/generate.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr int kVictim = 1;
+constexpr milliseconds kTimeout{500}, kPatience{10000};
+constexpr double kInTime = 0.5 + 1;
+
+void want(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+// One rank's layers in turn, and calls of them whose results are compared.
+struct Player {
+  const Rank& me;
+  Problem problem;
+  std::vector<Round> rounds = make_rounds(problem);
+  std::shared_ptr<Transport> transport;
+  Place place{me.gpu};
+
+  Player(const Rank& rank, std::shared_ptr<Transport> its_transport, int nodes)
+      : me(rank),
+        problem{.name = "faults",
+                .nodes = nodes,
+                .local_world_size = kRanks / nodes,
+                .experts_per_rank = 4,
+                .topk = 4,
+                .max_tokens = 300,  // two chunks of the rail
+                .hidden = 64,
+                .arena_rows = 20000,  // no call waits for room
+                .tokens = Tokens::full,
+                .weights = true},
+        transport(std::move(its_transport)) {}
+
+  std::unique_ptr<AllToAll> make_layer(milliseconds timeout) const {
+    Config config = problem.config();
+    config.device = me.gpu;
+    config.timeout = timeout;
+    return std::make_unique<AllToAll>(transport, me.store, config);
+  }
+
+  // A dispatch and its combines. Throws what broke the layer, if only in a kernel; without such an
+  // Error, what is not as the oracle says.
+  template <class BeforeCombine>
+  Dispatched play(AllToAll& layer, const Round& round, const BeforeCombine& before_combine) const {
+    Comparisons comparisons;
+    Dispatched got =
+        dispatch_and_check(layer, place, problem, round, me.rank, nullptr, comparisons);
+    before_combine();
+    combine_and_check(layer, place, problem, round, me.rank, got, comparisons);
+    layer.barrier(false, place.stream());
+    place.wait();
+    layer.barrier(false, place.stream());  // the host call that hears of what the kernels met
+    want_passed(comparisons);
+    return got;
+  }
+  Dispatched play(AllToAll& layer, const Round& round) const {
+    return play(layer, round, [] {});
+  }
+
+  // A layer made anew on the same transport is exact, and leaves alone what a rank still holds of
+  // the one before: a dispatch of rounds[0].
+  void play_anew(const Dispatched& held) const {
+    const auto layer = make_layer(kPatience);
+    for (const Round& round : rounds) play(*layer, round);
+    if (held.descriptor == nullptr) return;
+    Comparisons comparisons;
+    check_dispatched(place, problem, rounds[0], me.rank, held, comparisons);
+    want_passed(comparisons);
+  }
+};
+
+void expect_text(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) {
+    want(text.find(part) != std::string::npos, "no \"" + part + "\" in: " + text);
+  }
+}
+
+// ---- A rank that is killed: the other finds out at its next wait, letting go is quick, and
+// nothing new begins.
+
+std::string killed(const Rank& me) {
+  check(cudaSetDevice(me.gpu.index));
+  const auto transport = me.join();
+  const Player node(me, transport, 1), nodes(me, transport, 2);
+  auto on_node = node.make_layer(kTimeout), on_nodes = nodes.make_layer(kTimeout);
+  node.play(*on_node, node.rounds[0]);
+  nodes.play(*on_nodes, nodes.rounds[0]);
+  if (me.rank == kVictim) raise(SIGKILL);
+  while (!transport->peer_gone(kVictim)) sleep_ms(1);
+  std::ostringstream said;
+  on_node->barrier(false, node.place.stream());  // only enqueues
+  node.place.wait();
+  said << error_of([&] { on_node->barrier(false, node.place.stream()); }) << "\n";
+  said << error_of([&] { nodes.play(*on_nodes, nodes.rounds[1]); }) << "\n";
+  const auto begin = Deadline::Clock::now();
+  on_node.reset();
+  on_nodes.reset();
+  if (seconds_since(begin) > 0.5) said << "close took " << seconds_since(begin) << " s\n";
+  said << error_of([&] { node.make_layer(kTimeout); }) << "\n";
+  said << error_of([&] { me.join("anew"); }) << "\n";
+  return said.str();
+}
+
+// The same when NVSHMEM is already waiting for it.
+std::string killed_in_nvshmem(const Rank& me) {
+  const auto transport = me.join();
+  if (me.rank == kVictim) {
+    // The agreement that begins allocate_device(), and no more.
+    agree(*transport, *me.store, "expert_parallel::allocate_device",
+          {{"allocation", "4096 bytes for a test"}}, generous());
+    raise(SIGKILL);
+  }
+  return error_of([&] { transport->allocate_device(me.gpu, 4096, brief(1000), "a test"); });
+}
+
+// ---- A rank that is stopped, and goes on when the other has given up and closed its layer.
+
+enum class Point { creation, dispatch, combine, any };
+constexpr const char* kPointNames[] = {"creation", "dispatch", "combine", "any"};
+
+struct Stop {
+  int nodes;
+  Point point;
+};
+constexpr Stop kStops[] = {{1, Point::creation}, {1, Point::dispatch}, {1, Point::combine},
+                           {1, Point::any},      {2, Point::dispatch}, {2, Point::combine},
+                           {2, Point::any}};
+
+void stop_and_go_on(const Rank& me, const std::shared_ptr<Transport>& transport, pid_t victim,
+                    const Stop& stop) {
+  const Player player(me, transport, stop.nodes);
+  const bool survives = me.rank != kVictim;
+  const auto at = [&](Point point) {
+    if (!survives && point == stop.point) raise(SIGSTOP);
+  };
+  std::unique_ptr<AllToAll> layer;
+  Dispatched held;
+  std::thread stopper;
+  auto begin = Deadline::Clock::now();
+  const std::string error = error_of([&] {
+    at(Point::creation);
+    layer = player.make_layer(kTimeout);
+    held = player.play(*layer, player.rounds[0]);
+    if (survives && stop.point == Point::any) {
+      stopper = std::thread([=] {
+        testing::Random random(static_cast<std::uint64_t>(victim));
+        std::this_thread::sleep_for(std::chrono::microseconds(random.below(20000)));
+        kill(victim, SIGSTOP);
+      });
+    }
+    for (;;) {
+      begin = Deadline::Clock::now();
+      at(Point::dispatch);
+      player.play(*layer, player.rounds[1], [&] { at(Point::combine); });
+    }
+  });
+  const double seconds = seconds_since(begin);
+  layer.reset();
+  if (stopper.joinable()) stopper.join();
+  if (survives) {
+    kill(victim, SIGCONT);
+    want(seconds < kInTime, "the error came after " + std::to_string(seconds) + " s: " + error);
+  }
+  if (stop.point == Point::creation) {
+    want(error == "expert_parallel::AllToAll: rank 1 has not arrived within 0.5 s", error);
+  } else if (survives) {
+    expect_text(error, {": rank 0 waited ", " of rank 1 (", ", stopped"});
+  } else if (stop.nodes == 1) {  // it is told
+    expect_text(error, {": rank 0 waited ", " of rank 1 (", "; reported by rank 0"});
+  } else {  // it finds out, since nobody answers
+    expect_text(error, {": rank 1 waited ", " of rank 0 (", ", running"});
+  }
+  player.play_anew(held);
+}
+
+std::string stopped(const Rank& me) {
+  check(cudaSetDevice(me.gpu.index));
+  const auto transport = me.join();
+  if (me.rank == kVictim) me.store->set("test/victim", std::to_string(getpid()));
+  const std::optional<std::string> victim = me.store->get("test/victim", generous());
+  want(victim.has_value(), "the victim is not there");
+  for (const Stop& stop : kStops) {
+    const std::string error =
+        error_of([&] { stop_and_go_on(me, transport, std::stoi(*victim), stop); });
+    if (error.empty()) continue;
+    return std::to_string(stop.nodes) + " nodes, at " + kPointNames[int(stop.point)] + ": " + error;
+  }
+  return "good";
+}
+
+// ---- A rank whose kernels are late. Its host does not wait, closes the layer and makes a new one:
+// what the old kernels still write goes where nobody looks.
+
+void hold_up_and_close(const Player& player) {
+  auto layer = player.make_layer(kTimeout);
+  const Dispatched held = player.play(*layer, player.rounds[0]);
+  const bool survives = player.me.rank != kVictim;
+  const Place late(player.me.gpu);
+  const UnwaitedDispatch given(late, player.rounds[1], player.me.rank);
+  if (!survives) hold_up(late, 2 * kTimeout);
+  const auto begin = Deadline::Clock::now();
+  const Dispatched lost = layer->dispatch(given.args);
+  want(seconds_since(begin) < 0.3, "the host has waited");
+  if (survives) {
+    late.wait();
+    expect_text(error_of([&] { layer->barrier(false, late.stream()); }),
+                {": rank 0 waited ", " of rank 1 (", ", running"});
+  }
+  layer.reset();
+  player.play_anew(held);
+  late.wait();
+}
+
+std::string late_kernels(const Rank& me) {
+  check(cudaSetDevice(me.gpu.index));
+  const auto transport = me.join();
+  for (const int nodes : {1, 2}) {
+    const std::string error = error_of([&] { hold_up_and_close(Player(me, transport, nodes)); });
+    if (!error.empty()) return std::to_string(nodes) + " nodes: " + error;
+  }
+  return "good";
+}
+
+// ---- The tests.
+
+using NvshmemFaults = GpuProcesses;
+
+TEST_F(NvshmemFaults, ARankThatIsKilled) {
+  const auto answers = run("killed");
+  EXPECT_EQ(answers[kVictim], "killed by signal 9");
+  std::istringstream lines(answers[0]);
+  std::string line;
+  for (const char* operation : {"barrier", "dispatch"}) {
+    std::getline(lines, line);
+    EXPECT_THAT(
+        line, AllOf(StartsWith("expert_parallel::" + std::string(operation) + ": rank 0 waited 0."),
+                    HasSubstr(" of rank 1 ("), HasSubstr(", gone")));
+  }
+  for (int i = 0; i < 2; ++i) {
+    std::getline(lines, line);
+    EXPECT_THAT(line, AllOf(StartsWith("expert_parallel::nvshmem: rank 1 has ended (process "),
+                            HasSubstr("restart all processes")));
+  }
+  EXPECT_FALSE(std::getline(lines, line)) << line;
+}
+
+TEST_F(NvshmemFaults, ARankThatIsKilledInsideNvshmem) {
+  const auto answers = run("killed_in_nvshmem");
+  EXPECT_EQ(answers[0],
+            "expert_parallel::nvshmem: an allocation of NVSHMEM has not ended within 1.0 s");
+  EXPECT_EQ(answers[kVictim], "killed by signal 9");
+}
+
+TEST_F(NvshmemFaults, ARankThatIsStoppedAndGoesOn) { EXPECT_THAT(run("stopped"), Each("good")); }
+
+TEST_F(NvshmemFaults, KernelsThatRunWhenTheirLayerIsGone) {
+  EXPECT_THAT(run("late_kernels"), Each("good"));
+}
+
+}  // namespace
+}  // namespace winnow::expert_parallel
+
+int main(int argc, char** argv) {
+  using namespace winnow::expert_parallel;  // NOLINT
+  return run_tests(argc, argv,
+                   {{"killed", killed},
+                    {"killed_in_nvshmem", killed_in_nvshmem},
+                    {"stopped", stopped},
+                    {"late_kernels", late_kernels}});
+}
+
+#endif
