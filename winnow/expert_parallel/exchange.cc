@@ -67,11 +67,6 @@ std::string differs(std::string_view name, const std::string& first, const std::
 
 }  // namespace
 
-std::string message_of(const Error& error) {
-  const std::string what = error.what(), prefix = error.operation() + ": ";
-  return what.starts_with(prefix) ? what.substr(prefix.size()) : what;
-}
-
 void Header::refuse(const Error& error) {
   const std::string message = message_of(error);
   refusal = static_cast<std::uint32_t>(error.code()) + 1;

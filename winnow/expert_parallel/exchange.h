@@ -99,7 +99,4 @@ class Exchange {
 // else the first option in which ranks differ.
 void throw_refusals(std::string_view operation, std::span<const Header* const> heard);
 
-// The text of an error without its operation.
-std::string message_of(const Error& error);
-
 }  // namespace winnow::expert_parallel

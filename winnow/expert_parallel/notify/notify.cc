@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "winnow/core/check.h"
@@ -12,6 +13,7 @@
 #include "winnow/expert_parallel/notify/notify_impl.h"
 #include "winnow/expert_parallel/sizes.h"
 #include "winnow/expert_parallel/transport/agreement.h"
+#include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
@@ -99,9 +101,7 @@ void refuse(Statement& statement, ErrorCode code, std::string_view reason) {
 }  // namespace
 
 void refuse(Statement& statement, const Error& error) {
-  constexpr std::string_view kSeparator = ": ";
-  const std::string_view text = error.what();
-  refuse(statement, error.code(), text.substr(error.operation().size() + kSeparator.size()));
+  refuse(statement, error.code(), message_of(error));
 }
 
 void refuse_for_memory(Statement& statement) {

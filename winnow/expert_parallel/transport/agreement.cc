@@ -19,6 +19,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/core/version.h"
+#include "winnow/expert_parallel/transport/fault.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -204,7 +205,7 @@ class Meeting {
   // Tells the others, and throws.
   [[noreturn]] void fail(const Error& error, bool lasting = false) {
     std::string fault = error.code() == ErrorCode::timeout ? "timeout\n" : "invalid_argument\n";
-    fault += one_line(std::string(error.what()).substr(request_.operation.size() + 2)) + "\n";
+    fault += one_line(message_of(error)) + "\n";
     fault += (lasting ? to_text(own_.process) : "-") + "\n" + own_.nonce + "\n";
     for (int rank = 0; rank < request_.world_size; ++rank) {
       if (const auto announcement = read_announcement(rank)) fault += announcement->nonce + "\n";

@@ -95,7 +95,7 @@ std::shared_ptr<SymmetricMemory> Communicator::allocate(std::size_t bytes, const
     record.code = error.code();
     record.operation = error.operation();
     record.phase = what;
-    record.text = std::string(error.what()).substr(error.operation().size() + 2);
+    record.text = message_of(error);
     break_with(record);
   }
 }

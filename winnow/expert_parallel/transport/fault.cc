@@ -69,6 +69,11 @@ std::optional<FaultRecord> read_fault(const FaultSlot& slot) {
   return record;
 }
 
+std::string message_of(const Error& error) {
+  constexpr std::string_view kSeparator = ": ";
+  return std::string(error.what()).substr(error.operation().size() + kSeparator.size());
+}
+
 void throw_fault(const FaultRecord& record, int own_rank) {
   std::string text = record.text;
   if (record.rank >= 0 && record.rank != own_rank) {

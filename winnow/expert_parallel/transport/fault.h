@@ -38,6 +38,8 @@ WINNOW_EXPORT bool has_fault(const FaultSlot& slot);
 WINNOW_EXPORT bool record_first(FaultSlot& slot, const FaultRecord& record);
 // The record, if there is one. A rank that is killed while it writes leaves a record that says so.
 WINNOW_EXPORT std::optional<FaultRecord> read_fault(const FaultSlot& slot);
+// The text of an error without its operation, as records and refusals carry it.
+WINNOW_EXPORT std::string message_of(const Error& error);
 // Throws the record as Error; on ranks other than the reporter with "; reported by rank 0".
 [[noreturn]] WINNOW_EXPORT void throw_fault(const FaultRecord& record, int own_rank);
 

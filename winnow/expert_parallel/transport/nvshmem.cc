@@ -10,13 +10,13 @@
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/transport/agreement.h"
+#include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/nvshmem_world.h"
 
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr const char* kOperation = "expert_parallel::nvshmem";
 constexpr const char* kAllocate = "expert_parallel::allocate_device";
 
 std::string to_hex(const std::string& bytes) {
@@ -71,11 +71,11 @@ std::vector<std::string> said(const Agreement& agreement, std::string_view name)
 }
 
 // Throws what the lowest rank says that says something: the same on every rank.
-void throw_first(const std::vector<std::string>& said, ErrorCode code,
+void throw_first(const char* operation, ErrorCode code, const std::vector<std::string>& said,
                  const std::string& prefix = "") {
   for (std::size_t rank = 0; rank < said.size(); ++rank) {
     if (said[rank].empty()) continue;
-    throw Error(code, kAllocate, "rank " + std::to_string(rank) + ": " + prefix + said[rank]);
+    throw Error(code, operation, "rank " + std::to_string(rank) + ": " + prefix + said[rank]);
   }
 }
 
@@ -124,10 +124,10 @@ class NvshmemTransport : public Transport {
   void check() const override {
     if (fork_generation_ != fork_generation()) {
       throw Error(
-          ErrorCode::invalid_argument, kOperation,
+          ErrorCode::invalid_argument, kNvshmemOperation,
           "used after fork() in the child: rank " + std::to_string(rank()) + " is the parent");
     }
-    world_.check(kOperation);
+    world_.check(kNvshmemOperation);
   }
 
   std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
@@ -179,13 +179,14 @@ std::shared_ptr<SymmetricMemory> NvshmemTransport::allocate_device(Device device
             : "";
     const Agreement asked = agree(*this, *store_, kAllocate, {{"allocation", request}}, deadline,
                                   {{"refusal", refusal}, {"let go", to_text(world_.let_go())}});
-    throw_first(said(asked, "refusal"), ErrorCode::invalid_argument, std::string(what) + ": ");
+    throw_first(kAllocate, ErrorCode::invalid_argument, said(asked, "refusal"),
+                std::string(what) + ": ");
     for (const std::uint64_t number : let_go_by_all(asked)) world_.free(number, deadline);
     auto memory = std::make_shared<NvshmemMemory>(world_.allocate(bytes, deadline), bytes);
     // Where a rank goes on, every rank has its memory, with zeros.
     const std::string missing = memory->local() == nullptr ? "no GPU memory of " + request : "";
     const Agreement got = agree(*this, *store_, kAllocate, {}, deadline, {{"missing", missing}});
-    throw_first(said(got, "missing"), ErrorCode::resource);
+    throw_first(kAllocate, ErrorCode::resource, said(got, "missing"));
     return memory;
   } catch (const Error& error) {
     failed_ = error;
@@ -210,7 +211,8 @@ std::string obstacle_of(Device device) {
 }
 
 [[noreturn]] void refuse(std::size_t rank, const std::string& why) {
-  throw Error(ErrorCode::unsupported, kOperation, "rank " + std::to_string(rank) + ": " + why);
+  throw Error(ErrorCode::unsupported, kNvshmemOperation,
+              "rank " + std::to_string(rank) + ": " + why);
 }
 
 // How a rank says which NVSHMEM world it is in: nothing for none.
@@ -221,10 +223,7 @@ std::string place_in(const std::string& world, std::size_t rank, std::size_t ran
 
 // Every rank has heard the same and comes to the same verdict.
 void check_ranks(const Agreement& agreement) {
-  const std::vector<std::string> obstacles = said(agreement, "obstacle");
-  for (std::size_t rank = 0; rank < obstacles.size(); ++rank) {
-    if (!obstacles[rank].empty()) refuse(rank, obstacles[rank]);
-  }
+  throw_first(kNvshmemOperation, ErrorCode::unsupported, said(agreement, "obstacle"));
   const std::vector<std::string> versions = said(agreement, "NVSHMEM");
   const std::vector<std::string> gpu_ids = said(agreement, "GPU");
   const std::vector<std::string> worlds = said(agreement, "world");
@@ -240,12 +239,13 @@ void check_ranks(const Agreement& agreement) {
     }
     if (versions[rank] != versions[0]) {
       throw Error(
-          ErrorCode::invalid_argument, kOperation, "NVSHMEM version", "the same on every rank",
+          ErrorCode::invalid_argument, kNvshmemOperation, "NVSHMEM version",
+          "the same on every rank",
           versions[0] + " (rank 0), " + versions[rank] + " (rank " + std::to_string(rank) + ")");
     }
     const std::string world = worlds[0].substr(0, worlds[0].find(' '));
     if (worlds[rank] == place_in(world, rank, worlds.size())) continue;
-    throw Error(ErrorCode::invalid_argument, kOperation,
+    throw Error(ErrorCode::invalid_argument, kNvshmemOperation,
                 "rank " + std::to_string(rank) +
                     " is in another NVSHMEM world: a process has one for its life, of the same "
                     "ranks; restart all processes");
@@ -263,12 +263,12 @@ std::string share_unique_id(Store& store, const std::string& key, int rank,
   } else {
     const std::optional<std::string> text = store.get(key, deadline);
     if (!text) {
-      throw Error(ErrorCode::timeout, kOperation,
+      throw Error(ErrorCode::timeout, kNvshmemOperation,
                   "rank 0 has not started NVSHMEM within " + to_seconds(deadline.timeout()));
     }
     if (*text != "none") return from_hex(*text);
   }
-  throw Error(ErrorCode::internal, kOperation, "NVSHMEM found no network to start on");
+  throw Error(ErrorCode::internal, kNvshmemOperation, "NVSHMEM found no network to start on");
 }
 
 }  // namespace
@@ -278,14 +278,14 @@ std::shared_ptr<Transport> join_nvshmem(const NvshmemLibrary* library, std::stri
                                         Device device, const Deadline& deadline,
                                         const std::string& prefix) {
   NvshmemWorld& world = NvshmemWorld::instance();
-  world.check(kOperation);
+  world.check(kNvshmemOperation);
   const NvshmemWorld::Group group = world.group();
   if (obstacle.empty() && !group.id.empty() && device != group.device) {
     obstacle = "device: want " + to_string(group.device) +
                " as in this process's NVSHMEM world, got " + to_string(device);
   }
   AgreementRequest request;
-  request.operation = kOperation;
+  request.operation = kNvshmemOperation;
   request.prefix = prefix;
   request.rank = rank;
   request.world_size = world_size;
@@ -312,7 +312,7 @@ std::shared_ptr<Transport> join_nvshmem(const NvshmemLibrary* library, std::stri
   }
   auto transport = std::make_shared<NvshmemTransport>(store, agreement.id);
   // Whoever comes back has a world that has started everywhere.
-  agree(*transport, *store, kOperation, {}, deadline);
+  agree(*transport, *store, kNvshmemOperation, {}, deadline);
   if (rank == 0) {
     store->remove(key);
     store->remove(prefix + "/roster");
@@ -325,14 +325,14 @@ std::shared_ptr<Transport> create_nvshmem(std::shared_ptr<Store> store, int rank
                                           Device device, const Deadline& deadline,
                                           const std::string& prefix) {
   if (store == nullptr) {
-    throw Error(ErrorCode::invalid_argument, kOperation, "store", "a store", "none");
+    throw Error(ErrorCode::invalid_argument, kNvshmemOperation, "store", "a store", "none");
   }
   std::string obstacle = obstacle_of(device);
   const NvshmemLibrary* library = nullptr;
   try {
     if (obstacle.empty()) library = &nvshmem_library();
   } catch (const Error& error) {
-    obstacle = std::string(error.what()).substr(error.operation().size() + 2);
+    obstacle = message_of(error);
   }
   return join_nvshmem(library, std::move(obstacle), std::move(store), rank, world_size, device,
                       deadline, prefix);

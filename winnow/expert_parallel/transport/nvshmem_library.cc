@@ -9,11 +9,6 @@
 #include "winnow/core/version.h"
 
 namespace winnow::expert_parallel {
-namespace {
-
-constexpr const char* kOperation = "expert_parallel::nvshmem";
-
-}  // namespace
 
 const NvshmemLibrary& open_nvshmem_library(const std::string& file) {
   // Read when NVSHMEM starts. NCCL, if NVSHMEM found it, would use multicast too.
@@ -25,17 +20,17 @@ const NvshmemLibrary& open_nvshmem_library(const std::string& file) {
   // Never closed: NVSHMEM's threads and handlers stay.
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw Error(ErrorCode::unsupported, kOperation,
+    throw Error(ErrorCode::unsupported, kNvshmemOperation,
                 std::string("NVSHMEM cannot be loaded: ") + dlerror() +
                     " (pip install nvidia-nvshmem-cu13==3.4.5)");
   }
   const auto functions =
       reinterpret_cast<const NvshmemLibrary* (*)()>(dlsym(library, "winnow_nvshmem_library"));
   if (functions == nullptr) {
-    throw Error(ErrorCode::unsupported, kOperation, file + " is not a library of Winnow");
+    throw Error(ErrorCode::unsupported, kNvshmemOperation, file + " is not a library of Winnow");
   }
   if (std::string_view(functions()->winnow_version) != WINNOW_VERSION) {
-    throw Error(ErrorCode::unsupported, kOperation,
+    throw Error(ErrorCode::unsupported, kNvshmemOperation,
                 file + " is of Winnow " + functions()->winnow_version + ", not " WINNOW_VERSION);
   }
   return *functions();
@@ -46,7 +41,7 @@ const NvshmemLibrary& nvshmem_library() {
   static const NvshmemLibrary& library = open_nvshmem_library(WINNOW_NVSHMEM_LIBRARY);
   return library;
 #else
-  throw Error(ErrorCode::unsupported, kOperation,
+  throw Error(ErrorCode::unsupported, kNvshmemOperation,
               "this build has no NVSHMEM: build with WINNOW_NVSHMEM=ON and "
               "nvidia-nvshmem-cu13==3.4.5 installed");
 #endif

@@ -12,6 +12,8 @@ namespace winnow::expert_parallel {
 
 struct Wire;
 
+inline constexpr const char* kNvshmemOperation = "expert_parallel::nvshmem";  // what errors name
+
 struct NvshmemLibrary {
   static constexpr std::size_t kUniqueIdBytes = 128, kGpuIdBytes = 16;
 

@@ -15,10 +15,8 @@
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr const char* kOperation = "expert_parallel::nvshmem";
-
 [[noreturn]] void fail(const std::string& what) {
-  throw Error(ErrorCode::internal, kOperation, what);
+  throw Error(ErrorCode::internal, kNvshmemOperation, what);
 }
 
 // At the end of the process NVSHMEM's own handlers would wait for a call that was left behind, and
@@ -65,7 +63,7 @@ void NvshmemWorld::run(const char* what, const Deadline& deadline, std::function
   on_exit(end_at_once, nullptr);
   broken_ =
       std::string(what) + " of NVSHMEM has not ended within " + to_seconds(deadline.timeout());
-  throw Error(ErrorCode::timeout, kOperation, broken_);
+  throw Error(ErrorCode::timeout, kNvshmemOperation, broken_);
 }
 
 void NvshmemWorld::start(const NvshmemLibrary& library, const Group& group,
