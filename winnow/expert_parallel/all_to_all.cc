@@ -145,7 +145,12 @@ class AllToAll::Impl {
 #if WINNOW_WITH_CUDA
     if (device_layer_) {
       const DeviceGuard guard(config_.device);
-      return body(*device_layer_);
+      try {
+        return body(*device_layer_);
+      } catch (...) {
+        device_layer_->leave();
+        throw;
+      }
     }
 #endif
     throw Error(ErrorCode::invalid_argument, std::string(operation), "the layer is closed");

@@ -2,16 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <utility>
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/combine/combine.h"
-#include "winnow/expert_parallel/device/fault_report.h"
 #include "winnow/expert_parallel/device/layer_kernels.h"
 #include "winnow/expert_parallel/device/layouts.h"
-#include "winnow/expert_parallel/device/report_wait.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/layer.h"
 
@@ -38,8 +35,13 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
       map_(map_of(config, *transport)),
       transport_(std::move(transport)),
       wire_(transport_->wire()),
-      rank_(transport_->rank()) {
-  check_device();
+      rank_(transport_->rank()),
+      calls_(transport_, config_.device, kOperation) {
+  if (map_.topology.local_world_size > kMaxLocals) {
+    throw Error(ErrorCode::unsupported, std::string(kOperation),
+                to_string(device()) + " cannot be used: a node has at most " +
+                    std::to_string(kMaxLocals) + " ranks");
+  }
   const DeviceGuard guard(device());
   load_kernels();
   const auto world = static_cast<std::size_t>(map_.topology.world_size);
@@ -60,7 +62,6 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
   view_.segments = segments_;
   own_.add(own_memory(device(), static_cast<std::size_t>(kLeastOwnMemory)));
   make_reports();
-  check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "an event");
 
   const std::int64_t segment = arena_.add(allocate(first_segment_bytes(config_), "the arena"));
   const NodePointers arena = node_pointers_of(arena_.memory(segment));
@@ -72,48 +73,8 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
   control_ = allocate(view_.control_layout.bytes, "the mailboxes");
   view_.control = view_of(*control_, private_.get() + control);
   holes_.assign(world, arena_.largest_hole());
-  const int ranks = transport_->ranks_on_gpu();
-  if (ranks > kMostRanksOnGpu) {
-    throw Error(ErrorCode::unsupported, std::string(kOperation), "device",
-                "at most " + std::to_string(kMostRanksOnGpu) + " ranks on a GPU",
-                std::to_string(ranks) + " on " + to_string(device()));
-  }
-  shares_gpu_ = ranks > 1;
+  const int ranks = calls_.count_ranks();
   blocks_ = std::max(1, std::min(config_.sm_count, multiprocessors(device()) / ranks));
-}
-
-DeviceLayer::~DeviceLayer() {
-  if (last_ == nullptr) return;
-  if (any_call_) {
-    try {
-      free_after(last_);
-    } catch (const Error&) {  // the GPU is lost, and its memory with it
-    }
-  }
-  page_.retire(any_call_ ? std::exchange(last_, nullptr) : nullptr);
-  if (last_ != nullptr) cudaEventDestroy(last_);
-}
-
-void DeviceLayer::check_device() {
-  const auto unsupported = [&](const std::string& why) {
-    throw Error(ErrorCode::unsupported, std::string(kOperation),
-                to_string(device()) + " cannot be used: " + why);
-  };
-  const GpuList& list = winnow::gpus();
-  const auto gpu = std::ranges::find(list.gpus, device().index, &Gpu::index);
-  if (gpu == list.gpus.end()) {
-    unsupported(list.gpus.empty()
-                    ? list.reason
-                    : "the machine has " + std::to_string(list.gpus.size()) + " GPUs");
-  }
-  if (gpu->compute_major < 9) {
-    unsupported("the all-to-all needs compute capability 9.0, " + gpu->name + " has " +
-                std::to_string(gpu->compute_major) + "." + std::to_string(gpu->compute_minor));
-  }
-  if (wire_ == nullptr) unsupported("the transport " + transport_->name() + " serves no GPUs");
-  if (map_.topology.local_world_size > kMaxLocals) {
-    unsupported("a node has at most " + std::to_string(kMaxLocals) + " ranks");
-  }
 }
 
 void DeviceLayer::load_kernels() {
@@ -158,20 +119,19 @@ void DeviceLayer::make_reports() {
                    parts.add(std::int64_t(report_words_ * sizeof(std::int32_t)))};
   };
   const Offsets report = lay_out(), deferred = lay_out();
-  page_ = PinnedPage(static_cast<std::size_t>(parts.end()));
-  const auto view = [](std::byte* page, const Offsets& at) {
-    return ReportView{reinterpret_cast<CallReport*>(page + at.report),
-                      reinterpret_cast<Header*>(page + at.headers),
-                      reinterpret_cast<Findings*>(page + at.findings),
-                      reinterpret_cast<std::int64_t*>(page + at.wanted),
-                      reinterpret_cast<std::int32_t*>(page + at.words)};
+  const PinnedPage& page = calls_.make_page(parts.end(), fault);
+  const auto view = [](std::byte* memory, const Offsets& at) {
+    return ReportView{reinterpret_cast<CallReport*>(memory + at.report),
+                      reinterpret_cast<Header*>(memory + at.headers),
+                      reinterpret_cast<Findings*>(memory + at.findings),
+                      reinterpret_cast<std::int64_t*>(memory + at.wanted),
+                      reinterpret_cast<std::int32_t*>(memory + at.words)};
   };
-  host_report_ = view(page_.host(), report);
-  host_deferred_ = view(page_.host(), deferred);
-  host_fault_ = reinterpret_cast<FaultReport*>(page_.host() + fault);
-  view_.report = view(page_.device(), report);
-  view_.deferred = view(page_.device(), deferred);
-  view_.fault = reinterpret_cast<FaultReport*>(page_.device() + fault);
+  host_report_ = view(page.host(), report);
+  host_deferred_ = view(page.host(), deferred);
+  view_.report = view(page.device(), report);
+  view_.deferred = view(page.device(), deferred);
+  view_.fault = reinterpret_cast<FaultReport*>(page.device() + fault);
 }
 
 std::shared_ptr<Region> DeviceLayer::keep(std::int64_t bytes) {
@@ -187,31 +147,19 @@ std::shared_ptr<Region> DeviceLayer::keep(std::int64_t bytes) {
 // ---- A call.
 
 std::uint64_t DeviceLayer::begin(std::string_view operation, Stream stream) {
-  operation_ = operation;
-  stream_ = static_cast<cudaStream_t>(stream.handle);
-  throw_fault();
-  if (!broken_.empty()) throw Error(ErrorCode::internal, operation_, broken_);
-  if (shares_gpu_ && stream_ == nullptr) {
-    throw Error(ErrorCode::invalid_argument, operation_, "stream",
-                "one of this rank's own, since other ranks share " + to_string(device()),
-                "the default stream");
-  }
-  capturing_ = in_capture(device(), stream);
+  calls_.begin(operation, stream);
   fresh_holes_ = false;
   releasable_ = 0;
   own_header_ = {};
-  if (!capturing_ && any_call_ && stream_ != last_stream_) {
-    check(cudaStreamWaitEvent(stream_, last_), "the order of streams");
-  }
-  return ++calls_;
+  return calls_.number();
 }
 
 void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, const std::byte* table,
                            std::int64_t table_bytes, Report report) {
   own_header_ = header;
-  if (capturing_ && header.refusal != 0) return;  // the recording ends with the Error
-  if (capturing_ && report != Report::none) {
-    throw Error(ErrorCode::internal, operation_, "a graph cannot wait for a report");
+  if (capturing() && header.refusal != 0) return;  // the recording ends with the Error
+  if (capturing() && report != Report::none) {
+    throw Error(ErrorCode::internal, calls_.operation(), "a graph cannot wait for a report");
   }
   ExchangeParams params;
   params.view = view_;
@@ -225,40 +173,26 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
   params.table = table;
   params.table_bytes = nodes() > 1 ? table_bytes : 0;
   params.phase = call == Call::combine ? Phase::expert_rows : Phase::counts;
-  params.ticket = calls_;
+  params.ticket = calls_.number();
   params.waits = waits || header.refusal != 0;
   params.reports = params.waits || report == Report::later;
   params.completes = report != Report::more;
   if (params.reports) read_offer();  // before kernels write the next report
-  check(wire_->exchange(params, stream_), "exchange");
-  if (report == Report::later && !params.waits) offered_ = calls_;
+  check(wire_->exchange(params, stream()), "exchange");
+  if (report == Report::later && !params.waits) offered_ = calls_.number();
 }
 
 void DeviceLayer::wait_report() {
-  if (capturing_) throw_refusals(operation_, std::array{&std::as_const(own_header_)});
-  mark_end();  // of a call that goes no further
-  wait_for(calls_);
+  if (capturing()) throw_refusals(calls_.operation(), std::array{&std::as_const(own_header_)});
+  calls_.wait_for(host_report_.report->ticket, calls_.number());
   if (host_report_.report->refused != 0) throw_heard(host_report_, false);
 }
 
-void DeviceLayer::wait_for(std::uint64_t call) {
-  wait_for_report(
-      host_report_.report->ticket, call, stream_, [this] { throw_fault(); },
-      [this](int error, const char* what) { check(error, what); });
-}
-
-void DeviceLayer::mark_end() {
-  check(cudaEventRecord(last_, stream_), "the end of the call");
-  last_stream_ = stream_;
-  any_call_ = true;
-}
-
 void DeviceLayer::end() {
-  if (!capturing_) {
-    mark_end();
-    throw_fault();
-    throw_deferred();
-  }
+  calls_.end();
+  if (capturing()) return;
+  calls_.throw_fault();
+  throw_deferred();
 }
 
 void DeviceLayer::barrier(bool node_only, Stream stream) {
@@ -266,27 +200,11 @@ void DeviceLayer::barrier(bool node_only, Stream stream) {
   BarrierParams params;
   params.view = view_;
   params.node_only = node_only;
-  check(wire_->barrier(params, stream_), "barrier");
+  check(wire_->barrier(params, calls_.stream()), "barrier");
   end();
 }
 
 // ---- Faults.
-
-void DeviceLayer::check(int cuda_error, const char* what) {
-  if (cuda_error == cudaSuccess) return;
-  const auto error = static_cast<cudaError_t>(cuda_error);
-  broken_ = "rank " + std::to_string(rank_) + ": " + what + ": " + cudaGetErrorString(error);
-  throw Error(error == cudaErrorMemoryAllocation ? ErrorCode::resource : ErrorCode::internal,
-              operation_.empty() ? std::string(kOperation) : operation_, broken_);
-}
-
-void DeviceLayer::throw_fault() {
-  if (!fault_) {
-    if (std::atomic_ref(host_fault_->state).load(std::memory_order_acquire) == 0) return;
-    fault_ = fault_record(*host_fault_, *transport_);
-  }
-  expert_parallel::throw_fault(*fault_, rank_);
-}
 
 // What was heard, with the texts of indices that kernels have found: those that refuse the call, or
 // those that do not.
@@ -297,7 +215,7 @@ std::vector<Header> DeviceLayer::refusals(const ReportView& heard, bool deferred
     Header& header = headers[rank];
     if (found.bad == 0 || header.refusal != 0) continue;
     if ((header.options.worst_case_rows > 0) != deferred) continue;
-    header.refuse(Error(ErrorCode::invalid_argument, operation_, "expert_indices",
+    header.refuse(Error(ErrorCode::invalid_argument, calls_.operation(), "expert_indices",
                         "-1 to " + std::to_string(map_.experts),
                         std::to_string(found.value) + " for token " + std::to_string(found.token)));
   }
@@ -313,14 +231,14 @@ void DeviceLayer::throw_heard(const ReportView& heard, bool deferred) {
   }
   std::vector<const Header*> pointers;
   for (const Header& header : headers) pointers.push_back(&header);
-  throw_refusals(operation_, pointers);
+  throw_refusals(calls_.operation(), pointers);
 }
 
 void DeviceLayer::throw_deferred() {
   CallReport& report = *host_deferred_.report;
   // What this very call has found so soon waits for the next one, as it would if it came later.
   const std::uint64_t ticket = load_acquire(&report.ticket);
-  if (ticket == 0 || ticket == calls_) return;
+  if (ticket == 0 || ticket == calls_.number()) return;
   // The kernels may write the next one when this is read.
   struct Read {
     CallReport& report;
@@ -330,7 +248,7 @@ void DeviceLayer::throw_deferred() {
   for (int rank = 0; rank < map_.topology.world_size; ++rank) {
     const std::int64_t wanted = host_deferred_.wanted[rank];
     if (wanted <= report.worst_case_rows) continue;
-    throw Error(ErrorCode::invalid_argument, operation_,
+    throw Error(ErrorCode::invalid_argument, calls_.operation(),
                 "rank " + std::to_string(rank) + ": worst_case_rows",
                 std::to_string(wanted) + " or more", std::to_string(report.worst_case_rows));
   }
@@ -346,8 +264,8 @@ bool DeviceLayer::fits(std::span<const std::int64_t> bytes) const {
 }
 
 void DeviceLayer::learn_offered(std::span<const std::int64_t> bytes) {
-  if (capturing_) {
-    throw Error(ErrorCode::invalid_argument, operation_,
+  if (capturing()) {
+    throw Error(ErrorCode::invalid_argument, calls_.operation(),
                 "the arena is too small for what a graph records: make Config::arena_rows larger");
   }
   read_offer();
@@ -366,7 +284,7 @@ void DeviceLayer::learn_offered(std::span<const std::int64_t> bytes) {
 // ask for it.
 void DeviceLayer::read_offer() {
   if (offered_ == 0) return;
-  wait_for(std::exchange(offered_, 0));
+  calls_.wait_for(host_report_.report->ticket, std::exchange(offered_, 0));
   offer_.reset();
   if (host_report_.report->refused == 0) offer_ = heard_offer();
 }
@@ -410,11 +328,12 @@ std::vector<Extent> DeviceLayer::reserve(std::span<const std::int64_t> bytes) {
     if (!room) holes_[rank] = {};
   }
   if (missing > 0) {
-    if (!fresh_holes_) throw Error(ErrorCode::internal, operation_, "no room, and no word of it");
+    if (!fresh_holes_)
+      throw Error(ErrorCode::internal, calls_.operation(), "no room, and no word of it");
     const std::int64_t grown = std::max(missing, 2 * arena_.largest_segment());
     const std::int64_t segment = arena_.add(allocate(grown, "a larger arena"));
     check(set_segment(segment_row(segment), node_pointers_of(arena_.memory(segment)),
-                      map_.topology.local_world_size, stream_),
+                      map_.topology.local_world_size, stream()),
           "the table of segments");
     for (Extent& hole : holes_) {
       if (hole.bytes < missing) hole = {segment, 0, grown};

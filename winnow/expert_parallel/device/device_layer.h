@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,12 +16,12 @@
 #include "winnow/core/stream.h"
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/arena.h"
+#include "winnow/expert_parallel/device/gpu_calls.h"
 #include "winnow/expert_parallel/device/gpu_memory.h"
 #include "winnow/expert_parallel/device/view.h"
 #include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/exchange.h"
 #include "winnow/expert_parallel/placement.h"
-#include "winnow/expert_parallel/transport/fault.h"
 
 namespace winnow::expert_parallel {
 
@@ -37,10 +36,9 @@ enum class Report {
 class DeviceLayer {
  public:
   // Collective. `config` is checked and resolved; config.device is a GPU. Errors (winnow::Error):
-  // unsupported, where the GPU or the transport cannot do it; those of the allocations.
+  // unsupported, where the GPU or the transport cannot do it; those of the allocations. The end
+  // of a layer waits for nobody.
   DeviceLayer(std::shared_ptr<Transport> transport, const Config& config);
-  // Waits for nobody.
-  ~DeviceLayer();
   DeviceLayer(const DeviceLayer&) = delete;
   DeviceLayer& operator=(const DeviceLayer&) = delete;
 
@@ -69,8 +67,8 @@ class DeviceLayer {
   // Throws what broke the layer. Orders `stream` after the stream of the call before. The number of
   // the call, the same on every rank.
   std::uint64_t begin(std::string_view operation, Stream stream);
-  cudaStream_t stream() const { return stream_; }
-  bool capturing() const { return capturing_; }  // a graph is recorded: the host cannot wait
+  cudaStream_t stream() const { return calls_.stream(); }
+  bool capturing() const { return calls_.capturing(); }
 
   // Enqueues the exchange: posts header, counts ([E + W] i32 and Findings behind them, in device
   // memory; null: none) and table (device memory, to the rail peers; stays as it is until the call
@@ -88,9 +86,11 @@ class DeviceLayer {
   // After everything is enqueued: throws what earlier calls left for this one (faults, refusals and
   // overflows of calls that the host did not wait for).
   void end();
+  // A call has thrown; what it has enqueued still runs.
+  void leave() noexcept { calls_.leave(); }
 
-  // Throws Error (internal or resource) where an enqueued call was not taken; breaks the layer.
-  void check(int cuda_error, const char* what);
+  // Throws Error (internal or resource) where something was not enqueued; breaks the layer.
+  void check(int cuda_error, const char* what) { calls_.check(cuda_error, what); }
 
   // ---- Regions of the arena, decided alike on every rank. Each rank's largest hole is known from
   // the headers of some exchange before; later calls take from its front.
@@ -113,19 +113,15 @@ class DeviceLayer {
   void barrier(bool node_only, Stream stream);
 
  private:
-  void check_device();
   void load_kernels();
   std::shared_ptr<SymmetricMemory> allocate(std::int64_t bytes, std::string_view what);
   NodePointers node_pointers_of(SymmetricMemory& memory) const;
   SymmetricView view_of(SymmetricMemory& memory, std::byte* table) const;
   void make_reports();
   std::byte** segment_row(std::int64_t segment) const;
-  void mark_end();
-  void throw_fault();
   void throw_deferred();
   void throw_heard(const ReportView& heard, bool deferred);
   std::vector<Header> refusals(const ReportView& heard, bool deferred) const;
-  void wait_for(std::uint64_t call);
   void read_offer();
   void forget_offer();
 
@@ -134,7 +130,6 @@ class DeviceLayer {
   std::shared_ptr<Transport> transport_;
   const Wire* wire_;
   int rank_, blocks_ = 1;
-  bool shares_gpu_ = false;
   std::shared_ptr<const char> token_ = std::make_shared<const char>('\0');
 
   std::shared_ptr<std::byte> private_;  // DeviceState and tables of pointers
@@ -155,24 +150,11 @@ class DeviceLayer {
   // Reserved since holes were learned. Ranks compare it: one that refused a call that the others
   // have made knows less than they do, and the holes have to be learned again.
   std::int64_t regions_ = 0;
-  PinnedPage page_;  // the reports:
   ReportView host_report_, host_deferred_;
   std::size_t report_words_ = 0;
-  FaultReport* host_fault_ = nullptr;
   LayerView view_;
-
-  // This call.
-  std::uint64_t calls_ = 0;
-  std::string operation_;
-  cudaStream_t stream_ = nullptr;
-  bool capturing_ = false;
-  Header own_header_;
-
-  cudaEvent_t last_ = nullptr;  // the end of the last call that was no recording
-  cudaStream_t last_stream_ = nullptr;
-  bool any_call_ = false;
-  std::optional<FaultRecord> fault_;
-  std::string broken_;  // what could not be enqueued
+  Header own_header_;  // of this call
+  GpuCalls calls_;     // the last member: all of the above goes when the last call has ended
 };
 
 }  // namespace winnow::expert_parallel

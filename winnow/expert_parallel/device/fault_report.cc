@@ -16,6 +16,7 @@ PhaseName name_of(Phase phase) {
   constexpr std::string_view kDispatch = "expert_parallel::dispatch";
   constexpr std::string_view kCombine = "expert_parallel::combine";
   constexpr std::string_view kBarrier = "expert_parallel::barrier";
+  constexpr std::string_view kNotify = "expert_parallel::notify";
   switch (phase) {
     case Phase::counts:
       return {kDispatch, "the counts"};
@@ -33,6 +34,10 @@ PhaseName name_of(Phase phase) {
       return {kBarrier, "the world barrier"};
     case Phase::node_barrier:
       return {kBarrier, "the node barrier"};
+    case Phase::notify_counts:
+      return {kNotify, "the counts"};
+    case Phase::notify_sums:
+      return {kNotify, "the sums"};
     case Phase::none:
       break;
   }

@@ -192,8 +192,6 @@ PinnedPage::PinnedPage(std::size_t bytes) : bytes_((bytes + kPage - 1) / kPage *
   device_ = static_cast<std::byte*>(memory);
 }
 
-PinnedPage::PinnedPage(PinnedPage&& other) noexcept { *this = std::move(other); }
-
 PinnedPage& PinnedPage::operator=(PinnedPage&& other) noexcept {
   std::swap(host_, other.host_);
   std::swap(device_, other.device_);

@@ -65,8 +65,7 @@ class WINNOW_EXPORT PinnedPage {
  public:
   PinnedPage() = default;
   explicit PinnedPage(std::size_t bytes);
-  PinnedPage(PinnedPage&& other) noexcept;
-  PinnedPage& operator=(PinnedPage&& other) noexcept;
+  PinnedPage& operator=(PinnedPage&& other) noexcept;  // swaps
   ~PinnedPage();  // retired without an event: never used again
 
   std::byte* host() const { return host_; }

@@ -116,6 +116,8 @@ enum class Phase : std::int32_t {
   end_of_sums,  // "the end of the sums"
   world_barrier,
   node_barrier,
+  notify_counts,  // "the counts": of a rail peer
+  notify_sums,    // "the sums": of a rank of the node
 };
 
 // A wait that expired, as its rank tells the others of its node.

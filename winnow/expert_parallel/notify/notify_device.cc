@@ -1,20 +1,15 @@
 // notify on a GPU, host side. Only in builds with CUDA.
-#include <atomic>
+#include <algorithm>
 #include <memory>
 #include <new>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include <cuda_runtime_api.h>
-
 #include "winnow/core/device_memory.h"
 #include "winnow/core/rows.h"
-#include "winnow/expert_parallel/device/fault_report.h"
+#include "winnow/expert_parallel/device/gpu_calls.h"
 #include "winnow/expert_parallel/device/gpu_memory.h"
 #include "winnow/expert_parallel/device/layouts.h"
-#include "winnow/expert_parallel/device/report_wait.h"
 #include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/notify/notify_cuda.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
@@ -32,49 +27,35 @@ class DeviceNotifier : public NotifierBackend {
  public:
   DeviceNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
                  const Deadline& deadline);
-  ~DeviceNotifier() override;
 
   void notify(const NotifyArgs& args) override;
 
  private:
-  void check_device() const;
   void make_reports();
-  void check(int cuda_error, const char* what);
-  void throw_fault();
   void throw_report(const NotifyReportView& report) const;
   void throw_deferred();
-  void begin(Stream stream);
+  void call(const NotifyArgs& args);
   void enqueue(const NotifyArgs& args, const Statement& statement, bool waits);
   void wait_report();
 
   std::shared_ptr<Transport> transport_;
   std::shared_ptr<SymmetricMemory> control_;
   std::shared_ptr<std::byte> private_;  // of this rank alone, on the GPU
-  PinnedPage page_;
   NotifyView view_;
   NotifyReportView host_report_, host_deferred_;
-  FaultReport* host_fault_ = nullptr;
-  bool shares_gpu_ = false;
-
-  std::uint64_t calls_ = 0;
-  cudaStream_t stream_ = nullptr;
-  bool capturing_ = false;
-  cudaEvent_t last_ = nullptr;  // the end of the last call that was not recorded
-  cudaStream_t last_stream_ = nullptr;
-  bool any_call_ = false;
-  std::optional<FaultRecord> fault_;
-  std::string broken_;  // why a call could not be queued
+  GpuCalls calls_;  // the last member: all of the above goes when the last call has ended
 };
 
 // ---- Creation and end.
 
 DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
                                const Deadline& deadline)
-    : NotifierBackend(config, *transport), transport_(std::move(transport)) {
-  check_device();
+    : NotifierBackend(config, *transport),
+      transport_(std::move(transport)),
+      calls_(transport_, config_.device, kNotifierOperation) {
   const DeviceGuard guard(config_.device);
-  check(transport_->wire()->load(), "loading the kernels");
-  check(load_notify_kernels(), "loading the kernels");
+  calls_.check(transport_->wire()->load(), "loading the kernels");
+  calls_.check(load_notify_kernels(), "loading the kernels");
   const std::int64_t world = topology_.world_size, locals = topology_.local_world_size;
   const std::int64_t nodes = topology_.nodes(), experts = experts_per_rank();
 
@@ -119,48 +100,7 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
                node.size() * sizeof(std::byte*));
   layer.control = {control_->local(), at<std::byte* const>(private_.get(), pointers),
                    control_->wire()};
-  const int ranks = transport_->ranks_on_gpu();
-  if (ranks > kMostRanksOnGpu) {
-    throw Error(ErrorCode::unsupported, kNotifierOperation, "device",
-                "at most " + std::to_string(kMostRanksOnGpu) + " ranks on a GPU",
-                std::to_string(ranks) + " on " + to_string(config_.device));
-  }
-  shares_gpu_ = ranks > 1;
-  check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "an event");
-}
-
-DeviceNotifier::~DeviceNotifier() {
-  if (any_call_) {
-    try {
-      free_after(last_);
-    } catch (const Error&) {  // the GPU is lost, and its memory with it
-    }
-  }
-  page_.retire(any_call_ ? std::exchange(last_, nullptr) : nullptr);
-  if (last_ != nullptr) cudaEventDestroy(last_);
-}
-
-void DeviceNotifier::check_device() const {
-  const auto unsupported = [&](const std::string& why) {
-    throw Error(ErrorCode::unsupported, kNotifierOperation,
-                to_string(config_.device) + " cannot be used: " + why);
-  };
-  const Gpu* found = nullptr;
-  for (const Gpu& gpu : gpus().gpus) {
-    if (gpu.index == config_.device.index) found = &gpu;
-  }
-  if (found == nullptr) {
-    unsupported(gpus().gpus.empty()
-                    ? gpus().reason
-                    : "the machine has " + std::to_string(gpus().gpus.size()) + " GPUs");
-  }
-  if (found->compute_major < 9) {
-    unsupported("notify needs compute capability 9.0, " + found->name + " has " +
-                std::to_string(found->compute_major) + "." + std::to_string(found->compute_minor));
-  }
-  if (transport_->wire() == nullptr) {
-    unsupported("the transport " + transport_->name() + " serves no GPUs");
-  }
+  calls_.count_ranks();
 }
 
 void DeviceNotifier::make_reports() {
@@ -176,64 +116,57 @@ void DeviceNotifier::make_reports() {
     return Offsets{parts.add(sizeof(NotifyReport)), parts.add(totals), parts.add(statements)};
   };
   const Offsets report = lay_out(), deferred = lay_out();
-  page_ = PinnedPage(static_cast<std::size_t>(parts.end()));
-  const auto view = [](std::byte* page, const Offsets& offsets) {
-    return NotifyReportView{at<NotifyReport>(page, offsets.report),
-                            at<std::int32_t>(page, offsets.totals),
-                            at<CheckedStatement>(page, offsets.statements)};
+  const PinnedPage& page = calls_.make_page(parts.end(), fault);
+  const auto view = [](std::byte* memory, const Offsets& offsets) {
+    return NotifyReportView{at<NotifyReport>(memory, offsets.report),
+                            at<std::int32_t>(memory, offsets.totals),
+                            at<CheckedStatement>(memory, offsets.statements)};
   };
-  host_report_ = view(page_.host(), report);
-  host_deferred_ = view(page_.host(), deferred);
-  host_fault_ = at<FaultReport>(page_.host(), fault);
-  view_.report = view(page_.device(), report);
-  view_.deferred = view(page_.device(), deferred);
-  view_.layer.fault = at<FaultReport>(page_.device(), fault);
+  host_report_ = view(page.host(), report);
+  host_deferred_ = view(page.host(), deferred);
+  view_.report = view(page.device(), report);
+  view_.deferred = view(page.device(), deferred);
+  view_.layer.fault = at<FaultReport>(page.device(), fault);
 }
 
 // ---- A call.
 
 void DeviceNotifier::notify(const NotifyArgs& args) {
   const DeviceGuard guard(config_.device);
+  try {
+    call(args);
+  } catch (...) {
+    calls_.leave();
+    throw;
+  }
+}
+
+void DeviceNotifier::call(const NotifyArgs& args) {
   forget_totals();
-  begin(args.stream);
+  calls_.begin(kNotifyOperation, args.stream);
   // Whatever is wrong here, the other ranks wait for this one: they hear of it instead.
   Statement statement = {};
   statement.channels = args.channels;
   try {
     check_args(args);
   } catch (const Error& error) {
-    if (capturing_) throw;  // the recording ends with it
+    if (calls_.capturing()) throw;  // the recording ends with it
     refuse(statement, error);
   } catch (const std::bad_alloc&) {
-    if (capturing_) throw;
+    if (calls_.capturing()) throw;
     refuse_for_memory(statement);
   }
   const bool waits = args.worst_case_rows == 0 || statement.refusal != 0;
-  if (capturing_ && waits) {
+  if (calls_.capturing() && waits) {
     throw Error(ErrorCode::invalid_argument, kNotifyOperation, "worst_case_rows",
                 "above 0 while a graph is recorded, since the host cannot wait", "0");
   }
   enqueue(args, statement, waits);
+  calls_.end();
   if (waits) wait_report();
-  if (capturing_) return;
-  throw_fault();
+  if (calls_.capturing()) return;
+  calls_.throw_fault();
   throw_deferred();
-}
-
-void DeviceNotifier::begin(Stream stream) {
-  stream_ = static_cast<cudaStream_t>(stream.handle);
-  throw_fault();
-  if (!broken_.empty()) throw Error(ErrorCode::internal, kNotifyOperation, broken_);
-  if (shares_gpu_ && stream_ == nullptr) {
-    throw Error(ErrorCode::invalid_argument, kNotifyOperation, "stream",
-                "one of this rank's own, since other ranks share " + to_string(config_.device),
-                "the default stream");
-  }
-  capturing_ = in_capture(config_.device, stream);
-  if (!capturing_ && any_call_ && stream_ != last_stream_) {
-    check(cudaStreamWaitEvent(stream_, last_), "the order of streams");
-  }
-  ++calls_;
 }
 
 void DeviceNotifier::enqueue(const NotifyArgs& args, const Statement& statement, bool waits) {
@@ -244,7 +177,7 @@ void DeviceNotifier::enqueue(const NotifyArgs& args, const Statement& statement,
   NotifyParams params;
   params.view = view_;
   params.statement = statement;
-  params.ticket = calls_;
+  params.ticket = calls_.number();
   params.waits = waits;
   TokenParams tokens;
   tokens.view = view_;
@@ -269,22 +202,16 @@ void DeviceNotifier::enqueue(const NotifyArgs& args, const Statement& statement,
     tokens.rank_stride = rank_prefix.stride0;
     tokens.node_prefix = node_prefix.data;
     tokens.node_stride = node_prefix.stride0;
-    check(sum_tokens(tokens, stream_), "the sums of tokens");
+    calls_.check(sum_tokens(tokens, calls_.stream()), "the sums of tokens");
   }
-  check(transport_->wire()->notify(params, stream_), "the exchange");
+  calls_.check(transport_->wire()->notify(params, calls_.stream()), "the exchange");
   if (tokens.rank_prefix != nullptr || tokens.node_prefix != nullptr) {
-    check(prefix_channels(tokens, stream_), "the sums of channels");
+    calls_.check(prefix_channels(tokens, calls_.stream()), "the sums of channels");
   }
-  if (capturing_) return;
-  check(cudaEventRecord(last_, stream_), "the end of the call");
-  last_stream_ = stream_;
-  any_call_ = true;
 }
 
 void DeviceNotifier::wait_report() {
-  wait_for_report(
-      host_report_.report->ticket, calls_, stream_, [this] { throw_fault(); },
-      [this](int error, const char* what) { check(error, what); });
+  calls_.wait_for(host_report_.report->ticket, calls_.number());
   throw_report(host_report_);
   totals_.recv_tokens = host_report_.totals[0];
   totals_.forward_tokens = host_report_.totals[1];
@@ -293,23 +220,6 @@ void DeviceNotifier::wait_report() {
 }
 
 // ---- What goes wrong.
-
-void DeviceNotifier::check(int cuda_error, const char* what) {
-  if (cuda_error == cudaSuccess) return;
-  const auto error = static_cast<cudaError_t>(cuda_error);
-  broken_ = "rank " + std::to_string(rank_) + ": " + what + ": " + cudaGetErrorString(error);
-  throw Error(error == cudaErrorMemoryAllocation ? ErrorCode::resource : ErrorCode::internal,
-              calls_ == 0 ? kNotifierOperation : kNotifyOperation, broken_);
-}
-
-void DeviceNotifier::throw_fault() {
-  if (!fault_) {
-    if (std::atomic_ref(host_fault_->state).load(std::memory_order_acquire) == 0) return;
-    fault_ = fault_record(*host_fault_, *transport_);
-    fault_->operation = kNotifyOperation;
-  }
-  expert_parallel::throw_fault(*fault_, rank_);
-}
 
 void DeviceNotifier::throw_report(const NotifyReportView& report) const {
   if (report.report->refused != 0) {
@@ -330,7 +240,8 @@ void DeviceNotifier::throw_report(const NotifyReportView& report) const {
 
 void DeviceNotifier::throw_deferred() {
   const std::uint64_t ticket = load_acquire(&host_deferred_.report->ticket);
-  if (ticket == 0 || ticket == calls_) return;  // none, or this call's own: the next one tells it
+  if (ticket == 0 || ticket == calls_.number())
+    return;  // none, or this call's own: the next one tells it
   forget_totals();
   try {
     throw_report(host_deferred_);

@@ -177,7 +177,7 @@ class NotifyBlock {
       return word_at(layout_.node_signal(call_, topology_.nodes, node));
     };
     const auto peer = [&](int node) { return topology_.rank_of(node, topology_.local); };
-    return wait_for_all(view_, topology_.nodes, word, call_, Phase::counts, peer);
+    return wait_for_all(view_, topology_.nodes, word, call_, Phase::notify_counts, peer);
   }
 
   // To every rank of the node: what the rail has said, its tokens for that rank, its pairs summed.
@@ -213,7 +213,7 @@ class NotifyBlock {
       return word_at(layout_.local_signal(call_, topology_.locals, local));
     };
     const auto peer = [&](int local) { return topology_.rank_of(topology_.node, local); };
-    return wait_for_all(view_, topology_.locals, word, call_, Phase::sums, peer);
+    return wait_for_all(view_, topology_.locals, word, call_, Phase::notify_sums, peer);
   }
 
   // Every rank has the same statements and comes to the same verdict.

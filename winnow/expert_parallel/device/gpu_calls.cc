@@ -1,0 +1,146 @@
+#include "winnow/expert_parallel/device/gpu_calls.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "winnow/core/device_memory.h"
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/device/fault_report.h"
+#include "winnow/expert_parallel/device/layouts.h"
+
+namespace winnow::expert_parallel {
+
+GpuCalls::GpuCalls(std::shared_ptr<Transport> transport, Device device, std::string_view creation)
+    : transport_(std::move(transport)), device_(device), operation_(creation) {
+  check_device(creation);
+  const DeviceGuard guard(device_);
+  check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "an event");
+}
+
+GpuCalls::~GpuCalls() {
+  if (any_call_) {
+    try {
+      free_after(last_);
+    } catch (const Error&) {  // the GPU is lost, and its memory with it
+    }
+  }
+  page_.retire(any_call_ ? std::exchange(last_, nullptr) : nullptr);
+  if (last_ != nullptr) cudaEventDestroy(last_);
+}
+
+void GpuCalls::check_device(std::string_view creation) const {
+  const auto unsupported = [&](const std::string& why) {
+    throw Error(ErrorCode::unsupported, std::string(creation),
+                to_string(device_) + " cannot be used: " + why);
+  };
+  const GpuList& list = winnow::gpus();
+  const auto gpu = std::ranges::find(list.gpus, device_.index, &Gpu::index);
+  if (gpu == list.gpus.end()) {
+    unsupported(list.gpus.empty()
+                    ? list.reason
+                    : "the machine has " + std::to_string(list.gpus.size()) + " GPUs");
+  }
+  if (gpu->compute_major < 9) {
+    unsupported("compute capability 9.0 is needed, " + gpu->name + " has " +
+                std::to_string(gpu->compute_major) + "." + std::to_string(gpu->compute_minor));
+  }
+  if (transport_->wire() == nullptr) {
+    unsupported("the transport " + transport_->name() + " serves no GPUs");
+  }
+}
+
+const PinnedPage& GpuCalls::make_page(std::int64_t bytes, std::int64_t fault) {
+  page_ = PinnedPage(static_cast<std::size_t>(bytes));
+  fault_report_ = reinterpret_cast<FaultReport*>(page_.host() + fault);
+  return page_;
+}
+
+int GpuCalls::count_ranks() {
+  const int ranks = transport_->ranks_on_gpu();
+  if (ranks > kMostRanksOnGpu) {
+    throw Error(ErrorCode::unsupported, operation_, "device",
+                "at most " + std::to_string(kMostRanksOnGpu) + " ranks on a GPU",
+                std::to_string(ranks) + " on " + to_string(device_));
+  }
+  shares_gpu_ = ranks > 1;
+  return ranks;
+}
+
+// ---- A call.
+
+void GpuCalls::begin(std::string_view operation, Stream stream) {
+  operation_ = operation;
+  throw_fault();
+  if (!broken_.empty()) throw Error(ErrorCode::internal, operation_, broken_);
+  if (shares_gpu_ && stream.handle == nullptr) {
+    throw Error(ErrorCode::invalid_argument, operation_, "stream",
+                "one of this rank's own, since other ranks share " + to_string(device_),
+                "the default stream");
+  }
+  stream_ = static_cast<cudaStream_t>(stream.handle);
+  capturing_ = in_capture(device_, stream);
+  if (!capturing_ && any_call_ && stream_ != last_stream_) {
+    check(cudaStreamWaitEvent(stream_, last_), "the order of streams");
+  }
+  in_call_ = true;
+  ++number_;
+}
+
+void GpuCalls::wait_for(const std::uint64_t& ticket, std::uint64_t number) {
+  constexpr std::chrono::milliseconds kLookAtStream{20};
+  using Clock = std::chrono::steady_clock;
+  const auto there = [&] { return load_acquire(&ticket) == number; };
+  auto next_look = Clock::now() + kLookAtStream;
+  while (!there()) {
+    throw_fault();
+    std::this_thread::yield();  // a sleep would be longer than what is left to wait for
+    if (Clock::now() < next_look) continue;
+    next_look = Clock::now() + kLookAtStream;
+    const cudaError_t state = cudaStreamQuery(stream_);
+    if (state == cudaErrorNotReady) continue;
+    check(state, "the stream");
+    throw_fault();
+    if (there()) break;
+    check(cudaErrorUnknown, "the kernels ended without a report");
+  }
+}
+
+void GpuCalls::end() {
+  in_call_ = false;
+  if (capturing_) return;
+  check(cudaEventRecord(last_, stream_), "the end of the call");
+  last_stream_ = stream_;
+  any_call_ = true;
+}
+
+void GpuCalls::leave() noexcept {
+  if (!in_call_) return;
+  try {
+    end();
+  } catch (const Error&) {  // the GPU is lost
+  }
+}
+
+// ---- What goes wrong.
+
+void GpuCalls::throw_fault() {
+  if (!fault_) {
+    if (std::atomic_ref(fault_report_->state).load(std::memory_order_acquire) == 0) return;
+    fault_ = fault_record(*fault_report_, *transport_);
+  }
+  expert_parallel::throw_fault(*fault_, transport_->rank());
+}
+
+void GpuCalls::check(int cuda_error, const char* what) {
+  if (cuda_error == cudaSuccess) return;
+  const auto error = static_cast<cudaError_t>(cuda_error);
+  broken_ =
+      "rank " + std::to_string(transport_->rank()) + ": " + what + ": " + cudaGetErrorString(error);
+  throw Error(error == cudaErrorMemoryAllocation ? ErrorCode::resource : ErrorCode::internal,
+              operation_, broken_);
+}
+
+}  // namespace winnow::expert_parallel

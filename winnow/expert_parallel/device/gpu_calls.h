@@ -1,0 +1,79 @@
+// The calls of one rank's layer or notifier on its GPU, as the host sees them: their order, the end
+// of the last one, what has broken them. Only in builds with CUDA. Internal.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <cuda_runtime_api.h>
+
+#include "winnow/core/device.h"
+#include "winnow/core/stream.h"
+#include "winnow/expert_parallel/device/gpu_memory.h"
+#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/transport/fault.h"
+#include "winnow/expert_parallel/transport/transport.h"
+
+namespace winnow::expert_parallel {
+
+class GpuCalls {
+ public:
+  // `creation` is the operation that errors name before the first call. Errors (winnow::Error):
+  // unsupported, where the GPU or the transport cannot do it.
+  GpuCalls(std::shared_ptr<Transport> transport, Device device, std::string_view creation);
+  // Waits for nobody: memory that is given back from now on goes when the last call has ended. So
+  // its owner declares it behind everything that kernels use.
+  ~GpuCalls();
+  GpuCalls(const GpuCalls&) = delete;
+  GpuCalls& operator=(const GpuCalls&) = delete;
+
+  // Pinned memory that kernels write, with a FaultReport at the offset `fault`. Once.
+  const PinnedPage& make_page(std::int64_t bytes, std::int64_t fault);
+  // The ranks on this GPU, after the last allocation. Errors: unsupported, where they are too many.
+  int count_ranks();
+
+  // ---- A call. The GPU is the thread's current one.
+
+  // Throws what has broken the calls. Orders `stream` after the stream of the call before.
+  void begin(std::string_view operation, Stream stream);
+  const std::string& operation() const { return operation_; }
+  std::uint64_t number() const { return number_; }  // of the call, the same on every rank
+  cudaStream_t stream() const { return stream_; }
+  bool capturing() const { return capturing_; }  // a graph is recorded: the host cannot wait
+  // The host waits until kernels have written `number`, of this call or the last one that has them
+  // write it, to `ticket`; throws faults.
+  void wait_for(const std::uint64_t& ticket, std::uint64_t number);
+  // Everything is enqueued.
+  void end();
+  // end(), for a call that has thrown: what it has enqueued still runs.
+  void leave() noexcept;
+
+  // Throws what a kernel has waited for in vain, in this call or before.
+  void throw_fault();
+  // Throws Error (internal or resource) where something was not enqueued; breaks the calls.
+  void check(int cuda_error, const char* what);
+
+ private:
+  void check_device(std::string_view creation) const;
+
+  std::shared_ptr<Transport> transport_;
+  Device device_;
+  PinnedPage page_;
+  FaultReport* fault_report_ = nullptr;
+  bool shares_gpu_ = false;
+
+  std::string operation_;
+  std::uint64_t number_ = 0;
+  cudaStream_t stream_ = nullptr;
+  bool capturing_ = false, in_call_ = false;
+  cudaEvent_t last_ = nullptr;  // the end of the last call that was no recording
+  cudaStream_t last_stream_ = nullptr;
+  bool any_call_ = false;
+  std::optional<FaultRecord> fault_;
+  std::string broken_;  // what could not be enqueued
+};
+
+}  // namespace winnow::expert_parallel
