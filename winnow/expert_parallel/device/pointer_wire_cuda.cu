@@ -14,7 +14,7 @@ __global__ void set_segment_kernel(std::byte** row, const __grid_constant__ Node
 }  // namespace
 
 const Wire& pointer_wire() {
-  static const Wire wire = make_wire<PointerWire>("copies through pointers");
+  static const Wire wire = make_wire<PointerWire>();
   return wire;
 }
 

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 #include "winnow/expert_parallel/device/view.h"
 
@@ -35,7 +34,6 @@ struct RailSendParams;  // rail_send.h
 
 // Each returns a cudaError_t. Made by make_wire() of wire_kernels.cuh.
 struct Wire {
-  std::string_view name;
   int (*load)() = nullptr;  // the kernels onto the current GPU
   int (*exchange)(const ExchangeParams& params, void* stream) = nullptr;
   int (*barrier)(const BarrierParams& params, void* stream) = nullptr;

@@ -12,9 +12,8 @@
 namespace winnow::expert_parallel {
 
 template <class W>
-Wire make_wire(std::string_view name) {
+Wire make_wire() {
   Wire wire;
-  wire.name = name;
   wire.load = [] {
     cudaFuncAttributes attributes;
     int error = cudaFuncGetAttributes(&attributes, exchange_kernel<W>);

@@ -82,7 +82,7 @@ void* pointer(void* memory, int rank) { return nvshmem_ptr(memory, rank); }
 extern "C" __attribute__((visibility("default"))) const winnow::expert_parallel::NvshmemLibrary*
 winnow_nvshmem_library() {
   using namespace winnow::expert_parallel;  // NOLINT
-  static const Wire wire = make_wire<NvshmemWire>("nvshmem");
+  static const Wire wire = make_wire<NvshmemWire>();
   static const NvshmemLibrary library{WINNOW_VERSION, version,  unique_id, gpu_id,  use_gpu,
                                       start,          allocate, release,   pointer, &wire};
   return &library;
