@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "winnow/expert_parallel/gpu_test_ranks.h"
+#include "winnow/testing/gpu_test.h"
 
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -19,27 +20,7 @@ cudaStream_t stream_of(const Place& place) {
   return static_cast<cudaStream_t>(place.stream().handle);
 }
 
-// What `body` enqueues on the stream, to be launched again and again.
-class Graph {
- public:
-  template <class Body>
-  Graph(cudaStream_t stream, const Body& body) : stream_(stream) {
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    body();
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream, &graph));
-    check(cudaGraphInstantiate(&graph_, graph, 0));
-    cudaGraphDestroy(graph);
-  }
-  ~Graph() { cudaGraphExecDestroy(graph_); }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-  void launch() { check(cudaGraphLaunch(graph_, stream_)); }
-
- private:
-  cudaStream_t stream_;
-  cudaGraphExec_t graph_ = nullptr;
-};
+constexpr cudaStreamCaptureMode kOfThisThread = cudaStreamCaptureModeThreadLocal;
 
 // ---- Graphs.
 
@@ -55,7 +36,7 @@ class Recorded {
     indices_ = place.copy(mine.expert_indices);
     weights_ = place.copy(mine.weights);
     sums_ = place.make(problem.dtype, {{mine.input.size(0), problem.hidden}});
-    graph_ = std::make_unique<Graph>(stream_of(place), [&] {
+    const auto body = [&] {
       DispatchArgs args;
       args.input = input_;
       args.expert_indices = indices_;
@@ -74,7 +55,8 @@ class Recorded {
       back.out = sums_;
       back.stream = place.stream();
       layer.combine(back, *dispatched_.descriptor);
-    });
+    };
+    graph_ = std::make_unique<testing::Graph>(stream_of(place), body, kOfThisThread);
   }
 
   void launch(const Round& round) {
@@ -82,7 +64,7 @@ class Recorded {
     place_.write(input_, mine.input);
     place_.write(indices_, mine.expert_indices);
     place_.write(weights_, mine.weights);
-    graph_->launch();
+    graph_->launch(stream_of(place_));
     place_.wait();
   }
   void compare(const Round& round, bool weighted, Comparisons& comparisons) const {
@@ -111,7 +93,7 @@ class Recorded {
   int rank_;
   Tensor input_, indices_, weights_, sums_;
   Dispatched dispatched_;
-  std::unique_ptr<Graph> graph_;
+  std::unique_ptr<testing::Graph> graph_;
 };
 
 Problem recorded_problem(int nodes, int locals) {
@@ -221,7 +203,7 @@ TEST_F(Graphs, CannotWaitForCounts) {
   for (const Outcome& outcome : world.run([&](int rank) {
          const GpuGiven given(world.place(rank));
          const cudaStream_t stream = stream_of(world.place(rank));
-         check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+         check(cudaStreamBeginCapture(stream, kOfThisThread));
          const Outcome inner = outcome_of([&] { world.layer(rank).dispatch(given.args); });
          cudaGraph_t graph = nullptr;
          cudaStreamEndCapture(stream, &graph);

@@ -2,14 +2,13 @@
 // of its own. Only for tests: needs GoogleTest.
 #pragma once
 
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "winnow/core/device.h"
 #include "winnow/core/device_memory.h"
 #include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/gpus.h"
 
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -17,22 +16,14 @@
 
 namespace winnow::expert_parallel {
 
-inline constexpr Device kGpu{DeviceType::cuda, 0};
-
 #if WINNOW_WITH_CUDA
 inline void check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
 #endif
 
-// Every stream of the process a hardware queue of its own: ranks wait for each other on the GPU.
-// Before CUDA starts.
-inline const int kConnections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-
 class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!built_with_cuda()) GTEST_SKIP() << "this build has no CUDA kernels";
-    if (gpus().gpus.empty()) GTEST_SKIP() << gpus().reason;
-    if (gpus().gpus[0].compute_major < 9) GTEST_SKIP() << "needs compute capability 9.0";
+    if (const std::string obstacle = gpu_obstacle(); !obstacle.empty()) GTEST_SKIP() << obstacle;
   }
   static void expect_as_oracle(const Problem& problem) {
     SCOPED_TRACE(describe(problem));

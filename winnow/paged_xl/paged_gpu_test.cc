@@ -14,6 +14,7 @@
 #include "winnow/paged_xl/cache/append.h"
 #include "winnow/paged_xl/cases.h"
 #include "winnow/paged_xl/test_step.h"
+#include "winnow/testing/gpu_test.h"
 
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -25,14 +26,7 @@ namespace {
 constexpr Device kGpu{DeviceType::cuda, 0};
 constexpr Mode kModes[] = {Mode::plain, Mode::fused};
 
-class PagedGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    for (const BackendStatus& status : backends()) {
-      if (status.backend == Backend::cuda && !status.supported) GTEST_SKIP() << status.reason;
-    }
-  }
-};
+using PagedGpu = testing::GpuTest<Backend::cuda>;
 
 struct Result {
   Tensor out, lse;  // on the host
@@ -591,37 +585,8 @@ TEST_F(PagedGpu, EmptyProblemsSucceed) {
 
 #if WINNOW_WITH_CUDA
 
-struct CudaStream {
-  cudaStream_t stream = nullptr;
-  CudaStream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), 0); }
-  CudaStream(const CudaStream&) = delete;
-  ~CudaStream() { cudaStreamDestroy(stream); }
-  RunOptions options() const { return {.stream = {stream}}; }
-};
-
-// What `body` queues, captured.
-class Graph {
- public:
-  template <class Body>
-  Graph(const CudaStream& stream, const Body& body) {
-    EXPECT_EQ(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeGlobal), 0);
-    body();
-    EXPECT_EQ(cudaStreamEndCapture(stream.stream, &graph_), 0);
-    EXPECT_EQ(cudaGraphInstantiate(&executable_, graph_, 0), 0);
-  }
-  Graph(const Graph&) = delete;
-  ~Graph() {
-    cudaGraphExecDestroy(executable_);
-    cudaGraphDestroy(graph_);
-  }
-  void launch(const CudaStream& stream) const {
-    ASSERT_EQ(cudaGraphLaunch(executable_, stream.stream), 0);
-  }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
-};
+using testing::CudaStream;
+using testing::Graph;
 
 // A decode loop in GPU memory whose lengths, slots and tokens change between steps.
 struct Loop {
@@ -722,9 +687,9 @@ TEST_F(PagedGpu, TheFirstCallMayBeCaptured) {
   testing::Random random(6), same(6);
   captured.set_step(random);
   eager.set_step(same);
-  const Graph graph(stream, [&] { captured.run(stream.options()); });
-  graph.launch(stream);
-  ASSERT_EQ(cudaStreamSynchronize(stream.stream), 0);
+  const Graph graph(stream.stream, [&] { captured.run(stream.options()); });
+  graph.launch(stream.stream);
+  stream.wait();
   eager.run({});
   EXPECT_TRUE(same_bytes(captured.results(), eager.results()));
 }
@@ -735,11 +700,11 @@ TEST_F(PagedGpu, GraphReplaysWithNewLengths) {
     Loop captured(num_seqs), eager(num_seqs);
     CudaStream stream;
     testing::Random random(7), same(7);
-    const Graph graph(stream, [&] { captured.run(stream.options()); });
+    const Graph graph(stream.stream, [&] { captured.run(stream.options()); });
     for (int replay = 0; replay < 1000; ++replay) {
       captured.set_step(random);
-      graph.launch(stream);
-      ASSERT_EQ(cudaStreamSynchronize(stream.stream), 0);
+      graph.launch(stream.stream);
+      stream.wait();
       eager.set_step(same);
       eager.run({});
       if (replay % 50 != 0 && replay != 999) continue;
@@ -764,14 +729,14 @@ TEST_F(PagedGpu, GraphsShareTheirInputs) {
     outs[i] = Tensor(DType::bf16, {loop.num_seqs, Loop::kHeads, Loop::kDim}, kGpu);
     own[i].out = outs[i];
   }
-  const Graph first(streams[0], [&] { attention(own[0], streams[0].options()); });
-  const Graph second(streams[1], [&] { attention(own[1], streams[1].options()); });
+  const Graph first(streams[0].stream, [&] { attention(own[0], streams[0].options()); });
+  const Graph second(streams[1].stream, [&] { attention(own[1], streams[1].options()); });
   for (int replay = 0; replay < 200; ++replay) {
-    first.launch(streams[0]);
-    second.launch(streams[1]);
+    first.launch(streams[0].stream);
+    second.launch(streams[1].stream);
   }
   for (int i = 0; i < 2; ++i) {
-    ASSERT_EQ(cudaStreamSynchronize(streams[i].stream), 0);
+    streams[i].wait();
     EXPECT_TRUE(testing::same_bytes(outs[i].to({}), expected.out));
   }
 }
@@ -793,9 +758,7 @@ TEST_F(PagedGpu, OneSequenceOnManyThreadsAndStreams) {
       own.out = outs.back();
       attention(own, streams[static_cast<std::size_t>(i) % streams.size()].options());
     }
-    for (const CudaStream& stream : streams) {
-      EXPECT_EQ(cudaStreamSynchronize(stream.stream), 0);
-    }
+    for (const CudaStream& stream : streams) stream.wait();
     for (const Tensor& out : outs) EXPECT_TRUE(testing::same_bytes(out.to({}), expected.out));
   };
   const std::vector<CudaStream> one(1), many(70);

@@ -220,11 +220,8 @@ TEST_F(SparseMlaGpu, ADryRunAsksTheBackend) {
 
 #if WINNOW_WITH_CUDA
 
-struct CudaStream {
-  cudaStream_t stream = nullptr;
-  CudaStream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), 0); }
-  ~CudaStream() { cudaStreamDestroy(stream); }
-};
+using winnow::testing::CudaStream;
+using winnow::testing::Graph;
 
 // Whatever the first call loads, it loads under capture too. `make test-gpu` runs this test in a
 // process of its own, so that it is the first call.
@@ -233,19 +230,12 @@ TEST_F(SparseMlaGpu, TheFirstCallMayBeCaptured) {
   const CaseInputs host = make_inputs(shape);
   const CaseInputs inputs = host.on(kGpu);
   Results cpu(shape, {}), captured(shape, kGpu);
-  CudaStream stream;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_EQ(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeGlobal), 0);
-  captured.run(inputs, {.stream = {stream.stream}});
-  ASSERT_EQ(cudaStreamEndCapture(stream.stream, &graph), 0);
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), 0);
-  ASSERT_EQ(cudaGraphLaunch(executable, stream.stream), 0);
-  ASSERT_EQ(cudaStreamSynchronize(stream.stream), 0);
+  const CudaStream stream;
+  const Graph graph(stream.stream, [&] { captured.run(inputs, stream.options()); });
+  graph.launch(stream.stream);
+  stream.wait();
   cpu.run(host);
   expect_same(captured, cpu, shape);
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
 }
 
 // One capture, replayed with new numbers in the same memory: equal to running anew.
@@ -254,13 +244,8 @@ TEST_F(SparseMlaGpu, GraphReplaysWithNewData) {
   CaseInputs inputs = make_inputs(shape).on(kGpu);
   Results captured(shape, kGpu), eager(shape, kGpu);
   captured.run(inputs);  // nothing is left to load when the capture begins
-  CudaStream stream;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_EQ(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeGlobal), 0);
-  captured.run(inputs, {.stream = {stream.stream}});
-  ASSERT_EQ(cudaStreamEndCapture(stream.stream, &graph), 0);
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), 0);
+  const CudaStream stream;
+  const Graph graph(stream.stream, [&] { captured.run(inputs, stream.options()); });
 
   for (int replay = 0; replay < 1000; ++replay) {
     if (replay % 100 == 0) {
@@ -273,15 +258,13 @@ TEST_F(SparseMlaGpu, GraphReplaysWithNewData) {
                      std::size_t(from.numel() * size_of(from.dtype())));
       }
     }
-    ASSERT_EQ(cudaGraphLaunch(executable, stream.stream), 0);
+    graph.launch(stream.stream);
     if (replay % 100 != 0 && replay % 100 != 99) continue;
-    ASSERT_EQ(cudaStreamSynchronize(stream.stream), 0);
+    stream.wait();
     eager.run(inputs);
     ASSERT_TRUE(same_bytes(captured.out, eager.out)) << "replay " << replay;
     ASSERT_TRUE(same_bytes(captured.attn_sum, eager.attn_sum)) << "replay " << replay;
   }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
 }
 
 // The current device of the caller stays as it was, and the tensors' device is used.

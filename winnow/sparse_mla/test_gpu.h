@@ -10,20 +10,13 @@
 #include "winnow/sparse_mla/cases.h"
 #include "winnow/testing/compare.h"
 #include "winnow/testing/expect.h"
+#include "winnow/testing/gpu_test.h"
 
 namespace winnow::sparse_mla {
 
 inline constexpr Device kGpu{DeviceType::cuda, 0};
 
-// Skips without a GPU that the sm90 backend serves, and says why.
-class GpuTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const BackendStatus& sm90 = backends().front();
-    ASSERT_EQ(sm90.backend, Backend::sm90);
-    if (!sm90.supported) GTEST_SKIP() << sm90.reason;
-  }
-};
+using GpuTest = testing::GpuTest<Backend::sm90>;
 
 inline CaseShape small_shape(const std::string& name) {
   return {.name = name, .dtype = DType::bf16, .s_q = 300, .h_q = 70, .s_kv = 1000, .topk = 200};

@@ -10,6 +10,7 @@
 #include "winnow/expert_parallel/layout/layout.h"
 #include "winnow/expert_parallel/testing/expert_choice.h"
 #include "winnow/testing/expect.h"
+#include "winnow/testing/gpu_test.h"
 #include "winnow/testing/strided.h"
 
 #if WINNOW_WITH_CUDA
@@ -54,13 +55,8 @@ struct Outputs {
   }
 };
 
-class LayoutGpu : public ::testing::Test {
+class LayoutGpu : public testing::GpuTest<Backend::cuda> {
  protected:
-  void SetUp() override {
-    for (const BackendStatus& status : backends()) {
-      if (status.backend == Backend::cuda && !status.supported) GTEST_SKIP() << status.reason;
-    }
-  }
   static Tensor make_indices(std::int64_t tokens, std::int64_t topk, std::uint64_t seed) {
     Tensor indices(DType::i32, {tokens, topk});
     testing::Random random(seed);
@@ -76,32 +72,24 @@ TEST_F(LayoutGpu, TheFirstCallMayBeCaptured) {
   const Tensor first = make_indices(300, 3, 1), second = make_indices(300, 3, 2);
   Tensor there = first.to(kGpu);
   Outputs gpu(300, kGpu);
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  cudaGraph_t graph;
-  cudaGraphExec_t program;
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  RunOptions options;
-  options.stream = {stream};
-  layout(gpu.args(there), options);
-  options.check = true;
-  testing::expect_error([&] { layout(gpu.args(there), options); }, ErrorCode::unsupported,
-                        "expert_parallel::layout: checking mode waits for the stream, which a "
-                        "stream in capture does not allow");
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&program, graph, 0), cudaSuccess);
+  const testing::CudaStream stream;
+  const testing::Graph graph(stream.stream, [&] {
+    RunOptions options = stream.options();
+    layout(gpu.args(there), options);
+    options.check = true;
+    testing::expect_error([&] { layout(gpu.args(there), options); }, ErrorCode::unsupported,
+                          "expert_parallel::layout: checking mode waits for the stream, which a "
+                          "stream in capture does not allow");
+  });
   for (const Tensor* indices : {&first, &second, &first}) {
     copy_between(there.data(), kGpu, indices->data(), {},
                  static_cast<std::size_t>(indices->numel()) * sizeof(std::int32_t));
-    ASSERT_EQ(cudaGraphLaunch(program, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    graph.launch(stream.stream);
+    stream.wait();
     Outputs cpu(300, {});
     layout(cpu.args(*indices));
     EXPECT_TRUE(gpu.same(cpu));
   }
-  cudaGraphExecDestroy(program);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
 }
 
 TEST_F(LayoutGpu, ABadIndexIsNoExpert) {

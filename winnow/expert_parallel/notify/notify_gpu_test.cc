@@ -7,6 +7,7 @@
 #include "winnow/expert_parallel/notify/notify_test_devices.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/expect.h"
+#include "winnow/testing/gpu_test.h"
 
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -98,8 +99,6 @@ std::vector<Tensor> indices_of(std::uint64_t seed) {
   return make_indices(kShape, random);
 }
 
-void expect_success(cudaError_t error) { EXPECT_EQ(error, cudaSuccess); }
-
 TEST_P(NotifyGpu, WorstCaseCallsMayBeRecorded) {
   RankTeam team(kShape.ranks());
   team.run([&](int rank, const TransportPointer& transport) {
@@ -107,21 +106,19 @@ TEST_P(NotifyGpu, WorstCaseCallsMayBeRecorded) {
     Notifier notifier(transport, team.world().store(), on(kGpu, kShape.config()));
     RankOnGpu mine;
     auto* const stream = static_cast<cudaStream_t>(mine.args.stream.handle);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t program = nullptr;
-    expect_success(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    testing::expect_error([&] { notifier.notify(mine.args); }, ErrorCode::invalid_argument,
-                          "expert_parallel::notify: worst_case_rows: want above 0 while a graph is "
-                          "recorded, since the host cannot wait, got 0");
-    mine.args.worst_case_rows = 1;
-    notifier.notify(mine.args);
-    expect_success(cudaStreamEndCapture(stream, &graph));
-    expect_success(cudaGraphInstantiate(&program, graph, 0));
+    const auto body = [&] {
+      testing::expect_error([&] { notifier.notify(mine.args); }, ErrorCode::invalid_argument,
+                            "expert_parallel::notify: worst_case_rows: want above 0 while a graph "
+                            "is recorded, since the host cannot wait, got 0");
+      mine.args.worst_case_rows = 1;
+      notifier.notify(mine.args);
+    };
+    const testing::Graph graph(stream, body, cudaStreamCaptureModeThreadLocal);
     EXPECT_EQ(notifier.totals().recv_tokens, -1);
     for (std::uint64_t round = 0; round < 20; ++round) {
       const std::vector<Tensor> indices = indices_of(round);
       mine.load(indices[static_cast<std::size_t>(rank)]);
-      expect_success(cudaGraphLaunch(program, stream));
+      graph.launch(stream);
       for (const auto& one : mine.compare_with_oracle(indices, rank).comparisons) {
         testing::expect_passed(one);
       }
@@ -133,8 +130,6 @@ TEST_P(NotifyGpu, WorstCaseCallsMayBeRecorded) {
       }
       EXPECT_GE(notifier.totals().recv_tokens, 0);
     }
-    cudaGraphExecDestroy(program);
-    cudaGraphDestroy(graph);
   });
 }
 

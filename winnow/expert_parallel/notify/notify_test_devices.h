@@ -1,7 +1,6 @@
 // Tests of notify that run on the CPU and on the first GPU. Only for tests: needs GoogleTest.
 #pragma once
 
-#include <cstdlib>
 #include <exception>
 #include <ostream>
 #include <string>
@@ -9,9 +8,9 @@
 
 #include <gtest/gtest.h>
 
-#include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/notify/notify.h"
+#include "winnow/expert_parallel/testing/gpus.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 
 namespace winnow {
@@ -23,20 +22,12 @@ inline void PrintTo(const Device& device, std::ostream* stream) { *stream << to_
 
 namespace winnow::expert_parallel {
 
-inline constexpr Device kGpu{DeviceType::cuda, 0};
-
-// Every stream of the process a hardware queue of its own: ranks wait for each other on the GPU.
-// Before CUDA starts.
-inline const int kConnections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-
 // Instances are called Cpu and Gpu; the latter are skipped where there is none.
 class OnEachDevice : public ::testing::TestWithParam<Device> {
  protected:
   void SetUp() override {
     if (device().type == DeviceType::cpu) return;
-    if (!built_with_cuda()) GTEST_SKIP() << "this build has no CUDA kernels";
-    if (gpus().gpus.empty()) GTEST_SKIP() << gpus().reason;
-    if (gpus().gpus[0].compute_major < 9) GTEST_SKIP() << "needs compute capability 9.0";
+    if (const std::string obstacle = gpu_obstacle(); !obstacle.empty()) GTEST_SKIP() << obstacle;
   }
   static Device device() { return GetParam(); }
 };

@@ -272,14 +272,8 @@ TEST_F(BackwardGpu, GraphReplaysWithNewData) {
       workspace = Tensor(DType::u8, {backward_workspace_bytes(args)}, kGpu);
       args.workspace = workspace;
     }
-    cudaStream_t stream = nullptr;
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), 0);
-    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), 0);
-    backward(args, {.stream = {stream}});
-    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), 0);
-    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), 0);
+    const winnow::testing::CudaStream stream;
+    const winnow::testing::Graph graph(stream.stream, [&] { backward(args, stream.options()); });
     for (int replay = 0; replay < 100; ++replay) {
       if (replay % 25 == 0) {
         winnow::testing::Random random(static_cast<std::uint64_t>(replay) + 1);
@@ -287,15 +281,12 @@ TEST_F(BackwardGpu, GraphReplaysWithNewData) {
         copy_between(gpu.d_out.data(), kGpu, cpu.d_out.data(), {},
                      std::size_t(cpu.d_out.numel() * size_of(shape.dtype)));
       }
-      ASSERT_EQ(cudaGraphLaunch(executable, stream), 0);
+      graph.launch(stream.stream);
       if (replay % 25 != 24) continue;
-      ASSERT_EQ(cudaStreamSynchronize(stream), 0);
+      stream.wait();
       cpu.run();
       expect_close(gpu, cpu);
     }
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
-    cudaStreamDestroy(stream);
   }
 }
 

@@ -1,0 +1,25 @@
+// Tests whose ranks are threads on the first GPU. Only for tests.
+#pragma once
+
+#include <cstdlib>
+#include <string>
+
+#include "winnow/core/device.h"
+#include "winnow/core/device_memory.h"
+
+namespace winnow::expert_parallel {
+
+inline constexpr Device kGpu{DeviceType::cuda, 0};
+
+// Every stream of the process a hardware queue of its own: ranks wait for each other on the GPU.
+// Before CUDA starts.
+inline const int kConnections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+
+// Why such a test is skipped; empty: it is not.
+inline std::string gpu_obstacle() {
+  if (!built_with_cuda()) return "this build has no CUDA kernels";
+  if (gpus().gpus.empty()) return gpus().reason;
+  return gpus().gpus[0].compute_major < 9 ? "needs compute capability 9.0" : "";
+}
+
+}  // namespace winnow::expert_parallel
