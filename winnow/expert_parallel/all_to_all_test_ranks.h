@@ -15,6 +15,7 @@
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/all_to_all_check.h"
 #include "winnow/expert_parallel/testing/ranks.h"
+#include "winnow/testing/expect.h"
 
 namespace winnow::expert_parallel {
 
@@ -107,10 +108,7 @@ inline void expect_timeout(const Outcome& outcome, const std::string& part, doub
 }
 
 inline void expect_passed(const Comparisons& comparisons) {
-  EXPECT_FALSE(comparisons.list().empty());
-  for (const testing::Comparison& one : comparisons.list()) {
-    EXPECT_TRUE(one.passed) << one.what << ": " << one.detail;
-  }
+  testing::expect_passed(comparisons.list());
 }
 
 // One round of `problem` on layers that are there, as a check that they work.

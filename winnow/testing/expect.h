@@ -6,6 +6,7 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -49,12 +50,16 @@ inline void expect_passed(const Comparison& comparison) {
                                  << comparison.detail;
 }
 
+inline void expect_passed(const std::vector<Comparison>& comparisons) {
+  EXPECT_FALSE(comparisons.empty());
+  for (const Comparison& comparison : comparisons) expect_passed(comparison);
+}
+
 // Every comparison of a row of the case table.
 inline void expect_case_passes(std::string_view operation, const Case& test) {
   const CaseOutcome outcome = test.run({});
   EXPECT_EQ(to_string(outcome.backend), to_string(Backend::cpu));
-  EXPECT_FALSE(outcome.comparisons.empty());
-  for (const Comparison& comparison : outcome.comparisons) expect_passed(comparison);
+  expect_passed(outcome.comparisons);
   EXPECT_TRUE(outcome.passed()) << test.shape << "\nagain with: winnow verify " << operation
                                 << " --case " << test.name;
 }

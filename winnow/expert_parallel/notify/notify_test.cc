@@ -33,10 +33,6 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(testing::operation_named("expert_parallel::notify").cases),
     testing::test_name);
 
-void expect_passed(const testing::CaseOutcome& outcome) {
-  for (const auto& comparison : outcome.comparisons) testing::expect_passed(comparison);
-}
-
 // Two nodes of two ranks with two experts each, two channels, alignment 2.
 struct ByHand {
   std::vector<std::int32_t> indices;  // [n, 2]
@@ -118,7 +114,7 @@ void run_repeats(Device device, NotifyShape shape, int calls) {
       }
       if (::testing::Test::HasFailure()) continue;  // one is enough, but no rank may stay away
       SCOPED_TRACE("call " + std::to_string(call) + ", rank " + std::to_string(rank));
-      expect_passed(compare(now, indices, rank, outputs, totals));
+      testing::expect_passed(compare(now, indices, rank, outputs, totals).comparisons);
     }
   });
 }
@@ -157,7 +153,8 @@ TEST_P(NotifyOn, NotifiersAreIndependent) {
         NotifyInputs inputs(*shape, indices[static_cast<std::size_t>(rank)]);
         NotifyOutputs outputs(*shape);
         notify_at(place, *notifier, make_args(*shape, inputs, outputs), inputs, outputs);
-        expect_passed(compare(*shape, indices, rank, outputs, notifier->totals()));
+        testing::expect_passed(
+            compare(*shape, indices, rank, outputs, notifier->totals()).comparisons);
       }
     }
   });

@@ -54,8 +54,8 @@ inline void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-inline void want_passed(const Comparisons& comparisons) {
-  for (const testing::Comparison& one : comparisons.list()) {
+inline void want_passed(const std::vector<testing::Comparison>& comparisons) {
+  for (const testing::Comparison& one : comparisons) {
     if (!one.passed) throw std::runtime_error(one.what + ": " + one.detail);
   }
 }
