@@ -36,7 +36,7 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
       transport_(std::move(transport)),
       wire_(transport_->wire()),
       rank_(transport_->rank()),
-      calls_(transport_, config_.device, kOperation) {
+      calls_(transport_, view_, config_.device, kOperation) {
   if (map_.topology.local_world_size > kMaxLocals) {
     throw Error(ErrorCode::unsupported, std::string(kOperation),
                 to_string(device()) + " cannot be used: a node has at most " +

@@ -10,11 +10,13 @@
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/device/fault_report.h"
 #include "winnow/expert_parallel/device/layouts.h"
+#include "winnow/expert_parallel/device/wire.h"
 
 namespace winnow::expert_parallel {
 
-GpuCalls::GpuCalls(std::shared_ptr<Transport> transport, Device device, std::string_view creation)
-    : transport_(std::move(transport)), device_(device), operation_(creation) {
+GpuCalls::GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
+                   std::string_view creation)
+    : transport_(std::move(transport)), view_(view), device_(device), operation_(creation) {
   check_device(creation);
   const DeviceGuard guard(device_);
   check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "an event");
@@ -130,8 +132,31 @@ void GpuCalls::throw_fault() {
   if (!fault_) {
     if (std::atomic_ref(fault_report_->state).load(std::memory_order_acquire) == 0) return;
     fault_ = fault_record(*fault_report_, *transport_);
+    tell_nodes();
   }
   expert_parallel::throw_fault(*fault_, transport_->rank());
+}
+
+// On a stream of its own, since that of the call may be held up or record a graph. Where it fails,
+// the waits of the other nodes expire by themselves.
+void GpuCalls::tell_nodes() {
+  if (view_.topology.nodes == 1) return;
+  const DeviceGuard guard(device_);
+  cudaStream_t stream = nullptr;
+  cudaEvent_t told = nullptr;
+  if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
+      cudaEventCreateWithFlags(&told, cudaEventDisableTiming) == cudaSuccess &&
+      transport_->wire()->tell_nodes(view_, stream) == cudaSuccess &&
+      cudaEventRecord(told, stream) == cudaSuccess) {
+    free_after(told);
+    // They know before this rank makes a new layer.
+    const Deadline deadline(std::chrono::milliseconds(100));
+    while (cudaEventQuery(told) == cudaErrorNotReady && !deadline.expired()) {
+      std::this_thread::yield();
+    }
+  }
+  if (told != nullptr) cudaEventDestroy(told);
+  if (stream != nullptr) cudaStreamDestroy(stream);
 }
 
 void GpuCalls::check(int cuda_error, const char* what) {

@@ -21,9 +21,10 @@ namespace winnow::expert_parallel {
 
 class GpuCalls {
  public:
-  // `creation` is the operation that errors name before the first call. Errors (winnow::Error):
-  // unsupported, where the GPU or the transport cannot do it.
-  GpuCalls(std::shared_ptr<Transport> transport, Device device, std::string_view creation);
+  // `view` is what kernels know, from the first call on. `creation` is the operation that errors
+  // name before it. Errors (winnow::Error): unsupported, where the GPU or the transport cannot.
+  GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
+           std::string_view creation);
   // Waits for nobody: memory that is given back from now on goes when the last call has ended. So
   // its owner declares it behind everything that kernels use.
   ~GpuCalls();
@@ -51,15 +52,18 @@ class GpuCalls {
   // end(), for a call that has thrown: what it has enqueued still runs.
   void leave() noexcept;
 
-  // Throws what a kernel has waited for in vain, in this call or before.
+  // Throws what a kernel has waited for in vain, in this call or before. Kernels have told the node
+  // of it; the first throw tells the others.
   void throw_fault();
   // Throws Error (internal or resource) where something was not enqueued; breaks the calls.
   void check(int cuda_error, const char* what);
 
  private:
   void check_device(std::string_view creation) const;
+  void tell_nodes();
 
   std::shared_ptr<Transport> transport_;
+  const LayerView& view_;
   Device device_;
   PinnedPage page_;
   FaultReport* fault_report_ = nullptr;

@@ -66,7 +66,7 @@ class WINNOW_EXPORT PinnedPage {
   PinnedPage() = default;
   explicit PinnedPage(std::size_t bytes);
   PinnedPage& operator=(PinnedPage&& other) noexcept;  // swaps
-  ~PinnedPage();  // retired without an event: never used again
+  ~PinnedPage();                                       // retired without an event: never used again
 
   std::byte* host() const { return host_; }
   std::byte* device() const { return device_; }

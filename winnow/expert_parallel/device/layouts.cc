@@ -29,7 +29,7 @@ ControlLayout control_layout(const ExpertMap& map, const Config& config) {
   layout.phases = parts.add(locals * kWord);
   layout.arrived = parts.add(3 * world * kWord);
   layout.fault = parts.add(kWord);
-  layout.notices = parts.add(locals * std::int64_t(sizeof(FaultNotice)));
+  layout.notices = parts.add(world * std::int64_t(sizeof(FaultNotice)));
   layout.row_bytes = Parts::round_up(std::int64_t(sizeof(Header)) + (map.experts + world) * kIndex +
                                      std::int64_t(sizeof(Findings)));
   // Indices, their ordinals and the weights.

@@ -51,6 +51,28 @@ struct SymmetricView {
   std::byte* const* wire = nullptr;  // [W], for wires that are copies (in_process); else null
 };
 
+// What a device wait waited for, as errors say it (fault_report.h).
+enum class Phase : std::int32_t {
+  none,
+  counts,       // "the counts"
+  expert_rows,  // "the expert rows"
+  tokens,       // "the tokens": a chunk of the rail
+  rows,         // "the rows": dispatch's end
+  sums,         // "the sums": a chunk of the rail
+  end_of_sums,  // "the end of the sums"
+  world_barrier,
+  node_barrier,
+  notify_counts,  // "the counts": of a rail peer
+  notify_sums,    // "the sums": of a rank of the node
+};
+
+// A wait that expired, as its rank tells the others.
+struct FaultNotice {
+  std::uint64_t waited_for = 0, seen = 0, elapsed_ns = 0;
+  Phase phase = Phase::none;
+  std::int32_t peer = -1;  // whom it waited for
+};
+
 // Offsets of the control memory, the same on every rank. Words are 64-bit and hold epochs.
 struct ControlLayout {
   std::int64_t heard = 0;   // [W] words: the row of that rank is there
@@ -59,13 +81,16 @@ struct ControlLayout {
   std::int64_t phases = 0;  // [L] words: epoch * kPhases + phases of dispatch that rank has written
   std::int64_t arrived = 0;  // [3, W] words: the rounds of barriers (see barrier.cuh)
   std::int64_t fault = 0;    // word: 0, or 1 + a rank that broke the layer
-  std::int64_t notices = 0;  // [L] FaultNotice: what that rank of the node waited for then
+  std::int64_t notices = 0;  // [W] FaultNotice: what that rank waited for then
   std::int64_t rows = 0;     // [2, W] rows: Header, pairs [E] i32, tokens [W] i32, Findings
   // [2, NN] rows, each with a table behind it. That of the own node is what this rank sends.
   std::int64_t rail_rows = 0;
   std::int64_t row_bytes = 0, table_bytes = 0;
   std::int64_t bytes = 0;  // of all
 
+  WINNOW_HD std::int64_t notice(int rank) const {
+    return notices + rank * std::int64_t(sizeof(FaultNotice));
+  }
   WINNOW_HD std::int64_t row(std::uint64_t epoch, int world, int rank) const {
     return rows + (std::int64_t(epoch % 2) * world + rank) * row_bytes;
   }
@@ -103,28 +128,6 @@ struct RailLayout {
   WINNOW_HD std::int64_t staged_tail(int node, std::int64_t token, std::int64_t size) const {
     return staged_tails + node * max_tokens * tail_bytes + token * size;
   }
-};
-
-// What a device wait waited for, as errors say it (fault_report.h).
-enum class Phase : std::int32_t {
-  none,
-  counts,       // "the counts"
-  expert_rows,  // "the expert rows"
-  tokens,       // "the tokens": a chunk of the rail
-  rows,         // "the rows": dispatch's end
-  sums,         // "the sums": a chunk of the rail
-  end_of_sums,  // "the end of the sums"
-  world_barrier,
-  node_barrier,
-  notify_counts,  // "the counts": of a rail peer
-  notify_sums,    // "the sums": of a rank of the node
-};
-
-// A wait that expired, as its rank tells the others of its node.
-struct FaultNotice {
-  std::uint64_t waited_for = 0, seen = 0, elapsed_ns = 0;
-  Phase phase = Phase::none;
-  std::int32_t peer = -1;  // whom it waited for
 };
 
 // The first wait of this rank that expired, in pinned host memory that kernels write.

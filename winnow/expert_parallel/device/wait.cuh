@@ -38,8 +38,7 @@ __device__ inline void report_fault(const LayerView& view, int reporter,
   if (reporter == topology.rank) {
     for (int local = 0; local < topology.locals; ++local) {
       std::byte* control = view.control.node[local];
-      reinterpret_cast<FaultNotice*>(control + view.control_layout.notices)[topology.local] =
-          notice;
+      *reinterpret_cast<FaultNotice*>(control + view.control_layout.notice(reporter)) = notice;
       store_release_system(reinterpret_cast<std::uint64_t*>(control + view.control_layout.fault),
                            std::uint64_t(reporter) + 1);
     }
@@ -51,16 +50,16 @@ __device__ inline void report_fault(const LayerView& view, int reporter,
   __threadfence_system();
 }
 
-// Whether some rank of the node has told of a fault, which is reported then.
+// Whether some rank has told of a fault, which is reported then.
 __device__ inline bool told_of_fault(const LayerView& view) {
   const std::byte* control = view.control.local;
   const std::uint64_t told = load_acquire_system(
       reinterpret_cast<const std::uint64_t*>(control + view.control_layout.fault));
   if (told == 0) return false;
   const int reporter = int(told) - 1;
-  report_fault(view, reporter,
-               reinterpret_cast<const FaultNotice*>(
-                   control + view.control_layout.notices)[reporter % view.topology.locals]);
+  report_fault(
+      view, reporter,
+      *reinterpret_cast<const FaultNotice*>(control + view.control_layout.notice(reporter)));
   return true;
 }
 

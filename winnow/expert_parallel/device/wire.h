@@ -39,6 +39,8 @@ struct Wire {
   int (*barrier)(const BarrierParams& params, void* stream) = nullptr;
   int (*rail_send)(const RailSendParams& params, int blocks, void* stream) = nullptr;
   int (*notify)(const NotifyParams& params, void* stream) = nullptr;
+  // Tells the other nodes of the fault that has broken this rank's layer or notifier.
+  int (*tell_nodes)(const LayerView& view, void* stream) = nullptr;
 };
 
 // Copies through SymmetricView::wire: in_process.

@@ -6,6 +6,7 @@
 #include "winnow/expert_parallel/device/barrier.cuh"
 #include "winnow/expert_parallel/device/exchange.cuh"
 #include "winnow/expert_parallel/device/rail_send.cuh"
+#include "winnow/expert_parallel/device/tell_nodes.cuh"
 #include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/notify/notify_exchange.cuh"
 
@@ -20,6 +21,7 @@ Wire make_wire() {
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, barrier_kernel<W>);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, rail_send_kernel<W>);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, notify_kernel<W>);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, tell_nodes_kernel<W>);
     return error;
   };
   wire.exchange = [](const ExchangeParams& params, void* stream) -> int {
@@ -36,6 +38,10 @@ Wire make_wire() {
   };
   wire.notify = [](const NotifyParams& params, void* stream) -> int {
     notify_kernel<W><<<1, kNotifyThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+    return cudaGetLastError();
+  };
+  wire.tell_nodes = [](const LayerView& view, void* stream) -> int {
+    tell_nodes_kernel<W><<<1, kTellThreads, 0, static_cast<cudaStream_t>(stream)>>>(view);
     return cudaGetLastError();
   };
   return wire;

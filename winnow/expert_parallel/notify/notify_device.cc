@@ -52,7 +52,7 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
                                const Deadline& deadline)
     : NotifierBackend(config, *transport),
       transport_(std::move(transport)),
-      calls_(transport_, config_.device, kNotifierOperation) {
+      calls_(transport_, view_.layer, config_.device, kNotifierOperation) {
   const DeviceGuard guard(config_.device);
   calls_.check(transport_->wire()->load(), "loading the kernels");
   calls_.check(load_notify_kernels(), "loading the kernels");
@@ -72,7 +72,7 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
   layout.local_message_words = even(nodes * (kStatement + 1) + experts);
   Parts shared;
   layer.control_layout.fault = shared.add(kWord);
-  layer.control_layout.notices = shared.add(locals * std::int64_t(sizeof(FaultNotice)));
+  layer.control_layout.notices = shared.add(world * std::int64_t(sizeof(FaultNotice)));
   layout.node_signals = shared.add(2 * nodes * kWord);
   layout.local_signals = shared.add(2 * locals * kWord);
   layout.node_messages = shared.add(2 * nodes * layout.node_message_words * kWord);

@@ -1,0 +1,27 @@
+// Tells the other nodes what has broken this rank's layer. Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/device/wire.cuh"
+
+namespace winnow::expert_parallel {
+
+inline constexpr int kTellThreads = 32;
+
+// The notice that stands in this rank's memory, to its rail peers. One block.
+template <class W>
+__global__ void __launch_bounds__(kTellThreads)
+    tell_nodes_kernel(const __grid_constant__ LayerView view) {
+  const DeviceTopology& topology = view.topology;
+  const int reporter = view.fault->reporter;
+  const std::int64_t notice = view.control_layout.notice(reporter);
+  for (int step = 1; step < topology.nodes; ++step) {
+    const int to = topology.rank_of((topology.node + step) % topology.nodes, topology.local);
+    W::put(view.control, to, notice, view.control.local + notice, sizeof(FaultNotice));
+    W::signal(view.control, to, view.control_layout.fault, std::uint64_t(reporter) + 1);
+  }
+}
+
+}  // namespace winnow::expert_parallel
