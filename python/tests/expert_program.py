@@ -282,6 +282,30 @@ def check_gradients(rank, world, local):
     layer.finalize()
 
 
+def check_compiled(rank, world, local):
+    """The same values and gradients in one graph of torch.compile. (Its C++ compiler has tests.)"""
+    layer = _layer(rank, world, local, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(rank)
+    tokens = torch.randn(3 + rank, HIDDEN, generator=generator).to(DEVICE)
+    scores = torch.rand(3 + rank, TOPK, generator=generator).to(DEVICE)
+    indices = torch.randint(0, EXPERTS + 1, scores.shape, generator=generator).int().to(DEVICE)
+
+    def model(x, w):
+        output, given, desc = layer.dispatch(x, indices, w)
+        return layer.combine(output.sin() * given[:, None], desc)
+
+    results = []
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for run in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+            x, w = tokens.clone().requires_grad_(), scores.clone().requires_grad_()
+            out = run(x, w)
+            out.square().sum().backward()
+            results.append((out, x.grad, w.grad))
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager)
+    layer.finalize()
+
+
 def die(rank, world):
     """The last rank ends in the middle; what the others get, and when."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others
@@ -319,6 +343,7 @@ def main():
         check_members(rank, world, local)
         check_contexts(rank, world, local)
         check_gradients(rank, world, local)
+        check_compiled(rank, world, local)
     check_refusals(rank, world)
     report = {"rank": rank, "checked": True}
     Path(folder, f"{rank}.json").write_text(json.dumps(report))

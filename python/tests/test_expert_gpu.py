@@ -345,6 +345,70 @@ def test_gradients(order, options):
     _learn((5, 0, 8, 3), order, options, by_library=order == "expert_major" and options == {})
 
 
+# ---- Compiled code.
+
+
+def _mixture(layer, x, w, indices):
+    """Whose experts square what they get; its size is fixed."""
+    rows, given, descriptor = autograd.dispatch(layer, x, indices, weights=w, worst_case_rows=24)
+    used = torch.arange(24, device=x.device) < descriptor.expert_offsets[-1]
+    rows = torch.where(used[:, None], rows * rows * given[:, None], 0.0)
+    return autograd.combine(layer, rows, descriptor)
+
+
+def _mixture_want(x, w, indices):
+    kept = (indices >= 0) & (indices < 8)
+    return x * x * (w * kept).sum(1)[:, None]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_code_has_values_and_gradients():
+    torch._dynamo.reset()
+    inputs, indices, weights = problem(6, (8,))
+    x, w = cuda(np.sin(inputs[0])).requires_grad_(), cuda(weights[0]).requires_grad_()
+    choice = cuda(indices[0])
+    with Ranks(1, **CONFIG, arena_rows=1024) as ranks:
+        out = torch.compile(_mixture, fullgraph=True)(ranks.layers[0], x, w, choice)
+        out.sum().backward()
+    got = [out, x.grad, w.grad]
+    x.grad = w.grad = None
+    want = _mixture_want(x, w, choice)
+    want.sum().backward()
+    for one, other in zip(got, [want, x.grad, w.grad], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_graph_records_compiled_code():
+    """The graph keeps the descriptor that nobody else has."""
+    torch._dynamo.reset()
+    compiled = torch.compile(_mixture, fullgraph=True)
+    x, w, indices = (cuda(t[0]) for t in problem(0, (8,)))
+
+    def body(layer, rank):
+        with torch.no_grad():
+            compiled(layer, x, w, indices)  # compiles
+            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+            stream.synchronize()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                out = compiled(layer, x, w, indices)
+            for seed in range(1, 4):
+                tokens, choice, weights = (cuda(t[0]) for t in problem(seed, (8,)))
+                others = [layer.dispatch(tokens, choice) for _ in range(8)]
+                before = [other.output.clone() for other in others]
+                x.copy_(tokens), w.copy_(weights), indices.copy_(choice)
+                graph.replay()
+                assert torch.equal(out, compiled(layer, tokens, weights, choice))
+                for other, rows in zip(others, before, strict=True):
+                    assert torch.equal(other.output, rows)  # not written to by the graph
+                torch.testing.assert_close(out, _mixture_want(tokens, weights, choice))
+            stream.synchronize()
+            del graph
+
+    with Ranks(1, **CONFIG, arena_rows=4096) as ranks:
+        ranks.run(body)
+
+
 # ---- Errors.
 
 

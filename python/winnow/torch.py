@@ -16,8 +16,12 @@ from winnow import _operators
 from winnow._winnow import expert_parallel as _expert_parallel
 from winnow._winnow import paged_xl as _paged_xl
 from winnow._winnow import sparse_mla as _sparse_mla
+from winnow.expert_parallel.autograd import combine as expert_parallel_combine
+from winnow.expert_parallel.autograd import dispatch_traced as expert_parallel_dispatch
 
 __all__ = [
+    "expert_parallel_combine",
+    "expert_parallel_dispatch",
     "expert_parallel_layout",
     "paged_xl_append",
     "paged_xl_attention",
@@ -142,34 +146,12 @@ class _Recorded(torch.autograd.Function):
         return dq, dkv, d_sink if ctx.needs_input_grad[2] else None, None, None, None
 
 
-def _recording(operator, kernel, defaults):
-    """As torch.library.register_autograd() does it, in half the time."""
-    backends = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
-    direct = {}  # by keys: nothing, a mode of torch for instance, stands before the kernel
-
-    def redispatch(keys, *values):
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys & torch._C._after_autograd_keyset, *values)
-
-    def record(keys, *values):
-        bits = keys.raw_repr()
-        if bits not in direct:
-            below = keys & torch._C._after_autograd_keyset
-            direct[bits] = below.highestPriorityTypeId() in backends
-        run = kernel if direct[bits] else functools.partial(redispatch, keys)
-        q, kv, attn_sink = values[0], values[1], values[5] if len(values) > 5 else None
-        if torch.is_grad_enabled() and (
-            q.requires_grad
-            or kv.requires_grad
-            or (attn_sink is not None and attn_sink.requires_grad)
-        ):
-            return _Recorded.apply(q, kv, attn_sink, run, values, defaults)
-        return run(*values)
-
-    return record
-
-
-@_operators.operator(_forward, _forward_fake, results=3, autograd=_recording)
+@_operators.operator(
+    _forward,
+    _forward_fake,
+    results=3,
+    autograd=_operators.recording(_Recorded.apply, leaves=(0, 1, 5)),
+)
 def sparse_mla_forward(
     q: Tensor,
     kv: Tensor,
@@ -318,7 +300,7 @@ def paged_xl_position_term(
     """winnow.paged_xl.position_term() as an operator: [num_seqs, num_heads, max_distance]."""
 
 
-# ---- expert parallelism: the counts; what moves tokens is in winnow.expert_parallel.autograd
+# ---- expert parallelism: the counts; what moves tokens is in winnow.expert_parallel.operators
 
 
 def _layout_fake(expert_indices, experts, world_size, local_world_size):

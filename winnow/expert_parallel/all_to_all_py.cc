@@ -1,5 +1,6 @@
 // Python bindings of expert_parallel::AllToAll.
 #include <chrono>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -31,13 +32,27 @@ struct BoundDispatched {
   nb::object descriptor;
 };
 
+// The layers that are alive, by number: what an operator of torch knows of its layer. Guarded by the
+// interpreter lock.
+std::map<std::int64_t, PyObject*>& layers() {
+  static auto& known = *new std::map<std::int64_t, PyObject*>();
+  return known;
+}
+
 struct BoundAllToAll {
   BoundAllToAll(std::shared_ptr<ep::Transport> transport, std::shared_ptr<ep::Store> store,
                 const ep::Config& config)
       : layer(std::move(transport), std::move(store), config) {}
+  ~BoundAllToAll() { layers().erase(number); }
   ep::AllToAll layer;
   OneCall one_call;
+  std::int64_t number = 0;
 };
+
+nb::object layer_of(std::int64_t number) {
+  const auto found = layers().find(number);
+  return found == layers().end() ? nb::none() : nb::borrow(found->second);
+}
 
 ep::RowOrder order_argument(const std::string& order) {
   if (order == "expert_major") return ep::RowOrder::expert_major;
@@ -46,11 +61,12 @@ ep::RowOrder order_argument(const std::string& order) {
               order);
 }
 
-void make_layer(BoundAllToAll* self, std::shared_ptr<ep::Transport> transport, nb::handle store,
-                std::int64_t max_tokens, std::int64_t hidden, int topk, int experts,
-                nb::handle dtype, nb::handle weight_dtype, int local_world_size,
-                bool enable_local_combine, int sm_count, std::int64_t arena_rows,
-                std::optional<double> timeout, nb::handle device) {
+void make_layer(nb::pointer_and_handle<BoundAllToAll> self,
+                std::shared_ptr<ep::Transport> transport, nb::handle store, std::int64_t max_tokens,
+                std::int64_t hidden, int topk, int experts, nb::handle dtype,
+                nb::handle weight_dtype, int local_world_size, bool enable_local_combine,
+                int sm_count, std::int64_t arena_rows, std::optional<double> timeout,
+                nb::handle device) {
   constexpr const char* operation = "expert_parallel::AllToAll";
   std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   const ep::Config config{.max_tokens = max_tokens,
@@ -65,8 +81,18 @@ void make_layer(BoundAllToAll* self, std::shared_ptr<ep::Transport> transport, n
                           .arena_rows = arena_rows,
                           .timeout = timeout_argument(operation, timeout),
                           .device = device_argument(operation, device)};
-  const nb::gil_scoped_release unlocked;
-  new (self) BoundAllToAll(std::move(transport), std::move(meeting), config);
+  {
+    const nb::gil_scoped_release unlocked;
+    new (self.p) BoundAllToAll(std::move(transport), std::move(meeting), config);
+  }
+  static std::int64_t made = 0;
+  self.p->number = ++made;
+  layers().emplace(made, self.h.ptr());
+  // In the object's own dictionary, where torch.compile can read it: number, W, NN, T, K, E / W.
+  const ep::Topology& topology = self.p->layer.topology();
+  self.h.attr("_traced") =
+      nb::make_tuple(made, topology.world_size, topology.nodes(), max_tokens, topk,
+                     experts / topology.world_size);
 }
 
 BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle expert_indices,
@@ -262,7 +288,7 @@ void bind_layer(nb::module_& m) {
   const auto config = [](auto field) {
     return [field](const BoundAllToAll& self) { return self.layer.config().*field; };
   };
-  nb::class_<BoundAllToAll>(m, "AllToAll", kClassDoc)
+  nb::class_<BoundAllToAll>(m, "AllToAll", kClassDoc, nb::dynamic_attr())
       .def("__init__", make_layer, "transport"_a, "store"_a, nb::kw_only(), "max_tokens"_a,
            "hidden"_a, "topk"_a, "experts"_a, "dtype"_a = "bfloat16", "weight_dtype"_a = "float32",
            "local_world_size"_a = 0, "enable_local_combine"_a = false, "sm_count"_a = 20,
@@ -386,6 +412,7 @@ void bind_expert_parallel_all_to_all(nb::module_& m) {
       .def_ro("descriptor", &BoundDispatched::descriptor, "For combine().",
               nb::for_getter(nb::sig("def descriptor(self) -> Descriptor")));
   bind_layer(m);
+  m.def("_layer", layer_of, nb::arg("number"), nb::sig("def _layer(number: int) -> AllToAll | None"));
 }
 
 Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options) {

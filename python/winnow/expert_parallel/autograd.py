@@ -1,17 +1,180 @@
-"""dispatch and combine with gradients: each is the other's backward.
+"""dispatch and combine for torch, with gradients: each is the other's backward.
 
 Gradients travel like the values did, with the routing of the descriptor, so a backward pass counts
 nothing and waits for no host. It is collective too: every rank runs it, also one without tokens.
+Work on a GPU joins torch's current stream.
+
+Both work in ``torch.compile(fullgraph=True)``; every rank compiles the same function. A dispatch
+that counts its rows gives tensors of a size that nobody knows then, which torch wants to be told
+of: ``torch._dynamo.config.capture_dynamic_output_shape_ops = True``. What a CUDA graph records of
+compiled code is kept as long as the layer.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
+from winnow.expert_parallel import gradients, operators
 
-__all__ = ["combine", "dispatch"]
+__all__ = ["TracedDescriptor", "TracedDispatch", "combine", "dispatch", "dispatch_traced", "traced"]
+
+_INT32, _INT64 = torch.int32, torch.int64
+
+
+class TracedDescriptor:
+    """What dispatch() returns instead of a Descriptor in code that torch.compile traces.
+
+    It has the attributes of a Descriptor; tensors are copies, and what the host does not know is as
+    on a GPU with worst_case_rows. dispatch() and combine() here take it in compiled code and
+    elsewhere. Compiled code takes no Descriptor: traced() makes one of these of it before.
+    """
+
+    host_expert_counts = None
+    host_expert_offsets = None
+
+    def __init__(
+        self, handle, sizes, device, tokens, rows, order, expert_alignment, worst_case_rows, weights
+    ):
+        self._handle = handle
+        self._sizes = sizes  # AllToAll's _traced: number, W, NN, T, K, E / W
+        self._device = device
+        self.num_dispatch_token_cur_rank = tokens
+        self.rows = rows
+        self.order = order
+        self.expert_alignment = expert_alignment
+        self.worst_case_rows = worst_case_rows
+        self.has_weights = weights
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """The Descriptor itself; not in compiled code."""
+        return operators.descriptor_of(self._handle)
+
+    @property
+    def wanted_rows(self):
+        return self.rows if self.worst_case_rows == 0 else -1
+
+    @property
+    def num_input_tokens_per_rank(self) -> Tensor:
+        return self._table("num_input_tokens_per_rank", (self._sizes[1],))
+
+    @property
+    def send_reqs_recv(self) -> Optional[Tensor]:
+        _, _, nodes, slots, _, _ = self._sizes
+        return self._table("send_reqs_recv", (nodes, 2, slots)) if nodes > 1 else None
+
+    @property
+    def topk_indices(self) -> Tensor:
+        return self._table("topk_indices", self._sizes[2:5])
+
+    @property
+    def token_dst_scatter_idx(self) -> Tensor:
+        return self._table("token_dst_scatter_idx", self._sizes[2:5])
+
+    @property
+    def skipped_token_mapping_indices(self) -> Tensor:
+        return self._table("skipped_token_mapping_indices", (self.rows,), _INT64)
+
+    @property
+    def skipped_token_topk_mapping_indices(self) -> Tensor:
+        sizes = (self.rows, self._sizes[4])
+        return self._table("skipped_token_topk_mapping_indices", sizes, _INT64)
+
+    @property
+    def expert_counts(self) -> Tensor:
+        return self._table("expert_counts", (self._sizes[5],))
+
+    @property
+    def expert_offsets(self) -> Tensor:
+        return self._table("expert_offsets", (self._sizes[5] + 1,))
+
+    def _table(self, name, sizes, dtype=_INT32):
+        return torch.ops.winnow.expert_parallel_table(
+            self._handle, name, sizes, dtype, self._device
+        )
+
+
+def traced(layer: AllToAll, descriptor: Descriptor) -> TracedDescriptor:
+    """A Descriptor for compiled code."""
+    return TracedDescriptor(
+        operators.handle_of(layer, descriptor),
+        layer._traced,
+        torch.device(layer.device),
+        descriptor.num_dispatch_token_cur_rank,
+        descriptor.rows,
+        descriptor.order,
+        descriptor.expert_alignment,
+        descriptor.worst_case_rows,
+        descriptor.has_weights,
+    )
+
+
+class TracedDispatch(NamedTuple):
+    """What dispatch_traced() returns; see AllToAll.dispatch()."""
+
+    output: Tensor
+    weights: Optional[Tensor]
+    scales: Optional[Tensor]
+    expert_ids: Optional[Tensor]
+    descriptor: TracedDescriptor
+
+
+def dispatch_traced(
+    layer: AllToAll,
+    input: Tensor,
+    expert_indices: Optional[Tensor] = None,
+    *,
+    weights: Optional[Tensor] = None,
+    scales: Optional[Tensor] = None,
+    scatter_indices: Optional[Tensor] = None,
+    order: str = "expert_major",
+    expert_alignment: int = 1,
+    worst_case_rows: int = 0,
+    copy_out: bool = False,
+    cached: Union[Descriptor, TracedDescriptor, None] = None,
+) -> TracedDispatch:
+    """dispatch() by the torch operator wherever it is called, with scales, and with everything that
+    AllToAll.dispatch() returns."""
+    sizes = layer._traced
+    rows = handle = None
+    if cached is not None:
+        cached = traced(layer, cached) if isinstance(cached, Descriptor) else cached
+        handle, rows = cached._handle, cached.rows
+        order = cached.order if order == "expert_major" else order
+    output, given, factors, expert_ids, made = torch.ops.winnow.expert_parallel_dispatch(
+        input, weights, None, sizes[0], sizes[4], expert_indices, scales, scatter_indices, order,
+        expert_alignment, worst_case_rows, copy_out, handle, rows,
+    )  # fmt: skip
+    descriptor = TracedDescriptor(
+        made,
+        sizes,
+        output.device,
+        input.shape[0],
+        output.shape[0],
+        order,
+        expert_alignment if cached is None else cached.expert_alignment,
+        worst_case_rows if cached is None else cached.worst_case_rows,
+        weights is not None,
+    )
+    return TracedDispatch(
+        output,
+        given if weights is not None else None,
+        factors.detach() if scales is not None else None,
+        expert_ids if order == "token_major" else None,
+        descriptor,
+    )
+
+
+def _is_traced(descriptor) -> bool:
+    """Whether operators are to be called: a compiler or a mode of torch looks at them, or there is
+    a handle only."""
+    return (
+        type(descriptor) is TracedDescriptor
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 def dispatch(
@@ -21,13 +184,13 @@ def dispatch(
     *,
     weights: Optional[Tensor] = None,
     **options: Any,
-) -> Tuple[Tensor, Optional[Tensor], Descriptor]:
+) -> Tuple[Tensor, Optional[Tensor], Union[Descriptor, TracedDescriptor]]:
     """AllToAll.dispatch(), differentiable in input and weights.
 
     Args:
         layer: the AllToAll of this rank.
         input: [n, H]; expert_indices: [n, K], int32; weights: [n, K]; options: as in
-            AllToAll.dispatch(), but for scales.
+            AllToAll.dispatch(), but for scales, out and stream.
 
     Returns:
         (output [R, H], weights [R], in token-major order [R, K], or None, descriptor).
@@ -35,13 +198,26 @@ def dispatch(
     Raises:
         ValueError, winnow.Error: as AllToAll.dispatch(); the backward pass as AllToAll.combine().
     """
-    return _Dispatch.apply(input, weights, layer, {"expert_indices": expert_indices, **options})
+    if _is_traced(options.get("cached")):
+        got = dispatch_traced(layer, input, expert_indices, weights=weights, **options)
+        return got.output, got.weights, got.descriptor
+    return gradients.Dispatch.apply(
+        input, weights, lambda: _dispatch(layer, input, expert_indices, weights, options)
+    )
+
+
+def _dispatch(layer, input, expert_indices, weights, options):
+    # torch's allocator serves a GPU better than the layer's memory: it knows other streams.
+    clones = input.is_cuda and options.pop("copy_out", False)
+    got = layer.dispatch(input, expert_indices, weights=weights, **options)
+    own = [t.clone() if clones and t is not None else t for t in (got.output, got.weights)]
+    return (*own, got.descriptor), _Way(layer, got.descriptor, got.expert_ids)
 
 
 def combine(
     layer: AllToAll,
     expert_output: Tensor,
-    descriptor: Descriptor,
+    descriptor: Union[Descriptor, TracedDescriptor],
     *,
     weights: Optional[Tensor] = None,
     bias: Optional[Tensor] = None,
@@ -60,91 +236,33 @@ def combine(
     Raises:
         ValueError, winnow.Error: as AllToAll.combine(); the backward pass as AllToAll.dispatch().
     """
-    return _Combine.apply(expert_output, weights, bias, layer, descriptor)
+    if _is_traced(descriptor):
+        if isinstance(descriptor, Descriptor):
+            descriptor = traced(layer, descriptor)
+        sizes = layer._traced
+        return torch.ops.winnow.expert_parallel_combine(
+            expert_output, weights, bias, None, sizes[0], sizes[4],
+            descriptor.num_dispatch_token_cur_rank, descriptor._handle,
+        )  # fmt: skip
+    return gradients.Combine.apply(expert_output, weights, bias, _Way(layer, descriptor))
 
 
-class _Dispatch(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input, weights, layer, options):
-        # torch's allocator serves a GPU better than the layer's memory: it knows other streams.
-        clones = input.is_cuda and options.pop("copy_out", False)
-        got = layer.dispatch(input, weights=weights, **options)
-        own = [t.clone() if clones and t is not None else t for t in (got.output, got.weights)]
-        ctx.layer, ctx.descriptor, ctx.expert_ids = layer, got.descriptor, got.expert_ids
-        return *own, got.descriptor
+class _Way:
+    """See gradients."""
 
-    @staticmethod
-    def backward(ctx, d_output, d_weights, _):
-        d_input = d_sent = None
-        if ctx.needs_input_grad[0]:
-            d_input = combine(ctx.layer, d_output, ctx.descriptor)
-        if ctx.needs_input_grad[1]:
-            d_sent = _PairsBack.apply(d_weights, ctx.layer, ctx.descriptor, ctx.expert_ids)
-        return d_input, d_sent, None, None
+    def __init__(self, layer, descriptor, expert_ids=None):
+        self._layer, self._descriptor, self._expert_ids = layer, descriptor, expert_ids
 
+    def call(self, rows, weights, bias):
+        weighted = weights is not None
+        return self._layer.combine(rows, self._descriptor, bias=bias, weighted=weighted)
 
-class _Combine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, expert_output, weights, bias, layer, descriptor):
-        ctx.layer, ctx.descriptor = layer, descriptor
-        ctx.save_for_backward(expert_output if weights is not None else None, weights)
-        return layer.combine(expert_output, descriptor, bias=bias, weighted=weights is not None)
+    def combine(self, rows):
+        return combine(self._layer, rows, self._descriptor)
 
-    @staticmethod
-    def backward(ctx, d_out):
-        expert_output, weights = ctx.saved_tensors
-        d_rows = d_weights = None
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            d_rows, _, _ = dispatch(ctx.layer, d_out.contiguous(), cached=ctx.descriptor)
-            if ctx.descriptor.worst_case_rows > 0:  # no token stands in the rows beyond
-                used = ctx.descriptor.skipped_token_mapping_indices >= 0
-                d_rows = torch.where(used[:, None], d_rows, d_rows.new_zeros(()))
-        if weights is not None:
-            if ctx.needs_input_grad[1]:
-                products = d_rows.float() * expert_output
-                d_weights = products.sum(1).to(weights.dtype)
-            if ctx.needs_input_grad[0]:
-                d_rows = (d_rows.float() * weights.float()[:, None]).to(d_rows.dtype)
-        return (
-            d_rows if ctx.needs_input_grad[0] else None,
-            d_weights,
-            d_out if ctx.needs_input_grad[2] else None,
-            None,
-            None,
-        )
+    def repeat(self, tokens):
+        rows, _, _ = dispatch(self._layer, tokens, cached=self._descriptor)
+        return gradients.used_rows(rows, self._descriptor)
 
-
-class _PairsBack(torch.autograd.Function):
-    """Carries a number per pair from the expert's rank back to the token's: [n, K].
-
-    The wire adds rows of the layer's dtype. A number travels bit for bit nevertheless: as bytes,
-    which every dtype holds, in columns of its own, where zeros are added to it.
-    """
-
-    @staticmethod
-    def forward(ctx, values, layer, descriptor, expert_ids):
-        by_pair = _by_pair(values, descriptor, expert_ids)
-        octets = by_pair.contiguous().view(torch.uint8)
-        parts = []
-        for part in octets.split(layer.hidden, 1):
-            shape = (len(octets), layer.hidden)
-            rows = torch.zeros(shape, dtype=getattr(torch, layer.dtype), device=values.device)
-            rows[:, : part.shape[1]] = part
-            parts.append(layer.combine(rows, descriptor)[:, : part.shape[1]])
-        return torch.cat(parts, 1).to(torch.uint8).view(values.dtype)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient):
-        raise RuntimeError("winnow.expert_parallel: the gradient of weights has no gradient")
-
-
-def _by_pair(values: Tensor, descriptor: Descriptor, expert_ids: Optional[Tensor]) -> Tensor:
-    """[R, K], dense: the values of each row's pairs, +0 for pairs that it does not hold."""
-    if expert_ids is not None:  # token-major
-        return torch.where(expert_ids >= 0, values, values.new_zeros(()))
-    copies = descriptor.skipped_token_topk_mapping_indices
-    rows = torch.where(copies >= 0, copies, len(values))  # one more row takes what is no pair
-    padded = torch.cat([values, values.new_zeros(1)])
-    by_pair = values.new_zeros(len(values) + 1, copies.shape[1])
-    return by_pair.scatter_(0, rows, padded[rows])[:-1]
+    def weight_gradient(self, values):
+        return gradients.weight_gradient(values, self._layer, self._descriptor, self._expert_ids)

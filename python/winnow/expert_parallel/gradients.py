@@ -1,0 +1,106 @@
+"""How dispatch and combine are each other's backward, whoever calls them.
+
+A `way` goes between a rank's tokens and its experts' rows along one routing, without counting:
+combine(rows [R, H]) -> [n, H]; repeat(tokens [n, H]) -> [R, H], zero in rows without a token; and
+weight_gradient(values, as dispatch gave weights) -> [n, K].
+"""
+
+import torch
+from torch import Tensor
+
+from winnow._winnow.expert_parallel import AllToAll, Descriptor
+
+
+class Dispatch(torch.autograd.Function):
+    """call() -> ((output, weights, what has no gradient), way)"""
+
+    @staticmethod
+    def forward(ctx, input, weights, call):
+        results, ctx.way = call()
+        return results
+
+    @staticmethod
+    def backward(ctx, d_output, d_weights, *others):
+        d_input = d_sent = None
+        if ctx.needs_input_grad[0]:
+            d_input = ctx.way.combine(d_output.contiguous())
+        if ctx.needs_input_grad[1]:
+            d_sent = WeightGradient.apply(d_weights, ctx.way)
+        return d_input, d_sent, None
+
+
+class Combine(torch.autograd.Function):
+    """By way.call(expert_output, weights, bias) -> [n, H]; weights: None for a plain sum."""
+
+    @staticmethod
+    def forward(ctx, expert_output, weights, bias, way):
+        ctx.way = way
+        ctx.save_for_backward(expert_output if weights is not None else None, weights)
+        return way.call(expert_output, weights, bias)
+
+    @staticmethod
+    def backward(ctx, d_out):
+        expert_output, weights = ctx.saved_tensors
+        d_rows = d_weights = None
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            d_rows = ctx.way.repeat(d_out.contiguous())
+        if weights is not None:
+            if ctx.needs_input_grad[1]:
+                products = d_rows.float() * expert_output
+                d_weights = products.sum(1).to(weights.dtype)
+            if ctx.needs_input_grad[0]:
+                d_rows = (d_rows.float() * weights.float()[:, None]).to(d_rows.dtype)
+        return (
+            d_rows if ctx.needs_input_grad[0] else None,
+            d_weights,
+            d_out if ctx.needs_input_grad[2] else None,
+            None,
+        )
+
+
+class WeightGradient(torch.autograd.Function):
+    """By way.weight_gradient()."""
+
+    @staticmethod
+    def forward(ctx, values, way):
+        return way.weight_gradient(values)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        raise RuntimeError("winnow.expert_parallel: the gradient of weights has no gradient")
+
+
+def used_rows(rows: Tensor, descriptor: Descriptor) -> Tensor:
+    """The rows with zeros where no token stands."""
+    if descriptor.worst_case_rows == 0:
+        return rows
+    used = descriptor.skipped_token_mapping_indices >= 0
+    return torch.where(used[:, None], rows, rows.new_zeros(()))
+
+
+def weight_gradient(values: Tensor, layer: AllToAll, descriptor: Descriptor, expert_ids) -> Tensor:
+    """Carries a number per pair from the expert's rank back to the token's: [n, K].
+
+    The wire adds rows of the layer's dtype. A number travels bit for bit nevertheless: as bytes,
+    which every dtype holds, in columns of its own, where zeros are added to it.
+    """
+    octets = _by_pair(values, descriptor, expert_ids).contiguous().view(torch.uint8)
+    parts = []
+    for part in octets.split(layer.hidden, 1):
+        shape = (len(octets), layer.hidden)
+        rows = torch.zeros(shape, dtype=getattr(torch, layer.dtype), device=values.device)
+        rows[:, : part.shape[1]] = part
+        parts.append(layer.combine(rows, descriptor)[:, : part.shape[1]])
+    return torch.cat(parts, 1).to(torch.uint8).view(values.dtype)
+
+
+def _by_pair(values, descriptor, expert_ids):
+    """[R, K], dense: the values of each row's pairs, +0 for pairs that it does not hold."""
+    if expert_ids is not None:  # token-major
+        return torch.where(expert_ids >= 0, values, values.new_zeros(()))
+    copies = descriptor.skipped_token_topk_mapping_indices
+    rows = torch.where(copies >= 0, copies, len(values))  # one more row takes what is no pair
+    padded = torch.cat([values, values.new_zeros(1)])
+    by_pair = values.new_zeros(len(values) + 1, copies.shape[1])
+    return by_pair.scatter_(0, rows, padded[rows])[:-1]
