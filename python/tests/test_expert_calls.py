@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from expert_problems import SMALL, payload
+from expert_problems import SMALL, payload, routing
 from ranks import Ranks, run_each
 
 import winnow
@@ -214,6 +214,65 @@ def test_what_describes_the_routing_is_read_only_in_numpy():
         with pytest.raises(ValueError, match="read-only"):
             got.descriptor.topk_indices[0, 0, 0] = 3
         got.output[0, 0] = 3  # the caller's
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("options", [{}, {"worst_case_rows": 30}, {"order": "token_major"}])
+def test_out_takes_the_rows(kind, options):
+    as_kind = torch.from_numpy if kind == "torch" else np.asarray
+    rng = np.random.default_rng(4)
+    inputs = [as_kind(payload(rank, 8)) for rank in range(2)]
+    indices = [as_kind(routing(rng, 8)) for _ in range(2)]
+
+    def body(layer, rank):
+        x, i = inputs[rank], indices[rank]
+        want = layer.dispatch(x, i, **options)
+        used = want.descriptor.wanted_rows
+        settled = layer.arena_bytes
+        for _ in range(40):
+            out = as_kind(np.full((40, 16), -7, np.float32))
+            got = layer.dispatch(x, i, out=out, **options)
+            assert np.shares_memory(np.asarray(got.output), np.asarray(out))
+            assert got.output.shape == want.output.shape
+            np.testing.assert_array_equal(got.output[:used], want.output[:used])
+            assert (out[len(got.output) :] == -7).all()
+        assert layer.arena_bytes == settled  # none of it borrows the arena
+        exactly = out[: len(got.output)]
+        again = layer.dispatch(x, cached=want.descriptor, out=exactly)
+        assert again.output is exactly
+        np.testing.assert_array_equal(
+            layer.combine(again.output, again.descriptor),
+            layer.combine(want.output, want.descriptor),
+        )
+
+    with Ranks(2, **SMALL, arena_rows=200) as ranks:
+        ranks.run(body)
+
+
+def test_an_out_that_is_too_small_is_an_error_on_all():
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)  # 24 rows to rank 0
+    with Ranks(2, **SMALL) as ranks:
+
+        def body(layer, rank):
+            return layer.dispatch(x, i, out=np.empty((24 - 24 * rank, 16), np.float32))
+
+        assert [len(got.output) for got in ranks.run(body)] == [24, 0]
+
+        def small(layer, rank):
+            return layer.dispatch(x, i, out=np.empty((23 - 23 * rank, 16), np.float32))
+
+        _refused(ranks, small, "out: want 24 rows or more on rank 0, got 23")
+        for bad, text in (
+            (np.empty((24, 16)), "out: want dtype f32, .* got float64"),
+            (np.empty((24, 8), np.float32), "out: want shape"),
+            (np.broadcast_to(np.float32(0), (24, 16)), "read-only"),
+        ):
+            outcomes = ranks.try_run(
+                lambda layer, rank, bad=bad: layer.dispatch(x, i, out=bad if rank == 1 else None)
+            )
+            assert all(isinstance(outcome, ValueError) for outcome in outcomes)
+            assert re.search(text, str(outcomes[1]))
+        ranks.run(body)
 
 
 def test_copied_outputs_leave_the_arena():

@@ -47,13 +47,14 @@ struct DispatchArgs {
   std::int64_t expert_alignment = 1;  // expert-major: rows of each expert are padded to a multiple
   std::int64_t worst_case_rows = 0;  // 0: the output has as many rows as arrive; else exactly these
   bool copy_out = false;             // the output in memory of its own, not in the arena
+  TensorView out{};                  // optional [R or more, H] of input's dtype: the output's place
   std::shared_ptr<const Descriptor> cached{};  // repeat the routing of this descriptor
   Stream stream{};                             // of the layer's GPU; every rank its own
 };
 
 // What dispatch() returns. S = ceil(H / 128), e = E / W.
 struct Dispatched {
-  Tensor output;      // [R, H] of input's dtype
+  Tensor output;      // [R, H] of input's dtype; empty where `out` is given
   Tensor weights;     // expert-major [R], token-major [R, K], weight_dtype; empty without weights
   Tensor scales;      // [R, S] f32; empty without scales
   Tensor expert_ids;  // token-major: [R, K] i32, local expert 0 to e - 1 of each pair, -1 if it
@@ -137,6 +138,11 @@ class WINNOW_EXPORT AllToAll {
   // Ownership: output, weights, scales and expert_ids borrow the arena, whose rows are reused when
   // the tensors are gone; they may outlive the layer. With copy_out they own their memory. The
   // arena grows by itself, for all ranks at once, and nothing is dropped for lack of room.
+  //
+  // out: the rows go to its first R rows, what lies behind them is not touched, and for all the
+  // rest the call is one with copy_out: one rank may give `out` and another copy_out. With fewer
+  // than R rows it is refused, on every rank and before a row has moved, also where only the counts
+  // of all ranks tell R: "out: want 9 rows or more on rank 1, got 6".
   //
   // Refused besides: n > T, wrong shapes or dtypes, options that differ between ranks, more than
   // 2^31 - 1 rows on one rank.

@@ -122,6 +122,13 @@ void add_options(Table& table, World world) {
   table.add(world, "copy-out",
             {.choice = ExpertChoice::dropped, .weights = true, .copy_out = true});
   table.add(world, "copy-out-token-major", {.token_major = true, .copy_out = true});
+  table.add(world, "out", {.choice = ExpertChoice::dropped, .weights = true, .out = true});
+  table.add(world, "out-token-major",
+            {.topk = 3, .token_major = true, .weights = true, .out = true, .in_flight = true});
+  table.add(world, "out-cached", {.alignment = 4, .mode = Mode::cached, .out = true});
+  table.add(world, "out-worst-case", {.mode = Mode::worst_case, .weights = true, .out = true});
+  table.add(world, "out-strided-fp8",
+            {.hidden = 144, .weights = true, .fp8 = true, .out = true, .strided = true});
   table.add(world, "own-rows", {.choice = ExpertChoice::dropped, .expert_rows = ExpertRows::own});
   table.add(world, "in-place",
             {.choice = ExpertChoice::dropped,

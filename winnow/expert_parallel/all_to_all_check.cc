@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -49,6 +50,41 @@ Comparison compare_number(std::string_view what, std::int64_t actual, std::int64
   }
   return result;
 }
+
+// A caller's tensor that dispatch writes to, with more rows than it needs; every bit is set before.
+class Out {
+ public:
+  Out(const Place& place, const Problem& problem, const ConstTensorView& input, std::int64_t rows)
+      : place_(place), rows_(rows) {
+    const std::int64_t hidden = input.size(1), gap = problem.strided ? 3 : 0;
+    storage_ = place.make(input.dtype(), {{rows + kMore, hidden + gap}});
+    view_ = storage_.view().slice(1, 0, hidden);
+  }
+  const TensorView& view() const { return view_; }
+  // What was written, and whether nothing else was.
+  Tensor take(Comparisons& comparisons) const {
+    const std::int64_t hidden = view_.size(1);
+    untouched("behind out", storage_.view().slice(0, rows_, rows_ + kMore), comparisons);
+    untouched("beside out", storage_.view().slice(1, hidden, storage_.size(1)), comparisons);
+    return place_.copy(place_.to_host(view_.slice(0, 0, rows_)));
+  }
+
+ private:
+  static constexpr std::int64_t kMore = 3;
+
+  void untouched(std::string_view what, const ConstTensorView& part,
+                 Comparisons& comparisons) const {
+    const Tensor now = place_.to_host(part);
+    const auto* bytes = static_cast<const unsigned char*>(now.data());
+    const std::int64_t size = now.numel() * size_of(now.dtype());
+    comparisons.add(compare_number(what, std::count(bytes, bytes + size, 0xff), size));
+  }
+
+  const Place& place_;
+  std::int64_t rows_;
+  Tensor storage_;
+  TensorView view_;
+};
 
 // A tensor of integers of the descriptor: dtype, shape and every element.
 Comparison compare_integers(std::string_view what, const ConstTensorView& actual, DType dtype,
@@ -158,7 +194,18 @@ Dispatched dispatch_and_check(AllToAll& layer, const Place& place, const Problem
     args.expert_alignment = problem.alignment;
     if (problem.mode == Mode::worst_case) args.worst_case_rows = round.most_rows() + 5;
   }
+  std::optional<Out> out;
+  if (problem.out) {
+    const std::int64_t counted = std::int64_t(round.rows[std::size_t(rank)].size());
+    const bool worst_case = problem.mode == Mode::worst_case;
+    out.emplace(place, problem, mine.input, worst_case ? round.most_rows() + 5 : counted);
+    args.out = out->view();
+  }
   Dispatched result = layer.dispatch(args);
+  if (out) {
+    comparisons.add(compare_number("output beside out", result.output.view().present(), 0));
+    result.output = out->take(comparisons);
+  }
   for (Copy* copy : {&input, &indices, &weights, &scales, &scatter}) copy->spoil();
   check_dispatched(place, problem, round, rank, result, comparisons);
   return result;

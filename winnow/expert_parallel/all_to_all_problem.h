@@ -30,7 +30,7 @@ struct Problem {
   Mode mode = Mode::counted;
   ExpertRows expert_rows = ExpertRows::combine_buffer;
   bool token_major = false, local_combine = false, weights = false, weighted_combine = false;
-  bool fp8 = false, bias = false, copy_out = false;
+  bool fp8 = false, bias = false, copy_out = false, out = false;
   bool strided = false;    // the caller's tensors have rows further apart
   bool in_flight = false;  // all dispatches first, then the combines in the opposite order
   int rounds = 2;

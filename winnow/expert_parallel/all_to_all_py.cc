@@ -32,8 +32,8 @@ struct BoundDispatched {
   nb::object descriptor;
 };
 
-// The layers that are alive, by number: what an operator of torch knows of its layer. Guarded by the
-// interpreter lock.
+// The layers that are alive, by number: what an operator of torch knows of its layer. Guarded by
+// the interpreter lock.
 std::map<std::int64_t, PyObject*>& layers() {
   static auto& known = *new std::map<std::int64_t, PyObject*>();
   return known;
@@ -90,16 +90,15 @@ void make_layer(nb::pointer_and_handle<BoundAllToAll> self,
   layers().emplace(made, self.h.ptr());
   // In the object's own dictionary, where torch.compile can read it: number, W, NN, T, K, E / W.
   const ep::Topology& topology = self.p->layer.topology();
-  self.h.attr("_traced") =
-      nb::make_tuple(made, topology.world_size, topology.nodes(), max_tokens, topk,
-                     experts / topology.world_size);
+  self.h.attr("_traced") = nb::make_tuple(made, topology.world_size, topology.nodes(), max_tokens,
+                                          topk, experts / topology.world_size);
 }
 
 BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle expert_indices,
                          nb::handle weights, nb::handle scales, nb::handle scatter_indices,
                          const std::string& order, std::int64_t expert_alignment,
                          std::int64_t worst_case_rows, bool copy_out, const BoundDescriptor* cached,
-                         nb::handle stream) {
+                         nb::handle out, nb::handle stream) {
   const OneCall::Turn turn(self.one_call, kDispatch);
   Call call(kDispatch, stream, nb::none());
   call.on(self.layer.config().device);
@@ -115,6 +114,7 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
             .expert_alignment = expert_alignment,
             .worst_case_rows = worst_case_rows,
             .copy_out = copy_out,
+            .out = call.in_out("out", out),
             .cached = cached == nullptr ? nullptr : cached->descriptor};
     exporter = call.exporter();
   });
@@ -129,7 +129,12 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
   const auto give = [&](Tensor& tensor) {
     return nb::borrow<nb::any>(exporter(std::move(tensor)));
   };
-  return {.output = give(got.output),
+  const auto written = [&] {
+    const std::int64_t rows = got.descriptor->rows();
+    return args.out.size(0) == rows ? nb::borrow(out)
+                                    : out[nb::slice(nb::int_(0), nb::int_(rows), nb::none())];
+  };
+  return {.output = out.is_none() ? give(got.output) : nb::borrow<nb::any>(written()),
           .weights = give(got.weights),
           .scales = give(got.scales),
           .expert_ids = give(got.expert_ids),
@@ -238,10 +243,12 @@ Args:
     copy_out: results in memory of their own. Otherwise they borrow the arena, whose rows are used
         again when the tensors are gone; they may outlive the layer.
     cached: the descriptor of an earlier dispatch, whose routing is repeated.
+    out: [R or more, H], input's dtype, for the output; otherwise as copy_out. With fewer than R
+        rows it is refused before a row has moved.
     stream: for CUDA tensors.
 
 Returns:
-    An object with output [R, H]; weights [R], or [R, K] in token-major order, or None; scales
+    An object with output [R, H], or the first R rows of out; weights [R], or [R, K] in token-major order, or None; scales
     [R, ceil(H / 128)] or None; expert_ids [R, K], int32, the local expert of each pair or -1, in
     token-major order, else None; descriptor. Tensors are of the kind of input.
 
@@ -302,13 +309,15 @@ void bind_layer(nb::module_& m) {
       .def("dispatch", dispatch, "input"_a.none(), "expert_indices"_a = nb::none(), nb::kw_only(),
            "weights"_a = nb::none(), "scales"_a = nb::none(), "scatter_indices"_a = nb::none(),
            "order"_a = "expert_major", "expert_alignment"_a = 1, "worst_case_rows"_a = 0,
-           "copy_out"_a = false, "cached"_a = nb::none(), "stream"_a = nb::none(), kDispatchDoc,
+           "copy_out"_a = false, "cached"_a = nb::none(), "out"_a = nb::none(),
+           "stream"_a = nb::none(), kDispatchDoc,
            nb::sig("def dispatch(self, input: T, expert_indices: T | None = None, *, "
                    "weights: T | None = None, scales: T | None = None, "
                    "scatter_indices: T | None = None, "
                    "order: typing.Literal['expert_major', 'token_major'] = 'expert_major', "
                    "expert_alignment: int = 1, worst_case_rows: int = 0, copy_out: bool = False, "
-                   "cached: Descriptor | None = None, stream: Stream = None) -> Dispatched"))
+                   "cached: Descriptor | None = None, out: T | None = None, "
+                   "stream: Stream = None) -> Dispatched"))
       .def("combine", combine, "expert_output"_a.none(), "descriptor"_a, nb::kw_only(),
            "bias"_a = nb::none(), "weighted"_a = false, "out"_a = nb::none(),
            "stream"_a = nb::none(), kCombineDoc,
@@ -412,7 +421,8 @@ void bind_expert_parallel_all_to_all(nb::module_& m) {
       .def_ro("descriptor", &BoundDispatched::descriptor, "For combine().",
               nb::for_getter(nb::sig("def descriptor(self) -> Descriptor")));
   bind_layer(m);
-  m.def("_layer", layer_of, nb::arg("number"), nb::sig("def _layer(number: int) -> AllToAll | None"));
+  m.def("_layer", layer_of, nb::arg("number"),
+        nb::sig("def _layer(number: int) -> AllToAll | None"));
 }
 
 Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options) {

@@ -91,6 +91,57 @@ TEST_F(Refusals, WrongTensors) {
   });
 }
 
+TEST_F(Refusals, AnOutThatIsTooSmall) {
+  // 3 ranks of 3 tokens and 2 pairs: 18 rows, all on rank 0.
+  Tensor out[3];
+  const auto give = [&](int rank, Given& given) { given.args.out = out[rank]; };
+  const auto make = [&](std::int64_t rows, std::int64_t of_others, DType dtype = DType::f32) {
+    for (Tensor& one : out) one = Tensor(dtype, {of_others, 16});
+    out[0] = Tensor(dtype, {rows, 16});
+  };
+  make(17, 0);
+  expect_refused("out: want 18 rows or more on rank 0, got 17", give);
+  for (const float value : out[0].values<float>()) EXPECT_EQ(value, 0);  // no row has moved
+  make(18, 0);
+  expect_all_return(dispatch(give));
+  make(18, 20, DType::f16);
+  expect_refused_with("rank 0: out: want dtype f32", give);
+  const auto expect = [&](const std::string& text, std::int64_t rows, const auto& change) {
+    make(rows, rows);
+    expect_refused_with("rank 1: out: " + text, [&](int rank, Given& given) {
+      given.args.worst_case_rows = 20;
+      give(rank, given);
+      if (rank == 1) change(given.args.out);
+    });
+  };
+  expect("want 20 rows or more, got 19", 20, [](TensorView& view) { view = view.slice(0, 0, 19); });
+  expect("want shape", 20, [](TensorView& view) { view = view.slice(1, 0, 8); });
+  expect("want", 20,
+         [](TensorView& view) { view = TensorView(view.data(), DType::f32, {20, 16}, {1, 20}); });
+
+  // A repeat knows its rows.
+  std::vector<std::shared_ptr<const Descriptor>> made(3);
+  expect_all_return(ranks_.run([&](int rank) {
+    Given given;
+    made[std::size_t(rank)] = layer(rank).dispatch(given.args).descriptor;
+  }));
+  make(17, 0);
+  expect_refused("rank 0: out: want 18 rows or more, got 17", [&](int rank, Given& given) {
+    give(rank, given);
+    given.args.expert_indices = {};
+    given.args.cached = made[std::size_t(rank)];
+  });
+  // Beside it another rank may copy, but not borrow.
+  make(18, 0);
+  expect_all_return(dispatch([&](int rank, Given& given) {
+    if (rank == 2) given.args.copy_out = true;
+    if (rank != 2) give(rank, given);
+  }));
+  expect_refused_with("copy_out differs", [&](int rank, Given& given) {
+    if (rank != 2) give(rank, given);
+  });
+}
+
 TEST_F(Refusals, OptionsThatDiffer) {
   expect_refused("expert_alignment differs: 1 on rank 0, 16 on rank 2", [](int rank, Given& given) {
     if (rank == 2) given.args.expert_alignment = 16;

@@ -63,6 +63,7 @@ void choose_call(Problem& problem, Random& random) {
   problem.fp8 = problem.hidden % 16 == 0 && one_in(5, random);
   problem.bias = one_in(3, random);
   problem.copy_out = one_in(3, random);
+  problem.out = one_in(4, random);
   problem.strided = one_in(4, random);
   problem.expert_rows =
       one_of({ExpertRows::combine_buffer, ExpertRows::own, ExpertRows::in_place}, random);

@@ -41,6 +41,7 @@ struct Header {
   Options options;
   std::int64_t tokens = 0;        // n
   std::int64_t scatter_rows = 0;  // of the table that was given
+  std::int64_t out_rows = -1;     // dispatch: of `out`; -1: none was given
   std::uint64_t releasable = 0;   // Arena::releasable()
   Extent rows;                    // dispatch: the hole that rows may use; combine: the expert rows
   std::int64_t row_bytes = 0;     // of the whole message that is passed on

@@ -59,6 +59,7 @@ class Dispatch {
   void write_own(std::int64_t chunk);
   void forward(std::int64_t chunk);
   void find_copies();
+  void copy_output(const std::byte* from, std::int64_t rows) const;
   Dispatched result();
 
   RailSources sources() const { return {layer_.map, *routing_, layer_.communicator.local()}; }
@@ -88,6 +89,7 @@ void Dispatch::post() {
     header.options = options_of(request_);
     header.tokens = request_.tokens;
     header.scatter_rows = request_.scatter ? args_.scatter_indices.size(0) : 0;
+    if (args_.out.present()) header.out_rows = args_.out.size(0);
     if (request_.cached == nullptr) count(header, counts);
   } catch (const Error& error) {
     header.refuse(error);
@@ -122,6 +124,9 @@ void Dispatch::place() {
   const Placement placement =
       place_blocks(map, heard.counts(), request_.order, request_.expert_alignment, layer_.rank());
   check_row_counts(placement.rank_rows, request_.order, map.topk);
+  if (request_.worst_case_rows == 0) {
+    check_room(placement.rank_rows, [&](int rank) -> const Header& { return heard.header(rank); });
+  }
   made_ = std::make_shared<Routing>();
   routing_ = made_;
   made_->number = layer_.epoch;
@@ -335,6 +340,16 @@ void Dispatch::find_copies() {
   }
 }
 
+// To the caller's tensor.
+void Dispatch::copy_output(const std::byte* from, std::int64_t rows) const {
+  auto* to = static_cast<std::byte*>(args_.out.data());
+  const std::int64_t bytes = request_.row_bytes,
+                     step = args_.out.stride(0) * size_of(request_.input);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::memcpy(to + row * step, from + row * bytes, static_cast<std::size_t>(bytes));
+  }
+}
+
 Dispatched Dispatch::result() {
   const std::int64_t rows = routing_->rows_of(layer_.rank()), topk = routing_->topk;
   const RegionTables& tables = writer_->rank(layer_.communicator.local());
@@ -346,7 +361,11 @@ Dispatched Dispatch::result() {
   const bool token_major = request_.order == RowOrder::token_major;
   const DType weight_dtype = layer_.config.weight_dtype;
   Dispatched result;
-  result.output = tensor(tables.payload, request_.input, {rows, layer_.config.hidden});
+  if (args_.out.present()) {
+    copy_output(tables.payload, rows);
+  } else {
+    result.output = tensor(tables.payload, request_.input, {rows, layer_.config.hidden});
+  }
   result.weights = token_major ? tensor(tables.weights, weight_dtype, {rows, topk})
                                : tensor(tables.weights, weight_dtype, {rows});
   result.scales =

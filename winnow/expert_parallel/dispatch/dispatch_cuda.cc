@@ -55,6 +55,7 @@ class DeviceDispatch {
   void make_tables();
   void scatter();
   void send();
+  void copy_output(const std::byte* from, std::int64_t rows);
   Dispatched result();
 
   bool counted() const { return !request_.cached && request_.worst_case_rows == 0; }
@@ -111,6 +112,7 @@ void DeviceDispatch::post() {
     header.options = options_of(request_);
     header.tokens = request_.tokens;
     header.scatter_rows = request_.scatter ? args_.scatter_indices.size(0) : 0;
+    if (args_.out.present()) header.out_rows = args_.out.size(0);
     routing_ = request_.cached;
     if (routing_ == nullptr) start_routing();
     if (request_.weights && request_.cached) take_weights();
@@ -244,6 +246,8 @@ void DeviceDispatch::read_counts() {
     table_rows_.push_back(layer_.heard_header(rank).scatter_rows);
   }
   check_row_counts(made_->wanted_rows, request_.order, config_.topk);
+  check_room(made_->wanted_rows,
+             [&](int rank) -> const Header& { return layer_.heard_header(rank); });
 }
 
 void DeviceDispatch::learn() {
@@ -378,6 +382,17 @@ void DeviceDispatch::send() {
   layer_.check(layer_.wire().rail_send(params, layer_.blocks(), layer_.stream()), "rail_send");
 }
 
+// To the caller's tensor.
+void DeviceDispatch::copy_output(const std::byte* from, std::int64_t rows) {
+  if (rows == 0) return;
+  const auto bytes = static_cast<std::size_t>(request_.row_bytes);
+  const auto step = rows > 1 ? static_cast<std::size_t>(row_stride(args_.out)) : bytes;
+  layer_.check(
+      cudaMemcpy2DAsync(args_.out.data(), step, from, bytes, bytes, static_cast<std::size_t>(rows),
+                        cudaMemcpyDeviceToDevice, layer_.stream()),
+      "out");
+}
+
 Dispatched DeviceDispatch::result() {
   const std::int64_t rows = routing_->rows_of(layer_.rank()), topk = routing_->topk;
   const int local = layer_.local();
@@ -397,7 +412,11 @@ Dispatched DeviceDispatch::result() {
   const bool token_major = request_.order == RowOrder::token_major;
   const DType weight_dtype = config_.weight_dtype;
   Dispatched result;
-  result.output = tensor(move_.payload, request_.input, {rows, config_.hidden});
+  if (args_.out.present()) {
+    copy_output(move_.payload.data[local], rows);
+  } else {
+    result.output = tensor(move_.payload, request_.input, {rows, config_.hidden});
+  }
   result.weights = token_major ? tensor(move_.row_weights, weight_dtype, {rows, topk})
                                : tensor(move_.row_weights, weight_dtype, {rows});
   result.scales = tensor(move_.row_scales, DType::f32, {rows, move_.scale_words});

@@ -84,6 +84,16 @@ void check_repeat(const Check& check, const std::shared_ptr<const char>& layer,
   as_before("worst_case_rows", args.worst_case_rows, 0, routing.worst_case_rows);
 }
 
+// `known`: R, or 0 where it is still to be counted.
+void check_out(const Check& check, const Config& config, const DispatchArgs& args,
+               std::int64_t known) {
+  check.rank("out", args.out, 2, "[rows, hidden]");
+  const std::int64_t rows = args.out.size(0);
+  check.output("out", args.out, {{"rows", rows}, {"hidden", config.hidden}}, {args.input.dtype()},
+               config.device);
+  check.that(rows >= known, "out", std::to_string(known) + " rows or more", std::to_string(rows));
+}
+
 void append_rows(std::vector<std::byte>& to, const ConstTensorView& view) {
   const std::int64_t row_bytes = view.size(1) * size_of(view.dtype());
   const auto* from = static_cast<const std::byte*>(view.data());
@@ -106,7 +116,7 @@ Request check_request(const Config& config, const std::shared_ptr<const char>& l
   request.scale_bytes = args.scales.present() ? args.scales.size(1) * size_of(DType::f32) : 0;
   request.weights = args.weights.present();
   request.scatter = args.scatter_indices.present();
-  request.copy_out = args.copy_out;
+  request.copy_out = args.copy_out || args.out.present();
   if (args.cached == nullptr) {
     check_routing(check, config, args);
     request.order = args.order;
@@ -118,6 +128,11 @@ Request check_request(const Config& config, const std::shared_ptr<const char>& l
     request.order = request.cached->order;
     request.expert_alignment = request.cached->expert_alignment;
     request.worst_case_rows = request.cached->worst_case_rows;
+  }
+  if (args.out.present()) {
+    const int rank = request.cached ? args.cached->state().rank : 0;
+    check_out(check, config, args,
+              request.cached ? request.cached->rows_of(rank) : request.worst_case_rows);
   }
   return request;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -44,6 +45,17 @@ Request check_request(const Config& config, const std::shared_ptr<const char>& l
 std::vector<std::byte> make_table(const Request& request, const DispatchArgs& args);
 // Throws, alike on every rank, where a rank gets more rows than tables can count. `rows` [W].
 void check_row_counts(std::span<const std::int64_t> rows, RowOrder order, std::int64_t topk);
+// The same where one gets more than its `out` has, which `header_of(rank)` says.
+template <class HeaderOf>
+void check_room(std::span<const std::int64_t> rows, const HeaderOf& header_of) {
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    const std::int64_t room = header_of(static_cast<int>(rank)).out_rows;
+    if (room < 0 || rows[rank] <= room) continue;
+    throw Error(ErrorCode::invalid_argument, std::string(kDispatch), "out",
+                std::to_string(rows[rank]) + " rows or more on rank " + std::to_string(rank),
+                std::to_string(room));
+  }
+}
 // The options that must be the same on every rank.
 Options options_of(const Request& request);
 
