@@ -6,12 +6,20 @@ import pytest
 import torch
 import winnow.torch as ops
 from expert_launch import alone  # noqa: F401
-from ranks import Ranks
+from ranks import Ranks, run_all
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from winnow.expert_parallel import Descriptor, EPAll2AllLayer, autograd, operators
+from winnow.expert_parallel import (
+    Descriptor,
+    EPAll2AllLayer,
+    InProcessWorld,
+    Notifier,
+    autograd,
+    layout,
+    operators,
+)
 
 WORLD, HIDDEN, TOPK, EXPERTS = 2, 16, 3, 8
 CONFIG = {"max_tokens": 16, "hidden": HIDDEN, "topk": TOPK, "experts": EXPERTS, "dtype": "float32"}
@@ -328,6 +336,38 @@ def test_operators_give_everything():
         assert torch.equal(got.scales, want.scales) and got.weights is None
 
 
+def test_notify_compiles():
+    world = InProcessWorld(WORLD)
+
+    def model(notifier, indices):
+        counts = ops.expert_parallel_layout(indices, EXPERTS, WORLD, 1)
+        return ops.expert_parallel_notify(notifier, *counts, channels=3, expert_alignment=4)
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+
+    def body(rank):
+        notifier = Notifier(
+            world.transport(rank), world.store(), experts=EXPERTS, local_world_size=1, timeout=60
+        )
+        *_, indices = _inputs(rank)
+        got = compiled(notifier, indices)
+        counts = layout(indices, EXPERTS, WORLD, 1)
+        want = notifier.notify(*counts, channels=3, expert_alignment=4)
+        assert isinstance(got, operators.Notified)
+        for name in got._fields:
+            assert torch.equal(getattr(got, name), getattr(want, name)), name
+
+    run_all(WORLD, body)
+
+
+def test_opcheck_notify():
+    world = InProcessWorld(1)
+    notifier = Notifier(world.transport(0), world.store(), experts=EXPERTS)
+    counts = layout(_inputs(0)[-1], EXPERTS, 1, 1)
+    arguments = (*counts, None, notifier._traced, 3, 4, 0)
+    torch.library.opcheck(torch.ops.winnow.expert_parallel_notify.default, arguments)
+
+
 def test_a_descriptor_lives_as_long_as_the_memory_of_its_handle():
     x, _, _, indices = _inputs(0)
     with Ranks(1, **CONFIG) as ranks:
@@ -374,8 +414,8 @@ def test_a_backward_pass_keeps_what_it_needs():
     torch._dynamo.reset()
     gc.collect()
     assert not operators._kept
-    with pytest.raises(ValueError, match="layer: want one that exists, got one that is gone"):
-        operators._layer_of(number)
+    with pytest.raises(ValueError, match="want a layer that exists, got one that is gone"):
+        operators._living(number)
 
 
 def test_fake_tensors_run_nothing():

@@ -16,13 +16,16 @@ from winnow import _operators
 from winnow._winnow import expert_parallel as _expert_parallel
 from winnow._winnow import paged_xl as _paged_xl
 from winnow._winnow import sparse_mla as _sparse_mla
+from winnow.expert_parallel import Notifier
 from winnow.expert_parallel.autograd import combine as expert_parallel_combine
 from winnow.expert_parallel.autograd import dispatch_traced as expert_parallel_dispatch
+from winnow.expert_parallel.operators import Notified
 
 __all__ = [
     "expert_parallel_combine",
     "expert_parallel_dispatch",
     "expert_parallel_layout",
+    "expert_parallel_notify",
     "paged_xl_append",
     "paged_xl_attention",
     "paged_xl_attention_fused",
@@ -318,3 +321,23 @@ def expert_parallel_layout(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """winnow.expert_parallel.layout() as an operator: (tokens_per_rank, tokens_per_node,
     tokens_per_expert, is_token_in_rank)."""
+
+
+def expert_parallel_notify(
+    notifier: Notifier,
+    tokens_per_rank: Tensor,
+    tokens_per_node: Tensor,
+    tokens_per_expert: Tensor,
+    is_token_in_rank: Tensor,
+    *,
+    channels: int = 1,
+    expert_alignment: int = 1,
+    worst_case_rows: int = 0,
+) -> Notified:
+    """winnow.expert_parallel.notify() as an operator, without queues: a tuple of its results."""
+    return Notified(
+        *torch.ops.winnow.expert_parallel_notify(
+            tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank, None,
+            notifier._traced, channels, expert_alignment, worst_case_rows,
+        )
+    )  # fmt: skip

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "winnow/core/error.h"
+#include "winnow/expert_parallel/testing/callers.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/expert_parallel/transport/launch_environment.h"
 #include "winnow/expert_parallel/transport/nvshmem.h"
@@ -21,27 +22,6 @@ namespace {
 
 using testing::Comparison;
 
-// A caller's tensor: a copy of `from`, with rows further apart if asked for.
-class Copy {
- public:
-  Copy(const Place& place, const ConstTensorView& from, bool strided) : place_(place) {
-    if (!from.present()) return;
-    const std::int64_t gap = strided ? 3 : 0;
-    storage_ = place.make(from.dtype(), {{from.size(0), from.size(1) + gap}});
-    view_ = storage_.view().slice(1, 0, from.size(1));
-    place.write(view_, from);
-  }
-  const TensorView& view() const { return view_; }
-  void spoil() {
-    if (storage_.numel() > 0) place_.spoil(storage_.view());
-  }
-
- private:
-  const Place& place_;
-  Tensor storage_;
-  TensorView view_;
-};
-
 Comparison compare_number(std::string_view what, std::int64_t actual, std::int64_t expected) {
   Comparison result{std::string(what), 0, 0, actual == expected, ""};
   if (!result.passed) {
@@ -50,41 +30,6 @@ Comparison compare_number(std::string_view what, std::int64_t actual, std::int64
   }
   return result;
 }
-
-// A caller's tensor that dispatch writes to, with more rows than it needs; every bit is set before.
-class Out {
- public:
-  Out(const Place& place, const Problem& problem, const ConstTensorView& input, std::int64_t rows)
-      : place_(place), rows_(rows) {
-    const std::int64_t hidden = input.size(1), gap = problem.strided ? 3 : 0;
-    storage_ = place.make(input.dtype(), {{rows + kMore, hidden + gap}});
-    view_ = storage_.view().slice(1, 0, hidden);
-  }
-  const TensorView& view() const { return view_; }
-  // What was written, and whether nothing else was.
-  Tensor take(Comparisons& comparisons) const {
-    const std::int64_t hidden = view_.size(1);
-    untouched("behind out", storage_.view().slice(0, rows_, rows_ + kMore), comparisons);
-    untouched("beside out", storage_.view().slice(1, hidden, storage_.size(1)), comparisons);
-    return place_.copy(place_.to_host(view_.slice(0, 0, rows_)));
-  }
-
- private:
-  static constexpr std::int64_t kMore = 3;
-
-  void untouched(std::string_view what, const ConstTensorView& part,
-                 Comparisons& comparisons) const {
-    const Tensor now = place_.to_host(part);
-    const auto* bytes = static_cast<const unsigned char*>(now.data());
-    const std::int64_t size = now.numel() * size_of(now.dtype());
-    comparisons.add(compare_number(what, std::count(bytes, bytes + size, 0xff), size));
-  }
-
-  const Place& place_;
-  std::int64_t rows_;
-  Tensor storage_;
-  TensorView view_;
-};
 
 // A tensor of integers of the descriptor: dtype, shape and every element.
 Comparison compare_integers(std::string_view what, const ConstTensorView& actual, DType dtype,
@@ -198,13 +143,15 @@ Dispatched dispatch_and_check(AllToAll& layer, const Place& place, const Problem
   if (problem.out) {
     const std::int64_t counted = std::int64_t(round.rows[std::size_t(rank)].size());
     const bool worst_case = problem.mode == Mode::worst_case;
-    out.emplace(place, problem, mine.input, worst_case ? round.most_rows() + 5 : counted);
+    const std::int64_t rows = worst_case ? round.most_rows() + 5 : counted;
+    out.emplace(place, mine.input.dtype(), rows, problem.hidden, problem.strided);
     args.out = out->view();
   }
   Dispatched result = layer.dispatch(args);
   if (out) {
     comparisons.add(compare_number("output beside out", result.output.view().present(), 0));
-    result.output = out->take(comparisons);
+    comparisons.add(compare_number("bytes written outside of out", out->bytes_outside(), 0));
+    result.output = out->take();
   }
   for (Copy* copy : {&input, &indices, &weights, &scales, &scatter}) copy->spoil();
   check_dispatched(place, problem, round, rank, result, comparisons);

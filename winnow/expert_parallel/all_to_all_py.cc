@@ -1,6 +1,5 @@
 // Python bindings of expert_parallel::AllToAll.
 #include <chrono>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,27 +31,14 @@ struct BoundDispatched {
   nb::object descriptor;
 };
 
-// The layers that are alive, by number: what an operator of torch knows of its layer. Guarded by
-// the interpreter lock.
-std::map<std::int64_t, PyObject*>& layers() {
-  static auto& known = *new std::map<std::int64_t, PyObject*>();
-  return known;
-}
-
 struct BoundAllToAll {
   BoundAllToAll(std::shared_ptr<ep::Transport> transport, std::shared_ptr<ep::Store> store,
                 const ep::Config& config)
       : layer(std::move(transport), std::move(store), config) {}
-  ~BoundAllToAll() { layers().erase(number); }
   ep::AllToAll layer;
   OneCall one_call;
-  std::int64_t number = 0;
+  Number number;
 };
-
-nb::object layer_of(std::int64_t number) {
-  const auto found = layers().find(number);
-  return found == layers().end() ? nb::none() : nb::borrow(found->second);
-}
 
 ep::RowOrder order_argument(const std::string& order) {
   if (order == "expert_major") return ep::RowOrder::expert_major;
@@ -85,13 +71,11 @@ void make_layer(nb::pointer_and_handle<BoundAllToAll> self,
     const nb::gil_scoped_release unlocked;
     new (self.p) BoundAllToAll(std::move(transport), std::move(meeting), config);
   }
-  static std::int64_t made = 0;
-  self.p->number = ++made;
-  layers().emplace(made, self.h.ptr());
   // In the object's own dictionary, where torch.compile can read it: number, W, NN, T, K, E / W.
   const ep::Topology& topology = self.p->layer.topology();
-  self.h.attr("_traced") = nb::make_tuple(made, topology.world_size, topology.nodes(), max_tokens,
-                                          topk, experts / topology.world_size);
+  self.h.attr("_traced") =
+      nb::make_tuple(self.p->number.give(self.h), topology.world_size, topology.nodes(), max_tokens,
+                     topk, experts / topology.world_size);
 }
 
 BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle expert_indices,
@@ -421,8 +405,8 @@ void bind_expert_parallel_all_to_all(nb::module_& m) {
       .def_ro("descriptor", &BoundDispatched::descriptor, "For combine().",
               nb::for_getter(nb::sig("def descriptor(self) -> Descriptor")));
   bind_layer(m);
-  m.def("_layer", layer_of, nb::arg("number"),
-        nb::sig("def _layer(number: int) -> AllToAll | None"));
+  m.def("_numbered", Number::find, nb::arg("number"),
+        nb::sig("def _numbered(number: int) -> typing.Any"));
 }
 
 Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <string>
+#include <unordered_map>
 
 #include <nanobind/nanobind.h>
 
@@ -34,6 +36,36 @@ class OneCall {
 
  private:
   std::atomic<bool> running_{false};
+};
+
+// The number of an object, by which an operator of torch finds it while it is alive. Guarded by the
+// interpreter lock.
+class Number {
+ public:
+  Number() = default;
+  ~Number() { known().erase(value_); }
+  Number(const Number&) = delete;
+  Number& operator=(const Number&) = delete;
+
+  // Numbers `object`, which this is a part of.
+  std::int64_t give(nanobind::handle object) {
+    static std::int64_t given = 0;
+    value_ = ++given;
+    known().emplace(value_, object.ptr());
+    return value_;
+  }
+  // None where there is no such object any more.
+  static nanobind::object find(std::int64_t value) {
+    const auto found = known().find(value);
+    return found == known().end() ? nanobind::none() : nanobind::borrow(found->second);
+  }
+
+ private:
+  static std::unordered_map<std::int64_t, PyObject*>& known() {
+    static auto& objects = *new std::unordered_map<std::int64_t, PyObject*>();
+    return objects;
+  }
+  std::int64_t value_ = 0;
 };
 
 // What reading the arguments threw; null for nothing.

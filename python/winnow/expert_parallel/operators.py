@@ -1,9 +1,9 @@
-"""dispatch and combine as torch operators, which compiled code calls.
+"""dispatch, combine and notify as torch operators, which compiled code calls.
 
-An operator takes tensors and numbers. A layer is the number that its constructor gave it. A
-descriptor is a handle: an int64 tensor [1] on the CPU that holds a number, and whose memory keeps
-the descriptor. So a handle may be saved for a backward pass, detached or returned from a graph, and
-the descriptor goes with the last tensor on that memory.
+An operator takes tensors and numbers. A layer, or a notifier, is the number that its constructor
+gave it. A descriptor is a handle: an int64 tensor [1] on the CPU that holds a number, and whose
+memory keeps the descriptor. So a handle may be saved for a backward pass, detached or returned from
+a graph, and the descriptor goes with the last tensor on that memory.
 """
 
 import array
@@ -11,13 +11,13 @@ import itertools
 import weakref
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import SymInt, Tensor
 
 from winnow import _operators
-from winnow._winnow.expert_parallel import AllToAll, Descriptor, _layer
+from winnow._winnow.expert_parallel import AllToAll, Descriptor, _numbered
 from winnow.errors import InvalidArgument
 from winnow.expert_parallel import gradients
 
@@ -50,11 +50,12 @@ def descriptor_of(handle: Tensor) -> Descriptor:
     return kept.descriptor
 
 
-def _layer_of(number: int) -> AllToAll:
-    layer = _layer(number)
-    if layer is None:
-        raise InvalidArgument("expert_parallel: layer: want one that exists, got one that is gone")
-    return layer
+def _living(number: int) -> Any:
+    """The AllToAll or Notifier of that number."""
+    found = _numbered(number)
+    if found is None:
+        raise InvalidArgument("expert_parallel: want a layer that exists, got one that is gone")
+    return found
 
 
 @dataclass
@@ -92,7 +93,7 @@ def _dispatch(
     input, weights, after, layer, topk, expert_indices, *, copy_out, cached, rows=None,
     gradient=False, **options,
 ):  # fmt: skip
-    layer = _layer_of(layer)
+    layer = _living(layer)
     clones = copy_out and input.is_cuda  # torch's allocator knows streams
     got = layer.dispatch(
         input,
@@ -179,7 +180,7 @@ def expert_parallel_dispatch(
 
 
 def _combine(expert_output, weights, bias, after, layer, topk, tokens, descriptor):
-    return _layer_of(layer).combine(
+    return _living(layer).combine(
         expert_output, descriptor_of(descriptor), bias=bias, weighted=weights is not None
     )
 
@@ -218,9 +219,7 @@ def expert_parallel_combine(
 
 
 def _weight_gradient(values, after, layer, topk, tokens, descriptor, expert_ids):
-    return gradients.weight_gradient(
-        values, _layer_of(layer), descriptor_of(descriptor), expert_ids
-    )
+    return gradients.weight_gradient(values, _living(layer), descriptor_of(descriptor), expert_ids)
 
 
 def _weight_gradient_fake(values, after, layer, topk, tokens, descriptor, expert_ids):
@@ -264,3 +263,64 @@ def expert_parallel_table(
     descriptor: Tensor, name: str, sizes: Sequence[SymInt], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """The tensor of that name of the descriptor."""
+
+
+# ---- notify
+
+
+def _notify(
+    tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank, after, notifier,
+    channels, expert_alignment, worst_case_rows,
+):  # fmt: skip
+    got = _living(notifier).notify(
+        tokens_per_rank,
+        tokens_per_node,
+        tokens_per_expert,
+        is_token_in_rank,
+        channels=channels,
+        expert_alignment=expert_alignment,
+        worst_case_rows=worst_case_rows,
+    )
+    return tuple(getattr(got, name) for name in Notified._fields)
+
+
+def _notify_fake(
+    tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank, after, notifier,
+    channels, expert_alignment, worst_case_rows,
+):  # fmt: skip
+    ranks, nodes = tokens_per_rank.shape[0], tokens_per_node.shape[0]
+    local_experts = tokens_per_expert.shape[0] // ranks
+    sizes = ((nodes, channels), (ranks, channels), nodes, ranks, 1, 1, local_experts)
+    return tuple(tokens_per_rank.new_empty(size) for size in sizes)
+
+
+class Notified(NamedTuple):
+    """What expert_parallel_notify() returns; see Notifier.notify()."""
+
+    node_channel_prefix_matrix: Tensor
+    rank_channel_prefix_matrix: Tensor
+    recv_node_prefix_sum: Tensor
+    recv_rank_prefix_sum: Tensor
+    num_recv_tokens: Tensor
+    num_forward_tokens: Tensor
+    recv_pairs_per_expert: Tensor
+
+
+@_operators.operator(
+    _notify,
+    _notify_fake,
+    results=len(Notified._fields),
+    autograd=_operators.recording(None, leaves=(), follows=4),
+)
+def expert_parallel_notify(
+    tokens_per_rank: Tensor,
+    tokens_per_node: Tensor,
+    tokens_per_expert: Tensor,
+    is_token_in_rank: Tensor,
+    after: Optional[Tensor],
+    notifier: SymInt,
+    channels: SymInt,
+    expert_alignment: int,
+    worst_case_rows: int,
+) -> Notified:
+    """Notifier.notify()."""

@@ -34,19 +34,23 @@ struct BoundNotifier {
       : notifier(std::move(transport), std::move(store), config) {}
   ep::Notifier notifier;
   OneCall one_call;
+  Number number;
 };
 
-void make_notifier(BoundNotifier* self, std::shared_ptr<ep::Transport> transport, nb::handle store,
-                   int experts, int local_world_size, std::optional<double> timeout,
-                   nb::handle device) {
+void make_notifier(nb::pointer_and_handle<BoundNotifier> self,
+                   std::shared_ptr<ep::Transport> transport, nb::handle store, int experts,
+                   int local_world_size, std::optional<double> timeout, nb::handle device) {
   constexpr const char* operation = "expert_parallel::Notifier";
   std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   const ep::NotifierConfig config{.experts = experts,
                                   .local_world_size = local_world_size,
                                   .timeout = timeout_argument(operation, timeout),
                                   .device = device_argument(operation, device)};
-  const nb::gil_scoped_release unlocked;
-  new (self) BoundNotifier(std::move(transport), std::move(meeting), config);
+  {
+    const nb::gil_scoped_release unlocked;
+    new (self.p) BoundNotifier(std::move(transport), std::move(meeting), config);
+  }
+  self.h.attr("_traced") = self.p->number.give(self.h);  // where torch.compile can read it
 }
 
 Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle tokens_per_node,
@@ -178,7 +182,7 @@ void bind_expert_parallel_notify(nb::module_& m) {
       .def_ro("forward_tokens", &ep::NotifyTotals::forward_tokens)
       .def_ro("recv_pairs_per_expert", &ep::NotifyTotals::recv_pairs_per_expert);
 
-  nb::class_<BoundNotifier>(m, "Notifier", kClassDoc)
+  nb::class_<BoundNotifier>(m, "Notifier", kClassDoc, nb::dynamic_attr())
       .def("__init__", make_notifier, "transport"_a, "store"_a, nb::kw_only(), "experts"_a,
            "local_world_size"_a = 0, "timeout"_a = nb::none(), "device"_a = "cpu",
            nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, experts: int, "
