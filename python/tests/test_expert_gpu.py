@@ -409,6 +409,18 @@ def test_compiled_code_has_values_and_gradients():
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_graphs_that_torch_records_leave_our_calls_out():
+    torch._dynamo.reset()
+    compiled = torch.compile(_mixture, fullgraph=True, mode="reduce-overhead")
+    with Ranks(1, **CONFIG, arena_rows=4096) as ranks, torch.no_grad():
+        for seed in range(6):
+            tokens, choice, weights = (cuda(t[0]) for t in problem(seed, (8,)))
+            out = compiled(ranks.layers[0], tokens, weights, choice)
+            want = _mixture_want(tokens, weights, choice)
+            torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_graph_records_compiled_code():
     """The graph keeps the descriptor that nobody else has."""
     torch._dynamo.reset()

@@ -115,7 +115,11 @@ def recording(apply, leaves, follows=None):
     return make
 
 
-def operator(kernel, fake, results, changes=(), how=None, autograd=None):
+# For operators of which the CUDA graphs that torch.compile records must hold none.
+_UNSAFE = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)]
+
+
+def operator(kernel, fake, results, changes=(), how=None, autograd=None, recordable=True):
     """Makes an operator of a declaration, and the declaration call it.
 
     Args:
@@ -125,6 +129,8 @@ def operator(kernel, fake, results, changes=(), how=None, autograd=None):
         how: as in calling().
         autograd: makes the kernel that records gradients from the operator, the other kernel and
             the defaults of the arguments; None: a gradient that is asked for is an error.
+        recordable: False where the host takes part in every call, so that the CUDA graphs that
+            torch.compile records by itself leave it out.
     """
 
     def decorate(declaration: Function) -> Function:
@@ -148,7 +154,7 @@ def operator(kernel, fake, results, changes=(), how=None, autograd=None):
         returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
         _library.define(
             f"{name}({', '.join(map(argument, parameters))}) -> {returned}",
-            tags=(torch.Tag.pt2_compliant_tag,),
+            tags=(torch.Tag.pt2_compliant_tag, *([] if recordable else _UNSAFE)),
         )
         packet = getattr(torch.ops.winnow, name)
         run = by_position(kernel)

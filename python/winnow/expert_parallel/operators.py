@@ -150,6 +150,7 @@ def _record_dispatch(input, weights, run, values, defaults):
     _dispatch_fake,
     results=5,
     autograd=_operators.recording(_record_dispatch, leaves=(0, 1), follows=2),
+    recordable=False,
 )
 def expert_parallel_dispatch(
     input: Tensor,
@@ -201,6 +202,7 @@ def _record_combine(expert_output, weights, bias, run, values, defaults):
     _combine_fake,
     results=1,
     autograd=_operators.recording(_record_combine, leaves=(0, 1, 2), follows=3),
+    recordable=False,
 )
 def expert_parallel_combine(
     expert_output: Tensor,
@@ -236,6 +238,7 @@ def _record_weight_gradient(values, run, arguments, defaults):
     _weight_gradient_fake,
     results=1,
     autograd=_operators.recording(_record_weight_gradient, leaves=(0,), follows=1),
+    recordable=False,
 )
 def expert_parallel_weight_gradient(
     values: Tensor,
@@ -258,7 +261,7 @@ def _table_fake(descriptor, name, sizes, dtype, device):
     return torch.empty(sizes, dtype=dtype, device=device)
 
 
-@_operators.operator(_table, _table_fake, results=1)
+@_operators.operator(_table, _table_fake, results=1, recordable=False)
 def expert_parallel_table(
     descriptor: Tensor, name: str, sizes: Sequence[SymInt], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
@@ -311,6 +314,7 @@ class Notified(NamedTuple):
     _notify_fake,
     results=len(Notified._fields),
     autograd=_operators.recording(None, leaves=(), follows=4),
+    recordable=False,
 )
 def expert_parallel_notify(
     tokens_per_rank: Tensor,
