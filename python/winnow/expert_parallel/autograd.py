@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
 from winnow.expert_parallel import gradients, operators
@@ -21,6 +22,7 @@ from winnow.expert_parallel import gradients, operators
 __all__ = ["TracedDescriptor", "TracedDispatch", "combine", "dispatch", "dispatch_traced", "traced"]
 
 _INT32, _INT64 = torch.int32, torch.int64
+_modes = torch._C._len_torch_dispatch_stack
 
 
 class TracedDescriptor:
@@ -170,11 +172,7 @@ def dispatch_traced(
 def _is_traced(descriptor) -> bool:
     """Whether operators are to be called: a compiler or a mode of torch looks at them, or there is
     a handle only."""
-    return (
-        type(descriptor) is TracedDescriptor
-        or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
+    return type(descriptor) is TracedDescriptor or is_compiling() or _modes() > 0
 
 
 def dispatch(
@@ -210,8 +208,10 @@ def _dispatch(layer, input, expert_indices, weights, options):
     # torch's allocator serves a GPU better than the layer's memory: it knows other streams.
     clones = input.is_cuda and options.pop("copy_out", False)
     got = layer.dispatch(input, expert_indices, weights=weights, **options)
-    own = [t.clone() if clones and t is not None else t for t in (got.output, got.weights)]
-    return (*own, got.descriptor), _Way(layer, got.descriptor, got.expert_ids)
+    output, given, descriptor = got.output, got.weights, got.descriptor
+    if clones:
+        output, given = output.clone(), None if given is None else given.clone()
+    return (output, given, descriptor), _Way(layer, descriptor, got.expert_ids)
 
 
 def combine(
@@ -249,6 +249,8 @@ def combine(
 
 class _Way:
     """See gradients."""
+
+    __slots__ = ("_layer", "_descriptor", "_expert_ids")
 
     def __init__(self, layer, descriptor, expert_ids=None):
         self._layer, self._descriptor, self._expert_ids = layer, descriptor, expert_ids

@@ -35,12 +35,13 @@ class Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx, expert_output, weights, bias, way):
         ctx.way = way
-        ctx.save_for_backward(expert_output if weights is not None else None, weights)
+        if weights is not None:
+            ctx.save_for_backward(expert_output, weights)
         return way.call(expert_output, weights, bias)
 
     @staticmethod
     def backward(ctx, d_out):
-        expert_output, weights = ctx.saved_tensors
+        expert_output, weights = ctx.saved_tensors or (None, None)
         d_rows = d_weights = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             d_rows = ctx.way.repeat(d_out.contiguous())
