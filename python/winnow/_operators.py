@@ -105,9 +105,10 @@ def recording(apply, leaves, follows=None):
                 direct[bits] = below.highestPriorityTypeId() in backends
             run = kernel if direct[bits] else functools.partial(redispatch, keys)
             if torch.is_grad_enabled():
-                given = [values[i] if i < len(values) else None for i in leaves]
-                if any(t is not None and t.requires_grad for t in given):
-                    return apply(*given, run, values, defaults)
+                for i in leaves:
+                    if i < len(values) and values[i] is not None and values[i].requires_grad:
+                        given = [values[i] if i < len(values) else None for i in leaves]
+                        return apply(*given, run, values, defaults)
             return run(*values)
 
         return record
@@ -138,6 +139,9 @@ def operator(kernel, fake, results, changes=(), how=None, autograd=None, recorda
         options = [p.name for p in parameters[most:]]
 
         def by_position(function):
+            if not options:
+                return function
+
             def call(*values):  # torch leaves out arguments at the end that have their default
                 return function(*values[:most], **dict(zip(options, values[most:], strict=False)))
 

@@ -88,6 +88,26 @@ def _all_to_all_calls(kind: str, module: Any) -> Iterator[Tuple]:
             lambda: layer.combine(got.output, got.descriptor),
             what,
         )
+        if kind == "torch":
+            yield from _all_to_all_operators(layer, token, expert, what)
+
+
+def _all_to_all_operators(layer: Any, token: Any, expert: Any, what: str) -> Iterator[Tuple]:
+    from winnow.torch import expert_parallel_combine, expert_parallel_dispatch
+
+    made = expert_parallel_dispatch(layer, token, expert)
+    yield (
+        "torch operator, dispatch",
+        LIMIT_OPERATOR,
+        lambda: expert_parallel_dispatch(layer, token, expert),
+        what,
+    )
+    yield (
+        "torch operator, combine",
+        LIMIT_OPERATOR,
+        lambda: expert_parallel_combine(layer, made.output, made.descriptor),
+        what,
+    )
 
 
 def measure() -> List[Dict[str, Any]]:

@@ -90,8 +90,8 @@ class _Way:
 
 
 def _dispatch(
-    input, weights, after, layer, topk, expert_indices, *, copy_out, cached, rows=None,
-    gradient=False, **options,
+    input, weights, after, layer, topk, expert_indices, scales, scatter_indices, order,
+    expert_alignment, worst_case_rows, copy_out, cached, rows=None, gradient=False,
 ):  # fmt: skip
     layer = _living(layer)
     clones = copy_out and input.is_cuda  # torch's allocator knows streams
@@ -99,9 +99,13 @@ def _dispatch(
         input,
         expert_indices,
         weights=weights,
+        scales=scales,
+        scatter_indices=scatter_indices,
+        order=order,
+        expert_alignment=expert_alignment,
+        worst_case_rows=worst_case_rows,
         copy_out=copy_out and not clones,
         cached=None if cached is None else descriptor_of(cached),
-        **options,
     )
     if input.is_cuda and torch.cuda.is_current_stream_capturing():
         # The graph uses this memory whenever it is launched, and nobody else may keep it.
@@ -116,8 +120,8 @@ def _dispatch(
 
 
 def _dispatch_fake(
-    input, weights, after, layer, topk, expert_indices, *, scales, order, worst_case_rows,
-    rows=None, **options,
+    input, weights, after, layer, topk, expert_indices, scales, scatter_indices, order,
+    expert_alignment, worst_case_rows, copy_out, cached, rows=None, gradient=False,
 ):  # fmt: skip
     if rows is None:
         rows = worst_case_rows or torch.library.get_ctx().new_dynamic_size()
@@ -159,7 +163,6 @@ def expert_parallel_dispatch(
     layer: SymInt,
     topk: SymInt,
     expert_indices: Optional[Tensor],
-    *,
     scales: Optional[Tensor],
     scatter_indices: Optional[Tensor],
     order: str,
