@@ -189,6 +189,7 @@ def test_the_expert_parallel_stub_has_what_the_module_has():
     assert [a.arg for a in arguments.kwonlyargs] == ["out", "stream", "backend"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler has its own
 @pytest.mark.parametrize(("page", "least"), [("docs/python.md", 5), ("README.md", 1)])
 def test_the_examples_of_the_docs_run(page, least, capsys):
     text = (ROOT / page).read_text()
