@@ -102,9 +102,8 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
             .cached = cached == nullptr ? nullptr : cached->descriptor};
     exporter = call.exporter();
   });
-  if (refused) args = {};
   ep::Dispatched got;
-  run_collective(refused, [&] {
+  run_collective(refused, args, [&] {
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       got = self.layer.dispatch(args);
@@ -139,8 +138,7 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, const BoundDes
     args.out = call.output("out", out, self.layer.config().dtype,
                            {made.num_dispatch_token_cur_rank(), self.layer.config().hidden});
   });
-  if (refused) args = {};
-  run_collective(refused, [&] {
+  run_collective(refused, args, [&] {
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       self.layer.combine(args, made);

@@ -80,10 +80,11 @@ std::exception_ptr caught(const Function& function) {
 }
 
 // The other ranks wait in the call of a rank whose arguments could not be read: it takes part with
-// arguments that the library refuses on all ranks, and throws its own error.
-template <class Function>
-void run_collective(const std::exception_ptr& refused, const Function& run) {
+// none, which the library refuses on all ranks, and throws its own error.
+template <class Arguments, class Function>
+void run_collective(const std::exception_ptr& refused, Arguments& args, const Function& run) {
   if (!refused) return run();
+  args = {};
   try {
     run();
   } catch (const Error& error) {

@@ -98,21 +98,21 @@ const Framework& framework_of(nb::handle object) {
   return framework_of_type(Py_TYPE(object.ptr()));
 }
 
+// The dtype there; kFlags: bool.
+constexpr dlpack::dtype dlpack_dtype(std::size_t dtype) {
+  using Code = dlpack::dtype_code;
+  constexpr std::array kCodes = {Code::Float, Code::Float, Code::Bfloat, Code::Float8_E4M3FN,
+                                 Code::UInt,  Code::Int,   Code::Int,    Code::Bool};
+  const std::int64_t bytes = dtype == kFlags ? 1 : size_of(static_cast<DType>(dtype));
+  return {static_cast<std::uint8_t>(kCodes[dtype]), static_cast<std::uint8_t>(8 * bytes), 1};
+}
+
 // `flags`: bool is u8.
 std::optional<DType> dtype_from(dlpack::dtype dtype, bool flags) {
-  const auto is = [&](dlpack::dtype_code code, int bits) {
-    return dtype ==
-           dlpack::dtype{static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(bits), 1};
-  };
-  using Code = dlpack::dtype_code;
-  if (is(Code::Float, 32)) return DType::f32;
-  if (is(Code::Float, 16)) return DType::f16;
-  if (is(Code::Bfloat, 16)) return DType::bf16;
-  if (is(Code::Float8_E4M3FN, 8)) return DType::f8_e4m3;
-  if (is(Code::UInt, 8) || (flags && is(Code::Bool, 8))) return DType::u8;
-  if (is(Code::Int, 32)) return DType::i32;
-  if (is(Code::Int, 64)) return DType::i64;
-  return std::nullopt;
+  for (std::size_t i = 0; i < kFlags; ++i) {
+    if (dtype == dlpack_dtype(i)) return static_cast<DType>(i);
+  }
+  return flags && dtype == dlpack_dtype(kFlags) ? std::optional(DType::u8) : std::nullopt;
 }
 
 // From the letter that the buffer protocol gives, and the size of an element.
@@ -189,14 +189,6 @@ nb::object namespace_of(nb::handle tensor) {
   if (nb::hasattr(tensor, "__array_namespace__")) return tensor.attr("__array_namespace__")();
   const auto module = nb::cast<std::string>(tensor.type().attr("__module__"));
   return nb::module_::import_(module.substr(0, module.find('.')).c_str());
-}
-
-dlpack::dtype to_dlpack(DType dtype) {
-  using Code = dlpack::dtype_code;
-  constexpr std::array kCodes = {Code::Float, Code::Float, Code::Bfloat, Code::Float8_E4M3FN,
-                                 Code::UInt,  Code::Int,   Code::Int};
-  return {static_cast<std::uint8_t>(kCodes[static_cast<std::size_t>(dtype)]),
-          static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
 }
 
 }  // namespace
@@ -487,7 +479,7 @@ nb::object Exporter::make(const ConstTensorView& view, std::shared_ptr<const voi
   const bool on_cpu = view.device().type == DeviceType::cpu;
   const auto dims = static_cast<std::size_t>(view.rank());
   const int device = on_cpu ? dlpack::kCpu : dlpack::kCuda;
-  const dlpack::dtype dtype = to_dlpack(view.dtype());
+  const dlpack::dtype dtype = dlpack_dtype(static_cast<std::size_t>(view.dtype()));
   auto* data = const_cast<void*>(view.data());
   if (read_only) {
     return import_(nb::ndarray<nb::array_api, nb::ro>(data, dims, shape.data(), keeps,
@@ -514,15 +506,13 @@ void split_out(const char* operation, nb::handle out, std::span<nb::object> memb
 }
 
 DType dtype_argument(const char* operation, nb::handle dtype) {
-  constexpr std::pair<std::string_view, DType> kShortNames[] = {
-      {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}, {"f8_e4m3", DType::f8_e4m3},
-      {"u8", DType::u8},   {"i32", DType::i32}, {"i64", DType::i64}};
   // numpy.float32 is a type, numpy.dtype("float32") and torch.float32 are not.
   auto name = nb::cast<std::string>(PyType_Check(dtype.ptr()) ? nb::str(dtype.attr("__name__"))
                                                               : nb::str(dtype));
   if (name.starts_with("torch.")) name = name.substr(6);
-  for (const auto& [known, type] : kShortNames) {
-    if (name == known || name == kDTypeNames[static_cast<std::size_t>(type)]) return type;
+  for (std::size_t i = 0; i < kFlags; ++i) {
+    const auto type = static_cast<DType>(i);
+    if (name == to_string(type) || name == kDTypeNames[i]) return type;
   }
   throw Error(ErrorCode::invalid_argument, operation, "dtype", "one of f32, f16, bf16", name);
 }

@@ -91,8 +91,7 @@ Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle toke
     args.recv_pairs_per_expert =
         output("recv_pairs_per_expert", result.recv_pairs_per_expert, local_experts);
   });
-  if (refused) args = {};
-  run_collective(refused, [&] {
+  run_collective(refused, args, [&] {
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       self.notifier.notify(args);
