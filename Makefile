@@ -1,5 +1,5 @@
 # Thin verbs over CMake. `make demo` and `make test` do everything on a fresh machine.
-.PHONY: all build demo test test-gpu test-gpu-python soak wheel offline-deps asan tsan fuzz bench format check-format install clean help
+.PHONY: all build demo test test-gpu test-gpu-cpp test-gpu-python soak wheel offline-deps asan tsan fuzz bench format check-format install clean help
 
 PREFIX ?= $(CURDIR)/build/install
 FUZZ_SECONDS ?= 20
@@ -11,9 +11,10 @@ help:
 	@echo "make demo          build, then watch a sparse attention layer learn where to look"
 	@echo "make test          build, then run all tests, C++ and Python"
 	@echo "make wheel         the Python package as a wheel in build/dist"
-	@echo "make test-gpu      the case tables and the GPU tests on this machine's GPU"
+	@echo "make test-gpu      both of the following: what needs this machine's GPU"
+	@echo "make test-gpu-cpp  the case tables and the C++ tests that need a GPU"
 	@echo "make soak          $(SOAK_ITERATIONS) random calls of the all-to-all on random worlds"
-	@echo "make test-gpu-python  the Python tests on this machine's GPU"
+	@echo "make test-gpu-python  the Python tests that need a GPU, with torch"
 	@echo "make bench         winnow bench: the operations beside their ceilings"
 	@echo "make asan          the whole test suite under AddressSanitizer and UBSan"
 	@echo "make tsan          the whole test suite under ThreadSanitizer"
@@ -69,7 +70,9 @@ expert_parallel_gpu_tests = expert_parallel_gpu_test expert_parallel_faults_gpu_
   nvshmem_faults_gpu_test
 
 # What only a GPU can test; CI has none. The last result stands in docs/verification.md.
-test-gpu:
+test-gpu: test-gpu-cpp test-gpu-python
+
+test-gpu-cpp:
 	@tools/setup
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON $(werror)
 	cmake --build --preset release --target winnow_cli gpu_test backward_gpu_test paged_gpu_test \

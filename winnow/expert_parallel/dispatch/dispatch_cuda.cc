@@ -59,8 +59,9 @@ class DeviceDispatch {
   Dispatched result();
 
   bool counted() const { return !request_.cached && request_.worst_case_rows == 0; }
-  bool sums_stay() const {  // under enable_local_combine each rank forms its own
-    return config_.enable_local_combine && request_.order == RowOrder::expert_major;
+  bool sums_stay() const {  // under enable_local_combine each rank forms its own, for its mates
+    return config_.enable_local_combine && request_.order == RowOrder::expert_major &&
+           layer_.map().topology.local_world_size > 1;
   }
   std::int64_t all_pairs() const { return layer_.nodes() * config_.max_tokens * config_.topk; }
   std::int64_t buffer_bytes(std::int64_t rows) const {
