@@ -295,7 +295,8 @@ class RepeatPlan {
   std::int64_t mates_, part_items_, rank_items_;
 };
 
-// Makes the further rows of a token that `copies`, by lane, names. By a warp.
+// Makes the further rows of a token from the one at `from`. `copy` is this lane's row, -1: none. By
+// a warp.
 __device__ __forceinline__ void repeat_row(const MoveParams& p, RowPipe& pipe, std::int64_t from,
                                            std::int64_t copy) {
   const int lane = threadIdx.x % 32, local = p.view.topology.local;
@@ -493,15 +494,14 @@ __device__ bool meet_senders(const LayerView& view) {
   return all_senders(met);
 }
 
-// What the sending warps do behind their tokens, of which all or not all came: a new routing makes
-// the tables of its rows and repeats them; some warp at least sees to it that the kernel ends when
-// the rows of this rank are there.
+// What the sending warps do behind their tokens, if `all` of them came. A new routing makes the
+// tables of its rows and repeats rows. In any case the kernel ends when this rank's rows are there.
 __device__ void finish(const MoveParams& p, RowPipe& pipe, bool all) {
   if (!p.fresh && p.weights_of_rows == nullptr) {
     if (all && blockIdx.x == 0 && threadIdx.x < 32) wait_for_node(p.view);
     return;
   }
-  all = all && wait_for_node(p.view);
+  if (all && threadIdx.x < 32) all = wait_for_node(p.view);
   if (!all_senders(all)) return;
   fill_tables(p);
   if (!p.fresh || p.token_major || !meet_senders(p.view)) return;
