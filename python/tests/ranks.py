@@ -28,9 +28,11 @@ def run_each(world_size, body, seconds=60):
 def run_all(world_size, body):
     """The same, where no rank may fail."""
     results = run_each(world_size, body)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
+    failed = [rank for rank in range(world_size) if isinstance(results[rank], BaseException)]
+    for rank in failed:
+        print(f"rank {rank}: {results[rank]!r}")
+    for rank in failed:
+        raise results[rank]
     return results
 
 
