@@ -40,9 +40,9 @@ def compiler(monkeypatch):
     torch._dynamo.reset()
 
 
-def _inputs(rank, seed=0):
+def _inputs(rank, seed=0, tokens=TOKENS):
     generator = torch.Generator().manual_seed(10 * seed + rank)
-    tokens = TOKENS[rank]
+    tokens = tokens[rank]
     return (
         torch.randn(tokens, HIDDEN, generator=generator),
         torch.rand(tokens, TOPK, generator=generator),
@@ -94,15 +94,13 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_compiled_code_gives_what_eager_code_gives(mode):
-    """With gradients, on ranks of different sizes, whose graphs torch plans differently."""
-    model, options = MODES[mode]
+def _compare(model, options, problems):
+    """Values and gradients of eager and of compiled code, for each problem's inputs of a rank."""
     compiled = torch.compile(model, fullgraph=True)
 
     def body(layer, rank):
-        for seed in range(2):
-            *values, indices = _inputs(rank, seed)
+        for inputs in problems:
+            *values, indices = inputs(rank)
             results = []
             for run in (model, compiled):
                 leaves = _leaves(*values)
@@ -112,10 +110,23 @@ def test_compiled_code_gives_what_eager_code_gives(mode):
             for eager, got in zip(*results, strict=True):
                 torch.testing.assert_close(got, eager, rtol=1e-4, atol=1e-4)
 
-    with Ranks(WORLD, **CONFIG, local_world_size=1) as ranks:
+    with Ranks(WORLD, **CONFIG, local_world_size=1, timeout=60) as ranks:
         ranks.run(body)
         gc.collect()
         assert not operators._kept  # descriptors went with their tensors
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_code_gives_what_eager_code_gives(mode):
+    """With gradients, on ranks of different sizes, whose graphs torch plans differently."""
+    _compare(*MODES[mode], [lambda rank, seed=seed: _inputs(rank, seed) for seed in range(2)])
+
+
+@pytest.mark.parametrize("mode", ["counted", "twice"])
+def test_a_rank_without_tokens_calls_like_the_others(mode):
+    """Also where nobody reads what it gets: nothing is added to nothing."""
+    tokens = [(3, 0), (0, 4), (1, 1)]
+    _compare(*MODES[mode], [lambda rank, n=n: _inputs(rank, tokens=n) for n in tokens])
 
 
 def _follows(graph):

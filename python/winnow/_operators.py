@@ -7,6 +7,7 @@ everybody else.
 
 import functools
 import inspect
+import sys
 import weakref
 from typing import Any, Callable, Optional, Sequence, Tuple, TypeVar
 
@@ -70,6 +71,31 @@ def calling(operator, how=None) -> Callable[[Function], Function]:
 _traces: "weakref.WeakKeyDictionary[Any, dict]" = weakref.WeakKeyDictionary()
 
 
+def _keep_calls(operator):
+    """Has inductor keep all calls of the operator, where it is what compiles.
+
+    It drops one whose results are read by nothing but operations on empty tensors, as on a rank
+    without tokens, and the other ranks would wait for it.
+    """
+    lowering = sys.modules.get("torch._inductor.lowering")
+    if lowering is None or operator in lowering.lowerings:
+        return
+    tag = lowering.get_layout_constraint_tag(operator, with_default=True)
+    constraint = lowering.tag_to_layout_constraint(tag)
+    lowering.make_fallback(operator, layout_constraint=constraint, warn=False)
+    fallback = lowering.lowerings[operator]
+
+    def lower(*values, **options):
+        operations = lowering.V.graph.operations
+        before = len(operations)
+        results = fallback(*values, **options)
+        for made in operations[before:]:
+            made.has_side_effects = lambda: True
+        return results
+
+    lowering.lowerings[operator] = lower
+
+
 def recording(apply, leaves, follows=None):
     """An `autograd` for operator(), as torch.library.register_autograd() in half the time.
 
@@ -81,6 +107,7 @@ def recording(apply, leaves, follows=None):
         follows: of an operator that several ranks call in the same order: the position of an
             argument that is None. In a graph that torch traces it becomes a result of the call
             before, since a compiler keeps no other order, and chooses it by the sizes of a rank.
+            No call is dropped either.
     """
     backends = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
     direct = {}  # by keys: nothing, a mode of torch for instance, stands before the kernel
@@ -89,6 +116,7 @@ def recording(apply, leaves, follows=None):
         def redispatch(keys, *values):
             trace = get_proxy_mode() if follows is not None else None
             if trace is not None:
+                _keep_calls(operator)
                 calls = _traces.setdefault(trace.tracer, {})
                 forward = torch._C._current_graph_task_id() == -1
                 values = (*values[:follows], calls.get(forward), *values[follows + 1 :])
