@@ -6,7 +6,7 @@ import pytest
 import torch
 import winnow.torch as ops
 from expert_launch import alone  # noqa: F401
-from ranks import Ranks, run_all
+from ranks import Ranks, run_all, run_each
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -110,8 +110,10 @@ def _compare(model, options, problems):
             for eager, got in zip(*results, strict=True):
                 torch.testing.assert_close(got, eager, rtol=1e-4, atol=1e-4)
 
-    with Ranks(WORLD, **CONFIG, local_world_size=1, timeout=60) as ranks:
-        ranks.run(body)
+    with Ranks(WORLD, **CONFIG, local_world_size=1, timeout=300) as ranks:
+        for result in run_each(WORLD, lambda rank: body(ranks.layers[rank], rank), seconds=300):
+            if isinstance(result, BaseException):
+                raise result
         gc.collect()
         assert not operators._kept  # descriptors went with their tensors
 
