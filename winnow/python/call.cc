@@ -53,12 +53,18 @@ nb::object imported(const char* module) {
   return modules.contains(module) ? nb::object(modules[module]) : nb::object();
 }
 
+// The type of that name in a module that has been imported.
+nb::object type_in(const nb::object& module, const char* name) {
+  if (!module.is_valid()) return {};
+  nb::object type = nb::getattr(module, name, nb::none());
+  return PyType_Check(type.ptr()) ? type : nb::object();
+}
+
 // The framework's root module, if it has been imported and `type` is its tensor or one derived.
 nb::object module_of(nb::handle type, const char* module, const char* tensor_name) {
   nb::object found = imported(module);
-  if (!found.is_valid()) return {};
-  const nb::object base = nb::getattr(found, tensor_name, nb::none());
-  if (!PyType_Check(base.ptr())) return {};
+  const nb::object base = type_in(found, tensor_name);
+  if (!base.is_valid()) return {};
   const int derived = PyObject_IsSubclass(type.ptr(), base.ptr());
   if (derived < 0) throw nb::python_error();
   return derived == 1 ? found : nb::object();
@@ -430,9 +436,8 @@ RunOptions Call::run_options() const {
   if (explicit_stream_ || device.type == DeviceType::cpu) return options;
   const Framework* framework = framework_;
   if (home_ && (framework == nullptr || device_.type == DeviceType::cpu)) {
-    const nb::object torch = imported("torch");
-    const nb::object tensor = torch.is_valid() ? nb::getattr(torch, "Tensor", nb::none()) : torch;
-    if (!tensor.is_valid() || !PyType_Check(tensor.ptr())) return options;
+    const nb::object tensor = type_in(imported("torch"), "Tensor");
+    if (!tensor.is_valid()) return options;
     framework = &framework_of_type(reinterpret_cast<PyTypeObject*>(tensor.ptr()));
   }
   if (framework != nullptr && framework->api != nullptr &&
