@@ -2,5 +2,7 @@
 
 import os
 
-# Ranks that are threads wait for each other on one GPU: a hardware queue for each stream.
+# Ranks that are threads wait for each other on one GPU: a hardware queue for each stream, and no
+# kernel that is loaded at its first use, which would wait for those that run.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")

@@ -140,7 +140,7 @@ ordered_json run_one(const testing::Operation& operation, const testing::Benchma
   const bool gpu = one.device == DeviceType::cuda;
   const Runnable ceiling = gpu ? nullptr : prepare_ceiling(one.ceiling);
   const Measured measured =
-      gpu ? measure_on_gpu(run, one.ceiling, one.cold, options) : measure(run, ceiling, options);
+      gpu ? measure_on_gpu(run, one, options) : measure(run, ceiling, options);
   ordered_json result = {{"operation", operation.name},
                          {"benchmark", one.name},
                          {"shape", one.shape},

@@ -124,14 +124,16 @@ class L2Flush {
   Tensor zeros_{DType::u8, {std::int64_t{512} << 20}, kDevice}, word_{DType::i32, {1}, kDevice};
 };
 
-// Queues all runs before it waits, so that none waits for the host, nor ranks for each other's.
-std::vector<double> seconds_of(const std::function<void()>& run, int launches, L2Flush* flush) {
+// Each run is awaited before the next one, or, `queued`, follows it without the host.
+std::vector<double> seconds_of(const std::function<void()>& run, int launches, L2Flush* flush,
+                               bool queued) {
   const std::vector<Event> begins(static_cast<std::size_t>(launches)), ends(begins.size());
   for (std::size_t i = 0; i < begins.size(); ++i) {
     if (flush != nullptr) flush->queue();
     check(cudaEventRecord(begins[i]));
     run();
     check(cudaEventRecord(ends[i]));
+    if (!queued) check(cudaEventSynchronize(ends[i]));
   }
   check(cudaEventSynchronize(ends.back()));
   std::vector<double> seconds;
@@ -145,8 +147,9 @@ std::vector<double> seconds_of(const std::function<void()>& run, int launches, L
 
 }  // namespace
 
-Measured measure_on_gpu(const std::function<void()>& operation, const testing::Ceiling& ceiling,
-                        bool cold, const BenchOptions& options) {
+Measured measure_on_gpu(const std::function<void()>& operation, const testing::Benchmark& benchmark,
+                        const BenchOptions& options) {
+  const testing::Ceiling& ceiling = benchmark.ceiling;
   const auto launch = expert_parallel::launch_environment();
   check(cudaSetDevice(launch ? launch->local_rank : 0));
   std::unique_ptr<Matmul> matmul;
@@ -154,7 +157,7 @@ Measured measure_on_gpu(const std::function<void()>& operation, const testing::C
   std::unique_ptr<L2Flush> flush;
   if (ceiling.kind == testing::Ceiling::Kind::matmul) matmul = std::make_unique<Matmul>(ceiling);
   if (ceiling.kind == testing::Ceiling::Kind::copy) copy = std::make_unique<Copy>(ceiling);
-  if (cold) flush = std::make_unique<L2Flush>();
+  if (benchmark.cold) flush = std::make_unique<L2Flush>();
   const bool has_ceiling = matmul != nullptr || copy != nullptr;
   const auto run_ceiling = [&] { matmul != nullptr ? matmul->run() : copy->run(); };
   // Both sides get about the same time in each turn, so that they meet the same clocks and heat.
@@ -165,21 +168,26 @@ Measured measure_on_gpu(const std::function<void()>& operation, const testing::C
   const auto take = [](const std::vector<double>& turn, std::vector<double>& list) {
     list.insert(list.end(), turn.begin(), turn.end());
   };
-  const double first = seconds_of(operation, 1, flush.get()).front();
-  const double once = median(seconds_of(operation, launches(first), flush.get()));
-  const double ceiling_once = has_ceiling ? seconds_of(run_ceiling, 1, nullptr).front() : 0;
+  const auto time = [&](int runs) {
+    return seconds_of(operation, runs, flush.get(), benchmark.queued);
+  };
+  const auto time_ceiling = [&](int runs) {
+    return seconds_of(run_ceiling, runs, nullptr, benchmark.queued);
+  };
+  const double first = time(1).front();
+  const double once = median(time(launches(first)));
+  const double ceiling_once = has_ceiling ? time_ceiling(1).front() : 0;
   std::vector<double> operation_seconds, ceiling_seconds;
   for (int repetition = 0; repetition < options.repetitions; ++repetition) {
-    take(seconds_of(operation, launches(once), flush.get()), operation_seconds);
-    if (has_ceiling)
-      take(seconds_of(run_ceiling, launches(ceiling_once), nullptr), ceiling_seconds);
+    take(time(launches(once)), operation_seconds);
+    if (has_ceiling) take(time_ceiling(launches(ceiling_once)), ceiling_seconds);
   }
   return {median(operation_seconds), has_ceiling ? median(ceiling_seconds) : 0};
 }
 
 #else
 
-Measured measure_on_gpu(const std::function<void()>&, const testing::Ceiling&, bool,
+Measured measure_on_gpu(const std::function<void()>&, const testing::Benchmark&,
                         const BenchOptions&) {
   throw Error(ErrorCode::unsupported, "bench", "this build has no CUDA kernels");
 }

@@ -277,6 +277,7 @@ testing::Benchmark make_benchmark(const Shape& shape, const World& world, const 
       ", bf16, top " + testing::numbered("", kTopk) + " of " + testing::numbered("", kExperts) +
       " experts";
   benchmark.device = DeviceType::cuda;
+  benchmark.queued = true;
   if (!world.one_gpu() || world.launched) {
     benchmark.bytes = double(routing.leaving * kRowBytes);
   } else {

@@ -174,8 +174,9 @@ struct Held {
 Device soak_device() {
   const char* name = std::getenv("WINNOW_SOAK_DEVICE");
   if (name == nullptr || std::string_view(name) == "cpu") return {};
-  // Streams that wait for each other must not share a hardware queue.
+  // Streams that wait for each other must not share a hardware queue, nor wait for what is loaded.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   return {DeviceType::cuda, 0};
 }
 

@@ -66,6 +66,7 @@ struct Benchmark {
   std::optional<double> target;  // least ratio of the ceiling that the project promises, 0 to 1
   std::optional<double> target_seconds;  // most that one run may take, by the same promise
   bool cold = false;                     // on a GPU: nothing is in the L2 cache when a run begins
+  bool queued = false;                   // on a GPU: runs are queued behind each other, not awaited
   bool slow = false;                     // left out unless asked for by name or with --all
   // Allocates inputs and returns what is timed; the returned function owns what it needs. On a GPU
   // it queues its work on the default stream.
