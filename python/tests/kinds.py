@@ -52,6 +52,9 @@ CUDA = [
 def numbers(tensor):
     """The values in numpy, those of bfloat16 as float32."""
     if isinstance(tensor, torch.Tensor):
+        if tensor.is_cuda:
+            # Not inside the copy, where CUDA may hold up the threads of ranks that this one needs.
+            torch.cuda.current_stream(tensor.device).synchronize()
         tensor = tensor.cpu()  # no kernel, which ranks that share a GPU could wait for in vain
         return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     return tensor.get() if hasattr(tensor, "get") else tensor

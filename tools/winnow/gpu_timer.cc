@@ -124,23 +124,37 @@ class L2Flush {
   Tensor zeros_{DType::u8, {std::int64_t{512} << 20}, kDevice}, word_{DType::i32, {1}, kDevice};
 };
 
+// Of the work between two events.
+class Span {
+ public:
+  void begin() { check(cudaEventRecord(begin_)); }
+  void end() { check(cudaEventRecord(end_)); }
+  double await() const {  // seconds
+    check(cudaEventSynchronize(end_));
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin_, end_));
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  Event begin_, end_;
+};
+
 // Each run is awaited before the next one, or, `queued`, follows it without the host.
 std::vector<double> seconds_of(const std::function<void()>& run, int launches, L2Flush* flush,
                                bool queued) {
-  const std::vector<Event> begins(static_cast<std::size_t>(launches)), ends(begins.size());
-  for (std::size_t i = 0; i < begins.size(); ++i) {
-    if (flush != nullptr) flush->queue();
-    check(cudaEventRecord(begins[i]));
-    run();
-    check(cudaEventRecord(ends[i]));
-    if (!queued) check(cudaEventSynchronize(ends[i]));
-  }
-  check(cudaEventSynchronize(ends.back()));
+  std::vector<Span> spans(queued ? static_cast<std::size_t>(launches) : 1);
   std::vector<double> seconds;
-  for (std::size_t i = 0; i < begins.size(); ++i) {
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begins[i], ends[i]));
-    seconds.push_back(milliseconds * 1e-3);
+  for (int i = 0; i < launches; ++i) {
+    Span& span = spans[queued ? static_cast<std::size_t>(i) : 0];
+    if (flush != nullptr) flush->queue();
+    span.begin();
+    run();
+    span.end();
+    if (!queued) seconds.push_back(span.await());
+  }
+  for (const Span& span : spans) {
+    if (queued) seconds.push_back(span.await());
   }
   return seconds;
 }
