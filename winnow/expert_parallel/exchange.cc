@@ -20,8 +20,8 @@ std::string order_name(std::int64_t value) {
 std::string dtype_name(std::int64_t value) {
   return std::string(to_string(static_cast<DType>(value)));
 }
-std::string region_number(std::int64_t value) {
-  return value == 0 ? "to be agreed on" : std::to_string(value - 1) + " since the last agreement";
+std::string region_mark(std::int64_t value) {
+  return value == 0 ? "to be agreed on" : "those of mark " + std::to_string(value);
 }
 std::string dispatch_number(std::int64_t value) { return "of call " + std::to_string(value); }
 
@@ -41,7 +41,7 @@ constexpr std::array kOptions = {
     Option{"weighted", &Options::weighted, on_off},
     Option{"cached", &Options::cached, dispatch_number},
     Option{"descriptor", &Options::descriptor, dispatch_number},
-    Option{"the number of regions", &Options::regions, region_number},
+    Option{"what calls before have taken of the arena", &Options::regions, region_mark},
 };
 
 std::string call_name(Call call) {

@@ -27,7 +27,8 @@ struct Options {
   std::int64_t input = 0;                                                     // DType
   std::int64_t weights = 0, scatter_indices = 0, copy_out = 0, weighted = 0;  // 0 or 1
   std::int64_t cached = 0, descriptor = 0;  // the number of the dispatch that is repeated, combined
-  // On GPUs, where the host does not wait: 1 + regions reserved since all ranks heard of the holes.
+  // On GPUs, where the host does not wait: a mark of the regions that were reserved since all ranks
+  // heard of the holes. 0: they hear of them in this call.
   std::int64_t regions = 0;
 };
 

@@ -309,6 +309,45 @@ TEST_F(GpuRefusals, OptionsThatDifferWhereTheHostDoesNotWait) {
   }
 }
 
+// Ranks have taken other regions for the first call, so the second one, in which they throw, must
+// move nothing either.
+TEST_F(GpuRefusals, RegionsOfOtherSizesAreForgotten) {
+  for (int i = 0; i < 3; ++i) {
+    expect_all_return(
+        dispatch([](int rank, Given& given) { given.args.worst_case_rows = rank == 1 ? 20 : 30; }));
+    expect_all_refuse(
+        dispatch([](int, Given& given) { given.args.worst_case_rows = 30; }),
+        "expert_parallel::dispatch: worst_case_rows differs: 30 on rank 0, 20 on rank 1");
+    for (int again = 0; again < 2; ++again) {  // tells of the second call, if nobody has yet
+      world_->run([&](int rank) {
+        world_->layer(rank).barrier(false, world_->place(rank).stream());
+        world_->place(rank).wait();
+      });
+    }
+    expect_working(world_->ranks(), world_->layers());
+  }
+}
+
+// A call in which all have learned where there is room lies between a refusal and its throw.
+TEST_F(GpuRefusals, WhatWasLearnedSinceStays) {
+  for (int i = 0; i < 3; ++i) {
+    dispatch([](int rank, Given& given) {
+      given.args.worst_case_rows = 30;
+      if (rank == 1) given.args.input = {};
+    });
+    const auto counted = dispatch([](int, Given&) {});
+    for (const std::size_t rank : {0, 2}) {
+      EXPECT_THAT(counted[rank].text, HasSubstr("expert_parallel::dispatch: rank 1: input: want"));
+    }
+    EXPECT_EQ(counted[1].text, "");
+    expect_all_return(dispatch([](int, Given& given) { given.args.worst_case_rows = 30; }));
+    expect_all_return(world_->run([&](int rank) {
+      world_->layer(rank).barrier(false, world_->place(rank).stream());
+      world_->place(rank).wait();
+    }));
+  }
+}
+
 // The rank at fault throws at once, the others when they have heard.
 TEST_F(GpuRefusals, ArgumentsOfOneRankWhereTheOthersDoNotWait) {
   for (int i = 0; i < 3; ++i) {

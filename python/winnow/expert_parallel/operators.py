@@ -196,7 +196,8 @@ def _combine_fake(expert_output, weights, bias, after, layer, topk, tokens, desc
 def _record_combine(expert_output, weights, bias, run, values, defaults):
     _, _, _, _, layer, topk, tokens, handle = values
     way = _Way(layer, topk, tokens, expert_output.shape[0], handle)
-    way.call = lambda *leaves: run(*leaves, *values[3:])
+    others = values[3:]  # no leaf, which would stay as long as the graph's node
+    way.call = lambda *leaves: run(*leaves, *others)
     return gradients.Combine.apply(expert_output, weights, bias, way)
 
 
@@ -232,7 +233,8 @@ def _weight_gradient_fake(values, after, layer, topk, tokens, descriptor, expert
 
 
 def _record_weight_gradient(values, run, arguments, defaults):
-    way = SimpleNamespace(weight_gradient=lambda values: run(values, *arguments[1:]))
+    others = arguments[1:]
+    way = SimpleNamespace(weight_gradient=lambda values: run(values, *others))
     return gradients.WeightGradient.apply(values, way)
 
 

@@ -142,7 +142,7 @@ __device__ void finish(const LayerView& view, std::uint64_t epoch) {
 template <class T, bool kWeighted, int kLevels>
 __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
     sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
-  if (!runs(params.view)) return;
+  if (__syncthreads_or(!runs(params.view))) return;  // all of the block or none
   __shared__ std::byte* rows[kMaxLocals];
   find_rows(params.view, rows);
   constexpr int kTeams = teams_of(kLevels);
@@ -179,7 +179,7 @@ template <class T, bool kWeighted>
 __global__ void __launch_bounds__(kTeam* teams_of(2), 1)
     node_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
   const LayerView& view = params.view;
-  if (!runs(view) || !placed(params.routing)) return;
+  if (__syncthreads_or(!runs(view)) || !placed(params.routing)) return;
   __shared__ std::byte* rows[kMaxLocals];
   find_rows(view, rows);
   constexpr int kTeams = teams_of(2);

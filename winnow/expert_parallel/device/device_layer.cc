@@ -168,7 +168,7 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
   const Call call = header.options.call;
   const bool reserves = call == Call::dispatch || call == Call::cached_dispatch;
   const bool waits = report == Report::headers || report == Report::more;
-  if (reserves && !waits) params.header.options.regions = 1 + regions_;
+  if (reserves && !waits) params.header.options.regions = 1 + std::int64_t(regions_ >> 2);
   params.counts = counts;
   params.table = table;
   params.table_bytes = nodes() > 1 ? table_bytes : 0;
@@ -185,7 +185,7 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
 void DeviceLayer::wait_report() {
   if (capturing()) throw_refusals(calls_.operation(), std::array{&std::as_const(own_header_)});
   calls_.wait_for(host_report_.report->ticket, calls_.number());
-  if (host_report_.report->refused != 0) throw_heard(host_report_, false);
+  if (host_report_.report->refused != 0) throw_heard(host_report_, false, calls_.number());
 }
 
 void DeviceLayer::end() {
@@ -222,10 +222,11 @@ std::vector<Header> DeviceLayer::refusals(const ReportView& heard, bool deferred
   return headers;
 }
 
-void DeviceLayer::throw_heard(const ReportView& heard, bool deferred) {
+void DeviceLayer::throw_heard(const ReportView& heard, bool deferred, std::uint64_t call) {
   const std::vector<Header> headers = refusals(heard, deferred);
   const auto reserves = [](const Header& one) { return one.options.regions > 0; };
-  if (!deferred && std::ranges::any_of(headers, reserves)) {
+  // Ranks that refused it have reserved nothing. What was learned since, all have learned.
+  if (!deferred && call >= learned_ && std::ranges::any_of(headers, reserves)) {
     holes_.assign(headers.size(), {});
     forget_offer();
   }
@@ -244,7 +245,7 @@ void DeviceLayer::throw_deferred() {
     CallReport& report;
     ~Read() { store_release(&report.ticket, 0); }
   } read{report};
-  if (report.overflow == 0) return throw_heard(host_deferred_, report.refused == 0);
+  if (report.overflow == 0) return throw_heard(host_deferred_, report.refused == 0, ticket);
   for (int rank = 0; rank < map_.topology.world_size; ++rank) {
     const std::int64_t wanted = host_deferred_.wanted[rank];
     if (wanted <= report.worst_case_rows) continue;
@@ -264,29 +265,31 @@ bool DeviceLayer::fits(std::span<const std::int64_t> bytes) const {
 }
 
 void DeviceLayer::learn_offered(std::span<const std::int64_t> bytes) {
-  if (capturing()) {
-    throw Error(ErrorCode::invalid_argument, calls_.operation(),
-                "the arena is too small for what a graph records: make Config::arena_rows larger");
-  }
   read_offer();
-  if (!offer_) return;
-  const std::vector<Extent> known = std::exchange(holes_, offer_->holes);
-  if (!fits(bytes)) {  // this call's exchange will tell more
-    holes_ = known;
-    return;
+  if (offer_) {
+    const std::vector<Extent> known = std::exchange(holes_, offer_->holes);
+    if (fits(bytes)) {
+      learned_ = offer_->call;
+      releasable_ = capturing() ? 0 : offer_->releasable;
+      regions_ = 0;
+      offer_.reset();
+      return;
+    }
+    holes_ = known;  // this call's exchange will tell more
   }
-  releasable_ = offer_->releasable;
-  regions_ = 0;
-  offer_.reset();
+  if (!capturing()) return;
+  throw Error(ErrorCode::invalid_argument, calls_.operation(),
+              "the arena is too small for what a graph records: make Config::arena_rows larger");
 }
 
 // What a refused call offered is as good as that of another one, but a rank that refused it did not
 // ask for it.
 void DeviceLayer::read_offer() {
   if (offered_ == 0) return;
-  calls_.wait_for(host_report_.report->ticket, std::exchange(offered_, 0));
+  const std::uint64_t call = std::exchange(offered_, 0);
+  calls_.wait_for(host_report_.report->ticket, call);
   offer_.reset();
-  if (host_report_.report->refused == 0) offer_ = heard_offer();
+  if (host_report_.report->refused == 0) offer_ = heard_offer(call);
 }
 
 void DeviceLayer::forget_offer() {
@@ -294,8 +297,8 @@ void DeviceLayer::forget_offer() {
   offer_.reset();
 }
 
-DeviceLayer::Offer DeviceLayer::heard_offer() const {
-  Offer offer{std::vector<Extent>(holes_.size()), ~std::uint64_t{0}};
+DeviceLayer::Offer DeviceLayer::heard_offer(std::uint64_t call) const {
+  Offer offer{call, std::vector<Extent>(holes_.size()), ~std::uint64_t{0}};
   for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
     offer.holes[rank] = host_report_.headers[rank].rows;
     offer.releasable &= host_report_.headers[rank].releasable;
@@ -309,7 +312,8 @@ void DeviceLayer::offer_hole(Header& header) const {
 }
 
 void DeviceLayer::learn_holes() {
-  Offer offer = heard_offer();
+  Offer offer = heard_offer(calls_.number());
+  learned_ = offer.call;
   holes_ = std::move(offer.holes);
   releasable_ = offer.releasable;
   forget_offer();
@@ -339,11 +343,14 @@ std::vector<Extent> DeviceLayer::reserve(std::span<const std::int64_t> bytes) {
       if (hole.bytes < missing) hole = {segment, 0, grown};
     }
   }
-  ++regions_;
+  const auto mark = [&](std::int64_t value) {  // FNV-1a
+    regions_ = (regions_ ^ std::uint64_t(value)) * 0x100000001b3u;
+  };
   std::vector<Extent> extents;
   for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
     Extent& hole = holes_[rank];
     extents.push_back({hole.segment, hole.offset, bytes[rank]});
+    for (const std::int64_t value : {hole.segment, hole.offset, bytes[rank]}) mark(value);
     hole.offset += Arena::round_up(bytes[rank]);
     hole.bytes -= Arena::round_up(bytes[rank]);
   }

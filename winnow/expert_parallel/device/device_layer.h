@@ -120,7 +120,7 @@ class DeviceLayer {
   void make_reports();
   std::byte** segment_row(std::int64_t segment) const;
   void throw_deferred();
-  void throw_heard(const ReportView& heard, bool deferred);
+  void throw_heard(const ReportView& heard, bool deferred, std::uint64_t call);
   std::vector<Header> refusals(const ReportView& heard, bool deferred) const;
   void read_offer();
   void forget_offer();
@@ -136,20 +136,23 @@ class DeviceLayer {
   std::byte** segments_ = nullptr;
   std::shared_ptr<SymmetricMemory> control_, rail_;
   Arena arena_, own_;
-  // What all ranks offer: [W] holes, and segments that all can do without.
+  // What all ranks offered in a call: [W] holes, and segments that all can do without.
   struct Offer {
+    std::uint64_t call = 0;
     std::vector<Extent> holes;
     std::uint64_t releasable = 0;
   };
-  Offer heard_offer() const;
+  Offer heard_offer(std::uint64_t call) const;
   std::vector<Extent> holes_;     // [W], what is left of them
+  std::uint64_t learned_ = 0;     // the call in which they were offered
   std::uint64_t releasable_ = 0;  // on every rank, until reserve()
   std::uint64_t offered_ = 0;     // the call whose report, asked for later, is still to be read
   std::optional<Offer> offer_;    // of the last such call, read and not used yet
   bool fresh_holes_ = false;      // learned in this call
-  // Reserved since holes were learned. Ranks compare it: one that refused a call that the others
-  // have made knows less than they do, and the holes have to be learned again.
-  std::int64_t regions_ = 0;
+  // A mark of the extents that were reserved since holes were learned. Ranks compare it: one that
+  // refused a call that the others have made, or made it with other sizes, takes other memory for
+  // free than they do, and the holes have to be learned again.
+  std::uint64_t regions_ = 0;
   ReportView host_report_, host_deferred_;
   std::size_t report_words_ = 0;
   LayerView view_;

@@ -99,7 +99,7 @@ void GpuCalls::wait_for(const std::uint64_t& ticket, std::uint64_t number) {
   while (!there()) {
     throw_fault();
     std::this_thread::yield();  // a sleep would be longer than what is left to wait for
-    if (Clock::now() < next_look) continue;
+    if (capturing_ || Clock::now() < next_look) continue;  // a recording cannot be looked at
     next_look = Clock::now() + kLookAtStream;
     const cudaError_t state = cudaStreamQuery(stream_);
     if (state == cudaErrorNotReady) continue;

@@ -208,7 +208,7 @@ class TokenSender {
 };
 
 // A sending warp: tokens of this rank, and then those of its rail in the order in which chunks
-// come. `sending` [kPhases]: the block's warps that still are in that phase. False: something did
+// come. `sending`: of each phase, the block's warps that still are in it. False: something did
 // not come.
 template <bool kRepeats>
 __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* sending) {
@@ -355,7 +355,7 @@ __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
 }
 
 // The rows of this rank that no token has: padding behind each expert's rows, and in the worst case
-// what follows the last row, of which only the small tables are cleared. All producing warps.
+// what follows the last row, of which only the small tables are cleared. All sending warps.
 __device__ void clear_rows(const MoveParams& p) {
   const DeviceTopology& topology = p.view.topology;
   const int local = topology.local, topk = topology.topk;
@@ -515,7 +515,7 @@ __global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
                              1) void move(const __grid_constant__ MoveParams p,
                                           const __grid_constant__ PipeShape shape) {
   constexpr int kProducers = kSenders + kRepeats * kRepeaters;
-  if (!goes_on(p)) return;
+  if (__syncthreads_or(!goes_on(p))) return;  // all of the block or none
   extern __shared__ __align__(128) std::byte stages[];
   __shared__ RowPipe::Shared shared;
   __shared__ std::int32_t sending[kSent + 1];
