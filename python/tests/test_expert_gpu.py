@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 import winnow.torch as ops
-from expert_checks import check_rows, check_tables
+from expert_checks import check_float8_rows, check_rows, check_tables
 from expert_launch import HERE, alone, documented_program  # noqa: F401
-from expert_problems import SMALL, payload, problem, routing
+from expert_problems import SMALL, float8_problem, payload, problem, routing
 from kinds import gpu, numbers
 from ranks import Ranks, new_stream, run_all, run_each
 from winnow.distributed import initialize_distributed
@@ -181,11 +181,8 @@ def test_rows_of_the_callers_choice_and_a_repeated_routing():
 
 
 def test_float8_tokens_travel_with_their_scales():
-    _, indices, _ = problem(seed=4)
+    indices, bytes_of, scales = float8_problem()
     rows = oracle.expert_rows(indices, 8, 4)[0]
-    rng = np.random.default_rng(0)
-    bytes_of = [rng.integers(0, 120, (len(t), 144)).astype(np.uint8) for t in indices]
-    scales = [rng.random((len(t), 2)).astype(np.float32) for t in indices]
 
     def body(layer, rank):
         got = layer.dispatch(
@@ -194,9 +191,7 @@ def test_float8_tokens_travel_with_their_scales():
         )  # fmt: skip
         assert got.output.dtype == torch.float8_e4m3fn
         octets, factors = numbers(got.output.view(torch.uint8)), numbers(got.scales)
-        for row, (source, token, _) in enumerate(rows[rank]):
-            np.testing.assert_array_equal(octets[row], bytes_of[source][token])
-            np.testing.assert_array_equal(factors[row], scales[source][token])
+        check_float8_rows(octets, factors, rows[rank], bytes_of, scales)
 
     config = {**CONFIG, "hidden": 144, "dtype": "bfloat16"}
     with Ranks(4, **config, local_world_size=2) as ranks:

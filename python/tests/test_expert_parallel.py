@@ -4,8 +4,8 @@ import expert_oracle as oracle
 import numpy as np
 import pytest
 import torch
-from expert_checks import check_rows, check_tables
-from expert_problems import SMALL, payload, problem
+from expert_checks import check_float8_rows, check_rows, check_tables
+from expert_problems import SMALL, float8_problem, payload, problem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ranks import Ranks
@@ -128,11 +128,8 @@ def test_scatter_indices_place_the_rows(whole):
 
 
 def test_float8_tokens_travel_with_their_scales():
-    _, indices, _ = problem(seed=4)
+    indices, bytes_of, scales = float8_problem()
     rows = oracle.expert_rows(indices, 8, 4)[0]
-    rng = np.random.default_rng(0)
-    bytes_of = [rng.integers(0, 120, (len(t), 144)).astype(np.uint8) for t in indices]
-    scales = [rng.random((len(t), 2)).astype(np.float32) for t in indices]
 
     def body(layer, rank):
         got = layer.dispatch(
@@ -141,10 +138,8 @@ def test_float8_tokens_travel_with_their_scales():
             scales=torch.from_numpy(scales[rank]),
         )
         assert got.output.dtype == torch.float8_e4m3fn
-        for row, (source, token, _) in enumerate(rows[rank]):
-            octets = got.output[row].view(torch.uint8).numpy()
-            np.testing.assert_array_equal(octets, bytes_of[source][token])
-            np.testing.assert_array_equal(got.scales[row].numpy(), scales[source][token])
+        octets, factors = got.output.view(torch.uint8).numpy(), got.scales.numpy()
+        check_float8_rows(octets, factors, rows[rank], bytes_of, scales)
 
     config = {**SMALL, "hidden": 144, "dtype": "bfloat16"}
     with Ranks(4, **config, local_world_size=2) as ranks:
