@@ -5,8 +5,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "winnow/expert_parallel/device/claims.cuh"
 #include "winnow/expert_parallel/device/wait.cuh"
+#include "winnow/expert_parallel/dispatch/claims.cuh"
 #include "winnow/expert_parallel/dispatch/pairs_cuda.cuh"
 #include "winnow/expert_parallel/dispatch/row_pipe.cuh"
 #include "winnow/expert_parallel/placement.h"
