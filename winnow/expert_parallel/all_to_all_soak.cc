@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/gpus.h"
 #include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/testing/generate.h"
 
@@ -174,10 +175,7 @@ struct Held {
 Device soak_device() {
   const char* name = std::getenv("WINNOW_SOAK_DEVICE");
   if (name == nullptr || std::string_view(name) == "cpu") return {};
-  // Streams that wait for each other must not share a hardware queue, nor wait for what is loaded.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  return {DeviceType::cuda, 0};
+  return kGpu;
 }
 
 TEST(AllToAllSoak, RandomCallsOnRandomWorlds) {
