@@ -151,7 +151,7 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
     block_counts[std::int64_t(blockIdx.x) * entries + i] = sum;
   }
   if (threadIdx.x == 0) block_bad[blockIdx.x] = first_bad;
-  meet_blocks(&p.view.state->tickets[kBlocksArrived], &p.view.state->tickets[kBlocksLeft]);
+  if (!meet_blocks(p.view, [](bool mine) { return __syncthreads_and(mine) != 0; })) return;
 
   const bool last = blockIdx.x == gridDim.x - 1;
   for (int i = threadIdx.x; i < entries; i += blockDim.x) {

@@ -478,22 +478,6 @@ __device__ __forceinline__ bool all_senders(bool mine) {
   return all != 0;
 }
 
-// The sending warps of all blocks, which run side by side: what any wrote before can be read after.
-// False: the layer is broken, and some may not come.
-__device__ bool meet_senders(const LayerView& view) {
-  std::uint32_t* arrived = &view.state->tickets[kBlocksArrived];
-  std::uint32_t* left = &view.state->tickets[kBlocksLeft];
-  bool met = all_senders(true);
-  if (threadIdx.x == 0) {
-    __threadfence();
-    atomicAdd(arrived, 1u);
-    while (met && *const_cast<volatile std::uint32_t*>(arrived) < gridDim.x) met = !broken(view);
-    __threadfence();
-    if (met && atomicAdd(left, 1u) == gridDim.x - 1) *left = *arrived = 0;
-  }
-  return all_senders(met);
-}
-
 // What the sending warps do behind their tokens, if `all` of them came. A new routing makes the
 // tables of its rows and repeats rows. In any case the kernel ends when this rank's rows are there.
 __device__ void finish(const MoveParams& p, RowPipe& pipe, bool all) {
@@ -504,7 +488,7 @@ __device__ void finish(const MoveParams& p, RowPipe& pipe, bool all) {
   if (all && threadIdx.x < 32) all = wait_for_node(p.view);
   if (!all_senders(all)) return;
   fill_tables(p);
-  if (!p.fresh || p.token_major || !meet_senders(p.view)) return;
+  if (!p.fresh || p.token_major || !meet_blocks(p.view, all_senders)) return;
   fence_proxy_async();
   repeat_rows(p, pipe);
 }

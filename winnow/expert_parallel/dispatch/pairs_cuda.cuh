@@ -22,16 +22,22 @@ struct PairLane {
 __device__ __forceinline__ unsigned lanes_below(int lane) { return (1u << lane) - 1; }
 
 // All blocks of a kernel, which run side by side: what any wrote before can be read after.
-__device__ __forceinline__ void meet_blocks(std::uint32_t* arrived, std::uint32_t* left) {
-  __syncthreads();
+// `all_say(mine)` is the barrier of those threads of a block that meet, the first one among them:
+// whether all of them say so. False: the layer is broken, and some blocks may not come.
+template <class Barrier>
+__device__ __forceinline__ bool meet_blocks(const LayerView& view, const Barrier& all_say) {
+  std::uint32_t* arrived = &view.state->tickets[kBlocksArrived];
+  std::uint32_t* left = &view.state->tickets[kBlocksLeft];
+  bool met = all_say(true);
   if (threadIdx.x == 0) {
     __threadfence();
     atomicAdd(arrived, 1u);
-    while (*const_cast<volatile std::uint32_t*>(arrived) < gridDim.x) continue;
+    while (met && *const_cast<volatile std::uint32_t*>(arrived) < gridDim.x) met = !broken(view);
     __threadfence();
-    if (atomicAdd(left, 1u) == gridDim.x - 1) *left = *arrived = 0;  // nobody looks any more
+    // Nobody looks any more when all have left.
+    if (met && atomicAdd(left, 1u) == gridDim.x - 1) *left = *arrived = 0;
   }
-  __syncthreads();
+  return all_say(met);
 }
 
 __host__ __device__ inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
