@@ -31,7 +31,7 @@ from winnow.expert_parallel import (
     EPConfig,
 )
 
-TOKENS, HIDDEN, TOPK, EXPERTS = 300, 16, 3, 8  # more tokens than a chunk of 256
+TOKENS, HIDDEN, TOPK, EXPERTS = 300, 16, 3, 8  # more tokens than a chunk
 DEVICE = torch.device("cpu")  # until main() knows
 
 

@@ -182,7 +182,7 @@ void add_options(Table& table, World world) {
             {.experts_per_rank = 1, .topk = 3, .choice = ExpertChoice::duplicates});
   table.add(world, "narrow", {.hidden = 8, .choice = ExpertChoice::dropped});
   table.add(world, "wide", {.max_tokens = 3, .hidden = 7176});
-  // More than one chunk of 256 tokens, with gaps between the runs.
+  // More than one chunk of 64 tokens, with gaps between the runs.
   table.add(world, "chunks",
             {.topk = 1,
              .max_tokens = 600,

@@ -313,9 +313,9 @@ inline std::vector<std::int64_t> token_dst_scatter_idx(const World& world, int r
 }
 
 // [NN, 2, T]: begin and end of the runs of consecutive tokens that rank (node j, my local) sends to
-// my node. Runs end where a tile of 256 tokens ends and stand from the tile's first slot on; -1.
+// my node. Runs end where a tile of 64 tokens ends and stand from the tile's first slot on; -1.
 inline std::vector<std::int64_t> send_requests(const World& world, int rank) {
-  constexpr std::int64_t kTile = 256;
+  constexpr std::int64_t kTile = 64;
   std::vector<std::int64_t> table;
   for (int j = 0; j < world.nodes(); ++j) {
     const int source = j * world.local_world_size + world.local(rank);

@@ -51,8 +51,8 @@ class WINNOW_EXPORT Descriptor {
   ConstTensorView num_input_tokens_per_rank() const;
 
   // i32 [NN, 2, T], absent on one node. The runs of consecutive tokens that rail source j sent to
-  // this node: run i is [first, last) = ([j, 0, i], [j, 1, i]). Runs end at multiples of 256; those
-  // that begin in the 256 tokens from t on are stored from slot t on; -1 in every other slot.
+  // this node: run i is [first, last) = ([j, 0, i], [j, 1, i]). Runs end at multiples of 64; those
+  // that begin in the 64 tokens from t on are stored from slot t on; -1 in every other slot.
   ConstTensorView send_reqs_recv() const;
 
   // i32 [NN, T, K]: the expert indices of rail source j as they were given; -1 beyond its n tokens.

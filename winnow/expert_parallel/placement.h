@@ -15,7 +15,7 @@
 namespace winnow::expert_parallel {
 
 // Tokens that travel between nodes under one signal; runs of tokens end at its multiples.
-inline constexpr std::int64_t kChunkTokens = 256;
+inline constexpr std::int64_t kChunkTokens = 64;
 
 // Where experts live. An index outside [0, experts) lives nowhere: its pair is dropped.
 struct ExpertMap {

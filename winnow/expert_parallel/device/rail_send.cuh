@@ -8,41 +8,45 @@
 
 namespace winnow::expert_parallel {
 
-inline constexpr int kRailSendThreads = 512;
-static_assert(kRailSendThreads >= kChunkTokens && kChunkTokens % 32 == 0);
+// As many as there can be: NVSHMEM's copies to GPUs of one host have one load of 16 bytes under way
+// in each.
+inline constexpr int kRailSendThreads = 1024;
+static_assert(kChunkTokens == 64);  // a bit for each
 
-// Bit t of the chunk: the token has an expert on `node`. `indices` [count, K] are the chunk's.
-struct WantedTokens {
-  std::uint32_t words[kChunkTokens / 32];
-
-  __device__ void find(const DeviceTopology& topology, const std::int32_t* indices, int count,
-                       int node) {
-    const int token = int(threadIdx.x);
-    if (token < kChunkTokens) {
-      bool wanted = false;
-      for (int k = 0; k < topology.topk && token < count; ++k) {
-        const std::int32_t expert = indices[std::int64_t(token) * topology.topk + k];
-        wanted |= topology.kept(expert) && expert / (topology.per_rank() * topology.locals) == node;
-      }
-      const unsigned ballot = __ballot_sync(0xffffffffu, wanted);
-      if (token % 32 == 0) words[token / 32] = ballot;
+// Bit t: token t of a chunk has an expert on `node`. `indices` [count, K] are the chunk's. By all
+// threads of the block; `wanted` is in its shared memory.
+__device__ inline std::uint64_t find_wanted(const DeviceTopology& topology,
+                                            const std::int32_t* indices, int count, int node,
+                                            bool (&wanted)[kChunkTokens]) {
+  __syncthreads();  // what was found before is known to all
+  if (threadIdx.x < kChunkTokens) wanted[threadIdx.x] = false;
+  __syncthreads();
+  for (int pair = int(threadIdx.x); pair < count * topology.topk; pair += kRailSendThreads) {
+    const std::int32_t expert = indices[pair];
+    if (topology.kept(expert) && expert / (topology.per_rank() * topology.locals) == node) {
+      wanted[pair / topology.topk] = true;
     }
   }
-  __device__ bool holds(int token) const { return words[token / 32] >> (token % 32) & 1; }
-};
+  __syncthreads();
+  const unsigned lane = threadIdx.x % 32;
+  const unsigned low = __ballot_sync(0xffffffffu, wanted[lane]);
+  const unsigned high = __ballot_sync(0xffffffffu, wanted[32 + lane]);
+  return std::uint64_t(high) << 32 | low;
+}
 
 // Puts `count` rows of consecutive tokens, back to back, at `offset` of the peer's rail memory.
 // `staged` is where they may stand in symmetric memory.
 template <class W>
 __device__ void put_run(const LayerView& view, int peer, std::int64_t offset, const std::byte* rows,
                         std::int64_t stride, std::int64_t bytes, int count, std::byte* staged) {
+  const auto join = [&] { bytes *= count, stride = bytes, count = 1; };
+  if (stride == bytes) join();
   if (W::kRegisteredSources && rows != staged) {
     for (int i = 0; i < count; ++i) copy_by_block(staged + i * bytes, rows + i * stride, bytes);
     __syncthreads();
     rows = staged;
-    stride = bytes;
+    join();
   }
-  if (stride == bytes) return W::put(view.rail, peer, offset, rows, count * bytes);
   for (int i = 0; i < count; ++i) {
     W::put(view.rail, peer, offset + i * bytes, rows + i * stride, bytes);
   }
@@ -53,7 +57,7 @@ __global__ void __launch_bounds__(kRailSendThreads, 1)
     rail_send_kernel(const __grid_constant__ RailSendParams params) {
   const LayerView& view = params.view;
   if (!runs(view) || (params.placed != nullptr && *params.placed == 0)) return;
-  __shared__ WantedTokens wanted;
+  __shared__ bool wanted[kChunkTokens];
   const DeviceTopology& topology = view.topology;
   const RailLayout& layout = view.rail_layout;
   const std::uint64_t epoch = epoch_of(view);
@@ -67,34 +71,26 @@ __global__ void __launch_bounds__(kRailSendThreads, 1)
     const int count = int(min(kChunkTokens, tokens - begin));
     if (count <= 0) continue;
     const std::int64_t table = params.back ? to * layout.max_tokens : 0;
-    __syncthreads();  // the last item's runs are done with `wanted`
-    wanted.find(topology, params.indices + (table + begin) * topology.topk, count,
-                params.back ? topology.node : to);
-    __syncthreads();
-    bool any = false;
-    for (int first = 0; first < count;) {
-      if (!wanted.holds(first)) {
-        ++first;
-        continue;
-      }
-      int last = first + 1;
-      while (last < count && wanted.holds(last)) ++last;
-      any = true;
-      const std::int64_t token = begin + first;
+    const std::uint64_t all =
+        find_wanted(topology, params.indices + (table + begin) * topology.topk, count,
+                    params.back ? topology.node : to, wanted);
+    for (std::uint64_t left = all; left != 0;) {
+      // A carry goes through the lowest run of ones.
+      const std::uint64_t run = left & ~(left + (left & (~left + 1)));
+      const std::int64_t token = begin + __ffsll(static_cast<long long>(run)) - 1;
+      const int length = __popcll(run);
+      left ^= run;
       std::byte* staged = view.rail.local + layout.staged_row(to, token, params.row_bytes);
       put_run<W>(view, peer, layout.row(topology.node, token, params.row_bytes),
                  params.back ? staged : params.rows + token * params.row_stride,
-                 params.back ? params.row_bytes : params.row_stride, params.row_bytes, last - first,
+                 params.back ? params.row_bytes : params.row_stride, params.row_bytes, length,
                  staged);
-      if (params.tail_bytes > 0) {
-        put_run<W>(view, peer, layout.tail(topology.node, token, params.tail_bytes),
-                   params.tails + token * params.tail_stride, params.tail_stride, params.tail_bytes,
-                   last - first,
-                   view.rail.local + layout.staged_tail(to, token, params.tail_bytes));
-      }
-      first = last;
+      if (params.tail_bytes == 0) continue;
+      put_run<W>(view, peer, layout.tail(topology.node, token, params.tail_bytes),
+                 params.tails + token * params.tail_stride, params.tail_stride, params.tail_bytes,
+                 length, view.rail.local + layout.staged_tail(to, token, params.tail_bytes));
     }
-    if (any) W::signal(view.rail, peer, layout.signal(topology.node, chunk), epoch);
+    if (all != 0) W::signal(view.rail, peer, layout.signal(topology.node, chunk), epoch);
   }
   W::drain();
 }

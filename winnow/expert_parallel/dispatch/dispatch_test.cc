@@ -142,7 +142,7 @@ TEST(Dispatch, TheArenaGrowsAndGivesBack) {
   });
 }
 
-// 2 nodes of 2 ranks, one expert per rank: three chunks, of which the middle one is empty for the
+// 2 nodes of 2 ranks, one expert per rank: chunks of which some in the middle are empty for the
 // other node.
 TEST(Dispatch, ChunksAlongTheRail) {
   constexpr Config kRails{.max_tokens = 700,

@@ -44,7 +44,7 @@ struct Player {
                 .local_world_size = kRanks / nodes,
                 .experts_per_rank = 4,
                 .topk = 4,
-                .max_tokens = 300,  // two chunks of the rail
+                .max_tokens = 300,  // several chunks of the rail
                 .hidden = 64,
                 .arena_rows = 20000,  // no call waits for room
                 .tokens = Tokens::full,
