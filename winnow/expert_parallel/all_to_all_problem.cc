@@ -183,6 +183,7 @@ Config Problem::config() const {
   config.weight_dtype = weight_dtype;
   config.local_world_size = local_world_size;
   config.enable_local_combine = local_combine;
+  config.sm_count = sm_count;
   config.arena_rows = arena_rows;
   config.timeout = std::chrono::seconds(60);
   return config;

@@ -33,7 +33,7 @@ struct Problem {
   bool fp8 = false, bias = false, copy_out = false, out = false;
   bool strided = false;    // the caller's tensors have rows further apart
   bool in_flight = false;  // all dispatches first, then the combines in the opposite order
-  int rounds = 2;
+  int rounds = 2, sm_count = Config{}.sm_count;
   std::uint64_t seed = 0;
 
   int world_size() const { return nodes * local_world_size; }

@@ -69,6 +69,27 @@ TEST_F(DispatchGpu, ThirtyTwoPairsOfAToken) {
                     .weights = true});
 }
 
+// As many blocks as chunks, or fewer: a block sends and forwards several.
+TEST_F(DispatchGpu, FewSmsBetweenNodes) {
+  for (const int sm_count : {1, 2, 3}) {
+    for (const Mode mode : {Mode::counted, Mode::cached, Mode::worst_case}) {
+      expect_as_oracle({.nodes = 2,
+                        .local_world_size = 2,
+                        .experts_per_rank = 9,
+                        .topk = 20,
+                        .max_tokens = 150,
+                        .tokens = Tokens::full,
+                        .choice = ExpertChoice::duplicates,
+                        .mode = mode,
+                        .weights = true,
+                        .fp8 = true,
+                        .strided = sm_count == 3,
+                        .rounds = 3,
+                        .sm_count = sm_count});
+    }
+  }
+}
+
 // Of two pairs that name the same row the later one is at fault, whichever came first.
 TEST_F(DispatchGpu, TheLaterOfTwoPairsOfARow) {
   GpuWorld world(small_config(2), 2);
