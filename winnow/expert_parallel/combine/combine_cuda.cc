@@ -29,6 +29,7 @@ class DeviceCombine {
       send_back();
     }
     layer_.check(launch_sum(sums_, layer_.blocks(), layer_.stream()), "sum");
+    layer_.drain();
     layer_.end();
     return std::move(result_);
   }

@@ -188,6 +188,10 @@ void DeviceLayer::wait_report() {
   if (host_report_.report->refused != 0) throw_heard(host_report_, false, calls_.number());
 }
 
+void DeviceLayer::drain() {
+  if (nodes() > 1) check(wire_->drain(view_, stream()), "drain");
+}
+
 void DeviceLayer::end() {
   calls_.end();
   if (capturing()) return;

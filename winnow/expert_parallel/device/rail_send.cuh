@@ -1,5 +1,6 @@
 // The kernel that sends rows along the rail: a block at a time takes a chunk of tokens for a node,
-// puts its runs of tokens, then the chunk's signal. Device code only.
+// puts its runs of tokens, then the chunk's signal. It does not wait for its puts; drain_kernel
+// does, behind kernels that run meanwhile. Device code only.
 #pragma once
 
 #include "winnow/expert_parallel/device/rail_send.h"
@@ -92,7 +93,13 @@ __global__ void __launch_bounds__(kRailSendThreads, 1)
     }
     if (all != 0) W::signal(view.rail, peer, layout.signal(topology.node, chunk), epoch);
   }
-  W::drain();
+}
+
+// One thread. It does not wait where the layer is broken: a peer may be dead, and what the puts
+// read is memory of the layer, which nobody uses again before all ranks have let go of it.
+template <class W>
+__global__ void __launch_bounds__(1) drain_kernel(const __grid_constant__ LayerView view) {
+  if (runs(view)) W::drain();
 }
 
 }  // namespace winnow::expert_parallel

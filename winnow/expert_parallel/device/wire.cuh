@@ -3,8 +3,10 @@
 //
 // A Wire is a class with these static functions. Put and signal are called by all threads of a
 // block alike and go to a rail peer; puts complete in any order, and a signal comes after all
-// earlier puts of its block to that rank. Sources stay as they are until drain(), and must lie in
-// symmetric memory where kRegisteredSources says so.
+// earlier puts of its block to that rank. Sources must lie in symmetric memory where
+// kRegisteredSources says so, and stay as they are until the peer has told that it has them, or
+// until drain(): one thread of a later kernel waits there for all puts of earlier ones. Where
+// kDrains is false puts are complete when their kernel has ended, and there is no drain().
 #pragma once
 
 #include <cstdint>
@@ -42,7 +44,7 @@ __device__ inline void copy_by_block(std::byte* to, const std::byte* from, std::
 }
 
 struct PointerWire {
-  static constexpr bool kRegisteredSources = false;
+  static constexpr bool kRegisteredSources = false, kDrains = false;
   // Copies `bytes` at `from`, in this rank's memory, to `offset` of that rank's.
   static __device__ void put(const SymmetricView& memory, int rank, std::int64_t offset,
                              const std::byte* from, std::int64_t bytes) {
@@ -57,8 +59,6 @@ struct PointerWire {
     __threadfence_system();
     store_release_system(reinterpret_cast<std::uint64_t*>(memory.wire[rank] + offset), value);
   }
-  // Until the sources of all earlier puts of this block may be written again.
-  static __device__ void drain() { __syncthreads(); }
 };
 
 }  // namespace winnow::expert_parallel

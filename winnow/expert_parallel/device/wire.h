@@ -38,6 +38,9 @@ struct Wire {
   int (*exchange)(const ExchangeParams& params, void* stream) = nullptr;
   int (*barrier)(const BarrierParams& params, void* stream) = nullptr;
   int (*rail_send)(const RailSendParams& params, int blocks, void* stream) = nullptr;
+  // Behind rail_send: until what it has put may be written again. Enqueues nothing where that is so
+  // when rail_send has ended.
+  int (*drain)(const LayerView& view, void* stream) = nullptr;
   int (*notify)(const NotifyParams& params, void* stream) = nullptr;
   // Tells the other nodes of the fault that has broken this rank's layer or notifier.
   int (*tell_nodes)(const LayerView& view, void* stream) = nullptr;

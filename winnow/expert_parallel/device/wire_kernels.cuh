@@ -20,6 +20,9 @@ Wire make_wire() {
     int error = cudaFuncGetAttributes(&attributes, exchange_kernel<W>);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, barrier_kernel<W>);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, rail_send_kernel<W>);
+    if constexpr (W::kDrains) {
+      if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, drain_kernel<W>);
+    }
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, notify_kernel<W>);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, tell_nodes_kernel<W>);
     return error;
@@ -35,6 +38,14 @@ Wire make_wire() {
   wire.rail_send = [](const RailSendParams& params, int blocks, void* stream) -> int {
     rail_send_kernel<W><<<blocks, kRailSendThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
     return cudaGetLastError();
+  };
+  wire.drain = []([[maybe_unused]] const LayerView& view, [[maybe_unused]] void* stream) -> int {
+    if constexpr (W::kDrains) {
+      drain_kernel<W><<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(view);
+      return cudaGetLastError();
+    } else {
+      return cudaSuccess;
+    }
   };
   wire.notify = [](const NotifyParams& params, void* stream) -> int {
     notify_kernel<W><<<1, kNotifyThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);

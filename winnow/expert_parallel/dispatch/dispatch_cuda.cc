@@ -39,6 +39,7 @@ class DeviceDispatch {
     if (request_.scatter) scatter();
     if (layer_.nodes() > 1) send();
     layer_.check(launch_move(move_, layer_.blocks(), layer_.stream()), "move");
+    layer_.drain();
     Dispatched dispatched = result();
     layer_.end();
     return dispatched;

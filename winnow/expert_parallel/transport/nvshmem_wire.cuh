@@ -12,7 +12,7 @@
 namespace winnow::expert_parallel {
 
 struct NvshmemWire {
-  static constexpr bool kRegisteredSources = true;
+  static constexpr bool kRegisteredSources = true, kDrains = true;
   static __device__ void put(const SymmetricView& memory, int rank, std::int64_t offset,
                              const std::byte* from, std::int64_t bytes) {
     nvshmemx_putmem_nbi_block(memory.local + offset, from, static_cast<std::size_t>(bytes), rank);
@@ -25,11 +25,12 @@ struct NvshmemWire {
     nvshmemx_signal_op(reinterpret_cast<std::uint64_t*>(memory.local + offset), value,
                        NVSHMEM_SIGNAL_SET, rank);
   }
-  static __device__ void drain() {
-    __syncthreads();
-    if (threadIdx.x == 0) nvshmem_quiet();
-    __syncthreads();
-  }
+  // A quiet on the GPU completes what this PE has put from the GPU, whichever kernel, block and SM
+  // did it: NVSHMEM's API documentation, "Memory Ordering", nvshmem_quiet. In 3.4.5 one thread
+  // polls all queue pairs of the PE (nvshmemi_ibgda_quiet), or waits for the proxy to be through
+  // with everything that was given to it (nvshmemi_proxy_quiet). Stores to GPUs of this host were
+  // complete when their kernel ended.
+  static __device__ void drain() { nvshmem_quiet(); }
 };
 
 }  // namespace winnow::expert_parallel
