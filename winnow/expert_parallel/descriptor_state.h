@@ -59,8 +59,7 @@ struct Descriptor::State {
   std::shared_ptr<Region> buffer;  // combine_buffer(), at its beginning
   // On a GPU.
   DeviceWeights device_weights;
-  NodePointers sums;  // under enable_local_combine, expert-major: [R, H] of each rank of the node
-  std::vector<std::shared_ptr<Region>> memory;  // of both, and of what a recorded graph uses
+  std::vector<std::shared_ptr<Region>> memory;  // of them, and of what a recorded graph uses
 
   std::int64_t rows() const { return routing->rows_of(rank); }
 };

@@ -20,10 +20,8 @@ ExpertMap map_of(const Config& config, const Transport& transport) {
 
 std::int64_t first_segment_bytes(const Config& config) {
   constexpr std::int64_t kTables = 8, kSmallEntries = 32;
-  // A GPU keeps the sums of local combine there too.
-  const bool sums = config.enable_local_combine && config.device.type == DeviceType::cuda;
-  const std::int64_t payloads = sums ? 3 : 2;
-  const std::int64_t row = payloads * config.hidden * size_of(config.dtype) +
+  constexpr std::int64_t kPayloads = 2;  // dispatched, and from the experts
+  const std::int64_t row = kPayloads * config.hidden * size_of(config.dtype) +
                            scale_columns(config.hidden) * std::int64_t(sizeof(float)) +
                            config.topk * std::int64_t(2 * sizeof(std::int32_t)) + kSmallEntries;
   return Arena::round_up(config.arena_rows * row) + kTables * Arena::kAlignment;

@@ -50,8 +50,7 @@ class DeviceCombine {
   DeviceSumParams sums_;
 };
 
-// Says where this rank's expert rows are, or what is wrong; what ranks read besides the rows is
-// made before.
+// Says where this rank's expert rows are, or what is wrong.
 void DeviceCombine::post() {
   Header header;
   header.options.call = Call::combine;
@@ -60,20 +59,16 @@ void DeviceCombine::post() {
     header.options.weighted = args_.weighted;
     header.options.descriptor = static_cast<std::int64_t>(state_.number);
     make_out();
-    header.rows = place_expert_output();
     fill_params();
+    header.rows = place_expert_output();
   } catch (const Error& error) {
     header.refuse(error);
   } catch (const std::bad_alloc&) {
     header.refuse(Error(ErrorCode::resource, std::string(kOperation),
                         "memory for the sums could not be had"));
   }
-  const bool refuses = header.refusal != 0;
-  if (!refuses && sums_.local_combine) {
-    layer_.check(launch_local_sum(sums_, layer_.blocks(), layer_.stream()), "local_sum");
-  }
   layer_.exchange(header, nullptr, nullptr, 0, Report::none);
-  if (refuses) layer_.wait_report();
+  if (header.refusal != 0) layer_.wait_report();
 }
 
 void DeviceCombine::make_out() {
@@ -86,16 +81,23 @@ void DeviceCombine::make_out() {
   out_ = result_;
 }
 
-// Where in the arena the rows are; copies them there unless they are.
+// Where in the arena the rows are for others to read, which is where they are copied unless they
+// are there; nowhere if only this rank reads them. As bulk copies need them, in any case.
 Extent DeviceCombine::place_expert_output() {
   const ConstTensorView& rows = args_.expert_output;
   const std::int64_t count = rows.size(0), bytes = layer_.row_bytes();
   const std::int64_t stride = count > 1 ? rows.stride(0) * size_of(rows.dtype()) : bytes;
-  const Extent found =
-      stride == bytes ? layer_.arena().locate(rows.data(), count * bytes) : Extent{};
   sums_.expert_rows = static_cast<const std::byte*>(rows.data());
-  if (found.segment >= 0 && found.offset % 16 == 0) return found;  // as bulk copies need it
+  sums_.expert_stride = stride;
+  const auto address = reinterpret_cast<std::uintptr_t>(rows.data());
+  if (address % 16 == 0 && stride % 16 == 0) {
+    if (sums_.pushes) return {};
+    const Extent found =
+        stride == bytes ? layer_.arena().locate(rows.data(), count * bytes) : Extent{};
+    if (found.segment >= 0) return found;
+  }
   sums_.expert_rows = state_.buffer->data();
+  sums_.expert_stride = bytes;
   if (count > 0) {
     const auto width = static_cast<std::size_t>(bytes);
     layer_.check(
@@ -108,17 +110,16 @@ Extent DeviceCombine::place_expert_output() {
 }
 
 void DeviceCombine::fill_params() {
-  const std::int64_t size = size_of(layer_.config().dtype);
+  const Config& config = layer_.config();
+  const std::int64_t size = size_of(config.dtype);
   sums_.view = layer_.view();
-  sums_.dtype = layer_.config().dtype;
+  sums_.dtype = config.dtype;
   sums_.row_bytes = layer_.row_bytes();
   sums_.routing = routing_.device;
   if (args_.weighted) sums_.weights = state_.device_weights;
   sums_.token_major = routing_.order == RowOrder::token_major;
-  sums_.local_combine = layer_.config().enable_local_combine && !sums_.token_major &&
-                        layer_.config().local_world_size > 1;
-  sums_.sums = state_.sums;
-  sums_.rows = state_.rows();
+  sums_.pushes = config.enable_local_combine && !sums_.token_major && config.local_world_size > 1;
+  sums_.max_tokens = config.max_tokens;
   sums_.tokens = routing_.tokens;
   if (args_.bias.present()) {
     sums_.bias = static_cast<const std::byte*>(args_.bias.data());

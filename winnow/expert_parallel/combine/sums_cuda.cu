@@ -1,15 +1,20 @@
-// The sums of combine: which rows belong to each, in which order, and where they are.
+// The sums of combine: which rows belong to each, in which order, where they are and where they go.
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
+#include "winnow/expert_parallel/device/claims.cuh"
+#include "winnow/expert_parallel/device/pairs.cuh"
+#include "winnow/expert_parallel/device/tell_node.cuh"
 #include "winnow/expert_parallel/device/wait.cuh"
 #include "winnow/expert_parallel/placement.h"
 
 namespace winnow::expert_parallel {
 namespace {
 
+using device::Divisor;
 using row_sums::Addend;
 using row_sums::Cut;
 using row_sums::Feeder;
@@ -17,90 +22,360 @@ using row_sums::kTeam;
 using row_sums::Ring;
 using row_sums::teams_of;
 
-constexpr int kEndTicket = 12;  // of DeviceState::tickets
-
 extern __shared__ __align__(128) std::byte ring_memory[];
 
-// One (token, k) pair of a rail source: what lane k knows.
-struct Pair {
-  std::int32_t expert = -1, row = -1;
-  float weight = 1.0f;
+// Whose tokens a kernel sums: those of this rail's ranks on the other nodes, over this node; or
+// those of this rank, over all nodes.
+enum Part { kOthers, kOwn };
+
+// Tokens of a rank in kPhases parts of equal length, the same for all ranks. The warp.
+__device__ std::uint32_t phase_length(const DeviceSumParams& params) {
+  int longest = 1;
+  for (int rank = threadIdx.x % 32; rank < params.view.topology.world; rank += 32) {
+    longest = max(longest, params.routing.tokens[rank]);
+  }
+  return std::uint32_t(ceil_div(__reduce_max_sync(device::kFullWarp, longest), kPhases));
+}
+
+// The words that say how many phases of a part the ranks of this node have pushed here.
+__device__ std::int64_t phase_words(const LayerView& view, Part part) {
+  return view.control_layout.sum_phases +
+         part * view.topology.locals * std::int64_t(sizeof(std::uint64_t));
+}
+
+// number % size, of a number below 2 * size.
+__device__ __forceinline__ int wrap(int number, int size) {
+  return number < size ? number : number - size;
+}
+
+// Tokens that a warp takes under one claim: few where rows are large, since all that has been
+// claimed is the end of the slowest SM.
+__device__ PairLane claimed_tokens(const DeviceSumParams& params) {
+  constexpr std::int64_t kLargeRow = 4096;  // bytes
+  const int at_most = params.row_bytes >= kLargeRow ? 2 : 32;
+  return PairLane(params.view.topology.topk, int(threadIdx.x) % 32, at_most);
+}
+
+// What this rank has of tokens that other ranks of its node reduce: for each the sum of its rows,
+// rounded, to its place there. Each step uses what the one before has begun to load.
+template <bool kWeighted>
+class Pushes {
+ public:
+  __device__ Pushes(const DeviceSumParams& params, Part part, std::uint32_t phase_length)
+      : params_(params),
+        topology_(params.view.topology),
+        part_(part),
+        lane_(claimed_tokens(params)),
+        sources_((topology_.locals - 1) * (part == kOwn ? 1 : topology_.nodes - 1)),
+        phase_length_(phase_length),
+        by_phase_(max(1u, sources_ * std::uint32_t(ceil_div(phase_length_, lane_.tokens)))),
+        by_source_(max(1u, sources_)),
+        by_mate_(max(1, topology_.locals - 1)),
+        claims_(&params.view.state->claims[part == kOwn ? kPushOwnClaims : kPushOthersClaims]) {
+    if (!any()) return;
+    first_ = find_first(claims_.next());
+    second_ = find_row(first_);
+    first_ = find_first(claims_.next());
+    third_ = find_weight(second_);
+    second_ = find_row(first_);
+    first_ = find_first(claims_.next());
+  }
+  __device__ bool any() const { return params_.pushes && sources_ > 0; }
+
+  // Feeds what has been claimed, false: nothing is left. Marks the phases that are over.
+  __device__ bool feed(Feeder& feeder) {
+    const Step now = third_;
+    third_ = find_weight(second_);
+    second_ = find_row(first_);
+    first_ = find_first(claims_.next());
+    for (; phase_ < now.phase; ++phase_) feeder.mark(phase_);
+    if (now.phase == kPhases) return false;
+    const unsigned rows = __ballot_sync(device::kFullWarp, now.row >= 0);
+    if (rows == 0) return true;
+    if (now.row >= 0) {
+      const unsigned of_token = rows & lane_.token_lanes();
+      const bool first = (of_token & lanes_below(lane_.lane)) == 0;
+      const bool last = of_token >> lane_.lane == 1;
+      feeder.addends()[__popc(rows & lanes_below(lane_.lane))] = {
+          params_.expert_rows + now.row * params_.expert_stride,
+          params_.view.sums.node[now.local] + sum_offset(topology_, now.node, topology_.local,
+                                                         params_.max_tokens, now.token,
+                                                         params_.row_bytes),
+          nullptr, now.weight,
+          (first ? row_sums::kBeginsRank : 0u) |
+              (last ? row_sums::kEndsRank | row_sums::kEndsNode | row_sums::kEndsSum : 0u)};
+    }
+    feeder.sum(__popc(rows));
+    return true;
+  }
+
+ private:
+  // A claim, and this lane's pair of it.
+  struct Step {
+    int phase = kPhases, node = 0, local = 0;  // those of the token's rank
+    std::int64_t token = 0;
+    std::int32_t first = -1, row = -1;
+    float weight = 1.0f;
+  };
+
+  __device__ Step find_first(std::uint32_t claim) const {
+    Step step;
+    const Divisor::Result phase = by_phase_.divide(claim);
+    if (phase.quotient >= kPhases) return step;
+    step.phase = int(phase.quotient);
+    // From claim to claim another rank, and no rank is everyone's first.
+    const Divisor::Result source = by_source_.divide(phase.remainder);
+    const Divisor::Result mate = by_mate_.divide(source.remainder);
+    step.local = wrap(topology_.local + 1 + int(mate.remainder), topology_.locals);
+    step.node = topology_.node;
+    if (part_ == kOthers) step.node = wrap(step.node + 1 + int(mate.quotient), topology_.nodes);
+    const std::uint32_t in_phase = source.quotient * lane_.tokens + lane_.slot;
+    step.token = phase.quotient * phase_length_ + in_phase;
+    if (lane_.used && in_phase < phase_length_ && step.token < params_.max_tokens) {
+      const int rank = topology_.rank_of(step.node, step.local);
+      step.first = __ldcg(&params_.routing.firsts[rank * params_.max_tokens + step.token]);
+    }
+    return step;
+  }
+  __device__ Step find_row(Step step) const {
+    if (step.first < 0) return step;
+    const std::int64_t at = std::int64_t(step.first) * topology_.topk + lane_.k;
+    step.row = std::int32_t(__ldcg(&params_.routing.copies[at]));
+    return step;
+  }
+  __device__ Step find_weight(Step step) const {
+    if (kWeighted && step.row >= 0) step.weight = __ldcg(&params_.weights.rows[step.row]);
+    return step;
+  }
+
+  const DeviceSumParams& params_;
+  const DeviceTopology& topology_;
+  Part part_;
+  PairLane lane_;
+  std::uint32_t sources_, phase_length_;
+  Divisor by_phase_, by_source_, by_mate_;
+  Claims claims_;
+  Step first_, second_, third_;
+  int phase_ = 0;
 };
 
-template <bool kWeighted>
-__device__ Pair load_pair(const DeviceSumParams& params, int source_node, std::int64_t token,
-                          int lane) {
-  const DeviceTopology& topology = params.view.topology;
-  Pair pair;
-  if (lane >= topology.topk) return pair;
-  const std::int64_t at =
-      (source_node * params.view.rail_layout.max_tokens + token) * topology.topk + lane;
-  pair.expert = params.routing.indices[at];
-  pair.row = params.routing.rows[at];
-  if constexpr (kWeighted) pair.weight = params.weights.pairs[at];
-  return pair;
-}
-
-// The addends of one token of a rail source on this node, in the order of the ranks, k ascending in
-// each. With kAllNodes also the sums that other nodes have sent for it, in the order of the nodes.
-// The whole warp; `rows` [L] are the expert rows of each rank. The number of addends, -1 where the
-// wait for a sum has failed.
-template <bool kAllNodes>
-__device__ int list_addends(const DeviceSumParams& params, std::byte* const* rows,
-                            std::uint64_t epoch, std::int64_t token, const Pair& pair, int lane,
-                            Addend* addends) {
-  const DeviceTopology& topology = params.view.topology;
-  const bool kept = topology.kept(pair.expert);
-  const int home = kept ? pair.expert / topology.per_rank() : -1;
-  const int node = kept ? home / topology.locals : -1, local = home - node * topology.locals;
-  const bool here = kept && node == topology.node && pair.row >= 0;
-  const bool there = kAllNodes && kept && node != topology.node;
-  // Ascending groups: ranks of this node, and each other node as one.
-  const int group = here ? home : there ? node * topology.locals : -1;
-  const unsigned below = (1u << lane) - 1;
-  const unsigned mates = __match_any_sync(device::kFullWarp, group);
-  const bool crosses = here && params.local_combine && local != topology.local;
-  const bool summed = crosses && __popc(mates) > 1;  // local_sum has summed them
-  const bool one = there || summed || params.token_major;
-  const bool counts = group >= 0 && (!one || (mates & below) == 0);
-  const unsigned counted = __ballot_sync(device::kFullWarp, counts);
-  const unsigned of_node = __ballot_sync(device::kFullWarp, counts && here);
-  const unsigned before = __ballot_sync(device::kFullWarp, counts && there && node < topology.node);
-  int at = 0;
-  for (unsigned left = counted; left != 0; left &= left - 1) {
-    const int k = __ffs(left) - 1;
-    const int other = __shfl_sync(device::kFullWarp, group, k);
-    at += other < group || (other == group && k < lane);
+// The tokens that this rank reduces: rows of its own, rows or sums of its node's other ranks, and
+// with kAllNodes the sums of other nodes.
+template <bool kWeighted, bool kAllNodes>
+class Reductions {
+ public:
+  __device__ Reductions(const DeviceSumParams& params, Part part, std::uint32_t phase_length,
+                        std::byte* const* rows)
+      : params_(params),
+        view_(params.view),
+        topology_(params.view.topology),
+        part_(part),
+        lane_(claimed_tokens(params)),
+        rows_(rows),
+        epoch_(epoch_of(params.view)),
+        by_phase_(phase_length),
+        by_source_(part == kOwn ? 1 : topology_.nodes - 1),
+        by_home_(topology_.per_rank()),
+        by_node_(topology_.locals),
+        items_((part == kOwn ? 1 : topology_.nodes - 1) *
+               std::uint32_t(
+                   ceil_div(part == kOwn ? params.tokens : phase_length * kPhases, lane_.tokens))),
+        claims_(&view_.state->claims[part == kOwn ? kSumOwnClaims : kSumOthersClaims]) {
+    next_ = load(claims_.next());
   }
-  bool arrived = true;
-  if (counts) {
-    const bool begins_rank = one || (mates & below) == 0;
-    const bool ends_rank = one || (mates >> lane) == 1;
-    const bool ends_node = there || at + 1 == __popc(before) + __popc(of_node);
-    const std::byte* row = nullptr;
-    if constexpr (kAllNodes) {
-      if (there) {
-        const LayerView& view = params.view;
-        const std::byte* signal =
-            view.rail.local + view.rail_layout.signal(node, token / kChunkTokens);
-        arrived = wait_at_least(view, reinterpret_cast<const std::uint64_t*>(signal), epoch,
-                                Phase::sums, topology.rank_of(node, topology.local));
-        row = view.rail.local + view.rail_layout.row(node, token, params.row_bytes);
+  __device__ bool any() const { return next_.claim < items_; }
+
+  // Whether what comes next has been pushed, if this is the time to look.
+  __device__ bool ready() {
+    constexpr int kLooks = 4;  // as long as it takes to look
+    if (next_.phase < ready_phases_) return true;
+    if (++looks_ % kLooks != 0) return false;
+    bool there = true;
+    for_each_mate([&](const std::uint64_t* word, std::uint64_t value, int) {
+      there = there && load_acquire_system(word) >= value;
+    });
+    return take(there);
+  }
+  // Waits for that; false: it does not come.
+  __device__ bool wait() {
+    if (next_.phase < ready_phases_) return true;
+    bool there = true;
+    for_each_mate([&](const std::uint64_t* word, std::uint64_t value, int rank) {
+      there = there && wait_at_least(view_, word, value, Phase::pushed_sums, rank);
+    });
+    return take(there);
+  }
+
+  // Feeds what has been claimed, which is ready. False: a sum of another node does not come.
+  __device__ bool feed(Feeder& feeder) {
+    const Step now = next_;
+    next_ = load(claims_.next());
+    const int count = list(now, feeder.addends());
+    if (count > 0) feeder.sum(count);
+    return count >= 0;
+  }
+
+ private:
+  // A claim, and this lane's pair of it.
+  struct Step {
+    std::uint32_t claim = 0;
+    std::int64_t token = 0;
+    int source_node = 0, phase = 0;
+    bool valid = false;  // there is such a token
+    std::int32_t expert = -1, row = -1;
+    float weight = 1.0f;
+  };
+
+  __device__ Step load(std::uint32_t claim) const {
+    Step step;
+    step.claim = claim;
+    if (claim >= items_) return step;
+    const Divisor::Result source = by_source_.divide(claim);
+    const std::uint32_t begin = source.quotient * lane_.tokens;
+    const std::uint32_t phase = by_phase_.divide(begin + lane_.tokens - 1).quotient;
+    step.phase = int(min(phase, kPhases - 1u));
+    step.token = begin + lane_.slot;
+    std::int64_t tokens = params_.tokens;
+    step.source_node = topology_.node;
+    if (part_ == kOthers) {
+      step.source_node = wrap(topology_.node + 1 + int(source.remainder), topology_.nodes);
+      tokens = params_.routing.tokens[topology_.rank_of(step.source_node, topology_.local)];
+    }
+    step.valid = lane_.used && step.token < tokens;
+    if (!step.valid) return step;
+    const std::int64_t at =
+        (step.source_node * params_.max_tokens + step.token) * topology_.topk + lane_.k;
+    step.expert = params_.routing.indices[at];
+    step.row = params_.routing.rows[at];
+    if constexpr (kWeighted) step.weight = params_.weights.pairs[at];
+    return step;
+  }
+
+  // The addends of the claimed tokens, each token's in the order of the nodes, of the ranks and of
+  // k. Their number, -1 where the wait for another node's sum has failed.
+  __device__ int list(const Step& step, Addend* addends) const {
+    const bool kept = topology_.kept(step.expert);
+    const int home = int(by_home_.divide(kept ? step.expert : 0).quotient);
+    const Divisor::Result place = by_node_.divide(home);
+    const int node = int(place.quotient), local = int(place.remainder);
+    const bool here = kept && node == topology_.node && step.row >= 0;
+    const bool there = kAllNodes && kept && node != topology_.node;
+    // Ascending groups: ranks of this node, and each other node as one.
+    const int group = here ? home : there ? node * topology_.locals : -1;
+    const unsigned mates = __match_any_sync(device::kFullWarp, group) & lane_.token_lanes();
+    const unsigned below = lanes_below(lane_.lane);
+    const bool pushed = here && params_.pushes && local != topology_.local;
+    const bool one = there || pushed || params_.token_major;  // of its group
+    const bool counts = group >= 0 && (!one || (mates & below) == 0);
+    const unsigned counted = __ballot_sync(device::kFullWarp, counts);
+    const unsigned of_token = counted & lane_.token_lanes();
+    const unsigned of_node = __ballot_sync(device::kFullWarp, counts && here) & of_token;
+    const unsigned before =
+        __ballot_sync(device::kFullWarp, counts && there && node < topology_.node) & of_token;
+    // Tokens that have a sum: of another rank's those that want this node, even where no row found
+    // room.
+    bool valid = step.valid;
+    if (part_ == kOthers) {
+      const unsigned wants = __ballot_sync(device::kFullWarp, kept && node == topology_.node);
+      valid = valid && (wants & lane_.token_lanes()) != 0;
+    }
+    const bool empty = valid && lane_.k == 0 && of_token == 0;
+    const unsigned empties = __ballot_sync(device::kFullWarp, empty);
+    int at = 0;  // in the token
+#pragma unroll 4
+    for (int k = 0; k < topology_.topk; ++k) {
+      const int other_lane = lane_.begin() + k;
+      const int other = __shfl_sync(device::kFullWarp, group, other_lane & 31);
+      at += (counted >> (other_lane & 31) & 1) != 0 &&
+            (other < group || (other == group && k < lane_.k));
+    }
+    const unsigned earlier = lanes_below(lane_.begin());
+    Addend* addend = addends + __popc(counted & earlier) + __popc(empties & earlier) + at;
+    bool arrived = true;
+    if (counts || empty) {
+      *addend = {nullptr, target(step), nullptr, 1.0f, row_sums::kEndsSum};
+      if (part_ == kOwn && params_.bias != nullptr) {
+        addend->bias = params_.bias + step.token * params_.bias_stride;
       }
     }
-    if (here) row = (summed ? params.sums.data[local] : rows[local]) + pair.row * params.row_bytes;
-    addends[at] = {
-        row, here && !summed ? pair.weight : 1.0f,
-        (begins_rank ? row_sums::kBeginsRank : 0u) | (ends_rank ? row_sums::kEndsRank : 0u) |
-            (crosses ? row_sums::kRoundRank : 0u) | (ends_node ? row_sums::kEndsNode : 0u)};
+    if (counts) {
+      const bool begins_rank = one || (mates & below) == 0;
+      const bool ends_rank = one || mates >> lane_.lane == 1;
+      const bool ends_node = there || at + 1 == __popc(before) + __popc(of_node);
+      addend->row = row_of(step, local, pushed);
+      if (!pushed) addend->weight = step.weight;
+      if constexpr (kAllNodes) {
+        if (there) {
+          const std::byte* signal =
+              view_.rail.local + view_.rail_layout.signal(node, step.token / kChunkTokens);
+          arrived = wait_at_least(view_, reinterpret_cast<const std::uint64_t*>(signal), epoch_,
+                                  Phase::sums, topology_.rank_of(node, topology_.local));
+          addend->row =
+              view_.rail.local + view_.rail_layout.row(node, step.token, params_.row_bytes);
+          addend->weight = 1.0f;
+        }
+      }
+      addend->flags = (begins_rank ? row_sums::kBeginsRank : 0u) |
+                      (ends_rank ? row_sums::kEndsRank : 0u) |
+                      (ends_node ? row_sums::kEndsNode : 0u) |
+                      (at + 1 == __popc(of_token) ? row_sums::kEndsSum : 0u);
+    }
+    if constexpr (kAllNodes) {
+      if (!__all_sync(device::kFullWarp, arrived)) return -1;
+      fence_of_others();
+    }
+    return __popc(counted) + __popc(empties);
   }
-  if constexpr (kAllNodes) {
-    if (!__all_sync(device::kFullWarp, arrived)) return -1;
-    // What others wrote and this warp has acquired is read by bulk copies next.
+
+  __device__ std::byte* target(const Step& step) const {
+    if (part_ == kOwn) return params_.out + step.token * params_.out_stride;
+    return view_.rail.local +
+           view_.rail_layout.staged_row(step.source_node, step.token, params_.row_bytes);
+  }
+  // Of a rank of this node.
+  __device__ const std::byte* row_of(const Step& step, int local, bool pushed) const {
+    if (pushed) {
+      return view_.sums.local + sum_offset(topology_, step.source_node, local, params_.max_tokens,
+                                           step.token, params_.row_bytes);
+    }
+    if (local == topology_.local) return params_.expert_rows + step.row * params_.expert_stride;
+    return rows_[local] + step.row * params_.row_bytes;
+  }
+
+  // What others wrote and this warp has acquired is read by bulk copies next.
+  static __device__ void fence_of_others() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
   }
-  return __popc(counted);
-}
+  template <class Visit>
+  __device__ void for_each_mate(const Visit& visit) const {
+    const auto* words =
+        reinterpret_cast<const std::uint64_t*>(view_.control.local + phase_words(view_, part_));
+    for (int local = lane_.lane; local < topology_.locals; local += 32) {
+      if (local == topology_.local) continue;
+      visit(words + local, epoch_ * kPhases + next_.phase + 1,
+            topology_.rank_of(topology_.node, local));
+    }
+  }
+  __device__ bool take(bool there) {
+    if (!__all_sync(device::kFullWarp, there)) return false;
+    fence_of_others();
+    ready_phases_ = next_.phase + 1;
+    return true;
+  }
+
+  const DeviceSumParams& params_;
+  const LayerView& view_;
+  const DeviceTopology& topology_;
+  Part part_;
+  PairLane lane_;
+  std::byte* const* rows_;
+  std::uint64_t epoch_;
+  Divisor by_phase_, by_source_, by_home_, by_node_;
+  std::uint32_t items_;
+  Claims claims_;
+  Step next_;
+  int ready_phases_ = params_.pushes ? 0 : kPhases, looks_ = 0;
+};
 
 // Where the expert rows of the ranks of this node are, from their headers.
 __device__ void find_rows(const LayerView& view, std::byte** rows) {
@@ -110,241 +385,154 @@ __device__ void find_rows(const LayerView& view, std::byte** rows) {
   }
 }
 
-__device__ bool placed(const DeviceRouting& routing) { return *routing.placed != 0; }
-
 // The last block to come here tells the ranks of the node that this one is done with their memory,
 // and waits for them. The whole block.
-__device__ void finish(const LayerView& view, std::uint64_t epoch) {
+__device__ void finish(const LayerView& view) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    unsigned* ticket = &view.state->tickets[kEndTicket];
-    last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
-    if (last) *ticket = 0;
-    last = last && runs(view);
+    last = runs(view) && tell_node(view, &view.state->tickets[kSumsDone], gridDim.x,
+                                   view.control_layout.done, epoch_of(view));
   }
   __syncthreads();
   if (!last) return;
-  const auto done = [&](std::byte* control, int local) {
-    return reinterpret_cast<std::uint64_t*>(control + view.control_layout.done) + local;
-  };
   const DeviceTopology& topology = view.topology;
-  for (int local = int(threadIdx.x); local < topology.locals; local += int(blockDim.x)) {
-    __threadfence_system();
-    store_release_system(done(view.control.node[local], topology.local), epoch);
-  }
+  const auto* done =
+      reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.done);
   wait_for_all(
-      view, topology.locals, [&](int local) { return done(view.control.local, local); }, epoch,
+      view, topology.locals, [&](int local) { return done + local; }, epoch_of(view),
       Phase::end_of_sums, [&](int local) { return topology.rank_of(topology.node, local); });
 }
 
+// Tells the ranks of the node of the phases that all blocks have pushed. The fences take time, so
+// not the adding warps do it, but the feeder of one team for its block.
+class PhaseTeller {
+ public:
+  __device__ PhaseTeller(const DeviceSumParams& params, Part part, const Cut& cut, int teams)
+      : view_(params.view), part_(part), cut_(cut), teams_(teams) {}
+
+  // Tells of what is there. The feeding warp.
+  __device__ void tell() {
+    for (; told_ < reached(); ++told_) {
+      if (threadIdx.x % 32 == 0 && runs(view_)) {
+        __threadfence_system();
+        tell_node(view_, &view_.state->phase_tickets[told_], gridDim.x, phase_words(view_, part_),
+                  epoch_of(view_) * kPhases + told_ + 1);
+      }
+      __syncwarp();
+    }
+  }
+  // All phases, when this team has been fed the last mark.
+  __device__ void finish() {
+    while (told_ < kPhases && !ended_) tell();
+  }
+
+ private:
+  // The phases that all teams of the block have reached.
+  __device__ std::uint32_t reached() {
+    std::uint32_t least = kPhases;
+    for (int team = 0; team < teams_; ++team) {
+      const std::uint32_t marks = row_sums::marks_of(Ring(ring_memory, cut_, team));
+      least = min(least, marks & ~row_sums::kTeamEnded);
+      // Before the last mark: something has not come.
+      if ((marks & row_sums::kTeamEnded) && (marks & ~row_sums::kTeamEnded) < kPhases) {
+        ended_ = true;
+      }
+    }
+    return __shfl_sync(device::kFullWarp, least, 0);
+  }
+
+  const LayerView& view_;
+  Part part_;
+  const Cut& cut_;
+  int teams_;
+  std::uint32_t told_ = 0;
+  bool ended_ = false;
+};
+
 template <class T, bool kWeighted, int kLevels>
 __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
-    sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
-  if (__syncthreads_or(!runs(params.view))) return;  // all of the block or none
+    sum_kernel(const __grid_constant__ DeviceSumParams params, const __grid_constant__ Cut cut,
+               Part part) {
+  const LayerView& view = params.view;
+  // All of the block or none.
+  if (__syncthreads_or(!runs(view) || *params.routing.placed == 0)) return;
   __shared__ std::byte* rows[kMaxLocals];
-  find_rows(params.view, rows);
-  constexpr int kTeams = teams_of(kLevels);
-  const Ring ring(ring_memory, cut);
-  row_sums::begin(ring);
-  const std::uint64_t epoch = epoch_of(params.view);
-  const int lane = int(threadIdx.x) % 32, node = params.view.topology.node;
+  if (!params.pushes) find_rows(view, rows);
+  const int team = int(threadIdx.x) / kTeam;
+  const Ring ring(ring_memory, cut, team);
+  if (threadIdx.x % kTeam == 0) row_sums::begin(ring);
+  __syncthreads();
   if (row_sums::adds()) {
     row_sums::add_rows<T, kWeighted, kLevels>(ring);
   } else {
     Feeder feeder(ring);
-    const std::int64_t step = row_sums::turns<kTeams>();
-    const std::int64_t tokens = placed(params.routing) ? params.tokens : 0;
-    std::int64_t token = row_sums::first_turn<kTeams>();
-    Pair next;
-    if (token < tokens) next = load_pair<kWeighted>(params, node, token, lane);
-    for (; token < tokens; token += step) {
-      const Pair pair = next;
-      if (token + step < tokens) {
-        next = load_pair<kWeighted>(params, node, token + step, lane);
+    const std::uint32_t length = phase_length(params);
+    Pushes<kWeighted> pushes(params, part, length);
+    Reductions<kWeighted, (kLevels > 2)> reductions(params, part, length, rows);
+    PhaseTeller teller(params, part, cut, teams_of(kLevels));
+    const bool tells = params.pushes && team == 0;
+    // In turns, so that the links are in use all the time.
+    for (bool pushing = pushes.any(), summing = reductions.any(); pushing || summing;) {
+      if (pushing) {
+        pushing = pushes.feed(feeder);
+        if (tells && pushing) teller.tell();
+        if (tells && !pushing) teller.finish();
       }
-      const int count =
-          list_addends<(kLevels > 2)>(params, rows, epoch, token, pair, lane, feeder.addends());
-      if (count < 0) break;
-      feeder.sum(count, params.out + token * params.out_stride,
-                 params.bias == nullptr ? nullptr : params.bias + token * params.bias_stride);
+      if (!summing || (pushing && !reductions.ready())) continue;
+      if (!reductions.wait() || !reductions.feed(feeder)) break;
+      summing = reductions.any();
     }
     feeder.end();
   }
-  finish(params.view, epoch);
+  if (part == kOwn && !params.pushes) finish(view);
 }
 
-template <class T, bool kWeighted>
-__global__ void __launch_bounds__(kTeam* teams_of(2), 1)
-    node_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
-  const LayerView& view = params.view;
-  if (__syncthreads_or(!runs(view)) || !placed(params.routing)) return;
-  __shared__ std::byte* rows[kMaxLocals];
-  find_rows(view, rows);
-  constexpr int kTeams = teams_of(2);
-  const Ring ring(ring_memory, cut);
-  row_sums::begin(ring);
-  if (row_sums::adds()) {
-    row_sums::add_rows<T, kWeighted, 2>(ring);
-    return;
-  }
-  const DeviceTopology& topology = view.topology;
-  const int lane = int(threadIdx.x) % 32;
-  Feeder feeder(ring);
-  const std::int64_t step = row_sums::turns<kTeams>();
-  for (int further = 1; further < topology.nodes; ++further) {
-    const int to = (topology.node + further) % topology.nodes;
-    const std::int64_t tokens = params.routing.tokens[topology.rank_of(to, topology.local)];
-    std::int64_t token = row_sums::first_turn<kTeams>();
-    Pair next;
-    if (token < tokens) next = load_pair<kWeighted>(params, to, token, lane);
-    for (; token < tokens; token += step) {
-      const Pair pair = next;
-      if (token + step < tokens) {
-        next = load_pair<kWeighted>(params, to, token + step, lane);
-      }
-      const bool wanted = topology.kept(pair.expert) &&
-                          pair.expert / (topology.per_rank() * topology.locals) == topology.node;
-      if (!__any_sync(device::kFullWarp, wanted)) continue;
-      const int count = list_addends<false>(params, rows, 0, token, pair, lane, feeder.addends());
-      feeder.sum(count, view.rail.local + view.rail_layout.staged_row(to, token, params.row_bytes),
-                 nullptr);
-    }
-  }
-  feeder.end();
-}
+using Kernel = void (*)(DeviceSumParams, Cut, Part);
 
-template <class T, bool kWeighted>
-__global__ void __launch_bounds__(kTeam* teams_of(1), 1)
-    local_sum_kernel(const __grid_constant__ DeviceSumParams params, const Cut cut) {
-  if (broken(params.view) || !placed(params.routing)) return;
-  constexpr int kTeams = teams_of(1);
-  const Ring ring(ring_memory, cut);
-  row_sums::begin(ring);
-  if (row_sums::adds()) {
-    row_sums::add_rows<T, kWeighted, 1>(ring);
-    return;
-  }
-  const DeviceTopology& topology = params.view.topology;
-  const DeviceRouting& routing = params.routing;
-  const int lane = int(threadIdx.x) % 32, topk = topology.topk;
-  // Tokens are looked up several at once, for the tables are far away.
-  constexpr int kAhead = 4;
-  struct Copy {
-    std::int32_t row;
-    float weight;
-  };
-  __shared__ Copy tables[kTeams][kAhead][32];
-  auto& ahead = tables[threadIdx.x / kTeam];
-  std::byte* sums = params.sums.data[topology.local];
-  Feeder feeder(ring);
-  const std::int64_t step = row_sums::turns<kTeams>();
-  for (std::int64_t begin = row_sums::first_turn<kTeams>(); begin < params.rows;
-       begin += 32 * step) {
-    // Of 32 of this team's rows those that are the first of a token that another rail's rank
-    // reduces.
-    const std::int64_t mine = begin + lane * step;
-    bool first = mine < params.rows && routing.first_copies[mine] == mine;
-    if (first) first = routing.sources[mine] % topology.locals != topology.local;
-    unsigned firsts = __ballot_sync(device::kFullWarp, first);
-    while (firsts != 0) {
-      Copy copies[kAhead];
-      unsigned left = firsts;
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i, left &= left - 1) {
-        const std::int64_t row = begin + (__ffs(left) - 1) * step;
-        copies[i].row =
-            left != 0 && lane < topk ? std::int32_t(routing.copies[row * topk + lane]) : -1;
-      }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        copies[i].weight =
-            kWeighted && copies[i].row >= 0 ? params.weights.rows[copies[i].row] : 1.0f;
-        ahead[i][lane] = copies[i];
-      }
-#pragma unroll 1
-      for (int i = 0; i < kAhead && firsts != 0; ++i, firsts &= firsts - 1) {
-        const Copy copy = ahead[i][lane];  // written by this lane
-        const unsigned all = __ballot_sync(device::kFullWarp, copy.row >= 0);
-        if (__popc(all) < 2) continue;
-        if (copy.row >= 0) {
-          feeder.addends()[__popc(all & ((1u << lane) - 1))] = {
-              params.expert_rows + copy.row * params.row_bytes, copy.weight, 0};
-        }
-        const std::int64_t to = begin + (__ffs(firsts) - 1) * step;
-        feeder.sum(__popc(all), sums + to * params.row_bytes, nullptr);
-      }
-    }
-  }
-  feeder.end();
-}
-
-using Kernel = void (*)(DeviceSumParams, Cut);
-enum Which { kSum, kSumOfNodes, kNodeSum, kLocalSum };
-
-template <class T, bool kWeighted>
-Kernel kernel_of(Which which) {
-  switch (which) {
-    case kSum:
-      return sum_kernel<T, kWeighted, 2>;
-    case kSumOfNodes:
-      return sum_kernel<T, kWeighted, 3>;
-    case kNodeSum:
-      return node_sum_kernel<T, kWeighted>;
-    case kLocalSum:
-      return local_sum_kernel<T, kWeighted>;
-  }
-  return nullptr;
-}
 template <class T>
-Kernel kernel_of(Which which, bool weighted) {
-  return weighted ? kernel_of<T, true>(which) : kernel_of<T, false>(which);
+Kernel kernel_of(int levels, bool weighted) {
+  if (levels == 2) return weighted ? sum_kernel<T, true, 2> : sum_kernel<T, false, 2>;
+  return weighted ? sum_kernel<T, true, 3> : sum_kernel<T, false, 3>;
 }
-Kernel kernel_of(Which which, DType dtype, bool weighted) {
+Kernel kernel_of(int levels, DType dtype, bool weighted) {
   switch (dtype) {
     case DType::f32:
-      return kernel_of<float>(which, weighted);
+      return kernel_of<float>(levels, weighted);
     case DType::f16:
-      return kernel_of<__half>(which, weighted);
+      return kernel_of<__half>(levels, weighted);
     default:  // the door lets no other dtype in
-      return kernel_of<__nv_bfloat16>(which, weighted);
+      return kernel_of<__nv_bfloat16>(levels, weighted);
   }
 }
 
-int launch(Which which, const DeviceSumParams& params, int blocks, void* stream) {
-  const Kernel kernel = kernel_of(which, params.dtype, params.weights.pairs != nullptr);
-  const int teams = teams_of(which == kLocalSum ? 1 : which == kSumOfNodes ? 3 : 2);
+int launch(Part part, const DeviceSumParams& params, int blocks, void* stream) {
+  const int levels = part == kOwn && params.view.topology.nodes > 1 ? 3 : 2;
+  const int teams = teams_of(levels);
+  const Kernel kernel = kernel_of(levels, params.dtype, params.weights.pairs != nullptr);
   const Cut cut = row_sums::cut_rows(params.row_bytes, teams);
   const int bytes = row_sums::shared_bytes(cut, teams);
-  kernel<<<blocks, kTeam * teams, bytes, static_cast<cudaStream_t>(stream)>>>(params, cut);
+  kernel<<<blocks, kTeam * teams, bytes, static_cast<cudaStream_t>(stream)>>>(params, cut, part);
   return cudaGetLastError();
 }
 
 }  // namespace
 
-int launch_local_sum(const DeviceSumParams& params, int blocks, void* stream) {
-  return launch(kLocalSum, params, blocks, stream);
-}
 int launch_node_sum(const DeviceSumParams& params, int blocks, void* stream) {
-  return launch(kNodeSum, params, blocks, stream);
+  return launch(kOthers, params, blocks, stream);
 }
 int launch_sum(const DeviceSumParams& params, int blocks, void* stream) {
-  return launch(params.view.topology.nodes > 1 ? kSumOfNodes : kSum, params, blocks, stream);
+  return launch(kOwn, params, blocks, stream);
 }
 
 int load_sum_kernels() {
-  for (const Which which : {kSum, kSumOfNodes, kNodeSum, kLocalSum}) {
+  for (const int levels : {2, 3}) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       for (const bool weighted : {false, true}) {
-        const Kernel kernel = kernel_of(which, dtype, weighted);
-        cudaFuncAttributes attributes;
-        cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-        if (error == cudaSuccess) {
-          error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       row_sums::kRingBytes);
+        const Kernel kernel = kernel_of(levels, dtype, weighted);
+        if (const int status = load_kernel(kernel, row_sums::kRingBytes); status != cudaSuccess) {
+          return status;
         }
-        if (error != cudaSuccess) return error;
       }
     }
   }

@@ -23,23 +23,25 @@ inline constexpr int kMaxSlots = 32;
 inline constexpr int kMaxAddends = 32;
 inline constexpr int kRingBytes = 220 * 1024;
 
-// Levels of sums that a thread keeps: 1, a single sum; 2, of ranks and of their node; 3, of all
-// nodes too. The fewer there are, the more teams of a block find room in the registers.
+// Levels of sums that a thread keeps: 2, of ranks and of their node; 3, of all nodes too. The fewer
+// there are, the more teams of a block find room in the registers.
 __host__ __device__ constexpr int teams_of(int levels) { return 4 - levels; }
 
 enum Flags : std::uint32_t {
   kRow = 1,         // there is a row to add
-  kBeginsRank = 2,  // a sum within a rank begins with it (2 levels, as the next two)
-  kEndsRank = 4,    // that sum is complete...
-  kRoundRank = 8,   // ... and rounded, then added to the sum of its node
-  kEndsNode = 16,   // the sum of the node is complete and added to the total (3 levels)
-  kEndsToken = 32,  // the total is complete: bias, rounding, out
+  kBeginsRank = 2,  // a sum within a rank begins with it
+  kEndsRank = 4,    // that sum is complete and added to the sum of its node
+  kEndsNode = 8,    // the sum of the node is complete and added to the total (3 levels)
+  kEndsSum = 16,    // the total is complete: bias, rounding, out
+  kMark = 32,       // no piece: what comes before has been written
   kEnd = 64,        // no more pieces
 };
 
-// One row of a sum.
+// One row of a sum, or a sum without rows; where the sum goes, and what is added to it at the end.
 struct Addend {
-  const std::byte* row;
+  const std::byte* row;  // null: none
+  std::byte* to;
+  const std::byte* bias;  // may be null
   float weight;
   std::uint32_t flags;
 };
@@ -48,15 +50,20 @@ struct Addend {
 struct alignas(16) Piece {
   std::byte* to;
   const std::byte* bias;
-  std::uint32_t bytes, flags;
+  std::uint32_t bytes;  // or which mark it is
+  std::uint32_t flags;
   float weight;
 };
+
+// How many marks a team has reached; with kTeamEnded, it reaches no more.
+inline constexpr std::uint32_t kTeamEnded = 0x80000000u;
 
 // A ring's bookkeeping; the slots follow it in dynamic shared memory.
 struct alignas(128) Shared {
   std::uint64_t full[kMaxSlots], empty[kMaxSlots];
   Piece pieces[kMaxSlots];
-  Addend addends[kMaxAddends];  // of the sum that is being fed
+  Addend addends[kMaxAddends];  // of the sums that are being fed
+  std::uint32_t marks;
 };
 
 // How rows are cut: into equal pieces, with as many slots as fit in the ring of each team.
@@ -75,119 +82,136 @@ inline int shared_bytes(const Cut& cut, int teams) {
   return teams * (int(sizeof(Shared)) + int(cut.slots * cut.piece_bytes));
 }
 
-// The ring of this thread's team.
+// A value that the compiler keeps in its register rather than finds again.
+__device__ inline std::uint32_t kept(std::uint32_t value) {
+  asm volatile("mov.u32 %0, %0;" : "+r"(value));
+  return value;
+}
+
+// The ring of a team.
 struct Ring {
   Shared* shared;
   std::uint32_t slots_begin;  // shared-window address
-  Cut cut;
+  std::int64_t row_bytes;
+  std::uint32_t piece_bytes, slots;
   std::uint32_t slot = 0, parity = 0;
 
-  __device__ Ring(std::byte* memory, const Cut& cut) : cut(cut) {
-    memory += threadIdx.x / kTeam * (sizeof(Shared) + cut.slots * cut.piece_bytes);
+  __device__ Ring(std::byte* memory, const Cut& cut, int team)
+      : row_bytes(cut.row_bytes), piece_bytes(kept(cut.piece_bytes)), slots(kept(cut.slots)) {
+    memory += team * (sizeof(Shared) + slots * piece_bytes);
     shared = reinterpret_cast<Shared*>(memory);
     slots_begin = device::shared_address(memory + sizeof(Shared));
   }
   // By at most all slots.
   __device__ void advance(std::uint32_t count) {
     slot += count;
-    if (slot >= cut.slots) slot -= cut.slots, parity ^= 1;
+    if (slot >= slots) slot -= slots, parity ^= 1;
   }
   __device__ std::uint32_t full() const { return device::shared_address(&shared->full[slot]); }
   __device__ std::uint32_t empty() const { return device::shared_address(&shared->empty[slot]); }
-  __device__ std::uint32_t data() const { return slots_begin + slot * cut.piece_bytes; }
+  __device__ std::uint32_t data() const { return slots_begin + slot * piece_bytes; }
 };
 
-// By the whole block, before anything else.
+// By one thread of the team; the block's barrier follows.
 __device__ inline void begin(const Ring& ring) {
-  if (threadIdx.x % kTeam == 0) {
-    for (std::uint32_t i = 0; i < ring.cut.slots; ++i) {
-      device::mbarrier_init(device::shared_address(&ring.shared->full[i]), 1);
-      device::mbarrier_init(device::shared_address(&ring.shared->empty[i]),
-                            kAdders * device::kWarpArrival);
-    }
-    device::fence_mbarrier_init();
+  for (std::uint32_t i = 0; i < ring.slots; ++i) {
+    device::mbarrier_init(device::shared_address(&ring.shared->full[i]), 1);
+    device::mbarrier_init(device::shared_address(&ring.shared->empty[i]),
+                          kAdders * device::kWarpArrival);
   }
-  __syncthreads();
+  device::fence_mbarrier_init();
+  ring.shared->marks = 0;
 }
 
+// Whether this thread adds; else it is of the feeding warp.
 __device__ inline bool adds() { return threadIdx.x % kTeam < 32 * kAdders; }
-// What teams take turns at, from first_turn() on, in steps of turns().
-template <int kTeams>
-__device__ std::int64_t first_turn() {
-  return blockIdx.x * kTeams + threadIdx.x / kTeam;
-}
-template <int kTeams>
-__device__ std::int64_t turns() {
-  return gridDim.x * kTeams;
-}
 
 // The feeding warp's end of the ring.
 class Feeder {
  public:
   __device__ explicit Feeder(const Ring& ring)
-      : ring_(ring),
-        lane_(threadIdx.x % 32),
-        round_(max(1u, min(32u, ring.cut.slots / 2))),
-        policy_(device::policy_evict_first()) {}
+      : ring_(ring), lane_(threadIdx.x % 32), policy_(device::policy_evict_first()) {}
 
   __device__ Addend* addends() { return ring_.shared->addends; }
 
-  // Feeds one sum of addends 0 to count - 1, which the lanes have written. The whole warp: each
-  // lane takes a slot.
-  __device__ void sum(std::uint32_t count, std::byte* to, const std::byte* bias) {
+  // Feeds sums of the addends 0 to count - 1, which the lanes have written. By the warp.
+  __device__ void sum(std::uint32_t count) {
     __syncwarp();
-    const std::int64_t row_bytes = ring_.cut.row_bytes;
-    for (std::int64_t at = 0; at < row_bytes; at += ring_.cut.piece_bytes) {
-      Piece piece;
-      piece.to = to + at;
-      piece.bias = bias == nullptr ? nullptr : bias + at;
-      piece.bytes = std::uint32_t(min(std::int64_t(ring_.cut.piece_bytes), row_bytes - at));
-      piece.flags = kEndsToken;  // all of a sum of nothing
-      piece.weight = 0.0f;
-      for (std::uint32_t first = 0; first == 0 || first < count; first += round_) {
-        const std::byte* row = nullptr;
-        if (first + lane_ < count) {
-          const Addend& addend = ring_.shared->addends[first + lane_];
-          row = addend.row + at;
-          piece.weight = addend.weight;
-          piece.flags = kRow | addend.flags | (first + lane_ + 1 == count ? kEndsToken : 0);
-        }
-        push(min(round_, max(count, 1u) - first), piece, row);
-      }
+    const std::int64_t row_bytes = ring_.row_bytes, piece_bytes = ring_.piece_bytes;
+    for (std::uint32_t first = 0, last; first < count; first = last) {
+      last = row_bytes <= piece_bytes ? count : end_of_sum(first);
+      for (std::int64_t at = 0; at < row_bytes; at += piece_bytes) push_pieces(first, last, at);
     }
     __syncwarp();
   }
-  __device__ void end() { push(1, {nullptr, nullptr, 0, kEnd, 0.0f}, nullptr); }
+  // What has been fed so far is followed by a mark.
+  __device__ void mark(std::uint32_t which) { push_word(kMark, which); }
+  __device__ void end() { push_word(kEnd, 0); }
 
  private:
-  // The pieces of the first `count` lanes, in their order, at most slots.
-  __device__ void push(std::uint32_t count, const Piece& piece, const std::byte* from) {
-#ifdef WINNOW_RACECHECK
-    // The tool takes one lane for the issuer of all copies, so each waits for every slot.
-    for (std::uint32_t i = 0; i < count; ++i) {
-      Ring other = ring_;
-      other.advance(i);
-      device::mbarrier_wait(other.empty(), other.parity ^ 1, "feeder", int(other.slot));
-    }
-#endif
-    if (lane_ < count) {
+  __device__ std::uint32_t end_of_sum(std::uint32_t addend) {
+    while (!(addends()[addend++].flags & kEndsSum)) continue;
+    return addend;
+  }
+
+  // The pieces at `at` of the addends from `first` to before `last`, in their order: each time as
+  // many as there are empty slots, and each lane takes one.
+  __device__ void push_pieces(std::uint32_t first, std::uint32_t last, std::int64_t at) {
+    const std::uint32_t bytes =
+        std::uint32_t(min(std::int64_t(ring_.piece_bytes), ring_.row_bytes - at));
+    for (std::uint32_t count; first < last; first += count) {
       Ring mine = ring_;
-      mine.advance(lane_);
-      device::mbarrier_wait(mine.empty(), mine.parity ^ 1, "feeder", int(mine.slot));
-      mine.shared->pieces[mine.slot] = piece;
-      if (from == nullptr) {
-        device::mbarrier_arrive(mine.full());
-      } else {
-        device::mbarrier_arrive_expect(mine.full(), piece.bytes);
-        device::bulk_load(mine.data(), from, piece.bytes, mine.full(), policy_);
+      mine.advance(min(lane_, ring_.slots));
+      count = empty_slots(mine, last - first);
+      if (lane_ < count) {
+        const Addend& addend = addends()[first + lane_];
+        Piece& piece = mine.shared->pieces[mine.slot];
+        piece.to = addend.to + at;
+        piece.bias = addend.bias == nullptr ? nullptr : addend.bias + at;
+        piece.bytes = bytes;
+        piece.flags = addend.flags | (addend.row == nullptr ? 0u : std::uint32_t(kRow));
+        piece.weight = addend.weight;
+        if (addend.row == nullptr) {
+          device::mbarrier_arrive(mine.full());
+        } else {
+          device::mbarrier_arrive_expect(mine.full(), bytes);
+          device::bulk_load(mine.data(), addend.row + at, bytes, mine.full(), policy_);
+        }
       }
+      __syncwarp();
+      ring_.advance(count);
+    }
+  }
+  __device__ void push_word(Flags flag, std::uint32_t word) {
+    if (lane_ == 0) {
+      device::mbarrier_wait(ring_.empty(), ring_.parity ^ 1, "feeder", int(ring_.slot));
+      ring_.shared->pieces[ring_.slot] = {nullptr, nullptr, word, flag, 0.0f};
+      device::mbarrier_arrive(ring_.full());
     }
     __syncwarp();
-    ring_.advance(count);
+    ring_.advance(1);
+  }
+
+  // How many of the next `wanted` slots are empty: waits for the first. `mine` is this lane's.
+  __device__ std::uint32_t empty_slots(const Ring& mine, std::uint32_t wanted) const {
+#ifdef WINNOW_RACECHECK
+    // The tool takes one lane for the issuer of all copies, so each waits for every slot.
+    device::mbarrier_wait(ring_.empty(), ring_.parity ^ 1, "feeder", int(ring_.slot));
+    return 1;
+#else
+    const bool mine_is = lane_ < min(wanted, ring_.slots) &&
+                         device::mbarrier_test_wait(mine.empty(), mine.parity ^ 1);
+    const unsigned others = ~__ballot_sync(device::kFullWarp, mine_is);
+    if (others == 0) return 32;
+    if (others & 1) {
+      device::mbarrier_wait(ring_.empty(), ring_.parity ^ 1, "feeder", int(ring_.slot));
+    }
+    return max(1, __ffs(others) - 1);
+#endif
   }
 
   Ring ring_;
-  std::uint32_t lane_, round_;
+  std::uint32_t lane_;
   std::uint64_t policy_;
 };
 
@@ -282,24 +306,36 @@ __device__ auto& choose(A& first, B& second) {
   }
 }
 
+// 16 bytes of shared memory, or nothing in particular unless `there`.
+__device__ inline uint4 load_shared_if(bool there, std::uint32_t from) {
+  uint4 raw;
+  asm volatile(
+      "{\n.reg .pred there;\nsetp.ne.u32 there, %4, 0;\n"
+      "@there ld.shared.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
+      : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+      : "r"(std::uint32_t(there)), "r"(from)
+      : "memory");
+  return raw;
+}
+
+// The adding warps of a team, all of them.
+__device__ inline void meet_adders() {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / kTeam), "n"(32 * kAdders) : "memory");
+}
+
 // The adding warps of a team: each thread owns columns of a piece and keeps their sums in
 // registers. Products are rounded before they are added. Only the outermost sum needs to begin at
-// +0, for a +0 or -0 added to it makes no difference.
+// +0, for a +0 or -0 added to it makes no difference. Shared::marks counts the marks whose sums
+// have been written, for threads of the block that read it with acquire.
 template <class T, bool kWeighted, int kLevels>
 __device__ void add_rows(Ring ring) {
+  static_assert(kLevels == 2 || kLevels == 3);
   using C = Columns<T>;
   constexpr std::uint32_t kStep = 32 * kAdders;  // of a thread's vectors
-  const std::uint32_t thread = threadIdx.x % kTeam;
-  float rank[kLevels > 1 ? kVectors : 1][C::kCount], node[kVectors][C::kCount] = {};
+  const std::uint32_t thread = kept(threadIdx.x % kTeam);
+  float rank[kVectors][C::kCount], node[kVectors][C::kCount] = {};
   float all_nodes[kLevels > 2 ? kVectors : 1][C::kCount] = {};
   auto& total = choose<(kLevels > 2)>(all_nodes, node);
-  const auto value = [&](const uint4& raw, float weight, float(&row)[C::kCount]) {
-    C::unpack(raw, row);
-    if constexpr (kWeighted) {
-#pragma unroll
-      for (int c = 0; c < C::kCount; ++c) row[c] = __fmul_rn(row[c], weight);
-    }
-  };
   const auto add = [](float(&to)[C::kCount], const float(&what)[C::kCount]) {
 #pragma unroll
     for (int c = 0; c < C::kCount; ++c) to[c] = __fadd_rn(to[c], what[c]);
@@ -308,90 +344,131 @@ __device__ void add_rows(Ring ring) {
 #pragma unroll
     for (int c = 0; c < C::kCount; ++c) what[c] = 0.0f;
   };
-  for (;; ring.advance(1)) {
-    device::mbarrier_wait(ring.full(), ring.parity, "adder", int(ring.slot));
-    const Piece piece = ring.shared->pieces[ring.slot];
-    if (piece.flags & kEnd) return;
+  // What an adder needs of a Piece at once, of the next one while it adds.
+  struct Head {
+    std::uint32_t bytes, flags;
+    float weight;
+  } next{};
+  const auto read_next = [&] {
+    const Piece& piece = ring.shared->pieces[ring.slot];
+    next = {piece.bytes, piece.flags, piece.weight};
+  };
+  const auto count_marks = [&](std::uint32_t more) {
+    asm volatile("red.release.cta.shared::cta.add.u32 [%0], %1;" ::"r"(
+                     device::shared_address(&ring.shared->marks)),
+                 "r"(more)
+                 : "memory");
+  };
+  for (bool there = false;;) {
+    if (!there) {
+      device::mbarrier_wait(ring.full(), ring.parity, "adder", int(ring.slot));
+      read_next();
+    }
+    const Head piece = next;
+    const std::uint32_t empty = ring.empty(), slot = ring.slot;
+    const std::uint32_t data = ring.data() + thread * kVectorBytes;
+    ring.advance(1);
+    if (piece.flags & (kMark | kEnd)) {
+      meet_adders();
+      if (thread == 0) count_marks(piece.flags & kEnd ? kTeamEnded : 1u);
+      if (piece.flags & kEnd) return;
+      device::mbarrier_arrive_warp(empty);
+      there = false;
+      continue;
+    }
     const std::uint32_t vectors = piece.bytes / kVectorBytes;
-    // The vectors that any thread has, two at a time; what is added beyond them is never stored.
+    const bool many = vectors > kVectors / 2 * kStep;
+    // The vectors that any thread has, or twice as many; what a thread adds up beyond its own is
+    // never stored.
     const auto each_vector = [&](const auto& visit) {
 #pragma unroll
-      for (std::uint32_t v = 0; v < kVectors; v += 2) {
-        if (v * kStep >= vectors) break;
-        visit(v);
-        visit(v + 1);
-      }
+      for (std::uint32_t v = 0; v < kVectors / 2; ++v) visit(v);
+      if (!many) return;
+#pragma unroll
+      for (std::uint32_t v = kVectors / 2; v < kVectors; ++v) visit(v);
     };
-    uint4 raw[kVectors] = {};
+    const auto mine = [&](std::uint32_t v) { return v * kStep + thread < vectors; };
+    uint4 raw[kVectors];
     if (piece.flags & kRow) {
-      const std::uint32_t from = ring.data() + thread * kVectorBytes;
-#pragma unroll
-      for (std::uint32_t v = 0; v < kVectors; ++v) {
-        if (v * kStep + thread >= vectors) continue;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(raw[v].x), "=r"(raw[v].y), "=r"(raw[v].z), "=r"(raw[v].w)
-                     : "r"(from + v * kStep * kVectorBytes)
-                     : "memory");
-      }
+      each_vector([&](std::uint32_t v) {
+        raw[v] = load_shared_if(mine(v), data + v * kStep * kVectorBytes);
+      });
     }
-    device::mbarrier_arrive_warp(ring.empty());
-    const std::uint32_t kind = piece.flags & (kRow | kBeginsRank | kEndsRank | kRoundRank);
-    if (kLevels == 1 ? kind != 0 : kind == (kRow | kBeginsRank | kEndsRank)) {  // a rank's only row
-      each_vector([&](std::uint32_t v) {
-        float row[C::kCount];
-        value(raw[v], piece.weight, row);
-        add(node[v], row);
-      });
-    } else if (kLevels > 1 && kind != 0) {
-      each_vector([&](std::uint32_t v) {
-        float sum[C::kCount];
-        value(raw[v], piece.weight, sum);
-        if (!(kind & kBeginsRank)) add(sum, rank[v]);
-        if (kind & kEndsRank) {
-          if (kind & kRoundRank) C::unpack(C::pack(sum), sum);
-          add(node[v], sum);
-        } else {
+    std::byte* to = nullptr;
+    const std::byte* bias = nullptr;
+    if (piece.flags & kEndsSum) {
+      to = ring.shared->pieces[slot].to + thread * kVectorBytes;
+      bias = ring.shared->pieces[slot].bias;
+    }
+    device::mbarrier_arrive_warp(empty);
+    there = device::mbarrier_test_wait(ring.full(), ring.parity);
+    if (there) read_next();
+    if (piece.flags & kRow) {
+      const auto value = [&](std::uint32_t v, float(&row)[C::kCount]) {
+        C::unpack(raw[v], row);
+        if constexpr (kWeighted) {
 #pragma unroll
-          for (int c = 0; c < C::kCount; ++c) rank[v][c] = sum[c];
+          for (int c = 0; c < C::kCount; ++c) row[c] = __fmul_rn(row[c], piece.weight);
         }
-      });
+      };
+      if (piece.flags & kBeginsRank) {
+        if (piece.flags & kEndsRank) {  // a rank's only row
+          each_vector([&](std::uint32_t v) {
+            float row[C::kCount];
+            value(v, row);
+            add(node[v], row);
+          });
+        } else {
+          each_vector([&](std::uint32_t v) { value(v, rank[v]); });
+        }
+      } else {
+        each_vector([&](std::uint32_t v) {
+          float row[C::kCount];
+          value(v, row);
+          add(rank[v], row);
+        });
+        if (piece.flags & kEndsRank) {
+          each_vector([&](std::uint32_t v) { add(node[v], rank[v]); });
+        }
+      }
     }
     if constexpr (kLevels > 2) {
       if (piece.flags & kEndsNode) {
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
+        each_vector([&](std::uint32_t v) {
           add(total[v], node[v]);
           clear(node[v]);
-        }
+        });
       }
     }
-    if (!(piece.flags & kEndsToken)) continue;
-    const std::uint32_t offset = thread * kVectorBytes;
-    if (piece.bias != nullptr) {
-      const bool aligned = is_aligned(piece.bias);
-#pragma unroll
-      for (std::uint32_t v = 0; v < kVectors; ++v) {
-        uint4 bias = {};
-        if (v * kStep + thread < vectors) {
-          bias = load_columns<T>(piece.bias + offset + v * kStep * kVectorBytes, aligned);
-        }
+    if (!(piece.flags & kEndsSum)) continue;
+    if (bias != nullptr) {
+      bias += thread * kVectorBytes;
+      const bool aligned = is_aligned(bias);
+      each_vector([&](std::uint32_t v) {
+        uint4 columns = {};
+        if (mine(v)) columns = load_columns<T>(bias + v * kStep * kVectorBytes, aligned);
         float row[C::kCount];
-        C::unpack(bias, row);
+        C::unpack(columns, row);
         add(total[v], row);
-      }
+      });
     }
-#pragma unroll
-    for (std::uint32_t v = 0; v < kVectors; ++v) {
-      raw[v] = C::pack(total[v]);
+    const bool aligned = is_aligned(to);
+    each_vector([&](std::uint32_t v) {
+      const uint4 sum = C::pack(total[v]);
       clear(total[v]);
-    }
-    const bool aligned = is_aligned(piece.to);
-#pragma unroll
-    for (std::uint32_t v = 0; v < kVectors; ++v) {
-      if (v * kStep + thread >= vectors) continue;
-      store_columns<T>(piece.to + offset + v * kStep * kVectorBytes, raw[v], aligned);
-    }
+      if (mine(v)) store_columns<T>(to + v * kStep * kVectorBytes, sum, aligned);
+    });
   }
+}
+
+// How many marks a team has reached, and whether it has ended: then kTeamEnded is added.
+__device__ inline std::uint32_t marks_of(const Ring& ring) {
+  std::uint32_t marks;
+  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
+               : "=r"(marks)
+               : "r"(device::shared_address(&ring.shared->marks))
+               : "memory");
+  return marks;
 }
 
 }  // namespace winnow::expert_parallel::row_sums

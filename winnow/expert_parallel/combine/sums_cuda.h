@@ -11,6 +11,8 @@
 
 namespace winnow::expert_parallel {
 
+// DeviceState::claims of these kernels.
+enum SumClaim { kPushOthersClaims, kSumOthersClaims, kPushOwnClaims, kSumOwnClaims };
 // All sums are f32, nested and rounded as RowSumParams (combine_impl.h) says.
 struct DeviceSumParams {
   LayerView view;
@@ -19,13 +21,13 @@ struct DeviceSumParams {
   DeviceRouting routing;
   DeviceWeights weights;  // null: not weighted
   bool token_major = false;
-  // enable_local_combine, expert-major: where a rank has several rows of a token of another rail,
-  // their sum stands in `sums` of that rank of this node, [R, H], in the place of the first row.
-  bool local_combine = false;
-  NodePointers sums;
+  // enable_local_combine, expert-major: every rank pushes the sum of its rows of a token, rounded,
+  // to the rank of its node that reduces the token. Otherwise that one reads the rows themselves.
+  bool pushes = false;
+  std::int64_t max_tokens = 0;  // T
 
-  const std::byte* expert_rows = nullptr;  // local_sum: [R, H] of this rank, dense
-  std::int64_t rows = 0;                   // R
+  const std::byte* expert_rows = nullptr;  // [R, H] of this rank, aligned to 16
+  std::int64_t expert_stride = 0;          // bytes, a multiple of 16
   // sum: this rank's n tokens. Strides in bytes; bias may be null.
   std::int64_t tokens = 0;
   const std::byte* bias = nullptr;
@@ -33,12 +35,10 @@ struct DeviceSumParams {
   std::int64_t bias_stride = 0, out_stride = 0;
 };
 
-// Before the exchange: sums of the rows of one token on this rank, for the ranks that reduce it.
-int launch_local_sum(const DeviceSumParams& params, int blocks, void* stream);
-// After it, with more than one node: sums over this node of the other nodes' tokens, rounded, to
+// With more than one node: sums over this node of the other nodes' tokens, rounded, to
 // RailLayout::staged_row().
 int launch_node_sum(const DeviceSumParams& params, int blocks, void* stream);
-// Last: the tokens of this rank. When it ends no rank of the node reads this rank's rows any more.
+// The tokens of this rank. When it ends no rank of the node reads this rank's rows any more.
 int launch_sum(const DeviceSumParams& params, int blocks, void* stream);
 // Loads the kernels onto the current GPU.
 int load_sum_kernels();

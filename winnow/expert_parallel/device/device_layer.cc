@@ -55,6 +55,7 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
   const std::int64_t pointers = locals * std::int64_t(sizeof(std::byte*));
   const std::int64_t state = own.add(sizeof(DeviceState));
   const std::int64_t control = own.add(pointers), rail = own.add(pointers);
+  const std::int64_t sums = own.add(pointers);
   const std::int64_t segments = own.add(kMaxSegments * pointers);
   private_ = allocate_on_gpu(device(), static_cast<std::size_t>(own.end()));
   view_.state = reinterpret_cast<DeviceState*>(private_.get() + state);
@@ -69,6 +70,10 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
   if (nodes() > 1) {
     rail_ = allocate(view_.rail_layout.bytes, "the rail buffers");
     view_.rail = view_of(*rail_, private_.get() + rail);
+  }
+  if (locals > 1 && config_.enable_local_combine) {
+    sums_ = allocate(std::int64_t(world) * config_.max_tokens * row_bytes(), "the pushed sums");
+    view_.sums = view_of(*sums_, private_.get() + sums);
   }
   control_ = allocate(view_.control_layout.bytes, "the mailboxes");
   view_.control = view_of(*control_, private_.get() + control);

@@ -28,6 +28,8 @@ PhaseName name_of(Phase phase) {
       return {kCombine, "the expert rows"};
     case Phase::sums:
       return {kCombine, "the sums"};
+    case Phase::pushed_sums:
+      return {kCombine, "the sums"};
     case Phase::end_of_sums:
       return {kCombine, "the end of the sums"};
     case Phase::world_barrier:

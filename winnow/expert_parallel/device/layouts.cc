@@ -27,6 +27,7 @@ ControlLayout control_layout(const ExpertMap& map, const Config& config) {
   layout.rail = parts.add(nodes * kWord);
   layout.done = parts.add(locals * kWord);
   layout.phases = parts.add(locals * kWord);
+  layout.sum_phases = parts.add(2 * locals * kWord);
   layout.arrived = parts.add(3 * world * kWord);
   layout.fault = parts.add(kWord);
   layout.notices = parts.add(world * std::int64_t(sizeof(FaultNotice)));

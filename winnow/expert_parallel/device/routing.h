@@ -10,12 +10,11 @@ namespace winnow::expert_parallel {
 struct DeviceRouting {
   // 1: the tables are filled. 0: the dispatch that should have filled them was refused.
   const std::uint32_t* placed = nullptr;
-  const std::int32_t* tokens = nullptr;        // [W] n of every rank
-  const std::int32_t* indices = nullptr;       // [NN, T, K]
-  const std::int32_t* rows = nullptr;          // [NN, T, K]
-  const std::int64_t* first_copies = nullptr;  // [R], -1 for rows without a token
-  const std::int64_t* copies = nullptr;        // [R, K]
-  const std::int32_t* sources = nullptr;       // [R] the rank that sent the row's token, -1: none
+  const std::int32_t* tokens = nullptr;   // [W] n of every rank
+  const std::int32_t* indices = nullptr;  // [NN, T, K]
+  const std::int32_t* rows = nullptr;     // [NN, T, K]
+  const std::int64_t* copies = nullptr;   // [R, K]
+  const std::int32_t* firsts = nullptr;   // [W, T], see RoutingTables
 };
 
 // All of its tables, as dispatch fills them.
@@ -30,9 +29,8 @@ struct RoutingTables {
   std::int32_t* send_reqs = nullptr;       // [NN, 2, T]; null on one node
   std::int64_t* first_copies = nullptr;    // [R]
   std::int64_t* copies = nullptr;          // [R, K]
-  std::int32_t* sources = nullptr;         // [R]
-  // [W, T], expert-major only: the first row of each token that has several here and whose rank,
-  // another one, sends one; -1 for the others.
+  // [W, T], expert-major only: the first row here of each token of the ranks of other rails, -1
+  // where it has none, and for the ranks of this rail.
   std::int32_t* firsts = nullptr;
 };
 

@@ -21,6 +21,8 @@ namespace winnow::expert_parallel {
 
 inline constexpr int kMaxSegments = 64;  // of an arena
 inline constexpr int kMaxLocals = 72;    // ranks of a node, so that kernels take their pointers
+// Parts of a call's tokens whose rows, or sums, are told of one by one.
+inline constexpr int kPhases = 8;
 
 // A pointer for each rank of this node, by local index. A kernel parameter.
 struct NodePointers {
@@ -59,6 +61,7 @@ enum class Phase : std::int32_t {
   tokens,       // "the tokens": a chunk of the rail
   rows,         // "the rows": dispatch's end
   sums,         // "the sums": a chunk of the rail
+  pushed_sums,  // "the sums": of a rank of the node
   end_of_sums,  // "the end of the sums"
   world_barrier,
   node_barrier,
@@ -79,6 +82,9 @@ struct ControlLayout {
   std::int64_t rail = 0;    // [NN] words: the rail row and table of that node are there
   std::int64_t done = 0;    // [L] words: that rank of the node is done with the others' memory
   std::int64_t phases = 0;  // [L] words: epoch * kPhases + phases of dispatch that rank has written
+  // [2, L] words: epoch * kPhases + phases that rank has pushed, of tokens of other nodes; and
+  // of this one.
+  std::int64_t sum_phases = 0;
   std::int64_t arrived = 0;  // [3, W] words: the rounds of barriers (see barrier.cuh)
   std::int64_t fault = 0;    // word: 0, or 1 + a rank that broke the layer
   std::int64_t notices = 0;  // [W] FaultNotice: what that rank waited for then
@@ -137,15 +143,19 @@ struct FaultReport {
   FaultNotice notice;
 };
 
+// Who counts with which of DeviceState::tickets.
+enum Ticket { kBlocksArrived, kBlocksLeft, kMoveDone, kSumsDone, kTickets };
+
 // In the device memory of this rank, not symmetric. Zero-filled at first.
 struct DeviceState {
-  std::uint64_t epoch = 0;         // of the last exchange: device time, also in replayed graphs
-  std::uint64_t ticket = 0;        // the host's number of the last call
-  std::uint64_t rounds[3] = {};    // of each kind of barrier
-  std::uint32_t broken = 0;        // 1: a wait has expired; every later kernel returns at once
-  std::uint32_t refused = 0;       // 1: this call does nothing, on every rank alike
-  std::uint32_t tickets[14] = {};  // for kernels that count their blocks; back to 0 after each
-  std::uint32_t claims[2] = {};    // what warps claimed behind the exchange, which sets them to 0
+  std::uint64_t epoch = 0;       // of the last exchange: device time, also in replayed graphs
+  std::uint64_t ticket = 0;      // the host's number of the last call
+  std::uint64_t rounds[3] = {};  // of each kind of barrier
+  std::uint32_t broken = 0;      // 1: a wait has expired; every later kernel returns at once
+  std::uint32_t refused = 0;     // 1: this call does nothing, on every rank alike
+  // For kernels that count who has come, so far or with a phase of a call; back to 0 after each.
+  std::uint32_t tickets[kTickets] = {}, phase_tickets[kPhases] = {};
+  std::uint32_t claims[4] = {};  // what warps claimed behind the exchange, which sets them to 0
 };
 
 // The beginning of what the host reads of a call, in pinned memory that kernels write.
@@ -169,7 +179,7 @@ struct LayerView {
   DeviceTopology topology;
   ControlLayout control_layout;
   RailLayout rail_layout;
-  SymmetricView control, rail;
+  SymmetricView control, rail, sums;  // sums, under enable_local_combine: sum_offset()
   DeviceState* state = nullptr;
   // Device pointers of pinned memory. `deferred` is for calls that the host does not wait for: its
   // ticket is 0 until a kernel has something to tell, and again when the host has read it.
@@ -180,6 +190,14 @@ struct LayerView {
       nullptr;  // [kMaxSegments, L], in device memory: arena segments of
                 // the ranks of this node, by Extent::segment % kMaxSegments
 };
+
+// Where the sum of the rows that local rank `local` has of a token is pushed to, in the memory of
+// the rank that reduces it: [NN, L, T] rows, by the node of the token's rank.
+WINNOW_HD inline std::int64_t sum_offset(const DeviceTopology& topology, int node, int local,
+                                         std::int64_t max_tokens, std::int64_t token,
+                                         std::int64_t row_bytes) {
+  return ((std::int64_t(node) * topology.locals + local) * max_tokens + token) * row_bytes;
+}
 
 #ifdef __CUDACC__
 // A kernel before the exchange begins with `if (broken(view)) return;`,

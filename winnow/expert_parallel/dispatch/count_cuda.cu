@@ -4,7 +4,8 @@
 
 #include <cuda_runtime.h>
 
-#include "winnow/expert_parallel/dispatch/pairs_cuda.cuh"
+#include "winnow/expert_parallel/device/pairs.cuh"
+#include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 
 namespace winnow::expert_parallel {
 namespace {

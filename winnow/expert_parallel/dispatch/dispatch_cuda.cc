@@ -60,7 +60,7 @@ class DeviceDispatch {
   Dispatched result();
 
   bool counted() const { return !request_.cached && request_.worst_case_rows == 0; }
-  bool sums_stay() const {  // under enable_local_combine each rank forms its own, for its mates
+  bool sums_cross() const {  // under enable_local_combine each rank forms its own, for its mates
     return config_.enable_local_combine && request_.order == RowOrder::expert_major &&
            layer_.map().topology.local_world_size > 1;
   }
@@ -87,8 +87,8 @@ class DeviceDispatch {
   const std::byte* table_ = nullptr;  // for the rail peers
   std::int64_t table_bytes_ = 0;
   std::vector<std::shared_ptr<Region>> scratch_;  // of this call
-  std::shared_ptr<Region> output_, buffer_, sums_, weights_;
-  NodePointers sums_of_node_, claims_;
+  std::shared_ptr<Region> output_, buffer_, weights_;
+  NodePointers claims_;
   MoveParams move_;
 };
 
@@ -257,14 +257,13 @@ void DeviceDispatch::learn() {
   layer_.learn_holes();
 }
 
-// What each rank needs: the output's region, combine_buffer(), the sums of its own rows.
+// What each rank needs: the output's region, combine_buffer().
 std::vector<std::int64_t> DeviceDispatch::region_bytes() const {
   std::vector<std::int64_t> bytes;
   for (int rank = 0; rank < layer_.map().topology.world_size; ++rank) {
     const std::int64_t rows = routing_->rows_of(rank);
     bytes.push_back(RegionLayout(config_, request_, rows).bytes +
-                    (request_.copy_out ? 0 : buffer_bytes(rows)) +
-                    (sums_stay() ? buffer_bytes(rows) : 0));
+                    (request_.copy_out ? 0 : buffer_bytes(rows)));
   }
   return bytes;
 }
@@ -284,7 +283,6 @@ NodePointers DeviceDispatch::table_pointers(const NodePointers& regions,
 
 // Takes the region of this rank and finds those of its node.
 void DeviceDispatch::reserve() {
-  const Topology& topology = layer_.map().topology;
   if (bytes_.empty()) bytes_ = region_bytes();  // a counted dispatch: now the counts are there
   const std::vector<Extent> extents = layer_.reserve(bytes_);
   const Extent& mine = extents[static_cast<std::size_t>(layer_.rank())];
@@ -295,7 +293,6 @@ void DeviceDispatch::reserve() {
   };
   output_ = take(RegionLayout(config_, request_, rows).bytes);
   buffer_ = request_.copy_out ? output_ : take(buffer_bytes(rows));
-  if (sums_stay()) sums_ = take(buffer_bytes(rows));
 
   const NodePointers regions = layer_.node_pointers(extents);
   move_.payload = regions;
@@ -304,11 +301,6 @@ void DeviceDispatch::reserve() {
   move_.ids = table_pointers(regions, &RegionLayout::id_bytes, &RegionLayout::ids);
   move_.row_sources = table_pointers(regions, &RegionLayout::source_bytes, &RegionLayout::sources);
   claims_ = table_pointers(regions, &RegionLayout::claim_bytes, &RegionLayout::claims);
-  for (int local = 0; sums_stay() && local < topology.local_world_size; ++local) {
-    const std::int64_t there = routing_->rows_of(topology.rank(layer_.node(), local));
-    sums_of_node_.data[local] = regions.data[local] + RegionLayout(config_, request_, there).bytes +
-                                (request_.copy_out ? 0 : buffer_bytes(there));
-  }
   make_tables();
 }
 
@@ -320,15 +312,14 @@ void DeviceDispatch::make_tables() {
     made_->memory.push_back(keep_tables(layer_, [&](Tables& add) {
       add.add(tables.first_copies, rows);
       add.add(tables.copies, rows * config_.topk);
-      add.add(tables.sources, rows);
     }));
-    made_->device = {tables.placed,       tables.tokens, tables.indices, tables.rows,
-                     tables.first_copies, tables.copies, tables.sources};
+    made_->device = {tables.placed, tables.tokens, tables.indices,
+                     tables.rows,   tables.copies, tables.firsts};
   }
   if (request_.weights) {
     weights_ = keep_tables(layer_, [&](Tables& add) {
       add.add(move_.pair_weights, all_pairs());
-      if (sums_stay()) add.add(move_.weights_of_rows, rows);
+      if (sums_cross()) add.add(move_.weights_of_rows, rows);
     });
   }
   move_.view = layer_.view();
@@ -432,8 +423,7 @@ Dispatched DeviceDispatch::result() {
   state->has_weights = request_.weights;
   state->buffer = buffer_;
   state->device_weights = {move_.pair_weights, move_.weights_of_rows};
-  state->sums = sums_of_node_;
-  state->memory = {sums_, weights_};
+  state->memory = {weights_};
   if (layer_.capturing()) {  // the graph uses it again
     state->memory.insert(state->memory.end(), scratch_.begin(), scratch_.end());
     state->memory.push_back(output_);

@@ -12,9 +12,6 @@
 
 namespace winnow::expert_parallel {
 
-// DeviceState::tickets that these kernels count with.
-enum DispatchTicket { kBlocksArrived, kBlocksLeft, kMoveDone, kMovePhases };
-inline constexpr int kPhases = 8;  // of a move that repeats rows; a ticket each
 // DeviceState::claims: what warps send next, and whose rows they repeat.
 enum DispatchClaim { kSendClaims, kRepeatClaims };
 

@@ -5,9 +5,11 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "winnow/expert_parallel/device/claims.cuh"
+#include "winnow/expert_parallel/device/pairs.cuh"
+#include "winnow/expert_parallel/device/tell_node.cuh"
 #include "winnow/expert_parallel/device/wait.cuh"
-#include "winnow/expert_parallel/dispatch/claims.cuh"
-#include "winnow/expert_parallel/dispatch/pairs_cuda.cuh"
+#include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 #include "winnow/expert_parallel/dispatch/row_pipe.cuh"
 #include "winnow/expert_parallel/placement.h"
 
@@ -397,21 +399,6 @@ __device__ void clear_rows(const MoveParams& p) {
   }
 }
 
-// The last block that comes here sets this rank's word at each rank of the node. One thread, after
-// what the block has written.
-__device__ void tell_node(const LayerView& view, std::uint32_t* ticket, std::int64_t words,
-                          std::uint64_t value) {
-  __threadfence();
-  if (atomicAdd(ticket, 1u) != gridDim.x - 1) return;
-  *ticket = 0;
-  __threadfence_system();
-  for (int to = 0; to < view.topology.locals; ++to) {
-    store_relaxed_system(
-        reinterpret_cast<std::uint64_t*>(view.control.node[to] + words) + view.topology.local,
-        value);
-  }
-}
-
 // Whether all ranks of the node are done with this rank's rows. By a warp.
 __device__ bool wait_for_node(const LayerView& view) {
   bool done = true;
@@ -436,11 +423,10 @@ __device__ void fill_tables(const MoveParams& p) {
     const RowSource source{read.x, read.y, read.z, read.w};
     const std::int64_t first = source.rank < 0 ? -1 : source.first;
     p.tables.first_copies[row] = first;
-    p.tables.sources[row] = source.rank;
     if (p.token_major || source.rank < 0) continue;
     p.tables.copies[first * topk + source.k] = row;
-    // This rank writes all rows of the tokens that it passes on.
-    if (first != row && source.rank % topology.locals != local) {
+    // This rank passes on, and reduces, the tokens of its own rail.
+    if (first == row && source.rank % topology.locals != local) {
       p.tables.firsts[source.rank * p.max_tokens + source.token] = static_cast<std::int32_t>(first);
     }
   }
@@ -523,9 +509,10 @@ __global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
     pipe.store([&](int mark) {
       if (!runs(view)) return;
       if (mark == kSent) {
-        tell_node(view, &view.state->tickets[kMoveDone], view.control_layout.done, epoch_of(view));
+        tell_node(view, &view.state->tickets[kMoveDone], gridDim.x, view.control_layout.done,
+                  epoch_of(view));
       } else {
-        tell_node(view, &view.state->tickets[kMovePhases + mark], view.control_layout.phases,
+        tell_node(view, &view.state->phase_tickets[mark], gridDim.x, view.control_layout.phases,
                   epoch_of(view) * kPhases + mark + 1);
       }
     });

@@ -3,8 +3,9 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/expert_parallel/device/pairs.cuh"
 #include "winnow/expert_parallel/device/report.cuh"
-#include "winnow/expert_parallel/dispatch/pairs_cuda.cuh"
+#include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 #include "winnow/expert_parallel/placement.h"
 
 namespace winnow::expert_parallel {

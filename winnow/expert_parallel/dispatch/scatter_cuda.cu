@@ -1,7 +1,8 @@
 // The kernels of scatter_indices, of one block each: they check more than they move.
 #include <cuda_runtime.h>
 
-#include "winnow/expert_parallel/dispatch/pairs_cuda.cuh"
+#include "winnow/expert_parallel/device/pairs.cuh"
+#include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 #include "winnow/expert_parallel/dispatch/scatter_cuda.h"
 
 namespace winnow::expert_parallel {

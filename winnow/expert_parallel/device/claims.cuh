@@ -12,15 +12,16 @@ namespace winnow::expert_parallel {
 class Claims {
  public:
   __device__ explicit Claims(std::uint32_t* counter) : counter_(counter) { claim(); }
-  __device__ std::int64_t next() {
+  __device__ std::uint32_t next() {
     const std::uint32_t number = __shfl_sync(device::kFullWarp, ahead_, 0);
     claim();
     return number;
   }
 
  private:
+  // Not an addition, for which the compiler gathers the warp's lanes and waits at once.
   __device__ void claim() {
-    if (threadIdx.x % 32 == 0) ahead_ = atomicAdd(counter_, 1u);
+    if (threadIdx.x % 32 == 0) ahead_ = atomicInc(counter_, 0xfffffffeu);
   }
   std::uint32_t* counter_;
   std::uint32_t ahead_ = 0;

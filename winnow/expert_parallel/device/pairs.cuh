@@ -7,19 +7,26 @@
 
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/device/view.h"
-#include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 
 namespace winnow::expert_parallel {
 
-// A warp takes 32 / K tokens at a time, and each lane one of their pairs.
-struct PairLane {
-  int tokens, slot, k;
-  bool used;  // the last 32 % K lanes are not
-  __device__ PairLane(int topk, int lane)
-      : tokens(32 / topk), slot(lane / topk), k(lane % topk), used(slot < tokens) {}
-};
-
 __device__ __forceinline__ unsigned lanes_below(int lane) { return (1u << lane) - 1; }
+
+// A warp takes 32 / K tokens at a time, or fewer, and each lane one of their pairs.
+struct PairLane {
+  int lane, topk, tokens, slot, k;
+  bool used;  // the last lanes are not
+  __device__ PairLane(int topk, int lane, int at_most = 32)
+      : lane(lane),
+        topk(topk),
+        tokens(min(32 / topk, at_most)),
+        slot(lane / topk),
+        k(lane % topk),
+        used(slot < tokens) {}
+  // The lanes of this lane's token.
+  __device__ int begin() const { return lane - k; }
+  __device__ unsigned token_lanes() const { return used ? (~0u >> (32 - topk)) << begin() : 0; }
+};
 
 // All blocks of a kernel, which run side by side: what any wrote before can be read after.
 // `all_say(mine)` is the barrier of those threads of a block that meet, the first one among them:
