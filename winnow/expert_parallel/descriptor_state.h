@@ -9,7 +9,6 @@
 #include "winnow/expert_parallel/arena.h"
 #include "winnow/expert_parallel/descriptor.h"
 #include "winnow/expert_parallel/device/routing.h"
-#include "winnow/expert_parallel/device/view.h"
 
 namespace winnow::expert_parallel {
 

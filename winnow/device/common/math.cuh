@@ -60,13 +60,10 @@ class Divisor {
     std::uint32_t quotient, remainder;
   };
   __device__ Result divide(std::uint32_t number) const {
-    // Less than the quotient by two at most: the inverse lacks less than 1 + 1 / divisor of
-    // 2^32 / divisor.
+    // One less than the quotient at most, for the inverse lacks at most 1 of 2^32 / divisor.
     std::uint32_t quotient = __umulhi(number, inverse_);
     std::uint32_t remainder = number - quotient * divisor_;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (remainder < divisor_) continue;
+    if (remainder >= divisor_) {
       ++quotient;
       remainder -= divisor_;
     }

@@ -1,7 +1,9 @@
 // combine() on a GPU: what is enqueued, in which order.
+#include <algorithm>
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <cuda_runtime_api.h>
 
@@ -37,6 +39,7 @@ class DeviceCombine {
  private:
   void post();
   Extent place_expert_output();
+  bool out_overlaps_rows() const;
   void make_out();
   void fill_params();
   void send_back();
@@ -91,10 +94,10 @@ Extent DeviceCombine::place_expert_output() {
   sums_.expert_stride = stride;
   const auto address = reinterpret_cast<std::uintptr_t>(rows.data());
   if (address % 16 == 0 && stride % 16 == 0) {
-    if (sums_.pushes) return {};
     const Extent found =
         stride == bytes ? layer_.arena().locate(rows.data(), count * bytes) : Extent{};
     if (found.segment >= 0) return found;
+    if (sums_.pushes && !out_overlaps_rows()) return {};
   }
   sums_.expert_rows = state_.buffer->data();
   sums_.expert_stride = bytes;
@@ -107,6 +110,20 @@ Extent DeviceCombine::place_expert_output() {
         "the copy of expert_output");
   }
   return state_.buffer->extent();
+}
+
+// Then sums would replace rows that are still to be read.
+bool DeviceCombine::out_overlaps_rows() const {
+  const auto span_of = [](const auto& view) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(view.data());
+    const std::int64_t last = std::max<std::int64_t>(view.size(0) - 1, 0);
+    const std::int64_t elements = last * view.stride(0) + view.size(1);
+    const bool empty = view.size(0) == 0;
+    return std::pair(begin, begin + (empty ? 0 : elements * size_of(view.dtype())));
+  };
+  const auto [out_begin, out_end] = span_of(out_);
+  const auto [rows_begin, rows_end] = span_of(args_.expert_output);
+  return out_begin < rows_end && rows_begin < out_end;
 }
 
 void DeviceCombine::fill_params() {

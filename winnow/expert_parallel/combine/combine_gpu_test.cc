@@ -123,5 +123,34 @@ TEST_F(CombineGpu, ZerosArePositive) {
   }
 }
 
+// Sums may replace the rows that they are made of.
+TEST_F(CombineGpu, OutInExpertOutput) {
+  for (const bool local : {false, true}) {
+    Config config = small_config(2);
+    config.enable_local_combine = local;
+    GpuWorld world(config, 2);
+    expect_all_return(world.run([&](int rank) {
+      const Place& place = world.place(rank);
+      AllToAll& layer = world.layer(rank);
+      const Given host(4, 2 * (1 - rank));  // every pair to the other rank, two of each token
+      GpuGiven given(place, host);
+      const Dispatched dispatched = layer.dispatch(given.args);
+      Tensor rows(DType::f32, {dispatched.output.size(0), 16});
+      float number = float(1000 * rank);
+      for (float& value : rows.values<float>()) value = number++;
+      Tensor experts = place.copy(rows);
+      CombineArgs args;
+      args.expert_output = experts;
+      args.stream = place.stream();
+      const Tensor apart = place.to_host(layer.combine(args, *dispatched.descriptor).view());
+      const TensorView all = experts;
+      args.out = TensorView(all.data(), all.dtype(), {4, 16}, all.device());
+      layer.combine(args, *dispatched.descriptor);
+      const Tensor inside = place.to_host(args.out);
+      EXPECT_THAT(inside.values<float>(), ::testing::ElementsAreArray(apart.values<float>()));
+    }));
+  }
+}
+
 }  // namespace
 }  // namespace winnow::expert_parallel

@@ -48,12 +48,13 @@ __device__ __forceinline__ int wrap(int number, int size) {
   return number < size ? number : number - size;
 }
 
-// Tokens that a warp takes under one claim: few where rows are large, since all that has been
-// claimed is the end of the slowest SM.
+// Tokens that a warp takes under one claim: where rows are large so few that a rank has about two
+// of them, since all that has been claimed is the end of the slowest SM.
 __device__ PairLane claimed_tokens(const DeviceSumParams& params) {
   constexpr std::int64_t kLargeRow = 4096;  // bytes
-  const int at_most = params.row_bytes >= kLargeRow ? 2 : 32;
-  return PairLane(params.view.topology.topk, int(threadIdx.x) % 32, at_most);
+  const DeviceTopology& topology = params.view.topology;
+  const int few = max(2, 2 * topology.world / topology.topk);
+  return PairLane(topology.topk, int(threadIdx.x) % 32, params.row_bytes >= kLargeRow ? few : 32);
 }
 
 // What this rank has of tokens that other ranks of its node reduce: for each the sum of its rows,
@@ -88,7 +89,7 @@ class Pushes {
     third_ = find_weight(second_);
     second_ = find_row(first_);
     first_ = find_first(claims_.next());
-    for (; phase_ < now.phase; ++phase_) feeder.mark(phase_);
+    for (; phase_ < now.phase; ++phase_) feeder.mark();
     if (now.phase == kPhases) return false;
     const unsigned rows = __ballot_sync(device::kFullWarp, now.row >= 0);
     if (rows == 0) return true;
@@ -114,7 +115,8 @@ class Pushes {
   struct Step {
     int phase = kPhases, node = 0, local = 0;  // those of the token's rank
     std::int64_t token = 0;
-    std::int32_t first = -1, row = -1;
+    FirstRow first;
+    std::int32_t row = -1;
     float weight = 1.0f;
   };
 
@@ -133,13 +135,14 @@ class Pushes {
     step.token = phase.quotient * phase_length_ + in_phase;
     if (lane_.used && in_phase < phase_length_ && step.token < params_.max_tokens) {
       const int rank = topology_.rank_of(step.node, step.local);
-      step.first = __ldcg(&params_.routing.firsts[rank * params_.max_tokens + step.token]);
+      step.first.word = __ldcg(&params_.routing.firsts[rank * params_.max_tokens + step.token]);
     }
     return step;
   }
   __device__ Step find_row(Step step) const {
-    if (step.first < 0) return step;
-    const std::int64_t at = std::int64_t(step.first) * topology_.topk + lane_.k;
+    const std::int64_t first = step.first.row();
+    if (first < 0) return step;
+    const std::int64_t at = first * topology_.topk + lane_.k;
     step.row = std::int32_t(__ldcg(&params_.routing.copies[at]));
     return step;
   }
@@ -415,7 +418,7 @@ class PhaseTeller {
   __device__ void tell() {
     for (; told_ < reached(); ++told_) {
       if (threadIdx.x % 32 == 0 && runs(view_)) {
-        __threadfence_system();
+        __threadfence_system();  // of what the adders have stored at other GPUs
         tell_node(view_, &view_.state->phase_tickets[told_], gridDim.x, phase_words(view_, part_),
                   epoch_of(view_) * kPhases + told_ + 1);
       }
@@ -439,6 +442,7 @@ class PhaseTeller {
         ended_ = true;
       }
     }
+    ended_ = __any_sync(device::kFullWarp, ended_);
     return __shfl_sync(device::kFullWarp, least, 0);
   }
 
@@ -472,14 +476,15 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
     Reductions<kWeighted, (kLevels > 2)> reductions(params, part, length, rows);
     PhaseTeller teller(params, part, cut, teams_of(kLevels));
     const bool tells = params.pushes && team == 0;
-    // In turns, so that the links are in use all the time.
+    // In turns, so that the links are in use all the time; but sums that also wait for other nodes
+    // come when nothing is left to push.
     for (bool pushing = pushes.any(), summing = reductions.any(); pushing || summing;) {
       if (pushing) {
         pushing = pushes.feed(feeder);
         if (tells && pushing) teller.tell();
         if (tells && !pushing) teller.finish();
       }
-      if (!summing || (pushing && !reductions.ready())) continue;
+      if (!summing || (pushing && (kLevels > 2 || !reductions.ready()))) continue;
       if (!reductions.wait() || !reductions.feed(feeder)) break;
       summing = reductions.any();
     }

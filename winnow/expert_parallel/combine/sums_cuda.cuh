@@ -50,8 +50,7 @@ struct Addend {
 struct alignas(16) Piece {
   std::byte* to;
   const std::byte* bias;
-  std::uint32_t bytes;  // or which mark it is
-  std::uint32_t flags;
+  std::uint32_t bytes, flags;
   float weight;
 };
 
@@ -83,7 +82,7 @@ inline int shared_bytes(const Cut& cut, int teams) {
 }
 
 // A value that the compiler keeps in its register rather than finds again.
-__device__ inline std::uint32_t kept(std::uint32_t value) {
+__device__ inline std::uint32_t in_register(std::uint32_t value) {
   asm volatile("mov.u32 %0, %0;" : "+r"(value));
   return value;
 }
@@ -97,7 +96,9 @@ struct Ring {
   std::uint32_t slot = 0, parity = 0;
 
   __device__ Ring(std::byte* memory, const Cut& cut, int team)
-      : row_bytes(cut.row_bytes), piece_bytes(kept(cut.piece_bytes)), slots(kept(cut.slots)) {
+      : row_bytes(cut.row_bytes),
+        piece_bytes(in_register(cut.piece_bytes)),
+        slots(in_register(cut.slots)) {
     memory += team * (sizeof(Shared) + slots * piece_bytes);
     shared = reinterpret_cast<Shared*>(memory);
     slots_begin = device::shared_address(memory + sizeof(Shared));
@@ -145,8 +146,8 @@ class Feeder {
     __syncwarp();
   }
   // What has been fed so far is followed by a mark.
-  __device__ void mark(std::uint32_t which) { push_word(kMark, which); }
-  __device__ void end() { push_word(kEnd, 0); }
+  __device__ void mark() { push_flag(kMark); }
+  __device__ void end() { push_flag(kEnd); }
 
  private:
   __device__ std::uint32_t end_of_sum(std::uint32_t addend) {
@@ -182,10 +183,10 @@ class Feeder {
       ring_.advance(count);
     }
   }
-  __device__ void push_word(Flags flag, std::uint32_t word) {
+  __device__ void push_flag(Flags flag) {
     if (lane_ == 0) {
       device::mbarrier_wait(ring_.empty(), ring_.parity ^ 1, "feeder", int(ring_.slot));
-      ring_.shared->pieces[ring_.slot] = {nullptr, nullptr, word, flag, 0.0f};
+      ring_.shared->pieces[ring_.slot] = {nullptr, nullptr, 0, flag, 0.0f};
       device::mbarrier_arrive(ring_.full());
     }
     __syncwarp();
@@ -320,6 +321,7 @@ __device__ inline uint4 load_shared_if(bool there, std::uint32_t from) {
 
 // The adding warps of a team, all of them.
 __device__ inline void meet_adders() {
+  __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / kTeam), "n"(32 * kAdders) : "memory");
 }
 
@@ -332,7 +334,7 @@ __device__ void add_rows(Ring ring) {
   static_assert(kLevels == 2 || kLevels == 3);
   using C = Columns<T>;
   constexpr std::uint32_t kStep = 32 * kAdders;  // of a thread's vectors
-  const std::uint32_t thread = kept(threadIdx.x % kTeam);
+  const std::uint32_t thread = in_register(threadIdx.x % kTeam);
   float rank[kVectors][C::kCount], node[kVectors][C::kCount] = {};
   float all_nodes[kLevels > 2 ? kVectors : 1][C::kCount] = {};
   auto& total = choose<(kLevels > 2)>(all_nodes, node);

@@ -11,8 +11,6 @@
 
 namespace winnow::expert_parallel {
 
-// DeviceState::claims of these kernels.
-enum SumClaim { kPushOthersClaims, kSumOthersClaims, kPushOwnClaims, kSumOwnClaims };
 // All sums are f32, nested and rounded as RowSumParams (combine_impl.h) says.
 struct DeviceSumParams {
   LayerView view;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "winnow/core/device_memory.h"
@@ -41,6 +42,12 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
     throw Error(ErrorCode::unsupported, std::string(kOperation),
                 to_string(device()) + " cannot be used: a node has at most " +
                     std::to_string(kMaxLocals) + " ranks");
+  }
+  constexpr std::int64_t kMostTokens = std::numeric_limits<std::int32_t>::max();
+  if (config_.max_tokens > kMostTokens / map_.topology.world_size) {
+    throw Error(ErrorCode::unsupported, std::string(kOperation),
+                to_string(device()) + " cannot be used: all ranks together have at most " +
+                    std::to_string(kMostTokens) + " tokens");
   }
   const DeviceGuard guard(device());
   load_kernels();

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "winnow/expert_parallel/device/view.h"
+
 namespace winnow::expert_parallel {
 
 // The tables of a routing, see Descriptor; shared by the descriptors that repeat it.
@@ -15,6 +17,22 @@ struct DeviceRouting {
   const std::int32_t* rows = nullptr;     // [NN, T, K]
   const std::int64_t* copies = nullptr;   // [R, K]
   const std::int32_t* firsts = nullptr;   // [W, T], see RoutingTables
+};
+
+// The first row that a rank has of a token, and whether it has others too: the largest of what each
+// of the rows says.
+struct FirstRow {
+  static constexpr std::int32_t kNone = INT32_MIN;
+  // `is_first`: the row is the first one itself.
+  static WINNOW_HD constexpr std::int32_t say(std::int64_t first, bool is_first) {
+    return is_first ? ~std::int32_t(first) : std::int32_t(first);
+  }
+
+  std::int32_t word = kNone;
+  WINNOW_HD bool has_others() const { return word >= 0; }
+  WINNOW_HD std::int32_t row() const {  // -1: none
+    return word == kNone ? -1 : word < 0 ? ~word : word;
+  }
 };
 
 // All of its tables, as dispatch fills them.
@@ -29,8 +47,8 @@ struct RoutingTables {
   std::int32_t* send_reqs = nullptr;       // [NN, 2, T]; null on one node
   std::int64_t* first_copies = nullptr;    // [R]
   std::int64_t* copies = nullptr;          // [R, K]
-  // [W, T], expert-major only: the first row here of each token of the ranks of other rails, -1
-  // where it has none, and for the ranks of this rail.
+  // [W, T], expert-major only: a FirstRow of each token of the ranks of other rails; none for those
+  // of this rail.
   std::int32_t* firsts = nullptr;
 };
 

@@ -145,6 +145,10 @@ struct FaultReport {
 
 // Who counts with which of DeviceState::tickets.
 enum Ticket { kBlocksArrived, kBlocksLeft, kMoveDone, kSumsDone, kTickets };
+// What warps claim from which of DeviceState::claims: in dispatch tokens to send and rows to
+// repeat; in combine tokens of other nodes and then of this one, to push and to sum.
+enum DispatchClaim { kSendClaims, kRepeatClaims };
+enum SumClaim { kPushOthersClaims, kSumOthersClaims, kPushOwnClaims, kSumOwnClaims, kClaims };
 
 // In the device memory of this rank, not symmetric. Zero-filled at first.
 struct DeviceState {
@@ -155,7 +159,8 @@ struct DeviceState {
   std::uint32_t refused = 0;     // 1: this call does nothing, on every rank alike
   // For kernels that count who has come, so far or with a phase of a call; back to 0 after each.
   std::uint32_t tickets[kTickets] = {}, phase_tickets[kPhases] = {};
-  std::uint32_t claims[4] = {};  // what warps claimed behind the exchange, which sets them to 0
+  std::uint32_t claims[kClaims] =
+      {};  // what warps claimed behind the exchange, which sets them to 0
 };
 
 // The beginning of what the host reads of a call, in pinned memory that kernels write.

@@ -60,7 +60,8 @@ class DeviceDispatch {
   Dispatched result();
 
   bool counted() const { return !request_.cached && request_.worst_case_rows == 0; }
-  bool sums_cross() const {  // under enable_local_combine each rank forms its own, for its mates
+  // For the sums that a rank forms of its rows, under enable_local_combine.
+  bool needs_row_weights() const {
     return config_.enable_local_combine && request_.order == RowOrder::expert_major &&
            layer_.map().topology.local_world_size > 1;
   }
@@ -319,7 +320,7 @@ void DeviceDispatch::make_tables() {
   if (request_.weights) {
     weights_ = keep_tables(layer_, [&](Tables& add) {
       add.add(move_.pair_weights, all_pairs());
-      if (sums_cross()) add.add(move_.weights_of_rows, rows);
+      if (needs_row_weights()) add.add(move_.weights_of_rows, rows);
     });
   }
   move_.view = layer_.view();

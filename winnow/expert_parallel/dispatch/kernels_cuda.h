@@ -12,9 +12,6 @@
 
 namespace winnow::expert_parallel {
 
-// DeviceState::claims: what warps send next, and whose rows they repeat.
-enum DispatchClaim { kSendClaims, kRepeatClaims };
-
 // A rank's own pairs as they travel to its rail peers: indices [n, K], for a new routing ordinals
 // [n, K], weights [n, K]. The ordinal of a pair says how many pairs of its expert come before it at
 // this rank (expert-major), or how many tokens with a row on its expert's rank (token-major).

@@ -327,8 +327,11 @@ __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
   for (std::int64_t claim = claims.next(); claim < plan.items(); claim = claims.next()) {
     const RepeatPlan::Item item = plan.item(claim);
     const std::int64_t token = item.begin + lane;
-    const std::int64_t first =
-        token < item.end ? __ldcg(&p.tables.firsts[item.source * p.max_tokens + token]) : -1;
+    FirstRow found;
+    if (token < item.end) {
+      found.word = __ldcg(&p.tables.firsts[item.source * p.max_tokens + token]);
+    }
+    const std::int64_t first = found.has_others() ? found.row() : -1;
     unsigned lanes = __ballot_sync(kFullWarp, first >= 0);
     if (lanes == 0) continue;
     const auto copy_of = [&](unsigned which) {  // this lane's, of the first token of `which`
@@ -426,8 +429,9 @@ __device__ void fill_tables(const MoveParams& p) {
     if (p.token_major || source.rank < 0) continue;
     p.tables.copies[first * topk + source.k] = row;
     // This rank passes on, and reduces, the tokens of its own rail.
-    if (first == row && source.rank % topology.locals != local) {
-      p.tables.firsts[source.rank * p.max_tokens + source.token] = static_cast<std::int32_t>(first);
+    if (source.rank % topology.locals != local) {
+      atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],
+                FirstRow::say(first, first == row));
     }
   }
   for (std::int64_t row = thread; p.weights_of_rows != nullptr && row < p.rows; row += threads) {

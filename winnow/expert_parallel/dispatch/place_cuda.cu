@@ -258,7 +258,7 @@ __global__ __launch_bounds__(kThreads, 1) void place(const __grid_constant__ Pla
     const std::int64_t tokens = topology.world * p.max_tokens;
     for (std::int64_t i = placer * std::int64_t(blockDim.x) + threadIdx.x; i < tokens;
          i += placers * std::int64_t(blockDim.x)) {
-      p.tables.firsts[i] = -1;
+      p.tables.firsts[i] = FirstRow::kNone;
     }
   }
   for (int from = 0; from < topology.nodes; ++from) {
