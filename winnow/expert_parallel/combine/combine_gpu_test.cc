@@ -14,8 +14,8 @@ namespace {
 
 using CombineGpu = GpuTest;
 
-// Every level of sums, of every dtype, with and without weights and bias, over two chunks of the
-// rail; also where only the elements of rows are aligned.
+// Every level of sums, of every dtype, with and without weights and bias, over several chunks of
+// the rail; also where only the elements of rows are aligned.
 TEST_F(CombineGpu, EveryLevelOfSums) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const int nodes : {1, 2, 4}) {
