@@ -5,6 +5,7 @@
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
+#include "winnow/expert_parallel/device/blocks.cuh"
 #include "winnow/expert_parallel/device/claims.cuh"
 #include "winnow/expert_parallel/device/pairs.cuh"
 #include "winnow/expert_parallel/device/tell_node.cuh"
@@ -14,6 +15,7 @@
 namespace winnow::expert_parallel {
 namespace {
 
+using device::ceil_div;
 using device::Divisor;
 using row_sums::Addend;
 using row_sums::Cut;
@@ -34,7 +36,8 @@ __device__ std::uint32_t phase_length(const DeviceSumParams& params) {
   for (int rank = threadIdx.x % 32; rank < params.view.topology.world; rank += 32) {
     longest = max(longest, params.routing.tokens[rank]);
   }
-  return std::uint32_t(ceil_div(__reduce_max_sync(device::kFullWarp, longest), kPhases));
+  return std::uint32_t(
+      ceil_div<std::int64_t>(__reduce_max_sync(device::kFullWarp, longest), kPhases));
 }
 
 // The words that say how many phases of a part the ranks of this node have pushed here.
@@ -69,7 +72,8 @@ class Pushes {
         lane_(claimed_tokens(params)),
         sources_((topology_.locals - 1) * (part == kOwn ? 1 : topology_.nodes - 1)),
         phase_length_(phase_length),
-        by_phase_(max(1u, sources_ * std::uint32_t(ceil_div(phase_length_, lane_.tokens)))),
+        by_phase_(
+            max(1u, sources_ * std::uint32_t(ceil_div<std::int64_t>(phase_length_, lane_.tokens)))),
         by_source_(max(1u, sources_)),
         by_mate_(max(1, topology_.locals - 1)),
         claims_(&params.view.state->claims[part == kOwn ? kPushOwnClaims : kPushOthersClaims]) {
@@ -181,8 +185,8 @@ class Reductions {
         by_home_(topology_.per_rank()),
         by_node_(topology_.locals),
         items_((part == kOwn ? 1 : topology_.nodes - 1) *
-               std::uint32_t(
-                   ceil_div(part == kOwn ? params.tokens : phase_length * kPhases, lane_.tokens))),
+               std::uint32_t(ceil_div<std::int64_t>(
+                   part == kOwn ? params.tokens : phase_length * kPhases, lane_.tokens))),
         claims_(&view_.state->claims[part == kOwn ? kSumOwnClaims : kSumOthersClaims]) {
     next_ = load(claims_.next());
   }
@@ -435,12 +439,11 @@ class PhaseTeller {
   __device__ std::uint32_t reached() {
     std::uint32_t least = kPhases;
     for (int team = 0; team < teams_; ++team) {
-      const std::uint32_t marks = row_sums::marks_of(Ring(ring_memory, cut_, team));
-      least = min(least, marks & ~row_sums::kTeamEnded);
+      const std::uint32_t word = row_sums::marks_of(Ring(ring_memory, cut_, team));
+      const std::uint32_t marks = word & ~row_sums::kTeamEnded;
+      least = min(least, marks);
       // Before the last mark: something has not come.
-      if ((marks & row_sums::kTeamEnded) && (marks & ~row_sums::kTeamEnded) < kPhases) {
-        ended_ = true;
-      }
+      if (word != marks && marks < kPhases) ended_ = true;
     }
     ended_ = __any_sync(device::kFullWarp, ended_);
     return __shfl_sync(device::kFullWarp, least, 0);

@@ -4,12 +4,16 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/expert_parallel/device/blocks.cuh"
 #include "winnow/expert_parallel/device/pairs.cuh"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 
 namespace winnow::expert_parallel {
 namespace {
 
+using device::ceil_div;
 using device::kFullWarp;
 
 constexpr int kThreads = 512;
@@ -32,7 +36,7 @@ struct Shape {
 
 // [blocks, entries] counts, then for each block its first bad pair.
 __host__ __device__ std::int64_t block_counts_bytes(std::int64_t entries, int blocks) {
-  return ceil_div(blocks * entries, 2) * 8;
+  return ceil_div<std::int64_t>(blocks * entries, 2) * 8;
 }
 __host__ __device__ std::int64_t shared_scratch_bytes(std::int64_t entries, int blocks) {
   return block_counts_bytes(entries, blocks) + blocks * std::int64_t(sizeof(unsigned long long));
@@ -76,10 +80,10 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
   __syncthreads();
 
   // This warp's tokens, in order.
-  const std::int64_t per_block = ceil_div(p.tokens, gridDim.x);
+  const std::int64_t per_block = ceil_div<std::int64_t>(p.tokens, gridDim.x);
   const std::int64_t block_begin = min(blockIdx.x * per_block, p.tokens);
   const std::int64_t block_end = min(block_begin + per_block, p.tokens);
-  const std::int64_t per_warp = ceil_div(block_end - block_begin, warps);
+  const std::int64_t per_warp = ceil_div<std::int64_t>(block_end - block_begin, warps);
   const std::int64_t begin = min(block_begin + warp * per_warp, block_end);
   const std::int64_t end = min(begin + per_warp, block_end);
   const PairLane mine(topk, lane);

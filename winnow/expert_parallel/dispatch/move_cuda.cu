@@ -5,8 +5,10 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/expert_parallel/device/blocks.cuh"
 #include "winnow/expert_parallel/device/claims.cuh"
-#include "winnow/expert_parallel/device/pairs.cuh"
 #include "winnow/expert_parallel/device/tell_node.cuh"
 #include "winnow/expert_parallel/device/wait.cuh"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
@@ -16,6 +18,7 @@
 namespace winnow::expert_parallel {
 namespace {
 
+using device::ceil_div;
 using device::kFullWarp;
 
 // Warps that send tokens, and that repeat rows meanwhile.
@@ -265,8 +268,8 @@ class RepeatPlan {
       : p_(p),
         topology_(p.view.topology),
         mates_(topology_.locals - 1),
-        part_items_(ceil_div(p.max_tokens / kPhases + 1, kTokens)),
-        rank_items_(ceil_div(p.max_tokens, kTokens)) {}
+        part_items_(ceil_div<std::int64_t>(p.max_tokens / kPhases + 1, kTokens)),
+        rank_items_(ceil_div<std::int64_t>(p.max_tokens, kTokens)) {}
 
   __device__ std::int64_t of_node() const { return kPhases * mates_ * part_items_; }
   __device__ std::int64_t items() const {
@@ -284,8 +287,8 @@ class RepeatPlan {
     item.source = topology_.rank_of(node, (topology_.local + 1 + mate) % topology_.locals);
     item.phase = here ? part : kPhases - 1;
     const std::int64_t tokens = p_.tables.tokens[item.source];
-    const std::int64_t first = here ? ceil_div(part * tokens, kPhases) : 0;
-    const std::int64_t last = here ? ceil_div((part + 1) * tokens, kPhases) : tokens;
+    const std::int64_t first = here ? ceil_div<std::int64_t>(part * tokens, kPhases) : 0;
+    const std::int64_t last = here ? ceil_div<std::int64_t>((part + 1) * tokens, kPhases) : tokens;
     item.begin = min(first + i % each * kTokens, last);
     item.end = min(item.begin + kTokens, last);
     return item;

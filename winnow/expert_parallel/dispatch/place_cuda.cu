@@ -3,6 +3,9 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/expert_parallel/device/blocks.cuh"
 #include "winnow/expert_parallel/device/pairs.cuh"
 #include "winnow/expert_parallel/device/report.cuh"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
@@ -11,6 +14,7 @@
 namespace winnow::expert_parallel {
 namespace {
 
+using device::ceil_div;
 using device::kFullWarp;
 
 constexpr int kThreads = 512;

@@ -1,7 +1,7 @@
 // The kernels of scatter_indices, of one block each: they check more than they move.
 #include <cuda_runtime.h>
 
-#include "winnow/expert_parallel/device/pairs.cuh"
+#include "winnow/expert_parallel/device/blocks.cuh"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 #include "winnow/expert_parallel/dispatch/scatter_cuda.h"
 
