@@ -14,6 +14,15 @@ namespace {
 
 using CombineGpu = GpuTest;
 
+// body(rank, place, layer) on two ranks of small_config().
+template <class Body>
+void expect_two_ranks_return(bool local_combine, const Body& body) {
+  Config config = small_config(2);
+  config.enable_local_combine = local_combine;
+  GpuWorld world(config, 2);
+  expect_all_return(world.run([&](int rank) { body(rank, world.place(rank), world.layer(rank)); }));
+}
+
 // Every level of sums, of every dtype, with and without weights and bias, over several chunks of
 // the rail; also where only the elements of rows are aligned.
 TEST_F(CombineGpu, EveryLevelOfSums) {
@@ -94,12 +103,7 @@ TEST_F(CombineGpu, TinyRows) {
 // Sums begin at +0, so that -0 does not come out of them, however few rows there are.
 TEST_F(CombineGpu, ZerosArePositive) {
   for (const bool local : {false, true}) {
-    Config config = small_config(2);
-    config.enable_local_combine = local;
-    GpuWorld world(config, 2);
-    expect_all_return(world.run([&](int rank) {
-      const Place& place = world.place(rank);
-      AllToAll& layer = world.layer(rank);
+    expect_two_ranks_return(local, [](int, const Place& place, AllToAll& layer) {
       Given host(4, 1);  // every pair to rank 0, two of each token
       for (std::size_t token = 0; token < 2; ++token) {
         host.indices.values<std::int32_t>()[2 * token] = 4;  // one is dropped
@@ -119,19 +123,14 @@ TEST_F(CombineGpu, ZerosArePositive) {
         EXPECT_EQ(value, 0.0f);
         EXPECT_FALSE(std::signbit(value));
       }
-    }));
+    });
   }
 }
 
 // Sums may replace the rows that they are made of.
 TEST_F(CombineGpu, OutInExpertOutput) {
   for (const bool local : {false, true}) {
-    Config config = small_config(2);
-    config.enable_local_combine = local;
-    GpuWorld world(config, 2);
-    expect_all_return(world.run([&](int rank) {
-      const Place& place = world.place(rank);
-      AllToAll& layer = world.layer(rank);
+    expect_two_ranks_return(local, [](int rank, const Place& place, AllToAll& layer) {
       const Given host(4, 2 * (1 - rank));  // every pair to the other rank, two of each token
       GpuGiven given(place, host);
       const Dispatched dispatched = layer.dispatch(given.args);
@@ -148,7 +147,7 @@ TEST_F(CombineGpu, OutInExpertOutput) {
       layer.combine(args, *dispatched.descriptor);
       const Tensor inside = place.to_host(args.out);
       EXPECT_THAT(inside.values<float>(), ::testing::ElementsAreArray(apart.values<float>()));
-    }));
+    });
   }
 }
 
