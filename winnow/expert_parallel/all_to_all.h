@@ -22,15 +22,14 @@ class Store;
 // layer is made. W is the transport's world size, rank r lives on node r / local_world_size, expert
 // x on rank x / (experts / W).
 struct Config {
-  std::int64_t max_tokens = 0;      // T: most tokens that one rank dispatches; 1 or more
-  std::int64_t hidden = 0;          // H: elements of a row; H * size of dtype a multiple of 16
-  int topk = 0;                     // K: experts per token, 1 to 32
-  int experts = 0;                  // E: a multiple of W
-  DType dtype = DType::bf16;        // of rows: bf16, f16 or f32
-  DType weight_dtype = DType::f32;  // of routing weights: f32, bf16 or f16
-  int local_world_size = 0;         // L: ranks per node, a divisor of W; 0: all, one node
-  // See combine(). On a GPU it takes W * max_tokens rows of memory on each rank.
-  bool enable_local_combine = false;
+  std::int64_t max_tokens = 0;          // T: most tokens that one rank dispatches; 1 or more
+  std::int64_t hidden = 0;              // H: elements of a row; H * size of dtype a multiple of 16
+  int topk = 0;                         // K: experts per token, 1 to 32
+  int experts = 0;                      // E: a multiple of W
+  DType dtype = DType::bf16;            // of rows: bf16, f16 or f32
+  DType weight_dtype = DType::f32;      // of routing weights: f32, bf16 or f16
+  int local_world_size = 0;             // L: ranks per node, a divisor of W; 0: all, one node
+  bool enable_local_combine = false;    // see combine()
   int sm_count = 20;                    // SMs that a GPU layer uses at most; else only compared
   std::int64_t arena_rows = 0;          // rows that the arena begins with; 0: chosen
   std::chrono::nanoseconds timeout{0};  // of every wait; 0: default_timeout() of deadline.h
@@ -164,6 +163,7 @@ class WINNOW_EXPORT AllToAll {
   // expert_output that already lies in this rank's arena (combine_buffer(), or a borrowed output
   // overwritten in place), with dense rows, is read where it is; any other is copied first. On a
   // GPU with enable_local_combine it may lie anywhere, if it and its rows are aligned to 16 bytes.
+  // There the layer has W * max_tokens rows of memory for the sums that other ranks push to it.
   Tensor combine(const CombineArgs& args, const Descriptor& descriptor);
 
   // [R, H] of the layer's dtype in the arena, for the experts to write their outputs to. Belongs to
