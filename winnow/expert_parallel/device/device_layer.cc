@@ -12,6 +12,7 @@
 #include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/layer.h"
+#include "winnow/expert_parallel/transport/communicator.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -101,12 +102,10 @@ std::shared_ptr<SymmetricMemory> DeviceLayer::allocate(std::int64_t bytes, std::
                                      Deadline(config_.timeout), what);
 }
 
-// Pointers are asked for inside the node only.
 NodePointers DeviceLayer::node_pointers_of(SymmetricMemory& memory) const {
   NodePointers pointers;
-  for (int i = 0; i < map_.topology.local_world_size; ++i) {
-    pointers.data[i] = memory.peer(map_.topology.rank(node(), i));
-  }
+  std::ranges::copy(expert_parallel::node_pointers(memory, map_.topology, rank_, kOperation),
+                    pointers.data);
   return pointers;
 }
 

@@ -13,6 +13,7 @@
 #include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/notify/notify_cuda.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
+#include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
@@ -92,10 +93,8 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
 
   control_ = transport_->allocate_device(config_.device, static_cast<std::size_t>(shared.end()),
                                          deadline, "the counts of notify");
-  std::vector<std::byte*> node;  // pointers are asked for inside the node only
-  for (int local = 0; local < topology_.local_world_size; ++local) {
-    node.push_back(control_->peer(topology_.rank(layer.topology.node, local)));
-  }
+  const std::vector<std::byte*> node =
+      node_pointers(*control_, topology_, rank_, kNotifierOperation);
   write_to_gpu(config_.device, private_.get() + pointers, node.data(),
                node.size() * sizeof(std::byte*));
   layer.control = {control_->local(), at<std::byte* const>(private_.get(), pointers),

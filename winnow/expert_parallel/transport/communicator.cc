@@ -22,6 +22,21 @@ void check_index(const char* argument, int index, int end) {
 
 }  // namespace
 
+std::vector<std::byte*> node_pointers(SymmetricMemory& memory, const Topology& topology, int rank,
+                                      std::string_view operation) {
+  std::vector<std::byte*> pointers;
+  for (int local = 0; local < topology.local_world_size; ++local) {
+    const int peer = topology.rank(topology.node(rank), local);
+    pointers.push_back(memory.peer(peer));
+    if (pointers.back() != nullptr) continue;
+    throw Error(ErrorCode::invalid_argument, std::string(operation), "local_world_size",
+                "ranks of one machine that reach each other's memory",
+                std::to_string(topology.local_world_size) + ", and rank " + std::to_string(rank) +
+                    " does not reach rank " + std::to_string(peer));
+  }
+  return pointers;
+}
+
 // The control memory of a rank: a fault slot, then for each kind of barrier a word for every rank
 // of the transport, in which that rank writes the epoch that it has come to.
 Communicator::Communicator(std::shared_ptr<Transport> transport, const Topology& topology,

@@ -32,6 +32,13 @@ struct WaitName {
   std::string_view unit = "epoch";  // what the word counts
 };
 
+// The memory of every rank of `rank`'s node, by local index; of other nodes none is asked for. For
+// kernels, which have nothing else. Errors (winnow::Error, invalid_argument): one that no pointer
+// reaches.
+WINNOW_EXPORT std::vector<std::byte*> node_pointers(SymmetricMemory& memory,
+                                                    const Topology& topology, int rank,
+                                                    std::string_view operation);
+
 // One thread at a time, like its transport. After a fault (an expired wait, or what fail() was
 // given) it is broken for good: every later wait on every rank throws the first record.
 class WINNOW_EXPORT Communicator {

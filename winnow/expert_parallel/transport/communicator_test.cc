@@ -17,6 +17,7 @@ namespace winnow::expert_parallel {
 namespace {
 
 using ::testing::Each;
+using ::testing::ElementsAre;
 using testing::expect_error;
 using ::testing::HasSubstr;
 
@@ -82,6 +83,26 @@ TEST(Communicator, PointsOnlyInsideTheNodeAndPutsEverywhere) {
 }
 
 // Plain counters: under ThreadSanitizer a barrier that does not order would be a race too.
+// Ranks 0 to 2 have memory here, the others elsewhere.
+class PartlyReachedMemory : public SymmetricMemory {
+ public:
+  PartlyReachedMemory() : SymmetricMemory(nullptr, 1) {}
+  std::byte* peer(int rank) override { return rank < 3 ? &bytes_[rank] : nullptr; }
+
+ private:
+  std::byte bytes_[3];
+};
+
+TEST(NodePointers, AreThoseOfTheOwnNodeAndAllThere) {
+  PartlyReachedMemory memory;
+  EXPECT_THAT(node_pointers(memory, Topology(4, 1), 1, "op"), ElementsAre(memory.peer(1)));
+  EXPECT_THAT(node_pointers(memory, Topology(4, 2), 1, "op"),
+              ElementsAre(memory.peer(0), memory.peer(1)));
+  expect_error([&] { node_pointers(memory, Topology(4, 2), 2, "op"); }, ErrorCode::invalid_argument,
+               "op: local_world_size: want ranks of one machine that reach each other's memory, "
+               "got 2, and rank 2 does not reach rank 3");
+}
+
 TEST(Communicator, BarriersHoldBackEveryRankOfTheirSpan) {
   const Topology topology(6, 3);
   constexpr int kRounds = 100;
