@@ -213,8 +213,13 @@ void check_dispatched(const Place& place, const Problem& problem, const Round& r
   comparisons.add(compare_number("has_weights", descriptor.has_weights(), problem.weights));
   comparisons.add(compare_number("num_dispatch_token_cur_rank",
                                  descriptor.num_dispatch_token_cur_rank(), world.tokens(rank)));
-  std::vector<std::int64_t> tokens;
-  for (int r = 0; r < world.world_size; ++r) tokens.push_back(world.tokens(r));
+  std::vector<std::int64_t> tokens, wanted;
+  for (int r = 0; r < world.world_size; ++r) {
+    tokens.push_back(world.tokens(r));
+    wanted.push_back(std::int64_t(round.rows[std::size_t(r)].size()));
+  }
+  comparisons.add(compare_integers("wanted_rows_per_rank", seen(descriptor.wanted_rows_per_rank()),
+                                   DType::i64, {world.world_size}, wanted));
   comparisons.add(compare_integers("num_input_tokens_per_rank",
                                    seen(descriptor.num_input_tokens_per_rank()), DType::i32,
                                    {world.world_size}, tokens));

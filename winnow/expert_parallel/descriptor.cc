@@ -31,6 +31,10 @@ std::int64_t Descriptor::wanted_rows() const {
   const auto& wanted = state_->routing->wanted_rows;
   return wanted.empty() ? -1 : wanted[static_cast<std::size_t>(state_->rank)];
 }
+ConstTensorView Descriptor::wanted_rows_per_rank() const {
+  const Routing& routing = *state_->routing;
+  return view(routing, routing.wanted_rows, routing.tables.wanted, {routing.world});
+}
 RowOrder Descriptor::order() const { return state_->routing->order; }
 std::int64_t Descriptor::expert_alignment() const { return state_->routing->expert_alignment; }
 std::int64_t Descriptor::worst_case_rows() const { return state_->routing->worst_case_rows; }

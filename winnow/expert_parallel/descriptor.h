@@ -40,6 +40,8 @@ class WINNOW_EXPORT Descriptor {
   // and rows were dropped, which the layer's next call reports. -1 on a GPU with worst_case_rows:
   // the host does not wait for it.
   std::int64_t wanted_rows() const;
+  // i64 [W]: the same of every rank, on the layer's device in every mode.
+  ConstTensorView wanted_rows_per_rank() const;
   RowOrder order() const;
   std::int64_t expert_alignment() const;
   std::int64_t worst_case_rows() const;  // 0: none was given
@@ -73,7 +75,9 @@ class WINNOW_EXPORT Descriptor {
   // i32 [E/W]: pairs of each local expert, without padding; the true counts in worst-case mode too.
   ConstTensorView expert_counts() const;
   // i32 [E/W + 1]: where each local expert's rows begin, padding included. In token-major order the
-  // exclusive sums of expert_counts, for a caller that gathers its own rows.
+  // exclusive sums of expert_counts, for a caller that gathers its own rows. With worst_case_rows
+  // they are not cut at rows(): after an overflow they lie beyond it, and who follows them stops
+  // there.
   ConstTensorView expert_offsets() const;
   // The same two on the host; absent on a GPU with worst_case_rows.
   ConstTensorView host_expert_counts() const;

@@ -41,6 +41,9 @@ void bind_expert_parallel_descriptor(nb::module_& m) {
           "wanted_rows", number(&Descriptor::wanted_rows),
           "The rows that the routing asked for; more than R: some were dropped. -1 on a GPU with\n"
           "worst_case_rows: the host does not wait for it.")
+      .def_prop_ro("wanted_rows_per_rank",
+                   &BoundDescriptor::field<&Descriptor::wanted_rows_per_rank>,
+                   "int64 [W]: the same of every rank, on the layer's device in every mode.")
       .def_prop_ro("order",
                    [](const BoundDescriptor& self) { return name_of(self.descriptor->order()); })
       .def_prop_ro("expert_alignment", number(&Descriptor::expert_alignment))
@@ -51,11 +54,10 @@ void bind_expert_parallel_descriptor(nb::module_& m) {
       .def_prop_ro("num_input_tokens_per_rank",
                    &BoundDescriptor::field<&Descriptor::num_input_tokens_per_rank>,
                    "int32 [W]: n of every rank.")
-      .def_prop_ro(
-          "send_reqs_recv", &BoundDescriptor::field<&Descriptor::send_reqs_recv>,
-          "int32 [NN, 2, T], None on one node: first and end of the runs of tokens that "
-          "rail\nsource j sent to this node, a run that begins in the 256 tokens from t on "
-          "in slot t or\nlater; -1 elsewhere.")
+      .def_prop_ro("send_reqs_recv", &BoundDescriptor::field<&Descriptor::send_reqs_recv>,
+                   "int32 [NN, 2, T], None on one node: first and end of the runs of tokens that "
+                   "rail\nsource j sent to this node, a run that begins in the 64 tokens from t on "
+                   "in slot t or\nlater; -1 elsewhere.")
       .def_prop_ro("topk_indices", &BoundDescriptor::field<&Descriptor::topk_indices>,
                    "int32 [NN, T, K]: the expert indices of rail source j; -1 beyond its n tokens.")
       .def_prop_ro(
@@ -71,7 +73,8 @@ void bind_expert_parallel_descriptor(nb::module_& m) {
       .def_prop_ro("expert_counts", &BoundDescriptor::field<&Descriptor::expert_counts>,
                    "int32 [E/W]: pairs of each local expert, without padding.")
       .def_prop_ro("expert_offsets", &BoundDescriptor::field<&Descriptor::expert_offsets>,
-                   "int32 [E/W + 1]: where each local expert's rows begin, padding included.")
+                   "int32 [E/W + 1]: where each local expert's rows begin, padding included. With\n"
+                   "worst_case_rows they are not cut at R: after an overflow they lie beyond it.")
       .def_prop_ro(
           "host_expert_counts",
           [](const BoundDescriptor& self) {

@@ -59,6 +59,10 @@ class TracedDescriptor:
         return self.rows if self.worst_case_rows == 0 else -1
 
     @property
+    def wanted_rows_per_rank(self) -> Tensor:
+        return self._table("wanted_rows_per_rank", (self._sizes[1],), _INT64)
+
+    @property
     def num_input_tokens_per_rank(self) -> Tensor:
         return self._table("num_input_tokens_per_rank", (self._sizes[1],))
 
