@@ -18,6 +18,7 @@
 #include "winnow/expert_parallel/topology.h"
 #include "winnow/expert_parallel/transport/in_process.h"
 #include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/transport/nvshmem.h"
 #include "winnow/expert_parallel/transport/shared_memory.h"
 #include "winnow/expert_parallel/transport/store.h"
 #include "winnow/expert_parallel/transport/transport.h"
