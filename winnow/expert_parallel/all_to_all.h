@@ -20,18 +20,21 @@ class Store;
 
 // The fixed sizes of a layer. Every rank must give the same values; they are compared when the
 // layer is made. W is the transport's world size, rank r lives on node r / local_world_size, expert
-// x on rank x / (experts / W).
+// x on rank x / (experts / W). Largest values: max_tokens (2^31 - 1) / 32, hidden 2^24; on a GPU
+// W * max_tokens 2^31 - 1 and local_world_size 72.
 struct Config {
-  std::int64_t max_tokens = 0;          // T: most tokens that one rank dispatches; 1 or more
-  std::int64_t hidden = 0;              // H: elements of a row; H * size of dtype a multiple of 16
-  int topk = 0;                         // K: experts per token, 1 to 32
-  int experts = 0;                      // E: a multiple of W
-  DType dtype = DType::bf16;            // of rows: bf16, f16 or f32
-  DType weight_dtype = DType::f32;      // of routing weights: f32, bf16 or f16
-  int local_world_size = 0;             // L: ranks per node, a divisor of W; 0: all, one node
-  bool enable_local_combine = false;    // see combine()
-  int sm_count = 20;                    // SMs that a GPU layer uses at most; else only compared
-  std::int64_t arena_rows = 0;          // rows that the arena begins with; 0: chosen
+  std::int64_t max_tokens = 0;        // T: most tokens that one rank dispatches; 1 or more
+  std::int64_t hidden = 0;            // H: elements of a row; H * size of dtype a multiple of 16
+  int topk = 0;                       // K: experts per token, 1 to 32
+  int experts = 0;                    // E: a multiple of W
+  DType dtype = DType::bf16;          // of rows: bf16, f16 or f32; dispatch takes f8_e4m3 too
+  DType weight_dtype = DType::f32;    // of routing weights: f32, bf16 or f16
+  int local_world_size = 0;           // L: ranks per node, a divisor of W; 0: all, one node
+  bool enable_local_combine = false;  // see combine()
+  int sm_count = 20;                  // SMs that a GPU layer uses at most; else only compared
+  // Rows of a dispatch, with its combine_buffer(), for which the arena has room at first; 0: as
+  // many as fill 64 MiB, at most 2 * max_tokens * topk.
+  std::int64_t arena_rows = 0;
   std::chrono::nanoseconds timeout{0};  // of every wait; 0: default_timeout() of deadline.h
   Device device{};  // where tensors and arena are: the CPU, or a GPU, its index each rank's own
 };
@@ -39,9 +42,10 @@ struct Config {
 // Arguments of dispatch(). n, 0 to T, is this rank's own.
 struct DispatchArgs {
   ConstTensorView input{};  // [n, H], the layer's dtype; or f8_e4m3 with scales, H a multiple of 16
-  ConstTensorView expert_indices{};   // [n, K] i32
-  ConstTensorView weights{};          // optional [n, K], the layer's weight_dtype
-  ConstTensorView scales{};           // [n, ceil(H / 128)] f32 with f8_e4m3, absent otherwise
+  ConstTensorView expert_indices{};  // [n, K] i32
+  ConstTensorView weights{};         // optional [n, K], the layer's weight_dtype
+  ConstTensorView scales{};  // [n, ceil(H / 128)] f32 with f8_e4m3, one for 128 columns: carried,
+                             // not applied; absent otherwise
   ConstTensorView scatter_indices{};  // optional [n, K] or [sum of n, K] i32: the caller's own rows
   RowOrder order = RowOrder::expert_major;
   std::int64_t expert_alignment = 1;  // expert-major: rows of each expert are padded to a multiple
@@ -74,15 +78,23 @@ struct CombineArgs {
 // One rank of the layer. Every rank makes its own, and all ranks make the same calls in the same
 // order: constructor, dispatch(), combine() and barrier() are collective. A rank may be a thread or
 // a process, as its transport says. Calls of one layer must not overlap; different layers, also on
-// one transport, are independent. On the CPU a call runs on the calling thread and returns when its
-// work is done; no stream is involved.
+// one transport, are independent.
 //
-// Tensors: inputs are read during the call only. Every tensor needs contiguous rows (stride 1 in
-// the last dimension), the stride between rows is free and its elements are naturally aligned;
-// `out` and `expert_output` of different ranks must not share memory.
+// On the CPU a call runs on the calling thread and returns when its work is done; no stream is
+// involved. On a GPU a call is queued on `stream` and returns; the host waits only in a dispatch
+// that counts, or that finds no room in the arena as it is known. Calls on different streams are
+// put in order, launches of recorded graphs are not. Ranks that share a GPU may not use the default
+// stream. Memory that a tensor or descriptor gives back is used by later calls: what other streams
+// do with it must be done by then.
+//
+// Tensors: inputs are read until the call's work is done: on a GPU they must stay, unchanged, until
+// the stream has come past it. Every tensor needs contiguous rows (stride 1 in the last dimension),
+// the stride between rows is free and its elements are naturally aligned; `out` and `expert_output`
+// of different ranks must not share memory.
 //
 // Errors are winnow::Error whose operation is "expert_parallel::AllToAll" (constructor),
-// "expert_parallel::dispatch", "expert_parallel::combine" or "expert_parallel::barrier":
+// "expert_parallel::dispatch", "expert_parallel::combine", "expert_parallel::combine_buffer" or
+// "expert_parallel::barrier":
 // - Refusals (invalid_argument, resource). What a rank finds wrong with its own arguments it tells
 //   the others, and every rank throws the same text: "expert_parallel::dispatch: rank 1: input:
 //   want [n, 64], got ...", for the lowest such rank. A bad expert index reads "rank 1:
@@ -92,13 +104,22 @@ struct CombineArgs {
 // - timeout: a wait reached its deadline or a peer is known to be gone. The text names operation,
 //   rank, what was waited for and the peer; every rank that is still alive gets it. The layer
 //   is broken: later calls throw the same at once, close() returns. A new layer can be made.
+// - unsupported (constructor): config.device cannot be used, with the reason; on that rank, while
+//   the others wait for it.
+// - internal: CUDA has failed; the layer is broken.
 // - "the layer is closed" (invalid_argument): a call after close(), on this rank alone.
+// On a GPU a combine and a dispatch whose host does not wait cannot throw what other ranks or the
+// kernels find. The first later call on the layer that sees it throws it, after that call has been
+// queued as well; that may be another one on each rank. The rank whose own arguments were wrong
+// throws at once. What the failed call returned is unspecified. To hear of a failure at a known
+// place, synchronise the stream and call barrier().
 class WINNOW_EXPORT AllToAll {
  public:
   // Joins the other ranks: compares `config` through `store` within the timeout and allocates the
   // control memory and the arena. The transport is shared for the layer's life, the store used
-  // during this call. Errors: a field in which ranks differ (names it, the values and their ranks),
-  // a size that the comments of Config exclude, a rank that does not arrive, memory; on every rank.
+  // during this call. Errors, on every rank: a field in which ranks differ (names it, the values
+  // and their ranks), a size that the comments of Config exclude, a rank that does not arrive,
+  // memory.
   AllToAll(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store,
            const Config& config);
   // Closes. Never throws.
@@ -112,7 +133,7 @@ class WINNOW_EXPORT AllToAll {
   // pairs, two rows. R rows arrive here:
   // - expert_major: one per kept pair whose expert lives here, by local expert, then source rank,
   //   token and k. With expert_alignment a each expert's rows are followed by zero rows up to a
-  //   multiple of a; the weights of zero rows are 0.
+  //   multiple of a; their weights and scales are 0.
   // - token_major: one per token with an expert here, by source rank, then token; expert_ids and
   //   weights [R, K] say which (0 is the weight of pairs that are not here). expert_alignment is 1.
   // Rows, weights and scales are copied bit for bit.
@@ -126,9 +147,10 @@ class WINNOW_EXPORT AllToAll {
   //
   // worst_case_rows w: the output has w rows. Rows from w on are dropped and rows from the true
   // count on are unspecified (their weights 0, expert_ids -1). Dropped rows, and expert indices out
-  // of range, whose pairs are dropped, do not fail the call; the next dispatch(), combine() or
-  // barrier() throws instead of running, on every rank: "dispatch: rank 2: worst_case_rows: want 9
-  // or more, got 6" (the operation is that of the call that throws). The call after it works.
+  // of range, whose pairs are dropped, do not fail the call. A later dispatch(), combine() or
+  // barrier() throws, on every rank: "dispatch: rank 2: worst_case_rows: want 9 or more, got 6"
+  // (the operation is that of the call that throws). On the CPU that is the next one, instead of
+  // running; on a GPU see the class. The call after it works.
   //
   // cached: the routing of the descriptor: same n; expert_indices and scatter_indices are absent,
   // and order, expert_alignment and worst_case_rows as they were, or left at their defaults. input,
@@ -145,7 +167,7 @@ class WINNOW_EXPORT AllToAll {
   // of all ranks tell R: "out: want 9 rows or more on rank 1, got 6".
   //
   // Refused besides: n > T, wrong shapes or dtypes, options that differ between ranks, more than
-  // 2^31 - 1 rows on one rank.
+  // 2^31 - 1 rows on one rank (token-major (2^31 - 1) / K).
   Dispatched dispatch(const DispatchArgs& args);
 
   // Sums the experts' rows of each token of this rank: out[t] = sum over kept k of row(t, k), times
@@ -160,10 +182,11 @@ class WINNOW_EXPORT AllToAll {
   // another node; and under enable_local_combine the sum of another rank than the one of that node
   // that has this rank's local index. The result does not depend on timing.
   //
-  // expert_output that already lies in this rank's arena (combine_buffer(), or a borrowed output
-  // overwritten in place), with dense rows, is read where it is; any other is copied first. On a
-  // GPU with enable_local_combine it may lie anywhere, if it and its rows are aligned to 16 bytes.
-  // There the layer has W * max_tokens rows of memory for the sums that other ranks push to it.
+  // expert_output that already lies in this rank's arena (combine_buffer(), or a borrowed output of
+  // the layer's dtype overwritten in place), with dense rows, is read where it is; any other is
+  // copied first. On a GPU with enable_local_combine and more than one rank on a node, expert-major
+  // rows may lie anywhere, if they are aligned to 16 bytes and `out` does not overlap them. Such a
+  // layer has W * max_tokens rows of memory for the sums that other ranks push to it.
   Tensor combine(const CombineArgs& args, const Descriptor& descriptor);
 
   // [R, H] of the layer's dtype in the arena, for the experts to write their outputs to. Belongs to
@@ -171,7 +194,8 @@ class WINNOW_EXPORT AllToAll {
   // memory in which the rows arrived.
   TensorView combine_buffer(const Descriptor& descriptor);
 
-  // Returns when every rank (of this node) has called it.
+  // On the CPU returns when every rank (of this node) has called it. On a GPU returns at once, and
+  // what is queued behind it on `stream` waits for them.
   void barrier(bool intra_node_only = false, Stream stream = {});
 
   // Leaves the layer. Idempotent, never throws, waits for nobody: memory that peers or borrowed
