@@ -25,7 +25,7 @@ help:
 
 # Warnings are errors where the compiler is known: in CI.
 werror = -DWINNOW_WERROR=$(if $(CI),ON,OFF)
-# Kernels take minutes to compile and are of use only beside a GPU.
+# Kernels take minutes to compile: what is not installed has them only beside a GPU.
 cuda_if_gpu = $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
 
 build:
@@ -50,7 +50,7 @@ test:
 
 wheel:
 	@tools/setup python
-	cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=$(cuda_if_gpu) $(python) $(werror)
+	cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=AUTO $(python) $(werror)
 	cmake --build --preset release
 	@tools/test wheel
 
@@ -122,11 +122,15 @@ format:
 
 check-format:
 	@tools/setup wheels
-	.venv/bin/clang-format --dry-run -Werror $(sources)
+	@echo "clang-format --dry-run -Werror <$(words $(sources)) files>"
+	@.venv/bin/clang-format --dry-run -Werror $(sources)
 	.venv/bin/ruff format -q --check python
 	.venv/bin/ruff check -q python
 
-install: build
+install:
+	@tools/setup
+	cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=AUTO $(werror)
+	cmake --build --preset release
 	cmake --install build/release --prefix $(PREFIX)
 
 clean:

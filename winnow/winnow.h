@@ -5,6 +5,7 @@
 #include "winnow/core/device.h"
 #include "winnow/core/dtype.h"
 #include "winnow/core/error.h"
+#include "winnow/core/export.h"
 #include "winnow/core/parallel.h"
 #include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
