@@ -18,7 +18,8 @@ enum class ErrorCode {
 };
 
 // Thrown before anything is written: after an Error the outputs are untouched and the next call
-// works. what() reads "<operation>: <argument>: want <wanted>, got <got>".
+// works, unless the operation's header says otherwise (expert_parallel). what() reads "<operation>:
+// <argument>: want <wanted>, got <got>".
 class WINNOW_EXPORT Error : public std::runtime_error {
  public:
   Error(ErrorCode code, std::string operation, std::string argument, std::string wanted,

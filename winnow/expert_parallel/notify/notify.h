@@ -28,7 +28,8 @@ struct NotifierConfig {
 };
 
 // Queue buffers of an engine that moves tokens itself: notify() checks that they hold what
-// node_buffer_layout() and local_buffer_layout() of sizes.h want. No record, no check.
+// node_buffer_layout() and local_buffer_layout() of sizes.h want; with one node only the latter.
+// With bytes_per_token 0 there is no check.
 struct QueueBuffers {
   std::int64_t bytes_per_token = 0;  // of a record
   std::int64_t node_recv_tokens = 0, local_recv_tokens = 0;
@@ -82,8 +83,9 @@ struct NotifyTotals {
 // On a GPU (compute capability 9.0 and newer) the call is queued on `stream`, which other ranks on
 // this GPU must not share, and the counts are read there. The host waits only for the totals, and
 // not at all in worst-case mode: such a call may be recorded in a CUDA graph (others are refused
-// then). What is found out in a call that the host does not wait for, the next call throws, after
-// it has been queued itself. Every wait of a kernel has the timeout for itself.
+// then). What is found out in a call that the host does not wait for, the first later call that
+// sees it throws, after it has been queued itself. Every wait of a kernel has the timeout for
+// itself.
 //
 // Errors are winnow::Error whose operation is "expert_parallel::Notifier" (constructor) or
 // "expert_parallel::notify":

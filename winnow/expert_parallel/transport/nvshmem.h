@@ -33,7 +33,7 @@ namespace winnow::expert_parallel {
 // NVSHMEM, no such GPU or none of compute capability 9.0, two ranks with one GPU or in one process,
 // a world that has lost a rank; invalid_argument: a rank outside the world, another world size,
 // library or NVSHMEM version on some rank, two processes of one rank, a process of another NVSHMEM
-// world; timeout, naming the ranks that did not come.
+// world; timeout, naming the ranks that did not come; internal: NVSHMEM did not start.
 WINNOW_EXPORT std::shared_ptr<Transport> create_nvshmem(std::shared_ptr<Store> store, int rank,
                                                         int world_size, Device device,
                                                         const Deadline& deadline,

@@ -51,7 +51,7 @@ class WINNOW_EXPORT Transport {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  virtual std::string name() const = 0;  // "in_process", "shared_memory"
+  virtual std::string name() const = 0;  // "in_process", "shared_memory", "nvshmem"
   // The same on every rank and no other world's: the prefix of this world's keys in a store.
   virtual std::string world_id() const = 0;
 
