@@ -241,6 +241,20 @@ TEST_F(Refusals, Combine) {
   expect("rank 2: out", [&](int rank, CombineArgs& args) {
     if (rank == 2) args.out = narrow;
   });
+  const auto first_rows = [](const TensorView& rows) {
+    return TensorView(rows.data(), rows.dtype(), {3, 16});
+  };
+  expect("rank 0: out: want memory apart from expert_output and combine_buffer(), got some of",
+         [&](int rank, CombineArgs& args) {
+           const Descriptor& descriptor = *got[std::size_t(rank)].descriptor;
+           if (rank == 0) args.out = first_rows(layer(rank).combine_buffer(descriptor));
+         });
+  Tensor rows(DType::f32, {20, 16});
+  expect("rank 0: out: want memory apart", [&](int rank, CombineArgs& args) {
+    if (rank != 0) return;
+    args.expert_output = rows.view().slice(0, 0, 18);
+    args.out = rows.view().slice(0, 17, 20);
+  });
   expect("weighted", [&](int, CombineArgs& args) { args.weighted = true; });
   dispatch_all(RowOrder::expert_major, true);
   expect("weighted differs", [&](int rank, CombineArgs& args) { args.weighted = rank == 1; });

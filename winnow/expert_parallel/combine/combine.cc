@@ -1,8 +1,10 @@
 #include "winnow/expert_parallel/combine/combine.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "winnow/core/check.h"
@@ -209,6 +211,23 @@ void Combine::finish_own(std::int64_t chunk) {
 
 }  // namespace
 
+// The memory between a tensor's first element and its last: [begin, end).
+std::pair<std::uintptr_t, std::uintptr_t> span_of(const ConstTensorView& rows) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(rows.data());
+  if (rows.numel() == 0) return {begin, begin};
+  const std::int64_t size = size_of(rows.dtype());
+  const std::int64_t last = (rows.size(0) - 1) * rows.stride(0) * size;  // the last row's beginning
+  return {
+      begin + static_cast<std::uintptr_t>(std::min<std::int64_t>(last, 0)),
+      begin + static_cast<std::uintptr_t>(std::max<std::int64_t>(last, 0) + rows.size(1) * size)};
+}
+
+bool overlap(const ConstTensorView& a, const ConstTensorView& b) {
+  const auto [a_begin, a_end] = span_of(a);
+  const auto [b_begin, b_end] = span_of(b);
+  return a_begin < b_end && b_begin < a_end;
+}
+
 void check_combine(const Config& config, const std::shared_ptr<const char>& layer,
                    const CombineArgs& args, const Descriptor::State& state) {
   const Check check{std::string(kOperation)};
@@ -222,6 +241,11 @@ void check_combine(const Config& config, const std::shared_ptr<const char>& laye
   }
   if (args.out.present()) {
     check.output("out", args.out, {{"n", tokens}, hidden}, {config.dtype}, config.device);
+    // Other ranks read the rows there while this one writes its sums.
+    const ConstTensorView buffer(state.buffer->data(), config.dtype, {state.rows(), config.hidden},
+                                 config.device);
+    check.that(!overlap(args.out, args.expert_output) && !overlap(args.out, buffer), "out",
+               "memory apart from expert_output and combine_buffer()", "some of theirs");
   }
   if (!args.weighted) return;
   check.that(state.routing->order == RowOrder::expert_major, "weighted",
