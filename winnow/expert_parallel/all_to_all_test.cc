@@ -146,6 +146,21 @@ TEST_F(TwoRanks, CombineAddsTheRowsOfEachToken) {
   EXPECT_THAT(sums[1], ElementsAre(2 + 8, 128));
 }
 
+// One row stands for all of a rank's: its stride is 0.
+TEST_F(TwoRanks, CombineTakesOneRowForAll) {
+  dispatch();
+  std::vector<std::vector<float>> sums(2);
+  expect_all_return(ranks_.run([&](int r) {
+    Tensor row(DType::f32, {1, 8});
+    std::ranges::fill(row.values<float>(), float(1 + 9 * r));
+    sums[std::size_t(r)] = numbers(layers_[std::size_t(r)]->combine(
+        {.expert_output = ConstTensorView(row.data(), DType::f32, {4, 8}, {0, 1})},
+        *got_[r].descriptor));
+  }));
+  EXPECT_THAT(sums[0], ElementsAre(1 + 10, 10 + 10, 1));
+  EXPECT_THAT(sums[1], ElementsAre(1 + 1, 10));
+}
+
 // The sum of what the experts made of a token, which differs from row to row.
 TEST_F(TwoRanks, LocalCombineAddsDifferentRows) {
   Config config = kConfig;

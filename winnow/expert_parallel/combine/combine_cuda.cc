@@ -1,5 +1,4 @@
 // combine() on a GPU: what is enqueued, in which order.
-#include <algorithm>
 #include <new>
 #include <string>
 #include <string_view>
@@ -10,6 +9,7 @@
 #include "winnow/expert_parallel/combine/combine.h"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
 #include "winnow/expert_parallel/device/device_layer.h"
+#include "winnow/expert_parallel/device/layer_kernels.h"
 #include "winnow/expert_parallel/device/rail_send.h"
 
 namespace winnow::expert_parallel {
@@ -39,7 +39,6 @@ class DeviceCombine {
  private:
   void post();
   Extent place_expert_output();
-  bool out_overlaps_rows() const;
   void make_out();
   void fill_params();
   void send_back();
@@ -97,33 +96,14 @@ Extent DeviceCombine::place_expert_output() {
     const Extent found =
         stride == bytes ? layer_.arena().locate(rows.data(), count * bytes) : Extent{};
     if (found.segment >= 0) return found;
-    if (sums_.pushes && !out_overlaps_rows()) return {};
+    if (sums_.pushes) return {};
   }
+  layer_.check(copy_rows(state_.buffer->data(), bytes, sums_.expert_rows, stride, bytes, count,
+                         layer_.stream()),
+               "the copy of expert_output");
   sums_.expert_rows = state_.buffer->data();
   sums_.expert_stride = bytes;
-  if (count > 0) {
-    const auto width = static_cast<std::size_t>(bytes);
-    layer_.check(
-        cudaMemcpy2DAsync(state_.buffer->data(), width, rows.data(),
-                          static_cast<std::size_t>(stride), width, static_cast<std::size_t>(count),
-                          cudaMemcpyDeviceToDevice, layer_.stream()),
-        "the copy of expert_output");
-  }
   return state_.buffer->extent();
-}
-
-// Then sums would replace rows that are still to be read.
-bool DeviceCombine::out_overlaps_rows() const {
-  const auto span_of = [](const auto& view) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(view.data());
-    const std::int64_t last = std::max<std::int64_t>(view.size(0) - 1, 0);
-    const std::int64_t elements = last * view.stride(0) + view.size(1);
-    const bool empty = view.size(0) == 0;
-    return std::pair(begin, begin + (empty ? 0 : elements * size_of(view.dtype())));
-  };
-  const auto [out_begin, out_end] = span_of(out_);
-  const auto [rows_begin, rows_end] = span_of(args_.expert_output);
-  return out_begin < rows_end && rows_begin < out_end;
 }
 
 void DeviceCombine::fill_params() {

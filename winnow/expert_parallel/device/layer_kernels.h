@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "winnow/expert_parallel/device/view.h"
 
@@ -11,5 +12,9 @@ namespace winnow::expert_parallel {
 int load_layer_kernels();
 // row[i] = pointers.data[i], i < locals, in stream order.
 int set_segment(std::byte** row, const NodePointers& pointers, int locals, void* stream);
+// `rows` rows of `bytes` bytes on this GPU, in stream order. Strides in bytes; that of the source
+// may be anything, 0 too.
+int copy_rows(std::byte* to, std::int64_t to_stride, const std::byte* from,
+              std::int64_t from_stride, std::int64_t bytes, std::int64_t rows, void* stream);
 
 }  // namespace winnow::expert_parallel

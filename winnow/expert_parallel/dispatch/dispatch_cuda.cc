@@ -10,6 +10,7 @@
 
 #include "winnow/expert_parallel/descriptor_state.h"
 #include "winnow/expert_parallel/device/device_layer.h"
+#include "winnow/expert_parallel/device/layer_kernels.h"
 #include "winnow/expert_parallel/device/rail_send.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
@@ -206,14 +207,11 @@ void DeviceDispatch::take_weights() {
   const std::int64_t row = config_.topk * size_of(config_.weight_dtype);
   table_bytes_ = request_.tokens * row;
   table_ = static_cast<const std::byte*>(args_.weights.data());
-  if (row_stride(args_.weights) == row) return;
+  if (request_.tokens == 1 || row_stride(args_.weights) == row) return;
   const std::shared_ptr<Region> dense = layer_.keep(table_bytes_);
-  layer_.check(
-      cudaMemcpy2DAsync(dense->data(), static_cast<std::size_t>(row), table_,
-                        static_cast<std::size_t>(row_stride(args_.weights)),
-                        static_cast<std::size_t>(row), static_cast<std::size_t>(request_.tokens),
-                        cudaMemcpyDeviceToDevice, layer_.stream()),
-      "the copy of weights");
+  layer_.check(copy_rows(dense->data(), row, table_, row_stride(args_.weights), row,
+                         request_.tokens, layer_.stream()),
+               "the copy of weights");
   table_ = dense->data();
   scratch_.push_back(dense);
 }
@@ -378,13 +376,9 @@ void DeviceDispatch::send() {
 
 // To the caller's tensor.
 void DeviceDispatch::copy_output(const std::byte* from, std::int64_t rows) {
-  if (rows == 0) return;
-  const auto bytes = static_cast<std::size_t>(request_.row_bytes);
-  const auto step = rows > 1 ? static_cast<std::size_t>(row_stride(args_.out)) : bytes;
-  layer_.check(
-      cudaMemcpy2DAsync(args_.out.data(), step, from, bytes, bytes, static_cast<std::size_t>(rows),
-                        cudaMemcpyDeviceToDevice, layer_.stream()),
-      "out");
+  layer_.check(copy_rows(static_cast<std::byte*>(args_.out.data()), row_stride(args_.out), from,
+                         request_.row_bytes, request_.row_bytes, rows, layer_.stream()),
+               "out");
 }
 
 Dispatched DeviceDispatch::result() {

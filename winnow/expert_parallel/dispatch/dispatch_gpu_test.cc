@@ -90,6 +90,34 @@ TEST_F(DispatchGpu, FewSmsBetweenNodes) {
   }
 }
 
+// The weights of one token may have any stride between rows, those of all may share a row.
+TEST_F(DispatchGpu, WeightsOfAnyStrideInARepeatedRouting) {
+  Config config = small_config(2);
+  config.local_world_size = 1;  // they travel on the rail
+  GpuWorld world(config, 2);
+  for (const std::int64_t n : {1, 4}) {
+    expect_all_return(world.run([&](int rank) {
+      const Place& place = world.place(rank);
+      AllToAll& layer = world.layer(rank);
+      Given host(n, 2 * (1 - rank));  // every pair to the other rank
+      const float number = 1.0f + float(rank);
+      for (float& weight : host.weights.values<float>()) weight = number;
+      GpuGiven given(place, host);
+      given.args.weights = given.weights;
+      const Dispatched first = layer.dispatch(given.args);
+      DispatchArgs again;
+      again.input = given.input;
+      again.weights = ConstTensorView(given.weights.data(), DType::f32, {n, 2}, {n == 1 ? 1 : 0, 1},
+                                      place.device());
+      again.cached = first.descriptor;
+      again.stream = place.stream();
+      const Tensor got = place.to_host(layer.dispatch(again).weights.view());
+      EXPECT_EQ(got.size(0), 2 * n);
+      for (const float weight : got.values<float>()) EXPECT_EQ(weight, 3.0f - number);
+    }));
+  }
+}
+
 // Of two pairs that name the same row the later one is at fault, whichever came first.
 TEST_F(DispatchGpu, TheLaterOfTwoPairsOfARow) {
   GpuWorld world(small_config(2), 2);
