@@ -61,6 +61,7 @@ class GpuCalls {
  private:
   void check_device(std::string_view creation) const;
   void tell_nodes();
+  unsigned long long stream_id();
 
   std::shared_ptr<Transport> transport_;
   const LayerView& view_;
@@ -73,8 +74,8 @@ class GpuCalls {
   std::uint64_t number_ = 0;
   cudaStream_t stream_ = nullptr;
   bool capturing_ = false, in_call_ = false;
-  cudaEvent_t last_ = nullptr;  // the end of the last call that was no recording
-  cudaStream_t last_stream_ = nullptr;
+  cudaEvent_t last_ = nullptr;          // the end of the last call that was no recording
+  unsigned long long last_stream_ = 0;  // its id: one handle may stand for several streams
   bool any_call_ = false;
   std::optional<FaultRecord> fault_;
   std::string broken_;  // what could not be enqueued
