@@ -141,7 +141,11 @@ void Dispatch::place() {
   made_->tokens = request_.tokens;
   made_->wanted_rows = placement.rank_rows;
   made_->expert_counts = placement.expert_counts;
-  made_->expert_offsets.assign(placement.expert_offsets.begin(), placement.expert_offsets.end());
+  // Beyond what the table can say lies only a worst case that has overflowed by far.
+  for (const std::int64_t offset : placement.expert_offsets) {
+    made_->expert_offsets.push_back(
+        static_cast<std::int32_t>(std::min<std::int64_t>(offset, INT32_MAX)));
+  }
   for (int rank = 0; rank < map.topology.world_size; ++rank) {
     made_->tokens_per_rank.push_back(static_cast<std::int32_t>(heard.header(rank).tokens));
   }

@@ -21,6 +21,11 @@ constexpr int kThreads = 512;
 constexpr std::int64_t kMostShared = 200 * 1024;  // dynamic, bytes
 constexpr int kTogether = 4;                      // loads that do not wait for each other
 
+// Beyond what a table can say lies only a worst case that has overflowed by far.
+__device__ std::int32_t clamped(std::int64_t count) {
+  return static_cast<std::int32_t>(min(count, std::int64_t{INT32_MAX}));
+}
+
 // What each block works out for itself: [E] first rows of experts on their ranks, [E] those of the
 // blocks of this rank's rail sources on this node, [W] rows of ranks. In shared memory, or where it
 // does not fit, in scratch memory.
@@ -113,14 +118,14 @@ __device__ void add_up_experts(const PlaceParams& p, const Blocks& blocks) {
       const std::int64_t behind = row + warp_prefix(padded, lane);
       if (any) *start = behind - padded;
       if (any && tells) {
-        p.tables.expert_counts[expert] = static_cast<std::int32_t>(count);
-        p.tables.expert_offsets[expert] = static_cast<std::int32_t>(behind - padded);
+        p.tables.expert_counts[expert] = clamped(count);
+        p.tables.expert_offsets[expert] = clamped(behind - padded);
       }
       row = __shfl_sync(kFullWarp, behind, 31);
     }
     if (lane != 0) continue;
     if (!p.token_major) blocks.wanted[rank] = row;
-    if (tells) p.tables.expert_offsets[per_rank] = static_cast<std::int32_t>(row);
+    if (tells) p.tables.expert_offsets[per_rank] = clamped(row);
   }
 }
 
