@@ -84,8 +84,10 @@ struct CombineArgs {
 // involved. On a GPU a call is queued on `stream` and returns; the host waits only in a dispatch
 // that counts, or that finds no room in the arena as it is known. Calls on different streams are
 // put in order, launches of recorded graphs are not. Ranks that share a GPU may not use the default
-// stream. Memory that a tensor or descriptor gives back is used by later calls: what other streams
-// do with it must be done by then.
+// stream: it is an error on that rank, while the others wait for it. A call takes up to sm_count
+// SMs and waits there for the other ranks, so calls of several layers that may run at the same time
+// must fit a GPU together. Memory that a tensor or descriptor gives back is used by later calls:
+// what other streams do with it must be done by then.
 //
 // Tensors: inputs are read until the call's work is done: on a GPU they must stay, unchanged, until
 // the stream has come past it. Every tensor needs contiguous rows (stride 1 in the last dimension),
@@ -185,7 +187,7 @@ class WINNOW_EXPORT AllToAll {
   // expert_output that already lies in this rank's arena (combine_buffer(), or a borrowed output of
   // the layer's dtype overwritten in place), with dense rows, is read where it is; any other is
   // copied first. On a GPU with enable_local_combine and more than one rank on a node, expert-major
-  // rows may lie anywhere, if they are aligned to 16 bytes and `out` does not overlap them. Such a
+  // rows may lie anywhere, if they are aligned to 16 bytes. `out` lies apart from both. Such a
   // layer has W * max_tokens rows of memory for the sums that other ranks push to it.
   Tensor combine(const CombineArgs& args, const Descriptor& descriptor);
 
