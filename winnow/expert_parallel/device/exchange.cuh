@@ -52,7 +52,7 @@ class ExchangeBlock {
   }
 
   // The row of `rank` has been written to all ranks of the node.
-  __device__ void tell_node(int rank) const {
+  __device__ void tell_heard(int rank) const {
     __syncthreads();
     for (int to = threadIdx.x; to < topology_.locals; to += blockDim.x) {
       store_release_system(
@@ -78,7 +78,7 @@ class ExchangeBlock {
     }
     const std::int64_t at = layout_.row(epoch_, topology_.world, topology_.rank);
     for (int to = 0; to < topology_.locals; ++to) write_row(view_.control.node[to] + at);
-    tell_node(topology_.rank);
+    tell_heard(topology_.rank);
   }
 
   // The rows of the other nodes, to the ranks of this one, in the order in which they are posted.
@@ -98,7 +98,7 @@ class ExchangeBlock {
       for (int to = 0; to < topology_.locals; ++to) {
         copy_by_block(view_.control.node[to] + at, row, layout_.row_bytes);
       }
-      tell_node(peer);
+      tell_heard(peer);
     }
     return true;
   }

@@ -82,7 +82,6 @@ TEST(Communicator, PointsOnlyInsideTheNodeAndPutsEverywhere) {
               Each(""));
 }
 
-// Plain counters: under ThreadSanitizer a barrier that does not order would be a race too.
 // Ranks 0 to 2 have memory here, the others elsewhere.
 class PartlyReachedMemory : public SymmetricMemory {
  public:
@@ -103,6 +102,7 @@ TEST(NodePointers, AreThoseOfTheOwnNodeAndAllThere) {
                "got 2, and rank 2 does not reach rank 3");
 }
 
+// Plain counters: under ThreadSanitizer a barrier that does not order would be a race too.
 TEST(Communicator, BarriersHoldBackEveryRankOfTheirSpan) {
   const Topology topology(6, 3);
   constexpr int kRounds = 100;
