@@ -1,20 +1,28 @@
 # NVSHMEM, for libwinnow_nvshmem: the transport between GPUs of several processes.
 #   WINNOW_NVSHMEM=AUTO  built if NVSHMEM is there;  ON  required;  OFF  left out
-# NVSHMEM is the wheel nvidia-nvshmem-cu13, found through Python, or what WINNOW_NVSHMEM_ROOT or
-# the environment variable NVSHMEM_HOME names: a folder with include/ and lib/.
+# NVSHMEM is what WINNOW_NVSHMEM_ROOT or the environment variable NVSHMEM_HOME names, a folder with
+# include/ and lib/, or the wheel nvidia-nvshmem-cu13, found through Python.
 set(WINNOW_NVSHMEM AUTO CACHE STRING "Build the NVSHMEM transport: AUTO, ON or OFF")
 set(WINNOW_NVSHMEM_ROOT "" CACHE PATH "Where NVSHMEM's include and lib are; empty: looked for")
 
 set(WINNOW_WITH_NVSHMEM OFF)
-if(NOT WINNOW_NVSHMEM STREQUAL "OFF" AND WINNOW_WITH_CUDA)
+set(nvshmem_obstacle "")
+if(WINNOW_NVSHMEM STREQUAL "OFF")
+  set(nvshmem_obstacle "WINNOW_NVSHMEM is OFF")
+elseif(NOT WINNOW_WITH_CUDA)
+  set(nvshmem_obstacle "there are no CUDA kernels in this build")
+else()
   set(roots ${WINNOW_NVSHMEM_ROOT} $ENV{NVSHMEM_HOME})
   foreach(python IN ITEMS ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/.venv/bin/python python3)
-    execute_process(COMMAND ${python} -c
-      "import importlib.util as u; print(*u.find_spec('nvidia.nvshmem').submodule_search_locations)"
-      OUTPUT_VARIABLE root OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE status ERROR_QUIET)
-    if(status EQUAL 0)
-      list(APPEND roots ${root})
-    endif()
+    # pip isolates a build by a PYTHONPATH that hides what is installed beside it; -E ignores that.
+    foreach(option IN ITEMS "" -E)
+      execute_process(COMMAND ${python} ${option} -c
+        "import importlib.util as u; print(*u.find_spec('nvidia.nvshmem').submodule_search_locations)"
+        OUTPUT_VARIABLE root OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE status ERROR_QUIET)
+      if(status EQUAL 0)
+        list(APPEND roots ${root})
+      endif()
+    endforeach()
   endforeach()
   # The wheel has no link without a version.
   find_path(nvshmem_include nvshmem.h PATHS ${roots} PATH_SUFFIXES include
@@ -25,20 +33,22 @@ if(NOT WINNOW_NVSHMEM STREQUAL "OFF" AND WINNOW_WITH_CUDA)
             NO_DEFAULT_PATH NO_CACHE)
   if(nvshmem_include AND nvshmem_host AND nvshmem_device)
     set(WINNOW_WITH_NVSHMEM ON)
-    message(STATUS "NVSHMEM: ${nvshmem_include}")
     add_library(nvshmem_host SHARED IMPORTED)
     set_target_properties(nvshmem_host PROPERTIES IMPORTED_LOCATION ${nvshmem_host})
     add_library(nvshmem_device STATIC IMPORTED)
     set_target_properties(nvshmem_device PROPERTIES IMPORTED_LOCATION ${nvshmem_device}
       IMPORTED_LINK_INTERFACE_LANGUAGES CUDA)
-  elseif(WINNOW_NVSHMEM STREQUAL "ON")
-    message(FATAL_ERROR "WINNOW_NVSHMEM is ON but NVSHMEM was not found: "
-            "pip install nvidia-nvshmem-cu13==3.4.5, or set WINNOW_NVSHMEM_ROOT")
   else()
-    message(STATUS "No NVSHMEM transport: the wheel nvidia-nvshmem-cu13 was not found")
+    set(nvshmem_obstacle "NVSHMEM was not found: pip install nvidia-nvshmem-cu13==3.4.5, or set \
+WINNOW_NVSHMEM_ROOT or the environment variable NVSHMEM_HOME")
   endif()
+endif()
+if(WINNOW_WITH_NVSHMEM)
+  message(STATUS "NVSHMEM transport: built with ${nvshmem_include}")
 elseif(WINNOW_NVSHMEM STREQUAL "ON")
-  message(FATAL_ERROR "WINNOW_NVSHMEM is ON but there are no CUDA kernels in this build")
+  message(FATAL_ERROR "WINNOW_NVSHMEM is ON, but ${nvshmem_obstacle}")
+else()
+  message(STATUS "NVSHMEM transport: not built: ${nvshmem_obstacle}")
 endif()
 
 # A library of relocatable device code, linked with NVSHMEM's, that shows what the map says.

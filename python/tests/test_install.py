@@ -5,6 +5,7 @@ import doctest
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -106,6 +107,68 @@ def test_the_wheel_links_neither_torch_nor_the_build_folder(wheel, tmp_path):
                 assert not re.search(foreign, line), (binary, line)
                 if "PATH" in line:
                     assert all(p.startswith("$ORIGIN") for p in line.split()[1].split(":")), line
+
+
+_BACKEND = """
+import subprocess, sys
+
+
+def build_wheel(folder, *others):
+    command = ["cmake", "-S", ".", "-B", folder + "/build", f"-DPython_EXECUTABLE={sys.executable}"]
+    raise SystemExit(subprocess.run(command, capture_output=True, text=True).stdout)
+"""
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="has no cmake")
+@pytest.mark.parametrize("how", ["wheel", "folder", "nowhere", "no kernels", "off"])
+def test_a_build_finds_nvshmem_and_says_so(how, tmp_path):
+    """As pip builds: isolated from what is installed beside it."""
+    environment = tmp_path / "environment"
+    assert _run(sys.executable, "-m", "venv", "--without-pip", environment).returncode == 0
+    place = tmp_path / "elsewhere"
+    if how == "wheel":
+        (place,) = environment.glob("lib/python3*/site-packages")
+        place = place / "nvidia" / "nvshmem"
+    for file in ("include/nvshmem.h", "lib/libnvshmem_host.so.3", "lib/libnvshmem_device.a"):
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        (place / file).touch()
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "backend.py").write_text(_BACKEND)
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (project / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(toy NONE)\n"
+        "set_property(GLOBAL PROPERTY TARGET_SUPPORTS_SHARED_LIBS TRUE)\n"
+        f"set(WINNOW_WITH_CUDA {'OFF' if how == 'no kernels' else 'ON'})\n"
+        f"set(WINNOW_NVSHMEM {'OFF' if how == 'off' else 'AUTO'})\n"
+        f"include({ROOT}/cmake/WinnowNvshmem.cmake)\n"
+    )
+    home = {"NVSHMEM_HOME": str(place if how == "folder" else tmp_path)}
+    # The environment first, so that `python3` is its own as well.
+    path = f"{environment / 'bin'}:{os.environ['PATH']}"
+    result = _run(
+        sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "wheel",
+        "--no-index", "--no-deps", "-w", tmp_path / "wheels", project,
+        env={**os.environ, "PATH": path, **home},
+    )  # fmt: skip
+    lines = re.findall(r"NVSHMEM transport: .*", result.stdout + result.stderr)
+    assert len(lines) == 1, result
+    found = f"built with {place}/include"
+    assert (
+        lines[0]
+        .removeprefix("NVSHMEM transport: ")
+        .startswith(
+            {
+                "wheel": found,
+                "folder": found,
+                "nowhere": "not built: NVSHMEM was not found: pip install nvidia-nvshmem-cu13",
+                "no kernels": "not built: there are no CUDA kernels in this build",
+                "off": "not built: WINNOW_NVSHMEM is OFF",
+            }[how]
+        )
+    ), lines
 
 
 def test_the_cost_of_a_call_is_reported():
