@@ -76,6 +76,8 @@ def test_the_program_runs_in_an_empty_environment(empty_environment, tmp_path):
     info = _run(empty_environment, "-m", "winnow", "info", "--json", cwd=tmp_path)
     assert info.returncode == 0, info.stderr
     assert json.loads(info.stdout)["version"] == winnow.__version__
+    assert json.loads(info.stdout)["nvshmem"]["supported"] is False  # nothing but the wheel
+    assert "NVSHMEM" in json.loads(info.stdout)["nvshmem"]["reason"]
     script = empty_environment.parent / "winnow"
     case = ("verify", "paged_xl::append")
     for program in ((empty_environment, "-m", "winnow"), (script,)):

@@ -1,6 +1,7 @@
 // `winnow info`: what this build and this machine can do.
 #include <fstream>
 #include <iostream>
+#include <sstream>
 #include <string>
 
 #include "tools/winnow/commands.h"
@@ -8,10 +9,12 @@
 #include <nlohmann/json.hpp>
 
 #include "winnow/core/device.h"
+#include "winnow/core/error.h"
 #include "winnow/core/executor.h"
 #include "winnow/core/parallel.h"
 #include "winnow/core/version.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/expert_parallel/transport/nvshmem_library.h"
 
 namespace winnow::cli {
 namespace {
@@ -24,6 +27,19 @@ std::string processor_name() {
     if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
   }
   return "unknown";
+}
+
+// The transport between GPUs of several processes, which is opened for that.
+ordered_json nvshmem() {
+  try {
+    int major = 0, minor = 0, patch = 0;
+    expert_parallel::nvshmem_library().version(&major, &minor, &patch);
+    std::ostringstream version;
+    version << major << "." << minor << "." << patch;
+    return {{"supported", true}, {"version", version.str()}, {"reason", ""}};
+  } catch (const Error& error) {
+    return {{"supported", false}, {"version", ""}, {"reason", error.what()}};
+  }
 }
 
 ordered_json collect() {
@@ -55,6 +71,7 @@ ordered_json collect() {
                             {"memory_bytes", gpu.memory_bytes}});
   }
   info["no_gpu_because"] = gpus().reason;
+  info["nvshmem"] = nvshmem();
   info["libraries"] = {cpu_kernels().libraries};
   for (const testing::Operation& operation : testing::operations()) {
     info["operations"].push_back({{"name", operation.name}, {"summary", operation.summary}});
@@ -93,6 +110,11 @@ void print(const ordered_json& info) {
                 << gpu["memory_bytes"].get<std::int64_t>() / (1 << 30) << " GiB\n";
     }
   }
+  const auto& transport = info["nvshmem"];
+  std::cout << "NVSHMEM    "
+            << (transport["supported"] ? transport["version"].get<std::string>()
+                                       : "none: " + transport["reason"].get<std::string>())
+            << "\n";
   std::cout << "libraries  ";
   for (const auto& library : info["libraries"]) std::cout << library.get<std::string>() << " ";
   std::cout << "\n\n";

@@ -113,6 +113,22 @@ TEST_F(CommandLine, InfoTellsBackendsAndReasons) {
   }
 }
 
+TEST_F(CommandLine, InfoTellsWhetherThereIsNvshmemOrWhyNot) {
+  const json nvshmem = json::parse(run("info --json").output)["nvshmem"];
+  const std::string version = nvshmem["version"], reason = nvshmem["reason"];
+  const std::string text = run("info").output;
+  if (nvshmem["supported"]) {
+    EXPECT_THAT(version, testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
+    EXPECT_EQ(reason, "");
+    EXPECT_THAT(text, HasSubstr("\nNVSHMEM    " + version + "\n"));
+  } else {
+    EXPECT_EQ(version, "");
+    EXPECT_THAT(reason, AllOf(HasSubstr("expert_parallel::nvshmem: "),
+                              HasSubstr("nvidia-nvshmem-cu13==3.4.5")));
+    EXPECT_THAT(text, HasSubstr("\nNVSHMEM    none: " + reason + "\n"));
+  }
+}
+
 TEST_F(CommandLine, InfoReportsTheForcedModule) {
   const json info = json::parse(run("info --json", "WINNOW_CPU_ISA=baseline").output);
   for (const auto& module : info["cpu_modules"]) {
