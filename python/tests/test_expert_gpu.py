@@ -415,27 +415,43 @@ def test_graphs_that_torch_records_leave_our_calls_out():
             torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
 
 
+def _plain_mixture(layer, x, w, indices):
+    """The same by the layer's own calls, with rows in memory of their own."""
+    got = layer.dispatch(x, indices, weights=w, worst_case_rows=24, copy_out=True)
+    used = torch.arange(24, device=x.device) < got.descriptor.expert_offsets[-1]
+    rows = torch.where(used[:, None], got.output * got.output * got.weights[:, None], 0.0)
+    return layer.combine(rows, got.descriptor)
+
+
+MIXTURES = {
+    "compiled": lambda: torch.compile(_mixture, fullgraph=True),
+    "eager": lambda: _mixture,
+    "plain": lambda: _plain_mixture,
+}
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_a_graph_records_compiled_code():
-    """The graph keeps the descriptor that nobody else has."""
+@pytest.mark.parametrize("how", MIXTURES)
+def test_what_a_graph_records_keeps_its_memory(how):
+    """Also the descriptor and the rows that nobody else has."""
     torch._dynamo.reset()
-    compiled = torch.compile(_mixture, fullgraph=True)
+    mixture = MIXTURES[how]()
     x, indices, w = (cuda(t[0]) for t in problem(0, (8,)))
 
     def body(layer, rank):
         with torch.no_grad():
-            compiled(layer, x, w, indices)  # compiles
+            mixture(layer, x, w, indices)  # compiles
             graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
             stream.synchronize()
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                out = compiled(layer, x, w, indices)
+                out = mixture(layer, x, w, indices)
             for seed in range(1, 4):
                 tokens, choice, weights = (cuda(t[0]) for t in problem(seed, (8,)))
-                others = [layer.dispatch(tokens, choice) for _ in range(8)]
+                others = [layer.dispatch(tokens, choice, copy_out=i % 2 == 1) for i in range(8)]
                 before = [other.output.clone() for other in others]
                 x.copy_(tokens), w.copy_(weights), indices.copy_(choice)
                 graph.replay()
-                assert torch.equal(out, compiled(layer, tokens, weights, choice))
+                assert torch.equal(out, mixture(layer, tokens, weights, choice))
                 for other, rows in zip(others, before, strict=True):
                     assert torch.equal(other.output, rows)  # not written to by the graph
                 want = _mixture_want(tokens, weights, choice)

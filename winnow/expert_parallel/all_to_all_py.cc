@@ -3,11 +3,13 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/collective_py.h"
@@ -35,9 +37,14 @@ struct BoundAllToAll {
   BoundAllToAll(std::shared_ptr<ep::Transport> transport, std::shared_ptr<ep::Store> store,
                 const ep::Config& config)
       : layer(std::move(transport), std::move(store), config) {}
+
   ep::AllToAll layer;
   OneCall one_call;
   Number number;
+  // A CUDA graph uses the memory of the calls that it has recorded whenever it is launched: nobody
+  // else may have it before the layer is closed. (What combine() makes is memory of the caller's
+  // framework, which keeps it for the graph as all that it allocates meanwhile.)
+  std::vector<nb::object> recorded;
 };
 
 ep::RowOrder order_argument(const std::string& order) {
@@ -103,10 +110,12 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
     exporter = call.exporter();
   });
   ep::Dispatched got;
+  bool recorded = false;
   run_collective(refused, args, [&] {
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       got = self.layer.dispatch(args);
+      recorded = in_capture(self.layer.config().device, args.stream);
     });
   });
   const auto give = [&](Tensor& tensor) {
@@ -117,11 +126,14 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
     return args.out.size(0) == rows ? nb::borrow(out)
                                     : out[nb::slice(nb::int_(0), nb::int_(rows), nb::none())];
   };
-  return {.output = out.is_none() ? give(got.output) : nb::borrow<nb::any>(written()),
-          .weights = give(got.weights),
-          .scales = give(got.scales),
-          .expert_ids = give(got.expert_ids),
-          .descriptor = nb::cast(BoundDescriptor{std::move(got.descriptor), exporter})};
+  BoundDispatched result{
+      .output = out.is_none() ? give(got.output) : nb::borrow<nb::any>(written()),
+      .weights = give(got.weights),
+      .scales = give(got.scales),
+      .expert_ids = give(got.expert_ids),
+      .descriptor = nb::cast(BoundDescriptor{std::move(got.descriptor), exporter})};
+  if (recorded) self.recorded.push_back(nb::cast(result));
+  return result;
 }
 
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, const BoundDescriptor& descriptor,
@@ -131,6 +143,7 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, const BoundDes
   call.on(self.layer.config().device);
   ep::CombineArgs args;
   const ep::Descriptor& made = *descriptor.descriptor;
+  bool recorded = false;
   const std::exception_ptr refused = caught([&] {
     args.expert_output = call.input("expert_output", expert_output);
     args.bias = call.input("bias", bias);
@@ -142,8 +155,10 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, const BoundDes
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       self.layer.combine(args, made);
+      recorded = in_capture(self.layer.config().device, args.stream);
     });
   });
+  if (recorded) self.recorded.push_back(nb::cast(descriptor));
   return out;
 }
 
@@ -163,8 +178,11 @@ void barrier(BoundAllToAll& self, bool intra_node_only, nb::handle stream) {
 
 void close(BoundAllToAll& self) {
   const OneCall::Turn turn(self.one_call, "expert_parallel::close");
-  const nb::gil_scoped_release unlocked;
-  self.layer.close();
+  {
+    const nb::gil_scoped_release unlocked;
+    self.layer.close();
+  }
+  self.recorded.clear();
 }
 
 constexpr const char* kClassDoc =
@@ -177,9 +195,12 @@ on rank x / (experts / W). The interpreter lock is released while the library wo
 context manager: leaving it closes the layer.
 
 On a GPU (compute capability 9.0) a call is queued on its stream and comes back, except that
-dispatch() waits for the number of rows, unless worst_case_rows or cached tell it before. Memory of
-the results is used again in the order of the layer's calls. Ranks that are threads on one GPU, at
-most 8, need a stream each, which is not the default one, and CUDA_DEVICE_MAX_CONNECTIONS=32 in the
+dispatch() waits for the number of rows, unless worst_case_rows or cached tell it before. What other
+ranks or the kernels find wrong in a call that came back, a later call raises: combine() says how to
+hear of it at a known place. Memory of the results is used again in the order of the layer's calls.
+What a CUDA graph has recorded of dispatch() and combine() keeps its memory until the layer is
+closed or gone; do not launch the graph after that. Ranks that are threads on one GPU, at most 8,
+need a stream each, which is not the default one, and CUDA_DEVICE_MAX_CONNECTIONS=32 in the
 environment.
 
 Args, the same on every rank but for the first two and the device's index:

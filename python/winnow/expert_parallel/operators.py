@@ -107,9 +107,6 @@ def _dispatch(
         copy_out=copy_out and not clones,
         cached=None if cached is None else descriptor_of(cached),
     )
-    if input.is_cuda and torch.cuda.is_current_stream_capturing():
-        # The graph uses this memory whenever it is launched, and nobody else may keep it.
-        layer.__dict__.setdefault("_recorded", []).append(got)
     tensors = [got.output, got.weights, got.scales, got.expert_ids]
     if gradient:
         tensors = [gradients.used_rows(got.output, got.descriptor), None, None, None]
