@@ -241,7 +241,7 @@ Args:
     order: "expert_major" or "token_major".
     expert_alignment: each expert's rows are followed by zero rows up to a multiple.
     worst_case_rows: the output has as many rows; rows from the true count on are unspecified, those
-        beyond are dropped, which the next call reports. 0: as many as arrive. With it, or cached,
+        beyond are dropped, which a later call reports. 0: as many as arrive. With it, or cached,
         a CUDA graph can record the call, if arena_rows were enough.
     copy_out: results in memory of their own. Otherwise they borrow the arena, whose rows are used
         again when the tensors are gone; they may outlive the layer.
@@ -251,14 +251,19 @@ Args:
     stream: for CUDA tensors.
 
 Returns:
-    An object with output [R, H], or the first R rows of out; weights [R], or [R, K] in token-major order, or None; scales
-    [R, ceil(H / 128)] or None; expert_ids [R, K], int32, the local expert of each pair or -1, in
-    token-major order, else None; descriptor. Tensors are of the kind of input.
+    An object with output [R, H], or the first R rows of out; weights [R], or [R, K] in token-major
+    order, or None; scales [R, ceil(H / 128)] or None; expert_ids [R, K], int32, the local expert of
+    each pair or -1, in token-major order, else None; descriptor. Tensors are of the kind of input.
 
 Raises:
-    ValueError: arguments that are not as described, on any rank: the same text on every rank, no
-        row has moved, and the next call works.
-    winnow.Error: timeout, naming the rank that was waited for; the layer is broken then.)";
+    ValueError: arguments that are not as described, on any rank: on every rank, no row has moved,
+        and the next call works. All name the rank at fault, but where an argument is nothing that
+        can be read as a tensor or an option: that rank says what it is, the others hear that it
+        gave no tensor.
+    winnow.Error: timeout, naming the rank that was waited for; the layer is broken then. So it is
+        after code "internal": CUDA has failed.
+    On a GPU with worst_case_rows or cached, what other ranks or the kernels find comes from a later
+    call, as combine() says.)";
 
 constexpr const char* kCombineDoc =
     R"(Sums the experts' rows of each token: the way back of a dispatch.
@@ -282,7 +287,11 @@ Returns:
     out, [n, H].
 
 Raises:
-    ValueError, winnow.Error: as dispatch().)";
+    ValueError, winnow.Error: as dispatch(). On a GPU the call comes back when it is queued. What is
+        wrong with this rank's own arguments it raises itself; what other ranks or the kernels find,
+        also a timeout, the first later call on the layer that sees it raises, after that call has
+        been queued as well: it may be another one on each rank. What the failed call returned is
+        unspecified. To hear of it at a known place, synchronise the stream and call barrier().)";
 
 constexpr const char* kBufferDoc = R"(Memory in the arena for the experts to write their outputs to.
 
@@ -292,6 +301,20 @@ Not collective.
 
 Raises:
     ValueError: another layer's descriptor, or the layer is closed.)";
+
+constexpr const char* kBarrierDoc =
+    R"(Returns when every rank, or every rank of this node, has called it.
+
+On a GPU it returns at once, and what is queued on the stream behind it waits for them.
+
+Args:
+    intra_node_only: the ranks of this node.
+    stream: of a GPU layer.
+
+Raises:
+    winnow.Error: timeout; on a GPU from a later call, as combine() says. There barrier() raises
+        what calls before it have found by now, and all of it if their stream is synchronised.
+    ValueError: the same of a refusal.)";
 
 void bind_layer(nb::module_& m) {
   using namespace nb::literals;
@@ -330,9 +353,7 @@ void bind_layer(nb::module_& m) {
       .def("combine_buffer", combine_buffer, "descriptor"_a, kBufferDoc,
            nb::sig("def combine_buffer(self, descriptor: Descriptor) -> typing.Any"))
       .def("barrier", barrier, "intra_node_only"_a = false, nb::kw_only(), "stream"_a = nb::none(),
-           "Returns when every rank, or every rank of this node, has called it; on a GPU what is\n"
-           "queued on the stream behind it waits for them.\n\n"
-           "Raises:\n    winnow.Error: timeout.",
+           kBarrierDoc,
            nb::sig("def barrier(self, intra_node_only: bool = False, *, stream: Stream = None) "
                    "-> None"))
       .def(

@@ -32,11 +32,11 @@ void bind_expert_parallel_descriptor(nb::module_& m) {
       "What a dispatch leaves behind for its combine(), and for a dispatch that repeats it.\n\n"
       "Any number may be alive, used in any order, by any thread; a descriptor may outlive the\n"
       "layer's close(). Tensors are of the kind of the dispatch's input, share the descriptor's\n"
-      "memory and must not be written to; on a GPU they are filled in the order of its stream. "
-      "\"Rail source j\" is the rank of node j with this "
-      "rank's\n"
-      "local index; NN = W / L nodes, R = rows.")
-      .def_prop_ro("rows", number(&Descriptor::rows), "R: rows of the output, padding included.")
+      "memory and must not be written to; on a GPU they are filled in the order of its stream.\n"
+      "\"Rail source j\" is the rank of node j with this rank's local index; NN = W / L nodes,\n"
+      "R = rows.")
+      .def_prop_ro("rows", number(&Descriptor::rows),
+                   "R: rows of the output, padding included; worst_case_rows where that was given.")
       .def_prop_ro(
           "wanted_rows", number(&Descriptor::wanted_rows),
           "The rows that the routing asked for; more than R: some were dropped. -1 on a GPU with\n"
@@ -44,11 +44,13 @@ void bind_expert_parallel_descriptor(nb::module_& m) {
       .def_prop_ro("wanted_rows_per_rank",
                    &BoundDescriptor::field<&Descriptor::wanted_rows_per_rank>,
                    "int64 [W]: the same of every rank, on the layer's device in every mode.")
-      .def_prop_ro("order",
-                   [](const BoundDescriptor& self) { return name_of(self.descriptor->order()); })
+      .def_prop_ro(
+          "order", [](const BoundDescriptor& self) { return name_of(self.descriptor->order()); },
+          "\"expert_major\" or \"token_major\".")
       .def_prop_ro("expert_alignment", number(&Descriptor::expert_alignment))
       .def_prop_ro("worst_case_rows", number(&Descriptor::worst_case_rows), "0: none was given.")
-      .def_prop_ro("has_weights", number(&Descriptor::has_weights))
+      .def_prop_ro("has_weights", number(&Descriptor::has_weights),
+                   "Whether weights came with the tokens, so that combine() may be weighted.")
       .def_prop_ro("num_dispatch_token_cur_rank", number(&Descriptor::num_dispatch_token_cur_rank),
                    "n: tokens that this rank dispatched.")
       .def_prop_ro("num_input_tokens_per_rank",
@@ -71,10 +73,12 @@ void bind_expert_parallel_descriptor(nb::module_& m) {
                    &BoundDescriptor::field<&Descriptor::skipped_token_topk_mapping_indices>,
                    "int64 [R, K]: for a token's first row the row of each pair here, else -1.")
       .def_prop_ro("expert_counts", &BoundDescriptor::field<&Descriptor::expert_counts>,
-                   "int32 [E/W]: pairs of each local expert, without padding.")
+                   "int32 [E/W]: pairs of each local expert, without padding and before rows were "
+                   "dropped.")
       .def_prop_ro("expert_offsets", &BoundDescriptor::field<&Descriptor::expert_offsets>,
                    "int32 [E/W + 1]: where each local expert's rows begin, padding included. With\n"
-                   "worst_case_rows they are not cut at R: after an overflow they lie beyond it.")
+                   "worst_case_rows they are not cut at R: after an overflow they lie beyond it.\n"
+                   "In token-major order the exclusive sums of expert_counts.")
       .def_prop_ro(
           "host_expert_counts",
           [](const BoundDescriptor& self) {

@@ -167,9 +167,10 @@ class EPAll2AllLayer(torch.nn.Module):
             local expert, source rank and token, or as full_scatter_indices say.
 
         Raises:
-            ValueError: arguments that are not as described, on any rank: the same text on every
-                rank, no row has moved, and the next call works.
-            winnow.Error: timeout, naming the rank that was waited for; the layer is broken then.
+            ValueError: arguments that are not as described, on any rank: on every rank, no row has
+                moved, and the next call works. The others hear which rank it is.
+            winnow.Error: timeout, naming the rank that was waited for, or a failure of CUDA; the
+                layer is broken then.
         """
         output, weights, descriptor = autograd.dispatch(
             self._all_to_all,
@@ -193,14 +194,19 @@ class EPAll2AllLayer(torch.nn.Module):
             end, between nodes, and under enable_local_combine between ranks.
 
         Raises:
-            ValueError, winnow.Error: as dispatch().
+            ValueError, winnow.Error: as dispatch(). On a GPU the call comes back when it is queued:
+                what is wrong with this rank's arguments it raises itself, what other ranks or the
+                kernels find a later call. To hear of it here, synchronise the stream and call
+                ep_barrier_all().
         """
         return autograd.combine(self._all_to_all, input, ep_a2a_layout_desc.descriptor)
 
     def ep_barrier_all(self, stream: Any = None, intra_node_only: bool = False) -> None:
         """Returns when every rank (of this node) has called it. winnow.Error at the deadline.
 
-        On a GPU what is queued behind it waits instead of the host.
+        On a GPU it returns at once and what is queued behind it waits, so that a later call raises
+        what it comes to. It raises what calls before it have found by now: all of it, once their
+        stream is synchronised.
         """
         self._all_to_all.barrier(intra_node_only, stream=stream)
 

@@ -142,7 +142,8 @@ Returns:
 
 Raises:
     ValueError: an argument that is not as described, contradicts another or differs between ranks:
-        the same text on every rank, no output was written, and the next call works.
+        on every rank, no output was written, and the next call works. All name the rank at fault,
+        but where an argument cannot be read at all: the others hear that it gave no tensor.
     winnow.Error: timeout; the notifier is broken then.)";
 
 }  // namespace
