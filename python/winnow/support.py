@@ -28,7 +28,10 @@ def supports(
     backend: Optional[str] = None,
     **shape: int,
 ) -> Support:
-    """Whether an operation can run, without running it.
+    """Whether an operation can run: a dry run on tensors that are only described.
+
+    For "expert_parallel.dispatch", "combine" and "notify" it is a layer of one rank in this
+    process, of those sizes, and a call without tokens.
 
     Args:
         op: "sparse_mla.forward", "sparse_mla.distribution", "sparse_mla.backward",

@@ -400,7 +400,7 @@ void bind_layer(nb::module_& m) {
           "Of this rank's arena now, free or not.");
 }
 
-// A layer of one rank, of the sizes that were asked for.
+// A layer of one rank, of the sizes that were asked for, which works without the interpreter lock.
 class LoneLayer {
  public:
   explicit LoneLayer(Shape& shape) : world_(1) {
@@ -413,21 +413,20 @@ class LoneLayer {
                .arena_rows = 1,
                .device = shape.device};
     shape.done();
-    layer_.emplace(world_.transport(0), world_.store(), config_);
     rows_ = shape.view(shape.dtype, {0, config_.hidden});
     indices_ = shape.view(DType::i32, {0, config_.topk});
   }
-  ep::Dispatched dispatch() {
-    return layer_->dispatch({.input = rows_, .expert_indices = indices_});
-  }
-  void combine(const ep::Descriptor& descriptor) {
-    layer_->combine({.expert_output = rows_}, descriptor);
+  // A call without tokens.
+  void run(bool combines) {
+    const nb::gil_scoped_release unlocked;
+    ep::AllToAll layer(world_.transport(0), world_.store(), config_);
+    const ep::Dispatched got = layer.dispatch({.input = rows_, .expert_indices = indices_});
+    if (combines) layer.combine({.expert_output = rows_}, *got.descriptor);
   }
 
  private:
   ep::InProcessWorld world_;
   ep::Config config_;
-  std::optional<ep::AllToAll> layer_;
   ConstTensorView rows_, indices_;
 };
 
@@ -451,14 +450,13 @@ void bind_expert_parallel_all_to_all(nb::module_& m) {
 
 Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options) {
   const Backend backend = backend_of_world("expert_parallel::dispatch", shape.device, options);
-  LoneLayer(shape).dispatch();
+  LoneLayer(shape).run(false);
   return backend;
 }
 
 Backend supports_expert_parallel_combine(Shape& shape, const RunOptions& options) {
   const Backend backend = backend_of_world("expert_parallel::combine", shape.device, options);
-  LoneLayer layer(shape);
-  layer.combine(*layer.dispatch().descriptor);
+  LoneLayer(shape).run(true);
   return backend;
 }
 

@@ -216,6 +216,8 @@ Backend supports_expert_parallel_notify(Shape& shape, const RunOptions& options)
   const std::int64_t experts = shape.take("experts", 8), channels = shape.take("channels", 1);
   shape.done();
   const Backend backend = backend_of_world(kOperation, shape.device, options);
+  const auto no_tokens = shape.view(DType::u8, {0, 1});
+  const nb::gil_scoped_release unlocked;
   ep::InProcessWorld world(1);
   ep::Notifier notifier(world.transport(0), world.store(),
                         {.experts = static_cast<int>(experts), .device = shape.device});
@@ -228,7 +230,7 @@ Backend supports_expert_parallel_notify(Shape& shape, const RunOptions& options)
   notifier.notify({.tokens_per_rank = counts(1),
                    .tokens_per_node = counts(1),
                    .tokens_per_expert = counts(experts),
-                   .is_token_in_rank = shape.view(DType::u8, {0, 1}),
+                   .is_token_in_rank = no_tokens,
                    .channels = channels});
   return backend;
 }
