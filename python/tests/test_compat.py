@@ -7,6 +7,7 @@ import problems
 import pytest
 import torch
 
+import winnow
 from winnow import compat, paged_xl, sparse_mla
 
 
@@ -43,10 +44,12 @@ def test_flash_mla_options_reach_the_library():
 
 def test_flash_mla_refuses_what_it_does_not_do():
     q, kv, indices, _ = problems.sparse_mla()
-    with pytest.raises(ValueError, match="indexer_topk: want 0, got 64"):
-        compat.flash_mla_sparse_fwd(q, kv, indices, 0.1, indexer_topk=64)
-    with pytest.raises(ValueError, match="d_v: want 512, got 256"):
-        compat.flash_mla_sparse_fwd(q, kv, indices, 0.1, d_v=256)
+    for argument, value, want in (("indexer_topk", 64, 0), ("d_v", 256, 512)):
+        with pytest.raises(ValueError, match=f"{argument}: want {want}, got {value}") as caught:
+            compat.flash_mla_sparse_fwd(q, kv, indices, 0.1, **{argument: value})
+        error = caught.value
+        assert isinstance(error, winnow.Error) and error.code == "invalid_argument"
+        assert (error.operation, error.argument) == ("flash_mla_sparse_fwd", argument)
 
 
 @pytest.mark.parametrize("convert", [lambda a: a, torch.from_numpy], ids=["numpy", "torch"])
@@ -72,7 +75,7 @@ def test_xl_attention_refuses_another_block_size():
     p = problems.paged_xl()
     out, term = np.zeros_like(p["query"]), np.zeros((3, 4, 19), np.float32)
     step = [p[n] for n in ("query", "key_cache", "value_cache", "pos_bias_u")]
-    with pytest.raises(ValueError, match="block_size: want 8 as in value_cache, got 16"):
+    with pytest.raises(winnow.Error, match="block_size: want 8 as in value_cache, got 16"):
         compat.xl_single_query_cached_kv_attention(
             out, *step, term, 1.0, p["block_tables"], p["context_lens"], 16, 19
         )

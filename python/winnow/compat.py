@@ -3,11 +3,18 @@
 Each is a thin wrapper over ``winnow.sparse_mla`` or ``winnow.paged_xl`` and takes what they take.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any, NoReturn, Optional, Tuple
 
 from winnow import paged_xl, sparse_mla
+from winnow.errors import InvalidArgument
 
 __all__ = ["flash_mla_sparse_fwd", "xl_single_query_cached_kv_attention"]
+
+
+def _refuse(operation: str, argument: str, wanted: str, got: int) -> NoReturn:
+    error = InvalidArgument(f"{operation}: {argument}: want {wanted}, got {got}")
+    error.operation, error.argument = operation, argument
+    raise error
 
 
 def flash_mla_sparse_fwd(
@@ -38,9 +45,9 @@ def flash_mla_sparse_fwd(
         ValueError: d_v is not 512, indexer_topk is not 0, or as winnow.sparse_mla.forward().
     """
     if d_v != 512:
-        raise ValueError(f"flash_mla_sparse_fwd: d_v: want 512, got {d_v}")
+        _refuse("flash_mla_sparse_fwd", "d_v", "512", d_v)
     if indexer_topk != 0:
-        raise ValueError(f"flash_mla_sparse_fwd: indexer_topk: want 0, got {indexer_topk}")
+        _refuse("flash_mla_sparse_fwd", "indexer_topk", "0", indexer_topk)
     out, max_logits, lse = sparse_mla.forward(
         q, kv, indices, scale=sm_scale, attn_sink=attn_sink, topk_length=topk_length
     )
@@ -82,10 +89,8 @@ def xl_single_query_cached_kv_attention(
         ValueError: block_size is not that of value_cache, or as winnow.paged_xl.attention().
     """
     if block_size != value_cache.shape[-1]:
-        raise ValueError(
-            "xl_single_query_cached_kv_attention: block_size: "
-            f"want {value_cache.shape[-1]} as in value_cache, got {block_size}"
-        )
+        wanted = f"{value_cache.shape[-1]} as in value_cache"
+        _refuse("xl_single_query_cached_kv_attention", "block_size", wanted, block_size)
     if table_per_token:
         table = block_tables[:, ::block_size]
         block_tables = table.contiguous() if hasattr(table, "contiguous") else table.copy()

@@ -2,9 +2,11 @@
 
 
 class Error(RuntimeError):
-    """An operation refused: nothing was written, and the next call works.
+    """An operation refused, or failed.
 
-    The text reads "<operation>: <argument>: want <wanted>, got <got>".
+    A refusal reads "<operation>: <argument>: want <wanted>, got <got>"; nothing was written, and
+    the next call works. Where the code is "timeout" or "internal", outputs are unspecified, and a
+    layer of expert_parallel is broken: a new one can be made.
     """
 
     operation: str = ""
@@ -17,3 +19,5 @@ class Error(RuntimeError):
 
 class InvalidArgument(Error, ValueError):
     """The caller passed something that the operation's contract excludes."""
+
+    code = "invalid_argument"
