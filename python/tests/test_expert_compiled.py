@@ -280,7 +280,7 @@ def _operator_calls(layer):
     tail = (None, number, TOPK, len(x), handle)
     fp8 = x.to(torch.float8_e4m3fn), torch.ones(len(x), 1)
     return {
-        "fixed size": (dispatch, (x, w, *options(worst_case_rows=60), None)),
+        "fixed size": (dispatch, (x, w, *options(worst_case_rows=len(rows)), None)),
         "counted": (dispatch, (x, None, *options(copy_out=True), None)),
         "with gradients": (dispatch, (leaves[0], leaves[1], *options(), None)),
         "token major": (dispatch, (leaves[0], leaves[1], *options("token_major"), None)),
@@ -311,7 +311,7 @@ def _operator_calls(layer):
         "float8", "combine", "combine with gradients", "weight gradient", "table",
     ],
 )  # fmt: skip
-def test_opcheck(name):
+def test_opcheck(name, monkeypatch):
     with Ranks(1, **CONFIG) as ranks:
         operator, arguments = _operator_calls(ranks.layers[0])[name]
         if "dispatch" not in operator.name():
@@ -320,9 +320,19 @@ def test_opcheck(name):
         if name == "float8":  # torch compares none
             torch.library.opcheck(operator, arguments, test_utils="test_faketensor")
             return
-        # Every call has a handle with a number of its own, so any numbers pass here; what compiled
-        # code gives is compared above.
-        torch.library.opcheck(operator, arguments, rtol=1e-7, atol=1e9)
+        # Every call has a handle with a number of its own: what is compared leaves it out.
+        compare, compared = torch.testing.assert_close, []
+
+        def without_handle(got, want, **options):
+            if isinstance(got, (tuple, list)) and len(got) == len(want) == 5:
+                assert got[4].dtype == want[4].dtype and got[4].shape == want[4].shape
+                got, want = got[:4], want[:4]
+                compared.append(want[0])
+            compare(got, want, **options)
+
+        monkeypatch.setattr(torch.testing, "assert_close", without_handle)
+        torch.library.opcheck(operator, arguments)
+        assert compared and all(len(rows) > 0 for rows in compared)
 
 
 def test_operators_give_everything():
