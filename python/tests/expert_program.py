@@ -8,18 +8,18 @@ rank R's report in FOLDER/R.json.
 
 import json
 import os
+import random
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
-from unittest import mock
 
 import expert_oracle as oracle
 import numpy as np
 import torch
 import torch.distributed as dist
 from winnow.distributed import initialize_distributed
-from winnow.expert_parallel.context import barrier_all_on_stream
 from winnow.expert_parallel.rendezvous import default_device
 
 import winnow
@@ -29,6 +29,7 @@ from winnow.expert_parallel import (
     EPAll2AllLayer,
     EPAllToAllLayoutDesc,
     EPConfig,
+    barrier_all_on_stream,
 )
 
 TOKENS, HIDDEN, TOPK, EXPERTS = 300, 16, 3, 8  # more tokens than a chunk
@@ -148,6 +149,9 @@ def check_members(rank, world, local):
     )  # fmt: skip
     assert layer.ep_config.num_experts_per_rank == EXPERTS // world
     assert layer.ep_config.is_intra_node == (nodes == 1)
+    pairs = 2 * TOKENS * TOPK
+    assert layer.a2a_ctx.dispatch_output_buf.shape == (pairs, HIDDEN)
+    assert layer.a2a_ctx.weight_recv_buf.shape == (pairs,)
     assert layer.intra_node_barrier_ctx.is_intra_node
     assert layer.intra_node_barrier_ctx.local_rank == rank % local
     indices = torch.full((2, TOPK), rank, dtype=torch.int32, device=DEVICE)
@@ -215,11 +219,45 @@ def check_contexts(rank, world, local):
     context.finalize()
     context.finalize()
     assert not hasattr(context, "signal_buf")
-    for own_node in (True, False):
-        barrier = BarrierAllContext(own_node)
-        assert (barrier.rank, barrier.num_local_ranks) == (rank, world)
-        barrier_all_on_stream(barrier)
-        barrier.finalize()
+
+
+_late = 0
+
+
+def check_waits(rank, ranks, barrier):
+    """The ranks leave the barrier after rank 1 has come, late; the others do not wait for it."""
+    global _late
+    _late += 1
+    store, come = dist.group.WORLD.get_group_store(), f"late/{_late}"
+    others = [f"left/{_late}/{r}" for r in range(dist.get_world_size()) if r not in ranks]
+    if rank == 1:
+        if others:
+            store.wait(others, timedelta(seconds=15))
+        time.sleep(0.1)
+        store.set(come, "")
+    barrier()
+    if DEVICE.type == "cuda":
+        torch.cuda.current_stream().synchronize()
+    if rank in ranks:
+        assert store.check([come])
+    else:
+        store.set(f"left/{_late}/{rank}", "")
+
+
+def check_barriers(rank, world, local):
+    everybody, node = range(world), range(1 // local * local, 1 // local * local + local)
+    layer = _layer(rank, world, local)
+    check_waits(rank, everybody, layer.ep_barrier_all)
+    check_waits(rank, node, lambda: layer.ep_barrier_all(None, True))
+    check_waits(rank, node, lambda: barrier_all_on_stream(layer.intra_node_barrier_ctx))
+    layer.finalize()
+    for is_intra_node in (True, False):
+        context = BarrierAllContext(is_intra_node)
+        assert (context.rank, context.num_local_ranks) == (rank, world)  # as torchrun says
+        check_waits(rank, everybody, lambda context=context: barrier_all_on_stream(context))
+        context.finalize()
+    for _ in range(2):
+        check_waits(rank, everybody, lambda: barrier_all_on_stream(None))
 
 
 def check_refusals(rank, world):
@@ -285,8 +323,7 @@ def check_gradients(rank, world, local):
 
 def check_compiled(rank, world, local):
     """The same values and gradients in one graph of torch.compile. (Its C++ compiler has tests.)"""
-    with mock.patch.dict(os.environ, WINNOW_TIMEOUT_SECONDS="120"):  # others wait for a compiler
-        layer = _layer(rank, world, local, dtype=torch.float32)
+    layer = _layer(rank, world, local, dtype=torch.float32, timeout=120)  # for a compiler
     generator = torch.Generator().manual_seed(rank)
     tokens = torch.randn(3 + rank, HIDDEN, generator=generator).to(DEVICE)
     scores = torch.rand(3 + rank, TOPK, generator=generator).to(DEVICE)
@@ -336,6 +373,8 @@ def main():
     example, folder = sys.argv[1:]
     exec(compile(Path(example).read_text(), example, "exec"), {"__name__": "example"})
     rank, world = initialize_distributed()
+    assert random.random() == random.Random(3 + rank).random()
+    assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(3 + rank))
     global DEVICE
     DEVICE = default_device()
     assert (rank, world) == (dist.get_rank(), dist.get_world_size())
@@ -344,6 +383,7 @@ def main():
         check_routings(rank, world, local, torch.float32, local_combine=False)
         check_members(rank, world, local)
         check_contexts(rank, world, local)
+        check_barriers(rank, world, local)
         check_gradients(rank, world, local)
         check_compiled(rank, world, local)
     check_refusals(rank, world)

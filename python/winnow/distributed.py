@@ -14,7 +14,10 @@ __all__ = ["finalize_distributed", "initialize_distributed"]
 
 
 def initialize_distributed(
-    seed: Optional[int] = None, initialize_shmem: bool = True
+    seed: Optional[int] = None,
+    initialize_shmem: bool = True,
+    *,
+    timeout: Optional[float] = None,
 ) -> Tuple[int, int]:
     """Joins the ranks that torchrun has started, and makes this process's run repeatable.
 
@@ -27,9 +30,15 @@ def initialize_distributed(
     Args:
         seed: None: the rank.
         initialize_shmem: without effect: a layer starts what it needs.
+        timeout: seconds that a rank waits for the others to join, and in what it calls of
+            torch.distributed later; None: 30 minutes. Layers have a timeout of their own.
 
     Returns:
-        (rank, world_size). The process group is torch.distributed.group.WORLD.
+        (rank, world_size), where Triton-distributed's function of this name returns the process
+        group: that is torch.distributed.group.WORLD.
+
+    Raises:
+        torch.distributed.DistError: a rank that does not join within the timeout.
     """
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
@@ -40,8 +49,9 @@ def initialize_distributed(
         nccl = cuda and dist.is_nccl_available()
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         alone = dist.HashStore() if "MASTER_ADDR" not in os.environ and world_size == 1 else None
+        wait = timedelta(seconds=1800 if timeout is None else timeout)
         dist.init_process_group(
-            backend, store=alone, rank=rank, world_size=world_size, timeout=timedelta(minutes=30)
+            backend, store=alone, rank=rank, world_size=world_size, timeout=wait
         )
     _seed(3 + (rank if seed is None else seed))
     return rank, world_size

@@ -2,9 +2,9 @@
 
 Each function calls an operator ``torch.ops.winnow.*`` with a fake implementation, so that it works
 in ``torch.compile(fullgraph=True)``. On CUDA tensors the work joins torch's current stream; nothing
-is copied and nothing waits. Arguments mean what they mean in ``winnow.sparse_mla``,
-``winnow.paged_xl`` and ``winnow.expert_parallel``, where shapes, dtypes, units and errors are
-documented.
+is copied, and the host waits only in a dispatch or notify that counts. Arguments mean what they
+mean in ``winnow.sparse_mla``, ``winnow.paged_xl`` and ``winnow.expert_parallel``, where shapes,
+dtypes, units and errors are documented.
 """
 
 import functools

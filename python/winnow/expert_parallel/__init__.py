@@ -37,7 +37,12 @@ from winnow._winnow.expert_parallel import (
 )
 
 if TYPE_CHECKING:
-    from winnow.expert_parallel.context import BarrierAllContext, DispatchCombineContext, EPConfig
+    from winnow.expert_parallel.context import (
+        BarrierAllContext,
+        DispatchCombineContext,
+        EPConfig,
+        barrier_all_on_stream,
+    )
     from winnow.expert_parallel.layer import EPAll2AllLayer, EPAllToAllLayoutDesc
 
 notify = Notifier.notify
@@ -48,6 +53,7 @@ _NEED_TORCH = {
     "EPAll2AllLayer": "layer",
     "EPAllToAllLayoutDesc": "layer",
     "EPConfig": "context",
+    "barrier_all_on_stream": "context",
 }
 
 __all__ = [
@@ -71,6 +77,7 @@ __all__ = [
     "QueueBuffers",
     "Store",
     "Transport",
+    "barrier_all_on_stream",
     "bytes_per_token",
     "classic_clean_meta",
     "create_nvshmem",

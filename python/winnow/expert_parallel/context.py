@@ -1,6 +1,7 @@
 """Configuration, buffers and barriers under the names of Triton-distributed's layer."""
 
 import os
+import weakref
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Tuple
 
@@ -46,20 +47,34 @@ class BarrierAllContext:
     Args:
         is_intra_node: of this node's ranks only; they are LOCAL_WORLD_SIZE as torchrun sets it.
         layer: an AllToAll whose barriers serve; None: one is made for the default process group.
+        timeout: seconds of every wait of the one that is made; None: WINNOW_TIMEOUT_SECONDS, else
+            30.
 
     Attributes:
         rank, local_rank, num_local_ranks: where this process stands.
+
+    Raises:
+        ValueError: there are other ranks, but no process group.
+        winnow.Error: a rank that does not come within the timeout.
     """
 
-    def __init__(self, is_intra_node: bool, layer: Optional[AllToAll] = None) -> None:
+    def __init__(
+        self,
+        is_intra_node: bool,
+        layer: Optional[AllToAll] = None,
+        *,
+        timeout: Optional[float] = None,
+    ) -> None:
         self.is_intra_node = is_intra_node
         self._own = layer is None
         if layer is None:
-            rank, world_size = (
-                (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-            )
+            if dist.is_initialized():
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+            else:
+                rank = int(os.environ.get("RANK", 0))
+                world_size = int(os.environ.get("WORLD_SIZE", 1))
             local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-            layer = rendezvous.barrier_layer(rank, world_size, local)
+            layer = rendezvous.barrier_layer(rank, world_size, local, timeout)
         self._layer = layer
         self.rank = layer.rank
         self.num_local_ranks = layer.local_world_size
@@ -71,12 +86,34 @@ class BarrierAllContext:
             self._layer.close()
 
 
-def barrier_all_on_stream(ctx: BarrierAllContext, stream: Any = None) -> None:
-    """Returns when every rank of the context has called it. winnow.Error at the deadline.
+# By default process group: the barrier of its ranks, which goes when the group does.
+_worlds: "weakref.WeakKeyDictionary[Any, BarrierAllContext]" = weakref.WeakKeyDictionary()
 
-    On a GPU what is queued behind it waits instead of the host.
+
+def barrier_all_on_stream(ctx: Optional[BarrierAllContext], stream: Any = None) -> None:
+    """Returns when every rank of the context has called it. On a GPU it returns at once, and what
+    is queued on `stream` behind it waits.
+
+    Args:
+        ctx: None: all ranks of the default process group. Their context is made at the first such
+            call, with the default timeout, and stays as long as the group.
+        stream: of CUDA; None: torch's current one.
+
+    Raises:
+        ValueError, winnow.Error: as EPAll2AllLayer.ep_barrier_all(), the first call with None as
+            BarrierAllContext too.
     """
+    if ctx is None:
+        ctx = _world()
     ctx._layer.barrier(ctx.is_intra_node, stream=stream)
+
+
+def _world() -> BarrierAllContext:
+    if not dist.is_initialized():
+        return BarrierAllContext(False)
+    if dist.group.WORLD not in _worlds:
+        _worlds[dist.group.WORLD] = BarrierAllContext(False)
+    return _worlds[dist.group.WORLD]
 
 
 class DispatchCombineContext:
@@ -84,7 +121,7 @@ class DispatchCombineContext:
 
     The library keeps rows in an arena of its own and uses none of these, so each takes memory when
     it is first asked for. NN nodes, L ranks per node, W ranks, E experts, T = max_tokens, K = topk,
-    H = hidden, M = capacity * T * K until it is reallocated:
+    H = hidden, M = int(capacity * T * K) until it is reallocated:
 
         token_send_buf_rdma, intra_node_reduce_buf              [NN, T, H]   token_dtype
         dispatch_output_buf                                     [M, H]       token_dtype
@@ -102,22 +139,28 @@ class DispatchCombineContext:
 
     ep_config: EPConfig
 
-    def __init__(self, ep_config: EPConfig, capacity: int, barrier: BarrierAllContext) -> None:
+    def __init__(self, ep_config: EPConfig, capacity: float, barrier: BarrierAllContext) -> None:
         self.ep_config = ep_config
         self._barrier = barrier
         self._device = torch.device(barrier._layer.device)
-        self._rows = capacity * ep_config.max_tokens * ep_config.topk
+        self._rows = int(capacity * ep_config.max_tokens * ep_config.topk)
         self._shapes = _shapes(ep_config)
 
     @staticmethod
-    def create(ep_config: EPConfig, capacity: int = 2) -> "DispatchCombineContext":
+    def create(
+        ep_config: EPConfig, capacity: float = 2, *, timeout: Optional[float] = None
+    ) -> "DispatchCombineContext":
         """Collective: ends with a barrier of all ranks.
 
         Args:
-            capacity: dispatch_output_buf has capacity * max_tokens * topk rows.
+            capacity: dispatch_output_buf has capacity * max_tokens * topk rows, rounded down.
+            timeout: seconds of every wait; None: WINNOW_TIMEOUT_SECONDS, else 30.
+
+        Raises:
+            ValueError, winnow.Error: as BarrierAllContext.
         """
         layer = rendezvous.barrier_layer(
-            ep_config.rank, ep_config.world_size, ep_config.local_world_size
+            ep_config.rank, ep_config.world_size, ep_config.local_world_size, timeout
         )
         barrier = BarrierAllContext(False, layer)
         barrier._own = True

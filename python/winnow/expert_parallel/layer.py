@@ -63,16 +63,25 @@ class EPAll2AllLayer(torch.nn.Module):
         enable_local_combine: on one node, rows of a token on one rank are summed there first.
         use_aot: kept and without effect: everything is compiled ahead of time.
         device: where tensors are; None: this process's current GPU if the machine has one (compute
-            capability 9.0) for each of its ranks and NVSHMEM is installed, else the CPU.
+            capability 9.0) for each of its ranks and NVSHMEM is installed, else the CPU: with a
+            RuntimeWarning that says why, if there are GPUs.
+        timeout: seconds of every wait, here and in calls; None: WINNOW_TIMEOUT_SECONDS, else 30.
 
     On a GPU work joins torch's current stream, and dispatch() waits for the number of rows.
 
-    Attributes: the arguments, and device with its index.
+    Attributes: the arguments but timeout; device with its index, enable_local_combine False with
+    several nodes; and
+        experts_per_rank: E / W.
+        nnodes, node_id, is_intra_node: how many nodes, this rank's, whether it is one.
+        offset_dtype: torch.int32.
+        ep_config: the sizes as an EPConfig.
+        a2a_ctx: a DispatchCombineContext with 2 T K rows.
+        intra_node_barrier_ctx: a BarrierAllContext of this node's ranks.
 
     Raises:
         ValueError: a size that is excluded, or in which ranks differ: on every rank.
-        winnow.Error: a rank that does not come within the deadline (WINNOW_TIMEOUT_SECONDS, else 30
-            seconds); a GPU or NVSHMEM that is not there, on any rank: the same text on all.
+        winnow.Error: a rank that does not come within the timeout; a GPU or NVSHMEM that is not
+            there, on any rank: the same text on all.
     """
 
     def __init__(
@@ -92,6 +101,7 @@ class EPAll2AllLayer(torch.nn.Module):
         use_aot: bool = False,
         *,
         device: Any = None,
+        timeout: Optional[float] = None,
     ) -> None:
         super().__init__()
         self.offset_dtype = torch.int32
@@ -111,7 +121,7 @@ class EPAll2AllLayer(torch.nn.Module):
         self.use_aot = use_aot
 
         self.device = rendezvous.resolve(device)
-        transport, store = rendezvous.connect(ep_group, rank, world_size, self.device)
+        transport, store = rendezvous.connect(ep_group, rank, world_size, self.device, timeout)
         self._all_to_all = AllToAll(
             transport,
             store,
@@ -124,6 +134,7 @@ class EPAll2AllLayer(torch.nn.Module):
             local_world_size=local_world_size,
             enable_local_combine=self.enable_local_combine,
             sm_count=num_sm,
+            timeout=timeout,
             device=self.device,
         )
         self.experts_per_rank = num_tot_experts // world_size

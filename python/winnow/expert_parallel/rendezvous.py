@@ -1,12 +1,14 @@
 """How the ranks of a torch process group meet. The one place that chooses a transport."""
 
 import os
+import warnings
 from collections import Counter
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 
+from winnow._winnow import backends
 from winnow._winnow.expert_parallel import (
     AllToAll,
     InProcessWorld,
@@ -30,11 +32,38 @@ def gpu_for_each_rank() -> bool:
     return torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
+def _gpu_obstacle() -> str:
+    """Why a layer of all ranks cannot be on this machine's GPUs, of which there are some; or empty.
+
+    All ranks of a machine find the same.
+    """
+    if not gpu_for_each_rank():
+        return f"there are {os.environ['LOCAL_WORLD_SIZE']} ranks on this machine"
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) != (9, 0):
+        return f"want compute capability 9.0, got {major}.{minor}"
+    for backend in backends():
+        if backend["name"] == "cuda" and not backend["supported"]:
+            return backend["reason"]
+    return nvshmem_obstacle() if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+
+
 def default_device() -> torch.device:
-    """This process's current GPU where a layer of all ranks can be on GPUs, else the CPU."""
-    if gpu_for_each_rank() and torch.cuda.get_device_capability() == (9, 0):
-        if int(os.environ.get("WORLD_SIZE", 1)) == 1 or not nvshmem_obstacle():
-            return torch.device("cuda", torch.cuda.current_device())
+    """This process's current GPU where a layer of all ranks can be on GPUs, else the CPU.
+
+    With a RuntimeWarning that says why, where there are GPUs and it is the CPU.
+    """
+    gpus = torch.cuda.device_count()
+    if gpus == 0:
+        return torch.device("cpu")
+    obstacle = _gpu_obstacle()
+    if not obstacle:
+        return torch.device("cuda", torch.cuda.current_device())
+    warnings.warn(
+        f"winnow.expert_parallel: on the CPU, although this process sees {gpus} GPUs: {obstacle}",
+        RuntimeWarning,
+        stacklevel=4,  # who makes a layer or a context
+    )
     return torch.device("cpu")
 
 
@@ -46,7 +75,9 @@ def resolve(device: Any) -> torch.device:
     return device
 
 
-def connect(group: Any, rank: int, world_size: int, device: torch.device) -> Tuple[Transport, Any]:
+def connect(
+    group: Any, rank: int, world_size: int, device: torch.device, timeout: Optional[float]
+) -> Tuple[Transport, Any]:
     """Collective: this rank's transport, and the store in which its layers meet."""
     if world_size == 1:
         world = InProcessWorld(1)
@@ -56,14 +87,18 @@ def connect(group: Any, rank: int, world_size: int, device: torch.device) -> Tup
     _made[getattr(group, "group_name", "")] += 1
     prefix = f"winnow/{number}"
     if device.type == "cpu":
-        return create_shared_memory(store, rank, world_size, prefix=prefix), store
-    return create_nvshmem(store, rank, world_size, device, prefix=prefix), store
+        made = create_shared_memory(store, rank, world_size, timeout=timeout, prefix=prefix)
+    else:
+        made = create_nvshmem(store, rank, world_size, device, timeout=timeout, prefix=prefix)
+    return made, store
 
 
-def barrier_layer(rank: int, world_size: int, local_world_size: int) -> AllToAll:
+def barrier_layer(
+    rank: int, world_size: int, local_world_size: int, timeout: Optional[float]
+) -> AllToAll:
     """Collective: a layer as small as can be, for its barriers."""
     device = default_device()
-    transport, store = connect(None, rank, world_size, device)
+    transport, store = connect(None, rank, world_size, device, timeout)
     return AllToAll(
         transport,
         store,
@@ -73,6 +108,7 @@ def barrier_layer(rank: int, world_size: int, local_world_size: int) -> AllToAll
         experts=world_size,
         dtype="float32",
         local_world_size=local_world_size,
+        timeout=timeout,
         device=device,
     )
 
