@@ -3,6 +3,9 @@
 import gc
 import os
 import re
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -287,6 +290,46 @@ def test_copied_outputs_leave_the_arena():
         assert layer.arena_bytes > settled
         for rows in kept:
             np.testing.assert_array_equal(rows, np.repeat(x, 3, axis=0))
+
+
+_SAYS_RECORDING = """
+_Bool recording;
+_Bool _ZN6winnow10in_captureENS_6DeviceENS_6StreamE(void) { return recording; }
+"""
+_RECORDED = """
+import ctypes, os
+import numpy as np
+from winnow.expert_parallel import AllToAll, InProcessWorld
+
+recording = ctypes.c_bool.in_dll(ctypes.CDLL(os.environ["LD_PRELOAD"]), "recording")
+x, i = np.ones((8, 16), np.float32), np.zeros((8, 3), np.int32)
+sizes = {"max_tokens": 8, "hidden": 16, "topk": 3, "experts": 8, "dtype": "float32"}
+for records in ((), ("dispatch",), ("combine",)):
+    world = InProcessWorld(1)
+    with AllToAll(world.transport(0), world.store(), **sizes, arena_rows=64) as layer:
+        for call in range(50):
+            recording.value = "dispatch" in records
+            got = layer.dispatch(x, i)
+            recording.value = "combine" in records
+            layer.combine(got.output, got.descriptor)
+            if call == 1:
+                settled = layer.arena_bytes
+        print(layer.arena_bytes > settled)
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="has no C compiler")
+def test_what_a_graph_records_stays_with_the_layer(tmp_path):
+    """Where a library says, in place of CUDA, that a graph is recorded."""
+    library = tmp_path / "recording.so"
+    source = library.with_suffix(".c")
+    source.write_text(_SAYS_RECORDING)
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", _RECORDED], env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.stdout.split() == ["False", "True", "True"], result
 
 
 class _Foreign:
