@@ -156,6 +156,7 @@ def _config(world=1, **sizes):
 
 
 def test_a_timeout_is_that_of_the_meeting_and_of_the_layer(alone, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(rendezvous, "default_device", lambda: torch.device("cpu"))
     initialize_distributed()
     layer = EPAll2AllLayer(None, 4, 8, 3, 0, 4, 1, 1, timeout=7)
     barrier = BarrierAllContext(False, timeout=7)
@@ -168,7 +169,7 @@ def test_a_timeout_is_that_of_the_meeting_and_of_the_layer(alone, monkeypatch): 
         one.finalize()
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
     for alone_of_two in (
-        lambda: EPAll2AllLayer(None, 4, 8, 3, 0, 4, 2, 2, device="cpu", timeout=0.2),
+        lambda: EPAll2AllLayer(None, 4, 8, 3, 0, 4, 2, 2, timeout=0.2),
         lambda: DispatchCombineContext.create(_config(2), timeout=0.2),
         lambda: BarrierAllContext(True, timeout=0.2),
     ):
