@@ -1,12 +1,16 @@
 // What dispatch and combine do beyond moving rows: where memory comes from and goes, strided
 // tensors, and the route between nodes in chunks. all_to_all_test.cc compares with the oracle.
 #include <cstdint>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/testing/ranks.h"
@@ -186,6 +190,153 @@ TEST(Dispatch, NothingArrives) {
     const Tensor none = layer.combine({.expert_output = got.output, .out = out}, *got.descriptor);
     EXPECT_FALSE(none.view().present());
     EXPECT_THAT(first_column(out), Each(100));
+  });
+}
+
+// Rows of 2^20 columns, of which 2,048 are 2^31 elements. Row r begins and ends with r % 251, which
+// bf16 holds and which tells apart rows whose offsets agree in 31 or 32 bits.
+constexpr std::int64_t kLong = std::int64_t{1} << 20;
+
+float mark(std::int64_t row) { return float(row % 251); }
+void write_mark(const TensorView& rows, std::int64_t row) {
+  rows.at<BFloat16>(row, 0) = rows.at<BFloat16>(row, rows.size(1) - 1) = BFloat16(mark(row));
+}
+void expect_value(const ConstTensorView& rows, std::int64_t row, float value) {
+  EXPECT_EQ(float(rows.at<BFloat16>(row, 0)), value) << "row " << row;
+  EXPECT_EQ(float(rows.at<BFloat16>(row, rows.size(1) - 1)), value) << "row " << row;
+}
+
+// Address space of which only the touched pages become memory.
+struct Reserve {
+  explicit Reserve(std::int64_t size)
+      : bytes(static_cast<std::size_t>(size)),
+        data(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  ~Reserve() {
+    if (data != MAP_FAILED) munmap(data, bytes);
+  }
+  Reserve(const Reserve&) = delete;
+  Reserve& operator=(const Reserve&) = delete;
+  std::size_t bytes;
+  void* data;
+};
+
+bool has_memory(std::int64_t gibibytes) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  gibibytes *= 6;  // shadows
+#endif
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  std::int64_t kibibytes = 0;
+  while (file >> word && word != "MemAvailable:") continue;
+  return file >> kibibytes && kibibytes >> 20 >= gibibytes;
+}
+
+// 2,051 rows arrive, 4 GiB, and are summed where they lie: most of them the 32 pairs of 64 tokens,
+// each of another expert, so that the rows of a token are far apart.
+TEST(DispatchFar, RowsBeyondTwoToTheThirtyOneElements) {
+  if (!has_memory(6)) GTEST_SKIP() << "too little memory";
+  constexpr Config kFar{.max_tokens = 65,
+                        .hidden = kLong,
+                        .topk = 32,
+                        .experts = 64,
+                        .dtype = DType::bf16,
+                        .local_world_size = 1,
+                        .arena_rows = 1};
+  run(2, kFar, [](AllToAll& layer, int rank) {
+    const std::int64_t count = rank == 0 ? 65 : 0;
+    const auto pairs = [](std::int64_t t) { return t < 64 ? 32 : 3; };
+    Tensor input(DType::bf16, {count, kLong});
+    std::vector<std::int32_t> experts;
+    for (std::int64_t t = 0; t < count; ++t) {
+      write_mark(input, t);
+      for (int k = 0; k < 32; ++k) experts.push_back(k < pairs(t) ? 32 + k : -1);
+    }
+    Dispatched got = layer.dispatch({.input = input, .expert_indices = indices(experts, 32)});
+    ASSERT_EQ(got.output.size(0), rank == 1 ? 64 * 32 + 3 : 0);
+    std::int64_t row = 0;
+    for (int k = 0; rank == 1 && k < 32; ++k) {
+      for (std::int64_t t = 0; t < 65; ++t) {
+        if (k < pairs(t)) expect_value(got.output, row++, mark(t));
+      }
+    }
+    // A value of its own for each row whose offset passes 2^31.
+    for (row = 2048; row < got.output.size(0); ++row) {
+      got.output.view().at<BFloat16>(row, 0) = BFloat16(float(row - 2047) * 1024);
+    }
+    const Tensor sums = layer.combine({.expert_output = got.output}, *got.descriptor);
+    for (std::int64_t t = 0; t < count; ++t) {
+      float first = mark(t) * float(pairs(t));
+      const float last = first;
+      if (t >= 61 && t < 64) first += float(t - 60) * 1024 - mark(t);  // the last rows are theirs
+      EXPECT_EQ(float(sums.view().at<BFloat16>(t, 0)), float(BFloat16(first))) << t;
+      EXPECT_EQ(float(sums.view().at<BFloat16>(t, kLong - 1)), float(BFloat16(last))) << t;
+    }
+  });
+}
+
+// What node 1 sends begins behind the 1,025 tokens of node 0, so that its token 1,023 begins at
+// 2^31 elements. Of input and what travels only the tokens that are sent take memory.
+TEST(DispatchFar, TokensBetweenNodesBeyondTwoToTheThirtyOneElements) {
+  if (!has_memory(10)) GTEST_SKIP() << "too little memory for an address range";
+  constexpr std::int64_t kTokens = 1025;
+  constexpr Config kFar{.max_tokens = kTokens,
+                        .hidden = kLong,
+                        .topk = 1,
+                        .experts = 2,
+                        .dtype = DType::bf16,
+                        .local_world_size = 1,
+                        .arena_rows = 1};
+  const Reserve memory(kTokens * kLong * 2);
+  if (memory.data == MAP_FAILED) GTEST_SKIP() << "no address space";
+  const TensorView far(memory.data, DType::bf16, {kTokens, kLong});
+  const std::vector<std::int64_t> sent = {0, 5, 1022, 1023, 1024};
+  for (const std::int64_t t : sent) write_mark(far, t);
+  run(2, kFar, [&](AllToAll& layer, int rank) {
+    std::vector<std::int32_t> experts(std::size_t(rank * kTokens), -1);
+    for (const std::int64_t t : sent) {
+      if (rank == 1) experts[std::size_t(t)] = 0;
+    }
+    const Dispatched got = layer.dispatch(
+        {.input = far.slice(0, 0, rank * kTokens), .expert_indices = indices(experts, 1)});
+    ASSERT_EQ(got.output.size(0), rank == 0 ? std::ssize(sent) : 0);
+    for (std::int64_t row = 0; row < got.output.size(0); ++row) {
+      expect_value(got.output, row, mark(sent[std::size_t(row)]));
+    }
+  });
+}
+
+// The caller's tensors, with more than 2^31 elements between two rows.
+TEST(DispatchFar, StridesBeyondTwoToTheThirtyOneElements) {
+  constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 64;
+  constexpr Config kFar{
+      .max_tokens = 2, .hidden = kHidden, .topk = 1, .experts = 1, .dtype = DType::bf16};
+  std::vector<std::unique_ptr<Reserve>> memory;
+  for (int i = 0; i < 5; ++i) {
+    memory.push_back(std::make_unique<Reserve>(2 * kStride * 2));
+    if (memory.back()->data == MAP_FAILED) GTEST_SKIP() << "no address space";
+  }
+  const auto rows = [&](int i) {
+    const std::int64_t shape[] = {2, kHidden}, strides[] = {kStride, 1};
+    return TensorView(memory[std::size_t(i)]->data, DType::bf16, shape, strides);
+  };
+  const TensorView input = rows(0), arrived = rows(1), outputs = rows(2), bias = rows(3),
+                   sums = rows(4);
+  run(1, kFar, [&](AllToAll& layer, int) {
+    for (std::int64_t t = 0; t < 2; ++t) {
+      for (std::int64_t c = 0; c < kHidden; ++c) {
+        input.at<BFloat16>(t, c) = BFloat16(float(1 + t));
+        outputs.at<BFloat16>(t, c) = BFloat16(float(10 + t));
+        bias.at<BFloat16>(t, c) = BFloat16(float(100 + t));
+      }
+    }
+    const Dispatched got =
+        layer.dispatch({.input = input, .expert_indices = indices({0, 0}, 1), .out = arrived});
+    layer.combine({.expert_output = outputs, .bias = bias, .out = sums}, *got.descriptor);
+    for (std::int64_t t = 0; t < 2; ++t) {
+      expect_value(arrived, t, float(1 + t));
+      expect_value(sums, t, float(110 + 2 * t));
+    }
   });
 }
 
