@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <new>
 #include <thread>
@@ -346,17 +345,6 @@ TEST(Processes, MayEndWithoutClosing) {
   for (int rank = 0; rank < 2; ++rank) processes.expect_ended_well(rank);
   EXPECT_THAT(processes.report(0).text, HasSubstr("rank 1"));
   EXPECT_EQ(processes.report(0).code, int(ErrorCode::timeout));
-}
-
-// "RssShmem", "VmRSS" of this process, in KiB.
-std::int64_t memory_of_kind(const std::string& kind) {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  std::int64_t number = 0;
-  while (status >> word) {
-    if (word == kind + ":" && status >> number) return number;
-  }
-  return -1;
 }
 
 TEST(Processes, AHundredLayersLeaveNothing) {

@@ -1,6 +1,7 @@
-// What a test may leave behind: open files, mappings, a folder. Only for tests.
+// What a test may leave behind: open files, mappings, memory, a folder. Only for tests.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -29,6 +30,17 @@ inline int mappings(std::string_view name = {}) {
   int count = 0;
   for (std::string line; std::getline(maps, line);) count += line.find(name) != std::string::npos;
   return count;
+}
+
+// "RssShmem", "VmRSS" of this process, in KiB.
+inline std::int64_t memory_of_kind(const std::string& kind) {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  std::int64_t number = 0;
+  while (status >> word) {
+    if (word == kind + ":" && status >> number) return number;
+  }
+  return -1;
 }
 
 }  // namespace winnow::expert_parallel
