@@ -8,6 +8,7 @@ from expert_checks import check_float8_rows, check_rows, check_tables
 from expert_problems import SMALL, float8_problem, payload, problem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from layouts import layouts
 from ranks import Ranks
 
 
@@ -193,6 +194,25 @@ def test_worst_case_rows_fix_the_size_and_report_overflow():
         ranks.run(body)
 
 
+class RoutedProblem:
+    """What hypothesis prints of a failing example must be readable."""
+
+    def __init__(self, world, local, experts, alignment, kind, given):
+        self.world, self.local, self.experts, self.alignment = world, local, experts, alignment
+        self.kind, self.given = kind, given
+
+    def arrays(self, name):
+        return [rank[name] for rank in self.given]
+
+    def __repr__(self):
+        tables = [table.tolist() for table in self.arrays("indices")]
+        memory = [{name: (a.shape, a.strides) for name, a in rank.items()} for rank in self.given]
+        return (
+            f"world {self.world}, local {self.local}, experts {self.experts}, "
+            f"alignment {self.alignment}, indices {tables}, {self.kind}, {memory}"
+        )
+
+
 @st.composite
 def worlds(draw):
     world = draw(st.sampled_from([1, 2, 4]))
@@ -208,7 +228,24 @@ def worlds(draw):
         ).reshape(-1, topk)
         for _ in range(world)
     ]
-    return world, local, experts, tables, draw(st.sampled_from([1, 1, 8]))
+    kind, backwards = draw(st.sampled_from([(np.asarray, True), (torch.from_numpy, False)]))
+
+    def laid_out(array, repeats=True):
+        return draw(layouts(array, backwards, repeats))
+
+    given = [
+        {
+            "input": laid_out(payload(rank, len(table))),
+            "indices": laid_out(table),
+            "weights": laid_out(np.arange(table.size, dtype=np.float32).reshape(table.shape)),
+            "bias": laid_out(payload(7, len(table))),
+            "sums": laid_out(payload(0, len(table)), repeats=False),
+            # What the experts give: at least as many rows as can arrive.
+            "rows": laid_out(payload(0, world * (5 * topk + 8 * per_rank)), repeats=False),
+        }
+        for rank, table in enumerate(tables)
+    ]
+    return RoutedProblem(world, local, experts, draw(st.sampled_from([1, 1, 8])), kind, given)
 
 
 @settings(
@@ -217,30 +254,35 @@ def worlds(draw):
 )  # fmt: skip
 @given(worlds())
 def test_random_routings_agree_with_the_oracle(problem):
-    world, local, experts, indices, alignment = problem
-    topk = indices[0].shape[1]
-    inputs = [payload(rank, len(table)) for rank, table in enumerate(indices)]
-    weights = [np.arange(table.size, dtype=np.float32).reshape(table.shape) for table in indices]
+    world, experts, alignment = problem.world, problem.experts, problem.alignment
+    inputs, indices, weights, bias = map(problem.arrays, ("input", "indices", "weights", "bias"))
     rows, _, offsets = oracle.expert_rows(indices, experts, world, alignment)
     sums = oracle.combine(
-        indices, experts, world, local,
+        indices, experts, world, problem.local,
         lambda rank, token, k: np.float32(k + 1) * inputs[rank][token], hidden=16,
-        weights=weights,
+        weights=weights, bias=bias,
     )  # fmt: skip
 
     def body(layer, rank):
+        given = {name: problem.kind(array) for name, array in problem.given[rank].items()}
         got = layer.dispatch(
-            inputs[rank], indices[rank], weights=weights[rank], expert_alignment=alignment
+            given["input"], given["indices"], weights=given["weights"], expert_alignment=alignment
         )
         check_rows(got, rows[rank], inputs, weights)
         assert got.descriptor.expert_offsets.tolist() == offsets[rank]
         for row, pair in enumerate(rows[rank]):
             if pair is not None:
                 got.output[row] *= np.float32(pair[2] + 1)
-        # The output is overwritten in place and read where it lies.
-        out = layer.combine(got.output, got.descriptor, weighted=True)
+        # The output is overwritten in place and read where it lies, or copied from where it is not.
+        options = {"weighted": True, "bias": given["bias"]}
+        out = layer.combine(got.output, got.descriptor, **options)
         np.testing.assert_array_equal(out, sums[rank])
+        elsewhere = given["rows"][: len(rows[rank])]
+        elsewhere[:] = got.output
+        layer.combine(elsewhere, got.descriptor, out=given["sums"], **options)
+        np.testing.assert_array_equal(given["sums"], sums[rank])
 
+    topk = indices[0].shape[1]
     config = {"max_tokens": 5, "hidden": 16, "topk": topk, "experts": experts, "dtype": "float32"}
-    with Ranks(world, **config, local_world_size=local) as ranks:
+    with Ranks(world, **config, local_world_size=problem.local) as ranks:
         ranks.run(body)

@@ -2,10 +2,14 @@
 
 import numpy as np
 import oracle
+import problems
 import pytest
+import torch
 from compare import assert_close
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kinds import numbers
+from layouts import layouts
 
 from winnow import paged_xl, sparse_mla
 
@@ -20,28 +24,27 @@ SETTINGS = settings(
 
 INDEX = st.one_of(st.integers(-2, 12), st.sampled_from([-(2**31), 2**31 - 1]))
 
-
-def _laid_out(draw, array):
-    """The same values in memory that hypothesis orders: padding, steps, negative strides."""
-    steps = [draw(st.sampled_from([-2, -1, 1, 2])) for _ in array.shape[:-1]] + [1]
-    pad = draw(st.integers(0, 3))
-    shape = [n * abs(s) for n, s in zip(array.shape, steps, strict=True)]
-    shape[-1] += pad
-    room = np.full(shape, 99, array.dtype)
-    view = room[..., : array.shape[-1]][tuple(slice(None, None, s) for s in steps)]
-    view[...] = array
-    return view
+# numpy arrays, and torch tensors, which have no negative strides.
+BACKWARDS = {np.asarray: True, torch.from_numpy: False}
+KIND = st.sampled_from(list(BACKWARDS))
 
 
 class SparseProblem:
     """What hypothesis prints of a failing example must be readable."""
 
-    def __init__(self, arguments, options):
-        self.arguments, self.options = arguments, options
+    def __init__(self, kind, arguments, options):
+        self.kind, self.arguments, self.options = kind, arguments, options
+
+    def tensors(self):
+        options = {
+            name: self.kind(value) if isinstance(value, np.ndarray) else value
+            for name, value in self.options.items()
+        }
+        return [self.kind(a) for a in self.arguments], options
 
     def __repr__(self):
-        layouts = [(a.shape, a.strides) for a in self.arguments]
-        return f"{layouts}, indices {self.arguments[2].tolist()}, {self.options}"
+        memory = [(a.shape, a.strides) for a in self.arguments]
+        return f"{self.kind}, {memory}, indices {self.arguments[2].tolist()}, {self.options}"
 
 
 @st.composite
@@ -66,7 +69,9 @@ def sparse_problems(draw):
         options["attn_sink"] = np.array(
             draw(st.lists(sinks, min_size=h_q, max_size=h_q)), np.float32
         )
-    return SparseProblem([_laid_out(draw, a) for a in (q, kv, indices)], options)
+    kind = draw(KIND)
+    arguments = [draw(layouts(a, BACKWARDS[kind])) for a in (q, kv, indices)]
+    return SparseProblem(kind, arguments, options)
 
 
 def _want_lengths(options):
@@ -81,14 +86,15 @@ def test_sparse_mla_agrees_with_the_oracle(problem):
     arguments, options = problem.arguments, problem.options
     before = [a.copy() for a in arguments]
     want = oracle.forward(*arguments, **_want_lengths(options))
-    out, max_logits, lse = sparse_mla.forward(*arguments, **options)
+    tensors, given = problem.tensors()
+    out, max_logits, lse = sparse_mla.forward(*tensors, **given)
     for got, expected, name in zip(
         (out, max_logits, lse), want, ("out", "lse", "lse"), strict=True
     ):
         assert_close(got, expected, name)
-    plain = {k: v for k, v in options.items() if k != "attn_sink"}
-    attn_sum = sparse_mla.distribution(*arguments, lse, **plain)
-    seen = np.isfinite(lse).any(1)
+    given.pop("attn_sink", None)
+    attn_sum = numbers(sparse_mla.distribution(*tensors, lse, **given))
+    seen = np.isfinite(numbers(lse)).any(1)
     np.testing.assert_allclose(attn_sum.sum(1)[seen], out.shape[1], rtol=1e-3)
     assert (attn_sum[~seen] == 0).all()
     for array, copy in zip(arguments, before, strict=True):
@@ -99,65 +105,78 @@ def test_sparse_mla_agrees_with_the_oracle(problem):
 @given(sparse_problems())
 def test_sparse_mla_gradients_agree_with_the_oracle(problem):
     arguments, options = problem.arguments, problem.options
-    out, _, lse = sparse_mla.forward(*arguments, **options)
+    tensors, given = problem.tensors()
+    out, _, lse = sparse_mla.forward(*tensors, **given)
     d_out = np.random.default_rng(5).standard_normal(out.shape).astype(np.float32)
-    got = sparse_mla.backward(*arguments, out, lse, d_out, **options)
-    want = oracle.backward(*arguments, out, lse, d_out, **_want_lengths(options))
+    got = sparse_mla.backward(*tensors, out, lse, problem.kind(d_out), **given)
+    computed = numbers(out), numbers(lse), d_out
+    want = oracle.backward(*arguments, *computed, **_want_lengths(options))
     # Sums of parts that cancel are as exact as their parts are large.
     size = max([1.0] + [float(np.abs(a).max(initial=0)) for a in (*arguments[:2], d_out)])
     for g, w in zip(got, want, strict=False):
+        g = numbers(g)
         assert g.shape == w.shape
         limit = 1e-4 * max(np.abs(w).max(initial=0), size**2 * 1e-2)
         assert np.abs(g - w).max(initial=0) <= limit
 
 
+class PagedProblem:
+    def __init__(self, kind, arrays):
+        self.kind, self.arrays = kind, arrays
+
+    def __repr__(self):
+        memory = {name: (a.shape, a.strides) for name, a in self.arrays.items()}
+        return f"{self.kind}, {memory}, lengths {self.arrays['context_lens'].tolist()}"
+
+
 @st.composite
 def paged_problems(draw):
-    head_size = draw(st.sampled_from([32, 64, 80]))
-    block_size = draw(st.sampled_from([8, 16, 32]))
-    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    lengths = draw(st.lists(st.integers(0, 40), min_size=0, max_size=4))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return head_size, block_size, kv_heads, group * kv_heads, lengths, rng
+    """The arguments of problems.paged_xl, each in a layout of its own."""
+    kv_heads = draw(st.integers(1, 3))
+    arrays = problems.paged_xl(
+        seed=draw(st.integers(0, 2**32 - 1)),
+        context_lens=draw(st.lists(st.integers(0, 40), max_size=4)),
+        num_heads=kv_heads * draw(st.integers(1, 3)),
+        num_kv_heads=kv_heads,
+        head_size=draw(st.sampled_from([32, 64, 80])),
+        block_size=draw(st.sampled_from([8, 16, 32])),
+    )
+    # Room for what the operations write.
+    arrays["term"] = np.zeros((*arrays["query"].shape[:2], arrays["r"].shape[1]), np.float32)
+    arrays["out"] = np.zeros_like(arrays["query"])
+    kind = draw(KIND)
+    dense = {"key_cache": 3, "value_cache": 2}
+    # What is written, and the tables: who shares blocks may read slots that nobody has written.
+    once = {*dense, "term", "out", "block_tables"}
+    for name, array in arrays.items():
+        repeats = name not in once
+        arrays[name] = draw(layouts(array, BACKWARDS[kind], repeats, dense.get(name, 1)))
+    return PagedProblem(kind, arrays)
 
 
 @SETTINGS
 @given(paged_problems())
 def test_paged_decode_agrees_with_the_oracle(problem):
-    head_size, block_size, kv_heads, heads, lengths, rng = problem
-    longest = max(lengths, default=0)
-    per_seq = -(-longest // block_size)
-    blocks = len(lengths) * per_seq + 1
-    lengths = np.array(lengths, np.int32)
+    def arrays(*names):
+        return [problem.arrays[name] for name in names]
 
-    def normal(*shape):
-        return rng.standard_normal(shape).astype(np.float32)
+    def tensors(*names):
+        return [problem.kind(array) for array in arrays(*names)]
 
-    key_cache = np.full((blocks, kv_heads, head_size // 4, block_size, 4), np.nan, np.float32)
-    value_cache = np.full((blocks, kv_heads, head_size, block_size), np.nan, np.float32)
-    tables = rng.permutation(blocks)[: len(lengths) * per_seq].astype(np.int32)
-    tables = tables.reshape(len(lengths), per_seq)
-    slots = np.array(
-        [
-            tables[s, j // block_size] * block_size + j % block_size
-            for s in range(len(lengths))
-            for j in range(lengths[s])
-        ],
-        np.int64,
-    )
-    keys, values = (normal(len(slots), kv_heads, head_size) for _ in range(2))
-    paged_xl.append(keys, values, key_cache, value_cache, slots)
-    query = normal(len(lengths), heads, head_size)
-    u, v, r = normal(heads, head_size), normal(heads, head_size), normal(heads, longest, head_size)
-    step = (query, key_cache, value_cache, u)
-    term = paged_xl.position_term(query, v, r, lengths)
-    assert_close(term, oracle.position_term(query, v, r, lengths, longest), "paged")
-    out, lse = paged_xl.attention(*step, term, None, tables, lengths, return_lse=True)
-    want, want_lse = oracle.attention(*step, term, None, tables, lengths)
+    step = ("query", "key_cache", "value_cache", "pos_bias_u")
+    tables = ("block_tables", "context_lens")
+    paged_xl.append(*tensors("key", "value", "key_cache", "value_cache", "slot_mapping"))
+    (term,), (out,) = arrays("term"), arrays("out")
+    for_term = ("query", "pos_bias_v", "r", "context_lens")
+    paged_xl.position_term(*tensors(*for_term), out=problem.kind(term))
+    assert_close(term, oracle.position_term(*arrays(*for_term), term.shape[2]), "paged")
+    given = (*tensors(*step, "term"), None, *tensors(*tables))
+    lse = paged_xl.attention(*given, return_lse=True, out=(problem.kind(out), None))[1]
+    want, want_lse = oracle.attention(*arrays(*step, "term"), None, *arrays(*tables))
     assert_close(out, want, "paged")
-    assert_close(lse, want_lse, "lse")
-    fused = paged_xl.attention_fused(*step, v, r, None, tables, lengths)
-    assert_close(fused, want, "paged")
+    assert_close(numbers(lse), want_lse, "lse")
+    given = (*tensors(*step, "pos_bias_v", "r"), None, *tensors(*tables))
+    assert_close(numbers(paged_xl.attention_fused(*given)), want, "paged")
 
 
 @pytest.mark.parametrize("seed", range(3))
