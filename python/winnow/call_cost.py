@@ -1,9 +1,9 @@
 """What a call from Python costs beyond the call in C++: ``python -m winnow bench python``.
 
-The same call is repeated from Python and inside C++, on a problem without queries (sparse_mla), or
-with one token on one rank (expert_parallel), so that the library does next to nothing; the
-difference is the cost of the binding. Each figure is the smallest of many short runs: what the code
-costs, not what else the machine does.
+The same call is repeated from Python and inside C++, on a problem without queries (sparse_mla) or
+sequences (paged_xl), or with one token on one rank (expert_parallel), so that the library does next
+to nothing; the difference is the cost of the binding. Each figure is the smallest of many short
+runs: what the code costs, not what else the machine does.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import json
 import time
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
-from winnow import _winnow, expert_parallel, sparse_mla
+from winnow import _winnow, expert_parallel, paged_xl, sparse_mla
 
 _CALLS = 200
 _RUNS = 200
@@ -60,6 +60,7 @@ def _calls(kind: str, module: Any) -> Iterator[Tuple]:
     out = sparse_mla.forward(q, kv, indices)
     yield f"{kind}, new outputs", LIMIT_PLAIN, lambda: sparse_mla.forward(q, kv, indices)
     yield f"{kind}, out=", LIMIT_PLAIN, lambda: sparse_mla.forward(q, kv, indices, out=out)
+    yield from _paged_calls(kind, module)
     yield from _all_to_all_calls(kind, module)
     if kind == "torch":
         from winnow.torch import sparse_mla_attention
@@ -70,6 +71,31 @@ def _calls(kind: str, module: Any) -> Iterator[Tuple]:
             "torch operator, recorded",
             LIMIT_OPERATOR,
             lambda: sparse_mla_attention(leaf, kv, indices),
+        )
+
+
+def _paged_calls(kind: str, module: Any) -> Iterator[Tuple]:
+    def zeros(*shape: int, dtype: Any = module.float32) -> Any:
+        return module.zeros(shape, dtype=dtype)
+
+    tables = zeros(0, 8, dtype=module.int32), zeros(0, dtype=module.int32)
+    step = zeros(0, 16, 128), zeros(4, 16, 32, 16, 4), zeros(4, 16, 128, 16), zeros(16, 128)
+    plain = (*step, zeros(0, 16, 128), None, *tables)
+    fused = (*step, zeros(16, 128), zeros(16, 128, 128), None, *tables)
+    out = zeros(0, 16, 128)
+    what = "paged_xl::attention without sequences"
+    yield f"{kind}, paged", LIMIT_PLAIN, lambda: paged_xl.attention(*plain), what
+    yield f"{kind}, paged, out=", LIMIT_PLAIN, lambda: paged_xl.attention(*plain, out=out), what
+    yield f"{kind}, paged, fused", LIMIT_PLAIN, lambda: paged_xl.attention_fused(*fused), what
+    if kind == "torch":
+        from winnow.torch import paged_xl_attention, paged_xl_attention_fused
+
+        yield "torch operator, paged", LIMIT_OPERATOR, lambda: paged_xl_attention(*plain), what
+        yield (
+            "torch operator, paged, fused",
+            LIMIT_OPERATOR,
+            lambda: paged_xl_attention_fused(*fused),
+            what,
         )
 
 
@@ -128,7 +154,7 @@ def show(rows: List[Dict[str, Any]]) -> None:
     for row in rows:
         verdict = "reached" if row["reached"] else "MISSED"
         print(
-            f"{row['operation']}  {row['benchmark']:24}  {1e6 * row['seconds']:6.2f} us"
+            f"{row['operation']}  {row['benchmark']:28}  {1e6 * row['seconds']:6.2f} us"
             f"  {1e6 * row['target_seconds']:4.1f} us {verdict}"
         )
 
