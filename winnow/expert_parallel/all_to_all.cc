@@ -210,8 +210,7 @@ TensorView AllToAll::combine_buffer(const Descriptor& descriptor) {
     Check{std::string(operation)}.that(state.layer == token_of(layer), "descriptor",
                                        "one of this layer", "another layer's");
   });
-  const Config& config = impl_->config();
-  return {state.buffer->data(), config.dtype, {state.rows(), config.hidden}, config.device};
+  return buffer_of(impl_->config(), state);
 }
 
 void AllToAll::barrier(bool intra_node_only, Stream stream) {

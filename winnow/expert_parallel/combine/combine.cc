@@ -209,8 +209,6 @@ void Combine::finish_own(std::int64_t chunk) {
   }
 }
 
-}  // namespace
-
 // The memory between a tensor's first element and its last: [begin, end).
 std::pair<std::uintptr_t, std::uintptr_t> span_of(const ConstTensorView& rows) {
   const auto begin = reinterpret_cast<std::uintptr_t>(rows.data());
@@ -228,6 +226,12 @@ bool overlap(const ConstTensorView& a, const ConstTensorView& b) {
   return a_begin < b_end && b_begin < a_end;
 }
 
+}  // namespace
+
+TensorView buffer_of(const Config& config, const Descriptor::State& state) {
+  return {state.buffer->data(), config.dtype, {state.rows(), config.hidden}, config.device};
+}
+
 void check_combine(const Config& config, const std::shared_ptr<const char>& layer,
                    const CombineArgs& args, const Descriptor::State& state) {
   const Check check{std::string(kOperation)};
@@ -242,10 +246,9 @@ void check_combine(const Config& config, const std::shared_ptr<const char>& laye
   if (args.out.present()) {
     check.output("out", args.out, {{"n", tokens}, hidden}, {config.dtype}, config.device);
     // Other ranks read the rows there while this one writes its sums.
-    const ConstTensorView buffer(state.buffer->data(), config.dtype, {state.rows(), config.hidden},
-                                 config.device);
-    check.that(!overlap(args.out, args.expert_output) && !overlap(args.out, buffer), "out",
-               "memory apart from expert_output and combine_buffer()", "some of theirs");
+    check.that(
+        !overlap(args.out, args.expert_output) && !overlap(args.out, buffer_of(config, state)),
+        "out", "memory apart from expert_output and combine_buffer()", "some of theirs");
   }
   if (!args.weighted) return;
   check.that(state.routing->order == RowOrder::expert_major, "weighted",

@@ -8,6 +8,9 @@ namespace winnow::expert_parallel {
 
 class DeviceLayer;
 
+// What AllToAll::combine_buffer() gives.
+TensorView buffer_of(const Config& config, const Descriptor::State& state);
+
 // Throws Error (invalid_argument) naming the argument, for this rank alone. `layer` is the token of
 // the layer, `config` its sizes and device.
 void check_combine(const Config& config, const std::shared_ptr<const char>& layer,
