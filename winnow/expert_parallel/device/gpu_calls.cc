@@ -84,8 +84,11 @@ void GpuCalls::begin(std::string_view operation, Stream stream) {
   }
   stream_ = static_cast<cudaStream_t>(stream.handle);
   capturing_ = in_capture(device_, stream);
-  if (!capturing_ && any_call_ && stream_id() != last_stream_) {
-    check(cudaStreamWaitEvent(stream_, last_), "the order of streams");
+  if (!capturing_) {
+    check(cudaStreamGetId(stream_, &stream_id_), "the stream");
+    if (any_call_ && stream_id_ != last_stream_) {
+      check(cudaStreamWaitEvent(stream_, last_), "the order of streams");
+    }
   }
   in_call_ = true;
   ++number_;
@@ -114,14 +117,8 @@ void GpuCalls::end() {
   in_call_ = false;
   if (capturing_) return;
   check(cudaEventRecord(last_, stream_), "the end of the call");
-  last_stream_ = stream_id();
+  last_stream_ = stream_id_;
   any_call_ = true;
-}
-
-unsigned long long GpuCalls::stream_id() {
-  unsigned long long id = 0;
-  check(cudaStreamGetId(stream_, &id), "the stream");
-  return id;
 }
 
 void GpuCalls::leave() noexcept {

@@ -61,7 +61,6 @@ class GpuCalls {
  private:
   void check_device(std::string_view creation) const;
   void tell_nodes();
-  unsigned long long stream_id();
 
   std::shared_ptr<Transport> transport_;
   const LayerView& view_;
@@ -74,8 +73,9 @@ class GpuCalls {
   std::uint64_t number_ = 0;
   cudaStream_t stream_ = nullptr;
   bool capturing_ = false, in_call_ = false;
-  cudaEvent_t last_ = nullptr;          // the end of the last call that was no recording
-  unsigned long long last_stream_ = 0;  // its id: one handle may stand for several streams
+  cudaEvent_t last_ = nullptr;  // the end of the last call that was no recording
+  // Of the call's stream and of the last one's: one handle may stand for several streams.
+  unsigned long long stream_id_ = 0, last_stream_ = 0;
   bool any_call_ = false;
   std::optional<FaultRecord> fault_;
   std::string broken_;  // what could not be enqueued
