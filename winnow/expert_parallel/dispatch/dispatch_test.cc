@@ -1,7 +1,6 @@
 // What dispatch and combine do beyond moving rows: where memory comes from and goes, strided
 // tensors, and the route between nodes in chunks. all_to_all_test.cc compares with the oracle.
 #include <cstdint>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -10,10 +9,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/expert_parallel/testing/ranks.h"
+#include "winnow/expert_parallel/transport/mapped_transport.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -206,44 +206,29 @@ void expect_value(const ConstTensorView& rows, std::int64_t row, float value) {
   EXPECT_EQ(float(rows.at<BFloat16>(row, rows.size(1) - 1)), value) << "row " << row;
 }
 
-// Address space of which only the touched pages become memory.
-struct Reserve {
-  explicit Reserve(std::int64_t size)
-      : bytes(static_cast<std::size_t>(size)),
-        data(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
-  ~Reserve() {
-    if (data != MAP_FAILED) munmap(data, bytes);
-  }
-  Reserve(const Reserve&) = delete;
-  Reserve& operator=(const Reserve&) = delete;
-  std::size_t bytes;
-  void* data;
-};
+// A layer of such rows on nodes of one rank; `tokens` of each.
+constexpr Config with_long_rows(std::int64_t tokens, int topk, int experts) {
+  return {.max_tokens = tokens,
+          .hidden = kLong,
+          .topk = topk,
+          .experts = experts,
+          .dtype = DType::bf16,
+          .local_world_size = 1,
+          .arena_rows = 1};
+}
 
 bool has_memory(std::int64_t gibibytes) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   gibibytes *= 6;  // shadows
 #endif
-  std::ifstream file("/proc/meminfo");
-  std::string word;
-  std::int64_t kibibytes = 0;
-  while (file >> word && word != "MemAvailable:") continue;
-  return file >> kibibytes && kibibytes >> 20 >= gibibytes;
+  return memory_of_kind("MemAvailable", "/proc/meminfo") >> 20 >= gibibytes;
 }
 
 // 2,051 rows arrive, 4 GiB, and are summed where they lie: most of them the 32 pairs of 64 tokens,
 // each of another expert, so that the rows of a token are far apart.
 TEST(DispatchFar, RowsBeyondTwoToTheThirtyOneElements) {
   if (!has_memory(6)) GTEST_SKIP() << "too little memory";
-  constexpr Config kFar{.max_tokens = 65,
-                        .hidden = kLong,
-                        .topk = 32,
-                        .experts = 64,
-                        .dtype = DType::bf16,
-                        .local_world_size = 1,
-                        .arena_rows = 1};
-  run(2, kFar, [](AllToAll& layer, int rank) {
+  run(2, with_long_rows(65, 32, 64), [](AllToAll& layer, int rank) {
     const std::int64_t count = rank == 0 ? 65 : 0;
     const auto pairs = [](std::int64_t t) { return t < 64 ? 32 : 3; };
     Tensor input(DType::bf16, {count, kLong});
@@ -280,19 +265,12 @@ TEST(DispatchFar, RowsBeyondTwoToTheThirtyOneElements) {
 TEST(DispatchFar, TokensBetweenNodesBeyondTwoToTheThirtyOneElements) {
   if (!has_memory(10)) GTEST_SKIP() << "too little memory for an address range";
   constexpr std::int64_t kTokens = 1025;
-  constexpr Config kFar{.max_tokens = kTokens,
-                        .hidden = kLong,
-                        .topk = 1,
-                        .experts = 2,
-                        .dtype = DType::bf16,
-                        .local_world_size = 1,
-                        .arena_rows = 1};
-  const Reserve memory(kTokens * kLong * 2);
-  if (memory.data == MAP_FAILED) GTEST_SKIP() << "no address space";
-  const TensorView far(memory.data, DType::bf16, {kTokens, kLong});
+  // Address space of which only the touched pages become memory.
+  const std::shared_ptr<std::byte> memory = map_pages(kTokens * kLong * 2, -1);
+  const TensorView far(memory.get(), DType::bf16, {kTokens, kLong});
   const std::vector<std::int64_t> sent = {0, 5, 1022, 1023, 1024};
   for (const std::int64_t t : sent) write_mark(far, t);
-  run(2, kFar, [&](AllToAll& layer, int rank) {
+  run(2, with_long_rows(kTokens, 1, 2), [&](AllToAll& layer, int rank) {
     std::vector<std::int32_t> experts(std::size_t(rank * kTokens), -1);
     for (const std::int64_t t : sent) {
       if (rank == 1) experts[std::size_t(t)] = 0;
@@ -311,14 +289,10 @@ TEST(DispatchFar, StridesBeyondTwoToTheThirtyOneElements) {
   constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 64;
   constexpr Config kFar{
       .max_tokens = 2, .hidden = kHidden, .topk = 1, .experts = 1, .dtype = DType::bf16};
-  std::vector<std::unique_ptr<Reserve>> memory;
-  for (int i = 0; i < 5; ++i) {
-    memory.push_back(std::make_unique<Reserve>(2 * kStride * 2));
-    if (memory.back()->data == MAP_FAILED) GTEST_SKIP() << "no address space";
-  }
+  std::vector<std::shared_ptr<std::byte>> memory;
+  for (int i = 0; i < 5; ++i) memory.push_back(map_pages(2 * kStride * 2, -1));
   const auto rows = [&](int i) {
-    const std::int64_t shape[] = {2, kHidden}, strides[] = {kStride, 1};
-    return TensorView(memory[std::size_t(i)]->data, DType::bf16, shape, strides);
+    return TensorView(memory[std::size_t(i)].get(), DType::bf16, {2, kHidden}, {kStride, 1});
   };
   const TensorView input = rows(0), arrived = rows(1), outputs = rows(2), bias = rows(3),
                    sums = rows(4);

@@ -32,9 +32,10 @@ inline int mappings(std::string_view name = {}) {
   return count;
 }
 
-// "RssShmem", "VmRSS" of this process, in KiB.
-inline std::int64_t memory_of_kind(const std::string& kind) {
-  std::ifstream status("/proc/self/status");
+// "RssShmem", "VmRSS" of this process, or "MemAvailable" of "/proc/meminfo", in KiB.
+inline std::int64_t memory_of_kind(const std::string& kind,
+                                   const char* file = "/proc/self/status") {
+  std::ifstream status(file);
   std::string word;
   std::int64_t number = 0;
   while (status >> word) {

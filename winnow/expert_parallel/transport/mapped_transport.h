@@ -39,7 +39,7 @@ struct WorldControl {
 
 // Zero-filled pages: shared with whoever maps the file too, or private where `file` is -1. They are
 // unmapped with the last owner. Throws Error (resource).
-std::shared_ptr<std::byte> map_pages(std::size_t bytes, int file);
+WINNOW_EXPORT std::shared_ptr<std::byte> map_pages(std::size_t bytes, int file);
 
 class WINNOW_EXPORT MappedTransport : public Transport {
  public:
