@@ -157,20 +157,14 @@ def test_a_build_finds_nvshmem_and_says_so(how, tmp_path):
     )  # fmt: skip
     lines = re.findall(r"NVSHMEM transport: .*", result.stdout + result.stderr)
     assert len(lines) == 1, result
-    found = f"built with {place}/include"
-    assert (
-        lines[0]
-        .removeprefix("NVSHMEM transport: ")
-        .startswith(
-            {
-                "wheel": found,
-                "folder": found,
-                "nowhere": "not built: NVSHMEM was not found: pip install nvidia-nvshmem-cu13",
-                "no kernels": "not built: there are no CUDA kernels in this build",
-                "off": "not built: WINNOW_NVSHMEM is OFF",
-            }[how]
-        )
-    ), lines
+    want = {
+        "wheel": f"built with {place}/include",
+        "folder": f"built with {place}/include",
+        "nowhere": "not built: NVSHMEM was not found: pip install nvidia-nvshmem-cu13",
+        "no kernels": "not built: there are no CUDA kernels in this build",
+        "off": "not built: WINNOW_NVSHMEM is OFF",
+    }
+    assert lines[0].startswith("NVSHMEM transport: " + want[how])
 
 
 def test_the_cost_of_a_call_is_reported():
