@@ -187,8 +187,9 @@ class WINNOW_EXPORT AllToAll {
   // expert_output that already lies in this rank's arena (combine_buffer(), or a borrowed output of
   // the layer's dtype overwritten in place), with dense rows, is read where it is; any other is
   // copied first. On a GPU with enable_local_combine and more than one rank on a node, expert-major
-  // rows may lie anywhere, if they are aligned to 16 bytes. `out` lies apart from both. Such a
-  // layer has W * max_tokens rows of memory for the sums that other ranks push to it.
+  // rows may lie anywhere, if they are aligned to 16 bytes; such a layer has W * max_tokens rows of
+  // memory for the sums that other ranks push to it. An `out` that overlaps expert_output or
+  // combine_buffer() is refused: other ranks read there.
   Tensor combine(const CombineArgs& args, const Descriptor& descriptor);
 
   // [R, H] of the layer's dtype in the arena, for the experts to write their outputs to. Belongs to

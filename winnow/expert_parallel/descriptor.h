@@ -37,8 +37,8 @@ class WINNOW_EXPORT Descriptor {
   // R: rows of the output here, alignment padding included; worst_case_rows where that was given.
   std::int64_t rows() const;
   // The rows that the routing asked for. More than rows() means that worst_case_rows was too small
-  // and rows were dropped, which the layer's next call reports. -1 on a GPU with worst_case_rows:
-  // the host does not wait for it.
+  // and rows were dropped, which a later call reports. -1 on a GPU with worst_case_rows: the host
+  // does not wait for it.
   std::int64_t wanted_rows() const;
   // i64 [W]: the same of every rank, on the layer's device in every mode.
   ConstTensorView wanted_rows_per_rank() const;
