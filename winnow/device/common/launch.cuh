@@ -1,7 +1,10 @@
-// Programmatic dependent launch: the next kernel of the stream may start before this one has
-// ended. Both do nothing before sm_90, where kernels of a stream follow each other. Device code
-// only.
+// Programmatic dependent launch: a kernel may start before the one before it in the stream has
+// ended. The device functions do nothing before sm_90, where kernels of a stream follow each other.
 #pragma once
+
+#include <cstddef>
+
+#include <cuda_runtime.h>
 
 namespace winnow::device {
 
@@ -17,6 +20,25 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Launches a kernel that calls wait_for_kernel_before(), in one-dimensional blocks. It may come
+// when all blocks of the one before have called allow_next_kernel() or ended; so may what is
+// launched behind it in the same way, and wait in turn. sm_90 and newer.
+template <class... Params>
+cudaError_t launch_early(void (*kernel)(Params...), dim3 grid, int threads,
+                         std::size_t shared_bytes, cudaStream_t stream, const Params&... params) {
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, params...);
 }
 
 }  // namespace winnow::device

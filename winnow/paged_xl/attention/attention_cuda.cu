@@ -134,16 +134,12 @@ KernelParams kernel_params(const AttentionParams& params) {
 template <class... Params>
 void queue(void (*kernel)(Params...), dim3 grid, int threads, bool early, cudaStream_t stream,
            const Params&... params) {
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = early && kRuntime.attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
-  kRuntime.check(cudaLaunchKernelEx(&config, kernel, params...), "launch");
+  if (early && kRuntime.attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
+    kRuntime.check(device::launch_early(kernel, grid, threads, 0, stream, params...), "launch");
+  } else {
+    kernel<<<grid, static_cast<unsigned>(threads), 0, stream>>>(params...);
+    kRuntime.check_launch();
+  }
 }
 
 dim3 grid_of(std::int64_t x, std::int64_t y = 1, std::int64_t z = 1) {
