@@ -1,6 +1,7 @@
 // The sums of combine: which rows belong to each, in which order, where they are and where they go.
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.cuh"
@@ -34,7 +35,7 @@ enum Part { kOthers, kOwn };
 __device__ std::uint32_t phase_length(const DeviceSumParams& params) {
   int longest = 1;
   for (int rank = threadIdx.x % 32; rank < params.view.topology.world; rank += 32) {
-    longest = max(longest, params.routing.tokens[rank]);
+    longest = max(longest, __ldcg(&params.routing.tokens[rank]));
   }
   return std::uint32_t(
       ceil_div<std::int64_t>(__reduce_max_sync(device::kFullWarp, longest), kPhases));
@@ -76,8 +77,11 @@ class Pushes {
             max(1u, sources_ * std::uint32_t(ceil_div<std::int64_t>(phase_length_, lane_.tokens)))),
         by_source_(max(1u, sources_)),
         by_mate_(max(1, topology_.locals - 1)),
-        claims_(&params.view.state->claims[part == kOwn ? kPushOwnClaims : kPushOthersClaims]) {
+        claims_(&params.view.state->claims[part == kOwn ? kPushOwnClaims : kPushOthersClaims]) {}
+  // Behind the kernel before.
+  __device__ void begin() {
     if (!any()) return;
+    claims_.begin();
     first_ = find_first(claims_.next());
     second_ = find_row(first_);
     first_ = find_first(claims_.next());
@@ -179,7 +183,6 @@ class Reductions {
         part_(part),
         lane_(claimed_tokens(params)),
         rows_(rows),
-        epoch_(epoch_of(params.view)),
         by_phase_(phase_length),
         by_source_(part == kOwn ? 1 : topology_.nodes - 1),
         by_home_(topology_.per_rank()),
@@ -187,8 +190,13 @@ class Reductions {
         items_((part == kOwn ? 1 : topology_.nodes - 1) *
                std::uint32_t(ceil_div<std::int64_t>(
                    part == kOwn ? params.tokens : phase_length * kPhases, lane_.tokens))),
-        claims_(&view_.state->claims[part == kOwn ? kSumOwnClaims : kSumOthersClaims]) {
-    next_ = load(claims_.next());
+        claims_(&view_.state->claims[part == kOwn ? kSumOwnClaims : kSumOthersClaims], feeders()) {
+    next_ = load(feeders() / gridDim.x * blockIdx.x + threadIdx.x / kTeam);
+  }
+  // Behind the kernel before.
+  __device__ void begin() {
+    epoch_ = epoch_of(view_);
+    claims_.begin();
   }
   __device__ bool any() const { return next_.claim < items_; }
 
@@ -223,6 +231,9 @@ class Reductions {
   }
 
  private:
+  // Each begins with the claim of its own number.
+  static __device__ std::uint32_t feeders() { return gridDim.x * (blockDim.x / kTeam); }
+
   // A claim, and this lane's pair of it.
   struct Step {
     std::uint32_t claim = 0;
@@ -246,15 +257,19 @@ class Reductions {
     step.source_node = topology_.node;
     if (part_ == kOthers) {
       step.source_node = wrap(topology_.node + 1 + int(source.remainder), topology_.nodes);
-      tokens = params_.routing.tokens[topology_.rank_of(step.source_node, topology_.local)];
+      // What a dispatch that was refused has left there may be anything.
+      tokens =
+          min(params_.max_tokens,
+              std::int64_t(__ldcg(
+                  &params_.routing.tokens[topology_.rank_of(step.source_node, topology_.local)])));
     }
     step.valid = lane_.used && step.token < tokens;
     if (!step.valid) return step;
     const std::int64_t at =
         (step.source_node * params_.max_tokens + step.token) * topology_.topk + lane_.k;
-    step.expert = params_.routing.indices[at];
-    step.row = params_.routing.rows[at];
-    if constexpr (kWeighted) step.weight = params_.weights.pairs[at];
+    step.expert = __ldcg(&params_.routing.indices[at]);
+    step.row = __ldcg(&params_.routing.rows[at]);
+    if constexpr (kWeighted) step.weight = __ldcg(&params_.weights.pairs[at]);
     return step;
   }
 
@@ -376,7 +391,7 @@ class Reductions {
   Part part_;
   PairLane lane_;
   std::byte* const* rows_;
-  std::uint64_t epoch_;
+  std::uint64_t epoch_ = 0;
   Divisor by_phase_, by_source_, by_home_, by_node_;
   std::uint32_t items_;
   Claims claims_;
@@ -462,22 +477,30 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
     sum_kernel(const __grid_constant__ DeviceSumParams params, const __grid_constant__ Cut cut,
                Part part) {
   const LayerView& view = params.view;
-  // All of the block or none.
-  if (__syncthreads_or(!runs(view) || *params.routing.placed == 0)) return;
   __shared__ std::byte* rows[kMaxLocals];
-  if (!params.pushes) find_rows(view, rows);
   const int team = int(threadIdx.x) / kTeam;
   const Ring ring(ring_memory, cut, team);
   if (threadIdx.x % kTeam == 0) row_sums::begin(ring);
-  __syncthreads();
+  // All of the block or none; with it, where the rows are.
+  const auto may_begin = [&] {
+    device::wait_for_kernel_before();
+    const bool runs_here = runs(view) && *params.routing.placed != 0;
+    if (!params.pushes) find_rows(view, rows);
+    return __syncthreads_and(runs_here) != 0;
+  };
   if (row_sums::adds()) {
+    if (!may_begin()) return;
     row_sums::add_rows<T, kWeighted, kLevels>(ring);
   } else {
+    // The routing is there already: what comes first of it is read meanwhile.
     Feeder feeder(ring);
     const std::uint32_t length = phase_length(params);
     Pushes<kWeighted> pushes(params, part, length);
     Reductions<kWeighted, (kLevels > 2)> reductions(params, part, length, rows);
     PhaseTeller teller(params, part, cut, teams_of(kLevels));
+    if (!may_begin()) return;
+    pushes.begin();
+    reductions.begin();
     const bool tells = params.pushes && team == 0;
     // In turns, so that the links are in use all the time; but sums that also wait for other nodes
     // come when nothing is left to push.
@@ -520,8 +543,8 @@ int launch(Part part, const DeviceSumParams& params, int blocks, void* stream) {
   const Kernel kernel = kernel_of(levels, params.dtype, params.weights.pairs != nullptr);
   const Cut cut = row_sums::cut_rows(params.row_bytes, teams);
   const int bytes = row_sums::shared_bytes(cut, teams);
-  kernel<<<blocks, kTeam * teams, bytes, static_cast<cudaStream_t>(stream)>>>(params, cut, part);
-  return cudaGetLastError();
+  return device::launch_early(kernel, blocks, kTeam * teams, std::size_t(bytes),
+                              static_cast<cudaStream_t>(stream), params, cut, part);
 }
 
 }  // namespace

@@ -8,14 +8,17 @@
 namespace winnow::expert_parallel {
 
 // The numbers of a counter (DeviceState::claims) in turn, by whole warps; each warp claims its next
-// one ahead.
+// one ahead, from begin() on.
 class Claims {
  public:
-  __device__ explicit Claims(std::uint32_t* counter) : counter_(counter) { claim(); }
+  // The numbers below `from` are given out already.
+  __device__ explicit Claims(std::uint32_t* counter, std::uint32_t from = 0)
+      : counter_(counter), from_(from) {}
+  __device__ void begin() { claim(); }
   __device__ std::uint32_t next() {
     const std::uint32_t number = __shfl_sync(device::kFullWarp, ahead_, 0);
     claim();
-    return number;
+    return from_ + number;
   }
 
  private:
@@ -24,7 +27,7 @@ class Claims {
     if (threadIdx.x % 32 == 0) ahead_ = atomicInc(counter_, 0xfffffffeu);
   }
   std::uint32_t* counter_;
-  std::uint32_t ahead_ = 0;
+  std::uint32_t from_, ahead_ = 0;
 };
 
 }  // namespace winnow::expert_parallel

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "winnow/device/common/launch.cuh"
 #include "winnow/expert_parallel/device/report.cuh"
 #include "winnow/expert_parallel/device/view.h"
 #include "winnow/expert_parallel/device/wait.cuh"
@@ -27,6 +28,8 @@ class ExchangeBlock {
   __device__ void run() {
     post();
     if (!pass_on() || !hear()) return;
+    // Not before: what follows would hold SMs while it may take another rank's kernel to go on.
+    device::allow_next_kernel();
     decide();
     // What goes on is reported by the kernel that completes the report.
     if (params_.reports && (refused_ || params_.completes)) report();
@@ -39,16 +42,20 @@ class ExchangeBlock {
   __device__ const Header& said(int rank) const {
     return *reinterpret_cast<const Header*>(own(layout_.row(epoch_, topology_.world, rank)));
   }
-  // This rank's row, to its place at a rank of the node or to the one that the rail's puts read.
-  __device__ void write_row(std::byte* to) const {
+  // This rank's row, to its places at the ranks of the node or to the one that the rail's puts
+  // read.
+  template <class ToOf>
+  __device__ void write_row(int count, const ToOf& to_of) const {
     const Header& header = params_.header;
-    copy_by_block(to, reinterpret_cast<const std::byte*>(&header),
-                  header.refusal != 0 ? std::int64_t(sizeof(Header)) : kHeadBytes);
+    copy_to_each(count, to_of, reinterpret_cast<const std::byte*>(&header),
+                 header.refusal != 0 ? std::int64_t(sizeof(Header)) : kHeadBytes);
     if (params_.counts == nullptr) return;
     const std::int64_t counts =
         (topology_.experts + topology_.world) * std::int64_t(sizeof(std::int32_t));
-    copy_by_block(to + sizeof(Header), reinterpret_cast<const std::byte*>(params_.counts),
-                  counts + std::int64_t(sizeof(Findings)));
+    copy_to_each(
+        count, [&](int i) { return to_of(i) + sizeof(Header); },
+        reinterpret_cast<const std::byte*>(params_.counts),
+        counts + std::int64_t(sizeof(Findings)));
   }
 
   // The row of `rank` has been written to all ranks of the node.
@@ -66,7 +73,7 @@ class ExchangeBlock {
       const std::int64_t at = layout_.rail_row(epoch_, nodes, topology_.node);
       const std::int64_t bytes =
           params_.table_bytes > 0 ? layout_.row_bytes + params_.table_bytes : layout_.row_bytes;
-      write_row(own(at));
+      write_row(1, [&](int) { return own(at); });
       copy_by_block(own(at + layout_.row_bytes), params_.table, params_.table_bytes);
       __threadfence_system();
       __syncthreads();
@@ -77,7 +84,7 @@ class ExchangeBlock {
       }
     }
     const std::int64_t at = layout_.row(epoch_, topology_.world, topology_.rank);
-    for (int to = 0; to < topology_.locals; ++to) write_row(view_.control.node[to] + at);
+    write_row(topology_.locals, [&](int to) { return view_.control.node[to] + at; });
     tell_heard(topology_.rank);
   }
 
@@ -95,9 +102,9 @@ class ExchangeBlock {
       }
       const std::byte* row = own(layout_.rail_row(epoch_, nodes, from));
       const std::int64_t at = layout_.row(epoch_, topology_.world, peer);
-      for (int to = 0; to < topology_.locals; ++to) {
-        copy_by_block(view_.control.node[to] + at, row, layout_.row_bytes);
-      }
+      copy_to_each(
+          topology_.locals, [&](int to) { return view_.control.node[to] + at; }, row,
+          layout_.row_bytes);
       tell_heard(peer);
     }
     return true;
@@ -164,6 +171,7 @@ template <class W>
 __global__ void __launch_bounds__(kExchangeThreads)
     exchange_kernel(const __grid_constant__ ExchangeParams params) {
   const LayerView& view = params.view;
+  device::wait_for_kernel_before();
   if (broken(view)) return;
   const std::uint64_t epoch = epoch_of(view) + 1;
   if (__syncthreads_or(threadIdx.x == 0 && told_of_fault(view))) return;

@@ -3,6 +3,7 @@
 // does, behind kernels that run meanwhile. Device code only.
 #pragma once
 
+#include "winnow/device/common/launch.cuh"
 #include "winnow/expert_parallel/device/rail_send.h"
 #include "winnow/expert_parallel/device/wire.cuh"
 #include "winnow/expert_parallel/placement.h"
@@ -57,6 +58,7 @@ template <class W>
 __global__ void __launch_bounds__(kRailSendThreads, 1)
     rail_send_kernel(const __grid_constant__ RailSendParams params) {
   const LayerView& view = params.view;
+  device::wait_for_kernel_before();
   if (!runs(view) || (params.placed != nullptr && *params.placed == 0)) return;
   __shared__ bool wanted[kChunkTokens];
   const DeviceTopology& topology = view.topology;

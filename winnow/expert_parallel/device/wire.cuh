@@ -16,12 +16,13 @@
 
 namespace winnow::expert_parallel {
 
-// By all threads of the block, in the widest words that everything is a multiple of.
-template <class Word>
-__device__ void copy_words(std::byte* to, const std::byte* from, std::int64_t bytes) {
+// The same bytes to to_of(0), ..., to_of(count - 1). By all threads of the block, in the widest
+// words that everything is a multiple of.
+template <class Word, class ToOf>
+__device__ void copy_words(int count, const ToOf& to_of, const std::byte* from,
+                           std::int64_t bytes) {
   constexpr int kAtOnce = 4;  // loads under way in a thread
   const auto* source = reinterpret_cast<const Word*>(from);
-  auto* destination = reinterpret_cast<Word*>(to);
   const std::int64_t words = bytes / std::int64_t(sizeof(Word)), step = blockDim.x;
   for (std::int64_t first = threadIdx.x; first < words; first += kAtOnce * step) {
     Word word[kAtOnce];
@@ -29,18 +30,26 @@ __device__ void copy_words(std::byte* to, const std::byte* from, std::int64_t by
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i * step < words) word[i] = source[first + i * step];
     }
+    for (int to = 0; to < count; ++to) {
+      auto* destination = reinterpret_cast<Word*>(to_of(to));
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i * step < words) destination[first + i * step] = word[i];
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i * step < words) destination[first + i * step] = word[i];
+      }
     }
   }
 }
+template <class ToOf>
+__device__ void copy_to_each(int count, const ToOf& to_of, const std::byte* from,
+                             std::int64_t bytes) {
+  auto multiple = reinterpret_cast<std::uintptr_t>(from) | std::uintptr_t(bytes);
+  for (int to = 0; to < count; ++to) multiple |= reinterpret_cast<std::uintptr_t>(to_of(to));
+  if (multiple % 16 == 0) return copy_words<uint4>(count, to_of, from, bytes);
+  if (multiple % 4 == 0) return copy_words<std::uint32_t>(count, to_of, from, bytes);
+  copy_words<std::uint8_t>(count, to_of, from, bytes);
+}
 __device__ inline void copy_by_block(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  const auto multiple = reinterpret_cast<std::uintptr_t>(to) |
-                        reinterpret_cast<std::uintptr_t>(from) | std::uintptr_t(bytes);
-  if (multiple % 16 == 0) return copy_words<uint4>(to, from, bytes);
-  if (multiple % 4 == 0) return copy_words<std::uint32_t>(to, from, bytes);
-  copy_words<std::uint8_t>(to, from, bytes);
+  copy_to_each(1, [&](int) { return to; }, from, bytes);
 }
 
 struct PointerWire {

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/launch.cuh"
 #include "winnow/expert_parallel/device/barrier.cuh"
 #include "winnow/expert_parallel/device/exchange.cuh"
 #include "winnow/expert_parallel/device/rail_send.cuh"
@@ -28,16 +29,16 @@ Wire make_wire() {
     return error;
   };
   wire.exchange = [](const ExchangeParams& params, void* stream) -> int {
-    exchange_kernel<W><<<1, kExchangeThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-    return cudaGetLastError();
+    return device::launch_early(exchange_kernel<W>, 1, kExchangeThreads, 0,
+                                static_cast<cudaStream_t>(stream), params);
   };
   wire.barrier = [](const BarrierParams& params, void* stream) -> int {
     barrier_kernel<W><<<1, kBarrierThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
     return cudaGetLastError();
   };
   wire.rail_send = [](const RailSendParams& params, int blocks, void* stream) -> int {
-    rail_send_kernel<W><<<blocks, kRailSendThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-    return cudaGetLastError();
+    return device::launch_early(rail_send_kernel<W>, blocks, kRailSendThreads, 0,
+                                static_cast<cudaStream_t>(stream), params);
   };
   wire.drain = []([[maybe_unused]] const LayerView& view, [[maybe_unused]] void* stream) -> int {
     if constexpr (W::kDrains) {

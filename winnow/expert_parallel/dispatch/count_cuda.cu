@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/device/blocks.cuh"
@@ -157,6 +158,7 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
   }
   if (threadIdx.x == 0) block_bad[blockIdx.x] = first_bad;
   if (!meet_blocks(p.view, [](bool mine) { return __syncthreads_and(mine) != 0; })) return;
+  device::allow_next_kernel();
 
   const bool last = blockIdx.x == gridDim.x - 1;
   for (int i = threadIdx.x; i < entries; i += blockDim.x) {

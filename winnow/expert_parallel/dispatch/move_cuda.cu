@@ -5,10 +5,12 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/device/blocks.cuh"
 #include "winnow/expert_parallel/device/claims.cuh"
+#include "winnow/expert_parallel/device/pairs.cuh"
 #include "winnow/expert_parallel/device/tell_node.cuh"
 #include "winnow/expert_parallel/device/wait.cuh"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
@@ -229,6 +231,7 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* se
     return true;
   }
   Claims claims(&p.view.state->claims[kSendClaims]);
+  claims.begin();
   std::int64_t claim = claims.next();
   for (; claim < p.tokens; claim = claims.next()) {
     go_on_to(phase_of(claim, p.tokens));
@@ -327,6 +330,7 @@ __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
       reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.phases);
   const RepeatPlan plan(p);
   Claims claims(&view.state->claims[kRepeatClaims]);
+  claims.begin();
   for (std::int64_t claim = claims.next(); claim < plan.items(); claim = claims.next()) {
     const RepeatPlan::Item item = plan.item(claim);
     const std::int64_t token = item.begin + lane;
@@ -417,6 +421,25 @@ __device__ bool wait_for_node(const LayerView& view) {
   return __all_sync(kFullWarp, done);
 }
 
+// Uses read(i) of the numbers i from `first` on, `step` apart, below `end`: as use(i, read(i)),
+// when several loads have been begun that do not wait for each other.
+template <class Read, class Use>
+__device__ __forceinline__ void read_ahead(std::int64_t first, std::int64_t end, std::int64_t step,
+                                           const Read& read, const Use& use) {
+  constexpr int kTogether = 8;
+  for (; first < end; first += kTogether * step) {
+    decltype(read(first)) values[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (first + i * step < end) values[i] = read(first + i * step);
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (first + i * step < end) use(first + i * step, values[i]);
+    }
+  }
+}
+
 // The tables of this rank's rows, when all of them are there. All sending warps of all blocks.
 __device__ void fill_tables(const MoveParams& p) {
   const DeviceTopology& topology = p.view.topology;
@@ -424,37 +447,36 @@ __device__ void fill_tables(const MoveParams& p) {
   const std::int64_t thread = blockIdx.x * (32 * kSenders) + threadIdx.x;
   const std::int64_t threads = gridDim.x * (32 * kSenders);
   const auto* sources = reinterpret_cast<const int4*>(p.row_sources.data[local]);
-  for (std::int64_t row = thread; p.fresh && row < p.rows; row += threads) {
-    const int4 read = __ldcg(&sources[row]);
+  const auto fill_row = [&](std::int64_t row, int4 read) {
     const RowSource source{read.x, read.y, read.z, read.w};
     const std::int64_t first = source.rank < 0 ? -1 : source.first;
     p.tables.first_copies[row] = first;
-    if (p.token_major || source.rank < 0) continue;
+    if (p.token_major || source.rank < 0) return;
     p.tables.copies[first * topk + source.k] = row;
     // This rank passes on, and reduces, the tokens of its own rail.
     if (source.rank % topology.locals != local) {
       atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],
                 FirstRow::say(first, first == row));
     }
+  };
+  if (p.fresh) {
+    read_ahead(
+        thread, p.rows, threads, [&](std::int64_t row) { return __ldcg(&sources[row]); }, fill_row);
   }
   for (std::int64_t row = thread; p.weights_of_rows != nullptr && row < p.rows; row += threads) {
     p.weights_of_rows[row] =
         to_float(p.weight_dtype, load_bits(p.row_weights.data[local], row, p.weight_dtype));
   }
-  const std::int64_t pairs = p.fresh && p.token_major ? p.rows * topk : 0;
-  const auto* ids = reinterpret_cast<const std::int32_t*>(p.ids.data[local]);
-  constexpr int kTogether = 4;  // loads that do not wait for each other
-  for (std::int64_t first = thread; first < pairs; first += kTogether * threads) {
-    std::int32_t id[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      id[i] = first + i * threads < pairs ? __ldcg(&ids[first + i * threads]) : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const std::int64_t pair = first + i * threads;
-      if (pair < pairs) p.tables.copies[pair] = id[i] >= 0 ? pair / topk : -1;
-    }
+  // Pairs of token-major rows, without a division for each.
+  const PairLane pair(topk, static_cast<int>(threadIdx.x % 32));
+  if (p.fresh && p.token_major && pair.used) {
+    const auto* ids = reinterpret_cast<const std::int32_t*>(p.ids.data[local]);
+    read_ahead(
+        thread / 32 * pair.tokens + pair.slot, p.rows, threads / 32 * pair.tokens,
+        [&](std::int64_t row) { return __ldcg(&ids[row * topk + pair.k]); },
+        [&](std::int64_t row, std::int32_t id) {
+          p.tables.copies[row * topk + pair.k] = id >= 0 ? row : -1;
+        });
   }
   if (p.fresh && thread == 0) *p.tables.placed = 1;
 }
@@ -492,14 +514,14 @@ __global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
                              1) void move(const __grid_constant__ MoveParams p,
                                           const __grid_constant__ PipeShape shape) {
   constexpr int kProducers = kSenders + kRepeats * kRepeaters;
-  if (__syncthreads_or(!goes_on(p))) return;  // all of the block or none
   extern __shared__ __align__(128) std::byte stages[];
   __shared__ RowPipe::Shared shared;
   __shared__ std::int32_t sending[kSent + 1];
   RowPipe pipe(shared, stages, shape);
   if (threadIdx.x == 0) pipe.begin(kProducers);
   if (threadIdx.x <= kSent) sending[threadIdx.x] = kSenders;
-  __syncthreads();
+  device::wait_for_kernel_before();
+  if (__syncthreads_or(!goes_on(p))) return;  // all of the block or none
   const LayerView& view = p.view;
   const int warp = threadIdx.x / 32;
   if (warp < kSenders) {
@@ -529,9 +551,8 @@ __global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
 template <class Kernel>
 int launch(Kernel* kernel, const MoveParams& params, int blocks, int warps, void* stream) {
   const PipeShape shape(params.row_bytes);
-  kernel<<<blocks, 32 * warps, int(shape.bytes()), static_cast<cudaStream_t>(stream)>>>(params,
-                                                                                        shape);
-  return cudaGetLastError();
+  return device::launch_early(kernel, blocks, 32 * warps, shape.bytes(),
+                              static_cast<cudaStream_t>(stream), params, shape);
 }
 
 }  // namespace

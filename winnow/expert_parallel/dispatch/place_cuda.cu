@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/device/blocks.cuh"
@@ -234,6 +235,8 @@ __device__ void list_runs(const PlaceParams& p, int source_node, std::int64_t to
 
 __global__ __launch_bounds__(kThreads, 1) void place(const __grid_constant__ PlaceParams p,
                                                      bool spills) {
+  device::wait_for_kernel_before();
+  device::allow_next_kernel();
   if (!runs(p.view)) return;
   extern __shared__ std::int64_t shared[];
   const DeviceTopology& topology = p.view.topology;
@@ -292,9 +295,8 @@ std::int64_t place_scratch_bytes(const DeviceTopology& topology, int blocks) {
 int launch_place(const PlaceParams& params, int blocks, void* stream) {
   const std::int64_t bytes = block_bytes(params.view.topology);
   const bool spills = bytes > kMostShared;
-  place<<<blocks, kThreads, spills ? 0 : bytes, static_cast<cudaStream_t>(stream)>>>(params,
-                                                                                     spills);
-  return cudaGetLastError();
+  return device::launch_early(place, blocks, kThreads, spills ? 0 : bytes,
+                              static_cast<cudaStream_t>(stream), params, spills);
 }
 
 int load_place() { return load_kernel(place, int(kMostShared)); }
