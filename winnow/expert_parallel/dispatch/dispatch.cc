@@ -330,16 +330,17 @@ void Dispatch::find_copies() {
   made_->first_copies.assign(static_cast<std::size_t>(rows), -1);
   made_->copies.assign(static_cast<std::size_t>(rows * topk), -1);
   for (std::int64_t row = 0; row < rows; ++row) {
-    const RowSource& source = tables.sources[row];
-    if (source.rank < 0) continue;
-    made_->first_copies[static_cast<std::size_t>(row)] = source.first;
+    std::int64_t& first = made_->first_copies[static_cast<std::size_t>(row)];
     if (tables.ids == nullptr) {
-      made_->copies[static_cast<std::size_t>(source.first * topk + source.k)] = row;
+      const RowSource& source = tables.sources[row];
+      if (source.rank < 0) continue;
+      first = source.first;
+      made_->copies[static_cast<std::size_t>(first * topk + source.k)] = row;
       continue;
     }
     for (std::int64_t k = 0; k < topk; ++k) {
-      if (tables.ids[row * topk + k] >= 0)
-        made_->copies[static_cast<std::size_t>(row * topk + k)] = row;
+      if (tables.ids[row * topk + k] < 0) continue;
+      first = made_->copies[static_cast<std::size_t>(row * topk + k)] = row;
     }
   }
 }

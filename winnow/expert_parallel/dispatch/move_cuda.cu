@@ -163,12 +163,12 @@ class TokenSender {
     }
     const bool first = pair.row >= 0 && pair.first == lane_;
     const std::int32_t first_row = __shfl_sync(kFullWarp, pair.row, pair.first);
-    if (pair.row >= 0 && (first || !p_.token_major)) {
+    if (pair.row >= 0 && !p_.token_major) {
       if (p_.fresh) {
         reinterpret_cast<RowSource*>(p_.row_sources.data[pair.local])[pair.row] = {
             source, static_cast<std::int32_t>(token), lane_, first_row};
       }
-      if (weights != nullptr && !p_.token_major) {
+      if (weights != nullptr) {
         store_bits(p_.row_weights.data[pair.local], pair.row, p_.weight_dtype, weight);
       }
     }
@@ -387,7 +387,7 @@ __device__ void clear_rows(const MoveParams& p) {
       fill(begin, end, topk,
            [&](std::int64_t i) { reinterpret_cast<std::int32_t*>(p.ids.data[local])[i] = -1; });
     }
-    if (p.fresh) {
+    if (p.fresh && !p.token_major) {
       fill(begin, end, 1, [&](std::int64_t i) {
         reinterpret_cast<RowSource*>(p.row_sources.data[local])[i] = RowSource{};
       });
@@ -426,7 +426,7 @@ __device__ bool wait_for_node(const LayerView& view) {
 template <class Read, class Use>
 __device__ __forceinline__ void read_ahead(std::int64_t first, std::int64_t end, std::int64_t step,
                                            const Read& read, const Use& use) {
-  constexpr int kTogether = 8;
+  constexpr int kTogether = 4;
   for (; first < end; first += kTogether * step) {
     decltype(read(first)) values[kTogether];
 #pragma unroll
@@ -446,37 +446,37 @@ __device__ void fill_tables(const MoveParams& p) {
   const int local = topology.local, topk = topology.topk;
   const std::int64_t thread = blockIdx.x * (32 * kSenders) + threadIdx.x;
   const std::int64_t threads = gridDim.x * (32 * kSenders);
-  const auto* sources = reinterpret_cast<const int4*>(p.row_sources.data[local]);
-  const auto fill_row = [&](std::int64_t row, int4 read) {
-    const RowSource source{read.x, read.y, read.z, read.w};
-    const std::int64_t first = source.rank < 0 ? -1 : source.first;
-    p.tables.first_copies[row] = first;
-    if (p.token_major || source.rank < 0) return;
-    p.tables.copies[first * topk + source.k] = row;
-    // This rank passes on, and reduces, the tokens of its own rail.
-    if (source.rank % topology.locals != local) {
-      atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],
-                FirstRow::say(first, first == row));
-    }
-  };
-  if (p.fresh) {
+  if (p.fresh && p.token_major) {
+    const std::int64_t covered = p.tables.wanted[topology.rank];
+    const auto* ids = reinterpret_cast<const std::int32_t*>(p.ids.data[local]);
+    const PairLane pair(topk, static_cast<int>(threadIdx.x % 32));
+    const std::int64_t first = thread / 32 * pair.tokens + pair.slot;
     read_ahead(
-        thread, p.rows, threads, [&](std::int64_t row) { return __ldcg(&sources[row]); }, fill_row);
+        pair.used ? first : p.rows, p.rows, threads / 32 * pair.tokens,
+        [&](std::int64_t row) { return __ldcg(&ids[row * topk + pair.k]); },
+        [&](std::int64_t row, std::int32_t id) {
+          p.tables.copies[row * topk + pair.k] = id >= 0 ? row : -1;
+          if (pair.k == 0) p.tables.first_copies[row] = row < covered ? row : -1;
+        });
+  } else if (p.fresh) {
+    const auto* sources = reinterpret_cast<const int4*>(p.row_sources.data[local]);
+    read_ahead(
+        thread, p.rows, threads, [&](std::int64_t row) { return __ldcg(&sources[row]); },
+        [&](std::int64_t row, int4 read) {
+          const RowSource source{read.x, read.y, read.z, read.w};
+          p.tables.first_copies[row] = source.rank < 0 ? -1 : source.first;
+          if (source.rank < 0) return;
+          p.tables.copies[std::int64_t(source.first) * topk + source.k] = row;
+          // This rank passes on, and reduces, the tokens of its own rail.
+          if (source.rank % topology.locals != local) {
+            atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],
+                      FirstRow::say(source.first, source.first == row));
+          }
+        });
   }
   for (std::int64_t row = thread; p.weights_of_rows != nullptr && row < p.rows; row += threads) {
     p.weights_of_rows[row] =
         to_float(p.weight_dtype, load_bits(p.row_weights.data[local], row, p.weight_dtype));
-  }
-  // Pairs of token-major rows, without a division for each.
-  const PairLane pair(topk, static_cast<int>(threadIdx.x % 32));
-  if (p.fresh && p.token_major && pair.used) {
-    const auto* ids = reinterpret_cast<const std::int32_t*>(p.ids.data[local]);
-    read_ahead(
-        thread / 32 * pair.tokens + pair.slot, p.rows, threads / 32 * pair.tokens,
-        [&](std::int64_t row) { return __ldcg(&ids[row * topk + pair.k]); },
-        [&](std::int64_t row, std::int32_t id) {
-          p.tables.copies[row * topk + pair.k] = id >= 0 ? row : -1;
-        });
   }
   if (p.fresh && thread == 0) *p.tables.placed = 1;
 }

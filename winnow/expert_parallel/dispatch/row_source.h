@@ -1,4 +1,4 @@
-// What stands beside each row of a counted dispatch. Internal.
+// What stands beside each row of a new expert-major routing. Internal.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ RegionLayout::RegionLayout(const Config& config, const Request& request, std::in
   if (request.weights) weight_bytes = size_of(config.weight_dtype) * (token_major ? topk : 1);
   scale_bytes = request.scale_bytes;
   if (token_major) id_bytes = topk * std::int64_t(sizeof(std::int32_t));
-  if (request.cached == nullptr) source_bytes = sizeof(RowSource);
+  if (!token_major && request.cached == nullptr) source_bytes = sizeof(RowSource);
   if (request.scatter) claim_bytes = sizeof(std::uint64_t);
 
   const auto append = [&](std::int64_t& offset, std::int64_t size) {
@@ -99,10 +99,6 @@ void RowWriter::write_token(const TokenRecord& token, const int* locals) const {
       std::byte* weight = weights + k * weight_bytes;
       here ? copy(weight, token.weights + k * weight_bytes, weight_bytes)
            : void(std::memset(weight, 0, static_cast<std::size_t>(weight_bytes)));
-    }
-    if (to.sources) {
-      to.sources[row] = {token.source, static_cast<std::int32_t>(token.token), first,
-                         static_cast<std::int32_t>(row)};
     }
   }
 }
