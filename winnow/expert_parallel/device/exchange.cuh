@@ -121,6 +121,7 @@ class ExchangeBlock {
     return wait_for_all(view_, topology_.world, word, epoch_, params_.phase, rank);
   }
 
+  // Without branches, so that no load waits for another.
   __device__ void decide() {
     bool refuses = false;
     for (int rank = threadIdx.x; rank < topology_.world; rank += blockDim.x) {
@@ -129,12 +130,13 @@ class ExchangeBlock {
       const auto* options = reinterpret_cast<const std::int64_t*>(&header.options);
       const auto* first = reinterpret_cast<const std::int64_t*>(&said(0).options);
       bool differ = false;
+#pragma unroll
       for (int i = 0; i < int(sizeof(Options) / sizeof(std::int64_t)); ++i) {
-        differ = differ || options[i] != first[i];
+        differ |= options[i] != first[i];
       }
-      any_bad_ = any_bad_ || bad;
-      refuses = refuses || (header.refusal != 0 && header.deferred == 0) || differ ||
-                (bad && header.options.worst_case_rows == 0);
+      any_bad_ |= bad;
+      refuses |= ((header.refusal != 0) & (header.deferred == 0)) | differ |
+                 (bad & (header.options.worst_case_rows == 0));
     }
     refused_ = __syncthreads_or(refuses);
     if (threadIdx.x == 0) view_.state->refused = refused_;
@@ -172,9 +174,9 @@ __global__ void __launch_bounds__(kExchangeThreads)
     exchange_kernel(const __grid_constant__ ExchangeParams params) {
   const LayerView& view = params.view;
   device::wait_for_kernel_before();
-  if (broken(view)) return;
+  const bool was_broken = broken(view);
   const std::uint64_t epoch = epoch_of(view) + 1;
-  if (__syncthreads_or(threadIdx.x == 0 && told_of_fault(view))) return;
+  if (__syncthreads_or(was_broken || (threadIdx.x == 0 && told_of_fault(view)))) return;
   if (threadIdx.x == 0) {
     view.state->epoch = epoch;
     view.state->ticket = params.ticket;

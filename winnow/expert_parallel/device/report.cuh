@@ -14,8 +14,9 @@ inline constexpr std::int64_t kHeadBytes = sizeof(Header) - Header::kTextBytes;
 // What a rank found in its indices, as the exchange of this call has heard.
 __device__ __forceinline__ Findings findings_of(const LayerView& view, int rank) {
   const Header& header = *heard(view, rank);
-  if (header.options.call != Call::dispatch || header.refusal != 0) return {};
-  return *heard_findings(view, rank);
+  const Findings findings = *heard_findings(view, rank);
+  const bool there = (header.options.call == Call::dispatch) & (header.refusal == 0);
+  return there ? findings : Findings{};
 }
 
 // Copies what the exchange of this call has heard. The whole block; ends with a barrier.
@@ -31,14 +32,12 @@ __device__ inline void report_heard(const LayerView& view, const ReportView& to,
   for (int rank = threadIdx.x; rank < world; rank += blockDim.x) {
     to.findings[rank] = findings_of(view, rank);
   }
-  __threadfence_system();
   __syncthreads();
 }
 
-// The report of this call is complete: the host goes on. One thread; whatever other threads wrote
-// to the report comes before it: each has done __threadfence_system(), and a barrier followed.
+// The report of this call is complete: the host goes on. One thread, behind a barrier that comes
+// after what other threads wrote to the report.
 __device__ __forceinline__ void complete_report(const LayerView& view) {
-  __threadfence_system();
   store_release_system(&view.report.report->ticket,
                        *const_cast<const volatile std::uint64_t*>(&view.state->ticket));
 }
@@ -49,7 +48,6 @@ __device__ __forceinline__ bool can_defer(const LayerView& view) {
 }
 // After the parts of view.deferred are written, as for complete_report(). One thread.
 __device__ __forceinline__ void complete_deferred(const LayerView& view) {
-  __threadfence_system();
   store_release_system(&view.deferred.report->ticket,
                        *const_cast<const volatile std::uint64_t*>(&view.state->ticket));
 }
