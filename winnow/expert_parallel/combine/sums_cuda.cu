@@ -446,7 +446,7 @@ class PhaseTeller {
   }
   // All phases, when this team has been fed the last mark.
   __device__ void finish() {
-    while (told_ < kPhases && !ended_) tell();
+    while (told_ < kPhases) tell();
   }
 
  private:
@@ -454,13 +454,8 @@ class PhaseTeller {
   __device__ std::uint32_t reached() {
     std::uint32_t least = kPhases;
     for (int team = 0; team < teams_; ++team) {
-      const std::uint32_t word = row_sums::marks_of(Ring(ring_memory, cut_, team));
-      const std::uint32_t marks = word & ~row_sums::kTeamEnded;
-      least = min(least, marks);
-      // Before the last mark: something has not come.
-      if (word != marks && marks < kPhases) ended_ = true;
+      least = min(least, row_sums::marks_of(Ring(ring_memory, cut_, team)));
     }
-    ended_ = __any_sync(device::kFullWarp, ended_);
     return __shfl_sync(device::kFullWarp, least, 0);
   }
 
@@ -469,7 +464,6 @@ class PhaseTeller {
   const Cut& cut_;
   int teams_;
   std::uint32_t told_ = 0;
-  bool ended_ = false;
 };
 
 template <class T, bool kWeighted, int kLevels>

@@ -54,15 +54,12 @@ struct alignas(16) Piece {
   float weight;
 };
 
-// How many marks a team has reached; with kTeamEnded, it reaches no more.
-inline constexpr std::uint32_t kTeamEnded = 0x80000000u;
-
 // A ring's bookkeeping; the slots follow it in dynamic shared memory.
 struct alignas(128) Shared {
   std::uint64_t full[kMaxSlots], empty[kMaxSlots];
   Piece pieces[kMaxSlots];
   Addend addends[kMaxAddends];  // of the sums that are being fed
-  std::uint32_t marks;
+  std::uint32_t marks;          // that the team has reached
 };
 
 // How rows are cut: into equal pieces, with as many slots as fit in the ring of each team.
@@ -355,10 +352,9 @@ __device__ void add_rows(Ring ring) {
     const Piece& piece = ring.shared->pieces[ring.slot];
     next = {piece.bytes, piece.flags, piece.weight};
   };
-  const auto count_marks = [&](std::uint32_t more) {
-    asm volatile("red.release.cta.shared::cta.add.u32 [%0], %1;" ::"r"(
-                     device::shared_address(&ring.shared->marks)),
-                 "r"(more)
+  const auto count_mark = [&] {
+    asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(
+                     device::shared_address(&ring.shared->marks))
                  : "memory");
   };
   for (bool there = false;;) {
@@ -370,10 +366,10 @@ __device__ void add_rows(Ring ring) {
     const std::uint32_t empty = ring.empty(), slot = ring.slot;
     const std::uint32_t data = ring.data() + thread * kVectorBytes;
     ring.advance(1);
-    if (piece.flags & (kMark | kEnd)) {
+    if (piece.flags & kEnd) return;
+    if (piece.flags & kMark) {
       meet_adders();
-      if (thread == 0) count_marks(piece.flags & kEnd ? kTeamEnded : 1u);
-      if (piece.flags & kEnd) return;
+      if (thread == 0) count_mark();
       device::mbarrier_arrive_warp(empty);
       there = false;
       continue;
@@ -463,7 +459,7 @@ __device__ void add_rows(Ring ring) {
   }
 }
 
-// How many marks a team has reached, and whether it has ended: then kTeamEnded is added.
+// How many marks a team has reached.
 __device__ inline std::uint32_t marks_of(const Ring& ring) {
   std::uint32_t marks;
   asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
