@@ -143,6 +143,12 @@ __device__ __forceinline__ void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Orders what this thread has written to global memory, and what it has acquired of others' writes,
+// before later reads by bulk copies.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // Registers per thread of the calling warpgroup from here on; multiples of 8.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc() {

@@ -344,7 +344,7 @@ class Reductions {
     }
     if constexpr (kAllNodes) {
       if (!__all_sync(device::kFullWarp, arrived)) return -1;
-      fence_of_others();
+      device::fence_proxy_async_global();
     }
     return __popc(counted) + __popc(empties);
   }
@@ -364,10 +364,6 @@ class Reductions {
     return rows_[local] + step.row * params_.row_bytes;
   }
 
-  // What others wrote and this warp has acquired is read by bulk copies next.
-  static __device__ void fence_of_others() {
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-  }
   template <class Visit>
   __device__ void for_each_mate(const Visit& visit) const {
     const auto* words =
@@ -380,7 +376,7 @@ class Reductions {
   }
   __device__ bool take(bool there) {
     if (!__all_sync(device::kFullWarp, there)) return false;
-    fence_of_others();
+    device::fence_proxy_async_global();
     ready_phases_ = next_.phase + 1;
     return true;
   }

@@ -33,11 +33,6 @@ constexpr int kLargeRowSenders = 4;
 constexpr std::int64_t kLargeRow = 4096;  // bytes
 constexpr int kSent = kPhases;            // the mark behind the phases: all tokens are sent
 
-// Generic accesses before, bulk copies after, of memory of any rank.
-__device__ __forceinline__ void fence_proxy_async() {
-  asm volatile("fence.proxy.async;" ::: "memory");
-}
-
 __device__ __forceinline__ float to_float(DType dtype, std::uint32_t bits) {
   if (dtype == DType::f32) return __uint_as_float(bits);
   if (dtype == DType::bf16) return __uint_as_float(bits << 16);
@@ -100,7 +95,7 @@ class TokenSender {
         const auto* signal = reinterpret_cast<const std::uint64_t*>(
             view.rail.local + view.rail_layout.signal(from, token / kChunkTokens));
         came = wait_at_least(view, signal, epoch_of(view), Phase::tokens, source);
-        fence_proxy_async();
+        device::fence_proxy_async_global();
       }
       if (!__shfl_sync(kFullWarp, came, 0)) return false;
       __syncwarp();
@@ -352,7 +347,7 @@ __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
       if (lane == 0) {
         there = wait_at_least(view, words + from, epoch_of(view) * kPhases + item.phase + 1,
                               Phase::rows, topology.rank_of(topology.node, from));
-        fence_proxy_async();
+        device::fence_proxy_async_global();
       }
       if (!__shfl_sync(kFullWarp, there, 0)) return false;
     }
@@ -504,7 +499,7 @@ __device__ void finish(const MoveParams& p, RowPipe& pipe, bool all) {
   if (!all_senders(all)) return;
   fill_tables(p);
   if (!p.fresh || p.token_major || !meet_blocks(p.view, all_senders)) return;
-  fence_proxy_async();
+  device::fence_proxy_async_global();
   repeat_rows(p, pipe);
 }
 
