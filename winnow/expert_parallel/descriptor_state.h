@@ -36,7 +36,6 @@ struct Routing {
   // On a GPU, and the memory of its tables.
   Device gpu{};
   RoutingTables tables;
-  DeviceRouting device;  // the same, for combine
   std::vector<std::shared_ptr<Region>> memory;
 
   // R of a rank.

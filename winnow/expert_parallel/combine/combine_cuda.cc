@@ -112,7 +112,7 @@ void DeviceCombine::fill_params() {
   sums_.view = layer_.view();
   sums_.dtype = config.dtype;
   sums_.row_bytes = layer_.row_bytes();
-  sums_.routing = routing_.device;
+  sums_.routing = routing_.tables;
   if (args_.weighted) sums_.weights = state_.device_weights;
   sums_.token_major = routing_.order == RowOrder::token_major;
   sums_.pushes = config.enable_local_combine && !sums_.token_major && config.local_world_size > 1;

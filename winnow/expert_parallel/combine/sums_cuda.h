@@ -16,7 +16,7 @@ struct DeviceSumParams {
   LayerView view;
   DType dtype = DType::bf16;  // f32, f16 or bf16: of rows, sums, bias and out
   std::int64_t row_bytes = 0;
-  DeviceRouting routing;
+  RoutingTables routing;
   DeviceWeights weights;  // null: not weighted
   bool token_major = false;
   // enable_local_combine, expert-major: every rank pushes the sum of its rows of a token, rounded,

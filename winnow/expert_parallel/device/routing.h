@@ -8,17 +8,6 @@
 
 namespace winnow::expert_parallel {
 
-// The tables of a routing, see Descriptor; shared by the descriptors that repeat it.
-struct DeviceRouting {
-  // 1: the tables are filled. 0: the dispatch that should have filled them was refused.
-  const std::uint32_t* placed = nullptr;
-  const std::int32_t* tokens = nullptr;   // [W] n of every rank
-  const std::int32_t* indices = nullptr;  // [NN, T, K]
-  const std::int32_t* rows = nullptr;     // [NN, T, K]
-  const std::int64_t* copies = nullptr;   // [R, K]
-  const std::int32_t* firsts = nullptr;   // [W, T], see RoutingTables
-};
-
 // The first row that a rank has of a token, and whether it has others too: the largest of what each
 // of the rows says.
 struct FirstRow {
@@ -35,11 +24,13 @@ struct FirstRow {
   }
 };
 
-// All of its tables, as dispatch fills them.
+// The tables of a routing, see Descriptor, as dispatch fills them; shared by the descriptors that
+// repeat it.
 struct RoutingTables {
+  // 1: the tables are filled. 0: the dispatch that should have filled them was refused.
   std::uint32_t* placed = nullptr;
   std::int64_t* wanted = nullptr;          // [W] rows of each rank, as the routing asks
-  std::int32_t* tokens = nullptr;          // [W]
+  std::int32_t* tokens = nullptr;          // [W] n of every rank
   std::int32_t* expert_counts = nullptr;   // [E/W]
   std::int32_t* expert_offsets = nullptr;  // [E/W + 1]
   std::int32_t* indices = nullptr;         // [NN, T, K]

@@ -312,8 +312,6 @@ void DeviceDispatch::make_tables() {
       add.add(tables.first_copies, rows);
       add.add(tables.copies, rows * config_.topk);
     }));
-    made_->device = {tables.placed, tables.tokens, tables.indices,
-                     tables.rows,   tables.copies, tables.firsts};
   }
   if (request_.weights) {
     weights_ = keep_tables(layer_, [&](Tables& add) {
@@ -361,9 +359,9 @@ void DeviceDispatch::scatter() {
 void DeviceDispatch::send() {
   RailSendParams params;
   params.view = layer_.view();
-  params.placed = made_ ? nullptr : routing_->device.placed;
+  params.placed = made_ ? nullptr : routing_->tables.placed;
   params.indices =
-      routing_->device.indices + layer_.node() * config_.max_tokens * std::int64_t(config_.topk);
+      routing_->tables.indices + layer_.node() * config_.max_tokens * std::int64_t(config_.topk);
   params.tokens = request_.tokens;
   params.rows = move_.input;
   params.row_stride = move_.input_stride;
