@@ -30,7 +30,7 @@ enum class Report {
   none,     // nothing: it does not wait
   later,    // what the exchange has heard, when the next call asks: learn_offered()
   headers,  // the same at once: it waits
-  more,     // and what a later kernel of the call adds before it calls complete_report()
+  more,     // and what a later kernel of the call adds before it calls complete()
 };
 
 class DeviceLayer {

@@ -146,7 +146,7 @@ class ExchangeBlock {
     report_heard(view_, view_.report, refused_);
     if (threadIdx.x != 0) return;
     view_.report.report->refused = refused_;
-    complete_report(view_);
+    complete(view_, view_.report);
   }
 
   __device__ void defer() const {
@@ -155,7 +155,7 @@ class ExchangeBlock {
     if (threadIdx.x != 0) return;
     view_.deferred.report->refused = refused_;
     view_.deferred.report->overflow = 0;
-    complete_deferred(view_);
+    complete(view_, view_.deferred);
   }
 
   static constexpr std::int64_t kWord = sizeof(std::uint64_t);

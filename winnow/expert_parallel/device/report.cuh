@@ -35,21 +35,16 @@ __device__ inline void report_heard(const LayerView& view, const ReportView& to,
   __syncthreads();
 }
 
-// The report of this call is complete: the host goes on. One thread, behind a barrier that comes
-// after what other threads wrote to the report.
-__device__ __forceinline__ void complete_report(const LayerView& view) {
-  store_release_system(&view.report.report->ticket,
+// A report is complete: the host may read it. One thread, behind a barrier that comes after what
+// other threads wrote to it.
+__device__ __forceinline__ void complete(const LayerView& view, const ReportView& report) {
+  store_release_system(&report.report->ticket,
                        *const_cast<const volatile std::uint64_t*>(&view.state->ticket));
 }
 
 // Whether the host has read what was deferred before; else the first one stays. One thread asks.
 __device__ __forceinline__ bool can_defer(const LayerView& view) {
   return load_acquire_system(&view.deferred.report->ticket) == 0;
-}
-// After the parts of view.deferred are written, as for complete_report(). One thread.
-__device__ __forceinline__ void complete_deferred(const LayerView& view) {
-  store_release_system(&view.deferred.report->ticket,
-                       *const_cast<const volatile std::uint64_t*>(&view.state->ticket));
 }
 
 // Some rank wanted more rows than there were: the host's next call throws it. One thread. `wanted`
@@ -64,7 +59,7 @@ __device__ __forceinline__ void defer_overflow(const LayerView& view, const std:
   for (int rank = 0; rank < view.topology.world; ++rank) {
     view.deferred.wanted[rank] = wanted[rank];
   }
-  complete_deferred(view);
+  complete(view, view.deferred);
 }
 
 }  // namespace winnow::expert_parallel

@@ -148,7 +148,7 @@ __device__ void report(const PlaceParams& p, const Heard& heard, const Blocks& b
   if (threadIdx.x != 0) return;
   if (p.reports) {
     p.view.report.report->refused = 0;
-    complete_report(p.view);
+    complete(p.view, p.view.report);
   }
   for (int rank = 0; p.worst_case_rows > 0 && rank < topology.world; ++rank) {
     if (blocks.wanted[rank] <= p.worst_case_rows) continue;
