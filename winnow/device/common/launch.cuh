@@ -24,7 +24,9 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 
 // Launches a kernel that calls wait_for_kernel_before(), in one-dimensional blocks. It may come
 // when all blocks of the one before have called allow_next_kernel() or ended; so may what is
-// launched behind it in the same way, and wait in turn. sm_90 and newer.
+// launched behind it in the same way. Every block waits before it ends, even where it does nothing:
+// otherwise the kernel may end before the one before it, which nobody behind it knows. sm_90 and
+// newer.
 template <class... Params>
 cudaError_t launch_early(void (*kernel)(Params...), dim3 grid, int threads,
                          std::size_t shared_bytes, cudaStream_t stream, const Params&... params) {
@@ -38,7 +40,9 @@ cudaError_t launch_early(void (*kernel)(Params...), dim3 grid, int threads,
   config.stream = stream;
   config.attrs = &overlap;
   config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, params...);
+  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, params...);
+  if (status != cudaSuccess) cudaGetLastError();  // it is told here, and nowhere else
+  return status;
 }
 
 }  // namespace winnow::device

@@ -61,7 +61,7 @@ int launch_place(const PlaceParams& params, int blocks, void* stream);
 struct MoveParams {
   LayerView view;
   bool token_major = false;
-  bool fresh = false;                     // a new routing: sources are written, tables made
+  bool fresh = false;                     // a new routing: its tables are made
   bool pads = false;                      // expert_alignment is above 1
   bool weights_travel = false;            // every rank gives weights
   std::int64_t max_tokens = 0, rows = 0;  // T; R of this rank
