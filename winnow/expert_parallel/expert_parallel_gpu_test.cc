@@ -115,11 +115,14 @@ using Graphs = GpuTest;
 
 TEST_F(Graphs, LaunchedAgainWithOtherIndices) {
   for (const auto& [nodes, locals] : {std::pair{1, 1}, {1, 2}, {1, 4}, {2, 2}, {4, 1}}) {
-    for (const bool local_combine : {false, true}) {
+    for (const auto& [local_combine, token_major] :
+         {std::pair{false, false}, {true, false}, {true, true}}) {
       SCOPED_TRACE(std::to_string(nodes) + " nodes of " + std::to_string(locals) +
-                   (local_combine ? ", local combine" : ""));
+                   (local_combine ? ", local combine" : "") + (token_major ? ", token-major" : ""));
       Problem problem = recorded_problem(nodes, locals);
       problem.local_combine = local_combine;
+      problem.token_major = token_major;
+      problem.weighted_combine = !token_major;
       const std::vector<Round> rounds = make_rounds(problem);
       std::int64_t rows = 5;
       for (const Round& round : rounds) rows = std::max(rows, round.most_rows() + 5);
@@ -143,9 +146,16 @@ TEST_F(Graphs, LaunchedAgainWithOtherIndices) {
 }
 
 TEST_F(Graphs, OverflowIsToldByTheNextCall) {
-  for (const auto& [nodes, locals] : {std::pair{1, 3}, {2, 2}}) {
-    SCOPED_TRACE(nodes);
-    const Problem problem = recorded_problem(nodes, locals);
+  struct Shape {
+    int nodes, locals;
+    bool token_major;
+  };
+  for (const auto& [nodes, locals, token_major] :
+       {Shape{1, 3, false}, {2, 2, false}, {1, 3, true}}) {
+    SCOPED_TRACE(std::to_string(nodes) + (token_major ? ", token-major" : ""));
+    Problem problem = recorded_problem(nodes, locals);
+    problem.token_major = token_major;
+    problem.weighted_combine = !token_major;
     const std::vector<Round> rounds = make_rounds(problem);
     GpuWorld world(problem.config(), problem.world_size());
     const std::int64_t rows = 20;  // far too few

@@ -1,4 +1,5 @@
 // combine() on a GPU: what is enqueued, in which order.
+#include <algorithm>
 #include <new>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "winnow/expert_parallel/combine/sums_cuda.h"
 #include "winnow/expert_parallel/device/device_layer.h"
 #include "winnow/expert_parallel/device/layer_kernels.h"
+#include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/device/rail_send.h"
 
 namespace winnow::expert_parallel {
@@ -27,10 +29,10 @@ class DeviceCombine {
     layer_.begin(kOperation, args_.stream);
     post();
     if (layer_.nodes() > 1) {
-      layer_.check(launch_node_sum(sums_, layer_.blocks(), layer_.stream()), "node_sum");
+      sum(kOthers);
       send_back();
     }
-    layer_.check(launch_sum(sums_, layer_.blocks(), layer_.stream()), "sum");
+    sum(kOwn);
     layer_.drain();
     layer_.end();
     return std::move(result_);
@@ -40,7 +42,9 @@ class DeviceCombine {
   void post();
   Extent place_expert_output();
   void make_out();
+  Travel travel() const;
   void fill_params();
+  void sum(Part part);
   void send_back();
 
   DeviceLayer& layer_;
@@ -96,7 +100,7 @@ Extent DeviceCombine::place_expert_output() {
     const Extent found =
         stride == bytes ? layer_.arena().locate(rows.data(), count * bytes) : Extent{};
     if (found.segment >= 0) return found;
-    if (sums_.pushes) return {};
+    if (sums_.travel != Travel::rows_are_read) return {};
   }
   layer_.check(copy_rows(state_.buffer->data(), bytes, sums_.expert_rows, stride, bytes, count,
                          layer_.stream()),
@@ -104,6 +108,15 @@ Extent DeviceCombine::place_expert_output() {
   sums_.expert_rows = state_.buffer->data();
   sums_.expert_stride = bytes;
   return state_.buffer->extent();
+}
+
+Travel DeviceCombine::travel() const {
+  const Config& config = layer_.config();
+  if (sums_.token_major) {
+    return pushes_rows(layer_.map(), config) ? Travel::rows_are_pushed : Travel::rows_are_read;
+  }
+  const bool sums = config.enable_local_combine && layer_.map().topology.local_world_size > 1;
+  return sums ? Travel::sums_are_pushed : Travel::rows_are_read;
 }
 
 void DeviceCombine::fill_params() {
@@ -115,7 +128,7 @@ void DeviceCombine::fill_params() {
   sums_.routing = routing_.tables;
   if (args_.weighted) sums_.weights = state_.device_weights;
   sums_.token_major = routing_.order == RowOrder::token_major;
-  sums_.pushes = config.enable_local_combine && !sums_.token_major && config.local_world_size > 1;
+  sums_.travel = travel();
   sums_.max_tokens = config.max_tokens;
   sums_.tokens = routing_.tokens;
   if (args_.bias.present()) {
@@ -124,6 +137,16 @@ void DeviceCombine::fill_params() {
   }
   sums_.out = static_cast<std::byte*>(out_.data());
   sums_.out_stride = out_.stride(0) * size;
+}
+
+void DeviceCombine::sum(Part part) {
+  int blocks = layer_.blocks();
+  if (sums_.travel == Travel::rows_are_pushed) {
+    const int pushing = std::max(1, blocks * 3 / 8);  // they end together
+    layer_.check(launch_push_rows(part, sums_, pushing, layer_.stream()), "push_rows");
+    blocks = std::max(1, blocks - pushing);
+  }
+  layer_.check(launch_sums(part, sums_, blocks, layer_.stream()), "sums");
 }
 
 void DeviceCombine::send_back() {
@@ -143,6 +166,9 @@ Tensor combine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& de
   return DeviceCombine(layer, args, descriptor).run();
 }
 
-int load_combine_kernels() { return load_sum_kernels(); }
+int load_combine_kernels() {
+  const int status = load_push_rows();
+  return status == cudaSuccess ? load_sums() : status;
+}
 
 }  // namespace winnow::expert_parallel

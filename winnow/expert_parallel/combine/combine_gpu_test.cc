@@ -68,6 +68,72 @@ TEST_F(CombineGpu, RowsInPieces) {
   }
 }
 
+// Token-major rows travel by pushes where a node has three ranks: more of them than are told of at
+// a time, ranks that have many of them or none, those of other nodes' tokens.
+TEST_F(CombineGpu, PushedRows) {
+  for (const auto& [nodes, locals] : {std::pair{1, 3}, {1, 4}, {2, 3}}) {
+    for (const ExpertChoice choice : {ExpertChoice::dropped, ExpertChoice::one_expert}) {
+      for (const Mode mode : {Mode::counted, Mode::cached, Mode::worst_case}) {
+        const bool own = mode == Mode::cached;
+        expect_as_oracle({.nodes = nodes,
+                          .local_world_size = locals,
+                          .topk = 3,
+                          .max_tokens = 270,
+                          .hidden = 136,
+                          .tokens = own ? Tokens::even_ranks_empty : Tokens::uneven,
+                          .choice = choice,
+                          .mode = mode,
+                          .expert_rows = own ? ExpertRows::own : ExpertRows::combine_buffer,
+                          .token_major = true,
+                          .local_combine = own,
+                          .bias = true,
+                          .strided = own});
+      }
+    }
+  }
+}
+
+TEST_F(CombineGpu, FewSmsReadRows) {
+  for (const int nodes : {1, 2}) {
+    expect_as_oracle({.nodes = nodes,
+                      .local_world_size = 3,
+                      .topk = 3,
+                      .max_tokens = 270,
+                      .hidden = 136,
+                      .choice = ExpertChoice::dropped,
+                      .token_major = true,
+                      .local_combine = nodes == 2,
+                      .sm_count = 8});
+  }
+}
+
+// Words and memory serve pushed rows and pushed sums in turn.
+TEST_F(CombineGpu, RowsAndSumsOfOneLayer) {
+  Problem problem{.topk = 3, .max_tokens = 100, .hidden = 136, .local_combine = true};
+  GpuWorld world(problem.config(), 4);
+  for (std::uint64_t call = 0; call < 12; ++call) {
+    problem.seed = call;
+    problem.token_major = call % 3 != 0;
+    problem.mode = call % 2 == 0 ? Mode::counted : Mode::worst_case;
+    expect_works(world.ranks(), world.layers(), problem);
+  }
+}
+
+// Rows of 80,016 bytes, one behind the other or further apart.
+TEST_F(CombineGpu, PushedRowsInPieces) {
+  for (const bool strided : {false, true}) {
+    expect_as_oracle({.dtype = DType::f32,
+                      .topk = 5,
+                      .max_tokens = 40,
+                      .hidden = 20004,
+                      .choice = ExpertChoice::duplicates,
+                      .expert_rows = strided ? ExpertRows::own : ExpertRows::in_place,
+                      .token_major = true,
+                      .local_combine = true,
+                      .strided = strided});
+  }
+}
+
 // A ring holds fewer rows of 14 KB.
 TEST_F(CombineGpu, ThirtyTwoRowsOfAToken) {
   for (const int nodes : {1, 2}) {

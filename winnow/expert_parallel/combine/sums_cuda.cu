@@ -27,10 +27,6 @@ using row_sums::teams_of;
 
 extern __shared__ __align__(128) std::byte ring_memory[];
 
-// Whose tokens a kernel sums: those of this rail's ranks on the other nodes, over this node; or
-// those of this rank, over all nodes.
-enum Part { kOthers, kOwn };
-
 // Tokens of a rank in kPhases parts of equal length, the same for all ranks. The warp.
 __device__ std::uint32_t phase_length(const DeviceSumParams& params) {
   int longest = 1;
@@ -53,11 +49,13 @@ __device__ __forceinline__ int wrap(int number, int size) {
 }
 
 // Tokens that a warp takes under one claim: where rows are large so few that a rank has about two
-// of them, since all that has been claimed is the end of the slowest SM.
+// of them, since all that has been claimed is the end of the slowest SM. A claim takes its time
+// too: few SMs take more at once of what they read.
 __device__ PairLane claimed_tokens(const DeviceSumParams& params) {
   constexpr std::int64_t kLargeRow = 4096;  // bytes
   const DeviceTopology& topology = params.view.topology;
-  const int few = max(2, 2 * topology.world / topology.topk);
+  int few = max(2, 2 * topology.world / topology.topk);
+  if (params.travel == Travel::rows_are_read) few = max(few, 32 / int(gridDim.x));
   return PairLane(topology.topk, int(threadIdx.x) % 32, params.row_bytes >= kLargeRow ? few : 32);
 }
 
@@ -89,7 +87,7 @@ class Pushes {
     second_ = find_row(first_);
     first_ = find_first(claims_.next());
   }
-  __device__ bool any() const { return params_.pushes && sources_ > 0; }
+  __device__ bool any() const { return params_.travel == Travel::sums_are_pushed && sources_ > 0; }
 
   // Feeds what has been claimed, false: nothing is left. Marks the phases that are over.
   __device__ bool feed(Feeder& feeder) {
@@ -286,7 +284,7 @@ class Reductions {
     const int group = here ? home : there ? node * topology_.locals : -1;
     const unsigned mates = __match_any_sync(device::kFullWarp, group) & lane_.token_lanes();
     const unsigned below = lanes_below(lane_.lane);
-    const bool pushed = here && params_.pushes && local != topology_.local;
+    const bool pushed = here && params_.travel != Travel::rows_are_read && local != topology_.local;
     const bool one = there || pushed || params_.token_major;  // of its group
     const bool counts = group >= 0 && (!one || (mates & below) == 0);
     const unsigned counted = __ballot_sync(device::kFullWarp, counts);
@@ -326,6 +324,13 @@ class Reductions {
       const bool ends_node = there || at + 1 == __popc(before) + __popc(of_node);
       addend->row = row_of(step, local, pushed);
       if (!pushed) addend->weight = step.weight;
+      if (pushed && params_.token_major) {
+        const auto* word = reinterpret_cast<const std::uint64_t*>(
+            view_.control.local + view_.control_layout.pushed_row(step.source_node,
+                                                                  topology_.locals, local,
+                                                                  place_of(step, local)));
+        arrived = wait_at_least(view_, word, epoch_, Phase::pushed_rows, home);
+      }
       if constexpr (kAllNodes) {
         if (there) {
           const std::byte* signal =
@@ -342,7 +347,7 @@ class Reductions {
                       (ends_node ? row_sums::kEndsNode : 0u) |
                       (at + 1 == __popc(of_token) ? row_sums::kEndsSum : 0u);
     }
-    if constexpr (kAllNodes) {
+    if (kAllNodes || params_.travel == Travel::rows_are_pushed) {
       if (!__all_sync(device::kFullWarp, arrived)) return -1;
       device::fence_proxy_async_global();
     }
@@ -354,11 +359,17 @@ class Reductions {
     return view_.rail.local +
            view_.rail_layout.staged_row(step.source_node, step.token, params_.row_bytes);
   }
+  // Among what a rank of this node pushes: see sum_offset().
+  __device__ std::int64_t place_of(const Step& step, int local) const {
+    if (!params_.token_major) return step.token;
+    return step.row -
+           __ldcg(&params_.routing.rail_begins[step.source_node * topology_.locals + local]);
+  }
   // Of a rank of this node.
   __device__ const std::byte* row_of(const Step& step, int local, bool pushed) const {
     if (pushed) {
       return view_.sums.local + sum_offset(topology_, step.source_node, local, params_.max_tokens,
-                                           step.token, params_.row_bytes);
+                                           place_of(step, local), params_.row_bytes);
     }
     if (local == topology_.local) return params_.expert_rows + step.row * params_.expert_stride;
     return rows_[local] + step.row * params_.row_bytes;
@@ -392,7 +403,7 @@ class Reductions {
   std::uint32_t items_;
   Claims claims_;
   Step next_;
-  int ready_phases_ = params_.pushes ? 0 : kPhases, looks_ = 0;
+  int ready_phases_ = params_.travel == Travel::sums_are_pushed ? 0 : kPhases, looks_ = 0;
 };
 
 // Where the expert rows of the ranks of this node are, from their headers.
@@ -471,12 +482,15 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
   const int team = int(threadIdx.x) / kTeam;
   const Ring ring(ring_memory, cut, team);
   if (threadIdx.x % kTeam == 0) row_sums::begin(ring);
-  // All of the block or none; with it, where the rows are.
+  // All of the block or none; with it, where the rows are. The kernel that pushes rows has waited
+  // for the exchange, and is waited for at the end.
   const auto may_begin = [&] {
-    device::wait_for_kernel_before();
-    const bool runs_here = runs(view) && *params.routing.placed != 0;
-    if (!params.pushes) find_rows(view, rows);
-    return __syncthreads_and(runs_here) != 0;
+    if (params.travel != Travel::rows_are_pushed) device::wait_for_kernel_before();
+    const bool runs_here = runs(view) && __ldcg(params.routing.placed) != 0;
+    if (runs_here && params.travel == Travel::rows_are_read) find_rows(view, rows);
+    const bool all_run = __syncthreads_and(runs_here) != 0;
+    if (!all_run) device::wait_for_kernel_before();
+    return all_run;
   };
   if (row_sums::adds()) {
     if (!may_begin()) return;
@@ -491,7 +505,7 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
     if (!may_begin()) return;
     pushes.begin();
     reductions.begin();
-    const bool tells = params.pushes && team == 0;
+    const bool tells = pushes.any() && team == 0;
     // In turns, so that the links are in use all the time; but sums that also wait for other nodes
     // come when nothing is left to push.
     for (bool pushing = pushes.any(), summing = reductions.any(); pushing || summing;) {
@@ -506,7 +520,8 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
     }
     feeder.end();
   }
-  if (part == kOwn && !params.pushes) finish(view);
+  if (params.travel == Travel::rows_are_pushed) device::wait_for_kernel_before();
+  if (part == kOwn && params.travel == Travel::rows_are_read) finish(view);
 }
 
 using Kernel = void (*)(DeviceSumParams, Cut, Part);
@@ -527,26 +542,22 @@ Kernel kernel_of(int levels, DType dtype, bool weighted) {
   }
 }
 
-int launch(Part part, const DeviceSumParams& params, int blocks, void* stream) {
+}  // namespace
+
+int launch_sums(Part part, const DeviceSumParams& params, int blocks, void* stream) {
   const int levels = part == kOwn && params.view.topology.nodes > 1 ? 3 : 2;
   const int teams = teams_of(levels);
   const Kernel kernel = kernel_of(levels, params.dtype, params.weights.pairs != nullptr);
-  const Cut cut = row_sums::cut_rows(params.row_bytes, teams);
+  // More rows at a time from several ranks hold each other up.
+  const std::int64_t most =
+      params.travel == Travel::rows_are_read ? std::int64_t{9} << 19 : INT64_MAX;
+  const Cut cut = row_sums::cut_rows(params.row_bytes, teams, blocks, most);
   const int bytes = row_sums::shared_bytes(cut, teams);
   return device::launch_early(kernel, blocks, kTeam * teams, std::size_t(bytes),
                               static_cast<cudaStream_t>(stream), params, cut, part);
 }
 
-}  // namespace
-
-int launch_node_sum(const DeviceSumParams& params, int blocks, void* stream) {
-  return launch(kOthers, params, blocks, stream);
-}
-int launch_sum(const DeviceSumParams& params, int blocks, void* stream) {
-  return launch(kOwn, params, blocks, stream);
-}
-
-int load_sum_kernels() {
+int load_sums() {
   for (const int levels : {2, 3}) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       for (const bool weighted : {false, true}) {

@@ -3,6 +3,7 @@
 // in registers. Device code.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,6 +21,7 @@ inline constexpr int kVectors = 4;  // of 16 bytes, of a piece, in the registers
 inline constexpr int kVectorBytes = 16;
 inline constexpr int kMaxPiece = kAdders * 32 * kVectors * kVectorBytes;
 inline constexpr int kMaxSlots = 32;
+inline constexpr std::int64_t kLeastSlots = 3;  // of a team
 inline constexpr int kMaxAddends = 32;
 inline constexpr int kRingBytes = 220 * 1024;
 
@@ -67,12 +69,14 @@ struct Cut {
   std::int64_t row_bytes;
   std::uint32_t piece_bytes, slots;
 };
-inline Cut cut_rows(std::int64_t row_bytes, int teams) {
+// `most` bytes of rows are under way at a time, in all blocks together.
+inline Cut cut_rows(std::int64_t row_bytes, int teams, int blocks, std::int64_t most) {
   const std::int64_t pieces = (row_bytes + kMaxPiece - 1) / kMaxPiece;
   const std::int64_t piece = ((row_bytes + pieces - 1) / pieces + 127) / 128 * 128;
   const std::int64_t fit = (kRingBytes - teams * std::int64_t(sizeof(Shared))) / piece;
-  return {row_bytes, std::uint32_t(piece),
-          std::uint32_t((fit < kMaxSlots ? fit : kMaxSlots) / teams)};
+  const std::int64_t of_team = (fit < kMaxSlots ? fit : kMaxSlots) / teams;
+  const std::int64_t wanted = std::max(kLeastSlots, most / (piece * teams * blocks));
+  return {row_bytes, std::uint32_t(piece), std::uint32_t(std::min(of_team, wanted))};
 }
 inline int shared_bytes(const Cut& cut, int teams) {
   return teams * (int(sizeof(Shared)) + int(cut.slots * cut.piece_bytes));

@@ -11,6 +11,17 @@
 
 namespace winnow::expert_parallel {
 
+// Whose tokens a kernel works for: those of this rail's ranks on the other nodes, summed over this
+// node; or those of this rank, over all nodes.
+enum Part { kOthers, kOwn };
+
+// How the rows of a node's other ranks reach the one that reduces their tokens.
+enum class Travel {
+  rows_are_read,    // by that one
+  rows_are_pushed,  // to memory of its own; token-major
+  sums_are_pushed,  // each rank's sum of its rows of a token, rounded; expert-major
+};
+
 // All sums are f32, nested and rounded as RowSumParams (combine_impl.h) says.
 struct DeviceSumParams {
   LayerView view;
@@ -19,9 +30,7 @@ struct DeviceSumParams {
   RoutingTables routing;
   DeviceWeights weights;  // null: not weighted
   bool token_major = false;
-  // enable_local_combine, expert-major: every rank pushes the sum of its rows of a token, rounded,
-  // to the rank of its node that reduces the token. Otherwise that one reads the rows themselves.
-  bool pushes = false;
+  Travel travel = Travel::rows_are_read;
   std::int64_t max_tokens = 0;  // T
 
   const std::byte* expert_rows = nullptr;  // [R, H] of this rank, aligned to 16
@@ -33,12 +42,13 @@ struct DeviceSumParams {
   std::int64_t bias_stride = 0, out_stride = 0;
 };
 
-// With more than one node: sums over this node of the other nodes' tokens, rounded, to
-// RailLayout::staged_row().
-int launch_node_sum(const DeviceSumParams& params, int blocks, void* stream);
-// The tokens of this rank. When it ends no rank of the node reads this rank's rows any more.
-int launch_sum(const DeviceSumParams& params, int blocks, void* stream);
+// Pushes this rank's rows. The sums of what others push are launched behind it and run beside it.
+int launch_push_rows(Part part, const DeviceSumParams& params, int blocks, void* stream);
+// The sums: of others' tokens rounded, to RailLayout::staged_row(); of this rank's to `out`. When
+// the latter end no rank of the node reads this rank's rows any more.
+int launch_sums(Part part, const DeviceSumParams& params, int blocks, void* stream);
 // Loads the kernels onto the current GPU.
-int load_sum_kernels();
+int load_push_rows();
+int load_sums();
 
 }  // namespace winnow::expert_parallel

@@ -25,6 +25,7 @@ PhaseName name_of(Phase phase) {
     case Phase::rows:
       return {kDispatch, "the rows"};
     case Phase::expert_rows:
+    case Phase::pushed_rows:
       return {kCombine, "the expert rows"};
     case Phase::sums:
       return {kCombine, "the sums"};

@@ -17,6 +17,19 @@ DeviceTopology topology_of(const ExpertMap& map, int rank) {
   return topology;
 }
 
+// Faster where the links of a rank bring rows of two others or more, and SMs are enough to push and
+// to sum at once.
+bool pushes_rows(const ExpertMap& map, const Config& config) {
+  constexpr int kLeastLocals = 3, kLeastSms = 16;
+  constexpr std::int64_t kMostUnasked = std::int64_t{1} << 30;
+  if (map.topology.local_world_size < kLeastLocals || config.sm_count < kLeastSms) return false;
+  return config.enable_local_combine || pushed_bytes(map, config) <= kMostUnasked;
+}
+
+std::int64_t pushed_bytes(const ExpertMap& map, const Config& config) {
+  return map.topology.world_size * config.max_tokens * config.hidden * size_of(config.dtype);
+}
+
 ControlLayout control_layout(const ExpertMap& map, const Config& config) {
   constexpr std::int64_t kWord = sizeof(std::uint64_t), kIndex = sizeof(std::int32_t);
   const std::int64_t world = map.topology.world_size, locals = map.topology.local_world_size;
@@ -28,6 +41,10 @@ ControlLayout control_layout(const ExpertMap& map, const Config& config) {
   layout.done = parts.add(locals * kWord);
   layout.phases = parts.add(locals * kWord);
   layout.sum_phases = parts.add(2 * locals * kWord);
+  if (pushes_rows(map, config)) {
+    layout.pushed_words = (config.max_tokens + kPushedTogether - 1) / kPushedTogether;
+  }
+  layout.pushed = parts.add(nodes * locals * layout.pushed_words * kWord);
   layout.arrived = parts.add(3 * world * kWord);
   layout.fault = parts.add(kWord);
   layout.notices = parts.add(world * std::int64_t(sizeof(FaultNotice)));

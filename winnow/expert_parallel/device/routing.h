@@ -41,6 +41,11 @@ struct RoutingTables {
   // [W, T], expert-major only: a FirstRow of each token of the ranks of other rails; none for those
   // of this rail.
   std::int32_t* firsts = nullptr;
+  // Token-major only, where a rank's tokens have their rows one behind the other: [W + 1] where
+  // those of each rank begin here, and [NN, L] where those of each rail source do at the ranks of
+  // this node.
+  std::int32_t* source_begins = nullptr;
+  std::int32_t* rail_begins = nullptr;
 };
 
 // The weights of one dispatch. Null where none were sent.

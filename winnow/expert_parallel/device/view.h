@@ -23,6 +23,8 @@ inline constexpr int kMaxSegments = 64;  // of an arena
 inline constexpr int kMaxLocals = 72;    // ranks of a node, so that kernels take their pointers
 // Parts of a call's tokens whose rows, or sums, are told of one by one.
 inline constexpr int kPhases = 8;
+// Rows that combine pushes before it tells of them.
+inline constexpr int kPushedTogether = 16;
 
 // A pointer for each rank of this node, by local index. A kernel parameter.
 struct NodePointers {
@@ -62,6 +64,7 @@ enum class Phase : std::int32_t {
   rows,         // "the rows": dispatch's end
   sums,         // "the sums": a chunk of the rail
   pushed_sums,  // "the sums": of a rank of the node
+  pushed_rows,  // "the expert rows": of a rank of the node
   end_of_sums,  // "the end of the sums"
   world_barrier,
   node_barrier,
@@ -85,6 +88,9 @@ struct ControlLayout {
   // [2, L] words: epoch * kPhases + phases that rank has pushed, of tokens of other nodes; and
   // of this one.
   std::int64_t sum_phases = 0;
+  // [NN, L, pushed_words] words, where pushes_rows(): of what that rank pushes of the tokens that
+  // this rank reduces for that node, the epoch in which each kPushedTogether rows have come.
+  std::int64_t pushed = 0, pushed_words = 0;
   std::int64_t arrived = 0;  // [3, W] words: the rounds of barriers (see barrier.cuh)
   std::int64_t fault = 0;    // word: 0, or 1 + a rank that broke the layer
   std::int64_t notices = 0;  // [W] FaultNotice: what that rank waited for then
@@ -94,6 +100,10 @@ struct ControlLayout {
   std::int64_t row_bytes = 0, table_bytes = 0;
   std::int64_t bytes = 0;  // of all
 
+  WINNOW_HD std::int64_t pushed_row(int node, int locals, int local, std::int64_t row) const {
+    return pushed + ((std::int64_t(node) * locals + local) * pushed_words + row / kPushedTogether) *
+                        std::int64_t(sizeof(std::uint64_t));
+  }
   WINNOW_HD std::int64_t notice(int rank) const {
     return notices + rank * std::int64_t(sizeof(FaultNotice));
   }
@@ -146,7 +156,8 @@ struct FaultReport {
 // Who counts with which of DeviceState::tickets.
 enum Ticket { kBlocksArrived, kBlocksLeft, kMoveDone, kSumsDone, kTickets };
 // What warps claim from which of DeviceState::claims: in dispatch tokens to send and rows to
-// repeat; in combine tokens of other nodes and then of this one, to push and to sum.
+// repeat; in combine tokens of other nodes and then of this one, to push (or rows together) and to
+// sum.
 enum DispatchClaim { kSendClaims, kRepeatClaims };
 enum SumClaim { kPushOthersClaims, kSumOthersClaims, kPushOwnClaims, kSumOwnClaims, kClaims };
 
@@ -196,12 +207,13 @@ struct LayerView {
                 // the ranks of this node, by Extent::segment % kMaxSegments
 };
 
-// Where the sum of the rows that local rank `local` has of a token is pushed to, in the memory of
-// the rank that reduces it: [NN, L, T] rows, by the node of the token's rank.
+// Where local rank `local` pushes what it has of a rank's tokens, in the memory of the rank that
+// reduces them: [NN, L, T] rows, by the node of the tokens' rank. Expert-major the sum of a token's
+// rows, at the token's place; token-major the rows one behind the other.
 WINNOW_HD inline std::int64_t sum_offset(const DeviceTopology& topology, int node, int local,
-                                         std::int64_t max_tokens, std::int64_t token,
+                                         std::int64_t max_tokens, std::int64_t place,
                                          std::int64_t row_bytes) {
-  return ((std::int64_t(node) * topology.locals + local) * max_tokens + token) * row_bytes;
+  return ((std::int64_t(node) * topology.locals + local) * max_tokens + place) * row_bytes;
 }
 
 #ifdef __CUDACC__

@@ -173,6 +173,9 @@ void DeviceDispatch::start_routing() {
     if (layer_.nodes() > 1) add.add(tables.send_reqs, 2 * made_->nodes * made_->max_tokens);
     if (request_.order == RowOrder::expert_major) {
       add.add(tables.firsts, made_->world * made_->max_tokens);
+    } else {
+      add.add(tables.source_begins, topology.world + 1);
+      add.add(tables.rail_begins, topology.nodes * topology.locals);
     }
   }));
 

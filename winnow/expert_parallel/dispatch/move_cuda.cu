@@ -11,10 +11,10 @@
 #include "winnow/expert_parallel/device/blocks.cuh"
 #include "winnow/expert_parallel/device/claims.cuh"
 #include "winnow/expert_parallel/device/pairs.cuh"
+#include "winnow/expert_parallel/device/row_pipe.cuh"
 #include "winnow/expert_parallel/device/tell_node.cuh"
 #include "winnow/expert_parallel/device/wait.cuh"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
-#include "winnow/expert_parallel/dispatch/row_pipe.cuh"
 #include "winnow/expert_parallel/placement.h"
 
 namespace winnow::expert_parallel {

@@ -70,6 +70,11 @@ struct Blocks {
   std::int64_t* wanted;  // [W] rows of each rank
 };
 
+// Rows that there are at most, on any rank.
+__device__ std::int64_t limit_of(const PlaceParams& p) {
+  return p.worst_case_rows > 0 ? p.worst_case_rows : INT32_MAX;
+}
+
 // Sums over the sources: of each expert's pairs (to `starts`, to be added up later), and of the
 // blocks that come before those of the rail sources.
 __device__ void sum_sources(const PlaceParams& p, const Heard& heard, const Blocks& blocks) {
@@ -88,15 +93,19 @@ __device__ void sum_sources(const PlaceParams& p, const Heard& heard, const Bloc
     blocks.starts[expert] = sum;
   }
   if (!p.token_major) return;
+  const std::int64_t limit = limit_of(p);
   for (int rank = threadIdx.x; rank < world; rank += blockDim.x) {
     const bool here = rank / locals == topology.node;
+    const bool tells = blockIdx.x == 0 && rank == topology.rank;
     std::int64_t sum = 0;
     for (int source = 0; source < world; ++source) {
       if (here && source % locals == local) {
         blocks.firsts[source / locals * locals + rank % locals] = sum;
       }
+      if (tells) p.tables.source_begins[source] = static_cast<std::int32_t>(min(sum, limit));
       sum += heard.tokens(source)[rank];
     }
+    if (tells) p.tables.source_begins[world] = static_cast<std::int32_t>(min(sum, limit));
     blocks.wanted[rank] = sum;
   }
 }
@@ -140,6 +149,10 @@ __device__ void report(const PlaceParams& p, const Heard& heard, const Blocks& b
     p.tables.tokens[rank] = static_cast<std::int32_t>(heard.header(rank).tokens);
     if (p.reports) reinterpret_cast<std::int64_t*>(words)[rank] = blocks.wanted[rank];
   }
+  for (int i = threadIdx.x; p.token_major && i < topology.nodes * topology.locals;
+       i += blockDim.x) {
+    p.tables.rail_begins[i] = clamped(blocks.firsts[i]);
+  }
   words += PlaceReport::counts(topology.world);
   for (int i = threadIdx.x; p.reports && i < 2 * per_rank + 1; i += blockDim.x) {
     words[i] = i < per_rank ? p.tables.expert_counts[i] : p.tables.expert_offsets[i - per_rank];
@@ -164,7 +177,7 @@ __device__ void place_pairs(const PlaceParams& p, int source_node, std::int64_t 
   const int per_rank = topology.per_rank(), per_node = per_rank * topology.locals;
   const int blocks_here = p.token_major ? topology.locals : per_node;
   const int first_expert = topology.node * per_node;
-  const std::int64_t limit = p.worst_case_rows > 0 ? p.worst_case_rows : 0x7fffffff;
+  const std::int64_t limit = limit_of(p);
   const std::int64_t all = p.max_tokens * topology.topk, offset = source_node * all;
   const auto* indices = reinterpret_cast<const std::int32_t*>(table);
   const auto* ordinals = reinterpret_cast<const std::int32_t*>(table + PairTable::ordinals(pairs));

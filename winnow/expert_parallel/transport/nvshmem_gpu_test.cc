@@ -85,7 +85,7 @@ std::string all_to_all(const Rank& me) {
       for (const bool token_major : {false, true}) {
         problem.mode = mode;
         problem.token_major = token_major;
-        problem.local_combine = !token_major && mode == Mode::cached;
+        problem.local_combine = mode == Mode::cached;
         problem.fp8 = mode == Mode::worst_case;
         Config config = problem.config();
         config.device = me.gpu;

@@ -18,8 +18,8 @@ struct PipeShape {
   int stages = 0;
   std::int64_t piece_bytes = 0;
   // For rows of that size, a multiple of 16.
-  explicit PipeShape(std::int64_t row_bytes) {
-    const std::int64_t most = kBytes / kLeastStages / 16 * 16;
+  explicit PipeShape(std::int64_t row_bytes, int least_stages = kLeastStages) {
+    const std::int64_t most = kBytes / least_stages / 16 * 16;
     const std::int64_t pieces = (row_bytes + most - 1) / most;
     piece_bytes = (row_bytes + 16 * pieces - 1) / (16 * pieces) * 16;
     stages =
@@ -91,14 +91,19 @@ class RowPipe {
   }
 
   // By a warp, of `warps` that do: it has sent what comes before the mark. When all have, and what
-  // they sent has been written, the storing thread is told.
+  // they sent has been written, the storing thread is told. Without `warps`: this one alone.
   __device__ void mark(std::int32_t& warps, int which) {
     if (is_last(warps)) tell(kMark - which);
   }
 
+  __device__ void mark(int which) {
+    __syncwarp();
+    tell(kMark - which);
+  }
+
   // By one thread: stores what the producers send, and calls reached(mark). When it returns all has
-  // been written.
-  template <class Reached>
+  // been written. The stores read at most kReading stages at a time, fewer than there are.
+  template <int kReading = 6, class Reached>
   __device__ void store(const Reached& reached) {
     const std::uint64_t policy = device::policy_evict_normal();
     int stage = 0, oldest = 0;  // of the pieces that are being read
@@ -145,8 +150,6 @@ class RowPipe {
 
  private:
   static constexpr int kEnd = -1, kMark = -2;
-  static constexpr int kReading = 6;  // stages that stores read at a time
-
   __device__ std::uint32_t full(int stage) const {
     return device::shared_address(&shared_.full[stage]);
   }

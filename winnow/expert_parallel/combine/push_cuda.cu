@@ -1,0 +1,191 @@
+// Pushes rows that combine reads from memory of their reducers' own: token-major rows, of which a
+// rank has those of each other rank's tokens one behind the other. Writes leave more of a link to
+// the rows than reads do, whose requests travel against the rows of others.
+#include <cuda_runtime.h>
+
+#include "winnow/device/common/launch.cuh"
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/expert_parallel/combine/sums_cuda.h"
+#include "winnow/expert_parallel/device/blocks.cuh"
+#include "winnow/expert_parallel/device/claims.cuh"
+#include "winnow/expert_parallel/device/row_pipe.cuh"
+#include "winnow/expert_parallel/device/wait.cuh"
+
+namespace winnow::expert_parallel {
+namespace {
+
+using device::ceil_div;
+
+// What the warps of a block do: one loads rows, one thread of another stores them, and one of the
+// last tells of what has been written, whose fences would hold up the rows.
+enum Warp { kLoads, kStores, kTells, kWarps };
+
+// Few large pieces, since each takes its time to begin; all but the ones that are being loaded may
+// be on their way to another GPU.
+constexpr int kStages = 6, kReading = 4;
+static_assert(kReading < kStages);
+
+// From the storing thread to the telling one: the marks whose rows have been written.
+class Written {
+ public:
+  static constexpr std::uint32_t kMost = 32;
+  struct Shared {
+    int marks[kMost];
+    std::uint32_t put, taken;
+  };
+  __device__ explicit Written(Shared& shared) : shared_(shared) {}
+  // One thread; the block's barrier follows.
+  __device__ void begin() { shared_.put = shared_.taken = 0; }
+  __device__ void put(int mark) {
+    const std::uint32_t number = shared_.put;
+    while (number - load(&shared_.taken) == kMost) continue;
+    shared_.marks[number % kMost] = mark;
+    store(&shared_.put, number + 1);
+  }
+  // Waits until there are some; visits all there are.
+  template <class Visit>
+  __device__ void take(const Visit& visit) {
+    const std::uint32_t begin = shared_.taken;
+    std::uint32_t end;
+    while ((end = load(&shared_.put)) == begin) continue;
+    for (std::uint32_t number = begin; number != end; ++number) {
+      visit(shared_.marks[number % kMost], number == begin);
+    }
+    store(&shared_.taken, end);
+  }
+
+ private:
+  static __device__ std::uint32_t load(const std::uint32_t* word) {
+    std::uint32_t value;
+    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
+                 : "=r"(value)
+                 : "r"(device::shared_address(word))
+                 : "memory");
+    return value;
+  }
+  static __device__ void store(std::uint32_t* word, std::uint32_t value) {
+    asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(device::shared_address(word)),
+                 "r"(value)
+                 : "memory");
+  }
+  Shared& shared_;
+};
+
+// The rows of this rank for the tokens of one rank that another one of its node reduces.
+struct Segment {
+  int node, local;  // of the tokens' rank; `local` is the reducer's too
+  std::int32_t begin, rows;
+};
+
+// Segment `i` of those that are pushed, from the next rank of the node on: no rank is everyone's
+// first.
+__device__ Segment segment_of(const DeviceSumParams& params, Part part, int i) {
+  const DeviceTopology& topology = params.view.topology;
+  Segment segment;
+  segment.local = (topology.local + 1 + i % (topology.locals - 1)) % topology.locals;
+  segment.node = topology.node;
+  if (part == kOthers) {
+    segment.node = (topology.node + 1 + i / (topology.locals - 1)) % topology.nodes;
+  }
+  const std::int32_t* begins =
+      params.routing.source_begins + topology.rank_of(segment.node, segment.local);
+  segment.begin = begins[0];
+  segment.rows = begins[1] - segment.begin;
+  return segment;
+}
+
+// Of a part.
+__device__ int segments_of(const DeviceTopology& topology, Part part) {
+  return (topology.locals - 1) * (part == kOwn ? 1 : topology.nodes - 1);
+}
+
+// The loading warp. An item is kPushedTogether rows of a segment: each time of another one.
+__device__ void load_rows(const DeviceSumParams& params, Part part, RowPipe& pipe) {
+  const DeviceTopology& topology = params.view.topology;
+  const int lane = threadIdx.x % 32, segments = segments_of(topology, part);
+  int longest = 0;
+  for (int i = lane; i < segments; i += 32) {
+    longest = max(longest, segment_of(params, part, i).rows);
+  }
+  longest = __reduce_max_sync(device::kFullWarp, longest);
+  const std::int64_t items = ceil_div<std::int64_t>(longest, kPushedTogether) * segments;
+  Claims claims(&params.view.state->claims[part == kOwn ? kPushOwnClaims : kPushOthersClaims]);
+  claims.begin();
+  for (std::int64_t item = claims.next(); item < items; item = claims.next()) {
+    const Segment segment = segment_of(params, part, int(item % segments));
+    const std::int64_t first = item / segments * kPushedTogether;
+    const std::int64_t last = min(first + kPushedTogether, std::int64_t(segment.rows));
+    if (first >= last) continue;
+    std::byte* to = params.view.sums.node[segment.local] +
+                    sum_offset(topology, segment.node, topology.local, params.max_tokens, first,
+                               params.row_bytes);
+    const std::byte* from = params.expert_rows + (segment.begin + first) * params.expert_stride;
+    const bool dense = params.expert_stride == params.row_bytes;
+    const std::int64_t bytes = dense ? (last - first) * params.row_bytes : params.row_bytes;
+    for (std::int64_t row = first; row < last; row += dense ? kPushedTogether : 1) {
+      pipe.send(from, bytes, 0, lane == 0, to);
+      from += params.expert_stride;
+      to += params.row_bytes;
+    }
+    pipe.mark(int(item));
+  }
+  pipe.end();
+}
+
+// The telling thread.
+__device__ void tell_reducers(const DeviceSumParams& params, Part part, Written& written) {
+  const LayerView& view = params.view;
+  const DeviceTopology& topology = view.topology;
+  const int segments = segments_of(topology, part);
+  const std::uint64_t epoch = epoch_of(view);
+  for (bool more = true; more;) {
+    written.take([&](int item, bool first) {
+      if (first) __threadfence_system();
+      more = item >= 0;
+      if (!more) return;
+      const Segment segment = segment_of(params, part, item % segments);
+      const std::int64_t word =
+          view.control_layout.pushed_row(segment.node, topology.locals, topology.local,
+                                         std::int64_t(item / segments) * kPushedTogether);
+      store_relaxed_system(
+          reinterpret_cast<std::uint64_t*>(view.control.node[segment.local] + word), epoch);
+    });
+  }
+}
+
+__global__ void __launch_bounds__(32 * kWarps, 1)
+    push_rows(const __grid_constant__ DeviceSumParams params,
+              const __grid_constant__ PipeShape shape, Part part) {
+  extern __shared__ __align__(128) std::byte stages[];
+  __shared__ RowPipe::Shared pipe_memory;
+  __shared__ Written::Shared written_memory;
+  RowPipe pipe(pipe_memory, stages, shape);
+  Written written(written_memory);
+  if (threadIdx.x == 0) pipe.begin(1), written.begin();
+  device::wait_for_kernel_before();
+  device::allow_next_kernel();  // the sums of what others push
+  // All of the block or none.
+  if (__syncthreads_or(!runs(params.view) || *params.routing.placed == 0)) return;
+  const int warp = threadIdx.x / 32;
+  if (warp == kLoads) {
+    load_rows(params, part, pipe);
+  } else if (threadIdx.x == 32 * kStores) {
+    pipe.store<kReading>([&](int item) { written.put(item); });
+    written.put(-1);
+  } else if (threadIdx.x == 32 * kTells) {
+    tell_reducers(params, part, written);
+  }
+}
+
+}  // namespace
+
+int launch_push_rows(Part part, const DeviceSumParams& params, int blocks, void* stream) {
+  const PipeShape shape(kPushedTogether * params.row_bytes, kStages);
+  return device::launch_early(push_rows, blocks, 32 * kWarps, std::size_t(shape.bytes()),
+                              static_cast<cudaStream_t>(stream), params, shape, part);
+}
+
+int load_push_rows() { return load_kernel(push_rows, int(PipeShape::kBytes)); }
+
+}  // namespace winnow::expert_parallel
