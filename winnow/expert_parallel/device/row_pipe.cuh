@@ -108,8 +108,10 @@ class RowPipe {
     const std::uint64_t policy = device::policy_evict_normal();
     int stage = 0, oldest = 0;  // of the pieces that are being read
     std::uint32_t parity = 0;
-    int mark = kEnd, since = 0;  // the last mark, until it is reached; pieces behind it
+    int mark = kEnd,
+        since = 0;  // the last mark, until it is reached; how many groups are behind it
     const auto reach = [&] {
+      wait_all_but(since);  // the pieces behind the mark stay under way
       reached(mark);
       mark = kEnd;
     };
@@ -120,19 +122,15 @@ class RowPipe {
         oldest = oldest + 1 == count_ ? 0 : oldest + 1;
         --reading;
       }
-      if (mark != kEnd && ++since > kReading) {
-        device::bulk_wait<kReading>();  // the pieces behind the mark stay under way
-        reach();
-      } else if (mark != kEnd && !device::mbarrier_test_wait(full(stage), parity)) {
-        device::bulk_wait<0>();  // what comes next may be waiting for the mark
+      // Not before the pieces behind the mark keep the link busy, unless there is nothing else to
+      // do: what comes next may be waiting for the mark.
+      if (mark != kEnd) ++since;
+      if (mark != kEnd && (since > kReading || !device::mbarrier_test_wait(full(stage), parity))) {
         reach();
       }
       device::mbarrier_wait(full(stage), parity, "store", stage);
       const int targets = shared_.targets[stage];
-      if (targets < 0 && mark != kEnd) {
-        device::bulk_wait<0>();
-        reach();
-      }
+      if (targets < 0 && mark != kEnd) reach();
       if (targets == kEnd) break;
       if (targets < 0) {
         mark = kMark - targets;
@@ -150,6 +148,25 @@ class RowPipe {
 
  private:
   static constexpr int kEnd = -1, kMark = -2;
+  // Until all but the last `groups` of stores have been written.
+  static __device__ void wait_all_but(int groups) {
+    switch (groups) {
+      case 0:
+        return device::bulk_wait<0>();
+      case 1:
+        return device::bulk_wait<1>();
+      case 2:
+        return device::bulk_wait<2>();
+      case 3:
+        return device::bulk_wait<3>();
+      case 4:
+        return device::bulk_wait<4>();
+      case 5:
+        return device::bulk_wait<5>();
+      default:
+        return device::bulk_wait<6>();
+    }
+  }
   __device__ std::uint32_t full(int stage) const {
     return device::shared_address(&shared_.full[stage]);
   }
