@@ -186,12 +186,11 @@ class WINNOW_EXPORT AllToAll {
   //
   // expert_output that already lies in this rank's arena (combine_buffer(), or a borrowed output of
   // the layer's dtype overwritten in place), with dense rows, is read where it is; any other is
-  // copied first. Ranks of a node push to each other on a GPU: expert-major with
-  // enable_local_combine sums of rows; token-major, from 3 ranks of a node and an sm_count of 16
-  // on, the rows, with enable_local_combine or if W * max_tokens of them are 1 GiB or less. A layer
-  // that may push has that much memory more, and what it pushes may lie anywhere, aligned to 16
-  // bytes. An `out` that overlaps expert_output or combine_buffer() is refused: other ranks read
-  // there.
+  // copied first. On a GPU with enable_local_combine the ranks of a node push to each other:
+  // expert-major sums of rows; token-major, from 3 ranks of a node and an sm_count of 16 on, the
+  // rows. Then expert_output may lie anywhere, aligned to 16 bytes. Such a layer has
+  // W * max_tokens rows of memory for what is pushed to it. An `out` that overlaps expert_output or
+  // combine_buffer() is refused: other ranks read there.
   Tensor combine(const CombineArgs& args, const Descriptor& descriptor);
 
   // [R, H] of the layer's dtype in the arena, for the experts to write their outputs to. Belongs to

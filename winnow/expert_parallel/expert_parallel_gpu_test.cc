@@ -154,7 +154,7 @@ TEST_F(Graphs, OverflowIsToldByTheNextCall) {
        {Shape{1, 3, false}, {2, 2, false}, {1, 3, true}}) {
     SCOPED_TRACE(std::to_string(nodes) + (token_major ? ", token-major" : ""));
     Problem problem = recorded_problem(nodes, locals);
-    problem.token_major = token_major;
+    problem.token_major = problem.local_combine = token_major;
     problem.weighted_combine = !token_major;
     const std::vector<Round> rounds = make_rounds(problem);
     GpuWorld world(problem.config(), problem.world_size());

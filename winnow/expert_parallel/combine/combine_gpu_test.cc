@@ -85,7 +85,7 @@ TEST_F(CombineGpu, PushedRows) {
                           .mode = mode,
                           .expert_rows = own ? ExpertRows::own : ExpertRows::combine_buffer,
                           .token_major = true,
-                          .local_combine = own,
+                          .local_combine = true,
                           .bias = true,
                           .strided = own});
       }
@@ -102,7 +102,7 @@ TEST_F(CombineGpu, FewSmsReadRows) {
                       .hidden = 136,
                       .choice = ExpertChoice::dropped,
                       .token_major = true,
-                      .local_combine = nodes == 2,
+                      .local_combine = true,
                       .sm_count = 8});
   }
 }

@@ -79,8 +79,9 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
     rail_ = allocate(view_.rail_layout.bytes, "the rail buffers");
     view_.rail = view_of(*rail_, private_.get() + rail);
   }
-  if (locals > 1 && (config_.enable_local_combine || pushes_rows(map_, config_))) {
-    sums_ = allocate(pushed_bytes(map_, config_), "what other ranks push");
+  if (locals > 1 && config_.enable_local_combine) {
+    sums_ =
+        allocate(std::int64_t(world) * config_.max_tokens * row_bytes(), "what other ranks push");
     view_.sums = view_of(*sums_, private_.get() + sums);
   }
   control_ = allocate(view_.control_layout.bytes, "the mailboxes");

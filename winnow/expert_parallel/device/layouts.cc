@@ -21,13 +21,8 @@ DeviceTopology topology_of(const ExpertMap& map, int rank) {
 // to sum at once.
 bool pushes_rows(const ExpertMap& map, const Config& config) {
   constexpr int kLeastLocals = 3, kLeastSms = 16;
-  constexpr std::int64_t kMostUnasked = std::int64_t{1} << 30;
-  if (map.topology.local_world_size < kLeastLocals || config.sm_count < kLeastSms) return false;
-  return config.enable_local_combine || pushed_bytes(map, config) <= kMostUnasked;
-}
-
-std::int64_t pushed_bytes(const ExpertMap& map, const Config& config) {
-  return map.topology.world_size * config.max_tokens * config.hidden * size_of(config.dtype);
+  return config.enable_local_combine && map.topology.local_world_size >= kLeastLocals &&
+         config.sm_count >= kLeastSms;
 }
 
 ControlLayout control_layout(const ExpertMap& map, const Config& config) {

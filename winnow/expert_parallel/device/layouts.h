@@ -33,8 +33,6 @@ ControlLayout control_layout(const ExpertMap& map, const Config& config);
 // Whether token-major rows are pushed to the rank of their node that sums them; otherwise that one
 // reads them. The same on every rank.
 bool pushes_rows(const ExpertMap& map, const Config& config);
-// Of the memory for what other ranks push to one, rows or sums.
-std::int64_t pushed_bytes(const ExpertMap& map, const Config& config);
 RailLayout rail_layout(const ExpertMap& map, const Config& config);  // of nothing on one node
 
 }  // namespace winnow::expert_parallel
