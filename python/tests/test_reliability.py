@@ -4,6 +4,7 @@ import ctypes
 import gc
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -263,6 +264,50 @@ def test_poor_machines_import_and_compute(machine, tmp_path):
         assert result.stdout.startswith("False sparse_mla::forward: backend: want a backend")
     if machine == "no-driver":
         assert "libcuda.so.1: file too short" in result.stdout
+
+
+# A driver of CUDA 11.2 that shows an H100.
+OLD_DRIVER = """
+#include <string.h>
+int cuInit(unsigned flags) { return flags != 0; }
+int cuDriverGetVersion(int* version) { return *version = 11020, 0; }
+int cuDeviceGetCount(int* count) { return *count = 1, 0; }
+int cuDeviceGetName(char* name, int size, int gpu) { return strncpy(name, "H100", size), gpu; }
+int cuDeviceTotalMem_v2(size_t* bytes, int gpu) { return *bytes = 80ull << 30, gpu; }
+int cuDeviceGetAttribute(int* value, int which, int gpu) {
+  return *value = which == 75 ? 9 : 0, gpu;
+}
+"""
+
+
+def test_an_old_driver_is_named(tmp_path):
+    compiler = shutil.which("cc") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no compiler for the driver")
+    (tmp_path / "driver.c").write_text(OLD_DRIVER)
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(
+        [compiler, "-x", "c", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True
+    )
+    program = (
+        "import numpy as np, winnow\n"
+        "kv = np.arange(8 * 512, dtype=np.float32).reshape(8, 1, 512)\n"
+        "i = np.array([[[3]]], np.int32)\n"
+        "out, _, _ = winnow.sparse_mla.forward(np.zeros((1, 1, 512), np.float32), kv, i)\n"
+        "assert (out == kv[3]).all()\n"
+        "assert not winnow.supports('sparse_mla.forward', device='cuda', dtype='bfloat16')\n"
+        "print({b['name']: b['reason'] for b in winnow.backends()}['sm90'])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    built = "this build has no" not in result.stdout
+    assert not built or "is one of CUDA 11.2, this build needs one of" in result.stdout
 
 
 def test_an_unknown_processor_module_is_an_error():

@@ -2,6 +2,10 @@
 
 #include <dlfcn.h>
 
+#if WINNOW_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
 namespace winnow {
 namespace {
 
@@ -28,6 +32,16 @@ struct Driver {
   }
 };
 
+#if WINNOW_WITH_CUDA
+constexpr int kLeastDriver = CUDART_VERSION / 1000 * 1000;  // that of its first minor version
+#else
+constexpr int kLeastDriver = 0;
+#endif
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
 constexpr int kComputeMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 constexpr int kComputeMinor = 76;
 
@@ -49,7 +63,12 @@ GpuList ask_driver() {
     return list;
   }
   if (int version = 0; driver.version(&version) == 0) {
-    list.driver = std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+    list.driver = version_text(version);
+    if (version < kLeastDriver) {
+      list.reason = "the CUDA driver is one of CUDA " + list.driver + ", this build needs one of " +
+                    version_text(kLeastDriver);
+      return list;
+    }
   }
   int count = 0;
   if (driver.device_count(&count) != 0 || count == 0) {
