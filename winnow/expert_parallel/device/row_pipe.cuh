@@ -108,8 +108,9 @@ class RowPipe {
     const std::uint64_t policy = device::policy_evict_normal();
     int stage = 0, oldest = 0;  // of the pieces that are being read
     std::uint32_t parity = 0;
-    int mark = kEnd,
-        since = 0;  // the last mark, until it is reached; how many groups are behind it
+    // The last mark, until it is reached, and how many groups of stores have been begun since, its
+    // own among them.
+    int mark = kEnd, since = 0;
     const auto reach = [&] {
       wait_all_but(since);  // the pieces behind the mark stay under way
       reached(mark);
@@ -148,6 +149,7 @@ class RowPipe {
 
  private:
   static constexpr int kEnd = -1, kMark = -2;
+
   // Until all but the last `groups` of stores have been written.
   static __device__ void wait_all_but(int groups) {
     switch (groups) {
@@ -167,6 +169,7 @@ class RowPipe {
         return device::bulk_wait<6>();
     }
   }
+
   __device__ std::uint32_t full(int stage) const {
     return device::shared_address(&shared_.full[stage]);
   }
