@@ -417,20 +417,12 @@ __device__ void find_rows(const LayerView& view, std::byte** rows) {
 // The last block to come here tells the ranks of the node that this one is done with their memory,
 // and waits for them. The whole block.
 __device__ void finish(const LayerView& view) {
-  __shared__ bool last;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    last = runs(view) && tell_node(view, &view.state->tickets[kSumsDone], gridDim.x,
-                                   view.control_layout.done, epoch_of(view));
-  }
-  __syncthreads();
-  if (!last) return;
-  const DeviceTopology& topology = view.topology;
-  const auto* done =
-      reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.done);
-  wait_for_all(
-      view, topology.locals, [&](int local) { return done + local; }, epoch_of(view),
-      Phase::end_of_sums, [&](int local) { return topology.rank_of(topology.node, local); });
+  if (threadIdx.x >= 32) return;
+  const bool last = threadIdx.x == 0 && runs(view) &&
+                    tell_node(view, &view.state->tickets[kSumsDone], gridDim.x,
+                              view.control_layout.done, epoch_of(view));
+  if (__any_sync(device::kFullWarp, last)) wait_for_node(view, Phase::end_of_sums);
 }
 
 // Tells the ranks of the node of the phases that all blocks have pushed. The fences take time, so

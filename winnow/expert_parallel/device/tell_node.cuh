@@ -1,8 +1,10 @@
-// How a kernel tells the ranks of its node that it has come to some point. Device code only.
+// How a kernel tells the ranks of its node that it has come to some point, and waits until they
+// have. Device code only.
 #pragma once
 
 #include <cstdint>
 
+#include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/device/wait.cuh"
 
 namespace winnow::expert_parallel {
@@ -22,6 +24,19 @@ __device__ inline bool tell_node(const LayerView& view, std::uint32_t* ticket,
         value);
   }
   return true;
+}
+
+// Whether all ranks of the node are done with this rank's memory, as ControlLayout::done says. By a
+// warp; `phase` is what expires.
+__device__ inline bool wait_for_node(const LayerView& view, Phase phase) {
+  bool done = true;
+  const auto* words =
+      reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.done);
+  for (int local = threadIdx.x % 32; local < view.topology.locals; local += 32) {
+    done = done && wait_at_least(view, words + local, epoch_of(view), phase,
+                                 view.topology.rank_of(view.topology.node, local));
+  }
+  return __all_sync(device::kFullWarp, done);
 }
 
 }  // namespace winnow::expert_parallel

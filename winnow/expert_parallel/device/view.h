@@ -165,7 +165,7 @@ enum SumClaim { kPushOthersClaims, kSumOthersClaims, kPushOwnClaims, kSumOwnClai
 struct DeviceState {
   std::uint64_t epoch = 0;       // of the last exchange: device time, also in replayed graphs
   std::uint64_t ticket = 0;      // the host's number of the last call
-  std::uint64_t rounds[3] = {};  // of each kind of barrier
+  std::uint64_t rounds[2] = {};  // of barriers: of the world, of a node
   std::uint32_t broken = 0;      // 1: a wait has expired; every later kernel returns at once
   std::uint32_t refused = 0;     // 1: this call does nothing, on every rank alike
   // For kernels that count who has come, so far or with a phase of a call; back to 0 after each.

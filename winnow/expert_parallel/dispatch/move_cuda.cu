@@ -404,18 +404,6 @@ __device__ void clear_rows(const MoveParams& p) {
   }
 }
 
-// Whether all ranks of the node are done with this rank's rows. By a warp.
-__device__ bool wait_for_node(const LayerView& view) {
-  bool done = true;
-  const auto* words =
-      reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.done);
-  for (int local = threadIdx.x % 32; local < view.topology.locals; local += 32) {
-    done = done && wait_at_least(view, words + local, epoch_of(view), Phase::rows,
-                                 view.topology.rank_of(view.topology.node, local));
-  }
-  return __all_sync(kFullWarp, done);
-}
-
 // Uses read(i) of the numbers i from `first` on, `step` apart, below `end`: as use(i, read(i)),
 // when several loads have been begun that do not wait for each other.
 template <class Read, class Use>
@@ -492,10 +480,10 @@ __device__ __forceinline__ bool all_senders(bool mine) {
 // tables of its rows and repeats rows. In any case the kernel ends when this rank's rows are there.
 __device__ void finish(const MoveParams& p, RowPipe& pipe, bool all) {
   if (!p.fresh && p.weights_of_rows == nullptr) {
-    if (all && blockIdx.x == 0 && threadIdx.x < 32) wait_for_node(p.view);
+    if (all && blockIdx.x == 0 && threadIdx.x < 32) wait_for_node(p.view, Phase::rows);
     return;
   }
-  if (all && threadIdx.x < 32) all = wait_for_node(p.view);
+  if (all && threadIdx.x < 32) all = wait_for_node(p.view, Phase::rows);
   if (!all_senders(all)) return;
   fill_tables(p);
   if (!p.fresh || p.token_major || !meet_blocks(p.view, all_senders)) return;

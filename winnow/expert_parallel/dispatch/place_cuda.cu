@@ -17,6 +17,7 @@ namespace {
 
 using device::ceil_div;
 using device::kFullWarp;
+using device::warp_prefix;
 
 constexpr int kThreads = 512;
 constexpr std::int64_t kMostShared = 200 * 1024;  // dynamic, bytes
@@ -33,15 +34,6 @@ __device__ std::int32_t clamped(std::int64_t count) {
 std::int64_t block_bytes(const DeviceTopology& topology) {
   const std::int64_t blocks_here = std::max(topology.experts, topology.world);
   return (topology.experts + blocks_here + topology.world) * std::int64_t(sizeof(std::int64_t));
-}
-
-__device__ __forceinline__ std::int64_t warp_prefix(std::int64_t x, int lane) {
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const std::int64_t below = __shfl_up_sync(kFullWarp, x, distance);
-    if (lane >= distance) x += below;
-  }
-  return x;
 }
 
 // The rows of the exchange of this call.
