@@ -6,6 +6,7 @@
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
+#include "winnow/expert_parallel/combine/sources.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
 #include "winnow/expert_parallel/device/blocks.cuh"
 #include "winnow/expert_parallel/device/claims.cuh"
@@ -72,53 +73,46 @@ class Written {
   Shared& shared_;
 };
 
-// The rows of this rank for the tokens of one rank that another one of its node reduces.
+// Where the rows are that this rank has of a rank's tokens.
 struct Segment {
-  int node, local;  // of the tokens' rank; `local` is the reducer's too
   std::int32_t begin, rows;
 };
-
-// Segment `i` of those that are pushed, from the next rank of the node on: no rank is everyone's
-// first.
-__device__ Segment segment_of(const DeviceSumParams& params, Part part, int i) {
-  const DeviceTopology& topology = params.view.topology;
-  Segment segment;
-  segment.local = (topology.local + 1 + i % (topology.locals - 1)) % topology.locals;
-  segment.node = topology.node;
-  if (part == kOthers) {
-    segment.node = (topology.node + 1 + i / (topology.locals - 1)) % topology.nodes;
-  }
-  const std::int32_t* begins =
-      params.routing.source_begins + topology.rank_of(segment.node, segment.local);
-  segment.begin = begins[0];
-  segment.rows = begins[1] - segment.begin;
-  return segment;
+__device__ Segment segment_of(const DeviceSumParams& params, Sources::Source source) {
+  const int rank = params.view.topology.rank_of(source.node, source.local);
+  const std::int32_t* begins = params.routing.source_begins + rank;
+  return {begins[0], begins[1] - begins[0]};
 }
 
-// Of a part.
-__device__ int segments_of(const DeviceTopology& topology, Part part) {
-  return (topology.locals - 1) * (part == kOwn ? 1 : topology.nodes - 1);
+// kPushedTogether rows for a source's tokens, from its row `first` on; each time another's.
+struct Item {
+  Sources::Source source;
+  std::int64_t first;
+};
+__device__ Item item_at(const Sources& sources, std::uint32_t number) {
+  return {sources.at(number % sources.count()),
+          std::int64_t(number / sources.count()) * kPushedTogether};
 }
 
-// The loading warp. An item is kPushedTogether rows of a segment: each time of another one.
+// The loading warp.
 __device__ void load_rows(const DeviceSumParams& params, Part part, RowPipe& pipe) {
   const DeviceTopology& topology = params.view.topology;
-  const int lane = threadIdx.x % 32, segments = segments_of(topology, part);
+  const Sources sources(topology, part);
+  const std::uint32_t lane = threadIdx.x % 32;
   int longest = 0;
-  for (int i = lane; i < segments; i += 32) {
-    longest = max(longest, segment_of(params, part, i).rows);
+  for (std::uint32_t i = lane; i < sources.count(); i += 32) {
+    longest = max(longest, segment_of(params, sources.at(i)).rows);
   }
   longest = __reduce_max_sync(device::kFullWarp, longest);
-  const std::int64_t items = ceil_div<std::int64_t>(longest, kPushedTogether) * segments;
+  const std::int64_t items = ceil_div<std::int64_t>(longest, kPushedTogether) * sources.count();
   Claims claims(&params.view.state->claims[part == kOwn ? kPushOwnClaims : kPushOthersClaims]);
   claims.begin();
-  for (std::int64_t item = claims.next(); item < items; item = claims.next()) {
-    const Segment segment = segment_of(params, part, int(item % segments));
-    const std::int64_t first = item / segments * kPushedTogether;
+  for (std::uint32_t number = claims.next(); number < items; number = claims.next()) {
+    const auto [source, first] = item_at(sources, number);
+    const Segment segment = segment_of(params, source);
     const std::int64_t last = min(first + kPushedTogether, std::int64_t(segment.rows));
     if (first >= last) continue;
-    std::byte* to = params.view.sums.node[segment.local] +
-                    sum_offset(topology, segment.node, topology.local, params.max_tokens, first,
+    std::byte* to = params.view.sums.node[source.local] +
+                    sum_offset(topology, source.node, topology.local, params.max_tokens, first,
                                params.row_bytes);
     const std::byte* from = params.expert_rows + (segment.begin + first) * params.expert_stride;
     const bool dense = params.expert_stride == params.row_bytes;
@@ -128,7 +122,7 @@ __device__ void load_rows(const DeviceSumParams& params, Part part, RowPipe& pip
       from += params.expert_stride;
       to += params.row_bytes;
     }
-    pipe.mark(int(item));
+    pipe.mark(int(number));
   }
   pipe.end();
 }
@@ -137,19 +131,18 @@ __device__ void load_rows(const DeviceSumParams& params, Part part, RowPipe& pip
 __device__ void tell_reducers(const DeviceSumParams& params, Part part, Written& written) {
   const LayerView& view = params.view;
   const DeviceTopology& topology = view.topology;
-  const int segments = segments_of(topology, part);
+  const Sources sources(topology, part);
   const std::uint64_t epoch = epoch_of(view);
   for (bool more = true; more;) {
-    written.take([&](int item, bool first) {
-      if (first) __threadfence_system();
-      more = item >= 0;
+    written.take([&](int mark, bool oldest) {
+      if (oldest) __threadfence_system();
+      more = mark >= 0;
       if (!more) return;
-      const Segment segment = segment_of(params, part, item % segments);
+      const auto [source, first] = item_at(sources, std::uint32_t(mark));
       const std::int64_t word =
-          view.control_layout.pushed_row(segment.node, topology.locals, topology.local,
-                                         std::int64_t(item / segments) * kPushedTogether);
-      store_relaxed_system(
-          reinterpret_cast<std::uint64_t*>(view.control.node[segment.local] + word), epoch);
+          view.control_layout.pushed_row(source.node, topology.locals, topology.local, first);
+      store_relaxed_system(reinterpret_cast<std::uint64_t*>(view.control.node[source.local] + word),
+                           epoch);
     });
   }
 }
@@ -171,7 +164,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   if (warp == kLoads) {
     load_rows(params, part, pipe);
   } else if (threadIdx.x == 32 * kStores) {
-    pipe.store<kReading>([&](int item) { written.put(item); });
+    pipe.store<kReading>([&](int mark) { written.put(mark); });
     written.put(-1);
   } else if (threadIdx.x == 32 * kTells) {
     tell_reducers(params, part, written);

@@ -4,6 +4,7 @@
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
+#include "winnow/expert_parallel/combine/sources.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
 #include "winnow/expert_parallel/device/blocks.cuh"
@@ -43,14 +44,9 @@ __device__ std::int64_t phase_words(const LayerView& view, Part part) {
          part * view.topology.locals * std::int64_t(sizeof(std::uint64_t));
 }
 
-// number % size, of a number below 2 * size.
-__device__ __forceinline__ int wrap(int number, int size) {
-  return number < size ? number : number - size;
-}
-
 // Tokens that a warp takes under one claim: where rows are large so few that a rank has about two
 // of them, since all that has been claimed is the end of the slowest SM. A claim takes its time
-// too: few SMs take more at once of what they read.
+// too: few SMs take more at once of what they read, and each claim waits for what has been pushed.
 __device__ PairLane claimed_tokens(const DeviceSumParams& params) {
   constexpr std::int64_t kLargeRow = 4096;  // bytes
   const DeviceTopology& topology = params.view.topology;
@@ -67,14 +63,12 @@ class Pushes {
   __device__ Pushes(const DeviceSumParams& params, Part part, std::uint32_t phase_length)
       : params_(params),
         topology_(params.view.topology),
-        part_(part),
         lane_(claimed_tokens(params)),
-        sources_((topology_.locals - 1) * (part == kOwn ? 1 : topology_.nodes - 1)),
+        sources_(topology_, part),
         phase_length_(phase_length),
-        by_phase_(
-            max(1u, sources_ * std::uint32_t(ceil_div<std::int64_t>(phase_length_, lane_.tokens)))),
-        by_source_(max(1u, sources_)),
-        by_mate_(max(1, topology_.locals - 1)),
+        by_phase_(max(1u, sources_.count() *
+                              std::uint32_t(ceil_div<std::int64_t>(phase_length_, lane_.tokens)))),
+        by_source_(max(1u, sources_.count())),
         claims_(&params.view.state->claims[part == kOwn ? kPushOwnClaims : kPushOthersClaims]) {}
   // Behind the kernel before.
   __device__ void begin() {
@@ -87,7 +81,9 @@ class Pushes {
     second_ = find_row(first_);
     first_ = find_first(claims_.next());
   }
-  __device__ bool any() const { return params_.travel == Travel::sums_are_pushed && sources_ > 0; }
+  __device__ bool any() const {
+    return params_.travel == Travel::sums_are_pushed && sources_.count() > 0;
+  }
 
   // Feeds what has been claimed, false: nothing is left. Marks the phases that are over.
   __device__ bool feed(Feeder& feeder) {
@@ -105,9 +101,9 @@ class Pushes {
       const bool last = of_token >> lane_.lane == 1;
       feeder.addends()[__popc(rows & lanes_below(lane_.lane))] = {
           params_.expert_rows + now.row * params_.expert_stride,
-          params_.view.sums.node[now.local] + sum_offset(topology_, now.node, topology_.local,
-                                                         params_.max_tokens, now.token,
-                                                         params_.row_bytes),
+          params_.view.sums.node[now.source.local] + sum_offset(topology_, now.source.node,
+                                                                topology_.local, params_.max_tokens,
+                                                                now.token, params_.row_bytes),
           nullptr, now.weight,
           (first ? row_sums::kBeginsRank : 0u) |
               (last ? row_sums::kEndsRank | row_sums::kEndsNode | row_sums::kEndsSum : 0u)};
@@ -119,7 +115,8 @@ class Pushes {
  private:
   // A claim, and this lane's pair of it.
   struct Step {
-    int phase = kPhases, node = 0, local = 0;  // those of the token's rank
+    int phase = kPhases;
+    Sources::Source source{};
     std::int64_t token = 0;
     FirstRow first;
     std::int32_t row = -1;
@@ -131,16 +128,13 @@ class Pushes {
     const Divisor::Result phase = by_phase_.divide(claim);
     if (phase.quotient >= kPhases) return step;
     step.phase = int(phase.quotient);
-    // From claim to claim another rank, and no rank is everyone's first.
+    // From claim to claim another rank.
     const Divisor::Result source = by_source_.divide(phase.remainder);
-    const Divisor::Result mate = by_mate_.divide(source.remainder);
-    step.local = wrap(topology_.local + 1 + int(mate.remainder), topology_.locals);
-    step.node = topology_.node;
-    if (part_ == kOthers) step.node = wrap(step.node + 1 + int(mate.quotient), topology_.nodes);
+    step.source = sources_.at(source.remainder);
     const std::uint32_t in_phase = source.quotient * lane_.tokens + lane_.slot;
     step.token = phase.quotient * phase_length_ + in_phase;
     if (lane_.used && in_phase < phase_length_ && step.token < params_.max_tokens) {
-      const int rank = topology_.rank_of(step.node, step.local);
+      const int rank = topology_.rank_of(step.source.node, step.source.local);
       step.first.word = __ldcg(&params_.routing.firsts[rank * params_.max_tokens + step.token]);
     }
     return step;
@@ -159,10 +153,10 @@ class Pushes {
 
   const DeviceSumParams& params_;
   const DeviceTopology& topology_;
-  Part part_;
   PairLane lane_;
-  std::uint32_t sources_, phase_length_;
-  Divisor by_phase_, by_source_, by_mate_;
+  Sources sources_;
+  std::uint32_t phase_length_;
+  Divisor by_phase_, by_source_;
   Claims claims_;
   Step first_, second_, third_;
   int phase_ = 0;
