@@ -186,11 +186,13 @@ class WINNOW_EXPORT AllToAll {
   //
   // expert_output that already lies in this rank's arena (combine_buffer(), or a borrowed output of
   // the layer's dtype overwritten in place), with dense rows, is read where it is; any other is
-  // copied first. On a GPU with enable_local_combine the ranks of a node push to each other:
-  // expert-major sums of rows; token-major, from 3 ranks of a node and an sm_count of 16 on, the
-  // rows. Then expert_output may lie anywhere, aligned to 16 bytes. Such a layer has
-  // W * max_tokens rows of memory for what is pushed to it. An `out` that overlaps expert_output or
-  // combine_buffer() is refused: other ranks read there.
+  // copied first. On a GPU the ranks of a node may push to each other: expert-major sums of rows,
+  // with enable_local_combine; token-major the rows, from an sm_count of 20 on (24 with 2 ranks a
+  // node), with enable_local_combine, or where the node has several GPUs, W * max_tokens rows are
+  // 1 GiB or less and the call is long: of its tokens 24 MiB or more may come to a rank. A layer
+  // that may push has W * max_tokens rows of memory more, and what it pushes may lie anywhere,
+  // aligned to 16 bytes. An `out` that overlaps expert_output or combine_buffer() is refused: other
+  // ranks read there.
   Tensor combine(const CombineArgs& args, const Descriptor& descriptor);
 
   // [R, H] of the layer's dtype in the arena, for the experts to write their outputs to. Belongs to

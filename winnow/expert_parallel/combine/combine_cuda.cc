@@ -11,7 +11,6 @@
 #include "winnow/expert_parallel/combine/sums_cuda.h"
 #include "winnow/expert_parallel/device/device_layer.h"
 #include "winnow/expert_parallel/device/layer_kernels.h"
-#include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/device/rail_send.h"
 
 namespace winnow::expert_parallel {
@@ -113,7 +112,10 @@ Extent DeviceCombine::place_expert_output() {
 Travel DeviceCombine::travel() const {
   const Config& config = layer_.config();
   if (sums_.token_major) {
-    return pushes_rows(layer_.map(), config) ? Travel::rows_are_pushed : Travel::rows_are_read;
+    const auto& tokens = routing_.tokens_per_rank;  // empty where the host does not know them
+    const std::int64_t most =
+        tokens.empty() ? config.max_tokens : *std::ranges::max_element(tokens);
+    return layer_.pushes_rows(most) ? Travel::rows_are_pushed : Travel::rows_are_read;
   }
   const bool sums = config.enable_local_combine && layer_.map().topology.local_world_size > 1;
   return sums ? Travel::sums_are_pushed : Travel::rows_are_read;
@@ -142,7 +144,8 @@ void DeviceCombine::fill_params() {
 void DeviceCombine::sum(Part part) {
   int blocks = layer_.blocks();
   if (sums_.travel == Travel::rows_are_pushed) {
-    const int pushing = std::max(1, blocks * 3 / 8);  // they end together
+    constexpr int kEnough = 9;  // an SM pushes 42 GB/s, and 370 fill the links of an H200
+    const int pushing = std::clamp(blocks / 2, 1, kEnough);
     layer_.check(launch_push_rows(part, sums_, pushing, layer_.stream()), "push_rows");
     blocks = std::max(1, blocks - pushing);
   }

@@ -68,10 +68,10 @@ TEST_F(CombineGpu, RowsInPieces) {
   }
 }
 
-// Token-major rows travel by pushes where a node has three ranks: more of them than are told of at
-// a time, ranks that have many of them or none, those of other nodes' tokens.
+// Token-major rows travel by pushes: more of them than are told of at a time, ranks that have many
+// of them or none, those of other nodes' tokens.
 TEST_F(CombineGpu, PushedRows) {
-  for (const auto& [nodes, locals] : {std::pair{1, 3}, {1, 4}, {2, 3}}) {
+  for (const auto& [nodes, locals] : {std::pair{1, 2}, {1, 3}, {1, 4}, {2, 2}, {2, 3}}) {
     for (const ExpertChoice choice : {ExpertChoice::dropped, ExpertChoice::one_expert}) {
       for (const Mode mode : {Mode::counted, Mode::cached, Mode::worst_case}) {
         const bool own = mode == Mode::cached;
@@ -87,7 +87,8 @@ TEST_F(CombineGpu, PushedRows) {
                           .token_major = true,
                           .local_combine = true,
                           .bias = true,
-                          .strided = own});
+                          .strided = own,
+                          .sm_count = locals == 2 ? 24 : 20});
       }
     }
   }

@@ -52,6 +52,7 @@ __device__ PairLane claimed_tokens(const DeviceSumParams& params) {
   const DeviceTopology& topology = params.view.topology;
   int few = max(2, 2 * topology.world / topology.topk);
   if (params.travel == Travel::rows_are_read) few = max(few, 32 / int(gridDim.x));
+  if (params.travel == Travel::rows_are_pushed) few *= 2;
   return PairLane(topology.topk, int(threadIdx.x) % 32, params.row_bytes >= kLargeRow ? few : 32);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "winnow/core/device_memory.h"
@@ -79,13 +80,13 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
     rail_ = allocate(view_.rail_layout.bytes, "the rail buffers");
     view_.rail = view_of(*rail_, private_.get() + rail);
   }
-  if (locals > 1 && config_.enable_local_combine) {
-    sums_ =
-        allocate(std::int64_t(world) * config_.max_tokens * row_bytes(), "what other ranks push");
-    view_.sums = view_of(*sums_, private_.get() + sums);
-  }
   control_ = allocate(view_.control_layout.bytes, "the mailboxes");
   view_.control = view_of(*control_, private_.get() + control);
+  node_is_one_gpu_ = find_one_gpu();
+  if (locals > 1 && (config_.enable_local_combine || pushes_rows(config_.max_tokens))) {
+    sums_ = allocate(pushed_bytes(map_, config_), "what other ranks push");
+    view_.sums = view_of(*sums_, private_.get() + sums);
+  }
   holes_.assign(world, arena_.largest_hole());
   const int ranks = calls_.count_ranks();
   blocks_ = std::max(1, std::min(config_.sm_count, multiprocessors(device()) / ranks));
@@ -115,6 +116,24 @@ SymmetricView DeviceLayer::view_of(SymmetricMemory& memory, std::byte* table) co
   write_to_gpu(device(), table, pointers.data,
                static_cast<std::size_t>(map_.topology.local_world_size) * sizeof(std::byte*));
   return {memory.local(), reinterpret_cast<std::byte* const*>(table), memory.wire()};
+}
+
+// Only in_process can have it so; all its ranks find the same.
+bool DeviceLayer::find_one_gpu() const {
+  if (wire_ != &pointer_wire()) return false;
+  const NodePointers control = node_pointers_of(*control_);
+  return std::ranges::all_of(
+      std::span(control.data).first(static_cast<std::size_t>(map_.topology.local_world_size)),
+      [&](const std::byte* memory) {
+        cudaPointerAttributes attributes = {};
+        return cudaPointerGetAttributes(&attributes, memory) == cudaSuccess &&
+               attributes.device == device().index;
+      });
+}
+
+bool DeviceLayer::pushes_rows(std::int64_t tokens) const {
+  if (node_is_one_gpu_ && !config_.enable_local_combine) return false;
+  return expert_parallel::pushes_rows(map_, config_, tokens);
 }
 
 void DeviceLayer::make_reports() {

@@ -17,12 +17,20 @@ DeviceTopology topology_of(const ExpertMap& map, int rank) {
   return topology;
 }
 
-// Faster where the links of a rank bring rows of two others or more, and SMs are enough to push and
-// to sum at once.
-bool pushes_rows(const ExpertMap& map, const Config& config) {
-  constexpr int kLeastLocals = 3, kLeastSms = 16;
-  return config.enable_local_combine && map.topology.local_world_size >= kLeastLocals &&
-         config.sm_count >= kLeastSms;
+// Faster where the SMs are enough to fill the links and to sum at once (of two ranks a row comes
+// over the link for each two that are added, so that the sums take more of them) and where what
+// comes over the links takes long: rows that are pushed begin 5 us later.
+bool pushes_rows(const ExpertMap& map, const Config& config, std::int64_t tokens) {
+  constexpr std::int64_t kLeastComing = 24 << 20, kMostUnasked = 1 << 30;  // bytes
+  const int locals = map.topology.local_world_size;
+  if (locals == 1 || config.sm_count < (locals == 2 ? 24 : 20)) return false;
+  if (config.enable_local_combine) return true;
+  const std::int64_t coming = (locals - 1) * tokens * config.hidden * size_of(config.dtype);
+  return coming >= kLeastComing && pushed_bytes(map, config) <= kMostUnasked;
+}
+
+std::int64_t pushed_bytes(const ExpertMap& map, const Config& config) {
+  return map.topology.world_size * config.max_tokens * config.hidden * size_of(config.dtype);
 }
 
 ControlLayout control_layout(const ExpertMap& map, const Config& config) {
@@ -36,7 +44,7 @@ ControlLayout control_layout(const ExpertMap& map, const Config& config) {
   layout.done = parts.add(locals * kWord);
   layout.phases = parts.add(locals * kWord);
   layout.sum_phases = parts.add(2 * locals * kWord);
-  if (pushes_rows(map, config)) {
+  if (pushes_rows(map, config, config.max_tokens)) {
     layout.pushed_words = (config.max_tokens + kPushedTogether - 1) / kPushedTogether;
   }
   layout.pushed = parts.add(nodes * locals * layout.pushed_words * kWord);

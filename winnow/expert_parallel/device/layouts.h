@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "winnow/core/export.h"
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/device/view.h"
 #include "winnow/expert_parallel/placement.h"
@@ -30,9 +31,11 @@ class Parts {
 
 DeviceTopology topology_of(const ExpertMap& map, int rank);
 ControlLayout control_layout(const ExpertMap& map, const Config& config);
-// Whether token-major rows are pushed to the rank of their node that sums them; otherwise that one
-// reads them. The same on every rank.
-bool pushes_rows(const ExpertMap& map, const Config& config);
+// Whether token-major rows are pushed to the rank of their node that sums them, in a call in which
+// no rank has more than `tokens`; otherwise that one reads them. The same on every rank.
+WINNOW_EXPORT bool pushes_rows(const ExpertMap& map, const Config& config, std::int64_t tokens);
+// Of the memory for what other ranks push to one, rows or sums.
+WINNOW_EXPORT std::int64_t pushed_bytes(const ExpertMap& map, const Config& config);
 RailLayout rail_layout(const ExpertMap& map, const Config& config);  // of nothing on one node
 
 }  // namespace winnow::expert_parallel

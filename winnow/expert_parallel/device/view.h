@@ -88,8 +88,8 @@ struct ControlLayout {
   // [2, L] words: epoch * kPhases + phases that rank has pushed, of tokens of other nodes; and
   // of this one.
   std::int64_t sum_phases = 0;
-  // [NN, L, pushed_words] words, where pushes_rows(): of what that rank pushes of the tokens that
-  // this rank reduces for that node, the epoch in which each kPushedTogether rows have come.
+  // [NN, L, pushed_words] words, where rows may be pushed: of what that rank pushes of the tokens
+  // that this rank reduces for that node, the epoch in which each kPushedTogether rows have come.
   std::int64_t pushed = 0, pushed_words = 0;
   std::int64_t arrived = 0;  // [3, W] words: the rounds of barriers (see barrier.cuh)
   std::int64_t fault = 0;    // word: 0, or 1 + a rank that broke the layer
@@ -195,7 +195,7 @@ struct LayerView {
   DeviceTopology topology;
   ControlLayout control_layout;
   RailLayout rail_layout;
-  SymmetricView control, rail, sums;  // sums, under enable_local_combine: sum_offset()
+  SymmetricView control, rail, sums;  // sums: what other ranks push, see sum_offset()
   DeviceState* state = nullptr;
   // Device pointers of pinned memory. `deferred` is for calls that the host does not wait for: its
   // ticket is 0 until a kernel has something to tell, and again when the host has read it.
