@@ -57,9 +57,15 @@ void add_common(Table& table, World world) {
              .token_major = true,
              .weights = true,
              .bias = true});
-  table.add(
-      world, "token-major-local-combine",
-      {.topk = 3, .choice = ExpertChoice::dropped, .token_major = true, .local_combine = true});
+  // Rows are read with few SMs, and pushed with many.
+  for (const int sms : {8, 24}) {
+    table.add(world, "token-major-" + std::to_string(sms) + "-sms",
+              {.topk = 3,
+               .choice = ExpertChoice::dropped,
+               .token_major = true,
+               .local_combine = true,
+               .sm_count = sms});
+  }
   table.add(world, "cached",
             {.topk = 3,
              .choice = ExpertChoice::dropped,

@@ -63,6 +63,7 @@ Problem random_layer(Random& random) {
   problem.hidden = 8 * (1 + random.below(problem.max_tokens > 100 ? 2 : 20));
   problem.local_combine = one_in(2, random);
   problem.arena_rows = one_of<std::int64_t>({0, 1, 40}, random);
+  problem.sm_count = one_of({8, 20, 24}, random);
   return problem;
 }
 
