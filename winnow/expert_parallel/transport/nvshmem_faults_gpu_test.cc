@@ -37,7 +37,8 @@ struct Player {
   std::shared_ptr<Transport> transport;
   Place place{me.gpu};
 
-  Player(const Rank& rank, std::shared_ptr<Transport> its_transport, int nodes)
+  // With `pushes` on one node combine pushes rows, otherwise it reads them.
+  Player(const Rank& rank, std::shared_ptr<Transport> its_transport, int nodes, bool pushes = false)
       : me(rank),
         problem{.name = "faults",
                 .nodes = nodes,
@@ -48,7 +49,10 @@ struct Player {
                 .hidden = 64,
                 .arena_rows = 20000,  // no call waits for room
                 .tokens = Tokens::full,
-                .weights = true},
+                .token_major = pushes,
+                .local_combine = pushes,
+                .weights = true,
+                .sm_count = 24},
         transport(std::move(its_transport)) {}
 
   std::unique_ptr<AllToAll> make_layer(milliseconds timeout) const {
@@ -142,14 +146,15 @@ constexpr const char* kPointNames[] = {"creation", "dispatch", "combine", "any"}
 struct Stop {
   int nodes;
   Point point;
+  bool pushes = false;
 };
-constexpr Stop kStops[] = {{1, Point::creation}, {1, Point::dispatch}, {1, Point::combine},
-                           {1, Point::any},      {2, Point::dispatch}, {2, Point::combine},
-                           {2, Point::any}};
+constexpr Stop kStops[] = {{1, Point::creation},      {1, Point::dispatch}, {1, Point::combine},
+                           {1, Point::combine, true}, {1, Point::any},      {1, Point::any, true},
+                           {2, Point::dispatch},      {2, Point::combine},  {2, Point::any}};
 
 void stop_and_go_on(const Rank& me, const std::shared_ptr<Transport>& transport, pid_t victim,
                     const Stop& stop) {
-  const Player player(me, transport, stop.nodes);
+  const Player player(me, transport, stop.nodes, stop.pushes);
   const bool survives = me.rank != kVictim;
   const auto at = [&](Point point) {
     if (!survives && point == stop.point) raise(SIGSTOP);
@@ -202,7 +207,8 @@ std::string stopped(const Rank& me) {
     const std::string error =
         error_of([&] { stop_and_go_on(me, transport, std::stoi(*victim), stop); });
     if (error.empty()) continue;
-    return std::to_string(stop.nodes) + " nodes, at " + kPointNames[int(stop.point)] + ": " + error;
+    return std::to_string(stop.nodes) + " nodes, at " + kPointNames[int(stop.point)] +
+           (stop.pushes ? ", pushed rows: " : ": ") + error;
   }
   return "good";
 }
