@@ -486,24 +486,30 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
     // The routing is there already: what comes first of it is read meanwhile.
     Feeder feeder(ring);
     const std::uint32_t length = phase_length(params);
-    Pushes<kWeighted> pushes(params, part, length);
     Reductions<kWeighted, (kLevels > 2)> reductions(params, part, length, rows);
-    PhaseTeller teller(params, part, cut, teams_of(kLevels));
-    if (!may_begin()) return;
-    pushes.begin();
-    reductions.begin();
-    const bool tells = pushes.any() && team == 0;
-    // In turns, so that the links are in use all the time; but sums that also wait for other nodes
-    // come when nothing is left to push.
-    for (bool pushing = pushes.any(), summing = reductions.any(); pushing || summing;) {
-      if (pushing) {
-        pushing = pushes.feed(feeder);
-        if (tells && pushing) teller.tell();
-        if (tells && !pushing) teller.finish();
+    if constexpr (kLevels == 1) {  // no sums are pushed
+      if (!may_begin()) return;
+      reductions.begin();
+      while (reductions.any() && reductions.feed(feeder)) continue;
+    } else {
+      Pushes<kWeighted> pushes(params, part, length);
+      PhaseTeller teller(params, part, cut, teams_of(kLevels));
+      if (!may_begin()) return;
+      pushes.begin();
+      reductions.begin();
+      const bool tells = pushes.any() && team == 0;
+      // In turns, so that the links are in use all the time; but sums that also wait for other
+      // nodes come when nothing is left to push.
+      for (bool pushing = pushes.any(), summing = reductions.any(); pushing || summing;) {
+        if (pushing) {
+          pushing = pushes.feed(feeder);
+          if (tells && pushing) teller.tell();
+          if (tells && !pushing) teller.finish();
+        }
+        if (!summing || (pushing && (kLevels > 2 || !reductions.ready()))) continue;
+        if (!reductions.wait() || !reductions.feed(feeder)) break;
+        summing = reductions.any();
       }
-      if (!summing || (pushing && (kLevels > 2 || !reductions.ready()))) continue;
-      if (!reductions.wait() || !reductions.feed(feeder)) break;
-      summing = reductions.any();
     }
     feeder.end();
   }
@@ -515,6 +521,7 @@ using Kernel = void (*)(DeviceSumParams, Cut, Part);
 
 template <class T>
 Kernel kernel_of(int levels, bool weighted) {
+  if (levels == 1) return sum_kernel<T, false, 1>;
   if (levels == 2) return weighted ? sum_kernel<T, true, 2> : sum_kernel<T, false, 2>;
   return weighted ? sum_kernel<T, true, 3> : sum_kernel<T, false, 3>;
 }
@@ -529,10 +536,16 @@ Kernel kernel_of(int levels, DType dtype, bool weighted) {
   }
 }
 
+// What a part's tokens need of row_sums.
+int levels_of(const DeviceSumParams& params, Part part) {
+  if (part == kOwn && params.view.topology.nodes > 1) return 3;
+  return params.token_major ? 1 : 2;
+}
+
 }  // namespace
 
 int launch_sums(Part part, const DeviceSumParams& params, int blocks, void* stream) {
-  const int levels = part == kOwn && params.view.topology.nodes > 1 ? 3 : 2;
+  const int levels = levels_of(params, part);
   const int teams = teams_of(levels);
   const Kernel kernel = kernel_of(levels, params.dtype, params.weights.pairs != nullptr);
   // More rows at a time from several ranks hold each other up.
@@ -545,7 +558,7 @@ int launch_sums(Part part, const DeviceSumParams& params, int blocks, void* stre
 }
 
 int load_sums() {
-  for (const int levels : {2, 3}) {
+  for (const int levels : {1, 2, 3}) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       for (const bool weighted : {false, true}) {
         const Kernel kernel = kernel_of(levels, dtype, weighted);

@@ -25,8 +25,9 @@ inline constexpr std::int64_t kLeastSlots = 3;  // of a team
 inline constexpr int kMaxAddends = 32;
 inline constexpr int kRingBytes = 220 * 1024;
 
-// Levels of sums that a thread keeps: 2, of ranks and of their node; 3, of all nodes too. The fewer
-// there are, the more teams of a block find room in the registers.
+// Levels of sums that a thread keeps: 1, where no rank has several rows of a token; 2, of ranks and
+// of their node; 3, of all nodes too. The fewer there are, the more teams of a block find room in
+// the registers.
 __host__ __device__ constexpr int teams_of(int levels) { return 4 - levels; }
 
 enum Flags : std::uint32_t {
@@ -332,11 +333,12 @@ __device__ inline void meet_adders() {
 // have been written, for threads of the block that read it with acquire.
 template <class T, bool kWeighted, int kLevels>
 __device__ void add_rows(Ring ring) {
-  static_assert(kLevels == 2 || kLevels == 3);
+  static_assert(kLevels >= 1 && kLevels <= 3);
   using C = Columns<T>;
   constexpr std::uint32_t kStep = 32 * kAdders;  // of a thread's vectors
   const std::uint32_t thread = in_register(threadIdx.x % kTeam);
-  float rank[kVectors][C::kCount], node[kVectors][C::kCount] = {};
+  float rank[kLevels > 1 ? kVectors : 1][C::kCount];
+  float node[kVectors][C::kCount] = {};
   float all_nodes[kLevels > 2 ? kVectors : 1][C::kCount] = {};
   auto& total = choose<(kLevels > 2)>(all_nodes, node);
   const auto add = [](float(&to)[C::kCount], const float(&what)[C::kCount]) {
@@ -349,18 +351,20 @@ __device__ void add_rows(Ring ring) {
   };
   // What an adder needs of a Piece at once, of the next one while it adds.
   struct Head {
-    std::uint32_t bytes, flags;
+    std::uint32_t flags;
     float weight;
   } next{};
   const auto read_next = [&] {
     const Piece& piece = ring.shared->pieces[ring.slot];
-    next = {piece.bytes, piece.flags, piece.weight};
+    next = {piece.flags, piece.weight};
   };
   const auto count_mark = [&] {
     asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(
                      device::shared_address(&ring.shared->marks))
                  : "memory");
   };
+  const std::uint32_t vectors = in_register(ring.piece_bytes / kVectorBytes);
+  const bool many = vectors > kVectors / 2 * kStep;
   for (bool there = false;;) {
     if (!there) {
       device::mbarrier_wait(ring.full(), ring.parity, "adder", int(ring.slot));
@@ -378,8 +382,6 @@ __device__ void add_rows(Ring ring) {
       there = false;
       continue;
     }
-    const std::uint32_t vectors = piece.bytes / kVectorBytes;
-    const bool many = vectors > kVectors / 2 * kStep;
     // The vectors that any thread has, or twice as many; what a thread adds up beyond its own is
     // never stored.
     const auto each_vector = [&](const auto& visit) {
@@ -389,16 +391,17 @@ __device__ void add_rows(Ring ring) {
 #pragma unroll
       for (std::uint32_t v = kVectors / 2; v < kVectors; ++v) visit(v);
     };
-    const auto mine = [&](std::uint32_t v) { return v * kStep + thread < vectors; };
     uint4 raw[kVectors];
     if (piece.flags & kRow) {
       each_vector([&](std::uint32_t v) {
-        raw[v] = load_shared_if(mine(v), data + v * kStep * kVectorBytes);
+        raw[v] = load_shared_if(v * kStep + thread < vectors, data + v * kStep * kVectorBytes);
       });
     }
     std::byte* to = nullptr;
     const std::byte* bias = nullptr;
+    std::uint32_t bytes = 0;
     if (piece.flags & kEndsSum) {
+      bytes = ring.shared->pieces[slot].bytes;
       to = ring.shared->pieces[slot].to + thread * kVectorBytes;
       bias = ring.shared->pieces[slot].bias;
     }
@@ -413,7 +416,13 @@ __device__ void add_rows(Ring ring) {
           for (int c = 0; c < C::kCount; ++c) row[c] = __fmul_rn(row[c], piece.weight);
         }
       };
-      if (piece.flags & kBeginsRank) {
+      if constexpr (kLevels == 1) {
+        each_vector([&](std::uint32_t v) {
+          float row[C::kCount];
+          value(v, row);
+          add(node[v], row);
+        });
+      } else if (piece.flags & kBeginsRank) {
         if (piece.flags & kEndsRank) {  // a rank's only row
           each_vector([&](std::uint32_t v) {
             float row[C::kCount];
@@ -443,6 +452,7 @@ __device__ void add_rows(Ring ring) {
       }
     }
     if (!(piece.flags & kEndsSum)) continue;
+    const auto mine = [&](std::uint32_t v) { return (v * kStep + thread) * kVectorBytes < bytes; };
     if (bias != nullptr) {
       bias += thread * kVectorBytes;
       const bool aligned = is_aligned(bias);
