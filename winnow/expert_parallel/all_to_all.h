@@ -188,11 +188,11 @@ class WINNOW_EXPORT AllToAll {
   // the layer's dtype overwritten in place), with dense rows, is read where it is; any other is
   // copied first. On a GPU the ranks of a node may push to each other: expert-major sums of rows,
   // with enable_local_combine; token-major the rows, from an sm_count of 20 on (24 with 2 ranks a
-  // node), with enable_local_combine, or where the node has several GPUs, W * max_tokens rows are
-  // 1 GiB or less and the call is long: of its tokens 24 MiB or more may come to a rank. A layer
-  // that may push has W * max_tokens rows of memory more, and what it pushes may lie anywhere,
-  // aligned to 16 bytes. An `out` that overlaps expert_output or combine_buffer() is refused: other
-  // ranks read there.
+  // node), with enable_local_combine, or where there are several GPUs, W * max_tokens rows are
+  // 1 GiB or less, and (L - 1) * n rows 24 MiB or more, n the most of any rank (with
+  // worst_case_rows: max_tokens). A layer that may push has W * max_tokens rows of memory more, and
+  // what it pushes may lie anywhere, aligned to 16 bytes. An `out` that overlaps expert_output or
+  // combine_buffer() is refused: other ranks read there.
   Tensor combine(const CombineArgs& args, const Descriptor& descriptor);
 
   // [R, H] of the layer's dtype in the arena, for the experts to write their outputs to. Belongs to

@@ -295,7 +295,7 @@ testing::Benchmark make_benchmark(const Shape& shape, const World& world, const 
     if (shape.work == Work::counted && token_major) benchmark.target_seconds = 540e-6;
     if (shape.work == Work::cached) benchmark.target_seconds = token_major ? 500e-6 : 700e-6;
     if (shape.work == Work::combine && token_major) benchmark.target_seconds = 500e-6;
-    if (shape.local_combine && !token_major) benchmark.target_seconds = 750e-6;
+    if (shape.local_combine) benchmark.target_seconds = 750e-6;
   }
   benchmark.prepare = [shape, leaving = routing.leaving](const testing::Target&) {
     return prepare(shape, leaving);

@@ -215,7 +215,8 @@ Args, the same on every rank but for the first two and the device's index:
     weight_dtype: of routing weights, the same.
     local_world_size: L, ranks per node, a divisor of W; 0: all, one node.
     enable_local_combine: sums cross once per rank, rounded there.
-    sm_count: SMs that a GPU layer uses at most; on the CPU only compared.
+    sm_count: SMs that a GPU layer uses at most; on the CPU only compared. From 20 on a layer on
+        several GPUs may take W * T rows of memory more, up to 1 GiB: combine then pushes rows.
     arena_rows: rows that the arena begins with; 0: chosen. It grows by itself.
     timeout: seconds of every wait; None: default_timeout().
     device: where tensors are: "cpu", "cuda" (torch's current one), "cuda:1", a device of torch.

@@ -59,7 +59,8 @@ class EPAll2AllLayer(torch.nn.Module):
         dtype: of tokens: bfloat16, float16 or float32.
         weight_dtype: of routing weights, the same.
         num_sm: SMs that a GPU layer uses at most; without effect on the CPU, but equal on every
-            rank.
+            rank. From 20 on a layer on several GPUs may take W * T rows of memory more, up to
+            1 GiB: combine then pushes rows.
         enable_local_combine: on one node, rows of a token on one rank are summed there first.
         use_aot: kept and without effect: everything is compiled ahead of time.
         device: where tensors are; None: this process's current GPU if the machine has one (compute

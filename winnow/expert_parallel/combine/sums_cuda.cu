@@ -46,7 +46,8 @@ __device__ std::int64_t phase_words(const LayerView& view, Part part) {
 
 // Tokens that a warp takes under one claim: where rows are large so few that a rank has about two
 // of them, since all that has been claimed is the end of the slowest SM. A claim takes its time
-// too: few SMs take more at once of what they read, and each claim waits for what has been pushed.
+// too: few SMs take more at once of what they read, and twice as many are taken of what is pushed,
+// for which each claim waits.
 __device__ PairLane claimed_tokens(const DeviceSumParams& params) {
   constexpr std::int64_t kLargeRow = 4096;  // bytes
   const DeviceTopology& topology = params.view.topology;

@@ -383,7 +383,7 @@ __device__ void add_rows(Ring ring) {
       continue;
     }
     // The vectors that any thread has, or twice as many; what a thread adds up beyond its own is
-    // never stored.
+    // never stored, nor what a slot still holds behind a shorter last piece.
     const auto each_vector = [&](const auto& visit) {
 #pragma unroll
       for (std::uint32_t v = 0; v < kVectors / 2; ++v) visit(v);

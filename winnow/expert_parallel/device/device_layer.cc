@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <span>
 #include <utility>
 
 #include "winnow/core/device_memory.h"
@@ -82,7 +81,7 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
   }
   control_ = allocate(view_.control_layout.bytes, "the mailboxes");
   view_.control = view_of(*control_, private_.get() + control);
-  node_is_one_gpu_ = find_one_gpu();
+  world_is_one_gpu_ = transport_->ranks_on_gpu() == map_.topology.world_size;
   if (locals > 1 && (config_.enable_local_combine || pushes_rows(config_.max_tokens))) {
     sums_ = allocate(pushed_bytes(map_, config_), "what other ranks push");
     view_.sums = view_of(*sums_, private_.get() + sums);
@@ -118,21 +117,8 @@ SymmetricView DeviceLayer::view_of(SymmetricMemory& memory, std::byte* table) co
   return {memory.local(), reinterpret_cast<std::byte* const*>(table), memory.wire()};
 }
 
-// Only in_process can have it so; all its ranks find the same.
-bool DeviceLayer::find_one_gpu() const {
-  if (wire_ != &pointer_wire()) return false;
-  const NodePointers control = node_pointers_of(*control_);
-  return std::ranges::all_of(
-      std::span(control.data).first(static_cast<std::size_t>(map_.topology.local_world_size)),
-      [&](const std::byte* memory) {
-        cudaPointerAttributes attributes = {};
-        return cudaPointerGetAttributes(&attributes, memory) == cudaSuccess &&
-               attributes.device == device().index;
-      });
-}
-
 bool DeviceLayer::pushes_rows(std::int64_t tokens) const {
-  if (node_is_one_gpu_ && !config_.enable_local_combine) return false;
+  if (world_is_one_gpu_ && !config_.enable_local_combine) return false;
   return expert_parallel::pushes_rows(map_, config_, tokens);
 }
 

@@ -52,8 +52,8 @@ class DeviceLayer {
   std::int64_t row_bytes() const { return config_.hidden * size_of(config_.dtype); }
   // At most config.sm_count, and so few that the blocks of all ranks on this GPU run side by side.
   int blocks() const { return blocks_; }
-  // pushes_rows() of layouts.h, but there are no links where all ranks of the node share this GPU:
-  // then only enable_local_combine makes them push.
+  // pushes_rows() of layouts.h, but where all ranks share one GPU there are no links: then only
+  // enable_local_combine makes them push.
   bool pushes_rows(std::int64_t tokens) const;
   // Stands for this layer in descriptors, which must not keep the rest alive.
   const std::shared_ptr<const char>& token() const { return token_; }
@@ -123,7 +123,6 @@ class DeviceLayer {
   std::shared_ptr<SymmetricMemory> allocate(std::int64_t bytes, std::string_view what);
   NodePointers node_pointers_of(SymmetricMemory& memory) const;
   SymmetricView view_of(SymmetricMemory& memory, std::byte* table) const;
-  bool find_one_gpu() const;
   void make_reports();
   std::byte** segment_row(std::int64_t segment) const;
   void throw_deferred();
@@ -137,7 +136,7 @@ class DeviceLayer {
   std::shared_ptr<Transport> transport_;
   const Wire* wire_;
   int rank_, blocks_ = 1;
-  bool node_is_one_gpu_ = false;
+  bool world_is_one_gpu_ = false;
   std::shared_ptr<const char> token_ = std::make_shared<const char>('\0');
 
   std::shared_ptr<std::byte> private_;  // DeviceState and tables of pointers
