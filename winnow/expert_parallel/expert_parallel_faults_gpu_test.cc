@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
 
+#include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/testing/late_rank.h"
 
 namespace winnow::expert_parallel {
@@ -266,6 +268,100 @@ TEST_F(GpuLayers, UnsupportedGpusAreNamed) {
   for (const Outcome& outcome : ranks.run([&](int rank) { ranks.layer(rank, config); })) {
     EXPECT_EQ(outcome.code, ErrorCode::unsupported) << outcome.text;
     EXPECT_THAT(outcome.text, StartsWith("expert_parallel::AllToAll: cuda:99 cannot be used: "));
+  }
+}
+
+// What is allocated, by name.
+class ListingTransport : public ForwardingTransport {
+ public:
+  ListingTransport(std::shared_ptr<Transport> transport, std::vector<std::string>& list)
+      : ForwardingTransport(std::move(transport)), list_(list) {}
+  std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
+                                                   const Deadline& deadline,
+                                                   std::string_view what) override {
+    list_.emplace_back(what);
+    return ForwardingTransport::allocate_device(device, bytes, deadline, what);
+  }
+
+ private:
+  std::vector<std::string>& list_;
+};
+
+// Without links nobody pushes rows unasked, and no memory is taken for them.
+TEST_F(GpuLayers, ThatShareAGpuPushOnlyIfAsked) {
+  for (const bool asked : {false, true}) {
+    Config config = small_config(2);
+    config.max_tokens = 3000;
+    config.hidden = 8192;
+    config.sm_count = 24;
+    config.enable_local_combine = asked;
+    const Ranks ranks(2);
+    std::vector<std::vector<std::string>> lists(2);
+    expect_all_return(ranks.run([&](int rank) {
+      AllToAll(std::make_shared<ListingTransport>(ranks.transport(rank), lists[std::size_t(rank)]),
+               ranks.store(), on_gpu(config));
+    }));
+    for (const auto& list : lists) {
+      EXPECT_THAT(list, ::testing::Contains("the arena"));
+      EXPECT_THAT(list, ::testing::Contains("what other ranks push").Times(asked ? 1 : 0));
+    }
+  }
+}
+
+// Behind the exchange of combine the kernels of this rank come late.
+class LateTransport : public ForwardingTransport {
+ public:
+  using ForwardingTransport::ForwardingTransport;
+  static constexpr milliseconds kLate{1200};
+  const Wire* wire() override {
+    static const Wire& real = *ForwardingTransport::wire();
+    static const Wire late = [] {
+      Wire wire = real;
+      wire.exchange = [](const ExchangeParams& params, void* stream) {
+        const int status = real.exchange(params, stream);
+        if (params.header.options.call == Call::combine) hold_up(stream, kLate);
+        return status;
+      };
+      return wire;
+    }();
+    return &late;
+  }
+};
+
+TEST_F(GpuLayers, NameTheRankWhoseRowsOrSumsDoNotCome) {
+  constexpr milliseconds kTimeout{300};
+  const std::tuple<RowOrder, int, std::string> ways[] = {
+      {RowOrder::token_major, 24, "the expert rows"},     // pushed
+      {RowOrder::token_major, 8, "the end of the sums"},  // read
+      {RowOrder::expert_major, 24, "the sums"}};          // pushed
+  for (const auto& [order, sms, awaited] : ways) {
+    SCOPED_TRACE(awaited);
+    const Ranks ranks(4);
+    Config config = small_config(4, kTimeout);
+    config.enable_local_combine = true;
+    config.sm_count = sms;
+    const auto outcomes = ranks.run([&](int rank) {
+      const DeviceGuard guard(kGpu);
+      std::shared_ptr<Transport> transport = ranks.transport(rank);
+      if (rank == 2) transport = std::make_shared<LateTransport>(transport);
+      AllToAll layer(transport, ranks.store(), on_gpu(config));
+      const Place place(kGpu);
+      Given given(4);  // a token for each rank
+      for (int i = 0; i < 8; ++i) given.indices.values<std::int32_t>()[std::size_t(i)] = i;
+      GpuGiven there(place, given);
+      there.args.order = order;
+      const Dispatched got = layer.dispatch(there.args);
+      CombineArgs args;
+      args.expert_output = layer.combine_buffer(*got.descriptor);
+      args.stream = place.stream();
+      layer.combine(args, *got.descriptor);
+      place.wait();
+      layer.barrier(true, place.stream());
+    });
+    for (const Outcome& outcome : outcomes) {
+      expect_timeout(outcome, " for " + awaited + " of rank 2 (", 5);
+      EXPECT_THAT(outcome.text, StartsWith("expert_parallel::combine: rank "));
+    }
   }
 }
 

@@ -135,6 +135,31 @@ TEST_F(CombineGpu, PushedRowsInPieces) {
   }
 }
 
+// Token-major sums of every dtype, read and pushed, with rows of 16 bytes to 40 KB.
+TEST_F(CombineGpu, TokenMajorSums) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const int nodes : {1, 2}) {
+      for (const int sms : {8, 24}) {
+        for (const auto& [hidden, tokens] : {std::pair{136, 270}, {8, 600}, {10008, 30}}) {
+          expect_as_oracle({.dtype = dtype,
+                            .nodes = nodes,
+                            .local_world_size = 4 / nodes,
+                            .topk = 7,
+                            .max_tokens = tokens,
+                            .hidden = hidden,
+                            .choice = ExpertChoice::dropped,
+                            .expert_rows = ExpertRows::own,
+                            .token_major = true,
+                            .local_combine = true,
+                            .bias = sms == 8,
+                            .strided = sms == 24,
+                            .sm_count = sms});
+        }
+      }
+    }
+  }
+}
+
 // A ring holds fewer rows of 14 KB.
 TEST_F(CombineGpu, ThirtyTwoRowsOfAToken) {
   for (const int nodes : {1, 2}) {
@@ -169,13 +194,16 @@ TEST_F(CombineGpu, TinyRows) {
 
 // Sums begin at +0, so that -0 does not come out of them, however few rows there are.
 TEST_F(CombineGpu, ZerosArePositive) {
-  for (const bool local : {false, true}) {
-    expect_two_ranks_return(local, [](int, const Place& place, AllToAll& layer) {
+  for (const auto& [local, order] : {std::pair{false, RowOrder::expert_major},
+                                     {true, RowOrder::expert_major},
+                                     {false, RowOrder::token_major}}) {
+    expect_two_ranks_return(local, [order](int, const Place& place, AllToAll& layer) {
       Given host(4, 1);  // every pair to rank 0, two of each token
       for (std::size_t token = 0; token < 2; ++token) {
         host.indices.values<std::int32_t>()[2 * token] = 4;  // one is dropped
       }
       GpuGiven given(place, host);
+      given.args.order = order;
       const Dispatched dispatched = layer.dispatch(given.args);
       Tensor rows(DType::f32, {dispatched.output.size(0), 16});
       std::ranges::fill(rows.values<float>(), -0.0f);

@@ -15,17 +15,20 @@
 
 namespace winnow::expert_parallel {
 
-// What the stream of the place is given from now on begins so much later, as behind a long kernel.
-inline void hold_up(const Place& place, std::chrono::milliseconds time) {
+// What the stream, a cudaStream_t, is given from now on begins so much later, as behind a long
+// kernel.
+inline void hold_up(void* stream, std::chrono::milliseconds time) {
   const auto sleep = [](void* milliseconds) {
     std::this_thread::sleep_for(
         std::chrono::milliseconds(reinterpret_cast<std::intptr_t>(milliseconds)));
   };
-  const auto stream = static_cast<cudaStream_t>(place.stream().handle);
   void* const milliseconds = reinterpret_cast<void*>(static_cast<std::intptr_t>(time.count()));
-  if (cudaLaunchHostFunc(stream, sleep, milliseconds) != cudaSuccess) {
+  if (cudaLaunchHostFunc(static_cast<cudaStream_t>(stream), sleep, milliseconds) != cudaSuccess) {
     throw std::runtime_error("the stream cannot be held up");
   }
+}
+inline void hold_up(const Place& place, std::chrono::milliseconds time) {
+  hold_up(place.stream().handle, time);
 }
 
 // What a rank gives to a dispatch for which its host does not wait; stays until the kernels end.
