@@ -111,9 +111,9 @@ __device__ void load_rows(const DeviceSumParams& params, Part part, RowPipe& pip
     const Segment segment = segment_of(params, source);
     const std::int64_t last = min(first + kPushedTogether, std::int64_t(segment.rows));
     if (first >= last) continue;
-    std::byte* to = params.view.sums.node[source.local] +
-                    sum_offset(topology, source.node, topology.local, params.max_tokens, first,
-                               params.row_bytes);
+    std::byte* to = params.view.pushed.node[source.local] +
+                    pushed_offset(topology, source.node, topology.local, params.max_tokens, first,
+                                  params.row_bytes);
     const std::byte* from = params.expert_rows + (segment.begin + first) * params.expert_stride;
     const bool dense = params.expert_stride == params.row_bytes;
     const std::int64_t bytes = dense ? (last - first) * params.row_bytes : params.row_bytes;

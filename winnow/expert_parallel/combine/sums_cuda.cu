@@ -103,9 +103,9 @@ class Pushes {
       const bool last = of_token >> lane_.lane == 1;
       feeder.addends()[__popc(rows & lanes_below(lane_.lane))] = {
           params_.expert_rows + now.row * params_.expert_stride,
-          params_.view.sums.node[now.source.local] + sum_offset(topology_, now.source.node,
-                                                                topology_.local, params_.max_tokens,
-                                                                now.token, params_.row_bytes),
+          params_.view.pushed.node[now.source.local] +
+              pushed_offset(topology_, now.source.node, topology_.local, params_.max_tokens,
+                            now.token, params_.row_bytes),
           nullptr, now.weight,
           (first ? row_sums::kBeginsRank : 0u) |
               (last ? row_sums::kEndsRank | row_sums::kEndsNode | row_sums::kEndsSum : 0u)};
@@ -355,7 +355,7 @@ class Reductions {
     return view_.rail.local +
            view_.rail_layout.staged_row(step.source_node, step.token, params_.row_bytes);
   }
-  // Among what a rank of this node pushes: see sum_offset().
+  // Among what a rank of this node pushes: see pushed_offset().
   __device__ std::int64_t place_of(const Step& step, int local) const {
     if (!params_.token_major) return step.token;
     return step.row -
@@ -364,8 +364,9 @@ class Reductions {
   // Of a rank of this node.
   __device__ const std::byte* row_of(const Step& step, int local, bool pushed) const {
     if (pushed) {
-      return view_.sums.local + sum_offset(topology_, step.source_node, local, params_.max_tokens,
-                                           place_of(step, local), params_.row_bytes);
+      return view_.pushed.local + pushed_offset(topology_, step.source_node, local,
+                                                params_.max_tokens, place_of(step, local),
+                                                params_.row_bytes);
     }
     if (local == topology_.local) return params_.expert_rows + step.row * params_.expert_stride;
     return rows_[local] + step.row * params_.row_bytes;

@@ -63,7 +63,7 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
   const std::int64_t pointers = locals * std::int64_t(sizeof(std::byte*));
   const std::int64_t state = own.add(sizeof(DeviceState));
   const std::int64_t control = own.add(pointers), rail = own.add(pointers);
-  const std::int64_t sums = own.add(pointers);
+  const std::int64_t pushed = own.add(pointers);
   const std::int64_t segments = own.add(kMaxSegments * pointers);
   private_ = allocate_on_gpu(device(), static_cast<std::size_t>(own.end()));
   view_.state = reinterpret_cast<DeviceState*>(private_.get() + state);
@@ -83,8 +83,8 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
   view_.control = view_of(*control_, private_.get() + control);
   world_is_one_gpu_ = transport_->ranks_on_gpu() == map_.topology.world_size;
   if (locals > 1 && (config_.enable_local_combine || pushes_rows(config_.max_tokens))) {
-    sums_ = allocate(pushed_bytes(map_, config_), "what other ranks push");
-    view_.sums = view_of(*sums_, private_.get() + sums);
+    pushed_ = allocate(pushed_bytes(map_, config_), "what other ranks push");
+    view_.pushed = view_of(*pushed_, private_.get() + pushed);
   }
   holes_.assign(world, arena_.largest_hole());
   const int ranks = calls_.count_ranks();

@@ -141,7 +141,7 @@ class DeviceLayer {
 
   std::shared_ptr<std::byte> private_;  // DeviceState and tables of pointers
   std::byte** segments_ = nullptr;
-  std::shared_ptr<SymmetricMemory> control_, rail_, sums_;
+  std::shared_ptr<SymmetricMemory> control_, rail_, pushed_;
   Arena arena_, own_;
   // What all ranks offered in a call: [W] holes, and segments that all can do without.
   struct Offer {

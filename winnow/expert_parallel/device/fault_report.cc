@@ -28,7 +28,6 @@ PhaseName name_of(Phase phase) {
     case Phase::pushed_rows:
       return {kCombine, "the expert rows"};
     case Phase::sums:
-      return {kCombine, "the sums"};
     case Phase::pushed_sums:
       return {kCombine, "the sums"};
     case Phase::end_of_sums:

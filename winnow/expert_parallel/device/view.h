@@ -195,7 +195,7 @@ struct LayerView {
   DeviceTopology topology;
   ControlLayout control_layout;
   RailLayout rail_layout;
-  SymmetricView control, rail, sums;  // sums: what other ranks push, see sum_offset()
+  SymmetricView control, rail, pushed;  // pushed: by other ranks, see pushed_offset()
   DeviceState* state = nullptr;
   // Device pointers of pinned memory. `deferred` is for calls that the host does not wait for: its
   // ticket is 0 until a kernel has something to tell, and again when the host has read it.
@@ -210,9 +210,9 @@ struct LayerView {
 // Where local rank `local` pushes what it has of a rank's tokens, in the memory of the rank that
 // reduces them: [NN, L, T] rows, by the node of the tokens' rank. Expert-major the sum of a token's
 // rows, at the token's place; token-major the rows one behind the other.
-WINNOW_HD inline std::int64_t sum_offset(const DeviceTopology& topology, int node, int local,
-                                         std::int64_t max_tokens, std::int64_t place,
-                                         std::int64_t row_bytes) {
+WINNOW_HD inline std::int64_t pushed_offset(const DeviceTopology& topology, int node, int local,
+                                            std::int64_t max_tokens, std::int64_t place,
+                                            std::int64_t row_bytes) {
   return ((std::int64_t(node) * topology.locals + local) * max_tokens + place) * row_bytes;
 }
 
