@@ -99,7 +99,9 @@ Extent DeviceCombine::place_expert_output() {
     const Extent found =
         stride == bytes ? layer_.arena().locate(rows.data(), count * bytes) : Extent{};
     if (found.segment >= 0) return found;
-    if (sums_.travel != Travel::rows_are_read) return {};
+    const bool others_read =
+        sums_.travel == Travel::rows_are_read && layer_.map().topology.local_world_size > 1;
+    if (!others_read) return {};
   }
   layer_.check(copy_rows(state_.buffer->data(), bytes, sums_.expert_rows, stride, bytes, count,
                          layer_.stream()),

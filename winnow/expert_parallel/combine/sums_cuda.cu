@@ -318,25 +318,26 @@ class Reductions {
       const bool begins_rank = one || (mates & below) == 0;
       const bool ends_rank = one || mates >> lane_.lane == 1;
       const bool ends_node = there || at + 1 == __popc(before) + __popc(of_node);
-      addend->row = row_of(step, local, pushed);
-      if (!pushed) addend->weight = step.weight;
-      if (pushed && params_.token_major) {
-        const auto* word = reinterpret_cast<const std::uint64_t*>(
-            view_.control.local + view_.control_layout.pushed_row(step.source_node,
-                                                                  topology_.locals, local,
-                                                                  place_of(step, local)));
-        arrived = wait_at_least(view_, word, epoch_, Phase::pushed_rows, home);
-      }
-      if constexpr (kAllNodes) {
-        if (there) {
-          const std::byte* signal =
-              view_.rail.local + view_.rail_layout.signal(node, step.token / kChunkTokens);
-          arrived = wait_at_least(view_, reinterpret_cast<const std::uint64_t*>(signal), epoch_,
-                                  Phase::sums, topology_.rank_of(node, topology_.local));
-          addend->row =
-              view_.rail.local + view_.rail_layout.row(node, step.token, params_.row_bytes);
-          addend->weight = 1.0f;
+      if (there) {
+        const std::byte* signal =
+            view_.rail.local + view_.rail_layout.signal(node, step.token / kChunkTokens);
+        arrived = wait_at_least(view_, reinterpret_cast<const std::uint64_t*>(signal), epoch_,
+                                Phase::sums, topology_.rank_of(node, topology_.local));
+        addend->row = view_.rail.local + view_.rail_layout.row(node, step.token, params_.row_bytes);
+      } else if (pushed) {
+        const std::int64_t place = place_of(step, local);
+        addend->row =
+            view_.pushed.local + pushed_offset(topology_, step.source_node, local,
+                                               params_.max_tokens, place, params_.row_bytes);
+        if (params_.token_major) {
+          const auto* word = reinterpret_cast<const std::uint64_t*>(
+              view_.control.local +
+              view_.control_layout.pushed_row(step.source_node, topology_.locals, local, place));
+          arrived = wait_at_least(view_, word, epoch_, Phase::pushed_rows, home);
         }
+      } else {
+        addend->row = row_of(step, local);
+        addend->weight = step.weight;
       }
       addend->flags = (begins_rank ? row_sums::kBeginsRank : 0u) |
                       (ends_rank ? row_sums::kEndsRank : 0u) |
@@ -361,13 +362,8 @@ class Reductions {
     return step.row -
            __ldcg(&params_.routing.rail_begins[step.source_node * topology_.locals + local]);
   }
-  // Of a rank of this node.
-  __device__ const std::byte* row_of(const Step& step, int local, bool pushed) const {
-    if (pushed) {
-      return view_.pushed.local + pushed_offset(topology_, step.source_node, local,
-                                                params_.max_tokens, place_of(step, local),
-                                                params_.row_bytes);
-    }
+  // Where a rank of this node has it.
+  __device__ const std::byte* row_of(const Step& step, int local) const {
     if (local == topology_.local) return params_.expert_rows + step.row * params_.expert_stride;
     return rows_[local] + step.row * params_.row_bytes;
   }
@@ -403,10 +399,11 @@ class Reductions {
   int ready_phases_ = params_.travel == Travel::sums_are_pushed ? 0 : kPhases, looks_ = 0;
 };
 
-// Where the expert rows of the ranks of this node are, from their headers.
+// Where the expert rows of the other ranks of this node are, from their headers.
 __device__ void find_rows(const LayerView& view, std::byte** rows) {
   const DeviceTopology& topology = view.topology;
   for (int local = int(threadIdx.x); local < topology.locals; local += int(blockDim.x)) {
+    if (local == topology.local) continue;
     rows[local] = at_extent(view, local, heard(view, topology.rank_of(topology.node, local))->rows);
   }
 }
@@ -433,7 +430,6 @@ class PhaseTeller {
   __device__ void tell() {
     for (; told_ < reached(); ++told_) {
       if (threadIdx.x % 32 == 0 && runs(view_)) {
-        __threadfence_system();  // of what the adders have stored at other GPUs
         tell_node(view_, &view_.state->phase_tickets[told_], gridDim.x, phase_words(view_, part_),
                   epoch_of(view_) * kPhases + told_ + 1);
       }
