@@ -378,7 +378,7 @@ class WatchedMemory : public SymmetricMemory {
     ++asked_[std::size_t(rank)];
     return memory_->peer(rank);
   }
-  std::byte* const* wire() override { return memory_->wire(); }
+  std::byte* const* peers() override { return memory_->peers(); }
 
  private:
   std::shared_ptr<SymmetricMemory> memory_;

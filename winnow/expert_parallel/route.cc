@@ -11,20 +11,20 @@ std::int64_t round_up(std::int64_t bytes) { return (bytes + kPage - 1) / kPage *
 }  // namespace
 
 Route::Route(Communicator& communicator, std::int64_t max_tokens, std::int64_t row_bytes,
-             std::int64_t tail_bytes, std::chrono::nanoseconds timeout)
+             std::int64_t scale_bytes, std::chrono::nanoseconds timeout)
     : communicator_(communicator),
       max_tokens_(max_tokens),
       chunks_((max_tokens + kChunkTokens - 1) / kChunkTokens),
       row_bytes_(row_bytes),
-      tail_bytes_(tail_bytes),
+      scale_bytes_(scale_bytes),
       timeout_(timeout) {
   const Topology& topology = communicator.topology();
   const std::int64_t nodes = topology.nodes() > 1 ? topology.nodes() : 0;  // else there is no rail
   rows_begin_ =
       static_cast<std::size_t>(round_up((topology.local_world_size + nodes * chunks_) * kWord));
-  tails_begin_ = rows_begin_ + static_cast<std::size_t>(round_up(nodes * max_tokens * row_bytes));
+  scales_begin_ = rows_begin_ + static_cast<std::size_t>(round_up(nodes * max_tokens * row_bytes));
   const std::size_t bytes =
-      tails_begin_ + static_cast<std::size_t>(round_up(nodes * max_tokens * tail_bytes));
+      scales_begin_ + static_cast<std::size_t>(round_up(nodes * max_tokens * scale_bytes));
   memory_ = communicator.allocate(bytes, Deadline(timeout), "the rail buffers");
 }
 
@@ -42,9 +42,9 @@ std::size_t Route::row_offset(int node, std::int64_t token, std::int64_t row_byt
   return rows_begin_ +
          static_cast<std::size_t>(node * max_tokens_ * row_bytes_ + token * row_bytes);
 }
-std::size_t Route::tail_offset(int node, std::int64_t token, std::int64_t tail_bytes) const {
-  return tails_begin_ +
-         static_cast<std::size_t>(node * max_tokens_ * tail_bytes_ + token * tail_bytes);
+std::size_t Route::scale_offset(int node, std::int64_t token, std::int64_t scale_bytes) const {
+  return scales_begin_ +
+         static_cast<std::size_t>(node * max_tokens_ * scale_bytes_ + token * scale_bytes);
 }
 
 void Route::put_rows(int node, std::int64_t token, const void* rows, std::int64_t count,
@@ -54,11 +54,11 @@ void Route::put_rows(int node, std::int64_t token, const void* rows, std::int64_
                     static_cast<std::size_t>(count * row_bytes));
 }
 
-void Route::put_tails(int node, std::int64_t token, const void* tails, std::int64_t count,
-                      std::int64_t tail_bytes) {
+void Route::put_scales(int node, std::int64_t token, const void* scales, std::int64_t count,
+                       std::int64_t scale_bytes) {
   communicator_.put(*memory_, node, communicator_.local(),
-                    tail_offset(communicator_.node(), token, tail_bytes), tails,
-                    static_cast<std::size_t>(count * tail_bytes));
+                    scale_offset(communicator_.node(), token, scale_bytes), scales,
+                    static_cast<std::size_t>(count * scale_bytes));
 }
 
 void Route::send_chunk(int node, std::int64_t chunk) {
@@ -75,8 +75,8 @@ const std::byte* Route::row(int node, std::int64_t token, std::int64_t row_bytes
   return Communicator::local_memory(*memory_) + row_offset(node, token, row_bytes);
 }
 
-const std::byte* Route::tail(int node, std::int64_t token, std::int64_t tail_bytes) const {
-  return Communicator::local_memory(*memory_) + tail_offset(node, token, tail_bytes);
+const std::byte* Route::scale(int node, std::int64_t token, std::int64_t scale_bytes) const {
+  return Communicator::local_memory(*memory_) + scale_offset(node, token, scale_bytes);
 }
 
 void Route::finish(std::string_view phase) {

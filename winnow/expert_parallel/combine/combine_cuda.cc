@@ -32,7 +32,7 @@ class DeviceCombine {
       send_back();
     }
     sum(kOwn);
-    layer_.drain();
+    layer_.quiet();
     layer_.end();
     return std::move(result_);
   }

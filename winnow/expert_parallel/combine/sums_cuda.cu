@@ -28,19 +28,19 @@ using row_sums::teams_of;
 
 extern __shared__ __align__(128) std::byte ring_memory[];
 
-// Tokens of a rank in kPhases parts of equal length, the same for all ranks. The warp.
-__device__ std::uint32_t phase_length(const DeviceSumParams& params) {
+// Tokens of a rank in kSlices parts of equal length, the same for all ranks. The warp.
+__device__ std::uint32_t slice_length(const DeviceSumParams& params) {
   int longest = 1;
   for (int rank = threadIdx.x % 32; rank < params.view.topology.world; rank += 32) {
     longest = max(longest, __ldcg(&params.routing.tokens[rank]));
   }
   return std::uint32_t(
-      ceil_div<std::int64_t>(__reduce_max_sync(device::kFullWarp, longest), kPhases));
+      ceil_div<std::int64_t>(__reduce_max_sync(device::kFullWarp, longest), kSlices));
 }
 
-// The words that say how many phases of a part the ranks of this node have pushed here.
-__device__ std::int64_t phase_words(const LayerView& view, Part part) {
-  return view.control_layout.sum_phases +
+// The words that say how many slices of a part the ranks of this node have pushed here.
+__device__ std::int64_t slice_words(const LayerView& view, Part part) {
+  return view.control_layout.sum_slices +
          part * view.topology.locals * std::int64_t(sizeof(std::uint64_t));
 }
 
@@ -62,14 +62,14 @@ __device__ PairLane claimed_tokens(const DeviceSumParams& params) {
 template <bool kWeighted>
 class Pushes {
  public:
-  __device__ Pushes(const DeviceSumParams& params, Part part, std::uint32_t phase_length)
+  __device__ Pushes(const DeviceSumParams& params, Part part, std::uint32_t slice_length)
       : params_(params),
         topology_(params.view.topology),
         lane_(claimed_tokens(params)),
         sources_(topology_, part),
-        phase_length_(phase_length),
-        by_phase_(max(1u, sources_.count() *
-                              std::uint32_t(ceil_div<std::int64_t>(phase_length_, lane_.tokens)))),
+        slice_length_(slice_length),
+        by_slice_(max(1u, sources_.count() *
+                              std::uint32_t(ceil_div<std::int64_t>(slice_length_, lane_.tokens)))),
         by_source_(max(1u, sources_.count())),
         claims_(&params.view.state->claims[part == kOwn ? kPushOwnClaims : kPushOthersClaims]) {}
   // Behind the kernel before.
@@ -87,14 +87,14 @@ class Pushes {
     return params_.travel == Travel::sums_are_pushed && sources_.count() > 0;
   }
 
-  // Feeds what has been claimed, false: nothing is left. Marks the phases that are over.
+  // Feeds what has been claimed, false: nothing is left. Marks the slices that are over.
   __device__ bool feed(Feeder& feeder) {
     const Step now = third_;
     third_ = find_weight(second_);
     second_ = find_row(first_);
     first_ = find_first(claims_.next());
-    for (; phase_ < now.phase; ++phase_) feeder.mark();
-    if (now.phase == kPhases) return false;
+    for (; slice_ < now.slice; ++slice_) feeder.mark();
+    if (now.slice == kSlices) return false;
     const unsigned rows = __ballot_sync(device::kFullWarp, now.row >= 0);
     if (rows == 0) return true;
     if (now.row >= 0) {
@@ -117,7 +117,7 @@ class Pushes {
  private:
   // A claim, and this lane's pair of it.
   struct Step {
-    int phase = kPhases;
+    int slice = kSlices;
     Sources::Source source{};
     std::int64_t token = 0;
     FirstRow first;
@@ -127,15 +127,15 @@ class Pushes {
 
   __device__ Step find_first(std::uint32_t claim) const {
     Step step;
-    const Divisor::Result phase = by_phase_.divide(claim);
-    if (phase.quotient >= kPhases) return step;
-    step.phase = int(phase.quotient);
+    const Divisor::Result slice = by_slice_.divide(claim);
+    if (slice.quotient >= kSlices) return step;
+    step.slice = int(slice.quotient);
     // From claim to claim another rank.
-    const Divisor::Result source = by_source_.divide(phase.remainder);
+    const Divisor::Result source = by_source_.divide(slice.remainder);
     step.source = sources_.at(source.remainder);
-    const std::uint32_t in_phase = source.quotient * lane_.tokens + lane_.slot;
-    step.token = phase.quotient * phase_length_ + in_phase;
-    if (lane_.used && in_phase < phase_length_ && step.token < params_.max_tokens) {
+    const std::uint32_t in_slice = source.quotient * lane_.tokens + lane_.slot;
+    step.token = slice.quotient * slice_length_ + in_slice;
+    if (lane_.used && in_slice < slice_length_ && step.token < params_.max_tokens) {
       const int rank = topology_.rank_of(step.source.node, step.source.local);
       step.first.word = __ldcg(&params_.routing.firsts[rank * params_.max_tokens + step.token]);
     }
@@ -157,11 +157,11 @@ class Pushes {
   const DeviceTopology& topology_;
   PairLane lane_;
   Sources sources_;
-  std::uint32_t phase_length_;
-  Divisor by_phase_, by_source_;
+  std::uint32_t slice_length_;
+  Divisor by_slice_, by_source_;
   Claims claims_;
   Step first_, second_, third_;
-  int phase_ = 0;
+  int slice_ = 0;
 };
 
 // The tokens that this rank reduces: rows of its own, rows or sums of its node's other ranks, and
@@ -169,7 +169,7 @@ class Pushes {
 template <bool kWeighted, bool kAllNodes>
 class Reductions {
  public:
-  __device__ Reductions(const DeviceSumParams& params, Part part, std::uint32_t phase_length,
+  __device__ Reductions(const DeviceSumParams& params, Part part, std::uint32_t slice_length,
                         std::byte* const* rows)
       : params_(params),
         view_(params.view),
@@ -177,13 +177,13 @@ class Reductions {
         part_(part),
         lane_(claimed_tokens(params)),
         rows_(rows),
-        by_phase_(phase_length),
+        by_slice_(slice_length),
         by_source_(part == kOwn ? 1 : topology_.nodes - 1),
         by_home_(topology_.per_rank()),
         by_node_(topology_.locals),
         items_((part == kOwn ? 1 : topology_.nodes - 1) *
                std::uint32_t(ceil_div<std::int64_t>(
-                   part == kOwn ? params.tokens : phase_length * kPhases, lane_.tokens))),
+                   part == kOwn ? params.tokens : slice_length * kSlices, lane_.tokens))),
         claims_(&view_.state->claims[part == kOwn ? kSumOwnClaims : kSumOthersClaims], feeders()) {
     next_ = load(feeders() / gridDim.x * blockIdx.x + threadIdx.x / kTeam);
   }
@@ -197,7 +197,7 @@ class Reductions {
   // Whether what comes next has been pushed, if this is the time to look.
   __device__ bool ready() {
     constexpr int kLooks = 4;  // as long as it takes to look
-    if (next_.phase < ready_phases_) return true;
+    if (next_.slice < ready_slices_) return true;
     if (++looks_ % kLooks != 0) return false;
     bool there = true;
     for_each_mate([&](const std::uint64_t* word, std::uint64_t value, int) {
@@ -207,7 +207,7 @@ class Reductions {
   }
   // Waits for that; false: it does not come.
   __device__ bool wait() {
-    if (next_.phase < ready_phases_) return true;
+    if (next_.slice < ready_slices_) return true;
     bool there = true;
     for_each_mate([&](const std::uint64_t* word, std::uint64_t value, int rank) {
       there = there && wait_at_least(view_, word, value, Phase::pushed_sums, rank);
@@ -232,7 +232,7 @@ class Reductions {
   struct Step {
     std::uint32_t claim = 0;
     std::int64_t token = 0;
-    int source_node = 0, phase = 0;
+    int source_node = 0, slice = 0;
     bool valid = false;  // there is such a token
     std::int32_t expert = -1, row = -1;
     float weight = 1.0f;
@@ -244,8 +244,8 @@ class Reductions {
     if (claim >= items_) return step;
     const Divisor::Result source = by_source_.divide(claim);
     const std::uint32_t begin = source.quotient * lane_.tokens;
-    const std::uint32_t phase = by_phase_.divide(begin + lane_.tokens - 1).quotient;
-    step.phase = int(min(phase, kPhases - 1u));
+    const std::uint32_t slice = by_slice_.divide(begin + lane_.tokens - 1).quotient;
+    step.slice = int(min(slice, kSlices - 1u));
     step.token = begin + lane_.slot;
     std::int64_t tokens = params_.tokens;
     step.source_node = topology_.node;
@@ -371,17 +371,17 @@ class Reductions {
   template <class Visit>
   __device__ void for_each_mate(const Visit& visit) const {
     const auto* words =
-        reinterpret_cast<const std::uint64_t*>(view_.control.local + phase_words(view_, part_));
+        reinterpret_cast<const std::uint64_t*>(view_.control.local + slice_words(view_, part_));
     for (int local = lane_.lane; local < topology_.locals; local += 32) {
       if (local == topology_.local) continue;
-      visit(words + local, epoch_ * kPhases + next_.phase + 1,
+      visit(words + local, epoch_ * kSlices + next_.slice + 1,
             topology_.rank_of(topology_.node, local));
     }
   }
   __device__ bool take(bool there) {
     if (!__all_sync(device::kFullWarp, there)) return false;
     device::fence_proxy_async_global();
-    ready_phases_ = next_.phase + 1;
+    ready_slices_ = next_.slice + 1;
     return true;
   }
 
@@ -392,11 +392,11 @@ class Reductions {
   PairLane lane_;
   std::byte* const* rows_;
   std::uint64_t epoch_ = 0;
-  Divisor by_phase_, by_source_, by_home_, by_node_;
+  Divisor by_slice_, by_source_, by_home_, by_node_;
   std::uint32_t items_;
   Claims claims_;
   Step next_;
-  int ready_phases_ = params_.travel == Travel::sums_are_pushed ? 0 : kPhases, looks_ = 0;
+  int ready_slices_ = params_.travel == Travel::sums_are_pushed ? 0 : kSlices, looks_ = 0;
 };
 
 // Where the expert rows of the other ranks of this node are, from their headers.
@@ -414,37 +414,37 @@ __device__ void finish(const LayerView& view) {
   __syncthreads();
   if (threadIdx.x >= 32) return;
   const bool last = threadIdx.x == 0 && runs(view) &&
-                    tell_node(view, &view.state->tickets[kSumsDone], gridDim.x,
+                    tell_node(view, &view.state->arrivals[kSumsDone], gridDim.x,
                               view.control_layout.done, epoch_of(view));
   if (__any_sync(device::kFullWarp, last)) wait_for_node(view, Phase::end_of_sums);
 }
 
-// Tells the ranks of the node of the phases that all blocks have pushed. The fences take time, so
+// Tells the ranks of the node of the slices that all blocks have pushed. The fences take time, so
 // not the adding warps do it, but the feeder of one team for its block.
-class PhaseTeller {
+class SliceTeller {
  public:
-  __device__ PhaseTeller(const DeviceSumParams& params, Part part, const Cut& cut, int teams)
+  __device__ SliceTeller(const DeviceSumParams& params, Part part, const Cut& cut, int teams)
       : view_(params.view), part_(part), cut_(cut), teams_(teams) {}
 
   // Tells of what is there. The feeding warp.
   __device__ void tell() {
     for (; told_ < reached(); ++told_) {
       if (threadIdx.x % 32 == 0 && runs(view_)) {
-        tell_node(view_, &view_.state->phase_tickets[told_], gridDim.x, phase_words(view_, part_),
-                  epoch_of(view_) * kPhases + told_ + 1);
+        tell_node(view_, &view_.state->slice_arrivals[told_], gridDim.x, slice_words(view_, part_),
+                  epoch_of(view_) * kSlices + told_ + 1);
       }
       __syncwarp();
     }
   }
-  // All phases, when this team has been fed the last mark.
+  // All slices, when this team has been fed the last mark.
   __device__ void finish() {
-    while (told_ < kPhases) tell();
+    while (told_ < kSlices) tell();
   }
 
  private:
-  // The phases that all teams of the block have reached.
+  // The slices that all teams of the block have reached.
   __device__ std::uint32_t reached() {
-    std::uint32_t least = kPhases;
+    std::uint32_t least = kSlices;
     for (int team = 0; team < teams_; ++team) {
       least = min(least, row_sums::marks_of(Ring(ring_memory, cut_, team)));
     }
@@ -483,7 +483,7 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
   } else {
     // The routing is there already: what comes first of it is read meanwhile.
     Feeder feeder(ring);
-    const std::uint32_t length = phase_length(params);
+    const std::uint32_t length = slice_length(params);
     Reductions<kWeighted, (kLevels > 2)> reductions(params, part, length, rows);
     if constexpr (kLevels == 1) {  // no sums are pushed
       if (!may_begin()) return;
@@ -491,7 +491,7 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
       while (reductions.any() && reductions.feed(feeder)) continue;
     } else {
       Pushes<kWeighted> pushes(params, part, length);
-      PhaseTeller teller(params, part, cut, teams_of(kLevels));
+      SliceTeller teller(params, part, cut, teams_of(kLevels));
       if (!may_begin()) return;
       pushes.begin();
       reductions.begin();

@@ -14,8 +14,8 @@ namespace winnow::expert_parallel {
 // whether all of them say so. False: the layer is broken, and some blocks may not come.
 template <class Barrier>
 __device__ __forceinline__ bool meet_blocks(const LayerView& view, const Barrier& all_say) {
-  std::uint32_t* arrived = &view.state->tickets[kBlocksArrived];
-  std::uint32_t* left = &view.state->tickets[kBlocksLeft];
+  std::uint32_t* arrived = &view.state->arrivals[kBlocksArrived];
+  std::uint32_t* left = &view.state->arrivals[kBlocksLeft];
   bool met = all_say(true);
   if (threadIdx.x == 0) {
     __threadfence();

@@ -114,7 +114,7 @@ SymmetricView DeviceLayer::view_of(SymmetricMemory& memory, std::byte* table) co
   const NodePointers pointers = node_pointers_of(memory);
   write_to_gpu(device(), table, pointers.data,
                static_cast<std::size_t>(map_.topology.local_world_size) * sizeof(std::byte*));
-  return {memory.local(), reinterpret_cast<std::byte* const*>(table), memory.wire()};
+  return {memory.local(), reinterpret_cast<std::byte* const*>(table), memory.peers()};
 }
 
 bool DeviceLayer::pushes_rows(std::int64_t tokens) const {
@@ -190,7 +190,7 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
   params.table = table;
   params.table_bytes = nodes() > 1 ? table_bytes : 0;
   params.phase = call == Call::combine ? Phase::expert_rows : Phase::counts;
-  params.ticket = calls_.number();
+  params.call = calls_.number();
   params.waits = waits || header.refusal != 0;
   params.reports = params.waits || report == Report::later;
   params.completes = report != Report::more;
@@ -201,12 +201,12 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
 
 void DeviceLayer::wait_report() {
   if (capturing()) throw_refusals(calls_.operation(), std::array{&std::as_const(own_header_)});
-  calls_.wait_for(host_report_.report->ticket, calls_.number());
+  calls_.wait_for(host_report_.report->call, calls_.number());
   if (host_report_.report->refused != 0) throw_heard(host_report_, false, calls_.number());
 }
 
-void DeviceLayer::drain() {
-  if (nodes() > 1) check(wire_->drain(view_, stream()), "drain");
+void DeviceLayer::quiet() {
+  if (nodes() > 1) check(wire_->quiet(view_, stream()), "quiet");
 }
 
 void DeviceLayer::end() {
@@ -259,14 +259,14 @@ void DeviceLayer::throw_heard(const ReportView& heard, bool deferred, std::uint6
 void DeviceLayer::throw_deferred() {
   CallReport& report = *host_deferred_.report;
   // What this very call has found so soon waits for the next one, as it would if it came later.
-  const std::uint64_t ticket = load_acquire(&report.ticket);
-  if (ticket == 0 || ticket == calls_.number()) return;
+  const std::uint64_t call = load_acquire(&report.call);
+  if (call == 0 || call == calls_.number()) return;
   // The kernels may write the next one when this is read.
   struct Read {
     CallReport& report;
-    ~Read() { store_release(&report.ticket, 0); }
+    ~Read() { store_release(&report.call, 0); }
   } read{report};
-  if (report.overflow == 0) return throw_heard(host_deferred_, report.refused == 0, ticket);
+  if (report.overflow == 0) return throw_heard(host_deferred_, report.refused == 0, call);
   for (int rank = 0; rank < map_.topology.world_size; ++rank) {
     const std::int64_t wanted = host_deferred_.wanted[rank];
     if (wanted <= report.worst_case_rows) continue;
@@ -308,7 +308,7 @@ void DeviceLayer::learn_offered(std::span<const std::int64_t> bytes) {
 void DeviceLayer::read_offer() {
   if (offered_ == 0) return;
   const std::uint64_t call = std::exchange(offered_, 0);
-  calls_.wait_for(host_report_.report->ticket, call);
+  calls_.wait_for(host_report_.report->call, call);
   offer_.reset();
   if (host_report_.report->refused == 0) offer_ = heard_offer(call);
 }

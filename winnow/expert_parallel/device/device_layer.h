@@ -87,7 +87,7 @@ class DeviceLayer {
   std::span<const std::int32_t> report_words() const { return {host_report_.words, report_words_}; }
 
   // Behind rail_send and what may run while its puts are under way: enqueues the wait for them.
-  void drain();
+  void quiet();
 
   // After everything is enqueued: throws what earlier calls left for this one (faults, refusals and
   // overflows of calls that the host did not wait for).

@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kExchangeThreads)
   if (__syncthreads_or(was_broken || (threadIdx.x == 0 && told_of_fault(view)))) return;
   if (threadIdx.x == 0) {
     view.state->epoch = epoch;
-    view.state->ticket = params.ticket;
+    view.state->call = params.call;
     for (std::uint32_t& claim : view.state->claims) claim = 0;
   }
   __syncthreads();

@@ -94,10 +94,10 @@ void GpuCalls::begin(std::string_view operation, Stream stream) {
   ++number_;
 }
 
-void GpuCalls::wait_for(const std::uint64_t& ticket, std::uint64_t number) {
+void GpuCalls::wait_for(const std::uint64_t& call, std::uint64_t number) {
   constexpr std::chrono::milliseconds kLookAtStream{20};
   using Clock = std::chrono::steady_clock;
-  const auto there = [&] { return load_acquire(&ticket) == number; };
+  const auto there = [&] { return load_acquire(&call) == number; };
   auto next_look = Clock::now() + kLookAtStream;
   while (!there()) {
     throw_fault();
@@ -135,21 +135,21 @@ void GpuCalls::throw_fault() {
   if (!fault_) {
     if (std::atomic_ref(fault_report_->state).load(std::memory_order_acquire) == 0) return;
     fault_ = fault_record(*fault_report_, *transport_);
-    tell_nodes();
+    tell_fault();
   }
   expert_parallel::throw_fault(*fault_, transport_->rank());
 }
 
 // On a stream of its own, since that of the call may be held up or record a graph. Where it fails,
 // the waits of the other nodes expire by themselves.
-void GpuCalls::tell_nodes() {
+void GpuCalls::tell_fault() {
   if (view_.topology.nodes == 1) return;
   const DeviceGuard guard(device_);
   cudaStream_t stream = nullptr;
   cudaEvent_t told = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
       cudaEventCreateWithFlags(&told, cudaEventDisableTiming) == cudaSuccess &&
-      transport_->wire()->tell_nodes(view_, stream) == cudaSuccess &&
+      transport_->wire()->tell_fault(view_, stream) == cudaSuccess &&
       cudaEventRecord(told, stream) == cudaSuccess) {
     free_after(told);
     // They know before this rank makes a new layer.

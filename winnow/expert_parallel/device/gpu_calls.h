@@ -45,8 +45,8 @@ class GpuCalls {
   cudaStream_t stream() const { return stream_; }
   bool capturing() const { return capturing_; }  // a graph is recorded: the host cannot wait
   // The host waits until kernels have written `number`, of this call or the last one that has them
-  // write it, to `ticket`; throws faults.
-  void wait_for(const std::uint64_t& ticket, std::uint64_t number);
+  // write it, to `call`; throws faults.
+  void wait_for(const std::uint64_t& call, std::uint64_t number);
   // Everything is enqueued.
   void end();
   // end(), for a call that has thrown: what it has enqueued still runs.
@@ -60,7 +60,7 @@ class GpuCalls {
 
  private:
   void check_device(std::string_view creation) const;
-  void tell_nodes();
+  void tell_fault();
 
   std::shared_ptr<Transport> transport_;
   const LayerView& view_;

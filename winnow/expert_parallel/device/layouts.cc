@@ -42,8 +42,8 @@ ControlLayout control_layout(const ExpertMap& map, const Config& config) {
   layout.heard = parts.add(world * kWord);
   layout.rail = parts.add(nodes * kWord);
   layout.done = parts.add(locals * kWord);
-  layout.phases = parts.add(locals * kWord);
-  layout.sum_phases = parts.add(2 * locals * kWord);
+  layout.slices = parts.add(locals * kWord);
+  layout.sum_slices = parts.add(2 * locals * kWord);
   if (pushes_rows(map, config, config.max_tokens)) {
     layout.pushed_words = (config.max_tokens + kPushedTogether - 1) / kPushedTogether;
   }
@@ -70,12 +70,12 @@ RailLayout rail_layout(const ExpertMap& map, const Config& config) {
   layout.max_tokens = config.max_tokens;
   layout.chunks = (config.max_tokens + kChunkTokens - 1) / kChunkTokens;
   layout.row_bytes = config.hidden * size_of(config.dtype);
-  layout.tail_bytes = scale_columns(config.hidden) * std::int64_t(sizeof(float));
+  layout.scale_bytes = scale_columns(config.hidden) * std::int64_t(sizeof(float));
   layout.signals = parts.add(nodes * layout.chunks * std::int64_t(sizeof(std::uint64_t)));
   layout.rows = parts.add(nodes * config.max_tokens * layout.row_bytes);
-  layout.tails = parts.add(nodes * config.max_tokens * layout.tail_bytes);
+  layout.scales = parts.add(nodes * config.max_tokens * layout.scale_bytes);
   layout.staged = parts.add(nodes * config.max_tokens * layout.row_bytes);
-  layout.staged_tails = parts.add(nodes * config.max_tokens * layout.tail_bytes);
+  layout.staged_scales = parts.add(nodes * config.max_tokens * layout.scale_bytes);
   layout.bytes = parts.end();
   return layout;
 }

@@ -1,5 +1,5 @@
 // The kernel that sends rows along the rail: a block at a time takes a chunk of tokens for a node,
-// puts its runs of tokens, then the chunk's signal. It does not wait for its puts; drain_kernel
+// puts its runs of tokens, then the chunk's signal. It does not wait for its puts; quiet_kernel
 // does, behind kernels that run meanwhile. Device code only.
 #pragma once
 
@@ -88,10 +88,11 @@ __global__ void __launch_bounds__(kRailSendThreads, 1)
                  params.back ? staged : params.rows + token * params.row_stride,
                  params.back ? params.row_bytes : params.row_stride, params.row_bytes, length,
                  staged);
-      if (params.tail_bytes == 0) continue;
-      put_run<W>(view, peer, layout.tail(topology.node, token, params.tail_bytes),
-                 params.tails + token * params.tail_stride, params.tail_stride, params.tail_bytes,
-                 length, view.rail.local + layout.staged_tail(to, token, params.tail_bytes));
+      if (params.scale_bytes == 0) continue;
+      put_run<W>(view, peer, layout.scale(topology.node, token, params.scale_bytes),
+                 params.scales + token * params.scale_stride, params.scale_stride,
+                 params.scale_bytes, length,
+                 view.rail.local + layout.staged_scale(to, token, params.scale_bytes));
     }
     if (all != 0) W::signal(view.rail, peer, layout.signal(topology.node, chunk), epoch);
   }
@@ -100,8 +101,8 @@ __global__ void __launch_bounds__(kRailSendThreads, 1)
 // One thread. It does not wait where the layer is broken: a peer may be dead, and what the puts
 // read is memory of the layer, which nobody uses again before all ranks have let go of it.
 template <class W>
-__global__ void __launch_bounds__(1) drain_kernel(const __grid_constant__ LayerView view) {
-  if (runs(view)) W::drain();
+__global__ void __launch_bounds__(1) quiet_kernel(const __grid_constant__ LayerView view) {
+  if (runs(view)) W::quiet();
 }
 
 }  // namespace winnow::expert_parallel

@@ -16,13 +16,13 @@ struct RailSendParams {
   bool back = false;                      // combine
   // Dispatch: [n, K] of this rank. Combine: [NN, T, K] of the rail sources.
   const std::int32_t* indices = nullptr;
-  std::int64_t tokens = 0;                     // dispatch: n
-  const std::int32_t* rail_tokens = nullptr;   // combine: [W] n of every rank
-  std::int64_t row_bytes = 0, tail_bytes = 0;  // 0: no tails
-  // Dispatch: the rows and tails, strides in bytes. Combine: they are in RailLayout::staged_row().
+  std::int64_t tokens = 0;                      // dispatch: n
+  const std::int32_t* rail_tokens = nullptr;    // combine: [W] n of every rank
+  std::int64_t row_bytes = 0, scale_bytes = 0;  // 0: no scales
+  // Dispatch: the rows and scales, strides in bytes. Combine: they are in RailLayout::staged_row().
   const std::byte* rows = nullptr;
-  const std::byte* tails = nullptr;
-  std::int64_t row_stride = 0, tail_stride = 0;
+  const std::byte* scales = nullptr;
+  std::int64_t row_stride = 0, scale_stride = 0;
 };
 
 }  // namespace winnow::expert_parallel

@@ -21,8 +21,8 @@ namespace winnow::expert_parallel {
 
 inline constexpr int kMaxSegments = 64;  // of an arena
 inline constexpr int kMaxLocals = 72;    // ranks of a node, so that kernels take their pointers
-// Parts of a call's tokens whose rows, or sums, are told of one by one.
-inline constexpr int kPhases = 8;
+// Equal slices of a call's tokens whose rows, or sums, are told of one by one.
+inline constexpr int kSlices = 8;
 // Rows that combine pushes before it tells of them.
 inline constexpr int kPushedTogether = 16;
 
@@ -52,7 +52,7 @@ struct DeviceTopology {
 struct SymmetricView {
   std::byte* local = nullptr;
   std::byte* const* node = nullptr;  // [L], in device memory: the ranks of this node by local index
-  std::byte* const* wire = nullptr;  // [W], for wires that are copies (in_process); else null
+  std::byte* const* peers = nullptr;  // [W], for wires that are copies (in_process); else null
 };
 
 // What a device wait waited for, as errors say it (fault_report.h).
@@ -84,10 +84,10 @@ struct ControlLayout {
   std::int64_t heard = 0;   // [W] words: the row of that rank is there
   std::int64_t rail = 0;    // [NN] words: the rail row and table of that node are there
   std::int64_t done = 0;    // [L] words: that rank of the node is done with the others' memory
-  std::int64_t phases = 0;  // [L] words: epoch * kPhases + phases of dispatch that rank has written
-  // [2, L] words: epoch * kPhases + phases that rank has pushed, of tokens of other nodes; and
+  std::int64_t slices = 0;  // [L] words: epoch * kSlices + slices of dispatch that rank has written
+  // [2, L] words: epoch * kSlices + slices that rank has pushed, of tokens of other nodes; and
   // of this one.
-  std::int64_t sum_phases = 0;
+  std::int64_t sum_slices = 0;
   // [NN, L, pushed_words] words, where rows may be pushed: of what that rank pushes of the tokens
   // that this rank reduces for that node, the epoch in which each kPushedTogether rows have come.
   std::int64_t pushed = 0, pushed_words = 0;
@@ -121,12 +121,12 @@ struct ControlLayout {
 // Offsets of the rail memory (only with more than one node): where rail peers put rows, each at its
 // token's own place, and the chunks' signals.
 struct RailLayout {
-  std::int64_t signals = 0;                   // [NN, chunks] words: epochs
-  std::int64_t rows = 0;                      // [NN, T] rows, row_bytes apart at most
-  std::int64_t tails = 0;                     // [NN, T] scales, tail_bytes apart at most
-  std::int64_t staged = 0, staged_tails = 0;  // [NN, T] rows and scales on the way to that node
-  std::int64_t chunks = 0;                    // of kChunkTokens tokens
-  std::int64_t max_tokens = 0, row_bytes = 0, tail_bytes = 0;
+  std::int64_t signals = 0;                    // [NN, chunks] words: epochs
+  std::int64_t rows = 0;                       // [NN, T] rows, row_bytes apart at most
+  std::int64_t scales = 0;                     // [NN, T] scales, scale_bytes apart at most
+  std::int64_t staged = 0, staged_scales = 0;  // [NN, T] rows and scales on the way to that node
+  std::int64_t chunks = 0;                     // of kChunkTokens tokens
+  std::int64_t max_tokens = 0, row_bytes = 0, scale_bytes = 0;
   std::int64_t bytes = 0;
 
   WINNOW_HD std::int64_t signal(int node, std::int64_t chunk) const {
@@ -135,14 +135,14 @@ struct RailLayout {
   WINNOW_HD std::int64_t row(int node, std::int64_t token, std::int64_t size) const {
     return rows + node * max_tokens * row_bytes + token * size;
   }
-  WINNOW_HD std::int64_t tail(int node, std::int64_t token, std::int64_t size) const {
-    return tails + node * max_tokens * tail_bytes + token * size;
+  WINNOW_HD std::int64_t scale(int node, std::int64_t token, std::int64_t size) const {
+    return scales + node * max_tokens * scale_bytes + token * size;
   }
   WINNOW_HD std::int64_t staged_row(int node, std::int64_t token, std::int64_t size) const {
     return staged + node * max_tokens * row_bytes + token * size;
   }
-  WINNOW_HD std::int64_t staged_tail(int node, std::int64_t token, std::int64_t size) const {
-    return staged_tails + node * max_tokens * tail_bytes + token * size;
+  WINNOW_HD std::int64_t staged_scale(int node, std::int64_t token, std::int64_t size) const {
+    return staged_scales + node * max_tokens * scale_bytes + token * size;
   }
 };
 
@@ -153,8 +153,8 @@ struct FaultReport {
   FaultNotice notice;
 };
 
-// Who counts with which of DeviceState::tickets.
-enum Ticket { kBlocksArrived, kBlocksLeft, kMoveDone, kSumsDone, kTickets };
+// Who counts with which of DeviceState::arrivals.
+enum Arrival { kBlocksArrived, kBlocksLeft, kMoveDone, kSumsDone, kArrivals };
 // What warps claim from which of DeviceState::claims: in dispatch tokens to send and rows to
 // repeat; in combine tokens of other nodes and then of this one, to push (or rows together) and to
 // sum.
@@ -164,19 +164,19 @@ enum SumClaim { kPushOthersClaims, kSumOthersClaims, kPushOwnClaims, kSumOwnClai
 // In the device memory of this rank, not symmetric. Zero-filled at first.
 struct DeviceState {
   std::uint64_t epoch = 0;       // of the last exchange: device time, also in replayed graphs
-  std::uint64_t ticket = 0;      // the host's number of the last call
+  std::uint64_t call = 0;        // the host's number of the last call
   std::uint64_t rounds[2] = {};  // of barriers: of the world, of a node
   std::uint32_t broken = 0;      // 1: a wait has expired; every later kernel returns at once
   std::uint32_t refused = 0;     // 1: this call does nothing, on every rank alike
-  // For kernels that count who has come, so far or with a phase of a call; back to 0 after each.
-  std::uint32_t tickets[kTickets] = {}, phase_tickets[kPhases] = {};
+  // For kernels that count who has come, so far or with a slice of a call; back to 0 after each.
+  std::uint32_t arrivals[kArrivals] = {}, slice_arrivals[kSlices] = {};
   std::uint32_t claims[kClaims] =
       {};  // what warps claimed behind the exchange, which sets them to 0
 };
 
 // The beginning of what the host reads of a call, in pinned memory that kernels write.
 struct CallReport {
-  std::uint64_t ticket = 0;  // of the last call whose report is complete; written last
+  std::uint64_t call = 0;  // number of the last one whose report is complete; written last
   std::uint32_t refused = 0;
   std::uint32_t overflow = 0;        // 1: `wanted` says how many rows there were
   std::int64_t worst_case_rows = 0;  // that were there for them
@@ -198,7 +198,7 @@ struct LayerView {
   SymmetricView control, rail, pushed;  // pushed: by other ranks, see pushed_offset()
   DeviceState* state = nullptr;
   // Device pointers of pinned memory. `deferred` is for calls that the host does not wait for: its
-  // ticket is 0 until a kernel has something to tell, and again when the host has read it.
+  // number is 0 until a kernel has something to tell, and again when the host has read it.
   FaultReport* fault = nullptr;
   ReportView report, deferred;
   std::uint64_t timeout_ns = 0;

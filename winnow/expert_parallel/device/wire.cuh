@@ -5,8 +5,8 @@
 // block alike and go to a rail peer; puts complete in any order, and a signal comes after all
 // earlier puts of its block to that rank. Sources must lie in symmetric memory where
 // kRegisteredSources says so, and stay as they are until the peer has told that it has them, or
-// until drain(): one thread of a later kernel waits there for all puts of earlier ones. Where
-// kDrains is false puts are complete when their kernel has ended, and there is no drain().
+// until quiet(): one thread of a later kernel waits there for all puts of earlier ones. Where
+// kNeedsQuiet is false puts are complete when their kernel has ended, and there is no quiet().
 #pragma once
 
 #include <cstdint>
@@ -53,11 +53,11 @@ __device__ inline void copy_by_block(std::byte* to, const std::byte* from, std::
 }
 
 struct PointerWire {
-  static constexpr bool kRegisteredSources = false, kDrains = false;
+  static constexpr bool kRegisteredSources = false, kNeedsQuiet = false;
   // Copies `bytes` at `from`, in this rank's memory, to `offset` of that rank's.
   static __device__ void put(const SymmetricView& memory, int rank, std::int64_t offset,
                              const std::byte* from, std::int64_t bytes) {
-    copy_by_block(memory.wire[rank] + offset, from, bytes);
+    copy_by_block(memory.peers[rank] + offset, from, bytes);
   }
   // The word at `offset` of that rank becomes `value` when what this block put there before is
   // complete.
@@ -66,7 +66,7 @@ struct PointerWire {
     __syncthreads();
     if (threadIdx.x != 0) return;
     __threadfence_system();
-    store_release_system(reinterpret_cast<std::uint64_t*>(memory.wire[rank] + offset), value);
+    store_release_system(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + offset), value);
   }
 };
 

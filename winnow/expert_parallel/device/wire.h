@@ -17,10 +17,10 @@ struct ExchangeParams {
   const std::byte* table = nullptr;      // for the rail peers; may be null
   std::int64_t table_bytes = 0;
   Phase phase = Phase::counts;
-  std::uint64_t ticket = 0;  // the host's number of this call
-  bool reports = false;      // the host reads a report,
-  bool waits = false;        // and waits for it
-  bool completes = false;    // this kernel makes it; else a later one, unless the call is refused
+  std::uint64_t call = 0;  // the host's number of this call
+  bool reports = false;    // the host reads a report,
+  bool waits = false;      // and waits for it
+  bool completes = false;  // this kernel makes it; else a later one, unless the call is refused
 };
 
 // One block. Waits until all ranks of the world or of this node have come.
@@ -40,13 +40,13 @@ struct Wire {
   int (*rail_send)(const RailSendParams& params, int blocks, void* stream) = nullptr;
   // Behind rail_send: until what it has put may be written again. Enqueues nothing where that is so
   // when rail_send has ended.
-  int (*drain)(const LayerView& view, void* stream) = nullptr;
+  int (*quiet)(const LayerView& view, void* stream) = nullptr;
   int (*notify)(const NotifyParams& params, void* stream) = nullptr;
   // Tells the other nodes of the fault that has broken this rank's layer or notifier.
-  int (*tell_nodes)(const LayerView& view, void* stream) = nullptr;
+  int (*tell_fault)(const LayerView& view, void* stream) = nullptr;
 };
 
-// Copies through SymmetricView::wire: in_process.
+// Copies through SymmetricView::peers: in_process.
 const Wire& pointer_wire();
 
 }  // namespace winnow::expert_parallel

@@ -7,7 +7,7 @@
 #include "winnow/expert_parallel/device/barrier.cuh"
 #include "winnow/expert_parallel/device/exchange.cuh"
 #include "winnow/expert_parallel/device/rail_send.cuh"
-#include "winnow/expert_parallel/device/tell_nodes.cuh"
+#include "winnow/expert_parallel/device/tell_fault.cuh"
 #include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/notify/notify_exchange.cuh"
 
@@ -21,11 +21,11 @@ Wire make_wire() {
     int error = cudaFuncGetAttributes(&attributes, exchange_kernel<W>);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, barrier_kernel<W>);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, rail_send_kernel<W>);
-    if constexpr (W::kDrains) {
-      if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, drain_kernel<W>);
+    if constexpr (W::kNeedsQuiet) {
+      if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, quiet_kernel<W>);
     }
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, notify_kernel<W>);
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, tell_nodes_kernel<W>);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, tell_fault_kernel<W>);
     return error;
   };
   wire.exchange = [](const ExchangeParams& params, void* stream) -> int {
@@ -40,9 +40,9 @@ Wire make_wire() {
     return device::launch_early(rail_send_kernel<W>, blocks, kRailSendThreads, 0,
                                 static_cast<cudaStream_t>(stream), params);
   };
-  wire.drain = []([[maybe_unused]] const LayerView& view, [[maybe_unused]] void* stream) -> int {
-    if constexpr (W::kDrains) {
-      drain_kernel<W><<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(view);
+  wire.quiet = []([[maybe_unused]] const LayerView& view, [[maybe_unused]] void* stream) -> int {
+    if constexpr (W::kNeedsQuiet) {
+      quiet_kernel<W><<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(view);
       return cudaGetLastError();
     } else {
       return cudaSuccess;
@@ -52,8 +52,8 @@ Wire make_wire() {
     notify_kernel<W><<<1, kNotifyThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
     return cudaGetLastError();
   };
-  wire.tell_nodes = [](const LayerView& view, void* stream) -> int {
-    tell_nodes_kernel<W><<<1, kTellThreads, 0, static_cast<cudaStream_t>(stream)>>>(view);
+  wire.tell_fault = [](const LayerView& view, void* stream) -> int {
+    tell_fault_kernel<W><<<1, kTellThreads, 0, static_cast<cudaStream_t>(stream)>>>(view);
     return cudaGetLastError();
   };
   return wire;

@@ -263,7 +263,7 @@ TokenRecord Dispatch::record(int node, std::int64_t token) const {
       own ? row_at(args_.input, token) : layer_.route.row(node, token, request_.row_bytes);
   if (request_.scale_bytes > 0) {
     record.scales =
-        own ? row_at(args_.scales, token) : layer_.route.tail(node, token, request_.scale_bytes);
+        own ? row_at(args_.scales, token) : layer_.route.scale(node, token, request_.scale_bytes);
   }
   if (request_.weights) {
     record.weights =
@@ -293,7 +293,7 @@ void Dispatch::send(std::int64_t chunk) {
       put(args_.input, run, request_.row_bytes, [&](auto... what) { route.put_rows(to, what...); });
       if (request_.scale_bytes == 0) return;
       put(args_.scales, run, request_.scale_bytes,
-          [&](auto... what) { route.put_tails(to, what...); });
+          [&](auto... what) { route.put_scales(to, what...); });
     });
     if (any) route.send_chunk(to, chunk);
   }

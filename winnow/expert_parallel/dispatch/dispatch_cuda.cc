@@ -40,7 +40,7 @@ class DeviceDispatch {
     if (request_.scatter) scatter();
     if (layer_.nodes() > 1) send();
     layer_.check(launch_move(move_, layer_.blocks(), layer_.stream()), "move");
-    layer_.drain();
+    layer_.quiet();
     Dispatched dispatched = result();
     layer_.end();
     return dispatched;
@@ -90,7 +90,7 @@ class DeviceDispatch {
   std::int64_t table_bytes_ = 0;
   std::vector<std::shared_ptr<Region>> scratch_;  // of this call
   std::shared_ptr<Region> output_, buffer_, weights_;
-  NodePointers claims_;
+  NodePointers owners_;
   MoveParams move_;
 };
 
@@ -302,7 +302,7 @@ void DeviceDispatch::reserve() {
   move_.row_scales = table_pointers(regions, &RegionLayout::scale_bytes, &RegionLayout::scales);
   move_.ids = table_pointers(regions, &RegionLayout::id_bytes, &RegionLayout::ids);
   move_.row_sources = table_pointers(regions, &RegionLayout::source_bytes, &RegionLayout::sources);
-  claims_ = table_pointers(regions, &RegionLayout::claim_bytes, &RegionLayout::claims);
+  owners_ = table_pointers(regions, &RegionLayout::owner_bytes, &RegionLayout::owners);
   make_tables();
 }
 
@@ -353,7 +353,7 @@ void DeviceDispatch::scatter() {
   const std::shared_ptr<Region> rows =
       layer_.keep(request_.tokens * config_.topk * std::int64_t(sizeof(std::int32_t)));
   params.rows = reinterpret_cast<std::int32_t*>(rows->data());
-  params.claims = claims_;
+  params.owners = owners_;
   scatter_rows(layer_, args_.scatter_indices, args_.stream, params, made_->wanted_rows,
                made_->tokens_per_rank, table_rows_);
 }
@@ -369,9 +369,9 @@ void DeviceDispatch::send() {
   params.rows = move_.input;
   params.row_stride = move_.input_stride;
   params.row_bytes = request_.row_bytes;
-  params.tails = request_.scale_bytes > 0 ? move_.scales : nullptr;
-  params.tail_stride = move_.scale_stride;
-  params.tail_bytes = request_.scale_bytes;
+  params.scales = request_.scale_bytes > 0 ? move_.scales : nullptr;
+  params.scale_stride = move_.scale_stride;
+  params.scale_bytes = request_.scale_bytes;
   layer_.check(layer_.wire().rail_send(params, layer_.blocks(), layer_.stream()), "rail_send");
 }
 

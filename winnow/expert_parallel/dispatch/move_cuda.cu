@@ -31,7 +31,7 @@ static_assert(kSenders + kRepeaters < PipeShape::kLeastStages);
 // senders have claimed.
 constexpr int kLargeRowSenders = 4;
 constexpr std::int64_t kLargeRow = 4096;  // bytes
-constexpr int kSent = kPhases;            // the mark behind the phases: all tokens are sent
+constexpr int kSent = kSlices;            // the mark behind the slices: all tokens are sent
 
 __device__ __forceinline__ float to_float(DType dtype, std::uint32_t bits) {
   if (dtype == DType::f32) return __uint_as_float(bits);
@@ -59,10 +59,10 @@ __device__ bool goes_on(const MoveParams& p) {
 }
 
 // Where a repeated expert-major routing has further rows of a token, they are made while later
-// tokens are under way: a rank tells its node after each phase, an equal part of its tokens. The
+// tokens are under way: a rank tells its node after each slice, an equal part of its tokens. The
 // others' tokens that it passes on belong to the last one. RepeatPlan divides them in the same way.
-__device__ __forceinline__ int phase_of(std::int64_t token, std::int64_t tokens) {
-  return static_cast<int>(token * kPhases / tokens);
+__device__ __forceinline__ int slice_of(std::int64_t token, std::int64_t tokens) {
+  return static_cast<int>(token * kSlices / tokens);
 }
 
 // A sending warp of move.
@@ -110,7 +110,7 @@ class TokenSender {
                 (p_.fresh ? PairTable::weights(pairs) : 0);
     }
     const std::byte* scales =
-        view.rail.local + view.rail_layout.tail(from, token, p_.scale_words * sizeof(float));
+        view.rail.local + view.rail_layout.scale(from, token, p_.scale_words * sizeof(float));
     write_tables(pair, source, token, weights, token * topology_.topk, scales);
     return true;
   }
@@ -210,29 +210,29 @@ class TokenSender {
 };
 
 // A sending warp: tokens of this rank, and then those of its rail in the order in which chunks
-// come. `sending`: of each phase, the block's warps that still are in it. False: something did
+// come. `sending`: of each slice, the block's warps that still are in it. False: something did
 // not come.
 template <bool kRepeats>
 __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* sending) {
   const DeviceTopology& topology = p.view.topology;
   const int others = topology.nodes - 1;
   TokenSender sender(p, pipe);
-  int phase = 0;
+  int slice = 0;
   const auto go_on_to = [&](int next) {
-    for (; kRepeats && phase < next; ++phase) pipe.mark(sending[phase], phase);
+    for (; kRepeats && slice < next; ++slice) pipe.mark(sending[slice], slice);
   };
   if (p.row_bytes >= kLargeRow && threadIdx.x / 32 >= kLargeRowSenders) {
-    go_on_to(kPhases);
+    go_on_to(kSlices);
     return true;
   }
   Claims claims(&p.view.state->claims[kSendClaims]);
   claims.begin();
   std::int64_t claim = claims.next();
   for (; claim < p.tokens; claim = claims.next()) {
-    go_on_to(phase_of(claim, p.tokens));
+    go_on_to(slice_of(claim, p.tokens));
     sender.send_own(claim);
   }
-  go_on_to(kPhases - 1);
+  go_on_to(kSlices - 1);
   std::int64_t most_tokens = 0;
   for (int node = 0; node < topology.nodes; ++node) {
     const std::int64_t tokens = p.tables.tokens[topology.rank_of(node, topology.local)];
@@ -248,17 +248,17 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* se
     const std::int64_t token = forward / round * kChunkTokens + in_round % kChunkTokens;
     if (token < tokens && !sender.send_forward(from, token, tokens)) return false;
   }
-  go_on_to(kPhases);
+  go_on_to(kSlices);
   return true;
 }
 
 // Tokens of one source whose rows are repeated under one claim: first those of this node's ranks in
-// kPhases equal parts, then those of other nodes, which their rail's ranks here pass on last.
+// kSlices equal parts, then those of other nodes, which their rail's ranks here pass on last.
 class RepeatPlan {
  public:
   static constexpr int kTokens = 8;
   struct Item {
-    int source, phase;
+    int source, slice;
     std::int64_t begin, end;  // tokens
   };
 
@@ -266,10 +266,10 @@ class RepeatPlan {
       : p_(p),
         topology_(p.view.topology),
         mates_(topology_.locals - 1),
-        part_items_(ceil_div<std::int64_t>(p.max_tokens / kPhases + 1, kTokens)),
+        part_items_(ceil_div<std::int64_t>(p.max_tokens / kSlices + 1, kTokens)),
         rank_items_(ceil_div<std::int64_t>(p.max_tokens, kTokens)) {}
 
-  __device__ std::int64_t of_node() const { return kPhases * mates_ * part_items_; }
+  __device__ std::int64_t of_node() const { return kSlices * mates_ * part_items_; }
   __device__ std::int64_t items() const {
     return of_node() + (topology_.nodes - 1) * mates_ * rank_items_;
   }
@@ -283,10 +283,10 @@ class RepeatPlan {
     const int mate = static_cast<int>(i / each % mates_);
     const int node = here ? topology_.node : (topology_.node + 1 + part) % topology_.nodes;
     item.source = topology_.rank_of(node, (topology_.local + 1 + mate) % topology_.locals);
-    item.phase = here ? part : kPhases - 1;
+    item.slice = here ? part : kSlices - 1;
     const std::int64_t tokens = p_.tables.tokens[item.source];
-    const std::int64_t first = here ? ceil_div<std::int64_t>(part * tokens, kPhases) : 0;
-    const std::int64_t last = here ? ceil_div<std::int64_t>((part + 1) * tokens, kPhases) : tokens;
+    const std::int64_t first = here ? ceil_div<std::int64_t>(part * tokens, kSlices) : 0;
+    const std::int64_t last = here ? ceil_div<std::int64_t>((part + 1) * tokens, kSlices) : tokens;
     item.begin = min(first + i % each * kTokens, last);
     item.end = min(item.begin + kTokens, last);
     return item;
@@ -316,13 +316,13 @@ __device__ __forceinline__ void repeat_row(const MoveParams& p, RowPipe& pipe, s
   }
 }
 
-// A repeating warp: the tokens of each phase when their rank has written it. False: it has not.
+// A repeating warp: the tokens of each slice when their rank has written it. False: it has not.
 __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
   const LayerView& view = p.view;
   const DeviceTopology& topology = view.topology;
   const int lane = threadIdx.x % 32, topk = topology.topk;
   const auto* words =
-      reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.phases);
+      reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.slices);
   const RepeatPlan plan(p);
   Claims claims(&view.state->claims[kRepeatClaims]);
   claims.begin();
@@ -345,7 +345,7 @@ __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
       bool there = true;
       const int from = item.source % topology.locals;
       if (lane == 0) {
-        there = wait_at_least(view, words + from, epoch_of(view) * kPhases + item.phase + 1,
+        there = wait_at_least(view, words + from, epoch_of(view) * kSlices + item.slice + 1,
                               Phase::rows, topology.rank_of(topology.node, from));
         device::fence_proxy_async_global();
       }
@@ -521,11 +521,11 @@ __global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
     pipe.store([&](int mark) {
       if (!runs(view)) return;
       if (mark == kSent) {
-        tell_node(view, &view.state->tickets[kMoveDone], gridDim.x, view.control_layout.done,
+        tell_node(view, &view.state->arrivals[kMoveDone], gridDim.x, view.control_layout.done,
                   epoch_of(view));
       } else {
-        tell_node(view, &view.state->phase_tickets[mark], gridDim.x, view.control_layout.phases,
-                  epoch_of(view) * kPhases + mark + 1);
+        tell_node(view, &view.state->slice_arrivals[mark], gridDim.x, view.control_layout.slices,
+                  epoch_of(view) * kSlices + mark + 1);
       }
     });
   }

@@ -21,7 +21,7 @@ RegionLayout::RegionLayout(const Config& config, const Request& request, std::in
   scale_bytes = request.scale_bytes;
   if (token_major) id_bytes = topk * std::int64_t(sizeof(std::int32_t));
   if (!token_major && request.cached == nullptr) source_bytes = sizeof(RowSource);
-  if (request.scatter) claim_bytes = sizeof(std::uint64_t);
+  if (request.scatter) owner_bytes = sizeof(std::uint64_t);
 
   const auto append = [&](std::int64_t& offset, std::int64_t size) {
     offset = bytes;
@@ -34,7 +34,7 @@ RegionLayout::RegionLayout(const Config& config, const Request& request, std::in
   append(scales, scale_bytes);
   append(ids, id_bytes);
   append(sources, source_bytes);
-  append(claims, claim_bytes);
+  append(owners, owner_bytes);
   bytes = std::max(bytes, Arena::kAlignment);  // no rows: a region all the same
 }
 
@@ -45,7 +45,7 @@ RegionTables::RegionTables(std::byte* data, const RegionLayout& layout)
       ids(layout.id_bytes > 0 ? reinterpret_cast<std::int32_t*>(data + layout.ids) : nullptr),
       sources(layout.source_bytes > 0 ? reinterpret_cast<RowSource*>(data + layout.sources)
                                       : nullptr),
-      claims(layout.claim_bytes > 0 ? reinterpret_cast<std::uint64_t*>(data + layout.claims)
+      owners(layout.owner_bytes > 0 ? reinterpret_cast<std::uint64_t*>(data + layout.owners)
                                     : nullptr) {}
 
 RowWriter::RowWriter(const Layer& layer, const Request& request, const RegionLayout& sizes,

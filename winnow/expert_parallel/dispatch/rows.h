@@ -19,8 +19,8 @@ struct RegionLayout {
   std::int64_t scale_bytes = 0;
   std::int64_t id_bytes = 0;
   std::int64_t source_bytes = 0;
-  std::int64_t claim_bytes = 0;
-  std::int64_t weights = 0, scales = 0, ids = 0, sources = 0, claims = 0;  // offsets
+  std::int64_t owner_bytes = 0;
+  std::int64_t weights = 0, scales = 0, ids = 0, sources = 0, owners = 0;  // offsets
   std::int64_t bytes = 0;                                                  // of all
 
   // For `rows` rows. Where the rows of combine_buffer() take the place of the output's, the payload
@@ -35,7 +35,7 @@ struct RegionTables {
   std::byte* scales = nullptr;
   std::int32_t* ids = nullptr;
   RowSource* sources = nullptr;
-  std::uint64_t* claims = nullptr;
+  std::uint64_t* owners = nullptr;
 
   RegionTables(std::byte* data, const RegionLayout& layout);
 };

@@ -29,7 +29,7 @@ class Scatter {
       table_rows.push_back(layer_.exchange.header(rank).scatter_rows);
     }
     check_table_sizes(routing_.tokens_per_rank, table_rows);
-    clear_claims();
+    clear_owners();
     Header header;
     header.options.call = Call::scatter_rows;
     const std::vector<std::int32_t> rows = translate(header);
@@ -50,11 +50,11 @@ class Scatter {
     return std::accumulate(tokens.begin(), tokens.begin() + rank, std::int64_t{0});
   }
 
-  // The words of this rank's rows hold anything; nobody claims before the next exchange.
-  void clear_claims() const {
+  // The words of this rank's rows hold anything; nobody takes one before the next exchange.
+  void clear_owners() const {
     const std::int64_t rows = routing_.rows_of(layer_.rank());
-    std::uint64_t* claims = writer_.rank(layer_.communicator.local()).claims;
-    std::fill_n(claims, rows, std::uint64_t{0});
+    std::uint64_t* owners = writer_.rank(layer_.communicator.local()).owners;
+    std::fill_n(owners, rows, std::uint64_t{0});
   }
 
   // This rank's pairs, as rows of their ranks; -1 for dropped ones.
@@ -109,8 +109,8 @@ class Scatter {
         const std::int32_t row = routing_.rows[at];
         if (row < 0) continue;
         const int rank = layer_.map.rank_of(routing_.indices[at]);
-        std::uint64_t* claims = writer_.rank(topology.local(rank)).claims;
-        if (std::atomic_ref<std::uint64_t>(claims[row]).exchange(1) == 0) continue;
+        std::uint64_t* owners = writer_.rank(topology.local(rank)).owners;
+        if (std::atomic_ref<std::uint64_t>(owners[row]).exchange(1) == 0) continue;
         verdict.refuse(bad_row(
             "every row once",
             "row " + std::to_string(starts_[static_cast<std::size_t>(rank)] + row) + " again", pair,

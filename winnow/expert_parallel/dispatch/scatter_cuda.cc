@@ -45,10 +45,10 @@ void scatter_rows(DeviceLayer& layer, const ConstTensorView& table, Stream strea
           : std::accumulate(tokens.begin(), tokens.begin() + rank, std::int64_t{0});
   params.stride = table.stride(0);
   params.given = static_cast<const std::int32_t*>(table.data()) + first * params.stride;
-  layer.check(cudaMemsetAsync(params.claims.data[layer.local()], 0xff,
+  layer.check(cudaMemsetAsync(params.owners.data[layer.local()], 0xff,
                               static_cast<std::size_t>(wanted_rows[rank]) * sizeof(std::uint64_t),
                               layer.stream()),
-              "clear the claims");
+              "clear the owners of rows");
   layer.check(launch_translate(params, layer.stream()), "translate");
   Header header;
   header.options.call = Call::scatter_rows;

@@ -84,7 +84,7 @@ __global__ __launch_bounds__(kThreads) void claim(const __grid_constant__ Scatte
       p.tables.rows[at] = row;
       const int rank = expert / topology.per_rank();
       auto* word =
-          reinterpret_cast<unsigned long long*>(p.claims.data[rank % topology.locals]) + row;
+          reinterpret_cast<unsigned long long*>(p.owners.data[rank % topology.locals]) + row;
       const unsigned long long mine = source * most_pairs + pair;
       const unsigned long long other = atomicMin_system(word, mine);
       const unsigned long long again = max(mine, other);

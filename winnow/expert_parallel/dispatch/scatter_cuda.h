@@ -25,7 +25,7 @@ struct ScatterParams {
   std::int64_t stride = 0;
   RoutingTables tables;
   std::int32_t* rows = nullptr;  // [n, K] of this rank's pairs at their experts' ranks
-  NodePointers claims;  // of the ranks of this node: words of ones where nobody has claimed
+  NodePointers owners;  // of the ranks of this node: words of ones where nobody has claimed
 };
 // What was given, as rows of the pairs' ranks.
 int launch_translate(const ScatterParams& params, void* stream);

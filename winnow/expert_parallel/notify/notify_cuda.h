@@ -49,7 +49,7 @@ struct NotifyLayout {
 
 // What the host reads of a call, in pinned memory: this, then the totals and all statements.
 struct NotifyReport {
-  std::uint64_t ticket = 0;    // of the last call whose report is complete; written last
+  std::uint64_t call = 0;      // number of the last call whose report is complete; written last
   std::uint32_t refused = 0;   // 1: the statements say why
   std::uint32_t too_many = 0;  // 1: `count` tokens come to this rank, 2: pairs, 2^31 or more
   std::int64_t count = 0;
@@ -97,7 +97,7 @@ struct NotifyParams {
   std::int32_t* num_recv = nullptr;          // [1]
   std::int32_t* num_forward = nullptr;       // [1]
   std::int32_t* pairs = nullptr;             // [E/W]
-  std::uint64_t ticket = 0;
+  std::uint64_t call = 0;
   bool waits = false;  // the host waits for the report
 };
 

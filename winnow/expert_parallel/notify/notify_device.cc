@@ -98,7 +98,7 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
   write_to_gpu(config_.device, private_.get() + pointers, node.data(),
                node.size() * sizeof(std::byte*));
   layer.control = {control_->local(), at<std::byte* const>(private_.get(), pointers),
-                   control_->wire()};
+                   control_->peers()};
   calls_.count_ranks();
 }
 
@@ -176,7 +176,7 @@ void DeviceNotifier::enqueue(const NotifyArgs& args, const Statement& statement,
   NotifyParams params;
   params.view = view_;
   params.statement = statement;
-  params.ticket = calls_.number();
+  params.call = calls_.number();
   params.waits = waits;
   TokenParams tokens;
   tokens.view = view_;
@@ -210,7 +210,7 @@ void DeviceNotifier::enqueue(const NotifyArgs& args, const Statement& statement,
 }
 
 void DeviceNotifier::wait_report() {
-  calls_.wait_for(host_report_.report->ticket, calls_.number());
+  calls_.wait_for(host_report_.report->call, calls_.number());
   throw_report(host_report_);
   totals_.recv_tokens = host_report_.totals[0];
   totals_.forward_tokens = host_report_.totals[1];
@@ -238,14 +238,14 @@ void DeviceNotifier::throw_report(const NotifyReportView& report) const {
 }
 
 void DeviceNotifier::throw_deferred() {
-  const std::uint64_t ticket = load_acquire(&host_deferred_.report->ticket);
-  if (ticket == 0 || ticket == calls_.number())
+  const std::uint64_t call = load_acquire(&host_deferred_.report->call);
+  if (call == 0 || call == calls_.number())
     return;  // none, or this call's own: the next one tells it
   forget_totals();
   try {
     throw_report(host_deferred_);
   } catch (...) {
-    store_release(&host_deferred_.report->ticket, 0);
+    store_release(&host_deferred_.report->call, 0);
     throw;
   }
 }

@@ -278,7 +278,7 @@ class NotifyBlock {
   }
 
   __device__ bool can_defer() const {
-    return load_acquire_system(&params_.view.deferred.report->ticket) == 0;
+    return load_acquire_system(&params_.view.deferred.report->call) == 0;
   }
 
   __device__ void tell_host(const NotifyReportView& to, bool refused, unsigned too_large) const {
@@ -293,7 +293,7 @@ class NotifyBlock {
     to.report->too_many = too_large == kNone ? 0 : pairs ? 2 : 1;
     to.report->count = too_large == kNone ? 0 : params_.view.results[too_large];
     __threadfence_system();
-    store_release_system(&to.report->ticket, params_.ticket);
+    store_release_system(&to.report->call, params_.call);
   }
 
   __device__ std::uint64_t* word_at(std::int64_t offset) const {

@@ -50,7 +50,7 @@ class GpuMemory : public SymmetricMemory {
     write_to_gpu(device, table_.get(), pointers.data(), pointers.size() * sizeof(std::byte*));
   }
   std::byte* peer(int rank) override { return parts_[static_cast<std::size_t>(rank)].memory.get(); }
-  std::byte* const* wire() override { return reinterpret_cast<std::byte* const*>(table_.get()); }
+  std::byte* const* peers() override { return reinterpret_cast<std::byte* const*>(table_.get()); }
 
  private:
   std::vector<InProcessWorld::State::Part> parts_;

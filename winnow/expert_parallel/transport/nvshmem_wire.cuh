@@ -12,7 +12,7 @@
 namespace winnow::expert_parallel {
 
 struct NvshmemWire {
-  static constexpr bool kRegisteredSources = true, kDrains = true;
+  static constexpr bool kRegisteredSources = true, kNeedsQuiet = true;
   static __device__ void put(const SymmetricView& memory, int rank, std::int64_t offset,
                              const std::byte* from, std::int64_t bytes) {
     nvshmemx_putmem_nbi_block(memory.local + offset, from, static_cast<std::size_t>(bytes), rank);
@@ -30,7 +30,7 @@ struct NvshmemWire {
   // polls all queue pairs of the PE (nvshmemi_ibgda_quiet), or waits for the proxy to be through
   // with everything that was given to it (nvshmemi_proxy_quiet). Stores to GPUs of this host were
   // complete when their kernel ended.
-  static __device__ void drain() { nvshmem_quiet(); }
+  static __device__ void quiet() { nvshmem_quiet(); }
 };
 
 }  // namespace winnow::expert_parallel

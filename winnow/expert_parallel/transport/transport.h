@@ -29,9 +29,9 @@ class WINNOW_EXPORT SymmetricMemory {
   std::size_t bytes() const { return bytes_; }
   // That rank's memory in this process; null where only puts reach it.
   virtual std::byte* peer(int rank) = 0;
-  // Of a GPU, where the transport's wire (wire.cuh) copies through pointers: those of all ranks, a
-  // table on that GPU. Else null.
-  virtual std::byte* const* wire() { return nullptr; }
+  // Of a GPU, where the transport puts by copies through pointers: those of all ranks, a table on
+  // that GPU. Else null.
+  virtual std::byte* const* peers() { return nullptr; }
 
  protected:
   SymmetricMemory(std::byte* local, std::size_t bytes) : local_(local), bytes_(bytes) {}

@@ -13,7 +13,7 @@ inline constexpr int kTellThreads = 32;
 // The notice that stands in this rank's memory, to its rail peers. One block.
 template <class W>
 __global__ void __launch_bounds__(kTellThreads)
-    tell_nodes_kernel(const __grid_constant__ LayerView view) {
+    tell_fault_kernel(const __grid_constant__ LayerView view) {
   const DeviceTopology& topology = view.topology;
   const int reporter = view.fault->reporter;
   const std::int64_t notice = view.control_layout.notice(reporter);
