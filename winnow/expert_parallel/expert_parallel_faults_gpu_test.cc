@@ -1,6 +1,8 @@
 // Ranks of GPU layers that come late or never, the life of layers, and that no pointer crosses
 // nodes. Every rank is a thread with a stream of its own, all on one GPU. Skipped without one.
 #include <cstddef>
+#include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -193,6 +195,65 @@ TEST_F(GpuAbsence, OfKernelsThatRunWhenTheirLayerIsGone) {
       expect_passed(comparisons[at]);
     }
   }
+}
+
+// ---- Arenas.
+
+// Worst-case calls of 400 rows in an arena that begins with room for one and not for two.
+class GpuArenas : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    Config config = small_config(2);
+    config.arena_rows = kRows * 5 / 4;
+    world_ = std::make_unique<GpuWorld>(config, 2);
+  }
+  // Call number `call`, which rank `refusing` refuses. Its results stay until drop().
+  std::vector<Outcome> dispatch(int call, int refusing = -1) {
+    auto outcomes = world_->run([&](int rank) {
+      GpuGiven given(world_->place(rank));
+      given.args.worst_case_rows = kRows;
+      if (rank == refusing) given.args.input = {};
+      results_[std::size_t(rank)][call] = world_->layer(rank).dispatch(given.args);
+      world_->place(rank).wait();
+    });
+    EXPECT_EQ(world_->layer(0).arena_bytes(), world_->layer(1).arena_bytes()) << "call " << call;
+    return outcomes;
+  }
+  void drop(int call) {
+    for (auto& of_rank : results_) of_rank.erase(call);
+  }
+
+  static constexpr std::int64_t kRows = 400;
+  std::unique_ptr<GpuWorld> world_;
+  std::map<int, Dispatched> results_[2];
+};
+
+// Rank 0 refuses a call for which rank 1 takes room that all had offered earlier, and hears of it
+// only in the next one. Neither may give back a segment that the other keeps.
+TEST_F(GpuArenas, AreAlikeWhereARefusalIsHeardLater) {
+  const std::int64_t begun = world_->layer(0).arena_bytes();
+  for (const int call : {1, 2}) expect_all_return(dispatch(call));
+  const std::int64_t grown = world_->layer(0).arena_bytes();
+  EXPECT_GT(grown, 2 * begun);
+  drop(1);
+  expect_all_return(dispatch(3));
+  drop(2);
+  drop(3);
+  expect_all_return(dispatch(4));  // offers all but its own room
+  const auto outcomes = dispatch(5, 0);
+  EXPECT_THAT(outcomes[0].text, HasSubstr("expert_parallel::dispatch: rank 0: input: want"));
+  EXPECT_EQ(outcomes[1].text, "");
+  EXPECT_EQ(world_->layer(0).arena_bytes(), grown);
+  drop(5);
+  const auto later = world_->run([&](int rank) {
+    world_->layer(rank).barrier(false, world_->place(rank).stream());
+    world_->place(rank).wait();
+  });
+  EXPECT_THAT(later[1].text, HasSubstr("expert_parallel::barrier: rank 0: input: want"));
+  for (const int call : {6, 7, 8, 9}) expect_all_return(dispatch(call));
+  expect_working(world_->ranks(), world_->layers());
 }
 
 // ---- Creation and end.

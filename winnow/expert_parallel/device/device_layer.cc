@@ -181,7 +181,6 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
   ExchangeParams params;
   params.view = view_;
   params.header = header;
-  params.header.row_bytes = view_.control_layout.row_bytes;
   const Call call = header.options.call;
   const bool reserves = call == Call::dispatch || call == Call::cached_dispatch;
   const bool waits = report == Report::headers || report == Report::more;
@@ -291,7 +290,6 @@ void DeviceLayer::learn_offered(std::span<const std::int64_t> bytes) {
     const std::vector<Extent> known = std::exchange(holes_, offer_->holes);
     if (fits(bytes)) {
       learned_ = offer_->call;
-      releasable_ = capturing() ? 0 : offer_->releasable;
       regions_ = 0;
       offer_.reset();
       return;

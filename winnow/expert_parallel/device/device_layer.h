@@ -101,7 +101,7 @@ class DeviceLayer {
   // ---- Regions of the arena, decided alike on every rank. Each rank's largest hole is known from
   // the headers of some exchange before; later calls take from its front.
 
-  // `bytes` [W]: what each rank needs. False: not every hole is as large as is known.
+  // `bytes` [W]: what each rank needs. False: not every hole is known to be so large.
   bool fits(std::span<const std::int64_t> bytes) const;
   // What to do where they do not fit. The headers of the last call that had its report `later` tell
   // of other holes; where that does not help, those of this one, for which the host waits. In
@@ -150,12 +150,13 @@ class DeviceLayer {
     std::uint64_t releasable = 0;
   };
   Offer heard_offer(std::uint64_t call) const;
-  std::vector<Extent> holes_;     // [W], what is left of them
-  std::uint64_t learned_ = 0;     // the call in which they were offered
-  std::uint64_t releasable_ = 0;  // on every rank, until reserve()
-  std::uint64_t offered_ = 0;     // the call whose report, asked for later, is still to be read
-  std::optional<Offer> offer_;    // of the last such call, read and not used yet
-  bool fresh_holes_ = false;      // learned in this call
+  std::vector<Extent> holes_;  // [W], what is left of them
+  std::uint64_t learned_ = 0;  // the call in which they were offered
+  // On every rank, until reserve(). Not of an offer: a rank that refuses the call would keep them.
+  std::uint64_t releasable_ = 0;
+  std::uint64_t offered_ = 0;   // the call whose report, asked for later, is still to be read
+  std::optional<Offer> offer_;  // of the last such call, read and not used yet
+  bool fresh_holes_ = false;    // learned in this call
   // A mark of the extents that were reserved since holes were learned. Ranks compare it: one that
   // refused a call that the others have made, or made it with other sizes, takes other memory for
   // free than they do, and the holes have to be learned again.
