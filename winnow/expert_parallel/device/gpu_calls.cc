@@ -149,7 +149,7 @@ void GpuCalls::tell_fault() {
   cudaEvent_t told = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
       cudaEventCreateWithFlags(&told, cudaEventDisableTiming) == cudaSuccess &&
-      transport_->wire()->tell_fault(view_, stream) == cudaSuccess &&
+      transport_->wire()->tell_fault(view_, fault_->rank, stream) == cudaSuccess &&
       cudaEventRecord(told, stream) == cudaSuccess) {
     free_after(told);
     // They know before this rank makes a new layer.

@@ -10,12 +10,11 @@ namespace winnow::expert_parallel {
 
 inline constexpr int kTellThreads = 32;
 
-// The notice that stands in this rank's memory, to its rail peers. One block.
+// The reporter's notice, which stands in this rank's memory, to its rail peers. One block.
 template <class W>
 __global__ void __launch_bounds__(kTellThreads)
-    tell_fault_kernel(const __grid_constant__ LayerView view) {
+    tell_fault_kernel(const __grid_constant__ LayerView view, int reporter) {
   const DeviceTopology& topology = view.topology;
-  const int reporter = view.fault->reporter;
   const std::int64_t notice = view.control_layout.notice(reporter);
   for (int step = 1; step < topology.nodes; ++step) {
     const int to = topology.rank_of((topology.node + step) % topology.nodes, topology.local);

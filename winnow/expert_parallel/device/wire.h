@@ -42,8 +42,8 @@ struct Wire {
   // when rail_send has ended.
   int (*quiet)(const LayerView& view, void* stream) = nullptr;
   int (*notify)(const NotifyParams& params, void* stream) = nullptr;
-  // Tells the other nodes of the fault that has broken this rank's layer or notifier.
-  int (*tell_fault)(const LayerView& view, void* stream) = nullptr;
+  // Tells the other nodes of the fault that `reporter` told this rank of, or found itself.
+  int (*tell_fault)(const LayerView& view, int reporter, void* stream) = nullptr;
 };
 
 // Copies through SymmetricView::peers: in_process.

@@ -52,8 +52,8 @@ Wire make_wire() {
     notify_kernel<W><<<1, kNotifyThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
     return cudaGetLastError();
   };
-  wire.tell_fault = [](const LayerView& view, void* stream) -> int {
-    tell_fault_kernel<W><<<1, kTellThreads, 0, static_cast<cudaStream_t>(stream)>>>(view);
+  wire.tell_fault = [](const LayerView& view, int reporter, void* stream) -> int {
+    tell_fault_kernel<W><<<1, kTellThreads, 0, static_cast<cudaStream_t>(stream)>>>(view, reporter);
     return cudaGetLastError();
   };
   return wire;
