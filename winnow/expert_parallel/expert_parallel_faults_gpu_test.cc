@@ -426,6 +426,51 @@ TEST_F(GpuLayers, NameTheRankWhoseRowsOrSumsDoNotCome) {
   }
 }
 
+// The blocks of a kernel that meet cannot where those of another layer, which wait for a late rank,
+// leave them too few SMs.
+TEST_F(GpuLayers, NameTheKernelWhoseBlocksFindNoRoom) {
+  const Ranks ranks(2), alone(1);
+  Config holding = small_config(2);
+  holding.enable_local_combine = true;
+  holding.sm_count = 24;
+  Config waiting = small_config(1, milliseconds(300));
+  waiting.experts = 3300;  // whose counters leave room for one block of an SM
+  waiting.sm_count = 1000;
+  Layers waiters = alone.layers(on_gpu(waiting));
+  std::vector<std::unique_ptr<AllToAll>> holders(2);
+  const Place places[2] = {Place(kGpu), Place(kGpu)};
+  std::vector<std::unique_ptr<GpuGiven>> inputs(2);  // to give memory back waits for the GPU
+  std::vector<Tensor> sums(2);
+  expect_all_return(ranks.run([&](int rank) {
+    const DeviceGuard guard(kGpu);
+    std::shared_ptr<Transport> transport = ranks.transport(rank);
+    if (rank == 1) transport = std::make_shared<LateTransport>(transport);
+    auto& layer = holders[std::size_t(rank)];
+    layer = std::make_unique<AllToAll>(transport, ranks.store(), on_gpu(holding));
+    const Place& place = places[rank];
+    Given given(2);  // a token for each rank
+    for (int i = 0; i < 4; ++i) given.indices.values<std::int32_t>()[std::size_t(i)] = i;
+    inputs[std::size_t(rank)] = std::make_unique<GpuGiven>(place, given);
+    const Dispatched got = layer->dispatch(inputs[std::size_t(rank)]->args);
+    CombineArgs args;
+    args.expert_output = layer->combine_buffer(*got.descriptor);
+    args.stream = place.stream();
+    sums[std::size_t(rank)] = layer->combine(args, *got.descriptor);
+  }));
+  std::this_thread::sleep_for(milliseconds(100));
+  const auto outcomes = alone.run([&](int) {
+    const Place place(kGpu);
+    const GpuGiven given(place);
+    waiters[0]->dispatch(given.args);
+  });
+  expect_timeout(outcomes[0], "expert_parallel::dispatch: rank 0 waited 0.3 s for the blocks of",
+                 5);
+  EXPECT_THAT(outcomes[0].text, HasSubstr(" run: other work holds its SMs"));
+  for (const Place& place : places) place.wait();
+  waiters = alone.layers(on_gpu(waiting));
+  expect_working(alone, waiters);
+}
+
 // ---- Between nodes.
 
 // Counts of whose memory pointers are asked for.

@@ -40,6 +40,8 @@ PhaseName name_of(Phase phase) {
       return {kNotify, "the counts"};
     case Phase::notify_sums:
       return {kNotify, "the sums"};
+    case Phase::blocks:
+      return {kDispatch, "the blocks of its kernel"};
     case Phase::none:
       break;
   }
@@ -59,9 +61,14 @@ FaultRecord fault_record(const FaultReport& report, const Transport& transport) 
   record.waited_for = notice.waited_for;
   record.seen = notice.seen;
   record.text = "rank " + std::to_string(report.reporter) + " waited " +
-                to_seconds(std::chrono::nanoseconds(notice.elapsed_ns)) + " for " + record.phase +
-                " of rank " + std::to_string(notice.peer) + " (epoch " +
-                std::to_string(notice.waited_for) + ", seen " + std::to_string(notice.seen) + ")";
+                to_seconds(std::chrono::nanoseconds(notice.elapsed_ns)) + " for " + record.phase;
+  const std::string wanted = std::to_string(notice.waited_for), seen = std::to_string(notice.seen);
+  if (notice.phase == Phase::blocks) {
+    record.text += ", of which " + seen + " of " + wanted + " run: other work holds its SMs";
+    return record;
+  }
+  record.text +=
+      " of rank " + std::to_string(notice.peer) + " (epoch " + wanted + ", seen " + seen + ")";
   if (notice.peer >= 0 && notice.peer < transport.world_size()) {
     record.text += ": " + transport.describe_peer(notice.peer);
   }

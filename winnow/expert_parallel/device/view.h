@@ -70,6 +70,7 @@ enum class Phase : std::int32_t {
   node_barrier,
   notify_counts,  // "the counts": of a rail peer
   notify_sums,    // "the sums": of a rank of the node
+  blocks,         // the other blocks of this rank's kernel, whose numbers the notice has
 };
 
 // A wait that expired, as its rank tells the others.
