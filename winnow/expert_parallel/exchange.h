@@ -45,7 +45,7 @@ struct Header {
   std::int64_t out_rows = -1;     // dispatch: of `out`; -1: none was given
   std::uint64_t releasable = 0;   // Arena::releasable()
   Extent rows;                    // dispatch: the hole that rows may use; combine: the expert rows
-  std::int64_t row_bytes = 0;     // of the whole message that is passed on
+  std::int64_t row_bytes = 0;     // of the whole message that is passed on; CPU only
   char text[kTextBytes] = {};     // what is wrong
 
   void refuse(const Error& error);

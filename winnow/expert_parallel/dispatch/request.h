@@ -15,8 +15,7 @@ namespace winnow::expert_parallel {
 
 inline constexpr std::string_view kDispatch = "expert_parallel::dispatch";
 
-// The routing and the weights as they travel to the rail peers: indices [n, K] i32, which a repeat
-// leaves out, then weights [n, K]. A snapshot: the caller's tensors are not looked at again.
+// What one rank's dispatch asks for, as check_request() found it.
 struct Request {
   std::int64_t tokens = 0;  // n
   RowOrder order = RowOrder::expert_major;
@@ -26,6 +25,8 @@ struct Request {
   std::int64_t scale_bytes = 0;  // of a row's scales; 0: none
   bool weights = false, scatter = false, copy_out = false;
   std::shared_ptr<const Routing> cached;  // null: a new routing
+  // On the CPU, for the rail peers: indices [n, K] i32, which a repeat leaves out, then weights
+  // [n, K]. A snapshot: the caller's tensors are not looked at again.
   std::vector<std::byte> table;
 
   const std::int32_t* indices() const {

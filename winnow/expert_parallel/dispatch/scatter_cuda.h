@@ -15,7 +15,7 @@ struct ScatterFinding {
   std::int64_t bad = 0;                     // 1: there is something
   std::int64_t pair = 0;                    // t * K + k of that rank
   std::int64_t rank = 0;                    // whose pair it is
-  std::int64_t expert_rank = 0, value = 0;  // take: what was given; claim: the row there
+  std::int64_t expert_rank = 0, value = 0;  // translate: what was given; claim: the row there
 };
 
 struct ScatterParams {
