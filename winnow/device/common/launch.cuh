@@ -1,5 +1,6 @@
-// Programmatic dependent launch: a kernel may start before the one before it in the stream has
-// ended. The device functions do nothing before sm_90, where kernels of a stream follow each other.
+// Kernels are loaded, and launched by programmatic dependent launch: one may start before the one
+// before it in the stream has ended. The device functions do nothing before sm_90, where kernels of
+// a stream follow each other.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,24 @@
 #include <cuda_runtime.h>
 
 namespace winnow::device {
+
+// Loads kernels onto the current GPU, which their first launch would do otherwise.
+template <class... Kernels>
+cudaError_t load_kernels(Kernels*... kernels) {
+  cudaError_t status = cudaSuccess;
+  cudaFuncAttributes attributes;
+  static_cast<void>(
+      (... && ((status = cudaFuncGetAttributes(&attributes, kernels)) == cudaSuccess)));
+  return status;
+}
+
+// Loads a kernel and lets it have so much dynamic shared memory.
+template <class Kernel>
+cudaError_t load_kernel(Kernel* kernel, int shared_bytes) {
+  const cudaError_t status = load_kernels(kernel);
+  if (status != cudaSuccess) return status;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+}
 
 // The next kernel's blocks may take the room that this one leaves.
 __device__ __forceinline__ void allow_next_kernel() {

@@ -8,7 +8,6 @@
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/combine/sources.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
-#include "winnow/expert_parallel/device/blocks.cuh"
 #include "winnow/expert_parallel/device/claims.cuh"
 #include "winnow/expert_parallel/device/row_pipe.cuh"
 #include "winnow/expert_parallel/device/wait.cuh"
@@ -179,6 +178,6 @@ int launch_push_rows(Part part, const DeviceSumParams& params, int blocks, void*
                               static_cast<cudaStream_t>(stream), params, shape, part);
 }
 
-int load_push_rows() { return load_kernel(push_rows, int(PipeShape::kBytes)); }
+int load_push_rows() { return device::load_kernel(push_rows, int(PipeShape::kBytes)); }
 
 }  // namespace winnow::expert_parallel

@@ -7,7 +7,6 @@
 #include "winnow/expert_parallel/combine/sources.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
-#include "winnow/expert_parallel/device/blocks.cuh"
 #include "winnow/expert_parallel/device/claims.cuh"
 #include "winnow/expert_parallel/device/pairs.cuh"
 #include "winnow/expert_parallel/device/tell_node.cuh"
@@ -560,7 +559,8 @@ int load_sums() {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       for (const bool weighted : {false, true}) {
         const Kernel kernel = kernel_of(levels, dtype, weighted);
-        if (const int status = load_kernel(kernel, row_sums::kRingBytes); status != cudaSuccess) {
+        if (const int status = device::load_kernel(kernel, row_sums::kRingBytes);
+            status != cudaSuccess) {
           return status;
         }
       }

@@ -1,9 +1,7 @@
-// How the blocks of a kernel meet, and how a kernel is loaded. Device code only.
+// How the blocks of a kernel meet. Device code only.
 #pragma once
 
 #include <cstdint>
-
-#include <cuda_runtime.h>
 
 #include "winnow/expert_parallel/device/wait.cuh"
 
@@ -41,15 +39,6 @@ __device__ __forceinline__ bool meet_blocks(const LayerView& view, const Barrier
     if (met && atomicAdd(left, 1u) == gridDim.x - 1) *left = *arrived = 0;
   }
   return all_say(met);
-}
-
-// Loads a kernel onto the current GPU and lets it have so much dynamic shared memory.
-template <class Kernel>
-cudaError_t load_kernel(Kernel* kernel, int shared_bytes) {
-  cudaFuncAttributes attributes;
-  const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-  if (status != cudaSuccess) return status;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
 }
 
 }  // namespace winnow::expert_parallel

@@ -27,11 +27,7 @@ const Wire& pointer_wire() {
   return wire;
 }
 
-int load_layer_kernels() {
-  cudaFuncAttributes attributes;
-  const int status = cudaFuncGetAttributes(&attributes, set_segment_kernel);
-  return status != cudaSuccess ? status : cudaFuncGetAttributes(&attributes, copy_rows_kernel);
-}
+int load_layer_kernels() { return device::load_kernels(set_segment_kernel, copy_rows_kernel); }
 
 int set_segment(std::byte** row, const NodePointers& pointers, int locals, void* stream) {
   set_segment_kernel<<<1, 32, 0, static_cast<cudaStream_t>(stream)>>>(row, pointers, locals);

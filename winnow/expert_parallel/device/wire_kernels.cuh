@@ -17,15 +17,11 @@ template <class W>
 Wire make_wire() {
   Wire wire;
   wire.load = [] {
-    cudaFuncAttributes attributes;
-    int error = cudaFuncGetAttributes(&attributes, exchange_kernel<W>);
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, barrier_kernel<W>);
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, rail_send_kernel<W>);
+    int error = device::load_kernels(exchange_kernel<W>, barrier_kernel<W>, rail_send_kernel<W>,
+                                     notify_kernel<W>, tell_fault_kernel<W>);
     if constexpr (W::kNeedsQuiet) {
-      if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, quiet_kernel<W>);
+      if (error == cudaSuccess) error = device::load_kernels(quiet_kernel<W>);
     }
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, notify_kernel<W>);
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, tell_fault_kernel<W>);
     return error;
   };
   wire.exchange = [](const ExchangeParams& params, void* stream) -> int {

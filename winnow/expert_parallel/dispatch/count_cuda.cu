@@ -217,6 +217,6 @@ int launch_count(const CountParams& params, int blocks, void* stream) {
   return cudaGetLastError();
 }
 
-int load_count() { return load_kernel(count, int(kMostShared)); }
+int load_count() { return device::load_kernel(count, int(kMostShared)); }
 
 }  // namespace winnow::expert_parallel

@@ -548,7 +548,8 @@ int launch_move(const MoveParams& params, int blocks, void* stream) {
 
 int load_move() {
   for (const auto kernel : {move<false>, move<true>}) {
-    if (const int status = load_kernel(kernel, int(PipeShape::kBytes)); status != cudaSuccess) {
+    if (const int status = device::load_kernel(kernel, int(PipeShape::kBytes));
+        status != cudaSuccess) {
       return status;
     }
   }

@@ -6,7 +6,6 @@
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
-#include "winnow/expert_parallel/device/blocks.cuh"
 #include "winnow/expert_parallel/device/pairs.cuh"
 #include "winnow/expert_parallel/device/report.cuh"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
@@ -304,6 +303,6 @@ int launch_place(const PlaceParams& params, int blocks, void* stream) {
                               static_cast<cudaStream_t>(stream), params, spills);
 }
 
-int load_place() { return load_kernel(place, int(kMostShared)); }
+int load_place() { return device::load_kernel(place, int(kMostShared)); }
 
 }  // namespace winnow::expert_parallel

@@ -1,7 +1,7 @@
 // The kernels of scatter_indices, of one block each: they check more than they move.
 #include <cuda_runtime.h>
 
-#include "winnow/expert_parallel/device/blocks.cuh"
+#include "winnow/device/common/launch.cuh"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 #include "winnow/expert_parallel/dispatch/scatter_cuda.h"
 
@@ -111,9 +111,6 @@ int launch_claim(const ScatterParams& params, void* stream) {
   return cudaGetLastError();
 }
 
-int load_scatter() {
-  const int status = load_kernel(translate, 0);
-  return status != cudaSuccess ? status : int(load_kernel(claim, 0));
-}
+int load_scatter() { return device::load_kernels(translate, claim); }
 
 }  // namespace winnow::expert_parallel

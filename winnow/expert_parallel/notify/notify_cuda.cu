@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/notify/block_scan.cuh"
 #include "winnow/expert_parallel/notify/notify_cuda.h"
@@ -75,10 +76,6 @@ int prefix_channels(const TokenParams& params, void* stream) {
   return cudaGetLastError();
 }
 
-int load_notify_kernels() {
-  cudaFuncAttributes attributes;
-  const int error = cudaFuncGetAttributes(&attributes, sum_kernel);
-  return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, prefix_kernel) : error;
-}
+int load_notify_kernels() { return device::load_kernels(sum_kernel, prefix_kernel); }
 
 }  // namespace winnow::expert_parallel
