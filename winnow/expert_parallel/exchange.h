@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,6 +50,17 @@ struct Header {
   char text[kTextBytes] = {};     // what is wrong
 
   void refuse(const Error& error);
+  // Runs `step`, and refuses where it throws: the other ranks wait for this one and hear why.
+  template <class Step>
+  void refuse_what_throws(std::string_view operation, const Step& step) {
+    try {
+      step();
+    } catch (const Error& error) {
+      refuse(error);
+    } catch (const std::bad_alloc&) {
+      refuse({ErrorCode::resource, std::string(operation), "memory for the call could not be had"});
+    }
+  }
   // "rank 1: input: want ...", said by `rank`. Bounded, whatever the memory holds.
   std::string message(int rank) const;
 };

@@ -65,7 +65,7 @@ class Combine {
 // Says where this rank's expert rows are, or what is wrong, and hears the same from all.
 void Combine::post() {
   Header header;
-  try {
+  header.refuse_what_throws(kOperation, [&] {
     check_combine(layer_.config, layer_.token, args_, state_);
     header.options.call = Call::combine;
     header.options.weighted = args_.weighted;
@@ -77,12 +77,7 @@ void Combine::post() {
       out_ = result_;
     }
     staged_.resize(layer_.nodes() > 1 ? std::size_t(kStagedTokens * layer_.row_bytes()) : 0);
-  } catch (const Error& error) {
-    header.refuse(error);
-  } catch (const std::bad_alloc&) {
-    header.refuse(Error(ErrorCode::resource, std::string(kOperation),
-                        "memory for the sums could not be had"));
-  }
+  });
   layer_.meet(kOperation, "the expert rows", header);
   layer_.exchange.throw_refusals(kOperation);
 }

@@ -1,7 +1,5 @@
 // combine() on a GPU: what is enqueued, in which order.
 #include <algorithm>
-#include <new>
-#include <string>
 #include <string_view>
 #include <utility>
 
@@ -59,19 +57,14 @@ class DeviceCombine {
 void DeviceCombine::post() {
   Header header;
   header.options.call = Call::combine;
-  try {
+  header.refuse_what_throws(kOperation, [&] {
     check_combine(layer_.config(), layer_.token(), args_, state_);
     header.options.weighted = args_.weighted;
     header.options.descriptor = static_cast<std::int64_t>(state_.number);
     make_out();
     fill_params();
     header.rows = place_expert_output();
-  } catch (const Error& error) {
-    header.refuse(error);
-  } catch (const std::bad_alloc&) {
-    header.refuse(Error(ErrorCode::resource, std::string(kOperation),
-                        "memory for the sums could not be had"));
-  }
+  });
   layer_.exchange(header, nullptr, nullptr, 0, Report::none);
   if (header.refusal != 0) layer_.wait_report();
 }

@@ -83,7 +83,7 @@ class Dispatch {
 void Dispatch::post() {
   Header header;
   PairCounts counts;
-  try {
+  header.refuse_what_throws(kDispatch, [&] {
     request_ = check_request(layer_.config, layer_.token, args_);
     request_.table = make_table(request_, args_);
     header.options = options_of(request_);
@@ -91,12 +91,7 @@ void Dispatch::post() {
     header.scatter_rows = request_.scatter ? args_.scatter_indices.size(0) : 0;
     if (args_.out.present()) header.out_rows = args_.out.size(0);
     if (request_.cached == nullptr) count(header, counts);
-  } catch (const Error& error) {
-    header.refuse(error);
-  } catch (const std::bad_alloc&) {
-    header.refuse(Error(ErrorCode::resource, std::string(kDispatch),
-                        "memory for the snapshot of the arguments could not be had"));
-  }
+  });
   header.rows = layer_.arena.largest_hole();
   header.releasable = layer_.arena.releasable(header.rows);
   const bool counted = !counts.pairs.empty();

@@ -1,7 +1,6 @@
 // dispatch() on a GPU: what is enqueued, in which order.
 #include <algorithm>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -98,14 +97,7 @@ class DeviceDispatch {
 void DeviceDispatch::post() {
   Header header;
   const auto attempt = [&](const auto& step) {
-    try {
-      step();
-    } catch (const Error& error) {
-      header.refuse(error);
-    } catch (const std::bad_alloc&) {
-      header.refuse(Error(ErrorCode::resource, std::string(kDispatch),
-                          "memory for the snapshot of the arguments could not be had"));
-    }
+    header.refuse_what_throws(kDispatch, step);
     if (header.refusal == 0) return;
     layer_.offer_hole(header);
     layer_.exchange(header, nullptr, nullptr, 0, Report::headers);
