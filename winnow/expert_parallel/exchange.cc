@@ -41,6 +41,7 @@ constexpr std::array kOptions = {
     Option{"weighted", &Options::weighted, on_off},
     Option{"cached", &Options::cached, dispatch_number},
     Option{"descriptor", &Options::descriptor, dispatch_number},
+    Option{"channels", &Options::channels, number},
     Option{"what calls before have taken of the arena", &Options::regions, region_mark},
 };
 
@@ -55,8 +56,14 @@ std::string call_name(Call call) {
       return "dispatch with scatter_indices";
     case Call::combine:
       return "combine";
+    case Call::notify:
+      return "notify";
   }
   return "unknown";
+}
+
+std::size_t bytes_of(const Header& header) {  // with its counts
+  return sizeof(Header) + header.counts * sizeof(std::int32_t);
 }
 
 std::string differs(std::string_view name, const std::string& first, const std::string& other,
@@ -134,7 +141,7 @@ void Exchange::post(const Header& header, const PairCounts* counts,
     append(counts->tokens.data(), counts->tokens.size() * sizeof(std::int32_t));
   }
   Header posted = header;
-  posted.row_bytes = static_cast<std::int64_t>(bytes);
+  posted.counts = static_cast<std::uint32_t>((bytes - sizeof(Header)) / sizeof(std::int32_t));
   std::memcpy(message_.data(), &posted, sizeof(Header));
 
   const int node = communicator_.node(), local = communicator_.local(), rank = communicator_.rank();
@@ -150,8 +157,7 @@ void Exchange::post(const Header& header, const PairCounts* counts,
   }
   for (int to = 0; to < map_.topology.local_world_size; ++to) {
     communicator_.put_signal(*memory_, node, to, heard_offset(rank), message_.data(),
-                             static_cast<std::size_t>(posted.row_bytes), heard_signal(rank),
-                             epoch_);
+                             bytes_of(posted), heard_signal(rank), epoch_);
   }
 }
 
@@ -170,8 +176,7 @@ void Exchange::pass_on(const Deadline& deadline, const WaitName& name) {
     std::memcpy(&header, row, sizeof(Header));
     for (int to = 0; to < topology.local_world_size; ++to) {
       communicator_.put_signal(*memory_, node, to, heard_offset(waiting.peer), row,
-                               static_cast<std::size_t>(header.row_bytes),
-                               heard_signal(waiting.peer), epoch_);
+                               bytes_of(header), heard_signal(waiting.peer), epoch_);
     }
   }
 }
@@ -241,6 +246,12 @@ void throw_refusals(std::string_view operation, std::span<const Header* const> h
       throw Error(ErrorCode::invalid_argument, std::string(operation), text);
     }
   }
+}
+
+void throw_refusals(std::string_view operation, std::span<const Header> heard) {
+  std::vector<const Header*> pointers;
+  for (const Header& header : heard) pointers.push_back(&header);
+  throw_refusals(operation, pointers);
 }
 
 }  // namespace winnow::expert_parallel

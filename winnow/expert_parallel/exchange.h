@@ -19,7 +19,14 @@
 
 namespace winnow::expert_parallel {
 
-enum class Call : std::int64_t { dispatch, cached_dispatch, scatter_rows, scatter_check, combine };
+enum class Call : std::int64_t {
+  dispatch,
+  cached_dispatch,
+  scatter_rows,
+  scatter_check,
+  combine,
+  notify
+};
 
 // What must be the same on every rank. Numbers all, so that one loop compares them.
 struct Options {
@@ -28,6 +35,7 @@ struct Options {
   std::int64_t input = 0;                                                     // DType
   std::int64_t weights = 0, scatter_indices = 0, copy_out = 0, weighted = 0;  // 0 or 1
   std::int64_t cached = 0, descriptor = 0;  // the number of the dispatch that is repeated, combined
+  std::int64_t channels = 0;                // of notify
   // On GPUs, where the host does not wait: a mark of the regions that were reserved since all ranks
   // heard of the holes. 0: they hear of them in this call.
   std::int64_t regions = 0;
@@ -40,13 +48,13 @@ struct Header {
   std::uint32_t refusal = 0;   // ErrorCode + 1 of what this rank finds wrong; 0: nothing
   std::uint32_t deferred = 0;  // 1: the call goes on and the next one fails
   std::int32_t subject = -1;   // the rank at fault; -1: the one that says so
+  std::uint32_t counts = 0;    // that stand behind the header; CPU only
   Options options;
   std::int64_t tokens = 0;        // n
   std::int64_t scatter_rows = 0;  // of the table that was given
   std::int64_t out_rows = -1;     // dispatch: of `out`; -1: none was given
   std::uint64_t releasable = 0;   // Arena::releasable()
   Extent rows;                    // dispatch: the hole that rows may use; combine: the expert rows
-  std::int64_t row_bytes = 0;     // of the whole message that is passed on; CPU only
   char text[kTextBytes] = {};     // what is wrong
 
   void refuse(const Error& error);
@@ -65,6 +73,8 @@ struct Header {
   std::string message(int rank) const;
 };
 static_assert(std::is_trivially_copyable_v<Header>);
+// GPUs copy what stands before the text, and behind the header, in words of 16 bytes.
+static_assert(sizeof(Header) % 16 == 0 && Header::kTextBytes % 16 == 0);
 
 // The mailboxes of one rank. They hold two epochs: a rank posts epoch e + 1 when it has heard epoch
 // e from all, and e + 2 only when all have posted e + 1, hence have read everything of e. So
@@ -112,5 +122,6 @@ class Exchange {
 // Throws alike on every rank that has heard the same: the refusal of the lowest rank that refuses,
 // else the first option in which ranks differ.
 void throw_refusals(std::string_view operation, std::span<const Header* const> heard);
+void throw_refusals(std::string_view operation, std::span<const Header> heard);
 
 }  // namespace winnow::expert_parallel

@@ -1,7 +1,6 @@
 #include "winnow/expert_parallel/device/device_layer.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <utility>
 
@@ -199,7 +198,7 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
 }
 
 void DeviceLayer::wait_report() {
-  if (capturing()) throw_refusals(calls_.operation(), std::array{&std::as_const(own_header_)});
+  if (capturing()) throw_refusals(calls_.operation(), std::span(&own_header_, 1));
   calls_.wait_for(host_report_.report->call, calls_.number());
   if (host_report_.report->refused != 0) throw_heard(host_report_, false, calls_.number());
 }
@@ -250,9 +249,7 @@ void DeviceLayer::throw_heard(const ReportView& heard, bool deferred, std::uint6
     holes_.assign(headers.size(), {});
     forget_offer();
   }
-  std::vector<const Header*> pointers;
-  for (const Header& header : headers) pointers.push_back(&header);
-  throw_refusals(calls_.operation(), pointers);
+  throw_refusals(calls_.operation(), headers);
 }
 
 void DeviceLayer::throw_deferred() {

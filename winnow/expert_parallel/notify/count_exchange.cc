@@ -8,9 +8,9 @@ namespace winnow::expert_parallel {
 namespace {
 
 using Word = std::int64_t;
-constexpr std::size_t kStatementWords = sizeof(Statement) / sizeof(Word);
+constexpr std::size_t kStatementWords = sizeof(Header) / sizeof(Word);
 
-void append(std::vector<Word>& message, const Statement& statement) {
+void append(std::vector<Word>& message, const Header& statement) {
   const std::size_t end = message.size();
   message.resize(end + kStatementWords);
   std::memcpy(message.data() + end, &statement, sizeof(statement));
@@ -18,10 +18,6 @@ void append(std::vector<Word>& message, const Statement& statement) {
 
 void append(std::vector<Word>& message, const Word* counts, std::size_t size) {
   message.insert(message.end(), counts, counts + size);
-}
-
-void read(const Word* words, Statement& statement) {
-  std::memcpy(&statement, words, sizeof(statement));
 }
 
 }  // namespace
@@ -141,7 +137,7 @@ void CountExchange::hear_in_node(const Deadline& deadline) {
     const Word* heard = at(local_message(local));
     for (int node = 0; node < topology.nodes(); ++node, heard += kStatementWords + 1) {
       const auto source = static_cast<std::size_t>(topology.rank(node, local));
-      read(heard, in_.statements[source]);
+      in_.statements[source] = *reinterpret_cast<const Header*>(heard);
       in_.from_rank[source] = heard[kStatementWords];
     }
     for (std::size_t x = 0; x < experts_per_rank_; ++x) in_.pairs[x] += heard[x];

@@ -8,19 +8,19 @@
 #include <vector>
 
 #include "winnow/expert_parallel/deadline.h"
-#include "winnow/expert_parallel/notify/statement.h"
+#include "winnow/expert_parallel/exchange.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 
 namespace winnow::expert_parallel {
 
 // One rank's counts of tokens to every rank and node and of pairs for every expert.
 struct CountsOut {
-  Statement statement;
+  Header statement;
   std::vector<std::int64_t> per_rank, per_node, per_expert;  // [W], [NN], [E]
 };
 
 struct CountsIn {
-  std::vector<Statement> statements;    // [W]
+  std::vector<Header> statements;       // [W]
   std::vector<std::int64_t> from_rank;  // [W]: tokens for this rank
   std::vector<std::int64_t> from_node;  // [NN]: tokens of the rail for this node
   std::vector<std::int64_t> pairs;      // [E/W]: for this rank's experts, of all ranks

@@ -89,25 +89,6 @@ void NotifierBackend::check_queues(const Check& check, const NotifyArgs& args) c
 
 // ---- Refusals.
 
-namespace {
-
-void refuse(Statement& statement, ErrorCode code, std::string_view reason) {
-  statement.refusal = 1 + static_cast<std::int64_t>(code);
-  const std::size_t length = std::min(reason.size(), sizeof(statement.text) - 1);
-  std::copy_n(reason.data(), length, statement.text);
-  statement.text[length] = '\0';
-}
-
-}  // namespace
-
-void refuse(Statement& statement, const Error& error) {
-  refuse(statement, error.code(), message_of(error));
-}
-
-void refuse_for_memory(Statement& statement) {
-  refuse(statement, ErrorCode::resource, "memory for the channels could not be had");
-}
-
 void throw_too_many(std::int64_t count, const char* what) {
   throw Error(ErrorCode::invalid_argument, kNotifyOperation,
               std::to_string(count) + " " + what + " for this rank are more than 2^31 - 1");

@@ -1,8 +1,6 @@
 // notify on the CPU.
 #include <algorithm>
-#include <new>
 #include <span>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -66,28 +64,18 @@ void CpuNotifier::notify(const NotifyArgs& args) {
   const Deadline deadline(config_.timeout);
   forget_totals();
   communicator_->check();
-  // Whatever is wrong here, the other ranks wait for this one: they hear of it instead.
   CountsOut& out = exchange_.out();
   out.statement = {};
-  out.statement.channels = args.channels;
-  try {
-    prepare(args);
-  } catch (const Error& error) {
-    refuse(out.statement, error);
-  } catch (const std::bad_alloc&) {
-    refuse_for_memory(out.statement);
-  } catch (const std::length_error&) {
-    refuse_for_memory(out.statement);
-  }
+  out.statement.options.call = Call::notify;
+  out.statement.options.channels = args.channels;
+  out.statement.refuse_what_throws(kNotifyOperation, [&] { prepare(args); });
   if (out.statement.refusal != 0) {
     for (auto* counts : {&out.per_rank, &out.per_node, &out.per_expert}) {
       std::fill(counts->begin(), counts->end(), 0);
     }
   }
   const CountsIn& in = exchange_.run(deadline);
-  throw_refusal(topology_.world_size, [&](int rank) -> const Statement& {
-    return in.statements[static_cast<std::size_t>(rank)];
-  });
+  throw_refusals(kNotifyOperation, in.statements);
   write_results(args, in);
 }
 

@@ -6,13 +6,12 @@
 
 #include "winnow/expert_parallel/device/view.h"
 #include "winnow/expert_parallel/notify/count_finding.h"
-#include "winnow/expert_parallel/notify/statement.h"
 
 namespace winnow::expert_parallel {
 
-// A statement with what the kernels found in the rank's counts.
+// What a rank says about its call, with what the kernels found in its counts.
 struct CheckedStatement {
-  Statement said;
+  Header said;
   CountFinding found;
 };
 
@@ -87,7 +86,7 @@ int load_notify_kernels();
 // One block: tells, hears, decides, writes the results. Null outputs are not written.
 struct NotifyParams {
   NotifyView view;
-  Statement statement = {};
+  Header statement;
   const std::int32_t* per_rank = nullptr;  // [W], [NN], [E]; null where the statement refuses
   const std::int32_t* per_node = nullptr;
   const std::int32_t* per_expert = nullptr;

@@ -1,7 +1,6 @@
 // notify on a GPU, host side. Only in builds with CUDA.
 #include <algorithm>
 #include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -36,7 +35,7 @@ class DeviceNotifier : public NotifierBackend {
   void throw_report(const NotifyReportView& report) const;
   void throw_deferred();
   void call(const NotifyArgs& args);
-  void enqueue(const NotifyArgs& args, const Statement& statement, bool waits);
+  void enqueue(const NotifyArgs& args, const Header& statement, bool waits);
   void wait_report();
 
   std::shared_ptr<Transport> transport_;
@@ -143,17 +142,13 @@ void DeviceNotifier::notify(const NotifyArgs& args) {
 void DeviceNotifier::call(const NotifyArgs& args) {
   forget_totals();
   calls_.begin(kNotifyOperation, args.stream);
-  // Whatever is wrong here, the other ranks wait for this one: they hear of it instead.
-  Statement statement = {};
-  statement.channels = args.channels;
-  try {
-    check_args(args);
-  } catch (const Error& error) {
-    if (calls_.capturing()) throw;  // the recording ends with it
-    refuse(statement, error);
-  } catch (const std::bad_alloc&) {
-    if (calls_.capturing()) throw;
-    refuse_for_memory(statement);
+  Header statement;
+  statement.options.call = Call::notify;
+  statement.options.channels = args.channels;
+  if (calls_.capturing()) {
+    check_args(args);  // the recording ends with what it throws
+  } else {
+    statement.refuse_what_throws(kNotifyOperation, [&] { check_args(args); });
   }
   const bool waits = args.worst_case_rows == 0 || statement.refusal != 0;
   if (calls_.capturing() && waits) {
@@ -168,7 +163,7 @@ void DeviceNotifier::call(const NotifyArgs& args) {
   throw_deferred();
 }
 
-void DeviceNotifier::enqueue(const NotifyArgs& args, const Statement& statement, bool waits) {
+void DeviceNotifier::enqueue(const NotifyArgs& args, const Header& statement, bool waits) {
   const auto data = [](const TensorView& view) { return static_cast<std::int32_t*>(view.data()); };
   const auto counts = [](const ConstTensorView& view) {
     return static_cast<const std::int32_t*>(view.data());
@@ -222,16 +217,15 @@ void DeviceNotifier::wait_report() {
 
 void DeviceNotifier::throw_report(const NotifyReportView& report) const {
   if (report.report->refused != 0) {
-    std::vector<Statement> statements;
+    std::vector<Header> headers;
     for (int rank = 0; rank < topology_.world_size; ++rank) {
       const CheckedStatement& statement = report.statements[rank];
-      statements.push_back(statement.said);
-      if (statement.found.fault == CountFault::none) continue;
-      refuse(statements.back(), error_of(statement.found));
+      headers.push_back(statement.said);
+      if (statement.found.fault != CountFault::none) {
+        headers.back().refuse(error_of(statement.found));
+      }
     }
-    throw_refusal(topology_.world_size, [&](int rank) -> const Statement& {
-      return statements[static_cast<std::size_t>(rank)];
-    });
+    throw_refusals(kNotifyOperation, headers);
   }
   if (report.report->too_many == 0) return;
   throw_too_many(report.report->count, report.report->too_many == 1 ? "tokens" : "pairs");

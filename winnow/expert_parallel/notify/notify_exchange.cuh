@@ -20,7 +20,7 @@ template <class W>
 class NotifyBlock {
  public:
   struct Shared {
-    CheckedStatement statement;
+    CountFinding found;
     std::int64_t scratch[kNotifyThreads / 32];
     unsigned first;  // of what is wrong, in the order in which errors name it
   };
@@ -57,6 +57,7 @@ class NotifyBlock {
   using Word = std::int64_t;
   static constexpr unsigned kNone = ~0u;
   static constexpr int kStatement = NotifyLayout::kStatementWords;
+  static constexpr int kSaid = sizeof(Header) / sizeof(Word);  // of them, before what was found
 
   __device__ std::byte* own(std::int64_t offset) const { return view_.control.local + offset; }
   __device__ const Word* from_node(int node) const {
@@ -76,7 +77,7 @@ class NotifyBlock {
   __device__ void state_own_case() {
     const int world = topology_.world, nodes = topology_.nodes, experts = topology_.per_rank();
     if (threadIdx.x == 0) {
-      shared_.statement = {params_.statement, {}};
+      shared_.found = {};
       shared_.first = kNone;
     }
     __syncthreads();
@@ -106,7 +107,7 @@ class NotifyBlock {
     }
     __syncthreads();
     if (threadIdx.x == 0 && shared_.first != kNone) {
-      shared_.statement.found = describe(int(shared_.first));
+      shared_.found = describe(int(shared_.first));
     }
     __syncthreads();
     if (threadIdx.x == 0) shared_.first = kNone;
@@ -153,12 +154,13 @@ class NotifyBlock {
   __device__ void write_for_node(int node, Word* message) const {
     const int locals = topology_.locals, pairs = locals * topology_.per_rank();
     const bool silent = params_.statement.refusal != 0;
-    const auto* statement = reinterpret_cast<const Word*>(&shared_.statement);
+    const auto* said = reinterpret_cast<const Word*>(&params_.statement);
+    const auto* found = reinterpret_cast<const Word*>(&shared_.found);
     for (int i = threadIdx.x; i < kStatement + locals + pairs + 1; i += blockDim.x) {
       int at = i - kStatement;
       Word word = 0;
       if (at < 0) {
-        word = statement[i];
+        word = i < kSaid ? said[i] : found[i - kSaid];
       } else if (silent) {
         word = 0;
       } else if (at < locals) {
@@ -225,7 +227,7 @@ class NotifyBlock {
     for (int rank = threadIdx.x; rank < topology_.world; rank += blockDim.x) {
       refuses = refuses || statement(rank)->said.refusal != 0 ||
                 statement(rank)->found.fault != CountFault::none ||
-                statement(rank)->said.channels != statement(0)->said.channels;
+                statement(rank)->said.options.channels != statement(0)->said.options.channels;
     }
     return __syncthreads_or(refuses);
   }

@@ -4,14 +4,12 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <string>
 
 #include "winnow/core/check.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/deadline.h"
 #include "winnow/expert_parallel/notify/count_finding.h"
 #include "winnow/expert_parallel/notify/notify.h"
-#include "winnow/expert_parallel/notify/statement.h"
 #include "winnow/expert_parallel/topology.h"
 
 namespace winnow::expert_parallel {
@@ -53,28 +51,6 @@ class NotifierBackend {
   void check_queues(const Check& check, const NotifyArgs& args) const;
 };
 
-// Makes the statement refuse: with what `error` says, or for want of memory.
-void refuse(Statement& statement, const Error& error);
-void refuse_for_memory(Statement& statement);
-// Throws the refusal of the lowest rank that refuses, else that the numbers of channels differ: the
-// same on every rank. `statement_of(rank)` for all ranks.
-template <class StatementOf>
-void throw_refusal(int ranks, const StatementOf& statement_of) {
-  for (int rank = 0; rank < ranks; ++rank) {
-    const Statement& statement = statement_of(rank);
-    if (statement.refusal == 0) continue;
-    throw Error(static_cast<ErrorCode>(statement.refusal - 1), kNotifyOperation,
-                "rank " + std::to_string(rank) + ": " + statement.text);
-  }
-  const std::int64_t channels = statement_of(0).channels;
-  for (int rank = 1; rank < ranks; ++rank) {
-    if (statement_of(rank).channels == channels) continue;
-    throw Error(ErrorCode::invalid_argument, kNotifyOperation,
-                "channels differs: " + std::to_string(channels) + " on rank 0, " +
-                    std::to_string(statement_of(rank).channels) + " on rank " +
-                    std::to_string(rank));
-  }
-}
 [[noreturn]] void throw_too_many(std::int64_t count, const char* what);
 
 // As every rank says it.
