@@ -86,10 +86,7 @@ void Dispatch::post() {
   header.refuse_what_throws(kDispatch, [&] {
     request_ = check_request(layer_.config, layer_.token, args_);
     request_.table = make_table(request_, args_);
-    header.options = options_of(request_);
-    header.tokens = request_.tokens;
-    header.scatter_rows = request_.scatter ? args_.scatter_indices.size(0) : 0;
-    if (args_.out.present()) header.out_rows = args_.out.size(0);
+    header = make_header(request_, args_);
     if (request_.cached == nullptr) count(header, counts);
   });
   header.rows = layer_.arena.largest_hole();
@@ -122,18 +119,7 @@ void Dispatch::place() {
   if (request_.worst_case_rows == 0) {
     check_room(placement.rank_rows, [&](int rank) -> const Header& { return heard.header(rank); });
   }
-  made_ = std::make_shared<Routing>();
-  routing_ = made_;
-  made_->number = layer_.epoch;
-  made_->order = request_.order;
-  made_->expert_alignment = request_.expert_alignment;
-  made_->worst_case_rows = request_.worst_case_rows;
-  made_->world = map.topology.world_size;
-  made_->nodes = layer_.nodes();
-  made_->max_tokens = layer_.config.max_tokens;
-  made_->topk = map.topk;
-  made_->experts_per_rank = map.per_rank();
-  made_->tokens = request_.tokens;
+  routing_ = made_ = make_routing(request_, layer_.config, map, layer_.epoch);
   made_->wanted_rows = placement.rank_rows;
   made_->expert_counts = placement.expert_counts;
   // Beyond what the table can say lies only a worst case that has overflowed by far.

@@ -105,10 +105,7 @@ void DeviceDispatch::post() {
   };
   attempt([&] {
     request_ = check_request(config_, layer_.token(), args_);
-    header.options = options_of(request_);
-    header.tokens = request_.tokens;
-    header.scatter_rows = request_.scatter ? args_.scatter_indices.size(0) : 0;
-    if (args_.out.present()) header.out_rows = args_.out.size(0);
+    header = make_header(request_, args_);
     routing_ = request_.cached;
     if (routing_ == nullptr) start_routing();
     if (request_.weights && request_.cached) take_weights();
@@ -140,18 +137,7 @@ void DeviceDispatch::post() {
 // What is known of a new routing before the exchange, and the memory for the rest.
 void DeviceDispatch::start_routing() {
   const DeviceTopology& topology = layer_.view().topology;
-  made_ = std::make_shared<Routing>();
-  routing_ = made_;
-  made_->number = number_;
-  made_->order = request_.order;
-  made_->expert_alignment = request_.expert_alignment;
-  made_->worst_case_rows = request_.worst_case_rows;
-  made_->world = topology.world;
-  made_->nodes = layer_.nodes();
-  made_->max_tokens = config_.max_tokens;
-  made_->topk = config_.topk;
-  made_->experts_per_rank = topology.per_rank();
-  made_->tokens = request_.tokens;
+  routing_ = made_ = make_routing(request_, config_, layer_.map(), number_);
   made_->gpu = layer_.device();
   RoutingTables& tables = made_->tables;
   made_->memory.push_back(keep_tables(layer_, [&](Tables& add) {

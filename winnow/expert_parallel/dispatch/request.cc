@@ -137,6 +137,40 @@ Request check_request(const Config& config, const std::shared_ptr<const char>& l
   return request;
 }
 
+Header make_header(const Request& request, const DispatchArgs& args) {
+  Header header;
+  Options& options = header.options;
+  options.call = request.cached ? Call::cached_dispatch : Call::dispatch;
+  options.order = static_cast<std::int64_t>(request.order);
+  options.expert_alignment = request.expert_alignment;
+  options.worst_case_rows = request.worst_case_rows;
+  options.input = static_cast<std::int64_t>(request.input);
+  options.weights = request.weights;
+  options.scatter_indices = request.scatter;
+  options.copy_out = request.copy_out;
+  options.cached = request.cached ? static_cast<std::int64_t>(request.cached->number) : 0;
+  header.tokens = request.tokens;
+  if (request.scatter) header.scatter_rows = args.scatter_indices.size(0);
+  if (args.out.present()) header.out_rows = args.out.size(0);
+  return header;
+}
+
+std::shared_ptr<Routing> make_routing(const Request& request, const Config& config,
+                                      const ExpertMap& map, std::uint64_t number) {
+  auto routing = std::make_shared<Routing>();
+  routing->number = number;
+  routing->order = request.order;
+  routing->expert_alignment = request.expert_alignment;
+  routing->worst_case_rows = request.worst_case_rows;
+  routing->world = map.topology.world_size;
+  routing->nodes = map.topology.nodes();
+  routing->max_tokens = config.max_tokens;
+  routing->topk = map.topk;
+  routing->experts_per_rank = map.per_rank();
+  routing->tokens = request.tokens;
+  return routing;
+}
+
 std::vector<std::byte> make_table(const Request& request, const DispatchArgs& args) {
   std::vector<std::byte> table;
   if (request.cached == nullptr) append_rows(table, args.expert_indices);
@@ -152,20 +186,6 @@ void check_row_counts(std::span<const std::int64_t> rows, RowOrder order, std::i
                 "at most " + std::to_string(most) + " rows on a rank",
                 std::to_string(rows[rank]) + " on rank " + std::to_string(rank));
   }
-}
-
-Options options_of(const Request& request) {
-  Options options;
-  options.call = request.cached ? Call::cached_dispatch : Call::dispatch;
-  options.order = static_cast<std::int64_t>(request.order);
-  options.expert_alignment = request.expert_alignment;
-  options.worst_case_rows = request.worst_case_rows;
-  options.input = static_cast<std::int64_t>(request.input);
-  options.weights = request.weights;
-  options.scatter_indices = request.scatter;
-  options.copy_out = request.copy_out;
-  options.cached = request.cached ? static_cast<std::int64_t>(request.cached->number) : 0;
-  return options;
 }
 
 }  // namespace winnow::expert_parallel

@@ -42,6 +42,11 @@ struct Request {
 // The table is left empty.
 Request check_request(const Config& config, const std::shared_ptr<const char>& layer,
                       const DispatchArgs& args);
+// What the other ranks hear of it.
+Header make_header(const Request& request, const DispatchArgs& args);
+// A new routing with what is known of it before any count. `number`: of the dispatch.
+std::shared_ptr<Routing> make_routing(const Request& request, const Config& config,
+                                      const ExpertMap& map, std::uint64_t number);
 // On the CPU.
 std::vector<std::byte> make_table(const Request& request, const DispatchArgs& args);
 // Throws, alike on every rank, where a rank gets more rows than tables can count. `rows` [W].
@@ -57,7 +62,5 @@ void check_room(std::span<const std::int64_t> rows, const HeaderOf& header_of) {
                 std::to_string(room));
   }
 }
-// The options that must be the same on every rank.
-Options options_of(const Request& request);
 
 }  // namespace winnow::expert_parallel
