@@ -208,22 +208,45 @@ TEST_F(Graphs, BadIndicesAreToldByTheNextCall) {
   for (const Comparisons& one : comparisons) expect_passed(one);
 }
 
+// Every rank's dispatch of `change`d arguments while its stream is recorded.
+template <class Change>
+std::vector<Outcome> record_dispatch(GpuWorld& world, const Change& change) {
+  std::vector<Outcome> outcomes(std::size_t(world.ranks().size()));
+  expect_all_return(world.run([&](int rank) {
+    GpuGiven given(world.place(rank));
+    change(given.args);
+    const cudaStream_t stream = stream_of(world.place(rank));
+    check(cudaStreamBeginCapture(stream, kOfThisThread));
+    outcomes[std::size_t(rank)] = outcome_of([&] { world.layer(rank).dispatch(given.args); });
+    cudaGraph_t graph = nullptr;
+    cudaStreamEndCapture(stream, &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+  }));
+  return outcomes;
+}
+
 TEST_F(Graphs, CannotWaitForCounts) {
   GpuWorld world(small_config(2), 2);
-  for (const Outcome& outcome : world.run([&](int rank) {
-         const GpuGiven given(world.place(rank));
-         const cudaStream_t stream = stream_of(world.place(rank));
-         check(cudaStreamBeginCapture(stream, kOfThisThread));
-         const Outcome inner = outcome_of([&] { world.layer(rank).dispatch(given.args); });
-         cudaGraph_t graph = nullptr;
-         cudaStreamEndCapture(stream, &graph);
-         if (graph != nullptr) cudaGraphDestroy(graph);
-         if (inner.code) throw Error(*inner.code, "inner", inner.text);
-       })) {
+  for (const Outcome& outcome : record_dispatch(world, [](DispatchArgs&) {})) {
     EXPECT_EQ(outcome.code, ErrorCode::invalid_argument) << outcome.text;
     EXPECT_THAT(outcome.text, HasSubstr("expert_parallel::dispatch: "));
     EXPECT_THAT(outcome.text, HasSubstr("worst_case_rows"));
   }
+}
+
+TEST_F(Graphs, AreRefusedByTheRankThatRecords) {
+  Config config = small_config(2);
+  config.arena_rows = 1000;
+  GpuWorld world(config, 2);
+  const auto outcomes = record_dispatch(world, [](DispatchArgs& args) {
+    args.worst_case_rows = 30;
+    args.input = {};
+  });
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+    EXPECT_THAT(outcomes[rank].text, HasSubstr("expert_parallel::dispatch: rank " +
+                                               std::to_string(rank) + ": input: want"));
+  }
+  expect_working(world.ranks(), world.layers());
 }
 
 // ---- Refusals.

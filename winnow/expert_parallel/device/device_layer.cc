@@ -198,7 +198,10 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
 }
 
 void DeviceLayer::wait_report() {
-  if (capturing()) throw_refusals(calls_.operation(), std::span(&own_header_, 1));
+  if (capturing()) {
+    if (own_header_.subject < 0) own_header_.subject = rank_;
+    throw_refusals(calls_.operation(), std::span(&own_header_, 1));
+  }
   calls_.wait_for(host_report_.report->call, calls_.number());
   if (host_report_.report->refused != 0) throw_heard(host_report_, false, calls_.number());
 }
