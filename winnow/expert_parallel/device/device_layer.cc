@@ -58,32 +58,32 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
   view_.rail_layout = rail_layout(map_, config_);
   view_.timeout_ns = static_cast<std::uint64_t>(config_.timeout.count());
 
-  Parts own;  // what kernels of this rank know: the state and the tables of pointers
-  const std::int64_t pointers = locals * std::int64_t(sizeof(std::byte*));
-  const std::int64_t state = own.add(sizeof(DeviceState));
-  const std::int64_t control = own.add(pointers), rail = own.add(pointers);
-  const std::int64_t pushed = own.add(pointers);
-  const std::int64_t segments = own.add(kMaxSegments * pointers);
-  private_ = allocate_on_gpu(device(), static_cast<std::size_t>(own.end()));
-  view_.state = reinterpret_cast<DeviceState*>(private_.get() + state);
-  segments_ = reinterpret_cast<std::byte**>(private_.get() + segments);
+  std::byte **control = nullptr, **rail = nullptr, **pushed = nullptr;
+  const auto lay_out = [&](Tables tables) {
+    tables.add(view_.state, 1);
+    for (std::byte*** pointers : {&control, &rail, &pushed}) tables.add(*pointers, locals);
+    tables.add(segments_, kMaxSegments * locals);
+    return static_cast<std::size_t>(tables.bytes());
+  };
+  private_ = allocate_on_gpu(device(), lay_out(Tables()));
+  lay_out(Tables(private_.get()));
   view_.segments = segments_;
   own_.add(own_memory(device(), static_cast<std::size_t>(kLeastOwnMemory)));
   make_reports();
 
   const std::int64_t segment = arena_.add(allocate(first_segment_bytes(config_), "the arena"));
   const NodePointers arena = node_pointers_of(arena_.memory(segment));
-  write_to_gpu(device(), segment_row(segment), arena.data, static_cast<std::size_t>(pointers));
+  write_to_gpu(device(), segment_row(segment), arena.data, pointers_bytes());
   if (nodes() > 1) {
     rail_ = allocate(view_.rail_layout.bytes, "the rail buffers");
-    view_.rail = view_of(*rail_, private_.get() + rail);
+    view_.rail = view_of(*rail_, rail);
   }
   control_ = allocate(view_.control_layout.bytes, "the mailboxes");
-  view_.control = view_of(*control_, private_.get() + control);
+  view_.control = view_of(*control_, control);
   world_is_one_gpu_ = transport_->ranks_on_gpu() == map_.topology.world_size;
   if (locals > 1 && (config_.enable_local_combine || pushes_rows(config_.max_tokens))) {
     pushed_ = allocate(pushed_bytes(map_, config_), "what other ranks push");
-    view_.pushed = view_of(*pushed_, private_.get() + pushed);
+    view_.pushed = view_of(*pushed_, pushed);
   }
   holes_.assign(world, arena_.largest_hole());
   const int ranks = calls_.count_ranks();
@@ -109,11 +109,13 @@ NodePointers DeviceLayer::node_pointers_of(SymmetricMemory& memory) const {
   return pointers;
 }
 
-SymmetricView DeviceLayer::view_of(SymmetricMemory& memory, std::byte* table) const {
-  const NodePointers pointers = node_pointers_of(memory);
-  write_to_gpu(device(), table, pointers.data,
-               static_cast<std::size_t>(map_.topology.local_world_size) * sizeof(std::byte*));
-  return {memory.local(), reinterpret_cast<std::byte* const*>(table), memory.peers()};
+SymmetricView DeviceLayer::view_of(SymmetricMemory& memory, std::byte** pointers) const {
+  write_to_gpu(device(), pointers, node_pointers_of(memory).data, pointers_bytes());
+  return {memory.local(), pointers, memory.peers()};
+}
+
+std::size_t DeviceLayer::pointers_bytes() const {
+  return static_cast<std::size_t>(map_.topology.local_world_size) * sizeof(std::byte*);
 }
 
 bool DeviceLayer::pushes_rows(std::int64_t tokens) const {
@@ -124,30 +126,22 @@ bool DeviceLayer::pushes_rows(std::int64_t tokens) const {
 void DeviceLayer::make_reports() {
   const std::int64_t world = map_.topology.world_size;
   report_words_ = static_cast<std::size_t>(4 * world + 2 * map_.per_rank() + 64);
-  Parts parts;
-  const std::int64_t fault = parts.add(sizeof(FaultReport));
-  struct Offsets {
-    std::int64_t report, headers, findings, wanted, words;
+  FaultReport* fault = nullptr;  // for the host; calls_ has it
+  const auto lay_out = [&](Tables tables, FaultReport*& of_fault, ReportView& report,
+                           ReportView& deferred) {
+    tables.add(of_fault, 1);
+    for (ReportView* view : {&report, &deferred}) {
+      tables.add(view->report, 1);
+      tables.add(view->headers, world);
+      tables.add(view->findings, world);
+      tables.add(view->wanted, world);
+      tables.add(view->words, std::int64_t(report_words_));
+    }
+    return tables.bytes();
   };
-  const auto lay_out = [&] {
-    return Offsets{parts.add(sizeof(CallReport)), parts.add(world * sizeof(Header)),
-                   parts.add(world * sizeof(Findings)), parts.add(world * sizeof(std::int64_t)),
-                   parts.add(std::int64_t(report_words_ * sizeof(std::int32_t)))};
-  };
-  const Offsets report = lay_out(), deferred = lay_out();
-  const PinnedPage& page = calls_.make_page(parts.end(), fault);
-  const auto view = [](std::byte* memory, const Offsets& at) {
-    return ReportView{reinterpret_cast<CallReport*>(memory + at.report),
-                      reinterpret_cast<Header*>(memory + at.headers),
-                      reinterpret_cast<Findings*>(memory + at.findings),
-                      reinterpret_cast<std::int64_t*>(memory + at.wanted),
-                      reinterpret_cast<std::int32_t*>(memory + at.words)};
-  };
-  host_report_ = view(page.host(), report);
-  host_deferred_ = view(page.host(), deferred);
-  view_.report = view(page.device(), report);
-  view_.deferred = view(page.device(), deferred);
-  view_.fault = reinterpret_cast<FaultReport*>(page.device() + fault);
+  const PinnedPage& page = calls_.make_page(lay_out(Tables(), fault, host_report_, host_deferred_));
+  lay_out(Tables(page.host()), fault, host_report_, host_deferred_);
+  lay_out(Tables(page.device()), view_.fault, view_.report, view_.deferred);
 }
 
 std::shared_ptr<Region> DeviceLayer::keep(std::int64_t bytes) {

@@ -122,7 +122,8 @@ class DeviceLayer {
   void load_kernels();
   std::shared_ptr<SymmetricMemory> allocate(std::int64_t bytes, std::string_view what);
   NodePointers node_pointers_of(SymmetricMemory& memory) const;
-  SymmetricView view_of(SymmetricMemory& memory, std::byte* table) const;
+  SymmetricView view_of(SymmetricMemory& memory, std::byte** pointers) const;
+  std::size_t pointers_bytes() const;  // of the pointers to a memory's ranks
   void make_reports();
   std::byte** segment_row(std::int64_t segment) const;
   void throw_deferred();

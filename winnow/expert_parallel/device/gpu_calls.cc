@@ -54,9 +54,9 @@ void GpuCalls::check_device(std::string_view creation) const {
   }
 }
 
-const PinnedPage& GpuCalls::make_page(std::int64_t bytes, std::int64_t fault) {
+const PinnedPage& GpuCalls::make_page(std::int64_t bytes) {
   page_ = PinnedPage(static_cast<std::size_t>(bytes));
-  fault_report_ = reinterpret_cast<FaultReport*>(page_.host() + fault);
+  fault_report_ = reinterpret_cast<FaultReport*>(page_.host());
   return page_;
 }
 

@@ -31,8 +31,8 @@ class GpuCalls {
   GpuCalls(const GpuCalls&) = delete;
   GpuCalls& operator=(const GpuCalls&) = delete;
 
-  // Pinned memory that kernels write, with a FaultReport at the offset `fault`. Once.
-  const PinnedPage& make_page(std::int64_t bytes, std::int64_t fault);
+  // Pinned memory that kernels write, which begins with a FaultReport. Once.
+  const PinnedPage& make_page(std::int64_t bytes);
   // The ranks on this GPU, after the last allocation. Errors: unsupported, where they are too many.
   int count_ranks();
 

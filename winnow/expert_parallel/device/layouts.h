@@ -1,6 +1,7 @@
 // Where everything lies in the memories of a GPU layer, the same on every rank. Internal.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "winnow/core/export.h"
@@ -27,6 +28,23 @@ class Parts {
 
  private:
   std::int64_t end_ = 0;
+};
+
+// Arrays one behind the other in one memory. They are told twice: without a memory they are only
+// measured, with it their pointers are set.
+class Tables {
+ public:
+  explicit Tables(std::byte* memory = nullptr) : memory_(memory) {}
+  template <class T>
+  void add(T*& table, std::int64_t count) {
+    const std::int64_t at = parts_.add(count * std::int64_t(sizeof(T)));
+    if (memory_ != nullptr) table = reinterpret_cast<T*>(memory_ + at);
+  }
+  std::int64_t bytes() const { return parts_.end(); }
+
+ private:
+  std::byte* memory_;
+  Parts parts_;
 };
 
 DeviceTopology topology_of(const ExpertMap& map, int rank);

@@ -10,18 +10,29 @@
 #include "winnow/expert_parallel/descriptor_state.h"
 #include "winnow/expert_parallel/device/device_layer.h"
 #include "winnow/expert_parallel/device/layer_kernels.h"
+#include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/device/rail_send.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 #include "winnow/expert_parallel/dispatch/rows.h"
 #include "winnow/expert_parallel/dispatch/scatter_cuda.h"
-#include "winnow/expert_parallel/dispatch/tables_cuda.h"
 
 namespace winnow::expert_parallel {
 namespace {
 
 std::int64_t row_stride(const ConstTensorView& view) {
   return view.present() ? view.stride(0) * size_of(view.dtype()) : 0;
+}
+
+// Tables of a call or a descriptor, which add(tables) tells.
+template <class Add>
+std::shared_ptr<Region> keep_tables(DeviceLayer& layer, const Add& add) {
+  Tables measured;
+  add(measured);
+  std::shared_ptr<Region> memory = layer.keep(measured.bytes());
+  Tables tables(memory->data());
+  add(tables);
+  return memory;
 }
 
 // One rank's part of one dispatch, step by step as the protocol's page tells it.

@@ -18,11 +18,6 @@
 namespace winnow::expert_parallel {
 namespace {
 
-template <class T>
-T* at(std::byte* memory, std::int64_t offset) {
-  return reinterpret_cast<T*>(memory + offset);
-}
-
 class DeviceNotifier : public NotifierBackend {
  public:
   DeviceNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
@@ -79,52 +74,42 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
   layout.local_messages = shared.add(2 * locals * layout.local_message_words * kWord);
   layout.outbox = shared.add(nodes > 1 ? 2 * nodes * layout.node_message_words * kWord : 0);
 
-  Parts own;
-  const std::int64_t state = own.add(sizeof(DeviceState));
-  const std::int64_t pointers = own.add(locals * std::int64_t(sizeof(std::byte*)));
-  const std::int64_t sums = own.add((world + nodes) * std::int64_t(sizeof(std::int32_t)));
-  const std::int64_t results = own.add((nodes + world + experts) * kWord);
-  private_ = allocate_on_gpu(config_.device, static_cast<std::size_t>(own.end()));
-  layer.state = at<DeviceState>(private_.get(), state);
-  view_.sums = at<std::int32_t>(private_.get(), sums);
-  view_.results = at<std::int64_t>(private_.get(), results);
+  std::byte** pointers = nullptr;
+  const auto lay_out = [&](Tables tables) {
+    tables.add(layer.state, 1);
+    tables.add(pointers, locals);
+    tables.add(view_.sums, world + nodes);
+    tables.add(view_.results, nodes + world + experts);
+    return static_cast<std::size_t>(tables.bytes());
+  };
+  private_ = allocate_on_gpu(config_.device, lay_out(Tables()));
+  lay_out(Tables(private_.get()));
   make_reports();
 
   control_ = transport_->allocate_device(config_.device, static_cast<std::size_t>(shared.end()),
                                          deadline, "the counts of notify");
   const std::vector<std::byte*> node =
       node_pointers(*control_, topology_, rank_, kNotifierOperation);
-  write_to_gpu(config_.device, private_.get() + pointers, node.data(),
-               node.size() * sizeof(std::byte*));
-  layer.control = {control_->local(), at<std::byte* const>(private_.get(), pointers),
-                   control_->peers()};
+  write_to_gpu(config_.device, pointers, node.data(), node.size() * sizeof(std::byte*));
+  layer.control = {control_->local(), pointers, control_->peers()};
   calls_.count_ranks();
 }
 
 void DeviceNotifier::make_reports() {
-  const std::int64_t world = topology_.world_size;
-  const std::int64_t totals = (2 + experts_per_rank()) * std::int64_t(sizeof(std::int32_t));
-  const std::int64_t statements = world * std::int64_t(sizeof(CheckedStatement));
-  Parts parts;
-  const std::int64_t fault = parts.add(sizeof(FaultReport));
-  struct Offsets {
-    std::int64_t report, totals, statements;
+  FaultReport* fault = nullptr;  // for the host; calls_ has it
+  const auto lay_out = [&](Tables tables, FaultReport*& of_fault, NotifyReportView& report,
+                           NotifyReportView& deferred) {
+    tables.add(of_fault, 1);
+    for (NotifyReportView* view : {&report, &deferred}) {
+      tables.add(view->report, 1);
+      tables.add(view->totals, 2 + experts_per_rank());
+      tables.add(view->statements, topology_.world_size);
+    }
+    return tables.bytes();
   };
-  const auto lay_out = [&] {
-    return Offsets{parts.add(sizeof(NotifyReport)), parts.add(totals), parts.add(statements)};
-  };
-  const Offsets report = lay_out(), deferred = lay_out();
-  const PinnedPage& page = calls_.make_page(parts.end(), fault);
-  const auto view = [](std::byte* memory, const Offsets& offsets) {
-    return NotifyReportView{at<NotifyReport>(memory, offsets.report),
-                            at<std::int32_t>(memory, offsets.totals),
-                            at<CheckedStatement>(memory, offsets.statements)};
-  };
-  host_report_ = view(page.host(), report);
-  host_deferred_ = view(page.host(), deferred);
-  view_.report = view(page.device(), report);
-  view_.deferred = view(page.device(), deferred);
-  view_.layer.fault = at<FaultReport>(page.device(), fault);
+  const PinnedPage& page = calls_.make_page(lay_out(Tables(), fault, host_report_, host_deferred_));
+  lay_out(Tables(page.host()), fault, host_report_, host_deferred_);
+  lay_out(Tables(page.device()), view_.layer.fault, view_.report, view_.deferred);
 }
 
 // ---- A call.
