@@ -68,6 +68,8 @@ offline-deps:
 expert_parallel_gpu_tests = expert_parallel_gpu_test expert_parallel_faults_gpu_test \
   combine_gpu_test dispatch_gpu_test layout_gpu_test notify_gpu_test nvshmem_gpu_test \
   nvshmem_faults_gpu_test
+# Their instances called Gpu need one.
+tests_on_each_device = notify_test notify_reject_test all_to_all_faults_test all_to_all_refusals_test
 
 # What only a GPU can test; CI has none. The last result stands in docs/verification.md.
 test-gpu: test-gpu-cpp test-gpu-python
@@ -76,7 +78,7 @@ test-gpu-cpp:
 	@tools/setup
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON $(werror)
 	cmake --build --preset release --target winnow_cli gpu_test backward_gpu_test paged_gpu_test \
-	  $(expert_parallel_gpu_tests) notify_test notify_reject_test all_to_all_soak
+	  $(expert_parallel_gpu_tests) $(tests_on_each_device) all_to_all_soak
 	build/bin/winnow verify --device cuda
 	build/bin/gpu_test --gtest_filter='*TheFirstCallMayBeCaptured'
 	build/bin/gpu_test
@@ -85,8 +87,7 @@ test-gpu-cpp:
 	build/bin/paged_gpu_test
 	build/bin/layout_gpu_test --gtest_filter='*TheFirstCallMayBeCaptured'
 	for test in $(expert_parallel_gpu_tests); do build/bin/$$test || exit 1; done
-	build/bin/notify_test --gtest_filter='Gpu/*'
-	build/bin/notify_reject_test --gtest_filter='Gpu/*'
+	for test in $(tests_on_each_device); do build/bin/$$test --gtest_filter='Gpu/*' || exit 1; done
 	WINNOW_SOAK_DEVICE=cuda WINNOW_SOAK_ITERATIONS=$(SOAK_ITERATIONS) build/bin/all_to_all_soak
 
 test-gpu-python:

@@ -1,5 +1,6 @@
-// expert_parallel::AllToAll: ranks that come late or never, and the life of layers. Every rank is a
-// thread; all_to_all_processes_test.cc kills and stops processes.
+// expert_parallel::AllToAll: ranks that come late or never, on every device, and the life of
+// layers. Every rank is a thread; all_to_all_processes_test.cc kills and stops processes,
+// expert_parallel_faults_gpu_test.cc has what only kernels can do.
 #include <algorithm>
 #include <mutex>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "winnow/expert_parallel/all_to_all_test_ranks.h"
 #include "winnow/expert_parallel/testing/leftovers.h"
+#include "winnow/expert_parallel/testing/on_each_device.h"
 #include "winnow/testing/generate.h"
 
 namespace winnow::expert_parallel {
@@ -16,128 +18,147 @@ namespace {
 
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
-
-constexpr double kSlack = 5;  // seconds that a busy machine may add to a deadline
+using ::testing::StartsWith;
 
 // Ranks that do not come.
 
-class Absence : public ::testing::Test {
+class Absence : public OnEachDevice {
  protected:
-  static constexpr milliseconds kTimeout{400};
-  static constexpr double kInTime = 0.4 + kSlack;
-
-  void make_layers(int nodes = 1) {
-    Config config = small_config(4, kTimeout);
-    config.local_world_size = 4 / nodes;
-    layers_ = ranks_.layers(config);
+  void SetUp() override {
+    OnEachDevice::SetUp();
+    if (IsSkipped()) return;
+    world_.make(small_config(4));  // loads the kernels, which takes longer than some waits
   }
-  AllToAll& layer(int rank) { return *layers_[std::size_t(rank)]; }
-
+  static milliseconds timeout() { return milliseconds(on_gpu() ? 300 : 400); }
+  // With what a busy machine may add.
+  static double in_time() { return on_gpu() ? 0.3 + 2 : 0.4 + 5; }
+  static Config config(int nodes = 1) {
+    Config config = on(device(), small_config(4, timeout()));
+    config.local_world_size = 4 / nodes;
+    return config;
+  }
+  void dispatch(int rank, std::int64_t worst_case_rows = 0) {
+    Given& given = world_.give(rank, 3, 1);
+    given.args.worst_case_rows = worst_case_rows;
+    world_.layer(rank).dispatch(given.args);
+  }
   // `call` on all ranks but 2, which comes when the others have given up: everyone gets an error
   // that names rank 2, later calls fail at once, and a new layer works.
   template <class Call>
-  void expect_named(const std::string& operation, const Call& call) {
-    const auto outcomes = ranks_.run([&](int rank) {
-      if (rank == 2) std::this_thread::sleep_for(3 * kTimeout);
+  void expect_named(const std::string& operation, int nodes, const Call& call) {
+    const auto outcomes = world_.run([&](int rank) {
+      if (rank == 2) std::this_thread::sleep_for(3 * timeout());
       call(rank);
+      // The host of a GPU hears of it from a later call.
+      for (int later = 0; on_gpu() && later < 2; ++later) {
+        world_.place(rank).wait();
+        world_.layer(rank).barrier(true, world_.place(rank).stream());
+      }
     });
     for (int rank = 0; rank < 4; ++rank) {
+      SCOPED_TRACE(rank);
       const Outcome& outcome = outcomes[std::size_t(rank)];
-      expect_timeout(outcome, "rank 2", rank == 2 ? 10 : kInTime);
-      EXPECT_THAT(outcome.text, ::testing::StartsWith("expert_parallel::" + operation + ": "));
-    }
-    for (const Outcome& outcome : ranks_.run([&](int rank) {
-           Given given;
-           layer(rank).dispatch(given.args);
-         })) {
-      expect_timeout(outcome, "rank 2", 0.3);
+      // Between nodes a GPU's late rank may name one that has given up.
+      const std::string part = on_gpu() && nodes > 1 ? "of rank " : "of rank 2 (";
+      expect_timeout(outcome, part, rank == 2 ? 10 : in_time());
+      EXPECT_THAT(outcome.text, StartsWith("expert_parallel::" + operation + ": rank "));
+      const Outcome again =
+          outcome_of([&] { world_.layer(rank).barrier(false, world_.place(rank).stream()); });
+      expect_timeout(again, outcome.text, 0.3);
     }
     const auto start = std::chrono::steady_clock::now();
-    for (const auto& one : layers_) one->close();
-    layers_.clear();
-    EXPECT_LT(seconds_since(start), 2);
-    expect_working(ranks_, ranks_.layers(small_config(4)));
+    for (const auto& one : world_.layers()) one->close();
+    EXPECT_LT(seconds_since(start), on_gpu() ? 1 : 2);
+    world_.make(small_config(4));
+    expect_working(world_);
+  }
+  // Of all ranks but 2.
+  void expect_timeouts(const std::vector<Outcome>& outcomes) {
+    for (const int rank : {0, 1, 3}) {
+      expect_timeout(outcomes[std::size_t(rank)], "rank 2", in_time());
+    }
   }
 
-  Ranks ranks_{4};
-  Layers layers_;
+  World world_{device(), 4};
 };
+INSTANTIATE_TEST_SUITE_P(Cpu, Absence, ::testing::Values(Device{}));
+INSTANTIATE_TEST_SUITE_P(Gpu, Absence, ::testing::Values(kGpu));
 
-TEST_F(Absence, AtCreation) {
-  const auto outcomes = ranks_.run([&](int rank) {
-    if (rank == 2) std::this_thread::sleep_for(3 * kTimeout);
-    ranks_.layer(rank, small_config(4, kTimeout));
+TEST_P(Absence, AtCreation) {
+  const Ranks& ranks = world_.ranks();
+  const auto outcomes = ranks.run([&](int rank) {
+    if (rank == 2) std::this_thread::sleep_for(3 * timeout());
+    ranks.layer(rank, config());
   });
-  for (const int rank : {0, 1, 3}) {
-    expect_timeout(outcomes[std::size_t(rank)], "rank 2", kInTime);
-  }
+  expect_timeouts(outcomes);
   EXPECT_EQ(outcomes[2].code, ErrorCode::timeout) << outcomes[2].text;
-  EXPECT_LT(outcomes[2].seconds, 1.2 + kInTime);
-  Ranks anew(4);
-  expect_working(anew, anew.layers(small_config(4)));
+  EXPECT_LT(outcomes[2].seconds, 1.2 + in_time());
+  expect_working(World(device(), small_config(4), 4));
 }
 
-TEST_F(Absence, OfEverybodyElseAtCreation) {
-  const Outcome outcome = outcome_of([&] { ranks_.layer(0, small_config(4, kTimeout)); });
-  expect_timeout(outcome, "1", kInTime);
+TEST_P(Absence, OfEverybodyElseAtCreation) {
+  const Outcome outcome = outcome_of([&] { world_.ranks().layer(0, config()); });
+  expect_timeout(outcome, "1", in_time());
   EXPECT_THAT(outcome.text, HasSubstr("expert_parallel::AllToAll: "));
   EXPECT_THAT(outcome.text, HasSubstr("3"));
 }
 
-TEST_F(Absence, AtDispatch) {
+TEST_P(Absence, AtDispatch) {
   for (const int nodes : {1, 2, 4}) {
     SCOPED_TRACE(nodes);
-    make_layers(nodes);
-    expect_named("dispatch", [&](int rank) {
-      Given given(3, 1);
-      layer(rank).dispatch(given.args);
-    });
+    world_.make(config(nodes));
+    expect_named("dispatch", nodes, [&](int rank) { dispatch(rank); });
   }
 }
 
-TEST_F(Absence, AtCombine) {
+TEST_P(Absence, AtWorstCaseDispatch) {
+  for (const int nodes : {1, 2}) {
+    SCOPED_TRACE(nodes);
+    world_.make(config(nodes));
+    expect_named("dispatch", nodes, [&](int rank) { dispatch(rank, 30); });
+  }
+}
+
+TEST_P(Absence, AtCombine) {
   for (const int nodes : {1, 2, 4}) {
     SCOPED_TRACE(nodes);
-    make_layers(nodes);
-    std::vector<Dispatched> got(4);
-    expect_all_return(ranks_.run([&](int rank) {
-      Tensor input(DType::f32, {4, 16}), indices(DType::i32, {4, 2});
-      for (int i = 0; i < 8; ++i) indices.values<std::int32_t>()[std::size_t(i)] = i;
-      got[std::size_t(rank)] = layer(rank).dispatch({.input = input, .expert_indices = indices});
-    }));
-    expect_named("combine", [&](int rank) {
+    world_.make(config(nodes));
+    const auto got = world_.dispatched(
+        [&](int rank, Given& given) { given = Given(world_.place(rank), 4, 0, 1); });
+    expect_named("combine", nodes, [&](int rank) {
       const Descriptor& descriptor = *got[std::size_t(rank)].descriptor;
-      layer(rank).combine({.expert_output = layer(rank).combine_buffer(descriptor)}, descriptor);
+      CombineArgs args;
+      args.expert_output = world_.layer(rank).combine_buffer(descriptor);
+      args.stream = world_.place(rank).stream();
+      world_.layer(rank).combine(args, descriptor);
     });
   }
 }
 
-TEST_F(Absence, AtBarrier) {
-  make_layers();
-  expect_named("barrier", [&](int rank) { layer(rank).barrier(); });
-  make_layers();
-  expect_named("barrier", [&](int rank) { layer(rank).barrier(true); });
-}
-
-TEST_F(Absence, BecauseTheRankHasClosed) {
-  make_layers();
-  layer(2).close();
-  const auto outcomes = ranks_.run([&](int rank) {
-    if (rank == 2) return;
-    Given given;
-    layer(rank).dispatch(given.args);
-  });
-  for (const int rank : {0, 1, 3}) {
-    expect_timeout(outcomes[std::size_t(rank)], "rank 2", kInTime);
+TEST_P(Absence, AtBarrier) {
+  for (const bool node_only : {false, true}) {
+    SCOPED_TRACE(node_only);
+    world_.make(config());
+    expect_named("barrier", 1, [&](int rank) {
+      world_.layer(rank).barrier(node_only, world_.place(rank).stream());
+    });
   }
 }
 
-TEST_F(Absence, AtClose) {
-  make_layers();
-  const auto outcomes = ranks_.run([&](int rank) {
-    if (rank != 2) layer(rank).close();
+TEST_P(Absence, BecauseTheRankHasClosed) {
+  world_.make(config());
+  world_.layer(2).close();
+  expect_timeouts(world_.run([&](int rank) {
+    if (rank != 2) dispatch(rank);
+  }));
+}
+
+TEST_P(Absence, AtClose) {
+  world_.make(config());
+  const auto outcomes = world_.run([&](int rank) {
+    if (rank != 2) world_.layer(rank).close();
   });
-  for (const Outcome& outcome : outcomes) EXPECT_LT(outcome.seconds, kInTime);
+  for (const Outcome& outcome : outcomes) EXPECT_LT(outcome.seconds, in_time());
 }
 
 // Slower than all the others by far, but in time.
@@ -146,7 +167,7 @@ TEST(Stragglers, AreWaitedFor) {
   const Layers layers = ranks.layers(small_config(3));
   expect_all_return(ranks.run([&](int rank) {
     std::this_thread::sleep_for(milliseconds(rank == 1 ? 300 : 0));
-    Given given;
+    const Given given(kHere);
     const Dispatched got = layers[std::size_t(rank)]->dispatch(given.args);
     std::this_thread::sleep_for(milliseconds(rank == 2 ? 300 : 0));
     layers[std::size_t(rank)]->combine(
@@ -163,7 +184,7 @@ TEST(Lifecycle, AClosedLayerSaysSo) {
   const Layers layers = ranks.layers(small_config(2));
   std::vector<Dispatched> got(2);
   expect_all_return(ranks.run([&](int rank) {
-    Given given;
+    const Given given(kHere);
     got[std::size_t(rank)] = layers[std::size_t(rank)]->dispatch(given.args);
   }));
   for (const auto& layer : layers) {
@@ -176,7 +197,7 @@ TEST(Lifecycle, AClosedLayerSaysSo) {
     EXPECT_EQ(outcome.text, "expert_parallel::" + operation + ": the layer is closed");
   };
   const Tensor rows(DType::f32, {12, 16});
-  expect_closed("dispatch", [&] { layers[0]->dispatch(Given().args); });
+  expect_closed("dispatch", [&] { layers[0]->dispatch(Given(kHere).args); });
   expect_closed("combine",
                 [&] { layers[0]->combine({.expert_output = rows}, *got[0].descriptor); });
   expect_closed("barrier", [&] { layers[1]->barrier(); });
@@ -190,7 +211,7 @@ TEST(Lifecycle, DescriptorsAndOutputsMayGoInAnyOrder) {
     const Ranks ranks(2);
     Layers layers = ranks.layers(small_config(2));
     expect_all_return(ranks.run([&](int rank) {
-      Given given;
+      const Given given(kHere);
       got[std::size_t(rank)] = layers[std::size_t(rank)]->dispatch(given.args);
     }));
     got[1].descriptor.reset();
@@ -220,7 +241,7 @@ TEST(Lifecycle, OtherThreadsMayFreeOutputs) {
     });
     const Outcome outcome = outcome_of([&] {
       for (int i = 0; i < 1000; ++i) {
-        Given given(1 + i % 4, i % 6);
+        const Given given(kHere, 1 + i % 4, i % 6);
         Dispatched got = layers[std::size_t(rank)]->dispatch(given.args);
         const std::lock_guard lock(mutex);
         kept.push_back(std::move(got));
@@ -247,7 +268,7 @@ TEST(Lifecycle, AHundredLayersLeaveNothing) {
       const Ranks ranks(3);
       const Layers layers = ranks.layers(small_config(3));
       expect_all_return(ranks.run([&](int rank) {
-        Given given;
+        const Given given(kHere);
         const Dispatched got = layers[std::size_t(rank)]->dispatch(given.args);
       }));
     }

@@ -1,19 +1,22 @@
-// What the tests of the all-to-all share: a world of threads, and what became of each rank's call.
-// Only for tests: needs GoogleTest.
+// What the tests of the all-to-all share: a world of threads on the CPU or on one GPU, what they
+// give to a dispatch, and what became of each rank's call. Only for tests: needs GoogleTest.
 #pragma once
 
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/all_to_all_check.h"
+#include "winnow/expert_parallel/testing/place.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/expect.h"
 
@@ -137,17 +140,41 @@ inline Config small_config(int world_size,
           .timeout = timeout};
 }
 
-// What a rank gives to a dispatch of that configuration: n tokens, every pair to one expert.
+inline Config on(Device device, Config config) {
+  config.device = device;
+  return config;
+}
+
+// What a rank gives to a dispatch of that configuration: n tokens, pair i to expert + i * step.
 struct Given {
   Tensor input, indices, weights;
   DispatchArgs args;
 
-  explicit Given(std::int64_t n = 3, std::int32_t expert = 0)
-      : input(DType::f32, {n, 16}), indices(DType::i32, {n, 2}), weights(DType::f32, {n, 2}) {
-    for (std::int32_t& index : indices.values<std::int32_t>()) index = expert;
+  explicit Given(const Place& place, std::int64_t n = 3, std::int32_t expert = 0,
+                 std::int32_t step = 0)
+      : input(place.copy(Tensor(DType::f32, {n, 16}))),
+        weights(place.copy(Tensor(DType::f32, {n, 2}))),
+        place_(&place) {
+    Tensor experts(DType::i32, {n, 2});
+    for (std::int32_t& index : experts.values<std::int32_t>()) {
+      index = expert;
+      expert += step;
+    }
+    indices = place.copy(experts);
     args.input = input;
     args.expert_indices = indices;
+    args.stream = place.stream();
   }
+  // The expert of one pair.
+  void choose(std::int64_t token, std::int64_t k, std::int32_t expert) {
+    Tensor one(DType::i32, {1, 1});
+    one.view().at<std::int32_t>(0, 0) = expert;
+    place_->write(indices.view().slice(0, token, token + 1).slice(1, k, k + 1), one);
+    place_->wait();
+  }
+
+ private:
+  const Place* place_;
 };
 
 // The layers of such a configuration do what the oracle says.
@@ -163,5 +190,78 @@ inline void expect_working(const Ranks& ranks, const Layers& layers) {
                 .choice = ExpertChoice::dropped,
                 .weights = true});
 }
+
+// A world whose ranks are all on one device, each with a place of its own and a layer.
+class World {
+ public:
+  World(Device device, int world_size)
+      : device_(device), ranks_(world_size), given_(std::size_t(world_size)) {}
+  World(Device device, const Config& config, int world_size) : World(device, world_size) {
+    make(config);
+  }
+  // New layers.
+  void make(const Config& config) {
+    places_.clear();
+    for (int rank = 0; rank < ranks_.size(); ++rank) {
+      places_.push_back(std::make_unique<Place>(device_));
+    }
+    layers_ = ranks_.layers(on(device_, config));
+  }
+
+  const Ranks& ranks() const { return ranks_; }
+  const Layers& layers() const { return layers_; }
+  AllToAll& layer(int rank) const { return *layers_[std::size_t(rank)]; }
+  const Place& place(int rank) const { return *places_[std::size_t(rank)]; }
+  // What Given() makes of this; it stays until the rank gives something else.
+  template <class... What>
+  Given& give(int rank, const What&... what) {
+    std::optional<Given>& given = given_[std::size_t(rank)];
+    given = Given(place(rank), what...);
+    return *given;
+  }
+
+  template <class Body>
+  std::vector<Outcome> run(const Body& body) const {
+    return ranks_.run([&](int rank) {
+      const DeviceGuard guard(device_);
+      body(rank);
+    });
+  }
+  // Every rank dispatches after change(rank, given) of what it gives, and waits for its kernels.
+  template <class Change>
+  std::vector<Outcome> dispatch(const Change& change, std::vector<Dispatched>* results = nullptr) {
+    return run([&](int rank) {
+      Given& given = give(rank);
+      change(rank, given);
+      Dispatched result = layer(rank).dispatch(given.args);
+      place(rank).wait();
+      if (results != nullptr) (*results)[std::size_t(rank)] = std::move(result);
+    });
+  }
+  // What the ranks get of it.
+  template <class Change>
+  std::vector<Dispatched> dispatched(const Change& change) {
+    std::vector<Dispatched> results(layers_.size());
+    expect_all_return(dispatch(change, &results));
+    return results;
+  }
+  // Every rank calls a barrier, when its kernels before have ended, and waits for it.
+  std::vector<Outcome> barrier(bool intra_node_only = false) const {
+    return run([&](int rank) {
+      place(rank).wait();
+      layer(rank).barrier(intra_node_only, place(rank).stream());
+      place(rank).wait();
+    });
+  }
+
+ private:
+  Device device_;
+  Ranks ranks_;
+  std::vector<std::unique_ptr<Place>> places_;
+  std::vector<std::optional<Given>> given_;
+  Layers layers_;
+};
+
+inline void expect_working(const World& world) { expect_working(world.ranks(), world.layers()); }
 
 }  // namespace winnow::expert_parallel

@@ -1,5 +1,5 @@
-// Ranks of GPU layers that come late or never, the life of layers, and that no pointer crosses
-// nodes. Every rank is a thread with a stream of its own, all on one GPU. Skipped without one.
+// GPU layers whose kernels come late, the life of layers, and that no pointer crosses nodes. Every
+// rank is a thread with a stream of its own, all on one GPU. Skipped without one.
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// ---- Ranks that do not come.
+// ---- Ranks that come late; all_to_all_faults_test.cc has those that do not come.
 
 class GpuAbsence : public GpuTest {
  protected:
@@ -35,113 +35,21 @@ class GpuAbsence : public GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    world_ = std::make_unique<GpuWorld>(small_config(4), 4);
+    world_.make(small_config(4));  // loads the kernels, which takes longer than kTimeout
   }
-  void make_layers(int nodes) {
-    Config config = small_config(4, kTimeout);
-    config.local_world_size = 4 / nodes;
-    world_->make(config);
-  }
-  // `call` on all ranks but 2, which comes when the others have given up and hears of it: everyone
-  // gets an error in time, later calls fail at once, and a new layer works.
-  template <class Call>
-  void expect_named(const std::string& operation, int nodes, const Call& call) {
-    const auto outcomes = world_->run([&](int rank) {
-      if (rank == 2) std::this_thread::sleep_for(3 * kTimeout);
-      call(rank);
-      world_->place(rank).wait();
-      world_->layer(rank).barrier(true, world_->place(rank).stream());
-      world_->place(rank).wait();
-      world_->layer(rank).barrier(true, world_->place(rank).stream());
-    });
-    for (int rank = 0; rank < 4; ++rank) {
-      SCOPED_TRACE(rank);
-      const Outcome& outcome = outcomes[std::size_t(rank)];
-      expect_timeout(outcome, "of rank ", rank == 2 ? 10 : kInTime);
-      EXPECT_THAT(outcome.text, StartsWith("expert_parallel::" + operation + ": rank "));
-      EXPECT_THAT(outcome.text, HasSubstr(nodes == 1 ? "of rank 2 (" : "of rank "));
-    }
-    for (const int rank : {0, 1, 3}) {
-      const Outcome again =
-          outcome_of([&] { world_->layer(rank).barrier(false, world_->place(rank).stream()); });
-      expect_timeout(again, outcomes[std::size_t(rank)].text, 0.3);
-    }
-    const auto start = std::chrono::steady_clock::now();
-    for (const auto& one : world_->layers()) one->close();
-    EXPECT_LT(seconds_since(start), 1);
-    world_->make(small_config(4));
-    expect_working(world_->ranks(), world_->layers());
-  }
-  std::unique_ptr<GpuWorld> world_;
+  World world_{kGpu, 4};
 };
-
-TEST_F(GpuAbsence, AtDispatch) {
-  for (const int nodes : {1, 2, 4}) {
-    SCOPED_TRACE(nodes);
-    make_layers(nodes);
-    expect_named("dispatch", nodes, [&](int rank) {
-      const GpuGiven given(world_->place(rank), Given(3, 1));
-      world_->layer(rank).dispatch(given.args);
-    });
-  }
-}
-
-TEST_F(GpuAbsence, AtWorstCaseDispatch) {
-  for (const int nodes : {1, 2}) {
-    SCOPED_TRACE(nodes);
-    make_layers(nodes);
-    expect_named("dispatch", nodes, [&](int rank) {
-      GpuGiven given(world_->place(rank), Given(3, 1));
-      given.args.worst_case_rows = 30;
-      world_->layer(rank).dispatch(given.args);
-    });
-  }
-}
-
-TEST_F(GpuAbsence, AtCombine) {
-  for (const int nodes : {1, 2}) {
-    SCOPED_TRACE(nodes);
-    make_layers(nodes);
-    std::vector<Dispatched> got(4);
-    expect_all_return(world_->run([&](int rank) {
-      Given given(4);
-      for (int i = 0; i < 8; ++i) given.indices.values<std::int32_t>()[std::size_t(i)] = i;
-      const GpuGiven there(world_->place(rank), given);
-      got[std::size_t(rank)] = world_->layer(rank).dispatch(there.args);
-      world_->place(rank).wait();
-    }));
-    expect_named("combine", nodes, [&](int rank) {
-      const Descriptor& descriptor = *got[std::size_t(rank)].descriptor;
-      CombineArgs args;
-      args.expert_output = world_->layer(rank).combine_buffer(descriptor);
-      args.stream = world_->place(rank).stream();
-      world_->layer(rank).combine(args, descriptor);
-    });
-  }
-}
-
-TEST_F(GpuAbsence, AtABarrier) {
-  for (const bool node_only : {false, true}) {
-    SCOPED_TRACE(node_only);
-    make_layers(1);
-    expect_named("barrier", 1, [&](int rank) {
-      world_->layer(rank).barrier(node_only, world_->place(rank).stream());
-    });
-  }
-}
 
 // A rank whose work lies behind something long on its stream is late, and not absent.
 TEST_F(GpuAbsence, OfARankThatIsOnlyLate) {
-  make_layers(2);
-  const auto outcomes = world_->run([&](int rank) {
-    for (int i = 0; i < 3; ++i) {
-      if (rank == 1 + i) std::this_thread::sleep_for(kTimeout / 2);
-      const GpuGiven given(world_->place(rank));
-      world_->layer(rank).dispatch(given.args);
-      world_->place(rank).wait();
-    }
-  });
-  expect_all_return(outcomes);
+  Config config = small_config(4, kTimeout);
+  config.local_world_size = 2;
+  world_.make(config);
+  for (const int late : {1, 2, 3}) {
+    world_.dispatched([&](int rank, Given&) {
+      if (rank == late) std::this_thread::sleep_for(kTimeout / 2);
+    });
+  }
 }
 
 // Rank 2 closes its layer although the GPU has not come to its calls. They run when the others have
@@ -159,14 +67,14 @@ TEST_F(GpuAbsence, OfKernelsThatRunWhenTheirLayerIsGone) {
     const std::vector<Round> rounds = make_rounds(problem);
     Config config = problem.config();
     config.timeout = kTimeout;
-    world_->make(config);
+    world_.make(config);
     std::vector<Dispatched> held(4);
     std::vector<Comparisons> comparisons(4);
     std::vector<std::unique_ptr<UnwaitedDispatch>> given(4);
-    const auto outcomes = world_->run([&](int rank) {
+    const auto outcomes = world_.run([&](int rank) {
       const auto at = std::size_t(rank);
-      AllToAll& layer = world_->layer(rank);
-      const Place& place = world_->place(rank);
+      AllToAll& layer = world_.layer(rank);
+      const Place& place = world_.place(rank);
       held[at] =
           dispatch_and_check(layer, place, problem, rounds[0], rank, nullptr, comparisons[at]);
       given[at] = std::make_unique<UnwaitedDispatch>(place, rounds[1], rank);
@@ -176,18 +84,18 @@ TEST_F(GpuAbsence, OfKernelsThatRunWhenTheirLayerIsGone) {
       place.wait();
       layer.barrier(false, place.stream());
     });
-    for (const auto& one : world_->layers()) one->close();
+    for (const auto& one : world_.layers()) one->close();
     for (const int rank : {0, 1, 3}) {
       const Outcome& outcome = outcomes[std::size_t(rank)];
       if (nodes < 4) expect_timeout(outcome, "expert_parallel::dispatch: rank ", kInTime);
     }
 
-    const Layers anew = world_->ranks().layers(on_gpu(small_config(4)));
-    const auto late = static_cast<cudaStream_t>(world_->place(2).stream().handle);
-    expect_working(world_->ranks(), anew);
+    const Layers anew = world_.ranks().layers(on(kGpu, small_config(4)));
+    const auto late = static_cast<cudaStream_t>(world_.place(2).stream().handle);
+    expect_working(world_.ranks(), anew);
     EXPECT_EQ(cudaStreamQuery(late), cudaErrorNotReady);
-    while (cudaStreamQuery(late) == cudaErrorNotReady) expect_working(world_->ranks(), anew);
-    expect_working(world_->ranks(), anew);
+    while (cudaStreamQuery(late) == cudaErrorNotReady) expect_working(world_.ranks(), anew);
+    expect_working(world_.ranks(), anew);
     for (int rank = 0; rank < 4; ++rank) {
       const auto at = std::size_t(rank);
       const Place place(kGpu);
@@ -207,35 +115,33 @@ class GpuArenas : public GpuTest {
     if (IsSkipped()) return;
     Config config = small_config(2);
     config.arena_rows = kRows * 5 / 4;
-    world_ = std::make_unique<GpuWorld>(config, 2);
+    world_.make(config);
   }
   // Call number `call`, which rank `refusing` refuses. Its results stay until drop().
   std::vector<Outcome> dispatch(int call, int refusing = -1) {
-    auto outcomes = world_->run([&](int rank) {
-      GpuGiven given(world_->place(rank));
-      given.args.worst_case_rows = kRows;
-      if (rank == refusing) given.args.input = {};
-      results_[std::size_t(rank)][call] = world_->layer(rank).dispatch(given.args);
-      world_->place(rank).wait();
-    });
-    EXPECT_EQ(world_->layer(0).arena_bytes(), world_->layer(1).arena_bytes()) << "call " << call;
+    results_[call].resize(2);
+    const auto outcomes = world_.dispatch(
+        [&](int rank, Given& given) {
+          given.args.worst_case_rows = kRows;
+          if (rank == refusing) given.args.input = {};
+        },
+        &results_[call]);
+    EXPECT_EQ(world_.layer(0).arena_bytes(), world_.layer(1).arena_bytes()) << "call " << call;
     return outcomes;
   }
-  void drop(int call) {
-    for (auto& of_rank : results_) of_rank.erase(call);
-  }
+  void drop(int call) { results_.erase(call); }
 
   static constexpr std::int64_t kRows = 400;
-  std::unique_ptr<GpuWorld> world_;
-  std::map<int, Dispatched> results_[2];
+  World world_{kGpu, 2};
+  std::map<int, std::vector<Dispatched>> results_;
 };
 
 // Rank 0 refuses a call for which rank 1 takes room that all had offered earlier, and hears of it
 // only in the next one. Neither may give back a segment that the other keeps.
 TEST_F(GpuArenas, AreAlikeWhereARefusalIsHeardLater) {
-  const std::int64_t begun = world_->layer(0).arena_bytes();
+  const std::int64_t begun = world_.layer(0).arena_bytes();
   for (const int call : {1, 2}) expect_all_return(dispatch(call));
-  const std::int64_t grown = world_->layer(0).arena_bytes();
+  const std::int64_t grown = world_.layer(0).arena_bytes();
   EXPECT_GT(grown, 2 * begun);
   drop(1);
   expect_all_return(dispatch(3));
@@ -245,15 +151,12 @@ TEST_F(GpuArenas, AreAlikeWhereARefusalIsHeardLater) {
   const auto outcomes = dispatch(5, 0);
   EXPECT_THAT(outcomes[0].text, HasSubstr("expert_parallel::dispatch: rank 0: input: want"));
   EXPECT_EQ(outcomes[1].text, "");
-  EXPECT_EQ(world_->layer(0).arena_bytes(), grown);
+  EXPECT_EQ(world_.layer(0).arena_bytes(), grown);
   drop(5);
-  const auto later = world_->run([&](int rank) {
-    world_->layer(rank).barrier(false, world_->place(rank).stream());
-    world_->place(rank).wait();
-  });
+  const auto later = world_.barrier();
   EXPECT_THAT(later[1].text, HasSubstr("expert_parallel::barrier: rank 0: input: want"));
   for (const int call : {6, 7, 8, 9}) expect_all_return(dispatch(call));
-  expect_working(world_->ranks(), world_->layers());
+  expect_working(world_);
 }
 
 // ---- Creation and end.
@@ -264,11 +167,11 @@ TEST_F(GpuLayers, AHundredTimesLeaveNothing) {
   const Ranks ranks(2);
   std::size_t early = 0, late = 0, total = 0;
   for (int i = 0; i < 100; ++i) {
-    const Layers layers = ranks.layers(on_gpu(small_config(2)));
+    const Layers layers = ranks.layers(on(kGpu, small_config(2)));
     expect_all_return(ranks.run([&](int rank) {
       const Place place(kGpu);
       AllToAll& layer = *layers[std::size_t(rank)];
-      const GpuGiven given(place);
+      const Given given(place);
       const Dispatched got = layer.dispatch(given.args);
       if (i % 2 == 0) layer.close();
       if (i % 3 == 0) place.wait();
@@ -287,8 +190,8 @@ TEST_F(GpuLayers, TwoAtOnceEvenIfOneEnds) {
   const Problem problem{.local_world_size = 2, .choice = ExpertChoice::dropped, .weights = true};
   const std::vector<Round> rounds = make_rounds(problem);
   expect_all_return(ranks.run([&](int rank) {
-    auto first = ranks.layer(rank, on_gpu(problem.config()));
-    const auto second = ranks.layer(rank, on_gpu(problem.config()));
+    auto first = ranks.layer(rank, on(kGpu, problem.config()));
+    const auto second = ranks.layer(rank, on(kGpu, problem.config()));
     Comparisons& mine = comparisons[std::size_t(rank)];
     mine.add(run_rank(*first, problem, rounds), rank);
     const Place place(kGpu);
@@ -309,11 +212,10 @@ TEST_F(GpuLayers, OutputsOutliveThem) {
   expect_all_return(ranks.run([&](int rank) {
     const Place place(kGpu);
     Dispatched got;
-    const Given given(3, 1);
     {
-      const auto layer = ranks.layer(rank, on_gpu(small_config(2)));
-      const GpuGiven there(place, given);
-      got = layer->dispatch(there.args);
+      const auto layer = ranks.layer(rank, on(kGpu, small_config(2)));
+      const Given given(place, 3, 1);
+      got = layer->dispatch(given.args);
       place.wait();
     }
     const Tensor output = place.to_host(got.output.view());
@@ -360,7 +262,7 @@ TEST_F(GpuLayers, ThatShareAGpuPushOnlyIfAsked) {
     std::vector<std::vector<std::string>> lists(2);
     expect_all_return(ranks.run([&](int rank) {
       AllToAll(std::make_shared<ListingTransport>(ranks.transport(rank), lists[std::size_t(rank)]),
-               ranks.store(), on_gpu(config));
+               ranks.store(), on(kGpu, config));
     }));
     for (const auto& list : lists) {
       EXPECT_THAT(list, ::testing::Contains("the arena"));
@@ -405,13 +307,11 @@ TEST_F(GpuLayers, NameTheRankWhoseRowsOrSumsDoNotCome) {
       const DeviceGuard guard(kGpu);
       std::shared_ptr<Transport> transport = ranks.transport(rank);
       if (rank == 2) transport = std::make_shared<LateTransport>(transport);
-      AllToAll layer(transport, ranks.store(), on_gpu(config));
+      AllToAll layer(transport, ranks.store(), on(kGpu, config));
       const Place place(kGpu);
-      Given given(4);  // a token for each rank
-      for (int i = 0; i < 8; ++i) given.indices.values<std::int32_t>()[std::size_t(i)] = i;
-      GpuGiven there(place, given);
-      there.args.order = order;
-      const Dispatched got = layer.dispatch(there.args);
+      Given given(place, 4, 0, 1);  // a token for each rank
+      given.args.order = order;
+      const Dispatched got = layer.dispatch(given.args);
       CombineArgs args;
       args.expert_output = layer.combine_buffer(*got.descriptor);
       args.stream = place.stream();
@@ -439,21 +339,19 @@ TEST_F(GpuLayers, NameTheKernelWhoseBlocksFindNoRoom) {
   Config waiting = small_config(1, milliseconds(300));
   waiting.experts = 3300;  // whose counters leave room for one block of an SM
   waiting.sm_count = 1000;
-  Layers waiters = alone.layers(on_gpu(waiting));
+  Layers waiters = alone.layers(on(kGpu, waiting));
   std::vector<std::unique_ptr<AllToAll>> holders(2);
   const Place places[2] = {Place(kGpu), Place(kGpu)};
-  std::vector<std::unique_ptr<GpuGiven>> inputs(2);  // to give memory back waits for the GPU
+  std::vector<std::unique_ptr<Given>> inputs(2);  // to give memory back waits for the GPU
   std::vector<Tensor> sums(2);
   expect_all_return(ranks.run([&](int rank) {
     const DeviceGuard guard(kGpu);
     std::shared_ptr<Transport> transport = ranks.transport(rank);
     if (rank == 1) transport = std::make_shared<LateTransport>(transport);
     auto& layer = holders[std::size_t(rank)];
-    layer = std::make_unique<AllToAll>(transport, ranks.store(), on_gpu(holding));
+    layer = std::make_unique<AllToAll>(transport, ranks.store(), on(kGpu, holding));
     const Place& place = places[rank];
-    Given given(2);  // a token for each rank
-    for (int i = 0; i < 4; ++i) given.indices.values<std::int32_t>()[std::size_t(i)] = i;
-    inputs[std::size_t(rank)] = std::make_unique<GpuGiven>(place, given);
+    inputs[std::size_t(rank)] = std::make_unique<Given>(place, 2, 0, 1);  // a token for each rank
     const Dispatched got = layer->dispatch(inputs[std::size_t(rank)]->args);
     CombineArgs args;
     args.expert_output = layer->combine_buffer(*got.descriptor);
@@ -463,14 +361,14 @@ TEST_F(GpuLayers, NameTheKernelWhoseBlocksFindNoRoom) {
   std::this_thread::sleep_for(milliseconds(100));
   const auto outcomes = alone.run([&](int) {
     const Place place(kGpu);
-    const GpuGiven given(place);
+    const Given given(place);
     waiters[0]->dispatch(given.args);
   });
   expect_timeout(outcomes[0], "expert_parallel::dispatch: rank 0 waited 0.3 s for the blocks of",
                  5);
   EXPECT_THAT(outcomes[0].text, HasSubstr(" run: other work holds its SMs"));
   for (const Place& place : places) place.wait();
-  waiters = alone.layers(on_gpu(waiting));
+  waiters = alone.layers(on(kGpu, waiting));
   expect_working(alone, waiters);
 }
 
@@ -528,7 +426,7 @@ TEST_F(GpuLayers, TakeNoPointerAcrossNodes) {
     expect_all_return(ranks.run([&](int rank) {
       AllToAll layer(
           std::make_shared<WatchedTransport>(ranks.transport(rank), asked[std::size_t(rank)]),
-          ranks.store(), on_gpu(problem.config()));
+          ranks.store(), on(kGpu, problem.config()));
       comparisons[std::size_t(rank)] = run_rank(layer, problem, rounds);
     }));
     for (int rank = 0; rank < 4; ++rank) {

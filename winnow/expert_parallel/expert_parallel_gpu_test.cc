@@ -1,5 +1,6 @@
-// What only a GPU can show of the all-to-all beyond its case table: captured graphs, and refusals.
-// Every rank is a thread with a stream of its own, all on one GPU. Skipped without one.
+// What only a GPU can show of the all-to-all beyond its case table: captured graphs, and refusals
+// of calls for which no host waits. Every rank is a thread with a stream of its own, all on one
+// GPU. Skipped without one.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -126,7 +127,7 @@ TEST_F(Graphs, LaunchedAgainWithOtherIndices) {
       const std::vector<Round> rounds = make_rounds(problem);
       std::int64_t rows = 5;
       for (const Round& round : rounds) rows = std::max(rows, round.most_rows() + 5);
-      GpuWorld world(problem.config(), problem.world_size());
+      World world(kGpu, problem.config(), problem.world_size());
       std::vector<Comparisons> comparisons(rounds.front().ranks.size());
       expect_all_return(world.run([&](int rank) {
         Recorded recorded(world.layer(rank), world.place(rank), problem, rounds[0], rows);
@@ -157,7 +158,7 @@ TEST_F(Graphs, OverflowIsToldByTheNextCall) {
     problem.token_major = problem.local_combine = token_major;
     problem.weighted_combine = !token_major;
     const std::vector<Round> rounds = make_rounds(problem);
-    GpuWorld world(problem.config(), problem.world_size());
+    World world(kGpu, problem.config(), problem.world_size());
     const std::int64_t rows = 20;  // far too few
     std::string expected;
     for (std::size_t rank = 0; rank < rounds[0].rows.size() && expected.empty(); ++rank) {
@@ -173,20 +174,15 @@ TEST_F(Graphs, OverflowIsToldByTheNextCall) {
                                                                problem, rounds[0], rows);
       recorded[std::size_t(rank)]->launch(rounds[0]);
     }));
-    expect_all_refuse(
-        world.run([&](int rank) { world.layer(rank).barrier(false, world.place(rank).stream()); }),
-        expected);
-    expect_all_return(world.run([&](int rank) {
-      world.layer(rank).barrier(false, world.place(rank).stream());
-      world.place(rank).wait();
-    }));
+    expect_all_refuse(world.barrier(), expected);
+    expect_all_return(world.barrier());
   }
 }
 
 TEST_F(Graphs, BadIndicesAreToldByTheNextCall) {
   const Problem problem = recorded_problem(2, 2);
   std::vector<Round> rounds = make_rounds(problem);
-  GpuWorld world(problem.config(), problem.world_size());
+  World world(kGpu, problem.config(), problem.world_size());
   std::vector<Comparisons> comparisons(rounds.front().ranks.size());
   std::vector<std::unique_ptr<Recorded>> recorded(rounds[0].rows.size());
   expect_all_return(world.run([&](int rank) {
@@ -196,10 +192,9 @@ TEST_F(Graphs, BadIndicesAreToldByTheNextCall) {
     bad.ranks[2].expert_indices.view().at<std::int32_t>(11, 1) = 1000;
     recorded[std::size_t(rank)]->launch(bad);
   }));
-  expect_all_refuse(
-      world.run([&](int rank) { world.layer(rank).barrier(true, world.place(rank).stream()); }),
-      "expert_parallel::barrier: rank 2: expert_indices: want -1 to " +
-          std::to_string(problem.experts()) + ", got 1000 for token 11");
+  expect_all_refuse(world.barrier(true),
+                    "expert_parallel::barrier: rank 2: expert_indices: want -1 to " +
+                        std::to_string(problem.experts()) + ", got 1000 for token 11");
   expect_all_return(world.run([&](int rank) {
     world.layer(rank).barrier(true, world.place(rank).stream());
     recorded[std::size_t(rank)]->launch(rounds[1]);
@@ -210,10 +205,10 @@ TEST_F(Graphs, BadIndicesAreToldByTheNextCall) {
 
 // Every rank's dispatch of `change`d arguments while its stream is recorded.
 template <class Change>
-std::vector<Outcome> record_dispatch(GpuWorld& world, const Change& change) {
+std::vector<Outcome> record_dispatch(World& world, const Change& change) {
   std::vector<Outcome> outcomes(std::size_t(world.ranks().size()));
   expect_all_return(world.run([&](int rank) {
-    GpuGiven given(world.place(rank));
+    Given given(world.place(rank));
     change(given.args);
     const cudaStream_t stream = stream_of(world.place(rank));
     check(cudaStreamBeginCapture(stream, kOfThisThread));
@@ -226,7 +221,7 @@ std::vector<Outcome> record_dispatch(GpuWorld& world, const Change& change) {
 }
 
 TEST_F(Graphs, CannotWaitForCounts) {
-  GpuWorld world(small_config(2), 2);
+  World world(kGpu, small_config(2), 2);
   for (const Outcome& outcome : record_dispatch(world, [](DispatchArgs&) {})) {
     EXPECT_EQ(outcome.code, ErrorCode::invalid_argument) << outcome.text;
     EXPECT_THAT(outcome.text, HasSubstr("expert_parallel::dispatch: "));
@@ -237,7 +232,7 @@ TEST_F(Graphs, CannotWaitForCounts) {
 TEST_F(Graphs, AreRefusedByTheRankThatRecords) {
   Config config = small_config(2);
   config.arena_rows = 1000;
-  GpuWorld world(config, 2);
+  World world(kGpu, config, 2);
   const auto outcomes = record_dispatch(world, [](DispatchArgs& args) {
     args.worst_case_rows = 30;
     args.input = {};
@@ -249,7 +244,7 @@ TEST_F(Graphs, AreRefusedByTheRankThatRecords) {
   expect_working(world.ranks(), world.layers());
 }
 
-// ---- Refusals.
+// ---- Refusals; all_to_all_refusals_test.cc has those that are alike on every device.
 
 class GpuRefusals : public GpuTest {
  protected:
@@ -258,87 +253,23 @@ class GpuRefusals : public GpuTest {
     if (IsSkipped()) return;
     Config config = small_config(3);
     config.arena_rows = 1000;  // no call waits for room
-    world_ = std::make_unique<GpuWorld>(config, 3);
+    world_.make(config);
   }
   void TearDown() override {
-    if (world_ == nullptr) return;
-    expect_working(world_->ranks(), world_->layers());
+    if (!IsSkipped()) expect_working(world_);
   }
-  // Every rank dispatches after `change` of what it gives, and then of its arguments.
-  template <class Change>
-  std::vector<Outcome> dispatch(const Change& change) {
-    return world_->run([&](int rank) {
-      Given given;
-      const Place& place = world_->place(rank);
-      change(rank, given);
-      GpuGiven there(place, given);
-      for (auto [argument, tensor] : {std::pair{&given.args.input, &given.input},
-                                      {&given.args.expert_indices, &given.indices}}) {
-        if (argument->data() != tensor->data()) continue;
-        *argument = argument == &given.args.input ? there.input.view() : there.indices.view();
-      }
-      given.args.stream = place.stream();
-      world_->layer(rank).dispatch(given.args);
-      place.wait();
-    });
-  }
-  std::unique_ptr<GpuWorld> world_;
+  World world_{kGpu, 3};
 };
-
-TEST_F(GpuRefusals, HaveTheTextsOfTheCpu) {
-  const Ranks cpu_ranks(3);
-  const Layers cpu = cpu_ranks.layers(small_config(3));
-  const auto compare = [&](const auto& change) {
-    const auto wanted = cpu_ranks.run([&](int rank) {
-      Given given;
-      change(rank, given);
-      cpu[std::size_t(rank)]->dispatch(given.args);
-    });
-    const auto got = dispatch(change);
-    for (std::size_t rank = 0; rank < 3; ++rank) {
-      EXPECT_NE(wanted[rank].text, "");
-      EXPECT_EQ(got[rank].text, wanted[rank].text);
-      EXPECT_EQ(got[rank].code, wanted[rank].code);
-    }
-  };
-  compare([](int rank, Given& given) {  // an index out of range
-    if (rank == 2) given.indices.view().at<std::int32_t>(1, 1) = 7;
-  });
-  compare([](int rank, Given& given) {  // two of them
-    if (rank != 1) given.indices.view().at<std::int32_t>(2, 0) = -5;
-  });
-  compare([](int rank, Given& given) {
-    if (rank == 2) given.args.expert_alignment = 16;
-  });
-  compare([](int rank, Given& given) {
-    if (rank == 0) given.args.order = RowOrder::token_major;
-  });
-  compare([](int rank, Given& given) {
-    if (rank == 1) given.args.expert_alignment = 0;
-  });
-  compare([](int rank, Given& given) {
-    if (rank == 1) given.args.worst_case_rows = -1;
-  });
-  compare([](int rank, Given& given) {
-    if (rank == 1) given.args.input = {};
-  });
-  compare([](int rank, Given& given) {
-    if (rank == 1) given.args.expert_indices = {};
-  });
-}
 
 // Nobody has waited: the next call tells.
 TEST_F(GpuRefusals, OptionsThatDifferWhereTheHostDoesNotWait) {
   for (int i = 0; i < 3; ++i) {
-    expect_all_return(
-        dispatch([](int rank, Given& given) { given.args.worst_case_rows = rank == 1 ? 20 : 30; }));
+    expect_all_return(world_.dispatch(
+        [](int rank, Given& given) { given.args.worst_case_rows = rank == 1 ? 20 : 30; }));
     expect_all_refuse(
-        world_->run([&](int rank) {
-          world_->layer(rank).barrier(false, world_->place(rank).stream());
-          world_->place(rank).wait();
-        }),
+        world_.barrier(),
         "expert_parallel::barrier: worst_case_rows differs: 30 on rank 0, 20 on rank 1");
-    expect_all_return(dispatch([](int, Given& given) { given.args.worst_case_rows = 30; }));
+    expect_all_return(world_.dispatch([](int, Given& given) { given.args.worst_case_rows = 30; }));
   }
 }
 
@@ -346,103 +277,56 @@ TEST_F(GpuRefusals, OptionsThatDifferWhereTheHostDoesNotWait) {
 // move nothing either.
 TEST_F(GpuRefusals, RegionsOfOtherSizesAreForgotten) {
   for (int i = 0; i < 3; ++i) {
-    expect_all_return(
-        dispatch([](int rank, Given& given) { given.args.worst_case_rows = rank == 1 ? 20 : 30; }));
+    expect_all_return(world_.dispatch(
+        [](int rank, Given& given) { given.args.worst_case_rows = rank == 1 ? 20 : 30; }));
     expect_all_refuse(
-        dispatch([](int, Given& given) { given.args.worst_case_rows = 30; }),
+        world_.dispatch([](int, Given& given) { given.args.worst_case_rows = 30; }),
         "expert_parallel::dispatch: worst_case_rows differs: 30 on rank 0, 20 on rank 1");
-    for (int again = 0; again < 2; ++again) {  // tells of the second call, if nobody has yet
-      world_->run([&](int rank) {
-        world_->layer(rank).barrier(false, world_->place(rank).stream());
-        world_->place(rank).wait();
-      });
-    }
-    expect_working(world_->ranks(), world_->layers());
+    world_.barrier();  // tells of the second call, if nobody has yet
+    world_.barrier();
+    expect_working(world_);
   }
 }
 
 // A call in which all have learned where there is room lies between a refusal and its throw.
 TEST_F(GpuRefusals, WhatWasLearnedSinceStays) {
   for (int i = 0; i < 3; ++i) {
-    dispatch([](int rank, Given& given) {
+    world_.dispatch([](int rank, Given& given) {
       given.args.worst_case_rows = 30;
       if (rank == 1) given.args.input = {};
     });
-    const auto counted = dispatch([](int, Given&) {});
+    const auto counted = world_.dispatch([](int, Given&) {});
     for (const std::size_t rank : {0, 2}) {
       EXPECT_THAT(counted[rank].text, HasSubstr("expert_parallel::dispatch: rank 1: input: want"));
     }
     EXPECT_EQ(counted[1].text, "");
-    expect_all_return(dispatch([](int, Given& given) { given.args.worst_case_rows = 30; }));
-    expect_all_return(world_->run([&](int rank) {
-      world_->layer(rank).barrier(false, world_->place(rank).stream());
-      world_->place(rank).wait();
-    }));
+    expect_all_return(world_.dispatch([](int, Given& given) { given.args.worst_case_rows = 30; }));
+    expect_all_return(world_.barrier());
   }
 }
 
 // The rank at fault throws at once, the others when they have heard.
 TEST_F(GpuRefusals, ArgumentsOfOneRankWhereTheOthersDoNotWait) {
   for (int i = 0; i < 3; ++i) {
-    const auto outcomes = dispatch([](int rank, Given& given) {
+    const auto outcomes = world_.dispatch([](int rank, Given& given) {
       given.args.worst_case_rows = 30;
       if (rank == 1) given.args.input = {};
     });
-    const auto later = world_->run(
-        [&](int rank) { world_->layer(rank).barrier(false, world_->place(rank).stream()); });
+    const auto later = world_.barrier();
     for (const std::size_t rank : {0, 2}) {
       EXPECT_EQ(outcomes[rank].text, "");
       EXPECT_THAT(later[rank].text, HasSubstr("expert_parallel::barrier: rank 1: input: want"));
     }
     EXPECT_THAT(outcomes[1].text, HasSubstr("expert_parallel::dispatch: rank 1: input: want"));
     EXPECT_EQ(later[1].text, "");
-    expect_all_return(dispatch([](int, Given& given) { given.args.worst_case_rows = 30; }));
-  }
-}
-
-TEST_F(GpuRefusals, MoreTokensThanMaxTokens) {
-  for (const Outcome& outcome : world_->run([&](int rank) {
-         const GpuGiven given(world_->place(rank), Given(rank == 1 ? 5 : 3));
-         world_->layer(rank).dispatch(given.args);
-       })) {
-    EXPECT_THAT(outcome.text, HasSubstr("rank 1: input: want at most max_tokens = 4 tokens"));
-  }
-}
-
-TEST_F(GpuRefusals, TensorsOfTheHost) {
-  for (const Outcome& outcome : world_->run([&](int rank) {
-         GpuGiven given(world_->place(rank));
-         const Given host;
-         if (rank == 1) given.args.input = host.input;
-         world_->layer(rank).dispatch(given.args);
-       })) {
-    EXPECT_THAT(outcome.text, HasSubstr("rank 1: input"));
-    EXPECT_THAT(outcome.text, HasSubstr("cuda:0"));
+    expect_all_return(world_.dispatch([](int, Given& given) { given.args.worst_case_rows = 30; }));
   }
 }
 
 TEST_F(GpuRefusals, TheDefaultStreamOfASharedGpu) {
-  for (const Outcome& outcome : world_->run([&](int rank) { world_->layer(rank).barrier(); })) {
+  for (const Outcome& outcome : world_.run([&](int rank) { world_.layer(rank).barrier(); })) {
     EXPECT_EQ(outcome.code, ErrorCode::invalid_argument);
     EXPECT_THAT(outcome.text, HasSubstr("expert_parallel::barrier: stream: want"));
-  }
-}
-
-TEST_F(GpuRefusals, DescriptorsOfOtherLayers) {
-  GpuWorld other(small_config(3), 3);
-  std::vector<Dispatched> got(3);
-  expect_all_return(other.run([&](int rank) {
-    const GpuGiven given(other.place(rank));
-    got[std::size_t(rank)] = other.layer(rank).dispatch(given.args);
-    other.place(rank).wait();
-  }));
-  for (const Outcome& outcome : world_->run([&](int rank) {
-         GpuGiven given(world_->place(rank));
-         given.args.expert_indices = {};
-         given.args.cached = got[std::size_t(rank)].descriptor;
-         world_->layer(rank).dispatch(given.args);
-       })) {
-    EXPECT_THAT(outcome.text, HasSubstr("rank 0: cached: want a descriptor of this layer"));
   }
 }
 

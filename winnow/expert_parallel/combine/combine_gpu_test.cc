@@ -19,7 +19,7 @@ template <class Body>
 void expect_two_ranks_return(bool local_combine, const Body& body) {
   Config config = small_config(2);
   config.enable_local_combine = local_combine;
-  GpuWorld world(config, 2);
+  World world(kGpu, config, 2);
   expect_all_return(world.run([&](int rank) { body(rank, world.place(rank), world.layer(rank)); }));
 }
 
@@ -111,7 +111,7 @@ TEST_F(CombineGpu, FewSmsReadRows) {
 // Words and memory serve pushed rows and pushed sums in turn.
 TEST_F(CombineGpu, RowsAndSumsOfOneLayer) {
   Problem problem{.topk = 3, .max_tokens = 100, .hidden = 136, .local_combine = true};
-  GpuWorld world(problem.config(), 4);
+  World world(kGpu, problem.config(), 4);
   for (std::uint64_t call = 0; call < 12; ++call) {
     problem.seed = call;
     problem.token_major = call % 3 != 0;
@@ -198,11 +198,8 @@ TEST_F(CombineGpu, ZerosArePositive) {
                                      {true, RowOrder::expert_major},
                                      {false, RowOrder::token_major}}) {
     expect_two_ranks_return(local, [order](int, const Place& place, AllToAll& layer) {
-      Given host(4, 1);  // every pair to rank 0, two of each token
-      for (std::size_t token = 0; token < 2; ++token) {
-        host.indices.values<std::int32_t>()[2 * token] = 4;  // one is dropped
-      }
-      GpuGiven given(place, host);
+      Given given(place, 4, 1);  // every pair to rank 0, two of each token
+      for (const int token : {0, 1}) given.choose(token, 0, 4);  // one is dropped
       given.args.order = order;
       const Dispatched dispatched = layer.dispatch(given.args);
       Tensor rows(DType::f32, {dispatched.output.size(0), 16});
@@ -226,7 +223,7 @@ TEST_F(CombineGpu, ZerosArePositive) {
 TEST_F(CombineGpu, OneRowForAll) {
   for (const bool local : {false, true}) {
     expect_two_ranks_return(local, [](int rank, const Place& place, AllToAll& layer) {
-      GpuGiven given(place, Given(4, 2 * (1 - rank)));  // every pair to the other rank
+      const Given given(place, 4, 2 * (1 - rank));  // every pair to the other rank
       const Dispatched dispatched = layer.dispatch(given.args);
       Tensor row(DType::f32, {1, 16});
       float number = float(1 + 100 * rank);

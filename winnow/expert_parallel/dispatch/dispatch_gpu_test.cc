@@ -94,15 +94,16 @@ TEST_F(DispatchGpu, FewSmsBetweenNodes) {
 TEST_F(DispatchGpu, WeightsOfAnyStrideInARepeatedRouting) {
   Config config = small_config(2);
   config.local_world_size = 1;  // they travel on the rail
-  GpuWorld world(config, 2);
+  World world(kGpu, config, 2);
   for (const std::int64_t n : {1, 4}) {
     expect_all_return(world.run([&](int rank) {
       const Place& place = world.place(rank);
       AllToAll& layer = world.layer(rank);
-      Given host(n, 2 * (1 - rank));  // every pair to the other rank
+      Given given(place, n, 2 * (1 - rank));  // every pair to the other rank
       const float number = 1.0f + float(rank);
-      for (float& weight : host.weights.values<float>()) weight = number;
-      GpuGiven given(place, host);
+      Tensor weights(DType::f32, {n, 2});
+      for (float& weight : weights.values<float>()) weight = number;
+      given.weights = place.copy(weights);
       given.args.weights = given.weights;
       const Dispatched first = layer.dispatch(given.args);
       DispatchArgs again;
@@ -120,11 +121,11 @@ TEST_F(DispatchGpu, WeightsOfAnyStrideInARepeatedRouting) {
 
 // Of two pairs that name the same row the later one is at fault, whichever came first.
 TEST_F(DispatchGpu, TheLaterOfTwoPairsOfARow) {
-  GpuWorld world(small_config(2), 2);
+  World world(kGpu, small_config(2), 2);
   for (int attempt = 0; attempt < 5; ++attempt) {
     const auto outcomes = world.run([&](int rank) {
       const Place& place = world.place(rank);
-      GpuGiven given(place, Given(4, 1));  // every pair to rank 0
+      Given given(place, 4, 1);  // every pair to rank 0
       Tensor rows(DType::i32, {4, 2});
       for (int i = 0; i < 8; ++i) rows.values<std::int32_t>()[std::size_t(i)] = 8 * rank + i;
       if (rank == 0) rows.values<std::int32_t>()[2] = 5;  // as token 2, k 1
