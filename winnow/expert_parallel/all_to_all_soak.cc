@@ -43,7 +43,9 @@ struct Step {
   Problem problem;
   std::uint64_t routing_seed = 0;
   Round round;
-  int refused_by = -1;            // this rank gives an expert that does not exist; no rows move
+  int refused_by = -1;            // this rank gives what is wrong; no rows move
+  std::int64_t refused_rows = 0;  // 0: an expert that does not exist; else no input, in a call with
+                                  // so many worst_case_rows
   int cached = -1;                // the step whose routing is repeated
   std::vector<std::size_t> then;  // the steps that are combined and forgotten after the dispatch
 };
@@ -64,6 +66,7 @@ Problem random_layer(Random& random) {
   problem.local_combine = one_in(2, random);
   problem.arena_rows = one_of<std::int64_t>({0, 1, 40}, random);
   problem.sm_count = one_of({8, 20, 24}, random);
+  problem.mode = one_in(3, random) ? Mode::worst_case : Mode::counted;
   return problem;
 }
 
@@ -82,6 +85,7 @@ void choose_call(Problem& problem, Random& random) {
   }
 }
 
+// A layer whose problem is in the worst-case mode stays in it: no host waits for another.
 void choose_routing(Problem& problem, Random& random) {
   problem.tokens = one_in(12, random)
                        ? one_of({Tokens::none, Tokens::even_ranks_empty, Tokens::full}, random)
@@ -94,7 +98,7 @@ void choose_routing(Problem& problem, Random& random) {
   if (distinct && problem.topk > problem.experts()) problem.choice = ExpertChoice::duplicates;
   problem.token_major = one_in(3, random);
   problem.alignment = !problem.token_major && one_in(3, random) ? 1 + random.below(16) : 1;
-  problem.mode = one_in(5, random) ? Mode::worst_case : Mode::counted;
+  if (one_in(5, random)) problem.mode = Mode::worst_case;
   problem.scatter = Scatter::none;
   if (!problem.token_major && problem.alignment == 1 && problem.mode == Mode::counted) {
     problem.scatter =
@@ -107,8 +111,10 @@ std::vector<Step> random_steps(const Problem& layer, std::size_t count, Random& 
   std::vector<std::size_t> alive;
   for (std::size_t i = 0; i < count; ++i) {
     Step& step = steps[i];
-    if (one_in(15, random)) {
+    const bool waits = layer.mode == Mode::counted;
+    if (one_in(waits ? 15 : 6, random)) {
       step.refused_by = int(random.below(layer.world_size()));
+      if (!waits || one_in(2, random)) step.refused_rows = 1 + random.below(60);
       continue;
     }
     if (!alive.empty() && one_in(4, random)) {
@@ -133,18 +139,34 @@ std::vector<Step> random_steps(const Problem& layer, std::size_t count, Random& 
   return steps;
 }
 
+// Ranks that have not waited for the others hear of it in the next call.
 void expect_refusal(AllToAll& layer, const Place& place, const Step& step) {
   const Config& config = layer.config();
+  const bool wrong = layer.rank() == step.refused_by;
   Tensor input(config.dtype, {1, config.hidden}), indices(DType::i32, {1, config.topk});
-  if (layer.rank() == step.refused_by) indices.view().at<std::int32_t>(0, 0) = config.experts + 5;
+  std::string text = "rank " + std::to_string(step.refused_by);
+  if (step.refused_rows > 0) {
+    text += ": input: want a tensor [n, hidden], got none";
+  } else {
+    if (wrong) indices.view().at<std::int32_t>(0, 0) = config.experts + 5;
+    text += ": expert_indices: want -1 to " + std::to_string(config.experts) + ", got " +
+            std::to_string(config.experts + 5) + " for token 0";
+  }
   const Tensor there = place.copy(input), chosen = place.copy(indices);
-  const Outcome outcome = outcome_of([&] {
-    layer.dispatch({.input = there, .expert_indices = chosen, .stream = place.stream()});
+  const auto outcome = outcome_of([&] {
+    DispatchArgs args{.input = there, .expert_indices = chosen, .stream = place.stream()};
+    args.worst_case_rows = step.refused_rows;
+    if (wrong && step.refused_rows > 0) args.input = {};
+    layer.dispatch(args);
     place.wait();
   });
-  EXPECT_EQ(outcome.text, "expert_parallel::dispatch: rank " + std::to_string(step.refused_by) +
-                              ": expert_indices: want -1 to " + std::to_string(config.experts) +
-                              ", got " + std::to_string(config.experts + 5) + " for token 0");
+  const Outcome later = outcome_of([&] {
+    layer.barrier(false, place.stream());
+    place.wait();
+  });
+  EXPECT_EQ(outcome.text + later.text,
+            (outcome.code ? "expert_parallel::dispatch: " : "expert_parallel::barrier: ") + text);
+  EXPECT_TRUE(outcome.code || step.refused_rows > 0);
 }
 
 // Half of the time up to 5 ms, and now and then up to 50.
