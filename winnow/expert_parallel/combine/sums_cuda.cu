@@ -401,9 +401,10 @@ class Reductions {
 // Where the expert rows of the other ranks of this node are, from their headers.
 __device__ void find_rows(const LayerView& view, std::byte** rows) {
   const DeviceTopology& topology = view.topology;
+  const Heard heard(view);
   for (int local = int(threadIdx.x); local < topology.locals; local += int(blockDim.x)) {
     if (local == topology.local) continue;
-    rows[local] = at_extent(view, local, heard(view, topology.rank_of(topology.node, local))->rows);
+    rows[local] = at_extent(view, local, heard.header(topology.rank_of(topology.node, local)).rows);
   }
 }
 

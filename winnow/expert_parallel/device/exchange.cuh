@@ -39,9 +39,6 @@ class ExchangeBlock {
 
  private:
   __device__ std::byte* own(std::int64_t offset) const { return view_.control.local + offset; }
-  __device__ const Header& said(int rank) const {
-    return *reinterpret_cast<const Header*>(own(layout_.row(epoch_, topology_.world, rank)));
-  }
   // This rank's row, to its places at the ranks of the node or to the one that the rail's puts
   // read.
   template <class ToOf>
@@ -123,12 +120,13 @@ class ExchangeBlock {
 
   // Without branches, so that no load waits for another.
   __device__ void decide() {
+    const Heard heard(view_, epoch_);
     bool refuses = false;
     for (int rank = threadIdx.x; rank < topology_.world; rank += blockDim.x) {
-      const Header& header = said(rank);
-      const bool bad = findings_of(view_, rank).bad != 0;
+      const Header& header = heard.header(rank);
+      const bool bad = heard.findings(rank).bad != 0;
       const auto* options = reinterpret_cast<const std::int64_t*>(&header.options);
-      const auto* first = reinterpret_cast<const std::int64_t*>(&said(0).options);
+      const auto* first = reinterpret_cast<const std::int64_t*>(&heard.header(0).options);
       bool differ = false;
 #pragma unroll
       for (int i = 0; i < int(sizeof(Options) / sizeof(std::int64_t)); ++i) {

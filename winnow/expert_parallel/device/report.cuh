@@ -11,26 +11,19 @@ namespace winnow::expert_parallel {
 // Of a header without its text, which stands at its end, and which only a refusal has.
 inline constexpr std::int64_t kHeadBytes = sizeof(Header) - Header::kTextBytes;
 
-// What a rank found in its indices, as the exchange of this call has heard.
-__device__ __forceinline__ Findings findings_of(const LayerView& view, int rank) {
-  const Header& header = *heard(view, rank);
-  const Findings findings = *heard_findings(view, rank);
-  const bool there = (header.options.call == Call::dispatch) & (header.refusal == 0);
-  return there ? findings : Findings{};
-}
-
 // Copies what the exchange of this call has heard. The whole block; ends with a barrier.
 __device__ inline void report_heard(const LayerView& view, const ReportView& to, bool with_texts) {
   using Word = std::uint64_t;
+  const Heard heard(view);
   const int world = view.topology.world;
   const int words = int((with_texts ? std::int64_t(sizeof(Header)) : kHeadBytes) / sizeof(Word));
   for (int i = threadIdx.x; i < world * words; i += blockDim.x) {
     const int rank = i / words, word = i % words;
     reinterpret_cast<Word*>(to.headers + rank)[word] =
-        reinterpret_cast<const Word*>(heard(view, rank))[word];
+        reinterpret_cast<const Word*>(&heard.header(rank))[word];
   }
   for (int rank = threadIdx.x; rank < world; rank += blockDim.x) {
-    to.findings[rank] = findings_of(view, rank);
+    to.findings[rank] = heard.findings(rank);
   }
   __syncthreads();
 }

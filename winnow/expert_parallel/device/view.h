@@ -231,20 +231,35 @@ __device__ __forceinline__ bool runs(const LayerView& view) {
 __device__ __forceinline__ std::uint64_t epoch_of(const LayerView& view) {
   return *const_cast<const volatile std::uint64_t*>(&view.state->epoch);
 }
-// What the exchange of this call heard from a rank, and the counts behind it.
-__device__ __forceinline__ const Header* heard(const LayerView& view, int rank) {
-  return reinterpret_cast<const Header*>(
-      view.control.local + view.control_layout.row(epoch_of(view), view.topology.world, rank));
-}
-__device__ __forceinline__ const std::int32_t* heard_pairs(const LayerView& view, int rank) {
-  return reinterpret_cast<const std::int32_t*>(heard(view, rank) + 1);  // [E]
-}
-__device__ __forceinline__ const std::int32_t* heard_tokens(const LayerView& view, int rank) {
-  return heard_pairs(view, rank) + view.topology.experts;  // [W]
-}
-__device__ __forceinline__ const Findings* heard_findings(const LayerView& view, int rank) {
-  return reinterpret_cast<const Findings*>(heard_tokens(view, rank) + view.topology.world);
-}
+// What the exchange of a call has heard from each rank.
+class Heard {
+ public:
+  __device__ explicit Heard(const LayerView& view) : Heard(view, epoch_of(view)) {}
+  __device__ Heard(const LayerView& view, std::uint64_t epoch)
+      : rows_(view.control.local + view.control_layout.row(epoch, view.topology.world, 0)),
+        row_bytes_(view.control_layout.row_bytes),
+        world_(view.topology.world),
+        experts_(view.topology.experts) {}
+  __device__ const Header& header(int rank) const {
+    return *reinterpret_cast<const Header*>(rows_ + rank * row_bytes_);
+  }
+  // A dispatch of new indices that was not refused has these behind its header.
+  __device__ const std::int32_t* pairs(int rank) const {  // [E]
+    return reinterpret_cast<const std::int32_t*>(&header(rank) + 1);
+  }
+  __device__ const std::int32_t* tokens(int rank) const { return pairs(rank) + experts_; }  // [W]
+  __device__ Findings findings(int rank) const {  // none of other calls
+    const Findings findings = *reinterpret_cast<const Findings*>(tokens(rank) + world_);
+    const Header& said = header(rank);
+    const bool there = (said.options.call == Call::dispatch) & (said.refusal == 0);
+    return there ? findings : Findings{};
+  }
+
+ private:
+  const std::byte* rows_;
+  std::int64_t row_bytes_;
+  int world_, experts_;
+};
 // An extent of a rank of this node, as its header gave it.
 __device__ __forceinline__ std::byte* at_extent(const LayerView& view, int local,
                                                 const Extent& extent) {

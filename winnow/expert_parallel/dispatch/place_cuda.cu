@@ -35,24 +35,6 @@ std::int64_t block_bytes(const DeviceTopology& topology) {
   return (topology.experts + blocks_here + topology.world) * std::int64_t(sizeof(std::int64_t));
 }
 
-// The rows of the exchange of this call.
-struct Heard {
-  const std::byte* rows;
-  std::int64_t row_bytes;
-  int experts;
-  __device__ explicit Heard(const LayerView& view)
-      : rows(reinterpret_cast<const std::byte*>(heard(view, 0))),
-        row_bytes(view.control_layout.row_bytes),
-        experts(view.topology.experts) {}
-  __device__ const Header& header(int rank) const {
-    return *reinterpret_cast<const Header*>(rows + rank * row_bytes);
-  }
-  __device__ const std::int32_t* pairs(int rank) const {  // [E]
-    return reinterpret_cast<const std::int32_t*>(&header(rank) + 1);
-  }
-  __device__ const std::int32_t* tokens(int rank) const { return pairs(rank) + experts; }  // [W]
-};
-
 struct Blocks {
   std::int64_t* starts;  // [E] where each expert's rows begin on its rank
   // Where each rail source's begin, by expert of this node (expert-major, [NN, E/NN]) or by rank of
