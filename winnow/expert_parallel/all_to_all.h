@@ -192,12 +192,13 @@ class WINNOW_EXPORT AllToAll {
   // 1 GiB or less, and (L - 1) * n rows 24 MiB or more, n the most of any rank (with
   // worst_case_rows: max_tokens). A layer that may push has W * max_tokens rows of memory more, and
   // what it pushes may lie anywhere, aligned to 16 bytes. An `out` that overlaps expert_output or
-  // combine_buffer() is refused: other ranks read there.
+  // combine_buffer() is refused, since other ranks read there; so are a bias that overlaps `out`
+  // without being it, and rows with gaps in combine_buffer().
   Tensor combine(const CombineArgs& args, const Descriptor& descriptor);
 
   // [R, H] of the layer's dtype in the arena, for the experts to write their outputs to. Belongs to
   // the descriptor and lasts as long; contents unspecified. Not collective. With copy_out it is the
-  // memory in which the rows arrived.
+  // memory in which the rows arrived. A combine with rows that lie elsewhere may copy them here.
   TensorView combine_buffer(const Descriptor& descriptor);
 
   // On the CPU returns when every rank (of this node) has called it. On a GPU returns at once, and

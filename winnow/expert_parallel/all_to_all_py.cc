@@ -297,7 +297,8 @@ Raises:
 constexpr const char* kBufferDoc = R"(Memory in the arena for the experts to write their outputs to.
 
 [R, H] of the layer's dtype, of the kind of the dispatch's input; contents unspecified. It belongs
-to the descriptor and keeps it alive. After a dispatch with copy_out it is where the rows arrived.
+to the descriptor and keeps it alive. After a dispatch with copy_out it is where the rows arrived. A
+combine of the descriptor with rows that lie elsewhere, that of a backward pass too, copies them here.
 Not collective.
 
 Raises:

@@ -303,6 +303,17 @@ TEST_P(Refusals, Combine) {
     args.expert_output = rows.view().slice(0, 0, 18);
     args.out = rows.view().slice(0, 17, 20);
   });
+  expect("rank 0: out: want memory apart from bias", [&](int rank, CombineArgs& args) {
+    if (rank != 0) return;
+    args.bias = rows.view().slice(0, 0, 3);
+    args.out = rows.view().slice(0, 1, 4);
+  });
+  expect("rank 0: expert_output: want dense rows", [&](int rank, CombineArgs& args) {
+    const ConstTensorView& buffer = args.expert_output;
+    if (rank == 0) {
+      args.expert_output = {buffer.data(), DType::f32, {18, 16}, {8, 1}, buffer.device()};
+    }
+  });
   expect("weighted", [&](int, CombineArgs& args) { args.weighted = true; });
   dispatch_all(RowOrder::expert_major, true);
   expect("weighted differs", [&](int rank, CombineArgs& args) { args.weighted = rank == 1; });

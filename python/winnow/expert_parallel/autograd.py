@@ -192,20 +192,31 @@ def dispatch(
     Args:
         layer: the AllToAll of this rank.
         input: [n, H]; expert_indices: [n, K], int32; weights: [n, K]; options: as in
-            AllToAll.dispatch(), but for scales, out and stream.
+            AllToAll.dispatch(), but for scales, out and stream. Whether input and weights require a
+            gradient must be the same on every rank, also on one without tokens: the backward pass
+            is collective for each of them.
 
     Returns:
         (output [R, H], weights [R], in token-major order [R, K], or None, descriptor).
 
     Raises:
         ValueError, winnow.Error: as AllToAll.dispatch(); the backward pass as AllToAll.combine().
+        TypeError: scales, out or stream.
     """
+    for name in ("scales", "out", "stream"):
+        if options.pop(name, None) is not None:
+            raise TypeError(f"expert_parallel.autograd.dispatch: want no {name}, got one")
     if _is_traced(options.get("cached")):
         got = dispatch_traced(layer, input, expert_indices, weights=weights, **options)
         return got.output, got.weights, got.descriptor
-    return gradients.Dispatch.apply(
+    output, given, descriptor = gradients.Dispatch.apply(
         input, weights, lambda: _dispatch(layer, input, expert_indices, weights, options)
     )
+    if not input.requires_grad:
+        output = output.detach()
+    if given is not None and not weights.requires_grad:
+        given = given.detach()
+    return output, given, descriptor
 
 
 def _dispatch(layer, input, expert_indices, weights, options):
@@ -232,7 +243,8 @@ def combine(
         layer: the AllToAll of this rank.
         expert_output: [R, H]; descriptor: of the dispatch; bias: [n, H].
         weights: those that dispatch() returned with this descriptor, to weight the sum; None for a
-            plain one. The library multiplies by what was sent, so no others are possible.
+            plain one. The library multiplies by what was sent and does not look at these, which
+            only take the gradient: others, or changed ones, make it wrong.
 
     Returns:
         [n, H].
@@ -269,6 +281,12 @@ class _Way:
     def repeat(self, tokens):
         rows, _, _ = dispatch(self._layer, tokens, cached=self._descriptor)
         return gradients.used_rows(rows, self._descriptor)
+
+    def kept(self, rows):
+        # Later combines of the descriptor, that of a backward pass too, may copy theirs there.
+        buffer = self._layer.combine_buffer(self._descriptor)
+        offset = rows.data_ptr() - buffer.data_ptr()
+        return rows.clone() if 0 <= offset < buffer.nbytes else rows
 
     def weight_gradient(self, values):
         return gradients.weight_gradient(values, self._layer, self._descriptor, self._expert_ids)

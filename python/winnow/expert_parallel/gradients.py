@@ -1,8 +1,9 @@
 """How dispatch and combine are each other's backward, whoever calls them.
 
 A `way` goes between a rank's tokens and its experts' rows along one routing, without counting:
-combine(rows [R, H]) -> [n, H]; repeat(tokens [n, H]) -> [R, H], zero in rows without a token; and
-weight_gradient(values, as dispatch gave weights) -> [n, K].
+combine(rows [R, H]) -> [n, H]; repeat(tokens [n, H]) -> [R, H], zero in rows without a token;
+weight_gradient(values, as dispatch gave weights) -> [n, K]; and kept(rows): the rows in memory that
+later calls leave alone.
 """
 
 import torch
@@ -35,9 +36,11 @@ class Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx, expert_output, weights, bias, way):
         ctx.way = way
+        combined = way.call(expert_output, weights, bias)
         if weights is not None:
-            ctx.save_for_backward(expert_output, weights)
-        return way.call(expert_output, weights, bias)
+            rows = way.kept(expert_output) if ctx.needs_input_grad[1] else None
+            ctx.save_for_backward(rows, weights)
+        return combined
 
     @staticmethod
     def backward(ctx, d_out):

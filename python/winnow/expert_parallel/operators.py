@@ -80,6 +80,9 @@ class _Way:
             False, self.handle, self.rows, True,
         )[0]  # fmt: skip
 
+    def kept(self, rows):
+        return rows  # compiled code writes to no combine_buffer()
+
     def weight_gradient(self, values):
         return torch.ops.winnow.expert_parallel_weight_gradient(
             values, None, self.layer, self.topk, self.tokens, self.handle, self.expert_ids

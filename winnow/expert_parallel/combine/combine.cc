@@ -235,15 +235,22 @@ void check_combine(const Config& config, const std::shared_ptr<const char>& laye
   const std::int64_t tokens = state.routing->tokens;
   check.input("expert_output", args.expert_output, {{"rows", state.rows()}, hidden}, {config.dtype},
               config.device);
+  const TensorView buffer = buffer_of(config, state);
+  const bool dense = state.rows() <= 1 || args.expert_output.stride(0) == config.hidden;
+  check.that(dense || !overlap(args.expert_output, buffer), "expert_output",
+             "dense rows where they lie in combine_buffer()", "others");  // it is copied there
   if (args.bias.present()) {
     check.input("bias", args.bias, {{"n", tokens}, hidden}, {config.dtype}, config.device);
   }
   if (args.out.present()) {
     check.output("out", args.out, {{"n", tokens}, hidden}, {config.dtype}, config.device);
     // Other ranks read the rows there while this one writes its sums.
-    check.that(
-        !overlap(args.out, args.expert_output) && !overlap(args.out, buffer_of(config, state)),
-        "out", "memory apart from expert_output and combine_buffer()", "some of theirs");
+    check.that(!overlap(args.out, args.expert_output) && !overlap(args.out, buffer), "out",
+               "memory apart from expert_output and combine_buffer()", "some of theirs");
+    const bool in_place = args.bias.present() && args.bias.data() == args.out.data() &&
+                          (tokens <= 1 || args.bias.stride(0) == args.out.stride(0));
+    check.that(!args.bias.present() || in_place || !overlap(args.out, args.bias), "out",
+               "memory apart from bias, or the same", "some of it");
   }
   if (!args.weighted) return;
   check.that(state.routing->order == RowOrder::expert_major, "weighted",
