@@ -138,7 +138,13 @@ class Launcher {
     // From here on signals are waited for, not handled. Orphans of the ranks come to this process.
     sigemptyset(&signals_);
     sigaddset(&signals_, SIGCHLD);
-    for (const int number : kForwarded) sigaddset(&signals_, number);
+    signal(SIGCHLD,
+           SIG_DFL);  // inherited as ignored it would keep the ranks' ends from this process
+    for (const int number : kForwarded) {
+      struct sigaction action{};
+      sigaction(number, nullptr, &action);
+      if (action.sa_handler != SIG_IGN) sigaddset(&signals_, number);  // as nohup leaves SIGHUP
+    }
     sigprocmask(SIG_BLOCK, &signals_, &old_mask_);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
   }

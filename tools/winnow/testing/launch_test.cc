@@ -9,6 +9,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -52,6 +53,7 @@ class Launch : public testing::Test {
     fs::remove(output());
     pid_ = fork();
     if (pid_ == 0) {
+      for (const int number : ignored_) signal(number, SIG_IGN);
       execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
       _exit(127);
     }
@@ -85,6 +87,7 @@ class Launch : public testing::Test {
 
   winnow::testing::TemporaryFolder folder_;
   pid_t pid_ = -1;
+  std::vector<int> ignored_;  // signals, as the program inherits them
 };
 
 const std::string kRank = WINNOW_LAUNCH_RANK;
@@ -163,6 +166,15 @@ TEST_F(Launch, ForwardsSignals) {
     EXPECT_EQ(result.exit_code, 128 + number) << result.output;
     EXPECT_THAT(result.output, HasSubstr("was killed by signal " + std::to_string(number)));
   }
+}
+
+// Under nohup, or from a program that ignores the ends of its children.
+TEST_F(Launch, IgnoredSignalsStayIgnored) {
+  ignored_ = {SIGHUP, SIGCHLD};
+  start("-n 2 -- sh -c 'echo ready; sleep 0.5; exit 7'");
+  await("ready", 2);
+  kill(pid_, SIGHUP);
+  EXPECT_EQ(finish().exit_code, 7);
 }
 
 TEST_F(Launch, ASecondSignalEndsRanksThatDoNotListen) {
