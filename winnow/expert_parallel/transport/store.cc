@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
+#include "winnow/expert_parallel/transport/process.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -144,14 +145,15 @@ FileStore::FileStore(fs::path directory) : directory_(std::move(directory)) {
 }
 
 void FileStore::set(const std::string& key, const std::string& value) {
+  // Processes in containers of their own may share a number.
   static std::atomic<std::uint64_t> counter{0};
+  static const std::string own = random_id();
   const std::string name = file_name(key);
   // The temporary file counts as a key below this one, so that remove() finds what a killed rank
   // left.
-  const fs::path temporary =
-      directory_ / (name + kBelow + std::to_string(getpid()) + "." + std::to_string(++counter));
+  const fs::path temporary = directory_ / (name + kBelow + own + "." + std::to_string(getpid()) +
+                                           "." + std::to_string(++counter));
   const fs::path target = directory_ / name;
-  unlink(temporary.c_str());  // of an earlier process of this number
   write_file(temporary, value);
   if (rename(temporary.c_str(), target.c_str()) != 0) {
     const int error = errno;
