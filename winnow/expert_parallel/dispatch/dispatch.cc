@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -342,7 +343,13 @@ Dispatched Dispatch::result() {
   const auto tensor = [&](void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
     if (data == nullptr) return Tensor();
     Tensor borrowed = Tensor::borrow(output_, data, dtype, shape);
-    return request_.copy_out ? borrowed.clone() : std::move(borrowed);
+    if (!request_.copy_out) return borrowed;
+    try {
+      return borrowed.clone();
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::resource) throw std::bad_alloc();  // on this rank alone
+      throw;
+    }
   };
   const bool token_major = request_.order == RowOrder::token_major;
   const DType weight_dtype = layer_.config.weight_dtype;
