@@ -63,6 +63,7 @@ struct Layer {
   // otherwise.
   template <class Body>
   auto call(std::string_view operation, const Body& body) {
+    communicator.transport().check();
     communicator.check();
     if (deferred) {
       const DeferredFault fault = *std::exchange(deferred, std::nullopt);

@@ -54,6 +54,7 @@ class WINNOW_EXPORT MappedTransport : public Transport {
   void put_signal(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
                   std::size_t bytes, std::size_t signal_offset, std::uint64_t value) override;
   bool peer_gone(int rank) const override;
+  void check() const override { check_process(); }
 
  protected:
   // `control` (of WorldControl) is kept as long as the transport.
