@@ -185,6 +185,7 @@ void Exchange::hear(const Deadline& deadline, WaitName name) {
   const Topology& topology = map_.topology;
   const auto wait_for = [&](int rank) {
     name.peer = rank;
+    name.writer = topology.rank(communicator_.node(), topology.local(rank));
     communicator_.wait_at_least(
         reinterpret_cast<std::uint64_t*>(Communicator::local_memory(*memory_) + heard_signal(rank)),
         epoch_, deadline, name);

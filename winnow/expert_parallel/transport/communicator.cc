@@ -169,7 +169,10 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
                                           const Deadline& deadline, const WaitName& name) {
   Backoff backoff;
   auto next_look = Deadline::Clock::now() + kLookAtPeer;
-  const int peer = name.peer < 0 ? -1 : transport_rank(name.peer);
+  // The peer is who is missing, unless the rank that would pass on its word is gone.
+  int named = name.peer;
+  const int writer = name.writer >= 0 ? name.writer : name.peer;
+  const int writing = writer < 0 ? -1 : transport_rank(writer);
   for (;;) {
     check();
     const std::uint64_t seen = load_acquire(word);
@@ -177,21 +180,25 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
     if (backoff.patient()) {
       const auto now = Deadline::Clock::now();
       bool over = now >= deadline.end();
-      if (peer >= 0 && now >= next_look) {
+      if (writing >= 0 && now >= next_look) {
         next_look = now + kLookAtPeer;
-        over = over || transport_->peer_gone(peer);
+        if (transport_->peer_gone(writing)) {
+          over = true;
+          named = writer;
+        }
       }
       // Once more, in this order: what a rank wrote before it ended counts.
       if (over && load_acquire(word) < value) {
         FaultRecord record;
         record.operation = name.operation;
         record.phase = name.phase;
-        record.peer = name.peer;
+        const int peer = named < 0 ? -1 : transport_rank(named);
+        record.peer = named;
         record.waited_for = value;
         record.seen = seen;
         record.text = "rank " + std::to_string(rank()) + " waited " +
                       to_seconds(deadline.elapsed()) + " for " + record.phase;
-        if (peer >= 0) record.text += " of rank " + std::to_string(name.peer);
+        if (peer >= 0) record.text += " of rank " + std::to_string(named);
         record.text += " (" + std::string(name.unit) + " " + std::to_string(value) + ", seen " +
                        std::to_string(seen) + ")";
         if (peer >= 0) record.text += ": " + transport_->describe_peer(peer);

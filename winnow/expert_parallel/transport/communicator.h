@@ -30,6 +30,7 @@ struct WaitName {
   std::string_view phase;      // "the counts"
   int peer = -1;               // the rank (of the world) that has to write the word; -1: no one
   std::string_view unit = "epoch";  // what the word counts
+  int writer = -1;  // the rank that passes it on from the peer; -1: the peer writes it itself
 };
 
 // The memory of every rank of `rank`'s node, by local index; of other nodes none is asked for. For

@@ -327,6 +327,28 @@ TEST(Communicator, AClosedPeerEndsAWaitEarly) {
 }
 
 // What a rank wrote before it closed counts.
+// Rank 1 passes on what rank 2 has said, which may be gone by then.
+TEST(Communicator, AWaitForWhatIsPassedOnLooksAtWhoWritesIt) {
+  const std::vector<std::string> errors =
+      with_communicators(Topology(3), [&](Communicator& communicator) {
+        const auto memory = communicator.allocate(64, generous(), "words");
+        if (communicator.rank() == 2) return;
+        if (communicator.rank() == 1) {
+          sleep_ms(200);
+          const std::uint64_t word = 7;
+          communicator.put_signal(*memory, 0, 0, 8, &word, sizeof(word), 0, word);
+          sleep_ms(50);
+          return;
+        }
+        auto* word = reinterpret_cast<std::uint64_t*>(memory->local());
+        WaitName name{"expert_parallel::dispatch", "the counts", 2};
+        name.writer = 1;
+        EXPECT_EQ(communicator.wait_at_least(word, 7, generous(), name), 7u);
+        communicator.wait_at_least(word, 8, generous(), name);
+      });
+  EXPECT_THAT(errors[0], ::testing::HasSubstr("for the counts of rank 1 (epoch 8, seen 7)"));
+}
+
 TEST(Communicator, APeerThatIsDoneMayClose) {
   for (int round = 0; round < 20; ++round) {
     EXPECT_THAT(with_communicators(Topology(4, 2),
