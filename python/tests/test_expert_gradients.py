@@ -207,3 +207,50 @@ def test_plain_calls_record_no_gradient():
             layer.dispatch(x, indices)
         with torch.no_grad():
             assert not layer.dispatch(x, indices).output.requires_grad
+
+
+def test_rows_written_to_combine_buffer_keep_their_gradient():
+    """Later combines of the descriptor, those of the backward pass too, write there."""
+    tokens, scores, indices, *_ = _problem(4)
+
+    def body(layer, rank):
+        x, w = _leaf(tokens[rank]), _leaf(scores[rank])
+        rows, given, descriptor = autograd.dispatch(layer, x, indices[rank], weights=w)
+        buffer = layer.combine_buffer(descriptor)
+        buffer.copy_(rows * 3)
+        out = autograd.combine(layer, buffer, descriptor, weights=given)
+        layer.combine(torch.zeros_like(rows), descriptor)
+        out.sum().backward(retain_graph=True)
+        out.sum().backward()
+        kept = (indices[rank] >= 0) & (indices[rank] < EXPERTS)
+        want = 6 * tokens[rank].sum(1)[:, None] * kept
+        torch.testing.assert_close(w.grad, want, rtol=1e-4, atol=1e-4)
+
+    with Ranks(WORLD, **CONFIG, dtype="float32", local_world_size=2) as ranks:
+        ranks.run(body)
+
+
+def test_outputs_want_a_gradient_where_their_inputs_do():
+    tokens, scores, indices, *_ = _problem(5)
+
+    def body(layer, rank):
+        for of_input, of_weights in [(True, True), (True, False), (False, True), (False, False)]:
+            x = tokens[rank].clone().requires_grad_(of_input)
+            w = scores[rank].clone().requires_grad_(of_weights)
+            rows, given, _ = autograd.dispatch(layer, x, indices[rank], weights=w)
+            assert (rows.requires_grad, given.requires_grad) == (of_input, of_weights)
+
+    with Ranks(WORLD, **CONFIG, dtype="float32", local_world_size=2) as ranks:
+        ranks.run(body)
+
+
+@pytest.mark.parametrize("option", ["out", "scales", "stream"])
+def test_dispatch_with_gradients_refuses_what_has_none(option):
+    tokens, _, indices, *_ = _problem()
+
+    def body(layer, rank):
+        with pytest.raises(TypeError, match=f"want no {option}, got one"):
+            autograd.dispatch(layer, tokens[rank], indices[rank], **{option: tokens[rank]})
+
+    with Ranks(WORLD, **CONFIG, dtype="float32", local_world_size=2) as ranks:
+        ranks.run(body)

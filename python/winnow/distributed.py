@@ -42,7 +42,9 @@ def initialize_distributed(
         torch.distributed.DistError: a rank that does not join within the timeout.
     """
     if "RANK" not in os.environ and "WINNOW_RANK" in os.environ:
-        raise RuntimeError("initialize_distributed: start this program with torchrun, not winnow launch")
+        raise RuntimeError(
+            "initialize_distributed: start this program with torchrun, not winnow launch"
+        )
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     cuda = torch.cuda.is_available() and gpu_for_each_rank()
