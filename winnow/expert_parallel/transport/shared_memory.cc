@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "winnow/core/error.h"
@@ -37,14 +38,17 @@ class MemoryFile {
       fail("no " + std::to_string(bytes) + " bytes of shared memory");
     }
   }
-  // The file that a process has open under this number.
-  MemoryFile(const ProcessIdentity& owner, std::uint64_t number) {
-    const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(number);
+  // The file of that handle() which a process has open, unless it has closed it.
+  MemoryFile(const ProcessIdentity& owner, std::uint64_t wanted) {
+    const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" +
+                             std::to_string(static_cast<std::uint32_t>(wanted));
     descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (descriptor_ < 0) {
-      fail("cannot open the memory of rank 0 (" + describe(owner) +
-           "; all ranks must be of one user), " + path);
-    }
+    if (descriptor_ >= 0 && handle() >> 32 == wanted >> 32) return;
+    const int error = descriptor_ < 0 ? errno : ENOENT;
+    close();
+    errno = error;
+    fail("cannot open the memory of rank 0 (" + describe(owner) +
+         "; all ranks must be of one user), " + path);
   }
   ~MemoryFile() { close(); }
   MemoryFile(MemoryFile&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
@@ -54,6 +58,12 @@ class MemoryFile {
   }
 
   int descriptor() const { return descriptor_; }
+  // Its number, and above it which file it is: a number may be another file's later.
+  std::uint64_t handle() const {
+    struct stat file{};
+    if (fstat(descriptor_, &file) != 0) fail("no shared memory");
+    return std::uint64_t{file.st_ino} << 32 | static_cast<std::uint32_t>(descriptor_);
+  }
 
  private:
   void close() {
@@ -89,7 +99,7 @@ class SharedMemoryTransport : public MappedTransport {
  private:
   std::shared_ptr<std::byte> create(std::size_t bytes, std::uint64_t& handle) override {
     fresh_ = MemoryFile(bytes);
-    handle = static_cast<std::uint64_t>(fresh_.descriptor());
+    handle = fresh_.handle();
     return map_pages(bytes, fresh_.descriptor());
   }
   std::shared_ptr<std::byte> open(std::size_t bytes, std::uint64_t handle) override {
@@ -128,14 +138,14 @@ std::shared_ptr<Transport> create_shared_memory(Store& store, int rank, int worl
   MemoryFile file;
   if (rank == 0 && world_size > 0) {
     file = MemoryFile(WorldControl::bytes(world_size));
-    request.own = {{"file", std::to_string(file.descriptor())}};
+    request.own = {{"file", std::to_string(file.handle())}};
   }
   const Agreement agreement = agree(store, request, deadline);
   check_one_machine(agreement.processes);
   if (rank != 0) {
-    const std::string& number = agreement.own[0].at(0).second;
+    const std::string& text = agreement.own[0].at(0).second;
     std::uint64_t handle = 0;
-    std::from_chars(number.data(), number.data() + number.size(), handle);
+    std::from_chars(text.data(), text.data() + text.size(), handle);
     file = MemoryFile(agreement.processes[0], handle);
   }
   auto transport = std::make_shared<SharedMemoryTransport>(

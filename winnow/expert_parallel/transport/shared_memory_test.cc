@@ -8,6 +8,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/expert_parallel/transport/test_ranks.h"
@@ -236,6 +238,40 @@ TEST_F(SharedMemory, AStoppedRankIsToldWhenItResumesAndSpoilsNothing) {
         HasSubstr(" waited # s for the world barrier of rank 1 (epoch 2, seen 1): process " + pid +
                   ", stopped"));
   }
+}
+
+// Rank 1 is stopped before it opens the memory of rank 0, which gives it up meanwhile: its number
+// is another file's then.
+TEST_F(SharedMemory, ARankThatIsLateAtTheOpeningTakesNoOtherFile) {
+  class StoppingStore : public FileStore {
+   public:
+    using FileStore::FileStore;
+    void remove(const std::string& key) override {  // the last step of the agreement
+      FileStore::remove(key);
+      if (key.find("announce") != std::string::npos) raise(SIGSTOP);
+    }
+  };
+  constexpr std::size_t kBytes = 1 << 20;
+  RankProcess late([this] {
+    StoppingStore store(folder_.path() / "rendezvous");
+    create_shared_memory(store, 1, 2, generous(), "world");
+    return std::string("it has a world");
+  });
+  RankProcess first([this] {
+    const std::string error = error_of([&] { create(0, 2, brief()); });
+    const int other = memfd_create("other", 0);
+    if (error.empty() || ftruncate(other, kBytes) != 0) return std::string("no other file");
+    tell("given up");
+    await("late");
+    std::vector<std::byte> bytes(kBytes, std::byte(1));
+    if (pread(other, bytes.data(), kBytes, 0) != ssize_t(kBytes)) return std::string("not read");
+    return std::string(bytes == std::vector<std::byte>(kBytes) ? "kept" : "spoiled");
+  });
+  await("given up");
+  late.signal(SIGCONT);
+  EXPECT_THAT(late.wait(), HasSubstr("cannot open the memory of rank 0"));
+  tell("late");
+  EXPECT_EQ(first.wait(), "kept");
 }
 
 // A kill at any moment of a creation: the others get an error in time, and the next creation under
