@@ -137,9 +137,9 @@ class Launcher {
       : options_(options), grace_(wait_of(options) + kTimeToEnd) {
     // From here on signals are waited for, not handled. Orphans of the ranks come to this process.
     sigemptyset(&signals_);
+    // Inherited as ignored it would keep the ranks' ends from this process.
+    signal(SIGCHLD, SIG_DFL);
     sigaddset(&signals_, SIGCHLD);
-    signal(SIGCHLD,
-           SIG_DFL);  // inherited as ignored it would keep the ranks' ends from this process
     for (const int number : kForwarded) {
       struct sigaction action{};
       sigaction(number, nullptr, &action);

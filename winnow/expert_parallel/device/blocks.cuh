@@ -1,4 +1,4 @@
-// How the blocks of a kernel meet. Device code only.
+// How the blocks of a kernel meet, with a deadline. Device code only.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 
 namespace winnow::expert_parallel {
 
+// Until all blocks have come, as wait_at_least() waits for other ranks. False: the layer is broken.
 __device__ inline bool wait_for_blocks(const LayerView& view,
                                        const volatile std::uint32_t* arrived) {
   const std::uint64_t start = global_nanoseconds();
