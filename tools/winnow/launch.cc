@@ -107,8 +107,12 @@ class RendezvousFolder {
 struct Rank {
   pid_t pid = -1;
   bool running = false;
-  int exit_code = 0;  // 128 + signal for a signal
+  int status = 0;  // as waitpid() says it; 0 while it runs
 };
+
+int exit_code_of(int status) {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
 
 std::string end_of(int rank, int status) {
   const std::string who = "rank " + std::to_string(rank);
@@ -159,13 +163,13 @@ class Launcher {
 
   int run() {
     for (int rank = 0; rank < options_.ranks; ++rank) start(rank);
-    started_ = true;
     while (running() > 0) {
       take_signal();
       reap();
+      look_for_failure();
       if (end_ && Clock::now() >= *end_) end_remaining();
     }
-    return first_failed_ < 0 ? kOk : ranks_[static_cast<std::size_t>(first_failed_)].exit_code;
+    return first_failed_ ? exit_code_of(first_failed_->status) : kOk;
   }
 
  private:
@@ -262,7 +266,7 @@ class Launcher {
       if (rank >= 0) kill(-info.si_pid, SIGKILL);
       int status = 0;
       waitpid(info.si_pid, &status, 0);
-      if (rank >= 0) ended(rank, status);
+      if (rank >= 0) ranks_[static_cast<std::size_t>(rank)] = {info.si_pid, false, status};
     }
   }
 
@@ -273,13 +277,18 @@ class Launcher {
     return -1;
   }
 
-  void ended(int number, int status) {
-    Rank& rank = ranks_[static_cast<std::size_t>(number)];
-    rank.running = false;
-    rank.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    if (rank.exit_code == 0 || first_failed_ >= 0) return;
-    first_failed_ = number;
-    if (started_) say(end_of(number, status));
+  // Of ranks found ended together, one that a signal killed counts as the first: the errors of the
+  // others may be answers to its end.
+  void look_for_failure() {
+    if (first_failed_) return;
+    const auto first = [&](const auto& condition) {
+      const auto found = std::find_if(ranks_.begin(), ranks_.end(), condition);
+      return found == ranks_.end() ? nullptr : &*found;
+    };
+    first_failed_ = first([](const Rank& rank) { return WIFSIGNALED(rank.status); });
+    if (!first_failed_) first_failed_ = first([](const Rank& rank) { return rank.status != 0; });
+    if (!first_failed_) return;
+    say(end_of(static_cast<int>(first_failed_ - ranks_.data()), first_failed_->status));
     // The others notice at the deadline of their waits and say what they saw.
     if (!end_) end_ = Clock::now() + grace_;
   }
@@ -305,8 +314,7 @@ class Launcher {
   sigset_t signals_{};
   sigset_t old_mask_{};
   std::vector<Rank> ranks_;
-  bool started_ = false;  // all of them
-  int first_failed_ = -1;
+  const Rank* first_failed_ = nullptr;
   bool interrupted_ = false;
   bool asked_ = false;                    // the remaining ranks have been asked to end
   std::optional<Clock::time_point> end_;  // when ranks that still run are ended

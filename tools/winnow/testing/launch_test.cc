@@ -106,6 +106,18 @@ bool becomes_gone(pid_t pid) {
   return true;
 }
 
+// All processes whose numbers stand behind `word` in the text.
+bool become_gone(const std::string& text, const std::string& word, int times) {
+  std::size_t at = 0;
+  for (int n = 0; n < times; ++n) {
+    at = text.find(word, at);
+    if (at == std::string::npos) return false;
+    at += word.size();
+    if (!becomes_gone(std::atoi(text.c_str() + at))) return false;
+  }
+  return true;
+}
+
 TEST_F(Launch, RanksFormAWorld) {
   const Result result = run("-n 4 --nodes 2 " + kRank);
   EXPECT_EQ(result.exit_code, 0) << result.output;
@@ -133,12 +145,12 @@ TEST_F(Launch, OptionsOfTheCommandAreTheCommands) {
 }
 
 TEST_F(Launch, ReturnsTheCodeOfTheFirstRankThatFails) {
-  const Result result = run("-n 3 --timeout 20 " + kRank + " exit 1");
+  const Result result = run("-n 3 --timeout 20 " + kRank + " exit 0");
   EXPECT_EQ(result.exit_code, 3) << result.output;
-  EXPECT_EQ(count(result.output, "winnow launch: rank 1 ended with exit code 3\n"), 1);
+  EXPECT_EQ(count(result.output, "winnow launch: rank 0 ended with exit code 3\n"), 1);
   EXPECT_EQ(count(result.output, "winnow launch:"), 1) << result.output;
   // The others had the time to say what they saw, early, since the rank is gone.
-  EXPECT_EQ(count(result.output, "for the world barrier of rank 1"), 2) << result.output;
+  EXPECT_EQ(count(result.output, "for the world barrier of rank 0"), 2) << result.output;
 }
 
 TEST_F(Launch, NamesTheSignalThatKilledARank) {
@@ -148,13 +160,26 @@ TEST_F(Launch, NamesTheSignalThatKilledARank) {
   EXPECT_EQ(count(result.output, "for the world barrier of rank 2"), 2) << result.output;
 }
 
+// Also where the ranks that the kill has made fail are found ended at the same time.
+TEST_F(Launch, AKilledRankIsTheFirstToFail) {
+  const std::string go = (folder_.path() / "go").string();
+  start("-n 2 -- sh -c 'echo rank $$.; until test -e " + go +
+        "; do sleep 0.01; done; test $WINNOW_RANK = 1 && kill -9 $$; exit 5'");
+  await("rank ", 2);
+  kill(pid_, SIGSTOP);
+  std::ofstream(go).put('1');
+  EXPECT_TRUE(become_gone(text(), "rank ", 2)) << text();
+  kill(pid_, SIGCONT);
+  EXPECT_EQ(finish().exit_code, 128 + 9);
+}
+
 // The others report the stopped rank; nobody waits for it for ever.
 TEST_F(Launch, EndsAStoppedRank) {
-  const Result result = run("-n 3 --timeout 0.3 " + kRank + " stop 1");
+  const Result result = run("-n 3 --timeout 2 " + kRank + " stop 1");
   EXPECT_EQ(result.exit_code, 5) << result.output;
   EXPECT_EQ(count(result.output, "for the world barrier of rank 1"), 2) << result.output;
   EXPECT_THAT(result.output, HasSubstr(", stopped"));
-  EXPECT_THAT(result.output, HasSubstr("winnow launch: rank 1 still ran 1.3 s later and is ended"));
+  EXPECT_THAT(result.output, HasSubstr("winnow launch: rank 1 still ran 3.0 s later and is ended"));
 }
 
 TEST_F(Launch, ForwardsSignals) {
@@ -191,11 +216,7 @@ TEST_F(Launch, ASecondSignalEndsRanksThatDoNotListen) {
 TEST_F(Launch, EndsWhatTheRanksHaveStarted) {
   const Result result = run("-n 2 -- sh -c 'sleep 1000 & echo child $!. >&2; exit 0'");
   EXPECT_EQ(result.exit_code, 0);
-  std::size_t at = 0;
-  for (int n = 0; n < 2; ++n) {
-    at = result.output.find("child ", at) + 6;
-    EXPECT_TRUE(becomes_gone(std::atoi(result.output.c_str() + at))) << result.output;
-  }
+  EXPECT_TRUE(become_gone(result.output, "child ", 2)) << result.output;
 }
 
 TEST_F(Launch, RanksDieWithTheLauncher) {
@@ -204,11 +225,7 @@ TEST_F(Launch, RanksDieWithTheLauncher) {
   kill(pid_, SIGKILL);
   const Result result = finish();
   EXPECT_EQ(result.exit_code, -9);
-  std::size_t at = 0;
-  for (int n = 0; n < 2; ++n) {
-    at = result.output.find("rank ", at) + 5;
-    EXPECT_TRUE(becomes_gone(std::atoi(result.output.c_str() + at))) << result.output;
-  }
+  EXPECT_TRUE(become_gone(result.output, "rank ", 2)) << result.output;
   // What it left is removed by the next one, which leaves alone what is not a launcher's.
   EXPECT_FALSE(fs::is_empty(folder_.path() / "tmp"));
   fs::create_directory(folder_.path() / "tmp" / "winnow-launch-notes");
