@@ -86,7 +86,7 @@ TEST(Versions, ThatDifferAreNamed) {
   const auto outcomes = ranks.run([&](int rank) {
     std::shared_ptr<Store> store = ranks.store();
     if (rank == 1) store = std::make_shared<OtherVersion>(store);
-    AllToAll(ranks.transport(rank), store, small_config(2, milliseconds(2000)));
+    AllToAll(ranks.transport(rank), store, small_config(2, std::chrono::seconds(20)));
   });
   // Rank 1 itself does not see what its store does.
   EXPECT_THAT(outcomes[0].text, HasSubstr("99.1.0"));

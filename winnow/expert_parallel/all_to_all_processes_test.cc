@@ -171,7 +171,7 @@ std::string name_of(const ::testing::TestParamInfo<Fate>& one) {
 
 class Fates : public ::testing::TestWithParam<Fate> {
  protected:
-  static constexpr milliseconds kTimeout{1000};
+  static constexpr milliseconds kTimeout{2000};
   static constexpr int kRanks = 3;
 
   // Until the layer fails, or for ever.
@@ -236,7 +236,7 @@ TEST_P(Fates, SurvivorsAreToldAndGoOn) {
   if (signal == SIGSTOP) processes.await_stopped(kVictim);
   const auto start = std::chrono::steady_clock::now();
   for (const int rank : {0, 2}) processes.await(rank, 3);
-  EXPECT_LT(seconds_since(start), 5);
+  EXPECT_LT(seconds_since(start), 20);
   for (const int rank : {0, 2}) {
     SCOPED_TRACE("rank " + std::to_string(rank));
     const Report& report = processes.report(rank);
@@ -305,7 +305,7 @@ TEST(Processes, MayBeKilledAtAnyTime) {
       EXPECT_THAT(processes.report(rank).text, HasSubstr("rank 1"));
       EXPECT_THAT(processes.report(rank).text, HasSubstr("gone"));
     }
-    EXPECT_LT(seconds_since(start), 10);  // nobody sits the deadline out: death is certain
+    EXPECT_LT(seconds_since(start), 20);  // nobody sits the deadline out: death is certain
   }
 }
 

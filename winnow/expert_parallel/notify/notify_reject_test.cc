@@ -271,13 +271,12 @@ TEST(NotifierCreation, ARankThatNeverComesEndsTheWait) {
   const auto begin = std::chrono::steady_clock::now();
   const auto found = texts(team, [&](int rank, const TransportPointer& transport) {
     if (rank == 1) return;
-    Notifier(transport, team.world().store(),
-             {.experts = 3, .timeout = std::chrono::milliseconds(300)});
+    Notifier(transport, team.world().store(), {.experts = 3, .timeout = std::chrono::seconds(2)});
   });
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
   EXPECT_EQ(found[1], "");
-  EXPECT_THAT(found[0], AllOf(HasSubstr("rank 1"), HasSubstr("0.3 s")));
-  EXPECT_THAT(found[2], AllOf(HasSubstr("rank 1"), HasSubstr("0.3 s")));
+  EXPECT_THAT(found[0], AllOf(HasSubstr("rank 1"), HasSubstr("2.0 s")));
+  EXPECT_THAT(found[2], AllOf(HasSubstr("rank 1"), HasSubstr("2.0 s")));
 }
 
 class NotifierFaultsOn : public OnEachDevice {};
@@ -285,6 +284,7 @@ INSTANTIATE_TEST_SUITE_P(Cpu, NotifierFaultsOn, ::testing::Values(Device{}));
 INSTANTIATE_TEST_SUITE_P(Gpu, NotifierFaultsOn, ::testing::Values(kGpu));
 
 TEST_P(NotifierFaultsOn, ARankThatDoesNotCallEndsTheWaitsOfAll) {
+  constexpr std::chrono::seconds kTimeout(2);
   const NotifyShape shape{.nodes = 2, .local_world_size = 2, .even = true};
   RankTeam team(4);
   std::vector<std::unique_ptr<Place>> places(4);
@@ -299,7 +299,7 @@ TEST_P(NotifierFaultsOn, ARankThatDoesNotCallEndsTheWaitsOfAll) {
   };
   team.run([&](int rank, const TransportPointer& transport) {
     NotifierConfig config = on(device(), shape.config());
-    config.timeout = std::chrono::seconds(1);
+    config.timeout = kTimeout;
     const auto i = static_cast<std::size_t>(rank);
     places[i] = std::make_unique<Place>(device());
     notifiers[i] = std::make_unique<Notifier>(transport, team.world().store(), config);
@@ -309,18 +309,17 @@ TEST_P(NotifierFaultsOn, ARankThatDoesNotCallEndsTheWaitsOfAll) {
   const auto found = texts(team, [&](int rank, const TransportPointer&) {
     if (rank != 2) call(rank);
   });
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
   for (const int rank : {0, 1, 3}) {
     EXPECT_THAT(found[static_cast<std::size_t>(rank)],
-                AllOf(StartsWith("expert_parallel::notify: "), HasSubstr("1.0 s"),
-                      HasSubstr("epoch 2, seen 0")));
+                AllOf(StartsWith("expert_parallel::notify: rank "), HasSubstr("epoch 2, seen 0")));
     EXPECT_EQ(notifiers[static_cast<std::size_t>(rank)]->totals().recv_tokens, -1);
   }
   // The late one and all others get the first record at once, again and again.
   const auto late = std::chrono::steady_clock::now();
   EXPECT_THAT(texts(team, [&](int rank, const TransportPointer&) { call(rank); }),
               Each(StartsWith("expert_parallel::notify: ")));
-  EXPECT_LT(std::chrono::steady_clock::now() - late, std::chrono::milliseconds(900));
+  EXPECT_LT(std::chrono::steady_clock::now() - late, kTimeout);
 }
 
 // Ranks as processes: ten calls as the oracle says, then rank 3 leaves and the others soon know.

@@ -50,6 +50,12 @@ class SharedMemory : public ::testing::Test {
     }
   }
 
+  // Until that rank has begun to meet the others of the world.
+  void await_announced(int rank) const {
+    FileStore(folder_.path() / "rendezvous")
+        .get("world/announce/" + std::to_string(rank), generous());
+  }
+
   static std::vector<std::string> answers(std::vector<RankProcess>& processes) {
     std::vector<std::string> texts;
     for (RankProcess& process : processes) texts.push_back(process.wait());
@@ -108,7 +114,10 @@ TEST_F(SharedMemory, TwoWorldsAtOnce) {
 TEST_F(SharedMemory, AnAbsentRankAtCreationIsNamed) {
   std::vector<RankProcess> ranks;
   for (const int rank : {0, 2}) {
-    ranks.emplace_back([&, rank] { return create(rank, 3, brief())->name(); });
+    ranks.emplace_back([&, rank] {
+      if (rank == 0) await_announced(2);
+      return create(rank, 3, rank == 0 ? brief() : generous())->name();
+    });
   }
   EXPECT_THAT(answers(ranks),
               Each("expert_parallel::shared_memory: rank 1 has not arrived within 0.3 s"));
@@ -120,7 +129,10 @@ TEST_F(SharedMemory, AnAbsentRankAtAnAllocationIsNamed) {
       await("over");
       transport->allocate(8, generous(), "the arena");
     }
-    const std::string error = error_of([&] { transport->allocate(8, brief(), "the arena"); });
+    const bool impatient = transport->rank() == 0;
+    impatient ? await("arrives") : tell("arrives");
+    const std::string error =
+        error_of([&] { transport->allocate(8, impatient ? brief() : generous(), "the arena"); });
     tell("over");
     return error;
   });
@@ -213,8 +225,12 @@ TEST_F(SharedMemory, AStoppedRankIsToldWhenItResumesAndSpoilsNothing) {
       tell("resumed");
       return error;
     }
-    const std::string error =
-        error_of([&] { communicator.world_barrier(brief(), "expert_parallel::combine"); });
+    const bool impatient = rank == 0;
+    if (impatient) await("stopped");
+    impatient ? await("arrives") : tell("arrives");
+    const std::string error = error_of([&] {
+      communicator.world_barrier(impatient ? brief() : generous(), "expert_parallel::combine");
+    });
     const auto second = create(rank / 2, 2, generous(), "world of the survivors");
     Communicator survivors(second, Topology(2), generous());
     const auto new_memory = survivors.allocate(4096, generous(), "the arena");
@@ -228,6 +244,8 @@ TEST_F(SharedMemory, AStoppedRankIsToldWhenItResumesAndSpoilsNothing) {
     const std::string worked = exchange(survivors);
     return worked == "right" ? error : worked;
   });
+  ranks[1].await_stopped();
+  tell("stopped");
   await("survived0");
   await("survived2");
   const std::string pid = std::to_string(ranks[1].pid());
@@ -258,7 +276,8 @@ TEST_F(SharedMemory, ARankThatIsLateAtTheOpeningTakesNoOtherFile) {
     return std::string("it has a world");
   });
   RankProcess first([this] {
-    const std::string error = error_of([&] { create(0, 2, brief()); });
+    await_announced(1);
+    const std::string error = error_of([&] { create(0, 2, brief(1000)); });
     const int other = memfd_create("other", 0);
     if (error.empty() || ftruncate(other, kBytes) != 0) return std::string("no other file");
     tell("given up");

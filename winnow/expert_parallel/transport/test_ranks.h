@@ -26,6 +26,7 @@ namespace winnow::expert_parallel {
 
 // Where success is expected: machines may be slow.
 inline Deadline generous() { return Deadline(std::chrono::seconds(60)); }
+// Where a rank waits in vain. What it must see before has to be there when this begins.
 inline Deadline brief(int milliseconds = 300) {
   return Deadline(std::chrono::milliseconds(milliseconds));
 }
@@ -98,6 +99,8 @@ class RankProcess {
 
   pid_t pid() const { return pid_; }
   void signal(int number) const { kill(pid_, number); }
+
+  void await_stopped() const { waitpid(pid_, nullptr, WUNTRACED); }
 
   // Waits for its end: what it said, or "killed by signal 9".
   std::string wait() {
