@@ -126,22 +126,15 @@ bool DeviceLayer::pushes_rows(std::int64_t tokens) const {
 void DeviceLayer::make_reports() {
   const std::int64_t world = map_.topology.world_size;
   report_words_ = static_cast<std::size_t>(4 * world + 2 * map_.per_rank() + 64);
-  FaultReport* fault = nullptr;  // for the host; calls_ has it
-  const auto lay_out = [&](Tables tables, FaultReport*& of_fault, ReportView& report,
-                           ReportView& deferred) {
-    tables.add(of_fault, 1);
-    for (ReportView* view : {&report, &deferred}) {
-      tables.add(view->report, 1);
-      tables.add(view->headers, world);
-      tables.add(view->findings, world);
-      tables.add(view->wanted, world);
-      tables.add(view->words, std::int64_t(report_words_));
-    }
-    return tables.bytes();
-  };
-  const PinnedPage& page = calls_.make_page(lay_out(Tables(), fault, host_report_, host_deferred_));
-  lay_out(Tables(page.host()), fault, host_report_, host_deferred_);
-  lay_out(Tables(page.device()), view_.fault, view_.report, view_.deferred);
+  calls_.make_reports<ReportView>({&host_report_, &host_deferred_},
+                                  {&view_.report, &view_.deferred}, view_.fault,
+                                  [&](Tables& tables, ReportView& view) {
+                                    tables.add(view.report, 1);
+                                    tables.add(view.headers, world);
+                                    tables.add(view.findings, world);
+                                    tables.add(view.wanted, world);
+                                    tables.add(view.words, std::int64_t(report_words_));
+                                  });
 }
 
 std::shared_ptr<Region> DeviceLayer::keep(std::int64_t bytes) {

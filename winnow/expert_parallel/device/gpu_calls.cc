@@ -54,12 +54,6 @@ void GpuCalls::check_device(std::string_view creation) const {
   }
 }
 
-const PinnedPage& GpuCalls::make_page(std::int64_t bytes) {
-  page_ = PinnedPage(static_cast<std::size_t>(bytes));
-  fault_report_ = reinterpret_cast<FaultReport*>(page_.host());
-  return page_;
-}
-
 int GpuCalls::count_ranks() {
   const int ranks = transport_->ranks_on_gpu();
   if (ranks > kMostRanksOnGpu) {

@@ -2,6 +2,8 @@
 // of the last one, what has broken them. Only in builds with CUDA. Internal.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -13,6 +15,7 @@
 #include "winnow/core/device.h"
 #include "winnow/core/stream.h"
 #include "winnow/expert_parallel/device/gpu_memory.h"
+#include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/device/view.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/transport.h"
@@ -31,8 +34,20 @@ class GpuCalls {
   GpuCalls(const GpuCalls&) = delete;
   GpuCalls& operator=(const GpuCalls&) = delete;
 
-  // Pinned memory that kernels write, which begins with a FaultReport. Once.
-  const PinnedPage& make_page(std::int64_t bytes);
+  // Pinned memory that kernels write: their FaultReport, and the reports of a call and of what it
+  // defers, whose parts `add(tables, report)` tells. Once.
+  template <class Report, class Add>
+  void make_reports(std::array<Report*, 2> host, std::array<Report*, 2> device,
+                    FaultReport*& device_fault, const Add& add) {
+    const auto lay_out = [&](Tables tables, FaultReport*& fault, auto& reports) {
+      tables.add(fault, 1);
+      for (Report* report : reports) add(tables, *report);
+      return static_cast<std::size_t>(tables.bytes());
+    };
+    page_ = PinnedPage(lay_out(Tables(), fault_report_, host));
+    lay_out(Tables(page_.host()), fault_report_, host);
+    lay_out(Tables(page_.device()), device_fault, device);
+  }
   // The ranks on this GPU, after the last allocation. Errors: unsupported, where they are too many.
   int count_ranks();
 

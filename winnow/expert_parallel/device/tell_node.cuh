@@ -12,10 +12,10 @@ namespace winnow::expert_parallel {
 // The last of `parties` that comes here sets this rank's word of those at `words` (of the control
 // memory, one for each rank of the node) at each of them, and gets true. One thread each, after
 // what its party has written. `arrivals` is 0 before and after.
-__device__ inline bool tell_node(const LayerView& view, std::uint32_t* arrivals,
+__device__ inline bool tell_node(const LayerView& view, std::uint64_t* arrivals,
                                  std::uint32_t parties, std::int64_t words, std::uint64_t value) {
   __threadfence();
-  if (atomicAdd(arrivals, 1u) != parties - 1) return false;
+  if (arrive(arrivals) != parties - 1) return false;
   *arrivals = 0;
   __threadfence_system();
   for (int to = 0; to < view.topology.locals; ++to) {

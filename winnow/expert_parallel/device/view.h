@@ -170,9 +170,9 @@ struct DeviceState {
   std::uint32_t broken = 0;      // 1: a wait has expired; every later kernel returns at once
   std::uint32_t refused = 0;     // 1: this call does nothing, on every rank alike
   // For kernels that count who has come, so far or with a slice of a call; back to 0 after each.
-  std::uint32_t arrivals[kArrivals] = {}, slice_arrivals[kSlices] = {};
-  std::uint32_t claims[kClaims] =
-      {};  // what warps claimed behind the exchange, which sets them to 0
+  std::uint64_t arrivals[kArrivals] = {}, slice_arrivals[kSlices] = {};
+  // What warps claimed behind the exchange, which sets them to 0.
+  std::uint32_t claims[kClaims] = {};
 };
 
 // The beginning of what the host reads of a call, in pinned memory that kernels write.

@@ -63,6 +63,11 @@ __device__ inline bool told_of_fault(const LayerView& view) {
   return true;
 }
 
+// One more has come. Returns how many had before.
+__device__ __forceinline__ std::uint64_t arrive(std::uint64_t* arrivals) {
+  return atomicAdd(reinterpret_cast<unsigned long long*>(arrivals), 1ull);
+}
+
 // Until the word, in this rank's memory, is `value` or more. One thread; false: the layer is broken
 // and the kernel should end. `peer` is the rank that has to write the word.
 __device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t* word,

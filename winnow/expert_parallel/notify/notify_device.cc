@@ -26,7 +26,6 @@ class DeviceNotifier : public NotifierBackend {
   void notify(const NotifyArgs& args) override;
 
  private:
-  void make_reports();
   void throw_report(const NotifyReportView& report) const;
   void throw_deferred();
   void call(const NotifyArgs& args);
@@ -84,7 +83,13 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
   };
   private_ = allocate_on_gpu(config_.device, lay_out(Tables()));
   lay_out(Tables(private_.get()));
-  make_reports();
+  calls_.make_reports<NotifyReportView>({&host_report_, &host_deferred_},
+                                        {&view_.report, &view_.deferred}, layer.fault,
+                                        [&](Tables& add, NotifyReportView& report) {
+                                          add.add(report.report, 1);
+                                          add.add(report.totals, 2 + experts_per_rank());
+                                          add.add(report.statements, world);
+                                        });
 
   control_ = transport_->allocate_device(config_.device, static_cast<std::size_t>(shared.end()),
                                          deadline, "the counts of notify");
@@ -93,23 +98,6 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
   write_to_gpu(config_.device, pointers, node.data(), node.size() * sizeof(std::byte*));
   layer.control = {control_->local(), pointers, control_->peers()};
   calls_.count_ranks();
-}
-
-void DeviceNotifier::make_reports() {
-  FaultReport* fault = nullptr;  // for the host; calls_ has it
-  const auto lay_out = [&](Tables tables, FaultReport*& of_fault, NotifyReportView& report,
-                           NotifyReportView& deferred) {
-    tables.add(of_fault, 1);
-    for (NotifyReportView* view : {&report, &deferred}) {
-      tables.add(view->report, 1);
-      tables.add(view->totals, 2 + experts_per_rank());
-      tables.add(view->statements, topology_.world_size);
-    }
-    return tables.bytes();
-  };
-  const PinnedPage& page = calls_.make_page(lay_out(Tables(), fault, host_report_, host_deferred_));
-  lay_out(Tables(page.host()), fault, host_report_, host_deferred_);
-  lay_out(Tables(page.device()), view_.layer.fault, view_.report, view_.deferred);
 }
 
 // ---- A call.
