@@ -67,6 +67,112 @@ def test_a_mistake_of_one_rank_is_an_error_on_all():
         ranks.run(lambda layer, rank: layer.dispatch(x, i))  # it works on
 
 
+_OPTIONS = [
+    ({"order": None}, "order: want expert_major or token_major, got None"),
+    ({"order": 3}, "order: want expert_major or token_major, got 3"),
+    ({"expert_alignment": "4"}, "expert_alignment: want an integer of 64 bits, got '4'"),
+    ({"expert_alignment": 2**70}, "expert_alignment: want an integer of 64 bits, got 1180591"),
+    ({"worst_case_rows": 1.5}, "worst_case_rows: want an integer of 64 bits, got 1.5"),
+    ({"copy_out": 1}, "copy_out: want True or False, got 1"),
+    ({"cached": (1, 2)}, "cached: want a Descriptor, got tuple"),
+    ({"stream": "x"}, "stream: want None, a handle, or an object with .*, got 'x'"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), _OPTIONS)
+def test_an_option_of_the_wrong_type_is_an_error_on_all(options, text):
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
+    with Ranks(2, **SMALL) as ranks:
+        outcomes = ranks.try_run(
+            lambda layer, rank: layer.dispatch(x, i, **(options if rank else {}))
+        )
+        assert all(isinstance(outcome, ValueError) for outcome in outcomes), outcomes
+        assert re.match(f"expert_parallel::dispatch: {text}", str(outcomes[1])), outcomes
+        assert "rank 1: input: want a tensor" in str(outcomes[0])
+        ranks.run(lambda layer, rank: layer.dispatch(x, i))  # it works on
+
+
+def test_a_combine_without_its_descriptor_is_an_error_on_all():
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
+    with Ranks(2, **SMALL) as ranks:
+        made = ranks.run(lambda layer, rank: layer.dispatch(x, i))
+
+        def refused(change, text, other):
+            def body(layer, rank):
+                got = made[rank]
+                given = {"expert_output": got.output, "descriptor": got.descriptor}
+                return layer.combine(**{**given, **(change if rank else {})})
+
+            outcomes = ranks.try_run(body)
+            assert all(isinstance(outcome, ValueError) for outcome in outcomes), outcomes
+            assert re.match(f"expert_parallel::combine: {text}", str(outcomes[1])), outcomes
+            assert f"rank 1: {other}" in str(outcomes[0])
+
+        missing = "descriptor: want one of this layer"
+        refused({"descriptor": None}, "descriptor: want a Descriptor, got None", missing)
+        given = "descriptor: want a Descriptor, got Dispatched, whose .descriptor is one"
+        refused({"descriptor": made[1]}, given, missing)
+        output = "expert_output: want a tensor"
+        refused({"weighted": 1}, "weighted: want True or False, got 1", output)
+        refused({"stream": "x"}, "stream: want None, a handle", output)
+        ranks.run(lambda layer, rank: layer.combine(made[rank].output, made[rank].descriptor))
+
+
+def test_a_keyword_that_there_is_not_is_an_error_on_all():
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
+    with Ranks(2, **SMALL) as ranks:
+        for call in ("dispatch", "combine"):
+
+            def body(layer, rank, call=call):
+                given = (x, i)
+                if call == "combine":
+                    got = layer.dispatch(x, i)
+                    given = got.output, got.descriptor
+                return getattr(layer, call)(*given, **({"wieghted": True} if rank else {}))
+
+            other, own = ranks.try_run(body)
+            assert isinstance(own, TypeError) and f"{call}() got an unexpected" in str(own), own
+            assert isinstance(other, ValueError) and "rank 1: " in str(other), other
+        ranks.run(lambda layer, rank: layer.dispatch(x, i))
+
+
+def test_a_barrier_of_which_an_option_is_wrong_lets_the_others_pass():
+    with Ranks(2, **SMALL) as ranks:
+        for options in ({"stream": "x"}, {"intra_node_only": 1}):
+            other, own = ranks.try_run(
+                lambda layer, rank, options=options: layer.barrier(**(options if rank else {}))
+            )
+            assert other is None, other
+            assert isinstance(own, ValueError) and f"barrier: {next(iter(options))}" in str(own)
+        ranks.run(lambda layer, rank: layer.barrier())
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "other"),
+    [
+        ({"topk": "3"}, "topk: want an integer of 32 bits, got '3'", "topk"),
+        ({"topk": 2**32 + 2}, "topk: want an integer of 32 bits, got 4294967298", "topk"),
+        ({"experts": None}, "experts: want an integer of 32 bits, got None", "experts"),
+        ({"sm_count": "all"}, "sm_count: want an integer of 32 bits, got 'all'", "max_tokens"),
+        ({"enable_local_combine": 1}, "enable_local_combine: want True or False", "max_tokens"),
+        ({"dtype": "float64"}, "dtype: want one of f32, f16, bf16, got float64", "max_tokens"),
+        ({"timeout": "soon"}, "timeout: want 0 seconds to a year, got 'soon'", "max_tokens"),
+    ],
+)
+def test_a_size_of_the_wrong_type_is_an_error_on_all(change, text, other):
+    world = ep.InProcessWorld(2)
+    transports = [world.transport(rank) for rank in range(2)]
+
+    def make(rank):
+        config = {**SMALL, "timeout": 30, **(change if rank else {})}
+        return ep.AllToAll(transports[rank], world.store(), **config)
+
+    outcomes = run_each(2, make)
+    assert all(isinstance(outcome, ValueError) for outcome in outcomes), outcomes
+    assert str(outcomes[1]).startswith(f"expert_parallel::AllToAll: {text}")
+    assert f"{other}: want the same on every rank" in str(outcomes[0])
+
+
 def test_ranks_that_differ_are_named():
     world = ep.InProcessWorld(2)
     transports = [world.transport(rank) for rank in range(2)]
@@ -124,8 +230,6 @@ def test_closed_and_foreign():
                 call()
         with pytest.raises(TypeError):
             layer.dispatch(x, i, None)  # keywords after the tensors
-        with pytest.raises(TypeError):
-            layer.combine(got.output, None)
 
 
 def test_a_rank_that_does_not_come_is_a_timeout():

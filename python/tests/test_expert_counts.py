@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from expert_problems import routing
-from ranks import run_all
+from ranks import run_all, run_each
 
 import winnow
 from winnow import expert_parallel as ep
@@ -89,6 +89,48 @@ def test_notify_tells_what_comes():
             notifier.notify(ranks, nodes, experts, in_rank, channels=1 + rank)
 
     run_all(4, body)
+
+
+def test_an_option_of_notify_of_the_wrong_type_is_an_error_on_all():
+    indices = routing(np.random.default_rng(3), 4)
+    world = ep.InProcessWorld(2)
+    notifiers = run_all(
+        2, lambda rank: ep.Notifier(world.transport(rank), world.store(), experts=8, timeout=30)
+    )
+
+    def notify(rank, **options):
+        return notifiers[rank].notify(*ep.layout(indices, 8, 2, 2), **(options if rank else {}))
+
+    for option, value, text in (
+        ("channels", None, "want an integer of 64 bits, got None"),
+        ("expert_alignment", "2", "want an integer of 64 bits, got '2'"),
+        ("worst_case_rows", 0.5, "want an integer of 64 bits, got 0.5"),
+        ("queues", 7, "want a QueueBuffers, got 7"),
+        ("out", [], "want a Notified, got list"),
+        ("stream", "x", "want None, a handle"),
+    ):
+        outcomes = run_each(
+            2, lambda rank, option=option, value=value: notify(rank, **{option: value})
+        )
+        assert all(isinstance(outcome, ValueError) for outcome in outcomes), outcomes
+        assert f"expert_parallel::notify: {option}: {text}" in str(outcomes[1])
+        assert "rank 1: " in str(outcomes[0])
+    other, own = run_each(2, lambda rank: notify(rank, chanels=3))
+    assert isinstance(own, TypeError) and "rank 1: " in str(other)
+    run_all(2, notify)  # it works on
+
+
+def test_a_notifier_of_which_a_size_is_wrong_is_an_error_on_all():
+    world = ep.InProcessWorld(2)
+    transports = [world.transport(rank) for rank in range(2)]
+
+    def make(rank):
+        sizes = {"experts": 8, "local_world_size": "two" if rank else 2, "timeout": 30}
+        return ep.Notifier(transports[rank], world.store(), **sizes)
+
+    other, own = run_each(2, make)
+    assert "experts: want the same on every rank, got 8 (rank 0), 0 (rank 1)" in str(other)
+    assert "local_world_size: want an integer of 32 bits, got 'two'" in str(own)
 
 
 def test_sizes():

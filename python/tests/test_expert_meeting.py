@@ -140,7 +140,7 @@ def test_gpus_that_are_not_there_are_an_error_on_every_rank():
                 make(world, rank, "cuda")
             assert e.value.code == "unsupported"
         with pytest.raises(ValueError, match="device: want cpu, cuda or cuda:INDEX, got cuda:-1"):
-            make_layer(ep.InProcessWorld(2), rank, "cuda:-1")
+            make_layer(ep.InProcessWorld(1), 0, "cuda:-1")
 
     run_all(2, body)
 

@@ -1,11 +1,10 @@
 // Python bindings of expert_parallel::AllToAll.
 #include <chrono>
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -47,71 +46,118 @@ struct BoundAllToAll {
   std::vector<nb::object> recorded;
 };
 
-ep::RowOrder order_argument(const std::string& order) {
-  if (order == "expert_major") return ep::RowOrder::expert_major;
-  if (order == "token_major") return ep::RowOrder::token_major;
-  throw Error(ErrorCode::invalid_argument, kDispatch, "order", "expert_major or token_major",
-              order);
+ep::RowOrder order_argument(nb::handle order) {
+  std::string name;
+  if (nb::try_cast(order, name)) {
+    if (name == "expert_major") return ep::RowOrder::expert_major;
+    if (name == "token_major") return ep::RowOrder::token_major;
+  }
+  refuse_argument(kDispatch, "order", "expert_major or token_major", order);
+}
+
+// A layer of one rank, and calls of it without tokens.
+class LoneLayer {
+ public:
+  explicit LoneLayer(const ep::Config& config)
+      : config_(config), layer_(world_.transport(0), world_.store(), config) {}
+
+  std::shared_ptr<const ep::Descriptor> dispatch() {
+    return layer_
+        .dispatch({.input = no_rows(config_.dtype, config_.hidden),
+                   .expert_indices = no_rows(DType::i32, config_.topk)})
+        .descriptor;
+  }
+  void combine(const ep::Descriptor& descriptor) {
+    layer_.combine({.expert_output = no_rows(config_.dtype, config_.hidden)}, descriptor);
+  }
+
+ private:
+  ConstTensorView no_rows(DType dtype, std::int64_t columns) const {
+    return without_memory(dtype, {0, columns}, config_.device);
+  }
+
+  ep::InProcessWorld world_{1};
+  ep::Config config_;
+  ep::AllToAll layer_;
+};
+
+// Of another layer, which every layer refuses.
+std::shared_ptr<const ep::Descriptor> foreign_descriptor() {
+  return LoneLayer({.max_tokens = 1, .hidden = 8, .topk = 1, .experts = 1, .arena_rows = 1})
+      .dispatch();
 }
 
 void make_layer(nb::pointer_and_handle<BoundAllToAll> self,
-                std::shared_ptr<ep::Transport> transport, nb::handle store, std::int64_t max_tokens,
-                std::int64_t hidden, int topk, int experts, nb::handle dtype,
-                nb::handle weight_dtype, int local_world_size, bool enable_local_combine,
-                int sm_count, std::int64_t arena_rows, std::optional<double> timeout,
-                nb::handle device) {
+                std::shared_ptr<ep::Transport> transport, nb::handle store, nb::handle max_tokens,
+                nb::handle hidden, nb::handle topk, nb::handle experts, nb::handle dtype,
+                nb::handle weight_dtype, nb::handle local_world_size,
+                nb::handle enable_local_combine, nb::handle sm_count, nb::handle arena_rows,
+                nb::handle timeout, nb::handle device) {
   constexpr const char* operation = "expert_parallel::AllToAll";
   std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
-  const ep::Config config{.max_tokens = max_tokens,
-                          .hidden = hidden,
-                          .topk = topk,
-                          .experts = experts,
-                          .dtype = dtype_argument(operation, dtype),
-                          .weight_dtype = dtype_argument(operation, weight_dtype),
-                          .local_world_size = local_world_size,
-                          .enable_local_combine = enable_local_combine,
-                          .sm_count = sm_count,
-                          .arena_rows = arena_rows,
-                          .timeout = timeout_argument(operation, timeout),
-                          .device = device_argument(operation, device)};
-  {
+  ep::Config config;
+  const auto read = [&]<class T>(T& field, const char* name, nb::handle value) {
+    field = value_argument<T>(operation, name, value);
+  };
+  // Those without a default last: if anything cannot be read, one of them is 0, which every rank
+  // refuses when it hears of it.
+  const std::exception_ptr refused = caught([&] {
+    config.timeout = timeout_argument(operation, timeout);
+    config.device = device_argument(operation, device);
+    config.dtype = dtype_argument(operation, dtype);
+    config.weight_dtype = dtype_argument(operation, weight_dtype);
+    read(config.local_world_size, "local_world_size", local_world_size);
+    read(config.enable_local_combine, "enable_local_combine", enable_local_combine);
+    read(config.sm_count, "sm_count", sm_count);
+    read(config.arena_rows, "arena_rows", arena_rows);
+    read(config.max_tokens, "max_tokens", max_tokens);
+    read(config.hidden, "hidden", hidden);
+    read(config.topk, "topk", topk);
+    read(config.experts, "experts", experts);
+  });
+  run_collective(refused, [&] {
     const nb::gil_scoped_release unlocked;
     new (self.p) BoundAllToAll(std::move(transport), std::move(meeting), config);
-  }
+  });
   // In the object's own dictionary, where torch.compile can read it: number, W, NN, T, K, E / W.
   const ep::Topology& topology = self.p->layer.topology();
   self.h.attr("_traced") =
-      nb::make_tuple(self.p->number.give(self.h), topology.world_size, topology.nodes(), max_tokens,
-                     topk, experts / topology.world_size);
+      nb::make_tuple(self.p->number.give(self.h), topology.world_size, topology.nodes(),
+                     config.max_tokens, config.topk, config.experts / topology.world_size);
 }
 
 BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle expert_indices,
                          nb::handle weights, nb::handle scales, nb::handle scatter_indices,
-                         const std::string& order, std::int64_t expert_alignment,
-                         std::int64_t worst_case_rows, bool copy_out, const BoundDescriptor* cached,
-                         nb::handle out, nb::handle stream) {
+                         nb::handle order, nb::handle expert_alignment, nb::handle worst_case_rows,
+                         nb::handle copy_out, nb::handle cached, nb::handle out, nb::handle stream,
+                         const nb::kwargs& unknown) {
   const OneCall::Turn turn(self.one_call, kDispatch);
-  Call call(kDispatch, stream, nb::none());
+  Call call(kDispatch);
   call.on(self.layer.config().device);
   ep::DispatchArgs args;
   Exporter exporter;
   const std::exception_ptr refused = caught([&] {
+    check_none("dispatch", unknown);
+    call.use_stream(stream);
     args = {.input = call.input("input", input),
             .expert_indices = call.input("expert_indices", expert_indices),
             .weights = call.input("weights", weights),
             .scales = call.input("scales", scales),
             .scatter_indices = call.input("scatter_indices", scatter_indices),
             .order = order_argument(order),
-            .expert_alignment = expert_alignment,
-            .worst_case_rows = worst_case_rows,
-            .copy_out = copy_out,
+            .expert_alignment =
+                value_argument<std::int64_t>(kDispatch, "expert_alignment", expert_alignment),
+            .worst_case_rows =
+                value_argument<std::int64_t>(kDispatch, "worst_case_rows", worst_case_rows),
+            .copy_out = value_argument<bool>(kDispatch, "copy_out", copy_out),
             .out = call.in_out("out", out),
-            .cached = cached == nullptr ? nullptr : cached->descriptor};
+            .cached = descriptor_argument(kDispatch, "cached", cached)};
     exporter = call.exporter();
   });
+  if (refused) args = {};
   ep::Dispatched got;
   bool recorded = false;
-  run_collective(refused, args, [&] {
+  run_collective(refused, [&] {
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       got = self.layer.dispatch(args);
@@ -136,29 +182,36 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
   return result;
 }
 
-nb::object combine(BoundAllToAll& self, nb::handle expert_output, const BoundDescriptor& descriptor,
-                   nb::handle bias, bool weighted, nb::object out, nb::handle stream) {
+nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,
+                   nb::handle bias, nb::handle weighted, nb::object out, nb::handle stream,
+                   const nb::kwargs& unknown) {
   const OneCall::Turn turn(self.one_call, kCombine);
-  Call call(kCombine, stream, nb::none());
+  Call call(kCombine);
   call.on(self.layer.config().device);
   ep::CombineArgs args;
-  const ep::Descriptor& made = *descriptor.descriptor;
+  std::shared_ptr<const ep::Descriptor> made;
   bool recorded = false;
   const std::exception_ptr refused = caught([&] {
+    made = descriptor_argument(kCombine, "descriptor", descriptor);
+    if (made == nullptr) refuse_argument(kCombine, "descriptor", "a Descriptor", descriptor);
+    check_none("combine", unknown);
+    call.use_stream(stream);
     args.expert_output = call.input("expert_output", expert_output);
     args.bias = call.input("bias", bias);
-    args.weighted = weighted;
+    args.weighted = value_argument<bool>(kCombine, "weighted", weighted);
     args.out = call.output("out", out, self.layer.config().dtype,
-                           {made.num_dispatch_token_cur_rank(), self.layer.config().hidden});
+                           {made->num_dispatch_token_cur_rank(), self.layer.config().hidden});
   });
-  run_collective(refused, args, [&] {
+  if (refused) args = {};
+  if (made == nullptr) made = foreign_descriptor();
+  run_collective(refused, [&] {
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
-      self.layer.combine(args, made);
+      self.layer.combine(args, *made);
       recorded = in_capture(self.layer.config().device, args.stream);
     });
   });
-  if (recorded) self.recorded.push_back(nb::cast(descriptor));
+  if (recorded) self.recorded.push_back(nb::borrow(descriptor));
   return out;
 }
 
@@ -168,12 +221,19 @@ nb::object combine_buffer(BoundAllToAll& self, const BoundDescriptor& descriptor
                              descriptor.descriptor);
 }
 
-void barrier(BoundAllToAll& self, bool intra_node_only, nb::handle stream) {
+void barrier(BoundAllToAll& self, nb::handle intra_node_only, nb::handle stream) {
   constexpr const char* operation = "expert_parallel::barrier";
   const OneCall::Turn turn(self.one_call, operation);
-  Call call(operation, stream, nb::none());
+  Call call(operation);
   call.on(self.layer.config().device);
-  call.run([&](const RunOptions& options) { self.layer.barrier(intra_node_only, options.stream); });
+  bool of_node = false;
+  const std::exception_ptr refused = caught([&] {
+    of_node = value_argument<bool>(operation, "intra_node_only", intra_node_only);
+    call.use_stream(stream);
+  });
+  run_collective(refused, [&] {
+    call.run([&](const RunOptions& options) { self.layer.barrier(of_node, options.stream); });
+  });
 }
 
 void close(BoundAllToAll& self) {
@@ -222,7 +282,8 @@ Args, the same on every rank but for the first two and the device's index:
     device: where tensors are: "cpu", "cuda" (torch's current one), "cuda:1", a device of torch.
 
 Raises:
-    ValueError: a size that is excluded, or in which ranks differ: on every rank.
+    ValueError: a size that is excluded, or in which ranks differ: on every rank. What is of another
+        type only its own rank describes; the others hear of a size in which it differs.
     winnow.Error: timeout, naming the ranks that do not come; memory; a GPU or a transport that
         cannot do it.)";
 
@@ -261,6 +322,7 @@ Raises:
         and the next call works. All name the rank at fault, but where an argument is nothing that
         can be read as a tensor or an option: that rank says what it is, the others hear that it
         gave no tensor.
+    TypeError: a keyword that there is not; a ValueError on the other ranks.
     winnow.Error: timeout, naming the rank that was waited for; the layer is broken then. So it is
         after code "internal": CUDA has failed.
     On a GPU with worst_case_rows or cached, what other ranks or the kernels find comes from a later
@@ -278,7 +340,7 @@ dtype at the end, and where they cross between nodes; with enable_local_combine 
 Args:
     expert_output: [R, H], the layer's dtype. Rows in combine_buffer(), or in a borrowed output that
         was overwritten, are read where they are; others are copied first.
-    descriptor: of the dispatch.
+    descriptor: of the dispatch: the Descriptor, not what dispatch() returned with it.
     bias: [n, H], the layer's dtype, added once.
     weighted: multiply by the weights sent at dispatch; not in token-major order.
     out: [n, H], the layer's dtype, to write into; new, of expert_output's kind, if None.
@@ -288,11 +350,12 @@ Returns:
     out, [n, H].
 
 Raises:
-    ValueError, winnow.Error: as dispatch(). On a GPU the call comes back when it is queued. What is
-        wrong with this rank's own arguments it raises itself; what other ranks or the kernels find,
-        also a timeout, the first later call on the layer that sees it raises, after that call has
-        been queued as well: it may be another one on each rank. What the failed call returned is
-        unspecified. To hear of it at a known place, synchronise the stream and call barrier().)";
+    ValueError, TypeError, winnow.Error: as dispatch(). On a GPU the call comes back when it is
+        queued. What is wrong with this rank's own arguments it raises itself; what other ranks or
+        the kernels find, also a timeout, the first later call on the layer that sees it raises,
+        after that call has been queued as well: it may be another one on each rank. What the failed
+        call returned is unspecified. To hear of it at a known place, synchronise the stream and
+        call barrier().)";
 
 constexpr const char* kBufferDoc = R"(Memory in the arena for the experts to write their outputs to.
 
@@ -316,7 +379,8 @@ Args:
 Raises:
     winnow.Error: timeout; on a GPU from a later call, as combine() says. There barrier() raises
         what calls before it have found by now, and all of it if their stream is synchronised.
-    ValueError: the same of a refusal.)";
+    ValueError: the same of a refusal; an argument that is nothing of the kind, after this rank has
+        taken part in the barrier of all ranks.)";
 
 void bind_layer(nb::module_& m) {
   using namespace nb::literals;
@@ -324,10 +388,11 @@ void bind_layer(nb::module_& m) {
     return [field](const BoundAllToAll& self) { return self.layer.config().*field; };
   };
   nb::class_<BoundAllToAll>(m, "AllToAll", kClassDoc, nb::dynamic_attr())
-      .def("__init__", make_layer, "transport"_a, "store"_a, nb::kw_only(), "max_tokens"_a,
-           "hidden"_a, "topk"_a, "experts"_a, "dtype"_a = "bfloat16", "weight_dtype"_a = "float32",
-           "local_world_size"_a = 0, "enable_local_combine"_a = false, "sm_count"_a = 20,
-           "arena_rows"_a = 0, "timeout"_a = nb::none(), "device"_a = "cpu",
+      .def("__init__", make_layer, "transport"_a, "store"_a, nb::kw_only(), "max_tokens"_a.none(),
+           "hidden"_a.none(), "topk"_a.none(), "experts"_a.none(), "dtype"_a.none() = "bfloat16",
+           "weight_dtype"_a.none() = "float32", "local_world_size"_a.none() = 0,
+           "enable_local_combine"_a.none() = false, "sm_count"_a.none() = 20,
+           "arena_rows"_a.none() = 0, "timeout"_a = nb::none(), "device"_a.none() = "cpu",
            nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, "
                    "max_tokens: int, hidden: int, topk: int, experts: int, "
                    "dtype: typing.Any = 'bfloat16', weight_dtype: typing.Any = 'float32', "
@@ -336,9 +401,9 @@ void bind_layer(nb::module_& m) {
                    "device: typing.Any = 'cpu') -> None"))
       .def("dispatch", dispatch, "input"_a.none(), "expert_indices"_a = nb::none(), nb::kw_only(),
            "weights"_a = nb::none(), "scales"_a = nb::none(), "scatter_indices"_a = nb::none(),
-           "order"_a = "expert_major", "expert_alignment"_a = 1, "worst_case_rows"_a = 0,
-           "copy_out"_a = false, "cached"_a = nb::none(), "out"_a = nb::none(),
-           "stream"_a = nb::none(), kDispatchDoc,
+           "order"_a.none() = "expert_major", "expert_alignment"_a.none() = 1,
+           "worst_case_rows"_a.none() = 0, "copy_out"_a.none() = false, "cached"_a = nb::none(),
+           "out"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a, kDispatchDoc,
            nb::sig("def dispatch(self, input: T, expert_indices: T | None = None, *, "
                    "weights: T | None = None, scales: T | None = None, "
                    "scatter_indices: T | None = None, "
@@ -346,16 +411,16 @@ void bind_layer(nb::module_& m) {
                    "expert_alignment: int = 1, worst_case_rows: int = 0, copy_out: bool = False, "
                    "cached: Descriptor | None = None, out: T | None = None, "
                    "stream: Stream = None) -> Dispatched"))
-      .def("combine", combine, "expert_output"_a.none(), "descriptor"_a, nb::kw_only(),
-           "bias"_a = nb::none(), "weighted"_a = false, "out"_a = nb::none(),
-           "stream"_a = nb::none(), kCombineDoc,
+      .def("combine", combine, "expert_output"_a.none(), "descriptor"_a.none(), nb::kw_only(),
+           "bias"_a = nb::none(), "weighted"_a.none() = false, "out"_a = nb::none(),
+           "stream"_a = nb::none(), "unknown"_a, kCombineDoc,
            nb::sig("def combine(self, expert_output: T, descriptor: Descriptor, *, "
                    "bias: T | None = None, weighted: bool = False, out: T | None = None, "
                    "stream: Stream = None) -> T"))
       .def("combine_buffer", combine_buffer, "descriptor"_a, kBufferDoc,
            nb::sig("def combine_buffer(self, descriptor: Descriptor) -> typing.Any"))
-      .def("barrier", barrier, "intra_node_only"_a = false, nb::kw_only(), "stream"_a = nb::none(),
-           kBarrierDoc,
+      .def("barrier", barrier, "intra_node_only"_a.none() = false, nb::kw_only(),
+           "stream"_a = nb::none(), kBarrierDoc,
            nb::sig("def barrier(self, intra_node_only: bool = False, *, stream: Stream = None) "
                    "-> None"))
       .def(
@@ -402,35 +467,18 @@ void bind_layer(nb::module_& m) {
           "Of this rank's arena now, free or not.");
 }
 
-// A layer of one rank, of the sizes that were asked for, which works without the interpreter lock.
-class LoneLayer {
- public:
-  explicit LoneLayer(Shape& shape) : world_(1) {
-    const std::int64_t experts = shape.take("experts", 8);
-    config_ = {.max_tokens = shape.take("max_tokens", 1),
-               .hidden = shape.take("hidden", 128),
-               .topk = static_cast<int>(shape.take("topk", 1)),
-               .experts = static_cast<int>(experts),
-               .dtype = shape.dtype,
-               .arena_rows = 1,
-               .device = shape.device};
-    shape.done();
-    rows_ = shape.view(shape.dtype, {0, config_.hidden});
-    indices_ = shape.view(DType::i32, {0, config_.topk});
-  }
-  // A call without tokens.
-  void run(bool combines) {
-    const nb::gil_scoped_release unlocked;
-    ep::AllToAll layer(world_.transport(0), world_.store(), config_);
-    const ep::Dispatched got = layer.dispatch({.input = rows_, .expert_indices = indices_});
-    if (combines) layer.combine({.expert_output = rows_}, *got.descriptor);
-  }
-
- private:
-  ep::InProcessWorld world_;
-  ep::Config config_;
-  ConstTensorView rows_, indices_;
-};
+// Of one rank and of the sizes that were asked for.
+ep::Config lone_config(Shape& shape) {
+  const ep::Config config{.max_tokens = shape.take("max_tokens", 1),
+                          .hidden = shape.take("hidden", 128),
+                          .topk = static_cast<int>(shape.take("topk", 1)),
+                          .experts = static_cast<int>(shape.take("experts", 8)),
+                          .dtype = shape.dtype,
+                          .arena_rows = 1,
+                          .device = shape.device};
+  shape.done();
+  return config;
+}
 
 }  // namespace
 
@@ -452,13 +500,18 @@ void bind_expert_parallel_all_to_all(nb::module_& m) {
 
 Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options) {
   const Backend backend = backend_of_world("expert_parallel::dispatch", shape.device, options);
-  LoneLayer(shape).run(false);
+  const ep::Config config = lone_config(shape);
+  const nb::gil_scoped_release unlocked;
+  LoneLayer(config).dispatch();
   return backend;
 }
 
 Backend supports_expert_parallel_combine(Shape& shape, const RunOptions& options) {
   const Backend backend = backend_of_world("expert_parallel::combine", shape.device, options);
-  LoneLayer(shape).run(true);
+  const ep::Config config = lone_config(shape);
+  const nb::gil_scoped_release unlocked;
+  LoneLayer layer(config);
+  layer.combine(*layer.dispatch());
   return backend;
 }
 

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include "winnow/core/backend.h"
 #include "winnow/core/error.h"
@@ -79,12 +80,20 @@ std::exception_ptr caught(const Function& function) {
   return nullptr;
 }
 
+// A keyword that the call does not have; nanobind's own TypeError would not be caught.
+inline void check_none(const char* function, const nanobind::kwargs& unknown) {
+  for (const auto& [name, value] : unknown) {
+    throw nanobind::type_error((std::string(function) + "() got an unexpected keyword argument '" +
+                                nanobind::cast<std::string>(name) + "'")
+                                   .c_str());
+  }
+}
+
 // The other ranks wait in the call of a rank whose arguments could not be read: it takes part with
-// none, which the library refuses on all ranks, and throws its own error.
-template <class Arguments, class Function>
-void run_collective(const std::exception_ptr& refused, Arguments& args, const Function& run) {
+// those that `run` has then, which the library refuses on all ranks, and throws its own error.
+template <class Function>
+void run_collective(const std::exception_ptr& refused, const Function& run) {
   if (!refused) return run();
-  args = {};
   try {
     run();
   } catch (const Error& error) {

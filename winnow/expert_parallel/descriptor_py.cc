@@ -1,6 +1,7 @@
 // Python binding of expert_parallel::Descriptor.
 #include "winnow/expert_parallel/descriptor_py.h"
 
+#include "winnow/core/error.h"
 #include "winnow/python/bindings.h"
 
 namespace winnow::python {
@@ -21,6 +22,21 @@ const char* name_of(ep::RowOrder order) {
 }
 
 }  // namespace
+
+std::shared_ptr<const ep::Descriptor> descriptor_argument(const char* operation,
+                                                          const char* argument, nb::handle value) {
+  // What dispatch() returns, for instance.
+  const bool has_one =
+      !value.is_none() && !nb::isinstance<BoundDescriptor>(value) &&
+      nb::isinstance<BoundDescriptor>(nb::getattr(value, "descriptor", nb::none()));
+  if (has_one) {
+    const auto kind = nb::cast<std::string>(value.type().attr("__name__"));
+    throw Error(ErrorCode::invalid_argument, operation, argument, "a Descriptor",
+                kind + ", whose .descriptor is one");
+  }
+  const auto* found = value_argument<BoundDescriptor*>(operation, argument, value);
+  return found == nullptr ? nullptr : found->descriptor;
+}
 
 void bind_expert_parallel_descriptor(nb::module_& m) {
   using ep::Descriptor;

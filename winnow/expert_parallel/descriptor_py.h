@@ -19,4 +19,9 @@ struct BoundDescriptor {
   }
 };
 
+// Null for None. Errors name `operation`.
+std::shared_ptr<const expert_parallel::Descriptor> descriptor_argument(const char* operation,
+                                                                       const char* argument,
+                                                                       nanobind::handle value);
+
 }  // namespace winnow::python

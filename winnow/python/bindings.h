@@ -27,6 +27,9 @@ void bind_sparse_mla_backward(nb::module_& m);
 void bind_sparse_mla_distribution(nb::module_& m);
 void bind_sparse_mla_forward(nb::module_& m);
 
+// A tensor that is only described: for dry runs and calls without tokens.
+TensorView without_memory(DType type, std::initializer_list<std::int64_t> shape, Device device);
+
 // The sizes that somebody asks about with winnow.supports(): keyword arguments, each with the size
 // it has if it is not given.
 class Shape {
@@ -39,8 +42,10 @@ class Shape {
   DType dtype = DType::f32;
   Device device;
 
-  // A tensor of that shape without memory: for dry runs.
-  TensorView view(DType type, std::initializer_list<std::int64_t> shape) const;
+  // On `device`.
+  TensorView view(DType type, std::initializer_list<std::int64_t> shape) const {
+    return without_memory(type, shape, device);
+  }
 
  private:
   nb::dict sizes_;

@@ -204,10 +204,14 @@ void Call::fail(const char* argument, std::string wanted, std::string got) const
 }
 
 Call::Call(const char* operation, nb::handle stream, nb::handle backend, bool check)
-    : operation_(operation), explicit_stream_(!stream.is_none()) {
+    : Call(operation) {
   options_.check = check;
   if (!backend.is_none()) options_.backend = backend_from_string(nb::cast<std::string>(backend));
-  if (!explicit_stream_) return;
+  use_stream(stream);
+}
+
+void Call::use_stream(nb::handle stream) {
+  if (stream.is_none()) return;
   nb::object number = nb::borrow(stream);
   if (nb::hasattr(stream, "__cuda_stream__")) {
     number = stream.attr("__cuda_stream__")()[1];
@@ -222,6 +226,7 @@ Call::Call(const char* operation, nb::handle stream, nb::handle backend, bool ch
          nb::cast<std::string>(nb::repr(stream)));
   }
   options_.stream.handle = reinterpret_cast<void*>(handle);
+  explicit_stream_ = true;
 }
 
 Call::~Call() {
@@ -508,6 +513,14 @@ void split_out(const char* operation, nb::handle out, std::span<nb::object> memb
                 "a tuple of " + std::to_string(tuple.size()));
   }
   for (std::size_t i = 0; i < members.size(); ++i) members[i] = tuple[i];
+}
+
+void refuse_argument(const char* operation, const char* argument, const std::string& wanted,
+                     nb::handle got) {
+  const bool shown = got.is_none() || PyLong_Check(got.ptr()) || PyFloat_Check(got.ptr()) ||
+                     PyUnicode_Check(got.ptr());
+  throw Error(ErrorCode::invalid_argument, operation, argument, wanted,
+              nb::cast<std::string>(shown ? nb::repr(got) : nb::str(got.type().attr("__name__"))));
 }
 
 DType dtype_argument(const char* operation, nb::handle dtype) {

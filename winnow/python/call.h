@@ -10,8 +10,10 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include "winnow/core/backend.h"
 #include "winnow/core/tensor.h"
@@ -58,6 +60,9 @@ class Call {
   // stream for its CUDA tensors, else the default stream), a handle, or an object that has one;
   // `backend` is None or a name; `check` is RunOptions::check.
   Call(const char* operation, nb::handle stream, nb::handle backend, bool check = false);
+  // With the stream to be said by use_stream(), before any tensor.
+  explicit Call(const char* operation) : operation_(operation) {}
+  void use_stream(nb::handle stream);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
   ~Call();
@@ -145,6 +150,29 @@ std::array<nb::object, kCount> split_out(const char* operation, nb::handle out) 
   std::array<nb::object, kCount> members;
   split_out(operation, out, members);
   return members;
+}
+
+// Throws Error: the argument is not what was wanted. It shows numbers and texts, of others the
+// type.
+[[noreturn]] void refuse_argument(const char* operation, const char* argument,
+                                  const std::string& wanted, nb::handle got);
+
+// A flag, a number, or an object that is bound, by pointer: null for None. The same as an argument
+// of that type in a binding's signature, but the Error names `operation` and `argument`.
+template <class T>
+T value_argument(const char* operation, const char* argument, nb::handle value) {
+  T result{};
+  if (nb::try_cast(value, result)) return result;
+  std::string wanted;
+  if constexpr (std::is_same_v<T, bool>) {
+    wanted = "True or False";
+  } else if constexpr (std::is_integral_v<T>) {
+    wanted = "an integer of " + std::to_string(8 * sizeof(T)) + " bits";
+  } else {
+    const nb::object name = nb::type<std::remove_pointer_t<T>>().attr("__name__");
+    wanted = "a " + nb::cast<std::string>(name);
+  }
+  refuse_argument(operation, argument, wanted, value);
 }
 
 // A dtype by its name in numpy, torch or the library. Errors name `operation`.

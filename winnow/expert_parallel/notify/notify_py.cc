@@ -1,5 +1,6 @@
 // Python binding of expert_parallel::Notifier.
-#include <nanobind/stl/optional.h>
+#include <algorithm>
+
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -38,42 +39,53 @@ struct BoundNotifier {
 };
 
 void make_notifier(nb::pointer_and_handle<BoundNotifier> self,
-                   std::shared_ptr<ep::Transport> transport, nb::handle store, int experts,
-                   int local_world_size, std::optional<double> timeout, nb::handle device) {
+                   std::shared_ptr<ep::Transport> transport, nb::handle store, nb::handle experts,
+                   nb::handle local_world_size, nb::handle timeout, nb::handle device) {
   constexpr const char* operation = "expert_parallel::Notifier";
   std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
-  const ep::NotifierConfig config{.experts = experts,
-                                  .local_world_size = local_world_size,
-                                  .timeout = timeout_argument(operation, timeout),
-                                  .device = device_argument(operation, device)};
-  {
+  ep::NotifierConfig config;
+  // The experts last: if anything cannot be read they are 0, which every rank refuses.
+  const std::exception_ptr refused = caught([&] {
+    config.timeout = timeout_argument(operation, timeout);
+    config.device = device_argument(operation, device);
+    config.local_world_size = value_argument<int>(operation, "local_world_size", local_world_size);
+    config.experts = value_argument<int>(operation, "experts", experts);
+  });
+  run_collective(refused, [&] {
     const nb::gil_scoped_release unlocked;
     new (self.p) BoundNotifier(std::move(transport), std::move(meeting), config);
-  }
+  });
   self.h.attr("_traced") = self.p->number.give(self.h);  // where torch.compile can read it
 }
 
 Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle tokens_per_node,
-                nb::handle tokens_per_expert, nb::handle is_token_in_rank, std::int64_t channels,
-                std::int64_t expert_alignment, std::int64_t worst_case_rows,
-                const std::optional<ep::QueueBuffers>& queues, std::optional<Notified> out,
-                nb::handle stream) {
+                nb::handle tokens_per_expert, nb::handle is_token_in_rank, nb::handle channels,
+                nb::handle expert_alignment, nb::handle worst_case_rows, nb::handle queues,
+                nb::handle out, nb::handle stream, const nb::kwargs& unknown) {
   const OneCall::Turn turn(self.one_call, kOperation);
-  Call call(kOperation, stream, nb::none());
+  Call call(kOperation);
   call.on(self.notifier.config().device);
-  Notified result = out.value_or(Notified());
+  Notified result;
   ep::NotifyArgs args;
   const std::exception_ptr refused = caught([&] {
+    check_none("notify", unknown);
+    call.use_stream(stream);
+    const auto number = [](const char* name, nb::handle value) {
+      return value_argument<std::int64_t>(kOperation, name, value);
+    };
     args = {.tokens_per_rank = call.input("tokens_per_rank", tokens_per_rank),
             .tokens_per_node = call.input("tokens_per_node", tokens_per_node),
             .tokens_per_expert = call.input("tokens_per_expert", tokens_per_expert),
             .is_token_in_rank = call.input_flags("is_token_in_rank", is_token_in_rank),
-            .channels = channels,
-            .expert_alignment = expert_alignment,
-            .worst_case_rows = worst_case_rows,
-            .queues = queues.value_or(ep::QueueBuffers())};
+            .channels = number("channels", channels),
+            .expert_alignment = number("expert_alignment", expert_alignment),
+            .worst_case_rows = number("worst_case_rows", worst_case_rows)};
+    const auto* buffers = value_argument<ep::QueueBuffers*>(kOperation, "queues", queues);
+    if (buffers != nullptr) args.queues = *buffers;
+    const auto* earlier = value_argument<Notified*>(kOperation, "out", out);
+    if (earlier != nullptr) result = *earlier;
     const ep::Topology& topology = self.notifier.topology();
-    const std::int64_t slices = channels > 0 ? channels : 0;
+    const std::int64_t slices = std::max<std::int64_t>(args.channels, 0);
     const std::int64_t ranks = topology.world_size, nodes = topology.nodes();
     const std::int64_t local_experts = self.notifier.config().experts / topology.world_size;
     const auto output = [&](const char* name, nb::object& tensor, auto... shape) {
@@ -91,7 +103,8 @@ Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle toke
     args.recv_pairs_per_expert =
         output("recv_pairs_per_expert", result.recv_pairs_per_expert, local_experts);
   });
-  run_collective(refused, args, [&] {
+  if (refused) args = {};
+  run_collective(refused, [&] {
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       self.notifier.notify(args);
@@ -117,7 +130,8 @@ Args:
         for the totals only, not at all with worst_case_rows.
 
 Raises:
-    ValueError: sizes that do not divide, or in which ranks differ: on every rank.
+    ValueError: sizes that do not divide, or in which ranks differ: on every rank. What is of another
+        type only its own rank describes; the others hear that its experts differ.
     winnow.Error: timeout, a rank that does not come.)";
 
 constexpr const char* kNotifyDoc = R"(Tells every rank what comes to it, and learns the same.
@@ -144,6 +158,7 @@ Raises:
     ValueError: an argument that is not as described, contradicts another or differs between ranks:
         on every rank, no output was written, and the next call works. All name the rank at fault,
         but where an argument cannot be read at all: the others hear that it gave no tensor.
+    TypeError: a keyword that there is not; a ValueError on the other ranks.
     winnow.Error: timeout; the notifier is broken then.)";
 
 }  // namespace
@@ -183,15 +198,16 @@ void bind_expert_parallel_notify(nb::module_& m) {
       .def_ro("recv_pairs_per_expert", &ep::NotifyTotals::recv_pairs_per_expert);
 
   nb::class_<BoundNotifier>(m, "Notifier", kClassDoc, nb::dynamic_attr())
-      .def("__init__", make_notifier, "transport"_a, "store"_a, nb::kw_only(), "experts"_a,
-           "local_world_size"_a = 0, "timeout"_a = nb::none(), "device"_a = "cpu",
+      .def("__init__", make_notifier, "transport"_a, "store"_a, nb::kw_only(), "experts"_a.none(),
+           "local_world_size"_a.none() = 0, "timeout"_a = nb::none(), "device"_a.none() = "cpu",
            nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, experts: int, "
                    "local_world_size: int = 0, timeout: float | None = None, "
                    "device: typing.Any = 'cpu') -> None"))
       .def("notify", notify, "tokens_per_rank"_a.none(), "tokens_per_node"_a.none(),
            "tokens_per_expert"_a.none(), "is_token_in_rank"_a.none(), nb::kw_only(),
-           "channels"_a = 1, "expert_alignment"_a = 1, "worst_case_rows"_a = 0,
-           "queues"_a = nb::none(), "out"_a = nb::none(), "stream"_a = nb::none(), kNotifyDoc,
+           "channels"_a.none() = 1, "expert_alignment"_a.none() = 1, "worst_case_rows"_a.none() = 0,
+           "queues"_a = nb::none(), "out"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a,
+           kNotifyDoc,
            nb::sig("def notify(self, tokens_per_rank: T, tokens_per_node: T, tokens_per_expert: T, "
                    "is_token_in_rank: T, *, channels: int = 1, expert_alignment: int = 1, "
                    "worst_case_rows: int = 0, queues: QueueBuffers | None = None, "

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <memory>
-#include <optional>
 
 #include <nanobind/nanobind.h>
 
@@ -16,7 +15,7 @@ namespace winnow::python {
 std::shared_ptr<expert_parallel::Store> store_argument(const char* operation,
                                                        nanobind::handle store);
 
-// None, or 0, is the library's default.
-std::chrono::nanoseconds timeout_argument(const char* operation, std::optional<double> seconds);
+// Seconds. None, or 0, is the library's default.
+std::chrono::nanoseconds timeout_argument(const char* operation, nanobind::handle seconds);
 
 }  // namespace winnow::python

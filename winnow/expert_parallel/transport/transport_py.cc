@@ -117,13 +117,12 @@ class PythonStore : public ep::Store {
   bool has_check_;
 };
 
-ep::Deadline deadline_argument(const char* operation, std::optional<double> seconds) {
+ep::Deadline deadline_argument(const char* operation, nb::handle seconds) {
   return ep::Deadline(timeout_argument(operation, seconds));
 }
 
 std::shared_ptr<ep::Transport> create_shared_memory(nb::handle store, int rank, int world_size,
-                                                    std::optional<double> timeout,
-                                                    const std::string& prefix) {
+                                                    nb::handle timeout, const std::string& prefix) {
   constexpr const char* operation = "expert_parallel::shared_memory";
   const std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   const ep::Deadline deadline = deadline_argument(operation, timeout);
@@ -132,7 +131,7 @@ std::shared_ptr<ep::Transport> create_shared_memory(nb::handle store, int rank, 
 }
 
 std::shared_ptr<ep::Transport> create_nvshmem(nb::handle store, int rank, int world_size,
-                                              nb::handle device, std::optional<double> timeout,
+                                              nb::handle device, nb::handle timeout,
                                               const std::string& prefix) {
   constexpr const char* operation = "expert_parallel::nvshmem";
   std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
@@ -217,13 +216,13 @@ std::shared_ptr<ep::Store> store_argument(const char* operation, nb::handle stor
               nb::cast<std::string>(nb::repr(store)));
 }
 
-std::chrono::nanoseconds timeout_argument(const char* operation, std::optional<double> seconds) {
+std::chrono::nanoseconds timeout_argument(const char* operation, nb::handle seconds) {
   using std::chrono::nanoseconds;
-  const double value = seconds.value_or(0);
   constexpr double kLongest = 365 * 24 * 3600.0;
-  if (!(value >= 0 && value <= kLongest)) {
-    throw Error(ErrorCode::invalid_argument, operation, "timeout", "0 seconds to a year",
-                std::to_string(value));
+  double value = 0;
+  const bool read = seconds.is_none() || nb::try_cast(seconds, value);
+  if (!read || !(value >= 0 && value <= kLongest)) {
+    refuse_argument(operation, "timeout", "0 seconds to a year", seconds);
   }
   // Not 0, which would be the default.
   return nanoseconds(static_cast<nanoseconds::rep>(std::ceil(value * 1e9)));
