@@ -5,6 +5,7 @@ import pytest
 import torch
 from ranks import Ranks
 
+import winnow
 from winnow.expert_parallel import autograd
 
 WORLD, HIDDEN, TOPK, EXPERTS = 4, 16, 3, 8
@@ -244,13 +245,52 @@ def test_outputs_want_a_gradient_where_their_inputs_do():
         ranks.run(body)
 
 
+def _refused_by_rank_1(call, error, text):
+    """call(layer, rank, mistaken): every rank raises, and the layer works on."""
+    with Ranks(2, **CONFIG, dtype="float32") as ranks:
+        other, own = ranks.try_run(lambda layer, rank: call(layer, rank, rank == 1))
+        assert type(own) is error and text in str(own), own
+        assert isinstance(other, ValueError) and "rank 1: " in str(other), other
+        ranks.run(lambda layer, rank: call(layer, rank, False))
+
+
 @pytest.mark.parametrize("option", ["out", "scales", "stream"])
 def test_dispatch_with_gradients_refuses_what_has_none(option):
     tokens, _, indices, *_ = _problem()
 
-    def body(layer, rank):
-        with pytest.raises(TypeError, match=f"want no {option}, got one"):
-            autograd.dispatch(layer, tokens[rank], indices[rank], **{option: tokens[rank]})
+    def dispatch(layer, rank, mistaken):
+        options = {option: tokens[rank]} if mistaken else {}
+        autograd.dispatch(layer, tokens[rank], indices[rank], **options)
 
-    with Ranks(WORLD, **CONFIG, dtype="float32", local_world_size=2) as ranks:
-        ranks.run(body)
+    _refused_by_rank_1(dispatch, TypeError, f"want no {option}, got one")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"input": np.ones((2, HIDDEN), np.float32)}, "input: want a tensor of torch, got ndarray"),
+        ({"input": [1.0]}, "input: want a tensor of torch, got list"),
+        ({"weights": np.ones((2, TOPK))}, "weights: want a tensor of torch, got ndarray"),
+        ({"order": None}, "order: want expert_major or token_major, got None"),
+        ({"copy_out": 1}, "copy_out: want True or False, got 1"),
+        ({"cached": "last"}, "cached: want a Descriptor, got 'last'"),
+    ],
+)
+def test_a_mistake_in_a_dispatch_with_gradients_is_an_error_on_all(change, text):
+    given = {"input": torch.ones(2, HIDDEN), "expert_indices": torch.zeros(2, TOPK).int()}
+
+    def dispatch(layer, rank, mistaken):
+        autograd.dispatch(layer, **{**given, **(change if mistaken else {})})
+
+    _refused_by_rank_1(dispatch, winnow.errors.InvalidArgument, f"dispatch: {text}")
+
+
+def test_a_combine_with_gradients_and_no_descriptor_is_an_error_on_all():
+    def combine(layer, rank, mistaken):
+        rows, _, descriptor = autograd.dispatch(
+            layer, torch.ones(2, HIDDEN), torch.zeros(2, TOPK).int()
+        )
+        autograd.combine(layer, rows, None if mistaken else descriptor)
+
+    text = "combine: descriptor: want a Descriptor, got None"
+    _refused_by_rank_1(combine, winnow.errors.InvalidArgument, text)

@@ -278,6 +278,16 @@ def test_one_process_is_a_world(alone):  # noqa: F811
     assert torch.equal(output, tokens[[0, 1, 0]])  # the caller's
 
 
+def test_a_combine_without_a_descriptor_is_the_librarys_to_refuse(alone):  # noqa: F811
+    layer = EPAll2AllLayer(None, 4, 8, 2, 0, 4, 1, 1, torch.float32, device="cpu")
+    tokens = torch.ones(3, 8)
+    output, _, desc = layer.dispatch(tokens, torch.zeros(3, 2).int())
+    with pytest.raises(ValueError, match="combine: descriptor: want a Descriptor, got tuple"):
+        layer.combine(output, (output, desc))
+    assert torch.equal(layer.combine(output, desc), 2 * tokens)
+    layer.finalize()
+
+
 def test_without_a_process_group_the_error_says_what_to_do(alone):  # noqa: F811
     with pytest.raises(ValueError, match="initialize_distributed"):
         EPAll2AllLayer(None, 4, 8, 2, 0, 4, 2, 2)

@@ -10,13 +10,14 @@ of: ``torch._dynamo.config.capture_dynamic_output_shape_ops = True``. What a CUD
 compiled code is kept as long as the layer.
 """
 
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
+from winnow.errors import Error, InvalidArgument
 from winnow.expert_parallel import gradients, operators
 
 __all__ = ["TracedDescriptor", "TracedDispatch", "combine", "dispatch", "dispatch_traced", "traced"]
@@ -200,12 +201,18 @@ def dispatch(
         (output [R, H], weights [R], in token-major order [R, K], or None, descriptor).
 
     Raises:
-        ValueError, winnow.Error: as AllToAll.dispatch(); the backward pass as AllToAll.combine().
-        TypeError: scales, out or stream.
+        ValueError, winnow.Error: as AllToAll.dispatch(), also where input or weights are no tensors
+            of torch; the backward pass as AllToAll.combine().
+        TypeError: scales, out or stream; a ValueError on the other ranks.
     """
     for name in ("scales", "out", "stream"):
         if options.pop(name, None) is not None:
-            raise TypeError(f"expert_parallel.autograd.dispatch: want no {name}, got one")
+            text = f"expert_parallel.autograd.dispatch: want no {name}, got one"
+            _refuse(layer, TypeError(text))
+    for name, given in (("input", input), ("weights", weights)):
+        if given is not None and not isinstance(given, Tensor):
+            text = f"expert_parallel::dispatch: {name}: want a tensor of torch, got "
+            _refuse(layer, InvalidArgument(text + type(given).__name__))
     if _is_traced(options.get("cached")):
         got = dispatch_traced(layer, input, expert_indices, weights=weights, **options)
         return got.output, got.weights, got.descriptor
@@ -219,9 +226,21 @@ def dispatch(
     return output, given, descriptor
 
 
+def _refuse(layer: AllToAll, error: Exception) -> NoReturn:
+    """Raises the error of a dispatch() for which the others wait, when they have heard of it."""
+    try:
+        layer.dispatch(None)
+    except Error as heard:
+        if heard.code == "timeout":
+            raise
+    raise error
+
+
 def _dispatch(layer, input, expert_indices, weights, options):
     # torch's allocator serves a GPU better than the layer's memory: it knows other streams.
-    clones = input.is_cuda and options.pop("copy_out", False)
+    clones = input is not None and input.is_cuda and options.get("copy_out") is True
+    if clones:
+        options = {**options, "copy_out": False}
     got = layer.dispatch(input, expert_indices, weights=weights, **options)
     output, given, descriptor = got.output, got.weights, got.descriptor
     if clones:

@@ -211,7 +211,9 @@ class EPAll2AllLayer(torch.nn.Module):
                 kernels find a later call. To hear of it here, synchronise the stream and call
                 ep_barrier_all().
         """
-        return autograd.combine(self._all_to_all, input, ep_a2a_layout_desc.descriptor)
+        # What has none is refused there, on all ranks.
+        descriptor = getattr(ep_a2a_layout_desc, "descriptor", ep_a2a_layout_desc)
+        return autograd.combine(self._all_to_all, input, descriptor)
 
     def ep_barrier_all(self, stream: Any = None, intra_node_only: bool = False) -> None:
         """Returns when every rank (of this node) has called it. winnow.Error at the deadline.
