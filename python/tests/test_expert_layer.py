@@ -178,6 +178,30 @@ def test_a_timeout_is_that_of_the_meeting_and_of_the_layer(alone, monkeypatch): 
         assert caught.value.code == "timeout"
 
 
+def test_a_constructor_that_fails_on_one_rank_counts_as_a_world(alone, monkeypatch):  # noqa: F811
+    """So that this rank's next world meets that of the others."""
+    initialize_distributed()
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
+    numbers = []
+
+    def meet(*arguments, prefix, **options):
+        numbers.append(int(prefix.removeprefix("winnow/")))
+        raise winnow.Error("nobody else comes")
+
+    def fails():
+        raise RuntimeError("here alone")
+
+    monkeypatch.setattr(rendezvous, "create_shared_memory", meet)
+    for device in ("cpu", "nonsense", "cpu"):
+        with pytest.raises(RuntimeError):  # a winnow.Error is one
+            EPAll2AllLayer(None, 4, 8, 3, 0, 4, 2, 2, device=device)
+    for default in (fails, lambda: torch.device("cpu")):
+        monkeypatch.setattr(rendezvous, "default_device", default)
+        with pytest.raises(RuntimeError):
+            BarrierAllContext(False)
+    assert numbers == [numbers[0] + n for n in (0, 2, 4)]
+
+
 def test_a_rank_that_does_not_join_is_an_error(alone, monkeypatch):  # noqa: F811
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"),
                         ("MASTER_PORT", "0")):  # fmt: skip

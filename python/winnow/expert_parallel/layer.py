@@ -105,6 +105,7 @@ class EPAll2AllLayer(torch.nn.Module):
         timeout: Optional[float] = None,
     ) -> None:
         super().__init__()
+        prefix = rendezvous.next_prefix(ep_group)
         self.offset_dtype = torch.int32
         self.ep_group = ep_group
         self.max_tokens = max_tokens
@@ -122,7 +123,9 @@ class EPAll2AllLayer(torch.nn.Module):
         self.use_aot = use_aot
 
         self.device = rendezvous.resolve(device)
-        transport, store = rendezvous.connect(ep_group, rank, world_size, self.device, timeout)
+        transport, store = rendezvous.connect(
+            ep_group, prefix, rank, world_size, self.device, timeout
+        )
         self._all_to_all = AllToAll(
             transport,
             store,

@@ -20,8 +20,20 @@ from winnow._winnow.expert_parallel import (
 )
 from winnow.errors import InvalidArgument
 
-# Worlds that this process has made, by group: every rank makes the same ones in the same order.
-_made: Counter = Counter()
+# Worlds that this process has begun to make, by group: every rank begins the same ones in the same
+# order.
+_begun: Counter = Counter()
+
+
+def next_prefix(group: Any) -> str:
+    """Of the keys of a group's next world; None: the default group.
+
+    Taken before anything can fail on this rank alone: the other ranks count that world too.
+    """
+    group = dist.group.WORLD if group is None else group
+    name = getattr(group, "group_name", "")
+    _begun[name] += 1
+    return f"winnow/{_begun[name]}"
 
 
 def gpu_for_each_rank() -> bool:
@@ -76,16 +88,18 @@ def resolve(device: Any) -> torch.device:
 
 
 def connect(
-    group: Any, rank: int, world_size: int, device: torch.device, timeout: Optional[float]
+    group: Any,
+    prefix: str,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    timeout: Optional[float],
 ) -> Tuple[Transport, Any]:
     """Collective: this rank's transport, and the store in which its layers meet."""
     if world_size == 1:
         world = InProcessWorld(1)
         return world.transport(rank), world.store()
     store = _store_of(group)
-    number = _made[getattr(group, "group_name", "")]
-    _made[getattr(group, "group_name", "")] += 1
-    prefix = f"winnow/{number}"
     if device.type == "cpu":
         made = create_shared_memory(store, rank, world_size, timeout=timeout, prefix=prefix)
     else:
@@ -97,8 +111,9 @@ def barrier_layer(
     rank: int, world_size: int, local_world_size: int, timeout: Optional[float]
 ) -> AllToAll:
     """Collective: a layer as small as can be, for its barriers."""
+    prefix = next_prefix(None)
     device = default_device()
-    transport, store = connect(None, rank, world_size, device, timeout)
+    transport, store = connect(None, prefix, rank, world_size, device, timeout)
     return AllToAll(
         transport,
         store,
