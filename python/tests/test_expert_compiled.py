@@ -180,8 +180,8 @@ def test_a_traced_descriptor_has_the_attributes_of_a_descriptor():
         want_rows, want_given, want = dispatch(layer)
         assert type(made) is autograd.TracedDescriptor and type(want) is Descriptor
         assert torch.equal(rows, want_rows) and torch.equal(given, want_given)
-        names = [n for n in dir(Descriptor) if not n.startswith(("_", "host_"))]
-        assert "expert_offsets" in names
+        names = [n for n in dir(Descriptor) if not n.startswith("_")]
+        assert {"expert_offsets", "host_expert_offsets"} <= set(names)
         for name in names:
             got, expected = getattr(made, name), getattr(want, name)
             if isinstance(expected, torch.Tensor):
@@ -196,6 +196,32 @@ def test_a_traced_descriptor_has_the_attributes_of_a_descriptor():
         assert torch.equal(layer.combine(rows, made.descriptor), combined)
         again, _, _ = autograd.dispatch(layer, 2 * x, cached=made)
         assert torch.equal(again, 2 * rows)
+
+
+def test_what_the_host_knows_is_there_when_the_call_has_run():
+    """Under a mode of torch, which needs the operators, and not while a compiler traces."""
+    x, _, _, indices = _inputs(0)
+    known = []
+
+    def dispatch(layer, x, indices):
+        rows, _, made = autograd.dispatch(layer, x, indices)
+        known.append((made.host_expert_counts, made.host_expert_offsets))
+        return rows
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            return function(*arguments, **(options or {}))
+
+    with Ranks(1, **CONFIG) as ranks:
+        layer = ranks.layers[0]
+        with Mode():
+            dispatch(layer, x, indices)
+        with FakeTensorMode(shape_env=ShapeEnv()) as fake:
+            dispatch(layer, fake.from_tensor(x), fake.from_tensor(indices))
+        want = layer.dispatch(x, indices).descriptor
+        torch.compile(dispatch, fullgraph=True, backend="eager")(layer, x, indices)
+    assert known[0] == (want.host_expert_counts, want.host_expert_offsets)
+    assert known[1:] == [(None, None)] * 2
 
 
 def test_descriptors_of_eager_code_in_compiled_code():

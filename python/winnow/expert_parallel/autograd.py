@@ -10,7 +10,7 @@ of: ``torch._dynamo.config.capture_dynamic_output_shape_ops = True``. What a CUD
 compiled code is kept as long as the layer.
 """
 
-from typing import Any, NamedTuple, NoReturn, Optional, Tuple, Union
+from typing import Any, List, NamedTuple, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -29,13 +29,11 @@ _modes = torch._C._len_torch_dispatch_stack
 class TracedDescriptor:
     """What dispatch() returns instead of a Descriptor in code that torch.compile traces.
 
-    It has the attributes of a Descriptor; tensors are copies, and what the host does not know is as
-    on a GPU with worst_case_rows. dispatch() and combine() here take it in compiled code and
-    elsewhere. Compiled code takes no Descriptor: traced() makes one of these of it before.
+    It has the attributes of a Descriptor; tensors are copies, wanted_rows is as on a GPU, and
+    host_expert_counts and host_expert_offsets are None while a compiler traces. dispatch() and
+    combine() here take it in compiled code and elsewhere. Compiled code takes no Descriptor:
+    traced() makes one of these of it before.
     """
-
-    host_expert_counts = None
-    host_expert_offsets = None
 
     def __init__(
         self, handle, sizes, device, tokens, rows, order, expert_alignment, worst_case_rows, weights
@@ -96,6 +94,19 @@ class TracedDescriptor:
     @property
     def expert_offsets(self) -> Tensor:
         return self._table("expert_offsets", (self._sizes[5] + 1,))
+
+    @property
+    def host_expert_counts(self) -> Optional[List[int]]:
+        return self._on_host("host_expert_counts")
+
+    @property
+    def host_expert_offsets(self) -> Optional[List[int]]:
+        return self._on_host("host_expert_offsets")
+
+    def _on_host(self, name):
+        # A compiler's tensors hold no numbers.
+        there = not is_compiling() and type(self._handle) is Tensor
+        return getattr(self.descriptor, name) if there else None
 
     def _table(self, name, sizes, dtype=_INT32):
         return torch.ops.winnow.expert_parallel_table(
