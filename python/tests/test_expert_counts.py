@@ -167,5 +167,9 @@ def test_supports():
     assert "hidden: want rows of a multiple of 16 bytes, got 7" in answer.reason
     assert "topk: want 1 to 32" in winnow.supports("expert_parallel.combine", topk=40).reason
     assert not winnow.supports("expert_parallel.dispatch", dtype="float8_e4m3fn")
+    for op, size in (("dispatch", "topk"), ("combine", "experts"), ("notify", "experts")):
+        for value in (2**32 + 2, "2"):
+            reason = winnow.supports(f"expert_parallel.{op}", **{size: value}).reason
+            assert reason == f"supports: {size}: want an integer of 32 bits, got {value!r}"
     with pytest.raises(TypeError, match="unknown size 'rows'"):
         winnow.supports("expert_parallel.dispatch", rows=3)

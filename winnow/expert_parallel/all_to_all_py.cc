@@ -471,8 +471,8 @@ void bind_layer(nb::module_& m) {
 ep::Config lone_config(Shape& shape) {
   const ep::Config config{.max_tokens = shape.take("max_tokens", 1),
                           .hidden = shape.take("hidden", 128),
-                          .topk = static_cast<int>(shape.take("topk", 1)),
-                          .experts = static_cast<int>(shape.take("experts", 8)),
+                          .topk = shape.take<int>("topk", 1),
+                          .experts = shape.take<int>("experts", 8),
                           .dtype = shape.dtype,
                           .arena_rows = 1,
                           .device = shape.device};

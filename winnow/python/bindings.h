@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include <nanobind/nanobind.h>
 
@@ -35,7 +36,9 @@ TensorView without_memory(DType type, std::initializer_list<std::int64_t> shape,
 class Shape {
  public:
   explicit Shape(nb::dict sizes) : sizes_(std::move(sizes)) {}
-  std::int64_t take(const char* name, std::int64_t otherwise);
+  // Throws Error where it is no number that T holds; T is std::int64_t or int.
+  template <class T = std::int64_t>
+  T take(const char* name, std::type_identity_t<T> otherwise);
   // Throws TypeError naming what no take() asked for.
   void done() const;
 

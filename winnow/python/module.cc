@@ -116,12 +116,15 @@ double time_native(int repeats, nb::callable function) {
 
 }  // namespace
 
-std::int64_t Shape::take(const char* name, std::int64_t otherwise) {
+template <class T>
+T Shape::take(const char* name, std::type_identity_t<T> otherwise) {
   if (!sizes_.contains(name)) return otherwise;
-  const auto size = nb::cast<std::int64_t>(sizes_[name]);
+  const nb::object size = sizes_[name];
   PyDict_DelItemString(sizes_.ptr(), name);
-  return size;
+  return value_argument<T>("supports", name, size);
 }
+template std::int64_t Shape::take<std::int64_t>(const char* name, std::int64_t otherwise);
+template int Shape::take<int>(const char* name, int otherwise);
 
 void Shape::done() const {
   for (const auto [name, size] : sizes_) {

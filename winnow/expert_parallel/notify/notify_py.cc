@@ -229,17 +229,17 @@ void bind_expert_parallel_notify(nb::module_& m) {
 
 // A world of one rank, and counts of no tokens.
 Backend supports_expert_parallel_notify(Shape& shape, const RunOptions& options) {
-  const std::int64_t experts = shape.take("experts", 8), channels = shape.take("channels", 1);
+  const int experts = shape.take<int>("experts", 8);
+  const std::int64_t channels = shape.take("channels", 1);
   shape.done();
   const Backend backend = backend_of_world(kOperation, shape.device, options);
   const auto no_tokens = shape.view(DType::u8, {0, 1});
   const nb::gil_scoped_release unlocked;
   ep::InProcessWorld world(1);
   ep::Notifier notifier(world.transport(0), world.store(),
-                        {.experts = static_cast<int>(experts), .device = shape.device});
+                        {.experts = experts, .device = shape.device});
   if (backend == Backend::cuda) return backend;  // there are no counts on the GPU to give
-  const std::vector<std::int32_t> zeros(
-      static_cast<std::size_t>(std::max<std::int64_t>(experts, 1)));
+  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(std::max(experts, 1)));
   const auto counts = [&](std::int64_t size) {
     return ConstTensorView(zeros.data(), DType::i32, {size}, shape.device);
   };
