@@ -189,7 +189,8 @@ def test_ranks_that_differ_are_named():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"dtype": "float64"}, "dtype: want one of f32, f16, bf16, got float64"),
+        ({"dtype": "float64"}, "AllToAll: dtype: want one of f32, f16, bf16, got float64"),
+        ({"weight_dtype": float}, "AllToAll: weight_dtype: want one of f32, f16, bf16, got float"),
         ({"dtype": np.int32}, "dtype: want f32, f16 or bf16, got i32"),
         ({"hidden": 3}, "hidden: want rows of a multiple of 16 bytes"),
         ({"topk": 33}, "topk: want 1 to 32, got 33"),

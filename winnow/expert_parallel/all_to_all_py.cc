@@ -104,8 +104,8 @@ void make_layer(nb::pointer_and_handle<BoundAllToAll> self,
   const std::exception_ptr refused = caught([&] {
     config.timeout = timeout_argument(operation, timeout);
     config.device = device_argument(operation, device);
-    config.dtype = dtype_argument(operation, dtype);
-    config.weight_dtype = dtype_argument(operation, weight_dtype);
+    config.dtype = dtype_argument(operation, "dtype", dtype);
+    config.weight_dtype = dtype_argument(operation, "weight_dtype", weight_dtype);
     read(config.local_world_size, "local_world_size", local_world_size);
     read(config.enable_local_combine, "enable_local_combine", enable_local_combine);
     read(config.sm_count, "sm_count", sm_count);

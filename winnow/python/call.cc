@@ -523,7 +523,7 @@ void refuse_argument(const char* operation, const char* argument, const std::str
               nb::cast<std::string>(shown ? nb::repr(got) : nb::str(got.type().attr("__name__"))));
 }
 
-DType dtype_argument(const char* operation, nb::handle dtype) {
+DType dtype_argument(const char* operation, const char* argument, nb::handle dtype) {
   // numpy.float32 is a type, numpy.dtype("float32") and torch.float32 are not.
   auto name = nb::cast<std::string>(PyType_Check(dtype.ptr()) ? nb::str(dtype.attr("__name__"))
                                                               : nb::str(dtype));
@@ -532,7 +532,7 @@ DType dtype_argument(const char* operation, nb::handle dtype) {
     const auto type = static_cast<DType>(i);
     if (name == to_string(type) || name == kDTypeNames[i]) return type;
   }
-  throw Error(ErrorCode::invalid_argument, operation, "dtype", "one of f32, f16, bf16", name);
+  throw Error(ErrorCode::invalid_argument, operation, argument, "one of f32, f16, bf16", name);
 }
 
 Device device_argument(const char* operation, nb::handle device) {

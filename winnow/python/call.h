@@ -175,8 +175,8 @@ T value_argument(const char* operation, const char* argument, nb::handle value) 
   refuse_argument(operation, argument, wanted, value);
 }
 
-// A dtype by its name in numpy, torch or the library. Errors name `operation`.
-DType dtype_argument(const char* operation, nb::handle dtype);
+// A dtype by its name in numpy, torch or the library. Errors name `operation` and `argument`.
+DType dtype_argument(const char* operation, const char* argument, nb::handle dtype);
 const char* dtype_name(DType dtype);  // "bfloat16"
 
 // "cpu", "cuda:1", or a device of torch; "cuda" is torch's current GPU, or the first one where

@@ -70,7 +70,7 @@ std::tuple<std::string, std::string> supports(const std::string& operation, nb::
                                               const std::optional<std::string>& backend,
                                               nb::dict sizes) {
   Shape shape(std::move(sizes));
-  shape.dtype = dtype_argument("supports", dtype);
+  shape.dtype = dtype_argument("supports", "dtype", dtype);
   shape.device = device_argument("supports", device);
   RunOptions options{.dry_run = true};
   if (backend.has_value()) options.backend = backend_from_string(*backend);
