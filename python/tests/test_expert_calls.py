@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -314,6 +315,28 @@ def test_outputs_outlive_the_layer(kind):
     np.testing.assert_array_equal(np.asarray(rows), want)
     np.testing.assert_array_equal(np.asarray(tables), want_tables)
     assert (np.asarray(buffer) == 3).all()
+
+
+class _Mark:
+    """Of which there may be weak references."""
+
+
+def test_tensors_that_know_their_call_are_collected():
+    """A tensor of torch may hold the result that holds it."""
+    x, i = torch.ones(4, 16), torch.zeros(4, 3).int()
+    world = ep.InProcessWorld(1)
+    notifier = ep.Notifier(world.transport(0), world.store(), experts=8)
+    with Ranks(1, **SMALL) as ranks:
+        for make in (
+            lambda: (got := ranks.layers[0].dispatch(x, i), got.output),
+            lambda: (got := notifier.notify(*ep.layout(i, 8, 1, 1)), got.num_recv_tokens),
+        ):
+            got, tensor = make()
+            tensor.made_by, tensor.mark = got, _Mark()
+            mark = weakref.ref(tensor.mark)
+            del got, tensor
+            gc.collect()
+            assert mark() is None
 
 
 def test_what_describes_the_routing_is_read_only_in_numpy():

@@ -1,4 +1,5 @@
 // Python bindings of expert_parallel::AllToAll.
+#include <array>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -30,6 +31,10 @@ constexpr const char* kCombine = "expert_parallel::combine";
 struct BoundDispatched {
   nb::any output, weights, scales, expert_ids;
   nb::object descriptor;
+
+  std::array<nb::object*, 5> members() {
+    return {&output, &weights, &scales, &expert_ids, &descriptor};
+  }
 };
 
 struct BoundAllToAll {
@@ -483,7 +488,8 @@ ep::Config lone_config(Shape& shape) {
 }  // namespace
 
 void bind_expert_parallel_all_to_all(nb::module_& m) {
-  nb::class_<BoundDispatched>(m, "Dispatched", "What AllToAll.dispatch() returns.")
+  nb::class_<BoundDispatched>(m, "Dispatched", "What AllToAll.dispatch() returns.",
+                              nb::type_slots(Collected<BoundDispatched>::kSlots))
       .def_ro("output", &BoundDispatched::output, "[R, H], as input.")
       .def_ro("weights", &BoundDispatched::weights,
               "[R], in token-major order [R, K], of weight_dtype; None without weights.")

@@ -69,6 +69,27 @@ class Number {
   std::int64_t value_ = 0;
 };
 
+// Type slots of a class whose members() are Python objects: the garbage collector looks for cycles
+// through them.
+template <class Class>
+struct Collected {
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nanobind::inst_ready(self)) return 0;
+    for (const nanobind::object* member : nanobind::inst_ptr<Class>(self)->members()) {
+      Py_VISIT(member->ptr());
+    }
+    return 0;
+  }
+  static int clear(PyObject* self) {
+    for (nanobind::object* member : nanobind::inst_ptr<Class>(self)->members()) member->reset();
+    return 0;
+  }
+  static inline const PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
+                                              {Py_tp_clear, reinterpret_cast<void*>(&clear)},
+                                              {0, nullptr}};
+};
+
 // What reading the arguments threw; null for nothing.
 template <class Function>
 std::exception_ptr caught(const Function& function) {

@@ -1,5 +1,6 @@
 // Python binding of expert_parallel::Notifier.
 #include <algorithm>
+#include <array>
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -24,6 +25,16 @@ struct Notified {
   nb::any recv_node_prefix_sum = absent(), recv_rank_prefix_sum = absent();
   nb::any num_recv_tokens = absent(), num_forward_tokens = absent();
   nb::any recv_pairs_per_expert = absent();
+
+  std::array<nb::object*, 7> members() {
+    return {&node_channel_prefix_matrix,
+            &rank_channel_prefix_matrix,
+            &recv_node_prefix_sum,
+            &recv_rank_prefix_sum,
+            &num_recv_tokens,
+            &num_forward_tokens,
+            &recv_pairs_per_expert};
+  }
 
  private:
   static nb::any absent() { return nb::borrow<nb::any>(nb::none()); }
@@ -178,7 +189,8 @@ void bind_expert_parallel_notify(nb::module_& m) {
           nb::kw_only(), "bytes_per_token"_a, "node_recv_tokens"_a, "local_recv_tokens"_a,
           "node_buffer_bytes"_a, "local_buffer_bytes"_a);
 
-  nb::class_<Notified>(m, "Notified", "What Notifier.notify() returns: int32 tensors.")
+  nb::class_<Notified>(m, "Notified", "What Notifier.notify() returns: int32 tensors.",
+                       nb::type_slots(Collected<Notified>::kSlots))
       .def_ro("node_channel_prefix_matrix", &Notified::node_channel_prefix_matrix,
               "[W/L, C]: this rank's tokens that go to a node, each once, over channels 0 to c.")
       .def_ro("rank_channel_prefix_matrix", &Notified::rank_channel_prefix_matrix,
