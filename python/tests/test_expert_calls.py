@@ -119,6 +119,18 @@ def test_a_combine_without_its_descriptor_is_an_error_on_all():
         ranks.run(lambda layer, rank: layer.combine(made[rank].output, made[rank].descriptor))
 
 
+def test_rows_of_a_framework_without_the_dtype_of_the_layer_are_what_is_wrong():
+    x, i = torch.ones(4, 16, dtype=torch.bfloat16), torch.zeros(4, 3).int()
+    with Ranks(1, **{**SMALL, "dtype": "bfloat16"}) as ranks:
+        layer = ranks.layers[0]
+        got = layer.dispatch(x, i)
+        rows = np.ones((12, 16), np.float32)
+        with pytest.raises(ValueError, match="combine: .*expert_output: want dtype bf16, got f32"):
+            layer.combine(rows, got.descriptor)
+        with pytest.raises(ValueError, match="dispatch: .*input: want dtype bf16 .*, got f32"):
+            layer.dispatch(rows[:4], i.numpy())
+
+
 def test_a_keyword_that_there_is_not_is_an_error_on_all():
     x, i = payload(0, 4), np.zeros((4, 3), np.int32)
     with Ranks(2, **SMALL) as ranks:

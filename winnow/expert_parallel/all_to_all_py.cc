@@ -204,8 +204,12 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle des
     args.expert_output = call.input("expert_output", expert_output);
     args.bias = call.input("bias", bias);
     args.weighted = value_argument<bool>(kCombine, "weighted", weighted);
-    args.out = call.output("out", out, self.layer.config().dtype,
-                           {made->num_dispatch_token_cur_rank(), self.layer.config().hidden});
+    // Rows of another dtype are the library's to refuse: their framework may not have the layer's.
+    const DType dtype = self.layer.config().dtype;
+    if (args.expert_output.dtype() == dtype || !out.is_none()) {
+      args.out = call.output("out", out, dtype,
+                             {made->num_dispatch_token_cur_rank(), self.layer.config().hidden});
+    }
   });
   if (refused) args = {};
   if (made == nullptr) made = foreign_descriptor();
