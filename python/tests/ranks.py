@@ -51,7 +51,7 @@ class Ranks:
 
     def __init__(self, world_size, **config):
         config = {"timeout": 30, **config}
-        on_gpu = str(config.get("device", "cpu")) != "cpu"
+        on_gpu = str(config.get("device", "cpu")).startswith("cuda")
         self.streams = [
             new_stream() if on_gpu else contextlib.nullcontext() for _ in range(world_size)
         ]

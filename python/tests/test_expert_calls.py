@@ -221,6 +221,13 @@ def test_sizes_that_are_excluded(change, text):
     assert caught.value.operation == "expert_parallel::AllToAll"
 
 
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu:0")])
+def test_the_cpu_has_two_names(device):
+    with Ranks(1, **SMALL, device=device) as ranks:
+        assert ranks.layers[0].device == "cpu"
+    assert winnow.supports("sparse_mla.forward", device=device)
+
+
 def test_closed_and_foreign():
     with Ranks(1, **SMALL) as one, Ranks(1, **SMALL) as other:
         layer, x, i = one.layers[0], payload(0, 2), np.zeros((2, 3), np.int32)

@@ -537,7 +537,7 @@ DType dtype_argument(const char* operation, const char* argument, nb::handle dty
 
 Device device_argument(const char* operation, nb::handle device) {
   const auto name = nb::cast<std::string>(nb::str(device));
-  if (name == "cpu") return {};
+  if (name == "cpu" || name == "cpu:0") return {};  // torch has both
   if (name == "cuda") {
     const nb::object torch = imported("torch");
     const bool asks = torch.is_valid() && nb::cast<bool>(torch.attr("cuda").attr("is_available")());

@@ -179,8 +179,8 @@ T value_argument(const char* operation, const char* argument, nb::handle value) 
 DType dtype_argument(const char* operation, const char* argument, nb::handle dtype);
 const char* dtype_name(DType dtype);  // "bfloat16"
 
-// "cpu", "cuda:1", or a device of torch; "cuda" is torch's current GPU, or the first one where
-// torch has not been imported. Errors name `operation`.
+// "cpu", "cpu:0", "cuda:1", or a device of torch; "cuda" is torch's current GPU, or the first one
+// where torch has not been imported. Errors name `operation`.
 Device device_argument(const char* operation, nb::handle device);
 
 }  // namespace winnow::python
