@@ -10,7 +10,7 @@ of: ``torch._dynamo.config.capture_dynamic_output_shape_ops = True``. What a CUD
 compiled code is kept as long as the layer.
 """
 
-from typing import Any, List, NamedTuple, NoReturn, Optional, Tuple, Union
+from typing import Any, Callable, List, NamedTuple, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -219,11 +219,12 @@ def dispatch(
     for name in ("scales", "out", "stream"):
         if options.pop(name, None) is not None:
             text = f"expert_parallel.autograd.dispatch: want no {name}, got one"
-            _refuse(layer, TypeError(text))
+            refuse(lambda: layer.dispatch(None), TypeError(text))
     for name, given in (("input", input), ("weights", weights)):
         if given is not None and not isinstance(given, Tensor):
             text = f"expert_parallel::dispatch: {name}: want a tensor of torch, got "
-            _refuse(layer, InvalidArgument(text + type(given).__name__))
+            error = InvalidArgument(text + type(given).__name__)
+            refuse(lambda: layer.dispatch(None), error)
     if _is_traced(options.get("cached")):
         got = dispatch_traced(layer, input, expert_indices, weights=weights, **options)
         return got.output, got.weights, got.descriptor
@@ -237,10 +238,11 @@ def dispatch(
     return output, given, descriptor
 
 
-def _refuse(layer: AllToAll, error: Exception) -> NoReturn:
-    """Raises the error of a dispatch() for which the others wait, when they have heard of it."""
+def refuse(call: Callable[[], Any], error: Exception) -> NoReturn:
+    """Raises what this rank finds wrong with a collective call when the others have heard of it:
+    `call` makes the same one with arguments that the library refuses on all ranks."""
     try:
-        layer.dispatch(None)
+        call()
     except Error as heard:
         if heard.code == "timeout":
             raise

@@ -1,12 +1,14 @@
 """EPAll2AllLayer: the interface of Triton-distributed's layer, over winnow's all-to-all."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
+from winnow.errors import InvalidArgument
 from winnow.expert_parallel import autograd, rendezvous
 from winnow.expert_parallel.context import BarrierAllContext, DispatchCombineContext, EPConfig
 
@@ -126,7 +128,8 @@ class EPAll2AllLayer(torch.nn.Module):
         transport, store = rendezvous.connect(
             ep_group, prefix, rank, world_size, self.device, timeout
         )
-        self._all_to_all = AllToAll(
+        make = partial(
+            AllToAll,
             transport,
             store,
             max_tokens=max_tokens,
@@ -135,12 +138,15 @@ class EPAll2AllLayer(torch.nn.Module):
             experts=num_tot_experts,
             dtype=dtype,
             weight_dtype=weight_dtype,
-            local_world_size=local_world_size,
             enable_local_combine=self.enable_local_combine,
             sm_count=num_sm,
             timeout=timeout,
             device=self.device,
         )
+        if local_world_size == 0:  # AllToAll would take it for all ranks
+            text = f"expert_parallel::AllToAll: local_world_size: want 1 to {world_size}, got 0"
+            autograd.refuse(lambda: make(local_world_size=-1), InvalidArgument(text))
+        self._all_to_all = make(local_world_size=local_world_size)
         self.experts_per_rank = num_tot_experts // world_size
         self.nnodes = world_size // local_world_size
         self.node_id = rank // local_world_size
