@@ -10,11 +10,13 @@ from winnow.distributed import finalize_distributed
 HERE = Path(__file__).parent
 
 
-def documented_program():
-    """The one of docs/python.md, for any number of ranks."""
+def documented_program(launcher):
+    """The one of docs/python.md for "torchrun" or "launch", for any number of ranks; and the output
+    that stands below, if any does."""
     text = (HERE.parents[1] / "docs" / "python.md").read_text()
-    (program,) = re.findall(r"```python torchrun\n(.*?)```", text, re.DOTALL)
-    return program
+    example = rf"```python {launcher}\n(.*?)```\n\n```sh\n[^`]*```\n(?:\n```text\n(.*?)```)?"
+    ((program, output),) = re.findall(example, text, re.DOTALL)
+    return program, output
 
 
 @pytest.fixture

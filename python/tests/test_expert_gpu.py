@@ -610,7 +610,7 @@ def test_one_process_is_a_world(alone):  # noqa: F811
 def test_a_process_for_each_of_two_gpus(tmp_path):
     """The documented program and the checks of expert_program.py, over NVSHMEM."""
     example = tmp_path / "example.py"
-    example.write_text(documented_program())
+    example.write_text(documented_program("torchrun")[0])
     result = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
          "--nproc-per-node", "2",

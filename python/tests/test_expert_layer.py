@@ -36,7 +36,7 @@ def launched(tmp_path_factory):
     """The reports of four ranks, the last of which ended in the middle, and torchrun's output."""
     folder = tmp_path_factory.mktemp("torchrun")
     example = folder / "example.py"
-    example.write_text(documented_program())
+    example.write_text(documented_program("torchrun")[0])
     result = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
          str(RANKS), HERE / "expert_program.py", example, folder],

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from expert_launch import documented_program
 from expert_problems import SMALL, payload
 from ranks import run_all
 
@@ -94,6 +95,19 @@ def test_ranks_that_winnow_launch_starts(tmp_path):
     assert result.returncode == 0, result.stderr
     for rank in range(2):
         assert f"rank {rank} of nodes of 1: done" in result.stdout
+
+
+def test_the_documented_program_runs(tmp_path):
+    source, output = documented_program("launch")
+    program = tmp_path / "program.py"
+    program.write_text(source)
+    result = subprocess.run(
+        [sys.executable, "-m", "winnow", "launch", "-n", "2", "--", sys.executable, program],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    for line in output.splitlines():  # of two processes, in any order
+        assert line in result.stdout
 
 
 def test_a_store_that_fails_says_so():
