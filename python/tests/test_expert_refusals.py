@@ -1,0 +1,290 @@
+"""Calls of the all-to-all that go wrong: what each rank hears of it."""
+
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+from expert_problems import SMALL, payload
+from ranks import Ranks, run_each
+
+import winnow
+from winnow import expert_parallel as ep
+
+
+def _refused(ranks, body, text, error=ValueError):
+    """Every rank raises an error whose text matches."""
+    for outcome in ranks.try_run(body):
+        assert isinstance(outcome, error), outcome
+        assert isinstance(outcome, winnow.Error)
+        assert re.search(text, str(outcome)), str(outcome)
+
+
+def test_a_mistake_of_one_rank_is_an_error_on_all():
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
+    bad = np.full((4, 3), 12, np.int32)
+    cases = [
+        ((payload(0, 9), np.zeros((9, 3), np.int32)), {}, "input: want at most max_tokens = 8"),
+        ((x[:, :8], i), {}, "rank 1: input: want shape"),
+        ((x.astype(np.float16), i), {}, "rank 1: input: want dtype f32"),
+        ((x, bad), {}, "rank 1: expert_indices: want -1 to 8, got 12 for token 0"),
+        ((x, i), {"expert_alignment": 0}, "rank 1: expert_alignment: want 1 to"),
+        ((x, i), {"expert_alignment": 2}, "expert_alignment differs: 1 on rank 0, 2 on rank 1"),
+        ((x, i), {"weights": np.ones((4, 2), np.float32)}, "rank 1: weights: want shape"),
+        ((x, i), {"scatter_indices": i}, "scatter_indices"),
+        # What the binding finds wrong, the others hear of too.
+        ((x.astype(float), i), {}, "input: want dtype f32.*float64|rank 1: input: want a tensor"),
+        ((x, i), {"order": "sideways"}, "order: want expert_major|rank 1: input: want a tensor"),
+        (([1.0], i), {}, "got list|rank 1: input: want a tensor"),
+        (
+            (torch.ones(4, 16, requires_grad=True), i),
+            {},
+            "no gradient|rank 1: input: want a tensor",
+        ),
+    ]
+    with Ranks(2, **SMALL) as ranks:
+        for arguments, options, text in cases:
+
+            def body(layer, rank, arguments=arguments, options=options):
+                return layer.dispatch(*(arguments, (x, i))[rank == 0], **(options if rank else {}))
+
+            _refused(ranks, body, text)
+
+        def combine(layer, rank):
+            got = layer.dispatch(x, i)
+            rows = got.output[:, : 16 - 4 * rank].copy()
+            return layer.combine(rows, got.descriptor)
+
+        _refused(ranks, combine, "rank 1: expert_output: want shape")
+        ranks.run(lambda layer, rank: layer.dispatch(x, i))  # it works on
+
+
+_OPTIONS = [
+    ({"order": None}, "order: want expert_major or token_major, got None"),
+    ({"order": 3}, "order: want expert_major or token_major, got 3"),
+    ({"expert_alignment": "4"}, "expert_alignment: want an integer of 64 bits, got '4'"),
+    ({"expert_alignment": 2**70}, "expert_alignment: want an integer of 64 bits, got 1180591"),
+    ({"worst_case_rows": 1.5}, "worst_case_rows: want an integer of 64 bits, got 1.5"),
+    ({"copy_out": 1}, "copy_out: want True or False, got 1"),
+    ({"cached": (1, 2)}, "cached: want a Descriptor, got tuple"),
+    ({"stream": "x"}, "stream: want None, a handle, or an object with .*, got 'x'"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), _OPTIONS)
+def test_an_option_of_the_wrong_type_is_an_error_on_all(options, text):
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
+    with Ranks(2, **SMALL) as ranks:
+        outcomes = ranks.try_run(
+            lambda layer, rank: layer.dispatch(x, i, **(options if rank else {}))
+        )
+        assert all(isinstance(outcome, ValueError) for outcome in outcomes), outcomes
+        assert re.match(f"expert_parallel::dispatch: {text}", str(outcomes[1])), outcomes
+        assert "rank 1: input: want a tensor" in str(outcomes[0])
+        ranks.run(lambda layer, rank: layer.dispatch(x, i))  # it works on
+
+
+def test_a_combine_without_its_descriptor_is_an_error_on_all():
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
+    with Ranks(2, **SMALL) as ranks:
+        made = ranks.run(lambda layer, rank: layer.dispatch(x, i))
+
+        def refused(change, text, other):
+            def body(layer, rank):
+                got = made[rank]
+                given = {"expert_output": got.output, "descriptor": got.descriptor}
+                return layer.combine(**{**given, **(change if rank else {})})
+
+            outcomes = ranks.try_run(body)
+            assert all(isinstance(outcome, ValueError) for outcome in outcomes), outcomes
+            assert re.match(f"expert_parallel::combine: {text}", str(outcomes[1])), outcomes
+            assert f"rank 1: {other}" in str(outcomes[0])
+
+        missing = "descriptor: want one of this layer"
+        refused({"descriptor": None}, "descriptor: want a Descriptor, got None", missing)
+        given = "descriptor: want a Descriptor, got Dispatched, whose .descriptor is one"
+        refused({"descriptor": made[1]}, given, missing)
+        output = "expert_output: want a tensor"
+        refused({"weighted": 1}, "weighted: want True or False, got 1", output)
+        refused({"stream": "x"}, "stream: want None, a handle", output)
+        ranks.run(lambda layer, rank: layer.combine(made[rank].output, made[rank].descriptor))
+
+
+def test_rows_of_a_framework_without_the_dtype_of_the_layer_are_what_is_wrong():
+    x, i = torch.ones(4, 16, dtype=torch.bfloat16), torch.zeros(4, 3).int()
+    with Ranks(1, **{**SMALL, "dtype": "bfloat16"}) as ranks:
+        layer = ranks.layers[0]
+        got = layer.dispatch(x, i)
+        rows = np.ones((12, 16), np.float32)
+        with pytest.raises(ValueError, match="combine: .*expert_output: want dtype bf16, got f32"):
+            layer.combine(rows, got.descriptor)
+        with pytest.raises(ValueError, match="dispatch: .*input: want dtype bf16 .*, got f32"):
+            layer.dispatch(rows[:4], i.numpy())
+
+
+def test_a_keyword_that_there_is_not_is_an_error_on_all():
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
+    with Ranks(2, **SMALL) as ranks:
+        for call in ("dispatch", "combine"):
+
+            def body(layer, rank, call=call):
+                given = (x, i)
+                if call == "combine":
+                    got = layer.dispatch(x, i)
+                    given = got.output, got.descriptor
+                return getattr(layer, call)(*given, **({"wieghted": True} if rank else {}))
+
+            other, own = ranks.try_run(body)
+            assert isinstance(own, TypeError) and f"{call}() got an unexpected" in str(own), own
+            assert isinstance(other, ValueError) and "rank 1: " in str(other), other
+        ranks.run(lambda layer, rank: layer.dispatch(x, i))
+
+
+def test_a_barrier_of_which_an_option_is_wrong_lets_the_others_pass():
+    with Ranks(2, **SMALL) as ranks:
+        for options in ({"stream": "x"}, {"intra_node_only": 1}):
+            other, own = ranks.try_run(
+                lambda layer, rank, options=options: layer.barrier(**(options if rank else {}))
+            )
+            assert other is None, other
+            assert isinstance(own, ValueError) and f"barrier: {next(iter(options))}" in str(own)
+        ranks.run(lambda layer, rank: layer.barrier())
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "other"),
+    [
+        ({"topk": "3"}, "topk: want an integer of 32 bits, got '3'", "topk"),
+        ({"topk": 2**32 + 2}, "topk: want an integer of 32 bits, got 4294967298", "topk"),
+        ({"experts": None}, "experts: want an integer of 32 bits, got None", "experts"),
+        ({"sm_count": "all"}, "sm_count: want an integer of 32 bits, got 'all'", "max_tokens"),
+        ({"enable_local_combine": 1}, "enable_local_combine: want True or False", "max_tokens"),
+        ({"dtype": "float64"}, "dtype: want one of f32, f16, bf16, got float64", "max_tokens"),
+        ({"timeout": "soon"}, "timeout: want 0 seconds to a year, got 'soon'", "max_tokens"),
+    ],
+)
+def test_a_size_of_the_wrong_type_is_an_error_on_all(change, text, other):
+    world = ep.InProcessWorld(2)
+    transports = [world.transport(rank) for rank in range(2)]
+
+    def make(rank):
+        config = {**SMALL, "timeout": 30, **(change if rank else {})}
+        return ep.AllToAll(transports[rank], world.store(), **config)
+
+    outcomes = run_each(2, make)
+    assert all(isinstance(outcome, ValueError) for outcome in outcomes), outcomes
+    assert str(outcomes[1]).startswith(f"expert_parallel::AllToAll: {text}")
+    assert f"{other}: want the same on every rank" in str(outcomes[0])
+
+
+def test_ranks_that_differ_are_named():
+    world = ep.InProcessWorld(2)
+    transports = [world.transport(rank) for rank in range(2)]
+
+    def make(rank):
+        config = {**SMALL, "hidden": 16 + 16 * rank}
+        return ep.AllToAll(transports[rank], world.store(), timeout=10, **config)
+
+    for outcome in run_each(2, make):
+        assert isinstance(outcome, ValueError)
+        assert "hidden: want the same on every rank, got 16 (rank 0), 32 (rank 1)" in str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"dtype": "float64"}, "AllToAll: dtype: want one of f32, f16, bf16, got float64"),
+        ({"weight_dtype": float}, "AllToAll: weight_dtype: want one of f32, f16, bf16, got float"),
+        ({"dtype": np.int32}, "dtype: want f32, f16 or bf16, got i32"),
+        ({"hidden": 3}, "hidden: want rows of a multiple of 16 bytes"),
+        ({"topk": 33}, "topk: want 1 to 32, got 33"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"timeout": -1.0}, "timeout: want 0 seconds to a year"),
+        ({"timeout": float("nan")}, "timeout: want 0 seconds to a year, got nan"),
+        ({"local_world_size": 3}, "local_world_size"),
+    ],
+)
+def test_sizes_that_are_excluded(change, text):
+    world = ep.InProcessWorld(1)
+    transport = world.transport(0)
+    with pytest.raises(ValueError, match=text) as caught:
+        ep.AllToAll(transport, world.store(), **{**SMALL, **change})
+    assert caught.value.operation == "expert_parallel::AllToAll"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu:0")])
+def test_the_cpu_has_two_names(device):
+    with Ranks(1, **SMALL, device=device) as ranks:
+        assert ranks.layers[0].device == "cpu"
+    assert winnow.supports("sparse_mla.forward", device=device)
+
+
+def test_closed_and_foreign():
+    with Ranks(1, **SMALL) as one, Ranks(1, **SMALL) as other:
+        layer, x, i = one.layers[0], payload(0, 2), np.zeros((2, 3), np.int32)
+        got = layer.dispatch(x, i)
+        with pytest.raises(ValueError, match="descriptor: want one of this layer, got another"):
+            other.layers[0].combine(got.output, got.descriptor)
+        with pytest.raises(ValueError, match="cached: want a descriptor of this layer"):
+            other.layers[0].dispatch(x, cached=got.descriptor)
+        with pytest.raises(ValueError, match="descriptor: want one of this layer"):
+            other.layers[0].combine_buffer(got.descriptor)
+        layer.close()
+        layer.close()
+        assert layer.arena_bytes == 0
+        for call in (
+            lambda: layer.dispatch(x, i),
+            lambda: layer.combine(got.output, got.descriptor),
+            lambda: layer.barrier(),
+            lambda: layer.combine_buffer(got.descriptor),
+        ):
+            with pytest.raises(ValueError, match="the layer is closed"):
+                call()
+        with pytest.raises(TypeError):
+            layer.dispatch(x, i, None)  # keywords after the tensors
+
+
+def test_a_rank_that_does_not_come_is_a_timeout():
+    x, i = payload(0, 2), np.zeros((2, 3), np.int32)
+    with Ranks(2, **SMALL, timeout=0.3) as ranks:
+        start = time.monotonic()
+        with pytest.raises(winnow.Error, match="rank 0 waited 0.3 s for .* rank 1") as caught:
+            ranks.layers[0].dispatch(x, i)
+        assert time.monotonic() - start < 5
+        assert caught.value.code == "timeout" and not isinstance(caught.value, ValueError)
+        # The one that comes late hears why, at once; so does the next call.
+        for layer in ranks.layers[::-1]:
+            with pytest.raises(winnow.Error, match="rank 0 waited 0.3 s") as caught:
+                layer.dispatch(x, i)
+            assert caught.value.code == "timeout"
+    world = ep.InProcessWorld(2)
+    transport = world.transport(0)
+    with pytest.raises(winnow.Error, match="rank 1 has not arrived within 0.2 s"):
+        ep.AllToAll(transport, world.store(), **SMALL, timeout=0.2)
+
+
+def test_an_out_that_is_too_small_is_an_error_on_all():
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)  # 24 rows to rank 0
+    with Ranks(2, **SMALL) as ranks:
+
+        def body(layer, rank):
+            return layer.dispatch(x, i, out=np.empty((24 - 24 * rank, 16), np.float32))
+
+        assert [len(got.output) for got in ranks.run(body)] == [24, 0]
+
+        def small(layer, rank):
+            return layer.dispatch(x, i, out=np.empty((23 - 23 * rank, 16), np.float32))
+
+        _refused(ranks, small, "out: want 24 rows or more on rank 0, got 23")
+        for bad, text in (
+            (np.empty((24, 16)), "out: want dtype f32, .* got float64"),
+            (np.empty((24, 8), np.float32), "out: want shape"),
+            (np.broadcast_to(np.float32(0), (24, 16)), "read-only"),
+        ):
+            outcomes = ranks.try_run(
+                lambda layer, rank, bad=bad: layer.dispatch(x, i, out=bad if rank == 1 else None)
+            )
+            assert all(isinstance(outcome, ValueError) for outcome in outcomes)
+            assert re.search(text, str(outcomes[1]))
+        ranks.run(body)
