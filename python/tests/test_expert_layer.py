@@ -302,11 +302,12 @@ def test_one_process_is_a_world(alone):  # noqa: F811
     assert torch.equal(output, tokens[[0, 1, 0]])  # the caller's
 
 
-@pytest.mark.parametrize("local_world_size", [0, -1, 2])
+@pytest.mark.parametrize("local_world_size", [-1, 2])
 def test_a_local_world_size_that_is_excluded_is_named(alone, local_world_size):  # noqa: F811
     text = f"local_world_size: want 1 to 1, got {local_world_size}"
     with pytest.raises(ValueError, match=text):
         EPAll2AllLayer(None, 4, 8, 2, 0, 4, local_world_size, 1, device="cpu")
+    assert EPAll2AllLayer(None, 4, 8, 2, 0, 4, 0, 1, device="cpu").local_world_size == 1  # all
 
 
 def test_a_combine_without_a_descriptor_is_the_librarys_to_refuse(alone):  # noqa: F811

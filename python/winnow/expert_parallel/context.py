@@ -30,6 +30,10 @@ class EPConfig:
     weight_dtype: torch.dtype
     offset_dtype: torch.dtype
 
+    def __post_init__(self) -> None:
+        # 0: all ranks, one node.
+        self.local_world_size = self.local_world_size or self.world_size
+
     @property
     def num_experts_per_rank(self) -> int:
         return self.num_experts // self.world_size

@@ -1,14 +1,12 @@
 """EPAll2AllLayer: the interface of Triton-distributed's layer, over winnow's all-to-all."""
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
-from winnow.errors import InvalidArgument
 from winnow.expert_parallel import autograd, rendezvous
 from winnow.expert_parallel.context import BarrierAllContext, DispatchCombineContext, EPConfig
 
@@ -56,7 +54,7 @@ class EPAll2AllLayer(torch.nn.Module):
         topk: experts per token, 1 to 32.
         rank: of this process in the group.
         num_tot_experts: E, a multiple of W; expert x lives on rank x / (E / W).
-        local_world_size: ranks per node, a divisor of W.
+        local_world_size: ranks per node, a divisor of W; 0: all, one node.
         world_size: W.
         dtype: of tokens: bfloat16, float16 or float32.
         weight_dtype: of routing weights, the same.
@@ -107,6 +105,7 @@ class EPAll2AllLayer(torch.nn.Module):
         timeout: Optional[float] = None,
     ) -> None:
         super().__init__()
+        local_world_size = local_world_size or world_size
         prefix = rendezvous.next_prefix(ep_group)
         self.offset_dtype = torch.int32
         self.ep_group = ep_group
@@ -128,8 +127,7 @@ class EPAll2AllLayer(torch.nn.Module):
         transport, store = rendezvous.connect(
             ep_group, prefix, rank, world_size, self.device, timeout
         )
-        make = partial(
-            AllToAll,
+        self._all_to_all = AllToAll(
             transport,
             store,
             max_tokens=max_tokens,
@@ -139,14 +137,11 @@ class EPAll2AllLayer(torch.nn.Module):
             dtype=dtype,
             weight_dtype=weight_dtype,
             enable_local_combine=self.enable_local_combine,
+            local_world_size=local_world_size,
             sm_count=num_sm,
             timeout=timeout,
             device=self.device,
         )
-        if local_world_size == 0:  # AllToAll would take it for all ranks
-            text = f"expert_parallel::AllToAll: local_world_size: want 1 to {world_size}, got 0"
-            autograd.refuse(lambda: make(local_world_size=-1), InvalidArgument(text))
-        self._all_to_all = make(local_world_size=local_world_size)
         self.experts_per_rank = num_tot_experts // world_size
         self.nnodes = world_size // local_world_size
         self.node_id = rank // local_world_size
