@@ -83,7 +83,7 @@ def test_notify_tells_what_comes():
         )  # fmt: skip
         with pytest.raises(ValueError, match="got 10"):
             notifier.notify(ranks, nodes, experts, in_rank, queues=too_small)
-        with pytest.raises(ValueError, match="rank 0: |tokens_per_rank: .*got list"):
+        with pytest.raises(ValueError, match="rank 0: tokens_per_rank: .*got list"):
             notifier.notify([1] if rank == 0 else ranks, nodes, experts, in_rank)
         with pytest.raises(ValueError, match="channels differs"):
             notifier.notify(ranks, nodes, experts, in_rank, channels=1 + rank)
@@ -112,11 +112,11 @@ def test_an_option_of_notify_of_the_wrong_type_is_an_error_on_all():
         outcomes = run_each(
             2, lambda rank, option=option, value=value: notify(rank, **{option: value})
         )
-        assert all(isinstance(outcome, ValueError) for outcome in outcomes), outcomes
-        assert f"expert_parallel::notify: {option}: {text}" in str(outcomes[1])
-        assert "rank 1: " in str(outcomes[0])
+        for outcome in outcomes:
+            assert isinstance(outcome, ValueError), outcome
+            assert f"expert_parallel::notify: rank 1: {option}: {text}" in str(outcome)
     other, own = run_each(2, lambda rank: notify(rank, chanels=3))
-    assert isinstance(own, TypeError) and "rank 1: " in str(other)
+    assert isinstance(own, TypeError) and f"rank 1: {own}" in str(other)
     run_all(2, notify)  # it works on
 
 

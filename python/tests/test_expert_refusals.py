@@ -34,14 +34,10 @@ def test_a_mistake_of_one_rank_is_an_error_on_all():
         ((x, i), {"weights": np.ones((4, 2), np.float32)}, "rank 1: weights: want shape"),
         ((x, i), {"scatter_indices": i}, "scatter_indices"),
         # What the binding finds wrong, the others hear of too.
-        ((x.astype(float), i), {}, "input: want dtype f32.*float64|rank 1: input: want a tensor"),
-        ((x, i), {"order": "sideways"}, "order: want expert_major|rank 1: input: want a tensor"),
-        (([1.0], i), {}, "got list|rank 1: input: want a tensor"),
-        (
-            (torch.ones(4, 16, requires_grad=True), i),
-            {},
-            "no gradient|rank 1: input: want a tensor",
-        ),
+        ((x.astype(float), i), {}, "rank 1: input: want dtype f32.*float64"),
+        ((x, i), {"order": "sideways"}, "rank 1: order: want expert_major"),
+        (([1.0], i), {}, "rank 1: input: .*got list"),
+        ((torch.ones(4, 16, requires_grad=True), i), {}, "rank 1: input: .*no gradient"),
     ]
     with Ranks(2, **SMALL) as ranks:
         for arguments, options, text in cases:
@@ -79,9 +75,9 @@ def test_an_option_of_the_wrong_type_is_an_error_on_all(options, text):
         outcomes = ranks.try_run(
             lambda layer, rank: layer.dispatch(x, i, **(options if rank else {}))
         )
-        assert all(isinstance(outcome, ValueError) for outcome in outcomes), outcomes
-        assert re.match(f"expert_parallel::dispatch: {text}", str(outcomes[1])), outcomes
-        assert "rank 1: input: want a tensor" in str(outcomes[0])
+        for outcome in outcomes:
+            assert isinstance(outcome, ValueError), outcome
+            assert re.match(f"expert_parallel::dispatch: rank 1: {text}", str(outcome)), outcome
         ranks.run(lambda layer, rank: layer.dispatch(x, i))  # it works on
 
 
@@ -90,24 +86,22 @@ def test_a_combine_without_its_descriptor_is_an_error_on_all():
     with Ranks(2, **SMALL) as ranks:
         made = ranks.run(lambda layer, rank: layer.dispatch(x, i))
 
-        def refused(change, text, other):
+        def refused(change, text):
             def body(layer, rank):
                 got = made[rank]
                 given = {"expert_output": got.output, "descriptor": got.descriptor}
                 return layer.combine(**{**given, **(change if rank else {})})
 
             outcomes = ranks.try_run(body)
-            assert all(isinstance(outcome, ValueError) for outcome in outcomes), outcomes
-            assert re.match(f"expert_parallel::combine: {text}", str(outcomes[1])), outcomes
-            assert f"rank 1: {other}" in str(outcomes[0])
+            for outcome in outcomes:
+                assert isinstance(outcome, ValueError), outcome
+                assert re.match(f"expert_parallel::combine: rank 1: {text}", str(outcome)), outcome
 
-        missing = "descriptor: want one of this layer"
-        refused({"descriptor": None}, "descriptor: want a Descriptor, got None", missing)
+        refused({"descriptor": None}, "descriptor: want a Descriptor, got None")
         given = "descriptor: want a Descriptor, got Dispatched, whose .descriptor is one"
-        refused({"descriptor": made[1]}, given, missing)
-        output = "expert_output: want a tensor"
-        refused({"weighted": 1}, "weighted: want True or False, got 1", output)
-        refused({"stream": "x"}, "stream: want None, a handle", output)
+        refused({"descriptor": made[1]}, given)
+        refused({"weighted": 1}, "weighted: want True or False, got 1")
+        refused({"stream": "x"}, "stream: want None, a handle")
         ranks.run(lambda layer, rank: layer.combine(made[rank].output, made[rank].descriptor))
 
 
@@ -137,7 +131,7 @@ def test_a_keyword_that_there_is_not_is_an_error_on_all():
 
             other, own = ranks.try_run(body)
             assert isinstance(own, TypeError) and f"{call}() got an unexpected" in str(own), own
-            assert isinstance(other, ValueError) and "rank 1: " in str(other), other
+            assert isinstance(other, ValueError) and f"rank 1: {own}" in str(other), other
         ranks.run(lambda layer, rank: layer.dispatch(x, i))
 
 
@@ -247,15 +241,16 @@ def test_closed_and_foreign():
 
 def test_a_rank_that_does_not_come_is_a_timeout():
     x, i = payload(0, 2), np.zeros((2, 3), np.int32)
-    with Ranks(2, **SMALL, timeout=0.3) as ranks:
+    with Ranks(2, **SMALL, timeout=2) as ranks:
         start = time.monotonic()
-        with pytest.raises(winnow.Error, match="rank 0 waited 0.3 s for .* rank 1") as caught:
+        with pytest.raises(winnow.Error, match="rank 0 waited .* s for .* rank 1") as caught:
             ranks.layers[0].dispatch(x, i)
-        assert time.monotonic() - start < 5
+        assert 2 <= time.monotonic() - start < 20
         assert caught.value.code == "timeout" and not isinstance(caught.value, ValueError)
+        text = str(caught.value)
         # The one that comes late hears why, at once; so does the next call.
         for layer in ranks.layers[::-1]:
-            with pytest.raises(winnow.Error, match="rank 0 waited 0.3 s") as caught:
+            with pytest.raises(winnow.Error, match=re.escape(text)) as caught:
                 layer.dispatch(x, i)
             assert caught.value.code == "timeout"
     world = ep.InProcessWorld(2)

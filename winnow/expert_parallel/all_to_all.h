@@ -7,6 +7,7 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/dtype.h"
+#include "winnow/core/error.h"
 #include "winnow/core/export.h"
 #include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
@@ -54,6 +55,8 @@ struct DispatchArgs {
   TensorView out{};                  // optional [R or more, H] of input's dtype: the output's place
   std::shared_ptr<const Descriptor> cached{};  // repeat the routing of this descriptor
   Stream stream{};                             // of the layer's GPU; every rank its own
+  // Not null: why this rank cannot take part, whatever the rest. Refused on all ranks.
+  const Error* refusal = nullptr;
 };
 
 // What dispatch() returns. S = ceil(H / 128), e = E / W.
@@ -73,6 +76,7 @@ struct CombineArgs {
   bool weighted = false;            // multiply each row by the weight sent at dispatch
   TensorView out{};                 // optional [n, H], the layer's dtype: where the sums go
   Stream stream{};                  // of the layer's GPU
+  const Error* refusal = nullptr;   // as in DispatchArgs
 };
 
 // One rank of the layer. Every rank makes its own, and all ranks make the same calls in the same
@@ -99,10 +103,11 @@ struct CombineArgs {
 // "expert_parallel::barrier":
 // - Refusals (invalid_argument, resource). What a rank finds wrong with its own arguments it tells
 //   the others, and every rank throws the same text: "expert_parallel::dispatch: rank 1: input:
-//   want [n, 64], got ...", for the lowest such rank. A bad expert index reads "rank 1:
-//   expert_indices: want -1 to 8, got 12 for token 3" (8 = E). Options that differ read
-//   "expert_alignment differs: 1 on rank 0, 16 on rank 2". No row has moved then, and the next call
-//   works.
+//   want [n, 64], got ...", for the lowest such rank. So it is with what the caller finds wrong
+//   and gives as `refusal`, instead of staying away from a call in which the others wait. A bad
+//   expert index reads "rank 1: expert_indices: want -1 to 8, got 12 for token 3" (8 = E). Options
+//   that differ read "expert_alignment differs: 1 on rank 0, 16 on rank 2". No row has moved then,
+//   and the next call works.
 // - timeout: a wait reached its deadline or a peer is known to be gone. The text names operation,
 //   rank, what was waited for and the peer; every rank that is still alive gets it. The layer
 //   is broken: later calls throw the same at once, close() returns. A new layer can be made.

@@ -159,10 +159,9 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
             .cached = descriptor_argument(kDispatch, "cached", cached)};
     exporter = call.exporter();
   });
-  if (refused) args = {};
   ep::Dispatched got;
   bool recorded = false;
-  run_collective(refused, [&] {
+  run_collective(kDispatch, refused, args, [&] {
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       got = self.layer.dispatch(args);
@@ -185,6 +184,17 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
       .descriptor = nb::cast(BoundDescriptor{std::move(got.descriptor), exporter})};
   if (recorded) self.recorded.push_back(nb::cast(result));
   return result;
+}
+
+// Takes part in a dispatch only to refuse it on all ranks.
+void refuse_dispatch(BoundAllToAll& self, const std::string& text) {
+  const OneCall::Turn turn(self.one_call, kDispatch);
+  Call call(kDispatch);
+  call.on(self.layer.config().device);
+  const Error refusal(ErrorCode::invalid_argument, kDispatch, text);
+  call.run([&](const RunOptions& options) {
+    self.layer.dispatch({.stream = options.stream, .refusal = &refusal});
+  });
 }
 
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,
@@ -211,9 +221,8 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle des
                              {made->num_dispatch_token_cur_rank(), self.layer.config().hidden});
     }
   });
-  if (refused) args = {};
   if (made == nullptr) made = foreign_descriptor();
-  run_collective(refused, [&] {
+  run_collective(kCombine, refused, args, [&] {
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       self.layer.combine(args, *made);
@@ -328,9 +337,7 @@ Returns:
 
 Raises:
     ValueError: arguments that are not as described, on any rank: on every rank, no row has moved,
-        and the next call works. All name the rank at fault, but where an argument is nothing that
-        can be read as a tensor or an option: that rank says what it is, the others hear that it
-        gave no tensor.
+        and the next call works. All name the rank at fault.
     TypeError: a keyword that there is not; a ValueError on the other ranks.
     winnow.Error: timeout, naming the rank that was waited for; the layer is broken then. So it is
         after code "internal": CUDA has failed.
@@ -420,6 +427,7 @@ void bind_layer(nb::module_& m) {
                    "expert_alignment: int = 1, worst_case_rows: int = 0, copy_out: bool = False, "
                    "cached: Descriptor | None = None, out: T | None = None, "
                    "stream: Stream = None) -> Dispatched"))
+      .def("_refuse_dispatch", refuse_dispatch, "text"_a)
       .def("combine", combine, "expert_output"_a.none(), "descriptor"_a.none(), nb::kw_only(),
            "bias"_a = nb::none(), "weighted"_a.none() = false, "out"_a = nb::none(),
            "stream"_a = nb::none(), "unknown"_a, kCombineDoc,

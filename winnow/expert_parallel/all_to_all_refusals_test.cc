@@ -107,6 +107,17 @@ TEST_P(Refusals, OfTheLowestRankThatHasOne) {
                  });
 }
 
+TEST_P(Refusals, OfTheCaller) {
+  const Error refusal(ErrorCode::resource, "an engine", "no tokens");
+  const auto outcomes = dispatch([&](int rank, Given& given) {
+    if (rank == 1) given.args = {.stream = given.args.stream, .refusal = &refusal};
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.text, "expert_parallel::dispatch: rank 1: no tokens");
+    EXPECT_EQ(outcome.code, ErrorCode::resource);
+  }
+}
+
 TEST_P(Refusals, WrongTensors) {
   const Tensor narrow = make(DType::f32, {3, 4}), half = make(DType::f16, {3, 16}),
                fp8 = make(DType::f8_e4m3, {3, 16}), scales = make(DType::f32, {3, 1}),
@@ -286,6 +297,10 @@ TEST_P(Refusals, Combine) {
   });
   expect("rank 1: expert_output", [&](int rank, CombineArgs& args) {
     if (rank == 1) args.expert_output = {};
+  });
+  const Error refusal(ErrorCode::invalid_argument, "an engine", "no rows");
+  expect("rank 2: no rows", [&](int rank, CombineArgs& args) {
+    if (rank == 2) args = {.stream = args.stream, .refusal = &refusal};
   });
   expect("rank 2: bias", [&](int rank, CombineArgs& args) {
     if (rank == 2) args.bias = half;

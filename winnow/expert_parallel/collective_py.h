@@ -6,6 +6,7 @@
 #include <exception>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -110,18 +111,50 @@ inline void check_none(const char* function, const nanobind::kwargs& unknown) {
   }
 }
 
+// As all ranks are told of it, and whether it was an Error.
+inline std::pair<Error, bool> error_of(const char* operation, const std::exception_ptr& thrown) {
+  const auto refused = [&](const std::string& text) {
+    return std::pair(Error(ErrorCode::invalid_argument, operation, text), false);
+  };
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    return {error, true};
+  } catch (const nanobind::python_error& error) {
+    return refused(nanobind::cast<std::string>(nanobind::str(error.value())));
+  } catch (const std::exception& error) {
+    return refused(error.what());
+  }
+}
+
 // The other ranks wait in the call of a rank whose arguments could not be read: it takes part with
-// those that `run` has then, which the library refuses on all ranks, and throws its own error.
+// those that `run` has then, which the library refuses on all ranks. `told`: the library throws
+// here what `refused` is; else it is thrown afterwards.
 template <class Function>
-void run_collective(const std::exception_ptr& refused, const Function& run) {
-  if (!refused) return run();
+[[noreturn]] void run_refused(const std::exception_ptr& refused, bool told, const Function& run) {
   try {
     run();
   } catch (const Error& error) {
     // Broken, closed, or a peer that did not come: that counts more.
-    if (error.code() == ErrorCode::timeout) throw;
+    if (told || error.code() == ErrorCode::timeout) throw;
   }
   std::rethrow_exception(refused);
+}
+
+template <class Function>
+void run_collective(const std::exception_ptr& refused, const Function& run) {
+  refused ? run_refused(refused, false, run) : run();
+}
+
+// Where the arguments can say what is wrong. What is no Error, only this rank throws as it is.
+template <class Args, class Function>
+void run_collective(const char* operation, const std::exception_ptr& refused, Args& args,
+                    const Function& run) {
+  if (!refused) return run();
+  const auto [refusal, told] = error_of(operation, refused);
+  args = {};
+  args.refusal = &refusal;
+  run_refused(refused, told, run);
 }
 
 // What runs a collective call on that device; Error (unsupported) where another one is asked for.

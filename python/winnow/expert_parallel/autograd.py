@@ -10,14 +10,13 @@ of: ``torch._dynamo.config.capture_dynamic_output_shape_ops = True``. What a CUD
 compiled code is kept as long as the layer.
 """
 
-from typing import Any, Callable, List, NamedTuple, NoReturn, Optional, Tuple, Union
+from typing import Any, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
-from winnow.errors import Error, InvalidArgument
 from winnow.expert_parallel import gradients, operators
 
 __all__ = ["TracedDescriptor", "TracedDispatch", "combine", "dispatch", "dispatch_traced", "traced"]
@@ -213,18 +212,15 @@ def dispatch(
 
     Raises:
         ValueError, winnow.Error: as AllToAll.dispatch(), also where input or weights are no tensors
-            of torch; the backward pass as AllToAll.combine().
-        TypeError: scales, out or stream; a ValueError on the other ranks.
+            of torch, and for scales, out and stream; the backward pass as AllToAll.combine().
     """
     for name in ("scales", "out", "stream"):
         if options.pop(name, None) is not None:
-            text = f"expert_parallel.autograd.dispatch: want no {name}, got one"
-            refuse(lambda: layer.dispatch(None), TypeError(text))
+            layer._refuse_dispatch(f"{name}: want none with gradients, got one")
     for name, given in (("input", input), ("weights", weights)):
         if given is not None and not isinstance(given, Tensor):
-            text = f"expert_parallel::dispatch: {name}: want a tensor of torch, got "
-            error = InvalidArgument(text + type(given).__name__)
-            refuse(lambda: layer.dispatch(None), error)
+            got = type(given).__name__
+            layer._refuse_dispatch(f"{name}: want a tensor of torch, got {got}")
     if _is_traced(options.get("cached")):
         got = dispatch_traced(layer, input, expert_indices, weights=weights, **options)
         return got.output, got.weights, got.descriptor
@@ -236,17 +232,6 @@ def dispatch(
     if given is not None and not weights.requires_grad:
         given = given.detach()
     return output, given, descriptor
-
-
-def refuse(call: Callable[[], Any], error: Exception) -> NoReturn:
-    """Raises what this rank finds wrong with a collective call when the others have heard of it:
-    `call` makes the same one with arguments that the library refuses on all ranks."""
-    try:
-        call()
-    except Error as heard:
-        if heard.code == "timeout":
-            raise
-    raise error
 
 
 def _dispatch(layer, input, expert_indices, weights, options):

@@ -229,6 +229,7 @@ TensorView buffer_of(const Config& config, const Descriptor::State& state) {
 
 void check_combine(const Config& config, const std::shared_ptr<const char>& layer,
                    const CombineArgs& args, const Descriptor::State& state) {
+  if (args.refusal != nullptr) throw *args.refusal;
   const Check check{std::string(kOperation)};
   check.that(state.layer == layer, "descriptor", "one of this layer", "another layer's");
   const Dim hidden{"hidden", config.hidden};

@@ -107,6 +107,7 @@ void append_rows(std::vector<std::byte>& to, const ConstTensorView& view) {
 
 Request check_request(const Config& config, const std::shared_ptr<const char>& layer,
                       const DispatchArgs& args) {
+  if (args.refusal != nullptr) throw *args.refusal;
   const Check check{std::string(kDispatch)};
   check_input(check, config, args);
   Request request;

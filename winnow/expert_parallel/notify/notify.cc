@@ -31,6 +31,7 @@ void NotifierBackend::forget_totals() {
 }
 
 void NotifierBackend::check_args(const NotifyArgs& args) const {
+  if (args.refusal != nullptr) throw *args.refusal;
   const Check check(kNotifyOperation);
   check.that(args.channels >= 1 && args.channels <= kMostCounts, "channels", "at least 1",
              std::to_string(args.channels));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "winnow/core/device.h"
+#include "winnow/core/error.h"
 #include "winnow/core/export.h"
 #include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
@@ -49,6 +50,8 @@ struct NotifyArgs {
   std::int64_t worst_case_rows = 0;     // above 0: the host does not learn the totals
   QueueBuffers queues{};
   Stream stream{};  // of the notifier's GPU; every rank its own
+  // Not null: why this rank cannot take part, whatever the rest. Refused on all ranks.
+  const Error* refusal = nullptr;
 
   // This rank's tokens that go to a node or rank, each once, summed over channels 0 to c.
   TensorView node_channel_prefix_matrix{};  // [W/L, C]

@@ -114,8 +114,7 @@ Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle toke
     args.recv_pairs_per_expert =
         output("recv_pairs_per_expert", result.recv_pairs_per_expert, local_experts);
   });
-  if (refused) args = {};
-  run_collective(refused, [&] {
+  run_collective(kOperation, refused, args, [&] {
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       self.notifier.notify(args);
@@ -167,8 +166,8 @@ Returns:
 
 Raises:
     ValueError: an argument that is not as described, contradicts another or differs between ranks:
-        on every rank, no output was written, and the next call works. All name the rank at fault,
-        but where an argument cannot be read at all: the others hear that it gave no tensor.
+        on every rank, which names the rank at fault; no output was written, and the next call
+        works.
     TypeError: a keyword that there is not; a ValueError on the other ranks.
     winnow.Error: timeout; the notifier is broken then.)";
 

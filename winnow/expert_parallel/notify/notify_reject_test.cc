@@ -100,6 +100,13 @@ TEST_P(NotifyRefusal, OptionsOutOfRange) {
                  "worst_case_rows: want at least 0, got -1");
 }
 
+TEST_P(NotifyRefusal, OfTheCaller) {
+  const Error refusal(ErrorCode::invalid_argument, "an engine", "no counts");
+  expect_refusal(
+      [&](NotifyArgs& args, NotifyInputs&) { args = {.stream = args.stream, .refusal = &refusal}; },
+      "no counts");
+}
+
 TEST_P(NotifyRefusal, OptionsThatDiffer) {
   const Spoil four_channels = [](NotifyArgs& args, NotifyInputs&) {
     args.channels = 4;
