@@ -29,6 +29,7 @@ void* allocate_on_host(std::size_t bytes) {
 #if WINNOW_WITH_CUDA
 void check(cudaError_t error, const char* operation, Device device) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();  // it is told here, and nowhere else
   fail(ErrorCode::resource, operation,
        std::string(cudaGetErrorString(error)) + " on " + to_string(device));
 }
@@ -48,6 +49,7 @@ DeviceGuard::DeviceGuard(Device device) {
 #if WINNOW_WITH_CUDA
   if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
   if (const cudaError_t error = cudaSetDevice(device.index); error != cudaSuccess) {
+    cudaGetLastError();
     fail(ErrorCode::unsupported, "DeviceGuard",
          to_string(device) + " cannot be used: " + cudaGetErrorString(error));
   }

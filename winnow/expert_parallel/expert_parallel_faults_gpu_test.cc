@@ -25,6 +25,90 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
+// ---- Memory that the GPU does not have, and errors of CUDA.
+
+// All the memory of the GPU, while it is there.
+class Hog {
+ public:
+  Hog() {
+    for (std::size_t bytes = std::size_t{1} << 40; bytes >= 1 << 20; bytes /= 2) {
+      for (void* memory; cudaMalloc(&memory, bytes) == cudaSuccess;) taken_.push_back(memory);
+    }
+    cudaGetLastError();
+  }
+  ~Hog() {
+    for (void* memory : taken_) cudaFree(memory);
+  }
+  Hog(const Hog&) = delete;
+  Hog& operator=(const Hog&) = delete;
+
+ private:
+  std::vector<void*> taken_;
+};
+
+class GpuMemory : public GpuTest {
+ protected:
+  // Two ranks whose dispatch needs more than a layer has at first.
+  static Config config(int nodes = 1) {
+    Config config = on(kGpu, small_config(2));
+    config.max_tokens = 1 << 16;
+    config.topk = 32;
+    config.arena_rows = std::int64_t{2 * 32 + 1} << 16;  // every pair of both
+    config.local_world_size = 2 / nodes;
+    return config;
+  }
+  static DispatchArgs args_of(const Place& place, const ConstTensorView& input,
+                              const ConstTensorView& indices) {
+    return {.input = input, .expert_indices = indices, .stream = place.stream()};
+  }
+};
+
+TEST_F(GpuMemory, ACallForWhichThereIsNoneIsRefused) {
+  World world(kGpu, config(), 2);
+  std::vector<Tensor> inputs, indices;
+  for (int rank = 0; rank < 2; ++rank) {
+    inputs.push_back(world.place(rank).copy(Tensor(DType::f32, {3, 16})));
+    indices.push_back(world.place(rank).copy(Tensor(DType::i32, {3, 32})));
+    world.place(rank).wait();
+  }
+  const auto dispatch = [&] {
+    return world.run([&](int rank) {
+      const auto at = std::size_t(rank);
+      world.layer(rank).dispatch(args_of(world.place(rank), inputs[at], indices[at]));
+      world.place(rank).wait();
+    });
+  };
+  std::vector<Outcome> refused;
+  {
+    const Hog hog;
+    refused = dispatch();
+  }
+  for (const Outcome& outcome : refused) {
+    EXPECT_EQ(outcome.code, ErrorCode::resource);
+    EXPECT_THAT(outcome.text, StartsWith("expert_parallel::dispatch: rank 0: "));
+    EXPECT_THAT(outcome.text, HasSubstr("out of memory"));
+  }
+  expect_all_return(dispatch());
+  expect_all_return(world.barrier());
+}
+
+// A thread that has not asked CUDA for its last error may call; it finds the error where it was.
+TEST_F(GpuMemory, ErrorsOfTheApplicationStayItsOwn) {
+  World world(kGpu, small_config(2), 2);
+  expect_all_return(world.run([&](int rank) {
+    void* too_much = nullptr;
+    ASSERT_EQ(cudaMalloc(&too_much, std::size_t{1} << 50), cudaErrorMemoryAllocation);
+    const Given& given = world.give(rank);
+    const Dispatched got = world.layer(rank).dispatch(given.args);
+    world.layer(rank).combine({.expert_output = world.layer(rank).combine_buffer(*got.descriptor),
+                               .stream = world.place(rank).stream()},
+                              *got.descriptor);
+    world.layer(rank).barrier(false, world.place(rank).stream());
+    world.place(rank).wait();
+    EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
+  }));
+}
+
 // ---- Ranks that come late; all_to_all_faults_test.cc has those that do not come.
 
 class GpuAbsence : public GpuTest {

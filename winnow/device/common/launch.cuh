@@ -1,9 +1,10 @@
-// Kernels are loaded, and launched by programmatic dependent launch: one may start before the one
-// before it in the stream has ended. The device functions do nothing before sm_90, where kernels of
-// a stream follow each other.
+// Kernels are loaded and launched, also by programmatic dependent launch: one may start before the
+// one before it in the stream has ended. The device functions do nothing before sm_90, where
+// kernels of a stream follow each other.
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 
 #include <cuda_runtime.h>
 
@@ -41,6 +42,27 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 #endif
 }
 
+// Returns the error of this launch alone, and takes it away from cudaGetLastError(). What that has
+// of earlier calls, also the application's, stays there.
+template <class... Params>
+cudaError_t launch(const cudaLaunchConfig_t& config, void (*kernel)(Params...),
+                   const std::type_identity_t<Params>&... params) {
+  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, params...);
+  if (status != cudaSuccess) cudaGetLastError();
+  return status;
+}
+
+template <class... Params>
+cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes,
+                   cudaStream_t stream, const std::type_identity_t<Params>&... params) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  return launch(config, kernel, params...);
+}
+
 // Launches a kernel that calls wait_for_kernel_before(), in one-dimensional blocks. It may come
 // when all blocks of the one before have called allow_next_kernel() or ended; so may what is
 // launched behind it in the same way. Every block waits before it ends, even where it does nothing:
@@ -59,9 +81,7 @@ cudaError_t launch_early(void (*kernel)(Params...), dim3 grid, int threads,
   config.stream = stream;
   config.attrs = &overlap;
   config.numAttrs = 1;
-  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, params...);
-  if (status != cudaSuccess) cudaGetLastError();  // it is told here, and nowhere else
-  return status;
+  return launch(config, kernel, params...);
 }
 
 }  // namespace winnow::device

@@ -2,11 +2,14 @@
 // which errors give. Host code of .cu files.
 #pragma once
 
+#include <cstddef>
 #include <string>
+#include <type_traits>
 
 #include <cuda_runtime.h>
 
 #include "winnow/core/error.h"
+#include "winnow/device/common/launch.cuh"
 
 namespace winnow::device {
 
@@ -17,11 +20,15 @@ struct Runtime {
   // Throws Error: resource where memory could not be had, internal otherwise.
   void check(cudaError_t status, const char* what) const {
     if (status == cudaSuccess) return;
+    cudaGetLastError();  // it is told here, and nowhere else
     throw Error(status == cudaErrorMemoryAllocation ? ErrorCode::resource : ErrorCode::internal,
                 operation, std::string(backend) + ": " + what + ": " + cudaGetErrorString(status));
   }
-  // After each launch.
-  void check_launch() const { check(cudaGetLastError(), "launch"); }
+  template <class... Params>
+  void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes,
+              cudaStream_t stream, const std::type_identity_t<Params>&... params) const {
+    check(device::launch(kernel, grid, block, shared_bytes, stream, params...), "launch");
+  }
   // Before the launch of a kernel that takes so many bytes of dynamic shared memory.
   template <class Kernel>
   void allow_shared_memory(Kernel* kernel, int bytes) const {

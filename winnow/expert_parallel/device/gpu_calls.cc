@@ -158,6 +158,7 @@ void GpuCalls::tell_fault() {
 
 void GpuCalls::check(int cuda_error, const char* what) {
   if (cuda_error == cudaSuccess) return;
+  cudaGetLastError();  // it is told here, and nowhere else
   const auto error = static_cast<cudaError_t>(cuda_error);
   broken_ =
       "rank " + std::to_string(transport_->rank()) + ": " + what + ": " + cudaGetErrorString(error);

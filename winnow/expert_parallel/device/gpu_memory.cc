@@ -23,6 +23,7 @@ constexpr std::size_t kPage = 4096;
 
 void check(cudaError_t error, const std::string& what, Device device) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();  // it is told here, and nowhere else
   throw Error(ErrorCode::resource, kAllocate,
               what + " on " + to_string(device) + ": " + cudaGetErrorString(error));
 }
@@ -180,6 +181,7 @@ PinnedPage::PinnedPage(std::size_t bytes) : bytes_((bytes + kPage - 1) / kPage *
     const cudaError_t error =
         cudaHostAlloc(&memory, bytes_, cudaHostAllocPortable | cudaHostAllocMapped);
     if (error != cudaSuccess) {
+      cudaGetLastError();
       throw Error(ErrorCode::resource, kAllocate,
                   std::to_string(bytes_) + " bytes of pinned memory: " + cudaGetErrorString(error));
     }

@@ -30,8 +30,8 @@ const Wire& pointer_wire() {
 int load_layer_kernels() { return device::load_kernels(set_segment_kernel, copy_rows_kernel); }
 
 int set_segment(std::byte** row, const NodePointers& pointers, int locals, void* stream) {
-  set_segment_kernel<<<1, 32, 0, static_cast<cudaStream_t>(stream)>>>(row, pointers, locals);
-  return cudaGetLastError();
+  return device::launch(set_segment_kernel, 1, 32, 0, static_cast<cudaStream_t>(stream), row,
+                        pointers, locals);
 }
 
 int copy_rows(std::byte* to, std::int64_t to_stride, const std::byte* from,
@@ -44,9 +44,8 @@ int copy_rows(std::byte* to, std::int64_t to_stride, const std::byte* from,
                              cudaMemcpyDeviceToDevice, on);
   }
   constexpr std::int64_t kMostBlocks = 1024;
-  copy_rows_kernel<<<static_cast<unsigned>(std::min(rows, kMostBlocks)), 256, 0, on>>>(
-      to, to_stride, from, from_stride, bytes, rows);
-  return cudaGetLastError();
+  return device::launch(copy_rows_kernel, static_cast<unsigned>(std::min(rows, kMostBlocks)), 256,
+                        0, on, to, to_stride, from, from_stride, bytes, rows);
 }
 
 }  // namespace winnow::expert_parallel

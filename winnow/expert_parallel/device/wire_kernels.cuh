@@ -29,8 +29,8 @@ Wire make_wire() {
                                 static_cast<cudaStream_t>(stream), params);
   };
   wire.barrier = [](const BarrierParams& params, void* stream) -> int {
-    barrier_kernel<W><<<1, kBarrierThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-    return cudaGetLastError();
+    return device::launch(barrier_kernel<W>, 1, kBarrierThreads, 0,
+                          static_cast<cudaStream_t>(stream), params);
   };
   wire.rail_send = [](const RailSendParams& params, int blocks, void* stream) -> int {
     return device::launch_early(rail_send_kernel<W>, blocks, kRailSendThreads, 0,
@@ -38,19 +38,18 @@ Wire make_wire() {
   };
   wire.quiet = []([[maybe_unused]] const LayerView& view, [[maybe_unused]] void* stream) -> int {
     if constexpr (W::kNeedsQuiet) {
-      quiet_kernel<W><<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(view);
-      return cudaGetLastError();
+      return device::launch(quiet_kernel<W>, 1, 1, 0, static_cast<cudaStream_t>(stream), view);
     } else {
       return cudaSuccess;
     }
   };
   wire.notify = [](const NotifyParams& params, void* stream) -> int {
-    notify_kernel<W><<<1, kNotifyThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-    return cudaGetLastError();
+    return device::launch(notify_kernel<W>, 1, kNotifyThreads, 0, static_cast<cudaStream_t>(stream),
+                          params);
   };
   wire.tell_fault = [](const LayerView& view, int reporter, void* stream) -> int {
-    tell_fault_kernel<W><<<1, kTellThreads, 0, static_cast<cudaStream_t>(stream)>>>(view, reporter);
-    return cudaGetLastError();
+    return device::launch(tell_fault_kernel<W>, 1, kTellThreads, 0,
+                          static_cast<cudaStream_t>(stream), view, reporter);
   };
   return wire;
 }

@@ -212,9 +212,8 @@ std::int64_t count_scratch_bytes(const DeviceTopology& topology, int blocks) {
 int launch_count(const CountParams& params, int blocks, void* stream) {
   const Shape shape(params.view.topology);
   const std::int64_t shared = shape.spills ? 0 : shape.counter_bytes;
-  count<<<blocks, int(shape.warps) * 32, shared, static_cast<cudaStream_t>(stream)>>>(params,
-                                                                                      shape.spills);
-  return cudaGetLastError();
+  return device::launch(count, blocks, int(shape.warps) * 32, std::size_t(shared),
+                        static_cast<cudaStream_t>(stream), params, shape.spills);
 }
 
 int load_count() { return device::load_kernel(count, int(kMostShared)); }

@@ -102,13 +102,11 @@ __global__ __launch_bounds__(kThreads) void claim(const __grid_constant__ Scatte
 }  // namespace
 
 int launch_translate(const ScatterParams& params, void* stream) {
-  translate<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-  return cudaGetLastError();
+  return device::launch(translate, 1, kThreads, 0, static_cast<cudaStream_t>(stream), params);
 }
 
 int launch_claim(const ScatterParams& params, void* stream) {
-  claim<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-  return cudaGetLastError();
+  return device::launch(claim, 1, kThreads, 0, static_cast<cudaStream_t>(stream), params);
 }
 
 int load_scatter() { return device::load_kernels(translate, claim); }

@@ -117,13 +117,11 @@ void layout_cuda(const LayoutParams& params, void* stream) {
     const std::int64_t most = kRuntime.multiprocessors();
     return static_cast<int>(std::clamp<std::int64_t>((threads + kThreads - 1) / kThreads, 1, most));
   };
-  clear_kernel<<<blocks_for(counts), kThreads, 0, cuda_stream>>>(kernel, out);
-  kRuntime.check_launch();
+  kRuntime.launch(clear_kernel, blocks_for(counts), kThreads, 0, cuda_stream, kernel, out);
   if (params.num_tokens == 0) return;
   const std::size_t shared = kernel.in_shared ? std::size_t(counts) * sizeof(std::int32_t) : 0;
-  count_kernel<<<blocks_for(params.num_tokens * kernel.lanes), kThreads, shared, cuda_stream>>>(
-      kernel, out);
-  kRuntime.check_launch();
+  kRuntime.launch(count_kernel, blocks_for(params.num_tokens * kernel.lanes), kThreads, shared,
+                  cuda_stream, kernel, out);
 }
 
 }  // namespace winnow::expert_parallel

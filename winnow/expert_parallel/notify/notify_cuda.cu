@@ -67,13 +67,13 @@ int rows(const TokenParams& params) {
 }  // namespace
 
 int sum_tokens(const TokenParams& params, void* stream) {
-  sum_kernel<<<rows(params), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-  return cudaGetLastError();
+  return device::launch(sum_kernel, rows(params), kThreads, 0, static_cast<cudaStream_t>(stream),
+                        params);
 }
 
 int prefix_channels(const TokenParams& params, void* stream) {
-  prefix_kernel<<<rows(params), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-  return cudaGetLastError();
+  return device::launch(prefix_kernel, rows(params), kThreads, 0, static_cast<cudaStream_t>(stream),
+                        params);
 }
 
 int load_notify_kernels() { return device::load_kernels(sum_kernel, prefix_kernel); }

@@ -137,8 +137,7 @@ void queue(void (*kernel)(Params...), dim3 grid, int threads, bool early, cudaSt
   if (early && kRuntime.attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
     kRuntime.check(device::launch_early(kernel, grid, threads, 0, stream, params...), "launch");
   } else {
-    kernel<<<grid, static_cast<unsigned>(threads), 0, stream>>>(params...);
-    kRuntime.check_launch();
+    kRuntime.launch(kernel, grid, static_cast<unsigned>(threads), 0, stream, params...);
   }
 }
 

@@ -111,9 +111,9 @@ void append_cuda(const AppendParams& params, void* stream) {
       size == 4
           ? (aligned ? append_kernel<std::uint32_t, true> : append_kernel<std::uint32_t, false>)
           : (aligned ? append_kernel<std::uint16_t, true> : append_kernel<std::uint16_t, false>);
-  function<<<dim3(static_cast<unsigned>(groups), static_cast<unsigned>(cache.num_kv_heads)),
-             dim3(kTokens, kUnitsAtOnce), 0, static_cast<cudaStream_t>(stream)>>>(kernel);
-  kRuntime.check_launch();
+  kRuntime.launch(function,
+                  dim3(static_cast<unsigned>(groups), static_cast<unsigned>(cache.num_kv_heads)),
+                  dim3(kTokens, kUnitsAtOnce), 0, static_cast<cudaStream_t>(stream), kernel);
 }
 
 }  // namespace winnow::paged_xl

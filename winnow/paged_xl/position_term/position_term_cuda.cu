@@ -81,10 +81,9 @@ void position_term_cuda(const PositionTermParams& params, void* stream) {
     auto* const function = !aligned           ? position_term_kernel<T, 256, false>
                            : kernel.dim > 128 ? position_term_kernel<T, 256, true>
                                               : position_term_kernel<T, 128, true>;
-    function<<<dim3(blocks, heads), kWarps * kWarpSize, 0, static_cast<cudaStream_t>(stream)>>>(
-        kernel);
+    kRuntime.launch(function, dim3(blocks, heads), kWarps * kWarpSize, 0,
+                    static_cast<cudaStream_t>(stream), kernel);
   });
-  kRuntime.check_launch();
 }
 
 }  // namespace winnow::paged_xl

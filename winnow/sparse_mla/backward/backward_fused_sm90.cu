@@ -105,8 +105,7 @@ void prepare(const Call& call) {
     p.delta_blocks = static_cast<unsigned>((call.heads() + kDeltaRows - 1) / kDeltaRows);
   }
   const unsigned blocks = p.order_blocks + p.delta_blocks + p.zero_blocks;
-  prepare_kernel<<<blocks, kPrepareThreads, 0, call.stream>>>(p);
-  kRuntime.check_launch();
+  kRuntime.launch(prepare_kernel, blocks, kPrepareThreads, 0, call.stream, p);
 }
 
 fused::KernelParams kernel_params(const Call& call) {
@@ -165,13 +164,11 @@ void multiply(const Call& call) {
   constexpr int kBytes = fused::Plan<kDim>::kBytes;
   auto* const function = fused::fused_kernel<kDim>;
   kRuntime.allow_shared_memory(function, kBytes);
-  function<<<call.blocks, fused::kThreads, kBytes, call.stream>>>(kernel);
-  kRuntime.check_launch();
+  kRuntime.launch(function, call.blocks, fused::kThreads, kBytes, call.stream, kernel);
   const unsigned tail = kernel.items % call.blocks;
   if (tail > 0 && kernel.tiles > 0) {
-    fused::combine_kernel<kDim>
-        <<<tail * fused::kHeads, fused::kCombineThreads, 0, call.stream>>>(kernel, call.blocks);
-    kRuntime.check_launch();
+    kRuntime.launch(fused::combine_kernel<kDim>, tail * fused::kHeads, fused::kCombineThreads, 0,
+                    call.stream, kernel, call.blocks);
   }
 }
 
@@ -188,15 +185,14 @@ void finish(const Call& call) {
     p.quads = problem.s_kv * problem.d_qk / 4;
     p.row_quads = static_cast<int>(problem.d_qk / 4);
     const std::int64_t wanted = (p.quads + kFinishThreads - 1) / kFinishThreads;
-    finish_kernel<<<static_cast<unsigned>(std::min<std::int64_t>(wanted, 32 * call.blocks)),
-                    kFinishThreads, 0, call.stream>>>(p);
-    kRuntime.check_launch();
+    kRuntime.launch(finish_kernel,
+                    static_cast<unsigned>(std::min<std::int64_t>(wanted, 32 * call.blocks)),
+                    kFinishThreads, 0, call.stream, p);
   }
   if (params.d_sink.data != nullptr && problem.h_q > 0) {
-    sink_kernel<<<static_cast<unsigned>((problem.h_q + 31) / 32), kSinkThreads, 0, call.stream>>>(
-        call.at<float>(call.layout.sink_share), problem.s_q, static_cast<int>(problem.h_q),
-        params.d_sink.data, params.d_sink.stride0);
-    kRuntime.check_launch();
+    kRuntime.launch(sink_kernel, static_cast<unsigned>((problem.h_q + 31) / 32), kSinkThreads, 0,
+                    call.stream, call.at<float>(call.layout.sink_share), problem.s_q,
+                    static_cast<int>(problem.h_q), params.d_sink.data, params.d_sink.stride0);
   }
 }
 

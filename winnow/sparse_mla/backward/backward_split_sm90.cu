@@ -158,8 +158,7 @@ template <class Kernel>
 void launch(Kernel* kernel, int blocks, int threads, int shared, const Params& params,
             cudaStream_t stream) {
   kRuntime.allow_shared_memory(kernel, shared);
-  kernel<<<blocks, threads, shared, stream>>>(params);
-  kRuntime.check_launch();
+  kRuntime.launch(kernel, blocks, threads, shared, stream, params);
 }
 
 void launch_prepare(const Params& params, cudaStream_t stream) {
@@ -185,8 +184,7 @@ template <class... Arguments>
 void launch_flat(void (*kernel)(Arguments...), std::int64_t count, cudaStream_t stream,
                  const std::type_identity_t<Arguments>&... arguments) {
   if (count == 0) return;
-  kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(arguments...);
-  kRuntime.check_launch();
+  kRuntime.launch(kernel, static_cast<unsigned>((count + 255) / 256), 256, 0, stream, arguments...);
 }
 
 template <int kColumns>
@@ -204,9 +202,8 @@ void launch_dkv(const Params& params, std::int64_t s_kv, int blocks, cudaStream_
   if (s_kv == 0) return;
   const dim3 fold_threads(kColumns / 4, detail::kFoldRows);
   const auto fold_blocks = (s_kv + detail::kFoldRows - 1) / detail::kFoldRows;
-  detail::fold_kernel<<<static_cast<unsigned>(fold_blocks), fold_threads, 0, stream>>>(params,
-                                                                                       s_kv);
-  kRuntime.check_launch();
+  kRuntime.launch(detail::fold_kernel, static_cast<unsigned>(fold_blocks), fold_threads, 0, stream,
+                  params, s_kv);
 }
 
 void clear_sums(const BackwardParams& params, const Params& kernel, cudaStream_t stream) {
@@ -228,10 +225,9 @@ void finish(const BackwardParams& params, const Params& all, cudaStream_t stream
   const Problem& problem = params.problem;
   if (params.d_sink.data != nullptr && problem.h_q > 0) {
     const int heads = all.blocks * detail::kBlockHeads;
-    detail::d_sink_kernel<<<heads / 32, 32 * detail::kSinkWarps, 0, stream>>>(
-        all.lse2, all.delta, problem.s_q, heads, all.h_q, all.attn_sink, all.attn_sink_stride,
-        params.d_sink.data, params.d_sink.stride0);
-    kRuntime.check_launch();
+    kRuntime.launch(detail::d_sink_kernel, heads / 32, 32 * detail::kSinkWarps, 0, stream, all.lse2,
+                    all.delta, problem.s_q, heads, all.h_q, all.attn_sink, all.attn_sink_stride,
+                    params.d_sink.data, params.d_sink.stride0);
   }
   if (params.dkv_dtype != DType::f32 && problem.s_kv > 0) {
     launch_flat(detail::round_kernel, problem.s_kv * problem.d_qk / 8, stream, all.dkv,

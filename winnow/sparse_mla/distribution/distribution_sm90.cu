@@ -38,9 +38,8 @@ void launch(const DistributionParams& params, cudaStream_t stream) {
   constexpr int kBytes = distribution_sm90_detail::SharedPlan<kColumns>::kBytes;
   auto* const function = distribution_sm90_detail::distribution_kernel<kColumns>;
   kRuntime.allow_shared_memory(function, kBytes);
-  function<<<kRuntime.multiprocessors(), distribution_sm90_detail::kThreads, kBytes, stream>>>(
-      kernel_params(params));
-  kRuntime.check_launch();
+  kRuntime.launch(function, kRuntime.multiprocessors(), distribution_sm90_detail::kThreads, kBytes,
+                  stream, kernel_params(params));
 }
 
 }  // namespace

@@ -54,8 +54,7 @@ void launch(const KernelParams& kernel, cudaStream_t stream) {
   kRuntime.allow_shared_memory(function, kBytes);
   const unsigned blocks =
       std::min(kernel.items, static_cast<std::uint32_t>(kRuntime.multiprocessors()));
-  function<<<blocks, forward_sm90_detail::kThreads, kBytes, stream>>>(kernel);
-  kRuntime.check_launch();
+  kRuntime.launch(function, blocks, forward_sm90_detail::kThreads, kBytes, stream, kernel);
 }
 
 }  // namespace
