@@ -111,6 +111,8 @@ struct CombineArgs {
 // - timeout: a wait reached its deadline or a peer is known to be gone. The text names operation,
 //   rank, what was waited for and the peer; every rank that is still alive gets it. The layer
 //   is broken: later calls throw the same at once, close() returns. A new layer can be made.
+// - resource, besides, and then the layer is broken on every rank: one has no memory for the rest
+//   of a call that the others are in: "rank 1: memory for the call could not be had".
 // - unsupported (constructor): config.device cannot be used, with the reason; on that rank, while
 //   the others wait for it.
 // - internal: CUDA has failed; the layer is broken.

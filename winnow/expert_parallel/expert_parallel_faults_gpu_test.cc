@@ -92,6 +92,56 @@ TEST_F(GpuMemory, ACallForWhichThereIsNoneIsRefused) {
   expect_all_return(world.barrier());
 }
 
+// Rank 1 gets all rows and has no room for their tables, when the others have gone on.
+TEST_F(GpuMemory, ARankThatHasNoneLateTellsTheOthers) {
+  for (const int nodes : {1, 2}) {
+    SCOPED_TRACE(nodes);
+    World world(kGpu, config(nodes), 2);
+    std::vector<Tensor> inputs, to_nobody, to_rank_1;
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto to = [&](std::int32_t chosen) {
+        Tensor experts(DType::i32, {1 << 16, 32});
+        for (std::int32_t& expert : experts.values<std::int32_t>()) expert = chosen;
+        return world.place(rank).copy(experts);
+      };
+      inputs.push_back(world.place(rank).copy(Tensor(DType::f32, {1 << 16, 16})));
+      to_nobody.push_back(to(-1));
+      to_rank_1.push_back(to(2));
+      world.place(rank).wait();
+    }
+    const auto dispatch = [&](const std::vector<Tensor>& indices) {
+      return world.run([&](int rank) {
+        const auto at = std::size_t(rank);
+        world.layer(rank).dispatch(args_of(world.place(rank), inputs[at], indices[at]));
+        // On another node rank 0 has nothing to wait for before the barrier, of which it hears
+        // later.
+        for (int later = 0; later < 2; ++later) {
+          world.place(rank).wait();
+          world.layer(rank).barrier(false, world.place(rank).stream());
+        }
+      });
+    };
+    expect_all_return(dispatch(to_nobody));  // takes what does not depend on the rows
+    std::vector<Outcome> outcomes;
+    {
+      const Hog hog;
+      outcomes = dispatch(to_rank_1);
+    }
+    const std::string text = ": rank 1: memory for the call could not be had";
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.code, ErrorCode::resource);
+      EXPECT_THAT(outcome.text, StartsWith("expert_parallel::dispatch" + text));
+      EXPECT_LT(outcome.seconds, 20);  // the deadline is a minute away
+    }
+    for (const Outcome& outcome : world.barrier()) {
+      EXPECT_EQ(outcome.code, ErrorCode::resource);
+      EXPECT_THAT(outcome.text, HasSubstr(text));
+    }
+    world.make(small_config(2));
+    expect_working(world);
+  }
+}
+
 // A thread that has not asked CUDA for its last error may call; it finds the error where it was.
 TEST_F(GpuMemory, ErrorsOfTheApplicationStayItsOwn) {
   World world(kGpu, small_config(2), 2);

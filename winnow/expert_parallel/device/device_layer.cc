@@ -142,7 +142,12 @@ std::shared_ptr<Region> DeviceLayer::keep(std::int64_t bytes) {
   Extent hole = own_.largest_hole();
   if (hole.bytes < Arena::round_up(bytes)) {
     const std::int64_t grown = Arena::round_up(std::max(bytes, 2 * own_.largest_segment()));
-    hole = {own_.add(own_memory(device(), static_cast<std::size_t>(grown))), 0, grown};
+    try {
+      hole = {own_.add(own_memory(device(), static_cast<std::size_t>(grown))), 0, grown};
+    } catch (const Error&) {
+      if (others_go_on_) calls_.fail_without_memory();
+      throw;
+    }
   }
   return own_.take(hole.segment, hole.offset, bytes);
 }
@@ -154,6 +159,7 @@ std::uint64_t DeviceLayer::begin(std::string_view operation, Stream stream) {
   fresh_holes_ = false;
   releasable_ = 0;
   own_header_ = {};
+  others_go_on_ = false;
   return calls_.number();
 }
 
@@ -182,6 +188,7 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
   if (params.reports) read_offer();  // before kernels write the next report
   check(wire_->exchange(params, stream()), "exchange");
   if (report == Report::later && !params.waits) offered_ = calls_.number();
+  others_go_on_ = !capturing();
 }
 
 void DeviceLayer::wait_report() {

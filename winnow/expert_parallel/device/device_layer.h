@@ -62,7 +62,8 @@ class DeviceLayer {
   Arena& arena() { return arena_; }
 
   // Memory of this GPU that only this rank uses; it may be used again by later calls, in their
-  // order, when the last owner lets go. Never null.
+  // order, when the last owner lets go. Never null. Where there is none: Error (resource), which
+  // after the exchange of a call breaks the layer on every rank.
   std::shared_ptr<Region> keep(std::int64_t bytes);
 
   // ---- A call, in this order on every rank. The GPU is the thread's current one.
@@ -165,8 +166,9 @@ class DeviceLayer {
   ReportView host_report_, host_deferred_;
   std::size_t report_words_ = 0;
   LayerView view_;
-  Header own_header_;  // of this call
-  GpuCalls calls_;     // the last member: all of the above goes when the last call has ended
+  Header own_header_;          // of this call
+  bool others_go_on_ = false;  // they are through the exchange of this call, as this rank is
+  GpuCalls calls_;  // the last member: all of the above goes when the last call has ended
 };
 
 }  // namespace winnow::expert_parallel

@@ -42,6 +42,8 @@ PhaseName name_of(Phase phase) {
       return {kNotify, "the sums"};
     case Phase::blocks:
       return {kDispatch, "the blocks of its kernel"};
+    case Phase::memory:
+      return {kDispatch, "memory"};
     case Phase::none:
       break;
   }
@@ -60,8 +62,14 @@ FaultRecord fault_record(const FaultReport& report, const Transport& transport) 
   record.peer = notice.peer;
   record.waited_for = notice.waited_for;
   record.seen = notice.seen;
-  record.text = "rank " + std::to_string(report.reporter) + " waited " +
-                to_seconds(std::chrono::nanoseconds(notice.elapsed_ns)) + " for " + record.phase;
+  record.text = "rank " + std::to_string(report.reporter);
+  if (notice.phase == Phase::memory) {
+    record.code = ErrorCode::resource;
+    record.text += ": memory for the call could not be had";
+    return record;
+  }
+  record.text +=
+      " waited " + to_seconds(std::chrono::nanoseconds(notice.elapsed_ns)) + " for " + record.phase;
   const std::string wanted = std::to_string(notice.waited_for), seen = std::to_string(notice.seen);
   if (notice.phase == Phase::blocks) {
     record.text += ", of which " + seen + " of " + wanted + " run: other work holds its SMs";

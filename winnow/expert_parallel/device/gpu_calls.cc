@@ -134,16 +134,26 @@ void GpuCalls::throw_fault() {
   expert_parallel::throw_fault(*fault_, transport_->rank());
 }
 
-// On a stream of its own, since that of the call may be held up or record a graph. Where it fails,
-// the waits of the other nodes expire by themselves.
-void GpuCalls::tell_fault() {
-  if (view_.topology.nodes == 1) return;
+void GpuCalls::fail_without_memory() {
+  FaultReport report;
+  report.reporter = transport_->rank();
+  report.notice.phase = Phase::memory;
+  report.notice.peer = report.reporter;
+  fault_ = fault_record(report, *transport_);
+  tell_fault(report.notice);
+  expert_parallel::throw_fault(*fault_, transport_->rank());
+}
+
+// Unless kernels have told everybody. On a stream of its own, since that of the call may be held up
+// or record a graph. Where it fails, the waits of the other nodes expire by themselves.
+void GpuCalls::tell_fault(const FaultNotice& found) {
+  if (view_.topology.nodes == 1 && found.phase == Phase::none) return;
   const DeviceGuard guard(device_);
   cudaStream_t stream = nullptr;
   cudaEvent_t told = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
       cudaEventCreateWithFlags(&told, cudaEventDisableTiming) == cudaSuccess &&
-      transport_->wire()->tell_fault(view_, fault_->rank, stream) == cudaSuccess &&
+      transport_->wire()->tell_fault(view_, fault_->rank, found, stream) == cudaSuccess &&
       cudaEventRecord(told, stream) == cudaSuccess) {
     free_after(told);
     // They know before this rank makes a new layer.

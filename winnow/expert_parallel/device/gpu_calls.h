@@ -70,12 +70,15 @@ class GpuCalls {
   // Throws what a kernel has waited for in vain, in this call or before. Kernels have told the node
   // of it; the first throw tells the others.
   void throw_fault();
+  // This rank alone has no memory for the rest of its call: tells all ranks, breaks the calls for
+  // good, and throws it.
+  [[noreturn]] void fail_without_memory();
   // Throws Error (internal or resource) where something was not enqueued; breaks the calls.
   void check(int cuda_error, const char* what);
 
  private:
   void check_device(std::string_view creation) const;
-  void tell_fault();
+  void tell_fault(const FaultNotice& found = {});
 
   std::shared_ptr<Transport> transport_;
   const LayerView& view_;

@@ -71,6 +71,7 @@ enum class Phase : std::int32_t {
   notify_counts,  // "the counts": of a rail peer
   notify_sums,    // "the sums": of a rank of the node
   blocks,         // the other blocks of this rank's kernel, whose numbers the notice has
+  memory,         // no wait: the reporter has none for the rest of its call
 };
 
 // A wait that expired, as its rank tells the others.

@@ -42,8 +42,10 @@ struct Wire {
   // when rail_send has ended.
   int (*quiet)(const LayerView& view, void* stream) = nullptr;
   int (*notify)(const NotifyParams& params, void* stream) = nullptr;
-  // Tells the other nodes of the fault that `reporter` told this rank of, or found itself.
-  int (*tell_fault)(const LayerView& view, int reporter, void* stream) = nullptr;
+  // Tells the other nodes of the fault that `reporter` told this rank of, or found itself. One that
+  // the host of this rank has `found` is told to its own node too.
+  int (*tell_fault)(const LayerView& view, int reporter, const FaultNotice& found,
+                    void* stream) = nullptr;
 };
 
 // Copies through SymmetricView::peers: in_process.

@@ -47,9 +47,10 @@ Wire make_wire() {
     return device::launch(notify_kernel<W>, 1, kNotifyThreads, 0, static_cast<cudaStream_t>(stream),
                           params);
   };
-  wire.tell_fault = [](const LayerView& view, int reporter, void* stream) -> int {
+  wire.tell_fault = [](const LayerView& view, int reporter, const FaultNotice& found,
+                       void* stream) -> int {
     return device::launch(tell_fault_kernel<W>, 1, kTellThreads, 0,
-                          static_cast<cudaStream_t>(stream), view, reporter);
+                          static_cast<cudaStream_t>(stream), view, reporter, found);
   };
   return wire;
 }
