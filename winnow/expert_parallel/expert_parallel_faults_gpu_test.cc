@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// ---- Memory that the GPU does not have, and errors of CUDA.
+// ---- Memory that the GPU does not have.
 
 // All the memory of the GPU, while it is there.
 class Hog {
@@ -140,23 +140,6 @@ TEST_F(GpuMemory, ARankThatHasNoneLateTellsTheOthers) {
     world.make(small_config(2));
     expect_working(world);
   }
-}
-
-// A thread that has not asked CUDA for its last error may call; it finds the error where it was.
-TEST_F(GpuMemory, ErrorsOfTheApplicationStayItsOwn) {
-  World world(kGpu, small_config(2), 2);
-  expect_all_return(world.run([&](int rank) {
-    void* too_much = nullptr;
-    ASSERT_EQ(cudaMalloc(&too_much, std::size_t{1} << 50), cudaErrorMemoryAllocation);
-    const Given& given = world.give(rank);
-    const Dispatched got = world.layer(rank).dispatch(given.args);
-    world.layer(rank).combine({.expert_output = world.layer(rank).combine_buffer(*got.descriptor),
-                               .stream = world.place(rank).stream()},
-                              *got.descriptor);
-    world.layer(rank).barrier(false, world.place(rank).stream());
-    world.place(rank).wait();
-    EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
-  }));
 }
 
 // ---- Ranks that come late; all_to_all_faults_test.cc has those that do not come.

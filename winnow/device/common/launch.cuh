@@ -42,8 +42,8 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 #endif
 }
 
-// Returns the error of this launch alone, and takes it away from cudaGetLastError(). What that has
-// of earlier calls, also the application's, stays there.
+// Returns the error of this launch alone, not what an earlier call has left for cudaGetLastError(),
+// and leaves none there.
 template <class... Params>
 cudaError_t launch(const cudaLaunchConfig_t& config, void (*kernel)(Params...),
                    const std::type_identity_t<Params>&... params) {
