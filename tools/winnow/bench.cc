@@ -25,7 +25,7 @@
 #include "winnow/core/tensor.h"
 #include "winnow/core/version.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/testing/generate.h"
 
 namespace winnow::cli {

@@ -13,7 +13,7 @@
 #include <dlfcn.h>
 
 #include "winnow/core/tensor.h"
-#include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/testing/generate.h"
 #endif
 

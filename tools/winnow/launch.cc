@@ -24,7 +24,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/deadline.h"
-#include "winnow/expert_parallel/transport/process.h"
+#include "winnow/expert_parallel/rendezvous/process.h"
 
 namespace winnow::cli {
 namespace {

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 
 namespace winnow::cli {
 namespace {

@@ -12,7 +12,7 @@
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/layer.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"
-#include "winnow/expert_parallel/transport/agreement.h"
+#include "winnow/expert_parallel/rendezvous/agreement.h"
 
 #if WINNOW_WITH_CUDA
 #include "winnow/core/device_memory.h"

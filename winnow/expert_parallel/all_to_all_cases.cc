@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "winnow/expert_parallel/all_to_all_check.h"
-#include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/testing/table.h"
 
 namespace winnow::expert_parallel {

@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "winnow/core/error.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/testing/callers.h"
 #include "winnow/expert_parallel/testing/ranks.h"
-#include "winnow/expert_parallel/transport/launch_environment.h"
 #include "winnow/expert_parallel/transport/nvshmem.h"
 #include "winnow/expert_parallel/transport/shared_memory.h"
 #include "winnow/testing/compare.h"

@@ -8,10 +8,10 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
+#include "winnow/expert_parallel/rendezvous/store.h"
 #include "winnow/expert_parallel/transport/communicator.h"
-#include "winnow/expert_parallel/transport/launch_environment.h"
 #include "winnow/expert_parallel/transport/shared_memory.h"
-#include "winnow/expert_parallel/transport/store.h"
 
 int main(int argc, char** argv) {
   using namespace winnow::expert_parallel;

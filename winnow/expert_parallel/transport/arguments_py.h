@@ -6,7 +6,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "winnow/expert_parallel/transport/store.h"
+#include "winnow/expert_parallel/rendezvous/store.h"
 
 namespace winnow::python {
 

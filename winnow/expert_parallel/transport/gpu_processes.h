@@ -23,10 +23,10 @@
 
 #include "winnow/core/device.h"
 #include "winnow/expert_parallel/all_to_all_check.h"
-#include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
+#include "winnow/expert_parallel/rendezvous/store.h"
 #include "winnow/expert_parallel/transport/nvshmem.h"
 #include "winnow/expert_parallel/transport/nvshmem_library.h"
-#include "winnow/expert_parallel/transport/store.h"
 #include "winnow/expert_parallel/transport/test_ranks.h"
 
 namespace winnow::expert_parallel {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "winnow/core/error.h"
+#include "winnow/expert_parallel/rendezvous/process.h"
 #include "winnow/expert_parallel/transport/mapped_transport.h"
-#include "winnow/expert_parallel/transport/process.h"
 
 #if WINNOW_WITH_CUDA
 #include "winnow/expert_parallel/device/gpu_memory.h"

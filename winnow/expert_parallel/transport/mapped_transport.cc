@@ -9,9 +9,9 @@
 
 #include <sys/mman.h>
 
-#include "winnow/expert_parallel/transport/announcement.h"
+#include "winnow/expert_parallel/rendezvous/announcement.h"
+#include "winnow/expert_parallel/rendezvous/process.h"
 #include "winnow/expert_parallel/transport/backoff.h"
-#include "winnow/expert_parallel/transport/process.h"
 
 namespace winnow::expert_parallel {
 namespace {

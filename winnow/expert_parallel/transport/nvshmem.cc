@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/transport/agreement.h"
+#include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/nvshmem_world.h"

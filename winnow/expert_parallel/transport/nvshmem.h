@@ -6,7 +6,7 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/transport/store.h"
+#include "winnow/expert_parallel/rendezvous/store.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {

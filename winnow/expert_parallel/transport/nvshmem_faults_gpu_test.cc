@@ -7,8 +7,8 @@
 #include <sstream>
 #include <thread>
 
+#include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/testing/late_rank.h"
-#include "winnow/expert_parallel/transport/agreement.h"
 #include "winnow/expert_parallel/transport/gpu_processes.h"
 #include "winnow/testing/generate.h"
 

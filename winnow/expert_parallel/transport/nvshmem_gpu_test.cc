@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "winnow/expert_parallel/notify/notify_problem.h"
-#include "winnow/expert_parallel/transport/agreement.h"
+#include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/transport/gpu_processes.h"
 
 namespace winnow::expert_parallel {

@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "winnow/expert_parallel/transport/agreement.h"
+#include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/transport/nvshmem_world.h"
 #include "winnow/expert_parallel/transport/test_ranks.h"
 #include "winnow/testing/expect.h"

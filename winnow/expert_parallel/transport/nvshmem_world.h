@@ -14,9 +14,9 @@
 #include "winnow/core/device.h"
 #include "winnow/core/export.h"
 #include "winnow/expert_parallel/deadline.h"
+#include "winnow/expert_parallel/rendezvous/process.h"
+#include "winnow/expert_parallel/rendezvous/store.h"
 #include "winnow/expert_parallel/transport/nvshmem_library.h"
-#include "winnow/expert_parallel/transport/process.h"
-#include "winnow/expert_parallel/transport/store.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {

@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/transport/agreement.h"
+#include "winnow/expert_parallel/rendezvous/agreement.h"
+#include "winnow/expert_parallel/rendezvous/process.h"
 #include "winnow/expert_parallel/transport/mapped_transport.h"
-#include "winnow/expert_parallel/transport/process.h"
 
 namespace winnow::expert_parallel {
 namespace {

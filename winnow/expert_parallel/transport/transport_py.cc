@@ -11,9 +11,9 @@
 #include <nanobind/stl/string.h>
 
 #include "winnow/core/error.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/in_process.h"
-#include "winnow/expert_parallel/transport/launch_environment.h"
 #include "winnow/expert_parallel/transport/nvshmem.h"
 #include "winnow/expert_parallel/transport/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/shared_memory.h"

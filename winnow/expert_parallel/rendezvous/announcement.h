@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/transport/process.h"
+#include "winnow/expert_parallel/rendezvous/process.h"
 
 namespace winnow::expert_parallel {
 

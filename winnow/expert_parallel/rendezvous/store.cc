@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/transport/store.h"
+#include "winnow/expert_parallel/rendezvous/store.h"
 
 #include <algorithm>
 #include <atomic>
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/transport/process.h"
+#include "winnow/expert_parallel/rendezvous/process.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -1,5 +1,5 @@
 // Ranks meet in a store: who is absent, who differs, and what earlier worlds left.
-#include "winnow/expert_parallel/transport/agreement.h"
+#include "winnow/expert_parallel/rendezvous/agreement.h"
 
 #include <latch>
 #include <memory>

@@ -1,5 +1,5 @@
 // The stores in which ranks meet.
-#include "winnow/expert_parallel/transport/store.h"
+#include "winnow/expert_parallel/rendezvous/store.h"
 
 #include <atomic>
 #include <fstream>

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/transport/announcement.h"
-#include "winnow/expert_parallel/transport/process.h"
-#include "winnow/expert_parallel/transport/store.h"
+#include "winnow/expert_parallel/rendezvous/announcement.h"
+#include "winnow/expert_parallel/rendezvous/process.h"
+#include "winnow/expert_parallel/rendezvous/store.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {

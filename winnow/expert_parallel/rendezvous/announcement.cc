@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/transport/announcement.h"
+#include "winnow/expert_parallel/rendezvous/announcement.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,5 +1,5 @@
 // Which rank this process is, from the variables of a launcher.
-#include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 
 #include <cstdlib>
 #include <map>

@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/transport/process.h"
+#include "winnow/expert_parallel/rendezvous/process.h"
 
 #include <atomic>
 #include <cerrno>

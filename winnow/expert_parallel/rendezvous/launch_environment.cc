@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/transport/launch_environment.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 
 #include <charconv>
 #include <cstdlib>

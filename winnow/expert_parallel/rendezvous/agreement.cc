@@ -9,7 +9,7 @@
 // Nothing that an earlier attempt left can be taken for this one's: a roster counts for a rank only
 // with the rank's own nonce, and where rank 0 took an old announcement for a new one, the new one
 // has another nonce and a new roster follows.
-#include "winnow/expert_parallel/transport/agreement.h"
+#include "winnow/expert_parallel/rendezvous/agreement.h"
 
 #include <algorithm>
 #include <map>
