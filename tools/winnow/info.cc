@@ -14,7 +14,7 @@
 #include "winnow/core/parallel.h"
 #include "winnow/core/version.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/expert_parallel/transport/nvshmem_library.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 
 namespace winnow::cli {
 namespace {

@@ -23,8 +23,8 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/deadline.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
+#include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::cli {
 namespace {

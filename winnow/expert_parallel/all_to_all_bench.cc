@@ -23,8 +23,8 @@
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/testing/expert_choice.h"
 #include "winnow/expert_parallel/transport/backoff.h"
-#include "winnow/expert_parallel/transport/in_process.h"
-#include "winnow/expert_parallel/transport/shared_memory.h"
+#include "winnow/expert_parallel/transport/in_process/in_process.h"
+#include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 #include "winnow/testing/operation.h"
 #include "winnow/testing/table.h"
 

@@ -12,8 +12,8 @@
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/testing/callers.h"
 #include "winnow/expert_parallel/testing/ranks.h"
-#include "winnow/expert_parallel/transport/nvshmem.h"
-#include "winnow/expert_parallel/transport/shared_memory.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
+#include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 #include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"
 

@@ -20,7 +20,7 @@
 #include "winnow/expert_parallel/testing/expert_choice.h"
 #include "winnow/expert_parallel/testing/place.h"
 #include "winnow/expert_parallel/testing/ranks.h"
-#include "winnow/expert_parallel/transport/nvshmem.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
 #include "winnow/testing/operation.h"
 #include "winnow/testing/table.h"
 

@@ -16,7 +16,7 @@
 
 #include "winnow/expert_parallel/all_to_all_test_ranks.h"
 #include "winnow/expert_parallel/testing/leftovers.h"
-#include "winnow/expert_parallel/transport/shared_memory.h"
+#include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 #include "winnow/testing/generate.h"
 
 namespace winnow::expert_parallel {

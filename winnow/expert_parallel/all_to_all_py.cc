@@ -15,7 +15,7 @@
 #include "winnow/expert_parallel/collective_py.h"
 #include "winnow/expert_parallel/descriptor_py.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
-#include "winnow/expert_parallel/transport/in_process.h"
+#include "winnow/expert_parallel/transport/in_process/in_process.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
 

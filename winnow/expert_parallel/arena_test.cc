@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "winnow/expert_parallel/transport/in_process.h"
+#include "winnow/expert_parallel/transport/in_process/in_process.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::expert_parallel {

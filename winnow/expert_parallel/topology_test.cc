@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "winnow/expert_parallel/deadline.h"
+#include "winnow/expert_parallel/transport/deadline.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::expert_parallel {

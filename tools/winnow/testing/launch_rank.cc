@@ -11,7 +11,7 @@
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/rendezvous/store.h"
 #include "winnow/expert_parallel/transport/communicator.h"
-#include "winnow/expert_parallel/transport/shared_memory.h"
+#include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 
 int main(int argc, char** argv) {
   using namespace winnow::expert_parallel;

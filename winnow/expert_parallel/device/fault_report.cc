@@ -3,7 +3,7 @@
 #include <chrono>
 #include <string>
 
-#include "winnow/expert_parallel/deadline.h"
+#include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::expert_parallel {
 namespace {

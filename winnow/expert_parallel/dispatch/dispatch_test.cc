@@ -13,7 +13,7 @@
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/expert_parallel/testing/ranks.h"
-#include "winnow/expert_parallel/transport/mapped_transport.h"
+#include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "winnow/expert_parallel/deadline.h"
 #include "winnow/expert_parallel/exchange.h"
 #include "winnow/expert_parallel/transport/communicator.h"
+#include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::expert_parallel {
 

@@ -8,11 +8,11 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
-#include "winnow/expert_parallel/deadline.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/sizes.h"
+#include "winnow/expert_parallel/transport/deadline.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/transport.h"
 

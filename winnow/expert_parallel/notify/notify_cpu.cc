@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "winnow/core/rows.h"
-#include "winnow/expert_parallel/deadline.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"
 #include "winnow/expert_parallel/notify/count_exchange.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
 #include "winnow/expert_parallel/transport/communicator.h"
+#include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -11,7 +11,7 @@
 #include "winnow/expert_parallel/notify/notify_test_devices.h"
 #include "winnow/expert_parallel/sizes.h"
 #include "winnow/expert_parallel/testing/ranks.h"
-#include "winnow/expert_parallel/transport/shared_memory.h"
+#include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 #include "winnow/expert_parallel/transport/test_ranks.h"
 #include "winnow/testing/expect.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/deadline.h"
+#include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::expert_parallel {
 

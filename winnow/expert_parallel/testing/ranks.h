@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "winnow/expert_parallel/transport/in_process.h"
+#include "winnow/expert_parallel/transport/in_process/in_process.h"
 
 namespace winnow::expert_parallel {
 

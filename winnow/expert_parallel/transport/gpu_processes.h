@@ -25,8 +25,8 @@
 #include "winnow/expert_parallel/all_to_all_check.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/rendezvous/store.h"
-#include "winnow/expert_parallel/transport/nvshmem.h"
-#include "winnow/expert_parallel/transport/nvshmem_library.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/test_ranks.h"
 
 namespace winnow::expert_parallel {

@@ -19,8 +19,8 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/deadline.h"
 #include "winnow/expert_parallel/testing/leftovers.h"
+#include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::expert_parallel {
 

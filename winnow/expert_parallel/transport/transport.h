@@ -10,7 +10,7 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/deadline.h"
+#include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::expert_parallel {
 

@@ -1,5 +1,5 @@
 // Ranks as threads: memory, puts and their order, and every way in which an allocation can fail.
-#include "winnow/expert_parallel/transport/in_process.h"
+#include "winnow/expert_parallel/transport/in_process/in_process.h"
 
 #include <algorithm>
 #include <cstring>

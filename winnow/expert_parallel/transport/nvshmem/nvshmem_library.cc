@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/transport/nvshmem_library.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 
 #include <cstdlib>
 #include <string_view>

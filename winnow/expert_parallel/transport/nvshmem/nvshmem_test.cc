@@ -1,6 +1,6 @@
 // The transport nvshmem without a GPU: what it refuses, and its protocol over a library that is
 // none. What needs GPUs is in nvshmem_gpu_test.cc.
-#include "winnow/expert_parallel/transport/nvshmem.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "winnow/expert_parallel/rendezvous/agreement.h"
-#include "winnow/expert_parallel/transport/nvshmem_world.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_world.h"
 #include "winnow/expert_parallel/transport/test_ranks.h"
 #include "winnow/testing/expect.h"
 

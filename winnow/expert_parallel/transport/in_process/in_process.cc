@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/transport/in_process.h"
+#include "winnow/expert_parallel/transport/in_process/in_process.h"
 
 #include <mutex>
 #include <string>
@@ -7,7 +7,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
-#include "winnow/expert_parallel/transport/mapped_transport.h"
+#include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
 
 #if WINNOW_WITH_CUDA
 #include "winnow/expert_parallel/device/gpu_memory.h"

@@ -7,8 +7,8 @@
 
 #include "winnow/core/version.h"
 #include "winnow/expert_parallel/device/wire_kernels.cuh"
-#include "winnow/expert_parallel/transport/nvshmem_library.h"
-#include "winnow/expert_parallel/transport/nvshmem_wire.cuh"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_wire.cuh"
 
 namespace winnow::expert_parallel {
 namespace {

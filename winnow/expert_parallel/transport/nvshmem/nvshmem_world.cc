@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/transport/nvshmem_world.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_world.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/transport/shared_memory.h"
+#include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 
 #include <cerrno>
 #include <charconv>
@@ -14,7 +14,7 @@
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
-#include "winnow/expert_parallel/transport/mapped_transport.h"
+#include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
 
 namespace winnow::expert_parallel {
 namespace {

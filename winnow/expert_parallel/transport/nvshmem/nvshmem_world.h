@@ -13,10 +13,10 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/deadline.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
 #include "winnow/expert_parallel/rendezvous/store.h"
-#include "winnow/expert_parallel/transport/nvshmem_library.h"
+#include "winnow/expert_parallel/transport/deadline.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {

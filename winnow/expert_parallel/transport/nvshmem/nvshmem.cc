@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/transport/nvshmem.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
 
 #include <algorithm>
 #include <charconv>
@@ -11,8 +11,8 @@
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/transport/fault.h"
-#include "winnow/expert_parallel/transport/nvshmem_library.h"
-#include "winnow/expert_parallel/transport/nvshmem_world.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_world.h"
 
 namespace winnow::expert_parallel {
 namespace {

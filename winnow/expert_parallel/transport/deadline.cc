@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/deadline.h"
+#include "winnow/expert_parallel/transport/deadline.h"
 
 #include <charconv>
 #include <cmath>

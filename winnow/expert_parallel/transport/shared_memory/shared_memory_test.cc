@@ -1,5 +1,5 @@
 // Ranks as processes: what they share, and what remains when they are killed or stopped.
-#include "winnow/expert_parallel/transport/shared_memory.h"
+#include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 
 #include <cstring>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/transport/mapped_transport.h"
+#include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
 
 #include <algorithm>
 #include <cerrno>
