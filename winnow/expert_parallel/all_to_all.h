@@ -12,7 +12,7 @@
 #include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
 #include "winnow/expert_parallel/descriptor.h"
-#include "winnow/expert_parallel/topology.h"
+#include "winnow/expert_parallel/routing/topology.h"
 
 namespace winnow::expert_parallel {
 

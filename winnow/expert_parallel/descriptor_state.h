@@ -8,7 +8,7 @@
 
 #include "winnow/expert_parallel/arena.h"
 #include "winnow/expert_parallel/descriptor.h"
-#include "winnow/expert_parallel/device/routing.h"
+#include "winnow/expert_parallel/routing/tables.h"
 
 namespace winnow::expert_parallel {
 

@@ -14,7 +14,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/arena.h"
-#include "winnow/expert_parallel/placement.h"
+#include "winnow/expert_parallel/routing/placement.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 
 namespace winnow::expert_parallel {

@@ -13,8 +13,8 @@
 #include "winnow/expert_parallel/all_to_all.h"
 #include "winnow/expert_parallel/arena.h"
 #include "winnow/expert_parallel/exchange.h"
-#include "winnow/expert_parallel/placement.h"
 #include "winnow/expert_parallel/route.h"
+#include "winnow/expert_parallel/routing/placement.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 
 namespace winnow::expert_parallel {

@@ -11,7 +11,7 @@
 #include "winnow/cpu/kernels.h"
 #include "winnow/expert_parallel/combine/combine_impl.h"
 #include "winnow/expert_parallel/descriptor_state.h"
-#include "winnow/expert_parallel/rail_sources.h"
+#include "winnow/expert_parallel/routing/rail_sources.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -11,7 +11,7 @@
 #include "winnow/expert_parallel/device/pairs.cuh"
 #include "winnow/expert_parallel/device/tell_node.cuh"
 #include "winnow/expert_parallel/device/wait.cuh"
-#include "winnow/expert_parallel/placement.h"
+#include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -21,7 +21,7 @@
 #include "winnow/expert_parallel/device/view.h"
 #include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/exchange.h"
-#include "winnow/expert_parallel/placement.h"
+#include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {
 

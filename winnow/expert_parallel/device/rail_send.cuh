@@ -6,7 +6,7 @@
 #include "winnow/device/common/launch.cuh"
 #include "winnow/expert_parallel/device/rail_send.h"
 #include "winnow/expert_parallel/device/wire.cuh"
-#include "winnow/expert_parallel/placement.h"
+#include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {
 

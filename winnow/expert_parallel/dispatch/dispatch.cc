@@ -11,7 +11,7 @@
 #include "winnow/cpu/convert.h"
 #include "winnow/expert_parallel/dispatch/rows.h"
 #include "winnow/expert_parallel/dispatch/scatter.h"
-#include "winnow/expert_parallel/rail_sources.h"
+#include "winnow/expert_parallel/routing/rail_sources.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "winnow/core/dtype.h"
-#include "winnow/expert_parallel/device/routing.h"
 #include "winnow/expert_parallel/device/view.h"
 #include "winnow/expert_parallel/dispatch/row_source.h"
+#include "winnow/expert_parallel/routing/tables.h"
 
 namespace winnow::expert_parallel {
 

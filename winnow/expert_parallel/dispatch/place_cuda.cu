@@ -9,7 +9,7 @@
 #include "winnow/expert_parallel/device/pairs.cuh"
 #include "winnow/expert_parallel/device/report.cuh"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
-#include "winnow/expert_parallel/placement.h"
+#include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {
 namespace {

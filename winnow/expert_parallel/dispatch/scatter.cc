@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "winnow/expert_parallel/rail_sources.h"
+#include "winnow/expert_parallel/routing/rail_sources.h"
 
 namespace winnow::expert_parallel {
 namespace {

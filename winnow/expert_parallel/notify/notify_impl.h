@@ -9,7 +9,7 @@
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/notify/count_finding.h"
 #include "winnow/expert_parallel/notify/notify.h"
-#include "winnow/expert_parallel/topology.h"
+#include "winnow/expert_parallel/routing/topology.h"
 #include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::expert_parallel {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/topology.h"
+#include "winnow/expert_parallel/routing/topology.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/transport.h"
 

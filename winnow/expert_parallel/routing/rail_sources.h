@@ -6,7 +6,7 @@
 #include <span>
 
 #include "winnow/expert_parallel/descriptor_state.h"
-#include "winnow/expert_parallel/placement.h"
+#include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {
 

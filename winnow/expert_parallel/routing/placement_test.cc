@@ -1,5 +1,5 @@
 // The rows of pairs, worked by hand.
-#include "winnow/expert_parallel/placement.h"
+#include "winnow/expert_parallel/routing/placement.h"
 
 #include <cstdint>
 #include <limits>

@@ -10,7 +10,7 @@
 #include "winnow/core/export.h"
 #include "winnow/expert_parallel/descriptor.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"
-#include "winnow/expert_parallel/topology.h"
+#include "winnow/expert_parallel/routing/topology.h"
 
 namespace winnow::expert_parallel {
 

@@ -1,5 +1,5 @@
 // Where ranks stand, and how long waits last.
-#include "winnow/expert_parallel/topology.h"
+#include "winnow/expert_parallel/routing/topology.h"
 
 #include <cstdlib>
 #include <string>
