@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "winnow/expert_parallel/arena.h"
 #include "winnow/expert_parallel/descriptor.h"
+#include "winnow/expert_parallel/memory/arena.h"
 #include "winnow/expert_parallel/routing/tables.h"
 
 namespace winnow::expert_parallel {

@@ -13,7 +13,7 @@
 #include <type_traits>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/arena.h"
+#include "winnow/expert_parallel/memory/arena.h"
 #include "winnow/expert_parallel/routing/placement.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 

@@ -8,9 +8,9 @@
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/combine/combine.h"
 #include "winnow/expert_parallel/device/layer_kernels.h"
-#include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/layer.h"
+#include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 
 namespace winnow::expert_parallel {

@@ -15,12 +15,12 @@
 #include "winnow/core/device.h"
 #include "winnow/core/stream.h"
 #include "winnow/expert_parallel/all_to_all.h"
-#include "winnow/expert_parallel/arena.h"
 #include "winnow/expert_parallel/device/gpu_calls.h"
-#include "winnow/expert_parallel/device/gpu_memory.h"
 #include "winnow/expert_parallel/device/view.h"
 #include "winnow/expert_parallel/device/wire.h"
 #include "winnow/expert_parallel/exchange.h"
+#include "winnow/expert_parallel/memory/arena.h"
+#include "winnow/expert_parallel/memory/gpu_memory.h"
 #include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {

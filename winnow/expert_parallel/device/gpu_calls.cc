@@ -9,8 +9,8 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/device/fault_report.h"
-#include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/device/wire.h"
+#include "winnow/expert_parallel/memory/layouts.h"
 
 namespace winnow::expert_parallel {
 

@@ -14,9 +14,9 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/stream.h"
-#include "winnow/expert_parallel/device/gpu_memory.h"
-#include "winnow/expert_parallel/device/layouts.h"
 #include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/transport.h"
 

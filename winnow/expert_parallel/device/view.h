@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "winnow/expert_parallel/arena.h"
 #include "winnow/expert_parallel/exchange.h"
+#include "winnow/expert_parallel/memory/arena.h"
 
 #ifdef __CUDACC__
 #define WINNOW_HD __host__ __device__

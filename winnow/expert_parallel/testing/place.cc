@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "winnow/expert_parallel/device/gpu_memory.h"
+#include "winnow/expert_parallel/memory/gpu_memory.h"
 #include "winnow/testing/generate.h"
 
 namespace winnow::expert_parallel {

@@ -10,8 +10,8 @@
 #include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
 
 #if WINNOW_WITH_CUDA
-#include "winnow/expert_parallel/device/gpu_memory.h"
 #include "winnow/expert_parallel/device/wire.h"
+#include "winnow/expert_parallel/memory/gpu_memory.h"
 #endif
 
 namespace winnow::expert_parallel {

@@ -1,5 +1,5 @@
 // The arena of one rank: holes, regions that outlive it, and segments that come and go.
-#include "winnow/expert_parallel/arena.h"
+#include "winnow/expert_parallel/memory/arena.h"
 
 #include <memory>
 #include <thread>

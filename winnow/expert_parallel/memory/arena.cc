@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/arena.h"
+#include "winnow/expert_parallel/memory/arena.h"
 
 #include <algorithm>
 #include <iterator>

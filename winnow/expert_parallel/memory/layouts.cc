@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/device/layouts.h"
+#include "winnow/expert_parallel/memory/layouts.h"
 
 #include "winnow/expert_parallel/layer.h"
 

@@ -1,5 +1,5 @@
 // Which layers push token-major rows.
-#include "winnow/expert_parallel/device/layouts.h"
+#include "winnow/expert_parallel/memory/layouts.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/device/gpu_memory.h"
+#include "winnow/expert_parallel/memory/gpu_memory.h"
 
 #include <cstdint>
 #include <cstring>
