@@ -11,9 +11,9 @@
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all.h"
-#include "winnow/expert_parallel/exchange.h"
+#include "winnow/expert_parallel/exchange/exchange.h"
+#include "winnow/expert_parallel/exchange/rail.h"
 #include "winnow/expert_parallel/memory/arena.h"
-#include "winnow/expert_parallel/route.h"
 #include "winnow/expert_parallel/routing/placement.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 

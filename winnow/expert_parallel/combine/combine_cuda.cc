@@ -9,7 +9,7 @@
 #include "winnow/expert_parallel/combine/sums_cuda.h"
 #include "winnow/expert_parallel/device/device_layer.h"
 #include "winnow/expert_parallel/device/layer_kernels.h"
-#include "winnow/expert_parallel/device/rail_send.h"
+#include "winnow/expert_parallel/exchange/rail_cuda.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -18,7 +18,7 @@
 #include "winnow/expert_parallel/device/gpu_calls.h"
 #include "winnow/expert_parallel/device/view.h"
 #include "winnow/expert_parallel/device/wire.h"
-#include "winnow/expert_parallel/exchange.h"
+#include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/memory/arena.h"
 #include "winnow/expert_parallel/memory/gpu_memory.h"
 #include "winnow/expert_parallel/routing/placement.h"

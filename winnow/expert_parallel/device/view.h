@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "winnow/expert_parallel/exchange.h"
+#include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/memory/arena.h"
 
 #ifdef __CUDACC__

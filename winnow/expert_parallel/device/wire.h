@@ -9,7 +9,7 @@
 
 namespace winnow::expert_parallel {
 
-// One block. Posts header, counts and table, hears all ranks, decides. See exchange.cuh.
+// One block. Posts header, counts and table, hears all ranks, decides. See exchange_cuda.cuh.
 struct ExchangeParams {
   LayerView view;
   Header header;
@@ -30,7 +30,7 @@ struct BarrierParams {
 };
 
 struct NotifyParams;    // notify_cuda.h
-struct RailSendParams;  // rail_send.h
+struct RailSendParams;  // rail_cuda.h
 
 // Each returns a cudaError_t. Made by make_wire() of wire_kernels.cuh.
 struct Wire {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "winnow/expert_parallel/exchange.h"
+#include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/expert_parallel/transport/deadline.h"
 

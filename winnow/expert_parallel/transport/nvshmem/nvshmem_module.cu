@@ -6,7 +6,7 @@
 #include <nvshmemx.h>
 
 #include "winnow/core/version.h"
-#include "winnow/expert_parallel/device/wire_kernels.cuh"
+#include "winnow/expert_parallel/exchange/wire_kernels.cuh"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_wire.cuh"
 

@@ -5,10 +5,10 @@
 
 #include "winnow/device/common/launch.cuh"
 #include "winnow/expert_parallel/device/barrier.cuh"
-#include "winnow/expert_parallel/device/exchange.cuh"
-#include "winnow/expert_parallel/device/rail_send.cuh"
-#include "winnow/expert_parallel/device/tell_fault.cuh"
 #include "winnow/expert_parallel/device/wire.h"
+#include "winnow/expert_parallel/exchange/exchange_cuda.cuh"
+#include "winnow/expert_parallel/exchange/rail_cuda.cuh"
+#include "winnow/expert_parallel/exchange/tell_fault.cuh"
 #include "winnow/expert_parallel/notify/notify_exchange.cuh"
 
 namespace winnow::expert_parallel {

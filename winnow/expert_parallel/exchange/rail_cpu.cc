@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/route.h"
+#include "winnow/expert_parallel/exchange/rail.h"
 
 namespace winnow::expert_parallel {
 namespace {

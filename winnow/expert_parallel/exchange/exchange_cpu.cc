@@ -1,8 +1,8 @@
-#include "winnow/expert_parallel/exchange.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
+
+#include "winnow/expert_parallel/exchange/exchange.h"
 
 namespace winnow::expert_parallel {
 namespace {

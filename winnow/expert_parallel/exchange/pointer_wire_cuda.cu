@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "winnow/expert_parallel/device/layer_kernels.h"
-#include "winnow/expert_parallel/device/wire_kernels.cuh"
+#include "winnow/expert_parallel/exchange/wire_kernels.cuh"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "winnow/device/common/launch.cuh"
-#include "winnow/expert_parallel/device/rail_send.h"
 #include "winnow/expert_parallel/device/wire.cuh"
+#include "winnow/expert_parallel/exchange/rail_cuda.h"
 #include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {
