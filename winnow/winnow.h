@@ -11,7 +11,7 @@
 #include "winnow/core/tensor.h"
 #include "winnow/core/version.h"
 #include "winnow/expert_parallel/all_to_all.h"
-#include "winnow/expert_parallel/descriptor.h"
+#include "winnow/expert_parallel/layer/descriptor.h"
 #include "winnow/expert_parallel/layout/layout.h"
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"

@@ -8,15 +8,15 @@
 
 #include "winnow/core/check.h"
 #include "winnow/expert_parallel/combine/combine.h"
-#include "winnow/expert_parallel/descriptor_state.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
-#include "winnow/expert_parallel/layer.h"
+#include "winnow/expert_parallel/layer/descriptor_state.h"
+#include "winnow/expert_parallel/layer/layer.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 
 #if WINNOW_WITH_CUDA
 #include "winnow/core/device_memory.h"
-#include "winnow/expert_parallel/device/device_layer.h"
+#include "winnow/expert_parallel/layer/layer_cuda.h"
 #endif
 
 namespace winnow::expert_parallel {

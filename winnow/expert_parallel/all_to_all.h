@@ -11,7 +11,7 @@
 #include "winnow/core/export.h"
 #include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
-#include "winnow/expert_parallel/descriptor.h"
+#include "winnow/expert_parallel/layer/descriptor.h"
 #include "winnow/expert_parallel/routing/topology.h"
 
 namespace winnow::expert_parallel {

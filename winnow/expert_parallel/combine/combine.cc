@@ -10,7 +10,7 @@
 #include "winnow/core/check.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/expert_parallel/combine/combine_impl.h"
-#include "winnow/expert_parallel/descriptor_state.h"
+#include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/routing/rail_sources.h"
 
 namespace winnow::expert_parallel {

@@ -1,8 +1,8 @@
 // AllToAll::combine(), below the door. Internal.
 #pragma once
 
-#include "winnow/expert_parallel/descriptor_state.h"
-#include "winnow/expert_parallel/layer.h"
+#include "winnow/expert_parallel/layer/descriptor_state.h"
+#include "winnow/expert_parallel/layer/layer.h"
 
 namespace winnow::expert_parallel {
 

@@ -7,9 +7,9 @@
 
 #include "winnow/expert_parallel/combine/combine.h"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
-#include "winnow/expert_parallel/device/device_layer.h"
-#include "winnow/expert_parallel/device/layer_kernels.h"
 #include "winnow/expert_parallel/exchange/rail_cuda.h"
+#include "winnow/expert_parallel/layer/layer_cuda.h"
+#include "winnow/expert_parallel/layer/layer_kernels_cuda.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -1,7 +1,7 @@
 // AllToAll::dispatch(), below the door. Internal.
 #pragma once
 
-#include "winnow/expert_parallel/layer.h"
+#include "winnow/expert_parallel/layer/layer.h"
 
 namespace winnow::expert_parallel {
 

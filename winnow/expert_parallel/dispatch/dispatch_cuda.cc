@@ -7,14 +7,14 @@
 
 #include <cuda_runtime_api.h>
 
-#include "winnow/expert_parallel/descriptor_state.h"
-#include "winnow/expert_parallel/device/device_layer.h"
-#include "winnow/expert_parallel/device/layer_kernels.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 #include "winnow/expert_parallel/dispatch/rows.h"
 #include "winnow/expert_parallel/dispatch/scatter_cuda.h"
 #include "winnow/expert_parallel/exchange/rail_cuda.h"
+#include "winnow/expert_parallel/layer/descriptor_state.h"
+#include "winnow/expert_parallel/layer/layer_cuda.h"
+#include "winnow/expert_parallel/layer/layer_kernels_cuda.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 
 namespace winnow::expert_parallel {

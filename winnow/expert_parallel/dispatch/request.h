@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "winnow/expert_parallel/descriptor_state.h"
-#include "winnow/expert_parallel/layer.h"
+#include "winnow/expert_parallel/layer/descriptor_state.h"
+#include "winnow/expert_parallel/layer/layer.h"
 
 namespace winnow::expert_parallel {
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "winnow/core/tensor.h"
-#include "winnow/expert_parallel/device/device_layer.h"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
+#include "winnow/expert_parallel/layer/layer_cuda.h"
 
 namespace winnow::expert_parallel {
 

@@ -2,8 +2,8 @@
 // small ones: the table of arena segments that kernels look up, copies of rows.
 #include <algorithm>
 
-#include "winnow/expert_parallel/device/layer_kernels.h"
 #include "winnow/expert_parallel/exchange/wire_kernels.cuh"
+#include "winnow/expert_parallel/layer/layer_kernels_cuda.h"
 
 namespace winnow::expert_parallel {
 namespace {

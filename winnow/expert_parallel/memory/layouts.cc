@@ -1,6 +1,6 @@
 #include "winnow/expert_parallel/memory/layouts.h"
 
-#include "winnow/expert_parallel/layer.h"
+#include "winnow/expert_parallel/layer/layer.h"
 
 namespace winnow::expert_parallel {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/descriptor.h"
+#include "winnow/expert_parallel/layer/descriptor.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"
 #include "winnow/expert_parallel/routing/topology.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "winnow/expert_parallel/descriptor_state.h"
+#include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "winnow/expert_parallel/descriptor.h"
+#include "winnow/expert_parallel/layer/descriptor.h"
 #include "winnow/python/call.h"
 
 namespace winnow::python {

@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/device/device_layer.h"
+#include "winnow/expert_parallel/layer/layer_cuda.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,9 +7,9 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/combine/combine.h"
-#include "winnow/expert_parallel/device/layer_kernels.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
-#include "winnow/expert_parallel/layer.h"
+#include "winnow/expert_parallel/layer/layer.h"
+#include "winnow/expert_parallel/layer/layer_kernels_cuda.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 

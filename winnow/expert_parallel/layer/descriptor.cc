@@ -1,8 +1,8 @@
-#include "winnow/expert_parallel/descriptor.h"
+#include "winnow/expert_parallel/layer/descriptor.h"
 
 #include <utility>
 
-#include "winnow/expert_parallel/descriptor_state.h"
+#include "winnow/expert_parallel/layer/descriptor_state.h"
 
 namespace winnow::expert_parallel {
 namespace {

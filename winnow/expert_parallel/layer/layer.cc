@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/layer.h"
+#include "winnow/expert_parallel/layer/layer.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,5 +1,5 @@
 // Python binding of expert_parallel::Descriptor.
-#include "winnow/expert_parallel/descriptor_py.h"
+#include "winnow/expert_parallel/layer/descriptor_py.h"
 
 #include "winnow/core/error.h"
 #include "winnow/python/bindings.h"

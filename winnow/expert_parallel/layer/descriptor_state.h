@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "winnow/expert_parallel/descriptor.h"
+#include "winnow/expert_parallel/layer/descriptor.h"
 #include "winnow/expert_parallel/memory/arena.h"
 #include "winnow/expert_parallel/routing/tables.h"
 
