@@ -15,7 +15,7 @@
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
 
-#include "winnow/expert_parallel/device/wire.h"
+#include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/testing/late_rank.h"
 
 namespace winnow::expert_parallel {

@@ -8,9 +8,9 @@
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/combine/sources.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
-#include "winnow/expert_parallel/device/claims.cuh"
-#include "winnow/expert_parallel/device/row_pipe.cuh"
-#include "winnow/expert_parallel/device/wait.cuh"
+#include "winnow/expert_parallel/cuda/claims.cuh"
+#include "winnow/expert_parallel/cuda/row_pipe.cuh"
+#include "winnow/expert_parallel/cuda/wait.cuh"
 
 namespace winnow::expert_parallel {
 namespace {

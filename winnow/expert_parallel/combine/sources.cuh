@@ -5,7 +5,7 @@
 
 #include "winnow/device/common/math.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
-#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/cuda/view.h"
 
 namespace winnow::expert_parallel {
 

@@ -7,10 +7,10 @@
 #include "winnow/expert_parallel/combine/sources.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.cuh"
 #include "winnow/expert_parallel/combine/sums_cuda.h"
-#include "winnow/expert_parallel/device/claims.cuh"
-#include "winnow/expert_parallel/device/pairs.cuh"
-#include "winnow/expert_parallel/device/tell_node.cuh"
-#include "winnow/expert_parallel/device/wait.cuh"
+#include "winnow/expert_parallel/cuda/claims.cuh"
+#include "winnow/expert_parallel/cuda/pairs.cuh"
+#include "winnow/expert_parallel/cuda/tell_node.cuh"
+#include "winnow/expert_parallel/cuda/wait.cuh"
 #include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {

@@ -7,8 +7,8 @@
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
-#include "winnow/expert_parallel/device/blocks.cuh"
-#include "winnow/expert_parallel/device/pairs.cuh"
+#include "winnow/expert_parallel/cuda/blocks.cuh"
+#include "winnow/expert_parallel/cuda/pairs.cuh"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 
 namespace winnow::expert_parallel {

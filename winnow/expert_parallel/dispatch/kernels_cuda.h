@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "winnow/core/dtype.h"
-#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/dispatch/row_source.h"
 #include "winnow/expert_parallel/routing/tables.h"
 

@@ -6,8 +6,8 @@
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
-#include "winnow/expert_parallel/device/pairs.cuh"
-#include "winnow/expert_parallel/device/report.cuh"
+#include "winnow/expert_parallel/cuda/pairs.cuh"
+#include "winnow/expert_parallel/cuda/report.cuh"
 #include "winnow/expert_parallel/dispatch/kernels_cuda.h"
 #include "winnow/expert_parallel/routing/placement.h"
 

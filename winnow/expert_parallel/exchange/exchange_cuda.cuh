@@ -5,11 +5,11 @@
 #include <cstdint>
 
 #include "winnow/device/common/launch.cuh"
-#include "winnow/expert_parallel/device/report.cuh"
-#include "winnow/expert_parallel/device/view.h"
-#include "winnow/expert_parallel/device/wait.cuh"
-#include "winnow/expert_parallel/device/wire.cuh"
-#include "winnow/expert_parallel/device/wire.h"
+#include "winnow/expert_parallel/cuda/report.cuh"
+#include "winnow/expert_parallel/cuda/view.h"
+#include "winnow/expert_parallel/cuda/wait.cuh"
+#include "winnow/expert_parallel/cuda/wire.cuh"
+#include "winnow/expert_parallel/cuda/wire.h"
 
 namespace winnow::expert_parallel {
 

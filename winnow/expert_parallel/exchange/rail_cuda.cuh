@@ -4,7 +4,7 @@
 #pragma once
 
 #include "winnow/device/common/launch.cuh"
-#include "winnow/expert_parallel/device/wire.cuh"
+#include "winnow/expert_parallel/cuda/wire.cuh"
 #include "winnow/expert_parallel/exchange/rail_cuda.h"
 #include "winnow/expert_parallel/routing/placement.h"
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "winnow/expert_parallel/device/wait.cuh"
-#include "winnow/expert_parallel/device/wire.cuh"
+#include "winnow/expert_parallel/cuda/wait.cuh"
+#include "winnow/expert_parallel/cuda/wire.cuh"
 
 namespace winnow::expert_parallel {
 

@@ -4,8 +4,8 @@
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/launch.cuh"
-#include "winnow/expert_parallel/device/barrier.cuh"
-#include "winnow/expert_parallel/device/wire.h"
+#include "winnow/expert_parallel/cuda/barrier.cuh"
+#include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/exchange/exchange_cuda.cuh"
 #include "winnow/expert_parallel/exchange/rail_cuda.cuh"
 #include "winnow/expert_parallel/exchange/tell_fault.cuh"

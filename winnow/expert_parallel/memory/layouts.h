@@ -6,7 +6,7 @@
 
 #include "winnow/core/export.h"
 #include "winnow/expert_parallel/all_to_all.h"
-#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {

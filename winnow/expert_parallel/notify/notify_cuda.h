@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/notify/count_finding.h"
 
 namespace winnow::expert_parallel {

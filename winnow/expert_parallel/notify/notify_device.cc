@@ -6,8 +6,8 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/rows.h"
-#include "winnow/expert_parallel/device/gpu_calls.h"
-#include "winnow/expert_parallel/device/wire.h"
+#include "winnow/expert_parallel/cuda/calls.h"
+#include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/memory/gpu_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/notify/notify_cuda.h"

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "winnow/device/common/warp.cuh"
-#include "winnow/expert_parallel/device/report.cuh"
-#include "winnow/expert_parallel/device/wait.cuh"
-#include "winnow/expert_parallel/device/wire.cuh"
+#include "winnow/expert_parallel/cuda/report.cuh"
+#include "winnow/expert_parallel/cuda/wait.cuh"
+#include "winnow/expert_parallel/cuda/wire.cuh"
 #include "winnow/expert_parallel/layout/layout_impl.h"
 #include "winnow/expert_parallel/notify/block_scan.cuh"
 #include "winnow/expert_parallel/notify/notify_cuda.h"

@@ -10,7 +10,7 @@
 #include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
 
 #if WINNOW_WITH_CUDA
-#include "winnow/expert_parallel/device/wire.h"
+#include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/memory/gpu_memory.h"
 #endif
 

@@ -7,7 +7,7 @@
 #include <nvshmem.h>
 #include <nvshmemx.h>
 
-#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/cuda/view.h"
 
 namespace winnow::expert_parallel {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "winnow/expert_parallel/device/wait.cuh"
+#include "winnow/expert_parallel/cuda/wait.cuh"
 
 namespace winnow::expert_parallel {
 

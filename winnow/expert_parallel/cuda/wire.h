@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/cuda/view.h"
 
 namespace winnow::expert_parallel {
 

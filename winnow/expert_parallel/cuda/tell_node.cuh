@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "winnow/device/common/warp.cuh"
-#include "winnow/expert_parallel/device/wait.cuh"
+#include "winnow/expert_parallel/cuda/wait.cuh"
 
 namespace winnow::expert_parallel {
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "winnow/expert_parallel/device/view.h"
-#include "winnow/expert_parallel/device/wait.cuh"
+#include "winnow/expert_parallel/cuda/view.h"
+#include "winnow/expert_parallel/cuda/wait.cuh"
 
 namespace winnow::expert_parallel {
 

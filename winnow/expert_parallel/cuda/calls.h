@@ -14,7 +14,7 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/stream.h"
-#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/memory/gpu_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/transport/fault.h"

@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/device/fault_report.h"
+#include "winnow/expert_parallel/cuda/fault_report.h"
 
 #include <chrono>
 #include <string>

@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/device/gpu_calls.h"
+#include "winnow/expert_parallel/cuda/calls.h"
 
 #include <algorithm>
 #include <atomic>
@@ -8,8 +8,8 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/device/fault_report.h"
-#include "winnow/expert_parallel/device/wire.h"
+#include "winnow/expert_parallel/cuda/fault_report.h"
+#include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 
 namespace winnow::expert_parallel {

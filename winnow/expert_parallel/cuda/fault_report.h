@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "winnow/expert_parallel/device/view.h"
+#include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/transport.h"
 

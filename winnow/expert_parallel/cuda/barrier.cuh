@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "winnow/expert_parallel/device/view.h"
-#include "winnow/expert_parallel/device/wait.cuh"
-#include "winnow/expert_parallel/device/wire.h"
+#include "winnow/expert_parallel/cuda/view.h"
+#include "winnow/expert_parallel/cuda/wait.cuh"
+#include "winnow/expert_parallel/cuda/wire.h"
 
 namespace winnow::expert_parallel {
 
