@@ -2,7 +2,7 @@
 #include <Eigen/Core>
 
 #include "winnow/cpu/kernels.h"
-#include "winnow/expert_parallel/combine/combine_impl.h"
+#include "winnow/expert_parallel/combine/combine_row_sum.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
 #include "winnow/paged_xl/cache/append_impl.h"
 #include "winnow/paged_xl/position_term/position_term_impl.h"

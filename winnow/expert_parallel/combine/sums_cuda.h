@@ -22,7 +22,7 @@ enum class Travel {
   sums_are_pushed,  // each rank's sum of its rows of a token, rounded; expert-major
 };
 
-// All sums are f32, nested and rounded as RowSumParams (combine_impl.h) says.
+// All sums are f32, nested and rounded as RowSumParams (combine_row_sum.h) says.
 struct DeviceSumParams {
   LayerView view;
   DType dtype = DType::bf16;  // f32, f16 or bf16: of rows, sums, bias and out

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-#include "winnow/expert_parallel/combine/combine_impl.h"
+#include "winnow/expert_parallel/combine/combine_row_sum.h"
 
 namespace winnow::expert_parallel {
 namespace {

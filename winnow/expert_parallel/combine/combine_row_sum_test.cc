@@ -1,4 +1,6 @@
 // The sums of combine, of every instruction set: the same bits as plain loops.
+#include "winnow/expert_parallel/combine/combine_row_sum.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -10,7 +12,6 @@
 
 #include "winnow/core/tensor.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/expert_parallel/combine/combine_impl.h"
 #include "winnow/testing/generate.h"
 
 namespace winnow::expert_parallel {
