@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "winnow/core/check.h"
-#include "winnow/expert_parallel/combine/combine.h"
+#include "winnow/expert_parallel/combine/combine_impl.h"
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/layer/layer.h"

@@ -5,8 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "winnow/expert_parallel/combine/combine.h"
-#include "winnow/expert_parallel/combine/sums_cuda.h"
+#include "winnow/expert_parallel/combine/combine_impl.h"
+#include "winnow/expert_parallel/combine/combine_kernels_cuda.h"
 #include "winnow/expert_parallel/exchange/rail_cuda.h"
 #include "winnow/expert_parallel/layer/layer_cuda.h"
 #include "winnow/expert_parallel/layer/layer_kernels_cuda.h"
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kOperation = "expert_parallel::combine";
 
-// One rank's part of one combine; the counterpart of Combine in combine.cc.
+// One rank's part of one combine; the counterpart of Combine in combine_cpu.cc.
 class DeviceCombine {
  public:
   DeviceCombine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& descriptor)

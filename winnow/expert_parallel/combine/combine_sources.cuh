@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "winnow/device/common/math.cuh"
-#include "winnow/expert_parallel/combine/sums_cuda.h"
+#include "winnow/expert_parallel/combine/combine_kernels_cuda.h"
 #include "winnow/expert_parallel/cuda/view.h"
 
 namespace winnow::expert_parallel {

@@ -1,5 +1,3 @@
-#include "winnow/expert_parallel/combine/combine.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -9,6 +7,7 @@
 
 #include "winnow/core/check.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/expert_parallel/combine/combine_impl.h"
 #include "winnow/expert_parallel/combine/combine_row_sum.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/routing/rail_sources.h"
