@@ -8,7 +8,7 @@
 
 #include "winnow/core/check.h"
 #include "winnow/expert_parallel/combine/combine_impl.h"
-#include "winnow/expert_parallel/dispatch/dispatch.h"
+#include "winnow/expert_parallel/dispatch/dispatch_impl.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/layer/layer.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"

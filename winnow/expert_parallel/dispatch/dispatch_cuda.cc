@@ -7,10 +7,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include "winnow/expert_parallel/dispatch/dispatch.h"
-#include "winnow/expert_parallel/dispatch/kernels_cuda.h"
-#include "winnow/expert_parallel/dispatch/rows.h"
-#include "winnow/expert_parallel/dispatch/scatter_cuda.h"
+#include "winnow/expert_parallel/dispatch/dispatch_impl.h"
+#include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
+#include "winnow/expert_parallel/dispatch/dispatch_rows.h"
+#include "winnow/expert_parallel/dispatch/dispatch_scatter_cuda.h"
 #include "winnow/expert_parallel/exchange/rail_cuda.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/layer/layer_cuda.h"

@@ -7,7 +7,7 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/combine/combine_impl.h"
-#include "winnow/expert_parallel/dispatch/dispatch.h"
+#include "winnow/expert_parallel/dispatch/dispatch_impl.h"
 #include "winnow/expert_parallel/layer/layer.h"
 #include "winnow/expert_parallel/layer/layer_kernels_cuda.h"
 #include "winnow/expert_parallel/memory/layouts.h"

@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/dispatch/scatter_cuda.h"
+#include "winnow/expert_parallel/dispatch/dispatch_scatter_cuda.h"
 
 #include <cstring>
 #include <numeric>
@@ -6,8 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "winnow/expert_parallel/dispatch/request.h"
-#include "winnow/expert_parallel/dispatch/scatter.h"
+#include "winnow/expert_parallel/dispatch/dispatch_request.h"
+#include "winnow/expert_parallel/dispatch/dispatch_scatter.h"
 
 namespace winnow::expert_parallel {
 namespace {

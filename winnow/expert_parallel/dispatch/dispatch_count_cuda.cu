@@ -9,7 +9,7 @@
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/cuda/blocks.cuh"
 #include "winnow/expert_parallel/cuda/pairs.cuh"
-#include "winnow/expert_parallel/dispatch/kernels_cuda.h"
+#include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/dispatch/rows.h"
+#include "winnow/expert_parallel/dispatch/dispatch_rows.h"
 
 #include <algorithm>
 #include <cstring>

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "winnow/expert_parallel/dispatch/rows.h"
+#include "winnow/expert_parallel/dispatch/dispatch_rows.h"
 
 namespace winnow::expert_parallel {
 

@@ -14,7 +14,7 @@
 #include "winnow/expert_parallel/cuda/row_pipe.cuh"
 #include "winnow/expert_parallel/cuda/tell_node.cuh"
 #include "winnow/expert_parallel/cuda/wait.cuh"
-#include "winnow/expert_parallel/dispatch/kernels_cuda.h"
+#include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
 #include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {

@@ -1,5 +1,3 @@
-#include "winnow/expert_parallel/dispatch/scatter.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -7,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "winnow/expert_parallel/dispatch/dispatch_scatter.h"
 #include "winnow/expert_parallel/routing/rail_sources.h"
 
 namespace winnow::expert_parallel {

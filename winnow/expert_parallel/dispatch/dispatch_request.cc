@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/dispatch/request.h"
+#include "winnow/expert_parallel/dispatch/dispatch_request.h"
 
 #include <cstring>
 #include <limits>

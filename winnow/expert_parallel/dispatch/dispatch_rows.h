@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "winnow/expert_parallel/dispatch/request.h"
-#include "winnow/expert_parallel/dispatch/row_source.h"
+#include "winnow/expert_parallel/dispatch/dispatch_request.h"
+#include "winnow/expert_parallel/dispatch/dispatch_row_source.h"
 
 namespace winnow::expert_parallel {
 

@@ -2,8 +2,8 @@
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/launch.cuh"
-#include "winnow/expert_parallel/dispatch/kernels_cuda.h"
-#include "winnow/expert_parallel/dispatch/scatter_cuda.h"
+#include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
+#include "winnow/expert_parallel/dispatch/dispatch_scatter_cuda.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -1,5 +1,3 @@
-#include "winnow/expert_parallel/dispatch/dispatch.h"
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -9,8 +7,9 @@
 #include <utility>
 
 #include "winnow/cpu/convert.h"
-#include "winnow/expert_parallel/dispatch/rows.h"
-#include "winnow/expert_parallel/dispatch/scatter.h"
+#include "winnow/expert_parallel/dispatch/dispatch_impl.h"
+#include "winnow/expert_parallel/dispatch/dispatch_rows.h"
+#include "winnow/expert_parallel/dispatch/dispatch_scatter.h"
 #include "winnow/expert_parallel/routing/rail_sources.h"
 
 namespace winnow::expert_parallel {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "winnow/core/tensor.h"
-#include "winnow/expert_parallel/dispatch/kernels_cuda.h"
+#include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
 #include "winnow/expert_parallel/layer/layer_cuda.h"
 
 namespace winnow::expert_parallel {
@@ -33,8 +33,9 @@ int launch_translate(const ScatterParams& params, void* stream);
 int launch_claim(const ScatterParams& params, void* stream);
 int load_scatter();
 
-// Fills tables.rows from the table that this rank was given, as scatter_rows() (scatter.h) does:
-// two more exchanges, and throws alike on every rank. `table_rows` [W]: of the tables of all ranks.
+// Fills tables.rows from the table that this rank was given, as scatter_rows() (dispatch_scatter.h)
+// does: two more exchanges, and throws alike on every rank. `table_rows` [W]: of the tables of all
+// ranks.
 void scatter_rows(DeviceLayer& layer, const ConstTensorView& table, Stream stream,
                   ScatterParams params, std::span<const std::int64_t> wanted_rows,
                   std::span<const std::int32_t> tokens, std::span<const std::int64_t> table_rows);
