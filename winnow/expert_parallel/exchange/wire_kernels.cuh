@@ -9,7 +9,7 @@
 #include "winnow/expert_parallel/exchange/exchange_cuda.cuh"
 #include "winnow/expert_parallel/exchange/rail_cuda.cuh"
 #include "winnow/expert_parallel/exchange/tell_fault.cuh"
-#include "winnow/expert_parallel/notify/notify_exchange.cuh"
+#include "winnow/expert_parallel/notify/notify_exchange_cuda.cuh"
 
 namespace winnow::expert_parallel {
 

@@ -1,4 +1,6 @@
 // notify on a GPU, host side. Only in builds with CUDA.
+#include "winnow/expert_parallel/notify/notify_cuda.h"
+
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -10,7 +12,6 @@
 #include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/memory/gpu_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
-#include "winnow/expert_parallel/notify/notify_cuda.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/expert_parallel/transport/transport.h"
