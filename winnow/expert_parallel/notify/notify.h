@@ -29,8 +29,8 @@ struct NotifierConfig {
 };
 
 // Queue buffers of an engine that moves tokens itself: notify() checks that they hold what
-// node_buffer_layout() and local_buffer_layout() of sizes.h want; with one node only the latter.
-// With bytes_per_token 0 there is no check.
+// node_buffer_layout() and local_buffer_layout() of queue_buffers.h want; with one node only the
+// latter. With bytes_per_token 0 there is no check.
 struct QueueBuffers {
   std::int64_t bytes_per_token = 0;  // of a record
   std::int64_t node_recv_tokens = 0, local_recv_tokens = 0;

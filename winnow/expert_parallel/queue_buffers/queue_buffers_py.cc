@@ -4,7 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/sizes.h"
+#include "winnow/expert_parallel/queue_buffers/queue_buffers.h"
 #include "winnow/python/bindings.h"
 
 namespace winnow::python {

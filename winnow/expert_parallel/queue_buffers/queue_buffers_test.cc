@@ -1,5 +1,5 @@
 // Sizes worked by hand, and what does not fit 63 bits.
-#include "winnow/expert_parallel/sizes.h"
+#include "winnow/expert_parallel/queue_buffers/queue_buffers.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/sizes.h"
+#include "winnow/expert_parallel/queue_buffers/queue_buffers.h"
 
 #include <initializer_list>
 #include <string>
