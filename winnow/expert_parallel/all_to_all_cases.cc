@@ -2,8 +2,8 @@
 // tolerance: every comparison is of bits.
 #include <utility>
 
-#include "winnow/expert_parallel/all_to_all_check.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
+#include "winnow/expert_parallel/testing/all_to_all_check.h"
 #include "winnow/testing/table.h"
 
 namespace winnow::expert_parallel {

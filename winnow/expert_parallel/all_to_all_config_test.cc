@@ -7,7 +7,7 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/version.h"
-#include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/all_to_all_ranks.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/all_to_all_ranks.h"
 #include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/expert_parallel/testing/on_each_device.h"
 #include "winnow/testing/generate.h"

@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/all_to_all_ranks.h"
 #include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 #include "winnow/testing/generate.h"

@@ -3,7 +3,7 @@
 #include <limits>
 #include <string>
 
-#include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/all_to_all_ranks.h"
 #include "winnow/expert_parallel/testing/on_each_device.h"
 #include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"

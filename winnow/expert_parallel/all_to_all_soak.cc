@@ -14,7 +14,7 @@
 
 #include <malloc.h>
 
-#include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/all_to_all_ranks.h"
 #include "winnow/expert_parallel/testing/gpus.h"
 #include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/testing/generate.h"

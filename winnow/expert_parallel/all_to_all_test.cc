@@ -6,7 +6,7 @@
 #include <span>
 #include <thread>
 
-#include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/all_to_all_ranks.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::expert_parallel {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "winnow/expert_parallel/gpu_test_ranks.h"
 #include "winnow/expert_parallel/testing/forwarding_transport.h"
+#include "winnow/expert_parallel/testing/gpu_ranks.h"
 
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>

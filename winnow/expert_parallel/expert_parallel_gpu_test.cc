@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "winnow/expert_parallel/gpu_test_ranks.h"
+#include "winnow/expert_parallel/testing/gpu_ranks.h"
 #include "winnow/testing/gpu_test.h"
 
 #if WINNOW_WITH_CUDA

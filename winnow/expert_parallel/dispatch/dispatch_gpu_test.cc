@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "winnow/expert_parallel/gpu_test_ranks.h"
+#include "winnow/expert_parallel/testing/gpu_ranks.h"
 
 namespace winnow::expert_parallel {
 namespace {

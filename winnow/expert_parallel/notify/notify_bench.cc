@@ -3,7 +3,7 @@
 // takes the time are two rounds of messages.
 #include <memory>
 
-#include "winnow/expert_parallel/notify/notify_problem.h"
+#include "winnow/expert_parallel/testing/notify_problem.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/table.h"
 

@@ -1,6 +1,6 @@
 // The case table of expert_parallel::notify: all ranks as threads, three calls in a row. Counts
 // have no tolerance.
-#include "winnow/expert_parallel/notify/notify_problem.h"
+#include "winnow/expert_parallel/testing/notify_problem.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/table.h"
 

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "winnow/expert_parallel/notify/notify_problem.h"
-#include "winnow/expert_parallel/notify/notify_test_devices.h"
+#include "winnow/expert_parallel/testing/notify_devices.h"
+#include "winnow/expert_parallel/testing/notify_problem.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/expect.h"
 #include "winnow/testing/gpu_test.h"

@@ -7,12 +7,12 @@
 #include <gtest/gtest.h>
 
 #include "winnow/expert_parallel/notify/notify.h"
-#include "winnow/expert_parallel/notify/notify_problem.h"
-#include "winnow/expert_parallel/notify/notify_test_devices.h"
 #include "winnow/expert_parallel/queue_buffers/queue_buffers.h"
+#include "winnow/expert_parallel/testing/notify_devices.h"
+#include "winnow/expert_parallel/testing/notify_problem.h"
 #include "winnow/expert_parallel/testing/ranks.h"
+#include "winnow/expert_parallel/testing/test_ranks.h"
 #include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
-#include "winnow/expert_parallel/transport/test_ranks.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::expert_parallel {

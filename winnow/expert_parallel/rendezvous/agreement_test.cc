@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "winnow/core/version.h"
+#include "winnow/expert_parallel/testing/test_ranks.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
-#include "winnow/expert_parallel/transport/test_ranks.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::expert_parallel {

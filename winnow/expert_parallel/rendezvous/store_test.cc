@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "winnow/expert_parallel/transport/test_ranks.h"
+#include "winnow/expert_parallel/testing/test_ranks.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::expert_parallel {

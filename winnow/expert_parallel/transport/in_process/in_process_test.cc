@@ -12,7 +12,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "winnow/expert_parallel/transport/test_ranks.h"
+#include "winnow/expert_parallel/testing/test_ranks.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::expert_parallel {

@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "winnow/expert_parallel/rendezvous/agreement.h"
+#include "winnow/expert_parallel/testing/gpu_processes.h"
 #include "winnow/expert_parallel/testing/late_rank.h"
-#include "winnow/expert_parallel/transport/gpu_processes.h"
 #include "winnow/testing/generate.h"
 
 namespace winnow::expert_parallel {

@@ -4,9 +4,9 @@
 #if WINNOW_WITH_CUDA
 #include <cstring>
 
-#include "winnow/expert_parallel/notify/notify_problem.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
-#include "winnow/expert_parallel/transport/gpu_processes.h"
+#include "winnow/expert_parallel/testing/gpu_processes.h"
+#include "winnow/expert_parallel/testing/notify_problem.h"
 
 namespace winnow::expert_parallel {
 namespace {

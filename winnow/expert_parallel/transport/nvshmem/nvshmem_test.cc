@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "winnow/expert_parallel/rendezvous/agreement.h"
+#include "winnow/expert_parallel/testing/test_ranks.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_world.h"
-#include "winnow/expert_parallel/transport/test_ranks.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::expert_parallel {

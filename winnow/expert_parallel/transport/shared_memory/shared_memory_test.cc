@@ -11,8 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "winnow/expert_parallel/testing/test_ranks.h"
 #include "winnow/expert_parallel/transport/communicator.h"
-#include "winnow/expert_parallel/transport/test_ranks.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::expert_parallel {

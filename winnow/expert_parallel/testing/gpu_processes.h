@@ -22,12 +22,12 @@
 #include <unistd.h>
 
 #include "winnow/core/device.h"
-#include "winnow/expert_parallel/all_to_all_check.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/rendezvous/store.h"
+#include "winnow/expert_parallel/testing/all_to_all_check.h"
+#include "winnow/expert_parallel/testing/test_ranks.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
-#include "winnow/expert_parallel/transport/test_ranks.h"
 
 namespace winnow::expert_parallel {
 

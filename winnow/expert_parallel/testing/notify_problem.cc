@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/notify/notify_problem.h"
+#include "winnow/expert_parallel/testing/notify_problem.h"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/all_to_all_check.h"
+#include "winnow/expert_parallel/testing/all_to_all_check.h"
 
 #include <algorithm>
 #include <cstring>

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "winnow/expert_parallel/all_to_all_test_ranks.h"
+#include "winnow/expert_parallel/testing/all_to_all_ranks.h"
 #include "winnow/expert_parallel/testing/gpus.h"
 
 #if WINNOW_WITH_CUDA
