@@ -65,7 +65,7 @@ soak:
 offline-deps:
 	@tools/setup offline
 
-expert_parallel_gpu_tests = expert_parallel_gpu_test expert_parallel_faults_gpu_test \
+expert_parallel_gpu_tests = all_to_all_gpu_test all_to_all_faults_gpu_test \
   combine_gpu_test dispatch_gpu_test layout_gpu_test notify_gpu_test nvshmem_gpu_test \
   nvshmem_faults_gpu_test
 # Their instances called Gpu need one.

@@ -10,7 +10,7 @@
 #include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
 #include "winnow/core/version.h"
-#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/layer/descriptor.h"
 #include "winnow/expert_parallel/layout/layout.h"
 #include "winnow/expert_parallel/notify/notify.h"

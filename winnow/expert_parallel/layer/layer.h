@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/exchange/rail.h"
 #include "winnow/expert_parallel/memory/arena.h"

@@ -14,7 +14,7 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/stream.h"
-#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/cuda/calls.h"
 #include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/cuda/wire.h"

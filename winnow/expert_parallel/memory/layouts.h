@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/routing/placement.h"
 

@@ -5,7 +5,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include "winnow/expert_parallel/collective_py.h"
+#include "winnow/expert_parallel/all_to_all/collective_py.h"
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "winnow/core/tensor.h"
-#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/testing/all_to_all_problem.h"
 #include "winnow/expert_parallel/testing/place.h"
 #include "winnow/testing/operation.h"

@@ -8,8 +8,8 @@
 
 #include "winnow/core/dtype.h"
 #include "winnow/core/tensor.h"
-#include "winnow/expert_parallel/all_to_all.h"
-#include "winnow/expert_parallel/all_to_all_oracle.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all_oracle.h"
 #include "winnow/expert_parallel/testing/expert_choice.h"
 
 namespace winnow::expert_parallel {

@@ -15,7 +15,7 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/testing/all_to_all_check.h"
 #include "winnow/expert_parallel/testing/place.h"
 #include "winnow/expert_parallel/testing/ranks.h"

@@ -9,7 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/testing/all_to_all_problem.h"
 #include "winnow/expert_parallel/testing/place.h"
 

@@ -1,5 +1,5 @@
 // expert_parallel::AllToAll: the case table, small worlds worked by hand, mixtures of calls.
-#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
 
 #include <algorithm>
 #include <numeric>

@@ -11,8 +11,8 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/all_to_all.h"
-#include "winnow/expert_parallel/collective_py.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/collective_py.h"
 #include "winnow/expert_parallel/layer/descriptor_py.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"

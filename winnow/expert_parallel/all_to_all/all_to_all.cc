@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,6 +1,6 @@
 // expert_parallel::AllToAll: ranks that come late or never, on every device, and the life of
 // layers. Every rank is a thread; all_to_all_processes_test.cc kills and stops processes,
-// expert_parallel_faults_gpu_test.cc has what only kernels can do.
+// all_to_all_faults_gpu_test.cc has what only kernels can do.
 #include <algorithm>
 #include <latch>
 #include <mutex>

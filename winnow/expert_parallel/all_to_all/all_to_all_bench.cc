@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/all_to_all.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/testing/expert_choice.h"
 #include "winnow/expert_parallel/transport/backoff.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
