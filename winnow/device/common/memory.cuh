@@ -47,8 +47,20 @@ __device__ __forceinline__ float2 load_now(const float2* address) {
   return value;
 }
 
+// Loads of one word in the order that other threads of this GPU store it, without ordering anything
+// else.
+__device__ __forceinline__ std::uint32_t ld_relaxed_gpu(const std::uint32_t* address) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
 // Adds to memory without waiting, each element atomically, in no particular order. `address` is
 // aligned to the value's size; `policy` is an L2 eviction policy (device/sm90/copy.cuh).
+template <std::uint32_t kValue>
+__device__ __forceinline__ void reduce_add(std::uint32_t* address) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(address), "n"(kValue) : "memory");
+}
 __device__ __forceinline__ void reduce_add(float* address, float4 value) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
                "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)

@@ -4,11 +4,9 @@
 
 #include <cstdint>
 
-namespace winnow::device {
+#include "winnow/device/common/shared.cuh"
 
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace winnow::device {
 
 // --- mbarrier -----------------------------------------------------------------------------------
 // A phase ends when `count` arrivals have come; then the next one begins. Waiting for parity p

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "winnow/device/common/launch.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/paged_xl/split_cuda.cuh"
 #include "winnow/paged_xl/tile_cuda.cuh"
 
@@ -456,9 +457,9 @@ __global__ void __launch_bounds__(kWarpSize* warps_of_block<kMaxDim, kHeads, kFu
     attention_kernel(const __grid_constant__ KernelParams p) {
   device::allow_next_kernel();
   constexpr int kWarps = warps_of_block<kMaxDim, kHeads, kFused>();
-  __shared__ alignas(16) float queries[kWarps][kHeads * kMaxDim];
-  __shared__ WalkState states[kWarps];
-  __shared__ int taken;  // parts of the block's stretch, times passes
+  WINNOW_BLOCK_SHARED_ALIGNED(16, queries, float[kWarps][kHeads * kMaxDim]);
+  WINNOW_BLOCK_SHARED(states, WalkState[kWarps]);
+  WINNOW_BLOCK_SHARED(taken, int);  // parts of the block's stretch, times passes
   if (threadIdx.x == 0) taken = 0;
   __syncthreads();
   Warp<T, kMaxDim, kHeads, kFused, kAligned> warp(p, queries[threadIdx.x / kWarpSize]);
@@ -496,8 +497,9 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize)
     merge_kernel(const __grid_constant__ KernelParams p, int heads_per_pass) {
   constexpr int kColumns = kMaxDim / kWarpSize;
   constexpr int kAtOnce = 32 / kColumns;  // records that a warp reads at a time
-  __shared__ float shared_sums[kMergeWarps][kMaxDim];
-  __shared__ float shared_maxima[kMergeWarps], shared_weights[kMergeWarps];
+  WINNOW_BLOCK_SHARED(shared_sums, float[kMergeWarps][kMaxDim]);
+  WINNOW_BLOCK_SHARED(shared_maxima, float[kMergeWarps]);
+  WINNOW_BLOCK_SHARED(shared_weights, float[kMergeWarps]);
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int h = blockIdx.x, s = blockIdx.y, thread = threadIdx.x;
   const Split split = plan_split(sum_up<T>(p.lengths, lane), p.lengths.num_seqs, p.num_kv_heads,

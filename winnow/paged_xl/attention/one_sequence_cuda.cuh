@@ -36,8 +36,9 @@ __global__ void __launch_bounds__(kWarpSize* warps_of_block<kMaxDim, kHeads, kFu
     one_sequence_kernel(const __grid_constant__ KernelParams p) {
   device::allow_next_kernel();
   constexpr int kWarps = warps_of_block<kMaxDim, kHeads, kFused>();
-  __shared__ alignas(16) float sums[kWarps][kHeads * kMaxDim];  // query + u before
-  __shared__ float maxima[kWarps][kHeads], weights[kWarps][kHeads];
+  WINNOW_BLOCK_SHARED_ALIGNED(16, sums, float[kWarps][kHeads * kMaxDim]);  // query + u before
+  WINNOW_BLOCK_SHARED(maxima, float[kWarps][kHeads]);
+  WINNOW_BLOCK_SHARED(weights, float[kWarps][kHeads]);
   const int w = threadIdx.x / kWarpSize, kv_head = blockIdx.y, pass = blockIdx.z;
   Warp<T, kMaxDim, kHeads, kFused, true, true> warp(p, sums[w]);
   warp.choose(0, kv_head, pass);

@@ -33,6 +33,8 @@
 
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/memory.cuh"
+#include "winnow/device/common/registers.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
@@ -181,11 +183,9 @@ __device__ __forceinline__ void add_to_delta(const KernelParams& params, std::ui
     if ((lane & 3) != 0 || step >= kDeltaSteps) continue;
     const std::uint32_t at = delta_address(smem + P::kDelta, warp, lane, step & 1);
     if (step >= 2) {
-      float before;
-      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(before) : "r"(at) : "memory");
-      sum += before;
+      sum += ld_shared<float>(at);
     }
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(sum) : "memory");
+    st_shared(at, sum);
   }
 }
 
@@ -241,7 +241,7 @@ struct Gather {
   __device__ __forceinline__ void count_item() {
     if (params.step == nullptr || number == 0 || number >= params.rounds) return;
     if (thread != 0) return;
-    asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(params.step) : "memory");
+    reduce_add<1>(params.step);
   }
   // Keeps the blocks in step: the entries of each query come in the order of their rows, so blocks
   // that began an item together use the same rows of the cache and of the accumulator at the same
@@ -254,10 +254,7 @@ struct Gather {
     const long long start = clock64();
     std::uint32_t begun;
     do {
-      asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-                   : "=r"(begun)
-                   : "l"(params.step)
-                   : "memory");
+      begun = ld_relaxed_gpu(params.step);
     } while (begun < number * gridDim.x && clock64() - start < kPatience);
     __syncwarp();
   }
@@ -278,7 +275,7 @@ struct Gather {
         const int row = 16 * pass + thread / 8;
         const std::uint32_t to = smem + P::kTargets + 256 * parity + 4 * row;
         const std::int32_t target = valid ? next[pass] : waste;
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(target) : "memory");
+        st_shared(to, target);
       }
     }
   }
@@ -331,10 +328,7 @@ __device__ __forceinline__ HeadState load_head_state(const KernelParams& params,
       if (params.delta != nullptr) {
         state.delta[r] = __ldg(params.delta + query * params.delta_stride + head);
       } else {
-        asm volatile("ld.shared.f32 %0, [%1];"
-                     : "=f"(state.delta[r])
-                     : "r"(delta_address(deltas, warp, lane, r))
-                     : "memory");
+        state.delta[r] = ld_shared<float>(delta_address(deltas, warp, lane, r));
       }
     }
   }
@@ -545,7 +539,7 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
       turn = (turn ^ kTile) & ~kFirst;
     }
     // Anew, and not kept meanwhile: registers are scarce.
-    asm volatile("" : "+r"(number));
+    number = forget(number);
     locate(params, smem + P::kTail, number, item);
     store_dq<kDim>(params, item, 0, warp, lane, dq);
     if constexpr (kDim == 576) store_dq<kDim>(params, item, 512, warp, lane, dq_rope);
@@ -579,10 +573,7 @@ __device__ __forceinline__ TargetRows load_targets(std::uint32_t list, int warp,
     const std::uint32_t at = list + 4 * (16 * warp + 8 * r + lane / kLanes * kShared);
 #pragma unroll
     for (int n = 0; n < kShared; ++n) {
-      asm volatile("ld.shared.b32 %0, [%1];"
-                   : "=r"(targets.row[r][n])
-                   : "r"(at + 4 * n)
-                   : "memory");
+      targets.row[r][n] = ld_shared<std::int32_t>(at + 4 * n);
     }
   }
   return targets;
@@ -756,7 +747,7 @@ template <int kDim>
 __global__ void __launch_bounds__(kThreads, 1)
     fused_kernel(const __grid_constant__ KernelParams params) {
   using P = Plan<kDim>;
-  extern __shared__ __align__(1024) char shared[];
+  std::byte* const shared = dynamic_shared<1024>();
   const std::uint32_t smem = shared_address(shared);
   if (threadIdx.x == 0) {
     if (smem % 1024 != 0) __trap();  // the swizzle is one of address bits

@@ -17,6 +17,7 @@
 #include <cuda_bf16.h>
 
 #include "winnow/device/common/math.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
@@ -84,9 +85,9 @@ __device__ __forceinline__ void for_each_entry(const OrderParams& p, std::int64_
 
 // Counts the valid entries in every range, then puts each in its place. One block a query.
 __device__ __forceinline__ void order_entries(const OrderParams& p, std::int64_t query) {
-  __shared__ int place[kRanges];
-  __shared__ int warp_totals[kPrepareThreads / 32];
-  __shared__ std::int32_t staged[kStaged];
+  WINNOW_BLOCK_SHARED(place, int[kRanges]);
+  WINNOW_BLOCK_SHARED(warp_totals, int[kPrepareThreads / 32]);
+  WINNOW_BLOCK_SHARED(staged, std::int32_t[kStaged]);
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int entries = query_entries(p.rows, query);
   place[thread] = 0;
@@ -172,7 +173,7 @@ inline constexpr int kSinkThreads = 1024;
 static __global__ void __launch_bounds__(kSinkThreads)
     sink_kernel(const float* share, std::int64_t s_q, int h_q, float* d_sink,
                 std::int64_t d_sink_stride) {
-  __shared__ double sums[32][33];
+  WINNOW_BLOCK_SHARED(sums, double[32][33]);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int head = blockIdx.x * 32 + lane;
   double sum = 0.0;

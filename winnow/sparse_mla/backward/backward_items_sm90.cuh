@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "winnow/device/common/math.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
 namespace winnow::sparse_mla::backward_fused_sm90_detail {
@@ -104,9 +105,11 @@ __device__ __forceinline__ bool locate(const KernelParams& params, std::uint32_t
   item.part = -1;
   if (number >= params.rounds) {
     if (number > params.rounds + 1) return false;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(index), "=r"(item.first_tile), "=r"(item.end_tile), "=r"(item.part)
-                 : "r"(tail + 16 * (number - params.rounds)));
+    const int4 words = ld_shared_v4(tail + 16 * (number - params.rounds));  // a TailItem
+    index = static_cast<std::uint32_t>(words.x);
+    item.first_tile = words.y;
+    item.end_tile = words.z;
+    item.part = words.w;
     if (index == kNoItem) return false;
   }
   item.index = index;

@@ -186,8 +186,7 @@ __device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
 
 template <int kColumns>
 __global__ void __launch_bounds__(kProductThreads, 1) dq_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) char shared[];
-  const std::uint32_t smem = shared_address(shared);
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < DqPlan::kStages; ++slot) {
       mbarrier_init(smem + DqPlan::kFull + 8 * slot, kGatherThreads + 1);
@@ -430,8 +429,7 @@ __device__ __forceinline__ void dkv_multiply(const Params& p, std::uint32_t smem
 
 template <int kColumns, class Drain>
 __global__ void __launch_bounds__(kProductThreads, 1) dkv_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) char shared[];
-  const std::uint32_t smem = shared_address(shared);
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < 2 * DkvPlan::kSlots; ++slot) {
       mbarrier_init(smem + DkvPlan::kFull + 8 * slot, 1);
@@ -466,7 +464,7 @@ __global__ void __launch_bounds__(32 * kSinkWarps)
     d_sink_kernel(const float* lse2, const float* delta, std::int64_t queries, int padded_heads,
                   int h_q, const float* attn_sink, std::int64_t attn_sink_stride, float* d_sink,
                   std::int64_t d_sink_stride) {
-  __shared__ float partial[kSinkWarps][32];
+  WINNOW_BLOCK_SHARED(partial, float[kSinkWarps][32]);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x * 32 + lane;
   const float sink2 = head < h_q ? __ldg(attn_sink + head * attn_sink_stride) * kLog2e : 0.0f;
   float sum = 0;

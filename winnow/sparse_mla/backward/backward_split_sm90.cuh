@@ -19,6 +19,7 @@
 
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/memory.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
@@ -107,7 +108,7 @@ inline constexpr int kPrepareWarps = kPrepareThreads / 32;
 
 // The visible entries of a query, stably ordered by key range, and where each range begins.
 __device__ inline void select_entries(const Params& p, int query) {
-  __shared__ int counts[kMaxRanges][kPrepareWarps];
+  WINNOW_BLOCK_SHARED(counts, int[kMaxRanges][kPrepareWarps]);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int entries = query_entries(p.chosen, query);
   const std::uint32_t visible = visible_rows(p.chosen, query);
@@ -577,8 +578,7 @@ template <int kColumns, bool kNorms>
 __global__ void __launch_bounds__(kScoresThreads, 1)
     scores_kernel(const __grid_constant__ Params p) {
   using Plan = ScoresPlan<kColumns>;
-  extern __shared__ __align__(1024) char shared[];
-  const std::uint32_t smem = shared_address(shared);
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Plan::kStages; ++slot) {
       mbarrier_init(smem + Plan::kFull + 8 * slot, kGatherThreads);

@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "winnow/device/common/math.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
@@ -507,10 +508,10 @@ template <int kColumns>
 __global__ void __launch_bounds__(kThreads, 1)
     distribution_kernel(const __grid_constant__ Params p) {
   using Plan = SharedPlan<kColumns>;
-  extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  auto* tail = reinterpret_cast<TailItem*>(shared_bytes + Plan::kTail);
-  const Shared<Plan> shared{device::shared_address(shared_bytes),
-                            reinterpret_cast<float*>(shared_bytes + Plan::kPartials), tail};
+  std::byte* const bytes = device::dynamic_shared<1024>();
+  auto* tail = reinterpret_cast<TailItem*>(bytes + Plan::kTail);
+  const Shared<Plan> shared{device::shared_address(bytes),
+                            reinterpret_cast<float*>(bytes + Plan::kPartials), tail};
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Plan::kStages; ++slot) {
       device::mbarrier_init(shared.full(slot), kFullArrivals);

@@ -39,6 +39,7 @@
 
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/memory.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
@@ -185,8 +186,7 @@ __device__ __forceinline__ void load_tile_rows(std::uint32_t smem, std::uint32_t
     if (group == 0 && thread == 0) {
       // The owner's warps read the last mask before they released the group just waited for. This
       // arrival, one of the 129, publishes the store.
-      asm volatile("st.shared.b64 [%0], %1;" ::"r"(smem + P::kMask + 8 * kSlot), "l"(mask)
-                   : "memory");
+      st_shared(smem + P::kMask + 8 * kSlot, mask);
       mbarrier_arrive(smem + P::kFull + 8 * kFirst);
     }
     mbarrier_arrive_cp_async(smem + P::kFull + 8 * (kFirst + group));
@@ -376,8 +376,8 @@ __device__ __forceinline__ void hand_over(std::uint32_t smem, int warp, int lane
   }
   if ((lane & 3) == 0) {
     const std::uint32_t at = smem + P::kReference + 4 * (kSide * kHeads + 16 * warp + lane / 4);
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(state.reference[0]) : "memory");
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at + 32), "f"(state.reference[1]) : "memory");
+    st_shared(at, state.reference[0]);
+    st_shared(at + 32, state.reference[1]);
   }
   fence_proxy_async_shared();  // each writer, before the arrival that lets wgmma read
   mbarrier_arrive_warp(smem + P::kPReady + 8 * kSide);
@@ -411,9 +411,7 @@ __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, std::u
   constexpr int kOther = 1 - kSide;
   mbarrier_wait(smem + P::kPReady + 8 * kOther, parity, "side", kSide);
   const std::uint32_t at = smem + P::kReference + 4 * (kOther * kHeads + 16 * warp + lane / 4);
-  float raised[2];
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(raised[0]) : "r"(at) : "memory");
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(raised[1]) : "r"(at + 32) : "memory");
+  const float raised[2] = {ld_shared<float>(at), ld_shared<float>(at + 32)};
   float factors[2];
   raise_reference(state, raised, factors);
   rescale(o, factors);
@@ -462,27 +460,16 @@ __device__ __forceinline__ void merge_sides(std::uint32_t smem, std::uint32_t it
   for (int r = 0; r < 2; ++r) {
     state.sum[r] = quad_sum(state.sum[r]);
     if ((lane & 3) == 0) {
-      asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem + P::kSum + mine + 32 * r),
-                   "f"(state.sum[r])
-                   : "memory");
-      asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem + P::kTop + mine + 32 * r),
-                   "f"(state.top[r])
-                   : "memory");
+      st_shared(smem + P::kSum + mine + 32 * r, state.sum[r]);
+      st_shared(smem + P::kTop + mine + 32 * r, state.top[r]);
     }
   }
   mbarrier_arrive_warp(smem + P::kSumReady);
   mbarrier_wait(smem + P::kSumReady, item_parity, "side", kSide);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float sum, top;
-    asm volatile("ld.shared.f32 %0, [%1];"
-                 : "=f"(sum)
-                 : "r"(smem + P::kSum + other + 32 * r)
-                 : "memory");
-    asm volatile("ld.shared.f32 %0, [%1];"
-                 : "=f"(top)
-                 : "r"(smem + P::kTop + other + 32 * r)
-                 : "memory");
+    const float sum = ld_shared<float>(smem + P::kSum + other + 32 * r);
+    const float top = ld_shared<float>(smem + P::kTop + other + 32 * r);
     state.sum[r] += sum;
     state.top[r] = fmaxf(state.top[r], top);
   }
@@ -592,11 +579,7 @@ __device__ __forceinline__ void side_role(const KernelParams& params, std::uint3
       wgmma_pin(s);
       if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
 
-      std::uint64_t mask;
-      asm volatile("ld.shared.b64 %0, [%1];"
-                   : "=l"(mask)
-                   : "r"(smem + P::kMask + 8 * kSide)
-                   : "memory");
+      const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * kSide);
       float factors[2];
       softmax_reference(params, mask, lane, s, state, factors);
       // Released before the exponentials: the other slot is refilled while they are taken.
@@ -632,8 +615,7 @@ template <int kDim>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ KernelParams params) {
   using P = Plan<kDim>;
-  extern __shared__ __align__(1024) char shared[];
-  const std::uint32_t smem = shared_address(shared);
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
   if (threadIdx.x == 0) {
     if (smem % 1024 != 0) __trap();  // the swizzle is one of address bits
     for (int i = 0; i < 2 * kGroups; ++i) {
