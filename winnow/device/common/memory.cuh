@@ -55,6 +55,22 @@ __device__ __forceinline__ std::uint32_t ld_relaxed_gpu(const std::uint32_t* add
   return value;
 }
 
+// Words that other GPUs and the CPU write or read too. With acquire: what the writer released
+// before is visible from then on. With release: everything that this thread wrote before, and what
+// it has seen of others (after a barrier or a fence), is visible to a thread that reads the word
+// with acquire. Relaxed says nothing of other accesses: __threadfence_system() comes before.
+__device__ __forceinline__ std::uint64_t ld_acquire_sys(const std::uint64_t* word) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ __forceinline__ void st_release_sys(std::uint64_t* word, std::uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+__device__ __forceinline__ void st_relaxed_sys(std::uint64_t* word, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
 // Adds to memory without waiting, each element atomically, in no particular order. `address` is
 // aligned to the value's size; `policy` is an L2 eviction policy (device/sm90/copy.cuh).
 template <std::uint32_t kValue>

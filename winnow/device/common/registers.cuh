@@ -1,10 +1,16 @@
-// What the compiler may know of a value in a register. No instruction comes of it, or one move.
-// Device code only.
+// Special registers, and what the compiler may know of a value in a register. Device code only.
 #pragma once
 
 #include <cstdint>
 
 namespace winnow::device {
+
+// Nanoseconds of the clock that all of the GPU's multiprocessors share.
+__device__ __forceinline__ std::uint64_t globaltimer() {
+  std::uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
 
 // The value, of which the compiler does not know any more how it came about: what follows from it
 // is computed anew, instead of being kept in registers from an earlier computation.

@@ -5,6 +5,7 @@
 
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/combine/combine_kernels_cuda.h"
 #include "winnow/expert_parallel/combine/combine_sources.cuh"
@@ -39,36 +40,23 @@ class Written {
   __device__ void begin() { shared_.put = shared_.taken = 0; }
   __device__ void put(int mark) {
     const std::uint32_t number = shared_.put;
-    while (number - load(&shared_.taken) == kMost) continue;
+    while (number - device::ld_acquire_cta_shared(&shared_.taken) == kMost) continue;
     shared_.marks[number % kMost] = mark;
-    store(&shared_.put, number + 1);
+    device::st_release_cta_shared(&shared_.put, number + 1);
   }
   // Waits until there are some; visits all there are.
   template <class Visit>
   __device__ void take(const Visit& visit) {
     const std::uint32_t begin = shared_.taken;
     std::uint32_t end;
-    while ((end = load(&shared_.put)) == begin) continue;
+    while ((end = device::ld_acquire_cta_shared(&shared_.put)) == begin) continue;
     for (std::uint32_t number = begin; number != end; ++number) {
       visit(shared_.marks[number % kMost], number == begin);
     }
-    store(&shared_.taken, end);
+    device::st_release_cta_shared(&shared_.taken, end);
   }
 
  private:
-  static __device__ std::uint32_t load(const std::uint32_t* word) {
-    std::uint32_t value;
-    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
-                 : "=r"(value)
-                 : "r"(device::shared_address(word))
-                 : "memory");
-    return value;
-  }
-  static __device__ void store(std::uint32_t* word, std::uint32_t value) {
-    asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(device::shared_address(word)),
-                 "r"(value)
-                 : "memory");
-  }
   Shared& shared_;
 };
 
@@ -140,8 +128,8 @@ __device__ void tell_reducers(const DeviceSumParams& params, Part part, Written&
       const auto [source, first] = item_at(sources, std::uint32_t(mark));
       const std::int64_t word =
           view.control_layout.pushed_row(source.node, topology.locals, topology.local, first);
-      store_relaxed_system(reinterpret_cast<std::uint64_t*>(view.control.node[source.local] + word),
-                           epoch);
+      device::st_relaxed_sys(
+          reinterpret_cast<std::uint64_t*>(view.control.node[source.local] + word), epoch);
     });
   }
 }
@@ -149,9 +137,9 @@ __device__ void tell_reducers(const DeviceSumParams& params, Part part, Written&
 __global__ void __launch_bounds__(32 * kWarps, 1)
     push_rows(const __grid_constant__ DeviceSumParams params,
               const __grid_constant__ PipeShape shape, Part part) {
-  extern __shared__ __align__(128) std::byte stages[];
-  __shared__ RowPipe::Shared pipe_memory;
-  __shared__ Written::Shared written_memory;
+  std::byte* const stages = device::dynamic_shared<128>();
+  WINNOW_BLOCK_SHARED(pipe_memory, RowPipe::Shared);
+  WINNOW_BLOCK_SHARED(written_memory, Written::Shared);
   RowPipe pipe(pipe_memory, stages, shape);
   Written written(written_memory);
   if (threadIdx.x == 0) pipe.begin(1), written.begin();

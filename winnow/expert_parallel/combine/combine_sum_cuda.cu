@@ -3,6 +3,7 @@
 
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/combine/combine_kernels_cuda.h"
 #include "winnow/expert_parallel/combine/combine_sources.cuh"
@@ -25,7 +26,7 @@ using row_sums::kTeam;
 using row_sums::Ring;
 using row_sums::teams_of;
 
-extern __shared__ __align__(128) std::byte ring_memory[];
+WINNOW_DYNAMIC_SHARED(ring_memory, 128);
 
 // Tokens of a rank in kSlices parts of equal length, the same for all ranks. The warp.
 __device__ std::uint32_t slice_length(const DeviceSumParams& params) {
@@ -200,7 +201,7 @@ class Reductions {
     if (++looks_ % kLooks != 0) return false;
     bool there = true;
     for_each_mate([&](const std::uint64_t* word, std::uint64_t value, int) {
-      there = there && load_acquire_system(word) >= value;
+      there = there && device::ld_acquire_sys(word) >= value;
     });
     return take(there);
   }
@@ -463,7 +464,7 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
     sum_kernel(const __grid_constant__ DeviceSumParams params, const __grid_constant__ Cut cut,
                Part part) {
   const LayerView& view = params.view;
-  __shared__ std::byte* rows[kMaxLocals];
+  WINNOW_BLOCK_SHARED(rows, std::byte* [kMaxLocals]);
   const int team = int(threadIdx.x) / kTeam;
   const Ring ring(ring_memory, cut, team);
   if (threadIdx.x % kTeam == 0) row_sums::begin(ring);

@@ -10,6 +10,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "winnow/device/common/registers.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
 
@@ -83,12 +85,6 @@ inline int shared_bytes(const Cut& cut, int teams) {
   return teams * (int(sizeof(Shared)) + int(cut.slots * cut.piece_bytes));
 }
 
-// A value that the compiler keeps in its register rather than finds again.
-__device__ inline std::uint32_t in_register(std::uint32_t value) {
-  asm volatile("mov.u32 %0, %0;" : "+r"(value));
-  return value;
-}
-
 // The ring of a team.
 struct Ring {
   Shared* shared;
@@ -99,8 +95,8 @@ struct Ring {
 
   __device__ Ring(std::byte* memory, const Cut& cut, int team)
       : row_bytes(cut.row_bytes),
-        piece_bytes(in_register(cut.piece_bytes)),
-        slots(in_register(cut.slots)) {
+        piece_bytes(device::keep_in_register(cut.piece_bytes)),
+        slots(device::keep_in_register(cut.slots)) {
     memory += team * (sizeof(Shared) + slots * piece_bytes);
     shared = reinterpret_cast<Shared*>(memory);
     slots_begin = device::shared_address(memory + sizeof(Shared));
@@ -309,22 +305,10 @@ __device__ auto& choose(A& first, B& second) {
   }
 }
 
-// 16 bytes of shared memory, or nothing in particular unless `there`.
-__device__ inline uint4 load_shared_if(bool there, std::uint32_t from) {
-  uint4 raw;
-  asm volatile(
-      "{\n.reg .pred there;\nsetp.ne.u32 there, %4, 0;\n"
-      "@there ld.shared.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
-      : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-      : "r"(std::uint32_t(there)), "r"(from)
-      : "memory");
-  return raw;
-}
-
 // The adding warps of a team, all of them.
 __device__ inline void meet_adders() {
   __syncwarp();
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / kTeam), "n"(32 * kAdders) : "memory");
+  device::bar_sync<32 * kAdders>(1 + threadIdx.x / kTeam);
 }
 
 // The adding warps of a team: each thread owns columns of a piece and keeps their sums in
@@ -336,7 +320,7 @@ __device__ void add_rows(Ring ring) {
   static_assert(kLevels >= 1 && kLevels <= 3);
   using C = Columns<T>;
   constexpr std::uint32_t kStep = 32 * kAdders;  // of a thread's vectors
-  const std::uint32_t thread = in_register(threadIdx.x % kTeam);
+  const std::uint32_t thread = device::keep_in_register(threadIdx.x % kTeam);
   float rank[kLevels > 1 ? kVectors : 1][C::kCount];
   float node[kVectors][C::kCount] = {};
   float all_nodes[kLevels > 2 ? kVectors : 1][C::kCount] = {};
@@ -358,12 +342,8 @@ __device__ void add_rows(Ring ring) {
     const Piece& piece = ring.shared->pieces[ring.slot];
     next = {piece.flags, piece.weight};
   };
-  const auto count_mark = [&] {
-    asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(
-                     device::shared_address(&ring.shared->marks))
-                 : "memory");
-  };
-  const std::uint32_t vectors = in_register(ring.piece_bytes / kVectorBytes);
+  const auto count_mark = [&] { device::red_release_cta_shared_add<1>(&ring.shared->marks); };
+  const std::uint32_t vectors = device::keep_in_register(ring.piece_bytes / kVectorBytes);
   const bool many = vectors > kVectors / 2 * kStep;
   for (bool there = false;;) {
     if (!there) {
@@ -394,7 +374,8 @@ __device__ void add_rows(Ring ring) {
     uint4 raw[kVectors];
     if (piece.flags & kRow) {
       each_vector([&](std::uint32_t v) {
-        raw[v] = load_shared_if(v * kStep + thread < vectors, data + v * kStep * kVectorBytes);
+        raw[v] =
+            device::ld_shared_v4_if(v * kStep + thread < vectors, data + v * kStep * kVectorBytes);
       });
     }
     std::byte* to = nullptr;
@@ -475,12 +456,7 @@ __device__ void add_rows(Ring ring) {
 
 // How many marks a team has reached.
 __device__ inline std::uint32_t marks_of(const Ring& ring) {
-  std::uint32_t marks;
-  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
-               : "=r"(marks)
-               : "r"(device::shared_address(&ring.shared->marks))
-               : "memory");
-  return marks;
+  return device::ld_acquire_cta_shared(&ring.shared->marks);
 }
 
 }  // namespace winnow::expert_parallel::row_sums

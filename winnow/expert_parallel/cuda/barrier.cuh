@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kBarrierThreads)
 
   for (int to = threadIdx.x; to < topology.locals; to += blockDim.x) {
     __threadfence_system();
-    store_release_system(
+    device::st_release_sys(
         reinterpret_cast<std::uint64_t*>(view.control.node[to] + offset(kind, topology.rank)),
         round);
   }

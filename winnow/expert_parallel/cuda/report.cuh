@@ -31,13 +31,13 @@ __device__ inline void report_heard(const LayerView& view, const ReportView& to,
 // A report is complete: the host may read it. One thread, behind a barrier that comes after what
 // other threads wrote to it.
 __device__ __forceinline__ void complete(const LayerView& view, const ReportView& report) {
-  store_release_system(&report.report->call,
-                       *const_cast<const volatile std::uint64_t*>(&view.state->call));
+  device::st_release_sys(&report.report->call,
+                         *const_cast<const volatile std::uint64_t*>(&view.state->call));
 }
 
 // Whether the host has read what was deferred before; else the first one stays. One thread asks.
 __device__ __forceinline__ bool can_defer(const LayerView& view) {
-  return load_acquire_system(&view.deferred.report->call) == 0;
+  return device::ld_acquire_sys(&view.deferred.report->call) == 0;
 }
 
 // Some rank wanted more rows than there were: the host's next call throws it. One thread. `wanted`

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
@@ -212,13 +213,13 @@ class RowPipe {
     for (std::uint32_t i = lane_ * element_bytes; i < bytes; i += 32 * element_bytes) {
       if (element_bytes == 4) {
         const auto value = *reinterpret_cast<const std::uint32_t*>(from + i);
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + i), "r"(value) : "memory");
+        device::st_shared(to + i, value);
       } else if (element_bytes == 2) {
         const auto value = *reinterpret_cast<const std::uint16_t*>(from + i);
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + i), "h"(value) : "memory");
+        device::st_shared(to + i, value);
       } else {
-        const std::uint32_t value = *reinterpret_cast<const std::uint8_t*>(from + i);
-        asm volatile("st.shared.u8 [%0], %1;" ::"r"(to + i), "r"(value) : "memory");
+        const auto value = *reinterpret_cast<const std::uint8_t*>(from + i);
+        device::st_shared(to + i, value);
       }
     }
     device::fence_proxy_async_shared();

@@ -19,7 +19,7 @@ __device__ inline bool tell_node(const LayerView& view, std::uint64_t* arrivals,
   *arrivals = 0;
   __threadfence_system();
   for (int to = 0; to < view.topology.locals; ++to) {
-    store_relaxed_system(
+    device::st_relaxed_sys(
         reinterpret_cast<std::uint64_t*>(view.control.node[to] + words) + view.topology.local,
         value);
   }

@@ -5,29 +5,11 @@
 
 #include <cstdint>
 
+#include "winnow/device/common/memory.cuh"
+#include "winnow/device/common/registers.cuh"
 #include "winnow/expert_parallel/cuda/view.h"
 
 namespace winnow::expert_parallel {
-
-__device__ __forceinline__ std::uint64_t load_acquire_system(const std::uint64_t* word) {
-  std::uint64_t value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-}
-// Everything that this thread wrote before, and what it has seen of others (after a barrier or a
-// fence), is visible to whoever reads the word with acquire.
-__device__ __forceinline__ void store_release_system(std::uint64_t* word, std::uint64_t value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-// Says nothing of earlier writes: __threadfence_system() comes before.
-__device__ __forceinline__ void store_relaxed_system(std::uint64_t* word, std::uint64_t value) {
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-__device__ __forceinline__ std::uint64_t global_nanoseconds() {
-  std::uint64_t now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
-}
 
 // The first of this rank's threads to come here writes the record, and tells the node unless it was
 // told itself (`reporter` is another rank then).
@@ -39,8 +21,8 @@ __device__ inline void report_fault(const LayerView& view, int reporter,
     for (int local = 0; local < topology.locals; ++local) {
       std::byte* control = view.control.node[local];
       *reinterpret_cast<FaultNotice*>(control + view.control_layout.notice(reporter)) = notice;
-      store_release_system(reinterpret_cast<std::uint64_t*>(control + view.control_layout.fault),
-                           std::uint64_t(reporter) + 1);
+      device::st_release_sys(reinterpret_cast<std::uint64_t*>(control + view.control_layout.fault),
+                             std::uint64_t(reporter) + 1);
     }
   }
   view.fault->reporter = reporter;
@@ -53,7 +35,7 @@ __device__ inline void report_fault(const LayerView& view, int reporter,
 // Whether some rank has told of a fault, which is reported then.
 __device__ inline bool told_of_fault(const LayerView& view) {
   const std::byte* control = view.control.local;
-  const std::uint64_t told = load_acquire_system(
+  const std::uint64_t told = device::ld_acquire_sys(
       reinterpret_cast<const std::uint64_t*>(control + view.control_layout.fault));
   if (told == 0) return false;
   const int reporter = int(told) - 1;
@@ -72,15 +54,15 @@ __device__ __forceinline__ std::uint64_t arrive(std::uint64_t* arrivals) {
 // and the kernel should end. `peer` is the rank that has to write the word.
 __device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t* word,
                                      std::uint64_t value, Phase phase, int peer) {
-  if (load_acquire_system(word) >= value) return true;
-  const std::uint64_t start = global_nanoseconds();
+  if (device::ld_acquire_sys(word) >= value) return true;
+  const std::uint64_t start = device::globaltimer();
   for (unsigned look = 1;; ++look) {
-    const std::uint64_t seen = load_acquire_system(word);
+    const std::uint64_t seen = device::ld_acquire_sys(word);
     if (seen >= value) return true;
     if (look % 64 != 0) continue;
     if (broken(view)) return false;
     if (told_of_fault(view)) return false;
-    const std::uint64_t elapsed = global_nanoseconds() - start;
+    const std::uint64_t elapsed = device::globaltimer() - start;
     if (elapsed >= view.timeout_ns) {
       report_fault(view, view.topology.rank, {value, seen, elapsed, phase, peer});
       return false;
@@ -93,14 +75,14 @@ __device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t*
 template <class WordOf, class PeerOf>
 __device__ bool wait_for_all(const LayerView& view, int count, const WordOf& word_of,
                              std::uint64_t value, Phase phase, const PeerOf& peer_of) {
-  const std::uint64_t start = global_nanoseconds();
+  const std::uint64_t start = device::globaltimer();
   const auto give_up = [&] {
     if (broken(view)) return true;
     if (told_of_fault(view)) return true;
-    const std::uint64_t elapsed = global_nanoseconds() - start;
+    const std::uint64_t elapsed = device::globaltimer() - start;
     if (elapsed < view.timeout_ns) return false;
     for (int i = 0; i < count; ++i) {
-      const std::uint64_t seen = load_acquire_system(word_of(i));
+      const std::uint64_t seen = device::ld_acquire_sys(word_of(i));
       if (seen >= value) continue;
       report_fault(view, view.topology.rank, {value, seen, elapsed, phase, peer_of(i)});
       return true;
@@ -110,7 +92,7 @@ __device__ bool wait_for_all(const LayerView& view, int count, const WordOf& wor
   for (unsigned look = 1;; ++look) {
     bool there = true;
     for (int i = threadIdx.x; i < count; i += blockDim.x) {
-      there = there && load_acquire_system(word_of(i)) >= value;
+      there = there && device::ld_acquire_sys(word_of(i)) >= value;
     }
     if (__syncthreads_and(there)) return true;
     if (look % 64 != 0) continue;

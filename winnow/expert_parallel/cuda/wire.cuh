@@ -66,7 +66,7 @@ struct PointerWire {
     __syncthreads();
     if (threadIdx.x != 0) return;
     __threadfence_system();
-    store_release_system(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + offset), value);
+    device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + offset), value);
   }
 };
 

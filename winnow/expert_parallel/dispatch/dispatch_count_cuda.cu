@@ -6,6 +6,7 @@
 
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/cuda/blocks.cuh"
 #include "winnow/expert_parallel/cuda/pairs.cuh"
@@ -57,8 +58,8 @@ __device__ __forceinline__ int count_key(std::int32_t* counters, int key, int la
 __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ CountParams p,
                                                      bool spills) {
   if (broken(p.view)) return;
-  extern __shared__ std::int32_t shared_counters[];
-  __shared__ unsigned long long first_bad;
+  auto* const shared_counters = reinterpret_cast<std::int32_t*>(device::dynamic_shared<16>());
+  WINNOW_BLOCK_SHARED(first_bad, unsigned long long);
   const DeviceTopology& topology = p.view.topology;
   const int topk = topology.topk, experts = topology.experts, per_rank = topology.per_rank();
   const int entries = experts + topology.world;

@@ -7,7 +7,9 @@
 
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
+#include "winnow/device/sm90/barrier.cuh"
 #include "winnow/expert_parallel/cuda/blocks.cuh"
 #include "winnow/expert_parallel/cuda/claims.cuh"
 #include "winnow/expert_parallel/cuda/pairs.cuh"
@@ -466,14 +468,7 @@ __device__ void fill_tables(const MoveParams& p) {
 
 // The sending warps of a block: whether all of them say so.
 __device__ __forceinline__ bool all_senders(bool mine) {
-  int all;
-  asm volatile(
-      "{\n.reg .pred mine, all;\nsetp.ne.s32 mine, %1, 0;\n"
-      "barrier.cta.red.and.pred all, 1, %2, mine;\nselp.s32 %0, 1, 0, all;\n}"
-      : "=r"(all)
-      : "r"(int(mine)), "n"(32 * kSenders)
-      : "memory");
-  return all != 0;
+  return device::barrier_red_and<1, 32 * kSenders>(mine);
 }
 
 // What the sending warps do behind their tokens, if `all` of them came. A new routing makes the
@@ -497,9 +492,9 @@ __global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
                              1) void move(const __grid_constant__ MoveParams p,
                                           const __grid_constant__ PipeShape shape) {
   constexpr int kProducers = kSenders + kRepeats * kRepeaters;
-  extern __shared__ __align__(128) std::byte stages[];
-  __shared__ RowPipe::Shared shared;
-  __shared__ std::int32_t sending[kSent + 1];
+  std::byte* const stages = device::dynamic_shared<128>();
+  WINNOW_BLOCK_SHARED(shared, RowPipe::Shared);
+  WINNOW_BLOCK_SHARED(sending, std::int32_t[kSent + 1]);
   RowPipe pipe(shared, stages, shape);
   if (threadIdx.x == 0) pipe.begin(kProducers);
   if (threadIdx.x <= kSent) sending[threadIdx.x] = kSenders;

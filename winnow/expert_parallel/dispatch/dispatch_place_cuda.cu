@@ -5,6 +5,7 @@
 
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/cuda/pairs.cuh"
 #include "winnow/expert_parallel/cuda/report.cuh"
@@ -224,7 +225,7 @@ __global__ __launch_bounds__(kThreads, 1) void place(const __grid_constant__ Pla
   device::wait_for_kernel_before();
   device::allow_next_kernel();
   if (!runs(p.view)) return;
-  extern __shared__ std::int64_t shared[];
+  auto* const shared = reinterpret_cast<std::int64_t*>(device::dynamic_shared<16>());
   const DeviceTopology& topology = p.view.topology;
   const int node = topology.node, experts = topology.experts;
   const int blocks_here = max(experts, topology.world);

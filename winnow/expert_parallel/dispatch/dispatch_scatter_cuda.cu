@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/launch.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
 #include "winnow/expert_parallel/dispatch/dispatch_scatter_cuda.h"
 
@@ -18,7 +19,7 @@ __device__ ScatterFinding* finding_of(const LayerView& view) {
 
 __global__ __launch_bounds__(kThreads) void translate(const __grid_constant__ ScatterParams p) {
   if (!runs(p.view)) return;
-  __shared__ unsigned long long first_bad;
+  WINNOW_BLOCK_SHARED(first_bad, unsigned long long);
   const DeviceTopology& topology = p.view.topology;
   const int topk = topology.topk;
   if (threadIdx.x == 0) first_bad = kNone;
@@ -56,7 +57,7 @@ __global__ __launch_bounds__(kThreads) void translate(const __grid_constant__ Sc
 // larger one is at fault whichever came first.
 __global__ __launch_bounds__(kThreads) void claim(const __grid_constant__ ScatterParams p) {
   if (!runs(p.view)) return;
-  __shared__ unsigned long long first_bad;
+  WINNOW_BLOCK_SHARED(first_bad, unsigned long long);
   const DeviceTopology& topology = p.view.topology;
   const std::int64_t most_pairs = p.max_tokens * topology.topk;
   const int per_node = topology.experts / topology.nodes;

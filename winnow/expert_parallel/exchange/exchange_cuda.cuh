@@ -59,7 +59,7 @@ class ExchangeBlock {
   __device__ void tell_heard(int rank) const {
     __syncthreads();
     for (int to = threadIdx.x; to < topology_.locals; to += blockDim.x) {
-      store_release_system(
+      device::st_release_sys(
           reinterpret_cast<std::uint64_t*>(view_.control.node[to] + layout_.heard) + rank, epoch_);
     }
   }

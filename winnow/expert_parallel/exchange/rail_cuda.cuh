@@ -4,6 +4,7 @@
 #pragma once
 
 #include "winnow/device/common/launch.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/expert_parallel/cuda/wire.cuh"
 #include "winnow/expert_parallel/exchange/rail_cuda.h"
 #include "winnow/expert_parallel/routing/placement.h"
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(kRailSendThreads, 1)
   const LayerView& view = params.view;
   device::wait_for_kernel_before();
   if (!runs(view) || (params.placed != nullptr && *params.placed == 0)) return;
-  __shared__ bool wanted[kChunkTokens];
+  WINNOW_BLOCK_SHARED(wanted, bool[kChunkTokens]);
   const DeviceTopology& topology = view.topology;
   const RailLayout& layout = view.rail_layout;
   const std::uint64_t epoch = epoch_of(view);

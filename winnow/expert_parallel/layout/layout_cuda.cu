@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/runtime.h"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/layout/layout_impl.h"
 
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     count_kernel(const __grid_constant__ KernelParams p, const Counts out) {
-  extern __shared__ std::int32_t of_block[];
+  auto* const of_block = reinterpret_cast<std::int32_t*>(device::dynamic_shared<16>());
   const LayoutParams& layout = p.layout;
   const int ranks = int(layout.world_size), experts = int(layout.experts);
   const int experts_per_rank = experts / ranks, ranks_per_node = int(layout.local_world_size);

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/launch.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/notify/block_scan.cuh"
 #include "winnow/expert_parallel/notify/notify_cuda.h"
@@ -29,7 +30,7 @@ __device__ int count_tokens(const TokenParams& p, int row, std::int64_t begin, s
 }
 
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ TokenParams p) {
-  __shared__ int sum;
+  WINNOW_BLOCK_SHARED(sum, int);
   if (broken(p.view.layer)) return;
   if (threadIdx.x == 0) sum = 0;
   __syncthreads();
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ T
 }
 
 __global__ void __launch_bounds__(kThreads) prefix_kernel(const __grid_constant__ TokenParams p) {
-  __shared__ std::int64_t scratch[kWarps];
+  WINNOW_BLOCK_SHARED(scratch, std::int64_t[kWarps]);
   if (!runs(p.view.layer)) return;
   const int row = blockIdx.x, world = p.view.layer.topology.world;
   std::int32_t* out = row < world ? p.rank_prefix : p.node_prefix;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/cuda/report.cuh"
 #include "winnow/expert_parallel/cuda/wait.cuh"
@@ -147,7 +148,7 @@ class NotifyBlock {
     write_for_node(topology_.node, const_cast<Word*>(from_node(topology_.node)));
     __syncthreads();
     if (threadIdx.x == 0) {
-      store_release_system(word_at(layout_.node_signal(call_, nodes, topology_.node)), call_);
+      device::st_release_sys(word_at(layout_.node_signal(call_, nodes, topology_.node)), call_);
     }
   }
 
@@ -203,7 +204,7 @@ class NotifyBlock {
     __syncthreads();
     for (int to = threadIdx.x; to < locals; to += blockDim.x) {
       __threadfence_system();
-      store_release_system(
+      device::st_release_sys(
           reinterpret_cast<std::uint64_t*>(view_.control.node[to] +
                                            layout_.local_signal(call_, locals, topology_.local)),
           call_);
@@ -280,7 +281,7 @@ class NotifyBlock {
   }
 
   __device__ bool can_defer() const {
-    return load_acquire_system(&params_.view.deferred.report->call) == 0;
+    return device::ld_acquire_sys(&params_.view.deferred.report->call) == 0;
   }
 
   __device__ void tell_host(const NotifyReportView& to, bool refused, unsigned too_large) const {
@@ -295,7 +296,7 @@ class NotifyBlock {
     to.report->too_many = too_large == kNone ? 0 : pairs ? 2 : 1;
     to.report->count = too_large == kNone ? 0 : params_.view.results[too_large];
     __threadfence_system();
-    store_release_system(&to.report->call, params_.call);
+    device::st_release_sys(&to.report->call, params_.call);
   }
 
   __device__ std::uint64_t* word_at(std::int64_t offset) const {
@@ -313,7 +314,7 @@ class NotifyBlock {
 template <class W>
 __global__ void __launch_bounds__(kNotifyThreads)
     notify_kernel(const __grid_constant__ NotifyParams params) {
-  __shared__ typename NotifyBlock<W>::Shared shared;
+  WINNOW_BLOCK_SHARED(shared, typename NotifyBlock<W>::Shared);
   const LayerView& view = params.view.layer;
   if (broken(view)) return;
   const std::uint64_t call = epoch_of(view) + 1;

@@ -1,0 +1,26 @@
+# Fails if a kernel holds what belongs into a wrapper of winnow/device: PTX instructions and shared
+# memory, which a build for the host replaces there. Run as
+#   cmake -DSOURCE_DIR=<repository> -P check_kernels.cmake
+file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR}
+  ${SOURCE_DIR}/winnow/*.cu ${SOURCE_DIR}/winnow/*.cuh ${SOURCE_DIR}/winnow/*.h
+  ${SOURCE_DIR}/winnow/*.cc ${SOURCE_DIR}/tools/*.cu)
+list(FILTER files EXCLUDE REGEX "^winnow/device/")
+list(LENGTH files count)
+if(count LESS 100)
+  message(FATAL_ERROR "Only ${count} sources were found in ${SOURCE_DIR}: nothing is checked.")
+endif()
+set(found "")
+foreach(file IN LISTS files)
+  file(STRINGS ${SOURCE_DIR}/${file} lines REGEX "(^|[^A-Za-z0-9_])(asm|__asm__|__shared__)([^A-Za-z0-9_]|$)")
+  foreach(line IN LISTS lines)
+    string(REGEX REPLACE "//.*" "" code "${line}")
+    if(code MATCHES "(^|[^A-Za-z0-9_])(asm|__asm__|__shared__)([^A-Za-z0-9_]|$)")
+      string(APPEND found "  ${file}: ${line}\n")
+    endif()
+  endforeach()
+endforeach()
+if(found)
+  message(FATAL_ERROR "PTX instructions and shared memory outside winnow/device:\n${found}"
+    "A PTX instruction gets a wrapper in winnow/device/{common,sm90}; dynamic shared memory comes "
+    "from dynamic_shared(), and WINNOW_BLOCK_SHARED declares static shared objects.")
+endif()
