@@ -126,6 +126,24 @@ __device__ __forceinline__ GatherRows gather_rows(const GatherView& view,
   return rows;
 }
 
+// 64 heads of a query from `first_head` on, in the shape of a tile. `heads` is where the query's
+// heads begin, `stride` counts bytes. Those for which valid(pass, head) is false become zeros, and
+// are not read; `pass` is the pass in which the calling thread copies the head.
+template <class Valid>
+__device__ __forceinline__ GatherRows head_rows(const char* heads, std::int64_t stride,
+                                                int first_head, int thread, const Valid& valid) {
+  GatherRows rows;
+  rows.valid = 0;
+#pragma unroll
+  for (int pass = 0; pass < kGatherPasses; ++pass) {
+    const int head = first_head + 16 * pass + thread / 8;
+    const bool counts = valid(pass, head);
+    rows.source[pass] = heads + (counts ? head : 0) * stride + (thread & 7) * 16;
+    rows.valid |= static_cast<std::uint32_t>(counts) << pass;
+  }
+  return rows;
+}
+
 // Starts the copies of chunk `chunk` (columns 64 * chunk to 64 * chunk + 63) of the rows to
 // `destination`. Invalid rows become zeros.
 __device__ __forceinline__ void gather_chunk(std::uint32_t destination, const GatherRows& rows,

@@ -6,6 +6,7 @@
 
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/shared.cuh"
+#include "winnow/device/sm90/pipeline.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
 namespace winnow::sparse_mla::backward_fused_sm90_detail {
@@ -54,22 +55,8 @@ struct Item {
   __device__ __forceinline__ int end() const { return min(end_tile, tile_count(entries)); }
 };
 
-// Whole items go round the blocks. What remains of the last, incomplete round is cut into equal
-// ranges of tiles, one for each block; a range touches two items at most, and combine_kernel adds
-// what is held of one item by several blocks.
-struct TailRange {
-  std::uint32_t first;      // the tail's first item
-  std::int64_t begin, end;  // tiles, counted from the first of `first`
-};
-
-__host__ __device__ inline TailRange tail_range(std::uint32_t items, int tiles, std::uint32_t block,
-                                                std::uint32_t blocks) {
-  const std::uint32_t first = items - items % blocks;
-  const std::int64_t all = static_cast<std::int64_t>(items - first) * tiles;
-  return {first, all * block / blocks, all * (block + 1) / blocks};
-}
-
-// The block's share of the tail, in shared memory.
+// The block's part of the tail of the items (device/sm90/pipeline.cuh), in shared memory. What
+// several blocks hold of one item is added by combine_kernel.
 struct TailItem {
   std::uint32_t index;  // kNoItem: there is none
   int first_tile, end_tile, part;

@@ -62,7 +62,7 @@ template <int kColumns>
 __device__ __forceinline__ void dq_gather(const Params& p, std::uint32_t smem) {
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const std::uint64_t once = policy_evict_first(), keep = policy_evict_last();
-  Cursor<DqPlan::kStages> ring;
+  PipelineState<DqPlan::kStages> ring;
   ProductItem item;
   for (int number = 0; dq_item(p, number, item); ++number) {
     if (item.entries == 0) continue;
@@ -73,9 +73,9 @@ __device__ __forceinline__ void dq_gather(const Params& p, std::uint32_t smem) {
       const GatherRows rows =
           gather_rows(p.rows, next, tile_mask(next, std::uint32_t{1} << 31), thread);
       if (tile + 1 < tiles) next = load_tile(list, tile + 1, item.entries, lane);
-      const std::uint32_t stage = smem + ring.slot * DqPlan::kStageBytes;
-      const std::uint32_t full = smem + DqPlan::kFull + 8 * ring.slot;
-      mbarrier_wait(smem + DqPlan::kEmpty + 8 * ring.slot, ring.parity ^ 1, "gather", ring.slot);
+      const std::uint32_t stage = smem + ring.stage * DqPlan::kStageBytes;
+      const std::uint32_t full = smem + DqPlan::kFull + 8 * ring.stage;
+      mbarrier_wait(smem + DqPlan::kEmpty + 8 * ring.stage, ring.parity ^ 1, "gather", ring.stage);
       if (thread == 0) {
         mbarrier_arrive_expect(full, item.blocks * kChunkBytes);
         for (int b = 0; b < item.blocks; ++b) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void store_dq(const Params& p, std::int64_t at, int l
 template <int kChunks>
 __device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
                                             const ProductItem& item, int warpgroup,
-                                            Cursor<DqPlan::kStages>& ring) {
+                                            PipelineState<DqPlan::kStages>& ring) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   Sums sums;
 #pragma unroll
@@ -129,8 +129,8 @@ __device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
   const int tiles = tile_count(item.entries);
   int previous = 0;
   for (int tile = 0; tile < tiles; ++tile) {
-    mbarrier_wait(smem + DqPlan::kFull + 8 * ring.slot, ring.parity, "multiply", ring.slot);
-    const std::uint32_t stage = smem + ring.slot * DqPlan::kStageBytes;
+    mbarrier_wait(smem + DqPlan::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
+    const std::uint32_t stage = smem + ring.stage * DqPlan::kStageBytes;
     if (warpgroup < item.blocks) {
       const std::uint64_t ds =
           descriptor_k_major(stage + DqPlan::kRowsBytes + warpgroup * kChunkBytes);
@@ -150,7 +150,7 @@ __device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
       wgmma_wait<1>();
     }
     if (tile > 0) mbarrier_arrive_warp(smem + DqPlan::kEmpty + 8 * previous);
-    previous = ring.slot;
+    previous = ring.stage;
     ring.advance();
   }
   wgmma_wait<0>();
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kProductThreads, 1) dq_kernel(const __grid_con
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup < 2) {
     setmaxnreg_inc<kProductRegisters>();
-    Cursor<DqPlan::kStages> ring;
+    PipelineState<DqPlan::kStages> ring;
     ProductItem item;
     for (int number = 0; dq_item(p, number, item); ++number) {
       if (kChunksOfSlice<kColumns, 1> == kSliceChunks || item.slice == 0) {
@@ -268,7 +268,7 @@ __device__ __forceinline__ bool dkv_item(const Params& p, int number, DkvItem& i
 // One lane: the images of the tiles that warpgroup `reader` works on.
 __device__ __forceinline__ void dkv_load_images(const Params& p, std::uint32_t smem, int reader) {
   const std::uint64_t policy = p.keep_images ? policy_evict_last() : policy_evict_first();
-  Cursor<DkvPlan::kSlots> ring;
+  PipelineState<DkvPlan::kSlots> ring;
   DkvItem item;
   std::uint32_t count = 0;  // of tiles so far, of both warpgroups
   for (int number = 0; dkv_item(p, number, item); ++number) {
@@ -276,7 +276,7 @@ __device__ __forceinline__ void dkv_load_images(const Params& p, std::uint32_t s
       if (static_cast<int>(count % 2) != reader) continue;
       const char* source = image_pair(p, item.query, tile, 2 * item.group);
       for (int i = 0; i < 2 * item.blocks; ++i) {
-        const int slot = reader * DkvPlan::kSlots + ring.slot;
+        const int slot = reader * DkvPlan::kSlots + ring.stage;
         mbarrier_wait(smem + DkvPlan::kEmpty + 8 * slot, ring.parity ^ 1, "images", slot);
         const std::uint32_t full = smem + DkvPlan::kFull + 8 * slot;
         mbarrier_arrive_expect(full, kChunkBytes);
@@ -333,10 +333,10 @@ __device__ __forceinline__ void dkv_load_heads(const Params& p, std::uint32_t sm
 // the ring. On return the products with dS are still under way; `previous` is their slot.
 template <int kChunks, bool kFirst>
 __device__ __forceinline__ void dkv_block(std::uint32_t smem, int warpgroup,
-                                          Cursor<DkvPlan::kSlots>& ring, int& previous,
+                                          PipelineState<DkvPlan::kSlots>& ring, int& previous,
                                           Sums& sums) {
   constexpr int kBlock = kFirst ? 0 : 1;
-  int slot = warpgroup * DkvPlan::kSlots + ring.slot;
+  int slot = warpgroup * DkvPlan::kSlots + ring.stage;
   mbarrier_wait(smem + DkvPlan::kFull + 8 * slot, ring.parity, "multiply", slot);
   const std::uint64_t p = descriptor_mn_major(smem + DkvPlan::kRing + slot * kChunkBytes);
   const std::uint64_t d_out =
@@ -356,7 +356,7 @@ __device__ __forceinline__ void dkv_block(std::uint32_t smem, int warpgroup,
   previous = slot;
   ring.advance();
 
-  slot = warpgroup * DkvPlan::kSlots + ring.slot;
+  slot = warpgroup * DkvPlan::kSlots + ring.stage;
   mbarrier_wait(smem + DkvPlan::kFull + 8 * slot, ring.parity, "multiply", slot);
   const std::uint64_t ds = descriptor_mn_major(smem + DkvPlan::kRing + slot * kChunkBytes);
   const std::uint64_t q =
@@ -382,7 +382,8 @@ __device__ __forceinline__ void dkv_block(std::uint32_t smem, int warpgroup,
 // The products of one tile, and its sums into dkv.
 template <int kChunks, class Drain>
 __device__ __forceinline__ void dkv_tile(const Params& p, std::uint32_t smem, const DkvItem& item,
-                                         int tile, int warpgroup, Cursor<DkvPlan::kSlots>& ring) {
+                                         int tile, int warpgroup,
+                                         PipelineState<DkvPlan::kSlots>& ring) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   Drain drain;
   drain.begin(p, item.query, tile, item.entries, warp, lane);
@@ -407,7 +408,7 @@ __device__ __forceinline__ void dkv_tile(const Params& p, std::uint32_t smem, co
 
 template <int kColumns, class Drain>
 __device__ __forceinline__ void dkv_multiply(const Params& p, std::uint32_t smem, int warpgroup) {
-  Cursor<DkvPlan::kSlots> ring;
+  PipelineState<DkvPlan::kSlots> ring;
   DkvItem item;
   std::uint32_t count = 0, loaded = 0;
   for (int number = 0; dkv_item(p, number, item); ++number) {

@@ -23,6 +23,7 @@
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/pipeline.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
@@ -87,19 +88,6 @@ __device__ __forceinline__ char* image_pair(const Params& p, int query, int tile
   return p.images +
          ((static_cast<std::int64_t>(query) * p.tiles + tile) * p.blocks + block) * kImagePair;
 }
-
-// A position in a ring of slots and the parity of the use it makes of its slot.
-template <int kSlots>
-struct Cursor {
-  int slot = 0;
-  std::uint32_t parity = 0;
-  __device__ void advance() {
-    if (++slot == kSlots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // ---- Prepare -----------------------------------------------------------------------------------
 
@@ -253,39 +241,32 @@ __device__ __forceinline__ const float* block_lse2(const Params& p, int query, i
   return p.lse2 + (static_cast<std::int64_t>(query) * p.blocks + block) * kBlockHeads;
 }
 
-// 64 heads of a query, in the shape of a tile. Heads without gradient, and those past the last, are
-// rows of zeros, whatever their values: 0 times NaN would spoil the sums of the others.
-__device__ __forceinline__ GatherRows head_rows(const char* heads, std::int64_t stride,
-                                                int first_head, const float* lse2, int thread) {
-  GatherRows rows;
-  rows.valid = 0;
-#pragma unroll
-  for (int pass = 0; pass < kGatherPasses; ++pass) {
-    const int row = 16 * pass + thread / 8;
-    const bool valid = __ldg(lse2 + row) < infinity();
-    rows.source[pass] = heads + (valid ? first_head + row : 0) * stride + (thread & 7) * 16;
-    rows.valid |= static_cast<std::uint32_t>(valid) << pass;
-  }
-  return rows;
+// The heads of a block, in the shape of a tile. Those without gradient, and those past the last,
+// become zeros whatever their values: 0 times NaN would spoil the sums of the others.
+__device__ __forceinline__ GatherRows block_rows(const char* heads, std::int64_t stride,
+                                                 int first_head, const float* lse2, int thread) {
+  return head_rows(heads, stride, first_head, thread, [&](int pass, int) {
+    return __ldg(lse2 + 16 * pass + thread / 8) < infinity();
+  });
 }
 
 // Copies the first `kCopied` chunks of 64 rows through the stages of one tile.
 template <class Plan, int kCopied>
-__device__ __forceinline__ void scores_copy(std::uint32_t smem, Cursor<Plan::kStages>& ring,
+__device__ __forceinline__ void scores_copy(std::uint32_t smem, PipelineState<Plan::kStages>& ring,
                                             const GatherRows& rows, int thread,
                                             std::uint64_t policy) {
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    mbarrier_wait(smem + Plan::kEmpty + 8 * ring.slot, ring.parity ^ 1, "gather", ring.slot);
+    mbarrier_wait(smem + Plan::kEmpty + 8 * ring.stage, ring.parity ^ 1, "gather", ring.stage);
 #pragma unroll
     for (int c = 0; c < Plan::kStageChunks; ++c) {
       const int chunk = s * Plan::kStageChunks + c;
       if (chunk < kCopied) {
-        gather_chunk(smem + ring.slot * Plan::kStageBytes + c * kChunkBytes, rows, chunk, thread,
+        gather_chunk(smem + ring.stage * Plan::kStageBytes + c * kChunkBytes, rows, chunk, thread,
                      policy);
       }
     }
-    mbarrier_arrive_cp_async(smem + Plan::kFull + 8 * ring.slot);
+    mbarrier_arrive_cp_async(smem + Plan::kFull + 8 * ring.stage);
     ring.advance();
   }
 }
@@ -294,7 +275,7 @@ template <class Plan>
 __device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t smem) {
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const std::uint64_t once = policy_evict_first(), keep = policy_evict_last();
-  Cursor<Plan::kStages> ring;
+  PipelineState<Plan::kStages> ring;
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
     if (item.entries == 0) continue;
@@ -304,11 +285,11 @@ __device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t sme
     const float* lse2 = block_lse2(p, item.query, item.block);
     scores_copy<Plan, Plan::kChunks>(
         smem, ring,
-        head_rows(p.q + item.query * p.q_stride0, p.q_stride1, first_head, lse2, thread), thread,
+        block_rows(p.q + item.query * p.q_stride0, p.q_stride1, first_head, lse2, thread), thread,
         once);
     scores_copy<Plan, kValueChunks>(smem, ring,
-                                    head_rows(p.d_out + item.query * p.d_out_stride0,
-                                              p.d_out_stride1, first_head, lse2, thread),
+                                    block_rows(p.d_out + item.query * p.d_out_stride0,
+                                               p.d_out_stride1, first_head, lse2, thread),
                                     thread, once);
     const int tiles = tile_count(item.entries);
     for (int tile = 0; tile < tiles; ++tile) {
@@ -322,33 +303,35 @@ __device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t sme
 
 // Lets a tile in the ring pass that only the other warpgroup reads.
 template <class Plan>
-__device__ __forceinline__ void scores_skip(std::uint32_t smem, Cursor<Plan::kStages>& ring) {
+__device__ __forceinline__ void scores_skip(std::uint32_t smem,
+                                            PipelineState<Plan::kStages>& ring) {
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    mbarrier_wait(smem + Plan::kFull + 8 * ring.slot, ring.parity, "skip", ring.slot);
-    mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * ring.slot);
+    mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "skip", ring.stage);
+    mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * ring.stage);
     ring.advance();
   }
 }
 
 // Brings 64 heads from the ring into registers as A operands.
 template <class Plan, int kSteps>
-__device__ __forceinline__ void scores_load_heads(std::uint32_t smem, Cursor<Plan::kStages>& ring,
+__device__ __forceinline__ void scores_load_heads(std::uint32_t smem,
+                                                  PipelineState<Plan::kStages>& ring,
                                                   std::uint32_t (&a)[kSteps][4]) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    mbarrier_wait(smem + Plan::kFull + 8 * ring.slot, ring.parity, "heads", ring.slot);
+    mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "heads", ring.stage);
 #pragma unroll
     for (int i = 0; i < Plan::kStageSteps; ++i) {
       const int step = s * Plan::kStageSteps + i;
       if (step < kSteps) {
-        const std::uint32_t chunk = smem + ring.slot * Plan::kStageBytes + i / 4 * kChunkBytes;
+        const std::uint32_t chunk = smem + ring.stage * Plan::kStageBytes + i / 4 * kChunkBytes;
         ldmatrix_x4(fragment_address(chunk, warp, lane, i % 4), a[step][0], a[step][1], a[step][2],
                     a[step][3]);
       }
     }
-    mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * ring.slot);
+    mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * ring.stage);
     ring.advance();
   }
 }
@@ -357,16 +340,17 @@ __device__ __forceinline__ void scores_load_heads(std::uint32_t smem, Cursor<Pla
 // Takes the turn when the first stage is there, passes it on as soon as the last product is issued:
 // those of the other warpgroup queue up behind it.
 template <class Plan, int kSteps>
-__device__ __forceinline__ void scores_multiply(std::uint32_t smem, Cursor<Plan::kStages>& ring,
-                                                int warpgroup, std::uint32_t turn_parity,
+__device__ __forceinline__ void scores_multiply(std::uint32_t smem,
+                                                PipelineState<Plan::kStages>& ring, int warpgroup,
+                                                std::uint32_t turn_parity,
                                                 const std::uint32_t (&a)[kSteps][4],
                                                 float (&d)[32]) {
   int previous = 0;
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    mbarrier_wait(smem + Plan::kFull + 8 * ring.slot, ring.parity, "multiply", ring.slot);
+    mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
     if (s == 0) mbarrier_wait(smem + Plan::kTurn + 8 * warpgroup, turn_parity, "turn", warpgroup);
-    const std::uint64_t rows = descriptor_k_major(smem + ring.slot * Plan::kStageBytes);
+    const std::uint64_t rows = descriptor_k_major(smem + ring.stage * Plan::kStageBytes);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Plan::kStageSteps; ++i) {
@@ -384,7 +368,7 @@ __device__ __forceinline__ void scores_multiply(std::uint32_t smem, Cursor<Plan:
       wgmma_wait<1>();
       mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * previous);
     }
-    previous = ring.slot;
+    previous = ring.stage;
     ring.advance();
   }
   wgmma_wait<0>();
@@ -457,7 +441,7 @@ __device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const std::uint64_t policy = policy_evict_first();
   std::uint32_t q[Plan::kSteps][4];
-  Cursor<Plan::kStages> ring;
+  PipelineState<Plan::kStages> ring;
   std::uint32_t count = 0;  // of tiles so far
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
@@ -515,7 +499,7 @@ __device__ __forceinline__ void scores_ds(const Params& p, std::uint32_t smem) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const std::uint64_t policy = policy_evict_first();
   std::uint32_t d_out[kValueColumns / 16][4];
-  Cursor<Plan::kStages> ring;
+  PipelineState<Plan::kStages> ring;
   std::uint32_t count = 0;
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {

@@ -24,6 +24,7 @@
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/pipeline.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
@@ -77,7 +78,7 @@ struct SharedPlan {
   static_assert(kStages * kStageChunks * kChunkBytes == (kColumns == 576 ? 221184 : 212992));
   static_assert(kBytes == (kColumns == 576 ? 229632 : 221504) && kBytes <= kSharedLimit);
   static_assert(kStageBytes % 1024 == 0 && kFull % 8 == 0);
-  static_assert(kTileStages <= kStages);  // Cursor::advance wraps once
+  static_assert(kTileStages <= kStages);  // PipelineState::advance wraps once
 };
 
 // ---- Barriers ----------------------------------------------------------------------------------
@@ -189,20 +190,6 @@ __device__ inline bool is_split(const Params& p, int first_head) {
 
 // ---- Walking the ring --------------------------------------------------------------------------
 
-// A position in a ring of slots and the parity of the use it makes of its slot.
-template <int kSlots>
-struct Cursor {
-  int slot = 0;
-  std::uint32_t parity = 0;
-  __device__ void advance(int steps) {  // at most kSlots
-    slot += steps;
-    if (slot >= kSlots) {
-      slot -= kSlots;
-      parity ^= 1;
-    }
-  }
-};
-
 // Where things are: addresses in the shared window, and what is read and written by pointer.
 template <class Plan>
 struct Shared {
@@ -221,17 +208,18 @@ struct Shared {
 
 // Copies 64 rows through the stages of one tile.
 template <class Plan>
-__device__ __forceinline__ void copy_rows(const Shared<Plan>& shared, Cursor<Plan::kStages>& ring,
+__device__ __forceinline__ void copy_rows(const Shared<Plan>& shared,
+                                          device::PipelineState<Plan::kStages>& ring,
                                           const GatherRows& rows, std::uint64_t policy) {
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    device::mbarrier_wait(shared.empty(ring.slot), ring.parity ^ 1, "gather", ring.slot);
+    device::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1, "gather", ring.stage);
 #pragma unroll
     for (int c = 0; c < Plan::kStageChunks; ++c) {
-      gather_chunk(shared.stage(ring.slot) + c * kChunkBytes, rows, s * Plan::kStageChunks + c,
+      gather_chunk(shared.stage(ring.stage) + c * kChunkBytes, rows, s * Plan::kStageChunks + c,
                    static_cast<int>(threadIdx.x % 128), policy);
     }
-    device::mbarrier_arrive_cp_async(shared.full(ring.slot));
+    device::mbarrier_arrive_cp_async(shared.full(ring.stage));
     ring.advance(1);
   }
 }
@@ -257,7 +245,7 @@ __device__ __forceinline__ void gather(const Params& p, const Shared<Plan>& shar
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const std::uint64_t q_policy = device::policy_evict_first();
   const std::uint64_t kv_policy = device::policy_evict_last();
-  Cursor<Plan::kStages> ring;
+  device::PipelineState<Plan::kStages> ring;
   Schedule schedule(p, shared.tail);
   Item item;
   while (schedule.next(item)) {
@@ -322,13 +310,13 @@ __device__ __forceinline__ Heads load_heads(const Params& p, int query, int firs
 // Brings the 64 heads in the next stages into registers as A operands.
 template <class Plan>
 __device__ __forceinline__ void load_queries(const Shared<Plan>& shared,
-                                             Cursor<Plan::kStages>& ring, int releases,
-                                             std::uint32_t (&q)[Plan::kSteps][4]) {
+                                             device::PipelineState<Plan::kStages>& ring,
+                                             int releases, std::uint32_t (&q)[Plan::kSteps][4]) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    device::mbarrier_wait(shared.full(ring.slot), ring.parity, "heads", ring.slot);
-    const std::uint32_t stage = shared.stage(ring.slot);
+    device::mbarrier_wait(shared.full(ring.stage), ring.parity, "heads", ring.stage);
+    const std::uint32_t stage = shared.stage(ring.stage);
 #pragma unroll
     for (int step = 0; step < Plan::kStageSteps; ++step) {
       std::uint32_t(&a)[4] = q[s * Plan::kStageSteps + step];
@@ -336,7 +324,7 @@ __device__ __forceinline__ void load_queries(const Shared<Plan>& shared,
           device::fragment_address(stage + step / 4 * kChunkBytes, warp, lane, step % 4), a[0],
           a[1], a[2], a[3]);
     }
-    device::mbarrier_arrive_warp(shared.empty(ring.slot), releases);
+    device::mbarrier_arrive_warp(shared.empty(ring.stage), releases);
     ring.advance(1);
   }
 }
@@ -346,17 +334,17 @@ __device__ __forceinline__ void load_queries(const Shared<Plan>& shared,
 // up behind it.
 template <class Plan>
 __device__ __forceinline__ void multiply_tile(const Shared<Plan>& shared,
-                                              Cursor<Plan::kStages>& ring, int releases,
-                                              Turns<Plan>& turns,
+                                              device::PipelineState<Plan::kStages>& ring,
+                                              int releases, Turns<Plan>& turns,
                                               const std::uint32_t (&q)[Plan::kSteps][4],
                                               float (&logits)[32]) {
   int previous = 0;
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    device::mbarrier_wait(shared.full(ring.slot), ring.parity, "multiply", ring.slot);
+    device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
     device::fence_proxy_async_shared();  // before wgmma reads what cp.async wrote
     if (s == 0) turns.take();
-    const std::uint64_t rows = device::descriptor_k_major(shared.stage(ring.slot));
+    const std::uint64_t rows = device::descriptor_k_major(shared.stage(ring.stage));
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Plan::kStageSteps; ++step) {
@@ -372,7 +360,7 @@ __device__ __forceinline__ void multiply_tile(const Shared<Plan>& shared,
       device::wgmma_wait<1>();
       device::mbarrier_arrive_warp(shared.empty(previous), releases);
     }
-    previous = ring.slot;
+    previous = ring.stage;
     ring.advance(1);
   }
   device::wgmma_wait<0>();
@@ -411,7 +399,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Shared<Plan>& sh
                                          int warpgroup) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   std::uint32_t q[Plan::kSteps][4];
-  Cursor<Plan::kStages> ring;
+  device::PipelineState<Plan::kStages> ring;
   std::uint32_t tiles_before = 0;  // of all items and groups so far: numbers the partial sums
   Turns<Plan> turns{shared, warpgroup};
   Schedule schedule(p, shared.tail);
