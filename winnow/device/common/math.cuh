@@ -50,10 +50,10 @@ __host__ __device__ constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;
 }
 
-// Divides by the same number again and again, faster than `/`.
-class Divisor {
+// Divides by the same number again and again, faster than `/` and `%`.
+class FastDivmod {
  public:
-  __device__ explicit Divisor(std::uint32_t divisor)
+  __device__ explicit FastDivmod(std::uint32_t divisor)
       : divisor_(divisor), inverse_(0xffffffffu / divisor) {}
 
   struct Result {

@@ -30,7 +30,7 @@ class Sources {
     return part_ == kOwn ? mates_ : mates_ * std::uint32_t(topology_.nodes - 1);
   }
   __device__ Source at(std::uint32_t i) const {
-    const device::Divisor::Result mate = by_mate_.divide(i);
+    const device::FastDivmod::Result mate = by_mate_.divide(i);
     const int local = wrap(topology_.local + 1 + int(mate.remainder), topology_.locals);
     if (part_ == kOwn) return {topology_.node, local};
     return {wrap(topology_.node + 1 + int(mate.quotient), topology_.nodes), local};
@@ -40,7 +40,7 @@ class Sources {
   const DeviceTopology& topology_;
   Part part_;
   std::uint32_t mates_;
-  device::Divisor by_mate_;
+  device::FastDivmod by_mate_;
 };
 
 }  // namespace winnow::expert_parallel

@@ -18,7 +18,7 @@ namespace winnow::expert_parallel {
 namespace {
 
 using device::ceil_div;
-using device::Divisor;
+using device::FastDivmod;
 using row_sums::Addend;
 using row_sums::Cut;
 using row_sums::Feeder;
@@ -127,11 +127,11 @@ class Pushes {
 
   __device__ Step find_first(std::uint32_t claim) const {
     Step step;
-    const Divisor::Result slice = by_slice_.divide(claim);
+    const FastDivmod::Result slice = by_slice_.divide(claim);
     if (slice.quotient >= kSlices) return step;
     step.slice = int(slice.quotient);
     // From claim to claim another rank.
-    const Divisor::Result source = by_source_.divide(slice.remainder);
+    const FastDivmod::Result source = by_source_.divide(slice.remainder);
     step.source = sources_.at(source.remainder);
     const std::uint32_t in_slice = source.quotient * lane_.tokens + lane_.slot;
     step.token = slice.quotient * slice_length_ + in_slice;
@@ -158,7 +158,7 @@ class Pushes {
   PairLane lane_;
   Sources sources_;
   std::uint32_t slice_length_;
-  Divisor by_slice_, by_source_;
+  FastDivmod by_slice_, by_source_;
   Claims claims_;
   Step first_, second_, third_;
   int slice_ = 0;
@@ -242,7 +242,7 @@ class Reductions {
     Step step;
     step.claim = claim;
     if (claim >= items_) return step;
-    const Divisor::Result source = by_source_.divide(claim);
+    const FastDivmod::Result source = by_source_.divide(claim);
     const std::uint32_t begin = source.quotient * lane_.tokens;
     const std::uint32_t slice = by_slice_.divide(begin + lane_.tokens - 1).quotient;
     step.slice = int(min(slice, kSlices - 1u));
@@ -272,7 +272,7 @@ class Reductions {
   __device__ int list(const Step& step, Addend* addends) const {
     const bool kept = topology_.kept(step.expert);
     const int home = int(by_home_.divide(kept ? step.expert : 0).quotient);
-    const Divisor::Result place = by_node_.divide(home);
+    const FastDivmod::Result place = by_node_.divide(home);
     const int node = int(place.quotient), local = int(place.remainder);
     const bool here = kept && node == topology_.node && step.row >= 0;
     const bool there = kAllNodes && kept && node != topology_.node;
@@ -392,7 +392,7 @@ class Reductions {
   PairLane lane_;
   std::byte* const* rows_;
   std::uint64_t epoch_ = 0;
-  Divisor by_slice_, by_source_, by_home_, by_node_;
+  FastDivmod by_slice_, by_source_, by_home_, by_node_;
   std::uint32_t items_;
   Claims claims_;
   Step next_;

@@ -1,5 +1,5 @@
 // Backward on the CPU, without atomics: a tile of queries at a time, first each query writes what
-// it gives to each of its rows, then every row of dkv adds up its gifts in the order of the
+// it gives to each of its rows, then every row of dkv adds up its contributions in the order of the
 // queries. The result does not depend on the number of threads.
 #include <algorithm>
 #include <cmath>
@@ -40,13 +40,13 @@ struct Scratch {
 struct Tile {
   std::int64_t queries;
   std::vector<VisibleEntries> visible;
-  Matrix gifts;   // [queries * topk, d_qk]: what each visible entry adds to its row of dkv
-  Matrix d_sink;  // [queries, h_q]
+  Matrix contributions;  // [queries * topk, d_qk]: what each visible entry adds to its row of dkv
+  Matrix d_sink;         // [queries, h_q]
 
   Tile(const Problem& problem, int workers)
       : queries(size(problem, workers)),
         visible(static_cast<std::size_t>(queries), VisibleEntries(problem)),
-        gifts(queries * problem.topk, problem.d_qk),
+        contributions(queries * problem.topk, problem.d_qk),
         d_sink(queries, problem.h_q) {}
 
   static std::int64_t size(const Problem& problem, int workers) {
@@ -112,7 +112,7 @@ void weights_of_block(const BackwardParams& params, Index count, Scratch& s) {
   }
 }
 
-// dq and d_sink of query i, and its gifts to the rows it sees.
+// dq and d_sink of query i, and its contributions to the rows it sees.
 void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t slot, Tile& tile,
                     Scratch& s) {
   const Problem& problem = params.problem;
@@ -126,9 +126,9 @@ void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t s
     weights_of_block(params, count, s);
     const auto p = s.p.leftCols(count), ds = s.ds.leftCols(count);
     s.dq.noalias() += ds * s.rows.topRows(count);
-    auto gifts = tile.gifts.middleRows(slot * problem.topk + begin, count);
-    gifts.noalias() = ds.transpose() * s.q;
-    gifts.leftCols(kValueColumns).noalias() += p.transpose() * s.d_out;
+    auto contributions = tile.contributions.middleRows(slot * problem.topk + begin, count);
+    contributions.noalias() = ds.transpose() * s.q;
+    contributions.leftCols(kValueColumns).noalias() += p.transpose() * s.d_out;
   }
   for (Index h = 0; h < problem.h_q; ++h) {
     const bool zero = infinite_sink(params, h);
@@ -174,7 +174,7 @@ void reduce_tile(const Problem& problem, const Tile& tile, std::int64_t queries,
       for (Index r = 0; r < visible.count; ++r) {
         const std::int64_t t = visible.row[static_cast<std::size_t>(r)];
         if (t % parts != part) continue;
-        dkv.row(t, problem.d_qk) += tile.gifts.row(slot * problem.topk + r);
+        dkv.row(t, problem.d_qk) += tile.contributions.row(slot * problem.topk + r);
       }
     }
   });
