@@ -14,6 +14,7 @@
 // in order, are the A operand of one step of the next product.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace winnow::device {
@@ -21,6 +22,12 @@ namespace winnow::device {
 inline constexpr int kChunkRows = 64;
 inline constexpr int kChunkColumns = 64;
 inline constexpr int kChunkBytes = 8192;
+
+// A chunk in the layout of a kernel's shared memory, which begins at a multiple of 1024; only
+// chunks stand before it there.
+struct Chunk {
+  std::byte bytes[kChunkBytes];
+};
 
 // Byte offset in a chunk of the 16-byte column `column16` (0 to 7) of `row`.
 __host__ __device__ constexpr std::uint32_t chunk_offset(int row, int column16) {

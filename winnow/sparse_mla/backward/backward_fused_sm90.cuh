@@ -29,6 +29,7 @@
 // copies that the thread has under way. P and dS, which stmatrix writes, do have theirs.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "winnow/device/common/math.cuh"
@@ -54,33 +55,55 @@ inline constexpr int kHalfChunks = 4;
 inline constexpr int kRopeColumns = 32;
 inline constexpr int kLanes = 8;  // that add to a row together
 
-// Shared memory, in bytes. Chunks are multiples of 1024 and begin at multiples of 1024.
+// Shared memory.
+template <int kDim>
+struct Layout {
+  static constexpr int kChunks = kDim / kChunkColumns;  // of a row: 9 or 8; V is the first 8
+
+  Chunk q[kChunks];
+  Chunk d_out[kValueChunks];
+  Chunk k[kChunks];
+  Chunk p, ds;  // [64 heads][64 rows of the tile]
+
+  // Who arrives -> who waits.
+  Mbarrier k_full[kChunks];  // score's copies -> score
+  Mbarrier q_full[kChunks];  // the same of Q and dO
+  Mbarrier q_free[kChunks];  // reduce -> score, once an item
+  Mbarrier k_free;           // reduce -> score: dQ is done
+  Mbarrier scores;           // score -> reduce: P and dS are there
+  Mbarrier scores_free;      // reduce -> score
+
+  // Rows of the accumulator for the entries of a tile. Those that are not valid have the block's
+  // waste row: predicates would cost more than these few additions.
+  alignas(16) std::int32_t targets[2][kTileRows];  // [tiles]
+  alignas(16) TailItem tail[2];
+  float delta[kHeads];  // of the next item
+};
+
+// Where things are in it, in bytes.
 template <int kDim>
 struct Plan {
   static_assert(kDim == 576 || kDim == 512);
-  static constexpr int kChunks = kDim / kChunkColumns;  // of a row: 9 or 8; V is the first 8
-  static constexpr int kQ = 0;
-  static constexpr int kDOut = kQ + kChunks * kChunkBytes;
-  static constexpr int kK = kDOut + kValueChunks * kChunkBytes;
-  static constexpr int kP = kK + kChunks * kChunkBytes;  // [64 heads][64 rows of the tile]
-  static constexpr int kDs = kP + kChunkBytes;           // the same
-
-  // Barriers, 8 bytes each; who arrives, who waits.
-  static constexpr int kKFull = kDs + kChunkBytes;     // [chunk] score's copies -> score
-  static constexpr int kQFull = kKFull + 8 * kChunks;  // [chunk of Q and dO] the same
-  static constexpr int kQFree = kQFull + 8 * kChunks;  // [chunk] reduce -> score, once an item
-  static constexpr int kKFree = kQFree + 8 * kChunks;  // reduce -> score: dQ is done
-  static constexpr int kScores = kKFree + 8;           // score -> reduce: P and dS are there
-  static constexpr int kScoresFree = kScores + 8;      // reduce -> score
-  // Rows of the accumulator for the entries of a tile, i32 [2 tiles][64]. Those that are not valid
-  // have the block's waste row: predicates would cost more than these few additions.
-  static constexpr int kTargets = (kScoresFree + 8 + 15) / 16 * 16;
-  static constexpr int kTail = kTargets + 2 * kTileRows * 4;  // [2] TailItem
-  static constexpr int kDelta = kTail + 2 * 16;               // of the next item, f32 [heads]
-  static constexpr int kBytes = kDelta + kHeads * 4;
+  using Memory = Layout<kDim>;
+  static constexpr int kChunks = Memory::kChunks;
+  static constexpr int kQ = offsetof(Memory, q);
+  static constexpr int kDOut = offsetof(Memory, d_out);
+  static constexpr int kK = offsetof(Memory, k);
+  static constexpr int kP = offsetof(Memory, p);
+  static constexpr int kDs = offsetof(Memory, ds);
+  static constexpr int kKFull = offsetof(Memory, k_full);
+  static constexpr int kQFull = offsetof(Memory, q_full);
+  static constexpr int kQFree = offsetof(Memory, q_free);
+  static constexpr int kKFree = offsetof(Memory, k_free);
+  static constexpr int kScores = offsetof(Memory, scores);
+  static constexpr int kScoresFree = offsetof(Memory, scores_free);
+  static constexpr int kTargets = offsetof(Memory, targets);
+  static constexpr int kTail = offsetof(Memory, tail);
+  static constexpr int kDelta = offsetof(Memory, delta);
+  static constexpr int kBytes = sizeof(Memory);
+  static_assert(kKFull % 1024 == 0, "only chunks stand before the barriers");
   static_assert(kBytes <= 232448, "227 KB is what a block can have");
 };
-static_assert(Plan<576>::kTail % 16 == 0 && Plan<512>::kTail % 16 == 0);
 static_assert(Plan<576>::kKFull == 229376 && Plan<576>::kBytes == 230416);
 static_assert(Plan<512>::kKFull == 212992 && Plan<512>::kBytes == 214016);
 
@@ -463,7 +486,7 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
   // the tile is its item's first, and the steps of the next item's delta that are done: in one
   // register.
   constexpr std::uint32_t kTile = 1, kItem = 2, kFirst = 4, kStep = 8;
-  std::uint32_t turn = 0;
+  std::uint32_t progress = 0;
   Gather<kDim> gather(params, smem);
   gather.begin(0);
   gather.copy(0, P::kChunks);
@@ -477,7 +500,7 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
   for (std::uint32_t number = 0; locate(params, smem + P::kTail, number, item); ++number) {
     const HeadState state = load_head_state(params, item, smem + P::kDelta, warp, lane);
     int left = item.end() - item.first_tile;
-    if (left > 0) turn |= kFirst;
+    if (left > 0) progress |= kFirst;
     int entries = item.entries - item.first_tile * kTileRows;  // from this tile on
     float dq[128], dq_rope[16];
     clear(dq);
@@ -487,7 +510,8 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
       std::uint32_t p[16], ds[16];
       {
         float s[32], dp[32];
-        multiply_scores<kDim>(smem, turn & kTile, turn & kFirst, (turn & kItem) / kItem, s, dp);
+        multiply_scores<kDim>(smem, progress & kTile, progress & kFirst, (progress & kItem) / kItem,
+                              s, dp);
         wgmma_wait<0>();
         wgmma_pin(s);
         wgmma_pin(dp);
@@ -509,7 +533,7 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
         }
       }
       wgmma_commit();
-      mbarrier_wait(smem + P::kScoresFree, turn & kTile ^ kTile, "score", 20);
+      mbarrier_wait(smem + P::kScoresFree, progress & kTile ^ kTile, "score", 20);
       // Step k16 of a fragment stands at its step 0, bits 5 and 6 exchanged with those of k16.
       const std::uint32_t at = fragment_address(smem + P::kP, warp, lane, 0);
 #pragma unroll
@@ -521,22 +545,22 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
       }
       fence_proxy_async_shared();  // each writer, before the arrival that lets wgmma read
       mbarrier_arrive_warp(smem + P::kScores);
-      gather.begin(turn & kTile ^ kTile);
+      gather.begin(progress & kTile ^ kTile);
       wgmma_wait<0>();
       wgmma_pin(dq);
       wgmma_pin(dq_rope);
       wgmma_pin(ds);
       gather.copy(0, kHalfChunks);
-      mbarrier_wait(smem + P::kKFree, turn & kTile, "score", 21);
+      mbarrier_wait(smem + P::kKFree, progress & kTile, "score", 21);
       gather.copy(kHalfChunks, P::kChunks);
       if (left > 1) {
         gather.advance();
-        if (turn < kDeltaSteps * kStep) {
-          add_to_delta<kDim, 1>(params, smem, number + 1, turn / kStep, warp, lane);
-          turn += kStep;
+        if (progress < kDeltaSteps * kStep) {
+          add_to_delta<kDim, 1>(params, smem, number + 1, progress / kStep, warp, lane);
+          progress += kStep;
         }
       }
-      turn = (turn ^ kTile) & ~kFirst;
+      progress = (progress ^ kTile) & ~kFirst;
     }
     // Anew, and not kept meanwhile: registers are scarce.
     number = forget(number);
@@ -545,15 +569,15 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
     if constexpr (kDim == 576) store_dq<kDim>(params, item, 512, warp, lane, dq_rope);
     store_sink_share(params, item, warp, lane, state);
     if (item.first_tile < item.end()) {
-      turn ^= kItem;
-      gather.copy_heads((turn & kItem) / kItem);
+      progress ^= kItem;
+      gather.copy_heads((progress & kItem) / kItem);
       gather.advance();
     }
 #pragma unroll 1
-    for (; turn < kDeltaSteps * kStep; turn += kDeltaBatch * kStep) {
-      add_to_delta<kDim, kDeltaBatch>(params, smem, number + 1, turn / kStep, warp, lane);
+    for (; progress < kDeltaSteps * kStep; progress += kDeltaBatch * kStep) {
+      add_to_delta<kDim, kDeltaBatch>(params, smem, number + 1, progress / kStep, warp, lane);
     }
-    turn %= kStep;
+    progress %= kStep;
   }
 }
 
@@ -663,7 +687,7 @@ struct Reduce {
     }
   }
 
-  // The turn of a tile. Chunks alternate between the accumulators, the first goes to `a`; the last
+  // One tile. Chunks alternate between the accumulators, the first goes to `a`; the last
   // one of the tile before is still in `b`.
   __device__ __forceinline__ void tile(std::uint32_t parity, bool last, float (&a)[32],
                                        float (&b)[32]) {

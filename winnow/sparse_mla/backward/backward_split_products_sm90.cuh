@@ -3,6 +3,8 @@
 // 0 to 255, or 256 to d_qk - 1. They read P and dS as images of 64 heads x 64 entries.
 #pragma once
 
+#include <cstddef>
+
 #include "winnow/sparse_mla/backward/backward_split_drain_sm90.cuh"
 #include "winnow/sparse_mla/backward/backward_split_sm90.cuh"
 
@@ -28,14 +30,27 @@ struct Sums {
 // A persistent block takes items (query, group, slice). Each of two warpgroups adds dS K for a
 // block of 64 heads over all tiles; both read the same rows, which are gathered once.
 
-struct DqPlan {
+struct DqLayout {
   static constexpr int kStages = 4;
-  static constexpr int kRowsBytes = (kSliceChunks + 1) * kChunkBytes;
-  static constexpr int kStageBytes = kRowsBytes + 2 * kChunkBytes;  // rows, dS of two blocks
-  static constexpr int kFull = kStages * kStageBytes;  // [kStages] gather threads, and one for dS
-  static constexpr int kEmpty = kFull + 8 * kStages;   // [kStages] warps of both warpgroups
-  static constexpr int kBytes = kEmpty + 8 * kStages;
-  static_assert(kBytes <= kSharedLimit);
+  struct Stage {
+    Chunk rows[kSliceChunks + 1];
+    Chunk ds[2];  // of two blocks
+  };
+  Stage stages[kStages];
+  Mbarrier full[kStages];   // gather threads, and one for dS
+  Mbarrier empty[kStages];  // warps of both warpgroups
+};
+
+// Where things are in it, in bytes.
+struct DqPlan {
+  static constexpr int kStages = DqLayout::kStages;
+  static constexpr int kRowsBytes = offsetof(DqLayout::Stage, ds);
+  static constexpr int kStageBytes = sizeof(DqLayout::Stage);
+  static constexpr int kFull = offsetof(DqLayout, full);
+  static constexpr int kEmpty = offsetof(DqLayout, empty);
+  static constexpr int kBytes = sizeof(DqLayout);
+  static_assert(kRowsBytes == 40960 && kFull == 229376 && kEmpty == 229408);
+  static_assert(kBytes == 229440 && kBytes <= kSharedLimit);
 };
 
 struct ProductItem {
@@ -43,7 +58,7 @@ struct ProductItem {
   int blocks;  // of the group: 1 or 2
 };
 
-// The slices of a query come one after the other, in turns, so that every multiprocessor gets as
+// The slices of a query come one after the other, alternating, so that every multiprocessor gets as
 // many of the wide ones.
 __device__ __forceinline__ bool dq_item(const Params& p, int number, ProductItem& item) {
   const int groups = ceil_div(p.blocks, 2);
@@ -224,17 +239,30 @@ __global__ void __launch_bounds__(kProductThreads, 1) dq_kernel(const __grid_con
 //
 //   sums[64 entries x slice] = sum over blocks of P^T d_out + dS^T q
 
-struct DkvPlan {
+struct DkvLayout {
   static constexpr int kSlots = 5;  // of a warpgroup's ring; P and dS of a block take one each
-  static constexpr int kQ = 0;      // [2 blocks][chunks of the slice]
-  static constexpr int kDOut = kQ + 2 * (kSliceChunks + 1) * kChunkBytes;  // [2 blocks][4]
-  static constexpr int kRing = kDOut + 2 * kSliceChunks * kChunkBytes;     // [2][kSlots]
-  static constexpr int kFull = kRing + 2 * kSlots * kChunkBytes;  // [2][kSlots] the loading lane
-  static constexpr int kEmpty = kFull + 16 * kSlots;              // [2][kSlots] warps of its reader
-  static constexpr int kHeadsFull = kEmpty + 16 * kSlots;         // kHeadThreads
-  static constexpr int kHeadsFree = kHeadsFull + 8;               // warps of both warpgroups
-  static constexpr int kBytes = kHeadsFree + 8;
-  static_assert(kBytes <= kSharedLimit);
+  Chunk q[2][kSliceChunks + 1];     // [blocks]: the chunks of the slice
+  Chunk d_out[2][kSliceChunks];     // [blocks]
+  Chunk ring[2][kSlots];            // [warpgroups]
+  Mbarrier full[2][kSlots];         // [warpgroups]: the loading lane
+  Mbarrier empty[2][kSlots];        // [warpgroups]: warps of its reader
+  Mbarrier heads_full;              // kHeadThreads
+  Mbarrier heads_free;              // warps of both warpgroups
+};
+
+// Where things are in it, in bytes.
+struct DkvPlan {
+  static constexpr int kSlots = DkvLayout::kSlots;
+  static constexpr int kQ = offsetof(DkvLayout, q);
+  static constexpr int kDOut = offsetof(DkvLayout, d_out);
+  static constexpr int kRing = offsetof(DkvLayout, ring);
+  static constexpr int kFull = offsetof(DkvLayout, full);
+  static constexpr int kEmpty = offsetof(DkvLayout, empty);
+  static constexpr int kHeadsFull = offsetof(DkvLayout, heads_full);
+  static constexpr int kHeadsFree = offsetof(DkvLayout, heads_free);
+  static constexpr int kBytes = sizeof(DkvLayout);
+  static_assert(kDOut == 81920 && kRing == 147456 && kFull == 229376);
+  static_assert(kBytes == 229552 && kBytes <= kSharedLimit);
 };
 inline constexpr int kHeadThreads = 64;
 
@@ -250,7 +278,7 @@ __device__ __forceinline__ bool dkv_item(const Params& p, int number, DkvItem& i
   if (at >= 2 * round * p.ranges) return false;
   const int range = p.ranges == 1 ? 0 : at / round % p.ranges;
   const int pair = p.ranges == 1 ? at / 2 : at % round;
-  // With one range the slices come in turns, so that every multiprocessor gets as many wide ones.
+  // With one range the slices alternate, so that every multiprocessor gets as many wide ones.
   item.slice =
       p.ranges == 1 ? (at ^ (2 * pair / static_cast<int>(gridDim.x))) & 1 : at / (round * p.ranges);
   item.query = pair / groups;
@@ -459,7 +487,7 @@ __global__ void __launch_bounds__(kProductThreads, 1) dkv_kernel(const __grid_co
 // ---- Finish ------------------------------------------------------------------------------------
 
 // d_sink[h] = -sum over queries of exp(sink - lse') delta. One block a block of 32 heads, warps in
-// fixed turns over the queries.
+// a fixed order over the queries.
 inline constexpr int kSinkWarps = 32;
 __global__ void __launch_bounds__(32 * kSinkWarps)
     d_sink_kernel(const float* lse2, const float* delta, std::int64_t queries, int padded_heads,

@@ -15,6 +15,7 @@
 // that count and their lengths. A tile is 64 consecutive entries of such a list.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "winnow/device/common/math.cuh"
@@ -187,7 +188,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
 //
 // A persistent block takes items (query, block of 64 heads). Warpgroup 0 holds q in registers and
 // computes P, warpgroup 1 holds d_out and computes dS; both multiply with the same rows in the
-// ring. They take turns with the tensor cores, so that one's arithmetic hides behind the other's
+// ring. They multiply in a ping-pong, so that one's arithmetic hides behind the other's
 // products.
 //
 //   gather ring (full, empty)   -> warpgroup 0: logits, P -> image -> memory
@@ -203,24 +204,44 @@ inline constexpr int kScoresGatherRegisters = 72;
 inline constexpr int kWarpImageBytes = kChunkBytes / 4;
 
 template <int kColumns>
-struct ScoresPlan {
+struct ScoresLayout {
   static constexpr int kChunks = kColumns / kChunkColumns;       // 9 or 8
-  static constexpr int kSteps = kColumns / 16;                   // 36 or 32
   static constexpr int kStageChunks = kChunks % 3 == 0 ? 3 : 2;  // of 64 rows
+  static constexpr int kStages = 24 / kStageChunks;              // 8 or 12: nearly 3 tiles
+  struct Stage {
+    Chunk chunks[kStageChunks];
+  };
+
+  Stage stages[kStages];
+  Chunk p[2], ds[2];        // images
+  Mbarrier full[kStages];   // gather threads
+  Mbarrier empty[kStages];  // warps of both warpgroups
+  Mbarrier p_ready[2];      // warps of warpgroup 0
+  Mbarrier p_free[2];       // warps of warpgroup 1
+  Mbarrier ping_pong[2];    // warps of the other warpgroup
+};
+
+// Where things are in it, in bytes, and how many of them there are.
+template <int kColumns>
+struct ScoresPlan {
+  using Memory = ScoresLayout<kColumns>;
+  static constexpr int kChunks = Memory::kChunks;
+  static constexpr int kSteps = kColumns / 16;  // 36 or 32
+  static constexpr int kStageChunks = Memory::kStageChunks;
   static constexpr int kStageSteps = kStageChunks * 4;
   static constexpr int kTileStages = kChunks / kStageChunks;  // 3 or 4
-  static constexpr int kStageBytes = kStageChunks * kChunkBytes;
-  static constexpr int kStages = 24 / kStageChunks;  // 8 or 12: nearly 3 tiles
+  static constexpr int kStageBytes = sizeof(typename Memory::Stage);
+  static constexpr int kStages = Memory::kStages;
 
-  static constexpr int kP = kStages * kStageBytes;      // [2] images
-  static constexpr int kDs = kP + 2 * kChunkBytes;      // [2]
-  static constexpr int kFull = kDs + 2 * kChunkBytes;   // [kStages] gather threads
-  static constexpr int kEmpty = kFull + 8 * kStages;    // [kStages] warps of both warpgroups
-  static constexpr int kPReady = kEmpty + 8 * kStages;  // [2] warps of warpgroup 0
-  static constexpr int kPFree = kPReady + 16;           // [2] warps of warpgroup 1
-  static constexpr int kTurn = kPFree + 16;             // [2] warps of the other warpgroup
-  static constexpr int kBytes = kTurn + 16;
-  static_assert(kStages * kStageChunks == 24 && kBytes <= kSharedLimit);
+  static constexpr int kP = offsetof(Memory, p);
+  static constexpr int kDs = offsetof(Memory, ds);
+  static constexpr int kFull = offsetof(Memory, full);
+  static constexpr int kEmpty = offsetof(Memory, empty);
+  static constexpr int kPReady = offsetof(Memory, p_ready);
+  static constexpr int kPFree = offsetof(Memory, p_free);
+  static constexpr int kPingPong = offsetof(Memory, ping_pong);
+  static constexpr int kBytes = sizeof(Memory);
+  static_assert(kP == 196608 && kFull == 229376 && kBytes <= kSharedLimit);
 };
 
 struct ScoresItem {
@@ -337,19 +358,21 @@ __device__ __forceinline__ void scores_load_heads(std::uint32_t smem,
 }
 
 // d[64 heads x 64 rows] = A B^T for the first 16 * kSteps columns of the tile in the next stages.
-// Takes the turn when the first stage is there, passes it on as soon as the last product is issued:
-// those of the other warpgroup queue up behind it.
+// Waits for its side of the ping-pong when the first stage is there, and lets the other warpgroup
+// go as soon as the last product is issued: those of the other queue up behind it.
 template <class Plan, int kSteps>
 __device__ __forceinline__ void scores_multiply(std::uint32_t smem,
                                                 PipelineState<Plan::kStages>& ring, int warpgroup,
-                                                std::uint32_t turn_parity,
+                                                std::uint32_t ping_pong_parity,
                                                 const std::uint32_t (&a)[kSteps][4],
                                                 float (&d)[32]) {
   int previous = 0;
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
     mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
-    if (s == 0) mbarrier_wait(smem + Plan::kTurn + 8 * warpgroup, turn_parity, "turn", warpgroup);
+    if (s == 0)
+      mbarrier_wait(smem + Plan::kPingPong + 8 * warpgroup, ping_pong_parity, "pingpong",
+                    warpgroup);
     const std::uint64_t rows = descriptor_k_major(smem + ring.stage * Plan::kStageBytes);
     wgmma_fence();
 #pragma unroll
@@ -362,7 +385,7 @@ __device__ __forceinline__ void scores_multiply(std::uint32_t smem,
     }
     wgmma_commit();
     if (s == Plan::kTileStages - 1) {
-      mbarrier_arrive_warp(smem + Plan::kTurn + 8 * (1 - warpgroup));
+      mbarrier_arrive_warp(smem + Plan::kPingPong + 8 * (1 - warpgroup));
     }
     if (s > 0) {
       wgmma_wait<1>();
@@ -571,7 +594,7 @@ __global__ void __launch_bounds__(kScoresThreads, 1)
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(smem + Plan::kPReady + 8 * i, 4 * kWarpArrival);
       mbarrier_init(smem + Plan::kPFree + 8 * i, 4 * kWarpArrival);
-      mbarrier_init(smem + Plan::kTurn + 8 * i, 4 * kWarpArrival);
+      mbarrier_init(smem + Plan::kPingPong + 8 * i, 4 * kWarpArrival);
     }
     fence_mbarrier_init();
   }

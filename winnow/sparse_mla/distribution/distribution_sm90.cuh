@@ -17,6 +17,7 @@
 // twice. Every sum has a fixed order and a single writer: results are bitwise reproducible.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "winnow/device/common/math.cuh"
@@ -52,33 +53,58 @@ using device::kChunkBytes;
 using device::kChunkColumns;
 inline constexpr int kPartialBuffers = 4;
 inline constexpr int kPartialRows = 8;  // one per multiplying warp
-inline constexpr int kPartialBytes = kPartialRows * kTileRows * 4;
 inline constexpr int kSharedLimit = 232448;
 
+// Whole queries go round the blocks. What remains of the last, incomplete round is cut into equal
+// ranges of tiles, one for each block; a range touches two queries at most.
+struct TailItem {
+  int query, first_tile, end_tile, unused;
+};
+
+template <int kColumns>
+struct Layout {
+  static constexpr int kChunks = kColumns / kChunkColumns;       // 9 or 8
+  static constexpr int kStageChunks = kChunks % 3 == 0 ? 3 : 2;  // 3 or 2
+  static constexpr int kStages = kColumns == 576 ? 9 : 13;       // 3 tiles or more
+  struct Stage {
+    device::Chunk chunks[kStageChunks];  // 24576 or 16384 bytes
+  };
+
+  Stage stages[kStages];
+  float partials[kPartialBuffers][kPartialRows][kTileRows];
+  TailItem tail[2];
+  device::Mbarrier full[kStages];
+  device::Mbarrier empty[kStages];
+  device::Mbarrier ready[kPartialBuffers];
+  device::Mbarrier free[kPartialBuffers];
+  device::Mbarrier ping_pong[2];  // [multiply warpgroups]
+};
+
+// Where things are in it, in bytes, and how many of them there are.
 template <int kColumns>
 struct SharedPlan {
-  static constexpr int kChunks = kColumns / kChunkColumns;               // 9 or 8
-  static constexpr int kSteps = kColumns / 16;                           // 36 or 32
-  static constexpr int kStageChunks = kChunks % 3 == 0 ? 3 : 2;          // 3 or 2
+  using Memory = Layout<kColumns>;
+  static constexpr int kSteps = kColumns / 16;  // 36 or 32
+  static constexpr int kStageChunks = Memory::kStageChunks;
   static constexpr int kStageSteps = kStageChunks * kChunkColumns / 16;  // 12 or 8
-  static constexpr int kTileStages = kChunks / kStageChunks;             // 3 or 4
-  static constexpr int kStageBytes = kStageChunks * kChunkBytes;         // 24576 or 16384
-  static constexpr int kStages = kColumns == 576 ? 9 : 13;               // 3 tiles or more
+  static constexpr int kTileStages = Memory::kChunks / kStageChunks;     // 3 or 4
+  static constexpr int kStageBytes = sizeof(typename Memory::Stage);
+  static constexpr int kStages = Memory::kStages;
 
-  // Offsets in bytes. Each stage starts at a multiple of 1024, as the swizzle needs.
-  static constexpr int kPartials = kStages * kStageBytes;                    // 221184, 212992
-  static constexpr int kTail = kPartials + kPartialBuffers * kPartialBytes;  // + 8192
-  static constexpr int kFull = kTail + 32;                                   // + 32
-  static constexpr int kEmpty = kFull + 8 * kStages;                         // + 72, 104
-  static constexpr int kReady = kEmpty + 8 * kStages;                        // + 72, 104
-  static constexpr int kFree = kReady + 8 * kPartialBuffers;                 // + 32
-  static constexpr int kTurn = kFree + 8 * kPartialBuffers;                  // + 32
-  static constexpr int kBytes = kTurn + 16;                                  // + 16
+  static constexpr int kPartials = offsetof(Memory, partials);
+  static constexpr int kTail = offsetof(Memory, tail);
+  static constexpr int kFull = offsetof(Memory, full);
+  static constexpr int kEmpty = offsetof(Memory, empty);
+  static constexpr int kReady = offsetof(Memory, ready);
+  static constexpr int kFree = offsetof(Memory, free);
+  static constexpr int kPingPong = offsetof(Memory, ping_pong);
+  static constexpr int kBytes = sizeof(Memory);
 
-  static_assert(kStages * kStageChunks * kChunkBytes == (kColumns == 576 ? 221184 : 212992));
+  static_assert(kPartials == (kColumns == 576 ? 221184 : 212992));
+  static_assert(kTail == kPartials + 8192 && kFull == kTail + 32);
   static_assert(kBytes == (kColumns == 576 ? 229632 : 221504) && kBytes <= kSharedLimit);
-  static_assert(kStageBytes % 1024 == 0 && kFull % 8 == 0);
-  static_assert(kTileStages <= kStages);  // PipelineState::advance wraps once
+  static_assert(kStageBytes % 1024 == 0);  // as the swizzle needs
+  static_assert(kTileStages <= kStages);   // PipelineState::advance wraps once
 };
 
 // ---- Barriers ----------------------------------------------------------------------------------
@@ -89,16 +115,16 @@ struct SharedPlan {
 //          warpgroups reads gets two arrivals from each of that one's warps
 //   ready  one lane of every multiplying warp; two arrivals each where one warpgroup has the tile
 //   free   one lane of the reducing warp
-//   turn   one lane of every warp of the other warpgroup: this one may multiply its next tile
-// Turns alternate, so that one warpgroup exponentiates while the other multiplies; left alone, both
-// would come to wait for the same stage and idle the tensor cores together from then on. Turns also
-// keep the warpgroups within a tile of each other, without which the parity of `full` and `free`
+//   ping_pong  one lane of every warp of the other warpgroup: this one may multiply its next tile
+// The ping-pong lets one warpgroup exponentiate while the other multiplies; left alone, both would
+// come to wait for the same stage and idle the tensor cores together from then on. It also keeps
+// the warpgroups within a tile of each other, without which the parity of `full` and `free`
 // would mean nothing to the warpgroup that skips a phase.
 inline constexpr int kFullArrivals = 128;
 inline constexpr int kEmptyArrivals = 8;
 inline constexpr int kReadyArrivals = 8;
 inline constexpr int kFreeArrivals = 1;
-inline constexpr int kTurnArrivals = 4;
+inline constexpr int kPingPongArrivals = 4;
 
 // ---- Work --------------------------------------------------------------------------------------
 
@@ -117,12 +143,6 @@ struct Params {
 // active_end on hold none of them.
 struct Item {
   int query, first_tile, end_tile, active_end, entries;
-};
-
-// Whole queries go round the blocks. What remains of the last, incomplete round is cut into equal
-// ranges of tiles, one for each block; a range touches two queries at most.
-struct TailItem {
-  int query, first_tile, end_tile, unused;
 };
 
 __device__ inline void locate_tail(const Params& p, TailItem* tail) {
@@ -201,7 +221,9 @@ struct Shared {
   __device__ std::uint32_t empty(int slot) const { return base + Plan::kEmpty + 8 * slot; }
   __device__ std::uint32_t ready(int buffer) const { return base + Plan::kReady + 8 * buffer; }
   __device__ std::uint32_t free(int buffer) const { return base + Plan::kFree + 8 * buffer; }
-  __device__ std::uint32_t turn(int warpgroup) const { return base + Plan::kTurn + 8 * warpgroup; }
+  __device__ std::uint32_t ping_pong(int warpgroup) const {
+    return base + Plan::kPingPong + 8 * warpgroup;
+  }
 };
 
 // ---- Gather ------------------------------------------------------------------------------------
@@ -270,20 +292,20 @@ __device__ __forceinline__ void gather(const Params& p, const Shared<Plan>& shar
 
 // ---- Multiply ----------------------------------------------------------------------------------
 
-// The turns of one warpgroup.
+// The ping-pong, as one warpgroup sees it.
 template <class Plan>
-struct Turns {
+struct PingPong {
   const Shared<Plan>& shared;
   int warpgroup;
-  std::uint32_t taken = 0;
-  // Warpgroup 0 begins: its turn t follows turn t - 1 of the other, whose turn t follows its own.
-  __device__ __forceinline__ void take() {
-    const std::uint32_t parity = (taken + (warpgroup == 0)) % 2;
-    device::mbarrier_wait(shared.turn(warpgroup), parity, "turn", warpgroup);
-    ++taken;
+  std::uint32_t waits = 0;
+  // Warpgroup 0 begins: its tile t follows tile t - 1 of the other, whose tile t follows its own.
+  __device__ __forceinline__ void wait() {
+    const std::uint32_t parity = (waits + (warpgroup == 0)) % 2;
+    device::mbarrier_wait(shared.ping_pong(warpgroup), parity, "pingpong", warpgroup);
+    ++waits;
   }
   __device__ __forceinline__ void pass() {
-    device::mbarrier_arrive_warp(shared.turn(1 - warpgroup), 1);
+    device::mbarrier_arrive_warp(shared.ping_pong(1 - warpgroup), 1);
   }
 };
 
@@ -329,13 +351,13 @@ __device__ __forceinline__ void load_queries(const Shared<Plan>& shared,
   }
 }
 
-// logits[64 heads x 64 rows] of the tile in the next stages. Takes the turn when the first stage is
-// there, passes it on as soon as the last matrix instruction is issued: the other warpgroup's queue
-// up behind it.
+// logits[64 heads x 64 rows] of the tile in the next stages. Waits in the ping-pong when the first
+// stage is there, and lets the other warpgroup go as soon as the last matrix instruction is issued:
+// the other's queue up behind it.
 template <class Plan>
 __device__ __forceinline__ void multiply_tile(const Shared<Plan>& shared,
                                               device::PipelineState<Plan::kStages>& ring,
-                                              int releases, Turns<Plan>& turns,
+                                              int releases, PingPong<Plan>& ping_pong,
                                               const std::uint32_t (&q)[Plan::kSteps][4],
                                               float (&logits)[32]) {
   int previous = 0;
@@ -343,7 +365,7 @@ __device__ __forceinline__ void multiply_tile(const Shared<Plan>& shared,
   for (int s = 0; s < Plan::kTileStages; ++s) {
     device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
     device::fence_proxy_async_shared();  // before wgmma reads what cp.async wrote
-    if (s == 0) turns.take();
+    if (s == 0) ping_pong.wait();
     const std::uint64_t rows = device::descriptor_k_major(shared.stage(ring.stage));
     device::wgmma_fence();
 #pragma unroll
@@ -355,7 +377,7 @@ __device__ __forceinline__ void multiply_tile(const Shared<Plan>& shared,
                                                 s + step > 0);
     }
     device::wgmma_commit();
-    if (s == Plan::kTileStages - 1) turns.pass();
+    if (s == Plan::kTileStages - 1) ping_pong.pass();
     if (s > 0) {
       device::wgmma_wait<1>();
       device::mbarrier_arrive_warp(shared.empty(previous), releases);
@@ -401,7 +423,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Shared<Plan>& sh
   std::uint32_t q[Plan::kSteps][4];
   device::PipelineState<Plan::kStages> ring;
   std::uint32_t tiles_before = 0;  // of all items and groups so far: numbers the partial sums
-  Turns<Plan> turns{shared, warpgroup};
+  PingPong<Plan> ping_pong{shared, warpgroup};
   Schedule schedule(p, shared.tail);
   Item item;
   while (schedule.next(item)) {
@@ -416,14 +438,14 @@ __device__ __forceinline__ void multiply(const Params& p, const Shared<Plan>& sh
       if (!split && warpgroup == 0) ring.advance(Plan::kTileStages);
 
       // Of a split group's tiles, warpgroup 1 has the odd ones; with an odd number of tiles its
-      // last turn is empty.
+      // last round is empty.
       const int both = split ? 2 : 1;
-      for (int turn = 0; turn < tiles; turn += both) {
-        const int tile = turn + (split ? warpgroup : 0);
+      for (int round = 0; round < tiles; round += both) {
+        const int tile = round + (split ? warpgroup : 0);
         if (split && warpgroup == 1) ring.advance(Plan::kTileStages);
         if (tile < tiles) {
           float logits[32];
-          multiply_tile<Plan>(shared, ring, both, turns, q, logits);
+          multiply_tile<Plan>(shared, ring, both, ping_pong, q, logits);
           const std::uint32_t number = tiles_before + tile;
           const int buffer = number % kPartialBuffers;
           const float2 sums = add_weights(logits, heads, p.scale_log2);
@@ -433,10 +455,10 @@ __device__ __forceinline__ void multiply(const Params& p, const Shared<Plan>& sh
           *reinterpret_cast<float2*>(shared.partials + row * kTileRows + 2 * lane) = sums;
           device::mbarrier_arrive_warp(shared.ready(buffer), both);
         } else {
-          turns.take();
-          turns.pass();
+          ping_pong.wait();
+          ping_pong.pass();
         }
-        if (split && warpgroup == 0 && turn + 1 < tiles) ring.advance(Plan::kTileStages);
+        if (split && warpgroup == 0 && round + 1 < tiles) ring.advance(Plan::kTileStages);
       }
       tiles_before += tiles;
     }
@@ -510,7 +532,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       device::mbarrier_init(shared.free(buffer), kFreeArrivals * device::kWarpArrival);
     }
     for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
-      device::mbarrier_init(shared.turn(warpgroup), kTurnArrivals * device::kWarpArrival);
+      device::mbarrier_init(shared.ping_pong(warpgroup), kPingPongArrivals * device::kWarpArrival);
     }
     device::fence_mbarrier_init();
     locate_tail(p, tail);

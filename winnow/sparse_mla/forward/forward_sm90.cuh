@@ -1,24 +1,26 @@
 // Top-k sparse MLA attention, forward, sm90: the kernel.
 //
 // A persistent block of three warpgroups takes items (query, 64 heads) in turn. Its 64 x 512 f32
-// output fills half of the register file, so two warpgroups hold it: side 0 the columns 0 to 255,
-// side 1 the rest. The tiles of an item (64 chosen rows each) alternate between the sides: tile t
-// belongs to side t % 2, which computes its logits and probabilities P. Both sides then add P V of
-// every tile, in order, to their half of the output: the owner with P from registers, the other
-// with P from shared memory. The turn of a side, which owns tile t:
+// output fills half of the register file, so two consumer warpgroups hold it: consumer 0 the
+// columns 0 to 255, consumer 1 the rest. The tiles of an item (64 chosen rows each) alternate
+// between the consumers: tile t belongs to consumer t % 2, which computes its logits and
+// probabilities P. Both consumers then add P V of every tile, in order, to their half of the
+// output: the owner with P from registers, the other with P from shared memory. The steps of the
+// consumer that owns tile t:
 //
 //   1. queue the logits Q K(t), group by group as the chunks come
 //   2. when P(t-1) is handed over, queue P(t-1) V(t-1) behind them
 //   3. with the logits there and while P V runs: mask, maxima, reference
-//   4. with P V done: release this side's half of V(t-1)
+//   4. with P V done: release this consumer's half of V(t-1)
 //   5. exponentials: P(t)
-//   6. queue P(t) V(t), hand P(t) over meanwhile; when it is done release this side's half of V(t)
+//   6. queue P(t) V(t), hand P(t) over meanwhile; when it is done release this consumer's half of
+//   V(t)
 //
-// So the exponentials of one side run while the other multiplies:
+// So the exponentials of one consumer run while the other multiplies:
 //
-//   gather   K(0) Q  K(1)                 K(2)               K(3)               K(4)
-//   side 0     QK 0 | max | exp | PV 0 |     QK 2 |  PV 1 + max | exp | PV 2 |     QK 4 | ...
-//   side 1             QK 1 |     PV 0 + max | exp | PV 1 |     QK 3 |  PV 2 + max | exp | ...
+//   gather       K(0) Q  K(1)                 K(2)               K(3)               K(4)
+//   consumer 0     QK 0 | max | exp | PV 0 |     QK 2 |  PV 1 + max | exp | PV 2 |     QK 4 | ...
+//   consumer 1             QK 1 |     PV 0 + max | exp | PV 1 |     QK 3 |  PV 2 + max | exp | ...
 //
 // Shared memory holds two tiles, so how long a tile stays decides the speed: it is copied and
 // released in groups of two or three chunks of 64 columns, and multiplied as they come.
@@ -31,10 +33,11 @@
 //
 // The softmax is online, in base 2. The reference m of a row is the maximum at some earlier time,
 // raised only when a logit exceeds it by kLazy: P stays below 2^kLazy and the output is rescaled
-// about once an item instead of twice a tile. m(t) travels from owner to other side with P(t), so
-// both agree on the reference at every tile. The true maximum is kept beside it.
+// about once an item instead of twice a tile. m(t) travels from owner to other consumer with P(t),
+// so both agree on the reference at every tile. The true maximum is kept beside it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "winnow/device/common/math.cuh"
@@ -50,12 +53,12 @@ namespace winnow::sparse_mla::forward_sm90_detail {
 
 using namespace winnow::device;
 
-inline constexpr int kThreads = 384;  // side 0, side 1, gather
+inline constexpr int kThreads = 384;  // consumer 0, consumer 1, gather
 inline constexpr int kHeads = 64;     // of an item
-inline constexpr int kWarpsPerSide = 4;
+inline constexpr int kWarpsPerConsumer = 4;
 inline constexpr int kGroups = 4;  // in which the chunks of a tile are copied and released
 // 216 + 216 + 72 registers on 3 x 128 threads are 64512 of the 65536.
-inline constexpr int kSideRegisters = 216;
+inline constexpr int kConsumerRegisters = 216;
 inline constexpr int kGatherRegisters = 72;
 
 // A logit may exceed the reference by this much (in base 2) before the output is rescaled. Sums and
@@ -64,41 +67,65 @@ inline constexpr float kLazy = 8.0f;
 // The reference of a row that has seen nothing: finite, so that differences are never NaN.
 inline constexpr float kNoReference = -1e30f;
 
-// Shared memory, in bytes. Chunks are multiples of 1024 and begin at multiples of 1024.
+// Shared memory.
+template <int kDim>
+struct Layout {
+  static constexpr int kChunks = kDim / kChunkColumns;  // of a row: 9 or 8; V is the first 8
+  // Chunk 8 of a tile's slot holds the columns 512 to 575 of K until the logits are there, and then
+  // P, which the other consumer reads. With 512 columns it is for P alone.
+  struct Slot {
+    Chunk chunks[9];
+  };
+
+  Chunk q[kChunks];
+  Slot k[2];
+  float reference[2][kHeads];  // [slots]: m(t)
+  float sum[2][2][kHeads];     // [items][consumers]
+  float top[2][2][kHeads];     // [items][consumers]
+  std::uint64_t mask[2];       // [slots]: valid entries
+
+  // Who arrives -> who waits.
+  Mbarrier full[2][kGroups];   // [slots]: gather -> owner
+  Mbarrier empty[2][kGroups];  // [slots]: a consumer -> gather
+  Mbarrier q_full[kGroups];    // gather -> both consumers
+  Mbarrier q_free;             // both consumers -> gather
+  Mbarrier p_ready[2];         // [slots]: owner -> other consumer
+  Mbarrier sum_ready;          // both consumers -> both consumers
+};
+
+// Where things are in it, in bytes.
 template <int kDim>
 struct Plan {
   static_assert(kDim == 576 || kDim == 512);
-  static constexpr int kChunks = kDim / kChunkColumns;  // of a row: 9 or 8; V is the first 8
-  // Chunk 8 of a tile's slot holds the columns 512 to 575 of K until the logits are there, and then
-  // P, which the other side reads. With 512 columns it is for P alone.
+  using Memory = Layout<kDim>;
   static constexpr int kProbabilityChunk = 8;
-  static constexpr int kSlotBytes = 9 * kChunkBytes;
+  static constexpr int kSlotBytes = sizeof(typename Memory::Slot);
 
-  static constexpr int kQ = 0;
-  static constexpr int kK = kQ + kChunks * kChunkBytes;     // [2 slots]
-  static constexpr int kReference = kK + 2 * kSlotBytes;    // f32 [2 slots][64 heads]: m(t)
-  static constexpr int kSum = kReference + 2 * kHeads * 4;  // f32 [2 items][2 sides][64]
-  static constexpr int kTop = kSum + 4 * kHeads * 4;        // f32 [2 items][2 sides][64]
-  static constexpr int kMask = kTop + 4 * kHeads * 4;       // u64 [2 slots]: valid entries
+  static constexpr int kQ = offsetof(Memory, q);
+  static constexpr int kK = offsetof(Memory, k);
+  static constexpr int kReference = offsetof(Memory, reference);
+  static constexpr int kSum = offsetof(Memory, sum);
+  static constexpr int kTop = offsetof(Memory, top);
+  static constexpr int kMask = offsetof(Memory, mask);
+  static constexpr int kFull = offsetof(Memory, full);
+  static constexpr int kEmpty = offsetof(Memory, empty);
+  static constexpr int kQFull = offsetof(Memory, q_full);
+  static constexpr int kQFree = offsetof(Memory, q_free);
+  static constexpr int kPReady = offsetof(Memory, p_ready);
+  static constexpr int kSumReady = offsetof(Memory, sum_ready);
+  static constexpr int kBytes = sizeof(Memory);
 
-  // Barriers, 8 bytes each; who arrives, who waits.
-  static constexpr int kFull = kMask + 2 * 8;              // [2 slots][4 groups] gather -> owner
-  static constexpr int kEmpty = kFull + 2 * kGroups * 8;   // [2 slots][4 groups] a side -> gather
-  static constexpr int kQFull = kEmpty + 2 * kGroups * 8;  // [4 groups] gather -> both sides
-  static constexpr int kQFree = kQFull + kGroups * 8;      // both sides -> gather
-  static constexpr int kPReady = kQFree + 8;               // [2 slots] owner -> other side
-  static constexpr int kSumReady = kPReady + 2 * 8;        // both sides -> both sides
-  static constexpr int kBytes = kSumReady + 8;
-
-  static_assert(kK % 1024 == 0 && kChunkBytes % 1024 == 0 && kMask % 8 == 0);
+  static_assert(kK % 1024 == 0 && kSlotBytes % 1024 == 0);
   static_assert(kBytes <= 232448, "227 KB is what a block can have");
 };
-static_assert(Plan<576>::kReference == 221184 && Plan<576>::kBytes == 223952);
-static_assert(Plan<512>::kReference == 212992 && Plan<512>::kBytes == 215760);
+static_assert(Plan<576>::kReference == 221184 && Plan<576>::kFull == 223760);
+static_assert(Plan<576>::kSumReady == 223944 && Plan<576>::kBytes == 223952);
+static_assert(Plan<512>::kReference == 212992 && Plan<512>::kFull == 215568);
+static_assert(Plan<512>::kSumReady == 215752 && Plan<512>::kBytes == 215760);
 
-// The chunks of group g of a tile in slot s: the owner's side of V first, because the owner is done
-// with it first, and last the chunk that P takes, which is free when the other side is through.
-// Groups 0 and 1 are released by the owner, 2 and 3 by the other side.
+// The chunks of group g of a tile in slot s: the owner's half of V first, because the owner is done
+// with it first, and last the chunk that P takes, which is free when the other consumer is through.
+// Groups 0 and 1 are released by the owner, 2 and 3 by the other consumer.
 __host__ __device__ constexpr int group_chunk(int slot, int group, int i) {
   if (i == 2) return 8;
   return 4 * (group < 2 ? slot : 1 - slot) + 2 * (group % 2) + i;
@@ -193,7 +220,7 @@ __device__ __forceinline__ void load_tile_rows(std::uint32_t smem, std::uint32_t
   }
 }
 
-// Runs ahead of the sides by what the slots allow, into the next item too.
+// Runs ahead of the consumers by what the slots allow, into the next item too.
 template <int kDim>
 __device__ __forceinline__ void gather_role(const KernelParams& params, std::uint32_t smem) {
   using P = Plan<kDim>;
@@ -248,16 +275,17 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, std::uin
   }
 }
 
-// --- the two sides ------------------------------------------------------------------------------
+// --- the two consumers
+// ------------------------------------------------------------------------------
 
 // What a thread knows of its two rows (heads): lane / 4 of the warp's 16, and 8 further.
 struct RowState {
   float reference[2];  // m, in base 2
   float sum[2];        // of P over the tiles and columns of this thread, relative to m
-  float top[2];        // largest logit of this side's tiles, in base 2
+  float top[2];        // largest logit of this consumer's tiles, in base 2
 };
 
-// Half of the output: o[piece] are the 128 columns 128 * piece of the side's 256.
+// Half of the output: o[piece] are the 128 columns 128 * piece of the consumer's 256.
 using Output = float[2][64];
 
 // Takes over new references of the thread's rows. `factors` are what sums of before shrink by.
@@ -362,29 +390,29 @@ __device__ __forceinline__ void softmax_weights(const KernelParams& params, cons
   }
 }
 
-// Gives P and the reference of an owned tile to the other side.
-template <int kDim, int kSide>
+// Gives P and the reference of an owned tile to the other consumer.
+template <int kDim, int kConsumer>
 __device__ __forceinline__ void hand_over(std::uint32_t smem, int warp, int lane,
                                           const std::uint32_t (&p)[16], const RowState& state) {
   using P = Plan<kDim>;
   const std::uint32_t chunk =
-      smem + P::kK + kSide * P::kSlotBytes + P::kProbabilityChunk * kChunkBytes;
+      smem + P::kK + kConsumer * P::kSlotBytes + P::kProbabilityChunk * kChunkBytes;
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     stmatrix_x4(fragment_address(chunk, warp, lane, k16), p[4 * k16], p[4 * k16 + 1],
                 p[4 * k16 + 2], p[4 * k16 + 3]);
   }
   if ((lane & 3) == 0) {
-    const std::uint32_t at = smem + P::kReference + 4 * (kSide * kHeads + 16 * warp + lane / 4);
+    const std::uint32_t at = smem + P::kReference + 4 * (kConsumer * kHeads + 16 * warp + lane / 4);
     st_shared(at, state.reference[0]);
     st_shared(at + 32, state.reference[1]);
   }
   fence_proxy_async_shared();  // each writer, before the arrival that lets wgmma read
-  mbarrier_arrive_warp(smem + P::kPReady + 8 * kSide);
+  mbarrier_arrive_warp(smem + P::kPReady + 8 * kConsumer);
 }
 
 // Queues o += P V for an owned tile, P from registers. Two commit groups, one a piece.
-template <int kDim, int kSide>
+template <int kDim, int kConsumer>
 __device__ __forceinline__ void multiply_own_values(std::uint32_t smem,
                                                     const std::uint32_t (&p)[16], Output& o) {
   using P = Plan<kDim>;
@@ -392,7 +420,8 @@ __device__ __forceinline__ void multiply_own_values(std::uint32_t smem,
   wgmma_fence();
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
-    const std::uint32_t v = P::kK + kSide * P::kSlotBytes + (4 * kSide + 2 * piece) * kChunkBytes;
+    const std::uint32_t v =
+        P::kK + kConsumer * P::kSlotBytes + (4 * kConsumer + 2 * piece) * kChunkBytes;
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       wgmma_m64n128k16<Major::MN>(o[piece], p[4 * k16], p[4 * k16 + 1], p[4 * k16 + 2],
@@ -402,14 +431,14 @@ __device__ __forceinline__ void multiply_own_values(std::uint32_t smem,
   }
 }
 
-// The same for a tile of the other side, P from shared memory, after taking over its reference.
-template <int kDim, int kSide>
+// The same for a tile of the other consumer, P from shared memory, after taking over its reference.
+template <int kDim, int kConsumer>
 __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, std::uint32_t parity,
                                                       int warp, int lane, RowState& state,
                                                       Output& o) {
   using P = Plan<kDim>;
-  constexpr int kOther = 1 - kSide;
-  mbarrier_wait(smem + P::kPReady + 8 * kOther, parity, "side", kSide);
+  constexpr int kOther = 1 - kConsumer;
+  mbarrier_wait(smem + P::kPReady + 8 * kOther, parity, "consumer", kConsumer);
   const std::uint32_t at = smem + P::kReference + 4 * (kOther * kHeads + 16 * warp + lane / 4);
   const float raised[2] = {ld_shared<float>(at), ld_shared<float>(at + 32)};
   float factors[2];
@@ -423,7 +452,7 @@ __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, std::u
   wgmma_fence();
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
-    const std::uint32_t v = kSlot + (4 * kSide + 2 * piece) * kChunkBytes;
+    const std::uint32_t v = kSlot + (4 * kConsumer + 2 * piece) * kChunkBytes;
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       wgmma_m64n128k16<Major::K, Major::MN>(o[piece], descriptor_offset(p, 32 * k16),
@@ -435,7 +464,7 @@ __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, std::u
 
 // Waits for the two commit groups of the P V queued last and gives each piece's chunks back to the
 // gather warpgroup. kGroup: the first of the two groups of chunks: 0 of an owned tile, 2 of one of
-// the other side.
+// the other consumer.
 template <int kDim, int kSlot, int kGroup>
 __device__ __forceinline__ void release_values(std::uint32_t smem, Output& o) {
   using P = Plan<kDim>;
@@ -447,15 +476,15 @@ __device__ __forceinline__ void release_values(std::uint32_t smem, Output& o) {
   wgmma_pin(o[1]);
 }
 
-// Sums over both sides and all columns, by way of shared memory. `item_parity` alternates, and the
-// barrier of the next item separates the reads of this one from the writes two items later.
-template <int kDim, int kSide>
-__device__ __forceinline__ void merge_sides(std::uint32_t smem, std::uint32_t item_parity, int warp,
-                                            int lane, RowState& state) {
+// Sums over both consumers and all columns, by way of shared memory. `item_parity` alternates, and
+// the barrier of the next item separates the reads of this one from the writes two items later.
+template <int kDim, int kConsumer>
+__device__ __forceinline__ void merge_consumers(std::uint32_t smem, std::uint32_t item_parity,
+                                                int warp, int lane, RowState& state) {
   using P = Plan<kDim>;
   const std::uint32_t row = 4 * (16 * warp + lane / 4);
-  const std::uint32_t mine = 4 * kHeads * (2 * item_parity + kSide) + row;
-  const std::uint32_t other = 4 * kHeads * (2 * item_parity + 1 - kSide) + row;
+  const std::uint32_t mine = 4 * kHeads * (2 * item_parity + kConsumer) + row;
+  const std::uint32_t other = 4 * kHeads * (2 * item_parity + 1 - kConsumer) + row;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     state.sum[r] = quad_sum(state.sum[r]);
@@ -465,7 +494,7 @@ __device__ __forceinline__ void merge_sides(std::uint32_t smem, std::uint32_t it
     }
   }
   mbarrier_arrive_warp(smem + P::kSumReady);
-  mbarrier_wait(smem + P::kSumReady, item_parity, "side", kSide);
+  mbarrier_wait(smem + P::kSumReady, item_parity, "consumer", kConsumer);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float sum = ld_shared<float>(smem + P::kSum + other + 32 * r);
@@ -475,8 +504,8 @@ __device__ __forceinline__ void merge_sides(std::uint32_t smem, std::uint32_t it
   }
 }
 
-// Writes the side's half of the item's output, and lse (side 0) or max_logits (side 1).
-template <int kSide>
+// Writes the consumer's half of the item's output, and lse (consumer 0) or max_logits (consumer 1).
+template <int kConsumer>
 __device__ __forceinline__ void store_item(const KernelParams& params, std::uint32_t item, int warp,
                                            int lane, const RowState& state, const Output& o) {
   const std::int64_t query = item / params.head_blocks;
@@ -494,11 +523,11 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
                              ? 0.0f
                              : 1.0f / (state.sum[r] + ex2(sink - state.reference[r]));
     if (exists && (lane & 3) == 0) {
-      if (kSide == 0 && params.lse != nullptr) {
+      if (kConsumer == 0 && params.lse != nullptr) {
         params.lse[query * params.lse_stride0 + head * params.lse_stride1] =
             (state.reference[r] + log2f(state.sum[r])) * kLn2;  // log2(0) is -inf
       }
-      if (kSide == 1 && params.max_logits != nullptr) {
+      if (kConsumer == 1 && params.max_logits != nullptr) {
         params.max_logits[query * params.max_logits_stride0 + head * params.max_logits_stride1] =
             state.top[r] * kLn2;
       }
@@ -506,7 +535,7 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
     // A quad holds 32 columns of a row as 4 blocks of 8, two columns a lane; transposed, each lane
     // has one block, 16 bytes.
     char* const row = params.out + query * params.out_stride0 + head * params.out_stride1 +
-                      (kSide * 256 + 8 * (lane & 3)) * 2;
+                      (kConsumer * 256 + 8 * (lane & 3)) * 2;
 #pragma unroll
     for (int piece = 0; piece < 2; ++piece) {
 #pragma unroll
@@ -524,10 +553,10 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
   }
 }
 
-template <int kDim, int kSide>
-__device__ __forceinline__ void side_role(const KernelParams& params, std::uint32_t smem) {
+template <int kDim, int kConsumer>
+__device__ __forceinline__ void consumer_role(const KernelParams& params, std::uint32_t smem) {
   using P = Plan<kDim>;
-  constexpr int kOther = 1 - kSide;
+  constexpr int kOther = 1 - kConsumer;
   const int thread = threadIdx.x & 127;
   const int warp = thread >> 5;
   const int lane = thread & 31;
@@ -535,17 +564,17 @@ __device__ __forceinline__ void side_role(const KernelParams& params, std::uint3
   std::uint32_t q_uses = 0;                    // items with tiles
 
   const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
-    mbarrier_wait(smem + P::kFull + 8 * (kSide * kGroups + kGroup), own_uses & 1, "side",
-                  10 * kSide + kGroup);
+    mbarrier_wait(smem + P::kFull + 8 * (kConsumer * kGroups + kGroup), own_uses & 1, "consumer",
+                  10 * kConsumer + kGroup);
     // The queries come between tiles 0 and 1, in groups of the same chunks as those of slot 0; the
-    // groups of slot 1 hold other chunks, so side 1 waits for all of them.
-    if (tile == kSide && (kSide == 0 || kGroup == 0)) {
+    // groups of slot 1 hold other chunks, so consumer 1 waits for all of them.
+    if (tile == kConsumer && (kConsumer == 0 || kGroup == 0)) {
 #pragma unroll
-      for (int group = kGroup; group < (kSide == 0 ? kGroup + 1 : kGroups); ++group) {
-        mbarrier_wait(smem + P::kQFull + 8 * group, q_uses & 1, "side", 10 * kSide + group);
+      for (int group = kGroup; group < (kConsumer == 0 ? kGroup + 1 : kGroups); ++group) {
+        mbarrier_wait(smem + P::kQFull + 8 * group, q_uses & 1, "consumer", 10 * kConsumer + group);
       }
     }
-    multiply_scores<kDim, kSide, kGroup>(smem, s);
+    multiply_scores<kDim, kConsumer, kGroup>(smem, s);
   };
 
   int entries = query_entries(params.kv, blockIdx.x / params.head_blocks);
@@ -566,47 +595,48 @@ __device__ __forceinline__ void side_role(const KernelParams& params, std::uint3
       float s[32];
       std::uint32_t p[16];
       // The logits of this tile, as its chunks come, and queued behind them P V of the tile before,
-      // which the other side hands over about then: it runs while the maxima are taken.
+      // which the other consumer hands over about then: it runs while the maxima are taken.
       scores.template operator()<0>(tile, s);
       scores.template operator()<1>(tile, s);
       scores.template operator()<2>(tile, s);
       scores.template operator()<3>(tile, s);
       if constexpr (kBefore) {
-        multiply_other_values<kDim, kSide>(smem, other_uses & 1, warp, lane, state, o);
+        multiply_other_values<kDim, kConsumer>(smem, other_uses & 1, warp, lane, state, o);
         ++other_uses;
       }
       wgmma_wait<kBefore ? 2 : 0>();  // the logits are there; P V may still run
       wgmma_pin(s);
       if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
 
-      const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * kSide);
+      const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * kConsumer);
       float factors[2];
       softmax_reference(params, mask, lane, s, state, factors);
       // Released before the exponentials: the other slot is refilled while they are taken.
       if constexpr (kBefore) release_values<kDim, kOther, 2>(smem, o);
       softmax_weights(params, s, p, state);
       rescale(o, factors);
-      multiply_own_values<kDim, kSide>(smem, p, o);
-      hand_over<kDim, kSide>(smem, warp, lane, p, state);  // both only read the registers of p
-      release_values<kDim, kSide, 0>(smem, o);
+      multiply_own_values<kDim, kConsumer>(smem, p, o);
+      hand_over<kDim, kConsumer>(smem, warp, lane, p, state);  // both only read the registers of p
+      release_values<kDim, kConsumer, 0>(smem, o);
       wgmma_pin(p);
       ++own_uses;
     };
-    if (kSide == 0 && tiles > 0) own_tile.template operator()<false>(0);
-    for (int tile = kSide == 0 ? 2 : 1; tile < tiles; tile += 2) {
+    if (kConsumer == 0 && tiles > 0) own_tile.template operator()<false>(0);
+    for (int tile = kConsumer == 0 ? 2 : 1; tile < tiles; tile += 2) {
       own_tile.template operator()<true>(tile);
     }
     if (tiles > 0) {
-      if (kSide == 1 && tiles == 1) mbarrier_arrive_warp(smem + P::kQFree);  // it had no use for Q
-      if ((tiles - 1) % 2 != kSide) {
-        multiply_other_values<kDim, kSide>(smem, other_uses & 1, warp, lane, state, o);
+      if (kConsumer == 1 && tiles == 1)
+        mbarrier_arrive_warp(smem + P::kQFree);  // it had no use for Q
+      if ((tiles - 1) % 2 != kConsumer) {
+        multiply_other_values<kDim, kConsumer>(smem, other_uses & 1, warp, lane, state, o);
         release_values<kDim, kOther, 2>(smem, o);
         ++other_uses;
       }
-      merge_sides<kDim, kSide>(smem, q_uses & 1, warp, lane, state);
+      merge_consumers<kDim, kConsumer>(smem, q_uses & 1, warp, lane, state);
       ++q_uses;
     }
-    store_item<kSide>(params, item, warp, lane, state, o);
+    store_item<kConsumer>(params, item, warp, lane, state, o);
     entries = next_entries;
   }
 }
@@ -621,13 +651,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < 2 * kGroups; ++i) {
       // One arrival a gather thread, one more for the mask with group 0.
       mbarrier_init(smem + P::kFull + 8 * i, kGatherThreads + (i % kGroups == 0 ? 1 : 0));
-      mbarrier_init(smem + P::kEmpty + 8 * i, kWarpsPerSide * kWarpArrival);
+      mbarrier_init(smem + P::kEmpty + 8 * i, kWarpsPerConsumer * kWarpArrival);
     }
     for (int i = 0; i < kGroups; ++i) mbarrier_init(smem + P::kQFull + 8 * i, kGatherThreads);
     for (int i = 0; i < 2; ++i)
-      mbarrier_init(smem + P::kPReady + 8 * i, kWarpsPerSide * kWarpArrival);
-    mbarrier_init(smem + P::kQFree, 2 * kWarpsPerSide * kWarpArrival);
-    mbarrier_init(smem + P::kSumReady, 2 * kWarpsPerSide * kWarpArrival);
+      mbarrier_init(smem + P::kPReady + 8 * i, kWarpsPerConsumer * kWarpArrival);
+    mbarrier_init(smem + P::kQFree, 2 * kWarpsPerConsumer * kWarpArrival);
+    mbarrier_init(smem + P::kSumReady, 2 * kWarpsPerConsumer * kWarpArrival);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -635,11 +665,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Each role is one branch, as setmaxnreg wants it.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
-    setmaxnreg_inc<kSideRegisters>();
-    side_role<kDim, 0>(params, smem);
+    setmaxnreg_inc<kConsumerRegisters>();
+    consumer_role<kDim, 0>(params, smem);
   } else if (warpgroup == 1) {
-    setmaxnreg_inc<kSideRegisters>();
-    side_role<kDim, 1>(params, smem);
+    setmaxnreg_inc<kConsumerRegisters>();
+    consumer_role<kDim, 1>(params, smem);
   } else {
     setmaxnreg_dec<kGatherRegisters>();
     gather_role<kDim>(params, smem);
