@@ -1,5 +1,6 @@
 """How processes meet: stores, shared memory, winnow launch."""
 
+import os
 import subprocess
 import sys
 import time
@@ -108,6 +109,12 @@ def test_the_documented_program_runs(tmp_path):
     assert result.returncode == 0, result.stderr
     for line in output.splitlines():  # of two processes, in any order
         assert line in result.stdout
+    alone = {name: text for name, text in os.environ.items() if not name.startswith("WINNOW_")}
+    bare = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=120, env=alone
+    )
+    assert bare.returncode == 1
+    assert bare.stderr == "Start the ranks with: winnow launch -n 2 -- python program.py\n"
 
 
 def test_a_store_that_fails_says_so():

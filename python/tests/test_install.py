@@ -217,6 +217,15 @@ def test_bench_shows_the_cost_of_a_call_beside_the_operations(
         assert json.loads(capfd.readouterr().out)["results"] == ([1, *rows] if costs else [1])
 
 
+@pytest.mark.parametrize("output", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize("arguments", ["info", "bench python --json"])
+def test_lost_output_is_an_error_of_the_system(arguments, output):
+    command = f"{sys.executable} -m winnow {arguments} {output}"
+    result = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=250)
+    assert result.returncode == 4, result.stderr
+    assert "winnow: standard output: the output is incomplete: " in result.stderr
+
+
 @pytest.mark.parametrize("room", ["sparse_mla", "paged_xl"])
 def test_every_function_has_a_docstring_and_a_stub(room):
     stub = ast.parse((PACKAGE / "_winnow" / f"{room}.pyi").read_text())

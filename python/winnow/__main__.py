@@ -5,12 +5,13 @@ from Python costs beyond the call in C++.
 """
 
 import argparse
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
+from typing import Callable, List
 
 _PROGRAM = Path(__file__).parent / "bin" / "winnow"
 
@@ -45,16 +46,33 @@ def _bench(arguments: List[str]) -> int:
     return 1 if missed else result.returncode
 
 
+def _printing(command: Callable[[List[str]], int], arguments: List[str]) -> int:
+    """The exit code of a command that prints from Python: 4, as of the program, where standard
+    output is closed or cannot be written."""
+    try:
+        code = command(arguments)
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        sys.stdout.flush()
+        return code
+    except OSError as error:
+        if error.filename is not None:  # another file than standard output
+            raise
+        text = f"winnow: standard output: the output is incomplete: {error.strerror}"
+        print(text, file=sys.stderr, flush=True)
+        os._exit(4)  # the interpreter's own end would flush, and fail, once more
+
+
 def main() -> None:
     """Becomes the program `winnow` with this process's arguments."""
     if sys.argv[1:3] == ["bench", "python"]:
         from winnow import call_cost
 
-        sys.exit(call_cost.main(sys.argv[3:]))
+        sys.exit(_printing(call_cost.main, sys.argv[3:]))
     if not _PROGRAM.exists():
         sys.exit("winnow: this package was built without the command line program")
     if sys.argv[1:2] == ["bench"]:
-        sys.exit(_bench(sys.argv[2:]))
+        sys.exit(_printing(_bench, sys.argv[2:]))
     os.execv(_PROGRAM, ["winnow", *sys.argv[1:]])
 
 

@@ -16,7 +16,6 @@
 #include "tools/winnow/table.h"
 #include <benchmark/benchmark.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "winnow/core/device.h"
 #include "winnow/core/error.h"
@@ -212,8 +211,8 @@ double median(std::vector<double> values) {
 }
 
 int run_bench(const BenchOptions& options) {
-  const auto operations = select_operations(options.operation);
-  const testing::Target target = make_target(options.where);
+  const auto operations = select_operations("bench", options.operation);
+  const testing::Target target = make_target("bench", options.where);
   // The library's own arguments; ours were parsed before.
   std::string arguments[] = {"winnow", "--benchmark_enable_random_interleaving=true"};
   char* argv[] = {arguments[0].data(), arguments[1].data(), nullptr};
@@ -228,7 +227,7 @@ int run_bench(const BenchOptions& options) {
                {"of ceiling", Table::Align::right},
                {"target"}});
   ordered_json results = ordered_json::array();
-  Progress progress(std::cerr, isatty(STDERR_FILENO) != 0);
+  Progress progress(std::cerr, progress_wanted());
   bool found = false, missed = false;
   for (const auto* operation : operations) {
     for (const testing::Benchmark& one : operation->benchmarks) {

@@ -20,15 +20,17 @@ enum ExitCode : int {
 };
 
 // The operations that a name selects: "sparse_mla::forward", a family ("sparse_mla"), or all for
-// "". Throws Error naming the known ones.
-std::vector<const testing::Operation*> select_operations(const std::string& name);
+// "". Throws Error, in the name of the command, naming the known ones.
+std::vector<const testing::Operation*> select_operations(const std::string& command,
+                                                         const std::string& name);
 
 struct RunWhere {
   std::string device = "auto";  // auto, cpu or cuda
   std::string backend;          // forces one; empty: the first that serves the device
 };
-// Throws Error (unsupported) where `cuda` is asked for and no GPU is there.
-testing::Target make_target(const RunWhere& where);
+// Throws Error (unsupported), in the name of the command, where `cuda` is requested and this
+// machine has no GPU.
+testing::Target make_target(const std::string& command, const RunWhere& where);
 
 int run_info(bool json);
 

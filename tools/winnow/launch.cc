@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "tools/winnow/commands.h"
+#include "tools/winnow/printable.h"
+#include "tools/winnow/standard_output.h"
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -122,7 +124,9 @@ std::string end_of(int rank, int status) {
   return who + " was killed by signal " + std::to_string(number) + " (" + strsignal(number) + ")";
 }
 
-void say(const std::string& text) { std::cerr << "winnow launch: " << text << std::endl; }
+void say(const std::string& text) {
+  std::cerr << "winnow launch: " << printable(text) << std::endl;
+}
 
 // How long the ranks' waits last.
 nanoseconds wait_of(const LaunchOptions& options) {
@@ -203,6 +207,7 @@ class Launcher {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != launcher) _exit(127);  // it died before the line above
     sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+    restore_write_signals();
     const int ranks = options_.ranks;
     setenv("WINNOW_RANK", std::to_string(rank).c_str(), 1);
     setenv("WINNOW_WORLD_SIZE", std::to_string(ranks).c_str(), 1);

@@ -1,6 +1,8 @@
 // The command line program: parses the arguments and runs one subcommand.
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <new>
@@ -10,8 +12,12 @@
 
 #include "tools/winnow/commands.h"
 #include "tools/winnow/demo/demo.h"
+#include "tools/winnow/demo/text_format.h"
+#include "tools/winnow/nearest.h"
+#include "tools/winnow/printable.h"
+#include "tools/winnow/progress.h"
+#include "tools/winnow/standard_output.h"
 #include <CLI/CLI.hpp>
-#include <unistd.h>
 
 #include "winnow/core/error.h"
 #include "winnow/core/version.h"
@@ -24,7 +30,7 @@ constexpr const char* kExitCodes = R"(Exit codes:
   1  a check failed: a wrong result, or with --check a speed below its target
   2  bad usage or input: an unknown option, operation, file or value
   3  not supported on this machine or by this build; the reason is printed
-  4  the system failed: memory, a file that cannot be written, a defect)";
+  4  the system failed: memory, a file or standard output that cannot be written, a defect)";
 
 constexpr const char* kExamples = R"(Examples:
   winnow info                         what this build and this machine can do
@@ -41,6 +47,19 @@ std::string default_document() {
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
   const auto installed = program.parent_path().parent_path() / WINNOW_INSTALLED_DOCUMENT;
   return std::filesystem::exists(installed, error) ? installed.string() : WINNOW_SOURCE_DOCUMENT;
+}
+
+// CLI::Range without its defect: it lets NaN pass.
+CLI::Validator number_in(double least, double most) {
+  const std::string range = demo::format_text("%g to %g", least, most);
+  const auto check = [=](std::string& text) {
+    double value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) {
+      return std::string();
+    }
+    return "want a number from " + range + ", got " + text;
+  };
+  return {check, "FLOAT in [" + range + "]"};
 }
 
 void add_where(CLI::App& command, RunWhere& where) {
@@ -68,19 +87,26 @@ void add_demo(CLI::App& app, int& exit_code) {
       "  winnow demo --json > numbers.json           every number, for programs\n");
   auto options = std::make_shared<demo::DemoOptions>();
   options->default_document = default_document();
-  options->progress = isatty(STDERR_FILENO) != 0;
+  options->progress = progress_wanted();
   auto device = std::make_shared<std::string>("auto");
   command->add_option("FILE", options->file, "a UTF-8 text (default: a document of the project)");
   command->add_option("--device", *device, "where the tensors live: auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   command->add_option("--out", options->out_dir, "folder for the pictures")->capture_default_str();
-  command->add_option("--tokens", options->tokens, "bytes of the document that are used at most")
+  command
+      ->add_option("--tokens", options->tokens,
+                   demo::format_text("bytes of the document that are used at most, %d to %d",
+                                     int(demo::kMinTokens), int(demo::kMaxTokens)))
       ->capture_default_str();
-  command->add_option("--steps", options->steps, "steps of training")->capture_default_str();
+  command
+      ->add_option("--steps", options->steps,
+                   demo::format_text("steps of training, at least %d", int(demo::kMinSteps)))
+      ->capture_default_str();
   command
       ->add_option("--ranks", options->ranks,
-                   "ranks that share the mixture of experts, 1 to 32 (threads)")
+                   demo::format_text("threads that share the mixture of experts, 1 to %d",
+                                     int(demo::kMaxRanks)))
       ->capture_default_str();
   command->add_flag("--json", options->json, "print one JSON object and nothing else");
   command->callback([options, device, &exit_code] {
@@ -118,7 +144,7 @@ void add_bench(CLI::App& app, int& exit_code) {
   command->add_option("--name", options->only_benchmark, "only this benchmark");
   command->add_flag("--all", options->all, "the slow ones too");
   command->add_option("--seconds", options->seconds, "least measured time of a repetition")
-      ->check(CLI::Range(0.001, 60.0))
+      ->check(number_in(0.001, 60.0))
       ->capture_default_str();
   command->add_option("--repetitions", options->repetitions, "repetitions; the median is reported")
       ->check(CLI::Range(1, 1000))
@@ -188,12 +214,30 @@ int exit_code_of(ErrorCode code) {
   return kSystemError;
 }
 
+// Throws Error where the first argument is neither an option nor a command.
+void check_command(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  const std::string given = argv[1];
+  std::vector<std::string> known;
+  for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
+  if (std::find(known.begin(), known.end(), given) != known.end()) return;
+  std::string wanted;
+  for (const std::string& name : known) wanted += (wanted.empty() ? "one of " : ", ") + name;
+  const std::string similar = nearest(given, known);
+  throw Error(ErrorCode::invalid_argument, "command",
+              "want " + wanted + ", got \"" + given + "\"" +
+                  (similar.empty() ? "" : "; did you mean " + similar + "?"));
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Winnow: the kernels that sparse transformers need");
   app.name("winnow");
   app.set_version_flag("--version", std::string("winnow ") + WINNOW_VERSION);
   app.require_subcommand(1);
   app.footer(std::string(kExamples) + kExitCodes);
+  app.failure_message([](const CLI::App* command, const CLI::Error& error) {
+    return printable(CLI::FailureMessage::simple(command, error), true);
+  });
   int exit_code = kOk;
   add_info(app, exit_code);
   add_demo(app, exit_code);
@@ -201,6 +245,7 @@ int run(int argc, char** argv) {
   add_bench(app, exit_code);
   const std::vector<std::string> ranks_command = take_ranks_command(argc, argv);
   add_launch(app, ranks_command, exit_code);
+  check_command(app, argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -209,21 +254,40 @@ int run(int argc, char** argv) {
   return exit_code;
 }
 
+// The exit code of `work`; what it throws becomes a line on standard error.
+struct Outcome {
+  int exit_code = kOk;
+  std::string message;
+};
+
+Outcome attempt(const std::function<int()>& work) {
+  try {
+    return {work(), ""};
+  } catch (const Error& error) {
+    return {exit_code_of(error.code()), error.what()};
+  } catch (const std::bad_alloc&) {
+    return {kSystemError, "out of memory"};
+  } catch (const std::exception& error) {
+    return {kSystemError, error.what()};
+  }
+}
+
 }  // namespace
 }  // namespace winnow::cli
 
 int main(int argc, char** argv) {
+  using namespace winnow::cli;
   // Ranks on one GPU wait for each other there: no two streams may share a hardware queue.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  try {
-    return winnow::cli::run(argc, argv);
-  } catch (const winnow::Error& error) {
-    std::cerr << "winnow: " << error.what() << "\n";
-    return winnow::cli::exit_code_of(error.code());
-  } catch (const std::bad_alloc&) {
-    std::cerr << "winnow: memory could not be had\n";
-  } catch (const std::exception& error) {
-    std::cerr << "winnow: " << error.what() << "\n";
+  StandardOutput output;
+  const Outcome command = attempt([&] { return run(argc, argv); });
+  const Outcome end = attempt([&] {
+    output.finish();
+    return kOk;
+  });
+  for (const Outcome& outcome : {command, end}) {
+    if (outcome.message.empty()) continue;
+    std::cerr << "winnow: " << printable(outcome.message, true) << "\n";
   }
-  return winnow::cli::kSystemError;
+  return end.exit_code != kOk ? end.exit_code : command.exit_code;
 }

@@ -6,7 +6,14 @@
 
 namespace winnow::cli {
 
-// Overwrites itself; does nothing unless enabled.
+// Whether standard error is a terminal on which a line can be overwritten: TERM=dumb is not.
+bool progress_wanted();
+
+// The text without its end where it has more than `columns` code points.
+std::string cut_to_width(const std::string& text, int columns);
+
+// Overwrites itself and never fills the terminal's last column, so that it does not wrap; does
+// nothing unless enabled.
 class Progress {
  public:
   Progress(std::ostream& stream, bool enabled) : stream_(stream), enabled_(enabled) {}
@@ -14,15 +21,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void show(const std::string& text) {
-    if (!enabled_) return;
-    stream_ << "\r\x1b[K" << text << std::flush;
-    shown_ = true;
-  }
-  void clear() {
-    if (shown_) stream_ << "\r\x1b[K" << std::flush;
-    shown_ = false;
-  }
+  void show(const std::string& text);
+  void clear();
 
  private:
   std::ostream& stream_;

@@ -5,7 +5,8 @@
 
 namespace winnow::cli {
 
-std::vector<const testing::Operation*> select_operations(const std::string& name) {
+std::vector<const testing::Operation*> select_operations(const std::string& command,
+                                                         const std::string& name) {
   std::vector<const testing::Operation*> selected;
   std::string known;
   for (const testing::Operation& operation : testing::operations()) {
@@ -15,13 +16,13 @@ std::vector<const testing::Operation*> select_operations(const std::string& name
     known += (known.empty() ? "" : ", ") + operation.name;
   }
   if (selected.empty()) {
-    throw Error(ErrorCode::invalid_argument, "winnow", "operation", "one of " + known,
+    throw Error(ErrorCode::invalid_argument, command, "operation", "one of " + known,
                 "\"" + name + "\"");
   }
   return selected;
 }
 
-testing::Target make_target(const RunWhere& where) {
+testing::Target make_target(const std::string& command, const RunWhere& where) {
   testing::Target target;
   const BackendStatus* gpu = nullptr;  // the first GPU backend that works here
   std::string reason;
@@ -29,7 +30,7 @@ testing::Target make_target(const RunWhere& where) {
     if (!where.backend.empty() && status.backend == backend_from_string(where.backend)) {
       target.options.backend = status.backend;
       if (!status.supported) {
-        throw Error(ErrorCode::unsupported, "winnow", "--backend", "one that works here",
+        throw Error(ErrorCode::unsupported, command, "--backend", "one that works here",
                     where.backend + ": " + status.reason);
       }
     }
@@ -38,7 +39,7 @@ testing::Target make_target(const RunWhere& where) {
     if (!status.supported && reason.empty()) reason = status.reason;
   }
   if (where.device == "cuda" && gpu == nullptr) {
-    throw Error(ErrorCode::unsupported, "winnow", "--device", "one that works here (cpu, auto)",
+    throw Error(ErrorCode::unsupported, command, "--device", "one that works here (cpu, auto)",
                 "cuda: " + reason);
   }
   // A forced backend settles an automatic device.

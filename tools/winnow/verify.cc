@@ -12,7 +12,6 @@
 #include "tools/winnow/progress.h"
 #include "tools/winnow/table.h"
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
@@ -102,7 +101,7 @@ void print_failures(const Totals& totals) {
 
 // With "auto" every device that this machine has a backend for, so that a GPU is checked too.
 std::vector<testing::Target> verify_targets(const RunWhere& where) {
-  std::vector<testing::Target> targets = {make_target(where)};
+  std::vector<testing::Target> targets = {make_target("verify", where)};
   if (where.device == "auto" && where.backend.empty() &&
       targets.front().device == DeviceType::cuda) {
     targets.insert(targets.begin(), testing::Target{});
@@ -110,23 +109,30 @@ std::vector<testing::Target> verify_targets(const RunWhere& where) {
   return targets;
 }
 
+void list_cases(const std::vector<const testing::Operation*>& operations, bool json) {
+  ordered_json cases = ordered_json::array();
+  for (const auto* operation : operations) {
+    for (const testing::Case& one : operation->cases) {
+      cases.push_back({{"operation", operation->name}, {"case", one.name}, {"shape", one.shape}});
+      if (!json) std::cout << operation->name << " " << one.name << "  (" << one.shape << ")\n";
+    }
+  }
+  if (json) std::cout << ordered_json{{"cases", cases}}.dump(2) << "\n";
+}
+
 }  // namespace
 
 int run_verify(const VerifyOptions& options) {
-  const auto operations = select_operations(options.operation);
+  const auto operations = select_operations("verify", options.operation);
   if (options.list) {
-    for (const auto* operation : operations) {
-      for (const testing::Case& one : operation->cases) {
-        std::cout << operation->name << " " << one.name << "  (" << one.shape << ")\n";
-      }
-    }
+    list_cases(operations, options.json);
     return kOk;
   }
   const std::vector<testing::Target> targets = verify_targets(options.where);
   const Launch launch = expert_parallel::launch_environment();
   const bool speaks = !launch.has_value() || launch->rank == 0;
   Totals totals;
-  Progress progress(std::cerr, speaks && isatty(STDERR_FILENO) != 0);
+  Progress progress(std::cerr, speaks && progress_wanted());
   bool found = options.only_case.empty();
   for (const auto* operation : operations) {
     Table table({{"case"},

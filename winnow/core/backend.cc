@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstdlib>
-#include <cstring>
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
@@ -68,6 +67,15 @@ std::optional<Backend> forced_by_environment() {
   const char* name = std::getenv("WINNOW_BACKEND");
   if (name == nullptr || *name == '\0') return std::nullopt;
   return backend_from_string(name);
+}
+
+bool check_from_environment(std::string_view operation) {
+  const char* text = std::getenv("WINNOW_CHECK");
+  const std::string_view value = text == nullptr ? "" : text;
+  if (value.empty() || value == "0") return false;
+  if (value == "1") return true;
+  throw Error(ErrorCode::invalid_argument, std::string(operation), "WINNOW_CHECK", "0 or 1",
+              "\"" + std::string(value) + "\"");
 }
 
 }  // namespace
@@ -137,9 +145,8 @@ Backend choose_backend(std::string_view operation, Device device, const RunOptio
 }
 
 bool checks_contents(std::string_view operation, Device device, const RunOptions& options) {
+  const bool by_environment = check_from_environment(operation);
   if (device.type == DeviceType::cpu) return true;
-  const char* wanted = std::getenv("WINNOW_CHECK");
-  const bool by_environment = wanted != nullptr && *wanted != '\0' && std::strcmp(wanted, "0") != 0;
   if (!options.check && !by_environment) return false;
   if (in_capture(device, options.stream)) {
     throw Error(ErrorCode::unsupported, std::string(operation),

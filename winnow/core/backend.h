@@ -40,7 +40,8 @@ struct RunOptions {
   // The environment variable WINNOW_BACKEND forces a backend for calls that leave this absent.
   std::optional<Backend> backend{};
   Stream stream{};
-  // Checking mode, also set by the environment variable WINNOW_CHECK=1: a GPU backend looks at what
+  // Checking mode, also set by the environment variable WINNOW_CHECK=1 (0 or unset: off; any other
+  // value is an Error): a GPU backend looks at what
   // it otherwise trusts, the contents of index tensors, as the CPU backend always does, and throws
   // its Errors before anything is written. It copies them to the host and waits for the stream, so
   // a stream in capture is an Error (unsupported).

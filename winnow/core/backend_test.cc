@@ -108,6 +108,17 @@ TEST_F(BackendTest, ContentsOnTheHostAreChecked) {
   EXPECT_TRUE(checks_contents("op", {}, {}));
 }
 
+TEST_F(BackendTest, CheckingModeIsZeroOrOne) {
+  for (const char* value : {"maybe", "true", "10", "-1"}) {
+    setenv("WINNOW_CHECK", value, 1);
+    for (const Device device : {Device{}, Device{DeviceType::cuda, 0}}) {
+      testing::expect_error([&] { checks_contents("op", device, {.check = true}); },
+                            ErrorCode::invalid_argument,
+                            "op: WINNOW_CHECK: want 0 or 1, got \"" + std::string(value) + "\"");
+    }
+  }
+}
+
 TEST_F(BackendTest, DevicesHaveNames) {
   EXPECT_EQ(to_string(Device{}), "cpu");
   EXPECT_EQ(to_string(Device{DeviceType::cuda, 3}), "cuda:3");

@@ -17,7 +17,8 @@ WINNOW_EXPORT Backend choose_backend(std::string_view operation, Device device,
                                      std::span<const Backend> implemented);
 
 // Whether the contents of index tensors are to be checked for a call on tensors of `device`: on the
-// CPU always, on a GPU in checking mode. Throws Error if the stream is in capture then.
+// CPU always, on a GPU in checking mode. Throws Error if the stream is in capture then, and on every
+// device if WINNOW_CHECK is neither 0 nor 1.
 WINNOW_EXPORT bool checks_contents(std::string_view operation, Device device,
                                    const RunOptions& options);
 

@@ -8,16 +8,12 @@
 #include "tools/winnow/demo/output_directory.h"
 #include "tools/winnow/demo/steps.h"
 #include "tools/winnow/demo/text_format.h"
+#include "tools/winnow/printable.h"
 
 #include "winnow/winnow.h"
 
 namespace winnow::demo {
 namespace {
-
-constexpr std::int64_t kMinTokens = static_cast<std::int64_t>(kMinDocumentBytes);
-constexpr std::int64_t kMaxTokens = 8192;
-constexpr std::int64_t kMinSteps = 50;
-constexpr std::int64_t kMaxRanks = 32;
 
 void check_options(const DemoOptions& options) {
   if (options.tokens < kMinTokens || options.tokens > kMaxTokens) {
@@ -116,7 +112,8 @@ int run_demo(const DemoOptions& options, std::ostream& out, std::ostream& err) {
   prepare_output_directory(options.out_dir);
 
   if (!options.json) {
-    out << "A sparse attention layer over " << state.document.name << " learns where to look.\n\n";
+    out << "A sparse attention layer over " << cli::printable(state.document.name)
+        << " learns where to look.\n\n";
   }
   std::vector<StepReport> reports;
   bool passed = true;
@@ -157,7 +154,7 @@ int run_demo(const DemoOptions& options, std::ostream& out, std::ostream& err) {
     out << object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
   } else {
     print_summary(out, reports, state.changes);
-    for (const std::string& file : state.files) out << "   wrote " << file << "\n";
+    for (const std::string& file : state.files) out << "   wrote " << cli::printable(file) << "\n";
     out << format_text("   %s that ran: %s, %d threads; %.1f s in all\n",
                        used.size() == 1 ? "backend" : "backends", ran.c_str(), num_threads(),
                        seconds);

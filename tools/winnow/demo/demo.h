@@ -6,7 +6,15 @@
 #include <optional>
 #include <string>
 
+#include "tools/winnow/demo/text_reader.h"
+
 namespace winnow::demo {
+
+// The options' ranges.
+inline constexpr std::int64_t kMinTokens = static_cast<std::int64_t>(kMinDocumentBytes);
+inline constexpr std::int64_t kMaxTokens = 8192;
+inline constexpr std::int64_t kMinSteps = 50;
+inline constexpr std::int64_t kMaxRanks = 32;
 
 enum class DeviceChoice { automatic, cpu, cuda };
 
@@ -20,7 +28,7 @@ struct DemoOptions {
   std::string out_dir = "winnow-demo";  // for the pictures; created if missing
   bool json = false;                    // one JSON object on `out` and nothing else there
   bool progress = false;                // a line on `err` that overwrites itself: for terminals
-  std::int64_t tokens = 2048;           // bytes of the document that are used at most; 256 to 8192
+  std::int64_t tokens = 2048;           // bytes of the document that are used at most
   std::int64_t steps = 200;             // of training; at least 50
   std::int64_t ranks = 4;               // of the mixture of experts; 1 to 32
 };

@@ -1,10 +1,14 @@
 #include "tools/winnow/demo/output_directory.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <filesystem>
+#include <random>
+#include <string_view>
 #include <system_error>
+#include <utility>
 
+#include "tools/winnow/demo/text_format.h"
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "winnow/core/error.h"
@@ -25,22 +29,57 @@ std::string described(const fs::path& path) {
   return text.append(path.string()).append(1, '"');
 }
 
-// No two processes use the same name.
-fs::path temporary_name(const fs::path& path) {
-  fs::path result = path;
-  result += ".tmp" + std::to_string(::getpid());
-  return result;
-}
+// A new file beside `path` that is gone again unless it is renamed. Its name cannot be foreseen and
+// nothing that is there already is opened: a link planted in a directory that others can write to
+// leads nowhere.
+class NewFile {
+ public:
+  explicit NewFile(const fs::path& path) {
+    constexpr int kAttempts = 100;
+    std::random_device random;
+    for (int i = 0; i < kAttempts && descriptor_ < 0; ++i) {
+      path_ = path;
+      path_ += format_text(".tmp%08x%08x", random(), random());
+      descriptor_ =
+          ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+      error_ = descriptor_ < 0 ? errno : 0;
+      if (error_ != EEXIST && error_ != EINTR) break;
+    }
+    made_ = descriptor_ >= 0;
+  }
+  ~NewFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    if (made_) ::unlink(path_.c_str());
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
 
-// 0, or the error number.
-int write_all(const fs::path& path, const std::string& bytes) {
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr) return errno;
-  int error = 0;
-  if (std::fwrite(bytes.data(), 1, bytes.size(), file) != bytes.size()) error = errno;
-  if (std::fclose(file) != 0 && error == 0) error = errno;
-  return error;
-}
+  // Each returns 0 or the error number, that of the first failure once there was one.
+  int write(std::string_view bytes) {
+    while (error_ == 0 && !bytes.empty()) {
+      const ssize_t count = ::write(descriptor_, bytes.data(), bytes.size());
+      if (count >= 0) {
+        bytes.remove_prefix(static_cast<std::size_t>(count));
+      } else if (errno != EINTR) {
+        error_ = errno;
+      }
+    }
+    return error_;
+  }
+  // Closes the file and gives it the name, in place of whatever has it.
+  int rename(const fs::path& path) {
+    if (error_ == 0 && ::close(std::exchange(descriptor_, -1)) != 0) error_ = errno;
+    if (error_ == 0 && ::rename(path_.c_str(), path.c_str()) != 0) error_ = errno;
+    if (error_ == 0) made_ = false;
+    return error_;
+  }
+
+ private:
+  fs::path path_;
+  int descriptor_ = -1;
+  int error_ = 0;
+  bool made_ = false;
+};
 
 }  // namespace
 
@@ -54,9 +93,7 @@ void prepare_output_directory(const std::string& directory) {
   }
   fs::create_directories(path, error);
   if (error) refuse(ErrorCode::resource, described(path) + ": " + error.message());
-  const fs::path probe = temporary_name(path / "probe");
-  const int code = write_all(probe, "");
-  fs::remove(probe, error);
+  const int code = NewFile(path / "probe").write("");
   if (code != 0) {
     refuse(ErrorCode::resource, described(path) + ": " + std::generic_category().message(code));
   }
@@ -65,13 +102,10 @@ void prepare_output_directory(const std::string& directory) {
 std::string write_file(const std::string& directory, const std::string& name,
                        const std::string& bytes) {
   const fs::path path = fs::path(directory) / name;
-  const fs::path temporary = temporary_name(path);
-  std::error_code error(write_all(temporary, bytes), std::generic_category());
-  if (!error) fs::rename(temporary, path, error);
-  if (error) {
-    std::error_code ignored;
-    fs::remove(temporary, ignored);
-    refuse(ErrorCode::resource, described(path) + ": " + error.message());
+  NewFile file(path);
+  file.write(bytes);
+  if (const int code = file.rename(path); code != 0) {
+    refuse(ErrorCode::resource, described(path) + ": " + std::generic_category().message(code));
   }
   return path.string();
 }

@@ -9,8 +9,9 @@ namespace winnow::demo {
 // (winnow::Error): it is a file, cannot be created or cannot be written to.
 void prepare_output_directory(const std::string& directory);
 
-// Writes the file whole or not at all: under another name first, then renamed. Returns its path.
-// Errors (winnow::Error, resource): the disk is full and the like.
+// Writes the file whole or not at all: into a new file with a name that nobody can foresee, which
+// is then renamed. A symbolic link of the file's name is replaced, never followed. Returns its
+// path. Errors (winnow::Error, resource): the disk is full and the like.
 std::string write_file(const std::string& directory, const std::string& name,
                        const std::string& bytes);
 

@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include "tools/winnow/demo/text_format.h"
+#include "tools/winnow/printable.h"
 
 namespace winnow::demo {
 namespace {
@@ -36,7 +37,7 @@ void print_step(std::ostream& out, int number, const StepReport& step) {
   out << format_text("%2d %-*s%-*s%7.2f s  %s\n", number, kNameWidth, step.name.c_str(), kSizeWidth,
                      step.size.c_str(), step.seconds, verdict(step.passed()).c_str());
   const std::string indent(3 + kNameWidth, ' ');
-  for (const std::string& sentence : step.done) out << indent << sentence << "\n";
+  for (const std::string& sentence : step.done) out << indent << cli::printable(sentence) << "\n";
   for (const Check& check : step.checks()) {
     out << indent << format_text("%-7s", verdict(check.passed).c_str()) << check.what << ": "
         << check.found << "\n";

@@ -1,13 +1,17 @@
 // The program as a user meets it: what it prints and how it ends.
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <pty.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +23,7 @@ namespace {
 using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 namespace fs = std::filesystem;
 
 struct Result {
@@ -26,9 +31,8 @@ struct Result {
   std::string output;  // standard output and standard error together, unless redirected
 };
 
-// Runs the program through the shell; `environment` comes before it.
-Result run(const std::string& arguments, const std::string& environment = "") {
-  const std::string command = environment + " " WINNOW_PROGRAM " " + arguments + " 2>&1";
+// Runs a command of the shell.
+Result run_shell(const std::string& command) {
   Result result;
   std::FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return result;
@@ -39,6 +43,40 @@ Result run(const std::string& arguments, const std::string& environment = "") {
   const int status = pclose(pipe);
   result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return result;
+}
+
+// Runs the program through the shell; `environment` comes before it.
+Result run(const std::string& arguments, const std::string& environment = "") {
+  return run_shell(environment + " " WINNOW_PROGRAM " " + arguments + " 2>&1");
+}
+
+// What a terminal of so many columns gets from the program.
+std::string run_on_terminal(std::vector<std::string> arguments, const char* term,
+                            unsigned short columns) {
+  winsize size{};
+  size.ws_col = columns;
+  size.ws_row = 24;
+  int terminal = -1;
+  const pid_t pid = forkpty(&terminal, nullptr, nullptr, &size);
+  if (pid == 0) {
+    setenv("TERM", term, 1);
+    std::vector<char*> argv = {const_cast<char*>(WINNOW_PROGRAM)};
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    execv(WINNOW_PROGRAM, argv.data());
+    _exit(127);
+  }
+  std::string output;
+  char buffer[4096];
+  // At the program's end the terminal's reader gets an error, not an end of file.
+  for (ssize_t count; (count = read(terminal, buffer, sizeof(buffer))) > 0;) {
+    output.append(buffer, static_cast<std::size_t>(count));
+  }
+  close(terminal);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  EXPECT_EQ(status, 0) << output;
+  return output;
 }
 
 // The broken operation comes first; AddressSanitizer would insist on being that.
@@ -90,10 +128,95 @@ TEST_F(CommandLine, UnknownOptionIsBadUsage) {
   EXPECT_EQ(run("bench --repetitions 0").exit_code, 2);
 }
 
+TEST_F(CommandLine, AnUnknownCommandIsNamedWithTheNearest) {
+  const Result typo = run("verfy");
+  EXPECT_EQ(typo.exit_code, 2);
+  EXPECT_EQ(
+      typo.output,
+      "winnow: command: want one of info, demo, verify, bench, launch, got \"verfy\"; did you "
+      "mean verify?\n");
+  EXPECT_THAT(run("benchmark").output, HasSubstr("did you mean bench?"));
+  EXPECT_THAT(run("foo").output, AllOf(HasSubstr("got \"foo\""), Not(HasSubstr("did you mean"))));
+}
+
+// The exit code and the reason, whatever the command and the way in which its output is lost.
+TEST_F(CommandLine, LostOutputIsAnErrorOfTheSystem) {
+  const std::vector<std::string> commands = {
+      "info",
+      "info --json",
+      "--help",
+      "--version",
+      "demo --help",
+      "verify --list",
+      "verify sparse_mla::forward --json --device cpu --case f32-h1",
+      "bench expert_parallel::layout --json --seconds 0.001 --repetitions 1 --device cpu"};
+  for (const std::string& command : commands) {
+    const Result full = run_shell(WINNOW_PROGRAM " " + command + " 2>&1 > /dev/full");
+    EXPECT_EQ(full.exit_code, 4) << command;
+    EXPECT_THAT(full.output, HasSubstr("winnow: standard output: the output is incomplete: "
+                                       "No space left on device\n"))
+        << command;
+    const Result closed = run_shell(WINNOW_PROGRAM " " + command + " 2>&1 >&-");
+    EXPECT_EQ(closed.exit_code, 4) << command;
+    EXPECT_THAT(closed.output, HasSubstr("Bad file descriptor")) << command;
+  }
+}
+
+TEST_F(CommandLine, APipeWithoutAReaderIsAnErrorOfTheSystem) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  close(ends[0]);
+  const Result result = run_shell(WINNOW_PROGRAM " info 2>&1 >&" + std::to_string(ends[1]));
+  close(ends[1]);
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_EQ(result.output, "winnow: standard output: the output is incomplete: Broken pipe\n");
+}
+
+TEST_F(CommandLine, ALaunchedProgramGetsTheSignalsOfBrokenPipes) {
+  EXPECT_EQ(run("launch -n 1 -- sh -c 'kill -PIPE $$'").exit_code, 128 + SIGPIPE);
+}
+
+TEST_F(CommandLine, EveryNumberIsRefusedIfItIsNone) {
+  for (const char* value : {"nan", "-nan", "inf", "0", "-1", "1e400", "many", ""}) {
+    const std::string text = std::string(1, '\'').append(value).append(1, '\'');
+    const Result bench = run("bench --seconds=" + text);
+    EXPECT_EQ(bench.exit_code, 2) << value << bench.output;
+    const Result launch = run("launch -n 1 --timeout=" + text + " -- true");
+    EXPECT_EQ(launch.exit_code, 2) << value << launch.output;
+    if (std::string(value) == "nan") {
+      EXPECT_THAT(bench.output, HasSubstr("want a number from 0.001 to 60, got nan"));
+    }
+    for (const char* option : {"demo --tokens=", "demo --steps=", "demo --ranks=",
+                               "bench --repetitions=", "launch --nodes=", "launch -n "}) {
+      const Result result = run(option + text + " --out " + out());
+      EXPECT_EQ(result.exit_code, 2) << option << value << result.output;
+    }
+  }
+}
+
+TEST_F(CommandLine, TextFromOutsideDoesNotReachTheTerminalRaw) {
+  const std::string name = "$(printf '\\033]0;title\\007\\377')";
+  for (const std::string& arguments :
+       {"demo \"" + name + "\"", "verify \"" + name + "\"", "bench --name \"" + name + "\"",
+        "info \"" + name + "\"", "\"" + name + "\"", "info --\"" + name + "\"",
+        "launch -n 1 -- \"" + name + "\"", "demo --out \"/dev/null/" + name + "\""}) {
+    const Result result = run(arguments);
+    EXPECT_NE(result.exit_code, 0) << arguments;
+    EXPECT_THAT(result.output, AllOf(HasSubstr("\\x1b]0;title\\x07\\xff"), Not(HasSubstr("\x1b"))))
+        << arguments;
+  }
+}
+
+TEST_F(CommandLine, DemoHelpHasTheRanges) {
+  EXPECT_THAT(run("demo --help").output,
+              AllOf(HasSubstr("256 to 8192"), HasSubstr("at least 50"), HasSubstr("1 to 32")));
+}
+
 TEST_F(CommandLine, UnknownOperationNamesTheKnownOnes) {
   for (const char* command : {"verify", "bench"}) {
     const Result result = run(std::string(command) + " sparse_mla::sideways");
     EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.output, testing::StartsWith("winnow: " + std::string(command) + ": "));
     EXPECT_THAT(result.output,
                 AllOf(HasSubstr("\"sparse_mla::sideways\""), HasSubstr("sparse_mla::forward")));
   }
@@ -147,6 +270,36 @@ TEST_F(CommandLine, VerifyPrintsTheBackendThatRan) {
   const Result result = run("verify sparse_mla::forward --device cpu --case " + name);
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_THAT(result.output, AllOf(HasSubstr(name), HasSubstr("cpu"), HasSubstr("1 passed")));
+}
+
+TEST_F(CommandLine, VerifyListsItsCasesAsJson) {
+  const Result result = run("verify sparse_mla --list --json");
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  const json report = json::parse(result.output);
+  ASSERT_FALSE(report["cases"].empty());
+  std::string text;
+  for (const auto& one : report["cases"]) {
+    text += one["operation"].get<std::string>() + " " + one["case"].get<std::string>() + "  (" +
+            one["shape"].get<std::string>() + ")\n";
+  }
+  EXPECT_EQ(text, run("verify sparse_mla --list").output);
+}
+
+TEST_F(CommandLine, ProgressSuitsTheTerminal) {
+  const std::vector<std::string> arguments = {
+      "verify", "sparse_mla::forward", "--device", "cpu", "--case", "f32-h1"};
+  const std::string narrow = run_on_terminal(arguments, "xterm", 40);
+  const std::string start = "\r\x1b[K";
+  std::size_t at = narrow.find(start);
+  ASSERT_NE(at, std::string::npos) << narrow;
+  EXPECT_THAT(narrow, HasSubstr(start + "sparse_mla::forward: case 1 of "));
+  for (; at != std::string::npos; at = narrow.find(start, at + 1)) {
+    const std::size_t begin = at + start.size();
+    const std::size_t end = narrow.find_first_of("\r\n", begin);
+    if (narrow.compare(end, start.size(), start) != 0) continue;  // a table follows
+    EXPECT_LT(end - begin, 40u) << narrow.substr(begin, end - begin);
+  }
+  EXPECT_THAT(run_on_terminal(arguments, "dumb", 40), Not(HasSubstr("\x1b")));
 }
 
 TEST_F(CommandLine, VerifyRunsOnLaunchedProcesses) {
