@@ -44,8 +44,8 @@ struct ForwardArgs {
 //
 // Shapes: any s_q, h_q, s_kv and topk, 0 included. Strides: the innermost dimension is contiguous,
 // the others are free (0 and negative ones too; not 0 for outputs). Memory: all tensors belong to
-// the caller and live on one device; CPU scratch grows with num_threads() * h_q, not with s_q *
-// s_kv. Repeats are bitwise equal (on the CPU with the same number of threads).
+// the caller and live on one device; CPU scratch grows with num_threads() * (h_q + topk), 8
+// bytes for each of the topk entries, and not with s_q or s_kv. Repeats are bitwise equal (on the CPU with the same number of threads).
 // On sm90 q, kv and out are bf16 with rows aligned to 16 bytes, and topk and
 // s_q * h_q are up to 2^30; heads are padded to a multiple of 64 inside; no memory is
 // allocated and nothing waits, so the stream may be in capture. Streams: see Stream.

@@ -1,5 +1,5 @@
 // Forward on the CPU: for each query, softmax over its blocks of visible rows with a running
-// maximum, so that scratch memory does not grow with topk.
+// maximum. Of the scratch memory only the list of visible entries grows with topk.
 #include <algorithm>
 #include <cmath>
 #include <limits>
