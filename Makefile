@@ -119,14 +119,14 @@ sources = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
 format:
 	@tools/setup wheels
 	.venv/bin/clang-format -i $(sources)
-	.venv/bin/ruff format -q python
+	.venv/bin/ruff format -q python docs
 
 check-format:
 	@tools/setup wheels
 	@echo "clang-format --dry-run -Werror <$(words $(sources)) files>"
 	@.venv/bin/clang-format --dry-run -Werror $(sources)
-	.venv/bin/ruff format -q --check python
-	.venv/bin/ruff check -q python
+	.venv/bin/ruff format -q --check python docs
+	.venv/bin/ruff check -q python docs
 
 install:
 	@tools/setup

@@ -15,7 +15,7 @@ int main() {
   for (int t = 0; t < s_kv; ++t) {
     for (int c = 0; c < 576; ++c) kv.view().at<float>(t, 0, c) = static_cast<float>(t);
   }
-  const int chosen[s_q][topk] = {{1, 2, 3}, {7, -1, -1}};  // -1: nothing there
+  const int chosen[s_q][topk] = {{1, 2, 3}, {7, -1, -1}};  // -1: no row
   for (int i = 0; i < s_q; ++i) {
     for (int j = 0; j < topk; ++j) indices.view().at<std::int32_t>(i, 0, j) = chosen[i][j];
   }
@@ -24,7 +24,7 @@ int main() {
     // The queries are zero, so every visible row weighs the same.
     winnow::sparse_mla::forward({.q = q, .kv = kv, .indices = indices, .out = out, .lse = lse});
   } catch (const winnow::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());  // names the argument, what was wanted, what came
+    std::fprintf(stderr, "%s\n", error.what());  // names the argument, the wanted and the given value
     return 1;
   }
   std::printf("query 0: %.1f   query 1: %.1f\n", out.view().at<float>(0, 0, 0),
