@@ -24,7 +24,7 @@ int main() {
     // The queries are zero, so every visible row weighs the same.
     winnow::sparse_mla::forward({.q = q, .kv = kv, .indices = indices, .out = out, .lse = lse});
   } catch (const winnow::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());  // names the argument, the wanted and the given value
+    std::fprintf(stderr, "%s\n", error.what());  // names the argument and what is wrong
     return 1;
   }
   std::printf("query 0: %.1f   query 1: %.1f\n", out.view().at<float>(0, 0, 0),
