@@ -51,7 +51,7 @@ std::string objection(Backend backend, Device device) {
       return can_run(backend, gpu) ? "" : describe(gpu) + "; the cpu backend works";
     }
   }
-  return "no such GPU is visible";
+  return "this GPU is not visible to the process";
 }
 
 std::string names(std::span<const Backend> backends) {
@@ -124,14 +124,15 @@ Backend choose_backend(std::string_view operation, Device device, const RunOptio
     for (const Backend backend : implemented) has_kernel = has_kernel || backend == status.backend;
     if (!has_kernel) {
       if (forced.has_value()) {
-        fail(ErrorCode::unsupported, "one that has this operation (" + names(implemented) + ")",
-             name);
+        fail(ErrorCode::unsupported,
+             "one that implements this operation (" + names(implemented) + ")", name);
       }
       continue;
     }
     if (!serves(status.backend, device)) {
       if (forced.has_value()) {
-        fail(ErrorCode::invalid_argument, "one that serves tensors on " + to_string(device), name);
+        fail(ErrorCode::invalid_argument, "one that supports tensors on " + to_string(device),
+             name);
       }
       continue;
     }

@@ -1,4 +1,4 @@
-// The backends of the library, in order of priority, and how a call chooses one.
+// The backends of the library in order of priority, and how a call selects one.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@ namespace winnow {
 enum class Backend {
   sm90,  // CUDA kernels for Hopper (compute capability 9.0)
   cuda,  // portable CUDA kernels (compute capability 8.0 and newer)
-  cpu,   // every operation; the definition of what it computes
+  cpu,   // every operation; defines what an operation computes
 };
 
 WINNOW_EXPORT std::string_view to_string(Backend backend);
@@ -26,28 +26,28 @@ struct BackendStatus {
   Backend backend = Backend::cpu;
   std::string description;
   bool supported = false;
-  std::string reason;  // why not supported; empty otherwise
+  std::string reason;  // why it is not supported; empty if it is
 };
 
-// Every backend in order of priority with what this build and this machine make of it. The answer
-// of the first call is kept. Thread-safe.
+// Every backend in order of priority, and whether this build and this machine support it. The first
+// call determines the answer. Thread-safe.
 WINNOW_EXPORT std::span<const BackendStatus> backends();
 
-// How one call of an operation is carried out.
+// Options of one call of an operation.
 struct RunOptions {
-  // Absent: the first backend of the list that implements the operation and serves the device of
-  // the tensors. Present: that one or an Error (unsupported), never another.
-  // The environment variable WINNOW_BACKEND forces a backend for calls that leave this absent.
+  // If set, use exactly this backend or throw Error (unsupported). Otherwise the call uses the
+  // backend that the environment variable WINNOW_BACKEND names, or the first of the list that
+  // implements the operation and supports the device of the tensors.
   std::optional<Backend> backend{};
   Stream stream{};
-  // Checking mode, also set by the environment variable WINNOW_CHECK=1 (0 or unset: off; any other
-  // value is an Error): a GPU backend looks at what
-  // it otherwise trusts, the contents of index tensors, as the CPU backend always does, and throws
-  // its Errors before anything is written. It copies them to the host and waits for the stream, so
-  // a stream in capture is an Error (unsupported).
+  // Checking mode, which the environment variable WINNOW_CHECK=1 also enables (any value other than
+  // 0 and 1 is an Error): a GPU backend validates the contents of index tensors before it launches,
+  // as the CPU backend always does, and throws before anything is written. It copies these tensors
+  // to the host and waits for the stream, so a stream in capture is an Error (unsupported).
   bool check = false;
-  // Dry run: the call returns its backend, or throws the Error, after every check but those of the
-  // contents of tensors. Nothing is read, written or queued: data may be any aligned address.
+  // Dry run: the call makes every check except those of the contents of tensors, and returns the
+  // backend that would run or throws the Error. Nothing is read, written or queued, so the data
+  // pointers may be any aligned addresses.
   bool dry_run = false;
 };
 

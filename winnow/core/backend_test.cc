@@ -57,16 +57,17 @@ TEST_F(BackendTest, TensorsOnTheHostGoToTheCpu) {
 TEST_F(BackendTest, ForcedBackendWithoutTheOperation) {
   testing::expect_error([] { choose_backend("op", {}, testing::forced(Backend::sm90), kCpuOnly); },
                         ErrorCode::unsupported,
-                        "op: backend: want one that has this operation (cpu), got sm90");
+                        "op: backend: want one that implements this operation (cpu), got sm90");
 }
 
 TEST_F(BackendTest, ForcedBackendThatCannotServeTheTensors) {
   testing::expect_error([] { choose_backend("op", {}, testing::forced(Backend::sm90), kAll); },
                         ErrorCode::invalid_argument,
-                        "op: backend: want one that serves tensors on cpu, got sm90");
+                        "op: backend: want one that supports tensors on cpu, got sm90");
   testing::expect_error(
       [] { choose_backend("op", {DeviceType::cuda, 0}, testing::forced(Backend::cpu), kAll); },
-      ErrorCode::invalid_argument, "op: backend: want one that serves tensors on cuda:0, got cpu");
+      ErrorCode::invalid_argument,
+      "op: backend: want one that supports tensors on cuda:0, got cpu");
 }
 
 TEST_F(BackendTest, GpuTensorsNeverFallBackToTheCpu) {

@@ -18,8 +18,8 @@ struct Dim {
   std::int64_t size;
 };
 
-// Checks the arguments of one call and throws an Error that names operation and argument, says what
-// was wanted and what came.
+// Checks the arguments of one call. A failed check throws an Error that names the operation and the
+// argument and gives the expected and the actual value.
 class WINNOW_EXPORT Check {
  public:
   explicit Check(std::string_view operation) : operation_(operation) {}
@@ -39,13 +39,13 @@ class WINNOW_EXPORT Check {
   // No two elements of an output share memory.
   void distinct_elements(std::string_view argument, const ConstTensorView& view) const;
   void device(std::string_view argument, const ConstTensorView& view, Device device) const;
-  // Any rule: throws unless `holds`.
+  // Any other rule: throws unless `holds`.
   void that(bool holds, std::string_view argument, std::string_view wanted,
             std::string_view got) const;
-  // Throws an Error (unsupported): the contract allows the call, its backend does not.
+  // Throws an Error (unsupported): the contract allows the call, but its backend cannot run it.
   [[noreturn]] void unsupported(const std::string& message) const;
 
-  // What most arguments need: shape, dtype, device, contiguous rows, natural alignment.
+  // The checks that most arguments need: shape, dtype, device, contiguous rows, natural alignment.
   void input(std::string_view argument, const ConstTensorView& view,
              std::initializer_list<Dim> dims, std::initializer_list<DType> allowed,
              Device device) const;

@@ -1,4 +1,4 @@
-// Where memory lives, and the GPUs that the machine has.
+// Devices that hold memory, and the GPUs of this machine.
 #pragma once
 
 #include <compare>
@@ -35,9 +35,9 @@ struct GpuList {
   std::string reason;  // why `gpus` is empty; empty otherwise
 };
 
-// Asks the CUDA driver, which is looked up at run time: works on machines without one. The answer
-// of the first call is kept. Thread-safe. In a child of fork() CUDA cannot be used if the parent
-// has called this with a driver present; the kept answer is still returned.
+// Queries the CUDA driver, which is loaded at run time, so that the call works on machines without
+// a driver. The first call determines the answer. Thread-safe. A child of fork() cannot use CUDA if
+// the parent called this function with a driver present; the parent's answer is still returned.
 WINNOW_EXPORT const GpuList& gpus();
 
 }  // namespace winnow

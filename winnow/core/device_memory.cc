@@ -70,7 +70,7 @@ void* allocate_on(Device device, std::size_t bytes) {
     memory = allocate_on_host(bytes);
     if (memory == nullptr) {
       fail(ErrorCode::resource, "allocate_on",
-           std::to_string(bytes) + " bytes of host memory could not be had");
+           "cannot allocate " + std::to_string(bytes) + " bytes of host memory");
     }
     return memory;
   }

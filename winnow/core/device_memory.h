@@ -1,4 +1,4 @@
-// Memory on any device, for programs and tests: what an owning Tensor stands on. Internal.
+// Memory on any device, for programs and tests; Tensor is built on it. Internal.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ WINNOW_EXPORT void free_on(Device device, void* memory) noexcept;
 WINNOW_EXPORT void copy_between(void* to, Device to_device, const void* from, Device from_device,
                                 std::size_t bytes);
 WINNOW_EXPORT void fill_zero(Device device, void* memory, std::size_t bytes);
-// Waits for all work queued on the stream; throws what a kernel left behind.
+// Waits for all work queued on the stream and throws the error that a kernel has left.
 WINNOW_EXPORT void synchronize(Device device, Stream stream = {});
 // Whether the stream is recording a CUDA graph.
 WINNOW_EXPORT bool in_capture(Device device, Stream stream);

@@ -10,9 +10,9 @@
 namespace winnow {
 
 enum class ErrorCode {
-  invalid_argument,  // the caller passed something the contract excludes
+  invalid_argument,  // the caller passed something that the contract excludes
   unsupported,       // the arguments are fine, but this machine or build cannot do it
-  resource,          // memory, a file or another system resource could not be had
+  resource,          // an allocation or another request to the system failed
   timeout,           // a wait reached its deadline
   internal,          // a defect of the library
 };
@@ -38,7 +38,7 @@ class WINNOW_EXPORT Error : public std::runtime_error {
   ErrorCode code() const noexcept { return code_; }
   // The function that refused, e.g. "sparse_mla::forward".
   const std::string& operation() const noexcept { return operation_; }
-  // The argument at fault, e.g. "lse"; empty where no single one is.
+  // The argument at fault, e.g. "lse"; empty if no single argument is.
   const std::string& argument() const noexcept { return argument_; }
 
  private:

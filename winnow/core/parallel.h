@@ -1,15 +1,16 @@
-// How many threads the CPU backend uses.
+// The number of threads that the CPU backend uses.
 #pragma once
 
 #include "winnow/core/export.h"
 
 namespace winnow {
 
-// Threads that a call on the CPU backend may use: what set_num_threads() said, else the environment
-// variable WINNOW_NUM_THREADS, else OpenMP's own choice (OMP_NUM_THREADS, the processors allowed).
+// The number of threads that a call on the CPU backend may use: the value of set_num_threads(),
+// else the environment variable WINNOW_NUM_THREADS, else OpenMP's own choice (OMP_NUM_THREADS, the
+// processors allowed).
 WINNOW_EXPORT int num_threads();
 
-// For the whole process, from the next call on. Errors (winnow::Error): count below 1.
+// Applies to the whole process from the next call on. Errors (winnow::Error): count below 1.
 //
 // Operations may be called from several threads at once; each call then uses this many threads.
 // After fork() the child may call every CPU operation: its loops run on plain threads, since the

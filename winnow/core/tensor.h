@@ -1,4 +1,4 @@
-// Tensors: views that own nothing, which every operation takes, and an owning one for programs.
+// Tensors: non-owning views, which every operation takes, and an owning tensor for programs.
 #pragma once
 
 #include <array>
@@ -49,9 +49,9 @@ struct TensorLayout {
 
 }  // namespace detail
 
-// A typed, strided window on memory that someone else owns and keeps alive for the call. Cheap to
-// copy. Strides count elements and may be zero or negative; `data` points at element (0, ..., 0).
-// A default-constructed view is absent: that is how optional arguments are left out.
+// A typed, strided view of memory that the caller owns and keeps alive during the call. Copying a
+// view is cheap. Strides count elements and may be zero or negative; `data` points at element
+// (0, ..., 0). A default-constructed view is absent; optional arguments are omitted that way.
 template <class Void>
 class BasicTensorView {
  public:
@@ -82,7 +82,7 @@ class BasicTensorView {
       : BasicTensorView(data, dtype, std::span(shape.begin(), shape.size()),
                         std::span(strides.begin(), strides.size()), device) {}
 
-  // A view that may be written to serves where one is only read.
+  // A writable view converts to a read-only one.
   template <class Other>
     requires(std::is_const_v<Void> && !std::is_const_v<Other>)
   BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT: implicit on purpose
@@ -100,7 +100,7 @@ class BasicTensorView {
   std::int64_t numel() const { return present_ ? layout_.numel() : 0; }
   const detail::TensorLayout& layout() const { return layout_; }
 
-  // The rows [begin, end) of dimension `dim`; shares memory. Errors: bounds.
+  // The rows [begin, end) of dimension `dim`, in the same memory. Errors: out of bounds.
   BasicTensorView slice(int dim, std::int64_t begin, std::int64_t end) const {
     BasicTensorView result = *this;
     result.layout_ = layout_.sliced(dim, begin, end);
@@ -142,23 +142,23 @@ class BasicTensorView {
 using TensorView = BasicTensorView<void>;
 using ConstTensorView = BasicTensorView<const void>;
 
-// "f32 [4, 64, 512] on cpu", with the strides where they are not dense.
+// "f32 [4, 64, 512] on cpu", with the strides if the view is not dense.
 WINNOW_EXPORT std::string to_string(const ConstTensorView& view);
 
-// A dense row-major tensor of its own memory, aligned to 64 bytes and zero-filled, for programs
-// that have no tensor type of their own, or of memory that it borrows. Moves, does not copy;
+// A dense row-major tensor for programs that have no tensor type of their own. It owns its memory,
+// which is zero-filled and aligned to 64 bytes, or borrows memory. It can be moved but not copied;
 // clone() and to() copy.
 class WINNOW_EXPORT Tensor {
  public:
   Tensor() = default;
-  // Errors (winnow::Error): as for views; memory or a device that cannot be had.
+  // Errors (winnow::Error): as for views; the allocation fails, the device cannot be used.
   Tensor(DType dtype, std::span<const std::int64_t> shape, Device device = {});
   Tensor(DType dtype, std::initializer_list<std::int64_t> shape, Device device = {})
       : Tensor(dtype, std::span(shape.begin(), shape.size()), device) {}
 
-  // A tensor on `data`, which stays usable as long as somebody holds `owner`: the tensor holds it
-  // until it is destroyed or assigned to, on whatever thread that is. Errors: as for views; no
-  // owner.
+  // A tensor that refers to `data`, which must stay valid while `owner` is alive. The tensor holds
+  // `owner` until it is destroyed or assigned to, and may release it on any thread. Errors: as for
+  // views; `owner` is null.
   static Tensor borrow(std::shared_ptr<const void> owner, void* data, DType dtype,
                        std::span<const std::int64_t> shape, Device device = {});
   static Tensor borrow(std::shared_ptr<const void> owner, void* data, DType dtype,
@@ -166,7 +166,7 @@ class WINNOW_EXPORT Tensor {
     return borrow(std::move(owner), data, dtype, std::span(shape.begin(), shape.size()), device);
   }
 
-  // A copy on `device`; returns when it is complete. Waits for the work queued on that device.
+  // Returns a complete copy on `device`, after waiting for the work that is queued on that device.
   Tensor to(Device device) const;
   Tensor clone() const { return to(device()); }
   TensorView view() { return view_; }

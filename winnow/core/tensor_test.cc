@@ -187,7 +187,7 @@ TEST(Tensor, BorrowedMemoryIsGivenBackByItsOwner) {
 
 TEST(Tensor, MemoryThatCannotBeHad) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers end the program where memory cannot be had";
+  GTEST_SKIP() << "sanitizers end the program if an allocation fails";
 #endif
   try {
     const Tensor tensor(DType::f32, {std::int64_t{1} << 59});

@@ -62,15 +62,14 @@ WINNOW_EXPORT std::span<const CpuModule> cpu_modules();
 // Throws Error if that one is unknown or does not run here. Read at the first call.
 WINNOW_EXPORT const CpuKernels& cpu_kernels();
 
-// Runs a kernel with num_threads() workers; scratch memory that cannot be had becomes an Error.
+// Runs a kernel with num_threads() workers; a failed allocation of scratch memory becomes an Error.
 template <class Params>
 void run_on_cpu(std::string_view operation, void (*kernel)(const Params&, const Executor&),
                 const Params& params) {
   try {
     kernel(params, ThreadExecutor());
   } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::resource, std::string(operation),
-                "memory for the scratch space could not be had");
+    throw Error(ErrorCode::resource, std::string(operation), "out of memory for the scratch space");
   }
 }
 

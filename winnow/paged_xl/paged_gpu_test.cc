@@ -567,7 +567,7 @@ TEST_F(PagedGpu, RefusesAndWorksOn) {
   AttentionArgs args = there.attention_args();
   args.out = out;
   expect_refusal([&] { attention(args, {.backend = Backend::cpu}); },
-                 "paged_xl::attention: backend: want one that serves tensors on cuda:0, got cpu");
+                 "paged_xl::attention: backend: want one that supports tensors on cuda:0, got cpu");
   expect_same(step);
 }
 

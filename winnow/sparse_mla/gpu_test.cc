@@ -184,7 +184,7 @@ TEST_F(SparseMlaGpu, RefusesAndWorksOn) {
   elsewhere.q = ConstTensorView(good.q.data(), DType::bf16, good.q.shape(), {DeviceType::cuda, 99});
   expect_refused([&] { forward(elsewhere); }, "kv: want device cuda:99, got cuda:0");
   expect_refused([&] { forward(good, {.backend = Backend::cpu}); },
-                 "backend: want one that serves tensors on cuda:0, got cpu");
+                 "backend: want one that supports tensors on cuda:0, got cpu");
 
   cpu.run(host);
   gpu.run(inputs);

@@ -378,7 +378,7 @@ TEST(RejectsBackward, Tensors) {
       "dkv: want an output whose elements do not share memory, got shape [5, 1, 512] with strides "
       "[0, 0, 1]");
   rejected([](BackwardArgs& args, TestProblem&) { args.attn_sink = {}; },
-           "d_sink: want attn_sink beside it, got no attn_sink");
+           "d_sink: want attn_sink to be given as well, got no attn_sink");
   rejected([](BackwardArgs& args,
               TestProblem& p) { args.d_sink = TensorView(p.d_sink.data(), DType::f32, {2}); },
            "d_sink: want shape [h_q=3], got [2]");

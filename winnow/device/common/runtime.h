@@ -17,7 +17,7 @@ struct Runtime {
   const char* operation;  // "sparse_mla::forward"
   const char* backend;    // "sm90"
 
-  // Throws Error: resource where memory could not be had, internal otherwise.
+  // Throws Error: resource if an allocation failed, internal otherwise.
   void check(cudaError_t status, const char* what) const {
     if (status == cudaSuccess) return;
     cudaGetLastError();  // it is told here, and nowhere else

@@ -9,7 +9,7 @@
 
 namespace winnow::paged_xl {
 
-// Arguments of attention(). Optional tensors are left out by leaving them default-constructed.
+// Arguments of attention(). A default-constructed optional tensor is absent.
 struct AttentionArgs {
   ConstTensorView query{};        // [num_seqs, num_heads, head_size], f32, f16 or bf16
   ConstTensorView key_cache{};    // [num_blocks, num_kv_heads, head_size/x, block_size, x], as
@@ -38,34 +38,34 @@ struct AttentionArgs {
 //   bd[s,h,j] = matrix_bd[s,h,j]                                          plain mode
 //   bd[s,h,j] = dot(query[s,h] + pos_bias_v[h], r[h, distance])           fused mode
 // with distance = context_lens[s] - 1 - j: the step's own key has been appended and has distance 0.
-// Fused mode equals position_term() followed by plain mode without writing the term to memory.
-// A bias with a sequence dimension is used per sequence. Sums and softmax are in f32; query and
-// biases are added in f32. A context of 0 tokens, or one whose logits are all -inf, gives out = 0
-// and lse = -inf.
+// Fused mode equals position_term() followed by plain mode, but does not write the term to memory.
+// A bias with a sequence dimension is used per sequence. Sums, softmax and the addition of query
+// and biases are in f32. A context of 0 tokens, or one whose logits are all -inf, gives out = 0 and
+// lse = -inf.
 //
 // Sizes: head_size 32, 64, 80, 96, 112, 128, 160, 192 or 256; block_size 8, 16, 32, 64 or 128;
-// num_kv_heads divides num_heads; any num_seqs, num_blocks and table length, 0 included. matrix_bd
-// may have more columns than the longest context. Blocks may be shared between sequences. Not read:
-// blocks and slots past a sequence's context, its entries of block_tables past the last needed
-// block, columns of matrix_bd past the context.
-// Strides: the innermost dimension is contiguous, as are the last three of key_cache and the last
-// two of value_cache; the others are free (0 and negative ones too; not 0 for outputs).
+// num_kv_heads divides num_heads; any num_seqs, num_blocks and table length, including 0. matrix_bd
+// may have more columns than the longest context. Sequences may share blocks. The call does not
+// read blocks and slots past a sequence's context, entries of block_tables past the last block that
+// a sequence needs, or columns of matrix_bd past the context. Strides: the innermost dimension is
+// contiguous, as are the last three of key_cache and the last two of value_cache; the others are
+// arbitrary (also 0 or negative; not 0 for outputs).
 //
-// Memory: all tensors belong to the caller, live on one device, and outputs overlap no other
-// tensor. CPU scratch is num_heads * (head_size + 2) floats per 512 tokens of context; on a GPU up
-// to 64 MiB (more only for more than 2^16 pairs of sequence and head) come from a pool of the
-// library in the order of the stream, and stay in the pool; for one sequence alone about 1 MB at
-// most stays with each of up to 64 streams. Results are bitwise the same in every
-// repeat; on the CPU also for every number of threads, whatever else is in the batch, and wherever
-// the blocks lie. Streams: see Stream. Nothing waits for the GPU and no length is read on the host,
-// so a CUDA graph may capture the call and replay it with other contents. Thread-safe. Returns the
+// Memory: all tensors belong to the caller and live on one device; outputs overlap no other tensor.
+// CPU scratch memory is num_heads * (head_size + 2) floats per 512 tokens of context. On a GPU the
+// library takes up to 64 MiB (more only for more than 2^16 pairs of sequence and head) from its
+// pool in stream order, and the pool keeps them; for a batch of one sequence it keeps at most about
+// 1 MB for each of up to 64 streams. Repeated calls give bitwise equal results; on the CPU they do
+// not depend on the number of threads, the rest of the batch or the position of the blocks either.
+// Streams: see Stream. The call neither waits for the GPU nor reads lengths on the host, so a CUDA
+// graph may capture it and replay it with other contents. Thread-safe. Returns the
 // backend that ran.
 // Errors: Error (invalid_argument) naming the argument, before anything is written; on the CPU, and
 // on a GPU in checking mode (RunOptions::check), also for a length that is negative or beyond what
 // block_tables, matrix_bd or r hold and for a block outside [0, num_blocks) that a sequence needs,
 // with sequence, position and value. Without checking mode a GPU clamps such a length to what they
-// hold, and takes the tokens of such a block for masked. Error (unsupported) if no backend or not
-// the forced one can do it.
+// hold and treats the tokens of such a block as masked. Error (unsupported) if no backend, or not
+// the forced one, can run it.
 //
 // Relative attention: Dai et al. 2019, "Transformer-XL". Paged cache and its layout: Kwon et al.
 // 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention" (vLLM).

@@ -91,7 +91,7 @@ void check_contents(const Check& check, const AppendParams& params) {
     check_distinct_slots(check, params);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::resource, std::string(kOperation),
-                "memory to compare the slots could not be had");
+                "out of memory for the comparison of the slots");
   }
 }
 

@@ -11,7 +11,7 @@ namespace winnow::paged_xl {
 struct AppendArgs {
   ConstTensorView key{};           // [num_tokens, num_kv_heads, head_size], f32, f16 or bf16
   ConstTensorView value{};         // the same
-  ConstTensorView slot_mapping{};  // [num_tokens], i64 or i32: where each token goes
+  ConstTensorView slot_mapping{};  // [num_tokens], i64 or i32: the slot of each token
   TensorView key_cache{};    // [num_blocks, num_kv_heads, head_size/x, block_size, x], as key;
                              // x = 16 / size of an element
   TensorView value_cache{};  // [num_blocks, num_kv_heads, head_size, block_size], as key
@@ -20,19 +20,19 @@ struct AppendArgs {
 // Copies token t to slot_mapping[t] = block * block_size + offset of both caches:
 //   key_cache[block, h, d / x, offset, d % x] = key[t, h, d]
 //   value_cache[block, h, d, offset]          = value[t, h, d]
-// A negative slot is skipped: the token is not stored. Nothing else in the caches is touched.
+// A token with a negative slot is not stored. Nothing else in the caches is written.
 //
 // Sizes: head_size 32, 64, 80, 96, 112, 128, 160, 192 or 256; block_size 8, 16, 32, 64 or 128; any
-// num_tokens, num_kv_heads and num_blocks, 0 included. Strides: the innermost dimension is
+// num_tokens, num_kv_heads and num_blocks, including 0. Strides: the innermost dimension is
 // contiguous, as are the last three of key_cache and the last two of value_cache; the others are
-// free (0 and negative ones too; not 0 for the caches). Memory: all tensors belong to the caller,
-// live on one device, and the caches overlap no other tensor. Streams: see Stream. Thread-safe, for
-// calls that write different slots too. Returns the backend that ran. Errors: Error
-// (invalid_argument) naming the argument, before anything is written; on the CPU, and on a GPU in
-// checking mode (RunOptions::check), also for a slot beyond the cache and for one written twice,
-// with the tokens' positions and the slot. Without checking mode a GPU skips the former, and which
-// token stays in the latter is left open. Error (unsupported) if no backend or not the forced one
-// can do it.
+// arbitrary (also 0 or negative; not 0 for the caches). Memory: all tensors belong to the caller
+// and live on one device; the caches overlap no other tensor. Streams: see Stream. Thread-safe,
+// also for calls that write different slots of the same caches. Returns the backend that ran.
+// Errors: Error (invalid_argument) naming the argument, before anything is written; on the CPU, and
+// on a GPU in checking mode (RunOptions::check), also for a slot beyond the cache and for one
+// written twice, with the tokens' positions and the slot. Without checking mode a GPU skips slots
+// beyond the cache, and a slot that is written twice holds an unspecified one of the tokens. Error
+// (unsupported) if no backend, or not the forced one, can run it.
 //
 // Layout of the cache: vLLM (Kwon et al. 2023, "Efficient Memory Management for Large Language
 // Model Serving with PagedAttention").

@@ -36,7 +36,7 @@ BackwardParams check_args(const BackwardArgs& args) {
   check.output("dkv", args.dkv, {{"s_kv", params.problem.s_kv}, {"1", 1}, d_qk},
                {dtype, DType::f32}, device);
   if (args.d_sink.present()) {
-    check.that(args.attn_sink.present(), "d_sink", "attn_sink beside it", "no attn_sink");
+    check.that(args.attn_sink.present(), "d_sink", "attn_sink to be given as well", "no attn_sink");
     check.output("d_sink", args.d_sink, {h_q}, {DType::f32}, device);
   }
 

@@ -10,12 +10,12 @@
 
 namespace winnow::sparse_mla {
 
-// Arguments of backward(). Optional tensors are left out by leaving them default-constructed.
+// Arguments of backward(). A default-constructed optional tensor is absent.
 struct BackwardArgs {
   ConstTensorView q{};            // [s_q, h_q, d_qk], f32, f16 or bf16; d_qk is 576 or 512
   ConstTensorView kv{};           // [s_kv, 1, d_qk], as q
   ConstTensorView indices{};      // [s_q, 1, topk], i32
-  ConstTensorView out{};          // [s_q, h_q, 512], as q: what forward() returned. Not needed if
+  ConstTensorView out{};          // [s_q, h_q, 512], as q: the result of forward(). Not needed if
                                   // delta is given
   ConstTensorView lse{};          // [s_q, h_q], f32, natural logarithm, without the sink
   ConstTensorView d_out{};        // [s_q, h_q, 512], as q
@@ -30,7 +30,8 @@ struct BackwardArgs {
   TensorView dkv{};            // [s_kv, 1, d_qk], as q (rounded once, at the end) or f32
   TensorView d_sink{};         // optional [h_q], f32; only with attn_sink
   // Optional, u8 on the device of q, aligned to 256 bytes, at least backward_workspace_bytes():
-  // scratch for GPU backends, in use until the stream has passed. The CPU does without.
+  // scratch memory of GPU backends, in use until the work on the stream is done. The CPU backend
+  // does not use it.
   TensorView workspace{};
 };
 
@@ -41,22 +42,25 @@ struct BackwardArgs {
 //   dkv[t,:]  = sum over all (i,h,j) with indices[i,j] = t of dS * q[i,h,:],
 //               and on its first 512 columns + P * d_out[i,h,:]
 //   d_sink[h] = -sum_i exp(attn_sink[h] - lse'[i,h]) * delta[i,h]
-// `out` and `lse` are used as passed. Every element of the outputs is written; queries with nothing
-// visible and heads with a sink of +inf contribute exactly 0, and rows that nobody sees get 0.
+// `out` and `lse` are used as passed. Every element of the outputs is written. Queries without
+// visible entries and heads with a sink of +inf contribute exactly 0; rows that no query sees get
+// 0.
 //
-// On the CPU every call is deterministic, whatever `deterministic` says: each row of dkv is added
-// up in the order of the queries. CPU scratch grows with topk * d_qk (about 64 MiB or one query per
-// thread, whichever is more), plus s_kv * d_qk floats if dkv is not f32.
-// On sm90 the sums into dkv come in no fixed order unless `deterministic`, so that its last bits,
-// and those of dq, vary from run to run. Scratch is `workspace` or, without one, memory from the
-// stream's pool (cudaMallocAsync), which a captured graph keeps as nodes of its own.
-// Shapes, strides, memory, streams and errors: as forward(). Returns the backend that ran.
+// On the CPU every call is deterministic, with or without `deterministic`: the contributions to
+// each row of dkv are summed in the order of the queries. CPU scratch memory grows with topk * d_qk
+// (about 64 MiB or one query per thread, whichever is more), plus s_kv * d_qk floats if dkv is not
+// f32.
+// On sm90, without `deterministic`, the contributions to dkv are added in no fixed order, so that
+// the last bits of dkv and dq vary from run to run. The scratch memory is `workspace` or, if that
+// is absent, memory from the stream's pool (cudaMallocAsync), which a captured graph keeps as nodes
+// of its own. Shapes, strides, memory, streams and errors: as forward(). Returns the backend that
+// ran.
 //
 // The gradient of the attention defined by DeepSeek-V3.2 (DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});
 
-// Bytes of `workspace` that backward() with the same arguments works in; 0 on the CPU. Depends on
-// shapes, dtypes and what is present, not on values. Errors: as backward().
+// The bytes of `workspace` that backward() needs with the same arguments; 0 on the CPU. The result
+// depends on shapes, dtypes and which tensors are present, not on values. Errors: as backward().
 WINNOW_EXPORT std::int64_t backward_workspace_bytes(const BackwardArgs& args,
                                                     const RunOptions& options = {});
 

@@ -1,4 +1,4 @@
-// The attention distribution of top-k sparse MLA attention: the teacher of the indexer.
+// The attention distribution of top-k sparse MLA attention, from which an indexer learns.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace winnow::sparse_mla {
 
-// Arguments of distribution(). Optional tensors are left out by leaving them default-constructed.
+// Arguments of distribution(). A default-constructed optional tensor is absent.
 struct DistributionArgs {
   ConstTensorView q{};            // [s_q, h_q, d_qk], f32, f16 or bf16; d_qk is 576 or 512
   ConstTensorView kv{};           // [s_kv, 1, d_qk], as q
@@ -23,19 +23,19 @@ struct DistributionArgs {
   TensorView attn_sum{};      // [s_q, topk], f32
 };
 
-// What all heads together give to each chosen row:
+// The attention weight of each chosen row, summed over the heads:
 //   attn_sum[i,j] = sum over h of exp(x[i,h,j] - lse[i,h]),  0 for entries that are not visible
-// with x and visibility as in forward(). Where `lse` came from forward() on the same entries, each
-// row sums to h_q (to 0 if nothing is visible). An lse in base 2 must be multiplied by ln 2 first.
+// with x and visibility as in forward(). If `lse` is the result of forward() on the same entries,
+// each row sums to h_q (to 0 without visible entries). Multiply an lse in base 2 by ln 2 first.
 //
-// Deterministic: repeats are bitwise equal (on the CPU with the same number of threads).
+// Repeated calls give bitwise equal results (on the CPU with the same number of threads).
 // On sm90 q and kv are bf16 with rows aligned to 16 bytes, and topk and s_q * h_q are up to
-// 2^30; heads are padded to 64, beyond 64 to a multiple of 128; no memory is allocated, nothing
-// waits.
+// 2^30; heads are padded to 64, beyond 64 to a multiple of 128. The call allocates nothing and does
+// not wait.
 // Shapes, strides, memory, streams and errors: as forward(). Returns the backend that ran.
 //
-// Defined by DeepSeek-V3.2: DeepSeek Sparse Attention trains its indexer on this by the KL
-// divergence.
+// Defined by DeepSeek-V3.2: DeepSeek Sparse Attention trains its indexer by the KL divergence from
+// this distribution.
 WINNOW_EXPORT Backend distribution(const DistributionArgs& args, const RunOptions& options = {});
 
 }  // namespace winnow::sparse_mla

@@ -13,7 +13,7 @@ namespace winnow::sparse_mla {
 // Columns of a latent row that serve as the value.
 inline constexpr std::int64_t kValueDim = 512;
 
-// Arguments of forward(). Optional tensors are left out by leaving them default-constructed.
+// Arguments of forward(). A default-constructed optional tensor is absent.
 struct ForwardArgs {
   ConstTensorView q{};        // [s_q, h_q, d_qk], f32, f16 or bf16; d_qk is 576 or 512
   ConstTensorView kv{};       // [s_kv, 1, d_qk], as q: K is the row, V its first 512 columns
@@ -35,25 +35,27 @@ struct ForwardArgs {
 //   out = sum_j exp(x - lse') * kv[indices[i,j], :512]
 // where lse' is lse, or log(exp(lse) + exp(attn_sink[h])) with a sink.
 //
-// Visible is an entry j < topk_length[i] (clamped to [0, topk]) with 0 <= t = indices[i,j] < s_kv
-// and, with q_start, t <= floor((q_start + i + 1 - k_stride) / k_stride): all k_stride tokens of
-// the row are at or before the query. Other entries count as absent and their rows are not read.
-// Entries that name the same row each count. A query with nothing visible gets out = 0 and
-// lse = max_logits = -inf. A sink of -inf changes nothing, one of +inf gives out = 0.
-// NaN or infinity in a row reaches only the queries that see the row.
+// An entry j < topk_length[i] (clamped to [0, topk]) is visible if 0 <= t = indices[i,j] < s_kv
+// and, with q_start, t <= floor((q_start + i + 1 - k_stride) / k_stride), that is, if all k_stride
+// tokens of the row are at or before the query. Other entries are ignored and their rows are not
+// read. Each of several entries with the same row counts. A query without visible entries gets out
+// = 0 and lse = max_logits = -inf. A sink of -inf has no effect; a sink of +inf gives out = 0. NaN
+// or infinity in a row affects only the queries that see the row.
 //
-// Shapes: any s_q, h_q, s_kv and topk, 0 included. Strides: the innermost dimension is contiguous,
-// the others are free (0 and negative ones too; not 0 for outputs). Memory: all tensors belong to
-// the caller and live on one device; CPU scratch grows with num_threads() * (h_q + topk), 8
-// bytes for each of the topk entries, and not with s_q or s_kv. Repeats are bitwise equal (on the CPU with the same number of threads).
+// Shapes: any s_q, h_q, s_kv and topk, including 0. Strides: the innermost dimension is contiguous,
+// the others are arbitrary (also 0 or negative; not 0 for outputs). Memory: all tensors belong to
+// the caller and live on one device; The CPU backend allocates
+// scratch memory that grows with num_threads() * (h_q + topk) (8 bytes per entry of topk), but not
+// with s_q or s_kv. Repeated calls give bitwise equal results (on the CPU with the same number of
+// threads).
 // On sm90 q, kv and out are bf16 with rows aligned to 16 bytes, and topk and
-// s_q * h_q are up to 2^30; heads are padded to a multiple of 64 inside; no memory is
-// allocated and nothing waits, so the stream may be in capture. Streams: see Stream.
+// s_q * h_q are up to 2^30; heads are padded to a multiple of 64 internally. The call allocates
+// nothing and does not wait, so the stream may be in capture. Streams: see Stream.
 // Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
-// before anything is written; Error (unsupported) if no backend or not the forced one can do it.
+// before anything is written; Error (unsupported) if no backend, or not the forced one, can run it.
 //
-// Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention); conventions as in FlashMLA but for the lse
-// of a query with nothing visible, which is -inf here.
+// Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention). The conventions are those of FlashMLA,
+// except that the lse of a query without visible entries is -inf here.
 WINNOW_EXPORT Backend forward(const ForwardArgs& args, const RunOptions& options = {});
 
 }  // namespace winnow::sparse_mla
