@@ -127,7 +127,7 @@ TEST_F(GpuMemory, ARankThatHasNoneLateTellsTheOthers) {
       const Hog hog;
       outcomes = dispatch(to_rank_1);
     }
-    const std::string text = ": rank 1: memory for the call could not be had";
+    const std::string text = ": rank 1: out of memory in the call";
     for (const Outcome& outcome : outcomes) {
       EXPECT_EQ(outcome.code, ErrorCode::resource);
       EXPECT_THAT(outcome.text, StartsWith("expert_parallel::dispatch" + text));

@@ -65,7 +65,7 @@ FaultRecord fault_record(const FaultReport& report, const Transport& transport) 
   record.text = "rank " + std::to_string(report.reporter);
   if (notice.phase == Phase::memory) {
     record.code = ErrorCode::resource;
-    record.text += ": memory for the call could not be had";
+    record.text += ": out of memory in the call";
     return record;
   }
   record.text +=

@@ -66,7 +66,7 @@ struct Header {
     } catch (const Error& error) {
       refuse(error);
     } catch (const std::bad_alloc&) {
-      refuse({ErrorCode::resource, std::string(operation), "memory for the call could not be had"});
+      refuse({ErrorCode::resource, std::string(operation), "out of memory in the call"});
     }
   }
   // "rank 1: input: want ...", said by `rank`. Bounded, whatever the memory holds.

@@ -1,4 +1,5 @@
-// What a dispatch leaves behind for the combine that undoes it, and for a dispatch that repeats it.
+// The routing of a dispatch, for the combine that returns its rows and for a dispatch that repeats
+// it.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +17,15 @@ enum class RowOrder : std::uint8_t {
 };
 
 // Everything that combine() and a cached dispatch() need: a snapshot of the routing, so that the
-// caller may overwrite its tensors, and the arena rows of combine_buffer(). Made by dispatch(),
-// owned by the caller, never changed. Any number may be alive, used and destroyed in any order, by
-// any thread; a descriptor may outlive its layer's close() (its rows and fields stay valid, a call
-// that takes it does not succeed any more). The views below last as long as the descriptor and are
-// dense tensors on the layer's device; on a GPU they are filled in the order of the dispatch's
-// stream.
+// caller may overwrite its tensors, and the arena rows of combine_buffer(). dispatch() creates
+// it, the caller owns it, and it never changes. Descriptors may be used and destroyed in any order
+// and by any thread. A descriptor may outlive its layer's close(): its rows and fields stay valid,
+// but calls that take it fail. The views below live as long as the descriptor and are dense tensors
+// on the layer's device; on a GPU they are filled in the order of the dispatch's stream.
 //
 // W ranks, L per node, NN = W / L nodes, T = max_tokens, K = topk, E experts, R = rows(). "Rail
 // source j" is the rank of node j with this rank's local index: rank j * L + local. This rank
-// passes on its tokens inside this node, in both directions.
+// forwards the tokens of its rail sources inside this node, in both directions.
 //
 // Names and layouts: EPAllToAllLayoutDesc of Triton-distributed.
 class WINNOW_EXPORT Descriptor {
@@ -34,18 +34,18 @@ class WINNOW_EXPORT Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
 
-  // R: rows of the output here, alignment padding included; worst_case_rows where that was given.
+  // R: rows of the output on this rank, including alignment padding; worst_case_rows if given.
   std::int64_t rows() const;
-  // The rows that the routing asked for. More than rows() means that worst_case_rows was too small
-  // and rows were dropped, which a later call reports. -1 on a GPU with worst_case_rows: the host
-  // does not wait for it.
+  // The rows that the routing needs. More than rows() means that worst_case_rows was too small and
+  // rows were dropped, which a later call reports. -1 on a GPU with worst_case_rows, since the host
+  // does not wait for the count.
   std::int64_t wanted_rows() const;
-  // i64 [W]: the same of every rank, on the layer's device in every mode.
+  // i64 [W]: wanted_rows() of every rank, on the layer's device in every mode.
   ConstTensorView wanted_rows_per_rank() const;
   RowOrder order() const;
   std::int64_t expert_alignment() const;
   std::int64_t worst_case_rows() const;  // 0: none was given
-  bool has_weights() const;              // weights came with the tokens: combine may be weighted
+  bool has_weights() const;              // weights were dispatched: combine may be weighted
 
   // n: tokens that this rank dispatched.
   std::int64_t num_dispatch_token_cur_rank() const;
@@ -74,10 +74,9 @@ class WINNOW_EXPORT Descriptor {
 
   // i32 [E/W]: pairs of each local expert, without padding; the true counts in worst-case mode too.
   ConstTensorView expert_counts() const;
-  // i32 [E/W + 1]: where each local expert's rows begin, padding included. In token-major order the
+  // i32 [E/W + 1]: the first row of each local expert, including padding. In token-major order the
   // exclusive sums of expert_counts, for a caller that gathers its own rows. With worst_case_rows
-  // they are not cut at rows(): after an overflow they lie beyond it, and who follows them stops
-  // there.
+  // the offsets may exceed rows() after an overflow; callers must clamp to rows().
   ConstTensorView expert_offsets() const;
   // The same two on the host; absent on a GPU with worst_case_rows.
   ConstTensorView host_expert_counts() const;

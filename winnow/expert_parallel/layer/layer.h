@@ -72,7 +72,7 @@ struct Layer {
     try {
       return body();
     } catch (const std::bad_alloc&) {
-      break_layer(operation, ErrorCode::resource, "memory for the call could not be had");
+      break_layer(operation, ErrorCode::resource, "out of memory in the call");
     } catch (const Error& error) {
       if (error.code() != ErrorCode::internal) throw;  // every rank throws it
       break_layer(operation, error.code(), message_of(error));

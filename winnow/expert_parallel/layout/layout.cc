@@ -168,8 +168,7 @@ Backend layout(const LayoutArgs& args, const RunOptions& options) {
       layout_cuda(params, options.stream.handle);
     }
   } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::resource, std::string(kOperation),
-                "memory for the counts could not be had");
+    throw Error(ErrorCode::resource, std::string(kOperation), "out of memory for the counts");
   }
   return backend;
 }

@@ -156,7 +156,7 @@ std::unique_ptr<NotifierBackend> make_backend(std::shared_ptr<Transport> transpo
                 to_string(config.device) + " cannot be used: this build has no CUDA kernels");
 #endif
   } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::resource, kNotifierOperation, "memory for the counts could not be had");
+    throw Error(ErrorCode::resource, kNotifierOperation, "out of memory for the counts");
   }
 }
 

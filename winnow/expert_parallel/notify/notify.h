@@ -1,4 +1,5 @@
-// Every rank learns how many tokens come to it, from where and for which experts.
+// Exchanges token counts: every rank learns how many tokens it receives, from which ranks and for
+// which experts.
 #pragma once
 
 #include <chrono>
@@ -19,27 +20,27 @@ class NotifierBackend;
 class Store;
 class Transport;
 
-// Every rank must give the same values; they are compared when the notifier is made. W is the
+// Every rank must pass the same values; the constructor compares them. W is the
 // transport's world size, rank r lives on node r / local_world_size, expert x on rank x / (E/W).
 struct NotifierConfig {
   int experts = 0;                      // E: a multiple of W
   int local_world_size = 0;             // L: ranks per node, a divisor of W; 0: all, one node
   std::chrono::nanoseconds timeout{0};  // of each call; 0: default_timeout() of deadline.h
-  Device device{};  // where tensors are: the CPU, or a GPU, its index each rank's own
+  Device device{};  // of the tensors: the CPU, or a GPU, whose index may differ by rank
 };
 
-// Queue buffers of an engine that moves tokens itself: notify() checks that they hold what
-// node_buffer_layout() and local_buffer_layout() of queue_buffers.h want; with one node only the
-// latter. With bytes_per_token 0 there is no check.
+// Queue buffers of an engine that moves tokens itself: notify() checks that they are at least as
+// large as node_buffer_layout() and local_buffer_layout() of queue_buffers.h require; with one node
+// only the latter. With bytes_per_token 0 there is no check.
 struct QueueBuffers {
   std::int64_t bytes_per_token = 0;  // of a record
   std::int64_t node_recv_tokens = 0, local_recv_tokens = 0;
-  std::int64_t node_buffer_bytes = 0, local_buffer_bytes = 0;  // what the engine has
+  std::int64_t node_buffer_bytes = 0, local_buffer_bytes = 0;  // allocated by the engine
 };
 
-// Arguments of notify(). The first four are what layout() gives; n is this rank's own. A channel is
-// a slice of the tokens: with per = ceil(n / C) channel c is [min(per*c, n), min(per*(c+1), n)).
-// All tensors of counts are i32. Absent outputs are not written.
+// Arguments of notify(). The first four are the results of layout(); n is this rank's own. A
+// channel is a slice of the tokens: with per = ceil(n / C) channel c is [min(per*c, n),
+// min(per*(c+1), n)). All tensors of counts are i32. Absent outputs are not written.
 struct NotifyArgs {
   ConstTensorView tokens_per_rank{};    // [W]
   ConstTensorView tokens_per_node{};    // [W/L]
@@ -47,10 +48,10 @@ struct NotifyArgs {
   ConstTensorView is_token_in_rank{};   // [n, W], u8: 0 or else
   std::int64_t channels = 1;            // C: the same on every rank, at least 1
   std::int64_t expert_alignment = 1;    // at least 1
-  std::int64_t worst_case_rows = 0;     // above 0: the host does not learn the totals
+  std::int64_t worst_case_rows = 0;     // above 0: the host does not wait for the totals
   QueueBuffers queues{};
-  Stream stream{};  // of the notifier's GPU; every rank its own
-  // Not null: why this rank cannot take part, whatever the rest. Refused on all ranks.
+  Stream stream{};  // on the notifier's GPU; each rank has its own
+  // If non-null, this rank rejects the call: other fields are ignored and every rank throws.
   const Error* refusal = nullptr;
 
   // This rank's tokens that go to a node or rank, each once, summed over channels 0 to c.
@@ -67,40 +68,40 @@ struct NotifyArgs {
                                        // rounded up to a multiple of expert_alignment
 };
 
-// What the host learns. -1: not known.
+// The totals on the host; -1 if unknown.
 struct NotifyTotals {
   std::int32_t recv_tokens = -1;
   std::int32_t forward_tokens = -1;
   std::vector<std::int32_t> recv_pairs_per_expert;  // [E/W]
 };
 
-// One rank of the count exchange. Every rank makes its own, and all ranks make the same calls in
-// the same order: the constructor and notify() are collective. A rank may be a thread or a process,
-// as its transport says. Calls of one notifier must not overlap; different ones are independent.
+// One rank of the count exchange. Every rank creates its own object, and all ranks make the same
+// calls in the same order: the constructor and notify() are collective. The transport determines
+// whether a rank is a thread or a process. Calls of one notifier must not overlap; different ones
+// are independent.
 //
 // The counts travel as one message per rank and other node, to the rank of the same local index
 // there; they are summed there and exchanged inside the node. Messages have the same size whatever
-// n is. They carry the number of the call, and two calls in a row use different memory, so that
-// nothing is cleared in between and no count is taken for another call's. See notify.md.
+// n is. They carry the number of the call, and consecutive calls use different memory, so that
+// nothing is cleared in between and counts of different calls are not confused. See notify.md.
 //
 // On a GPU (compute capability 9.0 and newer) the call is queued on `stream`, which other ranks on
 // this GPU must not share, and the counts are read there. The host waits only for the totals, and
 // not at all in worst-case mode: such a call may be recorded in a CUDA graph (others are refused
-// then). What is found out in a call that the host does not wait for, the first later call that
-// sees it throws, after it has been queued itself. Every wait of a kernel has the timeout for
-// itself.
+// then). Errors of a call for which the host does not wait surface at the next call that observes
+// them, after that call has been queued too. Each wait of a kernel has the whole timeout.
 //
 // Errors are winnow::Error whose operation is "expert_parallel::Notifier" (constructor) or
 // "expert_parallel::notify":
-// - Refusals (invalid_argument, resource). What a rank finds wrong with its arguments it tells the
-//   others, and every rank throws the same text, for the lowest such rank:
-//   "expert_parallel::notify: rank 1: expert_alignment: want at least 1, got 0". Besides wrong
-//   shapes, dtypes and devices: negative counts, counts that is_token_in_rank contradicts, queue
+// - Refusals (invalid_argument, resource). A rank reports an error in its arguments to the others,
+//   and every rank throws the same text, for the lowest such rank:
+//   "expert_parallel::notify: rank 1: expert_alignment: want at least 1, got 0". Refused are wrong
+//   shapes, dtypes and devices, negative counts, counts that is_token_in_rank contradicts, queue
 //   buffers that are too small (bytes needed and given). "channels differs: 4 on rank 0, 8 on rank
-//   2" where ranks differ. No output was written then, and the next call works.
+//   2" if ranks differ. No output is written, and the next call works.
 // - More than 2^31 - 1 tokens or pairs that come to one rank: on this rank alone.
 // - timeout: a wait reached its deadline or a peer is known to be gone. Every rank that is alive
-//   gets the same text; the notifier is broken then, and later calls throw the same at once.
+//   throws the same text. The notifier is then broken: later calls throw the same error at once.
 class WINNOW_EXPORT Notifier {
  public:
   // Joins the other ranks: compares `config` through `store`, which all ranks share, and allocates
@@ -117,8 +118,8 @@ class WINNOW_EXPORT Notifier {
   // overlap no other tensor.
   void notify(const NotifyArgs& args);
 
-  // The totals of the last call: unknown from its beginning until its counts have come, and for
-  // good if it failed or was a worst-case call.
+  // The totals of the last call. They are unknown until its counts have arrived, and stay unknown
+  // if it failed or was a worst-case call.
   const NotifyTotals& totals() const;
 
   const NotifierConfig& config() const;  // with its defaults resolved

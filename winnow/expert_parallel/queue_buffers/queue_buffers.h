@@ -1,4 +1,4 @@
-// Sizes of the records and queue buffers of engines that move tokens themselves.
+// Sizes of the records and queue buffers of engines that transfer tokens themselves.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,8 @@ WINNOW_EXPORT BufferLayout node_buffer_layout(const QueueShape& shape);
 //   control_words  = local_world_size * (2 * nodes + 2) * channels
 WINNOW_EXPORT BufferLayout local_buffer_layout(const QueueShape& shape);
 
-// What an engine with the classic queue buffers (8 ranks per node) has to clear before it counts.
+// The range that an engine with the classic queue buffers (8 ranks per node) must clear before it
+// counts.
 struct CleanMeta {
   std::int64_t offset = 0;  // in words of 4 bytes
   std::int64_t count = 0;   // the same

@@ -1,4 +1,4 @@
-// Which rank this process is, as `winnow launch` and torchrun say it in the environment.
+// The rank of this process, from the environment variables of `winnow launch` or torchrun.
 #pragma once
 
 #include <optional>
@@ -17,10 +17,10 @@ struct LaunchEnvironment {
 };
 
 // WINNOW_RANK, WINNOW_WORLD_SIZE, WINNOW_RENDEZVOUS and, if there is more than one node,
-// WINNOW_LOCAL_WORLD_SIZE; WINNOW_LOCAL_RANK, else the rank's place on its node. With
-// WINNOW_RENDEZVOUS alone: torchrun's RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and LOCAL_RANK. Absent if
-// no variable of Winnow is set. Errors (winnow::Error): only some of them are set; a value that is
-// no such number.
+// WINNOW_LOCAL_WORLD_SIZE; WINNOW_LOCAL_RANK, else the rank's index on its node. If only
+// WINNOW_RENDEZVOUS is set, torchrun's RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and LOCAL_RANK are read.
+// Absent if no variable of Winnow is set. Errors (winnow::Error): only some of the variables are
+// set; an invalid value.
 WINNOW_EXPORT std::optional<LaunchEnvironment> launch_environment();
 
 }  // namespace winnow::expert_parallel

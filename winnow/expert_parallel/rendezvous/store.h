@@ -1,4 +1,4 @@
-// The key-value store in which ranks meet before they share memory. An engine may give its own.
+// The key-value store through which ranks find each other. An engine may provide its own.
 #pragma once
 
 #include <condition_variable>
@@ -18,12 +18,13 @@ class WINNOW_EXPORT Store {
  public:
   virtual ~Store() = default;
 
-  // Replaces the value as a whole: a reader sees the old one or the new one.
+  // Replaces the value atomically: a reader sees either the old or the new value.
   virtual void set(const std::string& key, const std::string& value) = 0;
-  // Waits until the key is there; absent if it is not at the deadline (Deadline::now() looks once).
+  // Waits until the key exists; absent if it does not exist at the deadline (Deadline::now() checks
+  // once).
   virtual std::optional<std::string> get(const std::string& key, const Deadline& deadline) = 0;
-  // Removes the key and every key below it ("key/..."). A store that cannot may do nothing: what is
-  // left is recognised as old, but grows.
+  // Removes the key and every key below it ("key/..."). A store that cannot remove keys may do
+  // nothing: remaining keys are recognised as old, but accumulate.
   virtual void remove(const std::string& key) = 0;
 };
 
@@ -40,8 +41,9 @@ class WINNOW_EXPORT MemoryStore : public Store {
   std::map<std::string, std::string> values_;
 };
 
-// A directory that all ranks reach, one file per key, readable by this user alone. The directory is
-// made if its parent exists. Files of another user are refused. Errors (winnow::Error): resource.
+// A directory that all ranks can access, with one file per key, readable by this user only. The
+// directory is created if its parent exists. Files of another user are refused. Errors
+// (winnow::Error): resource.
 class WINNOW_EXPORT FileStore : public Store {
  public:
   explicit FileStore(std::filesystem::path directory);

@@ -1,4 +1,4 @@
-// How long a wait may last.
+// Deadlines of waits.
 #pragma once
 
 #include <chrono>
@@ -8,11 +8,11 @@
 
 namespace winnow::expert_parallel {
 
-// The environment variable WINNOW_TIMEOUT_SECONDS, else 30 s. Errors (winnow::Error): the variable
-// is no number above 0 (or beyond a year).
+// The value of the environment variable WINNOW_TIMEOUT_SECONDS, else 30 s. Errors (winnow::Error):
+// the variable is not a number above 0 and at most a year.
 WINNOW_EXPORT std::chrono::nanoseconds default_timeout();
 
-// A moment that the waits of one call share.
+// A point in time that the waits of one call share.
 class WINNOW_EXPORT Deadline {
  public:
   using Clock = std::chrono::steady_clock;
@@ -20,7 +20,7 @@ class WINNOW_EXPORT Deadline {
   // `timeout` from now; 0 stands for default_timeout(). Errors (winnow::Error): below 0, beyond a
   // year.
   explicit Deadline(std::chrono::nanoseconds timeout = {});
-  // Already over: looks once and does not wait.
+  // A deadline that has passed: a wait checks once and returns.
   static Deadline now();
 
   bool expired() const { return Clock::now() >= end_; }

@@ -1,4 +1,4 @@
-// What the layer needs from below: who the ranks are, memory that all ranks have alike, and puts.
+// The interface of a transport: identifies the ranks, allocates symmetric memory and performs puts.
 #pragma once
 
 #include <atomic>
@@ -16,9 +16,9 @@ namespace winnow::expert_parallel {
 
 struct Wire;
 
-// The same number of bytes at every rank: zero-filled, aligned to 4096. The memory lives as long as
-// any rank holds it, also when the transport and the other ranks are gone. Memory of a GPU is
-// reached by work on that GPU only: these are its addresses, and put() is not for it.
+// Memory with the same number of bytes on every rank, zero-filled and aligned to 4096. It lives as
+// long as any rank holds it, also after the transport and the other ranks are gone. GPU memory can
+// be accessed only by work on that GPU; put() does not support it.
 class WINNOW_EXPORT SymmetricMemory {
  public:
   virtual ~SymmetricMemory() = default;
@@ -27,7 +27,7 @@ class WINNOW_EXPORT SymmetricMemory {
 
   std::byte* local() { return local_; }
   std::size_t bytes() const { return bytes_; }
-  // That rank's memory in this process; null where only puts reach it.
+  // That rank's memory in this process; null if only puts reach it.
   virtual std::byte* peer(int rank) = 0;
   // Of a GPU, where the transport puts by copies through pointers: those of all ranks, a table on
   // that GPU. Else null.
@@ -72,20 +72,20 @@ class WINNOW_EXPORT Transport {
   // Ranks whose GPU is this rank's, itself among them. After an allocate_device().
   virtual int ranks_on_gpu() const { return 1; }
 
-  // Copies into that rank's memory. `source` may be reused when it returns.
+  // Copies into that rank's memory. `source` may be reused when the call returns.
   virtual void put(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
                    std::size_t bytes) = 0;
-  // The data first, then the 64-bit word at `signal_offset` (a multiple of 8) becomes `value`: who
-  // reads the word with acquire sees the data, and everything that this rank put there before.
+  // Copies the data and then sets the 64-bit word at `signal_offset` (a multiple of 8) to `value`.
+  // A reader that loads the word with acquire sees the data and every earlier put of this rank
+  // there.
   virtual void put_signal(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
                           std::size_t bytes, std::size_t signal_offset, std::uint64_t value) = 0;
 
-  // Throws Error (unsupported) where the world can serve nothing new, since a rank is gone for
-  // good.
+  // Throws Error (unsupported) if the world can create nothing new because a rank is gone.
   virtual void check() const {}
   // For error texts: "process 4711, stopped", "process 4711, gone", "thread, running".
   virtual std::string describe_peer(int rank) const = 0;
-  // Certain knowledge that the rank will not write again: ends a wait early.
+  // Whether the rank certainly will not write again; a wait for it then ends early.
   virtual bool peer_gone(int rank) const = 0;
 
   // 0, 1, 2, ...: numbers the collective agreements over this transport (agreement.h).
@@ -98,7 +98,7 @@ class WINNOW_EXPORT Transport {
   std::uint64_t agreements_ = 0;
 };
 
-// The words by which ranks tell each other something are read and written only through these.
+// All access to the words through which ranks signal each other uses these two functions.
 inline std::uint64_t load_acquire(const std::uint64_t* word) {
   return std::atomic_ref<std::uint64_t>(*const_cast<std::uint64_t*>(word))
       .load(std::memory_order_acquire);

@@ -1,4 +1,4 @@
-// A world whose ranks are threads of one process: the embedded default, and the one for tests.
+// A world whose ranks are threads of one process: for embedded use and for tests.
 #pragma once
 
 #include <memory>
@@ -9,14 +9,14 @@
 
 namespace winnow::expert_parallel {
 
-// Thread-safe. The transports and the memory stay usable after the world object is gone.
+// Thread-safe. The transports and the memory stay usable after the world object is destroyed.
 class WINNOW_EXPORT InProcessWorld {
  public:
   // Errors (winnow::Error): world_size below 1.
   explicit InProcessWorld(int world_size);
 
   int world_size() const;
-  // The rank's transport, for one thread: the same object at every call while somebody holds it.
+  // The rank's transport, for one thread. Returns the same object while any reference to it exists.
   // Errors: a rank outside the world; a rank whose transport was closed (make a new world).
   std::shared_ptr<Transport> transport(int rank);
   // A MemoryStore that the ranks of this world share.

@@ -1,4 +1,5 @@
-// A world whose ranks are processes with a GPU each, on one host or many: NVSHMEM carries the puts.
+// A world whose ranks are processes with one GPU each, on one host or several, connected by
+// NVSHMEM.
 #pragma once
 
 #include <memory>
@@ -22,8 +23,8 @@ namespace winnow::expert_parallel {
 //
 // A process has one NVSHMEM world for its life. A second transport of the same ranks shares it;
 // ranks of other worlds are refused. NVSHMEM is never stopped, since stopping needs every rank.
-// After the death of a rank, or an NVSHMEM call that did not end in time, what exists can be let go
-// of, but the world serves no new transport, memory or layer: restart the processes.
+// After the death of a rank, or an NVSHMEM call that did not end in time, existing objects can be
+// destroyed, but the world supports no new transport, memory or layer; restart the processes.
 //
 // The environment variables NVSHMEM_DISABLE_NVLS and NVSHMEM_DISABLE_NCCL are set to 1 in this
 // process, since NVLink multicast must not be used, and so is NVSHMEM_DISABLE_LOCAL_ONLY_PROXY,
