@@ -127,7 +127,9 @@ def test_the_backend_can_be_forced():
     q, kv, indices, _ = problems.sparse_mla()
     want = sparse_mla.forward(q, kv, indices)[0]
     np.testing.assert_array_equal(sparse_mla.forward(q, kv, indices, backend="cpu")[0], want)
-    with pytest.raises(ValueError, match="backend: want one that supports tensors on cpu, got sm90"):
+    with pytest.raises(
+        ValueError, match="backend: want one that supports tensors on cpu, got sm90"
+    ):
         sparse_mla.forward(q, kv, indices, backend="sm90")
     with pytest.raises(ValueError, match='one of sm90, cuda, cpu, got "abacus"'):
         sparse_mla.forward(q, kv, indices, backend="abacus")

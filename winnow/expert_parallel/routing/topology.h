@@ -10,8 +10,8 @@ struct WINNOW_EXPORT Topology {
   int local_world_size = 1;  // ranks per node
 
   Topology() = default;
-  // A `local` of 0 means one node. Errors (winnow::Error, invalid_argument): a world size below 1, a
-  // local world size that does not divide it.
+  // A `local` of 0 means one node. Errors (winnow::Error, invalid_argument): a world size below 1,
+  // a local world size that does not divide it.
   explicit Topology(int world, int local = 0);
 
   int nodes() const { return world_size / local_world_size; }
