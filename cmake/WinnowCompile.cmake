@@ -1,6 +1,5 @@
 # How Winnow's own code is compiled, and the instruction sets of the CPU backend.
 
-option(WINNOW_OPENMP "Run the CPU backend's loops on OpenMP (else on plain threads)" ON)
 option(WINNOW_WERROR "Turn warnings into errors" OFF)
 set(WINNOW_SANITIZE "" CACHE STRING "Sanitizers for everything, e.g. address,undefined or thread")
 
@@ -22,9 +21,6 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
 endif()
 
 find_package(Threads REQUIRED)
-if(WINNOW_OPENMP)
-  find_package(OpenMP REQUIRED COMPONENTS CXX)
-endif()
 find_package(Eigen3 3.4 REQUIRED NO_MODULE)
 
 # Warnings and language level for a target of this repository.

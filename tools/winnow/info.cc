@@ -10,7 +10,6 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/error.h"
-#include "winnow/core/executor.h"
 #include "winnow/core/parallel.h"
 #include "winnow/core/version.h"
 #include "winnow/cpu/kernels.h"
@@ -48,7 +47,6 @@ ordered_json collect() {
   info["compiler"] = "g++ or compatible " __VERSION__;
   info["processor"] = processor_name();
   info["threads"] = num_threads();
-  info["loops"] = parallel_runtime();
   for (const CpuModule& module : cpu_modules()) {
     info["cpu_modules"].push_back({{"name", module.kernels->name},
                                    {"instructions", module.kernels->instructions},
@@ -82,7 +80,7 @@ ordered_json collect() {
 void print(const ordered_json& info) {
   std::cout << "winnow " << info["version"].get<std::string>() << "\n\n";
   std::cout << "processor  " << info["processor"].get<std::string>() << ", " << info["threads"]
-            << " threads (" << info["loops"].get<std::string>() << ")\n";
+            << " threads\n";
   for (const auto& module : info["cpu_modules"]) {
     std::cout << "  module   " << module["name"].get<std::string>() << " ("
               << module["instructions"].get<std::string>() << ")"

@@ -37,7 +37,8 @@ class Executor {
                    const void* context) const = 0;
 };
 
-// The executor for one call, with num_threads() workers.
+// The executor for one call, with num_threads() workers. Where that many threads cannot be created,
+// fewer run the same ranges, so that the result is the same.
 class WINNOW_EXPORT ThreadExecutor final : public Executor {
  public:
   ThreadExecutor();
@@ -48,8 +49,5 @@ class WINNOW_EXPORT ThreadExecutor final : public Executor {
            const void* context) const override;
   int workers_;
 };
-
-// What runs the loops: "OpenMP 4.5" or "plain threads".
-WINNOW_EXPORT const char* parallel_runtime();
 
 }  // namespace winnow

@@ -5,27 +5,20 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
-#include <vector>
 
-#include <pthread.h>
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include <sched.h>
 
 #include "winnow/core/error.h"
 #include "winnow/core/executor.h"
+#include "winnow/core/thread_team.h"
 
 namespace winnow {
 namespace {
 
 std::atomic<int> g_num_threads{0};  // 0: not set
-
-// GNU's OpenMP runtime hangs in the child of a process that had already used it.
-std::atomic<bool> g_forked{false};
-const int g_fork_handler = pthread_atfork(nullptr, nullptr, [] { g_forked = true; });
 
 int threads_from_environment() {
   const char* text = std::getenv("WINNOW_NUM_THREADS");
@@ -40,20 +33,30 @@ int threads_from_environment() {
   return count;
 }
 
-int default_threads() {
-#ifdef _OPENMP
-  if (!g_forked) return omp_get_max_threads();
-#endif
+// The first number of OMP_NUM_THREADS ("4" or "4,2"), which is what launchers such as torchrun set.
+// 0 where there is none: as OpenMP does, anything else there is left out of account.
+int threads_from_openmp() {
+  const char* text = std::getenv("OMP_NUM_THREADS");
+  if (text == nullptr) return 0;
+  while (*text == ' ') ++text;
+  int count = 0;
+  std::from_chars(text, text + std::strlen(text), count);
+  return std::max(0, count);
+}
+
+int processors_allowed() {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return CPU_COUNT(&allowed);
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
 }  // namespace
 
 int num_threads() {
-  const int set = g_num_threads;
-  if (set > 0) return set;
-  const int environment = threads_from_environment();
-  return environment > 0 ? environment : default_threads();
+  if (const int set = g_num_threads; set > 0) return set;
+  if (const int environment = threads_from_environment(); environment > 0) return environment;
+  if (const int openmp = threads_from_openmp(); openmp > 0) return openmp;
+  return processors_allowed();
 }
 
 void set_num_threads(int count) {
@@ -62,14 +65,6 @@ void set_num_threads(int count) {
                 std::to_string(count));
   }
   g_num_threads = count;
-}
-
-const char* parallel_runtime() {
-#ifdef _OPENMP
-  return _OPENMP >= 201811 ? "OpenMP 5.0 or newer" : "OpenMP 4.5";
-#else
-  return "plain threads";
-#endif
 }
 
 ThreadExecutor::ThreadExecutor() : workers_(num_threads()) {}
@@ -87,18 +82,7 @@ void ThreadExecutor::run(std::int64_t count, std::int64_t grain, RangeFunction f
   const std::int64_t ranges = (count + grain - 1) / grain;
   const int threads = static_cast<int>(std::min<std::int64_t>(workers_, ranges));
   if (threads <= 1) return work(0);
-#ifdef _OPENMP
-  if (!g_forked) {
-#pragma omp parallel num_threads(threads)
-    work(omp_get_thread_num());
-    return;
-  }
-#endif
-  std::vector<std::thread> team;
-  team.reserve(static_cast<std::size_t>(threads - 1));
-  for (int worker = 1; worker < threads; ++worker) team.emplace_back(work, worker);
-  work(0);
-  for (std::thread& member : team) member.join();
+  run_on_team(threads, std::ref(work));
 }
 
 }  // namespace winnow

@@ -2,16 +2,36 @@
 #include "winnow/core/parallel.h"
 
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
+#include <functional>
+#include <limits>
+#include <thread>
 #include <vector>
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "winnow/core/executor.h"
+#include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/sparse_mla/test_problem.h"
 #include "winnow/testing/expect.h"
+
+namespace {
+std::atomic<int> g_threads_left{std::numeric_limits<int>::max()};  // that may be created
+}
+
+// Stands before the system's function for the whole process. A limit of processes does the same,
+// but does not hold for root.
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*start)(void*), void* argument) {
+  using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  static const auto create = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
+  if (--g_threads_left < 0) return EAGAIN;
+  return create(thread, attributes, start, argument);
+}
 
 namespace winnow {
 namespace {
@@ -52,6 +72,24 @@ TEST(Parallel, EnvironmentSaysHowManyThreads) {
               setenv("WINNOW_NUM_THREADS", "7", 1);
               set_num_threads(3);
               return num_threads() == 3;
+            }),
+            0);
+}
+
+// As launchers set it. torchrun's own is in test_reliability.py.
+TEST(Parallel, OpenMPsEnvironmentCountsToo) {
+  EXPECT_EQ(in_child([] {
+              unsetenv("WINNOW_NUM_THREADS");
+              unsetenv("OMP_NUM_THREADS");
+              const int processors = num_threads();
+              for (const char* ignored : {"", "0", "-3", "many"}) {
+                setenv("OMP_NUM_THREADS", ignored, 1);
+                if (num_threads() != processors) return false;
+              }
+              setenv("OMP_NUM_THREADS", " 5,2", 1);
+              if (num_threads() != 5) return false;
+              setenv("WINNOW_NUM_THREADS", "7", 1);
+              return num_threads() == 7;
             }),
             0);
 }
@@ -135,8 +173,84 @@ TEST(Parallel, OperationsWorkAfterFork) {
               return num_threads() == 4;
             }),
             0);
+  // A child of the child too.
+  EXPECT_EQ(in_child([&] {
+              run();
+              return in_child([&] { return testing::same_bytes(run().out, expected.out); }) == 0;
+            }),
+            0);
   // And the parent goes on as before.
   EXPECT_TRUE(testing::same_bytes(run().out, expected.out));
+  set_num_threads(before);
+}
+
+// Neither an exit nor another result: the threads that there are do the work of all.
+TEST(Parallel, ThreadsThatCannotBeCreatedAreDoneWithout) {
+  const int before = num_threads();
+  set_num_threads(6);
+  const auto run = [] {
+    sparse_mla::TestProblem problem({.s_q = 40, .h_q = 8, .s_kv = 64, .topk = 32});
+    sparse_mla::forward(sparse_mla::ForwardOp::args(problem));
+    sparse_mla::backward(sparse_mla::BackwardOp::args(problem));
+    return problem;
+  };
+  const sparse_mla::TestProblem expected = run();
+  for (const int left : {0, 1, 3}) {
+    EXPECT_EQ(in_child([&] {  // which has no thread yet
+                g_threads_left = left;
+                for (int repeat = 0; repeat < 3; ++repeat) {
+                  const sparse_mla::TestProblem problem = run();
+                  if (!testing::same_bytes(problem.out, expected.out) ||
+                      !testing::same_bytes(problem.dkv, expected.dkv)) {
+                    return false;
+                  }
+                }
+                return g_threads_left < 0;
+              }),
+              0)
+        << left;
+  }
+  set_num_threads(before);
+}
+
+// Ranks are threads that wait for each other: all of them, or an error.
+TEST(Parallel, RanksWithoutThreadsAreAnError) {
+  EXPECT_EQ(in_child([] {
+              g_threads_left = 1;
+              try {
+                expert_parallel::RankTeam team(3);
+                return false;
+              } catch (const Error& error) {
+                return error.code() == ErrorCode::resource &&
+                       std::string(error.what())
+                           .starts_with("expert_parallel: no thread for each of 3 ranks: ");
+              }
+            }),
+            0);
+}
+
+// Calls from several threads at once have threads of their own, and all give them back.
+TEST(Parallel, LoopsOfSeveralThreadsAtOnce) {
+  const int before = num_threads();
+  set_num_threads(3);
+  constexpr std::int64_t kCount = 500;
+  std::atomic<int> wrong{0};
+  const auto many_loops = [&] {
+    for (int loop = 0; loop < 200; ++loop) {
+      std::atomic<std::int64_t> sum{0};
+      ThreadExecutor().for_each_range(kCount, 7, [&](std::int64_t begin, std::int64_t end, int) {
+        for (std::int64_t i = begin; i < end; ++i) sum += i;
+      });
+      wrong += sum != kCount * (kCount - 1) / 2;
+    }
+  };
+  const auto created = [] { return std::numeric_limits<int>::max() - g_threads_left; };
+  const int at_first = created();
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i) callers.emplace_back(many_loops);
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_LE(created() - at_first, 4 + 4 * 2);
   set_num_threads(before);
 }
 

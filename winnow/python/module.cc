@@ -168,7 +168,8 @@ NB_MODULE(_winnow, m) {
         nb::sig("def backends() -> list[dict[str, typing.Any]]"));
   m.def("num_threads", num_threads,
         "Threads that a call on the CPU may use: what set_num_threads() said, else\n"
-        "WINNOW_NUM_THREADS, else what OpenMP chooses.");
+        "WINNOW_NUM_THREADS, else OMP_NUM_THREADS, else one for each processor allowed.\n"
+        "torch.set_num_threads() does not change it.");
   m.def("set_num_threads", set_num_threads, nb::arg("count"),
         "Sets it for the whole process, from the next call on. ValueError below 1.");
   m.def("supports", supports, nb::arg("op"), nb::arg("dtype"), nb::arg("device"),

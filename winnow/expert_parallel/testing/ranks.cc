@@ -1,5 +1,8 @@
 #include "winnow/expert_parallel/testing/ranks.h"
 
+#include <string>
+#include <system_error>
+
 #include "winnow/core/error.h"
 
 namespace winnow::expert_parallel {
@@ -18,12 +21,20 @@ bool is_timeout(const std::exception_ptr& thrown) {
 }  // namespace
 
 RankTeam::RankTeam(int world_size) : world_(world_size) {
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads_.emplace_back([this, rank] { work(rank); });
+  try {
+    for (int rank = 0; rank < world_size; ++rank) {
+      threads_.emplace_back([this, rank] { work(rank); });
+    }
+  } catch (const std::system_error& error) {
+    end();
+    throw Error(ErrorCode::resource, "expert_parallel",
+                "no thread for each of " + std::to_string(world_size) + " ranks: " + error.what());
   }
 }
 
-RankTeam::~RankTeam() {
+RankTeam::~RankTeam() { end(); }
+
+void RankTeam::end() {
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;

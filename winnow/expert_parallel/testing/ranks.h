@@ -15,7 +15,8 @@ namespace winnow::expert_parallel {
 
 using RankBody = std::function<void(int rank, const std::shared_ptr<Transport>& transport)>;
 
-// One thread per rank, which waits between runs, and the world that they share.
+// One thread per rank, which waits between runs, and the world that they share. Throws Error
+// (resource) where a thread cannot be created.
 class RankTeam {
  public:
   explicit RankTeam(int world_size);
@@ -34,6 +35,7 @@ class RankTeam {
 
  private:
   void work(int rank);
+  void end();
 
   InProcessWorld world_;
   std::mutex mutex_;

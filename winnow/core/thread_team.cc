@@ -1,0 +1,132 @@
+#include "winnow/core/thread_team.h"
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include <pthread.h>
+
+namespace winnow {
+namespace {
+
+using Work = std::function<void(int)>;
+
+// A thread that waits for work. Whoever took it from the pool owns it until it is idle again.
+struct Member {
+  enum State : int { kIdle, kOffered, kBusy };
+
+  std::atomic<int> state{kIdle};
+  const Work* work = nullptr;  // of the offer, as is the number
+  int number = 0;
+  Member* next = nullptr;  // in the pool, or in the team of a call
+};
+
+// How often a waiting thread looks before it sleeps: about 50 microseconds, more than what lies
+// between two loops of a call. A thread that has no processor of its own would only be in the way.
+constexpr int kLooks = 2000;
+
+void pause_processor() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Returns when the state is another one than `old`.
+void wait_while(const Member& member, Member::State old, bool look) {
+  for (int i = 0; look && i < kLooks; ++i) {
+    if (member.state.load(std::memory_order_acquire) != old) return;
+    pause_processor();
+  }
+  while (member.state.load(std::memory_order_acquire) == old) {
+    member.state.wait(old, std::memory_order_acquire);
+  }
+}
+
+bool has_processors(int threads) {
+  static const unsigned processors = std::thread::hardware_concurrency();
+  return static_cast<unsigned>(threads) <= processors;
+}
+
+[[noreturn]] void serve(Member& member, bool look) {
+  for (;;) {
+    wait_while(member, Member::kIdle, look);
+    int offered = Member::kOffered;
+    if (!member.state.compare_exchange_strong(offered, Member::kBusy)) continue;  // withdrawn
+    (*member.work)(member.number);
+    member.state.store(Member::kIdle, std::memory_order_release);
+    member.state.notify_one();
+  }
+}
+
+// The idle members of this process. Never destroyed: threads wait on it to the end of the process.
+class Pool {
+ public:
+  // Null if there is no idle member and no thread can be created.
+  Member* take(int number) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (Member* member = idle_) {
+        idle_ = member->next;
+        return member;
+      }
+    }
+    try {
+      auto member = std::make_unique<Member>();
+      std::thread([&member = *member, look = has_processors(number + 1)] {
+        serve(member, look);
+      }).detach();
+      return member.release();
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  }
+
+  // Gives back a list of members that ends with `last`.
+  void give_back(Member* first, Member* last) {
+    const std::lock_guard lock(mutex_);
+    last->next = idle_;
+    idle_ = first;
+  }
+
+ private:
+  std::mutex mutex_;
+  Member* idle_ = nullptr;
+};
+
+std::atomic<Pool*> g_pool{new Pool};
+// The child of a fork() has none of these threads, and the lock may be held by one that is gone.
+const int g_fork_handler = pthread_atfork(nullptr, nullptr, [] { g_pool = new Pool; });
+
+}  // namespace
+
+void run_on_team(int threads, const Work& work) noexcept {
+  Pool& pool = *g_pool;
+  Member* first = nullptr;
+  Member* last = nullptr;
+  for (int number = 1; number < threads; ++number) {
+    Member* const member = pool.take(number);
+    if (member == nullptr) break;
+    member->work = &work;
+    member->number = number;
+    member->state.store(Member::kOffered, std::memory_order_release);
+    member->state.notify_one();
+    member->next = first;
+    first = member;
+    if (last == nullptr) last = member;
+  }
+  work(0);
+  if (first == nullptr) return;
+  const bool look = has_processors(threads);
+  for (Member* member = first; member != nullptr; member = member->next) {
+    int offered = Member::kOffered;
+    if (member->state.compare_exchange_strong(offered, Member::kIdle)) continue;  // came too late
+    wait_while(*member, Member::kBusy, look);
+  }
+  pool.give_back(first, last);
+}
+
+}  // namespace winnow
