@@ -9,6 +9,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -164,6 +165,25 @@ TEST(FileStore, RemoveFindsWhatAKilledWriterLeft) {
   std::ofstream(folder.path() / "w%2F1%2F4711.5") << "half a val";
   store.remove("w/1");
   EXPECT_EQ(entries_of(folder.path()), 0);
+}
+
+// `ulimit -f`: an error, and neither a signal nor half a file.
+TEST(FileStore, ALimitOfFileSizesIsAnError) {
+  const TemporaryFolder folder;
+  RankProcess process([&] {
+    const rlimit limit{4096, 4096};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    FileStore store(folder.path());
+    store.set("small", "fits");
+    const std::string error = error_of([&] { store.set("large", std::string(5000, 'x')); });
+    return error + "; " + store.get("small", Deadline::now()).value_or("lost");
+  });
+  EXPECT_THAT(process.wait(),
+              ::testing::MatchesRegex("expert_parallel::FileStore: cannot write .*large.*"
+                                      ": File too large; fits"));
+  FileStore store(folder.path());
+  EXPECT_EQ(store.get("large", Deadline::now()), std::nullopt);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 1);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
+#include "winnow/core/file_size_limit.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
 #include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
@@ -31,6 +32,7 @@ class MemoryFile {
   MemoryFile() = default;
   explicit MemoryFile(std::size_t bytes) : descriptor_(memfd_create("winnow", MFD_CLOEXEC)) {
     if (descriptor_ < 0) fail("no shared memory");
+    const FileSizeLimitFails fails;
     if (ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {
       const int error = errno;
       close();

@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "winnow/expert_parallel/testing/test_ranks.h"
@@ -142,6 +143,20 @@ TEST_F(SharedMemory, AnAbsentRankAtAnAllocationIsNamed) {
                 HasSubstr(" waited # s for rank 1 at the allocation of the arena: process " + pid +
                           ", running"));
   }
+}
+
+// Memory without a name counts as a file there.
+TEST_F(SharedMemory, ALimitOfFileSizesIsAnError) {
+  RankProcess process([] {
+    const rlimit limit{1, 1};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    MemoryStore store;
+    create_shared_memory(store, 0, 1, generous());
+    return std::string("made");
+  });
+  EXPECT_THAT(process.wait(),
+              ::testing::MatchesRegex("expert_parallel::shared_memory: no [0-9]+ bytes of "
+                                      "shared memory: File too large"));
 }
 
 TEST_F(SharedMemory, AnotherWorldSizeIsNamed) {
