@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Callable, List
 
+from winnow import nvshmem
+
 _PROGRAM = Path(__file__).parent / "bin" / "winnow"
 
 
@@ -71,6 +73,8 @@ def main() -> None:
         sys.exit(_printing(call_cost.main, sys.argv[3:]))
     if not _PROGRAM.exists():
         sys.exit("winnow: this package was built without the command line program")
+    if folder := nvshmem.folder():
+        os.environ["NVSHMEM_HOME"] = os.path.dirname(folder)  # the program knows no sys.path
     if sys.argv[1:2] == ["bench"]:
         sys.exit(_printing(_bench, sys.argv[2:]))
     os.execv(_PROGRAM, ["winnow", *sys.argv[1:]])

@@ -130,6 +130,12 @@ std::shared_ptr<ep::Transport> create_shared_memory(nb::handle store, int rank, 
   return ep::create_shared_memory(*meeting, rank, world_size, deadline, prefix);
 }
 
+// NVSHMEM is where Python would import it from, wherever Winnow itself is.
+void look_for_nvshmem() {
+  const nb::object folder = nb::module_::import_("winnow.nvshmem").attr("folder")();
+  ep::set_nvshmem_folder(nb::cast<std::string>(folder));
+}
+
 std::shared_ptr<ep::Transport> create_nvshmem(nb::handle store, int rank, int world_size,
                                               nb::handle device, nb::handle timeout,
                                               const std::string& prefix) {
@@ -137,12 +143,14 @@ std::shared_ptr<ep::Transport> create_nvshmem(nb::handle store, int rank, int wo
   std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   const Device gpu = device_argument(operation, device);
   const ep::Deadline deadline = deadline_argument(operation, timeout);
+  look_for_nvshmem();
   const nb::gil_scoped_release unlocked;
   return ep::create_nvshmem(std::move(meeting), rank, world_size, gpu, deadline, prefix);
 }
 
 // Opens the library of NVSHMEM, and says why it cannot.
 std::string nvshmem_obstacle() {
+  look_for_nvshmem();
   try {
     ep::nvshmem_library();
     return {};

@@ -1,6 +1,7 @@
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 
 #include <cstdlib>
+#include <mutex>
 #include <string_view>
 
 #include <dlfcn.h>
@@ -9,6 +10,34 @@
 #include "winnow/core/version.h"
 
 namespace winnow::expert_parallel {
+namespace {
+
+constexpr const char* kHostLibrary = "libnvshmem_host.so.3";
+
+std::mutex g_mutex;
+std::string g_folder;
+
+std::string known_folder() {
+  {
+    const std::lock_guard lock(g_mutex);
+    if (!g_folder.empty()) return g_folder;
+  }
+  const char* home = std::getenv("NVSHMEM_HOME");
+  return home == nullptr || *home == '\0' ? "" : std::string(home) + "/lib";
+}
+
+// What is loaded is found by its name from then on, by libwinnow_nvshmem too.
+void load_from(const std::string& folder) {
+  if (folder.empty() || dlopen(kHostLibrary, RTLD_NOW | RTLD_NOLOAD) != nullptr) return;
+  dlopen((folder + "/" + kHostLibrary).c_str(), RTLD_NOW | RTLD_LOCAL);
+}
+
+}  // namespace
+
+void set_nvshmem_folder(const std::string& folder) {
+  const std::lock_guard lock(g_mutex);
+  g_folder = folder;
+}
 
 const NvshmemLibrary& open_nvshmem_library(const std::string& file) {
   // Read when NVSHMEM starts. NCCL, if NVSHMEM found it, would use multicast too.
@@ -18,6 +47,7 @@ const NvshmemLibrary& open_nvshmem_library(const std::string& file) {
   // rank wants to end all processes, in memory that is gone when this process ends: a crash then.
   setenv("NVSHMEM_DISABLE_LOCAL_ONLY_PROXY", "1", 1);
   // Never closed: NVSHMEM's threads and handlers stay.
+  load_from(known_folder());
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     throw Error(ErrorCode::unsupported, kNvshmemOperation,

@@ -32,7 +32,13 @@ struct NvshmemLibrary {
   const Wire* wire;
 };
 
-// Throws Error (unsupported) where there is none, each time.
+// Where libnvshmem_host.so.3 is, if anybody knows: a folder, empty for unknown. For the process,
+// from the next opening on. The Python package says what is along sys.path.
+WINNOW_EXPORT void set_nvshmem_folder(const std::string& folder);
+
+// Throws Error (unsupported) where there is none, each time. NVSHMEM is what this process has
+// loaded already, else what is in the folder that was set, else in lib below the environment
+// variable NVSHMEM_HOME, else what the dynamic linker finds.
 WINNOW_EXPORT const NvshmemLibrary& nvshmem_library();
 WINNOW_EXPORT const NvshmemLibrary& open_nvshmem_library(const std::string& file);
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -85,6 +86,25 @@ class Nvshmem : public ::testing::Test {
 
   TemporaryFolder folder_;
 };
+
+// The first of all tests: once NVSHMEM is loaded, that one is used.
+TEST_F(Nvshmem, IsWhereTheProgramOrTheEnvironmentSays) {
+  const auto version_with = [](const std::function<void()>& say) {
+    return RankProcess([&] {
+             unsetenv("NVSHMEM_HOME");
+             say();
+             int major = 0, minor = 0, patch = 0;
+             open_nvshmem_library(STAND_IN_LIBRARY).version(&major, &minor, &patch);
+             return std::to_string(major);
+           })
+        .wait();
+  };
+  const std::string none = "expert_parallel::nvshmem: NVSHMEM cannot be loaded: ";
+  EXPECT_THAT(version_with([] {}), StartsWith(none));
+  EXPECT_THAT(version_with([] { set_nvshmem_folder("/nowhere"); }), StartsWith(none));
+  EXPECT_EQ(version_with([] { set_nvshmem_folder(STAND_IN_HOME "/lib"); }), "9");
+  EXPECT_EQ(version_with([] { setenv("NVSHMEM_HOME", STAND_IN_HOME, 1); }), "9");
+}
 
 TEST_F(Nvshmem, SaysWhereThereIsNone) {
   testing::expect_error([] { open_nvshmem_library("/nowhere/libwinnow_nvshmem.so"); },

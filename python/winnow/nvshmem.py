@@ -1,0 +1,21 @@
+"""Where NVSHMEM is: the wheel nvidia-nvshmem-cu13, from wherever Python would import it."""
+
+import os
+import sys
+from pathlib import Path
+
+_LIBRARY = "libnvshmem_host.so.3"
+
+
+def folder() -> str:
+    """The folder with NVSHMEM's library: in ``NVSHMEM_HOME``, else the first along ``sys.path``.
+
+    Entries that mean the current directory do not count. Empty where there is none.
+    """
+    home = os.environ.get("NVSHMEM_HOME")
+    places = [Path(home)] if home else []
+    places += [Path(entry) / "nvidia" / "nvshmem" for entry in sys.path if os.path.isabs(entry)]
+    for place in places:
+        if (place / "lib" / _LIBRARY).is_file():
+            return str(place / "lib")
+    return ""
