@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <future>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -58,7 +59,12 @@ void NvshmemWorld::run(const char* what, const Deadline& deadline, std::function
     call();
   });
   std::future<void> done = task.get_future();
-  std::thread(std::move(task)).detach();
+  try {
+    std::thread(std::move(task)).detach();
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::resource, kNvshmemOperation,
+                std::string("a thread cannot be created: ") + error.what());
+  }
   if (done.wait_until(deadline.end()) == std::future_status::ready) return done.get();
   on_exit(end_at_once, nullptr);
   broken_ =
