@@ -40,3 +40,16 @@ function(winnow_compile target)
     target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
 endfunction()
+
+# What a shared object shows is what a linker script says.
+function(winnow_exports target map)
+  target_link_options(${target} PRIVATE -Wl,--version-script=${map})
+  set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${map})
+endfunction()
+
+# Where a program or library looks for others: places relative to itself, the same in the build tree as
+# where it is installed. (CMake would write other paths into the build tree, to be replaced, and ends those
+# with an empty element, which means the current directory.)
+function(winnow_rpath target)
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "${ARGN}" BUILD_WITH_INSTALL_RPATH ON)
+endfunction()

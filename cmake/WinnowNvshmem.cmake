@@ -54,19 +54,20 @@ endif()
 # A library of relocatable device code, linked with NVSHMEM's, that shows what the map says.
 function(winnow_nvshmem_library target source map)
   add_library(${target} SHARED ${source})
-  get_filename_component(nvshmem_lib ${nvshmem_host} DIRECTORY)
   set_target_properties(${target} PROPERTIES
     CUDA_ARCHITECTURES 90-real CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
     CUDA_SEPARABLE_COMPILATION ON CUDA_RESOLVE_DEVICE_SYMBOLS ON CUDA_VISIBILITY_PRESET hidden
-    POSITION_INDEPENDENT_CODE ON VERSION ${WINNOW_SOVERSION} SOVERSION ${WINNOW_SOVERSION}
-    LINK_DEPENDS ${map} BUILD_RPATH ${nvshmem_lib}
-    # In a wheel Winnow's libraries lie in site-packages/winnow/lib.
-    INSTALL_RPATH "$ORIGIN;$ORIGIN/../../nvidia/nvshmem/lib")
+    POSITION_INDEPENDENT_CODE ON VERSION ${WINNOW_SOVERSION} SOVERSION ${WINNOW_SOVERSION})
+  # In a wheel Winnow's libraries lie in site-packages/winnow/lib, in the build tree NVSHMEM has a link.
+  winnow_rpath(${target} "$ORIGIN" "$ORIGIN/nvshmem" "$ORIGIN/../../nvidia/nvshmem/lib")
+  get_filename_component(nvshmem_lib ${nvshmem_host} DIRECTORY)
+  file(MAKE_DIRECTORY ${CMAKE_LIBRARY_OUTPUT_DIRECTORY})
+  file(CREATE_LINK ${nvshmem_lib} ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/nvshmem SYMBOLIC)
+  winnow_exports(${target} ${map})
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}
                              ${PROJECT_BINARY_DIR}/generated)
   target_include_directories(${target} SYSTEM PRIVATE ${nvshmem_include})
   target_compile_options(${target} PRIVATE -O3 -DNDEBUG -lineinfo -Xcompiler=-Wall,-Wextra
     $<$<BOOL:${WINNOW_WERROR}>:-Werror=all-warnings>)
-  target_link_options(${target} PRIVATE -Wl,--version-script=${map})
   target_link_libraries(${target} PRIVATE nvshmem_device nvshmem_host CUDA::cudart_static)
 endfunction()

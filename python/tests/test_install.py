@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import winnow.__main__
+import winnow.nvshmem
 import winnow.support
 
 import winnow
@@ -109,6 +110,102 @@ def test_the_wheel_links_neither_torch_nor_the_build_folder(wheel, tmp_path):
                 assert not re.search(foreign, line), (binary, line)
                 if "PATH" in line:
                     assert all(p.startswith("$ORIGIN") for p in line.split()[1].split(":")), line
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="has no cmake")
+def test_the_wheel_shows_only_its_own_symbols(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    checked = _run(
+        "cmake", f"-DFOLDERS={tmp_path}", "-DRELOCATABLE=ON", "-DREADELF=readelf", "-DNM=nm",
+        "-P", ROOT / "cmake" / "check_binaries.cmake",
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stderr
+
+
+# Ranks that meet read each other's text with streams of the C++ library.
+_MEETING = """
+import sys, tempfile
+import torch
+from winnow import expert_parallel as ep
+
+torch.ones(4).sum()
+store = ep.FileStore(tempfile.mkdtemp())
+transport = ep.create_shared_memory(store, 0, 1, timeout=20)
+try:
+    ep.create_shared_memory(store, 0, 0, timeout=20)
+except ValueError as error:
+    print("caught:", error)
+print(transport)
+maps = open("/proc/self/maps").read()
+assert f"{sys.argv[1]}/lib/libwinnow.so" in maps and "libtorch" in maps
+"""
+
+
+def test_a_build_with_its_own_libstdcxx_works_beside_torch(tmp_path):
+    """As some compilers link: libwinnow and the extension each with a copy of the C++ library."""
+    built = ROOT / "build" / "release" / "static_runtime"
+    if not built.exists():
+        pytest.skip("built without tests, or by a compiler that has no static libstdc++")
+    package = tmp_path / "winnow"
+    shutil.copytree(PACKAGE, package, symlinks=True)
+    (extension,) = built.glob("_winnow*.so")
+    (old,) = package.glob("_winnow*.so")
+    shutil.copy(extension, old)
+    (library,) = (file for file in built.glob("libwinnow.so.*") if not file.is_symlink())
+    shutil.copy(library, package / "lib" / library.name)
+    for file in (old, package / "lib" / library.name):
+        assert "libstdc++" not in _run("readelf", "-d", file).stdout
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    result = _run(sys.executable, "-c", _MEETING, package, env=environment, cwd=tmp_path)
+    assert result.returncode == 0, (result.returncode, result.stderr)
+    assert "caught: expert_parallel::shared_memory: world_size: want" in result.stdout
+
+
+@pytest.mark.parametrize("how", ["home", "target", "path file", "current folder", "nowhere"])
+def test_nvshmem_is_looked_for_along_the_path(how, empty_environment, tmp_path):
+    place = tmp_path / "place"
+    (place / "nvidia" / "nvshmem" / "lib").mkdir(parents=True)
+    (place / "nvidia" / "nvshmem" / "lib" / "libnvshmem_host.so.3").touch()
+    environment = {"PATH": os.environ["PATH"]}
+    (site,) = empty_environment.parent.parent.glob("lib/python3*/site-packages")
+    path_file = site / "place.pth"
+    if how == "home":
+        environment["NVSHMEM_HOME"] = str(place / "nvidia" / "nvshmem")
+    elif how == "target":  # as after `pip install --target place`
+        environment["PYTHONPATH"] = str(place)
+    elif how == "path file":
+        path_file.write_text(str(place))
+    program = "from winnow import nvshmem; print(nvshmem.folder())"
+    try:
+        result = _run(
+            empty_environment, "-c", program, env=environment,
+            cwd=place if how == "current folder" else tmp_path,
+        )  # fmt: skip
+    finally:
+        path_file.unlink(missing_ok=True)
+    found = how in ("home", "target", "path file")
+    want = f"{place}/nvidia/nvshmem/lib" if found else ""
+    assert result.stdout.strip() == want, result.stderr
+
+
+def test_nvshmem_elsewhere_on_the_path_is_opened(empty_environment, tmp_path):
+    """The wheel in one place and NVSHMEM in another."""
+    real = winnow.nvshmem.folder()
+    (site,) = empty_environment.parent.parent.glob("lib/python3*/site-packages")
+    if not real or not list(site.glob("winnow/lib/libwinnow_nvshmem*")):
+        pytest.skip("built without NVSHMEM, or it is not installed")
+    (tmp_path / "nvidia" / "nvshmem").mkdir(parents=True)
+    (tmp_path / "nvidia" / "nvshmem" / "lib").symlink_to(real)
+    program = "from winnow import expert_parallel as ep; print(repr(ep.nvshmem_obstacle()))"
+    environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
+    without = _run(empty_environment, "-c", program, env=environment, cwd=tmp_path)
+    assert "NVSHMEM cannot be loaded" in without.stdout, without.stderr
+    environment["PYTHONPATH"] = str(tmp_path)
+    opened = _run(empty_environment, "-c", program, env=environment, cwd="/")
+    assert opened.stdout.strip() == "''", opened
+    info = _run(empty_environment, "-m", "winnow", "info", "--json", env=environment, cwd="/")
+    assert json.loads(info.stdout)["nvshmem"]["supported"] is True, info
 
 
 _BACKEND = """
