@@ -1,4 +1,4 @@
-"""Winnow: the kernels that sparse transformers need, on the CPU and on Hopper GPUs.
+"""Winnow: the kernels that sparse transformers need, on the CPU and on NVIDIA GPUs.
 
 ``winnow.sparse_mla`` and ``winnow.paged_xl`` take numpy arrays, torch tensors, or anything with
 ``__dlpack__``, and return the kind that came in. ``winnow.expert_parallel`` carries tokens between

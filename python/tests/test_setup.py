@@ -1,0 +1,127 @@
+"""tools/setup on systems of several kinds, and the commands that the README gives for pip."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_TOOLS = ["cat", "cmp", "cp", "dirname", "env", "grep", "id", "mkdir", "python3", "rm", "sh"]
+_INSTALLED = "#!/bin/sh\necho install ok installed\n"
+_NOTHING = "#!/bin/sh\nexit 1\n"
+
+
+def _program(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """tools/setup in a folder of its own, and a folder of the only programs that it finds."""
+    (tmp_path / "checkout" / "tools").mkdir(parents=True)
+    shutil.copy(ROOT / "tools" / "setup", tmp_path / "checkout" / "tools")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for tool in _TOOLS:
+        (programs / tool).symlink_to(shutil.which(tool))
+    return tmp_path / "checkout", programs
+
+
+def _setup(checkout, *parts):
+    folder, programs = checkout
+    return subprocess.run(
+        [folder / "tools" / "setup", *parts],
+        env={"PATH": str(programs), "HOME": str(folder)}, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_without_apt_it_names_the_packages(checkout):
+    """As root too, which these tests usually are."""
+    _program(checkout[1] / "dpkg-query", _NOTHING)
+    result = _setup(checkout, "pip")
+    assert result.returncode == 1
+    assert "there is no apt-get to install them: cmake ninja-build g++" in result.stderr
+    assert "libeigen3-dev" in result.stderr and "python3-venv" in result.stderr
+
+
+def test_apt_installs_what_is_missing(checkout):
+    folder, programs = checkout
+    _program(programs / "dpkg-query", _NOTHING)
+    _program(programs / "apt-get", f'#!/bin/sh\necho "$@" >> {folder}/calls\n')
+    _program(programs / "id", "#!/bin/sh\necho 0\n")
+    result = _setup(checkout, "pip")
+    assert result.returncode == 0, result.stderr
+    calls = (folder / "calls").read_text()
+    assert "update" in calls and "libeigen3-dev" in calls and "python3-venv" in calls
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_system_without_debian_packages_is_told_the_libraries(checkout, complete):
+    for program in ("cmake", "ninja", "c++") if complete else ("cmake",):
+        _program(checkout[1] / program, _NOTHING)
+    result = _setup(checkout)
+    for library in ("Eigen 3.4", "CLI11", "nlohmann-json", "Google Benchmark", "eigen3-devel"):
+        assert library in result.stderr
+    if complete:
+        assert result.returncode == 0 and "going on" in result.stderr
+    else:
+        assert result.returncode == 1
+        assert "these programs are missing: ninja c++" in result.stderr
+
+
+def test_offline_without_apt_says_so(checkout):
+    result = _setup(checkout, "offline")
+    assert result.returncode == 1
+    assert "offline needs apt-get and dpkg-deb" in result.stderr
+    assert not (checkout[0] / ".deps").exists()
+
+
+_BACKEND = """
+import zipfile
+
+
+def build_wheel(folder, *others):
+    name = "toy-1.0-py3-none-any.whl"
+    metadata = "Metadata-Version: 2.1\\nName: toy\\nVersion: 1.0\\n"
+    tags = "Wheel-Version: 1.0\\nGenerator: toy\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        wheel.writestr("winnow_toy.py", "")
+        wheel.writestr("toy-1.0.dist-info/METADATA", metadata)
+        wheel.writestr("toy-1.0.dist-info/WHEEL", tags)
+        wheel.writestr("toy-1.0.dist-info/RECORD", "")
+    return name
+"""
+
+
+def _commands(page):
+    """The block of the page that installs the package, without its comments."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    (commands,) = [block for block in blocks if "pip install -v ." in block]
+    return re.sub(r" *#.*", "", commands)
+
+
+def test_the_documented_commands_install_where_python_is_managed(checkout, tmp_path):
+    """With a package that takes no time; pip refuses to work outside a virtual environment."""
+    folder, programs = checkout
+    commands = _commands("README.md")
+    assert _commands("docs/python.md") == commands
+    (folder / "backend.py").write_text(_BACKEND)
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "toy"\nversion = "1.0"\n'
+    )
+    _program(programs / "dpkg-query", _INSTALLED)
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path),
+        "PIP_REQUIRE_VIRTUALENV": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }  # fmt: skip
+    script = f"set -e\n{commands}\npython -c 'import sys, winnow_toy; print(sys.prefix)'\n"
+    result = subprocess.run(
+        ["sh", "-c", script], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == str(folder / ".venv")
