@@ -2,6 +2,7 @@
 # Winnow shows a symbol that is not Winnow's.
 #   cmake -DFOLDERS=folders [-DRELOCATABLE=ON] -DREADELF=program -DNM=program -P this
 # RELOCATABLE: libraries are found by places relative to the file alone.
+cmake_minimum_required(VERSION 3.25)
 set(own "_ZNK?6winnow|_ZT[ISV]N6winnow|winnow_cpu_kernels_[a-z0-9_]+$|winnow_nvshmem_library$|PyInit__winnow$")
 set(count 0)
 set(faults "")

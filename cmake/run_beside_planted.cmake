@@ -1,6 +1,7 @@
 # Runs the program in a folder where each library that it could look for is a planted one, which
 # ends the process with 99 as soon as it is loaded.
 #   cmake -DPROGRAM=file -DPLANTED=library -DNAMES=names -DFOLDER=folder -P this
+cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE ${FOLDER})
 file(MAKE_DIRECTORY ${FOLDER})
 foreach(name IN LISTS NAMES)
