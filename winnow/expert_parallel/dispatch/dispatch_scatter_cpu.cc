@@ -7,6 +7,7 @@
 
 #include "winnow/expert_parallel/dispatch/dispatch_scatter.h"
 #include "winnow/expert_parallel/routing/rail_sources.h"
+#include "winnow/core/read_once.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -67,7 +68,8 @@ class Scatter {
     for (std::int64_t pair = 0; pair < pairs; ++pair) {
       const int rank = layer_.map.rank_of(experts[pair]);
       if (rank < 0) continue;
-      const std::int64_t value = table_.at<std::int32_t>(first_row + pair / topk, pair % topk);
+      const std::int64_t value =
+          read_once(table_.at<std::int32_t>(first_row + pair / topk, pair % topk));
       const std::int64_t begin = starts_[static_cast<std::size_t>(rank)],
                          end = starts_[static_cast<std::size_t>(rank) + 1];
       if (value < begin || value >= end) {

@@ -8,6 +8,7 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/read_once.h"
 #include "winnow/core/route.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"
 
@@ -107,7 +108,8 @@ std::optional<BadIndex> find_bad_index(const LayoutParams& params) {
   for (std::int64_t token = 0; token < params.num_tokens; ++token) {
     const std::int32_t* row = params.expert_indices.data + params.expert_indices.offset(token);
     for (std::int64_t k = 0; k < params.topk; ++k) {
-      if (row[k] < -1 || row[k] > params.experts) return BadIndex{token, k, row[k]};
+      const std::int32_t index = read_once(row[k]);
+      if (index < -1 || index > params.experts) return BadIndex{token, k, index};
     }
   }
   return std::nullopt;
@@ -135,9 +137,10 @@ void count_layout(const LayoutParams& params) {
       std::fill_n(in_rank, params.world_size, std::uint8_t{0});
     }
     for (std::int64_t k = 0; k < params.topk; ++k) {
-      if (!params.is_expert(indices[k])) continue;
-      per_expert.add(indices[k]);
-      const std::int32_t rank = indices[k] / experts_per_rank;
+      const std::int32_t index = read_once(indices[k]);
+      if (!params.is_expert(index)) continue;
+      per_expert.add(index);
+      const std::int32_t rank = index / experts_per_rank;
       if (last_in_rank[static_cast<std::size_t>(rank)] == token) continue;
       last_in_rank[static_cast<std::size_t>(rank)] = token;
       per_rank.add(rank);

@@ -2,7 +2,10 @@
 #include "winnow/expert_parallel/layout/layout.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <limits>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -174,6 +177,35 @@ TEST_F(Layout, RefusesTensorsOfOtherForms) {
                  "[4, 4] with strides [0, 1]");
   args.is_token_in_rank = TensorView(in_rank_.data(), DType::u8, {4, 4}, Device{DeviceType::cuda});
   expect_refusal(args, "is_token_in_rank: want device cpu, got cuda:0");
+}
+
+// An index that another thread rewrites makes the counts wrong, or the call is refused; nothing is
+// written out of bounds.
+TEST_F(Layout, AnIndexThatChangesMeanwhileLeadsNowhere) {
+  constexpr std::int32_t kFar = 1 << 30;
+  auto* index = static_cast<std::int32_t*>(indices_.data());
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    for (std::int32_t value = 0; !over; value = kFar - value) {
+      std::atomic_ref(*index).store(value, std::memory_order_relaxed);
+    }
+  });
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+  int refused = 0, counted = 0;
+  while (std::chrono::steady_clock::now() < end) {
+    try {
+      layout(args_);
+      ++counted;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("1073741824 for token 0, k 0"));
+      ++refused;
+    }
+  }
+  over = true;
+  other.join();
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(counted, 0);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "winnow/core/read_once.h"
 #include "winnow/core/rows.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"
 #include "winnow/expert_parallel/notify/count_exchange.h"
@@ -50,7 +51,7 @@ class CpuNotifier : public NotifierBackend {
  private:
   void prepare(const NotifyArgs& args);
   void count_channels(const NotifyArgs& args);
-  CountFinding check_counts(const NotifyArgs& args) const;
+  CountFinding check_counts(const CountsOut& out, std::int64_t channels) const;
   void write_results(const NotifyArgs& args, const CountsIn& in);
 
   std::shared_ptr<Communicator> communicator_;
@@ -79,19 +80,20 @@ void CpuNotifier::notify(const NotifyArgs& args) {
   write_results(args, in);
 }
 
-// Checks everything and takes down this rank's counts. Writes no output.
+// Takes down this rank's counts, once, and checks them and everything else. Writes no output.
 void CpuNotifier::prepare(const NotifyArgs& args) {
   check_args(args);
   count_channels(args);
-  const CountFinding finding = check_counts(args);
-  if (finding.fault != CountFault::none) throw error_of(finding);
   CountsOut& out = exchange_.out();
   const auto take = [](const ConstTensorView& view, std::vector<std::int64_t>& counts) {
-    std::copy_n(static_cast<const std::int32_t*>(view.data()), counts.size(), counts.begin());
+    const auto* from = static_cast<const std::int32_t*>(view.data());
+    for (std::int64_t& count : counts) count = read_once(*from++);
   };
   take(args.tokens_per_rank, out.per_rank);
   take(args.tokens_per_node, out.per_node);
   take(args.tokens_per_expert, out.per_expert);
+  const CountFinding finding = check_counts(out, args.channels);
+  if (finding.fault != CountFault::none) throw error_of(finding);
 }
 
 void CpuNotifier::count_channels(const NotifyArgs& args) {
@@ -125,30 +127,29 @@ void CpuNotifier::count_channels(const NotifyArgs& args) {
 }
 
 // The first thing that is wrong.
-CountFinding CpuNotifier::check_counts(const NotifyArgs& args) const {
+CountFinding CpuNotifier::check_counts(const CountsOut& out, std::int64_t channels) const {
   // The last channel of a prefix matrix holds what the counts must be.
-  const auto differing = [&](CountFault fault, const ConstTensorView& counts,
+  const auto differing = [&](CountFault fault, const std::vector<std::int64_t>& counts,
                              const std::vector<std::int32_t>& prefix) -> CountFinding {
-    for (std::int32_t i = 0; i < counts.size(0); ++i) {
-      const std::int32_t wanted = prefix[static_cast<std::size_t>((i + 1) * args.channels - 1)];
-      const std::int32_t got = counts.at<std::int32_t>(i);
-      if (got != wanted) return {fault, i, wanted, got};
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      const std::int32_t wanted = prefix[(i + 1) * static_cast<std::size_t>(channels) - 1];
+      if (counts[i] != wanted) return {fault, static_cast<std::int32_t>(i), wanted, counts[i]};
     }
     return {};
   };
-  CountFinding found = differing(CountFault::tokens_of_rank, args.tokens_per_rank, rank_prefix_);
+  CountFinding found = differing(CountFault::tokens_of_rank, out.per_rank, rank_prefix_);
   if (found.fault != CountFault::none) return found;
-  found = differing(CountFault::tokens_of_node, args.tokens_per_node, node_prefix_);
+  found = differing(CountFault::tokens_of_node, out.per_node, node_prefix_);
   if (found.fault != CountFault::none) return found;
   const int per_rank = experts_per_rank();
   for (int rank = 0; rank < topology_.world_size; ++rank) {
     std::int64_t pairs = 0;
     for (int expert = rank * per_rank; expert < (rank + 1) * per_rank; ++expert) {
-      const std::int32_t count = args.tokens_per_expert.at<std::int32_t>(expert);
+      const std::int64_t count = out.per_expert[static_cast<std::size_t>(expert)];
       if (count < 0) return {CountFault::negative, expert, 0, count};
       pairs += count;
     }
-    const std::int64_t tokens = args.tokens_per_rank.at<std::int32_t>(rank);
+    const std::int64_t tokens = out.per_rank[static_cast<std::size_t>(rank)];
     if (pairs < tokens || pairs > kMaxTopk * tokens) {
       return {CountFault::pairs, rank, tokens, pairs};
     }
