@@ -1,8 +1,10 @@
 """How processes meet: stores, shared memory, winnow launch."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -138,6 +140,46 @@ def test_a_store_that_fails_says_so():
         ep.create_shared_memory(_Dictionary(), 0, 2, timeout=0.2)
     with pytest.raises(ValueError, match=r"rank: want in \[0, 2\), got 2"):
         ep.create_shared_memory(_Dictionary(), 2, 2)
+
+
+def _interrupted(call):
+    """Presses Ctrl-C while the main thread waits in the call; seconds until it is raised."""
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    timer.join()
+    return time.monotonic() - begin
+
+
+def test_an_interrupt_ends_the_wait_for_a_rank_that_does_not_come(tmp_path):
+    assert _interrupted(lambda: ep.create_shared_memory(tmp_path, 0, 2, timeout=60)) < 20
+
+
+def test_an_interrupt_ends_a_call_and_the_other_rank_is_told():
+    world, made, interrupted = ep.InProcessWorld(2), threading.Event(), threading.Event()
+    x, i = payload(0, 2), np.array([[0, 3, 5]] * 2, np.int32)
+    told = []
+
+    def other():
+        layer = ep.AllToAll(world.transport(1), world.store(), timeout=60, **SMALL)
+        made.set()
+        interrupted.wait()
+        with pytest.raises(winnow.Error, match="rank 0 was interrupted; reported by rank 0") as e:
+            layer.dispatch(x, i)
+        told.append(e.value.code)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    layer = ep.AllToAll(world.transport(0), world.store(), timeout=60, **SMALL)
+    made.wait()
+    assert _interrupted(lambda: layer.dispatch(x, i)) < 20
+    interrupted.set()
+    thread.join()
+    assert told == ["timeout"]
+    with pytest.raises(winnow.Error, match="rank 0 was interrupted"):
+        layer.barrier()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

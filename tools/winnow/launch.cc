@@ -214,6 +214,7 @@ class Launcher {
     setenv("WINNOW_LOCAL_WORLD_SIZE", std::to_string(ranks / options_.nodes).c_str(), 1);
     setenv("WINNOW_LOCAL_RANK", std::to_string(rank).c_str(), 1);  // all are on this machine
     setenv("WINNOW_RENDEZVOUS", folder_.path().c_str(), 1);
+    setenv("WINNOW_JOB", folder_.path().c_str(), 1);  // no other job has this name
     if (options_.timeout_seconds) {
       std::ostringstream seconds;
       seconds << *options_.timeout_seconds;

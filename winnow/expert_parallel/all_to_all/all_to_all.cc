@@ -125,13 +125,21 @@ class AllToAll::Impl {
           Deadline(config_.timeout));
     check_config(check, config_, world);
     topology_ = Topology(world, config_.local_world_size);
+    const std::uint64_t agreed = transport->agreements();
     if (config_.device.type == DeviceType::cpu) {
-      layer_.emplace(std::move(transport), config_);
-      return;
+      layer_.emplace(transport, config_);
+    } else {
+      make_device_layer(transport);
     }
+    // Behind the collective allocations, where these were no agreements themselves.
+    if (transport->agreements() == agreed) forget_agreement(*transport, store);
+  }
+
+  void make_device_layer(const std::shared_ptr<Transport>& transport) {
 #if WINNOW_WITH_CUDA
-    device_layer_ = std::make_unique<DeviceLayer>(std::move(transport), config_);
+    device_layer_ = std::make_unique<DeviceLayer>(transport, config_);
 #else
+    static_cast<void>(transport);
     throw Error(ErrorCode::unsupported, std::string(kOperation),
                 to_string(config_.device) + " cannot be used: this build has no CUDA kernels");
 #endif

@@ -147,17 +147,25 @@ std::unique_ptr<NotifierBackend> make_backend(std::shared_ptr<Transport> transpo
              "a multiple " + of_ranks, std::to_string(config.experts));
   check.that(config.local_world_size >= 1 && ranks % config.local_world_size == 0,
              "local_world_size", "a divisor " + of_ranks, std::to_string(config.local_world_size));
+  const std::uint64_t agreed = transport->agreements();
+  std::unique_ptr<NotifierBackend> backend;
   try {
-    if (!on_gpu) return make_cpu_notifier(std::move(transport), config, deadline);
+    if (!on_gpu) {
+      backend = make_cpu_notifier(transport, config, deadline);
+    } else {
 #if WINNOW_WITH_CUDA
-    return make_device_notifier(std::move(transport), config, deadline);
+      backend = make_device_notifier(transport, config, deadline);
 #else
-    throw Error(ErrorCode::unsupported, kNotifierOperation,
-                to_string(config.device) + " cannot be used: this build has no CUDA kernels");
+      throw Error(ErrorCode::unsupported, kNotifierOperation,
+                  to_string(config.device) + " cannot be used: this build has no CUDA kernels");
 #endif
+    }
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::resource, kNotifierOperation, "out of memory for the counts");
   }
+  // Behind the collective allocation, where that was no agreement itself.
+  if (transport->agreements() == agreed) forget_agreement(*transport, *store);
+  return backend;
 }
 
 }  // namespace

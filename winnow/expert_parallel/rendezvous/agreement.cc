@@ -3,8 +3,14 @@
 //   announce/R   rank R: a nonce, its process, its fields
 //   roster       rank 0: an id and all announcements, once all have come
 //   confirm/R    rank R: that id, once it has found its own nonce in the roster and no difference
-//   go           rank 0: that id, once all have confirmed it
+//   world        rank 0: the roster, once all have confirmed it; stays, unless the prefix is fresh
+//   go           rank 0: that id, last
 //   fault        any rank that gives up: why, and whom it concerns
+//
+// Two jobs may come to one prefix, so that each rank has two callers, and a rank of one job may
+// meet those of the other. Rank 0 writes `world` and then looks for its own announcement; another
+// rank 0 announces itself and then looks for `world`. So one of them at least sees the other, and
+// tells all; and whoever comes later finds the world that stands.
 //
 // Nothing that an earlier attempt left can be taken for this one's: a roster counts for a rank only
 // with the rank's own nonce, and where rank 0 took an old announcement for a new one, the new one
@@ -19,10 +25,35 @@
 
 #include "winnow/core/error.h"
 #include "winnow/core/version.h"
+#include "winnow/expert_parallel/transport/interrupt.h"
 #include "winnow/expert_parallel/transport/fault.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 
 namespace winnow::expert_parallel {
 namespace {
+
+// A look at the peers' processes costs a few system calls.
+constexpr std::chrono::milliseconds kLookAtPeers{20};
+
+std::string agreement_key(const std::string& world_id, std::uint64_t number) {
+  return world_id + "/agreement" + std::to_string(number);
+}
+
+// Throws the fault under the prefix where it concerns the rank with that nonce: whom its writer has
+// seen. A lasting one, of two jobs or worlds of different sizes, also concerns whoever comes later,
+// as long as the writer lives. True: there is one that does not.
+bool check_fault(Store& store, const AgreementRequest& request, const std::string& nonce) {
+  const std::optional<std::string> text = store.get(request.prefix + "/fault", Deadline::now());
+  if (!text) return false;
+  std::string_view rest = *text;
+  const bool timeout = take_line(rest) == "timeout";
+  const std::string message(take_line(rest));
+  const auto writer = process_from_text(take_line(rest));
+  const bool lasting = writer && state_of(*writer) != ProcessState::gone;
+  if (!request.fresh_prefix && !lasting && rest.find(nonce) == std::string::npos) return true;
+  throw Error(timeout ? ErrorCode::timeout : ErrorCode::invalid_argument, request.operation,
+              message);
+}
 
 using Seen = std::vector<std::optional<Announcement>>;  // by rank
 
@@ -35,6 +66,7 @@ class Meeting {
     own_.process = own_process();
     own_.world_size = request.world_size;
     own_.same.emplace_back("library version", WINNOW_VERSION);
+    if (const std::string job = job_id(); !job.empty()) own_.same.emplace_back(kJob, job);
     own_.same.insert(own_.same.end(), request.same.begin(), request.same.end());
     own_.own = request.own;
   }
@@ -43,13 +75,18 @@ class Meeting {
     store_.set(announce_key(request_.rank), to_text(own_));
     try {
       request_.rank == 0 ? coordinate() : follow();
-    } catch (...) {
+    } catch (const Error&) {
+      leave();
+      throw;
+    } catch (...) {  // an interrupt
+      tell_interrupt();
       leave();
       throw;
     }
     leave();
     Agreement agreement;
     agreement.id = roster_.id;
+    agreement.nonce = own_.nonce;
     for (const Announcement& announcement : roster_.announcements) {
       agreement.own.push_back(announcement.own);
       agreement.processes.push_back(announcement.process);
@@ -64,6 +101,7 @@ class Meeting {
       check_own_announcement();
       const Seen seen = read_announcements();
       check_world_size(seen);
+      check_ended(0, request_.world_size);
       if (std::all_of(seen.begin(), seen.end(),
                       [](const auto& rank) { return rank.has_value(); }) &&
           !roster_is_of(seen)) {
@@ -74,10 +112,16 @@ class Meeting {
         check_same();
         pause_ = kFirstPause;
       }
+      check_world_before();
       if (!roster_.id.empty() && unconfirmed().empty()) break;
       if (deadline_.expired()) give_up(seen);
     }
-    store_.remove(key("fault"));
+    if (look_for_fault()) store_.remove(key("fault"));  // of an earlier world
+    if (!request_.fresh_prefix) {
+      store_.set(key("world"), to_text(roster_));
+      check_own_announcement();
+      look_for_fault();
+    }
     store_.set(key("go"), roster_.id);
   }
 
@@ -98,6 +142,7 @@ class Meeting {
         continue;
       }
       if (alone) fail_gone(0, roster_.announcements[0]);
+      check_ended(0, 1);
       Seen first(1);
       first[0] = read_announcement(0);
       check_world_size(first);
@@ -119,6 +164,7 @@ class Meeting {
   }
 
   void pause() {
+    interrupts_.look();
     std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause_, deadline_.remaining()));
     pause_ = std::min(2 * pause_, kLongestPause);
   }
@@ -187,39 +233,62 @@ class Meeting {
 
   // ---- What may be wrong.
 
-  // A fault concerns those whom its writer has seen. Where the sizes of the world differ it also
-  // concerns whoever comes later, as long as the writer lives.
-  void look_for_fault() {
-    const std::optional<std::string> text = look(key("fault"));
-    if (!text) return;
-    std::string_view rest = *text;
-    const bool timeout = take_line(rest) == "timeout";
-    const std::string message(take_line(rest));
-    const auto writer = process_from_text(take_line(rest));
-    const bool lasting = writer && state_of(*writer) != ProcessState::gone;
-    if (!request_.fresh_prefix && !lasting && rest.find(own_.nonce) == std::string::npos) return;
-    throw Error(timeout ? ErrorCode::timeout : ErrorCode::invalid_argument, request_.operation,
-                message);
-  }
+  bool look_for_fault() { return check_fault(store_, request_, own_.nonce); }
 
   // Tells the others, and throws.
   [[noreturn]] void fail(const Error& error, bool lasting = false) {
-    std::string fault = error.code() == ErrorCode::timeout ? "timeout\n" : "invalid_argument\n";
-    fault += one_line(message_of(error)) + "\n";
+    tell(error, lasting);
+    throw error;
+  }
+  void tell(const Error& error, bool lasting = false) {
+    std::string fault = text_of(error);
     fault += (lasting ? to_text(own_.process) : "-") + "\n" + own_.nonce + "\n";
     for (int rank = 0; rank < request_.world_size; ++rank) {
       if (const auto announcement = read_announcement(rank)) fault += announcement->nonce + "\n";
     }
+    for (const Announcement& announcement : roster_.announcements) {
+      fault += announcement.nonce + "\n";
+    }
     store_.set(key("fault"), fault);
-    throw error;
+  }
+  static std::string text_of(const Error& error) {
+    const bool timeout = error.code() == ErrorCode::timeout;
+    return (timeout ? "timeout\n" : "invalid_argument\n") + one_line(message_of(error)) + "\n";
+  }
+  void tell_interrupt() noexcept {
+    try {
+      tell(Error(ErrorCode::timeout, request_.operation,
+                 "rank " + std::to_string(request_.rank) + " was interrupted"));
+    } catch (...) {
+      // The others have their deadline.
+    }
   }
   [[noreturn]] void fail_timeout(const std::string& text) {
     fail(Error(ErrorCode::timeout, request_.operation, text));
   }
   [[noreturn]] void fail_gone(int rank, const Announcement& announcement) {
-    fail_timeout("rank " + std::to_string(rank) +
-                 " ended before all ranks had met: " + describe(announcement.process));
+    fail_ended(rank, describe(announcement.process));
   }
+  [[noreturn]] void fail_ended(int rank, const std::string& what) {
+    fail_timeout("rank " + std::to_string(rank) + " ended before all ranks had met: " + what);
+  }
+
+  // Ranks that will not come, and have not been here: an announcement that is there is looked at by
+  // itself.
+  void check_ended(int first, int last) {
+    if (!request_.ended || Deadline::Clock::now() < next_look_) return;
+    next_look_ = Deadline::Clock::now() + kLookAtPeers;
+    for (int rank = first; rank < last; ++rank) {
+      if (rank == request_.rank) continue;
+      const std::string what = request_.ended(rank);
+      // In this order: what it said before it ended counts, a fault more than anything.
+      if (what.empty() || read_announcement(rank) || read_roster_of_all()) continue;
+      look_for_fault();
+      fail_ended(rank, what);
+    }
+  }
+  // Rank 0 has heard from everybody, and may be through.
+  bool read_roster_of_all() { return !roster_.id.empty() || !read_roster().id.empty(); }
 
   // `ranks_of` has the values of one field.
   [[noreturn]] void fail_differing(const std::string& field,
@@ -233,7 +302,7 @@ class Meeting {
     }
     fail(Error(ErrorCode::invalid_argument, request_.operation, field, "the same on every rank",
                got),
-         field == kWorldSize);
+         field == kWorldSize || field == kJob);
   }
 
   // As soon as it shows, since worlds of different sizes never become complete.
@@ -266,13 +335,61 @@ class Meeting {
     if (ranks_of.size() > 1) fail_differing(field, ranks_of);
   }
 
-  // Two processes that both claim to be this rank would overwrite each other for ever.
+  // Two processes claim to be a rank: two jobs, or one whose ranks are numbered wrongly. Concerns
+  // whoever comes later, too, and a world that may have met ranks of both.
+  [[noreturn]] void fail_two_callers(int rank, const ProcessIdentity& one,
+                                     const ProcessIdentity& other) {
+    const Error error(ErrorCode::invalid_argument, request_.operation, "rank",
+                      "one caller as rank " + std::to_string(rank),
+                      "two: " + describe(one) + ", and " + describe(other));
+    tell(error, true);
+    if (!request_.fresh_prefix) tell_world(error);
+    throw error;
+  }
+
+  // The last world under this prefix, if it is so new that it has not agreed on a layer yet. Where
+  // launchers have said which job is theirs, its ranks are known to be of one.
+  void tell_world(const Error& error) {
+    const Roster world = read_world();
+    const auto names_job = [](const auto& field) { return field.first == kJob; };
+    for (const Announcement& member : world.announcements) {
+      if (std::ranges::any_of(member.same, names_job) || !lives(member.process)) return;
+    }
+    if (world.id.empty() || world.id == roster_.id) return;
+    store_.set(agreement_key(world.id, 0) + "/fault", text_of(error) + "-\n");
+  }
+
   void check_own_announcement() {
     const auto announcement = read_announcement(request_.rank);
-    if (!announcement || announcement->nonce == own_.nonce) return;
-    throw Error(ErrorCode::invalid_argument, request_.operation, "rank",
-                "one caller as rank " + std::to_string(request_.rank),
-                "two: " + describe(own_.process) + ", and " + describe(announcement->process));
+    if (!announcement) {  // another caller has left and taken it for its own
+      store_.set(announce_key(request_.rank), to_text(own_));
+    } else if (announcement->nonce != own_.nonce) {
+      fail_two_callers(request_.rank, own_.process, announcement->process);
+    }
+  }
+
+  // Where a process of the last world under this prefix lives and is none of the new one, the two
+  // are of two jobs, whichever of their ranks have met.
+  void check_world_before() {
+    if (request_.fresh_prefix || roster_.id.empty()) return;
+    const Roster before = read_world();
+    if (before.id == roster_.id) return;
+    const std::vector<Announcement>& now = roster_.announcements;
+    for (std::size_t rank = 0; rank < before.announcements.size(); ++rank) {
+      const ProcessIdentity& process = before.announcements[rank].process;
+      if (!lives(process)) continue;
+      if (std::ranges::find(now, process, &Announcement::process) != now.end()) continue;
+      fail_two_callers(int(rank), now[std::min(rank, now.size() - 1)].process, process);
+    }
+  }
+
+  Roster read_world() {
+    const std::optional<std::string> text = look(key("world"));
+    return text ? roster_from_text(*text) : Roster();
+  }
+  static bool lives(const ProcessIdentity& process) {
+    const ProcessState state = state_of(process);
+    return state == ProcessState::running || state == ProcessState::stopped;
   }
 
   [[noreturn]] void give_up(const Seen& seen) {
@@ -293,7 +410,7 @@ class Meeting {
                  describe(seen[static_cast<std::size_t>(rank)]->process));
   }
 
-  static constexpr const char* kWorldSize = "world_size";
+  static constexpr const char *kWorldSize = "world_size", *kJob = "job";
   static constexpr std::chrono::nanoseconds kFirstPause = std::chrono::microseconds(100);
   static constexpr std::chrono::nanoseconds kLongestPause = std::chrono::milliseconds(10);
 
@@ -303,6 +420,8 @@ class Meeting {
   Announcement own_;
   Roster roster_;  // the last one in which this rank stands
   std::chrono::nanoseconds pause_ = kFirstPause;
+  Deadline::Clock::time_point next_look_ = Deadline::Clock::now() + kLookAtPeers;
+  Interrupts interrupts_;
 };
 
 }  // namespace
@@ -319,24 +438,41 @@ Agreement agree(Store& store, const AgreementRequest& request, const Deadline& d
   return Meeting(store, request, deadline).run();
 }
 
+void check_agreement(Store& store, const AgreementRequest& request, const Agreement& agreement) {
+  check_fault(store, request, agreement.nonce);
+}
+
 Agreement agree(Transport& transport, Store& store, const std::string& operation, Fields same,
                 const Deadline& deadline, Fields own) {
   transport.check();
   const std::uint64_t number = transport.next_agreement();
-  const std::string prefix = transport.world_id() + "/agreement";
   AgreementRequest request;
   request.operation = operation;
-  request.prefix = prefix + std::to_string(number);
+  request.prefix = agreement_key(transport.world_id(), number);
   request.rank = transport.rank();
   request.world_size = transport.world_size();
   request.same = std::move(same);
   request.same.insert(request.same.begin(), {"transport", transport.name()});
   request.own = std::move(own);
   request.fresh_prefix = true;
+  request.ended = [&](int rank) {
+    return transport.peer_gone(rank) ? transport.describe_peer(rank) : std::string();
+  };
   Agreement agreement = agree(store, request, deadline);
   // Who has come to this one has left the one before.
-  if (request.rank == 0 && number > 0) store.remove(prefix + std::to_string(number - 1));
+  if (request.rank == 0 && number > 0) {
+    store.remove(agreement_key(transport.world_id(), number - 1));
+  }
   return agreement;
+}
+
+void forget_agreement(Transport& transport, Store& store) {
+  if (transport.rank() != 0 || transport.agreements() == 0) return;
+  try {
+    store.remove(agreement_key(transport.world_id(), transport.agreements() - 1));
+  } catch (const Error&) {
+    // It takes a few hundred bytes, and nothing fails for them.
+  }
 }
 
 }  // namespace winnow::expert_parallel

@@ -200,6 +200,32 @@ TEST(Agreement, ALateRankLearnsThatTheOthersHaveLeft) {
   }
 }
 
+// It had a transport and ended before it came here: the others need not wait for it.
+TEST(Agreement, ARankThatHasLeftItsWorldIsNotWaitedFor) {
+  for (const int leaver : {0, 2}) {
+    InProcessWorld world(3);
+    std::latch left(1);
+    const Deadline deadline = generous();
+    const std::vector<std::string> errors = on_threads(3, [&](int rank) {
+      auto transport = world.transport(rank);
+      if (rank == leaver) {
+        transport.reset();
+        return left.count_down();
+      }
+      left.wait();
+      agree(*transport, *world.store(), "layer", {}, deadline);
+    });
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(errors[std::size_t(rank)],
+                rank == leaver ? ""
+                               : "layer: rank " + std::to_string(leaver) +
+                                     " ended before all ranks had met: thread, its transport is "
+                                     "closed");
+    }
+    EXPECT_LT(deadline.elapsed(), std::chrono::seconds(20));
+  }
+}
+
 TEST(Agreement, OverATransportComparesTheFieldsOfALayer) {
   InProcessWorld world(3);
   const std::vector<std::string> errors = on_threads(3, [&](int rank) {

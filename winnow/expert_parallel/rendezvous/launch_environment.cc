@@ -75,4 +75,11 @@ std::optional<LaunchEnvironment> launch_environment() {
   return environment;
 }
 
+std::string job_id() {
+  for (const char* name : {"WINNOW_JOB", "TORCHELASTIC_RUN_ID"}) {
+    if (const std::optional<std::string> text = variable(name)) return *text;
+  }
+  return {};
+}
+
 }  // namespace winnow::expert_parallel

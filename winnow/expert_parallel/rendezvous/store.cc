@@ -53,6 +53,7 @@ std::string file_name(const std::string& key) {
 
 // "a%2F" is what every key below "a" begins with.
 constexpr const char* kBelow = "%2F";
+constexpr int kMostAttempts = 100;
 
 // A file descriptor that closes itself.
 class File {
@@ -152,15 +153,16 @@ void FileStore::set(const std::string& key, const std::string& value) {
   static const std::string own = random_id();
   const std::string name = file_name(key);
   // The temporary file counts as a key below this one, so that remove() finds what a killed rank
-  // left.
-  const fs::path temporary = directory_ / (name + kBelow + own + "." + std::to_string(getpid()) +
-                                           "." + std::to_string(++counter));
+  // left. Where another rank's remove() takes it away in the middle, it is written again.
   const fs::path target = directory_ / name;
-  write_file(temporary, value);
-  if (rename(temporary.c_str(), target.c_str()) != 0) {
+  for (int attempt = 1;; ++attempt) {
+    const fs::path temporary = directory_ / (name + kBelow + own + "." + std::to_string(getpid()) +
+                                             "." + std::to_string(++counter));
+    write_file(temporary, value);
+    if (rename(temporary.c_str(), target.c_str()) == 0) return;
     const int error = errno;
     unlink(temporary.c_str());
-    fail("write", target, error);
+    if (error != ENOENT || attempt == kMostAttempts) fail("write", target, error);
   }
 }
 

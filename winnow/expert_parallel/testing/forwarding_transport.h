@@ -41,6 +41,10 @@ class ForwardingTransport : public Transport {
   void check() const override { transport_->check(); }
   std::string describe_peer(int rank) const override { return transport_->describe_peer(rank); }
   bool peer_gone(int rank) const override { return transport_->peer_gone(rank); }
+  std::shared_ptr<void> watch_peers(std::function<void(int)> gone) override {
+    return transport_->watch_peers(std::move(gone));
+  }
+  std::shared_ptr<void> presence() override { return transport_->presence(); }
 
  private:
   std::shared_ptr<Transport> transport_;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "winnow/core/error.h"
+#include "winnow/expert_parallel/transport/interrupt.h"
 #include "winnow/expert_parallel/transport/backoff.h"
 
 namespace winnow::expert_parallel {
@@ -112,6 +113,9 @@ std::shared_ptr<SymmetricMemory> Communicator::allocate(std::size_t bytes, const
     record.phase = what;
     record.text = message_of(error);
     break_with(record);
+  } catch (...) {
+    tell_interrupt("expert_parallel::allocate");
+    throw;
   }
 }
 
@@ -168,6 +172,7 @@ void Communicator::rail_barrier(const Deadline& deadline, std::string_view opera
 std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64_t value,
                                           const Deadline& deadline, const WaitName& name) {
   Backoff backoff;
+  Interrupts interrupts;
   auto next_look = Deadline::Clock::now() + kLookAtPeer;
   // The peer is who is missing, unless the rank that would pass on its word is gone.
   int named = name.peer;
@@ -178,6 +183,12 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
     const std::uint64_t seen = load_acquire(word);
     if (seen >= value) return seen;
     if (backoff.patient()) {
+      try {
+        interrupts.look();
+      } catch (...) {
+        tell_interrupt(name.operation);
+        throw;
+      }
       const auto now = Deadline::Clock::now();
       bool over = now >= deadline.end();
       if (writing >= 0 && now >= next_look) {
@@ -209,6 +220,14 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
   }
 }
 
+void Communicator::tell_interrupt(std::string_view operation) {
+  FaultRecord record;
+  record.operation = operation;
+  record.rank = rank();
+  record.text = "rank " + std::to_string(rank()) + " was interrupted";
+  record_everywhere(record);
+}
+
 FaultSlot& Communicator::fault_slot(SymmetricMemory& memory) const {
   return *reinterpret_cast<FaultSlot*>(memory.local());
 }
@@ -232,6 +251,11 @@ void Communicator::fail(FaultRecord record) {
 // the slots of all the others, each of which looks only at its own. Where rank 0 is out of reach of
 // pointers, each rank's own slot decides for it.
 void Communicator::break_with(const FaultRecord& record) {
+  record_everywhere(record);
+  throw_fault(*fault_, rank());
+}
+
+void Communicator::record_everywhere(const FaultRecord& record) {
   std::byte* arbiter = control_->peer(0);
   FaultSlot& first =
       arbiter != nullptr ? *reinterpret_cast<FaultSlot*>(arbiter) : fault_slot(*control_);
@@ -247,7 +271,6 @@ void Communicator::break_with(const FaultRecord& record) {
                              kState, FaultSlot::kWritten);
     }
   }
-  throw_fault(*fault_, rank());
 }
 
 }  // namespace winnow::expert_parallel

@@ -103,6 +103,8 @@ class WINNOW_EXPORT Communicator {
 
   FaultSlot& fault_slot(SymmetricMemory& memory) const;
   [[noreturn]] void break_with(const FaultRecord& record);
+  void record_everywhere(const FaultRecord& record);
+  void tell_interrupt(std::string_view operation);
   void barrier(Barrier kind, const std::vector<int>& members, const Deadline& deadline,
                std::string_view operation);
   std::size_t barrier_word(Barrier kind, int transport_rank) const;

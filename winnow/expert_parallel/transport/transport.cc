@@ -10,4 +10,6 @@ std::shared_ptr<SymmetricMemory> Transport::allocate_device(Device device, std::
               "the transport " + name() + " has no memory on " + to_string(device));
 }
 
+std::shared_ptr<void> Transport::watch_peers(std::function<void(int)>) { return nullptr; }
+
 }  // namespace winnow::expert_parallel

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -88,8 +89,16 @@ class WINNOW_EXPORT Transport {
   // Whether the rank certainly will not write again; a wait for it then ends early.
   virtual bool peer_gone(int rank) const = 0;
 
+  // For those who wait where peer_gone() cannot be asked, on a GPU: calls `gone(rank)` from any
+  // thread, once for each other rank of this host that will not write again, neither itself nor by
+  // work that it has left on a GPU; no more once the handle is let go of. Null: nobody tells.
+  virtual std::shared_ptr<void> watch_peers(std::function<void(int rank)> gone);
+  // While it is held, this rank is not gone for watch_peers(): its work is still under way.
+  virtual std::shared_ptr<void> presence() { return nullptr; }
+
   // 0, 1, 2, ...: numbers the collective agreements over this transport (agreement.h).
   std::uint64_t next_agreement() { return agreements_++; }
+  std::uint64_t agreements() const { return agreements_; }  // that were begun
 
  protected:
   Transport() = default;

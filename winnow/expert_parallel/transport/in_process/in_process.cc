@@ -1,5 +1,7 @@
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
 
+#include <functional>
+#include <list>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -32,7 +34,24 @@ struct InProcessWorld::State {
     std::shared_ptr<std::byte> memory;
   };
   std::vector<Part> parts;  // [W] on GPUs: what each rank made and not all have seen yet
+
+  struct Watch {
+    int rank;
+    std::function<void(int)> gone;
+  };
+  std::mutex watch_mutex;
+  std::list<Watch> watches;
+  std::vector<bool> left;  // [W]
+  void leave(int rank);
 };
+
+void InProcessWorld::State::leave(int rank) {
+  const std::lock_guard lock(watch_mutex);
+  left[static_cast<std::size_t>(rank)] = true;
+  for (const Watch& watch : watches) {
+    if (watch.rank != rank) watch.gone(rank);
+  }
+}
 
 namespace {
 
@@ -62,7 +81,9 @@ class InProcessTransport : public MappedTransport {
  public:
   InProcessTransport(std::shared_ptr<InProcessWorld::State> state, int rank)
       : MappedTransport(state->id, rank, state->world_size, state->control),
-        state_(std::move(state)) {}
+        state_(std::move(state)),
+        presence_(std::make_shared<Presence>(state_, rank)) {}
+  ~InProcessTransport() override { close(); }
 
   std::string name() const override { return "in_process"; }
 
@@ -73,6 +94,21 @@ class InProcessTransport : public MappedTransport {
     return load_acquire(&control.joined) != 0 ? "thread, running" : "thread, not there yet";
   }
 
+  std::shared_ptr<void> watch_peers(std::function<void(int)> gone) override {
+    const std::lock_guard lock(state_->watch_mutex);
+    for (int other = 0; other < world_size(); ++other) {
+      if (state_->left[static_cast<std::size_t>(other)]) gone(other);
+    }
+    const auto watch = state_->watches.insert(state_->watches.end(), {rank(), std::move(gone)});
+    const auto let_go = [state = state_, watch, generation = fork_generation()](void*) {
+      if (generation != fork_generation()) return;
+      const std::lock_guard held(state->watch_mutex);
+      state->watches.erase(watch);
+    };
+    return {this, let_go};
+  }
+  std::shared_ptr<void> presence() override { return presence_; }
+
 #if WINNOW_WITH_CUDA
   std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
                                                    const Deadline& deadline,
@@ -82,6 +118,23 @@ class InProcessTransport : public MappedTransport {
 #endif
 
  private:
+  // The last that is left of a rank: its transport, or its work on a GPU.
+  class Presence {
+   public:
+    Presence(std::shared_ptr<InProcessWorld::State> state, int rank)
+        : state_(std::move(state)), rank_(rank) {}
+    ~Presence() {
+      if (generation_ == fork_generation()) state_->leave(rank_);
+    }
+    Presence(const Presence&) = delete;
+    Presence& operator=(const Presence&) = delete;
+
+   private:
+    std::shared_ptr<InProcessWorld::State> state_;
+    int rank_;
+    int generation_ = fork_generation();
+  };
+
   std::shared_ptr<std::byte> create(std::size_t bytes, std::uint64_t&) override {
     std::shared_ptr<std::byte> pages = map_pages(bytes, -1);
     const std::lock_guard lock(state_->mutex);
@@ -97,6 +150,7 @@ class InProcessTransport : public MappedTransport {
   }
 
   std::shared_ptr<InProcessWorld::State> state_;
+  std::shared_ptr<Presence> presence_;
   int ranks_on_gpu_ = 1;
 };
 
@@ -148,6 +202,7 @@ InProcessWorld::InProcessWorld(int world_size) {
   state_->world_size = world_size;
   state_->control = map_pages(WorldControl::bytes(world_size), -1);
   state_->transports.resize(static_cast<std::size_t>(world_size));
+  state_->left.resize(static_cast<std::size_t>(world_size));
   state_->given.resize(static_cast<std::size_t>(world_size));
   state_->parts.resize(static_cast<std::size_t>(world_size));
 }

@@ -11,6 +11,7 @@
 
 #include "winnow/expert_parallel/rendezvous/announcement.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
+#include "winnow/expert_parallel/transport/interrupt.h"
 #include "winnow/expert_parallel/transport/backoff.h"
 
 namespace winnow::expert_parallel {
@@ -60,7 +61,9 @@ MappedTransport::MappedTransport(std::string world_id, int rank, int world_size,
   store_release(&control_of(rank_).joined, 1);
 }
 
-MappedTransport::~MappedTransport() {
+MappedTransport::~MappedTransport() { close(); }
+
+void MappedTransport::close() {
   // A child of fork() has the same control words before it, but is not the rank.
   if (fork_generation_ == fork_generation()) store_release(&control_of(rank_).closed, 1);
 }
@@ -158,9 +161,9 @@ std::shared_ptr<SymmetricMemory> MappedTransport::allocate(std::size_t bytes,
   return memory;
 }
 
-void MappedTransport::meet(const Deadline& deadline) {
+void MappedTransport::meet(const Deadline& deadline, const std::function<void()>& look) {
   set_request(WorldControl::bytes(world_size_), "the control memory of the world");
-  await(&RankControl::joined, 1, world_size_, deadline);
+  await(&RankControl::joined, 1, world_size_, deadline, look);
 }
 
 void MappedTransport::set_request(std::size_t bytes, std::string_view what) {
@@ -191,18 +194,26 @@ void MappedTransport::check_same_request() {
 }
 
 void MappedTransport::await(std::uint64_t RankControl::* word, std::uint64_t number, int ranks,
-                            const Deadline& deadline) {
+                            const Deadline& deadline, const std::function<void()>& look) {
   Backoff backoff;
+  Interrupts interrupts;
   auto next_look = Deadline::Clock::now() + kLookAtPeers;
   int reached = 0;  // ranks below have come
   for (;;) {
     if (const auto fault = read_fault(world().fault)) throw_fault(*fault, rank_);
     while (reached < ranks && load_acquire(&(control_of(reached).*word)) >= number) ++reached;
     if (reached == ranks) return;
+    try {
+      interrupts.look();
+    } catch (...) {
+      record(ErrorCode::timeout, rank_, "rank " + std::to_string(rank_) + " was interrupted");
+      throw;
+    }
     const auto now = Deadline::Clock::now();
     if (now >= deadline.end()) fail_if_absent(word, number, ranks, deadline);
     if (now >= next_look) {
       next_look = now + kLookAtPeers;
+      if (look) look();
       for (int rank = reached; rank < ranks; ++rank) {
         // In this order: what a rank wrote before it ended counts.
         if (peer_gone(rank) && load_acquire(&(control_of(rank).*word)) < number) {
@@ -215,6 +226,11 @@ void MappedTransport::await(std::uint64_t RankControl::* word, std::uint64_t num
 }
 
 void MappedTransport::fail(ErrorCode code, int peer, const std::string& text) {
+  record(code, peer, text);
+  throw_fault(read_fault(world().fault).value(), rank_);
+}
+
+void MappedTransport::record(ErrorCode code, int peer, const std::string& text) {
   FaultRecord record;
   record.code = code;
   record.operation = kAllocate;
@@ -224,7 +240,6 @@ void MappedTransport::fail(ErrorCode code, int peer, const std::string& text) {
   record.waited_for = allocations_;
   record.text = text;
   record_first(world().fault, record);
-  throw_fault(read_fault(world().fault).value(), rank_);
 }
 
 void MappedTransport::fail_if_absent(std::uint64_t RankControl::* word, std::uint64_t number,

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -61,14 +62,17 @@ class WINNOW_EXPORT MappedTransport : public Transport {
   MappedTransport(std::string world_id, int rank, int world_size,
                   std::shared_ptr<std::byte> control);
 
-  // Waits until every rank has its transport.
-  void meet(const Deadline& deadline);
+  // Waits until every rank has its transport. What `look`, called now and then, throws ends it.
+  void meet(const Deadline& deadline, const std::function<void()>& look);
 
   // Rank 0 makes the memory of all ranks and a handle, the others map it by the handle; afterwards
   // rank 0 gives up what only the opening needed.
   virtual std::shared_ptr<std::byte> create(std::size_t bytes, std::uint64_t& handle) = 0;
   virtual std::shared_ptr<std::byte> open(std::size_t bytes, std::uint64_t handle) = 0;
   virtual void opened_by_all() noexcept = 0;
+
+  // The rank is there no more; what a class beneath destroys may come after it.
+  void close();
 
   // Throws in a child of fork().
   void check_process() const;
@@ -89,7 +93,8 @@ class WINNOW_EXPORT MappedTransport : public Transport {
   void check_range(SymmetricMemory& memory, int rank, std::size_t offset, std::size_t bytes) const;
   // Until this word of the ranks below `ranks` has reached `number`.
   void await(std::uint64_t RankControl::* word, std::uint64_t number, int ranks,
-             const Deadline& deadline);
+             const Deadline& deadline, const std::function<void()>& look = {});
+  void record(ErrorCode code, int peer, const std::string& text);
   void set_request(std::size_t bytes, std::string_view what);
   void check_same_request();
   void fail_if_absent(std::uint64_t RankControl::* word, std::uint64_t number, int ranks,

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_world.h"
+#include "winnow/expert_parallel/transport/interrupt.h"
+#include "winnow/expert_parallel/rendezvous/peer_watch.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -154,6 +157,9 @@ class NvshmemTransport : public Transport {
   bool peer_gone(int rank) const override {
     return state_of(group_.processes.at(static_cast<std::size_t>(rank))) == ProcessState::gone;
   }
+  std::shared_ptr<void> watch_peers(std::function<void(int)> gone) override {
+    return watch_processes(group_.processes, std::move(gone));
+  }
 
  private:
   NvshmemWorld& world_ = NvshmemWorld::instance();
@@ -252,19 +258,36 @@ void check_ranks(const Agreement& agreement) {
   }
 }
 
+// Until that rank has set the key, has ended or is late.
+std::optional<std::string> await_rank_0(Store& store, const std::string& key,
+                                        const ProcessIdentity& rank_0, const Deadline& deadline) {
+  Interrupts interrupts;
+  for (;;) {
+    // In this order: what it said before it ended counts.
+    const bool over = deadline.expired() || state_of(rank_0) == ProcessState::gone;
+    std::optional<std::string> text = store.get(key, Deadline::now());
+    if (text || over) return text;
+    interrupts.look();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
 // Rank 0 makes the id of the new NVSHMEM world and gives it to the others through the store.
 std::string share_unique_id(Store& store, const std::string& key, int rank,
-                            const NvshmemLibrary& library, const Deadline& deadline) {
+                            const ProcessIdentity& rank_0, const NvshmemLibrary& library,
+                            const Deadline& deadline) {
   if (rank == 0) {
     std::string id(NvshmemLibrary::kUniqueIdBytes, '\0');
     const int status = library.unique_id(id.data());
     store.set(key, status == 0 ? to_hex(id) : "none");
     if (status == 0) return id;
   } else {
-    const std::optional<std::string> text = store.get(key, deadline);
+    const std::optional<std::string> text = await_rank_0(store, key, rank_0, deadline);
     if (!text) {
+      const bool gone = state_of(rank_0) == ProcessState::gone;
       throw Error(ErrorCode::timeout, kNvshmemOperation,
-                  "rank 0 has not started NVSHMEM within " + to_seconds(deadline.timeout()));
+                  gone ? "rank 0 ended before it started NVSHMEM: " + describe(rank_0)
+                       : "rank 0 has not started NVSHMEM within " + to_seconds(deadline.timeout()));
     }
     if (*text != "none") return from_hex(*text);
   }
@@ -307,7 +330,8 @@ std::shared_ptr<Transport> join_nvshmem(const NvshmemLibrary* library, std::stri
   check_ranks(agreement);
   const std::string key = prefix + "/nvshmem/" + agreement.id;
   if (group.id.empty()) {
-    const std::string unique_id = share_unique_id(*store, key, rank, *library, deadline);
+    const std::string unique_id =
+        share_unique_id(*store, key, rank, agreement.processes[0], *library, deadline);
     world.start(*library, {agreement.id, rank, device, agreement.processes}, unique_id, deadline);
   }
   auto transport = std::make_shared<NvshmemTransport>(store, agreement.id);

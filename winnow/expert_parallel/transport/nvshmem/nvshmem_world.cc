@@ -12,9 +12,12 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
+#include "winnow/expert_parallel/transport/interrupt.h"
 
 namespace winnow::expert_parallel {
 namespace {
+
+constexpr std::chrono::milliseconds kLookAtRanks{20}, kLastWords{250};
 
 [[noreturn]] void fail(const std::string& what) {
   throw Error(ErrorCode::internal, kNvshmemOperation, what);
@@ -41,16 +44,19 @@ NvshmemWorld::Group NvshmemWorld::group() const {
 
 void NvshmemWorld::check(const std::string& operation) const {
   const std::lock_guard lock(mutex_);
-  std::string why = broken_;
-  for (std::size_t rank = 0; why.empty() && rank < group_.processes.size(); ++rank) {
-    const ProcessIdentity& process = group_.processes[rank];
-    if (state_of(process) == ProcessState::gone) {
-      why = "rank " + std::to_string(rank) + " has ended (" + describe(process) + ")";
-    }
-  }
+  const std::string why = broken_.empty() ? ended_rank() : broken_;
   if (why.empty()) return;
   throw Error(ErrorCode::unsupported, operation,
               why + ", and an NVSHMEM world cannot go on without a rank: restart all processes");
+}
+
+std::string NvshmemWorld::ended_rank() const {
+  for (std::size_t rank = 0; rank < group_.processes.size(); ++rank) {
+    const ProcessIdentity& process = group_.processes[rank];
+    if (state_of(process) != ProcessState::gone) continue;
+    return "rank " + std::to_string(rank) + " has ended (" + describe(process) + ")";
+  }
+  return {};
 }
 
 void NvshmemWorld::run(const char* what, const Deadline& deadline, std::function<void()> call) {
@@ -62,14 +68,35 @@ void NvshmemWorld::run(const char* what, const Deadline& deadline, std::function
   try {
     std::thread(std::move(task)).detach();
   } catch (const std::system_error& error) {
-    throw Error(ErrorCode::resource, kNvshmemOperation,
-                std::string("a thread cannot be created: ") + error.what());
+    broken_ = std::string("no thread for ") + what + " of NVSHMEM: " + error.what();
+    throw Error(ErrorCode::resource, kNvshmemOperation, broken_);
   }
-  if (done.wait_until(deadline.end()) == std::future_status::ready) return done.get();
-  on_exit(end_at_once, nullptr);
-  broken_ =
-      std::string(what) + " of NVSHMEM has not ended within " + to_seconds(deadline.timeout());
-  throw Error(ErrorCode::timeout, kNvshmemOperation, broken_);
+  Interrupts interrupts;
+  const auto await = [&](Deadline::Clock::time_point end) {
+    return done.wait_until(std::min(end, deadline.end())) == std::future_status::ready;
+  };
+  while (!await(Deadline::Clock::now() + kLookAtRanks)) {
+    std::string why;
+    try {
+      interrupts.look();
+    } catch (...) {
+      on_exit(end_at_once, nullptr);
+      broken_ = std::string(what) + " of NVSHMEM was interrupted";
+      throw;
+    }
+    if (deadline.expired()) {
+      why = " has not ended within " + to_seconds(deadline.timeout());
+    } else if (const std::string ended = ended_rank(); !ended.empty()) {
+      // A rank whose part is done may go; the call then ends here, too.
+      if (await(Deadline::Clock::now() + kLastWords)) break;
+      why = " cannot end: " + ended;
+    }
+    if (why.empty()) continue;
+    on_exit(end_at_once, nullptr);
+    broken_ = what + (" of NVSHMEM" + why);
+    throw Error(ErrorCode::timeout, kNvshmemOperation, broken_);
+  }
+  done.get();
 }
 
 void NvshmemWorld::start(const NvshmemLibrary& library, const Group& group,

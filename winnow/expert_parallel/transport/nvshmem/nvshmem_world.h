@@ -61,7 +61,9 @@ class WINNOW_EXPORT NvshmemWorld {
 
  private:
   NvshmemWorld() = default;
-  // Throws where the call has not returned at the deadline.
+  // What is to be said of a process that is gone; empty while all live.
+  std::string ended_rank() const;
+  // Throws where the call has not returned at the deadline, or soon after the end of a rank.
   void run(const char* what, const Deadline& deadline, std::function<void()> call);
 
   mutable std::mutex mutex_;

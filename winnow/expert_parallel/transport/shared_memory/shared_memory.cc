@@ -16,6 +16,7 @@
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
 #include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -144,16 +145,24 @@ std::shared_ptr<Transport> create_shared_memory(Store& store, int rank, int worl
   }
   const Agreement agreement = agree(store, request, deadline);
   check_one_machine(agreement.processes);
+  // Another job may have come to the prefix in the meantime, and a rank have left because of it.
+  const auto look = [&] { check_agreement(store, request, agreement); };
   if (rank != 0) {
     const std::string& text = agreement.own[0].at(0).second;
     std::uint64_t handle = 0;
     std::from_chars(text.data(), text.data() + text.size(), handle);
-    file = MemoryFile(agreement.processes[0], handle);
+    try {
+      file = MemoryFile(agreement.processes[0], handle);
+    } catch (const Error&) {
+      look();
+      throw;
+    }
   }
   auto transport = std::make_shared<SharedMemoryTransport>(
       agreement.id, rank, agreement.processes,
       map_pages(WorldControl::bytes(world_size), file.descriptor()));
-  transport->meet(deadline);
+  transport->meet(deadline, look);
+  if (job_id().empty()) look();
   // Everyone is past the agreement, and only rank 0 writes these.
   if (rank == 0) {
     store.remove(prefix + "/roster");

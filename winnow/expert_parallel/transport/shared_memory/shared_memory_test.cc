@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "winnow/expert_parallel/testing/test_ranks.h"
+#include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/testing/expect.h"
 
@@ -102,8 +103,78 @@ TEST_F(SharedMemory, ProcessesExchangeWords) {
     return exchange(communicator);
   });
   EXPECT_THAT(answers(ranks), Each("right"));
-  EXPECT_EQ(entries_of(folder_.path() / "rendezvous"), 0);
+  EXPECT_EQ(entries_of(folder_.path() / "rendezvous"), 1);  // who has met
 }
+
+// Two jobs of two ranks take the same folder and prefix by mistake, and make a layer once all four
+// have come. Their launchers have said which job they are, or not.
+class TwoJobs : public SharedMemory, public ::testing::WithParamInterface<bool> {
+ protected:
+  // What each rank says: "its own" where it has met its own job.
+  std::vector<std::string> meet(int round) const {
+    const std::string name = "round" + std::to_string(round);
+    std::vector<RankProcess> processes;
+    for (int caller = 0; caller < 4; ++caller) {
+      processes.emplace_back([=, this] {
+        if (GetParam()) setenv("WINNOW_JOB", std::to_string(caller / 2).c_str(), 1);
+        all_come_to(name + "/begin", caller);
+        std::this_thread::sleep_for(
+            std::chrono::microseconds((caller * 7919 + round * 104729) % (1 + round % 5 * 500)));
+        std::string said;
+        const std::string error = error_of([&] { said = world_of(caller, name); });
+        all_come_to(name + "/end", caller);  // a process that has ended is no second caller
+        return error.empty() ? said : error;
+      });
+    }
+    return answers(processes);
+  }
+
+ private:
+  void all_come_to(const std::string& point, int caller) const {
+    tell(point + std::to_string(caller));
+    for (int other = 0; other < 4; ++other) await(point + std::to_string(other));
+  }
+
+  std::string world_of(int caller, const std::string& prefix) const {
+    const int job = caller / 2, rank = caller % 2;
+    FileStore store(folder_.path() / "rendezvous");
+    const Deadline deadline(std::chrono::seconds(10));
+    std::shared_ptr<Transport> transport;
+    const std::string error =
+        error_of([&] { transport = create_shared_memory(store, rank, 2, deadline, prefix); });
+    all_come_to(prefix + "/met", caller);
+    if (!error.empty()) return error;
+    agree(*transport, store, "layer", {}, deadline);
+    const auto memory = transport->allocate(8, deadline, "words");
+    const auto number = static_cast<std::uint64_t>(1 + job);
+    transport->put_signal(*memory, 1 - rank, 0, nullptr, 0, 0, number);
+    while (load_acquire(reinterpret_cast<std::uint64_t*>(memory->local())) == 0) {
+      if (deadline.expired()) return "nothing";
+      sleep_ms(1);
+    }
+    return load_acquire(reinterpret_cast<std::uint64_t*>(memory->local())) == number
+               ? "its own"
+               : "another job";
+  }
+};
+
+TEST_P(TwoJobs, ThatMeetGetTheErrorOrTheirOwnWorld) {
+  int errors = 0;
+  for (int round = 0; round < 40; ++round) {
+    for (const std::string& said : meet(round)) {
+      const bool error = said.find(": rank: want one caller as rank ") != std::string::npos ||
+                         (GetParam() && said.find(": job: want the same on every rank, got ") !=
+                                            std::string::npos);
+      errors += error;
+      EXPECT_TRUE(error || said == "its own") << "round " << round << ": " << said;
+    }
+  }
+  EXPECT_GT(errors, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(SharedMemory, TwoJobs, ::testing::Bool(), [](const auto& one) {
+  return one.param ? "OfKnownLaunchers" : "StartedByHand";
+});
 
 TEST_F(SharedMemory, TwoWorldsAtOnce) {
   auto a = start(3, exchange_over, "a");
@@ -218,6 +289,31 @@ TEST_F(SharedMemory, AKilledRankEndsAnAllocationEarly) {
       if (rank == killed) continue;
       EXPECT_THAT(texts[std::size_t(rank)],
                   AnyOf(HasSubstr("process " + pid + ", gone"), HasSubstr("reported by rank")));
+    }
+    EXPECT_LT(deadline.elapsed(), std::chrono::seconds(20));
+  }
+}
+
+// A process that ends between its world and its first layer.
+TEST_F(SharedMemory, AKilledRankEndsAnAgreementEarly) {
+  for (const int killed : {0, 2}) {
+    const Deadline deadline = generous();
+    auto ranks = start(
+        3,
+        [&](const std::shared_ptr<Transport>& transport) {
+          if (transport->rank() == killed) raise(SIGKILL);
+          FileStore store(folder_.path() / "rendezvous");
+          agree(*transport, store, "layer", {}, generous());
+          return std::string("no error");
+        },
+        "world" + std::to_string(killed));
+    const std::string pid = std::to_string(ranks[std::size_t(killed)].pid());
+    const std::vector<std::string> texts = answers(ranks);
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == killed) continue;
+      EXPECT_EQ(texts[std::size_t(rank)], "layer: rank " + std::to_string(killed) +
+                                              " ended before all ranks had met: process " + pid +
+                                              ", gone");
     }
     EXPECT_LT(deadline.elapsed(), std::chrono::seconds(20));
   }
@@ -338,7 +434,7 @@ TEST_F(SharedMemory, AKillAtAnyMomentOfACreationLeavesNothing) {
   auto ranks = start(3, exchange_over);
   EXPECT_THAT(answers(ranks), Each("right"));
   EXPECT_EQ(entries_of("/dev/shm"), shared_before);
-  EXPECT_EQ(entries_of(folder_.path() / "rendezvous"), 0);
+  EXPECT_EQ(entries_of(folder_.path() / "rendezvous"), 1);  // who has met
 }
 
 TEST_F(SharedMemory, AHundredWorldsLeakNothing) {
@@ -364,7 +460,7 @@ TEST_F(SharedMemory, AHundredWorldsLeakNothing) {
   }
   EXPECT_THAT(answers(ranks), Each("0 files, 0 mappings"));
   EXPECT_EQ(entries_of("/dev/shm"), shared_before);
-  EXPECT_EQ(entries_of(folder_.path() / "rendezvous"), 0);
+  EXPECT_EQ(entries_of(folder_.path() / "rendezvous"), 1);  // who has met
 }
 
 // The child of a rank has the memory but is not the rank: it may neither use the transport nor, at

@@ -1,0 +1,28 @@
+// Watches for the end of processes, so that what waits for them on a GPU learns of it while no
+// thread of the caller is in the library. Internal.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "winnow/core/export.h"
+#include "winnow/expert_parallel/rendezvous/process.h"
+
+namespace winnow::expert_parallel {
+
+// Calls `gone(i)` once for each process i of the list that has ended or ends: at the latest some
+// 100 ms later, on the watching thread or, for one that has ended already, on this one. Processes
+// of other machines or containers are not watched. It is called no more once the watch is let go
+// of, which waits for a call that is under way; it may not let go itself.
+//
+// All watches of the process share one thread, which sleeps until a process ends. It takes no
+// signals, is there only while something is watched, and stops before the program's exit handlers.
+// In a child of fork() the parent's watches are not there, and letting go of them does nothing.
+// Errors (winnow::Error): resource, where there is no thread.
+using PeerWatch = std::shared_ptr<void>;
+WINNOW_EXPORT PeerWatch watch_processes(const std::vector<ProcessIdentity>& processes,
+                                        std::function<void(int)> gone);
+
+}  // namespace winnow::expert_parallel
