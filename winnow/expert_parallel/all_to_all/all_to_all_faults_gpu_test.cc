@@ -1,6 +1,7 @@
 // GPU layers whose kernels come late, the life of layers, and that no pointer crosses nodes. Every
 // rank is a thread with a stream of its own, all on one GPU. Skipped without one.
 #include <cstddef>
+#include <latch>
 #include <map>
 #include <memory>
 #include <string>
@@ -218,6 +219,57 @@ TEST_F(GpuAbsence, OfKernelsThatRunWhenTheirLayerIsGone) {
       const Place place(kGpu);
       check_dispatched(place, problem, rounds[0], rank, held[at], comparisons[at]);
       expect_passed(comparisons[at]);
+    }
+  }
+}
+
+// A rank that has left the world, as a thread that threw does: the kernels that wait for it end at
+// once and not at their deadline, which is a minute away. Nothing that it had queued is lost.
+TEST_F(GpuAbsence, OfARankWhoseTransportIsGone) {
+  for (const int nodes : {1, 2, 4}) {
+    for (const std::int64_t worst_case_rows : {0, 100}) {
+      SCOPED_TRACE(std::to_string(nodes) + " nodes, " + std::to_string(worst_case_rows) + " rows");
+      InProcessWorld world(4);
+      Config config = on(kGpu, small_config(4));
+      config.local_world_size = 4 / nodes;
+      config.arena_rows = 1000;  // no call waits for room
+      std::vector<Outcome> outcomes(4);
+      std::latch made(4);
+      std::vector<std::thread> ranks;
+      for (int rank = 0; rank < 4; ++rank) {
+        ranks.emplace_back([&, rank] {
+          const DeviceGuard guard(kGpu);
+          auto layer = std::make_unique<AllToAll>(world.transport(rank), world.store(), config);
+          const Place place(kGpu);
+          Given given(place, 3, 0, 1);
+          given.args.worst_case_rows = worst_case_rows;
+          made.arrive_and_wait();
+          if (rank == 2) {
+            // Late: the others get what it had queued before it left.
+            hold_up(place, milliseconds(300));
+            layer->barrier(false, place.stream());
+            layer.reset();
+            return;
+          }
+          outcomes[std::size_t(rank)] = outcome_of([&] {
+            layer->barrier(false, place.stream());
+            place.wait();
+          });
+          EXPECT_EQ(outcomes[std::size_t(rank)].text, "") << "what a rank has queued counts";
+          outcomes[std::size_t(rank)] = outcome_of([&] {
+            const Dispatched got = layer->dispatch(given.args);
+            place.wait();
+            layer->barrier(true, place.stream());
+          });
+          place.wait();
+        });
+      }
+      for (std::thread& rank : ranks) rank.join();
+      for (const int rank : {0, 1, 3}) {
+        const Outcome& outcome = outcomes[std::size_t(rank)];
+        expect_timeout(outcome, " of rank 2 (", 5);
+        EXPECT_THAT(outcome.text, HasSubstr(", its transport is closed"));
+      }
     }
   }
 }

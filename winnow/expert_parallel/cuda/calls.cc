@@ -11,6 +11,7 @@
 #include "winnow/expert_parallel/cuda/fault_report.h"
 #include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/memory/layouts.h"
+#include "winnow/expert_parallel/transport/interrupt.h"
 
 namespace winnow::expert_parallel {
 
@@ -23,9 +24,13 @@ GpuCalls::GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, 
 }
 
 GpuCalls::~GpuCalls() {
+  peers_.reset();
   if (any_call_) {
     try {
       free_after(last_);
+      // Kernels that are under way still write what other ranks wait for.
+      if (cudaEventQuery(last_) == cudaErrorNotReady)
+        keep_until_freed(device_, transport_->presence());
     } catch (const Error&) {  // the GPU is lost, and its memory with it
     }
   }
@@ -93,8 +98,15 @@ void GpuCalls::wait_for(const std::uint64_t& call, std::uint64_t number) {
   using Clock = std::chrono::steady_clock;
   const auto there = [&] { return load_acquire(&call) == number; };
   auto next_look = Clock::now() + kLookAtStream;
+  Interrupts interrupts;
   while (!there()) {
     throw_fault();
+    try {
+      interrupts.look();
+    } catch (...) {
+      break_for(Phase::interrupted);
+      throw;
+    }
     std::this_thread::yield();  // a sleep would be longer than what is left to wait for
     if (capturing_ || Clock::now() < next_look) continue;  // a recording cannot be looked at
     next_look = Clock::now() + kLookAtStream;
@@ -135,13 +147,18 @@ void GpuCalls::throw_fault() {
 }
 
 void GpuCalls::fail_without_memory() {
+  break_for(Phase::memory);
+  expert_parallel::throw_fault(*fault_, transport_->rank());
+}
+
+// What no kernel has found.
+void GpuCalls::break_for(Phase phase) {
   FaultReport report;
   report.reporter = transport_->rank();
-  report.notice.phase = Phase::memory;
+  report.notice.phase = phase;
   report.notice.peer = report.reporter;
   fault_ = fault_record(report, *transport_);
   tell_fault(report.notice);
-  expert_parallel::throw_fault(*fault_, transport_->rank());
 }
 
 // Unless kernels have told everybody. On a stream of its own, since that of the call may be held up

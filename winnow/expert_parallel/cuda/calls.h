@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,18 +36,25 @@ class GpuCalls {
   GpuCalls& operator=(const GpuCalls&) = delete;
 
   // Pinned memory that kernels write: their FaultReport, and the reports of a call and of what it
-  // defers, whose parts `add(tables, report)` tells. Once.
+  // defers, whose parts `add(tables, report)` tells. And that they read: which ranks have ended,
+  // from now on. `view` learns where both are. Once.
   template <class Report, class Add>
-  void make_reports(std::array<Report*, 2> host, std::array<Report*, 2> device,
-                    FaultReport*& device_fault, const Add& add) {
-    const auto lay_out = [&](Tables tables, FaultReport*& fault, auto& reports) {
+  void make_reports(std::array<Report*, 2> host, std::array<Report*, 2> device, LayerView& view,
+                    const Add& add) {
+    std::uint32_t *told = nullptr, *device_told = nullptr;
+    const auto lay_out = [&](Tables tables, FaultReport*& fault, std::uint32_t*& gone,
+                             auto& reports) {
       tables.add(fault, 1);
+      tables.add(gone, transport_->world_size());
       for (Report* report : reports) add(tables, *report);
       return static_cast<std::size_t>(tables.bytes());
     };
-    page_ = PinnedPage(lay_out(Tables(), fault_report_, host));
-    lay_out(Tables(page_.host()), fault_report_, host);
-    lay_out(Tables(page_.device()), device_fault, device);
+    page_ = PinnedPage(lay_out(Tables(), fault_report_, told, host));
+    lay_out(Tables(page_.host()), fault_report_, told, host);
+    lay_out(Tables(page_.device()), view.fault, device_told, device);
+    view.gone = device_told;
+    peers_ = transport_->watch_peers(
+        [told](int rank) { std::atomic_ref(told[rank]).store(1, std::memory_order_release); });
   }
   // The ranks on this GPU, after the last allocation. Errors: unsupported, where they are too many.
   int count_ranks();
@@ -79,11 +87,13 @@ class GpuCalls {
  private:
   void check_device(std::string_view creation) const;
   void tell_fault(const FaultNotice& found = {});
+  void break_for(Phase phase);
 
   std::shared_ptr<Transport> transport_;
   const LayerView& view_;
   Device device_;
   PinnedPage page_;
+  std::shared_ptr<void> peers_;  // writes to the page
   FaultReport* fault_report_ = nullptr;
   bool shares_gpu_ = false;
 

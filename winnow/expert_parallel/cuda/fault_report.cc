@@ -44,6 +44,8 @@ PhaseName name_of(Phase phase) {
       return {kDispatch, "the blocks of its kernel"};
     case Phase::memory:
       return {kDispatch, "memory"};
+    case Phase::interrupted:
+      return {"expert_parallel", "the end of an interrupt"};
     case Phase::none:
       break;
   }
@@ -66,6 +68,10 @@ FaultRecord fault_record(const FaultReport& report, const Transport& transport) 
   if (notice.phase == Phase::memory) {
     record.code = ErrorCode::resource;
     record.text += ": out of memory in the call";
+    return record;
+  }
+  if (notice.phase == Phase::interrupted) {
+    record.text += " was interrupted";
     return record;
   }
   record.text +=

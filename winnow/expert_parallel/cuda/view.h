@@ -45,6 +45,12 @@ struct DeviceTopology {
 
   WINNOW_HD int per_rank() const { return experts / world; }
   WINNOW_HD int rank_of(int at_node, int at_local) const { return at_node * locals + at_local; }
+  // Who writes to this rank's memory what comes from that one: itself, or the rank of this node
+  // that passes its words on.
+  WINNOW_HD int writer_for(int from) const {
+    const bool itself = from / locals == node || from % locals == local;
+    return itself ? from : rank_of(node, from % locals);
+  }
   WINNOW_HD bool kept(std::int32_t expert) const { return expert >= 0 && expert < experts; }
 };
 
@@ -72,6 +78,7 @@ enum class Phase : std::int32_t {
   notify_sums,    // "the sums": of a rank of the node
   blocks,         // the other blocks of this rank's kernel, whose numbers the notice has
   memory,         // no wait: the reporter has none for the rest of its call
+  interrupted,    // no wait: the reporter's program wanted no more
 };
 
 // A wait that expired, as its rank tells the others.
@@ -203,6 +210,7 @@ struct LayerView {
   // number is 0 until a kernel has something to tell, and again when the host has read it.
   FaultReport* fault = nullptr;
   ReportView report, deferred;
+  const std::uint32_t* gone = nullptr;  // [W], pinned too: 1 once the host knows that rank's end
   std::uint64_t timeout_ns = 0;
   std::byte* const* segments =
       nullptr;  // [kMaxSegments, L], in device memory: arena segments of

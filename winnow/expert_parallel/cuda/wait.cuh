@@ -1,5 +1,6 @@
-// How kernels wait for other ranks: with a deadline in nanoseconds of the global timer. A wait that
-// expires is recorded, told to the ranks of the node, and returns: no trap, the context survives.
+// How kernels wait for other ranks: with a deadline in nanoseconds of the global timer, and as long
+// as the host does not know that the rank has ended. A wait that ends in vain is recorded, told to
+// the ranks of the node, and returns: no trap, the context survives.
 // Device code only.
 #pragma once
 
@@ -50,6 +51,14 @@ __device__ __forceinline__ std::uint64_t arrive(std::uint64_t* arrivals) {
   return atomicAdd(reinterpret_cast<unsigned long long*>(arrivals), 1ull);
 }
 
+// Whether the rank that has to write what comes from `peer` has ended, as the host says: then it
+// writes no more. The words of the host are far away, so few of a wait's looks go there.
+inline constexpr unsigned kLooksBetweenPeers = 4096;  // some milliseconds
+__device__ __forceinline__ bool writer_gone(const LayerView& view, int peer) {
+  const std::uint32_t* gone = view.gone + view.topology.writer_for(peer);
+  return *const_cast<const volatile std::uint32_t*>(gone) != 0;
+}
+
 // Until the word, in this rank's memory, is `value` or more. One thread; false: the layer is broken
 // and the kernel should end. `peer` is the rank that has to write the word.
 __device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t* word,
@@ -67,6 +76,12 @@ __device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t*
       report_fault(view, view.topology.rank, {value, seen, elapsed, phase, peer});
       return false;
     }
+    if (look % kLooksBetweenPeers == 0 && writer_gone(view, peer)) {
+      if (device::ld_acquire_sys(word) >= value) return true;  // what it wrote before its end counts
+      const int writer = view.topology.writer_for(peer);
+      report_fault(view, view.topology.rank, {value, seen, elapsed, phase, writer});
+      return false;
+    }
   }
 }
 
@@ -76,15 +91,20 @@ template <class WordOf, class PeerOf>
 __device__ bool wait_for_all(const LayerView& view, int count, const WordOf& word_of,
                              std::uint64_t value, Phase phase, const PeerOf& peer_of) {
   const std::uint64_t start = device::globaltimer();
-  const auto give_up = [&] {
+  const auto give_up = [&](unsigned look) {
     if (broken(view)) return true;
     if (told_of_fault(view)) return true;
     const std::uint64_t elapsed = device::globaltimer() - start;
-    if (elapsed < view.timeout_ns) return false;
+    const bool over = elapsed >= view.timeout_ns;
+    if (!over && look % kLooksBetweenPeers != 0) return false;
     for (int i = 0; i < count; ++i) {
+      // In this order: what it wrote before its end counts.
+      const bool gone = writer_gone(view, peer_of(i));
+      if (!over && !gone) continue;
       const std::uint64_t seen = device::ld_acquire_sys(word_of(i));
       if (seen >= value) continue;
-      report_fault(view, view.topology.rank, {value, seen, elapsed, phase, peer_of(i)});
+      const int named = gone ? view.topology.writer_for(peer_of(i)) : peer_of(i);
+      report_fault(view, view.topology.rank, {value, seen, elapsed, phase, named});
       return true;
     }
     return false;
@@ -96,7 +116,7 @@ __device__ bool wait_for_all(const LayerView& view, int count, const WordOf& wor
     }
     if (__syncthreads_and(there)) return true;
     if (look % 64 != 0) continue;
-    if (__syncthreads_or(threadIdx.x == 0 && give_up())) return false;
+    if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;
   }
 }
 

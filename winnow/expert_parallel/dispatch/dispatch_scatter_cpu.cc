@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "winnow/core/read_once.h"
 #include "winnow/expert_parallel/dispatch/dispatch_scatter.h"
 #include "winnow/expert_parallel/routing/rail_sources.h"
-#include "winnow/core/read_once.h"
 
 namespace winnow::expert_parallel {
 namespace {

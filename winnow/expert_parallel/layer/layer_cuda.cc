@@ -127,7 +127,7 @@ void DeviceLayer::make_reports() {
   const std::int64_t world = map_.topology.world_size;
   report_words_ = static_cast<std::size_t>(4 * world + 2 * map_.per_rank() + 64);
   calls_.make_reports<ReportView>({&host_report_, &host_deferred_},
-                                  {&view_.report, &view_.deferred}, view_.fault,
+                                  {&view_.report, &view_.deferred}, view_,
                                   [&](Tables& tables, ReportView& view) {
                                     tables.add(view.report, 1);
                                     tables.add(view.headers, world);
@@ -150,6 +150,11 @@ std::shared_ptr<Region> DeviceLayer::keep(std::int64_t bytes) {
     }
   }
   return own_.take(hole.segment, hole.offset, bytes);
+}
+
+void DeviceLayer::fail_without_host_memory() {
+  if (!capturing()) calls_.fail_without_memory();
+  throw Error(ErrorCode::resource, calls_.operation(), "memory for the call could not be had");
 }
 
 // ---- A call.

@@ -95,6 +95,9 @@ class DeviceLayer {
   void end();
   // A call has thrown; what it has enqueued still runs.
   void leave() noexcept { calls_.leave(); }
+  // The host has no memory for the rest of the call. The others, who would wait for this rank, are
+  // told, and the layer is broken; while a graph is recorded, only this rank throws.
+  [[noreturn]] void fail_without_host_memory();
 
   // Throws Error (internal or resource) where something was not enqueued; breaks the layer.
   void check(int cuda_error, const char* what) { calls_.check(cuda_error, what); }

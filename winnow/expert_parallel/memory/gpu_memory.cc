@@ -155,6 +155,17 @@ void free_after(cudaEvent_t event) {
   }
 }
 
+void keep_until_freed(Device device, std::shared_ptr<void> kept) {
+  if (kept == nullptr) return;
+  const DeviceGuard guard(device);
+  const OutsideCapture outside;
+  auto* owner = new std::shared_ptr<void>(std::move(kept));
+  const auto let_go = [](void* p) { delete static_cast<std::shared_ptr<void>*>(p); };
+  if (cudaLaunchHostFunc(heap_of(device).later, let_go, owner) == cudaSuccess) return;
+  cudaGetLastError();
+  delete owner;
+}
+
 bool reaches(Device device, Device other) {
   int can = 0;
   return device == other ||

@@ -23,6 +23,9 @@ WINNOW_EXPORT std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::siz
 // Memory of any GPU that is given back from now on goes when the event has come to pass: kernels of
 // one GPU write to the memory of others.
 WINNOW_EXPORT void free_after(CUevent_st* event);
+// Lets go of what `kept` owns when memory that `device` gives back now would go. On a thread of
+// CUDA's, which may not call CUDA.
+WINNOW_EXPORT void keep_until_freed(Device device, std::shared_ptr<void> kept);
 
 // Whether kernels of `device` can use what was allocated on `other`.
 WINNOW_EXPORT bool reaches(Device device, Device other);

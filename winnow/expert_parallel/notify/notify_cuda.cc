@@ -85,7 +85,7 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
   private_ = allocate_on_gpu(config_.device, lay_out(Tables()));
   lay_out(Tables(private_.get()));
   calls_.make_reports<NotifyReportView>({&host_report_, &host_deferred_},
-                                        {&view_.report, &view_.deferred}, layer.fault,
+                                        {&view_.report, &view_.deferred}, layer,
                                         [&](Tables& add, NotifyReportView& report) {
                                           add.add(report.report, 1);
                                           add.add(report.totals, 2 + experts_per_rank());

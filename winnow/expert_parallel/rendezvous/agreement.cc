@@ -25,9 +25,9 @@
 
 #include "winnow/core/error.h"
 #include "winnow/core/version.h"
-#include "winnow/expert_parallel/transport/interrupt.h"
-#include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
+#include "winnow/expert_parallel/transport/fault.h"
+#include "winnow/expert_parallel/transport/interrupt.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -11,8 +11,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "winnow/expert_parallel/transport/in_process/in_process.h"
 #include "winnow/expert_parallel/testing/test_ranks.h"
+#include "winnow/expert_parallel/transport/in_process/in_process.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -10,10 +10,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/testing/test_ranks.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
 #include "winnow/expert_parallel/transport/interrupt.h"
-#include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::expert_parallel {

@@ -13,9 +13,9 @@
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
-#include "winnow/expert_parallel/transport/interrupt.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
+#include "winnow/expert_parallel/transport/interrupt.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"

@@ -126,6 +126,94 @@ std::string killed(const Rank& me) {
   return said.str();
 }
 
+// The same while no thread of the survivor is in the library: a graph is replayed whose kernels
+// wait. They end within a second of the death, ten times earlier than their deadline.
+std::string killed_in_a_graph(const Rank& me) {
+  check(cudaSetDevice(me.gpu.index));
+  const auto transport = me.join();
+  std::ostringstream said;
+  std::vector<std::unique_ptr<AllToAll>> layers;
+  for (const int nodes : {1, 2}) {
+    const Player player(me, transport, nodes);
+    layers.push_back(player.make_layer(kPatience));
+    player.play(*layers.back(), player.rounds[0]);
+  }
+  me.store->set("test/process" + std::to_string(me.rank), std::to_string(getpid()));
+  const pid_t victim = std::stoi(me.store->get("test/process1", generous()).value());
+  const Player player(me, transport, 1);
+  const UnwaitedDispatch given(player.place, player.rounds[1], me.rank);
+  const auto stream = static_cast<cudaStream_t>(player.place.stream().handle);
+  std::vector<cudaGraphExec_t> graphs;
+  std::vector<Dispatched> results;
+  for (auto& layer : layers) {
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    results.push_back(layer->dispatch(given.args));
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream, &graph));
+    check(cudaGraphInstantiate(&graphs.emplace_back(), graph, 0));
+    check(cudaGraphLaunch(graphs.back(), stream));
+    check(cudaStreamSynchronize(stream));
+  }
+  if (me.rank == kVictim) {
+    me.store->set("test/ready", "");
+    for (;;) sleep_ms(1000);
+  }
+  want(me.store->get("test/ready", generous()).has_value(), "the victim is not ready");
+  for (const cudaGraphExec_t graph : graphs) {
+    check(cudaGraphLaunch(graph, stream));
+    if (graph == graphs[0]) {
+      sleep_ms(300);
+      want(cudaStreamQuery(stream) == cudaErrorNotReady, "the graph has not waited");
+      kill(victim, SIGKILL);
+    }
+    const auto begin = Deadline::Clock::now();
+    check(cudaStreamSynchronize(stream));
+    const double seconds = seconds_since(begin);
+    if (seconds > 1) said << "the kernels ended after " << seconds << " s\n";
+  }
+  for (auto& layer : layers) {
+    said << error_of([&] { layer->barrier(false, player.place.stream()); }) << "\n";
+  }
+  return said.str();
+}
+
+// A stopped process is no dead one: the wait has its deadline, and goes on when it goes on.
+std::string stopped_for_a_while(const Rank& me) {
+  check(cudaSetDevice(me.gpu.index));
+  const auto transport = me.join();
+  const Player player(me, transport, 1);
+  const auto layer = player.make_layer(kPatience);
+  player.play(*layer, player.rounds[0]);
+  me.store->set("test/process" + std::to_string(me.rank), std::to_string(getpid()));
+  const pid_t victim = std::stoi(me.store->get("test/process1", generous()).value());
+  if (me.rank == kVictim) {
+    raise(SIGSTOP);
+  } else {
+    std::thread([victim] { sleep_ms(2500), kill(victim, SIGCONT); }).detach();
+  }
+  player.play(*layer, player.rounds[1]);
+  return "good";
+}
+
+// A process that has done its part and ends does not end what the other can still complete.
+std::string ended_well(const Rank& me) {
+  check(cudaSetDevice(me.gpu.index));
+  const auto transport = me.join();
+  const Player player(me, transport, 1);
+  auto layer = player.make_layer(kPatience);
+  player.play(*layer, player.rounds[0]);
+  layer->barrier(false, player.place.stream());
+  if (me.rank == kVictim) {
+    player.place.wait();
+    return "good";
+  }
+  while (!transport->peer_gone(kVictim)) sleep_ms(1);
+  sleep_ms(200);
+  player.place.wait();
+  layer.reset();
+  return "good";
+}
+
 // The same when NVSHMEM is already waiting for it.
 std::string killed_in_nvshmem(const Rank& me) {
   const auto transport = me.join();
@@ -273,9 +361,32 @@ TEST_F(NvshmemFaults, ARankThatIsKilled) {
 
 TEST_F(NvshmemFaults, ARankThatIsKilledInsideNvshmem) {
   const auto answers = run("killed_in_nvshmem");
-  EXPECT_EQ(answers[0],
-            "expert_parallel::nvshmem: an allocation of NVSHMEM has not ended within 1.0 s");
+  EXPECT_THAT(answers[0],
+              AllOf(StartsWith("expert_parallel::nvshmem: an allocation of NVSHMEM cannot end: "
+                               "rank 1 has ended (process "),
+                    HasSubstr(", gone)")));
   EXPECT_EQ(answers[kVictim], "killed by signal 9");
+}
+
+TEST_F(NvshmemFaults, ARankThatIsKilledWhileAGraphWaitsForIt) {
+  const auto answers = run("killed_in_a_graph");
+  EXPECT_EQ(answers[kVictim], "killed by signal 9");
+  std::istringstream lines(answers[0]);
+  std::string line;
+  for (int layer = 0; layer < 2; ++layer) {
+    std::getline(lines, line);
+    EXPECT_THAT(line, AllOf(StartsWith("expert_parallel::dispatch: rank 0 waited "),
+                            HasSubstr(" of rank 1 ("), HasSubstr(", gone")));
+  }
+  EXPECT_FALSE(std::getline(lines, line)) << line;
+}
+
+TEST_F(NvshmemFaults, ARankThatIsStoppedForAWhile) {
+  EXPECT_THAT(run("stopped_for_a_while"), Each("good"));
+}
+
+TEST_F(NvshmemFaults, ARankThatEndsWhenItHasDoneItsPart) {
+  EXPECT_THAT(run("ended_well"), Each("good"));
 }
 
 TEST_F(NvshmemFaults, ARankThatIsStoppedAndGoesOn) { EXPECT_THAT(run("stopped"), Each("good")); }
@@ -292,6 +403,9 @@ int main(int argc, char** argv) {
   return run_tests(argc, argv,
                    {{"killed", killed},
                     {"killed_in_nvshmem", killed_in_nvshmem},
+                    {"killed_in_a_graph", killed_in_a_graph},
+                    {"stopped_for_a_while", stopped_for_a_while},
+                    {"ended_well", ended_well},
                     {"stopped", stopped},
                     {"late_kernels", late_kernels}});
 }

@@ -14,9 +14,9 @@
 #include "winnow/core/error.h"
 #include "winnow/core/file_size_limit.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
 #include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
-#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -12,8 +12,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "winnow/expert_parallel/testing/test_ranks.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
+#include "winnow/expert_parallel/testing/test_ranks.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/testing/expect.h"
 
