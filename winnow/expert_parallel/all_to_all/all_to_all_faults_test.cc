@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/testing/all_to_all_ranks.h"
 #include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/expert_parallel/testing/on_each_device.h"
@@ -287,6 +288,20 @@ TEST(Lifecycle, AHundredLayersLeaveNothing) {
   make_and_use(100);
   EXPECT_EQ(open_files(), files);
   EXPECT_LE(mappings(), maps + 8);  // the allocator's own
+}
+
+// Neither layers nor notifiers, in a store that outlives them.
+TEST(Lifecycle, TheStoreIsEmptyOnceTheyAreMade) {
+  const TemporaryFolder folder;
+  const auto store = std::make_shared<FileStore>(folder.path());
+  const Ranks ranks(3);
+  for (int again = 0; again < 3; ++again) {
+    expect_all_return(ranks.run([&](int rank) {
+      const AllToAll layer(ranks.transport(rank), store, small_config(3));
+      const Notifier notifier(ranks.transport(rank), store, {.experts = 6});
+    }));
+    EXPECT_EQ(entries_of(folder.path()), 0);
+  }
 }
 
 }  // namespace
