@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -154,7 +155,11 @@ class AllToAll::Impl {
     if (device_layer_) {
       const DeviceGuard guard(config_.device);
       try {
-        return body(*device_layer_);
+        try {
+          return body(*device_layer_);
+        } catch (const std::bad_alloc&) {
+          device_layer_->fail_without_host_memory();
+        }
       } catch (...) {
         device_layer_->leave();
         throw;
