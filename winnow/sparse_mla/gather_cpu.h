@@ -8,6 +8,7 @@
 #include <Eigen/Core>
 
 #include "winnow/cpu/convert.h"
+#include "winnow/cpu/exp.h"
 #include "winnow/sparse_mla/problem.h"
 
 namespace winnow::sparse_mla {

@@ -41,7 +41,8 @@ struct AttentionArgs {
 // Fused mode equals position_term() followed by plain mode, but does not write the term to memory.
 // A bias with a sequence dimension is used per sequence. Sums, softmax and the addition of query
 // and biases are in f32. A context of 0 tokens, or one whose logits are all -inf, gives out = 0 and
-// lse = -inf.
+// lse = -inf. On the CPU a logit of +inf gives lse = +inf and out = NaN, and a logit
+// of NaN gives NaN for both.
 //
 // Sizes: head_size 32, 64, 80, 96, 112, 128, 160, 192 or 256; block_size 8, 16, 32, 64 or 128;
 // num_kv_heads divides num_heads; any num_seqs, num_blocks and table length, including 0. matrix_bd

@@ -9,6 +9,7 @@
 
 #include <Eigen/Core>
 
+#include "winnow/cpu/exp.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
 #include "winnow/paged_xl/relative_cpu.h"
 
@@ -242,13 +243,10 @@ class Item {
     auto weights = s_.weights.col(g).head(padded);
     weights.head(count_) = params_.scale * (weights.head(count_) + s_.bd.col(0).head(count_));
     weights.tail(padded - count_).setConstant(-kInfinity);
-    float maximum = -kInfinity;  // NaN is left out here and comes back through its own weight
-    for (std::int64_t j = 0; j < count_; ++j) maximum = std::max(maximum, weights[j]);
+    const float maximum = weights.head(count_).maxCoeff<Eigen::PropagateNaN>();
     // All logits -inf: shifting by 0 keeps their weights at 0 instead of NaN.
     const float shift = maximum == -kInfinity ? 0.0f : maximum;
-    weights = (weights - shift).exp();
-    // Eigen's exp(-inf) is not 0 but next to it.
-    weights = (weights < std::numeric_limits<float>::min()).select(0.0f, weights);
+    weights = exp_of(weights - shift);
     result.maximum() = maximum;
     result.denominator() = weights.sum();
   }
@@ -281,7 +279,10 @@ void merge(const AttentionParams& params, std::int64_t s, std::int64_t h, std::s
         &partials[static_cast<std::size_t>((i * params.num_heads + h) * Partial::size(head_size))]};
   };
   float maximum = -kInfinity;
-  for (std::int64_t i = 0; i < splits; ++i) maximum = std::max(maximum, split(i).maximum());
+  for (std::int64_t i = 0; i < splits; ++i) {
+    const float other = split(i).maximum();
+    if (!(maximum >= other)) maximum = std::isnan(maximum) ? maximum : other;  // NaN stays
+  }
   const float shift = maximum == -kInfinity ? 0.0f : maximum;
   float denominator = 0;
   std::fill(sum, sum + head_size, 0.0f);
@@ -290,9 +291,13 @@ void merge(const AttentionParams& params, std::int64_t s, std::int64_t h, std::s
     denominator += weight * split(i).denominator();
     for (std::int64_t d = 0; d < head_size; ++d) sum[d] += weight * split(i).sum()[d];
   }
-  const float lse = denominator == 0.0f ? -kInfinity : maximum + std::log(denominator);
-  const float inverse = denominator == 0.0f ? 0.0f : 1.0f / denominator;
-  for (std::int64_t d = 0; d < head_size; ++d) sum[d] *= inverse;
+  const float lse = std::isinf(maximum) ? maximum : maximum + std::log(denominator);
+  if (maximum == -kInfinity) {  // no token has weight, whatever its value holds
+    std::fill(sum, sum + head_size, 0.0f);
+  } else {
+    const float inverse = 1.0f / denominator;
+    for (std::int64_t d = 0; d < head_size; ++d) sum[d] *= inverse;
+  }
   store_f32(params.cache.dtype, sum, head_size, params.out.data, params.out.offset(s, h));
   if (params.lse.data != nullptr) params.lse.data[params.lse.offset(s) + h] = lse;
 }

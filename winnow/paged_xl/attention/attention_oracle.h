@@ -38,7 +38,8 @@ inline Attention attention(const AttentionArgs& args) {
       if (args.r.present()) q_v = add_bias(args.query, args.pos_bias_v, s, h);
 
       std::vector<double> logits;
-      double largest = -kInfinity;
+      double largest = -kInfinity;  // NaN left out
+      bool any_nan = false;
       for (std::int64_t j = 0; j < context_len; ++j) {
         double dot = 0;
         for (std::int64_t d = 0; d < head_size; ++d) {
@@ -49,6 +50,7 @@ inline Attention attention(const AttentionArgs& args) {
                                            : element(args.matrix_bd, s, h, j);
         logits.push_back(scale * (dot + bd));
         largest = std::max(largest, logits.back());
+        any_nan = any_nan || std::isnan(logits.back());
         if (std::isfinite(logits.back())) {
           result.largest_logit = std::max(result.largest_logit, std::abs(logits.back()));
         }
@@ -56,7 +58,7 @@ inline Attention attention(const AttentionArgs& args) {
 
       std::vector<double> out(static_cast<std::size_t>(head_size), 0.0);
       double sum = 0;
-      for (std::int64_t j = 0; j < context_len && largest != -kInfinity; ++j) {
+      for (std::int64_t j = 0; j < context_len && (any_nan || largest != -kInfinity); ++j) {
         const double weight = std::exp(logits[static_cast<std::size_t>(j)] - largest);
         sum += weight;
         for (std::int64_t d = 0; d < head_size; ++d) {
@@ -65,7 +67,8 @@ inline Attention attention(const AttentionArgs& args) {
         }
       }
       for (const double value : out) result.out.push_back(sum == 0 ? 0 : value / sum);
-      result.lse.push_back(sum == 0 ? -kInfinity : largest + std::log(sum));
+      const double lse = sum == 0 ? -kInfinity : largest + std::log(sum);
+      result.lse.push_back(largest == kInfinity && !any_nan ? kInfinity : lse);
     }
   }
   return result;

@@ -107,7 +107,7 @@ void weights_of_block(const BackwardParams& params, Index count, Scratch& s) {
       ds.row(h).setZero();
       continue;
     }
-    p.row(h) = (p.row(h).array() * problem.scale - s.lse[h]).exp();
+    p.row(h) = exp_of(p.row(h).array() * problem.scale - s.lse[h]);
     ds.row(h).array() = p.row(h).array() * (ds.row(h).array() - s.delta[h]) * problem.scale;
   }
 }
@@ -137,8 +137,8 @@ void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t s
               params.dq.offset(i, h));
     if (params.d_sink.data != nullptr) {
       const float sink = params.attn_sink.data[params.attn_sink.offset(h)];
-      tile.d_sink(slot, h) =
-          zero || visible.count == 0 ? 0.0f : -std::exp(sink - s.lse[h]) * s.delta[h];
+      const bool without_share = zero || sink == -kInfinity || visible.count == 0;
+      tile.d_sink(slot, h) = without_share ? 0.0f : -std::exp(sink - s.lse[h]) * s.delta[h];
     }
   }
 }

@@ -21,7 +21,7 @@ struct Backward {
   std::vector<double> dq;      // [queries, h_q, d_qk]
   std::vector<double> dkv;     // [rows, d_qk]
   std::vector<double> d_sink;  // [h_q]
-  double largest_logit = 0;    // of all |x| met
+  double largest_logit = 0;    // of all finite |x| met
 };
 
 inline double delta_of(const Inputs& in, const Gradients& given, std::int64_t i, std::int64_t h) {
@@ -56,6 +56,7 @@ inline Backward backward(const Inputs& in, const Gradients& given,
     }
     const std::vector<std::vector<double>> keys = gather(in, entries);
     for (std::int64_t h = 0; h < in.h_q() && !entries.empty(); ++h) {
+      if (in.sink(h) == kInfinity) continue;
       const std::vector<double> q = row_of(in.q, i, h);
       const std::vector<double> d_out = row_of(given.d_out, i, h);
       const double delta = delta_of(in, given, i, h);
@@ -65,7 +66,7 @@ inline Backward backward(const Inputs& in, const Gradients& given,
         const double p = std::exp(x - lse);
         const double dp = dot(d_out, keys[e], in.d_v());
         const double ds = p * (dp - delta) * in.logit_scale();
-        result.largest_logit = std::max(result.largest_logit, std::abs(x));
+        note_logit(x, result.largest_logit);
         if (dq != dq_of.end()) {
           for (std::int64_t c = 0; c < in.d_qk(); ++c) {
             dq->second[h * in.d_qk() + c] += ds * keys[e][c];

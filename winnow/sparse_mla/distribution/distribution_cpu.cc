@@ -36,7 +36,7 @@ void distribution_query(const DistributionParams& params, std::int64_t i, Scratc
     auto weights = s.weights.leftCols(count);
     weights.noalias() = s.q * s.rows.topRows(count).transpose();
     for (Index h = 0; h < problem.h_q; ++h) {
-      weights.row(h) = (weights.row(h).array() * problem.scale - lse[h]).exp();
+      weights.row(h) = exp_of(weights.row(h).array() * problem.scale - lse[h]);
     }
     // One row holds the sum before it is scattered: adding rows is faster than adding columns.
     auto sum = weights.row(0);

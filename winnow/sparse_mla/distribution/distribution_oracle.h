@@ -12,7 +12,7 @@ namespace winnow::sparse_mla::oracle {
 
 struct Distribution {
   std::vector<double> attn_sum;  // [queries, topk]
-  double largest_logit = 0;      // of all |x| met
+  double largest_logit = 0;      // of all finite |x| met
 };
 
 // `lse` [s_q, h_q] is used as passed.
@@ -28,7 +28,7 @@ inline Distribution distribution(const Inputs& in, const ConstTensorView& lse,
       for (std::size_t e = 0; e < entries.size(); ++e) {
         const double x = in.logit_scale() * dot(q, keys[e], in.d_qk());
         attn_sum[entries[e].j] += std::exp(x - static_cast<double>(lse.at<float>(i, h)));
-        result.largest_logit = std::max(result.largest_logit, std::abs(x));
+        note_logit(x, result.largest_logit);
       }
     }
     result.attn_sum.insert(result.attn_sum.end(), attn_sum.begin(), attn_sum.end());

@@ -40,7 +40,10 @@ struct ForwardArgs {
 // tokens of the row are at or before the query. Other entries are ignored and their rows are not
 // read. Each of several entries with the same row counts. A query without visible entries gets out
 // = 0 and lse = max_logits = -inf. A sink of -inf has no effect; a sink of +inf gives out = 0. NaN
-// or infinity in a row affects only the queries that see the row.
+// or infinity in a row affects only the queries that see the row. On the CPU
+// a logit of -inf has weight 0, and a query whose logits are all -inf gets the results of one
+// without visible entries. A logit of +inf gives lse = max_logits = +inf, a logit of NaN gives NaN
+// for both, and out is NaN then. A sink of NaN makes out NaN where any entry has weight.
 //
 // Shapes: any s_q, h_q, s_kv and topk, including 0. Strides: the innermost dimension is contiguous,
 // the others are arbitrary (also 0 or negative; not 0 for outputs). Memory: all tensors belong to

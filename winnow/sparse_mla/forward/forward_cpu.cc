@@ -48,7 +48,7 @@ void accumulate_block(const Problem& problem, Index heads, Index count, Scratch&
       continue;
     }
     const float rescale = std::exp(before - maximum);
-    weight = (weight - maximum).exp();
+    weight = exp_of(weight - maximum);
     s.denominator[h] = s.denominator[h] * rescale + weight.sum();
     if (rescale != 1.0f) s.sum.row(h) *= rescale;
     s.maximum[h] = maximum;
@@ -59,8 +59,9 @@ void accumulate_block(const Problem& problem, Index heads, Index count, Scratch&
 // Divides by the denominator, the sink included, and stores the results of one head.
 void finish_head(const ForwardParams& params, std::int64_t i, std::int64_t head, Index h,
                  Scratch& s) {
+  // An infinite maximum is the sum's logarithm; of a NaN among the logits the maximum is NaN.
   const float lse =
-      s.denominator[h] == 0.0f ? -kInfinity : s.maximum[h] + std::log(s.denominator[h]);
+      std::isinf(s.maximum[h]) ? s.maximum[h] : s.maximum[h] + std::log(s.denominator[h]);
   const float sink = params.attn_sink.data == nullptr
                          ? -kInfinity
                          : params.attn_sink.data[params.attn_sink.offset(head)];

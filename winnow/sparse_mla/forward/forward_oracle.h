@@ -79,18 +79,24 @@ inline double dot(std::span<const double> a, std::span<const double> b, std::int
   return sum;
 }
 
-// log(exp(lse) + exp(sink)).
+// log(exp(lse) + exp(sink)); NaN if either is.
 inline double lse_with_sink(double lse, double sink) {
+  if (std::isnan(lse) || std::isnan(sink)) return lse + sink;
   const double larger = std::max(lse, sink);
   if (std::isinf(larger)) return larger;
   return larger + std::log(std::exp(lse - larger) + std::exp(sink - larger));
+}
+
+// Takes a logit into the largest magnitude of the finite ones.
+inline void note_logit(double x, double& largest) {
+  if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
 }
 
 // For the chosen queries, one after the other.
 struct Forward {
   std::vector<double> out;              // [queries, h_q, 512]
   std::vector<double> max_logits, lse;  // [queries, h_q]
-  double largest_logit = 0;             // of all |x| met
+  double largest_logit = 0;             // of all finite |x| met
 };
 
 inline Forward forward(const Inputs& in, std::span<const std::int64_t> queries) {
@@ -104,15 +110,17 @@ inline Forward forward(const Inputs& in, std::span<const std::int64_t> queries) 
       double max_logit = -kInfinity;
       for (const std::vector<double>& key : keys) {
         x.push_back(in.logit_scale() * dot(q, key, in.d_qk()));
-        max_logit = std::max(max_logit, x.back());
-        result.largest_logit = std::max(result.largest_logit, std::abs(x.back()));
+        if (!(max_logit >= x.back())) max_logit = std::isnan(max_logit) ? max_logit : x.back();
+        note_logit(x.back(), result.largest_logit);
       }
       double sum = 0;
       for (const double logit : x) sum += std::exp(logit - max_logit);
-      const double lse = entries.empty() ? -kInfinity : max_logit + std::log(sum);
+      const double lse = std::isinf(max_logit) ? max_logit : max_logit + std::log(sum);
       const double denominator = lse_with_sink(lse, in.sink(h));
       std::vector<double> out(static_cast<std::size_t>(in.d_v()), 0.0);
-      for (std::size_t e = 0; e < entries.size(); ++e) {
+      // Without a logit above -inf, or with a sink of inf, nothing has weight whatever it holds.
+      const bool nothing = lse == -kInfinity || in.sink(h) == kInfinity;
+      for (std::size_t e = 0; e < entries.size() && !nothing; ++e) {
         const double p = std::exp(x[e] - denominator);
         for (std::int64_t c = 0; c < in.d_v(); ++c) out[c] += p * keys[e][c];
       }
