@@ -1,13 +1,13 @@
-// Values of the caller's that another thread may rewrite during a call. Internal.
+// Values of the caller that another thread may rewrite during a call. Internal.
 #pragma once
 
 namespace winnow {
 
-// Reads an index, a count or a length once: what is checked is what is used, whatever another
-// thread writes meanwhile, and the compiler does not read it again.
+// Reads an index, a count or a length exactly once, so that what is checked is what is used: a
+// compiler may read a plain variable again for every use.
 template <class T>
-T read_once(const T& value) {
-  return __atomic_load_n(&value, __ATOMIC_RELAXED);
+T read_once(const T* from) {
+  return __atomic_load_n(from, __ATOMIC_RELAXED);
 }
 
 }  // namespace winnow

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "winnow/core/read_once.h"
+
 namespace winnow::paged_xl {
 namespace {
 
@@ -117,10 +119,11 @@ const std::int32_t* check_context_lens(const Check& check, const ConstTensorView
 void check_lengths(const Check& check, const std::int32_t* context_lens, std::int64_t num_seqs,
                    std::int64_t limit, std::string_view reason) {
   for (std::int64_t s = 0; s < num_seqs; ++s) {
-    if (context_lens[s] >= 0 && context_lens[s] <= limit) continue;
+    const std::int32_t length = read_once(context_lens + s);
+    if (length >= 0 && length <= limit) continue;
     check.that(false, "context_lens",
                "0 to " + std::to_string(limit) + " (" + std::string(reason) + ")",
-               std::to_string(context_lens[s]) + " for sequence " + std::to_string(s));
+               std::to_string(length) + " for sequence " + std::to_string(s));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "winnow/core/read_once.h"
 #include "winnow/cpu/convert.h"
 #include "winnow/paged_xl/lanes_cpu.h"
 #include "winnow/paged_xl/problem.h"
@@ -21,15 +22,20 @@ inline constexpr std::int64_t kSplit = 512;
 struct Splits {
   struct Split {
     std::int64_t sequence, begin, end;  // tokens [begin, end)
+    std::int64_t context_len;           // of the sequence
   };
   std::vector<Split> all;
   std::vector<std::int64_t> first;  // [num_seqs + 1]: where a sequence's splits start in `all`
 
-  Splits(const std::int32_t* context_lens, std::int64_t num_seqs) {
+  // Reads each length once and clamps it to [0, max_context]: another thread may have changed it
+  // since it was checked.
+  Splits(const std::int32_t* context_lens, std::int64_t num_seqs, std::int64_t max_context) {
     first.push_back(0);
     for (std::int64_t s = 0; s < num_seqs; ++s) {
-      for (std::int64_t begin = 0; begin < context_lens[s]; begin += kSplit) {
-        all.push_back({s, begin, std::min<std::int64_t>(begin + kSplit, context_lens[s])});
+      const std::int64_t length =
+          std::clamp<std::int64_t>(read_once(context_lens + s), 0, max_context);
+      for (std::int64_t begin = 0; begin < length; begin += kSplit) {
+        all.push_back({s, begin, std::min(begin + kSplit, length), length});
       }
       first.push_back(static_cast<std::int64_t>(all.size()));
     }

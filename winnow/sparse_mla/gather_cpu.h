@@ -7,6 +7,7 @@
 
 #include <Eigen/Core>
 
+#include "winnow/core/read_once.h"
 #include "winnow/cpu/convert.h"
 #include "winnow/cpu/exp.h"
 #include "winnow/sparse_mla/problem.h"
@@ -39,8 +40,9 @@ struct VisibleEntries {
     const std::int64_t rows = problem.visible_rows(i);
     count = 0;
     for (std::int64_t j = 0; j < entries; ++j) {
-      if (indices[j] < 0 || indices[j] >= rows) continue;
-      row[static_cast<std::size_t>(count)] = indices[j];
+      const std::int32_t index = read_once(indices + j);
+      if (index < 0 || index >= rows) continue;
+      row[static_cast<std::size_t>(count)] = index;
       entry[static_cast<std::size_t>(count)] = static_cast<std::int32_t>(j);
       ++count;
     }

@@ -10,6 +10,7 @@
 #include "winnow/core/check.h"
 #include "winnow/core/dtype.h"
 #include "winnow/core/export.h"
+#include "winnow/core/read_once.h"
 #include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
 
@@ -31,7 +32,7 @@ struct Problem {
   // Entries of query i that count.
   std::int64_t entries(std::int64_t i) const {
     if (topk_length.data == nullptr) return topk;
-    return std::clamp<std::int64_t>(topk_length.data[topk_length.offset(i)], 0, topk);
+    return std::clamp<std::int64_t>(read_once(topk_length.data + topk_length.offset(i)), 0, topk);
   }
 
   // Rows t < visible_rows(i) of the cache may be seen by query i.

@@ -69,7 +69,7 @@ class Scatter {
       const int rank = layer_.map.rank_of(experts[pair]);
       if (rank < 0) continue;
       const std::int64_t value =
-          read_once(table_.at<std::int32_t>(first_row + pair / topk, pair % topk));
+          read_once(&table_.at<std::int32_t>(first_row + pair / topk, pair % topk));
       const std::int64_t begin = starts_[static_cast<std::size_t>(rank)],
                          end = starts_[static_cast<std::size_t>(rank) + 1];
       if (value < begin || value >= end) {

@@ -108,7 +108,7 @@ std::optional<BadIndex> find_bad_index(const LayoutParams& params) {
   for (std::int64_t token = 0; token < params.num_tokens; ++token) {
     const std::int32_t* row = params.expert_indices.data + params.expert_indices.offset(token);
     for (std::int64_t k = 0; k < params.topk; ++k) {
-      const std::int32_t index = read_once(row[k]);
+      const std::int32_t index = read_once(row + k);
       if (index < -1 || index > params.experts) return BadIndex{token, k, index};
     }
   }
@@ -137,7 +137,7 @@ void count_layout(const LayoutParams& params) {
       std::fill_n(in_rank, params.world_size, std::uint8_t{0});
     }
     for (std::int64_t k = 0; k < params.topk; ++k) {
-      const std::int32_t index = read_once(indices[k]);
+      const std::int32_t index = read_once(indices + k);
       if (!params.is_expert(index)) continue;
       per_expert.add(index);
       const std::int32_t rank = index / experts_per_rank;

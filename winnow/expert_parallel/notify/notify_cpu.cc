@@ -87,7 +87,7 @@ void CpuNotifier::prepare(const NotifyArgs& args) {
   CountsOut& out = exchange_.out();
   const auto take = [](const ConstTensorView& view, std::vector<std::int64_t>& counts) {
     const auto* from = static_cast<const std::int32_t*>(view.data());
-    for (std::int64_t& count : counts) count = read_once(*from++);
+    for (std::int64_t& count : counts) count = read_once(from++);
   };
   take(args.tokens_per_rank, out.per_rank);
   take(args.tokens_per_node, out.per_node);

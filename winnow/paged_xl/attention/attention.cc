@@ -6,6 +6,7 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/read_once.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
@@ -108,12 +109,14 @@ void check_contents(const Check& check, const AttentionArgs& args, const Attenti
                   "r holds that many distances");
   }
   for (std::int64_t s = 0; s < params.num_seqs; ++s) {
-    const std::int64_t needed = params.cache.blocks_for(context_lens.data()[s]);
+    // Another thread may have changed the length since check_lengths() saw it.
+    const std::int64_t needed = params.cache.blocks_for(
+        std::clamp<std::int64_t>(read_once(context_lens.data() + s), 0, params.max_context));
     if (needed == 0) continue;
     const OnHost<std::int32_t> row(params.block_tables.data + params.block_tables.offset(s), needed,
                                    device, stream);
     for (std::int64_t b = 0; b < needed; ++b) {
-      const std::int32_t block = row.data()[b];
+      const std::int32_t block = read_once(row.data() + b);
       if (block >= 0 && block < params.cache.num_blocks) continue;
       check.that(false, "block_tables",
                  "a block of [0, " + std::to_string(params.cache.num_blocks) +

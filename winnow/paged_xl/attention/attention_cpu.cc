@@ -197,7 +197,9 @@ class Item {
   void for_each_tile(const Rows<const void*>& where, std::int64_t rows, const Body& body) const {
     const std::int64_t per_slot = cache_.head_size / rows;
     for (std::int64_t first = 0; first < count_; first += cache_.block_size) {
-      const std::int64_t block = blocks_[first / cache_.block_size];
+      const std::int64_t block = read_once(blocks_ + first / cache_.block_size);
+      // Another thread may have changed the table since it was checked: nothing to read then.
+      if (block < 0 || block >= cache_.num_blocks) continue;
       const std::int64_t used = std::min(cache_.block_size, count_ - first);
       for (std::int64_t kv = 0; kv < heads_.kv_count; ++kv) {
         const Tile tile =
@@ -212,6 +214,7 @@ class Item {
 
   void logits() const {
     const std::int64_t x = cache_.x();
+    s_.weights.leftCols(heads_.count()).topRows(count_).setConstant(-kInfinity);
     for_each_tile(params_.key, cache_.head_size / x,
                   [&](const auto* keys, std::int64_t g, std::int64_t first) {
                     const float* q = s_.q_u.col(g).data();
@@ -230,9 +233,8 @@ class Item {
       load_f32(params_.matrix_bd_dtype, params_.matrix_bd.data,
                params_.matrix_bd.offset(split_.sequence, head(g)) + split_.begin, count_, bd);
     } else {
-      relative_logits(cache_.dtype, params_.r, head(g), params_.context_lens[split_.sequence],
-                      split_.begin, split_.end, s_.q_v.col(g).data(), cache_.head_size,
-                      s_.rows.data(), bd);
+      relative_logits(cache_.dtype, params_.r, head(g), split_.context_len, split_.begin,
+                      split_.end, s_.q_v.col(g).data(), cache_.head_size, s_.rows.data(), bd);
     }
   }
 
@@ -310,7 +312,7 @@ void attention_cpu(const AttentionParams& params, const Executor& executor) {
   const std::int64_t kv_per_item = std::clamp<std::int64_t>(kHeads / group, 1, cache.num_kv_heads);
   const std::int64_t ranges = (cache.num_kv_heads + kv_per_item - 1) / kv_per_item;
   const std::int64_t partial_size = Partial::size(cache.head_size);
-  const Splits splits(params.context_lens, params.num_seqs);
+  const Splits splits(params.context_lens, params.num_seqs, params.max_context);
   std::vector<float> partials(
       static_cast<std::size_t>(splits.count() * params.num_heads * partial_size));
   std::vector<Scratch> scratch(static_cast<std::size_t>(executor.workers()),

@@ -56,7 +56,8 @@ void check_distinct_slots(const Check& check, const AppendParams& params) {
   std::vector<std::pair<std::int64_t, std::int64_t>> written;  // slot, token
   written.reserve(static_cast<std::size_t>(params.num_tokens));
   for (std::int64_t token = 0; token < params.num_tokens; ++token) {
-    if (params.slot(token) >= 0) written.emplace_back(params.slot(token), token);
+    const std::int64_t slot = params.slot(token);
+    if (slot >= 0) written.emplace_back(slot, token);
   }
   std::sort(written.begin(), written.end());
   const auto twice =

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "winnow/core/executor.h"
+#include "winnow/core/read_once.h"
 #include "winnow/paged_xl/problem.h"
 
 namespace winnow::paged_xl {
@@ -16,9 +17,10 @@ struct AppendParams {
   bool wide_slots = false;             // i64, else i32
   Rows<void*> key_cache, value_cache;  // [num_blocks, num_kv_heads], blocks dense
 
+  // Reads the slot once.
   std::int64_t slot(std::int64_t token) const {
-    return wide_slots ? static_cast<const std::int64_t*>(slot_mapping)[token]
-                      : static_cast<const std::int32_t*>(slot_mapping)[token];
+    return wide_slots ? read_once(static_cast<const std::int64_t*>(slot_mapping) + token)
+                      : read_once(static_cast<const std::int32_t*>(slot_mapping) + token);
   }
 };
 

@@ -10,7 +10,7 @@ namespace winnow::paged_xl {
 
 void position_term_cpu(const PositionTermParams& params, const Executor& executor) {
   const std::int64_t head_size = params.head_size;
-  const Splits splits(params.context_lens, params.num_seqs);
+  const Splits splits(params.context_lens, params.num_seqs, params.max_context);
   const auto workers = static_cast<std::size_t>(executor.workers());
   // Per worker: eight rows of r, the query, the results.
   std::vector<Eigen::ArrayXf> scratch(workers, Eigen::ArrayXf(9 * head_size + kSplit));
@@ -18,13 +18,14 @@ void position_term_cpu(const PositionTermParams& params, const Executor& executo
       params.num_heads * splits.count(), 1, [&](std::int64_t item, std::int64_t, int worker) {
         // Heads outermost: the sequences of a step read the same rows of r one after the other.
         const std::int64_t h = item / splits.count();
-        const auto& [s, begin, end] = splits.all[static_cast<std::size_t>(item % splits.count())];
+        const auto& [s, begin, end, context_len] =
+            splits.all[static_cast<std::size_t>(item % splits.count())];
         float* rows = scratch[static_cast<std::size_t>(worker)].data();
         float* q_v = rows + 8 * head_size;
         float* results = q_v + head_size;
         biased_query(params.dtype, params.query, params.pos_bias_v, s, h, head_size, rows, q_v);
-        relative_logits(params.dtype, params.r, h, params.context_lens[s], begin, end, q_v,
-                        head_size, rows, results);
+        relative_logits(params.dtype, params.r, h, context_len, begin, end, q_v, head_size, rows,
+                        results);
         store_f32(params.matrix_bd_dtype, results, end - begin, params.matrix_bd.data,
                   params.matrix_bd.offset(s, h) + begin);
       });

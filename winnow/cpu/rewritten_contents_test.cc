@@ -1,0 +1,233 @@
+// Lengths, block tables, slots and indices that another thread rewrites during a call, after they
+// were checked: the numbers may be wrong then, but nothing outside the tensors is read or written.
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "winnow/core/executor.h"
+#include "winnow/cpu/kernels.h"
+#include "winnow/paged_xl/attention/attention_impl.h"
+#include "winnow/paged_xl/cache/append.h"
+#include "winnow/paged_xl/cache/append_impl.h"
+#include "winnow/paged_xl/cases.h"
+#include "winnow/paged_xl/position_term/position_term_impl.h"
+#include "winnow/sparse_mla/test_problem.h"
+#include "winnow/testing/expect.h"
+
+namespace winnow {
+namespace {
+
+using paged_xl::make_step;
+using paged_xl::Step;
+
+// Block numbers, lengths and slots that no tensor of these tests has.
+constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min();
+
+template <class Body>
+void for_each_module(const Body& body) {
+  for (const CpuModule& module : cpu_modules()) {
+    if (!module.runs_here) continue;
+    SCOPED_TRACE(module.kernels->name);
+    body(*module.kernels);
+  }
+}
+
+paged_xl::CacheShape cache_shape(const paged_xl::AttentionArgs& args) {
+  return {DType::f32, args.value_cache.size(0), args.value_cache.size(1), args.value_cache.size(2),
+          args.value_cache.size(3)};
+}
+
+paged_xl::AttentionParams attention_params(const paged_xl::AttentionArgs& args, Tensor& out) {
+  paged_xl::AttentionParams params;
+  params.cache = cache_shape(args);
+  params.num_seqs = args.query.size(0);
+  params.num_heads = args.query.size(1);
+  params.scale = static_cast<float>(1 / std::sqrt(double(params.cache.head_size)));
+  params.query = rows_of<const void*>(args.query, 0, 1);
+  params.key = rows_of<const void*>(args.key_cache, 0, 1);
+  params.value = rows_of<const void*>(args.value_cache, 0, 1);
+  params.pos_bias_u = {args.pos_bias_u.data(), 0, args.pos_bias_u.stride(0)};
+  params.matrix_bd = rows_of<const void*>(args.matrix_bd, 0, 1);
+  params.block_tables = rows_of<const std::int32_t*>(args.block_tables, 0);
+  params.context_lens = static_cast<const std::int32_t*>(args.context_lens.data());
+  params.max_context = args.matrix_bd.size(2);
+  params.out = rows_of<void*>(out.view(), 0, 1);
+  return params;
+}
+
+TEST(RewrittenContents, AttentionTakesTokensOfBlocksThatAreNoneForMasked) {
+  Step step = make_step({.name = "blocks", .context_lens = {100, 40}});
+  const paged_xl::AttentionArgs args = step.attention_args();
+  Tensor masked(DType::f32, args.query.shape()), out(DType::f32, args.query.shape());
+  // Expected: the tokens of the second and third block of sequence 0 masked by the position term.
+  for (std::int64_t h = 0; h < args.query.size(1); ++h) {
+    for (std::int64_t j = 16; j < 48; ++j) {
+      step.matrix_bd.view.at<float>(0, h, j) = -std::numeric_limits<float>::infinity();
+    }
+  }
+  const Tensor tables = step.block_tables.clone();
+  for_each_module([&](const CpuKernels& kernels) {
+    std::copy_n(static_cast<const std::int32_t*>(tables.data()), tables.numel(),
+                static_cast<std::int32_t*>(step.block_tables.data()));
+    kernels.paged_xl_attention(attention_params(args, masked), ThreadExecutor());
+    const auto num_blocks = static_cast<std::int32_t>(args.value_cache.size(0));
+    for (const auto& [second, third] : {std::pair{kMost, kLeast}, {num_blocks, -1}}) {
+      step.block_tables.view().at<std::int32_t>(0, 1) = second;
+      step.block_tables.view().at<std::int32_t>(0, 2) = third;
+      testing::fill_unwritten(out);
+      kernels.paged_xl_attention(attention_params(args, out), ThreadExecutor());
+      EXPECT_TRUE(testing::same_bytes(masked, out));
+    }
+  });
+}
+
+TEST(RewrittenContents, AttentionClampsLengths) {
+  Step step = make_step({.name = "lengths", .context_lens = {100, 40}, .spare = 0});
+  const paged_xl::AttentionArgs args = step.attention_args();
+  Tensor wanted(DType::f32, args.query.shape()), out(DType::f32, args.query.shape());
+  auto lengths = step.context_lens.values<std::int32_t>();
+  for_each_module([&](const CpuKernels& kernels) {
+    lengths[0] = 100;
+    lengths[1] = 0;
+    kernels.paged_xl_attention(attention_params(args, wanted), ThreadExecutor());
+    lengths[0] = kMost;
+    lengths[1] = kLeast;
+    kernels.paged_xl_attention(attention_params(args, out), ThreadExecutor());
+    EXPECT_TRUE(testing::same_bytes(wanted, out));
+  });
+}
+
+TEST(RewrittenContents, PositionTermClampsLengths) {
+  const Step step = make_step({.name = "term", .context_lens = {8, 8}});
+  const paged_xl::PositionTermArgs args = step.position_term_args();
+  constexpr std::int64_t kColumns = 24, kClaimed = 8;
+  Tensor wide(DType::f32, {2, args.query.size(1), kColumns});
+  Tensor lengths(DType::i32, {2});
+  lengths.values<std::int32_t>()[0] = kMost;
+  lengths.values<std::int32_t>()[1] = -1;
+  ASSERT_GE(args.r.size(1), kClaimed);
+  for_each_module([&](const CpuKernels& kernels) {
+    testing::fill_unwritten(wide);
+    paged_xl::PositionTermParams params;
+    params.num_seqs = 2;
+    params.num_heads = args.query.size(1);
+    params.head_size = args.query.size(2);
+    params.query = rows_of<const void*>(args.query, 0, 1);
+    params.pos_bias_v = {args.pos_bias_v.data(), 0, args.pos_bias_v.stride(0)};
+    params.r = rows_of<const void*>(args.r, 0, 1);
+    params.context_lens = lengths.values<std::int32_t>().data();
+    params.max_context = kClaimed;
+    params.matrix_bd = rows_of<void*>(wide.view(), 0, 1);
+    kernels.paged_xl_position_term(params, ThreadExecutor());
+    // All that was claimed of sequence 0, and nothing else.
+    EXPECT_EQ(testing::count_unwritten(wide.view()), wide.numel() - args.query.size(1) * kClaimed);
+  });
+}
+
+TEST(RewrittenContents, AppendSkipsSlotsBeyondTheCache) {
+  constexpr std::int64_t kBlocks = 4, kClaimed = 2, kHeads = 2, kSize = 32, kBlock = 8;
+  Tensor key(DType::f32, {4, kHeads, kSize}), value(DType::f32, {4, kHeads, kSize});
+  Tensor key_cache(DType::f32, {kBlocks, kHeads, kSize / 4, kBlock, 4});
+  Tensor value_cache(DType::f32, {kBlocks, kHeads, kSize, kBlock});
+  Tensor slots(DType::i64, {4});
+  testing::Random random(1);
+  testing::fill_normal(key, random);
+  testing::fill_normal(value, random);
+  auto slot = slots.values<std::int64_t>();
+  slot[0] = 3;
+  slot[1] = kClaimed * kBlock;
+  slot[2] = std::numeric_limits<std::int64_t>::max();
+  slot[3] = std::numeric_limits<std::int64_t>::min();
+  for_each_module([&](const CpuKernels& kernels) {
+    testing::fill_unwritten(key_cache);
+    testing::fill_unwritten(value_cache);
+    paged_xl::AppendParams params;
+    params.cache = {DType::f32, kClaimed, kHeads, kSize, kBlock};
+    params.num_tokens = 4;
+    params.key = rows_of<const void*>(key.view(), 0, 1);
+    params.value = rows_of<const void*>(value.view(), 0, 1);
+    params.slot_mapping = slots.data();
+    params.wide_slots = true;
+    params.key_cache = rows_of<void*>(key_cache.view(), 0, 1);
+    params.value_cache = rows_of<void*>(value_cache.view(), 0, 1);
+    kernels.paged_xl_append(params, ThreadExecutor());
+    const std::int64_t written = kHeads * kSize;  // of one token
+    EXPECT_EQ(testing::count_unwritten(key_cache.view()), key_cache.numel() - written);
+    EXPECT_EQ(testing::count_unwritten(value_cache.view()), value_cache.numel() - written);
+  });
+}
+
+// Calls `call` for a while as another thread writes `odd` and `good` in turn over every number.
+// Errors are right; a crash, or a report of the address sanitizer, is what this looks for.
+template <class T>
+void rewrite_during(Tensor& numbers, T odd, const std::function<void()>& call) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "this is a data race of the caller";
+#endif
+  const std::vector<T> good(numbers.values<T>().begin(), numbers.values<T>().end());
+  std::atomic<bool> stop = false;
+  std::thread writer([&] {
+    const auto values = numbers.values<T>();
+    for (bool bad = true; !stop; bad = !bad) {
+      for (std::size_t n = 0; n < values.size(); ++n) {
+        *static_cast<volatile T*>(&values[n]) = bad ? odd : good[n];
+      }
+    }
+  });
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+  while (std::chrono::steady_clock::now() < end) {
+    try {
+      call();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+    }
+  }
+  stop = true;
+  writer.join();
+  std::copy(good.begin(), good.end(), numbers.values<T>().begin());
+}
+
+TEST(RewrittenContents, PagedCallsSurviveAnotherThread) {
+  Step step = make_step({.name = "race", .context_lens = {100, 40, 700}});
+  paged_xl::AttentionArgs args = step.attention_args();
+  Tensor out(DType::f32, args.query.shape());
+  args.out = out;
+  const auto attend = [&] { paged_xl::attention(args); };
+  for (const std::int32_t odd : {kMost, kLeast}) {
+    rewrite_during(step.block_tables, odd, attend);
+    rewrite_during(step.context_lens, odd, attend);
+  }
+  Tensor key(DType::f32, {64, 2, 64}), slots(DType::i64, {64});
+  std::int64_t next = 0;
+  for (std::int64_t& slot : slots.values<std::int64_t>()) slot = next++;
+  rewrite_during(slots, std::int64_t{1} << 40, [&] {
+    paged_xl::append({.key = key,
+                      .value = key,
+                      .slot_mapping = slots,
+                      .key_cache = step.key_cache.view,
+                      .value_cache = step.value_cache.view});
+  });
+}
+
+TEST(RewrittenContents, SparseCallsSurviveAnotherThread) {
+  sparse_mla::TestProblem problem({.s_q = 8, .h_q = 2, .s_kv = 40, .topk = 64});
+  for (const std::int32_t odd : {kMost, kLeast}) {
+    for (Tensor* numbers : {&problem.indices, &problem.topk_length}) {
+      rewrite_during(*numbers, odd, [&] {
+        sparse_mla::forward(sparse_mla::ForwardOp::args(problem));
+        sparse_mla::distribution(sparse_mla::DistributionOp::args(problem));
+        sparse_mla::backward(sparse_mla::BackwardOp::args(problem));
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace winnow
