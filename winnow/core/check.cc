@@ -1,7 +1,9 @@
 #include "winnow/core/check.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -27,7 +29,114 @@ std::string describe(std::span<const std::int64_t> values) {
   return text + "]";
 }
 
+// The bytes of a tensor: runs without gaps of `run` bytes, at multiples of the strides from
+// `begin`.
+struct Runs {
+  std::uintptr_t begin = 0, end = 0;  // the first byte, and the one after the last
+  std::int64_t run = 0;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> strides{}, sizes{};  // in bytes, ascending; sizes of 2 or more
+};
+
+// Of a tensor with elements: only begin and end, or everything.
+Runs range_of(const void* data, const detail::TensorLayout& layout) {
+  Runs runs;
+  runs.begin = runs.end = reinterpret_cast<std::uintptr_t>(data);
+  runs.run = size_of(layout.dtype);
+  for (int dim = 0; dim < layout.rank; ++dim) {
+    const std::int64_t reach = layout.strides[dim] * (layout.shape[dim] - 1) * runs.run;
+    (reach < 0 ? runs.begin : runs.end) += static_cast<std::uintptr_t>(reach);
+  }
+  runs.end += static_cast<std::uintptr_t>(runs.run);
+  return runs;
+}
+
+Runs runs_of(const void* data, const detail::TensorLayout& layout) {
+  Runs runs = range_of(data, layout);
+  std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> dims{};  // stride, size
+  int count = 0;
+  for (int dim = 0; dim < layout.rank; ++dim) {
+    const std::int64_t stride = std::abs(layout.strides[dim]) * size_of(layout.dtype);
+    if (layout.shape[dim] > 1 && stride > 0) dims[count++] = {stride, layout.shape[dim]};
+  }
+  std::sort(dims.begin(), dims.begin() + count);
+  for (int dim = 0; dim < count; ++dim) {
+    const auto [stride, size] = dims[dim];
+    if (runs.rank == 0 && stride <= runs.run) {
+      runs.run += stride * (size - 1);
+    } else {
+      runs.strides[runs.rank] = stride;
+      runs.sizes[runs.rank++] = size;
+    }
+  }
+  return runs;
+}
+
+bool ranges_meet(const Runs& a, const Runs& b) { return a.begin < b.end && b.begin < a.end; }
+
+// Whether the strides alone keep the runs apart, as they do for columns of one buffer.
+bool apart_by_residues(const Runs& a, const Runs& b) {
+  std::int64_t step = 0;
+  for (int dim = 0; dim < a.rank; ++dim) step = std::gcd(step, a.strides[dim]);
+  for (int dim = 0; dim < b.rank; ++dim) step = std::gcd(step, b.strides[dim]);
+  const bool behind = b.begin < a.begin;
+  std::int64_t distance =
+      static_cast<std::int64_t>(behind ? a.begin - b.begin : b.begin - a.begin) % step;
+  if (behind && distance != 0) distance = step - distance;
+  return a.run <= distance && b.run <= step - distance;
+}
+
+// One half of the runs along the largest stride.
+Runs half_of(Runs runs, bool upper) {
+  std::int64_t& size = runs.sizes[runs.rank - 1];
+  const std::int64_t stride = runs.strides[runs.rank - 1], low = size / 2;
+  if (upper) {
+    runs.begin += static_cast<std::uintptr_t>(low * stride);
+  } else {
+    runs.end -= static_cast<std::uintptr_t>((size - low) * stride);
+  }
+  size = upper ? size - low : low;
+  if (size == 1) --runs.rank;
+  return runs;
+}
+
+bool touch(const Runs& a, const Runs& b, int& steps) {
+  if (!ranges_meet(a, b)) return false;
+  if (a.rank == 0 && b.rank == 0) return true;
+  if (--steps < 0 || apart_by_residues(a, b)) return false;
+  const bool halve_a = a.rank > 0 && (b.rank == 0 || a.end - a.begin >= b.end - b.begin);
+  const Runs& halved = halve_a ? a : b;
+  const Runs& other = halve_a ? b : a;
+  return touch(half_of(halved, false), other, steps) || touch(half_of(halved, true), other, steps);
+}
+
+bool share_memory(const Named& a, const Named& b) {
+  if (a.layout == nullptr || b.layout == nullptr || a.layout->numel() == 0 ||
+      b.layout->numel() == 0) {
+    return false;
+  }
+  if (!ranges_meet(range_of(a.data, *a.layout), range_of(b.data, *b.layout))) return false;
+  int steps = 4096;
+  return touch(runs_of(a.data, *a.layout), runs_of(b.data, *b.layout), steps);
+}
+
 }  // namespace
+
+bool share_memory(const ConstTensorView& a, const ConstTensorView& b) {
+  return share_memory(Named("", a), Named("", b));
+}
+
+void Check::apart(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) const {
+  const auto check = [&](const Named& output, const Named& other) {
+    if (!share_memory(output, other)) return;
+    fail(output.argument, "memory apart from " + std::string(other.argument),
+         "memory that both use");
+  };
+  for (const Named* output = outputs.begin(); output != outputs.end(); ++output) {
+    for (const Named& input : inputs) check(*output, input);
+    for (const Named* other = outputs.begin(); other != output; ++other) check(*output, *other);
+  }
+}
 
 void Check::fail(std::string_view argument, std::string wanted, std::string got) const {
   throw Error(ErrorCode::invalid_argument, operation_, std::string(argument), std::move(wanted),

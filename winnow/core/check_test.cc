@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
+#include <set>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -108,6 +111,46 @@ TEST(Check, DistinctElements) {
   expect_refused([] { kCheck.distinct_elements("x", strided({2, 3}, {-2, 1})); },
                  "x: want an output whose elements do not share memory, got shape [2, 3] with "
                  "strides [-2, 1]");
+}
+
+TEST(Check, SharedMemory) {
+  const auto at = [](std::int64_t element, std::initializer_list<std::int64_t> shape,
+                     std::initializer_list<std::int64_t> strides) {
+    return ConstTensorView(reinterpret_cast<const char*>(g_data) + 4 * element, DType::f32, shape,
+                           strides);
+  };
+  EXPECT_TRUE(share_memory(at(0, {4}, {1}), at(3, {4}, {1})));
+  EXPECT_FALSE(share_memory(at(0, {4}, {1}), at(4, {4}, {1})));
+  EXPECT_FALSE(share_memory(at(0, {4}, {1}), at(2, {0}, {1})));
+  EXPECT_FALSE(share_memory(at(0, {4}, {1}), ConstTensorView{}));
+  // Columns of one buffer, also backwards.
+  EXPECT_FALSE(share_memory(at(0, {3, 2}, {4, 1}), at(2, {3, 2}, {4, 1})));
+  EXPECT_FALSE(share_memory(at(0, {3, 2}, {4, 1}), at(10, {3, 2}, {-4, 1})));
+  EXPECT_TRUE(share_memory(at(0, {3, 3}, {4, 1}), at(2, {3, 2}, {4, 1})));
+  // All pairs of small views, against the bytes themselves.
+  std::vector<ConstTensorView> views;
+  for (std::int64_t begin = 0; begin < 6; ++begin) {
+    for (const std::int64_t outer : {0, 2, 3, 5}) {
+      for (const std::int64_t inner : {1, 2}) {
+        views.push_back(at(begin, {2, 2}, {outer, inner}));
+        views.push_back(at(begin, {3, 1}, {outer, inner}));
+      }
+    }
+  }
+  const auto elements = [](const ConstTensorView& view) {
+    std::set<const float*> found;
+    for (std::int64_t i = 0; i < view.size(0); ++i) {
+      for (std::int64_t j = 0; j < view.size(1); ++j) found.insert(&view.at<float>(i, j));
+    }
+    return found;
+  };
+  for (const ConstTensorView& a : views) {
+    for (const ConstTensorView& b : views) {
+      bool shared = false;
+      for (const float* element : elements(a)) shared = shared || elements(b).contains(element);
+      EXPECT_EQ(share_memory(a, b), shared) << to_string(a) << " and " << to_string(b);
+    }
+  }
 }
 
 TEST(Check, DeviceOfTheOthers) {

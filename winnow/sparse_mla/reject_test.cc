@@ -318,6 +318,63 @@ TEST(RejectsForward, Tensors) {
       "attn_sink: want dtype f32, got bf16");
 }
 
+// Memory that an output shares with another argument. A dry run does not look at memory.
+template <class Op>
+void expect_apart(const std::function<void(typename Op::Args&, TestProblem&)>& bend,
+                  const std::string& text) {
+  TestProblem problem(Sizes{});
+  typename Op::Args bent = Op::args(problem);
+  bend(bent, problem);
+  expect_error([&] { Op::run(bent, {}); }, ErrorCode::invalid_argument,
+               std::string(Op::kName) + ": " + text);
+  EXPECT_EQ(to_string(Op::run(bent, {.dry_run = true})), "cpu") << text;
+}
+
+TEST(RejectsForward, OutputsThatOverlap) {
+  expect_apart<ForwardOp>(
+      [](ForwardArgs& args, TestProblem& p) {
+        args.out = TensorView(p.q.data(), DType::f32, {2, 3, 512});
+      },
+      "out: want memory apart from q, got memory that both use");
+  expect_apart<ForwardOp>(
+      [](ForwardArgs& args, TestProblem& p) {
+        args.lse = TensorView(p.kv.data(), DType::f32, {2, 3});
+      },
+      "lse: want memory apart from kv, got memory that both use");
+  expect_apart<ForwardOp>([](ForwardArgs& args, TestProblem&) { args.lse = args.max_logits; },
+                          "lse: want memory apart from max_logits, got memory that both use");
+}
+
+TEST(RejectsForward, NoOutputsBetweenOtherRows) {
+  TestProblem p(Sizes{});
+  Tensor both(DType::f32, {2, 3, 1024});
+  ForwardArgs args = ForwardOp::args(p);
+  args.q = ConstTensorView(both.data(), DType::f32, {2, 3, 512}, {3072, 1024, 1});
+  args.out = both.view().slice(2, 512, 1024);
+  EXPECT_EQ(to_string(ForwardOp::run(args)), "cpu");
+}
+
+TEST(RejectsBackward, OutputsThatOverlap) {
+  expect_apart<BackwardOp>(
+      [](BackwardArgs& args, TestProblem& p) {
+        args.dq = TensorView(p.q.data(), DType::f32, {2, 3, 512});
+      },
+      "dq: want memory apart from q, got memory that both use");
+  expect_apart<BackwardOp>(
+      [](BackwardArgs& args, TestProblem& p) {
+        args.dkv = TensorView(p.dq.data(), DType::f32, {5, 1, 512});
+      },
+      "dkv: want memory apart from dq, got memory that both use");
+}
+
+TEST(RejectsDistribution, OutputsThatOverlap) {
+  expect_apart<DistributionOp>(
+      [](DistributionArgs& args, TestProblem& p) {
+        args.attn_sum = TensorView(p.q.data(), DType::f32, {2, 4});
+      },
+      "attn_sum: want memory apart from q, got memory that both use");
+}
+
 TEST(RejectsDistribution, Tensors) {
   using Bend = std::function<void(DistributionArgs&, TestProblem&)>;
   const auto rejected = [](const Bend& bend, const std::string& text) {

@@ -203,23 +203,6 @@ void Combine::finish_own(std::int64_t chunk) {
   }
 }
 
-// The memory between a tensor's first element and its last: [begin, end).
-std::pair<std::uintptr_t, std::uintptr_t> span_of(const ConstTensorView& rows) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(rows.data());
-  if (rows.numel() == 0) return {begin, begin};
-  const std::int64_t size = size_of(rows.dtype());
-  const std::int64_t last = (rows.size(0) - 1) * rows.stride(0) * size;  // the last row's beginning
-  return {
-      begin + static_cast<std::uintptr_t>(std::min<std::int64_t>(last, 0)),
-      begin + static_cast<std::uintptr_t>(std::max<std::int64_t>(last, 0) + rows.size(1) * size)};
-}
-
-bool overlap(const ConstTensorView& a, const ConstTensorView& b) {
-  const auto [a_begin, a_end] = span_of(a);
-  const auto [b_begin, b_end] = span_of(b);
-  return a_begin < b_end && b_begin < a_end;
-}
-
 }  // namespace
 
 TensorView buffer_of(const Config& config, const Descriptor::State& state) {
@@ -237,7 +220,7 @@ void check_combine(const Config& config, const std::shared_ptr<const char>& laye
               config.device);
   const TensorView buffer = buffer_of(config, state);
   const bool dense = state.rows() <= 1 || args.expert_output.stride(0) == config.hidden;
-  check.that(dense || !overlap(args.expert_output, buffer), "expert_output",
+  check.that(dense || !share_memory(args.expert_output, buffer), "expert_output",
              "dense rows where they lie in combine_buffer()", "others");  // it is copied there
   if (args.bias.present()) {
     check.input("bias", args.bias, {{"n", tokens}, hidden}, {config.dtype}, config.device);
@@ -245,11 +228,11 @@ void check_combine(const Config& config, const std::shared_ptr<const char>& laye
   if (args.out.present()) {
     check.output("out", args.out, {{"n", tokens}, hidden}, {config.dtype}, config.device);
     // Other ranks read the rows there while this one writes its sums.
-    check.that(!overlap(args.out, args.expert_output) && !overlap(args.out, buffer), "out",
+    check.that(!share_memory(args.out, args.expert_output) && !share_memory(args.out, buffer), "out",
                "memory apart from expert_output and combine_buffer()", "some of theirs");
     const bool in_place = args.bias.present() && args.bias.data() == args.out.data() &&
                           (tokens <= 1 || args.bias.stride(0) == args.out.stride(0));
-    check.that(!args.bias.present() || in_place || !overlap(args.out, args.bias), "out",
+    check.that(!args.bias.present() || in_place || !share_memory(args.out, args.bias), "out",
                "memory apart from bias, or the same", "some of it");
   }
   if (!args.weighted) return;

@@ -92,6 +92,11 @@ void check_out(const Check& check, const Config& config, const DispatchArgs& arg
   check.output("out", args.out, {{"rows", rows}, {"hidden", config.hidden}}, {args.input.dtype()},
                config.device);
   check.that(rows >= known, "out", std::to_string(known) + " rows or more", std::to_string(rows));
+  check.apart({{"out", args.out}}, {{"input", args.input},
+                                    {"expert_indices", args.expert_indices},
+                                    {"weights", args.weights},
+                                    {"scales", args.scales},
+                                    {"scatter_indices", args.scatter_indices}});
 }
 
 void append_rows(std::vector<std::byte>& to, const ConstTensorView& view) {

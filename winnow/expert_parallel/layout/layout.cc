@@ -160,6 +160,11 @@ Backend layout(const LayoutArgs& args, const RunOptions& options) {
   constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (options.dry_run) return backend;
+  check.apart({{"tokens_per_rank", args.tokens_per_rank},
+               {"tokens_per_node", args.tokens_per_node},
+               {"tokens_per_expert", args.tokens_per_expert},
+               {"is_token_in_rank", args.is_token_in_rank}},
+              {{"expert_indices", args.expert_indices}});
   try {
     if (checks_contents(kOperation, device, options)) {
       check_indices(check, params, device, options.stream);

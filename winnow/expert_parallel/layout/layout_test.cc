@@ -159,6 +159,11 @@ TEST_F(Layout, RefusesTensorsOfOtherForms) {
                  "expert_indices: want fewer than 2^31 pairs, got 536870912 tokens of 4 experts");
 
   args = args_;
+  args.tokens_per_rank = TensorView(indices_.data(), DType::i32, {4});
+  expect_refusal(args,
+                 "tokens_per_rank: want memory apart from expert_indices, got memory that both "
+                 "use");
+  args = args_;
   args.tokens_per_rank = per_expert_;
   expect_refusal(args, "tokens_per_rank: want shape [W=4], got [8]");
   args = args_;

@@ -68,6 +68,17 @@ void NotifierBackend::check_tensors(const Check& check, const NotifyArgs& args) 
   output("num_recv_tokens", args.num_recv_tokens, {one});
   output("num_forward_tokens", args.num_forward_tokens, {one});
   output("recv_pairs_per_expert", args.recv_pairs_per_expert, {own_experts});
+  check.apart({{"node_channel_prefix_matrix", args.node_channel_prefix_matrix},
+               {"rank_channel_prefix_matrix", args.rank_channel_prefix_matrix},
+               {"recv_node_prefix_sum", args.recv_node_prefix_sum},
+               {"recv_rank_prefix_sum", args.recv_rank_prefix_sum},
+               {"num_recv_tokens", args.num_recv_tokens},
+               {"num_forward_tokens", args.num_forward_tokens},
+               {"recv_pairs_per_expert", args.recv_pairs_per_expert}},
+              {{"tokens_per_rank", args.tokens_per_rank},
+               {"tokens_per_node", args.tokens_per_node},
+               {"tokens_per_expert", args.tokens_per_expert},
+               {"is_token_in_rank", args.is_token_in_rank}});
 }
 
 void NotifierBackend::check_queues(const Check& check, const NotifyArgs& args) const {

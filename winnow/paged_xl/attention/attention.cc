@@ -136,7 +136,17 @@ Backend attention(const AttentionArgs& args, const RunOptions& options) {
   constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (backend == Backend::cuda) check_for_cuda(check, params);
-  if (options.dry_run || args.out.numel() == 0) return backend;
+  if (options.dry_run) return backend;
+  check.apart({{"out", args.out}, {"lse", args.lse}}, {{"query", args.query},
+                                                       {"key_cache", args.key_cache},
+                                                       {"value_cache", args.value_cache},
+                                                       {"pos_bias_u", args.pos_bias_u},
+                                                       {"pos_bias_v", args.pos_bias_v},
+                                                       {"matrix_bd", args.matrix_bd},
+                                                       {"r", args.r},
+                                                       {"block_tables", args.block_tables},
+                                                       {"context_lens", args.context_lens}});
+  if (args.out.numel() == 0) return backend;
   if (checks_contents(kOperation, device, options)) {
     check_contents(check, args, params, options.stream);
   }

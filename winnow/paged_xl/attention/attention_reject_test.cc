@@ -88,6 +88,15 @@ TEST_F(AttentionRejects, WrongLayouts) {
   expect_error(args, "out: want an output whose elements do not share memory");
 }
 
+TEST_F(AttentionRejects, OutputsThatOverlap) {
+  AttentionArgs args = args_;
+  args.out = TensorView(const_cast<void*>(args_.query.data()), DType::f32, {3, 4, 64});
+  expect_error(args, "out: want memory apart from query, got memory that both use");
+  args = args_;
+  args.lse = TensorView(out_.data(), DType::f32, {3, 4});
+  expect_error(args, "lse: want memory apart from out, got memory that both use");
+}
+
 TEST_F(AttentionRejects, WrongSizes) {
   AttentionArgs args = args_;
   args.query = args_.query.slice(2, 0, 48);

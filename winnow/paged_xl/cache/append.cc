@@ -105,7 +105,10 @@ Backend append(const AppendArgs& args, const RunOptions& options) {
   constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (backend == Backend::cuda) check_for_cuda(check, params);
-  if (options.dry_run || args.key.numel() == 0) return backend;
+  if (options.dry_run) return backend;
+  check.apart({{"key_cache", args.key_cache}, {"value_cache", args.value_cache}},
+              {{"key", args.key}, {"value", args.value}, {"slot_mapping", args.slot_mapping}});
+  if (args.key.numel() == 0) return backend;
   if (checks_contents(kOperation, device, options)) {
     const OnHost<char> slots(static_cast<const char*>(params.slot_mapping),
                              params.num_tokens * size_of(args.slot_mapping.dtype()), device,

@@ -87,6 +87,24 @@ TEST_F(Append, SkipsTheSameNegativeSlotTwice) {
   EXPECT_EQ(testing::count_unwritten(key_cache_.view()), key_cache_.numel());
 }
 
+TEST_F(Append, RejectsACacheThatOverlaps) {
+  AppendArgs args = args_;
+  args.key = ConstTensorView(key_cache_.data(), DType::bf16, {3, 2, 32});
+  expect_error(args, "key_cache: want memory apart from key, got memory that both use");
+  args = args_;
+  args.value_cache = TensorView(key_cache_.data(), DType::bf16, {4, 2, 32, 8});
+  expect_error(args, "value_cache: want memory apart from key_cache, got memory that both use");
+}
+
+TEST_F(Append, TakesCachesOfOneBuffer) {  // [blocks, 2, ...], as engines allocate them
+  Tensor both(DType::bf16, {4, 2, 512});
+  AppendArgs args = args_;
+  args.key_cache = TensorView(both.data(), DType::bf16, {4, 2, 4, 8, 8}, {1024, 256, 64, 8, 1});
+  args.value_cache =
+      TensorView(both.view().slice(1, 1, 2).data(), DType::bf16, {4, 2, 32, 8}, {1024, 256, 8, 1});
+  append(args);
+}
+
 TEST_F(Append, RejectsWrongTensors) {
   AppendArgs args = args_;
   args.key = {};

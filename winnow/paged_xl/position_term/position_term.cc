@@ -61,7 +61,12 @@ Backend position_term(const PositionTermArgs& args, const RunOptions& options) {
   constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (backend == Backend::cuda) check_for_cuda(check, params);
-  if (options.dry_run || args.query.numel() == 0) return backend;
+  if (options.dry_run) return backend;
+  check.apart({{"matrix_bd", args.matrix_bd}}, {{"query", args.query},
+                                                {"pos_bias_v", args.pos_bias_v},
+                                                {"r", args.r},
+                                                {"context_lens", args.context_lens}});
+  if (args.query.numel() == 0) return backend;
   if (checks_contents(kOperation, device, options)) {
     check_contents(check, args, params, options.stream);
   }

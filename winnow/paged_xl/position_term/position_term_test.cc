@@ -107,6 +107,12 @@ TEST_F(PositionTermRejects, WrongTensors) {
   expect_error(args, "matrix_bd: want an output whose elements do not share memory");
 }
 
+TEST_F(PositionTermRejects, AnOutputThatOverlaps) {
+  PositionTermArgs args = args_;
+  args.matrix_bd = TensorView(const_cast<void*>(args_.query.data()), DType::f32, {3, 4, 16});
+  expect_error(args, "matrix_bd: want memory apart from query, got memory that both use");
+}
+
 TEST_F(PositionTermRejects, ADryRunLooksAtNoContents) {
   PositionTermArgs args = args_;
   for (auto* view : {&args.query, &args.pos_bias_v, &args.r, &args.context_lens}) {

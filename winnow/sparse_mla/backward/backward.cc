@@ -82,6 +82,24 @@ void check_args_for_sm90(const BackwardArgs& args, const BackwardParams& params)
   check_sizes_for_sm90(check, params.problem);
 }
 
+// With a delta `out` is not read, and on the CPU no workspace is used.
+void check_apart(const BackwardArgs& args, Backend backend) {
+  const ConstTensorView out = args.delta.present() ? ConstTensorView{} : args.out;
+  const TensorView workspace = backend == Backend::cpu ? TensorView{} : args.workspace;
+  Check(kOperation)
+      .apart(
+          {{"dq", args.dq}, {"dkv", args.dkv}, {"d_sink", args.d_sink}, {"workspace", workspace}},
+          {{"q", args.q},
+           {"kv", args.kv},
+           {"indices", args.indices},
+           {"topk_length", args.topk_length},
+           {"attn_sink", args.attn_sink},
+           {"out", out},
+           {"lse", args.lse},
+           {"d_out", args.d_out},
+           {"delta", args.delta}});
+}
+
 void check_workspace(const BackwardArgs& args, std::int64_t bytes) {
   const Check check(kOperation);
   check.input("workspace", args.workspace, {{"bytes", args.workspace.numel()}}, {DType::u8},
@@ -100,7 +118,9 @@ Backend backward(const BackwardArgs& args, const RunOptions& options) {
     check_args_for_sm90(args, params);
     if (args.workspace.present()) check_workspace(args, workspace_bytes(args, params, backend));
   }
-  if (options.dry_run || empty(args)) return backend;
+  if (options.dry_run) return backend;
+  check_apart(args, backend);
+  if (empty(args)) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_backward, params);
   } else if constexpr (kBuiltWithCuda) {

@@ -40,7 +40,14 @@ Backend distribution(const DistributionArgs& args, const RunOptions& options) {
   constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (backend == Backend::sm90) check_args_for_sm90(args, params.problem);
-  if (options.dry_run || args.attn_sum.numel() == 0) return backend;
+  if (options.dry_run) return backend;
+  Check(kOperation)
+      .apart({{"attn_sum", args.attn_sum}}, {{"q", args.q},
+                                             {"kv", args.kv},
+                                             {"indices", args.indices},
+                                             {"topk_length", args.topk_length},
+                                             {"lse", args.lse}});
+  if (args.attn_sum.numel() == 0) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_distribution, params);
   } else if constexpr (kBuiltWithCuda) {

@@ -48,7 +48,15 @@ Backend forward(const ForwardArgs& args, const RunOptions& options) {
   constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (backend == Backend::sm90) check_args_for_sm90(args, params.problem);
-  if (options.dry_run || args.out.numel() == 0) return backend;
+  if (options.dry_run) return backend;
+  Check(kOperation)
+      .apart({{"out", args.out}, {"max_logits", args.max_logits}, {"lse", args.lse}},
+             {{"q", args.q},
+              {"kv", args.kv},
+              {"indices", args.indices},
+              {"topk_length", args.topk_length},
+              {"attn_sink", args.attn_sink}});
+  if (args.out.numel() == 0) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_forward, params);
   } else if constexpr (kBuiltWithCuda) {

@@ -53,7 +53,8 @@ Args:
     q_start: position of query 0; switches the causal limit on.
     k_stride: tokens that one row of kv stands for; needs q_start if it is not 1.
     out: [s_q, h_q, 512] as q to write into, or a tuple (out, max_logits, lse) of which any may
-        be None. What is not given is new, of q's kind and on q's device.
+        be None. What is not given is new, of q's kind and on q's device. They share memory
+        with no input and not with each other.
     stream: for CUDA tensors: a handle or an object with __cuda_stream__, cuda_stream or ptr;
         None is torch's current stream for its tensors, else the default stream. New tensors of
         torch belong to that stream, as if it were the current one.
