@@ -10,6 +10,7 @@ import torch
 import winnow.torch as ops
 from compare import assert_close
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import winnow
@@ -192,6 +193,42 @@ def test_no_gradient_is_lost_in_silence():
             p["value_cache"],
             p["slot_mapping"],
         )
+
+
+# torch's own, at the first torch.func.jvp of a process.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_forward_mode_is_an_error_that_names_the_operator():
+    (q, kv, indices), _ = _sparse()
+    lse = ops.sparse_mla_forward(q, kv, indices)[2]
+    calls = {
+        "sparse_mla_forward": lambda q: ops.sparse_mla_attention(q, kv, indices),
+        "sparse_mla_distribution": lambda q: ops.sparse_mla_distribution(q, kv, indices, lse),
+    }
+    for name, call in calls.items():
+        with pytest.raises(RuntimeError, match=f"{name} has no forward-mode derivative"):
+            torch.func.jvp(call, (q,), (q,))
+        with forward_ad.dual_level():
+            with pytest.raises(RuntimeError, match=f"{name} has no forward-mode derivative"):
+                call(forward_ad.make_dual(q, q))
+    p = _paged()
+    others = (p["pos_bias_v"], p["r"], p["context_lens"])
+    with pytest.raises(RuntimeError, match="paged_xl_position_term has no forward-mode"):
+        torch.func.jvp(
+            lambda query: ops.paged_xl_position_term(query, *others), (p["query"],), (p["query"],)
+        )
+
+
+def test_torch_func_gives_the_gradients_of_autograd():
+    (q, kv, indices), _ = _sparse()
+
+    def loss(q, kv):
+        return ops.sparse_mla_attention(q, kv, indices, deterministic=True).square().sum()
+
+    leaves = [t.clone().requires_grad_() for t in (q, kv)]
+    wanted = torch.autograd.grad(loss(*leaves), leaves)
+    assert all(map(torch.equal, torch.func.grad(loss, (0, 1))(q, kv), wanted))
+    value, pull = torch.func.vjp(loss, q, kv)
+    assert all(map(torch.equal, pull(torch.ones_like(value)), wanted))
 
 
 def test_signatures_are_those_that_are_documented():

@@ -13,6 +13,8 @@ from typing import Any, Callable, Optional, Sequence, Tuple, TypeVar
 
 import torch
 from torch import SymInt, Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 _library = torch.library.Library("winnow", "FRAGMENT")
@@ -96,6 +98,33 @@ def _keep_calls(operator):
     lowering.lowerings[operator] = lower
 
 
+def _refuse_tangents(operator, values):
+    """Forward-mode derivatives (torch.func.jvp, torch.autograd.forward_ad) are an error: without
+    a formula torch would take them as zero."""
+    for value in values:
+        if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise RuntimeError(
+                f"{operator.name()} has no forward-mode derivative; use reverse mode"
+            )
+
+
+def recorded_by(function):
+    """The `apply` of a torch.autograd.Function for recording().
+
+    Function.apply() starts the transforms of torch.func; an operator's kernel stands inside them
+    already, where a call is recorded like one of torch's own operators.
+    """
+    record = super(torch.autograd.Function, function).apply
+
+    def apply(*arguments):
+        if not torch._C._are_functorch_transforms_active():
+            return record(*arguments)
+        with enable_single_level_autograd_function():
+            return record(*arguments)
+
+    return apply
+
+
 def recording(apply, leaves, follows=None):
     """An `autograd` for operator(), as torch.library.register_autograd() in half the time.
 
@@ -127,6 +156,7 @@ def recording(apply, leaves, follows=None):
             return results
 
         def record(keys, *values):
+            _refuse_tangents(operator, values)
             bits = keys.raw_repr()
             if bits not in direct:
                 below = keys & torch._C._after_autograd_keyset
@@ -142,6 +172,23 @@ def recording(apply, leaves, follows=None):
         return record
 
     return make
+
+
+class _Refused(torch.autograd.Function):
+    """A call of an operator without a gradient: an error where one is asked for."""
+
+    @staticmethod
+    def forward(*arguments):
+        run, values, _ = arguments[-3:]
+        return run(*values)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.name = inputs[-1]
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise RuntimeError(f"{ctx.name} has no gradient; detach() its inputs")
 
 
 # For operators of which the CUDA graphs that torch.compile records must hold none.
@@ -195,14 +242,17 @@ def operator(kernel, fake, results, changes=(), how=None, autograd=None, recorda
         torch.library.register_fake(f"winnow::{name}", by_position(fake), lib=_library)
         if autograd is not None:
             defaults = tuple(p.default for p in parameters)
-            recording = autograd(packet.default, run, defaults)
-            _library.impl(name, recording, "Autograd", with_keyset=True)
+            recorded = autograd(packet.default, run, defaults)
+            _library.impl(name, recorded, "Autograd", with_keyset=True)
         elif not changes:
-
-            def refuse(ctx, *gradients):
-                raise RuntimeError(f"winnow::{name} has no gradient; detach() its inputs")
-
-            torch.library.register_autograd(f"winnow::{name}", refuse, lib=_library)
+            tensors = [i for i, p in enumerate(parameters) if "Tensor" in argument(p)]
+            refusing = recording(recorded_by(_Refused), tensors)(
+                packet.default, run, packet.default.name()
+            )
+            _library.impl(name, refusing, "Autograd", with_keyset=True)
+        else:
+            passing = recording(None, ())(packet.default, run, None)
+            _library.impl(name, passing, "Autograd", with_keyset=True)
         return calling(packet, how)(declaration)
 
     return decorate

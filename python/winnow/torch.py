@@ -119,13 +119,17 @@ class _Recorded(torch.autograd.Function):
     end that have their `defaults`; the leaves among them stand alone, too, for torch to see."""
 
     @staticmethod
-    def forward(ctx, q, kv, attn_sink, run, values, defaults):
-        out, max_logits, lse = run(*values)
+    def forward(q, kv, attn_sink, run, values, defaults):
+        return run(*values)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, kv, attn_sink, _, values, defaults = inputs
+        out, max_logits, lse = output
         ctx.mark_non_differentiable(max_logits, lse)
         _, _, indices, scale, topk_length, _, *others = values + defaults[len(values) :]
         ctx.save_for_backward(q, kv, indices, topk_length, attn_sink, out, lse)
         ctx.options = (scale, *others)
-        return out, max_logits, lse
 
     @staticmethod
     def backward(ctx, d_out, d_max_logits, d_lse):
@@ -154,7 +158,7 @@ class _Recorded(torch.autograd.Function):
     _forward,
     _forward_fake,
     results=3,
-    autograd=_operators.recording(_Recorded.apply, leaves=(0, 1, 5)),
+    autograd=_operators.recording(_operators.recorded_by(_Recorded), leaves=(0, 1, 5)),
 )
 def sparse_mla_forward(
     q: Tensor,

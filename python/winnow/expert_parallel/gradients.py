@@ -12,6 +12,11 @@ from torch import Tensor
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
 
 
+def _refuse_tangents(operation):
+    name = f"winnow.expert_parallel: {operation}"
+    raise RuntimeError(f"{name} has no forward-mode derivative; use reverse mode")
+
+
 class Dispatch(torch.autograd.Function):
     """call() -> ((output, weights, what has no gradient), way)"""
 
@@ -19,6 +24,10 @@ class Dispatch(torch.autograd.Function):
     def forward(ctx, input, weights, call):
         results, ctx.way = call()
         return results
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        _refuse_tangents("dispatch")
 
     @staticmethod
     def backward(ctx, d_output, d_weights, *others):
@@ -41,6 +50,10 @@ class Combine(torch.autograd.Function):
             rows = way.kept(expert_output) if ctx.needs_input_grad[1] else None
             ctx.save_for_backward(rows, weights)
         return combined
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        _refuse_tangents("combine")
 
     @staticmethod
     def backward(ctx, d_out):
@@ -68,6 +81,10 @@ class WeightGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, values, way):
         return way.weight_gradient(values)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        _refuse_tangents("the gradient of weights")
 
     @staticmethod
     @torch.autograd.function.once_differentiable
