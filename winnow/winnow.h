@@ -23,6 +23,8 @@
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
 #include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 #include "winnow/expert_parallel/transport/transport.h"
+#include "winnow/indexer/scores/scores.h"
+#include "winnow/indexer/topk/topk.h"
 #include "winnow/paged_xl/attention/attention.h"
 #include "winnow/paged_xl/cache/append.h"
 #include "winnow/paged_xl/position_term/position_term.h"

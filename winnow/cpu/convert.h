@@ -26,6 +26,11 @@ inline void load_f32(DType dtype, const void* source, std::int64_t offset, std::
       for (std::int64_t c = 0; c < count; ++c) destination[c] = static_cast<float>(brain[c]);
       break;
     }
+    case DType::f8_e4m3: {
+      const auto* eighth = static_cast<const Float8E4M3*>(source) + offset;
+      for (std::int64_t c = 0; c < count; ++c) destination[c] = static_cast<float>(eighth[c]);
+      break;
+    }
     default:
       break;  // the door lets no other dtype in
   }

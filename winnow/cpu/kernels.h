@@ -24,6 +24,11 @@ struct DistributionParams;
 struct BackwardParams;
 }  // namespace sparse_mla
 
+namespace indexer {
+struct TopkParams;
+struct ScoresParams;
+}  // namespace indexer
+
 namespace paged_xl {
 struct AttentionParams;
 struct AppendParams;
@@ -38,6 +43,8 @@ struct CpuKernels {
   const char* libraries;     // "Eigen 3.4.0"
 
   void (*expert_parallel_sum_rows)(const expert_parallel::RowSumParams&);
+  void (*indexer_topk)(const indexer::TopkParams&, const Executor&);
+  void (*indexer_scores)(const indexer::ScoresParams&, const Executor&);
   void (*sparse_mla_forward)(const sparse_mla::ForwardParams&, const Executor&);
   void (*sparse_mla_distribution)(const sparse_mla::DistributionParams&, const Executor&);
   void (*sparse_mla_backward)(const sparse_mla::BackwardParams&, const Executor&);

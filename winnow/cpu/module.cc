@@ -3,6 +3,8 @@
 
 #include "winnow/cpu/kernels.h"
 #include "winnow/expert_parallel/combine/combine_row_sum.h"
+#include "winnow/indexer/scores/scores_impl.h"
+#include "winnow/indexer/topk/topk_impl.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
 #include "winnow/paged_xl/cache/append_impl.h"
 #include "winnow/paged_xl/position_term/position_term_impl.h"
@@ -48,6 +50,8 @@ constexpr CpuKernels kKernels = {
     .libraries = "Eigen " WINNOW_STRINGIFY(EIGEN_WORLD_VERSION) "." WINNOW_STRINGIFY(
         EIGEN_MAJOR_VERSION) "." WINNOW_STRINGIFY(EIGEN_MINOR_VERSION),
     .expert_parallel_sum_rows = expert_parallel::sum_rows_cpu,
+    .indexer_topk = indexer::topk_cpu,
+    .indexer_scores = indexer::scores_cpu,
     .sparse_mla_forward = sparse_mla::forward_cpu,
     .sparse_mla_distribution = sparse_mla::distribution_cpu,
     .sparse_mla_backward = sparse_mla::backward_cpu,

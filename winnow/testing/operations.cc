@@ -7,6 +7,11 @@ testing::Operation distribution_operation();
 testing::Operation backward_operation();
 }  // namespace winnow::sparse_mla
 
+namespace winnow::indexer {
+testing::Operation topk_operation();
+testing::Operation scores_operation();
+}  // namespace winnow::indexer
+
 namespace winnow::paged_xl {
 testing::Operation attention_operation();
 testing::Operation append_operation();
@@ -23,6 +28,8 @@ namespace winnow::testing {
 
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> list = {
+      indexer::topk_operation(),
+      indexer::scores_operation(),
       sparse_mla::forward_operation(),
       sparse_mla::distribution_operation(),
       sparse_mla::backward_operation(),

@@ -19,6 +19,13 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+// The larger of x and 0; NaN if x is.
+__device__ __forceinline__ float relu(float x) {
+  float y;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Two f32 rounded to nearest even, packed as bf16x2: `low` in the lower half.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   std::uint32_t packed;

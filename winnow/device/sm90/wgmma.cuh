@@ -224,6 +224,21 @@ __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], std::uint32_t a
         "n"(static_cast<int>(kB)));
 }
 
+// d (64 x 128) = A B^T, or d + A B^T with `accumulate`; A is 64 x 32, B 128 x 32, both f8_e4m3 and
+// K-major. The sums within one instruction keep fewer bits than f32.
+__device__ __forceinline__ void wgmma_m64n128k32_f8(float (&d)[64], std::uint64_t a,
+                                                   std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" WINNOW_LIST64
+      "}, %64, %65, p, 1, 1;\n"
+      "}"
+      : WINNOW_F64(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
 // d (64 x 256) = A B^T, or d + A B^T with `accumulate`; A is 64 x 16, B 256 x 16.
 template <Major kA, Major kB>
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], std::uint64_t a, std::uint64_t b,

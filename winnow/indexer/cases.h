@@ -1,0 +1,94 @@
+// The problems on which the indexer's operations are tested, verified and timed, with the table of
+// tolerances. Shared by topk and scores.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "winnow/core/tensor.h"
+#include "winnow/indexer/indexer_oracle.h"
+#include "winnow/indexer/topk/topk.h"
+#include "winnow/testing/generate.h"
+#include "winnow/testing/operation.h"
+#include "winnow/testing/strided.h"
+#include "winnow/testing/table.h"
+
+namespace winnow::indexer {
+
+using testing::Layout;
+using testing::StridedTensor;
+
+// How the scores of a query's rows are ordered.
+enum class Order {
+  random,
+  ascending,   // every row is better than those before it
+  descending,
+  equal,       // all rows are the same
+  zero,        // every score is 0: plateaus as ReLU makes them
+  one_huge,    // one row far above the rest
+  duplicates,  // each row stands there many times, also at the k-th place
+  nan,         // a third of the rows have the score NaN
+  infinite,    // weights of -inf and inf
+};
+enum class Ranges {
+  absent,
+  ragged,        // a range for each query
+  empty,         // start behind end, for every other query
+  out_of_range,  // far outside of the keys
+};
+
+struct CaseShape {
+  std::string name;
+  DType dtype = DType::f32;
+  std::int64_t s_q = 5, h = 4, s_k = 300, d = 128, topk = 64;
+  Order order = Order::random;
+  Ranges ranges = Ranges::absent;
+  Ties ties = Ties::smaller;
+  DType weights_dtype = DType::f32;
+  Layout layout = Layout::dense;
+  std::optional<std::int64_t> q_start{};
+  std::int64_t k_stride = 1;
+  bool poison = true;  // rows that no query sees are NaN and infinity
+};
+
+// The case table. Names are unique.
+const std::vector<CaseShape>& case_shapes();
+
+// "s_q 5, h 4, s_k 300, d 128, topk 64".
+std::string describe(const CaseShape& shape);
+
+// The same for the same shape on every platform.
+struct CaseInputs {
+  StridedTensor q, k, weights, k_scale, key_start, key_end;  // the last three may be absent
+  std::optional<std::int64_t> q_start;
+  std::int64_t k_stride = 1;
+
+  oracle::Inputs for_oracle() const;
+  CaseInputs on(Device device) const;  // a copy there
+  template <class Args>
+  void pass_to(Args& args) const {
+    args.q = q.view;
+    args.k = k.view;
+    args.weights = weights.view;
+    args.k_scale = k_scale.view;
+    args.key_start = key_start.view;
+    args.key_end = key_end.view;
+    args.q_start = q_start;
+    args.k_stride = k_stride;
+  }
+};
+CaseInputs make_inputs(const CaseShape& shape);
+
+// The queries that are looked at: all, or some of many.
+std::vector<std::int64_t> checked_queries(const CaseShape& shape);
+
+// The tolerance table: of scores, relative to the sum of the magnitudes that go into them.
+double score_tolerance(DType dtype);
+
+// Marks the cases that the sm90 kernels take.
+std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases,
+                                    const std::vector<CaseShape>& shapes);
+
+}  // namespace winnow::indexer

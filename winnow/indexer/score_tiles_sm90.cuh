@@ -1,0 +1,487 @@
+// Scores of the lightning indexer, sm90: tiles of scores are formed by tensor cores and handed to a
+// sink (the choice of rows, or a store of dense scores), so that both work on the very same bits.
+//
+// A persistent block takes items: the queries of a group, whose heads make 256 columns, and a range
+// of key rows. The heads stay in shared memory; tiles of 128 key rows pass by.
+//
+//   load      one warp         the heads and weights of an item, and tiles of keys into a ring
+//   multiply  warpgroups 0, 1  128 columns each: products of 64 rows with them, then the weighted
+//                              sums over the heads of every query, while the next product runs
+//   sink      four warps       take tiles of finished scores
+//
+//   keys --load--> ring (full, empty) --multiply--> scores (ready, free) --sink--> out
+//   heads --load--> (heads_full, heads_empty) --multiply
+#pragma once
+
+#include <cstdint>
+#include <cuda_bf16.h>
+
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/shared.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/device/sm90/tensor_copy.cuh"
+#include "winnow/device/sm90/wgmma.cuh"
+
+namespace winnow::indexer::sm90_detail {
+
+// ---- Tiles -------------------------------------------------------------------------------------
+
+inline constexpr int kTileRows = 128;      // key rows of a tile, two products of 64
+inline constexpr int kUnitRows = 64;       // M of the matrix instruction
+inline constexpr int kColumns = 256;       // heads of all queries of an item
+inline constexpr int kSideColumns = 128;   // of one multiplying warpgroup: N
+inline constexpr int kPanelRowBytes = 128; // a panel holds 128 bytes of every row, swizzled
+inline constexpr int kPanelBytes = kTileRows * kPanelRowBytes;
+static_assert(kTileRows == kSideColumns);  // a panel of keys is as large as one of heads
+
+// Registers per thread; the four warpgroups share the file of 512 x 128.
+inline constexpr int kMultiplyWarpgroups = 2;
+inline constexpr int kThreads = (kMultiplyWarpgroups + 2) * 128;
+inline constexpr int kMultiplyRegisters = 200;  // 128 of them hold products, 32 weights
+inline constexpr int kSinkRegisters = 88;
+inline constexpr int kLoadRegisters = 24;
+static_assert(2 * kMultiplyRegisters + kSinkRegisters + kLoadRegisters == 512);
+inline constexpr int kSinkWarps = 4;
+
+enum class Element { bf16, f8 };
+
+// kHeadsPadded: 16, 32, 64 or 128; kMasked: fewer heads than that; kPanels: 128-byte panels a row.
+template <Element kElementType, int kHeadsPadded, bool kMaskedHeads, int kRowPanels>
+struct Shape {
+  static constexpr Element kElement = kElementType;
+  static constexpr int kHeads = kHeadsPadded;
+  static constexpr bool kMasked = kMaskedHeads;
+  static constexpr int kPanels = kRowPanels;
+  static constexpr int kPanelElements = kPanelRowBytes / (kElement == Element::bf16 ? 2 : 1);
+  static constexpr int kQueries = kColumns / kHeads;          // of an item
+  static constexpr int kSideQueries = kSideColumns / kHeads;  // of one warpgroup
+};
+
+// ---- Shared memory -----------------------------------------------------------------------------
+
+template <class Shape, int kSinkBytes>
+struct SharedPlan {
+  static constexpr int kTileBytes = Shape::kPanels * kPanelBytes;  // 16 or 32 KB
+  static constexpr int kHeadBytes = 2 * kTileBytes;
+  static constexpr int kStages = Shape::kPanels == 2 ? 3 : 6;
+  // Scores of one tile: a row for each query, padded so that a warp's stores meet no bank twice.
+  static constexpr int kScoreStride = kTileRows + 16;
+  static constexpr int kScoreBytes = Shape::kQueries * kScoreStride * 4;
+  static constexpr int kWeightBytes = kColumns * 4;
+  static constexpr int kSpace =
+      232448 - 640 - kWeightBytes - kHeadBytes - kStages * kTileBytes - kSinkBytes;
+  static constexpr int kScoreStages = kSpace / kScoreBytes < 24 ? kSpace / kScoreBytes : 24;
+
+  // Offsets in bytes.
+  static constexpr int kHeads = 0;
+  static constexpr int kKeys = kHeads + kHeadBytes;
+  static constexpr int kScores = kKeys + kStages * kTileBytes;
+  static constexpr int kSink = kScores + kScoreStages * kScoreBytes;
+  static constexpr int kWeights = kSink + kSinkBytes;
+  static constexpr int kFull = kWeights + kWeightBytes;
+  static constexpr int kEmpty = kFull + 8 * kStages;
+  static constexpr int kReady = kEmpty + 8 * kStages;
+  static constexpr int kFree = kReady + 8 * kScoreStages;
+  static constexpr int kHeadsFull = kFree + 8 * kScoreStages;
+  static constexpr int kHeadsEmpty = kHeadsFull + 16;
+  static constexpr int kBytes = kHeadsEmpty + 16;
+  static_assert(kScoreStages >= 2 && kBytes <= 232448 && kFull % 8 == 0);
+  static_assert(kTileBytes % 1024 == 0 && kScoreBytes % 16 == 0);
+};
+
+// Barriers and their arrivals, all in shared memory:
+//   full         the loading thread, with the bytes of a tile
+//   empty        one lane of each multiplying warp, after its product of the tile
+//   ready        one lane of each multiplying warp, after its scores of the tile are stored
+//   free         one lane of each warp of the sink
+//   heads_full   for each side, a half of the columns: the loading thread, with their bytes, after
+//                its warp has stored their weights
+//   heads_empty  for each side: one lane of each warp that multiplies with it
+inline constexpr int kEmptyArrivals = 4 * kMultiplyWarpgroups * device::kWarpArrival;
+inline constexpr int kReadyArrivals = kEmptyArrivals;
+inline constexpr int kFreeArrivals = kSinkWarps * device::kWarpArrival;
+inline constexpr int kHeadsEmptyArrivals = kEmptyArrivals / 2;
+
+template <class Plan>
+struct Shared {
+  std::uint32_t base;
+  char* pointer;
+  __device__ std::uint32_t heads(int side) const { return base + side * Plan::kTileBytes; }
+  __device__ std::uint32_t keys(int slot) const {
+    return base + Plan::kKeys + slot * Plan::kTileBytes;
+  }
+  __device__ float* scores(int slot) const {
+    return reinterpret_cast<float*>(pointer + Plan::kScores + slot * Plan::kScoreBytes);
+  }
+  __device__ float4* weights(int side) const {
+    return reinterpret_cast<float4*>(pointer + Plan::kWeights) + side * (kSideColumns / 4);
+  }
+  __device__ std::uint32_t full(int slot) const { return base + Plan::kFull + 8 * slot; }
+  __device__ std::uint32_t empty(int slot) const { return base + Plan::kEmpty + 8 * slot; }
+  __device__ std::uint32_t ready(int slot) const { return base + Plan::kReady + 8 * slot; }
+  __device__ std::uint32_t free(int slot) const { return base + Plan::kFree + 8 * slot; }
+  __device__ std::uint32_t heads_full(int side) const { return base + Plan::kHeadsFull + 8 * side; }
+  __device__ std::uint32_t heads_empty(int side) const {
+    return base + Plan::kHeadsEmpty + 8 * side;
+  }
+};
+
+// ---- Work --------------------------------------------------------------------------------------
+
+struct ScoreParams {
+  CUtensorMap q, k;
+  const void* weights;  // [s_q, h], f32 or bf16
+  const float* k_scale;  // [s_k], or null
+  const std::int32_t* key_start;  // [s_q], or null
+  const std::int32_t* key_end;    // [s_q], or null
+  std::int64_t weights_stride, k_scale_stride, key_start_stride, key_end_stride;
+  std::int64_t q_start, k_stride;
+  int causal, weights_are_bf16;
+  int s_q, s_k, h;
+  int groups;  // of queries
+  int splits;  // ranges into which the rows of a group are cut
+};
+
+// Rows [begin, end) that a query sees; begin <= end.
+struct RowRange {
+  int begin, end;
+};
+
+__device__ __forceinline__ RowRange visible_rows(const ScoreParams& p, int query) {
+  std::int64_t begin = 0, end = p.s_k;
+  if (p.key_start != nullptr) begin = max(0, __ldg(p.key_start + query * p.key_start_stride));
+  if (p.key_end != nullptr) {
+    end = min(end, static_cast<std::int64_t>(__ldg(p.key_end + query * p.key_end_stride)));
+  }
+  if (p.causal) {
+    const std::int64_t tokens = p.q_start + query + 1;  // at or before the query
+    end = min(end, tokens < p.k_stride ? 0 : tokens / p.k_stride);
+  }
+  end = max(end, std::int64_t{0});
+  begin = min(begin, end);
+  return {static_cast<int>(begin), static_cast<int>(end)};
+}
+
+// Tiles of kTileRows rows that begin at `begin`; the last may reach beyond what anybody sees.
+struct Item {
+  int first_query, split;
+  int begin, tiles;
+};
+
+// The items of this block, the same sequence for every role; all lanes of a warp call it. Later
+// queries, which see the most, come first.
+template <class Shape, bool kWholeRows>
+class Schedule {
+ public:
+  __device__ explicit Schedule(const ScoreParams& p) : p_(p), number_(blockIdx.x) {}
+
+  __device__ bool next(Item& item) {
+    if (number_ >= p_.groups * p_.splits) return false;
+    const int group = p_.groups - 1 - number_ / p_.splits;
+    item.split = number_ % p_.splits;
+    item.first_query = group * Shape::kQueries;
+    unsigned begin = 0, end = p_.s_k;
+    if constexpr (!kWholeRows) {
+      const int lane = threadIdx.x % 32, query = item.first_query + lane;
+      RowRange rows = {INT32_MAX, 0};
+      if (lane < Shape::kQueries && query < p_.s_q) {
+        rows = visible_rows(p_, query);
+        if (rows.begin == rows.end) rows = {INT32_MAX, 0};
+      }
+      begin = __reduce_min_sync(device::kFullWarp, static_cast<unsigned>(rows.begin));
+      end = __reduce_max_sync(device::kFullWarp, static_cast<unsigned>(rows.end));
+    }
+    const int tiles = end > begin ? static_cast<int>((end - begin + kTileRows - 1) / kTileRows) : 0;
+    const int first = static_cast<int>(std::int64_t{tiles} * item.split / p_.splits);
+    item.tiles = static_cast<int>(std::int64_t{tiles} * (item.split + 1) / p_.splits) - first;
+    item.begin = item.tiles == 0 ? 0 : static_cast<int>(begin) + first * kTileRows;
+    number_ += static_cast<int>(gridDim.x);
+    return true;
+  }
+
+ private:
+  const ScoreParams& p_;
+  int number_;
+};
+
+// ---- Load --------------------------------------------------------------------------------------
+
+// The weights of four columns of a side, in the order in which weigh() wants them: lane 4 n + c
+// gets those of columns 16 n + 2 c + {0, 1, 8, 9}, which one thread holds of a product.
+template <class Shape>
+__device__ __forceinline__ float4 load_weights(const ScoreParams& p, int first_query) {
+  float weight[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int lane = threadIdx.x % 32;
+    const int column = lane / 4 * 16 + lane % 4 * 2 + i % 2 + i / 2 * 8;
+    const int query = first_query + column / Shape::kHeads, head = column % Shape::kHeads;
+    weight[i] = 0.0f;
+    if (query < p.s_q && (!Shape::kMasked || head < p.h)) {
+      const std::int64_t at = query * p.weights_stride + head;
+      weight[i] = p.weights_are_bf16
+                      ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[at])
+                      : static_cast<const float*>(p.weights)[at];
+    }
+  }
+  return make_float4(weight[0], weight[1], weight[2], weight[3]);
+}
+
+template <class Shape, class Plan, bool kWholeRows>
+__device__ __forceinline__ void load(const ScoreParams& p, const Shared<Plan>& shared) {
+  const std::uint64_t heads_policy = device::policy_evict_first();
+  const std::uint64_t keys_policy = device::policy_evict_last();
+  const bool elected = threadIdx.x % 32 == 0;
+  device::PipelineState<Plan::kStages> ring;
+  std::uint32_t parity = 0;
+  Schedule<Shape, kWholeRows> schedule(p);
+  Item item;
+  while (schedule.next(item)) {
+    for (int tile = 0; tile < item.tiles; ++tile) {
+      device::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1, "keys", ring.stage);
+      if (elected) {
+        device::mbarrier_arrive_expect(shared.full(ring.stage), Plan::kTileBytes);
+#pragma unroll
+        for (int panel = 0; panel < Shape::kPanels; ++panel) {
+          device::tensor_load(shared.keys(ring.stage) + panel * kPanelBytes, &p.k,
+                              shared.full(ring.stage), panel * Shape::kPanelElements,
+                              item.begin + tile * kTileRows, keys_policy);
+        }
+      }
+      ring.advance();
+      if (tile > 0) continue;
+      // The heads, behind the first keys: those before are in use until the item before ends.
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int first_query = item.first_query + side * Shape::kSideQueries;
+        const float4 weights = load_weights<Shape>(p, first_query);
+        device::mbarrier_wait(shared.heads_empty(side), parity ^ 1, "heads", side);
+        shared.weights(side)[threadIdx.x % 32] = weights;
+        __syncwarp();
+        if (elected) {
+          device::mbarrier_arrive_expect(shared.heads_full(side), Plan::kTileBytes);
+#pragma unroll
+          for (int panel = 0; panel < Shape::kPanels; ++panel) {
+            device::tensor_load(shared.heads(side) + panel * kPanelBytes, &p.q,
+                                shared.heads_full(side), panel * Shape::kPanelElements, 0,
+                                first_query, heads_policy);
+          }
+        }
+      }
+      parity ^= 1;
+    }
+  }
+}
+
+// ---- Multiply ----------------------------------------------------------------------------------
+
+// Begins the product of 64 key rows with this warpgroup's columns; both are descriptors.
+template <class Shape>
+__device__ __forceinline__ void begin_product(std::uint64_t keys, std::uint64_t heads,
+                                              float (&product)[64]) {
+  device::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < 4 * Shape::kPanels; ++step) {
+    const std::uint32_t offset = step / 4 * kPanelBytes + step % 4 * 32;
+    const std::uint64_t a = device::descriptor_offset(keys, offset);
+    const std::uint64_t b = device::descriptor_offset(heads, offset);
+    if constexpr (Shape::kElement == Element::bf16) {
+      device::wgmma_m64n128k16<device::Major::K, device::Major::K>(product, a, b, step > 0);
+    } else {
+      device::wgmma_m64n128k32_f8(product, a, b, step > 0);
+    }
+  }
+  device::wgmma_commit();
+}
+
+// The weighted sums of 64 rows into `scores`, [queries of this side][kScoreStride]. The sum over
+// the heads has the same order for every row and query: along a lane's columns, then lanes 2 apart,
+// then neighbours.
+template <class Shape, class Plan>
+__device__ __forceinline__ void weigh(const ScoreParams& p, const float (&product)[64],
+                                      const float (&weight)[32], const float (&k_scale)[2],
+                                      float* scores) {
+  constexpr int kSums = 2 * Shape::kSideQueries;  // of queries, and rows 8 apart
+  constexpr int kColumnsOfQuery = Shape::kHeads / 4;  // that a lane holds
+  const int lane = threadIdx.x % 32;
+  float sum[kSums];
+#pragma unroll
+  for (int s = 0; s < kSums; ++s) sum[s] = 0.0f;
+#pragma unroll
+  for (int n = 0; n < kColumnsOfQuery; ++n) {
+    // A padded head counts nothing, also where a key holds infinities.
+    const bool counts = !Shape::kMasked || n / 2 * 8 + lane % 4 * 2 + n % 2 < p.h;
+#pragma unroll
+    for (int query = 0; query < Shape::kSideQueries; ++query) {
+      const int i = query * kColumnsOfQuery + n;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float dot = device::relu(product[i / 2 * 4 + 2 * r + i % 2]);
+        const float next = fmaf(weight[i], dot, sum[2 * query + r]);
+        if (counts) sum[2 * query + r] = next;
+      }
+    }
+  }
+  // Lanes two apart share the sums between them, then neighbours do.
+  const bool upper = lane & 2, odd = lane & 1;
+  float half[kSums / 2];
+#pragma unroll
+  for (int s = 0; s < kSums / 2; ++s) {
+    const float give = upper ? sum[s] : sum[s + kSums / 2];
+    const float keep = upper ? sum[s + kSums / 2] : sum[s];
+    half[s] = keep + __shfl_xor_sync(device::kFullWarp, give, 2);
+  }
+  const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+  if constexpr (kSums == 2) {
+    const float total = half[0] + __shfl_xor_sync(device::kFullWarp, half[0], 1);
+    if (!odd) scores[row + (upper ? 8 : 0)] = total * (upper ? k_scale[1] : k_scale[0]);
+  } else {
+#pragma unroll
+    for (int s = 0; s < kSums / 4; ++s) {
+      const float give = odd ? half[s] : half[s + kSums / 4];
+      const float keep = odd ? half[s + kSums / 4] : half[s];
+      const float total = keep + __shfl_xor_sync(device::kFullWarp, give, 1);
+      // This lane holds sum (upper, odd, s), counted in that order: query and row.
+      const int held = (upper ? kSums / 2 : 0) + (odd ? kSums / 4 : 0) + s;
+      const int r = kSums == 4 ? (odd ? 1 : 0) : s % 2;
+      scores[held / 2 * Plan::kScoreStride + row + 8 * r] = total * (r ? k_scale[1] : k_scale[0]);
+    }
+  }
+}
+
+// What a multiplying warpgroup carries from tile to tile.
+template <class Shape, class Plan>
+struct Multiplier {
+  const ScoreParams& p;
+  const Shared<Plan>& shared;
+  int side;
+  std::uint64_t keys, heads;  // descriptors of the first stage and of this side's columns
+  device::PipelineState<Plan::kStages> ring{};
+  device::PipelineState<Plan::kScoreStages> out{};
+  float product[2][64];  // of the upper and the lower half of a tile
+  float weight[32];      // of the columns that this lane holds
+
+  __device__ __forceinline__ void begin_half(int half) {
+    begin_product<Shape>(
+        device::descriptor_offset(keys, ring.stage * Plan::kTileBytes +
+                                            half * kUnitRows * kPanelRowBytes),
+        heads, product[half]);
+  }
+
+  // Scores of kTiles tiles whose rows begin at `first_row`: a half is weighed while the next one is
+  // multiplied. ptxas wants the sequence written out: nothing may be in flight where a loop closes.
+  template <int kTiles>
+  __device__ __forceinline__ void score_tiles(int first_row) {
+    const int row = first_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
+    begin_half(0);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int stage = ring.stage;
+      begin_half(1);
+      float k_scale[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+      if (p.k_scale != nullptr) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int key = row + tile * kTileRows + kUnitRows * (i / 2) + 8 * (i % 2);
+          k_scale[i / 2][i % 2] = key < p.s_k ? __ldg(p.k_scale + key * p.k_scale_stride) : 0.0f;
+        }
+      }
+      device::mbarrier_wait(shared.free(out.stage), out.parity ^ 1, "scores", out.stage);
+      float* const scores =
+          shared.scores(out.stage) + side * Shape::kSideQueries * Plan::kScoreStride;
+      device::wgmma_wait<1>();
+      device::wgmma_pin(product[0]);
+      weigh<Shape, Plan>(p, product[0], weight, k_scale[0], scores);
+      ring.advance();
+      if (tile + 1 < kTiles) {
+        device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
+        begin_half(0);
+        device::wgmma_wait<1>();
+      } else {
+        device::wgmma_wait<0>();
+      }
+      device::wgmma_pin(product[1]);
+      device::mbarrier_arrive_warp(shared.empty(stage));
+      weigh<Shape, Plan>(p, product[1], weight, k_scale[1], scores + kUnitRows);
+      device::mbarrier_arrive_warp(shared.ready(out.stage));
+      out.advance();
+    }
+  }
+};
+
+template <class Shape, class Plan, bool kWholeRows>
+__device__ __forceinline__ void multiply(const ScoreParams& p, const Shared<Plan>& shared,
+                                         int side) {
+  constexpr int kBatch = 4;  // tiles
+  Multiplier<Shape, Plan> multiplier{p, shared, side,
+                                     device::descriptor_k_major(shared.keys(0)),
+                                     device::descriptor_k_major(shared.heads(side))};
+  std::uint32_t parity = 0;
+  Schedule<Shape, kWholeRows> schedule(p);
+  Item item;
+  while (schedule.next(item)) {
+    if (item.tiles == 0) continue;
+    device::mbarrier_wait(shared.heads_full(side), parity, "heads", side);
+    parity ^= 1;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float4 four = shared.weights(side)[4 * n + threadIdx.x % 4];
+      multiplier.weight[4 * n] = four.x;
+      multiplier.weight[4 * n + 1] = four.y;
+      multiplier.weight[4 * n + 2] = four.z;
+      multiplier.weight[4 * n + 3] = four.w;
+    }
+    int tile = 0;
+    for (; tile + kBatch <= item.tiles; tile += kBatch) {
+      multiplier.template score_tiles<kBatch>(item.begin + tile * kTileRows);
+    }
+    for (; tile < item.tiles; ++tile) {
+      multiplier.template score_tiles<1>(item.begin + tile * kTileRows);
+    }
+    device::mbarrier_arrive_warp(shared.heads_empty(side));
+  }
+}
+
+// ---- The block ---------------------------------------------------------------------------------
+
+// Runs the roles of a block; `Sink` has kSinkBytes of shared memory, kWholeRows, and
+// run(params, shared, warp) for each of its four warps.
+template <class Sink, class Shape>
+__device__ __forceinline__ void run_roles(const ScoreParams& p, const typename Sink::Params& sink) {
+  using Plan = SharedPlan<Shape, Sink::kSinkBytes>;
+  char* const shared_memory = reinterpret_cast<char*>(device::dynamic_shared<1024>());
+  const Shared<Plan> shared{device::shared_address(shared_memory), shared_memory};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Plan::kStages; ++i) {
+      device::mbarrier_init(shared.full(i), 1);
+      device::mbarrier_init(shared.empty(i), kEmptyArrivals);
+    }
+    for (int i = 0; i < Plan::kScoreStages; ++i) {
+      device::mbarrier_init(shared.ready(i), kReadyArrivals);
+      device::mbarrier_init(shared.free(i), kFreeArrivals);
+    }
+    for (int side = 0; side < 2; ++side) {
+      device::mbarrier_init(shared.heads_full(side), 1);
+      device::mbarrier_init(shared.heads_empty(side), kHeadsEmptyArrivals);
+    }
+    device::fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
+  if (warpgroup < kMultiplyWarpgroups) {
+    device::setmaxnreg_inc<kMultiplyRegisters>();
+    multiply<Shape, Plan, Sink::kWholeRows>(p, shared, warpgroup);
+  } else if (warpgroup == kMultiplyWarpgroups) {
+    device::setmaxnreg_dec<kSinkRegisters>();
+    Sink::template run<Shape, Plan>(p, sink, shared, warp);
+  } else {
+    device::setmaxnreg_dec<kLoadRegisters>();
+    if (warp == 0) load<Shape, Plan, Sink::kWholeRows>(p, shared);
+  }
+}
+
+}  // namespace winnow::indexer::sm90_detail

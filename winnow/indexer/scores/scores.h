@@ -1,0 +1,38 @@
+// The lightning indexer's scores, at chosen rows or of all of them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::indexer {
+
+// Arguments of scores(). Optional tensors are left out by leaving them default-constructed.
+struct ScoresArgs {
+  ConstTensorView q{};          // as those of topk()
+  ConstTensorView k{};          // as those of topk()
+  ConstTensorView weights{};    // as those of topk()
+  ConstTensorView indices{};    // optional [s_q, topk], i32: the rows to score
+  ConstTensorView k_scale{};    // [s_k], f32: with f8_e4m3, and only then
+  ConstTensorView key_start{};  // optional [s_q], i32
+  ConstTensorView key_end{};    // optional [s_q], i32
+  std::optional<std::int64_t> q_start{};
+  std::int64_t k_stride = 1;
+  TensorView scores{};  // [s_q, topk] with indices, otherwise [s_q, s_k]; f32
+};
+
+// scores[i,j] = I[i, indices[i,j]], or I[i,t] of every row without `indices`, with the score I and
+// the visibility of topk(); -inf where an index names no row or one that query i does not see.
+// Dense scores are those that topk() compares, bit for bit: with them its choice can be checked.
+// They are meant for small problems and tests: nobody needs [s_q, s_k] numbers otherwise.
+//
+// CPU scratch is at most 1 MiB a thread. On sm90 `indices` is not taken yet; limits, strides,
+// memory, streams and errors are those of topk(). Returns the backend that ran.
+//
+// Defined by DeepSeek-V3.2 (the lightning indexer of DeepSeek Sparse Attention).
+WINNOW_EXPORT Backend scores(const ScoresArgs& args, const RunOptions& options = {});
+
+}  // namespace winnow::indexer

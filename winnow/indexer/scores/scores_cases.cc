@@ -1,0 +1,98 @@
+// The entry of indexer::scores in the list of operations: its cases against the oracle.
+#include "winnow/indexer/scores/scores.h"
+
+#include <cmath>
+
+#include "winnow/indexer/cases.h"
+
+namespace winnow::indexer {
+
+testing::Operation scores_operation();
+
+namespace {
+
+// Compares the scores of one query; special values by their place.
+void compare_row(const CaseShape& shape, const std::vector<oracle::Score>& expected,
+                 const ConstTensorView& actual, testing::Comparison& comparison) {
+  for (std::size_t n = 0; n < expected.size(); ++n) {
+    const double want = expected[n].value;
+    const double got = actual.at<float>(0, static_cast<std::int64_t>(n));
+    bool right = std::isnan(want) ? std::isnan(got) : want == got;
+    if (std::isfinite(want)) {
+      const double error = std::abs(got - want) / std::max(expected[n].magnitude, 1e-30);
+      right = want == got || error <= score_tolerance(shape.dtype);
+      if (!(error <= comparison.error) && want != got) comparison.error = error;
+    }
+    if (right) continue;
+    comparison.passed = false;
+    comparison.detail = "column " + std::to_string(n) + ": want " + std::to_string(want) +
+                        ", got " + std::to_string(got);
+  }
+}
+
+testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) {
+  const CaseInputs inputs = make_inputs(shape);
+  const oracle::Inputs in = inputs.for_oracle();
+  const Device device = testing::device_of(target);
+  const CaseInputs there = inputs.on(device);
+  testing::CaseOutcome outcome;
+
+  const StridedTensor dense_there =
+      testing::on(device, make_output(DType::f32, {shape.s_q, shape.s_k}, shape.layout));
+  ScoresArgs args{.scores = dense_there.view};
+  there.pass_to(args);
+  outcome.backend = scores(args, target.options);
+  const StridedTensor dense = testing::on({}, dense_there);
+  outcome.comparisons.push_back(testing::check_written("dense scores", dense));
+  testing::Comparison dense_scores{"dense scores", 0, score_tolerance(shape.dtype), true, ""};
+  const std::vector<std::int64_t> queries = checked_queries(shape);
+  std::vector<std::int64_t> rows;
+  for (std::int64_t t = 0; t < shape.s_k; t += shape.s_k > 10000 ? 97 : 1) rows.push_back(t);
+  for (const std::int64_t i : queries) {
+    const std::vector<oracle::Score> expected = oracle::scores(in, i, rows);
+    Tensor row(DType::f32, {1, static_cast<std::int64_t>(rows.size())});
+    for (std::size_t n = 0; n < rows.size(); ++n) {
+      row.values<float>()[n] = dense.view.at<float>(i, rows[n]);
+    }
+    compare_row(shape, expected, row.view(), dense_scores);
+  }
+  outcome.comparisons.push_back(dense_scores);
+  if (target.device != DeviceType::cpu) return outcome;
+
+  // Rows by index: random ones, some outside and some that are not visible.
+  const std::int64_t topk = shape.topk;
+  winnow::testing::Random random(winnow::testing::seed_from(shape.name) + 1);
+  const StridedTensor indices = make_tensor(DType::i32, {shape.s_q, topk}, Layout::dense);
+  for (std::int64_t i = 0; i < shape.s_q; ++i) {
+    for (std::int64_t j = 0; j < topk; ++j) {
+      indices.view.at<std::int32_t>(i, j) =
+          static_cast<std::int32_t>(random.below(shape.s_k + 4) - 2);
+    }
+  }
+  const StridedTensor at = make_output(DType::f32, {shape.s_q, topk}, shape.layout);
+  args.indices = indices.view;
+  args.scores = at.view;
+  scores(args, target.options);
+  outcome.comparisons.push_back(testing::check_written("scores at indices", at));
+  testing::Comparison scores_at{"scores at indices", 0, score_tolerance(shape.dtype), true, ""};
+  for (const std::int64_t i : queries) {
+    std::vector<std::int64_t> chosen;
+    for (std::int64_t j = 0; j < std::min<std::int64_t>(topk, 500); ++j) {
+      chosen.push_back(indices.view.at<std::int32_t>(i, j));
+    }
+    compare_row(shape, oracle::scores(in, i, chosen), at.view.slice(0, i, i + 1), scores_at);
+  }
+  outcome.comparisons.push_back(scores_at);
+  return outcome;
+}
+
+}  // namespace
+
+testing::Operation scores_operation() {
+  std::vector<CaseShape> shapes = case_shapes();
+  std::erase_if(shapes, [](const CaseShape& shape) { return shape.ties == Ties::larger; });
+  return {"indexer::scores", "the lightning indexer's scores, dense or at chosen rows",
+          with_gpu(testing::cases_of(shapes, run), shapes), {}};
+}
+
+}  // namespace winnow::indexer

@@ -1,0 +1,22 @@
+// What scores() hands to its backends. Internal.
+#pragma once
+
+#include "winnow/core/executor.h"
+#include "winnow/indexer/problem.h"
+
+namespace winnow::indexer {
+
+struct ScoresParams {
+  Problem problem;
+  std::int64_t topk = 0;                // columns of indices
+  Rows<const std::int32_t*> indices;    // [s_q, topk]; null: every row
+  Rows<float*> scores;                  // [s_q, topk] or [s_q, s_k]
+};
+
+void scores_cpu(const ScoresParams& params, const Executor& executor);
+
+// Dense scores, queued on `stream` (a cudaStream_t) of the current device. Wants what
+// check_for_sm90() asks for, and s_q and s_k of at least 1.
+void scores_sm90(const ScoresParams& params, void* stream);
+
+}  // namespace winnow::indexer

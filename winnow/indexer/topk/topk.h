@@ -1,0 +1,67 @@
+// The lightning indexer's choice: the rows with the largest scores, without scores in memory.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::indexer {
+
+// Which of equal scores is chosen: that of the smaller or of the larger row number.
+enum class Ties { smaller, larger };
+
+// Arguments of topk(). Optional tensors are left out by leaving them default-constructed.
+struct TopkArgs {
+  ConstTensorView q{};        // [s_q, h, d], f32, f16, bf16 or f8_e4m3; h 1 to 128, d 128 or 64
+  ConstTensorView k{};        // [s_k, d], as q: one key for all heads
+  ConstTensorView weights{};  // [s_q, h], f32 or bf16
+  ConstTensorView k_scale{};  // [s_k], f32: with f8_e4m3, and only then
+  ConstTensorView key_start{};            // optional [s_q], i32: the first row that query i sees
+  ConstTensorView key_end{};              // optional [s_q], i32: the row behind its last
+  std::optional<std::int64_t> q_start{};  // position of query 0; switches the causal limit on
+  std::int64_t k_stride = 1;  // tokens that one row of k stands for; needs q_start if not 1
+  Ties ties = Ties::smaller;
+  TensorView indices{};  // [s_q, topk], i32; topk is 1 or more
+  TensorView length{};   // [s_q], i32
+  TensorView scores{};   // optional [s_q, topk], f32
+  // Optional, u8 on the device of q, aligned to 256 bytes, at least topk_workspace_bytes(): scratch
+  // for GPU backends, in use until the stream has passed. The CPU does without.
+  TensorView workspace{};
+};
+
+// The topk largest visible scores of every query:
+//   I[i,t] = k_scale[t] * sum over h of weights[i,h] * max(0, dot(q[i,h,:], k[t,:]))
+// with max(0, NaN) = NaN. The caller folds d^-0.5, h^-0.5 and the scale of a quantised q into
+// `weights`.
+//
+// Query i sees the rows [max(0, key_start[i]), min(s_k, key_end[i])) that, with q_start, satisfy
+// t <= floor((q_start + i + 1 - k_stride) / k_stride); no row if that range is empty. Other rows
+// cannot change anything, whatever they hold.
+//
+// `length[i]` is the smaller of topk and the number of visible rows, and `indices[i]` holds as many
+// rows, ascending, then -1. `scores[i]` holds their scores, then -inf. The choice is exact for the
+// computed scores (those of scores(), bit for bit) and the same in every run. Of equal scores that
+// of the smaller row wins (Ties), and -0 equals 0; NaN ranks below -inf, and NaNs are equal.
+//
+// Shapes: any s_q and s_k, 0 included. Strides: the innermost dimension is contiguous, the others
+// are free. Memory: all tensors belong to the caller and live on one device. Scratch on the CPU is
+// at most 8 MiB and 4 MiB a thread; on sm90 it is `workspace` or, without one, memory from the
+// stream's pool (cudaMallocAsync): at most 256 MiB, however many scores there are.
+// On sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes and positive strides, s_q and
+// s_k are up to 2^30, and sums of f8_e4m3 products keep fewer bits than f32. Nothing waits, and the
+// ranges are read by the kernels, so the stream may be in capture. Streams: see Stream.
+// Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
+// before anything is written; Error (unsupported) if no backend or not the forced one can do it.
+//
+// Defined by DeepSeek-V3.2 (the lightning indexer of DeepSeek Sparse Attention).
+WINNOW_EXPORT Backend topk(const TopkArgs& args, const RunOptions& options = {});
+
+// Bytes of `workspace` that topk() with the same arguments works in; 0 on the CPU. Depends on
+// shapes, dtypes and the GPU, not on values. Errors: as topk().
+WINNOW_EXPORT std::int64_t topk_workspace_bytes(const TopkArgs& args,
+                                                const RunOptions& options = {});
+
+}  // namespace winnow::indexer

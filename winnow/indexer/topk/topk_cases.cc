@@ -1,0 +1,120 @@
+// The entry of indexer::topk in the list of operations. The choice is compared with a sort of the
+// operation's own dense scores, exactly; those are compared with the oracle, and the worst chosen
+// one with the oracle's.
+#include <cmath>
+#include <cstring>
+
+#include "winnow/indexer/cases.h"
+#include "winnow/indexer/scores/scores.h"
+#include "winnow/indexer/topk/topk.h"
+#include "winnow/indexer/topk/topk_oracle.h"
+
+namespace winnow::indexer {
+
+std::vector<testing::Benchmark> topk_benchmarks();
+testing::Operation topk_operation();
+
+namespace {
+
+void fail(testing::Comparison& comparison, std::int64_t query, const std::string& detail) {
+  comparison.error += 1;
+  comparison.passed = false;
+  if (comparison.detail.empty()) {
+    comparison.detail = "query " + std::to_string(query) + ": " + detail;
+  }
+}
+
+testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) {
+  const CaseInputs inputs = make_inputs(shape);
+  const oracle::Inputs in = inputs.for_oracle();
+  const Device device = testing::device_of(target);
+  const CaseInputs there = inputs.on(device);
+  const auto output = [&](DType dtype, std::vector<std::int64_t> dims) {
+    return testing::on(device, make_output(dtype, dims, shape.layout));
+  };
+  const StridedTensor indices_there = output(DType::i32, {shape.s_q, shape.topk});
+  const StridedTensor length_there =
+      testing::on(device, make_output(DType::i32, {shape.s_q}, Layout::dense));
+  const StridedTensor chosen_there = output(DType::f32, {shape.s_q, shape.topk});
+  const StridedTensor dense_there = output(DType::f32, {shape.s_q, shape.s_k});
+  TopkArgs args{.ties = shape.ties,
+                .indices = indices_there.view,
+                .length = length_there.view,
+                .scores = chosen_there.view};
+  there.pass_to(args);
+  testing::CaseOutcome outcome;
+  outcome.backend = topk(args, target.options);
+  ScoresArgs dense_args{.scores = dense_there.view};
+  there.pass_to(dense_args);
+  scores(dense_args, target.options);
+
+  const StridedTensor indices = testing::on({}, indices_there), length = testing::on({}, length_there);
+  const StridedTensor chosen = testing::on({}, chosen_there), dense = testing::on({}, dense_there);
+  outcome.comparisons.push_back(testing::check_written("scores of the chosen rows", chosen));
+  testing::Comparison choice{"choice", 0, 0, true, ""}, lengths{"length", 0, 0, true, ""};
+  testing::Comparison bits{"scores as dense ones", 0, 0, true, ""};
+  testing::Comparison worst{"worst chosen score", 0, score_tolerance(shape.dtype), true, ""};
+  for (const std::int64_t i : checked_queries(shape)) {
+    std::vector<oracle::Scored> rows;
+    for (std::int64_t t = 0; t < shape.s_k; ++t) {
+      if (oracle::visible(in, i, t)) rows.push_back({t, dense.view.at<float>(i, t)});
+    }
+    const std::vector<std::int64_t> expected =
+        oracle::choose(rows, shape.topk, shape.ties == Ties::larger);
+    const auto count = static_cast<std::int64_t>(expected.size());
+    if (length.view.at<std::int32_t>(i) != count) {
+      fail(lengths, i, "want " + std::to_string(count) + ", got " +
+                           std::to_string(length.view.at<std::int32_t>(i)));
+    }
+    for (std::int64_t j = 0; j < shape.topk; ++j) {
+      const std::int64_t want = j < count ? expected[j] : -1;
+      const std::int64_t got = indices.view.at<std::int32_t>(i, j);
+      if (got != want) {
+        fail(choice, i, "place " + std::to_string(j) + ": want " + std::to_string(want) + ", got " +
+                            std::to_string(got));
+        break;
+      }
+      const float score = chosen.view.at<float>(i, j);
+      const float other = want < 0 ? -std::numeric_limits<float>::infinity()
+                                   : dense.view.at<float>(i, want);
+      if (std::memcmp(&score, &other, sizeof score) != 0) {
+        fail(bits, i, "place " + std::to_string(j) + ": want " + std::to_string(other) + ", got " +
+                          std::to_string(score));
+      }
+    }
+    // Every chosen score is at least the oracle's k-th, less the tolerance. Of large cases the
+    // scores themselves are compared in indexer::scores.
+    if (shape.s_k > 6000 || shape.order == Order::infinite || count == 0) continue;
+    std::vector<std::int64_t> all;
+    for (const oracle::Scored& row : rows) all.push_back(row.row);
+    const std::vector<oracle::Score> exact = oracle::scores(in, i, all);
+    std::vector<double> sorted;
+    double magnitude = 1e-30;
+    for (const oracle::Score& score : exact) {
+      if (std::isnan(score.value)) continue;
+      sorted.push_back(score.value);
+      magnitude = std::max(magnitude, score.magnitude);
+    }
+    if (static_cast<std::int64_t>(sorted.size()) < count) continue;
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    const std::vector<oracle::Score> got = oracle::scores(in, i, expected);
+    for (const oracle::Score& score : got) {
+      const double error = std::max(0.0, sorted[count - 1] - score.value) / magnitude;
+      worst.error = std::max(worst.error, error);
+      if (!(error <= worst.tolerance)) worst.passed = false;
+    }
+  }
+  for (const testing::Comparison& comparison : {choice, lengths, bits, worst}) {
+    outcome.comparisons.push_back(comparison);
+  }
+  return outcome;
+}
+
+}  // namespace
+
+testing::Operation topk_operation() {
+  return {"indexer::topk", "the lightning indexer's choice of rows, without scores in memory",
+          with_gpu(testing::cases_of(case_shapes(), run), case_shapes()), topk_benchmarks()};
+}
+
+}  // namespace winnow::indexer

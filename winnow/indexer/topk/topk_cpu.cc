@@ -1,0 +1,255 @@
+// The choice of rows on the CPU. Up to kBuffered rows are chosen from a buffer of candidates above
+// a bar that rises whenever the buffer is full; more by three passes over the scores, which find
+// the k-th key by its upper and its lower half and then write, and need no buffer.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "winnow/indexer/score_cpu.h"
+#include "winnow/indexer/topk/topk_impl.h"
+
+namespace winnow::indexer {
+namespace {
+
+constexpr std::int64_t kBuffered = 1 << 15;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Orders scores as unsigned integers: NaN is 0, then -inf, ..., inf. The score is not -0.
+std::uint32_t key_of(float score) {
+  const auto bits = std::bit_cast<std::uint32_t>(score);
+  if (std::isnan(score)) return 0;
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+float score_of(std::uint32_t key) {
+  if (key == 0) return std::numeric_limits<float>::quiet_NaN();
+  return std::bit_cast<float>(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+struct Candidate {
+  std::uint32_t key;
+  std::int32_t row;
+};
+
+// The k best candidates of a stream whose rows ascend.
+class Selection {
+ public:
+  Selection(std::int64_t k, bool later_ties)
+      : k_(static_cast<std::size_t>(k)), later_ties_(later_ties) {
+    candidates_.reserve(capacity(k));
+  }
+  static std::size_t capacity(std::int64_t k) {
+    return static_cast<std::size_t>(k + std::max<std::int64_t>(k, kBlock));
+  }
+
+  void clear() {
+    candidates_.clear();
+    bar_ = 0;
+  }
+  // The scores of rows first + [begin, end).
+  void offer(const float (&scores)[kBlock], std::int64_t first, std::int64_t begin,
+             std::int64_t end) {
+    if (candidates_.size() + kBlock > candidates_.capacity()) drop();
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::uint32_t key = key_of(scores[r]);
+      if (key >= bar_) candidates_.push_back({key, static_cast<std::int32_t>(first + r)});
+    }
+  }
+  // Those of a stream of later rows.
+  void take(Selection& other) {
+    for (const Candidate& candidate : other.finish()) {
+      if (candidates_.size() == candidates_.capacity()) drop();
+      if (candidate.key >= bar_) candidates_.push_back(candidate);
+    }
+  }
+  // The chosen ones by their rows.
+  const std::vector<Candidate>& finish() {
+    drop();
+    std::sort(candidates_.begin(), candidates_.end(),
+              [](const Candidate& a, const Candidate& b) { return a.row < b.row; });
+    return candidates_;
+  }
+
+ private:
+  void drop() {
+    if (candidates_.size() <= k_) return;
+    const auto last = candidates_.begin() + static_cast<std::ptrdiff_t>(k_) - 1;
+    std::nth_element(candidates_.begin(), last, candidates_.end(),
+                     [this](const Candidate& a, const Candidate& b) {
+                       if (a.key != b.key) return a.key > b.key;
+                       return later_ties_ ? a.row > b.row : a.row < b.row;
+                     });
+    // Rows that come later lose against equal ones, unless later ones win.
+    bar_ = last->key + (later_ties_ ? 0 : 1);
+    candidates_.resize(k_);
+  }
+
+  std::size_t k_;
+  bool later_ties_;
+  std::uint32_t bar_ = 0;
+  std::vector<Candidate> candidates_;
+};
+
+// Writes row `place` of a query's outputs.
+void store(const TopkParams& params, std::int64_t i, std::int64_t place, std::int32_t row,
+           float score) {
+  params.indices.data[params.indices.offset(i) + place] = row;
+  if (params.scores.data != nullptr) params.scores.data[params.scores.offset(i) + place] = score;
+}
+void finish_row(const TopkParams& params, std::int64_t i, std::int64_t length) {
+  for (std::int64_t j = length; j < params.topk; ++j) store(params, i, j, -1, -kInfinity);
+  params.length.data[params.length.offset(i)] = static_cast<std::int32_t>(length);
+}
+void write_choice(const TopkParams& params, std::int64_t i, Selection& selection) {
+  std::int64_t place = 0;
+  for (const Candidate& candidate : selection.finish()) {
+    store(params, i, place++, candidate.row, score_of(candidate.key));
+  }
+  finish_row(params, i, place);
+}
+
+// Calls visit(n, scores, first, begin, end) for the blocks with rows that the queries
+// [first_query, first_query + count) see, of part `part` of `parts`: rows first + [begin, end) are
+// those that query n of them sees.
+template <class Visit>
+void for_each_block(const Problem& problem, Scorer& scorer, std::int64_t first_query,
+                    std::int64_t count, std::int64_t part, std::int64_t parts, const Visit& visit) {
+  std::vector<RowRange> visible;
+  RowRange all{problem.s_k, 0};
+  for (std::int64_t n = 0; n < count; ++n) {
+    visible.push_back(problem.visible_rows(first_query + n));
+    if (visible.back().begin == visible.back().end) continue;
+    all = {std::min(all.begin, visible.back().begin), std::max(all.end, visible.back().end)};
+  }
+  if (all.begin >= all.end) return;
+  scorer.load_queries(problem, first_query, count);
+  const std::int64_t first_block = all.begin / kBlock;
+  const std::int64_t blocks = (all.end + kBlock - 1) / kBlock - first_block;
+  for (std::int64_t b = first_block + blocks * part / parts;
+       b < first_block + blocks * (part + 1) / parts; ++b) {
+    const std::int64_t first = b * kBlock;
+    scorer.load_block(problem, first);
+    for (std::int64_t n = 0; n < count; ++n) {
+      const std::int64_t begin = std::max(visible[n].begin - first, std::int64_t{0});
+      const std::int64_t end = std::min(visible[n].end - first, kBlock);
+      if (begin >= end) continue;
+      float scores[kBlock];
+      scorer.score(problem, n, scores);
+      visit(n, scores, first, begin, end);
+    }
+  }
+}
+
+void choose_buffered(const TopkParams& params, const Executor& executor) {
+  const Problem& problem = params.problem;
+  const std::int64_t workers = executor.workers();
+  // Queries that share the loading of keys; fewer where there are few, or their buffers are large.
+  constexpr std::int64_t kBufferBytes = 1 << 20;
+  const auto bytes = static_cast<std::int64_t>(Selection::capacity(params.topk) * sizeof(Candidate));
+  const std::int64_t together = std::clamp<std::int64_t>(
+      std::min(kBufferBytes / bytes, (problem.s_q + workers - 1) / workers), 1, 8);
+  const std::int64_t groups = (problem.s_q + together - 1) / together;
+  // With fewer groups than workers the rows are cut into parts, whose choices are merged.
+  const std::int64_t parts = std::max<std::int64_t>(1, workers / groups);
+  const std::int64_t buffers = parts > 1 ? groups * parts : workers;
+  std::vector<std::vector<Selection>> selections(static_cast<std::size_t>(buffers));
+  for (std::vector<Selection>& group : selections) {
+    for (std::int64_t n = 0; n < together; ++n) group.emplace_back(params.topk, params.later_ties);
+  }
+  std::vector<Scorer> scorers(static_cast<std::size_t>(workers), Scorer(problem, together));
+  executor.for_each_range(
+      groups * parts, 1, [&](std::int64_t item, std::int64_t, int worker) {
+        const std::int64_t first = item / parts * together;
+        const std::int64_t count = std::min(together, problem.s_q - first);
+        std::vector<Selection>& selection =
+            selections[static_cast<std::size_t>(parts > 1 ? item : worker)];
+        for (Selection& one : selection) one.clear();
+        for_each_block(problem, scorers[static_cast<std::size_t>(worker)], first, count,
+                       item % parts, parts,
+                       [&](std::int64_t n, const float(&scores)[kBlock], std::int64_t row,
+                           std::int64_t begin, std::int64_t end) {
+                         selection[n].offer(scores, row, begin, end);
+                       });
+        for (std::int64_t n = 0; parts == 1 && n < count; ++n) {
+          write_choice(params, first + n, selection[n]);
+        }
+      });
+  if (parts == 1) return;
+  executor.for_each_range(problem.s_q, 1, [&](std::int64_t i, std::int64_t, int) {
+    Selection& chosen = selections[i / together * parts][i % together];
+    for (std::int64_t part = 1; part < parts; ++part) {
+      chosen.take(selections[i / together * parts + part][i % together]);
+    }
+    write_choice(params, i, chosen);
+  });
+}
+
+// How many of the best keys are wanted, and among which bins they end.
+struct Histogram {
+  std::vector<std::uint32_t> counts = std::vector<std::uint32_t>(1 << 16);
+  void clear() { std::fill(counts.begin(), counts.end(), 0); }
+  // The bin of the `wanted`-th best; takes what lies above it off `wanted`.
+  std::uint32_t find(std::int64_t& wanted) const {
+    for (std::uint32_t bin = (1 << 16) - 1;; --bin) {
+      if (counts[bin] >= wanted || bin == 0) return bin;
+      wanted -= counts[bin];
+    }
+  }
+};
+
+void choose_by_passes(const TopkParams& params, std::int64_t i, Scorer& scorer,
+                      Histogram& histogram) {
+  const Problem& problem = params.problem;
+  const RowRange visible = problem.visible_rows(i);
+  const auto for_each_key = [&](const auto& visit) {
+    for_each_block(problem, scorer, i, 1, 0, 1,
+                   [&](std::int64_t, const float(&scores)[kBlock], std::int64_t first,
+                       std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t r = begin; r < end; ++r) visit(key_of(scores[r]), first + r);
+                   });
+  };
+  std::uint32_t cut = 0;
+  std::int64_t wanted = visible.end - visible.begin, equal = wanted;  // of the key `cut`
+  if (wanted > params.topk) {
+    wanted = params.topk;
+    histogram.clear();
+    for_each_key([&](std::uint32_t key, std::int64_t) { ++histogram.counts[key >> 16]; });
+    cut = histogram.find(wanted) << 16;
+    histogram.clear();
+    for_each_key([&](std::uint32_t key, std::int64_t) {
+      if (key >> 16 == cut >> 16) ++histogram.counts[key & 0xffff];
+    });
+    cut |= histogram.find(wanted);
+    equal = histogram.counts[cut & 0xffff];
+  } else {
+    for_each_key([&](std::uint32_t key, std::int64_t) { equal -= key != 0; });
+    wanted = equal;
+  }
+  const std::int64_t first_equal = params.later_ties ? equal - wanted : 0;
+  std::int64_t place = 0, met = 0;
+  for_each_key([&](std::uint32_t key, std::int64_t row) {
+    bool chosen = key > cut;
+    if (key == cut) {
+      chosen = met >= first_equal && met < first_equal + wanted;
+      ++met;
+    }
+    if (chosen) store(params, i, place++, static_cast<std::int32_t>(row), score_of(key));
+  });
+  finish_row(params, i, place);
+}
+
+}  // namespace
+
+void topk_cpu(const TopkParams& params, const Executor& executor) {
+  if (params.topk <= kBuffered) return choose_buffered(params, executor);
+  const auto workers = static_cast<std::size_t>(executor.workers());
+  std::vector<Scorer> scorers(workers, Scorer(params.problem, 1));
+  std::vector<Histogram> histograms(workers);
+  executor.for_each_range(params.problem.s_q, 1, [&](std::int64_t i, std::int64_t, int worker) {
+    choose_by_passes(params, i, scorers[static_cast<std::size_t>(worker)],
+                     histograms[static_cast<std::size_t>(worker)]);
+  });
+}
+
+}  // namespace winnow::indexer

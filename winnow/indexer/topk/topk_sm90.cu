@@ -1,0 +1,121 @@
+// The indexer's choice of rows, sm90: workspace and launches.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "winnow/device/common/runtime.h"
+#include "winnow/indexer/score_launch_sm90.h"
+#include "winnow/indexer/topk/topk_impl.h"
+#include "winnow/indexer/topk/topk_sm90.cuh"
+
+namespace winnow::indexer {
+namespace {
+
+using namespace sm90_detail;
+
+constexpr device::Runtime kRuntime{"indexer::topk", "sm90"};
+constexpr std::int64_t kWorkspaceLimit = std::int64_t{256} << 20;
+
+// How the work is cut, and what lies where in the workspace.
+struct Work {
+  std::int64_t capacity;  // candidates of a buffer
+  int splits, blocks, merge_blocks;
+  std::int64_t kept;                              // rows that a range of rows may send on
+  std::int64_t parts_offset, count_offset, bytes;  // candidate buffers begin at 0
+};
+
+std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+Work plan(const TopkParams& params, int queries) {
+  const Problem& problem = params.problem;
+  const std::int64_t groups = (problem.s_q + queries - 1) / queries;
+  const int multiprocessors = kRuntime.multiprocessors();
+  const std::int64_t rows = std::max<std::int64_t>(problem.s_k, 1);
+  Work work{};
+  // What may wait is never more than there are rows.
+  work.capacity = std::min(candidate_capacity(params.topk), (rows + 255) / 128 * 128);
+  const std::int64_t buffer_bytes = work.capacity * std::int64_t{sizeof(Candidate)};
+  // Few queries are cut by rows, so that every multiprocessor has a range of a few thousand.
+  const std::int64_t most_splits = std::max<std::int64_t>(1, rows / 2048);
+  std::int64_t splits = std::clamp<std::int64_t>(multiprocessors / groups, 1, most_splits);
+  work.kept = std::min(params.topk, rows);
+  const auto parts_bytes = [&] {
+    return splits == 1 ? 0
+                       : aligned(problem.s_q * splits * work.kept * std::int64_t{sizeof(Candidate)});
+  };
+  while (splits > 1 && parts_bytes() > kWorkspaceLimit / 4) splits /= 2;
+  work.splits = static_cast<int>(splits);
+  const std::int64_t most_blocks =
+      std::max<std::int64_t>(1, kWorkspaceLimit / 2 / (buffer_bytes * queries));
+  work.blocks = static_cast<int>(
+      std::min({groups * splits, std::int64_t{multiprocessors}, most_blocks}));
+  work.merge_blocks = static_cast<int>(
+      std::min((problem.s_q + kMergeWarps - 1) / kMergeWarps,
+               std::max<std::int64_t>(1, std::int64_t{work.blocks} * queries / kMergeWarps)));
+  const std::int64_t buffers =
+      std::max(std::int64_t{work.blocks} * queries,
+               splits == 1 ? 0 : std::int64_t{work.merge_blocks} * kMergeWarps);
+  work.parts_offset = aligned(buffers * buffer_bytes);
+  work.count_offset = work.parts_offset + parts_bytes();
+  work.bytes = work.count_offset + (splits == 1 ? 0 : aligned(problem.s_q * splits * 4));
+  return work;
+}
+
+template <class Shape>
+void launch(const TopkParams& params, char* workspace, cudaStream_t stream) {
+  const Work work = plan(params, Shape::kQueries);
+  ScoreParams scores = score_params<Shape>(kRuntime, params.problem);
+  scores.splits = work.splits;
+  const TopkKernelParams topk{
+      .indices = params.indices.data,
+      .length = params.length.data,
+      .scores = params.scores.data,
+      .indices_stride = params.indices.stride0,
+      .length_stride = params.length.stride0,
+      .scores_stride = params.scores.stride0,
+      .candidates = reinterpret_cast<Candidate*>(workspace),
+      .parts = reinterpret_cast<Candidate*>(workspace + work.parts_offset),
+      .part_count = reinterpret_cast<std::int32_t*>(workspace + work.count_offset),
+      .capacity = static_cast<int>(work.capacity),
+      .topk = static_cast<int>(params.topk),
+      .later_ties = params.later_ties,
+      .kept = static_cast<int>(work.kept)};
+  constexpr int kBytes = SharedPlan<Shape, TopkSink::kSinkBytes>::kBytes;
+  kRuntime.allow_shared_memory(topk_kernel<Shape>, kBytes);
+  kRuntime.launch(topk_kernel<Shape>, static_cast<unsigned>(work.blocks), kThreads, kBytes, stream,
+                  scores, topk);
+  if (work.splits > 1) {
+    kRuntime.launch(merge_kernel, static_cast<unsigned>(work.merge_blocks), kMergeWarps * 32, 0,
+                    stream, topk, scores.s_q, work.splits);
+  }
+}
+
+}  // namespace
+
+std::int64_t topk_sm90_workspace_bytes(const TopkParams& params) {
+  std::int64_t bytes = 0;
+  with_shape(params.problem,
+             [&](auto shape) { bytes = plan(params, decltype(shape)::kQueries).bytes; });
+  return bytes;
+}
+
+void topk_sm90(const TopkParams& params, void* workspace, void* stream) {
+  const auto queue = static_cast<cudaStream_t>(stream);
+  void* memory = workspace;
+  if (workspace == nullptr) {
+    const std::int64_t bytes = topk_sm90_workspace_bytes(params);
+    kRuntime.check(cudaMallocAsync(&memory, static_cast<std::size_t>(bytes), queue),
+                   (std::to_string(bytes) + " bytes for the workspace").c_str());
+  }
+  try {
+    with_shape(params.problem, [&](auto shape) {
+      launch<decltype(shape)>(params, static_cast<char*>(memory), queue);
+    });
+  } catch (...) {
+    if (workspace == nullptr) cudaFreeAsync(memory, queue);
+    throw;
+  }
+  if (workspace == nullptr) cudaFreeAsync(memory, queue);
+}
+
+}  // namespace winnow::indexer
