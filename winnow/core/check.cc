@@ -57,9 +57,13 @@ Runs runs_of(const void* data, const detail::TensorLayout& layout) {
   int count = 0;
   for (int dim = 0; dim < layout.rank; ++dim) {
     const std::int64_t stride = std::abs(layout.strides[dim]) * size_of(layout.dtype);
-    if (layout.shape[dim] > 1 && stride > 0) dims[count++] = {stride, layout.shape[dim]};
+    if (layout.shape[dim] < 2 || stride == 0) continue;
+    int place = count++;  // by stride, then by size
+    for (; place > 0 && std::pair(stride, layout.shape[dim]) < dims[place - 1]; --place) {
+      dims[place] = dims[place - 1];
+    }
+    dims[place] = {stride, layout.shape[dim]};
   }
-  std::sort(dims.begin(), dims.begin() + count);
   for (int dim = 0; dim < count; ++dim) {
     const auto [stride, size] = dims[dim];
     if (runs.rank == 0 && stride <= runs.run) {

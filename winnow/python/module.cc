@@ -55,6 +55,8 @@ constexpr std::pair<const char*, Supports> kSupports[] = {
     {"expert_parallel.dispatch", supports_expert_parallel_dispatch},
     {"expert_parallel.layout", supports_expert_parallel_layout},
     {"expert_parallel.notify", supports_expert_parallel_notify},
+    {"indexer.scores", supports_indexer_scores},
+    {"indexer.topk", supports_indexer_topk},
     {"paged_xl.append", supports_paged_xl_append},
     {"paged_xl.attention", supports_paged_xl_attention},
     {"paged_xl.attention_fused", supports_paged_xl_attention_fused},
@@ -149,6 +151,9 @@ NB_MODULE(_winnow, m) {
   bind_sparse_mla_forward(sparse_mla);
   bind_sparse_mla_distribution(sparse_mla);
   bind_sparse_mla_backward(sparse_mla);
+  nb::module_ indexer = m.def_submodule("indexer", "The lightning indexer.");
+  bind_indexer_topk(indexer);
+  bind_indexer_scores(indexer);
   nb::module_ paged_xl = m.def_submodule("paged_xl", "Decode with Transformer-XL positions.");
   bind_paged_xl_attention(paged_xl);
   bind_paged_xl_append(paged_xl);

@@ -142,6 +142,14 @@ TEST(Topk, Refuses) {
                   "k_stride: want 1 where q_start is absent, got 2");
 }
 
+TEST(Topk, RefusesOverlap) {
+  Problem problem;
+  TopkArgs args = problem.args();
+  args.scores = TensorView(problem.q.data(), DType::f32, {2, 3});
+  expect_error([&] { topk(args); }, ErrorCode::invalid_argument,
+               "indexer::topk: scores: want memory apart from q, got memory that both use");
+}
+
 // More rows than a buffer holds, and fewer visible ones than are asked for.
 TEST(Topk, ManyRowsWithoutABuffer) {
   constexpr std::int64_t s_k = 40000, topk_ = 33000;

@@ -1,0 +1,81 @@
+"""winnow.indexer against the formula in numpy float64."""
+
+import numpy as np
+import pytest
+
+import winnow
+
+torch = pytest.importorskip("torch")
+
+
+def problem(s_q=6, h=8, s_k=500, d=128, seed=0):
+    random = np.random.default_rng(seed)
+    q = random.standard_normal((s_q, h, d)).astype(np.float32)
+    k = random.standard_normal((s_k, d)).astype(np.float32)
+    return q, k, random.standard_normal((s_q, h)).astype(np.float32)
+
+
+def formula(q, k, weights):
+    dots = np.einsum("ihd,td->iht", q.astype(np.float64), k.astype(np.float64))
+    return np.einsum("ih,iht->it", weights.astype(np.float64), np.maximum(dots, 0))
+
+
+def test_scores():
+    q, k, weights = problem()
+    want = formula(q, k, weights)
+    np.testing.assert_allclose(winnow.indexer.scores(q, k, weights), want, atol=2e-3)
+    indices = np.array([[3, -1, 499, 500]] * 6, np.int32)
+    got = winnow.indexer.scores(q, k, weights, indices)
+    np.testing.assert_allclose(got[:, [0, 2]], want[:, [3, 499]], atol=2e-3)
+    assert np.all(got[:, [1, 3]] == -np.inf)
+
+
+@pytest.mark.parametrize("topk", [1, 64, 500, 600])
+def test_the_choice_is_that_of_a_sort(topk):
+    q, k, weights = problem()
+    dense = winnow.indexer.scores(q, k, weights, q_start=450)
+    indices, length, scores = winnow.indexer.topk(
+        q, k, weights, topk, q_start=450, return_scores=True
+    )
+    for i in range(len(q)):
+        visible = 451 + i
+        order = np.sort(np.argsort(-dense[i, :visible], kind="stable")[:topk])
+        assert length[i] == len(order) == min(topk, visible)
+        np.testing.assert_array_equal(indices[i, : len(order)], order)
+        assert np.all(indices[i, len(order) :] == -1)
+        np.testing.assert_array_equal(scores[i, : len(order)], dense[i, order])
+
+
+def test_torch_and_ties():
+    q, k, weights = (torch.from_numpy(array).to(torch.bfloat16) for array in problem(s_k=40))
+    k[:] = k[0]
+    for ties, want in (("smaller", range(8)), ("larger", range(32, 40))):
+        indices, length = winnow.indexer.topk(q, k, weights, 8, ties=ties)
+        assert indices.dtype == torch.int32 and length.tolist() == [8] * 6
+        assert indices.tolist() == [list(want)] * 6
+
+
+def test_refusals():
+    q, k, weights = problem()
+    with pytest.raises(ValueError, match="indexer::topk: topk: want 1 or more, got 0"):
+        winnow.indexer.topk(q, k, weights, 0)
+    with pytest.raises(ValueError, match="indexer::topk: ties: want smaller or larger, got first"):
+        winnow.indexer.topk(q, k, weights, 4, ties="first")
+    with pytest.raises(ValueError, match="k: want dtype f32"):
+        winnow.indexer.topk(q, k.astype(np.float16), weights, 4)
+
+
+def test_supports():
+    assert winnow.supports("indexer.topk", dtype="bfloat16", h=64, s_k=1000, topk=2048)
+    assert not winnow.supports("indexer.scores", d=32)
+
+
+def test_the_choice_feeds_the_attention():
+    q, k, weights = problem(s_q=3)
+    indices, length = winnow.indexer.topk(q, k, weights, 16)
+    kv = np.ones((500, 1, 512), np.float32)
+    out, _, lse = winnow.sparse_mla.forward(
+        np.zeros((3, 2, 512), np.float32), kv, indices[:, None, :], topk_length=length
+    )
+    np.testing.assert_allclose(out, 1, rtol=1e-6)
+    np.testing.assert_allclose(lse, np.log(16), rtol=1e-6)

@@ -1,0 +1,5 @@
+"""The lightning indexer of DeepSeek Sparse Attention: which rows each query attends to."""
+
+from winnow._winnow.indexer import scores, topk
+
+__all__ = ["scores", "topk"]

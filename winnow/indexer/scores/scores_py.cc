@@ -1,0 +1,82 @@
+// Python binding of indexer::scores.
+#include <nanobind/stl/optional.h>
+
+#include "winnow/indexer/scores/scores.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kOperation = "indexer::scores";
+
+nb::object scores(nb::handle q, nb::handle k, nb::handle weights, nb::handle indices,
+                  nb::handle k_scale, nb::handle key_start, nb::handle key_end,
+                  std::optional<std::int64_t> q_start, std::int64_t k_stride, nb::object out,
+                  nb::handle stream, nb::handle backend) {
+  Call call(kOperation, stream, backend);
+  indexer::ScoresArgs args{
+      .q = call.input("q", q),
+      .k = call.input("k", k),
+      .weights = call.input("weights", weights),
+      .indices = call.input("indices", indices),
+      .k_scale = call.input("k_scale", k_scale),
+      .key_start = call.input("key_start", key_start),
+      .key_end = call.input("key_end", key_end),
+      .q_start = q_start,
+      .k_stride = k_stride,
+  };
+  const std::int64_t columns =
+      args.indices.present() ? size_of_dim(args.indices, 1) : size_of_dim(args.k, 0);
+  args.scores = call.output("scores", out, DType::f32, {size_of_dim(args.q, 0), columns});
+  call.run([&](const RunOptions& options) { indexer::scores(args, options); });
+  return out;
+}
+
+constexpr const char* kDoc = R"(The lightning indexer's scores, at chosen rows or of all of them.
+
+    scores[i,j] = I[i, indices[i,j]], or I[i,t] of every row without indices
+
+with the score I and the visibility of topk(); -inf where an index names no row or one that the
+query does not see. Dense scores are those that topk() compares, bit for bit.
+
+Args:
+    q, k, weights, k_scale, key_start, key_end, q_start, k_stride, stream, backend: as in topk().
+    indices: [s_q, topk], int32: the rows to score; None for all. CUDA tensors: only None so far.
+    out: [s_q, topk] or [s_q, s_k], float32, to write into; new if None.
+
+Returns:
+    scores, float32. No gradient is recorded.
+
+Raises:
+    ValueError, winnow.Error: as topk().)";
+
+}  // namespace
+
+void bind_indexer_scores(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("scores", scores, "q"_a.none(), "k"_a.none(), "weights"_a.none(),
+        "indices"_a = nb::none(), nb::kw_only(), "k_scale"_a = nb::none(),
+        "key_start"_a = nb::none(), "key_end"_a = nb::none(), "q_start"_a = nb::none(),
+        "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(),
+        kDoc,
+        nb::sig("def scores(q: T, k: T, weights: T, indices: T | None = None, *, "
+                "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
+                "q_start: int | None = None, k_stride: int = 1, out: T | None = None, "
+                "stream: Stream = None, backend: str | None = None) -> T"));
+}
+
+Backend supports_indexer_scores(Shape& shape, const RunOptions& options) {
+  const std::int64_t s_q = shape.take("s_q", 1), h = shape.take("h", 64);
+  const std::int64_t s_k = shape.take("s_k", 1), d = shape.take("d", 128);
+  shape.done();
+  const bool scaled = shape.dtype == DType::f8_e4m3;
+  return indexer::scores({.q = shape.view(shape.dtype, {s_q, h, d}),
+                          .k = shape.view(shape.dtype, {s_k, d}),
+                          .weights = shape.view(DType::f32, {s_q, h}),
+                          .k_scale = scaled ? shape.view(DType::f32, {s_k}) : TensorView(),
+                          .scores = shape.view(DType::f32, {s_q, s_k})},
+                         options);
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,121 @@
+// Python binding of indexer::topk.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include "winnow/core/error.h"
+#include "winnow/indexer/topk/topk.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kOperation = "indexer::topk";
+
+indexer::Ties ties_argument(const std::string& ties) {
+  if (ties == "smaller") return indexer::Ties::smaller;
+  if (ties == "larger") return indexer::Ties::larger;
+  throw Error(ErrorCode::invalid_argument, kOperation, "ties", "smaller or larger", ties);
+}
+
+nb::tuple topk(nb::handle q, nb::handle k, nb::handle weights, std::int64_t count,
+               nb::handle k_scale, nb::handle key_start, nb::handle key_end,
+               std::optional<std::int64_t> q_start, std::int64_t k_stride, const std::string& ties,
+               bool return_scores, nb::handle out, nb::handle stream, nb::handle backend) {
+  Call call(kOperation, stream, backend);
+  indexer::TopkArgs args{
+      .q = call.input("q", q),
+      .k = call.input("k", k),
+      .weights = call.input("weights", weights),
+      .k_scale = call.input("k_scale", k_scale),
+      .key_start = call.input("key_start", key_start),
+      .key_end = call.input("key_end", key_end),
+      .q_start = q_start,
+      .k_stride = k_stride,
+      .ties = ties_argument(ties),
+  };
+  if (count < 1) {
+    throw Error(ErrorCode::invalid_argument, kOperation, "topk", "1 or more",
+                std::to_string(count));
+  }
+  const std::int64_t s_q = size_of_dim(args.q, 0);
+  auto [indices, length, scores] = split_out<3>(kOperation, out);
+  args.indices = call.output("indices", indices, DType::i32, {s_q, count});
+  args.length = call.output("length", length, DType::i32, {s_q});
+  const bool scored = return_scores || !scores.is_none();
+  if (scored) args.scores = call.output("scores", scores, DType::f32, {s_q, count});
+  nb::object workspace = nb::none();
+  if (call.lends_scratch()) {
+    const std::int64_t bytes = indexer::topk_workspace_bytes(args, call.run_options());
+    if (bytes > 0) args.workspace = call.output("workspace", workspace, DType::u8, {bytes});
+  }
+  call.run([&](const RunOptions& options) { indexer::topk(args, options); });
+  if (!scored) return nb::make_tuple(indices, length);
+  return nb::make_tuple(indices, length, scores);
+}
+
+constexpr const char* kDoc = R"(The topk rows with the largest scores of the lightning indexer, for every query.
+
+    I[i,t] = k_scale[t] * sum over h of weights[i,h] * max(0, dot(q[i,h,:], k[t,:]))
+
+The choice is exact for the computed scores and the same in every run; scores are never stored.
+Query i sees rows [max(0, key_start[i]), min(s_k, key_end[i])) that, with q_start, satisfy
+(t + 1) * k_stride <= q_start + i + 1.
+
+Args:
+    q: [s_q, h, d], float32, float16, bfloat16 or float8_e4m3fn; h 1 to 128, d 128 or 64.
+    k: [s_k, d], as q: one key for all heads.
+    weights: [s_q, h], float32 or bfloat16. Fold d**-0.5, h**-0.5 and the scale of a quantised q in.
+    topk: rows to choose, 1 or more.
+    k_scale: [s_k], float32: with float8_e4m3fn, and only then.
+    key_start, key_end: [s_q], int32: the range of rows that each query sees.
+    q_start: position of query 0; switches the causal limit on.
+    k_stride: tokens that one row of k stands for; needs q_start if it is not 1.
+    ties: "smaller" or "larger": which row number wins among equal scores.
+    return_scores: also return the scores of the chosen rows.
+    out: a tuple (indices, length, scores) to write into, of which any may be None.
+    stream, backend: as in winnow.sparse_mla.forward().
+
+Returns:
+    (indices, length), with return_scores (indices, length, scores). indices is [s_q, topk], int32:
+    the chosen rows, ascending, then -1; length is [s_q], int32: the smaller of topk and the number
+    of visible rows; scores is [s_q, topk], float32, -inf behind the last.
+
+Raises:
+    ValueError: an argument is not as described; nothing was written.
+    winnow.Error: no backend can do it here.)";
+
+}  // namespace
+
+void bind_indexer_topk(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("topk", topk, "q"_a.none(), "k"_a.none(), "weights"_a.none(), "topk"_a, nb::kw_only(),
+        "k_scale"_a = nb::none(), "key_start"_a = nb::none(), "key_end"_a = nb::none(),
+        "q_start"_a = nb::none(), "k_stride"_a = 1, "ties"_a = "smaller",
+        "return_scores"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
+        "backend"_a = nb::none(), kDoc,
+        nb::sig("def topk(q: T, k: T, weights: T, topk: int, *, k_scale: T | None = None, "
+                "key_start: T | None = None, key_end: T | None = None, "
+                "q_start: int | None = None, k_stride: int = 1, ties: str = 'smaller', "
+                "return_scores: bool = False, "
+                "out: tuple[T | None, T | None, T | None] | None = None, "
+                "stream: Stream = None, backend: str | None = None) -> tuple[T, ...]"));
+}
+
+Backend supports_indexer_topk(Shape& shape, const RunOptions& options) {
+  const std::int64_t s_q = shape.take("s_q", 1), h = shape.take("h", 64);
+  const std::int64_t s_k = shape.take("s_k", 1), d = shape.take("d", 128);
+  const std::int64_t topk = shape.take("topk", 64);
+  shape.done();
+  const bool scaled = shape.dtype == DType::f8_e4m3;
+  return indexer::topk(
+      {.q = shape.view(shape.dtype, {s_q, h, d}),
+       .k = shape.view(shape.dtype, {s_k, d}),
+       .weights = shape.view(DType::f32, {s_q, h}),
+       .k_scale = scaled ? shape.view(DType::f32, {s_k}) : TensorView(),
+       .indices = shape.view(DType::i32, {s_q, topk}),
+       .length = shape.view(DType::i32, {s_q})},
+      options);
+}
+
+}  // namespace winnow::python
