@@ -134,7 +134,7 @@ void expect_close(const char* what, const Tensor& actual, const std::vector<doub
                   sparse_mla::Quantity quantity, double largest_logit) {
   testing::expect_passed(testing::compare(
       what, actual, expected,
-      tolerance(quantity, sparse_mla::CaseShape{.dtype = DType::f32}, largest_logit)));
+      tolerance(quantity, sparse_mla::CaseShape{.name = "", .dtype = DType::f32}, largest_logit)));
 }
 
 using sparse_mla::Quantity;

@@ -28,13 +28,16 @@ thread_local bool t_no_memory = false;
 
 }  // namespace
 
-void* operator new(std::size_t bytes) {
+// Not inlined: g++ would miss the pair of new and delete behind malloc and free.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   if (std::exchange(t_no_memory, false)) throw std::bad_alloc();
   if (void* memory = std::malloc(bytes + (bytes == 0))) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
 
 namespace winnow::expert_parallel {
 namespace {

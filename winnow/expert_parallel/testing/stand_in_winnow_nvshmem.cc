@@ -1,6 +1,6 @@
 // In the place of libwinnow_nvshmem: a library that cannot be loaded without its NVSHMEM.
 #include "winnow/core/version.h"
-#include "winnow/expert_parallel/transport/nvshmem_library.h"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 
 extern "C" int stand_in_nvshmem_version();
 

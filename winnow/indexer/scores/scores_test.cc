@@ -28,13 +28,13 @@ TEST(Scores, Refuses) {
     expect_error([&] { scores(args); }, ErrorCode::invalid_argument, "indexer::scores: " + text);
   };
   reject({.q = q, .k = k, .weights = weights, .scores = at},
-         "scores: want shape [s_q = 2, s_k = 4], got [2, 3]");
+         "scores: want shape [s_q=2, s_k=4], got [2, 3]");
   reject({.q = q, .k = k, .weights = weights, .indices = indices, .scores = dense},
-         "scores: want shape [s_q = 2, topk = 3], got [2, 4]");
+         "scores: want shape [s_q=2, topk=3], got [2, 4]");
   reject({.q = q, .k = k, .weights = weights, .indices = flat, .scores = at},
          "indices: want 2 dimensions [s_q, topk], got shape [6]");
   reject({.q = q, .k = k, .weights = weights, .scores = half}, "scores: want dtype f32, got f16");
-  reject({.q = q, .k = k, .weights = weights}, "scores: want a tensor [s_q, s_k], got none");
+  reject({.q = q, .k = k, .weights = weights}, "scores: want a tensor of shape [s_q=2, s_k=4], got none");
 }
 
 }  // namespace

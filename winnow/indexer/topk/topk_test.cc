@@ -115,12 +115,12 @@ TEST(Topk, Refuses) {
   expect_rejected([&](TopkArgs& args) { args.q = q96; }, "q: want d = 128 or 64, got d = 96");
   expect_rejected([&](TopkArgs& args) { args.q = q129; }, "q: want 1 to 128 heads, got 129");
   expect_rejected([&](TopkArgs& args) { args.q = q_int; },
-                  "q: want dtype f32, f16, bf16 or f8_e4m3, got i32");
+                  "q: want dtype f32 or f16 or bf16 or f8_e4m3, got i32");
   expect_rejected([&](TopkArgs& args) { args.k = k32; },
-                  "k: want shape [s_k = 4, d = 64], got [4, 32]");
+                  "k: want shape [s_k=4, d=64], got [4, 32]");
   expect_rejected([&](TopkArgs& args) { args.k = k_half; }, "k: want dtype f32, got f16");
   expect_rejected([&](TopkArgs& args) { args.weights = weights3; },
-                  "weights: want shape [s_q = 2, h = 1], got [2, 3]");
+                  "weights: want shape [s_q=2, h=1], got [2, 3]");
   expect_rejected([&](TopkArgs& args) { args.weights = weights_half; },
                   "weights: want dtype f32 or bf16, got f16");
   expect_rejected([&](TopkArgs& args) { args.k_scale = scale; },
@@ -136,7 +136,7 @@ TEST(Topk, Refuses) {
   expect_rejected([&](TopkArgs& args) { args.indices = none; },
                   "indices: want topk from 1 to 2^31 - 1, got 0");
   expect_rejected([&](TopkArgs& args) { args.length = long_length; },
-                  "length: want shape [s_q = 2], got [3]");
+                  "length: want shape [s_q=2], got [3]");
   expect_rejected([](TopkArgs& args) { args.k_stride = 0; }, "k_stride: want 1 or more, got 0");
   expect_rejected([](TopkArgs& args) { args.k_stride = 2; },
                   "k_stride: want 1 where q_start is absent, got 2");
