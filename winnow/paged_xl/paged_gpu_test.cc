@@ -99,13 +99,15 @@ TEST_F(PagedGpu, BlockTableIsNotReadPastTheLastBlock) {
     const Tensor table =
         alone_on_gpu(ConstTensorView(step.block_tables.data(), DType::i32, {1, 3}));
     AttentionArgs args = there.attention_args();
-    args.block_tables = ConstTensorView(table.data(), DType::i32, {1, 100000}, kGpu);
+    // What it claims beyond its memory belongs to no other tensor: allocations have 512 bytes.
+    args.block_tables = ConstTensorView(table.data(), DType::i32, {1, 100}, kGpu);
     expect_same(run_there(args), run_there(step.attention_args()));
   }
 }
 
 TEST_F(PagedGpu, BlocksPastTheContextAreNotRead) {
-  // The caches claim blocks that are not theirs, and the table names one of them.
+  // The caches claim blocks that are not theirs, and the table names one of them. They stand at the
+  // end of allocations that are large, so that outputs are elsewhere.
   const Step step =
       make_step({.name = "blocks-end", .head_size = 32, .context_lens = {48}, .spare = 0});
   ASSERT_EQ(step.key_cache.view.size(0), 3);
@@ -117,10 +119,18 @@ TEST_F(PagedGpu, BlocksPastTheContextAreNotRead) {
   }
   const Tensor tables_there = tables.to(kGpu);
   AttentionArgs args = there.attention_args();
-  args.key_cache =
-      ConstTensorView(there.key_cache.view.data(), DType::f32, {100, 2, 8, 16, 4}, kGpu);
-  args.value_cache =
-      ConstTensorView(there.value_cache.view.data(), DType::f32, {100, 2, 32, 16}, kGpu);
+  constexpr std::int64_t kLarge = 8 << 20;
+  const auto at_the_end = [&](const Tensor& memory, const TensorView& cache) {
+    const std::int64_t bytes = cache.numel() * size_of(DType::f32);
+    void* const place = static_cast<char*>(const_cast<void*>(memory.data())) + kLarge - bytes;
+    copy_between(place, kGpu, cache.data(), kGpu, static_cast<std::size_t>(bytes));
+    return place;
+  };
+  const Tensor keys(DType::u8, {kLarge}, kGpu), values(DType::u8, {kLarge}, kGpu);
+  args.key_cache = ConstTensorView(at_the_end(keys, there.key_cache.view), DType::f32,
+                                   {100, 2, 8, 16, 4}, kGpu);
+  args.value_cache = ConstTensorView(at_the_end(values, there.value_cache.view), DType::f32,
+                                     {100, 2, 32, 16}, kGpu);
   args.block_tables = tables_there;
   expect_same(run_there(args), run_there(step.attention_args()));
 }

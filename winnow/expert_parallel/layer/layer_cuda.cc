@@ -154,7 +154,7 @@ std::shared_ptr<Region> DeviceLayer::keep(std::int64_t bytes) {
 
 void DeviceLayer::fail_without_host_memory() {
   if (!capturing()) calls_.fail_without_memory();
-  throw Error(ErrorCode::resource, calls_.operation(), "memory for the call could not be had");
+  throw Error(ErrorCode::resource, calls_.operation(), "out of memory in the call");
 }
 
 // ---- A call.
