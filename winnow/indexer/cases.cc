@@ -36,30 +36,46 @@ std::vector<CaseShape> make_case_shapes() {
   add(kSome, {.name = "h64-sk9000-k2048", .s_q = 7, .h = 64, .s_k = 9000, .topk = 2048});
   add(kGpu, {.name = "sq300", .s_q = 300, .h = 8, .s_k = 700});
   add({DType::f32}, {.name = "k40000", .s_q = 2, .h = 1, .s_k = 50000, .d = 64, .topk = 40000});
-  add({DType::f32}, {.name = "k40000-of-30000", .s_q = 2, .h = 1, .s_k = 30000, .d = 64, .topk = 40000});
+  add({DType::f32},
+      {.name = "k40000-of-30000", .s_q = 2, .h = 1, .s_k = 30000, .d = 64, .topk = 40000});
   // What a query sees.
   add(kSome, {.name = "ranges-ragged", .s_q = 9, .ranges = Ranges::ragged});
   add(kSome, {.name = "ranges-empty", .ranges = Ranges::empty});
   add(kSome, {.name = "ranges-out-of-range", .ranges = Ranges::out_of_range});
   for (const std::int64_t k_stride : {1, 4}) {
     for (const std::int64_t start : {std::int64_t{-3}, std::int64_t{2}, std::int64_t{700}}) {
-      add(kSome, {.name = numbered("stride", k_stride) + (start < 0 ? "-before" : numbered("-from", start)),
-                  .s_q = 9, .q_start = start, .k_stride = k_stride});
+      add(kSome, {.name = numbered("stride", k_stride) +
+                          (start < 0 ? "-before" : numbered("-from", start)),
+                  .s_q = 9,
+                  .q_start = start,
+                  .k_stride = k_stride});
     }
   }
-  add(kAll, {.name = "all-rules", .s_q = 12, .h = 16, .s_k = 900, .topk = 100, .ranges = Ranges::ragged,
-             .ties = Ties::larger, .weights_dtype = DType::bf16, .layout = Layout::wide,
-             .q_start = 2000, .k_stride = 4});
+  add(kAll, {.name = "all-rules",
+             .s_q = 12,
+             .h = 16,
+             .s_k = 900,
+             .topk = 100,
+             .ranges = Ranges::ragged,
+             .ties = Ties::larger,
+             .weights_dtype = DType::bf16,
+             .layout = Layout::wide,
+             .q_start = 2000,
+             .k_stride = 4});
   // Memory.
   add(kAll, {.name = "wide", .layout = Layout::wide});
   add({DType::f32}, {.name = "reversed", .layout = Layout::reversed});
   add({DType::f32}, {.name = "broadcast", .layout = Layout::broadcast});
   add(kSome, {.name = "weights-bf16", .weights_dtype = DType::bf16});
   // Orders of scores, few and many candidates, and either choice among equals.
-  constexpr std::pair<Order, const char*> kOrders[] = {
-      {Order::ascending, "ascending"}, {Order::descending, "descending"}, {Order::equal, "equal"},
-      {Order::zero, "zero"},           {Order::one_huge, "one-huge"},     {Order::duplicates, "duplicates"},
-      {Order::nan, "nan"},             {Order::infinite, "infinite"}};
+  constexpr std::pair<Order, const char*> kOrders[] = {{Order::ascending, "ascending"},
+                                                       {Order::descending, "descending"},
+                                                       {Order::equal, "equal"},
+                                                       {Order::zero, "zero"},
+                                                       {Order::one_huge, "one-huge"},
+                                                       {Order::duplicates, "duplicates"},
+                                                       {Order::nan, "nan"},
+                                                       {Order::infinite, "infinite"}};
   for (const auto& [order, name] : kOrders) {
     for (const Ties ties : {Ties::smaller, Ties::larger}) {
       const std::string full = std::string(name) + (ties == Ties::larger ? "-larger" : "");

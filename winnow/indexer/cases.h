@@ -23,7 +23,7 @@ using testing::StridedTensor;
 // How the scores of a query's rows are ordered.
 enum class Order {
   random,
-  ascending,   // every row is better than those before it
+  ascending,  // every row is better than those before it
   descending,
   equal,       // all rows are the same
   zero,        // every score is 0: plateaus as ReLU makes them

@@ -25,9 +25,10 @@ Problem check_problem(const Check& check, const Inputs& inputs) {
              "at most 2^31 - 1 rows, the range of the indices", std::to_string(problem.s_k));
   check.input("weights", weights, {s_q, h}, {DType::f32, DType::bf16}, device);
   const bool scaled = q.dtype() == DType::f8_e4m3;
-  check.that(k_scale.present() == scaled, "k_scale",
-             scaled ? "a tensor [s_k], which f8_e4m3 keys need" : "none, for keys that are not f8_e4m3",
-             k_scale.present() ? "a tensor" : "none");
+  check.that(
+      k_scale.present() == scaled, "k_scale",
+      scaled ? "a tensor [s_k], which f8_e4m3 keys need" : "none, for keys that are not f8_e4m3",
+      k_scale.present() ? "a tensor" : "none");
   if (scaled) check.input("k_scale", k_scale, {s_k}, {DType::f32}, device);
   if (key_start.present()) check.input("key_start", key_start, {s_q}, {DType::i32}, device);
   if (key_end.present()) check.input("key_end", key_end, {s_q}, {DType::i32}, device);

@@ -28,8 +28,7 @@ ScoreParams score_params(const device::Runtime& runtime, const Problem& problem)
        Shape::kSideQueries}};
   const device::MapDim k_dims[] = {
       {d, 0, Shape::kPanelElements},
-      {static_cast<std::uint64_t>(problem.s_k), stride(problem.k.stride0, problem.s_k),
-       kTileRows}};
+      {static_cast<std::uint64_t>(problem.s_k), stride(problem.k.stride0, problem.s_k), kTileRows}};
   p.q = device::tensor_map(runtime, type, problem.q.data, q_dims);
   if (problem.s_k > 0) p.k = device::tensor_map(runtime, type, problem.k.data, k_dims);
   p.weights = problem.weights.data;

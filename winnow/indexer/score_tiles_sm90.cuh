@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+
 #include <cuda_bf16.h>
 
 #include "winnow/device/common/math.cuh"
@@ -29,11 +30,11 @@ namespace winnow::indexer::sm90_detail {
 
 // ---- Tiles -------------------------------------------------------------------------------------
 
-inline constexpr int kTileRows = 128;      // key rows of a tile, two products of 64
-inline constexpr int kUnitRows = 64;       // M of the matrix instruction
-inline constexpr int kColumns = 256;       // heads of all queries of an item
-inline constexpr int kSideColumns = 128;   // of one multiplying warpgroup: N
-inline constexpr int kPanelRowBytes = 128; // a panel holds 128 bytes of every row, swizzled
+inline constexpr int kTileRows = 128;       // key rows of a tile, two products of 64
+inline constexpr int kUnitRows = 64;        // M of the matrix instruction
+inline constexpr int kColumns = 256;        // heads of all queries of an item
+inline constexpr int kSideColumns = 128;    // of one multiplying warpgroup: N
+inline constexpr int kPanelRowBytes = 128;  // a panel holds 128 bytes of every row, swizzled
 inline constexpr int kPanelBytes = kTileRows * kPanelRowBytes;
 static_assert(kTileRows == kSideColumns);  // a panel of keys is as large as one of heads
 
@@ -133,8 +134,8 @@ struct Shared {
 
 struct ScoreParams {
   CUtensorMap q, k;
-  const void* weights;  // [s_q, h], f32 or bf16
-  const float* k_scale;  // [s_k], or null
+  const void* weights;            // [s_q, h], f32 or bf16
+  const float* k_scale;           // [s_k], or null
   const std::int32_t* key_start;  // [s_q], or null
   const std::int32_t* key_end;    // [s_q], or null
   std::int64_t weights_stride, k_scale_stride, key_start_stride, key_end_stride;
@@ -304,7 +305,7 @@ template <class Shape, class Plan>
 __device__ __forceinline__ void weigh(const ScoreParams& p, const float (&product)[64],
                                       const float (&weight)[32], const float (&k_scale)[2],
                                       float* scores) {
-  constexpr int kSums = 2 * Shape::kSideQueries;  // of queries, and rows 8 apart
+  constexpr int kSums = 2 * Shape::kSideQueries;      // of queries, and rows 8 apart
   constexpr int kColumnsOfQuery = Shape::kHeads / 4;  // that a lane holds
   const int lane = threadIdx.x % 32;
   float sum[kSums];
@@ -365,10 +366,9 @@ struct Multiplier {
   float weight[32];      // of the columns that this lane holds
 
   __device__ __forceinline__ void begin_half(int half) {
-    begin_product<Shape>(
-        device::descriptor_offset(keys, ring.stage * Plan::kTileBytes +
-                                            half * kUnitRows * kPanelRowBytes),
-        heads, product[half]);
+    begin_product<Shape>(device::descriptor_offset(keys, ring.stage * Plan::kTileBytes +
+                                                             half * kUnitRows * kPanelRowBytes),
+                         heads, product[half]);
   }
 
   // Scores of kTiles tiles whose rows begin at `first_row`: a half is weighed while the next one is
@@ -417,8 +417,7 @@ template <class Shape, class Plan, bool kWholeRows>
 __device__ __forceinline__ void multiply(const ScoreParams& p, const Shared<Plan>& shared,
                                          int side) {
   constexpr int kBatch = 4;  // tiles
-  Multiplier<Shape, Plan> multiplier{p, shared, side,
-                                     device::descriptor_k_major(shared.keys(0)),
+  Multiplier<Shape, Plan> multiplier{p, shared, side, device::descriptor_k_major(shared.keys(0)),
                                      device::descriptor_k_major(shared.heads(side))};
   std::uint32_t parity = 0;
   Schedule<Shape, kWholeRows> schedule(p);

@@ -127,8 +127,8 @@ TEST_F(PagedGpu, BlocksPastTheContextAreNotRead) {
     return place;
   };
   const Tensor keys(DType::u8, {kLarge}, kGpu), values(DType::u8, {kLarge}, kGpu);
-  args.key_cache = ConstTensorView(at_the_end(keys, there.key_cache.view), DType::f32,
-                                   {100, 2, 8, 16, 4}, kGpu);
+  args.key_cache =
+      ConstTensorView(at_the_end(keys, there.key_cache.view), DType::f32, {100, 2, 8, 16, 4}, kGpu);
   args.value_cache = ConstTensorView(at_the_end(values, there.value_cache.view), DType::f32,
                                      {100, 2, 32, 16}, kGpu);
   args.block_tables = tables_there;

@@ -227,7 +227,7 @@ __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], std::uint32_t a
 // d (64 x 128) = A B^T, or d + A B^T with `accumulate`; A is 64 x 32, B 128 x 32, both f8_e4m3 and
 // K-major. The sums within one instruction keep fewer bits than f32.
 __device__ __forceinline__ void wgmma_m64n128k32_f8(float (&d)[64], std::uint64_t a,
-                                                   std::uint64_t b, bool accumulate) {
+                                                    std::uint64_t b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"

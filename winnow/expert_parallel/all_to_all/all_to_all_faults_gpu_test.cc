@@ -35,9 +35,7 @@ thread_local bool t_no_memory = false;
   throw std::bad_alloc();
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace winnow::expert_parallel {
 namespace {
@@ -203,7 +201,8 @@ TEST_F(GpuMemory, ARankWhoseHostHasNoneTellsTheOthers) {
     });
     for (const Outcome& outcome : outcomes) {
       EXPECT_EQ(outcome.code, ErrorCode::resource) << outcome.text;
-      EXPECT_THAT(outcome.text, StartsWith("expert_parallel::dispatch: rank 1: out of memory in the call"));
+      EXPECT_THAT(outcome.text,
+                  StartsWith("expert_parallel::dispatch: rank 1: out of memory in the call"));
       EXPECT_LT(outcome.seconds, 20);  // the deadline is a minute away
     }
     expect_working(ranks, ranks.layers(on(kGpu, small_config(2))));

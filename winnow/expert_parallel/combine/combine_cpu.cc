@@ -228,8 +228,8 @@ void check_combine(const Config& config, const std::shared_ptr<const char>& laye
   if (args.out.present()) {
     check.output("out", args.out, {{"n", tokens}, hidden}, {config.dtype}, config.device);
     // Other ranks read the rows there while this one writes its sums.
-    check.that(!share_memory(args.out, args.expert_output) && !share_memory(args.out, buffer), "out",
-               "memory apart from expert_output and combine_buffer()", "some of theirs");
+    check.that(!share_memory(args.out, args.expert_output) && !share_memory(args.out, buffer),
+               "out", "memory apart from expert_output and combine_buffer()", "some of theirs");
     const bool in_place = args.bias.present() && args.bias.data() == args.out.data() &&
                           (tokens <= 1 || args.bias.stride(0) == args.out.stride(0));
     check.that(!args.bias.present() || in_place || !share_memory(args.out, args.bias), "out",

@@ -77,7 +77,8 @@ __device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t*
       return false;
     }
     if (look % kLooksBetweenPeers == 0 && writer_gone(view, peer)) {
-      if (device::ld_acquire_sys(word) >= value) return true;  // what it wrote before its end counts
+      if (device::ld_acquire_sys(word) >= value)
+        return true;  // what it wrote before its end counts
       const int writer = view.topology.writer_for(peer);
       report_fault(view, view.topology.rank, {value, seen, elapsed, phase, writer});
       return false;

@@ -44,14 +44,14 @@ Backend scores(const ScoresArgs& args, const RunOptions& options) {
     }
   }
   if (options.dry_run) return backend;
-  Check(kOperation).apart({{"scores", args.scores}},
-              {{"q", args.q},
-               {"k", args.k},
-               {"weights", args.weights},
-               {"indices", args.indices},
-               {"k_scale", args.k_scale},
-               {"key_start", args.key_start},
-               {"key_end", args.key_end}});
+  Check(kOperation)
+      .apart({{"scores", args.scores}}, {{"q", args.q},
+                                         {"k", args.k},
+                                         {"weights", args.weights},
+                                         {"indices", args.indices},
+                                         {"k_scale", args.k_scale},
+                                         {"key_start", args.key_start},
+                                         {"key_end", args.key_end}});
   if (args.scores.numel() == 0) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().indexer_scores, params);

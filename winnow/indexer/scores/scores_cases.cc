@@ -1,9 +1,8 @@
 // The entry of indexer::scores in the list of operations: its cases against the oracle.
-#include "winnow/indexer/scores/scores.h"
-
 #include <cmath>
 
 #include "winnow/indexer/cases.h"
+#include "winnow/indexer/scores/scores.h"
 
 namespace winnow::indexer {
 
@@ -91,8 +90,10 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 testing::Operation scores_operation() {
   std::vector<CaseShape> shapes = case_shapes();
   std::erase_if(shapes, [](const CaseShape& shape) { return shape.ties == Ties::larger; });
-  return {"indexer::scores", "the lightning indexer's scores, dense or at chosen rows",
-          with_gpu(testing::cases_of(shapes, run), shapes), {}};
+  return {"indexer::scores",
+          "the lightning indexer's scores, dense or at chosen rows",
+          with_gpu(testing::cases_of(shapes, run), shapes),
+          {}};
 }
 
 }  // namespace winnow::indexer

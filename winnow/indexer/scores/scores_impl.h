@@ -8,9 +8,9 @@ namespace winnow::indexer {
 
 struct ScoresParams {
   Problem problem;
-  std::int64_t topk = 0;                // columns of indices
-  Rows<const std::int32_t*> indices;    // [s_q, topk]; null: every row
-  Rows<float*> scores;                  // [s_q, topk] or [s_q, s_k]
+  std::int64_t topk = 0;              // columns of indices
+  Rows<const std::int32_t*> indices;  // [s_q, topk]; null: every row
+  Rows<float*> scores;                // [s_q, topk] or [s_q, s_k]
 };
 
 void scores_cpu(const ScoresParams& params, const Executor& executor);

@@ -55,11 +55,10 @@ Raises:
 
 void bind_indexer_scores(nb::module_& m) {
   using namespace nb::literals;
-  m.def("scores", scores, "q"_a.none(), "k"_a.none(), "weights"_a.none(),
-        "indices"_a = nb::none(), nb::kw_only(), "k_scale"_a = nb::none(),
-        "key_start"_a = nb::none(), "key_end"_a = nb::none(), "q_start"_a = nb::none(),
-        "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(),
-        kDoc,
+  m.def("scores", scores, "q"_a.none(), "k"_a.none(), "weights"_a.none(), "indices"_a = nb::none(),
+        nb::kw_only(), "k_scale"_a = nb::none(), "key_start"_a = nb::none(),
+        "key_end"_a = nb::none(), "q_start"_a = nb::none(), "k_stride"_a = 1, "out"_a = nb::none(),
+        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
         nb::sig("def scores(q: T, k: T, weights: T, indices: T | None = None, *, "
                 "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
                 "q_start: int | None = None, k_stride: int = 1, out: T | None = None, "

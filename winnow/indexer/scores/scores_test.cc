@@ -34,7 +34,8 @@ TEST(Scores, Refuses) {
   reject({.q = q, .k = k, .weights = weights, .indices = flat, .scores = at},
          "indices: want 2 dimensions [s_q, topk], got shape [6]");
   reject({.q = q, .k = k, .weights = weights, .scores = half}, "scores: want dtype f32, got f16");
-  reject({.q = q, .k = k, .weights = weights}, "scores: want a tensor of shape [s_q=2, s_k=4], got none");
+  reject({.q = q, .k = k, .weights = weights},
+         "scores: want a tensor of shape [s_q=2, s_k=4], got none");
 }
 
 }  // namespace

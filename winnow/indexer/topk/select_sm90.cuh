@@ -170,8 +170,7 @@ class Selection {
     int equal = 0;
     if (later_ties_) {
       for (int i = lane(); i < count_; i += 32) equal += candidates_[i].key == low;
-      equal = static_cast<int>(
-          __reduce_add_sync(device::kFullWarp, static_cast<unsigned>(equal)));
+      equal = static_cast<int>(__reduce_add_sync(device::kFullWarp, static_cast<unsigned>(equal)));
     }
     return later_ties_ ? Cut{low, equal - wanted, equal} : Cut{low, 0, wanted};
   }

@@ -63,16 +63,17 @@ Backend topk(const TopkArgs& args, const RunOptions& options) {
     if (args.workspace.present()) check_workspace(args, workspace_bytes(args, params, backend));
   }
   if (options.dry_run) return backend;
-  Check(kOperation).apart({{"indices", args.indices},
-               {"length", args.length},
-               {"scores", args.scores},
-               {"workspace", args.workspace}},
-              {{"q", args.q},
-               {"k", args.k},
-               {"weights", args.weights},
-               {"k_scale", args.k_scale},
-               {"key_start", args.key_start},
-               {"key_end", args.key_end}});
+  Check(kOperation)
+      .apart({{"indices", args.indices},
+              {"length", args.length},
+              {"scores", args.scores},
+              {"workspace", args.workspace}},
+             {{"q", args.q},
+              {"k", args.k},
+              {"weights", args.weights},
+              {"k_scale", args.k_scale},
+              {"key_start", args.key_start},
+              {"key_end", args.key_end}});
   if (params.problem.s_q == 0) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().indexer_topk, params);

@@ -15,12 +15,12 @@ enum class Ties { smaller, larger };
 
 // Arguments of topk(). Optional tensors are left out by leaving them default-constructed.
 struct TopkArgs {
-  ConstTensorView q{};        // [s_q, h, d], f32, f16, bf16 or f8_e4m3; h 1 to 128, d 128 or 64
-  ConstTensorView k{};        // [s_k, d], as q: one key for all heads
-  ConstTensorView weights{};  // [s_q, h], f32 or bf16
-  ConstTensorView k_scale{};  // [s_k], f32: with f8_e4m3, and only then
-  ConstTensorView key_start{};            // optional [s_q], i32: the first row that query i sees
-  ConstTensorView key_end{};              // optional [s_q], i32: the row behind its last
+  ConstTensorView q{};          // [s_q, h, d], f32, f16, bf16 or f8_e4m3; h 1 to 128, d 128 or 64
+  ConstTensorView k{};          // [s_k, d], as q: one key for all heads
+  ConstTensorView weights{};    // [s_q, h], f32 or bf16
+  ConstTensorView k_scale{};    // [s_k], f32: with f8_e4m3, and only then
+  ConstTensorView key_start{};  // optional [s_q], i32: the first row that query i sees
+  ConstTensorView key_end{};    // optional [s_q], i32: the row behind its last
   std::optional<std::int64_t> q_start{};  // position of query 0; switches the causal limit on
   std::int64_t k_stride = 1;  // tokens that one row of k stands for; needs q_start if not 1
   Ties ties = Ties::smaller;
@@ -47,15 +47,15 @@ struct TopkArgs {
 // of the smaller row wins (Ties), and -0 equals 0; NaN ranks below -inf, and NaNs are equal.
 //
 // Shapes: any s_q and s_k, 0 included. Strides: the innermost dimension is contiguous, the others
-// are arbitrary. Memory: all tensors belong to the caller and live on one device; outputs overlap no
-// other tensor. Scratch on the CPU is
-// at most 8 MiB and 4 MiB a thread; on sm90 it is `workspace` or, without one, memory from the
-// stream's pool (cudaMallocAsync): at most 256 MiB, however many scores there are.
-// On sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes and positive strides, s_q and
-// s_k are up to 2^30, and sums of f8_e4m3 products keep fewer bits than f32. Nothing waits, and the
-// ranges are read by the kernels, so the stream may be in capture. Streams: see Stream.
-// Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
-// before anything is written; Error (unsupported) if no backend or not the forced one can do it.
+// are arbitrary. Memory: all tensors belong to the caller and live on one device; outputs overlap
+// no other tensor. Scratch on the CPU is at most 8 MiB and 4 MiB a thread; on sm90 it is
+// `workspace` or, without one, memory from the stream's pool (cudaMallocAsync): at most 256 MiB,
+// however many scores there are. On sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes
+// and positive strides, s_q and s_k are up to 2^30, and sums of f8_e4m3 products keep fewer bits
+// than f32. Nothing waits, and the ranges are read by the kernels, so the stream may be in capture.
+// Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument)
+// naming the argument, before anything is written; Error (unsupported) if no backend or not the
+// forced one can do it.
 //
 // Defined by DeepSeek-V3.2 (the lightning indexer of DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend topk(const TopkArgs& args, const RunOptions& options = {});

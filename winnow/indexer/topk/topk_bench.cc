@@ -52,7 +52,8 @@ testing::Benchmark make_benchmark(const BenchShape& bench) {
   if (bench.device == DeviceType::cuda) {
     benchmark.ceiling = {testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0};
   } else {
-    benchmark.ceiling = {testing::Ceiling::Kind::matmul, shape.s_q * shape.h, shape.s_k, shape.d, 0};
+    benchmark.ceiling = {testing::Ceiling::Kind::matmul, shape.s_q * shape.h, shape.s_k, shape.d,
+                         0};
     benchmark.target = 0.5;
   }
   if (bench.target_ms.has_value()) {
@@ -87,28 +88,28 @@ std::vector<testing::Benchmark> topk_benchmarks() {
                          Row{DType::bf16, 64, 131072, 15.6}, Row{DType::f8_e4m3, 64, 8192, 0.60},
                          Row{DType::f8_e4m3, 64, 32768, 2.25}, Row{DType::f8_e4m3, 64, 131072, 8.7},
                          Row{DType::bf16, 32, 32768, {}}, Row{DType::bf16, 16, 32768, {}}}) {
-    list.push_back(make_benchmark({.shape = {.name = std::string(to_string(row.dtype)) + "-h" +
-                                                     std::to_string(row.h) + "-sk" +
-                                                     std::to_string(row.s_k),
-                                             .dtype = row.dtype,
-                                             .s_q = 4096,
-                                             .h = row.h,
-                                             .s_k = row.s_k,
-                                             .topk = 2048,
-                                             .q_start = row.s_k - 4096,
-                                             .poison = false},
-                                   .target_ms = row.target_ms}));
+    list.push_back(
+        make_benchmark({.shape = {.name = std::string(to_string(row.dtype)) + "-h" +
+                                          std::to_string(row.h) + "-sk" + std::to_string(row.s_k),
+                                  .dtype = row.dtype,
+                                  .s_q = 4096,
+                                  .h = row.h,
+                                  .s_k = row.s_k,
+                                  .topk = 2048,
+                                  .q_start = row.s_k - 4096,
+                                  .poison = false},
+                        .target_ms = row.target_ms}));
   }
   for (const std::int64_t s_q : {1, 16, 128}) {
     for (const std::int64_t s_k : {32768, 131072}) {
-      list.push_back(make_benchmark({.shape = {.name = "bf16-decode-sq" + std::to_string(s_q) +
-                                                       "-sk" + std::to_string(s_k),
-                                               .dtype = DType::bf16,
-                                               .s_q = s_q,
-                                               .h = 64,
-                                               .s_k = s_k,
-                                               .topk = 2048,
-                                               .poison = false}}));
+      list.push_back(make_benchmark(
+          {.shape = {.name = "bf16-decode-sq" + std::to_string(s_q) + "-sk" + std::to_string(s_k),
+                     .dtype = DType::bf16,
+                     .s_q = s_q,
+                     .h = 64,
+                     .s_k = s_k,
+                     .topk = 2048,
+                     .poison = false}}));
     }
   }
   return list;

@@ -48,7 +48,8 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   there.pass_to(dense_args);
   scores(dense_args, target.options);
 
-  const StridedTensor indices = testing::on({}, indices_there), length = testing::on({}, length_there);
+  const StridedTensor indices = testing::on({}, indices_there),
+                      length = testing::on({}, length_there);
   const StridedTensor chosen = testing::on({}, chosen_there), dense = testing::on({}, dense_there);
   outcome.comparisons.push_back(testing::check_written("scores of the chosen rows", chosen));
   testing::Comparison choice{"choice", 0, 0, true, ""}, lengths{"length", 0, 0, true, ""};
@@ -63,23 +64,26 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
         oracle::choose(rows, shape.topk, shape.ties == Ties::larger);
     const auto count = static_cast<std::int64_t>(expected.size());
     if (length.view.at<std::int32_t>(i) != count) {
-      fail(lengths, i, "want " + std::to_string(count) + ", got " +
-                           std::to_string(length.view.at<std::int32_t>(i)));
+      fail(lengths, i,
+           "want " + std::to_string(count) + ", got " +
+               std::to_string(length.view.at<std::int32_t>(i)));
     }
     for (std::int64_t j = 0; j < shape.topk; ++j) {
       const std::int64_t want = j < count ? expected[j] : -1;
       const std::int64_t got = indices.view.at<std::int32_t>(i, j);
       if (got != want) {
-        fail(choice, i, "place " + std::to_string(j) + ": want " + std::to_string(want) + ", got " +
-                            std::to_string(got));
+        fail(choice, i,
+             "place " + std::to_string(j) + ": want " + std::to_string(want) + ", got " +
+                 std::to_string(got));
         break;
       }
       const float score = chosen.view.at<float>(i, j);
-      const float other = want < 0 ? -std::numeric_limits<float>::infinity()
-                                   : dense.view.at<float>(i, want);
+      const float other =
+          want < 0 ? -std::numeric_limits<float>::infinity() : dense.view.at<float>(i, want);
       if (std::memcmp(&score, &other, sizeof score) != 0) {
-        fail(bits, i, "place " + std::to_string(j) + ": want " + std::to_string(other) + ", got " +
-                          std::to_string(score));
+        fail(bits, i,
+             "place " + std::to_string(j) + ": want " + std::to_string(other) + ", got " +
+                 std::to_string(score));
       }
     }
     // Every chosen score is at least the oracle's k-th, less the tolerance. Of large cases the

@@ -146,7 +146,8 @@ void choose_buffered(const TopkParams& params, const Executor& executor) {
   const std::int64_t workers = executor.workers();
   // Queries that share the loading of keys; fewer where there are few, or their buffers are large.
   constexpr std::int64_t kBufferBytes = 1 << 20;
-  const auto bytes = static_cast<std::int64_t>(Selection::capacity(params.topk) * sizeof(Candidate));
+  const auto bytes =
+      static_cast<std::int64_t>(Selection::capacity(params.topk) * sizeof(Candidate));
   const std::int64_t together = std::clamp<std::int64_t>(
       std::min(kBufferBytes / bytes, (problem.s_q + workers - 1) / workers), 1, 8);
   const std::int64_t groups = (problem.s_q + together - 1) / together;
@@ -158,23 +159,20 @@ void choose_buffered(const TopkParams& params, const Executor& executor) {
     for (std::int64_t n = 0; n < together; ++n) group.emplace_back(params.topk, params.later_ties);
   }
   std::vector<Scorer> scorers(static_cast<std::size_t>(workers), Scorer(problem, together));
-  executor.for_each_range(
-      groups * parts, 1, [&](std::int64_t item, std::int64_t, int worker) {
-        const std::int64_t first = item / parts * together;
-        const std::int64_t count = std::min(together, problem.s_q - first);
-        std::vector<Selection>& selection =
-            selections[static_cast<std::size_t>(parts > 1 ? item : worker)];
-        for (Selection& one : selection) one.clear();
-        for_each_block(problem, scorers[static_cast<std::size_t>(worker)], first, count,
-                       item % parts, parts,
-                       [&](std::int64_t n, const float(&scores)[kBlock], std::int64_t row,
-                           std::int64_t begin, std::int64_t end) {
-                         selection[n].offer(scores, row, begin, end);
-                       });
-        for (std::int64_t n = 0; parts == 1 && n < count; ++n) {
-          write_choice(params, first + n, selection[n]);
-        }
-      });
+  executor.for_each_range(groups * parts, 1, [&](std::int64_t item, std::int64_t, int worker) {
+    const std::int64_t first = item / parts * together;
+    const std::int64_t count = std::min(together, problem.s_q - first);
+    std::vector<Selection>& selection =
+        selections[static_cast<std::size_t>(parts > 1 ? item : worker)];
+    for (Selection& one : selection) one.clear();
+    for_each_block(
+        problem, scorers[static_cast<std::size_t>(worker)], first, count, item % parts, parts,
+        [&](std::int64_t n, const float(&scores)[kBlock], std::int64_t row, std::int64_t begin,
+            std::int64_t end) { selection[n].offer(scores, row, begin, end); });
+    for (std::int64_t n = 0; parts == 1 && n < count; ++n) {
+      write_choice(params, first + n, selection[n]);
+    }
+  });
   if (parts == 1) return;
   executor.for_each_range(problem.s_q, 1, [&](std::int64_t i, std::int64_t, int) {
     Selection& chosen = selections[i / together * parts][i % together];

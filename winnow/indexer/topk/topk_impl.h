@@ -9,7 +9,7 @@ namespace winnow::indexer {
 struct TopkParams {
   Problem problem;
   std::int64_t topk = 0;
-  bool later_ties = false;     // of equal scores that of the larger row wins
+  bool later_ties = false;      // of equal scores that of the larger row wins
   Rows<std::int32_t*> indices;  // [s_q, topk]
   Rows<std::int32_t*> length;   // [s_q]
   Rows<float*> scores;          // [s_q, topk], may be null

@@ -54,7 +54,8 @@ nb::tuple topk(nb::handle q, nb::handle k, nb::handle weights, std::int64_t coun
   return nb::make_tuple(indices, length, scores);
 }
 
-constexpr const char* kDoc = R"(The topk rows with the largest scores of the lightning indexer, for every query.
+constexpr const char* kDoc =
+    R"(The topk rows with the largest scores of the lightning indexer, for every query.
 
     I[i,t] = k_scale[t] * sum over h of weights[i,h] * max(0, dot(q[i,h,:], k[t,:]))
 
@@ -91,9 +92,8 @@ void bind_indexer_topk(nb::module_& m) {
   using namespace nb::literals;
   m.def("topk", topk, "q"_a.none(), "k"_a.none(), "weights"_a.none(), "topk"_a, nb::kw_only(),
         "k_scale"_a = nb::none(), "key_start"_a = nb::none(), "key_end"_a = nb::none(),
-        "q_start"_a = nb::none(), "k_stride"_a = 1, "ties"_a = "smaller",
-        "return_scores"_a = false, "out"_a = nb::none(), "stream"_a = nb::none(),
-        "backend"_a = nb::none(), kDoc,
+        "q_start"_a = nb::none(), "k_stride"_a = 1, "ties"_a = "smaller", "return_scores"_a = false,
+        "out"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
         nb::sig("def topk(q: T, k: T, weights: T, topk: int, *, k_scale: T | None = None, "
                 "key_start: T | None = None, key_end: T | None = None, "
                 "q_start: int | None = None, k_stride: int = 1, ties: str = 'smaller', "
@@ -108,14 +108,13 @@ Backend supports_indexer_topk(Shape& shape, const RunOptions& options) {
   const std::int64_t topk = shape.take("topk", 64);
   shape.done();
   const bool scaled = shape.dtype == DType::f8_e4m3;
-  return indexer::topk(
-      {.q = shape.view(shape.dtype, {s_q, h, d}),
-       .k = shape.view(shape.dtype, {s_k, d}),
-       .weights = shape.view(DType::f32, {s_q, h}),
-       .k_scale = scaled ? shape.view(DType::f32, {s_k}) : TensorView(),
-       .indices = shape.view(DType::i32, {s_q, topk}),
-       .length = shape.view(DType::i32, {s_q})},
-      options);
+  return indexer::topk({.q = shape.view(shape.dtype, {s_q, h, d}),
+                        .k = shape.view(shape.dtype, {s_k, d}),
+                        .weights = shape.view(DType::f32, {s_q, h}),
+                        .k_scale = scaled ? shape.view(DType::f32, {s_k}) : TensorView(),
+                        .indices = shape.view(DType::i32, {s_q, topk}),
+                        .length = shape.view(DType::i32, {s_q})},
+                       options);
 }
 
 }  // namespace winnow::python

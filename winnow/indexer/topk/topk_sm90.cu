@@ -20,7 +20,7 @@ constexpr std::int64_t kWorkspaceLimit = std::int64_t{256} << 20;
 struct Work {
   std::int64_t capacity;  // candidates of a buffer
   int splits, blocks, merge_blocks;
-  std::int64_t kept;                              // rows that a range of rows may send on
+  std::int64_t kept;                               // rows that a range of rows may send on
   std::int64_t parts_offset, count_offset, bytes;  // candidate buffers begin at 0
 };
 
@@ -40,15 +40,16 @@ Work plan(const TopkParams& params, int queries) {
   std::int64_t splits = std::clamp<std::int64_t>(multiprocessors / groups, 1, most_splits);
   work.kept = std::min(params.topk, rows);
   const auto parts_bytes = [&] {
-    return splits == 1 ? 0
-                       : aligned(problem.s_q * splits * work.kept * std::int64_t{sizeof(Candidate)});
+    return splits == 1
+               ? 0
+               : aligned(problem.s_q * splits * work.kept * std::int64_t{sizeof(Candidate)});
   };
   while (splits > 1 && parts_bytes() > kWorkspaceLimit / 4) splits /= 2;
   work.splits = static_cast<int>(splits);
   const std::int64_t most_blocks =
       std::max<std::int64_t>(1, kWorkspaceLimit / 2 / (buffer_bytes * queries));
-  work.blocks = static_cast<int>(
-      std::min({groups * splits, std::int64_t{multiprocessors}, most_blocks}));
+  work.blocks =
+      static_cast<int>(std::min({groups * splits, std::int64_t{multiprocessors}, most_blocks}));
   work.merge_blocks = static_cast<int>(
       std::min((problem.s_q + kMergeWarps - 1) / kMergeWarps,
                std::max<std::int64_t>(1, std::int64_t{work.blocks} * queries / kMergeWarps)));

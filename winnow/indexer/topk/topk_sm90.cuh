@@ -61,8 +61,7 @@ struct TopkSink {
         const int local = warp + own * kSinkWarps, query = item.first_query + local;
         const std::int64_t buffer =
             (std::int64_t{blockIdx.x} * Shape::kQueries + local) * topk.capacity;
-        selection[own].begin(topk.candidates + buffer, topk.capacity, topk.topk,
-                             topk.later_ties);
+        selection[own].begin(topk.candidates + buffer, topk.capacity, topk.topk, topk.later_ties);
         visible[own] = {0, 0};
         if (local < Shape::kQueries && query < p.s_q) visible[own] = visible_rows(p, query);
       }
@@ -111,8 +110,7 @@ __global__ void __launch_bounds__(kMergeWarps * 32)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   std::uint32_t* const bins = all_bins[warp];
   const std::int64_t buffer = (std::int64_t{blockIdx.x} * kMergeWarps + warp) * p.capacity;
-  for (int query = blockIdx.x * kMergeWarps + warp; query < s_q;
-       query += gridDim.x * kMergeWarps) {
+  for (int query = blockIdx.x * kMergeWarps + warp; query < s_q; query += gridDim.x * kMergeWarps) {
     Selection selection;
     selection.begin(p.candidates + buffer, p.capacity, p.topk, p.later_ties);
     for (int split = 0; split < splits; ++split) {

@@ -22,8 +22,7 @@ TEST_P(TopkCase, MatchesTheOracle) {
   winnow::testing::expect_case_passes("indexer::topk", GetParam());
 }
 INSTANTIATE_TEST_SUITE_P(
-    Table, TopkCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("indexer::topk").cases),
+    Table, TopkCase, ::testing::ValuesIn(winnow::testing::operation_named("indexer::topk").cases),
     winnow::testing::test_name);
 
 // Tensors of one call, all zeros.
@@ -31,8 +30,8 @@ struct Problem {
   Tensor q{DType::f32, {2, 1, 64}}, k{DType::f32, {4, 64}}, weights{DType::f32, {2, 1}};
   Tensor indices{DType::i32, {2, 3}}, length{DType::i32, {2}}, scores{DType::f32, {2, 3}};
   TopkArgs args() {
-    return {.q = q, .k = k, .weights = weights, .indices = indices, .length = length,
-            .scores = scores};
+    return {
+        .q = q, .k = k, .weights = weights, .indices = indices, .length = length, .scores = scores};
   }
 };
 
@@ -53,7 +52,8 @@ TEST(Topk, ByHand) {
   args.key_end = end;
   EXPECT_EQ(to_string(topk(args)), "cpu");
   const std::int32_t expected[] = {0, 1, 2, 1, 2, -1};
-  for (int n = 0; n < 6; ++n) EXPECT_EQ(problem.indices.values<std::int32_t>()[n], expected[n]) << n;
+  for (int n = 0; n < 6; ++n)
+    EXPECT_EQ(problem.indices.values<std::int32_t>()[n], expected[n]) << n;
   EXPECT_EQ(problem.length.values<std::int32_t>()[0], 3);
   EXPECT_EQ(problem.length.values<std::int32_t>()[1], 2);
   const float scores[] = {1, 0, 5, 0, -5, -std::numeric_limits<float>::infinity()};
