@@ -20,7 +20,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from winnow.distributed import initialize_distributed
-from winnow.expert_parallel.rendezvous import default_device
 
 import winnow
 from winnow.expert_parallel import (
@@ -31,6 +30,7 @@ from winnow.expert_parallel import (
     EPConfig,
     barrier_all_on_stream,
 )
+from winnow.expert_parallel.rendezvous import default_device
 
 TOKENS, HIDDEN, TOPK, EXPERTS = 300, 16, 3, 8  # more tokens than a chunk
 DEVICE = torch.device("cpu")  # until main() knows
