@@ -1,11 +1,9 @@
 // GPU layers whose kernels come late, the life of layers, and that no pointer crosses nodes. Every
 // rank is a thread with a stream of its own, all on one GPU. Skipped without one.
 #include <cstddef>
-#include <cstdlib>
 #include <latch>
 #include <map>
 #include <memory>
-#include <new>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -20,22 +18,6 @@
 
 #include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/testing/late_rank.h"
-
-namespace {
-
-// The next allocation of this thread fails.
-thread_local bool t_no_memory = false;
-
-}  // namespace
-
-// Not inlined: g++ would miss the pair of new and delete behind malloc and free.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  if (std::exchange(t_no_memory, false)) throw std::bad_alloc();
-  if (void* memory = std::malloc(bytes + (bytes == 0))) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace winnow::expert_parallel {
 namespace {
@@ -158,54 +140,6 @@ TEST_F(GpuMemory, ARankThatHasNoneLateTellsTheOthers) {
     }
     world.make(small_config(2));
     expect_working(world);
-  }
-}
-
-// Behind the exchange of a dispatch the host of this rank has no memory for a moment.
-class PoorTransport : public ForwardingTransport {
- public:
-  using ForwardingTransport::ForwardingTransport;
-  const Wire* wire() override {
-    static const Wire& real = *ForwardingTransport::wire();
-    static const Wire poor = [] {
-      Wire wire = real;
-      wire.exchange = [](const ExchangeParams& params, void* stream) {
-        const int status = real.exchange(params, stream);
-        t_no_memory = params.header.options.call == Call::dispatch;
-        return status;
-      };
-      return wire;
-    }();
-    return &poor;
-  }
-};
-
-TEST_F(GpuMemory, ARankWhoseHostHasNoneTellsTheOthers) {
-  for (const int nodes : {1, 2}) {
-    SCOPED_TRACE(nodes);
-    const Ranks ranks(2);
-    Config config = on(kGpu, small_config(2));
-    config.local_world_size = 2 / nodes;
-    const auto outcomes = ranks.run([&](int rank) {
-      const DeviceGuard guard(kGpu);
-      std::shared_ptr<Transport> transport = ranks.transport(rank);
-      if (rank == 1) transport = std::make_shared<PoorTransport>(transport);
-      AllToAll layer(transport, ranks.store(), config);
-      const Place place(kGpu);
-      const Given given(place, 3, 0, 1);
-      const Dispatched got = layer.dispatch(given.args);
-      for (int later = 0; later < 2; ++later) {  // rank 0 may have had nothing to wait for
-        place.wait();
-        layer.barrier(false, place.stream());
-      }
-    });
-    for (const Outcome& outcome : outcomes) {
-      EXPECT_EQ(outcome.code, ErrorCode::resource) << outcome.text;
-      EXPECT_THAT(outcome.text,
-                  StartsWith("expert_parallel::dispatch: rank 1: out of memory in the call"));
-      EXPECT_LT(outcome.seconds, 20);  // the deadline is a minute away
-    }
-    expect_working(ranks, ranks.layers(on(kGpu, small_config(2))));
   }
 }
 
