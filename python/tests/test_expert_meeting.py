@@ -175,7 +175,7 @@ def test_an_interrupt_ends_a_call_and_the_other_rank_is_told():
             layer.dispatch(x, i)
         told.append(e.value.code)
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=other, daemon=True)  # a failure here does not wait for it
     thread.start()
     layer = ep.AllToAll(world.transport(0), world.store(), timeout=60, **SMALL)
     made.wait()
