@@ -56,8 +56,9 @@ Runs runs_of(const void* data, const detail::TensorLayout& layout) {
   std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> dims{};  // stride, size
   int count = 0;
   for (int dim = 0; dim < layout.rank; ++dim) {
+    // The stride of a single entry is never followed: it may have any value.
+    if (layout.shape[dim] < 2 || layout.strides[dim] == 0) continue;
     const std::int64_t stride = std::abs(layout.strides[dim]) * size_of(layout.dtype);
-    if (layout.shape[dim] < 2 || stride == 0) continue;
     int place = count++;  // by stride, then by size
     for (; place > 0 && std::pair(stride, layout.shape[dim]) < dims[place - 1]; --place) {
       dims[place] = dims[place - 1];

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <set>
 #include <vector>
 
@@ -123,6 +124,9 @@ TEST(Check, SharedMemory) {
   EXPECT_FALSE(share_memory(at(0, {4}, {1}), at(4, {4}, {1})));
   EXPECT_FALSE(share_memory(at(0, {4}, {1}), at(2, {0}, {1})));
   EXPECT_FALSE(share_memory(at(0, {4}, {1}), ConstTensorView{}));
+  constexpr std::int64_t kNeverFollowed = std::numeric_limits<std::int64_t>::max() - 2;
+  EXPECT_TRUE(share_memory(at(0, {1, 4}, {kNeverFollowed, 1}), at(3, {4}, {1})));
+  EXPECT_FALSE(share_memory(at(0, {1, 4}, {kNeverFollowed, 1}), at(4, {4}, {1})));
   // Columns of one buffer, also backwards.
   EXPECT_FALSE(share_memory(at(0, {3, 2}, {4, 1}), at(2, {3, 2}, {4, 1})));
   EXPECT_FALSE(share_memory(at(0, {3, 2}, {4, 1}), at(10, {3, 2}, {-4, 1})));

@@ -68,7 +68,7 @@ bool inside_arena(const ConstTensorView& view) {
         (view.size(dim) - 1) * view.stride(dim) * size_of(view.dtype());  // checked by the view
     (reach < 0 ? low : high) += reach;
   }
-  return begin + low >= 0 && begin + high <= kArenaBytes;
+  return low >= -begin && high <= kArenaBytes - begin;  // the sums may leave the range of 64 bits
 }
 
 // A descriptor that often fits its place, or nothing.
