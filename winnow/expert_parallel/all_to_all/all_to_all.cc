@@ -9,10 +9,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/expert_parallel/combine/combine_impl.h"
+#include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/dispatch/dispatch_impl.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/layer/layer.h"
-#include "winnow/expert_parallel/layout/layout_impl.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 
 #if WINNOW_WITH_CUDA
@@ -138,7 +138,8 @@ class AllToAll::Impl {
 
   void make_device_layer(const std::shared_ptr<Transport>& transport) {
 #if WINNOW_WITH_CUDA
-    device_layer_ = std::make_unique<DeviceLayer>(transport, config_);
+    const CudaOperation operations[] = {cuda_dispatch(), cuda_combine()};
+    device_layer_ = std::make_unique<DeviceLayer>(transport, config_, operations);
 #else
     static_cast<void>(transport);
     throw Error(ErrorCode::unsupported, std::string(kOperation),

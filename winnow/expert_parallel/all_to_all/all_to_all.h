@@ -2,16 +2,15 @@
 // results.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 
-#include "winnow/core/device.h"
-#include "winnow/core/dtype.h"
-#include "winnow/core/error.h"
 #include "winnow/core/export.h"
 #include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
+#include "winnow/expert_parallel/combine/combine.h"
+#include "winnow/expert_parallel/config.h"
+#include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/layer/descriptor.h"
 #include "winnow/expert_parallel/routing/topology.h"
 
@@ -19,66 +18,6 @@ namespace winnow::expert_parallel {
 
 class Transport;
 class Store;
-
-// The fixed sizes of a layer. Every rank must pass the same values; the constructor compares them.
-// W is the transport's world size, rank r lives on node r / local_world_size, expert
-// x on rank x / (experts / W). Largest values: max_tokens (2^31 - 1) / 32, hidden 2^24; on a GPU
-// W * max_tokens 2^31 - 1 and local_world_size 72.
-struct Config {
-  std::int64_t max_tokens = 0;        // T: limit of the tokens that one rank dispatches; 1 or more
-  std::int64_t hidden = 0;            // H: elements of a row; H * size of dtype a multiple of 16
-  int topk = 0;                       // K: experts per token, 1 to 32
-  int experts = 0;                    // E: a multiple of W
-  DType dtype = DType::bf16;          // of rows: bf16, f16 or f32; dispatch takes f8_e4m3 too
-  DType weight_dtype = DType::f32;    // of routing weights: f32, bf16 or f16
-  int local_world_size = 0;           // L: ranks per node, a divisor of W; 0: all, one node
-  bool enable_local_combine = false;  // see combine()
-  int sm_count = 20;                  // limit of the SMs that a GPU layer uses
-  // The arena initially has room for a dispatch of this many rows and its combine_buffer(). 0 means
-  // the number of rows that fill 64 MiB, at most 2 * max_tokens * topk.
-  std::int64_t arena_rows = 0;
-  std::chrono::nanoseconds timeout{0};  // of every wait; 0: default_timeout() of deadline.h
-  Device device{};  // of tensors and arena: the CPU, or a GPU, whose index may differ by rank
-};
-
-// Arguments of dispatch(). n, 0 to T, is this rank's own.
-struct DispatchArgs {
-  ConstTensorView input{};  // [n, H], the layer's dtype; or f8_e4m3 with scales, H a multiple of 16
-  ConstTensorView expert_indices{};  // [n, K] i32
-  ConstTensorView weights{};         // optional [n, K], the layer's weight_dtype
-  ConstTensorView scales{};  // [n, ceil(H / 128)] f32 with f8_e4m3, one for 128 columns: carried,
-                             // not applied; absent otherwise
-  ConstTensorView scatter_indices{};  // optional [n, K] or [sum of n, K] i32: the caller's own rows
-  RowOrder order = RowOrder::expert_major;
-  std::int64_t expert_alignment = 1;  // expert-major: rows of each expert are padded to a multiple
-  std::int64_t worst_case_rows = 0;   // rows of the output; 0: as many as arrive
-  bool copy_out = false;              // the output owns its memory instead of borrowing the arena
-  TensorView out{};  // optional [R or more, H] of input's dtype: receives the output
-  std::shared_ptr<const Descriptor> cached{};  // repeat the routing of this descriptor
-  Stream stream{};                             // on the layer's GPU; each rank has its own
-  // If non-null, this rank rejects the call: other fields are ignored and every rank throws.
-  const Error* refusal = nullptr;
-};
-
-// The result of dispatch(). S = ceil(H / 128), e = E / W.
-struct Dispatched {
-  Tensor output;      // [R, H] of input's dtype; empty if `out` is given
-  Tensor weights;     // expert-major [R], token-major [R, K], weight_dtype; empty without weights
-  Tensor scales;      // [R, S] f32; empty without scales
-  Tensor expert_ids;  // token-major: [R, K] i32, local expert 0 to e - 1 of each pair, -1 if it
-                      // lives elsewhere or was dropped; empty in expert-major order
-  std::shared_ptr<const Descriptor> descriptor;
-};
-
-// Arguments of combine().
-struct CombineArgs {
-  ConstTensorView expert_output{};  // [R, H], the layer's dtype
-  ConstTensorView bias{};           // optional [n, H], the layer's dtype
-  bool weighted = false;            // multiply each row by the weight sent at dispatch
-  TensorView out{};                 // optional [n, H], the layer's dtype: receives the sums
-  Stream stream{};                  // of the layer's GPU
-  const Error* refusal = nullptr;   // as in DispatchArgs
-};
 
 // One rank of the layer. Every rank creates its own object, and all ranks make the same calls in
 // the same order: the constructor, dispatch(), combine() and barrier() are collective. The

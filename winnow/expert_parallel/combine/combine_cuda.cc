@@ -65,7 +65,7 @@ void DeviceCombine::post() {
     fill_params();
     header.rows = place_expert_output();
   });
-  layer_.exchange(header, nullptr, nullptr, 0, Report::none);
+  layer_.exchange(kExpertRowsPhase, header, nullptr, nullptr, 0, Report::none);
   if (header.refusal != 0) layer_.wait_report();
 }
 
@@ -164,9 +164,21 @@ Tensor combine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& de
   return DeviceCombine(layer, args, descriptor).run();
 }
 
-int load_combine_kernels() {
+namespace {
+
+int load() {
   const int status = load_push_rows();
   return status == cudaSuccess ? load_sums() : status;
 }
+
+constexpr PhaseText kTexts[] = {{kExpertRowsPhase, kOperation, "the expert rows"},
+                                {kPushedRowsPhase, kOperation, "the expert rows"},
+                                {kSumsPhase, kOperation, "the sums"},
+                                {kPushedSumsPhase, kOperation, "the sums"},
+                                {kEndOfSumsPhase, kOperation, "the end of the sums"}};
+
+}  // namespace
+
+CudaOperation cuda_combine() { return {load, kTexts}; }
 
 }  // namespace winnow::expert_parallel

@@ -1,12 +1,14 @@
 // AllToAll::combine(), below the door. Internal.
 #pragma once
 
+#include "winnow/expert_parallel/combine/combine.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/layer/layer.h"
 
 namespace winnow::expert_parallel {
 
 class DeviceLayer;
+struct CudaOperation;
 
 // What AllToAll::combine_buffer() gives.
 TensorView buffer_of(const Config& config, const Descriptor::State& state);
@@ -20,7 +22,6 @@ Tensor combine(Layer& layer, const CombineArgs& args, const Descriptor& descript
 
 // On a GPU: combine_cuda.cc. Only in builds with CUDA.
 Tensor combine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& descriptor);
-// Loads its kernels onto the current GPU; a cudaError_t.
-int load_combine_kernels();
+CudaOperation cuda_combine();
 
 }  // namespace winnow::expert_parallel

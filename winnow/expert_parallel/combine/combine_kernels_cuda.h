@@ -11,6 +11,11 @@
 
 namespace winnow::expert_parallel {
 
+// What its waits wait for: in the exchange; of another node a chunk of the rail; of a rank of the
+// node what it pushes; the end.
+inline constexpr Phase kExpertRowsPhase{2}, kSumsPhase{5}, kPushedSumsPhase{6}, kPushedRowsPhase{7},
+    kEndOfSumsPhase{8};
+
 // Whose tokens a kernel works for: those of this rail's ranks on the other nodes, summed over this
 // node; or those of this rank, over all nodes.
 enum Part { kOthers, kOwn };

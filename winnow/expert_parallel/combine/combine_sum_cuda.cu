@@ -12,6 +12,7 @@
 #include "winnow/expert_parallel/cuda/pairs.cuh"
 #include "winnow/expert_parallel/cuda/tell_node.cuh"
 #include "winnow/expert_parallel/cuda/wait.cuh"
+#include "winnow/expert_parallel/exchange/heard.cuh"
 #include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {
@@ -210,7 +211,7 @@ class Reductions {
     if (next_.slice < ready_slices_) return true;
     bool there = true;
     for_each_mate([&](const std::uint64_t* word, std::uint64_t value, int rank) {
-      there = there && wait_at_least(view_, word, value, Phase::pushed_sums, rank);
+      there = there && wait_at_least(view_, word, value, kPushedSumsPhase, rank);
     });
     return take(there);
   }
@@ -322,7 +323,7 @@ class Reductions {
         const std::byte* signal =
             view_.rail.local + view_.rail_layout.signal(node, step.token / kChunkTokens);
         arrived = wait_at_least(view_, reinterpret_cast<const std::uint64_t*>(signal), epoch_,
-                                Phase::sums, topology_.rank_of(node, topology_.local));
+                                kSumsPhase, topology_.rank_of(node, topology_.local));
         addend->row = view_.rail.local + view_.rail_layout.row(node, step.token, params_.row_bytes);
       } else if (pushed) {
         const std::int64_t place = place_of(step, local);
@@ -333,7 +334,7 @@ class Reductions {
           const auto* word = reinterpret_cast<const std::uint64_t*>(
               view_.control.local +
               view_.control_layout.pushed_row(step.source_node, topology_.locals, local, place));
-          arrived = wait_at_least(view_, word, epoch_, Phase::pushed_rows, home);
+          arrived = wait_at_least(view_, word, epoch_, kPushedRowsPhase, home);
         }
       } else {
         addend->row = row_of(step, local);
@@ -417,7 +418,7 @@ __device__ void finish(const LayerView& view) {
   const bool last = threadIdx.x == 0 && runs(view) &&
                     tell_node(view, &view.state->arrivals[kSumsDone], gridDim.x,
                               view.control_layout.done, epoch_of(view));
-  if (__any_sync(device::kFullWarp, last)) wait_for_node(view, Phase::end_of_sums);
+  if (__any_sync(device::kFullWarp, last)) wait_for_node(view, kEndOfSumsPhase);
 }
 
 // Tells the ranks of the node of the slices that all blocks have pushed. The fences take time, so

@@ -16,8 +16,12 @@
 namespace winnow::expert_parallel {
 
 GpuCalls::GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
-                   std::string_view creation)
-    : transport_(std::move(transport)), view_(view), device_(device), operation_(creation) {
+                   std::string_view creation, std::vector<PhaseText> texts)
+    : transport_(std::move(transport)),
+      view_(view),
+      texts_(std::move(texts)),
+      device_(device),
+      operation_(creation) {
   check_device(creation);
   const DeviceGuard guard(device_);
   check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "an event");
@@ -140,7 +144,7 @@ void GpuCalls::leave() noexcept {
 void GpuCalls::throw_fault() {
   if (!fault_) {
     if (std::atomic_ref(fault_report_->state).load(std::memory_order_acquire) == 0) return;
-    fault_ = fault_record(*fault_report_, *transport_);
+    fault_ = fault_record(*fault_report_, texts_, *transport_);
     tell_fault();
   }
   expert_parallel::throw_fault(*fault_, transport_->rank());
@@ -157,7 +161,7 @@ void GpuCalls::break_for(Phase phase) {
   report.reporter = transport_->rank();
   report.notice.phase = phase;
   report.notice.peer = report.reporter;
-  fault_ = fault_record(report, *transport_);
+  fault_ = fault_record(report, texts_, *transport_);
   tell_fault(report.notice);
 }
 

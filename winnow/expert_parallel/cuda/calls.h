@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -19,6 +20,7 @@
 #include "winnow/expert_parallel/memory/gpu_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/transport/fault.h"
+#include "winnow/expert_parallel/transport/fault_notice.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
@@ -26,9 +28,10 @@ namespace winnow::expert_parallel {
 class GpuCalls {
  public:
   // `view` is what kernels know, from the first call on. `creation` is the operation that errors
-  // name before it. Errors (winnow::Error): unsupported, where the GPU or the transport cannot.
+  // name before it, `texts` what they call the waits of its kernels. Errors (winnow::Error):
+  // unsupported, where the GPU or the transport cannot.
   GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
-           std::string_view creation);
+           std::string_view creation, std::vector<PhaseText> texts);
   // Waits for nobody: memory that is given back from now on goes when the last call has ended. So
   // its owner declares it behind everything that kernels use.
   ~GpuCalls();
@@ -91,6 +94,7 @@ class GpuCalls {
 
   std::shared_ptr<Transport> transport_;
   const LayerView& view_;
+  std::vector<PhaseText> texts_;
   Device device_;
   PinnedPage page_;
   std::shared_ptr<void> peers_;  // writes to the page

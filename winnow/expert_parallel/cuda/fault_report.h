@@ -1,16 +1,18 @@
 // What a device wait that expired says as an error. Internal.
 #pragma once
 
-#include <string_view>
+#include <span>
 
 #include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/transport/fault.h"
+#include "winnow/expert_parallel/transport/fault_notice.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
 
 // As Communicator words its own: "rank 0 waited 30.0 s for the counts of rank 2 (epoch 7, seen 6):
-// thread, running".
-FaultRecord fault_record(const FaultReport& report, const Transport& transport);
+// thread, running". `texts` name the phases.
+FaultRecord fault_record(const FaultReport& report, std::span<const PhaseText> texts,
+                         const Transport& transport);
 
 }  // namespace winnow::expert_parallel

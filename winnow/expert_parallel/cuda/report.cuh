@@ -8,26 +8,6 @@
 
 namespace winnow::expert_parallel {
 
-// Of a header without its text, which stands at its end, and which only a refusal has.
-inline constexpr std::int64_t kHeadBytes = sizeof(Header) - Header::kTextBytes;
-
-// Copies what the exchange of this call has heard. The whole block; ends with a barrier.
-__device__ inline void report_heard(const LayerView& view, const ReportView& to, bool with_texts) {
-  using Word = std::uint64_t;
-  const Heard heard(view);
-  const int world = view.topology.world;
-  const int words = int((with_texts ? std::int64_t(sizeof(Header)) : kHeadBytes) / sizeof(Word));
-  for (int i = threadIdx.x; i < world * words; i += blockDim.x) {
-    const int rank = i / words, word = i % words;
-    reinterpret_cast<Word*>(to.headers + rank)[word] =
-        reinterpret_cast<const Word*>(&heard.header(rank))[word];
-  }
-  for (int rank = threadIdx.x; rank < world; rank += blockDim.x) {
-    to.findings[rank] = heard.findings(rank);
-  }
-  __syncthreads();
-}
-
 // A report is complete: the host may read it. One thread, behind a barrier that comes after what
 // other threads wrote to it.
 __device__ __forceinline__ void complete(const LayerView& view, const ReportView& report) {

@@ -11,6 +11,7 @@
 #include "winnow/expert_parallel/cuda/blocks.cuh"
 #include "winnow/expert_parallel/cuda/pairs.cuh"
 #include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
+#include "winnow/expert_parallel/exchange/exchange_cuda.h"
 
 namespace winnow::expert_parallel {
 namespace {

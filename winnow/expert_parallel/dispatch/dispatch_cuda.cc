@@ -111,7 +111,7 @@ void DeviceDispatch::post() {
     header.refuse_what_throws(kDispatch, step);
     if (header.refusal == 0) return;
     layer_.offer_hole(header);
-    layer_.exchange(header, nullptr, nullptr, 0, Report::headers);
+    layer_.exchange(kCountsPhase, header, nullptr, nullptr, 0, Report::headers);
     layer_.wait_report();
   };
   attempt([&] {
@@ -142,7 +142,7 @@ void DeviceDispatch::post() {
   if (report_ != Report::none) layer_.offer_hole(header);
   if (request_.cached == nullptr)
     layer_.check(launch_count(count_, layer_.blocks(), layer_.stream()), "count");
-  layer_.exchange(header, count_.counts, table_, table_bytes_, report_);
+  layer_.exchange(kCountsPhase, header, count_.counts, table_, table_bytes_, report_);
 }
 
 // What is known of a new routing before the exchange, and the memory for the rest.
@@ -423,11 +423,23 @@ Dispatched dispatch(DeviceLayer& layer, const DispatchArgs& args) {
   return DeviceDispatch(layer, args).run();
 }
 
-int load_dispatch_kernels() {
+namespace {
+
+int load() {
   for (const auto load : {load_count, load_place, load_move, load_scatter}) {
     if (const int status = load(); status != cudaSuccess) return status;
   }
   return cudaSuccess;
 }
+
+constexpr PhaseText kTexts[] = {{kCountsPhase, kDispatch, "the counts"},
+                                {kTokensPhase, kDispatch, "the tokens"},
+                                {kRowsPhase, kDispatch, "the rows"},
+                                {Phase::blocks, kDispatch, "the blocks of its kernel"},
+                                {Phase::memory, kDispatch, "memory"}};
+
+}  // namespace
+
+CudaOperation cuda_dispatch() { return {load, kTexts}; }
 
 }  // namespace winnow::expert_parallel

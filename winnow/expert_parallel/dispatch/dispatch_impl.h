@@ -1,17 +1,18 @@
 // AllToAll::dispatch(), below the door. Internal.
 #pragma once
 
+#include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/layer/layer.h"
 
 namespace winnow::expert_parallel {
 
 class DeviceLayer;
+struct CudaOperation;
 
 Dispatched dispatch(Layer& layer, const DispatchArgs& args);
 
 // On a GPU: dispatch_cuda.cc. Only in builds with CUDA.
 Dispatched dispatch(DeviceLayer& layer, const DispatchArgs& args);
-// Loads its kernels onto the current GPU; a cudaError_t.
-int load_dispatch_kernels();
+CudaOperation cuda_dispatch();
 
 }  // namespace winnow::expert_parallel

@@ -12,6 +12,9 @@
 
 namespace winnow::expert_parallel {
 
+// What its waits wait for: the counts of a rank; a chunk of the rail; the end.
+inline constexpr Phase kCountsPhase{1}, kTokensPhase{3}, kRowsPhase{4};
+
 // A rank's own pairs as they travel to its rail peers: indices [n, K], for a new routing ordinals
 // [n, K], weights [n, K]. The ordinal of a pair says how many pairs of its expert come before it at
 // this rank (expert-major), or how many tokens with a row on its expert's rank (token-major).

@@ -96,7 +96,7 @@ class TokenSender {
       if (lane_ == 0) {
         const auto* signal = reinterpret_cast<const std::uint64_t*>(
             view.rail.local + view.rail_layout.signal(from, token / kChunkTokens));
-        came = wait_at_least(view, signal, epoch_of(view), Phase::tokens, source);
+        came = wait_at_least(view, signal, epoch_of(view), kTokensPhase, source);
         device::fence_proxy_async_global();
       }
       if (!__shfl_sync(kFullWarp, came, 0)) return false;
@@ -348,7 +348,7 @@ __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
       const int from = item.source % topology.locals;
       if (lane == 0) {
         there = wait_at_least(view, words + from, epoch_of(view) * kSlices + item.slice + 1,
-                              Phase::rows, topology.rank_of(topology.node, from));
+                              kRowsPhase, topology.rank_of(topology.node, from));
         device::fence_proxy_async_global();
       }
       if (!__shfl_sync(kFullWarp, there, 0)) return false;
@@ -475,10 +475,10 @@ __device__ __forceinline__ bool all_senders(bool mine) {
 // tables of its rows and repeats rows. In any case the kernel ends when this rank's rows are there.
 __device__ void finish(const MoveParams& p, RowPipe& pipe, bool all) {
   if (!p.fresh && p.weights_of_rows == nullptr) {
-    if (all && blockIdx.x == 0 && threadIdx.x < 32) wait_for_node(p.view, Phase::rows);
+    if (all && blockIdx.x == 0 && threadIdx.x < 32) wait_for_node(p.view, kRowsPhase);
     return;
   }
-  if (all && threadIdx.x < 32) all = wait_for_node(p.view, Phase::rows);
+  if (all && threadIdx.x < 32) all = wait_for_node(p.view, kRowsPhase);
   if (!all_senders(all)) return;
   fill_tables(p);
   if (!p.fresh || p.token_major || !meet_blocks(p.view, all_senders)) return;

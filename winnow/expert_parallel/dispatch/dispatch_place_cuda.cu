@@ -10,6 +10,7 @@
 #include "winnow/expert_parallel/cuda/pairs.cuh"
 #include "winnow/expert_parallel/cuda/report.cuh"
 #include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
+#include "winnow/expert_parallel/exchange/heard.cuh"
 #include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "winnow/core/check.h"
+#include "winnow/expert_parallel/memory/layouts.h"
 
 namespace winnow::expert_parallel {
 namespace {

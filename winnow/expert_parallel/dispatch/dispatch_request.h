@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/layer/layer.h"
 

@@ -24,7 +24,7 @@ ScatterFinding read_finding(DeviceLayer& layer) {
 void meet(DeviceLayer& layer, Stream stream, const Header& header, const std::byte* table,
           std::int64_t table_bytes) {
   layer.begin(kDispatch, stream);
-  layer.exchange(header, nullptr, table, table_bytes, Report::headers);
+  layer.exchange(kCountsPhase, header, nullptr, table, table_bytes, Report::headers);
   layer.wait_report();
 }
 

@@ -9,7 +9,8 @@
 #include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/cuda/wait.cuh"
 #include "winnow/expert_parallel/cuda/wire.cuh"
-#include "winnow/expert_parallel/cuda/wire.h"
+#include "winnow/expert_parallel/exchange/exchange_cuda.h"
+#include "winnow/expert_parallel/exchange/heard.cuh"
 
 namespace winnow::expert_parallel {
 

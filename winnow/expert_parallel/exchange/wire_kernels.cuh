@@ -6,10 +6,10 @@
 #include "winnow/device/common/launch.cuh"
 #include "winnow/expert_parallel/cuda/barrier.cuh"
 #include "winnow/expert_parallel/cuda/wire.h"
+#include "winnow/expert_parallel/exchange/count_exchange_cuda.cuh"
 #include "winnow/expert_parallel/exchange/exchange_cuda.cuh"
 #include "winnow/expert_parallel/exchange/rail_cuda.cuh"
 #include "winnow/expert_parallel/exchange/tell_fault.cuh"
-#include "winnow/expert_parallel/notify/notify_exchange_cuda.cuh"
 
 namespace winnow::expert_parallel {
 
@@ -43,7 +43,7 @@ Wire make_wire() {
       return cudaSuccess;
     }
   };
-  wire.notify = [](const NotifyParams& params, void* stream) -> int {
+  wire.notify = [](const CountExchangeParams& params, void* stream) -> int {
     return device::launch(notify_kernel<W>, 1, kNotifyThreads, 0, static_cast<cudaStream_t>(stream),
                           params);
   };

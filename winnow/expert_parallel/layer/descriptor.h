@@ -7,14 +7,9 @@
 
 #include "winnow/core/export.h"
 #include "winnow/core/tensor.h"
+#include "winnow/expert_parallel/config.h"
 
 namespace winnow::expert_parallel {
-
-// How the rows of a dispatch are ordered; see AllToAll::dispatch().
-enum class RowOrder : std::uint8_t {
-  expert_major,  // one row per (token, expert) pair
-  token_major,   // one row per token that has an expert here
-};
 
 // Everything that combine() and a cached dispatch() need: a snapshot of the routing, so that the
 // caller may overwrite its tensors, and the arena rows of combine_buffer(). dispatch() creates

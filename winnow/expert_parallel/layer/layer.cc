@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "winnow/expert_parallel/memory/layouts.h"
+
 namespace winnow::expert_parallel {
 namespace {
 

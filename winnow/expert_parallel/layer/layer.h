@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/all_to_all/all_to_all.h"
+#include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/exchange/rail.h"
 #include "winnow/expert_parallel/memory/arena.h"
@@ -18,9 +18,6 @@
 #include "winnow/expert_parallel/transport/communicator.h"
 
 namespace winnow::expert_parallel {
-
-// f32 scales of a row of f8_e4m3: one for 128 columns.
-inline std::int64_t scale_columns(std::int64_t hidden) { return (hidden + 127) / 128; }
 
 // `config` is resolved.
 ExpertMap map_of(const Config& config, const Transport& transport);

@@ -6,8 +6,6 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/combine/combine_impl.h"
-#include "winnow/expert_parallel/dispatch/dispatch_impl.h"
 #include "winnow/expert_parallel/layer/layer.h"
 #include "winnow/expert_parallel/layer/layer_kernels_cuda.h"
 #include "winnow/expert_parallel/memory/layouts.h"
@@ -18,6 +16,16 @@ namespace {
 
 constexpr std::string_view kOperation = "expert_parallel::AllToAll";
 constexpr std::int64_t kLeastOwnMemory = std::int64_t{16} << 20;
+
+std::vector<PhaseText> texts_of(std::span<const CudaOperation> operations) {
+  constexpr std::string_view kBarrier = "expert_parallel::barrier";
+  std::vector<PhaseText> texts = {{Phase::world_barrier, kBarrier, "the world barrier"},
+                                  {Phase::node_barrier, kBarrier, "the node barrier"}};
+  for (const CudaOperation& operation : operations) {
+    texts.insert(texts.end(), operation.texts.begin(), operation.texts.end());
+  }
+  return texts;
+}
 
 int multiprocessors(Device device) {
   int count = 0;
@@ -31,13 +39,14 @@ int multiprocessors(Device device) {
 
 // Everything that takes memory or loads kernels comes before the last collective step: afterwards
 // other ranks' kernels may be waiting already.
-DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& config)
+DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& config,
+                         std::span<const CudaOperation> operations)
     : config_(config),
       map_(map_of(config, *transport)),
       transport_(std::move(transport)),
       wire_(transport_->wire()),
       rank_(transport_->rank()),
-      calls_(transport_, view_, config_.device, kOperation) {
+      calls_(transport_, view_, config_.device, kOperation, texts_of(operations)) {
   if (map_.topology.local_world_size > kMaxLocals) {
     throw Error(ErrorCode::unsupported, std::string(kOperation),
                 to_string(device()) + " cannot be used: a node has at most " +
@@ -50,11 +59,14 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
                     std::to_string(kMostTokens) + " tokens");
   }
   const DeviceGuard guard(device());
-  load_kernels();
+  load_kernels(operations);
   const auto world = static_cast<std::size_t>(map_.topology.world_size);
   const std::int64_t locals = map_.topology.local_world_size;
   view_.topology = topology_of(map_, rank_);
-  view_.control_layout = control_layout(map_, config_);
+  view_.control_layout =
+      control_layout(map_, config_,
+                     std::int64_t(sizeof(Header)) + (map_.experts + map_.topology.world_size) * 4 +
+                         std::int64_t(sizeof(Findings)));
   view_.rail_layout = rail_layout(map_, config_);
   view_.timeout_ns = static_cast<std::uint64_t>(config_.timeout.count());
 
@@ -90,11 +102,10 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
   blocks_ = std::max(1, std::min(config_.sm_count, multiprocessors(device()) / ranks));
 }
 
-void DeviceLayer::load_kernels() {
-  for (const auto load :
-       {wire_->load, &load_layer_kernels, &load_dispatch_kernels, &load_combine_kernels}) {
-    check(load(), "loading the kernels");
-  }
+void DeviceLayer::load_kernels(std::span<const CudaOperation> operations) {
+  check(wire_->load(), "loading the kernels");
+  check(load_layer_kernels(), "loading the kernels");
+  for (const CudaOperation& operation : operations) check(operation.load(), "loading the kernels");
 }
 
 std::shared_ptr<SymmetricMemory> DeviceLayer::allocate(std::int64_t bytes, std::string_view what) {
@@ -168,8 +179,8 @@ std::uint64_t DeviceLayer::begin(std::string_view operation, Stream stream) {
   return calls_.number();
 }
 
-void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, const std::byte* table,
-                           std::int64_t table_bytes, Report report) {
+void DeviceLayer::exchange(Phase phase, const Header& header, const std::int32_t* counts,
+                           const std::byte* table, std::int64_t table_bytes, Report report) {
   own_header_ = header;
   if (capturing() && header.refusal != 0) return;  // the recording ends with the Error
   if (capturing() && report != Report::none) {
@@ -185,7 +196,7 @@ void DeviceLayer::exchange(const Header& header, const std::int32_t* counts, con
   params.counts = counts;
   params.table = table;
   params.table_bytes = nodes() > 1 ? table_bytes : 0;
-  params.phase = call == Call::combine ? Phase::expert_rows : Phase::counts;
+  params.phase = phase;
   params.call = calls_.number();
   params.waits = waits || header.refusal != 0;
   params.reports = params.waits || report == Report::later;

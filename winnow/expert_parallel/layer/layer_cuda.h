@@ -14,14 +14,16 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/stream.h"
-#include "winnow/expert_parallel/all_to_all/all_to_all.h"
+#include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/cuda/calls.h"
 #include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
+#include "winnow/expert_parallel/exchange/exchange_cuda.h"
 #include "winnow/expert_parallel/memory/arena.h"
 #include "winnow/expert_parallel/memory/gpu_memory.h"
 #include "winnow/expert_parallel/routing/placement.h"
+#include "winnow/expert_parallel/transport/fault_notice.h"
 
 namespace winnow::expert_parallel {
 
@@ -33,12 +35,19 @@ enum class Report {
   more,     // and what a later kernel of the call adds before it calls complete()
 };
 
+// What the layer has to know of an operation on it.
+struct CudaOperation {
+  int (*load)() = nullptr;           // its kernels, onto the current GPU; a cudaError_t
+  std::span<const PhaseText> texts;  // of what its kernels wait for
+};
+
 class DeviceLayer {
  public:
   // Collective. `config` is checked and resolved; config.device is a GPU. Errors (winnow::Error):
   // unsupported, where the GPU or the transport cannot do it; those of the allocations. The end
   // of a layer waits for nobody.
-  DeviceLayer(std::shared_ptr<Transport> transport, const Config& config);
+  DeviceLayer(std::shared_ptr<Transport> transport, const Config& config,
+              std::span<const CudaOperation> operations);
   DeviceLayer(const DeviceLayer&) = delete;
   DeviceLayer& operator=(const DeviceLayer&) = delete;
 
@@ -78,8 +87,9 @@ class DeviceLayer {
   // memory; null: none) and table (device memory, to the rail peers; stays as it is until the call
   // is over), hears all ranks, and makes the rest of the call do nothing where one refuses or
   // options differ. A rank whose header refuses enqueues nothing else and calls wait_report().
-  void exchange(const Header& header, const std::int32_t* counts, const std::byte* table,
-                std::int64_t table_bytes, Report report);
+  // Errors name `phase` where a rank does not come.
+  void exchange(Phase phase, const Header& header, const std::int32_t* counts,
+                const std::byte* table, std::int64_t table_bytes, Report report);
   // The host waits until the report is complete, then throws faults and refusals, alike on every
   // rank. In capture: throws what this rank's own header refused.
   void wait_report();
@@ -123,7 +133,7 @@ class DeviceLayer {
   void barrier(bool node_only, Stream stream);
 
  private:
-  void load_kernels();
+  void load_kernels(std::span<const CudaOperation> operations);
   std::shared_ptr<SymmetricMemory> allocate(std::int64_t bytes, std::string_view what);
   NodePointers node_pointers_of(SymmetricMemory& memory) const;
   SymmetricView view_of(SymmetricMemory& memory, std::byte** pointers) const;

@@ -1,42 +1,12 @@
-// layout below the door: what dispatch uses too. Internal.
+// layout below the door. Internal.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-
-#include "winnow/core/export.h"
-#include "winnow/core/rows.h"
+#include "winnow/expert_parallel/routing/counts.h"
 
 namespace winnow::expert_parallel {
 
-inline constexpr std::int64_t kMaxTopk = 32;
-
-// Outputs that are null are not computed.
-struct LayoutParams {
-  std::int64_t num_tokens = 0, topk = 0, experts = 0, world_size = 0, local_world_size = 0;
-  Rows<const std::int32_t*> expert_indices;  // [n, K]
-  std::int32_t* tokens_per_rank = nullptr;
-  std::int32_t* tokens_per_node = nullptr;
-  std::int32_t* tokens_per_expert = nullptr;
-  Rows<std::uint8_t*> is_token_in_rank;  // [n, W]
-
-  bool is_expert(std::int32_t index) const { return index >= 0 && index < experts; }
-};
-
-// An index that is neither an expert nor one of the two values for none.
-struct BadIndex {
-  std::int64_t token = 0, k = 0;
-  std::int32_t value = 0;
-};
-
-// The first one in the order of tokens, then k.
-WINNOW_EXPORT std::optional<BadIndex> find_bad_index(const LayoutParams& params);
-
-// Counts, taking every index that is no expert for none. Throws std::bad_alloc before it writes.
-void count_layout(const LayoutParams& params);
-
-// The same, queued on `stream` (a cudaStream_t) of the current device, which holds the tensors.
-// Allocates nothing and does not wait, so the stream may be in capture.
+// count_layout(), queued on `stream` (a cudaStream_t) of the current device, which holds the
+// tensors. Allocates nothing and does not wait, so the stream may be in capture.
 void layout_cuda(const LayoutParams& params, void* stream);
 
 }  // namespace winnow::expert_parallel

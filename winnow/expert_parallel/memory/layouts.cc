@@ -1,21 +1,6 @@
 #include "winnow/expert_parallel/memory/layouts.h"
 
-#include "winnow/expert_parallel/layer/layer.h"
-
 namespace winnow::expert_parallel {
-
-DeviceTopology topology_of(const ExpertMap& map, int rank) {
-  DeviceTopology topology;
-  topology.world = map.topology.world_size;
-  topology.locals = map.topology.local_world_size;
-  topology.nodes = map.topology.nodes();
-  topology.rank = rank;
-  topology.node = map.topology.node(rank);
-  topology.local = map.topology.local(rank);
-  topology.experts = map.experts;
-  topology.topk = map.topk;
-  return topology;
-}
 
 // Faster where the SMs are enough to fill the links and to sum at once (of two ranks a row comes
 // over the link for each two that are added, so that the sums take more of them) and where what
@@ -33,7 +18,7 @@ std::int64_t pushed_bytes(const ExpertMap& map, const Config& config) {
   return map.topology.world_size * config.max_tokens * config.hidden * size_of(config.dtype);
 }
 
-ControlLayout control_layout(const ExpertMap& map, const Config& config) {
+ControlLayout control_layout(const ExpertMap& map, const Config& config, std::int64_t row_bytes) {
   constexpr std::int64_t kWord = sizeof(std::uint64_t), kIndex = sizeof(std::int32_t);
   const std::int64_t world = map.topology.world_size, locals = map.topology.local_world_size;
   const std::int64_t nodes = map.topology.nodes();
@@ -51,8 +36,7 @@ ControlLayout control_layout(const ExpertMap& map, const Config& config) {
   layout.arrived = parts.add(3 * world * kWord);
   layout.fault = parts.add(kWord);
   layout.notices = parts.add(world * std::int64_t(sizeof(FaultNotice)));
-  layout.row_bytes = Parts::round_up(std::int64_t(sizeof(Header)) + (map.experts + world) * kIndex +
-                                     std::int64_t(sizeof(Findings)));
+  layout.row_bytes = Parts::round_up(row_bytes);
   // Indices, their ordinals and the weights.
   const std::int64_t pair = 2 * kIndex + size_of(config.weight_dtype);
   layout.table_bytes = nodes > 1 ? Parts::round_up(config.max_tokens * config.topk * pair) : 0;

@@ -5,9 +5,10 @@
 #include <cstdint>
 
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/all_to_all/all_to_all.h"
-#include "winnow/expert_parallel/cuda/view.h"
+#include "winnow/expert_parallel/config.h"
+#include "winnow/expert_parallel/host_device.h"
 #include "winnow/expert_parallel/routing/placement.h"
+#include "winnow/expert_parallel/transport/fault_notice.h"
 
 namespace winnow::expert_parallel {
 
@@ -47,8 +48,83 @@ class Tables {
   Parts parts_;
 };
 
-DeviceTopology topology_of(const ExpertMap& map, int rank);
-ControlLayout control_layout(const ExpertMap& map, const Config& config);
+// f32 scales of a row of f8_e4m3: one for 128 columns.
+inline std::int64_t scale_columns(std::int64_t hidden) { return (hidden + 127) / 128; }
+
+// Equal slices of a call's tokens whose rows, or sums, are told of one by one.
+inline constexpr int kSlices = 8;
+// Rows that combine pushes before it tells of them.
+inline constexpr int kPushedTogether = 16;
+
+// Offsets of the control memory, the same on every rank. Words are 64-bit and hold epochs.
+struct ControlLayout {
+  std::int64_t heard = 0;   // [W] words: the row of that rank is there
+  std::int64_t rail = 0;    // [NN] words: the rail row and table of that node are there
+  std::int64_t done = 0;    // [L] words: that rank of the node is done with the others' memory
+  std::int64_t slices = 0;  // [L] words: epoch * kSlices + slices of dispatch that rank has written
+  // [2, L] words: epoch * kSlices + slices that rank has pushed, of tokens of other nodes; and
+  // of this one.
+  std::int64_t sum_slices = 0;
+  // [NN, L, pushed_words] words, where rows may be pushed: of what that rank pushes of the tokens
+  // that this rank reduces for that node, the epoch in which each kPushedTogether rows have come.
+  std::int64_t pushed = 0, pushed_words = 0;
+  std::int64_t arrived = 0;  // [3, W] words: the rounds of barriers (see barrier.cuh)
+  std::int64_t fault = 0;    // word: 0, or 1 + a rank that broke the layer
+  std::int64_t notices = 0;  // [W] FaultNotice: what that rank waited for then
+  std::int64_t rows = 0;     // [2, W] rows: Header, pairs [E] i32, tokens [W] i32, Findings
+  // [2, NN] rows, each with a table behind it. That of the own node is what this rank sends.
+  std::int64_t rail_rows = 0;
+  std::int64_t row_bytes = 0, table_bytes = 0;
+  std::int64_t bytes = 0;  // of all
+
+  WINNOW_HD std::int64_t pushed_row(int node, int locals, int local, std::int64_t row) const {
+    return pushed + ((std::int64_t(node) * locals + local) * pushed_words + row / kPushedTogether) *
+                        std::int64_t(sizeof(std::uint64_t));
+  }
+  WINNOW_HD std::int64_t notice(int rank) const {
+    return notices + rank * std::int64_t(sizeof(FaultNotice));
+  }
+  WINNOW_HD std::int64_t row(std::uint64_t epoch, int world, int rank) const {
+    return rows + (std::int64_t(epoch % 2) * world + rank) * row_bytes;
+  }
+  WINNOW_HD std::int64_t rail_row(std::uint64_t epoch, int nodes, int node) const {
+    return rail_rows + (std::int64_t(epoch % 2) * nodes + node) * (row_bytes + table_bytes);
+  }
+  WINNOW_HD std::int64_t rail_table(std::uint64_t epoch, int nodes, int node) const {
+    return rail_row(epoch, nodes, node) + row_bytes;
+  }
+};
+
+// Offsets of the rail memory (only with more than one node): where rail peers put rows, each at its
+// token's own place, and the chunks' signals.
+struct RailLayout {
+  std::int64_t signals = 0;                    // [NN, chunks] words: epochs
+  std::int64_t rows = 0;                       // [NN, T] rows, row_bytes apart at most
+  std::int64_t scales = 0;                     // [NN, T] scales, scale_bytes apart at most
+  std::int64_t staged = 0, staged_scales = 0;  // [NN, T] rows and scales on the way to that node
+  std::int64_t chunks = 0;                     // of kChunkTokens tokens
+  std::int64_t max_tokens = 0, row_bytes = 0, scale_bytes = 0;
+  std::int64_t bytes = 0;
+
+  WINNOW_HD std::int64_t signal(int node, std::int64_t chunk) const {
+    return signals + (node * chunks + chunk) * std::int64_t(sizeof(std::uint64_t));
+  }
+  WINNOW_HD std::int64_t row(int node, std::int64_t token, std::int64_t size) const {
+    return rows + node * max_tokens * row_bytes + token * size;
+  }
+  WINNOW_HD std::int64_t scale(int node, std::int64_t token, std::int64_t size) const {
+    return scales + node * max_tokens * scale_bytes + token * size;
+  }
+  WINNOW_HD std::int64_t staged_row(int node, std::int64_t token, std::int64_t size) const {
+    return staged + node * max_tokens * row_bytes + token * size;
+  }
+  WINNOW_HD std::int64_t staged_scale(int node, std::int64_t token, std::int64_t size) const {
+    return staged_scales + node * max_tokens * scale_bytes + token * size;
+  }
+};
+
+// `row_bytes`: of what each rank tells all others in an exchange.
+ControlLayout control_layout(const ExpertMap& map, const Config& config, std::int64_t row_bytes);
 // Whether token-major rows are pushed to the rank of their node that sums them, in a call in which
 // no rank has more than `tokens`; otherwise that one reads them. The same on every rank.
 WINNOW_EXPORT bool pushes_rows(const ExpertMap& map, const Config& config, std::int64_t tokens);

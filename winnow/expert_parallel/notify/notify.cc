@@ -8,7 +8,7 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
-#include "winnow/expert_parallel/layout/layout_impl.h"
+#include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
 #include "winnow/expert_parallel/queue_buffers/queue_buffers.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"

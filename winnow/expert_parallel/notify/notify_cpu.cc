@@ -6,8 +6,8 @@
 
 #include "winnow/core/read_once.h"
 #include "winnow/core/rows.h"
-#include "winnow/expert_parallel/layout/layout_impl.h"
-#include "winnow/expert_parallel/notify/count_exchange.h"
+#include "winnow/expert_parallel/config.h"
+#include "winnow/expert_parallel/exchange/count_exchange.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/expert_parallel/transport/deadline.h"

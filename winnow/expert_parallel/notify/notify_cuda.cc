@@ -10,9 +10,11 @@
 #include "winnow/core/rows.h"
 #include "winnow/expert_parallel/cuda/calls.h"
 #include "winnow/expert_parallel/cuda/wire.h"
+#include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/memory/gpu_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
+#include "winnow/expert_parallel/routing/device_topology.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
@@ -47,7 +49,9 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
                                const Deadline& deadline)
     : NotifierBackend(config, *transport),
       transport_(std::move(transport)),
-      calls_(transport_, view_.layer, config_.device, kNotifierOperation) {
+      calls_(transport_, view_.layer, config_.device, kNotifierOperation,
+             {{kRailCountsPhase, kNotifyOperation, "the counts"},
+              {kNodeCountsPhase, kNotifyOperation, "the sums"}}) {
   const DeviceGuard guard(config_.device);
   calls_.check(transport_->wire()->load(), "loading the kernels");
   calls_.check(load_notify_kernels(), "loading the kernels");
@@ -142,7 +146,7 @@ void DeviceNotifier::enqueue(const NotifyArgs& args, const Header& statement, bo
   const auto counts = [](const ConstTensorView& view) {
     return static_cast<const std::int32_t*>(view.data());
   };
-  NotifyParams params;
+  CountExchangeParams params;
   params.view = view_;
   params.statement = statement;
   params.call = calls_.number();

@@ -6,7 +6,7 @@
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
-#include "winnow/expert_parallel/notify/block_scan.cuh"
+#include "winnow/expert_parallel/exchange/block_scan.cuh"
 #include "winnow/expert_parallel/notify/notify_cuda.h"
 
 namespace winnow::expert_parallel {

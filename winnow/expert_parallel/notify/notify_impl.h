@@ -7,7 +7,7 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/notify/count_finding.h"
+#include "winnow/expert_parallel/exchange/count_finding.h"
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/routing/topology.h"
 #include "winnow/expert_parallel/transport/deadline.h"

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/layer/descriptor.h"
-#include "winnow/expert_parallel/layout/layout_impl.h"
+#include "winnow/expert_parallel/config.h"
+#include "winnow/expert_parallel/routing/counts.h"
 #include "winnow/expert_parallel/routing/topology.h"
 
 namespace winnow::expert_parallel {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <span>
 
-#include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/routing/placement.h"
+#include "winnow/expert_parallel/routing/routing.h"
 
 namespace winnow::expert_parallel {
 

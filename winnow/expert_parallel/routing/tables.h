@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "winnow/expert_parallel/cuda/view.h"
+#include "winnow/expert_parallel/host_device.h"
 
 namespace winnow::expert_parallel {
 

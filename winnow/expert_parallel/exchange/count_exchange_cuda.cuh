@@ -6,12 +6,12 @@
 
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
+#include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/cuda/report.cuh"
 #include "winnow/expert_parallel/cuda/wait.cuh"
 #include "winnow/expert_parallel/cuda/wire.cuh"
-#include "winnow/expert_parallel/layout/layout_impl.h"
-#include "winnow/expert_parallel/notify/block_scan.cuh"
-#include "winnow/expert_parallel/notify/notify_cuda.h"
+#include "winnow/expert_parallel/exchange/block_scan.cuh"
+#include "winnow/expert_parallel/exchange/count_exchange_cuda.h"
 
 namespace winnow::expert_parallel {
 
@@ -26,7 +26,7 @@ class NotifyBlock {
     unsigned first;  // of what is wrong, in the order in which errors name it
   };
 
-  __device__ NotifyBlock(const NotifyParams& params, Shared& shared, std::uint64_t call)
+  __device__ NotifyBlock(const CountExchangeParams& params, Shared& shared, std::uint64_t call)
       : params_(params),
         shared_(shared),
         view_(params.view.layer),
@@ -180,7 +180,7 @@ class NotifyBlock {
       return word_at(layout_.node_signal(call_, topology_.nodes, node));
     };
     const auto peer = [&](int node) { return topology_.rank_of(node, topology_.local); };
-    return wait_for_all(view_, topology_.nodes, word, call_, Phase::notify_counts, peer);
+    return wait_for_all(view_, topology_.nodes, word, call_, kRailCountsPhase, peer);
   }
 
   // To every rank of the node: what the rail has said, its tokens for that rank, its pairs summed.
@@ -216,7 +216,7 @@ class NotifyBlock {
       return word_at(layout_.local_signal(call_, topology_.locals, local));
     };
     const auto peer = [&](int local) { return topology_.rank_of(topology_.node, local); };
-    return wait_for_all(view_, topology_.locals, word, call_, Phase::notify_sums, peer);
+    return wait_for_all(view_, topology_.locals, word, call_, kNodeCountsPhase, peer);
   }
 
   // Every rank has the same statements and comes to the same verdict.
@@ -303,7 +303,7 @@ class NotifyBlock {
     return reinterpret_cast<std::uint64_t*>(own(offset));
   }
 
-  const NotifyParams& params_;
+  const CountExchangeParams& params_;
   Shared& shared_;
   const LayerView& view_;
   const DeviceTopology& topology_;
@@ -313,7 +313,7 @@ class NotifyBlock {
 
 template <class W>
 __global__ void __launch_bounds__(kNotifyThreads)
-    notify_kernel(const __grid_constant__ NotifyParams params) {
+    notify_kernel(const __grid_constant__ CountExchangeParams params) {
   WINNOW_BLOCK_SHARED(shared, typename NotifyBlock<W>::Shared);
   const LayerView& view = params.view.layer;
   if (broken(view)) return;

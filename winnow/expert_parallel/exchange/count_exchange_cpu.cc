@@ -1,8 +1,8 @@
-#include "winnow/expert_parallel/notify/count_exchange.h"
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "winnow/expert_parallel/exchange/count_exchange.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -1,0 +1,78 @@
+# Fails where a file of winnow/ includes one that stands above it:
+#   cmake -DROOT=<the repository> -P cmake/check_includes.cmake
+cmake_minimum_required(VERSION 3.25)
+
+# The rooms, floor by floor from the ground. A file may include its own room and the floors below:
+# of its own family (the first folder of its room) and of the shared families.
+set(shared core cpu device)
+set(floors
+  "core"
+  "cpu device/common"
+  "device/sm90"
+  "expert_parallel indexer paged_xl sparse_mla"
+  "expert_parallel/queue_buffers expert_parallel/routing indexer/scores indexer/topk paged_xl/attention paged_xl/cache paged_xl/position_term sparse_mla/forward"
+  "expert_parallel/transport sparse_mla/backward sparse_mla/distribution"
+  "expert_parallel/memory expert_parallel/rendezvous"
+  "expert_parallel/cuda expert_parallel/transport/mapped"
+  "expert_parallel/exchange"
+  "expert_parallel/layer expert_parallel/transport/in_process expert_parallel/transport/nvshmem expert_parallel/transport/shared_memory"
+  "expert_parallel/combine expert_parallel/dispatch expert_parallel/layout expert_parallel/notify"
+  "expert_parallel/all_to_all")
+# These know every operation: the table of a CPU module, and the header that includes all others.
+set(roofs cpu/module.cc winnow.h)
+# Tests, what they and benchmarks share, and the Python bindings. They may include every floor of
+# their family, and no file of the library may include them.
+set(harness "(^|/)(testing|python)/|(^|/)test_[a-z_]+\\.h$|(^|/|_)(bench|cases|oracle|py|soak|test)\\.(cc|h)$")
+
+set(floor 0)
+foreach(rooms IN LISTS floors)
+  math(EXPR floor "${floor} + 1")
+  separate_arguments(rooms)
+  foreach(room IN LISTS rooms)
+    set(floor_of_${room} ${floor})
+  endforeach()
+endforeach()
+
+set(wrong "")
+set(count 0)
+file(GLOB_RECURSE files RELATIVE ${ROOT}/winnow ${ROOT}/winnow/*.h ${ROOT}/winnow/*.cuh
+     ${ROOT}/winnow/*.cc ${ROOT}/winnow/*.cu)
+foreach(file IN LISTS files)
+  if(file IN_LIST roofs)
+    continue()
+  endif()
+  get_filename_component(room ${file} DIRECTORY)
+  string(REGEX REPLACE "/.*" "" family ${file})
+  file(STRINGS ${ROOT}/winnow/${file} lines REGEX "^ *# *include \"winnow/")
+  foreach(line IN LISTS lines)
+    math(EXPR count "${count} + 1")
+    string(REGEX REPLACE "^[^\"]*\"winnow/([^\"]*)\".*" "\\1" included "${line}")
+    get_filename_component(other_room ${included} DIRECTORY)
+    string(REGEX REPLACE "/.*" "" other ${included})
+    set(why "")
+    if(file MATCHES "${harness}")
+      if(family MATCHES "^(expert_parallel|indexer|paged_xl|sparse_mla)$" AND
+         other MATCHES "^(expert_parallel|indexer|paged_xl|sparse_mla)$" AND NOT other STREQUAL family)
+        set(why "is of another family")
+      endif()
+    elseif(included MATCHES "${harness}")
+      set(why "is for tests, benchmarks or bindings")
+    elseif(NOT DEFINED floor_of_${room} OR NOT DEFINED floor_of_${other_room})
+      set(why "has no floor, or its includer has none, in cmake/check_includes.cmake")
+    elseif(room STREQUAL other_room)
+    elseif(NOT other STREQUAL family AND NOT other IN_LIST shared)
+      set(why "is of another family")
+    elseif(NOT floor_of_${other_room} LESS floor_of_${room})
+      set(why "does not stand below it")
+    endif()
+    if(why)
+      string(APPEND wrong "  winnow/${file} includes winnow/${included}, which ${why}\n")
+    endif()
+  endforeach()
+endforeach()
+if(count LESS 1000)
+  message(FATAL_ERROR "only ${count} includes were found in ${ROOT}/winnow")
+elseif(wrong)
+  message(FATAL_ERROR "Includes go downwards only:\n${wrong}")
+endif()
+message(STATUS "${count} includes, and none goes up")

@@ -1,0 +1,32 @@
+// The exchange of a GPU layer: what its kernel is given. Internal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "winnow/expert_parallel/cuda/view.h"
+#include "winnow/expert_parallel/exchange/exchange.h"
+
+namespace winnow::expert_parallel {
+
+// What the kernels of this rank found in its indices; travels behind the counts.
+struct Findings {
+  std::int32_t bad = 0;  // 1: an index is out of range, the first one:
+  std::int32_t token = 0, k = 0, value = 0;
+};
+
+// One block. Posts header, counts and table, hears all ranks, decides. See exchange_cuda.cuh.
+struct ExchangeParams {
+  LayerView view;
+  Header header;
+  const std::int32_t* counts = nullptr;  // [E + W], and Findings behind them; or null
+  const std::byte* table = nullptr;      // for the rail peers; may be null
+  std::int64_t table_bytes = 0;
+  Phase phase = Phase::none;
+  std::uint64_t call = 0;  // the host's number of this call
+  bool reports = false;    // the host reads a report,
+  bool waits = false;      // and waits for it
+  bool completes = false;  // this kernel makes it; else a later one, unless the call is refused
+};
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,48 @@
+// The layer's own small kernels: the table of arena segments that kernels look up, copies of rows.
+#include <algorithm>
+
+#include <cuda_runtime.h>
+
+#include "winnow/device/common/launch.cuh"
+#include "winnow/expert_parallel/cuda/wire.cuh"
+#include "winnow/expert_parallel/layer/layer_kernels_cuda.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+__global__ void set_segment_kernel(std::byte** row, const __grid_constant__ NodePointers pointers,
+                                   int locals) {
+  for (int i = threadIdx.x; i < locals; i += blockDim.x) row[i] = pointers.data[i];
+}
+
+__global__ void copy_rows_kernel(std::byte* to, std::int64_t to_stride, const std::byte* from,
+                                 std::int64_t from_stride, std::int64_t bytes, std::int64_t rows) {
+  for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    copy_by_block(to + row * to_stride, from + row * from_stride, bytes);
+  }
+}
+
+}  // namespace
+
+int load_layer_kernels() { return device::load_kernels(set_segment_kernel, copy_rows_kernel); }
+
+int set_segment(std::byte** row, const NodePointers& pointers, int locals, void* stream) {
+  return device::launch(set_segment_kernel, 1, 32, 0, static_cast<cudaStream_t>(stream), row,
+                        pointers, locals);
+}
+
+int copy_rows(std::byte* to, std::int64_t to_stride, const std::byte* from,
+              std::int64_t from_stride, std::int64_t bytes, std::int64_t rows, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (rows == 0) return cudaSuccess;
+  if (rows == 1) to_stride = from_stride = bytes;  // they may be anything then
+  if (from_stride >= bytes) {
+    return cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, rows,
+                             cudaMemcpyDeviceToDevice, on);
+  }
+  constexpr std::int64_t kMostBlocks = 1024;
+  return device::launch(copy_rows_kernel, static_cast<unsigned>(std::min(rows, kMostBlocks)), 256,
+                        0, on, to, to_stride, from, from_stride, bytes, rows);
+}
+
+}  // namespace winnow::expert_parallel

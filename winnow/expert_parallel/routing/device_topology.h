@@ -1,0 +1,41 @@
+// Where a rank of a GPU and its experts are, as kernels know it. Internal.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/expert_parallel/host_device.h"
+#include "winnow/expert_parallel/routing/placement.h"
+
+namespace winnow::expert_parallel {
+
+// Who is where. Expert x lives on rank x / per_rank().
+struct DeviceTopology {
+  int world = 1, locals = 1, nodes = 1;  // W, L, NN
+  int rank = 0, node = 0, local = 0;
+  int experts = 0, topk = 0;  // E, K
+
+  WINNOW_HD int per_rank() const { return experts / world; }
+  WINNOW_HD int rank_of(int at_node, int at_local) const { return at_node * locals + at_local; }
+  // Who writes to this rank's memory what comes from that one: itself, or the rank of this node
+  // that passes its words on.
+  WINNOW_HD int writer_for(int from) const {
+    const bool itself = from / locals == node || from % locals == local;
+    return itself ? from : rank_of(node, from % locals);
+  }
+  WINNOW_HD bool kept(std::int32_t expert) const { return expert >= 0 && expert < experts; }
+};
+
+inline DeviceTopology topology_of(const ExpertMap& map, int rank) {
+  DeviceTopology topology;
+  topology.world = map.topology.world_size;
+  topology.locals = map.topology.local_world_size;
+  topology.nodes = map.topology.nodes();
+  topology.rank = rank;
+  topology.node = map.topology.node(rank);
+  topology.local = map.topology.local(rank);
+  topology.experts = map.experts;
+  topology.topk = map.topk;
+  return topology;
+}
+
+}  // namespace winnow::expert_parallel
