@@ -48,6 +48,20 @@ const testing::Comparison& worst(const testing::CaseOutcome& outcome) {
       [&](const auto& a, const auto& b) { return closeness(a) < closeness(b); });
 }
 
+// Says so where another backend ran than was asked for.
+void check_backend(testing::CaseOutcome& outcome, const testing::Target& target) {
+  const std::optional<Backend>& forced = target.options.backend;
+  const bool on_gpu = outcome.backend != Backend::cpu;
+  if (on_gpu == (target.device == DeviceType::cuda) &&
+      forced.value_or(outcome.backend) == outcome.backend) {
+    return;
+  }
+  const std::string wanted(forced ? to_string(*forced) : "one for the device");
+  outcome.comparisons.push_back(
+      {"backend", 1, 0, false,
+       "want " + wanted + ", got " + std::string(to_string(outcome.backend))});
+}
+
 struct Totals {
   int passed = 0, failed = 0;
   ordered_json report = ordered_json::array();
@@ -57,11 +71,12 @@ void run_case(const testing::Operation& operation, const testing::Case& one,
               const testing::Target& target, const VerifyOptions& options, const Launch& launch,
               Table& table, Totals& totals) {
   const auto start = std::chrono::steady_clock::now();
-  const testing::CaseOutcome outcome = one.run(target);
+  testing::CaseOutcome outcome = one.run(target);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   if (outcome.comparisons.empty()) {
     throw Error(ErrorCode::internal, "verify", "case " + one.name + " compared nothing");
   }
+  check_backend(outcome, target);
   const testing::Comparison& shown = worst(outcome);
   const bool passed = outcome.passed();
   ++(passed ? totals.passed : totals.failed);

@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::array kPriority = {Backend::sm90, Backend::cuda, Backend::cpu};
 
-bool can_run(Backend backend, const Gpu& gpu) {
+bool can_run(Backend backend, const Gpu& gpu, int least_capability = 0) {
+  if (least_capability > 0) return gpu.compute_major * 10 + gpu.compute_minor >= least_capability;
   if (backend == Backend::sm90) return gpu.compute_major == 9 && gpu.compute_minor == 0;
   return gpu.compute_major >= 8;
 }
@@ -43,12 +44,15 @@ bool serves(Backend backend, Device device) {
   return (backend == Backend::cpu) == (device.type == DeviceType::cpu);
 }
 
-// Why a backend that works on some GPU does not on this one; empty if it does.
-std::string objection(Backend backend, Device device) {
-  if (device.type == DeviceType::cpu) return "";
+// Why the backend does not serve the device; empty if it does.
+std::string objection(const BackendStatus& status, Device device, int least_capability) {
+  if (status.backend == Backend::cpu) return "";
+  if (!built_with_cuda() || gpus().gpus.empty()) return status.reason;
   for (const Gpu& gpu : gpus().gpus) {
     if (gpu.index == device.index) {
-      return can_run(backend, gpu) ? "" : describe(gpu) + "; the cpu backend works";
+      return can_run(status.backend, gpu, least_capability)
+                 ? ""
+                 : describe(gpu) + "; the cpu backend works";
     }
   }
   return "this GPU is not visible to the process";
@@ -110,7 +114,7 @@ std::span<const BackendStatus> backends() {
 }
 
 Backend choose_backend(std::string_view operation, Device device, const RunOptions& options,
-                       std::span<const Backend> implemented) {
+                       std::span<const Backend> implemented, int least_capability) {
   const auto fail = [&](ErrorCode code, std::string wanted, std::string got) {
     throw Error(code, std::string(operation), "backend", std::move(wanted), std::move(got));
   };
@@ -136,7 +140,7 @@ Backend choose_backend(std::string_view operation, Device device, const RunOptio
       }
       continue;
     }
-    const std::string reason = status.supported ? objection(status.backend, device) : status.reason;
+    const std::string reason = objection(status, device, least_capability);
     if (reason.empty()) return status.backend;
     reasons += (reasons.empty() ? "" : "; ") + name + ": " + reason;
   }

@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 
+#include "winnow/core/backend.h"
 #include "winnow/core/device.h"
 #include "winnow/core/dtype.h"
 
@@ -36,6 +38,9 @@ struct Config {
   std::int64_t arena_rows = 0;
   std::chrono::nanoseconds timeout{0};  // of every wait; 0: default_timeout() of deadline.h
   Device device{};  // of tensors and arena: the CPU, or a GPU, whose index may differ by rank
+  // Forces a backend as RunOptions::backend does: cpu, or sm90 on GPUs of compute capability 9.0
+  // and newer. Absent: that of the device, or of the environment variable WINNOW_BACKEND.
+  std::optional<Backend> backend{};
 };
 
 }  // namespace winnow::expert_parallel

@@ -2,23 +2,17 @@
 
 #include <algorithm>
 #include <limits>
-#include <new>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "winnow/core/check.h"
+#include "winnow/core/device_memory.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all_impl.h"
 #include "winnow/expert_parallel/combine/combine_impl.h"
 #include "winnow/expert_parallel/config.h"
-#include "winnow/expert_parallel/dispatch/dispatch_impl.h"
+#include "winnow/expert_parallel/layer/backend.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
-#include "winnow/expert_parallel/layer/layer.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
-
-#if WINNOW_WITH_CUDA
-#include "winnow/core/device_memory.h"
-#include "winnow/expert_parallel/layer/layer_cuda.h"
-#endif
 
 namespace winnow::expert_parallel {
 namespace {
@@ -86,158 +80,77 @@ Fields fields_of(const Config& config) {
           {"enable_local_combine", config.enable_local_combine ? "true" : "false"},
           {"sm_count", text(config.sm_count)},
           {"arena_rows", text(config.arena_rows)},
-          {"device", config.device.type == DeviceType::cuda ? "cuda" : "cpu"}};
+          {"device", config.device.type == DeviceType::cuda ? "cuda" : "cpu"},
+          {"backend", std::string(config.backend ? to_string(*config.backend) : "any")}};
 }
 
-const std::shared_ptr<const char>& token_of(const Layer& layer) { return layer.token; }
-
-void barrier(Layer& layer, bool intra_node_only, Stream) {
-  constexpr std::string_view operation = "expert_parallel::barrier";
-  layer.call(operation, [&] {
-    const Deadline deadline(layer.config.timeout);
-    intra_node_only ? layer.communicator.node_barrier(deadline, operation)
-                    : layer.communicator.world_barrier(deadline, operation);
-  });
+std::unique_ptr<AllToAllBackend> make_backend(Backend backend, std::shared_ptr<Transport> transport,
+                                              const Config& config) {
+  if constexpr (kBuiltWithCuda) {
+    if (backend == Backend::sm90) return make_all_to_all_cuda(std::move(transport), config);
+  }
+  return make_all_to_all_cpu(std::move(transport), config);
 }
-
-#if WINNOW_WITH_CUDA
-const std::shared_ptr<const char>& token_of(const DeviceLayer& layer) { return layer.token(); }
-
-void barrier(DeviceLayer& layer, bool intra_node_only, Stream stream) {
-  layer.barrier(intra_node_only, stream);
-}
-#endif
 
 }  // namespace
-
-class AllToAll::Impl {
- public:
-  Impl(std::shared_ptr<Transport> transport, Store& store, const Config& config)
-      : rank_(transport->rank()) {
-    const Check check{std::string(kOperation)};
-    const int world = transport->world_size();
-    check.that(config.timeout.count() >= 0, "timeout", "0 or more",
-               std::to_string(config.timeout.count()) + " ns");
-    config_ = with_defaults(config, world);
-    if (config_.timeout.count() == 0) config_.timeout = default_timeout();
-    // What ranks disagree about is named first: a bad value on one rank must not make the others
-    // wait.
-    agree(*transport, store, std::string(kOperation), fields_of(config_),
-          Deadline(config_.timeout));
-    check_config(check, config_, world);
-    topology_ = Topology(world, config_.local_world_size);
-    const std::uint64_t agreed = transport->agreements();
-    if (config_.device.type == DeviceType::cpu) {
-      layer_.emplace(transport, config_);
-    } else {
-      make_device_layer(transport);
-    }
-    // Behind the collective allocations, where these were no agreements themselves.
-    if (transport->agreements() == agreed) forget_agreement(*transport, store);
-  }
-
-  void make_device_layer(const std::shared_ptr<Transport>& transport) {
-#if WINNOW_WITH_CUDA
-    const CudaOperation operations[] = {cuda_dispatch(), cuda_combine()};
-    device_layer_ = std::make_unique<DeviceLayer>(transport, config_, operations);
-#else
-    static_cast<void>(transport);
-    throw Error(ErrorCode::unsupported, std::string(kOperation),
-                to_string(config_.device) + " cannot be used: this build has no CUDA kernels");
-#endif
-  }
-
-  // Runs body(layer) with the layer, while it is open: a Layer or a DeviceLayer, whose GPU is the
-  // current one then.
-  template <class Body>
-  auto with_layer(std::string_view operation, const Body& body) {
-    if (layer_) return body(*layer_);
-#if WINNOW_WITH_CUDA
-    if (device_layer_) {
-      const DeviceGuard guard(config_.device);
-      try {
-        try {
-          return body(*device_layer_);
-        } catch (const std::bad_alloc&) {
-          device_layer_->fail_without_host_memory();
-        }
-      } catch (...) {
-        device_layer_->leave();
-        throw;
-      }
-    }
-#endif
-    throw Error(ErrorCode::invalid_argument, std::string(operation), "the layer is closed");
-  }
-  std::int64_t arena_bytes() const {
-#if WINNOW_WITH_CUDA
-    if (device_layer_) return device_layer_->arena().bytes();
-#endif
-    return layer_ ? layer_->arena.bytes() : 0;
-  }
-  void close() noexcept {
-    layer_.reset();
-#if WINNOW_WITH_CUDA
-    device_layer_.reset();
-#endif
-  }
-
-  const Config& config() const { return config_; }
-  const Topology& topology() const { return topology_; }
-  int rank() const { return rank_; }
-
- private:
-  Config config_;
-  Topology topology_;
-  int rank_ = 0;
-  std::optional<Layer> layer_;
-#if WINNOW_WITH_CUDA
-  std::unique_ptr<DeviceLayer> device_layer_;
-#endif
-};
 
 AllToAll::AllToAll(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store,
                    const Config& config) {
   const Check check{std::string(kOperation)};
   check.that(transport != nullptr, "transport", "one", "null");
   check.that(store != nullptr, "store", "one", "null");
-  impl_ = std::make_unique<Impl>(std::move(transport), *store, config);
+  check.that(config.timeout.count() >= 0, "timeout", "0 or more",
+             std::to_string(config.timeout.count()) + " ns");
+  const int world = transport->world_size();
+  rank_ = transport->rank();
+  config_ = with_defaults(config, world);
+  if (config_.timeout.count() == 0) config_.timeout = default_timeout();
+  // What ranks disagree about is named first: a bad value on one rank must not make the others
+  // wait.
+  agree(*transport, *store, std::string(kOperation), fields_of(config_), Deadline(config_.timeout));
+  check_config(check, config_, world);
+  topology_ = Topology(world, config_.local_world_size);
+  which_ = choose_layer_backend(kOperation, config_.device, config_.backend);
+  const std::uint64_t agreed = transport->agreements();
+  backend_ = make_backend(which_, transport, config_);
+  // Behind the collective allocations, where these were no agreements themselves.
+  if (transport->agreements() == agreed) forget_agreement(*transport, *store);
 }
 
 AllToAll::~AllToAll() { close(); }
 
+AllToAllBackend& AllToAll::open(std::string_view operation) const {
+  if (backend_ == nullptr) {
+    throw Error(ErrorCode::invalid_argument, std::string(operation), "the layer is closed");
+  }
+  return *backend_;
+}
+
 Dispatched AllToAll::dispatch(const DispatchArgs& args) {
-  return impl_->with_layer("expert_parallel::dispatch",
-                           [&](auto& layer) { return expert_parallel::dispatch(layer, args); });
+  return open("expert_parallel::dispatch").dispatch(args);
 }
 
 Tensor AllToAll::combine(const CombineArgs& args, const Descriptor& descriptor) {
-  return impl_->with_layer("expert_parallel::combine", [&](auto& layer) {
-    return expert_parallel::combine(layer, args, descriptor);
-  });
+  return open("expert_parallel::combine").combine(args, descriptor);
 }
 
 TensorView AllToAll::combine_buffer(const Descriptor& descriptor) {
   constexpr std::string_view operation = "expert_parallel::combine_buffer";
-  const Descriptor::State& state = descriptor.state();
-  impl_->with_layer(operation, [&](auto& layer) {
-    Check{std::string(operation)}.that(state.layer == token_of(layer), "descriptor",
-                                       "one of this layer", "another layer's");
-  });
-  return buffer_of(impl_->config(), state);
+  Check{std::string(operation)}.that(open(operation).made(descriptor), "descriptor",
+                                     "one of this layer", "another layer's");
+  return buffer_of(config_, descriptor.state());
 }
 
 void AllToAll::barrier(bool intra_node_only, Stream stream) {
-  impl_->with_layer("expert_parallel::barrier", [&](auto& layer) {
-    winnow::expert_parallel::barrier(layer, intra_node_only, stream);
-  });
+  open("expert_parallel::barrier").barrier(intra_node_only, stream);
 }
 
-void AllToAll::close() noexcept { impl_->close(); }
+void AllToAll::close() noexcept { backend_.reset(); }
 
-const Config& AllToAll::config() const { return impl_->config(); }
-const Topology& AllToAll::topology() const { return impl_->topology(); }
-int AllToAll::rank() const { return impl_->rank(); }
-std::int64_t AllToAll::arena_bytes() const { return impl_->arena_bytes(); }
+const Config& AllToAll::config() const { return config_; }
+const Topology& AllToAll::topology() const { return topology_; }
+int AllToAll::rank() const { return rank_; }
+Backend AllToAll::backend() const { return backend_ ? backend_->backend() : which_; }
+std::int64_t AllToAll::arena_bytes() const { return backend_ ? backend_->arena_bytes() : 0; }
 
 }  // namespace winnow::expert_parallel

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
+#include "winnow/core/backend.h"
 #include "winnow/core/export.h"
 #include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
@@ -16,8 +18,9 @@
 
 namespace winnow::expert_parallel {
 
-class Transport;
+class AllToAllBackend;
 class Store;
+class Transport;
 
 // One rank of the layer. Every rank creates its own object, and all ranks make the same calls in
 // the same order: the constructor, dispatch(), combine() and barrier() are collective. The
@@ -54,8 +57,8 @@ class Store;
 //   layer can be created.
 // - resource: if a rank runs out of memory in the middle of a call, the layer is broken on every
 //   rank: "rank 1: out of memory in the call".
-// - unsupported (constructor): config.device cannot be used, with the reason; on that rank, while
-//   the others wait for it.
+// - unsupported (constructor): no backend supports config.device, or the forced backend does not,
+//   with the reason; on that rank, while the others wait for it.
 // - internal: CUDA has failed; the layer is broken.
 // - "the layer is closed" (invalid_argument): a call after close(), on this rank alone.
 // On a GPU a combine, and a dispatch whose host does not wait, cannot throw the errors of other
@@ -163,12 +166,18 @@ class WINNOW_EXPORT AllToAll {
   const Config& config() const;
   const Topology& topology() const;
   int rank() const;
+  Backend backend() const;  // the one that runs the calls
   // The current size of this rank's arena in bytes, used or free.
   std::int64_t arena_bytes() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  AllToAllBackend& open(std::string_view operation) const;
+
+  Config config_;
+  Topology topology_;
+  int rank_ = 0;
+  Backend which_ = Backend::cpu;
+  std::unique_ptr<AllToAllBackend> backend_;  // null: closed
 };
 
 }  // namespace winnow::expert_parallel

@@ -239,11 +239,12 @@ std::vector<Problem> make_problems() {
 }
 
 testing::CaseOutcome run_case(const Problem& problem, const testing::Target& target) {
-  const bool on_gpu = target.device == DeviceType::cuda;
+  const std::optional<Backend> forced = target.options.backend;
   const Comparisons comparisons = launch_environment().has_value()
-                                      ? run_launched(problem, target.device)
-                                      : run_in_process(problem, testing::device_of(target));
-  return {on_gpu ? Backend::sm90 : Backend::cpu, comparisons.list()};
+                                      ? run_launched(problem, target.device, forced)
+                                      : run_in_process(problem, testing::device_of(target), forced);
+  // Where no call has run, the comparisons say why.
+  return {comparisons.backend().value_or(Backend::cpu), comparisons.list()};
 }
 
 }  // namespace

@@ -142,12 +142,48 @@ TEST(Devices, ThatAreNotThereAreNamed) {
        })) {
     EXPECT_EQ(outcome.code, ErrorCode::unsupported);
     EXPECT_THAT(outcome.text,
-                ::testing::StartsWith("expert_parallel::AllToAll: cuda:1000 cannot be used: "));
-    const std::string reason = !built_with_cuda()    ? "no CUDA kernels"
+                ::testing::StartsWith("expert_parallel::AllToAll: backend: want a backend for "
+                                      "tensors on cuda:1000, got sm90: "));
+    const std::string reason = !built_with_cuda()    ? "this build has no kernels for it"
                                : gpus().gpus.empty() ? gpus().reason
-                                                     : "the machine has ";
+                                                     : "no such GPU is visible";
     EXPECT_THAT(outcome.text, HasSubstr(reason));
   }
+}
+
+TEST(Backends, TheForcedOneRunsOrIsRefused) {
+  const Ranks ranks(2);
+  const auto outcomes = [&](std::optional<Backend> backend) {
+    return ranks.run([&](int rank) {
+      Config config = small_config(2, std::chrono::seconds(20));
+      config.backend = backend;
+      const auto layer = ranks.layer(rank, config);
+      EXPECT_EQ(layer->backend(), Backend::cpu);
+      const auto empty = [](DType dtype, std::int64_t columns) {
+        return ConstTensorView(nullptr, dtype, {0, columns});
+      };
+      const Dispatched got = layer->dispatch({.input = empty(config.dtype, config.hidden),
+                                              .expert_indices = empty(DType::i32, config.topk)});
+      EXPECT_EQ(got.backend, Backend::cpu);
+    });
+  };
+  const auto refused = [&](const std::vector<Outcome>& all, ErrorCode code, const char* reason) {
+    for (const Outcome& outcome : all) {
+      EXPECT_EQ(outcome.code, code) << outcome.text;
+      EXPECT_EQ(outcome.text, std::string("expert_parallel::AllToAll: backend: want ") + reason);
+    }
+  };
+  for (const Outcome& outcome : outcomes(Backend::cpu)) EXPECT_EQ(outcome.text, "");
+  refused(outcomes(Backend::sm90), ErrorCode::invalid_argument,
+          "one that serves tensors on cpu, got sm90");
+  refused(outcomes(Backend::cuda), ErrorCode::unsupported,
+          "one that has this operation (sm90, cpu), got cuda");
+  setenv("WINNOW_BACKEND", "sm90", 1);
+  const std::vector<Outcome> by_environment = outcomes({});
+  const std::vector<Outcome> by_config = outcomes(Backend::cpu);
+  unsetenv("WINNOW_BACKEND");
+  refused(by_environment, ErrorCode::invalid_argument, "one that serves tensors on cpu, got sm90");
+  for (const Outcome& outcome : by_config) EXPECT_EQ(outcome.text, "");
 }
 
 }  // namespace

@@ -399,7 +399,9 @@ TEST_F(GpuLayers, UnsupportedGpusAreNamed) {
   config.device = {DeviceType::cuda, 99};
   for (const Outcome& outcome : ranks.run([&](int rank) { ranks.layer(rank, config); })) {
     EXPECT_EQ(outcome.code, ErrorCode::unsupported) << outcome.text;
-    EXPECT_THAT(outcome.text, StartsWith("expert_parallel::AllToAll: cuda:99 cannot be used: "));
+    EXPECT_THAT(outcome.text,
+                StartsWith("expert_parallel::AllToAll: backend: want a backend for tensors "
+                           "on cuda:99, got sm90: no such GPU is visible"));
   }
 }
 

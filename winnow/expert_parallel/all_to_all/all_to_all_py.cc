@@ -66,14 +66,13 @@ class LoneLayer {
   explicit LoneLayer(const ep::Config& config)
       : config_(config), layer_(world_.transport(0), world_.store(), config) {}
 
-  std::shared_ptr<const ep::Descriptor> dispatch() {
-    return layer_
-        .dispatch({.input = no_rows(config_.dtype, config_.hidden),
-                   .expert_indices = no_rows(DType::i32, config_.topk)})
-        .descriptor;
+  ep::Dispatched dispatch() {
+    return layer_.dispatch({.input = no_rows(config_.dtype, config_.hidden),
+                            .expert_indices = no_rows(DType::i32, config_.topk)});
   }
-  void combine(const ep::Descriptor& descriptor) {
+  Backend combine(const ep::Descriptor& descriptor) {
     layer_.combine({.expert_output = no_rows(config_.dtype, config_.hidden)}, descriptor);
+    return layer_.backend();
   }
 
  private:
@@ -89,7 +88,8 @@ class LoneLayer {
 // Of another layer, which every layer refuses.
 std::shared_ptr<const ep::Descriptor> foreign_descriptor() {
   return LoneLayer({.max_tokens = 1, .hidden = 8, .topk = 1, .experts = 1, .arena_rows = 1})
-      .dispatch();
+      .dispatch()
+      .descriptor;
 }
 
 void make_layer(nb::pointer_and_handle<BoundAllToAll> self,
@@ -485,14 +485,15 @@ void bind_layer(nb::module_& m) {
 }
 
 // Of one rank and of the sizes that were asked for.
-ep::Config lone_config(Shape& shape) {
+ep::Config lone_config(Shape& shape, const RunOptions& options) {
   const ep::Config config{.max_tokens = shape.take("max_tokens", 1),
                           .hidden = shape.take("hidden", 128),
                           .topk = shape.take<int>("topk", 1),
                           .experts = shape.take<int>("experts", 8),
                           .dtype = shape.dtype,
                           .arena_rows = 1,
-                          .device = shape.device};
+                          .device = shape.device,
+                          .backend = options.backend};
   shape.done();
   return config;
 }
@@ -517,20 +518,16 @@ void bind_expert_parallel_all_to_all(nb::module_& m) {
 }
 
 Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options) {
-  const Backend backend = backend_of_world("expert_parallel::dispatch", shape.device, options);
-  const ep::Config config = lone_config(shape);
+  const ep::Config config = lone_config(shape, options);
   const nb::gil_scoped_release unlocked;
-  LoneLayer(config).dispatch();
-  return backend;
+  return LoneLayer(config).dispatch().backend;
 }
 
 Backend supports_expert_parallel_combine(Shape& shape, const RunOptions& options) {
-  const Backend backend = backend_of_world("expert_parallel::combine", shape.device, options);
-  const ep::Config config = lone_config(shape);
+  const ep::Config config = lone_config(shape, options);
   const nb::gil_scoped_release unlocked;
   LoneLayer layer(config);
-  layer.combine(*layer.dispatch());
-  return backend;
+  return layer.combine(*layer.dispatch().descriptor);
 }
 
 }  // namespace winnow::python

@@ -11,7 +11,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
-#include "winnow/core/backend.h"
 #include "winnow/core/error.h"
 
 namespace winnow::python {
@@ -155,15 +154,6 @@ void run_collective(const char* operation, const std::exception_ptr& refused, Ar
   args = {};
   args.refusal = &refusal;
   run_refused(refused, told, run);
-}
-
-// What runs a collective call on that device; Error (unsupported) where another one is asked for.
-inline Backend backend_of_world(const char* operation, Device device, const RunOptions& options) {
-  const Backend backend = device.type == DeviceType::cpu ? Backend::cpu : Backend::cuda;
-  if (options.backend.value_or(backend) == backend) return backend;
-  throw Error(ErrorCode::unsupported, operation,
-              "the backend " + std::string(to_string(*options.backend)) + " does not do it on " +
-                  to_string(device));
 }
 
 }  // namespace winnow::python

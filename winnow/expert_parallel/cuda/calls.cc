@@ -22,7 +22,10 @@ GpuCalls::GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, 
       texts_(std::move(texts)),
       device_(device),
       operation_(creation) {
-  check_device(creation);
+  if (transport_->wire() == nullptr) {
+    throw Error(ErrorCode::unsupported, operation_,
+                "the transport " + transport_->name() + " serves no GPUs");
+  }
   const DeviceGuard guard(device_);
   check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "an event");
 }
@@ -40,27 +43,6 @@ GpuCalls::~GpuCalls() {
   }
   page_.retire(any_call_ ? std::exchange(last_, nullptr) : nullptr);
   if (last_ != nullptr) cudaEventDestroy(last_);
-}
-
-void GpuCalls::check_device(std::string_view creation) const {
-  const auto unsupported = [&](const std::string& why) {
-    throw Error(ErrorCode::unsupported, std::string(creation),
-                to_string(device_) + " cannot be used: " + why);
-  };
-  const GpuList& list = winnow::gpus();
-  const auto gpu = std::ranges::find(list.gpus, device_.index, &Gpu::index);
-  if (gpu == list.gpus.end()) {
-    unsupported(list.gpus.empty()
-                    ? list.reason
-                    : "the machine has " + std::to_string(list.gpus.size()) + " GPUs");
-  }
-  if (gpu->compute_major < 9) {
-    unsupported("compute capability 9.0 is needed, " + gpu->name + " has " +
-                std::to_string(gpu->compute_major) + "." + std::to_string(gpu->compute_minor));
-  }
-  if (transport_->wire() == nullptr) {
-    unsupported("the transport " + transport_->name() + " serves no GPUs");
-  }
 }
 
 int GpuCalls::count_ranks() {

@@ -29,7 +29,7 @@ class GpuCalls {
  public:
   // `view` is what kernels know, from the first call on. `creation` is the operation that errors
   // name before it, `texts` what they call the waits of its kernels. Errors (winnow::Error):
-  // unsupported, where the GPU or the transport cannot.
+  // unsupported, where the transport serves no GPUs.
   GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
            std::string_view creation, std::vector<PhaseText> texts);
   // Waits for nobody: memory that is given back from now on goes when the last call has ended. So
@@ -88,7 +88,6 @@ class GpuCalls {
   void check(int cuda_error, const char* what);
 
  private:
-  void check_device(std::string_view creation) const;
   void tell_fault(const FaultNotice& found = {});
   void break_for(Phase phase);
 

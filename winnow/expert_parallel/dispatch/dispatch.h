@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "winnow/core/backend.h"
 #include "winnow/core/error.h"
 #include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
@@ -39,6 +40,7 @@ struct Dispatched {
   Tensor expert_ids;  // token-major: [R, K] i32, local expert 0 to e - 1 of each pair, -1 if it
                       // lives elsewhere or was dropped; empty in expert-major order
   std::shared_ptr<const Descriptor> descriptor;
+  Backend backend = Backend::cpu;  // that carried the call out
 };
 
 }  // namespace winnow::expert_parallel

@@ -353,6 +353,7 @@ Dispatched Dispatch::result() {
   const bool token_major = request_.order == RowOrder::token_major;
   const DType weight_dtype = layer_.config.weight_dtype;
   Dispatched result;
+  result.backend = Backend::cpu;
   if (args_.out.present()) {
     copy_output(tables.payload, rows);
   } else {

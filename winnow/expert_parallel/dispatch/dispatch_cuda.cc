@@ -390,6 +390,7 @@ Dispatched DeviceDispatch::result() {
   const bool token_major = request_.order == RowOrder::token_major;
   const DType weight_dtype = config_.weight_dtype;
   Dispatched result;
+  result.backend = Backend::sm90;
   if (args_.out.present()) {
     copy_output(move_.payload.data[local], rows);
   } else {

@@ -69,6 +69,7 @@ class DeviceLayer {
   const LayerView& view() const { return view_; }
   const Wire& wire() const { return *wire_; }
   Arena& arena() { return arena_; }
+  const Arena& arena() const { return arena_; }
 
   // Memory of this GPU that only this rank uses; it may be used again by later calls, in their
   // order, when the last owner lets go. Never null. Where there is none: Error (resource), which

@@ -9,6 +9,7 @@
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
 #include "winnow/expert_parallel/config.h"
+#include "winnow/expert_parallel/layer/backend.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
 #include "winnow/expert_parallel/queue_buffers/queue_buffers.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
@@ -145,13 +146,13 @@ std::unique_ptr<NotifierBackend> make_backend(std::shared_ptr<Transport> transpo
   const Deadline deadline(config.timeout);
   config.timeout = deadline.timeout();
   const int ranks = transport->world_size();
-  const bool on_gpu = config.device.type == DeviceType::cuda;
   if (config.local_world_size == 0) config.local_world_size = ranks;
   // First, so that a rank with other sizes is named by all and none waits for it.
   agree(*transport, *store, kNotifierOperation,
         {{"experts", std::to_string(config.experts)},
          {"local_world_size", std::to_string(config.local_world_size)},
-         {"device", on_gpu ? "cuda" : "cpu"}},
+         {"device", config.device.type == DeviceType::cuda ? "cuda" : "cpu"},
+         {"backend", std::string(config.backend ? to_string(*config.backend) : "any")}},
         deadline);
   const std::string of_ranks = "of world_size " + std::to_string(ranks);
   check.that(config.experts >= 1 && config.experts % ranks == 0, "experts",
@@ -161,16 +162,11 @@ std::unique_ptr<NotifierBackend> make_backend(std::shared_ptr<Transport> transpo
   const std::uint64_t agreed = transport->agreements();
   std::unique_ptr<NotifierBackend> backend;
   try {
-    if (!on_gpu) {
-      backend = make_cpu_notifier(transport, config, deadline);
-    } else {
-#if WINNOW_WITH_CUDA
-      backend = make_device_notifier(transport, config, deadline);
-#else
-      throw Error(ErrorCode::unsupported, kNotifierOperation,
-                  to_string(config.device) + " cannot be used: this build has no CUDA kernels");
-#endif
+    const Backend which = choose_layer_backend(kNotifierOperation, config.device, config.backend);
+    if constexpr (kBuiltWithCuda) {
+      if (which == Backend::sm90) backend = make_cuda_notifier(transport, config, deadline);
     }
+    if (which == Backend::cpu) backend = make_cpu_notifier(transport, config, deadline);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::resource, kNotifierOperation, "out of memory for the counts");
   }
@@ -186,7 +182,11 @@ Notifier::Notifier(std::shared_ptr<Transport> transport, std::shared_ptr<Store> 
     : backend_(make_backend(std::move(transport), store, config)) {}
 Notifier::~Notifier() = default;
 
-void Notifier::notify(const NotifyArgs& args) { backend_->notify(args); }
+Backend Notifier::notify(const NotifyArgs& args) {
+  backend_->notify(args);
+  return backend_->backend();
+}
+Backend Notifier::backend() const { return backend_->backend(); }
 const NotifyTotals& Notifier::totals() const { return backend_->totals(); }
 const NotifierConfig& Notifier::config() const { return backend_->config(); }
 const Topology& Notifier::topology() const { return backend_->topology(); }

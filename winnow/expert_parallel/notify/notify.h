@@ -5,8 +5,10 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "winnow/core/backend.h"
 #include "winnow/core/device.h"
 #include "winnow/core/error.h"
 #include "winnow/core/export.h"
@@ -27,6 +29,7 @@ struct NotifierConfig {
   int local_world_size = 0;             // L: ranks per node, a divisor of W; 0: all, one node
   std::chrono::nanoseconds timeout{0};  // of each call; 0: default_timeout() of deadline.h
   Device device{};  // of the tensors: the CPU, or a GPU, whose index may differ by rank
+  std::optional<Backend> backend{};  // forces one, as Config::backend does
 };
 
 // Queue buffers of an engine that moves tokens itself: notify() checks that they are at least as
@@ -115,8 +118,8 @@ class WINNOW_EXPORT Notifier {
   Notifier& operator=(const Notifier&) = delete;
 
   // Tensors belong to the caller and are used during the call only; rows are contiguous, outputs
-  // overlap no other tensor.
-  void notify(const NotifyArgs& args);
+  // overlap no other tensor. Returns the backend that carried the call out.
+  Backend notify(const NotifyArgs& args);
 
   // The totals of the last call. They are unknown until its counts have arrived, and stay unknown
   // if it failed or was a worst-case call.
@@ -125,6 +128,7 @@ class WINNOW_EXPORT Notifier {
   const NotifierConfig& config() const;  // with its defaults resolved
   const Topology& topology() const;
   int rank() const;
+  Backend backend() const;  // that carries the calls out
 
  private:
   std::unique_ptr<NotifierBackend> backend_;

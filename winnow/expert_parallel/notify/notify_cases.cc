@@ -65,11 +65,13 @@ CaseOutcome run_case(const NotifyShape& shape, const Target& target) {
   const Device device = testing::device_of(target);
   NotifierConfig config = shape.config();
   config.device = device;
+  config.backend = target.options.backend;
   constexpr int kCalls = 3;
   testing::Random random(testing::seed_from(shape.name));
   std::vector<std::vector<Tensor>> indices;
   for (int call = 0; call < kCalls; ++call) indices.push_back(make_indices(shape, random));
   std::vector<std::vector<Comparison>> found(static_cast<std::size_t>(shape.ranks() * kCalls));
+  std::vector<Backend> ran(found.size());
   RankTeam team(shape.ranks());
   team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
     const Place place(device);
@@ -78,15 +80,22 @@ CaseOutcome run_case(const NotifyShape& shape, const Target& target) {
       const std::vector<Tensor>& table = indices[static_cast<std::size_t>(call)];
       NotifyInputs inputs(shape, table[static_cast<std::size_t>(rank)]);
       NotifyOutputs outputs(shape);
-      notify_at(place, notifier, make_args(shape, inputs, outputs), inputs, outputs);
+      ran[static_cast<std::size_t>(rank * kCalls + call)] =
+          notify_at(place, notifier, make_args(shape, inputs, outputs), inputs, outputs);
       found[static_cast<std::size_t>(rank * kCalls + call)] =
           compare(shape, table, rank, outputs, notifier.totals()).comparisons;
     }
   });
   CaseOutcome outcome;
-  if (target.device == DeviceType::cuda) outcome.backend = Backend::cuda;
   for (std::size_t i = 0; i < found.size(); ++i) {
     merge(outcome.comparisons, std::move(found[i]), static_cast<int>(i) / kCalls);
+  }
+  outcome.backend = ran[0];
+  for (const Backend backend : ran) {
+    if (backend == outcome.backend) continue;
+    outcome.comparisons.push_back(
+        {"backend", 1, 0, false,
+         std::string(to_string(ran[0])) + " and " + std::string(to_string(backend))});
   }
   return outcome;
 }

@@ -46,6 +46,7 @@ class CpuNotifier : public NotifierBackend {
         from_rank_(static_cast<std::size_t>(topology_.world_size)),
         pairs_(static_cast<std::size_t>(experts_per_rank())) {}
 
+  Backend backend() const override { return Backend::cpu; }
   void notify(const NotifyArgs& args) override;
 
  private:

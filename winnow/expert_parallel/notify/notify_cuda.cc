@@ -26,6 +26,7 @@ class DeviceNotifier : public NotifierBackend {
   DeviceNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
                  const Deadline& deadline);
 
+  Backend backend() const override { return Backend::sm90; }
   void notify(const NotifyArgs& args) override;
 
  private:
@@ -224,9 +225,9 @@ void DeviceNotifier::throw_deferred() {
 
 }  // namespace
 
-std::unique_ptr<NotifierBackend> make_device_notifier(std::shared_ptr<Transport> transport,
-                                                      const NotifierConfig& config,
-                                                      const Deadline& deadline) {
+std::unique_ptr<NotifierBackend> make_cuda_notifier(std::shared_ptr<Transport> transport,
+                                                    const NotifierConfig& config,
+                                                    const Deadline& deadline) {
   return std::make_unique<DeviceNotifier>(std::move(transport), config, deadline);
 }
 

@@ -28,6 +28,7 @@ class NotifierBackend {
   NotifierBackend(const NotifierBackend&) = delete;
   NotifierBackend& operator=(const NotifierBackend&) = delete;
 
+  virtual Backend backend() const = 0;
   virtual void notify(const NotifyArgs& args) = 0;
 
   const NotifierConfig& config() const { return config_; }
@@ -60,8 +61,8 @@ std::unique_ptr<NotifierBackend> make_cpu_notifier(std::shared_ptr<Transport> tr
                                                    const NotifierConfig& config,
                                                    const Deadline& deadline);
 // Only in builds with CUDA.
-std::unique_ptr<NotifierBackend> make_device_notifier(std::shared_ptr<Transport> transport,
-                                                      const NotifierConfig& config,
-                                                      const Deadline& deadline);
+std::unique_ptr<NotifierBackend> make_cuda_notifier(std::shared_ptr<Transport> transport,
+                                                    const NotifierConfig& config,
+                                                    const Deadline& deadline);
 
 }  // namespace winnow::expert_parallel

@@ -1,10 +1,13 @@
 // Python binding of expert_parallel::Notifier.
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <memory>
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "winnow/core/device_memory.h"
 #include "winnow/expert_parallel/all_to_all/collective_py.h"
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
@@ -243,23 +246,23 @@ Backend supports_expert_parallel_notify(Shape& shape, const RunOptions& options)
   const int experts = shape.take<int>("experts", 8);
   const std::int64_t channels = shape.take("channels", 1);
   shape.done();
-  const Backend backend = backend_of_world(kOperation, shape.device, options);
-  const auto no_tokens = shape.view(DType::u8, {0, 1});
   const nb::gil_scoped_release unlocked;
   ep::InProcessWorld world(1);
   ep::Notifier notifier(world.transport(0), world.store(),
-                        {.experts = experts, .device = shape.device});
-  if (backend == Backend::cuda) return backend;  // there are no counts on the GPU to give
-  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(std::max(experts, 1)));
+                        {.experts = experts, .device = shape.device, .backend = options.backend});
+  const std::int64_t bytes = size_of(DType::i32) * std::max(experts, 1);
+  const std::unique_ptr<void, std::function<void(void*)>> zeros(
+      allocate_on(shape.device, static_cast<std::size_t>(bytes)),
+      [&](void* memory) { free_on(shape.device, memory); });
+  fill_zero(shape.device, zeros.get(), static_cast<std::size_t>(bytes));
   const auto counts = [&](std::int64_t size) {
-    return ConstTensorView(zeros.data(), DType::i32, {size}, shape.device);
+    return ConstTensorView(zeros.get(), DType::i32, {size}, shape.device);
   };
-  notifier.notify({.tokens_per_rank = counts(1),
-                   .tokens_per_node = counts(1),
-                   .tokens_per_expert = counts(experts),
-                   .is_token_in_rank = no_tokens,
-                   .channels = channels});
-  return backend;
+  return notifier.notify({.tokens_per_rank = counts(1),
+                          .tokens_per_node = counts(1),
+                          .tokens_per_expert = counts(experts),
+                          .is_token_in_rank = without_memory(DType::u8, {0, 1}, shape.device),
+                          .channels = channels});
 }
 
 }  // namespace winnow::python

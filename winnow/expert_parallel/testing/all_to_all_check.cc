@@ -105,12 +105,21 @@ void Comparisons::add(const testing::Comparison& comparison) {
 }
 
 void Comparisons::add(const Comparisons& others, int rank) {
+  if (others.backend_) ran_on(*others.backend_);
   for (testing::Comparison comparison : others.list()) {
     if (!comparison.passed) {
       comparison.detail = "rank " + std::to_string(rank) + ": " + comparison.detail;
     }
     add(comparison);
   }
+}
+
+void Comparisons::ran_on(Backend backend) {
+  if (backend_.value_or(backend) != backend) {
+    add({"backend", 1, 0, false,
+         std::string(to_string(*backend_)) + " and " + std::string(to_string(backend))});
+  }
+  backend_ = backend;
 }
 
 bool Comparisons::passed() const {
@@ -148,6 +157,7 @@ Dispatched dispatch_and_check(AllToAll& layer, const Place& place, const Problem
     args.out = out->view();
   }
   Dispatched result = layer.dispatch(args);
+  comparisons.ran_on(result.backend);
   if (out) {
     comparisons.add(compare_number("output beside out", result.output.view().present(), 0));
     comparisons.add(compare_number("bytes written outside of out", out->bytes_outside(), 0));
@@ -290,6 +300,7 @@ void combine_and_check(AllToAll& layer, const Place& place, const Problem& probl
   args.weighted = problem.weighted_combine;
   args.stream = place.stream();
   const Tensor sums = layer.combine(args, *got.descriptor);
+  comparisons.ran_on(layer.backend());
   // No other rank reads these rows any more.
   if (written.present() && written.numel() > 0) place.spoil(written);
   own.spoil();
@@ -333,11 +344,12 @@ Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<
   return comparisons;
 }
 
-Comparisons run_in_process(const Problem& problem, Device device) {
+Comparisons run_in_process(const Problem& problem, Device device, std::optional<Backend> backend) {
   const std::vector<Round> rounds = make_rounds(problem);
   std::vector<Comparisons> of_ranks(rounds.front().ranks.size());
   Config config = problem.config();
   config.device = device;
+  config.backend = backend;
   if (device.type == DeviceType::cuda) config.timeout = std::chrono::seconds(10);
   RankTeam team(problem.world_size());
   team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
@@ -390,7 +402,7 @@ Comparisons comparisons_from(const std::string& failures) {
 
 }  // namespace
 
-Comparisons run_launched(const Problem& problem, DeviceType type) {
+Comparisons run_launched(const Problem& problem, DeviceType type, std::optional<Backend> backend) {
   static std::map<DeviceType, LaunchedWorld> worlds;
   LaunchedWorld& world = worlds.try_emplace(type, type).first->second;
   const int rank = world.environment.rank;
@@ -398,6 +410,7 @@ Comparisons run_launched(const Problem& problem, DeviceType type) {
   try {
     Config config = problem.config();
     config.device = world.device;
+    config.backend = backend;
     AllToAll layer(world.transport, world.store, config);
     mine = run_rank(layer, problem, make_rounds(problem));
   } catch (const Error& error) {

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
+#include "winnow/core/backend.h"
 #include "winnow/core/tensor.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/testing/all_to_all_problem.h"
@@ -23,11 +25,16 @@ class Comparisons {
  public:
   void add(const testing::Comparison& comparison);
   void add(const Comparisons& others, int rank);
+  // A call has run there. All calls of all ranks must have run on the same backend.
+  void ran_on(Backend backend);
+  // Absent: no call has run.
+  std::optional<Backend> backend() const { return backend_; }
   const std::vector<testing::Comparison>& list() const { return list_; }
   bool passed() const;
 
  private:
   std::vector<testing::Comparison> list_;
+  std::optional<Backend> backend_;
 };
 
 // One call of one rank, checked against the oracle: every output and every field of the descriptor,
@@ -45,11 +52,14 @@ void combine_and_check(AllToAll& layer, const Place& place, const Problem& probl
 // All rounds of the problem, of one rank.
 Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<Round>& rounds);
 
-// The whole problem with every rank a thread of this process, all on one device.
-Comparisons run_in_process(const Problem& problem, Device device = {});
+// The whole problem with every rank a thread of this process, all on one device. `backend` forces
+// one.
+Comparisons run_in_process(const Problem& problem, Device device = {},
+                           std::optional<Backend> backend = {});
 // The same with this process as one rank of a launched world (see transport/launch_environment.h)
 // whose size the problem has, on GPUs each rank with its own. Rank 0 returns the comparisons of all
 // ranks, the others their own.
-Comparisons run_launched(const Problem& problem, DeviceType type);
+Comparisons run_launched(const Problem& problem, DeviceType type,
+                         std::optional<Backend> backend = {});
 
 }  // namespace winnow::expert_parallel

@@ -134,8 +134,8 @@ NotifyArgs make_args(const NotifyShape& shape, const NotifyInputs& inputs,
   return args;
 }
 
-void notify_at(const Place& place, Notifier& notifier, NotifyArgs args, NotifyInputs& inputs,
-               NotifyOutputs& outputs) {
+Backend notify_at(const Place& place, Notifier& notifier, NotifyArgs args, NotifyInputs& inputs,
+                  NotifyOutputs& outputs) {
   Copies copies(place);
   for (Tensor* tensor : {&inputs.is_token_in_rank.storage, &inputs.tokens_per_rank,
                          &inputs.tokens_per_node, &inputs.tokens_per_expert}) {
@@ -160,13 +160,15 @@ void notify_at(const Place& place, Notifier& notifier, NotifyArgs args, NotifyIn
     args.*output = copies.there(args.*output);
   }
   args.stream = place.stream();
+  Backend ran;
   try {
-    notifier.notify(args);
+    ran = notifier.notify(args);
   } catch (...) {
     copies.come_back();
     throw;
   }
   copies.come_back();
+  return ran;
 }
 
 testing::CaseOutcome compare(const NotifyShape& shape, const std::vector<Tensor>& indices, int rank,

@@ -58,8 +58,8 @@ NotifyArgs make_args(const NotifyShape& shape, const NotifyInputs& inputs,
 
 // notify() with copies at the place of the tensors that `args` shows, which are parts of `inputs`
 // and `outputs`; what was written there comes back, also where it throws.
-void notify_at(const Place& place, Notifier& notifier, NotifyArgs args, NotifyInputs& inputs,
-               NotifyOutputs& outputs);
+Backend notify_at(const Place& place, Notifier& notifier, NotifyArgs args, NotifyInputs& inputs,
+                  NotifyOutputs& outputs);
 
 // The outputs and the host's totals of one rank against the oracle.
 testing::CaseOutcome compare(const NotifyShape& shape, const std::vector<Tensor>& indices, int rank,

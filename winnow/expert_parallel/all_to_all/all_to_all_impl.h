@@ -1,0 +1,32 @@
+// A rank's layer as AllToAll holds it: one interface, a class for each backend. Internal.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
+
+namespace winnow::expert_parallel {
+
+class AllToAllBackend {
+ public:
+  virtual ~AllToAllBackend() = default;
+
+  virtual Backend backend() const = 0;
+  virtual Dispatched dispatch(const DispatchArgs& args) = 0;
+  virtual Tensor combine(const CombineArgs& args, const Descriptor& descriptor) = 0;
+  virtual void barrier(bool intra_node_only, Stream stream) = 0;
+  virtual std::int64_t arena_bytes() const = 0;
+  // Whether a dispatch of this layer has made the descriptor.
+  virtual bool made(const Descriptor& descriptor) const = 0;
+};
+
+// Collective. `config` is checked and its defaults are resolved.
+std::unique_ptr<AllToAllBackend> make_all_to_all_cpu(std::shared_ptr<Transport> transport,
+                                                     const Config& config);
+// For a GPU, only in builds with CUDA. Errors: those of the allocations; unsupported, where the
+// transport serves no GPUs or the layer is too large for one.
+std::unique_ptr<AllToAllBackend> make_all_to_all_cuda(std::shared_ptr<Transport> transport,
+                                                      const Config& config);
+
+}  // namespace winnow::expert_parallel

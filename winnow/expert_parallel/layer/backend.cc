@@ -1,0 +1,17 @@
+#include "winnow/expert_parallel/layer/backend.h"
+
+#include "winnow/core/route.h"
+
+namespace winnow::expert_parallel {
+
+Backend choose_layer_backend(std::string_view operation, Device device,
+                             std::optional<Backend> forced) {
+  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+  // Bulk copies and their barriers came with it.
+  constexpr int kLeastCapability = 90;
+  RunOptions options;
+  options.backend = forced;
+  return choose_backend(operation, device, options, kImplemented, kLeastCapability);
+}
+
+}  // namespace winnow::expert_parallel
