@@ -19,7 +19,7 @@ struct CheckedStatement {
   CountFinding found;
 };
 
-// The symmetric memory, as CountExchange has it on the CPU: offsets in bytes, two of each for calls
+// The symmetric memory, offsets in bytes, two of each for calls
 // of even and of odd numbers. Messages are 64-bit words.
 struct NotifyLayout {
   static constexpr std::int64_t kWord = sizeof(std::int64_t);

@@ -81,9 +81,10 @@ static_assert(sizeof(Header) % 16 == 0 && Header::kTextBytes % 16 == 0);
 // nothing is ever cleared, and a message says by its epoch which call it belongs to.
 class Exchange {
  public:
-  // Collective. `table_bytes`: the largest table that run() is given.
+  // Collective. `table_bytes`: the largest table that run() is given. `deadline` is for this, and
+  // every run() has as long.
   Exchange(Communicator& communicator, const ExpertMap& map, std::int64_t table_bytes,
-           std::chrono::nanoseconds timeout);
+           const Deadline& deadline);
 
   // Posts header and counts (absent: null) to every rank, and `table` to this rank's rail peers;
   // then hears from all. One message to each other node, whose receiver passes header and counts on

@@ -87,17 +87,18 @@ std::string Header::message(int rank) const {
 }
 
 Exchange::Exchange(Communicator& communicator, const ExpertMap& map, std::int64_t table_bytes,
-                   std::chrono::nanoseconds timeout)
-    : communicator_(communicator), map_(map), timeout_(timeout) {
+                   const Deadline& deadline)
+    : communicator_(communicator), map_(map), timeout_(deadline.timeout()) {
   const auto world = static_cast<std::size_t>(map.topology.world_size);
   const auto nodes = static_cast<std::size_t>(map.topology.nodes());
-  const std::size_t counts = (static_cast<std::size_t>(map.experts) + world) * sizeof(std::int32_t);
+  const std::size_t counts =
+      (static_cast<std::size_t>(map.experts) + world + nodes) * sizeof(std::int32_t);
   row_bytes_ = round_up(sizeof(Header) + counts);
   table_bytes_ = nodes > 1 ? round_up(static_cast<std::size_t>(table_bytes)) : 0;
   signal_bytes_ = round_up((world + nodes) * sizeof(std::uint64_t));
   const std::size_t rail = nodes > 1 ? nodes * (row_bytes_ + table_bytes_) : 0;
   memory_ = communicator.allocate(signal_bytes_ + 2 * (world * row_bytes_ + rail),
-                                  Deadline(timeout), "the mailboxes");
+                                  deadline, "the mailboxes");
   message_.resize(row_bytes_ + table_bytes_);
 }
 
@@ -139,6 +140,7 @@ void Exchange::post(const Header& header, const PairCounts* counts,
   if (counts != nullptr) {
     append(counts->pairs.data(), counts->pairs.size() * sizeof(std::int32_t));
     append(counts->tokens.data(), counts->tokens.size() * sizeof(std::int32_t));
+    append(counts->nodes.data(), counts->nodes.size() * sizeof(std::int32_t));
   }
   Header posted = header;
   posted.counts = static_cast<std::uint32_t>((bytes - sizeof(Header)) / sizeof(std::int32_t));
@@ -210,6 +212,7 @@ WorldCounts Exchange::counts() const {
     const auto* pairs = reinterpret_cast<const std::int32_t*>(&header(rank) + 1);
     counts.pairs.push_back(pairs);
     counts.tokens.push_back(pairs + map_.experts);
+    counts.nodes.push_back(pairs + map_.experts + map_.topology.world_size);
   }
   return counts;
 }

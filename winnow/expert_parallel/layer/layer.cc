@@ -33,7 +33,7 @@ Layer::Layer(std::shared_ptr<Transport> transport, const Config& given)
     : config(given),
       map(map_of(given, *transport)),
       communicator(transport, map.topology, Deadline(given.timeout)),
-      exchange(communicator, map, table_bytes(given), given.timeout),
+      exchange(communicator, map, table_bytes(given), Deadline(given.timeout)),
       route(communicator, given.max_tokens, row_bytes(),
             scale_columns(given.hidden) * std::int64_t(sizeof(float)), given.timeout) {
   arena.add(communicator.allocate(static_cast<std::size_t>(first_segment_bytes(config)),

@@ -7,7 +7,7 @@
 #include "winnow/core/read_once.h"
 #include "winnow/core/rows.h"
 #include "winnow/expert_parallel/config.h"
-#include "winnow/expert_parallel/exchange/count_exchange.h"
+#include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/expert_parallel/transport/deadline.h"
@@ -40,8 +40,8 @@ class CpuNotifier : public NotifierBackend {
   CpuNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
               const Deadline& deadline)
       : NotifierBackend(config, *transport),
-        communicator_(std::make_shared<Communicator>(std::move(transport), topology_, deadline)),
-        exchange_(communicator_, config.experts, kNotifyOperation, deadline),
+        communicator_(std::move(transport), topology_, deadline),
+        exchange_(communicator_, {topology_, config.experts, 1}, 0, deadline),
         from_node_(static_cast<std::size_t>(topology_.nodes())),
         from_rank_(static_cast<std::size_t>(topology_.world_size)),
         pairs_(static_cast<std::size_t>(experts_per_rank())) {}
@@ -50,51 +50,49 @@ class CpuNotifier : public NotifierBackend {
   void notify(const NotifyArgs& args) override;
 
  private:
-  void prepare(const NotifyArgs& args);
+  PairCounts prepare(const NotifyArgs& args);
   void count_channels(const NotifyArgs& args);
-  CountFinding check_counts(const CountsOut& out, std::int64_t channels) const;
-  void write_results(const NotifyArgs& args, const CountsIn& in);
+  CountFinding check_counts(const PairCounts& counts, std::int64_t channels) const;
+  void write_results(const NotifyArgs& args, const WorldCounts& heard);
 
-  std::shared_ptr<Communicator> communicator_;
-  CountExchange exchange_;
+  Communicator communicator_;
+  Exchange exchange_;
+  std::uint64_t epoch_ = 0;  // of the last exchange
   // Of one call: [W, C], [NN, C]; [NN], [W], [E/W].
   std::vector<std::int32_t> rank_prefix_, node_prefix_;
   std::vector<std::int32_t> from_node_, from_rank_, pairs_;
 };
 
 void CpuNotifier::notify(const NotifyArgs& args) {
-  const Deadline deadline(config_.timeout);
   forget_totals();
-  communicator_->check();
-  CountsOut& out = exchange_.out();
-  out.statement = {};
-  out.statement.options.call = Call::notify;
-  out.statement.options.channels = args.channels;
-  out.statement.refuse_what_throws(kNotifyOperation, [&] { prepare(args); });
-  if (out.statement.refusal != 0) {
-    for (auto* counts : {&out.per_rank, &out.per_node, &out.per_expert}) {
-      std::fill(counts->begin(), counts->end(), 0);
-    }
-  }
-  const CountsIn& in = exchange_.run(deadline);
-  throw_refusals(kNotifyOperation, in.statements);
-  write_results(args, in);
+  communicator_.transport().check();
+  communicator_.check();
+  Header header;
+  PairCounts counts;
+  header.options.call = Call::notify;
+  header.options.channels = args.channels;
+  header.refuse_what_throws(kNotifyOperation, [&] { counts = prepare(args); });
+  exchange_.run(++epoch_, kNotifyOperation, "the counts", header,
+                header.refusal == 0 ? &counts : nullptr, {});
+  exchange_.throw_refusals(kNotifyOperation);
+  write_results(args, exchange_.counts());
 }
 
 // Takes down this rank's counts, once, and checks them and everything else. Writes no output.
-void CpuNotifier::prepare(const NotifyArgs& args) {
+PairCounts CpuNotifier::prepare(const NotifyArgs& args) {
   check_args(args);
   count_channels(args);
-  CountsOut& out = exchange_.out();
-  const auto take = [](const ConstTensorView& view, std::vector<std::int64_t>& counts) {
+  const auto taken = [](const ConstTensorView& view) {
+    std::vector<std::int32_t> counts(static_cast<std::size_t>(view.size(0)));
     const auto* from = static_cast<const std::int32_t*>(view.data());
-    for (std::int64_t& count : counts) count = read_once(from++);
+    for (std::int32_t& count : counts) count = read_once(from++);
+    return counts;
   };
-  take(args.tokens_per_rank, out.per_rank);
-  take(args.tokens_per_node, out.per_node);
-  take(args.tokens_per_expert, out.per_expert);
-  const CountFinding finding = check_counts(out, args.channels);
+  PairCounts counts{taken(args.tokens_per_expert), taken(args.tokens_per_rank),
+                    taken(args.tokens_per_node)};
+  const CountFinding finding = check_counts(counts, args.channels);
   if (finding.fault != CountFault::none) throw error_of(finding);
+  return counts;
 }
 
 void CpuNotifier::count_channels(const NotifyArgs& args) {
@@ -128,29 +126,29 @@ void CpuNotifier::count_channels(const NotifyArgs& args) {
 }
 
 // The first thing that is wrong.
-CountFinding CpuNotifier::check_counts(const CountsOut& out, std::int64_t channels) const {
+CountFinding CpuNotifier::check_counts(const PairCounts& counts, std::int64_t channels) const {
   // The last channel of a prefix matrix holds what the counts must be.
-  const auto differing = [&](CountFault fault, const std::vector<std::int64_t>& counts,
+  const auto differing = [&](CountFault fault, const std::vector<std::int32_t>& got,
                              const std::vector<std::int32_t>& prefix) -> CountFinding {
-    for (std::size_t i = 0; i < counts.size(); ++i) {
+    for (std::size_t i = 0; i < got.size(); ++i) {
       const std::int32_t wanted = prefix[(i + 1) * static_cast<std::size_t>(channels) - 1];
-      if (counts[i] != wanted) return {fault, static_cast<std::int32_t>(i), wanted, counts[i]};
+      if (got[i] != wanted) return {fault, static_cast<std::int32_t>(i), wanted, got[i]};
     }
     return {};
   };
-  CountFinding found = differing(CountFault::tokens_of_rank, out.per_rank, rank_prefix_);
+  CountFinding found = differing(CountFault::tokens_of_rank, counts.tokens, rank_prefix_);
   if (found.fault != CountFault::none) return found;
-  found = differing(CountFault::tokens_of_node, out.per_node, node_prefix_);
+  found = differing(CountFault::tokens_of_node, counts.nodes, node_prefix_);
   if (found.fault != CountFault::none) return found;
   const int per_rank = experts_per_rank();
   for (int rank = 0; rank < topology_.world_size; ++rank) {
     std::int64_t pairs = 0;
     for (int expert = rank * per_rank; expert < (rank + 1) * per_rank; ++expert) {
-      const std::int64_t count = out.per_expert[static_cast<std::size_t>(expert)];
+      const std::int32_t count = counts.pairs[static_cast<std::size_t>(expert)];
       if (count < 0) return {CountFault::negative, expert, 0, count};
       pairs += count;
     }
-    const std::int64_t tokens = out.per_rank[static_cast<std::size_t>(rank)];
+    const std::int64_t tokens = counts.tokens[static_cast<std::size_t>(rank)];
     if (pairs < tokens || pairs > kMaxTopk * tokens) {
       return {CountFault::pairs, rank, tokens, pairs};
     }
@@ -158,15 +156,22 @@ CountFinding CpuNotifier::check_counts(const CountsOut& out, std::int64_t channe
   return {};
 }
 
-void CpuNotifier::write_results(const NotifyArgs& args, const CountsIn& in) {
-  const auto add_up = [](const std::vector<std::int64_t>& counts, std::vector<std::int32_t>& sums) {
-    std::int64_t sum = 0;
-    for (std::size_t i = 0; i < counts.size(); ++i) sums[i] = narrow(sum += counts[i], "tokens");
-  };
-  add_up(in.from_node, from_node_);
-  add_up(in.from_rank, from_rank_);
+void CpuNotifier::write_results(const NotifyArgs& args, const WorldCounts& heard) {
+  const int node = topology_.node(rank_), local = topology_.local(rank_);
+  std::int64_t sum = 0;
+  for (std::size_t from = 0; from < from_node_.size(); ++from) {
+    const auto rail_source = static_cast<std::size_t>(topology_.rank(static_cast<int>(from), local));
+    from_node_[from] = narrow(sum += heard.nodes[rail_source][node], "tokens");
+  }
+  sum = 0;
+  for (std::size_t from = 0; from < from_rank_.size(); ++from) {
+    from_rank_[from] = narrow(sum += heard.tokens[from][rank_], "tokens");
+  }
+  const std::size_t first = static_cast<std::size_t>(rank_) * pairs_.size();
   for (std::size_t x = 0; x < pairs_.size(); ++x) {
-    const std::int64_t segments = (in.pairs[x] + args.expert_alignment - 1) / args.expert_alignment;
+    sum = 0;
+    for (const std::int32_t* pairs : heard.pairs) sum += pairs[first + x];
+    const std::int64_t segments = (sum + args.expert_alignment - 1) / args.expert_alignment;
     pairs_[x] = narrow(segments * args.expert_alignment, "pairs");
   }
   write_matrix(args.node_channel_prefix_matrix, node_prefix_);
