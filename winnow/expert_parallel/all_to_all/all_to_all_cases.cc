@@ -200,9 +200,6 @@ void add_options(Table& table, World world) {
       {.max_tokens = 512, .hidden = 8, .tokens = Tokens::full, .choice = ExpertChoice::one_expert});
 }
 
-// That fit on one GPU side by side.
-constexpr int kMostRanksOnGpu = 6;
-
 std::vector<Problem> make_problems() {
   Table table;
   for (const World& world :
@@ -256,7 +253,7 @@ testing::Operation all_to_all_operation() {
                                testing::cases_of(problems, run_case), all_to_all_benchmarks()};
   for (std::size_t i = 0; i < problems.size(); ++i) {
     operation.cases[i].ranks = problems[i].world_size();
-    operation.cases[i].on_gpu = problems[i].world_size() <= kMostRanksOnGpu;
+    operation.cases[i].on_gpu = problems[i].world_size() <= kMostRanksOnOneGpu;
   }
   return operation;
 }

@@ -17,6 +17,7 @@
 #include <cuda_runtime_api.h>
 
 #include "winnow/expert_parallel/cuda/wire.h"
+#include "winnow/expert_parallel/exchange/exchange_cuda.h"
 #include "winnow/expert_parallel/testing/late_rank.h"
 
 namespace winnow::expert_parallel {

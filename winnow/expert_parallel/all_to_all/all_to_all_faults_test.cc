@@ -267,9 +267,18 @@ TEST(Lifecycle, OtherThreadsMayFreeOutputs) {
   expect_working(ranks, layers);
 }
 
-TEST(Lifecycle, DestroyedWithoutUse) {
+TEST(Lifecycle, LayersThatWereNotUsedLeaveNothing) {
   const Ranks ranks(4);
-  for (int again = 0; again < 3; ++again) ranks.layers(small_config(4));
+  const auto make = [&](int times) {
+    for (int i = 0; i < times; ++i) EXPECT_EQ(ranks.layers(small_config(4)).size(), 4u);
+  };
+  make(10);
+  const int files = open_files(), maps = mappings();
+  make(100);
+  EXPECT_EQ(open_files(), files);
+  EXPECT_LE(mappings(), maps + 8);  // the allocator's own
+  // The same transports serve another layer.
+  expect_working(ranks, ranks.layers(small_config(4)));
 }
 
 TEST(Lifecycle, AHundredLayersLeaveNothing) {

@@ -103,13 +103,11 @@ CaseOutcome run_case(const NotifyShape& shape, const Target& target) {
 }  // namespace
 
 testing::Operation notify_operation() {
-  // Every rank has a thread and, on a GPU, a stream there.
-  constexpr int kMostRanksOnGpu = 4;
   const std::vector<NotifyShape> shapes = make_cases();
   testing::Operation operation{"expert_parallel::notify", "every rank learns what comes to it",
                                testing::cases_of(shapes, run_case), notify_benchmarks()};
   for (std::size_t i = 0; i < shapes.size(); ++i) {
-    operation.cases[i].on_gpu = shapes[i].ranks() <= kMostRanksOnGpu;
+    operation.cases[i].on_gpu = shapes[i].ranks() <= kMostRanksOnOneGpu;
   }
   return operation;
 }

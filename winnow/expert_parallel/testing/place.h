@@ -10,6 +10,10 @@
 
 namespace winnow::expert_parallel {
 
+// Ranks of a case whose kernels run on one GPU side by side, each on a stream of its own. The
+// library takes a few more (memory/layouts.h); the tests leave those queues to the other work.
+inline constexpr int kMostRanksOnOneGpu = 6;
+
 // Of one rank; on a GPU it has a stream of its own.
 class Place {
  public:

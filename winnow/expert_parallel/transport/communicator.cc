@@ -38,30 +38,19 @@ std::vector<std::byte*> node_pointers(SymmetricMemory& memory, const Topology& t
   return pointers;
 }
 
-// The control memory of a rank: a fault slot, then for each kind of barrier a word for every rank
-// of the transport, in which that rank writes the epoch that it has come to.
+// The control memory of a rank: a fault slot, then for each kind of barrier a word for every rank,
+// in which that rank writes the epoch that it has come to.
 Communicator::Communicator(std::shared_ptr<Transport> transport, const Topology& topology,
-                           const Deadline& deadline, Span span, int local)
-    : transport_(std::move(transport)), topology_(topology), span_(span) {
+                           const Deadline& deadline)
+    : transport_(std::move(transport)), topology_(topology) {
   if (transport_ == nullptr) refuse("transport", "a transport", "none");
   const int size = transport_->world_size();
-  const int rank = transport_->rank();
-  if (span == Span::world) {
-    if (size != topology.world_size) {
-      refuse("transport", "one of " + std::to_string(topology.world_size) + " ranks, the world",
-             std::to_string(size));
-    }
-    node_ = topology.node(rank);
-    local_ = topology.local(rank);
-  } else {
-    if (size != topology.nodes()) {
-      refuse("transport", "one of " + std::to_string(topology.nodes()) + " ranks, one per node",
-             std::to_string(size));
-    }
-    check_index("local", local, topology.local_world_size);
-    node_ = rank;
-    local_ = local;
+  if (size != topology.world_size) {
+    refuse("transport", "one of " + std::to_string(topology.world_size) + " ranks",
+           std::to_string(size));
   }
+  node_ = topology.node(transport_->rank());
+  local_ = topology.local(transport_->rank());
   const std::size_t bytes =
       sizeof(FaultSlot) + kBarriers * static_cast<std::size_t>(size) * sizeof(std::uint64_t);
   control_ = transport_->allocate(bytes, deadline, "the control memory of a communicator");
@@ -72,21 +61,12 @@ Communicator::~Communicator() = default;
 int Communicator::peer(int node, int local) const {
   check_index("node", node, topology_.nodes());
   check_index("local", local, topology_.local_world_size);
-  if (span_ == Span::world) return topology_.rank(node, local);
-  if (local != local_) {
-    refuse("local", std::to_string(local_) + ", the rail of this communicator",
-           std::to_string(local));
-  }
-  return node;
-}
-
-int Communicator::world_rank(int transport_rank) const {
-  return span_ == Span::world ? transport_rank : topology_.rank(transport_rank, local_);
+  return topology_.rank(node, local);
 }
 
 std::byte* Communicator::node_pointer(SymmetricMemory& memory, int local) const {
   check_index("local", local, topology_.local_world_size);
-  return span_ == Span::world ? memory.peer(topology_.rank(node_, local)) : nullptr;
+  return memory.peer(topology_.rank(node_, local));
 }
 
 void Communicator::put(SymmetricMemory& memory, int node, int local, std::size_t offset,
@@ -121,15 +101,14 @@ std::shared_ptr<SymmetricMemory> Communicator::allocate(std::size_t bytes, const
 
 // ---- Barriers: everyone tells everyone its epoch, so that an error knows who is missing.
 
-std::size_t Communicator::barrier_word(Barrier kind, int transport_rank) const {
-  const int word = kind * transport_->world_size() + transport_rank;
+std::size_t Communicator::barrier_word(Barrier kind, int rank) const {
+  const int word = kind * transport_->world_size() + rank;
   return sizeof(FaultSlot) + static_cast<std::size_t>(word) * sizeof(std::uint64_t);
 }
 
 void Communicator::barrier(Barrier kind, const std::vector<int>& members, const Deadline& deadline,
                            std::string_view operation) {
-  constexpr std::string_view kNames[] = {"the world barrier", "the node barrier",
-                                         "the rail barrier"};
+  constexpr std::string_view kNames[] = {"the world barrier", "the node barrier"};
   check();
   const int own = transport_->rank();
   const std::uint64_t epoch = ++epochs_[kind];
@@ -141,30 +120,22 @@ void Communicator::barrier(Barrier kind, const std::vector<int>& members, const 
     if (member == own) continue;
     const auto* word =
         reinterpret_cast<const std::uint64_t*>(control_->local() + barrier_word(kind, member));
-    wait_at_least(word, epoch, deadline, {operation, kNames[kind], world_rank(member)});
+    wait_at_least(word, epoch, deadline, {operation, kNames[kind], member});
   }
 }
 
 void Communicator::world_barrier(const Deadline& deadline, std::string_view operation) {
-  if (span_ == Span::rail) refuse("span", "the world for a world barrier", "a rail");
   std::vector<int> members;
   for (int rank = 0; rank < topology_.world_size; ++rank) members.push_back(rank);
   barrier(kWorld, members, deadline, operation);
 }
 
 void Communicator::node_barrier(const Deadline& deadline, std::string_view operation) {
-  if (span_ == Span::rail) refuse("span", "the world for a node barrier", "a rail");
   std::vector<int> members;
   for (int local = 0; local < topology_.local_world_size; ++local) {
     members.push_back(peer(node_, local));
   }
   barrier(kNode, members, deadline, operation);
-}
-
-void Communicator::rail_barrier(const Deadline& deadline, std::string_view operation) {
-  std::vector<int> members;
-  for (int node = 0; node < topology_.nodes(); ++node) members.push_back(peer(node, local_));
-  barrier(kRail, members, deadline, operation);
 }
 
 // ---- Waits and faults.
@@ -177,7 +148,6 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
   // The peer is who is missing, unless the rank that would pass on its word is gone.
   int named = name.peer;
   const int writer = name.writer >= 0 ? name.writer : name.peer;
-  const int writing = writer < 0 ? -1 : transport_rank(writer);
   for (;;) {
     check();
     const std::uint64_t seen = load_acquire(word);
@@ -191,9 +161,9 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
       }
       const auto now = Deadline::Clock::now();
       bool over = now >= deadline.end();
-      if (writing >= 0 && now >= next_look) {
+      if (writer >= 0 && now >= next_look) {
         next_look = now + kLookAtPeer;
-        if (transport_->peer_gone(writing)) {
+        if (transport_->peer_gone(writer)) {
           over = true;
           named = writer;
         }
@@ -203,16 +173,15 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
         FaultRecord record;
         record.operation = name.operation;
         record.phase = name.phase;
-        const int peer = named < 0 ? -1 : transport_rank(named);
         record.peer = named;
         record.waited_for = value;
         record.seen = seen;
         record.text = "rank " + std::to_string(rank()) + " waited " +
                       to_seconds(deadline.elapsed()) + " for " + record.phase;
-        if (peer >= 0) record.text += " of rank " + std::to_string(named);
+        if (named >= 0) record.text += " of rank " + std::to_string(named);
         record.text += " (" + std::string(name.unit) + " " + std::to_string(value) + ", seen " +
                        std::to_string(seen) + ")";
-        if (peer >= 0) record.text += ": " + transport_->describe_peer(peer);
+        if (named >= 0) record.text += ": " + transport_->describe_peer(named);
         fail(std::move(record));
       }
     }

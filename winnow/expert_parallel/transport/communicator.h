@@ -17,18 +17,12 @@
 
 namespace winnow::expert_parallel {
 
-// What the ranks of the transport are.
-enum class Span {
-  world,  // every rank: transport rank = rank
-  rail,   // the ranks with one local index: transport rank = node
-};
-
 // What errors call a wait: "dispatch: rank 0 waited 30.0 s for the counts of rank 2 (epoch 7,
 // ...)".
 struct WaitName {
-  std::string_view operation;  // "expert_parallel::dispatch"
-  std::string_view phase;      // "the counts"
-  int peer = -1;               // the rank (of the world) that has to write the word; -1: no one
+  std::string_view operation;       // "expert_parallel::dispatch"
+  std::string_view phase;           // "the counts"
+  int peer = -1;                    // the rank that has to write the word; -1: no one
   std::string_view unit = "epoch";  // what the word counts
   int writer = -1;  // the rank that passes it on from the peer; -1: the peer writes it itself
 };
@@ -44,23 +38,21 @@ WINNOW_EXPORT std::vector<std::byte*> node_pointers(SymmetricMemory& memory,
 // given) it is broken for good: every later wait on every rank throws the first record.
 class WINNOW_EXPORT Communicator {
  public:
-  // Collective (allocates control memory). `local` is the rail's local index; a world has its own.
-  // Errors (winnow::Error): a transport whose size is not that of the span; those of allocate().
+  // Collective (allocates control memory). Errors (winnow::Error): a transport whose size is not
+  // that of the topology; those of allocate().
   Communicator(std::shared_ptr<Transport> transport, const Topology& topology,
-               const Deadline& deadline, Span span = Span::world, int local = 0);
+               const Deadline& deadline);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   const Topology& topology() const { return topology_; }
-  Span span() const { return span_; }
   Transport& transport() { return *transport_; }
-  int rank() const { return topology_.rank(node_, local_); }  // in the world
+  int rank() const { return topology_.rank(node_, local_); }
   int node() const { return node_; }
   int local() const { return local_; }
 
-  // The transport's rank. Errors: outside the topology; on a rail, another local index than its
-  // own.
+  // The rank there. Errors: outside the topology.
   int peer(int node, int local) const;
 
   // Collective as Transport::allocate(), over the ranks of the transport. Where it fails, the
@@ -69,8 +61,8 @@ class WINNOW_EXPORT Communicator {
                                             std::string_view what);
 
   static std::byte* local_memory(SymmetricMemory& memory) { return memory.local(); }
-  // The memory of a rank of this node; null on a rail, and where only puts reach it. Across nodes
-  // there are no pointers.
+  // The memory of a rank of this node; null where only puts reach it. Across nodes there are no
+  // pointers.
   std::byte* node_pointer(SymmetricMemory& memory, int local) const;
 
   // Transport::put() and put_signal() to a rank of any node.
@@ -80,11 +72,9 @@ class WINNOW_EXPORT Communicator {
                   const void* source, std::size_t bytes, std::size_t signal_offset,
                   std::uint64_t value);
 
-  // Collective over all ranks, those of this node, those with this local index. `operation` is what
-  // errors name. On a rail only the rail's; the others are Errors (invalid_argument).
+  // Collective over all ranks, over those of this node. `operation` is what errors name.
   void world_barrier(const Deadline& deadline, std::string_view operation);
   void node_barrier(const Deadline& deadline, std::string_view operation);
-  void rail_barrier(const Deadline& deadline, std::string_view operation);
 
   // Waits until a word of local memory (a symmetric memory, or any word that another thread writes)
   // is `value` or more, with acquire, and returns it. Ends early where the peer is certainly gone.
@@ -99,7 +89,7 @@ class WINNOW_EXPORT Communicator {
   [[noreturn]] void fail(FaultRecord record);
 
  private:
-  enum Barrier { kWorld, kNode, kRail, kBarriers };
+  enum Barrier { kWorld, kNode, kBarriers };
 
   FaultSlot& fault_slot(SymmetricMemory& memory) const;
   [[noreturn]] void break_with(const FaultRecord& record);
@@ -107,13 +97,10 @@ class WINNOW_EXPORT Communicator {
   void tell_interrupt(std::string_view operation);
   void barrier(Barrier kind, const std::vector<int>& members, const Deadline& deadline,
                std::string_view operation);
-  std::size_t barrier_word(Barrier kind, int transport_rank) const;
-  int world_rank(int transport_rank) const;
-  int transport_rank(int rank) const { return span_ == Span::world ? rank : topology_.node(rank); }
+  std::size_t barrier_word(Barrier kind, int rank) const;
 
   std::shared_ptr<Transport> transport_;
   Topology topology_;
-  Span span_;
   int node_ = 0;
   int local_ = 0;
   std::shared_ptr<SymmetricMemory> control_;

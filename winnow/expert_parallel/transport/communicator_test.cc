@@ -106,7 +106,7 @@ TEST(NodePointers, AreThoseOfTheOwnNodeAndAllThere) {
 }
 
 // Plain counters: under ThreadSanitizer a barrier that does not order would be a race too.
-TEST(Communicator, BarriersHoldBackEveryRankOfTheirSpan) {
+TEST(Communicator, BarriersHoldBackTheRanksOfTheWorldAndOfANode) {
   const Topology topology(6, 3);
   constexpr int kRounds = 100;
   std::vector<int> rounds(6, 0);
@@ -130,66 +130,9 @@ TEST(Communicator, BarriersHoldBackEveryRankOfTheirSpan) {
                                        expect_round(3 * communicator.node() + local, 3 * round + 1);
                                      }
                                      communicator.node_barrier(generous(), "test");
-                                     mine = 3 * round + 2;
-                                     communicator.rail_barrier(generous(), "test");
-                                     for (int node = 0; node < 2; ++node) {
-                                       expect_round(3 * node + communicator.local(), 3 * round + 2);
-                                     }
-                                     communicator.rail_barrier(generous(), "test");
                                    }
                                  }),
               Each(""));
-}
-
-TEST(Communicator, ARailIsAddressedByItsNodes) {
-  const Topology topology(6, 2);  // 3 nodes; the rail of local index 1 is ranks 1, 3, 5
-  InProcessWorld world(3);
-  EXPECT_THAT(
-      on_threads(3,
-                 [&](int node) {
-                   Communicator rail(world.transport(node), topology, generous(), Span::rail, 1);
-                   EXPECT_EQ(rail.rank(), 2 * node + 1);
-                   EXPECT_EQ(rail.node(), node);
-                   EXPECT_EQ(rail.local(), 1);
-                   EXPECT_EQ(rail.peer(2, 1), 2);
-                   expect_error([&] { rail.peer(2, 0); }, ErrorCode::invalid_argument,
-                                "expert_parallel::Communicator: local: want 1, the rail of "
-                                "this communicator, got 0");
-                   const auto memory = rail.allocate(64, generous(), "words");
-                   EXPECT_EQ(rail.node_pointer(*memory, 1), nullptr);
-                   const auto slot = static_cast<std::size_t>(8 * node);
-                   const std::uint64_t value = 5;
-                   for (int to = 0; to < 3; ++to) {
-                     rail.put_signal(*memory, to, 1, 24 + slot, &value, 8, slot, 7);
-                   }
-                   for (int from = 0; from < 3; ++from) {
-                     const auto* words = reinterpret_cast<const std::uint64_t*>(memory->local());
-                     EXPECT_EQ(rail.wait_at_least(words + from, 7, generous(),
-                                                  {"test", "the words", 2 * from + 1}),
-                               7u);
-                     EXPECT_EQ(words[3 + from], 5u);
-                   }
-                   rail.rail_barrier(generous(), "test");
-                   expect_error([&] { rail.world_barrier(generous(), "test"); },
-                                ErrorCode::invalid_argument,
-                                "expert_parallel::Communicator: span: want the world for a "
-                                "world barrier, got a rail");
-                   EXPECT_THROW(rail.node_barrier(generous(), "test"), Error);
-                 }),
-      Each(""));
-}
-
-TEST(Communicator, NamesTheRankOfTheWorldWhereARailWaits) {
-  const Topology topology(4, 2);
-  InProcessWorld world(2);
-  const std::vector<std::string> errors = on_threads(2, [&](int node) {
-    Communicator rail(world.transport(node), topology, generous(), Span::rail, 1);
-    if (node == 1) rail.rail_barrier(brief(), "test");
-    while (node == 0 && !rail.fault()) sleep_ms(1);
-  });
-  EXPECT_EQ(without_seconds(errors[1]),
-            "test: rank 3 waited # s for the rail barrier of rank 1 (epoch 1, seen 0): thread, "
-            "running");
 }
 
 TEST(Communicator, RefusesATransportOfAnotherSize) {
@@ -197,14 +140,7 @@ TEST(Communicator, RefusesATransportOfAnotherSize) {
   const auto transport = world.transport(0);
   expect_error([&] { Communicator(transport, Topology(4, 2), generous()); },
                ErrorCode::invalid_argument,
-               "expert_parallel::Communicator: transport: want one of 4 ranks, the world, got 3");
-  expect_error(
-      [&] { Communicator(transport, Topology(4, 2), generous(), Span::rail, 0); },
-      ErrorCode::invalid_argument,
-      "expert_parallel::Communicator: transport: want one of 2 ranks, one per node, got 3");
-  expect_error([&] { Communicator(transport, Topology(6, 2), generous(), Span::rail, 2); },
-               ErrorCode::invalid_argument,
-               "expert_parallel::Communicator: local: want in [0, 2), got 2");
+               "expert_parallel::Communicator: transport: want one of 4 ranks, got 3");
   expect_error([&] { Communicator(nullptr, Topology(1), generous()); }, ErrorCode::invalid_argument,
                "expert_parallel::Communicator: transport: want a transport, got none");
 }
