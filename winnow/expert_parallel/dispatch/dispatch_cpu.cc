@@ -213,7 +213,7 @@ void Dispatch::reserve() {
     bytes.push_back(RegionLayout(layer_.config, request_, rows).bytes + buffer_bytes(rows));
     releasable &= layer_.exchange.header(rank).releasable;
   }
-  const std::vector<Extent> extents = layer_.reserve(holes, bytes, releasable);
+  const std::vector<Extent> extents = layer_.reserve(std::move(holes), bytes, releasable);
 
   const Extent& mine = extents[static_cast<std::size_t>(layer_.rank())];
   const std::int64_t rows = routing_->rows_of(layer_.rank());

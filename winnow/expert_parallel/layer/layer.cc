@@ -1,6 +1,5 @@
 #include "winnow/expert_parallel/layer/layer.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "winnow/expert_parallel/memory/layouts.h"
@@ -55,25 +54,15 @@ void Layer::break_layer(std::string_view operation, ErrorCode code, const std::s
   communicator.fail(std::move(fault));
 }
 
-std::vector<Extent> Layer::reserve(std::span<const Extent> holes,
-                                   std::span<const std::int64_t> bytes, std::uint64_t releasable) {
+std::vector<Extent> Layer::reserve(std::vector<Extent> holes, std::span<const std::int64_t> bytes,
+                                   std::uint64_t releasable) {
   arena.release(releasable);
-  std::vector<Extent> extents;
-  std::int64_t missing = 0;  // the most that a rank without room needs
-  for (std::size_t rank = 0; rank < holes.size(); ++rank) {
-    const bool fits = holes[rank].segment >= 0 && bytes[rank] <= holes[rank].bytes;
-    extents.push_back(
-        {fits ? holes[rank].segment : -1, fits ? holes[rank].offset : 0, bytes[rank]});
-    if (!fits) missing = std::max(missing, bytes[rank]);
-  }
-  if (missing == 0) return extents;
-  const std::int64_t grown = Arena::round_up(std::max(missing, 2 * arena.largest_segment()));
-  const std::int64_t segment = arena.add(communicator.allocate(
-      static_cast<std::size_t>(grown), Deadline(config.timeout), "a larger arena"));
-  for (Extent& extent : extents) {
-    if (extent.segment < 0) extent.segment = segment;
-  }
-  return extents;
+  return take_regions(holes, bytes, [&](std::int64_t missing) {
+    const std::int64_t grown = arena.grown_for(missing);
+    const std::int64_t segment = arena.add(communicator.allocate(
+        static_cast<std::size_t>(grown), Deadline(config.timeout), "a larger arena"));
+    return Extent{segment, 0, grown};
+  });
 }
 
 }  // namespace winnow::expert_parallel

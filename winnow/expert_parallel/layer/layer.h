@@ -81,7 +81,7 @@ struct Layer {
   // A region of the arena at every rank. `bytes` are what each needs, `holes` what each offered,
   // for all ranks alike; ranks whose hole is too small get the beginning of one new segment.
   // Collective if there is one. `releasable` on every rank: given back.
-  std::vector<Extent> reserve(std::span<const Extent> holes, std::span<const std::int64_t> bytes,
+  std::vector<Extent> reserve(std::vector<Extent> holes, std::span<const std::int64_t> bytes,
                               std::uint64_t releasable);
 };
 

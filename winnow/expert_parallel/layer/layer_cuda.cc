@@ -352,38 +352,24 @@ void DeviceLayer::learn_holes() {
 
 std::vector<Extent> DeviceLayer::reserve(std::span<const std::int64_t> bytes) {
   arena_.release(std::exchange(releasable_, 0));
-  forget_offer();            // it may be the hole that is taken from now
-  std::int64_t missing = 0;  // the most that a rank without room needs
-  for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
-    const std::int64_t wanted = Arena::round_up(bytes[rank]);
-    const bool room = holes_[rank].segment >= 0 && wanted <= holes_[rank].bytes;
-    if (!room) missing = std::max(missing, wanted);
-    if (!room) holes_[rank] = {};
-  }
-  if (missing > 0) {
-    if (!fresh_holes_)
+  forget_offer();  // it may be the hole that is taken from now
+  const std::vector<Extent> regions = take_regions(holes_, bytes, [&](std::int64_t missing) {
+    if (!fresh_holes_) {
       throw Error(ErrorCode::internal, calls_.operation(), "no room, and no word of it");
-    const std::int64_t grown = std::max(missing, 2 * arena_.largest_segment());
+    }
+    const std::int64_t grown = arena_.grown_for(missing);
     const std::int64_t segment = arena_.add(allocate(grown, "a larger arena"));
     check(set_segment(segment_row(segment), node_pointers_of(arena_.memory(segment)),
                       map_.topology.local_world_size, stream()),
           "the table of segments");
-    for (Extent& hole : holes_) {
-      if (hole.bytes < missing) hole = {segment, 0, grown};
+    return Extent{segment, 0, grown};
+  });
+  for (const Extent& region : regions) {
+    for (const std::int64_t value : {region.segment, region.offset, region.bytes}) {
+      regions_ = (regions_ ^ std::uint64_t(value)) * 0x100000001b3u;  // FNV-1a
     }
   }
-  const auto mark = [&](std::int64_t value) {  // FNV-1a
-    regions_ = (regions_ ^ std::uint64_t(value)) * 0x100000001b3u;
-  };
-  std::vector<Extent> extents;
-  for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
-    Extent& hole = holes_[rank];
-    extents.push_back({hole.segment, hole.offset, bytes[rank]});
-    for (const std::int64_t value : {hole.segment, hole.offset, bytes[rank]}) mark(value);
-    hole.offset += Arena::round_up(bytes[rank]);
-    hole.bytes -= Arena::round_up(bytes[rank]);
-  }
-  return extents;
+  return regions;
 }
 
 std::byte** DeviceLayer::segment_row(std::int64_t segment) const {

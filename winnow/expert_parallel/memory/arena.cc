@@ -136,6 +136,10 @@ std::int64_t Arena::largest_segment() const {
   return largest;
 }
 
+std::int64_t Arena::grown_for(std::int64_t missing) const {
+  return round_up(std::max(missing, 2 * largest_segment()));
+}
+
 const std::shared_ptr<Region::Segment>& Arena::find(std::int64_t number) const {
   for (const auto& segment : segments_) {
     if (segment->number == number) return segment;

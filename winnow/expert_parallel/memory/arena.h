@@ -2,10 +2,12 @@
 // Internal.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "winnow/core/export.h"
@@ -67,6 +69,8 @@ class WINNOW_EXPORT Arena {
   SymmetricMemory& memory(std::int64_t segment) const;
   std::int64_t bytes() const;            // of all segments
   std::int64_t largest_segment() const;  // bytes
+  // Of the segment to add where a region of `missing` bytes has no room.
+  std::int64_t grown_for(std::int64_t missing) const;
   // Lets go of every segment; those with regions in use live on with them.
   void close() { segments_.clear(); }
 
@@ -75,5 +79,35 @@ class WINNOW_EXPORT Arena {
   std::vector<std::shared_ptr<Region::Segment>> segments_;  // oldest first
   std::int64_t added_ = 0;
 };
+
+// Takes a region of `bytes` [W] for each rank from the front of its hole, alike on every rank.
+// Where a hole is too small, grow(missing) adds a segment of at least so many bytes at every rank
+// and returns it as a hole; all holes that are smaller are given up for it, so that later regions
+// have as much room on every rank.
+template <class Grow>
+std::vector<Extent> take_regions(std::span<Extent> holes, std::span<const std::int64_t> bytes,
+                                 const Grow& grow) {
+  std::int64_t missing = 0;  // the most that a rank without room needs
+  for (std::size_t rank = 0; rank < holes.size(); ++rank) {
+    const std::int64_t wanted = Arena::round_up(bytes[rank]);
+    if (holes[rank].segment >= 0 && wanted <= holes[rank].bytes) continue;
+    missing = std::max(missing, wanted);
+    holes[rank] = {};
+  }
+  if (missing > 0) {
+    const Extent grown = grow(missing);
+    for (Extent& hole : holes) {
+      if (hole.bytes < missing) hole = grown;
+    }
+  }
+  std::vector<Extent> regions;
+  for (std::size_t rank = 0; rank < holes.size(); ++rank) {
+    Extent& hole = holes[rank];
+    regions.push_back({hole.segment, hole.offset, bytes[rank]});
+    hole.offset += Arena::round_up(bytes[rank]);
+    hole.bytes -= Arena::round_up(bytes[rank]);
+  }
+  return regions;
+}
 
 }  // namespace winnow::expert_parallel

@@ -117,5 +117,37 @@ TEST_F(ArenaTest, RegionsOutliveItAndGoOnAnyThread) {
   std::thread([&] { region.reset(); }).join();
 }
 
+TEST(TakeRegions, ComeFromTheFrontOfEachHole) {
+  std::vector<Extent> holes = {{3, 256, 1024}, {4, 0, 512}};
+  const std::vector<Extent> regions =
+      take_regions(holes, std::vector<std::int64_t>{300, 512}, [](std::int64_t) -> Extent {
+        ADD_FAILURE() << "there is room";
+        return {};
+      });
+  EXPECT_EQ(regions[0].segment, 3);
+  EXPECT_EQ(regions[0].offset, 256);
+  EXPECT_EQ(regions[0].bytes, 300);
+  EXPECT_EQ(regions[1].segment, 4);
+  EXPECT_EQ(holes[0].offset, 256 + 512);  // rounded up
+  EXPECT_EQ(holes[0].bytes, 1024 - 512);
+  EXPECT_EQ(holes[1].bytes, 0);
+}
+
+TEST(TakeRegions, GrowOnceForTheLargestThatHasNoRoom) {
+  std::vector<Extent> holes = {{0, 0, 4096}, {0, 0, 256}, {0, 0, 512}, {}};
+  int grown = 0;
+  const std::vector<Extent> regions = take_regions(
+      holes, std::vector<std::int64_t>{256, 257, 512, 1000}, [&](std::int64_t missing) {
+        ++grown;
+        EXPECT_EQ(missing, 1024);
+        return Extent{7, 0, 2048};
+      });
+  EXPECT_EQ(grown, 1);
+  EXPECT_EQ(regions[0].segment, 0);  // a hole that is large enough stays
+  for (const std::size_t rank : {1, 2, 3}) EXPECT_EQ(regions[rank].segment, 7);
+  EXPECT_EQ(holes[1].offset, 512);
+  EXPECT_EQ(holes[3].bytes, 2048 - 1024);
+}
+
 }  // namespace
 }  // namespace winnow::expert_parallel
