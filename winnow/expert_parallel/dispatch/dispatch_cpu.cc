@@ -337,7 +337,7 @@ void Dispatch::copy_output(const std::byte* from, std::int64_t rows) const {
 }
 
 Dispatched Dispatch::result() {
-  const std::int64_t rows = routing_->rows_of(layer_.rank()), topk = routing_->topk;
+  const std::int64_t rows = routing_->rows_of(layer_.rank());
   const RegionTables& tables = writer_->rank(layer_.communicator.local());
   const auto tensor = [&](void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
     if (data == nullptr) return Tensor();
@@ -350,20 +350,10 @@ Dispatched Dispatch::result() {
       throw;
     }
   };
-  const bool token_major = request_.order == RowOrder::token_major;
-  const DType weight_dtype = layer_.config.weight_dtype;
-  Dispatched result;
-  result.backend = Backend::cpu;
-  if (args_.out.present()) {
-    copy_output(tables.payload, rows);
-  } else {
-    result.output = tensor(tables.payload, request_.input, {rows, layer_.config.hidden});
-  }
-  result.weights = token_major ? tensor(tables.weights, weight_dtype, {rows, topk})
-                               : tensor(tables.weights, weight_dtype, {rows});
-  result.scales =
-      tensor(tables.scales, DType::f32, {rows, request_.scale_bytes / std::int64_t(sizeof(float))});
-  result.expert_ids = tensor(tables.ids, DType::i32, {rows, topk});
+  if (args_.out.present()) copy_output(tables.payload, rows);
+  Dispatched result = make_dispatched(Backend::cpu, request_, layer_.config, rows,
+                                      {tables.payload, tables.weights, tables.scales, tables.ids},
+                                      args_.out.present(), tensor);
 
   auto state = std::make_unique<Descriptor::State>();
   state->layer = layer_.token;
@@ -371,7 +361,7 @@ Dispatched Dispatch::result() {
   state->number = layer_.epoch;
   state->routing = routing_;
   state->has_weights = request_.weights;
-  state->weights = to_floats(weights_, weight_dtype);
+  state->weights = to_floats(weights_, layer_.config.weight_dtype);
   state->buffer = buffer_;
   result.descriptor = std::make_shared<const Descriptor>(std::move(state));
   return result;

@@ -372,11 +372,9 @@ void DeviceDispatch::copy_output(const std::byte* from, std::int64_t rows) {
 }
 
 Dispatched DeviceDispatch::result() {
-  const std::int64_t rows = routing_->rows_of(layer_.rank()), topk = routing_->topk;
-  const int local = layer_.local();
-  const auto tensor = [&](const NodePointers& table, DType dtype,
-                          std::initializer_list<std::int64_t> shape) {
-    std::byte* data = table.data[local];
+  const std::int64_t rows = routing_->rows_of(layer_.rank());
+  const auto here = [&](const NodePointers& table) { return table.data[layer_.local()]; };
+  const auto tensor = [&](void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
     if (data == nullptr) return Tensor();
     if (!request_.copy_out) return Tensor::borrow(output_, data, dtype, shape, layer_.device());
     std::int64_t bytes = size_of(dtype);
@@ -387,19 +385,11 @@ Dispatched DeviceDispatch::result() {
                  "copy_out");
     return Tensor::borrow(own, own->data(), dtype, shape, layer_.device());
   };
-  const bool token_major = request_.order == RowOrder::token_major;
-  const DType weight_dtype = config_.weight_dtype;
-  Dispatched result;
-  result.backend = Backend::sm90;
-  if (args_.out.present()) {
-    copy_output(move_.payload.data[local], rows);
-  } else {
-    result.output = tensor(move_.payload, request_.input, {rows, config_.hidden});
-  }
-  result.weights = token_major ? tensor(move_.row_weights, weight_dtype, {rows, topk})
-                               : tensor(move_.row_weights, weight_dtype, {rows});
-  result.scales = tensor(move_.row_scales, DType::f32, {rows, move_.scale_words});
-  result.expert_ids = tensor(move_.ids, DType::i32, {rows, topk});
+  if (args_.out.present()) copy_output(here(move_.payload), rows);
+  Dispatched result = make_dispatched(
+      Backend::sm90, request_, config_, rows,
+      {here(move_.payload), here(move_.row_weights), here(move_.row_scales), here(move_.ids)},
+      args_.out.present(), tensor);
 
   auto state = std::make_unique<Descriptor::State>();
   state->layer = layer_.token();
@@ -427,8 +417,8 @@ Dispatched dispatch(DeviceLayer& layer, const DispatchArgs& args) {
 namespace {
 
 int load() {
-  for (const auto load : {load_count, load_place, load_move, load_scatter}) {
-    if (const int status = load(); status != cudaSuccess) return status;
+  for (const auto load_one : {load_count, load_place, load_move, load_scatter}) {
+    if (const int status = load_one(); status != cudaSuccess) return status;
   }
   return cudaSuccess;
 }

@@ -64,4 +64,29 @@ void check_room(std::span<const std::int64_t> rows, const HeaderOf& header_of) {
   }
 }
 
+// What a dispatch returns, on either backend. `arrived` are the rows of this rank where they lie,
+// null for what there is none of; tensor(data, dtype, shape) makes a tensor of one of them, empty
+// of null.
+struct ArrivedRows {
+  void* payload = nullptr;
+  void* weights = nullptr;
+  void* scales = nullptr;
+  void* ids = nullptr;
+};
+template <class MakeTensor>
+Dispatched make_dispatched(Backend backend, const Request& request, const Config& config,
+                           std::int64_t rows, const ArrivedRows& arrived, bool output_given,
+                           const MakeTensor& tensor) {
+  Dispatched result;
+  result.backend = backend;
+  if (!output_given) result.output = tensor(arrived.payload, request.input, {rows, config.hidden});
+  result.weights = request.order == RowOrder::token_major
+                       ? tensor(arrived.weights, config.weight_dtype, {rows, config.topk})
+                       : tensor(arrived.weights, config.weight_dtype, {rows});
+  const std::int64_t scales = request.scale_bytes / std::int64_t(sizeof(float));
+  result.scales = tensor(arrived.scales, DType::f32, {rows, scales});
+  result.expert_ids = tensor(arrived.ids, DType::i32, {rows, config.topk});
+  return result;
+}
+
 }  // namespace winnow::expert_parallel
