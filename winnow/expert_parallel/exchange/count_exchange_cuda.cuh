@@ -1,5 +1,5 @@
 // The exchange of notify: one block of each rank tells the others its counts and learns what comes
-// to it. The counterpart of CountExchange (count_exchange.h). Device code only.
+// to it. Device code only.
 #pragma once
 
 #include <cstdint>

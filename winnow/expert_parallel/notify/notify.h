@@ -84,7 +84,7 @@ struct NotifyTotals {
 // are independent.
 //
 // The counts travel as one message per rank and other node, to the rank of the same local index
-// there; they are summed there and exchanged inside the node. Messages have the same size whatever
+// there, which passes them on to the ranks of its node. Messages have the same size whatever
 // n is. They carry the number of the call, and consecutive calls use different memory, so that
 // nothing is cleared in between and counts of different calls are not confused. See notify.md.
 //
