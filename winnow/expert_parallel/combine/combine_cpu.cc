@@ -37,7 +37,7 @@ class Combine {
     find_rows();
     for (std::int64_t chunk = 0; chunk < sources_.most_chunks(); ++chunk) reduce_for_others(chunk);
     for (std::int64_t chunk = 0; chunk < sources_.chunks(layer_.node()); ++chunk) finish_own(chunk);
-    layer_.route.finish("the end of the sums");
+    layer_.rail.finish("the end of the sums");
     return std::move(result_);
   }
 
@@ -158,10 +158,10 @@ void Combine::reduce_for_others(std::int64_t chunk) {
         for (std::int64_t i = 0; i < count; ++i) {
           sum(addends, add_node(to, first + i, addends), nullptr, staged_.data() + i * bytes);
         }
-        layer_.route.put_rows(to, first, staged_.data(), count, bytes);
+        layer_.rail.put_rows(to, first, staged_.data(), count, bytes);
       }
     });
-    if (any) layer_.route.send_chunk(to, chunk);
+    if (any) layer_.rail.send_chunk(to, chunk);
   }
 }
 
@@ -180,7 +180,7 @@ void Combine::finish_own(std::int64_t chunk) {
       const auto first = sent.begin() + node * kChunkTokens - begin;
       std::fill(first + run.first, first + run.last, true);
     });
-    if (any) layer_.route.wait_chunk(node, chunk, "the sums");
+    if (any) layer_.rail.wait_chunk(node, chunk, "the sums");
   }
   std::vector<Addend> addends(nodes + kMaxAddends);
   for (std::int64_t token = begin; token < end; ++token) {
@@ -189,7 +189,7 @@ void Combine::finish_own(std::int64_t chunk) {
       if (node == layer_.node()) {
         count += add_node(node, token, addends.data() + count);
       } else if (sent[std::size_t(node * kChunkTokens + token - begin)]) {
-        addends[std::size_t(count++)] = {.row = layer_.route.row(node, token, layer_.row_bytes()),
+        addends[std::size_t(count++)] = {.row = layer_.rail.row(node, token, layer_.row_bytes()),
                                          .ends_rank = true,
                                          .ends_node = true};
       }

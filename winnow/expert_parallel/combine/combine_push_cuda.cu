@@ -65,7 +65,7 @@ struct Segment {
   std::int32_t begin, rows;
 };
 __device__ Segment segment_of(const DeviceSumParams& params, Sources::Source source) {
-  const int rank = params.view.topology.rank_of(source.node, source.local);
+  const int rank = params.view.topology.rank_at(source.node, source.local);
   const std::int32_t* begins = params.routing.source_begins + rank;
   return {begins[0], begins[1] - begins[0]};
 }

@@ -137,7 +137,7 @@ class Pushes {
     const std::uint32_t in_slice = source.quotient * lane_.tokens + lane_.slot;
     step.token = slice.quotient * slice_length_ + in_slice;
     if (lane_.used && in_slice < slice_length_ && step.token < params_.max_tokens) {
-      const int rank = topology_.rank_of(step.source.node, step.source.local);
+      const int rank = topology_.rank_at(step.source.node, step.source.local);
       step.first.word = __ldcg(&params_.routing.firsts[rank * params_.max_tokens + step.token]);
     }
     return step;
@@ -256,7 +256,7 @@ class Reductions {
       tokens =
           min(params_.max_tokens,
               std::int64_t(__ldcg(
-                  &params_.routing.tokens[topology_.rank_of(step.source_node, topology_.local)])));
+                  &params_.routing.tokens[topology_.rank_at(step.source_node, topology_.local)])));
     }
     step.valid = lane_.used && step.token < tokens;
     if (!step.valid) return step;
@@ -323,7 +323,7 @@ class Reductions {
         const std::byte* signal =
             view_.rail.local + view_.rail_layout.signal(node, step.token / kChunkTokens);
         arrived = wait_at_least(view_, reinterpret_cast<const std::uint64_t*>(signal), epoch_,
-                                kSumsPhase, topology_.rank_of(node, topology_.local));
+                                kSumsPhase, topology_.rank_at(node, topology_.local));
         addend->row = view_.rail.local + view_.rail_layout.row(node, step.token, params_.row_bytes);
       } else if (pushed) {
         const std::int64_t place = place_of(step, local);
@@ -376,7 +376,7 @@ class Reductions {
     for (int local = lane_.lane; local < topology_.locals; local += 32) {
       if (local == topology_.local) continue;
       visit(words + local, epoch_ * kSlices + next_.slice + 1,
-            topology_.rank_of(topology_.node, local));
+            topology_.rank_at(topology_.node, local));
     }
   }
   __device__ bool take(bool there) {
@@ -406,7 +406,7 @@ __device__ void find_rows(const LayerView& view, std::byte** rows) {
   const Heard heard(view);
   for (int local = int(threadIdx.x); local < topology.locals; local += int(blockDim.x)) {
     if (local == topology.local) continue;
-    rows[local] = at_extent(view, local, heard.header(topology.rank_of(topology.node, local)).rows);
+    rows[local] = at_extent(view, local, heard.header(topology.rank_at(topology.node, local)).rows);
   }
 }
 

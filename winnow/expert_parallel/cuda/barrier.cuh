@@ -40,18 +40,18 @@ __global__ void __launch_bounds__(kBarrierThreads)
         reinterpret_cast<std::uint64_t*>(view.control.node[to] + offset(kind, topology.rank)),
         round);
   }
-  const auto mate = [&](int i) { return topology.rank_of(topology.node, i); };
+  const auto mate = [&](int i) { return topology.rank_at(topology.node, i); };
   if (!wait_for_all(
           view, topology.locals, [&](int i) { return word(kind, mate(i)); }, round, phase, mate)) {
     return;
   }
   if (params.node_only || topology.nodes == 1) return;
   for (int step = 1; step < topology.nodes; ++step) {
-    const int to = topology.rank_of((topology.node + step) % topology.nodes, topology.local);
+    const int to = topology.rank_at((topology.node + step) % topology.nodes, topology.local);
     W::signal(view.control, to, offset(2, topology.rank), round);
   }
   const auto peer = [&](int i) {  // the other nodes
-    return topology.rank_of((topology.node + 1 + i) % topology.nodes, topology.local);
+    return topology.rank_at((topology.node + 1 + i) % topology.nodes, topology.local);
   };
   wait_for_all(
       view, topology.nodes - 1, [&](int i) { return word(2, peer(i)); }, round, phase, peer);

@@ -34,7 +34,7 @@ __device__ inline bool wait_for_node(const LayerView& view, Phase phase) {
       reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.done);
   for (int local = threadIdx.x % 32; local < view.topology.locals; local += 32) {
     done = done && wait_at_least(view, words + local, epoch_of(view), phase,
-                                 view.topology.rank_of(view.topology.node, local));
+                                 view.topology.rank_at(view.topology.node, local));
   }
   return __all_sync(device::kFullWarp, done);
 }

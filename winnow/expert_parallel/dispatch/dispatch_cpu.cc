@@ -41,7 +41,7 @@ class Dispatch {
     }
     for (std::int64_t chunk = 0; chunk < sources().most_chunks(); ++chunk) forward(chunk);
     writer_->write_padding(*routing_, layer_.communicator.local());
-    layer_.route.finish("the rows");
+    layer_.rail.finish("the rows");
     if (!request_.cached) find_copies();
     return result();
   }
@@ -241,10 +241,10 @@ TokenRecord Dispatch::record(int node, std::int64_t token) const {
   record.source = sources().rank(node);
   record.token = token;
   record.payload =
-      own ? row_at(args_.input, token) : layer_.route.row(node, token, request_.row_bytes);
+      own ? row_at(args_.input, token) : layer_.rail.row(node, token, request_.row_bytes);
   if (request_.scale_bytes > 0) {
     record.scales =
-        own ? row_at(args_.scales, token) : layer_.route.scale(node, token, request_.scale_bytes);
+        own ? row_at(args_.scales, token) : layer_.rail.scale(node, token, request_.scale_bytes);
   }
   if (request_.weights) {
     record.weights =
@@ -265,18 +265,18 @@ void Dispatch::send(std::int64_t chunk) {
       put_run(token, row_at(view, token), step, bytes);
     }
   };
-  Route& route = layer_.route;
+  Rail& rail = layer_.rail;
   for (int step = 1; step < layer_.nodes(); ++step) {
     const int to = (layer_.node() + step) % layer_.nodes();
     bool any = false;
     sources().for_each_run_of(layer_.node(), chunk, to, [&](const Run& run) {
       any = true;
-      put(args_.input, run, request_.row_bytes, [&](auto... what) { route.put_rows(to, what...); });
+      put(args_.input, run, request_.row_bytes, [&](auto... what) { rail.put_rows(to, what...); });
       if (request_.scale_bytes == 0) return;
       put(args_.scales, run, request_.scale_bytes,
-          [&](auto... what) { route.put_scales(to, what...); });
+          [&](auto... what) { rail.put_scales(to, what...); });
     });
-    if (any) route.send_chunk(to, chunk);
+    if (any) rail.send_chunk(to, chunk);
   }
 }
 
@@ -295,7 +295,7 @@ void Dispatch::forward(std::int64_t chunk) {
     const int from = (layer_.node() + step) % layer_.nodes();
     bool arrived = false;
     sources().for_each_run_of(from, chunk, layer_.node(), [&](const Run& run) {
-      if (!arrived) layer_.route.wait_chunk(from, chunk, "the tokens");
+      if (!arrived) layer_.rail.wait_chunk(from, chunk, "the tokens");
       arrived = true;
       for (std::int64_t token = run.first; token < run.last; ++token) {
         writer_->write(record(from, token));

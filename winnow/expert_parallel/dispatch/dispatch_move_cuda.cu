@@ -89,7 +89,7 @@ class TokenSender {
   // A token of the rail source on node `from`, when its chunk has come; false: it does not come.
   __device__ bool send_forward(int from, std::int64_t token, std::int64_t tokens) {
     const Pair pair = look(from, token);
-    const int source = topology_.rank_of(from, topology_.local);
+    const int source = topology_.rank_at(from, topology_.local);
     const LayerView& view = p_.view;
     if (__any_sync(kFullWarp, pair.row >= 0)) {
       bool came = true;
@@ -237,7 +237,7 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* se
   go_on_to(kSlices - 1);
   std::int64_t most_tokens = 0;
   for (int node = 0; node < topology.nodes; ++node) {
-    const std::int64_t tokens = p.tables.tokens[topology.rank_of(node, topology.local)];
+    const std::int64_t tokens = p.tables.tokens[topology.rank_at(node, topology.local)];
     if (node != topology.node) most_tokens = max(most_tokens, tokens);
   }
   const std::int64_t round = kChunkTokens * others;  // a chunk of every other node
@@ -246,7 +246,7 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* se
     const std::int64_t forward = claim - p.tokens, in_round = forward % round;
     const int step = others - static_cast<int>(in_round / kChunkTokens);
     const int from = (topology.node + step) % topology.nodes;
-    const std::int64_t tokens = p.tables.tokens[topology.rank_of(from, topology.local)];
+    const std::int64_t tokens = p.tables.tokens[topology.rank_at(from, topology.local)];
     const std::int64_t token = forward / round * kChunkTokens + in_round % kChunkTokens;
     if (token < tokens && !sender.send_forward(from, token, tokens)) return false;
   }
@@ -284,7 +284,7 @@ class RepeatPlan {
     const int part = static_cast<int>(i / (mates_ * each));
     const int mate = static_cast<int>(i / each % mates_);
     const int node = here ? topology_.node : (topology_.node + 1 + part) % topology_.nodes;
-    item.source = topology_.rank_of(node, (topology_.local + 1 + mate) % topology_.locals);
+    item.source = topology_.rank_at(node, (topology_.local + 1 + mate) % topology_.locals);
     item.slice = here ? part : kSlices - 1;
     const std::int64_t tokens = p_.tables.tokens[item.source];
     const std::int64_t first = here ? ceil_div<std::int64_t>(part * tokens, kSlices) : 0;
@@ -348,7 +348,7 @@ __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
       const int from = item.source % topology.locals;
       if (lane == 0) {
         there = wait_at_least(view, words + from, epoch_of(view) * kSlices + item.slice + 1,
-                              kRowsPhase, topology.rank_of(topology.node, from));
+                              kRowsPhase, topology.rank_at(topology.node, from));
         device::fence_proxy_async_global();
       }
       if (!__shfl_sync(kFullWarp, there, 0)) return false;

@@ -262,7 +262,7 @@ __global__ __launch_bounds__(kThreads, 1) void place(const __grid_constant__ Pla
     }
   }
   for (int from = 0; from < topology.nodes; ++from) {
-    const std::int64_t tokens = heard.header(topology.rank_of(from, topology.local)).tokens;
+    const std::int64_t tokens = heard.header(topology.rank_at(from, topology.local)).tokens;
     const std::byte* table =
         from == node ? p.table
                      : p.view.control.local +

@@ -69,7 +69,7 @@ __global__ __launch_bounds__(kThreads) void claim(const __grid_constant__ Scatte
   ScatterFinding found;  // of this thread
   unsigned long long worst = kNone;
   for (int from = 0; from < topology.nodes; ++from) {
-    const int source = topology.rank_of(from, topology.local);
+    const int source = topology.rank_at(from, topology.local);
     const std::int64_t pairs = std::int64_t(p.tables.tokens[source]) * topology.topk;
     const std::int32_t* rows = p.rows;
     if (from != topology.node) {

@@ -140,7 +140,7 @@ class NotifyBlock {
       write_for_node(to, reinterpret_cast<Word*>(message));
       __threadfence_system();
       __syncthreads();
-      const int peer = topology_.rank_of(to, topology_.local);
+      const int peer = topology_.rank_at(to, topology_.local);
       W::put(view_.control, peer, layout_.node_message(call_, nodes, topology_.node), message,
              layout_.node_message_words * NotifyLayout::kWord);
       W::signal(view_.control, peer, layout_.node_signal(call_, nodes, topology_.node), call_);
@@ -179,7 +179,7 @@ class NotifyBlock {
     const auto word = [&](int node) {
       return word_at(layout_.node_signal(call_, topology_.nodes, node));
     };
-    const auto peer = [&](int node) { return topology_.rank_of(node, topology_.local); };
+    const auto peer = [&](int node) { return topology_.rank_at(node, topology_.local); };
     return wait_for_all(view_, topology_.nodes, word, call_, kRailCountsPhase, peer);
   }
 
@@ -215,7 +215,7 @@ class NotifyBlock {
     const auto word = [&](int local) {
       return word_at(layout_.local_signal(call_, topology_.locals, local));
     };
-    const auto peer = [&](int local) { return topology_.rank_of(topology_.node, local); };
+    const auto peer = [&](int local) { return topology_.rank_at(topology_.node, local); };
     return wait_for_all(view_, topology_.locals, word, call_, kNodeCountsPhase, peer);
   }
 

@@ -76,7 +76,7 @@ class ExchangeBlock {
       __threadfence_system();
       __syncthreads();
       for (int step = 1; step < nodes; ++step) {  // no rank is everyone's first
-        const int to = topology_.rank_of((topology_.node + step) % nodes, topology_.local);
+        const int to = topology_.rank_at((topology_.node + step) % nodes, topology_.local);
         W::put(view_.control, to, at, own(at), bytes);
         W::signal(view_.control, to, layout_.rail + topology_.node * kWord, epoch_);
       }
@@ -91,7 +91,7 @@ class ExchangeBlock {
     const int nodes = topology_.nodes;
     for (int step = nodes - 1; step > 0; --step) {
       const int from = (topology_.node + step) % nodes;
-      const int peer = topology_.rank_of(from, topology_.local);
+      const int peer = topology_.rank_at(from, topology_.local);
       const auto word = [&](int) {
         return reinterpret_cast<const std::uint64_t*>(own(layout_.rail)) + from;
       };

@@ -15,11 +15,11 @@ namespace winnow::expert_parallel {
 
 // Signals carry the epoch, so that none is ever cleared. The rail's buffers serve one call at a
 // time: a peer writes in epoch e + 1 only when it has heard that this rank is through with e.
-class Route {
+class Rail {
  public:
   // Collective. Rows of at most `row_bytes`, scales of at most `scale_bytes`, of max_tokens tokens.
-  Route(Communicator& communicator, std::int64_t max_tokens, std::int64_t row_bytes,
-        std::int64_t scale_bytes, std::chrono::nanoseconds timeout);
+  Rail(Communicator& communicator, std::int64_t max_tokens, std::int64_t row_bytes,
+       std::int64_t scale_bytes, std::chrono::nanoseconds timeout);
 
   // Every wait until the next begin() belongs to this call.
   void begin(std::uint64_t epoch, std::string_view operation);

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kRailSendThreads, 1)
     // From the next node on: no rank is everyone's first.
     const std::int64_t chunk = item / (topology.nodes - 1), begin = chunk * kChunkTokens;
     const int to = (topology.node + 1 + int(item % (topology.nodes - 1))) % topology.nodes;
-    const int peer = topology.rank_of(to, topology.local);
+    const int peer = topology.rank_at(to, topology.local);
     const std::int64_t tokens = params.back ? params.rail_tokens[peer] : params.tokens;
     const int count = int(min(kChunkTokens, tokens - begin));
     if (count <= 0) continue;

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kTellThreads)
   }
   const std::int64_t notice = view.control_layout.notice(reporter);
   for (int step = 1; step < topology.nodes; ++step) {
-    const int to = topology.rank_of((topology.node + step) % topology.nodes, topology.local);
+    const int to = topology.rank_at((topology.node + step) % topology.nodes, topology.local);
     W::put(view.control, to, notice, view.control.local + notice, sizeof(FaultNotice));
     W::signal(view.control, to, view.control_layout.fault, std::uint64_t(reporter) + 1);
   }

@@ -33,8 +33,8 @@ Layer::Layer(std::shared_ptr<Transport> transport, const Config& given)
       map(map_of(given, *transport)),
       communicator(transport, map.topology, Deadline(given.timeout)),
       exchange(communicator, map, table_bytes(given), Deadline(given.timeout)),
-      route(communicator, given.max_tokens, row_bytes(),
-            scale_columns(given.hidden) * std::int64_t(sizeof(float)), given.timeout) {
+      rail(communicator, given.max_tokens, row_bytes(),
+           scale_columns(given.hidden) * std::int64_t(sizeof(float)), given.timeout) {
   arena.add(communicator.allocate(static_cast<std::size_t>(first_segment_bytes(config)),
                                   Deadline(given.timeout), "the arena"));
 }
@@ -42,7 +42,7 @@ Layer::Layer(std::shared_ptr<Transport> transport, const Config& given)
 void Layer::meet(std::string_view operation, std::string_view phase, const Header& header,
                  const PairCounts* counts, std::span<const std::byte> table) {
   ++epoch;
-  route.begin(epoch, operation);
+  rail.begin(epoch, operation);
   exchange.run(epoch, operation, phase, header, counts, table);
 }
 

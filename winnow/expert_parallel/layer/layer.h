@@ -39,7 +39,7 @@ struct Layer {
   ExpertMap map;
   Communicator communicator;
   Exchange exchange;
-  Route route;
+  Rail rail;
   Arena arena;
   std::uint64_t epoch = 0;  // of the last exchange
   std::optional<DeferredFault> deferred;
@@ -51,7 +51,7 @@ struct Layer {
   int nodes() const { return map.topology.nodes(); }
   std::int64_t row_bytes() const { return config.hidden * size_of(config.dtype); }
 
-  // Runs the next epoch's exchange; the route's waits belong to it then.
+  // Runs the next epoch's exchange; the rail's waits belong to it then.
   void meet(std::string_view operation, std::string_view phase, const Header& header,
             const PairCounts* counts = nullptr, std::span<const std::byte> table = {});
 

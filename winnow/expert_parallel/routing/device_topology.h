@@ -15,12 +15,12 @@ struct DeviceTopology {
   int experts = 0, topk = 0;  // E, K
 
   WINNOW_HD int per_rank() const { return experts / world; }
-  WINNOW_HD int rank_of(int at_node, int at_local) const { return at_node * locals + at_local; }
+  WINNOW_HD int rank_at(int at_node, int at_local) const { return at_node * locals + at_local; }
   // Who writes to this rank's memory what comes from that one: itself, or the rank of this node
   // that passes its words on.
   WINNOW_HD int writer_for(int from) const {
     const bool itself = from / locals == node || from % locals == local;
-    return itself ? from : rank_of(node, from % locals);
+    return itself ? from : rank_at(node, from % locals);
   }
   WINNOW_HD bool kept(std::int32_t expert) const { return expert >= 0 && expert < experts; }
 };
