@@ -57,7 +57,8 @@ INSTANTIATE_TEST_SUITE_P(
         Difference{"enable_local_combine", "false", "true",
                    [](Config& config) { config.enable_local_combine = true; }},
         Difference{"sm_count", "20", "24", [](Config& config) { config.sm_count = 24; }},
-        Difference{"arena_rows", "100", "50", [](Config& config) { config.arena_rows = 50; }}),
+        Difference{"arena_rows", "100", "50", [](Config& config) { config.arena_rows = 50; }},
+        Difference{"backend", "any", "cpu", [](Config& config) { config.backend = Backend::cpu; }}),
     [](const ::testing::TestParamInfo<Difference>& one) { return one.param.field; });
 
 // A store in which one rank's library has another version.
@@ -159,12 +160,8 @@ TEST(Backends, TheForcedOneRunsOrIsRefused) {
       config.backend = backend;
       const auto layer = ranks.layer(rank, config);
       EXPECT_EQ(layer->backend(), Backend::cpu);
-      const auto empty = [](DType dtype, std::int64_t columns) {
-        return ConstTensorView(nullptr, dtype, {0, columns});
-      };
-      const Dispatched got = layer->dispatch({.input = empty(config.dtype, config.hidden),
-                                              .expert_indices = empty(DType::i32, config.topk)});
-      EXPECT_EQ(got.backend, Backend::cpu);
+      const Given given(kHere);
+      EXPECT_EQ(layer->dispatch(given.args).backend, Backend::cpu);
     });
   };
   const auto refused = [&](const std::vector<Outcome>& all, ErrorCode code, const char* reason) {

@@ -362,5 +362,21 @@ TEST(NotifierFaults, AProcessThatEndsEndsTheWaitsOfAll) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
+TEST(NotifyBackends, TheForcedOneServesTheDeviceOrIsRefused) {
+  InProcessWorld world(1);
+  const auto backend_of = [&](std::optional<Backend> forced) {
+    return Notifier(world.transport(0), world.store(), {.experts = 2, .backend = forced}).backend();
+  };
+  EXPECT_EQ(backend_of({}), Backend::cpu);
+  EXPECT_EQ(backend_of(Backend::cpu), Backend::cpu);
+  testing::expect_error(
+      [&] { backend_of(Backend::sm90); }, ErrorCode::invalid_argument,
+      "expert_parallel::Notifier: backend: want one that serves tensors on cpu, got sm90");
+  testing::expect_error(
+      [&] { backend_of(Backend::cuda); }, ErrorCode::unsupported,
+      "expert_parallel::Notifier: backend: want one that has this operation (sm90, cpu), "
+      "got cuda");
+}
+
 }  // namespace
 }  // namespace winnow::expert_parallel
