@@ -319,7 +319,7 @@ TEST_P(NotifierFaultsOn, ARankThatDoesNotCallEndsTheWaitsOfAll) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
   for (const int rank : {0, 1, 3}) {
     EXPECT_THAT(found[static_cast<std::size_t>(rank)],
-                AllOf(StartsWith("expert_parallel::notify: rank "), HasSubstr("epoch 2, seen 0")));
+                AllOf(StartsWith("expert_parallel::notify: rank "), HasSubstr("(epoch 2, seen ")));
     EXPECT_EQ(notifiers[static_cast<std::size_t>(rank)]->totals().recv_tokens, -1);
   }
   // The late one and all others get the first record at once, again and again.
@@ -364,8 +364,9 @@ TEST(NotifierFaults, AProcessThatEndsEndsTheWaitsOfAll) {
 
 TEST(NotifyBackends, TheForcedOneServesTheDeviceOrIsRefused) {
   InProcessWorld world(1);
+  const TransportPointer transport = world.transport(0);
   const auto backend_of = [&](std::optional<Backend> forced) {
-    return Notifier(world.transport(0), world.store(), {.experts = 2, .backend = forced}).backend();
+    return Notifier(transport, world.store(), {.experts = 2, .backend = forced}).backend();
   };
   EXPECT_EQ(backend_of({}), Backend::cpu);
   EXPECT_EQ(backend_of(Backend::cpu), Backend::cpu);
