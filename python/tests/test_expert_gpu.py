@@ -577,7 +577,10 @@ def test_supports_names_the_backend():
         assert not winnow.supports(f"expert_parallel.{op}", device="cuda", backend="cpu")
     answer = winnow.supports("expert_parallel.dispatch", device="cuda", hidden=7)
     assert "hidden: want rows of a multiple of 16 bytes, got 7" in answer.reason
-    assert "no such GPU is visible" in winnow.supports("expert_parallel.combine", device="cuda:99").reason
+    assert (
+        "no such GPU is visible"
+        in winnow.supports("expert_parallel.combine", device="cuda:99").reason
+    )
 
 
 # ---- The layer of torch.

@@ -97,8 +97,8 @@ Exchange::Exchange(Communicator& communicator, const ExpertMap& map, std::int64_
   table_bytes_ = nodes > 1 ? round_up(static_cast<std::size_t>(table_bytes)) : 0;
   signal_bytes_ = round_up((world + nodes) * sizeof(std::uint64_t));
   const std::size_t rail = nodes > 1 ? nodes * (row_bytes_ + table_bytes_) : 0;
-  memory_ = communicator.allocate(signal_bytes_ + 2 * (world * row_bytes_ + rail),
-                                  deadline, "the mailboxes");
+  memory_ = communicator.allocate(signal_bytes_ + 2 * (world * row_bytes_ + rail), deadline,
+                                  "the mailboxes");
   message_.resize(row_bytes_ + table_bytes_);
 }
 

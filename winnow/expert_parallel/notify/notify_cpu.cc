@@ -160,7 +160,8 @@ void CpuNotifier::write_results(const NotifyArgs& args, const WorldCounts& heard
   const int node = topology_.node(rank_), local = topology_.local(rank_);
   std::int64_t sum = 0;
   for (std::size_t from = 0; from < from_node_.size(); ++from) {
-    const auto rail_source = static_cast<std::size_t>(topology_.rank(static_cast<int>(from), local));
+    const auto rail_source =
+        static_cast<std::size_t>(topology_.rank(static_cast<int>(from), local));
     from_node_[from] = narrow(sum += heard.nodes[rail_source][node], "tokens");
   }
   sum = 0;

@@ -39,7 +39,7 @@ WINNOW_EXPORT LayoutParams layout_params(const ExpertMap& map,
 struct PairCounts {
   std::vector<std::int32_t> pairs;   // [E] pairs of each expert
   std::vector<std::int32_t> tokens;  // [W] tokens with an expert on each rank
-  std::vector<std::int32_t> nodes;   // [NN] tokens with an expert on each node; of notify, else none
+  std::vector<std::int32_t> nodes;  // [NN] tokens with an expert on each node; of notify, else none
 };
 WINNOW_EXPORT PairCounts count_pairs(const ExpertMap& map, std::span<const std::int32_t> indices);
 
