@@ -12,8 +12,8 @@ enum class Phase : std::int32_t {
   none = 0,
   world_barrier = 9,
   node_barrier = 10,
-  blocks = 13,  // the other blocks of this rank's kernel, whose numbers the notice has
-  memory = 14,  // no wait: the reporter has none for the rest of its call
+  blocks = 13,       // the other blocks of this rank's kernel, whose numbers the notice has
+  memory = 14,       // no wait: the reporter has none for the rest of its call
   interrupted = 15,  // no wait: the reporter's program wanted no more
 };
 
