@@ -578,7 +578,7 @@ def test_supports_names_the_backend():
     answer = winnow.supports("expert_parallel.dispatch", device="cuda", hidden=7)
     assert "hidden: want rows of a multiple of 16 bytes, got 7" in answer.reason
     assert (
-        "no such GPU is visible"
+        "this GPU is not visible to the process"
         in winnow.supports("expert_parallel.combine", device="cuda:99").reason
     )
 

@@ -204,7 +204,9 @@ def test_gpus_that_are_not_there_are_an_error_on_every_rank():
             ep.create_nvshmem(store, rank, 2, f"cuda:{rank}", timeout=20)
         assert e.value.code == "unsupported" and e.value.operation == "expert_parallel::nvshmem"
         for world, make in ((first, make_layer), (second, make_notifier)):
-            with pytest.raises(winnow.Error, match="backend: want a backend for tensors on cuda:0") as e:
+            with pytest.raises(
+                winnow.Error, match="backend: want a backend for tensors on cuda:0"
+            ) as e:
                 make(world, rank, "cuda")
             assert e.value.code == "unsupported"
         with pytest.raises(ValueError, match="device: want cpu, cuda or cuda:INDEX, got cuda:-1"):

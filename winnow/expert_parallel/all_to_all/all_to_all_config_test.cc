@@ -147,7 +147,7 @@ TEST(Devices, ThatAreNotThereAreNamed) {
                                       "tensors on cuda:1000, got sm90: "));
     const std::string reason = !built_with_cuda()    ? "this build has no kernels for it"
                                : gpus().gpus.empty() ? gpus().reason
-                                                     : "no such GPU is visible";
+                                                     : "this GPU is not visible to the process";
     EXPECT_THAT(outcome.text, HasSubstr(reason));
   }
 }
@@ -172,14 +172,15 @@ TEST(Backends, TheForcedOneRunsOrIsRefused) {
   };
   for (const Outcome& outcome : outcomes(Backend::cpu)) EXPECT_EQ(outcome.text, "");
   refused(outcomes(Backend::sm90), ErrorCode::invalid_argument,
-          "one that serves tensors on cpu, got sm90");
+          "one that supports tensors on cpu, got sm90");
   refused(outcomes(Backend::cuda), ErrorCode::unsupported,
-          "one that has this operation (sm90, cpu), got cuda");
+          "one that implements this operation (sm90, cpu), got cuda");
   setenv("WINNOW_BACKEND", "sm90", 1);
   const std::vector<Outcome> by_environment = outcomes({});
   const std::vector<Outcome> by_config = outcomes(Backend::cpu);
   unsetenv("WINNOW_BACKEND");
-  refused(by_environment, ErrorCode::invalid_argument, "one that serves tensors on cpu, got sm90");
+  refused(by_environment, ErrorCode::invalid_argument,
+          "one that supports tensors on cpu, got sm90");
   for (const Outcome& outcome : by_config) EXPECT_EQ(outcome.text, "");
 }
 

@@ -372,10 +372,10 @@ TEST(NotifyBackends, TheForcedOneServesTheDeviceOrIsRefused) {
   EXPECT_EQ(backend_of(Backend::cpu), Backend::cpu);
   testing::expect_error(
       [&] { backend_of(Backend::sm90); }, ErrorCode::invalid_argument,
-      "expert_parallel::Notifier: backend: want one that serves tensors on cpu, got sm90");
+      "expert_parallel::Notifier: backend: want one that supports tensors on cpu, got sm90");
   testing::expect_error(
       [&] { backend_of(Backend::cuda); }, ErrorCode::unsupported,
-      "expert_parallel::Notifier: backend: want one that has this operation (sm90, cpu), "
+      "expert_parallel::Notifier: backend: want one that implements this operation (sm90, cpu), "
       "got cuda");
 }
 
