@@ -1,0 +1,241 @@
+// The operations on a paged cache in graphs, on several streams, threads and GPUs, and in scratch
+// memory of the caller. Skipped without a GPU.
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "winnow/paged_xl/cache/append.h"
+#include "winnow/paged_xl/test_paged_gpu.h"
+
+#if WINNOW_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace winnow::paged_xl {
+namespace {
+
+#if WINNOW_WITH_CUDA
+
+using testing::CudaStream;
+using testing::Graph;
+
+// A decode loop in GPU memory whose lengths, slots and tokens change between steps.
+struct Loop {
+  static constexpr std::int64_t kHeads = 8, kKvHeads = 4, kDim = 64, kBlockSize = 16;
+  static constexpr std::int64_t kBlocksEach = 70, kColumns = kBlocksEach * kBlockSize;
+  std::int64_t num_seqs;
+  Tensor key_cache, value_cache, key, value, query, bias, r, term;
+  Tensor slots, lens, tables, plain, fused, lse;
+
+  explicit Loop(std::int64_t sequences = 3) : num_seqs(sequences) {
+    testing::Random random(5);
+    const auto random_tensor = [&](std::initializer_list<std::int64_t> shape) {
+      Tensor tensor(DType::bf16, shape);
+      testing::fill_normal(tensor, random);
+      return tensor.to(kGpu);
+    };
+    key_cache = random_tensor({num_seqs * kBlocksEach, kKvHeads, kDim / 8, kBlockSize, 8});
+    value_cache = random_tensor({num_seqs * kBlocksEach, kKvHeads, kDim, kBlockSize});
+    key = random_tensor({num_seqs, kKvHeads, kDim});
+    value = random_tensor({num_seqs, kKvHeads, kDim});
+    query = random_tensor({num_seqs, kHeads, kDim});
+    bias = random_tensor({kHeads, kDim});
+    r = random_tensor({kHeads, kColumns, kDim});
+    term = Tensor(DType::f32, {num_seqs, kHeads, kColumns}, kGpu);
+    plain = Tensor(DType::bf16, {num_seqs, kHeads, kDim}, kGpu);
+    fused = Tensor(DType::bf16, {num_seqs, kHeads, kDim}, kGpu);
+    lse = Tensor(DType::f32, {num_seqs, kHeads}, kGpu);
+    Tensor table(DType::i32, {num_seqs, kBlocksEach});
+    testing::fill_distinct(TensorView(table.data(), DType::i32, {num_seqs * kBlocksEach}), random,
+                           num_seqs * kBlocksEach);
+    tables = table.to(kGpu);
+    slots = Tensor(DType::i64, {num_seqs}, kGpu);
+    lens = Tensor(DType::i32, {num_seqs}, kGpu);
+  }
+
+  // New lengths and the slots that belong to them.
+  void set_step(testing::Random& random) {
+    const Tensor table = tables.to({});
+    Tensor next_lens(DType::i32, {num_seqs}), next_slots(DType::i64, {num_seqs});
+    for (std::int64_t s = 0; s < num_seqs; ++s) {
+      const std::int64_t length = random.below(kColumns + 1);
+      next_lens.view().at<std::int32_t>(s) = static_cast<std::int32_t>(length);
+      const std::int64_t last = length - 1;
+      next_slots.view().at<std::int64_t>(s) =
+          length == 0 ? -1
+                      : table.view().at<std::int32_t>(s, last / kBlockSize) * kBlockSize +
+                            last % kBlockSize;
+    }
+    copy_between(lens.data(), kGpu, next_lens.data(), {}, num_seqs * 4);
+    copy_between(slots.data(), kGpu, next_slots.data(), {}, num_seqs * 8);
+  }
+
+  void run(const RunOptions& options) {
+    append({key, value, slots, key_cache, value_cache}, options);
+    position_term({query, bias, r, lens, term}, options);
+    AttentionArgs args = fused_args();
+    args.pos_bias_v = args.r = {};
+    args.matrix_bd = term;
+    args.out = plain;
+    attention(args, options);
+    args = fused_args();
+    args.out = fused;
+    args.lse = lse;
+    attention(args, options);
+  }
+
+  // Without outputs.
+  AttentionArgs fused_args() const {
+    AttentionArgs args;
+    args.query = query;
+    args.key_cache = key_cache;
+    args.value_cache = value_cache;
+    args.pos_bias_u = bias;
+    args.pos_bias_v = bias;
+    args.r = r;
+    args.block_tables = tables;
+    args.context_lens = lens;
+    return args;
+  }
+
+  std::vector<Tensor> results() const {
+    std::vector<Tensor> list;
+    for (const Tensor* one : {&plain, &fused, &lse, &key_cache}) list.push_back(one->to({}));
+    return list;
+  }
+};
+
+bool same_bytes(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  return std::ranges::equal(
+      a, b, [](const Tensor& x, const Tensor& y) { return testing::same_bytes(x, y); });
+}
+
+// Whatever the first call loads, it loads under capture too. `make test-gpu` runs this test in a
+// process of its own, so that it is the first call.
+TEST_F(PagedGpu, TheFirstCallMayBeCaptured) {
+  Loop captured, eager;
+  CudaStream stream;
+  testing::Random random(6), same(6);
+  captured.set_step(random);
+  eager.set_step(same);
+  const Graph graph(stream.stream, [&] { captured.run(stream.options()); });
+  graph.launch(stream.stream);
+  stream.wait();
+  eager.run({});
+  EXPECT_TRUE(same_bytes(captured.results(), eager.results()));
+}
+
+// One capture of a whole step, replayed with new lengths in the same memory.
+TEST_F(PagedGpu, GraphReplaysWithNewLengths) {
+  for (const std::int64_t num_seqs : {3, 1}) {
+    Loop captured(num_seqs), eager(num_seqs);
+    CudaStream stream;
+    testing::Random random(7), same(7);
+    const Graph graph(stream.stream, [&] { captured.run(stream.options()); });
+    for (int replay = 0; replay < 1000; ++replay) {
+      captured.set_step(random);
+      graph.launch(stream.stream);
+      stream.wait();
+      eager.set_step(same);
+      eager.run({});
+      if (replay % 50 != 0 && replay != 999) continue;
+      ASSERT_TRUE(same_bytes(captured.results(), eager.results()))
+          << num_seqs << " sequences, replay " << replay;
+    }
+  }
+}
+
+// Two graphs on the same inputs, at the same time on two streams.
+TEST_F(PagedGpu, GraphsShareTheirInputs) {
+  Loop loop;
+  testing::Random random(8);
+  loop.set_step(random);
+  loop.run({});
+  const AttentionArgs args = loop.fused_args();
+  const Result expected = run_there(args);
+  CudaStream streams[2];
+  Tensor outs[2];
+  AttentionArgs own[2] = {args, args};
+  for (int i = 0; i < 2; ++i) {
+    outs[i] = Tensor(DType::bf16, {loop.num_seqs, Loop::kHeads, Loop::kDim}, kGpu);
+    own[i].out = outs[i];
+  }
+  const Graph first(streams[0].stream, [&] { attention(own[0], streams[0].options()); });
+  const Graph second(streams[1].stream, [&] { attention(own[1], streams[1].options()); });
+  for (int replay = 0; replay < 200; ++replay) {
+    first.launch(streams[0].stream);
+    second.launch(streams[1].stream);
+  }
+  for (int i = 0; i < 2; ++i) {
+    streams[i].wait();
+    EXPECT_TRUE(testing::same_bytes(outs[i].to({}), expected.out));
+  }
+}
+
+// One sequence alone uses memory that stays with a stream: threads share a stream's, and there are
+// more streams than may have some.
+TEST_F(PagedGpu, OneSequenceOnManyThreadsAndStreams) {
+  Loop loop(1);
+  testing::Random random(9);
+  loop.set_step(random);
+  loop.run({});
+  const AttentionArgs args = loop.fused_args();
+  const Result expected = run_there(args);
+  const auto calls = [&](const std::vector<CudaStream>& streams, int count) {
+    std::vector<Tensor> outs;
+    for (int i = 0; i < count; ++i) {
+      outs.emplace_back(DType::bf16, expected.out.view().shape(), kGpu);
+      AttentionArgs own = args;
+      own.out = outs.back();
+      attention(own, streams[static_cast<std::size_t>(i) % streams.size()].options());
+    }
+    for (const CudaStream& stream : streams) stream.wait();
+    for (const Tensor& out : outs) EXPECT_TRUE(testing::same_bytes(out.to({}), expected.out));
+  };
+  const std::vector<CudaStream> one(1), many(70);
+  calls(many, 210);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) threads.emplace_back([&] { calls(one, 100); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(PagedGpu, CheckingModeRefusesACapture) {
+  Loop loop;
+  CudaStream stream;
+  RunOptions options = stream.options();
+  options.check = true;
+  ASSERT_EQ(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeGlobal), 0);
+  try {
+    position_term({loop.query, loop.bias, loop.r, loop.lens, loop.term}, options);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_STREQ(error.what(),
+                 "paged_xl::position_term: checking mode waits for the stream, which a stream in "
+                 "capture does not allow");
+  }
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream.stream, &graph), 0);
+  cudaGraphDestroy(graph);
+}
+
+// The current device of the caller stays as it was, and the tensors' device is used.
+TEST_F(PagedGpu, RunsOnTheDeviceOfTheTensors) {
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), 0);
+  if (count < 2) GTEST_SKIP() << "one GPU only";
+  const Step step = make_step({.name = "second-gpu", .context_lens = {20, 33, 0}});
+  ASSERT_EQ(cudaSetDevice(0), 0);
+  expect_same(run_there(step.on({DeviceType::cuda, 1}).attention_args()),
+              run_there(step.attention_args()));
+  int current = -1;
+  ASSERT_EQ(cudaGetDevice(&current), 0);
+  EXPECT_EQ(current, 0);
+}
+
+#endif
+
+}  // namespace
+}  // namespace winnow::paged_xl
