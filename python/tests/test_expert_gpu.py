@@ -4,9 +4,6 @@ The ranks of a world are threads, each with a stream, on one GPU. A kernel must 
 its first use, while another rank's waits for this one: a world of one rank goes first.
 """
 
-import os
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
@@ -16,49 +13,16 @@ import pytest
 import torch
 import winnow.torch as ops
 from expert_checks import check_float8_rows, check_rows, check_tables
-from expert_launch import HERE, alone, documented_program  # noqa: F401
-from expert_problems import SMALL, float8_problem, payload, problem, routing
+from expert_gpu import CONFIG, SLEEP, cuda, loaded, on_host, record  # noqa: F401
+from expert_problems import float8_problem, payload, problem, routing
 from kinds import gpu, numbers
 from ranks import Ranks, new_stream, run_all, run_each
-from winnow.distributed import initialize_distributed
 
 import winnow
 from winnow import expert_parallel as ep
 from winnow.expert_parallel import autograd
 
 pytestmark = gpu
-
-CONFIG = {**SMALL, "device": "cuda", "timeout": 3}
-SLEEP = 400_000_000  # GPU cycles: some tenths of a second
-
-
-def cuda(array, dtype=None):
-    """On the GPU, converted before."""
-    return torch.from_numpy(np.array(array)).to(dtype).to("cuda")
-
-
-def on_host(result):
-    """The tensors of a result in numpy, its numbers as they are."""
-    values = {n: getattr(result, n) for n in dir(result) if not n.startswith("_")}
-    return SimpleNamespace(
-        **{n: numbers(v) if isinstance(v, torch.Tensor) else v for n, v in values.items()}
-    )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loaded():
-    """Everything that the ranks below run on the GPU has run once."""
-    for tokens in (8, 0, 3):
-        choice = cuda(np.zeros((tokens, 3), np.int32))
-        ep.layout(choice, 8, 4, 2)
-        ops.expert_parallel_layout(choice, 8, 4, 2)
-        for options in ({}, {"copy_out": True}, {"worst_case_rows": 40}):
-            _learn((tokens,), "expert_major", options, True)
-            _learn((tokens,), "expert_major", options, False)
-            _learn((tokens,), "token_major", options, False)
-    with Ranks(1, **CONFIG, arena_rows=4096) as ranks:
-        ranks.run(lambda layer, rank: _record(layer, [torch.zeros(8, 16)], 4))
-
 
 # ---- Rows, tables and sums.
 
@@ -200,24 +164,6 @@ def test_float8_tokens_travel_with_their_scales():
 
 # ---- Streams, graphs, memory.
 
-_one_records = threading.Lock()
-
-
-def _record(layer, inputs, rows):
-    """A graph of dispatch, experts that give back what they get, and combine."""
-    tokens = inputs[layer.rank].to("cuda")
-    indices = torch.zeros(len(tokens), 3, dtype=torch.int32).to("cuda")
-    weights = torch.ones(len(tokens), 3).to("cuda")
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    with _one_records:
-        stream.synchronize()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            got = layer.dispatch(tokens, indices, weights=weights, worst_case_rows=rows)
-            out = layer.combine(got.output, got.descriptor, weighted=True)
-    return SimpleNamespace(
-        tokens=tokens, indices=indices, weights=weights, graph=graph, got=got, out=out
-    )
-
 
 def test_a_graph_replays_with_new_tokens_and_routings():
     """No host takes part in a call whose size is fixed; too many rows are the next call's error."""
@@ -225,7 +171,7 @@ def test_a_graph_replays_with_new_tokens_and_routings():
     meet = threading.Barrier(4)
 
     def body(layer, rank):
-        recorded = _record(layer, [torch.zeros(n, 16) for n in sizes], 40)
+        recorded = record(layer, [torch.zeros(n, 16) for n in sizes], 40)
         meet.wait(20)  # recording waits for the whole GPU
         assert recorded.got.descriptor.wanted_rows == -1
         assert recorded.got.descriptor.host_expert_counts is None
@@ -326,140 +272,6 @@ def test_out_takes_the_rows(options):
             layer.barrier()
 
     with Ranks(4, **CONFIG, local_world_size=2, arena_rows=1024) as ranks:
-        ranks.run(body)
-
-
-# ---- Gradients.
-
-
-def _learn(tokens, order, options, by_library):
-    """Gradients of sum(g * sum over k of w * row^2), whose formula is the same on every rank."""
-    world = len(tokens)
-    inputs, indices, weights = problem(6, tokens)
-    rng = np.random.default_rng(8)
-    weigh = [rng.standard_normal(x.shape).astype(np.float32) for x in inputs]
-    inputs = [np.sin(x) for x in inputs]
-
-    def body(layer, rank):
-        x, w = cuda(inputs[rank]).requires_grad_(), cuda(weights[rank]).requires_grad_()
-        rows, given, descriptor = autograd.dispatch(
-            layer, x, cuda(indices[rank]), weights=w, order=order, **options
-        )
-        if order == "token_major":
-            rows = rows * rows * given.sum(1)[:, None]
-        else:
-            rows = rows * rows if by_library else rows * rows * given[:, None]
-        out = autograd.combine(layer, rows, descriptor, weights=given if by_library else None)
-        # One thread of torch would run the ranks' backward passes on this GPU one after the other.
-        with torch.autograd.set_multithreading_enabled(False):
-            (out * cuda(weigh[rank])).sum().backward()
-        kept = (indices[rank] >= 0) & (indices[rank] < 8)
-        x_want = 2 * inputs[rank] * weigh[rank] * (weights[rank] * kept).sum(1)[:, None]
-        w_want = (inputs[rank] ** 2 * weigh[rank]).sum(1)[:, None] * kept
-        np.testing.assert_allclose(numbers(x.grad), x_want, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(numbers(w.grad), w_want, rtol=1e-4, atol=1e-5)
-
-    local = 2 if world > 1 else 1
-    with Ranks(world, **CONFIG, local_world_size=local, arena_rows=1024) as ranks:
-        ranks.run(body)
-
-
-@pytest.mark.parametrize("order", ["expert_major", "token_major"])
-@pytest.mark.parametrize("options", [{}, {"copy_out": True}, {"worst_case_rows": 40}])
-def test_gradients(order, options):
-    _learn((5, 0, 8, 3), order, options, by_library=order == "expert_major" and options == {})
-
-
-# ---- Compiled code.
-
-
-def _mixture(layer, x, w, indices):
-    """Whose experts square what they get; its size is fixed."""
-    rows, given, descriptor = autograd.dispatch(layer, x, indices, weights=w, worst_case_rows=24)
-    used = torch.arange(24, device=x.device) < descriptor.expert_offsets[-1]
-    rows = torch.where(used[:, None], rows * rows * given[:, None], 0.0)
-    return autograd.combine(layer, rows, descriptor)
-
-
-def _mixture_want(x, w, indices):
-    kept = (indices >= 0) & (indices < 8)
-    return x * x * (w * kept).sum(1)[:, None]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_compiled_code_has_values_and_gradients():
-    torch._dynamo.reset()
-    inputs, indices, weights = problem(6, (8,))
-    x, w = cuda(np.sin(inputs[0])).requires_grad_(), cuda(weights[0]).requires_grad_()
-    choice = cuda(indices[0])
-    with Ranks(1, **CONFIG, arena_rows=1024) as ranks:
-        out = torch.compile(_mixture, fullgraph=True)(ranks.layers[0], x, w, choice)
-        out.sum().backward()
-    got = [out, x.grad, w.grad]
-    x.grad = w.grad = None
-    want = _mixture_want(x, w, choice)
-    want.sum().backward()
-    for one, other in zip(got, [want, x.grad, w.grad], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_graphs_that_torch_records_leave_our_calls_out():
-    torch._dynamo.reset()
-    compiled = torch.compile(_mixture, fullgraph=True, mode="reduce-overhead")
-    with Ranks(1, **CONFIG, arena_rows=4096) as ranks, torch.no_grad():
-        for seed in range(6):
-            tokens, choice, weights = (cuda(t[0]) for t in problem(seed, (8,)))
-            out = compiled(ranks.layers[0], tokens, weights, choice)
-            want = _mixture_want(tokens, weights, choice)
-            torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
-
-
-def _plain_mixture(layer, x, w, indices):
-    """The same by the layer's own calls, with rows in memory of their own."""
-    got = layer.dispatch(x, indices, weights=w, worst_case_rows=24, copy_out=True)
-    used = torch.arange(24, device=x.device) < got.descriptor.expert_offsets[-1]
-    rows = torch.where(used[:, None], got.output * got.output * got.weights[:, None], 0.0)
-    return layer.combine(rows, got.descriptor)
-
-
-MIXTURES = {
-    "compiled": lambda: torch.compile(_mixture, fullgraph=True),
-    "eager": lambda: _mixture,
-    "plain": lambda: _plain_mixture,
-}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("how", MIXTURES)
-def test_what_a_graph_records_keeps_its_memory(how):
-    """Also the descriptor and the rows that nobody else has."""
-    torch._dynamo.reset()
-    mixture = MIXTURES[how]()
-    x, indices, w = (cuda(t[0]) for t in problem(0, (8,)))
-
-    def body(layer, rank):
-        with torch.no_grad():
-            mixture(layer, x, w, indices)  # compiles
-            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-            stream.synchronize()
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                out = mixture(layer, x, w, indices)
-            for seed in range(1, 4):
-                tokens, choice, weights = (cuda(t[0]) for t in problem(seed, (8,)))
-                others = [layer.dispatch(tokens, choice, copy_out=i % 2 == 1) for i in range(8)]
-                before = [other.output.clone() for other in others]
-                x.copy_(tokens), w.copy_(weights), indices.copy_(choice)
-                graph.replay()
-                assert torch.equal(out, mixture(layer, tokens, weights, choice))
-                for other, rows in zip(others, before, strict=True):
-                    assert torch.equal(other.output, rows)  # not written to by the graph
-                want = _mixture_want(tokens, weights, choice)
-                torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
-            stream.synchronize()
-            del graph
-
-    with Ranks(1, **CONFIG, arena_rows=4096) as ranks:
         ranks.run(body)
 
 
@@ -581,47 +393,3 @@ def test_supports_names_the_backend():
         "this GPU is not visible to the process"
         in winnow.supports("expert_parallel.combine", device="cuda:99").reason
     )
-
-
-# ---- The layer of torch.
-
-
-def test_one_process_is_a_world(alone):  # noqa: F811
-    assert initialize_distributed(seed=4) == (0, 1)
-    layer = ep.EPAll2AllLayer(None, 4, 8, 2, 0, 4, 1, 1, torch.float32, num_sm=3)
-    assert layer.device == torch.device("cuda", 0) and layer._all_to_all.sm_count == 3
-    tokens = torch.arange(24.0, device="cuda").view(3, 8)
-    choice = torch.tensor([[3, 0], [4, 1], [-1, 4]]).int().cuda()
-    output, weights, desc = layer.dispatch(tokens, choice)
-    assert weights is None and torch.equal(output, tokens[[0, 1, 0]])
-    assert torch.equal(desc.topk_indices_tensor, choice)
-    combined = layer.combine(output, desc)
-    assert torch.equal(combined, torch.stack([2 * tokens[0], tokens[1], 0 * tokens[2]]))
-    assert layer.a2a_ctx.token_send_buf_rdma.device == layer.device
-    layer.ep_barrier_all(torch.cuda.current_stream())
-    layer.finalize()
-    assert torch.equal(output, tokens[[0, 1, 0]])
-    context = ep.DispatchCombineContext.create(layer.ep_config)
-    assert context.signal_buf.is_cuda
-    context.finalize()
-    on_cpu = ep.EPAll2AllLayer(None, 4, 8, 2, 0, 4, 1, 1, torch.float32, device="cpu")
-    assert torch.equal(on_cpu.dispatch(tokens.cpu(), choice.cpu())[0], output.cpu())
-    on_cpu.finalize()
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_process_for_each_of_two_gpus(tmp_path):
-    """The documented program and the checks of expert_program.py, over NVSHMEM."""
-    example = tmp_path / "example.py"
-    example.write_text(documented_program("torchrun")[0])
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-         "--nproc-per-node", "2",
-         HERE / "expert_program.py", example, tmp_path],
-        env={**os.environ, "OMP_NUM_THREADS": "4", "WINNOW_TIMEOUT_SECONDS": "8"},
-        capture_output=True, text=True, timeout=150,
-    )  # fmt: skip
-    output = result.stdout + result.stderr
-    assert output.count("combined: torch.Size([128, 7168]) on cuda") == 2, output
-    survivor = (tmp_path / "0.json").read_text()
-    assert '"checked": true' in survivor and '"code": "timeout"' in survivor, output
