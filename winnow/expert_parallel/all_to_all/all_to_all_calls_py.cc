@@ -1,0 +1,197 @@
+#include "winnow/expert_parallel/all_to_all/all_to_all_calls_py.h"
+
+#include <nanobind/stl/string.h>
+
+#include "winnow/core/device_memory.h"
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/transport/arguments_py.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kDispatch = "expert_parallel::dispatch";
+constexpr const char* kCombine = "expert_parallel::combine";
+
+ep::RowOrder order_argument(nb::handle order) {
+  std::string name;
+  if (nb::try_cast(order, name)) {
+    if (name == "expert_major") return ep::RowOrder::expert_major;
+    if (name == "token_major") return ep::RowOrder::token_major;
+  }
+  refuse_argument(kDispatch, "order", "expert_major or token_major", order);
+}
+
+}  // namespace
+
+void make_layer(nb::pointer_and_handle<BoundAllToAll> self,
+                std::shared_ptr<ep::Transport> transport, nb::handle store, nb::handle max_tokens,
+                nb::handle hidden, nb::handle topk, nb::handle experts, nb::handle dtype,
+                nb::handle weight_dtype, nb::handle local_world_size,
+                nb::handle enable_local_combine, nb::handle sm_count, nb::handle arena_rows,
+                nb::handle timeout, nb::handle device) {
+  constexpr const char* operation = "expert_parallel::AllToAll";
+  std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
+  ep::Config config;
+  const auto read = [&]<class T>(T& field, const char* name, nb::handle value) {
+    field = value_argument<T>(operation, name, value);
+  };
+  // Those without a default last: if anything cannot be read, one of them is 0, which every rank
+  // refuses when it hears of it.
+  const std::exception_ptr refused = caught([&] {
+    config.timeout = timeout_argument(operation, timeout);
+    config.device = device_argument(operation, device);
+    config.dtype = dtype_argument(operation, "dtype", dtype);
+    config.weight_dtype = dtype_argument(operation, "weight_dtype", weight_dtype);
+    read(config.local_world_size, "local_world_size", local_world_size);
+    read(config.enable_local_combine, "enable_local_combine", enable_local_combine);
+    read(config.sm_count, "sm_count", sm_count);
+    read(config.arena_rows, "arena_rows", arena_rows);
+    read(config.max_tokens, "max_tokens", max_tokens);
+    read(config.hidden, "hidden", hidden);
+    read(config.topk, "topk", topk);
+    read(config.experts, "experts", experts);
+  });
+  run_collective(refused, [&] {
+    const nb::gil_scoped_release unlocked;
+    new (self.p) BoundAllToAll(std::move(transport), std::move(meeting), config);
+  });
+  // In the object's own dictionary, where torch.compile can read it: number, W, NN, T, K, E / W.
+  const ep::Topology& topology = self.p->layer.topology();
+  self.h.attr("_traced") =
+      nb::make_tuple(self.p->number.give(self.h), topology.world_size, topology.nodes(),
+                     config.max_tokens, config.topk, config.experts / topology.world_size);
+}
+
+BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle expert_indices,
+                         nb::handle weights, nb::handle scales, nb::handle scatter_indices,
+                         nb::handle order, nb::handle expert_alignment, nb::handle worst_case_rows,
+                         nb::handle copy_out, nb::handle cached, nb::handle out, nb::handle stream,
+                         const nb::kwargs& unknown) {
+  const OneCall::Turn turn(self.one_call, kDispatch);
+  Call call(kDispatch);
+  call.on(self.layer.config().device);
+  ep::DispatchArgs args;
+  Exporter exporter;
+  const std::exception_ptr refused = caught([&] {
+    check_none("dispatch", unknown);
+    call.use_stream(stream);
+    args = {.input = call.input("input", input),
+            .expert_indices = call.input("expert_indices", expert_indices),
+            .weights = call.input("weights", weights),
+            .scales = call.input("scales", scales),
+            .scatter_indices = call.input("scatter_indices", scatter_indices),
+            .order = order_argument(order),
+            .expert_alignment =
+                value_argument<std::int64_t>(kDispatch, "expert_alignment", expert_alignment),
+            .worst_case_rows =
+                value_argument<std::int64_t>(kDispatch, "worst_case_rows", worst_case_rows),
+            .copy_out = value_argument<bool>(kDispatch, "copy_out", copy_out),
+            .out = call.in_out("out", out),
+            .cached = descriptor_argument(kDispatch, "cached", cached)};
+    exporter = call.exporter();
+  });
+  ep::Dispatched got;
+  bool recorded = false;
+  run_collective(kDispatch, refused, args, [&] {
+    call.run([&](const RunOptions& options) {
+      args.stream = options.stream;
+      got = self.layer.dispatch(args);
+      recorded = in_capture(self.layer.config().device, args.stream);
+    });
+  });
+  const auto give = [&](Tensor& tensor) {
+    return nb::borrow<nb::any>(exporter(std::move(tensor)));
+  };
+  const auto written = [&] {
+    const std::int64_t rows = got.descriptor->rows();
+    return args.out.size(0) == rows ? nb::borrow(out)
+                                    : out[nb::slice(nb::int_(0), nb::int_(rows), nb::none())];
+  };
+  BoundDispatched result{
+      .output = out.is_none() ? give(got.output) : nb::borrow<nb::any>(written()),
+      .weights = give(got.weights),
+      .scales = give(got.scales),
+      .expert_ids = give(got.expert_ids),
+      .descriptor = nb::cast(BoundDescriptor{std::move(got.descriptor), exporter})};
+  if (recorded) self.recorded.push_back(nb::cast(result));
+  return result;
+}
+
+// Takes part in a dispatch only to refuse it on all ranks.
+void refuse_dispatch(BoundAllToAll& self, const std::string& text) {
+  const OneCall::Turn turn(self.one_call, kDispatch);
+  Call call(kDispatch);
+  call.on(self.layer.config().device);
+  const Error refusal(ErrorCode::invalid_argument, kDispatch, text);
+  call.run([&](const RunOptions& options) {
+    self.layer.dispatch({.stream = options.stream, .refusal = &refusal});
+  });
+}
+
+nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,
+                   nb::handle bias, nb::handle weighted, nb::object out, nb::handle stream,
+                   const nb::kwargs& unknown) {
+  const OneCall::Turn turn(self.one_call, kCombine);
+  Call call(kCombine);
+  call.on(self.layer.config().device);
+  ep::CombineArgs args;
+  std::shared_ptr<const ep::Descriptor> made;
+  bool recorded = false;
+  const std::exception_ptr refused = caught([&] {
+    made = descriptor_argument(kCombine, "descriptor", descriptor);
+    if (made == nullptr) refuse_argument(kCombine, "descriptor", "a Descriptor", descriptor);
+    check_none("combine", unknown);
+    call.use_stream(stream);
+    args.expert_output = call.input("expert_output", expert_output);
+    args.bias = call.input("bias", bias);
+    args.weighted = value_argument<bool>(kCombine, "weighted", weighted);
+    // Rows of another dtype are the library's to refuse: their framework may not have the layer's.
+    const DType dtype = self.layer.config().dtype;
+    if (args.expert_output.dtype() == dtype || !out.is_none()) {
+      args.out = call.output("out", out, dtype,
+                             {made->num_dispatch_token_cur_rank(), self.layer.config().hidden});
+    }
+  });
+  if (made == nullptr) made = foreign_descriptor();
+  run_collective(kCombine, refused, args, [&] {
+    call.run([&](const RunOptions& options) {
+      args.stream = options.stream;
+      self.layer.combine(args, *made);
+      recorded = in_capture(self.layer.config().device, args.stream);
+    });
+  });
+  if (recorded) self.recorded.push_back(nb::borrow(descriptor));
+  return out;
+}
+
+nb::object combine_buffer(BoundAllToAll& self, const BoundDescriptor& descriptor) {
+  const OneCall::Turn turn(self.one_call, "expert_parallel::combine_buffer");
+  return descriptor.exporter(self.layer.combine_buffer(*descriptor.descriptor),
+                             descriptor.descriptor);
+}
+
+void barrier(BoundAllToAll& self, nb::handle intra_node_only, nb::handle stream) {
+  constexpr const char* operation = "expert_parallel::barrier";
+  const OneCall::Turn turn(self.one_call, operation);
+  Call call(operation);
+  call.on(self.layer.config().device);
+  bool of_node = false;
+  const std::exception_ptr refused = caught([&] {
+    of_node = value_argument<bool>(operation, "intra_node_only", intra_node_only);
+    call.use_stream(stream);
+  });
+  run_collective(refused, [&] {
+    call.run([&](const RunOptions& options) { self.layer.barrier(of_node, options.stream); });
+  });
+}
+
+void close(BoundAllToAll& self) {
+  const OneCall::Turn turn(self.one_call, "expert_parallel::close");
+  {
+    const nb::gil_scoped_release unlocked;
+    self.layer.close();
+  }
+  self.recorded.clear();
+}
+
+}  // namespace winnow::python
