@@ -3,6 +3,8 @@
 That the results are right there is among the tests of each operation.
 """
 
+import re
+
 import numpy as np
 import oracle
 import problems
@@ -13,7 +15,7 @@ from compare import assert_close
 from kinds import gpu, numbers
 
 import winnow
-from winnow import paged_xl, sparse_mla
+from winnow import indexer, paged_xl, sparse_mla
 
 pytestmark = gpu
 
@@ -55,8 +57,9 @@ def _calls():
         ),
         "append": (lambda **o: paged_xl.append(*append, **o), 0),
         "position_term": (lambda **o: paged_xl.position_term(*position, **o), 1),
-        "attention": (lambda **o: paged_xl.attention(*plain, **o), 1),
-        "attention_fused": (lambda **o: paged_xl.attention_fused(*fused, **o), 1),
+        # out and the workspace
+        "attention": (lambda **o: paged_xl.attention(*plain, **o), 2),
+        "attention_fused": (lambda **o: paged_xl.attention_fused(*fused, **o), 2),
     }
 
 
@@ -170,6 +173,26 @@ def test_a_graph_replays_with_new_numbers(name):
         first.mul_(factor)
         graph.replay()
         _assert_equal(captured, call())
+
+
+@pytest.mark.parametrize("name", ["backward", "attention", "attention_fused", "topk"])
+def test_a_workspace_of_the_caller_is_used(name):
+    """The refusal of one that is too small says how large it must be."""
+    if name == "topk":
+        q, weights = torch.randn(4, 64, 128, device="cuda"), torch.randn(4, 64, device="cuda")
+        k = torch.randn(5000, 128, device="cuda").bfloat16()
+
+        def call(**o):
+            return indexer.topk(q.bfloat16(), k, weights, 64, **o)
+    else:
+        call, _ = _calls()[name]
+    want = call()
+    with pytest.raises(ValueError, match="workspace: want [0-9]+ bytes or more, got 1") as refused:
+        call(workspace=torch.empty(1, dtype=torch.uint8, device="cuda"))
+    size = int(re.search("want ([0-9]+) bytes", str(refused.value)).group(1))
+    workspace = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
+    _assert_equal(call(workspace=workspace), want)
+    assert (workspace != 255).any()
 
 
 def test_append_in_a_graph_and_on_a_stream():

@@ -132,3 +132,18 @@ def test_bad_contents_are_named_on_a_gpu_if_asked(kind):
         call()
         with pytest.raises(ValueError, match=message):
             call(check=True)
+
+
+def test_the_cpu_uses_no_workspace():
+    p = _filled(problems.paged_xl())
+    term = paged_xl.position_term(p["query"], p["pos_bias_v"], p["r"], p["context_lens"])
+    step, tables = [p[n] for n in STEP], [p[n] for n in TABLES]
+    workspace = np.full(1, 255, np.uint8)
+    out = paged_xl.attention(*step, term, None, *tables, workspace=workspace)
+    np.testing.assert_array_equal(out, paged_xl.attention(*step, term, None, *tables))
+    assert workspace[0] == 255
+    fused = [*step, p["pos_bias_v"], p["r"], None, *tables]
+    out = paged_xl.attention_fused(*fused, workspace=workspace)
+    np.testing.assert_array_equal(out, paged_xl.attention_fused(*fused))
+    with pytest.raises(ValueError, match="attention: workspace: "):
+        paged_xl.attention(*step, term, None, *tables, workspace="none")

@@ -249,4 +249,11 @@ void Check::output(std::string_view argument, const TensorView& view,
   distinct_elements(argument, view);
 }
 
+void Check::workspace(const TensorView& view, std::int64_t bytes, Device device) const {
+  input("workspace", view, {{"bytes", view.numel()}}, {DType::u8}, device);
+  aligned("workspace", view, 256);
+  that(view.numel() >= bytes, "workspace", std::to_string(bytes) + " bytes or more",
+       std::to_string(view.numel()));
+}
+
 }  // namespace winnow

@@ -72,6 +72,9 @@ class WINNOW_EXPORT Check {
   // The same, and distinct elements.
   void output(std::string_view argument, const TensorView& view, std::initializer_list<Dim> dims,
               std::initializer_list<DType> allowed, Device device) const;
+  // The `workspace` that a caller passes to a GPU backend: u8 on `device`, aligned to 256 bytes,
+  // and at least `bytes` of them.
+  void workspace(const TensorView& view, std::int64_t bytes, Device device) const;
 
  private:
   [[noreturn]] void fail(std::string_view argument, std::string wanted, std::string got) const;

@@ -50,6 +50,25 @@ TEST(Check, Rank) {
   expect_refused([] { kCheck.rank("x", {}, 1, "[a]"); }, "x: want a tensor [a], got none");
 }
 
+TEST(Check, Workspace) {
+  alignas(256) static std::uint8_t memory[512];
+  const auto workspace = [](std::int64_t bytes, std::int64_t offset = 0) {
+    return TensorView(memory + offset, DType::u8, {bytes});
+  };
+  kCheck.workspace(workspace(512), 512, {});
+  kCheck.workspace(workspace(512), 100, {});
+  expect_refused([&] { kCheck.workspace(workspace(511), 512, {}); },
+                 "workspace: want 512 bytes or more, got 511");
+  expect_refused([&] { kCheck.workspace(workspace(256, 64), 10, {}); },
+                 "workspace: want memory aligned to 256 bytes, got an address 64 bytes beyond");
+  expect_refused([&] { kCheck.workspace(workspace(512), 512, {DeviceType::cuda, 0}); },
+                 "workspace: want device cuda:0, got cpu");
+  expect_refused([&] { kCheck.workspace({memory, DType::f32, {128}}, 512, {}); },
+                 "workspace: want dtype u8, got f32");
+  expect_refused([&] { kCheck.workspace({memory, DType::u8, {16, 16}}, 16, {}); },
+                 "workspace: want shape [bytes=256], got [16, 16]");
+}
+
 TEST(Check, Shape) {
   kCheck.shape("x", dense({2, 3}), {{"a", 2}, {"3", 3}});
   kCheck.shape("x", dense({0, 3}), {{"a", 0}, {"b", 3}});

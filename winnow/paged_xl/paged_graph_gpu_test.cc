@@ -174,8 +174,8 @@ TEST_F(PagedGpu, GraphsShareTheirInputs) {
   }
 }
 
-// One sequence alone uses memory that stays with a stream: threads share a stream's, and there are
-// more streams than may have some.
+// Scratch memory of the pool is ordered by the stream: on many streams, and on one stream that
+// threads share.
 TEST_F(PagedGpu, OneSequenceOnManyThreadsAndStreams) {
   Loop loop(1);
   testing::Random random(9);
@@ -199,6 +199,78 @@ TEST_F(PagedGpu, OneSequenceOnManyThreadsAndStreams) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) threads.emplace_back([&] { calls(one, 100); });
   for (std::thread& thread : threads) thread.join();
+}
+
+// A step whose scratch memory is the caller's and holds NaN wherever it is read before it is
+// written. One workspace for the largest step serves smaller ones, at any address of K, V and r.
+TEST_F(PagedGpu, WorkspaceOfTheCaller) {
+  for (const Mode mode : kModes) {
+    const auto step_of = [&](std::vector<std::int32_t> lens, std::int64_t heads) {
+      return make_step({.name = "workspace",
+                        .dtype = DType::bf16,
+                        .mode = mode,
+                        .num_heads = heads,
+                        .num_kv_heads = heads,
+                        .head_size = 128,
+                        .context_lens = std::move(lens)});
+    };
+    const Step largest = step_of({5000, 1300, 3, 0, 777}, 16);
+    const std::int64_t bytes = attention_workspace_bytes(largest.on(kGpu).attention_args());
+    EXPECT_GT(bytes, 0);
+    EXPECT_EQ(attention_workspace_bytes(largest.attention_args()), 0);
+    Tensor workspace(DType::u8, {bytes});
+    std::memset(workspace.data(), 0xff, static_cast<std::size_t>(bytes));
+    for (const std::vector<std::int32_t>& lens :
+         {std::vector<std::int32_t>{5000, 1300, 3, 0, 777}, {4000, 2}, {5000}, {1}, {0}}) {
+      const Step step = step_of(lens, 16), there = step.on(kGpu);
+      Tensor scratch = workspace.to(kGpu);
+      AttentionArgs args = there.attention_args();
+      EXPECT_LE(attention_workspace_bytes(args), bytes);
+      args.workspace = scratch;
+      const Result with = run_there(args);
+      expect_same(with, run_there(step.attention_args()));
+      EXPECT_TRUE(same_bytes(with, run_there(there.attention_args())));
+    }
+  }
+}
+
+TEST_F(PagedGpu, WorkspacesThatDoNotServeAreRefused) {
+  const Step step = make_step({.name = "workspace", .context_lens = {20, 33, 0}});
+  const Step there = step.on(kGpu);
+  AttentionArgs args = there.attention_args();
+  const std::int64_t bytes = attention_workspace_bytes(args);
+  Tensor memory(DType::u8, {bytes + 256}, kGpu), on_host(DType::u8, {bytes});
+  args.workspace = memory.view().slice(0, 0, bytes - 1);
+  expect_refusal([&] { run_there(args); }, "paged_xl::attention: workspace: want " +
+                                               std::to_string(bytes) + " bytes or more, got " +
+                                               std::to_string(bytes - 1));
+  args.workspace = memory.view().slice(0, 1, bytes + 1);
+  expect_refusal([&] { run_there(args); },
+                 "paged_xl::attention: workspace: want memory aligned to 256 bytes");
+  args.workspace = on_host;
+  expect_refusal([&] { run_there(args); }, "paged_xl::attention: workspace: want device cuda:0");
+  args.workspace = memory.view().slice(0, 0, bytes);
+  expect_same(run_there(args), run_there(step.attention_args()));
+}
+
+// A graph holds what it works in: memory of the pool, or of the caller.
+TEST_F(PagedGpu, GraphsWorkInMemoryOfTheCaller) {
+  for (const std::int64_t num_seqs : {3, 1}) {
+    Loop loop(num_seqs);
+    testing::Random random(10);
+    AttentionArgs args = loop.fused_args();
+    args.out = loop.fused;
+    Tensor workspace(DType::u8, {attention_workspace_bytes(args)}, kGpu);
+    args.workspace = workspace;
+    const CudaStream stream;
+    const Graph graph(stream.stream, [&] { attention(args, stream.options()); });
+    for (int replay = 0; replay < 20; ++replay) {
+      loop.set_step(random);
+      graph.launch(stream.stream);
+      stream.wait();
+      ASSERT_TRUE(testing::same_bytes(loop.fused.to({}), run_there(loop.fused_args()).out));
+    }
+  }
 }
 
 TEST_F(PagedGpu, CheckingModeRefusesACapture) {

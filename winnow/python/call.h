@@ -90,10 +90,16 @@ class Call {
   // For what the library makes: of the kind of the first input.
   Exporter exporter() const { return first_.is_valid() ? Exporter(first_) : Exporter(); }
 
-  // Whether scratch may come from output(): torch's allocator takes it back when the call from
-  // Python ends and gives it to whoever comes later on the stream. Otherwise the library takes its
-  // own.
-  bool lends_scratch() const;
+  // The scratch memory of GPU backends: the caller's, or if `workspace` is None and torch's tensors
+  // are on a GPU, bytes(RunOptions) bytes of torch's allocator, which takes them back when the call
+  // from Python ends and gives them to later work on the stream. Otherwise absent: the library
+  // takes its own.
+  template <class Bytes>
+  TensorView workspace(nb::object& workspace, const Bytes& bytes) {
+    if (!workspace.is_none() || !lends_scratch()) return in_out("workspace", workspace);
+    const std::int64_t size = bytes(run_options());
+    return size > 0 ? output("workspace", workspace, DType::u8, {size}) : TensorView();
+  }
   RunOptions run_options() const;
 
   // function(const RunOptions&) without the interpreter lock.
@@ -114,6 +120,7 @@ class Call {
  private:
   static constexpr int kMaxTensors = 16;
 
+  bool lends_scratch() const;
   TensorView read(const char* argument, nb::handle object, bool write);
   TensorView read_buffer(const char* argument, nb::handle object, bool write);
   TensorView read_exchange(const char* argument, nb::handle object);

@@ -44,15 +44,6 @@ std::int64_t workspace_bytes(const TopkArgs& args, const TopkParams& params, Bac
   return 0;
 }
 
-void check_workspace(const TopkArgs& args, std::int64_t bytes) {
-  const Check check(kOperation);
-  check.input("workspace", args.workspace, {{"bytes", args.workspace.numel()}}, {DType::u8},
-              args.q.device());
-  check.aligned("workspace", args.workspace, 256);
-  check.that(args.workspace.numel() >= bytes, "workspace", std::to_string(bytes) + " bytes or more",
-             std::to_string(args.workspace.numel()));
-}
-
 }  // namespace
 
 Backend topk(const TopkArgs& args, const RunOptions& options) {
@@ -60,14 +51,18 @@ Backend topk(const TopkArgs& args, const RunOptions& options) {
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (backend == Backend::sm90) {
     check_for_sm90(Check(kOperation), inputs_of(args), params.problem);
-    if (args.workspace.present()) check_workspace(args, workspace_bytes(args, params, backend));
+    if (args.workspace.present()) {
+      Check(kOperation)
+          .workspace(args.workspace, workspace_bytes(args, params, backend), args.q.device());
+    }
   }
   if (options.dry_run) return backend;
+  const TensorView workspace = backend == Backend::cpu ? TensorView{} : args.workspace;
   Check(kOperation)
       .apart({{"indices", args.indices},
               {"length", args.length},
               {"scores", args.scores},
-              {"workspace", args.workspace}},
+              {"workspace", workspace}},
              {{"q", args.q},
               {"k", args.k},
               {"weights", args.weights},

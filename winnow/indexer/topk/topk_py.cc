@@ -21,7 +21,8 @@ indexer::Ties ties_argument(const std::string& ties) {
 nb::tuple topk(nb::handle q, nb::handle k, nb::handle weights, std::int64_t count,
                nb::handle k_scale, nb::handle key_start, nb::handle key_end,
                std::optional<std::int64_t> q_start, std::int64_t k_stride, const std::string& ties,
-               bool return_scores, nb::handle out, nb::handle stream, nb::handle backend) {
+               bool return_scores, nb::handle out, nb::object workspace, nb::handle stream,
+               nb::handle backend) {
   Call call(kOperation, stream, backend);
   indexer::TopkArgs args{
       .q = call.input("q", q),
@@ -44,11 +45,9 @@ nb::tuple topk(nb::handle q, nb::handle k, nb::handle weights, std::int64_t coun
   args.length = call.output("length", length, DType::i32, {s_q});
   const bool scored = return_scores || !scores.is_none();
   if (scored) args.scores = call.output("scores", scores, DType::f32, {s_q, count});
-  nb::object workspace = nb::none();
-  if (call.lends_scratch()) {
-    const std::int64_t bytes = indexer::topk_workspace_bytes(args, call.run_options());
-    if (bytes > 0) args.workspace = call.output("workspace", workspace, DType::u8, {bytes});
-  }
+  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
+    return indexer::topk_workspace_bytes(args, options);
+  });
   call.run([&](const RunOptions& options) { indexer::topk(args, options); });
   if (!scored) return nb::make_tuple(indices, length);
   return nb::make_tuple(indices, length, scores);
@@ -75,6 +74,9 @@ Args:
     ties: "smaller" or "larger": which row number wins among equal scores.
     return_scores: also return the scores of the chosen rows.
     out: a tuple (indices, length, scores) to write into, of which any may be None.
+    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes, at
+        most 256 MiB; the error for too few gives the exact number. None takes them from torch's
+        allocator for tensors of torch, else from the stream's memory pool. The CPU does not use it.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
@@ -93,13 +95,15 @@ void bind_indexer_topk(nb::module_& m) {
   m.def("topk", topk, "q"_a.none(), "k"_a.none(), "weights"_a.none(), "topk"_a, nb::kw_only(),
         "k_scale"_a = nb::none(), "key_start"_a = nb::none(), "key_end"_a = nb::none(),
         "q_start"_a = nb::none(), "k_stride"_a = 1, "ties"_a = "smaller", "return_scores"_a = false,
-        "out"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+        "out"_a = nb::none(), "workspace"_a = nb::none(), "stream"_a = nb::none(),
+        "backend"_a = nb::none(), kDoc,
         nb::sig("def topk(q: T, k: T, weights: T, topk: int, *, k_scale: T | None = None, "
                 "key_start: T | None = None, key_end: T | None = None, "
                 "q_start: int | None = None, k_stride: int = 1, ties: str = 'smaller', "
                 "return_scores: bool = False, "
                 "out: tuple[T | None, T | None, T | None] | None = None, "
-                "stream: Stream = None, backend: str | None = None) -> tuple[T, ...]"));
+                "workspace: T | None = None, stream: Stream = None, "
+                "backend: str | None = None) -> tuple[T, ...]"));
 }
 
 Backend supports_indexer_topk(Shape& shape, const RunOptions& options) {

@@ -1,9 +1,8 @@
 // The indexer's choice of rows, sm90: workspace and launches.
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
-#include "winnow/device/common/runtime.h"
+#include "winnow/device/common/scratch.h"
 #include "winnow/indexer/score_launch_sm90.h"
 #include "winnow/indexer/topk/topk_impl.h"
 #include "winnow/indexer/topk/topk_sm90.cuh"
@@ -102,21 +101,10 @@ std::int64_t topk_sm90_workspace_bytes(const TopkParams& params) {
 
 void topk_sm90(const TopkParams& params, void* workspace, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
-  void* memory = workspace;
-  if (workspace == nullptr) {
-    const std::int64_t bytes = topk_sm90_workspace_bytes(params);
-    kRuntime.check(cudaMallocAsync(&memory, static_cast<std::size_t>(bytes), queue),
-                   (std::to_string(bytes) + " bytes for the workspace").c_str());
-  }
-  try {
-    with_shape(params.problem, [&](auto shape) {
-      launch<decltype(shape)>(params, static_cast<char*>(memory), queue);
-    });
-  } catch (...) {
-    if (workspace == nullptr) cudaFreeAsync(memory, queue);
-    throw;
-  }
-  if (workspace == nullptr) cudaFreeAsync(memory, queue);
+  const device::Scratch scratch(kRuntime, workspace, topk_sm90_workspace_bytes(params), queue);
+  with_shape(params.problem, [&](auto shape) {
+    launch<decltype(shape)>(params, static_cast<char*>(scratch.data()), queue);
+  });
 }
 
 }  // namespace winnow::indexer

@@ -92,6 +92,19 @@ void check_for_cuda(const Check& check, const AttentionParams& params) {
       std::to_string(num_blocks));
 }
 
+constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
+
+// The bytes that `workspace` needs. The backend's other requirements have been checked.
+std::int64_t workspace_bytes(const AttentionArgs& args, const AttentionParams& params,
+                             Backend backend) {
+  if (backend == Backend::cpu || args.out.numel() == 0) return 0;
+  if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(args.query.device());
+    return attention_cuda_workspace_bytes(params);
+  }
+  return 0;
+}
+
 // The contents: lengths and block numbers.
 void check_contents(const Check& check, const AttentionArgs& args, const AttentionParams& params,
                     Stream stream) {
@@ -133,19 +146,25 @@ Backend attention(const AttentionArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const AttentionParams params = check_args(check, args);
   const Device device = args.query.device();
-  constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
-  if (backend == Backend::cuda) check_for_cuda(check, params);
+  if (backend == Backend::cuda) {
+    check_for_cuda(check, params);
+    if (args.workspace.present()) {
+      check.workspace(args.workspace, workspace_bytes(args, params, backend), device);
+    }
+  }
   if (options.dry_run) return backend;
-  check.apart({{"out", args.out}, {"lse", args.lse}}, {{"query", args.query},
-                                                       {"key_cache", args.key_cache},
-                                                       {"value_cache", args.value_cache},
-                                                       {"pos_bias_u", args.pos_bias_u},
-                                                       {"pos_bias_v", args.pos_bias_v},
-                                                       {"matrix_bd", args.matrix_bd},
-                                                       {"r", args.r},
-                                                       {"block_tables", args.block_tables},
-                                                       {"context_lens", args.context_lens}});
+  const TensorView workspace = backend == Backend::cpu ? TensorView{} : args.workspace;
+  check.apart({{"out", args.out}, {"lse", args.lse}, {"workspace", workspace}},
+              {{"query", args.query},
+               {"key_cache", args.key_cache},
+               {"value_cache", args.value_cache},
+               {"pos_bias_u", args.pos_bias_u},
+               {"pos_bias_v", args.pos_bias_v},
+               {"matrix_bd", args.matrix_bd},
+               {"r", args.r},
+               {"block_tables", args.block_tables},
+               {"context_lens", args.context_lens}});
   if (args.out.numel() == 0) return backend;
   if (checks_contents(kOperation, device, options)) {
     check_contents(check, args, params, options.stream);
@@ -154,9 +173,17 @@ Backend attention(const AttentionArgs& args, const RunOptions& options) {
     run_on_cpu(kOperation, cpu_kernels().paged_xl_attention, params);
   } else if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(device);
-    attention_cuda(params, options.stream.handle);
+    attention_cuda(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
+}
+
+std::int64_t attention_workspace_bytes(const AttentionArgs& args, const RunOptions& options) {
+  const Check check(kOperation);
+  const AttentionParams params = check_args(check, args);
+  const Backend backend = choose_backend(kOperation, args.query.device(), options, kImplemented);
+  if (backend == Backend::cuda) check_for_cuda(check, params);
+  return workspace_bytes(args, params, backend);
 }
 
 }  // namespace winnow::paged_xl

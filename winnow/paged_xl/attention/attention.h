@@ -1,6 +1,7 @@
 // One decode step of relative-position attention over a paged cache.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "winnow/core/backend.h"
@@ -27,6 +28,10 @@ struct AttentionArgs {
   std::optional<double> scale{};   // of the logits; 1 / sqrt(head_size) if absent
   TensorView out{};                // [num_seqs, num_heads, head_size], as query
   TensorView lse{};                // optional [num_seqs, num_heads], f32
+  // Optional, u8 on the device of query, aligned to 256 bytes, at least
+  // attention_workspace_bytes(): scratch memory of GPU backends, in use until the work on the
+  // stream is done. The CPU backend does not use it.
+  TensorView workspace{};
 };
 
 // The new token of each sequence s attends to its cached tokens j < context_lens[s]:
@@ -54,10 +59,11 @@ struct AttentionArgs {
 //
 // Memory: all tensors belong to the caller and live on one device; outputs overlap no other tensor.
 // CPU scratch memory is num_heads * (head_size + 2) floats per 512 tokens of context. On a GPU the
-// library takes up to 64 MiB (more only for more than 2^16 pairs of sequence and head) from its
-// pool in stream order, and the pool keeps them; for a batch of one sequence it keeps at most about
-// 1 MB for each of up to 64 streams. Repeated calls give bitwise equal results; on the CPU they do
-// not depend on the number of threads, the rest of the batch or the position of the blocks either.
+// scratch memory is `workspace` or, if that is absent, memory from the stream's pool
+// (cudaMallocAsync), which a captured graph keeps as nodes of its own: up to 64 MiB (more only for
+// more than 2^16 pairs of sequence and head). Repeated calls give bitwise equal results; on the CPU
+// they do not depend on the number of threads, the rest of the batch or the position of the blocks
+// either.
 // Streams: see Stream. The call neither waits for the GPU nor reads lengths on the host, so a CUDA
 // graph may capture it and replay it with other contents. Thread-safe. Returns the
 // backend that ran.
@@ -71,5 +77,12 @@ struct AttentionArgs {
 // Relative attention: Dai et al. 2019, "Transformer-XL". Paged cache and its layout: Kwon et al.
 // 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention" (vLLM).
 WINNOW_EXPORT Backend attention(const AttentionArgs& args, const RunOptions& options = {});
+
+// The bytes of `workspace` that attention() needs with the same arguments; 0 on the CPU. The result
+// depends on shapes, dtypes, the mode and the GPU, not on addresses or values, and is no smaller
+// for more sequences or for more room in block_tables, matrix_bd and r: one workspace for the
+// largest step serves all steps on its stream. Errors: as attention().
+WINNOW_EXPORT std::int64_t attention_workspace_bytes(const AttentionArgs& args,
+                                                     const RunOptions& options = {});
 
 }  // namespace winnow::paged_xl

@@ -16,10 +16,11 @@ using testing::Target;
 
 // A step whose blocks lie in random order.
 struct BenchStep {
-  Tensor query, key_cache, value_cache, bias, term, block_tables, context_lens, out;
+  Tensor query, key_cache, value_cache, bias, term, block_tables, context_lens, out, workspace;
   AttentionArgs args;
 
-  BenchStep(const StepCase& shape, Device device) {
+  BenchStep(const StepCase& shape, const Target& target) {
+    const Device device = testing::device_of(target);
     const auto num_seqs = static_cast<std::int64_t>(shape.context_lens.size());
     const std::int64_t longest = std::ranges::max(shape.context_lens);
     const std::int64_t x = 16 / size_of(shape.dtype);
@@ -67,6 +68,10 @@ struct BenchStep {
     args.block_tables = block_tables;
     args.context_lens = context_lens;
     args.out = out;
+    if (const std::int64_t bytes = attention_workspace_bytes(args, target.options); bytes > 0) {
+      workspace = Tensor(DType::u8, {bytes}, device);
+      args.workspace = workspace;
+    }
   }
 };
 
@@ -79,7 +84,7 @@ testing::Benchmark make_benchmark(const StepCase& shape, DeviceType device = Dev
   }
   testing::Benchmark benchmark = make_copy_benchmark(shape.name, describe(shape), bytes, device);
   benchmark.prepare = [shape](const Target& target) -> std::function<void()> {
-    auto step = std::make_shared<BenchStep>(shape, testing::device_of(target));
+    auto step = std::make_shared<BenchStep>(shape, target);
     return [step, options = target.options] { attention(step->args, options); };
   };
   return benchmark;

@@ -2,14 +2,10 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <map>
-#include <mutex>
-#include <optional>
-#include <utility>
 
 #include <cuda_runtime.h>
 
-#include "winnow/device/common/runtime.h"
+#include "winnow/device/common/scratch.h"
 #include "winnow/paged_xl/attention/attention_cuda.cuh"
 #include "winnow/paged_xl/attention/attention_impl.h"
 #include "winnow/paged_xl/attention/one_sequence_cuda.cuh"
@@ -21,88 +17,6 @@ namespace {
 using namespace attention_cuda_detail;
 
 constexpr device::Runtime kRuntime{"paged_xl::attention", "cuda"};
-
-// Memory for one call, ordered by its stream. Outside of a capture it comes from a pool that keeps
-// what it once had; in a capture it belongs to the graph.
-class Workspace {
- public:
-  Workspace(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    kRuntime.check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
-    if (capture == cudaStreamCaptureStatusNone) {
-      kRuntime.check(cudaMallocFromPoolAsync(&memory_, bytes, pool(), stream),
-                     "memory for partial results");
-    } else {
-      kRuntime.check(cudaMallocAsync(&memory_, bytes, stream), "memory for partial results");
-    }
-  }
-  ~Workspace() { cudaFreeAsync(memory_, stream_); }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  float* data() const { return static_cast<float*>(memory_); }
-
- private:
-  // Of the current device; lives as long as the process.
-  static cudaMemPool_t pool() {
-    static std::mutex mutex;
-    static std::map<int, cudaMemPool_t> pools;
-    int device = 0;
-    kRuntime.check(cudaGetDevice(&device), "cudaGetDevice");
-    const std::lock_guard lock(mutex);
-    cudaMemPool_t& result = pools[device];
-    if (result == nullptr) {
-      cudaMemPoolProps properties = {};
-      properties.allocType = cudaMemAllocationTypePinned;
-      properties.location = {cudaMemLocationTypeDevice, device};
-      kRuntime.check(cudaMemPoolCreate(&result, &properties), "cudaMemPoolCreate");
-      std::uint64_t everything = UINT64_MAX;
-      kRuntime.check(cudaMemPoolSetAttribute(result, cudaMemPoolAttrReleaseThreshold, &everything),
-                     "cudaMemPoolSetAttribute");
-    }
-    return result;
-  }
-
-  cudaStream_t stream_;
-  void* memory_ = nullptr;
-};
-
-// Small memory that stays with a stream, so that a call spares the time of taking and giving it
-// back, about 0.7 us of a GPU. Calls on one stream use it one after the other, and its holder alone
-// may launch with it. Has none (null) in a capture and where very many streams have come.
-class StreamMemory {
- public:
-  StreamMemory(std::size_t bytes, cudaStream_t stream) {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    kRuntime.check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
-    if (capture != cudaStreamCaptureStatusNone) return;
-    std::pair<int, unsigned long long> id;  // never used again, unlike the handle
-    kRuntime.check(cudaGetDevice(&id.first), "cudaGetDevice");
-    kRuntime.check(cudaStreamGetId(stream, &id.second), "cudaStreamGetId");
-    static std::mutex mutex;
-    static std::map<std::pair<int, unsigned long long>, Block> blocks;
-    std::unique_lock lock(mutex);
-    if (blocks.size() >= kMostStreams && !blocks.contains(id)) return;
-    Block& block = blocks[id];
-    if (block.bytes < bytes) {
-      if (block.memory != nullptr) cudaFreeAsync(block.memory, stream);
-      block = {};
-      kRuntime.check(cudaMallocAsync(&block.memory, bytes, stream), "memory for partial results");
-      block.bytes = bytes;
-    }
-    lock_ = std::move(lock);
-    memory_ = block.memory;
-  }
-  float* data() const { return static_cast<float*>(memory_); }
-
- private:
-  struct Block {
-    void* memory = nullptr;
-    std::size_t bytes = 0;
-  };
-  static constexpr std::size_t kMostStreams = 64;
-  std::unique_lock<std::mutex> lock_;
-  void* memory_ = nullptr;
-};
 
 KernelParams kernel_params(const AttentionParams& params) {
   KernelParams kernel = {};
@@ -145,83 +59,129 @@ dim3 grid_of(std::int64_t x, std::int64_t y = 1, std::int64_t z = 1) {
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
 
-// Bytes of partial results that a call may take. More would only serve to cut very many tokens
+// Bytes of partial results that a batch may take. More would only serve to cut very many tokens
 // finely.
-constexpr std::int64_t kWorkspace = std::int64_t{64} << 20;
+constexpr std::int64_t kMostBytes = std::int64_t{64} << 20;
 
+// The kernels of one choice, and the partial results that they pass to each other.
 template <class T, int kMaxDim, int kHeads, bool kFused, bool kAligned>
-void launch(KernelParams kernel, cudaStream_t stream) {
-  constexpr int kWarps = warps_of_block<kMaxDim, kHeads, kFused>();
-  constexpr int kThreads = kWarps * kWarpSize;
-  kernel.passes = (kernel.group + kHeads - 1) / kHeads;
-  kernel.machine = {kRuntime.multiprocessors(), kWarps, 0, kFused};
-  const std::int64_t heads = std::int64_t{kernel.num_kv_heads} * kernel.passes;
-  const std::int64_t bytes = Record::floats(kHeads, kernel.dim) * std::int64_t{sizeof(float)};
-  if constexpr (kAligned) {
-    const int blocks =
-        blocks_of_head(kernel.lengths.num_seqs, kernel.num_kv_heads, kernel.passes, kernel.machine);
-    if (blocks > 0 && is_aligned(kernel.query, sizeof(T)) &&
-        is_aligned(kernel.pos_bias_u, sizeof(T))) {
-      using BlockRecord = BlockRecord<kMaxDim>;
-      const std::int64_t records = heads * kHeads * BlockRecord::room(blocks);
-      const std::size_t size = static_cast<std::size_t>(records) * sizeof(BlockRecord);
-      const StreamMemory kept(size, stream);
-      std::optional<Workspace> workspace;
-      if (kept.data() == nullptr) workspace.emplace(size, stream);
-      kernel.partials = workspace ? workspace->data() : kept.data();
-      queue(one_sequence_kernel<T, kMaxDim, kHeads, kFused>,
-            grid_of(blocks, kernel.num_kv_heads, kernel.passes), kThreads, false, stream, kernel);
-      queue(merge_blocks_kernel<T, kMaxDim, kHeads>, grid_of(kernel.group, kernel.num_kv_heads),
-            kMaxDim, true, stream, kernel, blocks);
-      return;
+class Launch {
+ public:
+  explicit Launch(const KernelParams& params) : kernel_(params) {
+    kernel_.passes = (kernel_.group + kHeads - 1) / kHeads;
+    kernel_.machine = {kRuntime.multiprocessors(), kWarps, parts(), kFused};
+  }
+
+  // Bytes of this call, and the most of any call with these sizes, or with fewer sequences or less
+  // room for tokens: one sequence has kernels of its own.
+  std::int64_t bytes() const {
+    return blocks_of_one() > 0 ? bytes_of_one(blocks_of_one()) : bytes_of_batch();
+  }
+  std::int64_t most_bytes() const {
+    return std::max(bytes_of_batch(), kAligned ? bytes_of_one(blocks_of_head(1)) : 0);
+  }
+
+  void run(void* partials, cudaStream_t stream) {
+    kernel_.partials = static_cast<float*>(partials);
+    if constexpr (kAligned) {
+      if (const int blocks = blocks_of_one(); blocks > 0) {
+        queue(one_sequence_kernel<T, kMaxDim, kHeads, kFused>,
+              grid_of(blocks, kernel_.num_kv_heads, kernel_.passes), kThreads, false, stream,
+              kernel_);
+        queue(merge_blocks_kernel<T, kMaxDim, kHeads>, grid_of(kernel_.group, kernel_.num_kv_heads),
+              kMaxDim, true, stream, kernel_, blocks);
+        return;
+      }
     }
+    queue(attention_kernel<T, kMaxDim, kHeads, kFused, kAligned>, grid_of(kernel_.machine.blocks),
+          kThreads, false, stream, kernel_);
+    queue(merge_kernel<T, kMaxDim>,
+          grid_of(kernel_.num_kv_heads * kernel_.group, kernel_.lengths.num_seqs),
+          kMergeWarps * kWarpSize, true, stream, kernel_, kHeads);
+  }
+
+ private:
+  static constexpr int kWarps = warps_of_block<kMaxDim, kHeads, kFused>();
+  static constexpr int kThreads = kWarps * kWarpSize;
+
+  std::int64_t heads() const { return std::int64_t{kernel_.num_kv_heads} * kernel_.passes; }
+  std::int64_t part_bytes() const {
+    return Record::floats(kHeads, kernel_.dim) * std::int64_t{sizeof(float)};
   }
   // Room for the parts of the longest contexts that may come, cut as finely as ever, or at least
   // for one part of each.
-  const std::int64_t most =
-      (kernel.lengths.limit / (kTile<T> * kLeastPart) + 2) * heads * kernel.lengths.num_seqs;
-  const std::int64_t least = 2 * heads * kernel.lengths.num_seqs;
-  const std::int64_t parts =
-      std::clamp<std::int64_t>(kWorkspace / bytes, least, std::max(most, least));
-  kernel.machine.max_parts = parts;
-  const Workspace workspace(static_cast<std::size_t>(parts * bytes), stream);
-  kernel.partials = workspace.data();
-  queue(attention_kernel<T, kMaxDim, kHeads, kFused, kAligned>, grid_of(kernel.machine.blocks),
-        kThreads, false, stream, kernel);
-  queue(merge_kernel<T, kMaxDim>,
-        grid_of(kernel.num_kv_heads * kernel.group, kernel.lengths.num_seqs),
-        kMergeWarps * kWarpSize, true, stream, kernel, kHeads);
-}
-
-// The query heads of a cached head are taken four at a time.
-template <class T, bool kFused>
-void choose(const KernelParams& kernel, bool aligned, cudaStream_t stream) {
-  if (!aligned) {
-    launch<T, 256, 1, kFused, false>(kernel, stream);
-  } else if (kernel.dim > 128) {
-    launch<T, 256, 1, kFused, true>(kernel, stream);
-  } else if (kernel.group > 1) {
-    launch<T, 128, 4, kFused, true>(kernel, stream);
-  } else {
-    launch<T, 128, 1, kFused, true>(kernel, stream);
+  std::int64_t parts() const {
+    const std::int64_t pairs = heads() * kernel_.lengths.num_seqs;
+    const std::int64_t most = (kernel_.lengths.limit / (kTile<T> * kLeastPart) + 2) * pairs;
+    return std::clamp<std::int64_t>(kMostBytes / part_bytes(), 2 * pairs,
+                                    std::max(most, 2 * pairs));
   }
+  std::int64_t bytes_of_batch() const { return parts() * part_bytes(); }
+
+  // Thread blocks of a head where `sequences` are alone; 0: they are a batch.
+  int blocks_of_head(int sequences) const {
+    return paged_xl::blocks_of_head(sequences, kernel_.num_kv_heads, kernel_.passes,
+                                    kernel_.machine);
+  }
+  int blocks_of_one() const {
+    const bool aligned = kAligned && is_aligned(kernel_.query, sizeof(T)) &&
+                         is_aligned(kernel_.pos_bias_u, sizeof(T));
+    return aligned ? blocks_of_head(kernel_.lengths.num_seqs) : 0;
+  }
+  std::int64_t bytes_of_one(int blocks) const {
+    using Record = BlockRecord<kMaxDim>;
+    return heads() * kHeads * Record::room(blocks) * std::int64_t{sizeof(Record)};
+  }
+
+  KernelParams kernel_;
+};
+
+// body(launch) with the kernels for the sizes and, if `aligned`, for K, V and r at multiples of 16
+// bytes. The query heads of a cached head are taken four at a time.
+template <class T, bool kFused, class Body>
+void with_launch(const KernelParams& kernel, bool aligned, const Body& body) {
+  if (!aligned) {
+    body(Launch<T, 256, 1, kFused, false>(kernel));
+  } else if (kernel.dim > 128) {
+    body(Launch<T, 256, 1, kFused, true>(kernel));
+  } else if (kernel.group > 1) {
+    body(Launch<T, 128, 4, kFused, true>(kernel));
+  } else {
+    body(Launch<T, 128, 1, kFused, true>(kernel));
+  }
+}
+template <class Body>
+void with_launch(const AttentionParams& params, bool aligned, const Body& body) {
+  const KernelParams kernel = kernel_params(params);
+  with_element_type(params.cache.dtype, [&](auto element) {
+    using T = decltype(element);
+    if (params.r.data != nullptr) {
+      with_launch<T, true>(kernel, aligned, body);
+    } else {
+      with_launch<T, false>(kernel, aligned, body);
+    }
+  });
 }
 
 }  // namespace
 
-void attention_cuda(const AttentionParams& params, void* stream) {
-  const KernelParams kernel = kernel_params(params);
+std::int64_t attention_cuda_workspace_bytes(const AttentionParams& params) {
+  std::int64_t bytes = 0;
+  for (const bool aligned : {true, false}) {
+    with_launch(params, aligned,
+                [&](const auto& launch) { bytes = std::max(bytes, launch.most_bytes()); });
+  }
+  return bytes;
+}
+
+void attention_cuda(const AttentionParams& params, void* workspace, void* stream) {
   const std::int64_t size = size_of(params.cache.dtype);
-  const bool fused = params.r.data != nullptr;
   const bool aligned = is_aligned(params.key, size) && is_aligned(params.value, size) &&
-                       (!fused || is_aligned(params.r, size));
-  with_element_type(params.cache.dtype, [&](auto element) {
-    using T = decltype(element);
-    if (fused) {
-      choose<T, true>(kernel, aligned, static_cast<cudaStream_t>(stream));
-    } else {
-      choose<T, false>(kernel, aligned, static_cast<cudaStream_t>(stream));
-    }
+                       (params.r.data == nullptr || is_aligned(params.r, size));
+  with_launch(params, aligned, [&](auto launch) {
+    const auto queue = static_cast<cudaStream_t>(stream);
+    const device::Scratch scratch(kRuntime, workspace, launch.bytes(), queue);
+    launch.run(scratch.data(), queue);
   });
 }
 

@@ -30,8 +30,10 @@ void attention_cpu(const AttentionParams& params, const Executor& executor);
 
 // Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
 // Wants at least one sequence and head. Lengths are clamped to [0, max_context], blocks that the
-// cache does not have are skipped. Does not wait, and takes its workspace from a stream-ordered
-// pool, so the stream may be in capture.
-void attention_cuda(const AttentionParams& params, void* stream);
+// cache does not have are skipped. Does not wait. `workspace`: attention_cuda_workspace_bytes() of
+// that device, aligned to 256 bytes, in use until the stream has passed; null takes it from the
+// pool in stream order. Either way the stream may be in capture.
+void attention_cuda(const AttentionParams& params, void* workspace, void* stream);
+std::int64_t attention_cuda_workspace_bytes(const AttentionParams& params);
 
 }  // namespace winnow::paged_xl

@@ -18,7 +18,7 @@ struct Step {
 };
 
 nb::object run(Call& call, paged_xl::AttentionArgs& args, const Step& step, bool return_lse,
-               nb::handle out) {
+               nb::handle out, nb::object workspace) {
   args.key_cache = call.input("key_cache", step.key_cache);
   args.value_cache = call.input("value_cache", step.value_cache);
   args.pos_bias_u = call.input("pos_bias_u", step.pos_bias_u);
@@ -31,6 +31,9 @@ nb::object run(Call& call, paged_xl::AttentionArgs& args, const Step& step, bool
                          {num_seqs, num_heads, size_of_dim(args.query, 2)});
   return_lse = return_lse || !lse.is_none();
   if (return_lse) args.lse = call.output("lse", lse, DType::f32, {num_seqs, num_heads});
+  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
+    return paged_xl::attention_workspace_bytes(args, options);
+  });
   call.run([&](const RunOptions& options) { paged_xl::attention(args, options); });
   if (return_lse) return nb::make_tuple(result, lse);
   return result;
@@ -39,27 +42,28 @@ nb::object run(Call& call, paged_xl::AttentionArgs& args, const Step& step, bool
 nb::object attention(nb::handle query, nb::handle key_cache, nb::handle value_cache,
                      nb::handle pos_bias_u, nb::handle matrix_bd, std::optional<double> scale,
                      nb::handle block_tables, nb::handle context_lens, bool return_lse,
-                     nb::handle out, bool check, nb::handle stream, nb::handle backend) {
+                     nb::handle out, bool check, nb::object workspace, nb::handle stream,
+                     nb::handle backend) {
   Call call(kOperation, stream, backend, check);
   paged_xl::AttentionArgs args{.query = call.input("query", query),
                                .matrix_bd = call.input("matrix_bd", matrix_bd)};
   return run(call, args,
              {query, key_cache, value_cache, pos_bias_u, scale, block_tables, context_lens},
-             return_lse, out);
+             return_lse, out, std::move(workspace));
 }
 
 nb::object attention_fused(nb::handle query, nb::handle key_cache, nb::handle value_cache,
                            nb::handle pos_bias_u, nb::handle pos_bias_v, nb::handle r,
                            std::optional<double> scale, nb::handle block_tables,
                            nb::handle context_lens, bool return_lse, nb::handle out, bool check,
-                           nb::handle stream, nb::handle backend) {
+                           nb::object workspace, nb::handle stream, nb::handle backend) {
   Call call(kOperation, stream, backend, check);
   paged_xl::AttentionArgs args{.query = call.input("query", query),
                                .pos_bias_v = call.input("pos_bias_v", pos_bias_v),
                                .r = call.input("r", r)};
   return run(call, args,
              {query, key_cache, value_cache, pos_bias_u, scale, block_tables, context_lens},
-             return_lse, out);
+             return_lse, out, std::move(workspace));
 }
 
 constexpr const char* kDoc = R"(One decode step of relative-position attention over a paged cache.
@@ -90,6 +94,10 @@ Args:
         not. It copies them to the host and waits for the stream, so nothing may capture it.
         Otherwise a GPU cuts such a length and masks the tokens of such a block. The environment
         variable WINNOW_CHECK=1 asks for it in every call.
+    workspace: scratch memory for a GPU: bytes (uint8) on the device of query, aligned to 256 bytes,
+        at most 64 MiB for up to 2^16 pairs of sequence and head; the error for too few gives the
+        exact number. None takes them from torch's allocator for tensors of torch, else from the
+        stream's memory pool. The CPU does not use it.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
@@ -120,22 +128,23 @@ void bind_paged_xl_attention(nb::module_& m) {
   m.def("attention", attention, "query"_a.none(), "key_cache"_a.none(), "value_cache"_a.none(),
         "pos_bias_u"_a.none(), "matrix_bd"_a.none(), "scale"_a.none(), "block_tables"_a.none(),
         "context_lens"_a.none(), nb::kw_only(), "return_lse"_a = false, "out"_a = nb::none(),
-        "check"_a = false, "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+        "check"_a = false, "workspace"_a = nb::none(), "stream"_a = nb::none(),
+        "backend"_a = nb::none(), kDoc,
         nb::sig("def attention(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
                 "matrix_bd: T, scale: float | None, block_tables: T, context_lens: T, *, "
                 "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
-                "check: bool = False, stream: Stream = None, backend: str | None = None) "
-                "-> typing.Any"));
+                "check: bool = False, workspace: T | None = None, stream: Stream = None, "
+                "backend: str | None = None) -> typing.Any"));
   m.def("attention_fused", attention_fused, "query"_a.none(), "key_cache"_a.none(),
         "value_cache"_a.none(), "pos_bias_u"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
         "scale"_a.none(), "block_tables"_a.none(), "context_lens"_a.none(), nb::kw_only(),
-        "return_lse"_a = false, "out"_a = nb::none(), "check"_a = false, "stream"_a = nb::none(),
-        "backend"_a = nb::none(), kFusedDoc,
+        "return_lse"_a = false, "out"_a = nb::none(), "check"_a = false, "workspace"_a = nb::none(),
+        "stream"_a = nb::none(), "backend"_a = nb::none(), kFusedDoc,
         nb::sig("def attention_fused(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
                 "pos_bias_v: T, r: T, scale: float | None, block_tables: T, context_lens: T, *, "
                 "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
-                "check: bool = False, stream: Stream = None, backend: str | None = None) "
-                "-> typing.Any"));
+                "check: bool = False, workspace: T | None = None, stream: Stream = None, "
+                "backend: str | None = None) -> typing.Any"));
 }
 
 namespace {

@@ -15,8 +15,8 @@ nb::tuple backward(nb::handle q, nb::handle kv, nb::handle indices, nb::handle o
                    nb::handle d_out, nb::handle delta, std::optional<double> scale,
                    nb::handle topk_length, nb::handle attn_sink,
                    std::optional<std::int64_t> q_start, std::int64_t k_stride, bool deterministic,
-                   nb::object dq, nb::object dkv, nb::object d_sink, nb::handle stream,
-                   nb::handle backend) {
+                   nb::object dq, nb::object dkv, nb::object d_sink, nb::object workspace,
+                   nb::handle stream, nb::handle backend) {
   Call call(kOperation, stream, backend);
   sparse_mla::BackwardArgs args{
       .q = call.input("q", q),
@@ -38,11 +38,9 @@ nb::tuple backward(nb::handle q, nb::handle kv, nb::handle indices, nb::handle o
   args.dkv = call.output("dkv", dkv, DType::f32, {size_of_dim(args.kv, 0), 1, d_qk});
   const bool with_sink = args.attn_sink.present() || !d_sink.is_none();
   if (with_sink) args.d_sink = call.output("d_sink", d_sink, DType::f32, {h_q});
-  nb::object workspace = nb::none();
-  if (call.lends_scratch()) {
-    const std::int64_t bytes = sparse_mla::backward_workspace_bytes(args, call.run_options());
-    args.workspace = call.output("workspace", workspace, DType::u8, {bytes});
-  }
+  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
+    return sparse_mla::backward_workspace_bytes(args, options);
+  });
   call.run([&](const RunOptions& options) { sparse_mla::backward(args, options); });
   return with_sink ? nb::make_tuple(dq, dkv, d_sink) : nb::make_tuple(dq, dkv);
 }
@@ -67,6 +65,11 @@ Args:
     dq: [s_q, h_q, d_qk], as q or float32, to write into; new, as q, if None.
     dkv: [s_kv, 1, d_qk], float32 or as q (rounded once, at the end); new, float32, if None.
     d_sink: [h_q], float32; new if None and attn_sink is given.
+    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes,
+        about s_kv * d_qk * 4 + s_q * (topk + h_q) * 4 and 39 MB, with more than 64 heads or
+        deterministic at most 1.1 GB and two float32 copies of dkv; the error for too few gives the
+        exact number. None takes them from torch's allocator for tensors of torch, else from the
+        stream's memory pool. The CPU does not use it.
 
 Returns:
     (dq, dkv), or (dq, dkv, d_sink) where a sink is given. Every element is written.
@@ -82,14 +85,14 @@ void bind_sparse_mla_backward(nb::module_& m) {
         "lse"_a.none(), "d_out"_a.none(), nb::kw_only(), "delta"_a = nb::none(),
         "scale"_a = nb::none(), "topk_length"_a = nb::none(), "attn_sink"_a = nb::none(),
         "q_start"_a = nb::none(), "k_stride"_a = 1, "deterministic"_a = false, "dq"_a = nb::none(),
-        "dkv"_a = nb::none(), "d_sink"_a = nb::none(), "stream"_a = nb::none(),
-        "backend"_a = nb::none(), kDoc,
+        "dkv"_a = nb::none(), "d_sink"_a = nb::none(), "workspace"_a = nb::none(),
+        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
         nb::sig("def backward(q: T, kv: T, indices: T, out: T | None, lse: T, d_out: T, *, "
                 "delta: T | None = None, scale: float | None = None, "
                 "topk_length: T | None = None, attn_sink: T | None = None, "
                 "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
                 "dq: T | None = None, dkv: T | None = None, d_sink: T | None = None, "
-                "stream: Stream = None, backend: str | None = None) "
+                "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
                 "-> tuple[T, T] | tuple[T, T, T]"));
 }
 

@@ -1,11 +1,10 @@
 // Top-k sparse MLA attention, backward, sm90: the choice between two designs, and their memory.
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
 #include <cuda_runtime.h>
 
-#include "winnow/device/common/runtime.h"
+#include "winnow/device/common/scratch.h"
 #include "winnow/sparse_mla/backward/backward_fused_sm90.h"
 #include "winnow/sparse_mla/backward/backward_impl.h"
 #include "winnow/sparse_mla/backward/backward_split_sm90.h"
@@ -22,24 +21,6 @@ bool is_fused(const BackwardParams& params) {
   return params.problem.h_q <= 64 && params.problem.s_kv <= 262144 && !params.deterministic;
 }
 
-// Memory in the order of the stream.
-class StreamMemory {
- public:
-  StreamMemory(std::int64_t bytes, cudaStream_t stream) : stream_(stream) {
-    const device::Runtime runtime{"sparse_mla::backward", "sm90"};
-    runtime.check(cudaMallocAsync(&data_, static_cast<std::size_t>(bytes), stream),
-                  (std::to_string(bytes) + " bytes for the workspace").c_str());
-  }
-  ~StreamMemory() { cudaFreeAsync(data_, stream_); }
-  StreamMemory(const StreamMemory&) = delete;
-  StreamMemory& operator=(const StreamMemory&) = delete;
-  void* data() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-  cudaStream_t stream_;
-};
-
 }  // namespace
 
 std::int64_t backward_sm90_workspace_bytes(const BackwardParams& params) {
@@ -49,13 +30,11 @@ std::int64_t backward_sm90_workspace_bytes(const BackwardParams& params) {
 }
 
 void backward_sm90(const BackwardParams& params, void* workspace, void* stream) {
-  if (workspace == nullptr) {
-    const StreamMemory memory(backward_sm90_workspace_bytes(params),
-                              static_cast<cudaStream_t>(stream));
-    return backward_sm90(params, memory.data(), stream);
-  }
+  const device::Scratch scratch({"sparse_mla::backward", "sm90"}, workspace,
+                                backward_sm90_workspace_bytes(params),
+                                static_cast<cudaStream_t>(stream));
   const auto design = is_fused(params) ? backward_fused_sm90 : backward_split_sm90;
-  design(params, workspace, stream);
+  design(params, scratch.data(), stream);
 }
 
 }  // namespace winnow::sparse_mla
