@@ -27,22 +27,31 @@ GpuCalls::GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, 
                 "the transport " + transport_->name() + " serves no GPUs");
   }
   const DeviceGuard guard(device_);
-  check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "an event");
+  last_ = make_event();
+  fault_told_ = make_event();
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+  fault_stream_.reset(stream);
+}
+
+GpuCalls::Event GpuCalls::make_event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event");
+  return Event(event);
 }
 
 GpuCalls::~GpuCalls() {
   peers_.reset();
   if (any_call_) {
     try {
-      free_after(last_);
+      free_after(last_.get());
       // Kernels that are under way still write what other ranks wait for.
-      if (cudaEventQuery(last_) == cudaErrorNotReady)
+      if (cudaEventQuery(last_.get()) == cudaErrorNotReady)
         keep_until_freed(device_, transport_->presence());
     } catch (const Error&) {  // the GPU is lost, and its memory with it
     }
   }
-  page_.retire(any_call_ ? std::exchange(last_, nullptr) : nullptr);
-  if (last_ != nullptr) cudaEventDestroy(last_);
+  page_.retire(any_call_ ? last_.release() : nullptr);
 }
 
 int GpuCalls::count_ranks() {
@@ -72,7 +81,7 @@ void GpuCalls::begin(std::string_view operation, Stream stream) {
   if (!capturing_) {
     check(cudaStreamGetId(stream_, &stream_id_), "the stream");
     if (any_call_ && stream_id_ != last_stream_) {
-      check(cudaStreamWaitEvent(stream_, last_), "the order of streams");
+      check(cudaStreamWaitEvent(stream_, last_.get()), "the order of streams");
     }
   }
   in_call_ = true;
@@ -108,7 +117,7 @@ void GpuCalls::wait_for(const std::uint64_t& call, std::uint64_t number) {
 void GpuCalls::end() {
   in_call_ = false;
   if (capturing_) return;
-  check(cudaEventRecord(last_, stream_), "the end of the call");
+  check(cudaEventRecord(last_.get(), stream_), "the end of the call");
   last_stream_ = stream_id_;
   any_call_ = true;
 }
@@ -152,11 +161,9 @@ void GpuCalls::break_for(Phase phase) {
 void GpuCalls::tell_fault(const FaultNotice& found) {
   if (view_.topology.nodes == 1 && found.phase == Phase::none) return;
   const DeviceGuard guard(device_);
-  cudaStream_t stream = nullptr;
-  cudaEvent_t told = nullptr;
-  if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
-      cudaEventCreateWithFlags(&told, cudaEventDisableTiming) == cudaSuccess &&
-      transport_->wire()->tell_fault(view_, fault_->rank, found, stream) == cudaSuccess &&
+  const cudaStream_t stream = fault_stream_.get();
+  const cudaEvent_t told = fault_told_.get();
+  if (transport_->wire()->tell_fault(view_, fault_->rank, found, stream) == cudaSuccess &&
       cudaEventRecord(told, stream) == cudaSuccess) {
     free_after(told);
     // They know before this rank makes a new layer.
@@ -165,8 +172,6 @@ void GpuCalls::tell_fault(const FaultNotice& found) {
       std::this_thread::yield();
     }
   }
-  if (told != nullptr) cudaEventDestroy(told);
-  if (stream != nullptr) cudaStreamDestroy(stream);
 }
 
 void GpuCalls::check(int cuda_error, const char* what) {

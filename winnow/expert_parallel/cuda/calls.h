@@ -104,7 +104,16 @@ class GpuCalls {
   std::uint64_t number_ = 0;
   cudaStream_t stream_ = nullptr;
   bool capturing_ = false, in_call_ = false;
-  cudaEvent_t last_ = nullptr;  // the end of the last call that was no recording
+  struct Destroy {
+    void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+    void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+  };
+  using Event = std::unique_ptr<CUevent_st, Destroy>;
+  Event make_event();
+  Event last_;  // the end of the last call that was no recording
+  // To tell other ranks of a fault: when there is one, the GPU may have no memory for them.
+  std::unique_ptr<CUstream_st, Destroy> fault_stream_;
+  Event fault_told_;
   // Of the call's stream and of the last one's: one handle may stand for several streams.
   unsigned long long stream_id_ = 0, last_stream_ = 0;
   bool any_call_ = false;
