@@ -71,7 +71,7 @@ expert_parallel_gpu_tests = all_to_all_gpu_test all_to_all_faults_gpu_test all_t
 paged_gpu_tests = paged_contents_gpu_test paged_gpu_test paged_graph_gpu_test
 # Their instances called Gpu need one.
 tests_on_each_device = notify_test notify_reject_test all_to_all_faults_test \
-  all_to_all_refusals_test all_to_all_refused_descriptors_test
+  all_to_all_memory_test all_to_all_refusals_test all_to_all_refused_descriptors_test
 
 # What only a GPU can test; CI has none. The last result stands in docs/verification.md.
 test-gpu: test-gpu-cpp test-gpu-python

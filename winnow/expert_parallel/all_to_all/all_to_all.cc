@@ -12,7 +12,6 @@
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/layer/backend.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
-#include "winnow/expert_parallel/rendezvous/agreement.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -105,16 +104,16 @@ AllToAll::AllToAll(std::shared_ptr<Transport> transport, std::shared_ptr<Store> 
   rank_ = transport->rank();
   config_ = with_defaults(config, world);
   if (config_.timeout.count() == 0) config_.timeout = default_timeout();
-  // What ranks disagree about is named first: a bad value on one rank must not make the others
-  // wait.
-  agree(*transport, *store, std::string(kOperation), fields_of(config_), Deadline(config_.timeout));
-  check_config(check, config_, world);
-  topology_ = Topology(world, config_.local_world_size);
-  which_ = choose_layer_backend(kOperation, config_.device, config_.backend);
-  const std::uint64_t agreed = transport->agreements();
-  backend_ = make_backend(which_, transport, config_);
-  // Behind the collective allocations, where these were no agreements themselves.
-  if (transport->agreements() == agreed) forget_agreement(*transport, *store);
+  const Deadline deadline(config_.timeout);
+  const auto choose = [&] {
+    check_config(check, config_, world);
+    topology_ = Topology(world, config_.local_world_size);
+    return choose_layer_backend(kOperation, config_.device, config_.backend);
+  };
+  backend_ =
+      make_collective({kOperation, *transport, *store, deadline}, fields_of(config_), choose,
+                      [&](Backend backend) { return make_backend(backend, transport, config_); });
+  which_ = backend_->backend();
 }
 
 AllToAll::~AllToAll() { close(); }
@@ -150,7 +149,7 @@ void AllToAll::close() noexcept { backend_.reset(); }
 const Config& AllToAll::config() const { return config_; }
 const Topology& AllToAll::topology() const { return topology_; }
 int AllToAll::rank() const { return rank_; }
-Backend AllToAll::backend() const { return backend_ ? backend_->backend() : which_; }
+Backend AllToAll::backend() const { return which_; }
 std::int64_t AllToAll::arena_bytes() const { return backend_ ? backend_->arena_bytes() : 0; }
 
 }  // namespace winnow::expert_parallel

@@ -12,9 +12,8 @@ namespace {
 class AllToAllCpu : public AllToAllBackend {
  public:
   AllToAllCpu(std::shared_ptr<Transport> transport, const Config& config)
-      : layer_(std::move(transport), config) {}
+      : AllToAllBackend(Backend::cpu), layer_(std::move(transport), config) {}
 
-  Backend backend() const override { return Backend::cpu; }
   Dispatched dispatch(const DispatchArgs& args) override {
     return expert_parallel::dispatch(layer_, args);
   }

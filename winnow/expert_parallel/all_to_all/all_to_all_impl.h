@@ -5,14 +5,14 @@
 #include <memory>
 
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
+#include "winnow/expert_parallel/layer/backend.h"
 
 namespace winnow::expert_parallel {
 
-class AllToAllBackend {
+class AllToAllBackend : public CollectiveBackend {
  public:
-  virtual ~AllToAllBackend() = default;
+  using CollectiveBackend::CollectiveBackend;
 
-  virtual Backend backend() const = 0;
   virtual Dispatched dispatch(const DispatchArgs& args) = 0;
   virtual Tensor combine(const CombineArgs& args, const Descriptor& descriptor) = 0;
   virtual void barrier(bool intra_node_only, Stream stream) = 0;

@@ -6,7 +6,6 @@
 #include <thread>
 #include <utility>
 
-#include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/cuda/fault_report.h"
 #include "winnow/expert_parallel/cuda/wire.h"
@@ -122,6 +121,7 @@ void GpuCalls::end() {
   any_call_ = true;
 }
 
+// For a call that has thrown.
 void GpuCalls::leave() noexcept {
   if (!in_call_) return;
   try {
@@ -144,6 +144,11 @@ void GpuCalls::throw_fault() {
 void GpuCalls::fail_without_memory() {
   break_for(Phase::memory);
   expert_parallel::throw_fault(*fault_, transport_->rank());
+}
+
+void GpuCalls::fail_without_host_memory() {
+  if (!capturing_) fail_without_memory();
+  throw Error(ErrorCode::resource, operation_, "out of memory in the call");
 }
 
 // What no kernel has found.

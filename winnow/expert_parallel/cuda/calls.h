@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include <cuda_runtime_api.h>
 
 #include "winnow/core/device.h"
+#include "winnow/core/device_memory.h"
 #include "winnow/core/stream.h"
 #include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/memory/gpu_memory.h"
@@ -75,12 +77,40 @@ class GpuCalls {
   void wait_for(const std::uint64_t& call, std::uint64_t number);
   // Everything is enqueued.
   void end();
-  // end(), for a call that has thrown: what it has enqueued still runs.
-  void leave() noexcept;
+  // The body of a call, from begin() to end(), on this GPU. What a call that throws has enqueued
+  // still runs. A rank whose host has no memory for the rest of its call does as
+  // fail_without_memory() says; while a graph is recorded, only this rank throws.
+  template <class Body>
+  auto run(const Body& body) -> decltype(body()) {
+    const DeviceGuard guard(device_);
+    try {
+      try {
+        return body();
+      } catch (const std::bad_alloc&) {
+        fail_without_host_memory();
+      }
+    } catch (...) {
+      leave();
+      throw;
+    }
+  }
 
   // Throws what a kernel has waited for in vain, in this call or before. Kernels have told the node
   // of it; the first throw tells the others.
   void throw_fault();
+  // Throws what tell(number) says of an earlier call, whose number a kernel has written to
+  // `deferred` with what the host did not wait for. What this very call has found so soon waits for
+  // the next one, as it would if it came later. Kernels may write the next one afterwards.
+  template <class Tell>
+  void throw_deferred(std::uint64_t& deferred, const Tell& tell) {
+    const std::uint64_t call = load_acquire(&deferred);
+    if (call == 0 || call == number_) return;
+    struct Read {
+      std::uint64_t& deferred;
+      ~Read() { store_release(&deferred, 0); }
+    } read{deferred};
+    tell(call);
+  }
   // This rank alone has no memory for the rest of its call: tells all ranks, breaks the calls for
   // good, and throws it.
   [[noreturn]] void fail_without_memory();
@@ -88,6 +118,8 @@ class GpuCalls {
   void check(int cuda_error, const char* what);
 
  private:
+  void leave() noexcept;
+  [[noreturn]] void fail_without_host_memory();
   void tell_fault(const FaultNotice& found = {});
   void break_for(Phase phase);
 

@@ -355,14 +355,8 @@ Dispatched Dispatch::result() {
                                       {tables.payload, tables.weights, tables.scales, tables.ids},
                                       args_.out.present(), tensor);
 
-  auto state = std::make_unique<Descriptor::State>();
-  state->layer = layer_.token;
-  state->rank = layer_.rank();
-  state->number = layer_.epoch;
-  state->routing = routing_;
-  state->has_weights = request_.weights;
+  auto state = make_state(layer_.token, layer_.rank(), layer_.epoch, request_, routing_, buffer_);
   state->weights = to_floats(weights_, layer_.config.weight_dtype);
-  state->buffer = buffer_;
   result.descriptor = std::make_shared<const Descriptor>(std::move(state));
   return result;
 }

@@ -391,13 +391,7 @@ Dispatched DeviceDispatch::result() {
       {here(move_.payload), here(move_.row_weights), here(move_.row_scales), here(move_.ids)},
       args_.out.present(), tensor);
 
-  auto state = std::make_unique<Descriptor::State>();
-  state->layer = layer_.token();
-  state->rank = layer_.rank();
-  state->number = number_;
-  state->routing = routing_;
-  state->has_weights = request_.weights;
-  state->buffer = buffer_;
+  auto state = make_state(layer_.token(), layer_.rank(), number_, request_, routing_, buffer_);
   state->device_weights = {move_.pair_weights, move_.weights_of_rows};
   state->memory = {weights_};
   if (layer_.capturing()) {  // the graph uses it again

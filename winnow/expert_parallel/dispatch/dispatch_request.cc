@@ -2,7 +2,9 @@
 
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "winnow/core/check.h"
 #include "winnow/expert_parallel/memory/layouts.h"
@@ -193,6 +195,20 @@ void check_row_counts(std::span<const std::int64_t> rows, RowOrder order, std::i
                 "at most " + std::to_string(most) + " rows on a rank",
                 std::to_string(rows[rank]) + " on rank " + std::to_string(rank));
   }
+}
+
+std::unique_ptr<Descriptor::State> make_state(std::shared_ptr<const void> layer, int rank,
+                                              std::uint64_t number, const Request& request,
+                                              std::shared_ptr<const Routing> routing,
+                                              std::shared_ptr<Region> buffer) {
+  auto state = std::make_unique<Descriptor::State>();
+  state->layer = std::move(layer);
+  state->rank = rank;
+  state->number = number;
+  state->routing = std::move(routing);
+  state->has_weights = request.weights;
+  state->buffer = std::move(buffer);
+  return state;
 }
 
 }  // namespace winnow::expert_parallel

@@ -89,4 +89,11 @@ Dispatched make_dispatched(Backend backend, const Request& request, const Config
   return result;
 }
 
+// What the descriptor of a dispatch holds on either backend. `layer` is the token of the layer,
+// `number` that of the dispatch.
+std::unique_ptr<Descriptor::State> make_state(std::shared_ptr<const void> layer, int rank,
+                                              std::uint64_t number, const Request& request,
+                                              std::shared_ptr<const Routing> routing,
+                                              std::shared_ptr<Region> buffer);
+
 }  // namespace winnow::expert_parallel

@@ -46,14 +46,6 @@ void Layer::meet(std::string_view operation, std::string_view phase, const Heade
   exchange.run(epoch, operation, phase, header, counts, table);
 }
 
-void Layer::break_layer(std::string_view operation, ErrorCode code, const std::string& text) {
-  FaultRecord fault;
-  fault.code = code;
-  fault.operation = operation;
-  fault.text = "rank " + std::to_string(rank()) + ": " + text;
-  communicator.fail(std::move(fault));
-}
-
 std::vector<Extent> Layer::reserve(std::vector<Extent> holes, std::span<const std::int64_t> bytes,
                                    std::uint64_t releasable) {
   arena.release(releasable);

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -55,28 +54,17 @@ struct Layer {
   void meet(std::string_view operation, std::string_view phase, const Header& header,
             const PairCounts* counts = nullptr, std::span<const std::byte> table = {});
 
-  // The body of a collective call. Throws what an earlier call deferred. What goes wrong on this
-  // rank alone in the middle breaks the layer for all ranks, which would wait for this one
-  // otherwise.
+  // Communicator::call(), which begins with what an earlier call deferred.
   template <class Body>
   auto call(std::string_view operation, const Body& body) {
-    communicator.transport().check();
-    communicator.check();
-    if (deferred) {
-      const DeferredFault fault = *std::exchange(deferred, std::nullopt);
-      throw Error(fault.code, std::string(operation), fault.text);
-    }
-    try {
+    return communicator.call(operation, [&] {
+      if (deferred) {
+        const DeferredFault fault = *std::exchange(deferred, std::nullopt);
+        throw Error(fault.code, std::string(operation), fault.text);
+      }
       return body();
-    } catch (const std::bad_alloc&) {
-      break_layer(operation, ErrorCode::resource, "out of memory in the call");
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::internal) throw;  // every rank throws it
-      break_layer(operation, error.code(), message_of(error));
-    }
+    });
   }
-  [[noreturn]] void break_layer(std::string_view operation, ErrorCode code,
-                                const std::string& text);
 
   // A region of the arena at every rank. `bytes` are what each needs, `holes` what each offered,
   // for all ranks alike; ranks whose hole is too small get the beginning of one new segment.

@@ -163,11 +163,6 @@ std::shared_ptr<Region> DeviceLayer::keep(std::int64_t bytes) {
   return own_.take(hole.segment, hole.offset, bytes);
 }
 
-void DeviceLayer::fail_without_host_memory() {
-  if (!capturing()) calls_.fail_without_memory();
-  throw Error(ErrorCode::resource, calls_.operation(), "out of memory in the call");
-}
-
 // ---- A call.
 
 std::uint64_t DeviceLayer::begin(std::string_view operation, Stream stream) {
@@ -267,22 +262,16 @@ void DeviceLayer::throw_heard(const ReportView& heard, bool deferred, std::uint6
 
 void DeviceLayer::throw_deferred() {
   CallReport& report = *host_deferred_.report;
-  // What this very call has found so soon waits for the next one, as it would if it came later.
-  const std::uint64_t call = load_acquire(&report.call);
-  if (call == 0 || call == calls_.number()) return;
-  // The kernels may write the next one when this is read.
-  struct Read {
-    CallReport& report;
-    ~Read() { store_release(&report.call, 0); }
-  } read{report};
-  if (report.overflow == 0) return throw_heard(host_deferred_, report.refused == 0, call);
-  for (int rank = 0; rank < map_.topology.world_size; ++rank) {
-    const std::int64_t wanted = host_deferred_.wanted[rank];
-    if (wanted <= report.worst_case_rows) continue;
-    throw Error(ErrorCode::invalid_argument, calls_.operation(),
-                "rank " + std::to_string(rank) + ": worst_case_rows",
-                std::to_string(wanted) + " or more", std::to_string(report.worst_case_rows));
-  }
+  calls_.throw_deferred(report.call, [&](std::uint64_t call) {
+    if (report.overflow == 0) return throw_heard(host_deferred_, report.refused == 0, call);
+    for (int rank = 0; rank < map_.topology.world_size; ++rank) {
+      const std::int64_t wanted = host_deferred_.wanted[rank];
+      if (wanted <= report.worst_case_rows) continue;
+      throw Error(ErrorCode::invalid_argument, calls_.operation(),
+                  "rank " + std::to_string(rank) + ": worst_case_rows",
+                  std::to_string(wanted) + " or more", std::to_string(report.worst_case_rows));
+    }
+  });
 }
 
 // ---- Regions.

@@ -76,7 +76,12 @@ class DeviceLayer {
   // after the exchange of a call breaks the layer on every rank.
   std::shared_ptr<Region> keep(std::int64_t bytes);
 
-  // ---- A call, in this order on every rank. The GPU is the thread's current one.
+  // ---- A call, in this order on every rank, as the body of GpuCalls::run().
+
+  template <class Body>
+  auto call(const Body& body) {
+    return calls_.run(body);
+  }
 
   // Throws what broke the layer. Orders `stream` after the stream of the call before. The number of
   // the call, the same on every rank.
@@ -104,12 +109,6 @@ class DeviceLayer {
   // After everything is enqueued: throws what earlier calls left for this one (faults, refusals and
   // overflows of calls that the host did not wait for).
   void end();
-  // A call has thrown; what it has enqueued still runs.
-  void leave() noexcept { calls_.leave(); }
-  // The host has no memory for the rest of the call. The others, who would wait for this rank, are
-  // told, and the layer is broken; while a graph is recorded, only this rank throws.
-  [[noreturn]] void fail_without_host_memory();
-
   // Throws Error (internal or resource) where something was not enqueued; breaks the layer.
   void check(int cuda_error, const char* what) { calls_.check(cuda_error, what); }
 

@@ -1,7 +1,6 @@
 #include "winnow/expert_parallel/notify/notify.h"
 
 #include <algorithm>
-#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,15 +11,16 @@
 #include "winnow/expert_parallel/layer/backend.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
 #include "winnow/expert_parallel/queue_buffers/queue_buffers.h"
-#include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/transport/deadline.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
 
-NotifierBackend::NotifierBackend(const NotifierConfig& config, const Transport& transport)
-    : config_(config),
+NotifierBackend::NotifierBackend(Backend backend, const NotifierConfig& config,
+                                 const Transport& transport)
+    : CollectiveBackend(backend),
+      config_(config),
       topology_(transport.world_size(), config.local_world_size),
       rank_(transport.rank()) {
   totals_.recv_pairs_per_expert.assign(static_cast<std::size_t>(experts_per_rank()), -1);
@@ -147,32 +147,29 @@ std::unique_ptr<NotifierBackend> make_backend(std::shared_ptr<Transport> transpo
   config.timeout = deadline.timeout();
   const int ranks = transport->world_size();
   if (config.local_world_size == 0) config.local_world_size = ranks;
-  // First, so that a rank with other sizes is named by all and none waits for it.
-  agree(*transport, *store, kNotifierOperation,
-        {{"experts", std::to_string(config.experts)},
-         {"local_world_size", std::to_string(config.local_world_size)},
-         {"device", config.device.type == DeviceType::cuda ? "cuda" : "cpu"},
-         {"backend", std::string(config.backend ? to_string(*config.backend) : "any")}},
-        deadline);
-  const std::string of_ranks = "of world_size " + std::to_string(ranks);
-  check.that(config.experts >= 1 && config.experts % ranks == 0, "experts",
-             "a multiple " + of_ranks, std::to_string(config.experts));
-  check.that(config.local_world_size >= 1 && ranks % config.local_world_size == 0,
-             "local_world_size", "a divisor " + of_ranks, std::to_string(config.local_world_size));
-  const std::uint64_t agreed = transport->agreements();
-  std::unique_ptr<NotifierBackend> backend;
-  try {
-    const Backend which = choose_layer_backend(kNotifierOperation, config.device, config.backend);
-    if constexpr (kBuiltWithCuda) {
-      if (which == Backend::sm90) backend = make_cuda_notifier(transport, config, deadline);
-    }
-    if (which == Backend::cpu) backend = make_cpu_notifier(transport, config, deadline);
-  } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::resource, kNotifierOperation, "out of memory for the counts");
-  }
-  // Behind the collective allocation, where that was no agreement itself.
-  if (transport->agreements() == agreed) forget_agreement(*transport, *store);
-  return backend;
+  const Fields fields = {
+      {"experts", std::to_string(config.experts)},
+      {"local_world_size", std::to_string(config.local_world_size)},
+      {"device", config.device.type == DeviceType::cuda ? "cuda" : "cpu"},
+      {"backend", std::string(config.backend ? to_string(*config.backend) : "any")}};
+  const auto check_config = [&] {
+    const std::string of_ranks = "of world_size " + std::to_string(ranks);
+    check.that(config.experts >= 1 && config.experts % ranks == 0, "experts",
+               "a multiple " + of_ranks, std::to_string(config.experts));
+    check.that(config.local_world_size >= 1 && ranks % config.local_world_size == 0,
+               "local_world_size", "a divisor " + of_ranks,
+               std::to_string(config.local_world_size));
+    return choose_layer_backend(kNotifierOperation, config.device, config.backend);
+  };
+  return make_collective({kNotifierOperation, *transport, *store, deadline}, fields, check_config,
+                         [&](Backend backend) {
+                           if constexpr (kBuiltWithCuda) {
+                             if (backend == Backend::sm90) {
+                               return make_cuda_notifier(transport, config, deadline);
+                             }
+                           }
+                           return make_cpu_notifier(transport, config, deadline);
+                         });
 }
 
 }  // namespace

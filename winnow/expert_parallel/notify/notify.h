@@ -105,6 +105,8 @@ struct NotifyTotals {
 // - More than 2^31 - 1 tokens or pairs that come to one rank: on this rank alone.
 // - timeout: a wait reached its deadline or a peer is known to be gone. Every rank that is alive
 //   throws the same text. The notifier is then broken: later calls throw the same error at once.
+// - resource: a rank has no memory for the rest of a call that the others have begun: "rank 1: out
+//   of memory in the call". The notifier is then broken as after a timeout.
 class WINNOW_EXPORT Notifier {
  public:
   // Joins the other ranks: compares `config` through `store`, which all ranks share, and allocates

@@ -39,14 +39,13 @@ class CpuNotifier : public NotifierBackend {
  public:
   CpuNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
               const Deadline& deadline)
-      : NotifierBackend(config, *transport),
+      : NotifierBackend(Backend::cpu, config, *transport),
         communicator_(std::move(transport), topology_, deadline),
         exchange_(communicator_, {topology_, config.experts, 1}, 0, deadline),
         from_node_(static_cast<std::size_t>(topology_.nodes())),
         from_rank_(static_cast<std::size_t>(topology_.world_size)),
         pairs_(static_cast<std::size_t>(experts_per_rank())) {}
 
-  Backend backend() const override { return Backend::cpu; }
   void notify(const NotifyArgs& args) override;
 
  private:
@@ -65,17 +64,17 @@ class CpuNotifier : public NotifierBackend {
 
 void CpuNotifier::notify(const NotifyArgs& args) {
   forget_totals();
-  communicator_.transport().check();
-  communicator_.check();
-  Header header;
-  PairCounts counts;
-  header.options.call = Call::notify;
-  header.options.channels = args.channels;
-  header.refuse_what_throws(kNotifyOperation, [&] { counts = prepare(args); });
-  exchange_.run(++epoch_, kNotifyOperation, "the counts", header,
-                header.refusal == 0 ? &counts : nullptr, {});
-  exchange_.throw_refusals(kNotifyOperation);
-  write_results(args, exchange_.counts());
+  communicator_.call(kNotifyOperation, [&] {
+    Header header;
+    PairCounts counts;
+    header.options.call = Call::notify;
+    header.options.channels = args.channels;
+    header.refuse_what_throws(kNotifyOperation, [&] { counts = prepare(args); });
+    exchange_.run(++epoch_, kNotifyOperation, "the counts", header,
+                  header.refusal == 0 ? &counts : nullptr, {});
+    exchange_.throw_refusals(kNotifyOperation);
+    write_results(args, exchange_.counts());
+  });
 }
 
 // Takes down this rank's counts, once, and checks them and everything else. Writes no output.

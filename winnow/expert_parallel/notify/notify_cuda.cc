@@ -26,7 +26,6 @@ class DeviceNotifier : public NotifierBackend {
   DeviceNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
                  const Deadline& deadline);
 
-  Backend backend() const override { return Backend::sm90; }
   void notify(const NotifyArgs& args) override;
 
  private:
@@ -48,11 +47,12 @@ class DeviceNotifier : public NotifierBackend {
 
 DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
                                const Deadline& deadline)
-    : NotifierBackend(config, *transport),
+    : NotifierBackend(Backend::sm90, config, *transport),
       transport_(std::move(transport)),
       calls_(transport_, view_.layer, config_.device, kNotifierOperation,
              {{kRailCountsPhase, kNotifyOperation, "the counts"},
-              {kNodeCountsPhase, kNotifyOperation, "the sums"}}) {
+              {kNodeCountsPhase, kNotifyOperation, "the sums"},
+              {Phase::memory, kNotifyOperation, "memory"}}) {
   const DeviceGuard guard(config_.device);
   calls_.check(transport_->wire()->load(), "loading the kernels");
   calls_.check(load_notify_kernels(), "loading the kernels");
@@ -109,13 +109,7 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
 // ---- A call.
 
 void DeviceNotifier::notify(const NotifyArgs& args) {
-  const DeviceGuard guard(config_.device);
-  try {
-    call(args);
-  } catch (...) {
-    calls_.leave();
-    throw;
-  }
+  calls_.run([&] { call(args); });
 }
 
 void DeviceNotifier::call(const NotifyArgs& args) {
@@ -211,16 +205,10 @@ void DeviceNotifier::throw_report(const NotifyReportView& report) const {
 }
 
 void DeviceNotifier::throw_deferred() {
-  const std::uint64_t call = load_acquire(&host_deferred_.report->call);
-  if (call == 0 || call == calls_.number())
-    return;  // none, or this call's own: the next one tells it
-  forget_totals();
-  try {
+  calls_.throw_deferred(host_deferred_.report->call, [&](std::uint64_t) {
+    forget_totals();
     throw_report(host_deferred_);
-  } catch (...) {
-    store_release(&host_deferred_.report->call, 0);
-    throw;
-  }
+  });
 }
 
 }  // namespace

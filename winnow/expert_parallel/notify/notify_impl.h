@@ -8,6 +8,7 @@
 #include "winnow/core/check.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/exchange/count_finding.h"
+#include "winnow/expert_parallel/layer/backend.h"
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/routing/topology.h"
 #include "winnow/expert_parallel/transport/deadline.h"
@@ -20,15 +21,11 @@ inline constexpr const char* kNotifyOperation = "expert_parallel::notify";
 inline constexpr const char* kNotifierOperation = "expert_parallel::Notifier";
 inline constexpr std::int64_t kMostCounts = std::numeric_limits<std::int32_t>::max();
 
-class NotifierBackend {
+class NotifierBackend : public CollectiveBackend {
  public:
   // `config` is checked and its defaults are resolved.
-  NotifierBackend(const NotifierConfig& config, const Transport& transport);
-  virtual ~NotifierBackend() = default;
-  NotifierBackend(const NotifierBackend&) = delete;
-  NotifierBackend& operator=(const NotifierBackend&) = delete;
+  NotifierBackend(Backend backend, const NotifierConfig& config, const Transport& transport);
 
-  virtual Backend backend() const = 0;
   virtual void notify(const NotifyArgs& args) = 0;
 
   const NotifierConfig& config() const { return config_; }

@@ -221,6 +221,8 @@ class World {
     return *given;
   }
 
+  const Given& given(int rank) const { return *given_[std::size_t(rank)]; }
+
   template <class Body>
   std::vector<Outcome> run(const Body& body) const {
     return ranks_.run([&](int rank) {

@@ -99,6 +99,14 @@ std::shared_ptr<SymmetricMemory> Communicator::allocate(std::size_t bytes, const
   }
 }
 
+void Communicator::fail_alone(std::string_view operation, ErrorCode code, const std::string& text) {
+  FaultRecord fault;
+  fault.code = code;
+  fault.operation = operation;
+  fault.text = "rank " + std::to_string(rank()) + ": " + text;
+  fail(std::move(fault));
+}
+
 // ---- Barriers: everyone tells everyone its epoch, so that an error knows who is missing.
 
 std::size_t Communicator::barrier_word(Barrier kind, int rank) const {

@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "winnow/core/error.h"
 #include "winnow/core/export.h"
 #include "winnow/expert_parallel/routing/topology.h"
 #include "winnow/expert_parallel/transport/fault.h"
@@ -81,6 +83,23 @@ class WINNOW_EXPORT Communicator {
   std::uint64_t wait_at_least(const std::uint64_t* word, std::uint64_t value,
                               const Deadline& deadline, const WaitName& name);
 
+  // The body of a collective call. What goes wrong on this rank alone in the middle (memory, or an
+  // internal error) breaks the communicator for all ranks, which would wait for this one otherwise;
+  // every rank throws other errors by itself.
+  template <class Body>
+  auto call(std::string_view operation, const Body& body) {
+    transport_->check();
+    check();
+    try {
+      return body();
+    } catch (const std::bad_alloc&) {
+      fail_alone(operation, ErrorCode::resource, "out of memory in the call");
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::internal) throw;
+      fail_alone(operation, error.code(), message_of(error));
+    }
+  }
+
   // Throws the first record if there is one.
   void check() const;
   std::optional<FaultRecord> fault() const;
@@ -91,6 +110,7 @@ class WINNOW_EXPORT Communicator {
  private:
   enum Barrier { kWorld, kNode, kBarriers };
 
+  [[noreturn]] void fail_alone(std::string_view operation, ErrorCode code, const std::string& text);
   FaultSlot& fault_slot(SymmetricMemory& memory) const;
   [[noreturn]] void break_with(const FaultRecord& record);
   void record_everywhere(const FaultRecord& record);
