@@ -1,5 +1,5 @@
-// The exchange of notify: one block of each rank tells the others its counts and learns what comes
-// to it. Device code only.
+// The exchange of notify: the ranks meet, and one block of each adds up what comes to it. Device
+// code only.
 #pragma once
 
 #include <cstdint>
@@ -9,37 +9,34 @@
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/cuda/report.cuh"
 #include "winnow/expert_parallel/cuda/wait.cuh"
-#include "winnow/expert_parallel/cuda/wire.cuh"
 #include "winnow/expert_parallel/exchange/block_scan.cuh"
 #include "winnow/expert_parallel/exchange/count_exchange_cuda.h"
+#include "winnow/expert_parallel/exchange/heard.cuh"
+#include "winnow/expert_parallel/exchange/meeting_cuda.cuh"
 
 namespace winnow::expert_parallel {
 
-inline constexpr int kNotifyThreads = 512;
-
 template <class W>
-class NotifyBlock {
+class NotifyBlock : Meeting<W, CountExchangeParams> {
+  using Base = Meeting<W, CountExchangeParams>;
+  using Base::params_;
+  using Base::topology_;
+  using Base::view_;
+
  public:
   struct Shared {
-    CountFinding found;
-    std::int64_t scratch[kNotifyThreads / 32];
+    std::int64_t scratch[kExchangeThreads / 32];
     unsigned first;  // of what is wrong, in the order in which errors name it
   };
 
   __device__ NotifyBlock(const CountExchangeParams& params, Shared& shared, std::uint64_t call)
-      : params_(params),
-        shared_(shared),
-        view_(params.view.layer),
-        topology_(view_.topology),
-        layout_(params.view.layout),
-        call_(call) {}
+      : Base(params, call), shared_(shared), heard_(view_, call) {}
 
   __device__ void run() {
-    state_own_case();
-    post_between_nodes();
-    if (!hear_between_nodes()) return;
-    post_in_node();
-    if (!hear_in_node()) return;
+    if (params_.counts != nullptr) take_counts();
+    this->post();
+    if (!this->pass_on() || !this->hear()) return;
+    if (threadIdx.x == 0) shared_.first = kNone;
     const bool refused = find_refusals();
     if (!refused) add_up();
     __syncthreads();
@@ -55,180 +52,79 @@ class NotifyBlock {
   }
 
  private:
-  using Word = std::int64_t;
+  using Sum = std::int64_t;
   static constexpr unsigned kNone = ~0u;
-  static constexpr int kStatement = NotifyLayout::kStatementWords;
-  static constexpr int kSaid = sizeof(Header) / sizeof(Word);  // of them, before what was found
 
-  __device__ std::byte* own(std::int64_t offset) const { return view_.control.local + offset; }
-  __device__ const Word* from_node(int node) const {
-    return reinterpret_cast<const Word*>(own(layout_.node_message(call_, topology_.nodes, node)));
-  }
-  __device__ const Word* from_local(int local) const {
-    return reinterpret_cast<const Word*>(
-        own(layout_.local_message(call_, topology_.locals, local)));
-  }
-  // What rank (node, local) says, in the message of the rank of this node with its local index.
-  __device__ const Word* said_by(int rank) const {
-    const int node = rank / topology_.locals, local = rank % topology_.locals;
-    return from_local(local) + node * (kStatement + 1);
-  }
-
-  // The first thing that contradicts the tokens themselves, in the order of the CPU's checks.
-  __device__ void state_own_case() {
-    const int world = topology_.world, nodes = topology_.nodes, experts = topology_.per_rank();
-    if (threadIdx.x == 0) {
-      shared_.found = {};
-      shared_.first = kNone;
-    }
-    __syncthreads();
-    if (params_.statement.refusal != 0) return;
-    const std::int32_t* sums = params_.view.sums;
-    const auto given = [&](int i) {
-      return i < world ? params_.per_rank[i] : params_.per_node[i - world];
+  // What this rank tells: its counts, and the first thing in them that contradicts its tokens, in
+  // the order of the CPU's checks.
+  __device__ void take_counts() {
+    const int world = topology_.world, nodes = topology_.nodes, all = topology_.experts;
+    const int experts = topology_.per_rank();
+    auto* counts = reinterpret_cast<std::int32_t*>(params_.counts);
+    const auto take = [&](std::int32_t* to, const std::int32_t* from, int size) {
+      for (int i = threadIdx.x; i < size; i += blockDim.x) to[i] = from[i];
     };
+    take(counts, params_.per_expert, all);
+    take(counts + all, params_.per_rank, world);
+    take(counts + all + world, params_.per_node, nodes);
+    if (threadIdx.x == 0) shared_.first = kNone;
+    __syncthreads();
+    const std::int32_t* sums = params_.view.sums;
     for (int i = threadIdx.x; i < world + nodes; i += blockDim.x) {
-      if (given(i) != sums[i]) atomicMin(&shared_.first, unsigned(i));
+      if (counts[all + i] != sums[i]) atomicMin(&shared_.first, unsigned(i));
     }
     const int lane = threadIdx.x % 32;
     for (int rank = threadIdx.x / 32; rank < world; rank += blockDim.x / 32) {
-      Word pairs = 0;
+      Sum pairs = 0;
       bool negative = false;
       for (int x = lane; x < experts; x += 32) {
-        const std::int32_t count = params_.per_expert[rank * experts + x];
+        const std::int32_t count = counts[rank * experts + x];
         negative = negative || count < 0;
         pairs += count;
       }
       pairs = device::warp_sum(pairs);
       negative = __any_sync(device::kFullWarp, negative);
-      const Word tokens = params_.per_rank[rank];
+      const Sum tokens = counts[all + rank];
       if (lane == 0 && (negative || pairs < tokens || pairs > kMaxTopk * tokens)) {
         atomicMin(&shared_.first, unsigned(world + nodes + rank));
       }
     }
     __syncthreads();
-    if (threadIdx.x == 0 && shared_.first != kNone) {
-      shared_.found = describe(int(shared_.first));
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) shared_.first = kNone;
-  }
-
-  __device__ CountFinding describe(int i) const {
-    const int world = topology_.world, nodes = topology_.nodes, experts = topology_.per_rank();
-    const std::int32_t* sums = params_.view.sums;
-    if (i < world) return {CountFault::tokens_of_rank, i, sums[i], params_.per_rank[i]};
-    if (i < world + nodes) {
-      return {CountFault::tokens_of_node, i - world, sums[i], params_.per_node[i - world]};
-    }
-    const int rank = i - world - nodes;
-    Word pairs = 0;
-    for (int x = rank * experts; x < (rank + 1) * experts; ++x) {
-      if (params_.per_expert[x] < 0) return {CountFault::negative, x, 0, params_.per_expert[x]};
-      pairs += params_.per_expert[x];
-    }
-    return {CountFault::pairs, rank, params_.per_rank[rank], pairs};
-  }
-
-  // To the rank of the own local index on every node, the own one included.
-  __device__ void post_between_nodes() const {
-    const int nodes = topology_.nodes;
-    __syncthreads();
-    for (int step = 1; step < nodes; ++step) {  // no rank is everyone's first
-      const int to = (topology_.node + step) % nodes;
-      std::byte* message = own(layout_.outgoing(call_, nodes, to));
-      write_for_node(to, reinterpret_cast<Word*>(message));
-      __threadfence_system();
-      __syncthreads();
-      const int peer = topology_.rank_at(to, topology_.local);
-      W::put(view_.control, peer, layout_.node_message(call_, nodes, topology_.node), message,
-             layout_.node_message_words * NotifyLayout::kWord);
-      W::signal(view_.control, peer, layout_.node_signal(call_, nodes, topology_.node), call_);
-    }
-    write_for_node(topology_.node, const_cast<Word*>(from_node(topology_.node)));
-    __syncthreads();
     if (threadIdx.x == 0) {
-      device::st_release_sys(word_at(layout_.node_signal(call_, nodes, topology_.node)), call_);
-    }
-  }
-
-  __device__ void write_for_node(int node, Word* message) const {
-    const int locals = topology_.locals, pairs = locals * topology_.per_rank();
-    const bool silent = params_.statement.refusal != 0;
-    const auto* said = reinterpret_cast<const Word*>(&params_.statement);
-    const auto* found = reinterpret_cast<const Word*>(&shared_.found);
-    for (int i = threadIdx.x; i < kStatement + locals + pairs + 1; i += blockDim.x) {
-      int at = i - kStatement;
-      Word word = 0;
-      if (at < 0) {
-        word = i < kSaid ? said[i] : found[i - kSaid];
-      } else if (silent) {
-        word = 0;
-      } else if (at < locals) {
-        word = params_.per_rank[node * locals + at];
-      } else if ((at -= locals) < pairs) {
-        word = params_.per_expert[node * pairs + at];
-      } else {
-        word = params_.per_node[node];
-      }
-      message[i] = word;
-    }
-  }
-
-  __device__ bool hear_between_nodes() const {
-    const auto word = [&](int node) {
-      return word_at(layout_.node_signal(call_, topology_.nodes, node));
-    };
-    const auto peer = [&](int node) { return topology_.rank_at(node, topology_.local); };
-    return wait_for_all(view_, topology_.nodes, word, call_, kRailCountsPhase, peer);
-  }
-
-  // To every rank of the node: what the rail has said, its tokens for that rank, its pairs summed.
-  __device__ void post_in_node() const {
-    const int nodes = topology_.nodes, locals = topology_.locals, experts = topology_.per_rank();
-    const int statements = nodes * (kStatement + 1), words = statements + experts;
-    for (int i = threadIdx.x; i < locals * words; i += blockDim.x) {
-      const int to = i / words, at = i % words;
-      Word word = 0;
-      if (at < statements) {
-        const int in = at % (kStatement + 1);
-        word = from_node(at / (kStatement + 1))[in < kStatement ? in : kStatement + to];
-      } else {
-        const int pair = kStatement + locals + to * experts + at - statements;
-        for (int node = 0; node < nodes; ++node) word += from_node(node)[pair];
-      }
-      auto* message = reinterpret_cast<Word*>(
-          view_.control.node[to] + layout_.local_message(call_, locals, topology_.local));
-      message[at] = word;
+      *reinterpret_cast<CountFinding*>(params_.counts + CountRow::found(topology_)) =
+          shared_.first == kNone ? CountFinding{} : describe(counts, int(shared_.first));
     }
     __syncthreads();
-    for (int to = threadIdx.x; to < locals; to += blockDim.x) {
-      __threadfence_system();
-      device::st_release_sys(
-          reinterpret_cast<std::uint64_t*>(view_.control.node[to] +
-                                           layout_.local_signal(call_, locals, topology_.local)),
-          call_);
+  }
+
+  __device__ CountFinding describe(const std::int32_t* counts, int i) const {
+    const int world = topology_.world, nodes = topology_.nodes, experts = topology_.per_rank();
+    const std::int32_t *tokens = counts + topology_.experts, *sums = params_.view.sums;
+    if (i < world) return {CountFault::tokens_of_rank, i, sums[i], tokens[i]};
+    if (i < world + nodes) return {CountFault::tokens_of_node, i - world, sums[i], tokens[i]};
+    const int rank = i - world - nodes;
+    Sum pairs = 0;
+    for (int x = rank * experts; x < (rank + 1) * experts; ++x) {
+      if (counts[x] < 0) return {CountFault::negative, x, 0, counts[x]};
+      pairs += counts[x];
     }
+    return {CountFault::pairs, rank, tokens[rank], pairs};
   }
 
-  __device__ bool hear_in_node() const {
-    const auto word = [&](int local) {
-      return word_at(layout_.local_signal(call_, topology_.locals, local));
-    };
-    const auto peer = [&](int local) { return topology_.rank_at(topology_.node, local); };
-    return wait_for_all(view_, topology_.locals, word, call_, kNodeCountsPhase, peer);
+  // What `rank` has found in its counts; nothing where it refuses the call, and has told none.
+  __device__ CountFinding found(int rank) const {
+    if (heard_.header(rank).refusal != 0) return {};
+    const auto* row = reinterpret_cast<const std::byte*>(heard_.pairs(rank));
+    return *reinterpret_cast<const CountFinding*>(row + CountRow::found(topology_));
   }
 
-  // Every rank has the same statements and comes to the same verdict.
+  // Every rank has heard the same and comes to the same verdict.
   __device__ bool find_refusals() const {
-    const auto statement = [&](int rank) {
-      return reinterpret_cast<const CheckedStatement*>(said_by(rank));
-    };
     bool refuses = false;
     for (int rank = threadIdx.x; rank < topology_.world; rank += blockDim.x) {
-      refuses = refuses || statement(rank)->said.refusal != 0 ||
-                statement(rank)->found.fault != CountFault::none ||
-                statement(rank)->said.options.channels != statement(0)->said.options.channels;
+      refuses = refuses || heard_.header(rank).refusal != 0 ||
+                found(rank).fault != CountFault::none ||
+                heard_.header(rank).options.channels != heard_.header(0).options.channels;
     }
     return __syncthreads_or(refuses);
   }
@@ -236,26 +132,30 @@ class NotifyBlock {
   // The results, and the first of them that is too large.
   __device__ void add_up() {
     const int nodes = topology_.nodes, world = topology_.world, experts = topology_.per_rank();
-    const int tokens_for_node = kStatement + topology_.locals * (1 + experts);
     std::int64_t* results = params_.view.results;
     const auto store_at = [&](int first) {
-      return [=, this](std::int64_t i, Word sum) {
+      return [=, this](std::int64_t i, Sum sum) {
         results[first + i] = sum;
         if (sum > INT32_MAX) atomicMin(&shared_.first, unsigned(first + i));
       };
     };
     inclusive_sums(
         nodes, shared_.scratch,
-        [&](std::int64_t node) { return from_node(int(node))[tokens_for_node]; }, store_at(0));
+        [&](std::int64_t node) {
+          const int rank = topology_.rank_at(int(node), topology_.local);
+          return Sum(heard_.tokens(rank)[world + topology_.node]);
+        },
+        store_at(0));
     inclusive_sums(
-        world, shared_.scratch, [&](std::int64_t rank) { return said_by(int(rank))[kStatement]; },
+        world, shared_.scratch,
+        [&](std::int64_t rank) { return Sum(heard_.tokens(int(rank))[topology_.rank]); },
         store_at(nodes));
     for (int x = threadIdx.x; x < experts; x += blockDim.x) {
-      Word pairs = 0;
-      for (int local = 0; local < topology_.locals; ++local) {
-        pairs += from_local(local)[nodes * (kStatement + 1) + x];
+      Sum pairs = 0;
+      for (int rank = 0; rank < world; ++rank) {
+        pairs += heard_.pairs(rank)[topology_.rank * experts + x];
       }
-      const Word segments = (pairs + params_.alignment - 1) / params_.alignment;
+      const Sum segments = (pairs + params_.alignment - 1) / params_.alignment;
       store_at(nodes + world)(x, segments * params_.alignment);
     }
   }
@@ -285,8 +185,14 @@ class NotifyBlock {
   }
 
   __device__ void tell_host(const NotifyReportView& to, bool refused, unsigned too_large) const {
-    for (int i = threadIdx.x; refused && i < topology_.world * kStatement; i += blockDim.x) {
-      reinterpret_cast<Word*>(to.statements)[i] = said_by(i / kStatement)[i % kStatement];
+    using Word = std::uint64_t;
+    constexpr int kWords = sizeof(Header) / sizeof(Word);
+    for (int i = threadIdx.x; refused && i < topology_.world * kWords; i += blockDim.x) {
+      reinterpret_cast<Word*>(&to.statements[i / kWords].said)[i % kWords] =
+          reinterpret_cast<const Word*>(&heard_.header(i / kWords))[i % kWords];
+    }
+    for (int rank = threadIdx.x; refused && rank < topology_.world; rank += blockDim.x) {
+      to.statements[rank].found = found(rank);
     }
     __threadfence_system();
     __syncthreads();
@@ -299,20 +205,12 @@ class NotifyBlock {
     device::st_release_sys(&to.report->call, params_.call);
   }
 
-  __device__ std::uint64_t* word_at(std::int64_t offset) const {
-    return reinterpret_cast<std::uint64_t*>(own(offset));
-  }
-
-  const CountExchangeParams& params_;
   Shared& shared_;
-  const LayerView& view_;
-  const DeviceTopology& topology_;
-  const NotifyLayout& layout_;
-  std::uint64_t call_;
+  Heard heard_;
 };
 
 template <class W>
-__global__ void __launch_bounds__(kNotifyThreads)
+__global__ void __launch_bounds__(kExchangeThreads)
     notify_kernel(const __grid_constant__ CountExchangeParams params) {
   WINNOW_BLOCK_SHARED(shared, typename NotifyBlock<W>::Shared);
   const LayerView& view = params.view.layer;

@@ -10,44 +10,13 @@
 
 namespace winnow::expert_parallel {
 
-// What its waits wait for: a rail peer; a rank of the node.
-inline constexpr Phase kRailCountsPhase{11}, kNodeCountsPhase{12};
+// What its waits wait for.
+inline constexpr Phase kNotifyCountsPhase{11};
 
 // What a rank says about its call, with what the kernels found in its counts.
 struct CheckedStatement {
   Header said;
   CountFinding found;
-};
-
-// The symmetric memory, offsets in bytes, two of each for calls
-// of even and of odd numbers. Messages are 64-bit words.
-struct NotifyLayout {
-  static constexpr std::int64_t kWord = sizeof(std::int64_t);
-  static constexpr int kStatementWords = sizeof(CheckedStatement) / kWord;
-  static_assert(sizeof(CheckedStatement) % kWord == 0);
-
-  std::int64_t node_signals = 0;    // [2, NN] words
-  std::int64_t local_signals = 0;   // [2, L] words
-  std::int64_t node_messages = 0;   // [2, NN]: statement | tokens [L] | pairs [L * E/W] | tokens
-  std::int64_t local_messages = 0;  // [2, L]: [NN] (statement | tokens) | pairs [E/W]
-  std::int64_t outbox = 0;          // [2, NN]: messages that puts carry to the other nodes
-  int node_message_words = 0, local_message_words = 0;
-
-  WINNOW_HD std::int64_t node_signal(std::uint64_t call, int nodes, int node) const {
-    return node_signals + (std::int64_t(call % 2) * nodes + node) * kWord;
-  }
-  WINNOW_HD std::int64_t local_signal(std::uint64_t call, int locals, int local) const {
-    return local_signals + (std::int64_t(call % 2) * locals + local) * kWord;
-  }
-  WINNOW_HD std::int64_t node_message(std::uint64_t call, int nodes, int node) const {
-    return node_messages + (std::int64_t(call % 2) * nodes + node) * node_message_words * kWord;
-  }
-  WINNOW_HD std::int64_t local_message(std::uint64_t call, int locals, int local) const {
-    return local_messages + (std::int64_t(call % 2) * locals + local) * local_message_words * kWord;
-  }
-  WINNOW_HD std::int64_t outgoing(std::uint64_t call, int nodes, int node) const {
-    return outbox + (std::int64_t(call % 2) * nodes + node) * node_message_words * kWord;
-  }
 };
 
 // What the host reads of a call, in pinned memory: this, then the totals and all statements.
@@ -63,23 +32,42 @@ struct NotifyReportView {
   CheckedStatement* statements = nullptr;  // [W]
 };
 
-// LayerView's parts that waits need, and notify's own.
+// What a rank tells the others behind its header: pairs [E], tokens [W], tokens for each node [NN],
+// all i32, and what is wrong with them.
+struct CountRow {
+  static constexpr std::int64_t kIndex = sizeof(std::int32_t);
+
+  // Of the CountFinding.
+  WINNOW_HD static std::int64_t found(const DeviceTopology& topology) {
+    return round_up((topology.experts + topology.world + topology.nodes) * kIndex);
+  }
+  WINNOW_HD static std::int64_t bytes(const DeviceTopology& topology) {
+    return round_up(found(topology) + std::int64_t(sizeof(CountFinding)));
+  }
+
+ private:
+  // Copies are widest where everything is a multiple of 16.
+  WINNOW_HD static std::int64_t round_up(std::int64_t bytes) { return (bytes + 15) / 16 * 16; }
+};
+
+// LayerView's parts that the exchange needs, and notify's own.
 struct NotifyView {
   LayerView layer;
-  NotifyLayout layout;
   // In the memory of this rank alone.
   std::int32_t* sums = nullptr;     // [W + NN]: this rank's tokens for each rank and node
   std::int64_t* results = nullptr;  // [NN + W + E/W]
+  std::byte* row = nullptr;         // CountRow::bytes(): what this rank tells
   NotifyReportView report, deferred;
 };
 
 // One block: tells, hears, decides, writes the results. Null outputs are not written.
 struct CountExchangeParams {
   NotifyView view;
-  Header statement;
-  const std::int32_t* per_rank = nullptr;  // [W], [NN], [E]; null where the statement refuses
+  Header header;
+  const std::int32_t* per_rank = nullptr;  // [W], [NN], [E]
   const std::int32_t* per_node = nullptr;
   const std::int32_t* per_expert = nullptr;
+  std::byte* counts = nullptr;  // NotifyView::row; null where the header refuses
   std::int64_t alignment = 1;
   std::int32_t* recv_node_prefix = nullptr;  // [NN]
   std::int32_t* recv_rank_prefix = nullptr;  // [W]
@@ -88,6 +76,12 @@ struct CountExchangeParams {
   std::int32_t* pairs = nullptr;             // [E/W]
   std::uint64_t call = 0;
   bool waits = false;  // the host waits for the report
+  static constexpr Phase phase = kNotifyCountsPhase;
+  static constexpr const std::byte* table = nullptr;
+  static constexpr std::int64_t table_bytes = 0;
+
+  WINNOW_HD const LayerView& layer() const { return view.layer; }
+  WINNOW_HD std::int64_t counts_bytes() const { return CountRow::bytes(view.layer.topology); }
 };
 
 }  // namespace winnow::expert_parallel

@@ -44,8 +44,8 @@ Wire make_wire() {
     }
   };
   wire.notify = [](const CountExchangeParams& params, void* stream) -> int {
-    return device::launch(notify_kernel<W>, 1, kNotifyThreads, 0, static_cast<cudaStream_t>(stream),
-                          params);
+    return device::launch(notify_kernel<W>, 1, kExchangeThreads, 0,
+                          static_cast<cudaStream_t>(stream), params);
   };
   wire.tell_fault = [](const LayerView& view, int reporter, const FaultNotice& found,
                        void* stream) -> int {

@@ -46,6 +46,22 @@ ControlLayout control_layout(const ExpertMap& map, const Config& config, std::in
   return layout;
 }
 
+ControlLayout exchange_layout(const Topology& topology, std::int64_t row_bytes) {
+  constexpr std::int64_t kWord = sizeof(std::uint64_t);
+  const std::int64_t world = topology.world_size, nodes = topology.nodes();
+  ControlLayout layout;
+  Parts parts;
+  layout.heard = parts.add(world * kWord);
+  layout.rail = parts.add(nodes * kWord);
+  layout.fault = parts.add(kWord);
+  layout.notices = parts.add(world * std::int64_t(sizeof(FaultNotice)));
+  layout.row_bytes = Parts::round_up(row_bytes);
+  layout.rows = parts.add(2 * world * layout.row_bytes);
+  layout.rail_rows = parts.add(nodes > 1 ? 2 * nodes * layout.row_bytes : 0);
+  layout.bytes = parts.end();
+  return layout;
+}
+
 RailLayout rail_layout(const ExpertMap& map, const Config& config) {
   const std::int64_t nodes = map.topology.nodes();
   RailLayout layout;

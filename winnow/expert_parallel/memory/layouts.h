@@ -125,6 +125,8 @@ struct RailLayout {
 
 // `row_bytes`: of what each rank tells all others in an exchange.
 ControlLayout control_layout(const ExpertMap& map, const Config& config, std::int64_t row_bytes);
+// The same for an exchange alone, without tables.
+ControlLayout exchange_layout(const Topology& topology, std::int64_t row_bytes);
 // Whether token-major rows are pushed to the rank of their node that sums them, in a call in which
 // no rank has more than `tokens`; otherwise that one reads them. The same on every rank.
 WINNOW_EXPORT bool pushes_rows(const ExpertMap& map, const Config& config, std::int64_t tokens);

@@ -50,8 +50,7 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
     : NotifierBackend(Backend::sm90, config, *transport),
       transport_(std::move(transport)),
       calls_(transport_, view_.layer, config_.device, kNotifierOperation,
-             {{kRailCountsPhase, kNotifyOperation, "the counts"},
-              {kNodeCountsPhase, kNotifyOperation, "the sums"},
+             {{kNotifyCountsPhase, kNotifyOperation, "the counts"},
               {Phase::memory, kNotifyOperation, "memory"}}) {
   const DeviceGuard guard(config_.device);
   calls_.check(transport_->wire()->load(), "loading the kernels");
@@ -63,21 +62,8 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
   layer.topology = topology_of({topology_, config_.experts, 1}, rank_);
   layer.timeout_ns = static_cast<std::uint64_t>(config_.timeout.count());
 
-  constexpr std::int64_t kWord = NotifyLayout::kWord;
-  constexpr int kStatement = NotifyLayout::kStatementWords;
-  NotifyLayout& layout = view_.layout;
-  // Even numbers of words: puts like multiples of 16 bytes.
-  const auto even = [](std::int64_t words) { return static_cast<int>((words + 1) / 2 * 2); };
-  layout.node_message_words = even(kStatement + locals + locals * experts + 1);
-  layout.local_message_words = even(nodes * (kStatement + 1) + experts);
-  Parts shared;
-  layer.control_layout.fault = shared.add(kWord);
-  layer.control_layout.notices = shared.add(world * std::int64_t(sizeof(FaultNotice)));
-  layout.node_signals = shared.add(2 * nodes * kWord);
-  layout.local_signals = shared.add(2 * locals * kWord);
-  layout.node_messages = shared.add(2 * nodes * layout.node_message_words * kWord);
-  layout.local_messages = shared.add(2 * locals * layout.local_message_words * kWord);
-  layout.outbox = shared.add(nodes > 1 ? 2 * nodes * layout.node_message_words * kWord : 0);
+  layer.control_layout =
+      exchange_layout(topology_, std::int64_t(sizeof(Header)) + CountRow::bytes(layer.topology));
 
   std::byte** pointers = nullptr;
   const auto lay_out = [&](Tables tables) {
@@ -85,6 +71,7 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
     tables.add(pointers, locals);
     tables.add(view_.sums, world + nodes);
     tables.add(view_.results, nodes + world + experts);
+    tables.add(view_.row, CountRow::bytes(layer.topology));
     return static_cast<std::size_t>(tables.bytes());
   };
   private_ = allocate_on_gpu(config_.device, lay_out(Tables()));
@@ -97,7 +84,8 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
                                           add.add(report.statements, world);
                                         });
 
-  control_ = transport_->allocate_device(config_.device, static_cast<std::size_t>(shared.end()),
+  control_ = transport_->allocate_device(config_.device,
+                                         static_cast<std::size_t>(layer.control_layout.bytes),
                                          deadline, "the counts of notify");
   const std::vector<std::byte*> node =
       node_pointers(*control_, topology_, rank_, kNotifierOperation);
@@ -143,7 +131,7 @@ void DeviceNotifier::enqueue(const NotifyArgs& args, const Header& statement, bo
   };
   CountExchangeParams params;
   params.view = view_;
-  params.statement = statement;
+  params.header = statement;
   params.call = calls_.number();
   params.waits = waits;
   TokenParams tokens;
@@ -153,6 +141,7 @@ void DeviceNotifier::enqueue(const NotifyArgs& args, const Header& statement, bo
     params.per_rank = counts(args.tokens_per_rank);
     params.per_node = counts(args.tokens_per_node);
     params.per_expert = counts(args.tokens_per_expert);
+    params.counts = view_.row;
     params.alignment = args.expert_alignment;
     params.recv_node_prefix = data(args.recv_node_prefix_sum);
     params.recv_rank_prefix = data(args.recv_rank_prefix_sum);
