@@ -51,17 +51,20 @@ ScoreParams score_params(const device::Runtime& runtime, const Problem& problem)
   return p;
 }
 
-// Calls function(Shape()) with the shape that a problem's heads, columns and dtype ask for. Heads
-// other than 16, 32, 64 and 128 are padded, which costs a comparison for each product.
+// Calls function(Shape()) with the shape that a problem's heads, columns and dtype ask for. Other
+// numbers of heads are padded to 16, 32, 64 or 128. With f8 a weight of 0 hides the padding; with
+// bf16 it costs a comparison for each product.
 template <Element kElement, int kPanels, class Function>
 void with_heads(std::int64_t h, const Function& function) {
-  if (h == 128) return function(Shape<kElement, 128, false, kPanels>());
-  if (h > 64) return function(Shape<kElement, 128, true, kPanels>());
-  if (h == 64) return function(Shape<kElement, 64, false, kPanels>());
-  if (h == 32) return function(Shape<kElement, 32, false, kPanels>());
-  if (h > 16) return function(Shape<kElement, 64, true, kPanels>());
-  if (h == 16) return function(Shape<kElement, 16, false, kPanels>());
-  return function(Shape<kElement, 16, true, kPanels>());
+  if constexpr (kElement == Element::bf16) {
+    if (h > 64 && h < 128) return function(Shape<kElement, 128, true, kPanels>());
+    if (h > 16 && h < 64 && h != 32) return function(Shape<kElement, 64, true, kPanels>());
+    if (h < 16) return function(Shape<kElement, 16, true, kPanels>());
+  }
+  if (h > 64) return function(Shape<kElement, 128, false, kPanels>());
+  if (h > 32) return function(Shape<kElement, 64, false, kPanels>());
+  if (h > 16) return function(Shape<kElement, 32, false, kPanels>());
+  return function(Shape<kElement, 16, false, kPanels>());
 }
 template <class Function>
 void with_shape(const Problem& problem, const Function& function) {

@@ -49,7 +49,8 @@ inline constexpr int kSinkWarps = 4;
 
 enum class Element { bf16, f8 };
 
-// kHeadsPadded: 16, 32, 64 or 128; kMasked: fewer heads than that; kPanels: 128-byte panels a row.
+// kHeadsPadded: 16, 32, 64 or 128; kMasked: sums leave out the padding; kPanels: 128-byte panels a
+// row.
 template <Element kElementType, int kHeadsPadded, bool kMaskedHeads, int kRowPanels>
 struct Shape {
   static constexpr Element kElement = kElementType;
@@ -210,7 +211,7 @@ class Schedule {
 
 // ---- Load --------------------------------------------------------------------------------------
 
-// The weights of four columns of a side, in the order in which weigh() wants them: lane 4 n + c
+// The weights of four columns of a side, in the order in which WeightedSum wants them: lane 4 n + c
 // gets those of columns 16 n + 2 c + {0, 1, 8, 9}, which one thread holds of a product.
 template <class Shape>
 __device__ __forceinline__ float4 load_weights(const ScoreParams& p, int first_query) {
@@ -221,7 +222,7 @@ __device__ __forceinline__ float4 load_weights(const ScoreParams& p, int first_q
     const int column = lane / 4 * 16 + lane % 4 * 2 + i % 2 + i / 2 * 8;
     const int query = first_query + column / Shape::kHeads, head = column % Shape::kHeads;
     weight[i] = 0.0f;
-    if (query < p.s_q && (!Shape::kMasked || head < p.h)) {
+    if (query < p.s_q && head < p.h) {
       const std::int64_t at = query * p.weights_stride + head;
       weight[i] = p.weights_are_bf16
                       ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[at])
@@ -298,57 +299,99 @@ __device__ __forceinline__ void begin_product(std::uint64_t keys, std::uint64_t 
   device::wgmma_commit();
 }
 
-// The weighted sums of 64 rows into `scores`, [queries of this side][kScoreStride]. The sum over
-// the heads has the same order for every row and query: along a lane's columns, then lanes 2 apart,
-// then neighbours.
+// The weighted sums over the heads of 64 rows, for the queries of one side. The sum over the heads
+// has the same order for every row and query: along a lane's columns, then lanes 2 apart, then
+// neighbours.
 template <class Shape, class Plan>
-__device__ __forceinline__ void weigh(const ScoreParams& p, const float (&product)[64],
-                                      const float (&weight)[32], const float (&k_scale)[2],
-                                      float* scores) {
-  constexpr int kSums = 2 * Shape::kSideQueries;      // of queries, and rows 8 apart
-  constexpr int kColumnsOfQuery = Shape::kHeads / 4;  // that a lane holds
-  const int lane = threadIdx.x % 32;
-  float sum[kSums];
+struct WeightedSum {
+  // ReLU as a maximum runs at half the rate of additions. Where the products are finite, as those
+  // of f8_e4m3 are, x + |x| is twice the maximum, exactly: every second column takes that and half
+  // its weight, so that both kinds of units share the work. An infinite product would make it NaN.
+  __device__ static constexpr bool adds(int column) {
+    return Shape::kElement == Element::f8 && column % 2 != 0;
+  }
+
+  float weight[32];  // of the columns that this lane holds
+
+  __device__ __forceinline__ void load(const float4* weights) {
 #pragma unroll
-  for (int s = 0; s < kSums; ++s) sum[s] = 0.0f;
+    for (int n = 0; n < 8; ++n) {
+      const float4 four = weights[4 * n + threadIdx.x % 4];
+      weight[4 * n] = four.x;
+      weight[4 * n + 1] = four.y;
+      weight[4 * n + 2] = four.z;
+      weight[4 * n + 3] = four.w;
+    }
 #pragma unroll
-  for (int n = 0; n < kColumnsOfQuery; ++n) {
-    // A padded head counts nothing, also where a key holds infinities.
-    const bool counts = !Shape::kMasked || n / 2 * 8 + lane % 4 * 2 + n % 2 < p.h;
+    for (int i = 0; i < 32; ++i) {
+      if (adds(i)) weight[i] *= 0.5f;
+    }
+  }
+
+  // `scores`: [queries of this side][kScoreStride].
+  __device__ __forceinline__ void store(const ScoreParams& p, const float (&product)[64],
+                                        float* scores) const {
+    constexpr int kSums = 2 * Shape::kSideQueries;      // of queries, and rows 8 apart
+    constexpr int kColumnsOfQuery = Shape::kHeads / 4;  // that a lane holds
+    const int lane = threadIdx.x % 32;
+    float sum[kSums];
 #pragma unroll
-    for (int query = 0; query < Shape::kSideQueries; ++query) {
-      const int i = query * kColumnsOfQuery + n;
+    for (int s = 0; s < kSums; ++s) sum[s] = 0.0f;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float dot = device::relu(product[i / 2 * 4 + 2 * r + i % 2]);
-        const float next = fmaf(weight[i], dot, sum[2 * query + r]);
-        if (counts) sum[2 * query + r] = next;
+    for (int n = 0; n < kColumnsOfQuery; ++n) {
+      // A padded head counts nothing, also where a key holds infinities.
+      const bool counts = !Shape::kMasked || n / 2 * 8 + lane % 4 * 2 + n % 2 < p.h;
+#pragma unroll
+      for (int query = 0; query < Shape::kSideQueries; ++query) {
+        const int i = query * kColumnsOfQuery + n;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float dot = product[i / 2 * 4 + 2 * r + i % 2];
+          const float positive = adds(i) ? __fadd_rn(dot, fabsf(dot)) : device::relu(dot);
+          const float next = fmaf(weight[i], positive, sum[2 * query + r]);
+          if (counts) sum[2 * query + r] = next;
+        }
+      }
+    }
+    // Lanes two apart share the sums between them, then neighbours do.
+    const bool upper = lane & 2, odd = lane & 1;
+    float half[kSums / 2];
+#pragma unroll
+    for (int s = 0; s < kSums / 2; ++s) {
+      const float give = upper ? sum[s] : sum[s + kSums / 2];
+      const float keep = upper ? sum[s + kSums / 2] : sum[s];
+      half[s] = keep + __shfl_xor_sync(device::kFullWarp, give, 2);
+    }
+    const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+    if constexpr (kSums == 2) {
+      const float total = half[0] + __shfl_xor_sync(device::kFullWarp, half[0], 1);
+      if (!odd) scores[row + (upper ? 8 : 0)] = total;
+    } else {
+#pragma unroll
+      for (int s = 0; s < kSums / 4; ++s) {
+        const float give = odd ? half[s] : half[s + kSums / 4];
+        const float keep = odd ? half[s + kSums / 4] : half[s];
+        const float total = keep + __shfl_xor_sync(device::kFullWarp, give, 1);
+        // This lane holds sum (upper, odd, s), counted in that order: query and row.
+        const int held = (upper ? kSums / 2 : 0) + (odd ? kSums / 4 : 0) + s;
+        const int r = kSums == 4 ? (odd ? 1 : 0) : s % 2;
+        scores[held / 2 * Plan::kScoreStride + row + 8 * r] = total;
       }
     }
   }
-  // Lanes two apart share the sums between them, then neighbours do.
-  const bool upper = lane & 2, odd = lane & 1;
-  float half[kSums / 2];
+};
+
+// The scales of the scores of rows first_row + lane + {0, 32, 64, 96}, which a sink multiplies
+// with.
+template <class Shape>
+__device__ __forceinline__ void load_k_scale(const ScoreParams& p, int first_row,
+                                             float (&k_scale)[4]) {
 #pragma unroll
-  for (int s = 0; s < kSums / 2; ++s) {
-    const float give = upper ? sum[s] : sum[s + kSums / 2];
-    const float keep = upper ? sum[s + kSums / 2] : sum[s];
-    half[s] = keep + __shfl_xor_sync(device::kFullWarp, give, 2);
-  }
-  const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
-  if constexpr (kSums == 2) {
-    const float total = half[0] + __shfl_xor_sync(device::kFullWarp, half[0], 1);
-    if (!odd) scores[row + (upper ? 8 : 0)] = total * (upper ? k_scale[1] : k_scale[0]);
-  } else {
-#pragma unroll
-    for (int s = 0; s < kSums / 4; ++s) {
-      const float give = odd ? half[s] : half[s + kSums / 4];
-      const float keep = odd ? half[s + kSums / 4] : half[s];
-      const float total = keep + __shfl_xor_sync(device::kFullWarp, give, 1);
-      // This lane holds sum (upper, odd, s), counted in that order: query and row.
-      const int held = (upper ? kSums / 2 : 0) + (odd ? kSums / 4 : 0) + s;
-      const int r = kSums == 4 ? (odd ? 1 : 0) : s % 2;
-      scores[held / 2 * Plan::kScoreStride + row + 8 * r] = total * (r ? k_scale[1] : k_scale[0]);
+  for (int e = 0; e < 4; ++e) {
+    const std::int64_t row = first_row + 32 * e + static_cast<int>(threadIdx.x % 32);
+    k_scale[e] = 1.0f;
+    if constexpr (Shape::kElement == Element::f8) {
+      if (row < p.s_k) k_scale[e] = __ldg(p.k_scale + row * p.k_scale_stride);
     }
   }
 }
@@ -363,7 +406,7 @@ struct Multiplier {
   device::PipelineState<Plan::kStages> ring{};
   device::PipelineState<Plan::kScoreStages> out{};
   float product[2][64];  // of the upper and the lower half of a tile
-  float weight[32];      // of the columns that this lane holds
+  WeightedSum<Shape, Plan> weighted_sum;
 
   __device__ __forceinline__ void begin_half(int half) {
     begin_product<Shape>(device::descriptor_offset(keys, ring.stage * Plan::kTileBytes +
@@ -371,31 +414,22 @@ struct Multiplier {
                          heads, product[half]);
   }
 
-  // Scores of kTiles tiles whose rows begin at `first_row`: a half is weighed while the next one is
-  // multiplied. ptxas wants the sequence written out: nothing may be in flight where a loop closes.
+  // Scores of kTiles tiles: a half is weighed while the next one is multiplied. ptxas wants the
+  // sequence written out: nothing may be in flight where a loop closes.
   template <int kTiles>
-  __device__ __forceinline__ void score_tiles(int first_row) {
-    const int row = first_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  __device__ __forceinline__ void score_tiles() {
     device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
     begin_half(0);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       const int stage = ring.stage;
       begin_half(1);
-      float k_scale[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
-      if (p.k_scale != nullptr) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int key = row + tile * kTileRows + kUnitRows * (i / 2) + 8 * (i % 2);
-          k_scale[i / 2][i % 2] = key < p.s_k ? __ldg(p.k_scale + key * p.k_scale_stride) : 0.0f;
-        }
-      }
       device::mbarrier_wait(shared.free(out.stage), out.parity ^ 1, "scores", out.stage);
       float* const scores =
           shared.scores(out.stage) + side * Shape::kSideQueries * Plan::kScoreStride;
       device::wgmma_wait<1>();
       device::wgmma_pin(product[0]);
-      weigh<Shape, Plan>(p, product[0], weight, k_scale[0], scores);
+      weighted_sum.store(p, product[0], scores);
       ring.advance();
       if (tile + 1 < kTiles) {
         device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
@@ -406,7 +440,7 @@ struct Multiplier {
       }
       device::wgmma_pin(product[1]);
       device::mbarrier_arrive_warp(shared.empty(stage));
-      weigh<Shape, Plan>(p, product[1], weight, k_scale[1], scores + kUnitRows);
+      weighted_sum.store(p, product[1], scores + kUnitRows);
       device::mbarrier_arrive_warp(shared.ready(out.stage));
       out.advance();
     }
@@ -426,20 +460,13 @@ __device__ __forceinline__ void multiply(const ScoreParams& p, const Shared<Plan
     if (item.tiles == 0) continue;
     device::mbarrier_wait(shared.heads_full(side), parity, "heads", side);
     parity ^= 1;
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float4 four = shared.weights(side)[4 * n + threadIdx.x % 4];
-      multiplier.weight[4 * n] = four.x;
-      multiplier.weight[4 * n + 1] = four.y;
-      multiplier.weight[4 * n + 2] = four.z;
-      multiplier.weight[4 * n + 3] = four.w;
-    }
+    multiplier.weighted_sum.load(shared.weights(side));
     int tile = 0;
     for (; tile + kBatch <= item.tiles; tile += kBatch) {
-      multiplier.template score_tiles<kBatch>(item.begin + tile * kTileRows);
+      multiplier.template score_tiles<kBatch>();
     }
     for (; tile < item.tiles; ++tile) {
-      multiplier.template score_tiles<1>(item.begin + tile * kTileRows);
+      multiplier.template score_tiles<1>();
     }
     device::mbarrier_arrive_warp(shared.heads_empty(side));
   }

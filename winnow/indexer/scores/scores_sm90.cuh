@@ -24,6 +24,8 @@ struct DenseSink {
     Item item;
     while (schedule.next(item)) {
       for (int tile = 0; tile < item.tiles; ++tile) {
+        float k_scale[4];
+        load_k_scale<Shape>(p, item.begin + tile * kTileRows, k_scale);
         device::mbarrier_wait(shared.ready(ring.stage), ring.parity, "store", ring.stage);
         for (int local = warp; local < Shape::kQueries; local += kSinkWarps) {
           const int query = item.first_query + local;
@@ -36,7 +38,7 @@ struct DenseSink {
             if (row >= p.s_k) continue;
             const bool present = row >= visible.begin && row < visible.end;
             dense.scores[query * dense.stride + row] =
-                present ? scores[i + lane] + 0.0f : device::negative_infinity();
+                present ? scores[i + lane] * k_scale[i / 32] + 0.0f : device::negative_infinity();
           }
         }
         device::mbarrier_arrive_warp(shared.free(ring.stage));

@@ -65,6 +65,8 @@ struct TopkSink {
         visible[own] = {0, 0};
         if (local < Shape::kQueries && query < p.s_q) visible[own] = visible_rows(p, query);
       }
+      float k_scale[4];  // of the tile that comes next
+      load_k_scale<Shape>(p, item.begin, k_scale);
       for (int tile = 0; tile < item.tiles; ++tile) {
         device::mbarrier_wait(shared.ready(ring.stage), ring.parity, "select", ring.stage);
         float scores[kOwn][4];
@@ -73,12 +75,14 @@ struct TopkSink {
           const int local = min(warp + own * kSinkWarps, Shape::kQueries - 1);
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            scores[own][e] = shared.scores(ring.stage)[local * Plan::kScoreStride + 32 * e + lane];
+            scores[own][e] =
+                shared.scores(ring.stage)[local * Plan::kScoreStride + 32 * e + lane] * k_scale[e];
           }
         }
         device::mbarrier_arrive_warp(shared.free(ring.stage));
         ring.advance();
         const int first = item.begin + tile * kTileRows;
+        load_k_scale<Shape>(p, first + kTileRows, k_scale);
 #pragma unroll
         for (int own = 0; own < kOwn; ++own) {
           selection[own].offer(scores[own], first, visible[own].begin, visible[own].end, bins);
