@@ -13,6 +13,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/python/dlpack.h"
+#include "winnow/python/text.h"
 
 namespace winnow::python {
 
@@ -21,6 +22,7 @@ NativeTiming native_timing;
 struct Framework {
   enum class Kind { numpy, torch, other } kind = Kind::other;
   const dlpack::ExchangeApi* api = nullptr;
+  bool masked = false;  // arrays whose elements may be missing
   // Of numpy and torch: functions and dtypes, in the order of kDTypeNames; null where there is
   // none.
   PyObject* empty = nullptr;
@@ -78,6 +80,7 @@ Framework inspect(nb::handle type) {
   } else if (module = module_of(type, "torch", "Tensor"); module.is_valid()) {
     framework.kind = Framework::Kind::torch;
   }
+  framework.masked = module_of(type, "numpy.ma", "MaskedArray").is_valid();
   framework.api = exchange_api_of(type);
   if (!module.is_valid()) return framework;
   framework.empty = nb::object(module.attr("empty")).release().ptr();
@@ -144,24 +147,13 @@ std::optional<DType> dtype_from(const char* format, Py_ssize_t bytes, bool flags
   }
 }
 
-std::string kind_of(nb::handle object) {
-  return nb::cast<std::string>(nb::str(nb::type_name(object.type())));
-}
+std::string kind_of(nb::handle object) { return text_of(nb::type_name(object.type())); }
 
 // What a framework calls the dtype of an object: "float64" or "torch.float64".
 std::string dtype_of_object(nb::handle object) {
   const nb::object dtype = nb::getattr(object, "dtype", nb::none());
-  return dtype.is_none() ? "that of " + kind_of(object) : nb::cast<std::string>(nb::str(dtype));
+  return dtype.is_none() ? "that of " + kind_of(object) : text_of(dtype);
 }
-
-// The first line of an exception's text; torch adds a C++ backtrace below it.
-std::string first_line(const nb::python_error& error) {
-  const auto text = nb::cast<std::string>(nb::str(error.value()));
-  return text.substr(0, text.find('\n'));
-}
-
-// The same of the Python exception that is set; clears it.
-std::string take_python_error() { return first_line(nb::python_error()); }
 
 // Makes a stream torch's current one for a while, so that new tensors belong to it: zeros are
 // queued before what follows there, and the memory is not in use elsewhere.
@@ -206,7 +198,12 @@ void Call::fail(const char* argument, std::string wanted, std::string got) const
 Call::Call(const char* operation, nb::handle stream, nb::handle backend, bool check)
     : Call(operation) {
   options_.check = check;
-  if (!backend.is_none()) options_.backend = backend_from_string(nb::cast<std::string>(backend));
+  if (!backend.is_none()) {
+    if (!PyUnicode_Check(backend.ptr())) {
+      refuse_argument(operation, "backend", "None or the name of a backend", backend);
+    }
+    options_.backend = backend_from_string(text_of(backend));
+  }
   use_stream(stream);
 }
 
@@ -223,7 +220,7 @@ void Call::use_stream(nb::handle stream) {
   std::uintptr_t handle = 0;
   if (!nb::try_cast(number, handle)) {
     fail("stream", "None, a handle, or an object with __cuda_stream__, cuda_stream or ptr",
-         nb::cast<std::string>(nb::repr(stream)));
+         repr_of(stream));
   }
   options_.stream.handle = reinterpret_cast<void*>(handle);
   explicit_stream_ = true;
@@ -255,7 +252,19 @@ TensorView Call::in_out(const char* argument, nb::handle object) {
 TensorView Call::read(const char* argument, nb::handle object, bool write) {
   if (object.is_none()) return {};
   const Framework& framework = framework_of(object);
+  if (framework.masked) {
+    fail(argument, "an array without a mask", "a masked one; filled() gives one without");
+  }
   if (framework.kind == Framework::Kind::torch) {
+    static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+    PyObject* const self = object.ptr();
+    const nb::object negative = nb::steal(PyObject_VectorcallMethod(is_neg, &self, 1, nullptr));
+    if (!negative.is_valid()) throw nb::python_error();
+    if (negative.ptr() == Py_True) {
+      fail(argument, "a tensor whose memory holds its values",
+           "one whose negation is pending (an imaginary part of a conjugate); resolve_neg() gives "
+           "its values");
+    }
     static PyObject* const name = PyUnicode_InternFromString("requires_grad");
     const nb::object flag = nb::steal(PyObject_GetAttr(object.ptr(), name));
     if (flag.ptr() == Py_True) {
@@ -309,9 +318,22 @@ TensorView Call::read_buffer(const char* argument, nb::handle object, bool write
 TensorView Call::read_exchange(const char* argument, nb::handle object) {
   dlpack::dltensor tensor;
   if (framework_of(object).api->to_tensor(object.ptr(), &tensor) != 0) {
-    fail(argument, "a dense tensor in memory", kind_of(object) + ": " + take_python_error());
+    const nb::python_error error;
+    if (passes_unchanged(error)) throw error;
+    fail(argument, "a dense tensor in memory", kind_of(object) + ": " + first_line(error));
   }
   return view_of(argument, object, &tensor);
+}
+
+// What a method of a producer of DLPack tensors returns; its errors become one of the argument.
+template <class Method>
+nb::object Call::shared(const char* argument, const Method& method) const {
+  try {
+    return method();
+  } catch (const nb::python_error& error) {
+    if (passes_unchanged(error)) throw;
+    fail(argument, "a tensor that can be shared", first_line(error));
+  }
 }
 
 TensorView Call::read_capsule(const char* argument, nb::handle object, bool write) {
@@ -319,23 +341,27 @@ TensorView Call::read_capsule(const char* argument, nb::handle object, bool writ
     fail(argument, kAnyTensor, kind_of(object));
   }
   nb::dict options;
-  const nb::tuple device = nb::cast<nb::tuple>(object.attr("__dlpack_device__")());
-  if (nb::cast<int>(device[0]) == dlpack::kCuda) {
+  const nb::object device = shared(argument, [&] { return object.attr("__dlpack_device__")(); });
+  int type = 0, number = 0;
+  if (!PyTuple_Check(device.ptr()) || PyTuple_Size(device.ptr()) != 2 ||
+      !nb::try_cast(device[0], type) || !nb::try_cast(device[1], number)) {
+    fail(argument, "a tensor whose __dlpack_device__() is a type and a number", repr_of(device));
+  }
+  if (type == dlpack::kCuda) {
     // The producer makes its work visible to our stream; DLPack calls the default stream 1.
     const auto handle = reinterpret_cast<std::uintptr_t>(options_.stream.handle);
     options["stream"] = handle == 0 ? std::uintptr_t{1} : handle;
   }
   options["max_version"] = nb::make_tuple(1, 1);
-  nb::object capsule;
-  try {
-    capsule = object.attr("__dlpack__")(**options);
-  } catch (nb::python_error& error) {
-    if (!error.matches(PyExc_TypeError)) {
-      fail(argument, "a tensor that can be shared", first_line(error));
+  const nb::object capsule = shared(argument, [&] {
+    try {
+      return object.attr("__dlpack__")(**options);
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
     }
     PyDict_DelItemString(options.ptr(), "max_version");  // from before DLPack 1.0
-    capsule = object.attr("__dlpack__")(**options);
-  }
+    return object.attr("__dlpack__")(**options);
+  });
   // The capsule stays as it is: whoever made it frees the tensor when we let it go.
   capsules_[num_capsules_++] = capsule;
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
@@ -365,6 +391,10 @@ TensorView Call::view_of(const char* argument, nb::handle object, const void* dl
     fail(argument, "at most " + std::to_string(kMaxRank) + " dimensions",
          std::to_string(tensor.ndim));
   }
+  if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) {
+    fail(argument, "a DLPack tensor with a shape",
+         std::to_string(tensor.ndim) + " dimensions" + (tensor.ndim < 0 ? "" : " and no shape"));
+  }
   Device device;
   switch (tensor.device.device_type) {
     case dlpack::kCpu:
@@ -382,6 +412,9 @@ TensorView Call::view_of(const char* argument, nb::handle object, const void* dl
       tensor.data == nullptr ? nullptr : static_cast<char*>(tensor.data) + tensor.byte_offset;
   const auto rank = static_cast<std::size_t>(tensor.ndim);
   const std::span<const std::int64_t> shape(tensor.shape, rank);
+  if (data == nullptr && std::find(shape.begin(), shape.end(), 0) == shape.end()) {
+    fail(argument, "a tensor in memory", kind_of(object) + " without any (fake, or freed)");
+  }
   if (tensor.strides == nullptr) return {data, *dtype, shape, device};
   return {data, *dtype, shape, std::span<const std::int64_t>(tensor.strides, rank), device};
 }
@@ -520,13 +553,12 @@ void refuse_argument(const char* operation, const char* argument, const std::str
   const bool shown = got.is_none() || PyLong_Check(got.ptr()) || PyFloat_Check(got.ptr()) ||
                      PyUnicode_Check(got.ptr());
   throw Error(ErrorCode::invalid_argument, operation, argument, wanted,
-              nb::cast<std::string>(shown ? nb::repr(got) : nb::str(got.type().attr("__name__"))));
+              shown ? repr_of(got) : text_of(got.type().attr("__name__")));
 }
 
 DType dtype_argument(const char* operation, const char* argument, nb::handle dtype) {
   // numpy.float32 is a type, numpy.dtype("float32") and torch.float32 are not.
-  auto name = nb::cast<std::string>(PyType_Check(dtype.ptr()) ? nb::str(dtype.attr("__name__"))
-                                                              : nb::str(dtype));
+  std::string name = PyType_Check(dtype.ptr()) ? text_of(dtype.attr("__name__")) : text_of(dtype);
   if (name.starts_with("torch.")) name = name.substr(6);
   for (std::size_t i = 0; i < kFlags; ++i) {
     const auto type = static_cast<DType>(i);
@@ -536,7 +568,7 @@ DType dtype_argument(const char* operation, const char* argument, nb::handle dty
 }
 
 Device device_argument(const char* operation, nb::handle device) {
-  const auto name = nb::cast<std::string>(nb::str(device));
+  const std::string name = text_of(device);
   if (name == "cpu" || name == "cpu:0") return {};  // torch has both
   if (name == "cuda") {
     const nb::object torch = imported("torch");

@@ -124,6 +124,8 @@ class Call {
   TensorView read(const char* argument, nb::handle object, bool write);
   TensorView read_buffer(const char* argument, nb::handle object, bool write);
   TensorView read_exchange(const char* argument, nb::handle object);
+  template <class Method>
+  nb::object shared(const char* argument, const Method& method) const;
   TensorView read_capsule(const char* argument, nb::handle object, bool write);
   TensorView view_of(const char* argument, nb::handle object, const void* dltensor) const;
   TensorView read_flags(const char* argument, nb::handle object, bool write);

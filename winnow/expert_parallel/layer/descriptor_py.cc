@@ -3,6 +3,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/python/bindings.h"
+#include "winnow/python/text.h"
 
 namespace winnow::python {
 namespace {
@@ -30,7 +31,7 @@ std::shared_ptr<const ep::Descriptor> descriptor_argument(const char* operation,
       !value.is_none() && !nb::isinstance<BoundDescriptor>(value) &&
       nb::isinstance<BoundDescriptor>(nb::getattr(value, "descriptor", nb::none()));
   if (has_one) {
-    const auto kind = nb::cast<std::string>(value.type().attr("__name__"));
+    const auto kind = text_of(value.type().attr("__name__"));
     throw Error(ErrorCode::invalid_argument, operation, argument, "a Descriptor",
                 kind + ", whose .descriptor is one");
   }

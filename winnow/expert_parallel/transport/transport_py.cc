@@ -21,6 +21,7 @@
 #include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
+#include "winnow/python/text.h"
 
 namespace winnow::python {
 namespace {
@@ -74,14 +75,20 @@ class PythonStore : public ep::Store {
     nb::list keys;
     keys.append(key);
     if (has_check_) {
-      if (!nb::cast<bool>(store_.attr("check")(keys))) return std::nullopt;
+      const int there = PyObject_IsTrue(store_.attr("check")(keys).ptr());
+      if (there < 0) throw nb::python_error();
+      if (there == 0) return std::nullopt;
     } else if (!came(keys)) {
       return std::nullopt;
     }
     const nb::object value = store_.attr("get")(key);
-    auto text = nb::isinstance<nb::bytes>(value)
-                    ? std::string(nb::cast<nb::bytes>(value).c_str(), nb::len(value))
-                    : nb::cast<std::string>(value);
+    const bool bytes = PyBytes_Check(value.ptr());
+    if (!bytes && !PyUnicode_Check(value.ptr())) {
+      throw Error(ErrorCode::resource, "expert_parallel::Store",
+                  "get() gave " + text_of(value.type().attr("__name__")) + ", not bytes or a text");
+    }
+    std::string text =
+        bytes ? std::string(PyBytes_AsString(value.ptr()), nb::len(value)) : text_of(value);
     if (text.empty()) return std::nullopt;
     return text;
   }
@@ -93,7 +100,7 @@ class PythonStore : public ep::Store {
       store_.attr("wait")(keys, moment);
       return true;
     } catch (nb::python_error& error) {
-      if (!error.matches(PyExc_Exception)) throw;
+      if (passes_unchanged(error)) throw;
       return false;
     }
   }
@@ -108,11 +115,10 @@ class PythonStore : public ep::Store {
       function();
       return;
     } catch (nb::python_error& error) {
-      if (!error.matches(PyExc_Exception)) throw;
-      text = nb::cast<std::string>(nb::str(error.value()));
+      if (passes_unchanged(error)) throw;
+      text = first_line(error);
     }
-    throw Error(ErrorCode::resource, "expert_parallel::Store",
-                "cannot " + what + ": " + text.substr(0, text.find('\n')));
+    throw Error(ErrorCode::resource, "expert_parallel::Store", "cannot " + what + ": " + text);
   }
 
   nb::object store_;
@@ -230,8 +236,7 @@ std::shared_ptr<ep::Store> store_argument(const char* operation, nb::handle stor
     return std::make_shared<PythonStore>(nb::borrow(store));
   }
   throw Error(ErrorCode::invalid_argument, operation, "store",
-              "a folder, or an object with set, get and check or wait",
-              nb::cast<std::string>(nb::repr(store)));
+              "a folder, or an object with set, get and check or wait", repr_of(store));
 }
 
 std::chrono::nanoseconds timeout_argument(const char* operation, nb::handle seconds) {
