@@ -9,13 +9,14 @@ import functools
 import inspect
 import sys
 import weakref
-from typing import Any, Callable, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import torch
 from torch import SymInt, Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils.flop_counter import register_flop_formula
 
 _library = torch.library.Library("winnow", "FRAGMENT")
 
@@ -191,11 +192,47 @@ class _Refused(torch.autograd.Function):
         raise RuntimeError(f"{ctx.name} has no gradient; detach() its inputs")
 
 
+# What torch.autocast casts, as torch's own operators have it: neither float64 nor float8.
+_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _casting(packet, device_type, names, casts):
+    """The operator under torch.autocast: `casts` as in operator()."""
+    positions = {name: i for i, name in enumerate(names)}
+
+    def cast(values, name, follows):
+        value = values[positions[name]] if positions[name] < len(values) else None
+        if value is None or value.device.type != device_type or value.dtype not in _AUTOCAST:
+            return
+        given = torch.get_autocast_dtype(device_type)
+        dtype = values[positions[follows]].dtype if follows else given
+        values[positions[name]] = value.to(dtype)
+
+    def call(*values):
+        values = list(values)
+        for name, follows in casts.items():
+            cast(values, name, follows)
+        with torch.autocast(device_type, enabled=False):
+            return packet(*values)
+
+    return call
+
+
 # For operators of which the CUDA graphs that torch.compile records must hold none.
 _UNSAFE = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)]
 
 
-def operator(kernel, fake, results, changes=(), how=None, autograd=None, recordable=True):
+def operator(
+    kernel,
+    fake,
+    results,
+    changes=(),
+    how=None,
+    autograd=None,
+    recordable=True,
+    casts: Mapping[str, Optional[str]] = {},  # noqa: B006
+    flops=None,
+):
     """Makes an operator of a declaration, and the declaration call it.
 
     Args:
@@ -207,6 +244,9 @@ def operator(kernel, fake, results, changes=(), how=None, autograd=None, recorda
             the defaults of the arguments; None: a gradient that is asked for is an error.
         recordable: False where the host takes part in every call, so that the CUDA graphs that
             torch.compile records by itself leave it out.
+        casts: what torch.autocast casts: names of tensors, with None for autocast's dtype or the
+            name of the tensor whose dtype they take.
+        flops: of the shapes of the arguments, as torch.utils.flop_counter wants it.
     """
 
     def decorate(declaration: Function) -> Function:
@@ -240,6 +280,12 @@ def operator(kernel, fake, results, changes=(), how=None, autograd=None, recorda
         _library.impl(name, run, "CPU")
         _library.impl(name, run, "CUDA")
         torch.library.register_fake(f"winnow::{name}", by_position(fake), lib=_library)
+        if casts:
+            names = [p.name for p in parameters]
+            for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+                _library.impl(name, _casting(packet.default, device_type, names, casts), key)
+        if flops is not None:
+            register_flop_formula(packet)(flops)
         if autograd is not None:
             defaults = tuple(p.default for p in parameters)
             recorded = autograd(packet.default, run, defaults)

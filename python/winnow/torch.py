@@ -5,6 +5,11 @@ in ``torch.compile(fullgraph=True)``. On CUDA tensors the work joins torch's cur
 is copied, and the host waits only in a dispatch or notify that counts. Arguments mean what they
 mean in ``winnow.sparse_mla``, ``winnow.paged_xl`` and ``winnow.expert_parallel``, where shapes,
 dtypes, units and errors are documented.
+
+Under ``torch.autocast`` the tensors of sparse MLA and of paged_xl_position_term are cast to its
+dtype, and those of the other paged operators to the dtype of the cache, which is never cast;
+float32 tensors beside them (sinks, lse) stay. ``torch.utils.flop_counter`` counts the operators,
+without regard to lengths and masks.
 """
 
 import functools
@@ -46,6 +51,18 @@ def _lse_if_wanted(operator, arguments, options):
     return (results[0], results[-1]) if wanted else results[0]
 
 
+# A product of [m, k] with [k, n] counts 2 m k n, as in torch. Lengths and masks take no part: the
+# count is of all rows that `indices` or the block tables have room for.
+
+
+def _sparse_mla_flops(products):
+    def count(q, kv, indices, *others, out_shape=None, **options):
+        s_q, h_q, d_qk = q
+        return 2 * s_q * h_q * indices[-1] * products(d_qk)
+
+    return count
+
+
 # ---- sparse MLA: the gradient
 
 
@@ -75,7 +92,13 @@ def _sink_if_there(operator, arguments, options):
     return gradients if options.get("attn_sink") is not None else gradients[:2]
 
 
-@_operators.operator(_backward, _backward_fake, results=3, how=_sink_if_there)
+@_operators.operator(
+    _backward,
+    _backward_fake,
+    results=3,
+    how=_sink_if_there,
+    flops=_sparse_mla_flops(lambda d_qk: 3 * d_qk + 2 * _VALUE_DIM),
+)
 def sparse_mla_backward(
     q: Tensor,
     kv: Tensor,
@@ -159,6 +182,8 @@ class _Recorded(torch.autograd.Function):
     _forward_fake,
     results=3,
     autograd=_operators.recording(_operators.recorded_by(_Recorded), leaves=(0, 1, 5)),
+    casts={"q": None, "kv": None},
+    flops=_sparse_mla_flops(lambda d_qk: d_qk + _VALUE_DIM),
 )
 def sparse_mla_forward(
     q: Tensor,
@@ -179,7 +204,14 @@ def sparse_mla_forward(
     """
 
 
-@_operators.calling(torch.ops.winnow.sparse_mla_forward, _lse_if_wanted)
+def _with_sink_in_f32(operator, arguments, options):
+    sink = options.get("attn_sink")
+    if isinstance(sink, Tensor) and sink.dtype in (torch.bfloat16, torch.float16):
+        options["attn_sink"] = sink.float()  # as module.bfloat16() makes one
+    return _lse_if_wanted(operator, arguments, options)
+
+
+@_operators.calling(torch.ops.winnow.sparse_mla_forward, _with_sink_in_f32)
 def sparse_mla_attention(
     q: Tensor,
     kv: Tensor,
@@ -198,7 +230,8 @@ def sparse_mla_attention(
 
     Args:
         q: [s_q, h_q, d_qk]; kv: [s_kv, 1, d_qk]; indices: [s_q, 1, topk], int32; all others up to
-            k_stride: as in winnow.sparse_mla.forward().
+            k_stride: as in winnow.sparse_mla.forward(). Under torch.autocast q and kv are cast to
+            its dtype. attn_sink may be bfloat16 or float16, too, as module.bfloat16() makes one.
         deterministic: gradients that are bitwise equal run after run.
         dkv_dtype: in which the backward kernel gives the gradient of kv: torch.float32, or kv's
             own (None). Autograd then casts it to kv's dtype.
@@ -220,7 +253,13 @@ def _distribution_fake(q, kv, indices, lse, **options):
 
 
 @torch.no_grad()
-@_operators.operator(_sparse_mla.distribution, _distribution_fake, results=1)
+@_operators.operator(
+    _sparse_mla.distribution,
+    _distribution_fake,
+    results=1,
+    casts={"q": None, "kv": None},
+    flops=_sparse_mla_flops(lambda d_qk: d_qk),
+)
 def sparse_mla_distribution(
     q: Tensor,
     kv: Tensor,
@@ -238,6 +277,15 @@ def sparse_mla_distribution(
 # ---- paged decode
 
 
+def _paged_flops(products):
+    def count(query, key_cache, *others, out_shape=None, **options):
+        num_seqs, num_heads, head_size = query
+        tokens = others[-2][1] * key_cache[3]  # for which the block tables have room
+        return 2 * num_seqs * num_heads * tokens * products * head_size
+
+    return count
+
+
 def _attention_fake(query, *others):
     return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.float32)
 
@@ -247,6 +295,8 @@ def _attention_fake(query, *others):
     _attention_fake,
     results=2,
     how=_lse_if_wanted,
+    casts=dict.fromkeys(("query", "pos_bias_u", "matrix_bd"), "key_cache"),
+    flops=_paged_flops(2),
 )
 def paged_xl_attention(
     query: Tensor,
@@ -268,6 +318,8 @@ def paged_xl_attention(
     _attention_fake,
     results=2,
     how=_lse_if_wanted,
+    casts=dict.fromkeys(("query", "pos_bias_u", "pos_bias_v", "r"), "key_cache"),
+    flops=_paged_flops(3),
 )
 def paged_xl_attention_fused(
     query: Tensor,
@@ -290,6 +342,7 @@ def paged_xl_attention_fused(
     lambda *tensors: None,
     results=0,
     changes=("key_cache", "value_cache"),
+    casts={"key": "key_cache", "value": "value_cache"},
 )
 def paged_xl_append(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
@@ -301,7 +354,15 @@ def _position_term_fake(query, pos_bias_v, r, context_lens):
     return query.new_empty((*query.shape[:2], r.shape[1]))
 
 
-@_operators.operator(_paged_xl.position_term, _position_term_fake, results=1)
+@_operators.operator(
+    _paged_xl.position_term,
+    _position_term_fake,
+    results=1,
+    casts=dict.fromkeys(("query", "pos_bias_v", "r")),
+    flops=lambda query, pos_bias_v, r, *others, out_shape=None, **options: (
+        2 * query[0] * r[0] * r[1] * r[2]
+    ),
+)
 def paged_xl_position_term(
     query: Tensor, pos_bias_v: Tensor, r: Tensor, context_lens: Tensor
 ) -> Tensor:
