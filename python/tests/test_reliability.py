@@ -314,3 +314,39 @@ def test_an_unknown_processor_module_is_an_error():
     )  # fmt: skip
     assert result.returncode == 1
     assert "abacus" in result.stderr.splitlines()[-1]
+
+
+_DAEMONS = """
+import sys, tempfile, threading, time
+import numpy as np
+from winnow import expert_parallel, sparse_mla
+
+q = np.ones((200, 16, 576), np.float32)
+kv = np.ones((2000, 1, 576), np.float32)
+indices = np.zeros((200, 1, 512), np.int32)
+inside = threading.Semaphore(0)
+
+def attend():
+    while True:
+        inside.release()
+        sparse_mla.forward(q, kv, indices)
+
+def wait():
+    inside.release()
+    expert_parallel.create_shared_memory(tempfile.mkdtemp(), 0, 2, timeout=2)
+
+for _ in range(3):
+    threading.Thread(target={"attend": attend, "wait": wait}[sys.argv[1]], daemon=True).start()
+for _ in range(3):
+    inside.acquire()
+time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("what", ["attend", "wait"])
+def test_daemon_threads_inside_calls_do_not_abort_the_end_of_a_program(what):
+    for _ in range(3):
+        result = subprocess.run(
+            [sys.executable, "-c", _DAEMONS, what], capture_output=True, text=True, timeout=60
+        )
+        assert (result.returncode, result.stderr) == (0, "")

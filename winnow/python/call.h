@@ -17,6 +17,7 @@
 
 #include "winnow/core/backend.h"
 #include "winnow/core/tensor.h"
+#include "winnow/python/lock.h"
 
 namespace winnow::python {
 
@@ -106,7 +107,7 @@ class Call {
   template <class Function>
   void run(const Function& function) {
     const RunOptions options = run_options();
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     function(options);
     if (native_timing.repeats > 0) [[unlikely]] {
       const auto start = std::chrono::steady_clock::now();

@@ -52,7 +52,7 @@ void make_layer(nb::pointer_and_handle<BoundAllToAll> self,
     read(config.experts, "experts", experts);
   });
   run_collective(refused, [&] {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     new (self.p) BoundAllToAll(std::move(transport), std::move(meeting), config);
   });
   // In the object's own dictionary, where torch.compile can read it: number, W, NN, T, K, E / W.
@@ -188,7 +188,7 @@ void barrier(BoundAllToAll& self, nb::handle intra_node_only, nb::handle stream)
 void close(BoundAllToAll& self) {
   const OneCall::Turn turn(self.one_call, "expert_parallel::close");
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     self.layer.close();
   }
   self.recorded.clear();

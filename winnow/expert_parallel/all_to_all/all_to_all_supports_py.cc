@@ -57,13 +57,13 @@ std::shared_ptr<const ep::Descriptor> foreign_descriptor() {
 
 Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options) {
   const ep::Config config = lone_config(shape, options);
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return LoneLayer(config).dispatch().backend;
 }
 
 Backend supports_expert_parallel_combine(Shape& shape, const RunOptions& options) {
   const ep::Config config = lone_config(shape, options);
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   LoneLayer layer(config);
   return layer.combine(*layer.dispatch().descriptor);
 }

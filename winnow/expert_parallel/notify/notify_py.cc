@@ -66,7 +66,7 @@ void make_notifier(nb::pointer_and_handle<BoundNotifier> self,
     config.experts = value_argument<int>(operation, "experts", experts);
   });
   run_collective(refused, [&] {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     new (self.p) BoundNotifier(std::move(transport), std::move(meeting), config);
   });
   self.h.attr("_traced") = self.p->number.give(self.h);  // where torch.compile can read it
@@ -246,7 +246,7 @@ Backend supports_expert_parallel_notify(Shape& shape, const RunOptions& options)
   const int experts = shape.take<int>("experts", 8);
   const std::int64_t channels = shape.take("channels", 1);
   shape.done();
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   ep::InProcessWorld world(1);
   ep::Notifier notifier(world.transport(0), world.store(),
                         {.experts = experts, .device = shape.device, .backend = options.backend});

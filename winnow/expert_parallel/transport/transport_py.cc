@@ -44,7 +44,7 @@ class PythonStore : public ep::Store {
       store_.release();
       return;
     }
-    const nb::gil_scoped_acquire locked;
+    const Locked locked;
     store_.reset();
   }
 
@@ -108,7 +108,7 @@ class PythonStore : public ep::Store {
   // With the lock, and so that an interrupt ends the wait and a failing store is an Error.
   template <class Function>
   void call(const std::string& what, const Function& function) {
-    const nb::gil_scoped_acquire locked;
+    const Locked locked;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     std::string text;
     try {
@@ -134,7 +134,7 @@ std::shared_ptr<ep::Transport> create_shared_memory(nb::handle store, int rank, 
   constexpr const char* operation = "expert_parallel::shared_memory";
   const std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   const ep::Deadline deadline = deadline_argument(operation, timeout);
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return ep::create_shared_memory(*meeting, rank, world_size, deadline, prefix);
 }
 
@@ -152,7 +152,7 @@ std::shared_ptr<ep::Transport> create_nvshmem(nb::handle store, int rank, int wo
   const Device gpu = device_argument(operation, device);
   const ep::Deadline deadline = deadline_argument(operation, timeout);
   look_for_nvshmem();
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return ep::create_nvshmem(std::move(meeting), rank, world_size, gpu, deadline, prefix);
 }
 
@@ -171,7 +171,7 @@ std::string nvshmem_obstacle() {
 // do not ask for the lock, which a daemon thread may not get any more when the interpreter ends.
 void check_signals() {
   if (gettid() != getpid() || !nb::is_alive()) return;
-  const nb::gil_scoped_acquire locked;
+  const Locked locked;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 

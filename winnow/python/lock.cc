@@ -1,0 +1,27 @@
+#include "winnow/python/lock.h"
+
+#include <cxxabi.h>
+#include <unistd.h>
+
+namespace winnow::python {
+namespace {
+
+// function(), which may end this thread by unwinding its stack.
+template <class Function>
+auto take(const Function& function) {
+  try {
+    return function();
+  } catch (abi::__forced_unwind&) {
+    while (true) pause();
+  }
+}
+
+}  // namespace
+
+Unlocked::~Unlocked() {
+  take([this] { PyEval_RestoreThread(state_); });
+}
+
+Locked::Locked() : state_(take([] { return PyGILState_Ensure(); })) {}
+
+}  // namespace winnow::python

@@ -1,0 +1,35 @@
+// The interpreter lock, given back while the library works and taken for calls into Python.
+//
+// A daemon thread may want the lock when the interpreter is ending. Python before 3.14 then ends
+// the thread by unwinding its stack, which the destructors of C++ on it turn into an abort of the
+// whole process. Such a thread waits here for the end of the process instead, as Python 3.14 has
+// it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace winnow::python {
+
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  ~Unlocked();
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+class Locked {
+ public:
+  Locked();
+  ~Locked() { PyGILState_Release(state_); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+}  // namespace winnow::python
