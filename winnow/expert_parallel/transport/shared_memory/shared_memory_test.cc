@@ -434,7 +434,9 @@ TEST_F(SharedMemory, AKillAtAnyMomentOfACreationLeavesNothing) {
   auto ranks = start(3, exchange_over);
   EXPECT_THAT(answers(ranks), Each("right"));
   EXPECT_EQ(entries_of("/dev/shm"), shared_before);
-  EXPECT_EQ(entries_of(folder_.path() / "rendezvous"), 1);  // who has met
+  // The key of the world that has met, and perhaps the temporary file of one that was being
+  // written.
+  EXPECT_LE(entries_of(folder_.path() / "rendezvous"), 2);
 }
 
 TEST_F(SharedMemory, AHundredWorldsLeakNothing) {
