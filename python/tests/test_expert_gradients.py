@@ -293,3 +293,71 @@ def test_a_combine_with_gradients_and_no_descriptor_is_an_error_on_all():
         autograd.combine(layer, rows, None if mistaken else descriptor)
 
     _refused_by_rank_1(combine, "combine", "descriptor: want a Descriptor, got None")
+
+
+class _Mixture(torch.nn.Module):
+    """One expert a rank, and a router's scores as they come."""
+
+    def __init__(self, layer, weight):
+        super().__init__()
+        self.layer, self.weight = layer, torch.nn.Parameter(weight)
+
+    def forward(self, x, indices, scores):
+        rows, given, descriptor = autograd.dispatch(self.layer, x, indices, weights=scores)
+        return autograd.combine(self.layer, rows @ self.weight, descriptor, weights=given)
+
+
+def _losses_of_two_ranks():
+    """For two ranks: the experts' weights, the routing, the tokens and the scores."""
+    generator = torch.Generator().manual_seed(5)
+    weights = torch.randn(2, HIDDEN, HIDDEN, generator=generator)
+    indices = torch.tensor([[0, 1], [1, 0], [1, 2]], dtype=torch.int32)
+    x = torch.randn(2, 3, HIDDEN, generator=generator)
+    scores = torch.rand(2, 3, 2, generator=generator)
+    return weights, indices, x, scores
+
+
+def test_torch_func_and_functional_call_give_the_gradients_of_autograd():
+    weights, indices, x, scores = _losses_of_two_ranks()
+
+    def body(layer, rank):
+        module = _Mixture(layer, weights[rank])
+
+        def loss(parameters, x, scores):
+            out = torch.func.functional_call(module, parameters, (x, indices, scores))
+            return out.square().sum()
+
+        leaves = _leaf(x[rank]), _leaf(scores[rank])
+        module(leaves[0], indices, leaves[1]).square().sum().backward()
+        want = (module.weight.grad, leaves[0].grad, leaves[1].grad)
+        parameters = {"weight": weights[rank]}
+        got = torch.func.grad(loss, argnums=(0, 1, 2))(parameters, x[rank], scores[rank])
+        value, pull = torch.func.vjp(lambda x: loss(parameters, x, scores[rank]), x[rank])
+        return want, (got[0]["weight"], *got[1:]), pull(torch.ones_like(value))[0]
+
+    config = {"max_tokens": 3, "hidden": HIDDEN, "topk": 2, "experts": 2, "dtype": "f32"}
+    with Ranks(2, **config) as ranks:
+        results = ranks.run(body)
+    for want, got, pulled in results:
+        for expected, gradient in zip(want, got, strict=True):
+            torch.testing.assert_close(gradient, expected, rtol=0, atol=0)
+        torch.testing.assert_close(pulled, want[1], rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_forward_mode_is_an_error():
+    weights, indices, x, scores = _losses_of_two_ranks()
+
+    def body(layer, rank):
+        def moved(x):
+            return autograd.dispatch(layer, x, indices, weights=scores[0])[0]
+
+        with pytest.raises(RuntimeError, match="dispatch.* forward-mode derivative"):
+            torch.func.jvp(moved, (x[0],), (x[0],))
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x[0], x[0])
+            with pytest.raises(RuntimeError, match="dispatch.* forward-mode derivative"):
+                moved(dual)
+
+    with Ranks(1, max_tokens=3, hidden=HIDDEN, topk=2, experts=2, dtype="f32") as ranks:
+        ranks.run(body)

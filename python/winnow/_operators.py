@@ -109,6 +109,11 @@ def _refuse_tangents(operator, values):
             )
 
 
+def transforms_active() -> bool:
+    """Whether a transform of torch.func (grad, vjp) runs."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def recorded_by(function):
     """The `apply` of a torch.autograd.Function for recording().
 
@@ -118,7 +123,7 @@ def recorded_by(function):
     record = super(torch.autograd.Function, function).apply
 
     def apply(*arguments):
-        if not torch._C._are_functorch_transforms_active():
+        if not transforms_active():
             return record(*arguments)
         with enable_single_level_autograd_function():
             return record(*arguments)

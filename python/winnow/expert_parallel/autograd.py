@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from winnow._operators import transforms_active
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
 from winnow.expert_parallel import gradients, operators
 
@@ -26,7 +27,7 @@ _modes = torch._C._len_torch_dispatch_stack
 
 
 class TracedDescriptor:
-    """What dispatch() returns instead of a Descriptor in code that torch.compile traces.
+    """What dispatch() returns instead of a Descriptor under torch.func and in compiled code.
 
     It has the attributes of a Descriptor; tensors are copies, wanted_rows is as on a GPU, and
     host_expert_counts and host_expert_offsets are None while a compiler traces. dispatch() and
@@ -185,9 +186,11 @@ def dispatch_traced(
 
 
 def _is_traced(descriptor) -> bool:
-    """Whether operators are to be called: a compiler or a mode of torch looks at them, or there is
-    a handle only."""
-    return type(descriptor) is TracedDescriptor or is_compiling() or _modes() > 0
+    """Whether operators are to be called: a compiler, a mode of torch or a transform of torch.func
+    looks at them, or there is a handle only."""
+    if type(descriptor) is TracedDescriptor or is_compiling():
+        return True
+    return _modes() > 0 or transforms_active()
 
 
 def dispatch(
@@ -306,4 +309,7 @@ class _Way:
         return rows.clone() if 0 <= offset < buffer.nbytes else rows
 
     def weight_gradient(self, values):
-        return gradients.weight_gradient(values, self._layer, self._descriptor, self._expert_ids)
+        where = (self._layer, self._descriptor, self._expert_ids)
+        return gradients.WeightGradient.apply(
+            values, lambda values: gradients.weight_gradient(values, *where)
+        )

@@ -2,8 +2,8 @@
 
 A `way` goes between a rank's tokens and its experts' rows along one routing, without counting:
 combine(rows [R, H]) -> [n, H]; repeat(tokens [n, H]) -> [R, H], zero in rows without a token;
-weight_gradient(values, as dispatch gave weights) -> [n, K]; and kept(rows): the rows in memory that
-later calls leave alone.
+weight_gradient(values, as dispatch gave weights) -> [n, K], recorded by WeightGradient; and
+kept(rows): the rows in memory that later calls leave alone.
 """
 
 import torch
@@ -35,7 +35,7 @@ class Dispatch(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             d_input = ctx.way.combine(d_output.contiguous())
         if ctx.needs_input_grad[1]:
-            d_sent = WeightGradient.apply(d_weights, ctx.way)
+            d_sent = ctx.way.weight_gradient(d_weights)
         return d_input, d_sent, None
 
 
@@ -76,11 +76,11 @@ class Combine(torch.autograd.Function):
 
 
 class WeightGradient(torch.autograd.Function):
-    """By way.weight_gradient()."""
+    """By call(values)."""
 
     @staticmethod
-    def forward(ctx, values, way):
-        return way.weight_gradient(values)
+    def forward(ctx, values, call):
+        return call(values)
 
     @staticmethod
     def jvp(ctx, *tangents):

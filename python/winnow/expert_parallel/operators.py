@@ -10,7 +10,6 @@ import array
 import itertools
 import weakref
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -89,6 +88,11 @@ class _Way:
         )
 
 
+_apply_dispatch = _operators.recorded_by(gradients.Dispatch)
+_apply_combine = _operators.recorded_by(gradients.Combine)
+_apply_weight_gradient = _operators.recorded_by(gradients.WeightGradient)
+
+
 # ---- dispatch
 
 
@@ -146,7 +150,7 @@ def _record_dispatch(input, weights, run, values, defaults):
         sizes = (input.shape[0], output.shape[0])
         return results, _Way(layer, topk, *sizes, handle, expert_ids)
 
-    return gradients.Dispatch.apply(input, weights, call)
+    return _apply_dispatch(input, weights, call)
 
 
 @_operators.operator(
@@ -198,7 +202,7 @@ def _record_combine(expert_output, weights, bias, run, values, defaults):
     way = _Way(layer, topk, tokens, expert_output.shape[0], handle)
     others = values[3:]  # no leaf, which would stay as long as the graph's node
     way.call = lambda *leaves: run(*leaves, *others)
-    return gradients.Combine.apply(expert_output, weights, bias, way)
+    return _apply_combine(expert_output, weights, bias, way)
 
 
 @_operators.operator(
@@ -234,8 +238,7 @@ def _weight_gradient_fake(values, after, layer, topk, tokens, descriptor, expert
 
 def _record_weight_gradient(values, run, arguments, defaults):
     others = arguments[1:]
-    way = SimpleNamespace(weight_gradient=lambda values: run(values, *others))
-    return gradients.WeightGradient.apply(values, way)
+    return _apply_weight_gradient(values, lambda values: run(values, *others))
 
 
 @_operators.operator(
