@@ -8,7 +8,7 @@
 
 namespace winnow {
 
-enum class DType : std::uint8_t { f32, f16, bf16, f8_e4m3, u8, i32, i64 };
+enum class DType : std::uint8_t { f32, f16, bf16, f8_e4m3, u8, i32, i64, f64 };
 
 // Bytes of one element.
 constexpr std::int64_t size_of(DType dtype) {
@@ -23,6 +23,7 @@ constexpr std::int64_t size_of(DType dtype) {
     case DType::u8:
       return 1;
     case DType::i64:
+    case DType::f64:
       return 8;
   }
   return 0;
@@ -44,8 +45,21 @@ constexpr std::string_view to_string(DType dtype) {
       return "i32";
     case DType::i64:
       return "i64";
+    case DType::f64:
+      return "f64";
   }
   return "unknown";
+}
+
+// The dtype in which sums over tensors of `dtype` are formed, and that of the tensors that hold
+// such sums or go into them, like lse or attn_sink: f64 for f64, else f32.
+constexpr DType accumulator_of(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
+// A number as it goes into those sums: rounded to f32 unless they are in f64.
+constexpr double round_to_accumulator(DType dtype, double value) {
+  return dtype == DType::f64 ? value : static_cast<double>(static_cast<float>(value));
 }
 
 namespace detail {
@@ -158,5 +172,7 @@ template <>
 inline constexpr DType dtype_of<std::int32_t> = DType::i32;
 template <>
 inline constexpr DType dtype_of<std::int64_t> = DType::i64;
+template <>
+inline constexpr DType dtype_of<double> = DType::f64;
 
 }  // namespace winnow

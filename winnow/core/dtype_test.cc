@@ -165,14 +165,25 @@ TEST(DType, NamesAndSizes) {
   for (const Row& row :
        {Row{DType::f32, "f32", 4}, Row{DType::f16, "f16", 2}, Row{DType::bf16, "bf16", 2},
         Row{DType::f8_e4m3, "f8_e4m3", 1}, Row{DType::u8, "u8", 1}, Row{DType::i32, "i32", 4},
-        Row{DType::i64, "i64", 8}}) {
+        Row{DType::i64, "i64", 8}, Row{DType::f64, "f64", 8}}) {
     EXPECT_EQ(to_string(row.dtype), row.name);
     EXPECT_EQ(size_of(row.dtype), row.size) << row.name;
   }
   EXPECT_EQ(dtype_of<float>, DType::f32);
+  EXPECT_EQ(dtype_of<double>, DType::f64);
   EXPECT_EQ(dtype_of<BFloat16>, DType::bf16);
   EXPECT_EQ(sizeof(Half), 2u);
   EXPECT_EQ(sizeof(Float8E4M3), 1u);
+}
+
+TEST(DType, SumsAreInF32OrInF64) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3}) {
+    EXPECT_EQ(accumulator_of(dtype), DType::f32);
+    EXPECT_EQ(round_to_accumulator(dtype, 0.1), double{0.1f});
+    EXPECT_TRUE(std::isinf(round_to_accumulator(dtype, 1e300)));
+  }
+  EXPECT_EQ(accumulator_of(DType::f64), DType::f64);
+  EXPECT_EQ(round_to_accumulator(DType::f64, 0.1), 0.1);
 }
 
 }  // namespace

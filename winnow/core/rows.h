@@ -14,6 +14,11 @@ struct Rows {
   std::int64_t offset(std::int64_t i0, std::int64_t i1 = 0) const {
     return i0 * stride0 + i1 * stride1;
   }
+  // The same rows of void with their elements' type.
+  template <class T>
+  Rows<T*> as() const {
+    return {static_cast<T*>(data), stride0, stride1};
+  }
 };
 
 // The rows of a view along two of its dimensions, or one; null where the view is absent.

@@ -1,4 +1,5 @@
-// Rows of any floating dtype to and from f32. Internal; compiled once per instruction set.
+// Rows of any floating dtype to and from f32, and of f64 as they are. Internal; compiled once per
+// instruction set.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +58,26 @@ inline void store_f32(DType dtype, const float* source, std::int64_t count, void
     default:
       break;
   }
+}
+
+// The same to and from the type in which a kernel computes: float, or double where dtype is f64.
+inline void load_real(DType dtype, const void* source, std::int64_t offset, std::int64_t count,
+                      float* destination) {
+  load_f32(dtype, source, offset, count, destination);
+}
+inline void load_real(DType, const void* source, std::int64_t offset, std::int64_t count,
+                      double* destination) {
+  std::memcpy(destination, static_cast<const double*>(source) + offset,
+              static_cast<std::size_t>(count) * sizeof(double));
+}
+inline void store_real(DType dtype, const float* source, std::int64_t count, void* destination,
+                       std::int64_t offset) {
+  store_f32(dtype, source, count, destination, offset);
+}
+inline void store_real(DType, const double* source, std::int64_t count, void* destination,
+                       std::int64_t offset) {
+  std::memcpy(static_cast<double*>(destination) + offset, source,
+              static_cast<std::size_t>(count) * sizeof(double));
 }
 
 }  // namespace winnow

@@ -55,7 +55,7 @@ TEST(CpuModules, TheFirstThatRunsHereIsChosen) {
 }
 
 TEST(CpuModules, EachGivesTheSameForward) {
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64}) {
     const sparse_mla::CaseShape shape{
         .name = "modules", .dtype = dtype, .h_q = 16, .topk = 100, .poison = false};
     const sparse_mla::CaseInputs inputs = sparse_mla::make_inputs(shape);
@@ -68,18 +68,19 @@ TEST(CpuModules, EachGivesTheSameForward) {
     problem.s_kv = shape.s_kv;
     problem.d_qk = shape.d_qk;
     problem.topk = shape.topk;
-    problem.scale = static_cast<float>(inputs.for_oracle().logit_scale());
+    problem.scale = round_to_accumulator(dtype, inputs.for_oracle().logit_scale());
     problem.q = rows_of<const void*>(inputs.q.view, 0, 1);
     problem.kv = rows_of<const void*>(inputs.kv.view, 0);
     problem.indices = rows_of<const std::int32_t*>(inputs.indices.view, 0);
     for (const CpuModule& module : cpu_modules()) {
       if (!module.runs_here) continue;
       SCOPED_TRACE(module.kernels->name);
-      Tensor out(dtype, {shape.s_q, shape.h_q, 512}), lse(DType::f32, {shape.s_q, shape.h_q});
+      Tensor out(dtype, {shape.s_q, shape.h_q, 512}),
+          lse(accumulator_of(dtype), {shape.s_q, shape.h_q});
       sparse_mla::ForwardParams params;
       params.problem = problem;
       params.out = rows_of<void*>(out.view(), 0, 1);
-      params.lse = rows_of<float*>(lse.view(), 0);
+      params.lse = rows_of<void*>(lse.view(), 0);
       module.kernels->sparse_mla_forward(params, ThreadExecutor());
       using sparse_mla::Quantity;
       testing::expect_passed(testing::compare(

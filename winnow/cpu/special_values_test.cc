@@ -147,10 +147,10 @@ TEST(SpecialValues, Forward) {
     for_each_module([&](const CpuKernels& kernels) {
       sparse_mla::ForwardParams params;
       params.problem = special.problem;
-      params.attn_sink = rows_of<const float*>(t.attn_sink.view(), 0);
+      params.attn_sink = rows_of<const void*>(t.attn_sink.view(), 0);
       params.out = rows_of<void*>(t.out.view(), 0, 1);
-      params.max_logits = rows_of<float*>(t.max_logits.view(), 0);
-      params.lse = rows_of<float*>(t.lse.view(), 0);
+      params.max_logits = rows_of<void*>(t.max_logits.view(), 0);
+      params.lse = rows_of<void*>(t.lse.view(), 0);
       kernels.sparse_mla_forward(params, ThreadExecutor());
       expect_close("out", t.out, expected.out, Quantity::out, expected.largest_logit);
       expect_close("lse", t.lse, expected.lse, Quantity::lse, expected.largest_logit);
@@ -177,8 +177,8 @@ TEST(SpecialValues, Distribution) {
   for_each_module([&](const CpuKernels& kernels) {
     sparse_mla::DistributionParams params;
     params.problem = special.problem;
-    params.lse = rows_of<const float*>(t.lse.view(), 0);
-    params.attn_sum = rows_of<float*>(t.attn_sum.view(), 0);
+    params.lse = rows_of<const void*>(t.lse.view(), 0);
+    params.attn_sum = rows_of<void*>(t.attn_sum.view(), 0);
     kernels.sparse_mla_distribution(params, ThreadExecutor());
     expect_close("attn_sum", t.attn_sum, expected.attn_sum, Quantity::attn_sum,
                  expected.largest_logit);
@@ -195,8 +195,8 @@ TEST(SpecialValues, DistributionOverflowsToInfinity) {
   for_each_module([&](const CpuKernels& kernels) {
     sparse_mla::DistributionParams params;
     params.problem = special.problem;
-    params.lse = rows_of<const float*>(t.lse.view(), 0);
-    params.attn_sum = rows_of<float*>(t.attn_sum.view(), 0);
+    params.lse = rows_of<const void*>(t.lse.view(), 0);
+    params.attn_sum = rows_of<void*>(t.attn_sum.view(), 0);
     kernels.sparse_mla_distribution(params, ThreadExecutor());
     EXPECT_EQ(t.attn_sum.view().at<float>(0, 1), kInf);
     EXPECT_EQ(t.attn_sum.view().at<float>(0, 0), 0.0f);
@@ -216,15 +216,15 @@ TEST(SpecialValues, Backward) {
     for_each_module([&](const CpuKernels& kernels) {
       sparse_mla::BackwardParams params;
       params.problem = special.problem;
-      params.attn_sink = rows_of<const float*>(t.attn_sink.view(), 0);
-      params.lse = rows_of<const float*>(t.lse.view(), 0);
-      params.delta = rows_of<const float*>(t.delta.view(), 0);
+      params.attn_sink = rows_of<const void*>(t.attn_sink.view(), 0);
+      params.lse = rows_of<const void*>(t.lse.view(), 0);
+      params.delta = rows_of<const void*>(t.delta.view(), 0);
       params.d_out = rows_of<const void*>(t.d_out.view(), 0, 1);
       params.dq = rows_of<void*>(t.dq.view(), 0, 1);
       params.dq_dtype = DType::f32;
       params.dkv = rows_of<void*>(t.dkv.view(), 0);
       params.dkv_dtype = DType::f32;
-      params.d_sink = rows_of<float*>(t.d_sink.view(), 0);
+      params.d_sink = rows_of<void*>(t.d_sink.view(), 0);
       kernels.sparse_mla_backward(params, ThreadExecutor());
       expect_close("dq", t.dq, expected.dq, Quantity::dq, expected.largest_logit);
       expect_close("dkv", t.dkv, expected.dkv, Quantity::dkv, expected.largest_logit);

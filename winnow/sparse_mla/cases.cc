@@ -90,6 +90,31 @@ std::vector<CaseShape> make_case_shapes() {
       {.name = "sink-mixed", .h_q = 70, .choice = Choice::some_nothing, .sink = Sink::mixed});
   add(list, {f32, f16, bf16},
       {.name = "large-logits", .h_q = 16, .logits = 2500, .free_out = true});
+  winnow::testing::add_f64(list, {"h1",
+                                  "h16",
+                                  "h96",
+                                  "k0",
+                                  "k1",
+                                  "k2048",
+                                  "sq1",
+                                  "sq4096",
+                                  "skv131072",
+                                  "d512-h16-k100",
+                                  "scale",
+                                  "repeated",
+                                  "one-row",
+                                  "scattered",
+                                  "some-nothing",
+                                  "nothing",
+                                  "length-ragged",
+                                  "stride4-from80",
+                                  "all-rules",
+                                  "wide",
+                                  "reversed",
+                                  "broadcast",
+                                  "sink-plus-inf",
+                                  "sink-mixed",
+                                  "large-logits"});
   return list;
 }
 
@@ -158,10 +183,10 @@ std::int32_t length_of(const CaseShape& shape, std::int64_t i, Random& random) {
   return 0;
 }
 
-float sink_of(const CaseShape& shape, std::int64_t h, Random& random) {
-  constexpr float kInf = std::numeric_limits<float>::infinity();
-  const auto finite = static_cast<float>(2 * random.normal());
-  const float mixed[] = {-kInf, finite, kInf, 40.0f, -40.0f};
+double sink_of(const CaseShape& shape, std::int64_t h, Random& random) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const double finite = 2 * random.normal();
+  const double mixed[] = {-kInf, finite, kInf, 40.0, -40.0};
   switch (shape.sink) {
     case Sink::minus_inf:
       return -kInf;
@@ -237,9 +262,9 @@ CaseInputs make_inputs(const CaseShape& shape) {
     }
   }
   if (shape.sink != Sink::absent) {
-    inputs.attn_sink = make_tensor(DType::f32, {shape.h_q}, Layout::dense);
+    inputs.attn_sink = make_tensor(accumulator_of(shape.dtype), {shape.h_q}, Layout::dense);
     for (std::int64_t h = 0; h < shape.h_q; ++h) {
-      inputs.attn_sink.view.at<float>(h) = sink_of(shape, h, random);
+      winnow::testing::fill(inputs.attn_sink.view.slice(0, h, h + 1), sink_of(shape, h, random));
     }
   }
   fill_kv(shape, inputs, random);
@@ -303,6 +328,13 @@ std::vector<std::int64_t> checked_rows(const CaseShape& shape, const CaseInputs&
 
 Tolerance tolerance(Quantity quantity, const CaseShape& shape, double largest_logit) {
   constexpr double kEps32 = 0x1p-23;
+  if (shape.dtype == DType::f64) {
+    const bool logits = quantity == Quantity::max_logits || quantity == Quantity::lse;
+    const auto relative_to = logits                           ? RelativeTo::nothing
+                             : quantity == Quantity::attn_sum ? RelativeTo::row
+                                                              : RelativeTo::tensor;
+    return {1e-11 + 64 * 0x1p-52 * largest_logit, relative_to};
+  }
   const bool narrow = shape.dtype != DType::f32;
   const double rounding = kEps32 * largest_logit;
   // P = exp(x - lse) carries the rounding of x and of an lse that is passed in. The spec grants it

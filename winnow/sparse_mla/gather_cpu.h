@@ -1,5 +1,6 @@
 // What the CPU kernels of the three operations share: finding a query's visible entries and
-// bringing its queries and cache rows into f32 matrices. Internal.
+// bringing its queries and cache rows into matrices of the type in which they compute: float, or
+// double where the problem is in f64. Internal.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,10 @@
 
 namespace winnow::sparse_mla {
 
-using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using Vector = Eigen::VectorXf;
+template <class Real>
+using Matrix = Eigen::Matrix<Real, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+template <class Real>
+using Vector = Eigen::Matrix<Real, Eigen::Dynamic, 1>;
 using Index = Eigen::Index;
 
 inline constexpr Index kValueColumns = 512;
@@ -50,18 +53,20 @@ struct VisibleEntries {
 };
 
 // to[r, :] = kv[row[r], :] for r < count.
-inline void gather_rows(const Problem& problem, const std::int32_t* row, Index count, Matrix& to) {
+template <class Real>
+void gather_rows(const Problem& problem, const std::int32_t* row, Index count, Matrix<Real>& to) {
   for (Index r = 0; r < count; ++r) {
-    load_f32(problem.dtype, problem.kv.data, problem.kv.offset(row[r]), problem.d_qk,
-             to.row(r).data());
+    load_real(problem.dtype, problem.kv.data, problem.kv.offset(row[r]), problem.d_qk,
+              to.row(r).data());
   }
 }
 
 // to[h, :] = from[i, first + h, :] for h < count.
-inline void load_heads(DType dtype, const Rows<const void*>& from, std::int64_t i,
-                       std::int64_t first, std::int64_t count, std::int64_t columns, Matrix& to) {
+template <class Real>
+void load_heads(DType dtype, const Rows<const void*>& from, std::int64_t i, std::int64_t first,
+                std::int64_t count, std::int64_t columns, Matrix<Real>& to) {
   for (std::int64_t h = 0; h < count; ++h) {
-    load_f32(dtype, from.data, from.offset(i, first + h), columns, to.row(h).data());
+    load_real(dtype, from.data, from.offset(i, first + h), columns, to.row(h).data());
   }
 }
 

@@ -200,7 +200,8 @@ TEST_F(SparseMlaGpu, ADryRunAsksTheBackend) {
       return TensorView(reinterpret_cast<void*>(aligned), type, shape, kGpu);
     };
     const TensorView q = view(dtype, {s_q, h_q, 576}), kv = view(dtype, {100, 1, 576});
-    const TensorView indices = view(DType::i32, {s_q, 1, topk}), lse = view(DType::f32, {s_q, h_q});
+    const TensorView indices = view(DType::i32, {s_q, 1, topk}),
+                     lse = view(accumulator_of(dtype), {s_q, h_q});
     const TensorView out = view(dtype, {s_q, h_q, kValueDim});
     const RunOptions dry{.dry_run = true};
     EXPECT_EQ(forward({.q = q, .kv = kv, .indices = indices, .out = out}, dry), Backend::sm90);
@@ -208,12 +209,14 @@ TEST_F(SparseMlaGpu, ADryRunAsksTheBackend) {
                             .kv = kv,
                             .indices = indices,
                             .lse = lse,
-                            .attn_sum = view(DType::f32, {s_q, topk})},
+                            .attn_sum = view(accumulator_of(dtype), {s_q, topk})},
                            dry),
               Backend::sm90);
   };
   ask(DType::bf16, 4096, 128, 2048);
   expect_refused([&] { ask(DType::f32, 1, 1, 1); }, "q: want dtype bf16, got f32");
+  expect_refused([&] { ask(DType::f64, 1, 1, 1); },
+                 "q: want dtype bf16 on sm90 (f64 runs on the cpu backend), got f64");
   expect_refused([&] { ask(DType::bf16, std::int64_t{1} << 24, 128, 1); },
                  "sm90: want topk and s_q * h_q up to 2^30, got topk 1, s_q 16777216, h_q 128");
 }

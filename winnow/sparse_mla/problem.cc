@@ -26,7 +26,7 @@ Problem check_problem(const Check& check, const ConstTensorView& q, const ConstT
   check.that(problem.d_qk == 576 || problem.d_qk == 512, "q", "d_qk = 576 or 512",
              "d_qk = " + std::to_string(problem.d_qk));
   check.input("q", q, {{"s_q", problem.s_q}, {"h_q", problem.h_q}, {"d_qk", problem.d_qk}},
-              {DType::f32, DType::f16, DType::bf16}, device);
+              {DType::f32, DType::f16, DType::bf16, DType::f64}, device);
   check.input("kv", kv, {{"s_kv", problem.s_kv}, {"1", 1}, {"d_qk", problem.d_qk}}, {q.dtype()},
               device);
   check.input("indices", indices, {{"s_q", problem.s_q}, {"1", 1}, {"topk", problem.topk}},
@@ -36,7 +36,7 @@ Problem check_problem(const Check& check, const ConstTensorView& q, const ConstT
   if (topk_length.present()) {
     check.input("topk_length", topk_length, {{"s_q", problem.s_q}}, {DType::i32}, device);
   }
-  check.that(!scale.has_value() || std::isfinite(static_cast<float>(*scale)), "scale",
+  check.that(!scale.has_value() || std::isfinite(round_to_accumulator(q.dtype(), *scale)), "scale",
              "a finite number", std::to_string(scale.value_or(0)));
 
   check.that(k_stride >= 1, "k_stride", "1 or more", std::to_string(k_stride));
@@ -47,7 +47,8 @@ Problem check_problem(const Check& check, const ConstTensorView& q, const ConstT
   check.that(first >= -kMaxPosition && first <= kMaxPosition - problem.s_q, "q_start",
              "positions within 2^62", std::to_string(first));
 
-  problem.scale = static_cast<float>(scale.value_or(1.0 / std::sqrt(double(problem.d_qk))));
+  problem.scale =
+      round_to_accumulator(q.dtype(), scale.value_or(1.0 / std::sqrt(double(problem.d_qk))));
   problem.q = rows_of<const void*>(q, 0, 1);
   problem.kv = rows_of<const void*>(kv, 0);
   problem.indices = rows_of<const std::int32_t*>(indices, 0);
@@ -60,6 +61,8 @@ Problem check_problem(const Check& check, const ConstTensorView& q, const ConstT
 
 void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view) {
   constexpr std::int64_t kAlignment = 16;  // of the kernels' copies
+  check.that(view.dtype() != DType::f64, argument,
+             "dtype bf16 on sm90 (f64 runs on the cpu backend)", "f64");
   check.dtype(argument, view, {DType::bf16});
   check.aligned(argument, view, kAlignment);
 }

@@ -20,7 +20,7 @@ namespace winnow::sparse_mla {
 struct Problem {
   DType dtype = DType::f32;
   std::int64_t s_q = 0, h_q = 0, s_kv = 0, d_qk = 0, topk = 0;
-  float scale = 0;
+  double scale = 0;                       // rounded to f32 unless dtype is f64
   Rows<const void*> q;                    // [s_q, h_q, d_qk]
   Rows<const void*> kv;                   // [s_kv, d_qk]
   Rows<const std::int32_t*> indices;      // [s_q, topk]

@@ -119,12 +119,12 @@ TYPED_TEST(Rejects, WrongDType) {
       [](Args& args, TestProblem& p) {
         args.q = ConstTensorView(p.q.data(), DType::i32, {2, 3, 512});
       },
-      "q: want dtype f32 or f16 or bf16, got i32");
+      "q: want dtype f32 or f16 or bf16 or f64, got i32");
   expect_rejected<TypeParam>(
       [](Args& args, TestProblem& p) {
         args.q = ConstTensorView(p.q.data(), DType::f8_e4m3, {2, 3, 512});
       },
-      "q: want dtype f32 or f16 or bf16, got f8_e4m3");
+      "q: want dtype f32 or f16 or bf16 or f64, got f8_e4m3");
   expect_rejected<TypeParam>(
       [](Args& args, TestProblem& p) {
         args.kv = ConstTensorView(p.kv.data(), DType::f16, {5, 1, 512});
@@ -140,6 +140,26 @@ TYPED_TEST(Rejects, WrongDType) {
         args.topk_length = ConstTensorView(p.topk_length.data(), DType::f32, {2});
       },
       "topk_length: want dtype i32, got f32");
+}
+
+// What f64 comes with is f64, and nothing else is.
+TYPED_TEST(Rejects, F64BesideF32) {
+  using Args = typename TypeParam::Args;
+  const Sizes f64{.dtype = DType::f64};
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.kv = ConstTensorView(p.kv.data(), DType::f32, {5, 1, 512});
+      },
+      "kv: want dtype f64, got f32", f64);
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) { args.lse = TensorView(p.lse.data(), DType::f32, {2, 3}); },
+      "lse: want dtype f64, got f32", f64);
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) { args.lse = TensorView(p.out.data(), DType::f64, {2, 3}); },
+      "lse: want dtype f32, got f64");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) { args.lse = TensorView(p.out.data(), DType::f64, {2, 3}); },
+      "lse: want dtype f32, got f64", {.dtype = DType::bf16});
 }
 
 TYPED_TEST(Rejects, WrongMemory) {
@@ -453,6 +473,26 @@ TEST(RejectsBackward, GradientsOfAThirdDType) {
         args.dkv = TensorView(p.dkv.data(), DType::f16, {5, 1, 512});
       },
       "dkv: want dtype bf16 or f32, got f16", sizes);
+}
+
+TEST(RejectsBackward, F64BesideF32) {
+  using Bend = std::function<void(BackwardArgs&, TestProblem&)>;
+  const auto rejected = [](const Bend& bend, const std::string& text) {
+    expect_rejected<BackwardOp>(bend, text, {.dtype = DType::f64});
+  };
+  const auto as_f32 = [](Tensor& tensor) {
+    return TensorView(tensor.data(), DType::f32, tensor.view().shape());
+  };
+  rejected([&](BackwardArgs& args, TestProblem& p) { args.delta = as_f32(p.delta); },
+           "delta: want dtype f64, got f32");
+  rejected([&](BackwardArgs& args, TestProblem& p) { args.attn_sink = as_f32(p.attn_sink); },
+           "attn_sink: want dtype f64, got f32");
+  rejected([&](BackwardArgs& args, TestProblem& p) { args.d_sink = as_f32(p.d_sink); },
+           "d_sink: want dtype f64, got f32");
+  rejected([&](BackwardArgs& args, TestProblem& p) { args.dq = as_f32(p.dq); },
+           "dq: want dtype f64, got f32");
+  rejected([&](BackwardArgs& args, TestProblem& p) { args.dkv = as_f32(p.dkv); },
+           "dkv: want dtype f64, got f32");
 }
 
 }  // namespace

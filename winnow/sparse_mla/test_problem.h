@@ -27,16 +27,16 @@ struct TestProblem {
         kv(n.dtype, {n.s_kv, 1, n.d_qk}),
         indices(DType::i32, {n.s_q, 1, n.topk}),
         topk_length(DType::i32, {n.s_q}),
-        attn_sink(DType::f32, {n.h_q}),
+        attn_sink(accumulator_of(n.dtype), {n.h_q}),
         d_out(n.dtype, {n.s_q, n.h_q, kValueDim}),
-        delta(DType::f32, {n.s_q, n.h_q}),
+        delta(accumulator_of(n.dtype), {n.s_q, n.h_q}),
         out(n.dtype, {n.s_q, n.h_q, kValueDim}),
-        max_logits(DType::f32, {n.s_q, n.h_q}),
-        lse(DType::f32, {n.s_q, n.h_q}),
-        attn_sum(DType::f32, {n.s_q, n.topk}),
+        max_logits(accumulator_of(n.dtype), {n.s_q, n.h_q}),
+        lse(accumulator_of(n.dtype), {n.s_q, n.h_q}),
+        attn_sum(accumulator_of(n.dtype), {n.s_q, n.topk}),
         dq(n.dtype, {n.s_q, n.h_q, n.d_qk}),
-        dkv(DType::f32, {n.s_kv, 1, n.d_qk}),
-        d_sink(DType::f32, {n.h_q}) {
+        dkv(accumulator_of(n.dtype), {n.s_kv, 1, n.d_qk}),
+        d_sink(accumulator_of(n.dtype), {n.h_q}) {
     testing::Random random(1);
     for (Tensor* tensor : {&q, &kv, &attn_sink, &d_out, &delta, &out, &lse}) {
       testing::fill_normal(*tensor, random);

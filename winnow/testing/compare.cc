@@ -20,7 +20,7 @@ void append_row(const void* data, std::int64_t count, std::int64_t stride,
                 std::vector<double>& values) {
   const T* element = static_cast<const T*>(data);
   for (std::int64_t i = 0; i < count; ++i) {
-    if constexpr (std::is_integral_v<T>) {
+    if constexpr (std::is_integral_v<T> || std::is_same_v<T, double>) {
       values.push_back(static_cast<double>(element[i * stride]));
     } else {
       values.push_back(static_cast<double>(static_cast<float>(element[i * stride])));
@@ -32,6 +32,8 @@ void append_row(const ConstTensorView& row, std::vector<double>& values) {
   const std::int64_t count = row.rank() == 0 ? 1 : row.size(0);
   const std::int64_t stride = row.rank() == 0 ? 1 : row.stride(0);
   switch (row.dtype()) {
+    case DType::f64:
+      return append_row<double>(row.data(), count, stride, values);
     case DType::f32:
       return append_row<float>(row.data(), count, stride, values);
     case DType::f16:
@@ -68,9 +70,9 @@ void require_readable(const ConstTensorView& view) {
               to_string(view));
 }
 
-std::string number(double value) {
+std::string number(double value, int digits = 9) {
   char text[32];
-  std::snprintf(text, sizeof(text), "%.9g", value);
+  std::snprintf(text, sizeof(text), "%.*g", digits, value);
   return text;
 }
 
@@ -119,8 +121,10 @@ Comparison compare(std::string_view what, std::span<const double> actual,
                    const Tolerance& tolerance) {
   Comparison result{std::string(what), kInfinity, tolerance.error, false, ""};
   const auto differ = [&](std::size_t at) {
-    return " at " + place(shape, at) + ": got " + number(actual[at]) + ", want " +
-           number(expected[at]);
+    // All digits where nine do not tell them apart.
+    const int digits = number(actual[at]) == number(expected[at]) ? 17 : 9;
+    return " at " + place(shape, at) + ": got " + number(actual[at], digits) + ", want " +
+           number(expected[at], digits);
   };
   if (actual.size() != expected.size()) {
     result.detail = std::to_string(actual.size()) + " elements where " +

@@ -25,9 +25,9 @@ struct Tolerance {
   double cosine = 0;  // limit of the cosine distance of the whole tensor; 0: not looked at
 };
 
-// Compares `actual` (f32, f16, bf16 or f8_e4m3, on the host, any strides) with `expected`, which
-// holds the same elements in row-major order. Where `rows` is given, `expected` holds only those
-// rows of dimension 0, in that order.
+// Compares `actual` (f64, f32, f16, bf16 or f8_e4m3, on the host, any strides) with `expected`,
+// which holds the same elements in row-major order. Where `rows` is given, `expected` holds only
+// those rows of dimension 0, in that order.
 //
 // Specials come first: NaN, inf and -inf must stand where they are expected and nowhere else. Then
 // every element is within the tolerance, and then the cosine distance of all finite elements.

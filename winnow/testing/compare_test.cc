@@ -41,6 +41,16 @@ TEST(Compare, SpecialsMustStandWhereTheyAreExpected) {
             "1 of 4 elements differ in being finite, inf or NaN, first at [1, 1]: got nan, want 4");
 }
 
+TEST(Compare, ReadsF64WithAllItsDigits) {
+  Tensor tensor(DType::f64, {2});
+  fill(tensor, 1 + 1e-12);
+  const double ones[] = {1, 1};
+  EXPECT_TRUE(compare("x", tensor, ones, {1e-11}).passed);
+  const Comparison wrong = compare("x", tensor, ones, {1e-13});
+  EXPECT_FALSE(wrong.passed);
+  EXPECT_EQ(wrong.detail, "worst at [0]: got 1.000000000001, want 1");
+}
+
 TEST(Compare, NanNeverPasses) {
   for (const RelativeTo relative_to : {RelativeTo::nothing, RelativeTo::tensor, RelativeTo::row}) {
     EXPECT_FALSE(compare_values({kNan, kNan}, {0, 0}, {kInf, relative_to, 2}).passed);

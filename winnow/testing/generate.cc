@@ -3,6 +3,7 @@
 #include <cstring>
 #include <numeric>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -38,7 +39,11 @@ template <class T, class Make>
 void fill_as(const TensorView& view, const Make& make) {
   for_each_row(view, [&](char* row, std::int64_t count, std::int64_t stride) {
     for (std::int64_t i = 0; i < count; ++i) {
-      reinterpret_cast<T*>(row)[i * stride] = T(static_cast<float>(make()));
+      if constexpr (std::is_same_v<T, double>) {
+        reinterpret_cast<T*>(row)[i * stride] = make();
+      } else {
+        reinterpret_cast<T*>(row)[i * stride] = T(static_cast<float>(make()));
+      }
     }
   });
 }
@@ -46,6 +51,8 @@ void fill_as(const TensorView& view, const Make& make) {
 template <class Make>
 void fill_with(const TensorView& view, const Make& make) {
   switch (view.dtype()) {
+    case DType::f64:
+      return fill_as<double>(view, make);
     case DType::f32:
       return fill_as<float>(view, make);
     case DType::f16:

@@ -1,6 +1,7 @@
 // What the rooms make their case tables with.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "winnow/core/dtype.h"
+#include "winnow/core/error.h"
 #include "winnow/testing/operation.h"
 
 namespace winnow::testing {
@@ -23,6 +25,27 @@ void add(std::vector<Shape>& list, std::initializer_list<DType> dtypes, const Sh
     list.back().dtype = dtype;
     list.back().name = std::string(to_string(dtype)) + "-" + shape.name;
   }
+}
+
+// Appends the shapes of f32 whose names end in "-" and one of `names` once more, in f64. Throws
+// Error where a name is no shape's.
+template <class Shape>
+void add_f64(std::vector<Shape>& list, const std::vector<std::string>& names) {
+  std::vector<bool> used(names.size());
+  for (Shape shape : std::vector<Shape>(list)) {
+    bool chosen = false;
+    for (std::size_t n = 0; n < names.size() && shape.dtype == DType::f32; ++n) {
+      if (!shape.name.ends_with(std::string("-").append(names[n]))) continue;
+      chosen = used[n] = true;
+    }
+    if (!chosen) continue;
+    shape.name.erase(0, to_string(DType::f32).size() + 1);
+    add(list, {DType::f64}, shape);
+  }
+  const auto unused = std::find(used.begin(), used.end(), false);
+  if (unused == used.end()) return;
+  throw Error(ErrorCode::invalid_argument, "testing::add_f64", "names", "the end of a shape's name",
+              names[static_cast<std::size_t>(unused - used.begin())]);
 }
 
 // The rows of a case table from shapes that have a name and a describe().

@@ -20,37 +20,37 @@ BackwardParams check_args(const BackwardArgs& args) {
   params.problem = check_problem(check, args);
   const Dim s_q{"s_q", params.problem.s_q}, h_q{"h_q", params.problem.h_q};
   const Dim d_qk{"d_qk", params.problem.d_qk}, d_v{"d_v", kValueDim};
-  const DType dtype = args.q.dtype();
+  const DType dtype = args.q.dtype(), real = accumulator_of(dtype);
   const Device device = args.q.device();
   if (args.delta.present()) {
-    check.input("delta", args.delta, {s_q, h_q}, {DType::f32}, device);
+    check.input("delta", args.delta, {s_q, h_q}, {real}, device);
   } else {
     check.input("out", args.out, {s_q, h_q, d_v}, {dtype}, device);
   }
-  check.input("lse", args.lse, {s_q, h_q}, {DType::f32}, device);
+  check.input("lse", args.lse, {s_q, h_q}, {real}, device);
   check.input("d_out", args.d_out, {s_q, h_q, d_v}, {dtype}, device);
   if (args.attn_sink.present()) {
-    check.input("attn_sink", args.attn_sink, {h_q}, {DType::f32}, device);
+    check.input("attn_sink", args.attn_sink, {h_q}, {real}, device);
   }
-  check.output("dq", args.dq, {s_q, h_q, d_qk}, {dtype, DType::f32}, device);
-  check.output("dkv", args.dkv, {{"s_kv", params.problem.s_kv}, {"1", 1}, d_qk},
-               {dtype, DType::f32}, device);
+  check.output("dq", args.dq, {s_q, h_q, d_qk}, {dtype, real}, device);
+  check.output("dkv", args.dkv, {{"s_kv", params.problem.s_kv}, {"1", 1}, d_qk}, {dtype, real},
+               device);
   if (args.d_sink.present()) {
     check.that(args.attn_sink.present(), "d_sink", "attn_sink to be given as well", "no attn_sink");
-    check.output("d_sink", args.d_sink, {h_q}, {DType::f32}, device);
+    check.output("d_sink", args.d_sink, {h_q}, {real}, device);
   }
 
   params.out = args.delta.present() ? Rows<const void*>{} : rows_of<const void*>(args.out, 0, 1);
   params.d_out = rows_of<const void*>(args.d_out, 0, 1);
-  params.lse = rows_of<const float*>(args.lse, 0);
-  params.attn_sink = rows_of<const float*>(args.attn_sink, 0);
-  params.delta = rows_of<const float*>(args.delta, 0);
+  params.lse = rows_of<const void*>(args.lse, 0);
+  params.attn_sink = rows_of<const void*>(args.attn_sink, 0);
+  params.delta = rows_of<const void*>(args.delta, 0);
   params.deterministic = args.deterministic;
   params.dq_dtype = args.dq.dtype();
   params.dkv_dtype = args.dkv.dtype();
   params.dq = rows_of<void*>(args.dq, 0, 1);
   params.dkv = rows_of<void*>(args.dkv, 0);
-  params.d_sink = rows_of<float*>(args.d_sink, 0);
+  params.d_sink = rows_of<void*>(args.d_sink, 0);
   return params;
 }
 

@@ -12,7 +12,7 @@ namespace winnow::sparse_mla {
 
 // Arguments of backward(). A default-constructed optional tensor is absent.
 struct BackwardArgs {
-  ConstTensorView q{};            // [s_q, h_q, d_qk], f32, f16 or bf16; d_qk is 576 or 512
+  ConstTensorView q{};            // [s_q, h_q, d_qk], f32, f16, bf16 or f64; d_qk is 576 or 512
   ConstTensorView kv{};           // [s_kv, 1, d_qk], as q
   ConstTensorView indices{};      // [s_q, 1, topk], i32
   ConstTensorView out{};          // [s_q, h_q, 512], as q: the result of forward(). Not needed if
@@ -46,10 +46,12 @@ struct BackwardArgs {
 // visible entries and heads with a sink of +inf contribute exactly 0; rows that no query sees get
 // 0.
 //
+// With f64, which is for the CPU, every tensor that is f32 above is f64.
+//
 // On the CPU every call is deterministic, with or without `deterministic`: the contributions to
 // each row of dkv are summed in the order of the queries. CPU scratch memory grows with topk * d_qk
-// (about 64 MiB or one query per thread, whichever is more), plus s_kv * d_qk floats if dkv is not
-// f32.
+// (about 64 MiB or one query per thread, whichever is more), plus s_kv * d_qk floats if dkv is f16
+// or bf16.
 // On sm90, without `deterministic`, the contributions to dkv are added in no fixed order, so that
 // the last bits of dkv and dq vary from run to run. The scratch memory is `workspace` or, if that
 // is absent, memory from the stream's pool (cudaMallocAsync), which a captured graph keeps as nodes

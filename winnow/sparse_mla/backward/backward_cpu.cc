@@ -13,16 +13,18 @@
 namespace winnow::sparse_mla {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+template <class Real>
+constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 constexpr std::int64_t kTileBytes = std::int64_t{64} << 20;
 
 // One worker's space for one query.
+template <class Real>
 struct Scratch {
-  Matrix q, d_out, dq;  // [h_q, d_qk], [h_q, 512], [h_q, d_qk]
-  Matrix rows;          // [kBlock, d_qk]
-  Matrix p, ds;         // [h_q, kBlock]
-  Vector lse, delta;    // [h_q]; lse with the sink
-  Vector out;           // [512]
+  Matrix<Real> q, d_out, dq;  // [h_q, d_qk], [h_q, 512], [h_q, d_qk]
+  Matrix<Real> rows;          // [kBlock, d_qk]
+  Matrix<Real> p, ds;         // [h_q, kBlock]
+  Vector<Real> lse, delta;    // [h_q]; lse with the sink
+  Vector<Real> out;           // [512]
 
   explicit Scratch(const Problem& problem)
       : q(problem.h_q, problem.d_qk),
@@ -37,11 +39,13 @@ struct Scratch {
 };
 
 // The queries that are worked on between two reductions into dkv.
+template <class Real>
 struct Tile {
   std::int64_t queries;
   std::vector<VisibleEntries> visible;
-  Matrix contributions;  // [queries * topk, d_qk]: what each visible entry adds to its row of dkv
-  Matrix d_sink;         // [queries, h_q]
+  // [queries * topk, d_qk]: what each visible entry adds to its row of dkv.
+  Matrix<Real> contributions;
+  Matrix<Real> d_sink;  // [queries, h_q]
 
   Tile(const Problem& problem, int workers)
       : queries(size(problem, workers)),
@@ -51,7 +55,7 @@ struct Tile {
 
   static std::int64_t size(const Problem& problem, int workers) {
     const std::int64_t bytes =
-        std::max<std::int64_t>(problem.topk * problem.d_qk, 1) * std::int64_t{sizeof(float)};
+        std::max<std::int64_t>(problem.topk * problem.d_qk, 1) * std::int64_t{sizeof(Real)};
     // At least a query per worker; more of them where memory allows, to even out the work.
     const std::int64_t queries =
         std::clamp<std::int64_t>(kTileBytes / bytes, workers, 64 * std::int64_t{workers});
@@ -60,62 +64,71 @@ struct Tile {
 };
 
 // log(exp(a) + exp(b)); NaN if either is.
-float log_add_exp(float a, float b) {
-  if (a == b) return a + std::log(2.0f);  // also where both are infinite
+template <class Real>
+Real log_add_exp(Real a, Real b) {
+  if (a == b) return a + std::log(Real(2));  // also where both are infinite
   return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b)));
 }
 
-bool infinite_sink(const BackwardParams& params, Index h) {
-  return params.attn_sink.data != nullptr &&
-         params.attn_sink.data[params.attn_sink.offset(h)] == kInfinity;
+template <class Real>
+bool infinite_sink(const Rows<const Real*>& attn_sink, Index h) {
+  return attn_sink.data != nullptr && attn_sink.data[attn_sink.offset(h)] == kInfinity<Real>;
 }
 
 // Loads a query and what the formulas need of each head: lse' and delta.
-void load_query(const BackwardParams& params, std::int64_t i, Scratch& s) {
+template <class Real>
+void load_query(const BackwardParams& params, std::int64_t i, Scratch<Real>& s) {
   const Problem& problem = params.problem;
+  const auto lse = params.lse.as<const Real>(), delta = params.delta.as<const Real>();
+  const auto attn_sink = params.attn_sink.as<const Real>();
   load_heads(problem.dtype, problem.q, i, 0, problem.h_q, problem.d_qk, s.q);
   load_heads(problem.dtype, params.d_out, i, 0, problem.h_q, kValueColumns, s.d_out);
   for (Index h = 0; h < problem.h_q; ++h) {
-    if (infinite_sink(params, h)) {  // gives exactly nothing, whatever its values are
+    if (infinite_sink(attn_sink, h)) {  // gives exactly nothing, whatever its values are
       s.q.row(h).setZero();
       s.d_out.row(h).setZero();
     }
-    s.lse[h] = params.lse.data[params.lse.offset(i) + h];
-    if (params.attn_sink.data != nullptr) {
-      s.lse[h] = log_add_exp(s.lse[h], params.attn_sink.data[params.attn_sink.offset(h)]);
+    s.lse[h] = lse.data[lse.offset(i) + h];
+    if (attn_sink.data != nullptr) {
+      s.lse[h] = log_add_exp(s.lse[h], attn_sink.data[attn_sink.offset(h)]);
     }
-    if (params.delta.data != nullptr) {
-      s.delta[h] = params.delta.data[params.delta.offset(i) + h];
+    if (delta.data != nullptr) {
+      s.delta[h] = delta.data[delta.offset(i) + h];
     } else {
-      load_f32(problem.dtype, params.out.data, params.out.offset(i, h), kValueColumns,
-               s.out.data());
+      load_real(problem.dtype, params.out.data, params.out.offset(i, h), kValueColumns,
+                s.out.data());
       s.delta[h] = s.out.dot(s.d_out.row(h));
     }
   }
 }
 
 // P and dS of the gathered rows.
-void weights_of_block(const BackwardParams& params, Index count, Scratch& s) {
+template <class Real>
+void weights_of_block(const BackwardParams& params, Index count, Scratch<Real>& s) {
   const Problem& problem = params.problem;
+  const auto scale = static_cast<Real>(problem.scale);
+  const auto attn_sink = params.attn_sink.as<const Real>();
   auto p = s.p.leftCols(count), ds = s.ds.leftCols(count);
   const auto rows = s.rows.topRows(count);
   p.noalias() = s.q * rows.transpose();
   ds.noalias() = s.d_out * rows.leftCols(kValueColumns).transpose();
   for (Index h = 0; h < problem.h_q; ++h) {
-    if (infinite_sink(params, h)) {
+    if (infinite_sink(attn_sink, h)) {
       p.row(h).setZero();
       ds.row(h).setZero();
       continue;
     }
-    p.row(h) = exp_of(p.row(h).array() * problem.scale - s.lse[h]);
-    ds.row(h).array() = p.row(h).array() * (ds.row(h).array() - s.delta[h]) * problem.scale;
+    p.row(h) = exp_of(p.row(h).array() * scale - s.lse[h]);
+    ds.row(h).array() = p.row(h).array() * (ds.row(h).array() - s.delta[h]) * scale;
   }
 }
 
 // dq and d_sink of query i, and its contributions to the rows it sees.
-void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t slot, Tile& tile,
-                    Scratch& s) {
+template <class Real>
+void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t slot,
+                    Tile<Real>& tile, Scratch<Real>& s) {
   const Problem& problem = params.problem;
+  const auto attn_sink = params.attn_sink.as<const Real>();
   VisibleEntries& visible = tile.visible[static_cast<std::size_t>(slot)];
   visible.find(problem, i);
   load_query(params, i, s);
@@ -131,27 +144,28 @@ void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t s
     contributions.leftCols(kValueColumns).noalias() += p.transpose() * s.d_out;
   }
   for (Index h = 0; h < problem.h_q; ++h) {
-    const bool zero = infinite_sink(params, h);
+    const bool zero = infinite_sink(attn_sink, h);
     if (zero) s.dq.row(h).setZero();  // also where a row holds NaN
-    store_f32(params.dq_dtype, s.dq.row(h).data(), problem.d_qk, params.dq.data,
-              params.dq.offset(i, h));
+    store_real(params.dq_dtype, s.dq.row(h).data(), problem.d_qk, params.dq.data,
+               params.dq.offset(i, h));
     if (params.d_sink.data != nullptr) {
-      const float sink = params.attn_sink.data[params.attn_sink.offset(h)];
-      const bool without_share = zero || sink == -kInfinity || visible.count == 0;
-      tile.d_sink(slot, h) = without_share ? 0.0f : -std::exp(sink - s.lse[h]) * s.delta[h];
+      const Real sink = attn_sink.data[attn_sink.offset(h)];
+      const bool without_share = zero || sink == -kInfinity<Real> || visible.count == 0;
+      tile.d_sink(slot, h) = without_share ? Real(0) : -std::exp(sink - s.lse[h]) * s.delta[h];
     }
   }
 }
 
-// dkv in f32 while it is added up: the output itself where that is f32.
+// dkv while it is added up: the output itself where that is of the same type.
+template <class Real>
 struct Accumulator {
-  Matrix own;
-  float* data;
+  Matrix<Real> own;
+  Real* data;
   std::int64_t stride;
 
   explicit Accumulator(const BackwardParams& params) {
-    if (params.dkv_dtype == DType::f32) {
-      data = static_cast<float*>(params.dkv.data);
+    if (params.dkv_dtype == dtype_of<Real>) {
+      data = static_cast<Real*>(params.dkv.data);
       stride = params.dkv.stride0;
     } else {
       own.resize(params.problem.s_kv, params.problem.d_qk);
@@ -159,13 +173,15 @@ struct Accumulator {
       stride = params.problem.d_qk;
     }
   }
-  Eigen::Map<Eigen::RowVectorXf> row(std::int64_t t, std::int64_t columns) const {
+  Eigen::Map<Eigen::Matrix<Real, 1, Eigen::Dynamic>> row(std::int64_t t,
+                                                         std::int64_t columns) const {
     return {data + t * stride, columns};
   }
 };
 
-void reduce_tile(const Problem& problem, const Tile& tile, std::int64_t queries,
-                 const Accumulator& dkv, const Executor& executor) {
+template <class Real>
+void reduce_tile(const Problem& problem, const Tile<Real>& tile, std::int64_t queries,
+                 const Accumulator<Real>& dkv, const Executor& executor) {
   // Each part owns the rows of one remainder, so that neighbouring hot rows spread over the parts.
   const std::int64_t parts = executor.workers();
   executor.for_each_range(parts, 1, [&](std::int64_t part, std::int64_t, int) {
@@ -181,8 +197,10 @@ void reduce_tile(const Problem& problem, const Tile& tile, std::int64_t queries,
 }
 
 // Takes all queries into dq, dkv and d_sink, a tile at a time.
-void add_queries(const BackwardParams& params, Tile& tile, std::vector<Scratch>& scratch,
-                 const Accumulator& dkv, Eigen::VectorXd& d_sink, const Executor& executor) {
+template <class Real>
+void add_queries(const BackwardParams& params, Tile<Real>& tile,
+                 std::vector<Scratch<Real>>& scratch, const Accumulator<Real>& dkv,
+                 Eigen::VectorXd& d_sink, const Executor& executor) {
   const Problem& problem = params.problem;
   for (std::int64_t first = 0; first < problem.s_q; first += tile.queries) {
     const std::int64_t queries = std::min(tile.queries, problem.s_q - first);
@@ -192,25 +210,24 @@ void add_queries(const BackwardParams& params, Tile& tile, std::vector<Scratch>&
     reduce_tile(problem, tile, queries, dkv, executor);
     if (params.d_sink.data != nullptr) {
       for (std::int64_t slot = 0; slot < queries; ++slot) {
-        d_sink += tile.d_sink.row(slot).transpose().cast<double>();
+        d_sink += tile.d_sink.row(slot).transpose().template cast<double>();
       }
     }
   }
 }
 
-}  // namespace
-
-void backward_cpu(const BackwardParams& params, const Executor& executor) {
+template <class Real>
+void backward_all(const BackwardParams& params, const Executor& executor) {
   const Problem& problem = params.problem;
   // All memory is had before anything is written.
   const bool queries = problem.s_q > 0 && problem.h_q > 0;
-  const Accumulator dkv(params);
+  const Accumulator<Real> dkv(params);
   Eigen::VectorXd d_sink = Eigen::VectorXd::Zero(params.d_sink.data != nullptr ? problem.h_q : 0);
-  std::optional<Tile> tile;
-  std::vector<Scratch> scratch;
+  std::optional<Tile<Real>> tile;
+  std::vector<Scratch<Real>> scratch;
   if (queries) {
     tile.emplace(problem, executor.workers());
-    scratch.assign(static_cast<std::size_t>(executor.workers()), Scratch(problem));
+    scratch.assign(static_cast<std::size_t>(executor.workers()), Scratch<Real>(problem));
   }
   constexpr std::int64_t kRowGrain = 256;
 
@@ -218,17 +235,24 @@ void backward_cpu(const BackwardParams& params, const Executor& executor) {
     for (; t < end; ++t) dkv.row(t, problem.d_qk).setZero();
   });
   if (queries) add_queries(params, *tile, scratch, dkv, d_sink, executor);
-  if (params.dkv_dtype != DType::f32) {
+  if (params.dkv_dtype != dtype_of<Real>) {
     executor.for_each_range(problem.s_kv, kRowGrain, [&](std::int64_t t, std::int64_t end, int) {
       for (; t < end; ++t) {
-        store_f32(params.dkv_dtype, dkv.row(t, problem.d_qk).data(), problem.d_qk, params.dkv.data,
-                  params.dkv.offset(t));
+        store_real(params.dkv_dtype, dkv.row(t, problem.d_qk).data(), problem.d_qk, params.dkv.data,
+                   params.dkv.offset(t));
       }
     });
   }
   for (Index h = 0; h < d_sink.size(); ++h) {
-    params.d_sink.data[params.d_sink.offset(h)] = static_cast<float>(d_sink[h]);
+    params.d_sink.as<Real>().data[params.d_sink.offset(h)] = static_cast<Real>(d_sink[h]);
   }
+}
+
+}  // namespace
+
+void backward_cpu(const BackwardParams& params, const Executor& executor) {
+  const bool f64 = params.problem.dtype == DType::f64;
+  (f64 ? backward_all<double> : backward_all<float>)(params, executor);
 }
 
 }  // namespace winnow::sparse_mla

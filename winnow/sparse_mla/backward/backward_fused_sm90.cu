@@ -124,14 +124,14 @@ fused::KernelParams kernel_params(const Call& call) {
   kernel.d_out_stride1 = 2 * params.d_out.stride1;
   kernel.d_out = static_cast<const char*>(params.d_out.data);
   kernel.lse_stride = params.lse.stride0;
-  kernel.lse = params.lse.data;
+  kernel.lse = params.lse.as<const float>().data;
   kernel.out_stride0 = 2 * params.out.stride0;
   kernel.out_stride1 = 2 * params.out.stride1;
   kernel.out = static_cast<const char*>(params.out.data);
   const bool ahead = has_delta_ahead(params);
   kernel.delta_stride = ahead ? problem.h_q : params.delta.stride0;
-  kernel.delta = ahead ? call.at<float>(call.layout.delta) : params.delta.data;
-  kernel.attn_sink = params.attn_sink.data;
+  kernel.delta = ahead ? call.at<float>(call.layout.delta) : params.delta.as<const float>().data;
+  kernel.attn_sink = params.attn_sink.as<const float>().data;
   kernel.attn_sink_stride = params.attn_sink.stride0;
   if (params.d_sink.data != nullptr) {
     kernel.sink_share = call.at<float>(call.layout.sink_share);
@@ -141,8 +141,8 @@ fused::KernelParams kernel_params(const Call& call) {
   kernel.dq_stride1 = size_of(params.dq_dtype) * params.dq.stride1;
   kernel.dq = static_cast<char*>(params.dq.data);
   kernel.dq_parts = call.at<float>(call.layout.dq_parts);
-  kernel.scale = problem.scale;
-  kernel.scale_log2 = problem.scale * device::kLog2e;
+  kernel.scale = static_cast<float>(problem.scale);
+  kernel.scale_log2 = kernel.scale * device::kLog2e;
   kernel.h_q = static_cast<int>(problem.h_q);
   kernel.head_blocks = static_cast<std::uint32_t>(head_blocks(problem));
   kernel.items = static_cast<std::uint32_t>(problem.s_q * head_blocks(problem));
@@ -192,7 +192,8 @@ void finish(const Call& call) {
   if (params.d_sink.data != nullptr && problem.h_q > 0) {
     kRuntime.launch(sink_kernel, static_cast<unsigned>((problem.h_q + 31) / 32), kSinkThreads, 0,
                     call.stream, call.at<float>(call.layout.sink_share), problem.s_q,
-                    static_cast<int>(problem.h_q), params.d_sink.data, params.d_sink.stride0);
+                    static_cast<int>(problem.h_q), params.d_sink.as<float>().data,
+                    params.d_sink.stride0);
   }
 }
 

@@ -8,16 +8,17 @@ namespace winnow::sparse_mla {
 
 struct BackwardParams {
   Problem problem;
-  Rows<const void*> out;         // [s_q, h_q, 512], dtype of the problem; null where delta is given
-  Rows<const void*> d_out;       // [s_q, h_q, 512], dtype of the problem
-  Rows<const float*> lse;        // [s_q, h_q]
-  Rows<const float*> attn_sink;  // [h_q], may be null
-  Rows<const float*> delta;      // [s_q, h_q], may be null
+  Rows<const void*> out;    // [s_q, h_q, 512], dtype of the problem; null where delta is given
+  Rows<const void*> d_out;  // [s_q, h_q, 512], dtype of the problem
+  // Of accumulator_of() that dtype; the last two and d_sink may be null.
+  Rows<const void*> lse;        // [s_q, h_q]
+  Rows<const void*> attn_sink;  // [h_q]
+  Rows<const void*> delta;      // [s_q, h_q]
   bool deterministic = false;
   DType dq_dtype = DType::f32, dkv_dtype = DType::f32;
-  Rows<void*> dq;       // [s_q, h_q, d_qk]
-  Rows<void*> dkv;      // [s_kv, d_qk]
-  Rows<float*> d_sink;  // [h_q], may be null
+  Rows<void*> dq;      // [s_q, h_q, d_qk]
+  Rows<void*> dkv;     // [s_kv, d_qk]
+  Rows<void*> d_sink;  // [h_q]
 };
 
 void backward_cpu(const BackwardParams& params, const Executor& executor);

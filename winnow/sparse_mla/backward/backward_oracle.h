@@ -25,7 +25,7 @@ struct Backward {
 };
 
 inline double delta_of(const Inputs& in, const Gradients& given, std::int64_t i, std::int64_t h) {
-  if (given.delta.present()) return static_cast<double>(given.delta.at<float>(i, h));
+  if (given.delta.present()) return element(given.delta, i, h);
   return dot(row_of(given.out, i, h), row_of(given.d_out, i, h), in.d_v());
 }
 
@@ -45,7 +45,7 @@ inline Backward backward(const Inputs& in, const Gradients& given,
     for (std::int64_t h = 0; h < in.h_q(); ++h) {
       const double sink = in.sink(h);
       if (std::isinf(sink)) continue;  // -inf has no share, +inf leaves no gradient
-      const double lse = lse_with_sink(given.lse.at<float>(i, h), sink);
+      const double lse = lse_with_sink(element(given.lse, i, h), sink);
       result.d_sink[h] -= std::exp(sink - lse) * delta_of(in, given, i, h);
     }
 
@@ -60,7 +60,7 @@ inline Backward backward(const Inputs& in, const Gradients& given,
       const std::vector<double> q = row_of(in.q, i, h);
       const std::vector<double> d_out = row_of(given.d_out, i, h);
       const double delta = delta_of(in, given, i, h);
-      const double lse = lse_with_sink(given.lse.at<float>(i, h), in.sink(h));
+      const double lse = lse_with_sink(element(given.lse, i, h), in.sink(h));
       for (std::size_t e = 0; e < entries.size(); ++e) {
         const double x = in.logit_scale() * dot(q, keys[e], in.d_qk());
         const double p = std::exp(x - lse);

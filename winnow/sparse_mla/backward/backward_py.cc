@@ -34,10 +34,11 @@ nb::tuple backward(nb::handle q, nb::handle kv, nb::handle indices, nb::handle o
       .deterministic = deterministic,
   };
   const std::int64_t h_q = size_of_dim(args.q, 1), d_qk = size_of_dim(args.q, 2);
+  const DType real = accumulator_of(args.q.dtype());
   args.dq = call.output("dq", dq, args.q.dtype(), {size_of_dim(args.q, 0), h_q, d_qk});
-  args.dkv = call.output("dkv", dkv, DType::f32, {size_of_dim(args.kv, 0), 1, d_qk});
+  args.dkv = call.output("dkv", dkv, real, {size_of_dim(args.kv, 0), 1, d_qk});
   const bool with_sink = args.attn_sink.present() || !d_sink.is_none();
-  if (with_sink) args.d_sink = call.output("d_sink", d_sink, DType::f32, {h_q});
+  if (with_sink) args.d_sink = call.output("d_sink", d_sink, real, {h_q});
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return sparse_mla::backward_workspace_bytes(args, options);
   });
@@ -101,15 +102,16 @@ Backend supports_sparse_mla_backward(Shape& shape, const RunOptions& options) {
   const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
   const std::int64_t topk = shape.take("topk", 64);
   shape.done();
+  const DType real = accumulator_of(shape.dtype);
   const ConstTensorView out = shape.view(shape.dtype, {s_q, h_q, sparse_mla::kValueDim});
   return sparse_mla::backward({.q = shape.view(shape.dtype, {s_q, h_q, d_qk}),
                                .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
                                .indices = shape.view(DType::i32, {s_q, 1, topk}),
                                .out = out,
-                               .lse = shape.view(DType::f32, {s_q, h_q}),
+                               .lse = shape.view(real, {s_q, h_q}),
                                .d_out = out,
-                               .dq = shape.view(DType::f32, {s_q, h_q, d_qk}),
-                               .dkv = shape.view(DType::f32, {s_kv, 1, d_qk})},
+                               .dq = shape.view(real, {s_q, h_q, d_qk}),
+                               .dkv = shape.view(real, {s_kv, 1, d_qk})},
                               options);
 }
 

@@ -100,12 +100,12 @@ Params kernel_params(const BackwardParams& params, const Layout& layout, char* w
   kernel.d_out = bytes_of(params.d_out);
   kernel.d_out_stride0 = 2 * params.d_out.stride0;
   kernel.d_out_stride1 = 2 * params.d_out.stride1;
-  kernel.lse = params.lse.data + params.lse.offset(first);
+  kernel.lse = params.lse.as<const float>().data + params.lse.offset(first);
   kernel.lse_stride = params.lse.stride0;
-  kernel.attn_sink = params.attn_sink.data;
+  kernel.attn_sink = params.attn_sink.as<const float>().data;
   kernel.attn_sink_stride = params.attn_sink.stride0;
   if (params.delta.data != nullptr) {
-    kernel.given_delta = params.delta.data + params.delta.offset(first);
+    kernel.given_delta = params.delta.as<const float>().data + params.delta.offset(first);
   }
   kernel.given_delta_stride = params.delta.stride0;
 
@@ -149,8 +149,8 @@ Params kernel_params(const BackwardParams& params, const Layout& layout, char* w
   kernel.ranges = layout.ranges;
   kernel.range_shift = layout.range_shift;
   kernel.keep_images = problem.s_kv <= kRowsBesideImages;
-  kernel.scale = problem.scale;
-  kernel.scale_log2 = problem.scale * device::kLog2e;
+  kernel.scale = static_cast<float>(problem.scale);
+  kernel.scale_log2 = kernel.scale * device::kLog2e;
   return kernel;
 }
 
@@ -227,7 +227,7 @@ void finish(const BackwardParams& params, const Params& all, cudaStream_t stream
     const int heads = all.blocks * detail::kBlockHeads;
     kRuntime.launch(detail::d_sink_kernel, heads / 32, 32 * detail::kSinkWarps, 0, stream, all.lse2,
                     all.delta, problem.s_q, heads, all.h_q, all.attn_sink, all.attn_sink_stride,
-                    params.d_sink.data, params.d_sink.stride0);
+                    params.d_sink.as<float>().data, params.d_sink.stride0);
   }
   if (params.dkv_dtype != DType::f32 && problem.s_kv > 0) {
     launch_flat(detail::round_kernel, problem.s_kv * problem.d_qk / 8, stream, all.dkv,

@@ -17,12 +17,12 @@ DistributionParams check_args(const DistributionArgs& args) {
   params.problem = check_problem(check, args);
   const Dim s_q{"s_q", params.problem.s_q}, h_q{"h_q", params.problem.h_q};
   const Device device = args.q.device();
-  check.input("lse", args.lse, {s_q, h_q}, {DType::f32}, device);
-  check.output("attn_sum", args.attn_sum, {s_q, {"topk", params.problem.topk}}, {DType::f32},
-               device);
+  const DType real = accumulator_of(args.q.dtype());
+  check.input("lse", args.lse, {s_q, h_q}, {real}, device);
+  check.output("attn_sum", args.attn_sum, {s_q, {"topk", params.problem.topk}}, {real}, device);
 
-  params.lse = rows_of<const float*>(args.lse, 0);
-  params.attn_sum = rows_of<float*>(args.attn_sum, 0);
+  params.lse = rows_of<const void*>(args.lse, 0);
+  params.attn_sum = rows_of<void*>(args.attn_sum, 0);
   return params;
 }
 

@@ -12,7 +12,7 @@ namespace winnow::sparse_mla {
 
 // Arguments of distribution(). A default-constructed optional tensor is absent.
 struct DistributionArgs {
-  ConstTensorView q{};            // [s_q, h_q, d_qk], f32, f16 or bf16; d_qk is 576 or 512
+  ConstTensorView q{};            // [s_q, h_q, d_qk], f32, f16, bf16 or f64; d_qk is 576 or 512
   ConstTensorView kv{};           // [s_kv, 1, d_qk], as q
   ConstTensorView indices{};      // [s_q, 1, topk], i32
   ConstTensorView lse{};          // [s_q, h_q], f32, natural logarithm, as forward() returns it
@@ -32,6 +32,7 @@ struct DistributionArgs {
 // On sm90 q and kv are bf16 with rows aligned to 16 bytes, and topk and s_q * h_q are up to
 // 2^30; heads are padded to 64, beyond 64 to a multiple of 128. The call allocates nothing and does
 // not wait.
+// With f64, which is for the CPU, lse and attn_sum are f64.
 // Shapes, strides, memory, streams and errors: as forward(). Returns the backend that ran.
 //
 // Defined by DeepSeek-V3.2: DeepSeek Sparse Attention trains its indexer by the KL divergence from

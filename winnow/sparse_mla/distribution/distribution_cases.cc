@@ -17,20 +17,23 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   const oracle::Inputs in = inputs.for_oracle();
   const std::vector<std::int64_t> queries = checked_queries(shape);
 
-  // The lse of the oracle, rounded to f32; of queries that are not looked at anything will do.
+  // The lse of the oracle, rounded to its dtype; of queries that are not looked at anything will
+  // do.
+  const DType real = accumulator_of(shape.dtype);
   const oracle::Forward softmax = oracle::forward(in, queries);
-  const StridedTensor lse = make_output(DType::f32, {shape.s_q, shape.h_q}, shape.layout);
+  const StridedTensor lse = make_output(real, {shape.s_q, shape.h_q}, shape.layout);
   winnow::testing::fill(lse.view, 0);
   for (std::size_t n = 0; n < queries.size(); ++n) {
     for (std::int64_t h = 0; h < shape.h_q; ++h) {
-      lse.view.at<float>(queries[n], h) = static_cast<float>(softmax.lse[n * shape.h_q + h]);
+      winnow::testing::fill(lse.view.slice(0, queries[n], queries[n] + 1).slice(1, h, h + 1),
+                            softmax.lse[n * shape.h_q + h]);
     }
   }
   const Device device = testing::device_of(target);
   const CaseInputs there = inputs.on(device);
   const StridedTensor lse_there = testing::on(device, lse);
   const StridedTensor attn_sum_there =
-      testing::on(device, make_output(DType::f32, {shape.s_q, shape.topk}, shape.layout));
+      testing::on(device, make_output(real, {shape.s_q, shape.topk}, shape.layout));
   DistributionArgs args{.lse = lse_there.view, .attn_sum = attn_sum_there.view};
   there.pass_to(args);
 
@@ -47,7 +50,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   std::vector<double> sums, wanted;
   for (const std::int64_t i : queries) {
     double sum = 0;
-    for (std::int64_t j = 0; j < shape.topk; ++j) sum += attn_sum.view.at<float>(i, j);
+    for (std::int64_t j = 0; j < shape.topk; ++j) sum += oracle::element(attn_sum.view, i, j);
     sums.push_back(sum);
     wanted.push_back(oracle::visible_entries(in, i).empty() ? 0.0 : double(shape.h_q));
   }

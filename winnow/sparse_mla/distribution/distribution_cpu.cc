@@ -9,11 +9,12 @@
 namespace winnow::sparse_mla {
 namespace {
 
+template <class Real>
 struct Scratch {
   VisibleEntries visible;
-  Matrix q;        // [h_q, d_qk]
-  Matrix rows;     // [kBlock, d_qk]
-  Matrix weights;  // [h_q, kBlock]
+  Matrix<Real> q;        // [h_q, d_qk]
+  Matrix<Real> rows;     // [kBlock, d_qk]
+  Matrix<Real> weights;  // [h_q, kBlock]
 
   explicit Scratch(const Problem& problem)
       : visible(problem),
@@ -22,13 +23,16 @@ struct Scratch {
         weights(problem.h_q, kBlock) {}
 };
 
-void distribution_query(const DistributionParams& params, std::int64_t i, Scratch& s) {
+template <class Real>
+void distribution_query(const DistributionParams& params, std::int64_t i, Scratch<Real>& s) {
   const Problem& problem = params.problem;
-  float* attn_sum = params.attn_sum.data + params.attn_sum.offset(i);
-  std::fill_n(attn_sum, problem.topk, 0.0f);
+  const auto scale = static_cast<Real>(problem.scale);
+  Real* attn_sum = params.attn_sum.as<Real>().data + params.attn_sum.offset(i);
+  std::fill_n(attn_sum, problem.topk, Real(0));
   s.visible.find(problem, i);
   load_heads(problem.dtype, problem.q, i, 0, problem.h_q, problem.d_qk, s.q);
-  const Eigen::Map<const Vector> lse(params.lse.data + params.lse.offset(i), problem.h_q);
+  const Eigen::Map<const Vector<Real>> lse(params.lse.as<const Real>().data + params.lse.offset(i),
+                                           problem.h_q);
 
   for (Index begin = 0; begin < s.visible.count; begin += kBlock) {
     const Index count = std::min(kBlock, s.visible.count - begin);
@@ -36,7 +40,7 @@ void distribution_query(const DistributionParams& params, std::int64_t i, Scratc
     auto weights = s.weights.leftCols(count);
     weights.noalias() = s.q * s.rows.topRows(count).transpose();
     for (Index h = 0; h < problem.h_q; ++h) {
-      weights.row(h) = exp_of(weights.row(h).array() * problem.scale - lse[h]);
+      weights.row(h) = exp_of(weights.row(h).array() * scale - lse[h]);
     }
     // One row holds the sum before it is scattered: adding rows is faster than adding columns.
     auto sum = weights.row(0);
@@ -47,20 +51,27 @@ void distribution_query(const DistributionParams& params, std::int64_t i, Scratc
   }
 }
 
-}  // namespace
-
-void distribution_cpu(const DistributionParams& params, const Executor& executor) {
+template <class Real>
+void distribution_all(const DistributionParams& params, const Executor& executor) {
   if (params.problem.h_q == 0) {
     for (std::int64_t i = 0; i < params.problem.s_q; ++i) {
-      std::fill_n(params.attn_sum.data + params.attn_sum.offset(i), params.problem.topk, 0.0f);
+      std::fill_n(params.attn_sum.as<Real>().data + params.attn_sum.offset(i), params.problem.topk,
+                  Real(0));
     }
     return;
   }
-  std::vector<Scratch> scratch(static_cast<std::size_t>(executor.workers()),
-                               Scratch(params.problem));
+  std::vector<Scratch<Real>> scratch(static_cast<std::size_t>(executor.workers()),
+                                     Scratch<Real>(params.problem));
   executor.for_each_range(params.problem.s_q, 1, [&](std::int64_t i, std::int64_t, int worker) {
     distribution_query(params, i, scratch[static_cast<std::size_t>(worker)]);
   });
+}
+
+}  // namespace
+
+void distribution_cpu(const DistributionParams& params, const Executor& executor) {
+  const bool f64 = params.problem.dtype == DType::f64;
+  (f64 ? distribution_all<double> : distribution_all<float>)(params, executor);
 }
 
 }  // namespace winnow::sparse_mla

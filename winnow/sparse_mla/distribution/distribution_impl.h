@@ -8,8 +8,9 @@ namespace winnow::sparse_mla {
 
 struct DistributionParams {
   Problem problem;
-  Rows<const float*> lse;  // [s_q, h_q]
-  Rows<float*> attn_sum;   // [s_q, topk]
+  // Of accumulator_of() the problem's dtype.
+  Rows<const void*> lse;  // [s_q, h_q]
+  Rows<void*> attn_sum;   // [s_q, topk]
 };
 
 void distribution_cpu(const DistributionParams& params, const Executor& executor);

@@ -27,7 +27,7 @@ inline Distribution distribution(const Inputs& in, const ConstTensorView& lse,
       const std::vector<double> q = row_of(in.q, i, h);
       for (std::size_t e = 0; e < entries.size(); ++e) {
         const double x = in.logit_scale() * dot(q, keys[e], in.d_qk());
-        attn_sum[entries[e].j] += std::exp(x - static_cast<double>(lse.at<float>(i, h)));
+        attn_sum[entries[e].j] += std::exp(x - element(lse, i, h));
         note_logit(x, result.largest_logit);
       }
     }

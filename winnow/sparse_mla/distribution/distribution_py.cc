@@ -25,8 +25,8 @@ nb::object distribution(nb::handle q, nb::handle kv, nb::handle indices, nb::han
       .q_start = q_start,
       .k_stride = k_stride,
   };
-  args.attn_sum =
-      call.output("out", out, DType::f32, {size_of_dim(args.q, 0), size_of_dim(args.indices, 2)});
+  args.attn_sum = call.output("out", out, accumulator_of(args.q.dtype()),
+                              {size_of_dim(args.q, 0), size_of_dim(args.indices, 2)});
   call.run([&](const RunOptions& options) { sparse_mla::distribution(args, options); });
   return out;
 }
@@ -68,11 +68,12 @@ Backend supports_sparse_mla_distribution(Shape& shape, const RunOptions& options
   const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
   const std::int64_t topk = shape.take("topk", 64);
   shape.done();
+  const DType real = accumulator_of(shape.dtype);
   return sparse_mla::distribution({.q = shape.view(shape.dtype, {s_q, h_q, d_qk}),
                                    .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
                                    .indices = shape.view(DType::i32, {s_q, 1, topk}),
-                                   .lse = shape.view(DType::f32, {s_q, h_q}),
-                                   .attn_sum = shape.view(DType::f32, {s_q, topk})},
+                                   .lse = shape.view(real, {s_q, h_q}),
+                                   .attn_sum = shape.view(real, {s_q, topk})},
                                   options);
 }
 

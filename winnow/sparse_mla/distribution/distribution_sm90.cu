@@ -20,8 +20,8 @@ Params kernel_params(const DistributionParams& params) {
   Params kernel{};
   kernel.rows = gather_view(problem);
   kernel.q = static_cast<const char*>(problem.q.data);
-  kernel.lse = params.lse.data;
-  kernel.attn_sum = params.attn_sum.data;
+  kernel.lse = params.lse.as<const float>().data;
+  kernel.attn_sum = params.attn_sum.as<float>().data;
   kernel.q_query_stride = 2 * problem.q.stride0;
   kernel.q_head_stride = 2 * problem.q.stride1;
   kernel.lse_stride = params.lse.stride0;

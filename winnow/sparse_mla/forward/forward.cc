@@ -17,19 +17,20 @@ ForwardParams check_args(const ForwardArgs& args) {
   params.problem = check_problem(check, args);
   const Dim s_q{"s_q", params.problem.s_q}, h_q{"h_q", params.problem.h_q};
   const Device device = args.q.device();
+  const DType real = accumulator_of(args.q.dtype());
   if (args.attn_sink.present()) {
-    check.input("attn_sink", args.attn_sink, {h_q}, {DType::f32}, device);
+    check.input("attn_sink", args.attn_sink, {h_q}, {real}, device);
   }
   check.output("out", args.out, {s_q, h_q, {"d_v", kValueDim}}, {args.q.dtype()}, device);
   if (args.max_logits.present()) {
-    check.output("max_logits", args.max_logits, {s_q, h_q}, {DType::f32}, device);
+    check.output("max_logits", args.max_logits, {s_q, h_q}, {real}, device);
   }
-  if (args.lse.present()) check.output("lse", args.lse, {s_q, h_q}, {DType::f32}, device);
+  if (args.lse.present()) check.output("lse", args.lse, {s_q, h_q}, {real}, device);
 
-  params.attn_sink = rows_of<const float*>(args.attn_sink, 0);
+  params.attn_sink = rows_of<const void*>(args.attn_sink, 0);
   params.out = rows_of<void*>(args.out, 0, 1);
-  params.max_logits = rows_of<float*>(args.max_logits, 0, 1);
-  params.lse = rows_of<float*>(args.lse, 0, 1);
+  params.max_logits = rows_of<void*>(args.max_logits, 0, 1);
+  params.lse = rows_of<void*>(args.lse, 0, 1);
   return params;
 }
 

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kValueDim = 512;
 
 // Arguments of forward(). A default-constructed optional tensor is absent.
 struct ForwardArgs {
-  ConstTensorView q{};        // [s_q, h_q, d_qk], f32, f16 or bf16; d_qk is 576 or 512
+  ConstTensorView q{};        // [s_q, h_q, d_qk], f32, f16, bf16 or f64; d_qk is 576 or 512
   ConstTensorView kv{};       // [s_kv, 1, d_qk], as q: K is the row, V its first 512 columns
   ConstTensorView indices{};  // [s_q, 1, topk], i32: the rows that each query attends to
   ConstTensorView
@@ -45,6 +45,8 @@ struct ForwardArgs {
 // without visible entries. A logit of +inf gives lse = max_logits = +inf, a logit of NaN gives NaN
 // for both, and out is NaN then. A sink of NaN makes out NaN where any entry has weight.
 //
+// Dtypes: f64 is for the CPU; attn_sink, max_logits and lse are f64 then, and so are all sums. f32,
+// f16 and bf16 are summed in f32.
 // Shapes: any s_q, h_q, s_kv and topk, including 0. Strides: the innermost dimension is contiguous,
 // the others are arbitrary (also 0 or negative; not 0 for outputs). Memory: all tensors belong to
 // the caller and live on one device, and outputs overlap no other tensor. The CPU backend allocates

@@ -18,8 +18,9 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
     return testing::on(device, make_output(dtype, sizes, shape.layout));
   };
   const StridedTensor out_there = output(shape.dtype, {shape.s_q, shape.h_q, kValueDim});
-  const StridedTensor max_logits_there = output(DType::f32, {shape.s_q, shape.h_q});
-  const StridedTensor lse_there = output(DType::f32, {shape.s_q, shape.h_q});
+  const StridedTensor max_logits_there =
+      output(accumulator_of(shape.dtype), {shape.s_q, shape.h_q});
+  const StridedTensor lse_there = output(accumulator_of(shape.dtype), {shape.s_q, shape.h_q});
   ForwardArgs args{
       .out = out_there.view, .max_logits = max_logits_there.view, .lse = lse_there.view};
   there.pass_to(args);

@@ -8,10 +8,10 @@ namespace winnow::sparse_mla {
 
 struct ForwardParams {
   Problem problem;
-  Rows<const float*> attn_sink;  // [h_q], may be null
-  Rows<void*> out;               // [s_q, h_q, 512], dtype of the problem
-  Rows<float*> max_logits;       // [s_q, h_q], may be null
-  Rows<float*> lse;              // [s_q, h_q], may be null
+  Rows<void*> out;  // [s_q, h_q, 512], dtype of the problem
+  // Of accumulator_of() that dtype, may be null.
+  Rows<const void*> attn_sink;  // [h_q]
+  Rows<void*> max_logits, lse;  // [s_q, h_q]
 };
 
 void forward_cpu(const ForwardParams& params, const Executor& executor);

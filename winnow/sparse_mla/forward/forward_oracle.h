@@ -17,6 +17,13 @@ namespace winnow::sparse_mla::oracle {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// One element of a tensor in f32 or f64.
+template <class... Index>
+double element(const ConstTensorView& view, Index... index) {
+  return view.dtype() == DType::f64 ? view.at<double>(index...)
+                                    : static_cast<double>(view.at<float>(index...));
+}
+
 // The inputs that the three operations share; tensors on the host, as the operation gets them.
 struct Inputs {
   ConstTensorView q{}, kv{}, indices{};
@@ -33,7 +40,7 @@ struct Inputs {
   std::int64_t topk() const { return indices.size(2); }
   double logit_scale() const { return scale.value_or(1 / std::sqrt(double(d_qk()))); }
   double sink(std::int64_t h) const {
-    return attn_sink.present() ? static_cast<double>(attn_sink.at<float>(h)) : -kInfinity;
+    return attn_sink.present() ? element(attn_sink, h) : -kInfinity;
   }
 };
 

@@ -27,8 +27,9 @@ nb::tuple forward(nb::handle q, nb::handle kv, nb::handle indices, std::optional
   const std::int64_t s_q = size_of_dim(args.q, 0), h_q = size_of_dim(args.q, 1);
   auto [result, max_logits, lse] = split_out<3>(kOperation, out);
   args.out = call.output("out", result, args.q.dtype(), {s_q, h_q, sparse_mla::kValueDim});
-  args.max_logits = call.output("max_logits", max_logits, DType::f32, {s_q, h_q});
-  args.lse = call.output("lse", lse, DType::f32, {s_q, h_q});
+  const DType real = accumulator_of(args.q.dtype());
+  args.max_logits = call.output("max_logits", max_logits, real, {s_q, h_q});
+  args.lse = call.output("lse", lse, real, {s_q, h_q});
   call.run([&](const RunOptions& options) { sparse_mla::forward(args, options); });
   return nb::make_tuple(result, max_logits, lse);
 }
@@ -44,7 +45,8 @@ An entry is visible if j < topk_length[i], 0 <= t = indices[i,j] < s_kv and, wit
 lse = max_logits = -inf.
 
 Args:
-    q: [s_q, h_q, d_qk], float32, float16 or bfloat16; d_qk is 576 or 512.
+    q: [s_q, h_q, d_qk], float32, float16, bfloat16 or, on the CPU, float64; d_qk is 576 or 512.
+        With float64 all that is float32 here and in distribution() and backward() is float64.
     kv: [s_kv, 1, d_qk], as q. The key is the row, the value its first 512 columns.
     indices: [s_q, 1, topk], int32; outside [0, s_kv) means absent.
     scale: of the logits; 1 / sqrt(d_qk) if None.

@@ -29,16 +29,16 @@ KernelParams kernel_params(const ForwardParams& params) {
   kernel.out = static_cast<char*>(params.out.data);
   kernel.out_stride0 = params.out.stride0 * 2;
   kernel.out_stride1 = params.out.stride1 * 2;
-  kernel.max_logits = params.max_logits.data;
+  kernel.max_logits = params.max_logits.as<float>().data;
   kernel.max_logits_stride0 = params.max_logits.stride0;
   kernel.max_logits_stride1 = params.max_logits.stride1;
-  kernel.lse = params.lse.data;
+  kernel.lse = params.lse.as<float>().data;
   kernel.lse_stride0 = params.lse.stride0;
   kernel.lse_stride1 = params.lse.stride1;
-  kernel.attn_sink = params.attn_sink.data;
+  kernel.attn_sink = params.attn_sink.as<const float>().data;
   kernel.attn_sink_stride = params.attn_sink.stride0;
   // The kernel wants a positive factor: it multiplies -inf by it, and takes maxima before it.
-  const float scale2 = problem.scale * device::kLog2e;
+  const float scale2 = static_cast<float>(problem.scale) * device::kLog2e;
   kernel.scale2 = scale2 == 0 ? 1.0f : std::fabs(scale2);
   kernel.score_sign = scale2 == 0 ? 0.0f : std::copysign(1.0f, scale2);
   kernel.h_q = static_cast<int>(problem.h_q);
