@@ -6,14 +6,15 @@ import numpy as np
 def sparse_mla(
     seed=0, s_q=3, h_q=4, s_kv=20, topk=7, d_qk=576, dtype="float32", invalid=0.2, sink=False
 ):
-    """q, kv, indices as numpy arrays of float32 or float16, and a dict of options."""
+    """q, kv, indices as numpy arrays of float64, float32 or float16, and a dict of options."""
     rng = np.random.default_rng(seed)
     q = rng.standard_normal((s_q, h_q, d_qk)).astype(dtype)
     kv = rng.standard_normal((s_kv, 1, d_qk)).astype(dtype)
     indices = rng.integers(0, max(s_kv, 1), (s_q, 1, topk), dtype=np.int32)
     outside = rng.choice(np.array([-(2**31), -1, s_kv, 2**31 - 1], np.int32), indices.shape)
     indices = np.where(rng.random(indices.shape) < invalid, outside, indices)
-    options = {"attn_sink": rng.standard_normal(h_q).astype(np.float32)} if sink else {}
+    sink_dtype = np.float64 if dtype == "float64" else np.float32
+    options = {"attn_sink": rng.standard_normal(h_q).astype(sink_dtype)} if sink else {}
     return q, kv, indices, options
 
 
@@ -30,7 +31,7 @@ def paged_xl(
 
     For bfloat16 the arrays are float32, with the cache's shape for 2 bytes.
     """
-    narrow = dtype != "float32"
+    x = {"float64": 2, "float32": 4}.get(dtype, 8)
     dtype = "float32" if dtype == "bfloat16" else dtype
     rng = np.random.default_rng(seed)
 
@@ -41,7 +42,6 @@ def paged_xl(
     num_seqs, longest = len(lengths), int(lengths.max(initial=0))
     per_seq = -(-longest // block_size)
     num_blocks = num_seqs * per_seq + 1
-    x = 8 if narrow else 4
     key_cache = np.full((num_blocks, num_kv_heads, head_size // x, block_size, x), np.nan, dtype)
     value_cache = np.full((num_blocks, num_kv_heads, head_size, block_size), np.nan, dtype)
     tables = rng.permutation(num_blocks)[: num_seqs * per_seq].reshape(num_seqs, per_seq)

@@ -45,6 +45,11 @@ __all__ = [
 _VALUE_DIM = 512
 
 
+def _accumulator(tensor):
+    """The dtype of the lse, the sums and the sinks that come with a tensor."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
 def _lse_if_wanted(operator, arguments, options):
     wanted = options.pop("return_lse", False)
     results = operator(*arguments, **options)
@@ -73,17 +78,19 @@ def _backward(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, **o
         *others,
         attn_sink=attn_sink,
         dq=torch.empty(q.shape, dtype=dq_dtype or q.dtype, device=q.device),
-        dkv=torch.empty(kv.shape, dtype=dkv_dtype or torch.float32, device=kv.device),
+        dkv=torch.empty(kv.shape, dtype=dkv_dtype or _accumulator(kv), device=kv.device),
         **options,
     )
-    return gradients if attn_sink is not None else (*gradients, q.new_empty(0, dtype=torch.float32))
+    if attn_sink is not None:
+        return gradients
+    return *gradients, q.new_empty(0, dtype=_accumulator(q))
 
 
 def _backward_fake(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, **options):
     return (
         q.new_empty(q.shape, dtype=dq_dtype or q.dtype),
-        kv.new_empty(kv.shape, dtype=dkv_dtype or torch.float32),
-        q.new_empty(0 if attn_sink is None else (q.shape[1],), dtype=torch.float32),
+        kv.new_empty(kv.shape, dtype=dkv_dtype or _accumulator(kv)),
+        q.new_empty(0 if attn_sink is None else (q.shape[1],), dtype=_accumulator(q)),
     )
 
 
@@ -119,8 +126,8 @@ def sparse_mla_backward(
 ) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]:
     """winnow.sparse_mla.backward() as an operator: (dq, dkv), with a sink (dq, dkv, d_sink).
 
-    dq is as q and dkv float32 unless their dtypes are given. The operator itself always has three
-    results; the last one is empty where there is no sink.
+    dq is as q and dkv float32 (float64 with float64) unless their dtypes are given. The operator
+    itself always has three results; the last one is empty where there is no sink.
     """
 
 
@@ -133,7 +140,7 @@ def _forward(q, kv, indices, *, deterministic=False, dkv_dtype=None, **options):
 
 def _forward_fake(q, kv, indices, **options):
     s_q, h_q = q.shape[:2]
-    max_logits = q.new_empty((s_q, h_q), dtype=torch.float32)
+    max_logits = q.new_empty((s_q, h_q), dtype=_accumulator(q))
     return q.new_empty((s_q, h_q, _VALUE_DIM)), max_logits, torch.empty_like(max_logits)
 
 
@@ -249,7 +256,7 @@ def sparse_mla_attention(
 
 
 def _distribution_fake(q, kv, indices, lse, **options):
-    return q.new_empty((q.shape[0], indices.shape[2]), dtype=torch.float32)
+    return q.new_empty((q.shape[0], indices.shape[2]), dtype=_accumulator(q))
 
 
 @torch.no_grad()
@@ -287,7 +294,7 @@ def _paged_flops(products):
 
 
 def _attention_fake(query, *others):
-    return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.float32)
+    return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=_accumulator(query))
 
 
 @_operators.operator(

@@ -27,6 +27,14 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
+// The same numbers in f64.
+Tensor widened(const Tensor& tensor) {
+  Tensor result(DType::f64, tensor.view().shape());
+  const std::vector<double> values = testing::read(tensor.view());
+  std::copy(values.begin(), values.end(), result.values<double>().begin());
+  return result;
+}
+
 // Calls body(kernels) for every module that runs here.
 template <class Body>
 void for_each_module(const Body& body) {
@@ -50,7 +58,7 @@ struct SpecialProblem {
   sparse_mla::TestProblem tensors;
   sparse_mla::Problem problem;
 
-  explicit SpecialProblem(const std::vector<float>& sinks)
+  explicit SpecialProblem(const std::vector<float>& sinks, DType dtype = DType::f32)
       : tensors({.s_q = kQueries,
                  .h_q = static_cast<std::int64_t>(sinks.size()),
                  .s_kv = kRows + kQueries * kTopk,
@@ -66,7 +74,8 @@ struct SpecialProblem {
     kv(nan, 575) = kNaN;
     kv(low_value, 0) = -kInf;
     kv(high_value, 0) = kInf;
-    kv(steep, 575) = 150 * 24;  // a logit of about 150: the other weights underflow
+    // A logit of about 150 or 900: the other weights underflow.
+    kv(steep, 575) = (dtype == DType::f64 ? 900 : 150) * 24;
     for (std::int64_t i = 0; i < kQueries; ++i) {
       for (std::int64_t h = 0; h < tensors.q.size(1); ++h) {
         tensors.q.view().at<float>(i, h, 575) = 1;
@@ -95,12 +104,20 @@ struct SpecialProblem {
     index(13, kLate) = nan;
     index(14, 3) = steep;
 
+    if (dtype == DType::f64) {
+      sparse_mla::TestProblem& t = tensors;
+      for (Tensor* tensor : {&t.q, &t.kv, &t.attn_sink, &t.d_out, &t.delta, &t.out, &t.max_logits,
+                             &t.lse, &t.attn_sum, &t.dq, &t.dkv, &t.d_sink}) {
+        *tensor = widened(*tensor);
+      }
+    }
+    problem.dtype = dtype;
     problem.s_q = kQueries;
     problem.h_q = static_cast<std::int64_t>(sinks.size());
     problem.s_kv = tensors.kv.size(0);
     problem.d_qk = 576;
     problem.topk = kTopk;
-    problem.scale = static_cast<float>(oracle_inputs().logit_scale());
+    problem.scale = round_to_accumulator(dtype, oracle_inputs().logit_scale());
     problem.q = rows_of<const void*>(tensors.q.view(), 0, 1);
     problem.kv = rows_of<const void*>(tensors.kv.view(), 0);
     problem.indices = rows_of<const std::int32_t*>(tensors.indices.view(), 0);
@@ -123,7 +140,11 @@ struct SpecialProblem {
   // The lse of the formula, for distribution and backward.
   void use_lse() {
     const auto expected = sparse_mla::oracle::forward(oracle_inputs(), queries());
-    std::copy(expected.lse.begin(), expected.lse.end(), tensors.lse.values<float>().begin());
+    for (std::int64_t n = 0; n < tensors.lse.numel(); ++n) {
+      const std::int64_t i = n / problem.h_q, h = n % problem.h_q;
+      testing::fill(tensors.lse.view().slice(0, i, i + 1).slice(1, h, h + 1),
+                    expected.lse[static_cast<std::size_t>(n)]);
+    }
   }
 };
 
@@ -134,14 +155,20 @@ void expect_close(const char* what, const Tensor& actual, const std::vector<doub
                   sparse_mla::Quantity quantity, double largest_logit) {
   testing::expect_passed(testing::compare(
       what, actual, expected,
-      tolerance(quantity, sparse_mla::CaseShape{.name = "", .dtype = DType::f32}, largest_logit)));
+      tolerance(quantity, sparse_mla::CaseShape{.name = "", .dtype = actual.dtype()},
+                largest_logit)));
 }
 
 using sparse_mla::Quantity;
+using sparse_mla::oracle::element;
 
-TEST(SpecialValues, Forward) {
+class SpecialValues : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(In, SpecialValues, ::testing::Values(DType::f32, DType::f64),
+                         [](const auto& one) { return std::string(to_string(one.param)); });
+
+TEST_P(SpecialValues, Forward) {
   for (const std::vector<float>& sinks : kSinks) {
-    SpecialProblem special(sinks);
+    SpecialProblem special(sinks, GetParam());
     sparse_mla::TestProblem& t = special.tensors;
     const auto expected = sparse_mla::oracle::forward(special.oracle_inputs(), special.queries());
     for_each_module([&](const CpuKernels& kernels) {
@@ -168,8 +195,8 @@ TEST(SpecialValues, Forward) {
   }
 }
 
-TEST(SpecialValues, Distribution) {
-  SpecialProblem special({0.0f, 0.0f});
+TEST_P(SpecialValues, Distribution) {
+  SpecialProblem special({0.0f, 0.0f}, GetParam());
   special.use_lse();
   sparse_mla::TestProblem& t = special.tensors;
   const auto expected =
@@ -182,30 +209,30 @@ TEST(SpecialValues, Distribution) {
     kernels.sparse_mla_distribution(params, ThreadExecutor());
     expect_close("attn_sum", t.attn_sum, expected.attn_sum, Quantity::attn_sum,
                  expected.largest_logit);
-    EXPECT_EQ(t.attn_sum.view().at<float>(0, 0), 0.0f);  // of a logit of -inf, not next to 0
-    EXPECT_EQ(t.attn_sum.view().at<float>(4, 1), 0.0f);  // beside one of inf
-    EXPECT_EQ(t.attn_sum.view().at<float>(14, 0), 0.0f);
+    EXPECT_EQ(element(t.attn_sum, 0, 0), 0);  // of a logit of -inf, not next to 0
+    EXPECT_EQ(element(t.attn_sum, 4, 1), 0);  // beside one of inf
+    EXPECT_EQ(element(t.attn_sum, 14, 0), 0);
   });
 }
 
-TEST(SpecialValues, DistributionOverflowsToInfinity) {
-  SpecialProblem special({0.0f});
+TEST_P(SpecialValues, DistributionOverflowsToInfinity) {
+  SpecialProblem special({0.0f}, GetParam());
   sparse_mla::TestProblem& t = special.tensors;
-  for (float& lse : t.lse.values<float>()) lse = -200;  // exp(200) is beyond f32
+  testing::fill(t.lse, -2000);  // exp(2000) is beyond f64
   for_each_module([&](const CpuKernels& kernels) {
     sparse_mla::DistributionParams params;
     params.problem = special.problem;
     params.lse = rows_of<const void*>(t.lse.view(), 0);
     params.attn_sum = rows_of<void*>(t.attn_sum.view(), 0);
     kernels.sparse_mla_distribution(params, ThreadExecutor());
-    EXPECT_EQ(t.attn_sum.view().at<float>(0, 1), kInf);
-    EXPECT_EQ(t.attn_sum.view().at<float>(0, 0), 0.0f);
+    EXPECT_EQ(element(t.attn_sum, 0, 1), kInf);
+    EXPECT_EQ(element(t.attn_sum, 0, 0), 0);
   });
 }
 
-TEST(SpecialValues, Backward) {
+TEST_P(SpecialValues, Backward) {
   for (const std::vector<float>& sinks : kSinks) {
-    SpecialProblem special(sinks);
+    SpecialProblem special(sinks, GetParam());
     special.use_lse();
     sparse_mla::TestProblem& t = special.tensors;
     std::vector<std::int64_t> rows;
@@ -221,9 +248,9 @@ TEST(SpecialValues, Backward) {
       params.delta = rows_of<const void*>(t.delta.view(), 0);
       params.d_out = rows_of<const void*>(t.d_out.view(), 0, 1);
       params.dq = rows_of<void*>(t.dq.view(), 0, 1);
-      params.dq_dtype = DType::f32;
+      params.dq_dtype = t.dq.dtype();
       params.dkv = rows_of<void*>(t.dkv.view(), 0);
-      params.dkv_dtype = DType::f32;
+      params.dkv_dtype = t.dkv.dtype();
       params.d_sink = rows_of<void*>(t.d_sink.view(), 0);
       kernels.sparse_mla_backward(params, ThreadExecutor());
       expect_close("dq", t.dq, expected.dq, Quantity::dq, expected.largest_logit);
@@ -233,23 +260,29 @@ TEST(SpecialValues, Backward) {
   }
 }
 
-TEST(SpecialValues, PagedAttention) {
+TEST_P(SpecialValues, PagedAttention) {
   using namespace paged_xl;
-  const Step step = make_step(
-      {.name = "special", .context_lens = {40, 40, 40, 40, 600, 600, 600, 600, 40, 40, 0}});
+  const DType dtype = GetParam();
+  const Step step = make_step({.name = "special",
+                               .dtype = dtype,
+                               .context_lens = {40, 40, 40, 40, 600, 600, 600, 600, 40, 40, 0}});
   const AttentionArgs args = step.attention_args();
   const std::int64_t heads = args.query.size(1);
   const auto set = [&](std::int64_t s, std::int64_t begin, std::int64_t end, float value) {
     for (std::int64_t h = 0; h < heads; ++h) {
       for (std::int64_t j = begin; j < end; ++j) {
-        const_cast<TensorView&>(step.matrix_bd.view).at<float>(s, h, j) = value;
+        testing::fill(step.matrix_bd.view.slice(0, s, s + 1).slice(1, h, h + 1).slice(2, j, j + 1),
+                      value);
       }
     }
   };
   const auto set_value = [&](std::int64_t s, float value) {  // of token 0
     for (std::int64_t h = 0; h < args.value_cache.size(1); ++h) {
-      const_cast<TensorView&>(step.value_cache.view)
-          .at<float>(step.block_tables.view().at<std::int32_t>(s, 0), h, 0, 0) = value;
+      const std::int64_t block = step.block_tables.view().at<std::int32_t>(s, 0);
+      const TensorView& values = step.value_cache.view;
+      testing::fill(
+          values.slice(0, block, block + 1).slice(1, h, h + 1).slice(2, 0, 1).slice(3, 0, 1),
+          value);
     }
   };
   set(0, 0, 1, -kInf);
@@ -270,32 +303,33 @@ TEST(SpecialValues, PagedAttention) {
   EXPECT_TRUE(std::isnan(expected.lse[static_cast<std::size_t>(7 * heads)]));
   EXPECT_EQ(expected.lse[static_cast<std::size_t>(9 * heads)], -kInf);
 
-  const CacheShape cache = {DType::f32, args.value_cache.size(0), args.value_cache.size(1),
+  const CacheShape cache = {dtype, args.value_cache.size(0), args.value_cache.size(1),
                             args.value_cache.size(2), args.value_cache.size(3)};
   for_each_module([&](const CpuKernels& kernels) {
-    Tensor out(DType::f32, args.query.shape()), lse(DType::f32, {args.query.size(0), heads});
+    Tensor out(dtype, args.query.shape()), lse(accumulator_of(dtype), {args.query.size(0), heads});
     AttentionParams params;
     params.cache = cache;
     params.num_seqs = args.query.size(0);
     params.num_heads = heads;
-    params.scale = static_cast<float>(1 / std::sqrt(double(cache.head_size)));
+    params.scale = round_to_accumulator(dtype, 1 / std::sqrt(double(cache.head_size)));
     params.query = rows_of<const void*>(args.query, 0, 1);
     params.key = rows_of<const void*>(args.key_cache, 0, 1);
     params.value = rows_of<const void*>(args.value_cache, 0, 1);
     params.pos_bias_u = {args.pos_bias_u.data(), 0, args.pos_bias_u.stride(0)};
     params.matrix_bd = rows_of<const void*>(args.matrix_bd, 0, 1);
+    params.matrix_bd_dtype = args.matrix_bd.dtype();
     params.block_tables = rows_of<const std::int32_t*>(args.block_tables, 0);
     params.context_lens = static_cast<const std::int32_t*>(args.context_lens.data());
     params.max_context = args.matrix_bd.size(2);
     params.out = rows_of<void*>(out.view(), 0, 1);
-    params.lse = rows_of<float*>(lse.view(), 0);
+    params.lse = rows_of<void*>(lse.view(), 0);
     kernels.paged_xl_attention(params, ThreadExecutor());
     testing::expect_passed(
         testing::compare("out", out, expected.out,
-                         tolerance(paged_xl::Quantity::out, DType::f32, expected.largest_logit)));
+                         tolerance(paged_xl::Quantity::out, dtype, expected.largest_logit)));
     testing::expect_passed(
         testing::compare("lse", lse, expected.lse,
-                         tolerance(paged_xl::Quantity::lse, DType::f32, expected.largest_logit)));
+                         tolerance(paged_xl::Quantity::lse, lse.dtype(), expected.largest_logit)));
   });
 }
 

@@ -40,6 +40,9 @@ struct StepCase {
   Mask mask = Mask::none;
   std::optional<double> scale{};
   double query = 1;  // standard deviation
+
+  // As matrix_bd_dtype says, but f64 with f64.
+  DType dtype_of_matrix_bd() const { return dtype == DType::f64 ? DType::f64 : matrix_bd_dtype; }
 };
 
 // "num_seqs 4, num_heads 4, num_kv_heads 2, head_size 64, block_size 16, context 0 to 37".
@@ -72,7 +75,7 @@ Step make_step(const StepCase& shape);
 enum class Quantity { out, lse, matrix_bd };
 testing::Tolerance tolerance(Quantity quantity, DType dtype, double largest_logit);
 
-// Cases that GPU backends take too.
+// Marks the cases that GPU backends take too: all but those of f64.
 std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases);
 
 // A benchmark of `bytes` useful bytes. The ceiling copies as many on the CPU, and on a GPU so many

@@ -1,4 +1,4 @@
-// Eight floats at a time. Internal; compiled once per instruction set.
+// Eight floats or doubles at a time. Internal; compiled once per instruction set.
 //
 // Compiler vectors keep their accumulators in registers, which plain arrays in such loops do not;
 // compilers split them where the machine's registers are narrower. They are passed by reference:
@@ -18,9 +18,21 @@ namespace winnow::paged_xl {
 
 inline constexpr std::int64_t kLanes = 8;
 using Lanes __attribute__((vector_size(32))) = float;
+using DoubleLanes __attribute__((vector_size(64))) = double;
+
+template <class Real>
+struct LanesOf {
+  using Type = Lanes;
+};
+template <>
+struct LanesOf<double> {
+  using Type = DoubleLanes;
+};
 
 inline void load(Lanes& to, const float* from) { std::memcpy(&to, from, sizeof(Lanes)); }
 inline void store(float* to, const Lanes& from) { std::memcpy(to, &from, sizeof(Lanes)); }
+inline void load(DoubleLanes& to, const double* from) { std::memcpy(&to, from, sizeof(to)); }
+inline void store(double* to, const DoubleLanes& from) { std::memcpy(to, &from, sizeof(from)); }
 
 // The narrow types are widened by the one instruction for it where there is one: compilers do not
 // find it.
@@ -45,9 +57,9 @@ inline void load(Lanes& to, const Half* from) {
   std::memcpy(&to, &wide, sizeof(to));
 }
 
-template <class T>
-void multiply_add(Lanes& sum, const Lanes& a, const T* b) {
-  Lanes loaded;
+template <class L, class T>
+void multiply_add(L& sum, const L& a, const T* b) {
+  L loaded;
   load(loaded, b);
   sum += a * loaded;
 }
@@ -78,6 +90,18 @@ inline void sum_eight(const Lanes (&a)[4], float* to) {
   const Lanes c = __builtin_shufflevector(b[0], b[1], 0, 1, 8, 9, 4, 5, 12, 13) +
                   __builtin_shufflevector(b[0], b[1], 2, 3, 10, 11, 6, 7, 14, 15);
   store(to, __builtin_shufflevector(c, c, 0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+// to[i * 8 / N + k] = the sum of the k-th N lanes of a[i].
+template <int N>
+void sum_eight(const DoubleLanes (&a)[N], double* to) {
+  for (int i = 0; i < N; ++i) {
+    for (int first = 0; first < kLanes; first += N) {
+      double sum = 0;
+      for (int lane = first; lane < first + N; ++lane) sum += a[i][lane];
+      *to++ = sum;
+    }
+  }
 }
 
 }  // namespace winnow::paged_xl

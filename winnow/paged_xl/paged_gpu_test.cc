@@ -371,6 +371,18 @@ TEST_F(PagedGpu, RefusesAndWorksOn) {
   const Tensor half(DType::f16, {3, 4, 64}, kGpu);
   expect_error([&](AttentionArgs& args) { args.query = half; },
                "key_cache: want dtype f16, got f32");
+  const std::string no_f64 = ": want dtype f32, f16 or bf16 on cuda (f64 runs on the cpu backend)";
+  const Step f64 = make_step({.name = "f64", .dtype = DType::f64, .mode = Mode::fused}).on(kGpu);
+  Tensor wide(DType::f64, f64.query.view.shape(), kGpu);
+  AttentionArgs f64_args = f64.attention_args();
+  f64_args.out = wide;
+  expect_refusal([&] { attention(f64_args); }, "paged_xl::attention: query" + no_f64);
+  PositionTermArgs term = f64.position_term_args();
+  term.matrix_bd = f64.matrix_bd.view;
+  expect_refusal([&] { position_term(term); }, "paged_xl::position_term: query" + no_f64);
+  const Tensor key(DType::f64, {1, 2, 64}, kGpu), slot(DType::i32, {1}, kGpu);
+  expect_refusal([&] { append({key, key, slot, f64.key_cache.view, f64.value_cache.view}); },
+                 "paged_xl::append: key" + no_f64);
   AttentionArgs args = there.attention_args();
   args.out = out;
   expect_refusal([&] { attention(args, {.backend = Backend::cpu}); },

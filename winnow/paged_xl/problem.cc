@@ -70,7 +70,7 @@ StepShape check_query(const Check& check, const ConstTensorView& query) {
   check.input(
       "query", query,
       {{"num_seqs", step.num_seqs}, {"num_heads", step.num_heads}, {"head_size", step.head_size}},
-      {DType::f32, DType::f16, DType::bf16}, step.device);
+      {DType::f32, DType::f16, DType::bf16, DType::f64}, step.device);
   return step;
 }
 
@@ -99,14 +99,16 @@ Rows<const void*> check_relative(const Check& check, const ConstTensorView& r,
 
 void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd, const StepShape& step) {
   check.rank("matrix_bd", matrix_bd, 3, "[num_seqs, num_heads, columns]");
-  if (matrix_bd.dtype() != DType::f32) {
-    step.dtype == DType::f32 ? check.dtype("matrix_bd", matrix_bd, {DType::f32})
-                             : check.dtype("matrix_bd", matrix_bd, {step.dtype, DType::f32});
-  }
+  check.dtype("matrix_bd", matrix_bd, {step.dtype, accumulator_of(step.dtype)});
   check.input(
       "matrix_bd", matrix_bd,
       {{"num_seqs", step.num_seqs}, {"num_heads", step.num_heads}, {"columns", matrix_bd.size(2)}},
       {matrix_bd.dtype()}, step.device);
+}
+
+void check_dtype_for_cuda(const Check& check, std::string_view argument, DType dtype) {
+  check.that(dtype != DType::f64, argument,
+             "dtype f32, f16 or bf16 on cuda (f64 runs on the cpu backend)", "f64");
 }
 
 const std::int32_t* check_context_lens(const Check& check, const ConstTensorView& context_lens,

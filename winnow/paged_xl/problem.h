@@ -47,11 +47,14 @@ Rows<const void*> check_pos_bias(const Check& check, std::string_view argument,
 Rows<const void*> check_relative(const Check& check, const ConstTensorView& r,
                                  const StepShape& step);
 
-// matrix_bd [num_seqs, num_heads, columns], in the query's dtype or f32.
+// matrix_bd [num_seqs, num_heads, columns], in the query's dtype or f32; f64 with f64.
 void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd, const StepShape& step);
 
 const std::int32_t* check_context_lens(const Check& check, const ConstTensorView& context_lens,
                                        const StepShape& step);
+
+// What the cuda kernels want of a dtype that the contract allows.
+void check_dtype_for_cuda(const Check& check, std::string_view argument, DType dtype);
 
 // Numbers where the host can read them: the memory itself, or a copy of what is on a GPU once the
 // stream has written it.

@@ -43,37 +43,40 @@ struct Splits {
   std::int64_t count() const { return static_cast<std::int64_t>(all.size()); }
 };
 
-// to = query[s, h] + bias[s, h] in f32; `scratch` has head_size floats.
-inline void biased_query(DType dtype, const Rows<const void*>& query, const Rows<const void*>& bias,
-                         std::int64_t s, std::int64_t h, std::int64_t head_size, float* scratch,
-                         float* to) {
-  load_f32(dtype, query.data, query.offset(s, h), head_size, to);
-  load_f32(dtype, bias.data, bias.offset(s, h), head_size, scratch);
+// to = query[s, h] + bias[s, h] in the type that is computed in: float, or double where dtype is
+// f64; `scratch` has head_size of them.
+template <class Real>
+void biased_query(DType dtype, const Rows<const void*>& query, const Rows<const void*>& bias,
+                  std::int64_t s, std::int64_t h, std::int64_t head_size, Real* scratch, Real* to) {
+  load_real(dtype, query.data, query.offset(s, h), head_size, to);
+  load_real(dtype, bias.data, bias.offset(s, h), head_size, scratch);
   for (std::int64_t d = 0; d < head_size; ++d) to[d] += scratch[d];
 }
 
 // to[j - begin] = dot(q_v, r[h, context_len - 1 - j]) for j in [begin, end); `scratch` has
-// 8 * head_size floats and `to` room for a multiple of 8 results.
-inline void relative_logits(DType dtype, const Rows<const void*>& r, std::int64_t h,
-                            std::int64_t context_len, std::int64_t begin, std::int64_t end,
-                            const float* q_v, std::int64_t head_size, float* scratch, float* to) {
+// room for 8 * head_size numbers and `to` for a multiple of 8 results.
+template <class Real>
+void relative_logits(DType dtype, const Rows<const void*>& r, std::int64_t h,
+                     std::int64_t context_len, std::int64_t begin, std::int64_t end,
+                     const Real* q_v, std::int64_t head_size, Real* scratch, Real* to) {
+  using Eight = typename LanesOf<Real>::Type;
   for (std::int64_t j = begin; j < end; j += 8) {
-    const float* rows[8];
+    const Real* rows[8];
     const int count = static_cast<int>(std::min<std::int64_t>(8, end - j));
     for (int i = 0; i < 8; ++i) {
       // Past the end the last row is taken again: its result is not used.
       const std::int64_t distance = context_len - 1 - j - std::min(i, count - 1);
       const std::int64_t offset = r.offset(h, distance);
-      if (dtype == DType::f32) {
-        rows[i] = static_cast<const float*>(r.data) + offset;
+      if (dtype == dtype_of<Real>) {
+        rows[i] = static_cast<const Real*>(r.data) + offset;
       } else {
-        load_f32(dtype, r.data, offset, head_size, scratch + i * head_size);
+        load_real(dtype, r.data, offset, head_size, scratch + i * head_size);
         rows[i] = scratch + i * head_size;
       }
     }
-    Lanes sums[8] = {};
+    Eight sums[8] = {};
     for (std::int64_t d = 0; d < head_size; d += kLanes) {
-      Lanes q;
+      Eight q;
       load(q, q_v + d);
       for (int i = 0; i < 8; ++i) multiply_add(sums[i], q, rows[i] + d);
     }

@@ -17,7 +17,7 @@ namespace winnow::paged_xl {
 inline Tensor run_checked(const AttentionArgs& inputs) {
   AttentionArgs args = inputs;
   Tensor out(args.query.dtype(), args.query.shape());
-  Tensor lse(DType::f32, {args.query.size(0), args.query.size(1)});
+  Tensor lse(accumulator_of(args.query.dtype()), {args.query.size(0), args.query.size(1)});
   args.out = out;
   args.lse = lse;
   attention(args);
@@ -25,7 +25,7 @@ inline Tensor run_checked(const AttentionArgs& inputs) {
   testing::expect_passed(testing::compare(
       "out", out, expected.out, tolerance(Quantity::out, out.dtype(), expected.largest_logit)));
   testing::expect_passed(testing::compare(
-      "lse", lse, expected.lse, tolerance(Quantity::lse, DType::f32, expected.largest_logit)));
+      "lse", lse, expected.lse, tolerance(Quantity::lse, lse.dtype(), expected.largest_logit)));
   return out;
 }
 

@@ -27,17 +27,17 @@ struct Framework {
   // none.
   PyObject* empty = nullptr;
   PyObject* zeros = nullptr;
-  std::array<PyObject*, 8> dtypes{};
+  std::array<PyObject*, 9> dtypes{};
 };
 
 namespace {
 
 // In the order of DType, then what flags are.
-constexpr std::array kDTypeNames = {"float32", "float16", "bfloat16", "float8_e4m3fn",
-                                    "uint8",   "int32",   "int64",    "bool"};
-constexpr std::size_t kFlags = 7;
+constexpr std::array kDTypeNames = {"float32", "float16", "bfloat16", "float8_e4m3fn", "uint8",
+                                    "int32",   "int64",   "float64",  "bool"};
+constexpr std::size_t kFlags = 8;
 constexpr const char* kAnyTensor = "a tensor of numpy, torch or another framework with __dlpack__";
-constexpr const char* kAnyDType = "dtype f32, f16, bf16, f8_e4m3, u8, i32 or i64";
+constexpr const char* kAnyDType = "dtype f64, f32, f16, bf16, f8_e4m3, u8, i32 or i64";
 
 const dlpack::ExchangeApi* exchange_api_of(nb::handle type) {
   const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
@@ -110,8 +110,9 @@ const Framework& framework_of(nb::handle object) {
 // The dtype there; kFlags: bool.
 constexpr dlpack::dtype dlpack_dtype(std::size_t dtype) {
   using Code = dlpack::dtype_code;
-  constexpr std::array kCodes = {Code::Float, Code::Float, Code::Bfloat, Code::Float8_E4M3FN,
-                                 Code::UInt,  Code::Int,   Code::Int,    Code::Bool};
+  constexpr std::array kCodes = {Code::Float,         Code::Float, Code::Bfloat,
+                                 Code::Float8_E4M3FN, Code::UInt,  Code::Int,
+                                 Code::Int,           Code::Float, Code::Bool};
   const std::int64_t bytes = dtype == kFlags ? 1 : size_of(static_cast<DType>(dtype));
   return {static_cast<std::uint8_t>(kCodes[dtype]), static_cast<std::uint8_t>(8 * bytes), 1};
 }
@@ -130,6 +131,8 @@ std::optional<DType> dtype_from(const char* format, Py_ssize_t bytes, bool flags
   if (*format == '<' || *format == '=' || *format == '@') ++format;
   if (format[0] == '\0' || format[1] != '\0') return std::nullopt;
   switch (*format) {
+    case 'd':
+      return DType::f64;
     case 'f':
       return DType::f32;
     case 'e':

@@ -61,15 +61,17 @@ AttentionParams check_args(const Check& check, const AttentionArgs& args) {
               {num_seqs, {"max_blocks_per_seq", args.block_tables.size(1)}}, {DType::i32},
               step.device);
   params.context_lens = check_context_lens(check, args.context_lens, step);
-  check.that(!args.scale.has_value() || std::isfinite(static_cast<float>(*args.scale)), "scale",
-             "a finite number", std::to_string(args.scale.value_or(0)));
+  check.that(
+      !args.scale.has_value() || std::isfinite(round_to_accumulator(step.dtype, *args.scale)),
+      "scale", "a finite number", std::to_string(args.scale.value_or(0)));
   check.output("out", args.out, {num_seqs, num_heads, {"head_size", step.head_size}}, {step.dtype},
                step.device);
   if (args.lse.present()) {
-    check.output("lse", args.lse, {num_seqs, num_heads}, {DType::f32}, step.device);
+    check.output("lse", args.lse, {num_seqs, num_heads}, {accumulator_of(step.dtype)}, step.device);
   }
 
-  params.scale = static_cast<float>(args.scale.value_or(1.0 / std::sqrt(double(step.head_size))));
+  params.scale = round_to_accumulator(step.dtype,
+                                      args.scale.value_or(1.0 / std::sqrt(double(step.head_size))));
   params.query = rows_of<const void*>(args.query, 0, 1);
   params.key = rows_of<const void*>(args.key_cache, 0, 1);
   params.value = rows_of<const void*>(args.value_cache, 0, 1);
@@ -77,12 +79,13 @@ AttentionParams check_args(const Check& check, const AttentionArgs& args) {
   params.max_context = std::min(slots_of_table(args, params.cache.block_size),
                                 args.matrix_bd.present() ? args.matrix_bd.size(2) : args.r.size(1));
   params.out = rows_of<void*>(args.out, 0, 1);
-  params.lse = rows_of<float*>(args.lse, 0);
+  params.lse = rows_of<void*>(args.lse, 0);
   return params;
 }
 
 // What the kernels hold in a grid dimension or 32 bits.
 void check_for_cuda(const Check& check, const AttentionParams& params) {
+  check_dtype_for_cuda(check, "query", params.cache.dtype);
   constexpr std::int64_t kLimit = 65535;
   const std::int64_t num_blocks = params.cache.num_blocks;
   if (params.num_seqs <= kLimit && params.num_heads <= kLimit && num_blocks <= INT32_MAX) return;

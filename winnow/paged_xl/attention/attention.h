@@ -12,7 +12,7 @@ namespace winnow::paged_xl {
 
 // Arguments of attention(). A default-constructed optional tensor is absent.
 struct AttentionArgs {
-  ConstTensorView query{};        // [num_seqs, num_heads, head_size], f32, f16 or bf16
+  ConstTensorView query{};        // [num_seqs, num_heads, head_size], f32, f16, bf16 or f64
   ConstTensorView key_cache{};    // [num_blocks, num_kv_heads, head_size/x, block_size, x], as
                                   // query; x = 16 / size of an element
   ConstTensorView value_cache{};  // [num_blocks, num_kv_heads, head_size, block_size], as query
@@ -45,7 +45,8 @@ struct AttentionArgs {
 // with distance = context_lens[s] - 1 - j: the step's own key has been appended and has distance 0.
 // Fused mode equals position_term() followed by plain mode, but does not write the term to memory.
 // A bias with a sequence dimension is used per sequence. Sums, softmax and the addition of query
-// and biases are in f32. A context of 0 tokens, or one whose logits are all -inf, gives out = 0 and
+// and biases are in f32; with f64, which is for the CPU, they are in f64, and so are matrix_bd and
+// lse. A context of 0 tokens, or one whose logits are all -inf, gives out = 0 and
 // lse = -inf. On the CPU a logit of +inf gives lse = +inf and out = NaN, and a logit
 // of NaN gives NaN for both.
 //
@@ -58,21 +59,19 @@ struct AttentionArgs {
 // arbitrary (also 0 or negative; not 0 for outputs).
 //
 // Memory: all tensors belong to the caller and live on one device; outputs overlap no other tensor.
-// CPU scratch memory is num_heads * (head_size + 2) floats per 512 tokens of context. On a GPU the
-// scratch memory is `workspace` or, if that is absent, memory from the stream's pool
-// (cudaMallocAsync), which a captured graph keeps as nodes of its own: up to 64 MiB (more only for
-// more than 2^16 pairs of sequence and head). Repeated calls give bitwise equal results; on the CPU
-// they do not depend on the number of threads, the rest of the batch or the position of the blocks
-// either.
-// Streams: see Stream. The call neither waits for the GPU nor reads lengths on the host, so a CUDA
-// graph may capture it and replay it with other contents. Thread-safe. Returns the
-// backend that ran.
-// Errors: Error (invalid_argument) naming the argument, before anything is written; on the CPU, and
-// on a GPU in checking mode (RunOptions::check), also for a length that is negative or beyond what
-// block_tables, matrix_bd or r hold and for a block outside [0, num_blocks) that a sequence needs,
-// with sequence, position and value. Without checking mode a GPU clamps such a length to what they
-// hold and treats the tokens of such a block as masked. Error (unsupported) if no backend, or not
-// the forced one, can run it.
+// CPU scratch memory is num_heads * (head_size + 2) floats, or doubles with f64, per 512 tokens of
+// context. On a GPU the scratch memory is `workspace` or, if that is absent, memory from the
+// stream's pool (cudaMallocAsync), which a captured graph keeps as nodes of its own: up to 64 MiB
+// (more only for more than 2^16 pairs of sequence and head). Repeated calls give bitwise equal
+// results; on the CPU they do not depend on the number of threads, the rest of the batch or the
+// position of the blocks either. Streams: see Stream. The call neither waits for the GPU nor reads
+// lengths on the host, so a CUDA graph may capture it and replay it with other contents.
+// Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
+// before anything is written; on the CPU, and on a GPU in checking mode (RunOptions::check), also
+// for a length that is negative or beyond what block_tables, matrix_bd or r hold and for a block
+// outside [0, num_blocks) that a sequence needs, with sequence, position and value. Without
+// checking mode a GPU clamps such a length to what they hold and treats the tokens of such a block
+// as masked. Error (unsupported) if no backend, or not the forced one, can run it.
 //
 // Relative attention: Dai et al. 2019, "Transformer-XL". Paged cache and its layout: Kwon et al.
 // 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention" (vLLM).

@@ -63,6 +63,11 @@ std::vector<StepCase> make_cases() {
   add(list, {f32, bf16}, {plain}, {.name = "mask-all", .mask = Mask::all});
   add(list, {f32, bf16}, {plain, fused}, {.name = "scale", .scale = 0.02});
   add(list, {f32, bf16}, {plain, fused}, {.name = "large-logits", .query = 500});
+  testing::add_f64(
+      list, {"d32",          "d64",           "d80",           "d256",       "b8",
+             "b128",         "h6-kv3",        "h16-kv2",       "no-context", "splits",
+             "s70",          "shared-blocks", "nothing-spare", "wide",       "reversed",
+             "bias-per-seq", "mask-some",     "mask-all",      "scale",      "large-logits"});
   return list;
 }
 
@@ -78,8 +83,9 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
         make_unaligned(shape.dtype, {num_seqs, shape.num_heads, shape.head_size}, shape.layout));
   };
   const StridedTensor there = make_out();
-  const StridedTensor lse_there =
-      testing::on(device, make_unaligned(DType::f32, {num_seqs, shape.num_heads}, shape.layout));
+  const StridedTensor lse_there = testing::on(
+      device,
+      make_unaligned(accumulator_of(shape.dtype), {num_seqs, shape.num_heads}, shape.layout));
   args.out = there.view;
   args.lse = lse_there.view;
 
@@ -90,7 +96,7 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
   testing::compare_output(outcome, "out", out, expected.out,
                           tolerance(Quantity::out, shape.dtype, expected.largest_logit));
   testing::compare_output(outcome, "lse", lse, expected.lse,
-                          tolerance(Quantity::lse, DType::f32, expected.largest_logit));
+                          tolerance(Quantity::lse, lse.view.dtype(), expected.largest_logit));
 
   const StridedTensor without_lse = make_out();
   args.out = without_lse.view;

@@ -26,7 +26,7 @@ KernelParams kernel_params(const AttentionParams& params) {
   kernel.dim = static_cast<int>(cache.head_size);
   kernel.block_shift = std::countr_zero(static_cast<std::uint64_t>(cache.block_size));
   kernel.num_blocks = static_cast<std::int32_t>(cache.num_blocks);
-  kernel.scale = params.scale;
+  kernel.scale = static_cast<float>(params.scale);
   kernel.query = params.query;
   kernel.key = params.key;
   kernel.value = params.value;
@@ -39,7 +39,7 @@ KernelParams kernel_params(const AttentionParams& params) {
   kernel.lengths = {params.context_lens, static_cast<int>(params.num_seqs),
                     static_cast<int>(std::min<std::int64_t>(params.max_context, INT32_MAX))};
   kernel.out = params.out;
-  kernel.lse = params.lse;
+  kernel.lse = params.lse.as<float>();
   return kernel;
 }
 

@@ -11,7 +11,7 @@ namespace winnow::paged_xl {
 struct AttentionParams {
   CacheShape cache;
   std::int64_t num_seqs = 0, num_heads = 0;
-  float scale = 0;
+  double scale = 0;              // rounded to f32 unless the cache is in f64
   Rows<const void*> query;       // [num_seqs, num_heads, head_size]
   Rows<const void*> key, value;  // [num_blocks, num_kv_heads], blocks dense
   Rows<const void*> pos_bias_u;  // [num_seqs, num_heads, head_size]; stride0 = 0 without num_seqs
@@ -23,7 +23,7 @@ struct AttentionParams {
   const std::int32_t* context_lens = nullptr;  // [num_seqs]
   std::int64_t max_context = 0;                // what block_tables and matrix_bd or r hold
   Rows<void*> out;                             // [num_seqs, num_heads, head_size]
-  Rows<float*> lse;                            // [num_seqs, num_heads], may be null
+  Rows<void*> lse;  // [num_seqs, num_heads], of accumulator_of() the cache's dtype; may be null
 };
 
 void attention_cpu(const AttentionParams& params, const Executor& executor);

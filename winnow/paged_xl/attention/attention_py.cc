@@ -30,7 +30,8 @@ nb::object run(Call& call, paged_xl::AttentionArgs& args, const Step& step, bool
   args.out = call.output("out", result, args.query.dtype(),
                          {num_seqs, num_heads, size_of_dim(args.query, 2)});
   return_lse = return_lse || !lse.is_none();
-  if (return_lse) args.lse = call.output("lse", lse, DType::f32, {num_seqs, num_heads});
+  if (return_lse)
+    args.lse = call.output("lse", lse, accumulator_of(args.query.dtype()), {num_seqs, num_heads});
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return paged_xl::attention_workspace_bytes(args, options);
   });
@@ -78,7 +79,8 @@ Token j lies in block block_tables[s, j // block_size] at offset j % block_size.
 tokens gives out = 0 and lse = -inf.
 
 Args:
-    query: [num_seqs, num_heads, head_size], float32, float16 or bfloat16.
+    query: [num_seqs, num_heads, head_size], float32, float16, bfloat16 or, on the CPU, float64.
+        With float64 all that is float32 here is float64.
     key_cache: [num_blocks, num_kv_heads, head_size / x, block_size, x], as query, with x = 16
         bytes / size of an element.
     value_cache: [num_blocks, num_kv_heads, head_size, block_size], as query.

@@ -123,10 +123,31 @@ TEST_F(AttentionRejects, WrongDtypes) {
   args.query = half;
   expect_error(args, "key_cache: want dtype f16, got f32");
   args.query = ints;
-  expect_error(args, "query: want dtype f32 or f16 or bf16, got i32");
+  expect_error(args, "query: want dtype f32 or f16 or bf16 or f64, got i32");
   args = args_;
   args.context_lens = wide;
   expect_error(args, "context_lens: want dtype i32, got i64");
+}
+
+TEST_F(AttentionRejects, F64BesideF32) {
+  const Step f64 = make_step({.name = "f64", .dtype = DType::f64, .context_lens = {20, 33, 0}});
+  Tensor out(DType::f64, {3, 4, 64}), lse(DType::f64, {3, 4});
+  AttentionArgs good = f64.attention_args();
+  good.out = out;
+  good.lse = lse;
+  AttentionArgs args = good;
+  args.lse = TensorView(lse.data(), DType::f32, {3, 4});
+  expect_error(args, "lse: want dtype f64, got f32");
+  args = good;
+  args.matrix_bd = args_.matrix_bd;
+  expect_error(args, "matrix_bd: want dtype f64, got f32");
+  args = good;
+  args.key_cache = args_.key_cache;
+  expect_error(args, "key_cache: want dtype f64, got f32");
+  args = args_;
+  args.lse = lse;
+  expect_error(args, "lse: want dtype f32, got f64");
+  EXPECT_EQ(attention(good), Backend::cpu);
 }
 
 TEST_F(AttentionRejects, PositionTermMissingOrTwice) {

@@ -9,8 +9,9 @@ namespace winnow::paged_xl {
 
 // Arguments of append().
 struct AppendArgs {
-  ConstTensorView key{};           // [num_tokens, num_kv_heads, head_size], f32, f16 or bf16
-  ConstTensorView value{};         // the same
+  ConstTensorView key{};    // [num_tokens, num_kv_heads, head_size], f32, f16, bf16 or, on the
+                            // CPU, f64
+  ConstTensorView value{};  // the same
   ConstTensorView slot_mapping{};  // [num_tokens], i64 or i32: the slot of each token
   TensorView key_cache{};    // [num_blocks, num_kv_heads, head_size/x, block_size, x], as key;
                              // x = 16 / size of an element

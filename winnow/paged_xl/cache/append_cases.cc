@@ -27,7 +27,7 @@ struct AppendCase {
 std::vector<AppendCase> make_cases() {
   std::vector<AppendCase> list;
   const auto add_case = [&list](const AppendCase& shape) {
-    testing::add(list, {DType::f32, DType::f16, DType::bf16}, shape);
+    testing::add(list, {DType::f32, DType::f16, DType::bf16, DType::f64}, shape);
   };
   for (const std::int64_t head_size : {32, 64, 80, 96, 112, 128, 160, 192, 256}) {
     add_case({.name = numbered("d", head_size), .head_size = head_size});

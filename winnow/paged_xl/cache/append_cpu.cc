@@ -29,8 +29,10 @@ void append_token(const AppendParams& params, std::int64_t token, std::int64_t b
 void append_cpu(const AppendParams& params, const Executor& executor) {
   constexpr std::int64_t kTokens = 16;  // tokens of one block mostly, whose lines stay in the cache
   const std::int64_t block_size = params.cache.block_size;
-  const auto append_one =
-      size_of(params.cache.dtype) == 4 ? append_token<std::uint32_t> : append_token<std::uint16_t>;
+  const std::int64_t size = size_of(params.cache.dtype);
+  const auto append_one = size == 8   ? append_token<std::uint64_t>
+                          : size == 4 ? append_token<std::uint32_t>
+                                      : append_token<std::uint16_t>;
   executor.for_each_range(params.num_tokens, kTokens,
                           [&](std::int64_t begin, std::int64_t end, int) {
                             for (std::int64_t head = 0; head < params.cache.num_kv_heads; ++head) {

@@ -29,6 +29,8 @@ void append_as(const AppendArgs& args) {
 
 inline void append(const AppendArgs& args) {
   switch (args.key.dtype()) {
+    case DType::f64:
+      return append_as<double>(args);
     case DType::f16:
       return append_as<Half>(args);
     case DType::bf16:

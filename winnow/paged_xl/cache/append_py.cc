@@ -25,7 +25,8 @@ Token t goes to slot_mapping[t] = block * block_size + offset of both caches; a 
 skipped.
 
 Args:
-    key, value: [num_tokens, num_kv_heads, head_size], float32, float16 or bfloat16.
+    key, value: [num_tokens, num_kv_heads, head_size], float32, float16, bfloat16 or, on the CPU,
+        float64.
     key_cache: [num_blocks, num_kv_heads, head_size / x, block_size, x], as key, with x = 16 bytes
         / size of an element.
     value_cache: [num_blocks, num_kv_heads, head_size, block_size], as key.

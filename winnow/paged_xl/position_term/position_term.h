@@ -9,7 +9,7 @@ namespace winnow::paged_xl {
 
 // Arguments of position_term().
 struct PositionTermArgs {
-  ConstTensorView query{};         // [num_seqs, num_heads, head_size], f32, f16 or bf16
+  ConstTensorView query{};         // [num_seqs, num_heads, head_size], f32, f16, bf16 or f64
   ConstTensorView pos_bias_v{};    // [num_heads, head_size] or [num_seqs, num_heads, head_size], as
                                    // query: position bias
   ConstTensorView r{};             // [num_heads, max_distance, head_size], as query: projected
@@ -22,7 +22,8 @@ struct PositionTermArgs {
 //   matrix_bd[s,h,j] = dot(query[s,h] + pos_bias_v[h], r[h, distance])
 // with distance = context_lens[s] - 1 - j: the step's own key has been appended already and has
 // distance 0. The term is not scaled. Columns j >= context_lens[s] are not written. The sums are in
-// f32, as is query + pos_bias_v; an f16 or bf16 matrix_bd is rounded to nearest even.
+// f32, as is query + pos_bias_v; an f16 or bf16 matrix_bd is rounded to nearest even. With
+// f64, which is for the CPU, they are in f64, as matrix_bd is.
 //
 // Sizes: head_size 32, 64, 80, 96, 112, 128, 160, 192 or 256; any num_seqs, num_heads, columns and
 // max_distance, including 0, as long as every context fits the last two. Strides: the innermost

@@ -39,6 +39,8 @@ std::vector<StepCase> make_cases() {
   add_case({f32, f16, bf16}, {.name = "wide", .layout = Layout::wide});
   add_case({f32, bf16}, {.name = "reversed", .layout = Layout::reversed});
   add_case({f32, f16, bf16}, {.name = "bias-per-seq", .bias_per_sequence = true});
+  testing::add_f64(list, {"d32", "d80", "d256", "no-context", "splits", "nothing-spare", "wide",
+                          "reversed", "bias-per-seq"});
   return list;
 }
 
@@ -48,7 +50,7 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
   const Step step = host_step.on(device);
   const StridedTensor there = testing::on(
       device,
-      make_unaligned(shape.matrix_bd_dtype,
+      make_unaligned(shape.dtype_of_matrix_bd(),
                      {step.query.view.size(0), shape.num_heads, step.matrix_bd.view.size(2)},
                      shape.layout));
   PositionTermArgs args = step.position_term_args();
@@ -61,7 +63,7 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
   // Unwritten memory is NaN, and so is what the oracle expects beyond each context.
   outcome.comparisons = {
       testing::compare("matrix_bd", matrix_bd.view, oracle::position_term(args),
-                       tolerance(Quantity::matrix_bd, shape.matrix_bd_dtype, 0))};
+                       tolerance(Quantity::matrix_bd, matrix_bd.view.dtype(), 0))};
   return outcome;
 }
 

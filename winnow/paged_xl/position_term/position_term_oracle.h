@@ -16,6 +16,8 @@ namespace winnow::paged_xl::oracle {
 template <class... Index>
 double element(const ConstTensorView& view, Index... index) {
   switch (view.dtype()) {
+    case DType::f64:
+      return view.at<double>(index...);
     case DType::f16:
       return static_cast<float>(view.at<Half>(index...));
     case DType::bf16:

@@ -33,11 +33,11 @@ for every token j < context_lens[s]; unscaled. The step's own key has been appen
 distance 0.
 
 Args:
-    query: [num_seqs, num_heads, head_size], float32, float16 or bfloat16.
+    query: [num_seqs, num_heads, head_size], float32, float16, bfloat16 or, on the CPU, float64.
     pos_bias_v: [num_heads, head_size] or [num_seqs, num_heads, head_size], as query.
     r: [num_heads, max_distance, head_size], as query: projected embedding of each distance.
     context_lens: [num_seqs], int32: cached tokens, the step's own included.
-    out: [num_seqs, num_heads, columns], as query or float32, to write into; columns past a
+    out: [num_seqs, num_heads, columns], as query or float32 (not with float64), to write into; columns past a
         context keep their values. New, as query, with max_distance columns, zero past each
         context, if None.
     check: refuse a length that r or out do not hold also on a GPU, as in attention().
