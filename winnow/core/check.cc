@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "winnow/core/foreign_dtype.h"
+
 namespace winnow {
 namespace {
 
@@ -183,7 +185,7 @@ void Check::dtype(std::string_view argument, const ConstTensorView& view,
     if (!wanted.empty()) wanted += " or ";
     wanted += to_string(dtype);
   }
-  fail(argument, "dtype " + wanted, std::string(to_string(view.dtype())));
+  fail(argument, "dtype " + wanted, name_of(view.dtype()));
 }
 
 void Check::contiguous_rows(std::string_view argument, const ConstTensorView& view) const {

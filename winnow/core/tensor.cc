@@ -6,6 +6,7 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
+#include "winnow/core/foreign_dtype.h"
 
 namespace winnow {
 namespace {
@@ -123,8 +124,8 @@ void TensorLayout::check_data(const void* data) const {
 
 std::string to_string(const ConstTensorView& view) {
   if (!view.present()) return "no tensor";
-  std::string text = std::string(to_string(view.dtype())) + " " + list(view.shape()) + " on " +
-                     to_string(view.device());
+  std::string text =
+      name_of(view.dtype()) + " " + list(view.shape()) + " on " + to_string(view.device());
   const auto dense = detail::TensorLayout::make_dense(view.dtype(), view.shape(), view.device());
   if (view.layout().strides != dense.strides) text += " with strides " + list(view.strides());
   return text;

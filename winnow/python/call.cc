@@ -10,8 +10,10 @@
 #include <vector>
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "winnow/core/error.h"
+#include "winnow/core/foreign_dtype.h"
 #include "winnow/python/dlpack.h"
 #include "winnow/python/text.h"
 
@@ -37,7 +39,6 @@ constexpr std::array kDTypeNames = {"float32", "float16", "bfloat16", "float8_e4
                                     "int32",   "int64",   "float64",  "bool"};
 constexpr std::size_t kFlags = 8;
 constexpr const char* kAnyTensor = "a tensor of numpy, torch or another framework with __dlpack__";
-constexpr const char* kAnyDType = "dtype f64, f32, f16, bf16, f8_e4m3, u8, i32 or i64";
 
 const dlpack::ExchangeApi* exchange_api_of(nb::handle type) {
   const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
@@ -117,7 +118,7 @@ constexpr dlpack::dtype dlpack_dtype(std::size_t dtype) {
   return {static_cast<std::uint8_t>(kCodes[dtype]), static_cast<std::uint8_t>(8 * bytes), 1};
 }
 
-// `flags`: bool is u8.
+// `flags`: bool is u8. Nothing for a dtype that the library does not have.
 std::optional<DType> dtype_from(dlpack::dtype dtype, bool flags) {
   for (std::size_t i = 0; i < kFlags; ++i) {
     if (dtype == dlpack_dtype(i)) return static_cast<DType>(i);
@@ -158,6 +159,11 @@ std::string dtype_of_object(nb::handle object) {
   return dtype.is_none() ? "that of " + kind_of(object) : text_of(dtype);
 }
 
+// The dtype, or the foreign one of that name: the operation says what it takes instead.
+DType dtype_or_foreign(std::optional<DType> dtype, nb::handle object) {
+  return dtype.has_value() ? *dtype : foreign_dtype(dtype_of_object(object));
+}
+
 // Makes a stream torch's current one for a while, so that new tensors belong to it: zeros are
 // queued before what follows there, and the memory is not in use elsewhere.
 class TorchStream {
@@ -196,6 +202,10 @@ nb::object namespace_of(nb::handle tensor) {
 
 void Call::fail(const char* argument, std::string wanted, std::string got) const {
   throw Error(ErrorCode::invalid_argument, operation_, argument, std::move(wanted), std::move(got));
+}
+
+void Call::fail_rank(const char* argument, std::size_t rank) const {
+  fail(argument, "at most " + std::to_string(kMaxRank) + " dimensions", std::to_string(rank));
 }
 
 Call::Call(const char* operation, nb::handle stream, nb::handle backend, bool check)
@@ -294,18 +304,17 @@ TensorView Call::read(const char* argument, nb::handle object, bool write) {
 TensorView Call::read_buffer(const char* argument, nb::handle object, bool write) {
   Py_buffer& buffer = buffers_[num_buffers_];
   if (PyObject_GetBuffer(object.ptr(), &buffer, write ? PyBUF_RECORDS : PyBUF_RECORDS_RO) != 0) {
-    const std::string text = take_python_error();
+    PyErr_Clear();
     const bool read_only = nb::cast<bool>(object.attr("flags").attr("writeable")) == false;
     if (write && read_only) fail(argument, "an array that may be written to", "a read-only one");
-    fail(argument, kAnyDType, dtype_of_object(object) + " (" + text + ")");
+    // A dtype that numpy cannot describe, for instance of times.
+    const auto shape = nb::cast<std::vector<std::int64_t>>(object.attr("shape"));
+    if (shape.size() > kMaxRank) fail_rank(argument, shape.size());
+    return {&buffer, foreign_dtype(dtype_of_object(object)), shape};
   }
   ++num_buffers_;
-  const std::optional<DType> dtype = dtype_from(buffer.format, buffer.itemsize, flags_);
-  if (!dtype.has_value()) fail(argument, kAnyDType, dtype_of_object(object));
-  if (buffer.ndim > kMaxRank) {
-    fail(argument, "at most " + std::to_string(kMaxRank) + " dimensions",
-         std::to_string(buffer.ndim));
-  }
+  const DType dtype = dtype_or_foreign(dtype_from(buffer.format, buffer.itemsize, flags_), object);
+  if (buffer.ndim > kMaxRank) fail_rank(argument, static_cast<std::size_t>(buffer.ndim));
   std::array<std::int64_t, kMaxRank> shape{}, strides{};
   for (int dim = 0; dim < buffer.ndim; ++dim) {
     shape[dim] = buffer.shape[dim];
@@ -315,7 +324,7 @@ TensorView Call::read_buffer(const char* argument, nb::handle object, bool write
     }
   }
   const auto rank = static_cast<std::size_t>(buffer.ndim);
-  return {buffer.buf, *dtype, std::span(shape).first(rank), std::span(strides).first(rank)};
+  return {buffer.buf, dtype, std::span(shape).first(rank), std::span(strides).first(rank)};
 }
 
 TensorView Call::read_exchange(const char* argument, nb::handle object) {
@@ -388,12 +397,8 @@ TensorView Call::read_capsule(const char* argument, nb::handle object, bool writ
 
 TensorView Call::view_of(const char* argument, nb::handle object, const void* dltensor) const {
   const auto& tensor = *static_cast<const dlpack::dltensor*>(dltensor);
-  const std::optional<DType> dtype = dtype_from(tensor.dtype, flags_);
-  if (!dtype.has_value()) fail(argument, kAnyDType, dtype_of_object(object));
-  if (tensor.ndim > kMaxRank) {
-    fail(argument, "at most " + std::to_string(kMaxRank) + " dimensions",
-         std::to_string(tensor.ndim));
-  }
+  const DType dtype = dtype_or_foreign(dtype_from(tensor.dtype, flags_), object);
+  if (tensor.ndim > kMaxRank) fail_rank(argument, static_cast<std::size_t>(tensor.ndim));
   if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) {
     fail(argument, "a DLPack tensor with a shape",
          std::to_string(tensor.ndim) + " dimensions" + (tensor.ndim < 0 ? "" : " and no shape"));
@@ -418,8 +423,8 @@ TensorView Call::view_of(const char* argument, nb::handle object, const void* dl
   if (data == nullptr && std::find(shape.begin(), shape.end(), 0) == shape.end()) {
     fail(argument, "a tensor in memory", kind_of(object) + " without any (fake, or freed)");
   }
-  if (tensor.strides == nullptr) return {data, *dtype, shape, device};
-  return {data, *dtype, shape, std::span<const std::int64_t>(tensor.strides, rank), device};
+  if (tensor.strides == nullptr) return {data, dtype, shape, device};
+  return {data, dtype, shape, std::span<const std::int64_t>(tensor.strides, rank), device};
 }
 
 TensorView Call::output(const char* argument, nb::object& result, DType dtype,
@@ -440,7 +445,8 @@ TensorView Call::output_flags(const char* argument, nb::object& result,
 
 // `dtype` is an index of kDTypeNames.
 nb::object Call::make(std::size_t dtype, std::span<const std::int64_t> shape, Fill fill) const {
-  if (framework_ == nullptr) return nb::none();  // no input: the library will say so
+  // No input, or one of a foreign dtype: the library will say so.
+  if (framework_ == nullptr || is_foreign(static_cast<DType>(dtype))) return nb::none();
   PyObject* sizes = PyTuple_New(static_cast<Py_ssize_t>(shape.size()));
   if (sizes == nullptr) throw nb::python_error();
   const nb::object owner = nb::steal(sizes);

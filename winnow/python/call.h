@@ -10,7 +10,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <type_traits>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -18,6 +17,7 @@
 #include "winnow/core/backend.h"
 #include "winnow/core/tensor.h"
 #include "winnow/python/lock.h"
+#include "winnow/python/signature.h"
 
 namespace winnow::python {
 
@@ -72,7 +72,8 @@ class Call {
   // stream is torch's current one there, unless the tensors are of another framework.
   void on(Device device) { home_ = device; }
 
-  // None gives an absent view. Never copies: what the library cannot read as it lies is an Error.
+  // None gives an absent view. Never copies: what the library cannot read as it lies is an Error,
+  // here, or by the library for a dtype that it does not have.
   ConstTensorView input(const char* argument, nb::handle object);
   // The same for flags, which are bool or u8 in Python and u8 here.
   ConstTensorView input_flags(const char* argument, nb::handle object);
@@ -132,6 +133,7 @@ class Call {
   TensorView read_flags(const char* argument, nb::handle object, bool write);
   nb::object make(std::size_t dtype, std::span<const std::int64_t> shape, Fill fill) const;
   [[noreturn]] void fail(const char* argument, std::string wanted, std::string got) const;
+  [[noreturn]] void fail_rank(const char* argument, std::size_t rank) const;
 
   const char* operation_;
   RunOptions options_;
@@ -173,16 +175,7 @@ template <class T>
 T value_argument(const char* operation, const char* argument, nb::handle value) {
   T result{};
   if (nb::try_cast(value, result)) return result;
-  std::string wanted;
-  if constexpr (std::is_same_v<T, bool>) {
-    wanted = "True or False";
-  } else if constexpr (std::is_integral_v<T>) {
-    wanted = "an integer of " + std::to_string(8 * sizeof(T)) + " bits";
-  } else {
-    const nb::object name = nb::type<std::remove_pointer_t<T>>().attr("__name__");
-    wanted = "a " + nb::cast<std::string>(name);
-  }
-  refuse_argument(operation, argument, wanted, value);
+  refuse_argument(operation, argument, InWords<T>::text(), value);
 }
 
 // A dtype by its name in numpy, torch or the library. Errors name `operation` and `argument`.

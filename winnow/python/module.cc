@@ -33,7 +33,15 @@ const char* name_of(ErrorCode code) {
   return "internal";
 }
 
-// winnow::Error becomes an exception of winnow.errors with the same text and fields.
+// The text of an Error, and where frameworks give indices of 64 bits, as torch.topk() does, what to
+// do about it.
+std::string text_of(const Error& error) {
+  const std::string text = error.what();
+  const bool wide = text.ends_with("want dtype i32, got i64");
+  return wide ? text + "; .int() converts a tensor of torch, .astype('int32') an array" : text;
+}
+
+// winnow::Error becomes an exception of winnow.errors with its text and fields.
 void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
@@ -41,7 +49,7 @@ void translate(const std::exception_ptr& pointer, void*) {
     const bool invalid = error.code() == ErrorCode::invalid_argument;
     const nb::object type =
         nb::module_::import_("winnow.errors").attr(invalid ? "InvalidArgument" : "Error");
-    const nb::object exception = type(error.what());
+    const nb::object exception = type(text_of(error));
     exception.attr("operation") = error.operation();
     exception.attr("argument") = error.argument();
     exception.attr("code") = name_of(error.code());
@@ -175,8 +183,9 @@ NB_MODULE(_winnow, m) {
         "Threads that a call on the CPU may use: what set_num_threads() said, else\n"
         "WINNOW_NUM_THREADS, else OMP_NUM_THREADS, else one for each processor allowed.\n"
         "torch.set_num_threads() does not change it.");
-  m.def("set_num_threads", set_num_threads, nb::arg("count"),
-        "Sets it for the whole process, from the next call on. ValueError below 1.");
+  define(m, "set_num_threads", set_num_threads, nb::arg("count"),
+         "Sets it for the whole process, from the next call on. ValueError below 1.",
+         nb::sig("def set_num_threads(count: int) -> None"));
   m.def("supports", supports, nb::arg("op"), nb::arg("dtype"), nb::arg("device"),
         nb::arg("backend").none(), nb::arg("sizes"));
   m.def("time_native", time_native, nb::arg("repeats"), nb::arg("function"));

@@ -73,7 +73,7 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
   ep::DispatchArgs args;
   Exporter exporter;
   const std::exception_ptr refused = caught([&] {
-    check_none("dispatch", unknown);
+    check_none(kDispatchSignature, unknown);
     call.use_stream(stream);
     args = {.input = call.input("input", input),
             .expert_indices = call.input("expert_indices", expert_indices),
@@ -140,7 +140,7 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle des
   const std::exception_ptr refused = caught([&] {
     made = descriptor_argument(kCombine, "descriptor", descriptor);
     if (made == nullptr) refuse_argument(kCombine, "descriptor", "a Descriptor", descriptor);
-    check_none("combine", unknown);
+    check_none(kCombineSignature, unknown);
     call.use_stream(stream);
     args.expert_output = call.input("expert_output", expert_output);
     args.bias = call.input("bias", bias);

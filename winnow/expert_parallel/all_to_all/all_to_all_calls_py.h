@@ -16,6 +16,19 @@
 
 namespace winnow::python {
 
+inline constexpr const char* kDispatchSignature =
+    "def dispatch(self, input: T, expert_indices: T | None = None, *, "
+    "weights: T | None = None, scales: T | None = None, "
+    "scatter_indices: T | None = None, "
+    "order: typing.Literal['expert_major', 'token_major'] = 'expert_major', "
+    "expert_alignment: int = 1, worst_case_rows: int = 0, copy_out: bool = False, "
+    "cached: Descriptor | None = None, out: T | None = None, "
+    "stream: Stream = None) -> Dispatched[T]";
+inline constexpr const char* kCombineSignature =
+    "def combine(self, expert_output: T, descriptor: Descriptor, *, "
+    "bias: T | None = None, weighted: bool = False, out: T | None = None, "
+    "stream: Stream = None) -> T";
+
 namespace ep = expert_parallel;
 
 // What dispatch() returns.

@@ -74,7 +74,7 @@ Args:
         again when the tensors are gone; they may outlive the layer.
     cached: the descriptor of an earlier dispatch, whose routing is repeated.
     out: [R or more, H], input's dtype, for the output; otherwise as copy_out. With fewer than R
-        rows it is refused before a row has moved.
+        rows, or memory that an input shares, it is refused before a row has moved.
     stream: for CUDA tensors.
 
 Returns:
@@ -106,7 +106,8 @@ Args:
     descriptor: of the dispatch: the Descriptor, not what dispatch() returned with it.
     bias: [n, H], the layer's dtype, added once.
     weighted: multiply by the weights sent at dispatch; not in token-major order.
-    out: [n, H], the layer's dtype, to write into; new, of expert_output's kind, if None.
+    out: [n, H], the layer's dtype, to write into; new, of expert_output's kind, if None. It shares
+        no memory with expert_output, with combine_buffer(), or with bias unless it is bias.
     stream: for CUDA tensors.
 
 Returns:
@@ -150,44 +151,36 @@ void bind_layer(nb::module_& m) {
   const auto config = [](auto field) {
     return [field](const BoundAllToAll& self) { return self.layer.config().*field; };
   };
-  nb::class_<BoundAllToAll>(m, "AllToAll", kClassDoc, nb::dynamic_attr())
-      .def("__init__", make_layer, "transport"_a, "store"_a, nb::kw_only(), "max_tokens"_a.none(),
-           "hidden"_a.none(), "topk"_a.none(), "experts"_a.none(), "dtype"_a.none() = "bfloat16",
-           "weight_dtype"_a.none() = "float32", "local_world_size"_a.none() = 0,
-           "enable_local_combine"_a.none() = false, "sm_count"_a.none() = 20,
-           "arena_rows"_a.none() = 0, "timeout"_a = nb::none(), "device"_a.none() = "cpu",
-           nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, "
-                   "max_tokens: int, hidden: int, topk: int, experts: int, "
-                   "dtype: typing.Any = 'bfloat16', weight_dtype: typing.Any = 'float32', "
-                   "local_world_size: int = 0, enable_local_combine: bool = False, "
-                   "sm_count: int = 20, arena_rows: int = 0, timeout: float | None = None, "
-                   "device: typing.Any = 'cpu') -> None"))
-      .def("dispatch", dispatch, "input"_a.none(), "expert_indices"_a = nb::none(), nb::kw_only(),
-           "weights"_a = nb::none(), "scales"_a = nb::none(), "scatter_indices"_a = nb::none(),
-           "order"_a.none() = "expert_major", "expert_alignment"_a.none() = 1,
-           "worst_case_rows"_a.none() = 0, "copy_out"_a.none() = false, "cached"_a = nb::none(),
-           "out"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a, kDispatchDoc,
-           nb::sig("def dispatch(self, input: T, expert_indices: T | None = None, *, "
-                   "weights: T | None = None, scales: T | None = None, "
-                   "scatter_indices: T | None = None, "
-                   "order: typing.Literal['expert_major', 'token_major'] = 'expert_major', "
-                   "expert_alignment: int = 1, worst_case_rows: int = 0, copy_out: bool = False, "
-                   "cached: Descriptor | None = None, out: T | None = None, "
-                   "stream: Stream = None) -> Dispatched"))
+  nb::class_<BoundAllToAll> type(m, "AllToAll", kClassDoc, nb::dynamic_attr());
+  define(type, "__init__", make_layer, "transport"_a, "store"_a, nb::kw_only(),
+         "max_tokens"_a.none(), "hidden"_a.none(), "topk"_a.none(), "experts"_a.none(),
+         "dtype"_a.none() = "bfloat16", "weight_dtype"_a.none() = "float32",
+         "local_world_size"_a.none() = 0, "enable_local_combine"_a.none() = false,
+         "sm_count"_a.none() = 20, "arena_rows"_a.none() = 0, "timeout"_a = nb::none(),
+         "device"_a.none() = "cpu",
+         nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, "
+                 "max_tokens: int, hidden: int, topk: int, experts: int, "
+                 "dtype: typing.Any = 'bfloat16', weight_dtype: typing.Any = 'float32', "
+                 "local_world_size: int = 0, enable_local_combine: bool = False, "
+                 "sm_count: int = 20, arena_rows: int = 0, timeout: float | None = None, "
+                 "device: typing.Any = 'cpu') -> None"));
+  type.def("dispatch", dispatch, "input"_a = nb::none(), "expert_indices"_a = nb::none(),
+           nb::kw_only(), "weights"_a = nb::none(), "scales"_a = nb::none(),
+           "scatter_indices"_a = nb::none(), "order"_a.none() = "expert_major",
+           "expert_alignment"_a.none() = 1, "worst_case_rows"_a.none() = 0,
+           "copy_out"_a.none() = false, "cached"_a = nb::none(), "out"_a = nb::none(),
+           "stream"_a = nb::none(), "unknown"_a, kDispatchDoc, nb::sig(kDispatchSignature))
       .def("_refuse_dispatch", refuse_dispatch, "text"_a)
-      .def("combine", combine, "expert_output"_a.none(), "descriptor"_a.none(), nb::kw_only(),
-           "bias"_a = nb::none(), "weighted"_a.none() = false, "out"_a = nb::none(),
-           "stream"_a = nb::none(), "unknown"_a, kCombineDoc,
-           nb::sig("def combine(self, expert_output: T, descriptor: Descriptor, *, "
-                   "bias: T | None = None, weighted: bool = False, out: T | None = None, "
-                   "stream: Stream = None) -> T"))
-      .def("combine_buffer", combine_buffer, "descriptor"_a, kBufferDoc,
-           nb::sig("def combine_buffer(self, descriptor: Descriptor) -> typing.Any"))
-      .def("barrier", barrier, "intra_node_only"_a.none() = false, nb::kw_only(),
-           "stream"_a = nb::none(), kBarrierDoc,
-           nb::sig("def barrier(self, intra_node_only: bool = False, *, stream: Stream = None) "
-                   "-> None"))
-      .def(
+      .def("combine", combine, "expert_output"_a = nb::none(), "descriptor"_a = nb::none(),
+           nb::kw_only(), "bias"_a = nb::none(), "weighted"_a.none() = false, "out"_a = nb::none(),
+           "stream"_a = nb::none(), "unknown"_a, kCombineDoc, nb::sig(kCombineSignature));
+  define(type, "combine_buffer", combine_buffer, "descriptor"_a, kBufferDoc,
+         nb::sig("def combine_buffer(self, descriptor: Descriptor) -> typing.Any"));
+  define(type, "barrier", barrier, "intra_node_only"_a.none() = false, nb::kw_only(),
+         "stream"_a = nb::none(), kBarrierDoc,
+         nb::sig("def barrier(self, intra_node_only: bool = False, *, stream: Stream = None) "
+                 "-> None"));
+  type.def(
           "close", close,
           "Leaves the layer. Idempotent, waits for nobody. ValueError while another thread is in a "
           "call.")
@@ -235,14 +228,19 @@ void bind_layer(nb::module_& m) {
 
 void bind_expert_parallel_all_to_all(nb::module_& m) {
   nb::class_<BoundDispatched>(m, "Dispatched", "What AllToAll.dispatch() returns.",
-                              nb::type_slots(Collected<BoundDispatched>::kSlots))
-      .def_ro("output", &BoundDispatched::output, "[R, H], as input.")
+                              nb::type_slots(Collected<BoundDispatched>::kSlots), nb::is_generic(),
+                              nb::sig("class Dispatched(typing.Generic[T])"))
+      .def_ro("output", &BoundDispatched::output, "[R, H], as input.",
+              nb::for_getter(nb::sig("def output(self) -> T")))
       .def_ro("weights", &BoundDispatched::weights,
-              "[R], in token-major order [R, K], of weight_dtype; None without weights.")
-      .def_ro("scales", &BoundDispatched::scales, "[R, ceil(H / 128)], float32; None without.")
+              "[R], in token-major order [R, K], of weight_dtype; None without weights.",
+              nb::for_getter(nb::sig("def weights(self) -> T | None")))
+      .def_ro("scales", &BoundDispatched::scales, "[R, ceil(H / 128)], float32; None without.",
+              nb::for_getter(nb::sig("def scales(self) -> T | None")))
       .def_ro("expert_ids", &BoundDispatched::expert_ids,
               "[R, K], int32, in token-major order: the local expert of each pair, -1 if it lives\n"
-              "elsewhere or was dropped; else None.")
+              "elsewhere or was dropped; else None.",
+              nb::for_getter(nb::sig("def expert_ids(self) -> T | None")))
       .def_ro("descriptor", &BoundDispatched::descriptor, "For combine().",
               nb::for_getter(nb::sig("def descriptor(self) -> Descriptor")));
   bind_layer(m);

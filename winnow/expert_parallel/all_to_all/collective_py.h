@@ -101,15 +101,6 @@ std::exception_ptr caught(const Function& function) {
   return nullptr;
 }
 
-// A keyword that the call does not have; nanobind's own TypeError would not be caught.
-inline void check_none(const char* function, const nanobind::kwargs& unknown) {
-  for (const auto& [name, value] : unknown) {
-    throw nanobind::type_error((std::string(function) + "() got an unexpected keyword argument '" +
-                                nanobind::cast<std::string>(name) + "'")
-                                   .c_str());
-  }
-}
-
 // As all ranks are told of it, and whether it was an Error.
 inline std::pair<Error, bool> error_of(const char* operation, const std::exception_ptr& thrown) {
   const auto refused = [&](const std::string& text) {

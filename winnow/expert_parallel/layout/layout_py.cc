@@ -41,6 +41,7 @@ Args:
     world_size: W, a multiple of local_world_size.
     local_world_size: L, ranks per node.
     out: None, or a tuple of the four results to write into, of which any may be None.
+        They share memory with no input and not with each other.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
@@ -56,13 +57,13 @@ Raises:
 
 void bind_expert_parallel_layout(nb::module_& m) {
   using namespace nb::literals;
-  m.def("layout", layout, "expert_indices"_a.none(), "experts"_a, "world_size"_a,
-        "local_world_size"_a, nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(),
-        "backend"_a = nb::none(), kDoc,
-        nb::sig("def layout(expert_indices: T, experts: int, world_size: int, "
-                "local_world_size: int, *, "
-                "out: tuple[T | None, T | None, T | None, T | None] | None = None, "
-                "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T, T]"));
+  define(m, "layout", layout, "expert_indices"_a.none(), "experts"_a, "world_size"_a,
+         "local_world_size"_a, nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(),
+         "backend"_a = nb::none(), kDoc,
+         nb::sig("def layout(expert_indices: T, experts: int, world_size: int, "
+                 "local_world_size: int, *, "
+                 "out: tuple[T | None, T | None, T | None, T | None] | None = None, "
+                 "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T, T]"));
 }
 
 Backend supports_expert_parallel_layout(Shape& shape, const RunOptions& options) {

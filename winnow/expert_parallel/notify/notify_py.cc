@@ -72,6 +72,12 @@ void make_notifier(nb::pointer_and_handle<BoundNotifier> self,
   self.h.attr("_traced") = self.p->number.give(self.h);  // where torch.compile can read it
 }
 
+constexpr const char* kSignature =
+    "def notify(self, tokens_per_rank: T, tokens_per_node: T, tokens_per_expert: T, "
+    "is_token_in_rank: T, *, channels: int = 1, expert_alignment: int = 1, "
+    "worst_case_rows: int = 0, queues: QueueBuffers | None = None, "
+    "out: Notified[T] | None = None, stream: Stream = None) -> Notified[T]";
+
 Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle tokens_per_node,
                 nb::handle tokens_per_expert, nb::handle is_token_in_rank, nb::handle channels,
                 nb::handle expert_alignment, nb::handle worst_case_rows, nb::handle queues,
@@ -82,7 +88,7 @@ Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle toke
   Notified result;
   ep::NotifyArgs args;
   const std::exception_ptr refused = caught([&] {
-    check_none("notify", unknown);
+    check_none(kSignature, unknown);
     call.use_stream(stream);
     const auto number = [](const char* name, nb::handle value) {
       return value_argument<std::int64_t>(kOperation, name, value);
@@ -126,6 +132,13 @@ Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle toke
   return result;
 }
 
+void make_buffers(ep::QueueBuffers* self, std::int64_t bytes_per_token,
+                  std::int64_t node_recv_tokens, std::int64_t local_recv_tokens,
+                  std::int64_t node_buffer_bytes, std::int64_t local_buffer_bytes) {
+  new (self) ep::QueueBuffers{bytes_per_token, node_recv_tokens, local_recv_tokens,
+                              node_buffer_bytes, local_buffer_bytes};
+}
+
 constexpr const char* kClassDoc =
     R"(One rank of the count exchange, for engines that move tokens themselves.
 
@@ -159,7 +172,8 @@ Args:
     expert_alignment: pairs per expert are rounded up to a multiple.
     worst_case_rows: above 0, the host does not learn the totals.
     queues: QueueBuffers of the engine, checked to be large enough.
-    out: what an earlier call returned, to write into.
+    out: what an earlier call returned, to write into. Its tensors share memory with no input and
+        not with each other.
     stream: for CUDA tensors.
 
 Returns:
@@ -179,53 +193,54 @@ Raises:
 void bind_expert_parallel_notify(nb::module_& m) {
   using namespace nb::literals;
 
-  nb::class_<ep::QueueBuffers>(m, "QueueBuffers", "The queue buffers that an engine has, in bytes.")
-      .def(
-          "__init__",
-          [](ep::QueueBuffers* self, std::int64_t bytes_per_token, std::int64_t node_recv_tokens,
-             std::int64_t local_recv_tokens, std::int64_t node_buffer_bytes,
-             std::int64_t local_buffer_bytes) {
-            new (self) ep::QueueBuffers{bytes_per_token, node_recv_tokens, local_recv_tokens,
-                                        node_buffer_bytes, local_buffer_bytes};
-          },
-          nb::kw_only(), "bytes_per_token"_a, "node_recv_tokens"_a, "local_recv_tokens"_a,
-          "node_buffer_bytes"_a, "local_buffer_bytes"_a);
+  nb::class_<ep::QueueBuffers> buffers(m, "QueueBuffers",
+                                       "The queue buffers that an engine has, in bytes.");
+  define(buffers, "__init__", make_buffers, nb::kw_only(), "bytes_per_token"_a,
+         "node_recv_tokens"_a, "local_recv_tokens"_a, "node_buffer_bytes"_a, "local_buffer_bytes"_a,
+         nb::sig("def __init__(self, *, bytes_per_token: int, node_recv_tokens: int, "
+                 "local_recv_tokens: int, node_buffer_bytes: int, local_buffer_bytes: int) "
+                 "-> None"));
 
   nb::class_<Notified>(m, "Notified", "What Notifier.notify() returns: int32 tensors.",
-                       nb::type_slots(Collected<Notified>::kSlots))
+                       nb::type_slots(Collected<Notified>::kSlots), nb::is_generic(),
+                       nb::sig("class Notified(typing.Generic[T])"))
       .def_ro("node_channel_prefix_matrix", &Notified::node_channel_prefix_matrix,
-              "[W/L, C]: this rank's tokens that go to a node, each once, over channels 0 to c.")
+              "[W/L, C]: this rank's tokens that go to a node, each once, over channels 0 to c.",
+              nb::for_getter(nb::sig("def node_channel_prefix_matrix(self) -> T")))
       .def_ro("rank_channel_prefix_matrix", &Notified::rank_channel_prefix_matrix,
-              "[W, C]: the same for ranks.")
+              "[W, C]: the same for ranks.",
+              nb::for_getter(nb::sig("def rank_channel_prefix_matrix(self) -> T")))
       .def_ro("recv_node_prefix_sum", &Notified::recv_node_prefix_sum,
-              "[W/L]: tokens that come here to be forwarded, over source nodes 0 to j.")
+              "[W/L]: tokens that come here to be forwarded, over source nodes 0 to j.",
+              nb::for_getter(nb::sig("def recv_node_prefix_sum(self) -> T")))
       .def_ro("recv_rank_prefix_sum", &Notified::recv_rank_prefix_sum,
-              "[W]: tokens received in the end, over source ranks 0 to r.")
-      .def_ro("num_recv_tokens", &Notified::num_recv_tokens, "[1]: all that are received.")
-      .def_ro("num_forward_tokens", &Notified::num_forward_tokens, "[1]: all to be forwarded.")
+              "[W]: tokens received in the end, over source ranks 0 to r.",
+              nb::for_getter(nb::sig("def recv_rank_prefix_sum(self) -> T")))
+      .def_ro("num_recv_tokens", &Notified::num_recv_tokens, "[1]: all that are received.",
+              nb::for_getter(nb::sig("def num_recv_tokens(self) -> T")))
+      .def_ro("num_forward_tokens", &Notified::num_forward_tokens, "[1]: all to be forwarded.",
+              nb::for_getter(nb::sig("def num_forward_tokens(self) -> T")))
       .def_ro("recv_pairs_per_expert", &Notified::recv_pairs_per_expert,
-              "[E/W]: pairs for each local expert, rounded up to expert_alignment.");
+              "[E/W]: pairs for each local expert, rounded up to expert_alignment.",
+              nb::for_getter(nb::sig("def recv_pairs_per_expert(self) -> T")));
 
   nb::class_<ep::NotifyTotals>(m, "NotifyTotals", "What the host knows; -1 where it does not.")
       .def_ro("recv_tokens", &ep::NotifyTotals::recv_tokens)
       .def_ro("forward_tokens", &ep::NotifyTotals::forward_tokens)
       .def_ro("recv_pairs_per_expert", &ep::NotifyTotals::recv_pairs_per_expert);
 
-  nb::class_<BoundNotifier>(m, "Notifier", kClassDoc, nb::dynamic_attr())
-      .def("__init__", make_notifier, "transport"_a, "store"_a, nb::kw_only(), "experts"_a.none(),
-           "local_world_size"_a.none() = 0, "timeout"_a = nb::none(), "device"_a.none() = "cpu",
-           nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, experts: int, "
-                   "local_world_size: int = 0, timeout: float | None = None, "
-                   "device: typing.Any = 'cpu') -> None"))
-      .def("notify", notify, "tokens_per_rank"_a.none(), "tokens_per_node"_a.none(),
-           "tokens_per_expert"_a.none(), "is_token_in_rank"_a.none(), nb::kw_only(),
+  nb::class_<BoundNotifier> type(m, "Notifier", kClassDoc, nb::dynamic_attr());
+  define(type, "__init__", make_notifier, "transport"_a, "store"_a, nb::kw_only(),
+         "experts"_a.none(), "local_world_size"_a.none() = 0, "timeout"_a = nb::none(),
+         "device"_a.none() = "cpu",
+         nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, experts: int, "
+                 "local_world_size: int = 0, timeout: float | None = None, "
+                 "device: typing.Any = 'cpu') -> None"));
+  type.def("notify", notify, "tokens_per_rank"_a = nb::none(), "tokens_per_node"_a = nb::none(),
+           "tokens_per_expert"_a = nb::none(), "is_token_in_rank"_a = nb::none(), nb::kw_only(),
            "channels"_a.none() = 1, "expert_alignment"_a.none() = 1, "worst_case_rows"_a.none() = 0,
            "queues"_a = nb::none(), "out"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a,
-           kNotifyDoc,
-           nb::sig("def notify(self, tokens_per_rank: T, tokens_per_node: T, tokens_per_expert: T, "
-                   "is_token_in_rank: T, *, channels: int = 1, expert_alignment: int = 1, "
-                   "worst_case_rows: int = 0, queues: QueueBuffers | None = None, "
-                   "out: Notified | None = None, stream: Stream = None) -> Notified"))
+           kNotifyDoc, nb::sig(kSignature))
       .def_prop_ro(
           "totals",
           [](BoundNotifier& self) {

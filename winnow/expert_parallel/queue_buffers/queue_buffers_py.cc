@@ -6,6 +6,7 @@
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/queue_buffers/queue_buffers.h"
 #include "winnow/python/bindings.h"
+#include "winnow/python/signature.h"
 
 namespace winnow::python {
 namespace {
@@ -86,19 +87,30 @@ void bind_expert_parallel_sizes(nb::module_& m) {
       .def_ro("offset", &ep::CleanMeta::offset, "In words of 4 bytes.")
       .def_ro("count", &ep::CleanMeta::count, "In words of 4 bytes.");
 
-  m.def("source_meta_bytes", ep::source_meta_bytes, "local_world_size"_a,
-        "Bytes of the source node and a mask of the node's ranks: 8 up to 32 ranks per node.\n\n"
-        "Raises:\n    ValueError: local_world_size below 1, a result beyond 63 bits.");
-  m.def("bytes_per_token", ep::bytes_per_token, "hidden_bytes"_a, "num_scales"_a,
-        "num_topk_indices"_a, "num_topk_weights"_a, "local_world_size"_a = 8, kRecordDoc);
-  m.def("node_buffer_layout", buffer_layout<ep::node_buffer_layout>, nb::kw_only(),
-        "bytes_per_token"_a, "recv_tokens"_a, "nodes"_a = 1, "local_world_size"_a = 1,
-        "channels"_a = 1, kNodeDoc);
-  m.def("local_buffer_layout", buffer_layout<ep::local_buffer_layout>, nb::kw_only(),
-        "bytes_per_token"_a, "recv_tokens"_a, "nodes"_a = 1, "local_world_size"_a = 1,
-        "channels"_a = 1, kLocalDoc);
-  m.def("classic_clean_meta", classic_clean_meta, "route"_a, nb::kw_only(), "bytes_per_token"_a,
-        "recv_tokens"_a, "nodes"_a = 1, "local_world_size"_a = 8, "channels"_a = 1, kCleanDoc);
+  define(m, "source_meta_bytes", ep::source_meta_bytes, "local_world_size"_a,
+         "Bytes of the source node and a mask of the node's ranks: 8 up to 32 ranks per node.\n\n"
+         "Raises:\n    ValueError: local_world_size below 1, a result beyond 63 bits.",
+         nb::sig("def source_meta_bytes(local_world_size: int) -> int"));
+  define(m, "bytes_per_token", ep::bytes_per_token, "hidden_bytes"_a, "num_scales"_a,
+         "num_topk_indices"_a, "num_topk_weights"_a, "local_world_size"_a = 8, kRecordDoc,
+         nb::sig("def bytes_per_token(hidden_bytes: int, num_scales: int, num_topk_indices: int, "
+                 "num_topk_weights: int, local_world_size: int = 8) -> int"));
+  define(
+      m, "node_buffer_layout", buffer_layout<ep::node_buffer_layout>, nb::kw_only(),
+      "bytes_per_token"_a, "recv_tokens"_a, "nodes"_a = 1, "local_world_size"_a = 1,
+      "channels"_a = 1, kNodeDoc,
+      nb::sig("def node_buffer_layout(*, bytes_per_token: int, recv_tokens: int, nodes: int = 1, "
+              "local_world_size: int = 1, channels: int = 1) -> BufferLayout"));
+  define(
+      m, "local_buffer_layout", buffer_layout<ep::local_buffer_layout>, nb::kw_only(),
+      "bytes_per_token"_a, "recv_tokens"_a, "nodes"_a = 1, "local_world_size"_a = 1,
+      "channels"_a = 1, kLocalDoc,
+      nb::sig("def local_buffer_layout(*, bytes_per_token: int, recv_tokens: int, nodes: int = 1, "
+              "local_world_size: int = 1, channels: int = 1) -> BufferLayout"));
+  define(m, "classic_clean_meta", classic_clean_meta, "route"_a, nb::kw_only(), "bytes_per_token"_a,
+         "recv_tokens"_a, "nodes"_a = 1, "local_world_size"_a = 8, "channels"_a = 1, kCleanDoc,
+         nb::sig("def classic_clean_meta(route: str, *, bytes_per_token: int, recv_tokens: int, "
+                 "nodes: int = 1, local_world_size: int = 8, channels: int = 1) -> CleanMeta"));
 }
 
 }  // namespace winnow::python

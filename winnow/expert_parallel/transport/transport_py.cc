@@ -138,6 +138,24 @@ std::shared_ptr<ep::Transport> create_shared_memory(nb::handle store, int rank, 
   return ep::create_shared_memory(*meeting, rank, world_size, deadline, prefix);
 }
 
+void make_file_store(ep::FileStore* self, const std::filesystem::path& directory) {
+  new (self) ep::FileStore(directory);
+}
+
+void make_world(ep::InProcessWorld* self, int world_size) {
+  new (self) ep::InProcessWorld(world_size);
+}
+
+std::shared_ptr<ep::Transport> transport_of(ep::InProcessWorld& world, int rank) {
+  return world.transport(rank);
+}
+
+std::string describe_peer(const ep::Transport& transport, int rank) {
+  return transport.describe_peer(rank);
+}
+
+bool peer_gone(const ep::Transport& transport, int rank) { return transport.peer_gone(rank); }
+
 // NVSHMEM is where Python would import it from, wherever Winnow itself is.
 void look_for_nvshmem() {
   const nb::object folder = nb::module_::import_("winnow.nvshmem").attr("folder")();
@@ -258,44 +276,49 @@ void bind_expert_parallel_transport(nb::module_& m) {
   nb::class_<ep::Store>(m, "Store", "The key-value store in which ranks meet.");
   nb::class_<ep::MemoryStore, ep::Store>(m, "MemoryStore", "For the threads of one process.")
       .def(nb::init<>());
-  nb::class_<ep::FileStore, ep::Store>(m, "FileStore",
-                                       "A folder that all ranks reach, one file per key.")
-      .def(nb::init<std::filesystem::path>(), "directory"_a,
-           "Makes the folder if its parent exists. winnow.Error where it cannot.");
+  nb::class_<ep::FileStore, ep::Store> files(m, "FileStore",
+                                             "A folder that all ranks reach, one file per key.");
+  define(files, "__init__", make_file_store, "directory"_a,
+         "Makes the folder if its parent exists. winnow.Error where it cannot.",
+         nb::sig("def __init__(self, directory: str | os.PathLike) -> None"));
 
-  nb::class_<ep::Transport>(
+  nb::class_<ep::Transport> transport(
       m, "Transport",
       "One rank of a world: for one thread at a time. A rank whose transport\n"
-      "object is gone has left the world.")
-      .def_prop_ro("rank", &ep::Transport::rank)
+      "object is gone has left the world.");
+  transport.def_prop_ro("rank", &ep::Transport::rank)
       .def_prop_ro("world_size", &ep::Transport::world_size)
       .def_prop_ro("name", &ep::Transport::name,
                    "\"in_process\", \"shared_memory\" or \"nvshmem\".")
       .def_prop_ro("world_id", &ep::Transport::world_id,
-                   "The same on every rank and no other world's.")
-      .def("describe_peer", &ep::Transport::describe_peer, "rank"_a,
-           "What is known of a rank: \"process 4711, stopped\". ValueError outside the world.")
-      .def("peer_gone", &ep::Transport::peer_gone, "rank"_a,
-           "Whether that rank certainly will not write again. ValueError outside the world.");
+                   "The same on every rank and no other world's.");
+  define(transport, "describe_peer", describe_peer, "rank"_a,
+         "What is known of a rank: \"process 4711, stopped\". ValueError outside the world.",
+         nb::sig("def describe_peer(self, rank: int) -> str"));
+  define(transport, "peer_gone", peer_gone, "rank"_a,
+         "Whether that rank certainly will not write again. ValueError outside the world.",
+         nb::sig("def peer_gone(self, rank: int) -> bool"));
 
-  nb::class_<ep::InProcessWorld>(m, "InProcessWorld", kWorldDoc)
-      .def(nb::init<int>(), "world_size"_a)
-      .def_prop_ro("world_size", &ep::InProcessWorld::world_size)
-      .def("transport", &ep::InProcessWorld::transport, "rank"_a,
-           "The rank's transport, for one thread: the same at every call while somebody holds it.\n"
-           "ValueError for a rank outside the world, or one whose transport is gone.")
+  nb::class_<ep::InProcessWorld> world(m, "InProcessWorld", kWorldDoc);
+  define(world, "__init__", make_world, "world_size"_a,
+         nb::sig("def __init__(self, world_size: int) -> None"));
+  world.def_prop_ro("world_size", &ep::InProcessWorld::world_size)
       .def("store", &ep::InProcessWorld::store, "The store that the ranks of this world share.");
+  define(world, "transport", transport_of, "rank"_a,
+         "The rank's transport, for one thread: the same at every call while somebody holds it.\n"
+         "ValueError for a rank outside the world, or one whose transport is gone.",
+         nb::sig("def transport(self, rank: int) -> Transport"));
 
-  m.def("create_shared_memory", create_shared_memory, "store"_a, "rank"_a, "world_size"_a,
-        nb::kw_only(), "timeout"_a = nb::none(), "prefix"_a = "winnow", kSharedMemoryDoc,
-        nb::sig("def create_shared_memory(store: typing.Any, rank: int, world_size: int, *, "
-                "timeout: float | None = None, prefix: str = 'winnow') -> Transport"));
+  define(m, "create_shared_memory", create_shared_memory, "store"_a, "rank"_a, "world_size"_a,
+         nb::kw_only(), "timeout"_a = nb::none(), "prefix"_a = "winnow", kSharedMemoryDoc,
+         nb::sig("def create_shared_memory(store: typing.Any, rank: int, world_size: int, *, "
+                 "timeout: float | None = None, prefix: str = 'winnow') -> Transport"));
 
-  m.def("create_nvshmem", create_nvshmem, "store"_a, "rank"_a, "world_size"_a, "device"_a,
-        nb::kw_only(), "timeout"_a = nb::none(), "prefix"_a = "winnow", kNvshmemDoc,
-        nb::sig("def create_nvshmem(store: typing.Any, rank: int, world_size: int, "
-                "device: typing.Any, *, timeout: float | None = None, prefix: str = 'winnow') "
-                "-> Transport"));
+  define(m, "create_nvshmem", create_nvshmem, "store"_a, "rank"_a, "world_size"_a, "device"_a,
+         nb::kw_only(), "timeout"_a = nb::none(), "prefix"_a = "winnow", kNvshmemDoc,
+         nb::sig("def create_nvshmem(store: typing.Any, rank: int, world_size: int, "
+                 "device: typing.Any, *, timeout: float | None = None, prefix: str = 'winnow') "
+                 "-> Transport"));
   m.def("nvshmem_obstacle", nvshmem_obstacle,
         "Why create_nvshmem() has no library of NVSHMEM here; empty if it has. Opens it.");
 

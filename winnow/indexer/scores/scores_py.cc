@@ -43,7 +43,8 @@ query does not see. Dense scores are those that topk() compares, bit for bit.
 Args:
     q, k, weights, k_scale, key_start, key_end, q_start, k_stride, stream, backend: as in topk().
     indices: [s_q, topk], int32: the rows to score; None for all. CUDA tensors: only None so far.
-    out: [s_q, topk] or [s_q, s_k], float32, to write into; new if None.
+    out: [s_q, topk] or [s_q, s_k], float32, to write into; new if None. It shares memory with no
+        input.
 
 Returns:
     scores, float32. No gradient is recorded.
@@ -55,14 +56,15 @@ Raises:
 
 void bind_indexer_scores(nb::module_& m) {
   using namespace nb::literals;
-  m.def("scores", scores, "q"_a.none(), "k"_a.none(), "weights"_a.none(), "indices"_a = nb::none(),
-        nb::kw_only(), "k_scale"_a = nb::none(), "key_start"_a = nb::none(),
-        "key_end"_a = nb::none(), "q_start"_a = nb::none(), "k_stride"_a = 1, "out"_a = nb::none(),
-        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-        nb::sig("def scores(q: T, k: T, weights: T, indices: T | None = None, *, "
-                "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
-                "q_start: int | None = None, k_stride: int = 1, out: T | None = None, "
-                "stream: Stream = None, backend: str | None = None) -> T"));
+  define(m, "scores", scores, "q"_a.none(), "k"_a.none(), "weights"_a.none(),
+         "indices"_a = nb::none(), nb::kw_only(), "k_scale"_a = nb::none(),
+         "key_start"_a = nb::none(), "key_end"_a = nb::none(), "q_start"_a = nb::none(),
+         "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(),
+         kDoc,
+         nb::sig("def scores(q: T, k: T, weights: T, indices: T | None = None, *, "
+                 "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
+                 "q_start: int | None = None, k_stride: int = 1, out: T | None = None, "
+                 "stream: Stream = None, backend: str | None = None) -> T"));
 }
 
 Backend supports_indexer_scores(Shape& shape, const RunOptions& options) {

@@ -73,7 +73,8 @@ Args:
     k_stride: tokens that one row of k stands for; needs q_start if it is not 1.
     ties: "smaller" or "larger": which row number wins among equal scores.
     return_scores: also return the scores of the chosen rows.
-    out: a tuple (indices, length, scores) to write into, of which any may be None.
+    out: a tuple (indices, length, scores) to write into, of which any may be None. They share
+        memory with no input and not with each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes, at
         most 256 MiB; the error for too few gives the exact number. None takes them from torch's
         allocator for tensors of torch, else from the stream's memory pool. The CPU does not use it.
@@ -92,7 +93,7 @@ Raises:
 
 void bind_indexer_topk(nb::module_& m) {
   using namespace nb::literals;
-  m.def("topk", topk, "q"_a.none(), "k"_a.none(), "weights"_a.none(), "topk"_a, nb::kw_only(),
+  define(m, "topk", topk, "q"_a.none(), "k"_a.none(), "weights"_a.none(), "topk"_a, nb::kw_only(),
         "k_scale"_a = nb::none(), "key_start"_a = nb::none(), "key_end"_a = nb::none(),
         "q_start"_a = nb::none(), "k_stride"_a = 1, "ties"_a = "smaller", "return_scores"_a = false,
         "out"_a = nb::none(), "workspace"_a = nb::none(), "stream"_a = nb::none(),

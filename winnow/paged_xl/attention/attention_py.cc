@@ -92,6 +92,7 @@ Args:
     context_lens: [num_seqs], int32: cached tokens, the step's own included.
     return_lse: return (out, lse).
     out: like query, to write into, or a tuple (out, lse) of which any may be None; new if None.
+        They share memory with no input and not with each other.
     check: look on a GPU, too, at what lengths and block tables hold, and refuse what the tensors do
         not. It copies them to the host and waits for the stream, so nothing may capture it.
         Otherwise a GPU cuts such a length and masks the tokens of such a block. The environment
@@ -127,7 +128,7 @@ Args:
 
 void bind_paged_xl_attention(nb::module_& m) {
   using namespace nb::literals;
-  m.def("attention", attention, "query"_a.none(), "key_cache"_a.none(), "value_cache"_a.none(),
+  define(m, "attention", attention, "query"_a.none(), "key_cache"_a.none(), "value_cache"_a.none(),
         "pos_bias_u"_a.none(), "matrix_bd"_a.none(), "scale"_a.none(), "block_tables"_a.none(),
         "context_lens"_a.none(), nb::kw_only(), "return_lse"_a = false, "out"_a = nb::none(),
         "check"_a = false, "workspace"_a = nb::none(), "stream"_a = nb::none(),
@@ -137,7 +138,7 @@ void bind_paged_xl_attention(nb::module_& m) {
                 "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
                 "check: bool = False, workspace: T | None = None, stream: Stream = None, "
                 "backend: str | None = None) -> typing.Any"));
-  m.def("attention_fused", attention_fused, "query"_a.none(), "key_cache"_a.none(),
+  define(m, "attention_fused", attention_fused, "query"_a.none(), "key_cache"_a.none(),
         "value_cache"_a.none(), "pos_bias_u"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
         "scale"_a.none(), "block_tables"_a.none(), "context_lens"_a.none(), nb::kw_only(),
         "return_lse"_a = false, "out"_a = nb::none(), "check"_a = false, "workspace"_a = nb::none(),

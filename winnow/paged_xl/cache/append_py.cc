@@ -22,7 +22,7 @@ void append(nb::handle key, nb::handle value, nb::handle key_cache, nb::handle v
 constexpr const char* kDoc = R"(Writes new keys and values into a paged cache, in place.
 
 Token t goes to slot_mapping[t] = block * block_size + offset of both caches; a negative slot is
-skipped.
+skipped. The caches share memory with no other tensor and not with each other.
 
 Args:
     key, value: [num_tokens, num_kv_heads, head_size], float32, float16, bfloat16 or, on the CPU,
@@ -44,11 +44,12 @@ Raises:
 
 void bind_paged_xl_append(nb::module_& m) {
   using namespace nb::literals;
-  m.def("append", append, "key"_a.none(), "value"_a.none(), "key_cache"_a.none(),
-        "value_cache"_a.none(), "slot_mapping"_a.none(), nb::kw_only(), "check"_a = false,
-        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-        nb::sig("def append(key: T, value: T, key_cache: T, value_cache: T, slot_mapping: T, *, "
-                "check: bool = False, stream: Stream = None, backend: str | None = None) -> None"));
+  define(
+      m, "append", append, "key"_a.none(), "value"_a.none(), "key_cache"_a.none(),
+      "value_cache"_a.none(), "slot_mapping"_a.none(), nb::kw_only(), "check"_a = false,
+      "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+      nb::sig("def append(key: T, value: T, key_cache: T, value_cache: T, slot_mapping: T, *, "
+              "check: bool = False, stream: Stream = None, backend: str | None = None) -> None"));
 }
 
 Backend supports_paged_xl_append(Shape& shape, const RunOptions& options) {

@@ -39,7 +39,7 @@ Args:
     context_lens: [num_seqs], int32: cached tokens, the step's own included.
     out: [num_seqs, num_heads, columns], as query or float32 (not with float64), to write into; columns past a
         context keep their values. New, as query, with max_distance columns, zero past each
-        context, if None.
+        context, if None. It shares memory with no input.
     check: refuse a length that r or out do not hold also on a GPU, as in attention().
     stream, backend: as in winnow.sparse_mla.forward().
 
@@ -55,12 +55,12 @@ Raises:
 
 void bind_paged_xl_position_term(nb::module_& m) {
   using namespace nb::literals;
-  m.def("position_term", position_term, "query"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
-        "context_lens"_a.none(), nb::kw_only(), "out"_a = nb::none(), "check"_a = false,
-        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-        nb::sig("def position_term(query: T, pos_bias_v: T, r: T, context_lens: T, *, "
-                "out: T | None = None, check: bool = False, stream: Stream = None, "
-                "backend: str | None = None) -> T"));
+  define(m, "position_term", position_term, "query"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
+         "context_lens"_a.none(), nb::kw_only(), "out"_a = nb::none(), "check"_a = false,
+         "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+         nb::sig("def position_term(query: T, pos_bias_v: T, r: T, context_lens: T, *, "
+                 "out: T | None = None, check: bool = False, stream: Stream = None, "
+                 "backend: str | None = None) -> T"));
 }
 
 Backend supports_paged_xl_position_term(Shape& shape, const RunOptions& options) {

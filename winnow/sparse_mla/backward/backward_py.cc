@@ -66,6 +66,7 @@ Args:
     dq: [s_q, h_q, d_qk], as q or float32, to write into; new, as q, if None.
     dkv: [s_kv, 1, d_qk], float32 or as q (rounded once, at the end); new, float32, if None.
     d_sink: [h_q], float32; new if None and attn_sink is given.
+        dq, dkv and d_sink share memory with no input and not with each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes,
         about s_kv * d_qk * 4 + s_q * (topk + h_q) * 4 and 39 MB, with more than 64 heads or
         deterministic at most 1.1 GB and two float32 copies of dkv; the error for too few gives the
@@ -82,7 +83,7 @@ Raises:
 
 void bind_sparse_mla_backward(nb::module_& m) {
   using namespace nb::literals;
-  m.def("backward", backward, "q"_a.none(), "kv"_a.none(), "indices"_a.none(), "out"_a.none(),
+  define(m, "backward", backward, "q"_a.none(), "kv"_a.none(), "indices"_a.none(), "out"_a.none(),
         "lse"_a.none(), "d_out"_a.none(), nb::kw_only(), "delta"_a = nb::none(),
         "scale"_a = nb::none(), "topk_length"_a = nb::none(), "attn_sink"_a = nb::none(),
         "q_start"_a = nb::none(), "k_stride"_a = 1, "deterministic"_a = false, "dq"_a = nb::none(),

@@ -42,7 +42,7 @@ Args:
     q, kv, indices, scale, topk_length, q_start, k_stride, stream, backend: as in forward().
     lse: [s_q, h_q], float32, natural logarithm, as forward() returns it; one in base 2 must be
         multiplied by ln 2 first.
-    out: [s_q, topk], float32, to write into; new if None.
+    out: [s_q, topk], float32, to write into; new if None. It shares memory with no input.
 
 Returns:
     attn_sum, [s_q, topk], float32.
@@ -54,13 +54,13 @@ Raises:
 
 void bind_sparse_mla_distribution(nb::module_& m) {
   using namespace nb::literals;
-  m.def("distribution", distribution, "q"_a.none(), "kv"_a.none(), "indices"_a.none(),
-        "lse"_a.none(), nb::kw_only(), "scale"_a = nb::none(), "topk_length"_a = nb::none(),
-        "q_start"_a = nb::none(), "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(),
-        "backend"_a = nb::none(), kDoc,
-        nb::sig("def distribution(q: T, kv: T, indices: T, lse: T, *, scale: float | None = None, "
-                "topk_length: T | None = None, q_start: int | None = None, k_stride: int = 1, "
-                "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T"));
+  define(m, "distribution", distribution, "q"_a.none(), "kv"_a.none(), "indices"_a.none(),
+         "lse"_a.none(), nb::kw_only(), "scale"_a = nb::none(), "topk_length"_a = nb::none(),
+         "q_start"_a = nb::none(), "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(),
+         "backend"_a = nb::none(), kDoc,
+         nb::sig("def distribution(q: T, kv: T, indices: T, lse: T, *, scale: float | None = None, "
+                 "topk_length: T | None = None, q_start: int | None = None, k_stride: int = 1, "
+                 "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T"));
 }
 
 Backend supports_sparse_mla_distribution(Shape& shape, const RunOptions& options) {

@@ -56,7 +56,7 @@ Args:
     k_stride: tokens that one row of kv stands for; needs q_start if it is not 1.
     out: [s_q, h_q, 512] as q to write into, or a tuple (out, max_logits, lse) of which any may
         be None. What is not given is new, of q's kind and on q's device. They share memory
-        with no input and not with each other.
+        with no input and not with each other: that is refused.
     stream: for CUDA tensors: a handle or an object with __cuda_stream__, cuda_stream or ptr;
         None is torch's current stream for its tensors, else the default stream. New tensors of
         torch belong to that stream, as if it were the current one.
@@ -77,15 +77,15 @@ see winnow.torch.sparse_mla_attention.)";
 
 void bind_sparse_mla_forward(nb::module_& m) {
   using namespace nb::literals;
-  m.def("forward", forward, "q"_a.none(), "kv"_a.none(), "indices"_a.none(), nb::kw_only(),
-        "scale"_a = nb::none(), "topk_length"_a = nb::none(), "attn_sink"_a = nb::none(),
-        "q_start"_a = nb::none(), "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(),
-        "backend"_a = nb::none(), kDoc,
-        nb::sig("def forward(q: T, kv: T, indices: T, *, scale: float | None = None, "
-                "topk_length: T | None = None, attn_sink: T | None = None, "
-                "q_start: int | None = None, k_stride: int = 1, "
-                "out: T | tuple[T | None, T | None, T | None] | None = None, "
-                "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]"));
+  define(m, "forward", forward, "q"_a.none(), "kv"_a.none(), "indices"_a.none(), nb::kw_only(),
+         "scale"_a = nb::none(), "topk_length"_a = nb::none(), "attn_sink"_a = nb::none(),
+         "q_start"_a = nb::none(), "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(),
+         "backend"_a = nb::none(), kDoc,
+         nb::sig("def forward(q: T, kv: T, indices: T, *, scale: float | None = None, "
+                 "topk_length: T | None = None, attn_sink: T | None = None, "
+                 "q_start: int | None = None, k_stride: int = 1, "
+                 "out: T | tuple[T | None, T | None, T | None] | None = None, "
+                 "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]"));
 }
 
 Backend supports_sparse_mla_forward(Shape& shape, const RunOptions& options) {

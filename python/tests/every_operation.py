@@ -1,0 +1,216 @@
+"""Every operation with all its tensors, as its contract names them: what each takes, and a call."""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict
+
+import numpy as np
+import problems
+
+from winnow import expert_parallel, indexer, paged_xl, sparse_mla
+
+_FLOATS = "f32 or f16 or bf16"
+
+
+@dataclass
+class Operation:
+    call: Callable[..., Any]
+    """Takes all tensors by name."""
+    tensors: Dict[str, np.ndarray]
+    dtypes: Dict[str, str]
+    """What each tensor may be, beside the others as they are."""
+    outputs: tuple
+
+
+def _operation(call, inputs, outputs):
+    both = {**inputs, **outputs}
+    tensors = {name: np.nan_to_num(value) for name, (value, _) in both.items()}
+    dtypes = {name: dtypes for name, (_, dtypes) in both.items()}
+    return Operation(call, tensors, dtypes, tuple(outputs))
+
+
+def _sparse_mla():
+    q, kv, indices, _ = problems.sparse_mla(invalid=0)
+    heads, length = np.zeros((3, 4), np.float32), np.full(3, 7, np.int32)
+    sink, values = np.zeros(4, np.float32), np.zeros((3, 4, 512), np.float32)
+    rows = {"q": (q, _FLOATS), "kv": (kv, "f32"), "indices": (indices, "i32")}
+    rows["topk_length"] = (length, "i32")
+    yield (
+        "sparse_mla::forward",
+        _operation(
+            lambda out, max_logits, lse, **inputs: sparse_mla.forward(
+                **inputs, out=(out, max_logits, lse)
+            ),
+            {**rows, "attn_sink": (sink, "f32")},
+            {"out": (values, "f32"), "max_logits": (heads, "f32"), "lse": (heads, "f32")},
+        ),
+    )
+    yield (
+        "sparse_mla::distribution",
+        _operation(
+            lambda attn_sum, **inputs: sparse_mla.distribution(**inputs, out=attn_sum),
+            {**rows, "lse": (heads, "f32")},
+            {"attn_sum": (np.zeros((3, 7), np.float32), "f32")},
+        ),
+    )
+    yield (
+        "sparse_mla::backward",
+        _operation(
+            sparse_mla.backward,
+            {
+                **rows,
+                "attn_sink": (sink, "f32"),
+                "out": (values, "f32"),
+                "lse": (heads, "f32"),
+                "d_out": (values, "f32"),
+            },
+            {"dq": (q, "f32"), "dkv": (kv, "f32"), "d_sink": (sink, "f32")},
+        ),
+    )
+
+
+def _paged_xl():
+    step = problems.paged_xl()
+    tables = {name: (step[name], "i32") for name in ("block_tables", "context_lens")}
+    common = {
+        "query": (step["query"], _FLOATS),
+        **{name: (step[name], "f32") for name in ("key_cache", "value_cache", "pos_bias_u")},
+        **tables,
+    }
+    heads = np.zeros(step["query"].shape[:2], np.float32)
+    outputs = {"out": (step["query"], "f32"), "lse": (heads, "f32")}
+    term = np.zeros((*heads.shape, step["r"].shape[1]), np.float32)
+
+    def attention(function):
+        return lambda out, lse, **inputs: function(**inputs, scale=None, out=(out, lse))
+
+    yield (
+        "paged_xl::attention",
+        _operation(attention(paged_xl.attention), {**common, "matrix_bd": (term, "f32")}, outputs),
+    )
+    position = {name: (step[name], "f32") for name in ("pos_bias_v", "r")}
+    yield (
+        "paged_xl::attention, fused",
+        _operation(attention(paged_xl.attention_fused), {**common, **position}, outputs),
+    )
+    yield (
+        "paged_xl::position_term",
+        _operation(
+            lambda matrix_bd, **inputs: paged_xl.position_term(**inputs, out=matrix_bd),
+            {
+                "query": common["query"],
+                **position,
+                "context_lens": tables["context_lens"],
+            },
+            {"matrix_bd": (term, "f32")},
+        ),
+    )
+    yield (
+        "paged_xl::append",
+        _operation(
+            paged_xl.append,
+            {
+                "key": (step["key"], _FLOATS),
+                "value": (step["value"], "f32"),
+                "slot_mapping": (step["slot_mapping"], "i64 or i32"),
+            },
+            {name: (step[name], "f32") for name in ("key_cache", "value_cache")},
+        ),
+    )
+
+
+def _indexer():
+    rng = np.random.default_rng(1)
+    first, last = np.zeros(3, np.int32), np.full(3, 20, np.int32)
+    inputs = {
+        "q": (rng.standard_normal((3, 2, 64)).astype(np.float32), f"{_FLOATS} or f8_e4m3"),
+        "k": (rng.standard_normal((20, 64)).astype(np.float32), "f32"),
+        "weights": (rng.standard_normal((3, 2)).astype(np.float32), "f32 or bf16"),
+        "key_start": (first, "i32"),
+        "key_end": (last, "i32"),
+    }
+    chosen = np.zeros((3, 5), np.int32)
+    yield (
+        "indexer::topk",
+        _operation(
+            lambda indices, length, scores, **inputs: indexer.topk(
+                **inputs, topk=5, out=(indices, length, scores)
+            ),
+            inputs,
+            {
+                "indices": (chosen, "i32"),
+                "length": (first, "i32"),
+                "scores": (chosen.astype(np.float32), "f32"),
+            },
+        ),
+    )
+    yield (
+        "indexer::scores",
+        _operation(
+            lambda scores, **inputs: indexer.scores(**inputs, out=scores),
+            {**inputs, "indices": (chosen, "i32")},
+            {"scores": (chosen.astype(np.float32), "f32")},
+        ),
+    )
+
+
+def _layout():
+    counts = np.zeros(4, np.int32)
+    names = ("tokens_per_rank", "tokens_per_node", "tokens_per_expert")
+    sizes = (2, 1, 4)
+    yield (
+        "expert_parallel::layout",
+        _operation(
+            lambda expert_indices, **outputs: expert_parallel.layout(
+                expert_indices, 4, 2, 2, out=tuple(outputs.values())
+            ),
+            {"expert_indices": (np.zeros((3, 2), np.int32), "i32")},
+            {
+                **{name: (counts[:size], "i32") for name, size in zip(names, sizes, strict=True)},
+                "is_token_in_rank": (np.zeros((3, 2), np.uint8), "u8"),
+            },
+        ),
+    )
+
+
+def _all_to_all():
+    """On one rank, whose layer lives as long as the calls."""
+    world = expert_parallel.InProcessWorld(1)
+    layer = expert_parallel.AllToAll(
+        world.transport(0), world.store(), max_tokens=3, hidden=16, topk=2, experts=4,
+        dtype="float32", timeout=20,
+    )  # fmt: skip
+    tokens, experts = np.ones((3, 16), np.float32), np.zeros((3, 2), np.int32)
+    yield (
+        "expert_parallel::dispatch",
+        _operation(
+            layer.dispatch,
+            {
+                "input": (tokens, "f32 or f8_e4m3"),
+                "expert_indices": (experts, "i32"),
+                "weights": (experts.astype(np.float32), "f32"),
+                "scatter_indices": (np.arange(6, dtype=np.int32).reshape(3, 2), "i32"),
+            },
+            {"out": (np.zeros((6, 16), np.float32), "f32")},
+        ),
+    )
+    descriptor = layer.dispatch(tokens, experts).descriptor
+    yield (
+        "expert_parallel::combine",
+        _operation(
+            lambda **tensors: layer.combine(descriptor=descriptor, **tensors),
+            {
+                "expert_output": (np.ones((6, 16), np.float32), "f32"),
+                "bias": (tokens, "f32"),
+            },
+            {"out": (tokens, "f32")},
+        ),
+    )
+
+
+ALL = {
+    name: operation
+    for family in (_sparse_mla, _paged_xl, _indexer, _layout, _all_to_all)
+    for name, operation in family()
+}
+EVERY_TENSOR = [(name, tensor) for name, operation in ALL.items() for tensor in operation.tensors]
+EVERY_OUTPUT = [(name, output) for name, operation in ALL.items() for output in operation.outputs]

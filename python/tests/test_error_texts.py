@@ -1,0 +1,155 @@
+"""Errors that a mistaken call gives: dtypes, 64-bit indices, keywords, arguments of other types."""
+
+import re
+
+import every_operation
+import numpy as np
+import pytest
+import torch
+
+import winnow
+from winnow import _winnow, expert_parallel, sparse_mla
+
+
+def _text(operation, argument, array):
+    tensors = {**operation.tensors, argument: array}
+    with pytest.raises(ValueError) as caught:
+        operation.call(**tensors)
+    return str(caught.value).replace("rank 0: ", "")  # what every rank of a collective call says
+
+
+@pytest.mark.parametrize(("name", "argument"), every_operation.EVERY_TENSOR)
+def test_a_refused_dtype_gets_those_that_the_operation_takes(name, argument):
+    operation = every_operation.ALL[name]
+    tensor, dtypes = operation.tensors[argument], operation.dtypes[argument]
+    start = f"{name.split(',')[0]}: {argument}: want dtype {dtypes}"
+    # f64 comes where f32 does on the CPU, one day.
+    pattern = re.escape(start).replace("f32", "f32( or f64)?")
+    for wrong in (np.complex64, np.int16):
+        text = _text(operation, argument, tensor.astype(wrong))
+        assert re.fullmatch(f"{pattern}, got {np.dtype(wrong)}", text), text
+    text = _text(operation, argument, torch.from_numpy(tensor.astype(np.complex64)))
+    assert re.fullmatch(f"{pattern}, got torch.complex64", text), text
+    if dtypes == "i32":
+        text = _text(operation, argument, torch.from_numpy(tensor).long())
+        assert (
+            text
+            == f"{start}, got i64; .int() converts a tensor of torch, .astype('int32') an array"
+        )
+
+
+def test_every_call_of_the_table_works():
+    for operation in every_operation.ALL.values():
+        operation.call(**operation.tensors)
+
+
+def test_dtypes_that_numpy_cannot_share_are_named():
+    q, kv, indices = (
+        every_operation.ALL["sparse_mla::forward"].tensors[n] for n in ("q", "kv", "indices")
+    )
+    for dtype in ("datetime64[s]", ">f4", "object"):
+        with pytest.raises(ValueError, match="kv: want dtype f32, got " + re.escape(dtype)):
+            sparse_mla.forward(q, kv.astype(dtype), indices)
+
+
+def test_more_foreign_dtypes_than_there_are_names_for():
+    q, kv, indices = (
+        every_operation.ALL["sparse_mla::forward"].tensors[n] for n in ("q", "kv", "indices")
+    )
+    for size in range(1, 200):
+        with pytest.raises(ValueError, match=f"q: want dtype .*, got [|]S{size}$"):
+            sparse_mla.forward(np.zeros(q.shape, f"S{size}"), kv, indices)
+    with pytest.raises(ValueError, match="q: want dtype .*, got bool"):
+        sparse_mla.forward(q > 0, kv, indices)
+
+
+def _functions():
+    """Every public function and method of the extension that has parameters."""
+    modules = [_winnow, *(getattr(_winnow, room) for room in ("sparse_mla", "indexer", "paged_xl"))]
+    modules.append(_winnow.expert_parallel)
+    for module in modules:
+        for name, member in vars(module).items():
+            kind = type(member).__name__
+            if kind == "nb_func" and not name.startswith("_"):
+                yield f"{module.__name__}.{name}", member
+            if isinstance(member, type):
+                for method, function in vars(member).items():
+                    if type(function).__name__ == "nb_method" and method in ("__init__",):
+                        yield f"{module.__name__}.{name}", member
+    world = expert_parallel.InProcessWorld(1)
+    transport = world.transport(0)
+    sizes = {"max_tokens": 1, "hidden": 16, "topk": 1, "experts": 1, "dtype": "float32"}
+    layer = expert_parallel.AllToAll(transport, world.store(), **sizes)
+    notifier = expert_parallel.Notifier(transport, world.store(), experts=1)
+    for thing in (world, transport, layer, notifier):
+        for name in dir(thing):
+            member = getattr(thing, name)
+            if type(member).__name__ == "nb_bound_method" and not name.startswith("_"):
+                yield f"{type(thing).__name__}.{name}", member
+
+
+def _parameters(function):
+    signature = (
+        getattr(function, "__init__", function) if isinstance(function, type) else function
+    ).__doc__
+    head = signature.splitlines()[0]
+    return re.findall(r"(\w+): ", head)
+
+
+# Without parameters, or for the package itself.
+_BARE = {"backends", "num_threads", "nvshmem_obstacle", "launch_environment", "default_timeout",
+         "supports", "time_native", "close", "store", "MemoryStore"}  # fmt: skip
+
+
+def test_an_unknown_keyword_is_named_with_the_nearest():
+    tried = []
+    for name, function in _functions():
+        bare = name.split(".")[-1]
+        if bare in _BARE:
+            continue
+        parameters = _parameters(function)
+        assert parameters, name
+        for wrong, near in ((parameters[-1] + "s", parameters[-1]), ("zzzzzz", None)):
+            with pytest.raises(TypeError) as caught:
+                function(**{wrong: None})
+            text = str(caught.value)
+            assert text.startswith(f"{bare}() got an unexpected keyword argument '{wrong}'; "), text
+            if near is None:
+                assert text.endswith("it takes " + ", ".join(parameters)), text
+            else:
+                assert "; did you mean '" in text, text
+        tried.append(bare)
+    assert len(tried) == len(set(tried)) >= 27, tried
+
+
+def test_missing_and_mistyped_arguments_are_named():
+    tensors = every_operation.ALL["sparse_mla::forward"].tensors
+    q, kv, indices = (tensors[name] for name in ("q", "kv", "indices"))
+    cases = [
+        (lambda: sparse_mla.forward(q, kv), "forward() misses the argument 'indices'"),
+        (
+            lambda: sparse_mla.forward(q, kv, indices, scale="big"),
+            "forward(): scale: want a number or None, got str",
+        ),
+        (
+            lambda: sparse_mla.forward(q, kv, indices, k_stride=None),
+            "forward(): k_stride: want an integer of 64 bits, got NoneType",
+        ),
+        (
+            lambda: winnow.set_num_threads("3"),
+            "set_num_threads(): count: want an integer of 32 bits, got str",
+        ),
+        (
+            lambda: expert_parallel.AllToAll(None, None, max_tokens=1, hidden=1, topk=1, experts=1),
+            "AllToAll(): transport: want a Transport, got NoneType",
+        ),
+        (
+            lambda: expert_parallel.classic_clean_meta(3, bytes_per_token=1, recv_tokens=1),
+            "classic_clean_meta(): route: want a string, got int",
+        ),
+    ]
+    for call, text in cases:
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert str(caught.value) == text
+    sparse_mla.forward(q, kv, indices, scale=1)  # an integer is a number

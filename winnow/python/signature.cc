@@ -1,0 +1,59 @@
+#include "winnow/python/signature.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+namespace winnow::python {
+
+Signature::Signature(std::string_view text) {
+  text.remove_prefix(text.find("def ") + 4);
+  const std::size_t open = text.find('(');
+  function_ = text.substr(0, open);
+  int depth = 0;
+  std::size_t start = open + 1;  // of the parameter that is read
+  for (std::size_t i = open; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '(' || c == '[') ++depth;
+    if (c == ')' || c == ']') --depth;
+    if (depth > 1 || (depth == 1 && c != ',')) continue;
+    const std::size_t begin = text.find_first_not_of(' ', start);
+    const std::size_t end = text.find_first_of(":=,)", begin);
+    const std::string_view name = text.substr(begin, end - begin);
+    if (name != "self" && name != "*" && !name.empty()) parameters_.emplace_back(name);
+    start = i + 1;
+    if (depth == 0) return;
+  }
+}
+
+Signature::Signature(std::string_view text, nb::handle type) : Signature(text) {
+  if (function_ == "__init__") function_ = nb::cast<std::string>(type.attr("__name__"));
+}
+
+void Signature::check(const nb::kwargs& unknown) const {
+  for (const auto [key, value] : unknown) {
+    const auto word = nb::cast<std::string>(key);
+    const auto near = nb::cast<std::vector<std::string>>(
+        nb::module_::import_("difflib").attr("get_close_matches")(word, parameters_, 1, 0.5));
+    std::string hint = "did you mean '" + (near.empty() ? "" : near.front()) + "'?";
+    if (near.empty()) {
+      hint = "it takes";
+      for (const std::string& name : parameters_) {
+        hint += (&name == parameters_.data() ? " " : ", ") + name;
+      }
+    }
+    throw nb::type_error(
+        (function_ + "() got an unexpected keyword argument '" + word + "'; " + hint).c_str());
+  }
+}
+
+void Signature::refuse_missing(std::size_t place) const {
+  throw nb::type_error((function_ + "() misses the argument '" + parameters_[place] + "'").c_str());
+}
+
+void Signature::refuse(std::size_t place, const std::string& wanted, nb::handle got) const {
+  throw nb::type_error((function_ + "(): " + parameters_[place] + ": want " + wanted + ", got " +
+                        nb::type_name(got.type()).c_str())
+                           .c_str());
+}
+
+}  // namespace winnow::python
