@@ -228,16 +228,16 @@ _UNSAFE = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr
 
 
 def operator(
-    kernel,
-    fake,
-    results,
-    changes=(),
-    how=None,
-    autograd=None,
-    recordable=True,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    results: int,
+    changes: Sequence[str] = (),
+    how: Optional[Callable[..., Any]] = None,
+    autograd: Optional[Callable[..., Any]] = None,
+    recordable: bool = True,
     casts: Mapping[str, Optional[str]] = {},  # noqa: B006
-    flops=None,
-):
+    flops: Optional[Callable[..., int]] = None,
+) -> Callable[[Function], Function]:
     """Makes an operator of a declaration, and the declaration call it.
 
     Args:

@@ -13,7 +13,7 @@ without regard to lengths and masks.
 """
 
 import functools
-from typing import Optional, Tuple, Union
+from typing import Literal, Optional, Tuple, Union, overload
 
 import torch
 from torch import Tensor
@@ -99,6 +99,30 @@ def _sink_if_there(operator, arguments, options):
     return gradients if options.get("attn_sink") is not None else gradients[:2]
 
 
+@overload
+def sparse_mla_backward(
+    q: Tensor, kv: Tensor, indices: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, *,
+    delta: Optional[Tensor] = None, scale: Optional[float] = None,
+    topk_length: Optional[Tensor] = None, attn_sink: None = None,
+    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
+    dq_dtype: Optional[torch.dtype] = None, dkv_dtype: Optional[torch.dtype] = None,
+) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def sparse_mla_backward(
+    q: Tensor, kv: Tensor, indices: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, *,
+    delta: Optional[Tensor] = None, scale: Optional[float] = None,
+    topk_length: Optional[Tensor] = None, attn_sink: Tensor,
+    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
+    dq_dtype: Optional[torch.dtype] = None, dkv_dtype: Optional[torch.dtype] = None,
+) -> Tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def sparse_mla_backward(
+    q: Tensor, kv: Tensor, indices: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, *,
+    delta: Optional[Tensor] = None, scale: Optional[float] = None,
+    topk_length: Optional[Tensor] = None, attn_sink: Optional[Tensor],
+    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
+    dq_dtype: Optional[torch.dtype] = None, dkv_dtype: Optional[torch.dtype] = None,
+) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]: ...  # fmt: skip
 @_operators.operator(
     _backward,
     _backward_fake,
@@ -218,6 +242,27 @@ def _with_sink_in_f32(operator, arguments, options):
     return _lse_if_wanted(operator, arguments, options)
 
 
+@overload
+def sparse_mla_attention(
+    q: Tensor, kv: Tensor, indices: Tensor, *, scale: Optional[float] = None,
+    topk_length: Optional[Tensor] = None, attn_sink: Optional[Tensor] = None,
+    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
+    dkv_dtype: Optional[torch.dtype] = None, return_lse: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
+@overload
+def sparse_mla_attention(
+    q: Tensor, kv: Tensor, indices: Tensor, *, scale: Optional[float] = None,
+    topk_length: Optional[Tensor] = None, attn_sink: Optional[Tensor] = None,
+    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
+    dkv_dtype: Optional[torch.dtype] = None, return_lse: Literal[True],
+) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def sparse_mla_attention(
+    q: Tensor, kv: Tensor, indices: Tensor, *, scale: Optional[float] = None,
+    topk_length: Optional[Tensor] = None, attn_sink: Optional[Tensor] = None,
+    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
+    dkv_dtype: Optional[torch.dtype] = None, return_lse: bool,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...  # fmt: skip
 @_operators.calling(torch.ops.winnow.sparse_mla_forward, _with_sink_in_f32)
 def sparse_mla_attention(
     q: Tensor,
@@ -297,6 +342,24 @@ def _attention_fake(query, *others):
     return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=_accumulator(query))
 
 
+@overload
+def paged_xl_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, matrix_bd: Tensor,
+    scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
+    return_lse: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
+@overload
+def paged_xl_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, matrix_bd: Tensor,
+    scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
+    return_lse: Literal[True],
+) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def paged_xl_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, matrix_bd: Tensor,
+    scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
+    return_lse: bool,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...  # fmt: skip
 @_operators.operator(
     functools.partial(_paged_xl.attention, return_lse=True),
     _attention_fake,
@@ -320,6 +383,24 @@ def paged_xl_attention(
     """winnow.paged_xl.attention() as an operator: out, or (out, lse)."""
 
 
+@overload
+def paged_xl_attention_fused(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, pos_bias_v: Tensor,
+    r: Tensor, scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
+    return_lse: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
+@overload
+def paged_xl_attention_fused(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, pos_bias_v: Tensor,
+    r: Tensor, scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
+    return_lse: Literal[True],
+) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def paged_xl_attention_fused(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, pos_bias_v: Tensor,
+    r: Tensor, scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
+    return_lse: bool,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...  # fmt: skip
 @_operators.operator(
     functools.partial(_paged_xl.attention_fused, return_lse=True),
     _attention_fake,
