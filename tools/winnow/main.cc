@@ -214,9 +214,9 @@ int exit_code_of(ErrorCode code) {
   return kSystemError;
 }
 
-// Throws Error where the first argument is neither an option nor a command.
+// Throws Error where the first argument is neither an option of the program nor a command.
 void check_command(const CLI::App& app, int argc, char** argv) {
-  if (argc < 2 || argv[1][0] == '-') return;
+  if (argc < 2 || app.get_option_no_throw(argv[1]) != nullptr) return;
   const std::string given = argv[1];
   std::vector<std::string> known;
   for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());

@@ -137,6 +137,9 @@ TEST_F(CommandLine, AnUnknownCommandIsNamedWithTheNearest) {
       "mean verify?\n");
   EXPECT_THAT(run("benchmark").output, HasSubstr("did you mean bench?"));
   EXPECT_THAT(run("foo").output, AllOf(HasSubstr("got \"foo\""), Not(HasSubstr("did you mean"))));
+  EXPECT_THAT(run("--foo").output, HasSubstr("want one of info, demo, verify, bench, launch, got"));
+  EXPECT_THAT(run("--json info").output, HasSubstr("got \"--json\""));
+  EXPECT_EQ(run("-h").exit_code, 0);
 }
 
 // The exit code and the reason, whatever the command and the way in which its output is lost.

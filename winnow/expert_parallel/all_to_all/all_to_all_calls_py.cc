@@ -138,9 +138,9 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle des
   std::shared_ptr<const ep::Descriptor> made;
   bool recorded = false;
   const std::exception_ptr refused = caught([&] {
+    check_none(kCombineSignature, unknown);
     made = descriptor_argument(kCombine, "descriptor", descriptor);
     if (made == nullptr) refuse_argument(kCombine, "descriptor", "a Descriptor", descriptor);
-    check_none(kCombineSignature, unknown);
     call.use_stream(stream);
     args.expert_output = call.input("expert_output", expert_output);
     args.bias = call.input("bias", bias);

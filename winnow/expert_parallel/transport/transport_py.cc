@@ -280,7 +280,7 @@ void bind_expert_parallel_transport(nb::module_& m) {
                                              "A folder that all ranks reach, one file per key.");
   define(files, "__init__", make_file_store, "directory"_a,
          "Makes the folder if its parent exists. winnow.Error where it cannot.",
-         nb::sig("def __init__(self, directory: str | os.PathLike) -> None"));
+         nb::sig("def __init__(self, directory: str | os.PathLike[str]) -> None"));
 
   nb::class_<ep::Transport> transport(
       m, "Transport",
