@@ -68,6 +68,47 @@ def test_refusals():
 def test_supports():
     assert winnow.supports("indexer.topk", dtype="bfloat16", h=64, s_k=1000, topk=2048)
     assert not winnow.supports("indexer.scores", d=32)
+    assert winnow.supports("indexer.backward", dtype="bfloat16", h=64, s_k=1000, topk=2048)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_backward_is_the_gradient_of_torch(dense):
+    q, k, weights = (torch.from_numpy(array) for array in problem(s_q=4, h=5, s_k=60))
+    indices = torch.randint(-1, 62, (4, 20), dtype=torch.int32)
+    leaves = [tensor.double().requires_grad_() for tensor in (q, k, weights)]
+    dots = torch.einsum("ihd,td->iht", leaves[0], leaves[1])
+    scores = torch.einsum("ih,iht->it", leaves[2], dots.relu())
+    rows = torch.arange(60).expand(4, 60) if dense else indices.long()
+    seen = (rows >= 0) & (rows < 58 + torch.arange(4)[:, None]) & (rows < 60)
+    d_scores = torch.randn(rows.shape)
+    scores.gather(1, rows.clamp(0, 59)).backward(torch.where(seen, d_scores, 0).double())
+    d_scores[~seen] = torch.nan
+    got = winnow.indexer.backward(
+        q, k, weights, None if dense else indices, d_scores, q_start=57, deterministic=True
+    )
+    for gradient, leaf in zip(got, leaves, strict=True):
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient.double(), leaf.grad, rtol=1e-4, atol=1e-3)
+
+
+def test_dtypes_of_gradients():
+    q, k, weights = (torch.from_numpy(array).to(torch.bfloat16) for array in problem(s_k=40))
+    indices = torch.arange(8, dtype=torch.int32).expand(6, 8).contiguous()
+    d_scores = torch.ones(6, 8)
+    dq, dk, d_weights = winnow.indexer.backward(q, k, weights, indices, d_scores)
+    assert (dq.dtype, dk.dtype, d_weights.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    assert torch.all(dk[8:] == 0)
+    into = torch.empty_like(k)
+    assert winnow.indexer.backward(q, k, weights, indices, d_scores, dk=into)[1] is into
+    torch.testing.assert_close(into, dk.to(torch.bfloat16), rtol=0, atol=0)
+    f8 = [tensor.to(torch.float8_e4m3fn) for tensor in (q, k)]
+    scale = torch.ones(40)
+    dq = winnow.indexer.backward(*f8, weights, indices, d_scores, k_scale=scale)[0]
+    assert dq.dtype == torch.float32
+    with pytest.raises(ValueError, match="dq: want dtype f32 or bf16, got f8_e4m3"):
+        winnow.indexer.backward(*f8, weights, indices, d_scores, k_scale=scale, dq=f8[0].clone())
+    with pytest.raises(ValueError, match=r"d_scores: want shape \[s_q=6, topk=8\], got \[6, 40\]"):
+        winnow.indexer.backward(q, k, weights, indices, torch.ones(6, 40))
 
 
 def test_the_choice_feeds_the_attention():

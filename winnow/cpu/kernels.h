@@ -27,6 +27,7 @@ struct BackwardParams;
 namespace indexer {
 struct TopkParams;
 struct ScoresParams;
+struct BackwardParams;
 }  // namespace indexer
 
 namespace paged_xl {
@@ -45,6 +46,7 @@ struct CpuKernels {
   void (*expert_parallel_sum_rows)(const expert_parallel::RowSumParams&);
   void (*indexer_topk)(const indexer::TopkParams&, const Executor&);
   void (*indexer_scores)(const indexer::ScoresParams&, const Executor&);
+  void (*indexer_backward)(const indexer::BackwardParams&, const Executor&);
   void (*sparse_mla_forward)(const sparse_mla::ForwardParams&, const Executor&);
   void (*sparse_mla_distribution)(const sparse_mla::DistributionParams&, const Executor&);
   void (*sparse_mla_backward)(const sparse_mla::BackwardParams&, const Executor&);

@@ -3,6 +3,7 @@
 
 #include "winnow/cpu/kernels.h"
 #include "winnow/expert_parallel/combine/combine_row_sum.h"
+#include "winnow/indexer/backward/backward_impl.h"
 #include "winnow/indexer/scores/scores_impl.h"
 #include "winnow/indexer/topk/topk_impl.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
@@ -52,6 +53,7 @@ constexpr CpuKernels kKernels = {
     .expert_parallel_sum_rows = expert_parallel::sum_rows_cpu,
     .indexer_topk = indexer::topk_cpu,
     .indexer_scores = indexer::scores_cpu,
+    .indexer_backward = indexer::backward_cpu,
     .sparse_mla_forward = sparse_mla::forward_cpu,
     .sparse_mla_distribution = sparse_mla::distribution_cpu,
     .sparse_mla_backward = sparse_mla::backward_cpu,

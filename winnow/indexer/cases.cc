@@ -235,6 +235,82 @@ std::vector<std::int64_t> checked_queries(const CaseShape& shape) {
 
 double score_tolerance(DType dtype) { return dtype == DType::f8_e4m3 ? 2e-3 : 1e-5; }
 
+testing::Tolerance gradient_tolerance(DType narrowest) {
+  using testing::RelativeTo;
+  if (narrowest == DType::f32) return {1e-4, RelativeTo::tensor};
+  return {1e-2, RelativeTo::tensor, 1e-5};
+}
+
+Tensor chosen_rows(const CaseShape& shape) {
+  Random random(winnow::testing::seed_from(shape.name + "-rows"));
+  Tensor rows(DType::i32, {shape.s_q, shape.topk});
+  for (std::int64_t i = 0; i < shape.s_q; ++i) {
+    std::int64_t visible = shape.s_k;
+    if (shape.q_start.has_value()) visible = std::min(visible, *shape.q_start + i + 1);
+    for (std::int64_t j = 0; j < shape.topk; ++j) {  // one of each part of the visible rows
+      const std::int64_t begin = visible * j / shape.topk;
+      const std::int64_t end = visible * (j + 1) / shape.topk;
+      rows.view().at<std::int32_t>(i, j) =
+          end == begin ? -1 : static_cast<std::int32_t>(begin + random.below(end - begin));
+    }
+  }
+  return rows;
+}
+
+std::vector<ChosenBench> chosen_benches(std::initializer_list<double> targets_ms) {
+  std::vector<ChosenBench> list;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    list.push_back({.shape = {.name = std::string(to_string(dtype)) + "-h64-k512",
+                              .dtype = dtype,
+                              .s_q = 64,
+                              .h = 64,
+                              .s_k = 8192,
+                              .topk = 512,
+                              .poison = false},
+                    .device = DeviceType::cpu});
+  }
+  // Queries at the end of the cache, as in a prefill of chunks.
+  const auto add = [&](std::int64_t h, std::int64_t s_k, std::optional<double> target_ms) {
+    list.push_back({.shape = {.name = numbered("bf16-h", h) + numbered("-sk", s_k) + "-k2048",
+                              .dtype = DType::bf16,
+                              .s_q = 4096,
+                              .h = h,
+                              .s_k = s_k,
+                              .topk = 2048,
+                              .q_start = s_k - 4096,
+                              .poison = false},
+                    .target_ms = target_ms});
+  };
+  std::int64_t s_k = 8192;
+  for (const double target_ms : targets_ms) {
+    add(64, s_k, target_ms);
+    s_k *= 4;
+  }
+  add(32, 32768, {});
+  add(16, 32768, {});
+  return list;
+}
+
+testing::Benchmark make_chosen_benchmark(const ChosenBench& bench, int products) {
+  constexpr double kCeilingReference = 770e12;  // FLOP/s, at which target_ms holds
+  const CaseShape& shape = bench.shape;
+  testing::Benchmark benchmark;
+  benchmark.name = shape.name;
+  benchmark.shape = describe(shape);
+  benchmark.flops =
+      2.0 * products * double(shape.s_q) * double(shape.topk) * double(shape.h) * double(shape.d);
+  benchmark.device = bench.device;
+  benchmark.ceiling = bench.device == DeviceType::cuda
+                          ? testing::Ceiling{testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0}
+                          : testing::Ceiling{testing::Ceiling::Kind::matmul, shape.s_q * shape.h,
+                                             shape.topk, shape.d, 0};
+  if (bench.target_ms.has_value()) {
+    // The share of the ceiling that this time would be.
+    benchmark.target = benchmark.flops / (*bench.target_ms * 1e-3) / kCeilingReference;
+  }
+  return benchmark;
+}
+
 std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases,
                                     const std::vector<CaseShape>& shapes) {
   for (std::size_t i = 0; i < cases.size(); ++i) {

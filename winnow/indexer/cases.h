@@ -1,8 +1,9 @@
 // The problems on which the indexer's operations are tested, verified and timed, with the table of
-// tolerances. Shared by topk and scores.
+// tolerances.
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "winnow/core/tensor.h"
 #include "winnow/indexer/indexer_oracle.h"
 #include "winnow/indexer/topk/topk.h"
+#include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"
 #include "winnow/testing/operation.h"
 #include "winnow/testing/strided.h"
@@ -86,9 +88,24 @@ std::vector<std::int64_t> checked_queries(const CaseShape& shape);
 
 // The tolerance table: of scores, relative to the sum of the magnitudes that go into them.
 double score_tolerance(DType dtype);
+// Of gradients: `narrowest` is the narrowest dtype of what goes in and comes out.
+testing::Tolerance gradient_tolerance(DType narrowest);
 
 // Marks the cases that the sm90 kernels take.
 std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases,
                                     const std::vector<CaseShape>& shapes);
+
+// A benchmark of an operation on rows that topk() may have chosen.
+struct ChosenBench {
+  CaseShape shape;
+  DeviceType device = DeviceType::cuda;
+  std::optional<double> target_ms{};  // where the bf16 product 8192^3 runs at 770 TFLOP/s
+};
+// `targets_ms`: of 64 heads at 8,192, 32,768 and 131,072 rows.
+std::vector<ChosenBench> chosen_benches(std::initializer_list<double> targets_ms);
+// Name, shape, FLOPs of so many products, ceiling and target; `prepare` is left to the operation.
+testing::Benchmark make_chosen_benchmark(const ChosenBench& bench, int products);
+// [s_q, topk], i32: rows that each query sees, ascending, no two of them the same.
+Tensor chosen_rows(const CaseShape& shape);
 
 }  // namespace winnow::indexer

@@ -63,6 +63,7 @@ constexpr std::pair<const char*, Supports> kSupports[] = {
     {"expert_parallel.dispatch", supports_expert_parallel_dispatch},
     {"expert_parallel.layout", supports_expert_parallel_layout},
     {"expert_parallel.notify", supports_expert_parallel_notify},
+    {"indexer.backward", supports_indexer_backward},
     {"indexer.scores", supports_indexer_scores},
     {"indexer.topk", supports_indexer_topk},
     {"paged_xl.append", supports_paged_xl_append},
@@ -162,6 +163,7 @@ NB_MODULE(_winnow, m) {
   nb::module_ indexer = m.def_submodule("indexer", "The lightning indexer.");
   bind_indexer_topk(indexer);
   bind_indexer_scores(indexer);
+  bind_indexer_backward(indexer);
   nb::module_ paged_xl = m.def_submodule("paged_xl", "Decode with Transformer-XL positions.");
   bind_paged_xl_attention(paged_xl);
   bind_paged_xl_append(paged_xl);

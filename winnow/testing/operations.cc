@@ -10,6 +10,7 @@ testing::Operation backward_operation();
 namespace winnow::indexer {
 testing::Operation topk_operation();
 testing::Operation scores_operation();
+testing::Operation backward_operation();
 }  // namespace winnow::indexer
 
 namespace winnow::paged_xl {
@@ -30,6 +31,7 @@ const std::vector<Operation>& operations() {
   static const std::vector<Operation> list = {
       indexer::topk_operation(),
       indexer::scores_operation(),
+      indexer::backward_operation(),
       sparse_mla::forward_operation(),
       sparse_mla::distribution_operation(),
       sparse_mla::backward_operation(),

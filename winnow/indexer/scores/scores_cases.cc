@@ -6,6 +6,7 @@
 
 namespace winnow::indexer {
 
+std::vector<testing::Benchmark> scores_benchmarks();
 testing::Operation scores_operation();
 
 namespace {
@@ -92,8 +93,7 @@ testing::Operation scores_operation() {
   std::erase_if(shapes, [](const CaseShape& shape) { return shape.ties == Ties::larger; });
   return {"indexer::scores",
           "the lightning indexer's scores, dense or at chosen rows",
-          with_gpu(testing::cases_of(shapes, run), shapes),
-          {}};
+          with_gpu(testing::cases_of(shapes, run), shapes), scores_benchmarks()};
 }
 
 }  // namespace winnow::indexer

@@ -1,0 +1,66 @@
+// The gradients of the lightning indexer's scores.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::indexer {
+
+// Arguments of backward(). Optional tensors are left out by leaving them default-constructed.
+struct BackwardArgs {
+  ConstTensorView q{};          // as those of topk()
+  ConstTensorView k{};          // as those of topk()
+  ConstTensorView weights{};    // as those of topk()
+  ConstTensorView indices{};    // optional [s_q, topk], i32: the rows that were scored
+  ConstTensorView d_scores{};   // [s_q, topk] with indices, otherwise [s_q, s_k]; f32
+  ConstTensorView k_scale{};    // [s_k], f32: with f8_e4m3, and only then
+  ConstTensorView key_start{};  // optional [s_q], i32
+  ConstTensorView key_end{};    // optional [s_q], i32
+  std::optional<std::int64_t> q_start{};
+  std::int64_t k_stride = 1;
+  bool deterministic = false;  // bitwise equal results run after run
+  TensorView dq{};             // [s_q, h, d], as q or f32; f32 or bf16 where q is f8_e4m3
+  TensorView dk{};             // [s_k, d], the same; rounded once, at the end
+  TensorView d_weights{};      // [s_q, h], as weights or f32
+  // Optional, u8 on the device of q, aligned to 256 bytes, at least backward_workspace_bytes():
+  // scratch memory of GPU backends, in use until the work on the stream is done. The CPU backend
+  // does not use it.
+  TensorView workspace{};
+};
+
+// Gradients of scores() with the same inputs, given those of its result:
+//   dot[i,h,j]     = dot(q[i,h,:], k[t,:]),  t = indices[i,j], or j without indices
+//   d_dot[i,h,j]   = d_scores[i,j] * k_scale[t] * weights[i,h] where dot > 0, otherwise 0
+//   dq[i,h,:]      = sum over j of d_dot[i,h,j] * k[t,:]
+//   dk[t,:]        = sum over all (i,h,j) that name row t of d_dot[i,h,j] * q[i,h,:]
+//   d_weights[i,h] = sum over j of d_scores[i,j] * k_scale[t] * max(0, dot)
+// A row that stands in `indices` several times counts as often. An entry that names no row, or one
+// that query i does not see, counts nothing whatever d_scores holds, and such rows are not read.
+// Every element of the outputs is written; rows that nobody sees get 0. Other infinities and NaN go
+// through the formulas as numbers do.
+//
+// With f8_e4m3, dq and dk are the gradients of the numbers that q and k hold: the caller
+// multiplies by the scale of q, and by nothing for k, whose scale is in d_dot.
+//
+// On the CPU every call is deterministic, with or without `deterministic`, and does not depend on
+// the number of threads. Scratch there is at most 20 MiB and 1 MiB a thread, and s_k * d floats
+// where dk is not f32.
+// On sm90 q and k are bf16 with rows aligned to 16 bytes and positive strides, and dq and dk are
+// aligned to 16 bytes. Without `deterministic` the contributions to dk are added in no fixed order,
+// so that its last bits vary from run to run. Scratch is `workspace` or, without one, memory from
+// the stream's pool (cudaMallocAsync). Limits, strides, memory, streams and errors are those of
+// topk(). Returns the backend that ran.
+//
+// The gradient of the score that DeepSeek-V3.2 defines (DeepSeek Sparse Attention).
+WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});
+
+// Bytes of `workspace` that backward() with the same arguments works in; 0 on the CPU. Depends on
+// shapes, dtypes and which tensors are present, not on values. Errors: as backward().
+WINNOW_EXPORT std::int64_t backward_workspace_bytes(const BackwardArgs& args,
+                                                    const RunOptions& options = {});
+
+}  // namespace winnow::indexer

@@ -1,0 +1,111 @@
+// Python binding of indexer::backward.
+#include <nanobind/stl/optional.h>
+
+#include "winnow/indexer/backward/backward.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kOperation = "indexer::backward";
+
+nb::tuple backward(nb::handle q, nb::handle k, nb::handle weights, nb::handle indices,
+                   nb::handle d_scores, nb::handle k_scale, nb::handle key_start,
+                   nb::handle key_end, std::optional<std::int64_t> q_start, std::int64_t k_stride,
+                   bool deterministic, nb::object dq, nb::object dk, nb::object d_weights,
+                   nb::handle stream, nb::handle backend) {
+  Call call(kOperation, stream, backend);
+  indexer::BackwardArgs args{
+      .q = call.input("q", q),
+      .k = call.input("k", k),
+      .weights = call.input("weights", weights),
+      .indices = call.input("indices", indices),
+      .d_scores = call.input("d_scores", d_scores),
+      .k_scale = call.input("k_scale", k_scale),
+      .key_start = call.input("key_start", key_start),
+      .key_end = call.input("key_end", key_end),
+      .q_start = q_start,
+      .k_stride = k_stride,
+      .deterministic = deterministic,
+  };
+  const std::int64_t s_q = size_of_dim(args.q, 0), h = size_of_dim(args.q, 1);
+  const std::int64_t d = size_of_dim(args.q, 2);
+  const DType dtype = args.q.dtype() == DType::f8_e4m3 ? DType::f32 : args.q.dtype();
+  args.dq = call.output("dq", dq, dtype, {s_q, h, d});
+  args.dk = call.output("dk", dk, DType::f32, {size_of_dim(args.k, 0), d});
+  args.d_weights = call.output("d_weights", d_weights, DType::f32, {s_q, h});
+  nb::object workspace = nb::none();
+  if (call.lends_scratch()) {
+    const std::int64_t bytes = indexer::backward_workspace_bytes(args, call.run_options());
+    if (bytes > 0) args.workspace = call.output("workspace", workspace, DType::u8, {bytes});
+  }
+  call.run([&](const RunOptions& options) { indexer::backward(args, options); });
+  return nb::make_tuple(dq, dk, d_weights);
+}
+
+constexpr const char* kDoc =
+    R"(Gradients of scores() with the same inputs, given those of its result.
+
+    dot[i,h,j] = dot(q[i,h,:], k[t,:]),  t = indices[i,j], or j where indices is None
+    d_dot[i,h,j] = d_scores[i,j] * k_scale[t] * weights[i,h] where dot > 0, otherwise 0
+    dq[i,h,:] = sum over j of d_dot[i,h,j] * k[t,:]
+    dk[t,:] = sum over all (i,h,j) that name row t of d_dot[i,h,j] * q[i,h,:]
+    d_weights[i,h] = sum over j of d_scores[i,j] * k_scale[t] * max(0, dot)
+
+An entry that names no row, or one that the query does not see, counts nothing whatever d_scores
+holds there. A row that stands in indices several times counts as often.
+
+Args:
+    q, k, weights, k_scale, key_start, key_end, q_start, k_stride, stream, backend: as in topk().
+        On CUDA tensors q and k are bfloat16.
+    indices: [s_q, topk], int32: the rows that were scored; None: all of them.
+    d_scores: [s_q, topk], or [s_q, s_k] without indices, float32.
+    deterministic: bitwise equal results run after run (on the CPU they always are).
+    dq: [s_q, h, d], as q or float32, to write into; new, as q, if None. Of float8_e4m3fn queries
+        it is float32 or bfloat16; new, float32, if None.
+    dk: [s_k, d], float32 or as k (float8_e4m3fn: bfloat16), rounded once, at the end; new, float32,
+        if None.
+    d_weights: [s_q, h], float32 or as weights; new, float32, if None.
+
+Returns:
+    (dq, dk, d_weights). Every element is written; rows that no query sees get 0.
+
+Raises:
+    ValueError, winnow.Error: as topk().)";
+
+}  // namespace
+
+void bind_indexer_backward(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("backward", backward, "q"_a.none(), "k"_a.none(), "weights"_a.none(), "indices"_a.none(),
+        "d_scores"_a.none(), nb::kw_only(), "k_scale"_a = nb::none(), "key_start"_a = nb::none(),
+        "key_end"_a = nb::none(), "q_start"_a = nb::none(), "k_stride"_a = 1,
+        "deterministic"_a = false, "dq"_a = nb::none(), "dk"_a = nb::none(),
+        "d_weights"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+        nb::sig("def backward(q: T, k: T, weights: T, indices: T | None, d_scores: T, *, "
+                "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
+                "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
+                "dq: T | None = None, dk: T | None = None, d_weights: T | None = None, "
+                "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]"));
+}
+
+Backend supports_indexer_backward(Shape& shape, const RunOptions& options) {
+  const std::int64_t s_q = shape.take("s_q", 1), h = shape.take("h", 64);
+  const std::int64_t s_k = shape.take("s_k", 1), d = shape.take("d", 128);
+  const std::int64_t topk = shape.take("topk", 64);
+  shape.done();
+  const bool scaled = shape.dtype == DType::f8_e4m3;
+  return indexer::backward({.q = shape.view(shape.dtype, {s_q, h, d}),
+                            .k = shape.view(shape.dtype, {s_k, d}),
+                            .weights = shape.view(DType::f32, {s_q, h}),
+                            .indices = shape.view(DType::i32, {s_q, topk}),
+                            .d_scores = shape.view(DType::f32, {s_q, topk}),
+                            .k_scale = scaled ? shape.view(DType::f32, {s_k}) : TensorView(),
+                            .dq = shape.view(DType::f32, {s_q, h, d}),
+                            .dk = shape.view(DType::f32, {s_k, d}),
+                            .d_weights = shape.view(DType::f32, {s_q, h})},
+                           options);
+}
+
+}  // namespace winnow::python
