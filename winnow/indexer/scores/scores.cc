@@ -1,5 +1,7 @@
 #include "winnow/indexer/scores/scores.h"
 
+#include <string>
+
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
 #include "winnow/core/route.h"
@@ -39,8 +41,9 @@ Backend scores(const ScoresArgs& args, const RunOptions& options) {
   if (backend == Backend::sm90) {
     const Check check(kOperation);
     check_for_sm90(check, inputs_of(args), params.problem);
-    if (args.indices.present()) {
-      check.unsupported("sm90: want no indices, for scores of every row; the CPU takes them");
+    constexpr std::int64_t kLimit = std::int64_t{1} << 30;
+    if (params.topk > kLimit) {
+      check.unsupported("sm90: want topk up to 2^30, got " + std::to_string(params.topk));
     }
   }
   if (options.dry_run) return backend;

@@ -29,8 +29,8 @@ struct ScoresArgs {
 // Dense scores are those that topk() compares, bit for bit: with them its choice can be checked.
 // They are meant for small problems and tests: nobody needs [s_q, s_k] numbers otherwise.
 //
-// CPU scratch is at most 1 MiB a thread. On sm90 `indices` is not taken yet; limits, strides,
-// memory, streams and errors are those of topk(). Returns the backend that ran.
+// CPU scratch is at most 1 MiB a thread. On sm90 topk is up to 2^30; other limits, strides, memory,
+// streams and errors are those of topk(). Returns the backend that ran.
 //
 // Defined by DeepSeek-V3.2 (the lightning indexer of DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend scores(const ScoresArgs& args, const RunOptions& options = {});

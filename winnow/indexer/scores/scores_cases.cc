@@ -57,7 +57,6 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
     compare_row(shape, expected, row.view(), dense_scores);
   }
   outcome.comparisons.push_back(dense_scores);
-  if (target.device != DeviceType::cpu) return outcome;
 
   // Rows by index: random ones, some outside and some that are not visible.
   const std::int64_t topk = shape.topk;
@@ -69,10 +68,13 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
           static_cast<std::int32_t>(random.below(shape.s_k + 4) - 2);
     }
   }
-  const StridedTensor at = make_output(DType::f32, {shape.s_q, topk}, shape.layout);
-  args.indices = indices.view;
-  args.scores = at.view;
+  const StridedTensor indices_there = testing::on(device, indices);
+  const StridedTensor at_there =
+      testing::on(device, make_output(DType::f32, {shape.s_q, topk}, shape.layout));
+  args.indices = indices_there.view;
+  args.scores = at_there.view;
   scores(args, target.options);
+  const StridedTensor at = testing::on({}, at_there);
   outcome.comparisons.push_back(testing::check_written("scores at indices", at));
   testing::Comparison scores_at{"scores at indices", 0, score_tolerance(shape.dtype), true, ""};
   for (const std::int64_t i : queries) {
@@ -91,8 +93,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 testing::Operation scores_operation() {
   std::vector<CaseShape> shapes = case_shapes();
   std::erase_if(shapes, [](const CaseShape& shape) { return shape.ties == Ties::larger; });
-  return {"indexer::scores",
-          "the lightning indexer's scores, dense or at chosen rows",
+  return {"indexer::scores", "the lightning indexer's scores, dense or at chosen rows",
           with_gpu(testing::cases_of(shapes, run), shapes), scores_benchmarks()};
 }
 

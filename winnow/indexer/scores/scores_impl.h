@@ -15,8 +15,8 @@ struct ScoresParams {
 
 void scores_cpu(const ScoresParams& params, const Executor& executor);
 
-// Dense scores, queued on `stream` (a cudaStream_t) of the current device. Wants what
-// check_for_sm90() asks for, and s_q and s_k of at least 1.
+// Queued on `stream` (a cudaStream_t) of the current device. Wants what check_for_sm90() asks for,
+// and at least one score.
 void scores_sm90(const ScoresParams& params, void* stream);
 
 }  // namespace winnow::indexer

@@ -42,7 +42,7 @@ query does not see. Dense scores are those that topk() compares, bit for bit.
 
 Args:
     q, k, weights, k_scale, key_start, key_end, q_start, k_stride, stream, backend: as in topk().
-    indices: [s_q, topk], int32: the rows to score; None for all. CUDA tensors: only None so far.
+    indices: [s_q, topk], int32: the rows to score; None for all.
     out: [s_q, topk] or [s_q, s_k], float32, to write into; new if None. It shares memory with no
         input.
 

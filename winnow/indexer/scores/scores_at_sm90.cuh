@@ -1,0 +1,295 @@
+// Scores at given rows, sm90: the gather of the rows limits the speed, so a block keeps as many of
+// them under way as its shared memory holds, and two blocks share a multiprocessor.
+//
+// A persistent block takes items: a query, and a part of its tiles of 64 entries.
+//
+//   gather    four warps  the heads of an item, and its rows, tile by tile, into a ring
+//   multiply  four warps  products of 64 rows with all heads; ReLU, weighted sums, the scores
+//
+//   rows  --gather--> ring (full, empty)             --multiply--> scores
+//   heads --gather--> two (heads_full, heads_empty)  --multiply
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/shared.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/device/sm90/wgmma.cuh"
+#include "winnow/indexer/gather_sm90.cuh"
+
+namespace winnow::indexer::scores_at_sm90 {
+
+using namespace winnow::device;
+using chosen_sm90::Entries;
+using chosen_sm90::kTileEntries;
+
+inline constexpr int kThreads = 256;  // multiply, gather
+inline constexpr int kWarps = 4;      // of either
+inline constexpr int kMultiplyRegisters = 184;
+inline constexpr int kGatherRegisters = 72;
+static_assert(2 * (kMultiplyRegisters + kGatherRegisters) == 512);  // of two blocks
+
+// kHeads: 64, or 128 (always with f8_e4m3); kMasked: fewer heads than that; kRowChunks: of 128
+// bytes.
+template <bool kIsF8, int kPaddedHeads, bool kHasFewer, int kRowChunks>
+struct Shape {
+  static constexpr bool kF8 = kIsF8;
+  static constexpr int kHeads = kPaddedHeads;
+  static constexpr bool kMasked = kHasFewer;
+  static constexpr int kChunks = kRowChunks;
+};
+
+struct Params {
+  chosen_sm90::View view;
+  float* scores;  // [s_q, columns]
+  std::int64_t scores_stride;
+  int splits;  // items of a query
+};
+
+template <class Shape>
+struct Layout {
+  static constexpr int kTileBytes = Shape::kChunks * kChunkBytes;
+  static constexpr int kHeadBytes = Shape::kChunks * Shape::kHeads * 128;
+  static constexpr int kLimit = 115712 - 640;  // half of what a multiprocessor has
+  static constexpr int kFitting = (kLimit - 2 * kHeadBytes) / kTileBytes;
+  static constexpr int kStages = kFitting < 8 ? kFitting : 8;
+
+  Chunk rows[kStages][Shape::kChunks];
+  Chunk heads[2][Shape::kChunks * Shape::kHeads / 64];  // [128 bytes of columns][heads]
+  Mbarrier full[kStages];   // lanes of gather with their copies, and its warps
+  Mbarrier empty[kStages];  // warps of multiply
+  Mbarrier heads_full[2];   // lanes of gather with their copies
+  Mbarrier heads_empty[2];  // warps of multiply
+  float k_scale[Shape::kF8 ? kStages : 1][kTileEntries];  // only with f8_e4m3
+  std::uint16_t mask[kStages][kWarps];                    // bit r: entry 16 w + r is there
+};
+
+// Where things are in it, in bytes.
+template <class Shape>
+struct Plan {
+  using Memory = Layout<Shape>;
+  static constexpr int kStages = Memory::kStages;
+  static constexpr int kTileBytes = Memory::kTileBytes;
+  static constexpr int kHeadBytes = Memory::kHeadBytes;
+  static constexpr int kHeadsAt = offsetof(Memory, heads);
+  static constexpr int kFull = offsetof(Memory, full);
+  static constexpr int kEmpty = offsetof(Memory, empty);
+  static constexpr int kHeadsFull = offsetof(Memory, heads_full);
+  static constexpr int kHeadsEmpty = offsetof(Memory, heads_empty);
+  static constexpr int kKScale = offsetof(Memory, k_scale);
+  static constexpr int kMask = offsetof(Memory, mask);
+  static constexpr int kBytes = sizeof(Memory);
+  static_assert(kStages >= 2 && kBytes <= 115712 && kMask % 8 == 0);
+};
+inline constexpr int kFullArrivals = kWarps * 32 + kWarps * kWarpArrival;
+
+// Items in order: the tiles [tile, end) of a query.
+struct Item {
+  Entries entries;
+  int tile, end;
+};
+__device__ __forceinline__ bool next_item(const Params& p, int& number, Item& item) {
+  if (number >= p.view.s_q * p.splits) return false;
+  item.entries = chosen_sm90::entries_of(p.view, number / p.splits);
+  // Every column gets a score, also where there are no indices or nothing is seen.
+  item.entries.first = 0;
+  item.entries.entries = p.view.columns;
+  const int tiles = item.entries.tiles(), split = number % p.splits;
+  item.tile = static_cast<int>(std::int64_t{tiles} * split / p.splits);
+  item.end = static_cast<int>(std::int64_t{tiles} * (split + 1) / p.splits);
+  number += static_cast<int>(gridDim.x);
+  return true;
+}
+
+// ---- Gather ------------------------------------------------------------------------------------
+
+template <class Shape>
+__device__ __forceinline__ void gather(const Params& p, std::uint32_t smem) {
+  using P = Plan<Shape>;
+  constexpr int kWarpRows = kTileEntries / kWarps;
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  const chosen_sm90::View& view = p.view;
+  const std::uint64_t once = policy_evict_first(), keep = policy_evict_last();
+  PipelineState<P::kStages> ring;
+  PipelineState<2> buffer;
+  int number = static_cast<int>(blockIdx.x);
+  Item item;
+  bool more = next_item(p, number, item);
+  // The row of the entry that this lane holds of the next tile: on its way during this one.
+  const auto load_row = [&](int tile) {
+    const int entry = tile * kTileEntries + kWarpRows * warp + lane;
+    return lane < kWarpRows ? chosen_sm90::row_of_entry(view, item.entries, entry) : -1;
+  };
+  int row = more ? load_row(item.tile) : -1;
+  while (more) {
+    const int query = item.entries.query;
+    mbarrier_wait(smem + P::kHeadsEmpty + 8 * buffer.stage, buffer.parity ^ 1, "heads",
+                  buffer.stage);
+#pragma unroll
+    for (int block = 0; block < Shape::kHeads / 64; ++block) {
+      const int head = 64 * block + kWarpRows * warp + lane;
+      chosen_sm90::copy_rows<kWarps, Shape::kChunks>(
+          smem + P::kHeadsAt + buffer.stage * P::kHeadBytes + block * kChunkBytes,
+          Shape::kHeads * 128, view.q + query * view.q_stride0, view.q_stride1, view.row_bytes,
+          head < view.h ? head : -1, warp, once);
+    }
+    mbarrier_arrive_cp_async(smem + P::kHeadsFull + 8 * buffer.stage);
+    buffer.advance();
+    for (int tile = item.tile, end = item.end; tile < end; ++tile) {
+      const int current = row;
+      if (tile + 1 < end) {
+        row = load_row(tile + 1);
+      } else {
+        more = next_item(p, number, item);
+        row = more ? load_row(item.tile) : -1;
+      }
+      const unsigned mask = __ballot_sync(kFullWarp, current >= 0);
+      const std::uint32_t full = smem + P::kFull + 8 * ring.stage;
+      float k_scale = 1.0f;
+      if (Shape::kF8 && current >= 0) k_scale = __ldg(view.k_scale + current * view.k_scale_stride);
+      mbarrier_wait(smem + P::kEmpty + 8 * ring.stage, ring.parity ^ 1, "gather", ring.stage);
+      if (Shape::kF8 && lane < kWarpRows) {
+        st_shared(smem + P::kKScale + 4 * (kTileEntries * ring.stage + kWarpRows * warp + lane),
+                  k_scale);
+      }
+      if (lane == 0) {
+        st_shared(smem + P::kMask + 8 * ring.stage + 2 * warp, static_cast<std::uint16_t>(mask));
+      }
+      mbarrier_arrive_warp(full);
+      chosen_sm90::copy_rows<kWarps, Shape::kChunks>(smem + ring.stage * P::kTileBytes, kChunkBytes,
+                                                     view.k, view.k_row_stride, view.row_bytes,
+                                                     current, warp, keep);
+      mbarrier_arrive_cp_async(full);
+      ring.advance();
+    }
+  }
+}
+
+// ---- Multiply ----------------------------------------------------------------------------------
+
+// Weights of the heads whose products this lane holds: 8 (n / 2) + 2 (lane % 4) + n % 2.
+template <class Shape>
+__device__ __forceinline__ void load_weights(const chosen_sm90::View& view, int query,
+                                             float (&weight)[Shape::kHeads / 4]) {
+#pragma unroll
+  for (int n = 0; n < Shape::kHeads / 4; ++n) {
+    const int head = n / 2 * 8 + threadIdx.x % 4 * 2 + n % 2;
+    const bool exists = query < view.s_q && (!Shape::kMasked || head < view.h);
+    weight[n] = exists ? chosen_sm90::weight_of(view, query, head) : 0.0f;
+  }
+}
+
+// d[64 rows x kHeads] of the tile and the heads in the given places.
+template <class Shape>
+__device__ __forceinline__ void multiply_tile(std::uint32_t rows, std::uint32_t heads,
+                                              float (&d)[Shape::kHeads / 2]) {
+  const std::uint64_t a = descriptor_k_major(rows), b = descriptor_k_major(heads);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < 4 * Shape::kChunks; ++step) {
+    const std::uint64_t at = descriptor_offset(a, step / 4 * kChunkBytes + step % 4 * 32);
+    const std::uint64_t bt = descriptor_offset(b, step / 4 * Shape::kHeads * 128 + step % 4 * 32);
+    if constexpr (Shape::kF8) {
+      wgmma_m64n128k32_f8(d, at, bt, step > 0);
+    } else if constexpr (Shape::kHeads == 128) {
+      wgmma_m64n128k16<Major::K, Major::K>(d, at, bt, step > 0);
+    } else {
+      wgmma_m64n64k16<Major::K, Major::K>(d, at, bt, step > 0);
+    }
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_pin(d);
+}
+
+template <class Shape>
+__device__ __forceinline__ void multiply(const Params& p, std::uint32_t smem) {
+  using P = Plan<Shape>;
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  const chosen_sm90::View& view = p.view;
+  PipelineState<P::kStages> ring;
+  PipelineState<2> buffer;
+  int number = static_cast<int>(blockIdx.x);
+  Item item;
+  float weight[Shape::kHeads / 4];
+  while (next_item(p, number, item)) {
+    load_weights<Shape>(view, item.entries.query, weight);
+    mbarrier_wait(smem + P::kHeadsFull + 8 * buffer.stage, buffer.parity, "heads", buffer.stage);
+    const std::uint32_t heads = smem + P::kHeadsAt + buffer.stage * P::kHeadBytes;
+#pragma unroll 1
+    for (int tile = item.tile; tile < item.end; ++tile) {
+      mbarrier_wait(smem + P::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
+      float dots[Shape::kHeads / 2];
+      multiply_tile<Shape>(smem + ring.stage * P::kTileBytes, heads, dots);
+      // This lane has the row lane / 4 of the warp's 16, and the one 8 further.
+      const auto mask = static_cast<std::uint32_t>(
+          ld_shared<std::uint64_t>(smem + P::kMask + 8 * ring.stage) >> (16 * warp));
+      float k_scale[2] = {1.0f, 1.0f};
+      if constexpr (Shape::kF8) {
+        const std::uint32_t at = smem + P::kKScale + 4 * (kTileEntries * ring.stage + 16 * warp);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) k_scale[r] = ld_shared<float>(at + 4 * (lane / 4 + 8 * r));
+      }
+      mbarrier_arrive_warp(smem + P::kEmpty + 8 * ring.stage);
+      ring.advance();
+      float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int n = 0; n < Shape::kHeads / 4; ++n) {
+        // A padded head counts nothing, also where a key holds infinities.
+        const bool counts = !Shape::kMasked || n / 2 * 8 + lane % 4 * 2 + n % 2 < view.h;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float next = fmaf(weight[n], relu(dots[n / 2 * 4 + 2 * r + n % 2]), sum[r]);
+          if (counts) sum[r] = next;
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) sum[r] = quad_sum(sum[r]);
+      // Lanes 0 and 1 of a quad store.
+      const int r = lane % 4, local = 16 * warp + lane / 4 + 8 * r;
+      const int entry = tile * kTileEntries + local;
+      if (r < 2 && entry < view.columns) {
+        float score = r == 0 ? sum[0] : sum[1];
+        const bool present = mask >> (lane / 4 + 8 * r) & 1;
+        if constexpr (Shape::kF8) score *= r == 0 ? k_scale[0] : k_scale[1];
+        p.scores[item.entries.query * p.scores_stride + entry] =
+            present ? score + 0.0f : negative_infinity();
+      }
+    }
+    mbarrier_arrive_warp(smem + P::kHeadsEmpty + 8 * buffer.stage);
+    buffer.advance();
+  }
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(kThreads, 2) scores_at_kernel(const __grid_constant__ Params p) {
+  using P = Plan<Shape>;
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  if (threadIdx.x == 0) {
+    if (smem % 1024 != 0) __trap();  // the swizzle is one of address bits
+    for (int i = 0; i < P::kStages; ++i) {
+      mbarrier_init(smem + P::kFull + 8 * i, kFullArrivals);
+      mbarrier_init(smem + P::kEmpty + 8 * i, kWarps * kWarpArrival);
+    }
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(smem + P::kHeadsFull + 8 * i, kWarps * 32);
+      mbarrier_init(smem + P::kHeadsEmpty + 8 * i, kWarps * kWarpArrival);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (__shfl_sync(kFullWarp, threadIdx.x / 128, 0) == 0) {
+    setmaxnreg_inc<kMultiplyRegisters>();
+    multiply<Shape>(p, smem);
+  } else {
+    setmaxnreg_dec<kGatherRegisters>();
+    gather<Shape>(p, smem);
+  }
+}
+
+}  // namespace winnow::indexer::scores_at_sm90
