@@ -1,6 +1,9 @@
 #include "winnow/indexer/backward/backward.h"
 
+#include <string>
+
 #include "winnow/core/check.h"
+#include "winnow/core/device_memory.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/indexer/backward/backward_impl.h"
@@ -9,7 +12,7 @@ namespace winnow::indexer {
 namespace {
 
 constexpr std::string_view kOperation = "indexer::backward";
-constexpr Backend kImplemented[] = {Backend::cpu};
+constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
 
 // An output in f32 or in the dtype of its input; nobody can use a gradient in f8_e4m3.
 void check_gradient(const Check& check, std::string_view name, const TensorView& view,
@@ -57,14 +60,57 @@ bool empty(const BackwardParams& params) {
   return params.problem.s_q == 0 && params.problem.s_k == 0;
 }
 
+// What `workspace` must hold. The backend's other wants have been checked.
+std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& params,
+                             Backend backend) {
+  if (backend == Backend::cpu || empty(params)) return 0;
+  if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(args.q.device());
+    return backward_sm90_workspace_bytes(params);
+  }
+  return 0;
+}
+
+void check_args_for_sm90(const BackwardArgs& args, const BackwardParams& params) {
+  const Check check(kOperation);
+  if (params.problem.dtype == DType::f8_e4m3) {
+    check.unsupported("sm90: q: want dtype bf16, got f8_e4m3; the CPU takes it");
+  }
+  check_for_sm90(check, inputs_of(args), params.problem);
+  constexpr std::int64_t kAlignment = 16;
+  check.aligned("dq", args.dq, kAlignment);
+  check.aligned("dk", args.dk, kAlignment);
+  constexpr std::int64_t kLimit = std::int64_t{1} << 30;
+  if (params.topk > kLimit) {
+    check.unsupported("sm90: want topk up to 2^30, got " + std::to_string(params.topk));
+  }
+}
+
+void check_workspace(const BackwardArgs& args, std::int64_t bytes) {
+  const Check check(kOperation);
+  check.input("workspace", args.workspace, {{"bytes", args.workspace.numel()}}, {DType::u8},
+              args.q.device());
+  check.aligned("workspace", args.workspace, 256);
+  check.that(args.workspace.numel() >= bytes, "workspace", std::to_string(bytes) + " bytes or more",
+             std::to_string(args.workspace.numel()));
+}
+
 }  // namespace
 
 Backend backward(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  if (backend == Backend::sm90) {
+    check_args_for_sm90(args, params);
+    if (args.workspace.present()) check_workspace(args, workspace_bytes(args, params, backend));
+  }
   if (options.dry_run) return backend;
+  const TensorView workspace = backend == Backend::cpu ? TensorView{} : args.workspace;
   Check(kOperation)
-      .apart({{"dq", args.dq}, {"dk", args.dk}, {"d_weights", args.d_weights}},
+      .apart({{"dq", args.dq},
+              {"dk", args.dk},
+              {"d_weights", args.d_weights},
+              {"workspace", workspace}},
              {{"q", args.q},
               {"k", args.k},
               {"weights", args.weights},
@@ -74,14 +120,20 @@ Backend backward(const BackwardArgs& args, const RunOptions& options) {
               {"key_start", args.key_start},
               {"key_end", args.key_end}});
   if (empty(params)) return backend;
-  run_on_cpu(kOperation, cpu_kernels().indexer_backward, params);
+  if (backend == Backend::cpu) {
+    run_on_cpu(kOperation, cpu_kernels().indexer_backward, params);
+  } else if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(args.q.device());
+    backward_sm90(params, workspace.data(), options.stream.handle);
+  }
   return backend;
 }
 
 std::int64_t backward_workspace_bytes(const BackwardArgs& args, const RunOptions& options) {
-  check_args(args);
-  choose_backend(kOperation, args.q.device(), options, kImplemented);
-  return 0;
+  const BackwardParams params = check_args(args);
+  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  if (backend == Backend::sm90) check_args_for_sm90(args, params);
+  return workspace_bytes(args, params, backend);
 }
 
 }  // namespace winnow::indexer

@@ -133,7 +133,7 @@ testing::Operation backward_operation() {
     operation.cases.push_back(
         {shape.name + variant.suffix, describe(shape),
          [shape, variant](const testing::Target& target) { return run(shape, variant, target); },
-         false});
+         shape.dtype == DType::bf16});
   };
   for (const CaseShape& shape : case_shapes()) {
     if (shape.ties == Ties::larger && shape.order != Order::random) continue;

@@ -1,0 +1,655 @@
+// Backward of the indexer, sm90.
+//
+// Every entry adds a row of f32 numbers to dk in memory, and these reductions take three times as
+// long as the products, so the kernel is built around them: warps of their own add finished sums to
+// memory, and two blocks share a multiprocessor, so that one adds while the other waits.
+//
+// A persistent block takes items: a query and 64 of its heads. Q and the sums of dq stay with the
+// block while tiles of 64 entries pass:
+//
+//   gather    2 warps  Q, and the rows and d_scores of the tiles, into a ring
+//   multiply  4 warps  S = Q K^T; d_dot = d_scores * weights where S > 0; dq += d_dot K;
+//                      d_weights; sums = d_dot^T Q, which are handed over 64 columns at a time
+//   drain     2 warps  sums into dk
+//
+//   rows --gather--> ring (full, empty)    --multiply--> sums (sums_full, sums_free) --drain--> dk
+//   Q    --gather--> q (q_full, q_free)    --multiply--> dq, d_weights
+//
+// d_dot goes into dq from the registers in which it was formed, and into dk through shared memory,
+// as an image of 64 heads x 64 entries.
+//
+// The deterministic mode adds integers, whose sum has no order: 64 bits for each number, scaled by
+// a power of two for each row. Before, bound_kernel finds the largest addend that a row can meet.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/memory.cuh"
+#include "winnow/device/common/shared.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/device/sm90/wgmma.cuh"
+#include "winnow/indexer/gather_sm90.cuh"
+
+namespace winnow::indexer::backward_sm90_detail {
+
+using namespace winnow::device;
+using chosen_sm90::Entries;
+using chosen_sm90::kTileEntries;
+
+inline constexpr int kThreads = 256;  // multiply; gather and drain
+inline constexpr int kMultiplyWarps = 4, kGatherWarps = 2, kDrainWarps = 2;
+inline constexpr int kMultiplyRegisters = 200;
+inline constexpr int kOtherRegisters = 56;
+static_assert(2 * (kMultiplyRegisters + kOtherRegisters) == 512);  // of two blocks
+inline constexpr int kBlockHeads = 64;                             // of an item
+inline constexpr std::uint32_t kImageBarrier = 1;                  // of the multiplying warps
+
+struct Params {
+  chosen_sm90::View view;
+  const float* d_scores;  // [s_q, columns]
+  std::int64_t d_scores_stride;
+  char *dq, *d_weights;
+  std::int64_t dq_stride0, dq_stride1, d_weights_stride;  // elements
+  bool dq_f32, d_weights_f32;
+  float* dk;  // f32 sums, [s_k, d]
+  std::int64_t dk_stride;
+  // Of the deterministic mode.
+  unsigned* bounds;           // [s_k], f32 bits
+  float* scales;              // [s_k]
+  unsigned long long* fixed;  // [s_k, d]
+  int headroom;               // bits that the number of addends may take
+  unsigned head_blocks, items;
+};
+
+// ---- Shared memory -----------------------------------------------------------------------------
+
+// Tiles whose rows of dk are remembered. The gather is at most kStages tiles ahead of the products,
+// and those two ahead of what the drain has read.
+inline constexpr int kTargetTiles = 8;
+inline constexpr int kSumStride = 72;  // floats of a row: 8 lanes of 16 bytes meet no bank twice
+
+template <int kRowChunks>
+struct Layout {
+  static constexpr int kChunks = kRowChunks;
+  static constexpr int kStages = kRowChunks == 2 ? 3 : 4;
+  static_assert(kStages + 2 < kTargetTiles);
+
+  Chunk rows[kStages][kChunks];
+  Chunk q[kChunks];
+  Chunk d_dot;                                       // [64 heads][64 entries]
+  float sums[kChunks][kTileEntries * kSumStride];    // [64 columns each]
+  float d_scores[kStages][kTileEntries];             // 0 where absent
+  std::int32_t targets[kTargetTiles][kTileEntries];  // rows of dk; -1 where absent
+  std::uint32_t mask[kStages][kGatherWarps];         // bit r: entry 32 w + r is there
+  Mbarrier full[kStages];       // lanes of gather with their copies, and its warps
+  Mbarrier empty[kStages];      // warps of multiply
+  Mbarrier q_full, q_free;      // lanes of gather with their copies; warps of multiply
+  Mbarrier sums_full[kChunks];  // warps of multiply
+  Mbarrier sums_free[kChunks];  // warps of drain
+};
+
+// Where things are in it, in bytes.
+template <int kRowChunks>
+struct Plan {
+  using Memory = Layout<kRowChunks>;
+  static constexpr int kChunks = Memory::kChunks;
+  static constexpr int kStages = Memory::kStages;
+  static constexpr int kTileBytes = kChunks * kChunkBytes;
+  static constexpr int kQ = offsetof(Memory, q);
+  static constexpr int kDDot = offsetof(Memory, d_dot);
+  static constexpr int kSums = offsetof(Memory, sums);
+  static constexpr int kSumBytes = kTileEntries * kSumStride * 4;  // of 64 columns
+  static constexpr int kDScores = offsetof(Memory, d_scores);
+  static constexpr int kTargets = offsetof(Memory, targets);
+  static constexpr int kMask = offsetof(Memory, mask);
+  static constexpr int kFull = offsetof(Memory, full);
+  static constexpr int kEmpty = offsetof(Memory, empty);
+  static constexpr int kQFull = offsetof(Memory, q_full);
+  static constexpr int kQFree = offsetof(Memory, q_free);
+  static constexpr int kSumsFull = offsetof(Memory, sums_full);
+  static constexpr int kSumsFree = offsetof(Memory, sums_free);
+  static constexpr int kBytes = sizeof(Memory);
+  static_assert(kSums % 1024 == 0 && kMask % 8 == 0);
+  static_assert(kBytes <= 115712, "two blocks share the 228 KB of a multiprocessor");
+};
+static_assert(Plan<2>::kSums == 73728 && Plan<2>::kBytes <= 113600);
+
+// ---- Work --------------------------------------------------------------------------------------
+
+struct Item {
+  Entries entries;
+  int first_head;
+};
+
+// The item of this number; false past the last.
+__device__ __forceinline__ bool locate(const Params& p, unsigned number, Item& item) {
+  if (number >= p.items) return false;
+  const unsigned query = number / p.head_blocks;
+  item.entries = chosen_sm90::entries_of(p.view, static_cast<int>(query));
+  if (item.entries.begin == item.entries.end) item.entries.entries = 0;
+  item.first_head = static_cast<int>(number - query * p.head_blocks) * kBlockHeads;
+  return true;
+}
+
+// ---- Gather ------------------------------------------------------------------------------------
+
+// The next tile, of which a lane holds entry 32 * warp + lane, as it comes from memory.
+struct Next {
+  unsigned number;  // of its item
+  Item item;
+  int tile, tiles;
+  bool exists;
+  int row;  // of the entry; -1 where absent
+  float d_score;
+
+  // The first tile from item `number` on.
+  __device__ __forceinline__ void find(const Params& p) {
+    tile = 0;
+    for (exists = false; !exists && locate(p, number, item);) {
+      tiles = item.entries.tiles();
+      exists = tiles > 0;
+      if (!exists) number += gridDim.x;
+    }
+  }
+  __device__ __forceinline__ void load(const Params& p, int warp, int lane) {
+    if (!exists) return;
+    const int entry = tile * kTileEntries + 32 * warp + lane;
+    row = chosen_sm90::row_of_entry(p.view, item.entries, entry);
+    // What stands beside an absent entry is not looked at: it may be NaN.
+    d_score = row < 0 ? 0.0f
+                      : __ldg(p.d_scores + item.entries.query * p.d_scores_stride +
+                              item.entries.first + entry);
+  }
+  __device__ __forceinline__ void advance(const Params& p) {
+    if (++tile < tiles) return;
+    number += gridDim.x;
+    find(p);
+  }
+};
+
+template <int kChunks>
+__device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int warp) {
+  using P = Plan<kChunks>;
+  const int lane = threadIdx.x % 32;
+  const chosen_sm90::View& view = p.view;
+  const std::uint64_t once = policy_evict_first(), keep = policy_evict_normal();
+  PipelineState<P::kStages> ring;
+  std::uint32_t count = 0, q_parity = 0;
+  Next next;
+  next.number = blockIdx.x;
+  next.find(p);
+  next.load(p, warp, lane);
+  while (next.exists) {
+    const int row = next.row, tile = next.tile, tiles = next.tiles;
+    const float d_score = next.d_score;
+    const int query = next.item.entries.query, first_head = next.item.first_head;
+    next.advance(p);
+    next.load(p, warp, lane);
+
+    const unsigned mask = __ballot_sync(kFullWarp, row >= 0);
+    const std::uint32_t full = smem + P::kFull + 8 * ring.stage;
+    mbarrier_wait(smem + P::kEmpty + 8 * ring.stage, ring.parity ^ 1, "gather", ring.stage);
+    const int local = 32 * warp + lane;
+    st_shared(smem + P::kDScores + 4 * (kTileEntries * ring.stage + local), d_score);
+    st_shared(smem + P::kTargets + 4 * (kTileEntries * (count % kTargetTiles) + local),
+              static_cast<std::int32_t>(row));
+    if (lane == 0) {
+      st_shared(smem + P::kMask + 8 * ring.stage + 4 * warp, static_cast<std::uint32_t>(mask));
+    }
+    mbarrier_arrive_warp(full);
+    chosen_sm90::copy_rows<kGatherWarps, kChunks>(smem + ring.stage * P::kTileBytes, kChunkBytes,
+                                                  view.k, view.k_row_stride, view.row_bytes, row,
+                                                  warp, keep);
+    mbarrier_arrive_cp_async(full);
+    ring.advance();
+    ++count;
+    // Q behind as many tiles as the ring holds: that of the item before is in use until then.
+    if (tile != min(P::kStages, tiles) - 1) continue;
+    mbarrier_wait(smem + P::kQFree, q_parity ^ 1, "q", 0);
+    q_parity ^= 1;
+    const int head = first_head + local;
+    chosen_sm90::copy_rows<kGatherWarps, kChunks>(
+        smem + P::kQ, kChunkBytes, view.q + query * view.q_stride0, view.q_stride1, view.row_bytes,
+        head < view.h ? head : -1, warp, once);
+    mbarrier_arrive_cp_async(smem + P::kQFull);
+  }
+}
+
+// ---- Multiply ----------------------------------------------------------------------------------
+
+// d_dot of a tile as A fragments, and what the tile adds to d_weights. `s` are the accumulators of
+// Q K^T; a thread has two heads, 8 apart. Absent entries count nothing, whatever Q holds.
+template <bool kWhole>
+__device__ __forceinline__ void weigh(const float (&s)[32], std::uint32_t d_scores,
+                                      std::uint64_t mask, int lane, const float (&weight)[2],
+                                      float (&d_weight)[2], std::uint32_t (&d_dot)[16]) {
+  d_scores += 8 * (lane % 4);
+  mask >>= 2 * (lane % 4);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const auto pair = ld_shared<std::uint64_t>(d_scores + 32 * j);
+    const float d_score[2] = {__uint_as_float(static_cast<std::uint32_t>(pair)),
+                              __uint_as_float(static_cast<std::uint32_t>(pair >> 32))};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float value[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float dot = s[4 * j + 2 * r + e];
+        const bool counts = kWhole || (mask >> (8 * j + e) & 1);
+        const float sum = fmaf(d_score[e], relu(dot), d_weight[r]);
+        if (counts) d_weight[r] = sum;
+        value[e] = counts && dot > 0.0f ? d_score[e] * weight[r] : 0.0f;
+      }
+      d_dot[2 * j + r] = pack_bf16(value[0], value[1]);
+    }
+  }
+}
+
+// Hands 64 columns of a tile's sums to the drain. Thread (warp, lane) holds entries 16 warp +
+// lane / 4 and 8 further.
+__device__ __forceinline__ void store_sums(std::uint32_t sums, int warp, int lane,
+                                           const float (&d)[32]) {
+  const std::uint32_t to = sums + 4 * ((16 * warp + lane / 4) * kSumStride + 2 * (lane % 4));
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const std::uint64_t pair = std::uint64_t{__float_as_uint(d[4 * j + 2 * r + 1])} << 32 |
+                                 __float_as_uint(d[4 * j + 2 * r]);
+      st_shared(to + 4 * (8 * r * kSumStride + 8 * j), pair);
+    }
+  }
+}
+
+// The products of one tile; all have ended on return.
+template <int kChunks>
+__device__ __forceinline__ void multiply_tile(std::uint32_t smem, int stage, std::uint32_t parity,
+                                              const float (&weight)[2], float (&d_weight)[2],
+                                              float (&dq)[32 * kChunks]) {
+  using P = Plan<kChunks>;
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  const std::uint32_t rows = smem + stage * P::kTileBytes;
+  const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * stage);
+  if (mask == 0) {  // the drain finds it out for itself
+    mbarrier_arrive_warp(smem + P::kEmpty + 8 * stage);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      mbarrier_wait(smem + P::kSumsFree + 8 * chunk, parity ^ 1, "multiply", 10 + chunk);
+      mbarrier_arrive_warp(smem + P::kSumsFull + 8 * chunk);
+    }
+    return;
+  }
+  std::uint32_t d_dot[16];
+  {
+    float s[32];
+    const std::uint64_t a = descriptor_k_major(smem + P::kQ), b = descriptor_k_major(rows);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4 * kChunks; ++step) {
+      const std::uint32_t offset = step / 4 * kChunkBytes + step % 4 * 32;
+      wgmma_m64n64k16<Major::K, Major::K>(s, descriptor_offset(a, offset),
+                                          descriptor_offset(b, offset), step > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(s);
+    const std::uint32_t d_scores = smem + P::kDScores + 4 * kTileEntries * stage;
+    if (mask == ~std::uint64_t{0}) {
+      weigh<true>(s, d_scores, mask, lane, weight, d_weight, d_dot);
+    } else {
+      weigh<false>(s, d_scores, mask, lane, weight, d_weight, d_dot);
+    }
+  }
+  const std::uint64_t rows_mn = descriptor_mn_major(rows);
+  wgmma_pin(d_dot);
+  wgmma_fence();
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    const std::uint64_t b = descriptor_offset(rows_mn, 2048 * k16);
+    if constexpr (kChunks == 2) {
+      wgmma_m64n128k16<Major::MN>(dq, d_dot[4 * k16], d_dot[4 * k16 + 1], d_dot[4 * k16 + 2],
+                                  d_dot[4 * k16 + 3], b, true);
+    } else {
+      wgmma_m64n64k16<Major::MN>(dq, d_dot[4 * k16], d_dot[4 * k16 + 1], d_dot[4 * k16 + 2],
+                                 d_dot[4 * k16 + 3], b, true);
+    }
+  }
+  wgmma_commit();
+
+  bar_sync<128>(kImageBarrier);  // all warps are done with the image of the tile before
+  // Step k16 of a fragment stands at its step 0, bits 5 and 6 exchanged with those of k16.
+  const std::uint32_t at = fragment_address(smem + P::kDDot, warp, lane, 0);
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    stmatrix_x4(at ^ 32 * k16, d_dot[4 * k16], d_dot[4 * k16 + 1], d_dot[4 * k16 + 2],
+                d_dot[4 * k16 + 3]);
+  }
+  fence_proxy_async_shared();
+  bar_sync<128>(kImageBarrier);
+
+  float sums[kChunks][32];
+  const std::uint64_t image = descriptor_mn_major(smem + P::kDDot);
+  const std::uint64_t q = descriptor_mn_major(smem + P::kQ);
+  wgmma_fence();
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      wgmma_m64n64k16<Major::MN, Major::MN>(sums[chunk], descriptor_offset(image, 2048 * k16),
+                                            descriptor_offset(q, chunk * kChunkBytes + 2048 * k16),
+                                            k16 > 0);
+    }
+    wgmma_commit();
+  }
+  wgmma_wait<kChunks - 1>();
+  wgmma_pin(dq);
+  wgmma_pin(d_dot);
+  wgmma_pin(sums[0]);
+  mbarrier_arrive_warp(smem + P::kEmpty + 8 * stage);
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    if (chunk > 0) {
+      wgmma_wait<0>();
+      wgmma_pin(sums[chunk]);
+    }
+    mbarrier_wait(smem + P::kSumsFree + 8 * chunk, parity ^ 1, "multiply", 10 + chunk);
+    store_sums(smem + P::kSums + chunk * P::kSumBytes, warp, lane, sums[chunk]);
+    mbarrier_arrive_warp(smem + P::kSumsFull + 8 * chunk);
+  }
+}
+
+// Stores what the item has summed up: d[4 j + 2 r + e] is column 8 j + 2 (lane % 4) + e of head
+// lane / 4 + 8 r of the warp's 16.
+template <int kChunks>
+__device__ __forceinline__ void store_item(const Params& p, const Item& item, int warp, int lane,
+                                           const float (&d_weight)[2],
+                                           const float (&dq)[32 * kChunks]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int head = item.first_head + 16 * warp + lane / 4 + 8 * r;
+    const bool exists = head < p.view.h;
+    const std::int64_t query = item.entries.query;
+    const float sum = quad_sum(d_weight[r]);
+    if (exists && lane % 4 == 0) {
+      const std::int64_t at = query * p.d_weights_stride + head;
+      if (p.d_weights_f32) {
+        reinterpret_cast<float*>(p.d_weights)[at] = sum;
+      } else {
+        reinterpret_cast<__nv_bfloat16*>(p.d_weights)[at] = __float2bfloat16_rn(sum);
+      }
+    }
+    const std::int64_t at = query * p.dq_stride0 + head * p.dq_stride1;
+    if (p.dq_f32) {
+      if (!exists) continue;
+      float* const to = reinterpret_cast<float*>(p.dq) + at + 2 * (lane % 4);
+#pragma unroll
+      for (int j = 0; j < 8 * kChunks; ++j) {
+        *reinterpret_cast<float2*>(to + 8 * j) = {dq[4 * j + 2 * r], dq[4 * j + 2 * r + 1]};
+      }
+      continue;
+    }
+    // A quad holds 32 columns as 4 blocks of 8, two columns a lane; transposed, each lane has one
+    // block, 16 bytes.
+    char* const to = p.dq + 2 * (at + 8 * (lane % 4));
+#pragma unroll
+    for (int part = 0; part < 2 * kChunks; ++part) {
+      std::uint32_t w[4];
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        const int i = 4 * (4 * part + b) + 2 * r;
+        w[b] = pack_bf16(dq[i], dq[i + 1]);
+      }
+      quad_transpose(w, lane);
+      if (exists) store_streaming(to + 64 * part, w[0], w[1], w[2], w[3]);
+    }
+  }
+}
+
+template <int kChunks>
+__device__ __forceinline__ void multiply(const Params& p, std::uint32_t smem) {
+  using P = Plan<kChunks>;
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  PipelineState<P::kStages> ring;
+  std::uint32_t tile_parity = 0, q_parity = 0;
+  Item item;
+  for (unsigned number = blockIdx.x; locate(p, number, item); number += gridDim.x) {
+    float weight[2], d_weight[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int head = item.first_head + 16 * warp + lane / 4 + 8 * r;
+      weight[r] = head < p.view.h ? chosen_sm90::weight_of(p.view, item.entries.query, head) : 0.0f;
+    }
+    float dq[32 * kChunks];
+#pragma unroll
+    for (int i = 0; i < 32 * kChunks; ++i) dq[i] = 0.0f;
+    const int tiles = item.entries.tiles();
+    if (tiles > 0) mbarrier_wait(smem + P::kQFull, q_parity, "multiply", 20);
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+      mbarrier_wait(smem + P::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
+      multiply_tile<kChunks>(smem, ring.stage, tile_parity, weight, d_weight, dq);
+      ring.advance();
+      tile_parity ^= 1;
+    }
+    if (tiles > 0) {
+      mbarrier_arrive_warp(smem + P::kQFree);
+      q_parity ^= 1;
+    }
+    store_item<kChunks>(p, item, warp, lane, d_weight, dq);
+  }
+}
+
+// ---- Drain -------------------------------------------------------------------------------------
+
+// Adds 64 columns of a tile's sums, those from `column` on, to this warp's 32 rows of dk: 16 lanes
+// to 256 bytes of a row.
+__device__ __forceinline__ void drain_floats(const Params& p, std::uint32_t sums,
+                                             std::uint32_t targets, int column, int warp,
+                                             int lane) {
+  constexpr int kBatch = 8;
+  float* const dk = p.dk + column + 4 * (lane % 16);
+#pragma unroll
+  for (int first = 0; first < 16; first += kBatch) {
+    int target[kBatch];
+    int4 value[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int entry = 32 * warp + 2 * (first + i) + lane / 16;
+      target[i] = ld_shared<std::int32_t>(targets + 4 * entry);
+      value[i] = ld_shared_v4(sums + 4 * (entry * kSumStride + 4 * (lane % 16)));
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (target[i] < 0) continue;
+      reduce_add(dk + target[i] * p.dk_stride,
+                 make_float4(__int_as_float(value[i].x), __int_as_float(value[i].y),
+                             __int_as_float(value[i].z), __int_as_float(value[i].w)));
+    }
+  }
+}
+
+// The same in integers: a lane adds columns `lane` and `lane + 32` of one row after the other.
+template <int kChunks>
+__device__ __forceinline__ void drain_integers(const Params& p, std::uint32_t sums,
+                                               std::uint32_t targets, int column, int warp,
+                                               int lane) {
+  const std::uint64_t policy = policy_evict_normal();
+#pragma unroll 8
+  for (int i = 0; i < 32; ++i) {
+    const int entry = 32 * warp + i;
+    const int target = ld_shared<std::int32_t>(targets + 4 * entry);
+    if (target < 0) continue;
+    const float scale = __ldg(p.scales + target);
+    unsigned long long* const to =
+        p.fixed + static_cast<std::int64_t>(target) * (64 * kChunks) + column + lane;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = ld_shared<float>(sums + 4 * (entry * kSumStride + 32 * half + lane));
+      reduce_add(to + 32 * half, static_cast<unsigned long long>(__float2ll_rn(sum * scale)),
+                 policy);
+    }
+  }
+}
+
+template <int kChunks, bool kFixed>
+__device__ __forceinline__ void drain(const Params& p, std::uint32_t smem, int warp) {
+  using P = Plan<kChunks>;
+  const int lane = threadIdx.x % 32;
+  std::uint32_t count = 0;
+  Item item;
+  for (unsigned number = blockIdx.x; locate(p, number, item); number += gridDim.x) {
+#pragma unroll 1
+    for (int left = item.entries.tiles(); left > 0; --left, ++count) {
+      const std::uint32_t targets = smem + P::kTargets + 4 * kTileEntries * (count % kTargetTiles);
+#pragma unroll 1
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        mbarrier_wait(smem + P::kSumsFull + 8 * chunk, count % 2, "drain", chunk);
+        const std::uint32_t sums = smem + P::kSums + chunk * P::kSumBytes;
+        if constexpr (kFixed) {
+          drain_integers<kChunks>(p, sums, targets, 64 * chunk, warp, lane);
+        } else {
+          drain_floats(p, sums, targets, 64 * chunk, warp, lane);
+        }
+        mbarrier_arrive_warp(smem + P::kSumsFree + 8 * chunk);
+      }
+    }
+  }
+}
+
+// ---- The block ---------------------------------------------------------------------------------
+
+template <int kChunks, bool kFixed>
+__global__ void __launch_bounds__(kThreads, 2) backward_kernel(const __grid_constant__ Params p) {
+  using P = Plan<kChunks>;
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  if (threadIdx.x == 0) {
+    if (smem % 1024 != 0) __trap();  // the swizzle is one of address bits
+    for (int i = 0; i < P::kStages; ++i) {
+      mbarrier_init(smem + P::kFull + 8 * i, kGatherWarps * (32 + kWarpArrival));
+      mbarrier_init(smem + P::kEmpty + 8 * i, kMultiplyWarps * kWarpArrival);
+    }
+    mbarrier_init(smem + P::kQFull, kGatherWarps * 32);
+    mbarrier_init(smem + P::kQFree, kMultiplyWarps * kWarpArrival);
+    for (int i = 0; i < kChunks; ++i) {
+      mbarrier_init(smem + P::kSumsFull + 8 * i, kMultiplyWarps * kWarpArrival);
+      mbarrier_init(smem + P::kSumsFree + 8 * i, kDrainWarps * kWarpArrival);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
+  if (warp < kMultiplyWarps) {
+    setmaxnreg_inc<kMultiplyRegisters>();
+    multiply<kChunks>(p, smem);
+  } else {
+    setmaxnreg_dec<kOtherRegisters>();
+    if (warp < kMultiplyWarps + kGatherWarps) {
+      gather<kChunks>(p, smem, warp - kMultiplyWarps);
+    } else {
+      drain<kChunks, kFixed>(p, smem, warp - kMultiplyWarps - kGatherWarps);
+    }
+  }
+}
+
+// ---- Before and after --------------------------------------------------------------------------
+
+// The largest addend that each row can meet: |d_score| times the largest column of
+// sum over heads of |weight * q|. Bits of numbers above 0 are ordered as they are, NaN behind them.
+inline constexpr int kBoundThreads = 256;
+static __global__ void __launch_bounds__(kBoundThreads)
+    bound_kernel(const __grid_constant__ Params p, int d) {
+  WINNOW_BLOCK_SHARED(sums, float[kBoundThreads]);
+  WINNOW_BLOCK_SHARED(largest, unsigned);
+  const chosen_sm90::View& view = p.view;
+  const int column = threadIdx.x % d, part = threadIdx.x / d, parts = kBoundThreads / d;
+  for (int query = blockIdx.x; query < view.s_q; query += gridDim.x) {
+    const Entries entries = chosen_sm90::entries_of(view, query);
+    if (entries.begin == entries.end) continue;
+    float sum = 0.0f;
+    for (int head = part; head < view.h; head += parts) {
+      const auto* const q = reinterpret_cast<const __nv_bfloat16*>(view.q + query * view.q_stride0 +
+                                                                   head * view.q_stride1);
+      sum += fabsf(chosen_sm90::weight_of(view, query, head) * __bfloat162float(q[column]));
+    }
+    if (threadIdx.x == 0) largest = 0;
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (part == 0) {
+      for (int other = 1; other < parts; ++other) sum += sums[other * d + column];
+      atomicMax(&largest, __float_as_uint(sum) & 0x7fffffffu);
+    }
+    __syncthreads();
+    const float of_query = __uint_as_float(largest);
+    for (int entry = threadIdx.x; entry < entries.entries; entry += kBoundThreads) {
+      const int row = chosen_sm90::row_of_entry(view, entries, entry);
+      if (row < 0) continue;
+      const float d_score = __ldg(p.d_scores + query * p.d_scores_stride + entries.first + entry);
+      atomicMax(p.bounds + row, __float_as_uint(fabsf(d_score * of_query)));
+    }
+    __syncthreads();
+  }
+}
+
+// The scale of each row, with which no sum leaves 63 bits. A row that can meet what is not finite
+// gets NaN.
+static __global__ void scale_kernel(const __grid_constant__ Params p) {
+  const std::int64_t row = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x;
+  if (row >= p.view.s_k) return;
+  // A hundredth more: for what rounding adds.
+  const float bound = 1.01f * __uint_as_float(p.bounds[row]);
+  float scale = 1.0f;  // nothing is added
+  if (bound > 0) {
+    int exponent;
+    frexpf(bound, &exponent);  // bound < 2^exponent
+    scale = ldexpf(1.0f, min(62 - p.headroom - exponent, 126));
+  }
+  if (!(bound < infinity())) scale = __uint_as_float(0x7fc00000u);
+  p.scales[row] = scale;
+}
+
+struct FinishParams {
+  const float* sums;                // [s_k, d]; null in the deterministic mode:
+  const unsigned long long* fixed;  // [s_k, d]
+  const float* scales;              // [s_k]
+  char* dk;
+  std::int64_t dk_stride;  // elements
+  std::int64_t quads;      // s_k * d / 4
+  int row_quads;           // d / 4
+  bool f32;
+};
+
+// dk from the sums in the workspace, four columns a thread.
+inline constexpr int kFinishThreads = 256;
+static __global__ void __launch_bounds__(kFinishThreads)
+    finish_kernel(const __grid_constant__ FinishParams p) {
+  for (std::int64_t n = std::int64_t{blockIdx.x} * kFinishThreads + threadIdx.x; n < p.quads;
+       n += std::int64_t{gridDim.x} * kFinishThreads) {
+    const std::int64_t row = n / p.row_quads, at = row * p.dk_stride + n % p.row_quads * 4;
+    float v[4];
+    if (p.sums != nullptr) {
+      const float4 sums = __ldcs(reinterpret_cast<const float4*>(p.sums) + n);
+      v[0] = sums.x, v[1] = sums.y, v[2] = sums.z, v[3] = sums.w;
+    } else {
+      const float unit = 1.0f / p.scales[row];  // exact: a power of two
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        v[i] = __ll2float_rn(static_cast<long long>(p.fixed[4 * n + i])) * unit;
+      }
+    }
+    if (p.f32) {
+      *reinterpret_cast<float4*>(reinterpret_cast<float*>(p.dk) + at) =
+          make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+      *reinterpret_cast<uint2*>(p.dk + 2 * at) =
+          make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+    }
+  }
+}
+
+}  // namespace winnow::indexer::backward_sm90_detail
