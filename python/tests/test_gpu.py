@@ -48,7 +48,17 @@ def _calls():
     step = [p[n] for n in ("query", "key_cache", "value_cache", "pos_bias_u")]
     plain = [*step, paged_xl.position_term(*position), None, p["block_tables"], p["context_lens"]]
     fused = [*step, p["pos_bias_v"], p["r"], None, p["block_tables"], p["context_lens"]]
+    keys = [torch.randn(shape, device="cuda").bfloat16() for shape in ((48, 64, 128), (300, 128))]
+    keys.append(torch.randn(48, 64, device="cuda"))
+    rows = torch.randint(-1, 300, (48, 100), dtype=torch.int32, device="cuda")
+    d_scores = torch.randn(48, 100, device="cuda")
+    exact = {"deterministic": True}
     return {
+        "indexer_scores": (lambda **o: indexer.scores(*keys, rows, **o), 1),
+        "indexer_backward": (  # dq, dk, d_weights and the workspace
+            lambda **o: indexer.backward(*keys, rows, d_scores, **exact, **o),
+            4,
+        ),
         "forward": (lambda **o: sparse_mla.forward(q, kv, indices, attn_sink=sink, **o), 3),
         "distribution": (lambda **o: sparse_mla.distribution(q, kv, indices, lse, **o), 1),
         "backward": (  # dq, dkv, d_sink and the workspace
@@ -64,7 +74,7 @@ def _calls():
 
 
 NAMES = ["forward", "distribution", "backward", "append", "position_term", "attention"]
-NAMES += ["attention_fused"]
+NAMES += ["attention_fused", "indexer_scores", "indexer_backward"]
 
 
 def _tensors(results):
