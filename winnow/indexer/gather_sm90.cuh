@@ -76,7 +76,10 @@ struct Entries {
   int begin, end;
 
   __device__ __forceinline__ int tiles() const { return device::ceil_div(entries, kTileEntries); }
-  __device__ __forceinline__ bool sees(int row) const { return row >= begin && row < end; }
+  // The row with this index, or -1: no row that the query sees.
+  __device__ __forceinline__ int row(int index) const {
+    return index >= begin && index < end ? index : -1;
+  }
 };
 
 __device__ __forceinline__ Entries entries_of(const View& view, int query) {
@@ -101,12 +104,12 @@ __device__ __forceinline__ Entries entries_of(const View& view, int query) {
   return entries;
 }
 
-// The row of an entry, or -1 where that is absent; -1 past the last.
-__device__ __forceinline__ int row_of_entry(const View& view, const Entries& entries, int entry) {
+// What an entry names, which may be no row that the query sees; -1 past the last. Nothing waits for
+// the load until the index is looked at.
+__device__ __forceinline__ int index_of_entry(const View& view, const Entries& entries, int entry) {
   if (entry >= entries.entries) return -1;
   if (view.indices == nullptr) return entries.first + entry;
-  const int row = __ldg(view.indices + entries.query * view.indices_stride + entry);
-  return entries.sees(row) ? row : -1;
+  return __ldg(view.indices + entries.query * view.indices_stride + entry);
 }
 
 __device__ __forceinline__ float weight_of(const View& view, int query, int head) {

@@ -51,7 +51,8 @@ struct BackwardArgs {
 // where dk is not f32.
 // On sm90 q and k are bf16 with rows aligned to 16 bytes and positive strides, and dq and dk are
 // aligned to 16 bytes. Without `deterministic` the contributions to dk are added in no fixed order,
-// so that its last bits vary from run to run. Scratch is `workspace` or, without one, memory from
+// so that its last bits vary from run to run; with it, a row of dk to which an infinity or a NaN is
+// added is NaN as a whole. Scratch is `workspace` or, without one, memory from
 // the stream's pool (cudaMallocAsync). Limits, strides, memory, streams and errors are those of
 // topk(). Returns the backend that ran.
 //

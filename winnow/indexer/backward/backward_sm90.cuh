@@ -144,8 +144,8 @@ struct Next {
   Item item;
   int tile, tiles;
   bool exists;
-  int row;  // of the entry; -1 where absent
-  float d_score;
+  int index;      // which the entry names; -1: it has none
+  float d_score;  // beside it; of an absent entry it may be anything
 
   // The first tile from item `number` on.
   __device__ __forceinline__ void find(const Params& p) {
@@ -159,11 +159,12 @@ struct Next {
   __device__ __forceinline__ void load(const Params& p, int warp, int lane) {
     if (!exists) return;
     const int entry = tile * kTileEntries + 32 * warp + lane;
-    row = chosen_sm90::row_of_entry(p.view, item.entries, entry);
-    // What stands beside an absent entry is not looked at: it may be NaN.
-    d_score = row < 0 ? 0.0f
-                      : __ldg(p.d_scores + item.entries.query * p.d_scores_stride +
-                              item.entries.first + entry);
+    index = chosen_sm90::index_of_entry(p.view, item.entries, entry);
+    d_score = 0.0f;
+    if (entry < item.entries.entries) {
+      d_score =
+          __ldg(p.d_scores + item.entries.query * p.d_scores_stride + item.entries.first + entry);
+    }
   }
   __device__ __forceinline__ void advance(const Params& p) {
     if (++tile < tiles) return;
@@ -185,8 +186,8 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int 
   next.find(p);
   next.load(p, warp, lane);
   while (next.exists) {
-    const int row = next.row, tile = next.tile, tiles = next.tiles;
-    const float d_score = next.d_score;
+    const int row = next.item.entries.row(next.index), tile = next.tile, tiles = next.tiles;
+    const float d_score = row < 0 ? 0.0f : next.d_score;
     const int query = next.item.entries.query, first_head = next.item.first_head;
     next.advance(p);
     next.load(p, warp, lane);
@@ -587,7 +588,7 @@ static __global__ void __launch_bounds__(kBoundThreads)
     __syncthreads();
     const float of_query = __uint_as_float(largest);
     for (int entry = threadIdx.x; entry < entries.entries; entry += kBoundThreads) {
-      const int row = chosen_sm90::row_of_entry(view, entries, entry);
+      const int row = entries.row(chosen_sm90::index_of_entry(view, entries, entry));
       if (row < 0) continue;
       const float d_score = __ldg(p.d_scores + query * p.d_scores_stride + entries.first + entry);
       atomicMax(p.bounds + row, __float_as_uint(fabsf(d_score * of_query)));

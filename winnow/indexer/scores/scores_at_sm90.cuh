@@ -120,12 +120,12 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem) {
   int number = static_cast<int>(blockIdx.x);
   Item item;
   bool more = next_item(p, number, item);
-  // The row of the entry that this lane holds of the next tile: on its way during this one.
-  const auto load_row = [&](int tile) {
+  // The index of the entry that this lane holds of the next tile: on its way during this one.
+  const auto load_index = [&](int tile) {
     const int entry = tile * kTileEntries + kWarpRows * warp + lane;
-    return lane < kWarpRows ? chosen_sm90::row_of_entry(view, item.entries, entry) : -1;
+    return lane < kWarpRows ? chosen_sm90::index_of_entry(view, item.entries, entry) : -1;
   };
-  int row = more ? load_row(item.tile) : -1;
+  int index = more ? load_index(item.tile) : -1;
   while (more) {
     const int query = item.entries.query;
     mbarrier_wait(smem + P::kHeadsEmpty + 8 * buffer.stage, buffer.parity ^ 1, "heads",
@@ -141,17 +141,17 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem) {
     mbarrier_arrive_cp_async(smem + P::kHeadsFull + 8 * buffer.stage);
     buffer.advance();
     for (int tile = item.tile, end = item.end; tile < end; ++tile) {
-      const int current = row;
+      const int row = item.entries.row(index);
       if (tile + 1 < end) {
-        row = load_row(tile + 1);
+        index = load_index(tile + 1);
       } else {
         more = next_item(p, number, item);
-        row = more ? load_row(item.tile) : -1;
+        index = more ? load_index(item.tile) : -1;
       }
-      const unsigned mask = __ballot_sync(kFullWarp, current >= 0);
+      const unsigned mask = __ballot_sync(kFullWarp, row >= 0);
       const std::uint32_t full = smem + P::kFull + 8 * ring.stage;
       float k_scale = 1.0f;
-      if (Shape::kF8 && current >= 0) k_scale = __ldg(view.k_scale + current * view.k_scale_stride);
+      if (Shape::kF8 && row >= 0) k_scale = __ldg(view.k_scale + row * view.k_scale_stride);
       mbarrier_wait(smem + P::kEmpty + 8 * ring.stage, ring.parity ^ 1, "gather", ring.stage);
       if (Shape::kF8 && lane < kWarpRows) {
         st_shared(smem + P::kKScale + 4 * (kTileEntries * ring.stage + kWarpRows * warp + lane),
@@ -162,8 +162,8 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem) {
       }
       mbarrier_arrive_warp(full);
       chosen_sm90::copy_rows<kWarps, Shape::kChunks>(smem + ring.stage * P::kTileBytes, kChunkBytes,
-                                                     view.k, view.k_row_stride, view.row_bytes,
-                                                     current, warp, keep);
+                                                     view.k, view.k_row_stride, view.row_bytes, row,
+                                                     warp, keep);
       mbarrier_arrive_cp_async(full);
       ring.advance();
     }
