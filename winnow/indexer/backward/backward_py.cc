@@ -78,16 +78,16 @@ Raises:
 
 void bind_indexer_backward(nb::module_& m) {
   using namespace nb::literals;
-  m.def("backward", backward, "q"_a.none(), "k"_a.none(), "weights"_a.none(), "indices"_a.none(),
-        "d_scores"_a.none(), nb::kw_only(), "k_scale"_a = nb::none(), "key_start"_a = nb::none(),
-        "key_end"_a = nb::none(), "q_start"_a = nb::none(), "k_stride"_a = 1,
-        "deterministic"_a = false, "dq"_a = nb::none(), "dk"_a = nb::none(),
-        "d_weights"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-        nb::sig("def backward(q: T, k: T, weights: T, indices: T | None, d_scores: T, *, "
-                "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
-                "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
-                "dq: T | None = None, dk: T | None = None, d_weights: T | None = None, "
-                "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]"));
+  define(m, "backward", backward, "q"_a.none(), "k"_a.none(), "weights"_a.none(),
+         "indices"_a.none(), "d_scores"_a.none(), nb::kw_only(), "k_scale"_a = nb::none(),
+         "key_start"_a = nb::none(), "key_end"_a = nb::none(), "q_start"_a = nb::none(),
+         "k_stride"_a = 1, "deterministic"_a = false, "dq"_a = nb::none(), "dk"_a = nb::none(),
+         "d_weights"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+         nb::sig("def backward(q: T, k: T, weights: T, indices: T | None, d_scores: T, *, "
+                 "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
+                 "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
+                 "dq: T | None = None, dk: T | None = None, d_weights: T | None = None, "
+                 "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]"));
 }
 
 Backend supports_indexer_backward(Shape& shape, const RunOptions& options) {
