@@ -86,15 +86,6 @@ void check_args_for_sm90(const BackwardArgs& args, const BackwardParams& params)
   }
 }
 
-void check_workspace(const BackwardArgs& args, std::int64_t bytes) {
-  const Check check(kOperation);
-  check.input("workspace", args.workspace, {{"bytes", args.workspace.numel()}}, {DType::u8},
-              args.q.device());
-  check.aligned("workspace", args.workspace, 256);
-  check.that(args.workspace.numel() >= bytes, "workspace", std::to_string(bytes) + " bytes or more",
-             std::to_string(args.workspace.numel()));
-}
-
 }  // namespace
 
 Backend backward(const BackwardArgs& args, const RunOptions& options) {
@@ -102,7 +93,10 @@ Backend backward(const BackwardArgs& args, const RunOptions& options) {
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (backend == Backend::sm90) {
     check_args_for_sm90(args, params);
-    if (args.workspace.present()) check_workspace(args, workspace_bytes(args, params, backend));
+    if (args.workspace.present()) {
+      Check(kOperation)
+          .workspace(args.workspace, workspace_bytes(args, params, backend), args.q.device());
+    }
   }
   if (options.dry_run) return backend;
   const TensorView workspace = backend == Backend::cpu ? TensorView{} : args.workspace;

@@ -14,7 +14,7 @@ nb::tuple backward(nb::handle q, nb::handle k, nb::handle weights, nb::handle in
                    nb::handle d_scores, nb::handle k_scale, nb::handle key_start,
                    nb::handle key_end, std::optional<std::int64_t> q_start, std::int64_t k_stride,
                    bool deterministic, nb::object dq, nb::object dk, nb::object d_weights,
-                   nb::handle stream, nb::handle backend) {
+                   nb::object workspace, nb::handle stream, nb::handle backend) {
   Call call(kOperation, stream, backend);
   indexer::BackwardArgs args{
       .q = call.input("q", q),
@@ -35,11 +35,9 @@ nb::tuple backward(nb::handle q, nb::handle k, nb::handle weights, nb::handle in
   args.dq = call.output("dq", dq, dtype, {s_q, h, d});
   args.dk = call.output("dk", dk, DType::f32, {size_of_dim(args.k, 0), d});
   args.d_weights = call.output("d_weights", d_weights, DType::f32, {s_q, h});
-  nb::object workspace = nb::none();
-  if (call.lends_scratch()) {
-    const std::int64_t bytes = indexer::backward_workspace_bytes(args, call.run_options());
-    if (bytes > 0) args.workspace = call.output("workspace", workspace, DType::u8, {bytes});
-  }
+  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
+    return indexer::backward_workspace_bytes(args, options);
+  });
   call.run([&](const RunOptions& options) { indexer::backward(args, options); });
   return nb::make_tuple(dq, dk, d_weights);
 }
@@ -66,7 +64,11 @@ Args:
         it is float32 or bfloat16; new, float32, if None.
     dk: [s_k, d], float32 or as k (float8_e4m3fn: bfloat16), rounded once, at the end; new, float32,
         if None.
-    d_weights: [s_q, h], float32 or as weights; new, float32, if None.
+    d_weights: [s_q, h], float32 or as weights; new, float32, if None. dq, dk and d_weights share
+        memory with no input and not with each other.
+    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
+        error for too few gives the exact number. None takes them from torch's allocator for tensors
+        of torch, else from the stream's memory pool. The CPU does not use it.
 
 Returns:
     (dq, dk, d_weights). Every element is written; rows that no query sees get 0.
@@ -82,12 +84,14 @@ void bind_indexer_backward(nb::module_& m) {
          "indices"_a.none(), "d_scores"_a.none(), nb::kw_only(), "k_scale"_a = nb::none(),
          "key_start"_a = nb::none(), "key_end"_a = nb::none(), "q_start"_a = nb::none(),
          "k_stride"_a = 1, "deterministic"_a = false, "dq"_a = nb::none(), "dk"_a = nb::none(),
-         "d_weights"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+         "d_weights"_a = nb::none(), "workspace"_a = nb::none(), "stream"_a = nb::none(),
+         "backend"_a = nb::none(), kDoc,
          nb::sig("def backward(q: T, k: T, weights: T, indices: T | None, d_scores: T, *, "
                  "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
                  "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
                  "dq: T | None = None, dk: T | None = None, d_weights: T | None = None, "
-                 "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]"));
+                 "workspace: T | None = None, stream: Stream = None, "
+                 "backend: str | None = None) -> tuple[T, T, T]"));
 }
 
 Backend supports_indexer_backward(Shape& shape, const RunOptions& options) {

@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/runtime.h"
+#include "winnow/device/common/scratch.h"
 #include "winnow/indexer/backward/backward_impl.h"
 #include "winnow/indexer/backward/backward_sm90.cuh"
 
@@ -165,19 +166,8 @@ std::int64_t backward_sm90_workspace_bytes(const BackwardParams& params) {
 
 void backward_sm90(const BackwardParams& params, void* workspace, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
-  void* memory = workspace;
-  if (workspace == nullptr) {
-    const std::int64_t bytes = backward_sm90_workspace_bytes(params);
-    kRuntime.check(cudaMallocAsync(&memory, static_cast<std::size_t>(bytes), queue),
-                   (std::to_string(bytes) + " bytes for the workspace").c_str());
-  }
-  try {
-    run(params, static_cast<char*>(memory), queue);
-  } catch (...) {
-    if (workspace == nullptr) cudaFreeAsync(memory, queue);
-    throw;
-  }
-  if (workspace == nullptr) cudaFreeAsync(memory, queue);
+  const device::Scratch scratch(kRuntime, workspace, backward_sm90_workspace_bytes(params), queue);
+  run(params, static_cast<char*>(scratch.data()), queue);
 }
 
 }  // namespace winnow::indexer
