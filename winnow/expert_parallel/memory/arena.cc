@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <mutex>
 #include <utility>
 
@@ -16,11 +15,11 @@ struct Region::Segment {
   std::shared_ptr<SymmetricMemory> memory;
   std::int64_t bytes = 0;
   std::mutex mutex;
-  std::map<std::int64_t, std::int64_t> free;  // offset -> bytes; neighbours are joined
+  FreeList free;  // neighbours are joined
 
-  void give_back(const Extent& extent) {
+  void give_back(FreeList::node_type entry) {
     const std::lock_guard lock(mutex);
-    auto here = free.emplace(extent.offset, extent.bytes).first;
+    auto here = free.insert(std::move(entry)).position;
     const auto next = std::next(here);
     if (next != free.end() && here->first + here->second == next->first) {
       here->second += next->second;
@@ -58,10 +57,17 @@ struct Region::Segment {
 };
 
 Region::Region(std::shared_ptr<Segment> segment, const Extent& extent)
-    : segment_(std::move(segment)), extent_(extent) {}
+    : segment_(std::move(segment)), extent_(extent) {
+  FreeList entry;
+  entry.emplace(0, 0);
+  entry_ = entry.extract(entry.begin());
+}
 
 Region::~Region() {
-  if (extent_.bytes > 0) segment_->give_back(extent_);
+  if (extent_.bytes == 0) return;
+  entry_.key() = extent_.offset;
+  entry_.mapped() = extent_.bytes;
+  segment_->give_back(std::move(entry_));
 }
 
 std::byte* Region::data() const { return segment_->memory->local() + extent_.offset; }

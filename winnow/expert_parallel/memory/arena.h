@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -35,9 +36,11 @@ class WINNOW_EXPORT Region {
  private:
   friend class Arena;
   struct Segment;
+  using FreeList = std::map<std::int64_t, std::int64_t>;  // offset -> bytes
   Region(std::shared_ptr<Segment> segment, const Extent& extent);
   std::shared_ptr<Segment> segment_;
   Extent extent_;
+  FreeList::node_type entry_;  // for when it is free again: giving it back takes no memory
 };
 
 // One rank's arena. Every rank adds and releases the same segments in the same calls, so that their
