@@ -88,7 +88,7 @@ def test_typed_programs_pass_a_strict_checker(tmp_path):
     result = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--cache-dir", ROOT / "build" / "mypy",
          "program.py", "mistake.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=500,
+        cwd=tmp_path, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     lines = result.stdout.splitlines()
     errors = [line for line in lines if "error:" in line]

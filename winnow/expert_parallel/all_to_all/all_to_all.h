@@ -118,7 +118,8 @@ class WINNOW_EXPORT AllToAll {
   // out: its first R rows receive the output, and the rows after them are not written. Otherwise
   // the call is one with copy_out; one rank may pass `out` and another copy_out. If it has fewer
   // than R rows, every rank refuses the call before a row has moved, also if R is known only from
-  // the counts of all ranks: "out: want 9 rows or more on rank 1, got 6".
+  // the counts of all ranks: "out: want 9 rows or more on rank 1, got 6". An `out` that overlaps
+  // another tensor of this rank's call is refused too.
   //
   // Also refused: n > T, wrong shapes or dtypes, options that differ between ranks, more than
   // 2^31 - 1 rows on one rank (token-major (2^31 - 1) / K).

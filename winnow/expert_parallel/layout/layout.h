@@ -27,7 +27,8 @@ struct LayoutArgs {
 //
 // Sizes: any n, 0 included. Strides: the innermost dimension is contiguous, the others are free (0
 // and negative ones too; not 0 for outputs). Memory: all tensors belong to the caller, live on one
-// device and outputs overlap no other tensor. Streams: see Stream; a GPU call may be captured.
+// device, and an output that overlaps another tensor is refused. Streams: see Stream; a GPU call
+// may be captured.
 // Thread-safe; indices that another thread rewrites meanwhile make counts wrong, and nothing worse.
 // Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
 // before anything is written; on the CPU, and on a GPU in checking mode, also for any other index

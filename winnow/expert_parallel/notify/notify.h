@@ -119,8 +119,9 @@ class WINNOW_EXPORT Notifier {
   Notifier(const Notifier&) = delete;
   Notifier& operator=(const Notifier&) = delete;
 
-  // Tensors belong to the caller and are used during the call only; rows are contiguous, outputs
-  // overlap no other tensor. Returns the backend that carried the call out.
+  // Tensors belong to the caller and are used during the call only; rows are contiguous, and
+  // an output that overlaps another tensor is refused. Returns the backend that carried the call
+  // out.
   Backend notify(const NotifyArgs& args);
 
   // The totals of the last call. They are unknown until its counts have arrived, and stay unknown

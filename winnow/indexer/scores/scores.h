@@ -30,7 +30,8 @@ struct ScoresArgs {
 // They are meant for small problems and tests: nobody needs [s_q, s_k] numbers otherwise.
 //
 // CPU scratch is at most 1 MiB a thread. On sm90 topk is up to 2^30; other limits, strides, memory,
-// streams and errors are those of topk(). Returns the backend that ran.
+// streams and errors are those of topk(): scores that overlap an input are refused. Returns the
+// backend that ran.
 //
 // Defined by DeepSeek-V3.2 (the lightning indexer of DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend scores(const ScoresArgs& args, const RunOptions& options = {});

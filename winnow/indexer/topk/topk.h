@@ -47,8 +47,9 @@ struct TopkArgs {
 // of the smaller row wins (Ties), and -0 equals 0; NaN ranks below -inf, and NaNs are equal.
 //
 // Shapes: any s_q and s_k, 0 included. Strides: the innermost dimension is contiguous, the others
-// are arbitrary. Memory: all tensors belong to the caller and live on one device; outputs overlap
-// no other tensor. Scratch on the CPU is at most 8 MiB and 4 MiB a thread; on sm90 it is
+// are arbitrary. Memory: all tensors belong to the caller and live on one device; an output
+// that overlaps another tensor is refused. Scratch on the CPU is at most 8 MiB and 4 MiB a thread;
+// on sm90 it is
 // `workspace` or, without one, memory from the stream's pool (cudaMallocAsync): at most 256 MiB,
 // however many scores there are. On sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes
 // and positive strides, s_q and s_k are up to 2^30, and sums of f8_e4m3 products keep fewer bits

@@ -58,7 +58,8 @@ struct AttentionArgs {
 // contiguous, as are the last three of key_cache and the last two of value_cache; the others are
 // arbitrary (also 0 or negative; not 0 for outputs).
 //
-// Memory: all tensors belong to the caller and live on one device; outputs overlap no other tensor.
+// Memory: all tensors belong to the caller and live on one device; an output that
+// overlaps another tensor is refused.
 // CPU scratch memory is num_heads * (head_size + 2) floats, or doubles with f64, per 512 tokens of
 // context. On a GPU the scratch memory is `workspace` or, if that is absent, memory from the
 // stream's pool (cudaMallocAsync), which a captured graph keeps as nodes of its own: up to 64 MiB

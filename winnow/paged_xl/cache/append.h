@@ -27,7 +27,8 @@ struct AppendArgs {
 // num_tokens, num_kv_heads and num_blocks, including 0. Strides: the innermost dimension is
 // contiguous, as are the last three of key_cache and the last two of value_cache; the others are
 // arbitrary (also 0 or negative; not 0 for the caches). Memory: all tensors belong to the caller
-// and live on one device; the caches overlap no other tensor. Streams: see Stream. Thread-safe,
+// and live on one device; a cache that overlaps another tensor is refused. Streams: see Stream.
+// Thread-safe,
 // also for calls that write different slots of the same caches. Returns the backend that ran.
 // Errors: Error (invalid_argument) naming the argument, before anything is written; on the CPU, and
 // on a GPU in checking mode (RunOptions::check), also for a slot beyond the cache and for one

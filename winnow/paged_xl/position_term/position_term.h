@@ -28,7 +28,8 @@ struct PositionTermArgs {
 // Sizes: head_size 32, 64, 80, 96, 112, 128, 160, 192 or 256; any num_seqs, num_heads, columns and
 // max_distance, including 0, as long as every context fits the last two. Strides: the innermost
 // dimension is contiguous, the others are arbitrary (also 0 or negative; not 0 for matrix_bd).
-// Memory: all tensors belong to the caller and live on one device; matrix_bd overlaps no other.
+// Memory: all tensors belong to the caller and live on one device; a matrix_bd that
+// overlaps an input is refused.
 // Results are bitwise equal in every repetition and for every number of threads. Streams: see
 // Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the
 // argument, before anything is written; on the CPU, and on a GPU in checking mode

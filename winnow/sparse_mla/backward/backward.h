@@ -55,8 +55,8 @@ struct BackwardArgs {
 // On sm90, without `deterministic`, the contributions to dkv are added in no fixed order, so that
 // the last bits of dkv and dq vary from run to run. The scratch memory is `workspace` or, if that
 // is absent, memory from the stream's pool (cudaMallocAsync), which a captured graph keeps as nodes
-// of its own. Shapes, strides, memory, streams and errors: as forward(). Returns the backend that
-// ran.
+// of its own. Shapes, strides, memory, streams and errors: as forward(): dq, dkv, d_sink or
+// workspace that overlap another tensor are refused. Returns the backend that ran.
 //
 // The gradient of the attention defined by DeepSeek-V3.2 (DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});

@@ -33,7 +33,8 @@ struct DistributionArgs {
 // 2^30; heads are padded to 64, beyond 64 to a multiple of 128. The call allocates nothing and does
 // not wait.
 // With f64, which is for the CPU, lse and attn_sum are f64.
-// Shapes, strides, memory, streams and errors: as forward(). Returns the backend that ran.
+// Shapes, strides, memory, streams and errors: as forward(): an attn_sum that overlaps an input is
+// refused. Returns the backend that ran.
 //
 // Defined by DeepSeek-V3.2: DeepSeek Sparse Attention trains its indexer by the KL divergence from
 // this distribution.

@@ -49,7 +49,8 @@ struct ForwardArgs {
 // f16 and bf16 are summed in f32.
 // Shapes: any s_q, h_q, s_kv and topk, including 0. Strides: the innermost dimension is contiguous,
 // the others are arbitrary (also 0 or negative; not 0 for outputs). Memory: all tensors belong to
-// the caller and live on one device, and outputs overlap no other tensor. The CPU backend allocates
+// the caller and live on one device; an output that overlaps another tensor is refused, one that
+// interleaves with it is not. The CPU backend allocates
 // scratch memory that grows with num_threads() * (h_q + topk) (8 bytes per entry of topk), but not
 // with s_q or s_kv. Repeated calls give bitwise equal results (on the CPU with the same number of
 // threads).
