@@ -25,7 +25,7 @@ def _refusals():
     zero_stride = np.lib.stride_tricks.as_strided(out, out.shape, (0, *out.strides[1:]))
     return {
         "float64": ((q.astype(float), kv, indices), {}, "kv: want dtype f64, got f32"),
-        "longdouble": ((q.astype("g"), kv, indices), {}, "q: want dtype f64, .* got float128"),
+        "longdouble": ((q.astype("g"), kv, indices), {}, "q: want dtype .*f64.*, got float128"),
         "torch.float64": ((t(q).double(), t(kv), t(indices)), {}, "kv: want dtype f64, got f32"),
         "int64 indices": ((q, kv, indices.astype(int)), {}, "indices: want dtype i32, got i64"),
         "big endian": ((q.astype(">f4"), kv, indices), {}, "q: want dtype .* got >f4"),
