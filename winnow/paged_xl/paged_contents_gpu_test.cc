@@ -152,11 +152,8 @@ TEST_F(PagedGpuChecks, SlotsAreNamed) {
   const auto expect_error = [&](std::initializer_list<std::int32_t> list, const std::string& text) {
     std::ranges::copy(list, slots.values<std::int32_t>().begin());
     const Tensor there = slots.to(kGpu);
-    expect_refusal(
-        [&] {
-          append({key, key, there, keys, values}, {.check = true});
-        },
-        "paged_xl::append: slot_mapping: " + text);
+    expect_refusal([&] { append({key, key, there, keys, values}, {.check = true}); },
+                   "paged_xl::append: slot_mapping: " + text);
   };
   expect_error({1, 32, 2}, "want slots below 4 blocks * 8 slots, got slot 32 for token 1");
   expect_error({17, 4, 17}, "want each slot at most once, got slot 17 for token 0 and token 2");

@@ -94,17 +94,17 @@ Raises:
 void bind_indexer_topk(nb::module_& m) {
   using namespace nb::literals;
   define(m, "topk", topk, "q"_a.none(), "k"_a.none(), "weights"_a.none(), "topk"_a, nb::kw_only(),
-        "k_scale"_a = nb::none(), "key_start"_a = nb::none(), "key_end"_a = nb::none(),
-        "q_start"_a = nb::none(), "k_stride"_a = 1, "ties"_a = "smaller", "return_scores"_a = false,
-        "out"_a = nb::none(), "workspace"_a = nb::none(), "stream"_a = nb::none(),
-        "backend"_a = nb::none(), kDoc,
-        nb::sig("def topk(q: T, k: T, weights: T, topk: int, *, k_scale: T | None = None, "
-                "key_start: T | None = None, key_end: T | None = None, "
-                "q_start: int | None = None, k_stride: int = 1, ties: str = 'smaller', "
-                "return_scores: bool = False, "
-                "out: tuple[T | None, T | None, T | None] | None = None, "
-                "workspace: T | None = None, stream: Stream = None, "
-                "backend: str | None = None) -> tuple[T, ...]"));
+         "k_scale"_a = nb::none(), "key_start"_a = nb::none(), "key_end"_a = nb::none(),
+         "q_start"_a = nb::none(), "k_stride"_a = 1, "ties"_a = "smaller",
+         "return_scores"_a = false, "out"_a = nb::none(), "workspace"_a = nb::none(),
+         "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+         nb::sig("def topk(q: T, k: T, weights: T, topk: int, *, k_scale: T | None = None, "
+                 "key_start: T | None = None, key_end: T | None = None, "
+                 "q_start: int | None = None, k_stride: int = 1, ties: str = 'smaller', "
+                 "return_scores: bool = False, "
+                 "out: tuple[T | None, T | None, T | None] | None = None, "
+                 "workspace: T | None = None, stream: Stream = None, "
+                 "backend: str | None = None) -> tuple[T, ...]"));
 }
 
 Backend supports_indexer_topk(Shape& shape, const RunOptions& options) {

@@ -129,25 +129,25 @@ Args:
 void bind_paged_xl_attention(nb::module_& m) {
   using namespace nb::literals;
   define(m, "attention", attention, "query"_a.none(), "key_cache"_a.none(), "value_cache"_a.none(),
-        "pos_bias_u"_a.none(), "matrix_bd"_a.none(), "scale"_a.none(), "block_tables"_a.none(),
-        "context_lens"_a.none(), nb::kw_only(), "return_lse"_a = false, "out"_a = nb::none(),
-        "check"_a = false, "workspace"_a = nb::none(), "stream"_a = nb::none(),
-        "backend"_a = nb::none(), kDoc,
-        nb::sig("def attention(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
-                "matrix_bd: T, scale: float | None, block_tables: T, context_lens: T, *, "
-                "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
-                "check: bool = False, workspace: T | None = None, stream: Stream = None, "
-                "backend: str | None = None) -> typing.Any"));
+         "pos_bias_u"_a.none(), "matrix_bd"_a.none(), "scale"_a.none(), "block_tables"_a.none(),
+         "context_lens"_a.none(), nb::kw_only(), "return_lse"_a = false, "out"_a = nb::none(),
+         "check"_a = false, "workspace"_a = nb::none(), "stream"_a = nb::none(),
+         "backend"_a = nb::none(), kDoc,
+         nb::sig("def attention(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
+                 "matrix_bd: T, scale: float | None, block_tables: T, context_lens: T, *, "
+                 "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
+                 "check: bool = False, workspace: T | None = None, stream: Stream = None, "
+                 "backend: str | None = None) -> typing.Any"));
   define(m, "attention_fused", attention_fused, "query"_a.none(), "key_cache"_a.none(),
-        "value_cache"_a.none(), "pos_bias_u"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
-        "scale"_a.none(), "block_tables"_a.none(), "context_lens"_a.none(), nb::kw_only(),
-        "return_lse"_a = false, "out"_a = nb::none(), "check"_a = false, "workspace"_a = nb::none(),
-        "stream"_a = nb::none(), "backend"_a = nb::none(), kFusedDoc,
-        nb::sig("def attention_fused(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
-                "pos_bias_v: T, r: T, scale: float | None, block_tables: T, context_lens: T, *, "
-                "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
-                "check: bool = False, workspace: T | None = None, stream: Stream = None, "
-                "backend: str | None = None) -> typing.Any"));
+         "value_cache"_a.none(), "pos_bias_u"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
+         "scale"_a.none(), "block_tables"_a.none(), "context_lens"_a.none(), nb::kw_only(),
+         "return_lse"_a = false, "out"_a = nb::none(), "check"_a = false,
+         "workspace"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(), kFusedDoc,
+         nb::sig("def attention_fused(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
+                 "pos_bias_v: T, r: T, scale: float | None, block_tables: T, context_lens: T, *, "
+                 "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
+                 "check: bool = False, workspace: T | None = None, stream: Stream = None, "
+                 "backend: str | None = None) -> typing.Any"));
 }
 
 namespace {

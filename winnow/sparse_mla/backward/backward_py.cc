@@ -84,18 +84,18 @@ Raises:
 void bind_sparse_mla_backward(nb::module_& m) {
   using namespace nb::literals;
   define(m, "backward", backward, "q"_a.none(), "kv"_a.none(), "indices"_a.none(), "out"_a.none(),
-        "lse"_a.none(), "d_out"_a.none(), nb::kw_only(), "delta"_a = nb::none(),
-        "scale"_a = nb::none(), "topk_length"_a = nb::none(), "attn_sink"_a = nb::none(),
-        "q_start"_a = nb::none(), "k_stride"_a = 1, "deterministic"_a = false, "dq"_a = nb::none(),
-        "dkv"_a = nb::none(), "d_sink"_a = nb::none(), "workspace"_a = nb::none(),
-        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-        nb::sig("def backward(q: T, kv: T, indices: T, out: T | None, lse: T, d_out: T, *, "
-                "delta: T | None = None, scale: float | None = None, "
-                "topk_length: T | None = None, attn_sink: T | None = None, "
-                "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
-                "dq: T | None = None, dkv: T | None = None, d_sink: T | None = None, "
-                "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
-                "-> tuple[T, T] | tuple[T, T, T]"));
+         "lse"_a.none(), "d_out"_a.none(), nb::kw_only(), "delta"_a = nb::none(),
+         "scale"_a = nb::none(), "topk_length"_a = nb::none(), "attn_sink"_a = nb::none(),
+         "q_start"_a = nb::none(), "k_stride"_a = 1, "deterministic"_a = false, "dq"_a = nb::none(),
+         "dkv"_a = nb::none(), "d_sink"_a = nb::none(), "workspace"_a = nb::none(),
+         "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+         nb::sig("def backward(q: T, kv: T, indices: T, out: T | None, lse: T, d_out: T, *, "
+                 "delta: T | None = None, scale: float | None = None, "
+                 "topk_length: T | None = None, attn_sink: T | None = None, "
+                 "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
+                 "dq: T | None = None, dkv: T | None = None, d_sink: T | None = None, "
+                 "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
+                 "-> tuple[T, T] | tuple[T, T, T]"));
 }
 
 Backend supports_sparse_mla_backward(Shape& shape, const RunOptions& options) {
