@@ -48,7 +48,7 @@ TEST(Compare, ReadsF64WithAllItsDigits) {
   EXPECT_TRUE(compare("x", tensor, ones, {1e-11}).passed);
   const Comparison wrong = compare("x", tensor, ones, {1e-13});
   EXPECT_FALSE(wrong.passed);
-  EXPECT_EQ(wrong.detail, "worst at [0]: got 1.000000000001, want 1");
+  EXPECT_EQ(wrong.detail, "worst at [0]: got 1.0000000000010001, want 1");
 }
 
 TEST(Compare, NanNeverPasses) {
