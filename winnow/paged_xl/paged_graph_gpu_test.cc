@@ -203,6 +203,12 @@ TEST_F(PagedGpu, OneSequenceOnManyThreadsAndStreams) {
 
 // A step whose scratch memory is the caller's and holds NaN wherever it is read before it is
 // written. One workspace for the largest step serves smaller ones, at any address of K, V and r.
+std::int64_t workspace_bytes(AttentionArgs args) {
+  Tensor out(args.query.dtype(), args.query.shape(), args.query.device());
+  args.out = out;
+  return attention_workspace_bytes(args);
+}
+
 TEST_F(PagedGpu, WorkspaceOfTheCaller) {
   for (const Mode mode : kModes) {
     const auto step_of = [&](std::vector<std::int32_t> lens, std::int64_t heads) {
@@ -215,9 +221,9 @@ TEST_F(PagedGpu, WorkspaceOfTheCaller) {
                         .context_lens = std::move(lens)});
     };
     const Step largest = step_of({5000, 1300, 3, 0, 777}, 16);
-    const std::int64_t bytes = attention_workspace_bytes(largest.on(kGpu).attention_args());
+    const std::int64_t bytes = workspace_bytes(largest.on(kGpu).attention_args());
     EXPECT_GT(bytes, 0);
-    EXPECT_EQ(attention_workspace_bytes(largest.attention_args()), 0);
+    EXPECT_EQ(workspace_bytes(largest.attention_args()), 0);
     Tensor workspace(DType::u8, {bytes});
     std::memset(workspace.data(), 0xff, static_cast<std::size_t>(bytes));
     for (const std::vector<std::int32_t>& lens :
@@ -225,7 +231,7 @@ TEST_F(PagedGpu, WorkspaceOfTheCaller) {
       const Step step = step_of(lens, 16), there = step.on(kGpu);
       Tensor scratch = workspace.to(kGpu);
       AttentionArgs args = there.attention_args();
-      EXPECT_LE(attention_workspace_bytes(args), bytes);
+      EXPECT_LE(workspace_bytes(args), bytes);
       args.workspace = scratch;
       const Result with = run_there(args);
       expect_same(with, run_there(step.attention_args()));
@@ -238,7 +244,7 @@ TEST_F(PagedGpu, WorkspacesThatDoNotServeAreRefused) {
   const Step step = make_step({.name = "workspace", .context_lens = {20, 33, 0}});
   const Step there = step.on(kGpu);
   AttentionArgs args = there.attention_args();
-  const std::int64_t bytes = attention_workspace_bytes(args);
+  const std::int64_t bytes = workspace_bytes(args);
   Tensor memory(DType::u8, {bytes + 256}, kGpu), on_host(DType::u8, {bytes});
   args.workspace = memory.view().slice(0, 0, bytes - 1);
   expect_refusal([&] { run_there(args); }, "paged_xl::attention: workspace: want " +

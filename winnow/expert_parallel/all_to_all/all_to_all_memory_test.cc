@@ -103,7 +103,8 @@ class HostMemory : public OnEachDevice {
       make();
     }
     EXPECT_GT(refused, 0);
-    EXPECT_GT(broken, 0);
+    // A GPU's part of notify needs no memory of the host once the ranks have exchanged.
+    if (device().type == DeviceType::cpu) EXPECT_GT(broken, 0);
   }
 };
 INSTANTIATE_TEST_SUITE_P(Cpu, HostMemory, ::testing::Values(Device{}));
@@ -120,7 +121,12 @@ TEST_P(HostMemory, OfADispatch) {
     }
   };
   const auto dispatch = [&](int rank) { world.layer(rank).dispatch(world.given(rank).args); };
-  fail_each_allocation(world, make, dispatch, [&] { return world.barrier(); });
+  // On a GPU the first barrier may come back before the fault is seen, and the second says it.
+  fail_each_allocation(world, make, dispatch, [&] {
+    world.barrier();
+    for (int rank = 0; rank < 2; ++rank) world.place(rank).wait();
+    return world.barrier();
+  });
   expect_working(world);
 }
 

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include "winnow/expert_parallel/all_to_all/all_to_all_calls_py.h"
+#include "winnow/expert_parallel/transport/transport.h"
 #include "winnow/python/bindings.h"
 
 namespace winnow::python {

@@ -135,8 +135,10 @@ testing::Operation backward_operation() {
          [shape, variant](const testing::Target& target) { return run(shape, variant, target); },
          shape.dtype == DType::bf16});
   };
-  for (const CaseShape& shape : case_shapes()) {
+  for (CaseShape shape : case_shapes()) {
     if (shape.ties == Ties::larger && shape.order != Order::random) continue;
+    // Where one row is named many times its gradients cancel, and what bf16 rounded away shows.
+    if (shape.s_k == 1) shape.topk = 4;
     add(shape, {});
     const auto named = [&](const char* name) {
       return shape.name == std::string(to_string(shape.dtype)) + "-" + name;
