@@ -8,7 +8,7 @@ import problems
 
 from winnow import expert_parallel, indexer, paged_xl, sparse_mla
 
-_FLOATS = "f32 or f16 or bf16"
+_FLOATS = "f32 or f16 or bf16 or f64"
 
 
 @dataclass
@@ -122,7 +122,7 @@ def _indexer():
     rng = np.random.default_rng(1)
     first, last = np.zeros(3, np.int32), np.full(3, 20, np.int32)
     inputs = {
-        "q": (rng.standard_normal((3, 2, 64)).astype(np.float32), f"{_FLOATS} or f8_e4m3"),
+        "q": (rng.standard_normal((3, 2, 64)).astype(np.float32), "f32 or f16 or bf16 or f8_e4m3"),
         "k": (rng.standard_normal((20, 64)).astype(np.float32), "f32"),
         "weights": (rng.standard_normal((3, 2)).astype(np.float32), "f32 or bf16"),
         "key_start": (first, "i32"),
