@@ -65,6 +65,10 @@ bool has_processors(int threads) {
 // The idle members of this process. Never destroyed: threads wait on it to the end of the process.
 class Pool {
  public:
+  // `parents`: the pool of the process that forked this one. Its threads are gone, its memory
+  // stays.
+  explicit Pool(Pool* parents) : parents_(parents) {}
+
   // Null if there is no idle member and no thread can be created.
   Member* take(int number) {
     {
@@ -95,11 +99,12 @@ class Pool {
  private:
   std::mutex mutex_;
   Member* idle_ = nullptr;
+  [[maybe_unused]] Pool* const parents_;  // so that nothing is unreachable, which counts as a leak
 };
 
-std::atomic<Pool*> g_pool{new Pool};
+std::atomic<Pool*> g_pool{new Pool(nullptr)};
 // The child of a fork() has none of these threads, and the lock may be held by one that is gone.
-const int g_fork_handler = pthread_atfork(nullptr, nullptr, [] { g_pool = new Pool; });
+const int g_fork_handler = pthread_atfork(nullptr, nullptr, [] { g_pool = new Pool(g_pool); });
 
 }  // namespace
 
