@@ -41,6 +41,9 @@ struct TensorLayout {
   // Throws Error if there are elements but no data.
   WINNOW_EXPORT void check_data(const void* data) const;
   std::int64_t numel() const {
+    for (int d = 0; d < rank; ++d) {
+      if (shape[d] == 0) return 0;  // the other sizes may be anything
+    }
     std::int64_t product = 1;
     for (int d = 0; d < rank; ++d) product *= shape[d];
     return product;
