@@ -12,6 +12,7 @@
 
 #include "winnow/core/executor.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/cpu/test_modules.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
 #include "winnow/paged_xl/cache/append.h"
 #include "winnow/paged_xl/cache/append_impl.h"
@@ -29,15 +30,6 @@ using paged_xl::Step;
 // Block numbers, lengths and slots that no tensor of these tests has.
 constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
 constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min();
-
-template <class Body>
-void for_each_module(const Body& body) {
-  for (const CpuModule& module : cpu_modules()) {
-    if (!module.runs_here) continue;
-    SCOPED_TRACE(module.kernels->name);
-    body(*module.kernels);
-  }
-}
 
 paged_xl::CacheShape cache_shape(const paged_xl::AttentionArgs& args) {
   return {DType::f32, args.value_cache.size(0), args.value_cache.size(1), args.value_cache.size(2),

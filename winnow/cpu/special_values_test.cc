@@ -9,6 +9,7 @@
 
 #include "winnow/core/executor.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/cpu/test_modules.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
 #include "winnow/paged_xl/attention/attention_oracle.h"
 #include "winnow/paged_xl/cases.h"
@@ -33,16 +34,6 @@ Tensor widened(const Tensor& tensor) {
   const std::vector<double> values = testing::read(tensor.view());
   std::copy(values.begin(), values.end(), result.values<double>().begin());
   return result;
-}
-
-// Calls body(kernels) for every module that runs here.
-template <class Body>
-void for_each_module(const Body& body) {
-  for (const CpuModule& module : cpu_modules()) {
-    if (!module.runs_here) continue;
-    SCOPED_TRACE(module.kernels->name);
-    body(*module.kernels);
-  }
 }
 
 // One query for each way in which its logits are special. All elements of q are positive, so that
