@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "winnow/core/check.h"
-#include "winnow/core/device_memory.h"
 #include "winnow/core/dtype.h"
+#include "winnow/core/on_host.h"
 #include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
 
@@ -55,25 +55,6 @@ const std::int32_t* check_context_lens(const Check& check, const ConstTensorView
 
 // What the cuda kernels want of a dtype that the contract allows.
 void check_dtype_for_cuda(const Check& check, std::string_view argument, DType dtype);
-
-// Numbers where the host can read them: the memory itself, or a copy of what is on a GPU once the
-// stream has written it.
-template <class T>
-class OnHost {
- public:
-  OnHost(const T* data, std::int64_t count, Device device, Stream stream) : data_(data) {
-    if (device.type == DeviceType::cpu || count == 0) return;
-    copy_.resize(static_cast<std::size_t>(count));
-    synchronize(device, stream);
-    copy_between(copy_.data(), {}, data, device, copy_.size() * sizeof(T));
-    data_ = copy_.data();
-  }
-  const T* data() const { return data_; }
-
- private:
-  const T* data_;
-  std::vector<T> copy_;
-};
 
 // Contents: every length in [0, limit]. `reason` says what sets the limit.
 void check_lengths(const Check& check, const std::int32_t* context_lens, std::int64_t num_seqs,

@@ -38,7 +38,7 @@ void append_cpu(const AppendParams& params, const Executor& executor) {
                             for (std::int64_t head = 0; head < params.cache.num_kv_heads; ++head) {
                               for (std::int64_t token = begin; token < end; ++token) {
                                 // Another thread may have changed the slot since it was checked.
-                                const std::int64_t slot = params.slot(token);
+                                const std::int64_t slot = params.slots[token];
                                 const std::int64_t block = slot / block_size;
                                 if (slot < 0 || block >= params.cache.num_blocks) continue;
                                 append_one(params, token, block, slot % block_size, head);

@@ -100,8 +100,8 @@ void append_cuda(const AppendParams& params, void* stream) {
                                std::countr_zero(static_cast<std::uint64_t>(cache.block_size)),
                                params.key,
                                params.value,
-                               params.slot_mapping,
-                               params.wide_slots,
+                               params.slots.data,
+                               params.slots.wide,
                                params.key_cache,
                                params.value_cache};
   const std::int64_t size = size_of(cache.dtype);

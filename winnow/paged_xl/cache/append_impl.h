@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "winnow/core/executor.h"
-#include "winnow/core/read_once.h"
+#include "winnow/core/slots.h"
 #include "winnow/paged_xl/problem.h"
 
 namespace winnow::paged_xl {
@@ -13,15 +13,8 @@ struct AppendParams {
   CacheShape cache;
   std::int64_t num_tokens = 0;
   Rows<const void*> key, value;        // [num_tokens, num_kv_heads, head_size]
-  const void* slot_mapping = nullptr;  // [num_tokens]
-  bool wide_slots = false;             // i64, else i32
+  Slots slots;                         // [num_tokens]
   Rows<void*> key_cache, value_cache;  // [num_blocks, num_kv_heads], blocks dense
-
-  // Reads the slot once.
-  std::int64_t slot(std::int64_t token) const {
-    return wide_slots ? read_once(static_cast<const std::int64_t*>(slot_mapping) + token)
-                      : read_once(static_cast<const std::int32_t*>(slot_mapping) + token);
-  }
 };
 
 void append_cpu(const AppendParams& params, const Executor& executor);
