@@ -192,6 +192,19 @@ Comparison compare(std::string_view what, const ConstTensorView& actual,
   return result;
 }
 
+Comparison compare_bytes(std::string_view what, const Tensor& actual, const Tensor& expected) {
+  const auto* a = static_cast<const unsigned char*>(actual.data());
+  const auto* b = static_cast<const unsigned char*>(expected.data());
+  const std::int64_t bytes = actual.numel() * size_of(actual.dtype());
+  Comparison result{std::string(what), 0, 0, false, ""};
+  for (std::int64_t i = 0; i < bytes; ++i) {
+    if (a[i] == b[i]) continue;
+    if (result.error++ == 0) result.detail = "first differing byte: " + std::to_string(i);
+  }
+  result.passed = result.error == 0;
+  return result;
+}
+
 std::vector<double> read(const ConstTensorView& view) {
   require_readable(view);
   std::vector<double> values;

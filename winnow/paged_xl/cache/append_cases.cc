@@ -85,21 +85,6 @@ struct Caches {
   }
 };
 
-// Bytes of the whole memory, gaps included, that differ.
-testing::Comparison compare_bytes(std::string_view what, const Tensor& actual,
-                                  const Tensor& expected) {
-  const auto* a = static_cast<const unsigned char*>(actual.data());
-  const auto* b = static_cast<const unsigned char*>(expected.data());
-  const std::int64_t bytes = actual.numel() * size_of(actual.dtype());
-  testing::Comparison result{std::string(what), 0, 0, false, ""};
-  for (std::int64_t i = 0; i < bytes; ++i) {
-    if (a[i] == b[i]) continue;
-    if (result.error++ == 0) result.detail = "first differing byte: " + std::to_string(i);
-  }
-  result.passed = result.error == 0;
-  return result;
-}
-
 CaseOutcome run_case(const AppendCase& shape, const Target& target) {
   const Device device = testing::device_of(target);
   testing::Random random(testing::seed_from(shape.name));
@@ -121,8 +106,8 @@ CaseOutcome run_case(const AppendCase& shape, const Target& target) {
              target.options);
   oracle::append({key.view, value.view, slots, expected.key.view, expected.value.view});
   outcome.comparisons = {
-      compare_bytes("key_cache", key_cache.storage.to({}), expected.key.storage),
-      compare_bytes("value_cache", value_cache.storage.to({}), expected.value.storage)};
+      testing::compare_bytes("key_cache", key_cache.storage.to({}), expected.key.storage),
+      testing::compare_bytes("value_cache", value_cache.storage.to({}), expected.value.storage)};
   return outcome;
 }
 
