@@ -27,6 +27,7 @@
 #include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 #include "winnow/expert_parallel/transport/transport.h"
 #include "winnow/indexer/backward/backward.h"
+#include "winnow/indexer/quantize/quantize.h"
 #include "winnow/indexer/scores/scores.h"
 #include "winnow/indexer/topk/topk.h"
 #include "winnow/paged_xl/attention/attention.h"

@@ -35,8 +35,9 @@ def supports(
 
     Args:
         op: "sparse_mla.forward", "sparse_mla.distribution", "sparse_mla.backward",
-            "indexer.topk", "indexer.scores", "indexer.backward", "paged_xl.attention",
-            "paged_xl.attention_fused", "paged_xl.append", "paged_xl.position_term",
+            "indexer.topk", "indexer.scores", "indexer.backward", "indexer.quantize",
+            "paged_xl.attention", "paged_xl.attention_fused", "paged_xl.append",
+            "paged_xl.position_term",
             "expert_parallel.dispatch", "expert_parallel.combine", "expert_parallel.layout" or
             "expert_parallel.notify".
         dtype: of the queries, or the tokens: "float32", "float16", "bfloat16", "float64" (of

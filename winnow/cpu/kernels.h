@@ -28,6 +28,7 @@ namespace indexer {
 struct TopkParams;
 struct ScoresParams;
 struct BackwardParams;
+struct QuantizeParams;
 }  // namespace indexer
 
 namespace paged_xl {
@@ -47,6 +48,7 @@ struct CpuKernels {
   void (*indexer_topk)(const indexer::TopkParams&, const Executor&);
   void (*indexer_scores)(const indexer::ScoresParams&, const Executor&);
   void (*indexer_backward)(const indexer::BackwardParams&, const Executor&);
+  void (*indexer_quantize)(const indexer::QuantizeParams&, const Executor&);
   void (*sparse_mla_forward)(const sparse_mla::ForwardParams&, const Executor&);
   void (*sparse_mla_distribution)(const sparse_mla::DistributionParams&, const Executor&);
   void (*sparse_mla_backward)(const sparse_mla::BackwardParams&, const Executor&);

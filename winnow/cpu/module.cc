@@ -4,6 +4,7 @@
 #include "winnow/cpu/kernels.h"
 #include "winnow/expert_parallel/combine/combine_row_sum.h"
 #include "winnow/indexer/backward/backward_impl.h"
+#include "winnow/indexer/quantize/quantize_impl.h"
 #include "winnow/indexer/scores/scores_impl.h"
 #include "winnow/indexer/topk/topk_impl.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
@@ -54,6 +55,7 @@ constexpr CpuKernels kKernels = {
     .indexer_topk = indexer::topk_cpu,
     .indexer_scores = indexer::scores_cpu,
     .indexer_backward = indexer::backward_cpu,
+    .indexer_quantize = indexer::quantize_cpu,
     .sparse_mla_forward = sparse_mla::forward_cpu,
     .sparse_mla_distribution = sparse_mla::distribution_cpu,
     .sparse_mla_backward = sparse_mla::backward_cpu,

@@ -22,6 +22,7 @@ void bind_expert_parallel_notify(nb::module_& m);
 void bind_expert_parallel_sizes(nb::module_& m);
 void bind_expert_parallel_transport(nb::module_& m);
 void bind_indexer_backward(nb::module_& m);
+void bind_indexer_quantize(nb::module_& m);
 void bind_indexer_scores(nb::module_& m);
 void bind_indexer_topk(nb::module_& m);
 void bind_paged_xl_append(nb::module_& m);
@@ -65,6 +66,7 @@ Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& option
 Backend supports_expert_parallel_layout(Shape& shape, const RunOptions& options);
 Backend supports_expert_parallel_notify(Shape& shape, const RunOptions& options);
 Backend supports_indexer_backward(Shape& shape, const RunOptions& options);
+Backend supports_indexer_quantize(Shape& shape, const RunOptions& options);
 Backend supports_indexer_scores(Shape& shape, const RunOptions& options);
 Backend supports_indexer_topk(Shape& shape, const RunOptions& options);
 Backend supports_paged_xl_append(Shape& shape, const RunOptions& options);

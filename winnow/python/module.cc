@@ -64,6 +64,7 @@ constexpr std::pair<const char*, Supports> kSupports[] = {
     {"expert_parallel.layout", supports_expert_parallel_layout},
     {"expert_parallel.notify", supports_expert_parallel_notify},
     {"indexer.backward", supports_indexer_backward},
+    {"indexer.quantize", supports_indexer_quantize},
     {"indexer.scores", supports_indexer_scores},
     {"indexer.topk", supports_indexer_topk},
     {"paged_xl.append", supports_paged_xl_append},
@@ -164,6 +165,7 @@ NB_MODULE(_winnow, m) {
   bind_indexer_topk(indexer);
   bind_indexer_scores(indexer);
   bind_indexer_backward(indexer);
+  bind_indexer_quantize(indexer);
   nb::module_ paged_xl = m.def_submodule("paged_xl", "Decode with Transformer-XL positions.");
   bind_paged_xl_attention(paged_xl);
   bind_paged_xl_append(paged_xl);

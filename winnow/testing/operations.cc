@@ -11,6 +11,7 @@ namespace winnow::indexer {
 testing::Operation topk_operation();
 testing::Operation scores_operation();
 testing::Operation backward_operation();
+testing::Operation quantize_operation();
 }  // namespace winnow::indexer
 
 namespace winnow::paged_xl {
@@ -32,6 +33,7 @@ const std::vector<Operation>& operations() {
       indexer::topk_operation(),
       indexer::scores_operation(),
       indexer::backward_operation(),
+      indexer::quantize_operation(),
       sparse_mla::forward_operation(),
       sparse_mla::distribution_operation(),
       sparse_mla::backward_operation(),

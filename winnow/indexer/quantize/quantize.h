@@ -1,0 +1,55 @@
+// Rows of f8_e4m3 with a scale each: keys and queries of the lightning indexer.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::indexer {
+
+// Rows in a page of a paged cache: rows * d bytes of f8_e4m3, then as many scales in f32.
+inline constexpr std::int64_t kPageRows = 64;
+constexpr std::int64_t page_bytes(std::int64_t d) { return kPageRows * (d + 4); }
+
+// Arguments of quantize(). Either `rows` and `scale` are given, or `pages` and `slots`.
+struct QuantizeArgs {
+  ConstTensorView x{};        // [n, d], or [n, h, d] without pages; f32, f16 or bf16; d 128 or 64
+  bool power_of_two = false;  // scales are powers of two
+  TensorView rows{};          // as x in shape, f8_e4m3, or u8 with the same bits
+  TensorView scale{};         // as x without its last dimension, f32
+  TensorView pages{};         // [num_pages, 64 * (d + 4)], u8: see kPageRows
+  ConstTensorView slots{};    // [n], i64 or i32: page * 64 + row of the page; negative: not stored
+};
+
+// For every row of x, with amax its largest magnitude:
+//   scale = max(amax, 1e-4) / 448, and with power_of_two the smallest power of two not below it
+//   rows  = f8_e4m3(x / scale)
+// Both quotients are rounded to f32. The conversion rounds to nearest even and saturates at 448,
+// the largest f8_e4m3. So rows * scale is x to within 1/16 of an element, or 2^-10 of the scale
+// where that is more. All backends give the same bits. A row that holds a NaN or an infinity
+// becomes NaN as a whole, its scale too: its scores are NaN, which topk() ranks last, and no number
+// of it is made up.
+//
+// As keys of topk() and scores() the rows are `k` and the scales `k_scale`. The scales of queries
+// belong into their weights: weights[i,h] * scale[i,h].
+//
+// In pages, row i goes to page slots[i] / 64: its elements to the bytes d * (slots[i] % 64) and on,
+// its scale to byte 64 * d + 4 * (slots[i] % 64). Nothing else in the pages is written. On the CPU,
+// and on a GPU in checking mode (RunOptions::check), a slot beyond the pages and one that is named
+// twice are errors; otherwise a GPU skips slots beyond the pages, and a slot that is named twice
+// holds an unspecified mixture of the rows.
+//
+// Sizes: any n, h and num_pages, including 0. Strides: the innermost dimension is contiguous, the
+// others are arbitrary (also 0 or negative; not 0 for outputs); on a GPU pages begin at multiples
+// of 4 bytes. Memory: all tensors belong to the caller and live on one device; outputs overlap no
+// other tensor. On a GPU the call neither waits nor allocates, so the stream may be in capture.
+// Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument)
+// naming the argument, before anything is written; Error (unsupported) if no backend, or not the
+// forced one, can run it.
+//
+// The layout of pages is that of DeepGEMM and vLLM.
+WINNOW_EXPORT Backend quantize(const QuantizeArgs& args, const RunOptions& options = {});
+
+}  // namespace winnow::indexer

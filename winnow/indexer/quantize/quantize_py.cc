@@ -1,0 +1,91 @@
+// Python binding of indexer::quantize.
+#include "winnow/indexer/quantize/quantize.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kOperation = "indexer::quantize";
+
+nb::object quantize(nb::handle x, bool power_of_two, nb::handle pages, nb::handle slots,
+                    nb::handle out, bool check, nb::handle stream, nb::handle backend) {
+  Call call(kOperation, stream, backend, check);
+  indexer::QuantizeArgs args{.x = call.input("x", x), .power_of_two = power_of_two};
+  auto [rows, scale] = split_out<2>(kOperation, out);
+  const bool paged = !pages.is_none() || !slots.is_none();
+  if (paged) {
+    args.pages = call.in_out("pages", pages);
+    args.slots = call.input("slots", slots);
+  }
+  const std::int64_t n = size_of_dim(args.x, 0), inner = size_of_dim(args.x, 1);
+  const auto outputs = [&](std::initializer_list<std::int64_t> shape,
+                           std::initializer_list<std::int64_t> scales) {
+    args.rows = call.output("rows", rows, DType::f8_e4m3, shape);
+    args.scale = call.output("scale", scale, DType::f32, scales);
+  };
+  if (paged && (!rows.is_none() || !scale.is_none())) {
+    refuse_argument(kOperation, "out", "None, with pages to write to", out);
+  }
+  if (!paged && args.x.rank() == 3) {
+    outputs({n, inner, size_of_dim(args.x, 2)}, {n, inner});
+  } else if (!paged) {
+    outputs({n, inner}, {n});
+  }
+  call.run([&](const RunOptions& options) { indexer::quantize(args, options); });
+  if (paged) return nb::none();
+  return nb::make_tuple(rows, scale);
+}
+
+constexpr const char* kDoc =
+    R"(Rows of float8_e4m3fn with a scale each, as indexer keys and queries.
+
+    scale = max(amax, 1e-4) / 448          amax: the largest magnitude of the row
+    rows = round(x / scale)                to nearest even, saturating at 448
+
+A row that holds a NaN or an infinity becomes NaN as a whole, its scale too, and topk() ranks it
+last. The rows are k of topk() and the scales k_scale; scales of queries go into their weights.
+
+Args:
+    x: [n, d], or [n, h, d] without pages, float32, float16 or bfloat16; d is 128 or 64.
+    power_of_two: take the smallest power of two that is not below that scale.
+    pages: [num_pages, 64 * (d + 4)], uint8, to write into: 64 rows of d bytes, then their 64
+        scales as float32, the layout of DeepGEMM and vLLM. With slots.
+    slots: [n], int64 or int32: page * 64 + row of the page; a negative one is skipped.
+    out: a tuple (rows, scale) to write into, of which any may be None; rows are float8_e4m3fn,
+        or uint8 with the same bits, as numpy needs, which has no such dtype.
+    check: refuse a slot beyond the pages or one named twice also on a GPU, which otherwise skips
+        the one and leaves either row of the other; as in winnow.paged_xl.append().
+    stream, backend: as in winnow.sparse_mla.forward().
+
+Returns:
+    (rows, scale): as x, float8_e4m3fn, and as x without its last dimension, float32; None with
+    pages. No gradient is recorded.
+
+Raises:
+    ValueError: an argument is not as described; nothing was written.
+    winnow.Error: no backend can do it here.)";
+
+}  // namespace
+
+void bind_indexer_quantize(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("quantize", quantize, "x"_a.none(), nb::kw_only(), "power_of_two"_a = false,
+        "pages"_a = nb::none(), "slots"_a = nb::none(), "out"_a = nb::none(), "check"_a = false,
+        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+        nb::sig("def quantize(x: T, *, power_of_two: bool = False, pages: T | None = None, "
+                "slots: T | None = None, out: tuple[T | None, T | None] | None = None, "
+                "check: bool = False, stream: Stream = None, backend: str | None = None) "
+                "-> tuple[T, T] | None"));
+}
+
+Backend supports_indexer_quantize(Shape& shape, const RunOptions& options) {
+  const std::int64_t n = shape.take("n", 1), d = shape.take("d", 128);
+  shape.done();
+  return indexer::quantize({.x = shape.view(shape.dtype, {n, d}),
+                            .rows = shape.view(DType::f8_e4m3, {n, d}),
+                            .scale = shape.view(DType::f32, {n})},
+                           options);
+}
+
+}  // namespace winnow::python
