@@ -1,5 +1,6 @@
 #include "winnow/indexer/problem.h"
 
+#include <limits>
 #include <string>
 
 namespace winnow::indexer {
@@ -30,27 +31,14 @@ Problem check_problem(const Check& check, const Inputs& inputs) {
       scaled ? "a tensor [s_k], which f8_e4m3 keys need" : "none, for keys that are not f8_e4m3",
       k_scale.present() ? "a tensor" : "none");
   if (scaled) check.input("k_scale", k_scale, {s_k}, {DType::f32}, device);
-  if (key_start.present()) check.input("key_start", key_start, {s_q}, {DType::i32}, device);
-  if (key_end.present()) check.input("key_end", key_end, {s_q}, {DType::i32}, device);
-
-  check.that(k_stride >= 1, "k_stride", "1 or more", std::to_string(k_stride));
-  check.that(q_start.has_value() || k_stride == 1, "k_stride", "1 where q_start is absent",
-             std::to_string(k_stride));
-  constexpr std::int64_t kMaxPosition = std::int64_t{1} << 62;
-  const std::int64_t first = q_start.value_or(0);
-  check.that(first >= -kMaxPosition && first <= kMaxPosition - problem.s_q, "q_start",
-             "positions within 2^62", std::to_string(first));
+  static_cast<RowLimits&>(problem) =
+      check_row_limits(check, key_start, key_end, q_start, k_stride, problem.s_q, device);
 
   problem.q = rows_of<const void*>(q, 0, 1);
   problem.k = rows_of<const void*>(k, 0);
   problem.k_scale = rows_of<const float*>(k_scale, 0);
   problem.weights_dtype = weights.dtype();
   problem.weights = rows_of<const void*>(weights, 0);
-  problem.key_start = rows_of<const std::int32_t*>(key_start, 0);
-  problem.key_end = rows_of<const std::int32_t*>(key_end, 0);
-  problem.causal = q_start.has_value();
-  problem.q_start = first;
-  problem.k_stride = k_stride;
   return problem;
 }
 

@@ -9,46 +9,23 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/dtype.h"
+#include "winnow/core/row_limits.h"
 #include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
 
 namespace winnow::indexer {
 
-// Rows [begin, end) of the keys; begin <= end.
-struct RowRange {
-  std::int64_t begin, end;
-};
-
-struct Problem {
+struct Problem : RowLimits {
   DType dtype = DType::f32;
   std::int64_t s_q = 0, h = 0, s_k = 0, d = 0;
-  Rows<const void*> q;                  // [s_q, h, d]
-  Rows<const void*> k;                  // [s_k, d]
-  Rows<const float*> k_scale;           // [s_k], only with f8_e4m3
-  DType weights_dtype = DType::f32;     // f32 or bf16
-  Rows<const void*> weights;            // [s_q, h]
-  Rows<const std::int32_t*> key_start;  // [s_q]; null: 0
-  Rows<const std::int32_t*> key_end;    // [s_q]; null: s_k
-  bool causal = false;                  // q_start and k_stride are in force
-  std::int64_t q_start = 0;
-  std::int64_t k_stride = 1;
+  Rows<const void*> q;               // [s_q, h, d]
+  Rows<const void*> k;               // [s_k, d]
+  Rows<const float*> k_scale;        // [s_k], only with f8_e4m3
+  DType weights_dtype = DType::f32;  // f32 or bf16
+  Rows<const void*> weights;         // [s_q, h]
 
   // The rows that query i sees: all limits that are given apply together.
-  RowRange visible_rows(std::int64_t i) const {
-    std::int64_t begin = 0, end = s_k;
-    if (key_start.data != nullptr) {
-      begin = std::max<std::int64_t>(0, key_start.data[key_start.offset(i)]);
-    }
-    if (key_end.data != nullptr) {
-      end = std::min<std::int64_t>(end, key_end.data[key_end.offset(i)]);
-    }
-    if (causal) {
-      const std::int64_t tokens = q_start + i + 1;  // at or before the query
-      end = std::min(end, tokens < k_stride ? 0 : tokens / k_stride);
-    }
-    end = std::max<std::int64_t>(end, 0);
-    return {std::min(begin, end), end};
-  }
+  RowRange visible_rows(std::int64_t i) const { return range_of(i, s_k); }
 };
 
 // The tensors and numbers that the argument structs have in common.

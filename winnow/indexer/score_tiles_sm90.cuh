@@ -17,6 +17,7 @@
 
 #include <cuda_bf16.h>
 
+#include "winnow/core/row_limits.h"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
@@ -154,17 +155,13 @@ struct RowRange {
 
 __device__ __forceinline__ RowRange visible_rows(const ScoreParams& p, int query) {
   std::int64_t begin = 0, end = p.s_k;
-  if (p.key_start != nullptr) begin = max(0, __ldg(p.key_start + query * p.key_start_stride));
+  if (p.key_start != nullptr) begin = __ldg(p.key_start + query * p.key_start_stride);
   if (p.key_end != nullptr) {
     end = min(end, static_cast<std::int64_t>(__ldg(p.key_end + query * p.key_end_stride)));
   }
-  if (p.causal) {
-    const std::int64_t tokens = p.q_start + query + 1;  // at or before the query
-    end = min(end, tokens < p.k_stride ? 0 : tokens / p.k_stride);
-  }
-  end = max(end, std::int64_t{0});
-  begin = min(begin, end);
-  return {static_cast<int>(begin), static_cast<int>(end)};
+  if (p.causal) end = min(end, causal_rows(p.q_start, p.k_stride, query));
+  const winnow::RowRange rows = row_range(begin, end);
+  return {static_cast<int>(rows.begin), static_cast<int>(rows.end)};
 }
 
 // Tiles of kTileRows rows that begin at `begin`; the last may reach beyond what anybody sees.

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <tuple>
+#include <utility>
 
 #include "winnow/core/error.h"
 
@@ -118,6 +120,27 @@ std::vector<CaseShape> make_case_shapes() {
   return list;
 }
 
+// Rows [start, end) of query i, as tests of the limits want them.
+std::pair<std::int32_t, std::int32_t> range_of(const CaseShape& shape, std::int64_t i,
+                                               Random& random) {
+  constexpr auto kLeast = std::numeric_limits<std::int32_t>::min();
+  constexpr auto kMost = std::numeric_limits<std::int32_t>::max();
+  const auto s_kv = static_cast<std::int32_t>(shape.s_kv);
+  switch (shape.ranges) {
+    case Ranges::whole:
+      return {0, s_kv};
+    case Ranges::late:
+      return {s_kv - 70, s_kv - static_cast<std::int32_t>(i)};
+    case Ranges::empty:
+      return i % 2 == 0 ? std::pair{50, 20} : std::pair{10, 90};
+    case Ranges::out_of_range:
+      return {i % 2 == 0 ? kLeast : s_kv / 2, i % 3 == 0 ? kMost : i % 3 == 1 ? kLeast : s_kv + 1};
+    default:
+      return {static_cast<std::int32_t>(random.below(shape.s_kv / 2 + 1)),
+              static_cast<std::int32_t>(shape.s_kv / 2 + random.below(shape.s_kv / 2 + 1))};
+  }
+}
+
 // Entries of `indices` that the contract excludes.
 void scatter_invalid(const CaseShape& shape, const TensorView& indices, Random& random) {
   const auto s_kv = static_cast<std::int32_t>(shape.s_kv);
@@ -226,6 +249,41 @@ const std::vector<CaseShape>& case_shapes() {
   return list;
 }
 
+std::vector<CaseShape> with_dense_shapes(std::vector<CaseShape> shapes) {
+  const auto add_dense = [&shapes](CaseShape shape) {
+    shape.topk = shape.s_kv;
+    add(shapes, {DType::f32, DType::bf16}, shape);
+  };
+  constexpr std::pair<Ranges, const char*> kRanges[] = {{Ranges::whole, "dense"},
+                                                        {Ranges::ragged, "dense-ragged"},
+                                                        {Ranges::late, "dense-late"},
+                                                        {Ranges::empty, "dense-empty"},
+                                                        {Ranges::out_of_range, "dense-outside"}};
+  for (const auto& [ranges, name] : kRanges) {
+    add_dense({.name = name, .s_q = 7, .ranges = ranges});
+    add_dense({.name = std::string(name) + "-h70-d512",
+               .s_q = 5,
+               .h_q = 70,
+               .s_kv = 129,
+               .d_qk = 512,
+               .ranges = ranges});
+  }
+  add_dense({.name = "dense-skv0", .s_kv = 0, .ranges = Ranges::whole});
+  add_dense({.name = "dense-skv1", .s_kv = 1, .ranges = Ranges::whole});
+  add_dense({.name = "dense-h130", .s_q = 3, .h_q = 130, .ranges = Ranges::ragged});
+  add_dense({.name = "dense-sq300", .s_q = 300, .s_kv = 200, .ranges = Ranges::ragged});
+  add_dense({.name = "dense-skv20000", .s_q = 2, .s_kv = 20000, .ranges = Ranges::ragged});
+  add_dense({.name = "dense-causal",
+             .s_q = 9,
+             .s_kv = 200,
+             .ranges = Ranges::ragged,
+             .sink = Sink::mixed,
+             .layout = Layout::wide,
+             .q_start = 500,
+             .k_stride = 4});
+  return shapes;
+}
+
 std::string describe(const CaseShape& shape) {
   return "s_q " + std::to_string(shape.s_q) + ", h_q " + std::to_string(shape.h_q) + ", s_kv " +
          std::to_string(shape.s_kv) + ", d_qk " + std::to_string(shape.d_qk) + ", topk " +
@@ -247,14 +305,23 @@ CaseInputs make_inputs(const CaseShape& shape) {
   const Layout kv_layout = shape.layout == Layout::broadcast ? Layout::wide : shape.layout;
   inputs.q = make_tensor(shape.dtype, {shape.s_q, shape.h_q, shape.d_qk}, shape.layout);
   inputs.kv = make_tensor(shape.dtype, {shape.s_kv, 1, shape.d_qk}, kv_layout);
-  inputs.indices = make_tensor(DType::i32, {shape.s_q, 1, shape.topk}, shape.layout);
   constexpr std::int64_t kMany = 1 << 24;  // more than drawing number by number is good for
   if (inputs.q.view.numel() > kMany && shape.logits == 1) {
     winnow::testing::fill_normal_rows(inputs.q.view, random);
   } else {
     winnow::testing::fill_normal(inputs.q.view, random, shape.logits);
   }
-  fill_indices(shape, inputs.indices.view, random);
+  if (shape.ranges == Ranges::absent) {
+    inputs.indices = make_tensor(DType::i32, {shape.s_q, 1, shape.topk}, shape.layout);
+    fill_indices(shape, inputs.indices.view, random);
+  } else {
+    inputs.key_start = make_tensor(DType::i32, {shape.s_q}, Layout::dense);
+    inputs.key_end = make_tensor(DType::i32, {shape.s_q}, Layout::dense);
+    for (std::int64_t i = 0; i < shape.s_q; ++i) {
+      std::tie(inputs.key_start.view.at<std::int32_t>(i), inputs.key_end.view.at<std::int32_t>(i)) =
+          range_of(shape, i, random);
+    }
+  }
   if (shape.lengths != Lengths::absent) {
     inputs.topk_length = make_tensor(DType::i32, {shape.s_q}, Layout::dense);
     for (std::int64_t i = 0; i < shape.s_q; ++i) {
@@ -278,6 +345,8 @@ CaseInputs CaseInputs::on(Device device) const {
   copy.indices = testing::on(device, indices);
   copy.topk_length = testing::on(device, topk_length);
   copy.attn_sink = testing::on(device, attn_sink);
+  copy.key_start = testing::on(device, key_start);
+  copy.key_end = testing::on(device, key_end);
   copy.scale = scale;
   copy.q_start = q_start;
   copy.k_stride = k_stride;

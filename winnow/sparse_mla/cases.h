@@ -31,6 +31,15 @@ enum class Choice {
   some_nothing,  // as scattered, and nothing valid at all for every other query
   nothing,       // no valid entry
 };
+// Without indices: the range of rows of each query.
+enum class Ranges {
+  absent,
+  ragged,        // one for each query
+  whole,         // every row
+  late,          // the last rows, from one that begins no tile
+  empty,         // start behind end, for every other query
+  out_of_range,  // far outside of the rows
+};
 enum class Lengths { absent, zero, one, ragged, out_of_range };
 enum class Sink { absent, minus_inf, finite, plus_inf, mixed };
 
@@ -39,6 +48,7 @@ struct CaseShape {
   DType dtype = DType::f32;
   std::int64_t s_q = 4, h_q = 3, s_kv = 300, d_qk = 576, topk = 64;
   Choice choice = Choice::distinct;
+  Ranges ranges = Ranges::absent;  // other than absent: dense, and topk is s_kv
   Lengths lengths = Lengths::absent;
   Sink sink = Sink::absent;
   Layout layout = Layout::dense;
@@ -57,6 +67,8 @@ struct CaseShape {
 
 // The case table. Names are unique.
 const std::vector<CaseShape>& case_shapes();
+// The cases of dense attention, which backward does not have.
+std::vector<CaseShape> with_dense_shapes(std::vector<CaseShape> shapes);
 
 // "s_q 4, h_q 3, s_kv 300, d_qk 576, topk 64".
 std::string describe(const CaseShape& shape);
@@ -64,6 +76,7 @@ std::string describe(const CaseShape& shape);
 // The inputs that the operations share. The same for the same shape on every platform.
 struct CaseInputs {
   StridedTensor q, kv, indices, topk_length, attn_sink;  // the last two absent where not asked for
+  StridedTensor key_start, key_end;                      // of dense cases, in the place of indices
   std::optional<double> scale;
   std::optional<std::int64_t> q_start;
   std::int64_t k_stride = 1;
@@ -78,6 +91,10 @@ struct CaseInputs {
     args.indices = indices.view;
     args.topk_length = topk_length.view;
     if constexpr (requires { args.attn_sink; }) args.attn_sink = attn_sink.view;
+    if constexpr (requires { args.key_start; }) {
+      args.key_start = key_start.view;
+      args.key_end = key_end.view;
+    }
     args.scale = scale;
     args.q_start = q_start;
     args.k_stride = k_stride;

@@ -38,10 +38,17 @@ struct VisibleEntries {
         entry(static_cast<std::size_t>(problem.topk)) {}
 
   void find(const Problem& problem, std::int64_t i) {
-    const std::int32_t* indices = problem.indices.data + problem.indices.offset(i);
-    const std::int64_t entries = problem.entries(i);
-    const std::int64_t rows = problem.visible_rows(i);
+    const RowRange visible = problem.visible_rows(i);
     count = 0;
+    if (problem.dense) {
+      for (std::int64_t t = visible.begin; t < visible.end; ++t) {
+        row[static_cast<std::size_t>(count)] = static_cast<std::int32_t>(t);
+        entry[static_cast<std::size_t>(count++)] = static_cast<std::int32_t>(t);
+      }
+      return;
+    }
+    const std::int32_t* indices = problem.indices.data + problem.indices.offset(i);
+    const std::int64_t entries = problem.entries(i), rows = visible.end;
     for (std::int64_t j = 0; j < entries; ++j) {
       const std::int32_t index = read_once(indices + j);
       if (index < 0 || index >= rows) continue;

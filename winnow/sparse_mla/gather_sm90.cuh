@@ -4,11 +4,15 @@
 // A tile is 64 consecutive entries of a query's index row. Entries past the query's length, outside
 // [0, s_kv) or hidden by the causal limit are invalid: their rows are filled with zeros, nothing is
 // read for them, and their bit in the tile's mask is 0.
+//
+// Kernels for dense problems, in which a query has a range of rows and no list, make the entries
+// themselves; for the rest they are the same.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include "winnow/core/row_limits.h"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/sm90/copy.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
@@ -67,8 +71,7 @@ __device__ __forceinline__ int tile_count(int entries) {
 __device__ __forceinline__ std::uint32_t visible_rows(const GatherView& view, std::int64_t query) {
   std::int64_t rows = view.s_kv;
   if (view.causal) {
-    const std::int64_t tokens = view.q_start + query + 1;
-    rows = tokens < view.k_stride ? 0 : min(rows, tokens / view.k_stride);
+    rows = min(rows, causal_rows(view.q_start, view.k_stride, query));
   }
   return static_cast<std::uint32_t>(min(rows, std::int64_t{1} << 31));
 }
@@ -77,6 +80,44 @@ __device__ __forceinline__ std::uint32_t visible_rows(const GatherView& view, st
 struct TileEntries {
   std::int32_t low, high;
 };
+
+// The ranges of a dense problem, beside its GatherView.
+struct RangeView {
+  const std::int32_t* key_start;
+  std::int64_t key_start_stride;
+  const std::int32_t* key_end;
+  std::int64_t key_end_stride;
+};
+
+inline RangeView range_view(const Problem& problem) {
+  return {problem.key_start.data, problem.key_start.stride0, problem.key_end.data,
+          problem.key_end.stride0};
+}
+
+// The rows that a query of a dense problem sees.
+struct QueryRange {
+  int begin, end;
+};
+__device__ __forceinline__ QueryRange query_range(const GatherView& view, const RangeView& ranges,
+                                                  std::int64_t query) {
+  const std::int64_t rows = visible_rows(view, query);
+  const std::int64_t end = __ldg(ranges.key_end + query * ranges.key_end_stride);
+  const RowRange range =
+      row_range(__ldg(ranges.key_start + query * ranges.key_start_stride), min(end, rows));
+  return {static_cast<int>(range.begin), static_cast<int>(range.end)};
+}
+
+// Entries that are rows: entry j is row first + j, or absent below `begin`.
+struct RowEntries {
+  int first, begin;
+};
+
+// The entries of a tile, in the place of load_tile() of a list. Those from the range's end on are
+// for tile_mask() to hide.
+__device__ __forceinline__ TileEntries load_tile(const RowEntries& rows, int tile, int, int lane) {
+  const int row = rows.first + tile * kTileRows + lane;
+  return {row < rows.begin ? -1 : row, row + 32 < rows.begin ? -1 : row + 32};
+}
 
 // Loads the entries of tile `tile` of an index row of which `entries` count. Never reads past them.
 __device__ __forceinline__ TileEntries load_tile(const std::int32_t* row, int tile, int entries,

@@ -133,6 +133,68 @@ TEST_F(SparseMlaGpu, CacheBeyondTwoToTheThirtyOneElements) {
   expect_same(gpu, cpu, shape);
 }
 
+// Dense attention: ranges of every length and place in one launch, empty ones among them, and
+// results that are the same run after run.
+TEST_F(SparseMlaGpu, DenseRangesOfEveryPlace) {
+  for (const std::int64_t heads : {16, 64, 128, 192}) {
+    CaseShape shape = small_shape("dense-places");
+    shape.h_q = heads;
+    shape.topk = shape.s_kv;
+    shape.ranges = Ranges::ragged;
+    CaseInputs inputs = make_inputs(shape);
+    const std::int32_t places[] = {0, 1, 63, 64, 65, 127, 128, 500, 999, 1000};
+    for (std::int64_t i = 0; i < shape.s_q; ++i) {
+      inputs.key_start.view.at<std::int32_t>(i) = places[i % 10];
+      inputs.key_end.view.at<std::int32_t>(i) = places[i / 10 % 10];
+    }
+    testing::Random random(1);
+    testing::fill_normal(inputs.kv.view, random);  // all rows are seen now
+    Results cpu(shape, {}), gpu(shape, kGpu);
+    cpu.run(inputs);
+    const CaseInputs there = inputs.on(kGpu);
+    gpu.run(there);
+    expect_same(gpu, cpu, shape);
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      Results next(shape, kGpu);
+      next.run(there);
+      ASSERT_TRUE(same_bytes(next.out, gpu.out)) << "repeat " << repeat;
+      ASSERT_TRUE(same_bytes(next.lse, gpu.lse)) << "repeat " << repeat;
+      ASSERT_TRUE(same_bytes(next.attn_sum, gpu.attn_sum)) << "repeat " << repeat;
+    }
+  }
+}
+
+#if WINNOW_WITH_CUDA
+// A graph reads the ranges anew at every launch.
+TEST_F(SparseMlaGpu, DenseRangesChangeInAGraph) {
+  CaseShape shape = small_shape("dense-graph");
+  shape.topk = shape.s_kv;
+  shape.ranges = Ranges::ragged;
+  shape.poison = false;
+  CaseInputs inputs = make_inputs(shape);
+  const CaseInputs there = inputs.on(kGpu);
+  Results gpu(shape, kGpu);
+  const testing::CudaStream stream;
+  const testing::Graph graph(stream.stream, [&] { gpu.run(there, stream.options()); });
+  testing::Random random(2);
+  for (int launch = 0; launch < 20; ++launch) {
+    for (StridedTensor* limit : {&inputs.key_start, &inputs.key_end}) {
+      testing::fill_below(limit->view, random, shape.s_kv + 20);
+    }
+    for (const auto& [to, from] : {std::pair{&there.key_start, &inputs.key_start},
+                                   std::pair{&there.key_end, &inputs.key_end}}) {
+      copy_between(to->view.data(), kGpu, from->view.data(), {},
+                   static_cast<std::size_t>(shape.s_q) * sizeof(std::int32_t));
+    }
+    graph.launch(stream.stream);
+    stream.wait();
+    Results cpu(shape, {});
+    cpu.run(inputs);
+    expect_same(gpu, cpu, shape);
+  }
+}
+#endif
+
 TEST_F(SparseMlaGpu, EmptyProblemsSucceed) {
   for (const auto& [s_q, h_q, s_kv, topk] :
        {std::array<std::int64_t, 4>{0, 4, 10, 8}, {3, 0, 10, 8}, {3, 4, 0, 8}, {3, 4, 10, 0}}) {

@@ -74,9 +74,66 @@ TYPED_TEST(Rejects, WrongRank) {
       "kv: want 3 dimensions [s_kv, 1, d_qk], got shape [5, 512]");
   expect_rejected<TypeParam>(
       [](Args& args, TestProblem& p) {
-        args.indices = ConstTensorView(p.indices.data(), DType::i32, {2, 4});
+        args.indices = ConstTensorView(p.indices.data(), DType::i32, {8});
       },
-      "indices: want 3 dimensions [s_q, 1, topk], got shape [2, 4]");
+      "indices: want 3 dimensions [s_q, 1, topk], got shape [8]");
+}
+
+TYPED_TEST(Rejects, FlatIndicesOfAnotherShape) {
+  using Args = typename TypeParam::Args;
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem& p) {
+        args.indices = ConstTensorView(p.indices.data(), DType::i32, {4, 2});
+      },
+      "indices: want shape [s_q=2, topk=2], got [4, 2]");
+}
+
+template <class Op>
+class RejectsRanges : public ::testing::Test {};
+using DenseOperations = ::testing::Types<ForwardOp, DistributionOp>;
+TYPED_TEST_SUITE(RejectsRanges, DenseOperations);
+
+// topk_length, i32 [s_q], stands in for a range.
+TYPED_TEST(RejectsRanges, AreInThePlaceOfIndices) {
+  using Args = typename TypeParam::Args;
+  expect_rejected<TypeParam>([](Args& args, TestProblem& p) { args.key_start = p.topk_length; },
+                             "key_start: want none, beside indices, got a tensor");
+  expect_rejected<TypeParam>([](Args& args, TestProblem& p) { args.key_end = p.topk_length; },
+                             "key_end: want none, beside indices, got a tensor");
+  const auto dense = [](Args& args, TestProblem& p) {
+    args.indices = args.topk_length = {};
+    args.key_start = args.key_end = p.topk_length;
+  };
+  expect_rejected<TypeParam>(
+      [&](Args& args, TestProblem& p) {
+        dense(args, p);
+        args.key_start = {};
+      },
+      "key_start: want a tensor [s_q], beside key_end, got none");
+  expect_rejected<TypeParam>(
+      [&](Args& args, TestProblem& p) {
+        dense(args, p);
+        args.key_end = {};
+      },
+      "key_end: want a tensor [s_q], beside key_start, got none");
+  expect_rejected<TypeParam>(
+      [&](Args& args, TestProblem& p) {
+        dense(args, p);
+        args.topk_length = p.topk_length;
+      },
+      "topk_length: want none, without indices, got a tensor");
+  expect_rejected<TypeParam>(
+      [&](Args& args, TestProblem& p) {
+        dense(args, p);
+        args.key_end = ConstTensorView(p.topk_length.data(), DType::i32, {1});
+      },
+      "key_end: want shape [s_q=2], got [1]");
+  expect_rejected<TypeParam>(
+      [&](Args& args, TestProblem& p) {
+        dense(args, p);
+        args.key_start = ConstTensorView(p.topk_length.data(), DType::f32, {2});
+      },
+      "key_start: want dtype i32, got f32");
 }
 
 TYPED_TEST(Rejects, WrongShape) {

@@ -19,7 +19,8 @@ DistributionParams check_args(const DistributionArgs& args) {
   const Device device = args.q.device();
   const DType real = accumulator_of(args.q.dtype());
   check.input("lse", args.lse, {s_q, h_q}, {real}, device);
-  check.output("attn_sum", args.attn_sum, {s_q, {"topk", params.problem.topk}}, {real}, device);
+  const Dim entries{params.problem.dense ? "s_kv" : "topk", params.problem.topk};
+  check.output("attn_sum", args.attn_sum, {s_q, entries}, {real}, device);
 
   params.lse = rows_of<const void*>(args.lse, 0);
   params.attn_sum = rows_of<void*>(args.attn_sum, 0);
@@ -46,6 +47,8 @@ Backend distribution(const DistributionArgs& args, const RunOptions& options) {
                                              {"kv", args.kv},
                                              {"indices", args.indices},
                                              {"topk_length", args.topk_length},
+                                             {"key_start", args.key_start},
+                                             {"key_end", args.key_end},
                                              {"lse", args.lse}});
   if (args.attn_sum.numel() == 0) return backend;
   if (backend == Backend::cpu) {

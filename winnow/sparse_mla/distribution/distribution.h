@@ -14,13 +14,15 @@ namespace winnow::sparse_mla {
 struct DistributionArgs {
   ConstTensorView q{};            // [s_q, h_q, d_qk], f32, f16, bf16 or f64; d_qk is 576 or 512
   ConstTensorView kv{};           // [s_kv, 1, d_qk], as q
-  ConstTensorView indices{};      // [s_q, 1, topk], i32
+  ConstTensorView indices{};      // [s_q, 1, topk] or [s_q, topk], i32
   ConstTensorView lse{};          // [s_q, h_q], f32, natural logarithm, as forward() returns it
   ConstTensorView topk_length{};  // optional [s_q], i32
   std::optional<double> scale{};  // of the logits; 1 / sqrt(d_qk) if absent
+  ConstTensorView key_start{};    // [s_q], i32: with key_end and in the place of `indices`, the
+  ConstTensorView key_end{};      // [s_q], i32: range of the rows that each query attends to
   std::optional<std::int64_t> q_start{};  // position of query 0; switches the causal limit on
   std::int64_t k_stride = 1;  // tokens that one row of kv stands for; needs q_start if not 1
-  TensorView attn_sum{};      // [s_q, topk], f32
+  TensorView attn_sum{};      // [s_q, topk], f32; without indices [s_q, s_kv]
 };
 
 // The attention weight of each chosen row, summed over the heads:
@@ -28,9 +30,12 @@ struct DistributionArgs {
 // with x and visibility as in forward(). If `lse` is the result of forward() on the same entries,
 // each row sums to h_q (to 0 without visible entries). Multiply an lse in base 2 by ln 2 first.
 //
+// Without `indices`, but with key_start and key_end, it is the distribution over all visible rows:
+// attn_sum[i,t] of row t, 0 where query i does not see it.
+//
 // Repeated calls give bitwise equal results (on the CPU with the same number of threads).
-// On sm90 q and kv are bf16 with rows aligned to 16 bytes, and topk and s_q * h_q are up to
-// 2^30; heads are padded to 64, beyond 64 to a multiple of 128. The call allocates nothing and does
+// On sm90 q and kv are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv) and s_q * h_q
+// are up to 2^30; heads are padded to 64, beyond 64 to a multiple of 128. The call allocates nothing and does
 // not wait.
 // With f64, which is for the CPU, lse and attn_sum are f64.
 // Shapes, strides, memory, streams and errors: as forward(): an attn_sum that overlaps an input is

@@ -64,7 +64,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 
 testing::Operation distribution_operation() {
   // The sink has no part in the distribution.
-  std::vector<CaseShape> shapes = case_shapes();
+  std::vector<CaseShape> shapes = with_dense_shapes(case_shapes());
   std::erase_if(shapes, [](const CaseShape& shape) {
     return shape.sink != Sink::absent && shape.choice == Choice::distinct;
   });

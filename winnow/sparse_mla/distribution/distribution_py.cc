@@ -11,9 +11,10 @@ namespace {
 constexpr const char* kOperation = "sparse_mla::distribution";
 
 nb::object distribution(nb::handle q, nb::handle kv, nb::handle indices, nb::handle lse,
-                        std::optional<double> scale, nb::handle topk_length,
-                        std::optional<std::int64_t> q_start, std::int64_t k_stride, nb::object out,
-                        nb::handle stream, nb::handle backend) {
+                        std::optional<double> scale, nb::handle topk_length, nb::handle key_start,
+                        nb::handle key_end, std::optional<std::int64_t> q_start,
+                        std::int64_t k_stride, nb::object out, nb::handle stream,
+                        nb::handle backend) {
   Call call(kOperation, stream, backend);
   sparse_mla::DistributionArgs args{
       .q = call.input("q", q),
@@ -22,11 +23,16 @@ nb::object distribution(nb::handle q, nb::handle kv, nb::handle indices, nb::han
       .lse = call.input("lse", lse),
       .topk_length = call.input("topk_length", topk_length),
       .scale = scale,
+      .key_start = call.input("key_start", key_start),
+      .key_end = call.input("key_end", key_end),
       .q_start = q_start,
       .k_stride = k_stride,
   };
+  const std::int64_t columns = args.indices.present()
+                                   ? size_of_dim(args.indices, args.indices.rank() - 1)
+                                   : size_of_dim(args.kv, 0);
   args.attn_sum = call.output("out", out, accumulator_of(args.q.dtype()),
-                              {size_of_dim(args.q, 0), size_of_dim(args.indices, 2)});
+                              {size_of_dim(args.q, 0), columns});
   call.run([&](const RunOptions& options) { sparse_mla::distribution(args, options); });
   return out;
 }
@@ -39,13 +45,14 @@ with x and visibility as in forward(). Where lse came from forward() on the same
 sums to h_q. It is the teacher that trains the indexer of DeepSeek Sparse Attention.
 
 Args:
-    q, kv, indices, scale, topk_length, q_start, k_stride, stream, backend: as in forward().
+    q, kv, indices, scale, topk_length, key_start, key_end, q_start, k_stride, stream, backend: as
+        in forward().
     lse: [s_q, h_q], float32, natural logarithm, as forward() returns it; one in base 2 must be
         multiplied by ln 2 first.
     out: [s_q, topk], float32, to write into; new if None. It shares memory with no input.
 
 Returns:
-    attn_sum, [s_q, topk], float32.
+    attn_sum, [s_q, topk], float32; without indices [s_q, s_kv], 0 for rows that are not visible.
 
 Raises:
     ValueError, winnow.Error: as forward().)";
@@ -56,10 +63,13 @@ void bind_sparse_mla_distribution(nb::module_& m) {
   using namespace nb::literals;
   define(m, "distribution", distribution, "q"_a.none(), "kv"_a.none(), "indices"_a.none(),
          "lse"_a.none(), nb::kw_only(), "scale"_a = nb::none(), "topk_length"_a = nb::none(),
-         "q_start"_a = nb::none(), "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(),
-         "backend"_a = nb::none(), kDoc,
-         nb::sig("def distribution(q: T, kv: T, indices: T, lse: T, *, scale: float | None = None, "
-                 "topk_length: T | None = None, q_start: int | None = None, k_stride: int = 1, "
+         "key_start"_a = nb::none(), "key_end"_a = nb::none(), "q_start"_a = nb::none(),
+         "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(),
+         kDoc,
+         nb::sig("def distribution(q: T, kv: T, indices: T | None, lse: T, *, "
+                 "scale: float | None = None, topk_length: T | None = None, "
+                 "key_start: T | None = None, key_end: T | None = None, "
+                 "q_start: int | None = None, k_stride: int = 1, "
                  "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T"));
 }
 

@@ -29,14 +29,15 @@ Params kernel_params(const DistributionParams& params) {
   kernel.s_q = static_cast<int>(problem.s_q);
   kernel.h_q = static_cast<int>(problem.h_q);
   kernel.tiles = static_cast<int>((problem.topk + kTileRows - 1) / kTileRows);
+  kernel.ranges = range_view(problem);
   kernel.scale_log2 = static_cast<float>(problem.scale * 1.4426950408889634);
   return kernel;
 }
 
-template <int kColumns>
+template <int kColumns, bool kDense>
 void launch(const DistributionParams& params, cudaStream_t stream) {
-  constexpr int kBytes = distribution_sm90_detail::SharedPlan<kColumns>::kBytes;
-  auto* const function = distribution_sm90_detail::distribution_kernel<kColumns>;
+  constexpr int kBytes = distribution_sm90_detail::SharedPlan<kColumns, kDense>::kBytes;
+  auto* const function = distribution_sm90_detail::distribution_kernel<kColumns, kDense>;
   kRuntime.allow_shared_memory(function, kBytes);
   kRuntime.launch(function, kRuntime.multiprocessors(), distribution_sm90_detail::kThreads, kBytes,
                   stream, kernel_params(params));
@@ -46,11 +47,10 @@ void launch(const DistributionParams& params, cudaStream_t stream) {
 
 void distribution_sm90(const DistributionParams& params, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
-  if (params.problem.d_qk == 576) {
-    launch<576>(params, queue);
-  } else {
-    launch<512>(params, queue);
-  }
+  const bool wide = params.problem.d_qk == 576;
+  const auto function = params.problem.dense ? (wide ? launch<576, true> : launch<512, true>)
+                                             : (wide ? launch<576, false> : launch<512, false>);
+  function(params, queue);
 }
 
 }  // namespace winnow::sparse_mla

@@ -80,9 +80,11 @@ struct Layout {
   device::Mbarrier ping_pong[2];  // [multiply warpgroups]
 };
 
-// Where things are in it, in bytes, and how many of them there are.
-template <int kColumns>
+// Where things are in it, in bytes, and how many of them there are. kDense: the kernel is for dense
+// problems, in which the entries of a query are the rows of kv.
+template <int kColumns, bool kDenseProblem>
 struct SharedPlan {
+  static constexpr bool kDense = kDenseProblem;
   using Memory = Layout<kColumns>;
   static constexpr int kSteps = kColumns / 16;  // 36 or 32
   static constexpr int kStageChunks = Memory::kStageChunks;
@@ -137,12 +139,16 @@ struct Params {
   int s_q, h_q;
   int tiles;         // of a query: ceil(topk / 64)
   float scale_log2;  // scale * log2(e)
+  RangeView ranges;  // of a dense problem
 };
 
 // Tiles [first_tile, end_tile) of a query, of which the first `entries` entries count; tiles from
 // active_end on hold none of them.
 struct Item {
   int query, first_tile, end_tile, active_end, entries;
+  // Of a dense problem: tiles from hidden_tile to first_tile lie below `begin`, the first row that
+  // the query sees; `entries` are the rows below the last.
+  int hidden_tile, begin;
 };
 
 __device__ inline void locate_tail(const Params& p, TailItem* tail) {
@@ -160,6 +166,7 @@ __device__ inline void locate_tail(const Params& p, TailItem* tail) {
 
 // The items of this block, the same sequence for every role. The length of the next query is on
 // its way while the current one is worked on.
+template <bool kDense>
 class Schedule {
  public:
   __device__ Schedule(const Params& p, const TailItem* tail) : p_(p), tail_(tail) {
@@ -174,7 +181,15 @@ class Schedule {
     item.query = next_.query;
     item.first_tile = next_.first_tile;
     item.end_tile = next_.end_tile;
-    item.entries = p_.h_q == 0 ? 0 : min(max(next_length_, 0), p_.rows.topk);
+    if constexpr (kDense) {
+      const QueryRange range = query_range(p_.rows, p_.ranges, item.query);
+      item.entries = p_.h_q == 0 ? 0 : range.end;
+      item.begin = range.begin;
+      item.hidden_tile = item.first_tile;
+      item.first_tile = min(max(item.first_tile, range.begin / kTileRows), item.end_tile);
+    } else {
+      item.entries = p_.h_q == 0 ? 0 : min(max(next_length_, 0), p_.rows.topk);
+    }
     item.active_end = min(tile_count(item.entries), item.end_tile);
     ++number_;
     look_ahead();
@@ -202,6 +217,24 @@ class Schedule {
   int next_length_;
   int number_ = 0, rounds_;
 };
+
+// Where the entries of an item's query come from, and below which row they are visible.
+template <bool kDense>
+__device__ __forceinline__ auto entry_row(const Params& p, const Item& item) {
+  if constexpr (kDense) {
+    return RowEntries{0, item.begin};
+  } else {
+    return p.rows.indices + item.query * p.rows.indices_stride;
+  }
+}
+template <bool kDense>
+__device__ __forceinline__ std::uint32_t entry_limit(const Params& p, const Item& item) {
+  if constexpr (kDense) {
+    return item.entries;
+  } else {
+    return visible_rows(p.rows, item.query);
+  }
+}
 
 // Whether a group's heads fit one warpgroup, so that the two take its tiles in turn.
 __device__ inline bool is_split(const Params& p, int first_head) {
@@ -268,12 +301,12 @@ __device__ __forceinline__ void gather(const Params& p, const Shared<Plan>& shar
   const std::uint64_t q_policy = device::policy_evict_first();
   const std::uint64_t kv_policy = device::policy_evict_last();
   device::PipelineState<Plan::kStages> ring;
-  Schedule schedule(p, shared.tail);
+  Schedule<Plan::kDense> schedule(p, shared.tail);
   Item item;
   while (schedule.next(item)) {
     if (item.first_tile >= item.active_end) continue;
-    const std::int32_t* indices = p.rows.indices + item.query * p.rows.indices_stride;
-    const std::uint32_t visible = visible_rows(p.rows, item.query);
+    const auto indices = entry_row<Plan::kDense>(p, item);
+    const std::uint32_t visible = entry_limit<Plan::kDense>(p, item);
     for (int first_head = 0; first_head < p.h_q; first_head += kGroupHeads) {
       // On their way while the heads are copied; later on, while the tile before is.
       TileEntries next = load_tile(indices, item.first_tile, item.entries, lane);
@@ -424,7 +457,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Shared<Plan>& sh
   device::PipelineState<Plan::kStages> ring;
   std::uint32_t tiles_before = 0;  // of all items and groups so far: numbers the partial sums
   PingPong<Plan> ping_pong{shared, warpgroup};
-  Schedule schedule(p, shared.tail);
+  Schedule<Plan::kDense> schedule(p, shared.tail);
   Item item;
   while (schedule.next(item)) {
     const int tiles = item.active_end - item.first_tile;
@@ -471,11 +504,11 @@ template <class Plan>
 __device__ __forceinline__ void reduce(const Params& p, const Shared<Plan>& shared) {
   const int lane = threadIdx.x % 32;
   std::uint32_t number = 0;
-  Schedule schedule(p, shared.tail);
+  Schedule<Plan::kDense> schedule(p, shared.tail);
   Item item;
   while (schedule.next(item)) {
-    const std::uint32_t visible = visible_rows(p.rows, item.query);
-    const std::int32_t* indices = p.rows.indices + item.query * p.rows.indices_stride;
+    const std::uint32_t visible = entry_limit<Plan::kDense>(p, item);
+    const auto indices = entry_row<Plan::kDense>(p, item);
     float* attn_sum = p.attn_sum + item.query * p.attn_sum_stride;
     for (int first_head = 0; first_head < p.h_q; first_head += kGroupHeads) {
       const int rows = is_split(p, first_head) ? kPartialRows / 2 : kPartialRows;
@@ -504,20 +537,24 @@ __device__ __forceinline__ void reduce(const Params& p, const Shared<Plan>& shar
         if (low + 32 < p.rows.topk) attn_sum[low + 32] = sum_high;
       }
     }
-    for (int tile = max(item.first_tile, item.active_end); tile < item.end_tile; ++tile) {
-      const int low = tile * kTileRows + lane;
-      if (low < p.rows.topk) attn_sum[low] = 0.0f;
-      if (low + 32 < p.rows.topk) attn_sum[low + 32] = 0.0f;
-    }
+    const auto clear = [&](int begin, int end) {
+      for (int tile = begin; tile < end; ++tile) {
+        const int low = tile * kTileRows + lane;
+        if (low < p.rows.topk) attn_sum[low] = 0.0f;
+        if (low + 32 < p.rows.topk) attn_sum[low + 32] = 0.0f;
+      }
+    };
+    if constexpr (Plan::kDense) clear(item.hidden_tile, item.first_tile);
+    clear(max(item.first_tile, item.active_end), item.end_tile);
   }
 }
 
 // ---- Kernel ------------------------------------------------------------------------------------
 
-template <int kColumns>
+template <int kColumns, bool kDense>
 __global__ void __launch_bounds__(kThreads, 1)
     distribution_kernel(const __grid_constant__ Params p) {
-  using Plan = SharedPlan<kColumns>;
+  using Plan = SharedPlan<kColumns, kDense>;
   std::byte* const bytes = device::dynamic_shared<1024>();
   auto* tail = reinterpret_cast<TailItem*>(bytes + Plan::kTail);
   const Shared<Plan> shared{device::shared_address(bytes),

@@ -2,8 +2,10 @@
 // special values travel.
 #include "winnow/sparse_mla/distribution/distribution.h"
 
+#include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -54,9 +56,43 @@ TEST(Distribution, TwoHeadsByHand) {
                                  tolerance(Quantity::attn_sum, CaseShape{}, 2)));
 }
 
+// Over all rows of a range it is what lists of these rows give, each at the place of its row; and a
+// list of two dimensions is one of three.
+TEST(Distribution, DenseIsAListOfAllVisibleRows) {
+  const CaseShape shape{.name = "lists", .s_kv = 90, .topk = 90, .ranges = Ranges::ragged};
+  const CaseInputs inputs = make_inputs(shape);
+  Tensor indices(DType::i32, {shape.s_q, shape.s_kv});
+  for (std::int64_t i = 0; i < shape.s_q; ++i) {
+    for (std::int32_t t = 0; t < shape.s_kv; ++t) {
+      const bool seen = t >= inputs.key_start.view.at<std::int32_t>(i) &&
+                        t < inputs.key_end.view.at<std::int32_t>(i);
+      indices.view().at<std::int32_t>(i, t) = seen ? t : -1;
+    }
+  }
+  const auto results = [&](bool dense) {
+    Tensor out(shape.dtype, {shape.s_q, shape.h_q, kValueDim});
+    Tensor lse(DType::f32, {shape.s_q, shape.h_q}), attn_sum(DType::f32, {shape.s_q, shape.s_kv});
+    ForwardArgs forward_args{.out = out, .lse = lse};
+    DistributionArgs args{.lse = lse, .attn_sum = attn_sum};
+    inputs.pass_to(forward_args);
+    inputs.pass_to(args);
+    if (!dense) {
+      forward_args.indices = args.indices = indices;
+      forward_args.key_start = forward_args.key_end = args.key_start = args.key_end = {};
+    }
+    forward(forward_args);
+    distribution(args);
+    return std::array{std::move(out), std::move(lse), std::move(attn_sum)};
+  };
+  const auto dense = results(true), listed = results(false);
+  for (std::size_t n = 0; n < dense.size(); ++n) {
+    EXPECT_TRUE(winnow::testing::same_bytes(dense[n], listed[n])) << n;
+  }
+}
+
 // With the lse of forward on the same entries each row sums to h_q, whatever hides entries.
 TEST(Distribution, RowsSumToTheNumberOfHeads) {
-  for (const CaseShape& shape : case_shapes()) {
+  for (const CaseShape& shape : with_dense_shapes(case_shapes())) {
     if (shape.s_q > 16 || shape.s_kv > 4096) continue;
     const CaseInputs inputs = make_inputs(shape);
     Tensor out(shape.dtype, {shape.s_q, shape.h_q, kValueDim});

@@ -56,6 +56,8 @@ Backend forward(const ForwardArgs& args, const RunOptions& options) {
               {"kv", args.kv},
               {"indices", args.indices},
               {"topk_length", args.topk_length},
+              {"key_start", args.key_start},
+              {"key_end", args.key_end},
               {"attn_sink", args.attn_sink}});
   if (args.out.numel() == 0) return backend;
   if (backend == Backend::cpu) {

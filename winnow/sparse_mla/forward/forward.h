@@ -17,11 +17,13 @@ inline constexpr std::int64_t kValueDim = 512;
 struct ForwardArgs {
   ConstTensorView q{};        // [s_q, h_q, d_qk], f32, f16, bf16 or f64; d_qk is 576 or 512
   ConstTensorView kv{};       // [s_kv, 1, d_qk], as q: K is the row, V its first 512 columns
-  ConstTensorView indices{};  // [s_q, 1, topk], i32: the rows that each query attends to
+  ConstTensorView indices{};  // [s_q, 1, topk] or [s_q, topk], i32: the rows of each query
   ConstTensorView
       topk_length{};            // optional [s_q], i32: entries of each row of `indices` that count
   ConstTensorView attn_sink{};  // optional [h_q], f32: a logit per head without a value
-  std::optional<double> scale{};          // of the logits; 1 / sqrt(d_qk) if absent
+  std::optional<double> scale{};  // of the logits; 1 / sqrt(d_qk) if absent
+  ConstTensorView key_start{};  // [s_q], i32: with key_end and in the place of `indices`, the range
+  ConstTensorView key_end{};    // [s_q], i32: of the rows that each query attends to
   std::optional<std::int64_t> q_start{};  // position of query 0; switches the causal limit on
   std::int64_t k_stride = 1;  // tokens that one row of kv stands for; needs q_start if not 1
   TensorView out{};           // [s_q, h_q, 512], as q
@@ -45,17 +47,22 @@ struct ForwardArgs {
 // without visible entries. A logit of +inf gives lse = max_logits = +inf, a logit of NaN gives NaN
 // for both, and out is NaN then. A sink of NaN makes out NaN where any entry has weight.
 //
+// Without `indices`, but with key_start and key_end, the attention is dense: the entries of query i
+// are the rows t with max(0, key_start[i]) <= t < min(s_kv, key_end[i]), in order, and the causal
+// limit applies as well. A key_start above its key_end means nothing visible. An indexer's warm-up
+// trains on it, by chunks of queries; every row is gathered for every query.
+//
 // Dtypes: f64 is for the CPU; attn_sink, max_logits and lse are f64 then, and so are all sums. f32,
 // f16 and bf16 are summed in f32.
 // Shapes: any s_q, h_q, s_kv and topk, including 0. Strides: the innermost dimension is contiguous,
 // the others are arbitrary (also 0 or negative; not 0 for outputs). Memory: all tensors belong to
 // the caller and live on one device; an output that overlaps another tensor is refused, one that
 // interleaves with it is not. The CPU backend allocates
-// scratch memory that grows with num_threads() * (h_q + topk) (8 bytes per entry of topk), but not
-// with s_q or s_kv. Repeated calls give bitwise equal results (on the CPU with the same number of
+// scratch memory that grows with num_threads() * (h_q + topk) (8 bytes per entry of topk, which is
+// s_kv where the attention is dense), but not with s_q. Repeated calls give bitwise equal results (on the CPU with the same number of
 // threads).
-// On sm90 q, kv and out are bf16 with rows aligned to 16 bytes, and topk and
-// s_q * h_q are up to 2^30; heads are padded to a multiple of 64 internally. The call allocates
+// On sm90 q, kv and out are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv)
+// and s_q * h_q are up to 2^30; heads are padded to a multiple of 64 internally. The call allocates
 // nothing and does not wait, so the stream may be in capture. Streams: see Stream.
 // Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
 // before anything is written; Error (unsupported) if no backend, or not the forced one, can run it.

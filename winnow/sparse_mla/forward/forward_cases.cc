@@ -47,8 +47,9 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 }  // namespace
 
 testing::Operation forward_operation() {
+  const std::vector<CaseShape> shapes = with_dense_shapes(case_shapes());
   return {"sparse_mla::forward", "top-k sparse MLA attention",
-          with_gpu(testing::cases_of(case_shapes(), run), case_shapes()), forward_benchmarks()};
+          with_gpu(testing::cases_of(shapes, run), shapes), forward_benchmarks()};
 }
 
 }  // namespace winnow::sparse_mla

@@ -28,6 +28,7 @@ double element(const ConstTensorView& view, Index... index) {
 struct Inputs {
   ConstTensorView q{}, kv{}, indices{};
   ConstTensorView topk_length{}, attn_sink{};  // may be absent
+  ConstTensorView key_start{}, key_end{};      // in the place of indices, or absent
   std::optional<double> scale{};
   std::optional<std::int64_t> q_start{};
   std::int64_t k_stride = 1;
@@ -37,7 +38,7 @@ struct Inputs {
   std::int64_t d_qk() const { return q.size(2); }
   std::int64_t d_v() const { return 512; }
   std::int64_t s_kv() const { return kv.size(0); }
-  std::int64_t topk() const { return indices.size(2); }
+  std::int64_t topk() const { return indices.present() ? indices.size(2) : s_kv(); }
   double logit_scale() const { return scale.value_or(1 / std::sqrt(double(d_qk()))); }
   double sink(std::int64_t h) const {
     return attn_sink.present() ? element(attn_sink, h) : -kInfinity;
@@ -56,8 +57,10 @@ inline std::vector<Entry> visible_entries(const Inputs& in, std::int64_t i) {
   }
   std::vector<Entry> entries;
   for (std::int64_t j = 0; j < length; ++j) {
-    const std::int64_t row = in.indices.at<std::int32_t>(i, 0, j);
+    const std::int64_t row = in.indices.present() ? in.indices.at<std::int32_t>(i, 0, j) : j;
     if (row < 0 || row >= in.s_kv()) continue;
+    if (in.key_start.present() && row < in.key_start.at<std::int32_t>(i)) continue;
+    if (in.key_end.present() && row >= in.key_end.at<std::int32_t>(i)) continue;
     if (in.q_start.has_value()) {
       const __int128 last_token = static_cast<__int128>(row + 1) * in.k_stride - 1;
       const __int128 position = static_cast<__int128>(*in.q_start) + i;

@@ -11,8 +11,9 @@ namespace {
 constexpr const char* kOperation = "sparse_mla::forward";
 
 nb::tuple forward(nb::handle q, nb::handle kv, nb::handle indices, std::optional<double> scale,
-                  nb::handle topk_length, nb::handle attn_sink, std::optional<std::int64_t> q_start,
-                  std::int64_t k_stride, nb::handle out, nb::handle stream, nb::handle backend) {
+                  nb::handle topk_length, nb::handle attn_sink, nb::handle key_start,
+                  nb::handle key_end, std::optional<std::int64_t> q_start, std::int64_t k_stride,
+                  nb::handle out, nb::handle stream, nb::handle backend) {
   Call call(kOperation, stream, backend);
   sparse_mla::ForwardArgs args{
       .q = call.input("q", q),
@@ -21,6 +22,8 @@ nb::tuple forward(nb::handle q, nb::handle kv, nb::handle indices, std::optional
       .topk_length = call.input("topk_length", topk_length),
       .attn_sink = call.input("attn_sink", attn_sink),
       .scale = scale,
+      .key_start = call.input("key_start", key_start),
+      .key_end = call.input("key_end", key_end),
       .q_start = q_start,
       .k_stride = k_stride,
   };
@@ -48,10 +51,13 @@ Args:
     q: [s_q, h_q, d_qk], float32, float16, bfloat16 or, on the CPU, float64; d_qk is 576 or 512.
         With float64 all that is float32 here and in distribution() and backward() is float64.
     kv: [s_kv, 1, d_qk], as q. The key is the row, the value its first 512 columns.
-    indices: [s_q, 1, topk], int32; outside [0, s_kv) means absent.
+    indices: [s_q, 1, topk] or [s_q, topk], int32; outside [0, s_kv) means absent. None with
+        key_start and key_end: the attention is dense then.
     scale: of the logits; 1 / sqrt(d_qk) if None.
     topk_length: [s_q], int32: entries of each row that count; clamped to [0, topk].
     attn_sink: [h_q], float32: a logit per head without a value.
+    key_start, key_end: [s_q], int32, in the place of indices: query i attends to all rows from
+        key_start[i] to key_end[i] - 1 that there are and that the causal limit lets it see.
     q_start: position of query 0; switches the causal limit on.
     k_stride: tokens that one row of kv stands for; needs q_start if it is not 1.
     out: [s_q, h_q, 512] as q to write into, or a tuple (out, max_logits, lse) of which any may
@@ -79,10 +85,12 @@ void bind_sparse_mla_forward(nb::module_& m) {
   using namespace nb::literals;
   define(m, "forward", forward, "q"_a.none(), "kv"_a.none(), "indices"_a.none(), nb::kw_only(),
          "scale"_a = nb::none(), "topk_length"_a = nb::none(), "attn_sink"_a = nb::none(),
-         "q_start"_a = nb::none(), "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(),
-         "backend"_a = nb::none(), kDoc,
-         nb::sig("def forward(q: T, kv: T, indices: T, *, scale: float | None = None, "
+         "key_start"_a = nb::none(), "key_end"_a = nb::none(), "q_start"_a = nb::none(),
+         "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(),
+         kDoc,
+         nb::sig("def forward(q: T, kv: T, indices: T | None, *, scale: float | None = None, "
                  "topk_length: T | None = None, attn_sink: T | None = None, "
+                 "key_start: T | None = None, key_end: T | None = None, "
                  "q_start: int | None = None, k_stride: int = 1, "
                  "out: T | tuple[T | None, T | None, T | None] | None = None, "
                  "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]"));

@@ -44,13 +44,14 @@ KernelParams kernel_params(const ForwardParams& params) {
   kernel.h_q = static_cast<int>(problem.h_q);
   kernel.head_blocks = static_cast<std::uint32_t>(head_blocks);
   kernel.items = static_cast<std::uint32_t>(problem.s_q * head_blocks);
+  kernel.ranges = range_view(problem);
   return kernel;
 }
 
-template <int kDim>
+template <int kDim, bool kDense>
 void launch(const KernelParams& kernel, cudaStream_t stream) {
   constexpr int kBytes = forward_sm90_detail::Plan<kDim>::kBytes;
-  auto* const function = forward_sm90_detail::forward_kernel<kDim>;
+  auto* const function = forward_sm90_detail::forward_kernel<kDim, kDense>;
   kRuntime.allow_shared_memory(function, kBytes);
   const unsigned blocks =
       std::min(kernel.items, static_cast<std::uint32_t>(kRuntime.multiprocessors()));
@@ -61,11 +62,10 @@ void launch(const KernelParams& kernel, cudaStream_t stream) {
 
 void forward_sm90(const ForwardParams& params, void* stream) {
   const KernelParams kernel = kernel_params(params);
-  if (params.problem.d_qk == 576) {
-    launch<576>(kernel, static_cast<cudaStream_t>(stream));
-  } else {
-    launch<512>(kernel, static_cast<cudaStream_t>(stream));
-  }
+  const bool wide = params.problem.d_qk == 576;
+  const auto function = params.problem.dense ? (wide ? launch<576, true> : launch<512, true>)
+                                             : (wide ? launch<576, false> : launch<512, false>);
+  function(kernel, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace winnow::sparse_mla

@@ -151,7 +151,39 @@ struct KernelParams {
   float scale2, score_sign;
   int h_q;
   std::uint32_t head_blocks, items;  // items = s_q * head_blocks, at most 2^30
+  RangeView ranges;                  // of a dense problem
 };
+
+// Where the entries of a query come from, and how many there are: its list, or in a dense problem
+// (kDense) its range of rows.
+template <bool kDense>
+__device__ __forceinline__ auto entry_row(const KernelParams& params, std::int64_t query) {
+  if constexpr (kDense) {
+    const int begin = query_range(params.kv, params.ranges, query).begin;
+    return RowEntries{begin, begin};
+  } else {
+    return params.kv.indices + query * params.kv.indices_stride;
+  }
+}
+template <bool kDense>
+__device__ __forceinline__ int entry_count(const KernelParams& params, std::int64_t query) {
+  if constexpr (kDense) {
+    const QueryRange range = query_range(params.kv, params.ranges, query);
+    return range.end - range.begin;
+  } else {
+    return query_entries(params.kv, query);
+  }
+}
+// Entries that name rows below it are visible.
+template <bool kDense>
+__device__ __forceinline__ std::uint32_t entry_limit(const KernelParams& params,
+                                                     std::int64_t query) {
+  if constexpr (kDense) {
+    return query_range(params.kv, params.ranges, query).end;
+  } else {
+    return visible_rows(params.kv, query);
+  }
+}
 
 // --- gather warpgroup ---------------------------------------------------------------------------
 
@@ -221,7 +253,7 @@ __device__ __forceinline__ void load_tile_rows(std::uint32_t smem, std::uint32_t
 }
 
 // Runs ahead of the consumers by what the slots allow, into the next item too.
-template <int kDim>
+template <int kDim, bool kDense>
 __device__ __forceinline__ void gather_role(const KernelParams& params, std::uint32_t smem) {
   using P = Plan<kDim>;
   const int thread = threadIdx.x - 2 * 128;
@@ -233,16 +265,16 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, std::uin
 
   TileEntries next{-1, -1};  // loaded one tile ahead
   bool loaded = false;       // `next` is tile 0 of the item that begins
-  int entries = query_entries(params.kv, blockIdx.x / params.head_blocks);
+  int entries = entry_count<kDense>(params, blockIdx.x / params.head_blocks);
   for (std::uint32_t item = blockIdx.x; item < params.items; item += gridDim.x) {
     const std::int64_t query = item / params.head_blocks;
-    const std::int32_t* row = params.kv.indices + query * params.kv.indices_stride;
-    const std::uint32_t visible = visible_rows(params.kv, query);
+    const auto row = entry_row<kDense>(params, query);
+    const std::uint32_t visible = entry_limit<kDense>(params, query);
     const int tiles = tile_count(entries);
     // The length of the next item is loaded long before it is needed.
     const std::uint32_t next_item = item + gridDim.x;
     const std::int64_t next_query = next_item / params.head_blocks;
-    const int next_entries = next_item < params.items ? query_entries(params.kv, next_query) : 0;
+    const int next_entries = next_item < params.items ? entry_count<kDense>(params, next_query) : 0;
 
     if (!loaded && tiles > 0) next = load_tile(row, 0, entries, lane);
     loaded = false;
@@ -252,8 +284,7 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, std::uin
       if (tile + 1 < tiles) {
         next = load_tile(row, tile + 1, entries, lane);
       } else if (next_entries > 0) {
-        next = load_tile(params.kv.indices + next_query * params.kv.indices_stride, 0, next_entries,
-                         lane);
+        next = load_tile(entry_row<kDense>(params, next_query), 0, next_entries, lane);
         loaded = true;
       }
       if (tile % 2 == 0) {
@@ -553,7 +584,7 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
   }
 }
 
-template <int kDim, int kConsumer>
+template <int kDim, bool kDense, int kConsumer>
 __device__ __forceinline__ void consumer_role(const KernelParams& params, std::uint32_t smem) {
   using P = Plan<kDim>;
   constexpr int kOther = 1 - kConsumer;
@@ -577,12 +608,12 @@ __device__ __forceinline__ void consumer_role(const KernelParams& params, std::u
     multiply_scores<kDim, kConsumer, kGroup>(smem, s);
   };
 
-  int entries = query_entries(params.kv, blockIdx.x / params.head_blocks);
+  int entries = entry_count<kDense>(params, blockIdx.x / params.head_blocks);
   for (std::uint32_t item = blockIdx.x; item < params.items; item += gridDim.x) {
     const int tiles = tile_count(entries);
     const std::uint32_t next_item = item + gridDim.x;
     const int next_entries =
-        next_item < params.items ? query_entries(params.kv, next_item / params.head_blocks) : 0;
+        next_item < params.items ? entry_count<kDense>(params, next_item / params.head_blocks) : 0;
 
     RowState state{
         {kNoReference, kNoReference}, {0, 0}, {negative_infinity(), negative_infinity()}};
@@ -641,7 +672,7 @@ __device__ __forceinline__ void consumer_role(const KernelParams& params, std::u
   }
 }
 
-template <int kDim>
+template <int kDim, bool kDense>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ KernelParams params) {
   using P = Plan<kDim>;
@@ -666,13 +697,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     setmaxnreg_inc<kConsumerRegisters>();
-    consumer_role<kDim, 0>(params, smem);
+    consumer_role<kDim, kDense, 0>(params, smem);
   } else if (warpgroup == 1) {
     setmaxnreg_inc<kConsumerRegisters>();
-    consumer_role<kDim, 1>(params, smem);
+    consumer_role<kDim, kDense, 1>(params, smem);
   } else {
     setmaxnreg_dec<kGatherRegisters>();
-    gather_role<kDim>(params, smem);
+    gather_role<kDim, kDense>(params, smem);
   }
 }
 

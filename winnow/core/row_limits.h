@@ -1,0 +1,72 @@
+// Which rows of keys a query sees: a range for each query, and the causal limit. Internal; the
+// arithmetic for host and device.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "winnow/core/check.h"
+#include "winnow/core/device.h"
+#include "winnow/core/read_once.h"
+#include "winnow/core/rows.h"
+#include "winnow/core/tensor.h"
+
+#ifdef __CUDACC__
+#define WINNOW_ROW_LIMITS __host__ __device__
+#else
+#define WINNOW_ROW_LIMITS
+#endif
+
+namespace winnow {
+
+// Rows [begin, end); begin <= end.
+struct RowRange {
+  std::int64_t begin, end;
+};
+
+// Row t stands for the tokens k_stride * t and on. Rows below the result hold none after the query,
+// whose position is q_start + query.
+WINNOW_ROW_LIMITS constexpr std::int64_t causal_rows(std::int64_t q_start, std::int64_t k_stride,
+                                                     std::int64_t query) {
+  const std::int64_t tokens = q_start + query + 1;  // at or before the query
+  // Row t is visible if (t + 1) * k_stride <= tokens; division truncates, so no negative numbers.
+  return tokens < k_stride ? 0 : tokens / k_stride;
+}
+
+// The rows from `start` on, below every end that is given and of those there are.
+WINNOW_ROW_LIMITS constexpr RowRange row_range(std::int64_t start, std::int64_t end) {
+  if (end < 0) end = 0;
+  if (start < 0) start = 0;
+  return {start < end ? start : end, end};
+}
+
+// The limits of a call. All that are given apply together.
+struct RowLimits {
+  Rows<const std::int32_t*> key_start;  // [s_q]; null: 0
+  Rows<const std::int32_t*> key_end;    // [s_q]; null: all rows
+  bool causal = false;                  // q_start and k_stride are in force
+  std::int64_t q_start = 0;
+  std::int64_t k_stride = 1;
+
+  // Of `rows` rows, those that the query sees. Reads its range once.
+  RowRange range_of(std::int64_t query, std::int64_t rows) const {
+    std::int64_t start = 0, end = rows;
+    if (key_start.data != nullptr) start = read_once(key_start.data + key_start.offset(query));
+    if (key_end.data != nullptr) {
+      const std::int64_t given = read_once(key_end.data + key_end.offset(query));
+      if (given < end) end = given;
+    }
+    if (causal) {
+      const std::int64_t seen = causal_rows(q_start, k_stride, query);
+      if (seen < end) end = seen;
+    }
+    return row_range(start, end);
+  }
+};
+
+// Checks the arguments of those names; throws Error naming the one at fault.
+RowLimits check_row_limits(const Check& check, const ConstTensorView& key_start,
+                           const ConstTensorView& key_end, std::optional<std::int64_t> q_start,
+                           std::int64_t k_stride, std::int64_t s_q, Device device);
+
+}  // namespace winnow
