@@ -3,8 +3,8 @@
 Each function calls an operator ``torch.ops.winnow.*`` with a fake implementation, so that it works
 in ``torch.compile(fullgraph=True)``. On CUDA tensors the work joins torch's current stream; nothing
 is copied, and the host waits only in a dispatch or notify that counts. Arguments mean what they
-mean in ``winnow.sparse_mla``, ``winnow.paged_xl`` and ``winnow.expert_parallel``, where shapes,
-dtypes, units and errors are documented.
+mean in ``winnow.indexer``, ``winnow.sparse_mla``, ``winnow.paged_xl`` and
+``winnow.expert_parallel``, where shapes, dtypes, units and errors are documented.
 
 Under ``torch.autocast`` the tensors of sparse MLA and of paged_xl_position_term are cast to its
 dtype, and those of the other paged operators to the dtype of the cache, which is never cast;
@@ -26,12 +26,26 @@ from winnow.expert_parallel import Notifier
 from winnow.expert_parallel.autograd import combine as expert_parallel_combine
 from winnow.expert_parallel.autograd import dispatch_traced as expert_parallel_dispatch
 from winnow.expert_parallel.operators import Notified
+from winnow.indexer_loss import indexer_loss
+from winnow.indexer_operators import (
+    indexer_backward,
+    indexer_quantize,
+    indexer_quantize_pages,
+    indexer_scores,
+    indexer_topk,
+)
 
 __all__ = [
     "expert_parallel_combine",
     "expert_parallel_dispatch",
     "expert_parallel_layout",
     "expert_parallel_notify",
+    "indexer_backward",
+    "indexer_loss",
+    "indexer_quantize",
+    "indexer_quantize_pages",
+    "indexer_scores",
+    "indexer_topk",
     "paged_xl_append",
     "paged_xl_attention",
     "paged_xl_attention_fused",

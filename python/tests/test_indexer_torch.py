@@ -1,0 +1,268 @@
+"""The lightning indexer's torch operators: opcheck, gradients, torch.compile, and quantize."""
+
+import numpy as np
+import pytest
+import torch
+import winnow.torch as ops
+from kinds import gpu
+
+import winnow
+
+
+def problem(s_q=5, h=3, s_k=40, d=64, topk=9, seed=0, device="cpu", dtype=torch.float32):
+    """q, k and weights, and indices of which some name no row."""
+    made = torch.Generator().manual_seed(seed)
+    q, k = torch.randn(s_q, h, d, generator=made), torch.randn(s_k, d, generator=made)
+    weights = torch.randn(s_q, h, generator=made)
+    indices = torch.randint(-2, s_k + 2, (s_q, topk), generator=made, dtype=torch.int32)
+    return (
+        q.to(device, dtype), k.to(device, dtype), weights.to(device), indices.to(device),
+    )  # fmt: skip
+
+
+def formula(q, k, weights, indices=None, start=0, end=None):
+    """The scores in double precision; autograd differentiates them."""
+    s_k = k.shape[0]
+    dots = torch.einsum("ihd,td->iht", q.double(), k.double()).relu()
+    scores = torch.einsum("ih,iht->it", weights.double(), dots)
+    rows = torch.arange(s_k, device=q.device).expand(scores.shape)
+    hidden = (rows < start) | (rows >= (s_k if end is None else end))
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if indices is None:
+        return scores
+    absent = (indices < 0) | (indices >= s_k)
+    return scores.gather(1, indices.clamp(0, s_k - 1).long()).masked_fill(absent, -torch.inf)
+
+
+def _operator_calls(device="cpu", dtype=torch.float32):
+    q, k, weights, indices = problem(device=device, dtype=dtype)
+    leaves = [t.clone().requires_grad_() for t in (q, k, weights)]
+    start = torch.tensor([0, 3, 7, 30, 9], dtype=torch.int32, device=device)
+    end = torch.tensor([40, 9, 90, 20, 10], dtype=torch.int32, device=device)
+    pages = torch.zeros(1, 64 * (64 + 4), dtype=torch.uint8, device=device)
+    slots = torch.arange(40, device=device)
+    w = torch.ops.winnow
+    target = torch.rand(5, 40, device=device)
+    loss = (*leaves, target, None, None, None, None, None, None, start, end, 2)
+    return {
+        "topk": (w.indexer_topk.default, (q, k, weights, 4)),
+        "topk-scores": (
+            w.indexer_topk.default,
+            (q, k, weights, 4, None, start, end, 3, 2, "larger", True),
+        ),
+        "scores": (w.indexer_scores.default, (*leaves, indices)),
+        "scores-dense": (w.indexer_scores.default, (*leaves, None, None, start, end, 3, 2, True)),
+        "backward": (
+            w.indexer_backward.default,
+            (q, k, weights, indices, torch.ones(5, 9, device=device)),
+        ),
+        "quantize": (w.indexer_quantize.default, (k, True)),
+        "quantize-pages": (w.indexer_quantize_pages.default, (k, pages, slots)),
+        "loss": (w.indexer_loss_rows.default, loss),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", _operator_calls())
+def test_opcheck(name):
+    operator, arguments = _operator_calls()[name]
+    torch.library.opcheck(operator, arguments)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", _operator_calls())
+@pytest.mark.gpu
+@gpu[1]
+def test_opcheck_on_a_gpu(name):
+    operator, arguments = _operator_calls("cuda", torch.bfloat16)[name]
+    torch.library.opcheck(operator, arguments)
+
+
+def test_operators_give_what_the_functions_give():
+    q, k, weights, indices = problem()
+    assert torch.equal(ops.indexer_scores(q, k, weights), winnow.indexer.scores(q, k, weights))
+    at = winnow.indexer.scores(q, k, weights, indices, q_start=20)
+    assert torch.equal(ops.indexer_scores(q, k, weights, indices, q_start=20), at)
+    want = winnow.indexer.topk(q, k, weights, 6, ties="larger", return_scores=True)
+    got = ops.indexer_topk(q, k, weights, 6, ties="larger", return_scores=True)
+    assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+    assert len(ops.indexer_topk(q, k, weights, 6)) == 2
+    d_scores = torch.ones(indices.shape)
+    want = winnow.indexer.backward(q, k, weights, indices, d_scores)
+    got = ops.indexer_backward(q, k, weights, indices, d_scores)
+    assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+    for g, w in zip(ops.indexer_quantize(k), winnow.indexer.quantize(k), strict=True):
+        assert torch.equal(g.view(torch.uint8), w.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_gradients_of_scores(dense):
+    q, k, weights, indices = problem()
+    indices = None if dense else indices
+    end = torch.tensor([40, 9, 33, 0, 25], dtype=torch.int32)
+    results = []
+    for scores in (
+        lambda *leaves: formula(*leaves, indices, end=end[:, None]),
+        lambda *leaves: ops.indexer_scores(*leaves, indices, key_end=end),
+    ):
+        leaves = [t.clone().requires_grad_() for t in (q, k, weights)]
+        found = scores(*leaves)
+        torch.where(found.isinf(), 0, found).square().sum().backward()
+        results.append([leaf.grad for leaf in leaves])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+def test_the_choice_may_be_made_of_leaves_but_its_scores_have_no_gradient():
+    q, k, weights, _ = problem()
+    q.requires_grad_()
+    indices, length = ops.indexer_topk(q, k, weights, 4)
+    assert not indices.requires_grad and not length.requires_grad
+    _, _, scores = ops.indexer_topk(q, k, weights, 4, return_scores=True)
+    with pytest.raises(RuntimeError, match="winnow::indexer_topk has no gradient"):
+        scores.sum().backward()
+
+
+def test_bfloat16_leaves_get_gradients_of_their_dtypes():
+    q, k, weights, indices = problem(dtype=torch.bfloat16)
+    leaves = [q.requires_grad_(), k.requires_grad_(), weights.bfloat16().requires_grad_()]
+    scores = ops.indexer_scores(*leaves, indices)
+    torch.where(scores.isinf(), 0, scores).sum().backward()
+    assert [leaf.grad.dtype for leaf in leaves] == [torch.bfloat16] * 3
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=gpu)]
+)  # fmt: skip
+def test_compiled_with_gradients_in_one_graph(device):
+    """Everything is in one function, since a compilation takes long."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, weights, _ = problem(device=device, dtype=dtype)
+    attention = (
+        torch.randn(5, 2, 512, device=device, dtype=dtype),
+        torch.randn(40, 1, 512, device=device, dtype=dtype),
+    )
+    end = torch.full((5,), 33, dtype=torch.int32, device=device)
+
+    def model(q, k, weights):
+        indices, length = ops.indexer_topk(2 * q, k, weights, 6, key_end=end)
+        scores = ops.indexer_scores(2 * q, k, weights, indices)
+        out, lse = ops.sparse_mla_attention(
+            *attention, indices[:, None], topk_length=length, return_lse=True
+        )
+        rows, scale = ops.indexer_quantize(k.detach())
+        teacher = (*attention, lse, None, None)
+        loss = ops.indexer_loss(2 * q, k, weights, indices=indices, attention=teacher, key_end=end)
+        loss = loss + ops.indexer_loss(q, k, weights, scores.new_ones(5, 40), key_end=end)
+        return loss + scores.square().sum() + out.float().sum(), rows.float().sum() + scale.sum()
+
+    results = []
+    for run in (model, torch.compile(model, fullgraph=True)):
+        leaves = [t.clone().requires_grad_() for t in (q, k, weights)]
+        loss, other = run(*leaves)
+        loss.backward()
+        results.append([loss, other, *(leaf.grad for leaf in leaves)])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+@gpu[1]
+def test_a_training_step_in_a_graph():
+    q, k, weights, _ = problem(s_q=130, h=16, s_k=3000, d=128, device="cuda", dtype=torch.bfloat16)
+    leaves = [t.requires_grad_() for t in (q, k, weights)]
+    kv = torch.randn(3000, 1, 576, device="cuda").bfloat16()
+    attention_q = torch.randn(130, 16, 576, device="cuda").bfloat16()
+
+    def step():
+        indices, length = ops.indexer_topk(*leaves, 256, q_start=2870)
+        _, lse = ops.sparse_mla_attention(
+            attention_q, kv, indices[:, None], topk_length=length, return_lse=True
+        )
+        teacher = (attention_q, kv, lse, None, None)
+        loss = ops.indexer_loss(*leaves, indices=indices, attention=teacher, chunk=50)
+        return loss, *torch.autograd.grad(loss, leaves)
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = step()
+        with torch.no_grad():
+            q.mul_(1.5)
+        graph.replay()
+        for got, want in zip(captured, step(), strict=True):
+            assert torch.equal(got, want)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# ---- quantize
+
+
+def _quantized(x, power_of_two):
+    """The formula, by torch's own conversion."""
+    scale = x.abs().amax(-1).clamp(min=1e-4) / 448
+    if power_of_two:
+        scale = torch.exp2(torch.ceil(torch.log2(scale.double()))).float()
+    return (x / scale[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_quantize(power_of_two, device):
+    x = (
+        torch.randn(7, 3, 128, device=device)
+        * torch.logspace(-6, 6, 7, device=device)[:, None, None]
+    )
+    rows, scale = winnow.indexer.quantize(x, power_of_two=power_of_two)
+    want_rows, want_scale = _quantized(x, power_of_two)
+    assert torch.equal(scale, want_scale)
+    assert torch.equal(rows.view(torch.uint8), want_rows.view(torch.uint8))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+def test_quantize_into_pages(device):
+    x = torch.randn(100, 64, device=device, dtype=torch.bfloat16)
+    slots = torch.randperm(192, device=device)[:100]
+    pages = torch.zeros(3, 64 * 68, dtype=torch.uint8, device=device)
+    ops.indexer_quantize_pages(x, pages, slots)
+    rows, scale = winnow.indexer.quantize(x)
+    elements = pages[:, : 64 * 64].reshape(192, 64)
+    scales = pages[:, 64 * 64 :].reshape(192, 4).view(torch.float32)[:, 0]
+    assert torch.equal(elements[slots], rows.view(torch.uint8))
+    assert torch.equal(scales[slots], scale)
+    assert int((scales != 0).sum()) == 100
+
+
+def test_quantize_numpy_needs_rows():
+    x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+    rows, scale = winnow.indexer.quantize(x, out=(np.empty((3, 64), np.uint8), None))
+    want, want_scale = winnow.indexer.quantize(torch.from_numpy(x))
+    np.testing.assert_array_equal(rows, want.view(torch.uint8).numpy())
+    np.testing.assert_array_equal(scale, want_scale.numpy())
+    with pytest.raises(ValueError, match="indexer::quantize: rows: "):
+        winnow.indexer.quantize(x)
+
+
+def test_quantize_refusals():
+    x, pages = torch.zeros(3, 64), torch.zeros(1, 64 * 68, dtype=torch.uint8)
+    slots = torch.tensor([0, 64, 1])
+    with pytest.raises(
+        ValueError, match="slots: want slots below 1 pages \\* 64 slots, got slot 64"
+    ):
+        winnow.indexer.quantize(x, pages=pages, slots=slots)
+    with pytest.raises(
+        ValueError, match="slots: want a tensor \\[n\\], which pages need, got none"
+    ):
+        winnow.indexer.quantize(x, pages=pages)
+    with pytest.raises(ValueError, match="out: want None, with pages to write to"):
+        winnow.indexer.quantize(x, pages=pages, slots=slots, out=(x, None))
+    assert winnow.supports("indexer.quantize", dtype="bfloat16", n=100, d=64)
+    assert "want d = 128 or 64" in winnow.supports("indexer.quantize", d=96).reason

@@ -1,0 +1,319 @@
+"""The loss that trains a lightning indexer; public as winnow.torch.indexer_loss."""
+
+from typing import Any, NamedTuple, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from winnow import _operators
+from winnow._winnow import indexer as _indexer
+from winnow._winnow import sparse_mla as _sparse_mla
+from winnow.errors import InvalidArgument
+
+# A chunk of queries has about this many scores, unless the caller says how many queries it has:
+# 64 MiB, and there are a few tensors of that size at a time.
+_CHUNK_SCORES = 1 << 24
+
+
+class _Problem(NamedTuple):
+    """The arguments of the operators. Everything but q, k and weights may be absent."""
+
+    q: Tensor
+    k: Tensor
+    weights: Tensor
+    target: Optional[Tensor] = None
+    indices: Optional[Tensor] = None
+    attention_q: Optional[Tensor] = None
+    attention_kv: Optional[Tensor] = None
+    lse: Optional[Tensor] = None
+    scale: Optional[float] = None
+    attn_sink: Optional[Tensor] = None
+    key_start: Optional[Tensor] = None
+    key_end: Optional[Tensor] = None
+    chunk: int = 0
+
+    def ranges(self):
+        """key_start and key_end, [s_q], within the rows of k."""
+        s_q, s_k = self.q.shape[0], self.k.shape[0]
+        device = self.q.device
+        start, end = self.key_start, self.key_end
+        if start is None:
+            start = torch.zeros(s_q, dtype=torch.int32, device=device)
+        if end is None:
+            end = torch.full((s_q,), s_k, dtype=torch.int32, device=device)
+        return start.clamp(0, s_k), end.clamp(0, s_k)
+
+    def chunks(self):
+        s_q = self.q.shape[0]
+        step = self.chunk
+        if step <= 0:
+            columns = self.k.shape[0] if self.indices is None else self.indices.shape[1]
+            step = max(1, _CHUNK_SCORES // max(1, columns))
+        for begin in range(0, s_q, step):
+            yield slice(begin, min(s_q, begin + step))
+
+
+class _Chunk(NamedTuple):
+    """What the loss needs to know of some queries; [queries, columns] each, but the last."""
+
+    visible: Tensor  # of the entries
+    log_p: Tensor  # of the softmax of the scores; 0 where nothing is visible
+    target: Tensor  # each row sums to 1, or to 0 where it has no weight
+    sees: Tensor  # [queries]: something is visible
+    limits: dict  # of the scores: indices, key_start and key_end of these queries
+
+
+def _look_at(problem: _Problem, queries: slice, start: Tensor, end: Tensor) -> _Chunk:
+    q, k, weights, target, indices = problem[:5]
+    start, end = start[queries], end[queries]
+    s_k = k.shape[0]
+    limits = {"key_start": start, "key_end": end}
+    if indices is None:
+        rows = torch.arange(s_k, dtype=torch.int32, device=q.device)[None]
+        chosen = {"indices": None}
+    else:
+        rows = indices[queries]
+        chosen = {"indices": rows}
+    visible = (rows >= start[:, None]) & (rows < end[:, None])
+    scores = _indexer.scores(q[queries], k, weights[queries], **chosen, **limits)
+
+    if target is not None:
+        wanted = target[queries].float()
+    else:
+        lse = problem.lse[queries]
+        if problem.attn_sink is not None:  # it takes its part of a head's weight
+            lse = torch.logaddexp(lse, problem.attn_sink)
+        wanted = _sparse_mla.distribution(
+            problem.attention_q[queries],
+            problem.attention_kv,
+            chosen["indices"],
+            lse,
+            scale=problem.scale,
+            **(limits if indices is None else {}),
+        )
+    wanted = torch.where(visible, wanted, 0)
+    total = wanted.sum(-1, keepdim=True)
+    wanted = torch.where(total == 0, 0, wanted / total)
+    sees = visible.any(-1)
+    log_p = torch.where(sees[:, None], torch.log_softmax(scores, -1), 0)
+    return _Chunk(visible, log_p, wanted, sees, {**chosen, **limits})
+
+
+# The operator of the values. Its arguments are those of _Problem.
+
+
+def _rows(*arguments):
+    problem = _Problem(*arguments)
+    values = problem.q.new_empty(problem.q.shape[0], dtype=torch.float32)
+    sees = torch.empty_like(values)
+    start, end = problem.ranges()
+    for queries in problem.chunks():
+        chunk = _look_at(problem, queries, start, end)
+        target = chunk.target
+        # An entry without weight in the target counts nothing, also where log_p is -inf.
+        terms = torch.where(target == 0, 0, target * (target.log() - chunk.log_p))
+        values[queries] = terms.sum(-1)
+        sees[queries] = chunk.sees.float()
+    return values, sees
+
+
+def _rows_fake(q, *others):
+    return q.new_empty(q.shape[0], dtype=torch.float32), q.new_empty(
+        q.shape[0], dtype=torch.float32
+    )
+
+
+def _gradient(d_rows, *arguments):
+    problem = _Problem(*arguments)
+    q, k, weights = problem[:3]
+    dq, d_weights = torch.empty_like(q), torch.empty_like(weights)
+    dk = torch.zeros(k.shape, dtype=torch.float32, device=k.device)
+    dk_of_chunk = torch.empty_like(dk)
+    start, end = problem.ranges()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    for queries in problem.chunks():
+        chunk = _look_at(problem, queries, start, end)
+        # The target of a query sums to 1, or to 0: then nothing is to be learned from it.
+        weight = chunk.target.sum(-1, keepdim=True)
+        difference = chunk.log_p.exp() * weight - chunk.target
+        d_scores = torch.where(chunk.visible, difference * d_rows[queries, None], 0)
+        _indexer.backward(
+            q[queries],
+            k,
+            weights[queries],
+            d_scores=d_scores,
+            deterministic=deterministic,
+            dq=dq[queries],
+            dk=dk_of_chunk,
+            d_weights=d_weights[queries],
+            **chunk.limits,
+        )
+        dk += dk_of_chunk
+    return dq, dk.to(k.dtype), d_weights
+
+
+def _gradient_fake(d_rows, q, k, weights, *others):
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(weights)
+
+
+@_operators.operator(_gradient, _gradient_fake, results=3)
+def indexer_loss_backward(
+    d_rows: Tensor,
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    target: Optional[Tensor],
+    indices: Optional[Tensor],
+    attention_q: Optional[Tensor],
+    attention_kv: Optional[Tensor],
+    lse: Optional[Tensor],
+    scale: Optional[float],
+    attn_sink: Optional[Tensor],
+    key_start: Optional[Tensor],
+    key_end: Optional[Tensor],
+    chunk: int,
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """The gradients of indexer_loss_rows() in q, k and weights."""
+
+
+class _Recorded(torch.autograd.Function):
+    """indexer_loss_rows under autograd: it saves its inputs and forms everything again."""
+
+    @staticmethod
+    def forward(q, k, weights, run, values, defaults):
+        return run(*values)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, _, _, _, values, _ = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*(value for value in values if isinstance(value, Tensor)))
+        ctx.others = [None if isinstance(value, Tensor) else (value,) for value in values]
+
+    @staticmethod
+    def backward(ctx, d_rows, d_sees):
+        tensors = iter(ctx.saved_tensors)
+        values = [next(tensors) if other is None else other[0] for other in ctx.others]
+        gradients = torch.ops.winnow.indexer_loss_backward(d_rows.contiguous(), *values)
+        wanted = zip(gradients, ctx.needs_input_grad[:3], strict=True)
+        return *(gradient if needed else None for gradient, needed in wanted), None, None, None
+
+
+@_operators.operator(
+    _rows,
+    _rows_fake,
+    results=2,
+    autograd=_operators.recording(_operators.recorded_by(_Recorded), leaves=(0, 1, 2)),
+)
+def indexer_loss_rows(
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    target: Optional[Tensor],
+    indices: Optional[Tensor],
+    attention_q: Optional[Tensor],
+    attention_kv: Optional[Tensor],
+    lse: Optional[Tensor],
+    scale: Optional[float],
+    attn_sink: Optional[Tensor],
+    key_start: Optional[Tensor],
+    key_end: Optional[Tensor],
+    chunk: int,
+) -> Tuple[Tensor, Tensor]:
+    """The loss of every query, and 1 for those that see something: float32, [s_q] each."""
+
+
+def _refuse(argument: str, wanted: str, got: Any) -> None:
+    error = InvalidArgument(f"indexer_loss: {argument}: want {wanted}, got {got}")
+    error.operation, error.argument = "indexer_loss", argument
+    raise error
+
+
+def indexer_loss(
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    target: Optional[Tensor] = None,
+    indices: Optional[Tensor] = None,
+    *,
+    attention: Optional[Tuple[Tensor, Tensor, Tensor, Optional[float], Optional[Tensor]]] = None,
+    key_start: Optional[Tensor] = None,
+    key_end: Optional[Tensor] = None,
+    reduction: str = "mean",
+    chunk: Optional[int] = None,
+) -> Tensor:
+    """How far the indexer's choice is from where the attention looks, differentiable in q, k and
+    weights.
+
+        loss[i] = sum over j of t[i,j] * (log t[i,j] - log softmax(scores[i,:])[j])
+
+    over the rows j that query i sees: all of them (the warm-up), or with indices the chosen ones. t
+    is the target, divided by its sum over these rows; it has no gradient, and a term with t = 0 is
+    0. A query whose target sums to 0 has the loss 0.
+
+    Args:
+        q: [s_q, h, d], k: [s_k, d], weights: [s_q, h]: as in winnow.indexer.scores(), float32 or
+            bfloat16 (on the CPU also float16).
+        target: [s_q, s_k], or [s_q, topk] with indices, any float dtype; what it holds for rows
+            that a query does not see is ignored. Exactly one of target and attention is given.
+        indices: [s_q, topk] or [s_q, 1, topk], int32, as indexer_topk() gives them; one outside
+            [0, s_k) is absent.
+        attention: (q, kv, lse, scale, attn_sink) of the attention that teaches: those that
+            sparse_mla_attention() was called with, over the same rows as the loss, and the lse that
+            it returned. scale and attn_sink may be None. The target is formed from them chunk by
+            chunk, by winnow.sparse_mla.distribution().
+        key_start, key_end: [s_q], int32: query i sees rows [max(0, start), min(s_k, end)).
+        reduction: "mean" over the queries that see something (0 if none does), "sum", or "none":
+            [s_q], 0 where a query sees nothing.
+        chunk: queries that are worked on at a time. Memory grows with chunk * s_k, or chunk * topk;
+            None takes as many as give 2^24 scores.
+
+    Returns:
+        The loss, float32. The backward pass forms scores and target again, chunk by chunk. Its
+        gradient of k is bitwise equal from run to run with torch.use_deterministic_algorithms().
+
+    Raises:
+        ValueError, winnow.Error: an argument is not as described.
+    """
+    if (target is None) == (attention is None):
+        _refuse("target", "it or attention", "neither" if target is None else "both")
+    if reduction not in ("mean", "sum", "none"):
+        _refuse("reduction", "mean, sum or none", reduction)
+    if chunk is not None and chunk < 1:
+        _refuse("chunk", "1 or more", chunk)
+    if q.dim() != 3:
+        _refuse("q", "3 dimensions [s_q, h, d]", f"shape {list(q.shape)}")
+    if k.dim() != 2:
+        _refuse("k", "2 dimensions [s_k, d]", f"shape {list(k.shape)}")
+    s_q, s_k = q.shape[0], k.shape[0]
+    name, columns = "s_k", s_k
+    if indices is not None:
+        if indices.dim() == 3 and indices.shape[1] == 1:
+            indices = indices[:, 0]
+        if indices.dim() != 2 or indices.shape[0] != s_q:
+            _refuse("indices", f"shape [s_q={s_q}, topk]", list(indices.shape))
+        name, columns = "topk", indices.shape[1]
+    for argument, limit in (("key_start", key_start), ("key_end", key_end)):
+        if limit is not None and (limit.shape != (s_q,) or limit.dtype != torch.int32):
+            got = f"{limit.dtype} of shape {list(limit.shape)}"
+            _refuse(argument, f"int32 of shape [s_q={s_q}]", got)
+    teacher: Tuple[Union[Tensor, float, None], ...] = (None,) * 5
+    if target is not None:
+        if target.shape != (s_q, columns):
+            _refuse("target", f"shape [s_q={s_q}, {name}={columns}]", list(target.shape))
+        target = target.detach()
+    else:
+        if len(attention) != 5:
+            _refuse("attention", "(q, kv, lse, scale, attn_sink)", f"{len(attention)} of them")
+        queries, rows = attention[0].shape[0], attention[1].shape[0]
+        if queries != s_q or rows != s_k:
+            wanted = f"q of s_q={s_q} queries and kv of s_k={s_k} rows"
+            _refuse("attention", wanted, f"{queries} and {rows}")
+        teacher = tuple(a.detach() if isinstance(a, Tensor) else a for a in attention)
+    losses, sees = torch.ops.winnow.indexer_loss_rows(
+        q, k, weights, target, indices, *teacher, key_start, key_end, chunk or 0
+    )
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    return total if reduction == "sum" else total / sees.sum().clamp(min=1)

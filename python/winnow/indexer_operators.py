@@ -1,0 +1,195 @@
+"""The lightning indexer's operations as torch operators; public as winnow.torch.indexer_*."""
+
+from typing import Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from winnow import _operators
+from winnow._winnow import indexer as _indexer
+
+
+def _columns(k, indices):
+    return k.shape[0] if indices is None else indices.shape[1]
+
+
+# ---- topk
+
+
+def _topk(q, *others, return_scores=False, **options):
+    results = _indexer.topk(q, *others, return_scores=return_scores, **options)
+    return results if return_scores else (*results, q.new_empty(0, dtype=torch.float32))
+
+
+def _topk_fake(q, k, weights, topk, *, return_scores=False, **options):
+    indices = q.new_empty((q.shape[0], topk), dtype=torch.int32)
+    scores = q.new_empty(indices.shape if return_scores else (0,), dtype=torch.float32)
+    return indices, q.new_empty(q.shape[:1], dtype=torch.int32), scores
+
+
+def _scores_if_wanted(operator, arguments, options):
+    results = operator(*arguments, **options)
+    return results if options.get("return_scores", False) else results[:2]
+
+
+@_operators.operator(_topk, _topk_fake, results=3, how=_scores_if_wanted)
+def indexer_topk(
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    topk: int,
+    *,
+    k_scale: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None,
+    key_end: Optional[Tensor] = None,
+    q_start: Optional[int] = None,
+    k_stride: int = 1,
+    ties: str = "smaller",
+    return_scores: bool = False,
+) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]:
+    """winnow.indexer.topk() as an operator: (indices, length), with return_scores (indices, length,
+    scores).
+
+    The choice has no gradient, and asking for one of these scores is an error: those of
+    indexer_scores() at the indices have one. The operator itself always has three results; the last
+    one is empty where scores are not asked for.
+    """
+
+
+# ---- scores and their gradient
+
+
+def _backward(q, k, *others, dk_dtype=None, **options):
+    dk = torch.empty(k.shape, dtype=dk_dtype or torch.float32, device=k.device)
+    return _indexer.backward(q, k, *others, dk=dk, **options)
+
+
+def _backward_fake(q, k, weights, indices, d_scores, *, dk_dtype=None, **options):
+    f8 = q.dtype == torch.float8_e4m3fn
+    return (
+        q.new_empty(q.shape, dtype=torch.float32 if f8 else q.dtype),
+        k.new_empty(k.shape, dtype=dk_dtype or torch.float32),
+        weights.new_empty(weights.shape, dtype=torch.float32),
+    )
+
+
+@_operators.operator(_backward, _backward_fake, results=3)
+def indexer_backward(
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    indices: Optional[Tensor],
+    d_scores: Tensor,
+    *,
+    k_scale: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None,
+    key_end: Optional[Tensor] = None,
+    q_start: Optional[int] = None,
+    k_stride: int = 1,
+    deterministic: bool = False,
+    dk_dtype: Optional[torch.dtype] = None,
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """winnow.indexer.backward() as an operator: (dq, dk, d_weights).
+
+    dq is as q (float32 for float8), d_weights float32, and dk float32 unless its dtype is given.
+    """
+
+
+def _scores(q, k, weights, indices=None, *, deterministic=False, **options):
+    return _indexer.scores(q, k, weights, indices, **options)
+
+
+def _scores_fake(q, k, weights, indices=None, **options):
+    return q.new_empty((q.shape[0], _columns(k, indices)), dtype=torch.float32)
+
+
+class _RecordedScores(torch.autograd.Function):
+    """indexer_scores under autograd; arguments as in winnow.torch._Recorded."""
+
+    @staticmethod
+    def forward(q, k, weights, run, values, defaults):
+        return run(*values)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, weights, _, values, defaults = inputs
+        _, _, _, indices, k_scale, key_start, key_end, *others = values + defaults[len(values) :]
+        ctx.save_for_backward(q, k, weights, indices, k_scale, key_start, key_end)
+        ctx.options = others
+
+    @staticmethod
+    def backward(ctx, d_scores):
+        q, k, weights, indices, k_scale, key_start, key_end = ctx.saved_tensors
+        q_start, k_stride, deterministic = ctx.options
+        dq, dk, d_weights = torch.ops.winnow.indexer_backward(
+            q,
+            k,
+            weights,
+            indices,
+            # A sum of scores gives an expanded gradient, whose last dimension is not contiguous.
+            d_scores.contiguous(),
+            k_scale=k_scale,
+            key_start=key_start,
+            key_end=key_end,
+            q_start=q_start,
+            k_stride=k_stride,
+            deterministic=deterministic,
+            dk_dtype=None if k.dtype == torch.float8_e4m3fn else k.dtype,
+        )
+        gradients = dq.to(q.dtype), dk.to(k.dtype), d_weights.to(weights.dtype)
+        wanted = zip(gradients, ctx.needs_input_grad[:3], strict=True)
+        return *(gradient if needed else None for gradient, needed in wanted), None, None, None
+
+
+@_operators.operator(
+    _scores,
+    _scores_fake,
+    results=1,
+    autograd=_operators.recording(_operators.recorded_by(_RecordedScores), leaves=(0, 1, 2)),
+)
+def indexer_scores(
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    indices: Optional[Tensor] = None,
+    *,
+    k_scale: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None,
+    key_end: Optional[Tensor] = None,
+    q_start: Optional[int] = None,
+    k_stride: int = 1,
+    deterministic: bool = False,
+) -> Tensor:
+    """winnow.indexer.scores() as an operator, differentiable in q, k and weights.
+
+    Entries that are absent or not visible are -inf and pass no gradient on. deterministic is for
+    the gradient, as in winnow.indexer.backward().
+    """
+
+
+# ---- quantize
+
+
+def _quantize_fake(x, *, power_of_two=False):
+    return (
+        x.new_empty(x.shape, dtype=torch.float8_e4m3fn),
+        x.new_empty(x.shape[:-1], dtype=torch.float32),
+    )
+
+
+@_operators.operator(_indexer.quantize, _quantize_fake, results=2)
+def indexer_quantize(x: Tensor, *, power_of_two: bool = False) -> Tuple[Tensor, Tensor]:
+    """winnow.indexer.quantize() as an operator: (rows, scale). It has no gradient."""
+
+
+def _quantize_pages(x, pages, slots, **options):
+    _indexer.quantize(x, pages=pages, slots=slots, **options)
+
+
+@_operators.operator(
+    _quantize_pages, lambda *tensors, **options: None, results=0, changes=("pages",)
+)
+def indexer_quantize_pages(
+    x: Tensor, pages: Tensor, slots: Tensor, *, power_of_two: bool = False
+) -> None:
+    """winnow.indexer.quantize() into pages, as an operator that changes them."""
