@@ -151,6 +151,26 @@ def _indexer():
             {"scores": (chosen.astype(np.float32), "f32")},
         ),
     )
+    x = (rng.standard_normal((5, 64)).astype(np.float32), _FLOATS)
+    yield (
+        "indexer::quantize",
+        _operation(
+            lambda x, rows, scale: indexer.quantize(x, out=(rows, scale)),
+            {"x": x},
+            {
+                "rows": (np.zeros((5, 64), np.uint8), "f8_e4m3 or u8"),
+                "scale": (np.zeros(5, np.float32), "f32"),
+            },
+        ),
+    )
+    yield (
+        "indexer::quantize, pages",
+        _operation(
+            indexer.quantize,
+            {"x": x, "slots": (np.arange(5), "i64 or i32")},
+            {"pages": (np.zeros((1, 64 * 68), np.uint8), "u8")},
+        ),
+    )
 
 
 def _layout():

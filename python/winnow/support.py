@@ -37,9 +37,8 @@ def supports(
         op: "sparse_mla.forward", "sparse_mla.distribution", "sparse_mla.backward",
             "indexer.topk", "indexer.scores", "indexer.backward", "indexer.quantize",
             "paged_xl.attention", "paged_xl.attention_fused", "paged_xl.append",
-            "paged_xl.position_term",
-            "expert_parallel.dispatch", "expert_parallel.combine", "expert_parallel.layout" or
-            "expert_parallel.notify".
+            "paged_xl.position_term", "expert_parallel.dispatch", "expert_parallel.combine",
+            "expert_parallel.layout" or "expert_parallel.notify".
         dtype: of the queries, or the tokens: "float32", "float16", "bfloat16", "float64" (of
             sparse_mla and paged_xl on the CPU), or a dtype of numpy or torch.
         device: "cpu", "cuda" or "cuda:1", or a device of torch.

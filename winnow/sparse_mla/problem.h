@@ -23,7 +23,7 @@ namespace winnow::sparse_mla {
 struct Problem : RowLimits {
   DType dtype = DType::f32;
   std::int64_t s_q = 0, h_q = 0, s_kv = 0, d_qk = 0, topk = 0;
-  double scale = 0;                       // rounded to f32 unless dtype is f64
+  double scale = 0;  // rounded to f32 unless dtype is f64
   bool dense = false;
   Rows<const void*> q;                    // [s_q, h_q, d_qk]
   Rows<const void*> kv;                   // [s_kv, d_qk]

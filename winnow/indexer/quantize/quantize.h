@@ -43,11 +43,11 @@ struct QuantizeArgs {
 //
 // Sizes: any n, h and num_pages, including 0. Strides: the innermost dimension is contiguous, the
 // others are arbitrary (also 0 or negative; not 0 for outputs); on a GPU pages begin at multiples
-// of 4 bytes. Memory: all tensors belong to the caller and live on one device; outputs overlap no
-// other tensor. On a GPU the call neither waits nor allocates, so the stream may be in capture.
-// Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument)
-// naming the argument, before anything is written; Error (unsupported) if no backend, or not the
-// forced one, can run it.
+// of 4 bytes. Memory: all tensors belong to the caller and live on one device; an output that
+// overlaps another tensor is refused. On a GPU the call neither waits nor allocates, so the stream
+// may be in capture. Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error
+// (invalid_argument) naming the argument, before anything is written; Error (unsupported) if no
+// backend, or not the forced one, can run it.
 //
 // The layout of pages is that of DeepGEMM and vLLM.
 WINNOW_EXPORT Backend quantize(const QuantizeArgs& args, const RunOptions& options = {});

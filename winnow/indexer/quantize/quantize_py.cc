@@ -70,13 +70,13 @@ Raises:
 
 void bind_indexer_quantize(nb::module_& m) {
   using namespace nb::literals;
-  m.def("quantize", quantize, "x"_a.none(), nb::kw_only(), "power_of_two"_a = false,
-        "pages"_a = nb::none(), "slots"_a = nb::none(), "out"_a = nb::none(), "check"_a = false,
-        "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-        nb::sig("def quantize(x: T, *, power_of_two: bool = False, pages: T | None = None, "
-                "slots: T | None = None, out: tuple[T | None, T | None] | None = None, "
-                "check: bool = False, stream: Stream = None, backend: str | None = None) "
-                "-> tuple[T, T] | None"));
+  define(m, "quantize", quantize, "x"_a.none(), nb::kw_only(), "power_of_two"_a = false,
+         "pages"_a = nb::none(), "slots"_a = nb::none(), "out"_a = nb::none(), "check"_a = false,
+         "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+         nb::sig("def quantize(x: T, *, power_of_two: bool = False, pages: T | None = None, "
+                 "slots: T | None = None, out: tuple[T | None, T | None] | None = None, "
+                 "check: bool = False, stream: Stream = None, backend: str | None = None) "
+                 "-> tuple[T, T] | None"));
 }
 
 Backend supports_indexer_quantize(Shape& shape, const RunOptions& options) {

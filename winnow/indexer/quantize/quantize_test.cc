@@ -181,7 +181,7 @@ TEST(Quantize, RefusesSlotsAndOverlap) {
   reject(problem.paged(), "slots: want each slot at most once, got slot 2 for row 1 and row 2");
   QuantizeArgs args = problem.plain();
   args.scale = TensorView(problem.rows.data(), DType::f32, {3});
-  reject(args, "rows: want memory apart from scale, got memory that both use");
+  reject(args, "scale: want memory apart from rows, got memory that both use");
 }
 
 }  // namespace

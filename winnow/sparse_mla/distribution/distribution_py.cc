@@ -31,8 +31,8 @@ nb::object distribution(nb::handle q, nb::handle kv, nb::handle indices, nb::han
   const std::int64_t columns = args.indices.present()
                                    ? size_of_dim(args.indices, args.indices.rank() - 1)
                                    : size_of_dim(args.kv, 0);
-  args.attn_sum = call.output("out", out, accumulator_of(args.q.dtype()),
-                              {size_of_dim(args.q, 0), columns});
+  args.attn_sum =
+      call.output("out", out, accumulator_of(args.q.dtype()), {size_of_dim(args.q, 0), columns});
   call.run([&](const RunOptions& options) { sparse_mla::distribution(args, options); });
   return out;
 }
