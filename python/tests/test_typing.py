@@ -57,6 +57,7 @@ def of_arrays(q: npt.NDArray[np.float32], i: npt.NDArray[np.int32], wanted: bool
     dq, dkv, d_sink = sparse_mla.backward(q, q, i, out, lse, out, attn_sink=q)
     chosen, length = indexer.topk(q, q, q, 8)
     chosen, length, scores = indexer.topk(q, q, q, 8, return_scores=True)
+    rows, scale = indexer.quantize(q)
     total = paged_xl.attention(q, q, q, q, q, None, i, i).sum()
     out, lse = paged_xl.attention_fused(q, q, q, q, q, q, None, i, i, return_lse=True)
     paged_xl.attention(q, q, q, q, q, 0.1, i, i, return_lse=wanted)
@@ -118,18 +119,18 @@ def test_overloads_have_the_parameters_of_their_functions(room):
         signature = getattr(module, name).__doc__.splitlines()[0]
         declared = _names(ast.parse(f"def {signature}: ...").body[0])
         assert all(names == declared for names in overloads), name
-    overloaded = {"sparse_mla": 1, "indexer": 1, "paged_xl": 2}[room]
+    overloaded = {"sparse_mla": 1, "indexer": 2, "paged_xl": 2}[room]
     assert sum(len(overloads) == 3 for overloads in typed.values()) == overloaded
 
 
 def test_overloads_of_the_operators_have_the_parameters_of_their_functions():
-    module = ast.parse((PACKAGE / "torch.py").read_text())
+    files = [PACKAGE / "torch.py", PACKAGE / "indexer_operators.py"]
     typed = {}
-    for node in module.body:
+    for node in (node for file in files for node in ast.parse(file.read_text()).body):
         if isinstance(node, ast.FunctionDef):
             typed.setdefault(node.name, []).append(_names(node))
     overloaded = {name for name, overloads in typed.items() if len(overloads) > 1}
     assert overloaded >= {"sparse_mla_attention", "sparse_mla_backward", "paged_xl_attention",
-                          "paged_xl_attention_fused"}  # fmt: skip
+                          "paged_xl_attention_fused", "indexer_topk"}  # fmt: skip
     for name in overloaded:
         assert all(names == typed[name][-1] for names in typed[name]), name

@@ -203,6 +203,7 @@ class _Recorded(torch.autograd.Function):
     _rows,
     _rows_fake,
     results=2,
+    casts={"q": None, "k": None, "attention_q": None, "attention_kv": None},
     autograd=_operators.recording(_operators.recorded_by(_Recorded), leaves=(0, 1, 2)),
 )
 def indexer_loss_rows(

@@ -1,6 +1,6 @@
 """The lightning indexer's operations as torch operators; public as winnow.torch.indexer_*."""
 
-from typing import Optional, Tuple, Union
+from typing import Literal, Optional, Tuple, Union, overload
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from winnow._winnow import indexer as _indexer
 
 def _columns(k, indices):
     return k.shape[0] if indices is None else indices.shape[1]
+
+
+# What torch.autocast casts. Weights may be float32 beside any q and k.
+_CASTS = {"q": None, "k": None}
 
 
 # ---- topk
@@ -32,7 +36,28 @@ def _scores_if_wanted(operator, arguments, options):
     return results if options.get("return_scores", False) else results[:2]
 
 
-@_operators.operator(_topk, _topk_fake, results=3, how=_scores_if_wanted)
+@overload
+def indexer_topk(
+    q: Tensor, k: Tensor, weights: Tensor, topk: int, *, k_scale: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
+    q_start: Optional[int] = None, k_stride: int = 1, ties: str = "smaller",
+    return_scores: Literal[False] = False,
+) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def indexer_topk(
+    q: Tensor, k: Tensor, weights: Tensor, topk: int, *, k_scale: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
+    q_start: Optional[int] = None, k_stride: int = 1, ties: str = "smaller",
+    return_scores: Literal[True],
+) -> Tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def indexer_topk(
+    q: Tensor, k: Tensor, weights: Tensor, topk: int, *, k_scale: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
+    q_start: Optional[int] = None, k_stride: int = 1, ties: str = "smaller",
+    return_scores: bool,
+) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]: ...  # fmt: skip
+@_operators.operator(_topk, _topk_fake, results=3, how=_scores_if_wanted, casts=_CASTS)
 def indexer_topk(
     q: Tensor,
     k: Tensor,
@@ -145,6 +170,7 @@ class _RecordedScores(torch.autograd.Function):
     _scores,
     _scores_fake,
     results=1,
+    casts=_CASTS,
     autograd=_operators.recording(_operators.recorded_by(_RecordedScores), leaves=(0, 1, 2)),
 )
 def indexer_scores(

@@ -6,10 +6,11 @@ is copied, and the host waits only in a dispatch or notify that counts. Argument
 mean in ``winnow.indexer``, ``winnow.sparse_mla``, ``winnow.paged_xl`` and
 ``winnow.expert_parallel``, where shapes, dtypes, units and errors are documented.
 
-Under ``torch.autocast`` the tensors of sparse MLA and of paged_xl_position_term are cast to its
-dtype, and those of the other paged operators to the dtype of the cache, which is never cast;
-float32 tensors beside them (sinks, lse) stay. ``torch.utils.flop_counter`` counts the operators,
-without regard to lengths and masks.
+Under ``torch.autocast`` the tensors of sparse MLA and of paged_xl_position_term, and q and k of the
+indexer, are cast to its dtype, and those of the other paged operators to the dtype of the cache,
+which is never cast; float32 tensors beside them (sinks, lse, weights) stay.
+``torch.utils.flop_counter`` counts the operators but those of the indexer, without regard to
+lengths and masks.
 """
 
 import functools
