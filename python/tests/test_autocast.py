@@ -117,6 +117,36 @@ def test_flops_are_counted():
     assert counter.get_total_flops() == 2 * pairs * (5 * 576 + 3 * 512)
 
 
+def test_flops_of_dense_attention_are_those_of_all_rows():
+    (q, kv, _), _ = _sparse(s_q=3, h_q=4, topk=7)
+    first, last = torch.zeros(3, dtype=torch.int32), torch.full((3,), 5, dtype=torch.int32)
+    ranges = {"key_start": first, "key_end": last}
+    pairs = 3 * 4 * kv.shape[0]
+    with FlopCounterMode(display=False) as counter:
+        _, lse = wt.sparse_mla_attention(q, kv, None, return_lse=True, **ranges)
+        assert counter.get_total_flops() == 2 * pairs * (576 + 512)
+        wt.sparse_mla_distribution(q, kv, None, lse, **ranges)
+    assert counter.get_total_flops() == 2 * pairs * (2 * 576 + 512)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_flops_of_the_indexer_are_counted(dense):
+    s_q, heads, s_k, d, topk = 5, 3, 40, 64, 9
+    q, k, weights = torch.randn(s_q, heads, d), torch.randn(s_k, d), torch.randn(s_q, heads)
+    product = 2 * s_q * heads * d
+    leaves = [t.requires_grad_() for t in (q, k, weights)]
+    with FlopCounterMode(display=False) as counter:
+        indices, _ = wt.indexer_topk(q, k, weights, topk)
+    assert counter.get_total_flops() == product * s_k
+    indices, columns = (None, s_k) if dense else (indices, topk)
+    with FlopCounterMode(display=False) as counter:
+        wt.indexer_scores(*leaves, indices).sum().backward()
+    assert counter.get_total_flops() == product * columns * 4
+    with FlopCounterMode(display=False) as counter:
+        wt.indexer_loss(*leaves, torch.ones(s_q, columns), indices).backward()
+    assert counter.get_total_flops() == product * columns * 5
+
+
 def test_flops_of_paged_decode_are_counted():
     a = _paged()
     seqs, heads, size = a["query"].shape

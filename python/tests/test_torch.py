@@ -52,7 +52,14 @@ def _operator_calls():
         "forward": (w.sparse_mla_forward.default, (q, kv, indices)),
         "forward-gradient": (
             w.sparse_mla_forward.default,
-            (grad_q, grad_kv, indices, 0.1, None, sink.clone().requires_grad_(), 3, 2, True),
+            (
+                *(grad_q, grad_kv, indices, 0.1, None, sink.clone().requires_grad_()),
+                *(None, None, 3, 2, True),
+            ),
+        ),
+        "forward-dense": (
+            w.sparse_mla_forward.default,
+            (q, kv, None, None, None, sink, *_ranges()),
         ),
         "backward": (w.sparse_mla_backward.default, (q, kv, indices, out, lse, out)),
         "backward-sink": (
@@ -60,6 +67,11 @@ def _operator_calls():
             (q, kv, indices, out, lse, out, None, None, None, sink, None, 1, False, None, q.dtype),
         ),
         "distribution": (w.sparse_mla_distribution.default, (q, kv, indices, lse)),
+        "distribution-flat": (w.sparse_mla_distribution.default, (q, kv, indices[:, 0], lse)),
+        "distribution-dense": (
+            w.sparse_mla_distribution.default,
+            (q, kv, None, lse, None, None, *_ranges()),
+        ),
         "attention": (w.paged_xl_attention.default, (*step, term, None, *tables)),
         "fused": (
             w.paged_xl_attention_fused.default,
@@ -72,6 +84,11 @@ def _operator_calls():
         ),
         "layout": (w.expert_parallel_layout.default, (_choices(), 8, 4, 2)),
     }
+
+
+def _ranges():
+    """key_start and key_end of two queries."""
+    return torch.tensor([[0, 3], [9, 5]], dtype=torch.int32).unbind()
 
 
 def _choices():
@@ -102,6 +119,33 @@ def test_operators_give_what_the_functions_give(case):
         assert torch.equal(g, w)
     got = ops.sparse_mla_distribution(*arguments, lse)
     assert torch.equal(got, winnow.sparse_mla.distribution(*arguments, lse))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_dense_operators_give_what_the_functions_give(compiled):
+    (q, kv, _), _ = _sparse(s_q=2)
+    start, end = _ranges()
+
+    def dense(q, kv, start, end):
+        ranges = {"key_start": start, "key_end": end}
+        out, lse = ops.sparse_mla_attention(q, kv, None, return_lse=True, **ranges)
+        return out, lse, ops.sparse_mla_distribution(q, kv, None, lse, **ranges)
+
+    run = torch.compile(dense, fullgraph=True, backend="aot_eager") if compiled else dense
+    got_out, got_lse, got_sums = run(q, kv, start, end)
+    ranges = {"key_start": start, "key_end": end}
+    out, _, lse = winnow.sparse_mla.forward(q, kv, None, **ranges)
+    assert torch.equal(got_out, out) and torch.equal(got_lse, lse)
+    assert torch.equal(got_sums, winnow.sparse_mla.distribution(q, kv, None, lse, **ranges))
+
+
+def test_dense_attention_refuses_a_gradient_that_is_asked_for():
+    (q, kv, _), _ = _sparse(s_q=2)
+    start, end = _ranges()
+    out = ops.sparse_mla_attention(q.requires_grad_(), kv, None, key_start=start, key_end=end)
+    with pytest.raises(RuntimeError, match="sparse_mla_forward has no gradient without indices"):
+        out.sum().backward()
 
 
 def test_paged_operators_give_what_the_functions_give():

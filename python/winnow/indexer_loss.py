@@ -99,6 +99,18 @@ def _look_at(problem: _Problem, queries: slice, start: Tensor, end: Tensor) -> _
     return _Chunk(visible, log_p, wanted, sees, {**chosen, **limits})
 
 
+def _flops(products):
+    """Of the scores' products with k, and of those that form the target from the attention."""
+
+    def count(q, k, weights, target, indices, attention_q, *others, out_shape=None, **options):
+        s_q, heads, d = q
+        rows = k[0] if indices is None else indices[1]
+        teacher = 0 if attention_q is None else attention_q[1] * attention_q[2]
+        return 2 * s_q * rows * (heads * d * products + teacher)
+
+    return count
+
+
 # The operator of the values. Its arguments are those of _Problem.
 
 
@@ -156,7 +168,12 @@ def _gradient_fake(d_rows, q, k, weights, *others):
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(weights)
 
 
-@_operators.operator(_gradient, _gradient_fake, results=3)
+@_operators.operator(
+    _gradient,
+    _gradient_fake,
+    results=3,
+    flops=lambda d_rows, *others, **options: _flops(4)(*others, **options),
+)
 def indexer_loss_backward(
     d_rows: Tensor,
     q: Tensor,
@@ -205,6 +222,7 @@ class _Recorded(torch.autograd.Function):
     results=2,
     casts={"q": None, "k": None, "attention_q": None, "attention_kv": None},
     autograd=_operators.recording(_operators.recorded_by(_Recorded), leaves=(0, 1, 2)),
+    flops=_flops(1),
 )
 def indexer_loss_rows(
     q: Tensor,

@@ -17,6 +17,18 @@ def _columns(k, indices):
 _CASTS = {"q": None, "k": None}
 
 
+# The products with k; the sums over heads are not counted, as torch counts none of its own.
+
+
+def _flops(products, chosen=True):
+    def count(q, k, weights, indices=None, *others, out_shape=None, **options):
+        s_q, heads, d = q
+        rows = indices[1] if chosen and indices is not None else k[0]
+        return 2 * s_q * heads * d * rows * products
+
+    return count
+
+
 # ---- topk
 
 
@@ -57,7 +69,9 @@ def indexer_topk(
     q_start: Optional[int] = None, k_stride: int = 1, ties: str = "smaller",
     return_scores: bool,
 ) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]: ...  # fmt: skip
-@_operators.operator(_topk, _topk_fake, results=3, how=_scores_if_wanted, casts=_CASTS)
+@_operators.operator(
+    _topk, _topk_fake, results=3, how=_scores_if_wanted, casts=_CASTS, flops=_flops(1, chosen=False)
+)
 def indexer_topk(
     q: Tensor,
     k: Tensor,
@@ -98,7 +112,7 @@ def _backward_fake(q, k, weights, indices, d_scores, *, dk_dtype=None, **options
     )
 
 
-@_operators.operator(_backward, _backward_fake, results=3)
+@_operators.operator(_backward, _backward_fake, results=3, flops=_flops(3))
 def indexer_backward(
     q: Tensor,
     k: Tensor,
@@ -172,6 +186,7 @@ class _RecordedScores(torch.autograd.Function):
     results=1,
     casts=_CASTS,
     autograd=_operators.recording(_operators.recorded_by(_RecordedScores), leaves=(0, 1, 2)),
+    flops=_flops(1),
 )
 def indexer_scores(
     q: Tensor,

@@ -9,8 +9,7 @@ mean in ``winnow.indexer``, ``winnow.sparse_mla``, ``winnow.paged_xl`` and
 Under ``torch.autocast`` the tensors of sparse MLA and of paged_xl_position_term, and q and k of the
 indexer, are cast to its dtype, and those of the other paged operators to the dtype of the cache,
 which is never cast; float32 tensors beside them (sinks, lse, weights) stay.
-``torch.utils.flop_counter`` counts the operators but those of the indexer, without regard to
-lengths and masks.
+``torch.utils.flop_counter`` counts the operators, without regard to lengths, ranges and masks.
 """
 
 import functools
@@ -72,13 +71,13 @@ def _lse_if_wanted(operator, arguments, options):
 
 
 # A product of [m, k] with [k, n] counts 2 m k n, as in torch. Lengths and masks take no part: the
-# count is of all rows that `indices` or the block tables have room for.
+# count is of all rows that `indices` or the block tables have room for, or of all that there are.
 
 
 def _sparse_mla_flops(products):
     def count(q, kv, indices, *others, out_shape=None, **options):
         s_q, h_q, d_qk = q
-        return 2 * s_q * h_q * indices[-1] * products(d_qk)
+        return 2 * s_q * h_q * (kv[0] if indices is None else indices[-1]) * products(d_qk)
 
     return count
 
@@ -196,13 +195,18 @@ class _Recorded(torch.autograd.Function):
         q, kv, attn_sink, _, values, defaults = inputs
         out, max_logits, lse = output
         ctx.mark_non_differentiable(max_logits, lse)
-        _, _, indices, scale, topk_length, _, *others = values + defaults[len(values) :]
+        _, _, indices, scale, topk_length, _, _, _, *others = values + defaults[len(values) :]
         ctx.save_for_backward(q, kv, indices, topk_length, attn_sink, out, lse)
         ctx.options = (scale, *others)
 
     @staticmethod
     def backward(ctx, d_out, d_max_logits, d_lse):
         q, kv, indices, topk_length, attn_sink, out, lse = ctx.saved_tensors
+        if indices is None:
+            raise RuntimeError(
+                "winnow::sparse_mla_forward has no gradient without indices; detach() its inputs, "
+                "or give it the rows of each query as indices"
+            )
         scale, q_start, k_stride, deterministic, dkv_dtype = ctx.options
         dq, dkv, d_sink = torch.ops.winnow.sparse_mla_backward(
             q,
@@ -234,17 +238,20 @@ class _Recorded(torch.autograd.Function):
 def sparse_mla_forward(
     q: Tensor,
     kv: Tensor,
-    indices: Tensor,
+    indices: Optional[Tensor],
     *,
     scale: Optional[float] = None,
     topk_length: Optional[Tensor] = None,
     attn_sink: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None,
+    key_end: Optional[Tensor] = None,
     q_start: Optional[int] = None,
     k_stride: int = 1,
     deterministic: bool = False,
     dkv_dtype: Optional[torch.dtype] = None,
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """winnow.sparse_mla.forward() as an operator: (out, max_logits, lse), differentiable in out.
+    """winnow.sparse_mla.forward() as an operator: (out, max_logits, lse), differentiable in out
+    where there are indices.
 
     deterministic and dkv_dtype are for its gradient, as in sparse_mla_attention().
     """
@@ -259,22 +266,25 @@ def _with_sink_in_f32(operator, arguments, options):
 
 @overload
 def sparse_mla_attention(
-    q: Tensor, kv: Tensor, indices: Tensor, *, scale: Optional[float] = None,
+    q: Tensor, kv: Tensor, indices: Optional[Tensor], *, scale: Optional[float] = None,
     topk_length: Optional[Tensor] = None, attn_sink: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
     q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
     dkv_dtype: Optional[torch.dtype] = None, return_lse: Literal[False] = False,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def sparse_mla_attention(
-    q: Tensor, kv: Tensor, indices: Tensor, *, scale: Optional[float] = None,
+    q: Tensor, kv: Tensor, indices: Optional[Tensor], *, scale: Optional[float] = None,
     topk_length: Optional[Tensor] = None, attn_sink: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
     q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
     dkv_dtype: Optional[torch.dtype] = None, return_lse: Literal[True],
 ) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def sparse_mla_attention(
-    q: Tensor, kv: Tensor, indices: Tensor, *, scale: Optional[float] = None,
+    q: Tensor, kv: Tensor, indices: Optional[Tensor], *, scale: Optional[float] = None,
     topk_length: Optional[Tensor] = None, attn_sink: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
     q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
     dkv_dtype: Optional[torch.dtype] = None, return_lse: bool,
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...  # fmt: skip
@@ -282,11 +292,13 @@ def sparse_mla_attention(
 def sparse_mla_attention(
     q: Tensor,
     kv: Tensor,
-    indices: Tensor,
+    indices: Optional[Tensor],
     *,
     scale: Optional[float] = None,
     topk_length: Optional[Tensor] = None,
     attn_sink: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None,
+    key_end: Optional[Tensor] = None,
     q_start: Optional[int] = None,
     k_stride: int = 1,
     deterministic: bool = False,
@@ -296,9 +308,10 @@ def sparse_mla_attention(
     """Top-k sparse MLA attention, differentiable in q, kv and attn_sink.
 
     Args:
-        q: [s_q, h_q, d_qk]; kv: [s_kv, 1, d_qk]; indices: [s_q, 1, topk], int32; all others up to
-            k_stride: as in winnow.sparse_mla.forward(). Under torch.autocast q and kv are cast to
-            its dtype. attn_sink may be bfloat16 or float16, too, as module.bfloat16() makes one.
+        q: [s_q, h_q, d_qk]; kv: [s_kv, 1, d_qk]; indices: [s_q, 1, topk] or [s_q, topk], int32, or
+            None with key_start and key_end: dense, without a gradient; all others up to k_stride:
+            as in winnow.sparse_mla.forward(). Under torch.autocast q and kv are cast to its dtype.
+            attn_sink may be bfloat16 or float16, too, as module.bfloat16() makes one.
         deterministic: gradients that are bitwise equal run after run.
         dkv_dtype: in which the backward kernel gives the gradient of kv: torch.float32, or kv's
             own (None). Autograd then casts it to kv's dtype.
@@ -316,7 +329,8 @@ def sparse_mla_attention(
 
 
 def _distribution_fake(q, kv, indices, lse, **options):
-    return q.new_empty((q.shape[0], indices.shape[2]), dtype=_accumulator(q))
+    columns = kv.shape[0] if indices is None else indices.shape[-1]
+    return q.new_empty((q.shape[0], columns), dtype=_accumulator(q))
 
 
 @torch.no_grad()
@@ -330,11 +344,13 @@ def _distribution_fake(q, kv, indices, lse, **options):
 def sparse_mla_distribution(
     q: Tensor,
     kv: Tensor,
-    indices: Tensor,
+    indices: Optional[Tensor],
     lse: Tensor,
     *,
     scale: Optional[float] = None,
     topk_length: Optional[Tensor] = None,
+    key_start: Optional[Tensor] = None,
+    key_end: Optional[Tensor] = None,
     q_start: Optional[int] = None,
     k_stride: int = 1,
 ) -> Tensor:

@@ -35,8 +35,8 @@ struct DistributionArgs {
 //
 // Repeated calls give bitwise equal results (on the CPU with the same number of threads).
 // On sm90 q and kv are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv) and s_q * h_q
-// are up to 2^30; heads are padded to 64, beyond 64 to a multiple of 128. The call allocates nothing and does
-// not wait.
+// are up to 2^30; heads are padded to 64, beyond 64 to a multiple of 128. The call allocates
+// nothing and does not wait.
 // With f64, which is for the CPU, lse and attn_sum are f64.
 // Shapes, strides, memory, streams and errors: as forward(): an attn_sum that overlaps an input is
 // refused. Returns the backend that ran.

@@ -57,12 +57,12 @@ struct ForwardArgs {
 // Shapes: any s_q, h_q, s_kv and topk, including 0. Strides: the innermost dimension is contiguous,
 // the others are arbitrary (also 0 or negative; not 0 for outputs). Memory: all tensors belong to
 // the caller and live on one device; an output that overlaps another tensor is refused, one that
-// interleaves with it is not. The CPU backend allocates
-// scratch memory that grows with num_threads() * (h_q + topk) (8 bytes per entry of topk, which is
-// s_kv where the attention is dense), but not with s_q. Repeated calls give bitwise equal results (on the CPU with the same number of
-// threads).
-// On sm90 q, kv and out are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv)
-// and s_q * h_q are up to 2^30; heads are padded to a multiple of 64 internally. The call allocates
+// interleaves with it is not. The CPU backend allocates scratch memory that grows with
+// num_threads() * (h_q + topk) (8 bytes per entry of topk, which is s_kv where the attention is
+// dense), but not with s_q. Repeated calls give bitwise equal results (on the CPU with the same
+// number of threads).
+// On sm90 q, kv and out are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv) and
+// s_q * h_q are up to 2^30; heads are padded to a multiple of 64 internally. The call allocates
 // nothing and does not wait, so the stream may be in capture. Streams: see Stream.
 // Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
 // before anything is written; Error (unsupported) if no backend, or not the forced one, can run it.
