@@ -145,8 +145,7 @@ TEST(RewrittenContents, AppendSkipsSlotsBeyondTheCache) {
     params.num_tokens = 4;
     params.key = rows_of<const void*>(key.view(), 0, 1);
     params.value = rows_of<const void*>(value.view(), 0, 1);
-    params.slot_mapping = slots.data();
-    params.wide_slots = true;
+    params.slots = Slots(slots.view());
     params.key_cache = rows_of<void*>(key_cache.view(), 0, 1);
     params.value_cache = rows_of<void*>(value_cache.view(), 0, 1);
     kernels.paged_xl_append(params, ThreadExecutor());
