@@ -21,13 +21,13 @@ inline bool gradients_are_right(Machine& machine, const winnow::Tensor& text, wi
   const winnow::ConstTensorView piece = text.view().slice(0, 0, shape.tokens + 1);
   const auto losses = [&] {  // for a choice that stays
     model.project(piece);
-    model.score();
+    model.project_indexer();
     const double language = model.predict(true);
     model.learn();
     return std::pair(language, model.teach());
   };
   model.project(piece);
-  model.score();
+  model.project_indexer();
   model.choose();
   bool right = true;
   const auto check = [&](const char* name, Parameter& parameter, bool of_indexer) {

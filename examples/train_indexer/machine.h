@@ -3,7 +3,6 @@
 // Both are written once here; host.cc runs them on the CPU and cuda.cu on a GPU.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -38,14 +37,6 @@ struct Lane {
     }
 #endif
     return x;
-  }
-  // How many workers before this one bring a flag.
-  ON_BOTH int rank([[maybe_unused]] bool flag) const {
-#ifdef __CUDA_ARCH__
-    return __popc(__ballot_sync(~0u, flag) & ((1u << index) - 1));
-#else
-    return 0;
-#endif
   }
 };
 
@@ -119,120 +110,44 @@ struct CrossEntropy {
   }
 };
 
-// scores[t, s] = scale * sum_j weights[t, j] * relu(products[t, j, s]) for the tokens s up to t.
-struct IndexerScores {
-  const float* products;  // [tokens, heads, tokens]
-  const float* weights;   // [tokens, heads]
-  float* scores;          // [tokens, tokens]
-  std::int64_t tokens, heads;
-  float scale;
-  ON_BOTH void operator()(std::int64_t t, Lane lane) const {
-    for (std::int64_t s = lane.index; s <= t; s += lane.count) {
-      float score = 0;
-      for (std::int64_t j = t * heads; j < (t + 1) * heads; ++j) {
-        score += weights[j] * fmaxf(products[j * tokens + s], 0);
-      }
-      scores[t * tokens + s] = scale * score;
-    }
-  }
-};
-
-// The topk tokens up to t with the highest scores, the earlier ones of equals, in their order; -1
-// where there are fewer.
-struct ChooseBest {
-  const float* scores;    // [tokens, tokens]
-  std::int32_t* indices;  // [tokens, topk]
-  std::int64_t tokens, topk;
-  ON_BOTH void operator()(std::int64_t t, Lane lane) const {
-    // The topk-th largest key, bit by bit from above; 0, below all keys, if all are chosen.
-    std::uint32_t threshold = 0;
-    for (std::uint32_t bit = 1u << 31; bit != 0; bit /= 2) {
-      int count = 0;
-      for (std::int64_t s = lane.index; s <= t; s += lane.count) {
-        count += key(t, s) >= (threshold | bit);
-      }
-      if (lane.sum(count) >= topk) threshold |= bit;
-    }
-    int above = 0;
-    for (std::int64_t s = lane.index; s <= t; s += lane.count) above += key(t, s) > threshold;
-    std::int64_t equals_left = topk - lane.sum(above), chosen = 0;
-    for (std::int64_t begin = 0; begin <= t; begin += lane.count) {
-      const std::int64_t s = begin + lane.index;
-      const bool equal = s <= t && key(t, s) == threshold;
-      const int equals_before = lane.rank(equal);
-      const bool take = s <= t && (key(t, s) > threshold || (equal && equals_before < equals_left));
-      const std::int64_t place = chosen + lane.rank(take);
-      if (take) indices[t * topk + place] = static_cast<std::int32_t>(s);
-      equals_left -= lane.sum(static_cast<int>(equal));
-      chosen += lane.sum(static_cast<int>(take));
-    }
-    for (std::int64_t j = chosen + lane.index; j < topk; j += lane.count)
-      indices[t * topk + j] = -1;
-  }
-  // Orders as the scores do, and is never 0.
-  ON_BOTH std::uint32_t key(std::int64_t t, std::int64_t s) const {
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(scores[t * tokens + s]);
-    return bits >> 31 ? ~bits : bits | 1u << 31;
-  }
-};
-
-// KL(teacher || softmax of the scores) over the chosen tokens. The teacher's rows need not sum to
-// 1. d_scores gets `scale` times the gradient, 0 where nothing was chosen.
+// KL(teacher || softmax of the scores) over the entries that have a score; the others are -inf. The
+// teacher's rows need not sum to 1. d_scores gets `scale` times the gradient, 0 for an entry
+// without a score.
 struct IndexerLoss {
-  const float* scores;          // [tokens, tokens]
-  const std::int32_t* indices;  // [tokens, topk]
-  const float* teacher;         // [tokens, topk]
-  float* d_scores;              // [tokens, tokens]
-  float* losses;                // [tokens]
-  std::int64_t tokens, topk;
+  const float* scores;   // [tokens, columns]
+  const float* teacher;  // [tokens, columns]
+  float* d_scores;       // [tokens, columns]
+  float* losses;         // [tokens]
+  std::int64_t columns;
   float scale;
   ON_BOTH void operator()(std::int64_t t, Lane lane) const {
-    const float* x = scores + t * tokens;
+    const std::int64_t begin = t * columns + lane.index, end = (t + 1) * columns;
     float largest = -INFINITY, sum = 0, teacher_sum = 0, loss = 0;
-    for (std::int64_t s = lane.index; s < tokens; s += lane.count) d_scores[t * tokens + s] = 0;
-    for (std::int64_t j = t * topk + lane.index; j < (t + 1) * topk; j += lane.count) {
-      if (!visible(j, t)) continue;
-      largest = fmaxf(largest, x[indices[j]]);
+    for (std::int64_t j = begin; j < end; j += lane.count) {
+      largest = fmaxf(largest, scores[j]);
       teacher_sum += teacher[j];
     }
-    largest = lane.max(largest);
+    largest = lane.max(largest);  // finite: every token sees itself
     teacher_sum = lane.sum(teacher_sum);
-    for (std::int64_t j = t * topk + lane.index; j < (t + 1) * topk; j += lane.count) {
-      if (visible(j, t)) sum += expf(x[indices[j]] - largest);
-    }
+    for (std::int64_t j = begin; j < end; j += lane.count) sum += expf(scores[j] - largest);
     sum = lane.sum(sum);
-    for (std::int64_t j = t * topk + lane.index; j < (t + 1) * topk; j += lane.count) {
-      if (!visible(j, t)) continue;
-      const float wanted = teacher[j] / teacher_sum,
-                  log_guess = x[indices[j]] - largest - logf(sum);
+    for (std::int64_t j = begin; j < end; j += lane.count) {
+      const float wanted = teacher[j] / teacher_sum;
+      const float log_guess = scores[j] - largest - logf(sum);
       if (wanted > 0) loss += wanted * (logf(wanted) - log_guess);
-      d_scores[t * tokens + indices[j]] = scale * (expf(log_guess) - wanted);
+      d_scores[j] = scale * (expf(log_guess) - wanted);
     }
     losses[t] = lane.sum(loss);
   }
-  ON_BOTH bool visible(std::int64_t j, std::int64_t t) const {
-    return indices[j] >= 0 && indices[j] <= t;
-  }
 };
 
-// The way back through IndexerScores; the products become their gradient.
-struct IndexerGradient {
-  const float* d_scores;  // [tokens, tokens]
-  const float* weights;   // [tokens, heads]
-  float* products;        // [tokens, heads, tokens]
-  float* d_weights;       // [tokens, heads]
-  std::int64_t tokens, heads;
-  float scale;
-  ON_BOTH void operator()(std::int64_t t, Lane lane) const {
-    for (std::int64_t j = t * heads; j < (t + 1) * heads; ++j) {
-      float d_weight = 0;
-      for (std::int64_t s = lane.index; s < tokens; s += lane.count) {
-        const float product = products[j * tokens + s];
-        const float gradient = s <= t && product > 0 ? scale * d_scores[t * tokens + s] : 0;
-        d_weight += gradient * product;
-        products[j * tokens + s] = gradient * weights[j];
-      }
-      d_weights[j] = lane.sum(d_weight);
+struct Scale {
+  float* data;  // [rows, columns]
+  std::int64_t columns;
+  float factor;
+  ON_BOTH void operator()(std::int64_t row, Lane lane) const {
+    for (std::int64_t c = lane.index; c < columns; c += lane.count) {
+      data[row * columns + c] *= factor;
     }
   }
 };
@@ -268,8 +183,8 @@ struct AdamUpdate {
 using Narrow = Convert<float, winnow::BFloat16>;
 using Widen = Convert<winnow::BFloat16, float>;
 using Copy = Convert<float, float>;
-using RowOperation = std::variant<OneHot, Rotate, Narrow, Widen, Copy, CrossEntropy, IndexerScores,
-                                  ChooseBest, IndexerLoss, IndexerGradient, SumRow, AdamUpdate>;
+using RowOperation = std::variant<OneHot, Rotate, Narrow, Widen, Copy, CrossEntropy, IndexerLoss,
+                                  Scale, SumRow, AdamUpdate>;
 
 class Machine {
  public:

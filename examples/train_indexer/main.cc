@@ -52,8 +52,9 @@ void add_options(CLI::App& app, Options& o) {
   add_size("--width", o.width, "width of the model (cpu 64, cuda 256)");
   add_size("--topk", o.topk, "rows that a query attends to (cpu 32, cuda 1024)");
   add_size("--index-heads", o.index_heads, "heads of the indexer (cpu 4, cuda 8)");
-  add_size("--index-width", o.index_width, "columns of an indexer's head (cpu 32, cuda 64)");
-  app.add_option("--dtype", o.dtype, "of the attention (cpu f32, cuda bf16)")
+  app.add_option("--index-width", o.index_width, "columns of an indexer's head (64)")
+      ->check(CLI::IsMember({64, 128}));
+  app.add_option("--dtype", o.dtype, "of attention and indexer (cpu f32, cuda bf16)")
       ->check(CLI::IsMember({"f32", "bf16"}));
   app.add_option("--rate", o.rate, "learning rate of the model");
   app.add_option("--indexer-rate", o.indexer_rate, "learning rate of the indexer");
@@ -80,7 +81,6 @@ ModelShape choose_shape(const Options& options) {
   if (options.device == "cuda") {
     shape = {.tokens = 4096, .heads = 64, .width = 256, .topk = 1024};
     shape.index_heads = 8;
-    shape.index_width = 64;
     shape.dtype = DType::bf16;
   }
   shape.tokens = options.tokens.value_or(shape.tokens);
@@ -126,7 +126,7 @@ void train_once(Phase phase, Model& model, Machine& machine, const winnow::Const
   const auto start = std::chrono::steady_clock::now();
   double kl = kNone, recall = kNone;
   model.project(piece);
-  if (phase != Phase::dense) model.score();
+  if (phase != Phase::dense) model.project_indexer();
   if (phase == Phase::sparse) model.choose();
   const double language = model.predict(phase == Phase::sparse);
   if (phase != Phase::warm_up) model.learn();

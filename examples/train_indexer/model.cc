@@ -19,6 +19,10 @@ T* data(Tensor& tensor) {
   return static_cast<T*>(tensor.data());
 }
 template <class T>
+T* data(const TensorView& view) {
+  return static_cast<T*>(view.data());
+}
+template <class T>
 const T* data(const ConstTensorView& view) {
   return static_cast<const T*>(view.data());
 }
@@ -84,7 +88,8 @@ Model::Model(Machine& machine, const ModelShape& s, std::uint64_t seed)
       index_query_(machine, s.width, s.index_heads * s.index_width, s.width, random_),
       index_key_(machine, s.width, s.index_width, s.width, random_),
       index_weight_(machine, s.width, s.index_heads, s.width, random_),
-      chosen_(DType::i32, {s.tokens, 1, s.topk}, machine.device()),
+      chosen_(DType::i32, {s.tokens, s.topk}, machine.device()),
+      length_(DType::i32, {s.tokens}, machine.device()),
       hot_(matrix(s.tokens, s.context * kBytes)),
       x_(matrix(s.tokens, s.width)),
       y_(matrix(s.tokens, s.width)),
@@ -105,21 +110,27 @@ Model::Model(Machine& machine, const ModelShape& s, std::uint64_t seed)
       index_q_(matrix(s.tokens, s.index_heads * s.index_width)),
       index_k_(matrix(s.tokens, s.index_width)),
       index_w_(matrix(s.tokens, s.index_heads)),
-      products_(matrix(s.tokens * s.index_heads, s.tokens)),
-      scores_(matrix(s.tokens, s.tokens)),
+      scores_(matrix(s.tokens, std::max(s.tokens, s.topk))),
       teacher_(matrix(s.tokens, std::max(s.tokens, s.topk))),
+      narrow_index_q_(attention_matrix(s.tokens, s.index_heads * s.index_width)),
+      narrow_index_k_(attention_matrix(s.tokens, s.index_width)),
       d_index_q_(matrix(s.tokens, s.index_heads * s.index_width)),
       d_index_k_(matrix(s.tokens, s.index_width)),
       d_index_w_(matrix(s.tokens, s.index_heads)),
-      d_scores_(matrix(s.tokens, s.tokens)) {
+      d_scores_(matrix(s.tokens, std::max(s.tokens, s.topk))) {
   // Every query names every token; the causal limit of the attention hides the later ones.
-  Tensor all(DType::i32, {s.tokens, 1, s.tokens});
+  Tensor all(DType::i32, {s.tokens, s.tokens}), first(DType::i32, {s.tokens});
+  Tensor last = first.clone();
   for (std::int64_t t = 0; t < s.tokens; ++t) {
     for (std::int64_t j = 0; j < s.tokens; ++j) {
-      all.view().at<std::int32_t>(t, 0, j) = static_cast<std::int32_t>(j);
+      all.view().at<std::int32_t>(t, j) = static_cast<std::int32_t>(j);
     }
+    first.view().at<std::int32_t>(t) = 0;
+    last.view().at<std::int32_t>(t) = static_cast<std::int32_t>(s.tokens);
   }
   everything_ = all.to(machine.device());
+  first_ = first.to(machine.device());
+  last_ = last.to(machine.device());
 }
 
 void Model::project(const ConstTensorView& text) {
@@ -132,34 +143,53 @@ void Model::project(const ConstTensorView& text) {
   rotate_attention(q_, kv_, 1);
 }
 
-void Model::score() {
+void Model::project_indexer() {
   machine_.multiply(x_, index_query_.value, index_q_);
   machine_.multiply(x_, index_key_.value, index_k_);
   machine_.multiply(x_, index_weight_.value, index_w_);
   rotate_indexer(index_q_, index_k_, 1);
-  // A row for every token and head of the indexer.
-  const TensorView q(index_q_.data(), DType::f32, {products_.size(0), shape_.index_width},
-                     machine_.device());
-  machine_.multiply(q, transposed(index_k_), products_);
-  machine_.for_each_row(shape_.tokens, IndexerScores{data<float>(products_), data<float>(index_w_),
-                                                     data<float>(scores_), shape_.tokens,
-                                                     shape_.index_heads, score_scale()});
+  machine_.for_each_row(shape_.tokens,
+                        Scale{data<float>(index_w_), shape_.index_heads, score_scale()});
+  narrowed(index_q_, narrow_index_q_);
+  narrowed(index_k_, narrow_index_k_);
 }
 
 void Model::choose() {
-  machine_.for_each_row(shape_.tokens, ChooseBest{data<float>(scores_), data<std::int32_t>(chosen_),
-                                                  shape_.tokens, shape_.topk});
+  const bool wide = shape_.dtype == DType::f32;
+  winnow::indexer::topk({.q = by_head(wide ? index_q_ : narrow_index_q_, shape_.index_heads),
+                         .k = wide ? index_k_ : narrow_index_k_,
+                         .weights = index_w_,
+                         .q_start = 0,
+                         .indices = chosen_,
+                         .length = length_});
+}
+
+void Model::attend_to_everything() {
+  const bool wide = shape_.dtype == DType::f32;
+  winnow::sparse_mla::forward({.q = by_head(wide ? q_ : narrow_q_, shape_.heads),
+                               .kv = by_head(wide ? kv_ : narrow_kv_, 1),
+                               .key_start = first_,
+                               .key_end = last_,
+                               .q_start = 0,
+                               .out = by_head(wide ? out_ : narrow_out_, shape_.heads),
+                               .lse = lse_});
 }
 
 double Model::predict(bool sparse) {
   sparse_ = sparse;
   const bool wide = shape_.dtype == DType::f32;
-  winnow::sparse_mla::forward({.q = by_head(narrowed(q_, narrow_q_), shape_.heads),
-                               .kv = by_head(narrowed(kv_, narrow_kv_), 1),
-                               .indices = indices(),
-                               .q_start = 0,
-                               .out = by_head(wide ? out_ : narrow_out_, shape_.heads),
-                               .lse = lse_});
+  narrowed(q_, narrow_q_);
+  narrowed(kv_, narrow_kv_);
+  if (sparse) {
+    winnow::sparse_mla::forward({.q = by_head(wide ? q_ : narrow_q_, shape_.heads),
+                                 .kv = by_head(wide ? kv_ : narrow_kv_, 1),
+                                 .indices = chosen_,
+                                 .q_start = 0,
+                                 .out = by_head(wide ? out_ : narrow_out_, shape_.heads),
+                                 .lse = lse_});
+  } else {
+    attend_to_everything();
+  }
   if (!wide) {
     machine_.for_each_row(shape_.tokens * shape_.heads,
                           Widen{data<winnow::BFloat16>(narrow_out_), data<float>(out_), kValue});
@@ -183,7 +213,7 @@ void Model::learn() {
   const bool wide = shape_.dtype == DType::f32;
   winnow::sparse_mla::backward({.q = by_head(wide ? q_ : narrow_q_, shape_.heads),
                                 .kv = by_head(wide ? kv_ : narrow_kv_, 1),
-                                .indices = indices(),
+                                .indices = sparse_ ? chosen_ : everything_,
                                 .out = by_head(wide ? out_ : narrow_out_, shape_.heads),
                                 .lse = lse_,
                                 .d_out = by_head(narrowed(d_out_, narrow_d_out_), shape_.heads),
@@ -203,32 +233,54 @@ void Model::learn() {
 
 double Model::teach() {
   const bool wide = shape_.dtype == DType::f32;
-  const TensorView attn_sum = teacher(indices());
+  const std::int64_t columns = sparse_ ? shape_.topk : shape_.tokens;
+  const TensorView scores = narrow_matrix(scores_, columns);
+  const TensorView attn_sum = narrow_matrix(teacher_, columns);
+  const TensorView d_scores = narrow_matrix(d_scores_, columns);
+  // Of the tokens that predict() attended to: those of a list, or a range for each query.
+  const ConstTensorView none, list = chosen_, first = first_, last = last_;
+  const ConstTensorView indices = sparse_ ? list : none;
+  const ConstTensorView key_start = sparse_ ? none : first, key_end = sparse_ ? none : last;
+  const ConstTensorView q = by_head(wide ? index_q_ : narrow_index_q_, shape_.index_heads);
+  const ConstTensorView k = wide ? index_k_ : narrow_index_k_;
+
   winnow::sparse_mla::distribution({.q = by_head(wide ? q_ : narrow_q_, shape_.heads),
                                     .kv = by_head(wide ? kv_ : narrow_kv_, 1),
-                                    .indices = indices(),
+                                    .indices = indices,
                                     .lse = lse_,
+                                    .key_start = key_start,
+                                    .key_end = key_end,
                                     .q_start = 0,
                                     .attn_sum = attn_sum});
-  machine_.for_each_row(shape_.tokens, IndexerLoss{.scores = data<float>(scores_),
-                                                   .indices = data<std::int32_t>(indices()),
+  winnow::indexer::scores({.q = q,
+                           .k = k,
+                           .weights = index_w_,
+                           .indices = indices,
+                           .key_start = key_start,
+                           .key_end = key_end,
+                           .q_start = 0,
+                           .scores = scores});
+  machine_.for_each_row(shape_.tokens, IndexerLoss{.scores = data<float>(scores),
                                                    .teacher = data<float>(attn_sum),
-                                                   .d_scores = data<float>(d_scores_),
+                                                   .d_scores = data<float>(d_scores),
                                                    .losses = data<float>(losses_),
-                                                   .tokens = shape_.tokens,
-                                                   .topk = attn_sum.size(1),
+                                                   .columns = columns,
                                                    .scale = 1 / static_cast<float>(shape_.tokens)});
-  machine_.for_each_row(
-      shape_.tokens,
-      IndexerGradient{data<float>(d_scores_), data<float>(index_w_), data<float>(products_),
-                      data<float>(d_index_w_), shape_.tokens, shape_.index_heads, score_scale()});
-  const Tensor& d_products = products_;
-  const std::int64_t rows = products_.size(0), columns = shape_.index_width;
-  const TensorView q(index_q_.data(), DType::f32, {rows, columns}, machine_.device());
-  const TensorView d_q(d_index_q_.data(), DType::f32, {rows, columns}, machine_.device());
-  machine_.multiply(d_products, index_k_, d_q);
-  machine_.multiply(transposed(d_products), q, d_index_k_);
+  winnow::indexer::backward({.q = q,
+                             .k = k,
+                             .weights = index_w_,
+                             .indices = indices,
+                             .d_scores = d_scores,
+                             .key_start = key_start,
+                             .key_end = key_end,
+                             .q_start = 0,
+                             .deterministic = shape_.deterministic,
+                             .dq = by_head(d_index_q_, shape_.index_heads),
+                             .dk = d_index_k_,
+                             .d_weights = d_index_w_});
   rotate_indexer(d_index_q_, d_index_k_, -1);
+  machine_.for_each_row(shape_.tokens,
+                        Scale{data<float>(d_index_w_), shape_.index_heads, score_scale()});
   machine_.multiply(transposed(x_), d_index_q_, index_query_.gradient);
   machine_.multiply(transposed(x_), d_index_k_, index_key_.gradient);
   machine_.multiply(transposed(x_), d_index_w_, index_weight_.gradient);
@@ -236,28 +288,23 @@ double Model::teach() {
 }
 
 double Model::recall() {
+  // Otherwise predict() has attended to everything, and its lse is the one wanted.
+  if (sparse_) attend_to_everything();
   const bool wide = shape_.dtype == DType::f32;
-  const ConstTensorView q = by_head(wide ? q_ : narrow_q_, shape_.heads);
-  const ConstTensorView kv = by_head(wide ? kv_ : narrow_kv_, 1);
-  if (sparse_) {  // else predict() has attended to everything, and its lse is the one wanted
-    winnow::sparse_mla::forward({.q = q,
-                                 .kv = kv,
-                                 .indices = everything_,
-                                 .q_start = 0,
-                                 .out = by_head(wide ? out_ : narrow_out_, shape_.heads),
-                                 .lse = lse_});
-  }
-  const TensorView attn_sum = teacher(chosen_);
-  winnow::sparse_mla::distribution(
-      {.q = q, .kv = kv, .indices = chosen_, .lse = lse_, .q_start = 0, .attn_sum = attn_sum});
+  const TensorView attn_sum = narrow_matrix(teacher_, shape_.topk);
+  winnow::sparse_mla::distribution({.q = by_head(wide ? q_ : narrow_q_, shape_.heads),
+                                    .kv = by_head(wide ? kv_ : narrow_kv_, 1),
+                                    .indices = chosen_,
+                                    .lse = lse_,
+                                    .q_start = 0,
+                                    .attn_sum = attn_sum});
   machine_.for_each_row(shape_.tokens,
                         SumRow{data<float>(attn_sum), data<float>(losses_), shape_.topk});
   return mean_loss() / static_cast<double>(shape_.heads);
 }
 
-TensorView Model::teacher(const ConstTensorView& indices) {
-  return TensorView(teacher_.data(), DType::f32, {shape_.tokens, indices.size(2)},
-                    machine_.device());
+TensorView Model::narrow_matrix(Tensor& matrix, std::int64_t columns) {
+  return TensorView(matrix.data(), DType::f32, {shape_.tokens, columns}, machine_.device());
 }
 
 void Model::rotate_attention(Tensor& q, Tensor& kv, float direction) {

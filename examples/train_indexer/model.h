@@ -15,8 +15,8 @@
 struct ModelShape {
   std::int64_t tokens = 128, heads = 4, width = 64, topk = 32;
   std::int64_t context = 4;  // bytes that an embedding sees
-  std::int64_t index_heads = 4, index_width = 32;
-  winnow::DType dtype = winnow::DType::f32;  // of the attention; bf16 on a GPU
+  std::int64_t index_heads = 4, index_width = 64;
+  winnow::DType dtype = winnow::DType::f32;  // of attention and indexer; bf16 on a GPU
   bool deterministic = true;                 // backward adds in a fixed order
 };
 
@@ -40,8 +40,8 @@ class Model {
   // The steps of one pass over `text`, tokens + 1 bytes, in the order in which they are called.
   // x, q and kv:
   void project(const winnow::ConstTensorView& text);
-  // The indexer's scores of all pairs:
-  void score();
+  // The indexer's queries, keys and weights:
+  void project_indexer();
   // The topk tokens with the highest scores for every query:
   void choose();
   // Attention over the chosen tokens, or over all; returns the loss of predicting the next byte:
@@ -60,9 +60,10 @@ class Model {
  private:
   winnow::Tensor matrix(std::int64_t rows, std::int64_t columns) const;
   winnow::Tensor attention_matrix(std::int64_t rows, std::int64_t columns) const;
-  winnow::ConstTensorView indices() const { return sparse_ ? chosen_ : everything_; }
-  // The teacher's rows for the attended tokens lie densely at the beginning of its memory.
-  winnow::TensorView teacher(const winnow::ConstTensorView& indices);
+  // Attends to all earlier tokens without a list of them; leaves its lse.
+  void attend_to_everything();
+  // [tokens, columns] of a larger matrix's memory.
+  winnow::TensorView narrow_matrix(winnow::Tensor& matrix, std::int64_t columns);
   void rotate_attention(winnow::Tensor& q, winnow::Tensor& kv, float direction);
   void rotate_indexer(winnow::Tensor& q, winnow::Tensor& key, float direction);
   const winnow::Tensor& narrowed(const winnow::Tensor& wide, winnow::Tensor& narrow);
@@ -77,11 +78,14 @@ class Model {
 
   bool sparse_ = false;
   winnow::ConstTensorView text_;
-  winnow::Tensor everything_, chosen_;  // indices: [tokens, 1, tokens] and [tokens, 1, topk]
+  winnow::Tensor everything_, chosen_;  // indices: [tokens, tokens] and [tokens, topk]
+  winnow::Tensor length_;               // of the rows of chosen_
+  winnow::Tensor first_, last_;         // of the rows that a query may see: 0 and tokens, [tokens]
   winnow::Tensor hot_, x_, y_, logits_, losses_, lse_;
   // One row holds all heads of a token. Those in the attention's dtype stay empty if it is f32.
   winnow::Tensor q_, kv_, out_, d_q_, d_kv_, d_out_, d_y_;
   winnow::Tensor narrow_q_, narrow_kv_, narrow_out_, narrow_d_out_;
-  winnow::Tensor index_q_, index_k_, index_w_, products_, scores_, teacher_;
+  winnow::Tensor index_q_, index_k_, index_w_, scores_, teacher_;
+  winnow::Tensor narrow_index_q_, narrow_index_k_;
   winnow::Tensor d_index_q_, d_index_k_, d_index_w_, d_scores_;
 };

@@ -1,8 +1,8 @@
 #include "tools/winnow/demo/indexer.h"
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
+
+#include "winnow/winnow.h"
 
 namespace winnow::demo {
 namespace {
@@ -20,77 +20,146 @@ Matrix random_matrix(std::int64_t rows, std::int64_t columns, Random& random) {
   return result;
 }
 
+// Named, so that nothing else can run: the tensors are on the host.
+const RunOptions kOnCpu{.backend = Backend::cpu};
+
+TensorView view_of(Matrix& matrix) {
+  return TensorView(matrix.data(), DType::f32, {matrix.rows(), matrix.cols()});
+}
+ConstTensorView view_of(const Matrix& matrix) {
+  return ConstTensorView(matrix.data(), DType::f32, {matrix.rows(), matrix.cols()});
+}
+
+// The heads of each row, [rows, kIndexerHeads, kIndexerDim].
+TensorView by_head(Matrix& matrix) {
+  return TensorView(matrix.data(), DType::f32, {matrix.rows(), kIndexerHeads, kIndexerDim});
+}
+
+// The inputs that the operations have in common. The projections must outlive it.
+struct Inputs {
+  explicit Inputs(const Projections& p)
+      : q(p.q.data(), DType::f32, {p.q.rows(), kIndexerHeads, kIndexerDim}),
+        k(view_of(p.k)),
+        weights(view_of(p.weights)),
+        ends(p.ends.data(), DType::i32, {p.q.rows()}) {}
+  ConstTensorView q, k, weights, ends;
+};
+
+ConstTensorView rows_of(const Selection& entries) {
+  return ConstTensorView(entries.entries.data(), DType::i32,
+                         {static_cast<std::int64_t>(entries.positions.size()), entries.topk});
+}
+
 }  // namespace
 
-Indexer::Indexer(std::int64_t width, std::int64_t dim, Random& random)
-    : query_map(random_matrix(dim, width, random)), key_map(random_matrix(dim, width, random)) {}
+Indexer::Indexer(std::int64_t width, Random& random) {
+  maps.query = random_matrix(kIndexerHeads * kIndexerDim, width, random);
+  maps.key = random_matrix(kIndexerDim, width, random);
+  maps.weight = random_matrix(kIndexerHeads, width, random);
+}
 
-Scores Indexer::score(const MatrixRef& x, std::span<const std::int64_t> positions) const {
-  Scores result;
+Projections Indexer::project(const MatrixRef& x, std::span<const std::int64_t> positions) const {
+  Projections result;
   result.positions.assign(positions.begin(), positions.end());
   result.inputs.resize(static_cast<std::int64_t>(positions.size()), x.cols());
   for (std::size_t i = 0; i < positions.size(); ++i) {
     result.inputs.row(static_cast<std::int64_t>(i)) = x.row(positions[i]);
+    result.ends.push_back(static_cast<std::int32_t>(positions[i] + 1));
   }
-  result.query_codes.noalias() = result.inputs * query_map.transpose();
-  result.key_codes.noalias() = x * key_map.transpose();
-  result.values.noalias() = result.query_codes * result.key_codes.transpose();
+  result.q.noalias() = result.inputs * maps.query.transpose();
+  result.k.noalias() = x * maps.key.transpose();
+  result.weights.noalias() = result.inputs * maps.weight.transpose();
   return result;
 }
 
-IndexerGradient Indexer::gradient(const MatrixRef& x, const Scores& scores,
+IndexerGradient Indexer::gradient(const MatrixRef& x, const Projections& projections,
                                   const Selection& entries, std::span<const float> teacher) const {
+  const std::int64_t queries = static_cast<std::int64_t>(projections.positions.size());
+  const Inputs inputs(projections);
+  Matrix scores(queries, entries.topk);
+  indexer::scores({.q = inputs.q,
+                   .k = inputs.k,
+                   .weights = inputs.weights,
+                   .indices = rows_of(entries),
+                   .key_end = inputs.ends,
+                   .scores = view_of(scores)},
+                  kOnCpu);
+
+  // d loss / d score: softmax - teacher; entries of -1 have the score -inf.
   IndexerGradient result;
-  const std::int64_t queries = static_cast<std::int64_t>(scores.positions.size());
-  // d loss / d score: softmax - teacher at the entries, 0 elsewhere.
-  Matrix d_scores = Matrix::Zero(queries, x.rows());
-  std::vector<double> weights(static_cast<std::size_t>(entries.topk));
+  Matrix d_scores(queries, entries.topk);
   for (std::int64_t i = 0; i < queries; ++i) {
-    const std::span<const std::int32_t> row = entries.row(i);
-    double largest = -std::numeric_limits<double>::infinity();
-    for (const std::int32_t token : row) {
-      if (token >= 0) largest = std::max(largest, double(scores.values(i, token)));
-    }
+    const double largest = double(scores.row(i).maxCoeff());
     double sum = 0;
-    for (std::size_t j = 0; j < row.size(); ++j) {
-      weights[j] = row[j] >= 0 ? std::exp(double(scores.values(i, row[j])) - largest) : 0.0;
-      sum += weights[j];
-    }
-    for (std::size_t j = 0; j < row.size(); ++j) {
-      if (row[j] < 0) continue;
-      const double wanted = teacher[static_cast<std::size_t>(i * entries.topk) + j];
-      const double guess = weights[j] / sum;
-      if (wanted > 0) {
-        const double log_guess = double(scores.values(i, row[j])) - largest - std::log(sum);
-        result.loss += wanted * (std::log(wanted) - log_guess) / double(queries);
-      }
-      d_scores(i, row[j]) += static_cast<float>((guess - wanted) / double(queries));
+    for (std::int64_t j = 0; j < entries.topk; ++j) sum += std::exp(double(scores(i, j)) - largest);
+    for (std::int64_t j = 0; j < entries.topk; ++j) {
+      const double wanted = teacher[static_cast<std::size_t>(i * entries.topk + j)];
+      const double log_guess = double(scores(i, j)) - largest - std::log(sum);
+      if (wanted > 0) result.loss += wanted * (std::log(wanted) - log_guess) / double(queries);
+      d_scores(i, j) = static_cast<float>((std::exp(log_guess) - wanted) / double(queries));
     }
   }
-  Matrix d_query_codes = d_scores * scores.key_codes;
-  Matrix d_key_codes = d_scores.transpose() * scores.query_codes;
-  result.query_map.noalias() = d_query_codes.transpose() * scores.inputs;
-  result.key_map.noalias() = d_key_codes.transpose() * x;
+  Matrix dq(queries, projections.q.cols()), dk(projections.k.rows(), kIndexerDim);
+  Matrix d_weights(queries, kIndexerHeads);
+  indexer::backward({.q = inputs.q,
+                     .k = inputs.k,
+                     .weights = inputs.weights,
+                     .indices = rows_of(entries),
+                     .d_scores = view_of(d_scores),
+                     .key_end = inputs.ends,
+                     .dq = by_head(dq),
+                     .dk = view_of(dk),
+                     .d_weights = view_of(d_weights)},
+                    kOnCpu);
+  result.maps.query.noalias() = dq.transpose() * projections.inputs;
+  result.maps.key.noalias() = dk.transpose() * x;
+  result.maps.weight.noalias() = d_weights.transpose() * projections.inputs;
   return result;
 }
 
-Selection choose_by_score(const Scores& scores, std::int64_t topk) {
-  return choose_best(scores.positions, topk, [&](std::int64_t i, std::int64_t token) {
-    return static_cast<double>(scores.values(i, token));
-  });
+Selection choose_by_score(const Projections& projections, std::int64_t topk) {
+  const std::int64_t queries = static_cast<std::int64_t>(projections.positions.size());
+  Selection result{.positions = projections.positions, .topk = topk, .entries = {}};
+  result.entries.resize(static_cast<std::size_t>(queries * topk));
+  std::vector<std::int32_t> length(static_cast<std::size_t>(queries));
+  const Inputs inputs(projections);
+  // Of equal scores the later token's, as of the other rules here.
+  indexer::topk({.q = inputs.q,
+                 .k = inputs.k,
+                 .weights = inputs.weights,
+                 .key_end = inputs.ends,
+                 .ties = indexer::Ties::larger,
+                 .indices = TensorView(result.entries.data(), DType::i32, {queries, topk}),
+                 .length = TensorView(length.data(), DType::i32, {queries})},
+                kOnCpu);
+  return result;
+}
+
+Matrix all_scores(const Projections& projections) {
+  const Inputs inputs(projections);
+  Matrix scores(projections.inputs.rows(), projections.k.rows());
+  indexer::scores({.q = inputs.q,
+                   .k = inputs.k,
+                   .weights = inputs.weights,
+                   .key_end = inputs.ends,
+                   .scores = view_of(scores)},
+                  kOnCpu);
+  return scores;
 }
 
 Adam::Adam(const Indexer& indexer) {
-  for (Moments* moments : {&query_map_, &key_map_}) {
-    moments->mean = Matrix::Zero(indexer.query_map.rows(), indexer.query_map.cols());
-    moments->square = moments->mean;
+  const Matrix* maps[] = {&indexer.maps.query, &indexer.maps.key, &indexer.maps.weight};
+  for (std::size_t i = 0; i < moments_.size(); ++i) {
+    moments_[i].mean = Matrix::Zero(maps[i]->rows(), maps[i]->cols());
+    moments_[i].square = moments_[i].mean;
   }
 }
 
 void Adam::update(Indexer& indexer, const IndexerGradient& gradient, double learning_rate) {
   ++step_;
-  update(indexer.query_map, query_map_, gradient.query_map, learning_rate);
-  update(indexer.key_map, key_map_, gradient.key_map, learning_rate);
+  update(indexer.maps.query, moments_[0], gradient.maps.query, learning_rate);
+  update(indexer.maps.key, moments_[1], gradient.maps.key, learning_rate);
+  update(indexer.maps.weight, moments_[2], gradient.maps.weight, learning_rate);
 }
 
 void Adam::update(Matrix& weights, Moments& moments, const Matrix& gradient, double learning_rate) {

@@ -1,6 +1,7 @@
-// The indexer: a small linear model that guesses which earlier tokens a query will attend to.
+// The lightning indexer: a small model that guesses which earlier tokens a query will attend to.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -14,41 +15,57 @@ namespace winnow::demo {
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using MatrixRef = Eigen::Ref<const Matrix>;
 
-// What scoring some queries computed; the gradient needs it again.
-struct Scores {
+inline constexpr std::int64_t kIndexerHeads = 4;
+inline constexpr std::int64_t kIndexerDim = 64;
+
+// The weights of the indexer, and with the same shapes their gradient.
+struct IndexerMaps {
+  Matrix query;   // [kIndexerHeads * kIndexerDim, width]
+  Matrix key;     // [kIndexerDim, width]
+  Matrix weight;  // [kIndexerHeads, width]
+
+  std::int64_t size() const { return query.size() + key.size() + weight.size(); }
+};
+
+// What the operations of winnow/indexer take, for some queries.
+struct Projections {
   std::vector<std::int64_t> positions;
-  Matrix inputs;       // [queries, width], the rows of x at the positions
-  Matrix query_codes;  // [queries, dim] = inputs * query_map^T
-  Matrix key_codes;    // [tokens, dim] = x * key_map^T
-  Matrix values;       // [queries, tokens] = query_codes * key_codes^T
+  Matrix inputs;                   // [queries, width], the rows of x at the positions
+  Matrix q;                        // [queries, kIndexerHeads * kIndexerDim]
+  Matrix k;                        // [tokens, kIndexerDim]
+  Matrix weights;                  // [queries, kIndexerHeads]
+  std::vector<std::int32_t> ends;  // [queries]: the rows that a query sees end behind its own
 };
 
 struct IndexerGradient {
   double loss = 0;  // KL(teacher || softmax of the scores over the entries), mean of the queries
-  Matrix query_map;
-  Matrix key_map;
+  IndexerMaps maps;
 };
 
-// score[t, s] = (A x_t) . (B x_s) with x the latent rows. DSA's indexer has several such products
-// per query, each cut off below 0 and weighted; one without a cut is enough to show how it learns.
+// The indexer of DeepSeek Sparse Attention, over the latent rows x:
+//   score[t, s] = sum over h of w[t, h] * max(0, q[t, h] . k[s]);   w, q, k: linear in x_t, x_t,
+//   x_s
+// It runs on the CPU backend, in f32.
 class Indexer {
  public:
-  // Small random maps: the scores begin near 0 and say nothing.
-  Indexer(std::int64_t width, std::int64_t dim, Random& random);
+  // Small random maps: the scores begin near each other and say nothing.
+  Indexer(std::int64_t width, Random& random);
 
-  Scores score(const MatrixRef& x, std::span<const std::int64_t> positions) const;
+  Projections project(const MatrixRef& x, std::span<const std::int64_t> positions) const;
 
-  // `teacher` has a probability for each of `entries`, which must be of the positions of `scores`;
-  // entries of -1 take no part.
-  IndexerGradient gradient(const MatrixRef& x, const Scores& scores, const Selection& entries,
-                           std::span<const float> teacher) const;
+  // `teacher` has a probability for each of `entries`, which must be of the positions of the
+  // projections; entries of -1 take no part.
+  IndexerGradient gradient(const MatrixRef& x, const Projections& projections,
+                           const Selection& entries, std::span<const float> teacher) const;
 
-  Matrix query_map;  // A: [dim, width]
-  Matrix key_map;    // B: [dim, width]
+  IndexerMaps maps;
 };
 
 // The topk earlier tokens with the highest scores.
-Selection choose_by_score(const Scores& scores, std::int64_t topk);
+Selection choose_by_score(const Projections& projections, std::int64_t topk);
+
+// The scores of all earlier tokens, [queries, tokens]; -inf for later ones.
+Matrix all_scores(const Projections& projections);
 
 // Adam with bias correction.
 class Adam {
@@ -63,8 +80,7 @@ class Adam {
   };
   void update(Matrix& weights, Moments& moments, const Matrix& gradient, double learning_rate);
 
-  Moments query_map_;
-  Moments key_map_;
+  std::array<Moments, 3> moments_;  // of the maps, in their order
   int step_ = 0;
 };
 

