@@ -151,7 +151,7 @@ def _indexer():
             {"scores": (chosen.astype(np.float32), "f32")},
         ),
     )
-    x = (rng.standard_normal((5, 64)).astype(np.float32), _FLOATS)
+    x = (rng.standard_normal((5, 64)).astype(np.float32), "f32 or f16 or bf16")
     yield (
         "indexer::quantize",
         _operation(
