@@ -4,6 +4,7 @@
 
 #include "winnow/device/common/scratch.h"
 #include "winnow/indexer/score_launch_sm90.h"
+#include "winnow/indexer/topk/merge_sm90.cuh"
 #include "winnow/indexer/topk/topk_impl.h"
 #include "winnow/indexer/topk/topk_sm90.cuh"
 
@@ -18,7 +19,7 @@ constexpr std::int64_t kWorkspaceLimit = std::int64_t{256} << 20;
 // How the work is cut, and what lies where in the workspace.
 struct Work {
   std::int64_t capacity;  // candidates of a buffer
-  int splits, blocks, merge_blocks;
+  int splits, blocks;
   std::int64_t kept;                               // rows that a range of rows may send on
   std::int64_t parts_offset, count_offset, bytes;  // candidate buffers begin at 0
 };
@@ -49,13 +50,7 @@ Work plan(const TopkParams& params, int queries) {
       std::max<std::int64_t>(1, kWorkspaceLimit / 2 / (buffer_bytes * queries));
   work.blocks =
       static_cast<int>(std::min({groups * splits, std::int64_t{multiprocessors}, most_blocks}));
-  work.merge_blocks = static_cast<int>(
-      std::min((problem.s_q + kMergeWarps - 1) / kMergeWarps,
-               std::max<std::int64_t>(1, std::int64_t{work.blocks} * queries / kMergeWarps)));
-  const std::int64_t buffers =
-      std::max(std::int64_t{work.blocks} * queries,
-               splits == 1 ? 0 : std::int64_t{work.merge_blocks} * kMergeWarps);
-  work.parts_offset = aligned(buffers * buffer_bytes);
+  work.parts_offset = aligned(std::int64_t{work.blocks} * queries * buffer_bytes);
   work.count_offset = work.parts_offset + parts_bytes();
   work.bytes = work.count_offset + (splits == 1 ? 0 : aligned(problem.s_q * splits * 4));
   return work;
@@ -85,8 +80,21 @@ void launch(const TopkParams& params, char* workspace, cudaStream_t stream) {
   kRuntime.launch(topk_kernel<Shape>, static_cast<unsigned>(work.blocks), kThreads, kBytes, stream,
                   scores, topk);
   if (work.splits > 1) {
-    kRuntime.launch(merge_kernel, static_cast<unsigned>(work.merge_blocks), kMergeWarps * 32, 0,
-                    stream, topk, scores.s_q, work.splits);
+    const MergeParams merge{.parts = topk.parts,
+                            .part_count = topk.part_count,
+                            .indices = topk.indices,
+                            .length = topk.length,
+                            .scores = topk.scores,
+                            .indices_stride = topk.indices_stride,
+                            .length_stride = topk.length_stride,
+                            .scores_stride = topk.scores_stride,
+                            .s_q = scores.s_q,
+                            .splits = work.splits,
+                            .kept = topk.kept,
+                            .topk = topk.topk,
+                            .later_ties = topk.later_ties};
+    kRuntime.launch(merge_kernel, static_cast<unsigned>(scores.s_q), kMergeThreads, 0, stream,
+                    merge);
   }
 }
 

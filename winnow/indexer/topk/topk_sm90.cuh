@@ -1,5 +1,5 @@
-// The choice of the k best rows, sm90: the sink of score_tiles_sm90.cuh that keeps candidates, and
-// the kernel that merges the choices of ranges of rows.
+// The choice of the k best rows, sm90: the sink of score_tiles_sm90.cuh that keeps candidates. With
+// few queries the rows are cut into ranges, whose choices merge_sm90.cuh merges.
 #pragma once
 
 #include <cstdint>
@@ -105,31 +105,6 @@ struct TopkSink {
     }
   }
 };
-
-// Merges the choices of the ranges of a query: one warp a query.
-inline constexpr int kMergeWarps = 4;
-__global__ void __launch_bounds__(kMergeWarps * 32)
-    merge_kernel(const TopkKernelParams p, int s_q, int splits) {
-  WINNOW_BLOCK_SHARED_ALIGNED(16, all_bins, std::uint32_t[kMergeWarps][Selection::kBins]);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  std::uint32_t* const bins = all_bins[warp];
-  const std::int64_t buffer = (std::int64_t{blockIdx.x} * kMergeWarps + warp) * p.capacity;
-  for (int query = blockIdx.x * kMergeWarps + warp; query < s_q; query += gridDim.x * kMergeWarps) {
-    Selection selection;
-    selection.begin(p.candidates + buffer, p.capacity, p.topk, p.later_ties);
-    for (int split = 0; split < splits; ++split) {
-      const std::int64_t part = std::int64_t{query} * splits + split;
-      const Candidate* const chosen = p.parts + part * p.kept;
-      const int count = p.part_count[part];
-      for (int i = 0; i < count; i += 32) {
-        const bool present = i + lane < count;
-        selection.take(present, present ? chosen[i + lane] : Candidate{}, bins);
-      }
-    }
-    write_choice(p, query, selection, bins);
-    __syncwarp();
-  }
-}
 
 template <class Shape>
 __global__ void __launch_bounds__(kThreads, 1)
