@@ -7,16 +7,15 @@ everybody else.
 
 import functools
 import inspect
-import sys
 import weakref
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import torch
 from torch import SymInt, Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.flop_counter import register_flop_formula
+
+from winnow import _torch_private as _private
 
 _library = torch.library.Library("winnow", "FRAGMENT")
 
@@ -74,31 +73,6 @@ def calling(operator, how=None) -> Callable[[Function], Function]:
 _traces: "weakref.WeakKeyDictionary[Any, dict]" = weakref.WeakKeyDictionary()
 
 
-def _keep_calls(operator):
-    """Has inductor keep all calls of the operator, where it is what compiles.
-
-    It drops one whose results are read by nothing but operations on empty tensors, as on a rank
-    without tokens, and the other ranks would wait for it.
-    """
-    lowering = sys.modules.get("torch._inductor.lowering")
-    if lowering is None or operator in lowering.lowerings:
-        return
-    tag = lowering.get_layout_constraint_tag(operator, with_default=True)
-    constraint = lowering.tag_to_layout_constraint(tag)
-    lowering.make_fallback(operator, layout_constraint=constraint, warn=False)
-    fallback = lowering.lowerings[operator]
-
-    def lower(*values, **options):
-        operations = lowering.V.graph.operations
-        before = len(operations)
-        results = fallback(*values, **options)
-        for made in operations[before:]:
-            made.has_side_effects = lambda: True
-        return results
-
-    lowering.lowerings[operator] = lower
-
-
 def _refuse_tangents(operator, values):
     """Forward-mode derivatives (torch.func.jvp, torch.autograd.forward_ad) are an error: without
     a formula torch would take them as zero."""
@@ -107,11 +81,6 @@ def _refuse_tangents(operator, values):
             raise RuntimeError(
                 f"{operator.name()} has no forward-mode derivative; use reverse mode"
             )
-
-
-def transforms_active() -> bool:
-    """Whether a transform of torch.func (grad, vjp) runs."""
-    return torch._C._are_functorch_transforms_active()
 
 
 def recorded_by(function):
@@ -123,9 +92,9 @@ def recorded_by(function):
     record = super(torch.autograd.Function, function).apply
 
     def apply(*arguments):
-        if not transforms_active():
+        if not _private.transforms_active():
             return record(*arguments)
-        with enable_single_level_autograd_function():
+        with _private.recording_inside_transform():
             return record(*arguments)
 
     return apply
@@ -144,19 +113,18 @@ def recording(apply, leaves, follows=None):
             before, since a compiler keeps no other order, and chooses it by the sizes of a rank.
             No call is dropped either.
     """
-    backends = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
     direct = {}  # by keys: nothing, a mode of torch for instance, stands before the kernel
 
     def make(operator, kernel, defaults):
         def redispatch(keys, *values):
-            trace = get_proxy_mode() if follows is not None else None
+            trace = _private.tracing_mode() if follows is not None else None
             if trace is not None:
-                _keep_calls(operator)
+                _private.keep_calls(operator)
                 calls = _traces.setdefault(trace.tracer, {})
-                forward = torch._C._current_graph_task_id() == -1
+                forward = not _private.in_backward()
                 values = (*values[:follows], calls.get(forward), *values[follows + 1 :])
-            with torch._C._AutoDispatchBelowAutograd():
-                results = operator.redispatch(keys & torch._C._after_autograd_keyset, *values)
+            with _private.below_autograd():
+                results = operator.redispatch(keys & _private.after_autograd_keys, *values)
             if trace is not None:
                 calls[forward] = results[-1] if isinstance(results, tuple) else results
             return results
@@ -165,8 +133,8 @@ def recording(apply, leaves, follows=None):
             _refuse_tangents(operator, values)
             bits = keys.raw_repr()
             if bits not in direct:
-                below = keys & torch._C._after_autograd_keyset
-                direct[bits] = below.highestPriorityTypeId() in backends
+                below = keys & _private.after_autograd_keys
+                direct[bits] = below.highestPriorityTypeId() in _private.kernel_keys
             run = kernel if direct[bits] else functools.partial(redispatch, keys)
             if torch.is_grad_enabled():
                 for i in leaves:

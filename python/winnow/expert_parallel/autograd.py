@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from winnow._operators import transforms_active
+from winnow._torch_private import count_modes, transforms_active
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
 from winnow.expert_parallel import gradients, operators
 
 __all__ = ["TracedDescriptor", "TracedDispatch", "combine", "dispatch", "dispatch_traced", "traced"]
 
 _INT32, _INT64 = torch.int32, torch.int64
-_modes = torch._C._len_torch_dispatch_stack
 
 
 class TracedDescriptor:
@@ -190,7 +189,7 @@ def _is_traced(descriptor) -> bool:
     looks at them, or there is a handle only."""
     if type(descriptor) is TracedDescriptor or is_compiling():
         return True
-    return _modes() > 0 or transforms_active()
+    return count_modes() > 0 or transforms_active()
 
 
 def dispatch(

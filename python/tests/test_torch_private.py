@@ -1,0 +1,62 @@
+"""What winnow uses of torch that is not public stands in one file, which checks torch's version."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import winnow
+
+PACKAGE = Path(winnow.__file__).parent
+# A name of torch with an underscore; its modules for compilers are as private without one.
+_PRIVATE = re.compile(r"\btorch(\.\w+)*\._[a-z]\w*|torch\.fx\.experimental|\b_functorch\b")
+
+
+def _uses(text):
+    """The lines that use private parts; comments and documentation may name them."""
+    code = re.sub(r'""".*?"""|#.*', "", text, flags=re.S)
+    return [line.strip() for line in code.splitlines() if _PRIVATE.search(line)]
+
+
+def test_private_parts_of_torch_stand_in_one_file():
+    assert _uses("x = torch._C._part\n") and _uses("from torch._inductor import lowering\n")
+    assert not _uses("from torch.utils.flop_counter import register_flop_formula\n")
+    files = [file for file in PACKAGE.rglob("*.py") if file.name != "_torch_private.py"]
+    assert len(files) > 10
+    assert {file.name: uses for file in files if (uses := _uses(file.read_text()))} == {}
+
+
+def _import_winnow_torch(before):
+    program = f"import torch\n{before}\nimport winnow.torch"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.12.0+cu130", "3.0.0"])
+def test_another_version_of_torch_is_named(version):
+    result = _import_winnow_torch(f"torch.__version__ = {version!r}")
+    assert result.returncode == 0, result.stderr
+    assert f"winnow.torch was tested with torch 2.11, not with {version}" in result.stderr
+
+
+def test_the_version_that_was_tested_passes_silently():
+    result = _import_winnow_torch("torch.__version__ = '2.11.3+cpu'")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "purpose"),
+    [
+        ("torch._C", "_after_autograd_keyset", "to record gradients"),
+        ("torch._functorch.utils", "enable_single_level_autograd_function", "for torch.func"),
+    ],
+)
+def test_a_part_that_is_gone_is_an_error_that_names_it(module, name, purpose):
+    result = _import_winnow_torch(f"import {module}\ndel {module}.{name}")
+    assert result.returncode == 1
+    assert re.search(
+        rf"ImportError: torch 2\.11\S* has no {module}\.{name}, which winnow\.torch needs "
+        rf"{purpose}; it was tested with torch 2\.11",
+        result.stderr,
+    ), result.stderr

@@ -1,0 +1,86 @@
+"""The parts of torch that are not public and that winnow uses, all of them, and what each is for.
+
+torch's public ways to the same end cost more than a call may (register_autograd, twice the time) or
+do not exist. They may change from one version of torch to the next: TESTED names those that the
+tests have run with. With another one `import winnow.torch` warns, and a part that is gone is an
+ImportError that names it; a part that has changed its meaning is for the tests to find.
+"""
+
+import importlib
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+TESTED = "2.11"
+
+
+def _check_version(version: str) -> None:
+    if not version.startswith(TESTED + "."):
+        warnings.warn(
+            f"winnow.torch was tested with torch {TESTED}, not with {version}", stacklevel=2
+        )
+
+
+def _part(module: str, name: str, purpose: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise ImportError(
+            f"torch {torch.__version__} has no {module}.{name}, which winnow.torch needs "
+            f"{purpose}; it was tested with torch {TESTED}"
+        ) from None
+
+
+_check_version(torch.__version__)
+
+# Autograd: an operator records its calls itself, and runs the kernel below.
+below_autograd = _part("torch._C", "_AutoDispatchBelowAutograd", "to record gradients")
+after_autograd_keys = _part("torch._C", "_after_autograd_keyset", "to record gradients")
+_dispatch_key = _part("torch._C", "DispatchKey", "to record gradients")
+kernel_keys = (_dispatch_key.CPU, _dispatch_key.CUDA)
+
+# torch.func: whether one of its transforms runs, and recording of a call inside of one.
+transforms_active = _part("torch._C", "_are_functorch_transforms_active", "for torch.func")
+recording_inside_transform = _part(
+    "torch._functorch.utils", "enable_single_level_autograd_function", "for torch.func"
+)
+
+# Compilers: what traces, whether anything does, and whether a backward pass runs.
+tracing_mode = _part(
+    "torch.fx.experimental.proxy_tensor", "get_proxy_mode", "to keep the calls of ranks in order"
+)
+count_modes = _part("torch._C", "_len_torch_dispatch_stack", "to see that a compiler traces")
+_graph_task = _part(
+    "torch._C", "_current_graph_task_id", "to tell forward from backward where it traces"
+)
+
+
+def in_backward() -> bool:
+    return _graph_task() != -1
+
+
+def keep_calls(operator: Any) -> None:
+    """Has inductor keep all calls of the operator, where it is what compiles.
+
+    It drops one whose results are read by nothing but operations on empty tensors, as on a rank
+    without tokens, and the other ranks would wait for it.
+    """
+    lowering = sys.modules.get("torch._inductor.lowering")
+    if lowering is None or operator in lowering.lowerings:
+        return
+    tag = lowering.get_layout_constraint_tag(operator, with_default=True)
+    constraint = lowering.tag_to_layout_constraint(tag)
+    lowering.make_fallback(operator, layout_constraint=constraint, warn=False)
+    fallback = lowering.lowerings[operator]
+
+    def lower(*values, **options):
+        operations = lowering.V.graph.operations
+        before = len(operations)
+        results = fallback(*values, **options)
+        for made in operations[before:]:
+            made.has_side_effects = lambda: True
+        return results
+
+    lowering.lowerings[operator] = lower
