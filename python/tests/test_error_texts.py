@@ -1,5 +1,6 @@
 """Errors that a mistaken call gives: dtypes, 64-bit indices, keywords, arguments of other types."""
 
+import ast
 import re
 
 import every_operation
@@ -87,12 +88,12 @@ def _functions():
                 yield f"{type(thing).__name__}.{name}", member
 
 
-def _parameters(function):
-    signature = (
-        getattr(function, "__init__", function) if isinstance(function, type) else function
-    ).__doc__
-    head = signature.splitlines()[0]
-    return re.findall(r"(\w+): ", head)
+def _parameters(function, by_keyword_only=False):
+    """The names of all parameters, or of those that no argument reaches by its place."""
+    documented = getattr(function, "__init__", function) if isinstance(function, type) else function
+    arguments = ast.parse(f"def {documented.__doc__.splitlines()[0]}: ...").body[0].args
+    by_place = [] if by_keyword_only else [a.arg for a in arguments.args if a.arg != "self"]
+    return by_place + [a.arg for a in arguments.kwonlyargs]
 
 
 # Without parameters, or for the package itself.
@@ -119,6 +120,25 @@ def test_an_unknown_keyword_is_named_with_the_nearest():
                 assert "; did you mean '" in text, text
         tried.append(bare)
     assert len(tried) >= 28, tried
+
+
+def test_positional_arguments_that_are_too_many_are_counted():
+    tried = []
+    for name, function in _functions():
+        bare = name.split(".")[-1]
+        if bare in _BARE - {"num_threads", "backends"}:
+            continue
+        more = _parameters(function, by_keyword_only=True)
+        most = len(_parameters(function)) - len(more)
+        with pytest.raises(TypeError) as caught:
+            function(*[None] * (most + 2))
+        plural = "" if most == 1 else "s"
+        text = f"{bare}() takes at most {most} positional argument{plural}, got {most + 2}"
+        if more:
+            text += f"; others go by keyword, such as '{more[0]}'"
+        assert str(caught.value) == text, name
+        tried.append(bare)
+    assert len(tried) >= 30, tried
 
 
 def test_missing_and_mistyped_arguments_are_named():

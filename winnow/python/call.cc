@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -15,154 +13,16 @@
 #include "winnow/core/error.h"
 #include "winnow/core/foreign_dtype.h"
 #include "winnow/python/dlpack.h"
+#include "winnow/python/framework.h"
 #include "winnow/python/text.h"
 
 namespace winnow::python {
 
 NativeTiming native_timing;
 
-struct Framework {
-  enum class Kind { numpy, torch, other } kind = Kind::other;
-  const dlpack::ExchangeApi* api = nullptr;
-  bool masked = false;  // arrays whose elements may be missing
-  // Of numpy and torch: functions and dtypes, in the order of kDTypeNames; null where there is
-  // none.
-  PyObject* empty = nullptr;
-  PyObject* zeros = nullptr;
-  std::array<PyObject*, 9> dtypes{};
-};
-
 namespace {
 
-// In the order of DType, then what flags are.
-constexpr std::array kDTypeNames = {"float32", "float16", "bfloat16", "float8_e4m3fn", "uint8",
-                                    "int32",   "int64",   "float64",  "bool"};
-constexpr std::size_t kFlags = 8;
 constexpr const char* kAnyTensor = "a tensor of numpy, torch or another framework with __dlpack__";
-
-const dlpack::ExchangeApi* exchange_api_of(nb::handle type) {
-  const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
-  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
-  auto* api = static_cast<const dlpack::ExchangeApi*>(
-      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  while (api != nullptr && api->version.major > dlpack::kMajor) api = api->previous;
-  const bool usable = api != nullptr && api->version.major == dlpack::kMajor;
-  return usable && api->to_tensor != nullptr ? api : nullptr;
-}
-
-// The module, if it has been imported.
-nb::object imported(const char* module) {
-  const nb::dict modules = nb::borrow<nb::dict>(PySys_GetObject("modules"));
-  return modules.contains(module) ? nb::object(modules[module]) : nb::object();
-}
-
-// The type of that name in a module that has been imported.
-nb::object type_in(const nb::object& module, const char* name) {
-  if (!module.is_valid()) return {};
-  nb::object type = nb::getattr(module, name, nb::none());
-  return PyType_Check(type.ptr()) ? type : nb::object();
-}
-
-// The framework's root module, if it has been imported and `type` is its tensor or one derived.
-nb::object module_of(nb::handle type, const char* module, const char* tensor_name) {
-  nb::object found = imported(module);
-  const nb::object base = type_in(found, tensor_name);
-  if (!base.is_valid()) return {};
-  const int derived = PyObject_IsSubclass(type.ptr(), base.ptr());
-  if (derived < 0) throw nb::python_error();
-  return derived == 1 ? found : nb::object();
-}
-
-Framework inspect(nb::handle type) {
-  Framework framework;
-  nb::object module = module_of(type, "numpy", "ndarray");
-  if (module.is_valid()) {
-    framework.kind = Framework::Kind::numpy;
-  } else if (module = module_of(type, "torch", "Tensor"); module.is_valid()) {
-    framework.kind = Framework::Kind::torch;
-  }
-  framework.masked = module_of(type, "numpy.ma", "MaskedArray").is_valid();
-  framework.api = exchange_api_of(type);
-  if (!module.is_valid()) return framework;
-  framework.empty = nb::object(module.attr("empty")).release().ptr();
-  framework.zeros = nb::object(module.attr("zeros")).release().ptr();
-  for (std::size_t i = 0; i < kDTypeNames.size(); ++i) {
-    nb::object dtype = nb::getattr(module, kDTypeNames[i], nb::none());
-    if (i == kFlags && dtype.is_none()) dtype = module.attr("bool_");  // numpy 1
-    if (!dtype.is_none()) framework.dtypes[i] = dtype.release().ptr();
-  }
-  return framework;
-}
-
-// Kept for the life of the process, like the types themselves; guarded by the interpreter lock.
-const Framework& framework_of_type(PyTypeObject* type) {
-  static auto& known = *new std::unordered_map<PyTypeObject*, Framework>();
-  const auto found = known.find(type);
-  if (found != known.end()) return found->second;
-  Framework framework = inspect(nb::handle(reinterpret_cast<PyObject*>(type)));
-  Py_INCREF(type);  // the key must not name another type later
-  return known.emplace(type, framework).first->second;
-}
-
-const Framework& framework_of(nb::handle object) {
-  return framework_of_type(Py_TYPE(object.ptr()));
-}
-
-// The dtype there; kFlags: bool.
-constexpr dlpack::dtype dlpack_dtype(std::size_t dtype) {
-  using Code = dlpack::dtype_code;
-  constexpr std::array kCodes = {Code::Float,         Code::Float, Code::Bfloat,
-                                 Code::Float8_E4M3FN, Code::UInt,  Code::Int,
-                                 Code::Int,           Code::Float, Code::Bool};
-  const std::int64_t bytes = dtype == kFlags ? 1 : size_of(static_cast<DType>(dtype));
-  return {static_cast<std::uint8_t>(kCodes[dtype]), static_cast<std::uint8_t>(8 * bytes), 1};
-}
-
-// `flags`: bool is u8. Nothing for a dtype that the library does not have.
-std::optional<DType> dtype_from(dlpack::dtype dtype, bool flags) {
-  for (std::size_t i = 0; i < kFlags; ++i) {
-    if (dtype == dlpack_dtype(i)) return static_cast<DType>(i);
-  }
-  return flags && dtype == dlpack_dtype(kFlags) ? std::optional(DType::u8) : std::nullopt;
-}
-
-// From the letter that the buffer protocol gives, and the size of an element.
-std::optional<DType> dtype_from(const char* format, Py_ssize_t bytes, bool flags) {
-  if (format == nullptr) return DType::u8;
-  if (*format == '<' || *format == '=' || *format == '@') ++format;
-  if (format[0] == '\0' || format[1] != '\0') return std::nullopt;
-  switch (*format) {
-    case 'd':
-      return DType::f64;
-    case 'f':
-      return DType::f32;
-    case 'e':
-      return DType::f16;
-    case 'B':
-      return DType::u8;
-    case '?':
-      return flags ? std::optional(DType::u8) : std::nullopt;
-    case 'i':
-    case 'l':
-    case 'q':
-      return bytes == 4 ? DType::i32 : DType::i64;
-    default:
-      return std::nullopt;
-  }
-}
-
-std::string kind_of(nb::handle object) { return text_of(nb::type_name(object.type())); }
-
-// What a framework calls the dtype of an object: "float64" or "torch.float64".
-std::string dtype_of_object(nb::handle object) {
-  const nb::object dtype = nb::getattr(object, "dtype", nb::none());
-  return dtype.is_none() ? "that of " + kind_of(object) : text_of(dtype);
-}
-
-// The dtype, or the foreign one of that name: the operation says what it takes instead.
-DType dtype_or_foreign(std::optional<DType> dtype, nb::handle object) {
-  return dtype.has_value() ? *dtype : foreign_dtype(dtype_of_object(object));
-}
 
 // Makes a stream torch's current one for a while, so that new tensors belong to it: zeros are
 // queued before what follows there, and the memory is not in use elsewhere.
@@ -189,14 +49,6 @@ class TorchStream {
  private:
   nb::object context_;
 };
-
-// Where the functions of any other framework are: its namespace of the array API standard, or its
-// root module (cupy).
-nb::object namespace_of(nb::handle tensor) {
-  if (nb::hasattr(tensor, "__array_namespace__")) return tensor.attr("__array_namespace__")();
-  const auto module = nb::cast<std::string>(tensor.type().attr("__module__"));
-  return nb::module_::import_(module.substr(0, module.find('.')).c_str());
-}
 
 }  // namespace
 
@@ -494,54 +346,6 @@ RunOptions Call::run_options() const {
   return options;
 }
 
-Exporter::Exporter(nb::handle tensor) {
-  const Framework::Kind kind = framework_of(tensor).kind;
-  if (kind == Framework::Kind::numpy) {
-    import_ = nb::module_::import_("numpy").attr("asarray");  // by the buffer protocol
-    has_read_only_ = true;
-  } else if (kind == Framework::Kind::torch) {
-    import_ = nb::module_::import_("torch").attr("from_dlpack");
-  } else {
-    import_ = namespace_of(tensor).attr("from_dlpack");
-  }
-}
-
-nb::object Exporter::operator()(Tensor&& tensor) const {
-  const auto owner = std::make_shared<Tensor>(std::move(tensor));
-  return (*this)(owner->view(), owner);
-}
-
-nb::object Exporter::operator()(const TensorView& view, std::shared_ptr<const void> owner) const {
-  return make(view, std::move(owner), false);
-}
-
-nb::object Exporter::operator()(const ConstTensorView& view,
-                                std::shared_ptr<const void> owner) const {
-  return make(view, std::move(owner), has_read_only_);
-}
-
-nb::object Exporter::make(const ConstTensorView& view, std::shared_ptr<const void> owner,
-                          bool read_only) const {
-  using Owner = std::shared_ptr<const void>;
-  if (!view.present() || !import_.is_valid()) return nb::none();
-  const nb::capsule keeps(new Owner(std::move(owner)),
-                          [](void* pointer) noexcept { delete static_cast<Owner*>(pointer); });
-  std::array<std::size_t, kMaxRank> shape{};
-  std::copy(view.shape().begin(), view.shape().end(), shape.begin());
-  const bool on_cpu = view.device().type == DeviceType::cpu;
-  const auto dims = static_cast<std::size_t>(view.rank());
-  const int device = on_cpu ? dlpack::kCpu : dlpack::kCuda;
-  const dlpack::dtype dtype = dlpack_dtype(static_cast<std::size_t>(view.dtype()));
-  auto* data = const_cast<void*>(view.data());
-  if (read_only) {
-    return import_(nb::ndarray<nb::array_api, nb::ro>(data, dims, shape.data(), keeps,
-                                                      view.strides().data(), dtype, device,
-                                                      on_cpu ? 0 : view.device().index));
-  }
-  return import_(nb::ndarray<nb::array_api>(data, dims, shape.data(), keeps, view.strides().data(),
-                                            dtype, device, on_cpu ? 0 : view.device().index));
-}
-
 void split_out(const char* operation, nb::handle out, std::span<nb::object> members) {
   std::fill(members.begin(), members.end(), nb::none());
   if (!PyTuple_Check(out.ptr())) {
@@ -594,7 +398,5 @@ Device device_argument(const char* operation, nb::handle device) {
   }
   throw Error(ErrorCode::invalid_argument, operation, "device", "cpu, cuda or cuda:INDEX", name);
 }
-
-const char* dtype_name(DType dtype) { return kDTypeNames[static_cast<std::size_t>(dtype)]; }
 
 }  // namespace winnow::python

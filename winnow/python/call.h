@@ -1,5 +1,5 @@
 // One call from Python: tensors of numpy, torch and other frameworks come in as views, new ones go
-// out as the kind that came in. The only place that knows frameworks.
+// out as the kind that came in.
 #pragma once
 
 #include <array>
@@ -16,6 +16,7 @@
 
 #include "winnow/core/backend.h"
 #include "winnow/core/tensor.h"
+#include "winnow/python/exporter.h"
 #include "winnow/python/lock.h"
 #include "winnow/python/signature.h"
 
@@ -23,7 +24,6 @@ namespace winnow::python {
 
 namespace nb = nanobind;
 
-// How the objects of one Python type are read and made; found once per type.
 struct Framework;
 
 // Repetitions of the C++ call alone, for the benchmark of the binding: see time_native().
@@ -32,26 +32,6 @@ struct NativeTiming {
   double seconds = 0;
 };
 extern NativeTiming native_timing;
-
-// Makes tensors of one framework on memory that the library owns; the memory lives as long as they.
-class Exporter {
- public:
-  Exporter() = default;
-  // Of the framework that the tensor is of.
-  explicit Exporter(nb::handle tensor);
-
-  // None for an absent tensor.
-  nb::object operator()(Tensor&& tensor) const;
-  nb::object operator()(const TensorView& view, std::shared_ptr<const void> owner) const;
-  // Where the framework has tensors that cannot be written to, one of them.
-  nb::object operator()(const ConstTensorView& view, std::shared_ptr<const void> owner) const;
-
- private:
-  nb::object make(const ConstTensorView& view, std::shared_ptr<const void> owner,
-                  bool read_only) const;
-  nb::object import_;  // its function that takes an object with __dlpack__
-  bool has_read_only_ = false;
-};
 
 // The tensors of a call stay valid until it is destroyed. Create, use and destroy it with the
 // interpreter lock held; run() gives the lock back while the library works.
@@ -180,7 +160,6 @@ T value_argument(const char* operation, const char* argument, nb::handle value) 
 
 // A dtype by its name in numpy, torch or the library. Errors name `operation` and `argument`.
 DType dtype_argument(const char* operation, const char* argument, nb::handle dtype);
-const char* dtype_name(DType dtype);  // "bfloat16"
 
 // "cpu", "cpu:0", "cuda:1", or a device of torch; "cuda" is torch's current GPU, or the first one
 // where torch has not been imported. Errors name `operation`.

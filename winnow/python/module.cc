@@ -179,14 +179,15 @@ NB_MODULE(_winnow, m) {
   bind_expert_parallel_notify(expert_parallel);
   bind_expert_parallel_sizes(expert_parallel);
 
-  m.def("backends", list_backends,
-        "Every backend in order of priority: dicts with name, description, supported and the\n"
-        "reason where it is not.",
-        nb::sig("def backends() -> list[dict[str, typing.Any]]"));
-  m.def("num_threads", num_threads,
-        "Threads that a call on the CPU may use: what set_num_threads() said, else\n"
-        "WINNOW_NUM_THREADS, else OMP_NUM_THREADS, else one for each processor allowed.\n"
-        "torch.set_num_threads() does not change it.");
+  define(m, "backends", list_backends,
+         "Every backend in order of priority: dicts with name, description, supported and the\n"
+         "reason where it is not.",
+         nb::sig("def backends() -> list[dict[str, typing.Any]]"));
+  define(m, "num_threads", num_threads,
+         "Threads that a call on the CPU may use: what set_num_threads() said, else\n"
+         "WINNOW_NUM_THREADS, else OMP_NUM_THREADS, else one for each processor allowed.\n"
+         "torch.set_num_threads() does not change it.",
+         nb::sig("def num_threads() -> int"));
   define(m, "set_num_threads", set_num_threads, nb::arg("count"),
          "Sets it for the whole process, from the next call on. ValueError below 1.",
          nb::sig("def set_num_threads(count: int) -> None"));

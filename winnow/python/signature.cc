@@ -29,7 +29,7 @@ Signature::Signature(std::string_view text, nb::handle type) : Signature(text) {
   if (function_ == "__init__") function_ = nb::cast<std::string>(type.attr("__name__"));
 }
 
-void Signature::check(const nb::kwargs& unknown) const {
+void Signature::refuse_unknown(const nb::kwargs& unknown) const {
   for (const auto [key, value] : unknown) {
     const auto word = nb::cast<std::string>(key);
     const auto near = nb::cast<std::vector<std::string>>(
@@ -44,6 +44,16 @@ void Signature::check(const nb::kwargs& unknown) const {
     throw nb::type_error(
         (function_ + "() got an unexpected keyword argument '" + word + "'; " + hint).c_str());
   }
+}
+
+void Signature::refuse_extra(std::size_t positional, std::size_t extra) const {
+  std::string text = function_ + "() takes at most " + std::to_string(positional) +
+                     " positional argument" + (positional == 1 ? "" : "s") + ", got " +
+                     std::to_string(positional + extra);
+  if (positional < parameters_.size()) {
+    text += "; others go by keyword, such as '" + parameters_[positional] + "'";
+  }
+  throw nb::type_error(text.c_str());
 }
 
 void Signature::refuse_missing(std::size_t place) const {

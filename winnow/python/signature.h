@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -55,20 +56,31 @@ class Signature {
   // That of a constructor goes by the name of its class.
   Signature(std::string_view text, nb::handle type);
 
-  // Throws TypeError for a keyword that names no parameter, with the nearest one that there is.
-  void check(const nb::kwargs& unknown) const;
+  // Throws TypeError for arguments beyond the `positional` ones that may come by position, and for
+  // a keyword that names no parameter, with the nearest one that there is.
+  void check(std::size_t positional, const nb::args& extra, const nb::kwargs& unknown) const {
+    if (extra.size() != 0) [[unlikely]]
+      refuse_extra(positional, extra.size());
+    if (unknown.size() != 0) [[unlikely]]
+      refuse_unknown(unknown);
+  }
   // Throws TypeError: a parameter, by its place, got nothing, or not what it takes.
   [[noreturn]] void refuse_missing(std::size_t place) const;
   [[noreturn]] void refuse(std::size_t place, const std::string& wanted, nb::handle got) const;
 
  private:
+  void refuse_unknown(const nb::kwargs& unknown) const;
+  [[noreturn]] void refuse_extra(std::size_t positional, std::size_t extra) const;
+
   std::string function_;
   std::vector<std::string> parameters_;  // without self
 };
 
-// Throws TypeError for a keyword that names no parameter of that signature.
-inline void check_none(std::string_view signature, const nb::kwargs& unknown) {
-  if (unknown.size() != 0) Signature(signature).check(unknown);
+// Signature::check() of a function that is called otherwise than by define().
+inline void check_none(std::string_view signature, std::size_t positional, const nb::args& extra,
+                       const nb::kwargs& unknown) {
+  if (extra.size() == 0 && unknown.size() == 0) return;
+  Signature(signature).check(positional, extra, unknown);
 }
 
 namespace detail {
@@ -116,6 +128,35 @@ auto lenient(const nb::arg_v_t<kFlags, kLocked>& annotation) {
   return nb::arg(annotation.name_).none() = annotation.value;
 }
 
+// The same for all annotations of a function, in a tuple; where its positional parameters end, one
+// for what comes beyond them.
+template <class Annotation>
+auto lenient_tuple(const Annotation& annotation) {
+  if constexpr (std::is_same_v<Annotation, nb::kw_only>) {
+    return std::make_tuple(nb::arg("extra"), nb::kw_only());
+  } else {
+    return std::make_tuple(lenient(annotation));
+  }
+}
+template <class... Annotations>
+auto lenient_all(const Annotations&... annotations) {
+  auto all = std::tuple_cat(lenient_tuple(annotations)...);
+  if constexpr ((std::is_same_v<Annotations, nb::kw_only> || ...)) {
+    return std::tuple_cat(all, std::make_tuple(nb::arg("unknown")));
+  } else {
+    return std::tuple_cat(all, std::make_tuple(nb::arg("extra"), nb::arg("unknown")));
+  }
+}
+
+// How many of `parameters` may come by position: those before nb::kw_only().
+template <class... Annotations>
+constexpr std::size_t positional(std::size_t parameters) {
+  std::size_t before = 0;
+  bool found = false;
+  ((found = found || std::is_same_v<Annotations, nb::kw_only>, before += found ? 0 : 1), ...);
+  return found ? before : parameters;
+}
+
 template <class Annotation>
 void find_signature(const char*& text, const Annotation& annotation) {
   if constexpr (std::is_same_v<Annotation, nb::sig>) text = annotation.value;
@@ -128,13 +169,48 @@ const char* signature_in(const Annotations&... annotations) {
   return text;
 }
 
-template <class... Args, class Function>
-decltype(auto) call(const Signature& signature, const nb::kwargs& unknown, const Function& function,
-                    Given<Args>... given) {
-  signature.check(unknown);
-  return [&]<std::size_t... kPlace>(std::index_sequence<kPlace...>) -> decltype(auto) {
-    return function(argument<Args>(signature, kPlace, given)...);
-  }(std::index_sequence_for<Args...>());
+template <class... Args>
+struct Types {};
+
+// Cuts the first kCount types off.
+template <std::size_t kCount, class First, class Rest>
+struct Cut {
+  using Before = First;
+  using After = Rest;
+};
+template <std::size_t kCount, class... First, class Next, class... Rest>
+  requires(kCount > 0)
+struct Cut<kCount, Types<First...>, Types<Next, Rest...>>
+    : Cut<kCount - 1, Types<First..., Next>, Types<Rest...>> {};
+
+// The function for nanobind. `Self`: of a method, the object, which `function` takes first.
+template <class R, class... Self, class... First, class... Rest, class Function>
+auto checked(Types<Self...>, Types<First...>, Types<Rest...>, const Function& function,
+             const Signature& signature) {
+  return [function, signature](Self... self, Given<First>... first, const nb::args& extra,
+                               Given<Rest>... rest, const nb::kwargs& unknown) -> R {
+    signature.check(sizeof...(First), extra, unknown);
+    return [&]<std::size_t... kFirst, std::size_t... kRest>(std::index_sequence<kFirst...>,
+                                                            std::index_sequence<kRest...>) -> R {
+      return function(static_cast<Self>(self)..., argument<First>(signature, kFirst, first)...,
+                      argument<Rest>(signature, sizeof...(First) + kRest, rest)...);
+    }(std::index_sequence_for<First...>(), std::index_sequence_for<Rest...>());
+  };
+}
+
+template <class R, class... Self, class... Args, class Scope, class Function, class... Annotations>
+void define(Types<Self...> self, Types<Args...>, Scope& scope, const char* name,
+            const Function& function, const Signature& signature,
+            const Annotations&... annotations) {
+  using Parts = Cut<positional<Annotations...>(sizeof...(Args)), Types<>, Types<Args...>>;
+  std::apply(
+      [&](const auto&... all) {
+        scope.def(name,
+                  checked<R>(self, typename Parts::Before(), typename Parts::After(), function,
+                             signature),
+                  all...);
+      },
+      lenient_all(annotations...));
 }
 
 }  // namespace detail
@@ -143,13 +219,8 @@ decltype(auto) call(const Signature& signature, const nb::kwargs& unknown, const
 template <class R, class... Args, class... Annotations>
 void define(nb::module_& module, const char* name, R (*function)(Args...),
             const Annotations&... annotations) {
-  module.def(
-      name,
-      [function, signature = Signature(detail::signature_in(annotations...))](
-          detail::Given<Args>... given, const nb::kwargs& unknown) -> R {
-        return detail::call<Args...>(signature, unknown, function, given...);
-      },
-      detail::lenient(annotations)..., nb::arg("unknown"));
+  detail::define<R>(detail::Types<>(), detail::Types<Args...>(), module, name, function,
+                    Signature(detail::signature_in(annotations...)), annotations...);
 }
 
 // The same of a method, whose first parameter is the object.
@@ -157,16 +228,8 @@ template <class Class, class R, class Self, class... Args, class... Annotations>
   requires(!std::is_same_v<Class, nb::module_>)
 void define(Class& type, const char* name, R (*function)(Self, Args...),
             const Annotations&... annotations) {
-  type.def(
-      name,
-      [function, signature = Signature(detail::signature_in(annotations...), type)](
-          Self self, detail::Given<Args>... given, const nb::kwargs& unknown) -> R {
-        const auto bound = [&](auto&&... arguments) -> R {
-          return function(static_cast<Self>(self), std::forward<decltype(arguments)>(arguments)...);
-        };
-        return detail::call<Args...>(signature, unknown, bound, given...);
-      },
-      detail::lenient(annotations)..., nb::arg("unknown"));
+  detail::define<R>(detail::Types<Self>(), detail::Types<Args...>(), type, name, function,
+                    Signature(detail::signature_in(annotations...), type), annotations...);
 }
 
 }  // namespace winnow::python

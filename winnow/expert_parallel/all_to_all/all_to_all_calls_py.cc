@@ -63,17 +63,17 @@ void make_layer(nb::pointer_and_handle<BoundAllToAll> self,
 }
 
 BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle expert_indices,
-                         nb::handle weights, nb::handle scales, nb::handle scatter_indices,
-                         nb::handle order, nb::handle expert_alignment, nb::handle worst_case_rows,
-                         nb::handle copy_out, nb::handle cached, nb::handle out, nb::handle stream,
-                         const nb::kwargs& unknown) {
+                         const nb::args& extra, nb::handle weights, nb::handle scales,
+                         nb::handle scatter_indices, nb::handle order, nb::handle expert_alignment,
+                         nb::handle worst_case_rows, nb::handle copy_out, nb::handle cached,
+                         nb::handle out, nb::handle stream, const nb::kwargs& unknown) {
   const OneCall::Turn turn(self.one_call, kDispatch);
   Call call(kDispatch);
   call.on(self.layer.config().device);
   ep::DispatchArgs args;
   Exporter exporter;
   const std::exception_ptr refused = caught([&] {
-    check_none(kDispatchSignature, unknown);
+    check_none(kDispatchSignature, 2, extra, unknown);
     call.use_stream(stream);
     args = {.input = call.input("input", input),
             .expert_indices = call.input("expert_indices", expert_indices),
@@ -129,8 +129,8 @@ void refuse_dispatch(BoundAllToAll& self, const std::string& text) {
 }
 
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,
-                   nb::handle bias, nb::handle weighted, nb::object out, nb::handle stream,
-                   const nb::kwargs& unknown) {
+                   const nb::args& extra, nb::handle bias, nb::handle weighted, nb::object out,
+                   nb::handle stream, const nb::kwargs& unknown) {
   const OneCall::Turn turn(self.one_call, kCombine);
   Call call(kCombine);
   call.on(self.layer.config().device);
@@ -138,7 +138,7 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle des
   std::shared_ptr<const ep::Descriptor> made;
   bool recorded = false;
   const std::exception_ptr refused = caught([&] {
-    check_none(kCombineSignature, unknown);
+    check_none(kCombineSignature, 2, extra, unknown);
     made = descriptor_argument(kCombine, "descriptor", descriptor);
     if (made == nullptr) refuse_argument(kCombine, "descriptor", "a Descriptor", descriptor);
     call.use_stream(stream);

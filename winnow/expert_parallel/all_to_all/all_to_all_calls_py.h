@@ -64,15 +64,15 @@ void make_layer(nb::pointer_and_handle<BoundAllToAll> self,
                 nb::handle enable_local_combine, nb::handle sm_count, nb::handle arena_rows,
                 nb::handle timeout, nb::handle device);
 BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle expert_indices,
-                         nb::handle weights, nb::handle scales, nb::handle scatter_indices,
-                         nb::handle order, nb::handle expert_alignment, nb::handle worst_case_rows,
-                         nb::handle copy_out, nb::handle cached, nb::handle out, nb::handle stream,
-                         const nb::kwargs& unknown);
+                         const nb::args& extra, nb::handle weights, nb::handle scales,
+                         nb::handle scatter_indices, nb::handle order, nb::handle expert_alignment,
+                         nb::handle worst_case_rows, nb::handle copy_out, nb::handle cached,
+                         nb::handle out, nb::handle stream, const nb::kwargs& unknown);
 // Takes part in a dispatch only to refuse it on all ranks.
 void refuse_dispatch(BoundAllToAll& self, const std::string& text);
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,
-                   nb::handle bias, nb::handle weighted, nb::object out, nb::handle stream,
-                   const nb::kwargs& unknown);
+                   const nb::args& extra, nb::handle bias, nb::handle weighted, nb::object out,
+                   nb::handle stream, const nb::kwargs& unknown);
 nb::object combine_buffer(BoundAllToAll& self, const BoundDescriptor& descriptor);
 void barrier(BoundAllToAll& self, nb::handle intra_node_only, nb::handle stream);
 void close(BoundAllToAll& self);

@@ -7,6 +7,7 @@
 #include "winnow/expert_parallel/all_to_all/all_to_all_calls_py.h"
 #include "winnow/expert_parallel/transport/transport.h"
 #include "winnow/python/bindings.h"
+#include "winnow/python/framework.h"
 
 namespace winnow::python {
 namespace {
@@ -165,7 +166,7 @@ void bind_layer(nb::module_& m) {
                  "local_world_size: int = 0, enable_local_combine: bool = False, "
                  "sm_count: int = 20, arena_rows: int = 0, timeout: float | None = None, "
                  "device: typing.Any = 'cpu') -> None"));
-  type.def("dispatch", dispatch, "input"_a = nb::none(), "expert_indices"_a = nb::none(),
+  type.def("dispatch", dispatch, "input"_a = nb::none(), "expert_indices"_a = nb::none(), "extra"_a,
            nb::kw_only(), "weights"_a = nb::none(), "scales"_a = nb::none(),
            "scatter_indices"_a = nb::none(), "order"_a.none() = "expert_major",
            "expert_alignment"_a.none() = 1, "worst_case_rows"_a.none() = 0,
@@ -173,8 +174,9 @@ void bind_layer(nb::module_& m) {
            "stream"_a = nb::none(), "unknown"_a, kDispatchDoc, nb::sig(kDispatchSignature))
       .def("_refuse_dispatch", refuse_dispatch, "text"_a)
       .def("combine", combine, "expert_output"_a = nb::none(), "descriptor"_a = nb::none(),
-           nb::kw_only(), "bias"_a = nb::none(), "weighted"_a.none() = false, "out"_a = nb::none(),
-           "stream"_a = nb::none(), "unknown"_a, kCombineDoc, nb::sig(kCombineSignature));
+           "extra"_a, nb::kw_only(), "bias"_a = nb::none(), "weighted"_a.none() = false,
+           "out"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a, kCombineDoc,
+           nb::sig(kCombineSignature));
   define(type, "combine_buffer", combine_buffer, "descriptor"_a, kBufferDoc,
          nb::sig("def combine_buffer(self, descriptor: Descriptor) -> typing.Any"));
   define(type, "barrier", barrier, "intra_node_only"_a.none() = false, nb::kw_only(),

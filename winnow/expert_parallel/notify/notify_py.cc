@@ -79,16 +79,16 @@ constexpr const char* kSignature =
     "out: Notified[T] | None = None, stream: Stream = None) -> Notified[T]";
 
 Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle tokens_per_node,
-                nb::handle tokens_per_expert, nb::handle is_token_in_rank, nb::handle channels,
-                nb::handle expert_alignment, nb::handle worst_case_rows, nb::handle queues,
-                nb::handle out, nb::handle stream, const nb::kwargs& unknown) {
+                nb::handle tokens_per_expert, nb::handle is_token_in_rank, const nb::args& extra,
+                nb::handle channels, nb::handle expert_alignment, nb::handle worst_case_rows,
+                nb::handle queues, nb::handle out, nb::handle stream, const nb::kwargs& unknown) {
   const OneCall::Turn turn(self.one_call, kOperation);
   Call call(kOperation);
   call.on(self.notifier.config().device);
   Notified result;
   ep::NotifyArgs args;
   const std::exception_ptr refused = caught([&] {
-    check_none(kSignature, unknown);
+    check_none(kSignature, 4, extra, unknown);
     call.use_stream(stream);
     const auto number = [](const char* name, nb::handle value) {
       return value_argument<std::int64_t>(kOperation, name, value);
@@ -237,10 +237,10 @@ void bind_expert_parallel_notify(nb::module_& m) {
                  "local_world_size: int = 0, timeout: float | None = None, "
                  "device: typing.Any = 'cpu') -> None"));
   type.def("notify", notify, "tokens_per_rank"_a = nb::none(), "tokens_per_node"_a = nb::none(),
-           "tokens_per_expert"_a = nb::none(), "is_token_in_rank"_a = nb::none(), nb::kw_only(),
-           "channels"_a.none() = 1, "expert_alignment"_a.none() = 1, "worst_case_rows"_a.none() = 0,
-           "queues"_a = nb::none(), "out"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a,
-           kNotifyDoc, nb::sig(kSignature))
+           "tokens_per_expert"_a = nb::none(), "is_token_in_rank"_a = nb::none(), "extra"_a,
+           nb::kw_only(), "channels"_a.none() = 1, "expert_alignment"_a.none() = 1,
+           "worst_case_rows"_a.none() = 0, "queues"_a = nb::none(), "out"_a = nb::none(),
+           "stream"_a = nb::none(), "unknown"_a, kNotifyDoc, nb::sig(kSignature))
       .def_prop_ro(
           "totals",
           [](BoundNotifier& self) {

@@ -1,0 +1,34 @@
+// Tensors of a framework on memory that the library owns.
+#pragma once
+
+#include <memory>
+
+#include <nanobind/nanobind.h>
+
+#include "winnow/core/tensor.h"
+
+namespace winnow::python {
+
+namespace nb = nanobind;
+
+// Makes tensors of one framework on memory that the library owns; the memory lives as long as they.
+class Exporter {
+ public:
+  Exporter() = default;
+  // Of the framework that the tensor is of.
+  explicit Exporter(nb::handle tensor);
+
+  // None for an absent tensor.
+  nb::object operator()(Tensor&& tensor) const;
+  nb::object operator()(const TensorView& view, std::shared_ptr<const void> owner) const;
+  // Where the framework has tensors that cannot be written to, one of them.
+  nb::object operator()(const ConstTensorView& view, std::shared_ptr<const void> owner) const;
+
+ private:
+  nb::object make(const ConstTensorView& view, std::shared_ptr<const void> owner,
+                  bool read_only) const;
+  nb::object import_;  // its function that takes an object with __dlpack__
+  bool has_read_only_ = false;
+};
+
+}  // namespace winnow::python
