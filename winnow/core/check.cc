@@ -177,15 +177,19 @@ void Check::shape(std::string_view argument, const ConstTensorView& view,
 }
 
 void Check::dtype(std::string_view argument, const ConstTensorView& view,
-                  std::initializer_list<DType> allowed) const {
+                  std::initializer_list<DType> allowed, std::initializer_list<DType> on_gpu) const {
+  const bool narrowed = on_gpu.size() > 0 && view.device().type == DeviceType::cuda;
   std::string wanted;
-  for (const DType dtype : allowed) {
+  for (const DType dtype : narrowed ? on_gpu : allowed) {
     if (dtype == view.dtype()) return;
     if (wanted == to_string(dtype)) continue;  // not "f32 or f32"
     if (!wanted.empty()) wanted += " or ";
     wanted += to_string(dtype);
   }
-  fail(argument, "dtype " + wanted, name_of(view.dtype()));
+  const std::string name = name_of(view.dtype());
+  const bool on_cpu = std::find(allowed.begin(), allowed.end(), view.dtype()) != allowed.end();
+  if (narrowed && on_cpu) wanted += " on a GPU (the CPU takes " + name + ")";
+  fail(argument, "dtype " + wanted, name);
 }
 
 void Check::contiguous_rows(std::string_view argument, const ConstTensorView& view) const {
@@ -236,9 +240,9 @@ void Check::device(std::string_view argument, const ConstTensorView& view, Devic
 
 void Check::input(std::string_view argument, const ConstTensorView& view,
                   std::initializer_list<Dim> dims, std::initializer_list<DType> allowed,
-                  Device device) const {
+                  Device device, std::initializer_list<DType> on_gpu) const {
   shape(argument, view, dims);
-  dtype(argument, view, allowed);
+  dtype(argument, view, allowed, on_gpu);
   this->device(argument, view, device);
   contiguous_rows(argument, view);
   aligned(argument, view, size_of(view.dtype()));

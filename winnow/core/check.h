@@ -47,8 +47,9 @@ class WINNOW_EXPORT Check {
             std::string_view dims) const;
   void shape(std::string_view argument, const ConstTensorView& view,
              std::initializer_list<Dim> dims) const;
+  // `on_gpu`: those of them that the GPU backends take, if not all.
   void dtype(std::string_view argument, const ConstTensorView& view,
-             std::initializer_list<DType> allowed) const;
+             std::initializer_list<DType> allowed, std::initializer_list<DType> on_gpu = {}) const;
   // Stride 1 in the last dimension (unless it has fewer than two elements).
   void contiguous_rows(std::string_view argument, const ConstTensorView& view) const;
   // The pointer and every stride over more than one element are multiples of `bytes`.
@@ -67,8 +68,8 @@ class WINNOW_EXPORT Check {
 
   // The checks that most arguments need: shape, dtype, device, contiguous rows, natural alignment.
   void input(std::string_view argument, const ConstTensorView& view,
-             std::initializer_list<Dim> dims, std::initializer_list<DType> allowed,
-             Device device) const;
+             std::initializer_list<Dim> dims, std::initializer_list<DType> allowed, Device device,
+             std::initializer_list<DType> on_gpu = {}) const;
   // The same, and distinct elements.
   void output(std::string_view argument, const TensorView& view, std::initializer_list<Dim> dims,
               std::initializer_list<DType> allowed, Device device) const;

@@ -88,6 +88,25 @@ TEST(Check, DTypeOfAList) {
                  "x: want dtype f32 or f16, got u8");
 }
 
+// A GPU backend may take less than the contract: a tensor there gets that list, and what else the
+// CPU takes where that would help.
+TEST(Check, DTypeOnAGpu) {
+  const auto on_gpu = [](DType dtype) {
+    return ConstTensorView(g_data, dtype, {2}, Device{DeviceType::cuda, 0});
+  };
+  const auto check = [](const ConstTensorView& view) {
+    kCheck.dtype("x", view, {DType::f32, DType::f16, DType::bf16}, {DType::bf16, DType::f16});
+  };
+  check(dense({2}));
+  check(on_gpu(DType::bf16));
+  check(on_gpu(DType::f16));
+  expect_refused([&] { check(on_gpu(DType::f32)); },
+                 "x: want dtype bf16 or f16 on a GPU (the CPU takes f32), got f32");
+  expect_refused([&] { check(on_gpu(DType::i64)); }, "x: want dtype bf16 or f16, got i64");
+  expect_refused([&] { check(dense({2}, DType::i64)); },
+                 "x: want dtype f32 or f16 or bf16, got i64");
+}
+
 TEST(Check, ContiguousRows) {
   kCheck.contiguous_rows("x", dense({2, 3}));
   kCheck.contiguous_rows("x", strided({2, 3}, {-50, 1}));

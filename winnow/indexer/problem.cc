@@ -20,7 +20,8 @@ Problem check_problem(const Check& check, const Inputs& inputs) {
              "d = " + std::to_string(problem.d));
   check.that(problem.h >= 1 && problem.h <= 128, "q", "1 to 128 heads", std::to_string(problem.h));
   const Dim s_q{"s_q", problem.s_q}, h{"h", problem.h}, d{"d", problem.d}, s_k{"s_k", problem.s_k};
-  check.input("q", q, {s_q, h, d}, {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3}, device);
+  check.input("q", q, {s_q, h, d}, {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3}, device,
+              {DType::bf16, DType::f8_e4m3});
   check.input("k", k, {s_k, d}, {q.dtype()}, device);
   check.that(problem.s_k <= std::numeric_limits<std::int32_t>::max(), "k",
              "at most 2^31 - 1 rows, the range of the indices", std::to_string(problem.s_k));
@@ -45,7 +46,6 @@ Problem check_problem(const Check& check, const Inputs& inputs) {
 void check_for_sm90(const Check& check, const Inputs& inputs, const Problem& problem) {
   constexpr std::int64_t kAlignment = 16;  // of copies by the tensor memory accelerator
   for (const auto& [name, view] : {std::pair{"q", inputs.q}, std::pair{"k", inputs.k}}) {
-    check.dtype(name, view, {DType::bf16, DType::f8_e4m3});
     check.aligned(name, view, kAlignment);
     for (int dim = 0; dim + 1 < view.rank(); ++dim) {
       if (view.size(dim) > 1 && view.stride(dim) < 1) {

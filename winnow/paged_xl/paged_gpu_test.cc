@@ -371,7 +371,8 @@ TEST_F(PagedGpu, RefusesAndWorksOn) {
   const Tensor half(DType::f16, {3, 4, 64}, kGpu);
   expect_error([&](AttentionArgs& args) { args.query = half; },
                "key_cache: want dtype f16, got f32");
-  const std::string no_f64 = ": want dtype f32, f16 or bf16 on cuda (f64 runs on the cpu backend)";
+  const std::string no_f64 =
+      ": want dtype f32 or f16 or bf16 on a GPU (the CPU takes f64), got f64";
   const Step f64 = make_step({.name = "f64", .dtype = DType::f64, .mode = Mode::fused}).on(kGpu);
   Tensor wide(DType::f64, f64.query.view.shape(), kGpu);
   AttentionArgs f64_args = f64.attention_args();

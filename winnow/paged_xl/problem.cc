@@ -70,7 +70,8 @@ StepShape check_query(const Check& check, const ConstTensorView& query) {
   check.input(
       "query", query,
       {{"num_seqs", step.num_seqs}, {"num_heads", step.num_heads}, {"head_size", step.head_size}},
-      {DType::f32, DType::f16, DType::bf16, DType::f64}, step.device);
+      {DType::f32, DType::f16, DType::bf16, DType::f64}, step.device,
+      {DType::f32, DType::f16, DType::bf16});
   return step;
 }
 
@@ -104,11 +105,6 @@ void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd, const
       "matrix_bd", matrix_bd,
       {{"num_seqs", step.num_seqs}, {"num_heads", step.num_heads}, {"columns", matrix_bd.size(2)}},
       {matrix_bd.dtype()}, step.device);
-}
-
-void check_dtype_for_cuda(const Check& check, std::string_view argument, DType dtype) {
-  check.that(dtype != DType::f64, argument,
-             "dtype f32, f16 or bf16 on cuda (f64 runs on the cpu backend)", "f64");
 }
 
 const std::int32_t* check_context_lens(const Check& check, const ConstTensorView& context_lens,

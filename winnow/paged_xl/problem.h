@@ -53,9 +53,6 @@ void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd, const
 const std::int32_t* check_context_lens(const Check& check, const ConstTensorView& context_lens,
                                        const StepShape& step);
 
-// What the cuda kernels want of a dtype that the contract allows.
-void check_dtype_for_cuda(const Check& check, std::string_view argument, DType dtype);
-
 // Contents: every length in [0, limit]. `reason` says what sets the limit.
 void check_lengths(const Check& check, const std::int32_t* context_lens, std::int64_t num_seqs,
                    std::int64_t limit, std::string_view reason);

@@ -59,7 +59,7 @@ Problem check_problem(const Check& check, const Inputs& inputs) {
   check.that(problem.d_qk == 576 || problem.d_qk == 512, "q", "d_qk = 576 or 512",
              "d_qk = " + std::to_string(problem.d_qk));
   check.input("q", q, {{"s_q", problem.s_q}, {"h_q", problem.h_q}, {"d_qk", problem.d_qk}},
-              {DType::f32, DType::f16, DType::bf16, DType::f64}, device);
+              {DType::f32, DType::f16, DType::bf16, DType::f64}, device, {DType::bf16});
   check.input("kv", kv, {{"s_kv", problem.s_kv}, {"1", 1}, {"d_qk", problem.d_qk}}, {q.dtype()},
               device);
   check.that(problem.s_kv <= std::numeric_limits<std::int32_t>::max(), "kv",
@@ -77,9 +77,6 @@ Problem check_problem(const Check& check, const Inputs& inputs) {
 
 void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view) {
   constexpr std::int64_t kAlignment = 16;  // of the kernels' copies
-  check.that(view.dtype() != DType::f64, argument,
-             "dtype bf16 on sm90 (f64 runs on the cpu backend)", "f64");
-  check.dtype(argument, view, {DType::bf16});
   check.aligned(argument, view, kAlignment);
 }
 

@@ -85,7 +85,6 @@ AttentionParams check_args(const Check& check, const AttentionArgs& args) {
 
 // What the kernels hold in a grid dimension or 32 bits.
 void check_for_cuda(const Check& check, const AttentionParams& params) {
-  check_dtype_for_cuda(check, "query", params.cache.dtype);
   constexpr std::int64_t kLimit = 65535;
   const std::int64_t num_blocks = params.cache.num_blocks;
   if (params.num_seqs <= kLimit && params.num_heads <= kLimit && num_blocks <= INT32_MAX) return;

@@ -15,7 +15,8 @@ constexpr std::string_view kOperation = "paged_xl::append";
 
 AppendParams check_args(const Check& check, const AppendArgs& args) {
   check.rank("key", args.key, 3, "[num_tokens, num_kv_heads, head_size]");
-  check.dtype("key", args.key, {DType::f32, DType::f16, DType::bf16, DType::f64});
+  check.dtype("key", args.key, {DType::f32, DType::f16, DType::bf16, DType::f64},
+              {DType::f32, DType::f16, DType::bf16});
   const Device device = args.key.device();
   AppendParams params;
   params.cache = check_cache(check, args.key_cache, args.value_cache, args.key.dtype(), device);
@@ -40,7 +41,6 @@ AppendParams check_args(const Check& check, const AppendArgs& args) {
 
 // What the kernel holds in a grid dimension.
 void check_for_cuda(const Check& check, const AppendParams& params) {
-  check_dtype_for_cuda(check, "key", params.cache.dtype);
   constexpr std::int64_t kMostHeads = 65535, kMostTokens = std::int64_t{INT32_MAX} * 32;
   if (params.cache.num_kv_heads <= kMostHeads && params.num_tokens <= kMostTokens) return;
   check.unsupported("cuda: want num_kv_heads up to 65535 and num_tokens up to 2^36 - 32, got " +

@@ -36,7 +36,6 @@ PositionTermParams check_args(const Check& check, const PositionTermArgs& args) 
 
 // What the kernel holds in a grid dimension or goes through in every warp.
 void check_for_cuda(const Check& check, const PositionTermParams& params) {
-  check_dtype_for_cuda(check, "query", params.dtype);
   constexpr std::int64_t kMostSeqs = 1 << 20, kMostHeads = 65535;
   if (params.num_seqs <= kMostSeqs && params.num_heads <= kMostHeads) return;
   check.unsupported("cuda: want num_seqs up to 2^20 and num_heads up to 65535, got " +
