@@ -1,0 +1,162 @@
+"""Tiny random models with DeepSeek Sparse Attention, one of each family of transformers.
+
+Their heads have the sizes of real ones (512 and 64 columns of a row, 128 of the indexer); all else
+is small. Sequences are longer than what the indexer chooses.
+"""
+
+import contextlib
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
+    Dots3NoteForCausalLM,
+    Dots3NoteTextConfig,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
+    HYV4Config,
+    HYV4ForCausalLM,
+    MistralLarge4Config,
+    MistralLarge4ForConditionalGeneration,
+)
+
+TOPK = 8
+VOCABULARY = 97
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 24,
+    "index_topk": TOPK,
+    "index_n_heads": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LATENT = {**_COMMON, "q_lora_rank": 48}
+_SLIDING = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 64,
+    "head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 24,
+}
+_MISTRAL_TEXT = {
+    **_COMMON,
+    "num_hidden_layers": 4,
+    "indexer_types": ["full", "full", "shared", "full"],
+    "kv_source_layers": [0, 1, 0, 1],
+    "no_rope_layers": [1, 0, 1, 0],
+}
+_MISTRAL_VISION = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "image_size": 16,
+}
+_CONFIGS = {
+    "deepseek_v32": lambda **o: DeepseekV32Config(**{**_LATENT, **o}),
+    "glm_moe_dsa": lambda **o: GlmMoeDsaConfig(
+        **{**_LATENT, "indexer_types": ["full", "shared", "full"], **o}
+    ),
+    "hy_v4": lambda **o: HYV4Config(
+        **{**_LATENT, "indexer_types": ["full", "shared", "full"], **o}
+    ),
+    "dots3_note": lambda **o: Dots3NoteTextConfig(
+        **{
+            **_LATENT,
+            "head_dim": 96,
+            "layer_types": ["indexed_attention", "sliding_attention", "indexed_attention"],
+            "sliding_window": 6,
+            "shared_experts_intermediate_size": 32,
+            **{f"swa_{name}": size for name, size in _SLIDING.items()},
+            **o,
+        }
+    ),
+    "mistral_large4": lambda **o: MistralLarge4Config(
+        text_config={"model_type": "mistral_large4_text", **_MISTRAL_TEXT, **o},
+        vision_config=_MISTRAL_VISION,
+        pad_token_id=0,
+    ),
+}
+_MODELS = {
+    "deepseek_v32": DeepseekV32ForCausalLM,
+    "glm_moe_dsa": GlmMoeDsaForCausalLM,
+    "hy_v4": HYV4ForCausalLM,
+    "dots3_note": Dots3NoteForCausalLM,
+    "mistral_large4": MistralLarge4ForConditionalGeneration,
+}
+FAMILIES = list(_MODELS)
+
+
+def make(family, implementation="eager", seed=0, dtype=torch.float32, **options):
+    """A model in evaluation mode. What transformers starts at 0 or 1 is random here."""
+    torch.manual_seed(seed)
+    config = _CONFIGS[family](**options)
+    model = _MODELS[family]._from_config(config, attn_implementation=implementation)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "softmax_scaling" in name or "sinks" in name:
+                parameter.normal_(0.5, 0.3)
+            if name.endswith("norm.weight") or name.endswith("norm.bias"):
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        model.get_input_embeddings().weight.normal_(0, 1)  # that of padding, too
+    model.generation_config.pad_token_id = 0
+    model.generation_config.eos_token_id = None  # all tokens that are asked for
+    return model.to(dtype).eval()
+
+
+def tokens(batch=2, length=40, seed=1):
+    """Sequences in which no token comes twice: keys without positions would tie."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(VOCABULARY - 3, generator=generator) for _ in range(batch)]
+    return torch.stack(orders)[:, :length] + 3
+
+
+class _Ties(TorchDispatchMode):
+    """Sees every torch.topk over scores of an indexer: of [batch, queries, rows] it takes TOPK."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.gap = 0, float("inf")
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        of_indexer = function is torch.ops.aten.topk.default and arguments[1] == TOPK
+        if of_indexer and arguments[0].dim() == 3:
+            scores, k = arguments[0].double(), TOPK
+            self.calls += 1
+            if k < scores.shape[-1]:
+                best = scores.sort(-1, descending=True).values
+                last, next_one = best[..., k - 1], best[..., k]
+                hidden = next_one <= torch.finfo(torch.float32).min / 2
+                gap = torch.where(hidden, torch.inf, (last - next_one) / best[..., 0].abs())
+                self.gap = min(self.gap, float(gap.min()))
+        return function(*arguments, **(options or {}))
+
+
+@contextlib.contextmanager
+def no_ties():
+    """Within, no query of the original indexers has rows that tie at the last place it chooses:
+    torch.topk takes any of them."""
+    with _Ties() as seen:
+        yield
+    assert seen.calls > 0
+    assert seen.gap > 1e-5

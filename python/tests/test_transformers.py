@@ -1,0 +1,362 @@
+"""Models of transformers with "winnow" against the same models with "eager"."""
+
+import hashlib
+import importlib
+import inspect
+
+import pytest
+import torch
+import winnow.transformers
+from dsa_models import FAMILIES, make, no_ties, tokens
+from transformers import DynamicCache, StaticCache
+from winnow.transformers import absorbed
+from winnow.transformers.registry import VERSIONS
+
+# Of logits (absolute; they are of order 1), and of gradients relative to the largest of a tensor.
+LOGITS, GRADIENTS = 5e-5, 2e-4
+LEFT, RIGHT, NONE = "left", "right", "none"
+
+
+def padding(side, ids, count=9):
+    mask = torch.ones_like(ids)
+    if side == LEFT:
+        mask[0, :count] = 0
+    elif side == RIGHT:
+        mask[0, -count:] = 0
+    return mask
+
+
+def labels_of(ids, mask):
+    """No label follows a token of padding."""
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, 1:][mask[:, :-1] == 0] = -100
+    return labels
+
+
+def step(model, ids, mask=None, **options):
+    """Loss, logits and all gradients of a training step."""
+    model.zero_grad()
+    real = torch.ones_like(ids) if mask is None else mask
+    model.train()
+    out = model(
+        input_ids=ids, attention_mask=mask, labels=labels_of(ids, real), use_cache=False, **options
+    )
+    out.loss.backward()
+    model.eval()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return out.loss.detach(), out.logits.detach()[real.bool()], gradients
+
+
+def same(got, want):
+    torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got[1], want[1], rtol=0, atol=LOGITS)
+    assert got[2].keys() == want[2].keys()
+    compared = 0
+    for name, gradient in want[2].items():
+        if gradient is None:
+            assert got[2][name] is None, name
+            continue
+        limit = GRADIENTS * max(float(gradient.abs().max()), 1e-3)
+        torch.testing.assert_close(got[2][name], gradient, rtol=0, atol=limit, msg=name)
+        compared += 1
+    assert compared > 20
+
+
+def both(model, run):
+    """What `run` gives with "eager" and with "winnow"."""
+    model.set_attn_implementation("eager")
+    with no_ties():
+        want = run()
+    model.set_attn_implementation("winnow")
+    return run(), want
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Problems this small are slower on several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return make(request.param)
+
+
+@pytest.mark.parametrize("side", [LEFT, RIGHT, NONE])
+def test_loss_logits_and_every_gradient(model, side):
+    ids = tokens()
+    mask = None if side == NONE else padding(side, ids)
+    got, want = both(model, lambda: step(model, ids, mask))
+    same(got, want)
+
+
+def test_greedy_tokens(model):
+    ids = tokens()
+
+    def generate():
+        options = {"max_new_tokens": 16, "do_sample": False}
+        return model.generate(input_ids=ids, attention_mask=padding(LEFT, ids), **options)
+
+    got, want = both(model, generate)
+    assert want.shape == (2, 56)
+    assert torch.equal(got, want)
+
+
+def _cache(kind, model):
+    config = model.config.get_text_config()
+    return DynamicCache(config=config) if kind == "dynamic" else StaticCache(config, 48)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_steps_with_a_cache(model, kind):
+    """30 tokens, then 9 more and 1 more, with padding on the left."""
+    ids = tokens()
+    mask = padding(LEFT, ids)
+
+    @torch.no_grad()
+    def steps():
+        cache = _cache(kind, model)
+        results = []
+        for begin, end in ((0, 30), (30, 39), (39, 40)):
+            out = model(
+                input_ids=ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache,
+                position_ids=torch.arange(begin, end)[None],
+            )  # fmt: skip
+            results.append(out.logits[mask[:, begin:end].bool()])
+        return torch.cat(results)
+
+    got, want = both(model, steps)
+    torch.testing.assert_close(got, want, rtol=0, atol=LOGITS)
+
+
+def test_generation_with_a_static_cache_and_beams(model):
+    ids = tokens()
+    for options in ({"cache_implementation": "static"}, {"num_beams": 3}):
+        got, want = both(
+            model,
+            lambda options=options: model.generate(
+                input_ids=ids, attention_mask=padding(LEFT, ids), max_new_tokens=6,
+                do_sample=False, disable_compile=True, **options,
+            ),
+        )  # fmt: skip
+        assert torch.equal(got, want)
+
+
+LENGTHS = (17, 3, 20)
+
+
+def _packed():
+    ids = tokens(batch=1)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    return ids, positions
+
+
+def test_packed_sequences_by_their_positions(model):
+    ids, positions = _packed()
+    got, want = both(model, lambda: step(model, ids, position_ids=positions))
+    same(got, want)
+
+
+def test_packed_sequences_by_cu_seq_lens(model):
+    """They count where the positions do not say it: here a mask is given, for which transformers
+    does not look at the positions, neither for layers with a sliding window."""
+    ids, positions = _packed()
+    model.set_attn_implementation("eager")
+    want = step(model, ids, position_ids=positions)
+    model.set_attn_implementation("winnow")
+    starts = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+    options = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
+    ones = None if model.config.model_type == "dots3_note_text" else torch.ones_like(ids)
+    same(step(model, ids, ones, position_ids=positions, **options), want)
+    # Each sequence alone is what the packed one is, too.
+    with torch.no_grad():
+        logits = model(input_ids=ids, position_ids=positions, use_cache=False, **options).logits
+        alone = model(input_ids=ids[:, 20:], use_cache=False).logits
+    torch.testing.assert_close(logits[:, 20:], alone, rtol=0, atol=LOGITS)
+
+
+def test_a_mask_that_the_caller_made(model):
+    ids = tokens()
+    hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)[None, None].repeat(2, 1, 1, 1)
+    hidden[0, :, :, :9] = True
+    additive = torch.zeros(hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
+    given = additive
+    if model.config.model_type == "dots3_note_text":  # one for each kind of layers
+        sliding = hidden | ~torch.ones(40, 40, dtype=torch.bool).triu(-5)
+        sliding = torch.zeros(hidden.shape).masked_fill(sliding, torch.finfo(torch.float32).min)
+        given = {"indexed_attention": additive, "sliding_attention": sliding}
+
+    @torch.no_grad()
+    def logits():
+        out = model(input_ids=ids, attention_mask=given, use_cache=False).logits
+        return out[padding(LEFT, ids).bool()]
+
+    got, want = both(model, logits)
+    torch.testing.assert_close(got, want, rtol=0, atol=LOGITS)
+
+
+def test_gradient_checkpointing(model):
+    ids = tokens()
+    mask = padding(LEFT, ids)
+    model.set_attn_implementation("winnow")
+    want = step(model, ids, mask)
+    model.activation_checkpointing_enable()
+    got = step(model, ids, mask)
+    model.activation_checkpointing_disable()
+    same(got, want)
+
+
+def test_queries_in_pieces(model, monkeypatch):
+    """Pieces are of 64 queries or more: 80 tokens of two sequences make three."""
+    ids = tokens(length=80)
+    mask = padding(LEFT, ids)
+    model.set_attn_implementation("winnow")
+    want = step(model, ids, mask)
+    monkeypatch.setattr(absorbed, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(absorbed, "PIECE_BYTES", 0)
+    formed = []
+    original = absorbed.absorbed_queries
+
+    def watched(q_pass, *others):
+        formed.append(q_pass.shape[0])
+        return original(q_pass, *others)
+
+    monkeypatch.setattr(absorbed, "absorbed_queries", watched)
+    got = step(model, ids, mask)
+    assert set(formed) == {64, 32}
+    same(got, want)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_other_dtypes(family, dtype):
+    """Against "eager" in float32 where the choice of rows takes no part: every row is chosen."""
+    ids = tokens()
+    model = make(family, index_topk=64)
+    with torch.no_grad():
+        want = model(input_ids=ids).logits
+        model.to(dtype).set_attn_implementation("winnow")
+        got = model(input_ids=ids).logits
+    assert got.dtype == dtype
+    distance = 1 - torch.cosine_similarity(got.float().flatten(), want.flatten(), 0)
+    assert float(distance) < (5e-3 if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_autocast(model):
+    ids = tokens()
+    model.set_attn_implementation("winnow")
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _, gradients = step(model, ids)
+    want, _, _ = step(model, ids)
+    assert abs(float(loss - want)) < 0.1
+    for name, parameter in model.named_parameters():
+        if gradients[name] is not None:
+            assert gradients[name].dtype == parameter.dtype
+            assert gradients[name].isfinite().all()
+
+
+@pytest.mark.parametrize("other", ["eager", "sdpa"])
+def test_going_back_restores_every_bit(model, other):
+    if other == "sdpa" and not model._supports_sdpa:
+        pytest.skip("the model has no sdpa")
+    ids = tokens()
+    mask = padding(LEFT, ids)
+    model.set_attn_implementation(other)
+    before = step(model, ids, mask)
+    model.set_attn_implementation("winnow")
+    step(model, ids, mask)
+    model.set_attn_implementation(other)
+    after = step(model, ids, mask)
+    assert torch.equal(after[0], before[0]) and torch.equal(after[1], before[1])
+    for name, gradient in before[2].items():
+        assert gradient is None or torch.equal(after[2][name], gradient), name
+
+
+class LowRank(torch.nn.Module):
+    """An adapter beside a projection, as LoRA has it."""
+
+    def __init__(self, base, rank=4, p=0.0):
+        super().__init__()
+        self.base_layer = base
+        self.down = torch.nn.Linear(base.in_features, rank, bias=False)
+        self.up = torch.nn.Linear(rank, base.out_features, bias=False)
+        self.dropout = torch.nn.Dropout(p)
+        torch.nn.init.normal_(self.down.weight, std=0.1)
+        torch.nn.init.normal_(self.up.weight, std=0.1)
+
+    def forward(self, x):
+        return self.base_layer(x) + 2 * self.up(self.down(self.dropout(x)))
+
+
+def adapted(model, **options):
+    """Puts adapters on kv_b_proj and freezes everything else."""
+    model.requires_grad_(False)
+    for module in list(model.modules()):
+        if hasattr(module, "kv_b_proj"):
+            module.kv_b_proj = LowRank(module.kv_b_proj, **options)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_and_hooks_on_kv_b_proj(family):
+    model = adapted(make(family))
+    ids = tokens()
+    calls = []
+    for module in model.modules():
+        if isinstance(module, LowRank):
+            module.register_forward_hook(
+                lambda module, inputs, output: calls.append(1) or 1.5 * output
+            )
+
+    def gradients():
+        model.zero_grad()
+        out = model(input_ids=ids, labels=ids, use_cache=False)
+        out.loss.backward()
+        found = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+        return out.logits.detach(), found
+
+    (logits, got), (want_logits, want) = both(model, gradients)
+    layers = sum(isinstance(module, LowRank) for module in model.modules())
+    assert len(calls) == 2 * layers
+    assert len(want) == 2 * layers
+    torch.testing.assert_close(logits, want_logits, rtol=0, atol=LOGITS)
+    for name, gradient in want.items():
+        limit = GRADIENTS * float(gradient.abs().max())
+        torch.testing.assert_close(got[name], gradient, rtol=0, atol=limit, msg=name)
+
+
+# sha256 of the classes in transformers that "winnow" stands in for, with what they compute.
+ORIGINALS = {
+    "DeepseekV32Attention": "b6baa01641fb5e3a",
+    "DeepseekV32Indexer": "d9ab3cddb0751e8a",
+    "GlmMoeDsaAttention": "7b9a0cbbc88fc81b",
+    "GlmMoeDsaIndexer": "a7cc356e219a5fc2",
+    "HYV4Attention": "4d1ed289d919fb4b",
+    "HYV4Indexer": "420046c0f907e660",
+    "Dots3NoteTextAttention": "547434e8c7e925db",
+    "Dots3NoteTextIndexer": "40acc382d9bf187f",
+    "MistralLarge4TextAttention": "fd3d9ddaaf8067f8",
+    "MistralLarge4TextIndexer": "ad0db7d9e43ac597",
+}
+
+
+@pytest.mark.parametrize("name", VERSIONS["5.23"])
+def test_the_original_is_what_is_compared_with(name):
+    """The forward passes that run under "eager" are those of transformers, as released."""
+    family = VERSIONS["5.23"][name]
+    module = importlib.import_module(family.module)
+    for kind in (getattr(module, family.attention), getattr(module, family.indexer)):
+        original = inspect.unwrap(kind.forward)
+        assert kind.__module__ == original.__module__ == family.module
+        assert original.__qualname__ == f"{kind.__name__}.forward"
+        with open(module.__file__) as file:
+            assert inspect.getsource(original) in file.read()
+        digest = hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()
+        assert digest[:16] == ORIGINALS[kind.__name__]
+
+
+def test_what_is_supported():
+    assert winnow.transformers.FAMILIES == tuple(VERSIONS["5.23"])

@@ -1,0 +1,17 @@
+"""Models of Hugging Face transformers with DeepSeek Sparse Attention, on Winnow.
+
+    import winnow.transformers
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="winnow")
+
+The import registers the attention implementation "winnow"; model.set_attn_implementation("winnow")
+does as well, and "sdpa" or "eager" restores what was before, bit for bit. Forward, backward,
+generate, caches and gradient checkpointing stay as they are, for the families of FAMILIES. Layers
+that have no indexer (sliding windows, vision, audio) run exactly as under "sdpa". A model, an
+option or a mask that cannot run is an error, when the implementation is set or at the first call.
+"""
+
+from winnow.transformers.registry import FAMILIES, VERSIONS, register
+
+__all__ = ["FAMILIES", "VERSIONS"]
+
+register()

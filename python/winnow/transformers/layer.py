@@ -1,0 +1,213 @@
+"""The forward passes of attention and indexer modules under "winnow"."""
+
+import functools
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from winnow import torch as operators
+from winnow.transformers import absorbed, masks
+from winnow.transformers.families import Family, Projected
+from winnow.transformers.refusal import refuse
+
+
+class Record(NamedTuple):
+    """What the loss of an indexer needs of the last forward pass of its layer; detached."""
+
+    hidden: Tensor
+    embeddings: tuple
+    position_ids: Optional[Tensor]
+    ranges: Tensor  # [batch, queries, 2]
+    indices: Optional[Tensor]  # [batch, queries, topk], or None where all rows were attended to
+    rows: Tensor  # [batch * rows, 1, 576 or 512]
+    lse: Tensor  # [batch * queries, heads]
+
+
+def working_dtype(hidden: Tensor) -> torch.dtype:
+    """In which dtype attention runs, or an error."""
+    device = hidden.device.type
+    if device not in ("cpu", "cuda"):
+        refuse("device", "cpu or cuda", device)
+    autocast = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
+    possible = [torch.bfloat16] if device == "cuda" else [torch.float32, torch.bfloat16]
+    if device == "cpu":
+        possible.append(torch.float16)
+    if dtype not in possible:
+        names = " or ".join(str(d).removeprefix("torch.") for d in possible)
+        refuse("dtype", f"{names} on {device}", str(dtype).removeprefix("torch."))
+    return dtype
+
+
+def _check_options(attention: nn.Module, options: dict) -> None:
+    if attention.training and attention.attention_dropout > 0:
+        refuse("attention_dropout", "0 in training", attention.attention_dropout)
+    if options.get("output_attentions") or attention.config.output_attentions:
+        refuse("output_attentions", "False: attention weights are never formed", True)
+    if options.get("cache") is not None:
+        refuse("cache", "past_key_values", type(options["cache"]).__name__)
+
+
+def _ranges(attention_mask: Optional[Tensor], hidden: Tensor, rows: int, options: dict) -> Tensor:
+    batch, queries, _ = hidden.shape
+    if attention_mask is None:
+        found = masks.ranges(batch, queries, rows, q_offset=rows - queries, device=hidden.device)
+    elif attention_mask.dim() == 3 and attention_mask.dtype == torch.int32:
+        found = attention_mask
+    else:
+        found = masks.of_dense(attention_mask)
+    if found.shape != (batch, queries, 2):
+        wanted = f"a mask of {batch} sequences of {queries} queries"
+        refuse("attention_mask", wanted, f"shape {list(attention_mask.shape)}")
+    if options.get("cu_seq_lens_q") is not None:
+        lengths = options["cu_seq_lens_q"], options.get("cu_seq_lens_k")
+        found = masks.of_sequences(found, *lengths)
+    return found
+
+
+def heads_matrices(attention: nn.Module, dtype: torch.dtype, device) -> "tuple[Tensor, Tensor]":
+    """W_UK [512, heads, d] and W_UV [512, heads, d_v]: what kv_b_proj makes of the unit rows."""
+    projection = attention.kv_b_proj
+    for name, module in projection.named_modules():
+        path = f"kv_b_proj.{name}" if name else "kv_b_proj"
+        if getattr(module, "bias", None) is not None:
+            refuse(path, "a projection without bias", "one with a bias")
+        dropout = isinstance(module, nn.Dropout) and module.p > 0 and module.training
+        if dropout:
+            refuse(path, "no dropout in training", f"p = {module.p}")
+    unit = torch.eye(attention.kv_lora_rank, dtype=dtype, device=device)
+    sizes = [attention.qk_nope_head_dim, attention.v_head_dim]
+    matrices = projection(unit).view(attention.kv_lora_rank, -1, sum(sizes))
+    return matrices.to(dtype).split(sizes, -1)
+
+
+def _flat_indices(indices: Tensor, rows: int, sign: int = 1) -> Tensor:
+    """Row numbers within a sequence as those within the batch, or back; [batch, queries, topk]."""
+    if indices.shape[0] == 1:
+        return indices
+    offset = torch.arange(indices.shape[0], dtype=torch.int32, device=indices.device) * rows
+    return torch.where(indices < 0, indices, indices + sign * offset[:, None, None])
+
+
+def flat_ranges(ranges: Tensor, rows: int) -> dict:
+    """key_start and key_end over the rows of the whole batch, [batch * queries] each."""
+    offset = torch.arange(ranges.shape[0], dtype=torch.int32, device=ranges.device) * rows
+    start, end = (ranges + offset[:, None, None]).flatten(0, 1).unbind(-1)
+    return {"key_start": start.contiguous(), "key_end": end.contiguous()}
+
+
+def problem_of(
+    family: Family, attention: nn.Module, projected: Projected, rows: Tensor, indices: Tensor
+) -> absorbed.Problem:
+    dtype = rows.dtype
+    q_pass, q_rope = (q.flatten(0, 1).to(dtype) for q in (projected.q_pass, projected.q_rope))
+    sink = family.sink(attention)
+    matrices = heads_matrices(attention, dtype, rows.device)
+    sink = None if sink is None else sink.float()
+    return absorbed.Problem(q_pass, q_rope, rows, *matrices, sink, indices)
+
+
+def _attention(
+    family: Family,
+    self: nn.Module,
+    hidden_states: Tensor,
+    position_embeddings: tuple,
+    attention_mask: Optional[Tensor] = None,
+    past_key_values=None,
+    position_ids: Optional[Tensor] = None,
+    prev_topk_indices: Optional[Tensor] = None,
+    shared_kv_states=None,
+    **options,
+):
+    _check_options(self, options)
+    dtype = working_dtype(hidden_states)
+    batch, queries, _ = hidden_states.shape
+    projected = family.project(
+        self, hidden_states, position_embeddings, position_ids, past_key_values, shared_kv_states
+    )
+    rows = torch.cat((projected.latent, projected.k_rope), -1).to(dtype)
+    count = rows.shape[1]
+    ranges = _ranges(attention_mask, hidden_states, count, options)
+    indices = prev_topk_indices
+    if self.indexer is not None:
+        resid = {} if projected.q_resid is None else {"q_resid": projected.q_resid}
+        indices = self.indexer(
+            hidden_states=hidden_states, position_embeddings=position_embeddings,
+            attention_mask=ranges, position_ids=position_ids, past_key_values=past_key_values,
+            **resid,
+        )  # fmt: skip
+    elif indices is None:
+        refuse("prev_topk_indices", "the indices of a layer before that has an indexer", None)
+    rows = rows.flatten(0, 1)[:, None]
+    flat = _flat_indices(indices, count).flatten(0, 1)
+    problem = problem_of(family, self, projected, rows, flat)
+    values, lse = absorbed.attend(problem, self.scaling)
+    if self.indexer is not None and _recording(self):
+        self._winnow_record = Record(
+            hidden_states.detach(), position_embeddings, position_ids, ranges, indices,
+            rows.detach(), lse,
+        )  # fmt: skip
+    values = family.gated(self, hidden_states, values.view(batch, queries, *values.shape[1:]))
+    out = self.o_proj(values.reshape(batch, queries, -1))
+    return (out, None, indices) if family.shares_indices else (out, None)
+
+
+def _recording(attention: nn.Module) -> bool:
+    """Whether the loss of the indexer may be asked for: in training, where the indexer is not
+    frozen; not where a checkpoint does the forward pass again in the backward pass."""
+    in_backward = torch._C._current_graph_task_id() != -1
+    trained = any(p.requires_grad for p in attention.indexer.parameters())
+    return attention.training and trained and not in_backward
+
+
+@torch.no_grad()
+def _indexer(
+    family: Family,
+    self: nn.Module,
+    *,
+    hidden_states: Tensor,
+    position_embeddings: tuple,
+    attention_mask: Tensor,
+    position_ids: Optional[Tensor] = None,
+    past_key_values=None,
+    q_resid: Optional[Tensor] = None,
+) -> Tensor:
+    """[batch, queries, topk] rows within the sequence: ascending, then -1."""
+    dtype = working_dtype(hidden_states)
+    q, k, weights = family.score(self, hidden_states, q_resid, position_embeddings, position_ids)
+    if past_key_values is not None:
+        k = past_key_values.update_indexer(k, self.layer_idx)
+    batch, queries = hidden_states.shape[:2]
+    rows = k.shape[1]
+    indices, _ = operators.indexer_topk(
+        q.flatten(0, 1).to(dtype), k.flatten(0, 1).to(dtype), weights.flatten(0, 1),
+        max(1, min(self.index_topk, rows)), **flat_ranges(attention_mask, rows),
+    )  # fmt: skip
+    return _flat_indices(indices.view(batch, queries, -1), rows, sign=-1)
+
+
+def replace_forwards(family: Family, attention: type, indexer: type) -> None:
+    """Has the attention modules of a class run on Winnow where their configuration says so, and
+    their indexers where they are given ranges."""
+
+    def replacing(kind, ours, wanted):
+        original = kind.forward
+
+        @functools.wraps(original)
+        def forward(self, *arguments, **options):
+            if wanted(self, options):
+                return ours(family, self, *arguments, **options)
+            return original(self, *arguments, **options)
+
+        kind.forward = forward
+
+    def attends(self, options):
+        return self.config._attn_implementation == "winnow" and family.has_indexer(self)
+
+    def chooses(self, options):
+        mask = options.get("attention_mask")
+        return mask is not None and mask.dtype == torch.int32
+
+    replacing(attention, _attention, attends)
+    replacing(indexer, _indexer, chooses)

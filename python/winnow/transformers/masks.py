@@ -1,0 +1,132 @@
+"""Masks of transformers as ranges: which rows of the cache each query sees.
+
+A range is what a causal mask, padding on either side, packed sequences and a cache with room left
+have in common. Ranges are int32 [batch, queries, 2]: the first row that is seen, and the one after
+the last. They take the place of transformers' mask of [batch, 1, queries, rows].
+"""
+
+from typing import Callable, Optional
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+from winnow.transformers.refusal import refuse
+
+_WANTED = "for every query one range of keys, as causal masks, padding and packed sequences have"
+# Elements of a mask that are looked at together.
+_PIECE = 1 << 24
+
+
+def _require(holds: Tensor, argument: str, wanted: str, got: str) -> None:
+    """An error unless `holds`; on the device where the host cannot wait for the answer."""
+    capturing = holds.is_cuda and torch.cuda.is_current_stream_capturing()
+    if torch.compiler.is_compiling() or capturing:
+        torch._assert_async(holds, f"transformers: {argument}: want {wanted}, got {got}")
+    elif not bool(holds):
+        refuse(argument, wanted, got)
+
+
+def _of_visible(visible: Tensor) -> Tensor:
+    """The ranges of bool [..., rows]: [..., 2]."""
+    rows = visible.shape[-1]
+    count = visible.sum(-1, dtype=torch.int32)
+    # The first of equal values; where nothing is visible it is 0, as is the count.
+    first = visible.to(torch.uint8).argmax(-1).to(torch.int32) if rows else count
+    at = torch.arange(rows, dtype=torch.int32, device=visible.device)
+    last = torch.where(visible, at, -1).amax(-1) if rows else count - 1
+    whole = ((last + 1 - first == count) | (count == 0)).all()
+    _require(whole, "attention_mask", _WANTED, "a mask with gaps")
+    return torch.stack((first, first + count), -1)
+
+
+def of_dense(mask: Tensor) -> Tensor:
+    """The ranges of a mask that the caller made: [batch, 1, queries, rows], bool or additive."""
+    if mask.dim() != 4 or mask.shape[1] != 1:
+        refuse("attention_mask", "shape [batch, 1, queries, rows]", list(mask.shape))
+    mask = mask[:, 0]
+    step = max(1, _PIECE // max(1, mask.shape[0] * mask.shape[2]))
+    pieces = []
+    for piece in mask.split(step, 1):
+        if piece.dtype != torch.bool:
+            hidden = piece <= torch.finfo(piece.dtype).min
+            wanted = "0 and the smallest number of its dtype"
+            _require((hidden | (piece == 0)).all(), "attention_mask", wanted, "other values")
+            piece = ~hidden
+        pieces.append(_of_visible(piece))
+    return torch.cat(pieces, 1)
+
+
+def _of_function(function, batch, positions, rows, padding, device) -> Tensor:
+    """The ranges of a mask that a function of transformers describes, found by asking it."""
+    row = torch.arange(batch, device=device)[:, None, None, None]
+    head = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+    step = max(1, _PIECE // max(1, batch * rows.shape[0]))
+    pieces = []
+    for piece in positions.split(step):
+        visible = function(row, head, piece[None, None, :, None], rows[None, None, None, :])
+        visible = visible.expand(batch, 1, len(piece), len(rows))[:, 0]
+        if padding is not None:
+            visible = visible & padding[:, None]
+        pieces.append(_of_visible(visible))
+    return torch.cat(pieces, 1)
+
+
+def ranges(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset=0,
+    kv_offset: int = 0,
+    mask_function: Callable = causal_mask_function,
+    attention_mask: Optional[Tensor] = None,
+    use_vmap: bool = False,
+    device="cpu",
+    **_,
+) -> Tensor:
+    """The ranges in the place of a mask, with the arguments of transformers' mask functions."""
+    if use_vmap:
+        refuse("mask", _WANTED, "or_mask_function or and_mask_function")
+    positions = torch.arange(q_length, device=device) + q_offset
+    rows = torch.arange(kv_length, device=device) + kv_offset
+    padding = None
+    if attention_mask is not None:
+        padding = attention_mask[:, kv_offset : kv_offset + kv_length].to(device, torch.bool)
+        missing = kv_length - padding.shape[1]  # a cache has room for more
+        padding = torch.nn.functional.pad(padding, (0, missing))
+    if mask_function is not causal_mask_function:
+        return _of_function(mask_function, batch_size, positions, rows, padding, device)
+    end = (positions + (1 - kv_offset)).clamp(0, kv_length).to(torch.int32)
+    end = end.expand(batch_size, q_length)
+    start = torch.zeros_like(end)
+    if padding is not None:
+        real = _of_visible(padding)
+        start = real[:, None, 0].expand_as(end)
+        end = torch.minimum(end, real[:, None, 1])
+    return torch.stack((start, end), -1)
+
+
+def of_sequences(found: Tensor, starts_q: Tensor, starts_k: Optional[Tensor]) -> Tensor:
+    """Ranges within packed sequences, as cu_seq_lens_q and cu_seq_lens_k describe them."""
+    starts_q = starts_q.to(found.device)
+    starts_k = starts_q if starts_k is None else starts_k.to(found.device)
+    batch, s_q, _ = found.shape
+    if batch != 1:
+        refuse("cu_seq_lens_q", "a batch of 1, which holds the packed sequences", f"{batch}")
+    at = torch.arange(s_q, device=found.device)
+    sequence = torch.searchsorted(starts_q, at, right=True) - 1
+    within = (sequence >= 0) & (sequence < starts_q.shape[0] - 1)
+    sequence = sequence.clamp(0, starts_q.shape[0] - 2)
+    # The last query of a sequence sees its last key.
+    end = starts_k[sequence + 1] - (starts_q[sequence + 1] - 1 - at)
+    start = torch.maximum(found[0, :, 0], starts_k[sequence])
+    end = torch.where(within, torch.minimum(found[0, :, 1], end), 0)
+    return torch.stack((start, end), -1).to(torch.int32)[None]
+
+
+def mask(*arguments, config=None, local_size=None, indexed=False, **options) -> Optional[Tensor]:
+    """What transformers asks for under "winnow": ranges for layers with an indexer, and for all
+    others what "sdpa" has."""
+    if indexed and local_size is None:
+        return ranges(*arguments, **options)
+    return sdpa_mask(*arguments, config=config, local_size=local_size, **options)

@@ -1,0 +1,152 @@
+"""Which versions and models of transformers are known, and how "winnow" comes into them."""
+
+import functools
+import importlib
+from typing import Dict, Optional
+
+import transformers
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+
+from winnow.transformers import layer, masks
+from winnow.transformers.families import HYV4, DeepseekV32, Dots3Note, Family, MistralLarge4
+from winnow.transformers.refusal import refuse
+
+# The models of a version by the model type of their text configuration.
+_FAMILIES_5_23: Dict[str, Family] = {
+    "deepseek_v32": DeepseekV32("deepseek_v32", "DeepseekV32", shares_indices=False),
+    "glm_moe_dsa": Family("glm_moe_dsa", "GlmMoeDsa", shares_indices=True),
+    "hy_v4": HYV4("hy_v4", "HYV4", shares_indices=True),
+    "dots3_note_text": Dots3Note(
+        "dots3_note",
+        "Dots3NoteText",
+        shares_indices=False,
+        towers=("dots3_note_vision_encoder", "dots3_note_audio_encoder"),
+    ),
+    "mistral_large4_text": MistralLarge4(
+        "mistral_large4", "MistralLarge4Text", shares_indices=True, towers=("pixtral",)
+    ),
+}
+VERSIONS: Dict[str, Dict[str, Family]] = {"5.23": _FAMILIES_5_23}
+
+# Sparse attention of other kinds, which Winnow has no operation for.
+_UNSUPPORTED = {
+    "axk2": "keys of 160 and values of 128 columns",
+    "deepseek_v4": "compressed rows beside a sliding window",
+    "glm5_next": "attention that this version of Winnow does not know",
+    "minimax_m3_vl": "blocks of keys and values per head",
+    "qwen4_exp": "attention that this version of Winnow does not know",
+}
+
+
+def _families() -> Dict[str, Family]:
+    version = ".".join(transformers.__version__.split(".")[:2])
+    if version not in VERSIONS:
+        known = ", ".join(f"{v}.x" for v in VERSIONS)
+        refuse("transformers.__version__", known, transformers.__version__)
+    return VERSIONS[version]
+
+
+FAMILIES = tuple(_FAMILIES_5_23)
+"""The model types that run on Winnow."""
+
+
+def family_of(config) -> Optional[Family]:
+    """The family of a text configuration, or None."""
+    return _families().get(config.model_type)
+
+
+def _is_tower(config) -> bool:
+    return any(config.model_type in family.towers for family in _families().values())
+
+
+def _check_shapes(config) -> None:
+    layers = range(config.num_hidden_layers)
+    indexed = [i for i in layers if config.layer_types[i] == "indexed_attention"]
+    if not indexed:
+        refuse("layer_types", "some of indexed_attention", sorted(set(config.layer_types)))
+    if "full_attention" in config.layer_types:
+        refuse("layer_types", "indexed_attention for all full layers", "full_attention, too")
+    wanted = {
+        "kv_lora_rank": (512,),
+        "qk_rope_head_dim": (64,),
+        "index_head_dim": (128, 64),
+        "index_n_heads": range(1, 129),
+    }
+    for name, possible in wanted.items():
+        for i in indexed:
+            got = getattr(config.per_layer_config[i], name)
+            if got not in possible:
+                text = "1 to 128" if name == "index_n_heads" else " or ".join(map(str, possible))
+                refuse(name, text, got)
+
+
+@functools.cache
+def _prepare(family: Family) -> None:
+    """Puts Winnow into the modules of a family, once."""
+    module = importlib.import_module(family.module)
+    kinds = [getattr(module, name, None) for name in (family.attention, family.indexer)]
+    for name, kind in zip((family.attention, family.indexer), kinds, strict=True):
+        if kind is None or kind.forward.__module__ != family.module:
+            got = "none" if kind is None else f"one replaced by {kind.forward.__module__}"
+            refuse(f"{family.module}.{name}", "the module of transformers, as released", got)
+    layer.replace_forwards(family, *kinds)
+
+
+def check(model: PreTrainedModel) -> None:
+    """Refuses a model that cannot run on Winnow, and makes ready one that can."""
+    config = model.config
+    text = config.get_text_config()
+    kind = config.model_type.removesuffix("_text").removesuffix("_vision")
+    family = family_of(text)
+    supported = ", ".join(_families())
+    if family is None:
+        if _is_tower(config):
+            return
+        if kind in _UNSUPPORTED:
+            refuse("model", supported, f"{kind}, which has {_UNSUPPORTED[kind]}")
+        refuse("model", f"one with DeepSeek Sparse Attention ({supported})", config.model_type)
+    folder = family.module.rpartition(".")[0]
+    if not type(model).__module__.startswith(folder + "."):
+        refuse("model", f"a class of {folder}", f"{type(model).__module__}.{type(model).__name__}")
+    _check_shapes(text)
+    _prepare(family)
+
+
+def _checking(choose):
+    """PreTrainedModel.get_correct_attn_implementation, which every model asks when it is made and
+    when its implementation is set."""
+
+    @functools.wraps(choose)
+    def checked(self, *arguments, **options):
+        implementation = choose(self, *arguments, **options)
+        if implementation == "winnow":
+            check(self)
+        return implementation
+
+    return checked
+
+
+def _attention_function(module, *arguments, **options):
+    """Attention of the layers that have no indexer."""
+    config = module.config
+    family = family_of(config)
+    if family.has_indexer(module) if family else not _is_tower(config):
+        name = f"{type(module).__module__}.{type(module).__name__}"
+        refuse("attention module", f"one of {', '.join(_families())}", name)
+    return sdpa_attention_forward(module, *arguments, **options)
+
+
+def _mask_function(*arguments, config=None, **options):
+    indexed = config is not None and family_of(config) is not None
+    return masks.mask(*arguments, config=config, indexed=indexed, **options)
+
+
+def register() -> None:
+    """Makes "winnow" an attention implementation of transformers, or refuses its version."""
+    _families()
+    ALL_ATTENTION_FUNCTIONS.register("winnow", _attention_function)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("winnow", _mask_function)
+    choose = PreTrainedModel.get_correct_attn_implementation
+    PreTrainedModel.get_correct_attn_implementation = _checking(choose)
