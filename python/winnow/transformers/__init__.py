@@ -10,8 +10,9 @@ that have no indexer (sliding windows, vision, audio) run exactly as under "sdpa
 option or a mask that cannot run is an error, when the implementation is set or at the first call.
 """
 
+from winnow.transformers.loss import attend_densely, attention_share, indexer_loss
 from winnow.transformers.registry import FAMILIES, VERSIONS, register
 
-__all__ = ["FAMILIES", "VERSIONS"]
+__all__ = ["FAMILIES", "VERSIONS", "attend_densely", "attention_share", "indexer_loss"]
 
 register()

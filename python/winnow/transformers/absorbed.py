@@ -27,7 +27,9 @@ class Problem(NamedTuple):
     w_k: Tensor  # [512, heads, d]
     w_v: Tensor  # [512, heads, d_v]
     sink: Optional[Tensor]  # [heads]
-    indices: Tensor  # [queries, topk], int32
+    indices: Optional[Tensor]  # [queries, topk], int32
+    key_start: Optional[Tensor] = None  # [queries], int32: without indices, the range of rows that
+    key_end: Optional[Tensor] = None  # each query attends to
 
 
 def absorbed_queries(q_pass: Tensor, q_rope: Tensor, w_k: Tensor) -> Tensor:
@@ -46,7 +48,10 @@ def _deterministic() -> bool:
 def piece_of(problem: Problem) -> int:
     """How many queries are worked on at a time."""
     queries, heads, _ = problem.q_pass.shape
-    bytes_of_one = heads * problem.rows.shape[-1] * problem.rows.element_size()
+    rows = problem.rows
+    bytes_of_one = heads * rows.shape[-1] * rows.element_size()
+    if problem.indices is None:
+        bytes_of_one += rows.shape[0] * 4  # the indices that the backward pass makes
     if queries * bytes_of_one <= WHOLE_BYTES:
         return max(1, queries)
     return max(64, PIECE_BYTES // bytes_of_one // 64 * 64)
@@ -75,7 +80,7 @@ class _InPieces(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_values, d_lse):
         problem = Problem(*ctx.saved_tensors)
-        q_pass, q_rope, rows, w_k, w_v, sink, indices = problem
+        q_pass, q_rope, rows, w_k, w_v, sink = problem[:6]
         wide = torch.promote_types(rows.dtype, torch.float32)
         d_q_pass, d_q_rope = torch.empty_like(q_pass), torch.empty_like(q_rope)
         d_rows, d_w_k, d_w_v = (torch.zeros_like(t, dtype=wide) for t in (rows, w_k, w_v))
@@ -86,7 +91,7 @@ class _InPieces(torch.autograd.Function):
             d_out = torch.einsum("shd,chd->shc", d_piece, w_v)
             d_w_v += torch.einsum("shc,shd->chd", out, d_piece)
             gradients = operators.sparse_mla_backward(
-                q, rows, indices[queries], out, lse, d_out.contiguous(),
+                q, rows, _indices(problem, queries), out, lse, d_out.contiguous(),
                 scale=ctx.scale, attn_sink=sink, deterministic=_deterministic(),
             )  # fmt: skip
             d_latent, d_q_rope[queries] = gradients[0].split([512, q_rope.shape[-1]], -1)
@@ -96,7 +101,7 @@ class _InPieces(torch.autograd.Function):
             d_q_pass[queries] = torch.einsum("shc,chd->shd", d_latent, w_k)
             d_w_k += torch.einsum("shc,shd->chd", d_latent, q_pass[queries])
         shared = (d_rows.to(rows.dtype), d_w_k.to(w_k.dtype), d_w_v.to(w_v.dtype), d_sink)
-        return None, None, d_q_pass, d_q_rope, *shared, None
+        return None, None, d_q_pass, d_q_rope, *shared, None, None, None
 
 
 def _pieces(problem, piece):
@@ -108,17 +113,32 @@ def _pieces(problem, piece):
 def _forward(problem: Problem, queries: slice, scale: float):
     """(q, out, lse) of some queries."""
     q = absorbed_queries(problem.q_pass[queries], problem.q_rope[queries], problem.w_k)
+    if problem.indices is None:
+        chosen = None
+        limits = {"key_start": problem.key_start[queries], "key_end": problem.key_end[queries]}
+    else:
+        chosen, limits = problem.indices[queries], {}
     out, _, lse = operators.sparse_mla_forward(
-        q, problem.rows, problem.indices[queries], scale=scale, attn_sink=problem.sink
+        q, problem.rows, chosen, scale=scale, attn_sink=problem.sink, **limits
     )
     return q, out, lse
+
+
+def _indices(problem: Problem, queries: slice) -> Tensor:
+    """The rows of some queries, also where a range says which they are."""
+    if problem.indices is not None:
+        return problem.indices[queries]
+    start, end = problem.key_start[queries, None], problem.key_end[queries, None]
+    width = max(1, int((end - start).amax()))
+    rows = start + torch.arange(width, dtype=torch.int32, device=start.device)
+    return torch.where(rows < end, rows, -1)
 
 
 def attend(problem: Problem, scale: float) -> Tuple[Tensor, Tensor]:
     """The values that each head reads, [queries, heads, d_v], and the lse without the sink,
     [queries, heads]. Differentiable in all floating-point tensors, through the values."""
     piece = piece_of(problem)
-    if piece < problem.q_pass.shape[0]:
+    if piece < problem.q_pass.shape[0] or problem.indices is None:
         return _InPieces.apply(scale, piece, *problem)
     q = absorbed_queries(problem.q_pass, problem.q_rope, problem.w_k)
     out, lse = operators.sparse_mla_attention(

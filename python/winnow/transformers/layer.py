@@ -19,9 +19,9 @@ class Record(NamedTuple):
     embeddings: tuple
     position_ids: Optional[Tensor]
     ranges: Tensor  # [batch, queries, 2]
-    indices: Optional[Tensor]  # [batch, queries, topk], or None where all rows were attended to
-    rows: Tensor  # [batch * rows, 1, 576 or 512]
-    lse: Tensor  # [batch * queries, heads]
+    indices: Optional[Tensor]  # [batch, queries, topk]; None where all rows were attended to
+    rows: Tensor  # [batch, rows, 576 or 512]
+    lse: Tensor  # [batch, queries, heads]
 
 
 def working_dtype(hidden: Tensor) -> torch.dtype:
@@ -98,14 +98,20 @@ def flat_ranges(ranges: Tensor, rows: int) -> dict:
 
 
 def problem_of(
-    family: Family, attention: nn.Module, projected: Projected, rows: Tensor, indices: Tensor
+    family: Family,
+    attention: nn.Module,
+    projected: Projected,
+    rows: Tensor,
+    indices: Optional[Tensor] = None,
+    **ranges: Tensor,
 ) -> absorbed.Problem:
+    """rows: [batch * rows, 1, 576 or 512]; indices, or key_start and key_end: among them."""
     dtype = rows.dtype
     q_pass, q_rope = (q.flatten(0, 1).to(dtype) for q in (projected.q_pass, projected.q_rope))
     sink = family.sink(attention)
     matrices = heads_matrices(attention, dtype, rows.device)
     sink = None if sink is None else sink.float()
-    return absorbed.Problem(q_pass, q_rope, rows, *matrices, sink, indices)
+    return absorbed.Problem(q_pass, q_rope, rows, *matrices, sink, indices, **ranges)
 
 
 def _attention(
@@ -130,7 +136,10 @@ def _attention(
     count = rows.shape[1]
     ranges = _ranges(attention_mask, hidden_states, count, options)
     indices = prev_topk_indices
-    if self.indexer is not None:
+    dense = getattr(self, "_winnow_dense", False)
+    if dense and past_key_values is None:
+        indices = None
+    elif self.indexer is not None:
         resid = {} if projected.q_resid is None else {"q_resid": projected.q_resid}
         indices = self.indexer(
             hidden_states=hidden_states, position_embeddings=position_embeddings,
@@ -139,14 +148,16 @@ def _attention(
         )  # fmt: skip
     elif indices is None:
         refuse("prev_topk_indices", "the indices of a layer before that has an indexer", None)
-    rows = rows.flatten(0, 1)[:, None]
-    flat = _flat_indices(indices, count).flatten(0, 1)
-    problem = problem_of(family, self, projected, rows, flat)
+    if dense:
+        which = flat_ranges(ranges, count)
+    else:
+        which = {"indices": _flat_indices(indices, count).flatten(0, 1)}
+    problem = problem_of(family, self, projected, rows.flatten(0, 1)[:, None], **which)
     values, lse = absorbed.attend(problem, self.scaling)
     if self.indexer is not None and _recording(self):
         self._winnow_record = Record(
-            hidden_states.detach(), position_embeddings, position_ids, ranges, indices,
-            rows.detach(), lse,
+            hidden_states.detach(), position_embeddings, position_ids, ranges,
+            None if dense else indices, rows.detach(), lse.view(batch, queries, -1),
         )  # fmt: skip
     values = family.gated(self, hidden_states, values.view(batch, queries, *values.shape[1:]))
     out = self.o_proj(values.reshape(batch, queries, -1))

@@ -94,15 +94,19 @@ def ranges(
         padding = attention_mask[:, kv_offset : kv_offset + kv_length].to(device, torch.bool)
         missing = kv_length - padding.shape[1]  # a cache has room for more
         padding = torch.nn.functional.pad(padding, (0, missing))
-    if mask_function is not causal_mask_function:
-        return _of_function(mask_function, batch_size, positions, rows, padding, device)
-    end = (positions + (1 - kv_offset)).clamp(0, kv_length).to(torch.int32)
-    end = end.expand(batch_size, q_length)
-    start = torch.zeros_like(end)
-    if padding is not None:
-        real = _of_visible(padding)
-        start = real[:, None, 0].expand_as(end)
-        end = torch.minimum(end, real[:, None, 1])
+    if mask_function is causal_mask_function:
+        end = (positions + (1 - kv_offset)).clamp(0, kv_length).to(torch.int32)
+        end = end.expand(batch_size, q_length)
+        start = torch.zeros_like(end)
+        if padding is not None:
+            real = _of_visible(padding)
+            start = real[:, None, 0].expand_as(end)
+            end = torch.minimum(end, real[:, None, 1])
+    else:
+        found = _of_function(mask_function, batch_size, positions, rows, padding, device)
+        start, end = found.unbind(-1)
+    if padding is not None:  # a query that is padding itself sees nothing
+        end = torch.where(padding[:, positions - kv_offset], end, start)
     return torch.stack((start, end), -1)
 
 

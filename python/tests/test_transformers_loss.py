@@ -1,0 +1,242 @@
+"""winnow.transformers.indexer_loss: both stages, against its formula with the original modules."""
+
+import inspect
+
+import pytest
+import torch
+from dsa_models import FAMILIES, TOPK, make, tokens
+from test_transformers import LEFT, RIGHT, one_thread, padding  # noqa: F401
+from winnow.transformers import absorbed, attend_densely, attention_share, indexer_loss
+
+# Of the loss (relative), and of gradients relative to the largest of a tensor.
+LOSS, GRADIENTS = 1e-4, 5e-4
+
+
+class Watch:
+    """The attention weights and the indexers' scores of one forward pass on "eager", by layer."""
+
+    def __init__(self, model):
+        self.weights, self.scores = {}, {}
+        self.handles = []
+        for module in model.modules():
+            if hasattr(module, "kv_b_proj") and getattr(module, "indexer", None) is not None:
+                self.handles.append(module.register_forward_hook(self._attention))
+                self.handles.append(
+                    module.indexer.register_forward_pre_hook(self._indexer, with_kwargs=True)
+                )
+
+    def _attention(self, module, inputs, output):
+        self.weights[module.layer_idx] = output[1]
+
+    def _indexer(self, indexer, arguments, options):
+        """The scores of the original module, with gradients in its weights: its forward pass
+        without no_grad, up to the point where it chooses."""
+
+        class Found(Exception):
+            pass
+
+        def topk(scores, *_, **__):
+            raise Found(scores)
+
+        detached = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
+        original = inspect.unwrap(type(indexer).forward)
+        with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "topk", topk)
+            with pytest.raises(Found) as found:
+                original(indexer, *detached, **{**options, "past_key_values": None})
+        self.scores[indexer.layer_idx] = found.value.args[0]
+
+    def stop(self):
+        for handle in self.handles:
+            handle.remove()
+
+
+def formula(model, ids, mask, dense):
+    """The mean of KL(weights summed over heads || softmax of scores) over real queries and layers;
+    and the share of the attention that the chosen rows have. From "eager", where the model attends
+    densely if it chooses all rows."""
+    watch = Watch(model)
+    model(input_ids=ids, attention_mask=mask, use_cache=False)
+    watch.stop()
+    losses = []
+    for layer, weights in watch.weights.items():
+        scores = watch.scores[layer]
+        target = weights.detach().double().sum(1)
+        visible = scores > torch.finfo(torch.float32).min / 2
+        if not dense:
+            chosen = torch.zeros_like(visible)
+            chosen.scatter_(-1, scores.detach().topk(TOPK, -1).indices, True)
+            visible = visible & chosen
+        scores = scores.double().masked_fill(~visible, -torch.inf)[mask.bool()]
+        target = target.masked_fill(~visible, 0)[mask.bool()]
+        target = target / target.sum(-1, keepdim=True)
+        log_p = scores.log_softmax(-1)
+        terms = target * (target.clamp(min=1e-300).log() - log_p)
+        losses.append(torch.where(target > 0, terms, 0).sum(-1).mean())
+    return torch.stack(losses).mean()
+
+
+def gradients_of(model):
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("side", [LEFT, RIGHT])
+@pytest.mark.parametrize("dense", [False, True], ids=["chosen", "dense"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_is_that_of_the_original_modules(family, dense, side):
+    ids = tokens()
+    mask = padding(side, ids)
+    model = make(family, index_topk=len(ids[0]) if dense else TOPK)
+    want = formula(model, ids, mask, dense)
+    want.backward()
+    want_gradients = gradients_of(model)
+    assert want_gradients and all("indexer" in name for name in want_gradients)
+
+    model.zero_grad()
+    for module in model.modules():  # what it would choose takes no part in dense attention
+        if hasattr(module, "index_topk"):
+            module.index_topk = TOPK
+    model.set_attn_implementation("winnow")
+    attend_densely(model, dense)
+    model.train()
+    model(input_ids=ids, attention_mask=mask, use_cache=False)
+    got = indexer_loss(model)
+    torch.testing.assert_close(got.double(), want.detach(), rtol=LOSS, atol=1e-6)
+    got.backward()
+    gradients = gradients_of(model)
+    assert gradients.keys() == want_gradients.keys()
+    for name, gradient in want_gradients.items():
+        limit = GRADIENTS * float(gradient.abs().max())
+        torch.testing.assert_close(gradients[name], gradient, rtol=0, atol=limit, msg=name)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make("glm_moe_dsa", "winnow").train()
+
+
+def test_dense_attention_is_that_of_all_rows(model):
+    """With gradients: as a model that chooses all rows."""
+    ids = tokens()
+    mask = padding(LEFT, ids)
+    results = []
+    for attends, topk in ((True, TOPK), (False, 40)):
+        attend_densely(model, attends)
+        for module in model.modules():
+            if hasattr(module, "index_topk"):
+                module.index_topk = topk
+        model.zero_grad()
+        labels = ids.masked_fill(mask == 0, -100)
+        out = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False)
+        out.loss.backward()
+        results.append((out.logits.detach()[mask.bool()], gradients_of(model)))
+    for module in model.modules():
+        if hasattr(module, "index_topk"):
+            module.index_topk = TOPK
+    (got, gradients), (want, want_gradients) = results
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
+    assert gradients.keys() == want_gradients.keys() and len(gradients) > 20
+    for name, gradient in want_gradients.items():
+        limit = 1e-4 * float(gradient.abs().max())
+        torch.testing.assert_close(gradients[name], gradient, rtol=0, atol=limit, msg=name)
+
+
+def test_the_loss_beside_that_of_the_language_model(model):
+    """Both in one backward pass, and with activation checkpointing: each has its own gradients."""
+    ids = tokens()
+
+    def gradients(*parts):
+        model.zero_grad()
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        losses = {"language": loss, "indexer": indexer_loss(model)}
+        sum(losses[part] for part in parts).backward()
+        return gradients_of(model)
+
+    language, indexer = gradients("language"), gradients("indexer")
+    assert not language.keys() & indexer.keys()
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        both = gradients("language", "indexer")
+        assert both.keys() == language.keys() | indexer.keys()
+        for name, gradient in both.items():
+            want = language.get(name, indexer.get(name))
+            limit = 1e-5 * float(want.abs().max())
+            torch.testing.assert_close(gradient, want, rtol=0, atol=limit, msg=name)
+    model.activation_checkpointing_disable()
+
+
+def test_a_frozen_model_learns_where_to_look():
+    """Both stages: the loss falls, and the share of the attention that the chosen rows have
+    grows."""
+    model = make("glm_moe_dsa", "winnow").train()
+    model.requires_grad_(False)
+    trained = [p for name, p in model.named_parameters() if "indexer" in name]
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.AdamW(trained, lr=3e-3)
+    ids = tokens()
+    losses, shares = {}, {}
+    for dense in (True, False):
+        attend_densely(model, dense)
+        for _ in range(30):
+            model(input_ids=ids, use_cache=False)
+            loss = indexer_loss(model)
+            losses.setdefault(dense, []).append(loss.item())
+            shares.setdefault(dense, []).append(attention_share(model).item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert losses[True][-1] < 0.8 * losses[True][0]
+    assert losses[False][-1] < losses[False][0]
+    assert shares[True][-1] > shares[True][0]
+    assert shares[False][-1] > shares[True][0]
+    assert all(0 < share < 1 for found in shares.values() for share in found)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["chosen", "dense"])
+def test_the_loss_in_pieces(model, dense, monkeypatch):
+    ids = tokens(length=80)
+
+    def loss_and_gradients():
+        model.zero_grad()
+        model(input_ids=ids, use_cache=False)
+        loss = indexer_loss(model)
+        loss.backward()
+        return loss.item(), attention_share(model).item(), gradients_of(model)
+
+    attend_densely(model, dense)
+    want = loss_and_gradients()
+    monkeypatch.setattr(absorbed, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(absorbed, "PIECE_BYTES", 0)
+    got = loss_and_gradients()
+    attend_densely(model, False)
+    assert got[:2] == pytest.approx(want[:2], rel=1e-5)
+    for name, gradient in want[2].items():
+        limit = 1e-5 * float(gradient.abs().max())
+        torch.testing.assert_close(got[2][name], gradient, rtol=0, atol=limit, msg=name)
+
+
+def test_nothing_is_kept_where_nothing_is_to_be_learned():
+    ids = tokens(1, 12)
+    for prepare in (
+        lambda model: model.eval(),
+        lambda model: model.train().requires_grad_(False),
+        lambda model: model.train().set_attn_implementation("eager"),
+    ):
+        model = make("deepseek_v32", "winnow")
+        prepare(model)
+        model(input_ids=ids, use_cache=False)
+        with pytest.raises(ValueError, match="transformers: model: want one whose last forward"):
+            indexer_loss(model)
+    with pytest.raises(ValueError, match="transformers: model: want one with DeepSeek"):
+        attend_densely(torch.nn.Linear(2, 2))
+
+
+def test_rows_in_a_cache_are_refused(model):
+    ids = tokens(1, 12)
+    out = model(input_ids=ids[:, :8])
+    indexer_loss(model)
+    model(input_ids=ids[:, 8:], past_key_values=out.past_key_values)
+    with pytest.raises(ValueError, match="past_key_values: want a forward pass whose 4 queries"):
+        indexer_loss(model)

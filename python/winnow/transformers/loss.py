@@ -1,0 +1,201 @@
+"""The loss that trains the indexers of a model, and what it is judged by."""
+
+from typing import Iterator, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from winnow import torch as operators
+from winnow.transformers import absorbed
+from winnow.transformers.families import Family
+from winnow.transformers.layer import Record, heads_matrices
+from winnow.transformers.refusal import refuse
+from winnow.transformers.registry import family_of
+
+
+def _attentions(model: nn.Module) -> Iterator[Tuple[Family, nn.Module]]:
+    """The layers of a model that attend to chosen rows, in their order."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        family = family_of(config) if hasattr(module, "kv_b_proj") else None
+        if family is not None and family.has_indexer(module):
+            yield family, module
+
+
+def attend_densely(model: nn.Module, mode: bool = True) -> None:
+    """Has a model on "winnow" attend to all rows that a query sees, from the next forward pass on:
+    for the first stage of an indexer's training. With mode False it attends to the chosen rows.
+
+    A sequence that is generated with a cache may change over at any token.
+    """
+    found = False
+    for _, attention in _attentions(model):
+        attention._winnow_dense = mode
+        found = True
+    if not found:
+        refuse("model", "one with DeepSeek Sparse Attention", type(model).__name__)
+
+
+class _Sequence(NamedTuple):
+    """One sequence of the last forward pass of a layer. Of the indexer: q [queries, h, d],
+    k [queries, d], weights [queries, h]; of the attention what absorbed.Problem has."""
+
+    q: Tensor
+    k: Tensor
+    weights: Tensor
+    problem: absorbed.Problem  # of this sequence; with indices, or with ranges alone
+    key_start: Tensor  # [queries]
+    key_end: Tensor
+    lse: Tensor  # [queries, heads]
+    scale: float
+    topk: int
+
+    def pieces(self) -> Iterator[slice]:
+        queries = self.q.shape[0]
+        step = absorbed.piece_of(self.problem)
+        for begin in range(0, queries, step):
+            yield slice(begin, min(queries, begin + step))
+
+    def limits(self, queries: slice) -> dict:
+        return {"key_start": self.key_start[queries], "key_end": self.key_end[queries]}
+
+    def absorbed_queries(self, queries: slice) -> Tensor:
+        problem = self.problem
+        return absorbed.absorbed_queries(
+            problem.q_pass[queries], problem.q_rope[queries], problem.w_k
+        )
+
+
+def _sequences(family: Family, attention: nn.Module, record: Record) -> Iterator[_Sequence]:
+    """The sequences of a batch; the indexer's tensors with gradients in its weights alone."""
+    batch, queries, _ = record.hidden.shape
+    if record.rows.shape[1] != queries:
+        wanted = f"a forward pass whose {queries} queries see no rows from before"
+        refuse("past_key_values", wanted, f"{record.rows.shape[1]} rows")
+    dtype = record.rows.dtype
+    with torch.no_grad():
+        sizes = [512, record.rows.shape[-1] - 512]
+        rows = tuple(part[:, None] for part in record.rows.split(sizes, -1))
+        projected = family.project(
+            attention, record.hidden, record.embeddings, record.position_ids, None,
+            {"rope": rows, "nope": rows},
+        )  # fmt: skip
+        matrices = heads_matrices(attention, dtype, record.rows.device)
+        sink = family.sink(attention)
+        sink = None if sink is None else sink.float()
+    heads = matrices[0].shape[1]
+    if heads != attention.num_heads:
+        refuse("kv_b_proj", f"all {attention.num_heads} heads in this process", f"{heads} of them")
+    indexer = attention.indexer
+    q, k, weights = family.score(
+        indexer, record.hidden, projected.q_resid, record.embeddings, record.position_ids
+    )
+    for b in range(batch):
+        start, end = (limit.contiguous() for limit in record.ranges[b].unbind(-1))
+        indices = None if record.indices is None else record.indices[b]
+        problem = absorbed.Problem(
+            projected.q_pass[b].to(dtype), projected.q_rope[b].to(dtype), record.rows[b, :, None],
+            *matrices, sink, indices, start, end,
+        )  # fmt: skip
+        yield _Sequence(
+            q[b].to(dtype), k[b].to(dtype), weights[b], problem, start, end, record.lse[b],
+            attention.scaling, max(1, min(indexer.index_topk, queries)),
+        )  # fmt: skip
+
+
+def _losses(sequence: _Sequence, queries: slice, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+    """Of some queries, added up. The indexer's tensors are those of the sequence."""
+    problem = sequence.problem
+    chosen = None if problem.indices is None else problem.indices[queries]
+    with torch.no_grad():
+        attending = sequence.absorbed_queries(queries)
+    attention = (attending, problem.rows, sequence.lse[queries], sequence.scale, problem.sink)
+    return operators.indexer_loss(
+        q[queries], k, weights[queries], indices=chosen, attention=attention, reduction="sum",
+        **sequence.limits(queries),
+    )  # fmt: skip
+
+
+def _loss_of_layer(family: Family, attention: nn.Module, record: Record) -> Tensor:
+    total, count = 0, 0
+    for sequence in _sequences(family, attention, record):
+        leaves = (sequence.q, sequence.k, sequence.weights)
+        pieces = list(sequence.pieces())
+        for queries in pieces:
+            if len(pieces) == 1:
+                total = total + _losses(sequence, queries, *leaves)
+            else:  # what a piece forms is formed again in the backward pass
+                part = checkpoint(_losses, sequence, queries, *leaves, use_reentrant=False)
+                total = total + part
+        count = count + (sequence.key_end > sequence.key_start).sum()
+    return total / count.clamp(min=1)
+
+
+def _records(model: nn.Module) -> Iterator[Tuple[Family, nn.Module, Record]]:
+    found = False
+    for family, attention in _attentions(model):
+        record: Optional[Record] = getattr(attention, "_winnow_record", None)
+        if attention.indexer is not None and record is not None:
+            found = True
+            yield family, attention, record
+    if not found:
+        wanted = 'one whose last forward pass was in training mode, on "winnow", with an indexer'
+        refuse("model", wanted + " that is not frozen", type(model).__name__)
+
+
+def indexer_loss(model: nn.Module) -> Tensor:
+    """How far the indexers' choice is from where the attention looks, in the last forward pass of
+    a model in training mode: what trains the indexers, which no other loss reaches.
+
+    For each layer with an indexer it is winnow.torch.indexer_loss() with the layer's own attention
+    as the target: over all rows that a query sees where the model attends densely (see
+    attend_densely(), the first stage of training), else over the chosen rows (the second stage).
+    The result is the mean over queries that see something, and over these layers. Its gradient
+    reaches the indexers' weights alone, whether the rest of the model is frozen or not:
+
+        loss = model(ids, labels=ids).loss + indexer_loss(model)
+
+    A model in training mode keeps for this, from one forward pass to the next, the inputs of its
+    attention layers and the chosen rows; where indexers are frozen it keeps nothing.
+
+    Raises:
+        ValueError: there was no such forward pass, or it began with rows in a cache.
+    """
+    losses = [_loss_of_layer(*found) for found in _records(model)]
+    return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
+
+
+@torch.no_grad()
+def attention_share(model: nn.Module) -> Tensor:
+    """The share of the attention to all rows that falls on those which the indexer chooses, in the
+    last forward pass of a model in training mode: the mean over heads, queries and layers with an
+    indexer, from 0 to 1; sinks take no part. A trained indexer is near 1."""
+    shares = []
+    for family, attention, record in _records(model):
+        total, count = 0, 0
+        for sequence in _sequences(family, attention, record):
+            for queries in sequence.pieces():
+                of_chosen, of_all = _logs(sequence, queries)
+                sees = sequence.key_end[queries] > sequence.key_start[queries]
+                share = (of_chosen - of_all).exp().mean(-1)
+                total = total + torch.where(sees, share, 0).sum()
+                count = count + sees.sum()
+        shares.append(total / count.clamp(min=1))
+    return torch.stack([share.to(shares[0].device) for share in shares]).mean()
+
+
+def _logs(sequence: _Sequence, queries: slice) -> Tuple[Tensor, Tensor]:
+    """lse over the chosen rows and over all rows, [queries, heads]."""
+    problem, lse = sequence.problem, sequence.lse[queries]
+    limits = sequence.limits(queries)
+    chosen = None
+    if problem.indices is None:
+        leaves = (sequence.q[queries], sequence.k, sequence.weights[queries])
+        chosen, _ = operators.indexer_topk(*leaves, sequence.topk, **limits)
+        limits = {}
+    attending = sequence.absorbed_queries(queries)
+    _, _, other = operators.sparse_mla_forward(
+        attending, problem.rows, chosen, scale=sequence.scale, **limits
+    )
+    return (lse, other) if chosen is None else (other, lse)
