@@ -98,9 +98,11 @@ def test_a_module_that_something_else_has_replaced(refused, monkeypatch):
     module = importlib.import_module(family.module)
     monkeypatch.setattr(module.DeepseekV32Indexer, "forward", lambda self, *a, **o: None)
     text = "DeepseekV32Indexer: want the module of transformers, as released, got one replaced by"
-    refused(f".*{text} {__name__}", registry._prepare.__wrapped__, family)
+    refused(f".*{text} {__name__}", registry.prepare.__wrapped__, "deepseek_v32")
     monkeypatch.delattr(module, "DeepseekV32Attention")
-    refused(".*DeepseekV32Attention: want .*, got none", registry._prepare.__wrapped__, family)
+    refused(
+        ".*DeepseekV32Attention: want .*, got none", registry.prepare.__wrapped__, "deepseek_v32"
+    )
 
 
 def test_other_versions_of_transformers(refused, monkeypatch):

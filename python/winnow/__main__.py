@@ -1,7 +1,7 @@
 """``python -m winnow``: the command line program that the wheel brings.
 
 ``bench`` shows two things more: after the operations, and alone with ``bench python``, what a call
-from Python costs beyond the call in C++.
+from Python costs beyond the call in C++; and with ``bench transformers`` a layer of a model.
 """
 
 import argparse
@@ -71,6 +71,10 @@ def main() -> None:
         from winnow import call_cost
 
         sys.exit(_printing(call_cost.main, sys.argv[3:]))
+    if sys.argv[1:3] == ["bench", "transformers"]:
+        from winnow.transformers import bench
+
+        sys.exit(_printing(bench.main, sys.argv[3:]))
     if not _PROGRAM.exists():
         sys.exit("winnow: this package was built without the command line program")
     if folder := nvshmem.folder():

@@ -66,16 +66,17 @@ class _InPieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scale, piece, *tensors):
         problem = Problem(*tensors)
-        values, logs = [], []
+        count, heads, _ = problem.q_pass.shape
+        values = problem.rows.new_empty(count, heads, problem.w_v.shape[-1])
+        wide = torch.promote_types(values.dtype, torch.float32)
+        lse = torch.empty((count, heads), dtype=wide, device=values.device)
         for queries in _pieces(problem, piece):
-            _, out, lse = _forward(problem, queries, scale)
-            values.append(_values(out, problem.w_v))
-            logs.append(lse)
-        lse = torch.cat(logs)
+            _, out, lse[queries] = _forward(problem, queries, scale)
+            values[queries] = _values(out, problem.w_v)
         ctx.save_for_backward(*tensors)
         ctx.scale, ctx.piece = scale, piece
         ctx.mark_non_differentiable(lse)
-        return torch.cat(values), lse
+        return values, lse
 
     @staticmethod
     def backward(ctx, d_values, d_lse):

@@ -83,8 +83,9 @@ def _check_shapes(config) -> None:
 
 
 @functools.cache
-def _prepare(family: Family) -> None:
+def prepare(model_type: str) -> None:
     """Puts Winnow into the modules of a family, once."""
+    family = _families()[model_type]
     module = importlib.import_module(family.module)
     kinds = [getattr(module, name, None) for name in (family.attention, family.indexer)]
     for name, kind in zip((family.attention, family.indexer), kinds, strict=True):
@@ -111,7 +112,7 @@ def check(model: PreTrainedModel) -> None:
     if not type(model).__module__.startswith(folder + "."):
         refuse("model", f"a class of {folder}", f"{type(model).__module__}.{type(model).__name__}")
     _check_shapes(text)
-    _prepare(family)
+    prepare(text.model_type)
 
 
 def _checking(choose):

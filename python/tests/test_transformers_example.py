@@ -1,0 +1,85 @@
+"""examples/finetune_dsa, as the page says to run it, and `winnow bench transformers`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from winnow.transformers import bench as module
+
+PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "finetune_dsa" / "finetune.py"
+
+
+def run(*arguments):
+    one = {"OMP_NUM_THREADS": "1", "WINNOW_NUM_THREADS": "1"}  # quicker for problems this small
+    return subprocess.run(
+        [sys.executable, PROGRAM, "--device", "cpu", *arguments],
+        capture_output=True, text=True, env={**os.environ, **one},
+    )  # fmt: skip
+
+
+def test_the_example_learns_and_needs_less_memory():
+    result = run(
+        "--dense", "30", "--warm-up", "12", "--sparse", "8", "--every", "10", "--memory", "1024",
+        "--check",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.endswith("both losses fell, and the share of the chosen rows grew\n")
+    peaks = {}
+    for line in result.stdout.splitlines():
+        name, _, rest = line.strip().partition(" ")
+        if name in ("winnow", "sdpa"):
+            peaks[name] = int(rest.split()[0])
+    assert 0 < peaks["winnow"] < 0.6 * peaks["sdpa"]
+
+
+def test_a_text_that_is_too_short(tmp_path):
+    text = tmp_path / "short.txt"
+    text.write_text("Too short.")
+    result = run("--text", str(text))
+    assert result.returncode == 1
+    assert "finetune: the text has 10 bytes; it needs more than 128" in result.stderr
+
+
+def bench(*arguments):
+    command = [sys.executable, "-m", "winnow", "bench", "transformers", "--device", "cpu"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True)
+
+
+def test_bench_shows_time_and_memory_of_both():
+    result = bench("--tokens", "256", "320", "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [row["benchmark"] for row in rows] == [
+        f"{implementation}, {operation}, {tokens} tokens"
+        for tokens in (256, 320)
+        for operation in ("forward", "training step")
+        for implementation in ("winnow", "sdpa")
+    ]
+    assert all(row["seconds"] > 0 and row["peak_bytes"] >= 0 and not row["error"] for row in rows)
+
+
+def test_a_layer_that_does_not_fit_is_a_result(monkeypatch, capsys):
+    def call(self, implementation, operation, tokens):
+        def run():
+            if implementation == "sdpa":
+                raise torch.OutOfMemoryError("no room")
+
+        return run
+
+    monkeypatch.setattr(module._Layer, "call", call)
+    assert module.main(["--device", "cpu", "--tokens", "64", "--check"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and [line.endswith("out of memory") for line in lines] == [0, 1, 0, 1]
+    # The targets, as they are judged on a GPU.
+    layer = module._Layer(torch.device("cpu"))
+    layer.device = type("Device", (), {"type": "cuda"})()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for peak, seconds, reached in ((13 << 30, 0.04, False), (1, 0.05, False), (1, 0.04, True)):
+        monkeypatch.setattr(module, "peak", lambda run, device, peak=peak: (None, peak))
+        monkeypatch.setattr(module, "_seconds", lambda run, seconds=seconds: seconds)
+        row = module._measure(layer, "winnow", "forward", 16384)
+        assert row["reached"] is reached
+        assert module._line(row).endswith("reached" if reached else "MISSED")
