@@ -4,7 +4,6 @@ import importlib
 
 import pytest
 import torch
-import transformers
 import winnow.transformers
 from dsa_models import FAMILIES, make, tokens
 from test_transformers import adapted
@@ -106,10 +105,10 @@ def test_a_module_that_something_else_has_replaced(refused, monkeypatch):
 
 
 def test_other_versions_of_transformers(refused, monkeypatch):
-    monkeypatch.setattr(transformers, "__version__", "5.24.1")
+    monkeypatch.setattr(registry.transformers, "__version__", "5.24.1")
     text = "transformers.__version__: want 5.23.x, got 5.24.1"
     refused(text, registry.register)
-    monkeypatch.setattr(transformers, "__version__", "5.23.4")
+    monkeypatch.setattr(registry.transformers, "__version__", "5.23.4")
     assert registry._families() is registry.VERSIONS["5.23"]
 
 
