@@ -356,7 +356,9 @@ def test_the_expert_parallel_stub_has_what_the_module_has():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler has its own
-@pytest.mark.parametrize(("page", "least"), [("docs/python.md", 5), ("README.md", 1)])
+@pytest.mark.parametrize(
+    ("page", "least"), [("docs/python.md", 5), ("docs/transformers.md", 3), ("README.md", 1)]
+)
 def test_the_examples_of_the_docs_run(page, least, capsys):
     text = (ROOT / page).read_text()
     examples = 0
