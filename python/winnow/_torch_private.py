@@ -57,6 +57,10 @@ _graph_task = _part(
 )
 
 
+# A condition that a GPU checks, as an error of its stream.
+assert_async = _part("torch", "_assert_async", "to check masks in compiled code")
+
+
 def in_backward() -> bool:
     return _graph_task() != -1
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from winnow import torch as operators
+from winnow._torch_private import in_backward
 from winnow.transformers import absorbed, masks
 from winnow.transformers.families import Family, Projected
 from winnow.transformers.refusal import refuse
@@ -167,9 +168,8 @@ def _attention(
 def _recording(attention: nn.Module) -> bool:
     """Whether the loss of the indexer may be asked for: in training, where the indexer is not
     frozen; not where a checkpoint does the forward pass again in the backward pass."""
-    in_backward = torch._C._current_graph_task_id() != -1
     trained = any(p.requires_grad for p in attention.indexer.parameters())
-    return attention.training and trained and not in_backward
+    return attention.training and trained and not in_backward()
 
 
 @torch.no_grad()

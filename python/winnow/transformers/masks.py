@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from winnow._torch_private import assert_async
 from winnow.transformers.refusal import refuse
 
 _WANTED = "for every query one range of keys, as causal masks, padding and packed sequences have"
@@ -22,7 +23,7 @@ def _require(holds: Tensor, argument: str, wanted: str, got: str) -> None:
     """An error unless `holds`; on the device where the host cannot wait for the answer."""
     capturing = holds.is_cuda and torch.cuda.is_current_stream_capturing()
     if torch.compiler.is_compiling() or capturing:
-        torch._assert_async(holds, f"transformers: {argument}: want {wanted}, got {got}")
+        assert_async(holds, f"transformers: {argument}: want {wanted}, got {got}")
     elif not bool(holds):
         refuse(argument, wanted, got)
 
