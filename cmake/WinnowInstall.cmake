@@ -1,4 +1,5 @@
-# `cmake --install`: the libraries, the public headers, the CMake package and the program.
+# `cmake --install`: the libraries, the public headers, the CMake package, what pkg-config reads, and
+# the program.
 include(CMakePackageConfigHelpers)
 
 set(targets winnow)
@@ -32,3 +33,8 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/winnow-config-version.cma
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/winnow-config.cmake
   ${PROJECT_BINARY_DIR}/winnow-config-version.cmake DESTINATION ${package_folder})
+
+# Relative to where the file lies, so that the installed folder can be moved.
+file(RELATIVE_PATH prefix_from_pc /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+configure_file(${PROJECT_SOURCE_DIR}/cmake/winnow.pc.in ${PROJECT_BINARY_DIR}/winnow.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/winnow.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
