@@ -258,6 +258,23 @@ def test_autocast(model):
             assert gradients[name].isfinite().all()
 
 
+def test_compiled():
+    """In one graph, with gradients; what a mask must be is seen to when it runs."""
+    model = make("glm_moe_dsa", "winnow")
+    ids = tokens()
+    mask = padding(LEFT, ids)
+    want = step(model, ids, mask)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    model.zero_grad()
+    out = compiled(input_ids=ids, attention_mask=mask, labels=labels_of(ids, mask), use_cache=False)
+    out.loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    same((out.loss.detach(), out.logits.detach()[mask.bool()], gradients), want)
+    mask[1, 7] = 0
+    with pytest.raises(RuntimeError, match="attention_mask: want for every query one range"):
+        compiled(input_ids=ids, attention_mask=mask, labels=labels_of(ids, mask), use_cache=False)
+
+
 @pytest.mark.parametrize("other", ["eager", "sdpa"])
 def test_going_back_restores_every_bit(model, other):
     if other == "sdpa" and not model._supports_sdpa:

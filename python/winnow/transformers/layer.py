@@ -167,9 +167,11 @@ def _attention(
 
 def _recording(attention: nn.Module) -> bool:
     """Whether the loss of the indexer may be asked for: in training, where the indexer is not
-    frozen; not where a checkpoint does the forward pass again in the backward pass."""
-    trained = any(p.requires_grad for p in attention.indexer.parameters())
-    return attention.training and trained and not in_backward()
+    frozen; not in a compiled forward pass, nor in one that a checkpoint does again in the backward
+    pass."""
+    if not attention.training or torch.compiler.is_compiling():
+        return False
+    return not in_backward() and any(p.requires_grad for p in attention.indexer.parameters())
 
 
 @torch.no_grad()
