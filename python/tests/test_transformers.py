@@ -12,6 +12,8 @@ from transformers import DynamicCache, StaticCache
 from winnow.transformers import absorbed
 from winnow.transformers.registry import VERSIONS
 
+import winnow
+
 # Of logits (absolute; they are of order 1), and of gradients relative to the largest of a tensor.
 LOGITS, GRADIENTS = 5e-5, 2e-4
 LEFT, RIGHT, NONE = "left", "right", "none"
@@ -74,10 +76,12 @@ def both(model, run):
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """Problems this small are slower on several."""
-    threads = torch.get_num_threads()
+    threads = torch.get_num_threads(), winnow.num_threads()
     torch.set_num_threads(1)
+    winnow.set_num_threads(1)
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(threads[0])
+    winnow.set_num_threads(threads[1])
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -256,6 +260,32 @@ def test_autocast(model):
         if gradients[name] is not None:
             assert gradients[name].dtype == parameter.dtype
             assert gradients[name].isfinite().all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_choice_in_f8(family):
+    """Nearly the rows that are chosen without it, with a cache as well."""
+    model = make(family, "winnow")
+    chosen = []
+    for module in model.modules():
+        if hasattr(module, "index_topk"):
+            module.register_forward_hook(lambda module, inputs, output: chosen.append(output))
+    ids = tokens()
+    options = {"attention_mask": padding(LEFT, ids), "max_new_tokens": 3, "do_sample": False}
+    results = []
+    for f8 in (False, True):
+        winnow.transformers.choose_in_f8(model, f8)
+        chosen.clear()
+        model.generate(input_ids=ids, **options)
+        results.append(list(chosen))
+    plain, quantized = (
+        torch.zeros(2, 40, 40, dtype=torch.bool).scatter_(
+            -1, found[0].clamp(min=0).long(), found[0] >= 0
+        )
+        for found in results
+    )
+    assert len(results[0]) == len(results[1]) > 3
+    assert 0.8 < float((plain & quantized).sum() / plain.sum()) < 1
 
 
 def test_compiled():

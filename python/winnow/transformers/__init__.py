@@ -10,9 +10,21 @@ that have no indexer (sliding windows, vision, audio) run exactly as under "sdpa
 option or a mask that cannot run is an error, when the implementation is set or at the first call.
 """
 
-from winnow.transformers.loss import attend_densely, attention_share, indexer_loss
+from winnow.transformers.loss import (
+    attend_densely,
+    attention_share,
+    choose_in_f8,
+    indexer_loss,
+)
 from winnow.transformers.registry import FAMILIES, VERSIONS, register
 
-__all__ = ["FAMILIES", "VERSIONS", "attend_densely", "attention_share", "indexer_loss"]
+__all__ = [
+    "FAMILIES",
+    "VERSIONS",
+    "attend_densely",
+    "attention_share",
+    "choose_in_f8",
+    "indexer_loss",
+]
 
 register()

@@ -193,11 +193,20 @@ def _indexer(
         k = past_key_values.update_indexer(k, self.layer_idx)
     batch, queries = hidden_states.shape[:2]
     rows = k.shape[1]
-    indices, _ = operators.indexer_topk(
-        q.flatten(0, 1).to(dtype), k.flatten(0, 1).to(dtype), weights.flatten(0, 1),
-        max(1, min(self.index_topk, rows)), **flat_ranges(attention_mask, rows),
-    )  # fmt: skip
+    scored = (q.flatten(0, 1).to(dtype), k.flatten(0, 1).to(dtype), weights.flatten(0, 1))
+    limits = flat_ranges(attention_mask, rows)
+    if getattr(self, "_winnow_f8", False):
+        scored, limits["k_scale"] = _quantized(*scored)
+    topk = max(1, min(self.index_topk, rows))
+    indices, _ = operators.indexer_topk(*scored, topk, **limits)
     return _flat_indices(indices.view(batch, queries, -1), rows, sign=-1)
+
+
+def _quantized(q: Tensor, k: Tensor, weights: Tensor) -> "tuple[tuple, Tensor]":
+    """The same in float8_e4m3fn, and the scale of each key; those of queries are in the weights."""
+    q, q_scale = operators.indexer_quantize(q)
+    k, k_scale = operators.indexer_quantize(k)
+    return (q, k, weights * q_scale), k_scale
 
 
 def replace_forwards(family: Family, attention: type, indexer: type) -> None:

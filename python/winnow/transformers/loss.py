@@ -1,4 +1,4 @@
-"""The loss that trains the indexers of a model, and what it is judged by."""
+"""How the indexers of a model choose, the loss that trains them, and what it is judged by."""
 
 from typing import Iterator, NamedTuple, Optional, Tuple
 
@@ -23,18 +23,31 @@ def _attentions(model: nn.Module) -> Iterator[Tuple[Family, nn.Module]]:
             yield family, module
 
 
+def _all_attentions(model: nn.Module) -> Iterator[nn.Module]:
+    """Those of _attentions(); an error where there is none."""
+    found = [attention for _, attention in _attentions(model)]
+    if not found:
+        refuse("model", "one with DeepSeek Sparse Attention", type(model).__name__)
+    return iter(found)
+
+
 def attend_densely(model: nn.Module, mode: bool = True) -> None:
     """Has a model on "winnow" attend to all rows that a query sees, from the next forward pass on:
     for the first stage of an indexer's training. With mode False it attends to the chosen rows.
 
     A sequence that is generated with a cache may change over at any token.
     """
-    found = False
-    for _, attention in _attentions(model):
+    for attention in _all_attentions(model):
         attention._winnow_dense = mode
-        found = True
-    if not found:
-        refuse("model", "one with DeepSeek Sparse Attention", type(model).__name__)
+
+
+def choose_in_f8(model: nn.Module, mode: bool = True) -> None:
+    """Has the indexers of a model on "winnow" score rows in float8_e4m3fn, each query and key with
+    a scale of its own, from the next forward pass on: quicker on a GPU, and what engines do that
+    serve such a model. With mode False they score in the model's own dtype."""
+    for attention in _all_attentions(model):
+        if attention.indexer is not None:
+            attention.indexer._winnow_f8 = mode
 
 
 class _Sequence(NamedTuple):
