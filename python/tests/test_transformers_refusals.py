@@ -95,13 +95,12 @@ def test_a_model_class_that_is_not_of_transformers(refused):
 def test_a_module_that_something_else_has_replaced(refused, monkeypatch):
     family = registry.VERSIONS["5.23"]["deepseek_v32"]
     module = importlib.import_module(family.module)
+    monkeypatch.setattr(registry, "_prepared", set())
     monkeypatch.setattr(module.DeepseekV32Indexer, "forward", lambda self, *a, **o: None)
     text = "DeepseekV32Indexer: want the module of transformers, as released, got one replaced by"
-    refused(f".*{text} {__name__}", registry.prepare.__wrapped__, "deepseek_v32")
+    refused(f".*{text} {__name__}", registry.prepare, "deepseek_v32")
     monkeypatch.delattr(module, "DeepseekV32Attention")
-    refused(
-        ".*DeepseekV32Attention: want .*, got none", registry.prepare.__wrapped__, "deepseek_v32"
-    )
+    refused(".*DeepseekV32Attention: want .*, got none", registry.prepare, "deepseek_v32")
 
 
 def test_other_versions_of_transformers(refused, monkeypatch):
@@ -110,6 +109,21 @@ def test_other_versions_of_transformers(refused, monkeypatch):
     refused(text, registry.register)
     monkeypatch.setattr(registry.transformers, "__version__", "5.23.4")
     assert registry._families() is registry.VERSIONS["5.23"]
+
+
+def test_a_configuration_that_is_changed_behind_the_model(monkeypatch):
+    """Before any model of its family was made for "winnow"."""
+    ids = tokens()
+    model = make("glm_moe_dsa", "winnow")
+    with torch.no_grad():
+        want = model(ids).logits
+        module = importlib.import_module(registry.VERSIONS["5.23"]["glm_moe_dsa"].module)
+        for kind in (module.GlmMoeDsaAttention, module.GlmMoeDsaIndexer):
+            monkeypatch.setattr(kind, "forward", kind.forward.__wrapped__)
+        monkeypatch.setattr(registry, "_prepared", set())
+        model = make("glm_moe_dsa")
+        model.config._attn_implementation = "winnow"
+        assert torch.equal(model(ids).logits, want)
 
 
 @pytest.fixture(scope="module")

@@ -82,9 +82,13 @@ def _check_shapes(config) -> None:
                 refuse(name, text, got)
 
 
-@functools.cache
+_prepared = set()  # model types
+
+
 def prepare(model_type: str) -> None:
     """Puts Winnow into the modules of a family, once."""
+    if model_type in _prepared:
+        return
     family = _families()[model_type]
     module = importlib.import_module(family.module)
     kinds = [getattr(module, name, None) for name in (family.attention, family.indexer)]
@@ -93,6 +97,7 @@ def prepare(model_type: str) -> None:
             got = "none" if kind is None else f"one replaced by {kind.forward.__module__}"
             refuse(f"{family.module}.{name}", "the module of transformers, as released", got)
     layer.replace_forwards(family, *kinds)
+    _prepared.add(model_type)
 
 
 def check(model: PreTrainedModel) -> None:
@@ -141,6 +146,9 @@ def _attention_function(module, *arguments, **options):
 
 def _mask_function(*arguments, config=None, **options):
     indexed = config is not None and family_of(config) is not None
+    if indexed and config.model_type not in _prepared:  # nothing asked check() for this model
+        _check_shapes(config)
+        prepare(config.model_type)
     return masks.mask(*arguments, config=config, indexed=indexed, **options)
 
 
