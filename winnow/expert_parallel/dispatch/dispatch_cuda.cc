@@ -1,6 +1,7 @@
 // dispatch() on a GPU: what is enqueued, in which order.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 
 #include "winnow/expert_parallel/dispatch/dispatch_impl.h"
 #include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
+#include "winnow/expert_parallel/dispatch/dispatch_routing_cuda.h"
 #include "winnow/expert_parallel/dispatch/dispatch_rows.h"
 #include "winnow/expert_parallel/dispatch/dispatch_scatter_cuda.h"
 #include "winnow/expert_parallel/exchange/rail_cuda.h"
@@ -20,21 +22,6 @@
 namespace winnow::expert_parallel {
 namespace {
 
-std::int64_t row_stride(const ConstTensorView& view) {
-  return view.present() ? view.stride(0) * size_of(view.dtype()) : 0;
-}
-
-// Tables of a call or a descriptor, which add(tables) tells.
-template <class Add>
-std::shared_ptr<Region> keep_tables(DeviceLayer& layer, const Add& add) {
-  Tables measured;
-  add(measured);
-  std::shared_ptr<Region> memory = layer.keep(measured.bytes());
-  Tables tables(memory->data());
-  add(tables);
-  return memory;
-}
-
 // One rank's part of one dispatch, step by step as the protocol's page tells it.
 class DeviceDispatch {
  public:
@@ -44,8 +31,9 @@ class DeviceDispatch {
   Dispatched run() {
     number_ = layer_.begin(kDispatch, args_.stream);
     post();
-    if (request_.cached == nullptr) place();
-    if (report_ == Report::headers) learn();
+    if (new_routing_) new_routing_->place(report_ == Report::more);
+    if (report_ == Report::headers || report_ == Report::more) learn();
+    if (report_ == Report::more) new_routing_->read_counts();
     if (!output_) reserve();
     if (request_.scatter) scatter();
     if (layer_.nodes() > 1) send();
@@ -58,10 +46,7 @@ class DeviceDispatch {
 
  private:
   void post();
-  void start_routing();
   void take_weights();
-  void place();
-  void read_counts();
   void learn();
   void reserve();
   void make_tables();
@@ -91,14 +76,12 @@ class DeviceDispatch {
   std::uint64_t number_ = 0;
   Request request_;
   Report report_ = Report::none;
-  std::shared_ptr<Routing> made_;           // while it is being filled
-  std::shared_ptr<const Routing> routing_;  // made_, or the cached one
-  std::vector<std::int64_t> table_rows_;    // [W] of the scatter tables
+  std::optional<NewRouting> new_routing_;   // unless one is repeated
+  std::shared_ptr<const Routing> routing_;  // the new one, or the cached one
   std::vector<std::int64_t> bytes_;         // [W] of the regions, once the rows are known
-  CountParams count_;
-  const std::byte* table_ = nullptr;  // for the rail peers
+  const std::byte* table_ = nullptr;        // for the rail peers
   std::int64_t table_bytes_ = 0;
-  std::vector<std::shared_ptr<Region>> scratch_;  // of this call
+  std::shared_ptr<Region> dense_weights_;  // a copy of the caller's, where theirs have gaps
   std::shared_ptr<Region> output_, buffer_, weights_;
   NodePointers owners_;
   MoveParams move_;
@@ -118,8 +101,14 @@ void DeviceDispatch::post() {
     request_ = check_request(config_, layer_.token(), args_);
     header = make_header(request_, args_);
     routing_ = request_.cached;
-    if (routing_ == nullptr) start_routing();
-    if (request_.weights && request_.cached) take_weights();
+    if (routing_ == nullptr) {
+      new_routing_.emplace(layer_, request_, args_, number_);
+      routing_ = new_routing_->routing();
+      table_ = new_routing_->table();
+      table_bytes_ = new_routing_->table_bytes();
+    } else if (request_.weights) {
+      take_weights();
+    }
   });
   if (counted()) {
     if (layer_.capturing()) {
@@ -140,57 +129,9 @@ void DeviceDispatch::post() {
     }
   }
   if (report_ != Report::none) layer_.offer_hole(header);
-  if (request_.cached == nullptr)
-    layer_.check(launch_count(count_, layer_.blocks(), layer_.stream()), "count");
-  layer_.exchange(kCountsPhase, header, count_.counts, table_, table_bytes_, report_);
-}
-
-// What is known of a new routing before the exchange, and the memory for the rest.
-void DeviceDispatch::start_routing() {
-  const DeviceTopology& topology = layer_.view().topology;
-  routing_ = made_ = make_routing(request_, config_, layer_.map(), number_);
-  made_->gpu = layer_.device();
-  RoutingTables& tables = made_->tables;
-  made_->memory.push_back(keep_tables(layer_, [&](Tables& add) {
-    add.add(tables.placed, 1);
-    add.add(tables.wanted, topology.world);
-    add.add(tables.tokens, topology.world);
-    add.add(tables.expert_counts, topology.per_rank());
-    add.add(tables.expert_offsets, topology.per_rank() + 1);
-    add.add(tables.indices, all_pairs());
-    add.add(tables.rows, all_pairs());
-    if (layer_.nodes() > 1) add.add(tables.send_reqs, 2 * made_->nodes * made_->max_tokens);
-    if (request_.order == RowOrder::expert_major) {
-      add.add(tables.firsts, made_->world * made_->max_tokens);
-    } else {
-      add.add(tables.source_begins, topology.world + 1);
-      add.add(tables.rail_begins, topology.nodes * topology.locals);
-    }
-  }));
-
-  const std::int64_t pairs = request_.tokens * config_.topk;
-  const bool weights_travel = request_.weights && layer_.nodes() > 1;
-  count_.view = layer_.view();
-  count_.token_major = request_.order == RowOrder::token_major;
-  count_.tokens = request_.tokens;
-  count_.indices = static_cast<const std::int32_t*>(args_.expert_indices.data());
-  count_.index_stride = args_.expert_indices.stride(0);
-  if (weights_travel) {
-    count_.weights = static_cast<const std::byte*>(args_.weights.data());
-    count_.weight_stride = row_stride(args_.weights);
-    count_.weight_bytes = static_cast<int>(size_of(config_.weight_dtype));
-  }
-  count_.placed = tables.placed;
-  table_bytes_ = PairTable::weights(pairs) + pairs * count_.weight_bytes;
-  scratch_.push_back(keep_tables(layer_, [&](Tables& add) {
-    const std::int64_t findings = sizeof(Findings) / sizeof(std::int32_t);
-    add.add(count_.counts, topology.experts + topology.world + findings);
-    add.add(count_.table, table_bytes_);
-    // Place may use it when count is through with it.
-    add.add(count_.scratch, std::max(count_scratch_bytes(topology, layer_.blocks()),
-                                     place_scratch_bytes(topology, layer_.blocks())));
-  }));
-  table_ = count_.table;
+  if (new_routing_) new_routing_->count();
+  layer_.exchange(kCountsPhase, header, new_routing_ ? new_routing_->counts() : nullptr, table_,
+                  table_bytes_, report_);
 }
 
 // A repeated routing sends the rail peers weights only, back to back.
@@ -200,47 +141,11 @@ void DeviceDispatch::take_weights() {
   table_bytes_ = request_.tokens * row;
   table_ = static_cast<const std::byte*>(args_.weights.data());
   if (request_.tokens == 1 || row_stride(args_.weights) == row) return;
-  const std::shared_ptr<Region> dense = layer_.keep(table_bytes_);
-  layer_.check(copy_rows(dense->data(), row, table_, row_stride(args_.weights), row,
+  dense_weights_ = layer_.keep(table_bytes_);
+  layer_.check(copy_rows(dense_weights_->data(), row, table_, row_stride(args_.weights), row,
                          request_.tokens, layer_.stream()),
                "the copy of weights");
-  table_ = dense->data();
-  scratch_.push_back(dense);
-}
-
-// Everybody knows all counts now, so everybody finds the same rows.
-void DeviceDispatch::place() {
-  PlaceParams params;
-  params.view = layer_.view();
-  params.token_major = request_.order == RowOrder::token_major;
-  params.reports = report_ == Report::more;
-  params.expert_alignment = request_.expert_alignment;
-  params.worst_case_rows = request_.worst_case_rows;
-  params.max_tokens = config_.max_tokens;
-  params.table = count_.table;
-  params.tables = made_->tables;
-  params.scratch = count_.scratch;
-  layer_.check(launch_place(params, layer_.blocks(), layer_.stream()), "place");
-  if (report_ == Report::more) read_counts();
-}
-
-void DeviceDispatch::read_counts() {
-  learn();
-  const int world = layer_.map().topology.world_size, per_rank = layer_.map().per_rank();
-  const std::int32_t* words = layer_.report_words().data();
-  const auto* wanted = reinterpret_cast<const std::int64_t*>(words);
-  made_->wanted_rows.assign(wanted, wanted + world);
-  const std::int32_t* counts = words + PlaceReport::counts(world);
-  const std::int32_t* offsets = words + PlaceReport::offsets(world, per_rank);
-  made_->expert_counts.assign(counts, counts + per_rank);
-  made_->expert_offsets.assign(offsets, offsets + per_rank + 1);
-  for (int rank = 0; rank < world; ++rank) {
-    made_->tokens_per_rank.push_back(static_cast<std::int32_t>(layer_.heard_header(rank).tokens));
-    table_rows_.push_back(layer_.heard_header(rank).scatter_rows);
-  }
-  check_row_counts(made_->wanted_rows, request_.order, config_.topk);
-  check_room(made_->wanted_rows,
-             [&](int rank) -> const Header& { return layer_.heard_header(rank); });
+  table_ = dense_weights_->data();
 }
 
 void DeviceDispatch::learn() {
@@ -298,13 +203,7 @@ void DeviceDispatch::reserve() {
 // The tables of the rows of this rank, and what the kernels that move rows know.
 void DeviceDispatch::make_tables() {
   const std::int64_t rows = routing_->rows_of(layer_.rank());
-  if (made_) {
-    RoutingTables& tables = made_->tables;
-    made_->memory.push_back(keep_tables(layer_, [&](Tables& add) {
-      add.add(tables.first_copies, rows);
-      add.add(tables.copies, rows * config_.topk);
-    }));
-  }
+  if (new_routing_) new_routing_->make_row_tables();
   if (request_.weights) {
     weights_ = keep_tables(layer_, [&](Tables& add) {
       add.add(move_.pair_weights, all_pairs());
@@ -313,7 +212,7 @@ void DeviceDispatch::make_tables() {
   }
   move_.view = layer_.view();
   move_.token_major = request_.order == RowOrder::token_major;
-  move_.fresh = made_ != nullptr;
+  move_.fresh = new_routing_.has_value();
   move_.pads = request_.expert_alignment > 1;
   move_.weights_travel = request_.weights;
   move_.max_tokens = config_.max_tokens;
@@ -338,20 +237,20 @@ void DeviceDispatch::scatter() {
   params.view = layer_.view();
   params.max_tokens = config_.max_tokens;
   params.tokens = request_.tokens;
-  params.tables = made_->tables;
+  params.tables = routing_->tables;
   const std::shared_ptr<Region> rows =
       layer_.keep(request_.tokens * config_.topk * std::int64_t(sizeof(std::int32_t)));
   params.rows = reinterpret_cast<std::int32_t*>(rows->data());
   params.owners = owners_;
-  scatter_rows(layer_, args_.scatter_indices, args_.stream, params, made_->wanted_rows,
-               made_->tokens_per_rank, table_rows_);
+  scatter_rows(layer_, args_.scatter_indices, args_.stream, params, routing_->wanted_rows,
+               routing_->tokens_per_rank, new_routing_->scatter_rows());
 }
 
 // Each token once to every other node that wants it.
 void DeviceDispatch::send() {
   RailSendParams params;
   params.view = layer_.view();
-  params.placed = made_ ? nullptr : routing_->tables.placed;
+  params.placed = new_routing_ ? nullptr : routing_->tables.placed;
   params.indices =
       routing_->tables.indices + layer_.node() * config_.max_tokens * std::int64_t(config_.topk);
   params.tokens = request_.tokens;
@@ -395,7 +294,8 @@ Dispatched DeviceDispatch::result() {
   state->device_weights = {move_.pair_weights, move_.weights_of_rows};
   state->memory = {weights_};
   if (layer_.capturing()) {  // the graph uses it again
-    state->memory.insert(state->memory.end(), scratch_.begin(), scratch_.end());
+    if (dense_weights_) state->memory.push_back(dense_weights_);
+    if (new_routing_) state->memory.push_back(new_routing_->scratch());
     state->memory.push_back(output_);
   }
   result.descriptor = std::make_shared<const Descriptor>(std::move(state));
