@@ -135,8 +135,7 @@ Tensor AllToAll::combine(const CombineArgs& args, const Descriptor& descriptor) 
 
 TensorView AllToAll::combine_buffer(const Descriptor& descriptor) {
   constexpr std::string_view operation = "expert_parallel::combine_buffer";
-  Check{std::string(operation)}.that(open(operation).made(descriptor), "descriptor",
-                                     "one of this layer", "another layer's");
+  check_descriptor(Check{std::string(operation)}, open(operation).token(), descriptor.state());
   return buffer_of(config_, descriptor.state());
 }
 

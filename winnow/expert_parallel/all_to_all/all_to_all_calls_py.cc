@@ -152,11 +152,11 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle des
                              {made->num_dispatch_token_cur_rank(), self.layer.config().hidden});
     }
   });
-  if (made == nullptr) made = foreign_descriptor();
+  const ep::Descriptor none;
   run_collective(kCombine, refused, args, [&] {
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
-      self.layer.combine(args, *made);
+      self.layer.combine(args, made == nullptr ? none : *made);
       recorded = in_capture(self.layer.config().device, args.stream);
     });
   });

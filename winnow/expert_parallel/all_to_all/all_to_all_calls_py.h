@@ -77,7 +77,4 @@ nb::object combine_buffer(BoundAllToAll& self, const BoundDescriptor& descriptor
 void barrier(BoundAllToAll& self, nb::handle intra_node_only, nb::handle stream);
 void close(BoundAllToAll& self);
 
-// Of another layer, which every layer refuses.
-std::shared_ptr<const ep::Descriptor> foreign_descriptor();
-
 }  // namespace winnow::python

@@ -3,7 +3,6 @@
 #include "winnow/expert_parallel/all_to_all/all_to_all_impl.h"
 #include "winnow/expert_parallel/combine/combine_impl.h"
 #include "winnow/expert_parallel/dispatch/dispatch_impl.h"
-#include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/layer/layer_cuda.h"
 
 namespace winnow::expert_parallel {
@@ -26,9 +25,7 @@ class AllToAllCuda : public AllToAllBackend {
     layer_.call([&] { layer_.barrier(intra_node_only, stream); });
   }
   std::int64_t arena_bytes() const override { return layer_.arena().bytes(); }
-  bool made(const Descriptor& descriptor) const override {
-    return descriptor.state().layer == layer_.token();
-  }
+  const std::shared_ptr<const char>& token() const override { return layer_.token(); }
 
  private:
   DeviceLayer layer_;

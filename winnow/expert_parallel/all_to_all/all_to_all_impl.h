@@ -17,8 +17,8 @@ class AllToAllBackend : public CollectiveBackend {
   virtual Tensor combine(const CombineArgs& args, const Descriptor& descriptor) = 0;
   virtual void barrier(bool intra_node_only, Stream stream) = 0;
   virtual std::int64_t arena_bytes() const = 0;
-  // Whether a dispatch of this layer has made the descriptor.
-  virtual bool made(const Descriptor& descriptor) const = 0;
+  // Stands for this layer in the descriptors that its dispatches make.
+  virtual const std::shared_ptr<const char>& token() const = 0;
 };
 
 // Collective. `config` is checked and its defaults are resolved.

@@ -129,5 +129,31 @@ TEST_P(Refusals, DescriptorsOfAnotherLayer) {
   expect_refused_with("rank 0: descriptor", heard("combine", outcomes));
 }
 
+TEST_P(Refusals, DescriptorsWithoutADispatch) {
+  const Descriptor none;
+  EXPECT_EQ(none.rows(), 0);
+  EXPECT_EQ(none.num_dispatch_token_cur_rank(), 0);
+  EXPECT_EQ(none.expert_offsets().numel(), 1);
+  const auto got = world_.dispatched(as_it_is);
+  const Error refusal(ErrorCode::invalid_argument, "an engine", "no rows");
+  for (const bool refuses : {true, false}) {
+    const auto outcomes = world_.run([&](int rank) {
+      const Descriptor& descriptor = *got[std::size_t(rank)].descriptor;
+      CombineArgs args{.stream = world_.place(rank).stream()};
+      if (rank == 1) {
+        if (refuses) args.refusal = &refusal;
+        layer(rank).combine(args, none);
+      } else {
+        args.expert_output = layer(rank).combine_buffer(descriptor);
+        layer(rank).combine(args, descriptor);
+      }
+    });
+    expect_refused_with(refuses ? "rank 1: no rows"
+                                : "rank 1: descriptor: want one of this layer, got one without a "
+                                  "dispatch",
+                        heard("combine", outcomes));
+  }
+}
+
 }  // namespace
 }  // namespace winnow::expert_parallel

@@ -49,12 +49,6 @@ ep::Config lone_config(Shape& shape, const RunOptions& options) {
 
 }  // namespace
 
-std::shared_ptr<const ep::Descriptor> foreign_descriptor() {
-  return LoneLayer({.max_tokens = 1, .hidden = 8, .topk = 1, .experts = 1, .arena_rows = 1})
-      .dispatch()
-      .descriptor;
-}
-
 Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options) {
   const ep::Config config = lone_config(shape, options);
   const Unlocked unlocked;

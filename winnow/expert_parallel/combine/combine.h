@@ -14,7 +14,8 @@ struct CombineArgs {
   bool weighted = false;            // multiply each row by the weight sent at dispatch
   TensorView out{};                 // optional [n, H], the layer's dtype: receives the sums
   Stream stream{};                  // of the layer's GPU
-  const Error* refusal = nullptr;   // as in DispatchArgs
+  // As in DispatchArgs. The descriptor is ignored as well; a default-constructed one will do.
+  const Error* refusal = nullptr;
 };
 
 }  // namespace winnow::expert_parallel

@@ -209,11 +209,17 @@ TensorView buffer_of(const Config& config, const Descriptor::State& state) {
   return {state.buffer->data(), config.dtype, {state.rows(), config.hidden}, config.device};
 }
 
+void check_descriptor(const Check& check, const std::shared_ptr<const char>& layer,
+                      const Descriptor::State& state) {
+  check.that(state.layer == layer, "descriptor", "one of this layer",
+             state.layer == nullptr ? "one without a dispatch" : "another layer's");
+}
+
 void check_combine(const Config& config, const std::shared_ptr<const char>& layer,
                    const CombineArgs& args, const Descriptor::State& state) {
   if (args.refusal != nullptr) throw *args.refusal;
   const Check check{std::string(kOperation)};
-  check.that(state.layer == layer, "descriptor", "one of this layer", "another layer's");
+  check_descriptor(check, layer, state);
   const Dim hidden{"hidden", config.hidden};
   const std::int64_t tokens = state.routing->tokens;
   check.input("expert_output", args.expert_output, {{"rows", state.rows()}, hidden}, {config.dtype},

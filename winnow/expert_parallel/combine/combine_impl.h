@@ -1,6 +1,7 @@
 // AllToAll::combine(), below the door. Internal.
 #pragma once
 
+#include "winnow/core/check.h"
 #include "winnow/expert_parallel/combine/combine.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/layer/layer.h"
@@ -12,6 +13,11 @@ struct CudaOperation;
 
 // What AllToAll::combine_buffer() gives.
 TensorView buffer_of(const Config& config, const Descriptor::State& state);
+
+// Throws Error (invalid_argument) unless a dispatch of the layer whose token is `layer` has made
+// the descriptor.
+void check_descriptor(const Check& check, const std::shared_ptr<const char>& layer,
+                      const Descriptor::State& state);
 
 // Throws Error (invalid_argument) naming the argument, for this rank alone. `layer` is the token of
 // the layer, `config` its sizes and device.

@@ -23,6 +23,13 @@ ConstTensorView host_view(const std::vector<std::int32_t>& values) {
 
 }  // namespace
 
+Descriptor::Descriptor() : state_(std::make_unique<State>()) {
+  auto routing = std::make_shared<Routing>();
+  routing->wanted_rows = {0};
+  routing->tokens_per_rank = {0};
+  routing->expert_offsets = {0};
+  state_->routing = std::move(routing);
+}
 Descriptor::Descriptor(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Descriptor::~Descriptor() = default;
 

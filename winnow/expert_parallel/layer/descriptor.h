@@ -25,6 +25,9 @@ namespace winnow::expert_parallel {
 // Names and layouts: EPAllToAllLayoutDesc of Triton-distributed.
 class WINNOW_EXPORT Descriptor {
  public:
+  // A descriptor without a dispatch: it has no rows, and every layer refuses it. A rank that
+  // rejects a combine() (CombineArgs::refusal) and has no other descriptor passes this one.
+  Descriptor();
   ~Descriptor();
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;

@@ -12,7 +12,7 @@
 namespace winnow::expert_parallel {
 
 struct Descriptor::State {
-  std::shared_ptr<const void> layer;  // whose it is
+  std::shared_ptr<const void> layer;  // that made it; null: none did
   int rank = 0;
   std::uint64_t number = 0;  // the epoch of its own dispatch
   std::shared_ptr<const Routing> routing;
