@@ -1,11 +1,4 @@
-// Rank 0 coordinates. Keys under the prefix:
-//
-//   announce/R   rank R: a nonce, its process, its fields
-//   roster       rank 0: an id and all announcements, once all have come
-//   confirm/R    rank R: that id, once it has found its own nonce in the roster and no difference
-//   world        rank 0: the roster, once all have confirmed it; stays, unless the prefix is fresh
-//   go           rank 0: that id, last
-//   fault        any rank that gives up: why, and whom it concerns
+// Rank 0 coordinates; agreement_board.h lists the keys.
 //
 // Two jobs may come to one prefix, so that each rank has two callers, and a rank of one job may
 // meet those of the other. Rank 0 writes `world` and then looks for its own announcement; another
@@ -20,11 +13,11 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <string_view>
 #include <thread>
 
 #include "winnow/core/error.h"
 #include "winnow/core/version.h"
+#include "winnow/expert_parallel/rendezvous/agreement_board.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/interrupt.h"
@@ -35,24 +28,12 @@ namespace {
 // A look at the peers' processes costs a few system calls.
 constexpr std::chrono::milliseconds kLookAtPeers{20};
 
-std::string agreement_key(const std::string& world_id, std::uint64_t number) {
-  return world_id + "/agreement" + std::to_string(number);
+bool gone(const Announcement& announcement) {
+  return state_of(announcement.process) == ProcessState::gone;
 }
-
-// Throws the fault under the prefix where it concerns the rank with that nonce: whom its writer has
-// seen. A lasting one, of two jobs or worlds of different sizes, also concerns whoever comes later,
-// as long as the writer lives. True: there is one that does not.
-bool check_fault(Store& store, const AgreementRequest& request, const std::string& nonce) {
-  const std::optional<std::string> text = store.get(request.prefix + "/fault", Deadline::now());
-  if (!text) return false;
-  std::string_view rest = *text;
-  const bool timeout = take_line(rest) == "timeout";
-  const std::string message(take_line(rest));
-  const auto writer = process_from_text(take_line(rest));
-  const bool lasting = writer && state_of(*writer) != ProcessState::gone;
-  if (!request.fresh_prefix && !lasting && rest.find(nonce) == std::string::npos) return true;
-  throw Error(timeout ? ErrorCode::timeout : ErrorCode::invalid_argument, request.operation,
-              message);
+bool lives(const ProcessIdentity& process) {
+  const ProcessState state = state_of(process);
+  return state == ProcessState::running || state == ProcessState::stopped;
 }
 
 using Seen = std::vector<std::optional<Announcement>>;  // by rank
@@ -72,7 +53,7 @@ class Meeting {
   }
 
   Agreement run() {
-    store_.set(announce_key(request_.rank), to_text(own_));
+    store_.set(board_.announce_key(request_.rank), to_text(own_));
     try {
       request_.rank == 0 ? coordinate() : follow();
     } catch (const Error&) {
@@ -108,7 +89,7 @@ class Meeting {
         roster_.id = random_id();
         roster_.announcements.clear();
         for (const auto& announcement : seen) roster_.announcements.push_back(*announcement);
-        store_.set(key("roster"), to_text(roster_));
+        store_.set(board_.roster_key(), to_text(roster_));
         check_same();
         pause_ = kFirstPause;
       }
@@ -116,13 +97,13 @@ class Meeting {
       if (!roster_.id.empty() && unconfirmed().empty()) break;
       if (deadline_.expired()) give_up(seen);
     }
-    if (look_for_fault()) store_.remove(key("fault"));  // of an earlier world
+    if (look_for_fault()) store_.remove(board_.fault_key());  // of an earlier world
     if (!request_.fresh_prefix) {
-      store_.set(key("world"), to_text(roster_));
+      store_.set(board_.world_key(), to_text(roster_));
       check_own_announcement();
       look_for_fault();
     }
-    store_.set(key("go"), roster_.id);
+    store_.set(board_.go_key(), roster_.id);
   }
 
   void follow() {
@@ -132,19 +113,19 @@ class Meeting {
       const bool alone = !roster_.id.empty() && gone(roster_.announcements[0]);
       // In this order: what rank 0 wrote before it ended counts, and so does `go` where rank 0 has
       // begun the next agreement already and taken this announcement for one to that.
-      Roster found = read_roster();
-      if (!roster_.id.empty() && look(key("go")) == roster_.id) return;
+      Roster found = board_.roster(request_.world_size, request_.rank, own_.nonce);
+      if (!roster_.id.empty() && board_.go() == roster_.id) return;
       if (!found.id.empty() && found.id != roster_.id) {
         roster_ = std::move(found);
         check_same();
-        store_.set(confirm_key(request_.rank), roster_.id + own_.nonce);
+        store_.set(board_.confirm_key(request_.rank), roster_.id + own_.nonce);
         pause_ = kFirstPause;
         continue;
       }
       if (alone) fail_gone(0, roster_.announcements[0]);
       check_ended(0, 1);
       Seen first(1);
-      first[0] = read_announcement(0);
+      first[0] = board_.announcement(0);
       check_world_size(first);
       if (deadline_.expired()) give_up(read_announcements());
     }
@@ -153,10 +134,10 @@ class Meeting {
   // Takes away what this rank has written, unless another process of this rank has replaced it.
   void leave() noexcept {
     try {
-      store_.remove(confirm_key(request_.rank));
-      const auto announcement = read_announcement(request_.rank);
+      store_.remove(board_.confirm_key(request_.rank));
+      const auto announcement = board_.announcement(request_.rank);
       if (announcement && announcement->nonce == own_.nonce) {
-        store_.remove(announce_key(request_.rank));
+        store_.remove(board_.announce_key(request_.rank));
       }
     } catch (...) {
       // The agreement itself is over, well or not.
@@ -171,27 +152,12 @@ class Meeting {
 
   // ---- What the store says.
 
-  std::string key(const std::string& name) const { return request_.prefix + "/" + name; }
-  std::string announce_key(int rank) const { return key("announce/" + std::to_string(rank)); }
-  std::string confirm_key(int rank) const { return key("confirm/" + std::to_string(rank)); }
-  std::optional<std::string> look(const std::string& name) {
-    return store_.get(name, Deadline::now());
-  }
-
-  std::optional<Announcement> read_announcement(int rank) {
-    const std::optional<std::string> text = look(announce_key(rank));
-    if (!text) return std::nullopt;
-    std::vector<Announcement> announcements = announcements_from_text(*text);
-    if (announcements.size() != 1) return std::nullopt;
-    return std::move(announcements[0]);
-  }
-
   // Of the processes that live: another announcement was left by an earlier world, and the new rank
   // may still come; under a fresh prefix it never will.
   Seen read_announcements() {
     Seen seen;
     for (int rank = 0; rank < request_.world_size; ++rank) {
-      auto announcement = read_announcement(rank);
+      auto announcement = board_.announcement(rank);
       if (announcement && gone(*announcement)) {
         if (request_.fresh_prefix) fail_gone(rank, *announcement);
         announcement.reset();
@@ -199,17 +165,6 @@ class Meeting {
       seen.push_back(std::move(announcement));
     }
     return seen;
-  }
-
-  // Empty unless this rank stands in it as it announced itself.
-  Roster read_roster() {
-    const std::optional<std::string> text = look(key("roster"));
-    if (!text) return {};
-    Roster roster = roster_from_text(*text);
-    if (static_cast<int>(roster.announcements.size()) != request_.world_size) return {};
-    const auto rank = static_cast<std::size_t>(request_.rank);
-    if (roster.announcements[rank].nonce != own_.nonce) return {};
-    return roster;
   }
 
   bool roster_is_of(const Seen& seen) const {
@@ -222,18 +177,14 @@ class Meeting {
     std::vector<int> ranks;
     for (int rank = 1; rank < request_.world_size; ++rank) {
       const std::string& nonce = roster_.announcements[static_cast<std::size_t>(rank)].nonce;
-      if (look(confirm_key(rank)) != roster_.id + nonce) ranks.push_back(rank);
+      if (board_.confirmed(rank) != roster_.id + nonce) ranks.push_back(rank);
     }
     return ranks;
   }
 
-  static bool gone(const Announcement& announcement) {
-    return state_of(announcement.process) == ProcessState::gone;
-  }
-
   // ---- What may be wrong.
 
-  bool look_for_fault() { return check_fault(store_, request_, own_.nonce); }
+  bool look_for_fault() { return check_fault(board_, request_, own_.nonce); }
 
   // Tells the others, and throws.
   [[noreturn]] void fail(const Error& error, bool lasting = false) {
@@ -241,19 +192,16 @@ class Meeting {
     throw error;
   }
   void tell(const Error& error, bool lasting = false) {
-    std::string fault = text_of(error);
-    fault += (lasting ? to_text(own_.process) : "-") + "\n" + own_.nonce + "\n";
+    std::vector<std::string> nonces{own_.nonce};
     for (int rank = 0; rank < request_.world_size; ++rank) {
-      if (const auto announcement = read_announcement(rank)) fault += announcement->nonce + "\n";
+      if (const auto announcement = board_.announcement(rank)) {
+        nonces.push_back(announcement->nonce);
+      }
     }
     for (const Announcement& announcement : roster_.announcements) {
-      fault += announcement.nonce + "\n";
+      nonces.push_back(announcement.nonce);
     }
-    store_.set(key("fault"), fault);
-  }
-  static std::string text_of(const Error& error) {
-    const bool timeout = error.code() == ErrorCode::timeout;
-    return (timeout ? "timeout\n" : "invalid_argument\n") + one_line(message_of(error)) + "\n";
+    store_.set(board_.fault_key(), to_fault(error, lasting ? &own_.process : nullptr, nonces));
   }
   void tell_interrupt() noexcept {
     try {
@@ -282,13 +230,16 @@ class Meeting {
       if (rank == request_.rank) continue;
       const std::string what = request_.ended(rank);
       // In this order: what it said before it ended counts, a fault more than anything.
-      if (what.empty() || read_announcement(rank) || read_roster_of_all()) continue;
+      if (what.empty() || board_.announcement(rank) || read_roster_of_all()) continue;
       look_for_fault();
       fail_ended(rank, what);
     }
   }
   // Rank 0 has heard from everybody, and may be through.
-  bool read_roster_of_all() { return !roster_.id.empty() || !read_roster().id.empty(); }
+  bool read_roster_of_all() {
+    return !roster_.id.empty() ||
+           !board_.roster(request_.world_size, request_.rank, own_.nonce).id.empty();
+  }
 
   // `ranks_of` has the values of one field.
   [[noreturn]] void fail_differing(const std::string& field,
@@ -350,19 +301,20 @@ class Meeting {
   // The last world under this prefix, if it is so new that it has not agreed on a layer yet. Where
   // launchers have said which job is theirs, its ranks are known to be of one.
   void tell_world(const Error& error) {
-    const Roster world = read_world();
+    const Roster world = board_.world();
     const auto names_job = [](const auto& field) { return field.first == kJob; };
     for (const Announcement& member : world.announcements) {
       if (std::ranges::any_of(member.same, names_job) || !lives(member.process)) return;
     }
     if (world.id.empty() || world.id == roster_.id) return;
-    store_.set(agreement_key(world.id, 0) + "/fault", text_of(error) + "-\n");
+    const AgreementBoard of_world(store_, agreement_key(world.id, 0));
+    store_.set(of_world.fault_key(), to_fault(error, nullptr, {}));
   }
 
   void check_own_announcement() {
-    const auto announcement = read_announcement(request_.rank);
+    const auto announcement = board_.announcement(request_.rank);
     if (!announcement) {  // another caller has left and taken it for its own
-      store_.set(announce_key(request_.rank), to_text(own_));
+      store_.set(board_.announce_key(request_.rank), to_text(own_));
     } else if (announcement->nonce != own_.nonce) {
       fail_two_callers(request_.rank, own_.process, announcement->process);
     }
@@ -372,7 +324,7 @@ class Meeting {
   // are of two jobs, whichever of their ranks have met.
   void check_world_before() {
     if (request_.fresh_prefix || roster_.id.empty()) return;
-    const Roster before = read_world();
+    const Roster before = board_.world();
     if (before.id == roster_.id) return;
     const std::vector<Announcement>& now = roster_.announcements;
     for (std::size_t rank = 0; rank < before.announcements.size(); ++rank) {
@@ -381,15 +333,6 @@ class Meeting {
       if (std::ranges::find(now, process, &Announcement::process) != now.end()) continue;
       fail_two_callers(int(rank), now[std::min(rank, now.size() - 1)].process, process);
     }
-  }
-
-  Roster read_world() {
-    const std::optional<std::string> text = look(key("world"));
-    return text ? roster_from_text(*text) : Roster();
-  }
-  static bool lives(const ProcessIdentity& process) {
-    const ProcessState state = state_of(process);
-    return state == ProcessState::running || state == ProcessState::stopped;
   }
 
   [[noreturn]] void give_up(const Seen& seen) {
@@ -417,6 +360,7 @@ class Meeting {
   Store& store_;
   const AgreementRequest& request_;
   const Deadline& deadline_;
+  const AgreementBoard board_{store_, request_.prefix};
   Announcement own_;
   Roster roster_;  // the last one in which this rank stands
   std::chrono::nanoseconds pause_ = kFirstPause;
@@ -439,40 +383,7 @@ Agreement agree(Store& store, const AgreementRequest& request, const Deadline& d
 }
 
 void check_agreement(Store& store, const AgreementRequest& request, const Agreement& agreement) {
-  check_fault(store, request, agreement.nonce);
-}
-
-Agreement agree(Transport& transport, Store& store, const std::string& operation, Fields same,
-                const Deadline& deadline, Fields own) {
-  transport.check();
-  const std::uint64_t number = transport.next_agreement();
-  AgreementRequest request;
-  request.operation = operation;
-  request.prefix = agreement_key(transport.world_id(), number);
-  request.rank = transport.rank();
-  request.world_size = transport.world_size();
-  request.same = std::move(same);
-  request.same.insert(request.same.begin(), {"transport", transport.name()});
-  request.own = std::move(own);
-  request.fresh_prefix = true;
-  request.ended = [&](int rank) {
-    return transport.peer_gone(rank) ? transport.describe_peer(rank) : std::string();
-  };
-  Agreement agreement = agree(store, request, deadline);
-  // Who has come to this one has left the one before.
-  if (request.rank == 0 && number > 0) {
-    store.remove(agreement_key(transport.world_id(), number - 1));
-  }
-  return agreement;
-}
-
-void forget_agreement(Transport& transport, Store& store) {
-  if (transport.rank() != 0 || transport.agreements() == 0) return;
-  try {
-    store.remove(agreement_key(transport.world_id(), transport.agreements() - 1));
-  } catch (const Error&) {
-    // It takes a few hundred bytes, and nothing fails for them.
-  }
+  check_fault(AgreementBoard(store, request.prefix), request, agreement.nonce);
 }
 
 }  // namespace winnow::expert_parallel
