@@ -89,9 +89,10 @@ class WINNOW_EXPORT Transport {
   // Whether the rank certainly will not write again; a wait for it then ends early.
   virtual bool peer_gone(int rank) const = 0;
 
-  // For those who wait where peer_gone() cannot be asked, on a GPU: calls `gone(rank)` from any
-  // thread, once for each other rank of this host that will not write again, neither itself nor by
-  // work that it has left on a GPU; no more once the handle is let go of. Null: nobody tells.
+  // For waits on a GPU, where peer_gone() cannot be called. Calls `gone(rank)` from any thread,
+  // once for each other rank of this host that will not write again, neither itself nor by work
+  // that it has queued on a GPU. Releasing the returned handle ends the calls. Returns null if the
+  // transport does not watch its peers.
   virtual std::shared_ptr<void> watch_peers(std::function<void(int rank)> gone);
   // While it is held, this rank is not gone for watch_peers(): its work is still under way.
   virtual std::shared_ptr<void> presence() { return nullptr; }

@@ -13,7 +13,7 @@ namespace winnow::expert_parallel {
 // Collective over the processes: they meet in the store under `prefix` and share memory from then
 // on. The memory has no name in any file system, so that a kill at any moment leaves nothing
 // behind, and it counts against the memory of the processes' container, not against the size of
-// /dev/shm. The store is not kept; one key stays in it, `prefix`/world: who has met.
+// /dev/shm. The store is not kept; one key stays in it, `prefix`/world, the processes that met.
 //
 // All processes are of one user, machine and process namespace. After a fault the survivors make a
 // new world, under another prefix if some process of the old one may still live: where one does
