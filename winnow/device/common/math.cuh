@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "winnow/device/common/arithmetic.cuh"
+
 namespace winnow::device {
 
 inline constexpr float kLog2e = 1.4426950408889634f;
@@ -11,27 +13,6 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 // Infinities, written as bit patterns so that no host header is needed.
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 __device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
-
-// 2^x, relative error about 2^-22; 2^-inf is 0 and results below 2^-126 are flushed to 0.
-__device__ __forceinline__ float ex2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// The larger of x and 0; NaN if x is.
-__device__ __forceinline__ float relu(float x) {
-  float y;
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Two f32 rounded to nearest even, packed as bf16x2: `low` in the lower half.
-__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
-  std::uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
 
 // The dot product of 8 bf16 with 8 others, in f32, in their order.
 __device__ __forceinline__ float dot_bf16x8(uint4 a, uint4 b) {
