@@ -1,0 +1,173 @@
+// What the host halves of the wrappers (winnow/simulator/include) call: the engine that runs the
+// blocks of a kernel on the CPU, thread by thread, and checks what they do. simulator.md says how
+// it works. Everything here belongs to the thread of the kernel that runs at the moment.
+//
+// `where` is the source line of the wrapper's caller: a wrapper's host half takes it as its last
+// argument, `Where where = Where::current()`, and hands it on. Reports name it, and planted bugs
+// (plant.h) choose the call by it. A violation of a rule ends the launch: these functions do not
+// return then, and the launch throws Failure (launch.h).
+//
+// Host halves are compiled with the kernels, whose loads and stores the engine sees
+// (engine/instrumentation.cc): they hold nothing on the heap.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <source_location>
+#include <string>
+
+#include "winnow/simulator/instructions/matrix_descriptor.h"
+#include "winnow/simulator/instructions/misuse.h"
+#include "winnow/simulator/instructions/wgmma.h"
+#include "winnow/simulator/plant.h"
+
+namespace winnow::simulator {
+
+// Ends the launch with a report: check is its name ("mbarrier"), text a sentence.
+[[noreturn]] void fail(const char* check, const std::string& text, const Where& where);
+
+// Calls function(), and reports what it throws as Misuse.
+template <class Function>
+auto checked(const Where& where, const Function& function) -> decltype(function());
+
+// ---- The running thread ------------------------------------------------------------------------
+
+unsigned thread_number();  // in its block, whatever the block's shape
+unsigned block_threads();
+inline unsigned lane() { return thread_number() % 32; }
+inline unsigned warp_number() { return thread_number() / 32; }
+// Lets the others run, where a kernel looks at something again and again.
+void poll();
+// Clocks and nanoseconds that pass by; they serve loops that wait for a limited time.
+std::uint64_t clock_ticks();
+
+// ---- Memory ------------------------------------------------------------------------------------
+// Addresses of the shared window are those that PTX instructions take: dynamic shared memory begins
+// at kDynamicBase, static shared memory at kStaticBase.
+
+inline constexpr std::uint32_t kDynamicBase = 1024, kStaticBase = 0x100000;
+
+std::byte* dynamic_shared(std::size_t alignment);
+// Static shared memory of the block for one declaration, which `key` stands for.
+void* block_shared(const void* key, std::size_t bytes, std::size_t alignment);
+std::uint32_t window_address(const void* pointer, const Where& where);
+
+// Accesses through the generic proxy: inside of shared memory, aligned to their size, in order with
+// those of other threads.
+// A planted bug may drop or delay a store, or send it elsewhere.
+void read_shared(std::uint32_t address, void* to, std::size_t bytes, const Where& where);
+void write_shared(std::uint32_t address, const void* from, std::size_t bytes, const Where& where);
+template <class T>
+T load_shared(std::uint32_t address, const Where& where) {
+  T value;
+  read_shared(address, &value, sizeof(T), where);
+  return value;
+}
+
+// Global memory: aligned to `alignment`, inside of an allocation of the simulated device or of the
+// kernel's parameters. Writes only in allocations.
+void check_global_read(const void* address, std::size_t bytes, std::size_t alignment,
+                       const Where& where);
+void check_global_write(const void* address, std::size_t bytes, std::size_t alignment,
+                        const Where& where);
+
+// An atomic access by pointer to either memory: between the two calls nothing else runs.
+void atomic_begin(const void* address, void* before, std::size_t bytes, const Where& where);
+void atomic_end(void* address, const void* after, std::size_t bytes);
+
+// Words by which threads of a block hand data over: what the releasing thread knows, the acquiring
+// one knows. The access itself is atomic.
+void release_to(const void* word);
+void acquire_from(const void* word);
+
+// ---- Meetings ----------------------------------------------------------------------------------
+
+// The values of the lanes named by `mask`, which all give the same mask and kind. `orders`: what
+// they did before is ordered before what they do after.
+std::array<std::uint64_t, 32> warp_meeting(const char* kind, std::uint32_t mask,
+                                           std::uint64_t value, bool orders, const Where& where);
+// Named barrier `number` (0: __syncthreads()) of `threads` threads, of `kind` "sync" or "red.and";
+// returns the conjunction of `mine`.
+bool named_barrier(const char* kind, unsigned number, unsigned threads, bool mine,
+                   const Where& where);
+
+// ---- mbarriers ---------------------------------------------------------------------------------
+
+void mbarrier_init(std::uint32_t barrier, std::uint32_t count, const Where& where);
+void mbarrier_init_fence(const Where& where);  // fence.mbarrier_init
+void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_t expected_bytes,
+                     const Where& where);
+void mbarrier_arrive_after_copies(std::uint32_t barrier, const Where& where);  // of cp.async
+// Whether the phase has ended; if so, what was done before its arrivals is known to the caller.
+bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity, const Where& where);
+// Returns when it has. role and what name the waiter and what it waits for.
+void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, const char* role, int what,
+                   const Where& where);
+
+// ---- Matrix fragments --------------------------------------------------------------------------
+
+// stmatrix and ldmatrix of four matrices, by a whole warp: the lane's address and its registers.
+void stmatrix_x4(std::uint32_t address, const std::uint32_t (&registers)[4], const Where& where);
+void ldmatrix_x4(std::uint32_t address, std::uint32_t (&registers)[4], const Where& where);
+
+// ---- Fences ------------------------------------------------------------------------------------
+
+void proxy_fence(const Where& where);  // fence.proxy.async
+
+// ---- Asynchronous copies -----------------------------------------------------------------------
+// Shared memory that a copy writes is poisoned until the copy lands, and read by a copy when that
+// runs, not when it is issued.
+
+// A piece of a copy to shared memory: its bytes are zero but for `bytes` from `skip` on, from
+// `global`, which may be null where bytes is 0.
+struct CopyPiece {
+  std::uint32_t shared;
+  int size, skip, bytes;
+  const void* global;
+};
+// cp.async: lands whenever it likes; mbarrier_arrive_after_copies() tells of it.
+void copy_async(const CopyPiece& piece, const Where& where);
+// Bulk and tensor copies: report `reported` bytes to the barrier when all pieces have landed.
+void bulk_load(const char* what, const CopyPiece* pieces, std::size_t count, std::uint32_t reported,
+               std::uint32_t barrier, const Where& where);
+// cp.async.bulk.global.shared, its groups and the two waits for them.
+void bulk_store(void* destination, std::uint32_t source, std::uint32_t bytes, const Where& where);
+void bulk_commit(const Where& where);
+void bulk_wait(int pending, bool only_reads, const Where& where);
+
+// ---- Warpgroup products ------------------------------------------------------------------------
+// All 128 threads of a warpgroup issue the same products in the same order. Accumulators hold NaN
+// from the issue to the wait, and A registers must keep their values.
+
+struct WgmmaCall {
+  Wgmma wgmma;
+  std::uint64_t a = 0;                       // descriptor, unless A comes from registers
+  const std::uint32_t* a_registers[4] = {};  // of this thread; null: A is in shared memory
+  std::uint64_t b = 0;
+};
+void wgmma_issue(const WgmmaCall& call, float* accumulators, int count, const Where& where);
+void wgmma_fence(const Where& where);
+void wgmma_commit(const Where& where);
+void wgmma_wait(int pending, const Where& where);
+
+// ---- Registers ---------------------------------------------------------------------------------
+
+// setmaxnreg: all warps of a warpgroup, with the same count.
+void set_max_registers(int registers, bool increase, const Where& where);
+
+// ------------------------------------------------------------------------------------------------
+
+template <class Function>
+auto checked(const Where& where, const Function& function) -> decltype(function()) {
+  std::string check, text;
+  try {
+    return function();
+  } catch (const Misuse& misuse) {
+    check = misuse.check();
+    text = misuse.what();
+  }
+  fail(check.c_str(), text.substr(check.size() + 2), where);
+}
+
+}  // namespace winnow::simulator

@@ -1,0 +1,173 @@
+// Asynchronous copies: cp.async, bulk and tensor copies, bulk stores.
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "winnow/simulator/engine/block.h"
+#include "winnow/simulator/instructions/bulk_copy.h"
+
+namespace winnow::simulator {
+namespace {
+
+void check_source(const CopyPiece& piece, const Where& where) {
+  if (piece.bytes > 0) {
+    check_global_read(piece.global, static_cast<std::size_t>(piece.bytes), 1, where);
+  }
+}
+
+// What a copy writes holds NaN from now on; whoever touches it before it waits is reported.
+void begin_write(const CopyPiece& piece, const Access& access) {
+  const auto bytes = static_cast<std::size_t>(piece.size);
+  block->shadow(piece.shared, bytes, access.what, access.where).write(piece.shared, bytes, access);
+  std::memset(block->at(piece.shared), 0xff, bytes);
+}
+
+void land(const CopyPiece& piece) {
+  std::byte* const to = block->at(piece.shared);
+  std::memset(to, 0, static_cast<std::size_t>(piece.size));
+  if (piece.bytes > 0) {
+    std::memcpy(to + piece.skip, piece.global, static_cast<std::size_t>(piece.bytes));
+  }
+}
+
+// All copies of the thread that the arrival stands for have landed: their writes belong to the
+// barrier's phase from now on.
+void arrive_for_copies(Thread& thread, const CopyArrival& arrival) {
+  const Barrier& barrier = barrier_at(arrival.barrier, arrival.where);
+  const std::uint32_t phase = barrier.phase + 1;
+  std::erase_if(thread.landed, [&](const auto& copy) {
+    if (copy.first >= arrival.before) return false;
+    block->operations[copy.second].stamp = Stamp::of(barrier.actor, phase);
+    return true;
+  });
+  std::int32_t& known = thread.copied.generic[barrier.actor];
+  known = std::max(known, static_cast<std::int32_t>(phase));
+  arrive(arrival.barrier, 1, 0, &thread.copied, arrival.where);
+}
+
+void end_copy(Thread& thread, std::uint64_t number, std::uint64_t operation) {
+  --thread.copies_under_way;
+  thread.landed.emplace_back(number, operation);
+  for (auto& arrival : thread.arrivals) {
+    if (number < arrival.before) --arrival.left;
+  }
+  while (!thread.arrivals.empty() && thread.arrivals.front().left == 0) {
+    const CopyArrival arrival = thread.arrivals.front();
+    thread.arrivals.erase(thread.arrivals.begin());
+    arrive_for_copies(thread, arrival);
+  }
+}
+
+}  // namespace
+
+void copy_async(const CopyPiece& call, const Where& where) {
+  if (is_dropped(where)) return;
+  CopyPiece piece = call;
+  piece.shared = altered(piece.shared, where);
+  checked(where, [&] { check_cp_async(piece.shared, piece.global); });
+  check_source(piece, where);
+  const std::uint64_t operation = record_operation("cp.async", where);
+  Access access = block->access(*current, "cp.async", where);
+  access.stamp = Stamp::of_operation(operation);
+  begin_write(piece, access);
+  ++current->copies_under_way;
+  queue_operation(-1, [piece, operation, number = current->copies++, thread = current] {
+    land(piece);
+    end_copy(*thread, number, operation);
+  });
+}
+
+void mbarrier_arrive_after_copies(std::uint32_t address, const Where& where) {
+  if (is_dropped(where)) return;
+  address = altered(address, where);
+  const Barrier& barrier = barrier_at(address, where);
+  if (!current->knowledge.generic.knows(barrier.initialised) || !barrier.fenced) {
+    fail("mbarrier", "an arrival of cp.async at a barrier whose initialisation is not known",
+         where);
+  }
+  const CopyArrival arrival{address, current->copies, current->copies_under_way, where};
+  if (arrival.left == 0 && current->arrivals.empty()) {
+    arrive_for_copies(*current, arrival);
+  } else {
+    current->arrivals.push_back(arrival);
+  }
+}
+
+void bulk_load(const char* what, const CopyPiece* given, std::size_t count, std::uint32_t reported,
+               std::uint32_t address, const Where& where) {
+  if (is_dropped(where)) return;
+  std::vector<CopyPiece> pieces(given, given + count);
+  const Barrier& barrier = barrier_at(address, where);
+  if (!current->knowledge.generic.knows(barrier.initialised) || !barrier.fenced) {
+    fail("mbarrier", std::string(what) + " to a barrier whose initialisation is not known", where);
+  }
+  const std::uint64_t operation = record_operation(what, where);
+  Access access = block->access(*current, what, where);
+  access.stamp = Stamp::of_operation(operation);
+  access.async_proxy = true;
+  for (CopyPiece& piece : pieces) {
+    piece.shared = altered(piece.shared, where);
+    check_source(piece, where);
+    begin_write(piece, access);
+  }
+  queue_operation(-1, [pieces = std::move(pieces), reported, address, operation, where] {
+    for (const CopyPiece& piece : pieces) land(piece);
+    Barrier& told = barrier_at(address, where);
+    block->operations[operation].stamp = Stamp::of(told.actor, told.phase + 1);
+    arrive(address, 0, -std::int64_t{reported}, nullptr, where);
+  });
+}
+
+void bulk_store(void* destination, std::uint32_t source, std::uint32_t bytes, const Where& where) {
+  if (is_dropped(where)) return;
+  source = altered(source, where);
+  checked(where, [&] { check_bulk_copy(source, destination, bytes); });
+  check_global_write(destination, bytes, 16, where);
+  const std::uint64_t operation = record_operation("cp.async.bulk to global memory", where);
+  Access access = block->access(*current, "cp.async.bulk to global memory", where);
+  access.stamp = Stamp::of_operation(operation);
+  access.async_proxy = true;
+  block->shadow(source, bytes, access.what, where).read(source, bytes, access);
+  if (!current->open_group) current->open_group = std::make_shared<BulkGroup>();
+  const std::shared_ptr<BulkGroup> group = current->open_group;
+  ++group->reading;
+  ++group->writing;
+  group->operations.push_back(operation);
+  queue_operation(-1, [group, destination, source, bytes] {
+    const std::byte* const from = block->at(source);
+    std::vector<std::byte> data(from, from + bytes);
+    --group->reading;
+    queue_operation(-1, [group, destination, data = std::move(data)] {
+      std::memcpy(destination, data.data(), data.size());
+      --group->writing;
+    });
+  });
+}
+
+void bulk_commit(const Where& where) {
+  if (is_dropped(where)) return;
+  if (!current->open_group) current->open_group = std::make_shared<BulkGroup>();
+  current->groups.push_back(std::move(current->open_group));
+  current->open_group = nullptr;
+}
+
+void bulk_wait(int pending, bool only_reads, const Where& where) {
+  if (is_dropped(where)) return;
+  pending = altered(pending, where);
+  auto& groups = current->groups;
+  const auto count = static_cast<int>(groups.size());
+  for (int i = 0; i < count - pending; ++i) {
+    const std::shared_ptr<BulkGroup> group = groups[static_cast<std::size_t>(i)];
+    block_until({.kind = only_reads ? Waiting::Kind::reads : Waiting::Kind::writes,
+                 .object = group.get(),
+                 .role = only_reads ? "bulk_wait_read" : "bulk_wait",
+                 .where = where});
+    for (const std::uint64_t operation : group->operations) {
+      block->operations[operation].stamp = current->stamp();
+    }
+  }
+  if (!only_reads && count > pending)
+    groups.erase(groups.begin(), groups.begin() + count - pending);
+}
+
+}  // namespace winnow::simulator

@@ -1,0 +1,34 @@
+// What simulated libraries have in the place of winnow/core/device.cc and winnow/cpu: one GPU, a
+// Hopper, and no CPU backend.
+#include "winnow/core/device.h"
+
+#include "winnow/core/error.h"
+#include "winnow/cpu/kernels.h"
+
+namespace winnow {
+
+std::string to_string(Device device) {
+  if (device.type == DeviceType::cpu) return "cpu";
+  return "cuda:" + std::to_string(device.index);
+}
+
+const GpuList& gpus() {
+  static const GpuList list = [] {
+    Gpu gpu;
+    gpu.index = 0;
+    gpu.name = "simulated Hopper";
+    gpu.compute_major = 9;
+    gpu.compute_minor = 0;
+    GpuList all;
+    all.driver = "simulated";
+    all.gpus.push_back(gpu);
+    return all;
+  }();
+  return list;
+}
+
+const CpuKernels& cpu_kernels() {
+  throw Error(ErrorCode::unsupported, "cpu_kernels", "a simulated library has no CPU backend");
+}
+
+}  // namespace winnow

@@ -1,0 +1,128 @@
+// Global memory of the simulated device.
+#include "winnow/simulator/engine/device_memory.h"
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+
+#include <sys/mman.h>
+
+#include "winnow/simulator/engine/block.h"
+
+extern "C" {
+extern char __executable_start;  // of the linker
+extern char _end;
+}
+
+namespace winnow::simulator {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+struct Allocation {
+  std::size_t bytes, mapped;
+};
+std::map<const std::byte*, Allocation>& allocations() {
+  static std::map<const std::byte*, Allocation> all;
+  return all;
+}
+
+// The place of the last access, where the next one often is.
+struct {
+  const std::byte *begin = nullptr, *end = nullptr;
+} last;
+
+}  // namespace
+
+void* allocate(std::size_t bytes) {
+  // A page without access on either side; device memory is aligned to 256 bytes, no better.
+  const std::size_t padded = (bytes + 255) / 256 * 256;
+  const std::size_t mapped = (padded + kPage - 1) / kPage * kPage + 2 * kPage;
+  void* const memory =
+      mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  auto* const pages = static_cast<std::byte*>(memory);
+  mprotect(pages, kPage, PROT_NONE);
+  mprotect(pages + mapped - kPage, kPage, PROT_NONE);
+  std::byte* const begin = pages + mapped - kPage - padded;  // overruns meet the page behind
+  std::memset(begin, 0xff, padded);
+  allocations()[begin] = {bytes, mapped};
+  return begin;
+}
+
+void free(void* memory) {
+  if (memory == nullptr) return;
+  const auto found = allocations().find(static_cast<std::byte*>(memory));
+  if (found == allocations().end()) {
+    throw std::invalid_argument("the simulated device has no allocation at this address");
+  }
+  const auto page = reinterpret_cast<std::uintptr_t>(memory) / kPage * kPage - kPage;
+  munmap(reinterpret_cast<void*>(page), found->second.mapped);
+  allocations().erase(found);
+  last = {};
+}
+
+bool is_allocated(const void* address, std::size_t bytes) {
+  const auto* const at = static_cast<const std::byte*>(address);
+  if (at >= last.begin && at + bytes <= last.end) return true;
+  auto found = allocations().upper_bound(at);
+  if (found == allocations().begin()) return false;
+  --found;
+  if (at + bytes > found->first + found->second.bytes) return false;
+  last = {found->first, found->first + found->second.bytes};
+  return true;
+}
+
+bool is_in_program(const void* address) {
+  const auto* const at = static_cast<const char*>(address);
+  return at >= &__executable_start && at < &_end;
+}
+
+namespace {
+
+void check_global(const void* address, std::size_t bytes, std::size_t alignment, bool is_inside,
+                  const char* what, const Where& where) {
+  const auto number = reinterpret_cast<std::uintptr_t>(address);
+  if (number % alignment != 0) {
+    fail("global memory",
+         std::string(what) + " of " + std::to_string(bytes) +
+             " bytes at an address that is not a "
+             "multiple of " +
+             std::to_string(alignment),
+         where);
+  }
+  if (is_inside) return;
+  std::string place = "no allocation is near it";
+  auto found = allocations().upper_bound(static_cast<const std::byte*>(address));
+  if (found != allocations().begin()) {
+    --found;
+    const auto distance = static_cast<const std::byte*>(address) - found->first;
+    if (distance < (1 << 30)) {
+      place = "it begins " + std::to_string(distance) + " bytes behind the begin of one of " +
+              std::to_string(found->second.bytes) + " bytes";
+    }
+  }
+  fail("global memory",
+       std::string(what) + " of " + std::to_string(bytes) +
+           " bytes is outside of the device's allocations: " + place,
+       where);
+}
+
+}  // namespace
+
+void check_global_read(const void* address, std::size_t bytes, std::size_t alignment,
+                       const Where& where) {
+  const auto* const at = static_cast<const std::byte*>(address);
+  const bool parameter =
+      at >= block->parameters && at + bytes <= block->parameters + block->parameter_bytes;
+  check_global(address, bytes, alignment, is_allocated(address, bytes) || parameter, "a load",
+               where);
+}
+
+void check_global_write(const void* address, std::size_t bytes, std::size_t alignment,
+                        const Where& where) {
+  check_global(address, bytes, alignment, is_allocated(address, bytes), "a store", where);
+}
+
+}  // namespace winnow::simulator

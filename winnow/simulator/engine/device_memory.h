@@ -1,0 +1,17 @@
+// Which addresses are what. Internal.
+#pragma once
+
+#include <cstddef>
+
+namespace winnow::simulator {
+
+bool is_shared(const void* address);  // of the block that runs
+// Whether all of it is in one allocation of the device.
+bool is_allocated(const void* address, std::size_t bytes);
+// Code, constants and variables of the program itself.
+bool is_in_program(const void* address);
+
+// After a report: the access that made it is over.
+void forget_access();
+
+}  // namespace winnow::simulator

@@ -1,0 +1,112 @@
+// Meetings of the lanes of a warp, and of threads of a block at named barriers.
+#include <bit>
+#include <cstring>
+#include <string>
+
+#include "winnow/simulator/engine/block.h"
+
+namespace winnow::simulator {
+namespace {
+
+std::string hexadecimal(std::uint32_t value) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text = "0x";
+  for (int shift = 28; shift >= 0; shift -= 4) text += kDigits[value >> shift & 15];
+  return text;
+}
+
+}  // namespace
+
+std::array<std::uint64_t, 32> warp_meeting(const char* kind, std::uint32_t mask,
+                                           std::uint64_t value, bool orders, const Where& where) {
+  WarpState& warp = block->warps[current->number / 32];
+  const std::uint32_t bit = 1u << (current->number % 32);
+  if ((mask & bit) == 0) {
+    fail("warp",
+         std::string(kind) + " with mask " + hexadecimal(mask) + " in lane " +
+             std::to_string(lane()) + ", which is not in it",
+         where);
+  }
+  if (warp.arrived == 0) {
+    warp.mask = mask;
+    warp.kind = kind;
+  } else if (warp.mask != mask || std::strcmp(warp.kind, kind) != 0) {
+    fail("warp",
+         std::string(kind) + " with mask " + hexadecimal(mask) + " while other lanes are at " +
+             warp.kind + " with mask " + hexadecimal(warp.mask),
+         where);
+  }
+  const std::uint64_t generation = warp.generation;
+  warp.values[generation & 1][current->number % 32] = value;
+  if (orders) {
+    release(warp.arriving);
+    advance_own_clock();
+  }
+  warp.arrived |= bit;
+  if (warp.arrived == mask) {
+    warp.arrived = 0;
+    ++warp.generation;
+    if (orders) warp.ended = warp.arriving;
+  } else {
+    block_until({.kind = Waiting::Kind::meeting,
+                 .object = &warp,
+                 .value = generation,
+                 .role = kind,
+                 .where = where});
+  }
+  if (orders) acquire(warp.ended);
+  return warp.values[generation & 1];
+}
+
+bool named_barrier(const char* kind, unsigned number, unsigned threads, bool mine,
+                   const Where& where) {
+  if (is_dropped(where)) return mine;
+  threads = altered(threads, where);
+  if (number >= kNamedBarriers || (threads % 32 != 0 && threads != block->threads)) {
+    fail("named barrier",
+         "barrier " + std::to_string(number) + " of " + std::to_string(threads) +
+             " threads: numbers go to 15, and threads come in whole warps",
+         where);
+  }
+  NamedBarrier& barrier = block->named[number];
+  if (barrier.arrived == 0) {
+    barrier.threads = threads;
+    barrier.kind = kind;
+    barrier.all = true;
+  } else if (barrier.threads != threads || std::strcmp(barrier.kind, kind) != 0) {
+    fail("named barrier",
+         "barrier " + std::to_string(number) + " as " + kind + " of " + std::to_string(threads) +
+             " threads, while others are at it as " + barrier.kind + " of " +
+             std::to_string(barrier.threads),
+         where);
+  }
+  const std::uint64_t generation = barrier.generation;
+  barrier.all = barrier.all && mine;
+  release(barrier.arriving);
+  advance_own_clock();
+  if (++barrier.arrived == threads) {
+    barrier.arrived = 0;
+    barrier.result[generation & 1] = barrier.all;
+    barrier.ended = barrier.arriving;
+    ++barrier.generation;
+  } else {
+    block_until({.kind = Waiting::Kind::named,
+                 .object = &barrier,
+                 .value = generation,
+                 .role = kind,
+                 .what = static_cast<int>(number),
+                 .where = where});
+  }
+  acquire(barrier.ended);
+  return barrier.result[generation & 1];
+}
+
+void set_max_registers(int registers, bool increase, const Where& where) {
+  if (registers < 24 || registers > 256 || registers % 8 != 0) {
+    fail("setmaxnreg", std::to_string(registers) + " registers, not a multiple of 8 from 24 to 256",
+         where);
+  }
+  warp_meeting(increase ? "setmaxnreg.inc" : "setmaxnreg.dec", 0xffffffffu, 0, false, where);
+}
+
+}  // namespace winnow::simulator

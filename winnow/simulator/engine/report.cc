@@ -1,0 +1,137 @@
+// Words of reports, and what may be left when a thread or a block ends.
+#include "winnow/simulator/engine/report.h"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "winnow/simulator/engine/block.h"
+
+namespace winnow::simulator {
+
+std::string line_of(const Where& where) {
+  if (where.line() == 0) return "a plain access";
+  const char* const slash = std::strrchr(where.file_name(), '/');
+  return std::string(slash == nullptr ? where.file_name() : slash + 1) + ":" +
+         std::to_string(where.line());
+}
+
+bool Waiting::is_over() const {
+  switch (kind) {
+    case Kind::nothing:
+    case Kind::poll:
+      return true;
+    case Kind::meeting:
+      return static_cast<const WarpState*>(object)->generation != value;
+    case Kind::named:
+      return static_cast<const NamedBarrier*>(object)->generation != value;
+    case Kind::mbarrier:
+      return (static_cast<const Barrier*>(object)->phase & 1) != value;
+    case Kind::products:
+      return static_cast<const Warpgroup*>(object)->done >= value;
+    case Kind::reads:
+      return static_cast<const BulkGroup*>(object)->reading == 0;
+    case Kind::writes:
+      return static_cast<const BulkGroup*>(object)->writing == 0;
+  }
+  return true;
+}
+
+std::string Waiting::describe() const {
+  const std::string at = " (" + line_of(where) + ")";
+  switch (kind) {
+    case Kind::nothing:
+      return " for their turn";
+    case Kind::poll:
+      return " in a loop that looks again and again";
+    case Kind::meeting:
+      return " for the other lanes at " + std::string(role) + at;
+    case Kind::named:
+      return " at barrier " + std::to_string(what) + " (" + role + ") with " +
+             std::to_string(static_cast<const NamedBarrier*>(object)->arrived) + " of " +
+             std::to_string(static_cast<const NamedBarrier*>(object)->threads) + " threads" + at;
+    case Kind::mbarrier: {
+      const auto& barrier = *static_cast<const Barrier*>(object);
+      return " as \"" + std::string(role) + "\" " + std::to_string(what) + " for parity " +
+             std::to_string(value) + " of the mbarrier at " + std::to_string(address) +
+             ", which misses " + std::to_string(barrier.pending) + " of " +
+             std::to_string(barrier.count) + " arrivals and " + std::to_string(barrier.bytes) +
+             " bytes in phase " + std::to_string(barrier.phase) + at;
+    }
+    default:
+      return " in " + std::string(role) + at;
+  }
+}
+
+// Called by a thread at its end, and for the block at its end.
+void check_at_exit() {
+  if (current != nullptr) {
+    if (!current->accumulators.empty()) {
+      fail("exit", "a thread ends while a matrix product uses its registers", {});
+    }
+    if (current->open_group) fail("exit", "a bulk copy was never committed", {});
+    for (const auto& group : current->groups) {
+      for (const std::uint64_t operation : group->operations) {
+        if (block->operations[operation].stamp.none()) {
+          fail("exit", "a thread ends before its bulk copy has read shared memory",
+               block->operations[operation].where);
+        }
+      }
+    }
+    return;
+  }
+  if (block->queued > 0) {
+    fail("exit", std::to_string(block->queued) + " asynchronous operations are under way", {});
+  }
+  for (const OperationRecord& record : block->operations) {
+    if (record.stamp.none()) {
+      fail("exit",
+           std::string(record.what) + " of thread " + std::to_string(record.thread) +
+               " was never waited for",
+           record.where);
+    }
+  }
+  for (const auto& [address, barrier] : block->barriers) {
+    if (barrier.bytes != 0) {
+      fail("exit",
+           "the mbarrier at " + std::to_string(address) + " still expects " +
+               std::to_string(barrier.bytes) + " bytes",
+           barrier.where);
+    }
+  }
+}
+
+std::string to_string(const Schedule& schedule) {
+  switch (schedule.kind) {
+    case Schedule::Kind::eager:
+      return "eager";
+    case Schedule::Kind::late:
+      return "late";
+    case Schedule::Kind::random:
+      return "random:" + std::to_string(schedule.seed);
+    case Schedule::Kind::starved:
+      return "starved:" + std::to_string(schedule.seed);
+  }
+  return "";
+}
+
+Schedule parse_schedule(const std::string& text) {
+  const auto colon = text.find(':');
+  const std::string kind = text.substr(0, colon);
+  Schedule schedule;
+  if (colon != std::string::npos) schedule.seed = std::stoull(text.substr(colon + 1));
+  if (kind == "eager") {
+    schedule.kind = Schedule::Kind::eager;
+  } else if (kind == "late") {
+    schedule.kind = Schedule::Kind::late;
+  } else if (kind == "random") {
+    schedule.kind = Schedule::Kind::random;
+  } else if (kind == "starved") {
+    schedule.kind = Schedule::Kind::starved;
+  } else {
+    throw std::invalid_argument("a schedule is eager, late, random:SEED or starved:WARP, not " +
+                                text);
+  }
+  return schedule;
+}
+
+}  // namespace winnow::simulator

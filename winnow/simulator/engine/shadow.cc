@@ -1,0 +1,162 @@
+#include "winnow/simulator/engine/shadow.h"
+
+#include <algorithm>
+#include <string>
+
+#include "winnow/simulator/engine.h"
+#include "winnow/simulator/engine/report.h"
+
+namespace winnow::simulator {
+
+void Shadow::reset(std::uint32_t base, std::size_t bytes,
+                   const std::vector<OperationRecord>* operations, unsigned threads) {
+  base_ = base;
+  bytes_ = bytes;
+  threads_ = threads;
+  operations_ = operations;
+  words_.assign((bytes + 3) / 4, {});
+  read_sets_.assign(1, {});
+  added_.clear();
+  sites_.assign(1, {"", {}});
+}
+
+// Calls function(word, address, mask of its bytes).
+template <class Function>
+void Shadow::for_words(std::uint32_t address, std::size_t bytes, const Function& function) {
+  const std::uint32_t begin = address - base_;
+  const auto end = static_cast<std::uint32_t>(begin + bytes);
+  for (std::uint32_t at = begin / 4 * 4; at < end; at += 4) {
+    const std::uint32_t first = at < begin ? begin - at : 0;
+    const std::uint32_t last = std::min<std::uint32_t>(4, end - at);
+    const auto mask = static_cast<std::uint8_t>((0xf << first) & (0xf >> (4 - last)));
+    function(words_[at / 4], base_ + at, mask);
+  }
+}
+
+bool Shadow::is_ordered(Stamp earlier, const Access& access) const {
+  if (earlier.none()) return true;
+  if (earlier.is_operation()) {
+    earlier = (*operations_)[earlier.operation()].stamp;
+    if (earlier.none()) return false;
+  }
+  return access.knowledge->generic.knows(earlier);
+}
+
+void Shadow::check_written(const Word& word, std::uint32_t address, const Access& access) const {
+  if (!is_ordered(word.write, access)) report(word, word.write, true, address, access);
+  const bool generic =
+      !word.write.is_operation() && !word.write.none() && word.write.actor() < threads_;
+  if (access.async_proxy && generic && !access.knowledge->proxy.knows(word.write)) {
+    const Site& site = sites_[word.site];
+    fail("proxy fence",
+         std::string(access.what) + " at " + std::to_string(address) +
+             " uses what the generic proxy wrote there (" + site.what + ", " + line_of(site.where) +
+             ", " + name_of(word.write) + ") without a proxy fence between them",
+         access.where);
+  }
+}
+
+void Shadow::check_reads(const Word& word, std::uint32_t address, const Access& access) const {
+  for (const Stamp read : read_sets_[word.reads]) {
+    if (!is_ordered(read, access)) report(word, read, false, address, access);
+  }
+}
+
+void Shadow::read(std::uint32_t address, std::size_t bytes, const Access& access) {
+  Stamp checked;
+  std::uint32_t from = ~0u, to = 0;
+  for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
+    if (word.write != checked && (word.mask & mask) != 0) {
+      check_written(word, at, access);
+      checked = word.write;
+    }
+    if (mask != 0xf) return;  // neighbours in a word are told apart for writes only
+    if (word.reads != from) {
+      from = word.reads;
+      to = with_read(from, access.stamp);
+    }
+    word.reads = to;
+  });
+}
+
+void Shadow::write(std::uint32_t address, std::size_t bytes, const Access& access) {
+  Stamp checked;
+  std::uint32_t checked_reads = 0;
+  const std::uint32_t site = site_of(access);
+  for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
+    if (word.write != checked && (word.mask & mask) != 0) {
+      check_written(word, at, access);
+      checked = word.write;
+    }
+    if (word.reads != checked_reads) {
+      check_reads(word, at, access);
+      checked_reads = word.reads;
+    }
+    word = {access.stamp, site, 0, mask, false};
+  });
+}
+
+void Shadow::atomic(std::uint32_t address, std::size_t bytes, const Access& access) {
+  const std::uint32_t site = site_of(access);
+  for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
+    if (!word.atomic) check_written(word, at, access);
+    check_reads(word, at, access);
+    word = {access.stamp, site, 0, mask, true};
+  });
+}
+
+// The set with one more stamp; a reader's later read stands for its earlier ones.
+std::uint32_t Shadow::with_read(std::uint32_t set, Stamp stamp) {
+  const auto [place, is_new] = added_.try_emplace({set, stamp}, 0);
+  if (!is_new) return place->second;
+  std::vector<Stamp> stamps = read_sets_[set];
+  if (std::find(stamps.begin(), stamps.end(), stamp) != stamps.end()) {
+    return place->second = set;
+  }
+  if (!stamp.is_operation()) {
+    std::erase_if(stamps, [&](Stamp other) {
+      return !other.is_operation() && other.actor() == stamp.actor();
+    });
+  }
+  stamps.push_back(stamp);
+  read_sets_.push_back(std::move(stamps));
+  return place->second = static_cast<std::uint32_t>(read_sets_.size() - 1);
+}
+
+std::uint32_t Shadow::site_of(const Access& access) {
+  for (std::size_t i = sites_.size(); i-- > 0;) {
+    if (sites_[i].where.line() == access.where.line() && sites_[i].what == access.what) {
+      return static_cast<std::uint32_t>(i);
+    }
+  }
+  sites_.push_back({access.what, access.where});
+  return static_cast<std::uint32_t>(sites_.size() - 1);
+}
+
+std::string Shadow::name_of(Stamp stamp) const {
+  if (stamp.is_operation()) {
+    const OperationRecord& record = (*operations_)[stamp.operation()];
+    return std::string(record.what) + " of thread " + std::to_string(record.thread) + ", " +
+           line_of(record.where) + (record.stamp.none() ? ", for which nobody has waited" : "");
+  }
+  if (stamp.actor() < threads_) return "thread " + std::to_string(stamp.actor());
+  const unsigned group = stamp.actor() - threads_;
+  if (group < (threads_ + 127) / 128) {
+    return "a matrix product of warpgroup " + std::to_string(group);
+  }
+  return "a copy that an mbarrier tells of";
+}
+
+void Shadow::report(const Word& word, Stamp earlier, bool earlier_wrote, std::uint32_t address,
+                    const Access& access) const {
+  std::string text = std::string(access.what) + " of shared memory at " + std::to_string(address) +
+                     " is not ordered behind a " + (earlier_wrote ? "write by " : "read by ") +
+                     name_of(earlier);
+  if (earlier_wrote) {
+    const Site& site = sites_[word.site];
+    text += std::string(" (") + site.what + ", " + line_of(site.where) + ")";
+  }
+  fail("race", text, access.where);
+}
+
+}  // namespace winnow::simulator

@@ -1,0 +1,87 @@
+// What happened to each word of a shared memory, and the search for accesses that nothing orders.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "winnow/simulator/engine/clock.h"
+#include "winnow/simulator/plant.h"
+
+namespace winnow::simulator {
+
+// Operations that are under way, or have landed and nobody has waited for them yet: the stamp is
+// that of their writes or reads, none until it is known.
+struct OperationRecord {
+  Stamp stamp;
+  unsigned thread;
+  const char* what;
+  Where where;
+};
+
+struct Access {
+  Stamp stamp;
+  const Knowledge* knowledge;
+  bool async_proxy;  // bulk copies, wgmma
+  const char* what;
+  Where where;
+};
+
+class Shadow {
+ public:
+  // Of the addresses [base, base + bytes).
+  void reset(std::uint32_t base, std::size_t bytes, const std::vector<OperationRecord>* operations,
+             unsigned threads);
+  void read(std::uint32_t address, std::size_t bytes, const Access& access);
+  void write(std::uint32_t address, std::size_t bytes, const Access& access);
+  void atomic(std::uint32_t address, std::size_t bytes, const Access& access);
+  bool contains(std::uint32_t address, std::size_t bytes) const {
+    return address >= base_ && address - base_ + bytes <= bytes_;
+  }
+
+ private:
+  struct Word {
+    Stamp write;
+    std::uint32_t site = 0;   // of the write
+    std::uint32_t reads = 0;  // a set of stamps
+    std::uint8_t mask = 0;    // bytes that were written together
+    bool atomic = false;
+  };
+  struct Added {
+    std::uint32_t set;
+    Stamp stamp;
+    bool operator==(const Added&) const = default;
+  };
+  struct AddedHash {
+    std::size_t operator()(const Added& added) const {
+      return (added.stamp.bits * 0x9e3779b97f4a7c15ull ^ added.set) * 0xff51afd7ed558ccdull >> 20;
+    }
+  };
+
+  template <class Function>
+  void for_words(std::uint32_t address, std::size_t bytes, const Function& function);
+  bool is_ordered(Stamp earlier, const Access& access) const;
+  void check_written(const Word& word, std::uint32_t address, const Access& access) const;
+  void check_reads(const Word& word, std::uint32_t address, const Access& access) const;
+  std::uint32_t with_read(std::uint32_t set, Stamp stamp);
+  std::uint32_t site_of(const Access& access);
+  std::string name_of(Stamp stamp) const;
+  [[noreturn]] void report(const Word& word, Stamp earlier, bool earlier_wrote,
+                           std::uint32_t address, const Access& access) const;
+
+  std::uint32_t base_ = 0;
+  std::size_t bytes_ = 0;
+  unsigned threads_ = 0;
+  const std::vector<OperationRecord>* operations_ = nullptr;
+  std::vector<Word> words_;
+  std::vector<std::vector<Stamp>> read_sets_;  // [0]: none
+  std::unordered_map<Added, std::uint32_t, AddedHash> added_;
+  struct Site {
+    const char* what;
+    Where where;
+  };
+  std::vector<Site> sites_;
+};
+
+}  // namespace winnow::simulator

@@ -1,0 +1,12 @@
+// Stands for CUDA's header in builds for the simulator.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/simulator/instructions/number_formats.h"
+
+struct __nv_bfloat16 {
+  std::uint16_t bits;
+};
+inline float __bfloat162float(__nv_bfloat16 x) { return winnow::detail::bf16_to_f32(x.bits); }
+inline __nv_bfloat16 __float2bfloat16_rn(float x) { return {winnow::simulator::cvt_rn_bf16(x)}; }

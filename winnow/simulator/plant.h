@@ -1,0 +1,58 @@
+// Bugs that tests plant: the engine drops or alters the calls of wrappers at one source line of a
+// kernel, which is compiled once and stays as it is.
+#pragma once
+
+#include <cstdint>
+#include <source_location>
+#include <string>
+
+namespace winnow::simulator {
+
+using Where = std::source_location;
+
+struct Plant {
+  enum class Action {
+    none,
+    drop,   // the call does nothing: a wait that returns at once, a fence that is missing, a store
+    add,    // to the call's number: the count of mbarrier_init(), the bytes of an expectation, a
+            // parity (modulo 2), an address, a descriptor, the groups that a wait leaves pending
+    delay,  // the call takes place after the thread's next arrival at a barrier
+  };
+  std::string file;  // the end of the path
+  std::string text;  // stands in one line of it alone
+  Action action = Action::none;
+  std::int64_t addend = 0;
+  int below = 0;  // the call begins so many lines below that one
+  // Only calls of threads [first_thread, end_thread).
+  unsigned first_thread = 0, end_thread = ~0u;
+  unsigned line = 0;  // plant() finds it
+};
+
+// Plants one bug at a time. Throws std::invalid_argument unless `text`
+// stands in exactly one line of the file, which is looked for below `root`.
+void plant(Plant bug, const std::string& root);
+void unplant();
+// How often the planted bug has been met since it was planted.
+std::int64_t plant_hits();
+
+namespace detail {
+inline bool any_planted = false;
+bool is_planted(const Where& where, Plant::Action action);
+std::int64_t planted_addend();
+}  // namespace detail
+
+// For host halves: whether the call at this line is to be left out, or comes later.
+inline bool is_dropped(const Where& where) {
+  return detail::any_planted && detail::is_planted(where, Plant::Action::drop);
+}
+inline bool is_delayed(const Where& where) {
+  return detail::any_planted && detail::is_planted(where, Plant::Action::delay);
+}
+// The number that the call is to use.
+template <class T>
+T altered(T value, const Where& where) {
+  if (!detail::any_planted || !detail::is_planted(where, Plant::Action::add)) return value;
+  return static_cast<T>(value + static_cast<T>(detail::planted_addend()));
+}
+
+}  // namespace winnow::simulator

@@ -1,0 +1,83 @@
+#include "winnow/simulator/testing/simulate.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include <gmock/gmock.h>
+
+namespace winnow::simulator {
+namespace {
+
+// The command that repeats the running test.
+std::string command(const std::string& schedule) {
+  const auto* const info = ::testing::UnitTest::GetInstance()->current_test_info();
+  const auto& arguments = ::testing::internal::GetArgvs();
+  return "WINNOW_SIMULATOR_SCHEDULE=" + schedule + " " +
+         (arguments.empty() ? "simulator_test" : arguments[0]) +
+         " --gtest_filter=" + info->test_suite_name() + "." + info->name();
+}
+
+std::vector<std::string> chosen(const std::vector<std::string>& schedules) {
+  const char* const other = std::getenv("WINNOW_SIMULATOR_SCHEDULE");
+  if (other == nullptr || *other == '\0') return schedules;
+  return {other};
+}
+
+}  // namespace
+
+Simulated simulate(const winnow::testing::Operation& operation, const std::string& name,
+                   const Schedule& schedule) {
+  settings().schedule = schedule;
+  for (const winnow::testing::Case& one : operation.cases) {
+    if (one.name != name) continue;
+    try {
+      const winnow::testing::CaseOutcome outcome = one.run({DeviceType::cuda, {}});
+      if (outcome.passed()) return {};
+      std::string report = "no comparison was made";
+      for (const auto& comparison : outcome.comparisons) {
+        if (!comparison.passed) {
+          report = comparison.what + ": " + comparison.detail + ", error " +
+                   std::to_string(comparison.error) + ", tolerance " +
+                   std::to_string(comparison.tolerance);
+        }
+      }
+      return {"result", "result: " + report};
+    } catch (const Failure& failure) {
+      return {failure.check(), failure.what()};
+    }
+  }
+  return {"test", operation.name + " has no case " + name};
+}
+
+void expect_passes(const winnow::testing::Operation& operation, const PassingCase& passing) {
+  for (const std::string& schedule : chosen(passing.schedules)) {
+    const Simulated simulated = simulate(operation, passing.name, parse_schedule(schedule));
+    EXPECT_TRUE(simulated.failed.empty())
+        << simulated.report << "\nrepeat it with\n  " << command(schedule);
+  }
+}
+
+std::string test_name(std::string name) {
+  for (char& c : name) {
+    if (c == '-') c = '_';
+  }
+  return name;
+}
+
+void expect_found(const winnow::testing::Operation& operation, const PlantedBug& bug) {
+  for (const std::string& schedule : chosen(bug.schedules)) {
+    plant(bug.plant, WINNOW_SOURCE_DIR);
+    const Simulated simulated = simulate(operation, bug.of_case, parse_schedule(schedule));
+    const std::int64_t hits = plant_hits();
+    unplant();
+    EXPECT_GT(hits, 0) << "the planted bug was never met";
+    EXPECT_FALSE(simulated.failed.empty())
+        << "the planted bug was not found\nrepeat it with\n  " << command(schedule);
+    EXPECT_THAT(simulated.report, ::testing::HasSubstr(bug.says)) << command(schedule);
+    if (std::getenv("WINNOW_SIMULATOR_REPORTS") != nullptr) {  // how the reports read
+      std::printf("%s\n", simulated.report.c_str());
+    }
+  }
+}
+
+}  // namespace winnow::simulator

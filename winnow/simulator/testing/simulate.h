@@ -1,0 +1,85 @@
+// Runs cases of an operation's table on the simulated device. Needs GoogleTest.
+//
+// A test program names, for its kernels,
+//   - cases and the schedules that they pass, quick ones and thorough ones;
+//   - bugs to plant, the case and the schedules in which each is found.
+// CTest runs the quick ones, `make simulate` all.
+#pragma once
+
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "winnow/simulator/launch.h"
+#include "winnow/simulator/plant.h"
+#include "winnow/testing/operation.h"
+
+namespace winnow::simulator {
+
+struct Simulated {
+  std::string failed;  // the check that failed, "result" for a wrong one; empty: all is well
+  std::string report;
+};
+
+// Runs the case of that name under the schedule.
+Simulated simulate(const winnow::testing::Operation& operation, const std::string& name,
+                   const Schedule& schedule);
+
+// A case that passes under each of the schedules.
+struct PassingCase {
+  std::string name;
+  std::vector<std::string> schedules;
+};
+// WINNOW_SIMULATOR_SCHEDULE names another schedule in their place, to repeat a failure.
+void expect_passes(const winnow::testing::Operation& operation, const PassingCase& passing);
+inline void expect_passes(const winnow::testing::Operation& operation, const std::string& name,
+                          const std::string& schedule) {
+  expect_passes(operation, {name, {schedule}});
+}
+
+// A bug that is found under each of the schedules, in the case.
+struct PlantedBug {
+  std::string name;
+  std::string of_case;
+  Plant plant;
+  std::vector<std::string> schedules;
+  std::string says = {};  // stands in each report; "" where it depends on the schedule
+};
+inline PlantedBug saying(std::string text, PlantedBug bug) {
+  bug.says = std::move(text);
+  return bug;
+}
+void expect_found(const winnow::testing::Operation& operation, const PlantedBug& bug);
+
+// For names of tests: "bf16-h64" is bf16_h64.
+std::string test_name(std::string name);
+inline void PrintTo(const PassingCase& passing, std::ostream* out) { *out << passing.name; }
+inline void PrintTo(const PlantedBug& bug, std::ostream* out) { *out << bug.name; }
+
+// The first case under its first schedule, for builds in which all is slow.
+inline PassingCase smallest(const std::vector<PassingCase>& cases) {
+  return {cases.front().name, {cases.front().schedules.front()}};
+}
+
+// Defines the tests of an operation: Quick/Kernel.Passes/CASE, Quick/Bug.IsFound/NAME, and the same
+// with Thorough. The arguments are an expression for the operation and four vectors.
+#define WINNOW_SIMULATOR_TESTS(Kernel, operation, quick_cases, thorough_cases, quick_bugs,        \
+                               thorough_bugs)                                                     \
+  class Kernel : public ::testing::TestWithParam<winnow::simulator::PassingCase> {};              \
+  TEST_P(Kernel, Passes) { winnow::simulator::expect_passes(operation, GetParam()); }             \
+  class Kernel##Bug : public ::testing::TestWithParam<winnow::simulator::PlantedBug> {};          \
+  TEST_P(Kernel##Bug, IsFound) { winnow::simulator::expect_found(operation, GetParam()); }        \
+  constexpr auto kNameOf = [](const auto& info) {                                                 \
+    return winnow::simulator::test_name(info.param.name);                                         \
+  };                                                                                              \
+  INSTANTIATE_TEST_SUITE_P(Smallest, Kernel,                                                      \
+                           ::testing::Values(winnow::simulator::smallest(quick_cases)), kNameOf); \
+  INSTANTIATE_TEST_SUITE_P(Quick, Kernel, ::testing::ValuesIn(quick_cases), kNameOf);             \
+  INSTANTIATE_TEST_SUITE_P(Thorough, Kernel, ::testing::ValuesIn(thorough_cases), kNameOf);       \
+  INSTANTIATE_TEST_SUITE_P(Quick, Kernel##Bug, ::testing::ValuesIn(quick_bugs), kNameOf);         \
+  INSTANTIATE_TEST_SUITE_P(Thorough, Kernel##Bug, ::testing::ValuesIn(thorough_bugs), kNameOf)
+
+}  // namespace winnow::simulator
