@@ -1,0 +1,108 @@
+// sparse_mla::backward of sm90 in the simulator: the fused design, which takes up to 64 heads.
+#include "winnow/simulator/testing/simulate.h"
+#include "winnow/sparse_mla/cases.h"
+
+namespace winnow::sparse_mla {
+
+testing::Operation backward_operation();
+std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
+
+namespace {
+
+using simulator::PassingCase;
+using simulator::Plant;
+using simulator::PlantedBug;
+using Action = Plant::Action;
+
+const std::vector<std::string> kFew = {"eager", "late", "random:1", "starved:5"};
+const std::vector<std::string> kMany = {"eager",     "late",     "random:1",  "random:2",
+                                        "random:3",  "random:4", "starved:0", "starved:3",
+                                        "starved:4", "starved:7"};
+
+const std::vector<PassingCase> kQuickCases = {
+    {"bf16-h64", kFew},
+    {"bf16-k512", {"late", "random:2"}},
+    {"bf16-d512-h16-k100", {"random:3"}},
+    {"bf16-all-rules", {"late", "random:4"}},
+};
+const std::vector<PassingCase> kThoroughCases = {
+    {"bf16-h64", kMany},
+    {"bf16-h3", kMany},
+    {"bf16-k0", kMany},
+    {"bf16-k1", kMany},
+    {"bf16-k512", kMany},
+    {"bf16-d512-h64-k512", {"late", "random:5"}},
+    {"bf16-k2048", {"eager", "late", "random:1"}},
+    {"bf16-length-ragged", kMany},
+    {"bf16-some-nothing", kMany},
+    {"bf16-all-rules-all-options", kMany},
+    {"bf16-all-rules", kMany},
+    {"bf16-h16-delta", kMany},
+};
+
+const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
+
+// 8 tiles a query, two queries a block.
+PlantedBug bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
+               int below = 0) {
+  return {name,
+          "bf16-k512",
+          {.file = "backward_fused_sm90.cuh",
+           .text = text,
+           .action = action,
+           .addend = addend,
+           .below = below},
+          kBugSchedules};
+}
+
+// 32 tiles: the kernel forms delta itself.
+PlantedBug long_bug(const char* name, const char* text, Action action) {
+  PlantedBug planted = bug(name, text, action);
+  planted.of_case = "bf16-k2048";
+  return planted;
+}
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("proxy fence: wgmma", bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
+    saying("race: ",
+           bug("NoWaitForFreeRows", "mbarrier_wait(smem + P::kKFree, progress", Action::drop)),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    bug("NoWaitForRows", "mbarrier_wait(smem + P::kKFull + 8 * chunk, k_parity", Action::drop),
+    bug("NoWaitForQueries", "if (first) mbarrier_wait(smem + P::kQFull", Action::drop),
+    bug("NoWaitForFreeQueries", "mbarrier_wait(smem + P::kQFree + 8 * chunk", Action::drop),
+    bug("NoWaitForFreeScores", "mbarrier_wait(smem + P::kScoresFree, progress", Action::drop),
+    bug("NoWaitForScores", "mbarrier_wait(smem + P::kScores, parity", Action::drop),
+    bug("SwappedPhaseOfRows", "mbarrier_wait(smem + P::kKFull + 8 * chunk, k_parity", Action::add,
+        1),
+    bug("SwappedPhaseOfScores", "mbarrier_wait(smem + P::kScores, parity", Action::add, 1),
+    bug("SwappedPhaseOfFreeScores", "mbarrier_wait(smem + P::kScoresFree, progress", Action::add,
+        1),
+    bug("NoWaitForLogits", "Queued before P and dS are handed over", Action::drop, 0, -5),
+    bug("EarlyCopyOverRows", "Queued before P and dS are handed over", Action::drop, 0, 29),
+    bug("EarlyReleaseOfRows", "    wgmma_wait<1>();", Action::drop),
+    bug("TooFewGroupsBeforeRelease", "    wgmma_wait<1>();", Action::add, 1),
+    bug("CountOfRowsTooSmall", "mbarrier_init(smem + P::kKFull + 8 * chunk", Action::add, -1),
+    bug("CountOfQueriesTooSmall", "mbarrier_init(smem + P::kQFull + 8 * chunk", Action::add, -1),
+    bug("CountOfScoresTooSmall", "mbarrier_init(smem + P::kScores, kWarps", Action::add, -1),
+    bug("CountOfScoresFreeTooSmall", "mbarrier_init(smem + P::kScoresFree, kWarps", Action::add,
+        -1),
+    bug("NoInitFence", "fence_mbarrier_init();", Action::drop),
+    bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop),
+    bug("NoFenceOfProducts", "Queued before P and dS are handed over", Action::drop, 0, 3),
+    bug("LateTargets", "st_shared(to, target);", Action::delay),
+    bug("DescriptorOfTheNextRow", "wgmma_m64n256k16<Major::K, Major::MN>(", Action::add, 8),
+    bug("NoGradientOfScores", "stmatrix_x4(to + (P::kDs - P::kP), ds[4 * k16]", Action::drop),
+    saying("proxy fence: wgmma",
+           bug("LateProxyFence", "fence_proxy_async_shared();", Action::delay)),
+    saying("deadlock: ",
+           bug("NoArrivalOfRows", "mbarrier_arrive_cp_async(smem + P::kKFull + 8 * chunk);",
+               Action::drop)),
+    long_bug("NoDeltaBarrier", "a quad's delta is written by one of its lanes", Action::drop),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorBackwardFused, backward_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::sparse_mla

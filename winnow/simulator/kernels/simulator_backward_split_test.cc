@@ -1,0 +1,125 @@
+// sparse_mla::backward of sm90 in the simulator: the split design, which takes more than 64 heads,
+// and the deterministic mode.
+#include "winnow/simulator/testing/simulate.h"
+#include "winnow/sparse_mla/cases.h"
+
+namespace winnow::sparse_mla {
+
+testing::Operation backward_operation();
+std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
+
+namespace {
+
+using simulator::PassingCase;
+using simulator::Plant;
+using simulator::PlantedBug;
+using Action = Plant::Action;
+
+const std::vector<std::string> kFew = {"eager", "late", "random:1", "starved:8"};
+const std::vector<std::string> kMany = {"eager",     "late",      "random:1",  "random:2",
+                                        "random:3",  "random:4",  "starved:0", "starved:4",
+                                        "starved:8", "starved:11"};
+
+const std::vector<PassingCase> kQuickCases = {
+    {"bf16-h128", {"eager", "late", "random:1"}},
+    {"bf16-h192", {"random:2"}},
+    {"bf16-sink-mixed", {"random:3"}},
+    {"bf16-d512-h16-k100-deterministic", kFew},
+    {"bf16-all-rules-all-options", {"late", "random:4"}},
+};
+const std::vector<PassingCase> kThoroughCases = {
+    {"bf16-h96", kMany},
+    {"bf16-h128", kMany},
+    {"bf16-h192", kMany},
+    {"bf16-h128-k2048", {"late", "random:5"}},
+    {"bf16-sink-mixed-all-options", kMany},
+    {"bf16-h16-deterministic", kMany},
+    {"bf16-d512-h16-k100-deterministic", kMany},
+    {"bf16-all-rules-deterministic", kMany},
+    {"bf16-wide-all-options", kMany},
+};
+
+const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
+
+// Four queries of two tiles; every ring is used again.
+PlantedBug bug(const char* file, const char* name, const char* text, Action action,
+               std::int64_t addend = 0, int below = 0) {
+  return {name,
+          "bf16-d512-h16-k100-deterministic",
+          {.file = file, .text = text, .action = action, .addend = addend, .below = below},
+          kBugSchedules};
+}
+PlantedBug scores_bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
+                      int below = 0) {
+  return bug("backward_split_sm90.cuh", name, text, action, addend, below);
+}
+PlantedBug product_bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
+                       int below = 0) {
+  return bug("backward_split_products_sm90.cuh", name, text, action, addend, below);
+}
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("proxy fence: ",
+           scores_bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
+    product_bug("TooFewBytesOfImages", "mbarrier_arrive_expect(full, kChunkBytes);", Action::add,
+                -16),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    // The scores.
+    scores_bug("ScoresNoWaitForStage", "ring.parity ^ 1, \"gather\"", Action::drop),
+    scores_bug("ScoresNoWaitForRows", "ring.parity, \"multiply\"", Action::drop),
+    scores_bug("ScoresNoWaitForHeads", "ring.parity, \"heads\"", Action::drop),
+    scores_bug("ScoresSwappedPhase", "ring.parity, \"multiply\"", Action::add, 1),
+    scores_bug("ScoresNoWaitForP", "mbarrier_wait(smem + Plan::kPReady", Action::drop),
+    scores_bug("ScoresNoWaitForStoreOfP", "bulk_wait_read<1>();  // the store", Action::drop),
+    scores_bug("ScoresTooFewGroupsOfStores", "bulk_wait_read<1>();  // the store", Action::add, 1),
+    scores_bug("ScoresEndBeforeStores", "bulk_store(image_pair(p, item.query", Action::drop, 0, 6),
+    scores_bug("ScoresEarlyRelease", "      wgmma_wait<1>();", Action::drop),
+    scores_bug("ScoresNoWaitForLogits", "  wgmma_wait<0>();", Action::drop),
+    scores_bug("ScoresCountOfFull", "mbarrier_init(smem + Plan::kFull", Action::add, -1),
+    scores_bug("ScoresCountOfPReady", "mbarrier_init(smem + Plan::kPReady", Action::add, -1),
+    scores_bug("ScoresCountOfPFreeTooLarge", "mbarrier_init(smem + Plan::kPFree", Action::add, 1),
+    scores_bug("ScoresNoInitFence", "fence_mbarrier_init();", Action::drop),
+    scores_bug("ScoresNoBarrierAfterInit", "fence_mbarrier_init();", Action::drop, 0, 2),
+    scores_bug("ScoresDescriptor", "wgmma_m64n64k16<Major::K>(d, a[step][0]", Action::add, 2),
+    // dq.
+    product_bug("DqNoWaitForStage", "ring.parity ^ 1, \"gather\"", Action::drop),
+    product_bug("DqNoWaitForRows", "mbarrier_wait(smem + DqPlan::kFull", Action::drop),
+    product_bug("DqSwappedPhase", "mbarrier_wait(smem + DqPlan::kFull", Action::add, 1),
+    product_bug("DqTooFewBytes", "mbarrier_arrive_expect(full, item.blocks", Action::add, -16),
+    product_bug("DqTooManyBytes", "mbarrier_arrive_expect(full, item.blocks", Action::add, 16),
+    saying("deadlock: ",
+           product_bug("DqNoImages", "bulk_load(stage + DqPlan::kRowsBytes", Action::drop)),
+    product_bug("DqImagesElsewhere", "bulk_load(stage + DqPlan::kRowsBytes", Action::add, 128),
+    product_bug("DqEarlyRelease", "      wgmma_wait<1>();", Action::drop),
+    product_bug("DqNoWaitForSums", "  if (tiles > 0) mbarrier_arrive_warp(smem + DqPlan::kEmpty",
+                Action::drop, 0, -3),
+    product_bug("DqCountOfFull", "mbarrier_init(smem + DqPlan::kFull", Action::add, -1),
+    product_bug("DqNoInitFence", "mbarrier_init(smem + DqPlan::kEmpty", Action::drop, 0, 2),
+    product_bug("DqNoBarrierAfterInit", "mbarrier_init(smem + DqPlan::kEmpty", Action::drop, 0, 4),
+    product_bug("DqDescriptor", "wgmma_m64n256k16<Major::K, Major::MN>(sums.main, a", Action::add,
+                8),
+    // dkv.
+    product_bug("DkvNoWaitForSlot", "ring.parity ^ 1, \"images\", slot);", Action::drop),
+    product_bug("DkvSwappedPhaseOfSlots", "ring.parity ^ 1, \"images\", slot);", Action::add, 1),
+    product_bug("DkvNoWaitForFreeHeads", "mbarrier_wait(smem + DkvPlan::kHeadsFree", Action::drop),
+    product_bug("DkvNoWaitForHeads", "mbarrier_wait(smem + DkvPlan::kHeadsFull", Action::drop),
+    product_bug("DkvNoWaitForP", "Adds one block's P^T d_out", Action::drop, 0, 8),
+    product_bug("DkvNoWaitForDs", "Adds one block's P^T d_out", Action::drop, 0, 28),
+    product_bug("DkvEarlyRelease", "Adds one block's P^T d_out", Action::drop, 0, 44),
+    product_bug("DkvNoWaitForSums", "if constexpr (kChunks > kSliceChunks) wgmma_pin(sums.last);",
+                Action::drop, 0, -2),
+    product_bug("DkvCountOfHeads", "mbarrier_init(smem + DkvPlan::kHeadsFull", Action::add, -1),
+    product_bug("DkvCountOfFreeHeads", "mbarrier_init(smem + DkvPlan::kHeadsFree", Action::add, -1),
+    product_bug("DkvCountOfSlotsTooLarge", "mbarrier_init(smem + DkvPlan::kEmpty", Action::add, 1),
+    product_bug("DkvNoFence", "Adds one block's P^T d_out", Action::drop, 0, 12),
+    product_bug("DkvNoInitFence", "mbarrier_init(smem + DkvPlan::kHeadsFree", Action::drop, 0, 1),
+    product_bug("DkvNoBarrierAfterInit", "mbarrier_init(smem + DkvPlan::kHeadsFree", Action::drop,
+                0, 3),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorBackwardSplit, backward_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::sparse_mla

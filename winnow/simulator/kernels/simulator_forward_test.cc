@@ -1,0 +1,107 @@
+// sparse_mla::forward of sm90 in the simulator.
+#include "winnow/simulator/testing/simulate.h"
+#include "winnow/sparse_mla/cases.h"
+
+namespace winnow::sparse_mla {
+
+testing::Operation forward_operation();
+std::vector<testing::Benchmark> forward_benchmarks() { return {}; }
+
+namespace {
+
+using simulator::PassingCase;
+using simulator::Plant;
+using simulator::PlantedBug;
+using Action = Plant::Action;
+
+const std::vector<std::string> kFew = {"eager", "late", "random:1", "starved:9"};
+const std::vector<std::string> kMany = {"eager",     "late",      "random:1",  "random:2",
+                                        "random:3",  "random:4",  "random:5",  "starved:0",
+                                        "starved:5", "starved:9", "starved:11"};
+
+const std::vector<PassingCase> kQuickCases = {
+    {"bf16-h64", kFew},
+    {"bf16-h128", {"random:2"}},
+    {"bf16-d512-h64-k512", {"late", "random:3"}},
+    {"bf16-length-ragged", {"random:4", "starved:2"}},
+    {"bf16-all-rules", kFew},
+    {"bf16-some-nothing", {"random:5"}},
+};
+const std::vector<PassingCase> kThoroughCases = {
+    {"bf16-h64", kMany},
+    {"bf16-h96", kMany},
+    {"bf16-h192", kMany},
+    {"bf16-k0", kMany},
+    {"bf16-k1", kMany},
+    {"bf16-k100", kMany},
+    {"bf16-k512", kMany},
+    {"bf16-d512-h16-k100", kMany},
+    {"bf16-d512-h64-k512", kMany},
+    {"bf16-length-ragged", kMany},
+    {"bf16-length-out-of-range", kMany},
+    {"bf16-all-rules", kMany},
+    {"bf16-sink-mixed", kMany},
+    {"bf16-wide", kMany},
+};
+
+constexpr const char* kFile = "forward_sm90.cuh";
+const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
+
+// In bf16-k512 every slot is used again; h 3, 8 tiles a query.
+PlantedBug bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
+               int below = 0) {
+  return {name,
+          "bf16-k512",
+          {.file = kFile, .text = text, .action = action, .addend = addend, .below = below},
+          kBugSchedules};
+}
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("proxy fence: wgmma", bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
+    saying("race: ",
+           bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (kConsumer", Action::drop)),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    bug("NoWaitForEmptySlot", "mbarrier_wait(smem + P::kEmpty + 8 * (kFirst", Action::drop),
+    bug("NoWaitForQueries", "mbarrier_wait(smem + P::kQFull + 8 * group, q_uses", Action::drop),
+    bug("NoWaitForProbabilities", "mbarrier_wait(smem + P::kPReady + 8 * kOther", Action::drop),
+    saying("race: ",
+           bug("NoWaitForSums", "mbarrier_wait(smem + P::kSumReady, item_parity", Action::drop)),
+    bug("SwappedPhaseOfProbabilities", "mbarrier_wait(smem + P::kPReady + 8 * kOther", Action::add,
+        1),
+    bug("SwappedPhaseOfSlots", "mbarrier_wait(smem + P::kEmpty + 8 * (kFirst", Action::add, 1),
+    saying("race: cp.async", bug("EarlyRelease", "  wgmma_wait<1>();", Action::drop)),
+    bug("EarlyReleaseOfTheSecondHalf", "  wgmma_wait<0>();", Action::drop),
+    bug("NoWaitForLogits", "wgmma_wait<kBefore ? 2 : 0>();", Action::drop),
+    bug("WaitForTooFewGroups", "wgmma_wait<kBefore ? 2 : 0>();", Action::add, 1),
+    saying("race: wgmma",
+           bug("CountOfFullTooSmall", "mbarrier_init(smem + P::kFull + 8 * i", Action::add, -1)),
+    bug("CountOfEmptyTooSmall", "mbarrier_init(smem + P::kEmpty + 8 * i", Action::add, -1),
+    bug("CountOfSumReadyTooSmall", "mbarrier_init(smem + P::kSumReady", Action::add, -1),
+    bug("CountOfQFreeTooLarge", "mbarrier_init(smem + P::kQFree", Action::add, 1),
+    saying("mbarrier: no fence.mbarrier_init",
+           bug("NoInitFence", "fence_mbarrier_init();", Action::drop)),
+    saying("mbarrier: ", bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop)),
+    saying("race: a load",
+           bug("LateMask", "st_shared(smem + P::kMask + 8 * kSlot, mask);", Action::delay)),
+    saying("wgmma: registers are handed over",
+           bug("NoFenceOfOwnValues", "Queues o += P V for an owned tile", Action::drop, 0, 6)),
+    bug("DescriptorOfTheNextColumns", "wgmma_m64n128k16<Major::MN>(o[piece], p[4 * k16]",
+        Action::add, 1),
+    bug("DescriptorWithoutSwizzle", "wgmma_m64n128k16<Major::K, Major::MN>(o[piece]", Action::add,
+        std::int64_t{1} << 62),
+    saying("wait as \"consumer\"",
+           bug("NoArrivalOfQueries", "mbarrier_arrive_cp_async(smem + P::kQFull + 8 * group);",
+               Action::drop)),
+    bug("ProbabilitiesElsewhere", "stmatrix_x4(fragment_address(chunk, warp, lane, k16)",
+        Action::add, 16),
+    saying("result: out",
+           bug("NoProbabilities", "stmatrix_x4(fragment_address(chunk, warp, lane, k16)",
+               Action::drop)),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorForward, forward_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::sparse_mla
