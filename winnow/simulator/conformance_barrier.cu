@@ -1,0 +1,131 @@
+// Conformance: mbarriers, named barriers, register counts, and kernels that begin early.
+#include <cuda_runtime.h>
+
+#include "winnow/device/common/launch.cuh"
+#include "winnow/device/common/runtime.h"
+#include "winnow/device/common/shared.cuh"
+#include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/simulator/conformance.h"
+
+namespace winnow::conformance {
+namespace {
+
+using namespace winnow::device;
+
+constexpr Runtime kRuntime{"conformance", "sm90"};
+
+// One thread watches phases end. out: [12] whether the phase of parity 0, then of parity 1, has
+// ended: on a fresh barrier of two arrivals; after one arrival; after both; after the next phase's
+// first; after its second; and on a barrier at which a warp has arrived twice.
+__global__ void mbarriers_kernel(const std::uint32_t*, std::uint32_t* out) {
+  const std::uint32_t barrier = shared_address(dynamic_shared<1024>()), of_warp = barrier + 8;
+  const bool first = threadIdx.x == 0;
+  if (first) {
+    mbarrier_init(barrier, 2);
+    mbarrier_init(of_warp, 2 * kWarpArrival);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (first) {
+    for (int i = 0; i < 5; ++i) {
+      if (i == 2) mbarrier_arrive_expect(barrier, 0);
+      if (i != 0 && i != 2) mbarrier_arrive(barrier);
+      for (std::uint32_t parity = 0; parity < 2; ++parity) {
+        const bool ended =
+            i % 2 == 0 ? mbarrier_try_wait(barrier, parity) : mbarrier_test_wait(barrier, parity);
+        out[2 * i + parity] = ended;
+      }
+    }
+  }
+  mbarrier_arrive_warp(of_warp, 2);
+  mbarrier_wait(of_warp, 0, "phase", 0);
+  if (first) {
+    out[10] = mbarrier_test_wait(of_warp, 0);
+    out[11] = mbarrier_test_wait(of_warp, 1);
+  }
+}
+
+// Warps of a producer and three consumers hand 20 items through a ring of 3 slots.
+// in: [20]. out: [20][3].
+constexpr int kItems = 20, kSlots = 3, kConsumers = 3;
+__global__ void __launch_bounds__(256, 2) ring_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const std::uint32_t full = smem + 1024, empty = full + 8 * kSlots;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kSlots; ++i) {
+      mbarrier_init(full + 8 * i, kWarpArrival);
+      mbarrier_init(empty + 8 * i, kConsumers * kWarpArrival);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (warp >= 4) {
+    setmaxnreg_dec<56>();
+    return;
+  }
+  setmaxnreg_inc<200>();
+  PipelineState<kSlots> slot;
+  for (int item = 0; item < kItems; ++item) {
+    const std::uint32_t place = smem + 128 * slot.stage + 4 * lane;
+    if (warp == 0) {
+      mbarrier_wait(empty + 8 * slot.stage, slot.parity ^ 1, "produce", slot.stage);
+      st_shared(place, in[item] + lane);
+      mbarrier_arrive_warp(full + 8 * slot.stage);
+    } else {
+      mbarrier_wait(full + 8 * slot.stage, slot.parity, "consume", slot.stage);
+      const auto value = ld_shared<std::uint32_t>(place);
+      mbarrier_arrive_warp(empty + 8 * slot.stage);
+      const std::uint32_t sum = __reduce_add_sync(0xffffffffu, value);
+      if (lane == 0) out[kConsumers * item + warp - 1] = sum + warp;
+    }
+    slot.advance();
+  }
+}
+
+// Two pairs of warps pass a value on by barriers of 64 threads; all agree on a conjunction.
+// in: [128]. out: [128][2].
+__global__ void named_barriers_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  WINNOW_BLOCK_SHARED(words, std::uint32_t[128]);
+  const int t = static_cast<int>(threadIdx.x), pair = t / 64;
+  words[t] = in[t];
+  bar_sync<64>(1 + pair);
+  out[2 * t] = words[t ^ 32];
+  bool all;
+  if (pair == 0) {
+    all = barrier_red_and<3, 64>(in[t] != 0);
+  } else {
+    all = barrier_red_and<4, 64>(in[t] != 0);
+  }
+  out[2 * t + 1] = all;
+}
+
+// Two kernels: the second one may begin early, and reads what the first one writes.
+// in: [32]. out: [32] of the first; [32] of the second.
+__global__ void first_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  allow_next_kernel();
+  out[threadIdx.x] = in[threadIdx.x] * 3;
+}
+__global__ void second_kernel(std::uint32_t* out) {
+  wait_for_kernel_before();
+  out[32 + threadIdx.x] = out[31 - threadIdx.x] + 1;
+}
+
+}  // namespace
+
+void launch_mbarriers(const std::uint32_t* in, std::uint32_t* out) {
+  kRuntime.launch(mbarriers_kernel, 1, 32, 64, nullptr, in, out);
+}
+void launch_ring(const std::uint32_t* in, std::uint32_t* out) {
+  kRuntime.launch(ring_kernel, 1, 256, 2048, nullptr, in, out);
+}
+void launch_named_barriers(const std::uint32_t* in, std::uint32_t* out) {
+  kRuntime.launch(named_barriers_kernel, 1, 128, 0, nullptr, in, out);
+}
+void launch_early_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  kRuntime.launch(first_kernel, 1, 32, 0, nullptr, in, out);
+  kRuntime.check(launch_early(second_kernel, 1, 32, 0, nullptr, out), "launch");
+}
+
+}  // namespace winnow::conformance

@@ -1,0 +1,174 @@
+// Conformance: arithmetic, global and shared memory, and exchanges in a warp.
+#include <cuda_runtime.h>
+
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/memory.cuh"
+#include "winnow/device/common/registers.cuh"
+#include "winnow/device/common/runtime.h"
+#include "winnow/device/common/shared.cuh"
+#include "winnow/device/common/warp.cuh"
+#include "winnow/device/sm90/copy.cuh"
+#include "winnow/simulator/conformance.h"
+
+namespace winnow::conformance {
+namespace {
+
+constexpr device::Runtime kRuntime{"conformance", "sm90"};
+constexpr int kThreads = 128;
+
+// in: x [128], y [128] f32; a [128][4], b [128][4] words of bf16; number [128], divisor [128].
+// out: [128][8].
+__global__ void math_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  const int t = static_cast<int>(threadIdx.x);
+  const float x = __uint_as_float(in[t]), y = __uint_as_float(in[kThreads + t]);
+  const uint4 a = reinterpret_cast<const uint4*>(in + 2 * kThreads)[t];
+  const uint4 b = reinterpret_cast<const uint4*>(in + 6 * kThreads)[t];
+  const std::uint32_t number = in[10 * kThreads + t], divisor = in[11 * kThreads + t];
+  std::uint32_t* const to = out + 8 * t;
+  to[0] = __float_as_uint(device::ex2(x));
+  to[1] = __float_as_uint(device::relu(x));
+  to[2] = device::pack_bf16(x, y);
+  to[3] = __float_as_uint(device::dot_bf16x8(a, b));
+  to[4] = __float_as_uint(device::log2_add(x, y));
+  to[5] = device::ceil_div(device::forget(number), device::keep_in_register(divisor));
+  const device::FastDivmod::Result divided = device::FastDivmod(divisor).divide(number);
+  to[6] = divided.quotient;
+  to[7] = divided.remainder;
+}
+
+// in: [128][4]. out: [128][16], loads in every way; [128][4] by a streaming store; [4] words of the
+// whole system; [1] whether time goes on.
+__global__ void memory_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  const int t = static_cast<int>(threadIdx.x);
+  const std::uint64_t before = device::globaltimer();
+  const uint4 once = device::load_once(in + 4 * t), again = device::load_again(in + 4 * t);
+  std::uint32_t* const to = out + 16 * t;
+  to[0] = once.x, to[1] = once.y, to[2] = once.z, to[3] = once.w;
+  to[4] = again.x, to[5] = again.y, to[6] = again.z, to[7] = again.w;
+  to[8] = static_cast<std::uint32_t>(
+      device::load_now(reinterpret_cast<const std::int32_t*>(in) + 4 * t));
+  to[9] = __float_as_uint(device::load_now(reinterpret_cast<const float*>(in) + 4 * t + 1));
+  const float2 two = device::load_now(reinterpret_cast<const float2*>(in) + 2 * t + 1);
+  to[10] = __float_as_uint(two.x), to[11] = __float_as_uint(two.y);
+  to[12] = device::ld_relaxed_gpu(in + 4 * t + 2);
+  to[13] = to[14] = to[15] = 0;
+  device::store_streaming(out + 16 * kThreads + 4 * t, once.w, once.z, once.y, once.x);
+  if (t == 0) {
+    auto* const words = reinterpret_cast<std::uint64_t*>(out + 20 * kThreads);
+    device::st_relaxed_sys(words, (std::uint64_t{once.y} << 32) | once.x);
+    device::st_release_sys(words + 1, device::ld_acquire_sys(words) + 1);
+    out[20 * kThreads + 4] = device::globaltimer() >= before;
+  }
+}
+
+// in: [128][4] f32. out: [1] count, [3] unused, [4] sums, [4] sums, [1] 64-bit sum of bits.
+__global__ void reductions_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  const int t = static_cast<int>(threadIdx.x);
+  if (t < 14) out[t] = 0;
+  __syncthreads();
+  const float4 value = reinterpret_cast<const float4*>(in)[t];
+  device::reduce_add<3>(out);
+  device::reduce_add(reinterpret_cast<float*>(out + 4), value);
+  device::reduce_add(reinterpret_cast<float*>(out + 8), value, device::policy_evict_last());
+  device::reduce_add(reinterpret_cast<unsigned long long*>(out + 12),
+                     (static_cast<unsigned long long>(t) << 30) + in[4 * t],
+                     device::policy_evict_normal());
+}
+
+// in: [128]. out: [128][12], what the thread `t ^ 1` stored in every size; [2] handed over.
+__global__ void shared_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  WINNOW_BLOCK_SHARED(handed, std::uint32_t[2]);
+  WINNOW_BLOCK_SHARED(messages, std::uint32_t[2]);
+  WINNOW_BLOCK_SHARED_ALIGNED(16, words, std::uint32_t[4 * kThreads]);
+  const int t = static_cast<int>(threadIdx.x);
+  const std::uint32_t x = in[t];
+  const std::uint32_t base = device::shared_address(device::dynamic_shared<1024>());
+  const auto at = [&](int thread) { return base + 32 * static_cast<std::uint32_t>(thread); };
+  device::st_shared(at(t), __uint_as_float(x));
+  device::st_shared(at(t) + 4, static_cast<std::int32_t>(x + 1));
+  device::st_shared(at(t) + 8, (std::uint64_t{x} << 32) | (x + 2));
+  device::st_shared(at(t) + 16, static_cast<std::uint32_t>(x + 3));
+  device::st_shared(at(t) + 20, static_cast<std::uint16_t>(x + 4));
+  device::st_shared(at(t) + 22, static_cast<std::uint8_t>(x + 5));
+  device::st_shared(at(t) + 23, static_cast<std::uint8_t>(x + 6));
+  device::st_shared(at(t) + 24, std::uint64_t{x} * x);
+  for (int i = 0; i < 4; ++i) words[4 * t + i] = x + 7 + i;
+  if (t < 2) handed[t] = 0;
+  __syncthreads();
+  std::uint32_t* const to = out + 12 * t;
+  const std::uint32_t other = at(t ^ 1);
+  to[0] = __float_as_uint(device::ld_shared<float>(other));
+  to[1] = device::ld_shared<std::uint32_t>(other + 4);
+  const auto wide = device::ld_shared<std::uint64_t>(other + 8);
+  to[2] = static_cast<std::uint32_t>(wide), to[3] = static_cast<std::uint32_t>(wide >> 32);
+  const int4 four = device::ld_shared_v4(other + 16);
+  to[4] = four.x, to[5] = four.y, to[6] = four.z, to[7] = four.w;
+  const uint4 some =
+      device::ld_shared_v4_if(t % 3 != 0, device::shared_address(words + 4 * (t ^ 1)));
+  to[8] = t % 3 != 0 ? some.x : 0, to[9] = t % 3 != 0 ? some.y : 0;
+  to[10] = t % 3 != 0 ? some.z : 0, to[11] = t % 3 != 0 ? some.w : 0;
+  // The last warp hands a message to the first one, whose lanes count up for an answer.
+  if (t == 96) {
+    messages[0] = in[5];
+    device::st_release_cta_shared(&handed[0], 1);
+    while (device::ld_acquire_cta_shared(&handed[1]) != 32) {
+    }
+    out[12 * kThreads + 1] = messages[1];
+  } else if (t < 32) {
+    while (device::ld_acquire_cta_shared(&handed[0]) == 0) {
+    }
+    if (t == 0) out[12 * kThreads] = messages[0];
+    __syncwarp();
+    if (t == 0) messages[1] = in[6];
+    __syncwarp();
+    device::red_release_cta_shared_add<1>(&handed[1]);
+  }
+}
+
+// in: [128] f32 that are small integers. out: [128][24].
+__global__ void warp_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  const int t = static_cast<int>(threadIdx.x), lane = t % 32;
+  const float x = __uint_as_float(in[t]);
+  std::uint32_t* const to = out + 24 * t;
+  to[0] = __float_as_uint(device::quad_max(x));
+  to[1] = __float_as_uint(device::quad_sum(x));
+  to[2] = __float_as_uint(device::warp_sum(x));
+  to[3] = static_cast<std::uint32_t>(device::warp_prefix(static_cast<int>(x), lane));
+  float sums[16];
+  for (int i = 0; i < 16; ++i) sums[i] = x * static_cast<float>(i + 1);
+  device::halve_columns<8, 16>(sums);
+  for (int i = 0; i < 8; ++i) to[4 + i] = __float_as_uint(sums[i]);
+  std::uint32_t w[4];
+  for (int i = 0; i < 4; ++i) w[i] = in[t] + i;
+  device::quad_transpose(w, lane);
+  for (int i = 0; i < 4; ++i) to[12 + i] = w[i];
+  to[16] = __ballot_sync(device::kFullWarp, in[t] & 1u << 23);
+  to[17] = __shfl_sync(device::kFullWarp, in[t], lane / 2);
+  to[18] = __shfl_up_sync(device::kFullWarp, in[t], 3);
+  to[19] = __reduce_min_sync(device::kFullWarp, in[t]);
+  to[20] = __reduce_max_sync(device::kFullWarp, in[t]);
+  to[21] = __reduce_add_sync(device::kFullWarp, in[t]);
+  to[22] = __shfl_xor_sync(device::kFullWarp, in[t], 5);
+  to[23] = static_cast<std::uint32_t>(__popc(in[t]) + __clz(static_cast<int>(in[t] >> 8)));
+}
+
+void launch(void (*kernel)(const std::uint32_t*, std::uint32_t*), int shared_bytes,
+            const std::uint32_t* in, std::uint32_t* out) {
+  kRuntime.launch(kernel, 1, kThreads, static_cast<std::size_t>(shared_bytes), nullptr, in, out);
+}
+
+}  // namespace
+
+void launch_math(const std::uint32_t* in, std::uint32_t* out) { launch(math_kernel, 0, in, out); }
+void launch_memory(const std::uint32_t* in, std::uint32_t* out) {
+  launch(memory_kernel, 0, in, out);
+}
+void launch_reductions(const std::uint32_t* in, std::uint32_t* out) {
+  launch(reductions_kernel, 0, in, out);
+}
+void launch_shared(const std::uint32_t* in, std::uint32_t* out) {
+  launch(shared_kernel, 32 * kThreads, in, out);
+}
+void launch_warp(const std::uint32_t* in, std::uint32_t* out) { launch(warp_kernel, 0, in, out); }
+
+}  // namespace winnow::conformance
