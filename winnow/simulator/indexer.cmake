@@ -1,0 +1,29 @@
+# The wrappers' micro-kernels and the indexer's kernels in the simulator.
+winnow_simulated_kernels(simulated_conformance
+  simulator/conformance_barrier.cu
+  simulator/conformance_basic.cu
+  simulator/conformance_copy.cu
+  simulator/conformance_matrix.cu)
+winnow_simulator_test(conformance_test simulated_conformance
+  conformance_basic_test.cc conformance_copy_test.cc)
+
+winnow_simulated_kernels(simulated_indexer
+  indexer/cases.cc
+  indexer/problem.cc
+  indexer/backward/backward.cc
+  indexer/backward/backward_cases.cc
+  indexer/backward/backward_sm90.cu
+  indexer/quantize/quantize.cc
+  indexer/quantize/quantize_cases.cc
+  indexer/quantize/quantize_cuda.cu
+  indexer/scores/scores.cc
+  indexer/scores/scores_cases.cc
+  indexer/scores/scores_sm90.cu
+  indexer/topk/topk.cc
+  indexer/topk/topk_cases.cc
+  indexer/topk/topk_sm90.cu)
+winnow_simulator_test(simulator_indexer_backward_test simulated_indexer indexer_backward_test.cc)
+winnow_simulator_test(simulator_indexer_quantize_test simulated_indexer indexer_quantize_test.cc)
+winnow_simulator_test(simulator_indexer_scores_test simulated_indexer indexer_scores_test.cc)
+winnow_simulator_test(simulator_indexer_scores_at_test simulated_indexer indexer_scores_at_test.cc)
+winnow_simulator_test(simulator_indexer_topk_test simulated_indexer indexer_topk_test.cc)

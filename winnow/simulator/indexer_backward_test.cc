@@ -1,0 +1,93 @@
+// indexer::backward of sm90 in the simulator.
+#include "winnow/simulator/indexer_simulation.h"
+
+namespace winnow::indexer {
+
+testing::Operation backward_operation();
+std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
+
+namespace {
+
+const std::vector<PassingCase> kQuickCases = {
+    {"bf16-h64", {"eager", "late", "random:1", "starved:2", "starved:5", "starved:7"}},
+    {"bf16-h96-deterministic", {"late", "random:2"}},
+    {"bf16-h16-dense-all-options", kFew},
+    {"bf16-d64-h64", {"random:3"}},
+    {"bf16-all-rules-as-q", {"random:1"}},
+    {"bf16-k512", {"random:4"}},
+};
+const std::vector<PassingCase> kThoroughCases = {
+    {"bf16-h1", kMany},
+    {"bf16-h64", kMany},
+    {"bf16-h64-dense", kMany},
+    {"bf16-h96", kMany},
+    {"bf16-h96-as-q", kMany},
+    {"bf16-h128-deterministic", kMany},
+    {"bf16-d64-h16", kMany},
+    {"bf16-d64-h64-dense-all-options", kMany},
+    {"bf16-k512", kMany},
+    {"bf16-sk0", kMany},
+    {"bf16-sk1", kMany},
+    {"bf16-ranges-empty", kMany},
+    {"bf16-ranges-ragged-dense", kMany},
+    {"bf16-all-rules-dense-all-options", kMany},
+    {"bf16-wide", kMany},
+    {"bf16-weights-bf16-as-q", kMany},
+    {"bf16-nan", kMany},
+};
+
+// 8 tiles of an item and two items of the first block: the ring of rows, the sums and q are used
+// again.
+const BugsOf bug{"backward_sm90.cuh", "bf16-k512"};
+// 75 items of a block: a count that is one too small ends a phase too early now and then.
+const BugsOf many{"backward_sm90.cuh", "bf16-sq300"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull", Action::drop),
+    bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    bug("NoWaitForEmptyStage", "mbarrier_wait(smem + P::kEmpty", Action::drop),
+    bug("SwappedPhaseOfStages", "mbarrier_wait(smem + P::kEmpty", Action::add, 1),
+    bug("SwappedPhaseOfRows", "mbarrier_wait(smem + P::kFull", Action::add, 1),
+    bug("NoWaitForQ", "mbarrier_wait(smem + P::kQFull", Action::drop),
+    bug("NoWaitForFreeQ", "mbarrier_wait(smem + P::kQFree", Action::drop),
+    bug("NoWaitForSums", "mbarrier_wait(smem + P::kSumsFull", Action::drop),
+    bug("SwappedPhaseOfSums", "mbarrier_wait(smem + P::kSumsFull", Action::add, 1),
+    bug("NoWaitForFreeSums", "wgmma_pin(sums[chunk]);", Action::drop, 0, 2),
+    bug("NoBarrierBehindTheImage", "fence_proxy_async_shared();", Action::drop, 0, 1),
+    bug("ImageElsewhere", "stmatrix_x4(at ^ 32 * k16", Action::add, 128),
+    bug("NoWaitForLogits", "wgmma_pin(s);", Action::drop, 0, -1),
+    bug("WaitForTooFewGroups", "wgmma_wait<kChunks - 1>();", Action::add, 1),
+    bug("NoWaitForProducts", "wgmma_wait<kChunks - 1>();", Action::drop),
+    bug("NoWaitForTheLastSums", "wgmma_pin(sums[chunk]);", Action::drop, 0, -1),
+    bug("NoArrivalOfCopies", "mbarrier_arrive_cp_async(full);", Action::drop),
+    bug("NoArrivalOfQ", "mbarrier_arrive_cp_async(smem + P::kQFull);", Action::drop),
+    bug("NoArrivalOfTheMask", "mbarrier_arrive_warp(full);", Action::drop),
+    bug("LateMask", "st_shared(smem + P::kMask", Action::delay),
+    bug("LateScores", "st_shared(smem + P::kDScores", Action::delay),
+    bug("NoTargets", "st_shared(smem + P::kTargets", Action::drop),
+    bug("NoArrivalOfFreeQ", "mbarrier_arrive_warp(smem + P::kQFree);", Action::drop),
+    bug("NoArrivalOfFreeSums", "mbarrier_arrive_warp(smem + P::kSumsFree", Action::drop),
+    bug("NoCommitOfLogits", "wgmma_pin(s);", Action::drop, 0, -2),
+    bug("NoCommitOfSums", "wgmma_wait<kChunks - 1>();", Action::drop, 0, -2),
+    bug("NoProductFence", "const std::uint64_t rows_mn = descriptor_mn_major(rows);", Action::drop,
+        0, 2),
+    bug("DescriptorOfTheNextRows", "wgmma_m64n64k16<Major::MN, Major::MN>(sums", Action::add, 128),
+    bug("DescriptorOfAnotherStride", "wgmma_m64n128k16<Major::MN>(dq", Action::add,
+        std::int64_t{1} << 32),
+    bug("CountOfFullTooSmall", "mbarrier_init(smem + P::kFull", Action::add, -1),
+    bug("CountOfEmptyTooSmall", "mbarrier_init(smem + P::kEmpty", Action::add, -1),
+    bug("CountOfQFullTooSmall", "mbarrier_init(smem + P::kQFull", Action::add, -1),
+    many("CountOfQFreeTooSmall", "mbarrier_init(smem + P::kQFree", Action::add, -1),
+    bug("CountOfSumsFullTooSmall", "mbarrier_init(smem + P::kSumsFull", Action::add, -1),
+    bug("CountOfSumsFreeTooSmall", "mbarrier_init(smem + P::kSumsFree", Action::add, -1),
+    bug("NoInitFence", "fence_mbarrier_init();", Action::drop),
+    bug("NoBarrierAfterInit", "fence_mbarrier_init();", Action::drop, 0, 2),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorIndexerBackward, backward_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::indexer

@@ -1,0 +1,56 @@
+// Bugs planted in the kernel of the indexer's scores at indices, sm90; indexer_scores_test.cc runs
+// it as it is. A wait for heads that is missing is no bug: each lane's arrival for its first rows
+// comes behind its copies of the heads.
+#include "winnow/simulator/indexer_simulation.h"
+
+namespace winnow::indexer {
+
+testing::Operation scores_operation();
+std::vector<testing::Benchmark> scores_benchmarks() { return {}; }
+
+namespace {
+
+const std::vector<PassingCase> kQuickCases = {{"bf16-k512", {"random:5"}}};
+const std::vector<PassingCase> kThoroughCases = {{"f8_e4m3-k300", kMany}};
+
+// 8 tiles of an item: the ring of rows is used again. Three items of the first block: so are the
+// two places of heads.
+const BugsOf rows{"scores_at_sm90.cuh", "bf16-k512"},
+    heads{"scores_at_sm90.cuh", "bf16-ranges-ragged"};
+// 75 items of a block: a count that is one too small ends a phase too early now and then.
+const BugsOf many{"scores_at_sm90.cuh", "bf16-sq300"};
+const BugsOf f8{"scores_at_sm90.cuh", "f8_e4m3-k512"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    rows("NoWaitForRows", "mbarrier_wait(smem + P::kFull", Action::drop),
+    rows("NoWaitForEmptyStage", "mbarrier_wait(smem + P::kEmpty", Action::drop),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    rows("SwappedPhaseOfRows", "mbarrier_wait(smem + P::kFull", Action::add, 1),
+    rows("SwappedPhaseOfStages", "mbarrier_wait(smem + P::kEmpty", Action::add, 1),
+    heads("NoWaitForFreeHeads", "mbarrier_wait(smem + P::kHeadsEmpty", Action::drop),
+    rows("NoArrivalOfCopies", "mbarrier_arrive_cp_async(full);", Action::drop),
+    rows("NoArrivalOfHeads", "mbarrier_arrive_cp_async(smem + P::kHeadsFull", Action::drop),
+    rows("NoArrivalOfTheMask", "mbarrier_arrive_warp(full);", Action::drop),
+    rows("LateMask", "st_shared(smem + P::kMask", Action::delay),
+    f8("NoScale", "st_shared(smem + P::kKScale", Action::drop),
+    rows("NoArrivalOfEmpty", "mbarrier_arrive_warp(smem + P::kEmpty", Action::drop),
+    heads("NoArrivalOfFreeHeads", "mbarrier_arrive_warp(smem + P::kHeadsEmpty", Action::drop),
+    rows("NoWaitForProducts", "wgmma_wait<0>();", Action::drop),
+    rows("WaitForTooFewGroups", "wgmma_wait<0>();", Action::add, 1),
+    rows("NoCommit", "wgmma_commit();", Action::drop),
+    rows("NoProductFence", "wgmma_fence();", Action::drop),
+    rows("DescriptorOfTheNextColumns", "wgmma_m64n64k16<Major::K, Major::K>(d", Action::add, 2),
+    f8("DescriptorWithoutSwizzle", "wgmma_m64n128k32_f8(d", Action::add, std::int64_t{3} << 62),
+    rows("CountOfFullTooSmall", "mbarrier_init(smem + P::kFull", Action::add, -1),
+    rows("CountOfEmptyTooSmall", "mbarrier_init(smem + P::kEmpty", Action::add, -1),
+    many("CountOfHeadsEmptyTooSmall", "mbarrier_init(smem + P::kHeadsEmpty", Action::add, -1),
+    rows("NoInitFence", "fence_mbarrier_init();", Action::drop),
+    rows("NoBarrierAfterInit", "  __syncthreads();", Action::drop),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorScoresAt, scores_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::indexer

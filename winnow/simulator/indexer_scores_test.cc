@@ -1,0 +1,70 @@
+// indexer::scores of sm90 in the simulator: a case runs the kernel of dense scores, then the one of
+// scores at indices (indexer_scores_at_test.cc has bugs of that). The dense kernel's tiles are
+// those of topk, and so are most of the bugs in them (indexer_topk_test.cc).
+#include "winnow/simulator/indexer_simulation.h"
+
+namespace winnow::indexer {
+
+testing::Operation scores_operation();
+std::vector<testing::Benchmark> scores_benchmarks() { return {}; }
+
+namespace {
+
+const std::vector<PassingCase> kQuickCases = {
+    {"bf16-h64", {"eager", "late", "random:1", "starved:2", "starved:12"}},
+    {"f8_e4m3-h128", kFew},
+    {"bf16-h96", {"random:2"}},
+    {"f8_e4m3-d64-h16", {"late"}},
+    {"bf16-stride4-from700", {"random:3"}},
+    {"bf16-infinite", {"random:1"}},
+    {"bf16-k512", {"random:4"}},
+};
+const std::vector<PassingCase> kThoroughCases = {
+    {"bf16-h1", kMany},
+    {"bf16-h20", kMany},
+    {"bf16-h64", kMany},
+    {"bf16-h96", kMany},
+    {"bf16-h128", kMany},
+    {"f8_e4m3-h3", kMany},
+    {"f8_e4m3-h128", kMany},
+    {"bf16-d64-h16", kMany},
+    {"bf16-d64-h64", kMany},
+    {"f8_e4m3-d64-h64", kMany},
+    {"bf16-k1", kMany},
+    {"f8_e4m3-k512", kMany},
+    {"bf16-sk0", kMany},
+    {"bf16-sk127", kMany},
+    {"bf16-ranges-ragged", kMany},
+    {"bf16-ranges-empty", kMany},
+    {"f8_e4m3-stride4-from700", kMany},
+    {"bf16-wide", kMany},
+    {"bf16-nan", kMany},
+};
+
+const BugsOf tiles{"score_tiles_sm90.cuh", "bf16-h128"}, sink{"scores_sm90.cuh", "bf16-zero"};
+const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    sink("NoWaitForScores", "mbarrier_wait(shared.ready(ring.stage)", Action::drop),
+    tiles("NoWaitForFirstKeys", "void score_tiles() {", Action::drop, 0, 1),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    sink("SwappedPhaseOfScores", "mbarrier_wait(shared.ready(ring.stage)", Action::add, 1),
+    sink("NoArrivalOfFreeScores", "mbarrier_arrive_warp(shared.free(ring.stage)", Action::drop),
+    tiles("NoWaitForEmptyStage", "mbarrier_wait(shared.empty(ring.stage)", Action::drop),
+    tiles("NoWaitForFreeHeads", "mbarrier_wait(shared.heads_empty(side)", Action::drop),
+    tiles("NoWaitForHeads", "mbarrier_wait(shared.heads_full(side)", Action::drop),
+    tiles("TooFewBytesOfKeys", "mbarrier_arrive_expect(shared.full(ring.stage)", Action::add, -16),
+    tiles("NoSyncOfWeights", "__syncwarp();", Action::drop),
+    tiles("NoWaitForLastProduct", "device::wgmma_wait<0>();", Action::drop),
+    long_tiles("CountOfEmptyTooSmall", "mbarrier_init(shared.empty(i)", Action::add, -1),
+    tiles("CountOfReadyTooSmall", "mbarrier_init(shared.ready(i)", Action::add, -1),
+    tiles("NoInitFence", "fence_mbarrier_init();", Action::drop),
+    tiles("NoBarrierAfterInit", "  __syncthreads();", Action::drop),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorScores, scores_operation(), kQuickCases, kThoroughCases, kQuickBugs,
+                       kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::indexer

@@ -1,0 +1,107 @@
+// indexer::topk of sm90 in the simulator. A case runs the kernel of the dense scores too, whose
+// bits the choice is compared with. Cases with infinite scores are left out: a GPU gives one NaN,
+// the host's arithmetic gives others.
+#include "winnow/simulator/indexer_simulation.h"
+
+namespace winnow::indexer {
+
+testing::Operation topk_operation();
+std::vector<testing::Benchmark> topk_benchmarks() { return {}; }
+std::vector<testing::Benchmark> scores_benchmarks() { return {}; }
+
+namespace {
+
+const std::vector<PassingCase> kQuickCases = {
+    {"bf16-h64", {"eager", "late", "random:1", "starved:8", "starved:12"}},
+    {"f8_e4m3-h128", kFew},
+    {"bf16-h20", {"random:2"}},  // padded heads
+    {"bf16-d64-h16", {"late"}},
+    {"bf16-all-rules", {"random:3"}},
+    {"f8_e4m3-sk127", {"random:4"}},
+    {"bf16-sq1-sk20000-k2048", {"late"}},  // ranges of rows, and their merge
+    {"bf16-equal-larger", {"late"}},       // more candidates than the buffer holds
+};
+const std::vector<PassingCase> kThoroughCases = {
+    {"bf16-h1", kMany},
+    {"bf16-h20", kMany},
+    {"bf16-h32", kMany},
+    {"bf16-h64", kMany},
+    {"bf16-h96", kMany},
+    {"bf16-h128", kMany},
+    {"f8_e4m3-h16", kMany},
+    {"f8_e4m3-h64", kMany},
+    {"f8_e4m3-h128", kMany},
+    {"bf16-d64-h64", kMany},
+    {"f8_e4m3-d64-h16", kMany},
+    {"bf16-k512", kMany},
+    {"bf16-sk0", kMany},
+    {"bf16-sk1", kMany},
+    {"bf16-ranges-ragged", kMany},
+    {"bf16-ranges-empty", kMany},
+    {"bf16-ranges-out-of-range", kMany},
+    {"bf16-stride4-from700", kMany},
+    {"f8_e4m3-all-rules", kMany},
+    {"bf16-wide", kMany},
+    {"bf16-weights-bf16", kMany},
+    {"bf16-nan", kMany},
+    {"f8_e4m3-zero-larger", kMany},
+    {"bf16-duplicates", kMany},
+    {"f8_e4m3-sq1-sk20000-k2048", {"late", "random:2", "starved:9"}},
+};
+
+// Two items of three tiles for the first block; the ring of keys is used again.
+const BugsOf tiles{"score_tiles_sm90.cuh", "bf16-h128"}, f8{"score_tiles_sm90.cuh", "f8_e4m3-h128"};
+// 40 tiles: the ring of scores is used again, and counts that are one too small end phases too
+// early.
+const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"}, sink{"topk_sm90.cuh", "bf16-zero"};
+
+const BugsOf many_items{"score_tiles_sm90.cuh", "bf16-sq300"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    tiles("NoWaitForEmptyStage", "mbarrier_wait(shared.empty(ring.stage)", Action::drop),
+    tiles("NoWaitForHeads", "mbarrier_wait(shared.heads_full(side)", Action::drop),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    tiles("SwappedPhaseOfStages", "mbarrier_wait(shared.empty(ring.stage)", Action::add, 1),
+    tiles("NoWaitForFreeHeads", "mbarrier_wait(shared.heads_empty(side)", Action::drop),
+    tiles("SwappedPhaseOfHeads", "mbarrier_wait(shared.heads_full(side)", Action::add, 1),
+    tiles("NoWaitForFirstKeys", "void score_tiles() {", Action::drop, 0, 1),
+    f8("NoWaitForFirstKeysF8", "void score_tiles() {", Action::drop, 0, 1),
+    long_tiles("NoWaitForNextKeys", "if (tile + 1 < kTiles) {", Action::drop, 0, 1),
+    tiles("TooFewBytesOfKeys", "mbarrier_arrive_expect(shared.full(ring.stage)", Action::add, -16),
+    tiles("TooManyBytesOfKeys", "mbarrier_arrive_expect(shared.full(ring.stage)", Action::add, 16),
+    tiles("TooFewBytesOfHeads", "mbarrier_arrive_expect(shared.heads_full(side)", Action::add, -16),
+    tiles("NoCopyOfKeys", "tensor_load(shared.keys(ring.stage)", Action::drop),
+    tiles("KeysElsewhere", "tensor_load(shared.keys(ring.stage)", Action::add, 1024),
+    tiles("NoSyncOfWeights", "__syncwarp();", Action::drop),
+    long_tiles("NoWaitForFreeScores", "mbarrier_wait(shared.free(out.stage)", Action::drop),
+    sink("NoWaitForScores", "mbarrier_wait(shared.ready(ring.stage)", Action::drop),
+    sink("SwappedPhaseOfScores", "mbarrier_wait(shared.ready(ring.stage)", Action::add, 1),
+    sink("NoArrivalOfFreeScores", "mbarrier_arrive_warp(shared.free(ring.stage)", Action::drop),
+    tiles("NoWaitForLastProduct", "device::wgmma_wait<0>();", Action::drop),
+    tiles("WaitForTooFewGroups", "* Plan::kScoreStride;", Action::add, 1, 1),
+    tiles("NoArrivalOfEmpty", "mbarrier_arrive_warp(shared.empty(stage)", Action::drop),
+    tiles("NoArrivalOfReady", "mbarrier_arrive_warp(shared.ready(out.stage)", Action::drop),
+    tiles("NoArrivalOfFreeHeads", "mbarrier_arrive_warp(shared.heads_empty(side)", Action::drop),
+    tiles("CountOfFullTooLarge", "mbarrier_init(shared.full(i)", Action::add, 1),
+    long_tiles("CountOfEmptyTooSmall", "mbarrier_init(shared.empty(i)", Action::add, -1),
+    tiles("CountOfReadyTooSmall", "mbarrier_init(shared.ready(i)", Action::add, -1),
+    long_tiles("CountOfFreeTooSmall", "mbarrier_init(shared.free(i)", Action::add, -1),
+    many_items("CountOfHeadsEmptyTooSmall", "mbarrier_init(shared.heads_empty(side)", Action::add,
+               -1),
+    tiles("NoInitFence", "fence_mbarrier_init();", Action::drop),
+    tiles("NoBarrierAfterInit", "  __syncthreads();", Action::drop),
+    tiles("NoCommit", "device::wgmma_commit();", Action::drop),
+    tiles("NoProductFence", "device::wgmma_fence();", Action::drop),
+    tiles("DescriptorOfTheNextColumns", "wgmma_m64n128k16<device::Major::K", Action::add, 2),
+    tiles("DescriptorOfAnotherStride", "wgmma_m64n128k16<device::Major::K", Action::add,
+          std::int64_t{1} << 32),
+    f8("DescriptorWithoutSwizzle", "wgmma_m64n128k32_f8(product", Action::add,
+       std::int64_t{3} << 62),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorTopk, topk_operation(), kQuickCases, kThoroughCases, kQuickBugs,
+                       kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::indexer
