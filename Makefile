@@ -1,5 +1,5 @@
 # Thin verbs over CMake. `make demo` and `make test` do everything on a fresh machine.
-.PHONY: all build demo test test-gpu test-gpu-cpp test-gpu-python soak wheel offline-deps asan tsan fuzz bench format check-format install clean help
+.PHONY: all build demo test simulate test-gpu test-gpu-cpp test-gpu-python soak wheel offline-deps asan tsan fuzz bench format check-format install clean help
 
 PREFIX ?= $(CURDIR)/build/install
 FUZZ_SECONDS ?= 20
@@ -10,6 +10,7 @@ all: build
 help:
 	@echo "make demo          build, then watch a sparse attention layer learn where to look"
 	@echo "make test          build, then run all tests, C++ and Python"
+	@echo "make simulate      the GPU kernels on the CPU: every case, schedule and planted bug"
 	@echo "make wheel         the Python package as a wheel in build/dist"
 	@echo "make test-gpu      both of the following: what needs this machine's GPU"
 	@echo "make test-gpu-cpp  the case tables and the C++ tests that need a GPU"
@@ -48,6 +49,12 @@ test:
 	cmake --build --preset release
 	@tools/test wheel ctest pytest
 
+# `make test` runs a few of these. A failure prints the command that repeats it.
+simulate:
+	@tools/setup
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(werror)
+	cmake --build --preset release --target simulate
+
 wheel:
 	@tools/setup python
 	cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=AUTO $(python) $(werror)
@@ -80,9 +87,11 @@ test-gpu: test-gpu-cpp test-gpu-python
 test-gpu-cpp:
 	@tools/setup
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON $(werror)
-	cmake --build --preset release --target winnow_cli gpu_test backward_gpu_test $(indexer_gpu_tests) \
+	cmake --build --preset release --target winnow_cli conformance_gpu_test gpu_test backward_gpu_test \
+	  $(indexer_gpu_tests) \
 	  $(paged_gpu_tests) $(expert_parallel_gpu_tests) $(tests_on_each_device) all_to_all_soak
 	build/bin/winnow verify --device cuda
+	build/bin/conformance_gpu_test
 	build/bin/gpu_test --gtest_filter='*TheFirstCallMayBeCaptured'
 	build/bin/gpu_test
 	build/bin/backward_gpu_test

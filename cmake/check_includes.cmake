@@ -8,8 +8,8 @@ set(shared core cpu device)
 set(floors
   "core"
   "cpu device/common"
-  "device/sm90"
-  "expert_parallel indexer paged_xl sparse_mla"
+  "device/sm90 simulator/instructions"
+  "expert_parallel indexer paged_xl simulator sparse_mla"
   "expert_parallel/queue_buffers expert_parallel/routing indexer/backward indexer/quantize indexer/scores indexer/topk paged_xl/attention paged_xl/cache paged_xl/position_term sparse_mla/forward"
   "expert_parallel/transport sparse_mla/backward sparse_mla/distribution"
   "expert_parallel/memory expert_parallel/rendezvous"
@@ -20,9 +20,9 @@ set(floors
   "expert_parallel/all_to_all")
 # These know every operation: the table of a CPU module, and the header that includes all others.
 set(roofs cpu/module.cc winnow.h)
-# Tests, what they and benchmarks share, and the Python bindings. They may include every floor of
+# Tests, what they and benchmarks share, the simulator, and the Python bindings. They may include every floor of
 # their family, and no file of the library may include them.
-set(harness "(^|/)(testing|python)/|(^|/)test_[a-z_]+\\.h$|(^|/|_)(bench|cases|oracle|py|soak|test)\\.(cc|h)$")
+set(harness "(^|/)(testing|python|simulator)/|(^|/)test_[a-z_]+\\.h$|(^|/|_)(bench|cases|oracle|py|soak|test)\\.(cc|h)$")
 
 set(floor 0)
 foreach(rooms IN LISTS floors)
