@@ -141,6 +141,16 @@ def test_positional_arguments_that_are_too_many_are_counted():
     assert len(tried) >= 30, tried
 
 
+def test_a_backend_that_there_is_not_is_refused_by_the_operation():
+    tensors = every_operation.ALL["sparse_mla::forward"].tensors
+    inputs = [tensors[name] for name in ("q", "kv", "indices")]
+    wanted = 'backend: want one of sm90, cuda, cpu, got "foo"'
+    with pytest.raises(ValueError, match=f"^sparse_mla::forward: {wanted}$"):
+        sparse_mla.forward(*inputs, backend="foo")
+    with pytest.raises(ValueError, match=f"^supports: {wanted}$"):
+        winnow.supports("sparse_mla.forward", backend="foo")
+
+
 def test_missing_and_mistyped_arguments_are_named():
     tensors = every_operation.ALL["sparse_mla::forward"].tensors
     q, kv, indices = (tensors[name] for name in ("q", "kv", "indices"))

@@ -67,10 +67,20 @@ std::string names(std::span<const Backend> backends) {
   return text;
 }
 
-std::optional<Backend> forced_by_environment() {
+// Errors name what asked for the backend.
+Backend named_backend(std::string_view operation, std::string_view argument,
+                      std::string_view name) {
+  for (const Backend backend : kPriority) {
+    if (name == to_string(backend)) return backend;
+  }
+  throw Error(ErrorCode::invalid_argument, std::string(operation), std::string(argument),
+              "one of " + names(kPriority), "\"" + std::string(name) + "\"");
+}
+
+std::optional<Backend> forced_by_environment(std::string_view operation) {
   const char* name = std::getenv("WINNOW_BACKEND");
   if (name == nullptr || *name == '\0') return std::nullopt;
-  return backend_from_string(name);
+  return named_backend(operation, "WINNOW_BACKEND", name);
 }
 
 bool check_from_environment(std::string_view operation) {
@@ -97,11 +107,7 @@ std::string_view to_string(Backend backend) {
 }
 
 Backend backend_from_string(std::string_view name) {
-  for (const Backend backend : kPriority) {
-    if (name == to_string(backend)) return backend;
-  }
-  throw Error(ErrorCode::invalid_argument, "backend_from_string", "name",
-              "one of " + names(kPriority), "\"" + std::string(name) + "\"");
+  return named_backend("backend_from_string", "name", name);
 }
 
 std::span<const BackendStatus> backends() {
@@ -119,7 +125,8 @@ Backend choose_backend(std::string_view operation, Device device, const RunOptio
     throw Error(code, std::string(operation), "backend", std::move(wanted), std::move(got));
   };
   const std::optional<Backend> forced =
-      options.backend.has_value() ? options.backend : forced_by_environment();
+      options.backend.has_value() ? options.backend : forced_by_environment(operation);
+  check_from_environment(operation);  // that its value is one of those, whatever looks at it
   std::string reasons;
   for (const BackendStatus& status : backends()) {
     if (forced.has_value() && *forced != status.backend) continue;

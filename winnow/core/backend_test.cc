@@ -96,7 +96,7 @@ TEST_F(BackendTest, EnvironmentForcesUnlessTheCallSaysOtherwise) {
   EXPECT_EQ(choose_backend("op", {}, {}, kCpuOnly), Backend::cpu);
   setenv("WINNOW_BACKEND", "fpga", 1);
   testing::expect_error([] { choose_backend("op", {}, {}, kCpuOnly); }, ErrorCode::invalid_argument,
-                        "backend_from_string: name: want one of sm90, cuda, cpu, got \"fpga\"");
+                        "op: WINNOW_BACKEND: want one of sm90, cuda, cpu, got \"fpga\"");
 }
 
 // Contents on the host are always checked. What checking mode does on a GPU is tested there.
@@ -117,6 +117,10 @@ TEST_F(BackendTest, CheckingModeIsZeroOrOne) {
                             ErrorCode::invalid_argument,
                             "op: WINNOW_CHECK: want 0 or 1, got \"" + std::string(value) + "\"");
     }
+    // Operations without contents to check do not ignore it.
+    testing::expect_error([&] { choose_backend("op", {}, {}, kCpuOnly); },
+                          ErrorCode::invalid_argument,
+                          "op: WINNOW_CHECK: want 0 or 1, got \"" + std::string(value) + "\"");
   }
 }
 

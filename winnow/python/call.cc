@@ -67,7 +67,7 @@ Call::Call(const char* operation, nb::handle stream, nb::handle backend, bool ch
     if (!PyUnicode_Check(backend.ptr())) {
       refuse_argument(operation, "backend", "None or the name of a backend", backend);
     }
-    options_.backend = backend_from_string(text_of(backend));
+    options_.backend = backend_argument(operation, text_of(backend));
   }
   use_stream(stream);
 }
@@ -378,6 +378,17 @@ DType dtype_argument(const char* operation, const char* argument, nb::handle dty
     if (name == to_string(type) || name == kDTypeNames[i]) return type;
   }
   throw Error(ErrorCode::invalid_argument, operation, argument, "one of f32, f16, bf16", name);
+}
+
+Backend backend_argument(const char* operation, const std::string& name) {
+  std::string known;
+  for (const BackendStatus& status : backends()) {
+    const std::string_view text = to_string(status.backend);
+    if (name == text) return status.backend;
+    known += (known.empty() ? "" : ", ") + std::string(text);
+  }
+  throw Error(ErrorCode::invalid_argument, operation, "backend", "one of " + known,
+              "\"" + name + "\"");
 }
 
 Device device_argument(const char* operation, nb::handle device) {

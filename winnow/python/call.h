@@ -161,6 +161,9 @@ T value_argument(const char* operation, const char* argument, nb::handle value) 
 // A dtype by its name in numpy, torch or the library. Errors name `operation` and `argument`.
 DType dtype_argument(const char* operation, const char* argument, nb::handle dtype);
 
+// A backend by its name. Errors name `operation` and the argument "backend".
+Backend backend_argument(const char* operation, const std::string& name);
+
 // "cpu", "cpu:0", "cuda:1", or a device of torch; "cuda" is torch's current GPU, or the first one
 // where torch has not been imported. Errors name `operation`.
 Device device_argument(const char* operation, nb::handle device);

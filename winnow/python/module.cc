@@ -85,7 +85,7 @@ std::tuple<std::string, std::string> supports(const std::string& operation, nb::
   shape.dtype = dtype_argument("supports", "dtype", dtype);
   shape.device = device_argument("supports", device);
   RunOptions options{.dry_run = true};
-  if (backend.has_value()) options.backend = backend_from_string(*backend);
+  if (backend.has_value()) options.backend = backend_argument("supports", *backend);
   std::string known;
   for (const auto& [name, ask] : kSupports) {
     known += (known.empty() ? "" : ", ") + std::string(name);

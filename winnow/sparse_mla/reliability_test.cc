@@ -145,7 +145,8 @@ TYPED_TEST(Reliability, ForcedBackend) {
   EXPECT_EQ(to_string(TypeParam::run(args)), "cpu");
   setenv("WINNOW_BACKEND", "abacus", 1);
   testing::expect_error([&] { TypeParam::run(args); }, ErrorCode::invalid_argument,
-                        "backend_from_string: name: want one of sm90, cuda, cpu, got \"abacus\"");
+                        std::string(TypeParam::kName) +
+                            ": WINNOW_BACKEND: want one of sm90, cuda, cpu, got \"abacus\"");
   // What the call says counts more than the environment.
   EXPECT_EQ(to_string(TypeParam::run(args, testing::forced(Backend::cpu))), "cpu");
   unsetenv("WINNOW_BACKEND");
