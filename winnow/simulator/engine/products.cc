@@ -75,7 +75,7 @@ OpenAccumulator* open_accumulator(float* registers) {
 }
 
 // Something that tells the values of registers from others.
-std::uint64_t sum_of(const float* registers, int count) {
+std::uint64_t sum_of([[maybe_unused]] const float* registers, [[maybe_unused]] int count) {
   std::uint64_t sum = 0;
 #ifndef __SANITIZE_ADDRESS__  // the registers may be out of scope
   for (int i = 0; i < count; ++i) sum = sum * 31 + std::bit_cast<std::uint32_t>(registers[i]);
