@@ -241,7 +241,8 @@ TEST_F(SparseMlaGpu, RefusesAndWorksOn) {
   f32.dtype = DType::f32;
   const CaseInputs wrong = make_inputs(f32).on(kGpu);
   Results f32_results(f32, kGpu);
-  expect_refused([&] { f32_results.run(wrong); }, "q: want dtype bf16 on a GPU (the CPU takes f32), got f32");
+  expect_refused([&] { f32_results.run(wrong); },
+                 "q: want dtype bf16 on a GPU (the CPU takes f32), got f32");
   ForwardArgs elsewhere = good;
   elsewhere.q = ConstTensorView(good.q.data(), DType::bf16, good.q.shape(), {DeviceType::cuda, 99});
   expect_refused([&] { forward(elsewhere); }, "kv: want device cuda:99, got cuda:0");
@@ -276,7 +277,8 @@ TEST_F(SparseMlaGpu, ADryRunAsksTheBackend) {
               Backend::sm90);
   };
   ask(DType::bf16, 4096, 128, 2048);
-  expect_refused([&] { ask(DType::f32, 1, 1, 1); }, "q: want dtype bf16 on a GPU (the CPU takes f32), got f32");
+  expect_refused([&] { ask(DType::f32, 1, 1, 1); },
+                 "q: want dtype bf16 on a GPU (the CPU takes f32), got f32");
   expect_refused([&] { ask(DType::f64, 1, 1, 1); },
                  "q: want dtype bf16 on a GPU (the CPU takes f64), got f64");
   expect_refused([&] { ask(DType::bf16, std::int64_t{1} << 24, 128, 1); },
