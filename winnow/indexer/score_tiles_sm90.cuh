@@ -4,7 +4,8 @@
 // A persistent block takes items: the queries of a group, whose heads make 256 columns, and a range
 // of key rows. The heads stay in shared memory; tiles of 128 key rows pass by.
 //
-//   load      one warp         the heads and weights of an item, and tiles of keys into a ring
+//   load      one warp         the heads and weights of an item, and tiles of keys into a ring;
+//                              with f8 another one: the scales of their rows
 //   multiply  warpgroups 0, 1  128 columns each: products of 64 rows with them, then the weighted
 //                              sums over the heads of every query, while the next product runs
 //   sink      four warps       take tiles of finished scores
@@ -26,6 +27,7 @@
 #include "winnow/device/sm90/pipeline.cuh"
 #include "winnow/device/sm90/tensor_copy.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
+#include "winnow/indexer/linear_part_sm90.cuh"
 
 namespace winnow::indexer::sm90_detail {
 
@@ -61,6 +63,9 @@ struct Shape {
   static constexpr int kPanelElements = kPanelRowBytes / (kElement == Element::bf16 ? 2 : 1);
   static constexpr int kQueries = kColumns / kHeads;          // of an item
   static constexpr int kSideQueries = kSideColumns / kHeads;  // of one warpgroup
+  // Whether weighted sums are split as linear_part_sm90.cuh says, and the columns of a product.
+  static constexpr bool kSplit = kElement == Element::f8 && kHeads >= 64;
+  static constexpr int kProductColumns = kSideColumns + (kSplit ? kLinearColumns : 0);
 };
 
 // ---- Shared memory -----------------------------------------------------------------------------
@@ -68,11 +73,13 @@ struct Shape {
 template <class Shape, int kSinkBytes>
 struct SharedPlan {
   static constexpr int kTileBytes = Shape::kPanels * kPanelBytes;  // 16 or 32 KB
-  static constexpr int kHeadBytes = 2 * kTileBytes;
+  static constexpr int kSideBytes = Shape::kProductColumns * Shape::kPanels * kPanelRowBytes;
+  static constexpr int kHeadBytes = 2 * kSideBytes;
   static constexpr int kStages = Shape::kPanels == 2 ? 3 : 6;
   // Scores of one tile: a row for each query, padded so that a warp's stores meet no bank twice.
   static constexpr int kScoreStride = kTileRows + 16;
-  static constexpr int kScoreBytes = Shape::kQueries * kScoreStride * 4;
+  static constexpr int kScaleBytes = Shape::kElement == Element::f8 ? kTileRows * 4 : 0;
+  static constexpr int kScoreBytes = Shape::kQueries * kScoreStride * 4 + kScaleBytes;
   static constexpr int kWeightBytes = kColumns * 4;
   static constexpr int kSpace =
       232448 - 640 - kWeightBytes - kHeadBytes - kStages * kTileBytes - kSinkBytes;
@@ -92,19 +99,22 @@ struct SharedPlan {
   static constexpr int kHeadsEmpty = kHeadsFull + 16;
   static constexpr int kBytes = kHeadsEmpty + 16;
   static_assert(kScoreStages >= 2 && kBytes <= 232448 && kFull % 8 == 0);
-  static_assert(kTileBytes % 1024 == 0 && kScoreBytes % 16 == 0);
+  static_assert(kTileBytes % 1024 == 0 && kSideBytes % 1024 == 0 && kScoreBytes % 16 == 0);
 };
 
 // Barriers and their arrivals, all in shared memory:
 //   full         the loading thread, with the bytes of a tile
 //   empty        one lane of each multiplying warp, after its product of the tile
-//   ready        one lane of each multiplying warp, after its scores of the tile are stored
+//   ready        one lane of each multiplying warp, after its scores of the tile are stored, and of
+//                the warp of scales
 //   free         one lane of each warp of the sink
 //   heads_full   for each side, a half of the columns: the loading thread, with their bytes, after
 //                its warp has stored their weights
 //   heads_empty  for each side: one lane of each warp that multiplies with it
 inline constexpr int kEmptyArrivals = 4 * kMultiplyWarpgroups * device::kWarpArrival;
-inline constexpr int kReadyArrivals = kEmptyArrivals;
+template <class Shape>
+inline constexpr int kReadyArrivals =
+    kEmptyArrivals + (Shape::kElement == Element::f8 ? device::kWarpArrival : 0);
 inline constexpr int kFreeArrivals = kSinkWarps * device::kWarpArrival;
 inline constexpr int kHeadsEmptyArrivals = kEmptyArrivals / 2;
 
@@ -112,15 +122,21 @@ template <class Plan>
 struct Shared {
   std::uint32_t base;
   char* pointer;
-  __device__ std::uint32_t heads(int side) const { return base + side * Plan::kTileBytes; }
+  __device__ std::uint32_t heads(int side) const { return base + side * Plan::kSideBytes; }
   __device__ std::uint32_t keys(int slot) const {
     return base + Plan::kKeys + slot * Plan::kTileBytes;
   }
   __device__ float* scores(int slot) const {
     return reinterpret_cast<float*>(pointer + Plan::kScores + slot * Plan::kScoreBytes);
   }
+  // Behind the heads of a side, where products are split.
+  __device__ std::uint32_t linear_terms(int side) const { return heads(side) + Plan::kTileBytes; }
   __device__ float4* weights(int side) const {
     return reinterpret_cast<float4*>(pointer + Plan::kWeights) + side * (kSideColumns / 4);
+  }
+  // Behind the scores of a tile.
+  __device__ float* scales(int slot) const {
+    return scores(slot) + (Plan::kScoreBytes - Plan::kScaleBytes) / 4;
   }
   __device__ std::uint32_t full(int slot) const { return base + Plan::kFull + 8 * slot; }
   __device__ std::uint32_t empty(int slot) const { return base + Plan::kEmpty + 8 * slot; }
@@ -275,12 +291,59 @@ __device__ __forceinline__ void load(const ScoreParams& p, const Shared<Plan>& s
   }
 }
 
+// ---- Scales of keys ----------------------------------------------------------------------------
+
+// A warp puts the scales of a tile's rows behind its scores; with f8 only.
+template <class Shape, class Plan, bool kWholeRows>
+__device__ __forceinline__ void load_scales(const ScoreParams& p, const Shared<Plan>& shared) {
+  device::PipelineState<Plan::kScoreStages> slot;
+  Schedule<Shape, kWholeRows> schedule(p);
+  Item item;
+  while (schedule.next(item)) {
+    for (int tile = 0; tile < item.tiles; ++tile) {
+      float scale[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = item.begin + tile * kTileRows + 32 * e + static_cast<int>(threadIdx.x % 32);
+        scale[e] = row < p.s_k ? __ldg(p.k_scale + row * p.k_scale_stride) : 1.0f;
+      }
+      device::mbarrier_wait(shared.free(slot.stage), slot.parity ^ 1, "scales", slot.stage);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) shared.scales(slot.stage)[32 * e + threadIdx.x % 32] = scale[e];
+      device::mbarrier_arrive_warp(shared.ready(slot.stage));
+      slot.advance();
+    }
+  }
+}
+
+// The score of one query and row of a tile, for a sink.
+template <class Shape, class Plan>
+__device__ __forceinline__ float read_score(const Shared<Plan>& shared, int stage, int query,
+                                            int row) {
+  const float score = shared.scores(stage)[query * Plan::kScoreStride + row];
+  return Shape::kElement == Element::f8 ? score * shared.scales(stage)[row] : score;
+}
+
+// The same of rows 4 lane + {0, 1, 2, 3}.
+template <class Shape, class Plan>
+__device__ __forceinline__ void read_scores(const Shared<Plan>& shared, int stage, int query,
+                                            float (&scores)[4]) {
+  const int lane = threadIdx.x % 32;
+  const float4 four =
+      reinterpret_cast<const float4*>(shared.scores(stage) + query * Plan::kScoreStride)[lane];
+  scores[0] = four.x, scores[1] = four.y, scores[2] = four.z, scores[3] = four.w;
+  if constexpr (Shape::kElement == Element::f8) {
+    const float4 scale = reinterpret_cast<const float4*>(shared.scales(stage))[lane];
+    scores[0] *= scale.x, scores[1] *= scale.y, scores[2] *= scale.z, scores[3] *= scale.w;
+  }
+}
+
 // ---- Multiply ----------------------------------------------------------------------------------
 
 // Begins the product of 64 key rows with this warpgroup's columns; both are descriptors.
 template <class Shape>
 __device__ __forceinline__ void begin_product(std::uint64_t keys, std::uint64_t heads,
-                                              float (&product)[64]) {
+                                              float (&product)[Shape::kProductColumns / 2]) {
   device::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < 4 * Shape::kPanels; ++step) {
@@ -289,6 +352,8 @@ __device__ __forceinline__ void begin_product(std::uint64_t keys, std::uint64_t 
     const std::uint64_t b = device::descriptor_offset(heads, offset);
     if constexpr (Shape::kElement == Element::bf16) {
       device::wgmma_m64n128k16<device::Major::K, device::Major::K>(product, a, b, step > 0);
+    } else if constexpr (Shape::kSplit) {
+      device::wgmma_m64n136k32_f8(product, a, b, step > 0);
     } else {
       device::wgmma_m64n128k32_f8(product, a, b, step > 0);
     }
@@ -308,9 +373,9 @@ struct WeightedSum {
     return Shape::kElement == Element::f8 && column % 2 != 0;
   }
 
-  float weight[32];  // of the columns that this lane holds
+  float weight[32];  // of the columns that this lane holds, or half of it
 
-  __device__ __forceinline__ void load(const float4* weights) {
+  __device__ __forceinline__ void load(const float4* weights, bool split) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float4 four = weights[4 * n + threadIdx.x % 4];
@@ -321,13 +386,15 @@ struct WeightedSum {
     }
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      if (adds(i)) weight[i] *= 0.5f;
+      if (split || adds(i)) weight[i] *= 0.5f;
     }
   }
 
   // `scores`: [queries of this side][kScoreStride].
-  __device__ __forceinline__ void store(const ScoreParams& p, const float (&product)[64],
-                                        float* scores) const {
+  template <bool kSplitSums>
+  __device__ __forceinline__ void store(const ScoreParams& p,
+                                        const float (&product)[Shape::kProductColumns / 2],
+                                        const LinearPart<Shape>& linear, float* scores) const {
     constexpr int kSums = 2 * Shape::kSideQueries;      // of queries, and rows 8 apart
     constexpr int kColumnsOfQuery = Shape::kHeads / 4;  // that a lane holds
     const int lane = threadIdx.x % 32;
@@ -344,7 +411,9 @@ struct WeightedSum {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float dot = product[i / 2 * 4 + 2 * r + i % 2];
-          const float positive = adds(i) ? __fadd_rn(dot, fabsf(dot)) : device::relu(dot);
+          const float positive = kSplitSums ? fabsf(dot)
+                                 : adds(i)  ? __fadd_rn(dot, fabsf(dot))
+                                            : device::relu(dot);
           const float next = fmaf(weight[i], positive, sum[2 * query + r]);
           if (counts) sum[2 * query + r] = next;
         }
@@ -359,6 +428,7 @@ struct WeightedSum {
       const float keep = upper ? sum[s + kSums / 2] : sum[s];
       half[s] = keep + __shfl_xor_sync(device::kFullWarp, give, 2);
     }
+    if constexpr (kSplitSums) linear.add(product, half);
     const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
     if constexpr (kSums == 2) {
       const float total = half[0] + __shfl_xor_sync(device::kFullWarp, half[0], 1);
@@ -378,21 +448,6 @@ struct WeightedSum {
   }
 };
 
-// The scales of the scores of rows first_row + lane + {0, 32, 64, 96}, which a sink multiplies
-// with.
-template <class Shape>
-__device__ __forceinline__ void load_k_scale(const ScoreParams& p, int first_row,
-                                             float (&k_scale)[4]) {
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const std::int64_t row = first_row + 32 * e + static_cast<int>(threadIdx.x % 32);
-    k_scale[e] = 1.0f;
-    if constexpr (Shape::kElement == Element::f8) {
-      if (row < p.s_k) k_scale[e] = __ldg(p.k_scale + row * p.k_scale_stride);
-    }
-  }
-}
-
 // What a multiplying warpgroup carries from tile to tile.
 template <class Shape, class Plan>
 struct Multiplier {
@@ -402,8 +457,9 @@ struct Multiplier {
   std::uint64_t keys, heads;  // descriptors of the first stage and of this side's columns
   device::PipelineState<Plan::kStages> ring{};
   device::PipelineState<Plan::kScoreStages> out{};
-  float product[2][64];  // of the upper and the lower half of a tile
+  float product[2][Shape::kProductColumns / 2];  // of the upper and the lower half of a tile
   WeightedSum<Shape, Plan> weighted_sum;
+  LinearPart<Shape> linear;
 
   __device__ __forceinline__ void begin_half(int half) {
     begin_product<Shape>(device::descriptor_offset(keys, ring.stage * Plan::kTileBytes +
@@ -413,7 +469,7 @@ struct Multiplier {
 
   // Scores of kTiles tiles: a half is weighed while the next one is multiplied. ptxas wants the
   // sequence written out: nothing may be in flight where a loop closes.
-  template <int kTiles>
+  template <int kTiles, bool kSplitSums>
   __device__ __forceinline__ void score_tiles() {
     device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
     begin_half(0);
@@ -426,7 +482,7 @@ struct Multiplier {
           shared.scores(out.stage) + side * Shape::kSideQueries * Plan::kScoreStride;
       device::wgmma_wait<1>();
       device::wgmma_pin(product[0]);
-      weighted_sum.store(p, product[0], scores);
+      weighted_sum.template store<kSplitSums>(p, product[0], linear, scores);
       ring.advance();
       if (tile + 1 < kTiles) {
         device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
@@ -437,7 +493,7 @@ struct Multiplier {
       }
       device::wgmma_pin(product[1]);
       device::mbarrier_arrive_warp(shared.empty(stage));
-      weighted_sum.store(p, product[1], scores + kUnitRows);
+      weighted_sum.template store<kSplitSums>(p, product[1], linear, scores + kUnitRows);
       device::mbarrier_arrive_warp(shared.ready(out.stage));
       out.advance();
     }
@@ -457,13 +513,24 @@ __device__ __forceinline__ void multiply(const ScoreParams& p, const Shared<Plan
     if (item.tiles == 0) continue;
     device::mbarrier_wait(shared.heads_full(side), parity, "heads", side);
     parity ^= 1;
-    multiplier.weighted_sum.load(shared.weights(side));
-    int tile = 0;
-    for (; tile + kBatch <= item.tiles; tile += kBatch) {
-      multiplier.template score_tiles<kBatch>();
+    bool split = false;
+    if constexpr (Shape::kSplit) {
+      split = multiplier.linear.form(shared.weights(side), shared.heads(side),
+                                     shared.linear_terms(side), side);
     }
-    for (; tile < item.tiles; ++tile) {
-      multiplier.template score_tiles<1>();
+    multiplier.weighted_sum.load(shared.weights(side), split);
+    int tile = 0;
+    if (split == Shape::kSplit) {
+      for (; tile + kBatch <= item.tiles; tile += kBatch) {
+        multiplier.template score_tiles<kBatch, Shape::kSplit>();
+      }
+      for (; tile < item.tiles; ++tile) {
+        multiplier.template score_tiles<1, Shape::kSplit>();
+      }
+    } else if constexpr (Shape::kSplit) {
+      for (; tile < item.tiles; ++tile) {
+        multiplier.template score_tiles<1, false>();
+      }
     }
     device::mbarrier_arrive_warp(shared.heads_empty(side));
   }
@@ -484,7 +551,7 @@ __device__ __forceinline__ void run_roles(const ScoreParams& p, const typename S
       device::mbarrier_init(shared.empty(i), kEmptyArrivals);
     }
     for (int i = 0; i < Plan::kScoreStages; ++i) {
-      device::mbarrier_init(shared.ready(i), kReadyArrivals);
+      device::mbarrier_init(shared.ready(i), kReadyArrivals<Shape>);
       device::mbarrier_init(shared.free(i), kFreeArrivals);
     }
     for (int side = 0; side < 2; ++side) {
@@ -504,6 +571,9 @@ __device__ __forceinline__ void run_roles(const ScoreParams& p, const typename S
   } else {
     device::setmaxnreg_dec<kLoadRegisters>();
     if (warp == 0) load<Shape, Plan, Sink::kWholeRows>(p, shared);
+    if constexpr (Shape::kElement == Element::f8) {
+      if (warp == 1) load_scales<Shape, Plan, Sink::kWholeRows>(p, shared);
+    }
   }
 }
 

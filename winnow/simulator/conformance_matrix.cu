@@ -44,7 +44,9 @@ __global__ void moves_kernel(const std::uint32_t* in, std::uint32_t* out) {
 
 template <int kN, Major kA, Major kB, bool kF8>
 __device__ void product_step(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b) {
-  if constexpr (kF8) {
+  if constexpr (kF8 && kN == 136) {
+    wgmma_m64n136k32_f8(d, a, b, true);
+  } else if constexpr (kF8) {
     wgmma_m64n128k32_f8(d, a, b, true);
   } else if constexpr (kN == 32) {
     wgmma_m64n32k16<kA, kB>(d, a, b, true);
@@ -177,9 +179,12 @@ void launch_two_products(const std::uint32_t* in, std::uint32_t* out) {
   product<n, Major::K, Major::K>(), product<n, Major::K, Major::MN>(),       \
       product<n, Major::MN, Major::K>(), product<n, Major::MN, Major::MN>(), \
       product<n, Major::K, Major::K, true>(), product<n, Major::K, Major::MN, true>()
-const ProductLaunch kProducts[kProductLaunches] = {WINNOW_PRODUCTS(32), WINNOW_PRODUCTS(64),
-                                                   WINNOW_PRODUCTS(128), WINNOW_PRODUCTS(256),
-                                                   product<128, Major::K, Major::K, false, true>()};
+const ProductLaunch kProducts[kProductLaunches] = {WINNOW_PRODUCTS(32),
+                                                   WINNOW_PRODUCTS(64),
+                                                   WINNOW_PRODUCTS(128),
+                                                   WINNOW_PRODUCTS(256),
+                                                   product<128, Major::K, Major::K, false, true>(),
+                                                   product<136, Major::K, Major::K, false, true>()};
 #undef WINNOW_PRODUCTS
 
 }  // namespace winnow::conformance

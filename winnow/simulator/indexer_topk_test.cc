@@ -55,6 +55,9 @@ const BugsOf tiles{"score_tiles_sm90.cuh", "bf16-h128"}, f8{"score_tiles_sm90.cu
 // early.
 const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"}, sink{"topk_sm90.cuh", "bf16-zero"};
 
+const BugsOf linear{"linear_part_sm90.cuh", "f8_e4m3-h128"},
+    scales{"score_tiles_sm90.cuh", "f8_e4m3-zero"};
+
 const BugsOf many_items{"score_tiles_sm90.cuh", "bf16-sq300"};
 
 const std::vector<PlantedBug> kQuickBugs = {
@@ -96,7 +99,11 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("DescriptorOfTheNextColumns", "wgmma_m64n128k16<device::Major::K", Action::add, 2),
     tiles("DescriptorOfAnotherStride", "wgmma_m64n128k16<device::Major::K", Action::add,
           std::int64_t{1} << 32),
-    f8("DescriptorWithoutSwizzle", "wgmma_m64n128k32_f8(product", Action::add,
+    linear("NoFenceOfTerms", "fence_proxy_async_shared();", Action::drop),
+    linear("NoBarrierOfTerms", "bar_sync<128>(1 + side);", Action::drop),
+    scales("NoWaitForFreeScales", "mbarrier_wait(shared.free(slot.stage)", Action::drop),
+    scales("NoArrivalOfScales", "mbarrier_arrive_warp(shared.ready(slot.stage)", Action::drop),
+    f8("DescriptorWithoutSwizzle", "wgmma_m64n136k32_f8(product", Action::add,
        std::int64_t{3} << 62),
 };
 

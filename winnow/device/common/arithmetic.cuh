@@ -26,4 +26,38 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
+// Four f32 rounded to nearest even as f8_e4m3, the first in the lowest byte; values beyond +-448
+// become +-448, NaN stays NaN.
+__device__ __forceinline__ std::uint32_t pack_f8(const float (&x)[4]) {
+  std::uint32_t packed;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n"
+      "}"
+      : "=r"(packed)
+      : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
+  return packed;
+}
+
+// The four f8_e4m3 of a word as f32, the one in the lowest byte first.
+__device__ __forceinline__ void unpack_f8(std::uint32_t packed, float (&x)[4]) {
+  asm("{\n"
+      ".reg .b16 low, high, a, b;\n"
+      ".reg .b32 pair;\n"
+      "mov.b32 {low, high}, %4;\n"
+      "cvt.rn.f16x2.e4m3x2 pair, low;\n"
+      "mov.b32 {a, b}, pair;\n"
+      "cvt.f32.f16 %0, a;\n"
+      "cvt.f32.f16 %1, b;\n"
+      "cvt.rn.f16x2.e4m3x2 pair, high;\n"
+      "mov.b32 {a, b}, pair;\n"
+      "cvt.f32.f16 %2, a;\n"
+      "cvt.f32.f16 %3, b;\n"
+      "}"
+      : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+      : "r"(packed));
+}
+
 }  // namespace winnow::device

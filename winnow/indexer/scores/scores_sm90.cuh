@@ -24,21 +24,19 @@ struct DenseSink {
     Item item;
     while (schedule.next(item)) {
       for (int tile = 0; tile < item.tiles; ++tile) {
-        float k_scale[4];
-        load_k_scale<Shape>(p, item.begin + tile * kTileRows, k_scale);
         device::mbarrier_wait(shared.ready(ring.stage), ring.parity, "store", ring.stage);
         for (int local = warp; local < Shape::kQueries; local += kSinkWarps) {
           const int query = item.first_query + local;
           if (query >= p.s_q) break;
           const RowRange visible = visible_rows(p, query);
-          const float* const scores = shared.scores(ring.stage) + local * Plan::kScoreStride;
 #pragma unroll
-          for (int i = 0; i < kTileRows; i += 32) {
-            const int row = item.begin + tile * kTileRows + i + lane;
+          for (int i = lane; i < kTileRows; i += 32) {
+            const int row = item.begin + tile * kTileRows + i;
             if (row >= p.s_k) continue;
             const bool present = row >= visible.begin && row < visible.end;
             dense.scores[query * dense.stride + row] =
-                present ? scores[i + lane] * k_scale[i / 32] + 0.0f : device::negative_infinity();
+                present ? read_score<Shape>(shared, ring.stage, local, i) + 0.0f
+                        : device::negative_infinity();
           }
         }
         device::mbarrier_arrive_warp(shared.free(ring.stage));

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
 
 namespace winnow::indexer::sm90_detail {
@@ -37,7 +38,8 @@ struct alignas(8) Candidate {  // one word of 8 bytes to memory
 
 class Selection {
  public:
-  static constexpr int kBins = 1024;  // words of shared memory
+  static constexpr int kBins = 1024;
+  static constexpr int kBinWords = kBins + 4;  // of shared memory
 
   // `candidates` is aligned to 16 bytes and has room for `capacity`.
   __device__ void begin(Candidate* candidates, int capacity, int k, bool later_ties) {
@@ -48,53 +50,56 @@ class Selection {
     count_ = 0;
     bar_ = 0;
     lowest_ = 0xffffffffu;
-    highest_ = 0;
+    best_ = device::negative_infinity();
   }
 
-  // Takes the scores of rows first_row + lane + {0, 32, 64, 96}, of which those in [begin, end) are
+  // Takes the scores of rows first_row + 4 lane + {0, 1, 2, 3}, of which those in [begin, end) are
   // there.
   __device__ __forceinline__ void offer(const float (&score)[4], int first_row, int begin, int end,
                                         std::uint32_t* bins) {
     const bool whole = first_row >= begin && first_row + 128 <= end;
-    const int row = first_row + lane();
-    if (whole && bar_ == 0 && count_ + 128 <= capacity_) {  // all pass
+    const int row = first_row + 4 * lane();
+    std::uint32_t key[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const std::uint32_t key = key_of(score[e]);
-        candidates_[count_ + 32 * e + lane()] = {key, row + 32 * e};
-        lowest_ = min(lowest_, key);
-        highest_ = max(highest_, key);
+    for (int e = 0; e < 4; ++e) key[e] = key_of(score[e]);
+    best_ = fmaxf(best_, fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3])));
+    if (bar_ == 0) {
+      lowest_ = min(lowest_, min(min(key[0], key[1]), min(key[2], key[3])));
+      if (whole && count_ % 2 == 0 && count_ + 128 <= capacity_) {  // all pass
+        uint4* const place = reinterpret_cast<uint4*>(candidates_ + count_ + 4 * lane());
+        const auto first = static_cast<std::uint32_t>(row);
+        place[0] = make_uint4(key[0], first, key[1], first + 1);
+        place[1] = make_uint4(key[2], first + 2, key[3], first + 3);
+        count_ += 128;
+        return;
       }
-      count_ += 128;
-      return;
     }
+    // Without branches: a warp alone would wait for each of them.
     bool passes[4];
     unsigned passing[4];
+    int place = 0;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      passes[e] = score[e] >= bar_score_ || bar_ == 0;
-      if (!whole) passes[e] = passes[e] && row + 32 * e >= begin && row + 32 * e < end;
+      const auto inside = static_cast<unsigned>(row + e - begin);
+      passes[e] = key[e] >= bar_ && inside < static_cast<unsigned>(end - begin);
       passing[e] = __ballot_sync(device::kFullWarp, passes[e]);
+      place += rank(passing[e]);
     }
-    if ((passing[0] | passing[1] | passing[2] | passing[3]) == 0) return;
-    if (count_ + 128 > capacity_) drop(bins);  // what passes may lie below the new bar
+    if (count_ + 128 > capacity_) {
+      if ((passing[0] | passing[1] | passing[2] | passing[3]) == 0) return;
+      drop(bins);  // what passes may lie below the new bar
+    }
+    place += count_;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      append(passing[e], passes[e], {key_of(score[e]), row + 32 * e});
+      if (passes[e]) candidates_[place] = {key[e], row + e};
+      place += passes[e];
     }
+    count_ = __shfl_sync(device::kFullWarp, place, 31);
   }
 
-  // Takes one candidate of each lane that has one.
-  __device__ __forceinline__ void take(bool present, Candidate candidate, std::uint32_t* bins) {
-    const bool passes = present && candidate.key >= bar_;
-    const unsigned passing = __ballot_sync(device::kFullWarp, passes);
-    if (passing == 0) return;
-    if (count_ + 128 > capacity_) drop(bins);
-    append(passing, passes, candidate);
-  }
-
-  // Ends the stream: calls store(place, candidate) for the chosen ones, in the order they came, and
-  // returns how many they are.
+  // Ends the stream: calls store(chosen, place, candidate) for all that are left, `place` being the
+  // number of those chosen before in the order they came, and returns how many are chosen.
   template <class Store>
   __device__ __forceinline__ int finish(std::uint32_t* bins, const Store& store) {
     __syncwarp();
@@ -113,32 +118,25 @@ class Selection {
   // How many of `lanes` are below this one.
   __device__ static int rank(unsigned lanes) { return __popc(lanes & ((1u << lane()) - 1)); }
 
-  __device__ __forceinline__ void append(unsigned passing, bool passes, Candidate candidate) {
-    Candidate* const place = candidates_ + (count_ + rank(passing));
-    if (passes) *place = candidate;
-    lowest_ = min(lowest_, passes ? candidate.key : 0xffffffffu);
-    highest_ = max(highest_, passes ? candidate.key : 0u);
-    count_ += __popc(passing);
-  }
-
   // Makes room: keeps the k best, and up to half of the rest where that saves work.
   __device__ void drop(std::uint32_t* bins) {
     __syncwarp();
     const Cut cut = find_cut((capacity_ - k_ - 128) / 2, bins);
-    count_ = sweep(cut, [&](int place, Candidate candidate) { candidates_[place] = candidate; });
+    count_ = sweep(cut, [&](bool stays, int place, Candidate candidate) {
+      if (stays) candidates_[place] = candidate;
+    });
     __syncwarp();
     lowest_ = cut.key;
     // All that stayed is at or above the cut, and as many as are chosen: what comes later and is
     // equal is chosen only if later ones win.
     const std::uint32_t bar = cut.key + (later_ties_ ? 0 : 1);
     bar_ = bar == 0 ? 0 : max(bar, kLowestScoreKey);  // between NaN and -inf are no keys
-    bar_score_ = score_of(bar_);
   }
 
   // Where to cut so that k candidates stay, or up to `slack` more.
   __device__ Cut find_cut(int slack, std::uint32_t* bins) const {
     std::uint32_t low = __reduce_min_sync(device::kFullWarp, lowest_);
-    std::uint32_t high = __reduce_max_sync(device::kFullWarp, highest_);
+    std::uint32_t high = __reduce_max_sync(device::kFullWarp, key_of(best_));
     int above = 0;  // candidates with keys above `high`
     while (low < high) {
       // Equal ranges of keys, up to kBins of them.
@@ -182,9 +180,9 @@ class Selection {
       reinterpret_cast<uint4*>(bins)[i] = make_uint4(0, 0, 0, 0);
     }
     __syncwarp();
-    const auto count_key = [&](std::uint32_t key) {
+    const auto count_key = [&](std::uint32_t key) {  // without a branch: others go to a last bin
       const std::uint32_t distance = key - low;
-      if (distance <= high - low) atomicAdd(bins + (distance >> shift), 1u);
+      atomicAdd(bins + (distance <= high - low ? distance >> shift : std::uint32_t{kBins}), 1u);
     };
     const uint4* const pairs = reinterpret_cast<const uint4*>(candidates_);
     const int whole = count_ / 2;
@@ -204,8 +202,9 @@ class Selection {
     __syncwarp();
   }
 
-  // Calls store(place, candidate) for what stays, in order; what is stored may overwrite the buffer
-  // from its begin on. Returns how many they are.
+  // Calls store(stays, place, candidate) for all candidates, `place` being the number of those
+  // before that stay; what is stored may overwrite the buffer from its begin on. Returns how many
+  // stay.
   template <class Store>
   __device__ __forceinline__ int sweep(const Cut& cut, const Store& store) {
     return cut.end_equal == INT32_MAX ? sweep<true>(cut, store) : sweep<false>(cut, store);
@@ -241,8 +240,7 @@ class Selection {
           equal_before += __popc(equals);
         }
         const unsigned staying = __ballot_sync(device::kFullWarp, stays);
-        const int place = stored + rank(staying);
-        if (stays) store(place, candidate[e]);
+        store(stays, stored + rank(staying), candidate[e]);
         stored += __popc(staying);
       }
     }
@@ -252,9 +250,9 @@ class Selection {
   Candidate* candidates_;
   int capacity_, k_, count_;
   bool later_ties_;
-  std::uint32_t bar_;               // the least key that a new candidate needs
-  float bar_score_;                 // its score, unless it is 0
-  std::uint32_t lowest_, highest_;  // bounds of this lane's candidates, for all lanes together
+  std::uint32_t bar_;     // the least key that a new candidate needs
+  std::uint32_t lowest_;  // bounds of the candidates, the least and the greatest of all lanes'
+  float best_;
 };
 
 }  // namespace winnow::indexer::sm90_detail

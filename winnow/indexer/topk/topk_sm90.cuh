@@ -26,9 +26,9 @@ __device__ __forceinline__ void write_choice(const TopkKernelParams& p, int quer
                                              Selection& selection, std::uint32_t* bins) {
   std::int32_t* const indices = p.indices + query * p.indices_stride;
   float* const scores = p.scores == nullptr ? nullptr : p.scores + query * p.scores_stride;
-  const int length = selection.finish(bins, [&](int place, Candidate candidate) {
-    indices[place] = candidate.row;
-    if (scores != nullptr) scores[place] = score_of(candidate.key);
+  const int length = selection.finish(bins, [&](bool chosen, int place, Candidate candidate) {
+    if (chosen) indices[place] = candidate.row;
+    if (chosen && scores != nullptr) scores[place] = score_of(candidate.key);
   });
   const int lane = threadIdx.x % 32;
   for (int i = length + lane; i < p.topk; i += 32) {
@@ -41,15 +41,15 @@ __device__ __forceinline__ void write_choice(const TopkKernelParams& p, int quer
 struct TopkSink {
   using Params = TopkKernelParams;
   static constexpr bool kWholeRows = false;
-  static constexpr int kSinkBytes = kSinkWarps * Selection::kBins * 4;
+  static constexpr int kSinkBytes = kSinkWarps * Selection::kBinWords * 4;
 
   template <class Shape, class Plan>
   __device__ static void run(const ScoreParams& p, const Params& topk, const Shared<Plan>& shared,
                              int warp) {
     constexpr int kOwn = (Shape::kQueries + kSinkWarps - 1) / kSinkWarps;  // queries of this warp
     const int lane = threadIdx.x % 32;
-    std::uint32_t* const bins =
-        reinterpret_cast<std::uint32_t*>(shared.pointer + Plan::kSink) + warp * Selection::kBins;
+    std::uint32_t* const bins = reinterpret_cast<std::uint32_t*>(shared.pointer + Plan::kSink) +
+                                warp * Selection::kBinWords;
     device::PipelineState<Plan::kScoreStages> ring;
     Schedule<Shape, false> schedule(p);
     Item item;
@@ -65,24 +65,17 @@ struct TopkSink {
         visible[own] = {0, 0};
         if (local < Shape::kQueries && query < p.s_q) visible[own] = visible_rows(p, query);
       }
-      float k_scale[4];  // of the tile that comes next
-      load_k_scale<Shape>(p, item.begin, k_scale);
       for (int tile = 0; tile < item.tiles; ++tile) {
         device::mbarrier_wait(shared.ready(ring.stage), ring.parity, "select", ring.stage);
         float scores[kOwn][4];
 #pragma unroll
         for (int own = 0; own < kOwn; ++own) {
           const int local = min(warp + own * kSinkWarps, Shape::kQueries - 1);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            scores[own][e] =
-                shared.scores(ring.stage)[local * Plan::kScoreStride + 32 * e + lane] * k_scale[e];
-          }
+          read_scores<Shape>(shared, ring.stage, local, scores[own]);
         }
         device::mbarrier_arrive_warp(shared.free(ring.stage));
         ring.advance();
         const int first = item.begin + tile * kTileRows;
-        load_k_scale<Shape>(p, first + kTileRows, k_scale);
 #pragma unroll
         for (int own = 0; own < kOwn; ++own) {
           selection[own].offer(scores[own], first, visible[own].begin, visible[own].end, bins);
@@ -97,8 +90,10 @@ struct TopkSink {
         } else {
           const std::int64_t part = std::int64_t{query} * p.splits + item.split;
           Candidate* const chosen = topk.parts + part * topk.kept;
-          const int count = selection[own].finish(
-              bins, [&](int place, Candidate candidate) { chosen[place] = candidate; });
+          const int count =
+              selection[own].finish(bins, [&](bool stays, int place, Candidate candidate) {
+                if (stays) chosen[place] = candidate;
+              });
           if (lane == 0) topk.part_count[part] = count;
         }
       }

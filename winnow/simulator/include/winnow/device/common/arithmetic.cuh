@@ -12,5 +12,17 @@ inline float relu(float x) { return simulator::max_nan(x, 0.0f); }
 inline std::uint32_t pack_bf16(float low, float high) {
   return simulator::cvt_rn_bf16x2(high, low);
 }
+inline std::uint32_t pack_f8(const float (&x)[4]) {
+  std::uint32_t packed = 0;
+  for (int i = 0; i < 4; ++i) {
+    packed |= std::uint32_t{simulator::cvt_rn_satfinite_e4m3(x[i])} << 8 * i;
+  }
+  return packed;
+}
+inline void unpack_f8(std::uint32_t packed, float (&x)[4]) {
+  for (int i = 0; i < 4; ++i) {
+    x[i] = winnow::detail::f8_e4m3_to_f32(static_cast<std::uint8_t>(packed >> 8 * i));
+  }
+}
 
 }  // namespace winnow::device
