@@ -63,6 +63,24 @@ class _Chunk(NamedTuple):
     limits: dict  # of the scores: indices, key_start and key_end of these queries
 
 
+def attention_of_heads(
+    q: Tensor,
+    kv: Tensor,
+    indices: Optional[Tensor],
+    lse: Tensor,
+    scale: Optional[float],
+    attn_sink: Optional[Tensor],
+    **limits: Tensor,
+) -> Tensor:
+    """The attention summed over the heads, [s_q, topk], or [s_q, s_kv] without indices: a target.
+
+    lse is that of the forward pass; limits are key_start and key_end where there are no indices.
+    """
+    if attn_sink is not None:  # it takes its part of a head's weight
+        lse = torch.logaddexp(lse, attn_sink)
+    return _sparse_mla.distribution(q, kv, indices, lse, scale=scale, **limits)
+
+
 def _look_at(problem: _Problem, queries: slice, start: Tensor, end: Tensor) -> _Chunk:
     q, k, weights, target, indices = problem[:5]
     start, end = start[queries], end[queries]
@@ -80,15 +98,13 @@ def _look_at(problem: _Problem, queries: slice, start: Tensor, end: Tensor) -> _
     if target is not None:
         wanted = target[queries].float()
     else:
-        lse = problem.lse[queries]
-        if problem.attn_sink is not None:  # it takes its part of a head's weight
-            lse = torch.logaddexp(lse, problem.attn_sink)
-        wanted = _sparse_mla.distribution(
+        wanted = attention_of_heads(
             problem.attention_q[queries],
             problem.attention_kv,
             chosen["indices"],
-            lse,
-            scale=problem.scale,
+            problem.lse[queries],
+            problem.scale,
+            problem.attn_sink,
             **(limits if indices is None else {}),
         )
     wanted = torch.where(visible, wanted, 0)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from winnow import torch as operators
 from winnow._torch_private import in_backward
-from winnow.transformers import absorbed, masks
+from winnow.transformers import absorbed, masks, tensor_parallel
 from winnow.transformers.families import Family, Projected
 from winnow.transformers.refusal import refuse
 
@@ -22,7 +22,8 @@ class Record(NamedTuple):
     ranges: Tensor  # [batch, queries, 2]
     indices: Optional[Tensor]  # [batch, queries, topk]; None where all rows were attended to
     rows: Tensor  # [batch, rows, 576 or 512]
-    lse: Tensor  # [batch, queries, heads]
+    lse: Tensor  # [batch, queries, heads of this process]
+    group: Optional["torch.distributed.ProcessGroup"]  # whose processes share the heads
 
 
 def working_dtype(hidden: Tensor) -> torch.dtype:
@@ -133,7 +134,10 @@ def _attention(
     projected = family.project(
         self, hidden_states, position_embeddings, position_ids, past_key_values, shared_kv_states
     )
-    rows = torch.cat((projected.latent, projected.k_rope), -1).to(dtype)
+    group = tensor_parallel.group_of(self.kv_b_proj)
+    # The gradient of k_rope is summed where transformers does it, behind kv_a_proj_with_mqa.
+    latent = tensor_parallel.read_by_heads(projected.latent, group)
+    rows = torch.cat((latent, projected.k_rope), -1).to(dtype)
     count = rows.shape[1]
     ranges = _ranges(attention_mask, hidden_states, count, options)
     indices = prev_topk_indices
@@ -159,6 +163,7 @@ def _attention(
         self._winnow_record = Record(
             hidden_states.detach(), position_embeddings, position_ids, ranges,
             None if dense else indices, rows.detach(), lse.view(batch, queries, -1),
+            group,
         )  # fmt: skip
     values = family.gated(self, hidden_states, values.view(batch, queries, *values.shape[1:]))
     out = self.o_proj(values.reshape(batch, queries, -1))

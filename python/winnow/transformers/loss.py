@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from winnow import torch as operators
-from winnow.transformers import absorbed
+from winnow.indexer_loss import attention_of_heads
+from winnow.transformers import absorbed, tensor_parallel
 from winnow.transformers.families import Family
 from winnow.transformers.layer import Record, heads_matrices
 from winnow.transformers.refusal import refuse
@@ -63,6 +64,8 @@ class _Sequence(NamedTuple):
     lse: Tensor  # [queries, heads]
     scale: float
     topk: int
+    heads: int  # in all processes
+    group: Optional["torch.distributed.ProcessGroup"]  # whose processes share them
 
     def pieces(self) -> Iterator[slice]:
         queries = self.q.shape[0]
@@ -96,10 +99,11 @@ def _sequences(family: Family, attention: nn.Module, record: Record) -> Iterator
         )  # fmt: skip
         matrices = heads_matrices(attention, dtype, record.rows.device)
         sink = family.sink(attention)
-        sink = None if sink is None else sink.float()
+        sink = None if sink is None else tensor_parallel.own_heads(sink).float()
     heads = matrices[0].shape[1]
-    if heads != attention.num_heads:
-        refuse("kv_b_proj", f"all {attention.num_heads} heads in this process", f"{heads} of them")
+    if heads != attention.num_heads and record.group is None:
+        wanted = f"all {attention.num_heads} heads, or weights sharded by transformers"
+        refuse("kv_b_proj", wanted, f"{heads} of them")
     indexer = attention.indexer
     q, k, weights = family.score(
         indexer, record.hidden, projected.q_resid, record.embeddings, record.position_ids
@@ -113,21 +117,28 @@ def _sequences(family: Family, attention: nn.Module, record: Record) -> Iterator
         )  # fmt: skip
         yield _Sequence(
             q[b].to(dtype), k[b].to(dtype), weights[b], problem, start, end, record.lse[b],
-            attention.scaling, max(1, min(indexer.index_topk, queries)),
+            attention.scaling, max(1, min(indexer.index_topk, queries)), attention.num_heads,
+            record.group,
         )  # fmt: skip
 
 
 def _losses(sequence: _Sequence, queries: slice, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
     """Of some queries, added up. The indexer's tensors are those of the sequence."""
-    problem = sequence.problem
+    problem, limits = sequence.problem, sequence.limits(queries)
     chosen = None if problem.indices is None else problem.indices[queries]
     with torch.no_grad():
         attending = sequence.absorbed_queries(queries)
-    attention = (attending, problem.rows, sequence.lse[queries], sequence.scale, problem.sink)
+        attention = (attending, problem.rows, sequence.lse[queries], sequence.scale, problem.sink)
+        if sequence.group is None:
+            teacher = {"attention": attention}
+        else:
+            attending, rows, *others = attention
+            ranges = limits if chosen is None else {}
+            own = attention_of_heads(attending, rows, chosen, *others, **ranges)
+            teacher = {"target": tensor_parallel.sum_over_heads(own, sequence.group)}
     return operators.indexer_loss(
-        q[queries], k, weights[queries], indices=chosen, attention=attention, reduction="sum",
-        **sequence.limits(queries),
-    )  # fmt: skip
+        q[queries], k, weights[queries], indices=chosen, reduction="sum", **teacher, **limits
+    )
 
 
 def _loss_of_layer(family: Family, attention: nn.Module, record: Record) -> Tensor:
@@ -191,7 +202,8 @@ def attention_share(model: nn.Module) -> Tensor:
             for queries in sequence.pieces():
                 of_chosen, of_all = _logs(sequence, queries)
                 sees = sequence.key_end[queries] > sequence.key_start[queries]
-                share = (of_chosen - of_all).exp().mean(-1)
+                own = (of_chosen - of_all).exp().sum(-1)
+                share = tensor_parallel.sum_over_heads(own, sequence.group) / sequence.heads
                 total = total + torch.where(sees, share, 0).sum()
                 count = count + sees.sum()
         shares.append(total / count.clamp(min=1))
