@@ -322,59 +322,6 @@ def test_going_back_restores_every_bit(model, other):
         assert gradient is None or torch.equal(after[2][name], gradient), name
 
 
-class LowRank(torch.nn.Module):
-    """An adapter beside a projection, as LoRA has it."""
-
-    def __init__(self, base, rank=4, p=0.0):
-        super().__init__()
-        self.base_layer = base
-        self.down = torch.nn.Linear(base.in_features, rank, bias=False)
-        self.up = torch.nn.Linear(rank, base.out_features, bias=False)
-        self.dropout = torch.nn.Dropout(p)
-        torch.nn.init.normal_(self.down.weight, std=0.1)
-        torch.nn.init.normal_(self.up.weight, std=0.1)
-
-    def forward(self, x):
-        return self.base_layer(x) + 2 * self.up(self.down(self.dropout(x)))
-
-
-def adapted(model, **options):
-    """Puts adapters on kv_b_proj and freezes everything else."""
-    model.requires_grad_(False)
-    for module in list(model.modules()):
-        if hasattr(module, "kv_b_proj"):
-            module.kv_b_proj = LowRank(module.kv_b_proj, **options)
-    return model
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_adapters_and_hooks_on_kv_b_proj(family):
-    model = adapted(make(family))
-    ids = tokens()
-    calls = []
-    for module in model.modules():
-        if isinstance(module, LowRank):
-            module.register_forward_hook(
-                lambda module, inputs, output: calls.append(1) or 1.5 * output
-            )
-
-    def gradients():
-        model.zero_grad()
-        out = model(input_ids=ids, labels=ids, use_cache=False)
-        out.loss.backward()
-        found = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
-        return out.logits.detach(), found
-
-    (logits, got), (want_logits, want) = both(model, gradients)
-    layers = sum(isinstance(module, LowRank) for module in model.modules())
-    assert len(calls) == 2 * layers
-    assert len(want) == 2 * layers
-    torch.testing.assert_close(logits, want_logits, rtol=0, atol=LOGITS)
-    for name, gradient in want.items():
-        limit = GRADIENTS * float(gradient.abs().max())
-        torch.testing.assert_close(got[name], gradient, rtol=0, atol=limit, msg=name)
-
-
 # sha256 of the classes in transformers that "winnow" stands in for, with what they compute.
 ORIGINALS = {
     "DeepseekV32Attention": "b6baa01641fb5e3a",

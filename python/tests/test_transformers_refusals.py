@@ -6,7 +6,7 @@ import pytest
 import torch
 import winnow.transformers
 from dsa_models import FAMILIES, make, tokens
-from test_transformers import adapted
+from test_transformers_adapters import adapted
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from winnow.transformers import registry
 
