@@ -6,26 +6,12 @@
 #include <cstdint>
 #include <vector>
 
-#include <Eigen/Core>
-
 #include "winnow/core/read_once.h"
 #include "winnow/cpu/convert.h"
-#include "winnow/cpu/exp.h"
 #include "winnow/sparse_mla/problem.h"
+#include "winnow/sparse_mla/softmax_cpu.h"
 
 namespace winnow::sparse_mla {
-
-template <class Real>
-using Matrix = Eigen::Matrix<Real, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-template <class Real>
-using Vector = Eigen::Matrix<Real, Eigen::Dynamic, 1>;
-using Index = Eigen::Index;
-
-inline constexpr Index kValueColumns = 512;
-
-// Cache rows that are worked on at once: with 576 floats each they stay in a 1 MiB L2 cache beside
-// the logits.
-inline constexpr Index kBlock = 192;
 
 // The visible entries of one query, in the order of `indices`.
 struct VisibleEntries {
