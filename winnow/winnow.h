@@ -34,5 +34,8 @@
 #include "winnow/paged_xl/cache/append.h"
 #include "winnow/paged_xl/position_term/position_term.h"
 #include "winnow/sparse_mla/backward/backward.h"
+#include "winnow/sparse_mla/cache_format.h"
+#include "winnow/sparse_mla/decode/decode.h"
 #include "winnow/sparse_mla/distribution/distribution.h"
 #include "winnow/sparse_mla/forward/forward.h"
+#include "winnow/sparse_mla/store/store.h"

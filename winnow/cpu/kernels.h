@@ -22,6 +22,8 @@ namespace sparse_mla {
 struct ForwardParams;
 struct DistributionParams;
 struct BackwardParams;
+struct DecodeParams;
+struct StoreParams;
 }  // namespace sparse_mla
 
 namespace indexer {
@@ -52,6 +54,8 @@ struct CpuKernels {
   void (*sparse_mla_forward)(const sparse_mla::ForwardParams&, const Executor&);
   void (*sparse_mla_distribution)(const sparse_mla::DistributionParams&, const Executor&);
   void (*sparse_mla_backward)(const sparse_mla::BackwardParams&, const Executor&);
+  void (*sparse_mla_decode)(const sparse_mla::DecodeParams&, const Executor&);
+  void (*sparse_mla_store)(const sparse_mla::StoreParams&, const Executor&);
   void (*paged_xl_attention)(const paged_xl::AttentionParams&, const Executor&);
   void (*paged_xl_append)(const paged_xl::AppendParams&, const Executor&);
   void (*paged_xl_position_term)(const paged_xl::PositionTermParams&, const Executor&);

@@ -11,8 +11,10 @@
 #include "winnow/paged_xl/cache/append_impl.h"
 #include "winnow/paged_xl/position_term/position_term_impl.h"
 #include "winnow/sparse_mla/backward/backward_impl.h"
+#include "winnow/sparse_mla/decode/decode_impl.h"
 #include "winnow/sparse_mla/distribution/distribution_impl.h"
 #include "winnow/sparse_mla/forward/forward_impl.h"
+#include "winnow/sparse_mla/store/store_impl.h"
 
 #define WINNOW_STRINGIFY_(x) #x
 #define WINNOW_STRINGIFY(x) WINNOW_STRINGIFY_(x)
@@ -59,6 +61,8 @@ constexpr CpuKernels kKernels = {
     .sparse_mla_forward = sparse_mla::forward_cpu,
     .sparse_mla_distribution = sparse_mla::distribution_cpu,
     .sparse_mla_backward = sparse_mla::backward_cpu,
+    .sparse_mla_decode = sparse_mla::decode_cpu,
+    .sparse_mla_store = sparse_mla::store_cpu,
     .paged_xl_attention = paged_xl::attention_cpu,
     .paged_xl_append = paged_xl::append_cpu,
     .paged_xl_position_term = paged_xl::position_term_cpu,

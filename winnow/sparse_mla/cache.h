@@ -1,0 +1,56 @@
+// What decode() and store() share below the door: the plain description of a cache, and the check
+// that makes one. Internal.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "winnow/core/check.h"
+#include "winnow/core/tensor.h"
+#include "winnow/sparse_mla/cache_format.h"
+
+namespace winnow::sparse_mla {
+
+// A cache of any format; Byte is std::uint8_t, const or not. Slot t is row t % block_size of block
+// t / block_size, and there are fewer than 2^31 slots.
+template <class Byte>
+struct Cache {
+  CacheFormat format = CacheFormat::fp8_656;
+  Byte* data = nullptr;
+  std::int64_t blocks = 0, block_size = 0;
+  std::int64_t columns = 0;       // that a row stands for: 576 or 512
+  std::int64_t block_stride = 0;  // in bytes, of any sign
+  std::int64_t row_stride = 0;    // in bytes, of any sign; 576 in fp8_584, whose layout it follows
+
+  std::int64_t slots() const { return blocks * block_size; }
+  bool holds(std::int64_t slot) const { return slot >= 0 && slot < slots(); }
+
+  // Where the row of a slot begins, and in fp8_584 its scales.
+  Byte* row(std::int64_t slot) const {
+    return data + slot / block_size * block_stride + slot % block_size * row_stride;
+  }
+  Byte* scales_584(std::int64_t slot) const {
+    return data + slot / block_size * block_stride +
+           Row584::scale_offset(block_size, slot % block_size);
+  }
+};
+
+// The format's columns of q and of rows that go into the cache: 576, 512, or in bf16 the cache's
+// own.
+std::int64_t cache_columns(CacheFormat format, const ConstTensorView& cache);
+
+// Checks shape, dtype, device and strides of a cache; throws Error naming `argument`. One of
+// another row size is told the formats.
+Cache<const std::uint8_t> check_cache(const Check& check, std::string_view argument,
+                                      const ConstTensorView& view, CacheFormat format,
+                                      Device device);
+// The same of an output, no two of whose rows share memory.
+Cache<std::uint8_t> check_cache_output(const Check& check, std::string_view argument,
+                                       const TensorView& view, CacheFormat format, Device device);
+
+// What GPU kernels want beyond that: rows, and in fp8_584 blocks, that begin at multiples of 16
+// bytes.
+void check_cache_for_gpu(const Check& check, std::string_view argument, const ConstTensorView& view,
+                         CacheFormat format);
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,123 @@
+#include "winnow/sparse_mla/decode/decode.h"
+
+#include <cmath>
+#include <string>
+
+#include "winnow/core/check.h"
+#include "winnow/core/device_memory.h"
+#include "winnow/core/route.h"
+#include "winnow/cpu/kernels.h"
+#include "winnow/sparse_mla/decode/decode_impl.h"
+
+namespace winnow::sparse_mla {
+namespace {
+
+constexpr std::string_view kOperation = "sparse_mla::decode";
+constexpr std::int64_t kValueColumns = 512;
+
+template <class Pointer, class View>
+Heads<Pointer> heads_of(const View& view) {
+  if (!view.present()) return {};
+  return {static_cast<Pointer>(view.data()), view.stride(0), view.stride(1), view.stride(2)};
+}
+
+// The names of a cache's three arguments.
+struct ChosenNames {
+  std::string_view cache, indices, topk_length;
+};
+
+ChosenRows check_chosen(const Check& check, const DecodeArgs& args, const ChosenNames& names,
+                        const ConstTensorView& cache, const ConstTensorView& indices,
+                        const ConstTensorView& topk_length) {
+  const Device device = args.q.device();
+  const Dim b{"b", args.q.size(0)}, s_q{"s_q", args.q.size(1)};
+  ChosenRows chosen;
+  chosen.cache = check_cache(check, names.cache, cache, args.format, device);
+  check.rank(names.indices, indices, 3, "[b, s_q, topk]");
+  chosen.topk = indices.size(2);
+  check.input(names.indices, indices, {b, s_q, {"topk", chosen.topk}}, {DType::i32}, device);
+  chosen.indices = rows_of<const std::int32_t*>(indices, 0, 1);
+  if (topk_length.present()) {
+    const bool of_queries = topk_length.rank() == 2;
+    if (of_queries) {
+      check.input(names.topk_length, topk_length, {b, s_q}, {DType::i32}, device);
+    } else {
+      check.rank(names.topk_length, topk_length, 1, "[b], or 2 dimensions [b, s_q]");
+      check.input(names.topk_length, topk_length, {b}, {DType::i32}, device);
+    }
+    chosen.topk_length = rows_of<const std::int32_t*>(topk_length, 0, of_queries ? 1 : -1);
+  }
+  return chosen;
+}
+
+DecodeParams check_args(const Check& check, const DecodeArgs& args) {
+  check.rank("q", args.q, 4, "[b, s_q, h_q, d_qk]");
+  const Device device = args.q.device();
+  DecodeParams params;
+  params.b = args.q.size(0);
+  params.s_q = args.q.size(1);
+  params.h_q = args.q.size(2);
+  params.format = args.format;
+  params.batch_invariant = args.batch_invariant;
+  params.chosen = check_chosen(check, args, {"cache", "indices", "topk_length"}, args.cache,
+                               args.indices, args.topk_length);
+  params.d_qk = params.chosen.cache.columns;
+  const Dim b{"b", params.b}, s_q{"s_q", params.s_q}, h_q{"h_q", params.h_q};
+  check.input("q", args.q, {b, s_q, h_q, {"d_qk", params.d_qk}}, {DType::bf16}, device);
+  if (args.extra_cache.present() || args.extra_indices.present()) {
+    const ChosenNames names{"extra_cache", "extra_indices", "extra_topk_length"};
+    params.extra = check_chosen(check, args, names, args.extra_cache, args.extra_indices,
+                                args.extra_topk_length);
+    check.that(params.extra.cache.columns == params.d_qk, "extra_cache",
+               "rows of " + std::to_string(params.d_qk) + " columns as in cache",
+               std::to_string(params.extra.cache.columns));
+  } else {
+    check.that(!args.extra_topk_length.present(), "extra_topk_length", "none, without extra_cache",
+               "a tensor");
+  }
+  if (args.attn_sink.present()) {
+    check.input("attn_sink", args.attn_sink, {h_q}, {DType::f32}, device);
+  }
+  const double scale = args.scale.value_or(1.0 / std::sqrt(double(params.d_qk)));
+  params.scale = static_cast<float>(scale);
+  check.that(std::isfinite(params.scale), "scale", "a finite number", std::to_string(scale));
+  check.output("out", args.out, {b, s_q, h_q, {"d_v", kValueColumns}}, {DType::bf16}, device);
+  if (args.lse.present()) check.output("lse", args.lse, {b, s_q, h_q}, {DType::f32}, device);
+
+  params.q = heads_of<const void*>(args.q);
+  params.attn_sink = rows_of<const float*>(args.attn_sink, 0);
+  params.out = heads_of<void*>(args.out);
+  params.lse = heads_of<float*>(args.lse);
+  return params;
+}
+
+constexpr Backend kImplemented[] = {Backend::cpu};
+
+}  // namespace
+
+Backend decode(const DecodeArgs& args, const RunOptions& options) {
+  const Check check(kOperation);
+  const DecodeParams params = check_args(check, args);
+  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  if (options.dry_run) return backend;
+  check.apart({{"out", args.out}, {"lse", args.lse}},
+              {{"q", args.q},
+               {"cache", args.cache},
+               {"indices", args.indices},
+               {"topk_length", args.topk_length},
+               {"extra_cache", args.extra_cache},
+               {"extra_indices", args.extra_indices},
+               {"extra_topk_length", args.extra_topk_length},
+               {"attn_sink", args.attn_sink}});
+  if (args.out.numel() == 0) return backend;
+  run_on_cpu(kOperation, cpu_kernels().sparse_mla_decode, params);
+  return backend;
+}
+
+std::int64_t decode_workspace_bytes(const DecodeArgs& args, const RunOptions& options) {
+  check_args(Check(kOperation), args);
+  choose_backend(kOperation, args.q.device(), options, kImplemented);
+  return 0;
+}
+
+}  // namespace winnow::sparse_mla

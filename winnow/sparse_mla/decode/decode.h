@@ -1,0 +1,84 @@
+// Top-k sparse MLA attention of decode steps over a paged cache.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+#include "winnow/sparse_mla/cache_format.h"
+
+namespace winnow::sparse_mla {
+
+// Arguments of decode(). A default-constructed optional tensor is absent.
+struct DecodeArgs {
+  ConstTensorView q{};            // [b, s_q, h_q, d_qk], bf16; d_qk: the columns of a cache row
+  ConstTensorView cache{};        // [blocks, block_size, 1, row], see CacheFormat
+  ConstTensorView indices{};      // [b, s_q, topk], i32: the slots of each query in `cache`
+  ConstTensorView topk_length{};  // optional [b] or [b, s_q], i32: entries of each row of `indices`
+                                  // that count
+  // A second cache of the same format, attended in the same softmax, with slots of its own. Either
+  // both of the first two are given or none of the three.
+  ConstTensorView extra_cache{};        // [extra_blocks, extra_block_size, 1, row]
+  ConstTensorView extra_indices{};      // [b, s_q, extra_topk], i32
+  ConstTensorView extra_topk_length{};  // optional [b] or [b, s_q], i32
+  ConstTensorView attn_sink{};          // optional [h_q], f32: a logit per head without a value
+  CacheFormat format = CacheFormat::fp8_656;
+  std::optional<double> scale{};  // of the logits; 1 / sqrt(d_qk) if absent
+  // Whether a query's result has the same bits whatever the other queries of the call are, and
+  // however many. A GPU may be faster without.
+  bool batch_invariant = true;
+  TensorView out{};  // [b, s_q, h_q, 512], bf16
+  TensorView lse{};  // optional [b, s_q, h_q], f32
+  // Optional, u8 on the device of q, aligned to 256 bytes, at least decode_workspace_bytes():
+  // scratch memory of GPU backends, in use until the work on the stream is done; they want it where
+  // that is not 0. The CPU backend does not use it.
+  TensorView workspace{};
+};
+
+// Attention of every query over the cache rows that an indexer chose for it:
+//   x[i,s,h,j] = scale * dot(q[i,s,h,:], row(indices[i,s,j]))     over the visible entries j
+//   lse = log sum_j exp(x)   (natural logarithm, without the sink)
+//   out = sum_j exp(x - lse') * row(indices[i,s,j])[:512]
+// where row(t) is slot t of the cache, dequantised (see CacheFormat and cache_scale()), and lse' is
+// lse, or log(exp(lse) + exp(attn_sink[h])) with a sink. V is the first 512 columns of the row; in
+// fp8_584 and in bf16 with 512 columns these are all, RoPE included. The entries of a second cache
+// join the sums.
+//
+// A slot is block * block_size + offset. Entry j is visible if j is below the query's topk_length
+// (clamped to [0, topk]; absent: topk) and its slot lies in the cache: 0 <= slot < blocks *
+// block_size. Other entries are ignored and their rows are not read. Each of several entries with
+// the same slot counts. A query without visible entries gets out = 0 and lse = -inf. A sink of -inf
+// has no effect; a sink of +inf gives out = 0. NaN or infinity in a row affects only the queries
+// that see the row. On the CPU a logit of -inf has weight 0, and a query whose logits are all -inf
+// gets the results of one without visible entries. A logit of +inf gives lse = +inf, a logit of NaN
+// gives NaN, and out is NaN then. A sink of NaN makes out NaN where any entry has weight.
+//
+// Sizes: any b, s_q, h_q, topk, blocks and block_size, including 0; fewer than 2^31 slots in a
+// cache. Sums are in f32. Strides: the innermost dimension is contiguous, the others are arbitrary
+// (also 0 or negative; not 0 for outputs). The cache of fp8_584 has rows 584 elements apart, as its
+// nominal shape says, and where there are several blocks, these are at least block_size * 584 bytes
+// rounded up to a multiple of 576 apart.
+//
+// Memory: all tensors belong to the caller and live on one device; an output that overlaps another
+// tensor is refused. The CPU backend allocates scratch memory that grows with num_threads() and,
+// by 8 bytes per entry, with topk. Repeated calls give bitwise equal results, on the CPU with any
+// number of threads and whatever batch_invariant is.
+// On sm90 h_q is up to 128; rows of q, out and caches begin at multiples of 16 bytes, as do the
+// blocks of fp8_584. The call allocates nothing and neither waits nor reads lengths on the host, so
+// a CUDA graph may capture it and replay it with other contents. Streams: see Stream. Thread-safe.
+// Returns the backend that ran. Errors: Error (invalid_argument) naming the argument, before
+// anything is written; Error (unsupported) if no backend, or not the forced one, can run it.
+//
+// Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention); the caches in f8 are those of FlashMLA.
+WINNOW_EXPORT Backend decode(const DecodeArgs& args, const RunOptions& options = {});
+
+// The bytes of `workspace` that decode() needs with the same arguments; 0 on the CPU. The result
+// depends on shapes, the format, batch_invariant and the GPU, not on addresses or values, and is no
+// smaller for more sequences, queries or entries: one workspace for the largest step serves all
+// steps on its stream. Errors: as decode().
+WINNOW_EXPORT std::int64_t decode_workspace_bytes(const DecodeArgs& args,
+                                                  const RunOptions& options = {});
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,126 @@
+// Decode on the CPU: each query's chosen rows are dequantised in blocks and join a running softmax.
+// The heads of a work item and the blocks are the same whatever the batch and the threads are, and
+// so are the results.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "winnow/cpu/convert.h"
+#include "winnow/sparse_mla/decode/decode_impl.h"
+#include "winnow/sparse_mla/softmax_cpu.h"
+
+namespace winnow::sparse_mla {
+namespace {
+
+constexpr std::int64_t kHeads = 32;  // of a work item: they share the dequantised rows
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// to[c] = bf16(f8[c] * scale)
+void dequantise_group(const std::uint8_t* f8, std::int64_t count, float scale, float* to) {
+  for (std::int64_t c = 0; c < count; ++c) {
+    const float value = static_cast<float>(std::bit_cast<Float8E4M3>(f8[c]));
+    to[c] = static_cast<float>(BFloat16(value * scale));
+  }
+}
+
+// Caches may be unaligned memory, of which bf16 and f32 are copied by bytes.
+void load_brain(const std::uint8_t* from, std::int64_t count, float* to) {
+  BFloat16 brain[Row656::kColumns];
+  std::memcpy(brain, from, static_cast<std::size_t>(count) * sizeof(BFloat16));
+  load_f32(DType::bf16, brain, 0, count, to);
+}
+
+void load_row(const Cache<const std::uint8_t>& cache, std::int64_t slot, float* to) {
+  const std::uint8_t* row = cache.row(slot);
+  switch (cache.format) {
+    case CacheFormat::fp8_656: {
+      float scales[Row656::kGroups];
+      std::memcpy(scales, row + Row656::kScaleOffset, sizeof scales);
+      for (std::int64_t g = 0; g < Row656::kGroups; ++g) {
+        const std::int64_t first = g * Row656::kGroup;
+        dequantise_group(row + first, Row656::kGroup, scales[g], to + first);
+      }
+      load_brain(row + Row656::kRopeOffset, Row656::kRope, to + Row656::kQuantised);
+      return;
+    }
+    case CacheFormat::fp8_584: {
+      const std::uint8_t* scales = cache.scales_584(slot);
+      for (std::int64_t g = 0; g < Row584::kGroups; ++g) {
+        const std::int64_t first = g * Row584::kGroup;
+        dequantise_group(row + first, Row584::kGroup, ue8m0_to_f32(scales[g]), to + first);
+      }
+      load_brain(row + Row584::kRopeOffset, Row584::kRope, to + Row584::kQuantised);
+      return;
+    }
+    case CacheFormat::bf16:
+      load_brain(row, cache.columns, to);
+      return;
+  }
+}
+
+struct Scratch {
+  RunningSoftmax<float> softmax;
+  std::vector<std::int32_t> slots;  // the visible ones of a query in one cache
+
+  explicit Scratch(const DecodeParams& params)
+      : softmax(std::min(kHeads, params.h_q), params.d_qk),
+        slots(static_cast<std::size_t>(std::max(params.chosen.topk, params.extra.topk))) {}
+};
+
+// Takes the rows that the query chose of one cache into its softmax.
+void attend(const ChosenRows& chosen, std::int64_t i, std::int64_t s, Index heads, float scale,
+            Scratch& scratch) {
+  const std::int64_t entries = chosen.entries(i, s);
+  const std::int32_t* indices = chosen.indices.data + chosen.indices.offset(i, s);
+  Index visible = 0;
+  for (std::int64_t j = 0; j < entries; ++j) {
+    const std::int32_t slot = read_once(indices + j);
+    if (chosen.cache.holds(slot)) scratch.slots[static_cast<std::size_t>(visible++)] = slot;
+  }
+  for (Index begin = 0; begin < visible; begin += kBlock) {
+    const Index count = std::min(kBlock, visible - begin);
+    for (Index r = 0; r < count; ++r) {
+      load_row(chosen.cache, scratch.slots[static_cast<std::size_t>(begin + r)],
+               scratch.softmax.rows.row(r).data());
+    }
+    scratch.softmax.accumulate(heads, count, scale);
+  }
+}
+
+void decode_query(const DecodeParams& params, std::int64_t i, std::int64_t s, std::int64_t first,
+                  Scratch& scratch) {
+  const Index heads = std::min(kHeads, params.h_q - first);
+  RunningSoftmax<float>& softmax = scratch.softmax;
+  for (Index h = 0; h < heads; ++h) {
+    load_f32(DType::bf16, params.q.data, params.q.offset(i, s, first + h), params.d_qk,
+             softmax.q.row(h).data());
+  }
+  softmax.reset();
+  if (params.chosen.topk > 0) attend(params.chosen, i, s, heads, params.scale, scratch);
+  if (params.extra.topk > 0) attend(params.extra, i, s, heads, params.scale, scratch);
+  for (Index h = 0; h < heads; ++h) {
+    const float sink =
+        params.attn_sink.data == nullptr ? -kInfinity : params.attn_sink.data[first + h];
+    const float lse = softmax.finish(h, sink);
+    store_f32(DType::bf16, softmax.sum.row(h).data(), kValueColumns, params.out.data,
+              params.out.offset(i, s, first + h));
+    if (params.lse.data != nullptr) params.lse.data[params.lse.offset(i, s, first + h)] = lse;
+  }
+}
+
+}  // namespace
+
+void decode_cpu(const DecodeParams& params, const Executor& executor) {
+  const std::int64_t groups = (params.h_q + kHeads - 1) / kHeads;
+  std::vector<Scratch> scratch(static_cast<std::size_t>(executor.workers()), Scratch(params));
+  executor.for_each_range(
+      params.b * params.s_q * groups, 1, [&](std::int64_t item, std::int64_t, int worker) {
+        const std::int64_t query = item / groups;
+        decode_query(params, query / params.s_q, query % params.s_q, item % groups * kHeads,
+                     scratch[static_cast<std::size_t>(worker)]);
+      });
+}
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,60 @@
+// What decode() hands to its backends. Internal.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "winnow/core/executor.h"
+#include "winnow/core/read_once.h"
+#include "winnow/core/rows.h"
+#include "winnow/sparse_mla/cache.h"
+
+namespace winnow::sparse_mla {
+
+// One of the caches of a call, and the rows that each query chose of it.
+struct ChosenRows {
+  Cache<const std::uint8_t> cache;
+  std::int64_t topk = 0;                  // 0: there is no such cache, or nothing chosen of it
+  Rows<const std::int32_t*> indices;      // [b, s_q, topk]
+  Rows<const std::int32_t*> topk_length;  // [b, s_q], stride1 0 for [b]; null: every entry counts
+
+  // Entries of query s of sequence i that count.
+  std::int64_t entries(std::int64_t i, std::int64_t s) const {
+    if (topk_length.data == nullptr) return topk;
+    return std::clamp<std::int64_t>(read_once(topk_length.data + topk_length.offset(i, s)), 0,
+                                    topk);
+  }
+};
+
+// A tensor [b, s_q, h_q, columns] whose columns are contiguous. Strides count elements.
+template <class Pointer>
+struct Heads {
+  Pointer data = nullptr;
+  std::int64_t stride_b = 0, stride_s = 0, stride_h = 0;
+  std::int64_t offset(std::int64_t i, std::int64_t s, std::int64_t h) const {
+    return i * stride_b + s * stride_s + h * stride_h;
+  }
+};
+
+struct DecodeParams {
+  std::int64_t b = 0, s_q = 0, h_q = 0, d_qk = 0;
+  CacheFormat format = CacheFormat::fp8_656;
+  float scale = 0;
+  bool batch_invariant = true;
+  Heads<const void*> q;  // [b, s_q, h_q, d_qk], bf16
+  ChosenRows chosen, extra;
+  Rows<const float*> attn_sink;  // [h_q]; may be null
+  Heads<void*> out;              // [b, s_q, h_q, 512], bf16
+  Heads<float*> lse;             // [b, s_q, h_q], stride_h 1; may be null
+};
+
+void decode_cpu(const DecodeParams& params, const Executor& executor);
+
+// Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
+// Wants b, s_q and h_q of at least 1, h_q up to 128, what check_cache_for_gpu() asks for, and
+// `workspace` of decode_sm90_workspace_bytes(). Allocates nothing and does not wait, so the stream
+// may be in capture.
+void decode_sm90(const DecodeParams& params, void* workspace, void* stream);
+std::int64_t decode_sm90_workspace_bytes(const DecodeParams& params);
+
+}  // namespace winnow::sparse_mla
