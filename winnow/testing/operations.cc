@@ -5,6 +5,8 @@ namespace winnow::sparse_mla {
 testing::Operation forward_operation();
 testing::Operation distribution_operation();
 testing::Operation backward_operation();
+testing::Operation decode_operation();
+testing::Operation store_operation();
 }  // namespace winnow::sparse_mla
 
 namespace winnow::indexer {
@@ -37,6 +39,8 @@ const std::vector<Operation>& operations() {
       sparse_mla::forward_operation(),
       sparse_mla::distribution_operation(),
       sparse_mla::backward_operation(),
+      sparse_mla::decode_operation(),
+      sparse_mla::store_operation(),
       paged_xl::attention_operation(),
       paged_xl::append_operation(),
       paged_xl::position_term_operation(),

@@ -1,0 +1,159 @@
+// The case table of sparse_mla::decode: each shape in every format against the oracle.
+#include "winnow/sparse_mla/decode/decode_oracle.h"
+#include "winnow/sparse_mla/decode/decode_step_cases.h"
+
+namespace winnow::sparse_mla {
+
+std::vector<testing::Benchmark> decode_benchmarks();
+testing::Operation decode_operation();
+
+namespace {
+
+using testing::numbered;
+
+// The tolerance table, for f8 and bf16 alike: the oracle dequantises as the backends do.
+testing::Tolerance out_tolerance() { return {1e-2, testing::RelativeTo::tensor, 1e-5}; }
+testing::Tolerance lse_tolerance(double largest_logit) {
+  return {1e-4 + 8 * 0x1p-23 * largest_logit, testing::RelativeTo::nothing};
+}
+
+std::vector<DecodeCase> make_cases() {
+  std::vector<DecodeCase> list;
+  const auto add_case = [&list](DecodeCase shape) {
+    const std::string name = shape.name;
+    const auto add_format = [&](CacheFormat format, std::int64_t columns) {
+      shape.format = format;
+      shape.columns = columns;
+      shape.name = name_of(format, columns) + "-" + name;
+      list.push_back(shape);
+    };
+    add_format(CacheFormat::fp8_656, 576);
+    add_format(CacheFormat::fp8_584, 512);
+    add_format(CacheFormat::bf16, 576);
+    add_format(CacheFormat::bf16, 512);
+  };
+  // Sizes.
+  for (const std::int64_t heads : {1, 3, 8, 16, 32, 64, 96, 128}) {
+    add_case({.name = numbered("h", heads), .h_q = heads});
+  }
+  for (const std::int64_t topk : {0, 1, 63, 100, 192, 512, 2048}) {
+    add_case({.name = numbered("k", topk), .b = 1, .topk = topk, .blocks = 33});
+  }
+  add_case({.name = "sq2-h16", .b = 3, .s_q = 2, .h_q = 16});
+  add_case({.name = "sq8", .b = 1, .s_q = 8});
+  add_case({.name = "b9", .b = 9, .h_q = 4});
+  add_case({.name = "no-sequence", .b = 0});
+  add_case({.name = "no-query", .s_q = 0});
+  add_case({.name = "no-head", .h_q = 0});
+  add_case({.name = "no-block", .topk = 5, .blocks = 0, .choice = Choice::scattered});
+  add_case({.name = "empty-blocks", .topk = 5, .block_size = 0, .choice = Choice::scattered});
+  add_case({.name = "block1", .blocks = 70, .block_size = 1});
+  add_case({.name = "block2", .blocks = 70, .block_size = 2});
+  add_case({.name = "block128", .blocks = 3, .block_size = 128});
+  add_case({.name = "scale", .scale = 0.02});
+  // Which entries count.
+  add_case({.name = "repeated", .blocks = 1, .choice = Choice::repeated});
+  add_case({.name = "scattered", .h_q = 16, .choice = Choice::scattered});
+  add_case({.name = "some-nothing", .b = 3, .s_q = 2, .choice = Choice::some_nothing});
+  add_case({.name = "nothing", .choice = Choice::nothing});
+  add_case({.name = "length-zero", .lengths = Lengths::zero});
+  add_case({.name = "length-one", .lengths = Lengths::one});
+  add_case({.name = "length-ragged",
+            .b = 5,
+            .s_q = 2,
+            .choice = Choice::scattered,
+            .lengths = Lengths::ragged});
+  add_case({.name = "length-query",
+            .b = 3,
+            .s_q = 4,
+            .lengths = Lengths::ragged,
+            .length_per_query = true});
+  add_case({.name = "length-out-of-range", .b = 4, .lengths = Lengths::out_of_range});
+  // The second cache.
+  add_case({.name = "extra", .h_q = 16, .extra_topk = 40});
+  add_case({.name = "extra-sq2-length",
+            .b = 3,
+            .s_q = 2,
+            .choice = Choice::scattered,
+            .lengths = Lengths::ragged,
+            .extra_topk = 70,
+            .sink = Sink::finite});
+  add_case({.name = "extra-length-query",
+            .b = 2,
+            .s_q = 3,
+            .lengths = Lengths::ragged,
+            .length_per_query = true,
+            .extra_topk = 90});
+  add_case({.name = "extra-none-chosen", .extra_topk = 0});
+  add_case({.name = "extra-alone", .topk = 0, .extra_topk = 33});
+  add_case({.name = "extra-nothing", .choice = Choice::nothing, .extra_topk = 33});
+  add_case({.name = "extra-large",
+            .b = 1,
+            .h_q = 64,
+            .topk = 512,
+            .blocks = 12,
+            .extra_topk = 128,
+            .extra_blocks = 4,
+            .extra_block_size = 64});
+  // Sinks.
+  add_case({.name = "sink", .h_q = 16, .sink = Sink::finite});
+  add_case({.name = "sink-minus-inf", .sink = Sink::minus_inf});
+  add_case({.name = "sink-plus-inf", .sink = Sink::plus_inf});
+  add_case({.name = "sink-mixed-nothing",
+            .b = 3,
+            .h_q = 16,
+            .choice = Choice::some_nothing,
+            .sink = Sink::mixed});
+  // Memory.
+  for (const Layout layout : {Layout::wide, Layout::reversed, Layout::broadcast}) {
+    const std::string name = layout == Layout::wide       ? "wide"
+                             : layout == Layout::reversed ? "reversed"
+                                                          : "broadcast";
+    add_case({.name = name,
+              .b = 3,
+              .s_q = 2,
+              .h_q = 3,
+              .lengths = Lengths::ragged,
+              .length_per_query = true,
+              .extra_topk = 20,
+              .layout = layout});
+  }
+  // Numbers.
+  add_case({.name = "logits-30", .logits = 30});
+  add_case({.name = "logits-3000", .sink = Sink::finite, .logits = 3000});
+  add_case({.name = "no-poison", .poison = false});
+  for (const std::int64_t heads : {8, 64}) {
+    list.push_back(
+        {.name = numbered("fp8_656-odd-scales-h", heads), .h_q = heads, .odd_scales = true});
+  }
+  return list;
+}
+
+testing::CaseOutcome run(const DecodeCase& shape, const testing::Target& target) {
+  const Device device = testing::device_of(target);
+  const DecodeStep step(shape);
+  const DecodeStep there = step.on(device);
+  DecodeArgs args = there.args();
+  Tensor workspace;
+  if (const std::int64_t bytes = decode_workspace_bytes(args, target.options); bytes > 0) {
+    workspace = Tensor(DType::u8, {bytes}, device);
+    args.workspace = workspace;
+  }
+  testing::CaseOutcome outcome;
+  outcome.backend = decode(args, target.options);
+  const oracle::Decode expected = oracle::decode(step.args());
+  testing::compare_output(outcome, "out", testing::on({}, there.out), expected.out,
+                          out_tolerance());
+  testing::compare_output(outcome, "lse", testing::on({}, there.lse), expected.lse,
+                          lse_tolerance(expected.largest_logit));
+  return outcome;
+}
+
+}  // namespace
+
+testing::Operation decode_operation() {
+  return {"sparse_mla::decode", "top-k sparse MLA attention of decode steps over a paged cache",
+          testing::cases_of(make_cases(), run), decode_benchmarks()};
+}
+
+}  // namespace winnow::sparse_mla

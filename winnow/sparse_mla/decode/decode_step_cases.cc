@@ -1,0 +1,233 @@
+#include "winnow/sparse_mla/decode/decode_step_cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "winnow/sparse_mla/cache_oracle.h"
+
+namespace winnow::sparse_mla {
+namespace {
+
+using testing::Random;
+
+// What one of the two caches of a case has.
+struct Part {
+  std::int64_t blocks, block_size, topk;
+};
+
+void put(std::vector<std::uint8_t>& row, std::size_t at, std::uint32_t bits, int bytes) {
+  for (int byte = 0; byte < bytes; ++byte) {
+    row[at + static_cast<std::size_t>(byte)] = static_cast<std::uint8_t>(bits >> (8 * byte));
+  }
+}
+
+void put_brain(std::vector<std::uint8_t>& row, std::size_t from, std::size_t end, Random& random) {
+  for (std::size_t at = from; at < end; at += 2) {
+    put(row, at, BFloat16(static_cast<float>(random.normal())).bits, 2);
+  }
+}
+
+// A row of numbers of about 1, whose scales differ.
+std::vector<std::uint8_t> random_row(const DecodeCase& shape, std::size_t bytes, Random& random) {
+  std::vector<std::uint8_t> row(bytes);
+  if (shape.format == CacheFormat::bf16) {
+    put_brain(row, 0, bytes, random);
+    return row;
+  }
+  const bool wide = shape.format == CacheFormat::fp8_656;
+  const std::size_t quantised = wide ? 512 : 448, group = wide ? 128 : 64;
+  for (std::size_t first = 0, g = 0; first < quantised; first += group, ++g) {
+    const int exponent = -static_cast<int>(random.below(4));
+    double scale = std::ldexp(1.0, exponent);
+    if (wide) {
+      if (shape.odd_scales) scale *= 0.7 + 0.6 * random.uniform();
+      put(row, 512 + 4 * g, std::bit_cast<std::uint32_t>(static_cast<float>(scale)), 4);
+    } else {
+      row[576 + g] = static_cast<std::uint8_t>(127 + exponent);
+    }
+    for (std::size_t c = first; c < first + group; ++c) {
+      row[c] = Float8E4M3(static_cast<float>(random.normal() / scale)).bits;
+    }
+  }
+  put_brain(row, wide ? 528 : 448, wide ? 656 : 576, random);
+  return row;
+}
+
+void fill_cache(const DecodeCase& shape, const ChosenTensors& part, Random& random) {
+  const TensorView& cache = part.cache.view;
+  const std::int64_t slots = cache.size(0) * cache.size(1), bytes = oracle::row_bytes(cache);
+  std::vector<bool> seen(static_cast<std::size_t>(slots), !shape.poison);
+  for (std::int64_t i = 0; i < shape.b; ++i) {
+    for (std::int64_t s = 0; s < shape.s_q; ++s) {
+      for (std::int64_t j = 0; j < part.indices.view.size(2); ++j) {
+        const std::int64_t slot = part.indices.view.at<std::int32_t>(i, s, j);
+        if (slot >= 0 && slot < slots) seen[static_cast<std::size_t>(slot)] = true;
+      }
+    }
+  }
+  for (std::int64_t slot = 0; slot < slots; ++slot) {
+    // All bits set are NaN in every format.
+    const std::vector<std::uint8_t> row =
+        seen[static_cast<std::size_t>(slot)]
+            ? random_row(shape, static_cast<std::size_t>(bytes), random)
+            : std::vector<std::uint8_t>(static_cast<std::size_t>(bytes), 0xff);
+    for (std::int64_t byte = 0; byte < bytes; ++byte) {
+      oracle::cache_byte(cache, shape.format, slot / cache.size(1), slot % cache.size(1), byte) =
+          row[static_cast<std::size_t>(byte)];
+    }
+  }
+}
+
+void fill_indices(const DecodeCase& shape, const TensorView& indices, std::int64_t slots,
+                  Random& random) {
+  constexpr std::int32_t kLowest = std::numeric_limits<std::int32_t>::min(),
+                         kHighest = std::numeric_limits<std::int32_t>::max();
+  const std::int32_t absent[] = {-1, static_cast<std::int32_t>(slots), kLowest, kHighest};
+  if (shape.choice == Choice::distinct) {
+    testing::fill_distinct(indices, random, slots);
+    return;
+  }
+  testing::fill_below(indices, random, std::max<std::int64_t>(slots, 1));
+  if (shape.choice == Choice::repeated) return;
+  for (std::int64_t i = 0; i < shape.b; ++i) {
+    for (std::int64_t s = 0; s < shape.s_q; ++s) {
+      const bool nothing = shape.choice == Choice::nothing ||
+                           (shape.choice == Choice::some_nothing && (i + s) % 2 == 0);
+      for (std::int64_t j = 0; j < indices.size(2); ++j) {
+        if (nothing || j % 3 == 1) {
+          indices.at<std::int32_t>(i, s, j) = absent[static_cast<std::size_t>(random.below(4))];
+        }
+      }
+    }
+  }
+}
+
+std::int32_t length_of(const DecodeCase& shape, std::int64_t topk, std::int64_t number,
+                       Random& random) {
+  const std::int32_t beyond[] = {-1, std::numeric_limits<std::int32_t>::min(),
+                                 static_cast<std::int32_t>(topk + 1),
+                                 std::numeric_limits<std::int32_t>::max()};
+  switch (shape.lengths) {
+    case Lengths::zero:
+      return 0;
+    case Lengths::one:
+      return 1;
+    case Lengths::out_of_range:
+      return beyond[number % 4];
+    default:
+      return static_cast<std::int32_t>(random.below(topk + 1));
+  }
+}
+
+ChosenTensors make_chosen(const DecodeCase& shape, const Part& part, Random& random) {
+  ChosenTensors chosen;
+  const Layout layout = shape.layout;
+  chosen.cache = make_cache(shape.format, part.blocks, part.block_size, shape.columns, layout);
+  chosen.indices = testing::make_tensor(DType::i32, {shape.b, shape.s_q, part.topk}, layout);
+  fill_indices(shape, chosen.indices.view, part.blocks * part.block_size, random);
+  if (layout == Layout::broadcast) {  // the numbers of a sequence are those of all
+    fill_indices(shape, chosen.indices.view.slice(0, 0, std::min<std::int64_t>(shape.b, 1)),
+                 part.blocks * part.block_size, random);
+  }
+  if (shape.lengths != Lengths::absent) {
+    const std::int64_t s_q = shape.length_per_query ? shape.s_q : 1;
+    StridedTensor lengths = shape.length_per_query
+                                ? testing::make_tensor(DType::i32, {shape.b, shape.s_q}, layout)
+                                : testing::make_tensor(DType::i32, {shape.b}, Layout::dense);
+    for (std::int64_t i = 0; i < shape.b; ++i) {
+      for (std::int64_t s = 0; s < s_q; ++s) {
+        const std::int32_t length = length_of(shape, part.topk, i * s_q + s, random);
+        if (shape.length_per_query) {
+          lengths.view.at<std::int32_t>(i, s) = length;
+        } else {
+          lengths.view.at<std::int32_t>(i) = length;
+        }
+      }
+    }
+    chosen.topk_length = std::move(lengths);
+  }
+  fill_cache(shape, chosen, random);
+  return chosen;
+}
+
+float sink_of(const DecodeCase& shape, std::int64_t h, Random& random) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const auto finite = static_cast<float>(3 * random.normal());
+  switch (shape.sink) {
+    case Sink::minus_inf:
+      return -kInfinity;
+    case Sink::plus_inf:
+      return kInfinity;
+    case Sink::mixed:
+      return h % 3 == 0 ? kInfinity : h % 3 == 1 ? -kInfinity : finite;
+    default:
+      return finite;
+  }
+}
+
+}  // namespace
+
+std::string describe(const DecodeCase& shape) {
+  using testing::numbered;
+  return numbered("b ", shape.b) + numbered(", s_q ", shape.s_q) + numbered(", h_q ", shape.h_q) +
+         numbered(", topk ", shape.topk) +
+         (shape.extra_topk < 0 ? "" : numbered(" and ", shape.extra_topk)) +
+         numbered(", blocks ", shape.blocks) + numbered(", block_size ", shape.block_size);
+}
+
+ChosenTensors ChosenTensors::on(Device device) const {
+  return {testing::on(device, cache), testing::on(device, indices),
+          testing::on(device, topk_length)};
+}
+
+DecodeStep::DecodeStep(const DecodeCase& step) : shape(step) {
+  Random random(testing::seed_from(shape.name));
+  const std::int64_t d_qk = row_columns(shape.format, shape.columns);
+  q = testing::make_tensor(DType::bf16, {shape.b, shape.s_q, shape.h_q, d_qk}, shape.layout);
+  testing::fill_normal(q.view, random, shape.logits);
+  chosen = make_chosen(shape, {shape.blocks, shape.block_size, shape.topk}, random);
+  if (shape.extra_topk >= 0) {
+    extra =
+        make_chosen(shape, {shape.extra_blocks, shape.extra_block_size, shape.extra_topk}, random);
+  }
+  if (shape.sink != Sink::absent) {
+    attn_sink = testing::make_tensor(DType::f32, {shape.h_q}, Layout::dense);
+    for (std::int64_t h = 0; h < shape.h_q; ++h) {
+      attn_sink.view.at<float>(h) = sink_of(shape, h, random);
+    }
+  }
+  out = testing::make_output(DType::bf16, {shape.b, shape.s_q, shape.h_q, 512}, shape.layout);
+  lse = testing::make_output(DType::f32, {shape.b, shape.s_q, shape.h_q}, shape.layout);
+}
+
+DecodeStep DecodeStep::on(Device device) const {
+  DecodeStep copy(DecodeCase{.name = shape.name, .b = 0});
+  copy.shape = shape;
+  copy.q = testing::on(device, q);
+  copy.attn_sink = testing::on(device, attn_sink);
+  copy.out = testing::on(device, out);
+  copy.lse = testing::on(device, lse);
+  copy.chosen = chosen.on(device);
+  copy.extra = extra.on(device);
+  return copy;
+}
+
+DecodeArgs DecodeStep::args() const {
+  return {.q = q.view,
+          .cache = chosen.cache.view,
+          .indices = chosen.indices.view,
+          .topk_length = chosen.topk_length.view,
+          .extra_cache = extra.cache.view,
+          .extra_indices = extra.indices.view,
+          .extra_topk_length = extra.topk_length.view,
+          .attn_sink = attn_sink.view,
+          .format = shape.format,
+          .scale = shape.scale,
+          .out = out.view,
+          .lse = lse.view};
+}
+
+}  // namespace winnow::sparse_mla

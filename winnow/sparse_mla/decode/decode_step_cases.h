@@ -1,0 +1,54 @@
+// The problems on which sparse_mla::decode is tested and timed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "winnow/sparse_mla/cache_cases.h"
+#include "winnow/sparse_mla/cases.h"
+#include "winnow/sparse_mla/decode/decode.h"
+
+namespace winnow::sparse_mla {
+
+struct DecodeCase {
+  std::string name;
+  CacheFormat format = CacheFormat::fp8_656;
+  std::int64_t columns = 576;  // of bf16
+  std::int64_t b = 2, s_q = 1, h_q = 8, topk = 64;
+  std::int64_t blocks = 6, block_size = 64;
+  Choice choice = Choice::distinct;  // distinct, repeated, scattered, some_nothing or nothing
+  Lengths lengths = Lengths::absent;
+  bool length_per_query = false;
+  std::int64_t extra_topk = -1;  // of the second cache; -1: none
+  std::int64_t extra_blocks = 3, extra_block_size = 32;
+  Sink sink = Sink::absent;
+  Layout layout = Layout::dense;
+  std::optional<double> scale{};
+  double logits = 1;        // standard deviation of the logits
+  bool odd_scales = false;  // of fp8_656: any f32, not powers of two
+  bool poison = true;       // rows that no query chose are NaN
+};
+
+std::string describe(const DecodeCase& shape);
+
+// One cache of a step, and what is chosen of it.
+struct ChosenTensors {
+  StridedTensor cache, indices, topk_length;
+  ChosenTensors on(Device device) const;
+};
+
+// A step's tensors. The same for the same shape on every platform.
+struct DecodeStep {
+  explicit DecodeStep(const DecodeCase& shape);
+  DecodeStep on(Device device) const;
+  // Without workspace; the views are those of this step.
+  DecodeArgs args() const;
+
+  DecodeCase shape;
+  StridedTensor q, attn_sink, out, lse;
+  ChosenTensors chosen, extra;
+};
+
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,224 @@
+// sparse_mla::decode: the case table, steps worked by hand, bits that do not depend on the batch,
+// and what it refuses.
+#include "winnow/sparse_mla/decode/decode.h"
+
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "winnow/core/parallel.h"
+#include "winnow/sparse_mla/decode/decode_step_cases.h"
+#include "winnow/sparse_mla/forward/forward.h"
+#include "winnow/sparse_mla/store/store.h"
+#include "winnow/testing/expect.h"
+
+namespace winnow::sparse_mla {
+namespace {
+
+using winnow::testing::expect_error;
+
+class DecodeCases : public ::testing::TestWithParam<winnow::testing::Case> {};
+TEST_P(DecodeCases, MatchTheOracle) {
+  winnow::testing::expect_case_passes("sparse_mla::decode", GetParam());
+}
+INSTANTIATE_TEST_SUITE_P(
+    Table, DecodeCases,
+    ::testing::ValuesIn(winnow::testing::operation_named("sparse_mla::decode").cases),
+    winnow::testing::test_name);
+
+// Two rows with logits 0 and log 3 * ..., stored and attended: weights 1/4 and 3/4.
+TEST(Decode, ByHand) {
+  Tensor rows(DType::bf16, {2, 576}), slots(DType::i32, {2}), cache(DType::u8, {2, 2, 1, 656});
+  rows.view().at<BFloat16>(0, 0) = BFloat16(8.0f);
+  rows.view().at<BFloat16>(1, 0) = BFloat16(-4.0f);
+  rows.view().at<BFloat16>(1, 575) = BFloat16(1.0f);
+  slots.values<std::int32_t>()[0] = 1;
+  slots.values<std::int32_t>()[1] = 2;
+  store({.rows = rows, .slots = slots, .cache = cache});
+  Tensor q(DType::bf16, {1, 1, 1, 576}), indices(DType::i32, {1, 1, 2});
+  q.view().at<BFloat16>(0, 0, 0, 575) = BFloat16(1.0f);
+  indices.values<std::int32_t>()[0] = 2;
+  indices.values<std::int32_t>()[1] = 1;
+  Tensor out(DType::bf16, {1, 1, 1, 512}), lse(DType::f32, {1, 1, 1});
+  EXPECT_EQ(to_string(decode({.q = q,
+                              .cache = cache,
+                              .indices = indices,
+                              .scale = std::log(3.0),
+                              .out = out,
+                              .lse = lse})),
+            "cpu");
+  EXPECT_NEAR(lse.values<float>()[0], std::log(4.0), 1e-6);
+  EXPECT_EQ(static_cast<float>(out.view().at<BFloat16>(0, 0, 0, 0)), -1.0f);  // 8/4 - 4 * 3/4
+  EXPECT_EQ(static_cast<float>(out.view().at<BFloat16>(0, 0, 0, 511)), 0.0f);
+}
+
+// A cache of plain bf16 rows in one block is forward()'s: the same formula, so nearly the same
+// numbers.
+TEST(Decode, AgreesWithForward) {
+  const DecodeStep step({.name = "agrees",
+                         .format = CacheFormat::bf16,
+                         .b = 3,
+                         .h_q = 16,
+                         .blocks = 1,
+                         .block_size = 100,
+                         .sink = Sink::finite});
+  decode(step.args());
+  const Tensor& kv = step.chosen.cache.storage;
+  Tensor out(DType::bf16, {3, 16, 512}), lse(DType::f32, {3, 16});
+  forward({.q = ConstTensorView(step.q.view.data(), DType::bf16, {3, 16, 576}),
+           .kv = ConstTensorView(kv.data(), DType::bf16, {100, 1, 576}),
+           .indices = ConstTensorView(step.chosen.indices.view.data(), DType::i32, {3, 1, 64}),
+           .attn_sink = step.attn_sink.view,
+           .out = out,
+           .lse = lse});
+  winnow::testing::expect_passed(
+      winnow::testing::compare("out", TensorView(step.out.view.data(), DType::bf16, {3, 16, 512}),
+                               winnow::testing::read(out), {1e-2}));
+  winnow::testing::expect_passed(
+      winnow::testing::compare("lse", TensorView(step.lse.view.data(), DType::f32, {3, 16}),
+                               winnow::testing::read(lse), {1e-5}));
+}
+
+// A sequence of a batch alone gives the bits that it has in the batch, with any number of threads.
+TEST(Decode, HasTheSameBitsWhateverTheBatch) {
+  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::bf16}) {
+    const DecodeStep step({.name = "batch",
+                           .format = format,
+                           .columns = row_columns(format),
+                           .b = 5,
+                           .s_q = 2,
+                           .h_q = 40,
+                           .topk = 300,
+                           .lengths = Lengths::ragged,
+                           .length_per_query = true,
+                           .extra_topk = 70,
+                           .sink = Sink::finite});
+    const int threads = num_threads();
+    set_num_threads(4);
+    decode(step.args());
+    set_num_threads(1);
+    const auto expect_same = [&](std::int64_t first, std::int64_t end) {
+      Tensor out(DType::bf16, {end - first, 2, 40, 512}), lse(DType::f32, {end - first, 2, 40});
+      DecodeArgs args = step.args();
+      for (ConstTensorView* view : {&args.q, &args.indices, &args.topk_length, &args.extra_indices,
+                                    &args.extra_topk_length}) {
+        *view = view->slice(0, first, end);
+      }
+      args.out = out;
+      args.lse = lse;
+      decode(args);
+      const TensorView whole = step.out.view.slice(0, first, end);
+      EXPECT_EQ(std::memcmp(out.data(), whole.data(), std::size_t(out.numel() * 2)), 0) << first;
+      const TensorView whole_lse = step.lse.view.slice(0, first, end);
+      EXPECT_EQ(std::memcmp(lse.data(), whole_lse.data(), std::size_t(lse.numel() * 4)), 0);
+    };
+    for (std::int64_t i = 0; i < 5; ++i) expect_same(i, i + 1);
+    expect_same(1, 4);
+    set_num_threads(threads);
+  }
+}
+
+// Rows that nobody chose are NaN in the case table; one that a query chose is its own affair.
+TEST(Decode, ANanReachesOnlyTheQueriesThatSeeIt) {
+  const DecodeStep step({.name = "nan", .b = 2, .topk = 1, .blocks = 1, .block_size = 2});
+  step.chosen.indices.view.at<std::int32_t>(0, 0, 0) = 0;
+  step.chosen.indices.view.at<std::int32_t>(1, 0, 0) = 1;
+  std::uint8_t* bytes = static_cast<std::uint8_t*>(step.chosen.cache.view.data());
+  std::memset(bytes, 0xff, 656);
+  std::memset(bytes + 656, 0, 656);
+  decode(step.args());
+  for (std::int64_t h = 0; h < 8; ++h) {
+    EXPECT_TRUE(std::isnan(step.lse.view.at<float>(0, 0, h)));
+    EXPECT_TRUE(std::isnan(static_cast<float>(step.out.view.at<BFloat16>(0, 0, h, 7))));
+    EXPECT_EQ(step.lse.view.at<float>(1, 0, h), 0.0f);
+    EXPECT_EQ(static_cast<float>(step.out.view.at<BFloat16>(1, 0, h, 7)), 0.0f);
+  }
+}
+
+TEST(Decode, Refuses) {
+  Tensor q512(DType::bf16, {2, 1, 8, 512}), f32(DType::f32, {2, 1, 8, 576});
+  Tensor flat(DType::i32, {2, 64}), wide(DType::i64, {2, 1, 64}), three(DType::i32, {3});
+  Tensor sink(DType::f32, {9}), bytes(DType::u8, {6, 64, 1, 600}), lse(DType::f32, {2, 8});
+  Tensor lengths(DType::i32, {2, 3}), cube(DType::i32, {2, 1, 1});
+  Tensor brain576(DType::bf16, {1, 2, 1, 576}), brain512(DType::bf16, {1, 2, 1, 512});
+  const auto reject = [](const auto& bend, const std::string& text) {
+    const DecodeStep step({.name = "refused", .extra_topk = 5});
+    DecodeArgs args = step.args();
+    bend(args);
+    for (const bool dry_run : {false, true}) {
+      expect_error([&] { decode(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
+                   "sparse_mla::decode: " + text);
+    }
+    expect_error([&] { decode_workspace_bytes(args); }, ErrorCode::invalid_argument,
+                 "sparse_mla::decode: " + text);
+    EXPECT_EQ(winnow::testing::count_unwritten(step.out.view), step.out.view.numel()) << text;
+    EXPECT_EQ(winnow::testing::count_unwritten(step.lse.view), step.lse.view.numel()) << text;
+  };
+  using Args = DecodeArgs;
+  reject([](Args& a) { a.q = {}; }, "q: want a tensor [b, s_q, h_q, d_qk], got none");
+  reject([&](Args& a) { a.q = q512; },
+         "q: want shape [b=2, s_q=1, h_q=8, d_qk=576], got [2, 1, 8, 512]");
+  reject([&](Args& a) { a.q = f32; }, "q: want dtype bf16, got f32");
+  reject([](Args& a) { a.cache = {}; },
+         "cache: want a tensor [blocks, block_size, 1, 656], got none");
+  reject([&](Args& a) { a.cache = bytes; },
+         "cache: want [blocks, block_size, 1, 656] for the format fp8_656 (fp8_656 has rows of 656 "
+         "bytes, fp8_584 of 584 bytes, bf16 of 576 or 512 elements), got a last dimension of 600");
+  reject([](Args& a) { a.indices = {}; }, "indices: want a tensor [b, s_q, topk], got none");
+  reject([&](Args& a) { a.indices = flat; },
+         "indices: want 3 dimensions [b, s_q, topk], got shape [2, 64]");
+  reject([&](Args& a) { a.indices = wide; }, "indices: want dtype i32, got i64");
+  reject([&](Args& a) { a.topk_length = three; }, "topk_length: want shape [b=2], got [3]");
+  reject([&](Args& a) { a.topk_length = lengths; },
+         "topk_length: want shape [b=2, s_q=1], got [2, 3]");
+  reject([&](Args& a) { a.topk_length = cube; },
+         "topk_length: want 1 dimensions [b], or 2 dimensions [b, s_q], got shape [2, 1, 1]");
+  reject([&](Args& a) { a.attn_sink = sink; }, "attn_sink: want shape [h_q=8], got [9]");
+  reject([](Args& a) { a.extra_indices = {}; },
+         "extra_indices: want a tensor [b, s_q, topk], got none");
+  reject([](Args& a) { a.extra_cache = {}; },
+         "extra_cache: want a tensor [blocks, block_size, 1, 656], got none");
+  reject(
+      [&](Args& a) {
+        a.extra_topk_length = three.view().slice(0, 0, 2);
+        a.extra_cache = {};
+        a.extra_indices = {};
+      },
+      "extra_topk_length: want none, without extra_cache, got a tensor");
+  reject([&](Args& a) { a.extra_topk_length = three; },
+         "extra_topk_length: want shape [b=2], got [3]");
+  reject(
+      [&](Args& a) {
+        a.format = CacheFormat::bf16;
+        a.q = q512;
+        a.cache = brain512;
+        a.extra_cache = brain576;
+      },
+      "extra_cache: want rows of 512 columns as in cache, got 576");
+  reject([](Args& a) { a.scale = std::numeric_limits<double>::infinity(); },
+         "scale: want a finite number, got inf");
+  reject([](Args& a) { a.scale = 1e300; },
+         "scale: want a finite number, got " + std::to_string(1e300));
+  reject([&](Args& a) { a.out = {}; },
+         "out: want a tensor of shape [b=2, s_q=1, h_q=8, d_v=512], got none");
+  reject([&](Args& a) { a.lse = lse; }, "lse: want shape [b=2, s_q=1, h_q=8], got [2, 8]");
+}
+
+TEST(Decode, RefusesOverlapAndOtherBackends) {
+  const DecodeStep step({.name = "refused"});
+  DecodeArgs args = step.args();
+  args.out = TensorView(step.q.view.data(), DType::bf16, {2, 1, 8, 512});
+  expect_error([&] { decode(args); }, ErrorCode::invalid_argument,
+               "sparse_mla::decode: out: want memory apart from q, got memory that both use");
+  try {
+    decode(step.args(), winnow::testing::forced(Backend::sm90));
+    ADD_FAILURE() << "sm90 took tensors of the host";
+  } catch (const Error& error) {
+    EXPECT_EQ(winnow::testing::count_unwritten(step.out.view), step.out.view.numel());
+  }
+  EXPECT_EQ(decode_workspace_bytes(step.args()), 0);
+}
+
+}  // namespace
+}  // namespace winnow::sparse_mla
