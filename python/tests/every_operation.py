@@ -5,6 +5,7 @@ from typing import Any, Callable, Dict
 
 import numpy as np
 import problems
+import torch
 
 from winnow import expert_parallel, indexer, paged_xl, sparse_mla
 
@@ -26,6 +27,22 @@ def _operation(call, inputs, outputs):
     tensors = {name: np.nan_to_num(value) for name, (value, _) in both.items()}
     dtypes = {name: dtypes for name, (_, dtypes) in both.items()}
     return Operation(call, tensors, dtypes, tuple(outputs))
+
+
+def _as_torch(call, **dtypes):
+    """numpy has neither bfloat16 nor float8: those arguments come as integers with their bits, and
+    become tensors of torch in the same memory."""
+
+    def convert(name, value):
+        wanted, bits = dtypes.get(name, (None, None))
+        if wanted is None or str(value.dtype).removeprefix("torch.") != bits:
+            return value
+        return (torch.from_numpy(value) if isinstance(value, np.ndarray) else value).view(wanted)
+
+    return lambda **tensors: call(**{name: convert(name, v) for name, v in tensors.items()})
+
+
+_BRAIN = (torch.bfloat16, "uint16")
 
 
 def _sparse_mla():
@@ -64,6 +81,51 @@ def _sparse_mla():
                 "d_out": (values, "f32"),
             },
             {"dq": (q, "f32"), "dkv": (kv, "f32"), "d_sink": (sink, "f32")},
+        ),
+    )
+
+
+def _decode():
+    rng = np.random.default_rng(2)
+
+    def brain(*shape):
+        rows = torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).bfloat16()
+        return rows.view(torch.uint16).numpy()
+
+    cache = np.zeros((3, 4, 1, 656), np.uint8)
+    extra = np.zeros((2, 2, 1, 656), np.uint8)
+    chosen = rng.integers(0, 12, (2, 1, 7)).astype(np.int32)
+    length = np.full(2, 3, np.int32)
+    yield (
+        "sparse_mla::decode",
+        _operation(
+            _as_torch(
+                lambda out, lse, **inputs: sparse_mla.decode(**inputs, out=(out, lse)),
+                q=_BRAIN,
+                out=_BRAIN,
+            ),
+            {
+                "q": (brain(2, 1, 4, 576), "bf16"),
+                "cache": (cache, "u8 or f8_e4m3"),
+                "indices": (chosen, "i32"),
+                "topk_length": (length, "i32"),
+                "extra_cache": (extra, "u8 or f8_e4m3"),
+                "extra_indices": (chosen, "i32"),
+                "extra_topk_length": (length, "i32"),
+                "attn_sink": (np.zeros(4, np.float32), "f32"),
+            },
+            {
+                "out": (brain(2, 1, 4, 512), "bf16"),
+                "lse": (np.zeros((2, 1, 4), np.float32), "f32"),
+            },
+        ),
+    )
+    yield (
+        "sparse_mla::store",
+        _operation(
+            _as_torch(sparse_mla.store, rows=_BRAIN),
+            {"rows": (brain(5, 576), "bf16"), "slots": (np.arange(5), "i64 or i32")},
+            {"cache": (cache, "u8 or f8_e4m3")},
         ),
     )
 
@@ -229,7 +291,7 @@ def _all_to_all():
 
 ALL = {
     name: operation
-    for family in (_sparse_mla, _paged_xl, _indexer, _layout, _all_to_all)
+    for family in (_sparse_mla, _decode, _paged_xl, _indexer, _layout, _all_to_all)
     for name, operation in family()
 }
 EVERY_TENSOR = [(name, tensor) for name, operation in ALL.items() for tensor in operation.tensors]

@@ -35,17 +35,20 @@ def supports(
 
     Args:
         op: "sparse_mla.forward", "sparse_mla.distribution", "sparse_mla.backward",
-            "indexer.topk", "indexer.scores", "indexer.backward", "indexer.quantize",
-            "paged_xl.attention", "paged_xl.attention_fused", "paged_xl.append",
-            "paged_xl.position_term", "expert_parallel.dispatch", "expert_parallel.combine",
-            "expert_parallel.layout" or "expert_parallel.notify".
-        dtype: of the queries, or the tokens: "float32", "float16", "bfloat16", "float64" (of
-            sparse_mla and paged_xl on the CPU), or a dtype of numpy or torch.
+            "sparse_mla.decode", "sparse_mla.store", "indexer.topk", "indexer.scores",
+            "indexer.backward", "indexer.quantize", "paged_xl.attention",
+            "paged_xl.attention_fused", "paged_xl.append", "paged_xl.position_term",
+            "expert_parallel.dispatch", "expert_parallel.combine", "expert_parallel.layout" or
+            "expert_parallel.notify".
+        dtype: of the queries, of the cache (decode and store), or of the tokens: "float32",
+            "float16", "bfloat16", "float64" (of sparse_mla and paged_xl on the CPU),
+            "float8_e4m3fn", or a dtype of numpy or torch.
         device: "cpu", "cuda" or "cuda:1", or a device of torch.
         backend: asks for this one alone.
         **shape: sizes by the names in the operation's documentation: s_q, h_q, s_kv, d_qk, topk;
-            num_seqs, num_tokens, num_heads, num_kv_heads, head_size, num_blocks, block_size;
-            max_tokens, hidden, topk, experts (of one rank), world_size, local_world_size, channels.
+            b, n, blocks; num_seqs, num_tokens, num_heads, num_kv_heads, head_size, num_blocks,
+            block_size; max_tokens, hidden, topk, experts (of one rank), world_size,
+            local_world_size, channels.
             What is not given is a usual size, or 1 where any will do.
 
     Raises:

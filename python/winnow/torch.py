@@ -22,6 +22,7 @@ from winnow import _operators
 from winnow._winnow import expert_parallel as _expert_parallel
 from winnow._winnow import paged_xl as _paged_xl
 from winnow._winnow import sparse_mla as _sparse_mla
+from winnow.decode_operators import sparse_mla_decode, sparse_mla_store
 from winnow.expert_parallel import Notifier
 from winnow.expert_parallel.autograd import combine as expert_parallel_combine
 from winnow.expert_parallel.autograd import dispatch_traced as expert_parallel_dispatch
@@ -52,8 +53,10 @@ __all__ = [
     "paged_xl_position_term",
     "sparse_mla_attention",
     "sparse_mla_backward",
+    "sparse_mla_decode",
     "sparse_mla_distribution",
     "sparse_mla_forward",
+    "sparse_mla_store",
 ]
 
 _VALUE_DIM = 512

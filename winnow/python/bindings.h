@@ -29,8 +29,10 @@ void bind_paged_xl_append(nb::module_& m);
 void bind_paged_xl_attention(nb::module_& m);
 void bind_paged_xl_position_term(nb::module_& m);
 void bind_sparse_mla_backward(nb::module_& m);
+void bind_sparse_mla_decode(nb::module_& m);
 void bind_sparse_mla_distribution(nb::module_& m);
 void bind_sparse_mla_forward(nb::module_& m);
+void bind_sparse_mla_store(nb::module_& m);
 
 // A tensor that is only described: for dry runs and calls without tokens.
 TensorView without_memory(DType type, std::initializer_list<std::int64_t> shape, Device device);
@@ -74,7 +76,9 @@ Backend supports_paged_xl_attention(Shape& shape, const RunOptions& options);
 Backend supports_paged_xl_attention_fused(Shape& shape, const RunOptions& options);
 Backend supports_paged_xl_position_term(Shape& shape, const RunOptions& options);
 Backend supports_sparse_mla_backward(Shape& shape, const RunOptions& options);
+Backend supports_sparse_mla_decode(Shape& shape, const RunOptions& options);
 Backend supports_sparse_mla_distribution(Shape& shape, const RunOptions& options);
 Backend supports_sparse_mla_forward(Shape& shape, const RunOptions& options);
+Backend supports_sparse_mla_store(Shape& shape, const RunOptions& options);
 
 }  // namespace winnow::python

@@ -72,8 +72,10 @@ constexpr std::pair<const char*, Supports> kSupports[] = {
     {"paged_xl.attention_fused", supports_paged_xl_attention_fused},
     {"paged_xl.position_term", supports_paged_xl_position_term},
     {"sparse_mla.backward", supports_sparse_mla_backward},
+    {"sparse_mla.decode", supports_sparse_mla_decode},
     {"sparse_mla.distribution", supports_sparse_mla_distribution},
     {"sparse_mla.forward", supports_sparse_mla_forward},
+    {"sparse_mla.store", supports_sparse_mla_store},
 };
 
 // The backend that would run, or empty with the reason why none would.
@@ -161,6 +163,8 @@ NB_MODULE(_winnow, m) {
   bind_sparse_mla_forward(sparse_mla);
   bind_sparse_mla_distribution(sparse_mla);
   bind_sparse_mla_backward(sparse_mla);
+  bind_sparse_mla_decode(sparse_mla);
+  bind_sparse_mla_store(sparse_mla);
   nb::module_ indexer = m.def_submodule("indexer", "The lightning indexer.");
   bind_indexer_topk(indexer);
   bind_indexer_scores(indexer);

@@ -1,0 +1,285 @@
+"""Sparse MLA decode over a paged cache: the bindings, torch operators and FlashMLA's functions."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+import winnow.torch as ops
+from kinds import gpu
+from winnow.compat import flash_mla
+
+import winnow
+from winnow import compat, sparse_mla
+
+DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
+FORMATS = ["fp8_656", "fp8_584", "bf16"]
+COLUMNS = {"fp8_656": 576, "fp8_584": 512, "bf16": 576}
+
+
+def new_cache(format, blocks, block_size, device="cpu"):
+    """A cache of zeros in its format's own layout."""
+    if format == "bf16":
+        return torch.zeros(blocks, block_size, 1, 576, dtype=torch.bfloat16, device=device)
+    if format == "fp8_656":
+        return torch.zeros(blocks, block_size, 1, 656, dtype=torch.float8_e4m3fn, device=device)
+    padded = -(-block_size * 584 // 576) * 576
+    blocks = torch.zeros(blocks, padded, dtype=torch.uint8, device=device)
+    return blocks[:, : block_size * 584].unflatten(1, (block_size, 1, 584))
+
+
+def rounded(rows, format):
+    """What the cache holds of bfloat16 rows: a formula in torch."""
+    if format == "bf16":
+        return rows
+    group, quantised = (128, 512) if format == "fp8_656" else (64, 448)
+    groups = rows[:, :quantised].double().unflatten(1, (-1, group))
+    amax = groups.abs().amax(-1, keepdim=True).clamp(min=1e-4)
+    scale = torch.exp2(torch.ceil(torch.log2(amax / 448)))
+    f8 = (groups / scale).float().to(torch.float8_e4m3fn)
+    nope = (f8.double() * scale).bfloat16().flatten(1)
+    return torch.cat([nope, rows[:, quantised:]], 1)
+
+
+def attention(q, parts, scale, sink=None):
+    """(out, lse) in double precision. parts: (rows by slot, indices, topk_length [b, s_q]) each."""
+    logits, values = [], []
+    for rows, indices, length in parts:
+        chosen = indices.long().clamp(0, len(rows) - 1)
+        keys = rows[chosen].double()  # [b, s_q, topk, d]
+        x = torch.einsum("bshd,bskd->bshk", q.double(), keys) * scale
+        absent = (indices < 0) | (indices >= len(rows))
+        if length is not None:
+            absent = absent | (torch.arange(indices.shape[-1]) >= length[..., None])
+        logits.append(x.masked_fill(absent[:, :, None], -torch.inf))
+        values.append(keys[..., :512])
+    x = torch.cat(logits, -1)
+    lse = x.logsumexp(-1)
+    whole = lse if sink is None else torch.logaddexp(lse, sink.double())
+    p = torch.exp(x - whole.masked_fill(whole == -torch.inf, 0)[..., None])
+    return torch.einsum("bshk,bskd->bshd", p, torch.cat(values, 2)), lse
+
+
+def problem(format, b=3, s_q=2, h_q=8, topk=20, blocks=5, block_size=16, seed=0, device="cpu"):
+    made = torch.Generator().manual_seed(seed)
+    slots = blocks * block_size
+    rows = torch.randn(slots, COLUMNS[format], generator=made).bfloat16()
+    cache = new_cache(format, blocks, block_size, device)
+    sparse_mla.store(rows.to(device), cache, torch.arange(slots, device=device), format=format)
+    q = torch.randn(b, s_q, h_q, COLUMNS[format], generator=made).bfloat16()
+    indices = torch.randint(-3, slots + 3, (b, s_q, topk), generator=made, dtype=torch.int32)
+    return q.to(device), cache, indices.to(device), rounded(rows, format)
+
+
+def close(out, lse, want):
+    torch.testing.assert_close(out.cpu().double(), want[0], rtol=0, atol=1e-2)
+    torch.testing.assert_close(lse.cpu().double(), want[1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_decode_against_a_formula(format, device):
+    q, cache, indices, rows = problem(format, device=device)
+    indices[1, 0] = -1
+    out, lse = sparse_mla.decode(q, cache, indices, format=format, scale=0.05)
+    assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+    close(out, lse, attention(q.cpu(), [(rows, indices.cpu(), None)], 0.05))
+    assert (out[1, 0] == 0).all() and torch.isneginf(lse[1, 0]).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_decode_with_everything(format, device):
+    q, cache, indices, rows = problem(format, device=device)
+    _, extra, extra_indices, extra_rows = problem(format, topk=9, blocks=3, block_size=4, seed=1,
+                                                  device=device)  # fmt: skip
+    length = torch.tensor([[3, 20], [0, 99], [-1, 7]], dtype=torch.int32)
+    extra_length = torch.tensor([9, 0, 4], dtype=torch.int32)
+    sink = torch.randn(8)
+    out, lse = sparse_mla.decode(
+        q, cache, indices, format=format, topk_length=length.to(device), attn_sink=sink.to(device),
+        extra_cache=extra, extra_indices=extra_indices, extra_topk_length=extra_length.to(device),
+        batch_invariant=False,
+    )  # fmt: skip
+    parts = [
+        (rows, indices.cpu(), length),
+        (extra_rows, extra_indices.cpu(), extra_length[:, None].expand(3, 2)),
+    ]
+    close(out, lse, attention(q.cpu(), parts, COLUMNS[format] ** -0.5, sink))
+
+
+def test_results_go_where_they_are_wanted():
+    q, cache, indices, _ = problem("fp8_656")
+    want = sparse_mla.decode(q, cache, indices)
+    out = torch.zeros(3, 2, 8, 512, dtype=torch.bfloat16)
+    got, lse = sparse_mla.decode(q, cache.view(torch.uint8), indices, out=(out, None))
+    assert got is out and torch.equal(out, want[0]) and torch.equal(lse, want[1])
+    assert torch.equal(sparse_mla.decode(q, cache, indices, out=out)[0], out)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_store_writes_only_its_slots(format):
+    cache, want = new_cache(format, 2, 4), new_cache(format, 2, 4)
+    rows = torch.randn(3, COLUMNS[format]).bfloat16()
+    sparse_mla.store(rows, cache, torch.tensor([5, -1, 2], dtype=torch.int32), format=format)
+    sparse_mla.store(rows[::2], want, torch.tensor([5, 2]), format=format)
+    assert torch.equal(cache.view(torch.uint8), want.view(torch.uint8))
+    assert cache.view(torch.uint8).bool().any()
+
+
+def test_refusals():
+    q, cache, indices, _ = problem("fp8_656")
+    with pytest.raises(ValueError, match="decode: format: want fp8_656, fp8_584 or bf16, got fp8"):
+        sparse_mla.decode(q, cache, indices, format="fp8")
+    with pytest.raises(ValueError, match="store: format: want fp8_656, fp8_584 or bf16, got x"):
+        sparse_mla.store(q[0, 0], cache, torch.arange(8), format="x")
+    with pytest.raises(ValueError, match=r"cache: want .* for the format fp8_584 \(fp8_656 has"):
+        sparse_mla.decode(q, cache, indices, format="fp8_584")
+    with pytest.raises(ValueError, match="indices: want dtype i32, got i64; .int"):
+        sparse_mla.decode(q, cache, indices.long())
+    with pytest.raises(ValueError, match="slots: want each slot at most once, got slot 1 for row"):
+        sparse_mla.store(q[0, 0], cache, torch.ones(8, dtype=torch.long))
+    with pytest.raises(ValueError, match="slots: want slots below 5 blocks"):
+        sparse_mla.store(q[0, 0], cache, torch.arange(8) + 75)
+
+
+def test_supports():
+    for dtype, d_qk in (("float8_e4m3fn", 576), ("float8_e4m3fn", 512), ("bfloat16", 576)):
+        assert winnow.supports("sparse_mla.decode", dtype=dtype, d_qk=d_qk, b=64, h_q=16)
+        assert winnow.supports("sparse_mla.store", dtype=dtype, d_qk=d_qk, n=7)
+    assert "cache: want dtype bf16, got f32" in winnow.supports("sparse_mla.decode").reason
+
+
+# ---- torch operators
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_opcheck(format, device):
+    # 72 * 584 is a multiple of 576: opcheck copies caches, which then have no padding.
+    q, cache, indices, _ = problem(format, block_size=72, device=device)
+    if format == "fp8_656":
+        cache = cache.view(torch.uint8)  # opcheck does sums over float8, which torch has none of
+    torch.library.opcheck(
+        torch.ops.winnow.sparse_mla_decode.default, (q, cache, indices, format, 0.1)
+    )
+    rows, slots = q[0, 0].contiguous(), torch.arange(8, device=device)
+    torch.library.opcheck(torch.ops.winnow.sparse_mla_store.default, (rows, cache, slots, format))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_compiled(format, device):
+    q, cache, indices, _ = problem(format, device=device)
+    rows, slots = q[0, 0].contiguous(), torch.arange(8, device=device)
+
+    def step(q, cache, rows, slots):
+        ops.sparse_mla_store(rows, cache, slots, format=format)
+        return ops.sparse_mla_decode(q, cache, indices, format=format, scale=0.1)
+
+    changed = cache.clone(memory_format=torch.preserve_format)
+    if format == "fp8_584":
+        changed = new_cache(format, 5, 16, device)
+        changed.copy_(cache)
+    got = torch.compile(step, fullgraph=True)(q, changed, rows, slots)
+    for result, wanted in zip(got, step(q, cache, rows, slots), strict=True):
+        assert torch.equal(result, wanted)
+    assert torch.equal(changed.view(torch.uint8), cache.view(torch.uint8))
+
+
+def test_a_gradient_is_refused():
+    q, cache, indices, _ = problem("fp8_656")
+    out, _ = ops.sparse_mla_decode(q.requires_grad_(), cache, indices)
+    with pytest.raises(RuntimeError, match="sparse_mla_decode has no gradient"):
+        out.sum().backward()
+
+
+# ---- FlashMLA's functions
+
+
+def flash_call(format, **options):
+    q, cache, indices, _ = problem(format)
+    metadata, nothing = flash_mla.get_mla_metadata(torch.ones(3), 16, 1, is_fp8_kvcache=True)
+    assert nothing is None
+    defaults = {"is_fp8_kvcache": True, "indices": indices}
+    return (
+        q,
+        cache,
+        indices,
+        flash_mla.flash_mla_with_kvcache(
+            q, cache, None, None, 512, metadata, **{**defaults, **options}
+        ),
+    )
+
+
+@pytest.mark.parametrize("format", ["fp8_656", "fp8_584"])
+def test_flash_mla_with_kvcache(format):
+    q, cache, indices, _ = problem(format)
+    _, extra, extra_indices, _ = problem(format, topk=9, blocks=3, block_size=4, seed=1)
+    indices[1, 0] = -1
+    extra_indices[1, 0] = -1
+    length, sink = torch.tensor([3, 20, 0], dtype=torch.int32), torch.randn(8)
+    metadata, _ = flash_mla.get_mla_metadata()
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q, cache.view(torch.int8), None, None, 512, metadata, None, 0.1, False, True, indices, sink,
+        extra.view(torch.int8), extra_indices, length, length,
+    )  # fmt: skip
+    want = sparse_mla.decode(
+        q, cache, indices, format=format, scale=0.1, topk_length=length, attn_sink=sink,
+        extra_cache=extra, extra_indices=extra_indices, extra_topk_length=length,
+    )  # fmt: skip
+    assert torch.equal(out, want[0])
+    assert lse.shape == (3, 8, 2)
+    nothing = torch.isneginf(want[1])
+    assert nothing[1, 0].all() and nothing[2].all() and not nothing[0].any()
+    assert torch.equal(lse.transpose(1, 2), want[1].masked_fill(nothing, torch.inf))
+
+
+def test_flash_mla_takes_its_defaults():
+    q, cache, indices, (out, lse) = flash_call("fp8_656")
+    want = sparse_mla.decode(q, cache, indices)
+    assert torch.equal(out, want[0]) and torch.equal(lse, want[1].transpose(1, 2))
+
+
+def test_flash_mla_refuses_what_it_does_not_do():
+    for options, text in (
+        ({"indices": None}, "dense attention"),
+        ({"causal": True}, "causal: want False beside indices, got True"),
+        ({"is_fp8_kvcache": False}, "is_fp8_kvcache: want True beside indices, got False"),
+    ):
+        with pytest.raises(winnow.Error, match=text) as caught:
+            flash_call("fp8_656", **options)
+        assert caught.value.operation == "flash_mla_with_kvcache"
+    q, cache, indices, _ = problem("bf16")
+    with pytest.raises(ValueError, match="k_cache: want rows of 656 bytes .* got 576"):
+        flash_mla.flash_mla_with_kvcache(
+            q, cache, None, None, 512, None, is_fp8_kvcache=True, indices=indices
+        )
+    with pytest.raises(ValueError, match="head_dim_v: want 512, got 256"):
+        flash_mla.flash_mla_with_kvcache(
+            q, cache, None, None, 256, None, is_fp8_kvcache=True, indices=indices
+        )
+    for name in ("func", "qkvpacked_func", "kvpacked_func"):
+        with pytest.raises(winnow.Error, match=f"flash_attn_varlen_{name}: dense") as caught:
+            getattr(flash_mla, f"flash_attn_varlen_{name}")(q, q, q)
+        assert caught.value.code == "unsupported"
+
+
+def test_install_lets_imports_find_it(monkeypatch):
+    for name in ("flash_mla", "flash_mla.flash_mla_interface"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert compat.install("flash_mla") is flash_mla
+    from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+    from flash_mla.flash_mla_interface import flash_mla_sparse_fwd
+
+    assert flash_mla_with_kvcache is flash_mla.flash_mla_with_kvcache
+    assert flash_mla_sparse_fwd is compat.flash_mla_sparse_fwd
+    assert get_mla_metadata()[1] is None
+    assert compat.install("flash_mla") is flash_mla
+    monkeypatch.setitem(sys.modules, "flash_mla", np)
+    with pytest.raises(ValueError, match="want no flash_mla imported before"):
+        compat.install("flash_mla")
+    assert sys.modules["flash_mla"] is np
+    with pytest.raises(ValueError, match="install: name: want flash_mla, got torch"):
+        compat.install("torch")

@@ -1,0 +1,97 @@
+"""Functions with the signatures and conventions of other libraries, for code that used them.
+
+Each is a thin wrapper over ``winnow.sparse_mla`` or ``winnow.paged_xl`` and takes what they take.
+``winnow.compat.flash_mla`` is a module that stands for ``flash_mla``; ``install("flash_mla")`` puts
+it in that place for code that cannot be edited.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from winnow import paged_xl
+from winnow.compat import flash_mla
+from winnow.compat._refusal import refuse
+from winnow.compat.flash_mla import flash_mla_sparse_fwd
+
+__all__ = [
+    "flash_mla",
+    "flash_mla_sparse_fwd",
+    "install",
+    "xl_single_query_cached_kv_attention",
+]
+
+# What stands for each name in sys.modules.
+_MODULES = {
+    "flash_mla": {"flash_mla": flash_mla, "flash_mla.flash_mla_interface": flash_mla},
+}
+
+
+def install(name: str) -> ModuleType:
+    """Lets later imports of another library find the module here that stands for it.
+
+    Args:
+        name: "flash_mla".
+
+    Returns:
+        The module, which sys.modules has under the library's name from now on.
+
+    Raises:
+        ValueError: there is no such module here, or the library itself has been imported already,
+            whose functions other modules may hold.
+    """
+    if name not in _MODULES:
+        refuse("compat.install", "name", " or ".join(_MODULES), name)
+    for target, module in _MODULES[name].items():
+        if sys.modules.get(target, module) is not module:
+            refuse("compat.install", "name", f"no {target} imported before", "one that was")
+    sys.modules.update(_MODULES[name])
+    return _MODULES[name][name]
+
+
+def xl_single_query_cached_kv_attention(
+    out: Any,
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    pos_bias_u: Any,
+    matrix_bd: Any,
+    scale: float,
+    block_tables: Any,
+    context_lens: Any,
+    block_size: int,
+    max_context_len: int,
+    *,
+    table_per_token: bool = False,
+) -> None:
+    """One decode step of relative-position attention into `out`.
+
+    Args:
+        out, query, key_cache, value_cache, pos_bias_u, matrix_bd, scale, block_tables,
+            context_lens: as in winnow.paged_xl.attention().
+        block_size: that of the caches.
+        max_context_len: a hint that is not needed.
+        table_per_token: `block_tables` has one entry per token, not one per block: every
+            block_size-th entry is copied into a table by block. Each sequence's row then begins
+            with the block of its first token.
+
+    Raises:
+        ValueError: block_size is not that of value_cache, or as winnow.paged_xl.attention().
+    """
+    if block_size != value_cache.shape[-1]:
+        wanted = f"{value_cache.shape[-1]} as in value_cache"
+        refuse("xl_single_query_cached_kv_attention", "block_size", wanted, block_size)
+    if table_per_token:
+        table = block_tables[:, ::block_size]
+        block_tables = table.contiguous() if hasattr(table, "contiguous") else table.copy()
+    paged_xl.attention(
+        query,
+        key_cache,
+        value_cache,
+        pos_bias_u,
+        matrix_bd,
+        scale,
+        block_tables,
+        context_lens,
+        out=out,
+    )

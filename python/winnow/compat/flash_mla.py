@@ -1,0 +1,188 @@
+"""A module that stands for flash_mla: its functions for sparse attention.
+
+Layouts, argument names, the shape of lse and its +inf for queries with nothing visible are those of
+FlashMLA. There is no plan to make: ``get_mla_metadata`` gives an object that nothing reads, lengths
+may change between calls, and every number of heads is taken. Dense attention is refused by name.
+"""
+
+import dataclasses
+from typing import Any, NoReturn, Optional, Tuple
+
+from winnow import sparse_mla
+from winnow.compat._refusal import refuse, refuse_call
+
+__all__ = [
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_mla_sparse_fwd",
+    "flash_mla_with_kvcache",
+    "get_mla_metadata",
+]
+
+__version__ = "1.0.0"
+"""The version of flash_mla whose functions these are."""
+
+# Bytes of a cached row, and what holds such rows.
+_FORMATS = {656: "fp8_656", 584: "fp8_584"}
+
+
+@dataclasses.dataclass
+class FlashMLASchedMeta:
+    """What get_mla_metadata() returns. Nothing here reads or changes it."""
+
+    have_initialized: bool = False
+    config: Optional[Any] = None
+    tile_scheduler_metadata: Optional[Any] = None
+    num_splits: Optional[Any] = None
+
+
+def get_mla_metadata(*args: Any, **kwargs: Any) -> Tuple[FlashMLASchedMeta, None]:
+    """A stand-in for FlashMLA's plan of a call, of any arguments: (metadata, None)."""
+    return FlashMLASchedMeta(), None
+
+
+def _nothing_is_plus_inf(lse: Any) -> None:
+    """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it."""
+    nothing = lse == float("-inf")
+    if hasattr(lse, "masked_fill_"):
+        lse.masked_fill_(nothing, float("inf"))
+    else:
+        lse[nothing] = float("inf")
+
+
+def _bytes(cache: Any) -> Any:
+    """FlashMLA takes caches of int8, too."""
+    if str(getattr(cache, "dtype", "")) == "torch.int8":
+        import torch
+
+        return cache.view(torch.uint8)
+    return cache
+
+
+def flash_mla_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    block_table: Optional[Any],
+    cache_seqlens: Optional[Any],
+    head_dim_v: int,
+    tile_scheduler_metadata: Any,
+    num_splits: None = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: Optional[Any] = None,
+    attn_sink: Optional[Any] = None,
+    extra_k_cache: Optional[Any] = None,
+    extra_indices_in_kvcache: Optional[Any] = None,
+    topk_length: Optional[Any] = None,
+    extra_topk_length: Optional[Any] = None,
+) -> Tuple[Any, Any]:
+    """Sparse MLA decode over an f8 cache as FlashMLA's function of this name.
+
+    Args:
+        q: [b, s_q, h_q, 576 or 512], bfloat16.
+        k_cache: [blocks, block_size, 1, 656 or 584], float8_e4m3fn, uint8 or int8: the formats
+            "fp8_656" and "fp8_584" of winnow.sparse_mla.decode().
+        block_table, cache_seqlens: not read, as in FlashMLA's sparse mode.
+        head_dim_v: 512.
+        tile_scheduler_metadata, num_splits: of get_mla_metadata(); not read.
+        softmax_scale: of the logits; 1 / sqrt(d_qk) if None.
+        causal: False. is_fp8_kvcache: True.
+        indices: [b, s_q, topk], int32: block * block_size + offset.
+        attn_sink: [h_q], float32.
+        extra_k_cache, extra_indices_in_kvcache: a second cache and its indices.
+        topk_length, extra_topk_length: [b], int32; [b, s_q] is taken, too.
+
+    Returns:
+        (out [b, s_q, h_q, 512], lse [b, h_q, s_q]); natural logarithms without the sink, +inf for a
+        query with nothing visible, where winnow.sparse_mla.decode() gives -inf.
+
+    Raises:
+        ValueError: head_dim_v is not 512, causal, not is_fp8_kvcache, a cache of another format, or
+            as winnow.sparse_mla.decode().
+        winnow.Error: there are no indices: dense attention.
+    """
+    name = "flash_mla_with_kvcache"
+    if indices is None:
+        refuse_call(name, "dense attention (no indices) is not here; only sparse decode is")
+    if head_dim_v != 512:
+        refuse(name, "head_dim_v", "512", head_dim_v)
+    if causal:
+        refuse(name, "causal", "False beside indices", causal)
+    if not is_fp8_kvcache:
+        refuse(name, "is_fp8_kvcache", "True beside indices", is_fp8_kvcache)
+    row = k_cache.shape[-1]
+    if row not in _FORMATS:
+        refuse(name, "k_cache", "rows of 656 bytes (V3.2) or 584 bytes (V4)", row)
+    out, lse = sparse_mla.decode(
+        q,
+        _bytes(k_cache),
+        indices,
+        format=_FORMATS[row],
+        scale=softmax_scale,
+        topk_length=topk_length,
+        attn_sink=attn_sink,
+        extra_cache=_bytes(extra_k_cache),
+        extra_indices=extra_indices_in_kvcache,
+        extra_topk_length=extra_topk_length,
+    )
+    _nothing_is_plus_inf(lse)
+    return out, lse.swapaxes(1, 2)
+
+
+def flash_mla_sparse_fwd(
+    q: Any,
+    kv: Any,
+    indices: Any,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: Optional[Any] = None,
+    topk_length: Optional[Any] = None,
+    indexer_topk: int = 0,
+) -> Tuple[Any, Any, Any]:
+    """Sparse MLA prefill as FlashMLA's function of this name.
+
+    Args:
+        q: [s_q, h_q, d_qk]; kv: [s_kv, 1, d_qk]; indices: [s_q, 1, topk], int32.
+        sm_scale: of the logits.
+        d_v: 512.
+        attn_sink: [h_q], float32. topk_length: [s_q], int32.
+        indexer_topk: 0.
+
+    Returns:
+        (out [s_q, h_q, 512], max_logits [s_q, h_q], lse [s_q, h_q]); natural logarithms without
+        the sink. A query with nothing visible has max_logits = -inf and lse = +inf: FlashMLA's
+        convention, where winnow.sparse_mla.forward() gives -inf.
+
+    Raises:
+        ValueError: d_v is not 512, indexer_topk is not 0, or as winnow.sparse_mla.forward().
+    """
+    if d_v != 512:
+        refuse("flash_mla_sparse_fwd", "d_v", "512", d_v)
+    if indexer_topk != 0:
+        refuse("flash_mla_sparse_fwd", "indexer_topk", "0", indexer_topk)
+    out, max_logits, lse = sparse_mla.forward(
+        q, kv, indices, scale=sm_scale, attn_sink=attn_sink, topk_length=topk_length
+    )
+    _nothing_is_plus_inf(lse)
+    return out, max_logits, lse
+
+
+def _dense(name: str) -> NoReturn:
+    refuse_call(name, "dense attention is not here; torch's scaled_dot_product_attention has it")
+
+
+def flash_attn_varlen_func(*args: Any, **kwargs: Any) -> NoReturn:
+    """Dense attention: an error."""
+    _dense("flash_attn_varlen_func")
+
+
+def flash_attn_varlen_qkvpacked_func(*args: Any, **kwargs: Any) -> NoReturn:
+    """Dense attention: an error."""
+    _dense("flash_attn_varlen_qkvpacked_func")
+
+
+def flash_attn_varlen_kvpacked_func(*args: Any, **kwargs: Any) -> NoReturn:
+    """Dense attention: an error."""
+    _dense("flash_attn_varlen_kvpacked_func")

@@ -1,0 +1,55 @@
+"""Sparse MLA decode over a paged cache as torch operators; public as winnow.torch.sparse_mla_*."""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from winnow import _operators
+from winnow._winnow import sparse_mla as _sparse_mla
+
+_VALUE_DIM = 512
+
+
+def _decode_fake(q, cache, indices, **options):
+    b, s_q, h_q = q.shape[:3]
+    return (
+        q.new_empty((b, s_q, h_q, _VALUE_DIM)),
+        q.new_empty((b, s_q, h_q), dtype=torch.float32),
+    )
+
+
+def _decode_flops(
+    q, cache, indices, format="fp8_656", scale=None, topk_length=None, attn_sink=None,
+    extra_cache=None, extra_indices=None, *others, out_shape=None, **options,
+):  # fmt: skip
+    b, s_q, h_q, d_qk = q
+    chosen = indices[-1] + (0 if extra_indices is None else extra_indices[-1])
+    return 2 * b * s_q * h_q * chosen * (d_qk + _VALUE_DIM)
+
+
+@_operators.operator(_sparse_mla.decode, _decode_fake, results=2, flops=_decode_flops)
+def sparse_mla_decode(
+    q: Tensor,
+    cache: Tensor,
+    indices: Tensor,
+    *,
+    format: str = "fp8_656",
+    scale: Optional[float] = None,
+    topk_length: Optional[Tensor] = None,
+    attn_sink: Optional[Tensor] = None,
+    extra_cache: Optional[Tensor] = None,
+    extra_indices: Optional[Tensor] = None,
+    extra_topk_length: Optional[Tensor] = None,
+    batch_invariant: bool = True,
+) -> Tuple[Tensor, Tensor]:
+    """winnow.sparse_mla.decode() as an operator: (out, lse). It has no gradient."""
+
+
+@_operators.operator(
+    _sparse_mla.store, lambda *tensors, **options: None, results=0, changes=("cache",)
+)
+def sparse_mla_store(
+    rows: Tensor, cache: Tensor, slots: Tensor, *, format: str = "fp8_656"
+) -> None:
+    """winnow.sparse_mla.store() as an operator that changes the cache."""

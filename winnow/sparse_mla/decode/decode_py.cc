@@ -1,0 +1,121 @@
+// Python binding of sparse_mla::decode.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+#include "winnow/sparse_mla/cache_py.h"
+#include "winnow/sparse_mla/decode/decode.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kOperation = "sparse_mla::decode";
+constexpr std::int64_t kValueColumns = 512;
+
+nb::tuple decode(nb::handle q, nb::handle cache, nb::handle indices, const std::string& format,
+                 std::optional<double> scale, nb::handle topk_length, nb::handle attn_sink,
+                 nb::handle extra_cache, nb::handle extra_indices, nb::handle extra_topk_length,
+                 bool batch_invariant, nb::handle out, nb::object workspace, nb::handle stream,
+                 nb::handle backend) {
+  Call call(kOperation, stream, backend);
+  sparse_mla::DecodeArgs args{
+      .q = call.input("q", q),
+      .cache = call.input("cache", cache),
+      .indices = call.input("indices", indices),
+      .topk_length = call.input("topk_length", topk_length),
+      .extra_cache = call.input("extra_cache", extra_cache),
+      .extra_indices = call.input("extra_indices", extra_indices),
+      .extra_topk_length = call.input("extra_topk_length", extra_topk_length),
+      .attn_sink = call.input("attn_sink", attn_sink),
+      .format = format_argument(kOperation, format),
+      .scale = scale,
+      .batch_invariant = batch_invariant,
+  };
+  const std::int64_t b = size_of_dim(args.q, 0), s_q = size_of_dim(args.q, 1);
+  const std::int64_t h_q = size_of_dim(args.q, 2);
+  auto [result, lse] = split_out<2>(kOperation, out);
+  args.out = call.output("out", result, DType::bf16, {b, s_q, h_q, kValueColumns});
+  args.lse = call.output("lse", lse, DType::f32, {b, s_q, h_q});
+  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
+    return sparse_mla::decode_workspace_bytes(args, options);
+  });
+  call.run([&](const RunOptions& options) { sparse_mla::decode(args, options); });
+  return nb::make_tuple(result, lse);
+}
+
+constexpr const char* kDoc =
+    R"(Top-k sparse MLA attention of decode steps over a paged cache.
+
+    x[i,s,h,j] = scale * dot(q[i,s,h,:], row(indices[i,s,j]))    over the visible entries j
+    lse = log sum_j exp(x)                                       natural logarithm, without the sink
+    out = sum_j exp(x - lse') * row(indices[i,s,j])[:512]        lse' = log(exp(lse) + exp(sink))
+
+row(t) is slot t = block * block_size + offset of the cache, dequantised: bfloat16(f8 * scale). An
+entry is visible if j < topk_length and its slot lies in the cache. A query with nothing visible
+gets out = 0 and lse = -inf.
+
+Args:
+    q: [b, s_q, h_q, d_qk], bfloat16; d_qk is that of a cache row: 576 for "fp8_656", 512 for
+        "fp8_584", for "bf16" the cache's own.
+    cache: [blocks, block_size, 1, row] of the format, uint8 or float8_e4m3fn, or bfloat16.
+    indices: [b, s_q, topk], int32: slots; outside of the cache means absent.
+    format: "fp8_656" (DeepSeek-V3.2): rows of 512 float8_e4m3fn, 4 float32 scales and 64 bfloat16;
+        "fp8_584" (DeepSeek-V4): in each block rows of 448 float8_e4m3fn and 64 bfloat16, then for
+        each row 7 scales in ue8m0 and a byte of padding, the stride between blocks at least
+        block_size * 584 rounded up to a multiple of 576; "bf16": rows of 576 or 512.
+    scale: of the logits; 1 / sqrt(d_qk) if None.
+    topk_length: [b] or [b, s_q], int32: entries of each row that count; clamped to [0, topk].
+    attn_sink: [h_q], float32: a logit per head without a value.
+    extra_cache, extra_indices, extra_topk_length: a second cache of the same format with a block
+        size of its own, and its slots and lengths, attended in the same softmax.
+    batch_invariant: a query's bits do not depend on the rest of the batch. A GPU may be faster
+        without; the CPU is so anyway.
+    out: [b, s_q, h_q, 512], bfloat16, to write into, or a tuple (out, lse) of which any may be
+        None. They share memory with no input and not with each other.
+    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
+        error for too few gives the exact number. None takes them from torch's allocator for tensors
+        of torch. The CPU does not use it.
+    stream, backend: as in winnow.sparse_mla.forward().
+
+Returns:
+    (out, lse); lse is [b, s_q, h_q], float32. No gradient is recorded.
+
+Raises:
+    ValueError: an argument is not as described; nothing was written.
+    winnow.Error: no backend can do it here.)";
+
+}  // namespace
+
+void bind_sparse_mla_decode(nb::module_& m) {
+  using namespace nb::literals;
+  define(m, "decode", decode, "q"_a.none(), "cache"_a.none(), "indices"_a.none(), nb::kw_only(),
+         "format"_a = "fp8_656", "scale"_a = nb::none(), "topk_length"_a = nb::none(),
+         "attn_sink"_a = nb::none(), "extra_cache"_a = nb::none(), "extra_indices"_a = nb::none(),
+         "extra_topk_length"_a = nb::none(), "batch_invariant"_a = true, "out"_a = nb::none(),
+         "workspace"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+         nb::sig("def decode(q: T, cache: T, indices: T, *, format: str = 'fp8_656', "
+                 "scale: float | None = None, topk_length: T | None = None, "
+                 "attn_sink: T | None = None, extra_cache: T | None = None, "
+                 "extra_indices: T | None = None, extra_topk_length: T | None = None, "
+                 "batch_invariant: bool = True, out: T | tuple[T | None, T | None] | None = None, "
+                 "workspace: T | None = None, stream: Stream = None, "
+                 "backend: str | None = None) -> tuple[T, T]"));
+}
+
+Backend supports_sparse_mla_decode(Shape& shape, const RunOptions& options) {
+  const std::int64_t b = shape.take("b", 1), s_q = shape.take("s_q", 1);
+  const std::int64_t h_q = shape.take("h_q", 64), topk = shape.take("topk", 64);
+  const std::int64_t blocks = shape.take("blocks", 1), block_size = shape.take("block_size", 64);
+  const std::int64_t d_qk = shape.take("d_qk", 576);
+  shape.done();
+  const CacheOfDtype cache(shape, blocks, block_size, d_qk);
+  return sparse_mla::decode({.q = shape.view(DType::bf16, {b, s_q, h_q, d_qk}),
+                             .cache = cache.view,
+                             .indices = shape.view(DType::i32, {b, s_q, topk}),
+                             .format = cache.format,
+                             .out = shape.view(DType::bf16, {b, s_q, h_q, kValueColumns})},
+                            options);
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,76 @@
+// Python binding of sparse_mla::store.
+#include <nanobind/stl/string.h>
+
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+#include "winnow/sparse_mla/cache_py.h"
+#include "winnow/sparse_mla/store/store.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kOperation = "sparse_mla::store";
+
+void store(nb::handle rows, nb::handle cache, nb::handle slots, const std::string& format,
+           bool check, nb::object workspace, nb::handle stream, nb::handle backend) {
+  Call call(kOperation, stream, backend, check);
+  sparse_mla::StoreArgs args{.rows = call.input("rows", rows),
+                             .slots = call.input("slots", slots),
+                             .format = format_argument(kOperation, format),
+                             .cache = call.in_out("cache", cache)};
+  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
+    return sparse_mla::store_workspace_bytes(args, options);
+  });
+  call.run([&](const RunOptions& options) { sparse_mla::store(args, options); });
+}
+
+constexpr const char* kDoc = R"(Writes new rows into a paged cache, quantised as its format says.
+
+    scale = 2 ** ceil(log2(max(amax, 1e-4) / 448))   amax: the largest magnitude of a group
+    f8 = round(row / scale)                          to nearest even, saturating at 448
+
+A group is 128 values in "fp8_656" and 64 in "fp8_584"; the 64 columns of RoPE are copied, as is
+everything in "bf16". A group that holds a NaN or an infinity becomes NaN as a whole, its scale too.
+A row is written as a whole or not at all.
+
+Args:
+    rows: [n, columns], bfloat16: 576 columns for "fp8_656", 512 for "fp8_584", for "bf16" as the
+        cache.
+    cache: [blocks, block_size, 1, row], to write into; formats as in decode().
+    slots: [n], int64 or int32: block * block_size + offset; a negative one is skipped.
+    format: "fp8_656", "fp8_584" or "bf16".
+    check: refuse a slot beyond the cache or one named twice also on a GPU, which otherwise skips
+        the one and stores one whole row of the other; as in winnow.paged_xl.append().
+    workspace: scratch memory for a GPU, as in decode(). The CPU does not use it.
+    stream, backend: as in winnow.sparse_mla.forward().
+
+Raises:
+    ValueError: an argument is not as described; on the CPU and with check also a slot beyond the
+        cache or one named twice. Nothing was written.
+    winnow.Error: no backend can do it here.)";
+
+}  // namespace
+
+void bind_sparse_mla_store(nb::module_& m) {
+  using namespace nb::literals;
+  define(m, "store", store, "rows"_a.none(), "cache"_a.none(), "slots"_a.none(), nb::kw_only(),
+         "format"_a = "fp8_656", "check"_a = false, "workspace"_a = nb::none(),
+         "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
+         nb::sig("def store(rows: T, cache: T, slots: T, *, format: str = 'fp8_656', "
+                 "check: bool = False, workspace: T | None = None, stream: Stream = None, "
+                 "backend: str | None = None) -> None"));
+}
+
+Backend supports_sparse_mla_store(Shape& shape, const RunOptions& options) {
+  const std::int64_t n = shape.take("n", 1), d_qk = shape.take("d_qk", 576);
+  const std::int64_t blocks = shape.take("blocks", 1), block_size = shape.take("block_size", 64);
+  shape.done();
+  const CacheOfDtype cache(shape, blocks, block_size, d_qk);
+  return sparse_mla::store({.rows = shape.view(DType::bf16, {n, d_qk}),
+                            .slots = shape.view(DType::i64, {n}),
+                            .format = cache.format,
+                            .cache = cache.view},
+                           options);
+}
+
+}  // namespace winnow::python
