@@ -11,7 +11,7 @@ set(floors
   "device/sm90 simulator/instructions"
   "expert_parallel indexer paged_xl simulator sparse_mla"
   "expert_parallel/queue_buffers expert_parallel/routing indexer/backward indexer/quantize indexer/scores indexer/topk paged_xl/attention paged_xl/cache paged_xl/position_term sparse_mla/decode sparse_mla/forward sparse_mla/store"
-  "expert_parallel/transport sparse_mla/backward sparse_mla/distribution"
+  "expert_parallel/transport indexer/topk_paged sparse_mla/backward sparse_mla/distribution"
   "expert_parallel/memory expert_parallel/rendezvous"
   "expert_parallel/cuda expert_parallel/transport/mapped"
   "expert_parallel/exchange"

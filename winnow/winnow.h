@@ -30,6 +30,7 @@
 #include "winnow/indexer/quantize/quantize.h"
 #include "winnow/indexer/scores/scores.h"
 #include "winnow/indexer/topk/topk.h"
+#include "winnow/indexer/topk_paged/topk_paged.h"
 #include "winnow/paged_xl/attention/attention.h"
 #include "winnow/paged_xl/cache/append.h"
 #include "winnow/paged_xl/position_term/position_term.h"

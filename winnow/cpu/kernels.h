@@ -28,6 +28,7 @@ struct StoreParams;
 
 namespace indexer {
 struct TopkParams;
+struct TopkPagedParams;
 struct ScoresParams;
 struct BackwardParams;
 struct QuantizeParams;
@@ -48,6 +49,7 @@ struct CpuKernels {
 
   void (*expert_parallel_sum_rows)(const expert_parallel::RowSumParams&);
   void (*indexer_topk)(const indexer::TopkParams&, const Executor&);
+  void (*indexer_topk_paged)(const indexer::TopkPagedParams&, const Executor&);
   void (*indexer_scores)(const indexer::ScoresParams&, const Executor&);
   void (*indexer_backward)(const indexer::BackwardParams&, const Executor&);
   void (*indexer_quantize)(const indexer::QuantizeParams&, const Executor&);

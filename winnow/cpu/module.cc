@@ -7,6 +7,7 @@
 #include "winnow/indexer/quantize/quantize_impl.h"
 #include "winnow/indexer/scores/scores_impl.h"
 #include "winnow/indexer/topk/topk_impl.h"
+#include "winnow/indexer/topk_paged/topk_paged_impl.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
 #include "winnow/paged_xl/cache/append_impl.h"
 #include "winnow/paged_xl/position_term/position_term_impl.h"
@@ -55,6 +56,7 @@ constexpr CpuKernels kKernels = {
         EIGEN_MAJOR_VERSION) "." WINNOW_STRINGIFY(EIGEN_MINOR_VERSION),
     .expert_parallel_sum_rows = expert_parallel::sum_rows_cpu,
     .indexer_topk = indexer::topk_cpu,
+    .indexer_topk_paged = indexer::topk_paged_cpu,
     .indexer_scores = indexer::scores_cpu,
     .indexer_backward = indexer::backward_cpu,
     .indexer_quantize = indexer::quantize_cpu,

@@ -41,21 +41,35 @@ class Scorer {
     }
   }
 
-  // Row r of the block is row(r) of the keys, or no key if that is negative: its score means
-  // nothing.
-  template <class Row>
-  void load_keys(const Problem& problem, const Row& row) {
+  // Where a key lies, and its scale; null: there is no key, and its score means nothing.
+  struct Key {
+    const void* data = nullptr;
+    std::int64_t offset = 0;  // in elements
+    float scale = 1;
+  };
+  // Row r of the block is key(r).
+  template <class KeyOf>
+  void load_keys_at(DType dtype, const KeyOf& key_at) {
     for (std::int64_t r = 0; r < kBlock; ++r) {
-      const std::int64_t t = row(r);
-      if (t < 0) {
+      const Key key = key_at(r);
+      if (key.data == nullptr) {
         keys_.row(r).setZero();
         continue;
       }
-      load_f32(problem.dtype, problem.k.data, problem.k.offset(t), problem.d, keys_.row(r).data());
-      if (problem.k_scale.data != nullptr) {
-        k_scale_[static_cast<std::size_t>(r)] = problem.k_scale.data[problem.k_scale.offset(t)];
-      }
+      load_f32(dtype, key.data, key.offset, keys_.cols(), keys_.row(r).data());
+      k_scale_[static_cast<std::size_t>(r)] = key.scale;
     }
+  }
+  // Row r of the block is row(r) of the keys, or no key if that is negative.
+  template <class Row>
+  void load_keys(const Problem& problem, const Row& row) {
+    load_keys_at(problem.dtype, [&](std::int64_t r) -> Key {
+      const std::int64_t t = row(r);
+      if (t < 0) return {};
+      const bool scaled = problem.k_scale.data != nullptr;
+      return {problem.k.data, problem.k.offset(t),
+              scaled ? problem.k_scale.data[problem.k_scale.offset(t)] : 1.0f};
+    });
   }
   void load_block(const Problem& problem, std::int64_t first) {
     load_keys(problem, [&](std::int64_t r) { return first + r < problem.s_k ? first + r : -1; });

@@ -11,6 +11,7 @@ testing::Operation store_operation();
 
 namespace winnow::indexer {
 testing::Operation topk_operation();
+testing::Operation topk_paged_operation();
 testing::Operation scores_operation();
 testing::Operation backward_operation();
 testing::Operation quantize_operation();
@@ -33,6 +34,7 @@ namespace winnow::testing {
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> list = {
       indexer::topk_operation(),
+      indexer::topk_paged_operation(),
       indexer::scores_operation(),
       indexer::backward_operation(),
       indexer::quantize_operation(),

@@ -2,12 +2,11 @@
 // a bar that rises whenever the buffer is full; more by three passes over the scores, which find
 // the k-th key by its upper and its lower half and then write, and need no buffer.
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <limits>
 #include <vector>
 
 #include "winnow/indexer/score_cpu.h"
+#include "winnow/indexer/topk/selection_cpu.h"
 #include "winnow/indexer/topk/topk_impl.h"
 
 namespace winnow::indexer {
@@ -15,81 +14,6 @@ namespace {
 
 constexpr std::int64_t kBuffered = 1 << 15;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Orders scores as unsigned integers: NaN is 0, then -inf, ..., inf. The score is not -0.
-std::uint32_t key_of(float score) {
-  const auto bits = std::bit_cast<std::uint32_t>(score);
-  if (std::isnan(score)) return 0;
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-float score_of(std::uint32_t key) {
-  if (key == 0) return std::numeric_limits<float>::quiet_NaN();
-  return std::bit_cast<float>(key & 0x80000000u ? key ^ 0x80000000u : ~key);
-}
-
-struct Candidate {
-  std::uint32_t key;
-  std::int32_t row;
-};
-
-// The k best candidates of a stream whose rows ascend.
-class Selection {
- public:
-  Selection(std::int64_t k, bool later_ties)
-      : k_(static_cast<std::size_t>(k)), later_ties_(later_ties) {
-    candidates_.reserve(capacity(k));
-  }
-  static std::size_t capacity(std::int64_t k) {
-    return static_cast<std::size_t>(k + std::max<std::int64_t>(k, kBlock));
-  }
-
-  void clear() {
-    candidates_.clear();
-    bar_ = 0;
-  }
-  // The scores of rows first + [begin, end).
-  void offer(const float (&scores)[kBlock], std::int64_t first, std::int64_t begin,
-             std::int64_t end) {
-    if (candidates_.size() + kBlock > candidates_.capacity()) drop();
-    for (std::int64_t r = begin; r < end; ++r) {
-      const std::uint32_t key = key_of(scores[r]);
-      if (key >= bar_) candidates_.push_back({key, static_cast<std::int32_t>(first + r)});
-    }
-  }
-  // Those of a stream of later rows.
-  void take(Selection& other) {
-    for (const Candidate& candidate : other.finish()) {
-      if (candidates_.size() == candidates_.capacity()) drop();
-      if (candidate.key >= bar_) candidates_.push_back(candidate);
-    }
-  }
-  // The chosen ones by their rows.
-  const std::vector<Candidate>& finish() {
-    drop();
-    std::sort(candidates_.begin(), candidates_.end(),
-              [](const Candidate& a, const Candidate& b) { return a.row < b.row; });
-    return candidates_;
-  }
-
- private:
-  void drop() {
-    if (candidates_.size() <= k_) return;
-    const auto last = candidates_.begin() + static_cast<std::ptrdiff_t>(k_) - 1;
-    std::nth_element(candidates_.begin(), last, candidates_.end(),
-                     [this](const Candidate& a, const Candidate& b) {
-                       if (a.key != b.key) return a.key > b.key;
-                       return later_ties_ ? a.row > b.row : a.row < b.row;
-                     });
-    // Rows that come later lose against equal ones, unless later ones win.
-    bar_ = last->key + (later_ties_ ? 0 : 1);
-    candidates_.resize(k_);
-  }
-
-  std::size_t k_;
-  bool later_ties_;
-  std::uint32_t bar_ = 0;
-  std::vector<Candidate> candidates_;
-};
 
 // Writes row `place` of a query's outputs.
 void store(const TopkParams& params, std::int64_t i, std::int64_t place, std::int32_t row,

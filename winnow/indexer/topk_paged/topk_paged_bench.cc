@@ -1,0 +1,57 @@
+// The benchmarks of indexer::topk_paged: useful bytes are those of the keys and their scales.
+#include <memory>
+
+#include "winnow/indexer/topk_paged/topk_paged_cases.h"
+
+namespace winnow::indexer {
+
+std::vector<testing::Benchmark> topk_paged_benchmarks();
+
+namespace {
+
+testing::Benchmark make_benchmark(std::int64_t b, std::int32_t rows, std::int64_t h,
+                                  DeviceType device) {
+  constexpr std::int64_t kGpuCopy = std::int64_t{4} << 30;
+  PagedCase shape{.name = testing::numbered("b", b) + testing::numbered("-h", h) +
+                          testing::numbered("-sk", rows),
+                  .h = h,
+                  .topk = 2048,
+                  .table = rows / kPageRows,
+                  .num_pages = b * rows / kPageRows};
+  shape.context_lens.assign(static_cast<std::size_t>(b), rows);
+  testing::Benchmark benchmark;
+  benchmark.name = shape.name;
+  benchmark.shape = describe(shape);
+  benchmark.bytes = double(b) * double(rows) * double(shape.d + 4);
+  benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
+  benchmark.ceiling.bytes =
+      device == DeviceType::cpu ? static_cast<std::int64_t>(benchmark.bytes) : kGpuCopy;
+  benchmark.device = device;
+  benchmark.prepare = [shape](const testing::Target& target) -> std::function<void()> {
+    const Device where = testing::device_of(target);
+    struct Data {
+      PagedStep step;
+      Tensor indices, length, workspace;
+    };
+    auto data = std::make_shared<Data>(Data{PagedStep(shape).on(where), {}, {}, {}});
+    data->indices = Tensor(DType::i32, {data->step.b(), shape.s_q, shape.topk}, where);
+    data->length = Tensor(DType::i32, {data->step.b(), shape.s_q}, where);
+    TopkPagedArgs args = data->step.args();
+    args.indices = data->indices;
+    args.length = data->length;
+    if (const std::int64_t bytes = topk_paged_workspace_bytes(args, target.options); bytes > 0) {
+      data->workspace = Tensor(DType::u8, {bytes}, where);
+      args.workspace = data->workspace;
+    }
+    return [data, args, options = target.options] { topk_paged(args, options); };
+  };
+  return benchmark;
+}
+
+}  // namespace
+
+std::vector<testing::Benchmark> topk_paged_benchmarks() {
+  return {make_benchmark(4, 8192, 64, DeviceType::cpu)};
+}
+
+}  // namespace winnow::indexer

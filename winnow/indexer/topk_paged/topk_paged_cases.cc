@@ -1,0 +1,203 @@
+// The case table of indexer::topk_paged. A call that chooses every row gives the scores, which are
+// compared with the oracle's; the choice must be a sort of them, exactly.
+#include "winnow/indexer/topk_paged/topk_paged_cases.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "winnow/indexer/topk/topk_oracle.h"
+
+namespace winnow::indexer {
+
+std::vector<testing::Benchmark> topk_paged_benchmarks();
+testing::Operation topk_paged_operation();
+
+namespace {
+
+using testing::numbered;
+
+std::vector<PagedCase> make_cases() {
+  const std::vector<std::int32_t> ragged = {300, 1, 511, 64, 65};
+  std::vector<PagedCase> list;
+  for (const std::int64_t d : {64, 128}) {
+    list.push_back({.name = numbered("d", d), .context_lens = ragged, .d = d});
+  }
+  for (const std::int64_t h : {1, 3, 32, 64, 128}) {
+    list.push_back({.name = numbered("h", h), .context_lens = {200, 500}, .h = h});
+  }
+  for (const std::int64_t topk : {1, 63, 200, 512, 2048}) {
+    list.push_back({.name = numbered("k", topk), .context_lens = ragged, .topk = topk});
+  }
+  for (const std::int64_t s_q : {2, 5, 9}) {
+    list.push_back({.name = numbered("sq", s_q), .context_lens = ragged, .s_q = s_q, .topk = 40});
+  }
+  list.push_back({.name = "no-sequence"});
+  list.push_back({.name = "no-query", .context_lens = ragged, .s_q = 0});
+  list.push_back({.name = "no-page", .context_lens = ragged, .num_pages = 0, .absent = false});
+  list.push_back({.name = "no-table", .context_lens = ragged, .table = 0});
+  list.push_back({.name = "lengths-out-of-range",
+                  .context_lens = {-1, 0, 513, INT32_MAX, INT32_MIN, 3},
+                  .s_q = 4});
+  list.push_back(
+      {.name = "long", .context_lens = {5000}, .topk = 512, .table = 80, .num_pages = 100});
+  list.push_back({.name = "shared", .context_lens = ragged, .num_pages = 5});
+  list.push_back({.name = "absent", .context_lens = ragged, .s_q = 2, .absent = true});
+  list.push_back(
+      {.name = "absent-positions", .context_lens = ragged, .positions = true, .absent = true});
+  list.push_back({.name = "positions", .context_lens = ragged, .s_q = 2, .positions = true});
+  list.push_back({.name = "bf16-weights", .context_lens = ragged, .weights_dtype = DType::bf16});
+  for (const Ties ties : {Ties::smaller, Ties::larger}) {
+    const std::string name = ties == Ties::smaller ? "smaller" : "larger";
+    list.push_back({.name = "equal-" + name, .context_lens = ragged, .ties = ties, .equal = true});
+    list.push_back(
+        {.name = "nan-" + name, .context_lens = ragged, .topk = 300, .ties = ties, .nan = true});
+  }
+  list.push_back({.name = "wide", .context_lens = ragged, .s_q = 2, .layout = Layout::wide});
+  list.push_back(
+      {.name = "reversed", .context_lens = ragged, .s_q = 2, .layout = Layout::reversed});
+  list.push_back({.name = "broadcast", .context_lens = ragged, .layout = Layout::broadcast});
+  return list;
+}
+
+struct Outputs {
+  StridedTensor indices, length, scores;
+  Outputs(const PagedStep& step, std::int64_t topk, Device device) {
+    const auto make = [&](DType dtype, std::vector<std::int64_t> dims) {
+      return testing::on(device, testing::make_output(dtype, dims, step.shape.layout));
+    };
+    indices = make(DType::i32, {step.b(), step.shape.s_q, topk});
+    length = make(DType::i32, {step.b(), step.shape.s_q});
+    scores = make(DType::f32, {step.b(), step.shape.s_q, topk});
+  }
+  void fetch() {
+    for (StridedTensor* tensor : {&indices, &length, &scores}) *tensor = testing::on({}, *tensor);
+  }
+};
+
+Backend call(TopkPagedArgs args, Outputs& outputs, const RunOptions& options, Device device) {
+  args.indices = outputs.indices.view;
+  args.length = outputs.length.view;
+  args.scores = outputs.scores.view;
+  Tensor workspace;
+  if (const std::int64_t bytes = topk_paged_workspace_bytes(args, options); bytes > 0) {
+    workspace = Tensor(DType::u8, {bytes}, device);
+    args.workspace = workspace;
+  }
+  const Backend backend = topk_paged(args, options);
+  outputs.fetch();
+  return backend;
+}
+
+// The rows of a sequence, gathered for the oracle.
+struct Gathered {
+  Tensor k, k_scale;
+  Gathered(const PagedStep& step, std::int64_t i, std::int64_t rows)
+      : k(DType::f8_e4m3, {rows, step.shape.d}), k_scale(DType::f32, {rows}) {
+    const std::int64_t d = step.shape.d;
+    for (std::int64_t t = 0; t < rows; ++t) {
+      const std::int64_t page = step.page(i, t), place = t % 64;
+      if (page < 0) continue;
+      const auto* bytes = &step.pages.view.at<std::uint8_t>(page, 0);
+      for (std::int64_t c = 0; c < d; ++c)
+        k.view().at<Float8E4M3>(t, c).bits = bytes[place * d + c];
+      std::memcpy(&k_scale.view().at<float>(t), bytes + 64 * d + 4 * place, 4);
+    }
+  }
+};
+
+void fail(testing::Comparison& comparison, std::int64_t i, std::int64_t j,
+          const std::string& detail) {
+  comparison.error += 1;
+  comparison.passed = false;
+  if (!comparison.detail.empty()) return;
+  comparison.detail =
+      "sequence " + std::to_string(i) + ", query " + std::to_string(j) + ": " + detail;
+}
+
+testing::CaseOutcome run(const PagedCase& shape, const testing::Target& target) {
+  const Device device = testing::device_of(target);
+  const PagedStep step(shape), there = step.on(device);
+  testing::CaseOutcome outcome;
+  Outputs chosen(step, shape.topk, device);
+  outcome.backend = call(there.args(), chosen, target.options, device);
+  TopkPagedArgs all_args = there.args();
+  all_args.positions = true;
+  const std::int64_t room = std::max<std::int64_t>(shape.table * 64, 1);
+  Outputs all(step, room, device);
+  call(all_args, all, target.options, device);
+
+  testing::Comparison choice{"choice", 0, 0, true, ""}, lengths{"length", 0, 0, true, ""};
+  testing::Comparison bits{"scores of the choice", 0, 0, true, ""};
+  testing::Comparison exact{"scores", 0, score_tolerance(DType::f8_e4m3), true, ""};
+  for (std::int64_t i = 0; i < step.b(); ++i) {
+    for (std::int64_t j = 0; j < shape.s_q; ++j) {
+      std::vector<std::int64_t> rows;
+      for (std::int64_t t = 0; t < step.visible(i, j); ++t) {
+        if (step.page(i, t) >= 0) rows.push_back(t);
+      }
+      const auto seen = static_cast<std::int64_t>(rows.size());
+      const Gathered gathered(step, i, step.visible(i, j));
+      const oracle::Inputs in{
+          .q = ConstTensorView(&step.q.view.at<Float8E4M3>(i, j, 0, 0), DType::f8_e4m3,
+                               {1, shape.h, shape.d}, {0, step.q.view.stride(2), 1}),
+          .k = gathered.k,
+          .weights = step.weights.view.slice(0, i, i + 1).slice(1, j, j + 1),
+          .k_scale = gathered.k_scale};
+      // oracle::scores() wants weights [s_q, h].
+      oracle::Inputs flat = in;
+      flat.weights = ConstTensorView(in.weights.data(), shape.weights_dtype, {1, shape.h});
+      const std::vector<oracle::Score> want = oracle::scores(flat, 0, rows);
+      std::vector<oracle::Scored> scored;
+      for (std::int64_t n = 0; n < seen; ++n) {
+        if (all.indices.view.at<std::int32_t>(i, j, n) != rows[n]) {
+          fail(choice, i, j, "not every row is chosen where all should be");
+        }
+        const double got = all.scores.view.at<float>(i, j, n);
+        scored.push_back({rows[n], got});
+        const double error = std::abs(got - want[n].value) / std::max(want[n].magnitude, 1e-30);
+        if (std::isnan(want[n].value) != std::isnan(got) || error > exact.tolerance) {
+          fail(exact, i, j, "row " + std::to_string(rows[n]));
+        }
+        if (!std::isnan(error)) exact.error = std::max(exact.error, error);
+      }
+      const std::vector<std::int64_t> expected =
+          oracle::choose(scored, shape.topk, shape.ties == Ties::larger);
+      const auto count = static_cast<std::int64_t>(expected.size());
+      if (chosen.length.view.at<std::int32_t>(i, j) != count ||
+          all.length.view.at<std::int32_t>(i, j) != seen) {
+        fail(lengths, i, j, "want " + std::to_string(count) + " and " + std::to_string(seen));
+      }
+      std::size_t at = 0;  // of the row in `scored`
+      for (std::int64_t n = 0; n < shape.topk; ++n) {
+        std::int64_t index = -1;
+        float score = -std::numeric_limits<float>::infinity();
+        if (n < count) {
+          while (scored[at].row != expected[n]) ++at;
+          score = static_cast<float>(scored[at].score);
+          index = shape.positions ? expected[n] : step.page(i, expected[n]) * 64 + expected[n] % 64;
+        }
+        if (chosen.indices.view.at<std::int32_t>(i, j, n) != index) {
+          fail(choice, i, j,
+               "place " + std::to_string(n) + ": want " + std::to_string(index) + ", got " +
+                   std::to_string(chosen.indices.view.at<std::int32_t>(i, j, n)));
+        }
+        const float got = chosen.scores.view.at<float>(i, j, n);
+        if (std::memcmp(&got, &score, sizeof got) != 0) {
+          fail(bits, i, j, "place " + std::to_string(n));
+        }
+      }
+    }
+  }
+  outcome.comparisons = {choice, lengths, bits, exact,
+                         testing::check_written("chosen scores", chosen.scores)};
+  return outcome;
+}
+
+}  // namespace
+
+testing::Operation topk_paged_operation() {
+  return {"indexer::topk_paged", "the lightning indexer's choice of rows from a paged cache",
+          testing::cases_of(make_cases(), run), topk_paged_benchmarks()};
+}
+
+}  // namespace winnow::indexer

@@ -1,0 +1,165 @@
+// The choice of rows from a paged cache on the CPU: blocks of four pages are scored whole, and
+// their visible rows offered to a selection for each query.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "winnow/indexer/quantize/quantize.h"
+#include "winnow/indexer/score_cpu.h"
+#include "winnow/indexer/topk/selection_cpu.h"
+#include "winnow/indexer/topk_paged/topk_paged_impl.h"
+
+namespace winnow::indexer {
+namespace {
+
+constexpr std::int64_t kPages = kBlock / kPageRows;  // of a block
+static_assert(kBlock % kPageRows == 0);
+
+// The queries of one sequence as a problem of their own, without keys.
+Problem sequence_of(const TopkPagedParams& params, std::int64_t i) {
+  Problem problem;
+  problem.dtype = DType::f8_e4m3;
+  problem.s_q = params.s_q;
+  problem.h = params.h;
+  problem.d = params.d;
+  problem.q = {static_cast<const std::uint8_t*>(params.q.data) + params.q.offset(i),
+               params.q.stride1, params.q_head_stride};
+  problem.weights_dtype = params.weights_dtype;
+  problem.weights = {static_cast<const std::uint8_t*>(params.weights.data) +
+                         params.weights.offset(i) * size_of(params.weights_dtype),
+                     params.weights.stride1, 0};
+  return problem;
+}
+
+// The page of a place in a sequence's table; null: absent. Reads the table once.
+const std::uint8_t* page_at(const TopkPagedParams& params, std::int64_t i, std::int64_t place) {
+  if (place >= params.table) return nullptr;
+  const std::int64_t page =
+      read_once(params.block_tables.data + params.block_tables.offset(i) + place);
+  if (page < 0 || page >= params.num_pages) return nullptr;
+  return params.pages.data + params.pages.offset(page);
+}
+
+Scorer::Key key_in(const std::uint8_t* page, std::int64_t row, std::int64_t d) {
+  if (page == nullptr) return {};
+  float scale = 0;  // pages may be unaligned memory
+  std::memcpy(&scale, page + kPageRows * d + row * std::int64_t{sizeof scale}, sizeof scale);
+  return {page, row * d, scale};
+}
+
+// Queries [first, first + count) of sequence i, in part `part` of `parts` of its blocks.
+struct Item {
+  std::int64_t i, first, count, part, parts;
+};
+
+void choose(const TopkPagedParams& params, const Item& item, Scorer& scorer,
+            std::vector<Selection>& selections) {
+  const std::int64_t context = params.context(item.i);
+  const std::int64_t rows = params.visible(context, item.first + item.count - 1);
+  const std::int64_t blocks = (rows + kBlock - 1) / kBlock;
+  const std::int64_t begin = blocks * item.part / item.parts;
+  const std::int64_t end = blocks * (item.part + 1) / item.parts;
+  if (begin == end) return;
+  const Problem problem = sequence_of(params, item.i);
+  scorer.load_queries(problem, item.first, item.count);
+  for (std::int64_t block = begin; block < end; ++block) {
+    const std::uint8_t* pages[kPages];
+    for (std::int64_t p = 0; p < kPages; ++p) {
+      // Entries of the table behind the context are not read.
+      const std::int64_t place = block * kPages + p;
+      pages[p] = place * kPageRows < rows ? page_at(params, item.i, place) : nullptr;
+    }
+    // Nor are rows that no query sees.
+    scorer.load_keys_at(DType::f8_e4m3, [&](std::int64_t r) {
+      return block * kBlock + r < rows ? key_in(pages[r / kPageRows], r % kPageRows, params.d)
+                                       : Scorer::Key{};
+    });
+    for (std::int64_t n = 0; n < item.count; ++n) {
+      const std::int64_t seen = params.visible(context, item.first + n) - block * kBlock;
+      if (seen <= 0) continue;
+      float scores[kBlock];
+      scorer.score(problem, n, scores);
+      for (std::int64_t p = 0; p < kPages && p * kPageRows < seen; ++p) {
+        if (pages[p] == nullptr) continue;
+        selections[static_cast<std::size_t>(n)].offer(scores, block * kBlock, p * kPageRows,
+                                                      std::min((p + 1) * kPageRows, seen));
+      }
+    }
+  }
+}
+
+// The slot of a position, or -1 where another thread has taken the page out of the table.
+std::int32_t slot_of(const TopkPagedParams& params, std::int64_t i, std::int32_t position) {
+  const std::int64_t page =
+      read_once(params.block_tables.data + params.block_tables.offset(i) + position / kPageRows);
+  if (page < 0 || page >= params.num_pages) return -1;
+  return static_cast<std::int32_t>(page * kPageRows + position % kPageRows);
+}
+
+void write_choice(const TopkPagedParams& params, std::int64_t i, std::int64_t j,
+                  Selection& selection) {
+  std::int32_t* const indices = params.indices.data + params.indices.offset(i, j);
+  float* const scores =
+      params.scores.data == nullptr ? nullptr : params.scores.data + params.scores.offset(i, j);
+  std::int64_t place = 0;
+  for (const Candidate& candidate : selection.finish()) {
+    indices[place] = params.positions ? candidate.row : slot_of(params, i, candidate.row);
+    if (scores != nullptr) scores[place] = score_of(candidate.key);
+    ++place;
+  }
+  params.length.data[params.length.offset(i, j)] = static_cast<std::int32_t>(place);
+  for (; place < params.topk; ++place) {
+    indices[place] = -1;
+    if (scores != nullptr) scores[place] = -std::numeric_limits<float>::infinity();
+  }
+}
+
+}  // namespace
+
+void topk_paged_cpu(const TopkPagedParams& params, const Executor& executor) {
+  const std::int64_t workers = executor.workers();
+  const std::int64_t k =
+      std::clamp<std::int64_t>(params.topk, 1, std::max<std::int64_t>(params.table * kPageRows, 1));
+  // Queries of a sequence that share the loading of keys; fewer where their buffers are large.
+  constexpr std::int64_t kBufferBytes = 1 << 20;
+  const auto bytes = static_cast<std::int64_t>(Selection::capacity(k) * sizeof(Candidate));
+  const std::int64_t together =
+      std::min(params.s_q, std::clamp<std::int64_t>(kBufferBytes / bytes, 1, 8));
+  const std::int64_t groups = (params.s_q + together - 1) / together;
+  // With fewer groups than workers the rows are cut into parts, whose choices are merged.
+  const std::int64_t all = params.b * groups;
+  const std::int64_t parts = std::max<std::int64_t>(1, workers / all);
+  const std::int64_t buffers = parts > 1 ? all * parts : workers;
+  std::vector<std::vector<Selection>> selections(static_cast<std::size_t>(buffers));
+  for (std::vector<Selection>& group : selections) {
+    for (std::int64_t n = 0; n < together; ++n) group.emplace_back(k, params.later_ties);
+  }
+  std::vector<Scorer> scorers(static_cast<std::size_t>(workers),
+                              Scorer(sequence_of(params, 0), together));
+  executor.for_each_range(all * parts, 1, [&](std::int64_t number, std::int64_t, int worker) {
+    const std::int64_t group = number / parts, first = group % groups * together;
+    const Item item{group / groups, first, std::min(together, params.s_q - first), number % parts,
+                    parts};
+    std::vector<Selection>& mine =
+        selections[static_cast<std::size_t>(parts > 1 ? number : worker)];
+    for (Selection& one : mine) one.clear();
+    choose(params, item, scorers[static_cast<std::size_t>(worker)], mine);
+    for (std::int64_t n = 0; parts == 1 && n < item.count; ++n) {
+      write_choice(params, item.i, first + n, mine[static_cast<std::size_t>(n)]);
+    }
+  });
+  if (parts == 1) return;
+  executor.for_each_range(params.b * params.s_q, 1, [&](std::int64_t query, std::int64_t, int) {
+    const std::int64_t i = query / params.s_q, j = query % params.s_q;
+    const std::int64_t group = (i * groups + j / together) * parts;
+    const auto n = static_cast<std::size_t>(j % together);
+    Selection& chosen = selections[static_cast<std::size_t>(group)][n];
+    for (std::int64_t part = 1; part < parts; ++part) {
+      chosen.take(selections[static_cast<std::size_t>(group + part)][n]);
+    }
+    write_choice(params, i, j, chosen);
+  });
+}
+
+}  // namespace winnow::indexer

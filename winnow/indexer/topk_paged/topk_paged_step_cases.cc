@@ -1,0 +1,98 @@
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "winnow/indexer/topk_paged/topk_paged_cases.h"
+
+namespace winnow::indexer {
+
+std::string describe(const PagedCase& shape) {
+  using testing::numbered;
+  const std::int32_t longest =
+      shape.context_lens.empty() ? 0 : std::ranges::max(shape.context_lens);
+  return numbered("b ", static_cast<std::int64_t>(shape.context_lens.size())) +
+         numbered(", s_q ", shape.s_q) + numbered(", h ", shape.h) + numbered(", d ", shape.d) +
+         numbered(", contexts up to ", longest) + numbered(", topk ", shape.topk);
+}
+
+PagedStep::PagedStep(const PagedCase& step) : shape(step) {
+  testing::Random random(testing::seed_from(shape.name));
+  q = testing::make_tensor(DType::f8_e4m3, {b(), shape.s_q, shape.h, shape.d}, shape.layout);
+  weights = testing::make_tensor(shape.weights_dtype, {b(), shape.s_q, shape.h}, shape.layout);
+  testing::fill_normal(q.view, random);
+  testing::fill_normal(weights.view, random);
+  pages = testing::make_output(DType::u8, {shape.num_pages, page_bytes(shape.d)}, shape.layout);
+  block_tables = testing::make_output(DType::i32, {b(), shape.table}, shape.layout);
+  context_lens = testing::make_tensor(DType::i32, {b()}, Layout::dense);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(shape.num_pages));
+  std::iota(order.begin(), order.end(), 0);
+  testing::shuffle(std::span(order), random);
+  std::size_t next = 0;
+  std::vector<std::int64_t> slots;
+  for (std::int64_t i = 0; i < b(); ++i) {
+    const std::int32_t length = shape.context_lens[static_cast<std::size_t>(i)];
+    context_lens.view.at<std::int32_t>(i) = length;
+    const std::int64_t rows = std::clamp<std::int64_t>(length, 0, shape.table * kPageRows);
+    for (std::int64_t place = 0; place < shape.table; ++place) {
+      const std::int32_t nowhere[] = {-1, static_cast<std::int32_t>(shape.num_pages),
+                                      std::numeric_limits<std::int32_t>::min(),
+                                      std::numeric_limits<std::int32_t>::max()};
+      std::int32_t& entry = block_tables.view.at<std::int32_t>(i, place);
+      const bool used = place * kPageRows < rows;
+      if (!used || order.empty() || (shape.absent && place % 3 == 1)) {
+        entry = nowhere[random.below(4)];
+        continue;
+      }
+      entry = order[next++ % order.size()];  // once all are taken, sequences share pages
+      for (std::int64_t r = place * kPageRows; r < std::min(rows, (place + 1) * kPageRows); ++r) {
+        slots.push_back(entry * kPageRows + r % kPageRows);
+      }
+    }
+  }
+  std::sort(slots.begin(), slots.end());
+  slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
+  const auto count = static_cast<std::int64_t>(slots.size());
+  Tensor keys(DType::f32, {count, shape.d}), places(DType::i64, {count});
+  testing::fill_normal(keys, random);
+  for (std::int64_t r = 0; r < count; ++r) {
+    places.view().at<std::int64_t>(r) = slots[static_cast<std::size_t>(r)];
+    const TensorView row = keys.view().slice(0, r, r + 1);
+    if (shape.equal) testing::fill(row, 0.5);
+    if (shape.nan && r % 5 == 0) testing::fill(row, std::numeric_limits<double>::quiet_NaN());
+  }
+  quantize({.x = keys, .pages = pages.view, .slots = places});
+}
+
+PagedStep PagedStep::on(Device device) const {
+  PagedStep copy(PagedCase{.name = shape.name, .num_pages = 0});
+  copy.shape = shape;
+  copy.q = testing::on(device, q);
+  copy.pages = testing::on(device, pages);
+  copy.weights = testing::on(device, weights);
+  copy.block_tables = testing::on(device, block_tables);
+  copy.context_lens = testing::on(device, context_lens);
+  return copy;
+}
+
+TopkPagedArgs PagedStep::args() const {
+  return {.q = q.view,
+          .pages = pages.view,
+          .weights = weights.view,
+          .block_tables = block_tables.view,
+          .context_lens = context_lens.view,
+          .ties = shape.ties,
+          .positions = shape.positions};
+}
+
+std::int64_t PagedStep::page(std::int64_t i, std::int64_t position) const {
+  const std::int64_t page = block_tables.view.at<std::int32_t>(i, position / kPageRows);
+  return page >= 0 && page < shape.num_pages ? page : -1;
+}
+
+std::int64_t PagedStep::visible(std::int64_t i, std::int64_t j) const {
+  const std::int64_t length = shape.context_lens[static_cast<std::size_t>(i)];
+  const std::int64_t rows = std::min(std::max<std::int64_t>(length, 0), shape.table * kPageRows);
+  return std::max<std::int64_t>(rows - shape.s_q + 1 + j, 0);
+}
+
+}  // namespace winnow::indexer

@@ -1,0 +1,210 @@
+// indexer::topk_paged: the case table, a choice worked by hand, agreement with topk(), bits that do
+// not depend on the batch, and what it refuses.
+#include "winnow/indexer/topk_paged/topk_paged.h"
+
+#include <gtest/gtest.h>
+
+#include "winnow/core/parallel.h"
+#include "winnow/indexer/topk_paged/topk_paged_cases.h"
+#include "winnow/testing/expect.h"
+
+namespace winnow::indexer {
+namespace {
+
+using winnow::testing::expect_error;
+
+class TopkPagedCases : public ::testing::TestWithParam<winnow::testing::Case> {};
+TEST_P(TopkPagedCases, MatchTheOracle) {
+  winnow::testing::expect_case_passes("indexer::topk_paged", GetParam());
+}
+INSTANTIATE_TEST_SUITE_P(
+    Table, TopkPagedCases,
+    ::testing::ValuesIn(winnow::testing::operation_named("indexer::topk_paged").cases),
+    winnow::testing::test_name);
+
+// Position p of a context of 70 rows has the key p + 1 in its first column; the best three are the
+// last three, which lie in the second page of the table.
+TEST(TopkPaged, ByHand) {
+  Tensor keys(DType::f32, {70, 64}), slots(DType::i32, {70}), pages(DType::u8, {4, 64 * 68});
+  Tensor table(DType::i32, {1, 2}), context(DType::i32, {1});
+  table.values<std::int32_t>()[0] = 3;
+  table.values<std::int32_t>()[1] = 1;
+  context.values<std::int32_t>()[0] = 70;
+  for (std::int32_t p = 0; p < 70; ++p) {
+    keys.view().at<float>(p, 0) = static_cast<float>(p + 1);
+    slots.values<std::int32_t>()[p] = p < 64 ? 3 * 64 + p : 64 + p - 64;
+  }
+  quantize({.x = keys, .pages = pages, .slots = slots});
+  Tensor q(DType::f8_e4m3, {1, 2, 1, 64}), weights(DType::f32, {1, 2, 1});
+  Tensor indices(DType::i32, {1, 2, 3}), length(DType::i32, {1, 2}), scores(DType::f32, {1, 2, 3});
+  for (std::int64_t j = 0; j < 2; ++j) {
+    q.view().at<Float8E4M3>(0, j, 0, 0) = Float8E4M3(1.0f);
+    weights.view().at<float>(0, j, 0) = 2.0f;
+  }
+  TopkPagedArgs args{.q = q,
+                     .pages = pages,
+                     .weights = weights,
+                     .block_tables = table,
+                     .context_lens = context,
+                     .indices = indices,
+                     .length = length,
+                     .scores = scores};
+  EXPECT_EQ(to_string(topk_paged(args)), "cpu");
+  const auto expect_indices = [&](std::int64_t j, std::vector<std::int32_t> wanted) {
+    for (std::int64_t n = 0; n < 3; ++n) {
+      EXPECT_EQ(indices.view().at<std::int32_t>(0, j, n), wanted[static_cast<std::size_t>(n)]);
+    }
+  };
+  expect_indices(0, {66, 67, 68});  // does not see the last row
+  expect_indices(1, {67, 68, 69});
+  EXPECT_EQ(scores.view().at<float>(0, 1, 2), 140.0f);
+  args.positions = true;
+  topk_paged(args);
+  expect_indices(1, {67, 68, 69});
+  expect_indices(0, {66, 67, 68});
+  table.values<std::int32_t>()[1] = 4;  // no page: its rows are absent
+  args.positions = false;
+  topk_paged(args);
+  expect_indices(1, {3 * 64 + 61, 3 * 64 + 62, 3 * 64 + 63});
+  EXPECT_EQ(length.view().at<std::int32_t>(0, 1), 3);
+}
+
+// Of one sequence whose pages follow each other the choice is topk()'s, to the bit.
+TEST(TopkPaged, AgreesWithTopk) {
+  constexpr std::int64_t rows = 640, s_q = 3, h = 8, d = 128, k = 100;
+  Tensor keys(DType::f32, {rows, d}), k8(DType::f8_e4m3, {rows, d}), k_scale(DType::f32, {rows});
+  Tensor slots(DType::i64, {rows}), pages(DType::u8, {rows / 64, page_bytes(d)});
+  winnow::testing::Random random(3);
+  winnow::testing::fill_normal(keys, random);
+  for (std::int64_t r = 0; r < rows; ++r) slots.values<std::int64_t>()[r] = r;
+  quantize({.x = keys, .rows = k8, .scale = k_scale});
+  quantize({.x = keys, .pages = pages, .slots = slots});
+  Tensor q(DType::f8_e4m3, {1, s_q, h, d}), weights(DType::f32, {1, s_q, h});
+  winnow::testing::fill_normal(q, random);
+  winnow::testing::fill_normal(weights, random);
+  Tensor table(DType::i32, {1, rows / 64}), context(DType::i32, {1});
+  for (std::int32_t p = 0; p < rows / 64; ++p) table.values<std::int32_t>()[p] = p;
+  context.values<std::int32_t>()[0] = rows;
+  Tensor indices(DType::i32, {1, s_q, k}), length(DType::i32, {1, s_q});
+  Tensor scores(DType::f32, {1, s_q, k});
+  topk_paged({.q = q,
+              .pages = pages,
+              .weights = weights,
+              .block_tables = table,
+              .context_lens = context,
+              .indices = indices,
+              .length = length,
+              .scores = scores});
+  Tensor want(DType::i32, {s_q, k}), want_length(DType::i32, {s_q}),
+      want_scores(DType::f32, {s_q, k});
+  topk({.q = ConstTensorView(q.data(), DType::f8_e4m3, {s_q, h, d}),
+        .k = k8,
+        .weights = ConstTensorView(weights.data(), DType::f32, {s_q, h}),
+        .k_scale = k_scale,
+        .q_start = rows - s_q,
+        .indices = want,
+        .length = want_length,
+        .scores = want_scores});
+  EXPECT_TRUE(winnow::testing::same_bytes(indices, want));
+  EXPECT_TRUE(winnow::testing::same_bytes(length, want_length));
+  EXPECT_TRUE(winnow::testing::same_bytes(scores, want_scores));
+}
+
+TEST(TopkPaged, HasTheSameBitsWhateverTheBatchAndTheThreads) {
+  const PagedStep step({.name = "batch",
+                        .context_lens = {700, 40, 1500, 1},
+                        .s_q = 2,
+                        .h = 16,
+                        .topk = 90,
+                        .table = 30,
+                        .num_pages = 100});
+  const auto call = [&](std::int64_t first, std::int64_t end, int threads) {
+    const int before = num_threads();
+    set_num_threads(threads);
+    Tensor indices(DType::i32, {end - first, 2, 90}), length(DType::i32, {end - first, 2});
+    Tensor scores(DType::f32, {end - first, 2, 90});
+    TopkPagedArgs args = step.args();
+    for (ConstTensorView* view : {&args.q, &args.weights, &args.block_tables, &args.context_lens}) {
+      *view = view->slice(0, first, end);
+    }
+    args.indices = indices;
+    args.length = length;
+    args.scores = scores;
+    topk_paged(args);
+    set_num_threads(before);
+    return std::pair(std::move(indices), std::move(scores));
+  };
+  const auto whole = call(0, 4, 1);
+  for (std::int64_t i = 0; i < 4; ++i) {
+    for (const int threads : {1, 3, 8}) {  // more threads than queries cut the rows into parts
+      const auto one = call(i, i + 1, threads);
+      EXPECT_EQ(std::memcmp(one.first.data(), &whole.first.view().at<std::int32_t>(i, 0, 0), 720),
+                0);
+      EXPECT_EQ(std::memcmp(one.second.data(), &whole.second.view().at<float>(i, 0, 0), 720), 0);
+    }
+  }
+}
+
+TEST(TopkPaged, Refuses) {
+  const PagedStep step({.name = "refused", .context_lens = {300, 20}});
+  Tensor indices(DType::i32, {2, 1, 64}), length(DType::i32, {2, 1}),
+      scores(DType::f32, {2, 1, 64});
+  Tensor q32(DType::f32, {2, 1, 4, 128}), d32(DType::f8_e4m3, {2, 1, 4, 32});
+  Tensor heads(DType::f8_e4m3, {2, 1, 129, 128}), flat(DType::f8_e4m3, {2, 4, 128});
+  Tensor narrow(DType::u8, {40, 64 * 68}), three(DType::i32, {3}), none(DType::i32, {2, 1, 0});
+  Tensor wide(DType::i64, {2, 8});
+  const auto reject = [&](const auto& bend, const std::string& text) {
+    TopkPagedArgs args = step.args();
+    args.indices = indices;
+    args.length = length;
+    args.scores = scores;
+    for (Tensor* output : {&indices, &length, &scores}) winnow::testing::fill_unwritten(*output);
+    bend(args);
+    for (const bool dry_run : {false, true}) {
+      expect_error([&] { topk_paged(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
+                   "indexer::topk_paged: " + text);
+    }
+    expect_error([&] { topk_paged_workspace_bytes(args); }, ErrorCode::invalid_argument,
+                 "indexer::topk_paged: " + text);
+    for (Tensor* output : {&indices, &length, &scores}) {
+      EXPECT_EQ(winnow::testing::count_unwritten(output->view()), output->numel()) << text;
+    }
+  };
+  using Args = TopkPagedArgs;
+  reject([](Args& a) { a.q = {}; }, "q: want a tensor [b, s_q, h, d], got none");
+  reject([&](Args& a) { a.q = flat; },
+         "q: want 4 dimensions [b, s_q, h, d], got shape [2, 4, 128]");
+  reject([&](Args& a) { a.q = q32; }, "q: want dtype f8_e4m3, got f32");
+  reject([&](Args& a) { a.q = d32; }, "q: want d = 128 or 64, got d = 32");
+  reject([&](Args& a) { a.q = heads; }, "q: want 1 to 128 heads, got 129");
+  reject([&](Args& a) { a.pages = narrow; },
+         "pages: want shape [num_pages=40, 64 * (d + 4)=8448], got [40, 4352]");
+  reject([&](Args& a) { a.pages = {}; },
+         "pages: want a tensor [num_pages, 64 * (d + 4)], got none");
+  reject([](Args& a) { a.weights = {}; },
+         "weights: want a tensor of shape [b=2, s_q=1, h=4], got none");
+  reject([&](Args& a) { a.block_tables = wide; }, "block_tables: want dtype i32, got i64");
+  reject([&](Args& a) { a.block_tables = three; },
+         "block_tables: want 2 dimensions [b, n], got shape [3]");
+  reject([&](Args& a) { a.context_lens = three; }, "context_lens: want shape [b=2], got [3]");
+  reject([&](Args& a) { a.indices = none; }, "indices: want topk from 1 to 2^31 - 1, got 0");
+  reject([&](Args& a) { a.length = {}; }, "length: want a tensor of shape [b=2, s_q=1], got none");
+  reject([&](Args& a) { a.scores = q32; },
+         "scores: want shape [b=2, s_q=1, topk=64], got [2, 1, 4, 128]");
+  reject(
+      [&](Args& a) {
+        a.block_tables = ConstTensorView(three.data(), DType::i32, {2, 1 << 25}, {0, 1});
+      },
+      "block_tables: want fewer than 2^31 rows, the range of the positions, got 33554432 pages of "
+      "64");
+  TopkPagedArgs args = step.args();
+  args.indices = indices;
+  args.length = length;
+  args.scores = TensorView(indices.data(), DType::f32, {2, 1, 64});
+  expect_error([&] { topk_paged(args); }, ErrorCode::invalid_argument,
+               "indexer::topk_paged: scores: want memory apart from indices, got memory that both "
+               "use");
+}
+
+}  // namespace
+}  // namespace winnow::indexer
