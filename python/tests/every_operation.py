@@ -205,6 +205,30 @@ def _indexer():
             },
         ),
     )
+    pages = np.zeros((3, 64 * 68), np.uint8)
+    yield (
+        "indexer::topk_paged",
+        _operation(
+            _as_torch(
+                lambda indices, length, scores, **inputs: indexer.topk_paged(
+                    **inputs, topk=5, out=(indices, length, scores)
+                ),
+                q=(torch.float8_e4m3fn, "uint8"),
+            ),
+            {
+                "q": (rng.integers(0, 100, (2, 1, 3, 64)).astype(np.uint8), "f8_e4m3"),
+                "pages": (pages, "u8"),
+                "weights": (np.ones((2, 1, 3), np.float32), "f32 or bf16"),
+                "block_tables": (np.array([[0, 1], [2, 0]], np.int32), "i32"),
+                "context_lens": (np.array([70, 3], np.int32), "i32"),
+            },
+            {
+                "indices": (np.zeros((2, 1, 5), np.int32), "i32"),
+                "length": (np.zeros((2, 1), np.int32), "i32"),
+                "scores": (np.zeros((2, 1, 5), np.float32), "f32"),
+            },
+        ),
+    )
     yield (
         "indexer::scores",
         _operation(

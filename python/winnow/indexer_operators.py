@@ -95,6 +95,62 @@ def indexer_topk(
     """
 
 
+# ---- topk over a paged cache
+
+
+def _topk_paged(q, *others, return_scores=False, **options):
+    results = _indexer.topk_paged(q, *others, return_scores=return_scores, **options)
+    return results if return_scores else (*results, q.new_empty(0, dtype=torch.float32))
+
+
+def _topk_paged_fake(q, pages, weights, tables, lens, topk, *, return_scores=False, **options):
+    indices = q.new_empty((*q.shape[:2], topk), dtype=torch.int32)
+    scores = q.new_empty(indices.shape if return_scores else (0,), dtype=torch.float32)
+    return indices, q.new_empty(q.shape[:2], dtype=torch.int32), scores
+
+
+def _topk_paged_flops(q, pages, weights, block_tables, *others, out_shape=None, **options):
+    b, s_q, heads, d = q
+    return 2 * b * s_q * heads * d * 64 * block_tables[1]
+
+
+@overload
+def indexer_topk_paged(
+    q: Tensor, pages: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor,
+    topk: int, *, positions: bool = False, ties: str = "smaller",
+    return_scores: Literal[False] = False,
+) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def indexer_topk_paged(
+    q: Tensor, pages: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor,
+    topk: int, *, positions: bool = False, ties: str = "smaller", return_scores: Literal[True],
+) -> Tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def indexer_topk_paged(
+    q: Tensor, pages: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor,
+    topk: int, *, positions: bool = False, ties: str = "smaller", return_scores: bool,
+) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]: ...  # fmt: skip
+@_operators.operator(
+    _topk_paged, _topk_paged_fake, results=3, how=_scores_if_wanted, flops=_topk_paged_flops
+)
+def indexer_topk_paged(
+    q: Tensor,
+    pages: Tensor,
+    weights: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    topk: int,
+    *,
+    positions: bool = False,
+    ties: str = "smaller",
+    return_scores: bool = False,
+) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]:
+    """winnow.indexer.topk_paged() as an operator: (indices, length), with return_scores (indices,
+    length, scores). It has no gradient. The operator itself always has three results; the last one
+    is empty where scores are not asked for.
+    """
+
+
 # ---- scores and their gradient
 
 

@@ -35,8 +35,8 @@ def supports(
 
     Args:
         op: "sparse_mla.forward", "sparse_mla.distribution", "sparse_mla.backward",
-            "sparse_mla.decode", "sparse_mla.store", "indexer.topk", "indexer.scores",
-            "indexer.backward", "indexer.quantize", "paged_xl.attention",
+            "sparse_mla.decode", "sparse_mla.store", "indexer.topk", "indexer.topk_paged",
+            "indexer.scores", "indexer.backward", "indexer.quantize", "paged_xl.attention",
             "paged_xl.attention_fused", "paged_xl.append", "paged_xl.position_term",
             "expert_parallel.dispatch", "expert_parallel.combine", "expert_parallel.layout" or
             "expert_parallel.notify".
@@ -46,8 +46,8 @@ def supports(
         device: "cpu", "cuda" or "cuda:1", or a device of torch.
         backend: asks for this one alone.
         **shape: sizes by the names in the operation's documentation: s_q, h_q, s_kv, d_qk, topk;
-            b, n, blocks; num_seqs, num_tokens, num_heads, num_kv_heads, head_size, num_blocks,
-            block_size; max_tokens, hidden, topk, experts (of one rank), world_size,
+            b, n, blocks, num_pages; num_seqs, num_tokens, num_heads, num_kv_heads, head_size,
+            num_blocks, block_size; max_tokens, hidden, topk, experts (of one rank), world_size,
             local_world_size, channels.
             What is not given is a usual size, or 1 where any will do.
 

@@ -34,6 +34,7 @@ from winnow.indexer_operators import (
     indexer_quantize_pages,
     indexer_scores,
     indexer_topk,
+    indexer_topk_paged,
 )
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "indexer_quantize_pages",
     "indexer_scores",
     "indexer_topk",
+    "indexer_topk_paged",
     "paged_xl_append",
     "paged_xl_attention",
     "paged_xl_attention_fused",

@@ -67,6 +67,7 @@ constexpr std::pair<const char*, Supports> kSupports[] = {
     {"indexer.quantize", supports_indexer_quantize},
     {"indexer.scores", supports_indexer_scores},
     {"indexer.topk", supports_indexer_topk},
+    {"indexer.topk_paged", supports_indexer_topk_paged},
     {"paged_xl.append", supports_paged_xl_append},
     {"paged_xl.attention", supports_paged_xl_attention},
     {"paged_xl.attention_fused", supports_paged_xl_attention_fused},
@@ -167,6 +168,7 @@ NB_MODULE(_winnow, m) {
   bind_sparse_mla_store(sparse_mla);
   nb::module_ indexer = m.def_submodule("indexer", "The lightning indexer.");
   bind_indexer_topk(indexer);
+  bind_indexer_topk_paged(indexer);
   bind_indexer_scores(indexer);
   bind_indexer_backward(indexer);
   bind_indexer_quantize(indexer);

@@ -2,7 +2,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include "winnow/core/error.h"
+#include "winnow/indexer/ties_py.h"
 #include "winnow/indexer/topk/topk.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
@@ -11,12 +11,6 @@ namespace winnow::python {
 namespace {
 
 constexpr const char* kOperation = "indexer::topk";
-
-indexer::Ties ties_argument(const std::string& ties) {
-  if (ties == "smaller") return indexer::Ties::smaller;
-  if (ties == "larger") return indexer::Ties::larger;
-  throw Error(ErrorCode::invalid_argument, kOperation, "ties", "smaller or larger", ties);
-}
 
 nb::tuple topk(nb::handle q, nb::handle k, nb::handle weights, std::int64_t count,
                nb::handle k_scale, nb::handle key_start, nb::handle key_end,
@@ -33,12 +27,9 @@ nb::tuple topk(nb::handle q, nb::handle k, nb::handle weights, std::int64_t coun
       .key_end = call.input("key_end", key_end),
       .q_start = q_start,
       .k_stride = k_stride,
-      .ties = ties_argument(ties),
+      .ties = ties_argument(kOperation, ties),
   };
-  if (count < 1) {
-    throw Error(ErrorCode::invalid_argument, kOperation, "topk", "1 or more",
-                std::to_string(count));
-  }
+  check_topk(kOperation, count);
   const std::int64_t s_q = size_of_dim(args.q, 0);
   auto [indices, length, scores] = split_out<3>(kOperation, out);
   args.indices = call.output("indices", indices, DType::i32, {s_q, count});

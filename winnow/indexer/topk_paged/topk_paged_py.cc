@@ -1,0 +1,112 @@
+// Python binding of indexer::topk_paged.
+#include <nanobind/stl/string.h>
+
+#include "winnow/indexer/ties_py.h"
+#include "winnow/indexer/topk_paged/topk_paged.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr const char* kOperation = "indexer::topk_paged";
+
+nb::tuple topk_paged(nb::handle q, nb::handle pages, nb::handle weights, nb::handle block_tables,
+                     nb::handle context_lens, std::int64_t count, bool positions,
+                     const std::string& ties, bool return_scores, nb::handle out,
+                     nb::object workspace, nb::handle stream, nb::handle backend) {
+  Call call(kOperation, stream, backend);
+  indexer::TopkPagedArgs args{
+      .q = call.input("q", q),
+      .pages = call.input("pages", pages),
+      .weights = call.input("weights", weights),
+      .block_tables = call.input("block_tables", block_tables),
+      .context_lens = call.input("context_lens", context_lens),
+      .ties = ties_argument(kOperation, ties),
+      .positions = positions,
+  };
+  check_topk(kOperation, count);
+  const std::int64_t b = size_of_dim(args.q, 0), s_q = size_of_dim(args.q, 1);
+  auto [indices, length, scores] = split_out<3>(kOperation, out);
+  args.indices = call.output("indices", indices, DType::i32, {b, s_q, count});
+  args.length = call.output("length", length, DType::i32, {b, s_q});
+  const bool scored = return_scores || !scores.is_none();
+  if (scored) args.scores = call.output("scores", scores, DType::f32, {b, s_q, count});
+  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
+    return indexer::topk_paged_workspace_bytes(args, options);
+  });
+  call.run([&](const RunOptions& options) { indexer::topk_paged(args, options); });
+  if (!scored) return nb::make_tuple(indices, length);
+  return nb::make_tuple(indices, length, scores);
+}
+
+constexpr const char* kDoc =
+    R"(topk() for decode steps: the rows come from a paged cache of keys in 8 bits.
+
+    I[i,j,t] = k_scale[t] * sum over h of weights[i,j,h] * max(0, dot(q[i,j,h,:], k[t,:]))
+
+k[t] and k_scale[t] are row t % 64 of page block_tables[i, t // 64], as quantize() writes them.
+Query j of sequence i sees the positions t < context_lens[i] - s_q + j + 1: the queries are the last
+rows of their sequence. A context longer than the table counts as that long; the rows of a page
+outside of [0, num_pages) are absent. The choice is exact and the same whatever the batch is.
+
+Args:
+    q: [b, s_q, h, d], float8_e4m3fn; h 1 to 128, d 128 or 64.
+    pages: [num_pages, 64 * (d + 4)], uint8: 64 rows of d bytes, then their 64 scales as float32.
+    weights: [b, s_q, h], float32 or bfloat16. Fold d**-0.5, h**-0.5 and the scale of q in.
+    block_tables: [b, n], int32: the pages of each sequence.
+    context_lens: [b], int32: cached rows, those of the step's own queries included.
+    topk: rows to choose, 1 or more.
+    positions: give positions in the sequence in the place of slots.
+    ties: "smaller" or "larger": which position wins among equal scores.
+    return_scores: also return the scores of the chosen rows.
+    out: a tuple (indices, length, scores) to write into, of which any may be None. They share
+        memory with no input and not with each other.
+    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
+        error for too few gives the exact number. None takes them from torch's allocator for tensors
+        of torch. The CPU does not use it.
+    stream, backend: as in winnow.sparse_mla.forward().
+
+Returns:
+    (indices, length), with return_scores (indices, length, scores). indices is [b, s_q, topk],
+    int32: slots, page * 64 + row of the page, by ascending position, then -1; length is [b, s_q],
+    int32: the smaller of topk and the number of visible rows; scores is [b, s_q, topk], float32,
+    -inf behind the last.
+
+Raises:
+    ValueError: an argument is not as described; nothing was written.
+    winnow.Error: no backend can do it here.)";
+
+}  // namespace
+
+void bind_indexer_topk_paged(nb::module_& m) {
+  using namespace nb::literals;
+  define(m, "topk_paged", topk_paged, "q"_a.none(), "pages"_a.none(), "weights"_a.none(),
+         "block_tables"_a.none(), "context_lens"_a.none(), "topk"_a, nb::kw_only(),
+         "positions"_a = false, "ties"_a = "smaller", "return_scores"_a = false,
+         "out"_a = nb::none(), "workspace"_a = nb::none(), "stream"_a = nb::none(),
+         "backend"_a = nb::none(), kDoc,
+         nb::sig("def topk_paged(q: T, pages: T, weights: T, block_tables: T, context_lens: T, "
+                 "topk: int, *, positions: bool = False, ties: str = 'smaller', "
+                 "return_scores: bool = False, "
+                 "out: tuple[T | None, T | None, T | None] | None = None, "
+                 "workspace: T | None = None, stream: Stream = None, "
+                 "backend: str | None = None) -> tuple[T, ...]"));
+}
+
+Backend supports_indexer_topk_paged(Shape& shape, const RunOptions& options) {
+  const std::int64_t b = shape.take("b", 1), s_q = shape.take("s_q", 1);
+  const std::int64_t h = shape.take("h", 64), d = shape.take("d", 128);
+  const std::int64_t num_pages = shape.take("num_pages", 1), topk = shape.take("topk", 64);
+  shape.done();
+  return indexer::topk_paged({.q = shape.view(shape.dtype, {b, s_q, h, d}),
+                              .pages = shape.view(DType::u8, {num_pages, indexer::page_bytes(d)}),
+                              .weights = shape.view(DType::f32, {b, s_q, h}),
+                              .block_tables = shape.view(DType::i32, {b, 1}),
+                              .context_lens = shape.view(DType::i32, {b}),
+                              .indices = shape.view(DType::i32, {b, s_q, topk}),
+                              .length = shape.view(DType::i32, {b, s_q})},
+                             options);
+}
+
+}  // namespace winnow::python
