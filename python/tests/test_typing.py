@@ -24,7 +24,7 @@ import winnow
 from winnow import expert_parallel, indexer, paged_xl, sparse_mla
 from winnow.torch import (
     paged_xl_attention, paged_xl_attention_fused, sparse_mla_attention, sparse_mla_backward,
-    sparse_mla_distribution,
+    sparse_mla_decode, sparse_mla_distribution, sparse_mla_store, indexer_topk_paged,
 )
 
 version: str = winnow.__version__
@@ -48,6 +48,11 @@ def of_torch(q: Tensor, kv: Tensor, i: Tensor, wanted: bool, sink: Optional[Tens
     out, lse = paged_xl_attention(*step, None, i, i, return_lse=True)
     total += paged_xl_attention_fused(*step, q, None, i, i).sum()
     _, lse = paged_xl_attention_fused(*step, q, None, i, i, return_lse=True)
+    sparse_mla_store(kv, kv, i, format="bf16")
+    out, lse = sparse_mla_decode(q, kv, i, topk_length=i)
+    chosen, length = indexer_topk_paged(q, kv, q, i, i, 8)
+    chosen, length, scores = indexer_topk_paged(q, kv, q, i, i, 8, return_scores=True)
+    total += scores.sum()
     return total + lse.sum()
 
 
@@ -58,6 +63,10 @@ def of_arrays(q: npt.NDArray[np.float32], i: npt.NDArray[np.int32], wanted: bool
     chosen, length = indexer.topk(q, q, q, 8)
     chosen, length, scores = indexer.topk(q, q, q, 8, return_scores=True)
     rows, scale = indexer.quantize(q)
+    chosen, length = indexer.topk_paged(q, q, q, i, i, 8)
+    chosen, length, scores = indexer.topk_paged(q, q, q, i, i, 8, return_scores=True)
+    sparse_mla.store(q, q, i)
+    out, lse = sparse_mla.decode(q, q, i)
     total = paged_xl.attention(q, q, q, q, q, None, i, i).sum()
     out, lse = paged_xl.attention_fused(q, q, q, q, q, q, None, i, i, return_lse=True)
     paged_xl.attention(q, q, q, q, q, 0.1, i, i, return_lse=wanted)
@@ -119,7 +128,7 @@ def test_overloads_have_the_parameters_of_their_functions(room):
         signature = getattr(module, name).__doc__.splitlines()[0]
         declared = _names(ast.parse(f"def {signature}: ...").body[0])
         assert all(names == declared for names in overloads), name
-    overloaded = {"sparse_mla": 1, "indexer": 2, "paged_xl": 2}[room]
+    overloaded = {"sparse_mla": 1, "indexer": 3, "paged_xl": 2}[room]
     assert sum(len(overloads) == 3 for overloads in typed.values()) == overloaded
 
 
@@ -131,6 +140,6 @@ def test_overloads_of_the_operators_have_the_parameters_of_their_functions():
             typed.setdefault(node.name, []).append(_names(node))
     overloaded = {name for name, overloads in typed.items() if len(overloads) > 1}
     assert overloaded >= {"sparse_mla_attention", "sparse_mla_backward", "paged_xl_attention",
-                          "paged_xl_attention_fused", "indexer_topk"}  # fmt: skip
+                          "paged_xl_attention_fused", "indexer_topk", "indexer_topk_paged"}  # fmt: skip
     for name in overloaded:
         assert all(names == typed[name][-1] for names in typed[name]), name

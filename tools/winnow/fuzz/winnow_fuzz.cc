@@ -97,6 +97,69 @@ TensorView descriptor(Bytes& bytes, DType dtype, std::vector<std::int64_t> shape
   }
 }
 
+// Indices, lengths, slots and tables are the fuzzer's own bytes; outputs may overlap them, which is
+// the caller's business.
+void fill_arena(Bytes& bytes) {
+  for (std::int64_t i = 0; i < 64; ++i) {
+    reinterpret_cast<std::int32_t*>(g_arena + kArenaBytes / 2)[i] = bytes.take<std::int32_t>();
+  }
+}
+
+template <class Call>
+void attempt(const Call& call) {
+  try {
+    call();
+  } catch (const winnow::Error&) {
+  }
+}
+
+void fuzz_paged(Bytes& bytes) {
+  using winnow::sparse_mla::CacheFormat;
+  const std::int64_t b = bytes.number(), s_q = bytes.number(), h = bytes.number();
+  const std::int64_t topk = bytes.number(), blocks = bytes.number(), block_size = bytes.number();
+  const auto format = static_cast<CacheFormat>(bytes.take<std::uint8_t>() % 3);
+  const bool plain = format == CacheFormat::bf16;
+  const std::int64_t columns = format == CacheFormat::fp8_584 || bytes.flag() ? 512 : 576;
+  const std::int64_t row = plain ? columns : format == CacheFormat::fp8_584 ? 584 : 656;
+  const auto tensor = [&](DType type, std::vector<std::int64_t> shape) {
+    return descriptor(bytes, type, std::move(shape));
+  };
+  fill_arena(bytes);
+  const auto cache = [&] {
+    return tensor(plain ? DType::bf16 : DType::u8, {blocks, block_size, 1, row});
+  };
+  attempt([&] {
+    winnow::sparse_mla::decode({.q = tensor(DType::bf16, {b, s_q, h, columns}),
+                                .cache = cache(),
+                                .indices = tensor(DType::i32, {b, s_q, topk}),
+                                .topk_length = tensor(DType::i32, {b}),
+                                .extra_cache = bytes.flag() ? cache() : TensorView(),
+                                .extra_indices = tensor(DType::i32, {b, s_q, topk}),
+                                .attn_sink = tensor(DType::f32, {h}),
+                                .format = format,
+                                .out = tensor(DType::bf16, {b, s_q, h, 512}),
+                                .lse = tensor(DType::f32, {b, s_q, h})});
+  });
+  attempt([&] {
+    winnow::sparse_mla::store({.rows = tensor(DType::bf16, {b, columns}),
+                               .slots = tensor(bytes.flag() ? DType::i64 : DType::i32, {b}),
+                               .format = format,
+                               .cache = cache()});
+  });
+  const std::int64_t d = bytes.flag() ? 128 : 64;
+  attempt([&] {
+    winnow::indexer::topk_paged({.q = tensor(DType::f8_e4m3, {b, s_q, h, d}),
+                                 .pages = tensor(DType::u8, {blocks, 64 * (d + 4)}),
+                                 .weights = tensor(DType::f32, {b, s_q, h}),
+                                 .block_tables = tensor(DType::i32, {b, block_size}),
+                                 .context_lens = tensor(DType::i32, {b}),
+                                 .positions = bytes.flag(),
+                                 .indices = tensor(DType::i32, {b, s_q, topk}),
+                                 .length = tensor(DType::i32, {b, s_q}),
+                                 .scores = tensor(DType::f32, {b, s_q, topk})});
+  });
+}
+
 void fuzz_operations(Bytes& bytes) {
   const std::int64_t s_q = bytes.number(), h_q = bytes.number(), s_kv = bytes.number();
   const std::int64_t topk = bytes.number(), d_qk = bytes.flag() ? 512 : 576;
@@ -104,10 +167,7 @@ void fuzz_operations(Bytes& bytes) {
   const auto tensor = [&](DType type, std::vector<std::int64_t> shape) {
     return descriptor(bytes, type, std::move(shape));
   };
-  // Indices are the fuzzer's own bytes; outputs may overlap them, which is the caller's business.
-  for (std::int64_t i = 0; i < 64; ++i) {
-    reinterpret_cast<std::int32_t*>(g_arena + kArenaBytes / 2)[i] = bytes.take<std::int32_t>();
-  }
+  fill_arena(bytes);
   const TensorView q = tensor(dtype, {s_q, h_q, d_qk}), kv = tensor(dtype, {s_kv, 1, d_qk});
   const TensorView indices = tensor(DType::i32, {s_q, 1, topk});
   const TensorView length = tensor(DType::i32, {s_q}), sink = tensor(DType::f32, {h_q});
@@ -117,12 +177,6 @@ void fuzz_operations(Bytes& bytes) {
   std::optional<std::int64_t> q_start;
   if (bytes.flag()) q_start = bytes.number();
   const std::int64_t k_stride = bytes.number();
-  const auto attempt = [](const auto& call) {
-    try {
-      call();
-    } catch (const winnow::Error&) {
-    }
-  };
   attempt([&] {
     winnow::sparse_mla::forward({.q = q,
                                  .kv = kv,
@@ -176,10 +230,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }();
   (void)single_threaded;
   Bytes bytes(data, size);
-  if (bytes.take<std::uint8_t>() % 4 == 0) {
-    fuzz_text(bytes);
-  } else {
-    fuzz_operations(bytes);
+  switch (bytes.take<std::uint8_t>() % 4) {
+    case 0:
+      fuzz_text(bytes);
+      break;
+    case 1:
+      fuzz_paged(bytes);
+      break;
+    default:
+      fuzz_operations(bytes);
   }
   return 0;
 }
