@@ -63,10 +63,10 @@ def of_arrays(q: npt.NDArray[np.float32], i: npt.NDArray[np.int32], wanted: bool
     chosen, length = indexer.topk(q, q, q, 8)
     chosen, length, scores = indexer.topk(q, q, q, 8, return_scores=True)
     rows, scale = indexer.quantize(q)
-    chosen, length = indexer.topk_paged(q, q, q, i, i, 8)
-    chosen, length, scores = indexer.topk_paged(q, q, q, i, i, 8, return_scores=True)
+    slots, count = indexer.topk_paged(q, q, q, i, i, 8)
+    slots, count, best = indexer.topk_paged(q, q, q, i, i, 8, return_scores=True)
     sparse_mla.store(q, q, i)
-    out, lse = sparse_mla.decode(q, q, i)
+    step, lse_of_step = sparse_mla.decode(q, q, i)
     total = paged_xl.attention(q, q, q, q, q, None, i, i).sum()
     out, lse = paged_xl.attention_fused(q, q, q, q, q, q, None, i, i, return_lse=True)
     paged_xl.attention(q, q, q, q, q, 0.1, i, i, return_lse=wanted)
@@ -140,6 +140,7 @@ def test_overloads_of_the_operators_have_the_parameters_of_their_functions():
             typed.setdefault(node.name, []).append(_names(node))
     overloaded = {name for name, overloads in typed.items() if len(overloads) > 1}
     assert overloaded >= {"sparse_mla_attention", "sparse_mla_backward", "paged_xl_attention",
-                          "paged_xl_attention_fused", "indexer_topk", "indexer_topk_paged"}  # fmt: skip
+                          "paged_xl_attention_fused", "indexer_topk",
+                          "indexer_topk_paged"}  # fmt: skip
     for name in overloaded:
         assert all(names == typed[name][-1] for names in typed[name]), name

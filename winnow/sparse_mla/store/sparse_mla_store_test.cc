@@ -1,6 +1,4 @@
 // sparse_mla::store: the case table, rows worked by hand, and what it refuses.
-#include "winnow/sparse_mla/store/store.h"
-
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -8,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "winnow/sparse_mla/cache_cases.h"
+#include "winnow/sparse_mla/store/store.h"
 #include "winnow/testing/expect.h"
 #include "winnow/testing/generate.h"
 
