@@ -13,11 +13,16 @@
 #include "winnow/core/executor.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/cpu/test_modules.h"
+#include "winnow/indexer/quantize/quantize.h"
+#include "winnow/indexer/topk_paged/topk_paged.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
 #include "winnow/paged_xl/cache/append.h"
 #include "winnow/paged_xl/cache/append_impl.h"
 #include "winnow/paged_xl/cases.h"
 #include "winnow/paged_xl/position_term/position_term_impl.h"
+#include "winnow/sparse_mla/decode/decode.h"
+#include "winnow/sparse_mla/store/store.h"
+#include "winnow/sparse_mla/store/store_impl.h"
 #include "winnow/sparse_mla/test_problem.h"
 #include "winnow/testing/expect.h"
 
@@ -123,6 +128,34 @@ TEST(RewrittenContents, PositionTermClampsLengths) {
   });
 }
 
+TEST(RewrittenContents, StoreSkipsSlotsBeyondTheCache) {
+  constexpr std::int64_t kBlocks = 4, kClaimed = 2, kBlock = 8, kRow = 656;
+  Tensor rows(DType::bf16, {4, 576}), cache(DType::u8, {kBlocks, kBlock, 1, kRow});
+  Tensor slots(DType::i64, {4});
+  auto slot = slots.values<std::int64_t>();
+  slot[0] = 3;
+  slot[1] = kClaimed * kBlock;
+  slot[2] = std::numeric_limits<std::int64_t>::max();
+  slot[3] = std::numeric_limits<std::int64_t>::min();
+  sparse_mla::StoreParams params;
+  params.n = 4;
+  params.rows = rows_of<const void*>(rows.view(), 0);
+  params.slots = Slots(slots.view());
+  params.cache = {.format = sparse_mla::CacheFormat::fp8_656,
+                  .data = cache.values<std::uint8_t>().data(),
+                  .blocks = kClaimed,
+                  .block_size = kBlock,
+                  .columns = 576,
+                  .block_stride = kBlock * kRow,
+                  .row_stride = kRow};
+  for_each_module([&](const CpuKernels& kernels) {
+    testing::fill_unwritten(cache);
+    kernels.sparse_mla_store(params, ThreadExecutor());
+    // One row was written, of zeros and no byte with all bits set.
+    EXPECT_EQ(testing::count_unwritten(cache.view()), cache.numel() - kRow);
+  });
+}
+
 TEST(RewrittenContents, AppendSkipsSlotsBeyondTheCache) {
   constexpr std::int64_t kBlocks = 4, kClaimed = 2, kHeads = 2, kSize = 32, kBlock = 8;
   Tensor key(DType::f32, {4, kHeads, kSize}), value(DType::f32, {4, kHeads, kSize});
@@ -217,6 +250,47 @@ TEST(RewrittenContents, SparseCallsSurviveAnotherThread) {
         sparse_mla::backward(sparse_mla::BackwardOp::args(problem));
       });
     }
+  }
+}
+
+TEST(RewrittenContents, SparseDecodeSurvivesAnotherThread) {
+  Tensor rows(DType::bf16, {32, 576}), cache(DType::u8, {4, 8, 1, 656}), slots(DType::i32, {32});
+  std::int32_t next = 0;
+  for (std::int32_t& slot : slots.values<std::int32_t>()) slot = next++;
+  const auto fill_cache = [&] {
+    sparse_mla::store({.rows = rows, .slots = slots, .cache = cache});
+  };
+  Tensor q(DType::bf16, {2, 1, 4, 576}), indices(DType::i32, {2, 1, 20}), length(DType::i32, {2});
+  Tensor out(DType::bf16, {2, 1, 4, 512});
+  for (std::int32_t& index : indices.values<std::int32_t>()) index = next++ % 32;
+  for (std::int32_t& entries : length.values<std::int32_t>()) entries = 15;
+  const auto attend = [&] {
+    sparse_mla::decode(
+        {.q = q, .cache = cache, .indices = indices, .topk_length = length, .out = out});
+  };
+  Tensor index_q(DType::f8_e4m3, {2, 1, 4, 64}), pages(DType::u8, {3, indexer::page_bytes(64)});
+  Tensor weights(DType::f32, {2, 1, 4}), tables(DType::i32, {2, 8}), lengths(DType::i32, {2});
+  Tensor chosen(DType::i32, {2, 1, 20}), count(DType::i32, {2, 1});
+  for (std::int32_t& page : tables.values<std::int32_t>()) page = next++ % 3;
+  for (std::int32_t& rows_of_sequence : lengths.values<std::int32_t>()) rows_of_sequence = 300;
+  const auto choose = [&] {
+    indexer::topk_paged({.q = index_q,
+                         .pages = pages,
+                         .weights = weights,
+                         .block_tables = tables,
+                         .context_lens = lengths,
+                         .indices = chosen,
+                         .length = count});
+    for (const std::int32_t slot : chosen.values<std::int32_t>()) {
+      EXPECT_TRUE(slot >= -1 && slot < 3 * 64) << slot;
+    }
+  };
+  for (const std::int32_t odd : {kMost, kLeast}) {
+    rewrite_during(slots, odd, fill_cache);
+    rewrite_during(indices, odd, attend);
+    rewrite_during(length, odd, attend);
+    rewrite_during(tables, odd, choose);
+    rewrite_during(lengths, odd, choose);
   }
 }
 

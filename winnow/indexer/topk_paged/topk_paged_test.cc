@@ -2,6 +2,8 @@
 // not depend on the batch, and what it refuses.
 #include "winnow/indexer/topk_paged/topk_paged.h"
 
+#include <cstring>
+
 #include <gtest/gtest.h>
 
 #include "winnow/core/parallel.h"

@@ -3,6 +3,7 @@
 #include "winnow/sparse_mla/decode/decode.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -116,6 +117,26 @@ TEST(Decode, HasTheSameBitsWhateverTheBatch) {
     for (std::int64_t i = 0; i < 5; ++i) expect_same(i, i + 1);
     expect_same(1, 4);
     set_num_threads(threads);
+  }
+}
+
+// Caches of bytes may begin anywhere on the CPU, and scales in them.
+TEST(Decode, TakesACacheAtAnyAddress) {
+  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::fp8_584}) {
+    const DecodeStep step({.name = "address", .format = format});
+    decode(step.args());
+    const Tensor& storage = step.chosen.cache.storage;
+    Tensor moved(DType::u8, {storage.numel() + 1});
+    std::memcpy(&moved.values<std::uint8_t>()[1], storage.data(), std::size_t(storage.numel()));
+    Tensor out(DType::bf16, step.out.view.shape()), lse(DType::f32, step.lse.view.shape());
+    DecodeArgs args = step.args();
+    args.cache = ConstTensorView(&moved.values<std::uint8_t>()[1], DType::u8, args.cache.shape(),
+                                 args.cache.strides());
+    args.out = out;
+    args.lse = lse;
+    decode(args);
+    EXPECT_TRUE(winnow::testing::same_bytes(out, step.out.storage));
+    EXPECT_TRUE(winnow::testing::same_bytes(lse, step.lse.storage));
   }
 }
 
