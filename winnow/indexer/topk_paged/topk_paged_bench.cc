@@ -1,4 +1,5 @@
-// The benchmarks of indexer::topk_paged: useful bytes are those of the keys and their scales.
+// The benchmarks of indexer::topk_paged: the products on the CPU; on a GPU the bytes of the keys
+// and their scales, which is what takes the time of a step there.
 #include <memory>
 
 #include "winnow/indexer/topk_paged/topk_paged_cases.h"
@@ -11,7 +12,6 @@ namespace {
 
 testing::Benchmark make_benchmark(std::int64_t b, std::int32_t rows, std::int64_t h,
                                   DeviceType device) {
-  constexpr std::int64_t kGpuCopy = std::int64_t{4} << 30;
   PagedCase shape{.name = testing::numbered("b", b) + testing::numbered("-h", h) +
                           testing::numbered("-sk", rows),
                   .h = h,
@@ -22,10 +22,15 @@ testing::Benchmark make_benchmark(std::int64_t b, std::int32_t rows, std::int64_
   testing::Benchmark benchmark;
   benchmark.name = shape.name;
   benchmark.shape = describe(shape);
-  benchmark.bytes = double(b) * double(rows) * double(shape.d + 4);
-  benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
-  benchmark.ceiling.bytes =
-      device == DeviceType::cpu ? static_cast<std::int64_t>(benchmark.bytes) : kGpuCopy;
+  if (device == DeviceType::cpu) {
+    benchmark.flops = 2.0 * double(b * h) * double(rows) * double(shape.d);
+    benchmark.ceiling = {testing::Ceiling::Kind::matmul, b * h, rows, shape.d, 0};
+  } else {
+    benchmark.bytes = double(b) * double(rows) * double(shape.d + 4);
+    benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
+    benchmark.ceiling.bytes = std::int64_t{4} << 30;
+    benchmark.target = 0.6;
+  }
   benchmark.device = device;
   benchmark.prepare = [shape](const testing::Target& target) -> std::function<void()> {
     const Device where = testing::device_of(target);
