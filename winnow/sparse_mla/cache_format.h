@@ -2,7 +2,6 @@
 // layouts. Offsets count bytes; the functions are for host and device.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <string_view>
 
@@ -88,24 +87,24 @@ static_assert(Row584::kColumns == 512 && Row584::kRowBytes == 576 && Row584::kBy
 WINNOW_CACHE_FORMAT constexpr float cache_scale(float amax) {
   constexpr float kLeastAmax = 1e-4f, kLargestF8 = 448.0f;
   constexpr std::uint32_t kMantissa = 0x007fffffu, kInfinity = 0x7f800000u, kNan = 0x7fc00000u;
-  if ((std::bit_cast<std::uint32_t>(amax) & 0x7fffffffu) >= kInfinity) {
-    return std::bit_cast<float>(kNan);
+  if ((__builtin_bit_cast(std::uint32_t, amax) & 0x7fffffffu) >= kInfinity) {
+    return __builtin_bit_cast(float, kNan);
   }
   const float least = (amax > kLeastAmax ? amax : kLeastAmax) / kLargestF8;
   // Up to the next exponent, unless it is a power of two.
-  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(least) + kMantissa) & ~kMantissa);
+  return __builtin_bit_cast(float, (__builtin_bit_cast(std::uint32_t, least) + kMantissa) & ~kMantissa);
 }
 
 // The scale that a byte of ue8m0 stands for: 2^(bits - 127), 0xff for NaN.
 WINNOW_CACHE_FORMAT constexpr float ue8m0_to_f32(std::uint8_t bits) {
   const std::uint32_t least = 0x00400000u, nan = 0x7fc00000u;  // 2^-127 is subnormal
   const std::uint32_t shifted = static_cast<std::uint32_t>(bits) << 23;
-  return std::bit_cast<float>(bits == 0 ? least : bits == 0xff ? nan : shifted);
+  return __builtin_bit_cast(float, bits == 0 ? least : bits == 0xff ? nan : shifted);
 }
 
 // The byte of a scale that cache_scale() gave.
 WINNOW_CACHE_FORMAT constexpr std::uint8_t scale_to_ue8m0(float scale) {
-  return static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(scale) >> 23);
+  return static_cast<std::uint8_t>(__builtin_bit_cast(std::uint32_t, scale) >> 23);
 }
 
 }  // namespace winnow::sparse_mla

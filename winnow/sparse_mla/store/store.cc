@@ -1,5 +1,7 @@
 #include "winnow/sparse_mla/store/store.h"
 
+#include <string>
+
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
 #include "winnow/core/route.h"
@@ -25,7 +27,22 @@ StoreParams check_args(const Check& check, const StoreArgs& args) {
   return params;
 }
 
-constexpr Backend kImplemented[] = {Backend::cpu};
+constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
+
+// What `workspace` must hold.
+std::int64_t workspace_bytes(const StoreParams& params, Backend backend) {
+  if (backend == Backend::cpu || params.n == 0) return 0;
+  if constexpr (kBuiltWithCuda) return store_cuda_workspace_bytes(params);
+  return 0;
+}
+
+void check_args_for_gpu(const Check& check, const StoreArgs& args) {
+  constexpr std::int64_t kAlignment = 16, kMostRows = std::int64_t{1} << 31;
+  check.aligned("rows", args.rows, kAlignment);
+  check_cache_for_gpu(check, "cache", args.cache, args.format);
+  check.that(args.rows.size(0) < kMostRows, "rows", "fewer than 2^31 rows",
+             std::to_string(args.rows.size(0)));
+}
 
 }  // namespace
 
@@ -33,22 +50,36 @@ Backend store(const StoreArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const StoreParams params = check_args(check, args);
   const Backend backend = choose_backend(kOperation, args.rows.device(), options, kImplemented);
+  const std::int64_t scratch = workspace_bytes(params, backend);
+  if (backend == Backend::cuda) {
+    check_args_for_gpu(check, args);
+    if (scratch > 0) check.workspace(args.workspace, scratch, args.rows.device());
+  }
   if (options.dry_run) return backend;
-  check.apart({{"cache", args.cache}}, {{"rows", args.rows}, {"slots", args.slots}});
+  const TensorView workspace = scratch > 0 ? args.workspace : TensorView{};
+  check.apart({{"cache", args.cache}, {"workspace", workspace}},
+              {{"rows", args.rows}, {"slots", args.slots}});
   if (params.n == 0) return backend;
   // A cache without rows has no slots either, whatever its block_size is.
   const std::int64_t block_size = params.cache.block_size;
   const SlotSpace space{block_size == 0 ? 0 : params.cache.blocks, block_size == 0 ? 1 : block_size,
                         "blocks", "row"};
   check_slots(kOperation, "slots", args.slots, space, options);
-  run_on_cpu(kOperation, cpu_kernels().sparse_mla_store, params);
+  if (backend == Backend::cpu) {
+    run_on_cpu(kOperation, cpu_kernels().sparse_mla_store, params);
+  } else if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(args.rows.device());
+    store_cuda(params, args.workspace.data(), options.stream.handle);
+  }
   return backend;
 }
 
 std::int64_t store_workspace_bytes(const StoreArgs& args, const RunOptions& options) {
-  check_args(Check(kOperation), args);
-  choose_backend(kOperation, args.rows.device(), options, kImplemented);
-  return 0;
+  const Check check(kOperation);
+  const StoreParams params = check_args(check, args);
+  const Backend backend = choose_backend(kOperation, args.rows.device(), options, kImplemented);
+  if (backend == Backend::cuda) check_args_for_gpu(check, args);
+  return workspace_bytes(params, backend);
 }
 
 }  // namespace winnow::sparse_mla
