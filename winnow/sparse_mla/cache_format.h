@@ -92,7 +92,8 @@ WINNOW_CACHE_FORMAT constexpr float cache_scale(float amax) {
   }
   const float least = (amax > kLeastAmax ? amax : kLeastAmax) / kLargestF8;
   // Up to the next exponent, unless it is a power of two.
-  return __builtin_bit_cast(float, (__builtin_bit_cast(std::uint32_t, least) + kMantissa) & ~kMantissa);
+  return __builtin_bit_cast(float,
+                            (__builtin_bit_cast(std::uint32_t, least) + kMantissa) & ~kMantissa);
 }
 
 // The scale that a byte of ue8m0 stands for: 2^(bits - 127), 0xff for NaN.

@@ -60,4 +60,20 @@ __device__ __forceinline__ void unpack_f8(std::uint32_t packed, float (&x)[4]) {
       : "r"(packed));
 }
 
+// Four bytes of a word. Digit i of `kSelector`, from the right, says which one byte i of the result
+// is; with 8 added, it is the sign bit of that byte eight times.
+template <std::uint32_t kSelector>
+__device__ __forceinline__ std::uint32_t select_bytes(std::uint32_t word) {
+  std::uint32_t selected;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(selected) : "r"(word), "n"(kSelector));
+  return selected;
+}
+
+// The products of two pairs of bf16, rounded to nearest even. sm_90 and newer.
+__device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
 }  // namespace winnow::device

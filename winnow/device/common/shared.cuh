@@ -86,6 +86,11 @@ __device__ __forceinline__ void st_shared(std::uint32_t address, std::uint16_t v
 __device__ __forceinline__ void st_shared(std::uint32_t address, std::uint8_t value) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(std::uint32_t{value}) : "memory");
 }
+__device__ __forceinline__ void st_shared(std::uint32_t address, uint4 value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
 
 // Words that threads of a block hand data over with: what was written before a release is visible
 // after an acquire that sees the word.

@@ -1,4 +1,5 @@
 // Shared memory: where it is, and accesses to it through the generic proxy.
+#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -86,9 +87,9 @@ void write_shared(std::uint32_t address, const void* from, std::size_t bytes, co
   if (is_dropped(where)) return;
   address = altered(address, where);
   if (is_delayed(where)) {
-    std::uint64_t value = 0;
-    std::memcpy(&value, from, bytes);
-    delay([=] { write(address, &value, bytes, where); });
+    std::array<std::byte, 16> value{};
+    std::memcpy(value.data(), from, bytes);
+    delay([=] { write(address, value.data(), bytes, where); });
     return;
   }
   write(address, from, bytes, where);

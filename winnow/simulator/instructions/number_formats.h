@@ -46,6 +46,27 @@ constexpr std::uint8_t cvt_rn_satfinite_e4m3(float x) {
   return winnow::detail::f32_to_f8_e4m3(x);
 }
 
+// mul.rn.bf16x2: a product of bf16 is exact in f32, but for what f32 cannot hold.
+constexpr std::uint32_t mul_rn_bf16x2(std::uint32_t a, std::uint32_t b) {
+  const auto product = [](std::uint32_t x, std::uint32_t y) {
+    return cvt_rn_bf16(std::bit_cast<float>(x << 16) * std::bit_cast<float>(y << 16));
+  };
+  return std::uint32_t{product(a >> 16, b >> 16)} << 16 | product(a & 0xffffu, b & 0xffffu);
+}
+
+// prmt.b32: byte i of the result is the byte of b:a that bits 0 to 2 of digit i of the selector
+// name, or where bit 3 is set eight times its sign bit.
+constexpr std::uint32_t prmt_b32(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
+  const std::uint64_t bytes = std::uint64_t{b} << 32 | a;
+  std::uint32_t selected = 0;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t digit = selector >> (4 * i) & 0xfu;
+    const auto byte = static_cast<std::uint32_t>(bytes >> (8 * (digit & 7u)) & 0xffu);
+    selected |= ((digit & 8u) == 0 ? byte : byte >= 0x80u ? 0xffu : 0u) << (8 * i);
+  }
+  return selected;
+}
+
 // .ftz: subnormal numbers become zeros of their sign.
 inline float flush_to_zero(float x) {
   return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;

@@ -44,15 +44,16 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-wide", kMany},
 };
 
-constexpr const char* kFile = "forward_sm90.cuh";
+constexpr const char* kConsumers = "attention_sm90.cuh";
+constexpr const char* kKernel = "forward_sm90.cuh";
 const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
 
 // In bf16-k512 every slot is used again; h 3, 8 tiles a query.
 PlantedBug bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
-               int below = 0) {
+               int below = 0, const char* file = kConsumers) {
   return {name,
           "bf16-k512",
-          {.file = kFile, .text = text, .action = action, .addend = addend, .below = below},
+          {.file = file, .text = text, .action = action, .addend = addend, .below = below},
           kBugSchedules};
 }
 
@@ -80,8 +81,9 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("CountOfSumReadyTooSmall", "mbarrier_init(smem + P::kSumReady", Action::add, -1),
     bug("CountOfQFreeTooLarge", "mbarrier_init(smem + P::kQFree", Action::add, 1),
     saying("mbarrier: no fence.mbarrier_init",
-           bug("NoInitFence", "fence_mbarrier_init();", Action::drop)),
-    saying("mbarrier: ", bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop)),
+           bug("NoInitFence", "fence_mbarrier_init();", Action::drop, 0, 0, kKernel)),
+    saying("mbarrier: ",
+           bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop, 0, 0, kKernel)),
     saying("race: a load",
            bug("LateMask", "st_shared(smem + P::kMask + 8 * kSlot, mask);", Action::delay)),
     saying("wgmma: registers are handed over",

@@ -1,5 +1,6 @@
 #include "winnow/sparse_mla/decode/decode.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -91,7 +92,35 @@ DecodeParams check_args(const Check& check, const DecodeArgs& args) {
   return params;
 }
 
-constexpr Backend kImplemented[] = {Backend::cpu};
+constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+
+void check_args_for_sm90(const Check& check, const DecodeArgs& args, const DecodeParams& params) {
+  constexpr std::int64_t kAlignment = 16, kMostHeads = 128, kLimit = std::int64_t{1} << 23;
+  check.aligned("q", args.q, kAlignment);
+  check.aligned("out", args.out, kAlignment);
+  check_cache_for_gpu(check, "cache", args.cache, args.format);
+  if (args.extra_cache.present()) {
+    check_cache_for_gpu(check, "extra_cache", args.extra_cache, args.format);
+  }
+  if (params.h_q <= kMostHeads && params.chosen.topk <= kLimit && params.extra.topk <= kLimit &&
+      params.b <= kLimit && params.s_q <= kLimit / std::max<std::int64_t>(params.b, 1)) {
+    return;
+  }
+  check.unsupported("sm90: want h_q up to 128, and topk, extra_topk and b * s_q up to 2^23, got " +
+                    std::to_string(params.h_q) + ", " + std::to_string(params.chosen.topk) + ", " +
+                    std::to_string(params.extra.topk) + ", " + std::to_string(params.b) + " * " +
+                    std::to_string(params.s_q));
+}
+
+// What `workspace` must hold.
+std::int64_t workspace_bytes(const DecodeArgs& args, const DecodeParams& params, Backend backend) {
+  if (backend == Backend::cpu || params.b * params.s_q * params.h_q == 0) return 0;
+  if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(args.q.device());
+    return decode_sm90_workspace_bytes(params);
+  }
+  return 0;
+}
 
 }  // namespace
 
@@ -99,8 +128,15 @@ Backend decode(const DecodeArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const DecodeParams params = check_args(check, args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  std::int64_t scratch = 0;
+  if (backend == Backend::sm90) {
+    check_args_for_sm90(check, args, params);
+    if (!options.dry_run) scratch = workspace_bytes(args, params, backend);
+    if (scratch > 0) check.workspace(args.workspace, scratch, args.q.device());
+  }
   if (options.dry_run) return backend;
-  check.apart({{"out", args.out}, {"lse", args.lse}},
+  const TensorView workspace = scratch > 0 ? args.workspace : TensorView{};
+  check.apart({{"out", args.out}, {"lse", args.lse}, {"workspace", workspace}},
               {{"q", args.q},
                {"cache", args.cache},
                {"indices", args.indices},
@@ -110,14 +146,21 @@ Backend decode(const DecodeArgs& args, const RunOptions& options) {
                {"extra_topk_length", args.extra_topk_length},
                {"attn_sink", args.attn_sink}});
   if (args.out.numel() == 0) return backend;
-  run_on_cpu(kOperation, cpu_kernels().sparse_mla_decode, params);
+  if (backend == Backend::cpu) {
+    run_on_cpu(kOperation, cpu_kernels().sparse_mla_decode, params);
+  } else if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(args.q.device());
+    decode_sm90(params, args.workspace.data(), options.stream.handle);
+  }
   return backend;
 }
 
 std::int64_t decode_workspace_bytes(const DecodeArgs& args, const RunOptions& options) {
-  check_args(Check(kOperation), args);
-  choose_backend(kOperation, args.q.device(), options, kImplemented);
-  return 0;
+  const Check check(kOperation);
+  const DecodeParams params = check_args(check, args);
+  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  if (backend == Backend::sm90) check_args_for_sm90(check, args, params);
+  return workspace_bytes(args, params, backend);
 }
 
 }  // namespace winnow::sparse_mla

@@ -1,6 +1,5 @@
 // Top-k sparse MLA attention, forward, sm90: the launch.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include <cuda_runtime.h>
@@ -20,7 +19,7 @@ constexpr device::Runtime kRuntime{"sparse_mla::forward", "sm90"};
 KernelParams kernel_params(const ForwardParams& params) {
   const Problem& problem = params.problem;
   const std::int64_t head_blocks =
-      (problem.h_q + forward_sm90_detail::kHeads - 1) / forward_sm90_detail::kHeads;
+      (problem.h_q + attention_sm90::kHeads - 1) / attention_sm90::kHeads;
   KernelParams kernel;
   kernel.kv = gather_view(problem);
   kernel.q = static_cast<const char*>(problem.q.data);
@@ -37,10 +36,7 @@ KernelParams kernel_params(const ForwardParams& params) {
   kernel.lse_stride1 = params.lse.stride1;
   kernel.attn_sink = params.attn_sink.as<const float>().data;
   kernel.attn_sink_stride = params.attn_sink.stride0;
-  // The kernel wants a positive factor: it multiplies -inf by it, and takes maxima before it.
-  const float scale2 = static_cast<float>(problem.scale) * device::kLog2e;
-  kernel.scale2 = scale2 == 0 ? 1.0f : std::fabs(scale2);
-  kernel.score_sign = scale2 == 0 ? 0.0f : std::copysign(1.0f, scale2);
+  kernel.scale = attention_sm90::logit_scale(problem.scale);
   kernel.h_q = static_cast<int>(problem.h_q);
   kernel.head_blocks = static_cast<std::uint32_t>(head_blocks);
   kernel.items = static_cast<std::uint32_t>(problem.s_q * head_blocks);
@@ -50,12 +46,12 @@ KernelParams kernel_params(const ForwardParams& params) {
 
 template <int kDim, bool kDense>
 void launch(const KernelParams& kernel, cudaStream_t stream) {
-  constexpr int kBytes = forward_sm90_detail::Plan<kDim>::kBytes;
+  constexpr int kBytes = attention_sm90::Plan<kDim>::kBytes;
   auto* const function = forward_sm90_detail::forward_kernel<kDim, kDense>;
   kRuntime.allow_shared_memory(function, kBytes);
   const unsigned blocks =
       std::min(kernel.items, static_cast<std::uint32_t>(kRuntime.multiprocessors()));
-  kRuntime.launch(function, blocks, forward_sm90_detail::kThreads, kBytes, stream, kernel);
+  kRuntime.launch(function, blocks, attention_sm90::kThreads, kBytes, stream, kernel);
 }
 
 }  // namespace

@@ -1,139 +1,17 @@
-// Top-k sparse MLA attention, forward, sm90: the kernel.
-//
-// A persistent block of three warpgroups takes items (query, 64 heads) in turn. Its 64 x 512 f32
-// output fills half of the register file, so two consumer warpgroups hold it: consumer 0 the
-// columns 0 to 255, consumer 1 the rest. The tiles of an item (64 chosen rows each) alternate
-// between the consumers: tile t belongs to consumer t % 2, which computes its logits and
-// probabilities P. Both consumers then add P V of every tile, in order, to their half of the
-// output: the owner with P from registers, the other with P from shared memory. The steps of the
-// consumer that owns tile t:
-//
-//   1. queue the logits Q K(t), group by group as the chunks come
-//   2. when P(t-1) is handed over, queue P(t-1) V(t-1) behind them
-//   3. with the logits there and while P V runs: mask, maxima, reference
-//   4. with P V done: release this consumer's half of V(t-1)
-//   5. exponentials: P(t)
-//   6. queue P(t) V(t), hand P(t) over meanwhile; when it is done release this consumer's half of
-//   V(t)
-//
-// So the exponentials of one consumer run while the other multiplies:
-//
-//   gather       K(0) Q  K(1)                 K(2)               K(3)               K(4)
-//   consumer 0     QK 0 | max | exp | PV 0 |     QK 2 |  PV 1 + max | exp | PV 2 |     QK 4 | ...
-//   consumer 1             QK 1 |     PV 0 + max | exp | PV 1 |     QK 3 |  PV 2 + max | exp | ...
-//
-// Shared memory holds two tiles, so how long a tile stays decides the speed: it is copied and
-// released in groups of two or three chunks of 64 columns, and multiplied as they come.
-//
-// Q and K are copied by cp.async, and between the copies and wgmma stands nothing but the mbarrier
-// on which the copies arrive, as in CUTLASS's cp.async mainloops for sm90
-// (sm90_mma_multistage_gmma_ss_warpspecialized.hpp). The letter of PTX asks for a proxy fence as
-// well; without one after each wait the kernel was measured 5 to 20 % faster on an H200. P, which
-// stmatrix writes, does have its fence (hand_over()).
-//
-// The softmax is online, in base 2. The reference m of a row is the maximum at some earlier time,
-// raised only when a logit exceeds it by kLazy: P stays below 2^kLazy and the output is rescaled
-// about once an item instead of twice a tile. m(t) travels from owner to other consumer with P(t),
-// so both agree on the reference at every tile. The true maximum is kept beside it.
+// Top-k sparse MLA attention, forward, sm90: the kernel. Its items are (query, 64 heads); the third
+// warpgroup copies the chosen rows by cp.async. The consumers are those of attention_sm90.cuh.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
-#include "winnow/device/common/math.cuh"
-#include "winnow/device/common/memory.cuh"
-#include "winnow/device/common/shared.cuh"
-#include "winnow/device/common/warp.cuh"
-#include "winnow/device/sm90/barrier.cuh"
-#include "winnow/device/sm90/copy.cuh"
-#include "winnow/device/sm90/wgmma.cuh"
-#include "winnow/sparse_mla/gather_sm90.cuh"
+#include "winnow/sparse_mla/attention_sm90.cuh"
 
 namespace winnow::sparse_mla::forward_sm90_detail {
 
-using namespace winnow::device;
+using namespace winnow::sparse_mla::attention_sm90;
 
-inline constexpr int kThreads = 384;  // consumer 0, consumer 1, gather
-inline constexpr int kHeads = 64;     // of an item
-inline constexpr int kWarpsPerConsumer = 4;
-inline constexpr int kGroups = 4;  // in which the chunks of a tile are copied and released
 // 216 + 216 + 72 registers on 3 x 128 threads are 64512 of the 65536.
-inline constexpr int kConsumerRegisters = 216;
 inline constexpr int kGatherRegisters = 72;
-
-// A logit may exceed the reference by this much (in base 2) before the output is rescaled. Sums and
-// products stay far from overflow, and bf16 has the same relative precision everywhere.
-inline constexpr float kLazy = 8.0f;
-// The reference of a row that has seen nothing: finite, so that differences are never NaN.
-inline constexpr float kNoReference = -1e30f;
-
-// Shared memory.
-template <int kDim>
-struct Layout {
-  static constexpr int kChunks = kDim / kChunkColumns;  // of a row: 9 or 8; V is the first 8
-  // Chunk 8 of a tile's slot holds the columns 512 to 575 of K until the logits are there, and then
-  // P, which the other consumer reads. With 512 columns it is for P alone.
-  struct Slot {
-    Chunk chunks[9];
-  };
-
-  Chunk q[kChunks];
-  Slot k[2];
-  float reference[2][kHeads];  // [slots]: m(t)
-  float sum[2][2][kHeads];     // [items][consumers]
-  float top[2][2][kHeads];     // [items][consumers]
-  std::uint64_t mask[2];       // [slots]: valid entries
-
-  // Who arrives -> who waits.
-  Mbarrier full[2][kGroups];   // [slots]: gather -> owner
-  Mbarrier empty[2][kGroups];  // [slots]: a consumer -> gather
-  Mbarrier q_full[kGroups];    // gather -> both consumers
-  Mbarrier q_free;             // both consumers -> gather
-  Mbarrier p_ready[2];         // [slots]: owner -> other consumer
-  Mbarrier sum_ready;          // both consumers -> both consumers
-};
-
-// Where things are in it, in bytes.
-template <int kDim>
-struct Plan {
-  static_assert(kDim == 576 || kDim == 512);
-  using Memory = Layout<kDim>;
-  static constexpr int kProbabilityChunk = 8;
-  static constexpr int kSlotBytes = sizeof(typename Memory::Slot);
-
-  static constexpr int kQ = offsetof(Memory, q);
-  static constexpr int kK = offsetof(Memory, k);
-  static constexpr int kReference = offsetof(Memory, reference);
-  static constexpr int kSum = offsetof(Memory, sum);
-  static constexpr int kTop = offsetof(Memory, top);
-  static constexpr int kMask = offsetof(Memory, mask);
-  static constexpr int kFull = offsetof(Memory, full);
-  static constexpr int kEmpty = offsetof(Memory, empty);
-  static constexpr int kQFull = offsetof(Memory, q_full);
-  static constexpr int kQFree = offsetof(Memory, q_free);
-  static constexpr int kPReady = offsetof(Memory, p_ready);
-  static constexpr int kSumReady = offsetof(Memory, sum_ready);
-  static constexpr int kBytes = sizeof(Memory);
-
-  static_assert(kK % 1024 == 0 && kSlotBytes % 1024 == 0);
-  static_assert(kBytes <= 232448, "227 KB is what a block can have");
-};
-static_assert(Plan<576>::kReference == 221184 && Plan<576>::kFull == 223760);
-static_assert(Plan<576>::kSumReady == 223944 && Plan<576>::kBytes == 223952);
-static_assert(Plan<512>::kReference == 212992 && Plan<512>::kFull == 215568);
-static_assert(Plan<512>::kSumReady == 215752 && Plan<512>::kBytes == 215760);
-
-// The chunks of group g of a tile in slot s: the owner's half of V first, because the owner is done
-// with it first, and last the chunk that P takes, which is free when the other consumer is through.
-// Groups 0 and 1 are released by the owner, 2 and 3 by the other consumer.
-__host__ __device__ constexpr int group_chunk(int slot, int group, int i) {
-  if (i == 2) return 8;
-  return 4 * (group < 2 ? slot : 1 - slot) + 2 * (group % 2) + i;
-}
-template <int kDim>
-__host__ __device__ constexpr int group_size(int group) {
-  return kDim == 576 && group == 3 ? 3 : 2;
-}
 
 struct KernelParams {
   GatherView kv;
@@ -147,8 +25,7 @@ struct KernelParams {
   std::int64_t lse_stride0, lse_stride1;
   const float* attn_sink;  // may be null
   std::int64_t attn_sink_stride;
-  // Logits in base 2 are score_sign * scale2 * (q . k), with scale2 > 0 and score_sign 1, -1 or 0.
-  float scale2, score_sign;
+  LogitScale scale;
   int h_q;
   std::uint32_t head_blocks, items;  // items = s_q * head_blocks, at most 2^30
   RangeView ranges;                  // of a dense problem
@@ -187,34 +64,6 @@ __device__ __forceinline__ std::uint32_t entry_limit(const KernelParams& params,
 
 // --- gather warpgroup ---------------------------------------------------------------------------
 
-// Copies the 64 heads of the item to sQ; heads past h_q become zeros.
-template <int kDim>
-__device__ __forceinline__ void load_queries(const KernelParams& params, std::uint32_t smem,
-                                             std::uint32_t item, int thread, std::uint64_t policy) {
-  using P = Plan<kDim>;
-  const std::int64_t query = item / params.head_blocks;
-  const int first_head = static_cast<int>(item % params.head_blocks) * kHeads;
-  GatherRows rows;
-  rows.valid = 0;
-#pragma unroll
-  for (int pass = 0; pass < kGatherPasses; ++pass) {
-    const int head = first_head + 16 * pass + thread / 8;
-    const bool valid = head < params.h_q;
-    rows.source[pass] = params.q + query * params.q_stride0 +
-                        (valid ? head : 0) * params.q_stride1 + (thread & 7) * 16;
-    rows.valid |= static_cast<std::uint32_t>(valid) << pass;
-  }
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-#pragma unroll
-    for (int i = 0; i < group_size<kDim>(group); ++i) {
-      const int chunk = group_chunk(0, group, i);
-      gather_chunk(smem + P::kQ + chunk * kChunkBytes, rows, chunk, thread, policy);
-    }
-    mbarrier_arrive_cp_async(smem + P::kQFull + 8 * group);
-  }
-}
-
 // Asks L2 for the queries of an item that comes later.
 template <int kDim>
 __device__ __forceinline__ void prefetch_queries(const KernelParams& params, std::uint32_t item,
@@ -223,33 +72,6 @@ __device__ __forceinline__ void prefetch_queries(const KernelParams& params, std
   if (thread >= kHeads || head >= params.h_q) return;
   bulk_prefetch_l2(
       params.q + item / params.head_blocks * params.q_stride0 + head * params.q_stride1, kDim * 2);
-}
-
-// Copies one tile into a slot, group by group as they are released, and publishes its mask.
-template <int kDim, int kSlot>
-__device__ __forceinline__ void load_tile_rows(std::uint32_t smem, std::uint32_t parity,
-                                               const GatherRows& rows, std::uint64_t mask,
-                                               int thread, std::uint64_t policy) {
-  using P = Plan<kDim>;
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    constexpr int kFirst = kSlot * kGroups;
-    mbarrier_wait(smem + P::kEmpty + 8 * (kFirst + group), parity ^ 1, "gather",
-                  10 * kSlot + group);
-#pragma unroll
-    for (int i = 0; i < group_size<kDim>(group); ++i) {
-      const int chunk = group_chunk(kSlot, group, i);
-      gather_chunk(smem + P::kK + kSlot * P::kSlotBytes + chunk * kChunkBytes, rows, chunk, thread,
-                   policy);
-    }
-    if (group == 0 && thread == 0) {
-      // The owner's warps read the last mask before they released the group just waited for. This
-      // arrival, one of the 129, publishes the store.
-      st_shared(smem + P::kMask + 8 * kSlot, mask);
-      mbarrier_arrive(smem + P::kFull + 8 * kFirst);
-    }
-    mbarrier_arrive_cp_async(smem + P::kFull + 8 * (kFirst + group));
-  }
 }
 
 // Runs ahead of the consumers by what the slots allow, into the next item too.
@@ -297,7 +119,11 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, std::uin
       if (tile == 0) {
         // After tile 0, not before: its slot is free before the last logits of the item before.
         mbarrier_wait(smem + P::kQFree, (q_uses & 1) ^ 1, "gather", 0);
-        load_queries<kDim>(params, smem, item, thread, once);
+        const int first_head = static_cast<int>(item % params.head_blocks) * kHeads;
+        const GatherRows heads =
+            head_rows(params.q + query * params.q_stride0, params.q_stride1, first_head, thread,
+                      [&](int, int head) { return head < params.h_q; });
+        load_queries<kDim>(smem, heads, thread, once);
         ++q_uses;
         if (next_item < params.items) prefetch_queries<kDim>(params, next_item, thread);
       }
@@ -306,234 +132,7 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, std::uin
   }
 }
 
-// --- the two consumers
-// ------------------------------------------------------------------------------
-
-// What a thread knows of its two rows (heads): lane / 4 of the warp's 16, and 8 further.
-struct RowState {
-  float reference[2];  // m, in base 2
-  float sum[2];        // of P over the tiles and columns of this thread, relative to m
-  float top[2];        // largest logit of this consumer's tiles, in base 2
-};
-
-// Half of the output: o[piece] are the 128 columns 128 * piece of the consumer's 256.
-using Output = float[2][64];
-
-// Takes over new references of the thread's rows. `factors` are what sums of before shrink by.
-__device__ __forceinline__ void raise_reference(RowState& state, const float (&raised)[2],
-                                                float (&factors)[2]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    factors[r] = ex2(state.reference[r] - raised[r]);  // exactly 1 where nothing was raised
-    state.reference[r] = raised[r];
-    state.sum[r] *= factors[r];
-  }
-}
-
-// Brings the output to the new references. They are raised in few tiles.
-__device__ __forceinline__ void rescale(Output& o, const float (&factors)[2]) {
-  if (!__any_sync(kFullWarp, factors[0] != 1.0f || factors[1] != 1.0f)) return;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-#pragma unroll
-    for (int piece = 0; piece < 2; ++piece) {
-#pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        o[piece][4 * j + 2 * r] *= factors[r];
-        o[piece][4 * j + 2 * r + 1] *= factors[r];
-      }
-    }
-  }
-}
-
-// Queues the logits of one group of chunks: s (+)= Q K^T. One commit group.
-template <int kDim, int kSlot, int kGroup>
-__device__ __forceinline__ void multiply_scores(std::uint32_t smem, float (&s)[32]) {
-  using P = Plan<kDim>;
-  const std::uint64_t base = descriptor_k_major(smem);
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < group_size<kDim>(kGroup); ++i) {
-    const int chunk = group_chunk(kSlot, kGroup, i);
-    const std::uint32_t q = P::kQ + chunk * kChunkBytes;
-    const std::uint32_t k = P::kK + kSlot * P::kSlotBytes + chunk * kChunkBytes;
-#pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
-      wgmma_m64n64k16<Major::K, Major::K>(s, descriptor_offset(base, q + 32 * k16),
-                                          descriptor_offset(base, k + 32 * k16),
-                                          kGroup > 0 || i > 0 || k16 > 0);
-    }
-  }
-  wgmma_commit();
-}
-
-// Masks the logits of an owned tile, takes their maxima into the state and raises the references
-// where they are exceeded.
-__device__ __forceinline__ void softmax_reference(const KernelParams& params, std::uint64_t mask,
-                                                  int lane, float (&s)[32], RowState& state,
-                                                  float (&factors)[2]) {
-  if (params.score_sign != 1.0f) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) s[i] *= params.score_sign;
-  }
-  if (~mask != 0) {  // bit 8 j + e of `mine`: column 8 j + 2 (lane % 4) + e
-    const std::uint64_t mine = mask >> (2 * (lane & 3));
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (!(mine >> (8 * j + e) & 1)) {
-          s[4 * j + e] = negative_infinity();
-          s[4 * j + 2 + e] = negative_infinity();
-        }
-      }
-    }
-  }
-  float raised[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float largest = s[2 * r];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      largest = fmaxf(largest, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-    }
-    const float top = quad_max(largest) * params.scale2;
-    state.top[r] = fmaxf(state.top[r], top);
-    raised[r] = top > state.reference[r] + kLazy ? top : state.reference[r];
-  }
-  raise_reference(state, raised, factors);
-}
-
-// Probabilities of an owned tile, packed as A fragments, and their sums.
-__device__ __forceinline__ void softmax_weights(const KernelParams& params, const float (&s)[32],
-                                                std::uint32_t (&p)[16], RowState& state) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float a = ex2(fmaf(s[4 * j + 2 * r], params.scale2, -state.reference[r]));
-      const float b = ex2(fmaf(s[4 * j + 2 * r + 1], params.scale2, -state.reference[r]));
-      sum += a + b;
-      p[2 * j + r] = pack_bf16(a, b);
-    }
-    state.sum[r] += sum;
-  }
-}
-
-// Gives P and the reference of an owned tile to the other consumer.
-template <int kDim, int kConsumer>
-__device__ __forceinline__ void hand_over(std::uint32_t smem, int warp, int lane,
-                                          const std::uint32_t (&p)[16], const RowState& state) {
-  using P = Plan<kDim>;
-  const std::uint32_t chunk =
-      smem + P::kK + kConsumer * P::kSlotBytes + P::kProbabilityChunk * kChunkBytes;
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    stmatrix_x4(fragment_address(chunk, warp, lane, k16), p[4 * k16], p[4 * k16 + 1],
-                p[4 * k16 + 2], p[4 * k16 + 3]);
-  }
-  if ((lane & 3) == 0) {
-    const std::uint32_t at = smem + P::kReference + 4 * (kConsumer * kHeads + 16 * warp + lane / 4);
-    st_shared(at, state.reference[0]);
-    st_shared(at + 32, state.reference[1]);
-  }
-  fence_proxy_async_shared();  // each writer, before the arrival that lets wgmma read
-  mbarrier_arrive_warp(smem + P::kPReady + 8 * kConsumer);
-}
-
-// Queues o += P V for an owned tile, P from registers. Two commit groups, one a piece.
-template <int kDim, int kConsumer>
-__device__ __forceinline__ void multiply_own_values(std::uint32_t smem,
-                                                    const std::uint32_t (&p)[16], Output& o) {
-  using P = Plan<kDim>;
-  const std::uint64_t base = descriptor_mn_major(smem);
-  wgmma_fence();
-#pragma unroll
-  for (int piece = 0; piece < 2; ++piece) {
-    const std::uint32_t v =
-        P::kK + kConsumer * P::kSlotBytes + (4 * kConsumer + 2 * piece) * kChunkBytes;
-#pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
-      wgmma_m64n128k16<Major::MN>(o[piece], p[4 * k16], p[4 * k16 + 1], p[4 * k16 + 2],
-                                  p[4 * k16 + 3], descriptor_offset(base, v + 2048 * k16), true);
-    }
-    wgmma_commit();
-  }
-}
-
-// The same for a tile of the other consumer, P from shared memory, after taking over its reference.
-template <int kDim, int kConsumer>
-__device__ __forceinline__ void multiply_other_values(std::uint32_t smem, std::uint32_t parity,
-                                                      int warp, int lane, RowState& state,
-                                                      Output& o) {
-  using P = Plan<kDim>;
-  constexpr int kOther = 1 - kConsumer;
-  mbarrier_wait(smem + P::kPReady + 8 * kOther, parity, "consumer", kConsumer);
-  const std::uint32_t at = smem + P::kReference + 4 * (kOther * kHeads + 16 * warp + lane / 4);
-  const float raised[2] = {ld_shared<float>(at), ld_shared<float>(at + 32)};
-  float factors[2];
-  raise_reference(state, raised, factors);
-  rescale(o, factors);
-
-  constexpr std::uint32_t kSlot = P::kK + kOther * P::kSlotBytes;
-  const std::uint64_t p =
-      descriptor_offset(descriptor_k_major(smem), kSlot + P::kProbabilityChunk * kChunkBytes);
-  const std::uint64_t base = descriptor_mn_major(smem);
-  wgmma_fence();
-#pragma unroll
-  for (int piece = 0; piece < 2; ++piece) {
-    const std::uint32_t v = kSlot + (4 * kConsumer + 2 * piece) * kChunkBytes;
-#pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
-      wgmma_m64n128k16<Major::K, Major::MN>(o[piece], descriptor_offset(p, 32 * k16),
-                                            descriptor_offset(base, v + 2048 * k16), true);
-    }
-    wgmma_commit();
-  }
-}
-
-// Waits for the two commit groups of the P V queued last and gives each piece's chunks back to the
-// gather warpgroup. kGroup: the first of the two groups of chunks: 0 of an owned tile, 2 of one of
-// the other consumer.
-template <int kDim, int kSlot, int kGroup>
-__device__ __forceinline__ void release_values(std::uint32_t smem, Output& o) {
-  using P = Plan<kDim>;
-  wgmma_wait<1>();
-  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (kSlot * kGroups + kGroup));
-  wgmma_wait<0>();
-  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (kSlot * kGroups + kGroup + 1));
-  wgmma_pin(o[0]);
-  wgmma_pin(o[1]);
-}
-
-// Sums over both consumers and all columns, by way of shared memory. `item_parity` alternates, and
-// the barrier of the next item separates the reads of this one from the writes two items later.
-template <int kDim, int kConsumer>
-__device__ __forceinline__ void merge_consumers(std::uint32_t smem, std::uint32_t item_parity,
-                                                int warp, int lane, RowState& state) {
-  using P = Plan<kDim>;
-  const std::uint32_t row = 4 * (16 * warp + lane / 4);
-  const std::uint32_t mine = 4 * kHeads * (2 * item_parity + kConsumer) + row;
-  const std::uint32_t other = 4 * kHeads * (2 * item_parity + 1 - kConsumer) + row;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    state.sum[r] = quad_sum(state.sum[r]);
-    if ((lane & 3) == 0) {
-      st_shared(smem + P::kSum + mine + 32 * r, state.sum[r]);
-      st_shared(smem + P::kTop + mine + 32 * r, state.top[r]);
-    }
-  }
-  mbarrier_arrive_warp(smem + P::kSumReady);
-  mbarrier_wait(smem + P::kSumReady, item_parity, "consumer", kConsumer);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float sum = ld_shared<float>(smem + P::kSum + other + 32 * r);
-    const float top = ld_shared<float>(smem + P::kTop + other + 32 * r);
-    state.sum[r] += sum;
-    state.top[r] = fmaxf(state.top[r], top);
-  }
-}
+// --- consumers ---------------------------------------------------------------------------------
 
 // Writes the consumer's half of the item's output, and lse (consumer 0) or max_logits (consumer 1).
 template <int kConsumer>
@@ -549,10 +148,7 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
     if (params.attn_sink != nullptr && exists) {
       sink = __ldg(params.attn_sink + head * params.attn_sink_stride) * kLog2e;
     }
-    // Nothing visible: the sum is 0 and the output too, whatever the sink.
-    const float factor = state.sum[r] == 0.0f || sink == infinity()
-                             ? 0.0f
-                             : 1.0f / (state.sum[r] + ex2(sink - state.reference[r]));
+    const float factor = output_factor(state.sum[r], state.reference[r], sink);
     if (exists && (lane & 3) == 0) {
       if (kConsumer == 0 && params.lse != nullptr) {
         params.lse[query * params.lse_stride0 + head * params.lse_stride1] =
@@ -563,144 +159,49 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
             state.top[r] * kLn2;
       }
     }
-    // A quad holds 32 columns of a row as 4 blocks of 8, two columns a lane; transposed, each lane
-    // has one block, 16 bytes.
-    char* const row = params.out + query * params.out_stride0 + head * params.out_stride1 +
-                      (kConsumer * 256 + 8 * (lane & 3)) * 2;
-#pragma unroll
-    for (int piece = 0; piece < 2; ++piece) {
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        std::uint32_t w[4];
-#pragma unroll
-        for (int b = 0; b < 4; ++b) {
-          const int at = 4 * (4 * part + b) + 2 * r;
-          w[b] = pack_bf16(o[piece][at] * factor, o[piece][at + 1] * factor);
-        }
-        quad_transpose(w, lane);
-        if (exists) store_streaming(row + (128 * piece + 32 * part) * 2, w[0], w[1], w[2], w[3]);
-      }
-    }
+    store_output_row<kConsumer>(params.out + query * params.out_stride0 + head * params.out_stride1,
+                                exists, r, factor, lane, o);
   }
 }
 
-template <int kDim, bool kDense, int kConsumer>
-__device__ __forceinline__ void consumer_role(const KernelParams& params, std::uint32_t smem) {
-  using P = Plan<kDim>;
-  constexpr int kOther = 1 - kConsumer;
-  const int thread = threadIdx.x & 127;
-  const int warp = thread >> 5;
-  const int lane = thread & 31;
-  std::uint32_t own_uses = 0, other_uses = 0;  // of the slots: the parity of their barriers
-  std::uint32_t q_uses = 0;                    // items with tiles
+// The items, as consumer_role() wants them.
+template <bool kDense>
+struct Work {
+  const KernelParams& params;
+  std::uint32_t items;
 
-  const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
-    mbarrier_wait(smem + P::kFull + 8 * (kConsumer * kGroups + kGroup), own_uses & 1, "consumer",
-                  10 * kConsumer + kGroup);
-    // The queries come between tiles 0 and 1, in groups of the same chunks as those of slot 0; the
-    // groups of slot 1 hold other chunks, so consumer 1 waits for all of them.
-    if (tile == kConsumer && (kConsumer == 0 || kGroup == 0)) {
-#pragma unroll
-      for (int group = kGroup; group < (kConsumer == 0 ? kGroup + 1 : kGroups); ++group) {
-        mbarrier_wait(smem + P::kQFull + 8 * group, q_uses & 1, "consumer", 10 * kConsumer + group);
-      }
-    }
-    multiply_scores<kDim, kConsumer, kGroup>(smem, s);
-  };
-
-  int entries = entry_count<kDense>(params, blockIdx.x / params.head_blocks);
-  for (std::uint32_t item = blockIdx.x; item < params.items; item += gridDim.x) {
-    const int tiles = tile_count(entries);
-    const std::uint32_t next_item = item + gridDim.x;
-    const int next_entries =
-        next_item < params.items ? entry_count<kDense>(params, next_item / params.head_blocks) : 0;
-
-    RowState state{
-        {kNoReference, kNoReference}, {0, 0}, {negative_infinity(), negative_infinity()}};
-    Output o;
-#pragma unroll
-    for (int i = 0; i < 64; ++i) o[0][i] = o[1][i] = 0;
-
-    // The work on one owned tile; kBefore: there is a tile before it.
-    const auto own_tile = [&]<bool kBefore>(int tile) {
-      float s[32];
-      std::uint32_t p[16];
-      // The logits of this tile, as its chunks come, and queued behind them P V of the tile before,
-      // which the other consumer hands over about then: it runs while the maxima are taken.
-      scores.template operator()<0>(tile, s);
-      scores.template operator()<1>(tile, s);
-      scores.template operator()<2>(tile, s);
-      scores.template operator()<3>(tile, s);
-      if constexpr (kBefore) {
-        multiply_other_values<kDim, kConsumer>(smem, other_uses & 1, warp, lane, state, o);
-        ++other_uses;
-      }
-      wgmma_wait<kBefore ? 2 : 0>();  // the logits are there; P V may still run
-      wgmma_pin(s);
-      if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
-
-      const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * kConsumer);
-      float factors[2];
-      softmax_reference(params, mask, lane, s, state, factors);
-      // Released before the exponentials: the other slot is refilled while they are taken.
-      if constexpr (kBefore) release_values<kDim, kOther, 2>(smem, o);
-      softmax_weights(params, s, p, state);
-      rescale(o, factors);
-      multiply_own_values<kDim, kConsumer>(smem, p, o);
-      hand_over<kDim, kConsumer>(smem, warp, lane, p, state);  // both only read the registers of p
-      release_values<kDim, kConsumer, 0>(smem, o);
-      wgmma_pin(p);
-      ++own_uses;
-    };
-    if (kConsumer == 0 && tiles > 0) own_tile.template operator()<false>(0);
-    for (int tile = kConsumer == 0 ? 2 : 1; tile < tiles; tile += 2) {
-      own_tile.template operator()<true>(tile);
-    }
-    if (tiles > 0) {
-      if (kConsumer == 1 && tiles == 1)
-        mbarrier_arrive_warp(smem + P::kQFree);  // it had no use for Q
-      if ((tiles - 1) % 2 != kConsumer) {
-        multiply_other_values<kDim, kConsumer>(smem, other_uses & 1, warp, lane, state, o);
-        release_values<kDim, kOther, 2>(smem, o);
-        ++other_uses;
-      }
-      merge_consumers<kDim, kConsumer>(smem, q_uses & 1, warp, lane, state);
-      ++q_uses;
-    }
+  __device__ __forceinline__ int count(std::uint32_t item) const {
+    return entry_count<kDense>(params, item / params.head_blocks);
+  }
+  __device__ __forceinline__ int tiles(std::uint32_t, int entries) const {
+    return tile_count(entries);
+  }
+  template <int kConsumer>
+  __device__ __forceinline__ void store(std::uint32_t item, int warp, int lane,
+                                        const RowState& state, const Output& o) const {
     store_item<kConsumer>(params, item, warp, lane, state, o);
-    entries = next_entries;
   }
-}
+};
 
 template <int kDim, bool kDense>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ KernelParams params) {
-  using P = Plan<kDim>;
   const std::uint32_t smem = shared_address(dynamic_shared<1024>());
   if (threadIdx.x == 0) {
-    if (smem % 1024 != 0) __trap();  // the swizzle is one of address bits
-    for (int i = 0; i < 2 * kGroups; ++i) {
-      // One arrival a gather thread, one more for the mask with group 0.
-      mbarrier_init(smem + P::kFull + 8 * i, kGatherThreads + (i % kGroups == 0 ? 1 : 0));
-      mbarrier_init(smem + P::kEmpty + 8 * i, kWarpsPerConsumer * kWarpArrival);
-    }
-    for (int i = 0; i < kGroups; ++i) mbarrier_init(smem + P::kQFull + 8 * i, kGatherThreads);
-    for (int i = 0; i < 2; ++i)
-      mbarrier_init(smem + P::kPReady + 8 * i, kWarpsPerConsumer * kWarpArrival);
-    mbarrier_init(smem + P::kQFree, 2 * kWarpsPerConsumer * kWarpArrival);
-    mbarrier_init(smem + P::kSumReady, 2 * kWarpsPerConsumer * kWarpArrival);
+    init_barriers<kDim>(smem, [](int, int group) { return copied_group_arrivals(group); });
     fence_mbarrier_init();
   }
   __syncthreads();
 
   // Each role is one branch, as setmaxnreg wants it.
+  const Work<kDense> work{params, params.items};
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     setmaxnreg_inc<kConsumerRegisters>();
-    consumer_role<kDim, kDense, 0>(params, smem);
+    consumer_role<kDim, 0>(work, params.scale, smem);
   } else if (warpgroup == 1) {
     setmaxnreg_inc<kConsumerRegisters>();
-    consumer_role<kDim, kDense, 1>(params, smem);
+    consumer_role<kDim, 1>(work, params.scale, smem);
   } else {
     setmaxnreg_dec<kGatherRegisters>();
     gather_role<kDim, kDense>(params, smem);

@@ -25,4 +25,12 @@ inline void unpack_f8(std::uint32_t packed, float (&x)[4]) {
   }
 }
 
+template <std::uint32_t kSelector>
+std::uint32_t select_bytes(std::uint32_t word) {
+  return simulator::prmt_b32(word, 0, kSelector);
+}
+inline std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
+  return simulator::mul_rn_bf16x2(a, b);
+}
+
 }  // namespace winnow::device

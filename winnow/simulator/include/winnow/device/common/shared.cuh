@@ -62,6 +62,9 @@ inline void st_shared(std::uint32_t address, std::uint16_t value, Where where = 
 inline void st_shared(std::uint32_t address, std::uint8_t value, Where where = Where::current()) {
   simulator::write_shared(address, &value, sizeof(value), where);
 }
+inline void st_shared(std::uint32_t address, uint4 value, Where where = Where::current()) {
+  simulator::write_shared(address, &value, sizeof(value), where);
+}
 
 inline std::uint32_t ld_acquire_cta_shared(const std::uint32_t* word,
                                            Where where = Where::current()) {

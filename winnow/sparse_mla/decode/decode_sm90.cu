@@ -1,0 +1,117 @@
+// Decode, sm90: the launches.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_runtime.h>
+
+#include "winnow/device/common/runtime.h"
+#include "winnow/sparse_mla/decode/decode_impl.h"
+#include "winnow/sparse_mla/decode/decode_sm90.cuh"
+#include "winnow/sparse_mla/decode/decode_split_sm90.h"
+
+namespace winnow::sparse_mla {
+
+namespace {
+
+using namespace decode_sm90;
+
+constexpr device::Runtime kRuntime{"sparse_mla::decode", "sm90"};
+
+std::int64_t head_blocks_of(const DecodeParams& params) {
+  return (params.h_q + kHeads - 1) / kHeads;
+}
+
+std::int64_t tiles_of(const ChosenRows& chosen) {
+  return (chosen.topk + kTileRows - 1) / kTileRows;
+}
+
+Split split_of(const DecodeParams& params) {
+  const std::int64_t tiles = tiles_of(params.chosen) + tiles_of(params.extra);
+  if (params.batch_invariant) return batch_invariant_split(tiles);
+  return fastest_split(tiles, params.b * params.s_q * head_blocks_of(params),
+                       kRuntime.multiprocessors());
+}
+
+template <class Pointer>
+HeadsView heads_view(const Heads<Pointer>& heads, std::int64_t element) {
+  return {static_cast<char*>(const_cast<void*>(static_cast<const void*>(heads.data))),
+          heads.stride_b * element, heads.stride_s * element, heads.stride_h * element};
+}
+
+ChosenView chosen_view(const DecodeParams& params, const ChosenRows& chosen) {
+  ChosenView view;
+  view.cache = cache_view(chosen.cache);
+  // Copies of absent rows name slot 0 and read nothing; without slots, q stands in for the cache.
+  if (view.cache.slots == 0) view.cache.data = static_cast<const std::uint8_t*>(params.q.data);
+  view.indices = chosen.indices.data;
+  view.indices_stride_b = chosen.indices.stride0;
+  view.indices_stride_s = chosen.indices.stride1;
+  view.topk_length = chosen.topk > 0 ? chosen.topk_length.data : nullptr;
+  view.topk_length_stride_b = chosen.topk_length.stride0;
+  view.topk_length_stride_s = chosen.topk_length.stride1;
+  view.topk = static_cast<std::int32_t>(chosen.topk);
+  view.tiles = static_cast<std::int32_t>(tiles_of(chosen));
+  return view;
+}
+
+constexpr std::int64_t kPartialBytes = kHeads * (kValueColumns * 4 + std::int64_t{sizeof(float2)});
+
+template <CacheFormat kFormat, int kDim>
+void launch(const KernelParams& kernel, cudaStream_t stream) {
+  constexpr int kBytes = Plan<kDim>::kBytes;
+  auto* const function = decode_kernel<kFormat, kDim>;
+  kRuntime.allow_shared_memory(function, kBytes);
+  const unsigned blocks =
+      std::min(kernel.items, static_cast<std::uint32_t>(kRuntime.multiprocessors()));
+  kRuntime.launch(function, blocks, kThreads, kBytes, stream, kernel);
+}
+
+}  // namespace
+
+std::int64_t decode_sm90_workspace_bytes(const DecodeParams& params) {
+  const std::int64_t tiles = tiles_of(params.chosen) + tiles_of(params.extra);
+  if (params.batch_invariant) {
+    const Split split = batch_invariant_split(tiles);
+    if (split.segments == 1) return 0;
+    return params.b * params.s_q * head_blocks_of(params) * split.segments * kPartialBytes;
+  }
+  // As much for all that may be split, so that it does not shrink where the batch grows.
+  return tiles <= 1 ? 0 : most_split_items(kRuntime.multiprocessors()) * kPartialBytes;
+}
+
+void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
+  const auto queue = static_cast<cudaStream_t>(stream);
+  const Split split = split_of(params);
+  KernelParams kernel;
+  kernel.chosen[0] = chosen_view(params, params.chosen);
+  kernel.chosen[1] = chosen_view(params, params.extra);
+  kernel.q = heads_view(params.q, 2);
+  kernel.out = heads_view(params.out, 2);
+  kernel.lse = heads_view(params.lse, 4);
+  kernel.attn_sink = params.attn_sink.data;
+  kernel.attn_sink_stride = params.attn_sink.stride0;
+  kernel.scale = logit_scale(params.scale);
+  kernel.h_q = static_cast<int>(params.h_q);
+  kernel.s_q = static_cast<std::uint32_t>(params.s_q);
+  kernel.head_blocks = static_cast<std::uint32_t>(head_blocks_of(params));
+  kernel.segments = static_cast<std::uint32_t>(split.segments);
+  kernel.segment_tiles = static_cast<int>(split.tiles);
+  kernel.items =
+      static_cast<std::uint32_t>(params.b * params.s_q) * kernel.head_blocks * kernel.segments;
+  kernel.partial_out = static_cast<float*>(workspace);
+  kernel.partial_sums = reinterpret_cast<float2*>(
+      static_cast<std::byte*>(workspace) + std::int64_t{kernel.items} * kHeads * kValueColumns * 4);
+
+  const auto function = params.format == CacheFormat::fp8_656   ? launch<CacheFormat::fp8_656, 576>
+                        : params.format == CacheFormat::fp8_584 ? launch<CacheFormat::fp8_584, 512>
+                        : params.d_qk == 576                    ? launch<CacheFormat::bf16, 576>
+                                                                : launch<CacheFormat::bf16, 512>;
+  function(kernel, queue);
+  if (split.segments == 1) return;
+  const auto rows = static_cast<unsigned>(params.b * params.s_q * params.h_q);
+  kRuntime.check(device::launch_early(merge_kernel, rows, kMergeThreads, 0, queue, kernel),
+                 "launch of the merge");
+}
+
+}  // namespace winnow::sparse_mla
