@@ -41,7 +41,7 @@ __host__ __device__ constexpr T ceil_div(T a, T b) {
 // Divides by the same number again and again, faster than `/` and `%`.
 class FastDivmod {
  public:
-  __device__ explicit FastDivmod(std::uint32_t divisor)
+  __host__ __device__ explicit FastDivmod(std::uint32_t divisor = 1)
       : divisor_(divisor), inverse_(0xffffffffu / divisor) {}
 
   struct Result {

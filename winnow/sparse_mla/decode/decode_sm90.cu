@@ -14,7 +14,7 @@ namespace winnow::sparse_mla {
 
 namespace {
 
-using namespace decode_sm90;
+using namespace decode_sm90_detail;
 
 constexpr device::Runtime kRuntime{"sparse_mla::decode", "sm90"};
 
@@ -44,6 +44,7 @@ ChosenView chosen_view(const DecodeParams& params, const ChosenRows& chosen) {
   view.cache = cache_view(chosen.cache);
   // Copies of absent rows name slot 0 and read nothing; without slots, q stands in for the cache.
   if (view.cache.slots == 0) view.cache.data = static_cast<const std::uint8_t*>(params.q.data);
+  view.of_block = device::FastDivmod(view.cache.block_size);
   view.indices = chosen.indices.data;
   view.indices_stride_b = chosen.indices.stride0;
   view.indices_stride_s = chosen.indices.stride1;

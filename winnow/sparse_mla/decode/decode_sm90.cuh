@@ -19,16 +19,17 @@
 #include "winnow/sparse_mla/attention_sm90.cuh"
 #include "winnow/sparse_mla/cache_view.cuh"
 
-namespace winnow::sparse_mla::decode_sm90 {
+namespace winnow::sparse_mla::decode_sm90_detail {
 
 using namespace winnow::sparse_mla::attention_sm90;
 
-// With two consumers of 216: all 65536 registers.
-inline constexpr int kRowsRegisters = 80;
+// 200 + 200 + 112 registers on 3 x 128 threads are all 65536.
+inline constexpr int kMultiplyRegisters = 200, kRowsRegisters = 112;
 
 // A cache, and the rows that the queries chose of it. Strides count elements.
 struct ChosenView {
   CacheView<const std::uint8_t> cache;
+  FastDivmod of_block;  // divides a slot by the cache's block_size
   const std::int32_t* indices;
   std::int64_t indices_stride_b, indices_stride_s;
   const std::int32_t* topk_length;  // may be null
@@ -124,6 +125,7 @@ class TileStream {
   __device__ __forceinline__ TileStream(const KernelParams& params, int lane)
       : params_(params), lane_(lane), item_(blockIdx.x), next_(entry_counts(params, item_)) {
     begin_item();
+    tile_ = -1;
   }
 
   // Moves to the next tile; false where there is none.
@@ -133,6 +135,7 @@ class TileStream {
       if (item_ >= params_.items || params_.items - item_ <= gridDim.x) return false;
       item_ += gridDim.x;
       begin_item();
+      tile_ = 0;
     }
     const bool second = tile_ >= tiles_.tiles[0];
     const ChosenView& chosen = params_.chosen[second];
@@ -155,7 +158,6 @@ class TileStream {
     at_ = item_of(params_, item_);
     entries_count_ = next_;
     tiles_ = item_tiles(params_, item_, entries_count_);
-    tile_ = -1;
     // The lengths of the next item are loaded long before they are needed.
     if (params_.items - item_ > gridDim.x) next_ = entry_counts(params_, item_ + gridDim.x);
   }
@@ -189,24 +191,21 @@ __device__ __forceinline__ void load_item_queries(const KernelParams& params, st
   }
 }
 
-// Where slots are in the two caches.
-class SlotPlaces {
- public:
-  __device__ __forceinline__ explicit SlotPlaces(const KernelParams& params)
-      : first_(params.chosen[0].cache.block_size), second_(params.chosen[1].cache.block_size) {}
-  __device__ __forceinline__ FastDivmod::Result place(int cache, std::uint32_t slot) const {
-    return cache == 0 ? first_.divide(slot) : second_.divide(slot);
-  }
-
- private:
-  FastDivmod first_, second_;
-};
+// The same once the consumers are through with the heads of the item before. It comes after the
+// item's tile 0, not before: its slot is free before the last logits of the item before.
+template <int kDim>
+__device__ __forceinline__ void replace_queries(const KernelParams& params, std::uint32_t smem,
+                                                std::uint32_t item, std::uint32_t q_uses,
+                                                int thread) {
+  mbarrier_wait(smem + Plan<kDim>::kQFree, (q_uses & 1) ^ 1, "rows", 0);
+  load_item_queries<kDim>(params, smem, item, thread);
+}
 
 // bf16: the rows of a tile as load_tile_rows() wants them.
 __device__ __forceinline__ GatherRows plain_rows(const KernelParams& params,
-                                                 const SlotPlaces& places, const TileStream& stream,
-                                                 std::uint64_t mask, int thread) {
-  const CacheView<const std::uint8_t>& cache = params.chosen[stream.cache()].cache;
+                                                 const TileStream& stream, std::uint64_t mask,
+                                                 int thread) {
+  const ChosenView& chosen = params.chosen[stream.cache()];
   GatherRows rows;
   rows.valid = 0;
 #pragma unroll
@@ -215,9 +214,10 @@ __device__ __forceinline__ GatherRows plain_rows(const KernelParams& params,
     const std::int32_t index =
         __shfl_sync(kFullWarp, pass < 2 ? stream.entries().low : stream.entries().high, row & 31);
     const bool valid = mask >> row & 1;
-    const auto place = places.place(stream.cache(), valid ? index : 0);
-    rows.source[pass] = reinterpret_cast<const char*>(cache.row(place.quotient, place.remainder)) +
-                        (thread & 7) * 16;
+    const auto place = chosen.of_block.divide(valid ? index : 0);
+    rows.source[pass] =
+        reinterpret_cast<const char*>(chosen.cache.row(place.quotient, place.remainder)) +
+        (thread & 7) * 16;
     rows.valid |= static_cast<std::uint32_t>(valid) << pass;
   }
   return rows;
@@ -225,17 +225,15 @@ __device__ __forceinline__ GatherRows plain_rows(const KernelParams& params,
 
 template <int kDim>
 __device__ __forceinline__ void copy_role(const KernelParams& params, std::uint32_t smem) {
-  using P = Plan<kDim>;
   const int thread = threadIdx.x - 2 * 128;
   const std::uint64_t keep = policy_evict_last();
-  const SlotPlaces places(params);
   TileStream stream(params, thread & 31);
   std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
   std::uint32_t q_uses = 0;
   for (bool more = stream.advance(); more;) {
     const std::uint64_t mask =
         tile_mask(stream.entries(), params.chosen[stream.cache()].cache.slots);
-    const GatherRows rows = plain_rows(params, places, stream, mask, thread);
+    const GatherRows rows = plain_rows(params, stream, mask, thread);
     const int slot = stream.slot();
     const bool begins = stream.begins_item();
     const std::uint32_t item = stream.item();
@@ -246,12 +244,7 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, std::uint3
       load_tile_rows<kDim, 1>(smem, uses >> 1, rows, mask, thread, keep);
     }
     uses ^= 1u << slot;
-    if (begins) {
-      // After tile 0, not before: its slot is free before the last logits of the item before.
-      mbarrier_wait(smem + P::kQFree, (q_uses & 1) ^ 1, "rows", 0);
-      load_item_queries<kDim>(params, smem, item, thread);
-      ++q_uses;
-    }
+    if (begins) replace_queries<kDim>(params, smem, item, q_uses++, thread);
   }
 }
 
@@ -267,46 +260,73 @@ using RowOf = std::conditional_t<kFormat == CacheFormat::fp8_656, Row656, Row584
 template <CacheFormat kFormat>
 struct QuantisedTile {
   const std::uint8_t* row[kThreadRows];
-  const std::uint8_t* scales[kThreadRows];
-  bool valid[kThreadRows];
+  const std::uint8_t* scales_584[kThreadRows];
   std::uint64_t mask;
   std::uint32_t item;
   int slot;
-  bool begins_item, exists;
+  bool begins_item;
+
+  __device__ bool valid(int r, int thread) const { return mask >> (32 * r + thread / 4) & 1; }
+  // Those of two neighbouring chunks: an f32, or two ue8m0.
+  __device__ std::uint32_t scale(int r, int chunk) const {
+    if constexpr (kFormat == CacheFormat::fp8_656) {
+      return __ldg(reinterpret_cast<const std::uint32_t*>(row[r] + Row656::kScaleOffset) +
+                   chunk / 2);
+    } else {
+      return __ldg(reinterpret_cast<const std::uint16_t*>(scales_584[r]) + chunk / 2);
+    }
+  }
 };
 
-// The tile that the stream has come to, of whose rows L2 is asked for those of this thread.
+// The block of the row r of a thread in the stream's tile, and the offset in it.
+__device__ __forceinline__ FastDivmod::Result thread_place(const ChosenView& chosen,
+                                                           const TileStream& stream, int r,
+                                                           int thread, bool valid) {
+  const std::int32_t index =
+      __shfl_sync(kFullWarp, r == 0 ? stream.entries().low : stream.entries().high, thread / 4);
+  // An index is used only after the mask has vouched for it.
+  return chosen.of_block.divide(valid ? index : 0);
+}
+
+// The tile that the stream has come to.
 template <CacheFormat kFormat>
 __device__ __forceinline__ QuantisedTile<kFormat> quantised_tile(const KernelParams& params,
-                                                                 const SlotPlaces& places,
                                                                  const TileStream& stream,
                                                                  int thread) {
-  const CacheView<const std::uint8_t>& cache = params.chosen[stream.cache()].cache;
+  const ChosenView& chosen = params.chosen[stream.cache()];
+  const CacheView<const std::uint8_t>& cache = chosen.cache;
   QuantisedTile<kFormat> tile;
   tile.mask = tile_mask(stream.entries(), cache.slots);
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
-    const int row = thread / 4;
-    const std::int32_t index =
-        __shfl_sync(kFullWarp, r == 0 ? stream.entries().low : stream.entries().high, row);
-    tile.valid[r] = tile.mask >> (32 * r + row) & 1;
-    // An index is used only after the mask has vouched for it.
-    const auto place = places.place(stream.cache(), tile.valid[r] ? index : 0);
+    const auto place = thread_place(chosen, stream, r, thread, tile.valid(r, thread));
     tile.row[r] = cache.row(place.quotient, place.remainder);
-    tile.scales[r] = kFormat == CacheFormat::fp8_656
-                         ? tile.row[r] + Row656::kScaleOffset
-                         : cache.scales_584(place.quotient, place.remainder);
-    if (tile.valid[r] && (thread & 3) == 0) {
-      constexpr auto kRow = static_cast<std::uint32_t>(
-          kFormat == CacheFormat::fp8_656 ? Row656::kBytes : Row584::kRowBytes);
-      bulk_prefetch_l2(tile.row[r], kRow);
+    if constexpr (kFormat == CacheFormat::fp8_584) {
+      tile.scales_584[r] = cache.scales_584(place.quotient, place.remainder);
     }
   }
   tile.item = stream.item();
   tile.slot = stream.slot();
   tile.begins_item = stream.begins_item();
-  tile.exists = true;
   return tile;
+}
+
+// Asks L2 for the rows of that tile.
+template <CacheFormat kFormat>
+__device__ __forceinline__ void prefetch_tile(const KernelParams& params, const TileStream& stream,
+                                              int thread) {
+  constexpr auto kRow = static_cast<std::uint32_t>(
+      kFormat == CacheFormat::fp8_656 ? Row656::kBytes : Row584::kRowBytes);
+  const ChosenView& chosen = params.chosen[stream.cache()];
+  const CacheView<const std::uint8_t>& cache = chosen.cache;
+  const std::uint64_t mask = tile_mask(stream.entries(), cache.slots);
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    const bool valid = mask >> (32 * r + thread / 4) & 1;
+    const auto place = thread_place(chosen, stream, r, thread, valid);
+    if (valid && (thread & 3) == 0)
+      bulk_prefetch_l2(cache.row(place.quotient, place.remainder), kRow);
+  }
 }
 
 // The first two chunks of a group (group_chunk()); a third one is RoPE.
@@ -331,24 +351,20 @@ struct LoadedGroup {
 };
 
 template <CacheFormat kFormat>
-__device__ __forceinline__ void load_group(const QuantisedTile<kFormat>& tile, int group, int piece,
-                                           LoadedGroup& loaded) {
+__device__ __forceinline__ void load_group(const QuantisedTile<kFormat>& tile, int group,
+                                           int thread, LoadedGroup& loaded) {
   const int chunk = first_chunk(tile.slot, group);
   // In fp8_584 chunk 7 is RoPE.
   const bool second = kFormat == CacheFormat::fp8_656 || chunk != 6;
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
-    const std::uint8_t* const from = tile.row[r] + kChunkColumns * chunk + 16 * piece;
+    const std::uint8_t* const from = tile.row[r] + kChunkColumns * chunk + 16 * (thread & 3);
     loaded.values[r][0] = loaded.values[r][1] = make_uint4(0, 0, 0, 0);
     loaded.scale[r] = 0;
-    if (tile.valid[r]) {
+    if (tile.valid(r, thread)) {
       loaded.values[r][0] = load_again(from);
       if (second) loaded.values[r][1] = load_again(from + kChunkColumns);
-      if constexpr (kFormat == CacheFormat::fp8_656) {
-        loaded.scale[r] = __ldg(reinterpret_cast<const std::uint32_t*>(tile.scales[r]) + chunk / 2);
-      } else {
-        loaded.scale[r] = __ldg(reinterpret_cast<const std::uint16_t*>(tile.scales[r]) + chunk / 2);
-      }
+      loaded.scale[r] = tile.scale(r, chunk);
     }
   }
 }
@@ -423,24 +439,29 @@ __device__ __forceinline__ void store_group(std::uint32_t slot_at, int slot, int
     }
   }
   plain = __all_sync(kFullWarp, plain && (nan & 0x80808080u) == 0);
+  const auto store = [&](const auto& convert) {
 #pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
+    for (int r = 0; r < kThreadRows; ++r) {
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      if (c == 1 && !second) continue;
-      const float scale = group_scale<kFormat>(loaded.scale[r], c);
-      const std::uint32_t factor = select_bytes<0x3232u>(__float_as_uint(scale * kFormatFactor));
-      const auto convert = [&](std::uint32_t word) {
-        return plain ? dequantise(word, factor) : dequantise_any(word, scale);
-      };
-      const uint4& words = loaded.values[r][c];
-      const uint2 x = convert(words.x), y = convert(words.y), z = convert(words.z),
-                  w = convert(words.w);
-      const std::uint32_t to =
-          slot_at + (chunk + c) * kChunkBytes + chunk_offset(32 * r + thread / 4, 2 * piece);
-      st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
-      st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
+      for (int c = 0; c < 2; ++c) {
+        if (c == 1 && !second) continue;
+        const float scale = group_scale<kFormat>(loaded.scale[r], c);
+        const uint4& words = loaded.values[r][c];
+        const uint2 x = convert(words.x, scale), y = convert(words.y, scale),
+                    z = convert(words.z, scale), w = convert(words.w, scale);
+        const std::uint32_t to =
+            slot_at + (chunk + c) * kChunkBytes + chunk_offset(32 * r + thread / 4, 2 * piece);
+        st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
+        st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
+      }
     }
+  };
+  if (plain) {
+    store([](std::uint32_t word, float scale) {
+      return dequantise(word, select_bytes<0x3232u>(__float_as_uint(scale * kFormatFactor)));
+    });
+  } else {
+    store([](std::uint32_t word, float scale) { return dequantise_any(word, scale); });
   }
 }
 
@@ -456,7 +477,7 @@ __device__ __forceinline__ void copy_rope(std::uint32_t slot_at, const Quantised
     for (int half = 0; half < 2; ++half) {
       const int column = piece + 4 * half;
       cp_async_zfill(slot_at + kChunk * kChunkBytes + chunk_offset(32 * r + thread / 4, column),
-                     tile.row[r] + RowOf<kFormat>::kRopeOffset + 16 * column, tile.valid[r],
+                     tile.row[r] + RowOf<kFormat>::kRopeOffset + 16 * column, tile.valid(r, thread),
                      policy);
     }
   }
@@ -466,28 +487,23 @@ template <CacheFormat kFormat, int kDim>
 __device__ __forceinline__ void dequantise_role(const KernelParams& params, std::uint32_t smem) {
   using P = Plan<kDim>;
   const int thread = threadIdx.x - 2 * 128;
-  const int piece = thread & 3;
   const std::uint64_t keep = policy_evict_last();
-  const SlotPlaces places(params);
   TileStream stream(params, thread & 31);
   std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
   std::uint32_t q_uses = 0;
 
   if (!stream.advance()) return;
-  QuantisedTile<kFormat> tile = quantised_tile<kFormat>(params, places, stream, thread);
+  QuantisedTile<kFormat> tile = quantised_tile<kFormat>(params, stream, thread);
   LoadedGroup loaded[2];  // of the groups to come
-  load_group(tile, 0, piece, loaded[0]);
-  load_group(tile, 1, piece, loaded[1]);
+  load_group(tile, 0, thread, loaded[0]);
+  load_group(tile, 1, thread, loaded[1]);
   // sQ is free before the first item.
   load_item_queries<kDim>(params, smem, tile.item, thread);
-  bool first = true, more = stream.advance();
-  while (tile.exists) {
-    QuantisedTile<kFormat> next = tile;
-    next.exists = false;
-    if (more) {
-      next = quantised_tile<kFormat>(params, places, stream, thread);
-      more = stream.advance();
-    }
+  bool more = stream.advance();
+  for (;;) {
+    if (more) prefetch_tile<kFormat>(params, stream, thread);
+    QuantisedTile<kFormat> next;
+    const bool exists = more;
     const std::uint32_t slot_at = smem + P::kK + tile.slot * P::kSlotBytes;
     const std::uint32_t parity = uses >> tile.slot & 1;
 #pragma unroll
@@ -505,21 +521,21 @@ __device__ __forceinline__ void dequantise_role(const KernelParams& params, std:
       fence_proxy_async_shared();  // each writer, before the arrival that lets wgmma read
       mbarrier_arrive_warp(full);
       if (group < 2) {
-        load_group(tile, group + 2, piece, loaded[group % 2]);
-      } else if (next.exists) {
-        load_group(next, group - 2, piece, loaded[group % 2]);
+        load_group(tile, group + 2, thread, loaded[group % 2]);
+      } else if (exists) {
+        if (group == 2) {
+          next = quantised_tile<kFormat>(params, stream, thread);
+          more = stream.advance();
+        }
+        load_group(next, group - 2, thread, loaded[group % 2]);
       }
     }
     uses ^= 1u << tile.slot;
     if (tile.begins_item) {
-      if (!first) {
-        // After tile 0, not before: its slot is free before the last logits of the item before.
-        mbarrier_wait(smem + P::kQFree, (q_uses & 1) ^ 1, "rows", 0);
-        load_item_queries<kDim>(params, smem, tile.item, thread);
-      }
-      first = false;
+      if (q_uses > 0) replace_queries<kDim>(params, smem, tile.item, q_uses, thread);
       ++q_uses;
     }
+    if (!exists) return;
     tile = next;
   }
 }
@@ -605,10 +621,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Work work{params, params.items};
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
-    setmaxnreg_inc<kConsumerRegisters>();
+    setmaxnreg_inc<kMultiplyRegisters>();
     consumer_role<kDim, 0>(work, params.scale, smem);
   } else if (warpgroup == 1) {
-    setmaxnreg_inc<kConsumerRegisters>();
+    setmaxnreg_inc<kMultiplyRegisters>();
     consumer_role<kDim, 1>(work, params.scale, smem);
   } else {
     setmaxnreg_dec<kRowsRegisters>();
@@ -659,4 +675,4 @@ __global__ void __launch_bounds__(kMergeThreads)
   if (threadIdx.x == 0) store_lse(params, i, s, head, reference, sum);
 }
 
-}  // namespace winnow::sparse_mla::decode_sm90
+}  // namespace winnow::sparse_mla::decode_sm90_detail

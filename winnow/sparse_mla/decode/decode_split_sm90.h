@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace winnow::sparse_mla::decode_sm90 {
+namespace winnow::sparse_mla::decode_sm90_detail {
 
 // Each query's tiles are cut into `segments` ranges of `tiles` (the last may be shorter). Where
 // there are several, their results are merged.
@@ -12,8 +12,8 @@ struct Split {
   std::int64_t segments, tiles;
 };
 
-constexpr Split split_into(std::int64_t segments, std::int64_t tiles) {
-  const std::int64_t length = std::max<std::int64_t>((tiles + segments - 1) / segments, 1);
+// Ranges of `length` tiles, at least one range.
+constexpr Split split_by(std::int64_t length, std::int64_t tiles) {
   return {std::max<std::int64_t>((tiles + length - 1) / length, 1), length};
 }
 
@@ -22,7 +22,7 @@ constexpr Split split_into(std::int64_t segments, std::int64_t tiles) {
 constexpr Split batch_invariant_split(std::int64_t tiles) {
   constexpr std::int64_t kLeastTiles = 16, kMostSegments = 8;
   const std::int64_t length = std::max(kLeastTiles, (tiles + kMostSegments - 1) / kMostSegments);
-  return split_into((tiles + length - 1) / length, tiles);
+  return split_by(length, tiles);
 }
 
 // Items (head blocks of queries) that are split are no more than this, which bounds the workspace.
@@ -41,9 +41,10 @@ constexpr Split fastest_split(std::int64_t tiles, std::int64_t head_blocks,
   Split fastest{1, std::max<std::int64_t>(tiles, 1)};
   double least = 0;
   for (std::int64_t segments = 1; segments <= std::max<std::int64_t>(tiles, 1); ++segments) {
-    const Split split = split_into(segments, tiles);
-    const std::int64_t items = head_blocks * split.segments;
+    const std::int64_t length = std::max<std::int64_t>((tiles + segments - 1) / segments, 1);
+    const Split split = split_by(length, tiles);
     if (split.segments != segments) continue;
+    const std::int64_t items = head_blocks * segments;
     if (segments > 1 && items > most_split_items(multiprocessors)) break;
     const auto rounds = static_cast<double>((items + multiprocessors - 1) / multiprocessors);
     const double time =
@@ -57,4 +58,4 @@ constexpr Split fastest_split(std::int64_t tiles, std::int64_t head_blocks,
   return fastest;
 }
 
-}  // namespace winnow::sparse_mla::decode_sm90
+}  // namespace winnow::sparse_mla::decode_sm90_detail

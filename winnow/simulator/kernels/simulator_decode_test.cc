@@ -1,0 +1,101 @@
+// sparse_mla::decode of sm90 in the simulator.
+#include "winnow/simulator/testing/simulate.h"
+
+namespace winnow::sparse_mla {
+
+testing::Operation decode_operation();
+std::vector<testing::Benchmark> decode_benchmarks() { return {}; }
+
+namespace {
+
+using simulator::PassingCase;
+using simulator::Plant;
+using simulator::PlantedBug;
+using Action = Plant::Action;
+
+const std::vector<std::string> kFew = {"eager", "late", "random:1", "starved:9"};
+const std::vector<std::string> kMany = {"eager",     "late",      "random:1",  "random:2",
+                                        "random:3",  "random:4",  "random:5",  "starved:0",
+                                        "starved:5", "starved:9", "starved:11"};
+
+const std::vector<PassingCase> kQuickCases = {
+    {"fp8_656-h64", kFew},
+    {"fp8_584-h64", {"late", "random:2"}},
+    {"bf16_576-h64", {"random:2"}},
+    {"bf16_512-k192", {"starved:9"}},
+    {"fp8_656-odd-scales-h8", {"random:4"}},
+    {"fp8_656-extra-sq2-length", kFew},
+    {"fp8_584-extra-large", {"random:3"}},
+    {"fp8_656-k2048", {"random:1"}},
+    {"fp8_656-some-nothing", {"random:5", "starved:2"}},
+};
+const std::vector<PassingCase> kThoroughCases = {
+    {"fp8_656-h128", kMany},
+    {"fp8_584-h96", kMany},
+    {"bf16_576-h128", kMany},
+    {"fp8_656-k0", kMany},
+    {"fp8_656-k100", kMany},
+    {"fp8_656-k512", kMany},
+    {"fp8_584-k2048", kMany},
+    {"fp8_656-extra-large", kMany},
+    {"fp8_584-extra-sq2-length", kMany},
+    {"bf16_512-extra-length-query", kMany},
+    {"fp8_656-sink-mixed-nothing", kMany},
+    {"fp8_656-length-out-of-range", kMany},
+    {"fp8_584-wide", kMany},
+    {"fp8_656-block1", kMany},
+    {"fp8_656-odd-scales-h64", kMany},
+};
+
+constexpr const char* kKernel = "decode_sm90.cuh";
+constexpr const char* kConsumers = "attention_sm90.cuh";
+const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
+
+// In fp8_656-k512 every slot is used again: 8 tiles a query.
+PlantedBug bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
+               int below = 0) {
+  return {name,
+          "fp8_656-k512",
+          {.file = kKernel, .text = text, .action = action, .addend = addend, .below = below},
+          kBugSchedules};
+}
+// In a case of several items a block.
+PlantedBug in_items(PlantedBug bug) {
+  bug.of_case = "fp8_656-extra-sq2-length";
+  return bug;
+}
+PlantedBug of_consumers(PlantedBug bug) {
+  bug.plant.file = kConsumers;
+  return bug;
+}
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("proxy fence: wgmma", bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
+    saying("race: ", bug("NoWaitForEmptySlot", "mbarrier_wait(smem + P::kEmpty", Action::drop)),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    bug("SwappedPhaseOfSlots", "mbarrier_wait(smem + P::kEmpty", Action::add, 1),
+    bug("RopeWithoutItsBarrier", "mbarrier_arrive_cp_async(full);", Action::drop),
+    bug("RopeElsewhere", "cp_async_zfill(slot_at", Action::drop),
+    bug("NoArrivalOfValues", "mbarrier_arrive_warp(full);", Action::drop),
+    bug("ValuesElsewhere", "st_shared(to, make_uint4(x.x", Action::add, 32),
+    bug("NoUpperValues", "st_shared(to ^ 16, make_uint4(z.x", Action::drop),
+    bug("LateValues", "st_shared(to, make_uint4(x.x", Action::delay),
+    in_items(bug("NoMask", "st_shared(smem + P::kMask", Action::drop)),
+    in_items(bug("NoWaitForFreeQueries", "mbarrier_wait(smem + Plan<kDim>::kQFree", Action::drop)),
+    in_items(
+        bug("SwappedPhaseOfQueries", "mbarrier_wait(smem + Plan<kDim>::kQFree", Action::add, 1)),
+    saying("mbarrier: ", bug("NoInitFence", "fence_mbarrier_init();", Action::drop)),
+    saying("mbarrier: ", bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop)),
+    of_consumers(
+        bug("CountOfFullTooSmall", "mbarrier_init(smem + P::kFull + 8 * i", Action::add, -1)),
+    of_consumers(
+        bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (kConsumer", Action::drop)),
+    of_consumers(bug("EarlyRelease", "  wgmma_wait<1>();", Action::drop)),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorDecode, decode_operation(), kQuickCases, kThoroughCases, kQuickBugs,
+                       kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::sparse_mla
