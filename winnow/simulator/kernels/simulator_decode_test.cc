@@ -82,11 +82,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoUpperValues", "st_shared(to ^ 16, make_uint4(z.x", Action::drop),
     bug("LateValues", "st_shared(to, make_uint4(x.x", Action::delay),
     in_items(bug("NoMask", "st_shared(smem + P::kMask", Action::drop)),
-    in_items(bug("NoWaitForFreeQueries", "mbarrier_wait(smem + Plan<kDim>::kQFree", Action::drop)),
     in_items(
         bug("SwappedPhaseOfQueries", "mbarrier_wait(smem + Plan<kDim>::kQFree", Action::add, 1)),
     saying("mbarrier: ", bug("NoInitFence", "fence_mbarrier_init();", Action::drop)),
     saying("mbarrier: ", bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop)),
+    in_items(of_consumers(
+        bug("CountOfQFreeTooLarge", "mbarrier_init(smem + P::kQFree", Action::add, 1))),
     of_consumers(
         bug("CountOfFullTooSmall", "mbarrier_init(smem + P::kFull + 8 * i", Action::add, -1)),
     of_consumers(

@@ -1,7 +1,13 @@
 // The benchmarks of sparse_mla::decode: useful FLOPs are those of the products with the real heads.
+#include <cstddef>
+#include <cstring>
 #include <memory>
+#include <optional>
 
 #include "winnow/sparse_mla/decode/decode_step_cases.h"
+#include "winnow/testing/generate.h"
+#include "winnow/testing/operation.h"
+#include "winnow/testing/table.h"
 
 namespace winnow::sparse_mla {
 
@@ -37,10 +43,134 @@ testing::Benchmark make_benchmark(DecodeCase shape) {
   return benchmark;
 }
 
+// --- on a GPU -----------------------------------------------------------------------------------
+
+constexpr std::int64_t kContext = 32768, kBlockRows = 64;  // rows of a sequence, and of a block
+constexpr double kCeilingReference = 770e12;  // FLOP/s of the product, at which `reach_us` holds
+
+struct GpuShape {
+  CacheFormat format = CacheFormat::fp8_656;
+  std::int64_t b = 64, h_q = 128, topk = 2048;
+  std::optional<double> reach_us{};
+  bool batch_invariant = false;
+  std::int64_t s_q = 2;
+};
+
+// Every sequence has blocks of its own, all with the same random rows.
+Tensor gpu_cache(const GpuShape& shape, Device device) {
+  DecodeCase block{.name = "block",
+                   .format = shape.format,
+                   .b = 1,
+                   .topk = kBlockRows,
+                   .blocks = 1,
+                   .block_size = kBlockRows,
+                   .poison = false};
+  const DecodeStep step(block);
+  const TensorView& view = step.chosen.cache.view;
+  const auto blocks = shape.b * (kContext / kBlockRows);
+  const std::int64_t bytes = shape.format == CacheFormat::fp8_584
+                                 ? Row584::block_bytes(kBlockRows)
+                                 : view.numel() * size_of(view.dtype());
+  Tensor cache(DType::u8, {blocks, bytes});
+  for (std::int64_t i = 0; i < blocks; ++i) {
+    std::memcpy(static_cast<std::byte*>(cache.data()) + i * bytes, view.data(),
+                static_cast<std::size_t>(bytes));
+  }
+  return cache.to(device);
+}
+
+std::function<void()> prepare_gpu(const GpuShape& shape, const testing::Target& target) {
+  struct Data {
+    Tensor q, cache, indices, out, lse, workspace;
+  };
+  const Device device = testing::device_of(target);
+  auto data = std::make_shared<Data>();
+  testing::Random random(1);
+  const std::int64_t columns = row_columns(shape.format);
+  data->q = Tensor(DType::bf16, {shape.b, shape.s_q, shape.h_q, columns});
+  testing::fill_normal(data->q, random);
+  data->q = data->q.to(device);
+  data->cache = gpu_cache(shape, device);
+  data->indices = Tensor(DType::i32, {shape.b, shape.s_q, shape.topk});
+  testing::fill_distinct(data->indices, random, kContext);
+  for (std::int64_t i = 0, each = shape.s_q * shape.topk; i < shape.b * each; ++i) {
+    static_cast<std::int32_t*>(data->indices.data())[i] +=
+        static_cast<std::int32_t>(i / each * kContext);
+  }
+  data->indices = data->indices.to(device);
+  data->out = Tensor(DType::bf16, {shape.b, shape.s_q, shape.h_q, 512}, device);
+  data->lse = Tensor(DType::f32, {shape.b, shape.s_q, shape.h_q}, device);
+  const std::int64_t blocks = data->cache.view().size(0), stride = data->cache.view().size(1);
+  const std::int64_t row = row_elements(shape.format),
+                     bytes = shape.format == CacheFormat::bf16 ? 2 : 1;
+  const TensorView cache(data->cache.data(),
+                         shape.format == CacheFormat::bf16 ? DType::bf16 : DType::u8,
+                         {blocks, kBlockRows, 1, row}, {stride / bytes, row, row, 1}, device);
+  DecodeArgs args{.q = data->q,
+                  .cache = cache,
+                  .indices = data->indices,
+                  .format = shape.format,
+                  .batch_invariant = shape.batch_invariant,
+                  .out = data->out,
+                  .lse = data->lse};
+  if (const std::int64_t scratch = decode_workspace_bytes(args, target.options); scratch > 0) {
+    data->workspace = Tensor(DType::u8, {scratch}, device);
+    args.workspace = data->workspace;
+  }
+  return [data, args, options = target.options] { decode(args, options); };
+}
+
+testing::Benchmark make_gpu_benchmark(const GpuShape& shape) {
+  const std::int64_t columns = row_columns(shape.format) + 512;
+  testing::Benchmark benchmark;
+  benchmark.name = name_of(shape.format) + testing::numbered("-b", shape.b) +
+                   testing::numbered("-sq", shape.s_q) + testing::numbered("-h", shape.h_q) +
+                   testing::numbered("-k", shape.topk) +
+                   (shape.batch_invariant ? "-invariant" : "");
+  benchmark.shape = testing::numbered("s_kv ", kContext) + testing::numbered(", s_q ", shape.s_q) +
+                    testing::numbered(", b ", shape.b) + testing::numbered(", h_q ", shape.h_q) +
+                    testing::numbered(", topk ", shape.topk);
+  benchmark.flops =
+      2.0 * double(shape.b * shape.s_q * shape.h_q) * double(shape.topk) * double(columns);
+  benchmark.ceiling = {testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0};
+  benchmark.device = DeviceType::cuda;
+  benchmark.queued = true;
+  benchmark.slow = shape.b > 128;
+  if (shape.reach_us.has_value()) {
+    const double seconds = *shape.reach_us * 1e-6;
+    if (seconds >= 100e-6) {
+      benchmark.target = benchmark.flops / seconds / kCeilingReference;
+    } else {
+      benchmark.target_seconds = seconds;
+    }
+  }
+  benchmark.prepare = [shape](const testing::Target& target) { return prepare_gpu(shape, target); };
+  return benchmark;
+}
+
+void add_gpu_benchmarks(std::vector<testing::Benchmark>& list) {
+  const auto add = [&](const GpuShape& shape) { list.push_back(make_gpu_benchmark(shape)); };
+  // Beside FlashMLA, whose split hangs on the batch too.
+  add({.b = 2, .reach_us = 19});
+  add({.b = 64, .reach_us = 176});
+  add({.b = 74, .reach_us = 205});
+  add({.b = 128, .reach_us = 345});
+  add({.b = 148, .h_q = 64, .topk = 16384, .reach_us = 1760});
+  add({.b = 148, .h_q = 128, .topk = 16384, .reach_us = 2880});
+  for (const std::int64_t b : {1, 2, 8, 64, 128, 256}) {
+    add({.b = b, .batch_invariant = true});
+    for (const std::int64_t heads : {16, 32}) add({.b = b, .h_q = heads});
+  }
+  for (const CacheFormat format : {CacheFormat::fp8_584, CacheFormat::bf16}) {
+    for (const std::int64_t b : {2, 64}) add({.format = format, .b = b});
+  }
+}
+
 }  // namespace
 
 std::vector<testing::Benchmark> decode_benchmarks() {
   std::vector<testing::Benchmark> list;
+  add_gpu_benchmarks(list);
   for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::bf16}) {
     list.push_back(make_benchmark(
         {.name = {}, .format = format, .b = 2, .s_q = 2, .h_q = 128, .topk = 2048, .blocks = 64}));

@@ -1,0 +1,243 @@
+// What only a GPU can show of sparse_mla::decode and store, beyond the case tables: batches that do
+// not change a query's result, graphs with new lengths, repeats, slots named twice. Skipped without
+// a GPU.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "winnow/core/device_memory.h"
+#include "winnow/core/error.h"
+#include "winnow/sparse_mla/decode/decode_step_cases.h"
+#include "winnow/sparse_mla/store/store.h"
+#include "winnow/sparse_mla/test_gpu.h"
+#include "winnow/testing/generate.h"
+
+namespace winnow::sparse_mla {
+namespace {
+
+class DecodeGpu : public GpuTest {};
+
+constexpr CacheFormat kFormats[] = {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::bf16};
+
+Tensor workspace_for(const DecodeArgs& args) {
+  // NaN wherever it is read before it is written.
+  Tensor scratch(DType::u8, {decode_workspace_bytes(args)});
+  std::memset(scratch.data(), 0xff, static_cast<std::size_t>(scratch.view().numel()));
+  return scratch.to(kGpu);
+}
+
+struct Results {
+  Tensor out, lse;
+  bool operator==(const Results& other) const {
+    return same_bytes(out, other.out) && same_bytes(lse, other.lse);
+  }
+};
+
+Results outputs_for(const DecodeArgs& args) {
+  const std::int64_t b = args.q.size(0), s_q = args.q.size(1), h_q = args.q.size(2);
+  return {Tensor(DType::bf16, {b, s_q, h_q, 512}, kGpu), Tensor(DType::f32, {b, s_q, h_q}, kGpu)};
+}
+
+Results run(DecodeArgs args, const RunOptions& options = {}) {
+  Results results = outputs_for(args);
+  Tensor workspace = workspace_for(args);
+  args.out = results.out;
+  args.lse = results.lse;
+  args.workspace = workspace;
+  decode(args, options);
+  synchronize(kGpu);
+  return results;
+}
+
+// The step of `sequences` sequences from `first` on.
+DecodeArgs some_of(DecodeArgs args, std::int64_t first, std::int64_t sequences) {
+  const auto cut = [&](ConstTensorView& view) {
+    if (view.present()) view = view.slice(0, first, first + sequences);
+  };
+  cut(args.q);
+  cut(args.indices);
+  cut(args.topk_length);
+  cut(args.extra_indices);
+  cut(args.extra_topk_length);
+  return args;
+}
+
+DecodeCase large(CacheFormat format, std::int64_t b, std::int64_t h_q) {
+  return {.name = "large",
+          .format = format,
+          .b = b,
+          .s_q = 2,
+          .h_q = h_q,
+          .topk = 2048,
+          .blocks = 40,
+          .lengths = Lengths::ragged,
+          .length_per_query = true,
+          .extra_topk = 90,
+          .sink = Sink::finite};
+}
+
+Results slice_of(const Results& all, std::int64_t first, std::int64_t sequences) {
+  const auto cut = [&](const Tensor& tensor) {
+    const Tensor here = tensor.to({});
+    const ConstTensorView view = here.view().slice(0, first, first + sequences);
+    Tensor part(view.dtype(), view.shape());
+    std::memcpy(part.data(), view.data(),
+                static_cast<std::size_t>(view.numel() * size_of(view.dtype())));
+    return part;
+  };
+  return {cut(all.out), cut(all.lse)};
+}
+
+TEST_F(DecodeGpu, AResultHasTheSameBitsInEveryBatch) {
+  for (const CacheFormat format : kFormats) {
+    const DecodeStep step = DecodeStep(large(format, 9, 128)).on(kGpu);
+    const Results all = run(step.args());
+    for (const auto& [first, sequences] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+             {0, 1}, {4, 1}, {8, 1}, {2, 3}, {1, 8}}) {
+      EXPECT_TRUE(run(some_of(step.args(), first, sequences)) == slice_of(all, first, sequences))
+          << to_string(format) << ", sequences " << first << " to " << first + sequences;
+    }
+  }
+}
+
+TEST_F(DecodeGpu, BatchesFrom1To256AgreeWithEachOther) {
+  const DecodeStep step = DecodeStep(large(CacheFormat::fp8_656, 256, 16)).on(kGpu);
+  const Results all = run(step.args());
+  for (const std::int64_t b : {1, 2, 3, 7, 16, 33, 64, 66, 67, 128, 200}) {
+    EXPECT_TRUE(run(some_of(step.args(), 0, b)) == slice_of(all, 0, b)) << "b " << b;
+  }
+}
+
+TEST_F(DecodeGpu, EverySplitAgreesWithTheCpu) {
+  for (const CacheFormat format : kFormats) {
+    for (const std::int64_t b : {1, 5, 40}) {
+      const DecodeStep step(large(format, b, 64));
+      decode(step.args());
+      const DecodeStep there = step.on(kGpu);
+      for (const bool invariant : {true, false}) {
+        DecodeArgs args = there.args();
+        args.batch_invariant = invariant;
+        const Results got = run(args);
+        testing::expect_passed(testing::compare("out", got.out.to({}).view(),
+                                                testing::read(step.out.view),
+                                                {1e-2, testing::RelativeTo::tensor, 1e-5}));
+        testing::expect_passed(testing::compare("lse", got.lse.to({}).view(),
+                                                testing::read(step.lse.view),
+                                                {1e-4, testing::RelativeTo::nothing}));
+      }
+    }
+  }
+}
+
+TEST_F(DecodeGpu, TwentyRepeatsAreBitwiseEqual) {
+  for (const CacheFormat format : kFormats) {
+    for (const bool invariant : {true, false}) {
+      const DecodeStep step = DecodeStep(large(format, 33, 128)).on(kGpu);
+      DecodeArgs args = step.args();
+      args.batch_invariant = invariant;
+      const Results first = run(args);
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        ASSERT_TRUE(run(args) == first) << to_string(format) << ", repeat " << repeat;
+      }
+    }
+  }
+}
+
+TEST_F(DecodeGpu, AWorkspaceThatIsTooSmallIsRefused) {
+  const DecodeStep step = DecodeStep(large(CacheFormat::fp8_656, 2, 64)).on(kGpu);
+  DecodeArgs args = step.args();
+  Tensor workspace(DType::u8, {decode_workspace_bytes(args) - 1}, kGpu);
+  args.workspace = workspace;
+  try {
+    decode(args);
+    ADD_FAILURE() << "a workspace too small was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.argument(), "workspace") << error.what();
+  }
+}
+
+#if WINNOW_WITH_CUDA
+
+using testing::CudaStream;
+using testing::Graph;
+
+// One capture, replayed with other lengths and indices in the same memory.
+TEST_F(DecodeGpu, GraphReplaysWithNewLengths) {
+  for (const CacheFormat format : kFormats) {
+    DecodeCase shape = large(format, 7, 64);
+    shape.poison = false;
+    const DecodeStep step = DecodeStep(shape).on(kGpu);
+    DecodeArgs args = step.args();
+    Tensor lengths(DType::i32, {shape.b, shape.s_q}, kGpu);
+    args.topk_length = lengths.view();
+    Results captured = outputs_for(args);
+    Tensor workspace = workspace_for(args);
+    DecodeArgs own = args;
+    own.out = captured.out;
+    own.lse = captured.lse;
+    own.workspace = workspace;
+    CudaStream stream;
+    const Graph graph(stream.stream, [&] { decode(own, stream.options()); });
+    testing::Random random(3);
+    for (int replay = 0; replay < 30; ++replay) {
+      Tensor next(DType::i32, {shape.b, shape.s_q});
+      for (std::int64_t i = 0; i < next.view().numel(); ++i) {
+        static_cast<std::int32_t*>(next.data())[i] =
+            static_cast<std::int32_t>(random.below(shape.topk + 200)) - 100;
+      }
+      testing::expect_success(cudaMemcpy(lengths.data(), next.data(),
+                                         static_cast<std::size_t>(next.view().numel()) * 4,
+                                         cudaMemcpyDefault));
+      graph.launch(stream.stream);
+      stream.wait();
+      ASSERT_TRUE(captured == run(args)) << to_string(format) << ", replay " << replay;
+    }
+  }
+}
+
+#endif
+
+// --- store --------------------------------------------------------------------------------------
+
+// Of rows that name the same slot the last one is there, whole.
+TEST_F(DecodeGpu, StoreOfSlotsNamedTwice) {
+  for (const CacheFormat format : kFormats) {
+    for (const std::int64_t n : {64, 1000, 5000}) {
+      constexpr std::int64_t kBlocks = 3, kBlockSize = 64;
+      const std::int64_t columns = row_columns(format);
+      Tensor rows(DType::bf16, {n, columns}), slots(DType::i64, {n});
+      testing::Random random(4);
+      testing::fill_normal(rows, random);
+      std::vector<std::int64_t> last(kBlocks * kBlockSize, -1);
+      for (std::int64_t i = 0; i < n; ++i) {
+        const std::int64_t slot = random.below(kBlocks * kBlockSize + 20) - 10;
+        slots.view().at<std::int64_t>(i) = slot;
+        if (slot >= 0 && slot < kBlocks * kBlockSize) last[static_cast<std::size_t>(slot)] = i;
+      }
+      // The same without repeats, on the CPU.
+      Tensor once(DType::i64, {n});
+      for (std::int64_t i = 0; i < n; ++i) {
+        const std::int64_t slot = slots.view().at<std::int64_t>(i);
+        const bool counts =
+            slot >= 0 && slot < kBlocks * kBlockSize && last[static_cast<std::size_t>(slot)] == i;
+        once.view().at<std::int64_t>(i) = counts ? slot : -1;
+      }
+      testing::StridedTensor cpu = make_cache(format, kBlocks, kBlockSize);
+      testing::StridedTensor gpu = testing::on(kGpu, cpu);
+      store({.rows = rows, .slots = once, .format = format, .cache = cpu.view});
+      const Tensor there = rows.to(kGpu), slots_there = slots.to(kGpu);
+      StoreArgs args{.rows = there, .slots = slots_there, .format = format, .cache = gpu.view};
+      Tensor workspace(DType::u8, {store_workspace_bytes(args)}, kGpu);
+      args.workspace = workspace;
+      store(args);
+      synchronize(kGpu);
+      EXPECT_TRUE(testing::same_bytes(testing::on({}, gpu).storage, cpu.storage))
+          << to_string(format) << ", n " << n;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace winnow::sparse_mla
