@@ -152,8 +152,10 @@ testing::CaseOutcome run(const DecodeCase& shape, const testing::Target& target)
 }  // namespace
 
 testing::Operation decode_operation() {
+  std::vector<testing::Case> cases = testing::cases_of(make_cases(), run);
+  for (testing::Case& test : cases) test.on_gpu = true;
   return {"sparse_mla::decode", "top-k sparse MLA attention of decode steps over a paged cache",
-          testing::cases_of(make_cases(), run), decode_benchmarks()};
+          cases, decode_benchmarks()};
 }
 
 }  // namespace winnow::sparse_mla

@@ -185,8 +185,10 @@ testing::CaseOutcome run(const StoreCase& shape, const testing::Target& target) 
 }  // namespace
 
 testing::Operation store_operation() {
-  return {"sparse_mla::store", "new rows into a paged cache of latent rows",
-          testing::cases_of(make_cases(), run), store_benchmarks()};
+  std::vector<testing::Case> cases = testing::cases_of(make_cases(), run);
+  for (testing::Case& test : cases) test.on_gpu = true;
+  return {"sparse_mla::store", "new rows into a paged cache of latent rows", cases,
+          store_benchmarks()};
 }
 
 }  // namespace winnow::sparse_mla
