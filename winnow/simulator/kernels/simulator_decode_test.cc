@@ -85,7 +85,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     in_items(
         bug("SwappedPhaseOfQueries", "mbarrier_wait(smem + Plan<kDim>::kQFree", Action::add, 1)),
     saying("mbarrier: ", bug("NoInitFence", "fence_mbarrier_init();", Action::drop)),
-    saying("mbarrier: ", bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop)),
+    bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop),
     in_items(of_consumers(
         bug("CountOfQFreeTooLarge", "mbarrier_init(smem + P::kQFree", Action::add, 1))),
     of_consumers(

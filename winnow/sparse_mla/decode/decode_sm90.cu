@@ -60,11 +60,13 @@ constexpr std::int64_t kPartialBytes = kHeads * (kValueColumns * 4 + std::int64_
 
 template <CacheFormat kFormat, int kDim>
 void launch(const KernelParams& kernel, cudaStream_t stream) {
-  constexpr int kBytes = Plan<kDim>::kBytes;
+  constexpr int kBytes = kSharedBytes<kDim>;
   auto* const function = decode_kernel<kFormat, kDim>;
   kRuntime.allow_shared_memory(function, kBytes);
-  const unsigned blocks =
-      std::min(kernel.items, static_cast<std::uint32_t>(kRuntime.multiprocessors()));
+  // As many as run at once, unless their items were too many.
+  const auto blocks =
+      std::max(std::min(kernel.items, static_cast<std::uint32_t>(kRuntime.multiprocessors())),
+               device::ceil_div(kernel.items, static_cast<std::uint32_t>(kMostItems)));
   kRuntime.launch(function, blocks, kThreads, kBytes, stream, kernel);
 }
 

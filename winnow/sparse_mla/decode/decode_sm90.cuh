@@ -80,21 +80,39 @@ __device__ __forceinline__ Item item_of(const KernelParams& params, std::uint32_
 struct EntryCounts {
   int counts[2];
 };
-__device__ __forceinline__ EntryCounts entry_counts(const KernelParams& params,
-                                                    std::uint32_t item) {
-  const Item at = item_of(params, item);
-  EntryCounts entries;
+
+// Those of the block's items are read once, when the kernel begins, and kept behind the rest of
+// shared memory: whatever is written to the lengths meanwhile, all roles go by the same tiles.
+inline constexpr int kMostItems = 1024;  // of a block
+template <int kDim>
+inline constexpr int kSharedBytes = Plan<kDim>::kBytes + kMostItems * 8;
+static_assert(kSharedBytes<576> <= 232448 && Plan<576>::kBytes % 8 == 0 &&
+              Plan<512>::kBytes % 8 == 0);
+
+// A __syncthreads() follows.
+__device__ __forceinline__ void read_entry_counts(const KernelParams& params,
+                                                  std::uint32_t counts_at) {
+  const std::uint32_t items = ceil_div(params.items - blockIdx.x, gridDim.x);
+  for (std::uint32_t n = threadIdx.x; n < items; n += kThreads) {
+    const Item at = item_of(params, blockIdx.x + n * gridDim.x);
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const ChosenView& chosen = params.chosen[c];
-    entries.counts[c] = chosen.topk;
-    if (chosen.topk_length != nullptr) {
-      const int length = __ldg(chosen.topk_length + at.i * chosen.topk_length_stride_b +
-                               at.s * chosen.topk_length_stride_s);
-      entries.counts[c] = min(max(length, 0), chosen.topk);
+    for (int c = 0; c < 2; ++c) {
+      const ChosenView& chosen = params.chosen[c];
+      int count = chosen.topk;
+      if (chosen.topk_length != nullptr) {
+        const int length = __ldg(chosen.topk_length + at.i * chosen.topk_length_stride_b +
+                                 at.s * chosen.topk_length_stride_s);
+        count = min(max(length, 0), chosen.topk);
+      }
+      st_shared(counts_at + 8 * n + 4 * c, count);
     }
   }
-  return entries;
+}
+
+__device__ __forceinline__ EntryCounts entry_counts(std::uint32_t counts_at, std::uint32_t item) {
+  const std::uint32_t at = counts_at + 8 * ((item - blockIdx.x) / gridDim.x);
+  return {static_cast<int>(ld_shared<std::uint32_t>(at)),
+          static_cast<int>(ld_shared<std::uint32_t>(at + 4))};
 }
 
 // The tiles of an item that hold entries: from each list `tiles` of them, beginning with `first`.
@@ -122,8 +140,9 @@ __device__ __forceinline__ ItemTiles item_tiles(const KernelParams& params, std:
 // it.
 class TileStream {
  public:
-  __device__ __forceinline__ TileStream(const KernelParams& params, int lane)
-      : params_(params), lane_(lane), item_(blockIdx.x), next_(entry_counts(params, item_)) {
+  __device__ __forceinline__ TileStream(const KernelParams& params, std::uint32_t counts_at,
+                                        int lane)
+      : params_(params), counts_at_(counts_at), lane_(lane), item_(blockIdx.x) {
     begin_item();
     tile_ = -1;
   }
@@ -156,17 +175,16 @@ class TileStream {
  private:
   __device__ __forceinline__ void begin_item() {
     at_ = item_of(params_, item_);
-    entries_count_ = next_;
+    entries_count_ = entry_counts(counts_at_, item_);
     tiles_ = item_tiles(params_, item_, entries_count_);
-    // The lengths of the next item are loaded long before they are needed.
-    if (params_.items - item_ > gridDim.x) next_ = entry_counts(params_, item_ + gridDim.x);
   }
 
   const KernelParams& params_;
+  std::uint32_t counts_at_;
   int lane_;
   std::uint32_t item_;
   Item at_;
-  EntryCounts entries_count_, next_;
+  EntryCounts entries_count_;
   ItemTiles tiles_;
   int tile_;
   TileEntries entries_;
@@ -227,7 +245,7 @@ template <int kDim>
 __device__ __forceinline__ void copy_role(const KernelParams& params, std::uint32_t smem) {
   const int thread = threadIdx.x - 2 * 128;
   const std::uint64_t keep = policy_evict_last();
-  TileStream stream(params, thread & 31);
+  TileStream stream(params, smem + Plan<kDim>::kBytes, thread & 31);
   std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
   std::uint32_t q_uses = 0;
   for (bool more = stream.advance(); more;) {
@@ -488,7 +506,7 @@ __device__ __forceinline__ void dequantise_role(const KernelParams& params, std:
   using P = Plan<kDim>;
   const int thread = threadIdx.x - 2 * 128;
   const std::uint64_t keep = policy_evict_last();
-  TileStream stream(params, thread & 31);
+  TileStream stream(params, smem + Plan<kDim>::kBytes, thread & 31);
   std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
   std::uint32_t q_uses = 0;
 
@@ -557,10 +575,10 @@ __device__ __forceinline__ void store_lse(const KernelParams& params, std::uint3
 // The items, as consumer_role() wants them.
 struct Work {
   const KernelParams& params;
-  std::uint32_t items;
+  std::uint32_t items, counts_at;
 
   __device__ __forceinline__ EntryCounts count(std::uint32_t item) const {
-    return entry_counts(params, item);
+    return entry_counts(counts_at, item);
   }
   __device__ __forceinline__ int tiles(std::uint32_t item, const EntryCounts& entries) const {
     return item_tiles(params, item, entries).count();
@@ -615,10 +633,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     });
     fence_mbarrier_init();
   }
+  const std::uint32_t counts_at = smem + Plan<kDim>::kBytes;
+  read_entry_counts(params, counts_at);
   __syncthreads();
 
   // Each role is one branch, as setmaxnreg wants it.
-  const Work work{params, params.items};
+  const Work work{params, params.items, counts_at};
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     setmaxnreg_inc<kMultiplyRegisters>();
