@@ -42,9 +42,9 @@ Results outputs_for(const DecodeArgs& args) {
 
 Results run(DecodeArgs args, const RunOptions& options = {}) {
   Results results = outputs_for(args);
-  Tensor workspace = workspace_for(args);
   args.out = results.out;
   args.lse = results.lse;
+  Tensor workspace = workspace_for(args);
   args.workspace = workspace;
   decode(args, options);
   synchronize(kGpu);
