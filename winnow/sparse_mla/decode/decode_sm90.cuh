@@ -23,8 +23,12 @@ namespace winnow::sparse_mla::decode_sm90_detail {
 
 using namespace winnow::sparse_mla::attention_sm90;
 
-// 200 + 200 + 112 registers on 3 x 128 threads are all 65536.
-inline constexpr int kMultiplyRegisters = 200, kRowsRegisters = 112;
+// Registers of a thread: 168 of each are there when the kernel begins, and an increase waits for what
+// a decrease gives back, so that those of the three warpgroups must not exceed 504 together.
+template <CacheFormat kFormat>
+inline constexpr int kMultiplyRegisters = kFormat == CacheFormat::bf16 ? 200 : 192;
+template <CacheFormat kFormat>
+inline constexpr int kRowsRegisters = 3 * 168 - 2 * kMultiplyRegisters<kFormat>;
 
 // A cache, and the rows that the queries chose of it. Strides count elements.
 struct ChosenView {
@@ -641,13 +645,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Work work{params, params.items, counts_at};
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
-    setmaxnreg_inc<kMultiplyRegisters>();
+    setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
     consumer_role<kDim, 0>(work, params.scale, smem);
   } else if (warpgroup == 1) {
-    setmaxnreg_inc<kMultiplyRegisters>();
+    setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
     consumer_role<kDim, 1>(work, params.scale, smem);
   } else {
-    setmaxnreg_dec<kRowsRegisters>();
+    setmaxnreg_dec<kRowsRegisters<kFormat>>();
     if constexpr (kCopied) {
       copy_role<kDim>(params, smem);
     } else {
