@@ -47,6 +47,7 @@ struct WarpState {
   std::uint64_t generation = 0;
   Knowledge arriving, ended;
   int priority = 0;
+  int registers = 0;  // of a thread, as setmaxnreg set them; 0: as when the kernel began
 };
 
 // Bulk copies from shared memory that one bulk_commit() closed.

@@ -1,4 +1,5 @@
 // Meetings of the lanes of a warp, and of threads of a block at named barriers.
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <string>
@@ -102,11 +103,29 @@ bool named_barrier(const char* kind, unsigned number, unsigned threads, bool min
 }
 
 void set_max_registers(int registers, bool increase, const Where& where) {
+  registers = altered(registers, where);
   if (registers < 24 || registers > 256 || registers % 8 != 0) {
     fail("setmaxnreg", std::to_string(registers) + " registers, not a multiple of 8 from 24 to 256",
          where);
   }
   warp_meeting(increase ? "setmaxnreg.inc" : "setmaxnreg.dec", 0xffffffffu, 0, false, where);
+  // A kernel with setmaxnreg begins with as many registers a thread as a multiprocessor has for
+  // its block. Increases wait until decreases have left enough: the numbers that the warps end
+  // with, where they are known, must fit.
+  constexpr int kRegisters = 65536, kLeast = 24, kMost = 255;
+  const auto threads = static_cast<int>(block->threads);
+  const int pool = std::min(kRegisters / threads / 8 * 8, kMost / 8 * 8) * threads;
+  block->warps[current->number / 32].registers = registers;
+  int wanted = 0;
+  for (const WarpState& warp : block->warps) {
+    wanted += 32 * (warp.registers == 0 ? kLeast : warp.registers);
+  }
+  if (wanted > pool) {
+    fail("setmaxnreg",
+         "the warps want " + std::to_string(wanted) + " registers, and the block began with " +
+             std::to_string(pool) + ": an increase never ends",
+         where);
+  }
 }
 
 }  // namespace winnow::simulator

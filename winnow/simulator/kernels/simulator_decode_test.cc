@@ -74,6 +74,8 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", bug("NoWaitForEmptySlot", "mbarrier_wait(smem + P::kEmpty", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
+    saying("setmaxnreg: ",
+           bug("TooManyRegisters", "setmaxnreg_dec<kRowsRegisters", Action::add, 8)),
     bug("SwappedPhaseOfSlots", "mbarrier_wait(smem + P::kEmpty", Action::add, 1),
     bug("RopeWithoutItsBarrier", "mbarrier_arrive_cp_async(full);", Action::drop),
     bug("RopeElsewhere", "cp_async_zfill(slot_at", Action::drop),

@@ -23,8 +23,8 @@ namespace winnow::sparse_mla::decode_sm90_detail {
 
 using namespace winnow::sparse_mla::attention_sm90;
 
-// Registers of a thread: 168 of each are there when the kernel begins, and an increase waits for what
-// a decrease gives back, so that those of the three warpgroups must not exceed 504 together.
+// Registers of a thread: 168 of each are there when the kernel begins, and an increase waits for
+// what a decrease gives back, so that those of the three warpgroups must not exceed 504 together.
 template <CacheFormat kFormat>
 inline constexpr int kMultiplyRegisters = kFormat == CacheFormat::bf16 ? 200 : 192;
 template <CacheFormat kFormat>
