@@ -166,6 +166,10 @@ std::vector<BoxUnit> box_units(const TensorMap& map, std::span<const std::int32_
              "rows narrower than the swizzle");
   // The part of a row that lies inside of the tensor, in bytes from the row's begin.
   const std::int64_t left = coordinates[0] * element;
+  require(left % 16 == 0, kCopy, [&] {
+    return "the box begins " + std::to_string(left) +
+           " bytes into a row, which is no multiple of 16";
+  });
   const std::int64_t inside_begin = std::clamp<std::int64_t>(-left, 0, row_bytes);
   const std::int64_t inside_end = std::clamp<std::int64_t>(
       static_cast<std::int64_t>(map.size[0]) * element - left, inside_begin, row_bytes);

@@ -83,7 +83,9 @@ struct BoxUnit {
 
 // The units of the box that begins at `coordinates` (elements, dimension 0 first), for a copy to
 // shared memory at `destination`: rows of dimension 0 one after the other, the swizzle applied to
-// the address. Throws Misuse "tensor copy": coordinates of another rank, a destination that is not
+// the address. Throws Misuse "tensor copy": coordinates of another rank, a box whose first column
+// is not at a multiple of 16 bytes (no rule of the PTX document, but an H200 reports an illegal
+// instruction, whatever the type and the swizzle), a destination that is not
 // a multiple of 128, a map that was not encoded, and what this simulator does not model
 // (interleaved layouts, NaN as fill, elements that the copy rounds or flushes, rows narrower than
 // the swizzle).
