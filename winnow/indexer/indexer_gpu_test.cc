@@ -94,6 +94,23 @@ struct Results {
   }
 };
 
+TEST_F(IndexerGpu, RepeatsAreTheSame) {
+  for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
+    const CaseShape shape = small_shape(dtype);
+    const CaseInputs there = make_inputs(shape).on(kGpu);
+    Results first(shape, kGpu);
+    first.run(there);
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      Results next(shape, kGpu);
+      next.run(there);
+      next.expect_same(first);
+      if (HasFailure()) FAIL() << "repeat " << repeat;
+    }
+  }
+}
+
+#if WINNOW_WITH_CUDA
+
 // New ranges in the memory of `there`; `length` must then be what `here` says.
 void change_ranges(CaseInputs& here, const CaseInputs& there, winnow::testing::Random& random,
                    const CaseShape& shape) {
@@ -116,23 +133,6 @@ void expect_lengths(const Results& results, const CaseInputs& inputs, const Case
         << "query " << i;
   }
 }
-
-TEST_F(IndexerGpu, RepeatsAreTheSame) {
-  for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
-    const CaseShape shape = small_shape(dtype);
-    const CaseInputs there = make_inputs(shape).on(kGpu);
-    Results first(shape, kGpu);
-    first.run(there);
-    for (int repeat = 0; repeat < 20; ++repeat) {
-      Results next(shape, kGpu);
-      next.run(there);
-      next.expect_same(first);
-      if (HasFailure()) FAIL() << "repeat " << repeat;
-    }
-  }
-}
-
-#if WINNOW_WITH_CUDA
 
 // Must run first in its process to show what the name says: `make test-gpu` does.
 TEST_F(IndexerGpu, TheFirstCallMayBeCaptured) {
