@@ -102,8 +102,47 @@ void mbarrier_arrive_after_copies(std::uint32_t barrier, const Where& where);  /
 // Whether the phase has ended; if so, what was done before its arrivals is known to the caller.
 bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity, const Where& where);
 // Returns when it has. role and what name the waiter and what it waits for.
+// `of_cluster`: with the scope of the cluster, as threads of other blocks that arrive need it.
 void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, const char* role, int what,
-                   const Where& where);
+                   const Where& where, bool of_cluster = false);
+
+// ---- Clusters ----------------------------------------------------------------------------------
+// Addresses of the cluster's shared window: those of mapa, or plain ones for the block itself.
+
+unsigned cluster_rank();
+std::uint32_t cluster_address(std::uint32_t address, unsigned rank, const Where& where);  // mapa
+void cluster_arrive(const Where& where);
+void cluster_wait(const Where& where);
+void mbarrier_arrive_cluster(std::uint32_t barrier, std::uint32_t arrivals, const Where& where);
+void write_shared_cluster(std::uint32_t address, const void* from, std::size_t bytes,
+                          const Where& where);
+
+// ---- Tensor memory -----------------------------------------------------------------------------
+// `blocks` is the cta_group of an instruction: 1, or 2 for a pair. Instructions of a whole warp but
+// for products, copies and commits, which one thread issues. What no tcgen05.fence orders behind
+// what another thread did is a race.
+
+void tensor_allocate(int blocks, std::uint32_t to, std::uint32_t columns, const Where& where);
+void tensor_relinquish(int blocks, const Where& where);
+void tensor_deallocate(int blocks, std::uint32_t address, std::uint32_t columns,
+                       const Where& where);
+void tensor_fence_before(const Where& where);
+void tensor_fence_after(const Where& where);
+// The thread's registers of tcgen05.ld and st: in shape 32x32b its lane's columns from the address
+// on; in shape 16x256b (only ld) two rows of 16 lanes, as accumulators of mma.m16n8 hold them.
+enum class TensorShape { lanes32x32b, lanes16x256b };
+void tensor_read(TensorShape shape, std::uint32_t address, std::uint32_t* registers, int count,
+                 const Where& where);
+void tensor_write(std::uint32_t address, const std::uint32_t* registers, int count,
+                  const Where& where);
+void tensor_wait(bool reads, const Where& where);  // wait::ld or wait::st
+
+void tensor_multiply(int blocks, std::uint32_t d, std::uint64_t a, std::uint64_t b,
+                     std::uint32_t instruction, bool accumulate, const Where& where);
+void tensor_copy_128x256b(int blocks, std::uint32_t to, std::uint64_t from, const Where& where);
+// An arrival at the barrier once all that the thread has issued is done; with a mask at the barriers
+// of that offset in the blocks of those ranks.
+void tensor_commit(int blocks, std::uint32_t barrier, unsigned ranks, const Where& where);
 
 // ---- Matrix fragments --------------------------------------------------------------------------
 
@@ -131,6 +170,11 @@ void copy_async(const CopyPiece& piece, const Where& where);
 // Bulk and tensor copies: report `reported` bytes to the barrier when all pieces have landed.
 void bulk_load(const char* what, const CopyPiece* pieces, std::size_t count, std::uint32_t reported,
                std::uint32_t barrier, const Where& where);
+// The same to the blocks of the given ranks, at the same offset in each; with `blocks` (cta_group) 2
+// the barrier may be in the other block of the pair.
+void bulk_load_cluster(const char* what, const CopyPiece* pieces, std::size_t count,
+                       unsigned ranks, std::uint32_t reported, std::uint32_t barrier, int blocks,
+                       const Where& where);
 // cp.async.bulk.global.shared, its groups and the two waits for them.
 void bulk_store(void* destination, std::uint32_t source, std::uint32_t bytes, const Where& where);
 void bulk_commit(const Where& where);

@@ -1,4 +1,5 @@
-// A block that runs: its threads and all that they share.
+// A cluster that runs: its blocks, their threads, and all that they share. Without clusters of its
+// own a block is a cluster of one.
 #pragma once
 
 #include <array>
@@ -27,6 +28,7 @@ struct Barrier {
   unsigned initialiser = 0;
   Stamp initialised;
   bool fenced = false;
+  bool remote = false;  // threads of other blocks arrive at it
   Knowledge arriving, ended;  // of the phase that runs, of those before
   Where where;
 };
@@ -100,7 +102,7 @@ struct Warpgroup {
 
 // What a thread waits for.
 struct Waiting {
-  enum class Kind { nothing, meeting, named, mbarrier, products, reads, writes, poll };
+  enum class Kind { nothing, meeting, named, mbarrier, products, reads, writes, poll, cluster };
   Kind kind = Kind::nothing;
   const void* object = nullptr;
   std::uint64_t value = 0;
@@ -112,9 +114,16 @@ struct Waiting {
   std::string describe() const;
 };
 
+// tcgen05.ld of a thread: its registers hold NaN until wait::ld.
+struct TensorLoad {
+  std::uint32_t* to;
+  std::uint32_t value;
+};
+
 struct Thread {
   Fiber* fiber = nullptr;
-  unsigned number = 0;
+  unsigned number = 0;  // in its block
+  Actor actor = 0;
   bool done = false;
   Waiting waiting;
   Knowledge knowledge, copied;                // copied: by its cp.async, as barriers told
@@ -135,12 +144,42 @@ struct Thread {
   std::vector<HeldRegisters> held;
   std::vector<KnownRegisters> known;
   std::vector<std::function<void()>> delayed;  // calls that a planted bug holds back
-  Stamp stamp() { return Stamp::of(number, static_cast<std::uint32_t>(knowledge.generic[number])); }
+  // tcgen05
+  Clock tensor;  // what of others it knew at its last tcgen05.fence::after_thread_sync
+  std::vector<TensorLoad> tensor_loads;
+  std::vector<std::uint64_t> tensor_reads, tensor_writes;  // operations without a wait
+  std::vector<std::uint64_t> tensor_waited;                // without fence::before_thread_sync
+  bool in_cluster_barrier = false;         // between its arrival and its wait
+  std::uint64_t cluster_generation = 0;    // of that arrival
+  Stamp stamp() { return Stamp::of(actor, static_cast<std::uint32_t>(knowledge.generic[actor])); }
+};
+
+// Tensor memory of a block: 128 lanes of 512 columns. The shadow has a word for 16 lanes of a
+// column, at 4 times (column + 512 times lane / 16).
+struct TensorMemory {
+  static constexpr std::uint32_t kLanes = 128, kColumns = 512, kLeast = 32;
+  std::vector<std::uint32_t> cells = std::vector<std::uint32_t>(kLanes * kColumns, ~0u);
+  // Columns of the allocation that the column belongs to, at its first column; else 0.
+  std::array<std::uint32_t, kColumns> allocated{};
+  bool relinquished = false;
+  Shadow shadow;
+  std::uint32_t& cell(std::uint32_t lane, std::uint32_t column) {
+    return cells[lane * kColumns + column];
+  }
+  bool contains(std::uint32_t column, std::uint32_t columns) const;
+};
+
+// The last access of an actor of another block to a block's shared memory.
+struct Reach {
+  Stamp stamp;
+  const char* what;
+  Where where;
 };
 
 struct Block {
   Grid grid;
   unsigned index[3] = {};
+  unsigned rank = 0;  // in the cluster
   unsigned threads = 0;
   const std::byte* parameters = nullptr;
   std::size_t parameter_bytes = 0;
@@ -156,15 +195,19 @@ struct Block {
   std::map<std::uint32_t, Barrier> barriers;
   std::map<const void*, Knowledge> words;
   std::vector<NamedBarrier> named;
-  std::vector<OperationRecord> operations;
-  std::vector<std::function<void()>> loose;               // operations in any order
-  std::vector<std::deque<std::function<void()>>> queues;  // in order, one a warpgroup
-  std::size_t queued = 0;
-  std::size_t actors = 0;
-  Actor next_barrier = 0;
-  std::mt19937_64 random;
+  Actor first_barrier = 0, end_barrier = 0, next_barrier = 0;
+  std::unique_ptr<TensorMemory> tensor;  // once something is allocated in it
+  int tensor_allocations = 0, tensor_deallocations = 0;  // of pairs, begun in this block
+  std::uint32_t tensor_products = 0;                     // issued in this block
+  std::vector<Reach> reached;
+  Clock known_at_end;  // to the threads that have ended
+  bool ended = false;
 
-  Actor group_actor(unsigned warp) const { return threads + warp / 4; }
+  Actor group_actor(unsigned warp) const;
+  int group_queue(unsigned warp) const;
+  // Of the tcgen05 operations that its threads issue.
+  Actor tensor_actor() const;
+  int tensor_queue() const;
   Shadow& shadow(std::uint32_t address, std::size_t bytes, const char* what, const Where& where);
   std::byte* at(std::uint32_t address) {
     return address >= kStaticBase ? fixed + (address - kStaticBase) : shared + address;
@@ -174,12 +217,75 @@ struct Block {
   }
 };
 
-// The block that runs, and its thread; null outside of kernels. `current` is null also while the
-// scheduler completes an operation.
+struct Cluster {
+  std::vector<std::unique_ptr<Block>> blocks;
+  unsigned threads = 0;  // of a block
+  std::vector<OperationRecord> operations;
+  std::vector<std::function<void()>> loose;               // operations in any order
+  std::vector<std::deque<std::function<void()>>> queues;  // in order: warpgroups, then tensor cores
+  std::size_t queued = 0;
+  std::size_t actors = 0;
+  int tensor_group = 0;  // cta_group of the kernel's tcgen05 instructions, once known
+  unsigned arrived = 0;  // at the cluster barrier
+  std::uint64_t generation = 0;
+  Knowledge arriving, ended;
+  std::mt19937_64 random;
+
+  unsigned ranks() const { return static_cast<unsigned>(blocks.size()); }
+  unsigned groups() const { return (threads + 127) / 128; }  // warpgroups of a block
+};
+
+// The cluster and the block that run, and the thread; null outside of kernels. `current` is null
+// also while the scheduler completes an operation; `block` is then that of its thread.
+extern Cluster* cluster;
 extern Block* block;
 extern Thread* current;
 
-// Takes an operation; runs it at once in schedules that are eager.
+inline Actor Block::group_actor(unsigned warp) const {
+  return cluster->ranks() * threads + rank * cluster->groups() + warp / 4;
+}
+inline int Block::group_queue(unsigned warp) const {
+  return static_cast<int>(rank * cluster->groups() + warp / 4);
+}
+inline Actor Block::tensor_actor() const {
+  return cluster->ranks() * (threads + cluster->groups()) + rank;
+}
+inline int Block::tensor_queue() const {
+  return static_cast<int>(cluster->ranks() * cluster->groups() + rank);
+}
+
+// Another block stands for the one that runs, while no thread can be switched.
+class InBlock {
+ public:
+  explicit InBlock(Block* other) : before_(block) { block = other; }
+  ~InBlock() { block = before_; }
+  InBlock(const InBlock&) = delete;
+  InBlock& operator=(const InBlock&) = delete;
+
+ private:
+  Block* before_;
+};
+
+// What an address of the cluster's shared window stands for: one without a rank is of the block
+// that runs.
+struct ClusterPlace {
+  Block* block;
+  std::uint32_t address;
+};
+ClusterPlace cluster_place(std::uint32_t address, const char* what, const Where& where);
+// Notes that the running thread or operation reaches into the place, if that is another block.
+void reach(const ClusterPlace& place, Stamp stamp, const char* what, const Where& where);
+// The shadow's address of 16 lanes of a column.
+inline std::uint32_t tensor_word(std::uint32_t group, std::uint32_t column) {
+  return 4 * (TensorMemory::kColumns * group + column);
+}
+// That the columns are part of one allocation of the block.
+void check_allocated(Block& of, const char* what, std::uint32_t column, std::uint32_t columns,
+                     const Where& where);
+// Ends the phase of the cluster barrier if all threads that have not ended are there.
+void leave_cluster_barrier();
+
+// Takes an operation of the block that runs; runs it at once in schedules that are eager.
 void queue_operation(int queue, std::function<void()> operation);  // -1: in any order
 std::uint64_t record_operation(const char* what, const Where& where);
 void block_until(Waiting waiting);
@@ -194,7 +300,12 @@ void delay(std::function<void()> call);
 void arrive(std::uint32_t address, std::uint32_t arrivals, std::int64_t bytes,
             const Knowledge* knowledge, const Where& where);
 Barrier& barrier_at(std::uint32_t address, const Where& where);
+// That the running thread knows of the barrier's initialisation.
+void use_barrier(Barrier& barrier, std::uint32_t address, const Where& where);
 void check_at_exit();
+void check_tensor_memory_at_exit();
+// That nothing of the block was reached from others without being known to it when it ended.
+void check_reached();
 // threadIdx and its kin become those of the thread.
 void set_indices(const Block& of, unsigned thread);
 

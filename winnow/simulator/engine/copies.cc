@@ -37,7 +37,7 @@ void arrive_for_copies(Thread& thread, const CopyArrival& arrival) {
   const std::uint32_t phase = barrier.phase + 1;
   std::erase_if(thread.landed, [&](const auto& copy) {
     if (copy.first >= arrival.before) return false;
-    block->operations[copy.second].stamp = Stamp::of(barrier.actor, phase);
+    cluster->operations[copy.second].stamp = Stamp::of(barrier.actor, phase);
     return true;
   });
   std::int32_t& known = thread.copied.generic[barrier.actor];
@@ -93,29 +93,70 @@ void mbarrier_arrive_after_copies(std::uint32_t address, const Where& where) {
   }
 }
 
-void bulk_load(const char* what, const CopyPiece* given, std::size_t count, std::uint32_t reported,
-               std::uint32_t address, const Where& where) {
-  if (is_dropped(where)) return;
-  std::vector<CopyPiece> pieces(given, given + count);
-  const Barrier& barrier = barrier_at(address, where);
-  if (!current->knowledge.generic.knows(barrier.initialised) || !barrier.fenced) {
-    fail("mbarrier", std::string(what) + " to a barrier whose initialisation is not known", where);
+namespace {
+// The pieces of a copy to the shared memory of the block, of which the barrier hears, which may be
+// another block's.
+void load(const char* what, std::vector<CopyPiece> pieces, Block* to, std::uint32_t reported,
+          const ClusterPlace& told, const Where& where) {
+  {
+    const InBlock there(told.block);
+    const Barrier& barrier = barrier_at(told.address, where);
+    if (!current->knowledge.generic.knows(barrier.initialised) || !barrier.fenced) {
+      fail("mbarrier", std::string(what) + " to a barrier whose initialisation is not known",
+           where);
+    }
   }
   const std::uint64_t operation = record_operation(what, where);
   Access access = block->access(*current, what, where);
   access.stamp = Stamp::of_operation(operation);
   access.async_proxy = true;
-  for (CopyPiece& piece : pieces) {
-    piece.shared = altered(piece.shared, where);
-    check_source(piece, where);
-    begin_write(piece, access);
+  for (const ClusterPlace& place : {ClusterPlace{to, 0}, told}) {
+    reach(place, access.stamp, what, where);
   }
-  queue_operation(-1, [pieces = std::move(pieces), reported, address, operation, where] {
-    for (const CopyPiece& piece : pieces) land(piece);
-    Barrier& told = barrier_at(address, where);
-    block->operations[operation].stamp = Stamp::of(told.actor, told.phase + 1);
-    arrive(address, 0, -std::int64_t{reported}, nullptr, where);
+  {
+    const InBlock there(to);
+    for (CopyPiece& piece : pieces) {
+      piece.shared = altered(piece.shared, where);
+      check_source(piece, where);
+      begin_write(piece, access);
+    }
+  }
+  queue_operation(-1, [what, to, pieces = std::move(pieces), reported, told, operation, where] {
+    if (to->ended || told.block->ended) {
+      fail("cluster", std::string(what) + " lands in a block that has ended", where);
+    }
+    {
+      const InBlock there(to);
+      for (const CopyPiece& piece : pieces) land(piece);
+    }
+    const InBlock there(told.block);
+    const Barrier& barrier = barrier_at(told.address, where);
+    cluster->operations[operation].stamp = Stamp::of(barrier.actor, barrier.phase + 1);
+    arrive(told.address, 0, -std::int64_t{reported}, nullptr, where);
   });
+}
+}  // namespace
+
+void bulk_load(const char* what, const CopyPiece* given, std::size_t count, std::uint32_t reported,
+               std::uint32_t address, const Where& where) {
+  if (is_dropped(where)) return;
+  load(what, {given, given + count}, block, reported, {block, address}, where);
+}
+
+void bulk_load_cluster(const char* what, const CopyPiece* given, std::size_t count, unsigned ranks,
+                       std::uint32_t reported, std::uint32_t address, int blocks,
+                       const Where& where) {
+  if (is_dropped(where)) return;
+  const ClusterPlace told = cluster_place(address, what, where);
+  if (blocks == 1 && told.block != block) {
+    fail("tensor copy", std::string(what) + " with cta_group::1 to another block's barrier", where);
+  }
+  for (const auto& each : cluster->blocks) {
+    if ((ranks >> each->rank & 1) == 0) continue;
+    // Of a multicast each block's own barrier hears; of a pair that with the parity of the named one.
+    Block* const hears = blocks == 2 ? told.block : each.get();
+    load(what, {given, given + count}, each.get(), reported, {hears, told.address}, where);
+  }
 }
 
 void bulk_store(void* destination, std::uint32_t source, std::uint32_t bytes, const Where& where) {
@@ -163,7 +204,7 @@ void bulk_wait(int pending, bool only_reads, const Where& where) {
                  .role = only_reads ? "bulk_wait_read" : "bulk_wait",
                  .where = where});
     for (const std::uint64_t operation : group->operations) {
-      block->operations[operation].stamp = current->stamp();
+      cluster->operations[operation].stamp = current->stamp();
     }
   }
   if (!only_reads && count > pending)

@@ -7,22 +7,6 @@
 namespace winnow::simulator {
 namespace {
 
-void use_barrier(Barrier& barrier, std::uint32_t address, const Where& where) {
-  if (current == nullptr || current->number == barrier.initialiser) return;
-  if (!current->knowledge.generic.knows(barrier.initialised)) {
-    fail("mbarrier",
-         "the barrier at " + std::to_string(address) +
-             " is used by a thread that nothing orders behind its initialisation",
-         where);
-  }
-  if (!barrier.fenced) {
-    fail("mbarrier",
-         "no fence.mbarrier_init has followed the initialisation of the barrier at " +
-             std::to_string(address),
-         where);
-  }
-}
-
 std::string counts_of(const Barrier& barrier) {
   return "count " + std::to_string(barrier.count) + ", of which " +
          std::to_string(barrier.pending) + " arrivals and " + std::to_string(barrier.bytes) +
@@ -52,6 +36,22 @@ void take_over(Barrier& barrier) {
 
 }  // namespace
 
+void use_barrier(Barrier& barrier, std::uint32_t address, const Where& where) {
+  if (current == nullptr || current->actor == barrier.initialiser) return;
+  if (!current->knowledge.generic.knows(barrier.initialised)) {
+    fail("mbarrier",
+         "the barrier at " + std::to_string(address) +
+             " is used by a thread that nothing orders behind its initialisation",
+         where);
+  }
+  if (!barrier.fenced) {
+    fail("mbarrier",
+         "no fence.mbarrier_init has followed the initialisation of the barrier at " +
+             std::to_string(address),
+         where);
+  }
+}
+
 Barrier& barrier_at(std::uint32_t address, const Where& where) {
   const auto found = block->barriers.find(address);
   if (found == block->barriers.end()) {
@@ -76,23 +76,23 @@ void mbarrier_init(std::uint32_t address, std::uint32_t count, const Where& wher
     fail("mbarrier", "the barrier at " + std::to_string(address) + " is initialised a second time",
          where);
   }
-  if (block->next_barrier == block->actors) {
+  if (block->next_barrier == block->end_barrier) {
     fail("mbarrier", "more than " + std::to_string(kBarriers) + " barriers in a block", where);
   }
   Barrier& barrier = place->second;
   barrier.count = barrier.pending = count;
   barrier.actor = block->next_barrier++;
-  barrier.initialiser = current->number;
+  barrier.initialiser = current->actor;
   barrier.initialised = current->stamp();
   barrier.where = where;
-  barrier.arriving.reset(block->actors);
-  barrier.ended.reset(block->actors);
+  barrier.arriving.reset(cluster->actors);
+  barrier.ended.reset(cluster->actors);
 }
 
 void mbarrier_init_fence(const Where& where) {
   if (is_dropped(where)) return;
   for (auto& [address, barrier] : block->barriers) {
-    if (barrier.initialiser == current->number) barrier.fenced = true;
+    if (barrier.initialiser == current->actor) barrier.fenced = true;
   }
 }
 
@@ -145,7 +145,7 @@ bool mbarrier_test(std::uint32_t address, std::uint32_t parity, const Where& whe
 }
 
 void mbarrier_wait(std::uint32_t address, std::uint32_t parity, const char* role, int what,
-                   const Where& where) {
+                   const Where& where, bool of_cluster) {
   check_parity(parity, where);
   if (is_dropped(where)) return;
   parity = altered(parity, where) & 1;
@@ -158,6 +158,12 @@ void mbarrier_wait(std::uint32_t address, std::uint32_t parity, const char* role
                .what = what,
                .address = address,
                .where = where});
+  if (barrier.remote && !of_cluster) {
+    fail("mbarrier",
+         "a wait in the scope of the block at the barrier at " + std::to_string(address) +
+             ", at which threads of another block arrive",
+         where);
+  }
   take_over(barrier);
 }
 

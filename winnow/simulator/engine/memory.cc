@@ -119,12 +119,12 @@ bool is_shared(const void* address) {
 
 void release(Knowledge& to) { to.join(current->knowledge); }
 void acquire(const Knowledge& from) { current->knowledge.join(from); }
-void advance_own_clock() { ++current->knowledge.generic[current->number]; }
+void advance_own_clock() { ++current->knowledge.generic[current->actor]; }
 
 namespace {
 Knowledge& knowledge_of(const void* word) {
   const auto [place, is_new] = block->words.try_emplace(word);
-  if (is_new) place->second.reset(block->actors);
+  if (is_new) place->second.reset(cluster->actors);
   return place->second;
 }
 }  // namespace

@@ -161,7 +161,7 @@ void wgmma_issue(const WgmmaCall& given, float* accumulators, int count, const W
   }
   if (++product.lanes[warp % 4] == 32) begin_reads(product, warp, number, where);
   if (++product.threads == kWarpgroup) {
-    queue_operation(static_cast<int>(warp / 4), [&group] { execute(group); });
+    queue_operation(block->group_queue(warp), [&group] { execute(group); });
   }
 }
 

@@ -15,6 +15,23 @@ std::string line_of(const Where& where) {
          std::to_string(where.line());
 }
 
+std::string name_of_actor(Actor actor) {
+  const unsigned ranks = cluster->ranks();
+  const auto name = [&](const char* what, unsigned each, unsigned number) {
+    std::string text = what + std::to_string(number % each);
+    if (ranks > 1) text += " of block " + std::to_string(number / each);
+    return text;
+  };
+  if (actor < ranks * cluster->threads) return name("thread ", cluster->threads, actor);
+  actor -= ranks * cluster->threads;
+  if (actor < ranks * cluster->groups()) {
+    return name("a matrix product of warpgroup ", cluster->groups(), actor);
+  }
+  actor -= ranks * cluster->groups();
+  if (actor < ranks) return "a tcgen05 product that block " + std::to_string(actor) + " issued";
+  return "a copy that an mbarrier tells of";
+}
+
 bool Waiting::is_over() const {
   switch (kind) {
     case Kind::nothing:
@@ -32,6 +49,8 @@ bool Waiting::is_over() const {
       return static_cast<const BulkGroup*>(object)->reading == 0;
     case Kind::writes:
       return static_cast<const BulkGroup*>(object)->writing == 0;
+    case Kind::cluster:
+      return cluster->generation != value;
   }
   return true;
 }
@@ -57,6 +76,9 @@ std::string Waiting::describe() const {
              std::to_string(barrier.count) + " arrivals and " + std::to_string(barrier.bytes) +
              " bytes in phase " + std::to_string(barrier.phase) + at;
     }
+    case Kind::cluster:
+      return " at the barrier of the cluster, at which " + std::to_string(cluster->arrived) +
+             " threads have arrived" + at;
     default:
       return " in " + std::string(role) + at;
   }
@@ -68,24 +90,32 @@ void check_at_exit() {
     if (!current->accumulators.empty()) {
       fail("exit", "a thread ends while a matrix product uses its registers", {});
     }
+    if (current->in_cluster_barrier) {
+      fail("exit", "a thread ends between its arrival and its wait at the cluster barrier", {});
+    }
+    if (!current->tensor_loads.empty()) {
+      fail("exit", "a thread ends without tcgen05.wait::ld behind its tcgen05.ld", {});
+    }
     if (current->open_group) fail("exit", "a bulk copy was never committed", {});
     for (const auto& group : current->groups) {
       for (const std::uint64_t operation : group->operations) {
-        if (block->operations[operation].stamp.none()) {
+        if (cluster->operations[operation].stamp.none()) {
           fail("exit", "a thread ends before its bulk copy has read shared memory",
-               block->operations[operation].where);
+               cluster->operations[operation].where);
         }
       }
     }
     return;
   }
-  if (block->queued > 0) {
-    fail("exit", std::to_string(block->queued) + " asynchronous operations are under way", {});
+  check_reached();
+  check_tensor_memory_at_exit();
+  if (cluster->queued > 0) {
+    fail("exit", std::to_string(cluster->queued) + " asynchronous operations are under way", {});
   }
-  for (const OperationRecord& record : block->operations) {
+  for (const OperationRecord& record : cluster->operations) {
     if (record.stamp.none()) {
       fail("exit",
-           std::string(record.what) + " of thread " + std::to_string(record.thread) +
+           std::string(record.what) + " of " + name_of_actor(record.thread) +
                " was never waited for",
            record.where);
     }

@@ -8,8 +8,9 @@
 
 namespace winnow::simulator {
 
-void Shadow::reset(std::uint32_t base, std::size_t bytes,
+void Shadow::reset(const char* memory, std::uint32_t base, std::size_t bytes,
                    const std::vector<OperationRecord>* operations, unsigned threads) {
+  memory_ = memory;
   base_ = base;
   bytes_ = bytes;
   threads_ = threads;
@@ -35,11 +36,15 @@ void Shadow::for_words(std::uint32_t address, std::size_t bytes, const Function&
 
 bool Shadow::is_ordered(Stamp earlier, const Access& access) const {
   if (earlier.none()) return true;
+  const bool tensor = access.tensor != nullptr;
   if (earlier.is_operation()) {
-    earlier = (*operations_)[earlier.operation()].stamp;
+    const OperationRecord& record = (*operations_)[earlier.operation()];
+    if (tensor && record.waited && record.thread == access.self) return true;
+    earlier = record.stamp;
     if (earlier.none()) return false;
   }
-  return access.knowledge->generic.knows(earlier);
+  if (!tensor) return access.knowledge->generic.knows(earlier);
+  return earlier.actor() == access.self || access.tensor->knows(earlier);
 }
 
 void Shadow::check_written(const Word& word, std::uint32_t address, const Access& access) const {
@@ -105,6 +110,14 @@ void Shadow::atomic(std::uint32_t address, std::size_t bytes, const Access& acce
   });
 }
 
+void Shadow::check_only(std::uint32_t address, std::size_t bytes, bool writes,
+                        const Access& access) {
+  for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t) {
+    check_written(word, at, access);
+    if (writes) check_reads(word, at, access);
+  });
+}
+
 // The set with one more stamp; a reader's later read stands for its earlier ones.
 std::uint32_t Shadow::with_read(std::uint32_t set, Stamp stamp) {
   const auto [place, is_new] = added_.try_emplace({set, stamp}, 0);
@@ -134,22 +147,15 @@ std::uint32_t Shadow::site_of(const Access& access) {
 }
 
 std::string Shadow::name_of(Stamp stamp) const {
-  if (stamp.is_operation()) {
-    const OperationRecord& record = (*operations_)[stamp.operation()];
-    return std::string(record.what) + " of thread " + std::to_string(record.thread) + ", " +
-           line_of(record.where) + (record.stamp.none() ? ", for which nobody has waited" : "");
-  }
-  if (stamp.actor() < threads_) return "thread " + std::to_string(stamp.actor());
-  const unsigned group = stamp.actor() - threads_;
-  if (group < (threads_ + 127) / 128) {
-    return "a matrix product of warpgroup " + std::to_string(group);
-  }
-  return "a copy that an mbarrier tells of";
+  if (!stamp.is_operation()) return name_of_actor(stamp.actor());
+  const OperationRecord& record = (*operations_)[stamp.operation()];
+  return std::string(record.what) + " of " + name_of_actor(record.thread) + ", " +
+         line_of(record.where) + (record.stamp.none() ? ", for which nobody has waited" : "");
 }
 
 void Shadow::report(const Word& word, Stamp earlier, bool earlier_wrote, std::uint32_t address,
                     const Access& access) const {
-  std::string text = std::string(access.what) + " of shared memory at " + std::to_string(address) +
+  std::string text = std::string(access.what) + " of " + memory_ + " at " + std::to_string(address) +
                      " is not ordered behind a " + (earlier_wrote ? "write by " : "read by ") +
                      name_of(earlier);
   if (earlier_wrote) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -15,10 +16,13 @@ namespace winnow::simulator {
 // that of their writes or reads, none until it is known.
 struct OperationRecord {
   Stamp stamp;
-  unsigned thread;
+  Actor thread;
   const char* what;
   Where where;
+  bool waited = false;  // tcgen05.ld and st: the warp itself has waited for it
 };
+// "thread 5", "thread 5 of block 1", "a matrix product of warpgroup 0".
+std::string name_of_actor(Actor actor);
 
 struct Access {
   Stamp stamp;
@@ -26,15 +30,22 @@ struct Access {
   bool async_proxy;  // bulk copies, wgmma
   const char* what;
   Where where;
+  // Of tensor memory: what was known at the last tcgen05.fence::after_thread_sync, and the actor
+  // whose own accesses are in order, where they are no operation without a wait.
+  const Clock* tensor = nullptr;
+  Actor self = 0;
 };
 
 class Shadow {
  public:
   // Of the addresses [base, base + bytes).
-  void reset(std::uint32_t base, std::size_t bytes, const std::vector<OperationRecord>* operations,
+  // `memory` names it in reports; `threads`: the number of actors that are threads.
+  void reset(const char* memory, std::uint32_t base, std::size_t bytes, const std::vector<OperationRecord>* operations,
              unsigned threads);
   void read(std::uint32_t address, std::size_t bytes, const Access& access);
   void write(std::uint32_t address, std::size_t bytes, const Access& access);
+  // Whether the access would be in order, without a trace of it.
+  void check_only(std::uint32_t address, std::size_t bytes, bool writes, const Access& access);
   void atomic(std::uint32_t address, std::size_t bytes, const Access& access);
   bool contains(std::uint32_t address, std::size_t bytes) const {
     return address >= base_ && address - base_ + bytes <= bytes_;
@@ -70,6 +81,7 @@ class Shadow {
   [[noreturn]] void report(const Word& word, Stamp earlier, bool earlier_wrote,
                            std::uint32_t address, const Access& access) const;
 
+  const char* memory_ = "";
   std::uint32_t base_ = 0;
   std::size_t bytes_ = 0;
   unsigned threads_ = 0;

@@ -13,4 +13,13 @@ namespace winnow::simulator {
 void tensor_load(std::uint32_t destination, const TensorMap& map, std::uint32_t barrier,
                  std::span<const std::int32_t> coordinates, const Where& where);
 
+// The same with cta_group `blocks`, to the blocks of `ranks` (a mask; 0: to the block itself).
+void tensor_load_cluster(int blocks, unsigned ranks, std::uint32_t destination,
+                         const TensorMap& map, std::uint32_t barrier,
+                         std::span<const std::int32_t> coordinates, const Where& where);
+// Mode tile::gather4: `coordinates` are the column and four rows.
+void tensor_gather4(int blocks, std::uint32_t destination, const TensorMap& map,
+                    std::uint32_t barrier, std::span<const std::int32_t, 5> coordinates,
+                    const Where& where);
+
 }  // namespace winnow::simulator

@@ -209,4 +209,24 @@ std::vector<BoxUnit> box_units(const TensorMap& map, std::span<const std::int32_
   }
 }
 
+std::vector<BoxUnit> gather4_units(const TensorMap& map,
+                                   std::span<const std::int32_t, 5> coordinates,
+                                   std::uint32_t destination) {
+  check_encoded(map);
+  require(map.rank == 2 && map.box[1] == 1, kCopy,
+          [] { return "gather4 needs a map of rank 2 with boxes of one row"; });
+  require_aligned(destination, 128, kCopy, "the destination");
+  const std::uint32_t row_bytes = box_bytes(map), width = swizzle_bytes(map.swizzle);
+  std::vector<BoxUnit> units;
+  for (std::uint32_t row = 0; row < 4; ++row) {
+    const std::int32_t at[] = {coordinates[0], coordinates[row + 1]};
+    for (BoxUnit unit : box_units(map, at, 0)) {
+      // The place in its row, from which the swizzle of row 0 took nothing.
+      unit.shared = swizzled(destination + row * row_bytes + unit.shared, static_cast<int>(width));
+      units.push_back(unit);
+    }
+  }
+  return units;
+}
+
 }  // namespace winnow::simulator
