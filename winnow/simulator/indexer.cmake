@@ -7,6 +7,9 @@ winnow_simulated_kernels(simulated_conformance
 winnow_simulator_test(conformance_test simulated_conformance
   conformance_basic_test.cc conformance_copy_test.cc)
 
+winnow_simulated_kernels(simulated_conformance_sm100 simulator/conformance_sm100.cu)
+winnow_simulator_test(conformance_sm100_test simulated_conformance_sm100 conformance_sm100_test.cc)
+
 winnow_simulated_kernels(simulated_indexer
   indexer/cases.cc
   indexer/problem.cc

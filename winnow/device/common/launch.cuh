@@ -63,6 +63,26 @@ cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t
   return launch(config, kernel, params...);
 }
 
+// Launches a kernel in clusters of `blocks` blocks, neighbours along x. sm_90 and newer.
+template <class... Params>
+cudaError_t launch_clusters(void (*kernel)(Params...), unsigned blocks, dim3 grid, dim3 block,
+                            std::size_t shared_bytes, cudaStream_t stream,
+                            const std::type_identity_t<Params>&... params) {
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = blocks;
+  cluster.val.clusterDim.y = 1;
+  cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return launch(config, kernel, params...);
+}
+
 // Launches a kernel that calls wait_for_kernel_before(), in one-dimensional blocks. It may come
 // when all blocks of the one before have called allow_next_kernel() or ended; so may what is
 // launched behind it in the same way. Every block waits before it ends, even where it does nothing:

@@ -19,11 +19,12 @@ struct MapDim {
 };
 
 // Describes a tensor whose boxes have rows of 128 bytes, which land in the 128-byte swizzle
-// (device/sm90/wgmma.cuh). `data` is aligned to 16 bytes. The driver's function is found at run
+// (device/sm90/wgmma.cuh), or of the bytes of another swizzle. `data` is aligned to 16 bytes. The driver's function is found at run
 // time: nothing links libcuda.
 template <int kDims>
 CUtensorMap tensor_map(const Runtime& runtime, CUtensorMapDataType type, const void* data,
-                       const MapDim (&dims)[kDims]) {
+                       const MapDim (&dims)[kDims],
+                       CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   runtime.check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
@@ -40,7 +41,7 @@ CUtensorMap tensor_map(const Runtime& runtime, CUtensorMapDataType type, const v
   CUtensorMap map;
   const CUresult result = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function)(
       &map, type, kDims, const_cast<void*>(data), size, stride, box, step,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Error(ErrorCode::internal, runtime.operation,

@@ -39,7 +39,9 @@ bool Shadow::is_ordered(Stamp earlier, const Access& access) const {
   const bool tensor = access.tensor != nullptr;
   if (earlier.is_operation()) {
     const OperationRecord& record = (*operations_)[earlier.operation()];
-    if (tensor && record.waited && record.thread == access.self) return true;
+    // Lane 0 stands for the warp; the other lanes come while its operation is under way.
+    const bool same_warp = tensor && record.thread == access.self;
+    if (same_warp && (record.waited || !access.stamp.is_operation())) return true;
     earlier = record.stamp;
     if (earlier.none()) return false;
   }

@@ -1,0 +1,71 @@
+// Blocks of a cluster: their ranks, their barrier, and each other's shared memory. Addresses of the
+// cluster's shared window come from map_shared(). sm_90 and newer.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/device/sm90/barrier.cuh"
+
+namespace winnow::device {
+
+__device__ __forceinline__ std::uint32_t cluster_rank() {
+  std::uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// The place in the shared memory of block `rank` of the cluster that `address` is in the own one.
+__device__ __forceinline__ std::uint32_t map_shared(std::uint32_t address, std::uint32_t rank) {
+  std::uint32_t mapped;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+
+// The barrier of all threads of the cluster, by whole warps. What was done before it, in any shared
+// memory of the cluster too, is known behind it. A block must not end while others may still reach
+// into its shared memory.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// One arrival at a barrier of any block of the cluster, with release semantics for the thread's
+// earlier accesses.
+__device__ __forceinline__ void mbarrier_arrive_cluster(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+}
+// The same for a whole warp, after the accesses of all its lanes.
+__device__ __forceinline__ void mbarrier_arrive_warp_cluster(std::uint32_t barrier) {
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) mbarrier_arrive_cluster(barrier);
+}
+
+// mbarrier_wait() at a barrier of the own block at which threads of others arrive.
+__device__ __forceinline__ void mbarrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity,
+                                                      const char* role, int what) {
+  (void)role, (void)what;
+  std::uint32_t done;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (done == 0);
+}
+
+// st.shared of 8 bytes at a multiple of 8, into any block of the cluster.
+__device__ __forceinline__ void st_shared_cluster(std::uint32_t address, float2 value) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x),
+               "f"(value.y)
+               : "memory");
+}
+
+}  // namespace winnow::device
