@@ -174,7 +174,7 @@ void tensor_commit(int blocks, std::uint32_t barrier, unsigned ranks, const Wher
       places.push_back({each.get(), cluster_place(barrier, "tcgen05.commit", where).address});
     }
   }
-  const Stamp stamp = Stamp::of(block->tensor_actor(), block->tensor_products);
+  const Stamp stamp = Stamp::of(block->tensor_actor(), ++block->tensor_products);
   for (const ClusterPlace& place : places) {
     reach(place, stamp, "tcgen05.commit", where);
     const InBlock there(place.block);

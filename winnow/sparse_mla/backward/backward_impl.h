@@ -30,4 +30,8 @@ void backward_cpu(const BackwardParams& params, const Executor& executor);
 void backward_sm90(const BackwardParams& params, void* workspace, void* stream);
 std::int64_t backward_sm90_workspace_bytes(const BackwardParams& params);
 
+// The same for sm100.
+void backward_sm100(const BackwardParams& params, void* workspace, void* stream);
+std::int64_t backward_sm100_workspace_bytes(const BackwardParams& params);
+
 }  // namespace winnow::sparse_mla

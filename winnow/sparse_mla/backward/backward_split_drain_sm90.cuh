@@ -87,7 +87,8 @@ struct FloatDrain {
 
 // One block a query, one warp a tile: the bound of its addends into its rows.
 inline constexpr int kBoundThreads = 256;
-__global__ void __launch_bounds__(kBoundThreads) bound_kernel(const __grid_constant__ Params p) {
+static __global__ void __launch_bounds__(kBoundThreads)
+    bound_kernel(const __grid_constant__ Params p) {
   const int query = blockIdx.x, lane = threadIdx.x % 32;
   const int entries = query_entries(p.rows, query);
   const std::int32_t* list = p.rows.indices + query * p.rows.indices_stride;
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kBoundThreads) bound_kernel(const __grid_const
 
 // The scale of each row, and the bounds back to zero for the next chunk. A row that meets values
 // that are not finite gets NaN.
-__global__ void scale_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
+static __global__ void scale_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
   const std::int64_t row = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x;
   if (row >= s_kv) return;
   // A hundredth more: for what rounding adds, to integers and before.
@@ -196,7 +197,7 @@ struct FixedDrain {
 // Moves the integers of the chunk over into the f32 sums. Blocks of columns / 4 threads x a few
 // rows.
 inline constexpr int kFoldRows = 4;
-__global__ void fold_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
+static __global__ void fold_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
   const std::int64_t row = blockIdx.x * std::int64_t{kFoldRows} + threadIdx.y;
   if (row >= s_kv) return;
   const float scale = p.row_scales[row];

@@ -489,7 +489,7 @@ __global__ void __launch_bounds__(kProductThreads, 1) dkv_kernel(const __grid_co
 // d_sink[h] = -sum over queries of exp(sink - lse') delta. One block a block of 32 heads, warps in
 // a fixed order over the queries.
 inline constexpr int kSinkWarps = 32;
-__global__ void __launch_bounds__(32 * kSinkWarps)
+static __global__ void __launch_bounds__(32 * kSinkWarps)
     d_sink_kernel(const float* lse2, const float* delta, std::int64_t queries, int padded_heads,
                   int h_q, const float* attn_sink, std::int64_t attn_sink_stride, float* d_sink,
                   std::int64_t d_sink_stride) {
@@ -510,7 +510,7 @@ __global__ void __launch_bounds__(32 * kSinkWarps)
 }
 
 // Rounds the sums to bf16; 8 columns a thread.
-__global__ void round_kernel(const float* sums, std::int64_t rows, int columns, char* dkv,
+static __global__ void round_kernel(const float* sums, std::int64_t rows, int columns, char* dkv,
                              std::int64_t dkv_stride) {
   const std::int64_t at = (blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x) * 8;
   if (at >= rows * columns) return;

@@ -146,7 +146,8 @@ __device__ inline void select_entries(const Params& p, int query) {
   });
 }
 
-// One block a query.
+// One block a query. Without kDelta only a given delta is taken over: the scores form the others.
+template <bool kDelta>
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_kernel(const __grid_constant__ Params p) {
   const int query = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
       if (!any || !(fabsf(lse2) < infinity())) lse2 = infinity();
       if (p.given_delta != nullptr) {
         delta = __ldg(p.given_delta + query * p.given_delta_stride + head);
-      } else {
+      } else if constexpr (kDelta) {
         const char* a = p.out + query * p.out_stride0 + head * p.out_stride1 + lane * 16;
         const char* b = p.d_out + query * p.d_out_stride0 + head * p.d_out_stride1 + lane * 16;
 #pragma unroll

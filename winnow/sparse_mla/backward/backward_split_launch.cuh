@@ -1,0 +1,217 @@
+// Backward of top-k sparse MLA attention through P and dS in memory: what the launches of sm90 and of
+// sm100 share. That is how the work is cut, the workspace, the kernels' view of a chunk of queries,
+// and what comes before and after their own kernels. Host code of .cu files.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include <cuda_runtime.h>
+
+#include "winnow/device/common/runtime.h"
+#include "winnow/sparse_mla/backward/backward_impl.h"
+#include "winnow/sparse_mla/backward/backward_split_products_sm90.cuh"
+
+namespace winnow::sparse_mla::backward_split_detail {
+
+// What differs between the architectures.
+struct SplitTarget {
+  Runtime runtime;
+  int multiprocessors;  // of a full GPU: chunks of queries are whole rounds of it
+  // Where the f32 sums of the cache outgrow L2, they are added range after range of keys, each of
+  // 2^range_shift rows.
+  std::int64_t rows_in_l2;
+  int range_shift;
+};
+
+// What the images of one chunk of queries may take.
+inline constexpr std::int64_t kImageBytes = (std::int64_t{1} << 30) + (std::int64_t{64} << 20);
+// Up to so many rows their sums leave room in L2 for P and dS.
+inline constexpr std::int64_t kRowsBesideImages = 8192;
+inline constexpr std::int64_t kAlignment = 256;
+
+// How the work is cut, and where things are in the workspace.
+struct SplitLayout {
+  std::int64_t blocks, tiles;  // of heads, of a query's entries
+  std::int64_t chunk;          // queries worked on at a time
+  int ranges, range_shift;
+  std::int64_t images, lists, offsets, lse2, delta, sums;
+  // With `deterministic`; rows: bounds and counts of the rows.
+  std::int64_t head_norms, tile_norms, rows, scales, fixed;
+  std::int64_t bytes;
+
+  std::int64_t place(std::int64_t wanted) {
+    const std::int64_t at = bytes;
+    bytes += (wanted + kAlignment - 1) / kAlignment * kAlignment;
+    return at;
+  }
+};
+
+inline SplitLayout layout_of(const BackwardParams& params, const SplitTarget& target) {
+  const Problem& problem = params.problem;
+  SplitLayout layout{};
+  layout.blocks = (problem.h_q + kBlockHeads - 1) / kBlockHeads;
+  layout.tiles = (problem.topk + kTileRows - 1) / kTileRows;
+  const std::int64_t per_query =
+      std::max<std::int64_t>(layout.blocks * layout.tiles * kImagePair, 1);
+  layout.chunk = std::max<std::int64_t>(kImageBytes / per_query, 1);
+  // Whole rounds of a full GPU, where there are some.
+  if (layout.chunk > target.multiprocessors) layout.chunk -= layout.chunk % target.multiprocessors;
+  layout.chunk = std::min<std::int64_t>({layout.chunk, problem.s_q, 1 << 16});
+  layout.range_shift = target.range_shift + (problem.s_kv <= target.rows_in_l2 ? 1 : 0);
+  while (((problem.s_kv - 1) >> layout.range_shift) + 1 > kMaxRanges) ++layout.range_shift;
+  layout.ranges =
+      static_cast<int>(std::max<std::int64_t>(((problem.s_kv - 1) >> layout.range_shift) + 1, 1));
+
+  const auto place = [&](std::int64_t bytes) { return layout.place(bytes); };
+  const std::int64_t heads = layout.blocks * kBlockHeads;
+  layout.images = place(layout.chunk * per_query);
+  layout.lists = place(layout.chunk * layout.tiles * kTileRows * 4);
+  layout.offsets = place(layout.chunk * (layout.ranges + 1) * 4);
+  layout.lse2 = place(problem.s_q * heads * 4);
+  layout.delta = place(problem.s_q * heads * 4);
+  layout.sums = place(params.dkv_dtype == DType::f32 ? 0 : problem.s_kv * problem.d_qk * 4);
+  if (params.deterministic) {
+    layout.head_norms = place(layout.chunk * layout.blocks * 32);
+    layout.tile_norms = place(layout.chunk * layout.blocks * layout.tiles * 32);
+    layout.rows = place(problem.s_kv * 8);
+    layout.scales = place(problem.s_kv * 4);
+    layout.fixed = place(problem.s_kv * problem.d_qk * 4);
+  }
+  return layout;
+}
+
+// The kernels' view of queries [first, first + count).
+inline Params kernel_params(const BackwardParams& params, const SplitLayout& layout, char* workspace,
+                     std::int64_t first, std::int64_t count) {
+  const Problem& problem = params.problem;
+  Params kernel{};
+  kernel.chosen = gather_view(problem);
+  kernel.chosen.indices += problem.indices.offset(first);
+  if (kernel.chosen.topk_length != nullptr) {
+    kernel.chosen.topk_length += problem.topk_length.offset(first);
+  }
+  kernel.chosen.q_start += first;
+  const auto bytes_of = [&](const Rows<const void*>& rows) {
+    return static_cast<const char*>(rows.data) + 2 * rows.offset(first);
+  };
+  kernel.q = bytes_of(problem.q);
+  kernel.q_stride0 = 2 * problem.q.stride0;
+  kernel.q_stride1 = 2 * problem.q.stride1;
+  if (params.out.data != nullptr) kernel.out = bytes_of(params.out);
+  kernel.out_stride0 = 2 * params.out.stride0;
+  kernel.out_stride1 = 2 * params.out.stride1;
+  kernel.d_out = bytes_of(params.d_out);
+  kernel.d_out_stride0 = 2 * params.d_out.stride0;
+  kernel.d_out_stride1 = 2 * params.d_out.stride1;
+  kernel.lse = params.lse.as<const float>().data + params.lse.offset(first);
+  kernel.lse_stride = params.lse.stride0;
+  kernel.attn_sink = params.attn_sink.as<const float>().data;
+  kernel.attn_sink_stride = params.attn_sink.stride0;
+  if (params.delta.data != nullptr) {
+    kernel.given_delta = params.delta.as<const float>().data + params.delta.offset(first);
+  }
+  kernel.given_delta_stride = params.delta.stride0;
+
+  const std::int64_t heads = layout.blocks * kBlockHeads;
+  kernel.images = workspace + layout.images;
+  kernel.lists = reinterpret_cast<std::int32_t*>(workspace + layout.lists);
+  kernel.offsets = reinterpret_cast<std::int32_t*>(workspace + layout.offsets);
+  kernel.lse2 = reinterpret_cast<float*>(workspace + layout.lse2) + first * heads;
+  kernel.delta = reinterpret_cast<float*>(workspace + layout.delta) + first * heads;
+  kernel.rows = kernel.chosen;
+  kernel.rows.indices = kernel.lists;
+  kernel.rows.indices_stride = layout.tiles * kTileRows;
+  kernel.rows.topk_length = kernel.offsets + layout.ranges;
+  kernel.rows.topk_length_stride = layout.ranges + 1;
+
+  kernel.dq_f32 = params.dq_dtype == DType::f32;
+  kernel.dq =
+      static_cast<char*>(params.dq.data) + (kernel.dq_f32 ? 4 : 2) * params.dq.offset(first);
+  kernel.dq_stride0 = params.dq.stride0;
+  kernel.dq_stride1 = params.dq.stride1;
+  if (params.dkv_dtype == DType::f32) {
+    kernel.dkv = static_cast<float*>(params.dkv.data);
+    kernel.dkv_stride = params.dkv.stride0;
+  } else {
+    kernel.dkv = reinterpret_cast<float*>(workspace + layout.sums);
+    kernel.dkv_stride = problem.d_qk;
+  }
+  if (params.deterministic) {
+    kernel.head_norms = reinterpret_cast<float*>(workspace + layout.head_norms);
+    kernel.tile_norms = reinterpret_cast<float*>(workspace + layout.tile_norms);
+    kernel.row_bounds = reinterpret_cast<unsigned*>(workspace + layout.rows);
+    kernel.row_counts = kernel.row_bounds + problem.s_kv;
+    kernel.row_scales = reinterpret_cast<float*>(workspace + layout.scales);
+    kernel.fixed = reinterpret_cast<unsigned long long*>(workspace + layout.fixed);
+  }
+  kernel.queries = static_cast<int>(count);
+  kernel.h_q = static_cast<int>(problem.h_q);
+  kernel.blocks = static_cast<int>(layout.blocks);
+  kernel.tiles = static_cast<int>(layout.tiles);
+  kernel.columns = static_cast<int>(problem.d_qk);
+  kernel.ranges = layout.ranges;
+  kernel.range_shift = layout.range_shift;
+  kernel.keep_images = problem.s_kv <= kRowsBesideImages;
+  kernel.scale = static_cast<float>(problem.scale);
+  kernel.scale_log2 = kernel.scale * device::kLog2e;
+  return kernel;
+}
+
+// A thread for each of `count` things.
+template <class... Arguments>
+inline void launch_flat(const Runtime& runtime, void (*kernel)(Arguments...), std::int64_t count,
+                        cudaStream_t stream,
+                        const std::type_identity_t<Arguments>&... arguments) {
+  if (count == 0) return;
+  runtime.launch(kernel, static_cast<unsigned>((count + 255) / 256), 256, 0, stream, arguments...);
+}
+
+// Before the additions of a chunk of queries in fixed point: the scale of each row.
+inline void launch_scales(const Runtime& runtime, const Params& params, std::int64_t s_kv,
+                          cudaStream_t stream) {
+  runtime.launch(bound_kernel, static_cast<unsigned>(params.queries), kBoundThreads, 0, stream,
+                 params);
+  launch_flat(runtime, scale_kernel, s_kv, stream, params, s_kv);
+}
+// After them: the sums go over into f32.
+inline void launch_fold(const Runtime& runtime, const Params& params, std::int64_t s_kv,
+                        cudaStream_t stream) {
+  if (s_kv == 0) return;
+  const dim3 threads(static_cast<unsigned>(params.columns / 4), kFoldRows);
+  runtime.launch(fold_kernel, static_cast<unsigned>((s_kv + kFoldRows - 1) / kFoldRows), threads, 0,
+                 stream, params, s_kv);
+}
+
+inline void clear_sums(const Runtime& runtime, const BackwardParams& params, const Params& kernel, cudaStream_t stream) {
+  const Problem& problem = params.problem;
+  if (problem.s_kv == 0) return;
+  // The stride of a single row may be anything.
+  const std::int64_t pitch = problem.s_kv > 1 ? kernel.dkv_stride * 4 : problem.d_qk * 4;
+  runtime.check(cudaMemset2DAsync(kernel.dkv, pitch, 0, problem.d_qk * 4, problem.s_kv, stream),
+                 "cudaMemset2DAsync");
+  if (kernel.fixed == nullptr) return;
+  runtime.check(cudaMemsetAsync(kernel.row_bounds, 0, problem.s_kv * 8, stream),
+                 "cudaMemsetAsync");
+  runtime.check(cudaMemsetAsync(kernel.fixed, 0, problem.s_kv * problem.d_qk * 4, stream),
+                 "cudaMemsetAsync");
+}
+
+// Rounds the sums where dkv is bf16, and adds up d_sink. `all` begins at query 0.
+inline void finish(const Runtime& runtime, const BackwardParams& params, const Params& all, cudaStream_t stream) {
+  const Problem& problem = params.problem;
+  if (params.d_sink.data != nullptr && problem.h_q > 0) {
+    const int heads = all.blocks * kBlockHeads;
+    runtime.launch(d_sink_kernel, heads / 32, 32 * kSinkWarps, 0, stream, all.lse2,
+                    all.delta, problem.s_q, heads, all.h_q, all.attn_sink, all.attn_sink_stride,
+                    params.d_sink.as<float>().data, params.d_sink.stride0);
+  }
+  if (params.dkv_dtype != DType::f32 && problem.s_kv > 0) {
+    launch_flat(runtime, round_kernel, problem.s_kv * problem.d_qk / 8, stream, all.dkv,
+                problem.s_kv, static_cast<int>(problem.d_qk), static_cast<char*>(params.dkv.data),
+                params.dkv.stride0);
+  }
+}
+
+}  // namespace winnow::sparse_mla::backward_split_detail
