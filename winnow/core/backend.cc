@@ -7,13 +7,20 @@
 #include "winnow/core/error.h"
 #include "winnow/core/route.h"
 
+#ifndef WINNOW_NVCC_VERSION
+#define WINNOW_NVCC_VERSION "none"
+#endif
+
 namespace winnow {
 namespace {
 
-constexpr std::array kPriority = {Backend::sm90, Backend::cuda, Backend::cpu};
+constexpr std::array kPriority = {Backend::sm100, Backend::sm90, Backend::cuda, Backend::cpu};
 
 bool can_run(Backend backend, const Gpu& gpu, int least_capability = 0) {
   if (least_capability > 0) return gpu.compute_major * 10 + gpu.compute_minor >= least_capability;
+  if (backend == Backend::sm100) {
+    return gpu.compute_major == 10 && (gpu.compute_minor == 0 || gpu.compute_minor == 3);
+  }
   if (backend == Backend::sm90) return gpu.compute_major == 9 && gpu.compute_minor == 0;
   return gpu.compute_major >= 8;
 }
@@ -22,6 +29,36 @@ std::string describe(const Gpu& gpu) {
   return to_string(Device{DeviceType::cuda, gpu.index}) + " is " + gpu.name +
          " of compute capability " + std::to_string(gpu.compute_major) + "." +
          std::to_string(gpu.compute_minor);
+}
+
+// What has not run on hardware runs only where a call asks for it.
+bool is_chosen_unasked(Backend backend) { return backend != Backend::sm100; }
+
+// What sm100 lacks in this build or in the driver; empty if nothing.
+std::string missing_for_sm100() {
+  const std::string least = "12.9";
+  if (!kBuiltForSm100) {
+    return "this build has no kernels for it, which want nvcc " + least +
+           " or newer: it was made with nvcc " + WINNOW_NVCC_VERSION;
+  }
+  const std::string& driver = gpus().driver;
+  if (driver.rfind("12.", 0) == 0 && std::atoi(driver.c_str() + 3) < 9) {
+    return "the CUDA driver is one of CUDA " + driver + ", and the kernels want one of " + least;
+  }
+  return "";
+}
+
+// The part of an objection that says what the backend wants, and what works.
+std::string wanted_by(Backend backend, const Gpu* gpu) {
+  std::string text;
+  if (backend == Backend::sm100) {
+    text = ", and sm100 wants 10.0 or 10.3 (it was compiled and simulated, and has never run on "
+           "hardware)";
+  }
+  if (gpu != nullptr && backend == Backend::sm100 && can_run(Backend::sm90, *gpu)) {
+    return text + "; the sm90 backend works";
+  }
+  return text + "; the cpu backend works";
 }
 
 BackendStatus gpu_status(Backend backend, std::string description) {
@@ -35,8 +72,17 @@ BackendStatus gpu_status(Backend backend, std::string description) {
       status.supported = status.supported || can_run(backend, gpu);
       status.reason += (status.reason.empty() ? "" : ", ") + describe(gpu);
     }
+    if (backend == Backend::sm100) {
+      if (const std::string missing = missing_for_sm100(); !missing.empty()) {
+        status.supported = false;
+        status.reason = missing;
+      }
+    }
   }
-  status.reason = status.supported ? "" : status.reason + "; the cpu backend works";
+  const bool objects_to_gpus = built_with_cuda() && !gpus().gpus.empty();
+  status.reason = status.supported ? ""
+                  : objects_to_gpus ? status.reason + wanted_by(backend, &gpus().gpus.front())
+                                    : status.reason + "; the cpu backend works";
   return status;
 }
 
@@ -48,11 +94,12 @@ bool serves(Backend backend, Device device) {
 std::string objection(const BackendStatus& status, Device device, int least_capability) {
   if (status.backend == Backend::cpu) return "";
   if (!built_with_cuda() || gpus().gpus.empty()) return status.reason;
+  if (status.backend == Backend::sm100 && !missing_for_sm100().empty()) return status.reason;
   for (const Gpu& gpu : gpus().gpus) {
     if (gpu.index == device.index) {
       return can_run(status.backend, gpu, least_capability)
                  ? ""
-                 : describe(gpu) + "; the cpu backend works";
+                 : describe(gpu) + wanted_by(status.backend, &gpu);
     }
   }
   return "this GPU is not visible to the process";
@@ -96,6 +143,8 @@ bool check_from_environment(std::string_view operation) {
 
 std::string_view to_string(Backend backend) {
   switch (backend) {
+    case Backend::sm100:
+      return "sm100";
     case Backend::sm90:
       return "sm90";
     case Backend::cuda:
@@ -112,6 +161,9 @@ Backend backend_from_string(std::string_view name) {
 
 std::span<const BackendStatus> backends() {
   static const std::array<BackendStatus, kPriority.size()> list = {{
+      gpu_status(Backend::sm100,
+                 "CUDA kernels for Blackwell (compute capability 10.0 and 10.3): compiled and "
+                 "simulated, never run on hardware, and only used where it is forced"),
       gpu_status(Backend::sm90, "CUDA kernels for Hopper (compute capability 9.0)"),
       gpu_status(Backend::cuda, "portable CUDA kernels (compute capability 8.0 and newer)"),
       {Backend::cpu, "every operation, on any processor", true, ""},
@@ -147,8 +199,14 @@ Backend choose_backend(std::string_view operation, Device device, const RunOptio
       }
       continue;
     }
-    const std::string reason = objection(status, device, least_capability);
-    if (reason.empty()) return status.backend;
+    std::string reason = objection(status, device, least_capability);
+    if (reason.empty() && (forced.has_value() || is_chosen_unasked(status.backend))) {
+      return status.backend;
+    }
+    if (!forced.has_value() && !is_chosen_unasked(status.backend)) {
+      if (!reason.empty()) continue;
+      reason = "it has never run on hardware, and runs only where it is forced";
+    }
     reasons += (reasons.empty() ? "" : "; ") + name + ": " + reason;
   }
   if (reasons.empty()) reasons = "only " + names(implemented);

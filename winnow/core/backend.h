@@ -13,9 +13,10 @@
 namespace winnow {
 
 enum class Backend {
-  sm90,  // CUDA kernels for Hopper (compute capability 9.0)
-  cuda,  // portable CUDA kernels (compute capability 8.0 and newer)
-  cpu,   // every operation; defines what an operation computes
+  sm100,  // CUDA kernels for Blackwell (compute capability 10.0 and 10.3); only where it is forced
+  sm90,   // CUDA kernels for Hopper (compute capability 9.0)
+  cuda,   // portable CUDA kernels (compute capability 8.0 and newer)
+  cpu,    // every operation; defines what an operation computes
 };
 
 WINNOW_EXPORT std::string_view to_string(Backend backend);
@@ -37,7 +38,8 @@ WINNOW_EXPORT std::span<const BackendStatus> backends();
 struct RunOptions {
   // If set, use exactly this backend or throw Error (unsupported). Otherwise the call uses the
   // backend that the environment variable WINNOW_BACKEND names, or the first of the list that
-  // implements the operation and supports the device of the tensors.
+  // implements the operation and supports the device of the tensors; never sm100, which was compiled
+  // and simulated but has not run on hardware.
   std::optional<Backend> backend{};
   Stream stream{};
   // Checking mode, which the environment variable WINNOW_CHECK=1 also enables (any value other than

@@ -16,6 +16,11 @@ namespace winnow {
 #endif
 inline constexpr bool kBuiltWithCuda = WINNOW_WITH_CUDA != 0;  // inside the library only
 WINNOW_EXPORT bool built_with_cuda();
+// Whether they include those of sm100, which need nvcc 12.9.
+#ifndef WINNOW_WITH_SM100
+#define WINNOW_WITH_SM100 0
+#endif
+inline constexpr bool kBuiltForSm100 = WINNOW_WITH_SM100 != 0;  // inside the library only
 
 // Makes a GPU the current one of the calling thread and restores the one before. Does nothing for
 // the CPU. Throws Error (unsupported) if the device cannot be used.

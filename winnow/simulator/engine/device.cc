@@ -1,9 +1,10 @@
 // What simulated libraries have in the place of winnow/core/device.cc and winnow/cpu: one GPU, a
-// Hopper, and no CPU backend.
+// Hopper or a Blackwell, and no CPU backend.
 #include "winnow/core/device.h"
 
 #include "winnow/core/error.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/simulator/launch.h"
 
 namespace winnow {
 
@@ -16,9 +17,10 @@ const GpuList& gpus() {
   static const GpuList list = [] {
     Gpu gpu;
     gpu.index = 0;
-    gpu.name = "simulated Hopper";
-    gpu.compute_major = 9;
-    gpu.compute_minor = 0;
+    const int capability = simulator::settings().compute_capability;
+    gpu.name = capability < 100 ? "simulated Hopper" : "simulated Blackwell";
+    gpu.compute_major = capability / 10;
+    gpu.compute_minor = capability % 10;
     GpuList all;
     all.driver = "simulated";
     all.gpus.push_back(gpu);

@@ -54,7 +54,7 @@ BackwardParams check_args(const BackwardArgs& args) {
   return params;
 }
 
-constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+constexpr Backend kImplemented[] = {Backend::sm100, Backend::sm90, Backend::cpu};
 
 bool empty(const BackwardArgs& args) {
   return args.dq.numel() == 0 && args.dkv.numel() == 0 && args.d_sink.numel() == 0;
@@ -66,12 +66,16 @@ std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& par
   if (backend == Backend::cpu || empty(args)) return 0;
   if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
+    if constexpr (kBuiltForSm100) {
+      if (backend == Backend::sm100) return backward_sm100_workspace_bytes(params);
+    }
     return backward_sm90_workspace_bytes(params);
   }
   return 0;
 }
 
-void check_args_for_sm90(const BackwardArgs& args, const BackwardParams& params) {
+// Both GPU backends want the same.
+void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params) {
   const Check check(kOperation);
   check_for_sm90(check, "q", args.q);
   check_for_sm90(check, "kv", args.kv);
@@ -105,8 +109,8 @@ void check_apart(const BackwardArgs& args, Backend backend) {
 Backend backward(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) {
-    check_args_for_sm90(args, params);
+  if (backend != Backend::cpu) {
+    check_args_for_gpu(args, params);
     if (args.workspace.present()) {
       Check(kOperation)
           .workspace(args.workspace, workspace_bytes(args, params, backend), args.q.device());
@@ -119,6 +123,12 @@ Backend backward(const BackwardArgs& args, const RunOptions& options) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_backward, params);
   } else if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
+    if constexpr (kBuiltForSm100) {
+      if (backend == Backend::sm100) {
+        backward_sm100(params, args.workspace.data(), options.stream.handle);
+        return backend;
+      }
+    }
     backward_sm90(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
@@ -127,7 +137,7 @@ Backend backward(const BackwardArgs& args, const RunOptions& options) {
 std::int64_t backward_workspace_bytes(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) check_args_for_sm90(args, params);
+  if (backend != Backend::cpu) check_args_for_gpu(args, params);
   return workspace_bytes(args, params, backend);
 }
 
