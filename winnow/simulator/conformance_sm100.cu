@@ -42,16 +42,14 @@ __device__ std::uint32_t begin(std::uint32_t barrier, std::uint32_t slot, std::u
     mbarrier_init(barrier, 1);
     fence_mbarrier_init();
   }
-  cluster_arrive();
-  cluster_wait();
+  cluster_sync();
   tcgen05_fence_after();
   return ld_shared<std::uint32_t>(slot);
 }
 template <int kBlocks>
 __device__ void end(std::uint32_t address, std::uint32_t columns) {
   tcgen05_fence_before();
-  cluster_arrive();
-  cluster_wait();
+  cluster_sync();
   tcgen05_fence_after();
   if (threadIdx.x < 32) tcgen05_dealloc<kBlocks>(address, columns);
 }
@@ -155,8 +153,7 @@ __global__ void gather_kernel(const __grid_constant__ CUtensorMap wide,
     mbarrier_init(barrier, 1);
     fence_mbarrier_init();
   }
-  cluster_arrive();
-  cluster_wait();
+  cluster_sync();
   constexpr std::uint32_t kBytes = 4 * 128 + 4 * 64 + 1024;
   if (threadIdx.x == 0) {
     // The even block's barrier hears of both.
@@ -171,8 +168,7 @@ __global__ void gather_kernel(const __grid_constant__ CUtensorMap wide,
     if (rank == 0) tensor_load_pair_multicast(smem + 2048, &box, told, 0, 3, 3);
   }
   if (rank == 0) mbarrier_wait(barrier, 0, "gather", 0);
-  cluster_arrive();
-  cluster_wait();
+  cluster_sync();
   constexpr std::uint32_t kWords = kBytes / 4;
   for (std::uint32_t i = threadIdx.x; i < kWords; i += kThreads) {
     const std::uint32_t at = i < 128 ? i : i < 192 ? 256 + i - 128 : 512 + i - 192;
@@ -188,8 +184,7 @@ __global__ void cluster_kernel(const std::uint32_t* in, std::uint32_t* out) {
     fence_mbarrier_init();
     st_shared_cluster(map_shared(smem + 8, other), {static_cast<float>(in[rank]), 0.0f});
   }
-  cluster_arrive();
-  cluster_wait();
+  cluster_sync();
   const float before = ld_shared<float>(smem + 8);
   if (threadIdx.x == 0) {
     st_shared_cluster(map_shared(smem, other), {static_cast<float>(in[2 + rank]), 0.0f});
@@ -202,8 +197,7 @@ __global__ void cluster_kernel(const std::uint32_t* in, std::uint32_t* out) {
     out[4 * rank + 2] = static_cast<std::uint32_t>(before);
     out[4 * rank + 3] = mbarrier_test_wait(barrier, 0) && !mbarrier_test_wait(barrier, 1) ? 1 : 0;
   }
-  cluster_arrive();
-  cluster_wait();
+  cluster_sync();
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 namespace winnow::simulator {
 
 bool TensorMemory::contains(std::uint32_t column, std::uint32_t columns) const {
+  if (column >= kColumns) return false;
   for (std::uint32_t first = 0; first < kColumns; ++first) {
     if (allocated[first] == 0 || column < first) continue;
     if (column + columns <= first + allocated[first]) return true;
@@ -158,7 +159,7 @@ void tensor_allocate(int blocks, std::uint32_t to, std::uint32_t columns, const 
       current->tensor_waited.push_back(operation);
     }
     current->tensor_writes.clear();
-    write_shared(to, &at, 4, where);
+    write_shared(to, &at, 4, {});  // a planted bug has altered the call already
   }
   meet("tcgen05.alloc", 0, where);
 }

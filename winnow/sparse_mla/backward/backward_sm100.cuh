@@ -92,15 +92,13 @@ __device__ __forceinline__ std::uint32_t open_tensor_memory(std::uint32_t slot, 
     tcgen05_relinquish<2>();
     tcgen05_fence_before();
   }
-  cluster_arrive();
-  cluster_wait();
+  cluster_sync();
   tcgen05_fence_after();
   return ld_shared<std::uint32_t>(slot);
 }
 __device__ __forceinline__ void close_tensor_memory(std::uint32_t columns, int warp) {
   __syncwarp();
-  cluster_arrive();
-  cluster_wait();
+  cluster_sync();
   if (warp == 3) {
     tcgen05_fence_after();
     tcgen05_dealloc<2>(columns, kTensorColumns);

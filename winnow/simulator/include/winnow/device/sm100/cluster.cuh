@@ -14,6 +14,10 @@ inline std::uint32_t map_shared(std::uint32_t address, std::uint32_t rank,
 }
 inline void cluster_arrive(Where where = Where::current()) { simulator::cluster_arrive(where); }
 inline void cluster_wait(Where where = Where::current()) { simulator::cluster_wait(where); }
+inline void cluster_sync(Where where = Where::current()) {
+  simulator::cluster_arrive(where);
+  simulator::cluster_wait(where);
+}
 
 inline void mbarrier_arrive_cluster(std::uint32_t barrier, Where where = Where::current()) {
   simulator::mbarrier_arrive_cluster(barrier, 1, where);
