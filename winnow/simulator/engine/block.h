@@ -199,7 +199,8 @@ struct Block {
   std::unique_ptr<TensorMemory> tensor;  // once something is allocated in it
   int tensor_allocations = 0, tensor_deallocations = 0;  // of pairs, begun in this block
   std::uint32_t tensor_products = 0;                     // issued in this block
-  std::vector<Reach> reached;
+  std::map<Actor, Reach> reached;  // by others' threads, and by operations of others
+  std::vector<Reach> reached_by_operations;
   Clock known_at_end;  // to the threads that have ended
   bool ended = false;
 

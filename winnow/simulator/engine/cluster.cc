@@ -43,25 +43,25 @@ ClusterPlace cluster_place(std::uint32_t address, const char* what, const Where&
 
 void reach(const ClusterPlace& place, Stamp stamp, const char* what, const Where& where) {
   if (place.block == block) return;
-  for (Reach& known : place.block->reached) {
-    if (known.stamp.is_operation() || stamp.is_operation()) continue;
-    if (known.stamp.actor() != stamp.actor()) continue;
-    known = {stamp, what, where};
-    return;
+  if (stamp.is_operation()) {
+    place.block->reached_by_operations.push_back({stamp, what, where});
+  } else {
+    place.block->reached[stamp.actor()] = {stamp, what, where};
   }
-  place.block->reached.push_back({stamp, what, where});
 }
 
 void check_reached() {
-  for (const Reach& one : block->reached) {
+  const auto check = [](const Reach& one) {
     Stamp stamp = one.stamp;
     if (stamp.is_operation()) stamp = cluster->operations[stamp.operation()].stamp;
-    if (!stamp.none() && block->known_at_end.knows(stamp)) continue;
+    if (!stamp.none() && block->known_at_end.knows(stamp)) return;
     fail("exit",
          "block " + std::to_string(block->rank) + " ends while " + one.what +
              " of another block may still reach into it: no cluster barrier stands between",
          one.where);
-  }
+  };
+  for (const auto& [actor, one] : block->reached) check(one);
+  for (const Reach& one : block->reached_by_operations) check(one);
 }
 
 void cluster_arrive(const Where& where) {

@@ -165,32 +165,31 @@ void tensor_commit(int blocks, std::uint32_t barrier, unsigned ranks, const Wher
   if (cluster->tensor_group != blocks) {
     fail("tcgen05", "tcgen05.commit without tensor memory of this cta_group", where);
   }
-  std::vector<ClusterPlace> places;
-  if (ranks == 0) {
-    places.push_back(cluster_place(barrier, "tcgen05.commit", where));
-  } else {
-    for (const auto& each : cluster->blocks) {
-      if ((ranks >> each->rank & 1) == 0) continue;
-      places.push_back({each.get(), cluster_place(barrier, "tcgen05.commit", where).address});
-    }
-  }
-  const Stamp stamp = Stamp::of(block->tensor_actor(), ++block->tensor_products);
-  for (const ClusterPlace& place : places) {
-    reach(place, stamp, "tcgen05.commit", where);
-    const InBlock there(place.block);
-    use_barrier(barrier_at(place.address, where), place.address, where);
-  }
+  const ClusterPlace named = cluster_place(barrier, "tcgen05.commit", where);
   auto knowledge = std::make_shared<Knowledge>(current->knowledge);
   knowledge->generic[block->tensor_actor()] = static_cast<std::int32_t>(block->tensor_products);
-  queue_operation(block->tensor_queue(), [places, knowledge, where] {
-    for (const ClusterPlace& place : places) {
-      if (place.block->ended) {
-        fail("cluster", "tcgen05.commit arrives in a block that has ended", where);
-      }
+  for (const auto& each : cluster->blocks) {
+    if (ranks == 0 ? each.get() != named.block : (ranks >> each->rank & 1) == 0) continue;
+    const ClusterPlace place{each.get(), named.address};
+    const std::uint64_t operation = record_operation("tcgen05.commit", where);
+    reach(place, Stamp::of_operation(operation), "tcgen05.commit", where);
+    {
       const InBlock there(place.block);
-      arrive(place.address, 1, 0, knowledge.get(), where);
+      use_barrier(barrier_at(place.address, where), place.address, where);
     }
-  });
+    // It arrives behind all products before it, but nothing says that two commits arrive in order.
+    queue_operation(block->tensor_queue(), [place, knowledge, operation, where] {
+      queue_operation(-1, [place, knowledge, operation, where] {
+        if (place.block->ended) {
+          fail("cluster", "tcgen05.commit arrives in a block that has ended", where);
+        }
+        const InBlock there(place.block);
+        const Barrier& told = barrier_at(place.address, where);
+        cluster->operations[operation].stamp = Stamp::of(told.actor, told.phase + 1);
+        arrive(place.address, 1, 0, knowledge.get(), where);
+      });
+    });
+  }
 }
 
 }  // namespace winnow::simulator

@@ -282,8 +282,12 @@ __device__ __forceinline__ void dkv_load(const Params& p, std::uint32_t smem, in
       for (int i = 0; i < 2 * item.blocks; ++i) {  // P and dS of each block of heads
         const std::uint32_t full = smem + Plan::kFull + 8 * ring.stage, told = map_shared(full, 0);
         mbarrier_wait(smem + Plan::kEmpty + 8 * ring.stage, ring.parity ^ 1, "images", ring.stage);
+        // The odd block arrives too: where it has nothing to load, the pair would go on without it
+        // and end two phases of its barrier before it looks.
         if (rank == 0) {
           mbarrier_arrive_expect(full, (mine + tiles_of_block(item, tile, 1)) * kChunkBytes);
+        } else {
+          mbarrier_arrive_cluster(told);
         }
         for (int t = 0; t < mine; ++t) {
           tensor_load_pair(
@@ -392,7 +396,8 @@ __device__ __forceinline__ void dkv_part(std::uint32_t smem, std::uint32_t tenso
       const std::uint64_t images =
           tcgen05_k_major(smem + Plan::kRing + ring.stage * Plan::kSlotBytes);
       if constexpr (kPart == 0) {
-        mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
+        mbarrier_wait_cluster(smem + Plan::kFull + 8 * ring.stage, ring.parity, "multiply",
+                              ring.stage);
         tcgen05_fence_after();
       }
       if constexpr (kPart < kParts) {
@@ -490,7 +495,7 @@ __global__ void __launch_bounds__(kThreads, 1) dkv_kernel(const __grid_constant_
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Plan::kSlots; ++slot) {
-      mbarrier_init(smem + Plan::kFull + 8 * slot, 1);
+      mbarrier_init(smem + Plan::kFull + 8 * slot, 2);  // the loading lanes of both blocks
       mbarrier_init(smem + Plan::kEmpty + 8 * slot, 1);
     }
     mbarrier_init(smem + Plan::kHeadsFull, 1);
