@@ -189,6 +189,16 @@ def test_nvshmem_is_looked_for_along_the_path(how, empty_environment, tmp_path):
     assert result.stdout.strip() == want, result.stderr
 
 
+def test_entries_of_the_path_that_are_no_text_are_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "nvidia" / "nvshmem" / "lib").mkdir(parents=True)
+    (tmp_path / "nvidia" / "nvshmem" / "lib" / "libnvshmem_host.so.3").touch()
+    monkeypatch.delenv("NVSHMEM_HOME", raising=False)
+    monkeypatch.setattr(sys, "path", [None, b"/x", 3, tmp_path, str(tmp_path / "place")])
+    assert winnow.nvshmem.folder() == ""
+    monkeypatch.setattr(sys, "path", [None, b"/x", 3, str(tmp_path)])
+    assert winnow.nvshmem.folder() == f"{tmp_path}/nvidia/nvshmem/lib"
+
+
 def test_nvshmem_elsewhere_on_the_path_is_opened(empty_environment, tmp_path):
     """The wheel in one place and NVSHMEM in another."""
     real = winnow.nvshmem.folder()

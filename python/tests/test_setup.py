@@ -125,3 +125,14 @@ def test_the_documented_commands_install_where_python_is_managed(checkout, tmp_p
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1] == str(folder / ".venv")
+
+
+def test_settings_have_the_name_that_every_pip_knows():
+    """-C is unknown before pip 23.1; Debian 12 has 23.0."""
+    texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tools" / "test"]
+    named = 0
+    for path in [*texts, *(ROOT / "docs").glob("*.md"), *(ROOT / "winnow").rglob("*.md")]:
+        text = path.read_text()
+        assert not re.search(r"-C \"?(cmake\.|build-dir)", text), path
+        named += text.count("--config-settings")
+    assert named >= 5

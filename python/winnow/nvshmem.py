@@ -10,11 +10,13 @@ _LIBRARY = "libnvshmem_host.so.3"
 def folder() -> str:
     """The folder with NVSHMEM's library: in ``NVSHMEM_HOME``, else the first along ``sys.path``.
 
-    Entries that mean the current directory do not count. Empty where there is none.
+    Relative entries do not count: what they mean changes with the current directory. Nor do those
+    that are no text, which Python's import passes over too. Empty where there is none.
     """
     home = os.environ.get("NVSHMEM_HOME")
     places = [Path(home)] if home else []
-    places += [Path(entry) / "nvidia" / "nvshmem" for entry in sys.path if os.path.isabs(entry)]
+    entries = (entry for entry in sys.path if isinstance(entry, str) and os.path.isabs(entry))
+    places += [Path(entry) / "nvidia" / "nvshmem" for entry in entries]
     for place in places:
         if (place / "lib" / _LIBRARY).is_file():
             return str(place / "lib")

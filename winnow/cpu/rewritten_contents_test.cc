@@ -13,7 +13,10 @@
 #include "winnow/core/executor.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/cpu/test_modules.h"
+#include "winnow/indexer/backward/backward.h"
 #include "winnow/indexer/quantize/quantize.h"
+#include "winnow/indexer/scores/scores.h"
+#include "winnow/indexer/topk/topk.h"
 #include "winnow/indexer/topk_paged/topk_paged.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
 #include "winnow/paged_xl/cache/append.h"
@@ -291,6 +294,66 @@ TEST(RewrittenContents, SparseDecodeSurvivesAnotherThread) {
     rewrite_during(length, odd, attend);
     rewrite_during(tables, odd, choose);
     rewrite_during(lengths, odd, choose);
+  }
+}
+
+TEST(RewrittenContents, IndexerCallsSurviveAnotherThread) {
+  constexpr std::int64_t kRows = 40000, kFew = 300;
+  Tensor q(DType::f32, {2, 1, 64}), k(DType::f32, {kRows, 64}), weights(DType::f32, {2, 1});
+  Tensor start(DType::i32, {2}), end(DType::i32, {2}), indices(DType::i32, {2, kFew});
+  testing::fill(q, 1);
+  testing::fill(weights, 1);
+  std::int64_t row = 0;
+  for (float& element : k.values<float>()) element = static_cast<float>(row++ / 64);
+  for (std::int32_t& rows : end.values<std::int32_t>()) rows = 10;
+  for (std::int32_t& index : indices.values<std::int32_t>()) index = 7;
+  // A choice from a buffer, and one by passes over the scores, which are other ones in each pass.
+  // The columns behind it belong to others.
+  for (const std::int64_t topk : {kFew, std::int64_t{33000}}) {
+    Tensor chosen(DType::i32, {2, 2 * topk}), length(DType::i32, {2});
+    for (std::int32_t& other : chosen.values<std::int32_t>()) other = 77;
+    const auto choose = [&](const ConstTensorView& key_end) {
+      indexer::topk({.q = q,
+                     .k = k,
+                     .weights = weights,
+                     .key_start = start,
+                     .key_end = key_end,
+                     .indices = chosen.view().slice(1, 0, topk),
+                     .length = length});
+    };
+    for (const std::int32_t odd : {kMost, kLeast}) {
+      rewrite_during(start, odd, [&] { choose(end); });
+      rewrite_during(end, odd, [&] { choose(end); });
+    }
+    rewrite_during(q, -1.0f, [&] { choose({}); });
+    for (const double other : testing::read(chosen.view().slice(1, topk, 2 * topk))) {
+      ASSERT_EQ(other, 77);
+    }
+  }
+  Tensor scores(DType::f32, {2, kFew}), dq(DType::f32, {2, 1, 64}), dk(DType::f32, {kRows, 64});
+  const auto score = [&] {
+    const ConstTensorView rows = indices.view(), keys = k.view();
+    indexer::scores(
+        {.q = q, .k = keys, .weights = weights, .indices = rows, .key_end = end, .scores = scores});
+    indexer::backward({.q = q,
+                       .k = keys,
+                       .weights = weights,
+                       .indices = rows,
+                       .d_scores = scores,
+                       .key_end = end,
+                       .dq = dq,
+                       .dk = dk,
+                       .d_weights = weights.clone()});
+  };
+  Tensor x(DType::f32, {32, 64}), pages(DType::u8, {2, indexer::page_bytes(64)});
+  Tensor slots(DType::i32, {32});
+  std::int32_t next = 0;
+  for (std::int32_t& slot : slots.values<std::int32_t>()) slot = next++;
+  for (const std::int32_t odd : {kMost, kLeast}) {
+    rewrite_during(indices, odd, score);
+    rewrite_during(end, odd, score);
+    rewrite_during(slots, odd,
+                   [&] { indexer::quantize({.x = x, .pages = pages, .slots = slots}); });
   }
 }
 

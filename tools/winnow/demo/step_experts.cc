@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <future>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -10,6 +10,8 @@
 #include "tools/winnow/demo/mixture.h"
 #include "tools/winnow/demo/steps.h"
 #include "tools/winnow/demo/text_format.h"
+
+#include "winnow/expert_parallel/testing/ranks.h"
 
 namespace winnow::demo {
 namespace {
@@ -114,14 +116,13 @@ struct WorldWork {
 
 // The ranks are threads.
 WorldWork run_world(int ranks, const Problem& problem) {
-  ep::InProcessWorld world(ranks);
-  WorldWork result{unwritten({problem.tokens.rows(), kNopeDim}), {}};
-  std::vector<std::future<RankWork>> running;
-  for (int rank = 0; rank < ranks; ++rank) {
-    running.push_back(std::async(std::launch::async,
-                                 [&, rank] { return run_rank(world, rank, problem, result.out); }));
-  }
-  for (std::future<RankWork>& one : running) result.ranks.push_back(one.get());
+  ep::RankTeam team(ranks);
+  WorldWork result{unwritten({problem.tokens.rows(), kNopeDim}),
+                   std::vector<RankWork>(static_cast<std::size_t>(ranks))};
+  team.run([&](int rank, const std::shared_ptr<ep::Transport>&) {
+    result.ranks[static_cast<std::size_t>(rank)] =
+        run_rank(team.world(), rank, problem, result.out);
+  });
   return result;
 }
 

@@ -395,6 +395,17 @@ TEST_F(CommandLine, DemoFailsWhereAnOperationIsBroken) {
   EXPECT_THAT(result.output, HasSubstr("FAILED"));
 }
 
+// Stacks that no address space has room for: no thread can be created.
+TEST_F(CommandLine, DemoWithoutThreadsForItsRanksSaysSo) {
+  const std::string limit = "ulimit -S -s 140000000000 2>/dev/null";
+  if (run_shell(limit).exit_code != 0) GTEST_SKIP() << "the size of stacks is limited here";
+  const Result result = run_shell(
+      limit + "; " WINNOW_PROGRAM " demo --device cpu --tokens 256 --steps 50 --ranks 3 --out " +
+      out() + " 2>&1");
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_THAT(result.output, HasSubstr("winnow: expert_parallel: no thread for each of 3 ranks: "));
+}
+
 TEST_F(CommandLine, DemoRefusesDocuments) {
   expect_refused((folder_.path() / "missing.txt").string(), "missing.txt");
   expect_refused(folder_.path().string(), "directory");

@@ -99,6 +99,7 @@ class Meeting {
     }
     if (look_for_fault()) store_.remove(board_.fault_key());  // of an earlier world
     if (!request_.fresh_prefix) {
+      roster_.met = time_of_this_machine();
       store_.set(board_.world_key(), to_text(roster_));
       check_own_announcement();
       look_for_fault();
@@ -302,9 +303,8 @@ class Meeting {
   // launchers have said which job is theirs, its ranks are known to be of one.
   void tell_world(const Error& error) {
     const Roster world = board_.world();
-    const auto names_job = [](const auto& field) { return field.first == kJob; };
     for (const Announcement& member : world.announcements) {
-      if (std::ranges::any_of(member.same, names_job) || !lives(member.process)) return;
+      if (names_job(member) || !lives(member.process)) return;
     }
     if (world.id.empty() || world.id == roster_.id) return;
     const AgreementBoard of_world(store_, agreement_key(world.id, 0));
@@ -320,18 +320,32 @@ class Meeting {
     }
   }
 
+  static bool names_job(const Announcement& member) {
+    return std::ranges::any_of(member.same, [](const auto& field) { return field.first == kJob; });
+  }
+
   // Where a process of the last world under this prefix lives and is none of the new one, the two
-  // are of two jobs, whichever of their ranks have met.
+  // are of two jobs, whichever of their ranks have met. So they are where that world is over, but
+  // met while a process of the new one was running already, unless launchers have said whose it is.
   void check_world_before() {
     if (request_.fresh_prefix || roster_.id.empty()) return;
     const Roster before = board_.world();
     if (before.id == roster_.id) return;
-    const std::vector<Announcement>& now = roster_.announcements;
-    for (std::size_t rank = 0; rank < before.announcements.size(); ++rank) {
-      const ProcessIdentity& process = before.announcements[rank].process;
-      if (!lives(process)) continue;
-      if (std::ranges::find(now, process, &Announcement::process) != now.end()) continue;
+    const std::vector<Announcement>&now = roster_.announcements, &then = before.announcements;
+    const auto stands_in = [](const auto& world, const ProcessIdentity& process) {
+      return std::ranges::find(world, process, &Announcement::process) != world.end();
+    };
+    for (std::size_t rank = 0; rank < then.size(); ++rank) {
+      const ProcessIdentity& process = then[rank].process;
+      if (!lives(process) || stands_in(now, process)) continue;
       fail_two_callers(int(rank), now[std::min(rank, now.size() - 1)].process, process);
+    }
+    for (std::size_t rank = 0; rank < now.size() && !then.empty(); ++rank) {
+      const ProcessIdentity& process = now[rank].process;
+      const bool was_there = process.start_time != 0 && process.start_time < before.met &&
+                             process.boot == then[0].process.boot;
+      if (!was_there || names_job(now[rank]) || stands_in(then, process)) continue;
+      fail_two_callers(int(rank), process, then[std::min(rank, then.size() - 1)].process);
     }
   }
 

@@ -21,8 +21,7 @@ struct AgreementRequest {
   Fields same;  // must be equal on every rank, beside world_size and the library's version
   Fields own;   // what the others want to know of this rank
   // Nobody has used the prefix before. Then a rank that comes late learns at once that the others
-  // have given up. Otherwise the keys may be left from earlier worlds, whose processes may be gone,
-  // and a world whose other processes still live stands against a new one.
+  // have given up. Otherwise the keys may be left from earlier worlds, whose processes may be gone.
   bool fresh_prefix = false;
   // What is known of a rank that will certainly not come, also before it has announced itself:
   // "process 4711, gone"; empty while it may. Absent: nothing is known of anybody.
@@ -38,7 +37,8 @@ struct Agreement {
 
 // Collective. Returns when every rank has come and all are known to go on. Ranks of two jobs that
 // meet under one prefix all get an error: job_id() is compared, a rank that has two callers is
-// found out, and so is a world of other processes that still live. Errors (winnow::Error): timeout,
+// found out, and so is a world of other processes that still live or, without job_id(), that met
+// while a rank of the new one was running. Errors (winnow::Error): timeout,
 // naming the ranks that did not come; invalid_argument, naming the field that differs with its
 // values and ranks, or a rank that two processes claim to be; those of the store.
 WINNOW_EXPORT Agreement agree(Store& store, const AgreementRequest& request,

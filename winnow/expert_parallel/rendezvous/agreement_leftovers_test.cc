@@ -1,5 +1,6 @@
 // Ranks meet in a store that still holds what earlier worlds and killed processes left there.
 
+#include <cstdlib>
 #include <latch>
 #include <memory>
 #include <string>
@@ -130,6 +131,45 @@ TEST(Agreement, LeftoversOfUnknownProcessesAreReplaced) {
                            agree(store, request_of(rank, 3), generous());
                          }),
               Each(""));
+}
+
+// Two jobs that nobody has named, whose ranks have met crosswise: one world is over when the others
+// come. They are not those of a job that is started again, since they were there when it met.
+TEST(Agreement, WhoeverWasThereWhenTheLastWorldMetIsNoneOfTheNextJob) {
+  const TemporaryFolder folder;
+  const auto start = [&](const std::string& after, const char* job) {
+    std::vector<RankProcess> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&folder, rank, after, job] {
+        if (job != nullptr) setenv("WINNOW_JOB", job, 1);
+        FileStore store(folder.path());
+        store.set(after + " waits " + std::to_string(rank), "");
+        store.get(after, generous());
+        return std::to_string(agree(store, request_of(rank, 2), generous()).own.size());
+      });
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      FileStore(folder.path()).get(after + " waits " + std::to_string(rank), generous());
+    }
+    return ranks;
+  };
+  const auto let_go = [&](const char* after) { FileStore(folder.path()).set(after, ""); };
+  auto there = start("first", nullptr);
+  auto named = start("second", "7");
+  sleep_ms(50);  // the start of a process is known to 10 ms
+  auto first = start("none", nullptr);
+  const std::string callers = "meet: rank: want one caller as rank 0, got two: process " +
+                              std::to_string(there[0].pid()) + ", running, and process " +
+                              std::to_string(first[0].pid()) + ", gone";
+  let_go("none");
+  for (RankProcess& rank : first) EXPECT_EQ(rank.wait(), "2");
+  let_go("first");
+  for (RankProcess& rank : there) EXPECT_THAT(rank.wait(), HasSubstr(callers));
+  // Ranks that are known to be of one job may come as they like, and so may those that are new.
+  let_go("second");
+  for (RankProcess& rank : named) EXPECT_EQ(rank.wait(), "2");
+  auto again = start("none", nullptr);
+  for (RankProcess& rank : again) EXPECT_EQ(rank.wait(), "2");
 }
 
 TEST(Agreement, AStoppedRankIsDescribed) {

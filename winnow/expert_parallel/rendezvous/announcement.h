@@ -1,6 +1,7 @@
 // What a rank writes into the store when it arrives, as text. Internal.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,6 +27,7 @@ struct Announcement {
 struct Roster {
   std::string id;
   std::vector<Announcement> announcements;
+  std::uint64_t met = 0;  // time_of_this_machine() of rank 0, once all have confirmed
 };
 
 std::string one_line(std::string text);

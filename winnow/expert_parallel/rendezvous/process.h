@@ -38,6 +38,9 @@ WINNOW_EXPORT std::string to_text(const ProcessIdentity& process);
 // Absent where the text is none of to_text().
 WINNOW_EXPORT std::optional<ProcessIdentity> process_from_text(std::string_view text);
 
+// The moment on the scale of ProcessIdentity::start_time, for processes of this machine.
+WINNOW_EXPORT std::uint64_t time_of_this_machine();
+
 // Grows by one in the child of every fork().
 WINNOW_EXPORT int fork_generation();
 

@@ -2,6 +2,7 @@
 #include <limits>
 #include <vector>
 
+#include "winnow/core/read_once.h"
 #include "winnow/indexer/score_cpu.h"
 #include "winnow/indexer/scores/scores_impl.h"
 
@@ -23,7 +24,7 @@ void score_block(const ScoresParams& params, Scorer& scorer, std::int64_t i, std
     row[r] = -1;
     if (r >= count) continue;
     const std::int64_t t =
-        dense ? first + r : params.indices.data[params.indices.offset(i) + first + r];
+        dense ? first + r : read_once(params.indices.data + params.indices.offset(i) + first + r);
     if (t >= visible.begin && t < visible.end) row[r] = t;
   }
   if (!dense) scorer.load_keys(problem, [&](std::int64_t r) { return row[r]; });

@@ -3,6 +3,7 @@
 // the k-th key by its upper and its lower half and then write, and need no buffer.
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "winnow/indexer/score_cpu.h"
@@ -33,20 +34,20 @@ void write_choice(const TopkParams& params, std::int64_t i, Selection& selection
   finish_row(params, i, place);
 }
 
-// Calls visit(n, scores, first, begin, end) for the blocks with rows that the queries
-// [first_query, first_query + count) see, of part `part` of `parts`: rows first + [begin, end) are
-// those that query n of them sees.
+// Calls visit(n, scores, first, begin, end) for the blocks with rows that the queries from
+// `first_query` on see, one for each range of `visible`, of part `part` of `parts`: rows
+// first + [begin, end) are those that query n of them sees.
 template <class Visit>
 void for_each_block(const Problem& problem, Scorer& scorer, std::int64_t first_query,
-                    std::int64_t count, std::int64_t part, std::int64_t parts, const Visit& visit) {
-  std::vector<RowRange> visible;
+                    std::span<const RowRange> visible, std::int64_t part, std::int64_t parts,
+                    const Visit& visit) {
   RowRange all{problem.s_k, 0};
-  for (std::int64_t n = 0; n < count; ++n) {
-    visible.push_back(problem.visible_rows(first_query + n));
-    if (visible.back().begin == visible.back().end) continue;
-    all = {std::min(all.begin, visible.back().begin), std::max(all.end, visible.back().end)};
+  for (const RowRange& one : visible) {
+    if (one.begin == one.end) continue;
+    all = {std::min(all.begin, one.begin), std::max(all.end, one.end)};
   }
   if (all.begin >= all.end) return;
+  const auto count = static_cast<std::int64_t>(visible.size());
   scorer.load_queries(problem, first_query, count);
   const std::int64_t first_block = all.begin / kBlock;
   const std::int64_t blocks = (all.end + kBlock - 1) / kBlock - first_block;
@@ -89,8 +90,10 @@ void choose_buffered(const TopkParams& params, const Executor& executor) {
     std::vector<Selection>& selection =
         selections[static_cast<std::size_t>(parts > 1 ? item : worker)];
     for (Selection& one : selection) one.clear();
+    std::vector<RowRange> visible;
+    for (std::int64_t n = 0; n < count; ++n) visible.push_back(problem.visible_rows(first + n));
     for_each_block(
-        problem, scorers[static_cast<std::size_t>(worker)], first, count, item % parts, parts,
+        problem, scorers[static_cast<std::size_t>(worker)], first, visible, item % parts, parts,
         [&](std::int64_t n, const float(&scores)[kBlock], std::int64_t row, std::int64_t begin,
             std::int64_t end) { selection[n].offer(scores, row, begin, end); });
     for (std::int64_t n = 0; parts == 1 && n < count; ++n) {
@@ -125,7 +128,7 @@ void choose_by_passes(const TopkParams& params, std::int64_t i, Scorer& scorer,
   const Problem& problem = params.problem;
   const RowRange visible = problem.visible_rows(i);
   const auto for_each_key = [&](const auto& visit) {
-    for_each_block(problem, scorer, i, 1, 0, 1,
+    for_each_block(problem, scorer, i, {&visible, 1}, 0, 1,
                    [&](std::int64_t, const float(&scores)[kBlock], std::int64_t first,
                        std::int64_t begin, std::int64_t end) {
                      for (std::int64_t r = begin; r < end; ++r) visit(key_of(scores[r]), first + r);
@@ -156,7 +159,10 @@ void choose_by_passes(const TopkParams& params, std::int64_t i, Scorer& scorer,
       chosen = met >= first_equal && met < first_equal + wanted;
       ++met;
     }
-    if (chosen) store(params, i, place++, static_cast<std::int32_t>(row), score_of(key));
+    // More than topk, too, where another thread has rewritten what is scored since it was counted.
+    if (chosen && place < params.topk) {
+      store(params, i, place++, static_cast<std::int32_t>(row), score_of(key));
+    }
   });
   finish_row(params, i, place);
 }

@@ -140,10 +140,17 @@ std::shared_ptr<Transport> create_shared_memory(Store& store, int rank, int worl
   request.same = {{"transport", "shared_memory"}};
   MemoryFile file;
   if (rank == 0 && world_size > 0) {
-    file = MemoryFile(WorldControl::bytes(world_size));
-    request.own = {{"file", std::to_string(file.handle())}};
+    try {
+      file = MemoryFile(WorldControl::bytes(world_size));
+      request.own = {{"file", std::to_string(file.handle())}};
+    } catch (const Error& error) {  // for all ranks, which would wait for this one
+      request.own = {{"no file", message_of(error)}};
+    }
   }
   const Agreement agreement = agree(store, request, deadline);
+  if (const auto& [what, text] = agreement.own[0].at(0); what == "no file") {
+    throw Error(ErrorCode::resource, kOperation, "rank 0: " + text);
+  }
   check_one_machine(agreement.processes);
   // Another job may have come to the prefix in the meantime, and a rank have left because of it.
   const auto look = [&] { check_agreement(store, request, agreement); };

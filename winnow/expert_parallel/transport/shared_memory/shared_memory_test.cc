@@ -217,17 +217,20 @@ TEST_F(SharedMemory, AnAbsentRankAtAnAllocationIsNamed) {
 }
 
 // Memory without a name counts as a file there.
-TEST_F(SharedMemory, ALimitOfFileSizesIsAnError) {
-  RankProcess process([] {
-    const rlimit limit{1, 1};
-    setrlimit(RLIMIT_FSIZE, &limit);
-    MemoryStore store;
-    create_shared_memory(store, 0, 1, generous());
-    return std::string("made");
-  });
-  EXPECT_THAT(process.wait(),
-              ::testing::MatchesRegex("expert_parallel::shared_memory: no [0-9]+ bytes of "
-                                      "shared memory: File too large"));
+TEST_F(SharedMemory, ALimitOfFileSizesIsAnErrorOnEveryRank) {
+  std::vector<RankProcess> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const rlimit limit{1000, 1000};  // what ranks write into the store is smaller
+      if (rank == 0) setrlimit(RLIMIT_FSIZE, &limit);
+      FileStore store(folder_.path() / "rendezvous");
+      create_shared_memory(store, rank, 2, generous());
+      return std::string("made");
+    });
+  }
+  EXPECT_THAT(answers(ranks), Each(::testing::MatchesRegex(
+                                  "expert_parallel::shared_memory: rank 0: no [0-9]+ bytes "
+                                  "of shared memory: File too large")));
 }
 
 TEST_F(SharedMemory, AnotherWorldSizeIsNamed) {
