@@ -1,24 +1,16 @@
 // sparse_mla::backward of sm90 in the simulator: the split design, which takes more than 64 heads,
 // and the deterministic mode.
-#include "winnow/simulator/testing/simulate.h"
+#include "winnow/simulator/kernels/sparse_mla_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
 namespace winnow::sparse_mla {
 
 testing::Operation backward_operation();
-std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
 
 namespace {
 
-using simulator::PassingCase;
-using simulator::Plant;
-using simulator::PlantedBug;
-using Action = Plant::Action;
-
-const std::vector<std::string> kFew = {"eager", "late", "random:1", "starved:8"};
-const std::vector<std::string> kMany = {"eager",     "late",      "random:1",  "random:2",
-                                        "random:3",  "random:4",  "starved:0", "starved:4",
-                                        "starved:8", "starved:11"};
+const std::vector<std::string> kFew = schedules(1, {8});
+const std::vector<std::string> kMany = schedules(4, {0, 4, 8, 11});
 
 const std::vector<PassingCase> kQuickCases = {
     {"bf16-h128", {"eager", "late", "random:1"}},
@@ -39,24 +31,12 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-wide-all-options", kMany},
 };
 
-const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
-
 // Four queries of two tiles; every ring is used again.
-PlantedBug bug(const char* file, const char* name, const char* text, Action action,
-               std::int64_t addend = 0, int below = 0) {
-  return {name,
-          "bf16-d512-h16-k100-deterministic",
-          {.file = file, .text = text, .action = action, .addend = addend, .below = below},
-          kBugSchedules};
-}
-PlantedBug scores_bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
-                      int below = 0) {
-  return bug("backward_split_sm90.cuh", name, text, action, addend, below);
-}
-PlantedBug product_bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
-                       int below = 0) {
-  return bug("backward_split_products_sm90.cuh", name, text, action, addend, below);
-}
+const BugsOf scores_bug{"backward_split_sm90.cuh", "bf16-d512-h16-k100-deterministic"};
+const BugsOf product_bug{"backward_split_products_sm90.cuh", "bf16-d512-h16-k100-deterministic"};
+// Several items a block: where one ends an arrival too early, a few later the heads are read when
+// they are written.
+const BugsOf many_items{"backward_split_products_sm90.cuh", "bf16-all-rules-deterministic"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: ",
@@ -110,14 +90,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     product_bug("DkvNoWaitForSums", "if constexpr (kChunks > kSliceChunks) wgmma_pin(sums.last);",
                 Action::drop, 0, -2),
     product_bug("DkvCountOfHeads", "mbarrier_init(smem + DkvPlan::kHeadsFull", Action::add, -1),
-    // Each item ends one arrival too early; a few later the heads are read when they are written.
-    {"DkvCountOfFreeHeads",
-     "bf16-all-rules-deterministic",
-     {.file = "backward_split_products_sm90.cuh",
-      .text = "mbarrier_init(smem + DkvPlan::kHeadsFree",
-      .action = Action::add,
-      .addend = -1},
-     kBugSchedules},
+    many_items("DkvCountOfFreeHeads", "mbarrier_init(smem + DkvPlan::kHeadsFree", Action::add, -1),
     product_bug("DkvCountOfSlotsTooLarge", "mbarrier_init(smem + DkvPlan::kEmpty", Action::add, 1),
     product_bug("DkvNoFence", "Adds one block's P^T d_out", Action::drop, 0, 12),
     product_bug("DkvNoInitFence", "mbarrier_init(smem + DkvPlan::kHeadsFree", Action::drop, 0, 1),
