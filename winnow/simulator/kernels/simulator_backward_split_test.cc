@@ -38,16 +38,21 @@ const BugsOf product_bug{"backward_split_products_sm90.cuh", "bf16-d512-h16-k100
 // they are written.
 const BugsOf many_items{"backward_split_products_sm90.cuh", "bf16-all-rules-deterministic"};
 
+// Two of each of the three kernels.
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: ",
            scores_bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
+    scores_bug("ScoresNoWaitForRows", "ring.parity, \"multiply\"", Action::drop),
+    product_bug("DqNoWaitForRows", "mbarrier_wait(smem + DqPlan::kFull", Action::drop),
+    saying("deadlock: ",
+           product_bug("DqNoImages", "bulk_load(stage + DqPlan::kRowsBytes", Action::drop)),
     product_bug("TooFewBytesOfImages", "mbarrier_arrive_expect(full, kChunkBytes);", Action::add,
                 -16),
+    product_bug("DkvNoWaitForHeads", "mbarrier_wait(smem + DkvPlan::kHeadsFull", Action::drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     // The scores.
     scores_bug("ScoresNoWaitForStage", "ring.parity ^ 1, \"gather\"", Action::drop),
-    scores_bug("ScoresNoWaitForRows", "ring.parity, \"multiply\"", Action::drop),
     scores_bug("ScoresNoWaitForHeads", "ring.parity, \"heads\"", Action::drop),
     scores_bug("ScoresSwappedPhase", "ring.parity, \"multiply\"", Action::add, 1),
     scores_bug("ScoresNoWaitForP", "mbarrier_wait(smem + Plan::kPReady", Action::drop),
@@ -64,12 +69,9 @@ const std::vector<PlantedBug> kThoroughBugs = {
     scores_bug("ScoresDescriptor", "wgmma_m64n64k16<Major::K>(d, a[step][0]", Action::add, 2),
     // dq.
     product_bug("DqNoWaitForStage", "ring.parity ^ 1, \"gather\"", Action::drop),
-    product_bug("DqNoWaitForRows", "mbarrier_wait(smem + DqPlan::kFull", Action::drop),
     product_bug("DqSwappedPhase", "mbarrier_wait(smem + DqPlan::kFull", Action::add, 1),
     product_bug("DqTooFewBytes", "mbarrier_arrive_expect(full, item.blocks", Action::add, -16),
     product_bug("DqTooManyBytes", "mbarrier_arrive_expect(full, item.blocks", Action::add, 16),
-    saying("deadlock: ",
-           product_bug("DqNoImages", "bulk_load(stage + DqPlan::kRowsBytes", Action::drop)),
     product_bug("DqImagesElsewhere", "bulk_load(stage + DqPlan::kRowsBytes", Action::add, 128),
     product_bug("DqEarlyRelease", "      wgmma_wait<1>();", Action::drop),
     product_bug("DqNoWaitForSums", "  if (tiles > 0) mbarrier_arrive_warp(smem + DqPlan::kEmpty",
@@ -83,7 +85,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     product_bug("DkvNoWaitForSlot", "ring.parity ^ 1, \"images\", slot);", Action::drop),
     product_bug("DkvSwappedPhaseOfSlots", "ring.parity ^ 1, \"images\", slot);", Action::add, 1),
     product_bug("DkvNoWaitForFreeHeads", "mbarrier_wait(smem + DkvPlan::kHeadsFree", Action::drop),
-    product_bug("DkvNoWaitForHeads", "mbarrier_wait(smem + DkvPlan::kHeadsFull", Action::drop),
     product_bug("DkvNoWaitForP", "Adds one block's P^T d_out", Action::drop, 0, 8),
     product_bug("DkvNoWaitForDs", "Adds one block's P^T d_out", Action::drop, 0, 28),
     product_bug("DkvEarlyRelease", "Adds one block's P^T d_out", Action::drop, 0, 44),

@@ -1,4 +1,6 @@
-// sparse_mla::distribution of sm90 in the simulator.
+// sparse_mla::distribution of sm90 in the simulator. A wait for the ping-pong that is missing is no
+// bug: it only says which warpgroup multiplies first, so that the other has the exponentials. Nor
+// is a proxy fence behind the copies of rows, as simulator.md says.
 #include "winnow/simulator/kernels/sparse_mla_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 

@@ -1,4 +1,7 @@
-// sparse_mla::forward of sm90 in the simulator.
+// sparse_mla::forward of sm90 in the simulator. A wait for free queries that is missing is no bug,
+// nor is a count of theirs that is too small: the queries of an item are loaded behind its tile 0,
+// into whose slot each consumer lets the gather warps only after its last logits of the item
+// before.
 #include "winnow/simulator/kernels/sparse_mla_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
