@@ -1,5 +1,6 @@
 # Fails if a kernel holds what belongs into a wrapper of winnow/device: PTX instructions and shared
-# memory, which a build for the host replaces there. Run as
+# memory, which a build for the host replaces there; and if a source outside of winnow/simulator knows
+# that it may be simulated. Run as
 #   cmake -DSOURCE_DIR=<repository> -P check_kernels.cmake
 file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR}
   ${SOURCE_DIR}/winnow/*.cu ${SOURCE_DIR}/winnow/*.cuh ${SOURCE_DIR}/winnow/*.h
@@ -23,4 +24,22 @@ if(found)
   message(FATAL_ERROR "PTX instructions and shared memory outside winnow/device:\n${found}"
     "A PTX instruction gets a wrapper in winnow/device/{common,sm90}; dynamic shared memory comes "
     "from dynamic_shared(), and WINNOW_BLOCK_SHARED declares static shared objects.")
+endif()
+
+# What only one of the two compilers sees: conditions on it, and names of the simulator.
+list(FILTER files INCLUDE REGEX "\\.(cu|cuh)$")
+list(FILTER files EXCLUDE REGEX "^winnow/simulator/")
+list(LENGTH files count)
+if(count LESS 30)
+  message(FATAL_ERROR "Only ${count} kernels were found in ${SOURCE_DIR}: nothing is checked.")
+endif()
+foreach(file IN LISTS files)
+  file(STRINGS ${SOURCE_DIR}/${file} lines
+    REGEX "^ *#.*(__CUDACC__|__CUDA_ARCH__|__NVCC__|__GNUC__|[Ss][Ii][Mm][Uu][Ll][Aa])|simulator::|WINNOW_SIMULA")
+  foreach(line IN LISTS lines)
+    string(APPEND found "  ${file}: ${line}\n")
+  endforeach()
+endforeach()
+if(found)
+  message(FATAL_ERROR "Kernels are the same for a GPU and for the simulator:\n${found}")
 endif()

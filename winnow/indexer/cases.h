@@ -14,6 +14,7 @@
 #include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"
 #include "winnow/testing/operation.h"
+#include "winnow/testing/sample.h"
 #include "winnow/testing/strided.h"
 #include "winnow/testing/table.h"
 

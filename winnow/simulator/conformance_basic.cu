@@ -1,6 +1,7 @@
 // Conformance: arithmetic, global and shared memory, and exchanges in a warp.
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/arithmetic.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/memory.cuh"
 #include "winnow/device/common/registers.cuh"
@@ -34,6 +35,23 @@ __global__ void math_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const device::FastDivmod::Result divided = device::FastDivmod(divisor).divide(number);
   to[6] = divided.quotient;
   to[7] = divided.remainder;
+}
+
+// in: x [128][4] f32; four f8_e4m3 [128]; a [128], b [128], two bf16 each.
+// out: [128][9].
+__global__ void narrow_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  const int t = static_cast<int>(threadIdx.x);
+  float x[4], wide[4];
+  for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(in[4 * t + i]);
+  const std::uint32_t packed = in[4 * kThreads + t];
+  device::unpack_f8(packed, wide);
+  std::uint32_t* const to = out + 9 * t;
+  to[0] = device::pack_f8(x);
+  for (int i = 0; i < 4; ++i) to[1 + i] = __float_as_uint(wide[i]);
+  to[5] = device::multiply_bf16x2(in[5 * kThreads + t], in[6 * kThreads + t]);
+  to[6] = device::select_bytes<0x4140>(packed);
+  to[7] = device::select_bytes<0x0123>(packed);
+  to[8] = device::select_bytes<0xb38a>(packed);
 }
 
 // in: [128][4]. out: [128][16], loads in every way; [128][4] by a streaming store; [4] words of the
@@ -160,6 +178,9 @@ void launch(void (*kernel)(const std::uint32_t*, std::uint32_t*), int shared_byt
 }  // namespace
 
 void launch_math(const std::uint32_t* in, std::uint32_t* out) { launch(math_kernel, 0, in, out); }
+void launch_narrow(const std::uint32_t* in, std::uint32_t* out) {
+  launch(narrow_kernel, 0, in, out);
+}
 void launch_memory(const std::uint32_t* in, std::uint32_t* out) {
   launch(memory_kernel, 0, in, out);
 }

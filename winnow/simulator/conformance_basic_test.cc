@@ -91,6 +91,68 @@ TEST_F(Conformance, Arithmetic) {
   }
 }
 
+// What prmt makes of a word: digit i of the selector names byte i of the result.
+std::uint32_t permuted(std::uint32_t word, std::uint32_t selector) {
+  std::uint32_t result = 0;
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    const std::uint32_t digit = selector >> 4 * i & 15;
+    std::uint32_t byte = (digit & 7) < 4 ? word >> 8 * (digit & 3) & 255 : 0;
+    if (digit >= 8) byte = byte & 128 ? 255 : 0;
+    result |= byte << 8 * i;
+  }
+  return result;
+}
+
+TEST_F(Conformance, NarrowFormats) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  // Ties, the least numbers of f8_e4m3, what lies between 448 and infinity, and powers of two.
+  Words in = numbers(-500.0f, 7.9f,
+                     {0.0f, -0.0f, kInfinity, -kInfinity, nan, 448.0f, 449.0f, -464.0f, 1e30f,
+                      17.0f, 19.0f, -21.0f, 0x1p-9f, 0x1p-10f, 0x1.8p-9f, -0x1.1p-10f});
+  for (int i = 0; i < 3 * static_cast<int>(kThreads); ++i) {
+    in.push_back(bits(std::ldexp(1.0f + static_cast<float>(i % 32) / 32, i / 16 - 13)));
+  }
+  for (std::uint32_t t = 0; t < kThreads; ++t) {  // every f8_e4m3, in every byte
+    in.push_back((2 * t | (2 * t + 1) << 8 | (255 - 2 * t) << 16 | (254 - 2 * t) << 24));
+  }
+  for (const std::uint32_t word : random_words(2 * kThreads, 9)) {
+    const auto tame = [](std::uint32_t half) {
+      return (half & 0x807fu) | (100u + half / 128 % 64) << 7;
+    };
+    in.push_back(tame(word & 0xffffu) | tame(word >> 16) << 16);
+  }
+  const Words odd = {0x7f803f80u, 0xff800000u, 0x7fff8000u, 0x80000000u};  // inf, 1, -inf, 0, ...
+  for (std::size_t i = 0; i < 16; ++i) {
+    in[5 * kThreads + i] = odd[i % 4];
+    in[6 * kThreads + i] = odd[i / 4];
+  }
+  const Words out = run(launch_narrow, in, 9 * kThreads);
+  for (std::size_t t = 0; t < kThreads; ++t) {
+    SCOPED_TRACE(t);
+    const std::uint32_t* const got = out.data() + 9 * t;
+    std::uint32_t f8 = 0;
+    const std::uint32_t word = in[4 * kThreads + t];
+    for (std::size_t i = 0; i < 4; ++i) {
+      const float x = number(in[4 * t + i]);
+      f8 |= (std::isnan(x) ? 0x7fu : Float8E4M3(x).bits) << 8 * i;
+      Float8E4M3 narrow;
+      narrow.bits = static_cast<std::uint8_t>(word >> 8 * i);
+      const auto wide = static_cast<float>(narrow);
+      if (std::isnan(wide)) {
+        EXPECT_TRUE(std::isnan(number(got[1 + i])));
+      } else {
+        EXPECT_EQ(got[1 + i], bits(wide));
+      }
+    }
+    EXPECT_EQ(got[0], f8);
+    const std::uint32_t a = in[5 * kThreads + t], b = in[6 * kThreads + t];
+    EXPECT_EQ(got[5], packed(bf16(a, false) * bf16(b, false), bf16(a, true) * bf16(b, true)));
+    EXPECT_EQ(got[6], permuted(word, 0x4140));
+    EXPECT_EQ(got[7], permuted(word, 0x0123));
+    EXPECT_EQ(got[8], permuted(word, 0xb38a));
+  }
+}
+
 TEST_F(Conformance, GlobalMemory) {
   const Words in = random_words(4 * kThreads, 3);
   const Words out = run(launch_memory, in, 20 * kThreads + 5);

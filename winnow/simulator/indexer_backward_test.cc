@@ -4,7 +4,6 @@
 namespace winnow::indexer {
 
 testing::Operation backward_operation();
-std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
 
 namespace {
 
@@ -39,8 +38,7 @@ const std::vector<PassingCase> kThoroughCases = {
 // 8 tiles of an item and two items of the first block: the ring of rows, the sums and q are used
 // again.
 const BugsOf bug{"backward_sm90.cuh", "bf16-k512"};
-// 75 items of a block: a count that is one too small ends a phase too early now and then.
-const BugsOf many{"backward_sm90.cuh", "bf16-sq300"};
+const BugsOf many{"backward_sm90.cuh", kManyItems};
 
 const std::vector<PlantedBug> kQuickBugs = {
     bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull", Action::drop),

@@ -4,7 +4,6 @@
 namespace winnow::indexer {
 
 testing::Operation quantize_operation();
-std::vector<testing::Benchmark> quantize_benchmarks() { return {}; }
 
 namespace {
 

@@ -6,7 +6,6 @@
 namespace winnow::indexer {
 
 testing::Operation scores_operation();
-std::vector<testing::Benchmark> scores_benchmarks() { return {}; }
 
 namespace {
 
@@ -17,8 +16,7 @@ const std::vector<PassingCase> kThoroughCases = {{"f8_e4m3-k300", kMany}};
 // two places of heads.
 const BugsOf rows{"scores_at_sm90.cuh", "bf16-k512"},
     heads{"scores_at_sm90.cuh", "bf16-ranges-ragged"};
-// 75 items of a block: a count that is one too small ends a phase too early now and then.
-const BugsOf many{"scores_at_sm90.cuh", "bf16-sq300"};
+const BugsOf many{"scores_at_sm90.cuh", kManyItems};
 const BugsOf f8{"scores_at_sm90.cuh", "f8_e4m3-k512"};
 
 const std::vector<PlantedBug> kQuickBugs = {

@@ -6,7 +6,6 @@
 namespace winnow::indexer {
 
 testing::Operation scores_operation();
-std::vector<testing::Benchmark> scores_benchmarks() { return {}; }
 
 namespace {
 

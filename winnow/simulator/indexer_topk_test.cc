@@ -6,8 +6,6 @@
 namespace winnow::indexer {
 
 testing::Operation topk_operation();
-std::vector<testing::Benchmark> topk_benchmarks() { return {}; }
-std::vector<testing::Benchmark> scores_benchmarks() { return {}; }
 
 namespace {
 
@@ -58,7 +56,7 @@ const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"}, sink{"topk_sm90.cu
 const BugsOf linear{"linear_part_sm90.cuh", "f8_e4m3-h128"},
     scales{"score_tiles_sm90.cuh", "f8_e4m3-zero"};
 
-const BugsOf many_items{"score_tiles_sm90.cuh", "bf16-sq300"};
+const BugsOf many_items{"score_tiles_sm90.cuh", kManyItems};
 
 const std::vector<PlantedBug> kQuickBugs = {
     tiles("NoWaitForEmptyStage", "mbarrier_wait(shared.empty(ring.stage)", Action::drop),

@@ -101,6 +101,22 @@ double largest_finite(std::span<const double> values) {
   return largest;
 }
 
+// What errors are relative to: one number for each part, all of the same length.
+std::vector<double> magnitudes_of(std::span<const double> expected,
+                                  std::span<const std::int64_t> shape, RelativeTo relative_to) {
+  if (expected.empty()) return {};
+  if (relative_to == RelativeTo::nothing) return {1};
+  std::size_t row = expected.size();
+  if (relative_to == RelativeTo::row && !shape.empty()) {
+    row = static_cast<std::size_t>(shape.back());
+  }
+  std::vector<double> magnitudes;
+  for (std::size_t begin = 0; begin < expected.size(); begin += row) {
+    magnitudes.push_back(largest_finite(expected.subspan(begin, row)));
+  }
+  return magnitudes;
+}
+
 double cosine_distance(std::span<const double> a, std::span<const double> b) {
   double ab = 0, aa = 0, bb = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -143,25 +159,18 @@ Comparison compare(std::string_view what, std::span<const double> actual,
     return result;
   }
 
-  std::size_t row = std::max<std::size_t>(actual.size(), 1);
-  if (tolerance.relative_to == RelativeTo::row && !shape.empty()) {
-    row = static_cast<std::size_t>(std::max<std::int64_t>(shape.back(), 1));
-  }
   double worst = 0;
   std::size_t worst_at = 0;
-  for (std::size_t begin = 0; begin < actual.size(); begin += row) {
-    const std::size_t count = std::min(row, actual.size() - begin);
-    const double magnitude = tolerance.relative_to == RelativeTo::nothing
-                                 ? 1
-                                 : largest_finite(expected.subspan(begin, count));
-    for (std::size_t i = begin; i < begin + count; ++i) {
-      if (!std::isfinite(expected[i]) || actual[i] == expected[i]) continue;
-      const double difference = std::abs(actual[i] - expected[i]);
-      const double error = magnitude == 0 ? kInfinity : difference / magnitude;
-      if (error > worst) {
-        worst = error;
-        worst_at = i;
-      }
+  const std::vector<double> magnitudes = magnitudes_of(expected, shape, tolerance.relative_to);
+  const std::size_t row = expected.size() / std::max<std::size_t>(magnitudes.size(), 1);
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    if (!std::isfinite(expected[i]) || actual[i] == expected[i]) continue;
+    const double difference = std::abs(actual[i] - expected[i]);
+    const double magnitude = magnitudes[i / row];
+    const double error = magnitude == 0 ? kInfinity : difference / magnitude;
+    if (error > worst) {
+      worst = error;
+      worst_at = i;
     }
   }
   result.error = worst;
@@ -192,17 +201,14 @@ Comparison compare(std::string_view what, const ConstTensorView& actual,
   return result;
 }
 
-Comparison compare_bytes(std::string_view what, const Tensor& actual, const Tensor& expected) {
-  const auto* a = static_cast<const unsigned char*>(actual.data());
-  const auto* b = static_cast<const unsigned char*>(expected.data());
-  const std::int64_t bytes = actual.numel() * size_of(actual.dtype());
-  Comparison result{std::string(what), 0, 0, false, ""};
-  for (std::int64_t i = 0; i < bytes; ++i) {
-    if (a[i] == b[i]) continue;
-    if (result.error++ == 0) result.detail = "first differing byte: " + std::to_string(i);
-  }
-  result.passed = result.error == 0;
-  return result;
+std::vector<double> allowed_errors(std::span<const double> expected,
+                                   std::span<const std::int64_t> shape,
+                                   const Tolerance& tolerance) {
+  const std::vector<double> magnitudes = magnitudes_of(expected, shape, tolerance.relative_to);
+  const std::size_t row = expected.size() / std::max<std::size_t>(magnitudes.size(), 1);
+  std::vector<double> errors(expected.size());
+  for (std::size_t i = 0; i < errors.size(); ++i) errors[i] = tolerance.error * magnitudes[i / row];
+  return errors;
 }
 
 std::vector<double> read(const ConstTensorView& view) {

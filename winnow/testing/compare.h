@@ -41,8 +41,9 @@ Comparison compare(std::string_view what, std::span<const double> actual,
                    std::span<const double> expected, std::span<const std::int64_t> shape,
                    const Tolerance& tolerance);
 
-// Bytes of the whole memory of two tensors on the host that differ, gaps of views included.
-Comparison compare_bytes(std::string_view what, const Tensor& actual, const Tensor& expected);
+// The error that the tolerance allows for each element.
+std::vector<double> allowed_errors(std::span<const double> expected,
+                                   std::span<const std::int64_t> shape, const Tolerance& tolerance);
 
 // All elements of a tensor on the host (a float dtype, i32 or i64), in row-major order.
 std::vector<double> read(const ConstTensorView& view);

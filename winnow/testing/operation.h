@@ -9,6 +9,7 @@
 
 #include "winnow/core/backend.h"
 #include "winnow/core/device.h"
+#include "winnow/core/dtype.h"
 
 namespace winnow::testing {
 
@@ -27,9 +28,19 @@ struct Comparison {
   std::string detail;  // the worst element, or what else went wrong; may be empty
 };
 
+// Some elements of an output, for a comparison with those of another machine (testing/sample.h).
+struct Sample {
+  std::string what;  // "lse"
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;  // of the whole output
+  std::vector<double> values;
+  std::vector<double> tolerances;  // how far each may be from what another machine gives
+};
+
 struct CaseOutcome {
   Backend backend = Backend::cpu;  // the one that ran
   std::vector<Comparison> comparisons;
+  std::vector<Sample> samples{};  // of the outputs that were looked at as a whole
   bool passed() const {
     for (const Comparison& comparison : comparisons) {
       if (!comparison.passed) return false;

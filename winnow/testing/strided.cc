@@ -3,6 +3,7 @@
 #include <string>
 
 #include "winnow/testing/generate.h"
+#include "winnow/testing/sample.h"
 
 namespace winnow::testing {
 
@@ -73,6 +74,25 @@ void compare_output(CaseOutcome& outcome, std::string_view what, const StridedTe
                     std::span<const std::int64_t> rows) {
   outcome.comparisons.push_back(check_written(what, output));
   outcome.comparisons.push_back(compare(what, output.view, expected, tolerance, rows));
+  if (static_cast<std::int64_t>(expected.size()) != output.view.numel()) return;
+  outcome.samples.push_back(
+      sample(what, output.view, allowed_errors(expected, output.view.shape(), tolerance)));
+}
+
+void compare_bytes(CaseOutcome& outcome, std::string_view what, const Tensor& actual,
+                   const Tensor& expected) {
+  const std::int64_t shape[] = {actual.numel() * size_of(actual.dtype())};
+  const auto* a = static_cast<const unsigned char*>(actual.data());
+  const auto* b = static_cast<const unsigned char*>(expected.data());
+  Comparison result{std::string(what), 0, 0, false, ""};
+  for (std::int64_t i = 0; i < shape[0]; ++i) {
+    if (a[i] == b[i]) continue;
+    if (result.error++ == 0) result.detail = "first differing byte: " + std::to_string(i);
+  }
+  result.passed = result.error == 0;
+  outcome.comparisons.push_back(result);
+  outcome.samples.push_back(sample(what, ConstTensorView(a, DType::u8, shape),
+                                   std::vector<double>(static_cast<std::size_t>(shape[0]))));
 }
 
 }  // namespace winnow::testing

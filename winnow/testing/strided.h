@@ -45,9 +45,13 @@ StridedTensor on(Device device, const StridedTensor& tensor);
 // That every element of an output was written and nothing around it.
 Comparison check_written(std::string_view what, const StridedTensor& output);
 
-// Adds check_written and compare to the outcome.
+// Adds check_written and compare to the outcome, and a sample where all of the output is compared.
 void compare_output(CaseOutcome& outcome, std::string_view what, const StridedTensor& output,
                     std::span<const double> expected, const Tolerance& tolerance,
                     std::span<const std::int64_t> rows = {});
+// Adds the comparison of all bytes of two tensors on the host, gaps of views included, and a
+// sample.
+void compare_bytes(CaseOutcome& outcome, std::string_view what, const Tensor& actual,
+                   const Tensor& expected);
 
 }  // namespace winnow::testing

@@ -11,10 +11,13 @@ testing::Operation scores_operation();
 
 namespace {
 
-// Compares the scores of one query; special values by their place.
+// Compares the scores of one query, special values by their place, and adds the error that each may
+// have.
 void compare_row(const CaseShape& shape, const std::vector<oracle::Score>& expected,
-                 const ConstTensorView& actual, testing::Comparison& comparison) {
+                 const ConstTensorView& actual, testing::Comparison& comparison,
+                 std::vector<double>& allowed) {
   for (std::size_t n = 0; n < expected.size(); ++n) {
+    allowed.push_back(score_tolerance(shape.dtype) * expected[n].magnitude);
     const double want = expected[n].value;
     const double got = actual.at<float>(0, static_cast<std::int64_t>(n));
     bool right = std::isnan(want) ? std::isnan(got) : want == got;
@@ -47,6 +50,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   testing::Comparison dense_scores{"dense scores", 0, score_tolerance(shape.dtype), true, ""};
   const std::vector<std::int64_t> queries = checked_queries(shape);
   std::vector<std::int64_t> rows;
+  std::vector<double> allowed, allowed_at;
   for (std::int64_t t = 0; t < shape.s_k; t += shape.s_k > 10000 ? 97 : 1) rows.push_back(t);
   for (const std::int64_t i : queries) {
     const std::vector<oracle::Score> expected = oracle::scores(in, i, rows);
@@ -54,9 +58,12 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
     for (std::size_t n = 0; n < rows.size(); ++n) {
       row.values<float>()[n] = dense.view.at<float>(i, rows[n]);
     }
-    compare_row(shape, expected, row.view(), dense_scores);
+    compare_row(shape, expected, row.view(), dense_scores, allowed);
   }
   outcome.comparisons.push_back(dense_scores);
+  if (static_cast<std::int64_t>(allowed.size()) == dense.view.numel()) {
+    outcome.samples.push_back(testing::sample("dense scores", dense.view, allowed));
+  }
 
   // Rows by index: random ones, some outside and some that are not visible.
   const std::int64_t topk = shape.topk;
@@ -82,9 +89,13 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
     for (std::int64_t j = 0; j < std::min<std::int64_t>(topk, 500); ++j) {
       chosen.push_back(indices.view.at<std::int32_t>(i, j));
     }
-    compare_row(shape, oracle::scores(in, i, chosen), at.view.slice(0, i, i + 1), scores_at);
+    compare_row(shape, oracle::scores(in, i, chosen), at.view.slice(0, i, i + 1), scores_at,
+                allowed_at);
   }
   outcome.comparisons.push_back(scores_at);
+  if (static_cast<std::int64_t>(allowed_at.size()) == at.view.numel()) {
+    outcome.samples.push_back(testing::sample("scores at indices", at.view, allowed_at));
+  }
   return outcome;
 }
 

@@ -55,6 +55,17 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   testing::Comparison choice{"choice", 0, 0, true, ""}, lengths{"length", 0, 0, true, ""};
   testing::Comparison bits{"scores as dense ones", 0, 0, true, ""};
   testing::Comparison worst{"worst chosen score", 0, score_tolerance(shape.dtype), true, ""};
+  // The chosen scores of each query from the best to the worst: where two rows are as good as
+  // equal, another machine may choose the other.
+  std::vector<float> ranked;
+  std::vector<double> allowed;
+  const auto rank = [&](std::int64_t query, double error) {
+    std::vector<double> scores = testing::read(chosen.view.slice(0, query, query + 1));
+    std::sort(scores.begin(), scores.end(),
+              [](double a, double b) { return std::isnan(a) ? false : std::isnan(b) || a > b; });
+    ranked.insert(ranked.end(), scores.begin(), scores.end());
+    allowed.resize(ranked.size(), error);
+  };
   for (const std::int64_t i : checked_queries(shape)) {
     std::vector<oracle::Scored> rows;
     for (std::int64_t t = 0; t < shape.s_k; ++t) {
@@ -88,6 +99,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
     }
     // Every chosen score is at least the oracle's k-th, less the tolerance. Of large cases the
     // scores themselves are compared in indexer::scores.
+    if (count == 0) rank(i, 0);
     if (shape.s_k > 6000 || shape.order == Order::infinite || count == 0) continue;
     std::vector<std::int64_t> all;
     for (const oracle::Scored& row : rows) all.push_back(row.row);
@@ -99,6 +111,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
       sorted.push_back(score.value);
       magnitude = std::max(magnitude, score.magnitude);
     }
+    rank(i, worst.tolerance * magnitude);
     if (static_cast<std::int64_t>(sorted.size()) < count) continue;
     std::sort(sorted.begin(), sorted.end(), std::greater<>());
     const std::vector<oracle::Score> got = oracle::scores(in, i, expected);
@@ -110,6 +123,12 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   }
   for (const testing::Comparison& comparison : {choice, lengths, bits, worst}) {
     outcome.comparisons.push_back(comparison);
+  }
+  if (static_cast<std::int64_t>(ranked.size()) == shape.s_q * shape.topk) {
+    const ConstTensorView view(ranked.data(), DType::f32, {shape.s_q, shape.topk});
+    outcome.samples.push_back(testing::sample("scores of the chosen rows", view, allowed));
+    outcome.samples.push_back(testing::sample(
+        "length", length.view, std::vector<double>(static_cast<std::size_t>(shape.s_q))));
   }
   return outcome;
 }

@@ -105,9 +105,9 @@ CaseOutcome run_case(const AppendCase& shape, const Target& target) {
       append({key_there.view, value_there.view, slots_there, key_cache.view, value_cache.view},
              target.options);
   oracle::append({key.view, value.view, slots, expected.key.view, expected.value.view});
-  outcome.comparisons = {
-      testing::compare_bytes("key_cache", key_cache.storage.to({}), expected.key.storage),
-      testing::compare_bytes("value_cache", value_cache.storage.to({}), expected.value.storage)};
+  testing::compare_bytes(outcome, "key_cache", key_cache.storage.to({}), expected.key.storage);
+  testing::compare_bytes(outcome, "value_cache", value_cache.storage.to({}),
+                         expected.value.storage);
   return outcome;
 }
 

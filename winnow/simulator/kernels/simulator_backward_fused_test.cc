@@ -1,23 +1,15 @@
 // sparse_mla::backward of sm90 in the simulator: the fused design, which takes up to 64 heads.
-#include "winnow/simulator/testing/simulate.h"
+#include "winnow/simulator/kernels/sparse_mla_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
 namespace winnow::sparse_mla {
 
 testing::Operation backward_operation();
-std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
 
 namespace {
 
-using simulator::PassingCase;
-using simulator::Plant;
-using simulator::PlantedBug;
-using Action = Plant::Action;
-
-const std::vector<std::string> kFew = {"eager", "late", "random:1", "starved:5"};
-const std::vector<std::string> kMany = {"eager",     "late",     "random:1",  "random:2",
-                                        "random:3",  "random:4", "starved:0", "starved:3",
-                                        "starved:4", "starved:7"};
+const std::vector<std::string> kFew = schedules(1, {5});
+const std::vector<std::string> kMany = schedules(4, {0, 3, 4, 7});
 
 const std::vector<PassingCase> kQuickCases = {
     {"bf16-h64", kFew},
@@ -40,27 +32,10 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h16-delta", kMany},
 };
 
-const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
-
 // 8 tiles a query, two queries a block.
-PlantedBug bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
-               int below = 0) {
-  return {name,
-          "bf16-k512",
-          {.file = "backward_fused_sm90.cuh",
-           .text = text,
-           .action = action,
-           .addend = addend,
-           .below = below},
-          kBugSchedules};
-}
-
+const BugsOf bug{"backward_fused_sm90.cuh", "bf16-k512"};
 // 32 tiles: the kernel forms delta itself.
-PlantedBug long_bug(const char* name, const char* text, Action action) {
-  PlantedBug planted = bug(name, text, action);
-  planted.of_case = "bf16-k2048";
-  return planted;
-}
+const BugsOf long_bug{"backward_fused_sm90.cuh", "bf16-k2048"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma", bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),

@@ -1,24 +1,16 @@
 // sparse_mla::backward of sm90 in the simulator: the split design, which takes more than 64 heads,
 // and the deterministic mode.
-#include "winnow/simulator/testing/simulate.h"
+#include "winnow/simulator/kernels/sparse_mla_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
 namespace winnow::sparse_mla {
 
 testing::Operation backward_operation();
-std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
 
 namespace {
 
-using simulator::PassingCase;
-using simulator::Plant;
-using simulator::PlantedBug;
-using Action = Plant::Action;
-
-const std::vector<std::string> kFew = {"eager", "late", "random:1", "starved:8"};
-const std::vector<std::string> kMany = {"eager",     "late",      "random:1",  "random:2",
-                                        "random:3",  "random:4",  "starved:0", "starved:4",
-                                        "starved:8", "starved:11"};
+const std::vector<std::string> kFew = schedules(1, {8});
+const std::vector<std::string> kMany = schedules(4, {0, 4, 8, 11});
 
 const std::vector<PassingCase> kQuickCases = {
     {"bf16-h128", {"eager", "late", "random:1"}},
@@ -39,35 +31,28 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-wide-all-options", kMany},
 };
 
-const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
-
 // Four queries of two tiles; every ring is used again.
-PlantedBug bug(const char* file, const char* name, const char* text, Action action,
-               std::int64_t addend = 0, int below = 0) {
-  return {name,
-          "bf16-d512-h16-k100-deterministic",
-          {.file = file, .text = text, .action = action, .addend = addend, .below = below},
-          kBugSchedules};
-}
-PlantedBug scores_bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
-                      int below = 0) {
-  return bug("backward_split_sm90.cuh", name, text, action, addend, below);
-}
-PlantedBug product_bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
-                       int below = 0) {
-  return bug("backward_split_products_sm90.cuh", name, text, action, addend, below);
-}
+const BugsOf scores_bug{"backward_split_sm90.cuh", "bf16-d512-h16-k100-deterministic"};
+const BugsOf product_bug{"backward_split_products_sm90.cuh", "bf16-d512-h16-k100-deterministic"};
+// Several items a block: where one ends an arrival too early, a few later the heads are read when
+// they are written.
+const BugsOf many_items{"backward_split_products_sm90.cuh", "bf16-all-rules-deterministic"};
 
+// Two of each of the three kernels.
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: ",
            scores_bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
+    scores_bug("ScoresNoWaitForRows", "ring.parity, \"multiply\"", Action::drop),
+    product_bug("DqNoWaitForRows", "mbarrier_wait(smem + DqPlan::kFull", Action::drop),
+    saying("deadlock: ",
+           product_bug("DqNoImages", "bulk_load(stage + DqPlan::kRowsBytes", Action::drop)),
     product_bug("TooFewBytesOfImages", "mbarrier_arrive_expect(full, kChunkBytes);", Action::add,
                 -16),
+    product_bug("DkvNoWaitForHeads", "mbarrier_wait(smem + DkvPlan::kHeadsFull", Action::drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     // The scores.
     scores_bug("ScoresNoWaitForStage", "ring.parity ^ 1, \"gather\"", Action::drop),
-    scores_bug("ScoresNoWaitForRows", "ring.parity, \"multiply\"", Action::drop),
     scores_bug("ScoresNoWaitForHeads", "ring.parity, \"heads\"", Action::drop),
     scores_bug("ScoresSwappedPhase", "ring.parity, \"multiply\"", Action::add, 1),
     scores_bug("ScoresNoWaitForP", "mbarrier_wait(smem + Plan::kPReady", Action::drop),
@@ -84,12 +69,9 @@ const std::vector<PlantedBug> kThoroughBugs = {
     scores_bug("ScoresDescriptor", "wgmma_m64n64k16<Major::K>(d, a[step][0]", Action::add, 2),
     // dq.
     product_bug("DqNoWaitForStage", "ring.parity ^ 1, \"gather\"", Action::drop),
-    product_bug("DqNoWaitForRows", "mbarrier_wait(smem + DqPlan::kFull", Action::drop),
     product_bug("DqSwappedPhase", "mbarrier_wait(smem + DqPlan::kFull", Action::add, 1),
     product_bug("DqTooFewBytes", "mbarrier_arrive_expect(full, item.blocks", Action::add, -16),
     product_bug("DqTooManyBytes", "mbarrier_arrive_expect(full, item.blocks", Action::add, 16),
-    saying("deadlock: ",
-           product_bug("DqNoImages", "bulk_load(stage + DqPlan::kRowsBytes", Action::drop)),
     product_bug("DqImagesElsewhere", "bulk_load(stage + DqPlan::kRowsBytes", Action::add, 128),
     product_bug("DqEarlyRelease", "      wgmma_wait<1>();", Action::drop),
     product_bug("DqNoWaitForSums", "  if (tiles > 0) mbarrier_arrive_warp(smem + DqPlan::kEmpty",
@@ -103,21 +85,13 @@ const std::vector<PlantedBug> kThoroughBugs = {
     product_bug("DkvNoWaitForSlot", "ring.parity ^ 1, \"images\", slot);", Action::drop),
     product_bug("DkvSwappedPhaseOfSlots", "ring.parity ^ 1, \"images\", slot);", Action::add, 1),
     product_bug("DkvNoWaitForFreeHeads", "mbarrier_wait(smem + DkvPlan::kHeadsFree", Action::drop),
-    product_bug("DkvNoWaitForHeads", "mbarrier_wait(smem + DkvPlan::kHeadsFull", Action::drop),
     product_bug("DkvNoWaitForP", "Adds one block's P^T d_out", Action::drop, 0, 8),
     product_bug("DkvNoWaitForDs", "Adds one block's P^T d_out", Action::drop, 0, 28),
     product_bug("DkvEarlyRelease", "Adds one block's P^T d_out", Action::drop, 0, 44),
     product_bug("DkvNoWaitForSums", "if constexpr (kChunks > kSliceChunks) wgmma_pin(sums.last);",
                 Action::drop, 0, -2),
     product_bug("DkvCountOfHeads", "mbarrier_init(smem + DkvPlan::kHeadsFull", Action::add, -1),
-    // Each item ends one arrival too early; a few later the heads are read when they are written.
-    {"DkvCountOfFreeHeads",
-     "bf16-all-rules-deterministic",
-     {.file = "backward_split_products_sm90.cuh",
-      .text = "mbarrier_init(smem + DkvPlan::kHeadsFree",
-      .action = Action::add,
-      .addend = -1},
-     kBugSchedules},
+    many_items("DkvCountOfFreeHeads", "mbarrier_init(smem + DkvPlan::kHeadsFree", Action::add, -1),
     product_bug("DkvCountOfSlotsTooLarge", "mbarrier_init(smem + DkvPlan::kEmpty", Action::add, 1),
     product_bug("DkvNoFence", "Adds one block's P^T d_out", Action::drop, 0, 12),
     product_bug("DkvNoInitFence", "mbarrier_init(smem + DkvPlan::kHeadsFree", Action::drop, 0, 1),

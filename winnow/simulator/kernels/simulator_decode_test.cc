@@ -4,7 +4,6 @@
 namespace winnow::sparse_mla {
 
 testing::Operation decode_operation();
-std::vector<testing::Benchmark> decode_benchmarks() { return {}; }
 
 namespace {
 

@@ -4,7 +4,6 @@
 namespace winnow::sparse_mla {
 
 testing::Operation store_operation();
-std::vector<testing::Benchmark> store_benchmarks() { return {}; }
 
 namespace {
 

@@ -32,7 +32,7 @@ Simulated simulate(const winnow::testing::Operation& operation, const std::strin
     if (one.name != name) continue;
     try {
       const winnow::testing::CaseOutcome outcome = one.run({DeviceType::cuda, {}});
-      if (outcome.passed()) return {};
+      if (outcome.passed()) return {"", "", outcome};
       std::string report = "no comparison was made";
       for (const auto& comparison : outcome.comparisons) {
         if (!comparison.passed) {
@@ -41,12 +41,12 @@ Simulated simulate(const winnow::testing::Operation& operation, const std::strin
                    std::to_string(comparison.tolerance);
         }
       }
-      return {"result", "result: " + report};
+      return {"result", "result: " + report, {}};
     } catch (const Failure& failure) {
-      return {failure.check(), failure.what()};
+      return {failure.check(), failure.what(), {}};
     }
   }
-  return {"test", operation.name + " has no case " + name};
+  return {"test", operation.name + " has no case " + name, {}};
 }
 
 void expect_passes(const winnow::testing::Operation& operation, const PassingCase& passing) {
@@ -55,6 +55,19 @@ void expect_passes(const winnow::testing::Operation& operation, const PassingCas
     EXPECT_TRUE(simulated.failed.empty())
         << simulated.report << "\nrepeat it with\n  " << command(schedule);
   }
+}
+
+std::vector<std::string> schedules(int random, std::initializer_list<int> starved) {
+  std::vector<std::string> list = {"eager", "late"};
+  for (int seed = 1; seed <= random; ++seed) list.push_back("random:" + std::to_string(seed));
+  for (const int warp : starved) list.push_back("starved:" + std::to_string(warp));
+  return list;
+}
+
+PlantedBug BugsOf::operator()(const char* name, const char* text, Plant::Action action,
+                              std::int64_t addend, int below) const {
+  Plant plant{.file = file, .text = text, .action = action, .addend = addend, .below = below};
+  return {name, of_case, plant, schedules(2, {})};
 }
 
 std::string test_name(std::string name) {

@@ -6,6 +6,8 @@
 // CTest runs the quick ones, `make simulate` all.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -22,6 +24,7 @@ namespace winnow::simulator {
 struct Simulated {
   std::string failed;  // the check that failed, "result" for a wrong one; empty: all is well
   std::string report;
+  winnow::testing::CaseOutcome outcome{};  // of a case that passed
 };
 
 // Runs the case of that name under the schedule.
@@ -53,6 +56,18 @@ inline PlantedBug saying(std::string text, PlantedBug bug) {
   return bug;
 }
 void expect_found(const winnow::testing::Operation& operation, const PlantedBug& bug);
+
+// "eager", "late", "random:1" to "random:RANDOM", and "starved:W" for each of the warps.
+std::vector<std::string> schedules(int random, std::initializer_list<int> starved);
+
+// Bugs in the calls of one file, which a case of the operation shows under each of four schedules.
+struct BugsOf {
+  const char *file, *of_case;
+
+  // The call begins `below` lines below the one that holds `text`.
+  PlantedBug operator()(const char* name, const char* text, Plant::Action action,
+                        std::int64_t addend = 0, int below = 0) const;
+};
 
 // For names of tests: "bf16-h64" is bf16_h64.
 std::string test_name(std::string name);

@@ -178,7 +178,7 @@ testing::CaseOutcome run(const StoreCase& shape, const testing::Target& target) 
                          slot % shape.block_size, static_cast<std::int64_t>(byte)) = bytes[byte];
     }
   }
-  outcome.comparisons = {testing::compare_bytes("cache", cache.storage.to({}), expected.storage)};
+  testing::compare_bytes(outcome, "cache", cache.storage.to({}), expected.storage);
   return outcome;
 }
 

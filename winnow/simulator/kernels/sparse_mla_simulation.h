@@ -1,0 +1,18 @@
+// What the simulated tests of sparse_mla's kernels share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "winnow/simulator/testing/simulate.h"
+
+namespace winnow::sparse_mla {
+
+using simulator::BugsOf;
+using simulator::PassingCase;
+using simulator::PlantedBug;
+using simulator::schedules;
+using Action = simulator::Plant::Action;
+
+}  // namespace winnow::sparse_mla

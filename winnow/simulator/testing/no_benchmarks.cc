@@ -1,0 +1,19 @@
+// Case tables name the benchmarks of their operations; programs that simulate have none.
+#include <vector>
+
+#include "winnow/testing/operation.h"
+
+namespace winnow::sparse_mla {
+std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
+std::vector<testing::Benchmark> decode_benchmarks() { return {}; }
+std::vector<testing::Benchmark> distribution_benchmarks() { return {}; }
+std::vector<testing::Benchmark> forward_benchmarks() { return {}; }
+std::vector<testing::Benchmark> store_benchmarks() { return {}; }
+}  // namespace winnow::sparse_mla
+
+namespace winnow::indexer {
+std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
+std::vector<testing::Benchmark> quantize_benchmarks() { return {}; }
+std::vector<testing::Benchmark> scores_benchmarks() { return {}; }
+std::vector<testing::Benchmark> topk_benchmarks() { return {}; }
+}  // namespace winnow::indexer
