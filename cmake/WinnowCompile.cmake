@@ -22,7 +22,8 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
 endif()
 
 if(WINNOW_STATIC_RUNTIME)
-  add_link_options($<HOST_LINK:-static-libstdc++>)
+  # Without what nobody calls, of which some wants the newest C library.
+  add_link_options($<HOST_LINK:-static-libstdc++> LINKER:--gc-sections)
 endif()
 
 find_package(Threads REQUIRED)
