@@ -1,6 +1,7 @@
 # How Winnow's own code is compiled, and the instruction sets of the CPU backend.
 
 option(WINNOW_WERROR "Turn warnings into errors" OFF)
+option(WINNOW_STATIC_RUNTIME "Link the C++ library into every object, for wheels that run elsewhere" OFF)
 set(WINNOW_SANITIZE "" CACHE STRING "Sanitizers for everything, e.g. address,undefined or thread")
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
@@ -18,6 +19,11 @@ set(WINNOW_CPU_FLAGS_baseline)
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+if(WINNOW_STATIC_RUNTIME)
+  # Without what nobody calls, of which some wants the newest C library.
+  add_link_options($<HOST_LINK:-static-libstdc++> LINKER:--gc-sections)
 endif()
 
 find_package(Threads REQUIRED)

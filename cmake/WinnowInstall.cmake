@@ -38,3 +38,6 @@ install(FILES ${PROJECT_BINARY_DIR}/winnow-config.cmake
 file(RELATIVE_PATH prefix_from_pc /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/winnow.pc.in ${PROJECT_BINARY_DIR}/winnow.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/winnow.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/NOTICE
+  ${PROJECT_SOURCE_DIR}/THIRD_PARTY DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/winnow)

@@ -55,6 +55,15 @@ struct BenchOptions {
 };
 int run_bench(const BenchOptions& options);
 
+struct ReplayOptions {
+  std::string file;
+  RunWhere where;
+  bool check = false;       // of the contents of index tensors on a GPU
+  double tolerance = 0.01;  // of the largest magnitude of an output
+};
+// Repeats a call that WINNOW_RECORD wrote down.
+int run_replay(const ReplayOptions& options);
+
 struct LaunchOptions {
   int ranks = 0;
   int nodes = 1;

@@ -37,6 +37,7 @@ constexpr const char* kExamples = R"(Examples:
   winnow demo                         a sparse attention layer learns where to look
   winnow verify sparse_mla            check the three sparse MLA operations
   winnow bench sparse_mla::forward    time one operation beside a matrix product
+  winnow replay FILE                  repeat a call that was recorded
   winnow launch -n 4 -- ./program     start the ranks of a world
 
 )";
@@ -154,6 +155,28 @@ void add_bench(CLI::App& app, int& exit_code) {
   command->callback([options, &exit_code] { exit_code = run_bench(*options); });
 }
 
+void add_replay(CLI::App& app, int& exit_code) {
+  auto* command = app.add_subcommand("replay", "repeat a call that WINNOW_RECORD wrote down");
+  command->footer(
+      "Examples:\n"
+      "  WINNOW_RECORD=calls ./my_program        writes each call's tensors into the folder calls\n"
+      "  winnow replay calls/FILE.call           repeats one, and compares its outputs\n"
+      "  winnow replay calls/FILE.call --device cpu   what the CPU makes of a call on a GPU\n\n"
+      "The exit code is 1 where an output differs from the recorded one, or where the call fails\n"
+      "and did not, or the other way round.");
+  auto options = std::make_shared<ReplayOptions>();
+  command->add_option("file", options->file, "the record")->required();
+  add_where(*command, options->where);
+  command->add_flag("--contents", options->check,
+                    "check the contents of index tensors on a GPU, too");
+  command
+      ->add_option("--tolerance", options->tolerance,
+                   "largest difference, relative to the largest magnitude of an output")
+      ->check(number_in(0, 1e6))
+      ->capture_default_str();
+  command->callback([options, &exit_code] { exit_code = run_replay(*options); });
+}
+
 void add_launch(CLI::App& app, const std::vector<std::string>& ranks_command, int& exit_code) {
   auto* command = app.add_subcommand("launch", "start the ranks of a world on this machine");
   command->footer(
@@ -243,6 +266,7 @@ int run(int argc, char** argv) {
   add_demo(app, exit_code);
   add_verify(app, exit_code);
   add_bench(app, exit_code);
+  add_replay(app, exit_code);
   const std::vector<std::string> ranks_command = take_ranks_command(argc, argv);
   add_launch(app, ranks_command, exit_code);
   check_command(app, argc, argv);

@@ -2,13 +2,13 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <random>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "tools/winnow/demo/text_format.h"
 #include <fcntl.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "winnow/core/error.h"
@@ -36,10 +36,14 @@ class NewFile {
  public:
   explicit NewFile(const fs::path& path) {
     constexpr int kAttempts = 100;
-    std::random_device random;
     for (int i = 0; i < kAttempts && descriptor_ < 0; ++i) {
+      unsigned random[2] = {};  // the kernel's own, which every C library passes on
+      if (getrandom(random, sizeof(random), 0) != sizeof(random)) {
+        error_ = errno;
+        break;
+      }
       path_ = path;
-      path_ += format_text(".tmp%08x%08x", random(), random());
+      path_ += format_text(".tmp%08x%08x", random[0], random[1]);
       descriptor_ =
           ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
       error_ = descriptor_ < 0 ? errno : 0;

@@ -15,6 +15,9 @@ std::uint8_t mix_channel(std::uint8_t from, std::uint8_t to, double share) {
   return static_cast<std::uint8_t>(std::lround(from + (double(to) - double(from)) * share));
 }
 
+// In pixels. (std::hypot would tie the program to the newest C library.)
+double length_of(double dx, double dy) { return std::sqrt(dx * dx + dy * dy); }
+
 }  // namespace
 
 Color mix(Color from, Color to, double share) {
@@ -78,14 +81,14 @@ void Image::line(Point from, Point to, double thickness, Color color) {
       const double px = x + 0.5 - from.x, py = y + 0.5 - from.y;
       const double along =
           length_squared > 0 ? std::clamp((px * dx + py * dy) / length_squared, 0.0, 1.0) : 0.0;
-      const double distance = std::hypot(px - along * dx, py - along * dy);
+      const double distance = length_of(px - along * dx, py - along * dy);
       blend(x, y, color, std::clamp(thickness / 2 + 0.5 - distance, 0.0, 1.0));
     }
   }
 }
 
 void Image::dashed_line(Point from, Point to, double thickness, Color color, double dash) {
-  const double length = std::hypot(to.x - from.x, to.y - from.y);
+  const double length = length_of(to.x - from.x, to.y - from.y);
   if (!std::isfinite(length) || !(length > 0)) return;
   const auto point_at = [&](double distance) {
     const double share = std::min(1.0, distance / length);

@@ -7,8 +7,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/expert_parallel/config.h"
+#include "winnow/expert_parallel/layout/layout_fields.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"
 
 namespace winnow::expert_parallel {
@@ -85,9 +87,7 @@ void check_indices(const Check& check, LayoutParams params, Device device, Strea
                  std::to_string(bad->k));
 }
 
-}  // namespace
-
-Backend layout(const LayoutArgs& args, const RunOptions& options) {
+Backend run(const LayoutArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const LayoutParams params = check_args(check, args);
   const Device device = args.expert_indices.device();
@@ -113,6 +113,12 @@ Backend layout(const LayoutArgs& args, const RunOptions& options) {
     throw Error(ErrorCode::resource, std::string(kOperation), "out of memory for the counts");
   }
   return backend;
+}
+
+}  // namespace
+
+Backend layout(const LayoutArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 }  // namespace winnow::expert_parallel

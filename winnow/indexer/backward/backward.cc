@@ -4,8 +4,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/indexer/backward/backward_fields.h"
 #include "winnow/indexer/backward/backward_impl.h"
 
 namespace winnow::indexer {
@@ -86,9 +88,7 @@ void check_args_for_sm90(const BackwardArgs& args, const BackwardParams& params)
   }
 }
 
-}  // namespace
-
-Backend backward(const BackwardArgs& args, const RunOptions& options) {
+Backend run(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (backend == Backend::sm90) {
@@ -121,6 +121,12 @@ Backend backward(const BackwardArgs& args, const RunOptions& options) {
     backward_sm90(params, workspace.data(), options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend backward(const BackwardArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 std::int64_t backward_workspace_bytes(const BackwardArgs& args, const RunOptions& options) {

@@ -4,8 +4,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/indexer/quantize/quantize_fields.h"
 #include "winnow/indexer/quantize/quantize_impl.h"
 
 namespace winnow::indexer {
@@ -83,9 +85,7 @@ void check_for_cuda(const Check& check, const QuantizeArgs& args, const Quantize
                     std::to_string(params.h));
 }
 
-}  // namespace
-
-Backend quantize(const QuantizeArgs& args, const RunOptions& options) {
+Backend run(const QuantizeArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const QuantizeParams params = check_args(check, args);
   const Device device = args.x.device();
@@ -107,6 +107,12 @@ Backend quantize(const QuantizeArgs& args, const RunOptions& options) {
     quantize_cuda(params, options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend quantize(const QuantizeArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 }  // namespace winnow::indexer

@@ -4,8 +4,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/indexer/scores/scores_fields.h"
 #include "winnow/indexer/scores/scores_impl.h"
 
 namespace winnow::indexer {
@@ -32,9 +34,7 @@ ScoresParams check_args(const ScoresArgs& args) {
   return params;
 }
 
-}  // namespace
-
-Backend scores(const ScoresArgs& args, const RunOptions& options) {
+Backend run(const ScoresArgs& args, const RunOptions& options) {
   const ScoresParams params = check_args(args);
   constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
@@ -63,6 +63,12 @@ Backend scores(const ScoresArgs& args, const RunOptions& options) {
     scores_sm90(params, options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend scores(const ScoresArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 }  // namespace winnow::indexer

@@ -2,8 +2,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/indexer/topk/topk_fields.h"
 #include "winnow/indexer/topk/topk_impl.h"
 
 namespace winnow::indexer {
@@ -44,9 +46,7 @@ std::int64_t workspace_bytes(const TopkArgs& args, const TopkParams& params, Bac
   return 0;
 }
 
-}  // namespace
-
-Backend topk(const TopkArgs& args, const RunOptions& options) {
+Backend run(const TopkArgs& args, const RunOptions& options) {
   const TopkParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (backend == Backend::sm90) {
@@ -77,6 +77,12 @@ Backend topk(const TopkArgs& args, const RunOptions& options) {
     topk_sm90(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend topk(const TopkArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 std::int64_t topk_workspace_bytes(const TopkArgs& args, const RunOptions& options) {

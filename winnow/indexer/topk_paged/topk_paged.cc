@@ -5,8 +5,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/indexer/topk_paged/topk_paged_fields.h"
 #include "winnow/indexer/topk_paged/topk_paged_impl.h"
 
 namespace winnow::indexer {
@@ -76,9 +78,7 @@ TopkPagedParams check_args(const TopkPagedArgs& args) {
   return params;
 }
 
-}  // namespace
-
-Backend topk_paged(const TopkPagedArgs& args, const RunOptions& options) {
+Backend run(const TopkPagedArgs& args, const RunOptions& options) {
   const TopkPagedParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (options.dry_run) return backend;
@@ -92,6 +92,12 @@ Backend topk_paged(const TopkPagedArgs& args, const RunOptions& options) {
   if (params.b == 0 || params.s_q == 0) return backend;
   run_on_cpu(kOperation, cpu_kernels().indexer_topk_paged, params);
   return backend;
+}
+
+}  // namespace
+
+Backend topk_paged(const TopkPagedArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 std::int64_t topk_paged_workspace_bytes(const TopkPagedArgs& args, const RunOptions& options) {

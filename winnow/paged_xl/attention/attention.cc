@@ -7,8 +7,10 @@
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
 #include "winnow/core/read_once.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/paged_xl/attention/attention_fields.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
 
 namespace winnow::paged_xl {
@@ -142,9 +144,7 @@ void check_contents(const Check& check, const AttentionArgs& args, const Attenti
   }
 }
 
-}  // namespace
-
-Backend attention(const AttentionArgs& args, const RunOptions& options) {
+Backend run(const AttentionArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const AttentionParams params = check_args(check, args);
   const Device device = args.query.device();
@@ -178,6 +178,12 @@ Backend attention(const AttentionArgs& args, const RunOptions& options) {
     attention_cuda(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend attention(const AttentionArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 std::int64_t attention_workspace_bytes(const AttentionArgs& args, const RunOptions& options) {

@@ -4,8 +4,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/paged_xl/cache/append_fields.h"
 #include "winnow/paged_xl/cache/append_impl.h"
 
 namespace winnow::paged_xl {
@@ -48,9 +50,7 @@ void check_for_cuda(const Check& check, const AppendParams& params) {
                     std::to_string(params.num_tokens));
 }
 
-}  // namespace
-
-Backend append(const AppendArgs& args, const RunOptions& options) {
+Backend run(const AppendArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const AppendParams params = check_args(check, args);
   const Device device = args.key.device();
@@ -70,6 +70,12 @@ Backend append(const AppendArgs& args, const RunOptions& options) {
     append_cuda(params, options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend append(const AppendArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 }  // namespace winnow::paged_xl

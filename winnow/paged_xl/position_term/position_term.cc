@@ -5,8 +5,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/paged_xl/position_term/position_term_fields.h"
 #include "winnow/paged_xl/position_term/position_term_impl.h"
 
 namespace winnow::paged_xl {
@@ -52,9 +54,7 @@ void check_contents(const Check& check, const PositionTermArgs& args,
                 "r holds that many distances");
 }
 
-}  // namespace
-
-Backend position_term(const PositionTermArgs& args, const RunOptions& options) {
+Backend run(const PositionTermArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const PositionTermParams params = check_args(check, args);
   const Device device = args.query.device();
@@ -77,6 +77,12 @@ Backend position_term(const PositionTermArgs& args, const RunOptions& options) {
     position_term_cuda(params, options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend position_term(const PositionTermArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 }  // namespace winnow::paged_xl

@@ -2,8 +2,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/sparse_mla/distribution/distribution_fields.h"
 #include "winnow/sparse_mla/distribution/distribution_impl.h"
 
 namespace winnow::sparse_mla {
@@ -34,9 +36,7 @@ void check_args_for_sm90(const DistributionArgs& args, const Problem& problem) {
   check_sizes_for_sm90(check, problem);
 }
 
-}  // namespace
-
-Backend distribution(const DistributionArgs& args, const RunOptions& options) {
+Backend run(const DistributionArgs& args, const RunOptions& options) {
   const DistributionParams params = check_args(args);
   constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
@@ -58,6 +58,12 @@ Backend distribution(const DistributionArgs& args, const RunOptions& options) {
     distribution_sm90(params, options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend distribution(const DistributionArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 }  // namespace winnow::sparse_mla

@@ -2,8 +2,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/sparse_mla/forward/forward_fields.h"
 #include "winnow/sparse_mla/forward/forward_impl.h"
 
 namespace winnow::sparse_mla {
@@ -42,9 +44,7 @@ void check_args_for_sm90(const ForwardArgs& args, const Problem& problem) {
   check_sizes_for_sm90(check, problem);
 }
 
-}  // namespace
-
-Backend forward(const ForwardArgs& args, const RunOptions& options) {
+Backend run(const ForwardArgs& args, const RunOptions& options) {
   const ForwardParams params = check_args(args);
   constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
@@ -67,6 +67,12 @@ Backend forward(const ForwardArgs& args, const RunOptions& options) {
     forward_sm90(params, options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend forward(const ForwardArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 }  // namespace winnow::sparse_mla

@@ -4,8 +4,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/sparse_mla/store/store_fields.h"
 #include "winnow/sparse_mla/store/store_impl.h"
 
 namespace winnow::sparse_mla {
@@ -44,9 +46,7 @@ void check_args_for_gpu(const Check& check, const StoreArgs& args) {
              std::to_string(args.rows.size(0)));
 }
 
-}  // namespace
-
-Backend store(const StoreArgs& args, const RunOptions& options) {
+Backend run(const StoreArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const StoreParams params = check_args(check, args);
   const Backend backend = choose_backend(kOperation, args.rows.device(), options, kImplemented);
@@ -72,6 +72,12 @@ Backend store(const StoreArgs& args, const RunOptions& options) {
     store_cuda(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend store(const StoreArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 std::int64_t store_workspace_bytes(const StoreArgs& args, const RunOptions& options) {

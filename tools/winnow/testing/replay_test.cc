@@ -1,0 +1,178 @@
+// Records of calls, and `winnow replay`, as a user meets them.
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include "winnow/testing/temporary_folder.h"
+
+namespace {
+
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Not;
+namespace fs = std::filesystem;
+
+struct Result {
+  int exit_code = -1;
+  std::string output;
+};
+
+Result run(const std::string& arguments, const std::string& environment = "") {
+  Result result;
+  const std::string command = environment + " " WINNOW_PROGRAM " " + arguments + " 2>&1";
+  std::FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return result;
+  char buffer[4096];
+  for (std::size_t count; (count = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
+    result.output.append(buffer, count);
+  }
+  const int status = pclose(pipe);
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return result;
+}
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+void write(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+// Records of an operation's calls in its first cases, as `winnow verify` makes them.
+std::vector<fs::path> record(const fs::path& folder, const std::string& operation, int cases = 1) {
+  const std::string list = run("verify " + operation + " --list").output;
+  std::istringstream lines(list);
+  std::string name, one, rest;
+  for (int i = 0; i < cases && lines >> name >> one && std::getline(lines, rest); ++i) {
+    const Result verified =
+        run("verify " + operation + " --device cpu --case " + one,
+            "WINNOW_RECORD=" + folder.string() + " WINNOW_RECORD_ONLY=" + operation);
+    EXPECT_EQ(verified.exit_code, 0) << verified.output;
+  }
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+class RecordsOf : public testing::TestWithParam<const char*> {};
+
+TEST_P(RecordsOf, AreRepeatedBitForBit) {
+  const winnow::testing::TemporaryFolder folder;
+  const std::vector<fs::path> files = record(folder.path(), GetParam(), 3);
+  ASSERT_GE(files.size(), 3u);
+  for (const fs::path& file : files) {
+    const Result replayed = run("replay " + file.string());
+    EXPECT_EQ(replayed.exit_code, 0) << replayed.output;
+    EXPECT_THAT(replayed.output, AllOf(HasSubstr(GetParam()), HasSubstr("now: cpu, "),
+                                       Not(HasSubstr("difference"))));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EachOperation, RecordsOf,
+                         testing::Values("expert_parallel::layout", "indexer::backward",
+                                         "indexer::quantize", "indexer::scores", "indexer::topk",
+                                         "indexer::topk_paged", "paged_xl::append",
+                                         "paged_xl::attention", "paged_xl::position_term",
+                                         "sparse_mla::distribution", "sparse_mla::forward",
+                                         "sparse_mla::store"));
+
+TEST(Replay, NamesTheOutputThatDiffers) {
+  const winnow::testing::TemporaryFolder folder;
+  const fs::path file = record(folder.path(), "sparse_mla::forward").at(0);
+  std::string text = contents(file);
+  const std::size_t result = text.rfind("result cpu");
+  ASSERT_NE(result, std::string::npos);
+  const std::size_t data = text.find('\n', text.find("data ", result)) + 1;
+  text[data + 3] ^= 0x7f;  // the exponent of the first element of `out`
+  write(file, text);
+  const Result replayed = run("replay " + file.string());
+  EXPECT_EQ(replayed.exit_code, 1);
+  EXPECT_THAT(replayed.output, ContainsRegex("out .*(difference|NaN)"));
+  EXPECT_THAT(replayed.output, ContainsRegex("lse .*the same bits"));
+}
+
+TEST(Replay, RepeatsACallThatNeverEnded) {
+  const winnow::testing::TemporaryFolder folder;
+  const fs::path file = record(folder.path(), "sparse_mla::forward").at(0);
+  const std::string text = contents(file);
+  write(file, text.substr(0, text.rfind("result cpu")));
+  const Result replayed = run("replay " + file.string());
+  EXPECT_EQ(replayed.exit_code, 0) << replayed.output;
+  EXPECT_THAT(replayed.output, AllOf(HasSubstr("it never ended"), HasSubstr("now: cpu, ")));
+}
+
+TEST(Replay, RefusesWhatIsNoRecord) {
+  const winnow::testing::TemporaryFolder folder;
+  const fs::path file = record(folder.path(), "sparse_mla::forward").at(0);
+  const std::string text = contents(file);
+  const std::size_t data = text.find("\ndata ");
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    return changed.replace(changed.find(from), from.size(), to);
+  };
+  const std::pair<std::string, std::string> cases[] = {
+      {"", "a record of a call, made with WINNOW_RECORD"},
+      {"something else", "a record of a call, made with WINNOW_RECORD"},
+      {text.substr(0, data), "complete up to its tensors"},
+      {text.substr(0, data + 60), "the data of all its tensors"},
+      {with("operation sparse_mla::forward", "operation sparse_mla::sideways"),
+       "an operation of Winnow"},
+      {with("tensor q f32", "tensor q f33"), "dtypes of Winnow"},
+      {with("tensor q f32 cpu [", "tensor q f32 cpu [9"), "as many bytes as the shape needs"},
+      {with("tensor q f32 cpu [", "tensor q f32 cpu [9999999999999999999999,"),
+       "numbers in a list"},
+      {with("value k_stride ", "value stride "), "an argument \"k_stride\""},
+      {with("value k_stride 1", "value k_stride x"), "a number for \"k_stride\""},
+  };
+  for (const auto& [changed, wanted] : cases) {
+    write(file, changed);
+    const Result replayed = run("replay " + file.string());
+    EXPECT_EQ(replayed.exit_code, 2) << wanted << ": " << replayed.output;
+    EXPECT_THAT(replayed.output, HasSubstr(wanted));
+  }
+  EXPECT_THAT(run("replay /nowhere").output, HasSubstr("a file that can be read"));
+}
+
+TEST(Log, HasALineForEachCall) {
+  const winnow::testing::TemporaryFolder folder;
+  const fs::path log = folder.path() / "log";
+  for (int i = 0; i < 2; ++i) {  // it grows
+    run("verify sparse_mla::forward --device cpu --case bf16-h1", "WINNOW_LOG=" + log.string());
+  }
+  std::istringstream lines(contents(log));
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) {
+    EXPECT_THAT(line,
+                ContainsRegex("^winnow 20[0-9T:.-]+Z \\[[0-9]+\\] sparse_mla::forward "
+                              "q=bf16\\[[0-9,]+\\]/\\[[0-9,]+\\] kv=bf16.* out=bf16.* on cpu: "
+                              "cpu, [0-9.]+ (us|ms)$"));
+  }
+  EXPECT_GE(count, 2);
+  EXPECT_EQ(count % 2, 0);
+}
+
+TEST(Log, RefusesValuesThatItDoesNotKnow) {
+  const auto verify = [](const std::string& environment) {
+    return run("verify sparse_mla::forward --device cpu --case bf16-h1", environment);
+  };
+  EXPECT_THAT(verify("WINNOW_LOG=/nowhere/log").output, HasSubstr("WINNOW_LOG: want 0, 1, stderr"));
+  EXPECT_THAT(verify("WINNOW_RECORD=/nowhere").output, HasSubstr("WINNOW_RECORD: want a folder"));
+  EXPECT_THAT(verify("WINNOW_RECORD=/tmp WINNOW_RECORD_CALLS=many").output,
+              HasSubstr("WINNOW_RECORD_CALLS: want a number from 1 on"));
+}
+
+}  // namespace

@@ -1,0 +1,103 @@
+// The log of calls (WINNOW_LOG) and the records of them (WINNOW_RECORD). Internal.
+//
+// Each room has X_fields.h, whose each_argument() visits the arguments of a call by name:
+//   each_argument(args, [](std::string_view name, auto& value) { ... });
+// The door of an operation is one line around the call itself: recorded(kOperation, args, options,
+// run). docs/troubleshooting.md is the page.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow {
+
+// Whether calls are logged or recorded. The environment is read at the first call of the process;
+// throws Error if a value is not one of those that the page lists, or a file cannot be opened.
+WINNOW_EXPORT bool recording(std::string_view operation);
+
+// One argument of a call: a tensor, or a number, flag or choice in words.
+struct RecordedArgument {
+  std::string_view name;
+  ConstTensorView tensor;
+  bool output = false;  // the call may write it
+  std::string text;     // of what is no tensor; empty: absent
+  bool is_tensor = false;
+};
+
+WINNOW_EXPORT std::string to_text(double value);
+inline std::string to_text(std::int64_t value) { return std::to_string(value); }
+inline std::string to_text(bool value) { return value ? "1" : "0"; }
+template <class Enum>
+  requires std::is_enum_v<Enum>
+std::string to_text(Enum value) {
+  return std::to_string(static_cast<int>(value));
+}
+
+// Writes what is known of one call: before it the arguments, after it how it ended.
+class WINNOW_EXPORT RecordedCall {
+ public:
+  RecordedCall(std::string_view operation, const RunOptions& options)
+      : operation_(operation), options_(options) {}
+
+  void add(std::string_view name, const ConstTensorView& view) {
+    arguments_.push_back({name, view, false, "", true});
+  }
+  void add(std::string_view name, const TensorView& view) {
+    arguments_.push_back({name, view, true, "", true});
+  }
+  template <class T>
+  void add(std::string_view name, const std::optional<T>& value) {
+    arguments_.push_back({name, {}, false, value.has_value() ? to_text(*value) : "", false});
+  }
+  template <class T>
+    requires std::is_arithmetic_v<T> || std::is_enum_v<T>
+  void add(std::string_view name, T value) {
+    arguments_.push_back({name, {}, false, to_text(value), false});
+  }
+
+  void begin();
+  void end(Backend backend);
+  void fail(std::string_view what) noexcept;
+
+ private:
+  void log(std::string_view end) const;
+  void write_arguments();
+  void write_result(std::string_view end);
+
+  std::string operation_;
+  RunOptions options_;
+  std::vector<RecordedArgument> arguments_;
+  std::string file_;  // of the record; empty: none
+  std::string note_;  // why there is none, where one was wanted
+  double start_ = 0;
+};
+
+// run(args, options), logged and recorded where that is asked for. Dry runs are no calls.
+template <class Args, class Run>
+Backend recorded(std::string_view operation, const Args& args, const RunOptions& options,
+                 const Run& run) {
+  if (options.dry_run || !recording(operation)) [[likely]]
+    return run(args, options);
+  RecordedCall call(operation, options);
+  Args copy = args;
+  each_argument(copy, [&](std::string_view name, auto& value) { call.add(name, value); });
+  call.begin();
+  try {
+    const Backend backend = run(args, options);
+    call.end(backend);
+    return backend;
+  } catch (const std::exception& error) {
+    call.fail(error.what());
+    throw;
+  }
+}
+
+}  // namespace winnow
