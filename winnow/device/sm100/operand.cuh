@@ -15,10 +15,11 @@ namespace tcgen05_descriptor {
 constexpr std::uint64_t kVersion = std::uint64_t{1} << 46;
 constexpr std::uint64_t kSwizzle128 = std::uint64_t{2} << 61;
 constexpr std::uint64_t kSwizzle64 = std::uint64_t{4} << 61;
+// In a cluster the number of the block stands in the highest bits of an address.
 __host__ __device__ constexpr std::uint64_t make(std::uint32_t start, std::uint32_t leading,
                                                  std::uint32_t stride, std::uint64_t swizzle) {
   return swizzle | kVersion | static_cast<std::uint64_t>(stride >> 4) << 32 |
-         static_cast<std::uint64_t>(leading >> 4) << 16 | start >> 4;
+         static_cast<std::uint64_t>(leading >> 4) << 16 | (start & 0x3ffffu) >> 4;
 }
 }  // namespace tcgen05_descriptor
 

@@ -6,7 +6,6 @@
 namespace winnow::sparse_mla {
 
 testing::Operation backward_operation(std::int64_t most_queries);
-std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
 
 namespace {
 
