@@ -9,6 +9,7 @@ set(floors
   "core"
   "cpu device/common"
   "device/sm90 simulator/instructions"
+  "device/sm100"
   "expert_parallel indexer paged_xl simulator sparse_mla"
   "expert_parallel/queue_buffers expert_parallel/routing indexer/backward indexer/quantize indexer/scores indexer/topk paged_xl/attention paged_xl/cache paged_xl/position_term sparse_mla/decode sparse_mla/forward sparse_mla/store"
   "expert_parallel/transport indexer/topk_paged sparse_mla/backward sparse_mla/distribution"

@@ -26,25 +26,29 @@ class BackendTest : public ::testing::Test {
 TEST_F(BackendTest, NamesGoBothWays) {
   for (const Backend backend : kAll) EXPECT_EQ(backend_from_string(to_string(backend)), backend);
   testing::expect_error([] { backend_from_string("hopper"); }, ErrorCode::invalid_argument,
-                        "backend_from_string: name: want one of sm90, cuda, cpu, got \"hopper\"");
+                        "backend_from_string: name: want one of sm100, sm90, cuda, cpu, got \"hopper\"");
   testing::expect_error([] { backend_from_string("CPU"); }, ErrorCode::invalid_argument,
-                        "backend_from_string: name: want one of sm90, cuda, cpu, got \"CPU\"");
+                        "backend_from_string: name: want one of sm100, sm90, cuda, cpu, got \"CPU\"");
 }
 
 TEST_F(BackendTest, ListIsInOrderOfPriorityAndHonest) {
   const auto list = backends();
-  ASSERT_EQ(list.size(), 3u);
-  for (std::size_t n = 0; n < 3; ++n) {
-    EXPECT_EQ(to_string(list[n].backend), to_string(kAll[n]));
+  ASSERT_EQ(list.size(), 4u);
+  EXPECT_EQ(list[0].backend, Backend::sm100);
+  for (std::size_t n = 0; n < 4; ++n) {
+    if (n > 0) {
+      EXPECT_EQ(to_string(list[n].backend), to_string(kAll[n - 1]));
+    }
     EXPECT_FALSE(list[n].description.empty());
     EXPECT_EQ(list[n].supported, list[n].reason.empty()) << to_string(list[n].backend);
   }
-  EXPECT_TRUE(list[2].supported);
+  EXPECT_TRUE(list[3].supported);
   if (gpus().gpus.empty()) {
     EXPECT_FALSE(gpus().reason.empty());
     EXPECT_FALSE(list[0].supported);
     EXPECT_FALSE(list[1].supported);
-    EXPECT_EQ(list[0].reason, list[1].reason);
+    EXPECT_FALSE(list[2].supported);
+    EXPECT_EQ(list[1].reason, list[2].reason);
   }
 }
 
@@ -96,7 +100,7 @@ TEST_F(BackendTest, EnvironmentForcesUnlessTheCallSaysOtherwise) {
   EXPECT_EQ(choose_backend("op", {}, {}, kCpuOnly), Backend::cpu);
   setenv("WINNOW_BACKEND", "fpga", 1);
   testing::expect_error([] { choose_backend("op", {}, {}, kCpuOnly); }, ErrorCode::invalid_argument,
-                        "op: WINNOW_BACKEND: want one of sm90, cuda, cpu, got \"fpga\"");
+                        "op: WINNOW_BACKEND: want one of sm100, sm90, cuda, cpu, got \"fpga\"");
 }
 
 // Contents on the host are always checked. What checking mode does on a GPU is tested there.
