@@ -25,10 +25,12 @@ class BackendTest : public ::testing::Test {
 
 TEST_F(BackendTest, NamesGoBothWays) {
   for (const Backend backend : kAll) EXPECT_EQ(backend_from_string(to_string(backend)), backend);
-  testing::expect_error([] { backend_from_string("hopper"); }, ErrorCode::invalid_argument,
-                        "backend_from_string: name: want one of sm100, sm90, cuda, cpu, got \"hopper\"");
-  testing::expect_error([] { backend_from_string("CPU"); }, ErrorCode::invalid_argument,
-                        "backend_from_string: name: want one of sm100, sm90, cuda, cpu, got \"CPU\"");
+  testing::expect_error(
+      [] { backend_from_string("hopper"); }, ErrorCode::invalid_argument,
+      "backend_from_string: name: want one of sm100, sm90, cuda, cpu, got \"hopper\"");
+  testing::expect_error(
+      [] { backend_from_string("CPU"); }, ErrorCode::invalid_argument,
+      "backend_from_string: name: want one of sm100, sm90, cuda, cpu, got \"CPU\"");
 }
 
 TEST_F(BackendTest, ListIsInOrderOfPriorityAndHonest) {
