@@ -41,7 +41,8 @@ def _run(*command, **options):
 def test_there_is_one_portable_wheel_for_each_python(python):
     (wheel,) = (wheel for wheel in WHEELS if python in wheel.name)
     tag = re.fullmatch(
-        rf"winnow_kernels-[0-9.]+-{python}-(?:manylinux\w+\.)*manylinux_2_(\d+)_\w+\.whl", wheel.name
+        rf"winnow_kernels-[0-9.]+-{python}-(?:manylinux\w+\.)*manylinux_2_(\d+)_\w+\.whl",
+        wheel.name,
     )
     assert tag and int(tag[1]) <= 34, wheel.name
     assert wheel.stat().st_size < 40e6
@@ -107,7 +108,11 @@ def bare_system(request):
         shutil.rmtree(root, ignore_errors=True)
         mirror = re.search(
             r"https?://\S+/debian/?(?=\s|$)",
-            "\n".join(p.read_text() for p in Path("/etc/apt").rglob("*") if p.suffix in (".sources", ".list")),
+            "\n".join(
+                p.read_text()
+                for p in Path("/etc/apt").rglob("*")
+                if p.suffix in (".sources", ".list")
+            ),
         )
         _run(
             "debootstrap", "--variant=minbase", "--include=python3-venv",

@@ -133,11 +133,11 @@ TEST_F(CommandLine, AnUnknownCommandIsNamedWithTheNearest) {
   EXPECT_EQ(typo.exit_code, 2);
   EXPECT_EQ(
       typo.output,
-      "winnow: command: want one of info, demo, verify, bench, launch, got \"verfy\"; did you "
+      "winnow: command: want one of info, demo, verify, bench, replay, launch, got \"verfy\"; did you "
       "mean verify?\n");
   EXPECT_THAT(run("benchmark").output, HasSubstr("did you mean bench?"));
   EXPECT_THAT(run("foo").output, AllOf(HasSubstr("got \"foo\""), Not(HasSubstr("did you mean"))));
-  EXPECT_THAT(run("--foo").output, HasSubstr("want one of info, demo, verify, bench, launch, got"));
+  EXPECT_THAT(run("--foo").output, HasSubstr("want one of info, demo, verify, bench, replay, launch, got"));
   EXPECT_THAT(run("--json info").output, HasSubstr("got \"--json\""));
   EXPECT_EQ(run("-h").exit_code, 0);
 }
@@ -322,7 +322,7 @@ TEST_F(CommandLine, VerifyRefusesWhatItCannotDo) {
   EXPECT_THAT(no_case.output, HasSubstr("\"nonsense\""));
   const Result backend = run("verify --backend abacus");
   EXPECT_EQ(backend.exit_code, 2);
-  EXPECT_THAT(backend.output, HasSubstr("one of sm90, cuda, cpu"));
+  EXPECT_THAT(backend.output, HasSubstr("one of sm100, sm90, cuda, cpu"));
 }
 
 TEST_F(CommandLine, CudaWithoutAGpuGivesTheReason) {
