@@ -131,13 +131,14 @@ TEST_F(CommandLine, UnknownOptionIsBadUsage) {
 TEST_F(CommandLine, AnUnknownCommandIsNamedWithTheNearest) {
   const Result typo = run("verfy");
   EXPECT_EQ(typo.exit_code, 2);
-  EXPECT_EQ(
-      typo.output,
-      "winnow: command: want one of info, demo, verify, bench, replay, launch, got \"verfy\"; did you "
-      "mean verify?\n");
+  EXPECT_EQ(typo.output,
+            "winnow: command: want one of info, demo, verify, bench, replay, launch, got "
+            "\"verfy\"; did you "
+            "mean verify?\n");
   EXPECT_THAT(run("benchmark").output, HasSubstr("did you mean bench?"));
   EXPECT_THAT(run("foo").output, AllOf(HasSubstr("got \"foo\""), Not(HasSubstr("did you mean"))));
-  EXPECT_THAT(run("--foo").output, HasSubstr("want one of info, demo, verify, bench, replay, launch, got"));
+  EXPECT_THAT(run("--foo").output,
+              HasSubstr("want one of info, demo, verify, bench, replay, launch, got"));
   EXPECT_THAT(run("--json info").output, HasSubstr("got \"--json\""));
   EXPECT_EQ(run("-h").exit_code, 0);
 }
@@ -231,9 +232,9 @@ TEST_F(CommandLine, InfoTellsBackendsAndReasons) {
   EXPECT_THAT(result.output, AllOf(HasSubstr("sm90"), HasSubstr("cpu"), HasSubstr("GPUs"),
                                    HasSubstr("Eigen"), HasSubstr("sparse_mla::backward")));
   const json info = json::parse(run("info --json").output);
-  ASSERT_EQ(info["backends"].size(), 3u);
-  EXPECT_EQ(info["backends"][2]["name"], "cpu");
-  EXPECT_TRUE(info["backends"][2]["supported"]);
+  ASSERT_EQ(info["backends"].size(), 4u);
+  EXPECT_EQ(info["backends"][3]["name"], "cpu");
+  EXPECT_TRUE(info["backends"][3]["supported"]);
   for (const auto& backend : info["backends"]) {
     EXPECT_EQ(backend["supported"].get<bool>(), backend["reason"].get<std::string>().empty());
   }
