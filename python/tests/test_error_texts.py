@@ -144,7 +144,7 @@ def test_positional_arguments_that_are_too_many_are_counted():
 def test_a_backend_that_there_is_not_is_refused_by_the_operation():
     tensors = every_operation.ALL["sparse_mla::forward"].tensors
     inputs = [tensors[name] for name in ("q", "kv", "indices")]
-    wanted = 'backend: want one of sm90, cuda, cpu, got "foo"'
+    wanted = 'backend: want one of sm100, sm90, cuda, cpu, got "foo"'
     with pytest.raises(ValueError, match=f"^sparse_mla::forward: {wanted}$"):
         sparse_mla.forward(*inputs, backend="foo")
     with pytest.raises(ValueError, match=f"^supports: {wanted}$"):

@@ -131,7 +131,7 @@ def test_the_backend_can_be_forced():
         ValueError, match="backend: want one that supports tensors on cpu, got sm90"
     ):
         sparse_mla.forward(q, kv, indices, backend="sm90")
-    with pytest.raises(ValueError, match='one of sm90, cuda, cpu, got "abacus"'):
+    with pytest.raises(ValueError, match='one of sm100, sm90, cuda, cpu, got "abacus"'):
         sparse_mla.forward(q, kv, indices, backend="abacus")
 
 

@@ -52,8 +52,9 @@ std::string missing_for_sm100() {
 std::string wanted_by(Backend backend, const Gpu* gpu) {
   std::string text;
   if (backend == Backend::sm100) {
-    text = ", and sm100 wants 10.0 or 10.3 (it was compiled and simulated, and has never run on "
-           "hardware)";
+    text =
+        ", and sm100 wants 10.0 or 10.3 (it was compiled and simulated, and has never run on "
+        "hardware)";
   }
   if (gpu != nullptr && backend == Backend::sm100 && can_run(Backend::sm90, *gpu)) {
     return text + "; the sm90 backend works";
@@ -80,7 +81,7 @@ BackendStatus gpu_status(Backend backend, std::string description) {
     }
   }
   const bool objects_to_gpus = built_with_cuda() && !gpus().gpus.empty();
-  status.reason = status.supported ? ""
+  status.reason = status.supported  ? ""
                   : objects_to_gpus ? status.reason + wanted_by(backend, &gpus().gpus.front())
                                     : status.reason + "; the cpu backend works";
   return status;

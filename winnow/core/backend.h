@@ -38,8 +38,8 @@ WINNOW_EXPORT std::span<const BackendStatus> backends();
 struct RunOptions {
   // If set, use exactly this backend or throw Error (unsupported). Otherwise the call uses the
   // backend that the environment variable WINNOW_BACKEND names, or the first of the list that
-  // implements the operation and supports the device of the tensors; never sm100, which was compiled
-  // and simulated but has not run on hardware.
+  // implements the operation and supports the device of the tensors; never sm100, which was
+  // compiled and simulated but has not run on hardware.
   std::optional<Backend> backend{};
   Stream stream{};
   // Checking mode, which the environment variable WINNOW_CHECK=1 also enables (any value other than

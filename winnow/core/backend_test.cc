@@ -12,7 +12,7 @@ namespace winnow {
 namespace {
 
 constexpr Backend kCpuOnly[] = {Backend::cpu};
-constexpr Backend kAll[] = {Backend::sm90, Backend::cuda, Backend::cpu};
+constexpr Backend kAll[] = {Backend::sm100, Backend::sm90, Backend::cuda, Backend::cpu};
 
 class BackendTest : public ::testing::Test {
  protected:
@@ -25,26 +25,30 @@ class BackendTest : public ::testing::Test {
 
 TEST_F(BackendTest, NamesGoBothWays) {
   for (const Backend backend : kAll) EXPECT_EQ(backend_from_string(to_string(backend)), backend);
-  testing::expect_error([] { backend_from_string("hopper"); }, ErrorCode::invalid_argument,
-                        "backend_from_string: name: want one of sm90, cuda, cpu, got \"hopper\"");
-  testing::expect_error([] { backend_from_string("CPU"); }, ErrorCode::invalid_argument,
-                        "backend_from_string: name: want one of sm90, cuda, cpu, got \"CPU\"");
+  testing::expect_error(
+      [] { backend_from_string("hopper"); }, ErrorCode::invalid_argument,
+      "backend_from_string: name: want one of sm100, sm90, cuda, cpu, got \"hopper\"");
+  testing::expect_error(
+      [] { backend_from_string("CPU"); }, ErrorCode::invalid_argument,
+      "backend_from_string: name: want one of sm100, sm90, cuda, cpu, got \"CPU\"");
 }
 
 TEST_F(BackendTest, ListIsInOrderOfPriorityAndHonest) {
   const auto list = backends();
-  ASSERT_EQ(list.size(), 3u);
-  for (std::size_t n = 0; n < 3; ++n) {
+  ASSERT_EQ(list.size(), 4u);
+  for (std::size_t n = 0; n < 4; ++n) {
     EXPECT_EQ(to_string(list[n].backend), to_string(kAll[n]));
     EXPECT_FALSE(list[n].description.empty());
     EXPECT_EQ(list[n].supported, list[n].reason.empty()) << to_string(list[n].backend);
   }
-  EXPECT_TRUE(list[2].supported);
+  EXPECT_TRUE(list[3].supported);
   if (gpus().gpus.empty()) {
     EXPECT_FALSE(gpus().reason.empty());
     EXPECT_FALSE(list[0].supported);
     EXPECT_FALSE(list[1].supported);
+    EXPECT_FALSE(list[2].supported);
     EXPECT_EQ(list[0].reason, list[1].reason);
+    EXPECT_EQ(list[1].reason, list[2].reason);
   }
 }
 
@@ -68,6 +72,33 @@ TEST_F(BackendTest, ForcedBackendThatCannotServeTheTensors) {
       [] { choose_backend("op", {DeviceType::cuda, 0}, testing::forced(Backend::cpu), kAll); },
       ErrorCode::invalid_argument,
       "op: backend: want one that supports tensors on cuda:0, got cpu");
+}
+
+// What has never run on hardware is not chosen, and says why where it is forced.
+TEST_F(BackendTest, Sm100RunsOnlyWhereItIsForced) {
+  const Device gpu{DeviceType::cuda, 0};
+  try {
+    EXPECT_NE(int(choose_backend("op", gpu, {}, kAll)), int(Backend::sm100));
+  } catch (const Error&) {  // without a GPU that something runs on
+  }
+  const BackendStatus& status = backends()[0];
+  if (status.supported) {
+    EXPECT_EQ(choose_backend("op", gpu, testing::forced(Backend::sm100), kAll), Backend::sm100);
+    EXPECT_NE(status.description.find("never run on hardware"), std::string::npos);
+    return;
+  }
+  try {
+    choose_backend("op", gpu, testing::forced(Backend::sm100), kAll);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(int(error.code()), int(ErrorCode::unsupported));
+    EXPECT_NE(text.find("sm100: "), std::string::npos) << text;
+    EXPECT_NE(text.find("backend works"), std::string::npos) << text;
+    if (gpus().gpus.empty()) {
+      EXPECT_NE(text.find(status.reason), std::string::npos) << text;
+    }
+  }
 }
 
 TEST_F(BackendTest, GpuTensorsNeverFallBackToTheCpu) {
@@ -96,7 +127,7 @@ TEST_F(BackendTest, EnvironmentForcesUnlessTheCallSaysOtherwise) {
   EXPECT_EQ(choose_backend("op", {}, {}, kCpuOnly), Backend::cpu);
   setenv("WINNOW_BACKEND", "fpga", 1);
   testing::expect_error([] { choose_backend("op", {}, {}, kCpuOnly); }, ErrorCode::invalid_argument,
-                        "op: WINNOW_BACKEND: want one of sm90, cuda, cpu, got \"fpga\"");
+                        "op: WINNOW_BACKEND: want one of sm100, sm90, cuda, cpu, got \"fpga\"");
 }
 
 // Contents on the host are always checked. What checking mode does on a GPU is tested there.

@@ -1,6 +1,4 @@
 // Conformance on sm100: products of one block and of a pair, tensor memory, copies of a pair.
-#include "winnow/simulator/conformance_sm100.h"
-
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/runtime.h"
@@ -11,6 +9,7 @@
 #include "winnow/device/sm100/tensor_copy.cuh"
 #include "winnow/device/sm90/copy.cuh"
 #include "winnow/device/sm90/tensor_map.h"
+#include "winnow/simulator/conformance_sm100.h"
 
 namespace winnow::conformance {
 namespace {
@@ -24,10 +23,10 @@ template <class... Params>
 void launch(void (*kernel)(Params...), int blocks, int shared,
             const std::type_identity_t<Params>&... params) {
   kRuntime.allow_shared_memory(kernel, shared);
-  kRuntime.check(launch_clusters(kernel, static_cast<unsigned>(blocks),
-                                 dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
-                                 static_cast<std::size_t>(shared), nullptr, params...),
-                 "launch");
+  kRuntime.check(
+      launch_clusters(kernel, static_cast<unsigned>(blocks), dim3(static_cast<unsigned>(blocks)),
+                      dim3(kThreads), static_cast<std::size_t>(shared), nullptr, params...),
+      "launch");
 }
 
 // The columns that the block has allocated; all threads of the cluster come and go together.

@@ -24,10 +24,10 @@ void launch_tensor_moves(const std::uint32_t* in, std::uint32_t* out);
 // halves][8 lanes][4]. out: [2][128][8], as tcgen05.cp has written it.
 void launch_tensor_copy(const std::uint32_t* in, std::uint32_t* out);
 
-// in: the words of a tensor of kGatherRows rows of kGatherStride bytes, of which kGatherColumns bf16
-// count; then [2][4] rows, and a column. out: [2][4 rows][128 bytes] gathered into the 128-byte
-// swizzle, [2][4][64 bytes] into the 64-byte swizzle, and [2][8][128] of the box at (0, rank) that
-// the even block has sent to both.
+// in: the words of a tensor of kGatherRows rows of kGatherStride bytes, of which kGatherColumns
+// bf16 count; then [2][4] rows, and a column. out: [2][4 rows][128 bytes] gathered into the
+// 128-byte swizzle, [2][4][64 bytes] into the 64-byte swizzle, and [2][8][128] of the box at (0,
+// rank) that the even block has sent to both.
 inline constexpr int kGatherRows = 37, kGatherColumns = 72, kGatherStride = 160;
 void launch_gather(const std::uint32_t* in, std::uint32_t* out);
 

@@ -89,7 +89,8 @@ TEST_P(Products, StandWhereTheDocumentSays) {
   in[4] = device::tcgen05_bf16(shape.m, shape.n, major(layout_a), major(layout_b));
   const auto put = [&](std::size_t block, std::size_t operand, Operand layout, std::size_t row,
                        std::size_t k, float value) {
-    const std::uint16_t bf16 = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
+    const std::uint16_t bf16 =
+        static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
     auto* const bytes = reinterpret_cast<std::byte*>(&in[kProductWords + block * kOperandWords]);
     std::memcpy(bytes + kBegin[operand] + place(layout, row, k), &bf16, 2);
   };
@@ -123,11 +124,12 @@ std::string name_of(const testing::TestParamInfo<Case>& tested) {
 
 const Shape kShapes[] = {{1, 128, 64},  {1, 128, 128}, {1, 128, 256}, {2, 128, 64}, {2, 128, 128},
                          {2, 128, 256}, {2, 256, 64},  {2, 256, 128}, {2, 256, 256}};
-INSTANTIATE_TEST_SUITE_P(
-    All, Products,
-    testing::Combine(testing::ValuesIn(kShapes), testing::Values(Operand::k, Operand::mn),
-                     testing::Values(Operand::k, Operand::mn, Operand::mn64), testing::Bool()),
-    name_of);
+INSTANTIATE_TEST_SUITE_P(All, Products,
+                         testing::Combine(testing::ValuesIn(kShapes),
+                                          testing::Values(Operand::k, Operand::mn),
+                                          testing::Values(Operand::k, Operand::mn, Operand::mn64),
+                                          testing::Bool()),
+                         name_of);
 
 TEST_F(ConformanceSm100, TensorMemoryMoves) {
   const Words in = random_words(4096, 31), out = run(launch_tensor_moves, in, 8192);

@@ -140,8 +140,8 @@ void tensor_wait(bool reads, const Where& where);  // wait::ld or wait::st
 void tensor_multiply(int blocks, std::uint32_t d, std::uint64_t a, std::uint64_t b,
                      std::uint32_t instruction, bool accumulate, const Where& where);
 void tensor_copy_128x256b(int blocks, std::uint32_t to, std::uint64_t from, const Where& where);
-// An arrival at the barrier once all that the thread has issued is done; with a mask at the barriers
-// of that offset in the blocks of those ranks.
+// An arrival at the barrier once all that the thread has issued is done; with a mask at the
+// barriers of that offset in the blocks of those ranks.
 void tensor_commit(int blocks, std::uint32_t barrier, unsigned ranks, const Where& where);
 
 // ---- Matrix fragments --------------------------------------------------------------------------
@@ -170,10 +170,10 @@ void copy_async(const CopyPiece& piece, const Where& where);
 // Bulk and tensor copies: report `reported` bytes to the barrier when all pieces have landed.
 void bulk_load(const char* what, const CopyPiece* pieces, std::size_t count, std::uint32_t reported,
                std::uint32_t barrier, const Where& where);
-// The same to the blocks of the given ranks, at the same offset in each; with `blocks` (cta_group) 2
-// the barrier may be in the other block of the pair.
-void bulk_load_cluster(const char* what, const CopyPiece* pieces, std::size_t count,
-                       unsigned ranks, std::uint32_t reported, std::uint32_t barrier, int blocks,
+// The same to the blocks of the given ranks, at the same offset in each; with `blocks` (cta_group)
+// 2 the barrier may be in the other block of the pair.
+void bulk_load_cluster(const char* what, const CopyPiece* pieces, std::size_t count, unsigned ranks,
+                       std::uint32_t reported, std::uint32_t barrier, int blocks,
                        const Where& where);
 // cp.async.bulk.global.shared, its groups and the two waits for them.
 void bulk_store(void* destination, std::uint32_t source, std::uint32_t bytes, const Where& where);

@@ -146,7 +146,7 @@ TYPED_TEST(Reliability, ForcedBackend) {
   setenv("WINNOW_BACKEND", "abacus", 1);
   testing::expect_error([&] { TypeParam::run(args); }, ErrorCode::invalid_argument,
                         std::string(TypeParam::kName) +
-                            ": WINNOW_BACKEND: want one of sm90, cuda, cpu, got \"abacus\"");
+                            ": WINNOW_BACKEND: want one of sm100, sm90, cuda, cpu, got \"abacus\"");
   // What the call says counts more than the environment.
   EXPECT_EQ(to_string(TypeParam::run(args, testing::forced(Backend::cpu))), "cpu");
   unsetenv("WINNOW_BACKEND");

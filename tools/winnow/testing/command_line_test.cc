@@ -322,7 +322,7 @@ TEST_F(CommandLine, VerifyRefusesWhatItCannotDo) {
   EXPECT_THAT(no_case.output, HasSubstr("\"nonsense\""));
   const Result backend = run("verify --backend abacus");
   EXPECT_EQ(backend.exit_code, 2);
-  EXPECT_THAT(backend.output, HasSubstr("one of sm90, cuda, cpu"));
+  EXPECT_THAT(backend.output, HasSubstr("one of sm100, sm90, cuda, cpu"));
 }
 
 TEST_F(CommandLine, CudaWithoutAGpuGivesTheReason) {

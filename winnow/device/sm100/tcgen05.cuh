@@ -15,11 +15,11 @@
 
 namespace winnow::device {
 
-#define WINNOW_TCGEN05_GROUP(before, after, ...)                                  \
-  if constexpr (kBlocks == 1) {                                                   \
-    asm volatile(before "cta_group::1" after ::__VA_ARGS__ : "memory");           \
-  } else {                                                                        \
-    asm volatile(before "cta_group::2" after ::__VA_ARGS__ : "memory");           \
+#define WINNOW_TCGEN05_GROUP(before, after, ...)                        \
+  if constexpr (kBlocks == 1) {                                         \
+    asm volatile(before "cta_group::1" after ::__VA_ARGS__ : "memory"); \
+  } else {                                                              \
+    asm volatile(before "cta_group::2" after ::__VA_ARGS__ : "memory"); \
   }
 
 // ---- Allocation --------------------------------------------------------------------------------
@@ -43,9 +43,9 @@ __device__ __forceinline__ void tcgen05_relinquish() {
 }
 // Of an allocation as a whole, before the kernel ends. A whole warp, of each block of a pair.
 template <int kBlocks>
-__device__ __forceinline__ void tcgen05_dealloc(std::uint32_t address, std::uint32_t columns) {
-  WINNOW_TCGEN05_GROUP("tcgen05.dealloc.", ".sync.aligned.b32 %0, %1;", "r"(address), "r"(columns))
-}
+__device__ __forceinline__ void tcgen05_dealloc(std::uint32_t address, std::uint32_t columns){
+    WINNOW_TCGEN05_GROUP("tcgen05.dealloc.", ".sync.aligned.b32 %0, %1;", "r"(address),
+                         "r"(columns))}
 
 // ---- Order -------------------------------------------------------------------------------------
 
@@ -85,11 +85,10 @@ __device__ __forceinline__ void tcgen05_commit(std::uint32_t barrier) {
 // The same at the barriers of that offset in the blocks of the cluster whose bits are set.
 template <int kBlocks>
 __device__ __forceinline__ void tcgen05_commit_multicast(std::uint32_t barrier,
-                                                         std::uint16_t ranks) {
-  WINNOW_TCGEN05_GROUP("tcgen05.commit.",
-                       ".mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;",
-                       "r"(barrier), "h"(ranks))
-}
+                                                         std::uint16_t ranks){
+    WINNOW_TCGEN05_GROUP("tcgen05.commit.",
+                         ".mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;",
+                         "r"(barrier), "h"(ranks))}
 #undef WINNOW_TCGEN05_GROUP
 
 // ---- Registers ---------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ struct MapDim {
 };
 
 // Describes a tensor whose boxes have rows of 128 bytes, which land in the 128-byte swizzle
-// (device/sm90/wgmma.cuh), or of the bytes of another swizzle. `data` is aligned to 16 bytes. The driver's function is found at run
-// time: nothing links libcuda.
+// (device/sm90/wgmma.cuh), or of the bytes of another swizzle. `data` is aligned to 16 bytes. The
+// driver's function is found at run time: nothing links libcuda.
 template <int kDims>
 CUtensorMap tensor_map(const Runtime& runtime, CUtensorMapDataType type, const void* data,
                        const MapDim (&dims)[kDims],

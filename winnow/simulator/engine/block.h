@@ -28,7 +28,7 @@ struct Barrier {
   unsigned initialiser = 0;
   Stamp initialised;
   bool fenced = false;
-  bool remote = false;  // threads of other blocks arrive at it
+  bool remote = false;        // threads of other blocks arrive at it
   Knowledge arriving, ended;  // of the phase that runs, of those before
   Where where;
 };
@@ -149,8 +149,8 @@ struct Thread {
   std::vector<TensorLoad> tensor_loads;
   std::vector<std::uint64_t> tensor_reads, tensor_writes;  // operations without a wait
   std::vector<std::uint64_t> tensor_waited;                // without fence::before_thread_sync
-  bool in_cluster_barrier = false;         // between its arrival and its wait
-  std::uint64_t cluster_generation = 0;    // of that arrival
+  bool in_cluster_barrier = false;                         // between its arrival and its wait
+  std::uint64_t cluster_generation = 0;                    // of that arrival
   Stamp stamp() { return Stamp::of(actor, static_cast<std::uint32_t>(knowledge.generic[actor])); }
 };
 
@@ -196,7 +196,7 @@ struct Block {
   std::map<const void*, Knowledge> words;
   std::vector<NamedBarrier> named;
   Actor first_barrier = 0, end_barrier = 0, next_barrier = 0;
-  std::unique_ptr<TensorMemory> tensor;  // once something is allocated in it
+  std::unique_ptr<TensorMemory> tensor;                  // once something is allocated in it
   int tensor_allocations = 0, tensor_deallocations = 0;  // of pairs, begun in this block
   std::uint32_t tensor_products = 0;                     // issued in this block
   std::map<Actor, Reach> reached;  // by others' threads, and by operations of others

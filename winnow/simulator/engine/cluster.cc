@@ -1,7 +1,7 @@
 // Blocks of a cluster: their barrier, and how they reach each other's shared memory.
 //
-// An address of the cluster's shared window has the rank, counted from 1, in bits 24 and up; without
-// one it is of the block that uses it.
+// An address of the cluster's shared window has the rank, counted from 1, in bits 24 and up;
+// without one it is of the block that uses it.
 #include <algorithm>
 #include <cstring>
 #include <string>

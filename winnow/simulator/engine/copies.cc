@@ -153,7 +153,8 @@ void bulk_load_cluster(const char* what, const CopyPiece* given, std::size_t cou
   }
   for (const auto& each : cluster->blocks) {
     if ((ranks >> each->rank & 1) == 0) continue;
-    // Of a multicast each block's own barrier hears; of a pair that with the parity of the named one.
+    // Of a multicast each block's own barrier hears; of a pair that with the parity of the named
+    // one.
     Block* const hears = blocks == 2 ? told.block : each.get();
     load(what, {given, given + count}, each.get(), reported, {hears, told.address}, where);
   }

@@ -200,8 +200,8 @@ void prepare(Block& next) {
   next.warpgroups.resize((warps + 3) / 4);
   next.named.resize(kNamedBarriers);
   const unsigned ranks = cluster->ranks(), all_threads = ranks * next.threads;
-  next.first_barrier = static_cast<Actor>(all_threads + ranks * (cluster->groups() + 1) +
-                                          next.rank * kBarriers);
+  next.first_barrier =
+      static_cast<Actor>(all_threads + ranks * (cluster->groups() + 1) + next.rank * kBarriers);
   next.next_barrier = next.first_barrier;
   next.end_barrier = next.first_barrier + static_cast<Actor>(kBarriers);
   next.dynamic_shadow.reset("shared memory", kDynamicBase, next.dynamic_bytes, &cluster->operations,

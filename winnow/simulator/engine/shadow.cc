@@ -157,9 +157,9 @@ std::string Shadow::name_of(Stamp stamp) const {
 
 void Shadow::report(const Word& word, Stamp earlier, bool earlier_wrote, std::uint32_t address,
                     const Access& access) const {
-  std::string text = std::string(access.what) + " of " + memory_ + " at " + std::to_string(address) +
-                     " is not ordered behind a " + (earlier_wrote ? "write by " : "read by ") +
-                     name_of(earlier);
+  std::string text = std::string(access.what) + " of " + memory_ + " at " +
+                     std::to_string(address) + " is not ordered behind a " +
+                     (earlier_wrote ? "write by " : "read by ") + name_of(earlier);
   if (earlier_wrote) {
     const Site& site = sites_[word.site];
     text += std::string(" (") + site.what + ", " + line_of(site.where) + ")";

@@ -40,8 +40,8 @@ class Shadow {
  public:
   // Of the addresses [base, base + bytes).
   // `memory` names it in reports; `threads`: the number of actors that are threads.
-  void reset(const char* memory, std::uint32_t base, std::size_t bytes, const std::vector<OperationRecord>* operations,
-             unsigned threads);
+  void reset(const char* memory, std::uint32_t base, std::size_t bytes,
+             const std::vector<OperationRecord>* operations, unsigned threads);
   void read(std::uint32_t address, std::size_t bytes, const Access& access);
   void write(std::uint32_t address, std::size_t bytes, const Access& access);
   // Whether the access would be in order, without a trace of it.

@@ -1,8 +1,8 @@
 // Tensor memory: allocation, tcgen05.ld and st, and the fences that order them.
 //
-// What a warp reads and writes belongs to its lane 0 as an operation: it is done for the warp itself
-// with wait::ld or wait::st, and for others with the tcgen05.fence::before_thread_sync behind that,
-// once a barrier has told of it and they have come to a fence::after_thread_sync.
+// What a warp reads and writes belongs to its lane 0 as an operation: it is done for the warp
+// itself with wait::ld or wait::st, and for others with the tcgen05.fence::before_thread_sync
+// behind that, once a barrier has told of it and they have come to a fence::after_thread_sync.
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -37,7 +37,8 @@ void check_group(int blocks, const char* what, const Where& where) {
 void meet(const char* what, std::uint64_t value, const Where& where) {
   const auto values = warp_meeting(what, 0xffffffffu, value, false, where);
   for (const std::uint64_t other : values) {
-    if (other != value) fail("tcgen05", std::string(what) + ": the lanes of a warp disagree", where);
+    if (other != value)
+      fail("tcgen05", std::string(what) + ": the lanes of a warp disagree", where);
   }
 }
 
@@ -55,7 +56,8 @@ void wait_for_peer(int Block::* count, const Where& where) {
   const int mine = ++(block->*count);
   const Block& peer = *cluster->blocks[1 - block->rank];
   while (peer.*count < mine) {
-    if (peer.ended) fail("tcgen05", "the other block of the pair has ended without its part", where);
+    if (peer.ended)
+      fail("tcgen05", "the other block of the pair has ended without its part", where);
     block_until({.kind = Waiting::Kind::poll, .role = "tcgen05.alloc", .where = where});
   }
 }
@@ -148,8 +150,8 @@ void tensor_allocate(int blocks, std::uint32_t to, std::uint32_t columns, const 
       at = end + 1;
     }
     if (at + columns > TensorMemory::kColumns) {
-      fail("tcgen05", "tcgen05.alloc waits for ever: no " + std::to_string(columns) +
-                          " columns are free",
+      fail("tcgen05",
+           "tcgen05.alloc waits for ever: no " + std::to_string(columns) + " columns are free",
            where);
     }
     memory.allocated[at] = columns;
@@ -180,8 +182,9 @@ void tensor_deallocate(int blocks, std::uint32_t address, std::uint32_t columns,
   if (lane() == 0) {
     TensorMemory& memory = memory_of(*block);
     if (address >= TensorMemory::kColumns || memory.allocated[address] != columns) {
-      fail("tcgen05", "tcgen05.dealloc of " + std::to_string(columns) + " columns from " +
-                          std::to_string(address) + ", which is no allocation",
+      fail("tcgen05",
+           "tcgen05.dealloc of " + std::to_string(columns) + " columns from " +
+               std::to_string(address) + ", which is no allocation",
            where);
     }
     touch("tcgen05.dealloc", true, 0, 8, address, columns, where);
@@ -259,9 +262,10 @@ void check_tensor_memory_at_exit() {
   if (!block->tensor) return;
   for (std::uint32_t column = 0; column < TensorMemory::kColumns; ++column) {
     if (block->tensor->allocated[column] != 0) {
-      fail("exit", "a block ends without tcgen05.dealloc of the " +
-                       std::to_string(block->tensor->allocated[column]) + " columns from " +
-                       std::to_string(column),
+      fail("exit",
+           "a block ends without tcgen05.dealloc of the " +
+               std::to_string(block->tensor->allocated[column]) + " columns from " +
+               std::to_string(column),
            {});
     }
   }

@@ -92,8 +92,8 @@ struct BoxUnit {
 std::vector<BoxUnit> box_units(const TensorMap& map, std::span<const std::int32_t> coordinates,
                                std::uint32_t destination);
 
-// The units of tile::gather4: four boxes of one row of a tensor of rank 2, one below the other, from
-// the column coordinates[0] and the rows that follow. Rows outside of the tensor become zeros.
+// The units of tile::gather4: four boxes of one row of a tensor of rank 2, one below the other,
+// from the column coordinates[0] and the rows that follow. Rows outside of the tensor become zeros.
 std::vector<BoxUnit> gather4_units(const TensorMap& map,
                                    std::span<const std::int32_t, 5> coordinates,
                                    std::uint32_t destination);

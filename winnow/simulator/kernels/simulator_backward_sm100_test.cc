@@ -36,8 +36,8 @@ testing::Operation forced_operation() {
 }
 
 const std::vector<std::string> kFew = {"eager", "late", "random:1", "starved:12"};
-const std::vector<std::string> kMany = {"eager",     "late",      "random:1",  "random:2",
-                                        "random:3",  "starved:0", "starved:1", "starved:2",
+const std::vector<std::string> kMany = {"eager",     "late",       "random:1",  "random:2",
+                                        "random:3",  "starved:0",  "starved:1", "starved:2",
                                         "starved:4", "starved:12", "starved:16"};
 
 const std::vector<PassingCase> kQuickCases = {
@@ -161,8 +161,10 @@ const std::vector<PlantedBug> kThoroughBugs = {
     product_bug("DkvTooFewBytes", "mbarrier_arrive_expect(full, (mine", Action::add, -8192),
     product_bug("DkvNoWaitForFreeHeads", "count % 2 ^ 1, \"heads\", 0", Action::drop),
     product_bug("DkvNoWaitForHeads", "mbarrier_wait(full, count % 2", Action::drop),
-    product_bug("DkvHeadsAreNotReady", "mbarrier_arrive_warp_cluster(map_shared(smem + "
-                "Plan::kHeadsReady", Action::drop),
+    product_bug("DkvHeadsAreNotReady",
+                "mbarrier_arrive_warp_cluster(map_shared(smem + "
+                "Plan::kHeadsReady",
+                Action::drop),
     product_bug("DkvNoWaitForReadyHeads", "smem + Plan::kHeadsReady, items % 2", Action::drop),
     product_bug("DkvNoWaitForFreeSums", "\"sums\", half", Action::drop),
     product_bug("DkvNoFenceBehindFreeSums", "\"sums\", half", Action::drop, 0, 1),

@@ -14,7 +14,7 @@ namespace winnow::sparse_mla::backward_sm100_detail {
 inline constexpr int kPartColumns = 256, kParts = kValueChunks / 4;
 inline constexpr int kPartChunks = 4;  // of both parts, in a block
 template <int kColumns>
-inline constexpr bool kNarrow = kColumns > kParts * kPartColumns;
+inline constexpr bool kNarrow = kColumns > kParts* kPartColumns;
 
 // 64 rows of 32 columns, in the 64-byte swizzle.
 inline constexpr int kNarrowBytes = kChunkBytes / 2;
@@ -27,10 +27,10 @@ __device__ __forceinline__ int narrow_column(int rank) { return kParts * kPartCo
 
 // ---- dq ----------------------------------------------------------------------------------------
 //
-// dq[128 heads x d_qk] = dS^T K over the entries, 64 of them a stage. Block r has the dS of 64 heads
-// and its columns of the rows. Sums of 64 heads stand in lanes 0 to 63, of the even block's columns,
-// and 64 to 127, of the odd one's. In a group of 64 heads the odd block repeats the even one's,
-// which are not stored.
+// dq[128 heads x d_qk] = dS^T K over the entries, 64 of them a stage. Block r has the dS of 64
+// heads and its columns of the rows. Sums of 64 heads stand in lanes 0 to 63, of the even block's
+// columns, and 64 to 127, of the odd one's. In a group of 64 heads the odd block repeats the even
+// one's, which are not stored.
 
 // Where things are in shared memory, in bytes.
 template <int kColumns>
@@ -216,10 +216,10 @@ __global__ void __launch_bounds__(kThreads, 1) dq_kernel(const __grid_constant__
 
 // ---- dkv ---------------------------------------------------------------------------------------
 //
-// dkv[256 entries x d_qk] = P^T dO + dS^T Q over the heads of the group, a part of the columns after
-// the other: parts take turns in the two halves of tensor memory, each of which a warpgroup drains.
-// The item's Q and dO stay in shared memory, the columns of the block; its tiles of P and dS come
-// through the ring, 128 entries x 64 heads each, and stay for all parts. Items are those of
+// dkv[256 entries x d_qk] = P^T dO + dS^T Q over the heads of the group, a part of the columns
+// after the other: parts take turns in the two halves of tensor memory, each of which a warpgroup
+// drains. The item's Q and dO stay in shared memory, the columns of the block; its tiles of P and
+// dS come through the ring, 128 entries x 64 heads each, and stay for all parts. Items are those of
 // next_item(), for a range of keys after the other (backward_split_products_sm90.cuh).
 
 template <int kColumns>
@@ -292,8 +292,8 @@ __device__ __forceinline__ void dkv_load(const Params& p, std::uint32_t smem, in
         for (int t = 0; t < mine; ++t) {
           tensor_load_pair(
               smem + Plan::kRing + ring.stage * Plan::kSlotBytes + t * kChunkBytes, &p.image_map,
-              told, 0,
-              image_row(p, item.query, tile + 2 * rank + t, 2 * item.group + i / 2, i % 2), policy);
+              told, 0, image_row(p, item.query, tile + 2 * rank + t, 2 * item.group + i / 2, i % 2),
+              policy);
         }
         ring.advance();
       }
@@ -314,12 +314,13 @@ __device__ __forceinline__ void dkv_clear_dead(const Params& p, std::uint32_t sm
     for (unsigned dead = __ballot_sync(kFullWarp, is_dead && head < p.h_q); dead != 0;
          dead &= dead - 1) {
       const int row = first + __ffs(dead) - 1, block = row / kBlockHeads, in_block = row % 64;
-      const std::uint32_t chunk = smem + (block * kPartChunks + lane / 8) * kChunkBytes +
-                                  in_block * 128 + lane % 8 * 16;
+      const std::uint32_t chunk =
+          smem + (block * kPartChunks + lane / 8) * kChunkBytes + in_block * 128 + lane % 8 * 16;
       st_shared(chunk + Plan::kQ, uint4{});
       st_shared(chunk + Plan::kDOut, uint4{});
       if (kNarrow<kColumns> && lane < 4) {
-        st_shared(smem + Plan::kNarrowQ + block * kNarrowBytes + in_block * 64 + lane * 16, uint4{});
+        st_shared(smem + Plan::kNarrowQ + block * kNarrowBytes + in_block * 64 + lane * 16,
+                  uint4{});
       }
     }
   }
@@ -345,8 +346,7 @@ __device__ __forceinline__ void dkv_load_heads(const Params& p, std::uint32_t sm
       for (int row = 0; row < item.blocks * kBlockHeads; row += kBoxHeads) {
         const int head = item.group * 128 + row, block = row / kBlockHeads, in_block = row % 64;
         for (int c = 0; c < kPartChunks; ++c) {
-          const std::uint32_t to =
-              smem + (block * kPartChunks + c) * kChunkBytes + in_block * 128;
+          const std::uint32_t to = smem + (block * kPartChunks + c) * kChunkBytes + in_block * 128;
           tensor_load_pair(to + Plan::kQ, &p.q_map, full, part_column(rank, c), head, item.query,
                            once);
           tensor_load_pair(to + Plan::kDOut, &p.d_out_map, full, part_column(rank, c), head,
@@ -558,7 +558,8 @@ static __global__ void __launch_bounds__(32 * kNormWarps, 4)
   if (lane > 0) return;
   const float norm = norm_of(squares, value);
   for (int part = 2 * half; part < 2 * half + 2; ++part) {
-    p.head_norms[((static_cast<std::int64_t>(query) * p.blocks + block) * 4 + part) * 2 + kind] = norm;
+    p.head_norms[((static_cast<std::int64_t>(query) * p.blocks + block) * 4 + part) * 2 + kind] =
+        norm;
   }
 }
 

@@ -69,7 +69,8 @@ Sources sources_of(const BackwardParams& params) {
               MappedRows::of(params.d_out, problem.s_q, problem.h_q, split::kValueColumns),
               MappedRows::of(problem.kv, problem.s_kv, 1, problem.d_qk)};
   // Without rows nothing is gathered; a map needs one all the same.
-  if (problem.s_kv == 0) all.kv = {problem.q.data, 1, 1, problem.d_qk, 2 * problem.d_qk, 2 * problem.d_qk};
+  if (problem.s_kv == 0)
+    all.kv = {problem.q.data, 1, 1, problem.d_qk, 2 * problem.d_qk, 2 * problem.d_qk};
   return all;
 }
 
@@ -124,7 +125,8 @@ CUtensorMap rows_map(const MappedRows& rows, int columns) {
 
 Params kernel_params(const BackwardParams& params, const Layout& layout, const Sources& sources,
                      char* workspace, std::int64_t first, std::int64_t count) {
-  Params kernel{split::kernel_params(params, layout, workspace, first, count), {}, {}, {}, {}, {}, {}};
+  Params kernel{
+      split::kernel_params(params, layout, workspace, first, count), {}, {}, {}, {}, {}, {}};
   kernel.q_map = heads_map(sources.q, first, count, 64);
   kernel.q_half_map = heads_map(sources.q, first, count, 32);
   kernel.d_out_map = heads_map(sources.d_out, first, count, 64);
@@ -153,9 +155,8 @@ void launch_dkv(const Params& params, std::int64_t s_kv, int pairs, cudaStream_t
     launch_pairs(detail::dkv_kernel<kColumns, split::FloatDrain>, pairs, kBytes, params, stream);
     return;
   }
-  kRuntime.launch(detail::head_norms_kernel,
-                  static_cast<unsigned>(params.queries * params.blocks), 32 * detail::kNormWarps, 0,
-                  stream, params);
+  kRuntime.launch(detail::head_norms_kernel, static_cast<unsigned>(params.queries * params.blocks),
+                  32 * detail::kNormWarps, 0, stream, params);
   split::launch_scales(kRuntime, params, s_kv, stream);
   launch_pairs(detail::dkv_kernel<kColumns, split::FixedDrain>, pairs, kBytes, params, stream);
   split::launch_fold(kRuntime, params, s_kv, stream);

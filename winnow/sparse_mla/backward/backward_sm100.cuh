@@ -2,9 +2,9 @@
 // them, the scores. The design is that of backward_split_sm90.cuh, whose preparation, lists of
 // entries and reductions it uses; a pair of blocks, a cluster, takes the place of a block.
 //
-//   scores  S^T = K Q^T, dP^T = V dO^T over 256 entries x the heads of a group     -> P, dS in scratch
-//   dq      dq = dS K                                          (backward_products_sm100.cuh)
-//   dkv     dkv += P^T dO + dS^T Q                             (the same)
+//   scores  S^T = K Q^T, dP^T = V dO^T over 256 entries x the heads of a group     -> P, dS in
+//   scratch dq      dq = dS K (backward_products_sm100.cuh) dkv     dkv += P^T dO + dS^T Q (the
+//   same)
 //
 // A group is up to 128 heads. An image is P or dS of 64 entries (rows) x 64 heads, dense; tensor
 // copies bring it into the 128-byte swizzle. A tile of a pair is 256 entries, 128 for each block.
@@ -205,7 +205,8 @@ template <int kColumns>
 __device__ __forceinline__ void scores_load_heads(const Params& p, std::uint32_t smem, int rank) {
   using Plan = ScoresPlan<kColumns>;
   const std::uint64_t once = policy_evict_first();
-  const std::uint32_t full = smem + Plan::kHeadsFull, ready = map_shared(smem + Plan::kHeadsReady, 0);
+  const std::uint32_t full = smem + Plan::kHeadsFull,
+                      ready = map_shared(smem + Plan::kHeadsReady, 0);
   std::uint32_t count = 0;
   Item item;
   for (int number = 0; next_item(p, number, item); ++number) {
@@ -216,8 +217,8 @@ __device__ __forceinline__ void scores_load_heads(const Params& p, std::uint32_t
     for (int head = 0; head < heads; head += kBoxHeads) {
       for (int c = 0; c < Plan::kChunks; ++c) {
         const std::uint32_t to = smem + c * kChunkBytes + head * 128;
-        tensor_load_pair(to + Plan::kQ, &p.q_map, full, c * kChunkColumns, first + head,
-                         item.query, once);
+        tensor_load_pair(to + Plan::kQ, &p.q_map, full, c * kChunkColumns, first + head, item.query,
+                         once);
         if (c >= kValueChunks) continue;
         tensor_load_pair(to + Plan::kDOut, &p.d_out_map, full, c * kChunkColumns, first + head,
                          item.query, once);
@@ -291,8 +292,8 @@ __device__ __forceinline__ void scores_form_delta(const Params& p, std::uint32_t
     } else {
       const char* out = p.out + item.query * p.out_stride0 + head * p.out_stride1;
       for (int i = lane % 4; i < 64; i += 4) {  // of 8 columns
-        const int4 d = ld_shared_v4(smem + Plan::kDOut + i / 8 * kChunkBytes +
-                                    chunk_offset(row, i % 8));
+        const int4 d =
+            ld_shared_v4(smem + Plan::kDOut + i / 8 * kChunkBytes + chunk_offset(row, i % 8));
         delta += dot_bf16x8(__ldg(reinterpret_cast<const uint4*>(out) + i),
                             {static_cast<unsigned>(d.x), static_cast<unsigned>(d.y),
                              static_cast<unsigned>(d.z), static_cast<unsigned>(d.w)});
@@ -302,8 +303,7 @@ __device__ __forceinline__ void scores_form_delta(const Params& p, std::uint32_t
   if (p.given_delta == nullptr) delta = quad_sum(delta);
   if (held && lane % 4 == 0) {
     p.delta[static_cast<std::int64_t>(item.query) * p.blocks * kBlockHeads + head] = delta;
-    const std::uint32_t at =
-        smem + Plan::kStats + 8 * (items % 2 * 128 + rank * heads + row);
+    const std::uint32_t at = smem + Plan::kStats + 8 * (items % 2 * 128 + rank * heads + row);
     for (std::uint32_t r = 0; r < 2; ++r) {
       st_shared_cluster(map_shared(at, r), {lse2, -delta * p.scale});
     }
@@ -315,8 +315,8 @@ __device__ __forceinline__ void scores_form_delta(const Params& p, std::uint32_t
   mbarrier_wait_cluster(smem + Plan::kStatsReady, items % 2, "stats", 0);
 }
 
-// Not less than the norm of 32 values, of their sum of squares and the largest of them, which serves
-// where squares were lost to underflow or overflow. NaN or infinity if a value is.
+// Not less than the norm of 32 values, of their sum of squares and the largest of them, which
+// serves where squares were lost to underflow or overflow. NaN or infinity if a value is.
 __device__ __forceinline__ float norm_of(float squares, float largest) {
   return squares > 1e-30f && squares < 1e30f ? 1.001f * sqrtf(squares) : 6.0f * largest;
 }
@@ -417,8 +417,8 @@ __device__ __forceinline__ void scores_work(const Params& p, std::uint32_t smem,
         // The two warps of an image have a part each for the same heads.
         const float most[2] = {norms[0].largest(), norms[1].largest()};
         if (stored && lane == 0) {
-          float* const norm = backward_split_detail::tile_norm(
-              p, item.query, tile, block, in_block / 32 * 2 + quarter % 2);
+          float* const norm = backward_split_detail::tile_norm(p, item.query, tile, block,
+                                                               in_block / 32 * 2 + quarter % 2);
           norm[0] = most[0];
           norm[1] = most[1];
         }

@@ -1,6 +1,6 @@
-// Backward of top-k sparse MLA attention through P and dS in memory: what the launches of sm90 and of
-// sm100 share. That is how the work is cut, the workspace, the kernels' view of a chunk of queries,
-// and what comes before and after their own kernels. Host code of .cu files.
+// Backward of top-k sparse MLA attention through P and dS in memory: what the launches of sm90 and
+// of sm100 share. That is how the work is cut, the workspace, the kernels' view of a chunk of
+// queries, and what comes before and after their own kernels. Host code of .cu files.
 #pragma once
 
 #include <algorithm>
@@ -83,8 +83,8 @@ inline SplitLayout layout_of(const BackwardParams& params, const SplitTarget& ta
 }
 
 // The kernels' view of queries [first, first + count).
-inline Params kernel_params(const BackwardParams& params, const SplitLayout& layout, char* workspace,
-                     std::int64_t first, std::int64_t count) {
+inline Params kernel_params(const BackwardParams& params, const SplitLayout& layout,
+                            char* workspace, std::int64_t first, std::int64_t count) {
   const Problem& problem = params.problem;
   Params kernel{};
   kernel.chosen = gather_view(problem);
@@ -162,8 +162,7 @@ inline Params kernel_params(const BackwardParams& params, const SplitLayout& lay
 // A thread for each of `count` things.
 template <class... Arguments>
 inline void launch_flat(const Runtime& runtime, void (*kernel)(Arguments...), std::int64_t count,
-                        cudaStream_t stream,
-                        const std::type_identity_t<Arguments>&... arguments) {
+                        cudaStream_t stream, const std::type_identity_t<Arguments>&... arguments) {
   if (count == 0) return;
   runtime.launch(kernel, static_cast<unsigned>((count + 255) / 256), 256, 0, stream, arguments...);
 }
@@ -184,28 +183,29 @@ inline void launch_fold(const Runtime& runtime, const Params& params, std::int64
                  stream, params, s_kv);
 }
 
-inline void clear_sums(const Runtime& runtime, const BackwardParams& params, const Params& kernel, cudaStream_t stream) {
+inline void clear_sums(const Runtime& runtime, const BackwardParams& params, const Params& kernel,
+                       cudaStream_t stream) {
   const Problem& problem = params.problem;
   if (problem.s_kv == 0) return;
   // The stride of a single row may be anything.
   const std::int64_t pitch = problem.s_kv > 1 ? kernel.dkv_stride * 4 : problem.d_qk * 4;
   runtime.check(cudaMemset2DAsync(kernel.dkv, pitch, 0, problem.d_qk * 4, problem.s_kv, stream),
-                 "cudaMemset2DAsync");
+                "cudaMemset2DAsync");
   if (kernel.fixed == nullptr) return;
-  runtime.check(cudaMemsetAsync(kernel.row_bounds, 0, problem.s_kv * 8, stream),
-                 "cudaMemsetAsync");
+  runtime.check(cudaMemsetAsync(kernel.row_bounds, 0, problem.s_kv * 8, stream), "cudaMemsetAsync");
   runtime.check(cudaMemsetAsync(kernel.fixed, 0, problem.s_kv * problem.d_qk * 4, stream),
-                 "cudaMemsetAsync");
+                "cudaMemsetAsync");
 }
 
 // Rounds the sums where dkv is bf16, and adds up d_sink. `all` begins at query 0.
-inline void finish(const Runtime& runtime, const BackwardParams& params, const Params& all, cudaStream_t stream) {
+inline void finish(const Runtime& runtime, const BackwardParams& params, const Params& all,
+                   cudaStream_t stream) {
   const Problem& problem = params.problem;
   if (params.d_sink.data != nullptr && problem.h_q > 0) {
     const int heads = all.blocks * kBlockHeads;
-    runtime.launch(d_sink_kernel, heads / 32, 32 * kSinkWarps, 0, stream, all.lse2,
-                    all.delta, problem.s_q, heads, all.h_q, all.attn_sink, all.attn_sink_stride,
-                    params.d_sink.as<float>().data, params.d_sink.stride0);
+    runtime.launch(d_sink_kernel, heads / 32, 32 * kSinkWarps, 0, stream, all.lse2, all.delta,
+                   problem.s_q, heads, all.h_q, all.attn_sink, all.attn_sink_stride,
+                   params.d_sink.as<float>().data, params.d_sink.stride0);
   }
   if (params.dkv_dtype != DType::f32 && problem.s_kv > 0) {
     launch_flat(runtime, round_kernel, problem.s_kv * problem.d_qk / 8, stream, all.dkv,

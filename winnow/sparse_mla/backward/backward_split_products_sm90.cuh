@@ -511,7 +511,7 @@ static __global__ void __launch_bounds__(32 * kSinkWarps)
 
 // Rounds the sums to bf16; 8 columns a thread.
 static __global__ void round_kernel(const float* sums, std::int64_t rows, int columns, char* dkv,
-                             std::int64_t dkv_stride) {
+                                    std::int64_t dkv_stride) {
   const std::int64_t at = (blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x) * 8;
   if (at >= rows * columns) return;
   const float4 a = *reinterpret_cast<const float4*>(sums + at);

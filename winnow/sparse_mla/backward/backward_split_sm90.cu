@@ -59,14 +59,15 @@ void launch_dkv(const Params& params, std::int64_t s_kv, int blocks, cudaStream_
 }
 
 template <int kColumns>
-void run(const BackwardParams& params, const detail::SplitLayout& layout, char* workspace, cudaStream_t stream) {
+void run(const BackwardParams& params, const detail::SplitLayout& layout, char* workspace,
+         cudaStream_t stream) {
   const Problem& problem = params.problem;
   const int blocks = kRuntime.multiprocessors();
   const Params all = detail::kernel_params(params, layout, workspace, 0, 0);
   detail::clear_sums(kRuntime, params, all, stream);
   for (std::int64_t first = 0; first < problem.s_q && problem.h_q > 0; first += layout.chunk) {
     const Params chunk = detail::kernel_params(params, layout, workspace, first,
-                                       std::min(layout.chunk, problem.s_q - first));
+                                               std::min(layout.chunk, problem.s_q - first));
     launch_prepare(chunk, stream);
     launch_scores<kColumns>(chunk, blocks, stream);
     launch_dq<kColumns>(chunk, blocks, stream);
