@@ -526,7 +526,7 @@ __global__ void __launch_bounds__(kThreads, 1) dkv_kernel(const __grid_constant_
 // because the scores leave those of P and dS for each half of an image's entries. One block a query
 // and 64 heads, a warp for 32 heads of q or d_out.
 inline constexpr int kNormWarps = 4;
-static __global__ void __launch_bounds__(32 * kNormWarps)
+static __global__ void __launch_bounds__(32 * kNormWarps, 4)
     head_norms_kernel(const __grid_constant__ Params p) {
   const int query = blockIdx.x / p.blocks, block = blockIdx.x % p.blocks;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp / 2, kind = warp % 2;
@@ -534,10 +534,12 @@ static __global__ void __launch_bounds__(32 * kNormWarps)
   const char* heads = kind == 0 ? p.q + query * p.q_stride0 : p.d_out + query * p.d_out_stride0;
   const std::int64_t stride = kind == 0 ? p.q_stride1 : p.d_out_stride1;
   const int units = (kind == 0 ? p.columns : kValueChunks * kChunkColumns) / 8;
-  float most = 0, top = 0;  // the largest sum of squares, and value; NaN stays
+  std::uint32_t most = 0, top = 0;  // bits of the largest sum of squares, and value: NaN is largest
   for (int unit = lane; unit < units; unit += 32) {
     float squares[8] = {};
-    for (int head = first; head < min(first + 32, p.h_q); ++head) {
+    const int end = min(first + 32, p.h_q);
+#pragma unroll 1
+    for (int head = first; head < end; ++head) {
       if (!(__ldg(head_lse2(p, query, head)) < infinity())) continue;
       const uint4 word = __ldg(reinterpret_cast<const uint4*>(heads + head * stride) + unit);
       const std::uint32_t w[4] = {word.x, word.y, word.z, word.w};
@@ -545,17 +547,16 @@ static __global__ void __launch_bounds__(32 * kNormWarps)
       for (int i = 0; i < 8; ++i) {
         const float x = __uint_as_float(i % 2 == 0 ? w[i / 2] << 16 : w[i / 2] & 0xffff0000u);
         squares[i] = fmaf(x, x, squares[i]);
-        top = top < fabsf(x) || x != x ? fabsf(x) : top;
+        top = max(top, __float_as_uint(x) & 0x7fffffffu);
       }
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      most = most < squares[i] || squares[i] != squares[i] ? squares[i] : most;
+    for (int i = 0; i < 8; ++i) most = max(most, __float_as_uint(squares[i]) & 0x7fffffffu);
   }
-  most = __uint_as_float(__reduce_max_sync(kFullWarp, __float_as_uint(fabsf(most))));
-  top = __uint_as_float(__reduce_max_sync(kFullWarp, __float_as_uint(fabsf(top))));
+  const float squares = __uint_as_float(__reduce_max_sync(kFullWarp, most));
+  const float value = __uint_as_float(__reduce_max_sync(kFullWarp, top));
   if (lane > 0) return;
-  const float norm = most > 1e-30f && most < 1e30f ? 1.001f * sqrtf(most) : 6.0f * top;
+  const float norm = norm_of(squares, value);
   for (int part = 2 * half; part < 2 * half + 2; ++part) {
     p.head_norms[((static_cast<std::int64_t>(query) * p.blocks + block) * 4 + part) * 2 + kind] =
         norm;

@@ -315,6 +315,12 @@ __device__ __forceinline__ void scores_form_delta(const Params& p, std::uint32_t
   mbarrier_wait_cluster(smem + Plan::kStatsReady, items % 2, "stats", 0);
 }
 
+// Not less than the norm of 32 values, of their sum of squares and the largest of them, which
+// serves where squares were lost to underflow or overflow. NaN or infinity if a value is.
+__device__ __forceinline__ float norm_of(float squares, float largest) {
+  return squares > 1e-30f && squares < 1e30f ? 1.001f * sqrtf(squares) : 6.0f * largest;
+}
+
 // The sum of squares of a thread's bf16 values, and the largest of them where it is of no use.
 struct Norm {
   float squares = 0;
@@ -332,8 +338,7 @@ struct Norm {
     const float most =
         __uint_as_float(__reduce_max_sync(kFullWarp, __float_as_uint(fabsf(squares))));
     const std::uint32_t top = __reduce_max_sync(kFullWarp, max(tops & 0xffffu, tops >> 16)) << 16;
-    if (most > 1e-30f && most < 1e30f) return 1.001f * sqrtf(most);
-    return 6.0f * __uint_as_float(top);
+    return norm_of(most, __uint_as_float(top));
   }
 };
 

@@ -1,0 +1,55 @@
+# Fails where a kernel lacks an instruction of the machine that it was written for, or keeps registers
+# in local memory. Reads machine code: no GPU is needed.
+#   cmake -DOBJECT=file -DARCHITECTURE=sm_100a -DEXPECT=kernel=pattern,pattern|kernel=pattern
+#         -DSOURCE_DIR=repository -P check_sass.cmake
+# Every kernel whose name holds one of EXPECT has each of its patterns, and each name stands for a
+# kernel at least. Without a disassembler (`tools/setup wheels` installs one) it prints "SKIPPED".
+cmake_minimum_required(VERSION 3.25)
+file(GLOB wheels ${SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13/bin)
+find_program(CUOBJDUMP cuobjdump HINTS ${wheels})
+find_program(NVDISASM nvdisasm HINTS ${wheels})
+if(NOT CUOBJDUMP OR NOT NVDISASM)
+  message("SKIPPED: cuobjdump and nvdisasm are not there; `tools/setup wheels` installs them")
+  return()
+endif()
+get_filename_component(folder ${NVDISASM} DIRECTORY)
+set(ENV{PATH} "${folder}:$ENV{PATH}")  # where cuobjdump looks for it
+execute_process(COMMAND ${CUOBJDUMP} -sass -arch ${ARCHITECTURE} ${OBJECT}
+  OUTPUT_VARIABLE code COMMAND_ERROR_IS_FATAL ANY)
+string(REPLACE ";" " " code "${code}")
+string(REGEX REPLACE "[][]" " " code "${code}")  # brackets would glue elements of lists together
+string(REPLACE "Function : " ";" kernels "${code}")
+list(POP_FRONT kernels)
+
+set(faults "")
+set(count 0)
+string(REPLACE "|" ";" expectations "${EXPECT}")
+foreach(expectation IN LISTS expectations)
+  string(REGEX MATCH "^([^=]+)=(.*)$" matched "${expectation}")
+  set(name ${CMAKE_MATCH_1})
+  string(REPLACE "," ";" patterns "${CMAKE_MATCH_2}")
+  set(found 0)
+  foreach(kernel IN LISTS kernels)
+    string(REGEX MATCH "^[^\n]*" symbol "${kernel}")
+    if(NOT symbol MATCHES "${name}")
+      continue()
+    endif()
+    math(EXPR found "${found} + 1")
+    foreach(pattern IN LISTS patterns)
+      if(NOT kernel MATCHES "[ \t]${pattern}")
+        string(APPEND faults "  ${symbol}: no ${pattern}\n")
+      endif()
+    endforeach()
+    if(kernel MATCHES "[ \t](LDL|STL)[. ]")
+      string(APPEND faults "  ${symbol}: ${CMAKE_MATCH_1}, local memory\n")
+    endif()
+  endforeach()
+  if(found EQUAL 0)
+    string(APPEND faults "  no kernel ${name}\n")
+  endif()
+  math(EXPR count "${count} + ${found}")
+endforeach()
+if(faults)
+  message(FATAL_ERROR "machine code of ${ARCHITECTURE} in ${OBJECT}:\n${faults}")
+endif()
+message("${count} kernels are right")
