@@ -53,7 +53,8 @@ def test_adapters_and_hooks_on_kv_b_proj(family):
     layers = sum(isinstance(module, LowRank) for module in model.modules())
     assert len(calls) == 2 * layers
     assert len(want) == 2 * layers
-    torch.testing.assert_close(logits, want_logits, rtol=0, atol=LOGITS)
+    # The hooks make the activations, and so the rounding, larger.
+    torch.testing.assert_close(logits, want_logits, rtol=0, atol=2 * LOGITS)
     for name, gradient in want.items():
         limit = GRADIENTS * float(gradient.abs().max())
         torch.testing.assert_close(got[name], gradient, rtol=0, atol=limit, msg=name)
