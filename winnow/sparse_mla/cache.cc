@@ -47,6 +47,13 @@ void check_strides_584(const Check& check, std::string_view argument, const Cons
              "a stride of " + std::to_string(view.stride(0)));
 }
 
+// Bytes between two entries of a dimension. The stride of a single entry, or of none, may be any
+// number.
+std::int64_t step(const ConstTensorView& view, int dim) {
+  const bool steps = view.size(dim) > 1 && view.numel() > 0;
+  return steps ? view.stride(dim) * size_of(view.dtype()) : 0;
+}
+
 template <class Byte, class View>
 Cache<Byte> checked(const Check& check, std::string_view argument, const View& view,
                     CacheFormat format, Device device) {
@@ -75,15 +82,13 @@ Cache<Byte> checked(const Check& check, std::string_view argument, const View& v
              std::to_string(blocks) + " blocks of " + std::to_string(block_size));
   if (format == CacheFormat::fp8_584) check_strides_584(check, argument, view);
 
-  const std::int64_t element = size_of(view.dtype());
-  return {
-      .format = format,
-      .data = static_cast<Byte*>(view.data()),
-      .blocks = blocks,
-      .block_size = block_size,
-      .columns = cache_columns(format, view),
-      .block_stride = view.stride(0) * element,
-      .row_stride = format == CacheFormat::fp8_584 ? Row584::kRowBytes : view.stride(1) * element};
+  return {.format = format,
+          .data = static_cast<Byte*>(view.data()),
+          .blocks = blocks,
+          .block_size = block_size,
+          .columns = cache_columns(format, view),
+          .block_stride = step(view, 0),
+          .row_stride = format == CacheFormat::fp8_584 ? Row584::kRowBytes : step(view, 1)};
 }
 
 }  // namespace

@@ -178,6 +178,19 @@ TEST(Store, RefusesMoreSlotsThanIndicesCount) {
   EXPECT_EQ(to_string(store(args, dry_run)), "cpu");
 }
 
+// The stride of a single block, or of a single row in it, steps nowhere: any number is allowed.
+TEST(Store, TakesAnyStrideOfASingleEntry) {
+  constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::min() / 2 - 1;
+  for (const auto& [format, dtype, row] :
+       {std::tuple{CacheFormat::bf16, DType::bf16, 576}, {CacheFormat::fp8_656, DType::u8, 656}}) {
+    Tensor rows(DType::bf16, {1, 576}), slots(DType::i64, {1}), cache(dtype, {1, 1, 1, row});
+    winnow::testing::fill_unwritten(cache);
+    const TensorView far(cache.data(), dtype, {1, 1, 1, row}, {kFar, kFar, kFar, 1});
+    store({.rows = rows, .slots = slots, .cache = far, .format = format});
+    EXPECT_EQ(winnow::testing::count_unwritten(cache.view()), 0);
+  }
+}
+
 TEST(Store, RefusesSlotsAndOverlap) {
   Problem problem;
   const auto reject = [&](const StoreArgs& args, const std::string& text) {
