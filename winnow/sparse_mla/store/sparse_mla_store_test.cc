@@ -186,7 +186,7 @@ TEST(Store, TakesAnyStrideOfASingleEntry) {
     Tensor rows(DType::bf16, {1, 576}), slots(DType::i64, {1}), cache(dtype, {1, 1, 1, row});
     winnow::testing::fill_unwritten(cache);
     const TensorView far(cache.data(), dtype, {1, 1, 1, row}, {kFar, kFar, kFar, 1});
-    store({.rows = rows, .slots = slots, .cache = far, .format = format});
+    store({.rows = rows, .slots = slots, .format = format, .cache = far});
     EXPECT_EQ(winnow::testing::count_unwritten(cache.view()), 0);
   }
 }
