@@ -361,3 +361,23 @@ def test_forward_mode_is_an_error():
 
     with Ranks(1, max_tokens=3, hidden=HIDDEN, topk=2, experts=2, dtype="f32") as ranks:
         ranks.run(body)
+
+
+def test_second_derivatives_through_nested_transforms_are_those_of_autograd():
+    weights, indices, x, scores = _losses_of_two_ranks()
+
+    def body(layer, rank):
+        def loss(x):
+            rows, _ = autograd.dispatch(layer, x, indices, weights=scores[0])[:2]
+            return rows.square().square().sum()
+
+        leaf = _leaf(x[0])
+        (gradient,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
+        (want,) = torch.autograd.grad(gradient.square().sum(), leaf)
+        got = torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(x[0])
+        return want, got
+
+    with Ranks(1, max_tokens=3, hidden=HIDDEN, topk=2, experts=2, dtype="f32") as ranks:
+        ((want, got),) = ranks.run(body)
+    assert want.abs().max() > 0
+    torch.testing.assert_close(got, want, rtol=0, atol=0)

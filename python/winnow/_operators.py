@@ -83,6 +83,17 @@ def _refuse_tangents(operator, values):
             )
 
 
+def _recorded_further_out(run):
+    """Function.apply() runs what it records without recording. Where transforms are nested, the
+    outer ones have to record there, or their derivatives would be zero."""
+
+    def call(*values):
+        with torch.enable_grad(), _private.forward_mode(True):
+            return run(*values)
+
+    return call
+
+
 def recorded_by(function):
     """The `apply` of a torch.autograd.Function for recording().
 
@@ -140,6 +151,8 @@ def recording(apply, leaves, follows=None):
                 for i in leaves:
                     if i < len(values) and values[i] is not None and values[i].requires_grad:
                         given = [values[i] if i < len(values) else None for i in leaves]
+                        if _private.transforms_active():
+                            run = _recorded_further_out(run)
                         return apply(*given, run, values, defaults)
             return run(*values)
 

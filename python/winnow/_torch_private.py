@@ -46,6 +46,7 @@ transforms_active = _part("torch._C", "_are_functorch_transforms_active", "for t
 recording_inside_transform = _part(
     "torch._functorch.utils", "enable_single_level_autograd_function", "for torch.func"
 )
+forward_mode = _part("torch.autograd.forward_ad", "_set_fwd_grad_enabled", "for torch.func")
 
 # Compilers: what traces, whether anything does, and whether a backward pass runs.
 tracing_mode = _part(

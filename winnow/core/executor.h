@@ -2,7 +2,9 @@
 // are the other internal functions that carry WINNOW_EXPORT.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "winnow/core/export.h"
 
@@ -36,6 +38,16 @@ class Executor {
   virtual void run(std::int64_t count, std::int64_t grain, RangeFunction function,
                    const void* context) const = 0;
 };
+
+// Scratch memory for each worker, made in place: with one that is copied, a single worker would
+// have twice the memory.
+template <class Scratch, class... Arguments>
+std::vector<Scratch> scratch_of_workers(const Executor& executor, const Arguments&... arguments) {
+  std::vector<Scratch> scratch;
+  scratch.reserve(static_cast<std::size_t>(executor.workers()));
+  for (int n = 0; n < executor.workers(); ++n) scratch.emplace_back(arguments...);
+  return scratch;
+}
 
 // The executor for one call, with num_threads() workers. Where that many threads cannot be created,
 // fewer run the same ranges, so that the result is the same.

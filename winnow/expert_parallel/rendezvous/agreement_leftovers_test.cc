@@ -172,6 +172,45 @@ TEST(Agreement, WhoeverWasThereWhenTheLastWorldMetIsNoneOfTheNextJob) {
   for (RankProcess& rank : again) EXPECT_EQ(rank.wait(), "2");
 }
 
+// A rank has ended, and a spare that was running all the time takes its place beside the survivor.
+// It is told apart from a rank of another job by the job's name, or by a new prefix.
+TEST(Agreement, ASpareTakesARanksPlaceUnderTheNameOfTheJobOrANewPrefix) {
+  for (const std::string way : {"nothing", "job", "prefix"}) {
+    SCOPED_TRACE(way);
+    const TemporaryFolder folder;
+    FileStore store(folder.path());
+    const auto process = [&](int rank, bool first, bool second) {
+      return RankProcess([&folder, way, rank, first, second] {
+        if (way == "job") setenv("WINNOW_JOB", "7", 1);
+        FileStore mine(folder.path());
+        AgreementRequest request = request_of(rank, 2);
+        if (first) {
+          mine.get("go", generous());
+          agree(mine, request, generous());
+        } else {
+          mine.set("spare runs", "");
+        }
+        if (!second) return std::string("ended");
+        mine.get("again", generous());
+        if (way == "prefix") request.prefix += "/second";
+        return std::to_string(agree(mine, request, generous()).own.size());
+      });
+    };
+    RankProcess spare = process(1, false, true);
+    store.get("spare runs", generous());
+    sleep_ms(50);  // the start of a process is known to 10 ms
+    RankProcess survivor = process(0, true, true), lost = process(1, true, false);
+    store.set("go", "");
+    EXPECT_EQ(lost.wait(), "ended");
+    store.set("again", "");
+    const std::string refused = "meet: rank: want one caller as rank 1, got two: process ";
+    for (RankProcess* rank : {&survivor, &spare}) {
+      const std::string got = rank->wait();
+      EXPECT_EQ(got.substr(0, refused.size()), way == "nothing" ? refused : "2");
+    }
+  }
+}
+
 TEST(Agreement, AStoppedRankIsDescribed) {
   const TemporaryFolder folder;
   std::vector<RankProcess> ranks;

@@ -83,7 +83,7 @@ void choose_buffered(const TopkParams& params, const Executor& executor) {
   for (std::vector<Selection>& group : selections) {
     for (std::int64_t n = 0; n < together; ++n) group.emplace_back(params.topk, params.later_ties);
   }
-  std::vector<Scorer> scorers(static_cast<std::size_t>(workers), Scorer(problem, together));
+  auto scorers = scratch_of_workers<Scorer>(executor, problem, together);
   executor.for_each_range(groups * parts, 1, [&](std::int64_t item, std::int64_t, int worker) {
     const std::int64_t first = item / parts * together;
     const std::int64_t count = std::min(together, problem.s_q - first);

@@ -135,8 +135,7 @@ void topk_paged_cpu(const TopkPagedParams& params, const Executor& executor) {
   for (std::vector<Selection>& group : selections) {
     for (std::int64_t n = 0; n < together; ++n) group.emplace_back(k, params.later_ties);
   }
-  std::vector<Scorer> scorers(static_cast<std::size_t>(workers),
-                              Scorer(sequence_of(params, 0), together));
+  auto scorers = scratch_of_workers<Scorer>(executor, sequence_of(params, 0), together);
   executor.for_each_range(all * parts, 1, [&](std::int64_t number, std::int64_t, int worker) {
     const std::int64_t group = number / parts, first = group % groups * together;
     const Item item{group / groups, first, std::min(together, params.s_q - first), number % parts,

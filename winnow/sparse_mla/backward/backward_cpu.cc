@@ -227,7 +227,7 @@ void backward_all(const BackwardParams& params, const Executor& executor) {
   std::vector<Scratch<Real>> scratch;
   if (queries) {
     tile.emplace(problem, executor.workers());
-    scratch.assign(static_cast<std::size_t>(executor.workers()), Scratch<Real>(problem));
+    scratch = scratch_of_workers<Scratch<Real>>(executor, problem);
   }
   constexpr std::int64_t kRowGrain = 256;
 

@@ -63,7 +63,7 @@ struct DecodeArgs {
 //
 // Memory: all tensors belong to the caller and live on one device; an output that overlaps another
 // tensor is refused. The CPU backend allocates scratch memory that grows with num_threads() and,
-// by 8 bytes per entry, with topk. Repeated calls give bitwise equal results, on the CPU with any
+// by 4 bytes per entry, with topk. Repeated calls give bitwise equal results, on the CPU with any
 // number of threads and whatever batch_invariant is.
 // On sm90 h_q is up to 128; rows of q, out and caches begin at multiples of 16 bytes, as do the
 // blocks of fp8_584. The call allocates nothing and neither waits nor reads lengths on the host, so

@@ -114,7 +114,7 @@ void decode_query(const DecodeParams& params, std::int64_t i, std::int64_t s, st
 
 void decode_cpu(const DecodeParams& params, const Executor& executor) {
   const std::int64_t groups = (params.h_q + kHeads - 1) / kHeads;
-  std::vector<Scratch> scratch(static_cast<std::size_t>(executor.workers()), Scratch(params));
+  auto scratch = scratch_of_workers<Scratch>(executor, params);
   executor.for_each_range(
       params.b * params.s_q * groups, 1, [&](std::int64_t item, std::int64_t, int worker) {
         const std::int64_t query = item / groups;

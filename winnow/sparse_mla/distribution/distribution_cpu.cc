@@ -60,8 +60,7 @@ void distribution_all(const DistributionParams& params, const Executor& executor
     }
     return;
   }
-  std::vector<Scratch<Real>> scratch(static_cast<std::size_t>(executor.workers()),
-                                     Scratch<Real>(params.problem));
+  auto scratch = scratch_of_workers<Scratch<Real>>(executor, params.problem);
   executor.for_each_range(params.problem.s_q, 1, [&](std::int64_t i, std::int64_t, int worker) {
     distribution_query(params, i, scratch[static_cast<std::size_t>(worker)]);
   });

@@ -60,8 +60,7 @@ void forward_all(const ForwardParams& params, const Executor& executor) {
   const Problem& problem = params.problem;
   const std::int64_t heads = heads_per_item(problem, executor.workers());
   const std::int64_t groups = (problem.h_q + heads - 1) / heads;
-  std::vector<Scratch<Real>> scratch(static_cast<std::size_t>(executor.workers()),
-                                     Scratch<Real>(problem, heads));
+  auto scratch = scratch_of_workers<Scratch<Real>>(executor, problem, heads);
   executor.for_each_range(
       problem.s_q * groups, 1, [&](std::int64_t item, std::int64_t, int worker) {
         const std::int64_t first = item % groups * heads;
