@@ -44,7 +44,7 @@ bench: build
 python = -DWINNOW_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
 
 test:
-	@tools/setup python
+	@tools/setup wheels python
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=AUTO $(python) $(werror)
 	cmake --build --preset release
 	@tools/test wheel ctest pytest

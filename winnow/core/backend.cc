@@ -1,6 +1,7 @@
 #include "winnow/core/backend.h"
 
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 
 #include "winnow/core/device_memory.h"
@@ -42,7 +43,8 @@ std::string missing_for_sm100() {
            " or newer: it was made with nvcc " + WINNOW_NVCC_VERSION;
   }
   const std::string& driver = gpus().driver;
-  if (driver.rfind("12.", 0) == 0 && std::atoi(driver.c_str() + 3) < 9) {
+  int major = 0, minor = 0;
+  if (std::sscanf(driver.c_str(), "%d.%d", &major, &minor) == 2 && 100 * major + minor < 1209) {
     return "the CUDA driver is one of CUDA " + driver + ", and the kernels want one of " + least;
   }
   return "";

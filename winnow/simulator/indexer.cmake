@@ -9,6 +9,7 @@ winnow_simulator_test(conformance_test simulated_conformance
 
 winnow_simulated_kernels(simulated_conformance_sm100 simulator/conformance_sm100.cu)
 winnow_simulator_test(conformance_sm100_test simulated_conformance_sm100 conformance_sm100_test.cc)
+include(conformance_cute.cmake)
 
 winnow_simulated_kernels(simulated_indexer
   indexer/cases.cc

@@ -1,8 +1,9 @@
 // Records what the kernels of this machine's GPU give in the cases that the simulator is compared
-// with: `make record`, or
+// with:
 //   simulator_record FOLDER COMMIT [cpu]
-// writes one file for each operation. COMMIT is the one that was built. With "cpu" the CPU backends
-// take the place of the GPU, to try the program out.
+// writes one file for each operation; those of an H200 stand in winnow/simulator/recorded. COMMIT
+// is the one that was built. With "cpu" the CPU backends take the place of the GPU, to try the
+// program out.
 #include <exception>
 #include <filesystem>
 #include <iostream>

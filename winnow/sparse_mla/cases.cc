@@ -34,6 +34,7 @@ std::vector<CaseShape> make_case_shapes() {
   add(list, {f32, f16, bf16}, {.name = "d512-h16-k100", .h_q = 16, .d_qk = 512, .topk = 100});
   add(list, {f32, bf16},
       {.name = "d512-h64-k512", .h_q = 64, .s_kv = 700, .d_qk = 512, .topk = 512});
+  add(list, {bf16}, {.name = "h64-k128", .s_q = 1, .h_q = 64, .topk = 128});
   add(list, {f16}, {.name = "h64-k512", .h_q = 64, .s_kv = 700, .topk = 512});
   add(list, {f32, bf16}, {.name = "h128-k2048", .s_q = 1, .h_q = 128, .s_kv = 4096, .topk = 2048});
   add(list, {f32, bf16}, {.name = "sq1", .s_q = 1, .h_q = 16});

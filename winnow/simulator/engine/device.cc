@@ -22,7 +22,7 @@ const GpuList& gpus() {
     gpu.compute_major = capability / 10;
     gpu.compute_minor = capability % 10;
     GpuList all;
-    all.driver = "simulated";
+    all.driver = simulator::settings().driver;
     all.gpus.push_back(gpu);
     return all;
   }();

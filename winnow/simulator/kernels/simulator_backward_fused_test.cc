@@ -30,6 +30,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-all-rules-all-options", kMany},
     {"bf16-all-rules", kMany},
     {"bf16-h16-delta", kMany},
+    {"bf16-all-rules-nan-in-dead", kMany},
 };
 
 // 8 tiles a query, two queries a block.

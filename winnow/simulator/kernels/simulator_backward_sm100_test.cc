@@ -46,6 +46,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-reversed", {"late"}},
     {"bf16-d512-h16-k100-deterministic", {"random:3"}},
     {"bf16-all-rules-all-options", {"late"}},
+    {"bf16-sink-mixed-nan-in-dead", {"random:4"}},
 };
 // Every case of bf16, in schedules of each kind; two of many tiles in all.
 const std::vector<PassingCase> kThoroughCases = [] {
@@ -172,6 +173,15 @@ const std::vector<PlantedBug> kThoroughBugs = {
     product_bug("DkvNoFenceBehindProducts", "count / 2 % 2, \"drain\"", Action::drop, 0, 1),
     product_bug("DkvCountOfFreeSums", "mbarrier_init(smem + Plan::kSumsFree + 8 * i", Action::add,
                 -1),
+    saying("result: dkv",
+           bug("bf16-sink-mixed-nan-in-dead", "backward_products_sm100.cuh", "DkvDeadHeadsStay",
+               "st_shared(chunk + Plan::kQ, uint4{});", Action::drop, 0, 0)),
+    saying("result: dkv",
+           bug("bf16-sink-mixed-nan-in-dead", "backward_products_sm100.cuh", "DkvDeadGradientsStay",
+               "st_shared(chunk + Plan::kDOut, uint4{});", Action::drop, 0, 0)),
+    saying("result: dkv",
+           bug("bf16-sink-mixed-nan-in-dead", "backward_products_sm100.cuh", "DkvDeadRopeStays",
+               "st_shared(smem + Plan::kNarrowQ", Action::drop, 0, 0)),
     saying("proxy fence: ", bug("bf16-sink-mixed", "backward_products_sm100.cuh", "DkvNoProxyFence",
                                 "  fence_proxy_async_shared();", Action::drop, 0, 0)),
 };

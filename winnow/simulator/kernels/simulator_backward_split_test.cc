@@ -25,6 +25,8 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h192", kMany},
     {"bf16-h128-k2048", {"late", "random:5"}},
     {"bf16-sink-mixed-all-options", kMany},
+    {"bf16-sink-mixed-nan-in-dead", kMany},
+    {"bf16-all-rules-nan-in-dead-deterministic", kMany},
     {"bf16-h16-deterministic", kMany},
     {"bf16-d512-h16-k100-deterministic", kMany},
     {"bf16-all-rules-deterministic", kMany},

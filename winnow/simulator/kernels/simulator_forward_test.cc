@@ -2,6 +2,9 @@
 // nor is a count of theirs that is too small: the queries of an item are loaded behind its tile 0,
 // into whose slot each consumer lets the gather warps only after its last logits of the item
 // before.
+#include <ctime>
+#include <string>
+
 #include "winnow/simulator/kernels/sparse_mla_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
@@ -89,6 +92,17 @@ const std::vector<PlantedBug> kThoroughBugs = {
            bug("NoProbabilities", "stmatrix_x4(fragment_address(chunk, warp, lane, k16)",
                Action::drop)),
 };
+
+// It serves while a kernel is written. Processor time: other programs do not count.
+TEST(SimulatorForwardSpeed, ASmallCaseTakesLessThanASecond) {
+  const std::clock_t begin = std::clock();
+  simulator::expect_passes(forward_operation(), "bf16-h64-k128", "late");
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+#ifdef NDEBUG
+  EXPECT_LT(seconds, 1);
+#endif
+  RecordProperty("seconds", std::to_string(seconds));
+}
 
 WINNOW_SIMULATOR_TESTS(SimulatorForward, forward_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);

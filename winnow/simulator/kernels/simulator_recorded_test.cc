@@ -2,7 +2,13 @@
 // of the case tables. The files stand in winnow/simulator/recorded; WINNOW_SIMULATOR_RECORDED names
 // another folder.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <ostream>
+#include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 
@@ -86,6 +92,85 @@ TEST(SimulatorRecorded, FindsWhatDiffers) {
   recorded.pop_back();
   EXPECT_THAT(differences(samples, recorded), ::testing::SizeIs(1));
 }
+
+// ---- What is committed -------------------------------------------------------------------------
+
+// True from the commit on that brings the first files: then one that is missing is a failure.
+constexpr bool kAreCommitted = false;
+
+const char* other_folder() { return std::getenv("WINNOW_SIMULATOR_RECORDED"); }
+std::filesystem::path recorded_folder() {
+  return other_folder() == nullptr ? WINNOW_SOURCE_DIR "/simulator/recorded" : other_folder();
+}
+#define WINNOW_SKIP_WITHOUT_FILES()                  \
+  if (!kAreCommitted && other_folder() == nullptr) { \
+    GTEST_SKIP() << "nothing was recorded yet";      \
+  }
+
+std::vector<std::string> names_of(const std::vector<RecordedCase>& cases) {
+  std::vector<std::string> names;
+  for (const RecordedCase& one : cases) names.push_back(one.name);
+  return names;
+}
+
+TEST(SimulatorRecorded, FilesHoldEveryCaseOfAGpu) {
+  WINNOW_SKIP_WITHOUT_FILES();
+  std::uintmax_t bytes = 0;
+  for (const RecordedOperation& operation : recorded_operations()) {
+    const std::filesystem::path path = recorded_path(recorded_folder(), operation.name);
+    const Recording recording = read_recording(path);
+    EXPECT_THAT(recording.machine, ::testing::StartsWith("NVIDIA ")) << path;
+    EXPECT_FALSE(recording.commit.empty()) << path;
+    EXPECT_EQ(names_of(recording.cases), operation.cases) << path;
+    for (const RecordedCase& one : recording.cases) {
+      EXPECT_THAT(one.backend, ::testing::AnyOf("sm90", "cuda")) << path << ", " << one.name;
+      EXPECT_FALSE(one.samples.empty()) << path << ", " << one.name;
+    }
+    bytes += std::filesystem::file_size(path);
+  }
+  EXPECT_LE(bytes, 4u << 20);
+}
+
+struct OnGpu {
+  std::string operation, name;
+};
+void PrintTo(const OnGpu& one, std::ostream* out) { *out << one.operation << ", " << one.name; }
+
+// The first cases of each operation, or all.
+std::vector<OnGpu> recorded_cases(std::size_t most) {
+  std::vector<OnGpu> list;
+  for (const RecordedOperation& operation : recorded_operations()) {
+    for (std::size_t i = 0; i < std::min(most, operation.cases.size()); ++i) {
+      list.push_back({operation.name, operation.cases[i]});
+    }
+  }
+  return list;
+}
+
+class SimulatorBesideGpu : public ::testing::TestWithParam<OnGpu> {};
+TEST_P(SimulatorBesideGpu, Agrees) {
+  WINNOW_SKIP_WITHOUT_FILES();
+  const auto& [operation, name] = GetParam();
+  const Recording recording = read_recording(recorded_path(recorded_folder(), operation));
+  const auto recorded = std::find_if(recording.cases.begin(), recording.cases.end(),
+                                     [&](const RecordedCase& one) { return one.name == name; });
+  ASSERT_NE(recorded, recording.cases.end()) << "was not recorded";
+  const Simulated simulated =
+      simulate(simulated_operation(operation), name, parse_schedule("random:1"));
+  ASSERT_TRUE(simulated.failed.empty()) << simulated.report;
+  EXPECT_EQ(to_string(simulated.outcome.backend), recorded->backend);
+  EXPECT_THAT(differences(simulated.outcome.samples, recorded->samples), ::testing::IsEmpty())
+      << "recorded on " << recording.machine;
+}
+constexpr auto kNameOf = [](const auto& tested) {
+  std::string text = tested.param.operation + "_" + tested.param.name;
+  std::replace(text.begin(), text.end(), ':', '_');
+  return test_name(text);
+};
+INSTANTIATE_TEST_SUITE_P(Quick, SimulatorBesideGpu, ::testing::ValuesIn(recorded_cases(1)),
+                         kNameOf);
+INSTANTIATE_TEST_SUITE_P(Thorough, SimulatorBesideGpu, ::testing::ValuesIn(recorded_cases(100)),
+                         kNameOf);
 
 TEST(SimulatorRecorded, RefusesWhatCannotBeRecorded) {
   testing::CaseOutcome good{

@@ -1,6 +1,7 @@
 // The entry of sparse_mla::backward in the list of operations: its cases against the oracle.
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 
 #include "winnow/sparse_mla/backward/backward.h"
@@ -20,7 +21,21 @@ namespace {
 struct Variant {
   std::string suffix;
   bool dq_f32 = false, dkv_as_q = false, delta_given = false, deterministic = false;
+  // What contributes nothing holds NaN: heads whose sink is +inf, queries that see no entry.
+  bool nan_in_dead = false;
 };
+
+void fill_dead(const oracle::Inputs& in, std::initializer_list<TensorView> tensors) {
+  for (std::int64_t i = 0; i < in.s_q(); ++i) {
+    const bool sees_nothing = oracle::visible_entries(in, i).empty();
+    for (std::int64_t h = 0; h < in.h_q(); ++h) {
+      if (!sees_nothing && in.sink(h) != oracle::kInfinity) continue;
+      for (const TensorView& tensor : tensors) {
+        winnow::testing::fill(tensor.slice(0, i, i + 1).slice(1, h, h + 1), std::nan(""));
+      }
+    }
+  }
+}
 
 StridedTensor round_to(DType dtype, std::vector<std::int64_t> shape, Layout layout,
                        std::span<const double> values) {
@@ -44,7 +59,6 @@ testing::CaseOutcome run(const CaseShape& shape, const Variant& variant,
   const Device device = testing::device_of(target);
   const DType real = accumulator_of(shape.dtype);
   const CaseInputs inputs = make_inputs(shape);
-  const CaseInputs inputs_there = inputs.on(device);
   const oracle::Inputs in = inputs.for_oracle();
   winnow::testing::Random random(winnow::testing::seed_from(shape.name + "-backward"));
 
@@ -57,6 +71,8 @@ testing::CaseOutcome run(const CaseShape& shape, const Variant& variant,
   const StridedTensor d_out = make_tensor(shape.dtype, values, shape.layout);
   winnow::testing::fill_normal(d_out.view, random);
   if (shape.free_out) winnow::testing::fill_normal(out.view, random);
+  if (variant.nan_in_dead) fill_dead(in, {inputs.q.view, out.view, d_out.view});
+  const CaseInputs inputs_there = inputs.on(device);
 
   StridedTensor delta;
   if (variant.delta_given) {
@@ -128,6 +144,8 @@ testing::Operation backward_operation(std::int64_t most_queries) {
        .dkv_as_q = true,
        .delta_given = true,
        .deterministic = true},
+      {.suffix = "-nan-in-dead", .nan_in_dead = true},
+      {.suffix = "-nan-in-dead-deterministic", .deterministic = true, .nan_in_dead = true},
   };
   const auto add = [&](const CaseShape& shape, const Variant& variant) {
     operation.cases.push_back(
@@ -142,7 +160,9 @@ testing::Operation backward_operation(std::int64_t most_queries) {
       if (shape.name != std::string(to_string(shape.dtype)) + "-" + name) continue;
       for (const Variant& variant : variants) {
         const bool same = variant.dq_f32 || variant.dkv_as_q;  // as without: f64 has one dtype
-        if (shape.dtype != DType::f64 || !same) add(shape, variant);
+        if (same && shape.dtype == DType::f64) continue;
+        if (variant.nan_in_dead && shape.sink != Sink::mixed) continue;  // nothing is dead
+        add(shape, variant);
       }
     }
   }
