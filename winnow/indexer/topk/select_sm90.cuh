@@ -98,6 +98,9 @@ class Selection {
     count_ = __shfl_sync(device::kFullWarp, place, 31);
   }
 
+  // How many candidates wait in the buffer, in the order of their rows: the k best are among them.
+  __device__ int waiting() const { return count_; }
+
   // Ends the stream: calls store(chosen, place, candidate) for all that are left, `place` being the
   // number of those chosen before in the order they came, and returns how many are chosen.
   template <class Store>
