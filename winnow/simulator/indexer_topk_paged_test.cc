@@ -32,8 +32,48 @@ const std::vector<PassingCase> kThoroughCases = {
     {"nan-smaller", kMany},
 };
 
-const std::vector<PlantedBug> kQuickBugs = {};
-const std::vector<PlantedBug> kThoroughBugs = {};
+// 59 tiles, of which each of the two blocks takes half: both rings are used again. Many groups: so
+// are the places of heads.
+const BugsOf tiles{"topk_paged_sm90.cuh", "long"}, groups{"topk_paged_sm90.cuh", "sq9"};
+const BugsOf product{"score_tiles_sm90.cuh", "long"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    groups("NoWaitForHeads", "mbarrier_wait(shared.heads_full(", Action::drop),
+    groups("NoArrivalOfHeadCopies", "mbarrier_arrive_cp_async(", Action::drop),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    tiles("NoWaitForEmptyStage", "mbarrier_wait(shared.empty(ring.stage)", Action::drop),
+    tiles("SwappedPhaseOfStages", "mbarrier_wait(shared.empty(ring.stage)", Action::add, 1),
+    tiles("NoWaitForKeys", "mbarrier_wait(shared.full(ring.stage)", Action::drop),
+    tiles("SwappedPhaseOfKeys", "mbarrier_wait(shared.full(ring.stage)", Action::add, 1),
+    tiles("NoWaitForFreeScores", "\"scores\", out.stage);", Action::drop),
+    tiles("NoWaitForFreeScales", "\"scales\", out.stage);", Action::drop),
+    tiles("NoWaitForScores", "mbarrier_wait(shared.ready(ring.stage)", Action::drop),
+    tiles("SwappedPhaseOfScores", "mbarrier_wait(shared.ready(ring.stage)", Action::add, 1),
+    groups("NoWaitForFreeHeads", "mbarrier_wait(shared.heads_empty(", Action::drop),
+    groups("SwappedPhaseOfHeads", "mbarrier_wait(shared.heads_full(", Action::add, 1),
+    groups("NoArrivalOfWeights", "mbarrier_arrive_warp(shared.heads_full(", Action::drop),
+    groups("NoArrivalOfFreeHeads", "mbarrier_arrive_warp(shared.heads_empty(", Action::drop),
+    tiles("TooFewBytesOfKeys", "mbarrier_arrive_expect(shared.full(", Action::add, -16),
+    tiles("TooFewBytesOfScales", "mbarrier_arrive_expect(shared.ready(", Action::add, -16),
+    tiles("TooManyBytesOfScales", "mbarrier_arrive_expect(shared.ready(", Action::add, 16),
+    tiles("NoCopyOfKeys", "tensor_load(shared.keys(", Action::drop),
+    tiles("NoCopyOfScales", "device::bulk_load(scales", Action::drop),
+    tiles("NoWaitForProducts", "device::wgmma_wait<0>();", Action::drop),
+    tiles("WaitForTooFewGroups", "device::wgmma_wait<0>();", Action::add, 1),
+    tiles("NoArrivalOfEmpty", "mbarrier_arrive_warp(shared.empty(", Action::drop),
+    tiles("NoArrivalOfReady", "mbarrier_arrive_warp(shared.ready(", Action::drop),
+    tiles("NoArrivalOfFree", "mbarrier_arrive_warp(shared.free(", Action::drop),
+    tiles("CountOfFullTooLarge", "mbarrier_init(shared.full(i)", Action::add, 1),
+    tiles("CountOfEmptyOfOneWarpgroup", "mbarrier_init(shared.empty(i)", Action::add, -4),
+    tiles("CountOfReadyTooSmall", "mbarrier_init(shared.ready(i)", Action::add, -1),
+    groups("CountOfHeadsFullTooSmall", "mbarrier_init(shared.heads_full(i)", Action::add, -1),
+    tiles("NoInitFence", "fence_mbarrier_init();", Action::drop),
+    product("NoProductFence", "device::wgmma_fence();", Action::drop),
+    product("NoCommit", "device::wgmma_commit();", Action::drop),
+    product("DescriptorWithoutSwizzle", "wgmma_m64n64k32_f8(product", Action::add,
+            std::int64_t{3} << 62),
+};
 
 WINNOW_SIMULATOR_TESTS(SimulatorTopkPaged, topk_paged_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);

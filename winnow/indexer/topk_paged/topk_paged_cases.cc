@@ -39,7 +39,7 @@ std::vector<PagedCase> make_cases() {
                   .context_lens = {-1, 0, 513, INT32_MAX, INT32_MIN, 3},
                   .s_q = 4});
   list.push_back(
-      {.name = "long", .context_lens = {5000}, .topk = 512, .table = 80, .num_pages = 100});
+      {.name = "long", .context_lens = {7500}, .topk = 512, .table = 118, .num_pages = 150});
   list.push_back({.name = "shared", .context_lens = ragged, .num_pages = 5});
   list.push_back({.name = "absent", .context_lens = ragged, .s_q = 2, .absent = true});
   list.push_back(
