@@ -40,6 +40,15 @@ std::vector<PagedCase> make_cases() {
                   .s_q = 4});
   list.push_back(
       {.name = "long", .context_lens = {7500}, .topk = 512, .table = 118, .num_pages = 150});
+  for (const std::int64_t s_q : {1, 2}) {
+    list.push_back({.name = numbered("long-h64-sq", s_q),
+                    .context_lens = {7500, 900},
+                    .s_q = s_q,
+                    .h = 64,
+                    .topk = 300,
+                    .table = 118,
+                    .num_pages = 150});
+  }
   list.push_back({.name = "shared", .context_lens = ragged, .num_pages = 5});
   list.push_back({.name = "absent", .context_lens = ragged, .s_q = 2, .absent = true});
   list.push_back(

@@ -19,6 +19,7 @@
 #include "winnow/indexer/score_tiles_sm90.cuh"
 #include "winnow/indexer/topk/merge_sm90.cuh"
 #include "winnow/indexer/topk_paged/page_line_sm90.cuh"
+#include "winnow/indexer/topk_paged/shared_bar_sm90.cuh"
 
 namespace winnow::indexer::sm90_detail {
 
@@ -45,6 +46,7 @@ struct PagedShape {
   static constexpr int kTogether = kQueries < kSinkWarps ? kQueries : kSinkWarps;
   static constexpr int kParts = kSinkWarps / kTogether;
   static constexpr int kOwn = kQueries / kTogether;  // queries of a warp
+  static constexpr bool kSharedBars = kParts > 1;
 };
 
 // Rows [first, end) of a tile are there: 0, 64 or 128.
@@ -64,7 +66,9 @@ struct PagedPlan {
   static constexpr int kPresentBytes = 16;
   static constexpr int kScoreBytes =
       Shape::kQueries * kScoreStride * 4 + kPresentBytes + kScaleBytes;
-  static constexpr int kSinkBytes = kSinkWarps * Selection::kBinWords * 4;
+  static constexpr int kBarBytes = Shape::kSharedBars ? Shape::kQueries * SharedBar::kBytes : 0;
+  static constexpr int kBinBytes = kSinkWarps * Selection::kBinWords * 4;
+  static constexpr int kSinkBytes = kBarBytes + kBinBytes;
   static constexpr int kWeightBytes = 2 * kSideColumns * 4;
   static constexpr int kLineBytes = sizeof(LineShared);
   static constexpr int kSpace =
@@ -279,12 +283,15 @@ __device__ __forceinline__ void multiply_pages(const Shared<Plan>& shared, LineR
 
 // ---- Choose ------------------------------------------------------------------------------------
 
+inline constexpr int kTilesOfABar = 4;  // after so many a warp looks for a higher one
+
 template <class Shape, class Plan>
 __device__ __forceinline__ void choose_rows(const PagedParams& p, const Shared<Plan>& shared,
                                             LineRange range, int warp) {
   const int part = warp / Shape::kTogether, first_query = warp % Shape::kTogether;
-  std::uint32_t* const bins =
-      reinterpret_cast<std::uint32_t*>(shared.pointer + Plan::kSink) + warp * Selection::kBinWords;
+  std::uint32_t* const all_bins = reinterpret_cast<std::uint32_t*>(shared.pointer + Plan::kSink);
+  std::uint32_t* const bins = all_bins + Plan::kBarBytes / 4 + warp * Selection::kBinWords;
+  const SharedBar bar(all_bins + first_query * SharedBar::kBins);
   device::PipelineState<Plan::kScoreStages> ring;
   Selection selection[Shape::kOwn];
   int visible[Shape::kOwn];
@@ -300,6 +307,16 @@ __device__ __forceinline__ void choose_rows(const PagedParams& p, const Shared<P
       selection[own].begin(p.candidates + (buffer + own * Shape::kTogether) * p.capacity,
                            p.capacity, p.topk, p.later_ties);
       visible[own] = query < count ? max(0, range.rows(piece) - (count - 1 - query)) : 0;
+    }
+    // Shared bars are for ranges of which not all is chosen. kSharedBars: a warp has one query.
+    bool bars = false;
+    if constexpr (Shape::kSharedBars) {
+      bars = p.topk < piece.tiles * kPagedTileRows;
+      device::bar_sync<kSinkWarps * 32>(1);  // nobody counts any more
+      for (int i = threadIdx.x % 128; i < Plan::kBarBytes / 16; i += 128) {
+        reinterpret_cast<uint4*>(all_bins)[i] = make_uint4(0, 0, 0, 0);
+      }
+      device::bar_sync<kSinkWarps * 32>(1);
     }
     for (int turn = 0; turn < walk.turns(); ++turn) {
       const int tile = walk.tile(turn);
@@ -318,6 +335,12 @@ __device__ __forceinline__ void choose_rows(const PagedParams& p, const Shared<P
 #pragma unroll
         for (int own = 0; own < Shape::kOwn; ++own) {
           const int end = max(begin, min(visible[own], row + present.end));
+          if constexpr (Shape::kSharedBars) {
+            if (bars) bar.count(scores[own], row, begin, end, selection[own].bar());
+            if (bars && turn / Shape::kParts % kTilesOfABar == kTilesOfABar - 1) {
+              selection[own].raise_bar(bar.find(p.topk));
+            }
+          }
           selection[own].offer(scores[own], row, begin, end, bins);
         }
       }
