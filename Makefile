@@ -75,7 +75,7 @@ offline-deps:
 expert_parallel_gpu_tests = all_to_all_gpu_test all_to_all_faults_gpu_test all_to_all_layers_gpu_test \
   combine_gpu_test dispatch_gpu_test layout_gpu_test notify_gpu_test nvshmem_gpu_test \
   nvshmem_faults_gpu_test
-indexer_gpu_tests = indexer_gpu_test quantize_gpu_test
+indexer_gpu_tests = indexer_gpu_test quantize_gpu_test topk_paged_gpu_test
 paged_gpu_tests = paged_contents_gpu_test paged_gpu_test paged_graph_gpu_test
 # Their instances called Gpu need one.
 tests_on_each_device = notify_test notify_reject_test all_to_all_faults_test \

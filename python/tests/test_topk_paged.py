@@ -3,11 +3,12 @@
 import pytest
 import torch
 import winnow.torch as ops
+from kinds import gpu
 
 import winnow
 from winnow import indexer
 
-DEVICES = ["cpu"]  # no GPU has a backend for it yet
+DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
 
 
 def problem(s_q=2, h=4, d=128, device="cpu", lengths=(150, 3, 64), seed=0):
@@ -52,10 +53,17 @@ def test_against_a_formula(d, device):
                 want = best if positions else order[i, best // 64] * 64 + best % 64
                 count = int(length[i, j])
                 assert count == len(best)
-                assert indices[i, j, :count].tolist() == want.tolist()
                 assert (indices[i, j, count:] == -1).all()
                 got = scores[i, j].cpu().double()
-                torch.testing.assert_close(got[:count], wanted, rtol=1e-4, atol=1e-4)
+                if device == "cpu":
+                    assert indices[i, j, :count].tolist() == want.tolist()
+                    torch.testing.assert_close(got[:count], wanted, rtol=1e-4, atol=1e-4)
+                else:  # sums of fewer bits may choose others among nearly equal rows
+                    chosen = torch.zeros(13 * 64, dtype=torch.bool)
+                    chosen[indices[i, j, :count].cpu().long()] = True
+                    assert chosen[want.long()].sum() >= count - 1
+                    best_first = [t.sort(descending=True).values for t in (got[:count], wanted)]
+                    torch.testing.assert_close(*best_first, rtol=1e-2, atol=5e-2)
                 assert torch.isneginf(got[count:]).all()
 
 

@@ -354,6 +354,8 @@ __device__ __forceinline__ void begin_product(std::uint64_t keys, std::uint64_t 
       device::wgmma_m64n128k16<device::Major::K, device::Major::K>(product, a, b, step > 0);
     } else if constexpr (Shape::kSplit) {
       device::wgmma_m64n136k32_f8(product, a, b, step > 0);
+    } else if constexpr (Shape::kProductColumns == 64) {
+      device::wgmma_m64n64k32_f8(product, a, b, step > 0);
     } else {
       device::wgmma_m64n128k32_f8(product, a, b, step > 0);
     }
@@ -373,11 +375,12 @@ struct WeightedSum {
     return Shape::kElement == Element::f8 && column % 2 != 0;
   }
 
-  float weight[32];  // of the columns that this lane holds, or half of it
+  static constexpr int kHeld = Shape::kSideQueries * Shape::kHeads / 4;  // columns of a lane
+  float weight[kHeld];  // of these columns, or half of it
 
   __device__ __forceinline__ void load(const float4* weights, bool split) {
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < kHeld / 4; ++n) {
       const float4 four = weights[4 * n + threadIdx.x % 4];
       weight[4 * n] = four.x;
       weight[4 * n + 1] = four.y;
@@ -385,14 +388,14 @@ struct WeightedSum {
       weight[4 * n + 3] = four.w;
     }
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < kHeld; ++i) {
       if (split || adds(i)) weight[i] *= 0.5f;
     }
   }
 
   // `scores`: [queries of this side][kScoreStride].
   template <bool kSplitSums>
-  __device__ __forceinline__ void store(const ScoreParams& p,
+  __device__ __forceinline__ void store(int heads,
                                         const float (&product)[Shape::kProductColumns / 2],
                                         const LinearPart<Shape>& linear, float* scores) const {
     constexpr int kSums = 2 * Shape::kSideQueries;      // of queries, and rows 8 apart
@@ -404,7 +407,7 @@ struct WeightedSum {
 #pragma unroll
     for (int n = 0; n < kColumnsOfQuery; ++n) {
       // A padded head counts nothing, also where a key holds infinities.
-      const bool counts = !Shape::kMasked || n / 2 * 8 + lane % 4 * 2 + n % 2 < p.h;
+      const bool counts = !Shape::kMasked || n / 2 * 8 + lane % 4 * 2 + n % 2 < heads;
 #pragma unroll
       for (int query = 0; query < Shape::kSideQueries; ++query) {
         const int i = query * kColumnsOfQuery + n;
@@ -482,7 +485,7 @@ struct Multiplier {
           shared.scores(out.stage) + side * Shape::kSideQueries * Plan::kScoreStride;
       device::wgmma_wait<1>();
       device::wgmma_pin(product[0]);
-      weighted_sum.template store<kSplitSums>(p, product[0], linear, scores);
+      weighted_sum.template store<kSplitSums>(p.h, product[0], linear, scores);
       ring.advance();
       if (tile + 1 < kTiles) {
         device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
@@ -493,7 +496,7 @@ struct Multiplier {
       }
       device::wgmma_pin(product[1]);
       device::mbarrier_arrive_warp(shared.empty(stage));
-      weighted_sum.template store<kSplitSums>(p, product[1], linear, scores + kUnitRows);
+      weighted_sum.template store<kSplitSums>(p.h, product[1], linear, scores + kUnitRows);
       device::mbarrier_arrive_warp(shared.ready(out.stage));
       out.advance();
     }

@@ -46,6 +46,8 @@ template <int kN, Major kA, Major kB, bool kF8>
 __device__ void product_step(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b) {
   if constexpr (kF8 && kN == 136) {
     wgmma_m64n136k32_f8(d, a, b, true);
+  } else if constexpr (kF8 && kN == 64) {
+    wgmma_m64n64k32_f8(d, a, b, true);
   } else if constexpr (kF8) {
     wgmma_m64n128k32_f8(d, a, b, true);
   } else if constexpr (kN == 32) {
@@ -183,6 +185,7 @@ const ProductLaunch kProducts[kProductLaunches] = {WINNOW_PRODUCTS(32),
                                                    WINNOW_PRODUCTS(64),
                                                    WINNOW_PRODUCTS(128),
                                                    WINNOW_PRODUCTS(256),
+                                                   product<64, Major::K, Major::K, false, true>(),
                                                    product<128, Major::K, Major::K, false, true>(),
                                                    product<136, Major::K, Major::K, false, true>()};
 #undef WINNOW_PRODUCTS

@@ -25,9 +25,15 @@ winnow_simulated_kernels(simulated_indexer
   indexer/scores/scores_sm90.cu
   indexer/topk/topk.cc
   indexer/topk/topk_cases.cc
-  indexer/topk/topk_sm90.cu)
+  indexer/topk/topk_sm90.cu
+  indexer/topk_paged/topk_paged.cc
+  indexer/topk_paged/topk_paged_cases.cc
+  indexer/topk_paged/topk_paged_sm90.cu
+  indexer/topk_paged/topk_paged_step_cases.cc)
 winnow_simulator_test(simulator_indexer_backward_test simulated_indexer indexer_backward_test.cc)
 winnow_simulator_test(simulator_indexer_quantize_test simulated_indexer indexer_quantize_test.cc)
 winnow_simulator_test(simulator_indexer_scores_test simulated_indexer indexer_scores_test.cc)
 winnow_simulator_test(simulator_indexer_scores_at_test simulated_indexer indexer_scores_at_test.cc)
 winnow_simulator_test(simulator_indexer_topk_test simulated_indexer indexer_topk_test.cc)
+winnow_simulator_test(simulator_indexer_topk_paged_test simulated_indexer
+  indexer_topk_paged_test.cc)

@@ -185,6 +185,20 @@ __device__ __forceinline__ void wgmma_m64n128k32_f8(float (&d)[64], std::uint64_
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
+// The same with 64 columns.
+__device__ __forceinline__ void wgmma_m64n64k32_f8(float (&d)[32], std::uint64_t a, std::uint64_t b,
+                                                   bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" WINNOW_LIST32
+      "}, %32, %33, p, 1, 1;\n"
+      "}"
+      : WINNOW_F32(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
 // The same with 136 columns.
 __device__ __forceinline__ void wgmma_m64n136k32_f8(float (&d)[68], std::uint64_t a,
                                                     std::uint64_t b, bool accumulate) {

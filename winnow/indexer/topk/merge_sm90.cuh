@@ -12,14 +12,41 @@
 
 namespace winnow::indexer::sm90_detail {
 
-struct MergeParams {
-  const Candidate* parts;          // [s_q, splits, kept], the rows of each part ascending
-  const std::int32_t* part_count;  // [s_q, splits]
-  std::int32_t* indices;           // [s_q, topk]
-  std::int32_t* length;            // [s_q]
-  float* scores;                   // [s_q, topk], or null
+// The parts of a query in MergeInput's arrays: `count` of them, `stride` apart.
+struct MergeParts {
+  std::int64_t first;
+  int stride, count;
+};
+
+// What a merge reads. `Params` of the kernel below are this and what says where a query has its
+// parts and its results:
+//   parts_of(query), indices_of(query), length_of(query), scores_of(query) (null: not wanted),
+//   and index_of(query, row), what stands for a row in the indices.
+struct MergeInput {
+  const Candidate* parts;          // `kept` for each part, their rows ascending
+  const std::int32_t* part_count;  // of each part
+  int queries, kept, topk, later_ties;
+};
+
+// The parts of a query stand behind each other, as do the queries.
+struct MergeParams : MergeInput {
+  std::int32_t* indices;  // [s_q, topk]
+  std::int32_t* length;   // [s_q]
+  float* scores;          // [s_q, topk], or null
   std::int64_t indices_stride, length_stride, scores_stride;
-  int s_q, splits, kept, topk, later_ties;
+  int splits;
+
+  __device__ MergeParts parts_of(std::int64_t query) const { return {query * splits, 1, splits}; }
+  __device__ std::int32_t* indices_of(std::int64_t query) const {
+    return indices + query * indices_stride;
+  }
+  __device__ std::int32_t* length_of(std::int64_t query) const {
+    return length + query * length_stride;
+  }
+  __device__ float* scores_of(std::int64_t query) const {
+    return scores == nullptr ? nullptr : scores + query * scores_stride;
+  }
+  __device__ std::int32_t index_of(std::int64_t, std::int32_t row) const { return row; }
 };
 
 inline constexpr int kMergeThreads = 1024;
@@ -43,15 +70,17 @@ struct MergeUnit {
   int begin, end;
 };
 
+template <class Params>
 class Merge {
  public:
-  __device__ Merge(const MergeParams& params, MergeShared& shared, std::int64_t query)
+  __device__ Merge(const Params& params, MergeShared& shared, std::int64_t query)
       : p_(params),
         shared_(shared),
         query_(query),
-        pieces_(max(1, min(kMergeUnits / p_.splits, device::ceil_div(p_.kept, 256)))),
+        parts_(params.parts_of(query)),
+        pieces_(max(1, min(kMergeUnits / max(1, parts_.count), device::ceil_div(p_.kept, 256)))),
         piece_(device::ceil_div(p_.kept, pieces_)),
-        units_(p_.splits * pieces_) {}
+        units_(parts_.count * pieces_) {}
 
   __device__ void run() {
     count_all();
@@ -61,14 +90,13 @@ class Merge {
     count_chosen(cut);
     write(cut);
     const int length = min(total, p_.topk);
-    std::int32_t* const indices = p_.indices + query_ * p_.indices_stride;
+    std::int32_t* const indices = p_.indices_of(query_);
+    float* const scores = p_.scores_of(query_);
     for (int i = length + static_cast<int>(threadIdx.x); i < p_.topk; i += kMergeThreads) {
       indices[i] = -1;
-      if (p_.scores != nullptr) {
-        p_.scores[query_ * p_.scores_stride + i] = device::negative_infinity();
-      }
+      if (scores != nullptr) scores[i] = device::negative_infinity();
     }
-    if (threadIdx.x == 0) p_.length[query_ * p_.length_stride] = length;
+    if (threadIdx.x == 0) *p_.length_of(query_) = length;
   }
 
  private:
@@ -83,8 +111,11 @@ class Merge {
   __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
 
+  __device__ std::int64_t part_number(int part) const {
+    return parts_.first + std::int64_t{part} * parts_.stride;
+  }
   __device__ MergeUnit unit(int number) const {
-    const std::int64_t part = query_ * p_.splits + number / pieces_;
+    const std::int64_t part = part_number(number / pieces_);
     const int begin = number % pieces_ * piece_;
     return {p_.parts + part * p_.kept, begin, min(begin + piece_, p_.part_count[part])};
   }
@@ -92,8 +123,8 @@ class Merge {
   __device__ void count_all() {
     if (warp() == 0) {
       int sum = 0;
-      for (int part = lane(); part < p_.splits; part += 32) {
-        sum += p_.part_count[query_ * p_.splits + part];
+      for (int part = lane(); part < parts_.count; part += 32) {
+        sum += p_.part_count[part_number(part)];
       }
       sum = device::warp_sum(sum);
       if (lane() == 0) shared_.total = sum;
@@ -213,8 +244,8 @@ class Merge {
   }
 
   __device__ void write(const Cut& cut) {
-    std::int32_t* const indices = p_.indices + query_ * p_.indices_stride;
-    float* const scores = p_.scores == nullptr ? nullptr : p_.scores + query_ * p_.scores_stride;
+    std::int32_t* const indices = p_.indices_of(query_);
+    float* const scores = p_.scores_of(query_);
     const unsigned below = (1u << lane()) - 1;
     for (int number = warp(); number < units_; number += kMergeWarps) {
       const MergeUnit u = unit(number);
@@ -235,7 +266,7 @@ class Merge {
           const int chosen_equals =
               min(max(equal_place - cut.first_equal, 0), cut.end_equal - cut.first_equal);
           const int place = above_before + __popc(aboves & below) + chosen_equals;
-          indices[place] = candidate.row;
+          indices[place] = p_.index_of(query_, candidate.row);
           if (scores != nullptr) scores[place] = score_of(candidate.key);
         }
         above_before += __popc(aboves);
@@ -244,16 +275,17 @@ class Merge {
     }
   }
 
-  const MergeParams& p_;
+  const Params& p_;
   MergeShared& shared_;
   const std::int64_t query_;
+  const MergeParts parts_;
   const int pieces_, piece_, units_;  // of a part, candidates of a piece, of the query
 };
 
-__global__ void __launch_bounds__(kMergeThreads)
-    merge_kernel(const __grid_constant__ MergeParams p) {
+template <class Params>
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Params p) {
   WINNOW_BLOCK_SHARED(shared, MergeShared);
-  for (int query = blockIdx.x; query < p.s_q; query += gridDim.x) {
+  for (int query = blockIdx.x; query < p.queries; query += gridDim.x) {
     Merge(p, shared, query).run();
     __syncthreads();
   }

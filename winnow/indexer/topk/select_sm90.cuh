@@ -98,6 +98,18 @@ class Selection {
     count_ = __shfl_sync(device::kFullWarp, place, 31);
   }
 
+  // The least key that a new candidate needs, and a higher one: k rows lie at it or above, here or
+  // elsewhere.
+  __device__ std::uint32_t bar() const { return bar_; }
+  __device__ void raise_bar(std::uint32_t bar) {
+    if (bar <= bar_) return;
+    bar_ = bar;
+    lowest_ = min(lowest_, bar);  // of candidates to come
+  }
+
+  // How many candidates wait in the buffer, in the order of their rows: the k best are among them.
+  __device__ int waiting() const { return count_; }
+
   // Ends the stream: calls store(chosen, place, candidate) for all that are left, `place` being the
   // number of those chosen before in the order they came, and returns how many are chosen.
   template <class Store>

@@ -80,21 +80,21 @@ void launch(const TopkParams& params, char* workspace, cudaStream_t stream) {
   kRuntime.launch(topk_kernel<Shape>, static_cast<unsigned>(work.blocks), kThreads, kBytes, stream,
                   scores, topk);
   if (work.splits > 1) {
-    const MergeParams merge{.parts = topk.parts,
-                            .part_count = topk.part_count,
-                            .indices = topk.indices,
-                            .length = topk.length,
-                            .scores = topk.scores,
-                            .indices_stride = topk.indices_stride,
-                            .length_stride = topk.length_stride,
-                            .scores_stride = topk.scores_stride,
-                            .s_q = scores.s_q,
-                            .splits = work.splits,
-                            .kept = topk.kept,
-                            .topk = topk.topk,
-                            .later_ties = topk.later_ties};
-    kRuntime.launch(merge_kernel, static_cast<unsigned>(scores.s_q), kMergeThreads, 0, stream,
-                    merge);
+    const MergeParams merge{{.parts = topk.parts,
+                             .part_count = topk.part_count,
+                             .queries = scores.s_q,
+                             .kept = topk.kept,
+                             .topk = topk.topk,
+                             .later_ties = topk.later_ties},
+                            topk.indices,
+                            topk.length,
+                            topk.scores,
+                            topk.indices_stride,
+                            topk.length_stride,
+                            topk.scores_stride,
+                            work.splits};
+    kRuntime.launch(merge_kernel<MergeParams>, static_cast<unsigned>(scores.s_q), kMergeThreads, 0,
+                    stream, merge);
   }
 }
 

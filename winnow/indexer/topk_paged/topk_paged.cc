@@ -15,7 +15,7 @@ namespace winnow::indexer {
 namespace {
 
 constexpr std::string_view kOperation = "indexer::topk_paged";
-constexpr Backend kImplemented[] = {Backend::cpu};
+constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
 
 void check_inputs(const Check& check, const TopkPagedArgs& args, TopkPagedParams& params) {
   check.rank("q", args.q, 4, "[b, s_q, h, d]");
@@ -78,19 +78,57 @@ TopkPagedParams check_args(const TopkPagedArgs& args) {
   return params;
 }
 
+void check_for_sm90(const TopkPagedArgs& args, const TopkPagedParams& params) {
+  const Check check(kOperation);
+  constexpr std::int64_t kAlignment = 16;  // of asynchronous copies
+  check.aligned("q", args.q, kAlignment);
+  check.aligned("pages", args.pages, kAlignment);
+  constexpr std::int64_t kLimit = std::int64_t{1} << 30;
+  if (params.s_q > kLimit) {
+    check.unsupported("sm90: want s_q up to 2^30, got " + std::to_string(params.s_q));
+  }
+}
+
+// What `workspace` must hold.
+std::int64_t workspace_bytes(const TopkPagedArgs& args, const TopkPagedParams& params,
+                             Backend backend) {
+  if (backend == Backend::cpu || params.b == 0 || params.s_q == 0) return 0;
+  if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(args.q.device());
+    return topk_paged_sm90_workspace_bytes(params);
+  }
+  return 0;
+}
+
 Backend run(const TopkPagedArgs& args, const RunOptions& options) {
   const TopkPagedParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  if (backend == Backend::sm90) {
+    check_for_sm90(args, params);
+    if (args.workspace.present()) {
+      Check(kOperation)
+          .workspace(args.workspace, workspace_bytes(args, params, backend), args.q.device());
+    }
+  }
   if (options.dry_run) return backend;
+  const TensorView workspace = backend == Backend::cpu ? TensorView{} : args.workspace;
   Check(kOperation)
-      .apart({{"indices", args.indices}, {"length", args.length}, {"scores", args.scores}},
+      .apart({{"indices", args.indices},
+              {"length", args.length},
+              {"scores", args.scores},
+              {"workspace", workspace}},
              {{"q", args.q},
               {"pages", args.pages},
               {"weights", args.weights},
               {"block_tables", args.block_tables},
               {"context_lens", args.context_lens}});
   if (params.b == 0 || params.s_q == 0) return backend;
-  run_on_cpu(kOperation, cpu_kernels().indexer_topk_paged, params);
+  if (backend == Backend::cpu) {
+    run_on_cpu(kOperation, cpu_kernels().indexer_topk_paged, params);
+  } else if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(args.q.device());
+    topk_paged_sm90(params, args.workspace.data(), options.stream.handle);
+  }
   return backend;
 }
 
@@ -101,9 +139,10 @@ Backend topk_paged(const TopkPagedArgs& args, const RunOptions& options) {
 }
 
 std::int64_t topk_paged_workspace_bytes(const TopkPagedArgs& args, const RunOptions& options) {
-  check_args(args);
-  choose_backend(kOperation, args.q.device(), options, kImplemented);
-  return 0;
+  const TopkPagedParams params = check_args(args);
+  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  if (backend == Backend::sm90) check_for_sm90(args, params);
+  return workspace_bytes(args, params, backend);
 }
 
 }  // namespace winnow::indexer

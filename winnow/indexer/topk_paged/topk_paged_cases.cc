@@ -39,7 +39,16 @@ std::vector<PagedCase> make_cases() {
                   .context_lens = {-1, 0, 513, INT32_MAX, INT32_MIN, 3},
                   .s_q = 4});
   list.push_back(
-      {.name = "long", .context_lens = {5000}, .topk = 512, .table = 80, .num_pages = 100});
+      {.name = "long", .context_lens = {7500}, .topk = 512, .table = 118, .num_pages = 150});
+  for (const std::int64_t s_q : {1, 2}) {
+    list.push_back({.name = numbered("long-h64-sq", s_q),
+                    .context_lens = {7500, 900},
+                    .s_q = s_q,
+                    .h = 64,
+                    .topk = 300,
+                    .table = 118,
+                    .num_pages = 150});
+  }
   list.push_back({.name = "shared", .context_lens = ragged, .num_pages = 5});
   list.push_back({.name = "absent", .context_lens = ragged, .s_q = 2, .absent = true});
   list.push_back(
@@ -196,8 +205,10 @@ testing::CaseOutcome run(const PagedCase& shape, const testing::Target& target) 
 }  // namespace
 
 testing::Operation topk_paged_operation() {
-  return {"indexer::topk_paged", "the lightning indexer's choice of rows from a paged cache",
-          testing::cases_of(make_cases(), run), topk_paged_benchmarks()};
+  std::vector<testing::Case> cases = testing::cases_of(make_cases(), run);
+  for (testing::Case& one : cases) one.on_gpu = true;
+  return {"indexer::topk_paged", "the lightning indexer's choice of rows from a paged cache", cases,
+          topk_paged_benchmarks()};
 }
 
 }  // namespace winnow::indexer

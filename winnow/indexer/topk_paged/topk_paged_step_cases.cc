@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -52,15 +54,23 @@ PagedStep::PagedStep(const PagedCase& step) : shape(step) {
   std::sort(slots.begin(), slots.end());
   slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
   const auto count = static_cast<std::int64_t>(slots.size());
-  Tensor keys(DType::f32, {count, shape.d}), places(DType::i64, {count});
+  // Large caches repeat their keys, which take long to draw, under other scales.
+  const std::int64_t drawn = std::min<std::int64_t>(count, 1 << 16);
+  Tensor keys(DType::f8_e4m3, {drawn, shape.d}), scales(DType::f32, {count});
   testing::fill_normal(keys, random);
+  testing::fill_normal(scales, random);
   for (std::int64_t r = 0; r < count; ++r) {
-    places.view().at<std::int64_t>(r) = slots[static_cast<std::size_t>(r)];
-    const TensorView row = keys.view().slice(0, r, r + 1);
-    if (shape.equal) testing::fill(row, 0.5);
+    const std::int64_t page = slots[static_cast<std::size_t>(r)] / kPageRows;
+    const std::int64_t place = slots[static_cast<std::size_t>(r)] % kPageRows;
+    float scale = 0.5f + std::abs(scales.view().at<float>(r));
+    const TensorView row = keys.view().slice(0, r % drawn, r % drawn + 1);
+    if (shape.equal) testing::fill(row, 0.5), scale = 0.5f;
     if (shape.nan && r % 5 == 0) testing::fill(row, std::numeric_limits<double>::quiet_NaN());
+    auto* const bytes = &pages.view.at<std::uint8_t>(page, 0);
+    std::memcpy(bytes + place * shape.d, row.data(), static_cast<std::size_t>(shape.d));
+    std::memcpy(bytes + kPageRows * shape.d + place * std::int64_t{sizeof scale}, &scale,
+                sizeof scale);
   }
-  quantize({.x = keys, .pages = pages.view, .slots = places});
 }
 
 PagedStep PagedStep::on(Device device) const {

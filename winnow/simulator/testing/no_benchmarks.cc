@@ -16,4 +16,5 @@ std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
 std::vector<testing::Benchmark> quantize_benchmarks() { return {}; }
 std::vector<testing::Benchmark> scores_benchmarks() { return {}; }
 std::vector<testing::Benchmark> topk_benchmarks() { return {}; }
+std::vector<testing::Benchmark> topk_paged_benchmarks() { return {}; }
 }  // namespace winnow::indexer

@@ -1,0 +1,145 @@
+// How the blocks of topk_paged share out a batch, sm90. Groups of queries of a sequence, and the
+// tiles of two pages that they see, stand behind each other on a line, which is cut into equal
+// ranges, one for each block: lengths are known on the device only, and however they differ, all
+// blocks end together. Where a range and a group overlap is a piece; a group has a piece in each of
+// the blocks whose ranges it reaches into.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/device/common/math.cuh"
+#include "winnow/device/common/warp.cuh"
+
+namespace winnow::indexer::sm90_detail {
+
+inline constexpr int kPagedPageRows = 64;
+inline constexpr int kPagedTileRows = 2 * kPagedPageRows;
+inline constexpr int kMostGroups = 512;  // of a launch: one for each thread
+inline constexpr int kLeastTiles = 4;    // of a block's range, where there are so many
+
+struct PageLine {
+  const std::int32_t* context_lens;  // [b]
+  std::int64_t context_stride;
+  std::int64_t first_group;          // of the launch, counted through all sequences
+  int groups, groups_of_a_sequence;  // of the launch
+  int queries;                       // of a group
+  std::int64_t s_q;
+  int table;  // pages of a row of the table; 0 if there are no pages
+};
+
+// Queries [first, first + count) of a sequence.
+struct QueryGroup {
+  std::int64_t sequence, first;
+  int count;
+};
+__device__ __forceinline__ QueryGroup query_group(const PageLine& line, int group) {
+  const std::int64_t number = line.first_group + group;
+  const std::int64_t sequence = number / line.groups_of_a_sequence;
+  const std::int64_t first = number % line.groups_of_a_sequence * line.queries;
+  return {sequence, first, static_cast<int>(min(line.s_q - first, std::int64_t{line.queries}))};
+}
+
+// The rows that the last query of a group sees; each one before sees a row less.
+__device__ __forceinline__ int rows_of_group(const PageLine& line, const QueryGroup& group) {
+  const int given = __ldg(line.context_lens + group.sequence * line.context_stride);
+  const int context = max(0, min(given, line.table * kPagedPageRows));
+  const std::int64_t rows = context - line.s_q + group.first + group.count;
+  return static_cast<int>(max(rows, std::int64_t{0}));
+}
+
+// In shared memory.
+struct LineShared {
+  std::int32_t end[kMostGroups];   // tiles of this group and of those before
+  std::int32_t rows[kMostGroups];  // that the last query of the group sees
+  std::int32_t warp_total[kMostGroups / 32];
+};
+
+// Where a group's pieces are: numbers [first, first + count).
+struct GroupPieces {
+  std::int32_t first, count;
+};
+
+// Tiles [first, first + tiles) of a group. Its number is the block's plus the group's, which no
+// other piece has.
+struct Piece {
+  int group, number;
+  int first, tiles;
+};
+
+class LineRange {
+ public:
+  // Measures the line; all kMostGroups threads of the block call it. The first block writes where
+  // the pieces of every group are.
+  __device__ LineRange(const PageLine& line, LineShared& shared, GroupPieces* pieces)
+      : shared_(shared), groups_(line.groups) {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+    int rows = 0;
+    if (thread < groups_) rows = rows_of_group(line, query_group(line, thread));
+    const int tiles = (rows - 1 + kPagedTileRows) / kPagedTileRows;
+    int through = device::warp_prefix(tiles, lane);
+    if (lane == 31) shared.warp_total[thread / 32] = through;
+    __syncthreads();
+    for (int warp = 0; warp < thread / 32; ++warp) through += shared.warp_total[warp];
+    shared.end[thread] = through;
+    shared.rows[thread] = rows;
+    __syncthreads();
+    const std::int64_t all = shared.end[kMostGroups - 1];
+    const std::int64_t wanted = device::ceil_div(all, std::int64_t{kLeastTiles});
+    const std::int64_t blocks = max(std::int64_t{1}, min(wanted, std::int64_t{gridDim.x}));
+    const std::int64_t block = blockIdx.x;
+    at_ = static_cast<int>(block < blocks ? all * block / blocks : all);
+    end_ = static_cast<int>(block < blocks ? all * (block + 1) / blocks : all);
+    if (blockIdx.x == 0 && thread < groups_) {
+      // The block of a tile: the last one whose range begins at it or before.
+      const auto block_of = [&](int tile) {
+        return static_cast<int>(((tile + std::int64_t{1}) * blocks - 1) / all);
+      };
+      GroupPieces mine{0, 0};
+      if (tiles > 0) {
+        const int first = block_of(through - tiles);
+        mine = {first + thread, block_of(through - 1) - first + 1};
+      }
+      pieces[thread] = mine;
+    }
+  }
+
+  // The pieces of this block, the same sequence for every role.
+  __device__ bool next(Piece& piece) {
+    if (at_ >= end_) return false;
+    int low = 0, high = groups_ - 1;  // the first group that ends behind at_
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (shared_.end[middle] > at_) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    const int begin = low == 0 ? 0 : shared_.end[low - 1];
+    piece = {low, static_cast<int>(blockIdx.x) + low, at_ - begin,
+             min(shared_.end[low], end_) - at_};
+    at_ += piece.tiles;
+    return true;
+  }
+
+  // The rows of a piece's group that its last query sees.
+  __device__ int rows(const Piece& piece) const { return shared_.rows[piece.group]; }
+
+ private:
+  const LineShared& shared_;
+  int groups_, at_, end_;
+};
+
+// The order in which the tiles of a piece pass: of kParts ranges one each in turn, so that as many
+// warps choose at the same time, each among neighbouring rows.
+template <int kParts>
+struct PieceWalk {
+  int tiles, range;
+  __device__ explicit PieceWalk(const Piece& piece)
+      : tiles(piece.tiles), range(device::ceil_div(piece.tiles, kParts)) {}
+  __device__ int turns() const { return range * kParts; }
+  // The tile of a turn; none if it is not below `tiles`.
+  __device__ int tile(int turn) const { return turn % kParts * range + turn / kParts; }
+};
+
+}  // namespace winnow::indexer::sm90_detail

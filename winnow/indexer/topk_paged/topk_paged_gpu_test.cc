@@ -1,0 +1,206 @@
+// What only a GPU can show of topk_paged, beyond the case table: graph replays with other lengths
+// and tables, repeats, every size of the batch, the size of the workspace, rejections. Skipped
+// without a GPU.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "winnow/core/device_memory.h"
+#include "winnow/core/error.h"
+#include "winnow/indexer/topk_paged/topk_paged_cases.h"
+#include "winnow/testing/expect.h"
+#include "winnow/testing/gpu_test.h"
+
+namespace winnow::indexer {
+namespace {
+
+constexpr Device kGpu{DeviceType::cuda, 0};
+
+class TopkPagedGpu : public winnow::testing::GpuTest<Backend::sm90> {};
+
+PagedCase small_case() {
+  return {.name = "gpu",
+          .context_lens = {700, 40, 5000, 1, 0, 4096, 1300, 2100},
+          .s_q = 2,
+          .h = 64,
+          .topk = 200,
+          .table = 80,
+          .num_pages = 400};
+}
+
+struct Results {
+  Tensor indices, length, scores, workspace;
+  Results(std::int64_t b, const PagedCase& shape)
+      : indices(DType::i32, {b, shape.s_q, shape.topk}, kGpu),
+        length(DType::i32, {b, shape.s_q}, kGpu),
+        scores(DType::f32, {b, shape.s_q, shape.topk}, kGpu),
+        workspace(DType::u8, {std::int64_t{64} << 20}, kGpu) {}
+
+  void run(TopkPagedArgs args, const RunOptions& options = {}) {
+    args.indices = indices;
+    args.length = length;
+    args.scores = scores;
+    args.workspace = workspace;
+    topk_paged(args, options);
+  }
+};
+
+bool same(const Tensor& a, const Tensor& b) {
+  return winnow::testing::same_bytes(a.to({}), b.to({}));
+}
+void expect_same(const Results& a, const Results& b) {
+  EXPECT_TRUE(same(a.indices, b.indices));
+  EXPECT_TRUE(same(a.length, b.length));
+  EXPECT_TRUE(same(a.scores, b.scores));
+}
+
+TEST_F(TopkPagedGpu, RepeatsAreTheSame) {
+  const PagedStep step = PagedStep(small_case()).on(kGpu);
+  Results first(step.b(), step.shape);
+  first.run(step.args());
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    Results next(step.b(), step.shape);
+    next.run(step.args());
+    expect_same(next, first);
+    if (HasFailure()) FAIL() << "repeat " << repeat;
+  }
+}
+
+// A sequence's bits are the same alone, where it is cut into as many pieces as there are blocks,
+// and in every batch.
+TEST_F(TopkPagedGpu, TheBatchDoesNotMatter) {
+  const PagedStep step = PagedStep(small_case()).on(kGpu);
+  Results whole(step.b(), step.shape);
+  whole.run(step.args());
+  const Tensor indices = whole.indices.to({}), scores = whole.scores.to({});
+  for (std::int64_t first = 0; first < step.b(); ++first) {
+    for (std::int64_t end = first + 1; end <= step.b(); ++end) {
+      TopkPagedArgs args = step.args();
+      for (ConstTensorView* view :
+           {&args.q, &args.weights, &args.block_tables, &args.context_lens}) {
+        *view = view->slice(0, first, end);
+      }
+      Results part(end - first, step.shape);
+      part.run(args);
+      const Tensor some_indices = part.indices.to({}), some_scores = part.scores.to({});
+      const auto bytes = static_cast<std::size_t>(some_indices.numel()) * sizeof(float);
+      EXPECT_EQ(
+          std::memcmp(some_indices.data(), &indices.view().at<std::int32_t>(first, 0, 0), bytes),
+          0);
+      EXPECT_EQ(std::memcmp(some_scores.data(), &scores.view().at<float>(first, 0, 0), bytes), 0);
+      if (HasFailure()) FAIL() << "sequences " << first << " to " << end;
+    }
+  }
+}
+
+#if WINNOW_WITH_CUDA
+
+// Must run first in its process to show what the name says: `make test-gpu` does.
+TEST_F(TopkPagedGpu, TheFirstCallMayBeCaptured) {
+  const PagedStep step = PagedStep(small_case()).on(kGpu);
+  Results captured(step.b(), step.shape), eager(step.b(), step.shape);
+  const winnow::testing::CudaStream stream;
+  const winnow::testing::Graph graph(stream.stream,
+                                     [&] { captured.run(step.args(), stream.options()); });
+  graph.launch(stream.stream);
+  stream.wait();
+  eager.run(step.args());
+  expect_same(captured, eager);
+}
+
+// A graph reads lengths and tables anew at every launch; the numbers in them are of no account.
+TEST_F(TopkPagedGpu, ReplaysFollowLengthsAndTables) {
+  PagedStep here(small_case());
+  const PagedStep there = here.on(kGpu);
+  Results captured(here.b(), here.shape), eager(here.b(), here.shape);
+  captured.run(there.args());
+  const winnow::testing::CudaStream stream;
+  const winnow::testing::Graph graph(stream.stream,
+                                     [&] { captured.run(there.args(), stream.options()); });
+  winnow::testing::Random random(5);
+  for (int replay = 0; replay < 300; ++replay) {
+    for (std::int64_t i = 0; i < here.b(); ++i) {
+      const std::int32_t odd[] = {INT32_MIN, -1, 0, 1, INT32_MAX};
+      here.context_lens.view.at<std::int32_t>(i) =
+          random.below(4) == 0 ? odd[random.below(5)]
+                               : static_cast<std::int32_t>(random.below(5200));
+      for (std::int64_t place = 0; place < here.shape.table; ++place) {
+        std::int32_t& entry = here.block_tables.view.at<std::int32_t>(i, place);
+        entry = random.below(9) == 0 ? odd[random.below(5)]
+                                     : static_cast<std::int32_t>(random.below(410));
+      }
+    }
+    const auto copy = [](const StridedTensor& to, const StridedTensor& from, std::int64_t count) {
+      copy_between(to.view.data(), kGpu, from.view.data(), {},
+                   static_cast<std::size_t>(count) * sizeof(std::int32_t));
+    };
+    copy(there.context_lens, here.context_lens, here.b());
+    copy(there.block_tables, here.block_tables, here.b() * here.shape.table);
+    graph.launch(stream.stream);
+    stream.wait();
+    const Tensor length = captured.length.to({});
+    for (std::int64_t i = 0; i < here.b(); ++i) {
+      here.shape.context_lens[static_cast<std::size_t>(i)] =
+          here.context_lens.view.at<std::int32_t>(i);
+      for (std::int64_t j = 0; j < here.shape.s_q; ++j) {
+        std::int64_t seen = 0;
+        for (std::int64_t t = 0; t < here.visible(i, j); ++t) seen += here.page(i, t) >= 0;
+        EXPECT_EQ(length.view().at<std::int32_t>(i, j), std::min(here.shape.topk, seen))
+            << "sequence " << i << ", query " << j;
+      }
+    }
+    if (replay % 20 == 0) {
+      eager.run(there.args());
+      expect_same(captured, eager);
+    }
+    if (HasFailure()) FAIL() << "replay " << replay;
+  }
+}
+
+#endif
+
+// Of tensors that are only described: 256 MiB are enough for any batch, context and group.
+TEST_F(TopkPagedGpu, TheWorkspaceIsBounded) {
+  alignas(256) static char memory[256];
+  const auto view = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
+    return TensorView(memory, dtype, shape, kGpu);
+  };
+  for (const std::int64_t b : {1, 64, 1000, 100000}) {
+    for (const std::int64_t s_q : {1, 2, 64, 4096}) {
+      for (const std::int64_t table : {0, 512, 2048, 1 << 20}) {
+        for (const std::int64_t topk : {1, 2048, 8192}) {
+          const TopkPagedArgs args{.q = view(DType::f8_e4m3, {b, s_q, 64, 128}),
+                                   .pages = view(DType::u8, {1000, page_bytes(128)}),
+                                   .weights = view(DType::f32, {b, s_q, 64}),
+                                   .block_tables = view(DType::i32, {b, table}),
+                                   .context_lens = view(DType::i32, {b}),
+                                   .indices = view(DType::i32, {b, s_q, topk}),
+                                   .length = view(DType::i32, {b, s_q})};
+          EXPECT_LE(topk_paged_workspace_bytes(args), std::int64_t{256} << 20)
+              << b << " x " << s_q << ", table " << table << ", topk " << topk;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(TopkPagedGpu, RefusesAndWorksOn) {
+  const PagedStep host(small_case()), step = host.on(kGpu);
+  Results results(step.b(), step.shape), again(step.b(), step.shape);
+  results.run(step.args());
+  TopkPagedArgs mixed = step.args(), odd = step.args();
+  mixed.pages = host.pages.view;
+  winnow::testing::expect_error([&] { again.run(mixed); }, ErrorCode::invalid_argument,
+                                "indexer::topk_paged: pages: want device cuda:0, got cpu");
+  const Tensor wide(DType::u8, {400, page_bytes(128) + 8}, kGpu);
+  odd.pages = wide.view().slice(1, 0, page_bytes(128));
+  EXPECT_THROW(again.run(odd), Error);  // rows apart by no multiple of 16 bytes
+  EXPECT_THROW(again.run(step.args(), {.backend = Backend::cpu}), Error);
+  again.run(step.args());
+  expect_same(results, again);
+}
+
+}  // namespace
+}  // namespace winnow::indexer

@@ -1,0 +1,88 @@
+// indexer::topk_paged of sm90 in the simulator.
+#include "winnow/simulator/indexer_simulation.h"
+
+namespace winnow::indexer {
+
+testing::Operation topk_paged_operation();
+
+namespace {
+
+// Warps 0 to 7 multiply, 8 to 11 choose, 12 loads.
+const std::vector<PassingCase> kQuickCases = {
+    {"h64", {"eager", "late", "random:1", "starved:8", "starved:12"}},
+    {"d64", {"random:2"}},
+    {"h128", {"late"}},
+    {"sq5", {"random:1"}},
+    {"sq9", {"random:3"}},
+    {"lengths-out-of-range", {"random:4"}},
+    {"absent", {"late", "random:5"}},
+    {"nan-larger", {"random:6"}},
+    {"reversed", {"random:7"}},
+    {"no-page", {"eager"}},
+    {"long-h64-sq1", {"random:8"}},
+};
+const std::vector<PassingCase> kThoroughCases = {
+    {"h1", kMany},           {"h3", kMany},
+    {"h32", kMany},          {"h64", kMany},
+    {"h128", kMany},         {"d64", kMany},
+    {"d128", kMany},         {"k1", kMany},
+    {"k2048", kMany},        {"sq2", kMany},
+    {"sq5", kMany},          {"sq9", kMany},
+    {"no-table", kMany},     {"no-page", kMany},
+    {"long", kMany},         {"long-h64-sq1", kMany},
+    {"long-h64-sq2", kMany}, {"shared", kMany},
+    {"absent", kMany},       {"absent-positions", kMany},
+    {"positions", kMany},    {"bf16-weights", kMany},
+    {"wide", kMany},         {"reversed", kMany},
+    {"broadcast", kMany},    {"equal-larger", kMany},
+    {"nan-smaller", kMany},
+};
+
+// 59 tiles, of which each of the two blocks takes half: both rings are used again. Many groups: so
+// are the places of heads.
+const BugsOf tiles{"topk_paged_sm90.cuh", "long"}, groups{"topk_paged_sm90.cuh", "sq9"};
+const BugsOf product{"score_tiles_sm90.cuh", "long"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    groups("NoWaitForHeads", "mbarrier_wait(shared.heads_full(", Action::drop),
+    groups("NoArrivalOfHeadCopies", "mbarrier_arrive_cp_async(", Action::drop),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    tiles("NoWaitForEmptyStage", "mbarrier_wait(shared.empty(ring.stage)", Action::drop),
+    tiles("SwappedPhaseOfStages", "mbarrier_wait(shared.empty(ring.stage)", Action::add, 1),
+    tiles("NoWaitForKeys", "mbarrier_wait(shared.full(ring.stage)", Action::drop),
+    tiles("SwappedPhaseOfKeys", "mbarrier_wait(shared.full(ring.stage)", Action::add, 1),
+    tiles("NoWaitForFreeScores", "\"scores\", out.stage);", Action::drop),
+    tiles("NoWaitForFreeScales", "\"scales\", out.stage);", Action::drop),
+    tiles("NoWaitForScores", "mbarrier_wait(shared.ready(ring.stage)", Action::drop),
+    tiles("SwappedPhaseOfScores", "mbarrier_wait(shared.ready(ring.stage)", Action::add, 1),
+    groups("NoWaitForFreeHeads", "mbarrier_wait(shared.heads_empty(", Action::drop),
+    groups("SwappedPhaseOfHeads", "mbarrier_wait(shared.heads_full(", Action::add, 1),
+    groups("NoArrivalOfWeights", "mbarrier_arrive_warp(shared.heads_full(", Action::drop),
+    groups("NoArrivalOfFreeHeads", "mbarrier_arrive_warp(shared.heads_empty(", Action::drop),
+    tiles("TooFewBytesOfKeys", "mbarrier_arrive_expect(shared.full(", Action::add, -16),
+    tiles("TooFewBytesOfScales", "mbarrier_arrive_expect(shared.ready(", Action::add, -16),
+    tiles("TooManyBytesOfScales", "mbarrier_arrive_expect(shared.ready(", Action::add, 16),
+    tiles("NoCopyOfKeys", "tensor_load(shared.keys(", Action::drop),
+    tiles("NoCopyOfScales", "device::bulk_load(scales", Action::drop),
+    tiles("NoWaitForProducts", "device::wgmma_wait<0>();", Action::drop),
+    tiles("WaitForTooFewGroups", "device::wgmma_wait<0>();", Action::add, 1),
+    tiles("NoArrivalOfEmpty", "mbarrier_arrive_warp(shared.empty(", Action::drop),
+    tiles("NoArrivalOfReady", "mbarrier_arrive_warp(shared.ready(", Action::drop),
+    tiles("NoArrivalOfFree", "mbarrier_arrive_warp(shared.free(", Action::drop),
+    tiles("CountOfFullTooLarge", "mbarrier_init(shared.full(i)", Action::add, 1),
+    tiles("CountOfEmptyOfOneWarpgroup", "mbarrier_init(shared.empty(i)", Action::add, -4),
+    tiles("CountOfReadyTooSmall", "mbarrier_init(shared.ready(i)", Action::add, -1),
+    groups("CountOfHeadsFullTooSmall", "mbarrier_init(shared.heads_full(i)", Action::add, -1),
+    tiles("NoInitFence", "fence_mbarrier_init();", Action::drop),
+    product("NoProductFence", "device::wgmma_fence();", Action::drop),
+    product("NoCommit", "device::wgmma_commit();", Action::drop),
+    product("DescriptorWithoutSwizzle", "wgmma_m64n64k32_f8(product", Action::add,
+            std::int64_t{3} << 62),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorTopkPaged, topk_paged_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::indexer
