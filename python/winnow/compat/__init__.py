@@ -1,9 +1,10 @@
 """Functions with the signatures and conventions of other libraries, for code that used them.
 
 Each is a thin wrapper over ``winnow.sparse_mla`` or ``winnow.paged_xl`` and takes what they take.
-``winnow.compat.flash_mla`` is a module that stands for ``flash_mla``, and ``winnow.compat.deep_ep``,
-which needs torch, one for ``deep_ep``; ``install("flash_mla")`` puts it in that place for code that
-cannot be edited. So does the folder ``path()`` on PYTHONPATH, in the processes that a server starts.
+``winnow.compat.flash_mla`` is a module that stands for ``flash_mla``, and
+``winnow.compat.deep_ep``, which needs torch, one for ``deep_ep``; ``install()`` puts it in that
+place for code that cannot be edited. So does the folder ``path()`` on PYTHONPATH, also in the
+processes that a server starts.
 """
 
 import sys

@@ -46,14 +46,14 @@ class CommStream:
         previous_event: Any,
         async_finish: bool,
     ) -> Tuple[Tuple, EventOverlap]:
-        """body() and the event of its end."""
+        """body() and the event of its end. Tensors are made on `device`, not on torch's default."""
         if device.type != "cuda":
-            with torch.no_grad():
+            with torch.no_grad(), device:
                 results = body()
             return results, EventOverlap(EventHandle() if async_finish else None)
         mine, current = self.get(), torch.cuda.current_stream()
         event = event_of(previous_event)
-        with torch.no_grad(), torch.cuda.stream(mine):
+        with torch.no_grad(), device, torch.cuda.stream(mine):
             if event is not None:
                 event.current_stream_wait()
             else:

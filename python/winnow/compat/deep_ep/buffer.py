@@ -74,7 +74,7 @@ class Buffer:
         self._stream = CommStream()
 
     def destroy(self) -> None:
-        """Lets go of the layers; waits for nobody. Only of a buffer made with explicitly_destroy."""
+        """Lets go of the layers; waits for nobody. Only with explicitly_destroy."""
         if not self.explicitly_destroy:
             refuse_call("deep_ep.Buffer.destroy", "the buffer was made without explicitly_destroy")
         self._layers.close()
@@ -128,10 +128,8 @@ class Buffer:
         use_rdma_buffer: bool = False,
     ) -> Tensor:
         """Refused: there is no buffer of a fixed place; rows arrive in tensors."""
-        refuse_call(
-            "deep_ep.Buffer.get_local_buffer_tensor", "there is no such buffer: use what dispatch()"
-            " returns"
-        )  # fmt: skip
+        name = "deep_ep.Buffer.get_local_buffer_tensor"
+        refuse_call(name, "there is no such buffer: use what dispatch() returns")
 
     def get_dispatch_layout(
         self,
