@@ -251,3 +251,72 @@ def refusals(group):
     text = refused(lambda: buffer_of(group).combine(x, handle, topk_weights=values))
     assert "rank 1" in text
     assert buffer_of(group).combine(x, handle)[0].shape == given[0].shape
+
+
+def hybrid(group, pad):
+    """Rows by expert, with a dense map; probabilities go there and come home."""
+    rank, world = group.rank(), group.size()
+    buffer = _hybrid(group)
+    given = oracle.inputs(world, E, K, H, seed=4)
+    x, idx, weights = given[rank]
+    rows, counts = oracle.permuted([idx for _, idx, _ in given], E, rank, pad or 1)
+    chosen, probs = deep_ep.indices_to_map(idx, weights, len(x), E)
+    assert chosen.sum() == (idx >= 0).sum() and probs.dtype == torch.float32
+    options = {"routing_map": chosen, "probs": probs, "pad_multiple": pad}
+    got, sent, scales, padded, handle = buffer.dispatch_with_permute(hidden=x, **options)
+    assert scales is None and got.shape == (len(rows), H) and len(sent) == len(rows)
+    assert padded.dtype == torch.int64
+    assert padded.tolist() == [-(-count // (pad or 1)) * (pad or 1) for count in counts]
+    for row, pair in enumerate(rows):
+        if pair is None:
+            assert not got[row].any() and sent[row] == 0
+        else:
+            source, token, k = pair
+            assert torch.equal(got[row], given[source][0][token])
+            assert sent[row] == given[source][2][token, k]
+    back, home = buffer.combine_with_unpermute(hidden=got, probs=sent, handle=handle)
+    kept = (idx >= 0).sum(1, keepdim=True)
+    want = torch.zeros(x.shape, dtype=torch.float32)
+    for token in range(len(x)):
+        for _ in range(int(kept[token])):
+            want[token] += x[token].float()
+    assert torch.equal(back, want.bfloat16()) and torch.equal(home, probs)
+    again = buffer.dispatch_with_permute(hidden=x * 2, handle=handle, pad_multiple=pad)
+    assert torch.equal(again[0], got * 2) and again[1] is None
+    again = buffer.dispatch_with_permute(hidden=x, probs=probs, handle=handle)
+    assert torch.equal(again[1], sent)
+    assert buffer.combine_with_unpermute(hidden=got, handle=handle)[1] is None
+    # Of a fixed number of rows, without a wait, and by indices.
+    worst = len(x) * 0 + 16 * K * world * 4
+    by_index = {"topk_idx": idx, "topk_weights": weights, "num_of_experts": E}
+    wide, wide_sent, _, wide_padded, handle = buffer.dispatch_with_permute(
+        hidden=x, **by_index, pad_multiple=pad, num_permuted_tokens=worst, non_blocking=True
+    )
+    assert len(wide) == worst and torch.equal(wide[: len(got)], got)
+    assert not wide[len(got) :].any() and torch.equal(wide_padded, padded)
+    back, home = buffer.combine_with_unpermute(hidden=wide, probs=wide_sent, handle=handle)
+    assert torch.equal(back, want.bfloat16()) and torch.equal(home, probs)
+
+
+def hybrid_grows(group):
+    """More experts a token on one rank than before: a larger layer, on all ranks alike."""
+    rank, world = group.rank(), group.size()
+    buffer = _hybrid(group)
+    x = torch.ones(3, H)
+    for experts in (1, 5, E, 2):
+        chosen = torch.zeros(3, E, dtype=torch.bool)
+        chosen[:, : experts if rank == world - 1 else 1] = True
+        got, _, _, _, handle = buffer.dispatch_with_permute(hidden=x, routing_map=chosen)
+        back, _ = buffer.combine_with_unpermute(hidden=got, handle=handle)
+        assert torch.equal(back, x * chosen.sum(1, keepdim=True))
+    wrong = chosen.int() if rank == 0 else chosen
+    text = refused(lambda: buffer.dispatch_with_permute(hidden=x, routing_map=wrong))
+    assert "rank 0: routing_map: want [3, E], bool" in text
+    assert len(buffer.dispatch_with_permute(hidden=x, routing_map=chosen)[0]) == len(got)
+
+
+def _hybrid(group):
+    key = ("hybrid", group.size())
+    if key not in _buffers:
+        _buffers[key] = deep_ep.HybridEPBuffer(group, H, 16, E // group.size())
+    return _buffers[key]

@@ -58,6 +58,17 @@ def test_mistakes_are_errors_on_every_rank(pool, world):
     pool.run(world, programs.refusals)
 
 
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("pad", [None, 8])
+def test_hybrid_rows_by_expert(pool, world, pad):
+    pool.run(world, programs.hybrid, pad)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_hybrid_layers_grow(pool, world):
+    pool.run(world, programs.hybrid_grows)
+
+
 def test_signatures_name_every_parameter():
     def names(function):
         return list(inspect.signature(function).parameters)

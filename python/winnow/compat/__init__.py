@@ -32,6 +32,7 @@ _MODULES: Dict[str, Dict[str, str]] = {
     "deep_ep": {
         "deep_ep": _DEEP_EP,
         "deep_ep.buffer": f"{_DEEP_EP}.buffer",
+        "deep_ep.hybrid_ep_buffer": f"{_DEEP_EP}.hybrid_ep_buffer",
         "deep_ep.utils": f"{_DEEP_EP}.utils",
     },
     "flash_mla": {

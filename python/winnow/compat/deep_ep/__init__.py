@@ -11,9 +11,19 @@ import torch
 from winnow.compat.deep_ep import utils
 from winnow.compat.deep_ep.buffer import Buffer
 from winnow.compat.deep_ep.config import Config
+from winnow.compat.deep_ep.hybrid_ep_buffer import HybridEPBuffer, indices_to_map
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t", "utils"]
+__all__ = [
+    "Buffer",
+    "Config",
+    "EventHandle",
+    "EventOverlap",
+    "HybridEPBuffer",
+    "indices_to_map",
+    "topk_idx_t",
+    "utils",
+]
 
 __version__ = "2.1.0"
 """The version of deep_ep whose names these are."""

@@ -94,13 +94,13 @@ class Layers:
             layer = self._layer(sizes, most, topk)
             try:
                 if sizes.topk == 0:
-                    padded = _widened(indices, layer.topk)
+                    padded = widened(indices, layer.topk)
                     if padded is None:
                         text = f"want at most K = {layer.topk} experts a token, got {topk}"
                         layer._refuse_dispatch(f"routing_map: {text}")
                     options_of = {**options}
                     if options.get("weights") is not None:
-                        options_of["weights"] = _widened(options["weights"], layer.topk, 0)
+                        options_of["weights"] = widened(options["weights"], layer.topk, 0)
                     return layer, layer.dispatch(input, padded, **options_of)
                 return layer, layer.dispatch(input, indices, **options)
             except InvalidArgument as error:
@@ -234,7 +234,7 @@ class Layers:
         raise error from cause
 
 
-def _widened(table: Tensor, columns: int, fill: int = -1) -> Optional[Tensor]:
+def widened(table: Tensor, columns: int, fill: int = -1) -> Optional[Tensor]:
     """The table with more columns; None: it has more already."""
     missing = columns - table.shape[1]
     if missing == 0:

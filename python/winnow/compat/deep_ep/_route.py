@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
-from winnow.compat.deep_ep._layers import Layers, Sizes
+from winnow.compat.deep_ep._layers import Layers, Sizes, widened
 from winnow.errors import Error
 from winnow.expert_parallel import gradients
 
@@ -132,6 +132,10 @@ class Route:
         assert arrived is not None
         return arrived
 
+    def with_zeros(self, rows: Tensor) -> Tensor:
+        """The rows with zeros where the worst case has no token."""
+        return gradients.used_rows(rows, self.descriptor)
+
     def repeat(self, input: Any, scales: Any, weights: Optional[Tensor] = None) -> Arrived:
         """Other values along the same way. Collective; nothing is counted."""
         return self._calling(lambda: self._repeat(input, scales, weights))
@@ -156,8 +160,9 @@ class Route:
             usable = values.dim() == 2 and values.shape[0] == self.rows
         elif usable:
             usable = values.shape == (self.rows,)
-        wide = self.token_major and usable and values.shape[1] > self.indices.shape[1]
-        columns = values.shape[1] if wide else self.indices.shape[1]
+        columns = self.layer.topk  # the same on every rank, as indices need not be
+        if self.token_major and usable:
+            columns = max(columns, values.shape[1])
         layer, descriptor = self._values_layer(columns)
         if not usable:
             # The layer names it on all ranks.
@@ -170,7 +175,7 @@ class Route:
         rows = torch.zeros(shape, dtype=torch.float32, device=values.device)
         rows[:, :given] = values
         combined = self._calling(lambda: layer.combine(rows, descriptor))
-        return combined[:, :given].contiguous()
+        return combined[:, : given if self.token_major else self.indices.shape[1]].contiguous()
 
     def _values_layer(self, columns: int) -> Tuple[AllToAll, Descriptor]:
         if self._values is None or self._values[0] < columns:
@@ -186,6 +191,8 @@ class Route:
     def _repeat(self, input: Any, scales: Any, weights: Optional[Tensor]) -> Arrived:
         carried, options = self._input(self.sizes, input, scales)
         out = self._out(carried, self.rows)
+        if weights is not None:
+            weights = widened(dense(weights), self.layer.topk, 0)
         got = self.layer.dispatch(
             carried, cached=self.descriptor, weights=weights, out=out, **options
         )
