@@ -320,3 +320,59 @@ def _hybrid(group):
     if key not in _buffers:
         _buffers[key] = deep_ep.HybridEPBuffer(group, H, 16, E // group.size())
     return _buffers[key]
+
+
+def elastic(group, expand, waits):
+    """The second interface: rows by token or by expert, counted or as many as can arrive."""
+    rank, world = group.rank(), group.size()
+    given = oracle.inputs(world, E, K, H, seed=5)
+    x, idx, weights = given[rank]
+    all_idx = [table for _, table, _ in given]
+    tokens, local = oracle.arrivals(all_idx, E, rank)
+    pairs, counts = oracle.permuted(all_idx, E, rank, 8)
+    rows = pairs if expand else [(*row, None) for row in tokens]
+    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    stats = torch.ones(E // world, dtype=torch.int32)
+    options = {"num_experts": E, "expert_alignment": 8, "do_expand": expand, "do_cpu_sync": waits}
+    got, ids, sent, handle, event = buffer.dispatch(
+        x, topk_idx=idx, topk_weights=weights, cumulative_local_expert_recv_stats=stats, **options
+    )
+    assert event.event is None and stats.tolist() == [count + 1 for count in counts]
+    worst = 16 * world * min(K, E // world) + E // world * 7 if expand else 16 * world
+    assert len(got) == (len(rows) if waits else worst) == len(sent)
+    for row, pair in enumerate(rows):
+        if pair is None:
+            assert not got[row].any()
+            continue
+        source, token, k = pair
+        assert torch.equal(got[row], given[source][0][token])
+        if expand:
+            assert sent[row] == given[source][2][token, k]
+    aligned = [-(-count // 8) * 8 for count in counts]
+    ends = torch.tensor(aligned).cumsum(0)
+    if expand:
+        assert ids is None and not got[len(rows) :].any()
+        ends += torch.tensor(counts) - torch.tensor(aligned)
+    else:
+        assert torch.equal(ids[: len(rows)], local) and (ids[len(rows) :] == -1).all()
+        sums = [sum(source <= i for source, _ in tokens) for i in range(world)]
+        assert handle.psum_num_recv_tokens_per_scaleup_rank.tolist() == sums
+    assert handle.psum_num_recv_tokens_per_expert.tolist() == ends.tolist()
+    assert handle.num_unaligned_recv_tokens_per_expert.tolist() == counts
+    assert handle.num_recv_tokens_per_expert_list == (aligned if waits else [])
+    assert handle.num_recv_tokens == (len(tokens) if waits else worst)
+    assert torch.equal(handle.topk_idx, idx) and handle.num_sms > 0
+    back, home, _ = buffer.combine(got, handle, topk_weights=sent)
+    want = torch.zeros(x.shape, dtype=torch.float32)
+    for token, choice in enumerate(idx.tolist()):
+        times = sum(e >= 0 for e in choice) if expand else len(oracle.ranks_of(choice, E, world))
+        for _ in range(times):
+            want[token] += x[token].float()
+    assert torch.equal(back, want.bfloat16())
+    assert torch.equal(home, torch.where(idx >= 0, weights, torch.zeros(())))
+    again, none, _, same, _ = buffer.dispatch(x, handle=handle, num_sms=handle.num_sms)
+    assert none is None and same is handle and torch.equal(again[: len(rows)], got[: len(rows)])
+    wrong = idx.float() if rank == world - 1 else idx
+    text = refused(lambda: buffer.dispatch(x, topk_idx=wrong, **options))
+    assert f"rank {world - 1}: topk_idx: want [n, K], int64 or int32" in text
+    assert "only dispatch and combine" in refused(lambda: buffer.engram_write, Error)

@@ -69,6 +69,13 @@ def test_hybrid_layers_grow(pool, world):
     pool.run(world, programs.hybrid_grows)
 
 
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("expand", [False, True], ids=["tokens", "expanded"])
+def test_elastic(pool, world, expand):
+    for waits in (True, False):
+        pool.run(world, programs.elastic, expand, waits)
+
+
 def test_signatures_name_every_parameter():
     def names(function):
         return list(inspect.signature(function).parameters)

@@ -11,12 +11,15 @@ import torch
 from winnow.compat.deep_ep import utils
 from winnow.compat.deep_ep.buffer import Buffer
 from winnow.compat.deep_ep.config import Config
+from winnow.compat.deep_ep.elastic import ElasticBuffer, EPHandle
 from winnow.compat.deep_ep.hybrid_ep_buffer import HybridEPBuffer, indices_to_map
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
 
 __all__ = [
     "Buffer",
     "Config",
+    "EPHandle",
+    "ElasticBuffer",
     "EventHandle",
     "EventOverlap",
     "HybridEPBuffer",

@@ -82,16 +82,20 @@ class Layers:
         indices: Tensor,
         *,
         tokens: int = 0,
+        own: bool = True,
         **options: Any,
     ) -> Tuple[AllToAll, Dispatched]:
         """AllToAll.dispatch() on a layer of these sizes, for `tokens` or more tokens a rank.
 
         With sizes.topk 0 the indices may have any number of columns, and those that a layer has
-        beyond them are pairs that are dropped.
+        beyond them are pairs that are dropped. `own`: a call that the caller made, so that its
+        next one is probably of this layer.
         """
         while True:
             most, topk = max(len(input), tokens), indices.shape[1]
             layer = self._layer(sizes, most, topk)
+            if own:
+                self._last = layer
             try:
                 if sizes.topk == 0:
                     padded = widened(indices, layer.topk)
@@ -184,8 +188,7 @@ class Layers:
                 sm_count=self.sm_count,
                 device=sizes.device,
             )
-        self._last = self._made[sizes]
-        return self._last
+        return self._made[sizes]
 
     def _world(self, device: torch.device) -> _World:
         worlds = _worlds.setdefault(self.group, {})

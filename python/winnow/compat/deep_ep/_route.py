@@ -184,7 +184,9 @@ class Route:
                 (self.tokens, hidden), dtype=torch.float32, device=self.indices.device
             )
             sizes = self.sizes._replace(hidden=hidden, dtype=torch.float32)
-            layer, got = self._layers.dispatch(sizes, nothing, self.indices, **self._options)
+            layer, got = self._layers.dispatch(
+                sizes, nothing, self.indices, own=False, **self._options
+            )
             self._values = (columns, layer, got.descriptor)
         return self._values[1:]
 

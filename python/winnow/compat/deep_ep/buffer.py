@@ -151,7 +151,7 @@ class Buffer:
             num_tokens_per_expert [E], all int32, is_token_in_rank bool [n, W], event).
         """
         name = "deep_ep.Buffer.get_dispatch_layout"
-        why = _wrong_indices(topk_idx) or _wrong_events(
+        why = wrong_indices(topk_idx) or wrong_events(
             previous_event, async_finish, allocate_on_comm_stream
         )
         if why:
@@ -225,7 +225,7 @@ class Buffer:
         """
         x, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
         given = (x, scales, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights)
-        why = _wrong_events(previous_event, async_finish, allocate_on_comm_stream)
+        why = wrong_events(previous_event, async_finish, allocate_on_comm_stream)
         why = why or _wrong_dispatch(handle, *given)
         if isinstance(handle, Handle):
             if why:
@@ -279,13 +279,13 @@ class Buffer:
         """
         if not isinstance(handle, Handle):
             self._layers.refuse_handle(x, handle)
-        why = _wrong_events(previous_event, async_finish, allocate_on_comm_stream)
+        why = wrong_events(previous_event, async_finish, allocate_on_comm_stream)
         if why:
             refuse("deep_ep.Buffer.combine", *why)
         route = handle.route
 
         def body():
-            out = route.combine(x, _one_bias(bias))
+            out = route.combine(x, one_bias(bias))
             return out, None if topk_weights is None else route.combine_values(topk_weights)
 
         results, event = self._stream.run(
@@ -366,7 +366,7 @@ def _sums_in(x: Tensor) -> torch.dtype:
     return torch.bfloat16 if x.dtype == FLOAT8 else x.dtype
 
 
-def _one_bias(bias: Any) -> Any:
+def one_bias(bias: Any) -> Any:
     """Two as their sum."""
     if not (isinstance(bias, tuple) and len(bias) == 2):
         return bias
@@ -383,14 +383,14 @@ def _no_low_latency(name: str) -> NoReturn:
 # ---- what is wrong with arguments, as (argument, wanted, got); None: nothing
 
 
-def _wrong_events(previous_event: Any, async_finish: bool, on_comm: bool) -> Any:
+def wrong_events(previous_event: Any, async_finish: bool, on_comm: bool) -> Any:
     if on_comm and not (async_finish and event_of(previous_event) is not None):
         wanted = "False without previous_event and async_finish"
         return "allocate_on_comm_stream", wanted, on_comm
     return None
 
 
-def _wrong_indices(topk_idx: Any) -> Any:
+def wrong_indices(topk_idx: Any) -> Any:
     wanted = "[n, K], int64 or int32"
     if not isinstance(topk_idx, Tensor):
         return "topk_idx", wanted, type(topk_idx).__name__
@@ -419,7 +419,7 @@ def _wrong_dispatch(handle, x, scales, in_rank, per_expert, topk_idx, topk_weigh
         return "num_tokens_per_expert", "[E], without a handle", type(per_expert).__name__
     if topk_idx is None:
         return None if topk_weights is None else ("topk_weights", "none without topk_idx", "one")
-    wrong = _wrong_indices(topk_idx)
+    wrong = wrong_indices(topk_idx)
     if wrong:
         return wrong
     if len(topk_idx) != tokens:
