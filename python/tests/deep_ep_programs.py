@@ -1,5 +1,8 @@
 """What the ranks of test_deep_ep.py run: each checks what it got itself."""
 
+import os
+import time
+
 import deep_ep_oracle as oracle
 import torch
 from winnow.compat import deep_ep
@@ -376,3 +379,44 @@ def elastic(group, expand, waits):
     text = refused(lambda: buffer.dispatch(x, topk_idx=wrong, **options))
     assert f"rank {world - 1}: topk_idx: want [n, K], int64 or int32" in text
     assert "only dispatch and combine" in refused(lambda: buffer.engram_write, Error)
+
+
+def late(group):
+    """Who does not come is named at the deadline, and the next call works."""
+    rank = group.rank()
+    seconds = os.environ["WINNOW_TIMEOUT_SECONDS"]
+    os.environ["WINNOW_TIMEOUT_SECONDS"] = "0.5"
+    try:
+        if rank == 1:
+            time.sleep(1.5)
+            deep_ep.Buffer(group)
+        else:
+            text = refused(lambda: deep_ep.Buffer(group), Error)
+            assert f"rank {rank} waited 0.5 s for ranks 1, which did not come" in text
+    finally:
+        os.environ["WINNOW_TIMEOUT_SECONDS"] = seconds
+    given = oracle.inputs(group.size(), E, K, H)[rank]
+    assert len(dispatched(deep_ep.Buffer(group), given)[0]) == 6
+
+
+def nodes(group):
+    """Ranks of two nodes: counts of nodes, and the handle of ten."""
+    from winnow.compat.deep_ep import _layers
+
+    rank, world = group.rank(), group.size()
+    given = oracle.inputs(world, E, K, H, seed=6)
+    rows, _ = oracle.arrivals([idx for _, idx, _ in given], E, rank)
+    _layers.ranks_per_node = 2
+    try:
+        buffer = deep_ep.Buffer(group)
+        (x, _, weights, _, handle, _), counts = dispatched(buffer, given[rank])
+        by_node = counts["is_token_in_rank"].reshape(-1, world // 2, 2).any(2).sum(0)
+        assert counts["num_tokens_per_rdma_rank"].tolist() == by_node.tolist()
+        check_rows(x, given, rows)
+        sums = [sum(source <= i for source, _ in rows) for i in range(world)]
+        assert len(handle) == 10 and handle[-4].tolist() == sums
+        back, home, _ = buffer.combine(x, handle, topk_weights=weights)
+        want = torch.where(given[rank][1] >= 0, given[rank][2], torch.zeros(()))
+        assert back.shape == given[rank][0].shape and torch.equal(home, want)
+    finally:
+        _layers.ranks_per_node = None

@@ -76,6 +76,14 @@ def test_elastic(pool, world, expand):
         pool.run(world, programs.elastic, expand, waits)
 
 
+def test_a_rank_that_is_late_is_named(pool):
+    pool.run(2, programs.late)
+
+
+def test_several_nodes(pool):
+    pool.run(4, programs.nodes)
+
+
 def test_signatures_name_every_parameter():
     def names(function):
         return list(inspect.signature(function).parameters)
