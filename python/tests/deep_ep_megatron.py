@@ -77,3 +77,57 @@ def hybridep(group):
     for got, expected in zip((out, x.grad, probs.grad), want, strict=True):
         torch.testing.assert_close(got, expected)
     fused.reset_hybrid_ep_buffer()
+
+
+def moe_layer(group, backend):
+    """Megatron's own MoE layer with the flex dispatcher against the one that gathers all tokens.
+
+    Megatron-core asks for a GPU, and for TransformerEngine, in the router only: they get the CPU
+    and none here.
+    """
+    _functions()
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import parallel_state
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+        from megatron.core.transformer.moe import moe_utils
+        from megatron.core.transformer.moe.moe_layer import MoELayer
+        from megatron.core.transformer.transformer_config import TransformerConfig
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+    world = group.size()
+    if not parallel_state.is_initialized():
+        parallel_state.initialize_model_parallel(expert_model_parallel_size=world)
+
+    def run(**dispatcher):
+        torch.manual_seed(0)
+        config = TransformerConfig(
+            num_layers=1,
+            hidden_size=H,
+            num_attention_heads=4,
+            num_moe_experts=2 * world,
+            moe_router_topk=2,
+            moe_router_load_balancing_type="none",
+            moe_aux_loss_coeff=0.0,
+            moe_router_dtype="fp32",
+            expert_model_parallel_size=world,
+            use_cpu_initialization=True,
+            add_bias_linear=False,
+            params_dtype=torch.float32,
+            **dispatcher,
+        )
+        spec = get_gpt_layer_local_spec(num_experts=2 * world, moe_grouped_gemm=False)
+        layer = MoELayer(config, spec.submodules.mlp.submodules)
+        torch.manual_seed(1 + group.rank())
+        x = torch.randn(5, 2, H, dtype=torch.float32).requires_grad_()
+        out, _ = layer(x)
+        out.square().sum().backward()
+        gradients = [p.grad for p in layer.parameters() if p.grad is not None]
+        assert len(gradients) > 2
+        return [out.detach(), x.grad, *gradients]
+
+    want = run(moe_token_dispatcher_type="allgather")
+    got = run(moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)

@@ -23,3 +23,8 @@ def pool():
 @pytest.mark.parametrize("body", [megatron.deepep, megatron.hybridep], ids=["deepep", "hybridep"])
 def test_megatron(pool, world, body):
     pool.run(world, body)
+
+
+@pytest.mark.parametrize("backend", ["deepep", "hybridep"])
+def test_the_moe_layer_of_megatron(pool, backend):
+    pool.run(4, megatron.moe_layer, backend)
