@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from winnow.compat._refusal import refuse, refuse_call
+from winnow.compat.deep_ep._checks import wrong_events, wrong_indices
 from winnow.compat.deep_ep._layers import Layers, Sizes
 from winnow.compat.deep_ep._route import FLOAT8, Route, int32_indices
 from winnow.compat.deep_ep._streams import CommStream, event_of
-from winnow.compat.deep_ep.buffer import Buffer, one_bias, wrong_events, wrong_indices
+from winnow.compat.deep_ep.buffer import Buffer, one_bias
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
 
 __all__ = ["EPHandle", "ElasticBuffer"]
