@@ -31,7 +31,7 @@ def test_expert_major_rows_come_in_the_documented_order(local, alignment):
         assert described.num_input_tokens_per_rank.tolist() == [5, 0, 8, 3]
         assert described.order == "expert_major" and described.has_weights
         assert described.expert_alignment == alignment and described.worst_case_rows == 0
-        assert got.expert_ids is None and got.scales is None
+        assert got.expert_ids is None and got.scales is None and described.source_begins is None
         check_tables(described, rows, indices, rank, local)
 
     with Ranks(4, **SMALL, local_world_size=local) as ranks:
@@ -48,6 +48,8 @@ def test_token_major_rows_carry_each_token_once():
             inputs[rank], indices[rank], weights=weights[rank], order="token_major"
         )
         assert got.output.shape[0] == len(rows[rank]) and got.descriptor.order == "token_major"
+        begins = [sum(source < other for source, _, _ in rows[rank]) for other in range(5)]
+        assert got.descriptor.source_begins.tolist() == begins
         for row, (source, token, here) in enumerate(rows[rank]):
             np.testing.assert_array_equal(got.output[row], inputs[source][token])
             assert got.expert_ids[row].tolist() == here

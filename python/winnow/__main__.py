@@ -2,6 +2,7 @@
 
 ``bench`` shows two things more: after the operations, and alone with ``bench python``, what a call
 from Python costs beyond the call in C++; and with ``bench transformers`` a layer of a model.
+``compat-path`` prints the folder for PYTHONPATH with the packages that stand for other libraries.
 """
 
 import argparse
@@ -75,6 +76,10 @@ def main() -> None:
         from winnow.transformers import bench
 
         sys.exit(_printing(bench.main, sys.argv[3:]))
+    if sys.argv[1:2] == ["compat-path"]:
+        from winnow import compat
+
+        sys.exit(_printing(lambda arguments: print(compat.path()) or 0, sys.argv[2:]))
     if not _PROGRAM.exists():
         sys.exit("winnow: this package was built without the command line program")
     if folder := nvshmem.folder():

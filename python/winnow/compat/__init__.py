@@ -1,13 +1,17 @@
 """Functions with the signatures and conventions of other libraries, for code that used them.
 
 Each is a thin wrapper over ``winnow.sparse_mla`` or ``winnow.paged_xl`` and takes what they take.
-``winnow.compat.flash_mla`` is a module that stands for ``flash_mla``; ``install("flash_mla")`` puts
-it in that place for code that cannot be edited.
+``winnow.compat.flash_mla`` is a module that stands for ``flash_mla``, and
+``winnow.compat.deep_ep``, which needs torch, one for ``deep_ep``; ``install()`` puts it in that
+place for code that cannot be edited. So does the folder ``path()`` on PYTHONPATH, also in the
+processes that a server starts.
 """
 
 import sys
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Dict
 
 from winnow import paged_xl
 from winnow.compat import flash_mla
@@ -18,12 +22,23 @@ __all__ = [
     "flash_mla",
     "flash_mla_sparse_fwd",
     "install",
+    "path",
     "xl_single_query_cached_kv_attention",
 ]
 
-# What stands for each name in sys.modules.
-_MODULES = {
-    "flash_mla": {"flash_mla": flash_mla, "flash_mla.flash_mla_interface": flash_mla},
+# What stands for each name in sys.modules, and where it is.
+_DEEP_EP = "winnow.compat.deep_ep"
+_MODULES: Dict[str, Dict[str, str]] = {
+    "deep_ep": {
+        "deep_ep": _DEEP_EP,
+        "deep_ep.buffer": f"{_DEEP_EP}.buffer",
+        "deep_ep.hybrid_ep_buffer": f"{_DEEP_EP}.hybrid_ep_buffer",
+        "deep_ep.utils": f"{_DEEP_EP}.utils",
+    },
+    "flash_mla": {
+        "flash_mla": "winnow.compat.flash_mla",
+        "flash_mla.flash_mla_interface": "winnow.compat.flash_mla",
+    },
 }
 
 
@@ -31,7 +46,7 @@ def install(name: str) -> ModuleType:
     """Lets later imports of another library find the module here that stands for it.
 
     Args:
-        name: "flash_mla".
+        name: "deep_ep" or "flash_mla".
 
     Returns:
         The module, which sys.modules has under the library's name from now on.
@@ -42,11 +57,17 @@ def install(name: str) -> ModuleType:
     """
     if name not in _MODULES:
         refuse("compat.install", "name", " or ".join(_MODULES), name)
-    for target, module in _MODULES[name].items():
+    modules = {target: import_module(source) for target, source in _MODULES[name].items()}
+    for target, module in modules.items():
         if sys.modules.get(target, module) is not module:
             refuse("compat.install", "name", f"no {target} imported before", "one that was")
-    sys.modules.update(_MODULES[name])
-    return _MODULES[name][name]
+    sys.modules.update(modules)
+    return modules[name]
+
+
+def path() -> Path:
+    """A folder for PYTHONPATH where ``import deep_ep`` finds the module that stands for it."""
+    return Path(__file__).parent / "path"
 
 
 def xl_single_query_cached_kv_attention(

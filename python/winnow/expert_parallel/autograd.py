@@ -65,6 +65,11 @@ class TracedDescriptor:
         return self._table("num_input_tokens_per_rank", (self._sizes[1],))
 
     @property
+    def source_begins(self) -> Optional[Tensor]:
+        sizes = (self._sizes[1] + 1,)
+        return self._table("source_begins", sizes) if self.order == "token_major" else None
+
+    @property
     def send_reqs_recv(self) -> Optional[Tensor]:
         _, _, nodes, slots, _, _ = self._sizes
         return self._table("send_reqs_recv", (nodes, 2, slots)) if nodes > 1 else None

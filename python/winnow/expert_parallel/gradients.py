@@ -106,7 +106,7 @@ def weight_gradient(values: Tensor, layer: AllToAll, descriptor: Descriptor, exp
     The wire adds rows of the layer's dtype. A number travels bit for bit nevertheless: as bytes,
     which every dtype holds, in columns of its own, where zeros are added to it.
     """
-    octets = _by_pair(values, descriptor, expert_ids).contiguous().view(torch.uint8)
+    octets = by_pair(values, descriptor, expert_ids).contiguous().view(torch.uint8)
     parts = []
     for part in octets.split(layer.hidden, 1):
         shape = (len(octets), layer.hidden)
@@ -116,7 +116,7 @@ def weight_gradient(values: Tensor, layer: AllToAll, descriptor: Descriptor, exp
     return torch.cat(parts, 1).to(torch.uint8).view(values.dtype)
 
 
-def _by_pair(values, descriptor, expert_ids):
+def by_pair(values, descriptor, expert_ids):
     """[R, K], dense: the values of each row's pairs, +0 for pairs that it does not hold."""
     if expert_ids is not None:  # token-major
         return torch.where(expert_ids >= 0, values, values.new_zeros(()))

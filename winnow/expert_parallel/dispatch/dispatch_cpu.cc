@@ -127,6 +127,10 @@ void Dispatch::place() {
     made_->expert_offsets.push_back(
         static_cast<std::int32_t>(std::min<std::int64_t>(offset, INT32_MAX)));
   }
+  const std::int64_t limit = made_->worst_case_rows > 0 ? made_->worst_case_rows : kMostRows;
+  for (const std::int64_t begin : placement.source_begins) {
+    made_->source_begins.push_back(static_cast<std::int32_t>(std::min(begin, limit)));
+  }
   for (int rank = 0; rank < map.topology.world_size; ++rank) {
     made_->tokens_per_rank.push_back(static_cast<std::int32_t>(heard.header(rank).tokens));
   }

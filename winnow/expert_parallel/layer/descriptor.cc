@@ -52,6 +52,11 @@ ConstTensorView Descriptor::num_input_tokens_per_rank() const {
   const Routing& routing = *state_->routing;
   return view(routing, routing.tokens_per_rank, routing.tables.tokens, {routing.world});
 }
+ConstTensorView Descriptor::source_begins() const {
+  const Routing& routing = *state_->routing;
+  if (routing.order == RowOrder::expert_major) return {};
+  return view(routing, routing.source_begins, routing.tables.source_begins, {routing.world + 1});
+}
 ConstTensorView Descriptor::send_reqs_recv() const {
   const Routing& routing = *state_->routing;
   if (routing.nodes == 1) return {};

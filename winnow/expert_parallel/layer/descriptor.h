@@ -50,6 +50,10 @@ class WINNOW_EXPORT Descriptor {
   // i32 [W]: n of every rank.
   ConstTensorView num_input_tokens_per_rank() const;
 
+  // i32 [W + 1], absent in expert-major order: where the rows of each source rank begin in the
+  // output here, and where those of the last one end; cut at worst_case_rows.
+  ConstTensorView source_begins() const;
+
   // i32 [NN, 2, T], absent on one node. The runs of consecutive tokens that rail source j sent to
   // this node: run i is [first, last) = ([j, 0, i], [j, 1, i]). Runs end at multiples of 64; those
   // that begin in the 64 tokens from t on are stored from slot t on; -1 in every other slot.

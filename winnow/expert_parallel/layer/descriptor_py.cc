@@ -73,6 +73,9 @@ void bind_expert_parallel_descriptor(nb::module_& m) {
       .def_prop_ro("num_input_tokens_per_rank",
                    &BoundDescriptor::field<&Descriptor::num_input_tokens_per_rank>,
                    "int32 [W]: n of every rank.")
+      .def_prop_ro("source_begins", &BoundDescriptor::field<&Descriptor::source_begins>,
+                   "int32 [W + 1] in token-major order, else None: where the rows of each source "
+                   "rank\nbegin here, and where those of the last one end; cut at worst_case_rows.")
       .def_prop_ro("send_reqs_recv", &BoundDescriptor::field<&Descriptor::send_reqs_recv>,
                    "int32 [NN, 2, T], None on one node: first and end of the runs of tokens that "
                    "rail\nsource j sent to this node, a run that begins in the 64 tokens from t on "

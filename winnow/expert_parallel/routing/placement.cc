@@ -58,11 +58,18 @@ Placement place_blocks(const ExpertMap& map, const WorldCounts& counts, RowOrder
           const int here = topology.local(destination) * blocks + block;
           placement.first_rows[std::size_t(topology.node(source))][std::size_t(here)] = row;
         }
+        if (destination == rank && order == RowOrder::token_major) {
+          placement.source_begins.push_back(row);
+        }
         row += count(source, destination, block);
       }
       row = round_up(row, alignment);
     }
     placement.rank_rows[std::size_t(destination)] = row;
+  }
+
+  if (order == RowOrder::token_major) {
+    placement.source_begins.push_back(placement.rank_rows[std::size_t(rank)]);
   }
 
   placement.expert_offsets.push_back(0);

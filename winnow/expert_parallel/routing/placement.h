@@ -56,6 +56,8 @@ struct Placement {
   std::vector<std::int64_t> rank_rows;       // [W] rows of each rank, padding included
   std::vector<std::int32_t> expert_counts;   // [E/W] pairs of this rank's experts
   std::vector<std::int64_t> expert_offsets;  // [E/W + 1] their first rows; see Descriptor
+  // [W + 1], token-major only: where the rows of each source begin on this rank.
+  std::vector<std::int64_t> source_begins;
   // For each rail source the first row of its block, by expert of this node (expert-major) or by
   // rank of this node (token-major).
   std::vector<std::vector<std::int64_t>> first_rows;  // [NN] -> [E/NN] or [L]

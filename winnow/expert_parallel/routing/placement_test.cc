@@ -82,6 +82,7 @@ TEST(Placement, TokenMajorSharesRows) {
   const World world = two_ranks();
   const Placement at0 = world.place(0, RowOrder::token_major);
   EXPECT_THAT(at0.rank_rows, ElementsAre(3, 3));
+  EXPECT_THAT(at0.source_begins, ElementsAre(0, 2, 3));
   EXPECT_THAT(at0.expert_offsets, ElementsAre(0, 2, 4));
   EXPECT_THAT(world.rows(at0, 0, 0), ElementsAre(0, 0, 1, 1, -1, 1));
   EXPECT_THAT(world.rows(world.place(1, RowOrder::token_major), 1, 0), ElementsAre(2, 2, 2, -1));

@@ -27,6 +27,7 @@ struct Routing {
   std::int64_t tokens = 0;                    // n of this rank
   std::vector<std::int64_t> wanted_rows;      // [W], as the routing asks
   std::vector<std::int32_t> tokens_per_rank;  // [W]
+  std::vector<std::int32_t> source_begins;    // [W + 1]; empty in expert-major order
   std::vector<std::int32_t> send_reqs;        // [NN, 2, T]; empty on one node
   std::vector<std::int32_t> indices;          // [NN, T, K]
   std::vector<std::int32_t> rows;             // [NN, T, K]

@@ -1,0 +1,422 @@
+"""What the ranks of test_deep_ep.py run: each checks what it got itself."""
+
+import os
+import time
+
+import deep_ep_oracle as oracle
+import torch
+from winnow.compat import deep_ep
+from winnow.errors import Error, InvalidArgument
+
+H, K, E = 256, 3, 12
+
+_buffers = {}
+
+
+def buffer_of(group):
+    if group.size() not in _buffers:
+        _buffers[group.size()] = deep_ep.Buffer(group, explicitly_destroy=True)
+    return _buffers[group.size()]
+
+
+def refused(call, kind=InvalidArgument):
+    """The text with which it refuses."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError("it did not refuse")
+
+
+def dispatched(buffer, given, **options):
+    x, idx, weights = given
+    ranks, nodes, pairs, in_rank, _ = buffer.get_dispatch_layout(idx, E)
+    counts = {
+        "num_tokens_per_rank": ranks,
+        "num_tokens_per_rdma_rank": nodes,
+        "is_token_in_rank": in_rank,
+        "num_tokens_per_expert": pairs,
+    }
+    return buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **counts, **options), counts
+
+
+def check_rows(got, given, rows):
+    for row, (source, token) in enumerate(rows):
+        assert torch.equal(got[row], given[source][0][token]), (row, source, token)
+
+
+def layouts(group):
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    _, idx, _ = oracle.inputs(world, E, K, H)[rank]
+    for typed in (idx, idx.int()):
+        ranks, nodes, pairs, in_rank, event = buffer.get_dispatch_layout(typed, E)
+        want = oracle.layout(idx, E, world)
+        assert nodes is None and event.event is None
+        for got, expected in zip((ranks, pairs, in_rank), want, strict=True):
+            assert torch.equal(got, expected) and got.dtype == expected.dtype
+
+
+def by_experts(group, seed, alignment):
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H, seed)
+    rows, local = oracle.arrivals([idx for _, idx, _ in given], E, rank)
+    (x, idx, weights, counts, handle, event), _ = dispatched(
+        buffer, given[rank], expert_alignment=alignment
+    )
+    assert event.event is None
+    assert x.shape == (len(rows), H) and x.dtype == torch.bfloat16
+    check_rows(x, given, rows)
+    assert idx.dtype == torch.int64 and torch.equal(idx, local)
+    assert weights.dtype == torch.float32
+    for row, (source, token) in enumerate(rows):
+        want = torch.where(local[row] >= 0, given[source][2][token], torch.zeros(()))
+        assert torch.equal(weights[row], want)
+    true = [int((local == expert).sum()) for expert in range(E // world)]
+    assert counts == [-(-count // alignment) * alignment for count in true]
+    # rank_prefix_matrix: the rows from ranks 0 to i.
+    ends = [sum(source <= i for source, _ in rows) for i in range(world)]
+    assert handle[0].shape == (world, world) and handle[0][:, rank].tolist() == ends
+    assert torch.equal(handle[4], oracle.layout(given[rank][1], E, world)[2])
+
+    # Combine adds over ranks, in float32; weights come home as they went, added over ranks.
+    bias = torch.full_like(given[rank][0], 0.5), torch.full_like(given[rank][0], 0.25)
+    for add in (None, bias[0], bias):
+        back, home, event = buffer.combine(x * (rank + 1), handle, topk_weights=weights, bias=add)
+        want = torch.zeros(given[rank][0].shape, dtype=torch.float32)
+        went = torch.zeros(given[rank][2].shape)
+        for token, choice in enumerate(given[rank][1].tolist()):
+            for at in oracle.ranks_of(choice, E, world):
+                want[token] += (given[rank][0][token] * (at + 1)).float()
+            went[token] = torch.where(
+                torch.tensor(choice) >= 0, given[rank][2][token], torch.zeros(())
+            )
+        want += 0 if add is None else 0.5 if add is bias[0] else 0.75
+        assert torch.equal(back, want.bfloat16()), (back - want).abs().max()
+        assert torch.equal(home, went) and event.event is None
+
+    # A cached dispatch carries other values the same way.
+    again, *nothing, event = buffer.dispatch(given[rank][0] * 2, handle=handle)
+    assert nothing == [None] * 4 and torch.equal(again, x * 2)
+    assert buffer.combine(again, handle)[1] is None
+
+
+def by_ranks(group):
+    """Without topk_idx: tokens go where is_token_in_rank says."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H, seed=3)
+    rows, local = oracle.arrivals([idx for _, idx, _ in given], E, rank)
+    _, counts = dispatched(buffer, given[rank])
+    x, idx, weights, per_expert, handle, _ = buffer.dispatch(
+        given[rank][0], expert_alignment=4, **counts
+    )
+    assert idx is None and weights is None
+    check_rows(x, given, rows)
+    assert len(x) == len(rows)
+    want = [int((local == expert).sum()) for expert in range(E // world)]
+    assert per_expert == [-(-count // 4) * 4 for count in want]
+    # Any weights may come home, also more than the routing has columns.
+    values = torch.arange(len(rows) * 5, dtype=torch.float32).reshape(-1, 5)
+    back, home, _ = buffer.combine(x, handle, topk_weights=values)
+    assert back.shape == given[rank][0].shape and home.shape == (len(given[rank][0]), 5)
+    again = buffer.dispatch(back, handle=handle)[0]
+    assert again.shape == x.shape
+
+
+def float8(group):
+    """Scales are columns of 4 bytes, float32 or packed int32, of any strides; they may be few."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H, seed=1)
+    rows, _ = oracle.arrivals([idx for _, idx, _ in given], E, rank)
+    for dtype, columns in ((torch.float32, 2), (torch.int32, 1)):
+        bits = []
+        for source in range(world):  # the same on every rank
+            generator = torch.Generator().manual_seed(source)
+            size = (columns, len(given[source][0]))
+            values = torch.randint(0, 2**31 - 1, size, generator=generator, dtype=torch.int64)
+            bits.append(values.int().t())
+        x = given[rank][0].to(torch.float8_e4m3fn)
+        scales = bits[rank].view(dtype) if dtype == torch.int32 else bits[rank].t().contiguous()
+        if dtype == torch.float32:
+            scales = scales.view(dtype).t()
+        (got, *_, handle, _), _ = dispatched(buffer, ((x, scales), *given[rank][1:]))
+        assert got[0].dtype == torch.float8_e4m3fn and got[1].dtype == dtype
+        assert got[1].shape == (len(rows), columns)
+        for row, (source, token) in enumerate(rows):
+            want = given[source][0][token].to(torch.float8_e4m3fn)
+            assert torch.equal(got[0][row].view(torch.uint8), want.view(torch.uint8))
+            assert torch.equal(got[1][row].view(torch.int32), bits[source][token])
+        back, _, _ = buffer.combine(got[0].to(torch.bfloat16), handle)
+        assert back.dtype == torch.bfloat16
+        cached = buffer.dispatch((x, scales), handle=handle)[0]
+        assert torch.equal(cached[0].view(torch.uint8), got[0].view(torch.uint8))
+
+
+def worst_case(group):
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H, seed=2)
+    (x, idx, weights, counts, *_), _ = dispatched(buffer, given[rank])
+    worst = 12 * world
+    (wide, wide_idx, wide_weights, none, handle, _), _ = dispatched(
+        buffer, given[rank], num_worst_tokens=worst
+    )
+    assert none == [] and len(wide) == len(wide_idx) == len(wide_weights) == worst
+    assert torch.equal(wide[: len(x)], x) and torch.equal(wide_idx[: len(x)], idx)
+    assert torch.equal(wide_weights[: len(x)], weights)
+    assert (wide_idx[len(x) :] == -1).all() and (wide_weights[len(x) :] == 0).all()
+    back, home, _ = buffer.combine(wide, handle, topk_weights=wide_weights)
+    assert back.shape == given[rank][0].shape and home.shape == given[rank][2].shape
+    assert buffer.dispatch(back, handle=handle)[0].shape == (worst, H)
+
+
+def events(group):
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H)[rank]
+    before = buffer.capture()
+    options = {"previous_event": before, "async_finish": True, "allocate_on_comm_stream": True}
+    layout = buffer.get_dispatch_layout(given[1], E, **options)
+    assert layout[-1].event is not None
+    (x, _, _, _, handle, event), _ = dispatched(buffer, given, **options)
+    with event:
+        pass
+    back, _, event = buffer.combine(x, handle, async_finish=True)
+    event.current_stream_wait()
+    text = refused(lambda: dispatched(buffer, given, allocate_on_comm_stream=True))
+    assert "rank 0: allocate_on_comm_stream: want False without" in text
+    assert dispatched(buffer, given)[0][0].shape == x.shape
+
+
+def strange_defaults(group):
+    """Callers set torch's defaults, and give tensors of one column any stride."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    x, idx, weights = oracle.inputs(world, E, 1, H)[rank]
+    odd = weights.as_strided(weights.shape, (1, 7))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    try:
+        (got, local, sent, _, handle, _), _ = dispatched(buffer, (x, idx, odd))
+        back, home, _ = buffer.combine(got, handle, topk_weights=sent)
+        buffer.dispatch(x, handle=handle)
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_default_device(None)
+    assert sent.dtype == torch.float32 and home.dtype == torch.float32
+    assert home.device.type == got.device.type == local.device.type == "cpu"
+    assert torch.equal(home, torch.where(idx >= 0, weights, torch.zeros(())))
+
+
+def more_tokens(group):
+    """A layer that is too small is made larger by all ranks; older handles still work."""
+    rank, world = group.rank(), group.size()
+    buffer = deep_ep.Buffer(group, explicitly_destroy=True)
+    small = oracle.inputs(world, E, K, H)[rank]
+    (x, *_, handle, _), _ = dispatched(buffer, small)
+    tokens = 100 if rank == world - 1 else 3
+    large = (torch.ones(tokens, H).bfloat16(), torch.zeros(tokens, K).long(), torch.ones(tokens, K))
+    large[1][:] = torch.arange(K)
+    (much, *_, second, _), _ = dispatched(buffer, large)
+    assert len(much) == (97 + 3 * world if rank == 0 else 0) or world > 2
+    back, _, _ = buffer.combine(x, handle)
+    assert back.shape == small[0].shape
+    assert buffer.combine(much, second)[0].shape == large[0].shape
+    buffer.destroy()
+    assert "destroyed" in refused(lambda: dispatched(buffer, small), Error)
+
+
+def refusals(group):
+    """One rank's mistake is an error on all, which names rank and argument; the next call works."""
+    rank, world = group.rank(), group.size()
+    fresh = deep_ep.Buffer(group)
+    given = oracle.inputs(world, E, K, H)[rank]
+    _, counts = dispatched(buffer_of(group), given)
+    right = {"topk_idx": given[1], "topk_weights": given[2], **counts}
+    wrongs = {
+        "x": [1, 2],
+        "topk_idx": given[1].float(),
+        "topk_weights": given[2].double(),
+        "is_token_in_rank": None,
+        "handle": (1, 2, 3),
+    }
+    for buffer in (fresh, buffer_of(group)):
+        for name, wrong in wrongs.items():
+            call = {"x": given[0], **right, **({name: wrong} if rank == world - 1 else {})}
+            text = refused(lambda buffer=buffer, call=call: buffer.dispatch(**call))
+            assert f"rank {world - 1}: {name}: want" in text, text
+        x, _, _, _, handle, _ = buffer.dispatch(given[0], **right)
+    out_of_range = given[1].clone()
+    if rank == 1:
+        out_of_range[0, 0] = 2**32
+    call = {**right, "topk_idx": out_of_range}
+    assert "rank 1" in refused(lambda: fresh.dispatch(given[0], **call))
+    rows = x[:, :8] if rank == 1 else x
+    assert "rank 1: expert_output" in refused(lambda: buffer_of(group).combine(rows, handle))
+    values = torch.zeros(1, 1, 1) if rank == 1 else torch.zeros(len(x), K)
+    text = refused(lambda: buffer_of(group).combine(x, handle, topk_weights=values))
+    assert "rank 1" in text
+    assert buffer_of(group).combine(x, handle)[0].shape == given[0].shape
+
+
+def hybrid(group, pad):
+    """Rows by expert, with a dense map; probabilities go there and come home."""
+    rank, world = group.rank(), group.size()
+    buffer = _hybrid(group)
+    given = oracle.inputs(world, E, K, H, seed=4)
+    x, idx, weights = given[rank]
+    rows, counts = oracle.permuted([idx for _, idx, _ in given], E, rank, pad or 1)
+    chosen, probs = deep_ep.indices_to_map(idx, weights, len(x), E)
+    assert chosen.sum() == (idx >= 0).sum() and probs.dtype == torch.float32
+    options = {"routing_map": chosen, "probs": probs, "pad_multiple": pad}
+    got, sent, scales, padded, handle = buffer.dispatch_with_permute(hidden=x, **options)
+    assert scales is None and got.shape == (len(rows), H) and len(sent) == len(rows)
+    assert padded.dtype == torch.int64
+    assert padded.tolist() == [-(-count // (pad or 1)) * (pad or 1) for count in counts]
+    for row, pair in enumerate(rows):
+        if pair is None:
+            assert not got[row].any() and sent[row] == 0
+        else:
+            source, token, k = pair
+            assert torch.equal(got[row], given[source][0][token])
+            assert sent[row] == given[source][2][token, k]
+    back, home = buffer.combine_with_unpermute(hidden=got, probs=sent, handle=handle)
+    kept = (idx >= 0).sum(1, keepdim=True)
+    want = torch.zeros(x.shape, dtype=torch.float32)
+    for token in range(len(x)):
+        for _ in range(int(kept[token])):
+            want[token] += x[token].float()
+    assert torch.equal(back, want.bfloat16()) and torch.equal(home, probs)
+    again = buffer.dispatch_with_permute(hidden=x * 2, handle=handle, pad_multiple=pad)
+    assert torch.equal(again[0], got * 2) and again[1] is None
+    again = buffer.dispatch_with_permute(hidden=x, probs=probs, handle=handle)
+    assert torch.equal(again[1], sent)
+    assert buffer.combine_with_unpermute(hidden=got, handle=handle)[1] is None
+    # Of a fixed number of rows, without a wait, and by indices.
+    worst = len(x) * 0 + 16 * K * world * 4
+    by_index = {"topk_idx": idx, "topk_weights": weights, "num_of_experts": E}
+    wide, wide_sent, _, wide_padded, handle = buffer.dispatch_with_permute(
+        hidden=x, **by_index, pad_multiple=pad, num_permuted_tokens=worst, non_blocking=True
+    )
+    assert len(wide) == worst and torch.equal(wide[: len(got)], got)
+    assert not wide[len(got) :].any() and torch.equal(wide_padded, padded)
+    back, home = buffer.combine_with_unpermute(hidden=wide, probs=wide_sent, handle=handle)
+    assert torch.equal(back, want.bfloat16()) and torch.equal(home, probs)
+
+
+def hybrid_grows(group):
+    """More experts a token on one rank than before: a larger layer, on all ranks alike."""
+    rank, world = group.rank(), group.size()
+    buffer = _hybrid(group)
+    x = torch.ones(3, H)
+    for experts in (1, 5, E, 2):
+        chosen = torch.zeros(3, E, dtype=torch.bool)
+        chosen[:, : experts if rank == world - 1 else 1] = True
+        got, _, _, _, handle = buffer.dispatch_with_permute(hidden=x, routing_map=chosen)
+        back, _ = buffer.combine_with_unpermute(hidden=got, handle=handle)
+        assert torch.equal(back, x * chosen.sum(1, keepdim=True))
+    wrong = chosen.int() if rank == 0 else chosen
+    text = refused(lambda: buffer.dispatch_with_permute(hidden=x, routing_map=wrong))
+    assert "rank 0: routing_map: want [3, E], bool" in text
+    assert len(buffer.dispatch_with_permute(hidden=x, routing_map=chosen)[0]) == len(got)
+
+
+def _hybrid(group):
+    key = ("hybrid", group.size())
+    if key not in _buffers:
+        _buffers[key] = deep_ep.HybridEPBuffer(group, H, 16, E // group.size())
+    return _buffers[key]
+
+
+def elastic(group, expand, waits):
+    """The second interface: rows by token or by expert, counted or as many as can arrive."""
+    rank, world = group.rank(), group.size()
+    given = oracle.inputs(world, E, K, H, seed=5)
+    x, idx, weights = given[rank]
+    all_idx = [table for _, table, _ in given]
+    tokens, local = oracle.arrivals(all_idx, E, rank)
+    pairs, counts = oracle.permuted(all_idx, E, rank, 8)
+    rows = pairs if expand else [(*row, None) for row in tokens]
+    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    stats = torch.ones(E // world, dtype=torch.int32)
+    options = {"num_experts": E, "expert_alignment": 8, "do_expand": expand, "do_cpu_sync": waits}
+    got, ids, sent, handle, event = buffer.dispatch(
+        x, topk_idx=idx, topk_weights=weights, cumulative_local_expert_recv_stats=stats, **options
+    )
+    assert event.event is None and stats.tolist() == [count + 1 for count in counts]
+    worst = 16 * world * min(K, E // world) + E // world * 7 if expand else 16 * world
+    assert len(got) == (len(rows) if waits else worst) == len(sent)
+    for row, pair in enumerate(rows):
+        if pair is None:
+            assert not got[row].any()
+            continue
+        source, token, k = pair
+        assert torch.equal(got[row], given[source][0][token])
+        if expand:
+            assert sent[row] == given[source][2][token, k]
+    aligned = [-(-count // 8) * 8 for count in counts]
+    ends = torch.tensor(aligned).cumsum(0)
+    if expand:
+        assert ids is None and not got[len(rows) :].any()
+        ends += torch.tensor(counts) - torch.tensor(aligned)
+    else:
+        assert torch.equal(ids[: len(rows)], local) and (ids[len(rows) :] == -1).all()
+        sums = [sum(source <= i for source, _ in tokens) for i in range(world)]
+        assert handle.psum_num_recv_tokens_per_scaleup_rank.tolist() == sums
+    assert handle.psum_num_recv_tokens_per_expert.tolist() == ends.tolist()
+    assert handle.num_unaligned_recv_tokens_per_expert.tolist() == counts
+    assert handle.num_recv_tokens_per_expert_list == (aligned if waits else [])
+    assert handle.num_recv_tokens == (len(tokens) if waits else worst)
+    assert torch.equal(handle.topk_idx, idx) and handle.num_sms > 0
+    back, home, _ = buffer.combine(got, handle, topk_weights=sent)
+    want = torch.zeros(x.shape, dtype=torch.float32)
+    for token, choice in enumerate(idx.tolist()):
+        times = sum(e >= 0 for e in choice) if expand else len(oracle.ranks_of(choice, E, world))
+        for _ in range(times):
+            want[token] += x[token].float()
+    assert torch.equal(back, want.bfloat16())
+    assert torch.equal(home, torch.where(idx >= 0, weights, torch.zeros(())))
+    again, none, _, same, _ = buffer.dispatch(x, handle=handle, num_sms=handle.num_sms)
+    assert none is None and same is handle and torch.equal(again[: len(rows)], got[: len(rows)])
+    wrong = idx.float() if rank == world - 1 else idx
+    text = refused(lambda: buffer.dispatch(x, topk_idx=wrong, **options))
+    assert f"rank {world - 1}: topk_idx: want [n, K], int64 or int32" in text
+    assert "only dispatch and combine" in refused(lambda: buffer.engram_write, Error)
+
+
+def late(group):
+    """Who does not come is named at the deadline, and the next call works."""
+    rank = group.rank()
+    seconds = os.environ["WINNOW_TIMEOUT_SECONDS"]
+    os.environ["WINNOW_TIMEOUT_SECONDS"] = "0.5"
+    try:
+        if rank == 1:
+            time.sleep(1.5)
+            deep_ep.Buffer(group)
+        else:
+            text = refused(lambda: deep_ep.Buffer(group), Error)
+            assert f"rank {rank} waited 0.5 s for ranks 1, which did not come" in text
+    finally:
+        os.environ["WINNOW_TIMEOUT_SECONDS"] = seconds
+    given = oracle.inputs(group.size(), E, K, H)[rank]
+    assert len(dispatched(deep_ep.Buffer(group), given)[0]) == 6
+
+
+def nodes(group):
+    """Ranks of two nodes: counts of nodes, and the handle of ten."""
+    from winnow.compat.deep_ep import _layers
+
+    rank, world = group.rank(), group.size()
+    given = oracle.inputs(world, E, K, H, seed=6)
+    rows, _ = oracle.arrivals([idx for _, idx, _ in given], E, rank)
+    _layers.ranks_per_node = 2
+    try:
+        buffer = deep_ep.Buffer(group)
+        (x, _, weights, _, handle, _), counts = dispatched(buffer, given[rank])
+        by_node = counts["is_token_in_rank"].reshape(-1, world // 2, 2).any(2).sum(0)
+        assert counts["num_tokens_per_rdma_rank"].tolist() == by_node.tolist()
+        check_rows(x, given, rows)
+        sums = [sum(source <= i for source, _ in rows) for i in range(world)]
+        assert len(handle) == 10 and handle[-4].tolist() == sums
+        back, home, _ = buffer.combine(x, handle, topk_weights=weights)
+        want = torch.where(given[rank][1] >= 0, given[rank][2], torch.zeros(()))
+        assert back.shape == given[rank][0].shape and torch.equal(home, want)
+    finally:
+        _layers.ranks_per_node = None

@@ -1,0 +1,70 @@
+"""Four processes that are the ranks of gloo groups, for all tests of winnow.compat.deep_ep.
+
+A test names a function of a module of this folder, which each process of a group calls with its
+group and arguments. Processes cost seconds each to start, so there is one pool.
+"""
+
+import importlib
+import multiprocessing
+import os
+import traceback
+
+PROCESSES = 4
+_SECONDS = 60
+
+
+def _serve(rank, port, connection):
+    os.environ.update(OMP_NUM_THREADS="1", WINNOW_TIMEOUT_SECONDS="20")
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, PROCESSES, rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, PROCESSES + 1)}
+    while (task := connection.recv()) is not None:
+        size, module, name, arguments = task
+        try:
+            result = getattr(importlib.import_module(module), name)(groups[size], *arguments)
+            connection.send((True, result))
+        except BaseException:
+            connection.send((False, traceback.format_exc()))
+    connection.send((True, None))
+    os._exit(0)
+
+
+class Pool:
+    def __init__(self):
+        context = multiprocessing.get_context("spawn")
+        import torch.distributed as dist
+
+        free = dist.TCPStore("127.0.0.1", 0, 1, True)
+        port = free.port
+        del free
+        self._ends, self._processes = [], []
+        for rank in range(PROCESSES):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, port, theirs), daemon=True)
+            process.start()
+            self._ends.append(ours)
+            self._processes.append(process)
+
+    def run(self, size, body, *arguments):
+        """body(group, *arguments) on each rank of a group of that size: what each returned."""
+        for end in self._ends[:size]:
+            end.send((size, body.__module__, body.__name__, arguments))
+        answers = []
+        for rank, end in enumerate(self._ends[:size]):
+            assert end.poll(_SECONDS), f"rank {rank} of {size} does not answer"
+            answers.append(end.recv())
+        failed = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(answers) if not ok]
+        assert not failed, "\n".join(failed)
+        return [result for _, result in answers]
+
+    def close(self):
+        for end in self._ends:
+            end.send(None)
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()

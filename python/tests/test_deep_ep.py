@@ -1,0 +1,157 @@
+"""winnow.compat.deep_ep.Buffer between processes, against an oracle of deep_ep's results."""
+
+import inspect
+
+import deep_ep_programs as programs
+import pytest
+import torch
+from deep_ep_ranks import Pool
+from winnow.compat import deep_ep
+
+from winnow import compat
+
+
+@pytest.fixture(scope="module")
+def pool():
+    made = Pool()
+    yield made
+    made.close()
+
+
+WORLDS = [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_layouts(pool, world):
+    pool.run(world, programs.layouts)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("alignment", [1, 8])
+def test_rows_counts_weights_and_sums(pool, world, alignment):
+    for seed in range(3):
+        pool.run(world, programs.by_experts, seed, alignment)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "body",
+    [programs.by_ranks, programs.float8, programs.worst_case, programs.strange_defaults],
+    ids=lambda body: body.__name__,
+)
+def test_modes(pool, world, body):
+    pool.run(world, body)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_events_and_streams(pool, world):
+    pool.run(world, programs.events)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_layers_grow(pool, world):
+    pool.run(world, programs.more_tokens)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_mistakes_are_errors_on_every_rank(pool, world):
+    pool.run(world, programs.refusals)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("pad", [None, 8])
+def test_hybrid_rows_by_expert(pool, world, pad):
+    pool.run(world, programs.hybrid, pad)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_hybrid_layers_grow(pool, world):
+    pool.run(world, programs.hybrid_grows)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("expand", [False, True], ids=["tokens", "expanded"])
+def test_elastic(pool, world, expand):
+    for waits in (True, False):
+        pool.run(world, programs.elastic, expand, waits)
+
+
+def test_a_rank_that_is_late_is_named(pool):
+    pool.run(2, programs.late)
+
+
+def test_several_nodes(pool):
+    pool.run(4, programs.nodes)
+
+
+def test_signatures_name_every_parameter():
+    def names(function):
+        return list(inspect.signature(function).parameters)
+
+    assert names(deep_ep.Buffer) == [
+        "group", "num_nvl_bytes", "num_rdma_bytes", "low_latency_mode", "num_qps_per_rank",
+        "allow_nvlink_for_low_latency_mode", "allow_mnnvl", "explicitly_destroy", "enable_shrink",
+        "comm", "use_fabric",
+    ]  # fmt: skip
+    assert names(deep_ep.Buffer.dispatch)[1:] == [
+        "x", "handle", "num_tokens_per_rank", "num_tokens_per_rdma_rank", "is_token_in_rank",
+        "num_tokens_per_expert", "topk_idx", "topk_weights", "expert_alignment",
+        "num_worst_tokens", "config", "previous_event", "async_finish", "allocate_on_comm_stream",
+    ]  # fmt: skip
+    assert names(deep_ep.Buffer.combine)[1:] == [
+        "x", "handle", "topk_weights", "bias", "config", "previous_event", "async_finish",
+        "allocate_on_comm_stream",
+    ]  # fmt: skip
+
+
+class Alone:
+    """A group of this process alone."""
+
+    def rank(self):
+        return 0
+
+    def size(self):
+        return 1
+
+
+def test_what_is_not_here_is_refused_by_name():
+    with pytest.raises(compat_error(), match="low_latency_mode: the low-latency mode is not here"):
+        deep_ep.Buffer(Alone(), low_latency_mode=True)
+    with pytest.raises(compat_error(), match="enable_shrink"):
+        deep_ep.Buffer(Alone(), enable_shrink=True)
+    buffer = deep_ep.Buffer(Alone())
+    with pytest.raises(compat_error(), match="low_latency_dispatch: the low-latency mode"):
+        buffer.low_latency_dispatch(torch.zeros(1, 8), None, 1, 8)
+    with pytest.raises(TypeError, match="use_nvfp4"):
+        buffer.dispatch(torch.zeros(1, 8), use_nvfp4=True)
+    with pytest.raises(compat_error(), match="without explicitly_destroy"):
+        buffer.destroy()
+    with pytest.raises(compat_error(), match="new_num_sms: want an even number, got 7"):
+        deep_ep.Buffer.set_num_sms(7)
+
+
+def compat_error():
+    from winnow.errors import Error
+
+    return Error
+
+
+def test_config_is_for_any_number_of_ranks():
+    for ranks in (2, 3, 6, 200):
+        config = deep_ep.Buffer.get_dispatch_config(ranks)
+        assert config.get_nvl_buffer_size_hint(14336, ranks) > 0
+        hint = deep_ep.Buffer.get_combine_config(ranks).get_rdma_buffer_size_hint(14336, ranks)
+        assert (hint > 0) == (ranks > 8)
+
+
+def test_the_folder_has_a_real_package():
+    import os
+    import subprocess
+    import sys
+
+    path = subprocess.check_output([sys.executable, "-m", "winnow", "compat-path"], text=True)
+    assert path.strip() == str(compat.path())
+    program = "import deep_ep, deep_ep.utils as u; print(deep_ep.Buffer.__module__, u.EventHandle)"
+    environment = {**os.environ, "PYTHONPATH": path.strip()}
+    output = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert output.startswith("winnow.compat.deep_ep.buffer")

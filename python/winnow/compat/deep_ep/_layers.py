@@ -1,0 +1,247 @@
+"""The layers of a process group: made when they are first needed, larger when they must be.
+
+Every rank makes the same calls in the same order, so every rank makes the same layers. Before one
+is made all ranks say in the group's store what they need of it: the largest counts, and what one
+of them has to refuse all refuse.
+"""
+
+import json
+import re
+import socket
+import weakref
+from datetime import timedelta
+from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from winnow._winnow.expert_parallel import AllToAll, Dispatched, Notifier, default_timeout
+from winnow.compat._refusal import refuse_call
+from winnow.errors import Error, InvalidArgument
+from winnow.expert_parallel import rendezvous
+
+# What the layer, and dispatch() below, say of a call that a larger layer could do.
+_TOO_MANY = re.compile(r"want at most max_tokens = \d+ tokens|want at most K = \d+ experts a token")
+
+# Of tests: ranks a node, where they shall not be counted.
+ranks_per_node: Optional[int] = None
+
+
+class Sizes(NamedTuple):
+    """What a layer is made for. topk 0: for as many experts a token as any rank has needed."""
+
+    hidden: int
+    topk: int
+    experts: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class _World(NamedTuple):
+    """How the ranks of a group reach each other with tensors of one device."""
+
+    transport: Any
+    store: Any
+
+
+# A process has one NVSHMEM world: everything that stands on a group shares its transport.
+_worlds: "weakref.WeakKeyDictionary[Any, Dict[torch.device, _World]]" = weakref.WeakKeyDictionary()
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(least - 1, 0).bit_length()
+
+
+def _local_world_size(hosts: List[str]) -> int:
+    """Ranks a node: those of a host, where they stand together and every host has as many."""
+    local = ranks_per_node or hosts.count(hosts[0])
+    blocks = [set(hosts[i : i + local]) for i in range(0, len(hosts), local)]
+    if len(hosts) % local or any(len(block) != 1 for block in blocks):
+        return 1
+    return local
+
+
+class Layers:
+    """The layers of one buffer on a group. Collective to make."""
+
+    def __init__(self, group: Any, operation: str, sm_count: int) -> None:
+        self.group, self.rank, self.world_size = group, group.rank(), group.size()
+        self.sm_count = sm_count
+        self._operation = operation
+        self._made: Dict[Sizes, AllToAll] = {}
+        self._notifiers: Dict[Tuple[int, torch.device], Notifier] = {}
+        self._last: Optional[AllToAll] = None
+        self._closed = False
+        hosts = [said["host"] for said in self._agree({"host": socket.gethostname()})]
+        self.local_world_size = _local_world_size(hosts)
+
+    def dispatch(
+        self,
+        sizes: Sizes,
+        input: Tensor,
+        indices: Tensor,
+        *,
+        tokens: int = 0,
+        own: bool = True,
+        **options: Any,
+    ) -> Tuple[AllToAll, Dispatched]:
+        """AllToAll.dispatch() on a layer of these sizes, for `tokens` or more tokens a rank.
+
+        With sizes.topk 0 the indices may have any number of columns, and those that a layer has
+        beyond them are pairs that are dropped. `own`: a call that the caller made, so that its
+        next one is probably of this layer.
+        """
+        while True:
+            most, topk = max(len(input), tokens), indices.shape[1]
+            layer = self._layer(sizes, most, topk)
+            if own:
+                self._last = layer
+            try:
+                if sizes.topk == 0:
+                    padded = widened(indices, layer.topk)
+                    if padded is None:
+                        text = f"want at most K = {layer.topk} experts a token, got {topk}"
+                        layer._refuse_dispatch(f"routing_map: {text}")
+                    options_of = {**options}
+                    if options.get("weights") is not None:
+                        options_of["weights"] = widened(options["weights"], layer.topk, 0)
+                    return layer, layer.dispatch(input, padded, **options_of)
+                return layer, layer.dispatch(input, indices, **options)
+            except InvalidArgument as error:
+                # Where the host does not wait the others hear of it in a later call only.
+                alone = sizes.device.type == "cuda" and options.get("worst_case_rows", 0) > 0
+                if alone or not _TOO_MANY.search(str(error)):
+                    raise
+                # Handles may still use the old one, which goes with the last of them.
+                del self._made[sizes]
+            except Error as error:
+                self.forget_broken(layer, error)
+                raise
+
+    def notifier(self, experts: int, device: torch.device) -> Notifier:
+        """For counts that travel without tokens. Collective where it is made."""
+        self._check_open()
+        if (experts, device) not in self._notifiers:
+            world = self._world(device)
+            self._notifiers[experts, device] = Notifier(
+                world.transport,
+                world.store,
+                experts=experts,
+                local_world_size=self.local_world_size,
+                device=device,
+            )
+        return self._notifiers[experts, device]
+
+    def refuse(self, sizes: Optional[Sizes], text: str) -> NoReturn:
+        """Takes part in the dispatch that the other ranks make, so that all refuse it."""
+        self._check_open()
+        layer = self._made.get(sizes) if sizes is not None else self._last
+        if layer is not None:
+            layer._refuse_dispatch(text)
+        self._agree({"refusal": text})
+        raise AssertionError("a refusal did not raise")
+
+    def refuse_handle(self, rows: Any, handle: Any) -> NoReturn:
+        """The same of a combine whose handle is none."""
+        if self._last is not None:
+            self._last.combine(rows, handle)
+        text = f"handle: want one of a dispatch of this buffer, got {type(handle).__name__}"
+        refuse_call(self._operation, text)
+
+    def forget_broken(self, layer: AllToAll, error: Error) -> None:
+        """After a timeout, say, all ranks that live may go on with a new one."""
+        if error.code == "invalid_argument":
+            return
+        self._made = {sizes: made for sizes, made in self._made.items() if made is not layer}
+        self._last = None if self._last is layer else self._last
+        self._notifiers.clear()
+
+    def close(self) -> None:
+        """Idempotent, waits for nobody."""
+        self._closed = True
+        for layer in self._made.values():
+            layer.close()
+        self._made, self._notifiers, self._last = {}, {}, None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            refuse_call(self._operation, "the buffer is destroyed")
+
+    def _layer(self, sizes: Sizes, tokens: int, topk: int) -> AllToAll:
+        self._check_open()
+        if sizes not in self._made:
+            named = [sizes.hidden, sizes.topk, sizes.experts, str(sizes.dtype), sizes.device.type]
+            heard = self._agree({"sizes": named, "tokens": tokens, "topk": topk})
+            most = max(said["tokens"] for said in heard)
+            topk = sizes.topk or max(said["topk"] for said in heard)
+            world = self._world(sizes.device)
+            self._made[sizes] = AllToAll(
+                world.transport,
+                world.store,
+                max_tokens=_power_of_two(max(most, 16)),
+                hidden=sizes.hidden,
+                topk=topk,
+                experts=sizes.experts,
+                dtype=sizes.dtype,
+                weight_dtype=torch.float32,
+                local_world_size=self.local_world_size,
+                sm_count=self.sm_count,
+                device=sizes.device,
+            )
+        return self._made[sizes]
+
+    def _world(self, device: torch.device) -> _World:
+        worlds = _worlds.setdefault(self.group, {})
+        if device not in worlds:
+            prefix = rendezvous.next_prefix(self.group)
+            worlds[device] = _World(
+                *rendezvous.connect(self.group, prefix, self.rank, self.world_size, device, None)
+            )
+        return worlds[device]
+
+    def _agree(self, message: Dict[str, Any]) -> List[Dict[str, Any]]:
+        """Collective: what all ranks say, in their order. Raises what any of them refuses."""
+        if self.world_size == 1:
+            heard = [message]
+        else:
+            prefix = f"{rendezvous.next_prefix(self.group)}/deep_ep"
+            store = rendezvous._store_of(self.group)
+            store.set(f"{prefix}/{self.rank}", json.dumps(message))
+            keys = [f"{prefix}/{rank}" for rank in range(self.world_size)]
+            self._wait(store, keys)
+            heard = [json.loads(store.get(key)) for key in keys]
+        for rank, said in enumerate(heard):
+            if said.get("refusal"):
+                self._raise(InvalidArgument, f"rank {rank}: {said['refusal']}")
+        for rank, said in enumerate(heard):
+            if said.get("sizes") != heard[0].get("sizes"):
+                names = "[hidden, topk, experts, dtype, device]"
+                text = f"{heard[0].get('sizes')} on rank 0, {said.get('sizes')} on rank {rank}"
+                self._raise(InvalidArgument, f"{names} differs: {text}")
+        return heard
+
+    def _wait(self, store: Any, keys: List[str]) -> None:
+        seconds = default_timeout()
+        try:
+            store.wait(keys, timedelta(seconds=seconds))
+        except RuntimeError as error:  # torch's DistStoreError
+            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+            text = f"rank {self.rank} waited {seconds:g} s for ranks {', '.join(missing)}"
+            self._raise(Error, f"{text}, which did not come to the same call", error)
+
+    def _raise(self, kind: type, text: str, cause: Any = None) -> NoReturn:
+        error = kind(f"{self._operation}: {text}")
+        error.operation = self._operation
+        if kind is Error:
+            error.code = "timeout"
+        raise error from cause
+
+
+def widened(table: Tensor, columns: int, fill: int = -1) -> Optional[Tensor]:
+    """The table with more columns; None: it has more already."""
+    missing = columns - table.shape[1]
+    if missing == 0:
+        return table
+    if missing < 0:
+        return None
+    return torch.cat([table, table.new_full((len(table), missing), fill)], 1)

@@ -1,0 +1,76 @@
+"""On which stream a buffer's work runs, and what waits for it."""
+
+from typing import Any, Callable, Iterable, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
+
+
+def event_of(previous_event: Any) -> Optional[EventHandle]:
+    """Of an EventOverlap, or an EventHandle itself."""
+    return getattr(previous_event, "event", previous_event)
+
+
+def tensors_in(values: Any) -> Iterable[Tensor]:
+    """All tensors in nested tuples and lists."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from tensors_in(value)
+
+
+def on_device(device: torch.device) -> Any:
+    """A context in which tensors are made there, whatever torch's default device is."""
+    return torch.device(device)
+
+
+class CommStream:
+    """The stream of a buffer's calls: one of its own on a GPU; the CPU has none.
+
+    A call waits for `previous_event` where one is given, else for all that the current stream has.
+    The current stream then waits for the call, or with async_finish whoever waits for its event.
+    Results are memory of this stream that torch keeps until the current one has done with it.
+    """
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+
+    def get(self) -> Any:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(priority=-1)
+        return self._stream
+
+    def run(
+        self,
+        device: torch.device,
+        body: Callable[[], Tuple],
+        inputs: Any,
+        previous_event: Any,
+        async_finish: bool,
+    ) -> Tuple[Tuple, EventOverlap]:
+        """body() and the event of its end. Tensors are made on `device`, not on torch's default."""
+        if device.type != "cuda":
+            with torch.no_grad(), on_device(device):
+                results = body()
+            return results, EventOverlap(EventHandle() if async_finish else None)
+        mine, current = self.get(), torch.cuda.current_stream()
+        event = event_of(previous_event)
+        with torch.no_grad(), on_device(device), torch.cuda.stream(mine):
+            if event is not None:
+                event.current_stream_wait()
+            else:
+                mine.wait_stream(current)
+            results = body()
+            made = EventHandle() if async_finish else None
+        for tensor in tensors_in(inputs):
+            if tensor.is_cuda:
+                tensor.record_stream(mine)
+        for tensor in tensors_in(results):
+            if tensor.is_cuda:
+                tensor.record_stream(current)
+        if made is None:
+            current.wait_stream(mine)
+        return results, EventOverlap(made)

@@ -1,0 +1,352 @@
+"""deep_ep.ElasticBuffer: the calls of its second interface."""
+
+from typing import Any, List, NoReturn, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from winnow.compat._refusal import refuse, refuse_call
+from winnow.compat.deep_ep._checks import wrong_events, wrong_indices
+from winnow.compat.deep_ep._layers import Layers, Sizes
+from winnow.compat.deep_ep._route import FLOAT8, Route, int32_indices
+from winnow.compat.deep_ep._streams import CommStream, event_of
+from winnow.compat.deep_ep.buffer import Buffer, one_bias
+from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
+
+__all__ = ["EPHandle", "ElasticBuffer"]
+
+_NAME = "deep_ep.ElasticBuffer"
+TensorOrPair = Union[Tensor, Tuple[Tensor, Tensor]]
+
+
+class EPHandle:
+    """What ElasticBuffer.dispatch() leaves behind for combine() and for a repeat.
+
+    Attributes:
+        do_expand: rows stand by expert, one for each pair; else one for each token.
+        num_experts, expert_alignment, num_max_tokens_per_rank, num_sms: of the dispatch.
+        topk_idx: [n, K], a copy of what was given, or with do_handle_copy False that itself.
+        num_recv_tokens: tokens that arrive here, num_expanded_tokens: rows; those of the results
+            where the host did not wait.
+        num_recv_tokens_per_expert_list: pairs of each local expert rounded up to the alignment;
+            empty without do_cpu_sync.
+        psum_num_recv_tokens_per_expert: int32 [e]. Of tokens the inclusive sums of the rounded
+            counts; expanded where each expert's rows begin plus its true count.
+        num_unaligned_recv_tokens_per_expert: int32 [e], the true counts.
+        psum_num_recv_tokens_per_scaleup_rank: int32 [W], inclusive sums of the tokens of each
+            source rank; expanded: None.
+        recv_src_metadata, dst_buffer_slot_idx, token_metadata_at_forward, channel_linked_list:
+            describe queues that are not here: None.
+    """
+
+    recv_src_metadata = dst_buffer_slot_idx = None
+    token_metadata_at_forward = channel_linked_list = None
+
+    def __init__(
+        self,
+        route: Route,
+        do_expand: bool,
+        num_experts: int,
+        expert_alignment: int,
+        num_max_tokens_per_rank: int,
+        num_sms: int,
+        topk_idx: Tensor,
+    ) -> None:
+        self.route = route
+        self.do_expand, self.num_experts = do_expand, num_experts
+        self.expert_alignment = expert_alignment
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.num_sms, self.topk_idx = num_sms, topk_idx
+        described = route.descriptor
+        self.num_recv_tokens_per_expert_list = route.aligned_counts(expert_alignment)
+        self.num_unaligned_recv_tokens_per_expert = described.expert_counts
+        self.num_expanded_tokens = self.num_recv_tokens = route.rows
+        if do_expand:
+            begins = described.expert_offsets[:-1]
+            self.psum_num_recv_tokens_per_expert = begins + described.expert_counts
+            self.psum_num_recv_tokens_per_scaleup_rank = None
+            if self.num_recv_tokens_per_expert_list:
+                firsts = described.skipped_token_mapping_indices
+                rows = torch.arange(len(firsts), dtype=firsts.dtype, device=firsts.device)
+                self.num_recv_tokens = int((firsts == rows).sum())
+        else:
+            counts = described.expert_counts
+            aligned = (counts + expert_alignment - 1) // expert_alignment * expert_alignment
+            self.psum_num_recv_tokens_per_expert = aligned.cumsum(0, dtype=torch.int32)
+            self.psum_num_recv_tokens_per_scaleup_rank = described.source_begins[1:]
+
+
+class ElasticBuffer:
+    """What deep_ep.ElasticBuffer does for mixtures of experts, over winnow.expert_parallel.
+
+    Args:
+        group: a process group of torch. Collective to make.
+        num_max_tokens_per_rank: T, the default of dispatch().
+        The rest: kept where they have a name here, without effect. Layers are made when they are
+            needed; every result is deterministic.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        num_bytes: Optional[int] = None,
+        num_cpu_bytes: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: int = 3,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: int = 300,
+        num_gpu_timeout_secs: int = 100,
+        explicitly_destroy: bool = False,
+    ) -> None:
+        self.group = group
+        self.rank_idx, self.num_ranks = group.rank(), group.size()
+        hint = self.get_buffer_size_hint(group, num_max_tokens_per_rank, hidden)
+        self.num_bytes = hint if num_bytes is None else num_bytes
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.hidden, self.num_topk = hidden, num_topk
+        self.use_fp8_dispatch, self.deterministic = use_fp8_dispatch, deterministic
+        self.explicitly_destroy = explicitly_destroy
+        self.num_allocated_qps = num_allocated_qps
+        self._layers = Layers(group, _NAME, Buffer.num_sms)
+        self._stream = CommStream()
+        local = self._layers.local_world_size
+        self.num_rdma_ranks = self.num_scaleout_ranks = self.num_ranks // local
+        self.num_nvlink_ranks = self.num_scaleup_ranks = local
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, local)
+
+    def destroy(self) -> None:
+        """Lets go of the layers; waits for nobody. Only with explicitly_destroy."""
+        if not self.explicitly_destroy:
+            refuse_call(f"{_NAME}.destroy", "the buffer was made without explicitly_destroy")
+        self._layers.close()
+
+    @staticmethod
+    def get_buffer_size_hint(
+        group: Any,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
+        """Bytes of twice the rows of all ranks, a multiple of 2 MiB. Nothing here needs it."""
+        rows = 2 * num_max_tokens_per_rank * group.size()
+        return -(-rows * (2 * hidden + 16 * num_topk) // 2**21) * 2**21
+
+    @staticmethod
+    def capture() -> EventHandle:
+        """An event of the current stream as it is now."""
+        return EventHandle()
+
+    def get_comm_stream(self) -> Any:
+        """The stream of this buffer's calls on a GPU."""
+        return self._stream.get()
+
+    def get_physical_domain_size(self) -> Tuple[int, int]:
+        """(nodes, ranks of each)"""
+        return self.num_rdma_ranks, self.num_nvlink_ranks
+
+    def get_logical_domain_size(self) -> Tuple[int, int]:
+        """(nodes, ranks of each)"""
+        return self.num_scaleout_ranks, self.num_scaleup_ranks
+
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 200,
+        sm_write_gbs: float = 50,
+    ) -> int:
+        """The SMs of the layers here."""
+        return self._layers.sm_count
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """0: there are no queue pairs to choose."""
+        return 0
+
+    def dispatch(
+        self,
+        x: TensorOrPair,
+        topk_idx: Optional[Tensor] = None,
+        topk_weights: Optional[Tensor] = None,
+        cumulative_local_expert_recv_stats: Optional[Tensor] = None,
+        num_experts: Optional[int] = None,
+        num_max_tokens_per_rank: Optional[int] = None,
+        expert_alignment: Optional[int] = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: Any = None,
+        previous_event_before_epilogue: Any = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: Optional[EPHandle] = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: Optional[bool] = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+    ) -> Tuple[TensorOrPair, Optional[Tensor], Optional[Tensor], EPHandle, EventOverlap]:
+        """Carries every token to the ranks of its experts. Collective.
+
+        Args:
+            x, topk_idx, topk_weights: as in Buffer.dispatch().
+            cumulative_local_expert_recv_stats: int32 [e], to which the true counts are added.
+            num_experts: E. num_max_tokens_per_rank: T, the same on every rank.
+            expert_alignment: of the rows of each expert when expanded, else of the counts alone.
+            handle: of an earlier dispatch, to repeat its routing; topk_idx is absent then.
+            do_cpu_sync: False: the results have W * T rows, expanded as many as can arrive, and
+                nothing waits for counts.
+            do_expand: one row for each pair, by local expert, source rank and token. Padding is
+                zero in any case.
+            use_tma_aligned_col_major_sf: scales column by column.
+            previous_event, async_with_compute_stream, allocate_on_comm_stream: as in
+                Buffer.dispatch(). The rest: without effect.
+
+        Returns:
+            (recv_x [R, H], with scales where x has them; local experts [R, K] or, expanded, None;
+            weights [R, K], expanded [R], or None; handle; event). With a handle local experts
+            are None.
+
+        Raises:
+            ValueError, winnow.Error: as Buffer.dispatch().
+        """
+        x, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
+        why = wrong_events(previous_event, async_with_compute_stream, allocate_on_comm_stream)
+        if handle is not None and not isinstance(handle, EPHandle):
+            why = ("handle", "an EPHandle", type(handle).__name__)
+        elif handle is not None and (topk_idx is not None or do_cpu_sync):
+            why = ("topk_idx", "none, and no do_cpu_sync, beside a handle", "one of them")
+        elif handle is None:
+            why = why or _wrong(x, topk_idx, topk_weights, num_experts)
+        if why:
+            argument, wanted, got = why
+            self._layers.refuse(None, f"{argument}: want {wanted}, got {got}")
+
+        def repeat():
+            arrived = handle.route.repeat(x, scales, topk_weights)
+            return (*arrived, handle)
+
+        def choose():
+            most = num_max_tokens_per_rank or self.num_max_tokens_per_rank or len(x)
+            alignment = expert_alignment or 1
+            worst = 0
+            if do_cpu_sync is False:
+                worst = self._worst_case(most, topk_idx, num_experts, alignment, do_expand)
+            route = Route(
+                self._layers,
+                Sizes(x.shape[1], topk_idx.shape[1], num_experts, _sums_in(x), x.device),
+                x,
+                scales,
+                int32_indices(topk_idx, num_experts),
+                weights=topk_weights,
+                order="expert_major" if do_expand else "token_major",
+                expert_alignment=alignment if do_expand else 1,
+                worst_case_rows=worst,
+            )
+            kept = topk_idx.clone() if do_handle_copy else topk_idx
+            sms = num_sms or self._layers.sm_count
+            made = EPHandle(route, do_expand, num_experts, alignment, most, sms, kept)
+            if cumulative_local_expert_recv_stats is not None:
+                cumulative_local_expert_recv_stats.add_(made.num_unaligned_recv_tokens_per_expert)
+            arrived = route.take_arrived()
+            ids = None if arrived.expert_ids is None else arrived.expert_ids.to(topk_idx.dtype)
+            return (*arrived._replace(expert_ids=ids), made)
+
+        results, event = self._stream.run(
+            x.device if handle is None else handle.route.sizes.device,
+            choose if handle is None else repeat,
+            (x, scales, topk_idx, topk_weights),
+            event_of(previous_event),
+            async_with_compute_stream,
+        )
+        rows, factors, weights, ids, made = results
+        if do_expand or (handle is not None and handle.do_expand):
+            rows = made.route.with_zeros(rows)
+        if factors is not None:
+            if use_tma_aligned_col_major_sf and factors.dim() == 2:
+                factors = factors.t().contiguous().t()
+            rows = (rows, factors)
+        return rows, None if handle is not None else ids, weights, made, event
+
+    def combine(
+        self,
+        x: Tensor,
+        handle: EPHandle,
+        topk_weights: Optional[Tensor] = None,
+        bias: Union[Tensor, Tuple[Tensor, Tensor], None] = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: Any = None,
+        previous_event_before_epilogue: Any = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor], EventOverlap]:
+        """Adds, unweighted, the rows of each token of this rank; arguments and results as of
+        Buffer.combine(), topk_weights of expanded rows [R]. Collective."""
+        if not isinstance(handle, EPHandle):
+            self._layers.refuse_handle(x, handle)
+        why = wrong_events(previous_event, async_with_compute_stream, allocate_on_comm_stream)
+        if why:
+            refuse(f"{_NAME}.combine", *why)
+        route = handle.route
+
+        def body():
+            out = route.combine(x, one_bias(bias))
+            return out, None if topk_weights is None else route.combine_values(topk_weights)
+
+        results, event = self._stream.run(
+            route.sizes.device,
+            body,
+            (x, topk_weights, bias),
+            event_of(previous_event),
+            async_with_compute_stream,
+        )
+        return (*results, event)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith(("engram_", "pp_", "agrs_")) or name in _ELSEWHERE:
+            refuse_call(f"{_NAME}.{name}", "only dispatch and combine are here")
+        raise AttributeError(f"ElasticBuffer has no {name!r}")
+
+    def _worst_case(
+        self, most: int, topk_idx: Tensor, experts: int, alignment: int, expand: bool
+    ) -> int:
+        rows = most * self.num_ranks
+        if not expand:
+            return rows
+        local = experts // self.num_ranks
+        return rows * min(topk_idx.shape[1], local) + local * (alignment - 1)
+
+
+_ELSEWHERE: List[str] = ["all_gather", "create_agrs_session", "destroy_agrs_session", "barrier"]
+
+
+def _sums_in(x: Tensor) -> torch.dtype:
+    return torch.bfloat16 if x.dtype == FLOAT8 else x.dtype
+
+
+def _wrong(x: Any, topk_idx: Any, topk_weights: Any, num_experts: Any) -> Any:
+    """(argument, wanted, got), or None."""
+    if not isinstance(x, Tensor) or x.dim() != 2:
+        return "x", "a tensor [n, H], or (tensor, scales)", type(x).__name__
+    if num_experts is None:
+        return "num_experts", "a number without a handle", None
+    wrong = wrong_indices(topk_idx)
+    if wrong:
+        return wrong
+    if len(topk_idx) != len(x):
+        return "topk_idx", f"[{len(x)}, K] as in x", list(topk_idx.shape)
+    if topk_weights is not None and topk_weights.dtype != torch.float32:
+        return "topk_weights", "float32", topk_weights.dtype
+    return None

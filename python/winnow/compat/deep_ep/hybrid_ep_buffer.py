@@ -1,0 +1,298 @@
+"""deep_ep.HybridEPBuffer: dispatch and combine of rows that stand by expert."""
+
+from types import SimpleNamespace
+from typing import Any, List, NoReturn, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from winnow.compat._refusal import refuse, refuse_call
+from winnow.compat.deep_ep._layers import Layers, Sizes
+from winnow.compat.deep_ep._route import FLOAT8, Route
+from winnow.compat.deep_ep._streams import on_device
+
+__all__ = ["HybridEPBuffer", "indices_to_map"]
+
+_MOST_TOPK = 32  # of a layer
+_NAME = "deep_ep.HybridEPBuffer"
+
+
+def indices_to_map(
+    topk_idx: Tensor,
+    topk_weights: Optional[Tensor],
+    num_of_tokens: int,
+    num_of_experts: int,
+) -> Tuple[Tensor, Optional[Tensor]]:
+    """(routing map bool [n, E], probabilities float32 [n, E] or None) of [n, K] each; -1: none."""
+    device = topk_idx.device
+    # One more column takes what names no expert.
+    columns = torch.where(topk_idx < 0, topk_idx.new_full((), num_of_experts), topk_idx).long()
+    shape = (num_of_tokens, num_of_experts + 1)
+    chosen = torch.zeros(shape, dtype=torch.bool, device=device).scatter_(1, columns, True)
+    probs = None
+    if topk_weights is not None:
+        probs = torch.zeros(shape, dtype=torch.float32, device=device)
+        probs = probs.scatter(1, columns, topk_weights.float())[:, :num_of_experts].contiguous()
+    return chosen[:, :num_of_experts].contiguous(), probs
+
+
+class Handle(tuple):
+    """A tuple of eleven, as deep_ep has it, and the route. tokens_per_expert, without padding,
+    comes eighth and the number of tokens ninth; the rest describe kernels that are not here."""
+
+    route: Route
+
+    @classmethod
+    def of(cls, route: Route) -> "Handle":
+        counts = route.descriptor.expert_counts.to(torch.int32)
+        handle = cls((None,) * 7 + (counts, route.tokens, None, None))
+        handle.route = route
+        return handle
+
+
+class HybridEPBuffer:
+    """What deep_ep.HybridEPBuffer does, over winnow.expert_parallel.
+
+    W ranks, n tokens of this rank, e local experts, E = W * e, R rows that arrive here, by local
+    expert, source rank and token. Tensors are on the CPU, or on torch's current GPU, whose current
+    stream the work joins. A token may have up to 32 experts.
+
+    Args:
+        group: a process group of torch. Collective to make.
+        hidden_dim, max_num_of_tokens_per_rank, num_local_experts: kept in
+            configurer.buffer_config; layers grow by themselves.
+        use_fp8: rows of float8_e4m3fn with a scaling_factor are taken in any case.
+        num_sms_dispatch_api, num_sms_combine_api: the larger one is the SMs of a layer.
+        The rest: without effect.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        hidden_dim: int,
+        max_num_of_tokens_per_rank: int,
+        num_local_experts: int,
+        use_fp8: bool = False,
+        num_sms_dispatch_api: Optional[int] = None,
+        num_sms_combine_api: Optional[int] = None,
+        num_sms_preprocessing_api: Optional[int] = None,
+        num_blocks_permute: Optional[int] = None,
+        num_blocks_unpermute: Optional[int] = None,
+        load_cached_kernels: bool = False,
+        use_shared_buffer: bool = True,
+        enable_custom_allgather: bool = False,
+        num_of_hybrid_ep_ranks_per_nvlink_domain: Optional[int] = None,
+        use_mnnvl: Optional[bool] = None,
+    ) -> None:
+        self.group = group
+        self.rank, self.group_size = group.rank(), group.size()
+        sms = max(num_sms_dispatch_api or 0, num_sms_combine_api or 0) or 24
+        self._layers = Layers(group, _NAME, sms)
+        local = self._layers.local_world_size
+        self.local_rank, self.node_rank = self.rank % local, self.rank // local
+        self.num_of_nodes = self.group_size // local
+        self.num_of_hybrid_ep_ranks_per_nvlink_domain = local
+        self.configurer = SimpleNamespace(
+            buffer_config=SimpleNamespace(
+                hidden_dim=hidden_dim,
+                max_num_of_tokens_per_rank=max_num_of_tokens_per_rank,
+                num_of_experts_per_rank=num_local_experts,
+                num_of_ranks_per_node=local,
+                num_of_nodes=self.num_of_nodes,
+            )
+        )
+
+    def empty_jit_cache(self) -> None:
+        """Nothing is compiled at run time."""
+
+    def update_template_config(self, **options: Any) -> NoReturn:
+        """Refused: there are no templates of kernels."""
+        refuse_call(f"{_NAME}.update_template_config", "there are no templates to configure")
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: dispatch_with_permute() gives rows by expert, Buffer.dispatch() by token."""
+        refuse_call(f"{_NAME}.dispatch", "use dispatch_with_permute(), or Buffer.dispatch()")
+
+    def combine(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused, as dispatch()."""
+        refuse_call(f"{_NAME}.combine", "use combine_with_unpermute(), or Buffer.combine()")
+
+    def dispatch_with_permute(
+        self,
+        *,
+        hidden: Tensor,
+        topk_idx: Optional[Tensor] = None,
+        topk_weights: Optional[Tensor] = None,
+        num_of_experts_per_rank: Optional[int] = None,
+        num_of_experts: Optional[int] = None,
+        use_fp8: Optional[bool] = None,
+        routing_map: Optional[Tensor] = None,
+        probs: Optional[Tensor] = None,
+        scaling_factor: Optional[Tensor] = None,
+        num_permuted_tokens: Optional[int] = None,
+        pad_multiple: Optional[int] = None,
+        handle: Optional[Tuple] = None,
+        non_blocking: bool = False,
+        fuse_permute_dispatch: bool = False,
+        num_dispatched_tokens: Optional[int] = None,
+        use_host_meta: Optional[bool] = None,
+    ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], Tensor, Tuple]:
+        """Carries every token once to each of its experts. Collective.
+
+        Args:
+            hidden: [n, H], bfloat16, float16, float32, or float8_e4m3fn with a scaling_factor.
+            routing_map: bool [n, E]; probs: float32 [n, E]. Or topk_idx [n, K], topk_weights and
+                num_of_experts in their place.
+            scaling_factor: [n, up to H/128], float32 or int32.
+            num_permuted_tokens: rows of the results, without a wait for counts. More that arrive
+                are an error of a later call: nothing is dropped in silence.
+            pad_multiple: the rows of each expert are padded with zeros to a multiple.
+            handle: of an earlier dispatch, to repeat its routing.
+            non_blocking: takes num_permuted_tokens.
+            The rest: without effect.
+
+        Returns:
+            (rows [R, H], probabilities float32 [R] or None, scaling factors or None, rows of each
+            local expert with padding int64 [e], on the CPU where the host knows them, handle).
+
+        Raises:
+            ValueError, winnow.Error: as Buffer.dispatch().
+        """
+        if isinstance(handle, Handle):
+            return self._repeat(hidden, probs, scaling_factor, num_permuted_tokens, handle)
+        why = _wrong(hidden, topk_idx, num_of_experts, routing_map, probs, handle)
+        if not why and non_blocking and num_permuted_tokens is None:
+            why = ("num_permuted_tokens", "a number with non_blocking", None)
+        if why:
+            argument, wanted, got = why
+            self._layers.refuse(None, f"{argument}: want {wanted}, got {got}")
+        with torch.no_grad(), on_device(hidden.device):
+            if routing_map is None:
+                routing_map, probs = indices_to_map(
+                    topk_idx, topk_weights, len(hidden), num_of_experts
+                )
+            waits = num_permuted_tokens is None or hidden.device.type == "cpu"
+            indices = _indices_of(routing_map, waits)
+            weights = None if probs is None else _of_pairs(probs.detach().float(), indices)
+            dtype = torch.bfloat16 if hidden.dtype == FLOAT8 else hidden.dtype
+            experts = routing_map.shape[1]
+            route = Route(
+                self._layers,
+                Sizes(hidden.shape[1], 0, experts, dtype, hidden.device),
+                hidden,
+                scaling_factor,
+                indices,
+                weights=weights,
+                order="expert_major",
+                expert_alignment=pad_multiple or 1,
+                worst_case_rows=num_permuted_tokens or 0,
+            )
+            arrived = route.take_arrived()
+            rows = route.with_zeros(arrived.rows)
+            return rows, arrived.weights, arrived.scales, _padded(route), Handle.of(route)
+
+    def combine_with_unpermute(
+        self,
+        *,
+        hidden: Tensor,
+        probs: Optional[Tensor] = None,
+        handle: Optional[Tuple] = None,
+        pad_multiple: Optional[int] = None,
+        fuse_unpermute_combine: bool = False,
+        num_dispatched_tokens: Optional[int] = None,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Adds, unweighted, the rows of each token of this rank. Collective.
+
+        Args:
+            hidden: [R, H]; probs: float32 [R], which travel home each for itself; handle: of the
+                dispatch. The rest: without effect.
+
+        Returns:
+            (sums [n, H], float32 [n, E] with the probs of each token's experts, 0 elsewhere, or
+            None).
+
+        Raises:
+            ValueError, winnow.Error: as Buffer.dispatch().
+        """
+        if not isinstance(handle, Handle):
+            self._layers.refuse_handle(hidden, handle)
+        route = handle.route
+        with torch.no_grad(), on_device(route.sizes.device):
+            combined = route.combine(hidden)
+            if probs is None:
+                return combined, None
+            values = route.combine_values(probs)
+            experts = route.sizes.experts
+            shape = (route.tokens, experts + 1)
+            dense = torch.zeros(shape, dtype=torch.float32, device=values.device)
+            columns = route.indices.long().clamp(max=experts)
+            return combined, dense.scatter_(1, columns, values)[:, :experts].contiguous()
+
+    def _repeat(self, hidden, probs, scaling_factor, num_permuted_tokens, handle):
+        route = handle.route
+        with torch.no_grad(), on_device(route.sizes.device):
+            if num_permuted_tokens is not None and num_permuted_tokens != route.rows:
+                text = f"num_permuted_tokens: want {route.rows} as in the handle"
+                self._layers.refuse(route.sizes, f"{text}, got {num_permuted_tokens}")
+            weights = None if probs is None else _of_pairs(probs.detach().float(), route.indices)
+            arrived = route.repeat(hidden, scaling_factor, weights)
+            rows = route.with_zeros(arrived.rows)
+            return rows, arrived.weights, arrived.scales, _padded(route), handle
+
+
+def _indices_of(routing_map: Tensor, waits: bool) -> Tensor:
+    """int32 [n, most experts of a token]: ascending, E behind them, which drops a pair.
+
+    Where the host does not wait there are 32 columns, or E. A token with more gets an index in the
+    last one that the layer reports.
+    """
+    tokens, experts = routing_map.shape
+    if waits:
+        columns = int(routing_map.sum(1).max()) if tokens else 1
+        if columns > _MOST_TOPK:
+            refuse(_NAME, "routing_map", f"at most {_MOST_TOPK} experts a token", columns)
+        columns = max(columns, 1)
+    else:
+        columns = min(experts, _MOST_TOPK)
+    names = torch.arange(experts, dtype=torch.int32, device=routing_map.device)
+    named = torch.where(routing_map, names, names.new_full((), experts))
+    indices = named.topk(columns, dim=1, largest=False, sorted=True).values
+    if not waits and columns < experts:
+        too_many = routing_map.sum(1) > columns
+        indices[:, -1] = torch.where(too_many, indices.new_full((), experts + 1), indices[:, -1])
+    return indices
+
+
+def _of_pairs(probs: Tensor, indices: Tensor) -> Tensor:
+    """[n, K] of [n, E]; what a dropped pair has travels nowhere."""
+    return probs.gather(1, indices.long().clamp(max=probs.shape[1] - 1))
+
+
+def _padded(route: Route) -> Tensor:
+    """Rows of each local expert: on the host where it knows them."""
+    known: List[int] = route.aligned_counts(route.descriptor.expert_alignment)
+    if known:
+        return torch.tensor(known, dtype=torch.int64, device="cpu")
+    offsets = route.descriptor.expert_offsets.to(torch.int64)
+    return offsets[1:] - offsets[:-1]
+
+
+def _wrong(hidden, topk_idx, num_of_experts, routing_map, probs, handle) -> Any:
+    """(argument, wanted, got), or None."""
+    if handle is not None:
+        return "handle", "one of dispatch_with_permute()", type(handle).__name__
+    if not isinstance(hidden, Tensor) or hidden.dim() != 2:
+        got = list(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
+        return "hidden", "a tensor [n, H]", got
+    if routing_map is None:
+        if topk_idx is None:
+            return "routing_map", "one, or topk_idx, without a handle", "none"
+        if num_of_experts is None:
+            return "num_of_experts", "a number beside topk_idx", None
+        return None
+    shape = list(routing_map.shape)
+    if routing_map.dtype != torch.bool or len(shape) != 2 or shape[0] != len(hidden):
+        return "routing_map", f"[{len(hidden)}, E], bool", f"{shape}, {routing_map.dtype}"
+    if probs is not None and list(probs.shape) != shape:
+        return "probs", f"{shape} as routing_map", list(probs.shape)
+    return None
