@@ -34,6 +34,7 @@ include_patterns = [
     "examples/**.md",
     "winnow/**.md",
 ]
+default_role = "code"  # `name` in docstrings
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r".*")]  # types of numpy and torch are no pages of this site
 

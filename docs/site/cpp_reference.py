@@ -14,6 +14,7 @@ from pathlib import Path
 import tree_sitter
 import tree_sitter_cpp
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
@@ -220,7 +221,7 @@ class CppHeaders(SphinxDirective):
             else:
                 short = full.removeprefix("winnow::")
                 parent = seen[full] = self.section(f"{header} {full}", nodes.literal(short, short))
-                index = nodes.index(
+                index = addnodes.index(
                     entries=[("single", f"{full} (C++)", parent["ids"][0], "", None)]
                 )
                 parent += index

@@ -1,6 +1,7 @@
-"""Lets autodoc read the functions of nanobind, which it does not take for functions.
+"""Lets autodoc read the package's docstrings: plain text with formulas that are set in, and functions
+of nanobind, which it does not take for functions.
 
-Each is replaced by a Python function of the same signature, in the process that builds the site
+Each of these is replaced by a Python function of the same signature, in the process that builds the site
 alone: nanobind keeps the signature, as a stub has it, in `__nb_signature__`.
 """
 
@@ -36,7 +37,36 @@ def replace(owner, module, seen):
                 value.__module__ = module
 
 
+_SECTIONS = ("Args:", "Attributes:", "Example:", "Raises:", "Returns:", "Yields:")
+
+
+def literal_formulas(app, what, name, obj, options, lines):
+    """Lines that are set in, outside of a section, become literal blocks."""
+    result, above, in_block = [], "", False
+    for line in lines:
+        inside = line.startswith(" ")
+        if inside and not in_block and above not in _SECTIONS and not above.startswith(">>>"):
+            in_block = True
+            result += ["", "::", ""]
+        elif line and not inside:
+            if in_block:
+                result.append("")
+            in_block = False
+        if inside and not in_block and ":" in line and _continues(result):
+            result[-1] += " " + line.strip()  # names of arguments that fill two lines
+        else:
+            result.append(line)
+        if line and not inside:
+            above = line.strip()
+    lines[:] = [*result, ""]
+
+
+def _continues(lines):
+    return bool(lines) and lines[-1].endswith(",") and ":" not in lines[-1]
+
+
 def setup(app):
+    app.connect("autodoc-process-docstring", literal_formulas, priority=100)  # before napoleon
     import winnow.compat
     import winnow.distributed
     import winnow.torch
