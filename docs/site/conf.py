@@ -49,7 +49,7 @@ autodoc_typehints = "none"  # the signature has them
 autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-python_maximum_signature_line_length = 80
+highlight_language = "text"  # of formulas in docstrings
 
 html_theme = "furo"
 html_title = f"Winnow {version}"
