@@ -110,7 +110,9 @@ def declarations(source):
                 while beside is not None and beside.type in (";", "comment"):
                     if beside.start_point[0] != node.end_point[0]:
                         break
-                    after += beside.text.decode() if beside.type == ";" else f"  {beside.text.decode()}"
+                    after += (
+                        beside.text.decode() if beside.type == ";" else f"  {beside.text.decode()}"
+                    )
                     beside = beside.next_sibling
                 above = comment
                 if above and above[-1].end_point[0] + 1 < node.start_point[0]:
