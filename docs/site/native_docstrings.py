@@ -1,8 +1,8 @@
-"""Lets autodoc read the package's docstrings: plain text with formulas that are set in, and functions
-of nanobind, which it does not take for functions.
+"""Lets autodoc read the package's docstrings: plain text with formulas that are set in, and
+functions of nanobind, which it does not take for functions.
 
-Each of these is replaced by a Python function of the same signature, in the process that builds the site
-alone: nanobind keeps the signature, as a stub has it, in `__nb_signature__`.
+Each of these is replaced by a Python function of the same signature, in the process that builds
+the site alone: nanobind keeps the signature, as a stub has it, in `__nb_signature__`.
 """
 
 import inspect

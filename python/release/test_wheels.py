@@ -1,4 +1,4 @@
-"""What `make portable-wheels` left in build/wheels: names, contents, and the package in bare systems.
+"""What `make portable-wheels` left in build/wheels: names, contents, the package in bare systems.
 
 Run by `make test-bare`, as root: a bare system is a root of debootstrap with Python alone.
 """

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, has what it must, and fits the window."""
+"""The documentation as a site: it builds without a warning, has what it must, and fits a window."""
 
 import os
 import re
