@@ -1,5 +1,5 @@
 # Thin verbs over CMake. `make demo` and `make test` do everything on a fresh machine.
-.PHONY: all build demo test simulate test-gpu test-gpu-cpp test-gpu-python soak wheel offline-deps asan tsan fuzz bench format check-format install clean help
+.PHONY: all build demo test simulate test-gpu test-gpu-cpp test-gpu-python soak wheel portable-wheels test-bare docs offline-deps asan tsan fuzz bench format check-format install clean help
 
 PREFIX ?= $(CURDIR)/build/install
 FUZZ_SECONDS ?= 20
@@ -12,6 +12,8 @@ help:
 	@echo "make test          build, then run all tests, C++ and Python"
 	@echo "make simulate      the GPU kernels on the CPU: every case, schedule and planted bug"
 	@echo "make wheel         the Python package as a wheel in build/dist"
+	@echo "make portable-wheels  wheels for other machines in build/wheels; make test-bare tries them"
+	@echo "make docs          the documentation as a site in build/site, its links checked"
 	@echo "make test-gpu      both of the following: what needs this machine's GPU"
 	@echo "make test-gpu-cpp  the case tables and the C++ tests that need a GPU"
 	@echo "make soak          $(SOAK_ITERATIONS) random calls of the all-to-all on random worlds"
@@ -60,6 +62,20 @@ wheel:
 	cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=AUTO $(python) $(werror)
 	cmake --build --preset release
 	@tools/test wheel
+
+# For other machines, with the C++ library inside; docs/releasing.md.
+portable-wheels:
+	@tools/setup pip
+	tools/wheel
+
+# As root: what portable-wheels made, in systems that have Python and nothing else.
+test-bare:
+	@tools/setup python bare
+	.venv/bin/python -m pytest python/release
+
+# The references come from the package, which must be installed.
+docs: wheel
+	@tools/docs
 
 # `make test` runs 300 of them. A failure names the seed that repeats it.
 soak:

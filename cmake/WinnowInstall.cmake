@@ -1,3 +1,5 @@
+option(WINNOW_STATIC_LIBRARY "Also make libwinnow_static.a, the whole library as one archive" OFF)
+
 # `cmake --install`: the libraries, the public headers, the CMake package, what pkg-config reads, and
 # the program.
 include(CMakePackageConfigHelpers)
@@ -7,6 +9,13 @@ foreach(isa IN LISTS WINNOW_CPU_ISAS)
   list(APPEND targets winnow_cpu_${isa})
 endforeach()
 install(TARGETS ${targets} EXPORT winnow LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# Its test needs it, installed or not.
+if(WINNOW_STATIC_LIBRARY OR (WINNOW_TESTS AND NOT WINNOW_SANITIZE))
+  include(WinnowStatic)
+endif()
+if(WINNOW_STATIC_LIBRARY)
+  install(TARGETS winnow_static EXPORT winnow ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 if(TARGET winnow_nvshmem)  # opened at run time: nobody links it
   install(TARGETS winnow_nvshmem LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
 endif()
@@ -26,7 +35,7 @@ install(FILES ${PROJECT_BINARY_DIR}/generated/winnow/core/version.h
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/winnow)
 install(EXPORT winnow NAMESPACE winnow:: FILE winnow-targets.cmake DESTINATION ${package_folder})
 file(WRITE ${PROJECT_BINARY_DIR}/winnow-config.cmake.in
-     "@PACKAGE_INIT@\ninclude(\"\${CMAKE_CURRENT_LIST_DIR}/winnow-targets.cmake\")\n")
+     "@PACKAGE_INIT@\ninclude(CMakeFindDependencyMacro)\nfind_dependency(Threads)\ninclude(\"\${CMAKE_CURRENT_LIST_DIR}/winnow-targets.cmake\")\n")
 configure_package_config_file(${PROJECT_BINARY_DIR}/winnow-config.cmake.in
   ${PROJECT_BINARY_DIR}/winnow-config.cmake INSTALL_DESTINATION ${package_folder})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/winnow-config-version.cmake

@@ -1,6 +1,6 @@
-"""What `make wheel` left in build/wheels: names, contents, and the package in bare systems.
+"""What `make portable-wheels` left in build/wheels: names, contents, the package in bare systems.
 
-Run by `make test-release`, as root: a bare system is a root of debootstrap with Python alone.
+Run by `make test-bare`, as root: a bare system is a root of debootstrap with Python alone.
 """
 
 import os
@@ -78,7 +78,7 @@ def test_the_wheel_of_the_stable_abi_uses_nothing_else():
 
 
 def test_the_kernels_are_inside():
-    """`WINNOW_CUDA=OFF make wheel` makes wheels that are not to be released."""
+    """`WINNOW_CUDA=OFF make portable-wheels` makes wheels that are not to be released."""
     for wheel in WHEELS:
         with zipfile.ZipFile(wheel) as archive:
             (name,) = (n for n in archive.namelist() if "/libwinnow.so" in n)
@@ -102,7 +102,7 @@ def test_the_sdist_has_the_sources_and_no_more():
 def bare_system(request):
     """(codename, root of a Debian with Python and nothing more). Kept between runs."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        pytest.skip("needs root and debootstrap: `tools/setup release` installs it")
+        pytest.skip("needs root and debootstrap: `tools/setup bare` installs it")
     root = ROOT / "build" / "roots" / request.param
     if not (root / "complete").exists():
         shutil.rmtree(root, ignore_errors=True)

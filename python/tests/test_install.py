@@ -367,7 +367,14 @@ def test_the_expert_parallel_stub_has_what_the_module_has():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler has its own
 @pytest.mark.parametrize(
-    ("page", "least"), [("docs/python.md", 5), ("docs/transformers.md", 3), ("README.md", 1)]
+    ("page", "least"),
+    [
+        ("docs/python.md", 5),
+        ("docs/transformers.md", 3),
+        ("README.md", 1),
+        ("docs/getting_started.md", 2),
+        ("docs/migrate.md", 2),
+    ],
 )
 def test_the_examples_of_the_docs_run(page, least, capsys):
     text = (ROOT / page).read_text()

@@ -1,11 +1,15 @@
 """The pages: their links lead somewhere, and what is drawn or copied from them is up to date."""
 
+import json
 import re
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import winnow
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -85,3 +89,60 @@ def test_the_commands_of_the_readme_are_verbs_of_make():
     for verb in sorted(verbs):
         dry = subprocess.run(["make", "-n", verb], cwd=ROOT, capture_output=True, text=True)
         assert dry.returncode == 0, f"make {verb}: {dry.stderr}"
+
+
+_NAMES = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
+    "f8_e4m3": "float8_e4m3fn",
+}  # fmt: skip
+
+
+def _table():
+    """{operation: [cell of cpu, cuda, sm90]} of the README's table."""
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| `(\w+::\w+)` \|(.*?)\|(.*?)\|(.*?)\| \[", text, re.MULTILINE)
+    return {row[0]: [cell.strip() for cell in row[1:]] for row in rows}
+
+
+def _asked(operation):
+    """The name that supports() has for a row of the table."""
+    name = operation.replace("::", ".")
+    return "expert_parallel.dispatch" if name == "expert_parallel.all_to_all" else name
+
+
+def test_the_table_has_every_operation():
+    listed = subprocess.run(
+        [sys.executable, "-m", "winnow", "verify", "--list", "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    operations = [case["operation"] for case in json.loads(listed.stdout)["cases"]]
+    assert sorted(set(operations)) == sorted(_table())
+
+
+@pytest.mark.parametrize("operation", sorted(_table()))
+def test_the_table_has_the_backends_of_the_library(operation):
+    """A backend without a kernel is refused with the list of those that have one."""
+    cpu, cuda, sm90 = _table()[operation]
+    claimed = {"cpu": cpu, "cuda": cuda, "sm90": sm90, "sm100": "sm100" if "sm100" in sm90 else ""}
+    # A dtype that it takes, so that the choice of the backend is what is refused.
+    dtypes = [None, *_NAMES.values()]
+    asked = _asked(operation)
+    dtype = next(d for d in dtypes if winnow.supports(asked, **({} if d is None else {"dtype": d})))
+    given = {} if dtype is None else {"dtype": dtype}
+    for backend, cell in claimed.items():
+        answer = winnow.supports(asked, backend=backend, **given)
+        implemented = "one that implements this operation" not in answer.reason
+        assert implemented == bool(cell), (backend, answer.reason)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [name for name in sorted(_table()) if not re.search("expert|store|paged", name)],
+)
+def test_the_table_has_the_dtypes_of_the_library(operation):
+    """On the CPU; what a GPU takes is known there alone. A layer's dtype is not all it takes."""
+    cell = _table()[operation][0]
+    claimed = {d for d in _NAMES if d in re.split(r"[ ,;]+", cell)}
+    asked = _asked(operation)
+    taken = {short for short, long in _NAMES.items() if winnow.supports(asked, dtype=long)}
+    assert claimed == taken

@@ -1,0 +1,148 @@
+"""Every command of every page: run here, run by another test, or marked with the reason why not."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_pages import PAGES
+from test_setup import _BACKEND
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = (
+    r"\S*winnow|python3?|make|cmake|ctest|pip|compute-sanitizer|torchrun|docker|git|build/\S+"
+)
+
+
+def _without_comment(command):
+    return re.sub(r"\s+#\s.*$", "", command).strip()
+
+
+def commands(page):
+    """Lines of the blocks of sh, and lines that are set in and begin with a program."""
+    text = page.read_text()
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            if _without_comment(line):
+                yield _without_comment(line)
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for line in re.findall(rf"^    ((?:\w+=\S+ )*(?:{PROGRAMS}) .*)$", text, re.MULTILINE):
+        yield _without_comment(line)
+
+
+ALL = sorted({(str(page.relative_to(ROOT)), c) for page in PAGES for c in commands(page)})
+
+# Run below, as they stand.
+RUN = [
+    r"python -m winnow info",
+    r"python -m winnow verify indexer::quantize",
+    r"WINNOW_LOG=1 python -m winnow verify sparse_mla::forward --case bf16-all-rules",
+    r"build/bin/winnow verify paged_xl::position_term",
+    r"build/bin/winnow info",
+]
+# Run by another test, which is named.
+ELSEWHERE = {
+    r"tools/setup pip|python3 -m venv .*|pip install -v \.": "test_setup.py",
+    r"pip wheel \. .*|pip install --no-index dist/.*": "below: without a network",
+    r"mkdir calls|WINNOW_RECORD=calls .*|winnow replay calls/.*": "below: records",
+    r"make install .*": "ctest: install, first_call",
+    r"cmake -S examples/train_indexer .*|cmake --build build/train|build/train/train_indexer": (
+        "ctest: example_train_indexer"
+    ),
+    r"winnow launch -n 2 -- python program.py|torchrun .*": "test_expert_parallel.py and its kin",
+    r"winnow launch -n 8 --nodes 2 -- \./program --its-option": "ctest: launch",
+    r"OMP_NUM_THREADS=1 python examples/finetune_dsa/finetune.py .*": (
+        "test_transformers_example.py, with fewer steps"
+    ),
+    r"python examples/serve_dsa/serve.py .*": "test_serve_example.py",
+    r".*build/bin/simulator_forward_test .*": "ctest: simulator",
+    r"make test|make demo": "CI, and by hand in a fresh clone",
+}
+# Not run by a test.
+NOT_RUN = {
+    r"git clone .*": "the address is that of the reader's copy",
+    r"sudo apt-get install .*": "test_release.py looks for each package",
+    r"sudo dnf install .*|conda install .*": "CI has Debian alone; the page says so",
+    r"docker .*": "CI has no Docker; test_release.py reads the Dockerfiles",
+    r"pip install -v \. --config-settings cmake.define.WINNOW_CUDA=OFF": (
+        "compiles for minutes; the wheel under test is built in this way"
+    ),
+    r"pip install transformers==.*": "pyproject.toml pins it for the tests",
+    r"compute-sanitizer .*": "wants a GPU",
+    r".* --device cuda|.*sm100.*": "wants a GPU",
+}
+
+
+def _matches(patterns, command):
+    return [pattern for pattern in patterns if re.fullmatch(pattern, command)]
+
+
+@pytest.mark.parametrize(("page", "command"), ALL)
+def test_every_command_is_run_or_marked(page, command):
+    assert any(_matches(kind, command) for kind in (RUN, ELSEWHERE, NOT_RUN)), (
+        f"{page}: say in python/tests/test_page_commands.py how this command is tested"
+    )
+
+
+def test_no_mark_is_left_over():
+    every = [command for _, command in ALL]
+    for pattern in (*RUN, *ELSEWHERE, *NOT_RUN):
+        for part in re.split(r"\|(?![^(]*\))", pattern):
+            assert any(re.fullmatch(part, command) for command in every), part
+
+
+@pytest.mark.parametrize("command", [c for c in sorted({c for _, c in ALL}) if _matches(RUN, c)])
+def test_a_command_runs(command, tmp_path):
+    if command.startswith("build/bin/") and not (ROOT / "build/bin/winnow").exists():
+        pytest.skip("has no build/bin/winnow")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    result = subprocess.run(
+        ["sh", "-c", command], cwd=ROOT, env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-800:] + result.stderr[-800:]
+    if "WINNOW_LOG" in command:
+        assert re.search(r"^winnow \S+ \[\d+\] sparse_mla::forward q=", result.stderr, re.M)
+
+
+def test_the_commands_for_records_run(tmp_path):
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    (block,) = re.findall(r"```sh\n(mkdir calls\n.*?)```", page, re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "my_program.py").write_text(program)
+    script = "set -e\n" + block.replace("calls/FILE.call", "calls/*.call")
+    result = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("the same bits") >= 2
+
+
+def test_the_commands_without_a_network_build_here_and_install_there(tmp_path):
+    """With a package that takes no time, under this one's name, and without an index."""
+    page = (ROOT / "docs" / "python.md").read_text()
+    (block,) = re.findall(r"```sh\n(pip wheel .*?)```", page, re.DOTALL)
+    here, there = (_without_comment(line) for line in block.splitlines())
+    checkout = tmp_path / "here"
+    checkout.mkdir()
+    backend = _BACKEND.replace("toy-1.0", "winnow_kernels-1.0")
+    (checkout / "backend.py").write_text(backend.replace("Name: toy", "Name: winnow-kernels"))
+    (checkout / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    python = tmp_path / "there"
+    script = (
+        f'set -e\npip() {{ "{sys.executable}" -m pip "$@"; }}\n{here}\nmkdir ../carried\n'
+        f'mv dist ../carried\n"{sys.executable}" -m venv --without-pip {python}\ncd ../carried\n'
+        f'pip() {{ "{sys.executable}" -m pip --python {python}/bin/python "$@"; }}\n{there}\n'
+        f"{python}/bin/python -c 'import winnow_toy'"
+    )
+    result = subprocess.run(
+        ["sh", "-c", script], cwd=checkout, env=environment, capture_output=True, text=True,
+        timeout=200,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr

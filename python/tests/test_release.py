@@ -1,0 +1,113 @@
+"""Workflows, issue forms, Dockerfiles: as far as they can be tested where they cannot run."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+DOCKERFILES = sorted((ROOT / "docker").glob("Dockerfile*"))
+
+
+def _commands(workflow):
+    for job in yaml.safe_load(workflow.read_text())["jobs"].values():
+        for step in job["steps"]:
+            if "run" in step:
+                yield step["run"]
+
+
+def missing_references(command):
+    """Verbs of make, scripts and files of the checkout that a command names and that are not."""
+    missing = []
+    for verb in re.findall(r"(?:^|&& *|^ *)make ([a-z-]+)", command, re.MULTILINE):
+        if subprocess.run(["make", "-n", verb], cwd=ROOT, capture_output=True).returncode != 0:
+            missing.append(f"make {verb}")
+    for name in re.findall(r"(?<![\w/.-])((?:tools|python|\.ci|docs|docker)/[\w./-]+)", command):
+        if not (ROOT / name).exists():
+            missing.append(name)
+    for part in re.findall(r"tools/setup((?: [a-z]+)+)", command):
+        known = re.search(r"unknown part '\$extra' \((.*?)\)", (ROOT / "tools/setup").read_text())
+        missing += [f"setup {p}" for p in part.split() if p not in known[1].split(", ")]
+    return missing
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_names_what_there_is(workflow):
+    text = yaml.safe_load(workflow.read_text())
+    assert text["name"] == workflow.stem and text["permissions"] and True in text  # `on:`
+    for name, job in text["jobs"].items():
+        assert job["runs-on"] and job["steps"], name
+        needs = job.get("needs", [])
+        assert set([needs] if isinstance(needs, str) else needs) <= set(text["jobs"])
+        assert all(("run" in step) != ("uses" in step) for step in job["steps"])
+    commands = list(_commands(workflow))
+    assert commands and [m for c in commands for m in missing_references(c)] == []
+    for command in commands:
+        script = re.sub(r"\$\{\{.*?\}\}", "X", command)
+        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0, command
+
+
+def test_the_choices_of_the_gpu_workflow_are_verbs_of_make():
+    (path,) = (w for w in WORKFLOWS if w.stem == "gpu")
+    inputs = yaml.safe_load(path.read_text())[True]["workflow_dispatch"]["inputs"]
+    assert [
+        m for verb in inputs["target"]["options"] for m in missing_references(f"make {verb}")
+    ] == []
+
+
+def test_a_missing_reference_is_found():
+    command = "make nothing-such\ntools/nothing x && tools/setup pip nonsense\nmake docs"
+    assert missing_references(command) == ["make nothing-such", "tools/nothing", "setup nonsense"]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_is_complete(form):
+    text = yaml.safe_load(form.read_text())
+    if form.stem == "config":
+        assert text == {"blank_issues_enabled": False}
+        return
+    assert text["name"] and text["description"]
+    fields = [field for field in text["body"] if field["type"] != "markdown"]
+    assert fields and all(field["attributes"]["label"] for field in fields)
+    assert len({field["id"] for field in fields}) == len(fields)
+    assert any(field.get("validations", {}).get("required") for field in fields)
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_a_dockerfile_names_what_there_is(dockerfile):
+    text = re.sub(r"\\\n", " ", dockerfile.read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    known = "FROM RUN WORKDIR COPY ENV CMD".split()
+    assert lines[0].startswith("FROM ") and {line.split()[0] for line in lines} <= set(known)
+    for line in lines:
+        if line.startswith("RUN "):
+            command = line.removeprefix("RUN ")
+            assert subprocess.run(["bash", "-n"], input=command, text=True).returncode == 0, line
+            assert missing_references(command) == []
+    assert missing_references(dockerfile.read_text().replace("#   docker", "docker")) == []
+
+
+def test_the_development_image_has_what_setup_would_install():
+    setup = (ROOT / "tools" / "setup").read_text()
+    wanted = re.search(r'libraries="(.*?)"\npackages="(.*?) \$libraries"', setup, re.DOTALL)
+    image = (ROOT / "docker" / "Dockerfile.development").read_text()
+    # libbenchmark1debian is Debian's name for a part of libbenchmark-dev.
+    packages = {*wanted[1].split(), *wanted[2].split()} - {"libbenchmark1debian"}
+    assert {p for p in packages if not re.search(rf"\b{re.escape(p)}(?![\w-])", image)} == set()
+
+
+@pytest.mark.skipif(shutil.which("apt-cache") is None, reason="has no apt")
+def test_the_packages_of_debian_exist():
+    page = (ROOT / "docs" / "install.md").read_text()
+    (command,) = re.findall(r"sudo apt-get install (.*?)```", page, re.DOTALL)
+    names = [name for name in command.replace("\\\n", " ").split() if not name.startswith("-")]
+    shown = subprocess.run(["apt-cache", "show", *names], capture_output=True, text=True)
+    if not re.search("^Package: libeigen3-dev$", shown.stdout, re.MULTILINE):
+        pytest.skip("apt has no lists of packages")
+    found = set(re.findall(r"^Package: (\S+)$", shown.stdout, re.MULTILINE))
+    assert set(names) - found == set()

@@ -1,0 +1,103 @@
+"""The documentation as a site: it builds without a warning, has what it must, and fits a window."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    made = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", ROOT / "docs" / "site",
+         "-d", tmp_path_factory.mktemp("cache"), ROOT, folder],
+        capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+def _text(page):
+    return re.sub(r"<[^>]+>", "", page.read_text())
+
+
+def test_the_site_has_every_public_header_and_function(site):
+    listed = (ROOT / "winnow" / "CMakeLists.txt").read_text()
+    headers = re.search(r"set\(public_headers\s+(.*?)\)", listed, re.DOTALL)[1].split()
+    shown = "".join(_text(page) for page in (site / "docs/site/reference").glob("cpp_*.html"))
+    assert [h for h in headers if h != "winnow.h" and f"winnow/{h}" not in shown] == []
+    for function in ("Backend forward(", "class AllToAll", "enum class DType", "Throws Error"):
+        assert function in shown
+    assert "private:" not in shown and "WINNOW_EXPORT" not in shown
+
+
+@pytest.mark.parametrize("room", ["sparse_mla", "indexer", "paged_xl", "torch", "compat"])
+def test_the_site_has_every_function_of_the_package(site, room):
+    module = __import__(f"winnow.{room}", fromlist=["*"])
+    page = (site / f"docs/site/reference/python_{room}.html").read_text()
+    names = [n for n in module.__all__ if callable(getattr(module, n)) and n[0].islower()]
+    assert names and [n for n in names if f'id="winnow.{room}.{n}"' not in page] == []
+
+
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
+    """In a checkout that is a page and the site's settings."""
+    shutil.copytree(ROOT / "docs" / "site", tmp_path / "docs" / "site")
+    for name in ("CMakeLists.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    pages = tmp_path / "docs" / "site"
+    shutil.rmtree(pages / "reference")
+    (pages / "index.rst").write_text("Title\n=====\n\n.. toctree::\n\n   /docs/page\n")
+    (tmp_path / "README.md").unlink()
+    settings = (pages / "conf.py").read_text()
+    settings = settings.replace('    "native_docstrings",\n', "")
+    settings = settings.replace('(ROOT / "CMakeLists.txt")', f'Path("{ROOT}/CMakeLists.txt")')
+    (pages / "conf.py").write_text(settings)
+    for text, good in (("[a](#page)\n", True), ("[a](none.md) [b](#none)\n", False)):
+        (tmp_path / "docs" / "page.md").write_text("# Page\n" + text)
+        made = subprocess.run(
+            [sys.executable, "-m", "sphinx", "-q", "-W", "-E", "--keep-going", "-c", pages,
+             tmp_path, tmp_path / "build"],
+            capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        assert (made.returncode == 0) == good, made.stderr
+    assert "none.md" in made.stderr and "'none'" in made.stderr
+
+
+_SCROLLS = """
+<script>addEventListener("load", () => {
+  const page = document.getElementById("page").contentWindow.document.documentElement;
+  document.title = page.scrollWidth + " " + page.clientWidth + " " +
+    page.ownerDocument.querySelectorAll("h1").length;
+});</script><iframe id="page" src="%s" style="width: %dpx; height: 900px; border: 0"></iframe>
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="has no chromium")
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize(
+    "page",
+    ["docs/site/index", "README", "docs/concepts", "docs/troubleshooting",
+     "docs/site/reference/cpp_sparse_mla", "docs/site/reference/python_torch"],
+)  # fmt: skip
+def test_a_page_fits_a_browser(site, page, width, tmp_path):
+    """Nothing is wider than the window: what is too wide scrolls by itself."""
+    frame = site / f"frame-{width}.html"
+    frame.write_text(_SCROLLS % (f"{page}.html", width))
+    shown = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
+         f"--user-data-dir={tmp_path}", f"--window-size={width + 40},1000",
+         "--virtual-time-budget=4000", "--dump-dom", frame.as_uri()],
+        capture_output=True, text=True, timeout=100, env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    found = re.search(r"<title>(\d+) (\d+) (\d+)</title>", shown.stdout)
+    assert found, shown.stdout[-500:] + shown.stderr[-500:]
+    wide, window, titles = map(int, found.groups())
+    assert titles >= 1 and wide <= window and width - 20 <= window <= width  # less a scroll bar
