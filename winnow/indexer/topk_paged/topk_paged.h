@@ -51,12 +51,12 @@ struct TopkPagedArgs {
 // Shapes: any b, s_q, num_pages and n, 0 included; num_pages * 64 and n * 64 are below 2^31.
 // Strides: the innermost dimension is contiguous, the others are arbitrary. Memory: all tensors
 // belong to the caller and live on one device; an output that overlaps another tensor is refused.
-// Scratch on a GPU is `workspace`, up to 256 MiB where topk is at most 8192; a null one is allocated
-// on the stream. On the CPU it grows with num_threads() and, by 16 bytes per row, with the smaller of topk
-// and n * 64. Lengths and tables are read where they are, so the stream may be in capture and the
-// graph be replayed with other contents. Streams: see Stream. Thread-safe. Returns the backend that
-// ran. Errors: Error (invalid_argument) naming the argument, before anything is written; Error
-// (unsupported) if no backend or not the forced one can do it.
+// Scratch on a GPU is `workspace`, up to 256 MiB where topk is at most 8192; a null one is
+// allocated on the stream. On the CPU it grows with num_threads() and, by 16 bytes per row, with
+// the smaller of topk and n * 64. Lengths and tables are read where they are, so the stream may be
+// in capture and the graph be replayed with other contents. Streams: see Stream. Thread-safe.
+// Returns the backend that ran. Errors: Error (invalid_argument) naming the argument, before
+// anything is written; Error (unsupported) if no backend or not the forced one can do it.
 //
 // Defined by DeepSeek-V3.2; the layout of pages is that of DeepGEMM and vLLM.
 WINNOW_EXPORT Backend topk_paged(const TopkPagedArgs& args, const RunOptions& options = {});
