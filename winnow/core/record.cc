@@ -31,7 +31,9 @@ struct Settings {
   bool any() const { return log >= 0 || !folder.empty(); }
 };
 
-std::string quoted(const std::string& text) { return std::string("\"").append(text).append("\""); }
+std::string in_quotes(const std::string& text) {
+  return std::string("\"").append(text).append("\"");
+}
 
 std::string variable(const char* name) {
   const char* text = std::getenv(name);
@@ -48,7 +50,7 @@ Settings read_settings(std::string_view operation) {
     if (settings.log < 0) {
       throw Error(ErrorCode::resource, std::string(operation), "WINNOW_LOG",
                   "0, 1, stderr or a file that can be written",
-                  quoted(log) + ": " + std::strerror(errno));
+                  in_quotes(log) + ": " + std::strerror(errno));
     }
   }
   settings.folder = variable("WINNOW_RECORD");
@@ -57,7 +59,7 @@ Settings read_settings(std::string_view operation) {
       (stat(settings.folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
        access(settings.folder.c_str(), W_OK) != 0)) {
     throw Error(ErrorCode::invalid_argument, std::string(operation), "WINNOW_RECORD",
-                "a folder that can be written", quoted(settings.folder));
+                "a folder that can be written", in_quotes(settings.folder));
   }
   settings.only = variable("WINNOW_RECORD_ONLY");
   const std::string limit = variable("WINNOW_RECORD_CALLS");
@@ -65,7 +67,7 @@ Settings read_settings(std::string_view operation) {
   settings.limit = limit.empty() ? 16 : std::strtoll(limit.c_str(), &end, 10);
   if (!limit.empty() && (*end != '\0' || settings.limit < 1)) {
     throw Error(ErrorCode::invalid_argument, std::string(operation), "WINNOW_RECORD_CALLS",
-                "a number from 1 on", quoted(limit));
+                "a number from 1 on", in_quotes(limit));
   }
   return settings;
 }
@@ -245,7 +247,7 @@ void RecordedCall::write_arguments() {
   file.close();
   if (!file) {
     throw Error(ErrorCode::resource, operation_, "WINNOW_RECORD", "room for the call's tensors",
-                quoted(file_) + ", which could not be written");
+                in_quotes(file_) + ", which could not be written");
   }
 }
 
@@ -267,7 +269,7 @@ void RecordedCall::write_result(std::string_view end) {
   file.close();
   if (!file) {
     throw Error(ErrorCode::resource, operation_, "WINNOW_RECORD", "room for the call's results",
-                quoted(file_) + ", which could not be written");
+                in_quotes(file_) + ", which could not be written");
   }
 }
 

@@ -92,12 +92,12 @@ void launch(const TopkPagedParams& params, char* workspace, cudaStream_t stream)
   p.h = static_cast<int>(params.h);
   p.d = static_cast<int>(params.d);
   p.num_pages = static_cast<int>(params.num_pages);
-  p.line = {.context_lens = params.context_lens.data,
-            .context_stride = params.context_lens.stride0,
-            .groups_of_a_sequence = static_cast<int>(work.groups_of_a_sequence),
-            .queries = Shape::kQueries,
-            .s_q = params.s_q,
-            .table = params.num_pages == 0 ? 0 : static_cast<int>(params.table)};
+  p.line.context_lens = params.context_lens.data;
+  p.line.context_stride = params.context_lens.stride0;
+  p.line.groups_of_a_sequence = static_cast<int>(work.groups_of_a_sequence);
+  p.line.queries = Shape::kQueries;
+  p.line.s_q = params.s_q;
+  p.line.table = params.num_pages == 0 ? 0 : static_cast<int>(params.table);
   p.pieces = reinterpret_cast<GroupPieces*>(workspace + work.pieces_offset);
   p.candidates = reinterpret_cast<Candidate*>(workspace);
   p.part_count = reinterpret_cast<std::int32_t*>(workspace + work.count_offset);
