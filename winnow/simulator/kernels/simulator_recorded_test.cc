@@ -95,8 +95,8 @@ TEST(SimulatorRecorded, FindsWhatDiffers) {
 
 // ---- What is committed -------------------------------------------------------------------------
 
-// True from the commit on that brings the first files: then one that is missing is a failure.
-constexpr bool kAreCommitted = false;
+// A file that is missing is a failure. False only until the first ones are committed.
+constexpr bool kAreCommitted = true;
 
 const char* other_folder() { return std::getenv("WINNOW_SIMULATOR_RECORDED"); }
 std::filesystem::path recorded_folder() {
