@@ -58,6 +58,7 @@ ELSEWHERE = {
     ),
     r"python examples/serve_dsa/serve.py .*": "test_serve_example.py",
     r".*build/bin/simulator_forward_test .*": "ctest: simulator",
+    r"PYTHONPATH=\$\(python -m winnow compat-path\) torchrun .*": "test_deep_ep.py, without torchrun",
     r"make test|make demo": "CI, and by hand in a fresh clone",
 }
 # Not run by a test.
@@ -71,7 +72,8 @@ NOT_RUN = {
     ),
     r"pip install transformers==.*": "pyproject.toml pins it for the tests",
     r"compute-sanitizer .*": "wants a GPU",
-    r".* --device cuda|.*sm100.*": "wants a GPU",
+    r".* --device cuda|.*sm100.*|.*simulator_record.*": "wants a GPU",
+    r"cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON": "make test configures like this",
 }
 
 
