@@ -58,7 +58,7 @@ ELSEWHERE = {
     ),
     r"python examples/serve_dsa/serve.py .*": "test_serve_example.py",
     r".*build/bin/simulator_forward_test .*": "ctest: simulator",
-    r"PYTHONPATH=\$\(python -m winnow compat-path\) torchrun .*": "test_deep_ep.py, without torchrun",
+    r"PYTHONPATH=\$\(python -m winnow compat-path\) torchrun .*": "test_deep_ep.py",
     r"make test|make demo": "CI, and by hand in a fresh clone",
 }
 # Not run by a test.
