@@ -1,8 +1,8 @@
-option(WINNOW_STATIC_LIBRARY "Also make libwinnow_static.a, the whole library as one archive" OFF)
-
 # `cmake --install`: the libraries, the public headers, the CMake package, what pkg-config reads, and
 # the program.
 include(CMakePackageConfigHelpers)
+
+option(WINNOW_STATIC_LIBRARY "Also make libwinnow_static.a, the whole library as one archive" OFF)
 
 set(targets winnow)
 foreach(isa IN LISTS WINNOW_CPU_ISAS)

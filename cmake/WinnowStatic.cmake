@@ -2,7 +2,8 @@
 # shared ones. The modules are the same functions for several instruction sets, and templates of Eigen and
 # of the C++ library are among them, which a linker would merge: a program would run code of AVX-512 on a
 # processor without it. So each module becomes one object without groups to merge, which shows its
-# table alone. (objcopy leaves unique symbols global: these get a name for each module.) NVSHMEM's module stays a shared object, which is opened at run time.
+# table alone. (objcopy leaves unique symbols global: these get a name for each module.) NVSHMEM's module
+# stays a shared object, which is opened at run time.
 find_program(WINNOW_LD NAMES ld REQUIRED)
 
 set(modules "")

@@ -11,6 +11,9 @@
 
 namespace winnow::device {
 
+// Bytes of one part of a workspace, so that the next part is aligned as the workspace is.
+constexpr std::int64_t scratch_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
 // The caller's workspace. If that is null, memory from the pool of the current device
 // (cudaMallocAsync), which returns to the pool in the order of the stream when the object is
 // destroyed, behind the launches that use it; in a capture both are nodes of the graph. The library

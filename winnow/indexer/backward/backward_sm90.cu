@@ -33,7 +33,7 @@ struct Workspace {
     const std::int64_t rows = params.problem.s_k, numbers = rows * params.problem.d;
     const auto take = [&](std::int64_t size) {
       const std::int64_t offset = bytes;
-      bytes += (size + 255) / 256 * 256;
+      bytes += device::scratch_bytes(size);
       return offset;
     };
     if (!adds_in_place(params)) sums = take(numbers * (params.deterministic ? 8 : 4));

@@ -25,6 +25,9 @@ __device__ __forceinline__ float score_of(std::uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
+// What the workspace of a choice may take, however many queries and rows there are.
+inline constexpr std::int64_t kWorkspaceLimit = std::int64_t{256} << 20;
+
 // Candidates that a selection of the k best has room for: 1,152 more than k at least.
 __host__ __device__ constexpr std::int64_t candidate_capacity(std::int64_t k) {
   const std::int64_t spare = k < 1024 ? 1024 : k;

@@ -14,7 +14,6 @@ namespace {
 using namespace sm90_detail;
 
 constexpr device::Runtime kRuntime{"indexer::topk", "sm90"};
-constexpr std::int64_t kWorkspaceLimit = std::int64_t{256} << 20;
 
 // How the work is cut, and what lies where in the workspace.
 struct Work {
@@ -23,8 +22,6 @@ struct Work {
   std::int64_t kept;                               // rows that a range of rows may send on
   std::int64_t parts_offset, count_offset, bytes;  // candidate buffers begin at 0
 };
-
-std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 Work plan(const TopkParams& params, int queries) {
   const Problem& problem = params.problem;
@@ -40,9 +37,9 @@ Work plan(const TopkParams& params, int queries) {
   std::int64_t splits = std::clamp<std::int64_t>(multiprocessors / groups, 1, most_splits);
   work.kept = std::min(params.topk, rows);
   const auto parts_bytes = [&] {
-    return splits == 1
-               ? 0
-               : aligned(problem.s_q * splits * work.kept * std::int64_t{sizeof(Candidate)});
+    return splits == 1 ? 0
+                       : device::scratch_bytes(problem.s_q * splits * work.kept *
+                                               std::int64_t{sizeof(Candidate)});
   };
   while (splits > 1 && parts_bytes() > kWorkspaceLimit / 4) splits /= 2;
   work.splits = static_cast<int>(splits);
@@ -50,9 +47,10 @@ Work plan(const TopkParams& params, int queries) {
       std::max<std::int64_t>(1, kWorkspaceLimit / 2 / (buffer_bytes * queries));
   work.blocks =
       static_cast<int>(std::min({groups * splits, std::int64_t{multiprocessors}, most_blocks}));
-  work.parts_offset = aligned(std::int64_t{work.blocks} * queries * buffer_bytes);
+  work.parts_offset = device::scratch_bytes(std::int64_t{work.blocks} * queries * buffer_bytes);
   work.count_offset = work.parts_offset + parts_bytes();
-  work.bytes = work.count_offset + (splits == 1 ? 0 : aligned(problem.s_q * splits * 4));
+  work.bytes =
+      work.count_offset + (splits == 1 ? 0 : device::scratch_bytes(problem.s_q * splits * 4));
   return work;
 }
 

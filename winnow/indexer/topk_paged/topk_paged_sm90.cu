@@ -15,9 +15,6 @@ namespace {
 using namespace sm90_detail;
 
 constexpr device::Runtime kRuntime{"indexer::topk_paged", "sm90"};
-constexpr std::int64_t kWorkspaceLimit = std::int64_t{256} << 20;
-
-std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // How a call is cut into launches, and what lies where in the workspace, which they share.
 struct Work {
@@ -49,10 +46,11 @@ Work plan(const TopkPagedParams& params) {
   work.groups = std::min({params.b * work.groups_of_a_sequence, std::int64_t{kMostGroups},
                           most_pieces - work.blocks, (std::int64_t{1} << 30) / tiles});
   const std::int64_t pieces = work.blocks + work.groups;
-  work.count_offset = aligned(pieces * kBuffers * work.capacity * std::int64_t{sizeof(Candidate)});
-  work.pieces_offset = work.count_offset + aligned(pieces * kBuffers * 4);
-  work.bytes =
-      work.pieces_offset + aligned(work.groups * static_cast<std::int64_t>(sizeof(GroupPieces)));
+  work.count_offset =
+      device::scratch_bytes(pieces * kBuffers * work.capacity * std::int64_t{sizeof(Candidate)});
+  work.pieces_offset = work.count_offset + device::scratch_bytes(pieces * kBuffers * 4);
+  work.bytes = work.pieces_offset +
+               device::scratch_bytes(work.groups * static_cast<std::int64_t>(sizeof(GroupPieces)));
   return work;
 }
 

@@ -102,8 +102,7 @@ struct PagedPlan {
 //   full         the loading thread, with the bytes of two pages
 //   empty        one lane of each multiplying warp, after its product of the tile
 //   ready        one lane of each multiplying warp, after its scores of the tile are stored, and
-//   the
-//                loading thread, with the bytes of the scales
+//                the loading thread, with the bytes of the scales
 //   free         one lane of each warp of the sink that looks at the tile
 //   heads_full   the copies of each lane of the loading warp, and one lane for all, after their
 //                weights are stored
