@@ -281,5 +281,7 @@ def test_install_lets_imports_find_it(monkeypatch):
     with pytest.raises(ValueError, match="want no flash_mla imported before"):
         compat.install("flash_mla")
     assert sys.modules["flash_mla"] is np
-    with pytest.raises(ValueError, match="install: name: want flash_mla, got torch"):
+    with pytest.raises(
+        ValueError, match="compat.install: name: want deep_ep or flash_mla, got torch"
+    ):
         compat.install("torch")
