@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Draws docs/NAME.svg for every docs/benchmarks*.json: python3 docs/plot_benchmarks.py
 
-A file is a report of `winnow bench --json`, drawn beside the ceilings that were measured in the same
-run, or a comparison with other libraries, whose programs are not part of the project. picture() is
-what a file's contents become.
+A file is a report of `winnow bench --json`, drawn beside the ceilings that were measured in the
+same run, or a comparison with other libraries, whose programs are not part of the project.
+picture() is what a file's contents become.
 """
 
 import json
