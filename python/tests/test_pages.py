@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from kinds import gpu
 
 import winnow
 
@@ -171,14 +172,34 @@ def test_the_table_has_the_backends_of_the_library(operation):
         assert implemented == bool(cell), (backend, answer.reason)
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [name for name in sorted(_table()) if not re.search("expert|store|paged", name)],
-)
+# A layer's dtype is not all that it takes.
+_BY_DTYPE = [name for name in sorted(_table()) if not re.search("expert|store|paged", name)]
+
+
+def _claimed(operation, backend):
+    """The dtypes of a cell, which may refer to that of the CPU; nothing after "sm100:"."""
+    cells = dict(zip(("cpu", "cuda", "sm90"), _table()[operation], strict=True))
+    cell = cells["cpu"] if cells[backend] == "as on the CPU" else cells[backend]
+    return {d for d in _NAMES if d in re.split(r"[ ,;]+", cell.split("; sm100")[0])}
+
+
+def _taken(operation, **where):
+    return {
+        d for d, name in _NAMES.items() if winnow.supports(_asked(operation), dtype=name, **where)
+    }
+
+
+@pytest.mark.parametrize("operation", _BY_DTYPE)
 def test_the_table_has_the_dtypes_of_the_library(operation):
-    """On the CPU; what a GPU takes is known there alone. A layer's dtype is not all it takes."""
-    cell = _table()[operation][0]
-    claimed = {d for d in _NAMES if d in re.split(r"[ ,;]+", cell)}
-    asked = _asked(operation)
-    taken = {short for short, long in _NAMES.items() if winnow.supports(asked, dtype=long)}
-    assert claimed == taken
+    assert _claimed(operation, "cpu") == _taken(operation)
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param("cuda", marks=gpu), pytest.param("sm90", marks=gpu)]
+)
+@pytest.mark.parametrize("operation", _BY_DTYPE)
+def test_the_table_has_the_dtypes_of_a_gpu(operation, backend):
+    """A backend objects to a GPU before it looks at dtypes: this takes one that it supports."""
+    if not next(b["supported"] for b in winnow.backends() if b["name"] == backend):
+        pytest.skip(f"has no GPU for {backend}")
+    assert _claimed(operation, backend) == _taken(operation, device="cuda", backend=backend)
