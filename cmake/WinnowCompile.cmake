@@ -9,13 +9,36 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
 else()
   set(default_isas "baseline")
 endif()
-set(WINNOW_CPU_ISAS "${default_isas}" CACHE STRING
-    "Instruction sets that the CPU backend is built for, best first")
+set(WINNOW_CPU_ISAS "all" CACHE STRING
+    "Instruction sets that the CPU backend is built for, best first; all, or native: the best of this processor")
 # The flags of each; select.cc knows which processors have them.
 # g++ 12 warns about its own AVX-512 header wherever Eigen uses it.
 set(WINNOW_CPU_FLAGS_x86_64_v4 -march=x86-64-v4 -Wno-maybe-uninitialized)
 set(WINNOW_CPU_FLAGS_x86_64_v3 -march=x86-64-v3)
 set(WINNOW_CPU_FLAGS_baseline)
+if(WINNOW_CPU_ISAS STREQUAL "all")
+  set(WINNOW_CPU_ISAS ${default_isas})
+elseif(WINNOW_CPU_ISAS STREQUAL "native")
+  # What a compiler may use for this processor contains all that it may use for the set.
+  function(read_features result)
+    execute_process(COMMAND ${CMAKE_CXX_COMPILER} ${ARGN} -dM -E -x c++ /dev/null
+      OUTPUT_VARIABLE macros COMMAND_ERROR_IS_FATAL ANY)
+    string(REGEX MATCHALL "__(AVX|FMA|BMI)[A-Z0-9]*__" features "${macros}")
+    set(${result} ${features} PARENT_SCOPE)
+  endfunction()
+  read_features(here -march=native)
+  foreach(isa IN LISTS default_isas)
+    read_features(missing ${WINNOW_CPU_FLAGS_${isa}})
+    if(missing)
+      list(REMOVE_ITEM missing ${here})
+    endif()
+    if(NOT missing)
+      set(WINNOW_CPU_ISAS ${isa})
+      break()
+    endif()
+  endforeach()
+  message(STATUS "CPU backend: for ${WINNOW_CPU_ISAS} alone")
+endif()
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
