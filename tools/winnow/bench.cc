@@ -14,6 +14,7 @@
 #include "tools/winnow/gpu_timer.h"
 #include "tools/winnow/progress.h"
 #include "tools/winnow/table.h"
+#include "tools/winnow/target.h"
 #include <benchmark/benchmark.h>
 #include <nlohmann/json.hpp>
 
@@ -157,14 +158,7 @@ ordered_json run_one(const testing::Operation& operation, const testing::Benchma
         work / measured.ceiling * 1e-9;
     result["ratio"] = rate / (work / measured.ceiling);
   }
-  if (one.target.has_value()) {
-    result["target"] = *one.target;
-    result["reached"] = result["ratio"].get<double>() >= *one.target;
-  }
-  if (one.target_seconds.has_value()) {
-    result["target_seconds"] = *one.target_seconds;
-    result["reached"] = measured.operation <= *one.target_seconds;
-  }
+  judge(operation, one, gpu ? gpus().gpus.front().name : "", result);
   return result;
 }
 
@@ -180,18 +174,12 @@ std::string rate_text(const ordered_json& result, const std::string& prefix) {
 void add_row(const ordered_json& result, Table& table) {
   const double seconds = result["seconds"];
   const bool ceiling = result.contains("ceiling");
-  std::string verdict;
-  if (result.contains("target")) {
-    verdict = format_text("%.0f %% ", 100 * result["target"].get<double>());
-  } else if (result.contains("target_seconds")) {
-    verdict = format_text("%.1f us ", 1e6 * result["target_seconds"].get<double>());
-  }
-  if (result.contains("reached")) verdict += result["reached"] ? "reached" : "MISSED";
   table.add(
       {result["operation"], result["benchmark"], format_text("%.4f ms", seconds * 1e3),
        rate_text(result, ""),
        ceiling ? rate_text(result, "ceiling_") + " " + result["ceiling"].get<std::string>() : "",
-       ceiling ? format_text("%.0f %%", 100 * result["ratio"].get<double>()) : "", verdict});
+       ceiling ? format_text("%.0f %%", 100 * result["ratio"].get<double>()) : "",
+       verdict(result)});
 }
 
 std::string today() {

@@ -74,8 +74,9 @@ struct Benchmark {
   double bytes = 0;   // useful bytes of one run
   Ceiling ceiling;
   DeviceType device = DeviceType::cpu;
-  std::optional<double> target;  // least ratio of the ceiling that the project promises, 0 to 1
-  std::optional<double> target_seconds;  // most that one run may take, by the same promise
+  // What the project promises; on a GPU for the H200 (tools/winnow/target.h has those of others).
+  std::optional<double> target;          // least ratio of the ceiling, 0 to 1
+  std::optional<double> target_seconds;  // most that one run may take
   bool cold = false;                     // on a GPU: nothing is in the L2 cache when a run begins
   bool queued = false;                   // on a GPU: runs are queued behind each other, not awaited
   bool slow = false;                     // left out unless asked for by name or with --all
