@@ -137,14 +137,24 @@ __device__ __forceinline__ void fold_row(const Params& p, std::int64_t row, cons
     low += static_cast<float>(half) * unit;
     high += static_cast<float>(static_cast<std::int32_t>((sum - half) >> 32)) * unit;
   };
-#pragma unroll 5
-  for (int quad = lane; quad < p.columns / 4; quad += 32) {
-    const ulonglong2 sums = from[quad];
-    float4 total = to[quad];
+  constexpr int kPasses = 5;  // of 32 lanes with 4 columns each: 576 at most; all loads first
+  ulonglong2 sums[kPasses];
+  float4 totals[kPasses];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int quad = 32 * pass + lane;
+    if (quad >= p.columns / 4) continue;
+    sums[pass] = from[quad];
+    totals[pass] = to[quad];
+  }
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int quad = 32 * pass + lane;
+    if (quad >= p.columns / 4) continue;
     if constexpr (!kEnded) from[quad] = {0, 0};
-    unpack(sums.x, total.x, total.y);
-    unpack(sums.y, total.z, total.w);
-    to[quad] = total;
+    unpack(sums[pass].x, totals[pass].x, totals[pass].y);
+    unpack(sums[pass].y, totals[pass].z, totals[pass].w);
+    to[quad] = totals[pass];
   }
 }
 
