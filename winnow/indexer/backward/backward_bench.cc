@@ -10,8 +10,8 @@ std::vector<testing::Benchmark> backward_benchmarks();
 
 namespace {
 
-std::function<void()> prepare(const CaseShape& shape, bool deterministic,
-                              const testing::Target& target) {
+testing::Prepared prepare(const CaseShape& shape, bool deterministic,
+                          const testing::Target& target) {
   struct Data {
     CaseInputs inputs;
     Tensor indices, d_scores, dq, dk, d_weights, workspace;
@@ -42,7 +42,8 @@ std::function<void()> prepare(const CaseShape& shape, bool deterministic,
     data->workspace = Tensor(DType::u8, {bytes}, device);
     data->args.workspace = data->workspace;
   }
-  return [data, options = target.options] { backward(data->args, options); };
+  return {[data, options = target.options] { backward(data->args, options); },
+          {data->dq, data->dk, data->d_weights, data->workspace}};
 }
 
 }  // namespace
