@@ -115,6 +115,19 @@ TEST(Replay, RepeatsACallThatNeverEnded) {
   EXPECT_THAT(replayed.output, AllOf(HasSubstr("it never ended"), HasSubstr("now: cpu, ")));
 }
 
+TEST(Replay, ShowsNoControlCharactersOfARecord) {
+  const winnow::testing::TemporaryFolder folder;
+  const fs::path file = record(folder.path(), "sparse_mla::forward").at(0);
+  std::string text = contents(file);
+  text.insert(text.find("\nlibrary ") + 9, "\x1b[31m");
+  const std::size_t result = text.rfind("result cpu");
+  write(file, text.substr(0, result) + "result error \x1b[5m\ndata 0\n");
+  const Result replayed = run("replay " + file.string());
+  EXPECT_EQ(replayed.exit_code, 1);
+  EXPECT_THAT(replayed.output,
+              AllOf(HasSubstr("\\x1b[31m"), HasSubstr("error \\x1b[5m"), Not(HasSubstr("\x1b"))));
+}
+
 TEST(Replay, RefusesWhatIsNoRecord) {
   const winnow::testing::TemporaryFolder folder;
   const fs::path file = record(folder.path(), "sparse_mla::forward").at(0);
