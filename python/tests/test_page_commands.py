@@ -81,7 +81,7 @@ NOT_RUN = {
     r"sudo apt-get install .*": "test_release.py looks for each package",
     r"sudo dnf install .*|conda install .*": "CI has Debian alone; the page says so",
     r"docker .*": "CI has no Docker; test_release.py reads the Dockerfiles",
-    r"pip install -v \. --config-settings cmake.define.WINNOW_CUDA=OFF": (
+    r"pip install -v \. --config-settings cmake.define.WINNOW_(CUDA|TOOLS)=OFF": (
         "compiles for minutes; the wheel under test is built in this way"
     ),
     r"pip install transformers==.*": "pyproject.toml pins it for the tests",
