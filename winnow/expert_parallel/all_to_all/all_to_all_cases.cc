@@ -1,6 +1,6 @@
-// The case table of expert_parallel::all_to_all: the worlds and the cases of the layer; those of its
-// operations are in their rooms. Moving bytes and adding in a fixed order have no tolerance: every
-// comparison is of bits.
+// The case table of expert_parallel::all_to_all: the worlds and the cases of the layer; those of
+// its operations are in their rooms. Moving bytes and adding in a fixed order have no tolerance:
+// every comparison is of bits.
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/testing/all_to_all_check.h"
 #include "winnow/expert_parallel/testing/all_to_all_table.h"
