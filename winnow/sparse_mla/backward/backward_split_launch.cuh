@@ -177,8 +177,11 @@ inline void launch_rows(const Runtime& runtime, void (*kernel)(Params, std::int6
                  kRowThreads, 0, stream, params, s_kv);
 }
 
+// The functions below name kernels, of which each architecture's file has its own: they are static
+// so that they launch those of their file.
+
 // Before the additions of a chunk of queries in fixed point.
-inline void launch_settle(const Runtime& runtime, const Params& params, std::int64_t s_kv,
+static inline void launch_settle(const Runtime& runtime, const Params& params, std::int64_t s_kv,
                           cudaStream_t stream) {
   runtime.launch(bound_kernel, static_cast<unsigned>(params.queries), kBoundThreads, 0, stream,
                  params);
@@ -201,7 +204,7 @@ inline void clear_sums(const Runtime& runtime, const BackwardParams& params, con
 }
 
 // Completes the sums, rounds them where dkv is bf16, and adds up d_sink. `all` begins at query 0.
-inline void finish(const Runtime& runtime, const BackwardParams& params, const Params& all,
+static inline void finish(const Runtime& runtime, const BackwardParams& params, const Params& all,
                    cudaStream_t stream) {
   const Problem& problem = params.problem;
   if (params.d_sink.data != nullptr && problem.h_q > 0) {
