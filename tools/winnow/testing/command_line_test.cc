@@ -391,7 +391,8 @@ TEST_F(CommandLine, DemoLearnsAndDraws) {
 }
 
 TEST_F(CommandLine, DemoFailsWhereAnOperationIsBroken) {
-  const Result result = run("demo --device cpu --out " + out(), kBrokenDistribution);
+  const Result result =
+      run("demo --device cpu --tokens 256 --steps 50 --out " + out(), kBrokenDistribution);
   EXPECT_EQ(result.exit_code, 1) << result.output;
   EXPECT_THAT(result.output, HasSubstr("FAILED"));
 }
