@@ -119,6 +119,15 @@ def test_a_report_of_the_program_can_be_drawn():
     assert f"{100 * bars[0]['ratio']:.0f}</text>" in picture
 
 
+def test_the_package_names_the_gpus_that_the_readme_names():
+    named = re.compile(r"NVIDIA GPUs? from the A100 on")
+    for page in ("pyproject.toml", "README.md"):
+        text = (ROOT / page).read_text()
+        assert named.search(text), page
+    description = re.search('^description = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    assert named.search(description) and "Hopper" not in description
+
+
 def test_the_commands_of_the_readme_are_verbs_of_make():
     text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
     verbs = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))

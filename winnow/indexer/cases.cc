@@ -273,9 +273,11 @@ std::vector<ChosenBench> chosen_benches(std::initializer_list<double> targets_ms
                     .device = DeviceType::cpu});
   }
   // Queries at the end of the cache, as in a prefill of chunks.
-  const auto add = [&](std::int64_t h, std::int64_t s_k, std::optional<double> target_ms) {
-    list.push_back({.shape = {.name = numbered("bf16-h", h) + numbered("-sk", s_k) + "-k2048",
-                              .dtype = DType::bf16,
+  const auto add = [&](DType dtype, std::int64_t h, std::int64_t s_k,
+                       std::optional<double> target_ms) {
+    list.push_back({.shape = {.name = std::string(to_string(dtype)) + numbered("-h", h) +
+                                      numbered("-sk", s_k) + "-k2048",
+                              .dtype = dtype,
                               .s_q = 4096,
                               .h = h,
                               .s_k = s_k,
@@ -286,11 +288,12 @@ std::vector<ChosenBench> chosen_benches(std::initializer_list<double> targets_ms
   };
   std::int64_t s_k = 8192;
   for (const double target_ms : targets_ms) {
-    add(64, s_k, target_ms);
+    add(DType::bf16, 64, s_k, target_ms);
     s_k *= 4;
   }
-  add(32, 32768, {});
-  add(16, 32768, {});
+  add(DType::bf16, 32, 32768, {});
+  add(DType::bf16, 16, 32768, {});
+  add(DType::f8_e4m3, 64, 32768, {});
   return list;
 }
 

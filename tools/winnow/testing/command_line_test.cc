@@ -359,6 +359,16 @@ TEST_F(CommandLine, BenchGivesRatesAndRatios) {
   }
 }
 
+// Scores at 512 rows for each of 64 queries, in f32; a CPU works in nothing of the caller's.
+TEST_F(CommandLine, BenchCountsTheMemoryOfACall) {
+  const std::string command =
+      "bench indexer::scores --name f32-h64-k512 --seconds 0.001 --repetitions 1 --device cpu";
+  const Result listed = run(command + " --json"), printed = run(command);
+  ASSERT_EQ(listed.exit_code, 0) << listed.output;
+  EXPECT_EQ(json::parse(listed.output)["results"][0]["memory_bytes"], 64 * 512 * 4);
+  EXPECT_THAT(printed.output, HasSubstr("0.12 MiB"));
+}
+
 TEST_F(CommandLine, DemoLearnsAndDraws) {
   const Result result = run("demo --ranks 3 --json --device cpu --out " + out() + " 2>/dev/null");
   ASSERT_EQ(result.exit_code, 0) << result.output;

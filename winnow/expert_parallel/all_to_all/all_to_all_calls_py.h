@@ -70,6 +70,7 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
                          nb::handle out, nb::handle stream, const nb::kwargs& unknown);
 // Takes part in a dispatch only to refuse it on all ranks.
 void refuse_dispatch(BoundAllToAll& self, const std::string& text);
+void refuse_combine(BoundAllToAll& self, const std::string& text);
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,
                    const nb::args& extra, nb::handle bias, nb::handle weighted, nb::object out,
                    nb::handle stream, const nb::kwargs& unknown);

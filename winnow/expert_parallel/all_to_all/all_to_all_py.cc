@@ -173,6 +173,7 @@ void bind_layer(nb::module_& m) {
            "copy_out"_a.none() = false, "cached"_a = nb::none(), "out"_a = nb::none(),
            "stream"_a = nb::none(), "unknown"_a, kDispatchDoc, nb::sig(kDispatchSignature))
       .def("_refuse_dispatch", refuse_dispatch, "text"_a)
+      .def("_refuse_combine", refuse_combine, "text"_a)
       .def("combine", combine, "expert_output"_a = nb::none(), "descriptor"_a = nb::none(),
            "extra"_a, nb::kw_only(), "bias"_a = nb::none(), "weighted"_a.none() = false,
            "out"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a, kCombineDoc,

@@ -56,7 +56,7 @@ holds there. A row that stands in indices several times counts as often.
 
 Args:
     q, k, weights, k_scale, key_start, key_end, q_start, k_stride, stream, backend: as in topk().
-        On CUDA tensors q and k are bfloat16.
+        On CUDA tensors q and k are bfloat16 or float8_e4m3fn.
     indices: [s_q, topk], int32: the rows that were scored; None: all of them.
     d_scores: [s_q, topk], or [s_q, s_k] without indices, float32.
     deterministic: bitwise equal results run after run (on the CPU they always are).

@@ -41,7 +41,7 @@ Work plan(const TopkPagedParams& params) {
       std::max<std::int64_t>(2, (kWorkspaceLimit - (1 << 16)) / piece_bytes);
   work.blocks = static_cast<int>(std::clamp<std::int64_t>(
       kRuntime.multiprocessors(), 1,
-      std::min<std::int64_t>(most_pieces / 2, kMergeUnits / Shape::kParts)));
+      std::min<std::int64_t>(most_pieces / 2, kMergeParts / Shape::kParts)));
   const std::int64_t tiles = (rows + kPagedTileRows - 1) / kPagedTileRows;
   work.groups = std::min({params.b * work.groups_of_a_sequence, std::int64_t{kMostGroups},
                           most_pieces - work.blocks, (std::int64_t{1} << 30) / tiles});
@@ -144,8 +144,7 @@ void launch(const TopkPagedParams& params, char* workspace, cudaStream_t stream)
     merge.queries = static_cast<int>(first_query(end) - merge.first_query);
     kRuntime.launch(topk_paged_kernel<Shape>, static_cast<unsigned>(work.blocks), kThreads, kBytes,
                     stream, p);
-    kRuntime.launch(merge_kernel<PagedMergeParams>, static_cast<unsigned>(merge.queries),
-                    kMergeThreads, 0, stream, merge);
+    launch_merge(kRuntime, merge, params.table * kPagedPageRows, stream);
   }
 }
 

@@ -21,7 +21,7 @@
 
 #include <cuda.h>
 
-#include "winnow/device/sm100/cluster.cuh"
+#include "winnow/device/sm90/cluster.cuh"
 #include "winnow/device/sm100/operand.cuh"
 #include "winnow/device/sm100/tcgen05.cuh"
 #include "winnow/device/sm100/tensor_copy.cuh"

@@ -1,6 +1,6 @@
 """One routing of tokens to ranks, which every handle of this package keeps."""
 
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -149,6 +149,20 @@ class Route:
             )
         )
 
+    def refuse_repeat(self, why: Tuple[str, str, Any]) -> NoReturn:
+        """Takes part in the repeat that the other ranks make, so that all refuse it."""
+        argument, wanted, got = why
+        text = f"{argument}: want {wanted}, got {got}"
+        self._calling(lambda: self.layer._refuse_dispatch(text))
+        raise AssertionError("a refusal did not raise")
+
+    def refuse_combine(self, why: Tuple[str, str, Any]) -> NoReturn:
+        """The same of combine()."""
+        argument, wanted, got = why
+        text = f"{argument}: want {wanted}, got {got}"
+        self._calling(lambda: self.layer._refuse_combine(text))
+        raise AssertionError("a refusal did not raise")
+
     def combine_values(self, values: Any) -> Tensor:
         """[n, K] float32: numbers of the rows' pairs, added over ranks; each crosses as it is.
 
@@ -156,6 +170,7 @@ class Route:
         Collective.
         """
         usable = isinstance(values, Tensor) and values.dtype == torch.float32
+        usable = usable and values.layout == torch.strided
         if usable and self.token_major:
             usable = values.dim() == 2 and values.shape[0] == self.rows
         elif usable:

@@ -1,0 +1,53 @@
+// The cases of the all-to-all whose point is combine.
+#include "winnow/expert_parallel/testing/all_to_all_table.h"
+
+namespace winnow::expert_parallel {
+
+void add_combine_cases(CaseTable& table, World world) {
+  table.add(world, "weighted-bias",
+            {.choice = ExpertChoice::duplicates,
+             .weights = true,
+             .weighted_combine = true,
+             .bias = true});
+  table.add(world, "local-combine",
+            {.topk = 5, .choice = ExpertChoice::duplicates, .local_combine = true});
+  table.add(world, "local-combine-weighted",
+            {.topk = 3,
+             .choice = ExpertChoice::dropped,
+             .local_combine = true,
+             .weights = true,
+             .weighted_combine = true});
+  // Rows are read with few SMs, and pushed with many.
+  for (const int sms : {8, 24}) {
+    table.add(world, "token-major-" + std::to_string(sms) + "-sms",
+              {.topk = 3,
+               .choice = ExpertChoice::dropped,
+               .token_major = true,
+               .local_combine = true,
+               .sm_count = sms});
+  }
+  table.add(world, "all-dropped", {.choice = ExpertChoice::none, .bias = true});
+}
+
+void add_combine_options(CaseTable& table, World world) {
+  table.add(world, "own-rows", {.choice = ExpertChoice::dropped, .expert_rows = ExpertRows::own});
+  table.add(world, "in-place",
+            {.choice = ExpertChoice::dropped,
+             .expert_rows = ExpertRows::in_place,
+             .local_combine = true});
+  table.add(world, "in-place-token-major",
+            {.expert_rows = ExpertRows::in_place, .token_major = true});
+  table.add(world, "strided",
+            {.choice = ExpertChoice::dropped,
+             .expert_rows = ExpertRows::own,
+             .weights = true,
+             .weighted_combine = true,
+             .bias = true,
+             .strided = true});
+  table.add(world, "own-rows-copy-out",
+            {.expert_rows = ExpertRows::own, .local_combine = true, .copy_out = true});
+  table.add(world, "one-expert-local-combine",
+            {.topk = 7, .choice = ExpertChoice::one_expert, .local_combine = true});
+}
+
+}  // namespace winnow::expert_parallel
