@@ -338,7 +338,8 @@ TEST_F(CommandLine, CudaWithoutAGpuGivesTheReason) {
 }
 
 TEST_F(CommandLine, VerifyFailsOnAWrongResultAndSaysHowToRepeat) {
-  const Result result = run("verify sparse_mla::distribution --device cpu", kBrokenDistribution);
+  const Result result =
+      run("verify sparse_mla::distribution --case f32-h16 --device cpu", kBrokenDistribution);
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.output, AllOf(HasSubstr("FAILED"), HasSubstr("repeat: winnow verify "
                                                                   "sparse_mla::distribution "
@@ -347,7 +348,8 @@ TEST_F(CommandLine, VerifyFailsOnAWrongResultAndSaysHowToRepeat) {
 
 TEST_F(CommandLine, BenchGivesRatesAndRatios) {
   const Result result =
-      run("bench sparse_mla::forward --seconds 0.01 --repetitions 1 --json --device cpu");
+      run("bench sparse_mla::forward --name f32-decode-h128-k2048 --seconds 0.01 --repetitions 1 "
+          "--json --device cpu");
   ASSERT_EQ(result.exit_code, 0) << result.output;
   const json report = json::parse(result.output);
   ASSERT_FALSE(report["results"].empty());
@@ -401,7 +403,8 @@ TEST_F(CommandLine, DemoLearnsAndDraws) {
 }
 
 TEST_F(CommandLine, DemoFailsWhereAnOperationIsBroken) {
-  const Result result = run("demo --device cpu --out " + out(), kBrokenDistribution);
+  const Result result =
+      run("demo --device cpu --tokens 256 --steps 50 --out " + out(), kBrokenDistribution);
   EXPECT_EQ(result.exit_code, 1) << result.output;
   EXPECT_THAT(result.output, HasSubstr("FAILED"));
 }
