@@ -175,12 +175,14 @@ struct Next {
 };
 
 // Brings this warp's half of 64 rows, as copy_rows() does, in bf16. With it each lane arrives at
-// `barrier` once.
-template <int kChunks>
+// `barrier` once. One kernel for each dtype: with both in one, ptxas 13.0 gives the copies of bf16
+// a shared address in two registers, one of them uniform (LDGSTS [R6+UR0], desc[UR1]), which is an
+// illegal instruction.
+template <int kChunks, bool kF8>
 __device__ __forceinline__ void bring_rows(const chosen_sm90::View& view, std::uint32_t destination,
                                            const char* first, std::int64_t stride, int row,
                                            int warp, std::uint64_t policy, std::uint32_t barrier) {
-  if (view.is_f8) {
+  if constexpr (kF8) {
     chosen_sm90::widen_rows<kGatherWarps, kChunks>(destination, kChunkBytes, first, stride, row,
                                                    warp);
     fence_proxy_async_shared();
@@ -192,7 +194,7 @@ __device__ __forceinline__ void bring_rows(const chosen_sm90::View& view, std::u
   }
 }
 
-template <int kChunks>
+template <int kChunks, bool kF8>
 __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int warp) {
   using P = Plan<kChunks>;
   const int lane = threadIdx.x % 32;
@@ -206,7 +208,8 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int 
   next.load(p, warp, lane);
   while (next.exists) {
     const int row = next.item.entries.row(next.index), tile = next.tile, tiles = next.tiles;
-    const float d_score = row < 0 ? 0.0f : next.d_score * chosen_sm90::scale_of(view, row);
+    const float d_score =
+        row < 0 ? 0.0f : next.d_score * (kF8 ? chosen_sm90::scale_of(view, row) : 1.0f);
     const int query = next.item.entries.query, first_head = next.item.first_head;
     next.advance(p);
     next.load(p, warp, lane);
@@ -222,8 +225,8 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int 
       st_shared(smem + P::kMask + 8 * ring.stage + 4 * warp, static_cast<std::uint32_t>(mask));
     }
     mbarrier_arrive_warp(full);
-    bring_rows<kChunks>(view, smem + ring.stage * P::kTileBytes, view.k, view.k_row_stride, row,
-                        warp, keep, full);
+    bring_rows<kChunks, kF8>(view, smem + ring.stage * P::kTileBytes, view.k, view.k_row_stride,
+                             row, warp, keep, full);
     ring.advance();
     ++count;
     // Q behind as many tiles as the ring holds: that of the item before is in use until then.
@@ -231,8 +234,8 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int 
     mbarrier_wait(smem + P::kQFree, q_parity ^ 1, "q", 0);
     q_parity ^= 1;
     const int head = first_head + local;
-    bring_rows<kChunks>(view, smem + P::kQ, view.q + query * view.q_stride0, view.q_stride1,
-                        head < view.h ? head : -1, warp, once, smem + P::kQFull);
+    bring_rows<kChunks, kF8>(view, smem + P::kQ, view.q + query * view.q_stride0, view.q_stride1,
+                             head < view.h ? head : -1, warp, once, smem + P::kQFull);
   }
 }
 
@@ -540,7 +543,7 @@ __device__ __forceinline__ void drain(const Params& p, std::uint32_t smem, int w
 
 // ---- The block ---------------------------------------------------------------------------------
 
-template <int kChunks, bool kFixed>
+template <int kChunks, bool kF8, bool kFixed>
 __global__ void __launch_bounds__(kThreads, 2) backward_kernel(const __grid_constant__ Params p) {
   using P = Plan<kChunks>;
   const std::uint32_t smem = shared_address(dynamic_shared<1024>());
@@ -566,7 +569,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(const __grid_cons
   } else {
     setmaxnreg_dec<kOtherRegisters>();
     if (warp < kMultiplyWarps + kGatherWarps) {
-      gather<kChunks>(p, smem, warp - kMultiplyWarps);
+      gather<kChunks, kF8>(p, smem, warp - kMultiplyWarps);
     } else {
       drain<kChunks, kFixed>(p, smem, warp - kMultiplyWarps - kGatherWarps);
     }
