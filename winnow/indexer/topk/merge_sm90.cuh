@@ -26,7 +26,7 @@ struct MergeParts {
 // What a merge reads. `Params` of the kernel below are this and what says where a query has its
 // parts and its results:
 //   parts_of(query), indices_of(query), length_of(query), scores_of(query) (null: not wanted),
-//   and index_of(query, row), what stands for a row in the indices.
+//   and index_of(query), whose (row) is what stands for a row in the indices.
 struct MergeInput {
   const Candidate* parts;          // `kept` for each part, their rows ascending
   const std::int32_t* part_count;  // of each part
@@ -52,7 +52,10 @@ struct MergeParams : MergeInput {
   __device__ float* scores_of(std::int64_t query) const {
     return scores == nullptr ? nullptr : scores + query * scores_stride;
   }
-  __device__ std::int32_t index_of(std::int64_t, std::int32_t row) const { return row; }
+  struct RowItself {
+    __device__ std::int32_t operator()(std::int32_t row) const { return row; }
+  };
+  __device__ RowItself index_of(std::int64_t) const { return {}; }
 };
 
 inline constexpr int kMergeThreads = 1024;
@@ -65,6 +68,7 @@ inline constexpr int kMergeBlocks = 8;
 struct MergeShared {
   // Counts of two rounds: others of the cluster still read one while the next is counted.
   alignas(16) std::uint32_t bins[2][kMergeBins];
+  std::int32_t candidates[kMergeParts];      // of each part
   std::int32_t chunks_through[kMergeParts];  // of a part and of those before it
   std::uint32_t warp_sum[kMergeWarps], other_warp_sum[kMergeWarps];
   uint2 range, counts;  // of this block, which others of the cluster read
@@ -166,9 +170,12 @@ class Merge {
   __device__ void share_out() {
     int candidates = 0;
     if (thread() < parts_.count) candidates = p_.part_count[part_number(thread())];
-    total_ = before_and_all(candidates).second;
+    const int of_warp = __reduce_add_sync(device::kFullWarp, candidates);
+    if (lane() == 0) shared_.other_warp_sum[warp()] = static_cast<std::uint32_t>(of_warp);
     const int own = device::ceil_div(candidates, 32);
     const TwoSums chunks = before_and_all(own);
+    total_ = static_cast<int>(__reduce_add_sync(device::kFullWarp, shared_.other_warp_sum[lane()]));
+    shared_.candidates[thread()] = candidates;
     shared_.chunks_through[thread()] = chunks.first + own;
     const std::int64_t warps = std::int64_t{p_.blocks} * kMergeWarps;
     const int per_warp = static_cast<int>(device::ceil_div(std::int64_t{chunks.second}, warps));
@@ -198,10 +205,9 @@ class Merge {
           low = middle + 1;
         }
       }
-      const int number = static_cast<int>(part_number(low));
       const int begin = 32 * (chunk - (low == 0 ? 0 : shared_.chunks_through[low - 1]));
-      at_ = number * p_.kept + begin;
-      count_ = min(32, p_.part_count[number] - begin);
+      at_ = static_cast<int>(part_number(low)) * p_.kept + begin;
+      count_ = min(32, shared_.candidates[low] - begin);
     }
 #pragma unroll
     for (int e = 0; e < kHeld; ++e) {
@@ -346,24 +352,33 @@ class Merge {
   __device__ void write(const Cut& cut) {
     std::int32_t* const indices = p_.indices_of(query_);
     float* const scores = p_.scores_of(query_);
+    const auto index_of = p_.index_of(query_);
     const unsigned below = (1u << lane()) - 1;
     constexpr int kTogether = 4;  // loads on their way
     for (int batch = 0; batch < batches_; ++batch) {
       if (batches_ > 1) load(batch);
 #pragma unroll
       for (int from = 0; from < kHeld; from += kTogether) {
-        std::int32_t row[kTogether];
+        std::int32_t index[kTogether];  // at first the row
+        unsigned may_be_chosen = 0;     // a bit for each
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           const Candidate* const candidate = candidate_of(from + i);
           const std::uint32_t key = key_[from + i];
-          if (there(from + i) && (cut.is_above(key) || cut.is_equal(key))) row[i] = candidate->row;
+          if (there(from + i) && (cut.is_above(key) || cut.is_equal(key))) {
+            index[i] = candidate->row;
+            may_be_chosen |= 1u << i;
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (may_be_chosen >> i & 1) index[i] = index_of(index[i]);
         }
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           const std::uint32_t key = key_[from + i];
-          const bool is_there = there(from + i);
-          const bool above = is_there && cut.is_above(key), equal = is_there && cut.is_equal(key);
+          const bool may_be = may_be_chosen >> i & 1;
+          const bool above = may_be && cut.is_above(key), equal = may_be && cut.is_equal(key);
           const unsigned aboves = __ballot_sync(device::kFullWarp, above);
           const unsigned equals = __ballot_sync(device::kFullWarp, equal);
           const int equal_place = equal_before_ + __popc(equals & below);
@@ -372,7 +387,7 @@ class Merge {
             const int chosen_equals =
                 min(max(equal_place - cut.first_equal, 0), cut.end_equal - cut.first_equal);
             const int place = above_before_ + __popc(aboves & below) + chosen_equals;
-            indices[place] = p_.index_of(query_, row[i]);
+            indices[place] = index[i];
             if (scores != nullptr) scores[place] = score_of(key);
           }
           above_before_ += __popc(aboves);

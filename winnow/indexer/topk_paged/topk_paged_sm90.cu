@@ -142,18 +142,23 @@ void launch(const TopkPagedParams& params, char* workspace, cudaStream_t stream)
     p.line.groups = static_cast<int>(end - group);
     merge.first_query = first_query(group);
     merge.queries = static_cast<int>(first_query(end) - merge.first_query);
-    kRuntime.launch(topk_paged_kernel<Shape>, static_cast<unsigned>(work.blocks), kThreads, kBytes,
-                    stream, p);
+    kRuntime.check(
+        device::launch_early(topk_paged_kernel<Shape>, static_cast<unsigned>(work.blocks),
+                             Shape::kThreads, kBytes, stream, p),
+        "launch");
     launch_merge(kRuntime, merge, params.table * kPagedPageRows, stream);
   }
 }
 
 // Calls function(Shape()) with the shape for the heads, which are padded to 16, 32, 64 or 128, and
-// as few columns as hold those of all queries.
+// as few columns as hold those of all queries, or the most that there are.
 template <int kHeads, class Function>
 void with_columns(std::int64_t s_q, const Function& function) {
   if constexpr (kHeads <= 64) {
     if (s_q * kHeads <= 64) return function(PagedShape<kHeads, 64>());
+  }
+  if constexpr (kHeads == 64) {
+    if (s_q * kHeads > 128) return function(PagedShape<kHeads, 256>());
   }
   return function(PagedShape<kHeads, 128>());
 }

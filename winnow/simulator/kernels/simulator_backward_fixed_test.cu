@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -126,15 +127,17 @@ TEST(SmallestSimulatorBackwardFixed, SumsOfTheLargestAddendsFit) {
   }
 }
 
-TEST(SmallestSimulatorBackwardFixed, NothingIsLostBehindZeros) {
-  FixedRows rows(1);
-  for (const float value : {0.0f, 1e-20f}) {
-    rows.choose(0, value, 2);
-    rows.settle();
-    rows.add(0, 2, [value](int) { return value; });
+TEST(SmallestSimulatorBackwardFixed, NothingIsLostBehindSmallerAddends) {
+  for (const auto& [first, then] : {std::pair{0.0f, 1e-20f}, {1.0f, 7.0f}}) {
+    FixedRows rows(1);
+    for (const float value : {first, -then}) {
+      rows.choose(0, std::fabs(value), 2);
+      rows.settle();
+      rows.add(0, 2, [value](int) { return value; });
+    }
+    rows.fold();
+    EXPECT_NEAR(rows.result(0, 7), 2 * (first - then), 1e-5 * then);
   }
-  rows.fold();
-  EXPECT_NEAR(rows.result(0, 7), 2e-20, 1e-25);
 }
 
 TEST(SmallestSimulatorBackwardFixed, ValuesThatAreNotFiniteStay) {

@@ -1,6 +1,7 @@
 // Backward of top-k sparse MLA attention through P and dS in memory: what the launches of sm90 and
 // of sm100 share. That is how the work is cut, the workspace, the kernels' view of a chunk of
-// queries, and what comes before and after their own kernels. Host code of .cu files.
+// queries, and what comes before and after their own kernels. Host code of .cu files, each of which
+// has kernels for its architecture; so what launches some by name is static, as they are.
 #pragma once
 
 #include <algorithm>
@@ -178,7 +179,7 @@ inline void launch_rows(const Runtime& runtime, void (*kernel)(Params, std::int6
 }
 
 // Before the additions of a chunk of queries in fixed point.
-inline void launch_settle(const Runtime& runtime, const Params& params, std::int64_t s_kv,
+static void launch_settle(const Runtime& runtime, const Params& params, std::int64_t s_kv,
                           cudaStream_t stream) {
   runtime.launch(bound_kernel, static_cast<unsigned>(params.queries), kBoundThreads, 0, stream,
                  params);
@@ -201,7 +202,7 @@ inline void clear_sums(const Runtime& runtime, const BackwardParams& params, con
 }
 
 // Completes the sums, rounds them where dkv is bf16, and adds up d_sink. `all` begins at query 0.
-inline void finish(const Runtime& runtime, const BackwardParams& params, const Params& all,
+static void finish(const Runtime& runtime, const BackwardParams& params, const Params& all,
                    cudaStream_t stream) {
   const Problem& problem = params.problem;
   if (params.d_sink.data != nullptr && problem.h_q > 0) {

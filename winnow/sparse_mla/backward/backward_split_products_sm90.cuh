@@ -3,7 +3,6 @@
 // 0 to 255, or 256 to d_qk - 1. They read P and dS as images of 64 heads x 64 entries.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 
 #include "winnow/sparse_mla/backward/backward_split_drain_sm90.cuh"
@@ -63,11 +62,11 @@ struct ProductItem {
 // many of the wide ones.
 __device__ __forceinline__ bool dq_item(const Params& p, int number, ProductItem& item) {
   const int groups = ceil_div(p.blocks, 2);
-  const int at = blockIdx.x + number * p.dq_blocks;
+  const int at = blockIdx.x + number * gridDim.x;
   const int pair = at / 2;
   item.query = pair / groups;
   item.group = pair % groups;
-  item.slice = (at ^ (2 * pair / p.dq_blocks)) & 1;
+  item.slice = (at ^ (2 * pair / static_cast<int>(gridDim.x))) & 1;
   if (item.query >= p.queries) return false;
   item.entries = query_entries(p.rows, item.query);
   item.blocks = min(2, p.blocks - 2 * item.group);
@@ -201,7 +200,8 @@ __device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
 }
 
 template <int kColumns>
-__device__ __forceinline__ void multiply_dq(const Params& p, std::uint32_t smem) {
+__global__ void __launch_bounds__(kProductThreads, 1) dq_kernel(const __grid_constant__ Params p) {
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < DqPlan::kStages; ++slot) {
       mbarrier_init(smem + DqPlan::kFull + 8 * slot, kGatherThreads + 1);
@@ -273,14 +273,14 @@ struct DkvItem : ProductItem {
 // False after the last item. An item may have no tiles.
 __device__ __forceinline__ bool dkv_item(const Params& p, int number, DkvItem& item) {
   const int groups = ceil_div(p.blocks, 2);
-  const int blocks = static_cast<int>(gridDim.x) - p.dq_blocks;
-  const int at = static_cast<int>(blockIdx.x) - p.dq_blocks + number * blocks;
+  const int at = blockIdx.x + number * gridDim.x;
   const int round = p.queries * groups;  // the items of a slice and a range
   if (at >= 2 * round * p.ranges) return false;
   const int range = p.ranges == 1 ? 0 : at / round % p.ranges;
   const int pair = p.ranges == 1 ? at / 2 : at % round;
   // With one range the slices alternate, so that every multiprocessor gets as many wide ones.
-  item.slice = p.ranges == 1 ? (at ^ (2 * pair / blocks)) & 1 : at / (round * p.ranges);
+  item.slice =
+      p.ranges == 1 ? (at ^ (2 * pair / static_cast<int>(gridDim.x))) & 1 : at / (round * p.ranges);
   item.query = pair / groups;
   item.group = pair % groups;
   item.blocks = min(2, p.blocks - 2 * item.group);
@@ -457,7 +457,8 @@ __device__ __forceinline__ void dkv_multiply(const Params& p, std::uint32_t smem
 }
 
 template <int kColumns, class Drain>
-__device__ __forceinline__ void multiply_dkv(const Params& p, std::uint32_t smem) {
+__global__ void __launch_bounds__(kProductThreads, 1) dkv_kernel(const __grid_constant__ Params p) {
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < 2 * DkvPlan::kSlots; ++slot) {
       mbarrier_init(smem + DkvPlan::kFull + 8 * slot, 1);
@@ -482,23 +483,6 @@ __device__ __forceinline__ void multiply_dkv(const Params& p, std::uint32_t smem
     }
   }
 }
-
-// ---- Both --------------------------------------------------------------------------------------
-//
-// The first p.dq_blocks blocks work on dq, the others on dkv. They stand in one launch because they
-// wait for different things: dq for the rows that it gathers, dkv for its reductions.
-
-template <int kColumns, class Drain>
-__global__ void __launch_bounds__(kProductThreads, 1)
-    products_kernel(const __grid_constant__ Params p) {
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
-  if (static_cast<int>(blockIdx.x) < p.dq_blocks) {
-    multiply_dq<kColumns>(p, smem);
-  } else {
-    multiply_dkv<kColumns, Drain>(p, smem);
-  }
-}
-inline constexpr int kProductBytes = std::max(DqPlan::kBytes, DkvPlan::kBytes);
 
 // ---- Finish ------------------------------------------------------------------------------------
 

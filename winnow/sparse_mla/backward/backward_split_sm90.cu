@@ -19,9 +19,6 @@ using detail::Params;
 constexpr detail::SplitTarget kTarget{{"sparse_mla::backward", "sm90"}, 132, 24576, 14};
 constexpr const device::Runtime& kRuntime = kTarget.runtime;
 
-// Of the blocks that multiply, those that work on dq.
-int dq_blocks(const Params&, int blocks) { return std::max(1, (blocks + 2) / 5); }
-
 template <class Kernel>
 void launch(Kernel* kernel, int blocks, int threads, int shared, const Params& params,
             cudaStream_t stream) {
@@ -42,18 +39,22 @@ void launch_scores(const Params& params, int blocks, cudaStream_t stream) {
 }
 
 template <int kColumns>
-void launch_products(Params params, std::int64_t s_kv, int blocks, cudaStream_t stream) {
-  params.dq_blocks = dq_blocks(params, blocks);
-  blocks = std::max(blocks, params.dq_blocks + 1);
-  constexpr int kBytes = detail::kProductBytes;
+void launch_dq(const Params& params, int blocks, cudaStream_t stream) {
+  launch(detail::dq_kernel<kColumns>, blocks, detail::kProductThreads, detail::DqPlan::kBytes,
+         params, stream);
+}
+
+template <int kColumns>
+void launch_dkv(const Params& params, std::int64_t s_kv, int blocks, cudaStream_t stream) {
+  constexpr int kBytes = detail::DkvPlan::kBytes;
   if (params.fixed == nullptr) {
-    launch(detail::products_kernel<kColumns, detail::FloatDrain>, blocks, detail::kProductThreads,
+    launch(detail::dkv_kernel<kColumns, detail::FloatDrain>, blocks, detail::kProductThreads,
            kBytes, params, stream);
     return;
   }
   detail::launch_settle(kRuntime, params, s_kv, stream);
-  launch(detail::products_kernel<kColumns, detail::FixedDrain>, blocks, detail::kProductThreads,
-         kBytes, params, stream);
+  launch(detail::dkv_kernel<kColumns, detail::FixedDrain>, blocks, detail::kProductThreads, kBytes,
+         params, stream);
 }
 
 template <int kColumns>
@@ -68,7 +69,8 @@ void run(const BackwardParams& params, const detail::SplitLayout& layout, char* 
                                                std::min(layout.chunk, problem.s_q - first));
     launch_prepare(chunk, stream);
     launch_scores<kColumns>(chunk, blocks, stream);
-    launch_products<kColumns>(chunk, problem.s_kv, blocks, stream);
+    launch_dq<kColumns>(chunk, blocks, stream);
+    launch_dkv<kColumns>(chunk, problem.s_kv, blocks, stream);
   }
   detail::finish(kRuntime, params, all, stream);
 }

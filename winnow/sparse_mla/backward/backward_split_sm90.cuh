@@ -88,7 +88,6 @@ struct Params {
   unsigned long long* fixed;  // [s_kv, d_qk / 2]
 
   int queries, h_q, blocks, tiles, columns;
-  int dq_blocks;            // of the launch of the products
   int ranges, range_shift;  // key t is in range t >> range_shift
   bool keep_images;         // L2 has room for images between the reads of the two slices
   float scale, scale_log2;

@@ -292,29 +292,37 @@ __device__ __forceinline__ void store_group(std::uint32_t slot_at, const ThreadT
   plain = __all_sync(kFullWarp, plain && (nan & 0x80808080u) == 0);
   const std::uint32_t thread_at =
       slot_at + chunk * kChunkBytes + chunk_offset(thread / 4, 2 * (thread & 3));
-  const auto store = [&](const auto& convert) {
+  // 32 rows further the swizzle is the same.
+  const auto store = [&](int r, int c, const uint4& words, const auto& convert) {
+    if (c == 1 && !second) return;
+    const uint2 x = convert(words.x), y = convert(words.y), z = convert(words.z),
+                w = convert(words.w);
+    const std::uint32_t to = thread_at + c * kChunkBytes + r * 32 * 128;
+    st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
+    st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
+  };
+  if (plain) {
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        if (c == 1 && !second) continue;
-        const float scale = scales[r][c];
-        const uint4& words = loaded.values[r][c];
-        const uint2 x = convert(words.x, scale), y = convert(words.y, scale),
-                    z = convert(words.z, scale), w = convert(words.w, scale);
-        // 32 rows further the swizzle is the same.
-        const std::uint32_t to = thread_at + c * kChunkBytes + r * 32 * 128;
-        st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
-        st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
+        const std::uint32_t factor =
+            select_bytes<0x3232u>(__float_as_uint(scales[r][c] * kFormatFactor));
+        store(r, c, loaded.values[r][c],
+              [&](std::uint32_t word) { return dequantise(word, factor); });
       }
     }
-  };
-  if (plain) {
-    store([](std::uint32_t word, float scale) {
-      return dequantise(word, select_bytes<0x3232u>(__float_as_uint(scale * kFormatFactor)));
-    });
   } else {
-    store([](std::uint32_t word, float scale) { return dequantise_any(word, scale); });
+    // One after the other, for it is rare and must not cost registers.
+#pragma unroll 1
+    for (int n = 0; n < 2 * kThreadRows; ++n) {
+      const auto pick = [&](const auto(&of)[kThreadRows][2]) {
+        return n == 0 ? of[0][0] : n == 1 ? of[0][1] : n == 2 ? of[1][0] : of[1][1];
+      };
+      const float scale = pick(scales);
+      store(n / 2, n % 2, pick(loaded.values),
+            [&](std::uint32_t word) { return dequantise_any(word, scale); });
+    }
   }
 }
 

@@ -153,36 +153,42 @@ __global__ void __launch_bounds__(kMergeThreads)
   const std::uint32_t head = blockIdx.x % heads, head_block = head / kHeads;
   std::uint32_t query;
   const bool merged = merged_query(params, blockIdx.x / heads, query);
-  wait_for_kernel_before();
-  if (!merged) return;
   const std::uint32_t i = query / params.s_q, s = query % params.s_q;
   const Parts parts = parts_of(params, query);
+  // Groups that cut have the query as their first piece, but for one that begins before it.
+  const bool later = params.cut_by_groups && group_begin(params, parts.first).query < query;
+  wait_for_kernel_before();
+  if (!merged) return;
   const auto row_of = [&](std::uint32_t n) {
     const std::uint32_t part = parts.first + n;
-    // All but the query's first group have it as their first piece. That one has too if it begins
-    // there.
-    bool first = n > 0;
-    if (params.cut_by_groups && n == 0) first = group_begin(params, part).query == query;
-    return std::int64_t{partial_of(params, part, first, part, head_block)} * kHeads + head % kHeads;
+    return std::int64_t{partial_of(params, part, n > 0 || !later, part, head_block)} * kHeads +
+           head % kHeads;
   };
+  // A lane reads the sums of one part; the rows of the parts are asked for before they are needed.
+  const std::uint32_t lane = threadIdx.x % 32;
   float reference = kNoReference;
-  for (std::uint32_t n = 0; n < parts.count; ++n) {
+  for (std::uint32_t n = lane; n < parts.count; n += 32) {
     reference = fmaxf(reference, params.partial_sums[row_of(n)].x);
   }
+  reference = warp_max(reference);
   float sum = 0;
   float4 all = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-  for (std::uint32_t n = 0; n < parts.count; ++n) {
-    const std::int64_t row = row_of(n);
-    const float2 sums = params.partial_sums[row];
-    const float4 o = *reinterpret_cast<const float4*>(params.partial_out + row * kValueColumns +
-                                                      4 * threadIdx.x);
-    const float factor = ex2(sums.x - reference);
-    sum = fmaf(sums.y, factor, sum);
-    all.x = fmaf(o.x, factor, all.x);
-    all.y = fmaf(o.y, factor, all.y);
-    all.z = fmaf(o.z, factor, all.z);
-    all.w = fmaf(o.w, factor, all.w);
+  for (std::uint32_t begin = 0; begin < parts.count; begin += 32) {
+    const std::uint32_t count = min(parts.count - begin, 32u);
+    const float2 sums =
+        lane < count ? params.partial_sums[row_of(begin + lane)] : make_float2(kNoReference, 0);
+    const float mine = ex2(sums.x - reference);
+    sum += warp_sum(sums.y * mine);
+#pragma unroll 8
+    for (std::uint32_t n = 0; n < count; ++n) {
+      const float4 o = *reinterpret_cast<const float4*>(
+          params.partial_out + row_of(begin + n) * kValueColumns + 4 * threadIdx.x);
+      const float factor = __shfl_sync(kFullWarp, mine, static_cast<int>(n));
+      all.x = fmaf(o.x, factor, all.x);
+      all.y = fmaf(o.y, factor, all.y);
+      all.z = fmaf(o.z, factor, all.z);
+      all.w = fmaf(o.w, factor, all.w);
+    }
   }
   const int at = static_cast<int>(head);
   const float factor = output_factor(sum, reference, sink_of(params, at));
