@@ -77,7 +77,9 @@ struct MergeShared {
   int higher, here;
 };
 
-template <class Params>
+// kHeld: chunks of candidates that a warp holds in registers, one in each; with many some other
+// values are spilled.
+template <class Params, int kHeld>
 class Merge {
  public:
   __device__ Merge(const Params& params, MergeShared& shared, std::int64_t query, int rank)
@@ -130,10 +132,10 @@ class Merge {
     }
   }
 
-  // The sum over the threads before this one, and over all of them.
+  // The sum over the threads before this one, and over all of them. A barrier stands behind the
+  // reads of earlier sums.
   __device__ TwoSums before_and_all(int value) {
     const int through = device::warp_prefix(value, lane());
-    __syncthreads();  // nobody reads earlier sums any more
     if (lane() == 31) shared_.warp_sum[warp()] = static_cast<std::uint32_t>(through);
     __syncthreads();
     const int of_warp = static_cast<int>(shared_.warp_sum[lane()]);
@@ -164,8 +166,6 @@ class Merge {
   // ---- Candidates ----
   // Chunks of up to 32 neighbouring candidates of a part are numbered through all parts. A warp
   // has the chunks [first_, end_), kHeld of which it holds at a time, one in each register.
-
-  static constexpr int kHeld = 12;
 
   __device__ void share_out() {
     int candidates = 0;
@@ -354,7 +354,7 @@ class Merge {
     float* const scores = p_.scores_of(query_);
     const auto index_of = p_.index_of(query_);
     const unsigned below = (1u << lane()) - 1;
-    constexpr int kTogether = 4;  // loads on their way
+    constexpr int kTogether = kHeld == 12 ? 4 : 6;  // loads on their way
     for (int batch = 0; batch < batches_; ++batch) {
       if (batches_ > 1) load(batch);
 #pragma unroll
@@ -412,29 +412,31 @@ class Merge {
   int above_before_, equal_before_;
 };
 
-template <class Params>
+template <class Params, int kHeld>
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Params p) {
   WINNOW_BLOCK_SHARED(shared, MergeShared);
   device::wait_for_kernel_before();
   const int block = static_cast<int>(blockIdx.x);
-  Merge(p, shared, block / p.blocks, block % p.blocks).run();
+  Merge<Params, kHeld>(p, shared, block / p.blocks, block % p.blocks).run();
 }
 
-// Queues the merge of all queries, each of which has up to `rows` candidates, behind the kernel
+// Queues the merge of all queries, each of which has about so many candidates, behind the kernel
 // that leaves them.
 template <class Params>
-void launch_merge(const device::Runtime& runtime, Params params, std::int64_t rows,
+void launch_merge(const device::Runtime& runtime, Params params, std::int64_t candidates,
                   cudaStream_t stream) {
   // As many blocks as the GPU has room for, where each gets something to do.
   const std::int64_t room = runtime.multiprocessors() / params.queries;
   params.blocks = 1;
   while (2 * params.blocks <= std::min<std::int64_t>(room, kMergeBlocks) &&
-         2 * kMergeThreads * params.blocks < rows) {
+         2 * kMergeThreads * params.blocks < candidates) {
     params.blocks *= 2;
   }
-  runtime.check(device::launch_clusters_early(merge_kernel<Params>, params.blocks,
-                                              params.queries * params.blocks, kMergeThreads, 0,
-                                              stream, params),
+  constexpr int kFew = 12, kMany = 18;
+  const bool few = candidates <= std::int64_t{kFew} * kMergeThreads * params.blocks;
+  runtime.check(device::launch_clusters_early(
+                    few ? merge_kernel<Params, kFew> : merge_kernel<Params, kMany>, params.blocks,
+                    params.queries * params.blocks, kMergeThreads, 0, stream, params),
                 "launch");
 }
 

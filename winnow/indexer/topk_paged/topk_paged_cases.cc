@@ -40,7 +40,7 @@ std::vector<PagedCase> make_cases() {
                   .s_q = 4});
   list.push_back(
       {.name = "long", .context_lens = {7500}, .topk = 512, .table = 118, .num_pages = 150});
-  for (const std::int64_t s_q : {1, 2, 4}) {
+  for (const std::int64_t s_q : {1, 2}) {
     list.push_back({.name = numbered("long-h64-sq", s_q),
                     .context_lens = {7500, 900},
                     .s_q = s_q,

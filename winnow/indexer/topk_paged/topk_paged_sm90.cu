@@ -136,6 +136,11 @@ void launch(const TopkPagedParams& params, char* workspace, cudaStream_t stream)
     return group / work.groups_of_a_sequence * params.s_q +
            group % work.groups_of_a_sequence * Shape::kQueries;
   };
+  // A block's range leaves about four times as many candidates as are chosen, or all of its rows.
+  const std::int64_t rows = params.table * kPagedPageRows;
+  const std::int64_t range =
+      std::max<std::int64_t>(1, std::min(all, work.groups) * rows / work.blocks);
+  const std::int64_t candidates = rows * std::min(range, 4 * params.topk) / range;
   for (std::int64_t group = 0; group < all; group += work.groups) {
     const std::int64_t end = std::min(group + work.groups, all);
     p.line.first_group = merge.first_group = group;
@@ -143,22 +148,19 @@ void launch(const TopkPagedParams& params, char* workspace, cudaStream_t stream)
     merge.first_query = first_query(group);
     merge.queries = static_cast<int>(first_query(end) - merge.first_query);
     kRuntime.check(
-        device::launch_early(topk_paged_kernel<Shape>, static_cast<unsigned>(work.blocks),
-                             Shape::kThreads, kBytes, stream, p),
+        device::launch_early(topk_paged_kernel<Shape>, static_cast<unsigned>(work.blocks), kThreads,
+                             kBytes, stream, p),
         "launch");
-    launch_merge(kRuntime, merge, params.table * kPagedPageRows, stream);
+    launch_merge(kRuntime, merge, candidates, stream);
   }
 }
 
 // Calls function(Shape()) with the shape for the heads, which are padded to 16, 32, 64 or 128, and
-// as few columns as hold those of all queries, or the most that there are.
+// as few columns as hold those of all queries.
 template <int kHeads, class Function>
 void with_columns(std::int64_t s_q, const Function& function) {
   if constexpr (kHeads <= 64) {
     if (s_q * kHeads <= 64) return function(PagedShape<kHeads, 64>());
-  }
-  if constexpr (kHeads == 64) {
-    if (s_q * kHeads > 128) return function(PagedShape<kHeads, 256>());
   }
   return function(PagedShape<kHeads, 128>());
 }
