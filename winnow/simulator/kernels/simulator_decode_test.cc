@@ -91,8 +91,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("ValuesElsewhere", "st_shared(to, make_uint4(x.x", Action::add, 32),
     bug("NoUpperValues", "st_shared(to ^ 16, make_uint4(z.x", Action::drop),
     bug("LateValues", "st_shared(to, make_uint4(x.x", Action::delay),
-    in_items(bug("NoMask", "st_shared(mask_at + thread", Action::drop)),
-    in_items(bug("MaskElsewhere", "st_shared(mask_at + 4", Action::add, 1)),
+    in_items(bug("NoMask", "st_shared(smem + P::kMask", Action::drop)),
     in_items(
         bug("SwappedPhaseOfQueries", "mbarrier_wait(smem + Plan<kDim>::kQFree", Action::add, 1)),
     saying("mbarrier: ", of_kernel(bug("NoInitFence", "fence_mbarrier_init();", Action::drop))),

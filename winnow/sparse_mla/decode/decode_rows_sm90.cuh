@@ -1,14 +1,11 @@
 // Decode, sm90: the warpgroup that brings the rows.
 //
-// Rows in bf16 it copies by cp.async. Those in f8 it loads into registers kAhead groups of chunks
-// ahead, turns into bf16 and stores in the layout that wgmma reads. It takes less time than the
-// products do, since a pair of values costs four instructions: the bits of f8_e4m3, moved into
-// those of bf16, are the value times 2^-120, subnormal numbers included, and one multiplication by
-// scale * 2^120 rounds the result as the format says. Groups with scales that bf16 cannot hold, and
-// those that hold a NaN, go a longer way to the same values.
-//
-// What decides the speed is that the loads of rows to come stay under way. No fence may stand among
-// them: the consumers have the one between these stores and wgmma.
+// Rows in bf16 it copies by cp.async. Those in f8 it loads into registers two groups of chunks
+// ahead, turns into bf16 and stores in the layout that wgmma reads. A pair of values costs four
+// instructions: the bits of f8_e4m3, moved into those of bf16, are the value times 2^-120,
+// subnormal numbers included, and one multiplication by scale * 2^120 rounds the result as the
+// format says. Groups with scales that bf16 cannot hold, and those that hold a NaN, go a longer way
+// to the same values.
 #pragma once
 
 #include <cstdint>
@@ -107,78 +104,103 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, const Piec
 // A thread brings two rows of a tile, 8 * warp + lane / 4 and the one 32 below; of each chunk of
 // f8, 16 of the 64 columns, which lanes 4 r to 4 r + 3 hold.
 inline constexpr int kThreadRows = 2;
-inline constexpr int kAhead = 3;  // groups that are loaded before the one that is stored
+
+// The tiles of the block's pieces in turn, and their entries, which are loaded when the stream
+// moves to a tile.
+class EntryStream {
+ public:
+  __device__ __forceinline__ EntryStream(const KernelParams& params, const Pieces& pieces, int lane)
+      : tiles_(params, pieces), lane_(lane) {}
+  __device__ __forceinline__ bool advance() {
+    if (!tiles_.advance()) return false;
+    entries_ = load_tile(tiles_.list(), 0, tiles_.entries(), lane_);
+    return true;
+  }
+  __device__ int cache() const { return tiles_.cache(); }
+  __device__ int slot() const { return tiles_.slot(); }
+  __device__ bool begins_piece() const { return tiles_.begins_piece(); }
+  __device__ int piece() const { return tiles_.piece(); }
+  __device__ const TileEntries& entries() const { return entries_; }
+
+ private:
+  TileStream tiles_;
+  int lane_;
+  TileEntries entries_{-1, -1};
+};
 
 template <CacheFormat kFormat>
 using RowOf = std::conditional_t<kFormat == CacheFormat::fp8_656, Row656, Row584>;
 
-// The entries of a thread's rows.
-struct ThreadEntries {
-  std::int32_t of[kThreadRows];
-};
-__device__ __forceinline__ ThreadEntries thread_entries(const TileStream& stream, int thread) {
-  ThreadEntries entries;
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
-    const int row = 32 * r + thread / 4;
-    entries.of[r] = row < stream.entries() ? __ldg(stream.list() + row) : -1;
-  }
-  return entries;
-}
-
-// A thread's rows of a tile.
-struct ThreadTile {
-  const std::uint8_t* row[kThreadRows];
-  // The scales of chunks 2 q and 2 q + 1, in lane q of each quad: an f32 or two of ue8m0.
-  std::uint32_t scales[kThreadRows];
-  std::uint32_t flags;  // bits 0 and 1: the rows are valid
-  __device__ bool valid(int r) const { return flags >> r & 1; }
-  __device__ int slot() const { return static_cast<int>(flags >> 2 & 1); }
-  __device__ bool begins_piece() const { return flags >> 3 & 1; }
-};
-
-// Of the tile that the stream has come to. Begins to load the scales.
 template <CacheFormat kFormat>
-__device__ __forceinline__ ThreadTile thread_tile(const KernelParams& params,
-                                                  const TileStream& stream,
-                                                  const ThreadEntries& entries, int thread) {
-  const ChosenView& chosen = params.chosen[stream.cache()];
-  const CacheView<const std::uint8_t>& cache = chosen.cache;
-  ThreadTile tile;
-  tile.flags = static_cast<std::uint32_t>(stream.slot()) << 2 |
-               static_cast<std::uint32_t>(stream.begins_piece()) << 3;
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
-    // Unsigned, so that a negative entry is none either.
-    const auto entry = static_cast<std::uint32_t>(entries.of[r]);
-    const bool valid = entry < cache.slots;
-    const auto place = chosen.of_block.divide(valid ? entry : 0);
-    tile.row[r] = cache.row(place.quotient, place.remainder);
-    tile.flags |= static_cast<std::uint32_t>(valid) << r;
-    tile.scales[r] = 0;
-    if (!valid) continue;
+struct QuantisedTile {
+  const std::uint8_t* row[kThreadRows];
+  const std::uint8_t* scales_584[kThreadRows];
+  std::uint64_t mask;
+  int piece;
+  int slot;
+  bool begins_piece;
+
+  __device__ bool valid(int r, int thread) const { return mask >> (32 * r + thread / 4) & 1; }
+  // Those of two neighbouring chunks: an f32, or two ue8m0.
+  __device__ std::uint32_t scale(int r, int chunk) const {
     if constexpr (kFormat == CacheFormat::fp8_656) {
-      tile.scales[r] = __ldg(
-          reinterpret_cast<const std::uint32_t*>(tile.row[r] + Row656::kScaleOffset) + thread % 4);
+      return __ldg(reinterpret_cast<const std::uint32_t*>(row[r] + Row656::kScaleOffset) +
+                   chunk / 2);
     } else {
-      tile.scales[r] = __ldg(reinterpret_cast<const std::uint16_t*>(
-                                 cache.scales_584(place.quotient, place.remainder)) +
-                             thread % 4);
+      return __ldg(reinterpret_cast<const std::uint16_t*>(scales_584[r]) + chunk / 2);
     }
   }
+};
+
+// The block of the row r of a thread in the stream's tile, and the offset in it.
+__device__ __forceinline__ FastDivmod::Result thread_place(const ChosenView& chosen,
+                                                           const EntryStream& stream, int r,
+                                                           int thread, bool valid) {
+  const std::int32_t index =
+      __shfl_sync(kFullWarp, r == 0 ? stream.entries().low : stream.entries().high, thread / 4);
+  // An index is used only after the mask has vouched for it.
+  return chosen.of_block.divide(valid ? index : 0);
+}
+
+// The tile that the stream has come to.
+template <CacheFormat kFormat>
+__device__ __forceinline__ QuantisedTile<kFormat> quantised_tile(const KernelParams& params,
+                                                                 const EntryStream& stream,
+                                                                 int thread) {
+  const ChosenView& chosen = params.chosen[stream.cache()];
+  const CacheView<const std::uint8_t>& cache = chosen.cache;
+  QuantisedTile<kFormat> tile;
+  tile.mask = tile_mask(stream.entries(), cache.slots);
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    const auto place = thread_place(chosen, stream, r, thread, tile.valid(r, thread));
+    tile.row[r] = cache.row(place.quotient, place.remainder);
+    if constexpr (kFormat == CacheFormat::fp8_584) {
+      tile.scales_584[r] = cache.scales_584(place.quotient, place.remainder);
+    }
+  }
+  tile.piece = stream.piece();
+  tile.slot = stream.slot();
+  tile.begins_piece = stream.begins_piece();
   return tile;
 }
 
-// Writes which of the warp's rows are valid to the tile's mask.
-__device__ __forceinline__ void store_mask(std::uint32_t mask_at, const ThreadTile& tile,
-                                           int thread) {
-  // Lane k learns of the rows of lanes 4 k to 4 k + 3.
-  const std::uint32_t flags = __shfl_sync(kFullWarp, tile.flags, 4 * (thread & 7));
-  const std::uint32_t low = __ballot_sync(kFullWarp, flags & 1);
-  const std::uint32_t high = __ballot_sync(kFullWarp, flags & 2);
-  if ((thread & 31) != 0) return;
-  st_shared(mask_at + thread / 32, static_cast<std::uint8_t>(low));
-  st_shared(mask_at + 4 + thread / 32, static_cast<std::uint8_t>(high));
+// Asks L2 for the rows of that tile.
+template <CacheFormat kFormat>
+__device__ __forceinline__ void prefetch_tile(const KernelParams& params, const EntryStream& stream,
+                                              int thread) {
+  constexpr auto kRow = static_cast<std::uint32_t>(
+      kFormat == CacheFormat::fp8_656 ? Row656::kBytes : Row584::kRowBytes);
+  const ChosenView& chosen = params.chosen[stream.cache()];
+  const CacheView<const std::uint8_t>& cache = chosen.cache;
+  const std::uint64_t mask = tile_mask(stream.entries(), cache.slots);
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    const bool valid = mask >> (32 * r + thread / 4) & 1;
+    const auto place = thread_place(chosen, stream, r, thread, valid);
+    if (valid && (thread & 3) == 0)
+      bulk_prefetch_l2(cache.row(place.quotient, place.remainder), kRow);
+  }
 }
 
 // The first two chunks of a group (group_chunk()); a third one is RoPE.
@@ -199,26 +221,33 @@ __device__ __forceinline__ int quantised_group_arrivals(int slot, int group) {
 // What a thread has loaded of a group of chunks: 16 values of each of its rows and two chunks.
 struct LoadedGroup {
   uint4 values[kThreadRows][2];
+  std::uint32_t scale[kThreadRows];  // f32 of both chunks, or two of ue8m0
 };
 
-// In fp8_584 chunk 7 is RoPE, and no second one of its group.
 template <CacheFormat kFormat>
-__device__ __forceinline__ bool has_second(int chunk) {
-  return kFormat == CacheFormat::fp8_656 || chunk != 6;
-}
-
-template <CacheFormat kFormat>
-__device__ __forceinline__ void load_group(const ThreadTile& tile, int group, int thread,
-                                           LoadedGroup& loaded) {
-  const int chunk = first_chunk(tile.slot(), group);
+__device__ __forceinline__ void load_group(const QuantisedTile<kFormat>& tile, int group,
+                                           int thread, LoadedGroup& loaded) {
+  const int chunk = first_chunk(tile.slot, group);
+  // In fp8_584 chunk 7 is RoPE.
+  const bool second = kFormat == CacheFormat::fp8_656 || chunk != 6;
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const std::uint8_t* const from = tile.row[r] + kChunkColumns * chunk + 16 * (thread & 3);
     loaded.values[r][0] = loaded.values[r][1] = make_uint4(0, 0, 0, 0);
-    if (!tile.valid(r)) continue;
-    loaded.values[r][0] = load_again(from);
-    if (has_second<kFormat>(chunk)) loaded.values[r][1] = load_again(from + kChunkColumns);
+    loaded.scale[r] = 0;
+    if (tile.valid(r, thread)) {
+      loaded.values[r][0] = load_again(from);
+      if (second) loaded.values[r][1] = load_again(from + kChunkColumns);
+      loaded.scale[r] = tile.scale(r, chunk);
+    }
   }
+}
+
+// The scale of chunk `c` of a loaded group.
+template <CacheFormat kFormat>
+__device__ __forceinline__ float group_scale(std::uint32_t loaded, int c) {
+  if constexpr (kFormat == CacheFormat::fp8_656) return __uint_as_float(loaded);
+  return ue8m0_to_f32(static_cast<std::uint8_t>(loaded >> (8 * c)));
 }
 
 inline constexpr float kFormatFactor = 0x1p120f;  // from the bits of f8_e4m3 in those of bf16
@@ -265,71 +294,55 @@ __device__ __forceinline__ uint2 dequantise_any(std::uint32_t word, float scale)
 
 // Turns a loaded group into bf16 in the chunks of a slot. The whole warp calls it.
 template <CacheFormat kFormat>
-__device__ __forceinline__ void store_group(std::uint32_t slot_at, const ThreadTile& tile,
-                                            int group, int thread, const LoadedGroup& loaded) {
-  const int chunk = first_chunk(tile.slot(), group);
-  const bool second = has_second<kFormat>(chunk);
-  float scales[kThreadRows][2];
+__device__ __forceinline__ void store_group(std::uint32_t slot_at, int slot, int group, int thread,
+                                            const LoadedGroup& loaded) {
+  const int chunk = first_chunk(slot, group), piece = thread & 3;
+  const bool second = kFormat == CacheFormat::fp8_656 || chunk != 6;
   std::uint32_t nan = 0;
   bool plain = true;
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
-    const std::uint32_t both = __shfl_sync(kFullWarp, tile.scales[r], (thread & 28) | chunk / 2);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      if constexpr (kFormat == CacheFormat::fp8_656) {
-        scales[r][c] = __uint_as_float(both);
-      } else {  // in the group with RoPE the second byte is padding
-        scales[r][c] =
-            c == 0 || second ? ue8m0_to_f32(static_cast<std::uint8_t>(both >> (8 * c))) : 0.0f;
-      }
       const uint4& words = loaded.values[r][c];
       nan |= find_nan(words.x) | find_nan(words.y);
       nan |= find_nan(words.z) | find_nan(words.w);
-      plain = plain && is_short(scales[r][c]);
+      if (c == 0 || (kFormat == CacheFormat::fp8_584 && second)) {
+        plain = plain && is_short(group_scale<kFormat>(loaded.scale[r], c));
+      }
     }
   }
   plain = __all_sync(kFullWarp, plain && (nan & 0x80808080u) == 0);
-  const std::uint32_t thread_at =
-      slot_at + chunk * kChunkBytes + chunk_offset(thread / 4, 2 * (thread & 3));
-  // 32 rows further the swizzle is the same.
-  const auto store = [&](int r, int c, const uint4& words, const auto& convert) {
-    if (c == 1 && !second) return;
-    const uint2 x = convert(words.x), y = convert(words.y), z = convert(words.z),
-                w = convert(words.w);
-    const std::uint32_t to = thread_at + c * kChunkBytes + r * 32 * 128;
-    st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
-    st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
-  };
-  if (plain) {
+  const auto store = [&](const auto& convert) {
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const std::uint32_t factor =
-            select_bytes<0x3232u>(__float_as_uint(scales[r][c] * kFormatFactor));
-        store(r, c, loaded.values[r][c],
-              [&](std::uint32_t word) { return dequantise(word, factor); });
+        if (c == 1 && !second) continue;
+        const float scale = group_scale<kFormat>(loaded.scale[r], c);
+        const uint4& words = loaded.values[r][c];
+        const uint2 x = convert(words.x, scale), y = convert(words.y, scale),
+                    z = convert(words.z, scale), w = convert(words.w, scale);
+        const std::uint32_t to =
+            slot_at + (chunk + c) * kChunkBytes + chunk_offset(32 * r + thread / 4, 2 * piece);
+        st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
+        st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
       }
     }
+  };
+  if (plain) {
+    store([](std::uint32_t word, float scale) {
+      return dequantise(word, select_bytes<0x3232u>(__float_as_uint(scale * kFormatFactor)));
+    });
   } else {
-    // One after the other, for it is rare and must not cost registers.
-#pragma unroll 1
-    for (int n = 0; n < 2 * kThreadRows; ++n) {
-      const auto pick = [&](const auto(&of)[kThreadRows][2]) {
-        return n == 0 ? of[0][0] : n == 1 ? of[0][1] : n == 2 ? of[1][0] : of[1][1];
-      };
-      const float scale = pick(scales);
-      store(n / 2, n % 2, pick(loaded.values),
-            [&](std::uint32_t word) { return dequantise_any(word, scale); });
-    }
+    store([](std::uint32_t word, float scale) { return dequantise_any(word, scale); });
   }
 }
 
 // Copies the RoPE columns of this thread's rows to their chunk.
 template <CacheFormat kFormat, int kDim>
-__device__ __forceinline__ void copy_rope(std::uint32_t slot_at, const ThreadTile& tile, int thread,
-                                          std::uint64_t policy) {
+__device__ __forceinline__ void copy_rope(std::uint32_t slot_at, const QuantisedTile<kFormat>& tile,
+                                          int thread, std::uint64_t policy) {
   constexpr int kChunk = kDim / kChunkColumns - 1;
   const int piece = thread & 3;
 #pragma unroll
@@ -338,7 +351,7 @@ __device__ __forceinline__ void copy_rope(std::uint32_t slot_at, const ThreadTil
     for (int half = 0; half < 2; ++half) {
       const int column = piece + 4 * half;
       cp_async_zfill(slot_at + kChunk * kChunkBytes + chunk_offset(32 * r + thread / 4, column),
-                     tile.row[r] + RowOf<kFormat>::kRopeOffset + 16 * column, tile.valid(r),
+                     tile.row[r] + RowOf<kFormat>::kRopeOffset + 16 * column, tile.valid(r, thread),
                      policy);
     }
   }
@@ -349,64 +362,55 @@ __device__ __forceinline__ void dequantise_role(const KernelParams& params, cons
                                                 std::uint32_t smem) {
   using P = Plan<kDim>;
   const int thread = threadIdx.x - 2 * 128;
-  TileStream stream(params, pieces);
+  const std::uint64_t keep = policy_evict_last();
+  EntryStream stream(params, pieces, thread & 31);
   std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
   std::uint32_t q_uses = 0;
-  int piece = 0;  // of the tile that is stored
 
   if (!stream.advance()) return;
-  piece = stream.piece();
-  ThreadEntries entries = thread_entries(stream, thread);
-  ThreadTile tile = thread_tile<kFormat>(params, stream, entries, thread);
-  LoadedGroup loaded[kGroups];  // kAhead of them are under way
-#pragma unroll
-  for (int group = 0; group < kAhead; ++group) {
-    load_group<kFormat>(tile, group, thread, loaded[group]);
-  }
+  QuantisedTile<kFormat> tile = quantised_tile<kFormat>(params, stream, thread);
+  LoadedGroup loaded[2];  // of the groups to come
+  load_group(tile, 0, thread, loaded[0]);
+  load_group(tile, 1, thread, loaded[1]);
   // sQ is free before the first piece.
-  load_piece_queries<kDim>(params, pieces, smem, piece, thread);
+  load_piece_queries<kDim>(params, pieces, smem, tile.piece, thread);
   bool more = stream.advance();
-  if (more) entries = thread_entries(stream, thread);
   for (;;) {
-    ThreadTile next;
+    if (more) prefetch_tile<kFormat>(params, stream, thread);
+    QuantisedTile<kFormat> next;
     const bool exists = more;
-    int next_piece = 0;
-    const int slot = tile.slot();
-    const std::uint32_t slot_at = smem + P::kK + slot * P::kSlotBytes;
+    const std::uint32_t slot_at = smem + P::kK + tile.slot * P::kSlotBytes;
+    const std::uint32_t parity = uses >> tile.slot & 1;
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      const std::uint32_t full = smem + P::kFull + 8 * (slot * kGroups + group);
-      mbarrier_wait(smem + P::kEmpty + 8 * (slot * kGroups + group), (uses >> slot & 1) ^ 1, "rows",
-                    10 * slot + group);
-      if (holds_rope<kDim>(slot, group)) {
-        copy_rope<kFormat, kDim>(slot_at, tile, thread, policy_evict_last());
+      const std::uint32_t full = smem + P::kFull + 8 * (tile.slot * kGroups + group);
+      mbarrier_wait(smem + P::kEmpty + 8 * (tile.slot * kGroups + group), parity ^ 1, "rows",
+                    10 * tile.slot + group);
+      if (holds_rope<kDim>(tile.slot, group)) {
+        copy_rope<kFormat, kDim>(slot_at, tile, thread, keep);
         mbarrier_arrive_cp_async(full);
       }
       // The owner's warps read the last mask before they released the group just waited for.
-      if (group == 0) store_mask(smem + P::kMask + 8 * slot, tile, thread);
-      store_group<kFormat>(slot_at, tile, group, thread, loaded[group]);
-      mbarrier_arrive_warp(full);
-      const int later = group + kAhead;
-      if (later < kGroups) {
-        load_group<kFormat>(tile, later, thread, loaded[later]);
+      if (group == 0 && thread == 0) st_shared(smem + P::kMask + 8 * tile.slot, tile.mask);
+      store_group<kFormat>(slot_at, tile.slot, group, thread, loaded[group % 2]);
+      mbarrier_arrive_warp(full);  // the consumers have the fence that lets wgmma read
+      if (group < 2) {
+        load_group(tile, group + 2, thread, loaded[group % 2]);
       } else if (exists) {
-        if (later == kGroups) {
-          next = thread_tile<kFormat>(params, stream, entries, thread);
-          next_piece = stream.piece();
+        if (group == 2) {
+          next = quantised_tile<kFormat>(params, stream, thread);
           more = stream.advance();
-          if (more) entries = thread_entries(stream, thread);
         }
-        load_group<kFormat>(next, later - kGroups, thread, loaded[later - kGroups]);
+        load_group(next, group - 2, thread, loaded[group % 2]);
       }
     }
-    uses ^= 1u << slot;
-    if (tile.begins_piece()) {
-      if (q_uses > 0) replace_queries<kDim>(params, pieces, smem, piece, q_uses, thread);
+    uses ^= 1u << tile.slot;
+    if (tile.begins_piece) {
+      if (q_uses > 0) replace_queries<kDim>(params, pieces, smem, tile.piece, q_uses, thread);
       ++q_uses;
     }
     if (!exists) return;
     tile = next;
-    piece = next_piece;
   }
 }
 
