@@ -1,11 +1,14 @@
 // Decode, sm90: the warpgroup that brings the rows.
 //
-// Rows in bf16 it copies by cp.async. Those in f8 it loads into registers two groups of chunks
-// ahead, turns into bf16 and stores in the layout that wgmma reads. A pair of values costs four
-// instructions: the bits of f8_e4m3, moved into those of bf16, are the value times 2^-120,
-// subnormal numbers included, and one multiplication by scale * 2^120 rounds the result as the
-// format says. Groups with scales that bf16 cannot hold, and those that hold a NaN, go a longer way
-// to the same values.
+// Rows in bf16 it copies by cp.async. Those in f8 it copies in the same way and turns into bf16 in
+// the place where wgmma reads them. That takes less time than the products do, since a pair of
+// values costs four instructions: the bits of f8_e4m3, moved into those of bf16, are the value
+// times 2^-120, subnormal numbers included, and one multiplication by scale * 2^120 rounds the
+// result as the format says. Groups with scales that bf16 cannot hold, and those that hold a NaN,
+// go a longer way to the same values.
+//
+// Nothing waits for memory in a register: what a warp has loaded ahead stops it at its next
+// instruction that shares a scoreboard with the load, whatever that is.
 #pragma once
 
 #include <cstdint>
@@ -104,102 +107,33 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, const Piec
 // A thread brings two rows of a tile, 8 * warp + lane / 4 and the one 32 below; of each chunk of
 // f8, 16 of the 64 columns, which lanes 4 r to 4 r + 3 hold.
 inline constexpr int kThreadRows = 2;
-
-// The tiles of the block's pieces in turn, and their entries, which are loaded when the stream
-// moves to a tile.
-class EntryStream {
- public:
-  __device__ __forceinline__ EntryStream(const KernelParams& params, const Pieces& pieces, int lane)
-      : tiles_(params, pieces), lane_(lane) {}
-  __device__ __forceinline__ bool advance() {
-    if (!tiles_.advance()) return false;
-    entries_ = load_tile(tiles_.list(), 0, tiles_.entries(), lane_);
-    return true;
-  }
-  __device__ int cache() const { return tiles_.cache(); }
-  __device__ int slot() const { return tiles_.slot(); }
-  __device__ bool begins_piece() const { return tiles_.begins_piece(); }
-  __device__ int piece() const { return tiles_.piece(); }
-  __device__ const TileEntries& entries() const { return entries_; }
-
- private:
-  TileStream tiles_;
-  int lane_;
-  TileEntries entries_{-1, -1};
-};
+inline constexpr int kRowsWarps = kGatherThreads / 32;
 
 template <CacheFormat kFormat>
 using RowOf = std::conditional_t<kFormat == CacheFormat::fp8_656, Row656, Row584>;
 
-template <CacheFormat kFormat>
-struct QuantisedTile {
-  const std::uint8_t* row[kThreadRows];
-  const std::uint8_t* scales_584[kThreadRows];
-  std::uint64_t mask;
-  int piece;
-  int slot;
-  bool begins_piece;
-
-  __device__ bool valid(int r, int thread) const { return mask >> (32 * r + thread / 4) & 1; }
-  // Those of two neighbouring chunks: an f32, or two ue8m0.
-  __device__ std::uint32_t scale(int r, int chunk) const {
-    if constexpr (kFormat == CacheFormat::fp8_656) {
-      return __ldg(reinterpret_cast<const std::uint32_t*>(row[r] + Row656::kScaleOffset) +
-                   chunk / 2);
-    } else {
-      return __ldg(reinterpret_cast<const std::uint16_t*>(scales_584[r]) + chunk / 2);
-    }
-  }
+// What the warps that bring rows keep in shared memory, each for itself: the entries of the two
+// tiles to come, the scales of the tiles in the slots, and barriers on which copies land.
+struct RowsMemory {
+  std::int32_t entries[2][kRowsWarps][kThreadRows][8];
+  std::uint32_t scales[2][kTileRows][4];  // of a row: four f32, or seven ue8m0
+  Mbarrier landed[2][kGroups][kRowsWarps];
+};
+template <int kDim>
+struct RowsPlan {
+  static constexpr int kBase = Plan<kDim>::kBytes + kMostPieces * int{sizeof(Piece)};
+  static constexpr int kEntries = kBase + offsetof(RowsMemory, entries);
+  static constexpr int kScales = kBase + offsetof(RowsMemory, scales);
+  static constexpr int kLanded = kBase + offsetof(RowsMemory, landed);
+  static constexpr int kBytes = kBase + int{sizeof(RowsMemory)};
+  static_assert(kBase % 16 == 0 && kBytes <= 232448);
 };
 
-// The block of the row r of a thread in the stream's tile, and the offset in it.
-__device__ __forceinline__ FastDivmod::Result thread_place(const ChosenView& chosen,
-                                                           const EntryStream& stream, int r,
-                                                           int thread, bool valid) {
-  const std::int32_t index =
-      __shfl_sync(kFullWarp, r == 0 ? stream.entries().low : stream.entries().high, thread / 4);
-  // An index is used only after the mask has vouched for it.
-  return chosen.of_block.divide(valid ? index : 0);
-}
-
-// The tile that the stream has come to.
-template <CacheFormat kFormat>
-__device__ __forceinline__ QuantisedTile<kFormat> quantised_tile(const KernelParams& params,
-                                                                 const EntryStream& stream,
-                                                                 int thread) {
-  const ChosenView& chosen = params.chosen[stream.cache()];
-  const CacheView<const std::uint8_t>& cache = chosen.cache;
-  QuantisedTile<kFormat> tile;
-  tile.mask = tile_mask(stream.entries(), cache.slots);
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
-    const auto place = thread_place(chosen, stream, r, thread, tile.valid(r, thread));
-    tile.row[r] = cache.row(place.quotient, place.remainder);
-    if constexpr (kFormat == CacheFormat::fp8_584) {
-      tile.scales_584[r] = cache.scales_584(place.quotient, place.remainder);
-    }
-  }
-  tile.piece = stream.piece();
-  tile.slot = stream.slot();
-  tile.begins_piece = stream.begins_piece();
-  return tile;
-}
-
-// Asks L2 for the rows of that tile.
-template <CacheFormat kFormat>
-__device__ __forceinline__ void prefetch_tile(const KernelParams& params, const EntryStream& stream,
-                                              int thread) {
-  constexpr auto kRow = static_cast<std::uint32_t>(
-      kFormat == CacheFormat::fp8_656 ? Row656::kBytes : Row584::kRowBytes);
-  const ChosenView& chosen = params.chosen[stream.cache()];
-  const CacheView<const std::uint8_t>& cache = chosen.cache;
-  const std::uint64_t mask = tile_mask(stream.entries(), cache.slots);
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
-    const bool valid = mask >> (32 * r + thread / 4) & 1;
-    const auto place = thread_place(chosen, stream, r, thread, valid);
-    if (valid && (thread & 3) == 0)
-      bulk_prefetch_l2(cache.row(place.quotient, place.remainder), kRow);
+// One thread, as init_barriers().
+template <int kDim>
+__device__ __forceinline__ void init_rows_barriers(std::uint32_t smem) {
+  for (int i = 0; i < 2 * kGroups * kRowsWarps; ++i) {
+    mbarrier_init(smem + RowsPlan<kDim>::kLanded + 8 * i, 32);
   }
 }
 
@@ -212,43 +146,13 @@ template <int kDim>
 __device__ __forceinline__ bool holds_rope(int slot, int group) {
   return kDim == 576 ? group == kGroups - 1 : first_chunk(slot, group) == 6;
 }
-// The arrivals of a group: one a warp, and one a thread with RoPE, which is copied.
-template <int kDim>
-__device__ __forceinline__ int quantised_group_arrivals(int slot, int group) {
-  return kGatherThreads / 32 * kWarpArrival + (holds_rope<kDim>(slot, group) ? kGatherThreads : 0);
-}
-
-// What a thread has loaded of a group of chunks: 16 values of each of its rows and two chunks.
-struct LoadedGroup {
-  uint4 values[kThreadRows][2];
-  std::uint32_t scale[kThreadRows];  // f32 of both chunks, or two of ue8m0
-};
-
+// In fp8_584 chunk 7 is RoPE, and no second one of its group.
 template <CacheFormat kFormat>
-__device__ __forceinline__ void load_group(const QuantisedTile<kFormat>& tile, int group,
-                                           int thread, LoadedGroup& loaded) {
-  const int chunk = first_chunk(tile.slot, group);
-  // In fp8_584 chunk 7 is RoPE.
-  const bool second = kFormat == CacheFormat::fp8_656 || chunk != 6;
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
-    const std::uint8_t* const from = tile.row[r] + kChunkColumns * chunk + 16 * (thread & 3);
-    loaded.values[r][0] = loaded.values[r][1] = make_uint4(0, 0, 0, 0);
-    loaded.scale[r] = 0;
-    if (tile.valid(r, thread)) {
-      loaded.values[r][0] = load_again(from);
-      if (second) loaded.values[r][1] = load_again(from + kChunkColumns);
-      loaded.scale[r] = tile.scale(r, chunk);
-    }
-  }
+__device__ __forceinline__ bool has_second(int chunk) {
+  return kFormat == CacheFormat::fp8_656 || chunk != 6;
 }
-
-// The scale of chunk `c` of a loaded group.
-template <CacheFormat kFormat>
-__device__ __forceinline__ float group_scale(std::uint32_t loaded, int c) {
-  if constexpr (kFormat == CacheFormat::fp8_656) return __uint_as_float(loaded);
-  return ue8m0_to_f32(static_cast<std::uint8_t>(loaded >> (8 * c)));
-}
+// The arrivals of a group: one a warp.
+inline constexpr int kQuantisedGroupArrivals = kRowsWarps * kWarpArrival;
 
 inline constexpr float kFormatFactor = 0x1p120f;  // from the bits of f8_e4m3 in those of bf16
 
@@ -292,126 +196,271 @@ __device__ __forceinline__ uint2 dequantise_any(std::uint32_t word, float scale)
                     pack_bf16(value(high, 0, 2), value(high, 1, 3)));
 }
 
-// Turns a loaded group into bf16 in the chunks of a slot. The whole warp calls it.
-template <CacheFormat kFormat>
-__device__ __forceinline__ void store_group(std::uint32_t slot_at, int slot, int group, int thread,
-                                            const LoadedGroup& loaded) {
-  const int chunk = first_chunk(slot, group), piece = thread & 3;
-  const bool second = kFormat == CacheFormat::fp8_656 || chunk != 6;
-  std::uint32_t nan = 0;
-  bool plain = true;
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const uint4& words = loaded.values[r][c];
-      nan |= find_nan(words.x) | find_nan(words.y);
-      nan |= find_nan(words.z) | find_nan(words.w);
-      if (c == 0 || (kFormat == CacheFormat::fp8_584 && second)) {
-        plain = plain && is_short(group_scale<kFormat>(loaded.scale[r], c));
+// A tile on its way: where its copies go, and what comes after it.
+struct TileInFlight {
+  int slot, piece;
+  bool begins_piece;
+};
+
+// Brings the tiles of the block's pieces, in groups. A group is copied, as the cache holds it, into
+// the very chunks that it will fill, as soon as these are released: each thread copies 16 values
+// to where the first of its results will stand, so that nothing but its own copy stands between
+// them. When they have landed, it turns them into bf16. Groups are copied and turned in order, and
+// copies go before: a warp turns a group only while there is none that it could copy.
+template <CacheFormat kFormat, int kDim>
+class RowsRole {
+  using P = Plan<kDim>;
+  using R = RowsPlan<kDim>;
+
+ public:
+  __device__ __forceinline__ RowsRole(const KernelParams& params, const Pieces& pieces,
+                                      std::uint32_t smem)
+      : params_(params),
+        pieces_(pieces),
+        smem_(smem),
+        thread_(static_cast<int>(threadIdx.x) - 2 * 128),
+        stream_(params, pieces),
+        ahead_(params, pieces) {}
+
+  __device__ __forceinline__ void run() {
+    bool more = stream_.advance();
+    if (!more) return;
+    more_ahead_ = ahead_.advance();
+    load_first_entries();
+    // sQ is free before the first piece.
+    load_piece_queries<kDim>(params_, pieces_, smem_, stream_.piece(), thread_);
+    __syncwarp();
+
+    int group = 0;    // that is copied next, of the stream's tile
+    int turned = 0;   // group that is turned next, of first_
+    int waiting = 0;  // groups that are copied and not turned
+    while (more || waiting > 0) {
+      if (more) {
+        const std::uint32_t empty = smem_ + P::kEmpty + 8 * (stream_.slot() * kGroups + group);
+        const std::uint32_t parity = (copies_ >> stream_.slot() & 1) ^ 1;
+        bool released = __all_sync(kFullWarp, mbarrier_test_wait(empty, parity));
+        if (!released && waiting == 0) {
+          mbarrier_wait(empty, parity, "rows", 10 * stream_.slot() + group);
+          released = true;
+        }
+        if (released) {
+          copy_group(group, waiting);
+          ++waiting;
+          if (++group == kGroups) {
+            group = 0;
+            copies_ ^= 1u << stream_.slot();
+            more = stream_.advance();
+          }
+          continue;
+        }
+      }
+      turn_group(turned);
+      --waiting;
+      if (++turned == kGroups) {
+        turned = 0;
+        turns_ ^= 1u << first_.slot;
+        if (first_.begins_piece) {
+          if (q_uses_ > 0) {
+            replace_queries<kDim>(params_, pieces_, smem_, first_.piece, q_uses_, thread_);
+          }
+          ++q_uses_;
+        }
+        first_ = second_;
       }
     }
   }
-  plain = __all_sync(kFullWarp, plain && (nan & 0x80808080u) == 0);
-  const auto store = [&](const auto& convert) {
+
+ private:
+  __device__ std::uint32_t landed(int slot, int group) const {
+    return smem_ + R::kLanded + 8 * ((slot * kGroups + group) * kRowsWarps + thread_ / 32);
+  }
+  __device__ std::uint32_t entries_at(int tile) const {
+    return smem_ + R::kEntries + 64 * ((tile & 1) * kRowsWarps + thread_ / 32);
+  }
+  // Of the thread's row r.
+  __device__ std::uint32_t scales_at(int slot, int r) const {
+    return smem_ + R::kScales + 16 * (slot * kTileRows + 32 * r + thread_ / 4);
+  }
+  // Where the thread's columns of a chunk stand. 32 rows further the swizzle is the same.
+  __device__ std::uint32_t columns_at(int slot, int chunk, int r) const {
+    return smem_ + P::kK + slot * P::kSlotBytes + chunk * kChunkBytes +
+           chunk_offset(thread_ / 4, 2 * (thread_ & 3)) + r * 32 * 128;
+  }
+
+  // Begins to copy the warp's entries of the tile that `ahead_` has come to, lane k the one of row
+  // k / 8 * 32 + k % 8 of the warp's.
+  __device__ __forceinline__ void copy_entries(int tile) {
+    const int lane = thread_ & 31, row = 32 * (lane / 8) + 8 * (thread_ / 32) + lane % 8;
+    if (lane >= 16) return;
+    const bool counts = row < ahead_.entries();
+    cp_async_word_zfill(entries_at(tile) + 4 * lane, ahead_.list() + (counts ? row : 0), counts);
+  }
+  // Those of the first two tiles, at once.
+  __device__ __forceinline__ void load_first_entries() {
+    const int lane = thread_ & 31, row = 32 * (lane / 8) + 8 * (thread_ / 32) + lane % 8;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      if (!more_ahead_) break;
+      if (lane < 16 && row < ahead_.entries()) {
+        st_shared(entries_at(tile) + 4 * lane, __ldg(ahead_.list() + row));
+      }
+      more_ahead_ = ahead_.advance();
+    }
+  }
+
+  // Takes up the stream's tile: its rows, its mask and its scales.
+  __device__ __forceinline__ void begin_tile(int waiting) {
+    const ChosenView& chosen = params_.chosen[stream_.cache()];
+    const CacheView<const std::uint8_t>& cache = chosen.cache;
+    const TileInFlight tile{stream_.slot(), stream_.piece(), stream_.begins_piece()};
+    if (waiting == 0) {
+      first_ = tile;
+    } else {
+      second_ = tile;
+    }
+    valid_ = 0;
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
+      const int row = 32 * r + thread_ / 4;
+      // Unsigned, so that a negative entry is none either.
+      const auto entry =
+          ld_shared<std::uint32_t>(entries_at(tile_) + 32 * r + 4 * (thread_ % 32 / 4));
+      const bool valid = row < stream_.entries() && entry < cache.slots;
+      const auto place = chosen.of_block.divide(valid ? entry : 0);
+      row_[r] = cache.row(place.quotient, place.remainder);
+      valid_ |= static_cast<std::uint32_t>(valid) << r;
+      constexpr int kWords = kFormat == CacheFormat::fp8_656 ? 4 : 2;
+      const std::uint8_t* scales = row_[r] + Row656::kScaleOffset;
+      if constexpr (kFormat == CacheFormat::fp8_584) {
+        scales = cache.scales_584(place.quotient, place.remainder);
+      }
+      const int word = thread_ & 3;
+      if (word < kWords) {
+        cp_async_word_zfill(scales_at(tile.slot, r) + 4 * word, scales + 4 * word, valid);
+      }
+    }
+    // The owner's warps read the last mask before they released the group just waited for.
+    store_mask(smem_ + P::kMask + 8 * tile.slot);
+    __syncwarp();  // all lanes have read the entries
+    if (more_ahead_) {
+      copy_entries(tile_);
+      more_ahead_ = ahead_.advance();
+    }
+    ++tile_;
+  }
+
+  // Writes which of the warp's rows are valid to the tile's mask.
+  __device__ __forceinline__ void store_mask(std::uint32_t mask_at) const {
+    // Lane k learns of the rows of lanes 4 k to 4 k + 3.
+    const std::uint32_t valid = __shfl_sync(kFullWarp, valid_, 4 * (thread_ & 7));
+    const std::uint32_t low = __ballot_sync(kFullWarp, valid & 1);
+    const std::uint32_t high = __ballot_sync(kFullWarp, valid & 2);
+    if ((thread_ & 31) != 0) return;
+    st_shared(mask_at + thread_ / 32, static_cast<std::uint8_t>(low));
+    st_shared(mask_at + 4 + thread_ / 32, static_cast<std::uint8_t>(high));
+  }
+
+  // Begins the copies of a group of the stream's tile.
+  __device__ __forceinline__ void copy_group(int group, int waiting) {
+    if (group == 0) begin_tile(waiting);
+    const int slot = stream_.slot(), chunk = first_chunk(slot, group), column = thread_ & 3;
+    const std::uint64_t keep = policy_evict_last();
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      const bool valid = valid_ >> r & 1;
+      const std::uint8_t* const from = row_[r] + kChunkColumns * chunk + 16 * column;
+      cp_async_zfill(columns_at(slot, chunk, r), from, valid, keep);
+      if (has_second<kFormat>(chunk)) {
+        cp_async_zfill(columns_at(slot, chunk + 1, r), from + kChunkColumns, valid, keep);
+      }
+      if (holds_rope<kDim>(slot, group)) {
+        constexpr int kChunk = kDim / kChunkColumns - 1;
+        const std::uint32_t to = smem_ + P::kK + slot * P::kSlotBytes + kChunk * kChunkBytes;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          cp_async_zfill(to + chunk_offset(32 * r + thread_ / 4, column + 4 * half),
+                         row_[r] + RowOf<kFormat>::kRopeOffset + 16 * (column + 4 * half), valid,
+                         keep);
+        }
+      }
+    }
+    mbarrier_arrive_cp_async(landed(slot, group));
+  }
+
+  // Turns a group of first_ into bf16, in its place.
+  __device__ __forceinline__ void turn_group(int group) {
+    const int slot = first_.slot, chunk = first_chunk(slot, group);
+    const bool second = has_second<kFormat>(chunk);
+    mbarrier_wait(landed(slot, group), turns_ >> slot & 1, "rows", 20 + 4 * slot + group);
+    float scales[kThreadRows][2];
+    uint4 words[kThreadRows][2];
+    std::uint32_t nan = 0;
+    bool plain = true;
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      const auto both = ld_shared<std::uint32_t>(
+          scales_at(slot, r) + (kFormat == CacheFormat::fp8_656 ? chunk / 2 * 4 : chunk / 4 * 4));
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
+        words[r][c] = make_uint4(0, 0, 0, 0);
+        scales[r][c] = 0;
         if (c == 1 && !second) continue;
-        const float scale = group_scale<kFormat>(loaded.scale[r], c);
-        const uint4& words = loaded.values[r][c];
-        const uint2 x = convert(words.x, scale), y = convert(words.y, scale),
-                    z = convert(words.z, scale), w = convert(words.w, scale);
-        const std::uint32_t to =
-            slot_at + (chunk + c) * kChunkBytes + chunk_offset(32 * r + thread / 4, 2 * piece);
-        st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
-        st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
+        words[r][c] = ld_shared_words(columns_at(slot, chunk + c, r));
+        scales[r][c] = kFormat == CacheFormat::fp8_656
+                           ? __uint_as_float(both)
+                           : ue8m0_to_f32(static_cast<std::uint8_t>(both >> 8 * (chunk % 4 + c)));
+        const uint4& w = words[r][c];
+        nan |= find_nan(w.x) | find_nan(w.y);
+        nan |= find_nan(w.z) | find_nan(w.w);
+        plain = plain && is_short(scales[r][c]);
       }
     }
-  };
-  if (plain) {
-    store([](std::uint32_t word, float scale) {
-      return dequantise(word, select_bytes<0x3232u>(__float_as_uint(scale * kFormatFactor)));
-    });
-  } else {
-    store([](std::uint32_t word, float scale) { return dequantise_any(word, scale); });
-  }
-}
-
-// Copies the RoPE columns of this thread's rows to their chunk.
-template <CacheFormat kFormat, int kDim>
-__device__ __forceinline__ void copy_rope(std::uint32_t slot_at, const QuantisedTile<kFormat>& tile,
-                                          int thread, std::uint64_t policy) {
-  constexpr int kChunk = kDim / kChunkColumns - 1;
-  const int piece = thread & 3;
+    plain = __all_sync(kFullWarp, plain && (nan & 0x80808080u) == 0);
+    const auto store = [&](int r, int c, const uint4& of, const auto& convert) {
+      if (c == 1 && !second) return;
+      const uint2 x = convert(of.x), y = convert(of.y), z = convert(of.z), w = convert(of.w);
+      const std::uint32_t to = columns_at(slot, chunk + c, r);
+      st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
+      st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
+    };
+    if (plain) {
 #pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
+      for (int r = 0; r < kThreadRows; ++r) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int column = piece + 4 * half;
-      cp_async_zfill(slot_at + kChunk * kChunkBytes + chunk_offset(32 * r + thread / 4, column),
-                     tile.row[r] + RowOf<kFormat>::kRopeOffset + 16 * column, tile.valid(r, thread),
-                     policy);
-    }
-  }
-}
-
-template <CacheFormat kFormat, int kDim>
-__device__ __forceinline__ void dequantise_role(const KernelParams& params, const Pieces& pieces,
-                                                std::uint32_t smem) {
-  using P = Plan<kDim>;
-  const int thread = threadIdx.x - 2 * 128;
-  const std::uint64_t keep = policy_evict_last();
-  EntryStream stream(params, pieces, thread & 31);
-  std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
-  std::uint32_t q_uses = 0;
-
-  if (!stream.advance()) return;
-  QuantisedTile<kFormat> tile = quantised_tile<kFormat>(params, stream, thread);
-  LoadedGroup loaded[2];  // of the groups to come
-  load_group(tile, 0, thread, loaded[0]);
-  load_group(tile, 1, thread, loaded[1]);
-  // sQ is free before the first piece.
-  load_piece_queries<kDim>(params, pieces, smem, tile.piece, thread);
-  bool more = stream.advance();
-  for (;;) {
-    if (more) prefetch_tile<kFormat>(params, stream, thread);
-    QuantisedTile<kFormat> next;
-    const bool exists = more;
-    const std::uint32_t slot_at = smem + P::kK + tile.slot * P::kSlotBytes;
-    const std::uint32_t parity = uses >> tile.slot & 1;
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const std::uint32_t full = smem + P::kFull + 8 * (tile.slot * kGroups + group);
-      mbarrier_wait(smem + P::kEmpty + 8 * (tile.slot * kGroups + group), parity ^ 1, "rows",
-                    10 * tile.slot + group);
-      if (holds_rope<kDim>(tile.slot, group)) {
-        copy_rope<kFormat, kDim>(slot_at, tile, thread, keep);
-        mbarrier_arrive_cp_async(full);
-      }
-      // The owner's warps read the last mask before they released the group just waited for.
-      if (group == 0 && thread == 0) st_shared(smem + P::kMask + 8 * tile.slot, tile.mask);
-      store_group<kFormat>(slot_at, tile.slot, group, thread, loaded[group % 2]);
-      mbarrier_arrive_warp(full);  // the consumers have the fence that lets wgmma read
-      if (group < 2) {
-        load_group(tile, group + 2, thread, loaded[group % 2]);
-      } else if (exists) {
-        if (group == 2) {
-          next = quantised_tile<kFormat>(params, stream, thread);
-          more = stream.advance();
+        for (int c = 0; c < 2; ++c) {
+          const std::uint32_t factor =
+              select_bytes<0x3232u>(__float_as_uint(scales[r][c] * kFormatFactor));
+          store(r, c, words[r][c], [&](std::uint32_t word) { return dequantise(word, factor); });
         }
-        load_group(next, group - 2, thread, loaded[group % 2]);
+      }
+    } else {
+      // One after the other, for it is rare and must not cost registers.
+#pragma unroll 1
+      for (int n = 0; n < 2 * kThreadRows; ++n) {
+        const auto pick = [&](const auto(&of)[kThreadRows][2]) {
+          return n == 0 ? of[0][0] : n == 1 ? of[0][1] : n == 2 ? of[1][0] : of[1][1];
+        };
+        const float scale = pick(scales);
+        store(n / 2, n % 2, pick(words),
+              [&](std::uint32_t word) { return dequantise_any(word, scale); });
       }
     }
-    uses ^= 1u << tile.slot;
-    if (tile.begins_piece) {
-      if (q_uses > 0) replace_queries<kDim>(params, pieces, smem, tile.piece, q_uses, thread);
-      ++q_uses;
-    }
-    if (!exists) return;
-    tile = next;
+    // The consumers have the fence that lets wgmma read.
+    mbarrier_arrive_warp(smem_ + P::kFull + 8 * (slot * kGroups + group));
   }
-}
+
+  const KernelParams& params_;
+  const Pieces& pieces_;
+  const std::uint32_t smem_;
+  const int thread_;
+  TileStream stream_, ahead_;  // of the tile that is copied, and of the one whose entries are next
+  bool more_ahead_ = false;
+  int tile_ = 0;                          // tiles taken up
+  std::uint32_t copies_ = 0, turns_ = 0;  // bit `slot`: the parity of the slot's barriers
+  std::uint32_t q_uses_ = 0;
+  const std::uint8_t* row_[kThreadRows] = {};  // of the stream's tile
+  std::uint32_t valid_ = 0;                    // bits 0 and 1: the rows are valid
+  TileInFlight first_{}, second_{};            // of which groups wait: the older tile and the other
+};
 
 }  // namespace winnow::sparse_mla::decode_sm90_detail
