@@ -55,6 +55,16 @@ __device__ __forceinline__ int4 ld_shared_v4(std::uint32_t address) {
   return value;
 }
 
+// Four words, aligned to 16 bytes.
+__device__ __forceinline__ uint4 ld_shared_words(std::uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 // 16 bytes at a multiple of 16 if `condition`; otherwise nothing is read, and the value is any.
 __device__ __forceinline__ uint4 ld_shared_v4_if(bool condition, std::uint32_t address) {
   uint4 value;

@@ -33,6 +33,14 @@ __device__ __forceinline__ void cp_async_zfill(std::uint32_t destination, const 
       : "memory");
 }
 
+// The same of 4 bytes at a multiple of 4, which go through L1.
+__device__ __forceinline__ void cp_async_word_zfill(std::uint32_t destination, const void* source,
+                                                    bool valid) {
+  asm volatile("cp.async.ca.shared::cta.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
+
 // Asks L2 to fetch `bytes` (a multiple of 16) from `source` (aligned to 16). One thread.
 __device__ __forceinline__ void bulk_prefetch_l2(const void* source, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");

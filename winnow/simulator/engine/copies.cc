@@ -64,7 +64,7 @@ void copy_async(const CopyPiece& call, const Where& where) {
   if (is_dropped(where)) return;
   CopyPiece piece = call;
   piece.shared = altered(piece.shared, where);
-  checked(where, [&] { check_cp_async(piece.shared, piece.global); });
+  checked(where, [&] { check_cp_async(piece.shared, piece.global, piece.size); });
   check_source(piece, where);
   const std::uint64_t operation = record_operation("cp.async", where);
   Access access = block->access(*current, "cp.async", where);

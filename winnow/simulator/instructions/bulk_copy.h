@@ -9,10 +9,11 @@
 namespace winnow::simulator {
 
 // cp.async of 16 bytes. Throws Misuse "cp.async".
-inline void check_cp_async(std::uint32_t shared, const void* global) {
-  require_aligned(shared, 16, "cp.async", "the address in shared memory");
-  require_aligned(reinterpret_cast<std::uintptr_t>(global), 16, "cp.async",
-                  "the address in global memory");
+inline void check_cp_async(std::uint32_t shared, const void* global, int size = 16) {
+  require_aligned(shared, static_cast<std::uint32_t>(size), "cp.async",
+                  "the address in shared memory");
+  require_aligned(reinterpret_cast<std::uintptr_t>(global), static_cast<std::uint32_t>(size),
+                  "cp.async", "the address in global memory");
 }
 
 // cp.async.bulk.prefetch.L2. Throws Misuse "bulk copy".

@@ -79,18 +79,23 @@ PlantedBug of_kernel(PlantedBug bug) {
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
            of_consumers(bug("NoProxyFence", "kStoredRows) fence_proxy_async", Action::drop))),
-    saying("race: ", bug("NoWaitForEmptySlot", "mbarrier_wait(smem + P::kEmpty", Action::drop)),
+    saying("race: ", bug("NoWaitForLandedRows", "mbarrier_wait(landed(slot", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("setmaxnreg: ",
            of_kernel(bug("TooManyRegisters", "setmaxnreg_dec<kRowsRegisters", Action::add, 8))),
-    bug("SwappedPhaseOfSlots", "mbarrier_wait(smem + P::kEmpty", Action::add, 1),
-    bug("RopeWithoutItsBarrier", "mbarrier_arrive_cp_async(full);", Action::drop),
-    bug("RopeElsewhere", "cp_async_zfill(slot_at", Action::drop),
-    bug("NoArrivalOfValues", "mbarrier_arrive_warp(full);", Action::drop),
+    bug("SwappedPhaseOfSlots", "mbarrier_wait(empty, parity", Action::add, 1),
+    bug("SwappedPhaseOfLandedRows", "mbarrier_wait(landed(slot", Action::add, 1),
+    bug("NoArrivalOfCopies", "mbarrier_arrive_cp_async(landed", Action::drop),
+    bug("RopeElsewhere", "cp_async_zfill(to + chunk_offset(32", Action::drop),
+    bug("RowsElsewhere", "cp_async_zfill(columns_at(slot, chunk, r)", Action::add, 32),
+    bug("NoScales", "cp_async_word_zfill(scales_at(tile.slot, r) + 4 * word,", Action::drop),
+    bug("NoEntries", "cp_async_word_zfill(entries_at(tile)", Action::drop),
+    bug("NoArrivalOfValues", "mbarrier_arrive_warp(smem_ + P::kFull", Action::drop),
     bug("ValuesElsewhere", "st_shared(to, make_uint4(x.x", Action::add, 32),
     bug("NoUpperValues", "st_shared(to ^ 16, make_uint4(z.x", Action::drop),
     bug("LateValues", "st_shared(to, make_uint4(x.x", Action::delay),
+    saying("race: ", bug("EntriesReplacedTooEarly", "__syncwarp();  // all lanes", Action::drop)),
     in_items(bug("NoMask", "st_shared(mask_at + thread", Action::drop)),
     in_items(bug("MaskElsewhere", "st_shared(mask_at + 4", Action::add, 1)),
     in_items(

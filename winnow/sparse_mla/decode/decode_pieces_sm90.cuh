@@ -88,11 +88,6 @@ struct Piece {
 };
 static_assert(sizeof(Piece) == 40);
 
-template <int kDim>
-inline constexpr int kSharedBytes = Plan<kDim>::kBytes + kMostPieces * int{sizeof(Piece)};
-static_assert(kSharedBytes<576> <= 232448 && Plan<576>::kBytes % 8 == 0 &&
-              Plan<512>::kBytes % 8 == 0);
-
 // The table stands behind the rest of shared memory.
 class Pieces {
  public:

@@ -1,14 +1,14 @@
 // Decode, sm90: the warpgroup that brings the rows.
 //
-// Rows in bf16 it copies by cp.async. Those in f8 it loads into registers kAhead groups of chunks
-// ahead, turns into bf16 and stores in the layout that wgmma reads. It takes less time than the
-// products do, since a pair of values costs four instructions: the bits of f8_e4m3, moved into
-// those of bf16, are the value times 2^-120, subnormal numbers included, and one multiplication by
-// scale * 2^120 rounds the result as the format says. Groups with scales that bf16 cannot hold, and
-// those that hold a NaN, go a longer way to the same values.
+// Rows in bf16 it copies by cp.async. Those in f8 it copies in the same way and turns into bf16 in
+// the place where wgmma reads them. That takes less time than the products do, since a pair of
+// values costs four instructions: the bits of f8_e4m3, moved into those of bf16, are the value
+// times 2^-120, subnormal numbers included, and one multiplication by scale * 2^120 rounds the
+// result as the format says. Groups with scales that bf16 cannot hold, and those that hold a NaN,
+// go a longer way to the same values.
 //
-// What decides the speed is that the loads of rows to come stay under way. No fence may stand among
-// them: the consumers have the one between these stores and wgmma.
+// Nothing waits for memory in a register: what a warp has loaded ahead stops it at its next
+// instruction that shares a scoreboard with the load, whatever that is.
 #pragma once
 
 #include <cstdint>
@@ -107,78 +107,34 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, const Piec
 // A thread brings two rows of a tile, 8 * warp + lane / 4 and the one 32 below; of each chunk of
 // f8, 16 of the 64 columns, which lanes 4 r to 4 r + 3 hold.
 inline constexpr int kThreadRows = 2;
-inline constexpr int kAhead = 3;  // groups that are loaded before the one that is stored
+inline constexpr int kRowsWarps = kGatherThreads / 32;
 
 template <CacheFormat kFormat>
 using RowOf = std::conditional_t<kFormat == CacheFormat::fp8_656, Row656, Row584>;
 
-// The entries of a thread's rows.
-struct ThreadEntries {
-  std::int32_t of[kThreadRows];
+// What the warps that bring rows keep in shared memory, each for itself: the entries of the two
+// tiles to come, the scales of the tiles in the slots, and barriers on which copies land.
+struct RowsMemory {
+  std::int32_t entries[2][kRowsWarps][kThreadRows][8];
+  std::uint32_t scales[2][kTileRows][4];  // of a row: four f32, or seven ue8m0
+  Mbarrier landed[2][kGroups][kRowsWarps];
 };
-__device__ __forceinline__ ThreadEntries thread_entries(const TileStream& stream, int thread) {
-  ThreadEntries entries;
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
-    const int row = 32 * r + thread / 4;
-    entries.of[r] = row < stream.entries() ? __ldg(stream.list() + row) : -1;
-  }
-  return entries;
-}
-
-// A thread's rows of a tile.
-struct ThreadTile {
-  const std::uint8_t* row[kThreadRows];
-  // The scales of chunks 2 q and 2 q + 1, in lane q of each quad: an f32 or two of ue8m0.
-  std::uint32_t scales[kThreadRows];
-  std::uint32_t flags;  // bits 0 and 1: the rows are valid
-  __device__ bool valid(int r) const { return flags >> r & 1; }
-  __device__ int slot() const { return static_cast<int>(flags >> 2 & 1); }
-  __device__ bool begins_piece() const { return flags >> 3 & 1; }
+template <int kDim>
+struct RowsPlan {
+  static constexpr int kBase = Plan<kDim>::kBytes + kMostPieces * int{sizeof(Piece)};
+  static constexpr int kEntries = kBase + offsetof(RowsMemory, entries);
+  static constexpr int kScales = kBase + offsetof(RowsMemory, scales);
+  static constexpr int kLanded = kBase + offsetof(RowsMemory, landed);
+  static constexpr int kBytes = kBase + int{sizeof(RowsMemory)};
+  static_assert(kBase % 16 == 0 && kBytes <= 232448);
 };
 
-// Of the tile that the stream has come to. Begins to load the scales.
-template <CacheFormat kFormat>
-__device__ __forceinline__ ThreadTile thread_tile(const KernelParams& params,
-                                                  const TileStream& stream,
-                                                  const ThreadEntries& entries, int thread) {
-  const ChosenView& chosen = params.chosen[stream.cache()];
-  const CacheView<const std::uint8_t>& cache = chosen.cache;
-  ThreadTile tile;
-  tile.flags = static_cast<std::uint32_t>(stream.slot()) << 2 |
-               static_cast<std::uint32_t>(stream.begins_piece()) << 3;
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
-    // Unsigned, so that a negative entry is none either.
-    const auto entry = static_cast<std::uint32_t>(entries.of[r]);
-    const bool valid = entry < cache.slots;
-    const auto place = chosen.of_block.divide(valid ? entry : 0);
-    tile.row[r] = cache.row(place.quotient, place.remainder);
-    tile.flags |= static_cast<std::uint32_t>(valid) << r;
-    tile.scales[r] = 0;
-    if (!valid) continue;
-    if constexpr (kFormat == CacheFormat::fp8_656) {
-      tile.scales[r] = __ldg(
-          reinterpret_cast<const std::uint32_t*>(tile.row[r] + Row656::kScaleOffset) + thread % 4);
-    } else {
-      tile.scales[r] = __ldg(reinterpret_cast<const std::uint16_t*>(
-                                 cache.scales_584(place.quotient, place.remainder)) +
-                             thread % 4);
-    }
+// One thread, as init_barriers().
+template <int kDim>
+__device__ __forceinline__ void init_rows_barriers(std::uint32_t smem) {
+  for (int i = 0; i < 2 * kGroups * kRowsWarps; ++i) {
+    mbarrier_init(smem + RowsPlan<kDim>::kLanded + 8 * i, 32);
   }
-  return tile;
-}
-
-// Writes which of the warp's rows are valid to the tile's mask.
-__device__ __forceinline__ void store_mask(std::uint32_t mask_at, const ThreadTile& tile,
-                                           int thread) {
-  // Lane k learns of the rows of lanes 4 k to 4 k + 3.
-  const std::uint32_t flags = __shfl_sync(kFullWarp, tile.flags, 4 * (thread & 7));
-  const std::uint32_t low = __ballot_sync(kFullWarp, flags & 1);
-  const std::uint32_t high = __ballot_sync(kFullWarp, flags & 2);
-  if ((thread & 31) != 0) return;
-  st_shared(mask_at + thread / 32, static_cast<std::uint8_t>(low));
-  st_shared(mask_at + 4 + thread / 32, static_cast<std::uint8_t>(high));
 }
 
 // The first two chunks of a group (group_chunk()); a third one is RoPE.
@@ -190,36 +146,13 @@ template <int kDim>
 __device__ __forceinline__ bool holds_rope(int slot, int group) {
   return kDim == 576 ? group == kGroups - 1 : first_chunk(slot, group) == 6;
 }
-// The arrivals of a group: one a warp, and one a thread with RoPE, which is copied.
-template <int kDim>
-__device__ __forceinline__ int quantised_group_arrivals(int slot, int group) {
-  return kGatherThreads / 32 * kWarpArrival + (holds_rope<kDim>(slot, group) ? kGatherThreads : 0);
-}
-
-// What a thread has loaded of a group of chunks: 16 values of each of its rows and two chunks.
-struct LoadedGroup {
-  uint4 values[kThreadRows][2];
-};
-
 // In fp8_584 chunk 7 is RoPE, and no second one of its group.
 template <CacheFormat kFormat>
 __device__ __forceinline__ bool has_second(int chunk) {
   return kFormat == CacheFormat::fp8_656 || chunk != 6;
 }
-
-template <CacheFormat kFormat>
-__device__ __forceinline__ void load_group(const ThreadTile& tile, int group, int thread,
-                                           LoadedGroup& loaded) {
-  const int chunk = first_chunk(tile.slot(), group);
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
-    const std::uint8_t* const from = tile.row[r] + kChunkColumns * chunk + 16 * (thread & 3);
-    loaded.values[r][0] = loaded.values[r][1] = make_uint4(0, 0, 0, 0);
-    if (!tile.valid(r)) continue;
-    loaded.values[r][0] = load_again(from);
-    if (has_second<kFormat>(chunk)) loaded.values[r][1] = load_again(from + kChunkColumns);
-  }
-}
+// The arrivals of a group: one a warp.
+inline constexpr int kQuantisedGroupArrivals = kRowsWarps * kWarpArrival;
 
 inline constexpr float kFormatFactor = 0x1p120f;  // from the bits of f8_e4m3 in those of bf16
 
@@ -263,151 +196,271 @@ __device__ __forceinline__ uint2 dequantise_any(std::uint32_t word, float scale)
                     pack_bf16(value(high, 0, 2), value(high, 1, 3)));
 }
 
-// Turns a loaded group into bf16 in the chunks of a slot. The whole warp calls it.
-template <CacheFormat kFormat>
-__device__ __forceinline__ void store_group(std::uint32_t slot_at, const ThreadTile& tile,
-                                            int group, int thread, const LoadedGroup& loaded) {
-  const int chunk = first_chunk(tile.slot(), group);
-  const bool second = has_second<kFormat>(chunk);
-  float scales[kThreadRows][2];
-  std::uint32_t nan = 0;
-  bool plain = true;
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
-    const std::uint32_t both = __shfl_sync(kFullWarp, tile.scales[r], (thread & 28) | chunk / 2);
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      if constexpr (kFormat == CacheFormat::fp8_656) {
-        scales[r][c] = __uint_as_float(both);
-      } else {  // in the group with RoPE the second byte is padding
-        scales[r][c] =
-            c == 0 || second ? ue8m0_to_f32(static_cast<std::uint8_t>(both >> (8 * c))) : 0.0f;
+// A tile on its way: where its copies go, and what comes after it.
+struct TileInFlight {
+  int slot, piece;
+  bool begins_piece;
+};
+
+// Brings the tiles of the block's pieces, in groups. A group is copied, as the cache holds it, into
+// the very chunks that it will fill, as soon as these are released: each thread copies 16 values
+// to where the first of its results will stand, so that nothing but its own copy stands between
+// them. When they have landed, it turns them into bf16. Groups are copied and turned in order, and
+// copies go before: a warp turns a group only while there is none that it could copy.
+template <CacheFormat kFormat, int kDim>
+class RowsRole {
+  using P = Plan<kDim>;
+  using R = RowsPlan<kDim>;
+
+ public:
+  __device__ __forceinline__ RowsRole(const KernelParams& params, const Pieces& pieces,
+                                      std::uint32_t smem)
+      : params_(params),
+        pieces_(pieces),
+        smem_(smem),
+        thread_(static_cast<int>(threadIdx.x) - 2 * 128),
+        stream_(params, pieces),
+        ahead_(params, pieces) {}
+
+  __device__ __forceinline__ void run() {
+    bool more = stream_.advance();
+    if (!more) return;
+    more_ahead_ = ahead_.advance();
+    load_first_entries();
+    // sQ is free before the first piece.
+    load_piece_queries<kDim>(params_, pieces_, smem_, stream_.piece(), thread_);
+    __syncwarp();
+
+    int group = 0;    // that is copied next, of the stream's tile
+    int turned = 0;   // group that is turned next, of first_
+    int waiting = 0;  // groups that are copied and not turned
+    while (more || waiting > 0) {
+      if (more) {
+        const std::uint32_t empty = smem_ + P::kEmpty + 8 * (stream_.slot() * kGroups + group);
+        const std::uint32_t parity = (copies_ >> stream_.slot() & 1) ^ 1;
+        bool released = __all_sync(kFullWarp, mbarrier_test_wait(empty, parity));
+        if (!released && waiting == 0) {
+          mbarrier_wait(empty, parity, "rows", 10 * stream_.slot() + group);
+          released = true;
+        }
+        if (released) {
+          copy_group(group, waiting);
+          ++waiting;
+          if (++group == kGroups) {
+            group = 0;
+            copies_ ^= 1u << stream_.slot();
+            more = stream_.advance();
+          }
+          continue;
+        }
       }
-      const uint4& words = loaded.values[r][c];
-      nan |= find_nan(words.x) | find_nan(words.y);
-      nan |= find_nan(words.z) | find_nan(words.w);
-      plain = plain && is_short(scales[r][c]);
+      turn_group(turned);
+      --waiting;
+      if (++turned == kGroups) {
+        turned = 0;
+        turns_ ^= 1u << first_.slot;
+        if (first_.begins_piece) {
+          if (q_uses_ > 0) {
+            replace_queries<kDim>(params_, pieces_, smem_, first_.piece, q_uses_, thread_);
+          }
+          ++q_uses_;
+        }
+        first_ = second_;
+      }
     }
   }
-  plain = __all_sync(kFullWarp, plain && (nan & 0x80808080u) == 0);
-  const std::uint32_t thread_at =
-      slot_at + chunk * kChunkBytes + chunk_offset(thread / 4, 2 * (thread & 3));
-  // 32 rows further the swizzle is the same.
-  const auto store = [&](int r, int c, const uint4& words, const auto& convert) {
-    if (c == 1 && !second) return;
-    const uint2 x = convert(words.x), y = convert(words.y), z = convert(words.z),
-                w = convert(words.w);
-    const std::uint32_t to = thread_at + c * kChunkBytes + r * 32 * 128;
-    st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
-    st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
-  };
-  if (plain) {
+
+ private:
+  __device__ std::uint32_t landed(int slot, int group) const {
+    return smem_ + R::kLanded + 8 * ((slot * kGroups + group) * kRowsWarps + thread_ / 32);
+  }
+  __device__ std::uint32_t entries_at(int tile) const {
+    return smem_ + R::kEntries + 64 * ((tile & 1) * kRowsWarps + thread_ / 32);
+  }
+  // Of the thread's row r.
+  __device__ std::uint32_t scales_at(int slot, int r) const {
+    return smem_ + R::kScales + 16 * (slot * kTileRows + 32 * r + thread_ / 4);
+  }
+  // Where the thread's columns of a chunk stand. 32 rows further the swizzle is the same.
+  __device__ std::uint32_t columns_at(int slot, int chunk, int r) const {
+    return smem_ + P::kK + slot * P::kSlotBytes + chunk * kChunkBytes +
+           chunk_offset(thread_ / 4, 2 * (thread_ & 3)) + r * 32 * 128;
+  }
+
+  // Begins to copy the warp's entries of the tile that `ahead_` has come to, lane k the one of row
+  // k / 8 * 32 + k % 8 of the warp's.
+  __device__ __forceinline__ void copy_entries(int tile) {
+    const int lane = thread_ & 31, row = 32 * (lane / 8) + 8 * (thread_ / 32) + lane % 8;
+    if (lane >= 16) return;
+    const bool counts = row < ahead_.entries();
+    cp_async_word_zfill(entries_at(tile) + 4 * lane, ahead_.list() + (counts ? row : 0), counts);
+  }
+  // Those of the first two tiles, at once.
+  __device__ __forceinline__ void load_first_entries() {
+    const int lane = thread_ & 31, row = 32 * (lane / 8) + 8 * (thread_ / 32) + lane % 8;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      if (!more_ahead_) break;
+      if (lane < 16 && row < ahead_.entries()) {
+        st_shared(entries_at(tile) + 4 * lane, __ldg(ahead_.list() + row));
+      }
+      more_ahead_ = ahead_.advance();
+    }
+  }
+
+  // Takes up the stream's tile: its rows, its mask and its scales.
+  __device__ __forceinline__ void begin_tile(int waiting) {
+    const ChosenView& chosen = params_.chosen[stream_.cache()];
+    const CacheView<const std::uint8_t>& cache = chosen.cache;
+    const TileInFlight tile{stream_.slot(), stream_.piece(), stream_.begins_piece()};
+    if (waiting == 0) {
+      first_ = tile;
+    } else {
+      second_ = tile;
+    }
+    valid_ = 0;
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
+      const int row = 32 * r + thread_ / 4;
+      // Unsigned, so that a negative entry is none either.
+      const auto entry =
+          ld_shared<std::uint32_t>(entries_at(tile_) + 32 * r + 4 * (thread_ % 32 / 4));
+      const bool valid = row < stream_.entries() && entry < cache.slots;
+      const auto place = chosen.of_block.divide(valid ? entry : 0);
+      row_[r] = cache.row(place.quotient, place.remainder);
+      valid_ |= static_cast<std::uint32_t>(valid) << r;
+      constexpr int kWords = kFormat == CacheFormat::fp8_656 ? 4 : 2;
+      const std::uint8_t* scales = row_[r] + Row656::kScaleOffset;
+      if constexpr (kFormat == CacheFormat::fp8_584) {
+        scales = cache.scales_584(place.quotient, place.remainder);
+      }
+      const int word = thread_ & 3;
+      if (word < kWords) {
+        cp_async_word_zfill(scales_at(tile.slot, r) + 4 * word, scales + 4 * word, valid);
+      }
+    }
+    // The owner's warps read the last mask before they released the group just waited for.
+    store_mask(smem_ + P::kMask + 8 * tile.slot);
+    __syncwarp();  // all lanes have read the entries
+    if (more_ahead_) {
+      copy_entries(tile_);
+      more_ahead_ = ahead_.advance();
+    }
+    ++tile_;
+  }
+
+  // Writes which of the warp's rows are valid to the tile's mask.
+  __device__ __forceinline__ void store_mask(std::uint32_t mask_at) const {
+    // Lane k learns of the rows of lanes 4 k to 4 k + 3.
+    const std::uint32_t valid = __shfl_sync(kFullWarp, valid_, 4 * (thread_ & 7));
+    const std::uint32_t low = __ballot_sync(kFullWarp, valid & 1);
+    const std::uint32_t high = __ballot_sync(kFullWarp, valid & 2);
+    if ((thread_ & 31) != 0) return;
+    st_shared(mask_at + thread_ / 32, static_cast<std::uint8_t>(low));
+    st_shared(mask_at + 4 + thread_ / 32, static_cast<std::uint8_t>(high));
+  }
+
+  // Begins the copies of a group of the stream's tile.
+  __device__ __forceinline__ void copy_group(int group, int waiting) {
+    if (group == 0) begin_tile(waiting);
+    const int slot = stream_.slot(), chunk = first_chunk(slot, group), column = thread_ & 3;
+    const std::uint64_t keep = policy_evict_last();
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      const bool valid = valid_ >> r & 1;
+      const std::uint8_t* const from = row_[r] + kChunkColumns * chunk + 16 * column;
+      cp_async_zfill(columns_at(slot, chunk, r), from, valid, keep);
+      if (has_second<kFormat>(chunk)) {
+        cp_async_zfill(columns_at(slot, chunk + 1, r), from + kChunkColumns, valid, keep);
+      }
+      if (holds_rope<kDim>(slot, group)) {
+        constexpr int kChunk = kDim / kChunkColumns - 1;
+        const std::uint32_t to = smem_ + P::kK + slot * P::kSlotBytes + kChunk * kChunkBytes;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          cp_async_zfill(to + chunk_offset(32 * r + thread_ / 4, column + 4 * half),
+                         row_[r] + RowOf<kFormat>::kRopeOffset + 16 * (column + 4 * half), valid,
+                         keep);
+        }
+      }
+    }
+    mbarrier_arrive_cp_async(landed(slot, group));
+  }
+
+  // Turns a group of first_ into bf16, in its place.
+  __device__ __forceinline__ void turn_group(int group) {
+    const int slot = first_.slot, chunk = first_chunk(slot, group);
+    const bool second = has_second<kFormat>(chunk);
+    mbarrier_wait(landed(slot, group), turns_ >> slot & 1, "rows", 20 + 4 * slot + group);
+    float scales[kThreadRows][2];
+    uint4 words[kThreadRows][2];
+    std::uint32_t nan = 0;
+    bool plain = true;
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      const auto both = ld_shared<std::uint32_t>(
+          scales_at(slot, r) + (kFormat == CacheFormat::fp8_656 ? chunk / 2 * 4 : chunk / 4 * 4));
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const std::uint32_t factor =
-            select_bytes<0x3232u>(__float_as_uint(scales[r][c] * kFormatFactor));
-        store(r, c, loaded.values[r][c],
-              [&](std::uint32_t word) { return dequantise(word, factor); });
+        words[r][c] = make_uint4(0, 0, 0, 0);
+        scales[r][c] = 0;
+        if (c == 1 && !second) continue;
+        words[r][c] = ld_shared_words(columns_at(slot, chunk + c, r));
+        scales[r][c] = kFormat == CacheFormat::fp8_656
+                           ? __uint_as_float(both)
+                           : ue8m0_to_f32(static_cast<std::uint8_t>(both >> 8 * (chunk % 4 + c)));
+        const uint4& w = words[r][c];
+        nan |= find_nan(w.x) | find_nan(w.y);
+        nan |= find_nan(w.z) | find_nan(w.w);
+        plain = plain && is_short(scales[r][c]);
       }
     }
-  } else {
-    // One after the other, for it is rare and must not cost registers.
-#pragma unroll 1
-    for (int n = 0; n < 2 * kThreadRows; ++n) {
-      const auto pick = [&](const auto(&of)[kThreadRows][2]) {
-        return n == 0 ? of[0][0] : n == 1 ? of[0][1] : n == 2 ? of[1][0] : of[1][1];
-      };
-      const float scale = pick(scales);
-      store(n / 2, n % 2, pick(loaded.values),
-            [&](std::uint32_t word) { return dequantise_any(word, scale); });
-    }
-  }
-}
-
-// Copies the RoPE columns of this thread's rows to their chunk.
-template <CacheFormat kFormat, int kDim>
-__device__ __forceinline__ void copy_rope(std::uint32_t slot_at, const ThreadTile& tile, int thread,
-                                          std::uint64_t policy) {
-  constexpr int kChunk = kDim / kChunkColumns - 1;
-  const int piece = thread & 3;
+    plain = __all_sync(kFullWarp, plain && (nan & 0x80808080u) == 0);
+    const auto store = [&](int r, int c, const uint4& of, const auto& convert) {
+      if (c == 1 && !second) return;
+      const uint2 x = convert(of.x), y = convert(of.y), z = convert(of.z), w = convert(of.w);
+      const std::uint32_t to = columns_at(slot, chunk + c, r);
+      st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
+      st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
+    };
+    if (plain) {
 #pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
+      for (int r = 0; r < kThreadRows; ++r) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int column = piece + 4 * half;
-      cp_async_zfill(slot_at + kChunk * kChunkBytes + chunk_offset(32 * r + thread / 4, column),
-                     tile.row[r] + RowOf<kFormat>::kRopeOffset + 16 * column, tile.valid(r),
-                     policy);
-    }
-  }
-}
-
-template <CacheFormat kFormat, int kDim>
-__device__ __forceinline__ void dequantise_role(const KernelParams& params, const Pieces& pieces,
-                                                std::uint32_t smem) {
-  using P = Plan<kDim>;
-  const int thread = threadIdx.x - 2 * 128;
-  TileStream stream(params, pieces);
-  std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
-  std::uint32_t q_uses = 0;
-  int piece = 0;  // of the tile that is stored
-
-  if (!stream.advance()) return;
-  piece = stream.piece();
-  ThreadEntries entries = thread_entries(stream, thread);
-  ThreadTile tile = thread_tile<kFormat>(params, stream, entries, thread);
-  LoadedGroup loaded[kGroups];  // kAhead of them are under way
-#pragma unroll
-  for (int group = 0; group < kAhead; ++group) {
-    load_group<kFormat>(tile, group, thread, loaded[group]);
-  }
-  // sQ is free before the first piece.
-  load_piece_queries<kDim>(params, pieces, smem, piece, thread);
-  bool more = stream.advance();
-  if (more) entries = thread_entries(stream, thread);
-  for (;;) {
-    ThreadTile next;
-    const bool exists = more;
-    int next_piece = 0;
-    const int slot = tile.slot();
-    const std::uint32_t slot_at = smem + P::kK + slot * P::kSlotBytes;
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const std::uint32_t full = smem + P::kFull + 8 * (slot * kGroups + group);
-      mbarrier_wait(smem + P::kEmpty + 8 * (slot * kGroups + group), (uses >> slot & 1) ^ 1, "rows",
-                    10 * slot + group);
-      if (holds_rope<kDim>(slot, group)) {
-        copy_rope<kFormat, kDim>(slot_at, tile, thread, policy_evict_last());
-        mbarrier_arrive_cp_async(full);
-      }
-      // The owner's warps read the last mask before they released the group just waited for.
-      if (group == 0) store_mask(smem + P::kMask + 8 * slot, tile, thread);
-      store_group<kFormat>(slot_at, tile, group, thread, loaded[group]);
-      mbarrier_arrive_warp(full);
-      const int later = group + kAhead;
-      if (later < kGroups) {
-        load_group<kFormat>(tile, later, thread, loaded[later]);
-      } else if (exists) {
-        if (later == kGroups) {
-          next = thread_tile<kFormat>(params, stream, entries, thread);
-          next_piece = stream.piece();
-          more = stream.advance();
-          if (more) entries = thread_entries(stream, thread);
+        for (int c = 0; c < 2; ++c) {
+          const std::uint32_t factor =
+              select_bytes<0x3232u>(__float_as_uint(scales[r][c] * kFormatFactor));
+          store(r, c, words[r][c], [&](std::uint32_t word) { return dequantise(word, factor); });
         }
-        load_group<kFormat>(next, later - kGroups, thread, loaded[later - kGroups]);
+      }
+    } else {
+      // One after the other, for it is rare and must not cost registers.
+#pragma unroll 1
+      for (int n = 0; n < 2 * kThreadRows; ++n) {
+        const auto pick = [&](const auto(&of)[kThreadRows][2]) {
+          return n == 0 ? of[0][0] : n == 1 ? of[0][1] : n == 2 ? of[1][0] : of[1][1];
+        };
+        const float scale = pick(scales);
+        store(n / 2, n % 2, pick(words),
+              [&](std::uint32_t word) { return dequantise_any(word, scale); });
       }
     }
-    uses ^= 1u << slot;
-    if (tile.begins_piece()) {
-      if (q_uses > 0) replace_queries<kDim>(params, pieces, smem, piece, q_uses, thread);
-      ++q_uses;
-    }
-    if (!exists) return;
-    tile = next;
-    piece = next_piece;
+    // The consumers have the fence that lets wgmma read.
+    mbarrier_arrive_warp(smem_ + P::kFull + 8 * (slot * kGroups + group));
   }
-}
+
+  const KernelParams& params_;
+  const Pieces& pieces_;
+  const std::uint32_t smem_;
+  const int thread_;
+  TileStream stream_, ahead_;  // of the tile that is copied, and of the one whose entries are next
+  bool more_ahead_ = false;
+  int tile_ = 0;                          // tiles taken up
+  std::uint32_t copies_ = 0, turns_ = 0;  // bit `slot`: the parity of the slot's barriers
+  std::uint32_t q_uses_ = 0;
+  const std::uint8_t* row_[kThreadRows] = {};  // of the stream's tile
+  std::uint32_t valid_ = 0;                    // bits 0 and 1: the rows are valid
+  TileInFlight first_{}, second_{};            // of which groups wait: the older tile and the other
+};
 
 }  // namespace winnow::sparse_mla::decode_sm90_detail

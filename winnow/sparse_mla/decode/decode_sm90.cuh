@@ -91,9 +91,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr bool kCopied = kFormat == CacheFormat::bf16;
   allow_next_kernel();  // that of the merge, which waits for this one
   if (threadIdx.x == 0) {
-    init_barriers<kDim>(smem, [](int slot, int group) {
-      return kCopied ? copied_group_arrivals(group) : quantised_group_arrivals<kDim>(slot, group);
+    init_barriers<kDim>(smem, [](int, int group) {
+      return kCopied ? copied_group_arrivals(group) : kQuantisedGroupArrivals;
     });
+    if (!kCopied) init_rows_barriers<kDim>(smem);
     fence_mbarrier_init();
   }
   const Pieces pieces(params, smem + Plan<kDim>::kBytes);
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (kCopied) {
       copy_role<kDim>(params, pieces, smem);
     } else {
-      dequantise_role<kFormat, kDim>(params, pieces, smem);
+      RowsRole<kFormat, kDim>(params, pieces, smem).run();
     }
   }
 }

@@ -18,7 +18,7 @@ struct Split {
 };
 
 // Pieces of a block, whose table stands in shared memory.
-inline constexpr int kMostPieces = 160;
+inline constexpr int kMostPieces = 128;
 
 // Groups that run at once.
 constexpr std::int64_t resident_groups(std::int64_t head_blocks, std::int64_t multiprocessors) {

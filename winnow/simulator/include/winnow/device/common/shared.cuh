@@ -38,6 +38,9 @@ T ld_shared(std::uint32_t address, Where where = Where::current()) {
 inline int4 ld_shared_v4(std::uint32_t address, Where where = Where::current()) {
   return simulator::load_shared<int4>(address, where);
 }
+inline uint4 ld_shared_words(std::uint32_t address, Where where = Where::current()) {
+  return simulator::load_shared<uint4>(address, where);
+}
 inline uint4 ld_shared_v4_if(bool condition, std::uint32_t address,
                              Where where = Where::current()) {
   const unsigned any = 0xdeadbeefu;
