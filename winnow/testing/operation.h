@@ -5,11 +5,13 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "winnow/core/backend.h"
 #include "winnow/core/device.h"
 #include "winnow/core/dtype.h"
+#include "winnow/core/tensor.h"
 
 namespace winnow::testing {
 
@@ -84,11 +86,23 @@ struct Benchmark {
   std::function<std::function<void()>(const Target&)> prepare;
 };
 
+// The arguments of a recorded call by their names.
+class NamedArguments {
+ public:
+  virtual ~NamedArguments() = default;
+  virtual TensorView tensor(std::string_view name) const = 0;  // may be absent
+  virtual bool has(std::string_view name) const = 0;           // of numbers, flags and choices
+  virtual double number(std::string_view name) const = 0;
+  virtual std::int64_t integer(std::string_view name) const = 0;
+};
+
 struct Operation {
   std::string name;     // "sparse_mla::forward"
   std::string summary;  // one line for listings
   std::vector<Case> cases;
   std::vector<Benchmark> benchmarks;
+  // Makes a call ready (repeated.h); empty where an operation is no single function.
+  std::function<std::function<Backend()>(const NamedArguments&, const RunOptions&)> repeat{};
 };
 
 // Every operation of the library, in the order of the support table.
