@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <stdexcept>
+#include <type_traits>
 
 #include "tools/winnow/commands.h"
 #include "tools/winnow/demo/text_format.h"
@@ -98,7 +99,8 @@ class Recorded : public testing::NamedArguments {
     return found->second;
   }
   template <class Convert>
-  auto converted(std::string_view name, const Convert& convert) const {
+  std::invoke_result_t<Convert, std::string> converted(std::string_view name,
+                                                       const Convert& convert) const {
     try {
       return convert(text(name));
     } catch (const std::logic_error&) {  // of stod() and stoll()
