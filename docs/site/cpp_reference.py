@@ -3,7 +3,7 @@ declaration.
 
     .. cpp-headers:: sparse_mla
 
-shows the headers below winnow/sparse_mla, in the order of winnow/CMakeLists.txt; `core` those below
+shows the headers below winnow/sparse_mla, in the order of winnow/winnow.h; `core` those below
 winnow/core. A header's comments are plain text: paragraphs, items that begin with "- ", and lines
 set in by two more columns, which are formulas. A comment belongs to the declaration below it.
 """
@@ -33,8 +33,9 @@ DECLARATIONS = {
 
 def public_headers():
     """Relative to the folder winnow."""
-    lists = (ROOT / "winnow" / "CMakeLists.txt").read_text()
-    return re.search(r"set\(public_headers\s+(.*?)\)", lists, re.DOTALL)[1].split()
+    text = (ROOT / "winnow" / "winnow.h").read_text()
+    headers = re.findall(r'^#include "winnow/(.*)"$', text, re.MULTILINE)
+    return [header for header in headers if header != "core/version.h"]  # which is generated
 
 
 def without_bodies(node):

@@ -30,10 +30,11 @@ def _text(page):
 
 
 def test_the_site_has_every_public_header_and_function(site):
-    listed = (ROOT / "winnow" / "CMakeLists.txt").read_text()
-    headers = re.search(r"set\(public_headers\s+(.*?)\)", listed, re.DOTALL)[1].split()
+    listed = (ROOT / "winnow" / "winnow.h").read_text()
+    headers = re.findall(r'#include "winnow/(.*)"', listed)
+    assert len(headers) > 30
     shown = "".join(_text(page) for page in (site / "docs/site/reference").glob("cpp_*.html"))
-    assert [h for h in headers if h != "winnow.h" and f"winnow/{h}" not in shown] == []
+    assert [h for h in headers if h != "core/version.h" and f"winnow/{h}" not in shown] == []
     for function in ("Backend forward(", "class AllToAll", "enum class DType", "Throws Error"):
         assert function in shown
     assert "private:" not in shown and "WINNOW_EXPORT" not in shown

@@ -7,6 +7,8 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <stdexcept>
+#include <type_traits>
 
 #include "tools/winnow/commands.h"
 #include "tools/winnow/demo/text_format.h"
@@ -16,21 +18,8 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/core/extent.h"
-#include "winnow/expert_parallel/layout/layout_fields.h"
-#include "winnow/indexer/backward/backward_fields.h"
-#include "winnow/indexer/quantize/quantize_fields.h"
-#include "winnow/indexer/scores/scores_fields.h"
-#include "winnow/indexer/topk/topk_fields.h"
-#include "winnow/indexer/topk_paged/topk_paged_fields.h"
-#include "winnow/paged_xl/attention/attention_fields.h"
-#include "winnow/paged_xl/cache/append_fields.h"
-#include "winnow/paged_xl/position_term/position_term_fields.h"
-#include "winnow/sparse_mla/backward/backward_fields.h"
-#include "winnow/sparse_mla/decode/decode_fields.h"
-#include "winnow/sparse_mla/distribution/distribution_fields.h"
-#include "winnow/sparse_mla/forward/forward_fields.h"
-#include "winnow/sparse_mla/store/store_fields.h"
 #include "winnow/testing/compare.h"
+#include "winnow/testing/operation.h"
 
 namespace winnow::cli {
 namespace {
@@ -85,76 +74,50 @@ class Copy {
 
 using Copies = std::map<std::string, std::unique_ptr<Copy>>;
 
-// Gives the arguments of a call what the record has under their names.
-struct Fill {
-  const CallRecord& record;
-  Copies& copies;
+// What the record has under the names of the arguments.
+class Recorded : public testing::NamedArguments {
+ public:
+  Recorded(const CallRecord& record, Copies& copies) : record_(record), copies_(copies) {}
 
+  TensorView tensor(std::string_view name) const override {
+    const auto found = copies_.find(std::string(name));
+    return found == copies_.end() ? TensorView() : found->second->view();
+  }
+  bool has(std::string_view name) const override { return !text(name).empty(); }
+  double number(std::string_view name) const override {
+    return converted(name, [](const std::string& given) { return std::stod(given); });
+  }
+  std::int64_t integer(std::string_view name) const override {
+    return converted(name, [](const std::string& given) { return std::stoll(given); });
+  }
+
+ private:
   const std::string& text(std::string_view name) const {
-    const auto found = record.values.find(std::string(name));
-    if (found == record.values.end()) {
-      refuse("an argument \"" + std::string(name) + "\"", "a record of Winnow " + record.library);
+    const auto found = record_.values.find(std::string(name));
+    if (found == record_.values.end()) {
+      refuse("an argument \"" + std::string(name) + "\"", "a record of Winnow " + record_.library);
     }
     return found->second;
   }
-  template <class Void>
-  void operator()(std::string_view name, BasicTensorView<Void>& view) const {
-    if (const auto found = copies.find(std::string(name)); found != copies.end()) {
-      view = found->second->view();
-    }
-  }
-  template <class T>
-  void operator()(std::string_view name, std::optional<T>& value) const {
-    if (text(name).empty()) return;
-    T number{};
-    (*this)(name, number);
-    value = number;
-  }
-  template <class T>
-    requires std::is_arithmetic_v<T> || std::is_enum_v<T>
-  void operator()(std::string_view name, T& value) const {
+  template <class Convert>
+  std::invoke_result_t<Convert, std::string> converted(std::string_view name,
+                                                       const Convert& convert) const {
     try {
-      if constexpr (std::is_same_v<T, double>) {
-        value = std::stod(text(name));
-      } else {
-        value = static_cast<T>(std::stoll(text(name)));
-      }
-    } catch (const std::exception&) {
+      return convert(text(name));
+    } catch (const std::logic_error&) {  // of stod() and stoll()
       refuse("a number for \"" + std::string(name) + "\"", "\"" + text(name) + "\"");
     }
   }
+
+  const CallRecord& record_;
+  Copies& copies_;
 };
 
-// A call that is ready to be made. Throws Error where the record does not fit the operation.
-using Repeat = std::function<std::function<Backend()>(const Fill&, const RunOptions&)>;
-
-template <class Args>
-Repeat repeat(Backend (*operation)(const Args&, const RunOptions&)) {
-  return [operation](const Fill& fill, const RunOptions& options) {
-    Args args;
-    each_argument(args, fill);
-    return [operation, args, options] { return operation(args, options); };
-  };
-}
-
-const std::map<std::string, Repeat>& operations() {
-  static const std::map<std::string, Repeat> table = {
-      {"expert_parallel::layout", repeat(expert_parallel::layout)},
-      {"indexer::backward", repeat(indexer::backward)},
-      {"indexer::quantize", repeat(indexer::quantize)},
-      {"indexer::scores", repeat(indexer::scores)},
-      {"indexer::topk", repeat(indexer::topk)},
-      {"indexer::topk_paged", repeat(indexer::topk_paged)},
-      {"paged_xl::append", repeat(paged_xl::append)},
-      {"paged_xl::attention", repeat(paged_xl::attention)},
-      {"paged_xl::position_term", repeat(paged_xl::position_term)},
-      {"sparse_mla::backward", repeat(sparse_mla::backward)},
-      {"sparse_mla::decode", repeat(sparse_mla::decode)},
-      {"sparse_mla::distribution", repeat(sparse_mla::distribution)},
-      {"sparse_mla::forward", repeat(sparse_mla::forward)},
-      {"sparse_mla::store", repeat(sparse_mla::store)},
-  };
-  return table;
+const testing::Operation& operation_of(const CallRecord& record) {
+  for (const testing::Operation& operation : testing::operations()) {
+    if (operation.name == record.operation && operation.repeat) return operation;
+  }
+  refuse("an operation of Winnow", record.operation);
 }
 
 // Every element's bytes, in row-major order.
@@ -211,8 +174,7 @@ bool compare_output(const std::string& name, const ConstTensorView& now,
 
 int run_replay(const ReplayOptions& options) {
   const CallRecord record = read_record(options.file);
-  const auto operation = operations().find(record.operation);
-  if (operation == operations().end()) refuse("an operation of Winnow", record.operation);
+  const testing::Operation& operation = operation_of(record);
   Device recorded_on;
   for (const auto& [name, tensor] : record.tensors) {
     if (tensor) recorded_on = tensor->layout.device;
@@ -234,7 +196,7 @@ int run_replay(const ReplayOptions& options) {
   }
   RunOptions run = target.options;
   run.check = record.check || options.check;
-  const std::function<Backend()> call = operation->second(Fill{record, copies}, run);
+  const std::function<Backend()> call = operation.repeat(Recorded(record, copies), run);
   const auto start = std::chrono::steady_clock::now();
   Backend backend{};
   try {

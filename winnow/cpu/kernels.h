@@ -14,31 +14,34 @@
 
 namespace winnow {
 
+// The operations that have a kernel per instruction set: the family, the operation and the plain
+// parameters that its kernel FAMILY::OPERATION_cpu() takes.
+#define WINNOW_CPU_KERNELS(X)                     \
+  X(indexer, topk, TopkParams)                    \
+  X(indexer, topk_paged, TopkPagedParams)         \
+  X(indexer, scores, ScoresParams)                \
+  X(indexer, backward, BackwardParams)            \
+  X(indexer, quantize, QuantizeParams)            \
+  X(sparse_mla, forward, ForwardParams)           \
+  X(sparse_mla, distribution, DistributionParams) \
+  X(sparse_mla, backward, BackwardParams)         \
+  X(sparse_mla, decode, DecodeParams)             \
+  X(sparse_mla, store, StoreParams)               \
+  X(paged_xl, attention, AttentionParams)         \
+  X(paged_xl, append, AppendParams)               \
+  X(paged_xl, position_term, PositionTermParams)
+
+#define WINNOW_DECLARE_(family, operation, params)                     \
+  namespace family {                                                   \
+  struct params;                                                       \
+  void operation##_cpu(const params& given, const Executor& executor); \
+  }
+WINNOW_CPU_KERNELS(WINNOW_DECLARE_)
+#undef WINNOW_DECLARE_
+
 namespace expert_parallel {
 struct RowSumParams;
 }  // namespace expert_parallel
-
-namespace sparse_mla {
-struct ForwardParams;
-struct DistributionParams;
-struct BackwardParams;
-struct DecodeParams;
-struct StoreParams;
-}  // namespace sparse_mla
-
-namespace indexer {
-struct TopkParams;
-struct TopkPagedParams;
-struct ScoresParams;
-struct BackwardParams;
-struct QuantizeParams;
-}  // namespace indexer
-
-namespace paged_xl {
-struct AttentionParams;
-struct AppendParams;
-struct PositionTermParams;
-}  // namespace paged_xl
 
 // The entry points of one module. A module is a shared object of its own that shows nothing but
 // its table, so that no inline function built for one instruction set serves another.
@@ -48,19 +51,10 @@ struct CpuKernels {
   const char* libraries;     // "Eigen 3.4.0"
 
   void (*expert_parallel_sum_rows)(const expert_parallel::RowSumParams&);
-  void (*indexer_topk)(const indexer::TopkParams&, const Executor&);
-  void (*indexer_topk_paged)(const indexer::TopkPagedParams&, const Executor&);
-  void (*indexer_scores)(const indexer::ScoresParams&, const Executor&);
-  void (*indexer_backward)(const indexer::BackwardParams&, const Executor&);
-  void (*indexer_quantize)(const indexer::QuantizeParams&, const Executor&);
-  void (*sparse_mla_forward)(const sparse_mla::ForwardParams&, const Executor&);
-  void (*sparse_mla_distribution)(const sparse_mla::DistributionParams&, const Executor&);
-  void (*sparse_mla_backward)(const sparse_mla::BackwardParams&, const Executor&);
-  void (*sparse_mla_decode)(const sparse_mla::DecodeParams&, const Executor&);
-  void (*sparse_mla_store)(const sparse_mla::StoreParams&, const Executor&);
-  void (*paged_xl_attention)(const paged_xl::AttentionParams&, const Executor&);
-  void (*paged_xl_append)(const paged_xl::AppendParams&, const Executor&);
-  void (*paged_xl_position_term)(const paged_xl::PositionTermParams&, const Executor&);
+#define WINNOW_MEMBER_(family, operation, params) \
+  void (*family##_##operation)(const family::params&, const Executor&);
+  WINNOW_CPU_KERNELS(WINNOW_MEMBER_)
+#undef WINNOW_MEMBER_
 
   // The ceiling of benchmarks: c[m, n] = a[m, k] * b[k, n], dense row-major f32, one call of the
   // matrix library per block of rows.

@@ -3,19 +3,6 @@
 
 #include "winnow/cpu/kernels.h"
 #include "winnow/expert_parallel/combine/combine_row_sum.h"
-#include "winnow/indexer/backward/backward_impl.h"
-#include "winnow/indexer/quantize/quantize_impl.h"
-#include "winnow/indexer/scores/scores_impl.h"
-#include "winnow/indexer/topk/topk_impl.h"
-#include "winnow/indexer/topk_paged/topk_paged_impl.h"
-#include "winnow/paged_xl/attention/attention_impl.h"
-#include "winnow/paged_xl/cache/append_impl.h"
-#include "winnow/paged_xl/position_term/position_term_impl.h"
-#include "winnow/sparse_mla/backward/backward_impl.h"
-#include "winnow/sparse_mla/decode/decode_impl.h"
-#include "winnow/sparse_mla/distribution/distribution_impl.h"
-#include "winnow/sparse_mla/forward/forward_impl.h"
-#include "winnow/sparse_mla/store/store_impl.h"
 
 #define WINNOW_STRINGIFY_(x) #x
 #define WINNOW_STRINGIFY(x) WINNOW_STRINGIFY_(x)
@@ -55,20 +42,10 @@ constexpr CpuKernels kKernels = {
     .libraries = "Eigen " WINNOW_STRINGIFY(EIGEN_WORLD_VERSION) "." WINNOW_STRINGIFY(
         EIGEN_MAJOR_VERSION) "." WINNOW_STRINGIFY(EIGEN_MINOR_VERSION),
     .expert_parallel_sum_rows = expert_parallel::sum_rows_cpu,
-    .indexer_topk = indexer::topk_cpu,
-    .indexer_topk_paged = indexer::topk_paged_cpu,
-    .indexer_scores = indexer::scores_cpu,
-    .indexer_backward = indexer::backward_cpu,
-    .indexer_quantize = indexer::quantize_cpu,
-    .sparse_mla_forward = sparse_mla::forward_cpu,
-    .sparse_mla_distribution = sparse_mla::distribution_cpu,
-    .sparse_mla_backward = sparse_mla::backward_cpu,
-    .sparse_mla_decode = sparse_mla::decode_cpu,
-    .sparse_mla_store = sparse_mla::store_cpu,
-    .paged_xl_attention = paged_xl::attention_cpu,
-    .paged_xl_append = paged_xl::append_cpu,
-    .paged_xl_position_term = paged_xl::position_term_cpu,
-    .matmul = matmul,
+#define WINNOW_MEMBER_(family, operation, params) .family##_##operation = family::operation##_cpu,
+    WINNOW_CPU_KERNELS(WINNOW_MEMBER_)
+#undef WINNOW_MEMBER_
+        .matmul = matmul,
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -99,11 +100,23 @@ struct Benchmark {
   std::function<Prepared(const Target&)> prepare;
 };
 
+// The arguments of a recorded call by their names.
+class NamedArguments {
+ public:
+  virtual ~NamedArguments() = default;
+  virtual TensorView tensor(std::string_view name) const = 0;  // may be absent
+  virtual bool has(std::string_view name) const = 0;           // of numbers, flags and choices
+  virtual double number(std::string_view name) const = 0;
+  virtual std::int64_t integer(std::string_view name) const = 0;
+};
+
 struct Operation {
   std::string name;     // "sparse_mla::forward"
   std::string summary;  // one line for listings
   std::vector<Case> cases;
   std::vector<Benchmark> benchmarks;
+  // Makes a call ready (repeated.h); empty where an operation is no single function.
+  std::function<std::function<Backend()>(const NamedArguments&, const RunOptions&)> repeat{};
 };
 
 // Every operation of the library, in the order of the support table.

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "winnow/indexer/backward/backward.h"
+#include "winnow/indexer/backward/backward_fields.h"
 #include "winnow/indexer/backward/backward_oracle.h"
 #include "winnow/indexer/cases.h"
+#include "winnow/testing/repeated.h"
 
 namespace winnow::indexer {
 
@@ -134,6 +136,7 @@ testing::Operation backward_operation() {
   testing::Operation operation;
   operation.name = "indexer::backward";
   operation.summary = "gradients of the lightning indexer's scores";
+  operation.repeat = testing::repeated(backward);
   const auto add = [&](const CaseShape& shape, const Variant& variant) {
     operation.cases.push_back(
         {shape.name + variant.suffix, describe(shape),

@@ -3,6 +3,8 @@
 
 #include "winnow/indexer/cases.h"
 #include "winnow/indexer/scores/scores.h"
+#include "winnow/indexer/scores/scores_fields.h"
+#include "winnow/testing/repeated.h"
 
 namespace winnow::indexer {
 
@@ -105,7 +107,8 @@ testing::Operation scores_operation() {
   std::vector<CaseShape> shapes = case_shapes();
   std::erase_if(shapes, [](const CaseShape& shape) { return shape.ties == Ties::larger; });
   return {"indexer::scores", "the lightning indexer's scores, dense or at chosen rows",
-          with_gpu(testing::cases_of(shapes, run), shapes), scores_benchmarks()};
+          with_gpu(testing::cases_of(shapes, run), shapes), scores_benchmarks(),
+          testing::repeated(scores)};
 }
 
 }  // namespace winnow::indexer

@@ -7,7 +7,9 @@
 #include "winnow/indexer/cases.h"
 #include "winnow/indexer/scores/scores.h"
 #include "winnow/indexer/topk/topk.h"
+#include "winnow/indexer/topk/topk_fields.h"
 #include "winnow/indexer/topk/topk_oracle.h"
+#include "winnow/testing/repeated.h"
 
 namespace winnow::indexer {
 
@@ -137,7 +139,8 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 
 testing::Operation topk_operation() {
   return {"indexer::topk", "the lightning indexer's choice of rows, without scores in memory",
-          with_gpu(testing::cases_of(case_shapes(), run), case_shapes()), topk_benchmarks()};
+          with_gpu(testing::cases_of(case_shapes(), run), case_shapes()), topk_benchmarks(),
+          testing::repeated(topk)};
 }
 
 }  // namespace winnow::indexer

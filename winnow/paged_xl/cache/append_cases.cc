@@ -1,8 +1,10 @@
 // The case table of paged_xl::append. Moving bytes has no tolerance.
 #include <numeric>
 
+#include "winnow/paged_xl/cache/append_fields.h"
 #include "winnow/paged_xl/cache/append_oracle.h"
 #include "winnow/paged_xl/cases.h"
+#include "winnow/testing/repeated.h"
 
 namespace winnow::paged_xl {
 
@@ -115,7 +117,8 @@ CaseOutcome run_case(const AppendCase& shape, const Target& target) {
 
 testing::Operation append_operation() {
   return {"paged_xl::append", "new keys and values into a paged cache",
-          with_gpu(testing::cases_of(make_cases(), run_case)), append_benchmarks()};
+          with_gpu(testing::cases_of(make_cases(), run_case)), append_benchmarks(),
+          testing::repeated(append)};
 }
 
 }  // namespace winnow::paged_xl

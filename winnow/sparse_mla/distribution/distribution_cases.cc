@@ -3,7 +3,9 @@
 
 #include "winnow/sparse_mla/cases.h"
 #include "winnow/sparse_mla/distribution/distribution.h"
+#include "winnow/sparse_mla/distribution/distribution_fields.h"
 #include "winnow/sparse_mla/distribution/distribution_oracle.h"
+#include "winnow/testing/repeated.h"
 
 namespace winnow::sparse_mla {
 
@@ -70,7 +72,8 @@ testing::Operation distribution_operation() {
   });
   return {"sparse_mla::distribution",
           "attention distribution summed over heads, the teacher of the indexer",
-          with_gpu(testing::cases_of(shapes, run), shapes), distribution_benchmarks()};
+          with_gpu(testing::cases_of(shapes, run), shapes), distribution_benchmarks(),
+          testing::repeated(distribution)};
 }
 
 }  // namespace winnow::sparse_mla

@@ -1,7 +1,9 @@
 // The entry of sparse_mla::forward in the list of operations: its cases against the oracle.
 #include "winnow/sparse_mla/cases.h"
 #include "winnow/sparse_mla/forward/forward.h"
+#include "winnow/sparse_mla/forward/forward_fields.h"
 #include "winnow/sparse_mla/forward/forward_oracle.h"
+#include "winnow/testing/repeated.h"
 
 namespace winnow::sparse_mla {
 
@@ -49,7 +51,8 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 testing::Operation forward_operation() {
   const std::vector<CaseShape> shapes = with_dense_shapes(case_shapes());
   return {"sparse_mla::forward", "top-k sparse MLA attention",
-          with_gpu(testing::cases_of(shapes, run), shapes), forward_benchmarks()};
+          with_gpu(testing::cases_of(shapes, run), shapes), forward_benchmarks(),
+          testing::repeated(forward)};
 }
 
 }  // namespace winnow::sparse_mla

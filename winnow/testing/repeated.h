@@ -1,0 +1,49 @@
+// How the call of an operation is made from arguments by name.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/tensor.h"
+#include "winnow/testing/operation.h"
+
+namespace winnow::testing {
+
+// Gives the fields that each_argument() visits what `given` has under their names.
+struct FillArguments {
+  const NamedArguments& given;
+
+  template <class Void>
+  void operator()(std::string_view name, BasicTensorView<Void>& view) const {
+    view = given.tensor(name);
+  }
+  template <class T>
+  void operator()(std::string_view name, std::optional<T>& value) const {
+    if (given.has(name)) (*this)(name, value.emplace());
+  }
+  template <class T>
+    requires std::is_arithmetic_v<T> || std::is_enum_v<T>
+  void operator()(std::string_view name, T& value) const {
+    if constexpr (std::is_same_v<T, double>) {
+      value = given.number(name);
+    } else {
+      value = static_cast<T>(given.integer(name));
+    }
+  }
+};
+
+// Operation::repeat of a function whose X_fields.h is included.
+template <class Args>
+auto repeated(Backend (*operation)(const Args&, const RunOptions&)) {
+  return [operation](const NamedArguments& given, const RunOptions& options) {
+    Args args;
+    each_argument(args, FillArguments{given});
+    return std::function<Backend()>(
+        [operation, args, options] { return operation(args, options); });
+  };
+}
+
+}  // namespace winnow::testing
