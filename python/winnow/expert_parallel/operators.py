@@ -66,7 +66,6 @@ class _Way:
     tokens: int
     rows: int
     handle: Tensor
-    expert_ids: Optional[Tensor] = None
 
     def combine(self, rows):
         return torch.ops.winnow.expert_parallel_combine(
@@ -84,7 +83,7 @@ class _Way:
 
     def weight_gradient(self, values):
         return torch.ops.winnow.expert_parallel_weight_gradient(
-            values, None, self.layer, self.topk, self.tokens, self.handle, self.expert_ids
+            values, None, self.layer, self.topk, self.tokens, self.handle
         )
 
 
@@ -144,11 +143,8 @@ def _dispatch_fake(
 def _record_dispatch(input, weights, run, values, defaults):
     def call():
         results = run(*values)
-        output, _, _, expert_ids, handle = results
-        _, _, _, layer, topk, _, _, _, order, *_ = values
-        expert_ids = expert_ids if order == "token_major" else None
-        sizes = (input.shape[0], output.shape[0])
-        return results, _Way(layer, topk, *sizes, handle, expert_ids)
+        layer, topk = values[3:5]
+        return results, _Way(layer, topk, input.shape[0], results[0].shape[0], results[4])
 
     return _apply_dispatch(input, weights, call)
 
@@ -228,11 +224,11 @@ def expert_parallel_combine(
 # ---- what only compiled code needs
 
 
-def _weight_gradient(values, after, layer, topk, tokens, descriptor, expert_ids):
-    return gradients.weight_gradient(values, _living(layer), descriptor_of(descriptor), expert_ids)
+def _weight_gradient(values, after, layer, topk, tokens, descriptor):
+    return gradients.weight_gradient(values, _living(layer), descriptor_of(descriptor))
 
 
-def _weight_gradient_fake(values, after, layer, topk, tokens, descriptor, expert_ids):
+def _weight_gradient_fake(values, after, layer, topk, tokens, descriptor):
     return values.new_empty((tokens, topk))
 
 
@@ -255,7 +251,6 @@ def expert_parallel_weight_gradient(
     topk: SymInt,
     tokens: SymInt,
     descriptor: Tensor,
-    expert_ids: Optional[Tensor],
 ) -> Tensor:
     """gradients.weight_gradient(): [n, K]."""
 

@@ -76,8 +76,85 @@ void add_common(Table& table, World world) {
   table.add(world, "worst-case",
             {.choice = ExpertChoice::dropped, .mode = Mode::worst_case, .weights = true});
   table.add(world, "no-token", {.tokens = Tokens::none, .weights = true});
+  table.add(world, "pair-values",
+            {.topk = 3,
+             .choice = ExpertChoice::dropped,
+             .bias = true,
+             .second_bias = true,
+             .combine_weights = true,
+             .pair_values = true});
+  table.add(
+      world, "pair-values-token-major",
+      {.topk = 5, .choice = ExpertChoice::duplicates, .token_major = true, .pair_values = true});
   table.add(world, "one-expert", {.choice = ExpertChoice::one_expert, .weights = true});
   table.add(world, "all-dropped", {.choice = ExpertChoice::none, .bias = true});
+}
+
+// Values of pairs, weights of combine, two biases, opaque scales.
+void add_values(Table& table, World world) {
+  for (const int sms : {8, 24}) {
+    table.add(world, "pair-values-pushed-" + std::to_string(sms) + "-sms",
+              {.topk = 3,
+               .choice = ExpertChoice::dropped,
+               .token_major = true,
+               .local_combine = true,
+               .pair_values = true,
+               .sm_count = sms});
+  }
+  table.add(world, "added-values",
+            {.weight_dtype = DType::bf16,
+             .topk = 4,
+             .choice = ExpertChoice::dropped,
+             .token_major = true,
+             .pair_values = true,
+             .add_values = true});
+  table.add(world, "pair-values-f16",
+            {.dtype = DType::f32,
+             .weight_dtype = DType::f16,
+             .topk = 3,
+             .choice = ExpertChoice::duplicates,
+             .expert_rows = ExpertRows::own,
+             .local_combine = true,
+             .strided = true,
+             .combine_weights = true,
+             .pair_values = true});
+  table.add(world, "pair-values-worst-case",
+            {.choice = ExpertChoice::dropped, .mode = Mode::worst_case, .pair_values = true});
+  table.add(world, "pair-values-copy-out-cached",
+            {.mode = Mode::cached, .token_major = true, .copy_out = true, .pair_values = true});
+  table.add(world, "combine-weights-bf16-aligned",
+            {.weight_dtype = DType::bf16,
+             .alignment = 4,
+             .choice = ExpertChoice::dropped,
+             .weights = true,
+             .copy_out = true,
+             .combine_weights = true});
+  table.add(world, "two-biases",
+            {.dtype = DType::f16,
+             .token_major = true,
+             .bias = true,
+             .strided = true,
+             .second_bias = true});
+  table.add(world, "scales-i32-by-column",
+            {.hidden = 512,
+             .fp8 = true,
+             .scale_dtype = DType::i32,
+             .scale_columns = 3,
+             .scales_by_column = true});
+  table.add(world, "scales-u8",
+            {.hidden = 256,
+             .token_major = true,
+             .fp8 = true,
+             .strided = true,
+             .scale_dtype = DType::u8,
+             .scale_columns = 8});
+  table.add(world, "scales-u8-by-column",
+            {.hidden = 256,
+             .mode = Mode::cached,
+             .fp8 = true,
+             .scale_dtype = DType::u8,
+             .scale_columns = 32,
+             .scales_by_column = true});
 }
 
 void add_options(Table& table, World world) {
@@ -206,7 +283,10 @@ std::vector<Problem> make_problems() {
        {kOneRank, World{1, 2}, World{2, 1}, kOneNode, kTwoNodes, kRails, World{2, 3}}) {
     add_common(table, world);
   }
-  for (const World& world : {kOneNode, kTwoNodes}) add_options(table, world);
+  for (const World& world : {kOneNode, kTwoNodes}) {
+    add_options(table, world);
+    add_values(table, world);
+  }
   table.add(kRails, "chunks",
             {.topk = 1,
              .max_tokens = 600,
