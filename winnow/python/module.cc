@@ -183,6 +183,7 @@ NB_MODULE(_winnow, m) {
   bind_expert_parallel_all_to_all(expert_parallel);
   bind_expert_parallel_layout(expert_parallel);
   bind_expert_parallel_notify(expert_parallel);
+  bind_expert_parallel_low_latency(expert_parallel);
   bind_expert_parallel_sizes(expert_parallel);
 
   define(m, "backends", list_backends,

@@ -26,6 +26,7 @@ testing::Operation position_term_operation();
 namespace winnow::expert_parallel {
 testing::Operation layout_operation();
 testing::Operation notify_operation();
+testing::Operation low_latency_operation();
 testing::Operation all_to_all_operation();
 }  // namespace winnow::expert_parallel
 
@@ -49,6 +50,7 @@ const std::vector<Operation>& operations() {
       expert_parallel::layout_operation(),
       expert_parallel::notify_operation(),
       expert_parallel::all_to_all_operation(),
+      expert_parallel::low_latency_operation(),
   };
   return list;
 }
