@@ -10,7 +10,7 @@ from winnow.compat.deep_ep._checks import wrong_events, wrong_indices
 from winnow.compat.deep_ep._layers import Layers, Sizes
 from winnow.compat.deep_ep._route import FLOAT8, Route, int32_indices
 from winnow.compat.deep_ep._streams import CommStream, event_of
-from winnow.compat.deep_ep.buffer import Buffer, one_bias
+from winnow.compat.deep_ep.buffer import Buffer
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
 
 __all__ = ["EPHandle", "ElasticBuffer"]
@@ -233,6 +233,8 @@ class ElasticBuffer:
             argument, wanted, got = why
             self._layers.refuse(None, f"{argument}: want {wanted}, got {got}")
 
+        self._layers.sm_count = num_sms or Buffer.num_sms
+
         def repeat():
             arrived = handle.route.repeat(x, scales, topk_weights)
             return (*arrived, handle)
@@ -301,9 +303,10 @@ class ElasticBuffer:
             refuse(f"{_NAME}.combine", *why)
         route = handle.route
 
+        self._layers.sm_count = num_sms or Buffer.num_sms
+
         def body():
-            out = route.combine(x, one_bias(bias))
-            return out, None if topk_weights is None else route.combine_values(topk_weights)
+            return route.combine(x, bias, topk_weights)
 
         results, event = self._stream.run(
             route.sizes.device,
