@@ -1,32 +1,43 @@
 #!/usr/bin/env python3
-"""Draws docs/benchmarks.svg: the rows of the first table of docs/benchmarks.md that are in TFLOP/s.
+"""Draws docs/NAME.svg for every docs/benchmarks*.json: python3 docs/plot_benchmarks.py
 
-python3 docs/plot_benchmarks.py writes the picture; draw() returns it, for the test that compares.
+A file is a report of `winnow bench --json`, drawn beside the ceilings that were measured in the
+same run, or a comparison with other libraries, whose programs are not part of the project.
+picture() is what a file's contents become.
 """
 
-import re
+import json
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-WINNOW, PEER, INK, GRAY, PALE = "#1b6ca8", "#c9ccd1", "#222831", "#5f6770", "#e2e5e9"
-WIDTH, LEFT, RIGHT, TOP, BAR, GAP = 900, 250, 840, 80, 13, 9
-SCALE = 700.0  # TFLOP/s at the right end
+WINNOW, OTHER, INK, GRAY, PALE = "#1b6ca8", "#c9ccd1", "#222831", "#5f6770", "#e2e5e9"
+WIDTH, LEFT, RIGHT, TOP, BAR, GAP = 900, 260, 800, 80, 13, 9
+STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)  # of the scale
 
 
-def rows(page):
-    """(label, Winnow's TFLOP/s, the peer's name, its TFLOP/s) for each operation, number of heads
-    and size of the cache."""
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 6 or "TFLOP/s" not in cells[2]:
-            continue
-        operation = cells[0].strip("`").split("::")[1]
-        heads, sizes = re.fullmatch(r"(\d+ heads), s_kv (.*)", cells[1]).groups()
-        ours = [float(number) for number in cells[2].removesuffix("TFLOP/s").split("/")]
-        peer, numbers = re.fullmatch(r"(\S+) (.*)", cells[3]).groups()
-        theirs = [float(number) for number in numbers.split("/")]
-        for size, our, their in zip(sizes.split("/"), ours, theirs, strict=True):
-            yield f"{operation}, {heads}, {size.strip()}", our, peer, their
+def bars_of_comparison(data):
+    """(label, Winnow's rate, the other's, what the other's bar is called)."""
+    for one in data["results"]:
+        operation = one["operation"].split("::")[1]
+        label = f"{operation}, {one['heads']} heads, {one['s_kv'] // 1000}k"
+        yield label, one["winnow"], one["peer_rate"], f" {one['peer']}"
+
+
+def bars_of_report(data):
+    """The same in percent of the ceiling, of what has one."""
+    for one in data["results"]:
+        if "ratio" in one:
+            label = f"{one['operation']} {one['benchmark']}"
+            yield label, 100 * one["ratio"], 100, f" % of a {one['ceiling']}"
+
+
+def picture(data):
+    """The SVG of a report or a comparison."""
+    if "peers" in data:
+        title = f"{data['peers']}: {data['unit']} (longer is better)"
+        return draw(title, "the fastest other library", list(bars_of_comparison(data)))
+    title = f"winnow {data['version']}, {data['where']}, {data['date']} (longer is better)"
+    return draw(title, "its ceiling in the same run", list(bars_of_report(data)))
 
 
 def _text(x, y, text, color=INK, anchor="start", size=13):
@@ -36,33 +47,33 @@ def _text(x, y, text, color=INK, anchor="start", size=13):
     )
 
 
-def draw(page):
-    """The picture for the text of the page."""
-    entries = list(rows(page))
-    height = TOP + len(entries) * (2 * BAR + GAP) + 30
-    unit = (RIGHT - LEFT) / SCALE
+def draw(title, other, bars):
+    """The picture of pairs of bars."""
+    most = max(max(ours, theirs) for _, ours, theirs, _ in bars)
+    step = next((step for step in STEPS if most / step <= 8), STEPS[-1])
+    ticks = range(0, int(-(-most // step)) + 1)
+    height = TOP + len(bars) * (2 * BAR + GAP) + 30
+    unit = (RIGHT - LEFT) / (ticks[-1] * step)
     svg = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         'font-family="sans-serif">',
         '<rect width="100%" height="100%" fill="white"/>',
-        _text(
-            20, 30, "sparse MLA on one H200, bf16, topk 2048: TFLOP/s (longer is better)", size=17
-        ),
+        _text(20, 30, title, size=17),
         f'<rect x="{LEFT}" y="46" width="12" height="12" fill="{WINNOW}"/>',
         _text(LEFT + 18, 57, "Winnow"),
-        f'<rect x="{LEFT + 90}" y="46" width="12" height="12" fill="{PEER}"/>',
-        _text(LEFT + 108, 57, "the fastest other library"),
+        f'<rect x="{LEFT + 90}" y="46" width="12" height="12" fill="{OTHER}"/>',
+        _text(LEFT + 108, 57, other),
     ]
-    for tick in range(0, int(SCALE) + 1, 100):
-        x = LEFT + tick * unit
+    for tick in ticks:
+        x = LEFT + tick * step * unit
         svg.append(
             f'<line x1="{x:.0f}" y1="{TOP - 8}" x2="{x:.0f}" y2="{height - 28}" stroke="{PALE}"/>'
         )
-        svg.append(_text(x, height - 12, str(tick), GRAY, "middle", 11))
+        svg.append(_text(x, height - 12, str(tick * step), GRAY, "middle", 11))
     y = TOP
-    for label, ours, peer, theirs in entries:
+    for label, ours, theirs, name in bars:
         svg.append(_text(LEFT - 10, y + BAR + 4, label, anchor="end"))
-        for value, color, note in ((ours, WINNOW, ""), (theirs, PEER, f" {peer}")):
+        for value, color, note in ((ours, WINNOW, ""), (theirs, OTHER, name)):
             svg.append(
                 f'<rect x="{LEFT}" y="{y}" width="{value * unit:.1f}" height="{BAR}" '
                 f'fill="{color}"/>'
@@ -75,4 +86,5 @@ def draw(page):
 
 
 if __name__ == "__main__":
-    (DOCS / "benchmarks.svg").write_text(draw((DOCS / "benchmarks.md").read_text()))
+    for file in sorted(DOCS.glob("benchmarks*.json")):
+        file.with_suffix(".svg").write_text(picture(json.loads(file.read_text())))

@@ -223,43 +223,10 @@ def more_tokens(group):
     assert "destroyed" in refused(lambda: dispatched(buffer, small), Error)
 
 
-def refusals(group):
-    """One rank's mistake is an error on all, which names rank and argument; the next call works."""
-    rank, world = group.rank(), group.size()
-    fresh = deep_ep.Buffer(group)
-    given = oracle.inputs(world, E, K, H)[rank]
-    _, counts = dispatched(buffer_of(group), given)
-    right = {"topk_idx": given[1], "topk_weights": given[2], **counts}
-    wrongs = {
-        "x": [1, 2],
-        "topk_idx": given[1].float(),
-        "topk_weights": given[2].double(),
-        "is_token_in_rank": None,
-        "handle": (1, 2, 3),
-    }
-    for buffer in (fresh, buffer_of(group)):
-        for name, wrong in wrongs.items():
-            call = {"x": given[0], **right, **({name: wrong} if rank == world - 1 else {})}
-            text = refused(lambda buffer=buffer, call=call: buffer.dispatch(**call))
-            assert f"rank {world - 1}: {name}: want" in text, text
-        x, _, _, _, handle, _ = buffer.dispatch(given[0], **right)
-    out_of_range = given[1].clone()
-    if rank == 1:
-        out_of_range[0, 0] = 2**32
-    call = {**right, "topk_idx": out_of_range}
-    assert "rank 1" in refused(lambda: fresh.dispatch(given[0], **call))
-    rows = x[:, :8] if rank == 1 else x
-    assert "rank 1: expert_output" in refused(lambda: buffer_of(group).combine(rows, handle))
-    values = torch.zeros(1, 1, 1) if rank == 1 else torch.zeros(len(x), K)
-    text = refused(lambda: buffer_of(group).combine(x, handle, topk_weights=values))
-    assert "rank 1" in text
-    assert buffer_of(group).combine(x, handle)[0].shape == given[0].shape
-
-
 def hybrid(group, pad):
     """Rows by expert, with a dense map; probabilities go there and come home."""
     rank, world = group.rank(), group.size()
-    buffer = _hybrid(group)
+    buffer = hybrid_buffer_of(group)
     given = oracle.inputs(world, E, K, H, seed=4)
     x, idx, weights = given[rank]
     rows, counts = oracle.permuted([idx for _, idx, _ in given], E, rank, pad or 1)
@@ -304,7 +271,7 @@ def hybrid(group, pad):
 def hybrid_grows(group):
     """More experts a token on one rank than before: a larger layer, on all ranks alike."""
     rank, world = group.rank(), group.size()
-    buffer = _hybrid(group)
+    buffer = hybrid_buffer_of(group)
     x = torch.ones(3, H)
     for experts in (1, 5, E, 2):
         chosen = torch.zeros(3, E, dtype=torch.bool)
@@ -318,7 +285,7 @@ def hybrid_grows(group):
     assert len(buffer.dispatch_with_permute(hidden=x, routing_map=chosen)[0]) == len(got)
 
 
-def _hybrid(group):
+def hybrid_buffer_of(group):
     key = ("hybrid", group.size())
     if key not in _buffers:
         _buffers[key] = deep_ep.HybridEPBuffer(group, H, 16, E // group.size())

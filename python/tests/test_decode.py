@@ -256,6 +256,11 @@ def test_flash_mla_refuses_what_it_does_not_do():
         flash_mla.flash_mla_with_kvcache(
             q, cache, None, None, 512, None, is_fp8_kvcache=True, indices=indices
         )
+    for wrong, got in ((None, "NoneType"), ("text", "str"), (torch.zeros(()), "Tensor")):
+        with pytest.raises(ValueError, match=f"k_cache: want rows of 656 bytes .* got {got}"):
+            flash_mla.flash_mla_with_kvcache(
+                q, wrong, None, None, 512, None, is_fp8_kvcache=True, indices=indices
+            )
     with pytest.raises(ValueError, match="head_dim_v: want 512, got 256"):
         flash_mla.flash_mla_with_kvcache(
             q, cache, None, None, 256, None, is_fp8_kvcache=True, indices=indices
@@ -285,3 +290,5 @@ def test_install_lets_imports_find_it(monkeypatch):
         ValueError, match="compat.install: name: want deep_ep or flash_mla, got torch"
     ):
         compat.install("torch")
+    with pytest.raises(ValueError, match="install: name: want deep_ep or flash_mla, got \\[\\]"):
+        compat.install([])

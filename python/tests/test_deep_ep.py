@@ -3,6 +3,7 @@
 import inspect
 
 import deep_ep_programs as programs
+import deep_ep_refusals as refusals
 import pytest
 import torch
 from deep_ep_ranks import Pool
@@ -55,7 +56,8 @@ def test_layers_grow(pool, world):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_mistakes_are_errors_on_every_rank(pool, world):
-    pool.run(world, programs.refusals)
+    pool.run(world, refusals.by_token)
+    pool.run(world, refusals.by_expert)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -126,6 +128,16 @@ def test_what_is_not_here_is_refused_by_name():
         buffer.destroy()
     with pytest.raises(compat_error(), match="new_num_sms: want an even number, got 7"):
         deep_ep.Buffer.set_num_sms(7)
+    for wrong in (None, "text", torch.ones(3)):
+        with pytest.raises(compat_error(), match="num_experts: want an integer from 1 to"):
+            buffer.get_dispatch_layout(torch.zeros(1, 1, dtype=torch.int64), wrong)
+    for kind, arguments in (
+        (deep_ep.Buffer, ("text",)),
+        (deep_ep.HybridEPBuffer, ("text", 256, 4, 4)),
+        (deep_ep.ElasticBuffer, ("text",)),
+    ):
+        with pytest.raises(compat_error(), match="group: want a process group of torch, got str"):
+            kind(*arguments)
 
 
 def compat_error():

@@ -42,24 +42,38 @@ RUN = [
     r"build/bin/winnow verify paged_xl::position_term",
     r"build/bin/winnow info",
 ]
-# Run by another test, which is named.
+# Run by other tests, which are named: of pytest FILE::test, of gtest Suite.Name, else one of ctest.
 ELSEWHERE = {
-    r"tools/setup pip|python3 -m venv .*|pip install -v \.": "test_setup.py",
-    r"pip wheel \. .*|pip install --no-index dist/.*": "below: without a network",
-    r"mkdir calls|WINNOW_RECORD=calls .*|winnow replay calls/.*": "below: records",
-    r"make install .*": "ctest: install, first_call",
+    r"tools/setup pip|python3 -m venv .*|pip install -v \.": (
+        "test_setup.py::test_the_documented_commands_install_where_python_is_managed",
+    ),
+    r"pip wheel \. .*|pip install --no-index dist/.*": (
+        "test_page_commands.py::test_the_commands_without_a_network_build_here_and_install_there",
+    ),
+    r"mkdir calls|WINNOW_RECORD=calls .*|winnow replay calls/.*": (
+        "test_page_commands.py::test_the_commands_for_records_run",
+    ),
+    r"make install .*": ("install", "example_first_call"),
     r"cmake -S examples/train_indexer .*|cmake --build build/train|build/train/train_indexer": (
-        "ctest: example_train_indexer"
+        "example_train_indexer",
     ),
-    r"winnow launch -n 2 -- python program.py|torchrun .*": "test_expert_parallel.py and its kin",
-    r"winnow launch -n 8 --nodes 2 -- \./program --its-option": "ctest: launch",
-    r"OMP_NUM_THREADS=1 python examples/finetune_dsa/finetune.py .*": (
-        "test_transformers_example.py, with fewer steps"
+    r"winnow launch -n 2 -- python program.py": (
+        "test_expert_meeting.py::test_the_documented_program_runs",
     ),
-    r"python examples/serve_dsa/serve.py .*": "test_serve_example.py",
-    r".*build/bin/simulator_forward_test .*": "ctest: simulator",
-    r"PYTHONPATH=\$\(python -m winnow compat-path\) torchrun .*": "test_deep_ep.py",
-    r"make test|make demo": "CI, and by hand in a fresh clone",
+    r"torchrun .*": ("test_expert_layer.py::test_the_documented_program_runs",),
+    r"winnow launch -n 8 --nodes 2 -- \./program --its-option": ("Launch.RanksFormAWorld",),
+    r"OMP_NUM_THREADS=1 python examples/finetune_dsa/finetune.py .*": (  # with fewer steps
+        "test_transformers_example.py::test_the_example_learns_and_needs_less_memory",
+    ),
+    r"python examples/serve_dsa/serve.py .*": (
+        "test_serve_example.py::test_every_step_equals_the_full_computation",
+    ),
+    r"build/bin/simulator_forward_test --gtest_filter='Quick\*'": ("SimulatorForward",),
+    # The folder by the one, torchrun by the other.
+    r"PYTHONPATH=\$\(python -m winnow compat-path\) torchrun .*": (
+        "test_deep_ep.py::test_the_folder_has_a_real_package",
+        "test_expert_layer.py::test_the_documented_program_runs",
+    ),
 }
 # Not run by a test.
 NOT_RUN = {
@@ -67,11 +81,16 @@ NOT_RUN = {
     r"sudo apt-get install .*": "test_release.py looks for each package",
     r"sudo dnf install .*|conda install .*": "CI has Debian alone; the page says so",
     r"docker .*": "CI has no Docker; test_release.py reads the Dockerfiles",
-    r"pip install -v \. --config-settings cmake.define.WINNOW_CUDA=OFF": (
+    r"pip install -v \. --config-settings cmake.define.WINNOW_(CUDA|TOOLS)=OFF": (
         "compiles for minutes; the wheel under test is built in this way"
     ),
     r"pip install transformers==.*": "pyproject.toml pins it for the tests",
     r"compute-sanitizer .*": "wants a GPU",
+    r"make test": "it is what runs this",
+    r"make demo": "compiles for minutes; by hand in a fresh clone before a release",
+    r"WINNOW_SIMULATOR_\w+=\S+ build/bin/simulator_forward_test .*": (
+        "repeats a failure, or shows reports: for a test that the reader chooses"
+    ),
     r".* --device cuda|.*sm100.*|.*simulator_record.*": "wants a GPU",
     r"cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON": "make test configures like this",
 }
@@ -93,6 +112,28 @@ def test_no_mark_is_left_over():
     for pattern in (*RUN, *ELSEWHERE, *NOT_RUN):
         for part in re.split(r"\|(?![^(]*\))", pattern):
             assert any(re.fullmatch(part, command) for command in every), part
+
+
+def _names_a_test(name):
+    if "::" in name:
+        file, function = name.split("::")
+        return f"def {function}(" in (ROOT / "python" / "tests" / file).read_text()
+    suite = re.compile(r"TESTS?(_F|_P)?\(" + r",\s*".join(name.split(".")) + "[,)]")
+    if name[0].isupper():
+        tests = (t for room in ("winnow", "tools") for t in (ROOT / room).rglob("*_test.cc"))
+        return any(suite.search(test.read_text()) for test in tests)
+    made = (ROOT / "examples" / "CMakeLists.txt").read_text()
+    return f"add_test(NAME {name} " in made or f"winnow_{name.replace('_', '(', 1)} " in made
+
+
+@pytest.mark.parametrize("name", sorted({name for names in ELSEWHERE.values() for name in names}))
+def test_a_mark_names_a_test(name):
+    assert _names_a_test(name)
+
+
+def test_a_mark_without_a_test_is_found():
+    names = ("test_setup.py::test_none", "Launch.None", "example_none", "launch")
+    assert [name for name in names if _names_a_test(name)] == []
 
 
 @pytest.mark.parametrize("command", [c for c in sorted({c for _, c in ALL}) if _matches(RUN, c)])

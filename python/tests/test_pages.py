@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from kinds import gpu
 
 import winnow
 
@@ -74,12 +75,57 @@ def test_every_page_can_be_found_from_the_index():
     assert sorted(str(page.relative_to(ROOT)) for page in set(PAGES) - found) == []
 
 
-def test_the_picture_shows_the_table():
-    docs = ROOT / "docs"
-    draw = runpy.run_path(str(docs / "plot_benchmarks.py"))["draw"]
-    picture = draw((docs / "benchmarks.md").read_text())
-    assert picture.count("<rect") == 3 + 2 * 18  # background, legend, three bars in six rows
-    assert picture == (docs / "benchmarks.svg").read_text(), "run docs/plot_benchmarks.py"
+_PLOT = runpy.run_path(str(ROOT / "docs" / "plot_benchmarks.py"))
+_DATA = sorted((ROOT / "docs").glob("benchmarks*.json"))
+
+
+@pytest.mark.parametrize("file", _DATA, ids=lambda file: file.name)
+def test_a_picture_is_drawn_from_its_data(file):
+    picture = _PLOT["picture"](json.loads(file.read_text()))
+    assert picture == file.with_suffix(".svg").read_text(), "run docs/plot_benchmarks.py"
+
+
+def test_the_table_shows_the_data():
+    """Those rows of the first table of docs/benchmarks.md that are in TFLOP/s."""
+    shown = []
+    for line in (ROOT / "docs" / "benchmarks.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 6 or "TFLOP/s" not in cells[2]:
+            continue
+        heads, sizes = re.fullmatch(r"(\d+) heads, s_kv (.*)", cells[1]).groups()
+        ours = cells[2].removesuffix("TFLOP/s").split("/")
+        peer, theirs = re.fullmatch(r"(\S+) (.*)", cells[3]).groups()
+        for size, our, their in zip(sizes.split("/"), ours, theirs.split("/"), strict=True):
+            row = (cells[0].strip("`"), int(heads), size.strip(), int(our), peer, int(their))
+            shown.append((*row, cells[5]))
+    data = json.loads((ROOT / "docs" / "benchmarks.json").read_text())
+    keys = ("operation", "heads", "s_kv", "winnow", "peer", "peer_rate")
+    rows = [[one[key] for key in keys] for one in data["results"]]
+    assert shown == [(o, h, f"{k // 1000}k", *rest, data["date"]) for o, h, k, *rest in rows]
+    assert len(shown) == 18
+
+
+def test_a_report_of_the_program_can_be_drawn():
+    made = subprocess.run(
+        [sys.executable, "-m", "winnow", "bench", "expert_parallel::layout", "--device", "cpu",
+         "--seconds", "0.001", "--repetitions", "1", "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    report = json.loads(made.stdout)
+    picture = _PLOT["picture"](report)
+    assert report["date"] in picture
+    bars = [one for one in report["results"] if "ratio" in one]
+    assert bars and picture.count("<rect") == 3 + 2 * len(bars)
+    assert f"{100 * bars[0]['ratio']:.0f}</text>" in picture
+
+
+def test_the_package_names_the_gpus_that_the_readme_names():
+    named = re.compile(r"NVIDIA GPUs? from the A100 on")
+    for page in ("pyproject.toml", "README.md"):
+        text = (ROOT / page).read_text()
+        assert named.search(text), page
+    description = re.search('^description = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    assert named.search(description) and "Hopper" not in description
 
 
 def test_the_commands_of_the_readme_are_verbs_of_make():
@@ -135,14 +181,34 @@ def test_the_table_has_the_backends_of_the_library(operation):
         assert implemented == bool(cell), (backend, answer.reason)
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [name for name in sorted(_table()) if not re.search("expert|store|paged", name)],
-)
+# A layer's dtype is not all that it takes.
+_BY_DTYPE = [name for name in sorted(_table()) if not re.search("expert|store|paged", name)]
+
+
+def _claimed(operation, backend):
+    """The dtypes of a cell, which may refer to that of the CPU; nothing after "sm100:"."""
+    cells = dict(zip(("cpu", "cuda", "sm90"), _table()[operation], strict=True))
+    cell = cells["cpu"] if cells[backend] == "as on the CPU" else cells[backend]
+    return {d for d in _NAMES if d in re.split(r"[ ,;]+", cell.split("; sm100")[0])}
+
+
+def _taken(operation, **where):
+    return {
+        d for d, name in _NAMES.items() if winnow.supports(_asked(operation), dtype=name, **where)
+    }
+
+
+@pytest.mark.parametrize("operation", _BY_DTYPE)
 def test_the_table_has_the_dtypes_of_the_library(operation):
-    """On the CPU; what a GPU takes is known there alone. A layer's dtype is not all it takes."""
-    cell = _table()[operation][0]
-    claimed = {d for d in _NAMES if d in re.split(r"[ ,;]+", cell)}
-    asked = _asked(operation)
-    taken = {short for short, long in _NAMES.items() if winnow.supports(asked, dtype=long)}
-    assert claimed == taken
+    assert _claimed(operation, "cpu") == _taken(operation)
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param("cuda", marks=gpu), pytest.param("sm90", marks=gpu)]
+)
+@pytest.mark.parametrize("operation", _BY_DTYPE)
+def test_the_table_has_the_dtypes_of_a_gpu(operation, backend):
+    """A backend objects to a GPU before it looks at dtypes: this takes one that it supports."""
+    if not next(b["supported"] for b in winnow.backends() if b["name"] == backend):
+        pytest.skip(f"has no GPU for {backend}")
+    assert _claimed(operation, backend) == _taken(operation, device="cuda", backend=backend)

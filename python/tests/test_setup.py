@@ -136,3 +136,63 @@ def test_settings_have_the_name_that_every_pip_knows():
         assert not re.search(r"-C \"?(cmake\.|build-dir)", text), path
         named += text.count("--config-settings")
     assert named >= 5
+
+
+def _pages():
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "winnow").rglob("*.md")]
+
+
+def test_no_page_installs_the_package_that_pypi_calls_winnow():
+    """PyPI's winnow is another project, and a pip that asks the index would prefer it."""
+    for page in _pages():
+        assert not re.search(r"pip (install|download)[^`\n]* winnow(?![\w/-])", page.read_text()), (
+            page
+        )
+    assert re.search(
+        r'^name = "winnow-kernels"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    for page in ("README.md", "docs/troubleshooting.md"):
+        text = (ROOT / page).read_text()
+        assert "PyPI's `winnow` is another project" in text and "`winnow-kernels`" in text, page
+
+
+def test_commands_to_copy_show_what_pip_does():
+    """A build takes minutes, and pip says nothing about it without -v."""
+    shown = 0
+    for page in _pages():
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in re.findall(r"pip install[^#\n]* \.(?:\s|$)", block):
+                assert " -v " in line, (page, line)
+                shown += 1
+    assert shown >= 3
+    for page in ("README.md", "docs/python.md", "docs/troubleshooting.md"):
+        text = re.sub(r"\s+", " ", (ROOT / page).read_text())
+        assert "6 to 9 minutes on two cores" in text and re.search("silent|says? nothing", text), (
+            page
+        )
+
+
+def test_everything_of_pip_is_pinned_by_version_and_the_page_says_no_more():
+    listed = subprocess.run(
+        ["python3", ROOT / "tools" / "requirements_of.py", "build", "test", "docs"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    lists = [listed, *(path.read_text() for path in (ROOT / "tools").glob("requirements*.txt"))]
+    pins = [line for text in lists for line in text.splitlines() if line and line[0] != "#"]
+    assert len(pins) > 15
+    assert [pin for pin in pins if not re.fullmatch(r"[\w.\[\]-]+==[0-9][0-9.]*", pin)] == []
+    assert "pinned by version (not by hash)" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_the_page_carries_the_wheels_that_a_build_without_a_network_wants():
+    page = (ROOT / "docs" / "python.md").read_text()
+    (carried,) = re.findall(r"`pip download -d wheels ([^`]*)`", page)
+    build = subprocess.run(
+        ["python3", ROOT / "tools" / "requirements_of.py", "build"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    wanted = {line for line in build.splitlines() if line and line[0] != "#"}
+    assert wanted and set(carried.split()) == wanted
+    assert "`pip install --no-index --find-links wheels .`" in page
+    # What the page names for the carried wheel is the name that the build gives it.
+    assert "dist/winnow_kernels-*.whl" in page and "dist/winnow-" not in page

@@ -74,9 +74,15 @@ def test_a_layer_that_does_not_fit_is_a_result(monkeypatch, capsys):
     layer = module._Layer(torch.device("cpu"))
     layer.device = type("Device", (), {"type": "cuda"})()
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     for peak, seconds, reached in ((13 << 30, 0.04, False), (1, 0.05, False), (1, 0.04, True)):
         monkeypatch.setattr(module, "peak", lambda run, device, peak=peak: (None, peak))
         monkeypatch.setattr(module, "_seconds", lambda run, seconds=seconds: seconds)
         row = module._measure(layer, "winnow", "forward", 16384)
         assert row["reached"] is reached
         assert module._line(row).endswith("reached" if reached else "MISSED")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    for tokens, told in ((16384, True), (32768, False), (131072, True)):
+        row = module._measure(layer, "winnow", "forward", tokens)
+        assert "reached" not in row and "target_seconds" not in row
+        assert module._line(row).endswith("no target for this GPU") is told

@@ -42,6 +42,18 @@ def test_models_without_sparse_attention(refused):
     refused("attention module: want .*, got .*LlamaAttention", model, tokens(1, 4) % 32)
 
 
+def test_what_is_no_model(refused):
+    functions = (
+        winnow.transformers.attend_densely,
+        winnow.transformers.attention_share,
+        winnow.transformers.choose_in_f8,
+        winnow.transformers.indexer_loss,
+    )
+    for function in functions:
+        for wrong, name in ((None, "NoneType"), ("a name", "str"), (LlamaForCausalLM, "type")):
+            refused(f"model: want a module of torch, got {name}", function, wrong)
+
+
 @pytest.mark.parametrize("kind", ["axk2", "glm5_next", "qwen4_exp", "deepseek_v4", "minimax_m3_vl"])
 def test_sparse_attention_of_other_kinds(kind, refused):
     class Model:

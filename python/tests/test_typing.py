@@ -130,17 +130,3 @@ def test_overloads_have_the_parameters_of_their_functions(room):
         assert all(names == declared for names in overloads), name
     overloaded = {"sparse_mla": 1, "indexer": 3, "paged_xl": 2}[room]
     assert sum(len(overloads) == 3 for overloads in typed.values()) == overloaded
-
-
-def test_overloads_of_the_operators_have_the_parameters_of_their_functions():
-    files = [PACKAGE / "torch.py", PACKAGE / "indexer_operators.py"]
-    typed = {}
-    for node in (node for file in files for node in ast.parse(file.read_text()).body):
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            typed.setdefault(node.name, []).append(_names(node))
-    overloaded = {name for name, overloads in typed.items() if len(overloads) > 1}
-    assert overloaded >= {"sparse_mla_attention", "sparse_mla_backward", "paged_xl_attention",
-                          "paged_xl_attention_fused", "indexer_topk",
-                          "indexer_topk_paged"}  # fmt: skip
-    for name in overloaded:
-        assert all(names == typed[name][-1] for names in typed[name]), name

@@ -1,14 +1,18 @@
 """torch operators from declarations.
 
-A declaration is a function with a signature and a docstring and without a body. Operators know
-their arguments by position; what stands after the * of a declaration goes by keyword to and from
-everybody else.
+An operator is declared by the signature of the function that carries it out, or by one of its own,
+and by a function whose docstring describes it and whose body makes empty results, for torch's fake
+tensors. Operators know their arguments by position; what stands after the * of a signature goes by
+keyword to and from everybody else.
 """
 
+import ast
+import dataclasses
 import functools
 import inspect
+import operator as operator_module
 import weakref
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 from torch import SymInt, Tensor
@@ -16,53 +20,121 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from winnow import _torch_private as _private
+from winnow._signatures import Parameter, Signature
 
 _library = torch.library.Library("winnow", "FRAGMENT")
 
-_SCHEMA_TYPES = {
-    Tensor: "Tensor",
-    Optional[Tensor]: "Tensor?",
-    Optional[float]: "float?",
-    Optional[int]: "int?",
-    int: "int",
-    bool: "bool",
-    str: "str",
-    SymInt: "SymInt",
-    Optional[SymInt]: "SymInt?",
-    Sequence[SymInt]: "SymInt[]",
-    torch.device: "Device",
-    torch.dtype: "ScalarType",
-    Optional[torch.dtype]: "ScalarType?",
+# What annotations mean: the types of torch, and of its schema language.
+_TYPES: Dict[str, Tuple[Any, str]] = {
+    "T": (Tensor, "Tensor"),
+    "T | None": (Optional[Tensor], "Tensor?"),
+    "float | None": (Optional[float], "float?"),
+    "int | None": (Optional[int], "int?"),
+    "int": (int, "int"),
+    "bool": (bool, "bool"),
+    "str": (str, "str"),
+    "size": (SymInt, "SymInt"),
+    "size | None": (Optional[SymInt], "SymInt?"),
+    "sizes": (Sequence[SymInt], "SymInt[]"),
+    "device": (torch.device, "Device"),
+    "dtype": (torch.dtype, "ScalarType"),
+    "dtype | None": (Optional[torch.dtype], "ScalarType?"),
 }
+
+# How a call runs, in the functions of the extension: operators have results, torch's current
+# stream, its allocator, and the backend that the device says.
+_OF_A_CALL = ("out", "check", "workspace", "stream", "backend")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _arguments(declaration: Callable[..., Any]) -> Tuple[list, int]:
-    """The operator's parameters, and how many of them stand before the *.
+def signature_of(native, plus: str = "", without: Sequence[str] = ()) -> Signature:
+    """That of a function of the extension as an operator has it.
 
-    return_lse is the function's alone: operators return whatever they have.
+    Args:
+        native: the function, or a functools.partial of it, whose keywords are left out.
+        plus: further parameters of the operator, at the end: "dkv_dtype: dtype | None = None".
+        without: names of parameters that it has not; never of one by position.
     """
-    parameters = inspect.signature(declaration).parameters.values()
-    parameters = [p for p in parameters if p.name != "return_lse"]
-    return parameters, sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
+    fixed = ()
+    if isinstance(native, functools.partial):
+        native, fixed = native.func, tuple(native.keywords)
+    signature = Signature.parse(native.__nb_signature__[0][0])
+    left_out = {*_OF_A_CALL, *without, *fixed}
+    names = tuple(p.name for p in signature.parameters if p.by_keyword and p.name in left_out)
+    return signature.without(names).plus(plus)
 
 
-def calling(operator, how=None) -> Callable[[Function], Function]:
-    """Makes a declaration call `operator`: how(operator, arguments, options), or as it stands."""
+def parameters_of(fields) -> str:
+    """The text of a signature whose parameters are the fields of a NamedTuple, without defaults."""
+    texts = {kind: text for text, (kind, _) in _TYPES.items()}
+    return ", ".join(f"{n}: {texts[kind]}" for n, kind in fields.__annotations__.items())
+
+
+class Arguments:
+    """The parameters of an operator, to take arguments by name from those by position."""
+
+    def __init__(self, operator: str, parameters: Sequence[Parameter]):
+        self.operator = operator
+        self.places = {p.name: i for i, p in enumerate(parameters)}
+        self.defaults = tuple(_default(p) for p in parameters)
+        self._takers: Dict[Tuple[str, ...], Callable[..., Any]] = {}
+
+    def of(self, values: Sequence[Any], *names: str) -> Tuple[Any, ...]:
+        """Some of a call's arguments; it left out those at the end that have their default."""
+        take = self._takers.get(names)
+        if take is None:
+            take = operator_module.itemgetter(*(self.places[name] for name in names))
+            self._takers[names] = take
+        return take((*values, *self.defaults[len(values) :]))
+
+
+def _default(parameter: Parameter) -> Any:
+    empty = inspect.Parameter.empty
+    return empty if parameter.default is None else ast.literal_eval(parameter.default)
+
+
+def _result_type(signature: Signature) -> Any:
+    def made(text):
+        if not text.startswith("tuple"):
+            return {"T": Tensor, "None": type(None)}[text]
+        return Tuple[(Tensor,) * text.count("T")]
+
+    return Union[tuple(made(text) for text in signature.results()[0])]
+
+
+def _inspected(signature: Signature) -> inspect.Signature:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = [
+        inspect.Parameter(
+            p.name, kinds[p.by_keyword], default=_default(p), annotation=_TYPES[p.annotation][0]
+        )
+        for p in signature.parameters
+    ]
+    return inspect.Signature(parameters, return_annotation=_result_type(signature))
+
+
+def calling(operator, signature: Signature, how=None) -> Callable[[Function], Function]:
+    """Gives a declaration that signature, as its attribute `declared` too, and makes it call
+    `operator`: how(operator, arguments, options), or as it stands."""
+    most = sum(not p.by_keyword for p in signature.parameters)
 
     def decorate(declaration: Function) -> Function:
-        _, most = _arguments(declaration)
+        name = declaration.__name__
 
         @functools.wraps(declaration)
         def call(*arguments, **options):
             if len(arguments) > most:
-                name = declaration.__name__
                 raise TypeError(f"{name}() takes {most} positional arguments, got {len(arguments)}")
             if how is not None:
                 return how(operator, arguments, options)
             return operator(*arguments, **options)
 
+        shown = _inspected(signature)
+        call.__signature__ = shown
+        call.__annotations__ = {p.name: p.annotation for p in shown.parameters.values()}
+        call.__annotations__["return"] = shown.return_annotation
+        call.declared = dataclasses.replace(signature, name=name)
         return call
 
     return decorate
@@ -116,24 +188,27 @@ def recording(apply, leaves, follows=None):
 
     Args:
         apply: records one call, with a torch.autograd.Function: of the leaves, the operator's
-            kernel, its arguments without those at the end that have their default, and the
-            defaults of all.
-        leaves: which of the arguments have gradients, by position.
-        follows: of an operator that several ranks call in the same order: the position of an
+            kernel, its arguments without those at the end that have their default, and its
+            Arguments.
+        leaves: which of the arguments have gradients, by name.
+        follows: of an operator that several ranks call in the same order: the name of an
             argument that is None. In a graph that torch traces it becomes a result of the call
             before, since a compiler keeps no other order, and chooses it by the sizes of a rank.
             No call is dropped either.
     """
     direct = {}  # by keys: nothing, a mode of torch for instance, stands before the kernel
 
-    def make(operator, kernel, defaults):
+    def make(operator, kernel, arguments):
+        places = [arguments.places[name] for name in leaves]
+        after = None if follows is None else arguments.places[follows]
+
         def redispatch(keys, *values):
-            trace = _private.tracing_mode() if follows is not None else None
+            trace = _private.tracing_mode() if after is not None else None
             if trace is not None:
                 _private.keep_calls(operator)
                 calls = _traces.setdefault(trace.tracer, {})
                 forward = not _private.in_backward()
-                values = (*values[:follows], calls.get(forward), *values[follows + 1 :])
+                values = (*values[:after], calls.get(forward), *values[after + 1 :])
             with _private.below_autograd():
                 results = operator.redispatch(keys & _private.after_autograd_keys, *values)
             if trace is not None:
@@ -148,12 +223,12 @@ def recording(apply, leaves, follows=None):
                 direct[bits] = below.highestPriorityTypeId() in _private.kernel_keys
             run = kernel if direct[bits] else functools.partial(redispatch, keys)
             if torch.is_grad_enabled():
-                for i in leaves:
+                for i in places:
                     if i < len(values) and values[i] is not None and values[i].requires_grad:
-                        given = [values[i] if i < len(values) else None for i in leaves]
+                        given = [values[i] if i < len(values) else None for i in places]
                         if _private.transforms_active():
                             run = _recorded_further_out(run)
-                        return apply(*given, run, values, defaults)
+                        return apply(*given, run, values, arguments)
             return run(*values)
 
         return record
@@ -171,7 +246,7 @@ class _Refused(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.name = inputs[-1]
+        ctx.name = inputs[-1].operator
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -210,7 +285,10 @@ _UNSAFE = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr
 
 def operator(
     kernel: Callable[..., Any],
-    fake: Callable[..., Any],
+    signature: Union[Signature, str, None] = None,
+    *,
+    plus: str = "",
+    face: str = "",
     results: int,
     changes: Sequence[str] = (),
     how: Optional[Callable[..., Any]] = None,
@@ -219,42 +297,53 @@ def operator(
     casts: Mapping[str, Optional[str]] = {},  # noqa: B006
     flops: Optional[Callable[..., int]] = None,
 ) -> Callable[[Function], Function]:
-    """Makes an operator of a declaration, and the declaration call it.
+    """Makes an operator of a declaration, which makes empty results, and the declaration call it.
 
     Args:
-        kernel: runs it on CPU and CUDA tensors. fake: makes empty results. Both take its arguments
-            as the declaration does.
+        kernel: runs it on CPU and CUDA tensors; it and the declaration take its arguments as the
+            signature says.
+        signature: of the operator; a text is what stands between "def f(" and ")"; None: that of
+            the kernel, which is then a function of the extension: see signature_of(). `plus` are
+            parameters that the operator has besides and the kernel does not get, `face` those of
+            the declaration alone, which `how` takes out.
         results: how many tensors it returns. changes: names of the tensors that it writes to.
         how: as in calling().
         autograd: makes the kernel that records gradients from the operator, the other kernel and
-            the defaults of the arguments; None: a gradient that is asked for is an error.
+            the Arguments; None: a gradient that is asked for is an error.
         recordable: False where the host takes part in every call, so that the CUDA graphs that
             torch.compile records by itself leave it out.
         casts: what torch.autocast casts: names of tensors, with None for autocast's dtype or the
             name of the tensor whose dtype they take.
         flops: of the shapes of the arguments, as torch.utils.flop_counter wants it.
     """
+    if signature is None:
+        signature = signature_of(kernel)
+    elif isinstance(signature, str):
+        returned = "None" if results == 0 else "T" if results == 1 else f"tuple[{'T, ' * results}]"
+        signature = Signature.parse(f"def f({signature}) -> {returned}")
+    taken = [p.name for p in signature.parameters if p.by_keyword]
+    signature = signature.plus(plus)
+    parameters = signature.parameters
+    most = sum(not p.by_keyword for p in parameters)
+    every = [p.name for p in parameters[most:]]
+
+    def by_position(function, options):
+        if not options and not every:
+            return function
+
+        def call(*values):  # torch leaves out arguments at the end that have their default
+            return function(*values[:most], **dict(zip(options, values[most:], strict=False)))
+
+        return call
+
+    def argument(parameter):
+        _, kind = _TYPES[parameter.annotation]
+        if parameter.name in changes:
+            kind = f"Tensor({chr(ord('a') + changes.index(parameter.name))}!)"
+        default = "" if parameter.default is None else f"={parameter.default}"
+        return f"{kind} {parameter.name}{default}"
 
     def decorate(declaration: Function) -> Function:
-        parameters, most = _arguments(declaration)
-        options = [p.name for p in parameters[most:]]
-
-        def by_position(function):
-            if not options:
-                return function
-
-            def call(*values):  # torch leaves out arguments at the end that have their default
-                return function(*values[:most], **dict(zip(options, values[most:], strict=False)))
-
-            return call
-
-        def argument(parameter):
-            kind = _SCHEMA_TYPES[parameter.annotation]
-            if parameter.name in changes:
-                kind = f"Tensor({chr(ord('a') + changes.index(parameter.name))}!)"
-            default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
-            return f"{kind} {parameter.name}{default}"
-
         name = declaration.__name__
         returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
         _library.define(
@@ -262,29 +351,29 @@ def operator(
             tags=(torch.Tag.pt2_compliant_tag, *([] if recordable else _UNSAFE)),
         )
         packet = getattr(torch.ops.winnow, name)
-        run = by_position(kernel)
+        run = by_position(kernel, taken)
         _library.impl(name, run, "CPU")
         _library.impl(name, run, "CUDA")
-        torch.library.register_fake(f"winnow::{name}", by_position(fake), lib=_library)
+        torch.library.register_fake(
+            f"winnow::{name}", by_position(declaration, every), lib=_library
+        )
         if casts:
             names = [p.name for p in parameters]
             for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
                 _library.impl(name, _casting(packet.default, device_type, names, casts), key)
         if flops is not None:
             register_flop_formula(packet)(flops)
+        arguments = Arguments(packet.default.name(), parameters)
         if autograd is not None:
-            defaults = tuple(p.default for p in parameters)
-            recorded = autograd(packet.default, run, defaults)
+            recorded = autograd(packet.default, run, arguments)
             _library.impl(name, recorded, "Autograd", with_keyset=True)
         elif not changes:
-            tensors = [i for i, p in enumerate(parameters) if "Tensor" in argument(p)]
-            refusing = recording(recorded_by(_Refused), tensors)(
-                packet.default, run, packet.default.name()
-            )
+            tensors = [p.name for p in parameters if "Tensor" in argument(p)]
+            refusing = recording(recorded_by(_Refused), tensors)(packet.default, run, arguments)
             _library.impl(name, refusing, "Autograd", with_keyset=True)
         else:
-            passing = recording(None, ())(packet.default, run, None)
+            passing = recording(None, ())(packet.default, run, arguments)
             _library.impl(name, passing, "Autograd", with_keyset=True)
-        return calling(packet, how)(declaration)
+        return calling(packet, signature.plus(face), how)(declaration)
 
     return decorate

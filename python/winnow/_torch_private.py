@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad as _forward_ad
 
 TESTED = "2.11"
 
@@ -47,6 +48,13 @@ recording_inside_transform = _part(
     "torch._functorch.utils", "enable_single_level_autograd_function", "for torch.func"
 )
 forward_mode = _part("torch.autograd.forward_ad", "_set_fwd_grad_enabled", "for torch.func")
+_part("torch.autograd.forward_ad", "_current_level", "to refuse tangents")  # read at every call
+
+
+def forward_mode_level() -> int:
+    """Of torch.autograd.forward_ad, below 0 outside of it."""
+    return _forward_ad._current_level
+
 
 # Compilers: what traces, whether anything does, and whether a backward pass runs.
 tracing_mode = _part(

@@ -1,22 +1,11 @@
 """Sparse MLA decode over a paged cache as torch operators; public as winnow.torch.sparse_mla_*."""
 
-from typing import Optional, Tuple
-
 import torch
-from torch import Tensor
 
 from winnow import _operators
 from winnow._winnow import sparse_mla as _sparse_mla
 
 _VALUE_DIM = 512
-
-
-def _decode_fake(q, cache, indices, **options):
-    b, s_q, h_q = q.shape[:3]
-    return (
-        q.new_empty((b, s_q, h_q, _VALUE_DIM)),
-        q.new_empty((b, s_q, h_q), dtype=torch.float32),
-    )
 
 
 def _decode_flops(
@@ -28,28 +17,16 @@ def _decode_flops(
     return 2 * b * s_q * h_q * chosen * (d_qk + _VALUE_DIM)
 
 
-@_operators.operator(_sparse_mla.decode, _decode_fake, results=2, flops=_decode_flops)
-def sparse_mla_decode(
-    q: Tensor,
-    cache: Tensor,
-    indices: Tensor,
-    *,
-    format: str = "fp8_656",
-    scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None,
-    attn_sink: Optional[Tensor] = None,
-    extra_cache: Optional[Tensor] = None,
-    extra_indices: Optional[Tensor] = None,
-    extra_topk_length: Optional[Tensor] = None,
-    batch_invariant: bool = True,
-) -> Tuple[Tensor, Tensor]:
+@_operators.operator(_sparse_mla.decode, results=2, flops=_decode_flops)
+def sparse_mla_decode(q, cache, indices, **options):
     """winnow.sparse_mla.decode() as an operator: (out, lse). It has no gradient."""
+    b, s_q, h_q = q.shape[:3]
+    return (
+        q.new_empty((b, s_q, h_q, _VALUE_DIM)),
+        q.new_empty((b, s_q, h_q), dtype=torch.float32),
+    )
 
 
-@_operators.operator(
-    _sparse_mla.store, lambda *tensors, **options: None, results=0, changes=("cache",)
-)
-def sparse_mla_store(
-    rows: Tensor, cache: Tensor, slots: Tensor, *, format: str = "fp8_656"
-) -> None:
+@_operators.operator(_sparse_mla.store, results=0, changes=("cache",))
+def sparse_mla_store(*tensors, **options):
     """winnow.sparse_mla.store() as an operator that changes the cache."""

@@ -145,12 +145,6 @@ def _rows(*arguments):
     return values, sees
 
 
-def _rows_fake(q, *others):
-    return q.new_empty(q.shape[0], dtype=torch.float32), q.new_empty(
-        q.shape[0], dtype=torch.float32
-    )
-
-
 def _gradient(d_rows, *arguments):
     problem = _Problem(*arguments)
     q, k, weights = problem[:3]
@@ -180,40 +174,22 @@ def _gradient(d_rows, *arguments):
     return dq, dk.to(k.dtype), d_weights
 
 
-def _gradient_fake(d_rows, q, k, weights, *others):
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(weights)
-
-
 @_operators.operator(
     _gradient,
-    _gradient_fake,
+    "d_rows: T, " + _operators.parameters_of(_Problem),
     results=3,
     flops=lambda d_rows, *others, **options: _flops(4)(*others, **options),
 )
-def indexer_loss_backward(
-    d_rows: Tensor,
-    q: Tensor,
-    k: Tensor,
-    weights: Tensor,
-    target: Optional[Tensor],
-    indices: Optional[Tensor],
-    attention_q: Optional[Tensor],
-    attention_kv: Optional[Tensor],
-    lse: Optional[Tensor],
-    scale: Optional[float],
-    attn_sink: Optional[Tensor],
-    key_start: Optional[Tensor],
-    key_end: Optional[Tensor],
-    chunk: int,
-) -> Tuple[Tensor, Tensor, Tensor]:
+def indexer_loss_backward(d_rows, q, k, weights, *others):
     """The gradients of indexer_loss_rows() in q, k and weights."""
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(weights)
 
 
 class _Recorded(torch.autograd.Function):
     """indexer_loss_rows under autograd: it saves its inputs and forms everything again."""
 
     @staticmethod
-    def forward(q, k, weights, run, values, defaults):
+    def forward(q, k, weights, run, values, arguments):
         return run(*values)
 
     @staticmethod
@@ -234,28 +210,16 @@ class _Recorded(torch.autograd.Function):
 
 @_operators.operator(
     _rows,
-    _rows_fake,
+    _operators.parameters_of(_Problem),
     results=2,
     casts={"q": None, "k": None, "attention_q": None, "attention_kv": None},
-    autograd=_operators.recording(_operators.recorded_by(_Recorded), leaves=(0, 1, 2)),
+    autograd=_operators.recording(_operators.recorded_by(_Recorded), leaves=("q", "k", "weights")),
     flops=_flops(1),
 )
-def indexer_loss_rows(
-    q: Tensor,
-    k: Tensor,
-    weights: Tensor,
-    target: Optional[Tensor],
-    indices: Optional[Tensor],
-    attention_q: Optional[Tensor],
-    attention_kv: Optional[Tensor],
-    lse: Optional[Tensor],
-    scale: Optional[float],
-    attn_sink: Optional[Tensor],
-    key_start: Optional[Tensor],
-    key_end: Optional[Tensor],
-    chunk: int,
-) -> Tuple[Tensor, Tensor]:
+def indexer_loss_rows(q, *others):
     """The loss of every query, and 1 for those that see something: float32, [s_q] each."""
+    values = q.new_empty(q.shape[0], dtype=torch.float32)
+    return values, torch.empty_like(values)
 
 
 def _refuse(argument: str, wanted: str, got: Any) -> None:

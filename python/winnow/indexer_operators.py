@@ -1,9 +1,6 @@
 """The lightning indexer's operations as torch operators; public as winnow.torch.indexer_*."""
 
-from typing import Literal, Optional, Tuple, Union, overload
-
 import torch
-from torch import Tensor
 
 from winnow import _operators
 from winnow._winnow import indexer as _indexer
@@ -37,55 +34,20 @@ def _topk(q, *others, return_scores=False, **options):
     return results if return_scores else (*results, q.new_empty(0, dtype=torch.float32))
 
 
-def _topk_fake(q, k, weights, topk, *, return_scores=False, **options):
-    indices = q.new_empty((q.shape[0], topk), dtype=torch.int32)
-    scores = q.new_empty(indices.shape if return_scores else (0,), dtype=torch.float32)
-    return indices, q.new_empty(q.shape[:1], dtype=torch.int32), scores
-
-
 def _scores_if_wanted(operator, arguments, options):
     results = operator(*arguments, **options)
     return results if options.get("return_scores", False) else results[:2]
 
 
-@overload
-def indexer_topk(
-    q: Tensor, k: Tensor, weights: Tensor, topk: int, *, k_scale: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None, k_stride: int = 1, ties: str = "smaller",
-    return_scores: Literal[False] = False,
-) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
-@overload
-def indexer_topk(
-    q: Tensor, k: Tensor, weights: Tensor, topk: int, *, k_scale: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None, k_stride: int = 1, ties: str = "smaller",
-    return_scores: Literal[True],
-) -> Tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
-@overload
-def indexer_topk(
-    q: Tensor, k: Tensor, weights: Tensor, topk: int, *, k_scale: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None, k_stride: int = 1, ties: str = "smaller",
-    return_scores: bool,
-) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]: ...  # fmt: skip
 @_operators.operator(
-    _topk, _topk_fake, results=3, how=_scores_if_wanted, casts=_CASTS, flops=_flops(1, chosen=False)
+    _topk,
+    _operators.signature_of(_indexer.topk),
+    results=3,
+    how=_scores_if_wanted,
+    casts=_CASTS,
+    flops=_flops(1, chosen=False),
 )
-def indexer_topk(
-    q: Tensor,
-    k: Tensor,
-    weights: Tensor,
-    topk: int,
-    *,
-    k_scale: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None,
-    key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None,
-    k_stride: int = 1,
-    ties: str = "smaller",
-    return_scores: bool = False,
-) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]:
+def indexer_topk(q, k, weights, topk, *, return_scores=False, **options):
     """winnow.indexer.topk() as an operator: (indices, length), with return_scores (indices, length,
     scores).
 
@@ -93,6 +55,9 @@ def indexer_topk(
     indexer_scores() at the indices have one. The operator itself always has three results; the last
     one is empty where scores are not asked for.
     """
+    indices = q.new_empty((q.shape[0], topk), dtype=torch.int32)
+    scores = q.new_empty(indices.shape if return_scores else (0,), dtype=torch.float32)
+    return indices, q.new_empty(q.shape[:1], dtype=torch.int32), scores
 
 
 # ---- topk over a paged cache
@@ -103,52 +68,26 @@ def _topk_paged(q, *others, return_scores=False, **options):
     return results if return_scores else (*results, q.new_empty(0, dtype=torch.float32))
 
 
-def _topk_paged_fake(q, pages, weights, tables, lens, topk, *, return_scores=False, **options):
-    indices = q.new_empty((*q.shape[:2], topk), dtype=torch.int32)
-    scores = q.new_empty(indices.shape if return_scores else (0,), dtype=torch.float32)
-    return indices, q.new_empty(q.shape[:2], dtype=torch.int32), scores
-
-
 def _topk_paged_flops(q, pages, weights, block_tables, *others, out_shape=None, **options):
     b, s_q, heads, d = q
     return 2 * b * s_q * heads * d * 64 * block_tables[1]
 
 
-@overload
-def indexer_topk_paged(
-    q: Tensor, pages: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor,
-    topk: int, *, positions: bool = False, ties: str = "smaller",
-    return_scores: Literal[False] = False,
-) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
-@overload
-def indexer_topk_paged(
-    q: Tensor, pages: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor,
-    topk: int, *, positions: bool = False, ties: str = "smaller", return_scores: Literal[True],
-) -> Tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
-@overload
-def indexer_topk_paged(
-    q: Tensor, pages: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor,
-    topk: int, *, positions: bool = False, ties: str = "smaller", return_scores: bool,
-) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]: ...  # fmt: skip
 @_operators.operator(
-    _topk_paged, _topk_paged_fake, results=3, how=_scores_if_wanted, flops=_topk_paged_flops
+    _topk_paged,
+    _operators.signature_of(_indexer.topk_paged),
+    results=3,
+    how=_scores_if_wanted,
+    flops=_topk_paged_flops,
 )
-def indexer_topk_paged(
-    q: Tensor,
-    pages: Tensor,
-    weights: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    topk: int,
-    *,
-    positions: bool = False,
-    ties: str = "smaller",
-    return_scores: bool = False,
-) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]:
+def indexer_topk_paged(q, pages, weights, tables, lens, topk, *, return_scores=False, **options):
     """winnow.indexer.topk_paged() as an operator: (indices, length), with return_scores (indices,
     length, scores). It has no gradient. The operator itself always has three results; the last one
     is empty where scores are not asked for.
     """
+    indices = q.new_empty((*q.shape[:2], topk), dtype=torch.int32)
+    scores = q.new_empty(indices.shape if return_scores else (0,), dtype=torch.float32)
+    return indices, q.new_empty(q.shape[:2], dtype=torch.int32), scores
 
 
 # ---- scores and their gradient
@@ -159,7 +98,21 @@ def _backward(q, k, *others, dk_dtype=None, **options):
     return _indexer.backward(q, k, *others, dk=dk, **options)
 
 
-def _backward_fake(q, k, weights, indices, d_scores, *, dk_dtype=None, **options):
+@_operators.operator(
+    _backward,
+    _operators.signature_of(
+        _indexer.backward,
+        plus="dk_dtype: dtype | None = None",
+        without=("dq", "dk", "d_weights"),
+    ),
+    results=3,
+    flops=_flops(3),
+)
+def indexer_backward(q, k, weights, indices, d_scores, *, dk_dtype=None, **options):
+    """winnow.indexer.backward() as an operator: (dq, dk, d_weights).
+
+    dq is as q (float32 for float8), d_weights float32, and dk float32 unless its dtype is given.
+    """
     f8 = q.dtype == torch.float8_e4m3fn
     return (
         q.new_empty(q.shape, dtype=torch.float32 if f8 else q.dtype),
@@ -168,49 +121,21 @@ def _backward_fake(q, k, weights, indices, d_scores, *, dk_dtype=None, **options
     )
 
 
-@_operators.operator(_backward, _backward_fake, results=3, flops=_flops(3))
-def indexer_backward(
-    q: Tensor,
-    k: Tensor,
-    weights: Tensor,
-    indices: Optional[Tensor],
-    d_scores: Tensor,
-    *,
-    k_scale: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None,
-    key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None,
-    k_stride: int = 1,
-    deterministic: bool = False,
-    dk_dtype: Optional[torch.dtype] = None,
-) -> Tuple[Tensor, Tensor, Tensor]:
-    """winnow.indexer.backward() as an operator: (dq, dk, d_weights).
-
-    dq is as q (float32 for float8), d_weights float32, and dk float32 unless its dtype is given.
-    """
-
-
-def _scores(q, k, weights, indices=None, *, deterministic=False, **options):
-    return _indexer.scores(q, k, weights, indices, **options)
-
-
-def _scores_fake(q, k, weights, indices=None, **options):
-    return q.new_empty((q.shape[0], _columns(k, indices)), dtype=torch.float32)
-
-
 class _RecordedScores(torch.autograd.Function):
     """indexer_scores under autograd; arguments as in winnow.torch._Recorded."""
 
     @staticmethod
-    def forward(q, k, weights, run, values, defaults):
+    def forward(q, k, weights, run, values, arguments):
         return run(*values)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        q, k, weights, _, values, defaults = inputs
-        _, _, _, indices, k_scale, key_start, key_end, *others = values + defaults[len(values) :]
-        ctx.save_for_backward(q, k, weights, indices, k_scale, key_start, key_end)
-        ctx.options = others
+        q, k, weights, _, values, arguments = inputs
+        indices, k_scale, start, end, *ctx.options = arguments.of(
+            values, "indices", "k_scale", "key_start", "key_end", "q_start", "k_stride",
+            "deterministic",
+        )  # fmt: skip
+        ctx.save_for_backward(q, k, weights, indices, k_scale, start, end)
 
     @staticmethod
     def backward(ctx, d_scores):
@@ -237,46 +162,38 @@ class _RecordedScores(torch.autograd.Function):
 
 
 @_operators.operator(
-    _scores,
-    _scores_fake,
+    _indexer.scores,
+    plus="deterministic: bool = False",
     results=1,
     casts=_CASTS,
-    autograd=_operators.recording(_operators.recorded_by(_RecordedScores), leaves=(0, 1, 2)),
+    autograd=_operators.recording(
+        _operators.recorded_by(_RecordedScores), leaves=("q", "k", "weights")
+    ),
     flops=_flops(1),
 )
-def indexer_scores(
-    q: Tensor,
-    k: Tensor,
-    weights: Tensor,
-    indices: Optional[Tensor] = None,
-    *,
-    k_scale: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None,
-    key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None,
-    k_stride: int = 1,
-    deterministic: bool = False,
-) -> Tensor:
+def indexer_scores(q, k, weights, indices=None, **options):
     """winnow.indexer.scores() as an operator, differentiable in q, k and weights.
 
     Entries that are absent or not visible are -inf and pass no gradient on. deterministic is for
     the gradient, as in winnow.indexer.backward().
     """
+    return q.new_empty((q.shape[0], _columns(k, indices)), dtype=torch.float32)
 
 
 # ---- quantize
 
 
-def _quantize_fake(x, *, power_of_two=False):
+@_operators.operator(
+    _indexer.quantize,
+    _operators.signature_of(_indexer.quantize, without=("pages", "slots")),
+    results=2,
+)
+def indexer_quantize(x, **options):
+    """winnow.indexer.quantize() as an operator: (rows, scale). It has no gradient."""
     return (
         x.new_empty(x.shape, dtype=torch.float8_e4m3fn),
         x.new_empty(x.shape[:-1], dtype=torch.float32),
     )
-
-
-@_operators.operator(_indexer.quantize, _quantize_fake, results=2)
-def indexer_quantize(x: Tensor, *, power_of_two: bool = False) -> Tuple[Tensor, Tensor]:
-    """winnow.indexer.quantize() as an operator: (rows, scale). It has no gradient."""
 
 
 def _quantize_pages(x, pages, slots, **options):
@@ -284,9 +201,10 @@ def _quantize_pages(x, pages, slots, **options):
 
 
 @_operators.operator(
-    _quantize_pages, lambda *tensors, **options: None, results=0, changes=("pages",)
+    _quantize_pages,
+    "x: T, pages: T, slots: T, *, power_of_two: bool = False",
+    results=0,
+    changes=("pages",),
 )
-def indexer_quantize_pages(
-    x: Tensor, pages: Tensor, slots: Tensor, *, power_of_two: bool = False
-) -> None:
+def indexer_quantize_pages(*tensors, **options):
     """winnow.indexer.quantize() into pages, as an operator that changes them."""

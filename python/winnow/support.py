@@ -34,12 +34,9 @@ def supports(
     process, of those sizes, and a call without tokens.
 
     Args:
-        op: "sparse_mla.forward", "sparse_mla.distribution", "sparse_mla.backward",
-            "sparse_mla.decode", "sparse_mla.store", "indexer.topk", "indexer.topk_paged",
-            "indexer.scores", "indexer.backward", "indexer.quantize", "paged_xl.attention",
-            "paged_xl.attention_fused", "paged_xl.append", "paged_xl.position_term",
-            "expert_parallel.dispatch", "expert_parallel.combine", "expert_parallel.layout" or
-            "expert_parallel.notify".
+        op: the function of an operation, such as "sparse_mla.forward"; "expert_parallel.dispatch"
+            and "expert_parallel.combine" are those of a layer. The error for another name lists
+            all of them.
         dtype: of the queries, of the cache (decode and store), or of the tokens: "float32",
             "float16", "bfloat16", "float64" (of sparse_mla and paged_xl on the CPU),
             "float8_e4m3fn", or a dtype of numpy or torch.

@@ -13,7 +13,6 @@ which is never cast; float32 tensors beside them (sinks, lse, weights) stay.
 """
 
 import functools
-from typing import Literal, Optional, Tuple, Union, overload
 
 import torch
 from torch import Tensor
@@ -23,10 +22,9 @@ from winnow._winnow import expert_parallel as _expert_parallel
 from winnow._winnow import paged_xl as _paged_xl
 from winnow._winnow import sparse_mla as _sparse_mla
 from winnow.decode_operators import sparse_mla_decode, sparse_mla_store
-from winnow.expert_parallel import Notifier
 from winnow.expert_parallel.autograd import combine as expert_parallel_combine
 from winnow.expert_parallel.autograd import dispatch_traced as expert_parallel_dispatch
-from winnow.expert_parallel.operators import Notified
+from winnow.expert_parallel.autograd import notify as expert_parallel_notify
 from winnow.indexer_loss import indexer_loss
 from winnow.indexer_operators import (
     indexer_backward,
@@ -36,6 +34,8 @@ from winnow.indexer_operators import (
     indexer_topk,
     indexer_topk_paged,
 )
+
+# Type checkers read torch.pyi, which python/stubs/torch_stub.py writes from these declarations.
 
 __all__ = [
     "expert_parallel_combine",
@@ -105,7 +105,28 @@ def _backward(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, **o
     return *gradients, q.new_empty(0, dtype=_accumulator(q))
 
 
-def _backward_fake(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, **options):
+def _sink_if_there(operator, arguments, options):
+    gradients = operator(*arguments, **options)
+    return gradients if options.get("attn_sink") is not None else gradients[:2]
+
+
+@_operators.operator(
+    _backward,
+    _operators.signature_of(
+        _sparse_mla.backward,
+        plus="dq_dtype: dtype | None = None, dkv_dtype: dtype | None = None",
+        without=("dq", "dkv", "d_sink"),
+    ),
+    results=3,
+    how=_sink_if_there,
+    flops=_sparse_mla_flops(lambda d_qk: 3 * d_qk + 2 * _VALUE_DIM),
+)
+def sparse_mla_backward(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, **options):
+    """winnow.sparse_mla.backward() as an operator: (dq, dkv), with a sink (dq, dkv, d_sink).
+
+    dq is as q and dkv float32 (float64 with float64) unless their dtypes are given. The operator
+    itself always has three results; the last one is empty where there is no sink.
+    """
     return (
         q.new_empty(q.shape, dtype=dq_dtype or q.dtype),
         kv.new_empty(kv.shape, dtype=dkv_dtype or _accumulator(kv)),
@@ -113,96 +134,27 @@ def _backward_fake(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None
     )
 
 
-def _sink_if_there(operator, arguments, options):
-    gradients = operator(*arguments, **options)
-    return gradients if options.get("attn_sink") is not None else gradients[:2]
-
-
-@overload
-def sparse_mla_backward(
-    q: Tensor, kv: Tensor, indices: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, *,
-    delta: Optional[Tensor] = None, scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None, attn_sink: None = None,
-    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
-    dq_dtype: Optional[torch.dtype] = None, dkv_dtype: Optional[torch.dtype] = None,
-) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
-@overload
-def sparse_mla_backward(
-    q: Tensor, kv: Tensor, indices: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, *,
-    delta: Optional[Tensor] = None, scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None, attn_sink: Tensor,
-    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
-    dq_dtype: Optional[torch.dtype] = None, dkv_dtype: Optional[torch.dtype] = None,
-) -> Tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
-@overload
-def sparse_mla_backward(
-    q: Tensor, kv: Tensor, indices: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, *,
-    delta: Optional[Tensor] = None, scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None, attn_sink: Optional[Tensor],
-    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
-    dq_dtype: Optional[torch.dtype] = None, dkv_dtype: Optional[torch.dtype] = None,
-) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]: ...  # fmt: skip
-@_operators.operator(
-    _backward,
-    _backward_fake,
-    results=3,
-    how=_sink_if_there,
-    flops=_sparse_mla_flops(lambda d_qk: 3 * d_qk + 2 * _VALUE_DIM),
-)
-def sparse_mla_backward(
-    q: Tensor,
-    kv: Tensor,
-    indices: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    d_out: Tensor,
-    *,
-    delta: Optional[Tensor] = None,
-    scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None,
-    attn_sink: Optional[Tensor] = None,
-    q_start: Optional[int] = None,
-    k_stride: int = 1,
-    deterministic: bool = False,
-    dq_dtype: Optional[torch.dtype] = None,
-    dkv_dtype: Optional[torch.dtype] = None,
-) -> Union[Tuple[Tensor, Tensor], Tuple[Tensor, Tensor, Tensor]]:
-    """winnow.sparse_mla.backward() as an operator: (dq, dkv), with a sink (dq, dkv, d_sink).
-
-    dq is as q and dkv float32 (float64 with float64) unless their dtypes are given. The operator
-    itself always has three results; the last one is empty where there is no sink.
-    """
-
-
 # ---- sparse MLA: forward
 
 
-def _forward(q, kv, indices, *, deterministic=False, dkv_dtype=None, **options):
-    return _sparse_mla.forward(q, kv, indices, **options)
-
-
-def _forward_fake(q, kv, indices, **options):
-    s_q, h_q = q.shape[:2]
-    max_logits = q.new_empty((s_q, h_q), dtype=_accumulator(q))
-    return q.new_empty((s_q, h_q, _VALUE_DIM)), max_logits, torch.empty_like(max_logits)
-
-
 class _Recorded(torch.autograd.Function):
-    """sparse_mla_forward under autograd. `values` are the operator's arguments without those at the
-    end that have their `defaults`; the leaves among them stand alone, too, for torch to see."""
+    """sparse_mla_forward under autograd. `values` are its arguments by position, to be taken by
+    `arguments`; the leaves among them stand alone, too, for torch to see."""
 
     @staticmethod
-    def forward(q, kv, attn_sink, run, values, defaults):
+    def forward(q, kv, attn_sink, run, values, arguments):
         return run(*values)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        q, kv, attn_sink, _, values, defaults = inputs
+        q, kv, attn_sink, _, values, arguments = inputs
         out, max_logits, lse = output
         ctx.mark_non_differentiable(max_logits, lse)
-        _, _, indices, scale, topk_length, _, _, _, *others = values + defaults[len(values) :]
+        indices, topk_length, *ctx.options = arguments.of(
+            values, "indices", "topk_length", "scale", "q_start", "k_stride", "deterministic",
+            "dkv_dtype",
+        )  # fmt: skip
         ctx.save_for_backward(q, kv, indices, topk_length, attn_sink, out, lse)
-        ctx.options = (scale, *others)
 
     @staticmethod
     def backward(ctx, d_out, d_max_logits, d_lse):
@@ -233,33 +185,24 @@ class _Recorded(torch.autograd.Function):
 
 
 @_operators.operator(
-    _forward,
-    _forward_fake,
+    _sparse_mla.forward,
+    plus="deterministic: bool = False, dkv_dtype: dtype | None = None",
     results=3,
-    autograd=_operators.recording(_operators.recorded_by(_Recorded), leaves=(0, 1, 5)),
+    autograd=_operators.recording(
+        _operators.recorded_by(_Recorded), leaves=("q", "kv", "attn_sink")
+    ),
     casts={"q": None, "kv": None},
     flops=_sparse_mla_flops(lambda d_qk: d_qk + _VALUE_DIM),
 )
-def sparse_mla_forward(
-    q: Tensor,
-    kv: Tensor,
-    indices: Optional[Tensor],
-    *,
-    scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None,
-    attn_sink: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None,
-    key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None,
-    k_stride: int = 1,
-    deterministic: bool = False,
-    dkv_dtype: Optional[torch.dtype] = None,
-) -> Tuple[Tensor, Tensor, Tensor]:
+def sparse_mla_forward(q, kv, indices, **options):
     """winnow.sparse_mla.forward() as an operator: (out, max_logits, lse), differentiable in out
     where there are indices.
 
     deterministic and dkv_dtype are for its gradient, as in sparse_mla_attention().
     """
+    s_q, h_q = q.shape[:2]
+    max_logits = q.new_empty((s_q, h_q), dtype=_accumulator(q))
+    return q.new_empty((s_q, h_q, _VALUE_DIM)), max_logits, torch.empty_like(max_logits)
 
 
 def _with_sink_in_f32(operator, arguments, options):
@@ -269,47 +212,14 @@ def _with_sink_in_f32(operator, arguments, options):
     return _lse_if_wanted(operator, arguments, options)
 
 
-@overload
-def sparse_mla_attention(
-    q: Tensor, kv: Tensor, indices: Optional[Tensor], *, scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None, attn_sink: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
-    dkv_dtype: Optional[torch.dtype] = None, return_lse: Literal[False] = False,
-) -> Tensor: ...  # fmt: skip
-@overload
-def sparse_mla_attention(
-    q: Tensor, kv: Tensor, indices: Optional[Tensor], *, scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None, attn_sink: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
-    dkv_dtype: Optional[torch.dtype] = None, return_lse: Literal[True],
-) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
-@overload
-def sparse_mla_attention(
-    q: Tensor, kv: Tensor, indices: Optional[Tensor], *, scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None, attn_sink: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None, key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None, k_stride: int = 1, deterministic: bool = False,
-    dkv_dtype: Optional[torch.dtype] = None, return_lse: bool,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...  # fmt: skip
-@_operators.calling(torch.ops.winnow.sparse_mla_forward, _with_sink_in_f32)
-def sparse_mla_attention(
-    q: Tensor,
-    kv: Tensor,
-    indices: Optional[Tensor],
-    *,
-    scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None,
-    attn_sink: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None,
-    key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None,
-    k_stride: int = 1,
-    deterministic: bool = False,
-    dkv_dtype: Optional[torch.dtype] = None,
-    return_lse: bool = False,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+@_operators.calling(
+    torch.ops.winnow.sparse_mla_forward,
+    sparse_mla_forward.declared.plus(
+        "return_lse: bool = False", "tuple[T, T] if return_lse else T"
+    ),
+    how=_with_sink_in_f32,
+)
+def sparse_mla_attention():
     """Top-k sparse MLA attention, differentiable in q, kv and attn_sink.
 
     Args:
@@ -333,33 +243,17 @@ def sparse_mla_attention(
 # ---- sparse MLA: the attention distribution
 
 
-def _distribution_fake(q, kv, indices, lse, **options):
-    columns = kv.shape[0] if indices is None else indices.shape[-1]
-    return q.new_empty((q.shape[0], columns), dtype=_accumulator(q))
-
-
 @torch.no_grad()
 @_operators.operator(
     _sparse_mla.distribution,
-    _distribution_fake,
     results=1,
     casts={"q": None, "kv": None},
     flops=_sparse_mla_flops(lambda d_qk: d_qk),
 )
-def sparse_mla_distribution(
-    q: Tensor,
-    kv: Tensor,
-    indices: Optional[Tensor],
-    lse: Tensor,
-    *,
-    scale: Optional[float] = None,
-    topk_length: Optional[Tensor] = None,
-    key_start: Optional[Tensor] = None,
-    key_end: Optional[Tensor] = None,
-    q_start: Optional[int] = None,
-    k_stride: int = 1,
-) -> Tensor:
+def sparse_mla_distribution(q, kv, indices, lse, **options):
     """winnow.sparse_mla.distribution() as an operator; a teacher, without a gradient."""
+    columns = kv.shape[0] if indices is None else indices.shape[-1]
+    return q.new_empty((q.shape[0], columns), dtype=_accumulator(q))
 
 
 # ---- paged decode
@@ -374,160 +268,69 @@ def _paged_flops(products):
     return count
 
 
-def _attention_fake(query, *others):
+def _step(query):
     return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=_accumulator(query))
 
 
-@overload
-def paged_xl_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, matrix_bd: Tensor,
-    scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
-    return_lse: Literal[False] = False,
-) -> Tensor: ...  # fmt: skip
-@overload
-def paged_xl_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, matrix_bd: Tensor,
-    scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
-    return_lse: Literal[True],
-) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
-@overload
-def paged_xl_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, matrix_bd: Tensor,
-    scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
-    return_lse: bool,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...  # fmt: skip
 @_operators.operator(
     functools.partial(_paged_xl.attention, return_lse=True),
-    _attention_fake,
+    face="return_lse: bool = False",
     results=2,
     how=_lse_if_wanted,
     casts=dict.fromkeys(("query", "pos_bias_u", "matrix_bd"), "key_cache"),
     flops=_paged_flops(2),
 )
-def paged_xl_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    pos_bias_u: Tensor,
-    matrix_bd: Tensor,
-    scale: Optional[float],
-    block_tables: Tensor,
-    context_lens: Tensor,
-    *,
-    return_lse: bool = False,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+def paged_xl_attention(query, *others):
     """winnow.paged_xl.attention() as an operator: out, or (out, lse)."""
+    return _step(query)
 
 
-@overload
-def paged_xl_attention_fused(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, pos_bias_v: Tensor,
-    r: Tensor, scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
-    return_lse: Literal[False] = False,
-) -> Tensor: ...  # fmt: skip
-@overload
-def paged_xl_attention_fused(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, pos_bias_v: Tensor,
-    r: Tensor, scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
-    return_lse: Literal[True],
-) -> Tuple[Tensor, Tensor]: ...  # fmt: skip
-@overload
-def paged_xl_attention_fused(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, pos_bias_u: Tensor, pos_bias_v: Tensor,
-    r: Tensor, scale: Optional[float], block_tables: Tensor, context_lens: Tensor, *,
-    return_lse: bool,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...  # fmt: skip
 @_operators.operator(
     functools.partial(_paged_xl.attention_fused, return_lse=True),
-    _attention_fake,
+    face="return_lse: bool = False",
     results=2,
     how=_lse_if_wanted,
     casts=dict.fromkeys(("query", "pos_bias_u", "pos_bias_v", "r"), "key_cache"),
     flops=_paged_flops(3),
 )
-def paged_xl_attention_fused(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    pos_bias_u: Tensor,
-    pos_bias_v: Tensor,
-    r: Tensor,
-    scale: Optional[float],
-    block_tables: Tensor,
-    context_lens: Tensor,
-    *,
-    return_lse: bool = False,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+def paged_xl_attention_fused(query, *others):
     """winnow.paged_xl.attention_fused() as an operator: out, or (out, lse)."""
+    return _step(query)
 
 
 @_operators.operator(
     _paged_xl.append,
-    lambda *tensors: None,
     results=0,
     changes=("key_cache", "value_cache"),
     casts={"key": "key_cache", "value": "value_cache"},
 )
-def paged_xl_append(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
-) -> None:
+def paged_xl_append(*tensors):
     """winnow.paged_xl.append() as an operator that changes both caches."""
-
-
-def _position_term_fake(query, pos_bias_v, r, context_lens):
-    return query.new_empty((*query.shape[:2], r.shape[1]))
 
 
 @_operators.operator(
     _paged_xl.position_term,
-    _position_term_fake,
     results=1,
     casts=dict.fromkeys(("query", "pos_bias_v", "r")),
     flops=lambda query, pos_bias_v, r, *others, out_shape=None, **options: (
         2 * query[0] * r[0] * r[1] * r[2]
     ),
 )
-def paged_xl_position_term(
-    query: Tensor, pos_bias_v: Tensor, r: Tensor, context_lens: Tensor
-) -> Tensor:
+def paged_xl_position_term(query, pos_bias_v, r, context_lens):
     """winnow.paged_xl.position_term() as an operator: [num_seqs, num_heads, max_distance]."""
+    return query.new_empty((*query.shape[:2], r.shape[1]))
 
 
 # ---- expert parallelism: the counts; what moves tokens is in winnow.expert_parallel.operators
 
 
-def _layout_fake(expert_indices, experts, world_size, local_world_size):
+@_operators.operator(_expert_parallel.layout, results=4)
+def expert_parallel_layout(expert_indices, experts, world_size, local_world_size):
+    """winnow.expert_parallel.layout() as an operator: (tokens_per_rank, tokens_per_node,
+    tokens_per_expert, is_token_in_rank)."""
     return (
         expert_indices.new_empty(world_size),
         expert_indices.new_empty(world_size // local_world_size),
         expert_indices.new_empty(experts),
         expert_indices.new_empty((expert_indices.shape[0], world_size), dtype=torch.bool),
     )
-
-
-@_operators.operator(_expert_parallel.layout, _layout_fake, results=4)
-def expert_parallel_layout(
-    expert_indices: Tensor, experts: int, world_size: int, local_world_size: int
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """winnow.expert_parallel.layout() as an operator: (tokens_per_rank, tokens_per_node,
-    tokens_per_expert, is_token_in_rank)."""
-
-
-def expert_parallel_notify(
-    notifier: Notifier,
-    tokens_per_rank: Tensor,
-    tokens_per_node: Tensor,
-    tokens_per_expert: Tensor,
-    is_token_in_rank: Tensor,
-    *,
-    channels: int = 1,
-    expert_alignment: int = 1,
-    worst_case_rows: int = 0,
-) -> Notified:
-    """winnow.expert_parallel.notify() as an operator, without queues: a tuple of its results."""
-    return Notified(
-        *torch.ops.winnow.expert_parallel_notify(
-            tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank, None,
-            notifier._traced, channels, expert_alignment, worst_case_rows,
-        )
-    )  # fmt: skip

@@ -14,6 +14,7 @@
 #include "tools/winnow/gpu_timer.h"
 #include "tools/winnow/progress.h"
 #include "tools/winnow/table.h"
+#include "tools/winnow/target.h"
 #include <benchmark/benchmark.h>
 #include <nlohmann/json.hpp>
 
@@ -135,15 +136,16 @@ Runnable prepare_ceiling(const testing::Ceiling& ceiling) {
 
 ordered_json run_one(const testing::Operation& operation, const testing::Benchmark& one,
                      const testing::Target& target, const BenchOptions& options) {
-  const Runnable run = one.prepare(target);
+  const testing::Prepared prepared = one.prepare(target);
   const bool gpu = one.device == DeviceType::cuda;
   const Runnable ceiling = gpu ? nullptr : prepare_ceiling(one.ceiling);
   const Measured measured =
-      gpu ? measure_on_gpu(run, one, options) : measure(run, ceiling, options);
+      gpu ? measure_on_gpu(prepared.run, one, options) : measure(prepared.run, ceiling, options);
   ordered_json result = {{"operation", operation.name},
                          {"benchmark", one.name},
                          {"shape", one.shape},
                          {"seconds", measured.operation}};
+  if (prepared.memory_bytes > 0) result["memory_bytes"] = prepared.memory_bytes;
   if (one.flops > 0) result["gflops_per_second"] = one.flops / measured.operation * 1e-9;
   if (one.bytes > 0) result["gigabytes_per_second"] = one.bytes / measured.operation * 1e-9;
   if (measured.ceiling > 0) {
@@ -157,14 +159,7 @@ ordered_json run_one(const testing::Operation& operation, const testing::Benchma
         work / measured.ceiling * 1e-9;
     result["ratio"] = rate / (work / measured.ceiling);
   }
-  if (one.target.has_value()) {
-    result["target"] = *one.target;
-    result["reached"] = result["ratio"].get<double>() >= *one.target;
-  }
-  if (one.target_seconds.has_value()) {
-    result["target_seconds"] = *one.target_seconds;
-    result["reached"] = measured.operation <= *one.target_seconds;
-  }
+  judge(operation, one, gpu ? gpus().gpus.front().name : "", result);
   return result;
 }
 
@@ -177,21 +172,44 @@ std::string rate_text(const ordered_json& result, const std::string& prefix) {
   return format_text("%.1f GB/s", result.value(prefix + "gigabytes_per_second", 0.0));
 }
 
-void add_row(const ordered_json& result, Table& table) {
+std::string memory_text(const ordered_json& result) {
+  if (!result.contains("memory_bytes")) return "";
+  return format_text("%.2f MiB", result["memory_bytes"].get<double>() / (1 << 20));
+}
+
+std::vector<std::string> row_of(const ordered_json& result) {
   const double seconds = result["seconds"];
   const bool ceiling = result.contains("ceiling");
-  std::string verdict;
-  if (result.contains("target")) {
-    verdict = format_text("%.0f %% ", 100 * result["target"].get<double>());
-  } else if (result.contains("target_seconds")) {
-    verdict = format_text("%.1f us ", 1e6 * result["target_seconds"].get<double>());
+  return {result["operation"],
+          result["benchmark"],
+          format_text("%.4f ms", seconds * 1e3),
+          rate_text(result, ""),
+          ceiling ? rate_text(result, "ceiling_") + " " + result["ceiling"].get<std::string>() : "",
+          ceiling ? format_text("%.0f %%", 100 * result["ratio"].get<double>()) : "",
+          verdict(result)};
+}
+
+Table table_of(const ordered_json& results) {
+  std::vector<Table::Column> columns = {{"operation"},
+                                        {"benchmark"},
+                                        {"time", Table::Align::right},
+                                        {"rate", Table::Align::right},
+                                        {"ceiling", Table::Align::right},
+                                        {"of ceiling", Table::Align::right},
+                                        {"target"}};
+  // Beside the time, where some operation counts it.
+  constexpr std::ptrdiff_t kMemory = 3;
+  const bool memory = std::any_of(results.begin(), results.end(), [](const ordered_json& result) {
+    return result.contains("memory_bytes");
+  });
+  if (memory) columns.insert(columns.begin() + kMemory, {"memory", Table::Align::right});
+  Table table(std::move(columns));
+  for (const ordered_json& result : results) {
+    std::vector<std::string> row = row_of(result);
+    if (memory) row.insert(row.begin() + kMemory, memory_text(result));
+    table.add(std::move(row));
   }
-  if (result.contains("reached")) verdict += result["reached"] ? "reached" : "MISSED";
-  table.add(
-      {result["operation"], result["benchmark"], format_text("%.4f ms", seconds * 1e3),
-       rate_text(result, ""),
-       ceiling ? rate_text(result, "ceiling_") + " " + result["ceiling"].get<std::string>() : "",
-       ceiling ? format_text("%.0f %%", 100 * result["ratio"].get<double>()) : "", verdict});
+  return table;
 }
 
 std::string today() {
@@ -219,13 +237,6 @@ int run_bench(const BenchOptions& options) {
   int argc = 2;
   benchmark::Initialize(&argc, argv);
 
-  Table table({{"operation"},
-               {"benchmark"},
-               {"time", Table::Align::right},
-               {"rate", Table::Align::right},
-               {"ceiling", Table::Align::right},
-               {"of ceiling", Table::Align::right},
-               {"target"}});
   ordered_json results = ordered_json::array();
   Progress progress(std::cerr, progress_wanted());
   bool found = false, missed = false;
@@ -238,7 +249,6 @@ int run_bench(const BenchOptions& options) {
       found = true;
       progress.show(operation->name + " " + one.name);
       results.push_back(run_one(*operation, one, target, options));
-      add_row(results.back(), table);
       missed = missed || !results.back().value("reached", true);
     }
   }
@@ -264,7 +274,7 @@ int run_bench(const BenchOptions& options) {
   } else {
     std::cout << "winnow " << WINNOW_VERSION << ", " << today() << ", " << where << "; median of "
               << options.repetitions << " repetitions\n\n";
-    table.print(std::cout);
+    table_of(results).print(std::cout);
   }
   return options.check && missed ? kCheckFailed : kOk;
 }

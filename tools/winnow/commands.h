@@ -5,19 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "tools/winnow/program.h"
+
 #include "winnow/core/backend.h"
 #include "winnow/testing/operation.h"
 
 namespace winnow::cli {
-
-// Exit codes, as --help lists them.
-enum ExitCode : int {
-  kOk = 0,
-  kCheckFailed = 1,  // a result was wrong, or a promised speed was missed with --check
-  kBadUsage = 2,     // an unknown option, operation, file or value
-  kUnsupported = 3,  // the request is fine, but not on this machine or build
-  kSystemError = 4,  // memory, files, or a defect
-};
 
 // The operations that a name selects: "sparse_mla::forward", a family ("sparse_mla"), or all for
 // "". Throws Error, in the name of the command, naming the known ones.

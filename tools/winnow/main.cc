@@ -1,11 +1,8 @@
 // The command line program: parses the arguments and runs one subcommand.
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <iostream>
 #include <memory>
-#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,8 +12,8 @@
 #include "tools/winnow/demo/text_format.h"
 #include "tools/winnow/nearest.h"
 #include "tools/winnow/printable.h"
+#include "tools/winnow/program.h"
 #include "tools/winnow/progress.h"
-#include "tools/winnow/standard_output.h"
 #include <CLI/CLI.hpp>
 
 #include "winnow/core/error.h"
@@ -223,20 +220,6 @@ std::vector<std::string> take_ranks_command(int& argc, char** argv) {
   return command;
 }
 
-int exit_code_of(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::invalid_argument:
-      return kBadUsage;
-    case ErrorCode::unsupported:
-      return kUnsupported;
-    case ErrorCode::resource:
-    case ErrorCode::timeout:
-    case ErrorCode::internal:
-      return kSystemError;
-  }
-  return kSystemError;
-}
-
 // Throws Error where the first argument is neither an option of the program nor a command.
 void check_command(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || app.get_option_no_throw(argv[1]) != nullptr) return;
@@ -278,40 +261,9 @@ int run(int argc, char** argv) {
   return exit_code;
 }
 
-// The exit code of `work`; what it throws becomes a line on standard error.
-struct Outcome {
-  int exit_code = kOk;
-  std::string message;
-};
-
-Outcome attempt(const std::function<int()>& work) {
-  try {
-    return {work(), ""};
-  } catch (const Error& error) {
-    return {exit_code_of(error.code()), error.what()};
-  } catch (const std::bad_alloc&) {
-    return {kSystemError, "out of memory"};
-  } catch (const std::exception& error) {
-    return {kSystemError, error.what()};
-  }
-}
-
 }  // namespace
 }  // namespace winnow::cli
 
 int main(int argc, char** argv) {
-  using namespace winnow::cli;
-  // Ranks on one GPU wait for each other there: no two streams may share a hardware queue.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  StandardOutput output;
-  const Outcome command = attempt([&] { return run(argc, argv); });
-  const Outcome end = attempt([&] {
-    output.finish();
-    return kOk;
-  });
-  for (const Outcome& outcome : {command, end}) {
-    if (outcome.message.empty()) continue;
-    std::cerr << "winnow: " << printable(outcome.message, true) << "\n";
-  }
-  return end.exit_code != kOk ? end.exit_code : command.exit_code;
+  return winnow::cli::run_program([&] { return winnow::cli::run(argc, argv); });
 }

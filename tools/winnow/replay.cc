@@ -10,6 +10,7 @@
 
 #include "tools/winnow/commands.h"
 #include "tools/winnow/demo/text_format.h"
+#include "tools/winnow/printable.h"
 #include "tools/winnow/replay_file.h"
 
 #include "winnow/core/device_memory.h"
@@ -223,8 +224,9 @@ int run_replay(const ReplayOptions& options) {
   }
   const testing::Target target = make_target("replay", where);
   const Device device{target.device, 0};
-  print("%s, recorded with Winnow %s: %s\n", record.operation.c_str(), record.library.c_str(),
-        record.result.empty() ? "it never ended" : record.result.c_str());
+  print("%s, recorded with Winnow %s: %s\n", record.operation.c_str(),
+        printable(record.library).c_str(),
+        record.result.empty() ? "it never ended" : printable(record.result).c_str());
 
   Copies copies;
   for (const auto& [name, tensor] : record.tensors) {

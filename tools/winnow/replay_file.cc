@@ -1,6 +1,7 @@
 #include "tools/winnow/replay_file.h"
 
 #include <array>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -14,9 +15,16 @@ namespace {
 constexpr std::array kDTypes = {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3,
                                 DType::u8,  DType::i32, DType::i64,  DType::f64};
 
+// Of a line: a tensor's has up to kMaxRank sizes and strides, an error's text a few of them.
+constexpr std::size_t kLongestLine = 1 << 16;
+
 class Reader {
  public:
-  explicit Reader(const std::string& path) : path_(path), file_(path, std::ios::binary) {
+  explicit Reader(const std::string& path) : path_(path) {
+    std::error_code error;
+    // A pipe would be waited for, and a device need not end.
+    if (!std::filesystem::is_regular_file(path, error)) fail("a file that can be read");
+    file_.open(path, std::ios::binary);
     if (!file_) fail("a file that can be read");
   }
 
@@ -27,8 +35,12 @@ class Reader {
   // The next line, or nothing at the end of the file.
   std::optional<std::string> line() {
     std::string text;
-    if (!std::getline(file_, text)) return std::nullopt;
-    return text;
+    for (int letter; (letter = file_.get()) != std::char_traits<char>::eof();) {
+      if (letter == '\n') return text;
+      if (text.size() == kLongestLine) fail("lines of at most 65536 bytes");
+      text += static_cast<char>(letter);
+    }
+    return text.empty() ? std::nullopt : std::optional(text);
   }
 
   std::vector<char> bytes(std::int64_t count) {
@@ -106,11 +118,14 @@ CallRecord read_record(const std::string& path) {
       record.values[name] = text == "-" ? "" : text;
     } else if (key == "tensor" || key == "output") {
       std::int64_t bytes = 0;
+      if (record.tensors.contains(name)) reader.fail("one line for the tensor \"" + name + "\"");
       record.tensors[name] = read_tensor(reader, words, bytes);
       if (!record.tensors[name]) continue;
       record.tensors[name]->output = key == "output";
       const std::int64_t whole = extent_of(record.tensors[name]->layout).bytes;
-      if (bytes != whole && name != "workspace") reader.fail("as many bytes as the shape needs");
+      // What a workspace held says nothing, and is not recorded.
+      const bool of_scratch = name == "workspace" && bytes == 0;
+      if (bytes != whole && !of_scratch) reader.fail("as many bytes as the shape needs");
       sizes.emplace_back(name, bytes);
     } else if (key == "data") {
       more = false;

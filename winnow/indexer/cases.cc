@@ -35,6 +35,7 @@ std::vector<CaseShape> make_case_shapes() {
   add(kSome, {.name = "sq1-sk20000-k2048", .s_q = 1, .h = 16, .s_k = 20000, .topk = 2048});
   add(kSome, {.name = "h64-sk9000-k2048", .s_q = 7, .h = 64, .s_k = 9000, .topk = 2048});
   add(kGpu, {.name = "sq300", .s_q = 300, .h = 8, .s_k = 700});
+  add({DType::bf16}, {.name = "sq70001", .s_q = 70001, .h = 1, .s_k = 20, .d = 64, .topk = 4});
   add({DType::f32}, {.name = "k40000", .s_q = 2, .h = 1, .s_k = 50000, .d = 64, .topk = 40000});
   add({DType::f32},
       {.name = "k40000-of-30000", .s_q = 2, .h = 1, .s_k = 30000, .d = 64, .topk = 40000});
@@ -273,9 +274,11 @@ std::vector<ChosenBench> chosen_benches(std::initializer_list<double> targets_ms
                     .device = DeviceType::cpu});
   }
   // Queries at the end of the cache, as in a prefill of chunks.
-  const auto add = [&](std::int64_t h, std::int64_t s_k, std::optional<double> target_ms) {
-    list.push_back({.shape = {.name = numbered("bf16-h", h) + numbered("-sk", s_k) + "-k2048",
-                              .dtype = DType::bf16,
+  const auto add = [&](DType dtype, std::int64_t h, std::int64_t s_k,
+                       std::optional<double> target_ms) {
+    list.push_back({.shape = {.name = std::string(to_string(dtype)) + numbered("-h", h) +
+                                      numbered("-sk", s_k) + "-k2048",
+                              .dtype = dtype,
                               .s_q = 4096,
                               .h = h,
                               .s_k = s_k,
@@ -286,11 +289,12 @@ std::vector<ChosenBench> chosen_benches(std::initializer_list<double> targets_ms
   };
   std::int64_t s_k = 8192;
   for (const double target_ms : targets_ms) {
-    add(64, s_k, target_ms);
+    add(DType::bf16, 64, s_k, target_ms);
     s_k *= 4;
   }
-  add(32, 32768, {});
-  add(16, 32768, {});
+  add(DType::bf16, 32, 32768, {});
+  add(DType::bf16, 16, 32768, {});
+  add(DType::f8_e4m3, 64, 32768, {});
   return list;
 }
 

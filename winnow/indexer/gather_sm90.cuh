@@ -12,7 +12,9 @@
 
 #include <cuda_bf16.h>
 
+#include "winnow/device/common/arithmetic.cuh"
 #include "winnow/device/common/math.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/copy.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
@@ -34,7 +36,7 @@ struct View {
   std::int64_t key_start_stride, key_end_stride;
   std::int64_t q_start, k_stride;
   int s_q, s_k, h, columns, row_bytes;
-  bool causal, weights_are_bf16;
+  bool causal, weights_are_bf16, is_f8;
 };
 
 // `columns`: of indices, or s_k without them.
@@ -60,6 +62,7 @@ inline View view_of(const Problem& problem, const Rows<const std::int32_t*>& ind
   view.key_end = problem.key_end.data;
   view.key_end_stride = problem.key_end.stride0;
   view.causal = problem.causal;
+  view.is_f8 = problem.dtype == DType::f8_e4m3;
   view.q_start = problem.q_start;
   view.k_stride = problem.k_stride;
   view.s_q = static_cast<int>(problem.s_q);
@@ -119,6 +122,21 @@ __device__ __forceinline__ float weight_of(const View& view, int query, int head
              : __ldg(static_cast<const float*>(view.weights) + at);
 }
 
+// What the scores of a row are multiplied with.
+__device__ __forceinline__ float scale_of(const View& view, int row) {
+  return view.k_scale == nullptr ? 1.0f : __ldg(view.k_scale + row * view.k_scale_stride);
+}
+
+// A number of a row of q or k.
+__device__ __forceinline__ float number_of(const View& view, const char* row, int column) {
+  if (!view.is_f8) {
+    return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[column]);
+  }
+  float numbers[4];
+  device::unpack_f8(static_cast<std::uint8_t>(row[column]), numbers);
+  return numbers[0];
+}
+
 // One of kWarps warps copies its part of 64 rows: rows 64 / kWarps * warp and on, of which lane l
 // names the l-th; -1 becomes zeros. `first` is where row 0 begins in memory. 8 lanes copy 128 bytes
 // of a row, a chunk's part of it; chunks are `chunk_stride` bytes apart.
@@ -141,6 +159,41 @@ __device__ __forceinline__ void copy_rows(std::uint32_t destination, int chunk_s
       const bool valid = named >= 0 && chunk * 128 + column < row_bytes;
       device::cp_async_zfill(at + chunk * chunk_stride, source + (valid ? chunk * 128 + column : 0),
                              valid, policy);
+    }
+  }
+}
+
+// The same for rows of 64 * kChunks f8_e4m3, which become bf16 on the way: 8 lanes load 64 bytes of
+// a row. These are ordinary stores, which a fence_proxy_async_shared() of this thread shows to
+// wgmma.
+template <int kWarps, int kChunks>
+__device__ __forceinline__ void widen_rows(std::uint32_t destination, int chunk_stride,
+                                           const char* first, std::int64_t stride, int row,
+                                           int warp) {
+  constexpr int kRows = kTileEntries / kWarps, kPasses = kRows / 4;
+  const int lane = threadIdx.x % 32;
+  const std::uint32_t to = destination + device::chunk_offset(kRows * warp + lane / 8, lane % 8);
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    uint2 loaded[kPasses];
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int named = __shfl_sync(device::kFullWarp, row, 4 * pass + lane / 8);
+      loaded[pass] = {0, 0};
+      if (named >= 0) {
+        loaded[pass] = __ldg(
+            reinterpret_cast<const uint2*>(first + named * stride + chunk * 64 + lane % 8 * 8));
+      }
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      float low[4], high[4];
+      device::unpack_f8(loaded[pass].x, low);
+      device::unpack_f8(loaded[pass].y, high);
+      device::st_shared(
+          (to ^ (pass % 2 * 4 << 4)) + pass * 4 * 128 + chunk * chunk_stride,
+          make_uint4(device::pack_bf16(low[0], low[1]), device::pack_bf16(low[2], low[3]),
+                     device::pack_bf16(high[0], high[1]), device::pack_bf16(high[2], high[3])));
     }
   }
 }

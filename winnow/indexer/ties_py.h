@@ -6,18 +6,26 @@
 
 #include "winnow/core/error.h"
 #include "winnow/indexer/topk/topk.h"
+#include "winnow/python/operation.h"
 
 namespace winnow::python {
 
-inline indexer::Ties ties_argument(const char* operation, const std::string& ties) {
-  if (ties == "smaller") return indexer::Ties::smaller;
-  if (ties == "larger") return indexer::Ties::larger;
-  throw Error(ErrorCode::invalid_argument, operation, "ties", "smaller or larger", ties);
-}
+template <>
+struct FromText<indexer::Ties> {
+  static indexer::Ties from(const char* operation, const std::string& ties) {
+    if (ties == "smaller") return indexer::Ties::smaller;
+    if (ties == "larger") return indexer::Ties::larger;
+    throw Error(ErrorCode::invalid_argument, operation, "ties", "smaller or larger", ties);
+  }
+};
 
-inline void check_topk(const char* operation, std::int64_t topk) {
-  if (topk >= 1) return;
-  throw Error(ErrorCode::invalid_argument, operation, "topk", "1 or more", std::to_string(topk));
+// The number of rows to choose, which C++ takes from the shape of the outputs.
+template <const auto& kDeclaration>
+std::int64_t topk_argument(const Arguments<kDeclaration>& given) {
+  const auto topk = given.template get<"topk", std::int64_t>();
+  if (topk >= 1) return topk;
+  throw Error(ErrorCode::invalid_argument, kDeclaration.operation, "topk", "1 or more",
+              std::to_string(topk));
 }
 
 }  // namespace winnow::python

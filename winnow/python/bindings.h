@@ -1,4 +1,4 @@
-// What each room contributes to the extension module, and what `supports` needs from it.
+// What the extension module has besides the operations (operation.h), and what `supports` asks.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +17,10 @@ namespace nb = nanobind;
 
 void bind_expert_parallel_all_to_all(nb::module_& m);
 void bind_expert_parallel_descriptor(nb::module_& m);
-void bind_expert_parallel_layout(nb::module_& m);
 void bind_expert_parallel_low_latency(nb::module_& m);
 void bind_expert_parallel_notify(nb::module_& m);
 void bind_expert_parallel_sizes(nb::module_& m);
 void bind_expert_parallel_transport(nb::module_& m);
-void bind_indexer_backward(nb::module_& m);
-void bind_indexer_quantize(nb::module_& m);
-void bind_indexer_scores(nb::module_& m);
-void bind_indexer_topk(nb::module_& m);
-void bind_indexer_topk_paged(nb::module_& m);
-void bind_paged_xl_append(nb::module_& m);
-void bind_paged_xl_attention(nb::module_& m);
-void bind_paged_xl_position_term(nb::module_& m);
-void bind_sparse_mla_backward(nb::module_& m);
-void bind_sparse_mla_decode(nb::module_& m);
-void bind_sparse_mla_distribution(nb::module_& m);
-void bind_sparse_mla_forward(nb::module_& m);
-void bind_sparse_mla_store(nb::module_& m);
 
 // A tensor that is only described: for dry runs and calls without tokens.
 TensorView without_memory(DType type, std::initializer_list<std::int64_t> shape, Device device);
@@ -62,26 +48,11 @@ class Shape {
   nb::dict sizes_;
 };
 
-// Each calls the operation on tensors of the shape that was asked for. `options` ask for a dry run,
-// so that the library checks and computes nothing. Returns the backend; throws Error with the
-// reason.
+// Calls the operation on tensors of the shape that was asked for. `options` ask for a dry run, so
+// that the library checks and computes nothing. Returns the backend; throws Error with the reason.
+using Supports = Backend (*)(Shape& shape, const RunOptions& options);
 Backend supports_expert_parallel_combine(Shape& shape, const RunOptions& options);
 Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options);
-Backend supports_expert_parallel_layout(Shape& shape, const RunOptions& options);
 Backend supports_expert_parallel_notify(Shape& shape, const RunOptions& options);
-Backend supports_indexer_backward(Shape& shape, const RunOptions& options);
-Backend supports_indexer_quantize(Shape& shape, const RunOptions& options);
-Backend supports_indexer_scores(Shape& shape, const RunOptions& options);
-Backend supports_indexer_topk(Shape& shape, const RunOptions& options);
-Backend supports_indexer_topk_paged(Shape& shape, const RunOptions& options);
-Backend supports_paged_xl_append(Shape& shape, const RunOptions& options);
-Backend supports_paged_xl_attention(Shape& shape, const RunOptions& options);
-Backend supports_paged_xl_attention_fused(Shape& shape, const RunOptions& options);
-Backend supports_paged_xl_position_term(Shape& shape, const RunOptions& options);
-Backend supports_sparse_mla_backward(Shape& shape, const RunOptions& options);
-Backend supports_sparse_mla_decode(Shape& shape, const RunOptions& options);
-Backend supports_sparse_mla_distribution(Shape& shape, const RunOptions& options);
-Backend supports_sparse_mla_forward(Shape& shape, const RunOptions& options);
-Backend supports_sparse_mla_store(Shape& shape, const RunOptions& options);
 
 }  // namespace winnow::python

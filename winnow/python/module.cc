@@ -1,4 +1,5 @@
 // The extension module winnow._winnow: the operations of every room, and the library's settings.
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "winnow/core/version.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
+#include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
@@ -57,27 +59,15 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-using Supports = Backend (*)(Shape&, const RunOptions&);
-constexpr std::pair<const char*, Supports> kSupports[] = {
-    {"expert_parallel.combine", supports_expert_parallel_combine},
-    {"expert_parallel.dispatch", supports_expert_parallel_dispatch},
-    {"expert_parallel.layout", supports_expert_parallel_layout},
-    {"expert_parallel.notify", supports_expert_parallel_notify},
-    {"indexer.backward", supports_indexer_backward},
-    {"indexer.quantize", supports_indexer_quantize},
-    {"indexer.scores", supports_indexer_scores},
-    {"indexer.topk", supports_indexer_topk},
-    {"indexer.topk_paged", supports_indexer_topk_paged},
-    {"paged_xl.append", supports_paged_xl_append},
-    {"paged_xl.attention", supports_paged_xl_attention},
-    {"paged_xl.attention_fused", supports_paged_xl_attention_fused},
-    {"paged_xl.position_term", supports_paged_xl_position_term},
-    {"sparse_mla.backward", supports_sparse_mla_backward},
-    {"sparse_mla.decode", supports_sparse_mla_decode},
-    {"sparse_mla.distribution", supports_sparse_mla_distribution},
-    {"sparse_mla.forward", supports_sparse_mla_forward},
-    {"sparse_mla.store", supports_sparse_mla_store},
-};
+// What winnow.supports() can be asked, in the order of the names.
+std::map<std::string, Supports> askable() {
+  std::map<std::string, Supports> all = {
+      {"expert_parallel.combine", supports_expert_parallel_combine},
+      {"expert_parallel.dispatch", supports_expert_parallel_dispatch},
+      {"expert_parallel.notify", supports_expert_parallel_notify}};
+  for (const auto& [name, operation] : registered_operations()) all[name] = operation.supports;
+  return all;
+}
 
 // The backend that would run, or empty with the reason why none would.
 std::tuple<std::string, std::string> supports(const std::string& operation, nb::handle dtype,
@@ -90,8 +80,8 @@ std::tuple<std::string, std::string> supports(const std::string& operation, nb::
   RunOptions options{.dry_run = true};
   if (backend.has_value()) options.backend = backend_argument("supports", *backend);
   std::string known;
-  for (const auto& [name, ask] : kSupports) {
-    known += (known.empty() ? "" : ", ") + std::string(name);
+  for (const auto& [name, ask] : askable()) {
+    known += (known.empty() ? "" : ", ") + name;
     if (operation != name) continue;
     try {
       return {std::string(to_string(ask(shape, options))), ""};
@@ -160,31 +150,24 @@ NB_MODULE(_winnow, m) {
   nb::set_leak_warnings(false);
   m.attr("__version__") = WINNOW_VERSION;
 
-  nb::module_ sparse_mla = m.def_submodule("sparse_mla", "Top-k sparse MLA attention.");
-  bind_sparse_mla_forward(sparse_mla);
-  bind_sparse_mla_distribution(sparse_mla);
-  bind_sparse_mla_backward(sparse_mla);
-  bind_sparse_mla_decode(sparse_mla);
-  bind_sparse_mla_store(sparse_mla);
-  nb::module_ indexer = m.def_submodule("indexer", "The lightning indexer.");
-  bind_indexer_topk(indexer);
-  bind_indexer_topk_paged(indexer);
-  bind_indexer_scores(indexer);
-  bind_indexer_backward(indexer);
-  bind_indexer_quantize(indexer);
-  nb::module_ paged_xl = m.def_submodule("paged_xl", "Decode with Transformer-XL positions.");
-  bind_paged_xl_attention(paged_xl);
-  bind_paged_xl_append(paged_xl);
-  bind_paged_xl_position_term(paged_xl);
-  nb::module_ expert_parallel =
-      m.def_submodule("expert_parallel", "The all-to-all of mixtures of experts.");
+  std::map<std::string, nb::module_> families;
+  for (const auto& [name, text] :
+       {std::pair("sparse_mla", "Top-k sparse MLA attention."),
+        std::pair("indexer", "The lightning indexer."),
+        std::pair("paged_xl", "Decode with Transformer-XL positions."),
+        std::pair("expert_parallel", "The all-to-all of mixtures of experts.")}) {
+    families.emplace(name, m.def_submodule(name, text));
+  }
+  nb::module_& expert_parallel = families.at("expert_parallel");
   bind_expert_parallel_transport(expert_parallel);
   bind_expert_parallel_descriptor(expert_parallel);
   bind_expert_parallel_all_to_all(expert_parallel);
-  bind_expert_parallel_layout(expert_parallel);
   bind_expert_parallel_notify(expert_parallel);
   bind_expert_parallel_low_latency(expert_parallel);
   bind_expert_parallel_sizes(expert_parallel);
+  for (const auto& [name, operation] : registered_operations()) {
+    operation.bind(families.at(name.substr(0, name.find('.'))));
+  }
 
   define(m, "backends", list_backends,
          "Every backend in order of priority: dicts with name, description, supported and the\n"

@@ -24,8 +24,6 @@ std::string first_line(const nb::python_error& error) {
   return text.substr(0, text.find('\n'));
 }
 
-std::string take_python_error() { return first_line(nb::python_error()); }
-
 bool passes_unchanged(const nb::python_error& error) {
   return !error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError);
 }

@@ -16,9 +16,6 @@ std::string repr_of(nb::handle object);
 // The first line of an exception's text; torch adds a C++ backtrace below it.
 std::string first_line(const nb::python_error& error);
 
-// The same of the Python exception that is set; clears it.
-std::string take_python_error();
-
 // Whether an exception must pass as it is: one that ends the program or interrupts it, or for want
 // of memory.
 bool passes_unchanged(const nb::python_error& error);

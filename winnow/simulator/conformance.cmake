@@ -8,11 +8,8 @@ add_executable(conformance_gpu_test
   ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_basic_test.cc
   ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_copy_test.cc
   $<TARGET_OBJECTS:winnow_conformance>)
-winnow_compile(conformance_gpu_test)
-target_link_libraries(conformance_gpu_test PRIVATE
-  winnow::winnow GTest::gmock GTest::gtest_main CUDA::cudart_static)
-gtest_discover_tests(conformance_gpu_test DISCOVERY_MODE PRE_TEST
-  PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT})
+winnow_gtest(conformance_gpu_test)
+target_link_libraries(conformance_gpu_test PRIVATE winnow::winnow CUDA::cudart_static)
 
 # Those of sm100, for whoever has a Blackwell, and what its machine code must show without one.
 if(WINNOW_WITH_SM100)
@@ -21,13 +18,10 @@ if(WINNOW_WITH_SM100)
   add_executable(conformance_sm100_gpu_test
     ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_sm100_test.cc
     $<TARGET_OBJECTS:winnow_conformance_sm100>)
-  winnow_compile(conformance_sm100_gpu_test)
+  winnow_gtest(conformance_sm100_gpu_test)
   target_compile_definitions(conformance_sm100_gpu_test PRIVATE WINNOW_CONFORMANCE_ON_GPU=1)
   target_include_directories(conformance_sm100_gpu_test SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-  target_link_libraries(conformance_sm100_gpu_test PRIVATE
-    winnow::winnow GTest::gmock GTest::gtest_main CUDA::cudart_static)
-  gtest_discover_tests(conformance_sm100_gpu_test DISCOVERY_MODE PRE_TEST
-    PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT})
+  target_link_libraries(conformance_sm100_gpu_test PRIVATE winnow::winnow CUDA::cudart_static)
 
   # winnow_machine_code_test(NAME target kernel=pattern,pattern ...)
   function(winnow_machine_code_test name target)

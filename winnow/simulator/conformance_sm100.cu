@@ -3,10 +3,10 @@
 
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/shared.cuh"
-#include "winnow/device/sm100/cluster.cuh"
 #include "winnow/device/sm100/operand.cuh"
 #include "winnow/device/sm100/tcgen05.cuh"
 #include "winnow/device/sm100/tensor_copy.cuh"
+#include "winnow/device/sm90/cluster.cuh"
 #include "winnow/device/sm90/copy.cuh"
 #include "winnow/device/sm90/tensor_map.h"
 #include "winnow/simulator/conformance_sm100.h"
@@ -191,10 +191,12 @@ __global__ void cluster_kernel(const std::uint32_t* in, std::uint32_t* out) {
   mbarrier_arrive_warp_cluster(map_shared(barrier, other));
   mbarrier_wait_cluster(barrier, 0, "cluster", 0);
   if (threadIdx.x == 0) {
-    out[4 * rank] = rank;
-    out[4 * rank + 1] = static_cast<std::uint32_t>(ld_shared<float>(smem));
-    out[4 * rank + 2] = static_cast<std::uint32_t>(before);
-    out[4 * rank + 3] = mbarrier_test_wait(barrier, 0) && !mbarrier_test_wait(barrier, 1) ? 1 : 0;
+    const uint2 there = ld_shared_cluster(map_shared(smem + 8, other));
+    out[5 * rank] = rank;
+    out[5 * rank + 1] = static_cast<std::uint32_t>(ld_shared<float>(smem));
+    out[5 * rank + 2] = static_cast<std::uint32_t>(before);
+    out[5 * rank + 3] = mbarrier_test_wait(barrier, 0) && !mbarrier_test_wait(barrier, 1) ? 1 : 0;
+    out[5 * rank + 4] = static_cast<std::uint32_t>(__uint_as_float(there.x)) + there.y;
   }
   cluster_sync();
 }

@@ -198,8 +198,8 @@ TEST_F(ConformanceSm100, GathersAndMulticasts) {
 }
 
 TEST_F(ConformanceSm100, BlocksOfAClusterReachEachOther) {
-  const Words out = run(launch_cluster, {11, 12, 21, 22}, 8);
-  EXPECT_EQ(out, (Words{0, 22, 12, 1, 1, 21, 11, 1}));
+  const Words out = run(launch_cluster, {11, 12, 21, 22}, 10);
+  EXPECT_EQ(out, (Words{0, 22, 12, 1, 11, 1, 21, 11, 1, 12}));
 }
 
 // Two of these stand in the research of this backend, from CuTe.

@@ -116,6 +116,7 @@ void cluster_wait(const Where& where);
 void mbarrier_arrive_cluster(std::uint32_t barrier, std::uint32_t arrivals, const Where& where);
 void write_shared_cluster(std::uint32_t address, const void* from, std::size_t bytes,
                           const Where& where);
+void read_shared_cluster(std::uint32_t address, void* to, std::size_t bytes, const Where& where);
 
 // ---- Tensor memory -----------------------------------------------------------------------------
 // `blocks` is the cta_group of an instruction: 1, or 2 for a pair. Instructions of a whole warp but

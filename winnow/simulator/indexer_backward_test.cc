@@ -14,6 +14,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-d64-h64", {"random:3"}},
     {"bf16-all-rules-as-q", {"random:1"}},
     {"bf16-k512", {"random:4"}},
+    {"f8_e4m3-h64", {"late", "random:5"}},
+    {"f8_e4m3-d64-h16-dense-all-options", {"random:6"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h1", kMany},
@@ -33,16 +35,26 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-wide", kMany},
     {"bf16-weights-bf16-as-q", kMany},
     {"bf16-nan", kMany},
+    {"f8_e4m3-h64", kMany},
+    {"f8_e4m3-h96-deterministic", kMany},
+    {"f8_e4m3-d64-h16", kMany},
+    {"f8_e4m3-k512", kMany},
+    {"f8_e4m3-sk0", kMany},
+    {"f8_e4m3-ranges-ragged-dense", kMany},
+    {"f8_e4m3-all-rules-as-q", kMany},
+    {"f8_e4m3-nan", kMany},
 };
 
 // 8 tiles of an item and two items of the first block: the ring of rows, the sums and q are used
 // again.
 const BugsOf bug{"backward_sm90.cuh", "bf16-k512"};
 const BugsOf many{"backward_sm90.cuh", kManyItems};
+const BugsOf f8{"backward_sm90.cuh", "f8_e4m3-k512"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull", Action::drop),
-    bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop),
+    bug("NoProxyFence", "stmatrix_x4(at ^ 32 * k16", Action::drop, 0, 3),
+    f8("NoProxyFenceOfWidenedRows", "mbarrier_arrive(barrier);", Action::drop, 0, -1),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoWaitForEmptyStage", "mbarrier_wait(smem + P::kEmpty", Action::drop),
@@ -53,14 +65,14 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoWaitForSums", "mbarrier_wait(smem + P::kSumsFull", Action::drop),
     bug("SwappedPhaseOfSums", "mbarrier_wait(smem + P::kSumsFull", Action::add, 1),
     bug("NoWaitForFreeSums", "wgmma_pin(sums[chunk]);", Action::drop, 0, 2),
-    bug("NoBarrierBehindTheImage", "fence_proxy_async_shared();", Action::drop, 0, 1),
+    bug("NoBarrierBehindTheImage", "stmatrix_x4(at ^ 32 * k16", Action::drop, 0, 4),
     bug("ImageElsewhere", "stmatrix_x4(at ^ 32 * k16", Action::add, 128),
     bug("NoWaitForLogits", "wgmma_pin(s);", Action::drop, 0, -1),
     bug("WaitForTooFewGroups", "wgmma_wait<kChunks - 1>();", Action::add, 1),
     bug("NoWaitForProducts", "wgmma_wait<kChunks - 1>();", Action::drop),
     bug("NoWaitForTheLastSums", "wgmma_pin(sums[chunk]);", Action::drop, 0, -1),
-    bug("NoArrivalOfCopies", "mbarrier_arrive_cp_async(full);", Action::drop),
-    bug("NoArrivalOfQ", "mbarrier_arrive_cp_async(smem + P::kQFull);", Action::drop),
+    bug("NoArrivalOfCopies", "mbarrier_arrive_cp_async(barrier);", Action::drop),
+    f8("NoArrivalOfWidenedRows", "mbarrier_arrive(barrier);", Action::drop),
     bug("NoArrivalOfTheMask", "mbarrier_arrive_warp(full);", Action::drop),
     bug("LateMask", "st_shared(smem + P::kMask", Action::delay),
     bug("LateScores", "st_shared(smem + P::kDScores", Action::delay),

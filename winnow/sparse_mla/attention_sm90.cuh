@@ -456,8 +456,9 @@ __device__ __forceinline__ float output_factor(float sum, float reference, float
   return sum == 0.0f || sink == infinity() ? 0.0f : 1.0f / (sum + ex2(sink - reference));
 }
 
-// The role of a consumer. `work` says what the items are, which go round the blocks of the grid:
-//   work.items
+// The role of a consumer. `work` says what the block's items are:
+//   Work::kStoredRows        whether rows come by ordinary stores, not by copies
+//   work.first(), end(), step()
 //   work.count(item)         what the number of the item's tiles hangs on; loaded an item ahead
 //   work.tiles(item, count)  that number, the same in every role
 //   work.store<kConsumer>(item, warp, lane, state, o)
@@ -475,6 +476,9 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
   const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
     mbarrier_wait(smem + P::kFull + 8 * (kConsumer * kGroups + kGroup), own_uses & 1, "consumer",
                   10 * kConsumer + kGroup);
+    // Here and not by the threads that stored: it waits for all that a thread has under way, and
+    // theirs are the loads of the rows to come.
+    if constexpr (Work::kStoredRows) fence_proxy_async_shared();
     // The queries come between tiles 0 and 1, in groups of the same chunks as those of slot 0; the
     // groups of slot 1 hold other chunks, so consumer 1 waits for all of them.
     if (tile == kConsumer && (kConsumer == 0 || kGroup == 0)) {
@@ -486,11 +490,11 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
     multiply_scores<kDim, kConsumer, kGroup>(smem, s);
   };
 
-  auto count = work.count(blockIdx.x);
-  for (std::uint32_t item = blockIdx.x; item < work.items; item += gridDim.x) {
+  auto count = work.count(work.first());
+  for (auto item = work.first(); item < work.end(); item += work.step()) {
     const int tiles = work.tiles(item, count);
-    const std::uint32_t next_item = item + gridDim.x;
-    if (next_item < work.items) count = work.count(next_item);
+    const auto next_item = item + work.step();
+    if (next_item < work.end()) count = work.count(next_item);
 
     RowState state{
         {kNoReference, kNoReference}, {0, 0}, {negative_infinity(), negative_infinity()}};

@@ -5,20 +5,22 @@
 #include <string>
 
 #include "winnow/core/error.h"
-#include "winnow/python/bindings.h"
+#include "winnow/python/operation.h"
 #include "winnow/sparse_mla/cache_format.h"
 
 namespace winnow::python {
 
-// A format by its name. Errors name `operation` and the argument "format".
-inline sparse_mla::CacheFormat format_argument(const char* operation, const std::string& format) {
-  try {
-    return sparse_mla::cache_format_from_string(format);
-  } catch (const Error&) {
-    throw Error(ErrorCode::invalid_argument, operation, "format", "fp8_656, fp8_584 or bf16",
-                format);
+template <>
+struct FromText<sparse_mla::CacheFormat> {
+  static sparse_mla::CacheFormat from(const char* operation, const std::string& format) {
+    try {
+      return sparse_mla::cache_format_from_string(format);
+    } catch (const Error&) {
+      throw Error(ErrorCode::invalid_argument, operation, "format", "fp8_656, fp8_584 or bf16",
+                  format);
+    }
   }
-}
+};
 
 // The cache that supports() asks about: of float8 or bytes with 576 columns fp8_656, with 512
 // fp8_584, and of another dtype plain rows, which only bfloat16 may be.

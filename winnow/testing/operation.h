@@ -3,13 +3,16 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "winnow/core/backend.h"
 #include "winnow/core/device.h"
 #include "winnow/core/dtype.h"
+#include "winnow/core/tensor.h"
 
 namespace winnow::testing {
 
@@ -67,6 +70,17 @@ struct Ceiling {
   int threads = 0;         // of the operation; 0: num_threads()
 };
 
+// What a benchmark times.
+struct Prepared {
+  std::function<void()> run;      // owns what it needs
+  std::int64_t memory_bytes = 0;  // of the outputs and the workspace of a call; 0: not counted
+
+  Prepared(std::function<void()> timed, std::initializer_list<ConstTensorView> memory = {})
+      : run(std::move(timed)) {
+    for (const ConstTensorView& view : memory) memory_bytes += view.numel() * size_of(view.dtype());
+  }
+};
+
 struct Benchmark {
   std::string name;   // "f32-h64-k512"
   std::string shape;  // as in Case
@@ -74,14 +88,15 @@ struct Benchmark {
   double bytes = 0;   // useful bytes of one run
   Ceiling ceiling;
   DeviceType device = DeviceType::cpu;
-  std::optional<double> target;  // least ratio of the ceiling that the project promises, 0 to 1
-  std::optional<double> target_seconds;  // most that one run may take, by the same promise
+  // What the project promises; on a GPU for the H200 (tools/winnow/target.h has those of others).
+  std::optional<double> target;          // least ratio of the ceiling, 0 to 1
+  std::optional<double> target_seconds;  // most that one run may take
   bool cold = false;                     // on a GPU: nothing is in the L2 cache when a run begins
   bool queued = false;                   // on a GPU: runs are queued behind each other, not awaited
   bool slow = false;                     // left out unless asked for by name or with --all
-  // Allocates inputs and returns what is timed; the returned function owns what it needs. On a GPU
-  // it queues its work on the default stream.
-  std::function<std::function<void()>(const Target&)> prepare;
+  // Allocates the tensors of a call. On a GPU what it returns queues its work on the default
+  // stream.
+  std::function<Prepared(const Target&)> prepare;
 };
 
 struct Operation {

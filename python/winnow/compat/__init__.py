@@ -55,7 +55,7 @@ def install(name: str) -> ModuleType:
         ValueError: there is no such module here, or the library itself has been imported already,
             whose functions other modules may hold.
     """
-    if name not in _MODULES:
+    if not isinstance(name, str) or name not in _MODULES:
         refuse("compat.install", "name", " or ".join(_MODULES), name)
     modules = {target: import_module(source) for target, source in _MODULES[name].items()}
     for target, module in modules.items():

@@ -112,7 +112,8 @@ def flash_mla_with_kvcache(
         refuse(name, "causal", "False beside indices", causal)
     if not is_fp8_kvcache:
         refuse(name, "is_fp8_kvcache", "True beside indices", is_fp8_kvcache)
-    row = k_cache.shape[-1]
+    shape = tuple(getattr(k_cache, "shape", ()))
+    row = shape[-1] if shape else type(k_cache).__name__
     if row not in _FORMATS:
         refuse(name, "k_cache", "rows of 656 bytes (V3.2) or 584 bytes (V4)", row)
     out, lse = sparse_mla.decode(

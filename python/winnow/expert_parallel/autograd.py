@@ -16,11 +16,19 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from winnow._torch_private import count_modes, transforms_active
-from winnow._winnow.expert_parallel import AllToAll, Descriptor
+from winnow._torch_private import count_modes, forward_mode_level, transforms_active
+from winnow._winnow.expert_parallel import AllToAll, Descriptor, Notifier
 from winnow.expert_parallel import gradients, operators
 
-__all__ = ["TracedDescriptor", "TracedDispatch", "combine", "dispatch", "dispatch_traced", "traced"]
+__all__ = [
+    "TracedDescriptor",
+    "TracedDispatch",
+    "combine",
+    "dispatch",
+    "dispatch_traced",
+    "notify",
+    "traced",
+]
 
 _INT32, _INT64 = torch.int32, torch.int64
 
@@ -197,6 +205,13 @@ def _is_traced(descriptor) -> bool:
     return count_modes() > 0 or transforms_active()
 
 
+def _is_recorded(*leaves) -> bool:
+    """Whether a call with these leaves goes through autograd: a gradient is recorded, or tangents
+    are to be refused."""
+    wanted = any(getattr(leaf, "requires_grad", False) for leaf in leaves)
+    return (wanted and torch.is_grad_enabled()) or forward_mode_level() >= 0
+
+
 def dispatch(
     layer: AllToAll,
     input: Tensor,
@@ -235,9 +250,16 @@ def dispatch(
         got = dispatch_traced(layer, input, expert_indices, weights=weights, **options)
         results = (got.output, got.weights, got.descriptor, got.expert_ids)
         return results if return_expert_ids else results[:3]
-    output, given, descriptor, expert_ids = gradients.Dispatch.apply(
-        input, weights, lambda: _dispatch(layer, input, expert_indices, weights, options)
-    )
+
+    def call():
+        got = layer.dispatch(input, expert_indices, weights=weights, **options)
+        results = (got.output, got.weights, got.descriptor, got.expert_ids)
+        return results, _Way(layer, got.descriptor)
+
+    if not _is_recorded(input, weights):
+        results, _ = call()
+        return results if return_expert_ids else results[:3]
+    output, given, descriptor, expert_ids = gradients.Dispatch.apply(input, weights, call)
     if not input.requires_grad:
         output = output.detach()
     if given is not None and not weights.requires_grad:
@@ -245,12 +267,6 @@ def dispatch(
     if return_expert_ids:
         return output, given, descriptor, expert_ids
     return output, given, descriptor
-
-
-def _dispatch(layer, input, expert_indices, weights, options):
-    got = layer.dispatch(input, expert_indices, weights=weights, **options)
-    results = (got.output, got.weights, got.descriptor, got.expert_ids)
-    return results, _Way(layer, got.descriptor)
 
 
 def combine(
@@ -284,7 +300,30 @@ def combine(
             expert_output, weights, bias, None, sizes[0], sizes[4],
             descriptor.num_dispatch_token_cur_rank, descriptor._handle,
         )  # fmt: skip
-    return gradients.Combine.apply(expert_output, weights, bias, _Way(layer, descriptor))
+    way = _Way(layer, descriptor)
+    if not _is_recorded(expert_output, weights, bias):
+        return way.call(expert_output, weights, bias)
+    return gradients.Combine.apply(expert_output, weights, bias, way)
+
+
+def notify(
+    notifier: Notifier,
+    tokens_per_rank: Tensor,
+    tokens_per_node: Tensor,
+    tokens_per_expert: Tensor,
+    is_token_in_rank: Tensor,
+    *,
+    channels: int = 1,
+    expert_alignment: int = 1,
+    worst_case_rows: int = 0,
+) -> operators.Notified:
+    """winnow.expert_parallel.notify() as an operator, without queues: a tuple of its results."""
+    return operators.Notified(
+        *torch.ops.winnow.expert_parallel_notify(
+            tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank, None,
+            notifier._traced, channels, expert_alignment, worst_case_rows,
+        )
+    )  # fmt: skip
 
 
 class _Way:

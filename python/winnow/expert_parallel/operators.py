@@ -10,10 +10,10 @@ import array
 import itertools
 import weakref
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import SymInt, Tensor
+from torch import Tensor
 
 from winnow import _operators
 from winnow._winnow.expert_parallel import AllToAll, Descriptor, _numbered
@@ -96,8 +96,8 @@ _apply_weight_gradient = _operators.recorded_by(gradients.WeightGradient)
 
 
 def _dispatch(
-    input, weights, after, layer, topk, expert_indices, scales, scatter_indices, order,
-    expert_alignment, worst_case_rows, copy_out, cached, rows=None, gradient=False,
+    input, weights, after, layer, topk, expert_indices, *, copy_out, cached, rows=None,
+    gradient=False, **options,
 ):  # fmt: skip
     layer = _living(layer)
     clones = copy_out and input.is_cuda  # torch's allocator knows streams
@@ -105,13 +105,9 @@ def _dispatch(
         input,
         expert_indices,
         weights=weights,
-        scales=scales,
-        scatter_indices=scatter_indices,
-        order=order,
-        expert_alignment=expert_alignment,
-        worst_case_rows=worst_case_rows,
         copy_out=copy_out and not clones,
         cached=None if cached is None else descriptor_of(cached),
+        **options,
     )
     tensors = [got.output, got.weights, got.scales, got.expert_ids]
     if gradient:
@@ -122,10 +118,36 @@ def _dispatch(
     return *(input.new_empty(0) if t is None else t for t in tensors), handle
 
 
-def _dispatch_fake(
-    input, weights, after, layer, topk, expert_indices, scales, scatter_indices, order,
-    expert_alignment, worst_case_rows, copy_out, cached, rows=None, gradient=False,
+def _record_dispatch(input, weights, run, values, arguments):
+    def call():
+        results = run(*values)
+        output, *_, handle = results
+        layer, topk = arguments.of(values, "layer", "topk")
+        sizes = (input.shape[0], output.shape[0])
+        return results, _Way(layer, topk, *sizes, handle)
+
+    return _apply_dispatch(input, weights, call)
+
+
+@_operators.operator(
+    _dispatch,
+    "input: T, weights: T | None, after: T | None, layer: size, topk: size, "
+    "expert_indices: T | None, *, scales: T | None, scatter_indices: T | None, order: str, "
+    "expert_alignment: int, worst_case_rows: int, copy_out: bool, cached: T | None, "
+    "rows: size | None = None, gradient: bool = False",
+    results=5,
+    autograd=_operators.recording(_record_dispatch, leaves=("input", "weights"), follows="after"),
+    recordable=False,
+)
+def expert_parallel_dispatch(
+    input, weights, after, layer, topk, expert_indices, *, scales, order, worst_case_rows,
+    rows=None, **options,
 ):  # fmt: skip
+    """AllToAll.dispatch(): (output, weights, scales, expert_ids, handle); what is absent is empty.
+
+    `rows` is R where it is known, `topk` K. A `gradient` is output alone, zero in rows without a
+    token.
+    """
     if rows is None:
         rows = worst_case_rows or torch.library.get_ctx().new_dynamic_size()
     results = [input.new_empty((rows, input.shape[1]))]
@@ -140,62 +162,18 @@ def _dispatch_fake(
     return tuple(results)
 
 
-def _record_dispatch(input, weights, run, values, defaults):
-    def call():
-        results = run(*values)
-        layer, topk = values[3:5]
-        return results, _Way(layer, topk, input.shape[0], results[0].shape[0], results[4])
-
-    return _apply_dispatch(input, weights, call)
-
-
-@_operators.operator(
-    _dispatch,
-    _dispatch_fake,
-    results=5,
-    autograd=_operators.recording(_record_dispatch, leaves=(0, 1), follows=2),
-    recordable=False,
-)
-def expert_parallel_dispatch(
-    input: Tensor,
-    weights: Optional[Tensor],
-    after: Optional[Tensor],
-    layer: SymInt,
-    topk: SymInt,
-    expert_indices: Optional[Tensor],
-    scales: Optional[Tensor],
-    scatter_indices: Optional[Tensor],
-    order: str,
-    expert_alignment: int,
-    worst_case_rows: int,
-    copy_out: bool,
-    cached: Optional[Tensor],
-    rows: Optional[SymInt] = None,
-    gradient: bool = False,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """AllToAll.dispatch(): (output, weights, scales, expert_ids, handle); what is absent is empty.
-
-    `rows` is R where it is known, `topk` K. A `gradient` is output alone, zero in rows without a
-    token.
-    """
-
-
 # ---- combine
 
 
-def _combine(expert_output, weights, bias, after, layer, topk, tokens, descriptor):
+def _combine(expert_output, weights, bias, *, layer, descriptor, **sizes):
     return _living(layer).combine(
         expert_output, descriptor_of(descriptor), bias=bias, weighted=weights is not None
     )
 
 
-def _combine_fake(expert_output, weights, bias, after, layer, topk, tokens, descriptor):
-    return expert_output.new_empty((tokens, expert_output.shape[1]))
-
-
-def _record_combine(expert_output, weights, bias, run, values, defaults):
-    _, _, _, _, layer, topk, tokens, handle = values
-    way = _Way(layer, topk, tokens, expert_output.shape[0], handle)
+def _record_combine(expert_output, weights, bias, run, values, arguments):
+    *sizes, handle = arguments.of(values, "layer", "topk", "tokens", "descriptor")
+    way = _Way(*sizes, expert_output.shape[0], handle)
     others = values[3:]  # no leaf, which would stay as long as the graph's node
     way.call = lambda *leaves: run(*leaves, *others)
     return _apply_combine(expert_output, weights, bias, way)
@@ -203,56 +181,41 @@ def _record_combine(expert_output, weights, bias, run, values, defaults):
 
 @_operators.operator(
     _combine,
-    _combine_fake,
+    "expert_output: T, weights: T | None, bias: T | None, *, after: T | None, layer: size, "
+    "topk: size, tokens: size, descriptor: T",
     results=1,
-    autograd=_operators.recording(_record_combine, leaves=(0, 1, 2), follows=3),
+    autograd=_operators.recording(
+        _record_combine, leaves=("expert_output", "weights", "bias"), follows="after"
+    ),
     recordable=False,
 )
-def expert_parallel_combine(
-    expert_output: Tensor,
-    weights: Optional[Tensor],
-    bias: Optional[Tensor],
-    after: Optional[Tensor],
-    layer: SymInt,
-    topk: SymInt,
-    tokens: SymInt,
-    descriptor: Tensor,
-) -> Tensor:
+def expert_parallel_combine(expert_output, *others, tokens, **options):
     """AllToAll.combine(), weighted where there are weights; `tokens` is n, `topk` K."""
+    return expert_output.new_empty((tokens, expert_output.shape[1]))
 
 
 # ---- what only compiled code needs
 
 
-def _weight_gradient(values, after, layer, topk, tokens, descriptor):
+def _weight_gradient(values, *, layer, descriptor, **sizes):
     return gradients.weight_gradient(values, _living(layer), descriptor_of(descriptor))
 
 
-def _weight_gradient_fake(values, after, layer, topk, tokens, descriptor):
-    return values.new_empty((tokens, topk))
-
-
-def _record_weight_gradient(values, run, arguments, defaults):
-    others = arguments[1:]
+def _record_weight_gradient(values, run, given, arguments):
+    others = given[1:]
     return _apply_weight_gradient(values, lambda values: run(values, *others))
 
 
 @_operators.operator(
     _weight_gradient,
-    _weight_gradient_fake,
+    "values: T, *, after: T | None, layer: size, topk: size, tokens: size, descriptor: T",
     results=1,
-    autograd=_operators.recording(_record_weight_gradient, leaves=(0,), follows=1),
+    autograd=_operators.recording(_record_weight_gradient, leaves=("values",), follows="after"),
     recordable=False,
 )
-def expert_parallel_weight_gradient(
-    values: Tensor,
-    after: Optional[Tensor],
-    layer: SymInt,
-    topk: SymInt,
-    tokens: SymInt,
-    descriptor: Tensor,
-) -> Tensor:
+def expert_parallel_weight_gradient(values, *, tokens, topk, **options):
     """gradients.weight_gradient(): [n, K]."""
+    return values.new_empty((tokens, topk))
 
 
 def _table(descriptor, name, sizes, dtype, device):
@@ -260,44 +223,18 @@ def _table(descriptor, name, sizes, dtype, device):
     return getattr(descriptor_of(descriptor), name).clone()
 
 
-def _table_fake(descriptor, name, sizes, dtype, device):
+@_operators.operator(
+    _table,
+    "descriptor: T, name: str, sizes: sizes, dtype: dtype, device: device",
+    results=1,
+    recordable=False,
+)
+def expert_parallel_table(descriptor, name, sizes, dtype, device):
+    """The tensor of that name of the descriptor."""
     return torch.empty(sizes, dtype=dtype, device=device)
 
 
-@_operators.operator(_table, _table_fake, results=1, recordable=False)
-def expert_parallel_table(
-    descriptor: Tensor, name: str, sizes: Sequence[SymInt], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """The tensor of that name of the descriptor."""
-
-
 # ---- notify
-
-
-def _notify(
-    tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank, after, notifier,
-    channels, expert_alignment, worst_case_rows,
-):  # fmt: skip
-    got = _living(notifier).notify(
-        tokens_per_rank,
-        tokens_per_node,
-        tokens_per_expert,
-        is_token_in_rank,
-        channels=channels,
-        expert_alignment=expert_alignment,
-        worst_case_rows=worst_case_rows,
-    )
-    return tuple(getattr(got, name) for name in Notified._fields)
-
-
-def _notify_fake(
-    tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank, after, notifier,
-    channels, expert_alignment, worst_case_rows,
-):  # fmt: skip
-    ranks, nodes = tokens_per_rank.shape[0], tokens_per_node.shape[0]
-    local_experts = tokens_per_expert.shape[0] // ranks
-    sizes = ((nodes, channels), (ranks, channels), nodes, ranks, 1, 1, local_experts)
-    return tuple(tokens_per_rank.new_empty(size) for size in sizes)
 
 
 class Notified(NamedTuple):
@@ -312,22 +249,25 @@ class Notified(NamedTuple):
     recv_pairs_per_expert: Tensor
 
 
+def _notify(*counts, after, notifier, **options):
+    got = _living(notifier).notify(*counts, **options)
+    return tuple(getattr(got, name) for name in Notified._fields)
+
+
 @_operators.operator(
     _notify,
-    _notify_fake,
+    "tokens_per_rank: T, tokens_per_node: T, tokens_per_expert: T, is_token_in_rank: T, *, "
+    "after: T | None, notifier: size, channels: size, expert_alignment: int, "
+    "worst_case_rows: int",
     results=len(Notified._fields),
-    autograd=_operators.recording(None, leaves=(), follows=4),
+    autograd=_operators.recording(None, leaves=(), follows="after"),
     recordable=False,
 )
 def expert_parallel_notify(
-    tokens_per_rank: Tensor,
-    tokens_per_node: Tensor,
-    tokens_per_expert: Tensor,
-    is_token_in_rank: Tensor,
-    after: Optional[Tensor],
-    notifier: SymInt,
-    channels: SymInt,
-    expert_alignment: int,
-    worst_case_rows: int,
-) -> Notified:
+    tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank, *, channels, **options
+):
     """Notifier.notify()."""
+    ranks, nodes = tokens_per_rank.shape[0], tokens_per_node.shape[0]
+    local_experts = tokens_per_expert.shape[0] // ranks
+    sizes = ((nodes, channels), (ranks, channels), nodes, ranks, 1, 1, local_experts)
+    return tuple(tokens_per_rank.new_empty(size) for size in sizes)

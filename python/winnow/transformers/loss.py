@@ -17,6 +17,8 @@ from winnow.transformers.registry import family_of
 
 def _attentions(model: nn.Module) -> Iterator[Tuple[Family, nn.Module]]:
     """The layers of a model that attend to chosen rows, in their order."""
+    if not isinstance(model, nn.Module):
+        refuse("model", "a module of torch", type(model).__name__)
     for module in model.modules():
         config = getattr(module, "config", None)
         family = family_of(config) if hasattr(module, "kv_b_proj") else None

@@ -338,7 +338,8 @@ TEST_F(CommandLine, CudaWithoutAGpuGivesTheReason) {
 }
 
 TEST_F(CommandLine, VerifyFailsOnAWrongResultAndSaysHowToRepeat) {
-  const Result result = run("verify sparse_mla::distribution --device cpu", kBrokenDistribution);
+  const Result result =
+      run("verify sparse_mla::distribution --case f32-h16 --device cpu", kBrokenDistribution);
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.output, AllOf(HasSubstr("FAILED"), HasSubstr("repeat: winnow verify "
                                                                   "sparse_mla::distribution "
@@ -347,7 +348,8 @@ TEST_F(CommandLine, VerifyFailsOnAWrongResultAndSaysHowToRepeat) {
 
 TEST_F(CommandLine, BenchGivesRatesAndRatios) {
   const Result result =
-      run("bench sparse_mla::forward --seconds 0.01 --repetitions 1 --json --device cpu");
+      run("bench sparse_mla::forward --name f32-decode-h128-k2048 --seconds 0.01 --repetitions 1 "
+          "--json --device cpu");
   ASSERT_EQ(result.exit_code, 0) << result.output;
   const json report = json::parse(result.output);
   ASSERT_FALSE(report["results"].empty());
@@ -355,6 +357,16 @@ TEST_F(CommandLine, BenchGivesRatesAndRatios) {
     EXPECT_GT(entry["gflops_per_second"].get<double>(), 0);
     EXPECT_GT(entry["ratio"].get<double>(), 0);
   }
+}
+
+// Scores at 512 rows for each of 64 queries, in f32; a CPU works in nothing of the caller's.
+TEST_F(CommandLine, BenchCountsTheMemoryOfACall) {
+  const std::string command =
+      "bench indexer::scores --name f32-h64-k512 --seconds 0.001 --repetitions 1 --device cpu";
+  const Result listed = run(command + " --json"), printed = run(command);
+  ASSERT_EQ(listed.exit_code, 0) << listed.output;
+  EXPECT_EQ(json::parse(listed.output)["results"][0]["memory_bytes"], 64 * 512 * 4);
+  EXPECT_THAT(printed.output, HasSubstr("0.12 MiB"));
 }
 
 TEST_F(CommandLine, DemoLearnsAndDraws) {
@@ -391,7 +403,8 @@ TEST_F(CommandLine, DemoLearnsAndDraws) {
 }
 
 TEST_F(CommandLine, DemoFailsWhereAnOperationIsBroken) {
-  const Result result = run("demo --device cpu --out " + out(), kBrokenDistribution);
+  const Result result =
+      run("demo --device cpu --tokens 256 --steps 50 --out " + out(), kBrokenDistribution);
   EXPECT_EQ(result.exit_code, 1) << result.output;
   EXPECT_THAT(result.output, HasSubstr("FAILED"));
 }

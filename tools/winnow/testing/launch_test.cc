@@ -119,13 +119,13 @@ bool become_gone(const std::string& text, const std::string& word, int times) {
 }
 
 TEST_F(Launch, RanksFormAWorld) {
-  const Result result = run("-n 4 --nodes 2 " + kRank);
+  const Result result = run("-n 8 --nodes 2 -- " + kRank + " --its-option");
   EXPECT_EQ(result.exit_code, 0) << result.output;
-  for (const char* line : {"rank 0 of 4 on node 0\n", "rank 1 of 4 on node 0\n",
-                           "rank 2 of 4 on node 1\n", "rank 3 of 4 on node 1\n"}) {
+  for (const char* line : {"rank 0 of 8 on node 0\n", "rank 3 of 8 on node 0\n",
+                           "rank 4 of 8 on node 1\n", "rank 7 of 8 on node 1\n"}) {
     EXPECT_THAT(result.output, HasSubstr(line));
   }
-  EXPECT_EQ(count(result.output, "\n"), 4) << result.output;
+  EXPECT_EQ(count(result.output, "\n"), 8) << result.output;
 }
 
 TEST_F(Launch, GivesTheVariablesAndArguments) {

@@ -115,6 +115,19 @@ TEST(Replay, RepeatsACallThatNeverEnded) {
   EXPECT_THAT(replayed.output, AllOf(HasSubstr("it never ended"), HasSubstr("now: cpu, ")));
 }
 
+TEST(Replay, ShowsNoControlCharactersOfARecord) {
+  const winnow::testing::TemporaryFolder folder;
+  const fs::path file = record(folder.path(), "sparse_mla::forward").at(0);
+  std::string text = contents(file);
+  text.insert(text.find("\nlibrary ") + 9, "\x1b[31m");
+  const std::size_t result = text.rfind("result cpu");
+  write(file, text.substr(0, result) + "result error \x1b[5m\ndata 0\n");
+  const Result replayed = run("replay " + file.string());
+  EXPECT_EQ(replayed.exit_code, 1);
+  EXPECT_THAT(replayed.output,
+              AllOf(HasSubstr("\\x1b[31m"), HasSubstr("error \\x1b[5m"), Not(HasSubstr("\x1b"))));
+}
+
 TEST(Replay, RefusesWhatIsNoRecord) {
   const winnow::testing::TemporaryFolder folder;
   const fs::path file = record(folder.path(), "sparse_mla::forward").at(0);
@@ -124,7 +137,15 @@ TEST(Replay, RefusesWhatIsNoRecord) {
     std::string changed = text;
     return changed.replace(changed.find(from), from.size(), to);
   };
+  const std::string q = "tensor q f32 cpu [", scratch = "\noutput workspace f32 cpu [4] [1] 99999";
   const std::pair<std::string, std::string> cases[] = {
+      {with("\ndata ", "\ntensor q\ndata "), "one line for the tensor \"q\""},
+      {with("\ndata ", "\ntensor q" + text.substr(text.find(q) + 8, 40) + "\ndata "),
+       "one line for the tensor \"q\""},
+      // Copied into the memory that the shape needs, those bytes would go beyond it.
+      {with("\ndata ", scratch + "\ndata ") + std::string(99999, 'x'),
+       "as many bytes as the shape needs"},
+      {"winnow call 1\n" + std::string(70'000, 'A'), "lines of at most 65536 bytes"},
       {"", "a record of a call, made with WINNOW_RECORD"},
       {"something else", "a record of a call, made with WINNOW_RECORD"},
       {text.substr(0, data), "complete up to its tensors"},
@@ -144,7 +165,9 @@ TEST(Replay, RefusesWhatIsNoRecord) {
     EXPECT_EQ(replayed.exit_code, 2) << wanted << ": " << replayed.output;
     EXPECT_THAT(replayed.output, HasSubstr(wanted));
   }
-  EXPECT_THAT(run("replay /nowhere").output, HasSubstr("a file that can be read"));
+  for (const char* none : {"/nowhere", "/", "/dev/zero"}) {
+    EXPECT_THAT(run(std::string("replay ") + none).output, HasSubstr("a file that can be read"));
+  }
 }
 
 TEST(Log, HasALineForEachCall) {

@@ -104,4 +104,26 @@ cudaError_t launch_early(void (*kernel)(Params...), dim3 grid, int threads,
   return launch(config, kernel, params...);
 }
 
+// launch_early() in clusters of `blocks` blocks.
+template <class... Params>
+cudaError_t launch_clusters_early(void (*kernel)(Params...), int blocks, int grid, int threads,
+                                  std::size_t shared_bytes, cudaStream_t stream,
+                                  const Params&... params) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(blocks);
+  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return launch(config, kernel, params...);
+}
+
 }  // namespace winnow::device

@@ -1,6 +1,6 @@
 // Copies of boxes of a tensor to the shared memory of the own block that report to a barrier of
 // either block of the pair (cta_group::2). Destination and barrier are addresses of the cluster's
-// shared window (device/sm100/cluster.cuh), the map is one of device/sm90/tensor_map.h. One thread
+// shared window (device/sm90/cluster.cuh), the map is one of device/sm90/tensor_map.h. One thread
 // each; what lies outside of the tensor becomes 0. Device code for sm_100a.
 #pragma once
 

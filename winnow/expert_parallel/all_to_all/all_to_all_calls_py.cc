@@ -163,7 +163,7 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
   return result;
 }
 
-// Takes part in a dispatch only to refuse it on all ranks.
+// Take part in a call only to refuse it on all ranks.
 void refuse_dispatch(BoundAllToAll& self, const std::string& text) {
   const OneCall::Turn turn(self.one_call, kDispatch);
   Call call(kDispatch);
@@ -171,6 +171,17 @@ void refuse_dispatch(BoundAllToAll& self, const std::string& text) {
   const Error refusal(ErrorCode::invalid_argument, kDispatch, text);
   call.run([&](const RunOptions& options) {
     self.layer.dispatch({.stream = options.stream, .refusal = &refusal});
+  });
+}
+
+void refuse_combine(BoundAllToAll& self, const std::string& text) {
+  const OneCall::Turn turn(self.one_call, kCombine);
+  Call call(kCombine);
+  call.on(self.layer.config().device);
+  const Error refusal(ErrorCode::invalid_argument, kCombine, text);
+  const ep::Descriptor none;
+  call.run([&](const RunOptions& options) {
+    self.layer.combine({.stream = options.stream, .refusal = &refusal}, none);
   });
 }
 

@@ -72,6 +72,7 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
                          const nb::kwargs& unknown);
 // Takes part in a dispatch only to refuse it on all ranks.
 void refuse_dispatch(BoundAllToAll& self, const std::string& text);
+void refuse_combine(BoundAllToAll& self, const std::string& text);
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,
                    const nb::args& extra, nb::handle bias, nb::handle second_bias,
                    nb::handle weighted, nb::handle weights, nb::handle pair_values,

@@ -183,6 +183,7 @@ void bind_layer(nb::module_& m) {
            "sm_count"_a.none() = 0, "stream"_a = nb::none(), "unknown"_a, kDispatchDoc,
            nb::sig(kDispatchSignature))
       .def("_refuse_dispatch", refuse_dispatch, "text"_a)
+      .def("_refuse_combine", refuse_combine, "text"_a)
       .def("combine", combine, "expert_output"_a = nb::none(), "descriptor"_a = nb::none(),
            "extra"_a, nb::kw_only(), "bias"_a = nb::none(), "second_bias"_a = nb::none(),
            "weighted"_a.none() = false, "weights"_a = nb::none(), "pair_values"_a = nb::none(),

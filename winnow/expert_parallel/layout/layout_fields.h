@@ -6,7 +6,7 @@
 namespace winnow::expert_parallel {
 
 template <class Visitor>
-void each_argument(LayoutArgs& args, Visitor&& visit) {
+constexpr void each_argument(LayoutArgs& args, Visitor&& visit) {
   visit("expert_indices", args.expert_indices);
   visit("experts", args.experts);
   visit("world_size", args.world_size);

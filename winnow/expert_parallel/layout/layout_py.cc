@@ -1,32 +1,34 @@
 // Python binding of expert_parallel::layout.
 #include "winnow/expert_parallel/layout/layout.h"
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/expert_parallel/layout/layout_fields.h"
+#include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "expert_parallel::layout";
+constexpr Declaration<expert_parallel::LayoutArgs> kLayout(
+    "expert_parallel::layout",
+    "def layout(expert_indices: T, experts: int, world_size: int, local_world_size: int, "
+    "*, out: tuple[T | None, T | None, T | None, T | None] | None = None, "
+    "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T, T]");
 
-nb::tuple layout(nb::handle expert_indices, std::int64_t experts, std::int64_t world_size,
-                 std::int64_t local_world_size, nb::handle out, nb::handle stream,
-                 nb::handle backend) {
-  Call call(kOperation, stream, backend);
-  expert_parallel::LayoutArgs args{.expert_indices = call.input("expert_indices", expert_indices),
-                                   .experts = experts,
-                                   .world_size = world_size,
-                                   .local_world_size = local_world_size};
+nb::object layout(const Arguments<kLayout>& given) {
+  Call call = given.call();
+  expert_parallel::LayoutArgs args = given.read(call);
   // Sizes that make no sense are the library's to refuse.
   const auto size = [](std::int64_t wanted) { return wanted > 0 ? wanted : 0; };
-  const std::int64_t nodes = local_world_size > 0 ? world_size / local_world_size : 0;
-  auto [ranks, node_tokens, pairs, in_rank] = split_out<4>(kOperation, out);
-  args.tokens_per_rank = call.output("tokens_per_rank", ranks, DType::i32, {size(world_size)});
-  args.tokens_per_node = call.output("tokens_per_node", node_tokens, DType::i32, {size(nodes)});
-  args.tokens_per_expert = call.output("tokens_per_expert", pairs, DType::i32, {size(experts)});
-  args.is_token_in_rank = call.output_flags(
-      "is_token_in_rank", in_rank, {size_of_dim(args.expert_indices, 0), size(world_size)});
+  const std::int64_t ranks = args.world_size, local = args.local_world_size;
+  const std::int64_t nodes = local > 0 ? ranks / local : 0;
+  auto [per_rank, per_node, per_expert, in_rank] =
+      split_out<4>(kLayout.operation, given.get<"out">());
+  args.tokens_per_rank = call.output("tokens_per_rank", per_rank, DType::i32, {size(ranks)});
+  args.tokens_per_node = call.output("tokens_per_node", per_node, DType::i32, {size(nodes)});
+  args.tokens_per_expert =
+      call.output("tokens_per_expert", per_expert, DType::i32, {size(args.experts)});
+  args.is_token_in_rank = call.output_flags("is_token_in_rank", in_rank,
+                                            {size_of_dim(args.expert_indices, 0), size(ranks)});
   call.run([&](const RunOptions& options) { expert_parallel::layout(args, options); });
-  return nb::make_tuple(ranks, node_tokens, pairs, in_rank);
+  return nb::make_tuple(per_rank, per_node, per_expert, in_rank);
 }
 
 constexpr const char* kDoc = R"(How many tokens go to each rank, node and expert, and which where.
@@ -53,20 +55,7 @@ Raises:
         value. Nothing was written.
     winnow.Error: no backend can do it here.)";
 
-}  // namespace
-
-void bind_expert_parallel_layout(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "layout", layout, "expert_indices"_a.none(), "experts"_a, "world_size"_a,
-         "local_world_size"_a, nb::kw_only(), "out"_a = nb::none(), "stream"_a = nb::none(),
-         "backend"_a = nb::none(), kDoc,
-         nb::sig("def layout(expert_indices: T, experts: int, world_size: int, "
-                 "local_world_size: int, *, "
-                 "out: tuple[T | None, T | None, T | None, T | None] | None = None, "
-                 "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T, T]"));
-}
-
-Backend supports_expert_parallel_layout(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t topk = shape.take("topk", 8), world_size = shape.take("world_size", 1);
   const std::int64_t local = shape.take("local_world_size", world_size);
   const std::int64_t experts = shape.take("experts", 8 * world_size);
@@ -79,4 +68,7 @@ Backend supports_expert_parallel_layout(Shape& shape, const RunOptions& options)
                                  options);
 }
 
+const Operation<kLayout, layout, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

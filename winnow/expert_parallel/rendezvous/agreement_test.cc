@@ -234,6 +234,51 @@ TEST(Agreement, LeavesLittleInTheStore) {
   EXPECT_LE(entries_of(folder.path()), 2);
 }
 
+// A store whose looks take their time, of one rank. Counts those that begin after the deadline.
+class Slow : public Store {
+ public:
+  Slow(Store& store, const Deadline& deadline) : store_(store), deadline_(deadline) {}
+  void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
+  std::optional<std::string> get(const std::string& key, const Deadline&) override {
+    late += deadline_.expired();
+    sleep_ms(1);
+    return store_.get(key, Deadline::now());
+  }
+  void remove(const std::string& key) override { store_.remove(key); }
+
+  int late = 0;
+
+ private:
+  Store& store_;
+  const Deadline& deadline_;
+};
+
+// What transport.md promises: four looks for each rank, and a few beside them.
+TEST(Agreement, ASlowStoreAddsFourLooksForEachRankToADeadline) {
+  constexpr int kRanks = 16;
+  for (const int waiting : {0, 1}) {
+    for (const bool silent : {false, true}) {  // the others came, and then say nothing
+      MemoryStore store;
+      for (int rank = 0; silent && rank < kRanks; ++rank) {
+        Announcement other;
+        other.nonce = "nonce " + std::to_string(rank);
+        other.process = own_process();
+        other.world_size = kRanks;
+        other.same = {{"library version", WINNOW_VERSION}};
+        if (rank != waiting) store.set("test/announce/" + std::to_string(rank), to_text(other));
+      }
+      const Deadline deadline = brief(15);
+      Slow slow(store, deadline);
+      AgreementRequest request = request_of(waiting, kRanks);
+      request.same.clear();
+      const std::string error = error_of([&] { agree(slow, request, deadline); });
+      EXPECT_THAT(error, HasSubstr(silent ? "arrived but did not answer" : "have not arrived"));
+      EXPECT_GE(slow.late, 1);
+      EXPECT_LE(slow.late, 4 * kRanks + 8) << "rank " << waiting << (silent ? ", silent" : "");
+    }
+  }
+}
+
 TEST(Agreement, TwoCallersOfOneRankAreFoundOut) {
   MemoryStore store;
   const std::vector<std::string> errors = on_threads(2, [&](int n) {

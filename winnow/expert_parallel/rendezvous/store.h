@@ -13,8 +13,8 @@
 
 namespace winnow::expert_parallel {
 
-// Keys read like paths, "winnow/roster"; values are short texts. Thread-safe. Calls should return
-// at once, but for get() with a deadline: a wait in a meeting sees its own deadline between them.
+// Keys look like paths, "winnow/roster"; values are short texts. Thread-safe. All calls but get()
+// should return at once, since a rank that waits for others checks its deadline between calls.
 class WINNOW_EXPORT Store {
  public:
   virtual ~Store() = default;

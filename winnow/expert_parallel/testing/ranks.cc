@@ -85,6 +85,4 @@ void RankTeam::run(const RankBody& body) {
   if (first != nullptr) std::rethrow_exception(first);
 }
 
-void run_ranks(int world_size, const RankBody& body) { RankTeam(world_size).run(body); }
-
 }  // namespace winnow::expert_parallel

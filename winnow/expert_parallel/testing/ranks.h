@@ -48,7 +48,4 @@ class RankTeam {
   std::vector<std::thread> threads_;
 };
 
-// A world for one run.
-void run_ranks(int world_size, const RankBody& body);
-
 }  // namespace winnow::expert_parallel

@@ -30,8 +30,8 @@ class WINNOW_EXPORT SymmetricMemory {
   std::size_t bytes() const { return bytes_; }
   // That rank's memory in this process; null if only puts reach it.
   virtual std::byte* peer(int rank) = 0;
-  // Of a GPU, where the transport puts by copies through pointers: those of all ranks, a table on
-  // that GPU. Else null.
+  // For memory of a GPU whose transport puts by copying through pointers: a table on that GPU with
+  // the pointers of all ranks. Null otherwise.
   virtual std::byte* const* peers() { return nullptr; }
 
  protected:
@@ -58,19 +58,19 @@ class WINNOW_EXPORT Transport {
 
   // Collective: every rank calls it in the same order with the same `bytes` and `what` (the name
   // that errors give this memory). Errors (winnow::Error): timeout, naming the ranks that did not
-  // come; invalid_argument where the ranks differ; resource. Every rank gets the same error, a late
-  // one too, and the world allocates no more after it: make a new one.
+  // come; invalid_argument where the ranks differ; resource. Every rank gets the same error, even
+  // one that comes late. The world can allocate nothing after it: create a new one.
   virtual std::shared_ptr<SymmetricMemory> allocate(std::size_t bytes, const Deadline& deadline,
                                                     std::string_view what) = 0;
 
-  // allocate() on GPUs: every rank gives its own, which stays the same. Errors besides:
-  // unsupported, where the transport or the machine cannot do it.
+  // As allocate(), on GPUs: every rank passes its own GPU, the same one in every call. Further
+  // error: unsupported, if the transport or the machine cannot do it.
   virtual std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
                                                            const Deadline& deadline,
                                                            std::string_view what);
   // The kernels that put across nodes; null where allocate_device() is unsupported. Internal.
   virtual const Wire* wire() { return nullptr; }
-  // Ranks whose GPU is this rank's, itself among them. After an allocate_device().
+  // The number of ranks on this rank's GPU, including itself. Known after an allocate_device().
   virtual int ranks_on_gpu() const { return 1; }
 
   // Copies into that rank's memory. `source` may be reused when the call returns.

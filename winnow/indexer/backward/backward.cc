@@ -75,9 +75,6 @@ std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& par
 
 void check_args_for_sm90(const BackwardArgs& args, const BackwardParams& params) {
   const Check check(kOperation);
-  if (params.problem.dtype == DType::f8_e4m3) {
-    check.unsupported("sm90: q: want dtype bf16, got f8_e4m3; the CPU takes it");
-  }
   check_for_sm90(check, inputs_of(args), params.problem);
   constexpr std::int64_t kAlignment = 16;
   check.aligned("dq", args.dq, kAlignment);

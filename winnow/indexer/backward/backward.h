@@ -49,10 +49,10 @@ struct BackwardArgs {
 // On the CPU every call is deterministic, with or without `deterministic`, and does not depend on
 // the number of threads. Scratch there is at most 20 MiB and 1 MiB a thread, and s_k * d floats
 // where dk is not f32.
-// On sm90 q and k are bf16 with rows aligned to 16 bytes and positive strides, and dq and dk are
-// aligned to 16 bytes. Without `deterministic` the contributions to dk are added in no fixed order,
-// so that its last bits vary from run to run; with it, a row of dk to which an infinity or a NaN is
-// added is NaN as a whole. Scratch is `workspace` or, without one, memory from
+// On sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes and positive strides, and dq
+// and dk are aligned to 16 bytes. Without `deterministic` the contributions to dk are added in no
+// fixed order, so that its last bits vary from run to run; with it, a row of dk to which an
+// infinity or a NaN is added is NaN as a whole. Scratch is `workspace` or, without one, memory from
 // the stream's pool (cudaMallocAsync). Limits, strides, memory, streams and errors are those of
 // topk(). Returns the backend that ran.
 //

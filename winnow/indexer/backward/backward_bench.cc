@@ -10,8 +10,8 @@ std::vector<testing::Benchmark> backward_benchmarks();
 
 namespace {
 
-std::function<void()> prepare(const CaseShape& shape, bool deterministic,
-                              const testing::Target& target) {
+testing::Prepared prepare(const CaseShape& shape, bool deterministic,
+                          const testing::Target& target) {
   struct Data {
     CaseInputs inputs;
     Tensor indices, d_scores, dq, dk, d_weights, workspace;
@@ -21,15 +21,15 @@ std::function<void()> prepare(const CaseShape& shape, bool deterministic,
   winnow::testing::Random random(winnow::testing::seed_from(shape.name));
   Tensor d_scores(DType::f32, {shape.s_q, shape.topk});
   winnow::testing::fill_normal(d_scores, random);
-  auto data =
-      std::make_shared<Data>(Data{make_inputs(shape).on(device),
-                                  chosen_rows(shape).to(device),
-                                  d_scores.to(device),
-                                  Tensor(shape.dtype, {shape.s_q, shape.h, shape.d}, device),
-                                  Tensor(DType::f32, {shape.s_k, shape.d}, device),
-                                  Tensor(DType::f32, {shape.s_q, shape.h}, device),
-                                  {},
-                                  {}});
+  const DType dq_dtype = shape.dtype == DType::f8_e4m3 ? DType::bf16 : shape.dtype;
+  auto data = std::make_shared<Data>(Data{make_inputs(shape).on(device),
+                                          chosen_rows(shape).to(device),
+                                          d_scores.to(device),
+                                          Tensor(dq_dtype, {shape.s_q, shape.h, shape.d}, device),
+                                          Tensor(DType::f32, {shape.s_k, shape.d}, device),
+                                          Tensor(DType::f32, {shape.s_q, shape.h}, device),
+                                          {},
+                                          {}});
   data->args = {.indices = data->indices,
                 .d_scores = data->d_scores,
                 .deterministic = deterministic,
@@ -42,7 +42,8 @@ std::function<void()> prepare(const CaseShape& shape, bool deterministic,
     data->workspace = Tensor(DType::u8, {bytes}, device);
     data->args.workspace = data->workspace;
   }
-  return [data, options = target.options] { backward(data->args, options); };
+  return {[data, options = target.options] { backward(data->args, options); },
+          {data->dq, data->dk, data->d_weights, data->workspace}};
 }
 
 }  // namespace

@@ -1,40 +1,32 @@
 // Python binding of indexer::backward.
-#include <nanobind/stl/optional.h>
 
 #include "winnow/indexer/backward/backward.h"
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/indexer/backward/backward_fields.h"
+#include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "indexer::backward";
+constexpr Declaration<indexer::BackwardArgs> kBackward(
+    "indexer::backward",
+    "def backward(q: T, k: T, weights: T, indices: T | None, d_scores: T, *, "
+    "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
+    "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
+    "dq: T | None = None, dk: T | None = None, d_weights: T | None = None, "
+    "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
+    "-> tuple[T, T, T]");
 
-nb::tuple backward(nb::handle q, nb::handle k, nb::handle weights, nb::handle indices,
-                   nb::handle d_scores, nb::handle k_scale, nb::handle key_start,
-                   nb::handle key_end, std::optional<std::int64_t> q_start, std::int64_t k_stride,
-                   bool deterministic, nb::object dq, nb::object dk, nb::object d_weights,
-                   nb::object workspace, nb::handle stream, nb::handle backend) {
-  Call call(kOperation, stream, backend);
-  indexer::BackwardArgs args{
-      .q = call.input("q", q),
-      .k = call.input("k", k),
-      .weights = call.input("weights", weights),
-      .indices = call.input("indices", indices),
-      .d_scores = call.input("d_scores", d_scores),
-      .k_scale = call.input("k_scale", k_scale),
-      .key_start = call.input("key_start", key_start),
-      .key_end = call.input("key_end", key_end),
-      .q_start = q_start,
-      .k_stride = k_stride,
-      .deterministic = deterministic,
-  };
+nb::object backward(const Arguments<kBackward>& given) {
+  Call call = given.call();
+  indexer::BackwardArgs args = given.read(call);
   const std::int64_t s_q = size_of_dim(args.q, 0), h = size_of_dim(args.q, 1);
   const std::int64_t d = size_of_dim(args.q, 2);
   const DType dtype = args.q.dtype() == DType::f8_e4m3 ? DType::f32 : args.q.dtype();
+  nb::object dq = given.get<"dq">(), dk = given.get<"dk">(), d_weights = given.get<"d_weights">();
   args.dq = call.output("dq", dq, dtype, {s_q, h, d});
   args.dk = call.output("dk", dk, DType::f32, {size_of_dim(args.k, 0), d});
   args.d_weights = call.output("d_weights", d_weights, DType::f32, {s_q, h});
+  nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return indexer::backward_workspace_bytes(args, options);
   });
@@ -56,7 +48,7 @@ holds there. A row that stands in indices several times counts as often.
 
 Args:
     q, k, weights, k_scale, key_start, key_end, q_start, k_stride, stream, backend: as in topk().
-        On CUDA tensors q and k are bfloat16.
+        On CUDA tensors q and k are bfloat16 or float8_e4m3fn.
     indices: [s_q, topk], int32: the rows that were scored; None: all of them.
     d_scores: [s_q, topk], or [s_q, s_k] without indices, float32.
     deterministic: bitwise equal results run after run (on the CPU they always are).
@@ -76,25 +68,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as topk().)";
 
-}  // namespace
-
-void bind_indexer_backward(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "backward", backward, "q"_a.none(), "k"_a.none(), "weights"_a.none(),
-         "indices"_a.none(), "d_scores"_a.none(), nb::kw_only(), "k_scale"_a = nb::none(),
-         "key_start"_a = nb::none(), "key_end"_a = nb::none(), "q_start"_a = nb::none(),
-         "k_stride"_a = 1, "deterministic"_a = false, "dq"_a = nb::none(), "dk"_a = nb::none(),
-         "d_weights"_a = nb::none(), "workspace"_a = nb::none(), "stream"_a = nb::none(),
-         "backend"_a = nb::none(), kDoc,
-         nb::sig("def backward(q: T, k: T, weights: T, indices: T | None, d_scores: T, *, "
-                 "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
-                 "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
-                 "dq: T | None = None, dk: T | None = None, d_weights: T | None = None, "
-                 "workspace: T | None = None, stream: Stream = None, "
-                 "backend: str | None = None) -> tuple[T, T, T]"));
-}
-
-Backend supports_indexer_backward(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t s_q = shape.take("s_q", 1), h = shape.take("h", 64);
   const std::int64_t s_k = shape.take("s_k", 1), d = shape.take("d", 128);
   const std::int64_t topk = shape.take("topk", 64);
@@ -112,4 +86,7 @@ Backend supports_indexer_backward(Shape& shape, const RunOptions& options) {
                            options);
 }
 
+const Operation<kBackward, backward, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

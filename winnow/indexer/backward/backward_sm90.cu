@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include <cuda_runtime.h>
 
@@ -100,17 +101,34 @@ void clear_sums(const BackwardParams& params, const Params& p, cudaStream_t stre
   }
 }
 
-template <int kChunks, bool kFixed>
+template <int kChunks, bool kF8, bool kFixed>
 void launch_products(const Params& p, int multiprocessors, cudaStream_t stream) {
   constexpr int kBytes = Plan<kChunks>::kBytes;
   const unsigned blocks = std::min(p.items, 2 * static_cast<unsigned>(multiprocessors));
-  kRuntime.allow_shared_memory(backward_kernel<kChunks, kFixed>, kBytes);
+  const auto kernel = backward_kernel<kChunks, kF8, kFixed>;
+  kRuntime.allow_shared_memory(kernel, kBytes);
   // Two blocks share a multiprocessor only where shared memory gets all of its room.
-  kRuntime.check(cudaFuncSetAttribute(backward_kernel<kChunks, kFixed>,
-                                      cudaFuncAttributePreferredSharedMemoryCarveout,
+  kRuntime.check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                       cudaSharedmemCarveoutMaxShared),
                  "cudaFuncSetAttribute");
-  kRuntime.launch(backward_kernel<kChunks, kFixed>, blocks, kThreads, kBytes, stream, p);
+  kRuntime.launch(kernel, blocks, kThreads, kBytes, stream, p);
+}
+
+// Calls function(chunks, f8, fixed) with the constants that the problem asks for.
+template <class Function>
+void with_kernel(const BackwardParams& params, const Function& function) {
+  const auto choose = [](bool value, const auto& then) {
+    value ? then(std::true_type()) : then(std::false_type());
+  };
+  choose(params.problem.dtype == DType::f8_e4m3, [&](auto f8) {
+    choose(params.deterministic, [&](auto fixed) {
+      if (params.problem.d == 128) {
+        function(std::integral_constant<int, 2>(), f8, fixed);
+      } else {
+        function(std::integral_constant<int, 1>(), f8, fixed);
+      }
+    });
+  });
 }
 
 // The bounds of the rows, and their scales.
@@ -149,11 +167,10 @@ void run(const BackwardParams& params, char* workspace, cudaStream_t stream) {
   clear_sums(params, p, stream);
   if (params.deterministic) launch_scales(params, p, multiprocessors, stream);
   if (problem.s_q > 0) {
-    const auto launch =
-        problem.d == 128
-            ? (params.deterministic ? launch_products<2, true> : launch_products<2, false>)
-            : (params.deterministic ? launch_products<1, true> : launch_products<1, false>);
-    launch(p, multiprocessors, stream);
+    with_kernel(params, [&](auto chunks, auto f8, auto fixed) {
+      launch_products<decltype(chunks)::value, decltype(f8)::value, decltype(fixed)::value>(
+          p, multiprocessors, stream);
+    });
   }
   if (!adds_in_place(params) && problem.s_k > 0) finish(params, p, multiprocessors, stream);
 }

@@ -7,7 +7,8 @@
 // A persistent block takes items: a query and 64 of its heads. Q and the sums of dq stay with the
 // block while tiles of 64 entries pass:
 //
-//   gather    2 warps  Q, and the rows and d_scores of the tiles, into a ring
+//   gather    2 warps  Q, and the rows and d_scores of the tiles, into a ring; f8_e4m3 becomes
+//                      bf16 on the way, and d_scores are multiplied with k_scale
 //   multiply  4 warps  S = Q K^T; d_dot = d_scores * weights where S > 0; dq += d_dot K;
 //                      d_weights; sums = d_dot^T Q, which are handed over 64 columns at a time
 //   drain     2 warps  sums into dk
@@ -173,7 +174,27 @@ struct Next {
   }
 };
 
-template <int kChunks>
+// Brings this warp's half of 64 rows, as copy_rows() does, in bf16. With it each lane arrives at
+// `barrier` once. One kernel for each dtype: with both in one, ptxas 13.0 gives the copies of bf16
+// a shared address in two registers, one of them uniform (LDGSTS [R6+UR0], desc[UR1]), which is an
+// illegal instruction.
+template <int kChunks, bool kF8>
+__device__ __forceinline__ void bring_rows(const chosen_sm90::View& view, std::uint32_t destination,
+                                           const char* first, std::int64_t stride, int row,
+                                           int warp, std::uint64_t policy, std::uint32_t barrier) {
+  if constexpr (kF8) {
+    chosen_sm90::widen_rows<kGatherWarps, kChunks>(destination, kChunkBytes, first, stride, row,
+                                                   warp);
+    fence_proxy_async_shared();
+    mbarrier_arrive(barrier);
+  } else {
+    chosen_sm90::copy_rows<kGatherWarps, kChunks>(destination, kChunkBytes, first, stride,
+                                                  view.row_bytes, row, warp, policy);
+    mbarrier_arrive_cp_async(barrier);
+  }
+}
+
+template <int kChunks, bool kF8>
 __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int warp) {
   using P = Plan<kChunks>;
   const int lane = threadIdx.x % 32;
@@ -187,7 +208,8 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int 
   next.load(p, warp, lane);
   while (next.exists) {
     const int row = next.item.entries.row(next.index), tile = next.tile, tiles = next.tiles;
-    const float d_score = row < 0 ? 0.0f : next.d_score;
+    const float d_score =
+        row < 0 ? 0.0f : next.d_score * (kF8 ? chosen_sm90::scale_of(view, row) : 1.0f);
     const int query = next.item.entries.query, first_head = next.item.first_head;
     next.advance(p);
     next.load(p, warp, lane);
@@ -203,10 +225,8 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int 
       st_shared(smem + P::kMask + 8 * ring.stage + 4 * warp, static_cast<std::uint32_t>(mask));
     }
     mbarrier_arrive_warp(full);
-    chosen_sm90::copy_rows<kGatherWarps, kChunks>(smem + ring.stage * P::kTileBytes, kChunkBytes,
-                                                  view.k, view.k_row_stride, view.row_bytes, row,
-                                                  warp, keep);
-    mbarrier_arrive_cp_async(full);
+    bring_rows<kChunks, kF8>(view, smem + ring.stage * P::kTileBytes, view.k, view.k_row_stride,
+                             row, warp, keep, full);
     ring.advance();
     ++count;
     // Q behind as many tiles as the ring holds: that of the item before is in use until then.
@@ -214,10 +234,8 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int 
     mbarrier_wait(smem + P::kQFree, q_parity ^ 1, "q", 0);
     q_parity ^= 1;
     const int head = first_head + local;
-    chosen_sm90::copy_rows<kGatherWarps, kChunks>(
-        smem + P::kQ, kChunkBytes, view.q + query * view.q_stride0, view.q_stride1, view.row_bytes,
-        head < view.h ? head : -1, warp, once);
-    mbarrier_arrive_cp_async(smem + P::kQFull);
+    bring_rows<kChunks, kF8>(view, smem + P::kQ, view.q + query * view.q_stride0, view.q_stride1,
+                             head < view.h ? head : -1, warp, once, smem + P::kQFull);
   }
 }
 
@@ -525,7 +543,7 @@ __device__ __forceinline__ void drain(const Params& p, std::uint32_t smem, int w
 
 // ---- The block ---------------------------------------------------------------------------------
 
-template <int kChunks, bool kFixed>
+template <int kChunks, bool kF8, bool kFixed>
 __global__ void __launch_bounds__(kThreads, 2) backward_kernel(const __grid_constant__ Params p) {
   using P = Plan<kChunks>;
   const std::uint32_t smem = shared_address(dynamic_shared<1024>());
@@ -551,7 +569,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(const __grid_cons
   } else {
     setmaxnreg_dec<kOtherRegisters>();
     if (warp < kMultiplyWarps + kGatherWarps) {
-      gather<kChunks>(p, smem, warp - kMultiplyWarps);
+      gather<kChunks, kF8>(p, smem, warp - kMultiplyWarps);
     } else {
       drain<kChunks, kFixed>(p, smem, warp - kMultiplyWarps - kGatherWarps);
     }
@@ -560,10 +578,10 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(const __grid_cons
 
 // ---- Before and after --------------------------------------------------------------------------
 
-// The largest addend that each row can meet: |d_score| times the largest column of
+// The largest addend that each row can meet: |d_score * k_scale| times the largest column of
 // sum over heads of |weight * q|. Bits of numbers above 0 are ordered as they are, NaN behind them.
 inline constexpr int kBoundThreads = 256;
-static __global__ void __launch_bounds__(kBoundThreads)
+static __global__ void __launch_bounds__(kBoundThreads, 4)
     bound_kernel(const __grid_constant__ Params p, int d) {
   WINNOW_BLOCK_SHARED(sums, float[kBoundThreads]);
   WINNOW_BLOCK_SHARED(largest, unsigned);
@@ -574,9 +592,9 @@ static __global__ void __launch_bounds__(kBoundThreads)
     if (entries.begin == entries.end) continue;
     float sum = 0.0f;
     for (int head = part; head < view.h; head += parts) {
-      const auto* const q = reinterpret_cast<const __nv_bfloat16*>(view.q + query * view.q_stride0 +
-                                                                   head * view.q_stride1);
-      sum += fabsf(chosen_sm90::weight_of(view, query, head) * __bfloat162float(q[column]));
+      const char* const q = view.q + query * view.q_stride0 + head * view.q_stride1;
+      sum += fabsf(chosen_sm90::weight_of(view, query, head) *
+                   chosen_sm90::number_of(view, q, column));
     }
     if (threadIdx.x == 0) largest = 0;
     sums[threadIdx.x] = sum;
@@ -591,7 +609,8 @@ static __global__ void __launch_bounds__(kBoundThreads)
       const int row = entries.row(chosen_sm90::index_of_entry(view, entries, entry));
       if (row < 0) continue;
       const float d_score = __ldg(p.d_scores + query * p.d_scores_stride + entries.first + entry);
-      atomicMax(p.bounds + row, __float_as_uint(fabsf(d_score * of_query)));
+      atomicMax(p.bounds + row,
+                __float_as_uint(fabsf(d_score * chosen_sm90::scale_of(view, row) * of_query)));
     }
     __syncthreads();
   }

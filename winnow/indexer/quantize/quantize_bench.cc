@@ -21,7 +21,7 @@ testing::Benchmark make_benchmark(DType dtype, std::int64_t n, bool paged, Devic
   benchmark.ceiling.bytes =
       device == DeviceType::cpu ? static_cast<std::int64_t>(benchmark.bytes / 2) : kGpuCopy;
   benchmark.device = device;
-  benchmark.prepare = [=](const testing::Target& target) -> std::function<void()> {
+  benchmark.prepare = [=](const testing::Target& target) -> testing::Prepared {
     const Device where = testing::device_of(target);
     struct Data {
       Tensor x, rows, scale, pages, slots;
@@ -45,7 +45,8 @@ testing::Benchmark make_benchmark(DType dtype, std::int64_t n, bool paged, Devic
       args.rows = data->rows;
       args.scale = data->scale;
     }
-    return [data, args, options = target.options] { quantize(args, options); };
+    return {[data, args, options = target.options] { quantize(args, options); },
+            {data->rows, data->scale, data->pages}};
   };
   return benchmark;
 }

@@ -6,7 +6,7 @@
 namespace winnow::indexer {
 
 template <class Visitor>
-void each_argument(QuantizeArgs& args, Visitor&& visit) {
+constexpr void each_argument(QuantizeArgs& args, Visitor&& visit) {
   visit("x", args.x);
   visit("power_of_two", args.power_of_two);
   visit("rows", args.rows);

@@ -1,23 +1,25 @@
 // Python binding of indexer::quantize.
 #include "winnow/indexer/quantize/quantize.h"
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/indexer/quantize/quantize_fields.h"
+#include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "indexer::quantize";
+constexpr Declaration<indexer::QuantizeArgs> kQuantize(
+    "indexer::quantize",
+    "def quantize(x: T, *, power_of_two: bool = False, pages: T | None = None, "
+    "slots: T | None = None, out: tuple[T | None, T | None] | None = None, "
+    "check: bool = False, stream: Stream = None, backend: str | None = None) "
+    "-> None if pages and slots else tuple[T, T]");
 
-nb::object quantize(nb::handle x, bool power_of_two, nb::handle pages, nb::handle slots,
-                    nb::handle out, bool check, nb::handle stream, nb::handle backend) {
-  Call call(kOperation, stream, backend, check);
-  indexer::QuantizeArgs args{.x = call.input("x", x), .power_of_two = power_of_two};
-  auto [rows, scale] = split_out<2>(kOperation, out);
-  const bool paged = !pages.is_none() || !slots.is_none();
-  if (paged) {
-    args.pages = call.in_out("pages", pages);
-    args.slots = call.input("slots", slots);
-  }
+nb::object quantize(const Arguments<kQuantize>& given) {
+  Call call = given.call();
+  indexer::QuantizeArgs args = given.read(call);
+  nb::object out = given.get<"out">(), pages = given.get<"pages">();
+  auto [rows, scale] = split_out<2>(kQuantize.operation, out);
+  const bool paged = !pages.is_none() || args.slots.present();
+  args.pages = call.in_out("pages", pages);
   const std::int64_t n = size_of_dim(args.x, 0), inner = size_of_dim(args.x, 1);
   const auto outputs = [&](std::initializer_list<std::int64_t> shape,
                            std::initializer_list<std::int64_t> scales) {
@@ -25,7 +27,7 @@ nb::object quantize(nb::handle x, bool power_of_two, nb::handle pages, nb::handl
     args.scale = call.output("scale", scale, DType::f32, scales);
   };
   if (paged && (!rows.is_none() || !scale.is_none())) {
-    refuse_argument(kOperation, "out", "None, with pages to write to", out);
+    refuse_argument(kQuantize.operation, "out", "None, with pages to write to", out);
   }
   if (!paged && args.x.rank() == 3) {
     outputs({n, inner, size_of_dim(args.x, 2)}, {n, inner});
@@ -66,20 +68,7 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can do it here.)";
 
-}  // namespace
-
-void bind_indexer_quantize(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "quantize", quantize, "x"_a.none(), nb::kw_only(), "power_of_two"_a = false,
-         "pages"_a = nb::none(), "slots"_a = nb::none(), "out"_a = nb::none(), "check"_a = false,
-         "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-         nb::sig("def quantize(x: T, *, power_of_two: bool = False, pages: T | None = None, "
-                 "slots: T | None = None, out: tuple[T | None, T | None] | None = None, "
-                 "check: bool = False, stream: Stream = None, backend: str | None = None) "
-                 "-> tuple[T, T] | None"));
-}
-
-Backend supports_indexer_quantize(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t n = shape.take("n", 1), d = shape.take("d", 128);
   shape.done();
   return indexer::quantize({.x = shape.view(shape.dtype, {n, d}),
@@ -88,4 +77,7 @@ Backend supports_indexer_quantize(Shape& shape, const RunOptions& options) {
                            options);
 }
 
+const Operation<kQuantize, quantize, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

@@ -10,7 +10,7 @@
 
 namespace winnow::indexer {
 
-// Arguments of scores(). Optional tensors are left out by leaving them default-constructed.
+// Arguments of scores(). A default-constructed optional tensor is absent.
 struct ScoresArgs {
   ConstTensorView q{};          // as those of topk()
   ConstTensorView k{};          // as those of topk()
@@ -26,12 +26,12 @@ struct ScoresArgs {
 
 // scores[i,j] = I[i, indices[i,j]], or I[i,t] of every row without `indices`, with the score I and
 // the visibility of topk(); -inf where an index names no row or one that query i does not see.
-// Dense scores are those that topk() compares, bit for bit: with them its choice can be checked.
-// They are meant for small problems and tests: nobody needs [s_q, s_k] numbers otherwise.
+// Dense scores are those that topk() compares, bit for bit, so that its choice can be checked. They
+// are meant for small problems and tests, since they fill [s_q, s_k].
 //
-// CPU scratch is at most 1 MiB a thread. On sm90 topk is up to 2^30; other limits, strides, memory,
-// streams and errors are those of topk(): scores that overlap an input are refused. Returns the
-// backend that ran.
+// The CPU backend allocates at most 1 MiB of scratch memory per thread. On sm90 topk is up to 2^30;
+// other limits, strides, memory, streams and errors are those of topk(): scores that overlap an
+// input are refused. Returns the backend that ran.
 //
 // Defined by DeepSeek-V3.2 (the lightning indexer of DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend scores(const ScoresArgs& args, const RunOptions& options = {});

@@ -10,7 +10,7 @@ std::vector<testing::Benchmark> scores_benchmarks();
 
 namespace {
 
-std::function<void()> prepare(const CaseShape& shape, const testing::Target& target) {
+testing::Prepared prepare(const CaseShape& shape, const testing::Target& target) {
   struct Data {
     CaseInputs inputs;
     Tensor indices, scores;
@@ -23,7 +23,7 @@ std::function<void()> prepare(const CaseShape& shape, const testing::Target& tar
                                           {}});
   data->args = {.indices = data->indices, .scores = data->scores};
   data->inputs.pass_to(data->args);
-  return [data, options = target.options] { scores(data->args, options); };
+  return {[data, options = target.options] { scores(data->args, options); }, {data->scores}};
 }
 
 }  // namespace

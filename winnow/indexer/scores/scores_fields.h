@@ -6,7 +6,7 @@
 namespace winnow::indexer {
 
 template <class Visitor>
-void each_argument(ScoresArgs& args, Visitor&& visit) {
+constexpr void each_argument(ScoresArgs& args, Visitor&& visit) {
   visit("q", args.q);
   visit("k", args.k);
   visit("weights", args.weights);

@@ -1,33 +1,25 @@
 // Python binding of indexer::scores.
-#include <nanobind/stl/optional.h>
 
 #include "winnow/indexer/scores/scores.h"
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/indexer/scores/scores_fields.h"
+#include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "indexer::scores";
+constexpr Declaration<indexer::ScoresArgs> kScores(
+    "indexer::scores",
+    "def scores(q: T, k: T, weights: T, indices: T | None = None, *, "
+    "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
+    "q_start: int | None = None, k_stride: int = 1, out: T | None = None, "
+    "stream: Stream = None, backend: str | None = None) -> T");
 
-nb::object scores(nb::handle q, nb::handle k, nb::handle weights, nb::handle indices,
-                  nb::handle k_scale, nb::handle key_start, nb::handle key_end,
-                  std::optional<std::int64_t> q_start, std::int64_t k_stride, nb::object out,
-                  nb::handle stream, nb::handle backend) {
-  Call call(kOperation, stream, backend);
-  indexer::ScoresArgs args{
-      .q = call.input("q", q),
-      .k = call.input("k", k),
-      .weights = call.input("weights", weights),
-      .indices = call.input("indices", indices),
-      .k_scale = call.input("k_scale", k_scale),
-      .key_start = call.input("key_start", key_start),
-      .key_end = call.input("key_end", key_end),
-      .q_start = q_start,
-      .k_stride = k_stride,
-  };
+nb::object scores(const Arguments<kScores>& given) {
+  Call call = given.call();
+  indexer::ScoresArgs args = given.read(call);
   const std::int64_t columns =
       args.indices.present() ? size_of_dim(args.indices, 1) : size_of_dim(args.k, 0);
+  nb::object out = given.get<"out">();
   args.scores = call.output("scores", out, DType::f32, {size_of_dim(args.q, 0), columns});
   call.run([&](const RunOptions& options) { indexer::scores(args, options); });
   return out;
@@ -52,22 +44,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as topk().)";
 
-}  // namespace
-
-void bind_indexer_scores(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "scores", scores, "q"_a.none(), "k"_a.none(), "weights"_a.none(),
-         "indices"_a = nb::none(), nb::kw_only(), "k_scale"_a = nb::none(),
-         "key_start"_a = nb::none(), "key_end"_a = nb::none(), "q_start"_a = nb::none(),
-         "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(),
-         kDoc,
-         nb::sig("def scores(q: T, k: T, weights: T, indices: T | None = None, *, "
-                 "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
-                 "q_start: int | None = None, k_stride: int = 1, out: T | None = None, "
-                 "stream: Stream = None, backend: str | None = None) -> T"));
-}
-
-Backend supports_indexer_scores(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t s_q = shape.take("s_q", 1), h = shape.take("h", 64);
   const std::int64_t s_k = shape.take("s_k", 1), d = shape.take("d", 128);
   shape.done();
@@ -80,4 +57,7 @@ Backend supports_indexer_scores(Shape& shape, const RunOptions& options) {
                          options);
 }
 
+const Operation<kScores, scores, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

@@ -13,7 +13,7 @@ namespace winnow::indexer {
 // Which of equal scores is chosen: that of the smaller or of the larger row number.
 enum class Ties { smaller, larger };
 
-// Arguments of topk(). Optional tensors are left out by leaving them default-constructed.
+// Arguments of topk(). A default-constructed optional tensor is absent.
 struct TopkArgs {
   ConstTensorView q{};          // [s_q, h, d], f32, f16, bf16 or f8_e4m3; h 1 to 128, d 128 or 64
   ConstTensorView k{};          // [s_k, d], as q: one key for all heads
@@ -28,7 +28,8 @@ struct TopkArgs {
   TensorView length{};   // [s_q], i32
   TensorView scores{};   // optional [s_q, topk], f32
   // Optional, u8 on the device of q, aligned to 256 bytes, at least topk_workspace_bytes(): scratch
-  // for GPU backends, in use until the stream has passed. The CPU does without.
+  // memory of GPU backends, in use until the work on the stream is done. The CPU backend does not
+  // use it.
   TensorView workspace{};
 };
 
@@ -38,31 +39,31 @@ struct TopkArgs {
 // `weights`.
 //
 // Query i sees the rows [max(0, key_start[i]), min(s_k, key_end[i])) that, with q_start, satisfy
-// t <= floor((q_start + i + 1 - k_stride) / k_stride); no row if that range is empty. Other rows
-// cannot change anything, whatever they hold.
+// t <= floor((q_start + i + 1 - k_stride) / k_stride); no row if that range is empty. The contents
+// of other rows have no effect.
 //
 // `length[i]` is the smaller of topk and the number of visible rows, and `indices[i]` holds as many
 // rows, ascending, then -1. `scores[i]` holds their scores, then -inf. The choice is exact for the
-// computed scores (those of scores(), bit for bit) and the same in every run. Of equal scores that
-// of the smaller row wins (Ties), and -0 equals 0; NaN ranks below -inf, and NaNs are equal.
+// computed scores (those of scores(), bit for bit) and the same in every run. Among equal scores
+// the smaller row wins (unless Ties says otherwise), and -0 equals 0; NaN ranks below -inf, and
+// NaNs are equal.
 //
 // Shapes: any s_q and s_k, 0 included. Strides: the innermost dimension is contiguous, the others
 // are arbitrary. Memory: all tensors belong to the caller and live on one device; an output
-// that overlaps another tensor is refused. Scratch on the CPU is at most 8 MiB and 4 MiB a thread;
-// on sm90 it is
-// `workspace` or, without one, memory from the stream's pool (cudaMallocAsync): at most 256 MiB,
-// however many scores there are. On sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes
-// and positive strides, s_q and s_k are up to 2^30, and sums of f8_e4m3 products keep fewer bits
-// than f32. Nothing waits, and the ranges are read by the kernels, so the stream may be in capture.
-// Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument)
-// naming the argument, before anything is written; Error (unsupported) if no backend or not the
-// forced one can do it.
+// that overlaps another tensor is refused. The CPU backend allocates at most 8 MiB and 4 MiB per
+// thread of scratch memory. On sm90 the scratch memory is `workspace` or, if that is absent, memory
+// from the stream's pool (cudaMallocAsync): at most 256 MiB, regardless of the number of scores. On
+// sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes and positive strides, s_q and s_k
+// are up to 2^30, and sums of f8_e4m3 products keep fewer bits than f32. The call does not wait,
+// and the kernels read the ranges, so the stream may be in capture. Streams: see Stream.
+// Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
+// before anything is written; Error (unsupported) if no backend, or not the forced one, can run it.
 //
 // Defined by DeepSeek-V3.2 (the lightning indexer of DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend topk(const TopkArgs& args, const RunOptions& options = {});
 
-// Bytes of `workspace` that topk() with the same arguments works in; 0 on the CPU. Depends on
-// shapes, dtypes and the GPU, not on values. Errors: as topk().
+// The bytes of `workspace` that topk() needs with the same arguments; 0 on the CPU. The result
+// depends on shapes, dtypes and the GPU, not on values. Errors: as topk().
 WINNOW_EXPORT std::int64_t topk_workspace_bytes(const TopkArgs& args,
                                                 const RunOptions& options = {});
 

@@ -17,7 +17,7 @@ struct BenchShape {
   std::optional<double> target_ms{};  // at kCeilingReference
 };
 
-std::function<void()> prepare(const CaseShape& shape, const testing::Target& target) {
+testing::Prepared prepare(const CaseShape& shape, const testing::Target& target) {
   struct Data {
     CaseInputs inputs;
     Tensor indices, length, workspace;
@@ -37,7 +37,8 @@ std::function<void()> prepare(const CaseShape& shape, const testing::Target& tar
     data->workspace = Tensor(DType::u8, {bytes}, device);
     data->args.workspace = data->workspace;
   }
-  return [data, options = target.options] { topk(data->args, options); };
+  return {[data, options = target.options] { topk(data->args, options); },
+          {data->indices, data->length, data->workspace}};
 }
 
 testing::Benchmark make_benchmark(const BenchShape& bench) {

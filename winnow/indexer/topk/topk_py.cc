@@ -1,41 +1,32 @@
 // Python binding of indexer::topk.
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
 
 #include "winnow/indexer/ties_py.h"
 #include "winnow/indexer/topk/topk.h"
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/indexer/topk/topk_fields.h"
+#include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "indexer::topk";
+constexpr Declaration<indexer::TopkArgs> kTopk(
+    "indexer::topk",
+    "def topk(q: T, k: T, weights: T, topk: int, *, k_scale: T | None = None, "
+    "key_start: T | None = None, key_end: T | None = None, q_start: int | None = None, "
+    "k_stride: int = 1, ties: str = 'smaller', return_scores: bool = False, "
+    "out: tuple[T | None, T | None, T | None] | None = None, workspace: T | None = None, "
+    "stream: Stream = None, backend: str | None = None) "
+    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]");
 
-nb::tuple topk(nb::handle q, nb::handle k, nb::handle weights, std::int64_t count,
-               nb::handle k_scale, nb::handle key_start, nb::handle key_end,
-               std::optional<std::int64_t> q_start, std::int64_t k_stride, const std::string& ties,
-               bool return_scores, nb::handle out, nb::object workspace, nb::handle stream,
-               nb::handle backend) {
-  Call call(kOperation, stream, backend);
-  indexer::TopkArgs args{
-      .q = call.input("q", q),
-      .k = call.input("k", k),
-      .weights = call.input("weights", weights),
-      .k_scale = call.input("k_scale", k_scale),
-      .key_start = call.input("key_start", key_start),
-      .key_end = call.input("key_end", key_end),
-      .q_start = q_start,
-      .k_stride = k_stride,
-      .ties = ties_argument(kOperation, ties),
-  };
-  check_topk(kOperation, count);
-  const std::int64_t s_q = size_of_dim(args.q, 0);
-  auto [indices, length, scores] = split_out<3>(kOperation, out);
+nb::object topk(const Arguments<kTopk>& given) {
+  Call call = given.call();
+  indexer::TopkArgs args = given.read(call);
+  const std::int64_t count = topk_argument(given), s_q = size_of_dim(args.q, 0);
+  auto [indices, length, scores] = split_out<3>(kTopk.operation, given.get<"out">());
   args.indices = call.output("indices", indices, DType::i32, {s_q, count});
   args.length = call.output("length", length, DType::i32, {s_q});
-  const bool scored = return_scores || !scores.is_none();
+  const bool scored = given.get<"return_scores", bool>() || !scores.is_none();
   if (scored) args.scores = call.output("scores", scores, DType::f32, {s_q, count});
+  nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return indexer::topk_workspace_bytes(args, options);
   });
@@ -80,25 +71,7 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can do it here.)";
 
-}  // namespace
-
-void bind_indexer_topk(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "topk", topk, "q"_a.none(), "k"_a.none(), "weights"_a.none(), "topk"_a, nb::kw_only(),
-         "k_scale"_a = nb::none(), "key_start"_a = nb::none(), "key_end"_a = nb::none(),
-         "q_start"_a = nb::none(), "k_stride"_a = 1, "ties"_a = "smaller",
-         "return_scores"_a = false, "out"_a = nb::none(), "workspace"_a = nb::none(),
-         "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-         nb::sig("def topk(q: T, k: T, weights: T, topk: int, *, k_scale: T | None = None, "
-                 "key_start: T | None = None, key_end: T | None = None, "
-                 "q_start: int | None = None, k_stride: int = 1, ties: str = 'smaller', "
-                 "return_scores: bool = False, "
-                 "out: tuple[T | None, T | None, T | None] | None = None, "
-                 "workspace: T | None = None, stream: Stream = None, "
-                 "backend: str | None = None) -> tuple[T, ...]"));
-}
-
-Backend supports_indexer_topk(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t s_q = shape.take("s_q", 1), h = shape.take("h", 64);
   const std::int64_t s_k = shape.take("s_k", 1), d = shape.take("d", 128);
   const std::int64_t topk = shape.take("topk", 64);
@@ -113,4 +86,7 @@ Backend supports_indexer_topk(Shape& shape, const RunOptions& options) {
                        options);
 }
 
+const Operation<kTopk, topk, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

@@ -83,7 +83,8 @@ void launch(const TopkParams& params, char* workspace, cudaStream_t stream) {
                              .queries = scores.s_q,
                              .kept = topk.kept,
                              .topk = topk.topk,
-                             .later_ties = topk.later_ties},
+                             .later_ties = topk.later_ties,
+                             .blocks = 1},
                             topk.indices,
                             topk.length,
                             topk.scores,
@@ -91,8 +92,7 @@ void launch(const TopkParams& params, char* workspace, cudaStream_t stream) {
                             topk.length_stride,
                             topk.scores_stride,
                             work.splits};
-    kRuntime.launch(merge_kernel<MergeParams>, static_cast<unsigned>(scores.s_q), kMergeThreads, 0,
-                    stream, merge);
+    launch_merge(kRuntime, merge, work.splits * work.kept, stream);
   }
 }
 

@@ -14,7 +14,7 @@ namespace winnow::indexer::sm90_detail {
 
 inline constexpr int kPagedPageRows = 64;
 inline constexpr int kPagedTileRows = 2 * kPagedPageRows;
-inline constexpr int kMostGroups = 512;  // of a launch: one for each thread
+inline constexpr int kMostGroups = 512;  // of a launch: each has a thread
 inline constexpr int kLeastTiles = 4;    // of a block's range, where there are so many
 
 struct PageLine {
@@ -68,8 +68,8 @@ struct Piece {
 
 class LineRange {
  public:
-  // Measures the line; all kMostGroups threads of the block call it. The first block writes where
-  // the pieces of every group are.
+  // Measures the line; all threads of the block call it, kMostGroups or more. The first block
+  // writes where the pieces of every group are.
   __device__ LineRange(const PageLine& line, LineShared& shared, GroupPieces* pieces)
       : shared_(shared), groups_(line.groups) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -77,11 +77,13 @@ class LineRange {
     if (thread < groups_) rows = rows_of_group(line, query_group(line, thread));
     const int tiles = (rows - 1 + kPagedTileRows) / kPagedTileRows;
     int through = device::warp_prefix(tiles, lane);
-    if (lane == 31) shared.warp_total[thread / 32] = through;
+    if (lane == 31 && thread < kMostGroups) shared.warp_total[thread / 32] = through;
     __syncthreads();
-    for (int warp = 0; warp < thread / 32; ++warp) through += shared.warp_total[warp];
-    shared.end[thread] = through;
-    shared.rows[thread] = rows;
+    if (thread < kMostGroups) {
+      for (int warp = 0; warp < thread / 32; ++warp) through += shared.warp_total[warp];
+      shared.end[thread] = through;
+      shared.rows[thread] = rows;
+    }
     __syncthreads();
     const std::int64_t all = shared.end[kMostGroups - 1];
     const std::int64_t wanted = device::ceil_div(all, std::int64_t{kLeastTiles});

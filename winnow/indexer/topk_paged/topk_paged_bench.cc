@@ -33,7 +33,7 @@ testing::Benchmark make_benchmark(std::int64_t b, std::int64_t s_q, std::int32_t
     if (b == 64 && rows == 32768) benchmark.target = 0.6;
   }
   benchmark.device = device;
-  benchmark.prepare = [shape](const testing::Target& target) -> std::function<void()> {
+  benchmark.prepare = [shape](const testing::Target& target) -> testing::Prepared {
     const Device where = testing::device_of(target);
     struct Data {
       PagedStep step;
@@ -49,7 +49,8 @@ testing::Benchmark make_benchmark(std::int64_t b, std::int64_t s_q, std::int32_t
       data->workspace = Tensor(DType::u8, {bytes}, where);
       args.workspace = data->workspace;
     }
-    return [data, args, options = target.options] { topk_paged(args, options); };
+    return {[data, args, options = target.options] { topk_paged(args, options); },
+            {data->indices, data->length, data->workspace}};
   };
   return benchmark;
 }

@@ -6,7 +6,7 @@
 namespace winnow::indexer {
 
 template <class Visitor>
-void each_argument(TopkPagedArgs& args, Visitor&& visit) {
+constexpr void each_argument(TopkPagedArgs& args, Visitor&& visit) {
   visit("q", args.q);
   visit("pages", args.pages);
   visit("weights", args.weights);

@@ -1,37 +1,32 @@
 // Python binding of indexer::topk_paged.
-#include <nanobind/stl/string.h>
 
 #include "winnow/indexer/ties_py.h"
 #include "winnow/indexer/topk_paged/topk_paged.h"
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/indexer/topk_paged/topk_paged_fields.h"
+#include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "indexer::topk_paged";
+constexpr Declaration<indexer::TopkPagedArgs> kTopkPaged(
+    "indexer::topk_paged",
+    "def topk_paged(q: T, pages: T, weights: T, block_tables: T, context_lens: T, "
+    "topk: int, *, positions: bool = False, ties: str = 'smaller', "
+    "return_scores: bool = False, out: tuple[T | None, T | None, T | None] | None = None, "
+    "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
+    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]");
 
-nb::tuple topk_paged(nb::handle q, nb::handle pages, nb::handle weights, nb::handle block_tables,
-                     nb::handle context_lens, std::int64_t count, bool positions,
-                     const std::string& ties, bool return_scores, nb::handle out,
-                     nb::object workspace, nb::handle stream, nb::handle backend) {
-  Call call(kOperation, stream, backend);
-  indexer::TopkPagedArgs args{
-      .q = call.input("q", q),
-      .pages = call.input("pages", pages),
-      .weights = call.input("weights", weights),
-      .block_tables = call.input("block_tables", block_tables),
-      .context_lens = call.input("context_lens", context_lens),
-      .ties = ties_argument(kOperation, ties),
-      .positions = positions,
-  };
-  check_topk(kOperation, count);
+nb::object topk_paged(const Arguments<kTopkPaged>& given) {
+  Call call = given.call();
+  indexer::TopkPagedArgs args = given.read(call);
+  const std::int64_t count = topk_argument(given);
   const std::int64_t b = size_of_dim(args.q, 0), s_q = size_of_dim(args.q, 1);
-  auto [indices, length, scores] = split_out<3>(kOperation, out);
+  auto [indices, length, scores] = split_out<3>(kTopkPaged.operation, given.get<"out">());
   args.indices = call.output("indices", indices, DType::i32, {b, s_q, count});
   args.length = call.output("length", length, DType::i32, {b, s_q});
-  const bool scored = return_scores || !scores.is_none();
+  const bool scored = given.get<"return_scores", bool>() || !scores.is_none();
   if (scored) args.scores = call.output("scores", scores, DType::f32, {b, s_q, count});
+  nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return indexer::topk_paged_workspace_bytes(args, options);
   });
@@ -77,24 +72,7 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can do it here.)";
 
-}  // namespace
-
-void bind_indexer_topk_paged(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "topk_paged", topk_paged, "q"_a.none(), "pages"_a.none(), "weights"_a.none(),
-         "block_tables"_a.none(), "context_lens"_a.none(), "topk"_a, nb::kw_only(),
-         "positions"_a = false, "ties"_a = "smaller", "return_scores"_a = false,
-         "out"_a = nb::none(), "workspace"_a = nb::none(), "stream"_a = nb::none(),
-         "backend"_a = nb::none(), kDoc,
-         nb::sig("def topk_paged(q: T, pages: T, weights: T, block_tables: T, context_lens: T, "
-                 "topk: int, *, positions: bool = False, ties: str = 'smaller', "
-                 "return_scores: bool = False, "
-                 "out: tuple[T | None, T | None, T | None] | None = None, "
-                 "workspace: T | None = None, stream: Stream = None, "
-                 "backend: str | None = None) -> tuple[T, ...]"));
-}
-
-Backend supports_indexer_topk_paged(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t b = shape.take("b", 1), s_q = shape.take("s_q", 1);
   const std::int64_t h = shape.take("h", 64), d = shape.take("d", 128);
   const std::int64_t num_pages = shape.take("num_pages", 1), topk = shape.take("topk", 64);
@@ -109,4 +87,7 @@ Backend supports_indexer_topk_paged(Shape& shape, const RunOptions& options) {
                              options);
 }
 
+const Operation<kTopkPaged, topk_paged, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

@@ -41,7 +41,7 @@ Work plan(const TopkPagedParams& params) {
       std::max<std::int64_t>(2, (kWorkspaceLimit - (1 << 16)) / piece_bytes);
   work.blocks = static_cast<int>(std::clamp<std::int64_t>(
       kRuntime.multiprocessors(), 1,
-      std::min<std::int64_t>(most_pieces / 2, kMergeUnits / Shape::kParts)));
+      std::min<std::int64_t>(most_pieces / 2, kMergeParts / Shape::kParts)));
   const std::int64_t tiles = (rows + kPagedTileRows - 1) / kPagedTileRows;
   work.groups = std::min({params.b * work.groups_of_a_sequence, std::int64_t{kMostGroups},
                           most_pieces - work.blocks, (std::int64_t{1} << 30) / tiles});
@@ -142,19 +142,23 @@ void launch(const TopkPagedParams& params, char* workspace, cudaStream_t stream)
     p.line.groups = static_cast<int>(end - group);
     merge.first_query = first_query(group);
     merge.queries = static_cast<int>(first_query(end) - merge.first_query);
-    kRuntime.launch(topk_paged_kernel<Shape>, static_cast<unsigned>(work.blocks), kThreads, kBytes,
-                    stream, p);
-    kRuntime.launch(merge_kernel<PagedMergeParams>, static_cast<unsigned>(merge.queries),
-                    kMergeThreads, 0, stream, merge);
+    kRuntime.check(
+        device::launch_early(topk_paged_kernel<Shape>, static_cast<unsigned>(work.blocks),
+                             Shape::kThreads, kBytes, stream, p),
+        "launch");
+    launch_merge(kRuntime, merge, params.table * kPagedPageRows, stream);
   }
 }
 
 // Calls function(Shape()) with the shape for the heads, which are padded to 16, 32, 64 or 128, and
-// as few columns as hold those of all queries.
+// as few columns as hold those of all queries, or the most that there are.
 template <int kHeads, class Function>
 void with_columns(std::int64_t s_q, const Function& function) {
   if constexpr (kHeads <= 64) {
     if (s_q * kHeads <= 64) return function(PagedShape<kHeads, 64>());
+  }
+  if constexpr (kHeads == 64) {
+    if (s_q * kHeads > 128) return function(PagedShape<kHeads, 256>());
   }
   return function(PagedShape<kHeads, 128>());
 }

@@ -3,10 +3,9 @@
 // candidates that it could not rule out; the merge (topk/merge_sm90.cuh) chooses among them.
 //
 //   load      one warp         the heads and weights of a piece, and tiles of two pages into a
-//   ring,
-//                              with their scales
-//   multiply  warpgroups 0, 1  a page each: its 64 rows by the heads of all queries of the group,
-//                              then the weighted sums over the heads
+//                              ring, with their scales
+//   multiply  2 or 4           a page each, or a page and half of the columns: its 64 rows by the
+//             warpgroups       heads, then the weighted sums over the heads
 //   sink      four warps       a query and a part of a piece each: candidates above a bar
 //
 //   pages --load--> keys (full, empty) --multiply--> scores (ready, free) --sink--> candidates
@@ -23,30 +22,46 @@
 
 namespace winnow::indexer::sm90_detail {
 
-// Registers per thread; the four warpgroups share the file of 512 x 128.
-inline constexpr int kPagedMultiplyRegisters = 152;
-inline constexpr int kPagedSinkRegisters = 120;
-inline constexpr int kPagedLoadRegisters = 88;
-static_assert(2 * kPagedMultiplyRegisters + kPagedSinkRegisters + kPagedLoadRegisters == 512);
-static_assert(kThreads == kMostGroups && kPagedTileRows == kTileRows);
+static_assert(kPagedTileRows == kTileRows);
 
-// kHeadsPadded: 16, 32, 64 or 128; kGroupColumns: the heads of a group's queries, 64 or 128. The
-// names that score_tiles_sm90.cuh knows, and what is chosen by whom.
-template <int kHeadsPadded, int kGroupColumns>
+// kHeadsPadded: 16, 32, 64 or 128; kColumns: the heads of a group's queries, 64, 128 or 256.
+template <int kHeadsPadded, int kColumns>
 struct PagedShape {
   static constexpr Element kElement = Element::f8;
   static constexpr int kHeads = kHeadsPadded;
-  static constexpr bool kMasked = false;  // a weight of 0 hides the padding
-  static constexpr int kPanels = 1;
-  static constexpr int kQueries = kGroupColumns / kHeads;
-  static constexpr int kSideQueries = kQueries;
-  static constexpr bool kSplit = false;
-  static constexpr int kProductColumns = kGroupColumns;
+  static constexpr int kGroupColumns = kColumns;
+  static constexpr int kQueries = kColumns / kHeads;
+  // A warpgroup multiplies a page with the columns of its side, kUnits times as many as a product
+  // has. Small products in more warpgroups: one's sums hide the waits of another.
+  static constexpr int kProductColumns = kHeads == 128 ? 128 : 64;
+  static constexpr int kSides = kColumns == kProductColumns ? 1 : 2;
+  static constexpr int kUnits = kColumns / kProductColumns / kSides;
+  static constexpr int kWarpgroups = 2 * kSides;  // that multiply
+  static constexpr int kMultiplyWarps = 4 * kWarpgroups;
+  static constexpr int kThreads = (kWarpgroups + 2) * 128;
   // Warps of the sink that look at the same tile, and parts of a piece.
   static constexpr int kTogether = kQueries < kSinkWarps ? kQueries : kSinkWarps;
   static constexpr int kParts = kSinkWarps / kTogether;
   static constexpr int kOwn = kQueries / kTogether;  // queries of a warp
   static constexpr bool kSharedBars = kParts > 1;
+  // Registers per thread; a launch gets 128 or 80 for each.
+  static constexpr int kMultiplyRegisters = kSides == 1 ? 152 : kUnits == 1 ? 88 : 96;
+  static constexpr int kSinkRegisters = kSides == 1 ? 120 : kUnits == 1 ? 72 : 56;
+  static constexpr int kLoadRegisters = kSides == 1 ? 88 : 40;
+  static_assert(kWarpgroups * kMultiplyRegisters + kSinkRegisters + kLoadRegisters <=
+                (kSides == 1 ? 4 * 128 : 6 * 80));
+};
+
+// A product of a warpgroup, by the names that score_tiles_sm90.cuh knows.
+template <class Shape>
+struct PagedProduct {
+  static constexpr Element kElement = Element::f8;
+  static constexpr int kHeads = Shape::kHeads;
+  static constexpr bool kMasked = false;  // a weight of 0 hides the padding
+  static constexpr int kPanels = 1;
+  static constexpr int kSideQueries = Shape::kProductColumns / Shape::kHeads;
+  static constexpr bool kSplit = false;
+  static constexpr int kProductColumns = Shape::kProductColumns;
 };
 
 // Rows [first, end) of a tile are there: 0, 64 or 128.
@@ -59,8 +74,8 @@ template <class Shape>
 struct PagedPlan {
   static constexpr int kPageBytes = kPagedPageRows * kPanelRowBytes;
   static constexpr int kTileBytes = 2 * kPageBytes;
-  static constexpr int kSideBytes = Shape::kProductColumns * kPanelRowBytes;
-  static constexpr int kStages = 8;
+  static constexpr int kSideBytes = Shape::kGroupColumns * kPanelRowBytes;
+  static constexpr int kStages = 4;  // more at once, and memory gives less
   static constexpr int kScoreStride = kTileRows + 16;
   static constexpr int kScaleBytes = kTileRows * 4;
   static constexpr int kPresentBytes = 16;
@@ -69,7 +84,9 @@ struct PagedPlan {
   static constexpr int kBarBytes = Shape::kSharedBars ? Shape::kQueries * SharedBar::kBytes : 0;
   static constexpr int kBinBytes = kSinkWarps * Selection::kBinWords * 4;
   static constexpr int kSinkBytes = kBarBytes + kBinBytes;
-  static constexpr int kWeightBytes = 2 * kSideColumns * 4;
+  // The weights of kSideColumns columns make a slot.
+  static constexpr int kWeightSlots = (Shape::kGroupColumns + kSideColumns - 1) / kSideColumns;
+  static constexpr int kWeightBytes = 2 * kWeightSlots * kSideColumns * 4;
   static constexpr int kLineBytes = sizeof(LineShared);
   static constexpr int kSpace =
       232448 - 640 - kLineBytes - kWeightBytes - 2 * kSideBytes - kStages * kTileBytes - kSinkBytes;
@@ -107,8 +124,11 @@ struct PagedPlan {
 //   heads_full   the copies of each lane of the loading warp, and one lane for all, after their
 //                weights are stored
 //   heads_empty  one lane of each multiplying warp
-inline constexpr int kPagedReadyArrivals = kEmptyArrivals + 1;
 inline constexpr int kPagedHeadsFullArrivals = 32 + device::kWarpArrival;
+template <class Shape>
+inline constexpr int kPagedEmptyArrivals = Shape::kMultiplyWarps * device::kWarpArrival;
+template <class Shape>
+inline constexpr int kPagedReadyArrivals = kPagedEmptyArrivals<Shape> + 1;
 
 struct PagedParams {
   CUtensorMap pages;  // [pages, 64, d], of which the map's page 0 is at `page_base`
@@ -145,26 +165,31 @@ struct PagedLoader {
 
   __device__ __forceinline__ void load_heads(const QueryGroup& group, std::uint64_t policy) {
     device::mbarrier_wait(shared.heads_empty(heads.stage), heads.parity ^ 1, "heads", heads.stage);
-    float weight[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // in the order of load_weights()
-      const int column = lane() / 4 * 16 + lane() % 4 * 2 + i % 2 + i / 2 * 8;
-      const int query = column / Shape::kHeads, head = column % Shape::kHeads;
-      weight[i] = 0.0f;
-      if (query < group.count && head < p.h) {
-        const std::int64_t at =
-            group.sequence * p.weights_stride0 + (group.first + query) * p.weights_stride1 + head;
-        weight[i] = p.weights_are_bf16
-                        ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[at])
-                        : static_cast<const float*>(p.weights)[at];
+    for (int slot = 0; slot < Plan::kWeightSlots; ++slot) {
+      float weight[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // in the order of load_weights()
+        const int column =
+            slot * kSideColumns + lane() / 4 * 16 + lane() % 4 * 2 + i % 2 + i / 2 * 8;
+        const int query = column / Shape::kHeads, head = column % Shape::kHeads;
+        weight[i] = 0.0f;
+        if (query < group.count && head < p.h) {
+          const std::int64_t at =
+              group.sequence * p.weights_stride0 + (group.first + query) * p.weights_stride1 + head;
+          weight[i] = p.weights_are_bf16
+                          ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[at])
+                          : static_cast<const float*>(p.weights)[at];
+        }
       }
+      shared.weights(heads.stage * Plan::kWeightSlots + slot)[lane()] =
+          make_float4(weight[0], weight[1], weight[2], weight[3]);
     }
-    shared.weights(heads.stage)[lane()] = make_float4(weight[0], weight[1], weight[2], weight[3]);
     const std::uint8_t* const q = p.q + group.sequence * p.q_stride0 + group.first * p.q_stride1;
     // Four rows at once, eight lanes for the 128 bytes of a row.
     const int column16 = lane() % 8;
 #pragma unroll 4
-    for (int row = lane() / 8; row < Shape::kProductColumns; row += 4) {
+    for (int row = lane() / 8; row < Shape::kGroupColumns; row += 4) {
       const int query = row / Shape::kHeads, head = row % Shape::kHeads;
       const bool there = query < group.count && head < p.h && 16 * column16 < p.d;
       const std::int64_t at = query * p.q_stride1 + head * p.q_head_stride + 16 * column16;
@@ -246,31 +271,49 @@ struct PagedLoader {
 
 template <class Shape, class Plan>
 __device__ __forceinline__ void multiply_pages(const Shared<Plan>& shared, LineRange range,
-                                               int page) {
+                                               int warpgroup) {
+  using Product = PagedProduct<Shape>;
+  const int page = warpgroup % 2, side = warpgroup / 2;
   const std::uint64_t keys = device::descriptor_k_major(shared.keys(0) + page * Plan::kPageBytes);
   const std::uint64_t all_heads = device::descriptor_k_major(shared.heads(0));
   device::PipelineState<Plan::kStages> ring;
   device::PipelineState<Plan::kScoreStages> out;
   device::PipelineState<2> heads;
-  WeightedSum<Shape, Plan> weighted_sum;
-  const LinearPart<Shape> not_split{};
+  WeightedSum<Product, Plan> weighted_sum[Shape::kUnits];
+  const LinearPart<Product> not_split{};
+  const auto first_column = [&](int unit) {
+    return (side * Shape::kUnits + unit) * Shape::kProductColumns;
+  };
   Piece piece;
   while (range.next(piece)) {
     device::mbarrier_wait(shared.heads_full(heads.stage), heads.parity, "heads", heads.stage);
-    weighted_sum.load(shared.weights(heads.stage), false);
-    const std::uint64_t columns =
-        device::descriptor_offset(all_heads, heads.stage * Plan::kSideBytes);
+#pragma unroll
+    for (int unit = 0; unit < Shape::kUnits; ++unit) {
+      weighted_sum[unit].load(
+          shared.weights(heads.stage * Plan::kWeightSlots) + first_column(unit) / 4, false);
+    }
+    const std::uint64_t columns = device::descriptor_offset(
+        all_heads, heads.stage * Plan::kSideBytes + first_column(0) * kPanelRowBytes);
     for (int tile = 0; tile < piece.tiles; ++tile) {
-      float product[Shape::kProductColumns / 2];
       device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
-      begin_product<Shape>(device::descriptor_offset(keys, ring.stage * Plan::kTileBytes), columns,
-                           product);
-      device::mbarrier_wait(shared.free(out.stage), out.parity ^ 1, "scores", out.stage);
-      device::wgmma_wait<0>();
-      device::wgmma_pin(product);
-      device::mbarrier_arrive_warp(shared.empty(ring.stage));
-      weighted_sum.template store<false>(Shape::kHeads, product, not_split,
-                                         shared.scores(out.stage) + page * kPagedPageRows);
+#pragma unroll
+      for (int unit = 0; unit < Shape::kUnits; ++unit) {
+        float product[Shape::kProductColumns / 2];
+        begin_product<Product>(
+            device::descriptor_offset(keys, ring.stage * Plan::kTileBytes),
+            device::descriptor_offset(columns, unit * Shape::kProductColumns * kPanelRowBytes),
+            product);
+        if (unit == 0) {
+          device::mbarrier_wait(shared.free(out.stage), out.parity ^ 1, "scores", out.stage);
+        }
+        device::wgmma_wait<0>();
+        device::wgmma_pin(product);
+        if (unit == Shape::kUnits - 1) device::mbarrier_arrive_warp(shared.empty(ring.stage));
+        weighted_sum[unit].template store<false>(
+            Shape::kHeads, product, not_split,
+            shared.scores(out.stage) + page * kPagedPageRows +
+                first_column(unit) / Shape::kHeads * Plan::kScoreStride);
+      }
       device::mbarrier_arrive_warp(shared.ready(out.stage));
       ring.advance();
       out.advance();
@@ -357,7 +400,7 @@ __device__ __forceinline__ void choose_rows(const PagedParams& p, const Shared<P
 // ---- The block ---------------------------------------------------------------------------------
 
 template <class Shape>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Shape::kThreads, 1)
     topk_paged_kernel(const __grid_constant__ PagedParams p) {
   using Plan = PagedPlan<Shape>;
   char* const shared_memory = reinterpret_cast<char*>(device::dynamic_shared<1024>());
@@ -365,30 +408,32 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < Plan::kStages; ++i) {
       device::mbarrier_init(shared.full(i), 1);
-      device::mbarrier_init(shared.empty(i), kEmptyArrivals);
+      device::mbarrier_init(shared.empty(i), kPagedEmptyArrivals<Shape>);
     }
     for (int i = 0; i < Plan::kScoreStages; ++i) {
-      device::mbarrier_init(shared.ready(i), kPagedReadyArrivals);
+      device::mbarrier_init(shared.ready(i), kPagedReadyArrivals<Shape>);
       device::mbarrier_init(shared.free(i), Shape::kTogether * device::kWarpArrival);
     }
     for (int i = 0; i < 2; ++i) {
       device::mbarrier_init(shared.heads_full(i), kPagedHeadsFullArrivals);
-      device::mbarrier_init(shared.heads_empty(i), kEmptyArrivals);
+      device::mbarrier_init(shared.heads_empty(i), kPagedEmptyArrivals<Shape>);
     }
     device::fence_mbarrier_init();
   }
+  device::allow_next_kernel();  // its blocks come as multiprocessors get free
+  device::wait_for_kernel_before();
   // Its barriers stand between the initialisation and the roles.
   const LineRange range(p.line, *reinterpret_cast<LineShared*>(shared_memory + Plan::kLine),
                         p.pieces);
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
-  if (warpgroup < kMultiplyWarpgroups) {
-    device::setmaxnreg_inc<kPagedMultiplyRegisters>();
+  if (warpgroup < Shape::kWarpgroups) {
+    device::setmaxnreg_inc<Shape::kMultiplyRegisters>();
     multiply_pages<Shape>(shared, range, warpgroup);
-  } else if (warpgroup == kMultiplyWarpgroups) {
-    device::setmaxnreg_dec<kPagedSinkRegisters>();
+  } else if (warpgroup == Shape::kWarpgroups) {
+    device::setmaxnreg_dec<Shape::kSinkRegisters>();
     choose_rows<Shape>(p, shared, range, warp);
   } else {
-    device::setmaxnreg_dec<kPagedLoadRegisters>();
+    device::setmaxnreg_dec<Shape::kLoadRegisters>();
     if (warp == 0) PagedLoader<Shape, Plan>{p, shared}.run(range);
   }
 }
@@ -429,13 +474,19 @@ struct PagedMergeParams : MergeInput {
     if (scores == nullptr) return nullptr;
     return scores + sequence(query) * scores_stride0 + place(query) * scores_stride1;
   }
-  // The slot; -1 where another has taken the page out of the table since.
-  __device__ std::int32_t index_of(std::int64_t query, std::int32_t row) const {
-    if (positions) return row;
-    const std::int32_t page =
-        block_tables[sequence(query) * block_tables_stride + row / kPagedPageRows];
-    if (page < 0 || page >= num_pages) return -1;
-    return page * kPagedPageRows + row % kPagedPageRows;
+  // The slot of a row; -1 where another has taken the page out of the table since.
+  struct Slots {
+    const std::int32_t* table;  // null: positions are wanted
+    int num_pages;
+    __device__ std::int32_t operator()(std::int32_t row) const {
+      if (table == nullptr) return row;
+      const std::int32_t page = __ldg(table + row / kPagedPageRows);
+      if (page < 0 || page >= num_pages) return -1;
+      return page * kPagedPageRows + row % kPagedPageRows;
+    }
+  };
+  __device__ Slots index_of(std::int64_t query) const {
+    return {positions ? nullptr : block_tables + sequence(query) * block_tables_stride, num_pages};
   }
 };
 

@@ -6,7 +6,7 @@
 namespace winnow::paged_xl {
 
 template <class Visitor>
-void each_argument(AttentionArgs& args, Visitor&& visit) {
+constexpr void each_argument(AttentionArgs& args, Visitor&& visit) {
   visit("query", args.query);
   visit("key_cache", args.key_cache);
   visit("value_cache", args.value_cache);

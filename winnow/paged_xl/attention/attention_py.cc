@@ -1,70 +1,47 @@
 // Python binding of paged_xl::attention: the plain and the fused mode.
-#include <nanobind/stl/optional.h>
 
 #include "winnow/paged_xl/attention/attention.h"
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/paged_xl/attention/attention_fields.h"
+#include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "paged_xl::attention";
+constexpr Declaration<paged_xl::AttentionArgs> kAttention(
+    "paged_xl::attention",
+    "def attention(query: T, key_cache: T, value_cache: T, pos_bias_u: T, matrix_bd: T, "
+    "scale: float | None, block_tables: T, context_lens: T, *, return_lse: bool = False, "
+    "out: T | tuple[T | None, T | None] | None = None, check: bool = False, "
+    "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
+    "-> tuple[T, T] if return_lse or out else T");
 
-// Everything but the position term, which the two modes bring in their own way.
-struct Step {
-  nb::handle query, key_cache, value_cache, pos_bias_u;
-  std::optional<double> scale;
-  nb::handle block_tables, context_lens;
-};
+constexpr Declaration<paged_xl::AttentionArgs> kAttentionFused(
+    "paged_xl::attention",
+    "def attention_fused(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
+    "pos_bias_v: T, r: T, scale: float | None, block_tables: T, context_lens: T, *, "
+    "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
+    "check: bool = False, workspace: T | None = None, stream: Stream = None, "
+    "backend: str | None = None) -> tuple[T, T] if return_lse or out else T");
 
-nb::object run(Call& call, paged_xl::AttentionArgs& args, const Step& step, bool return_lse,
-               nb::handle out, nb::object workspace) {
-  args.key_cache = call.input("key_cache", step.key_cache);
-  args.value_cache = call.input("value_cache", step.value_cache);
-  args.pos_bias_u = call.input("pos_bias_u", step.pos_bias_u);
-  args.block_tables = call.input("block_tables", step.block_tables);
-  args.context_lens = call.input("context_lens", step.context_lens);
-  args.scale = step.scale;
+// With the position term, or in the fused mode with what it is computed from.
+template <const auto& kDeclaration>
+nb::object attend(const Arguments<kDeclaration>& given) {
+  Call call = given.call();
+  paged_xl::AttentionArgs args = given.read(call);
   const std::int64_t num_seqs = size_of_dim(args.query, 0), num_heads = size_of_dim(args.query, 1);
-  auto [result, lse] = split_out<2>(kOperation, out);
+  auto [result, lse] = split_out<2>(kDeclaration.operation, given.template get<"out">());
   args.out = call.output("out", result, args.query.dtype(),
                          {num_seqs, num_heads, size_of_dim(args.query, 2)});
-  return_lse = return_lse || !lse.is_none();
+  const bool return_lse = given.template get<"return_lse", bool>() || !lse.is_none();
   if (return_lse)
     args.lse = call.output("lse", lse, accumulator_of(args.query.dtype()), {num_seqs, num_heads});
+  nb::object workspace = given.template get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return paged_xl::attention_workspace_bytes(args, options);
   });
   call.run([&](const RunOptions& options) { paged_xl::attention(args, options); });
   if (return_lse) return nb::make_tuple(result, lse);
   return result;
-}
-
-nb::object attention(nb::handle query, nb::handle key_cache, nb::handle value_cache,
-                     nb::handle pos_bias_u, nb::handle matrix_bd, std::optional<double> scale,
-                     nb::handle block_tables, nb::handle context_lens, bool return_lse,
-                     nb::handle out, bool check, nb::object workspace, nb::handle stream,
-                     nb::handle backend) {
-  Call call(kOperation, stream, backend, check);
-  paged_xl::AttentionArgs args{.query = call.input("query", query),
-                               .matrix_bd = call.input("matrix_bd", matrix_bd)};
-  return run(call, args,
-             {query, key_cache, value_cache, pos_bias_u, scale, block_tables, context_lens},
-             return_lse, out, std::move(workspace));
-}
-
-nb::object attention_fused(nb::handle query, nb::handle key_cache, nb::handle value_cache,
-                           nb::handle pos_bias_u, nb::handle pos_bias_v, nb::handle r,
-                           std::optional<double> scale, nb::handle block_tables,
-                           nb::handle context_lens, bool return_lse, nb::handle out, bool check,
-                           nb::object workspace, nb::handle stream, nb::handle backend) {
-  Call call(kOperation, stream, backend, check);
-  paged_xl::AttentionArgs args{.query = call.input("query", query),
-                               .pos_bias_v = call.input("pos_bias_v", pos_bias_v),
-                               .r = call.input("r", r)};
-  return run(call, args,
-             {query, key_cache, value_cache, pos_bias_u, scale, block_tables, context_lens},
-             return_lse, out, std::move(workspace));
 }
 
 constexpr const char* kDoc = R"(One decode step of relative-position attention over a paged cache.
@@ -124,35 +101,8 @@ Args:
     r: [num_heads, max_distance, head_size], as query: projected embedding of each distance.
     All others, results and errors: as in attention().)";
 
-}  // namespace
-
-void bind_paged_xl_attention(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "attention", attention, "query"_a.none(), "key_cache"_a.none(), "value_cache"_a.none(),
-         "pos_bias_u"_a.none(), "matrix_bd"_a.none(), "scale"_a.none(), "block_tables"_a.none(),
-         "context_lens"_a.none(), nb::kw_only(), "return_lse"_a = false, "out"_a = nb::none(),
-         "check"_a = false, "workspace"_a = nb::none(), "stream"_a = nb::none(),
-         "backend"_a = nb::none(), kDoc,
-         nb::sig("def attention(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
-                 "matrix_bd: T, scale: float | None, block_tables: T, context_lens: T, *, "
-                 "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
-                 "check: bool = False, workspace: T | None = None, stream: Stream = None, "
-                 "backend: str | None = None) -> typing.Any"));
-  define(m, "attention_fused", attention_fused, "query"_a.none(), "key_cache"_a.none(),
-         "value_cache"_a.none(), "pos_bias_u"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
-         "scale"_a.none(), "block_tables"_a.none(), "context_lens"_a.none(), nb::kw_only(),
-         "return_lse"_a = false, "out"_a = nb::none(), "check"_a = false,
-         "workspace"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(), kFusedDoc,
-         nb::sig("def attention_fused(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
-                 "pos_bias_v: T, r: T, scale: float | None, block_tables: T, context_lens: T, *, "
-                 "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
-                 "check: bool = False, workspace: T | None = None, stream: Stream = None, "
-                 "backend: str | None = None) -> typing.Any"));
-}
-
-namespace {
-
-Backend supports(Shape& shape, const RunOptions& options, bool fused) {
+template <bool kFused>
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t num_seqs = shape.take("num_seqs", 1);
   const std::int64_t num_heads = shape.take("num_heads", 16);
   const std::int64_t num_kv_heads = shape.take("num_kv_heads", num_heads);
@@ -170,7 +120,7 @@ Backend supports(Shape& shape, const RunOptions& options, bool fused) {
       .block_tables = shape.view(DType::i32, {num_seqs, 1}),
       .context_lens = shape.view(DType::i32, {num_seqs}),
       .out = shape.view(dtype, {num_seqs, num_heads, head_size})};
-  if (fused) {
+  if (kFused) {
     args.pos_bias_v = args.pos_bias_u;
     args.r = shape.view(dtype, {num_heads, 1, head_size});
   } else {
@@ -179,14 +129,9 @@ Backend supports(Shape& shape, const RunOptions& options, bool fused) {
   return paged_xl::attention(args, options);
 }
 
+const Operation<kAttention, attend<kAttention>, kDoc> kRegistered(supports<false>);
+const Operation<kAttentionFused, attend<kAttentionFused>, kFusedDoc> kRegisteredFused(
+    supports<true>);
+
 }  // namespace
-
-Backend supports_paged_xl_attention(Shape& shape, const RunOptions& options) {
-  return supports(shape, options, false);
-}
-
-Backend supports_paged_xl_attention_fused(Shape& shape, const RunOptions& options) {
-  return supports(shape, options, true);
-}
-
 }  // namespace winnow::python

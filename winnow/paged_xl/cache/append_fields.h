@@ -6,7 +6,7 @@
 namespace winnow::paged_xl {
 
 template <class Visitor>
-void each_argument(AppendArgs& args, Visitor&& visit) {
+constexpr void each_argument(AppendArgs& args, Visitor&& visit) {
   visit("key", args.key);
   visit("value", args.value);
   visit("slot_mapping", args.slot_mapping);

@@ -1,22 +1,21 @@
 // Python binding of paged_xl::append.
 #include "winnow/paged_xl/cache/append.h"
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/paged_xl/cache/append_fields.h"
+#include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-void append(nb::handle key, nb::handle value, nb::handle key_cache, nb::handle value_cache,
-            nb::handle slot_mapping, bool check, nb::handle stream, nb::handle backend) {
-  Call call("paged_xl::append", stream, backend, check);
-  const paged_xl::AppendArgs args{
-      .key = call.input("key", key),
-      .value = call.input("value", value),
-      .slot_mapping = call.input("slot_mapping", slot_mapping),
-      .key_cache = call.in_out("key_cache", key_cache),
-      .value_cache = call.in_out("value_cache", value_cache),
-  };
+constexpr Declaration<paged_xl::AppendArgs> kAppend(
+    "paged_xl::append",
+    "def append(key: T, value: T, key_cache: T, value_cache: T, slot_mapping: T, *, "
+    "check: bool = False, stream: Stream = None, backend: str | None = None) -> None");
+
+nb::object append(const Arguments<kAppend>& given) {
+  Call call = given.call();
+  const paged_xl::AppendArgs args = given.read(call);
   call.run([&](const RunOptions& options) { paged_xl::append(args, options); });
+  return nb::none();
 }
 
 constexpr const char* kDoc = R"(Writes new keys and values into a paged cache, in place.
@@ -40,19 +39,7 @@ Raises:
         cache or one written twice. Nothing was written.
     winnow.Error: no backend can do it here.)";
 
-}  // namespace
-
-void bind_paged_xl_append(nb::module_& m) {
-  using namespace nb::literals;
-  define(
-      m, "append", append, "key"_a.none(), "value"_a.none(), "key_cache"_a.none(),
-      "value_cache"_a.none(), "slot_mapping"_a.none(), nb::kw_only(), "check"_a = false,
-      "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-      nb::sig("def append(key: T, value: T, key_cache: T, value_cache: T, slot_mapping: T, *, "
-              "check: bool = False, stream: Stream = None, backend: str | None = None) -> None"));
-}
-
-Backend supports_paged_xl_append(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t num_tokens = shape.take("num_tokens", 1);
   const std::int64_t num_kv_heads = shape.take("num_kv_heads", 16);
   const std::int64_t head_size = shape.take("head_size", 128);
@@ -71,4 +58,7 @@ Backend supports_paged_xl_append(Shape& shape, const RunOptions& options) {
       options);
 }
 
+const Operation<kAppend, append, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

@@ -6,7 +6,7 @@
 namespace winnow::paged_xl {
 
 template <class Visitor>
-void each_argument(PositionTermArgs& args, Visitor&& visit) {
+constexpr void each_argument(PositionTermArgs& args, Visitor&& visit) {
   visit("query", args.query);
   visit("pos_bias_v", args.pos_bias_v);
   visit("r", args.r);

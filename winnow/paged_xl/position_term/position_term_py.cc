@@ -1,21 +1,21 @@
 // Python binding of paged_xl::position_term.
 #include "winnow/paged_xl/position_term/position_term.h"
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/paged_xl/position_term/position_term_fields.h"
+#include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-nb::object position_term(nb::handle query, nb::handle pos_bias_v, nb::handle r,
-                         nb::handle context_lens, nb::object out, bool check, nb::handle stream,
-                         nb::handle backend) {
-  Call call("paged_xl::position_term", stream, backend, check);
-  paged_xl::PositionTermArgs args{
-      .query = call.input("query", query),
-      .pos_bias_v = call.input("pos_bias_v", pos_bias_v),
-      .r = call.input("r", r),
-      .context_lens = call.input("context_lens", context_lens),
-  };
+constexpr Declaration<paged_xl::PositionTermArgs> kPositionTerm(
+    "paged_xl::position_term",
+    "def position_term(query: T, pos_bias_v: T, r: T, context_lens: T, *, "
+    "out: T | None = None, check: bool = False, stream: Stream = None, "
+    "backend: str | None = None) -> T");
+
+nb::object position_term(const Arguments<kPositionTerm>& given) {
+  Call call = given.call();
+  paged_xl::PositionTermArgs args = given.read(call);
+  nb::object out = given.get<"out">();
   // The library leaves columns past a context as they are, so new memory starts as zeros.
   args.matrix_bd =
       call.output("matrix_bd", out, args.query.dtype(),
@@ -51,19 +51,7 @@ Raises:
         or out do not hold. Nothing was written.
     winnow.Error: no backend can do it here.)";
 
-}  // namespace
-
-void bind_paged_xl_position_term(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "position_term", position_term, "query"_a.none(), "pos_bias_v"_a.none(), "r"_a.none(),
-         "context_lens"_a.none(), nb::kw_only(), "out"_a = nb::none(), "check"_a = false,
-         "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-         nb::sig("def position_term(query: T, pos_bias_v: T, r: T, context_lens: T, *, "
-                 "out: T | None = None, check: bool = False, stream: Stream = None, "
-                 "backend: str | None = None) -> T"));
-}
-
-Backend supports_paged_xl_position_term(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t num_seqs = shape.take("num_seqs", 1);
   const std::int64_t num_heads = shape.take("num_heads", 16);
   const std::int64_t head_size = shape.take("head_size", 128);
@@ -77,4 +65,7 @@ Backend supports_paged_xl_position_term(Shape& shape, const RunOptions& options)
                                  options);
 }
 
+const Operation<kPositionTerm, position_term, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

@@ -117,19 +117,41 @@ void mbarrier_arrive_cluster(std::uint32_t address, std::uint32_t arrivals, cons
   advance_own_clock();
 }
 
+namespace {
+
+// Calls use(address) for memory of any block of the cluster, which stands for the running one.
+template <class Use>
+void use_shared_cluster(std::uint32_t address, std::size_t bytes, const char* what,
+                        const Where& where, const Use& use) {
+  const ClusterPlace place = cluster_place(altered(address, where), what, where);
+  reach(place, current->stamp(), what, where);
+  const InBlock there(place.block);
+  if (place.address % bytes != 0) {
+    fail("shared memory",
+         std::string(what) + " in the cluster at an address that is no multiple of its size",
+         where);
+  }
+  use(place.address);
+}
+
+}  // namespace
+
 void write_shared_cluster(std::uint32_t address, const void* from, std::size_t bytes,
                           const Where& where) {
   if (is_dropped(where)) return;
-  const ClusterPlace place = cluster_place(altered(address, where), "a store", where);
-  reach(place, current->stamp(), "a store", where);
-  const InBlock there(place.block);
-  if (place.address % bytes != 0) {
-    fail("shared memory", "a store in the cluster at an address that is no multiple of its size",
-         where);
-  }
-  block->shadow(place.address, bytes, "a store", where)
-      .write(place.address, bytes, block->access(*current, "a store", where));
-  std::memcpy(block->at(place.address), from, bytes);
+  use_shared_cluster(address, bytes, "a store", where, [&](std::uint32_t at) {
+    block->shadow(at, bytes, "a store", where)
+        .write(at, bytes, block->access(*current, "a store", where));
+    std::memcpy(block->at(at), from, bytes);
+  });
+}
+
+void read_shared_cluster(std::uint32_t address, void* to, std::size_t bytes, const Where& where) {
+  use_shared_cluster(address, bytes, "a load", where, [&](std::uint32_t at) {
+    block->shadow(at, bytes, "a load", where)
+        .read(at, bytes, block->access(*current, "a load", where));
+    std::memcpy(to, block->at(at), bytes);
+  });
 }
 
 }  // namespace winnow::simulator

@@ -27,6 +27,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_584-extra-large", {"random:3"}},
     {"fp8_656-k2048", {"random:1"}},
     {"fp8_656-some-nothing", {"random:5", "starved:2"}},
+    {"fp8_656-sq3-length-batch", {"random:3"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-h128", kMany},
@@ -44,8 +45,11 @@ const std::vector<PassingCase> kThoroughCases = {
     {"fp8_584-wide", kMany},
     {"fp8_656-block1", kMany},
     {"fp8_656-odd-scales-h64", kMany},
+    {"fp8_584-k2048-batch", kMany},
+    {"bf16_576-sq3-length-batch", kMany},
 };
 
+constexpr const char* kRows = "decode_rows_sm90.cuh";
 constexpr const char* kKernel = "decode_sm90.cuh";
 constexpr const char* kConsumers = "attention_sm90.cuh";
 const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
@@ -55,7 +59,7 @@ PlantedBug bug(const char* name, const char* text, Action action, std::int64_t a
                int below = 0) {
   return {name,
           "fp8_656-k512",
-          {.file = kKernel, .text = text, .action = action, .addend = addend, .below = below},
+          {.file = kRows, .text = text, .action = action, .addend = addend, .below = below},
           kBugSchedules};
 }
 // In a case of several items a block.
@@ -67,14 +71,19 @@ PlantedBug of_consumers(PlantedBug bug) {
   bug.plant.file = kConsumers;
   return bug;
 }
+PlantedBug of_kernel(PlantedBug bug) {
+  bug.plant.file = kKernel;
+  return bug;
+}
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("proxy fence: wgmma", bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
+    saying("proxy fence: wgmma",
+           of_consumers(bug("NoProxyFence", "kStoredRows) fence_proxy_async", Action::drop))),
     saying("race: ", bug("NoWaitForEmptySlot", "mbarrier_wait(smem + P::kEmpty", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("setmaxnreg: ",
-           bug("TooManyRegisters", "setmaxnreg_dec<kRowsRegisters", Action::add, 8)),
+           of_kernel(bug("TooManyRegisters", "setmaxnreg_dec<kRowsRegisters", Action::add, 8))),
     bug("SwappedPhaseOfSlots", "mbarrier_wait(smem + P::kEmpty", Action::add, 1),
     bug("RopeWithoutItsBarrier", "mbarrier_arrive_cp_async(full);", Action::drop),
     bug("RopeElsewhere", "cp_async_zfill(slot_at", Action::drop),
@@ -82,11 +91,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("ValuesElsewhere", "st_shared(to, make_uint4(x.x", Action::add, 32),
     bug("NoUpperValues", "st_shared(to ^ 16, make_uint4(z.x", Action::drop),
     bug("LateValues", "st_shared(to, make_uint4(x.x", Action::delay),
-    in_items(bug("NoMask", "st_shared(smem + P::kMask", Action::drop)),
+    in_items(bug("NoMask", "st_shared(mask_at + thread", Action::drop)),
+    in_items(bug("MaskElsewhere", "st_shared(mask_at + 4", Action::add, 1)),
     in_items(
         bug("SwappedPhaseOfQueries", "mbarrier_wait(smem + Plan<kDim>::kQFree", Action::add, 1)),
-    saying("mbarrier: ", bug("NoInitFence", "fence_mbarrier_init();", Action::drop)),
-    bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop),
+    saying("mbarrier: ", of_kernel(bug("NoInitFence", "fence_mbarrier_init();", Action::drop))),
+    of_kernel(bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop)),
     in_items(of_consumers(
         bug("CountOfQFreeTooLarge", "mbarrier_init(smem + P::kQFree", Action::add, 1))),
     of_consumers(

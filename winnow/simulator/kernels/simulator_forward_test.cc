@@ -50,7 +50,8 @@ const std::vector<PassingCase> kThoroughCases = {
 const BugsOf bug{"attention_sm90.cuh", "bf16-k512"}, kernel{"forward_sm90.cuh", "bf16-k512"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("proxy fence: wgmma", bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
+    saying("proxy fence: wgmma",
+           bug("NoProxyFence", "fence_proxy_async_shared();  // each writer", Action::drop)),
     saying("race: ",
            bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (kConsumer", Action::drop)),
 };

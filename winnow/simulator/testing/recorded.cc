@@ -110,6 +110,8 @@ const std::vector<RecordedOperation>& recorded_operations() {
       {"indexer::topk",
        {"bf16-h64", "bf16-h20", "bf16-ranges-ragged", "bf16-all-rules", "f8_e4m3-h128",
         "f8_e4m3-sk127"}},
+      {"indexer::topk_paged",
+       {"h64", "d64", "h3", "h128", "sq5", "absent", "nan-larger", "long-h64-sq2"}},
       {"indexer::backward",
        {"bf16-h64", "bf16-h96-deterministic", "bf16-h16-dense-all-options", "bf16-d64-h64",
         "bf16-all-rules-as-q"}},

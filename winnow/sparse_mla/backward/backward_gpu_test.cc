@@ -206,6 +206,40 @@ TEST_F(BackwardGpu, DeterministicRepeatsAreBitwiseEqual) {
   }
 }
 
+// Three chunks of queries: P and dS of 1056 take what memory there is for them. Rows keep their
+// scale from one chunk to the next, or lose it where the gradients of the first are smaller, or 0.
+TEST_F(BackwardGpu, DeterministicInChunks) {
+  CaseShape shape = shape_with_sink("deterministic-chunks");
+  shape.s_q = 2500;
+  shape.h_q = 128;
+  shape.s_kv = 100;
+  shape.topk = 2048;
+  shape.choice = Choice::repeated;
+  Step all(shape);
+  all.inputs.topk_length = testing::make_tensor(DType::i32, {shape.s_q}, Layout::dense);
+  for (std::int64_t i = 0; i < shape.s_q; ++i) {
+    all.inputs.topk_length.view.at<std::int32_t>(i) = static_cast<std::int32_t>(i % 90);
+  }
+  all.redo_forward();
+  const std::vector<double> values = numbers(all.d_out);
+  for (const double share : {1.0, 1.0 / 64, 0.0}) {
+    Step cpu(all, Device{});
+    auto* const d_out = static_cast<BFloat16*>(cpu.d_out.data());
+    for (std::int64_t i = 0; i < 1056 * shape.h_q * kValueDim; ++i) {
+      d_out[i] = BFloat16(static_cast<float>(share * values[static_cast<std::size_t>(i)]));
+    }
+    Step first(cpu, kGpu), next(cpu, kGpu);
+    cpu.run();
+    for (Step* step : {&first, &next}) {
+      BackwardArgs args = step->args();
+      args.deterministic = true;
+      backward(args);
+    }
+    expect_close(first, cpu);
+    EXPECT_TRUE(same_bytes(first.dq, next.dq) && same_bytes(first.dkv, next.dkv)) << share;
+  }
+}
+
 TEST_F(BackwardGpu, WorkspaceOfTheCaller) {
   const CaseShape shape = shape_with_sink("workspace");
   Step cpu(shape), gpu(cpu, kGpu);

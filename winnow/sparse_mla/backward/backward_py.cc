@@ -1,44 +1,33 @@
 // Python binding of sparse_mla::backward.
-#include <nanobind/stl/optional.h>
 
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/python/operation.h"
 #include "winnow/sparse_mla/backward/backward.h"
+#include "winnow/sparse_mla/backward/backward_fields.h"
 #include "winnow/sparse_mla/forward/forward.h"  // kValueDim
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "sparse_mla::backward";
+constexpr Declaration<sparse_mla::BackwardArgs> kBackward(
+    "sparse_mla::backward",
+    "def backward(q: T, kv: T, indices: T, out: T | None, lse: T, d_out: T, *, "
+    "delta: T | None = None, scale: float | None = None, topk_length: T | None = None, "
+    "attn_sink: T | None = None, q_start: int | None = None, k_stride: int = 1, "
+    "deterministic: bool = False, dq: T | None = None, dkv: T | None = None, "
+    "d_sink: T | None = None, workspace: T | None = None, stream: Stream = None, "
+    "backend: str | None = None) -> tuple[T, T, T] if attn_sink or d_sink else tuple[T, T]");
 
-nb::tuple backward(nb::handle q, nb::handle kv, nb::handle indices, nb::handle out, nb::handle lse,
-                   nb::handle d_out, nb::handle delta, std::optional<double> scale,
-                   nb::handle topk_length, nb::handle attn_sink,
-                   std::optional<std::int64_t> q_start, std::int64_t k_stride, bool deterministic,
-                   nb::object dq, nb::object dkv, nb::object d_sink, nb::object workspace,
-                   nb::handle stream, nb::handle backend) {
-  Call call(kOperation, stream, backend);
-  sparse_mla::BackwardArgs args{
-      .q = call.input("q", q),
-      .kv = call.input("kv", kv),
-      .indices = call.input("indices", indices),
-      .out = call.input("out", out),
-      .lse = call.input("lse", lse),
-      .d_out = call.input("d_out", d_out),
-      .topk_length = call.input("topk_length", topk_length),
-      .attn_sink = call.input("attn_sink", attn_sink),
-      .delta = call.input("delta", delta),
-      .scale = scale,
-      .q_start = q_start,
-      .k_stride = k_stride,
-      .deterministic = deterministic,
-  };
+nb::object backward(const Arguments<kBackward>& given) {
+  Call call = given.call();
+  sparse_mla::BackwardArgs args = given.read(call);
   const std::int64_t h_q = size_of_dim(args.q, 1), d_qk = size_of_dim(args.q, 2);
   const DType real = accumulator_of(args.q.dtype());
+  nb::object dq = given.get<"dq">(), dkv = given.get<"dkv">(), d_sink = given.get<"d_sink">();
   args.dq = call.output("dq", dq, args.q.dtype(), {size_of_dim(args.q, 0), h_q, d_qk});
   args.dkv = call.output("dkv", dkv, real, {size_of_dim(args.kv, 0), 1, d_qk});
   const bool with_sink = args.attn_sink.present() || !d_sink.is_none();
   if (with_sink) args.d_sink = call.output("d_sink", d_sink, real, {h_q});
+  nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return sparse_mla::backward_workspace_bytes(args, options);
   });
@@ -79,26 +68,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as forward().)";
 
-}  // namespace
-
-void bind_sparse_mla_backward(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "backward", backward, "q"_a.none(), "kv"_a.none(), "indices"_a.none(), "out"_a.none(),
-         "lse"_a.none(), "d_out"_a.none(), nb::kw_only(), "delta"_a = nb::none(),
-         "scale"_a = nb::none(), "topk_length"_a = nb::none(), "attn_sink"_a = nb::none(),
-         "q_start"_a = nb::none(), "k_stride"_a = 1, "deterministic"_a = false, "dq"_a = nb::none(),
-         "dkv"_a = nb::none(), "d_sink"_a = nb::none(), "workspace"_a = nb::none(),
-         "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-         nb::sig("def backward(q: T, kv: T, indices: T, out: T | None, lse: T, d_out: T, *, "
-                 "delta: T | None = None, scale: float | None = None, "
-                 "topk_length: T | None = None, attn_sink: T | None = None, "
-                 "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
-                 "dq: T | None = None, dkv: T | None = None, d_sink: T | None = None, "
-                 "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
-                 "-> tuple[T, T] | tuple[T, T, T]"));
-}
-
-Backend supports_sparse_mla_backward(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t s_q = shape.take("s_q", 1), h_q = shape.take("h_q", 64);
   const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
   const std::int64_t topk = shape.take("topk", 64);
@@ -116,4 +86,7 @@ Backend supports_sparse_mla_backward(Shape& shape, const RunOptions& options) {
                               options);
 }
 
+const Operation<kBackward, backward, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

@@ -157,9 +157,8 @@ void launch_dkv(const Params& params, std::int64_t s_kv, int pairs, cudaStream_t
   }
   kRuntime.launch(detail::head_norms_kernel, static_cast<unsigned>(params.queries * params.blocks),
                   32 * detail::kNormWarps, 0, stream, params);
-  split::launch_scales(kRuntime, params, s_kv, stream);
+  split::launch_settle(kRuntime, params, s_kv, stream);
   launch_pairs(detail::dkv_kernel<kColumns, split::FixedDrain>, pairs, kBytes, params, stream);
-  split::launch_fold(kRuntime, params, s_kv, stream);
 }
 
 template <int kColumns>

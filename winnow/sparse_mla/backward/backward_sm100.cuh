@@ -21,10 +21,10 @@
 
 #include <cuda.h>
 
-#include "winnow/device/sm100/cluster.cuh"
 #include "winnow/device/sm100/operand.cuh"
 #include "winnow/device/sm100/tcgen05.cuh"
 #include "winnow/device/sm100/tensor_copy.cuh"
+#include "winnow/device/sm90/cluster.cuh"
 #include "winnow/sparse_mla/backward/backward_split_sm90.cuh"
 
 namespace winnow::sparse_mla::backward_sm100_detail {

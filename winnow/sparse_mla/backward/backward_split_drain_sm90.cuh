@@ -76,23 +76,35 @@ struct FloatDrain {
 // ---- Fixed point -------------------------------------------------------------------------------
 //
 // The deterministic mode adds integers, whose sum has no order. Before the tiles of a chunk of
-// queries are added, each row gets a power of two as scale, such that its sum cannot leave 31 bits:
-// the largest bound of its addends, times their number. An addend is a sum over heads of P d_out +
-// dS q, so the norms of P, dS, d_out and q over the heads bound it (Cauchy and Schwarz); `scores`
-// leaves the largest ones of 16 heads at a time. After the chunk the sums go over into f32, chunk
-// by chunk in order.
+// queries are added, each row that they chose has a power of two as scale, such that neither its
+// addends nor its sum can become too large. An addend is a sum over heads of P d_out + dS q: the
+// norms of P and dS over the heads bound it, times those of d_out and q (Hoelder); `scores` leaves
+// the largest ones of 16 heads at a time. A row keeps its scale from chunk to chunk while there is
+// room, else its sum goes over into f32 first; in the end all do.
 //
-// Two columns share a 64-bit word, as (high << 32) + low with signed halves: the halves of the sum
-// are the sums of the halves, once the borrow of a negative low half is given back.
+// An addend is rounded by adding 1.5 * 2^23 to its product with the scale: the bits of the sum
+// count upwards by one for each unit. They are added as they are, and what 1.5 * 2^23 contributes
+// to them is taken off at the end, for all addends of a row at once.
+//
+// Two columns share a 64-bit word, as (high << 32) + low: without what is taken off, the halves of
+// the sum are the sums of the signed halves, once the borrow of a negative low half is given back.
+inline constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
+inline constexpr std::uint32_t kRounderBits = 0x4b400000u;
+// Most units: of an addend, so that the rounder keeps its exponent, and of a sum.
+inline constexpr float kMostOfAddend = 4194304.0f;  // 2^22
+inline constexpr float kMostOfSum = 2147479552.0f;  // 2^31 - 2^12
+// A new scale leaves room for larger addends, and for the sums of some more chunks.
+inline constexpr int kAddendBits = 21, kSumBits = 28;
 
 // One block a query, one warp a tile: the bound of its addends into its rows.
-inline constexpr int kBoundThreads = 256;
+inline constexpr int kBoundThreads = 1024;
 static __global__ void __launch_bounds__(kBoundThreads)
     bound_kernel(const __grid_constant__ Params p) {
   const int query = blockIdx.x, lane = threadIdx.x % 32;
   const int entries = query_entries(p.rows, query);
   const std::int32_t* list = p.rows.indices + query * p.rows.indices_stride;
   for (int tile = threadIdx.x / 32; tile < tile_count(entries); tile += kBoundThreads / 32) {
+    const TileEntries loaded = load_tile(list, tile, entries, lane);
     float bound = 0;
     for (int part = lane; part < 4 * p.blocks; part += 32) {  // a warp of scores: 16 heads
       const float* head =
@@ -100,34 +112,97 @@ static __global__ void __launch_bounds__(kBoundThreads)
       const float* norm = tile_norm(p, query, tile, part / 4, part % 4);
       bound += norm[0] * head[1] + norm[1] * head[0];
     }
-    bound = warp_sum(bound);
-    const TileEntries loaded = load_tile(list, tile, entries, lane);
+    const std::uint32_t bits = __float_as_uint(fabsf(warp_sum(bound)));  // NaN is largest
     for (const std::int32_t row : {loaded.low, loaded.high}) {
       if (row < 0) continue;
-      atomicMax(p.row_bounds + row, __float_as_uint(fabsf(bound)));  // NaN is largest
+      // Most of them are below what others left, and need not wait for each other.
+      if (bits > ld_relaxed_gpu(p.row_bounds + row)) atomicMax(p.row_bounds + row, bits);
       atomicAdd(p.row_counts + row, 1u);
     }
   }
 }
 
-// The scale of each row, and the bounds back to zero for the next chunk. A row that meets values
-// that are not finite gets NaN.
-static __global__ void scale_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
-  const std::int64_t row = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x;
+// Adds a row's integers to its f32 sums; a warp. They become zeros unless the row has ended.
+template <bool kEnded>
+__device__ __forceinline__ void fold_row(const Params& p, std::int64_t row, const RowState& state,
+                                         int lane) {
+  const float unit = 1.0f / state.scale;  // exact: a power of two
+  const std::uint64_t taken_off =
+      state.addends * (std::uint64_t{kRounderBits} << 32 | kRounderBits);
+  auto* const from = reinterpret_cast<ulonglong2*>(p.fixed + row * p.columns / 2);
+  auto* const to = reinterpret_cast<float4*>(p.dkv + row * p.dkv_stride);
+  const auto unpack = [&](std::uint64_t word, float& low, float& high) {
+    const auto sum = static_cast<std::int64_t>(word - taken_off);
+    const auto half = static_cast<std::int32_t>(sum);
+    low += static_cast<float>(half) * unit;
+    high += static_cast<float>(static_cast<std::int32_t>((sum - half) >> 32)) * unit;
+  };
+  constexpr int kPasses = 5;  // of 32 lanes with 4 columns each: 576 at most; all loads first
+  ulonglong2 sums[kPasses];
+  float4 totals[kPasses];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int quad = 32 * pass + lane;
+    if (quad >= p.columns / 4) continue;
+    sums[pass] = from[quad];
+    totals[pass] = to[quad];
+  }
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int quad = 32 * pass + lane;
+    if (quad >= p.columns / 4) continue;
+    if constexpr (!kEnded) from[quad] = {0, 0};
+    unpack(sums[pass].x, totals[pass].x, totals[pass].y);
+    unpack(sums[pass].y, totals[pass].z, totals[pass].w);
+    to[quad] = totals[pass];
+  }
+}
+
+// Makes room in each row for the additions of the next chunk of queries, and sets the bounds back.
+// A row that meets values that are not finite gets NaN. Warps have a row each.
+inline constexpr int kRowThreads = 256;
+inline constexpr int kRowsOfBlock = kRowThreads / 32;
+static __global__ void __launch_bounds__(kRowThreads)
+    settle_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
+  const std::int64_t row = blockIdx.x * std::int64_t{kRowsOfBlock} + threadIdx.x / 32;
   if (row >= s_kv) return;
-  // A hundredth more: for what rounding adds, to integers and before.
-  const float bound =
-      1.01f * static_cast<float>(p.row_counts[row]) * __uint_as_float(p.row_bounds[row]);
+  const int lane = threadIdx.x % 32;
+  const std::uint32_t count = p.row_counts[row];
+  if (count == 0) return;
+  // Each group of heads adds. A hundredth more: for what rounding adds before.
+  const auto addends = std::uint64_t{count} * static_cast<unsigned>(ceil_div(p.blocks, 2));
+  const float bound = 1.01f * __uint_as_float(p.row_bounds[row]);
+  RowState state = p.row_states[row];
+  const auto units = [&] { return static_cast<float>(addends) * (bound * state.scale + 1.0f); };
+  const bool fits = state.addends > 0 && bound * state.scale <= kMostOfAddend &&
+                    state.units + units() <= kMostOfSum;
+  if (!fits) {
+    if (state.addends > 0) fold_row<false>(p, row, state, lane);
+    const float sum = bound * static_cast<float>(addends);
+    int addend_exponent, sum_exponent;
+    frexpf(bound, &addend_exponent);  // bound < 2^addend_exponent
+    frexpf(sum, &sum_exponent);
+    const int exponent = min(kAddendBits - addend_exponent, kSumBits - sum_exponent);
+    // Beside nothing but zeros there is no room for anything else.
+    state = {ldexpf(1.0f, bound > 0 ? min(exponent, 126) : 126), 0, 0};
+    if (!(sum < infinity())) state.scale = __uint_as_float(0x7fc00000u);
+  }
+  state.units += units();
+  state.addends += addends;
+  __syncwarp();
+  if (lane != 0) return;
+  p.row_states[row] = state;
   p.row_counts[row] = 0;
   p.row_bounds[row] = 0;
-  float scale = 0;  // nothing is added
-  if (bound > 0) {
-    int exponent;
-    frexpf(bound, &exponent);  // bound < 2^exponent
-    scale = ldexpf(1.0f, min(31 - exponent, 126));
-  }
-  if (!(bound < infinity())) scale = __uint_as_float(0x7fc00000u);
-  p.row_scales[row] = scale;
+}
+
+// After the last chunk.
+static __global__ void __launch_bounds__(kRowThreads)
+    fold_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
+  const std::int64_t row = blockIdx.x * std::int64_t{kRowsOfBlock} + threadIdx.x / 32;
+  if (row >= s_kv) return;
+  const RowState state = p.row_states[row];
+  if (state.addends > 0) fold_row<true>(p, row, state, threadIdx.x % 32);
 }
 
 // Sums of a tile into integers: 16 lanes to 128 bytes of a row. The quads of four rows exchange
@@ -150,7 +225,7 @@ struct FixedDrain {
         index[r][k] = entry < entries ? __ldg(list + entry) : -1;
       }
       const int own = first + 8 * r + lane / 4;
-      scale[r] = own < entries ? __ldg(p.row_scales + __ldg(list + own)) : 0.0f;
+      scale[r] = own < entries ? __ldg(&p.row_states[__ldg(list + own)].scale) : 0.0f;
     }
   }
 
@@ -170,9 +245,9 @@ struct FixedDrain {
       unsigned long long w[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const long long low = __float2int_rn(v[4 * j + 2 * r] * scale[r]);
-        const long long high = __float2int_rn(v[4 * j + 2 * r + 1] * scale[r]);
-        w[j] = static_cast<unsigned long long>(high * (1ll << 32) + low);
+        const std::uint32_t low = __float_as_uint(fmaf(v[4 * j + 2 * r], scale[r], kRounder));
+        const std::uint32_t high = __float_as_uint(fmaf(v[4 * j + 2 * r + 1], scale[r], kRounder));
+        w[j] = static_cast<unsigned long long>(high) << 32 | low;
       }
       // Transposes: row k of the four, columns 8 j -> lane's own j, word k.
 #pragma unroll
@@ -193,30 +268,5 @@ struct FixedDrain {
     }
   }
 };
-
-// Moves the integers of the chunk over into the f32 sums. Blocks of columns / 4 threads x a few
-// rows.
-inline constexpr int kFoldRows = 4;
-static __global__ void fold_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
-  const std::int64_t row = blockIdx.x * std::int64_t{kFoldRows} + threadIdx.y;
-  if (row >= s_kv) return;
-  const float scale = p.row_scales[row];
-  if (scale == 0.0f) return;
-  const float unit = 1.0f / scale;  // exact: a power of two
-  const int column = 4 * threadIdx.x;
-  auto* const from = reinterpret_cast<longlong2*>(p.fixed + (row * p.columns + column) / 2);
-  auto* const to = reinterpret_cast<float4*>(p.dkv + row * p.dkv_stride + column);
-  const longlong2 sums = *from;
-  float4 total = *to;
-  *from = {0, 0};
-  const auto unpack = [unit](long long sum, float& low, float& high) {
-    const std::int32_t half = static_cast<std::int32_t>(sum);
-    low += static_cast<float>(half) * unit;
-    high += static_cast<float>(static_cast<std::int32_t>((sum - half) >> 32)) * unit;
-  };
-  unpack(sums.x, total.x, total.y);
-  unpack(sums.y, total.z, total.w);
-  *to = total;
-}
 
 }  // namespace winnow::sparse_mla::backward_split_detail

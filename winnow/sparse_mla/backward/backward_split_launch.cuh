@@ -1,6 +1,7 @@
 // Backward of top-k sparse MLA attention through P and dS in memory: what the launches of sm90 and
 // of sm100 share. That is how the work is cut, the workspace, the kernels' view of a chunk of
-// queries, and what comes before and after their own kernels. Host code of .cu files.
+// queries, and what comes before and after their own kernels. Host code of .cu files, each of which
+// has kernels for its architecture; so what launches some by name is static, as they are.
 #pragma once
 
 #include <algorithm>
@@ -31,14 +32,17 @@ inline constexpr std::int64_t kImageBytes = (std::int64_t{1} << 30) + (std::int6
 inline constexpr std::int64_t kRowsBesideImages = 8192;
 inline constexpr std::int64_t kAlignment = 256;
 
+// In the deterministic mode, of each row: its state, bound and count.
+inline constexpr std::int64_t kRowBytes = sizeof(RowState) + 8;
+
 // How the work is cut, and where things are in the workspace.
 struct SplitLayout {
   std::int64_t blocks, tiles;  // of heads, of a query's entries
   std::int64_t chunk;          // queries worked on at a time
   int ranges, range_shift;
   std::int64_t images, lists, offsets, lse2, delta, sums;
-  // With `deterministic`; rows: bounds and counts of the rows.
-  std::int64_t head_norms, tile_norms, rows, scales, fixed;
+  // With `deterministic`; rows: states, bounds and counts of the rows.
+  std::int64_t head_norms, tile_norms, rows, fixed;
   std::int64_t bytes;
 
   std::int64_t place(std::int64_t wanted) {
@@ -75,8 +79,7 @@ inline SplitLayout layout_of(const BackwardParams& params, const SplitTarget& ta
   if (params.deterministic) {
     layout.head_norms = place(layout.chunk * layout.blocks * 32);
     layout.tile_norms = place(layout.chunk * layout.blocks * layout.tiles * 32);
-    layout.rows = place(problem.s_kv * 8);
-    layout.scales = place(problem.s_kv * 4);
+    layout.rows = place(problem.s_kv * kRowBytes);
     layout.fixed = place(problem.s_kv * problem.d_qk * 4);
   }
   return layout;
@@ -141,9 +144,9 @@ inline Params kernel_params(const BackwardParams& params, const SplitLayout& lay
   if (params.deterministic) {
     kernel.head_norms = reinterpret_cast<float*>(workspace + layout.head_norms);
     kernel.tile_norms = reinterpret_cast<float*>(workspace + layout.tile_norms);
-    kernel.row_bounds = reinterpret_cast<unsigned*>(workspace + layout.rows);
+    kernel.row_states = reinterpret_cast<RowState*>(workspace + layout.rows);
+    kernel.row_bounds = reinterpret_cast<unsigned*>(kernel.row_states + problem.s_kv);
     kernel.row_counts = kernel.row_bounds + problem.s_kv;
-    kernel.row_scales = reinterpret_cast<float*>(workspace + layout.scales);
     kernel.fixed = reinterpret_cast<unsigned long long*>(workspace + layout.fixed);
   }
   kernel.queries = static_cast<int>(count);
@@ -167,20 +170,20 @@ inline void launch_flat(const Runtime& runtime, void (*kernel)(Arguments...), st
   runtime.launch(kernel, static_cast<unsigned>((count + 255) / 256), 256, 0, stream, arguments...);
 }
 
-// Before the additions of a chunk of queries in fixed point: the scale of each row.
-inline void launch_scales(const Runtime& runtime, const Params& params, std::int64_t s_kv,
+// A warp for each row.
+inline void launch_rows(const Runtime& runtime, void (*kernel)(Params, std::int64_t),
+                        const Params& params, std::int64_t s_kv, cudaStream_t stream) {
+  if (s_kv == 0) return;
+  runtime.launch(kernel, static_cast<unsigned>((s_kv + kRowsOfBlock - 1) / kRowsOfBlock),
+                 kRowThreads, 0, stream, params, s_kv);
+}
+
+// Before the additions of a chunk of queries in fixed point.
+static void launch_settle(const Runtime& runtime, const Params& params, std::int64_t s_kv,
                           cudaStream_t stream) {
   runtime.launch(bound_kernel, static_cast<unsigned>(params.queries), kBoundThreads, 0, stream,
                  params);
-  launch_flat(runtime, scale_kernel, s_kv, stream, params, s_kv);
-}
-// After them: the sums go over into f32.
-inline void launch_fold(const Runtime& runtime, const Params& params, std::int64_t s_kv,
-                        cudaStream_t stream) {
-  if (s_kv == 0) return;
-  const dim3 threads(static_cast<unsigned>(params.columns / 4), kFoldRows);
-  runtime.launch(fold_kernel, static_cast<unsigned>((s_kv + kFoldRows - 1) / kFoldRows), threads, 0,
-                 stream, params, s_kv);
+  launch_rows(runtime, settle_kernel, params, s_kv, stream);
 }
 
 inline void clear_sums(const Runtime& runtime, const BackwardParams& params, const Params& kernel,
@@ -192,13 +195,14 @@ inline void clear_sums(const Runtime& runtime, const BackwardParams& params, con
   runtime.check(cudaMemset2DAsync(kernel.dkv, pitch, 0, problem.d_qk * 4, problem.s_kv, stream),
                 "cudaMemset2DAsync");
   if (kernel.fixed == nullptr) return;
-  runtime.check(cudaMemsetAsync(kernel.row_bounds, 0, problem.s_kv * 8, stream), "cudaMemsetAsync");
+  runtime.check(cudaMemsetAsync(kernel.row_states, 0, problem.s_kv * kRowBytes, stream),
+                "cudaMemsetAsync");
   runtime.check(cudaMemsetAsync(kernel.fixed, 0, problem.s_kv * problem.d_qk * 4, stream),
                 "cudaMemsetAsync");
 }
 
-// Rounds the sums where dkv is bf16, and adds up d_sink. `all` begins at query 0.
-inline void finish(const Runtime& runtime, const BackwardParams& params, const Params& all,
+// Completes the sums, rounds them where dkv is bf16, and adds up d_sink. `all` begins at query 0.
+static void finish(const Runtime& runtime, const BackwardParams& params, const Params& all,
                    cudaStream_t stream) {
   const Problem& problem = params.problem;
   if (params.d_sink.data != nullptr && problem.h_q > 0) {
@@ -207,6 +211,7 @@ inline void finish(const Runtime& runtime, const BackwardParams& params, const P
                    problem.s_q, heads, all.h_q, all.attn_sink, all.attn_sink_stride,
                    params.d_sink.as<float>().data, params.d_sink.stride0);
   }
+  if (all.fixed != nullptr) launch_rows(runtime, fold_kernel, all, problem.s_kv, stream);
   if (params.dkv_dtype != DType::f32 && problem.s_kv > 0) {
     launch_flat(runtime, round_kernel, problem.s_kv * problem.d_qk / 8, stream, all.dkv,
                 problem.s_kv, static_cast<int>(problem.d_qk), static_cast<char*>(params.dkv.data),

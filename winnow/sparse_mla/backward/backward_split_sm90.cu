@@ -52,10 +52,9 @@ void launch_dkv(const Params& params, std::int64_t s_kv, int blocks, cudaStream_
            kBytes, params, stream);
     return;
   }
-  detail::launch_scales(kRuntime, params, s_kv, stream);
+  detail::launch_settle(kRuntime, params, s_kv, stream);
   launch(detail::dkv_kernel<kColumns, detail::FixedDrain>, blocks, detail::kProductThreads, kBytes,
          params, stream);
-  detail::launch_fold(kRuntime, params, s_kv, stream);
 }
 
 template <int kColumns>

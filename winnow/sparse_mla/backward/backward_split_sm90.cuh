@@ -41,6 +41,13 @@ inline constexpr int kMaxRanges = 32;  // of keys
 inline constexpr int kSharedLimit = 232448;
 inline constexpr int kImagePair = 2 * kChunkBytes;  // P and dS of a block of heads and a tile
 
+// Of a row of dkv in the deterministic mode: its sums as integers.
+struct RowState {
+  float scale;            // from values to units, a power of two; 0: nothing was added yet
+  float units;            // not less than the magnitude of a sum, whatever the order
+  std::uint64_t addends;  // of each sum
+};
+
 // A chunk of queries, numbered from 0. Strides of q and d_out count bytes, the others elements.
 struct Params {
   GatherView chosen;  // the caller's entries
@@ -72,11 +79,12 @@ struct Params {
   std::int64_t dkv_stride;
 
   // Scratch of the deterministic mode (backward_split_drain_sm90.cuh).
-  float* head_norms;          // [queries, blocks, 4 warps, {q, d_out}]: norms of columns
-  float* tile_norms;          // [queries, tiles, blocks, 4 warps, {P, dS}]
+  float* head_norms;          // [queries, blocks, 4 warps, {q, d_out}]: norms over 16 heads, the
+                              // largest of all columns
+  float* tile_norms;          // [queries, tiles, blocks, 4 warps, {P, dS}], the same of all entries
   unsigned* row_bounds;       // [s_kv], f32 bits
   unsigned* row_counts;       // [s_kv]
-  float* row_scales;          // [s_kv]
+  RowState* row_states;       // [s_kv]
   unsigned long long* fixed;  // [s_kv, d_qk / 2]
 
   int queries, h_q, blocks, tiles, columns;
@@ -412,43 +420,43 @@ __device__ __forceinline__ void write_image(std::uint32_t image, int warp, int l
   fence_proxy_async_shared();  // each writer, before the warp synchronises and one lane stores
 }
 
-// Not less than the norm of any column of the warp's 16 x 64 bf16 values, which are held as
-// write_image() takes them. NaN or infinity if a value is.
-__device__ __forceinline__ float column_norm(const std::uint32_t (&w)[16]) {
+// Not less than the sum of the magnitudes of any column of the warp's 16 x 64 bf16 values, which
+// are held as write_image() takes them. NaN or infinity if a value is.
+__device__ __forceinline__ float largest_column(const std::uint32_t (&w)[16]) {
   float sums[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const std::uint32_t a = w[i / 2 * 2], b = w[i / 2 * 2 + 1];  // the thread's two rows
     const float x = __uint_as_float(i % 2 == 0 ? a << 16 : a & 0xffff0000u);
     const float y = __uint_as_float(i % 2 == 0 ? b << 16 : b & 0xffff0000u);
-    sums[i] = fmaf(x, x, y * y);
+    sums[i] = fabsf(x) + fabsf(y);
   }
   halve_columns<8, 16>(sums);
   halve_columns<4, 8>(sums);
   halve_columns<2, 4>(sums);
-  const float most = __uint_as_float(
+  return __uint_as_float(
       __reduce_max_sync(kFullWarp, max(__float_as_uint(sums[0]), __float_as_uint(sums[1]))));
-  if (most > 1e-30f && most < 1e30f) return 1.001f * sqrtf(most);
-  // Squares were lost to underflow or overflow: from the largest of the 16 values of a column.
-  std::uint32_t tops = 0;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) tops = __vmaxu2(tops, w[i] & 0x7fff7fffu);
-  return 4.0f *
-         __uint_as_float(__reduce_max_sync(kFullWarp, max(tops & 0xffffu, tops >> 16)) << 16);
 }
 // The same for 16 heads as scores_load_heads() leaves them.
 template <int kSteps>
-__device__ __forceinline__ float column_norm_of_heads(const std::uint32_t (&a)[kSteps][4]) {
-  float norm = 0;
+__device__ __forceinline__ float largest_column_of_heads(const std::uint32_t (&a)[kSteps][4]) {
+  float largest = 0;
 #pragma unroll
   for (int chunk = 0; chunk < kSteps / 4; ++chunk) {
     std::uint32_t w[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) w[i] = a[4 * chunk + i / 4][i % 4];
-    const float other = column_norm(w);
-    norm = norm < other || other != other ? other : norm;  // NaN stays
+    const float other = largest_column(w);
+    largest = largest < other || other != other ? other : largest;  // NaN stays
   }
-  return norm;
+  return largest;
+}
+// The largest magnitude of the warp's 16 x 64 values, as bf16 orders them: NaN is largest.
+__device__ __forceinline__ float largest_value(const std::uint32_t (&w)[16]) {
+  std::uint32_t tops = 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) tops = __vmaxu2(tops, w[i] & 0x7fff7fffu);
+  return __uint_as_float(__reduce_max_sync(kFullWarp, max(tops & 0xffffu, tops >> 16)) << 16);
 }
 __device__ __forceinline__ float* head_norm(const Params& p, const ScoresItem& item, int warp) {
   return p.head_norms +
@@ -474,7 +482,7 @@ __device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
     const float lse2[2] = {__ldg(lse), __ldg(lse + 8)};
     scores_load_heads<Plan>(smem, ring, q);
     if constexpr (kNorms) {
-      const float norm = column_norm_of_heads(q);
+      const float norm = largest_column_of_heads(q);
       if (lane == 0) head_norm(p, item, warp)[0] = norm;
     }
     scores_skip<Plan>(smem, ring);
@@ -497,7 +505,7 @@ __device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
 #pragma unroll
       for (int i = 0; i < 16; ++i) w[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
       if constexpr (kNorms) {
-        const float norm = column_norm(w);
+        const float norm = largest_value(w);
         if (lane == 0) tile_norm(p, item.query, tile, item.block, warp)[0] = norm;
       }
 
@@ -535,7 +543,7 @@ __device__ __forceinline__ void scores_ds(const Params& p, std::uint32_t smem) {
     scores_skip<Plan>(smem, ring);
     scores_load_heads<Plan>(smem, ring, d_out);
     if constexpr (kNorms) {
-      const float norm = column_norm_of_heads(d_out);
+      const float norm = largest_column_of_heads(d_out);
       if (lane == 0) head_norm(p, item, warp)[1] = norm;
     }
     const int tiles = tile_count(item.entries);
@@ -562,7 +570,7 @@ __device__ __forceinline__ void scores_ds(const Params& p, std::uint32_t smem) {
         w[i] = pack_bf16(low == 0.0f ? 0.0f : a, high == 0.0f ? 0.0f : b);
       }
       if constexpr (kNorms) {
-        const float norm = column_norm(w);
+        const float norm = largest_value(w);
         if (lane == 0) tile_norm(p, item.query, tile, item.block, warp)[1] = norm;
       }
       const std::uint32_t image = smem + Plan::kDs + buffer * kChunkBytes;

@@ -95,6 +95,22 @@ std::vector<DecodeCase> make_cases() {
             .extra_topk = 128,
             .extra_blocks = 4,
             .extra_block_size = 64});
+  // Splits that hang on the batch: several for a query, and between queries.
+  add_case({.name = "k2048-batch",
+            .b = 1,
+            .topk = 2048,
+            .blocks = 33,
+            .sink = Sink::finite,
+            .batch_invariant = false});
+  add_case({.name = "sq3-length-batch",
+            .b = 1,
+            .s_q = 3,
+            .topk = 1000,
+            .blocks = 33,
+            .lengths = Lengths::ragged,
+            .length_per_query = true,
+            .extra_topk = 90,
+            .batch_invariant = false});
   // Sinks.
   add_case({.name = "sink", .h_q = 16, .sink = Sink::finite});
   add_case({.name = "sink-minus-inf", .sink = Sink::minus_inf});

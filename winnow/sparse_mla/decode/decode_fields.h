@@ -6,7 +6,7 @@
 namespace winnow::sparse_mla {
 
 template <class Visitor>
-void each_argument(DecodeArgs& args, Visitor&& visit) {
+constexpr void each_argument(DecodeArgs& args, Visitor&& visit) {
   visit("q", args.q);
   visit("cache", args.cache);
   visit("indices", args.indices);

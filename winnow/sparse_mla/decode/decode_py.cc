@@ -1,42 +1,33 @@
 // Python binding of sparse_mla::decode.
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
 
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/python/operation.h"
 #include "winnow/sparse_mla/cache_py.h"
 #include "winnow/sparse_mla/decode/decode.h"
+#include "winnow/sparse_mla/decode/decode_fields.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "sparse_mla::decode";
+constexpr Declaration<sparse_mla::DecodeArgs> kDecode(
+    "sparse_mla::decode",
+    "def decode(q: T, cache: T, indices: T, *, format: str = 'fp8_656', "
+    "scale: float | None = None, topk_length: T | None = None, attn_sink: T | None = None, "
+    "extra_cache: T | None = None, extra_indices: T | None = None, "
+    "extra_topk_length: T | None = None, batch_invariant: bool = True, "
+    "out: T | tuple[T | None, T | None] | None = None, workspace: T | None = None, "
+    "stream: Stream = None, backend: str | None = None) -> tuple[T, T]");
+
 constexpr std::int64_t kValueColumns = 512;
 
-nb::tuple decode(nb::handle q, nb::handle cache, nb::handle indices, const std::string& format,
-                 std::optional<double> scale, nb::handle topk_length, nb::handle attn_sink,
-                 nb::handle extra_cache, nb::handle extra_indices, nb::handle extra_topk_length,
-                 bool batch_invariant, nb::handle out, nb::object workspace, nb::handle stream,
-                 nb::handle backend) {
-  Call call(kOperation, stream, backend);
-  sparse_mla::DecodeArgs args{
-      .q = call.input("q", q),
-      .cache = call.input("cache", cache),
-      .indices = call.input("indices", indices),
-      .topk_length = call.input("topk_length", topk_length),
-      .extra_cache = call.input("extra_cache", extra_cache),
-      .extra_indices = call.input("extra_indices", extra_indices),
-      .extra_topk_length = call.input("extra_topk_length", extra_topk_length),
-      .attn_sink = call.input("attn_sink", attn_sink),
-      .format = format_argument(kOperation, format),
-      .scale = scale,
-      .batch_invariant = batch_invariant,
-  };
+nb::object decode(const Arguments<kDecode>& given) {
+  Call call = given.call();
+  sparse_mla::DecodeArgs args = given.read(call);
   const std::int64_t b = size_of_dim(args.q, 0), s_q = size_of_dim(args.q, 1);
   const std::int64_t h_q = size_of_dim(args.q, 2);
-  auto [result, lse] = split_out<2>(kOperation, out);
+  auto [result, lse] = split_out<2>(kDecode.operation, given.get<"out">());
   args.out = call.output("out", result, DType::bf16, {b, s_q, h_q, kValueColumns});
   args.lse = call.output("lse", lse, DType::f32, {b, s_q, h_q});
+  nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return sparse_mla::decode_workspace_bytes(args, options);
   });
@@ -85,25 +76,7 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can do it here.)";
 
-}  // namespace
-
-void bind_sparse_mla_decode(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "decode", decode, "q"_a.none(), "cache"_a.none(), "indices"_a.none(), nb::kw_only(),
-         "format"_a = "fp8_656", "scale"_a = nb::none(), "topk_length"_a = nb::none(),
-         "attn_sink"_a = nb::none(), "extra_cache"_a = nb::none(), "extra_indices"_a = nb::none(),
-         "extra_topk_length"_a = nb::none(), "batch_invariant"_a = true, "out"_a = nb::none(),
-         "workspace"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-         nb::sig("def decode(q: T, cache: T, indices: T, *, format: str = 'fp8_656', "
-                 "scale: float | None = None, topk_length: T | None = None, "
-                 "attn_sink: T | None = None, extra_cache: T | None = None, "
-                 "extra_indices: T | None = None, extra_topk_length: T | None = None, "
-                 "batch_invariant: bool = True, out: T | tuple[T | None, T | None] | None = None, "
-                 "workspace: T | None = None, stream: Stream = None, "
-                 "backend: str | None = None) -> tuple[T, T]"));
-}
-
-Backend supports_sparse_mla_decode(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t b = shape.take("b", 1), s_q = shape.take("s_q", 1);
   const std::int64_t h_q = shape.take("h_q", 64), topk = shape.take("topk", 64);
   const std::int64_t blocks = shape.take("blocks", 1), block_size = shape.take("block_size", 64);
@@ -118,4 +91,7 @@ Backend supports_sparse_mla_decode(Shape& shape, const RunOptions& options) {
                             options);
 }
 
+const Operation<kDecode, decode, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

@@ -26,11 +26,14 @@ std::int64_t tiles_of(const ChosenRows& chosen) {
   return (chosen.topk + kTileRows - 1) / kTileRows;
 }
 
+std::int64_t resident_groups_for(const DecodeParams& params) {
+  return resident_groups(head_blocks_of(params), kRuntime.multiprocessors());
+}
+
 Split split_of(const DecodeParams& params) {
   const std::int64_t tiles = tiles_of(params.chosen) + tiles_of(params.extra);
-  if (params.batch_invariant) return batch_invariant_split(tiles);
-  return fastest_split(tiles, params.b * params.s_q * head_blocks_of(params),
-                       kRuntime.multiprocessors());
+  const auto split = params.batch_invariant ? batch_invariant_split : fastest_split;
+  return split(tiles, params.b * params.s_q, resident_groups_for(params));
 }
 
 template <class Pointer>
@@ -63,24 +66,22 @@ void launch(const KernelParams& kernel, cudaStream_t stream) {
   constexpr int kBytes = kSharedBytes<kDim>;
   auto* const function = decode_kernel<kFormat, kDim>;
   kRuntime.allow_shared_memory(function, kBytes);
-  // As many as run at once, unless their items were too many.
-  const auto blocks =
-      std::max(std::min(kernel.items, static_cast<std::uint32_t>(kRuntime.multiprocessors())),
-               device::ceil_div(kernel.items, static_cast<std::uint32_t>(kMostItems)));
-  kRuntime.launch(function, blocks, kThreads, kBytes, stream, kernel);
+  kRuntime.launch(function, kernel.groups * kernel.head_blocks, kThreads, kBytes, stream, kernel);
 }
 
 }  // namespace
 
 std::int64_t decode_sm90_workspace_bytes(const DecodeParams& params) {
   const std::int64_t tiles = tiles_of(params.chosen) + tiles_of(params.extra);
+  std::int64_t partials = 0;
   if (params.batch_invariant) {
-    const Split split = batch_invariant_split(tiles);
-    if (split.segments == 1) return 0;
-    return params.b * params.s_q * head_blocks_of(params) * split.segments * kPartialBytes;
+    const Split split = split_of(params);
+    if (split.segments > 1) partials = params.b * params.s_q * split.segments;
+  } else if (tiles > 1) {
+    // As many for all that may be split, so that it does not shrink where the batch grows.
+    partials = 2 * resident_groups_for(params);
   }
-  // As much for all that may be split, so that it does not shrink where the batch grows.
-  return tiles <= 1 ? 0 : most_split_items(kRuntime.multiprocessors()) * kPartialBytes;
+  return partials * head_blocks_of(params) * kPartialBytes;
 }
 
 void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
@@ -97,23 +98,38 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
   kernel.scale = logit_scale(params.scale);
   kernel.h_q = static_cast<int>(params.h_q);
   kernel.s_q = static_cast<std::uint32_t>(params.s_q);
+  kernel.queries = static_cast<std::uint32_t>(params.b * params.s_q);
   kernel.head_blocks = static_cast<std::uint32_t>(head_blocks_of(params));
+  kernel.groups = static_cast<std::uint32_t>(split.groups);
   kernel.segments = static_cast<std::uint32_t>(split.segments);
-  kernel.segment_tiles = static_cast<int>(split.tiles);
-  kernel.items =
-      static_cast<std::uint32_t>(params.b * params.s_q) * kernel.head_blocks * kernel.segments;
+  kernel.segment_tiles = static_cast<std::uint32_t>(split.segment_tiles);
+  kernel.query_tiles = kernel.segments * kernel.segment_tiles;
+  kernel.cut_by_groups = split.cut_by_groups;
+  const std::int64_t unit = split.cut_by_groups ? 1 : split.segment_tiles;
+  const std::int64_t query_tiles = split.segments * split.segment_tiles;
+  kernel.unit_tiles = static_cast<std::uint32_t>(unit);
+  kernel.query_units = static_cast<std::uint32_t>(query_tiles / unit);
+  kernel.group_queries = static_cast<std::uint32_t>(split.group_tiles / query_tiles);
+  kernel.group_units = static_cast<std::uint32_t>(split.group_tiles % query_tiles / unit);
+  const std::int64_t partials =
+      (split.cut_by_groups ? 2 * split.groups : params.b * params.s_q * split.segments) *
+      head_blocks_of(params);
   kernel.partial_out = static_cast<float*>(workspace);
-  kernel.partial_sums = reinterpret_cast<float2*>(
-      static_cast<std::byte*>(workspace) + std::int64_t{kernel.items} * kHeads * kValueColumns * 4);
+  kernel.partial_sums = reinterpret_cast<float2*>(static_cast<std::byte*>(workspace) +
+                                                  partials * kHeads * kValueColumns * 4);
 
   const auto function = params.format == CacheFormat::fp8_656   ? launch<CacheFormat::fp8_656, 576>
                         : params.format == CacheFormat::fp8_584 ? launch<CacheFormat::fp8_584, 512>
                         : params.d_qk == 576                    ? launch<CacheFormat::bf16, 576>
                                                                 : launch<CacheFormat::bf16, 512>;
   function(kernel, queue);
-  if (split.segments == 1) return;
-  const auto rows = static_cast<unsigned>(params.b * params.s_q * params.h_q);
-  kRuntime.check(device::launch_early(merge_kernel, rows, kMergeThreads, 0, queue, kernel),
+  if (split.segments == 1 && !split.cut_by_groups) return;
+  // Queries, or where groups cut, those in which one begins.
+  std::int64_t merged = params.b * params.s_q;
+  if (split.cut_by_groups) merged = std::min(merged, split.groups - 1);
+  if (merged == 0) return;
+  kRuntime.check(device::launch_early(merge_kernel, static_cast<unsigned>(merged * params.h_q),
+                                      kMergeThreads, 0, queue, kernel),
                  "launch of the merge");
 }
 

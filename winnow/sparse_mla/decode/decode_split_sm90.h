@@ -1,4 +1,9 @@
-// How the kernel of sm90 splits the tiles of each query. Host code.
+// How the kernel of sm90 shares out the tiles of all queries. Host code.
+//
+// A head block is 64 heads. A group of blocks, one for each head block, takes `group_tiles`
+// consecutive tiles of the queries, which stand one behind the other. Each query's tiles are also
+// cut into `segments` segments of `segment_tiles` (the last may hold fewer): no piece of work
+// reaches over the end of a segment.
 #pragma once
 
 #include <algorithm>
@@ -6,56 +11,54 @@
 
 namespace winnow::sparse_mla::decode_sm90_detail {
 
-// Each query's tiles are cut into `segments` ranges of `tiles` (the last may be shorter). Where
-// there are several, their results are merged.
 struct Split {
-  std::int64_t segments, tiles;
+  std::int64_t segments, segment_tiles;
+  std::int64_t group_tiles, groups;
+  bool cut_by_groups;  // groups may begin inside of a segment
 };
 
-// Ranges of `length` tiles, at least one range.
-constexpr Split split_by(std::int64_t length, std::int64_t tiles) {
-  return {std::max<std::int64_t>((tiles + length - 1) / length, 1), length};
+// Pieces of a block, whose table stands in shared memory.
+inline constexpr int kMostPieces = 160;
+
+// Groups that run at once.
+constexpr std::int64_t resident_groups(std::int64_t head_blocks, std::int64_t multiprocessors) {
+  return std::max<std::int64_t>(multiprocessors / head_blocks, 1);
 }
 
-// The split that does not hang on the batch: long enough that merging costs little beside the
-// products, short enough that a few queries make use of several multiprocessors.
-constexpr Split batch_invariant_split(std::int64_t tiles) {
+constexpr std::int64_t round_up_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Groups of whole segments.
+constexpr Split split_whole(std::int64_t segments, std::int64_t segment_tiles, std::int64_t queries,
+                            std::int64_t groups) {
+  const std::int64_t all = queries * segments;
+  const std::int64_t each = std::min<std::int64_t>(round_up_div(all, groups), kMostPieces);
+  return {segments, segment_tiles, each * segment_tiles, round_up_div(all, each), false};
+}
+
+// The split whose segments do not hang on the batch: long enough that merging costs little beside
+// the products, short enough that a few queries make use of several multiprocessors.
+constexpr Split batch_invariant_split(std::int64_t tiles, std::int64_t queries,
+                                      std::int64_t groups) {
   constexpr std::int64_t kLeastTiles = 16, kMostSegments = 8;
-  const std::int64_t length = std::max(kLeastTiles, (tiles + kMostSegments - 1) / kMostSegments);
-  return split_by(length, tiles);
+  const std::int64_t length = std::max(kLeastTiles, round_up_div(tiles, kMostSegments));
+  return split_whole(std::max<std::int64_t>(round_up_div(tiles, length), 1), length, queries,
+                     groups);
 }
 
-// Items (head blocks of queries) that are split are no more than this, which bounds the workspace.
-constexpr std::int64_t most_split_items(std::int64_t multiprocessors) {
-  return 4 * multiprocessors;
-}
-
-// The split that is fastest for so many head blocks of queries, by an estimate in which a tile
-// takes the time 1.
-constexpr Split fastest_split(std::int64_t tiles, std::int64_t head_blocks,
-                              std::int64_t multiprocessors) {
-  constexpr double kBegin = 3;           // of an item: the first rows, and its output
-  constexpr double kPartial = 2;         // more, where the output is in f32 and merged
-  constexpr double kMerge = 2;           // the launch of the merge
-  constexpr double kMergedItem = 0.017;  // 128 KB read
-  Split fastest{1, std::max<std::int64_t>(tiles, 1)};
-  double least = 0;
-  for (std::int64_t segments = 1; segments <= std::max<std::int64_t>(tiles, 1); ++segments) {
-    const std::int64_t length = std::max<std::int64_t>((tiles + segments - 1) / segments, 1);
-    const Split split = split_by(length, tiles);
-    if (split.segments != segments) continue;
-    const std::int64_t items = head_blocks * segments;
-    if (segments > 1 && items > most_split_items(multiprocessors)) break;
-    const auto rounds = static_cast<double>((items + multiprocessors - 1) / multiprocessors);
-    const double time =
-        rounds * (static_cast<double>(split.tiles) + kBegin) +
-        (segments == 1 ? 0 : rounds * kPartial + kMerge + kMergedItem * static_cast<double>(items));
-    if (segments == 1 || time < least) {
-      least = time;
-      fastest = split;
-    }
+// The split that is fastest for so many queries: each group takes as many tiles as the others,
+// unless whole queries do nearly as well.
+constexpr Split fastest_split(std::int64_t tiles, std::int64_t queries, std::int64_t groups) {
+  constexpr std::int64_t kMerge = 5;  // its time, and that of sums in f32, in tiles
+  const std::int64_t length = std::max<std::int64_t>(tiles, 1);
+  const Split whole = split_whole(1, length, queries, groups);
+  const std::int64_t each = round_up_div(queries * length, groups);
+  const std::int64_t time = length * round_up_div(queries, groups);
+  // The kernel counts the tiles of all groups in 32 bits.
+  if (queries * length >= std::int64_t{1} << 31 || each > length * (kMostPieces - 2) ||
+      time <= each + kMerge) {
+    return whole;
   }
-  return fastest;
+  return {1, length, each, round_up_div(queries * length, each), true};
 }
 
 }  // namespace winnow::sparse_mla::decode_sm90_detail

@@ -226,6 +226,7 @@ DecodeArgs DecodeStep::args() const {
           .attn_sink = attn_sink.view,
           .format = shape.format,
           .scale = shape.scale,
+          .batch_invariant = shape.batch_invariant,
           .out = out.view,
           .lse = lse.view};
 }

@@ -29,6 +29,7 @@ struct DecodeCase {
   double logits = 1;        // standard deviation of the logits
   bool odd_scales = false;  // of fp8_656: any f32, not powers of two
   bool poison = true;       // rows that no query chose are NaN
+  bool batch_invariant = true;
 };
 
 std::string describe(const DecodeCase& shape);

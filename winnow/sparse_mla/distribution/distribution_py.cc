@@ -1,36 +1,26 @@
 // Python binding of sparse_mla::distribution.
-#include <nanobind/stl/optional.h>
 
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/python/operation.h"
 #include "winnow/sparse_mla/distribution/distribution.h"
+#include "winnow/sparse_mla/distribution/distribution_fields.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "sparse_mla::distribution";
+constexpr Declaration<sparse_mla::DistributionArgs> kDistribution(
+    "sparse_mla::distribution",
+    "def distribution(q: T, kv: T, indices: T | None, lse: T, *, "
+    "scale: float | None = None, topk_length: T | None = None, key_start: T | None = None, "
+    "key_end: T | None = None, q_start: int | None = None, k_stride: int = 1, "
+    "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T");
 
-nb::object distribution(nb::handle q, nb::handle kv, nb::handle indices, nb::handle lse,
-                        std::optional<double> scale, nb::handle topk_length, nb::handle key_start,
-                        nb::handle key_end, std::optional<std::int64_t> q_start,
-                        std::int64_t k_stride, nb::object out, nb::handle stream,
-                        nb::handle backend) {
-  Call call(kOperation, stream, backend);
-  sparse_mla::DistributionArgs args{
-      .q = call.input("q", q),
-      .kv = call.input("kv", kv),
-      .indices = call.input("indices", indices),
-      .lse = call.input("lse", lse),
-      .topk_length = call.input("topk_length", topk_length),
-      .scale = scale,
-      .key_start = call.input("key_start", key_start),
-      .key_end = call.input("key_end", key_end),
-      .q_start = q_start,
-      .k_stride = k_stride,
-  };
+nb::object distribution(const Arguments<kDistribution>& given) {
+  Call call = given.call();
+  sparse_mla::DistributionArgs args = given.read(call);
   const std::int64_t columns = args.indices.present()
                                    ? size_of_dim(args.indices, args.indices.rank() - 1)
                                    : size_of_dim(args.kv, 0);
+  nb::object out = given.get<"out">();
   args.attn_sum =
       call.output("out", out, accumulator_of(args.q.dtype()), {size_of_dim(args.q, 0), columns});
   call.run([&](const RunOptions& options) { sparse_mla::distribution(args, options); });
@@ -57,23 +47,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as forward().)";
 
-}  // namespace
-
-void bind_sparse_mla_distribution(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "distribution", distribution, "q"_a.none(), "kv"_a.none(), "indices"_a.none(),
-         "lse"_a.none(), nb::kw_only(), "scale"_a = nb::none(), "topk_length"_a = nb::none(),
-         "key_start"_a = nb::none(), "key_end"_a = nb::none(), "q_start"_a = nb::none(),
-         "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(),
-         kDoc,
-         nb::sig("def distribution(q: T, kv: T, indices: T | None, lse: T, *, "
-                 "scale: float | None = None, topk_length: T | None = None, "
-                 "key_start: T | None = None, key_end: T | None = None, "
-                 "q_start: int | None = None, k_stride: int = 1, "
-                 "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T"));
-}
-
-Backend supports_sparse_mla_distribution(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t s_q = shape.take("s_q", 1), h_q = shape.take("h_q", 64);
   const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
   const std::int64_t topk = shape.take("topk", 64);
@@ -87,4 +61,7 @@ Backend supports_sparse_mla_distribution(Shape& shape, const RunOptions& options
                                   options);
 }
 
+const Operation<kDistribution, distribution, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

@@ -6,7 +6,7 @@
 namespace winnow::sparse_mla {
 
 template <class Visitor>
-void each_argument(ForwardArgs& args, Visitor&& visit) {
+constexpr void each_argument(ForwardArgs& args, Visitor&& visit) {
   visit("q", args.q);
   visit("kv", args.kv);
   visit("indices", args.indices);

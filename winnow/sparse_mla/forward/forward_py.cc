@@ -1,34 +1,25 @@
 // Python binding of sparse_mla::forward.
-#include <nanobind/stl/optional.h>
 
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/python/operation.h"
 #include "winnow/sparse_mla/forward/forward.h"
+#include "winnow/sparse_mla/forward/forward_fields.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "sparse_mla::forward";
+constexpr Declaration<sparse_mla::ForwardArgs> kForward(
+    "sparse_mla::forward",
+    "def forward(q: T, kv: T, indices: T | None, *, scale: float | None = None, "
+    "topk_length: T | None = None, attn_sink: T | None = None, key_start: T | None = None, "
+    "key_end: T | None = None, q_start: int | None = None, k_stride: int = 1, "
+    "out: T | tuple[T | None, T | None, T | None] | None = None, stream: Stream = None, "
+    "backend: str | None = None) -> tuple[T, T, T]");
 
-nb::tuple forward(nb::handle q, nb::handle kv, nb::handle indices, std::optional<double> scale,
-                  nb::handle topk_length, nb::handle attn_sink, nb::handle key_start,
-                  nb::handle key_end, std::optional<std::int64_t> q_start, std::int64_t k_stride,
-                  nb::handle out, nb::handle stream, nb::handle backend) {
-  Call call(kOperation, stream, backend);
-  sparse_mla::ForwardArgs args{
-      .q = call.input("q", q),
-      .kv = call.input("kv", kv),
-      .indices = call.input("indices", indices),
-      .topk_length = call.input("topk_length", topk_length),
-      .attn_sink = call.input("attn_sink", attn_sink),
-      .scale = scale,
-      .key_start = call.input("key_start", key_start),
-      .key_end = call.input("key_end", key_end),
-      .q_start = q_start,
-      .k_stride = k_stride,
-  };
+nb::object forward(const Arguments<kForward>& given) {
+  Call call = given.call();
+  sparse_mla::ForwardArgs args = given.read(call);
   const std::int64_t s_q = size_of_dim(args.q, 0), h_q = size_of_dim(args.q, 1);
-  auto [result, max_logits, lse] = split_out<3>(kOperation, out);
+  auto [result, max_logits, lse] = split_out<3>(kForward.operation, given.get<"out">());
   args.out = call.output("out", result, args.q.dtype(), {s_q, h_q, sparse_mla::kValueDim});
   const DType real = accumulator_of(args.q.dtype());
   args.max_logits = call.output("max_logits", max_logits, real, {s_q, h_q});
@@ -79,24 +70,7 @@ Strides are free but for the last dimension, which is contiguous; tensors are ne
 GPU the call returns when the work is queued, without synchronisation. No gradient is recorded:
 see winnow.torch.sparse_mla_attention.)";
 
-}  // namespace
-
-void bind_sparse_mla_forward(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "forward", forward, "q"_a.none(), "kv"_a.none(), "indices"_a.none(), nb::kw_only(),
-         "scale"_a = nb::none(), "topk_length"_a = nb::none(), "attn_sink"_a = nb::none(),
-         "key_start"_a = nb::none(), "key_end"_a = nb::none(), "q_start"_a = nb::none(),
-         "k_stride"_a = 1, "out"_a = nb::none(), "stream"_a = nb::none(), "backend"_a = nb::none(),
-         kDoc,
-         nb::sig("def forward(q: T, kv: T, indices: T | None, *, scale: float | None = None, "
-                 "topk_length: T | None = None, attn_sink: T | None = None, "
-                 "key_start: T | None = None, key_end: T | None = None, "
-                 "q_start: int | None = None, k_stride: int = 1, "
-                 "out: T | tuple[T | None, T | None, T | None] | None = None, "
-                 "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]"));
-}
-
-Backend supports_sparse_mla_forward(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t s_q = shape.take("s_q", 1), h_q = shape.take("h_q", 64);
   const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
   const std::int64_t topk = shape.take("topk", 64);
@@ -108,4 +82,7 @@ Backend supports_sparse_mla_forward(Shape& shape, const RunOptions& options) {
                              options);
 }
 
+const Operation<kForward, forward, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

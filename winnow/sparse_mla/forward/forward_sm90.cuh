@@ -167,9 +167,13 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
 // The items, as consumer_role() wants them.
 template <bool kDense>
 struct Work {
+  static constexpr bool kStoredRows = false;
   const KernelParams& params;
   std::uint32_t items;
 
+  __device__ std::uint32_t first() const { return blockIdx.x; }
+  __device__ std::uint32_t step() const { return gridDim.x; }
+  __device__ std::uint32_t end() const { return items; }
   __device__ __forceinline__ int count(std::uint32_t item) const {
     return entry_count<kDense>(params, item / params.head_blocks);
   }

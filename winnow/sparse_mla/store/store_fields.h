@@ -6,7 +6,7 @@
 namespace winnow::sparse_mla {
 
 template <class Visitor>
-void each_argument(StoreArgs& args, Visitor&& visit) {
+constexpr void each_argument(StoreArgs& args, Visitor&& visit) {
   visit("rows", args.rows);
   visit("slots", args.slots);
   visit("format", args.format);

@@ -1,27 +1,28 @@
 // Python binding of sparse_mla::store.
-#include <nanobind/stl/string.h>
 
-#include "winnow/python/bindings.h"
-#include "winnow/python/call.h"
+#include "winnow/python/operation.h"
 #include "winnow/sparse_mla/cache_py.h"
 #include "winnow/sparse_mla/store/store.h"
+#include "winnow/sparse_mla/store/store_fields.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr const char* kOperation = "sparse_mla::store";
+constexpr Declaration<sparse_mla::StoreArgs> kStore(
+    "sparse_mla::store",
+    "def store(rows: T, cache: T, slots: T, *, format: str = 'fp8_656', "
+    "check: bool = False, workspace: T | None = None, stream: Stream = None, "
+    "backend: str | None = None) -> None");
 
-void store(nb::handle rows, nb::handle cache, nb::handle slots, const std::string& format,
-           bool check, nb::object workspace, nb::handle stream, nb::handle backend) {
-  Call call(kOperation, stream, backend, check);
-  sparse_mla::StoreArgs args{.rows = call.input("rows", rows),
-                             .slots = call.input("slots", slots),
-                             .format = format_argument(kOperation, format),
-                             .cache = call.in_out("cache", cache)};
+nb::object store(const Arguments<kStore>& given) {
+  Call call = given.call();
+  sparse_mla::StoreArgs args = given.read(call);
+  nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return sparse_mla::store_workspace_bytes(args, options);
   });
   call.run([&](const RunOptions& options) { sparse_mla::store(args, options); });
+  return nb::none();
 }
 
 constexpr const char* kDoc = R"(Writes new rows into a paged cache, quantised as its format says.
@@ -49,19 +50,7 @@ Raises:
         cache or one named twice. Nothing was written.
     winnow.Error: no backend can do it here.)";
 
-}  // namespace
-
-void bind_sparse_mla_store(nb::module_& m) {
-  using namespace nb::literals;
-  define(m, "store", store, "rows"_a.none(), "cache"_a.none(), "slots"_a.none(), nb::kw_only(),
-         "format"_a = "fp8_656", "check"_a = false, "workspace"_a = nb::none(),
-         "stream"_a = nb::none(), "backend"_a = nb::none(), kDoc,
-         nb::sig("def store(rows: T, cache: T, slots: T, *, format: str = 'fp8_656', "
-                 "check: bool = False, workspace: T | None = None, stream: Stream = None, "
-                 "backend: str | None = None) -> None"));
-}
-
-Backend supports_sparse_mla_store(Shape& shape, const RunOptions& options) {
+Backend supports(Shape& shape, const RunOptions& options) {
   const std::int64_t n = shape.take("n", 1), d_qk = shape.take("d_qk", 576);
   const std::int64_t blocks = shape.take("blocks", 1), block_size = shape.take("block_size", 64);
   shape.done();
@@ -73,4 +62,7 @@ Backend supports_sparse_mla_store(Shape& shape, const RunOptions& options) {
                            options);
 }
 
+const Operation<kStore, store, kDoc> kRegistered(supports);
+
+}  // namespace
 }  // namespace winnow::python

@@ -1,6 +1,11 @@
-"""What is wrong with arguments, as (argument, wanted, got); None: nothing."""
+"""What is wrong with arguments, as (argument, wanted, got); None: nothing.
 
-from typing import Any
+What a layer refuses itself is left to it: it tells the other ranks. These find what would be an
+error of Python or torch before a layer hears of it, while the other ranks wait.
+"""
+
+import operator
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -8,27 +13,113 @@ from torch import Tensor
 from winnow.compat.deep_ep._handle import Handle
 from winnow.compat.deep_ep._streams import event_of
 
+Wrong = Optional[Tuple[str, str, Any]]
 
-def wrong_events(previous_event: Any, async_finish: bool, on_comm: bool) -> Any:
+_INDICES = "[n, K], int64 or int32"
+
+
+def usable(value: Any) -> bool:
+    """A tensor with memory, in rows."""
+    return (
+        isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta"
+    )
+
+
+def described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    kind = "" if usable(value) else f", {value.layout} on {value.device}"
+    return f"{list(value.shape)}, {value.dtype}{kind}"
+
+
+def wrong_number(name: str, value: Any, least: int) -> Wrong:
+    try:
+        right = not isinstance(value, Tensor) and least <= operator.index(value) < 2**31
+    except TypeError:
+        right = False
+    if right:
+        return None
+    got = described(value) if hasattr(value, "shape") else value
+    return name, f"an integer from {least} to 2^31 - 1", got
+
+
+def wrong_flag(name: str, value: Any) -> Wrong:
+    """Arrays have no truth value, and are refused by an error that names nothing."""
+    return (name, "True or False", type(value).__name__) if hasattr(value, "shape") else None
+
+
+def wrong_group(group: Any) -> Wrong:
+    if callable(getattr(group, "rank", None)) and callable(getattr(group, "size", None)):
+        return None
+    return "group", "a process group of torch", type(group).__name__
+
+
+def wrong_events(previous_event: Any, async_finish: bool, on_comm: bool) -> Wrong:
+    wrong = wrong_flag("async_finish", async_finish)
+    if wrong := wrong or wrong_flag("allocate_on_comm_stream", on_comm):
+        return wrong
     if on_comm and not (async_finish and event_of(previous_event) is not None):
         wanted = "False without previous_event and async_finish"
         return "allocate_on_comm_stream", wanted, on_comm
     return None
 
 
-def wrong_indices(topk_idx: Any) -> Any:
-    wanted = "[n, K], int64 or int32"
-    if not isinstance(topk_idx, Tensor):
-        return "topk_idx", wanted, type(topk_idx).__name__
-    if topk_idx.dim() != 2 or topk_idx.dtype not in (torch.int64, torch.int32):
-        return "topk_idx", wanted, f"{list(topk_idx.shape)}, {topk_idx.dtype}"
+def wrong_indices(topk_idx: Any) -> Wrong:
+    if not usable(topk_idx) or topk_idx.dim() != 2:
+        return "topk_idx", _INDICES, described(topk_idx)
+    if topk_idx.dtype not in (torch.int64, torch.int32):
+        return "topk_idx", _INDICES, described(topk_idx)
     return None
 
 
-def wrong_dispatch(handle, x, scales, in_rank, per_expert, topk_idx, topk_weights) -> Any:
-    if not isinstance(x, Tensor) or x.dim() != 2:
-        got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        return "x", "a tensor [n, H], or (tensor, scales)", got
+def wrong_rows(name: str, x: Any, scales: Any) -> Wrong:
+    if not usable(x) or x.dim() != 2:
+        return name, "a tensor [n, H], or (tensor, scales)", described(x)
+    if scales is not None and not usable(scales):
+        return (
+            name,
+            "scales [n, up to H/128], float32 or int32, in (tensor, scales)",
+            type(scales).__name__,
+        )
+    return None
+
+
+def wrong_choice(x: Tensor, topk_idx: Any, topk_weights: Any) -> Wrong:
+    """Of a dispatch by experts, whose x is right."""
+    wrong = wrong_indices(topk_idx)
+    if wrong:
+        return wrong
+    if len(topk_idx) != len(x) or topk_idx.device != x.device:
+        return "topk_idx", f"[{len(x)}, K] on {x.device} as x", _placed(topk_idx)
+    return wrong_weights("topk_weights", topk_weights)
+
+
+def wrong_weights(name: str, weights: Any) -> Wrong:
+    if weights is not None and (not usable(weights) or weights.dtype != torch.float32):
+        return name, "float32", described(weights)
+    return None
+
+
+def wrong_bias(bias: Any) -> Wrong:
+    """Of what is no tensor; the layer knows shape and dtype, of two for which they are added."""
+    given = bias if isinstance(bias, tuple) and len(bias) == 2 else (bias,)
+    tensors = [one for one in given if one is not None]
+    for one in tensors:
+        if not usable(one):
+            return "bias", "a tensor [n, H], or two", described(one)
+    if len(tensors) == 2:
+        first, second = tensors
+        if _kind(first) != _kind(second):
+            return "bias", f"two of the same kind, {_placed(first)}", _placed(second)
+    return None
+
+
+def wrong_dispatch(
+    world, handle, x, scales, in_rank, per_expert, topk_idx, topk_weights
+) -> Wrong:  # fmt: skip
+    wrong = wrong_rows("x", x, scales)
+    if wrong:
+        return wrong
     if handle is not None:
         if not isinstance(handle, Handle):
             return "handle", "one of a dispatch of a Buffer", type(handle).__name__
@@ -37,19 +128,20 @@ def wrong_dispatch(handle, x, scales, in_rank, per_expert, topk_idx, topk_weight
                 return name, "none beside a handle", "one"
         return None
     tokens = x.shape[0]
-    if not isinstance(in_rank, Tensor) or in_rank.dtype != torch.bool or in_rank.dim() != 2:
-        return "is_token_in_rank", "[n, W], bool, without a handle", type(in_rank).__name__
-    if len(in_rank) != tokens:
-        return "is_token_in_rank", f"[{tokens}, W] as in x", list(in_rank.shape)
-    if not isinstance(per_expert, Tensor) or per_expert.dim() != 1:
-        return "num_tokens_per_expert", "[E], without a handle", type(per_expert).__name__
+    if not usable(in_rank) or in_rank.dtype != torch.bool or in_rank.dim() != 2:
+        return "is_token_in_rank", "[n, W], bool, without a handle", described(in_rank)
+    if in_rank.shape != (tokens, world) or in_rank.device != x.device:
+        return "is_token_in_rank", f"[{tokens}, {world}] on {x.device} as x", _placed(in_rank)
+    if not usable(per_expert) or per_expert.dim() != 1:
+        return "num_tokens_per_expert", "[E], without a handle", described(per_expert)
     if topk_idx is None:
         return None if topk_weights is None else ("topk_weights", "none without topk_idx", "one")
-    wrong = wrong_indices(topk_idx)
-    if wrong:
-        return wrong
-    if len(topk_idx) != tokens:
-        return "topk_idx", f"[{tokens}, K] as in x", list(topk_idx.shape)
-    if topk_weights is not None and topk_weights.dtype != torch.float32:
-        return "topk_weights", "float32", topk_weights.dtype
-    return None
+    return wrong_choice(x, topk_idx, topk_weights)
+
+
+def _kind(tensor: Tensor) -> Any:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def _placed(tensor: Tensor) -> str:
+    return f"{described(tensor)} on {tensor.device}"

@@ -1,6 +1,6 @@
 """One routing of tokens to ranks, which every handle of this package keeps."""
 
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -145,12 +145,26 @@ class Route:
 
     def _parts(self, values: Any) -> List[Any]:
         """Of as many columns as the layer carries; what is wrong it refuses on all ranks."""
-        if not isinstance(values, Tensor):
+        if not isinstance(values, Tensor) or values.layout != torch.strided:
             return [values]
         if not self.token_major or values.dim() != 2 or values.shape[1] == 0:
             return [values.detach()]
         parts = dense(values).split(self.layer.topk, 1)
         return [dense(widened(part, self.layer.topk, 0)) for part in parts]
+
+    def refuse_repeat(self, why: Tuple[str, str, Any]) -> NoReturn:
+        """Takes part in the repeat that the other ranks make, so that all refuse it."""
+        argument, wanted, got = why
+        text = f"{argument}: want {wanted}, got {got}"
+        self._calling(lambda: self.layer._refuse_dispatch(text))
+        raise AssertionError("a refusal did not raise")
+
+    def refuse_combine(self, why: Tuple[str, str, Any]) -> NoReturn:
+        """The same of combine()."""
+        argument, wanted, got = why
+        text = f"{argument}: want {wanted}, got {got}"
+        self._calling(lambda: self.layer._refuse_combine(text))
+        raise AssertionError("a refusal did not raise")
 
     def _repeat(self, input: Any, scales: Any, weights: Optional[Tensor]) -> Arrived:
         carried, options = self._input(self.sizes, input, scales)

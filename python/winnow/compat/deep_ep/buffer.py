@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from winnow.compat._refusal import refuse, refuse_call
-from winnow.compat.deep_ep._checks import wrong_dispatch, wrong_events, wrong_indices
+from winnow.compat.deep_ep._checks import (
+    wrong_bias,
+    wrong_dispatch,
+    wrong_events,
+    wrong_group,
+    wrong_indices,
+    wrong_number,
+)
 from winnow.compat.deep_ep._handle import Handle
 from winnow.compat.deep_ep._layers import Layers, Sizes
 from winnow.compat.deep_ep._low_latency import LowLatencyBuffer
@@ -66,6 +73,8 @@ class Buffer(LowLatencyBuffer):
             refuse(name, "enable_shrink", "False without low_latency_mode", True)
         if group is None or comm is not None:
             refuse(name, "group", "a process group of torch, and no comm", "none, or a comm")
+        if (why := wrong_group(group)) is not None:
+            refuse(name, *why)
         self.group = group
         self.rank, self.group_size = group.rank(), group.size()
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -90,7 +99,7 @@ class Buffer(LowLatencyBuffer):
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """SMs of the calls from now on: even, of which up to 64 are used."""
-        if new_num_sms < 2 or new_num_sms % 2:
+        if wrong_number("new_num_sms", new_num_sms, 2) or new_num_sms % 2:
             refuse("deep_ep.Buffer.set_num_sms", "new_num_sms", "an even number", new_num_sms)
         Buffer.num_sms = new_num_sms
 
@@ -144,9 +153,8 @@ class Buffer(LowLatencyBuffer):
             num_tokens_per_expert [E], all int32, is_token_in_rank bool [n, W], event).
         """
         name = "deep_ep.Buffer.get_dispatch_layout"
-        why = wrong_indices(topk_idx) or wrong_events(
-            previous_event, async_finish, allocate_on_comm_stream
-        )
+        why = wrong_indices(topk_idx) or wrong_number("num_experts", num_experts, 1)
+        why = why or wrong_events(previous_event, async_finish, allocate_on_comm_stream)
         if why:
             refuse(name, *why)
 
@@ -220,10 +228,12 @@ class Buffer(LowLatencyBuffer):
         x, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
         given = (x, scales, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights)
         why = wrong_events(previous_event, async_finish, allocate_on_comm_stream)
-        why = why or wrong_dispatch(handle, *given)
+        why = why or wrong_dispatch(self.group_size, handle, *given)
+        why = why or wrong_number("expert_alignment", expert_alignment, 1)
+        why = why or wrong_number("num_worst_tokens", num_worst_tokens, 0)
         if isinstance(handle, Handle):
             if why:
-                self._refuse(why, handle.route.sizes)
+                handle.route.refuse_repeat(why)
             arrived, event = self._stream.run(
                 handle.route.sizes.device,
                 lambda: tuple(handle.route.repeat(x, scales)),
@@ -273,10 +283,10 @@ class Buffer(LowLatencyBuffer):
         """
         if not isinstance(handle, Handle):
             self._layers.refuse_handle(x, handle)
-        why = wrong_events(previous_event, async_finish, allocate_on_comm_stream)
-        if why:
-            refuse("deep_ep.Buffer.combine", *why)
         route = handle.route
+        why = wrong_events(previous_event, async_finish, allocate_on_comm_stream)
+        if (why := why or wrong_bias(bias)) is not None:
+            route.refuse_combine(why)
 
         self._layers.sm_count = Buffer.num_sms
 
@@ -288,9 +298,9 @@ class Buffer(LowLatencyBuffer):
         )
         return (*results, event)
 
-    def _refuse(self, why: Tuple[str, str, Any], sizes: Optional[Sizes] = None) -> NoReturn:
+    def _refuse(self, why: Tuple[str, str, Any]) -> NoReturn:
         argument, wanted, got = why
-        self._layers.refuse(sizes, f"{argument}: want {wanted}, got {got}")
+        self._layers.refuse(None, f"{argument}: want {wanted}, got {got}")
 
     def _choose(
         self, x, scales, in_rank, per_expert, topk_idx, topk_weights, alignment, worst

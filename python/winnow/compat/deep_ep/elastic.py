@@ -6,7 +6,19 @@ import torch
 from torch import Tensor
 
 from winnow.compat._refusal import refuse, refuse_call
-from winnow.compat.deep_ep._checks import wrong_events, wrong_indices
+from winnow.compat.deep_ep._checks import (
+    Wrong,
+    described,
+    usable,
+    wrong_bias,
+    wrong_choice,
+    wrong_events,
+    wrong_flag,
+    wrong_group,
+    wrong_number,
+    wrong_rows,
+    wrong_weights,
+)
 from winnow.compat.deep_ep._layers import Layers, Sizes
 from winnow.compat.deep_ep._route import FLOAT8, Route, int32_indices
 from winnow.compat.deep_ep._streams import CommStream, event_of
@@ -105,6 +117,11 @@ class ElasticBuffer:
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
     ) -> None:
+        why = wrong_group(group) or wrong_number(
+            "num_max_tokens_per_rank", num_max_tokens_per_rank, 0
+        )
+        if (why := why or wrong_number("hidden", hidden, 0)) is not None:
+            refuse(_NAME, *why)
         self.group = group
         self.rank_idx, self.num_ranks = group.rank(), group.size()
         hint = self.get_buffer_size_hint(group, num_max_tokens_per_rank, hidden)
@@ -223,12 +240,21 @@ class ElasticBuffer:
         """
         x, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
         why = wrong_events(previous_event, async_with_compute_stream, allocate_on_comm_stream)
-        if handle is not None and not isinstance(handle, EPHandle):
+        why = why or wrong_flag("do_expand", do_expand)
+        if handle is None:
+            why = why or _wrong(x, scales, topk_idx, topk_weights, num_experts)
+            why = why or _wrong_numbers(
+                num_max_tokens_per_rank, expert_alignment, cumulative_local_expert_recv_stats,
+                num_experts // self.num_ranks,
+            )  # fmt: skip
+        elif not isinstance(handle, EPHandle):
             why = ("handle", "an EPHandle", type(handle).__name__)
-        elif handle is not None and (topk_idx is not None or do_cpu_sync):
+        elif topk_idx is not None or do_cpu_sync:
             why = ("topk_idx", "none, and no do_cpu_sync, beside a handle", "one of them")
-        elif handle is None:
-            why = why or _wrong(x, topk_idx, topk_weights, num_experts)
+        else:
+            why = why or wrong_rows("x", x, scales) or wrong_weights("topk_weights", topk_weights)
+        if why and isinstance(handle, EPHandle):
+            handle.route.refuse_repeat(why)
         if why:
             argument, wanted, got = why
             self._layers.refuse(None, f"{argument}: want {wanted}, got {got}")
@@ -299,9 +325,9 @@ class ElasticBuffer:
         if not isinstance(handle, EPHandle):
             self._layers.refuse_handle(x, handle)
         why = wrong_events(previous_event, async_with_compute_stream, allocate_on_comm_stream)
-        if why:
-            refuse(f"{_NAME}.combine", *why)
         route = handle.route
+        if (why := why or wrong_bias(bias)) is not None:
+            route.refuse_combine(why)
 
         self._layers.sm_count = num_sms or Buffer.num_sms
 
@@ -339,17 +365,21 @@ def _sums_in(x: Tensor) -> torch.dtype:
     return torch.bfloat16 if x.dtype == FLOAT8 else x.dtype
 
 
-def _wrong(x: Any, topk_idx: Any, topk_weights: Any, num_experts: Any) -> Any:
-    """(argument, wanted, got), or None."""
-    if not isinstance(x, Tensor) or x.dim() != 2:
-        return "x", "a tensor [n, H], or (tensor, scales)", type(x).__name__
+def _wrong(x: Any, scales: Any, topk_idx: Any, topk_weights: Any, num_experts: Any) -> Wrong:
+    """Of a dispatch without a handle."""
     if num_experts is None:
         return "num_experts", "a number without a handle", None
-    wrong = wrong_indices(topk_idx)
-    if wrong:
-        return wrong
-    if len(topk_idx) != len(x):
-        return "topk_idx", f"[{len(x)}, K] as in x", list(topk_idx.shape)
-    if topk_weights is not None and topk_weights.dtype != torch.float32:
-        return "topk_weights", "float32", topk_weights.dtype
+    wrong = wrong_rows("x", x, scales) or wrong_number("num_experts", num_experts, 1)
+    return wrong or wrong_choice(x, topk_idx, topk_weights)
+
+
+def _wrong_numbers(most: Any, alignment: Any, statistics: Any, local_experts: int) -> Wrong:
+    name = "cumulative_local_expert_recv_stats"
+    if statistics is not None:
+        right = usable(statistics) and statistics.dtype in (torch.int32, torch.int64)
+        if not right or statistics.shape != (local_experts,):
+            return name, f"[{local_experts}], int32 or int64", described(statistics)
+    for argument, value in (("num_max_tokens_per_rank", most), ("expert_alignment", alignment)):
+        if value is not None and (wrong := wrong_number(argument, value, 0)):
+            return wrong
     return None

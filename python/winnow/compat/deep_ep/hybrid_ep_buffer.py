@@ -7,6 +7,16 @@ import torch
 from torch import Tensor
 
 from winnow.compat._refusal import refuse, refuse_call
+from winnow.compat.deep_ep._checks import (
+    Wrong,
+    described,
+    usable,
+    wrong_flag,
+    wrong_group,
+    wrong_indices,
+    wrong_number,
+    wrong_rows,
+)
 from winnow.compat.deep_ep._layers import Layers, Sizes
 from winnow.compat.deep_ep._route import FLOAT8, Route
 from winnow.compat.deep_ep._streams import on_device
@@ -24,6 +34,9 @@ def indices_to_map(
     num_of_experts: int,
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """(routing map bool [n, E], probabilities float32 [n, E] or None) of [n, K] each; -1: none."""
+    why = _wrong_choice(topk_idx, topk_weights, num_of_tokens, num_of_experts)
+    if why:
+        refuse("deep_ep.indices_to_map", *why)
     device = topk_idx.device
     # One more column takes what names no expert.
     columns = torch.where(topk_idx < 0, topk_idx.new_full((), num_of_experts), topk_idx).long()
@@ -84,6 +97,16 @@ class HybridEPBuffer:
         num_of_hybrid_ep_ranks_per_nvlink_domain: Optional[int] = None,
         use_mnnvl: Optional[bool] = None,
     ) -> None:
+        why = wrong_group(group)
+        given = {
+            "num_sms_dispatch_api": num_sms_dispatch_api,
+            "num_sms_combine_api": num_sms_combine_api,
+        }
+        for name, number in given.items():
+            if number is not None:
+                why = why or wrong_number(name, number, 0)
+        if why:
+            refuse(_NAME, *why)
         self.group = group
         self.rank, self.group_size = group.rank(), group.size()
         sms = max(num_sms_dispatch_api or 0, num_sms_combine_api or 0) or 24
@@ -160,25 +183,34 @@ class HybridEPBuffer:
         """
         if isinstance(handle, Handle):
             return self._repeat(hidden, probs, scaling_factor, num_permuted_tokens, handle)
-        why = _wrong(hidden, topk_idx, num_of_experts, routing_map, probs, handle)
+        why = _wrong(hidden, scaling_factor, topk_idx, topk_weights, num_of_experts, routing_map,
+                     probs, handle)  # fmt: skip
+        if num_permuted_tokens is not None:
+            why = why or wrong_number("num_permuted_tokens", num_permuted_tokens, 0)
+        if pad_multiple is not None:
+            why = why or wrong_number("pad_multiple", pad_multiple, 0)
+        why = why or wrong_flag("non_blocking", non_blocking)
         if not why and non_blocking and num_permuted_tokens is None:
             why = ("num_permuted_tokens", "a number with non_blocking", None)
         if why:
-            argument, wanted, got = why
-            self._layers.refuse(None, f"{argument}: want {wanted}, got {got}")
+            self._refuse(why)
         with torch.no_grad(), on_device(hidden.device):
             if routing_map is None:
                 routing_map, probs = indices_to_map(
                     topk_idx, topk_weights, len(hidden), num_of_experts
                 )
-            waits = num_permuted_tokens is None or hidden.device.type == "cpu"
-            indices = _indices_of(routing_map, waits)
-            weights = None if probs is None else _of_pairs(probs.detach().float(), indices)
             dtype = torch.bfloat16 if hidden.dtype == FLOAT8 else hidden.dtype
             experts = routing_map.shape[1]
+            sizes = Sizes(hidden.shape[1], 0, experts, dtype, hidden.device)
+            waits = num_permuted_tokens is None or hidden.device.type == "cpu"
+            most = int(routing_map.sum(1).max()) if waits and len(routing_map) else 1
+            if most > _MOST_TOPK:
+                self._refuse(("routing_map", f"at most {_MOST_TOPK} experts a token", most), sizes)
+            indices = _indices_of(routing_map, max(most, 1) if waits else None)
+            weights = None if probs is None else _of_pairs(probs.detach().float(), indices)
             route = Route(
                 self._layers,
-                Sizes(hidden.shape[1], 0, experts, dtype, hidden.device),
+                sizes,
                 hidden,
                 scaling_factor,
                 indices,
@@ -227,36 +259,40 @@ class HybridEPBuffer:
             columns = route.indices.long().clamp(max=experts)
             return combined, dense.scatter_(1, columns, values)[:, :experts].contiguous()
 
+    def _refuse(self, why: Tuple[str, str, Any], sizes: Optional[Sizes] = None) -> NoReturn:
+        argument, wanted, got = why
+        self._layers.refuse(sizes, f"{argument}: want {wanted}, got {got}")
+
     def _repeat(self, hidden, probs, scaling_factor, num_permuted_tokens, handle):
         route = handle.route
+        why = wrong_rows("hidden", hidden, scaling_factor)
+        if not why and probs is not None:
+            why = _wrong_probs(probs, (route.tokens, route.sizes.experts))
+        if not why and num_permuted_tokens is not None:
+            why = wrong_number("num_permuted_tokens", num_permuted_tokens, 0)
+        if not why and num_permuted_tokens not in (None, route.rows):
+            why = ("num_permuted_tokens", f"{route.rows} as in the handle", num_permuted_tokens)
+        if why:
+            route.refuse_repeat(why)
         with torch.no_grad(), on_device(route.sizes.device):
-            if num_permuted_tokens is not None and num_permuted_tokens != route.rows:
-                text = f"num_permuted_tokens: want {route.rows} as in the handle"
-                self._layers.refuse(route.sizes, f"{text}, got {num_permuted_tokens}")
             weights = None if probs is None else _of_pairs(probs.detach().float(), route.indices)
             arrived = route.repeat(hidden, scaling_factor, weights)
             rows = route.with_zeros(arrived.rows)
             return rows, arrived.weights, arrived.scales, _padded(route), handle
 
 
-def _indices_of(routing_map: Tensor, waits: bool) -> Tensor:
+def _indices_of(routing_map: Tensor, most: Optional[int]) -> Tensor:
     """int32 [n, most experts of a token]: ascending, E behind them, which drops a pair.
 
-    Where the host does not wait there are 32 columns, or E. A token with more gets an index in the
-    last one that the layer reports.
+    Where the host does not know how many there are 32 columns, or E. A token with more gets an
+    index in the last one that the layer reports.
     """
-    tokens, experts = routing_map.shape
-    if waits:
-        columns = int(routing_map.sum(1).max()) if tokens else 1
-        if columns > _MOST_TOPK:
-            refuse(_NAME, "routing_map", f"at most {_MOST_TOPK} experts a token", columns)
-        columns = max(columns, 1)
-    else:
-        columns = min(experts, _MOST_TOPK)
+    experts = routing_map.shape[1]
+    columns = min(experts, _MOST_TOPK) if most is None else most
     names = torch.arange(experts, dtype=torch.int32, device=routing_map.device)
     named = torch.where(routing_map, names, names.new_full((), experts))
     indices = named.topk(columns, dim=1, largest=False, sorted=True).values
-    if not waits and columns < experts:
+    if most is None and columns < experts:
         too_many = routing_map.sum(1) > columns
         indices[:, -1] = torch.where(too_many, indices.new_full((), experts + 1), indices[:, -1])
     return indices
@@ -276,22 +312,41 @@ def _padded(route: Route) -> Tensor:
     return offsets[1:] - offsets[:-1]
 
 
-def _wrong(hidden, topk_idx, num_of_experts, routing_map, probs, handle) -> Any:
+def _wrong(hidden, scales, topk_idx, topk_weights, num_of_experts, routing_map, probs, handle):
     """(argument, wanted, got), or None."""
     if handle is not None:
         return "handle", "one of dispatch_with_permute()", type(handle).__name__
-    if not isinstance(hidden, Tensor) or hidden.dim() != 2:
-        got = list(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
-        return "hidden", "a tensor [n, H]", got
+    wrong = wrong_rows("hidden", hidden, scales)
+    if wrong:
+        return wrong
     if routing_map is None:
         if topk_idx is None:
             return "routing_map", "one, or topk_idx, without a handle", "none"
         if num_of_experts is None:
             return "num_of_experts", "a number beside topk_idx", None
+        return _wrong_choice(topk_idx, topk_weights, len(hidden), num_of_experts)
+    right = usable(routing_map) and routing_map.dtype == torch.bool and routing_map.dim() == 2
+    if not right or len(routing_map) != len(hidden):
+        return "routing_map", f"[{len(hidden)}, E], bool", described(routing_map)
+    return None if probs is None else _wrong_probs(probs, routing_map.shape)
+
+
+def _wrong_probs(probs: Any, shape: Any) -> Wrong:
+    if usable(probs) and probs.shape == shape and probs.dtype.is_floating_point:
         return None
-    shape = list(routing_map.shape)
-    if routing_map.dtype != torch.bool or len(shape) != 2 or shape[0] != len(hidden):
-        return "routing_map", f"[{len(hidden)}, E], bool", f"{shape}, {routing_map.dtype}"
-    if probs is not None and list(probs.shape) != shape:
-        return "probs", f"{shape} as routing_map", list(probs.shape)
-    return None
+    return "probs", f"{list(shape)}, numbers with a point, as routing_map", described(probs)
+
+
+def _wrong_choice(topk_idx: Any, topk_weights: Any, tokens: Any, experts: Any) -> Wrong:
+    wrong = wrong_number("num_of_tokens", tokens, 0) or wrong_number("num_of_experts", experts, 1)
+    if wrong := wrong or wrong_indices(topk_idx):
+        return wrong
+    if len(topk_idx) != tokens:
+        return "topk_idx", f"[{tokens}, K], one row for each token", described(topk_idx)
+    # On a GPU the host would wait for it.
+    on_host = topk_idx.device.type == "cpu" and topk_idx.numel() > 0
+    if on_host and int(topk_idx.max()) >= experts:
+        return "topk_idx", f"experts below {experts}", int(topk_idx.max())
+    if topk_weights is None or (usable(topk_weights) and topk_weights.shape == topk_idx.shape):
+        return None
+    return "topk_weights", f"{list(topk_idx.shape)} as topk_idx", described(topk_weights)

@@ -13,13 +13,13 @@
 namespace winnow::expert_parallel {
 
 // Collective over the processes: they meet in the store under `prefix`, compare what must be equal,
-// and only then start NVSHMEM. `device` is this rank's own GPU: where every process sees all of its
-// machine's, Device{DeviceType::cuda, launch_environment()->local_rank}. The store is kept: every
+// and only then start NVSHMEM. `device` is this rank's own GPU: if every process sees all GPUs of
+// its machine, Device{DeviceType::cuda, launch_environment()->local_rank}. The store is kept: every
 // later allocation is agreed in it first, with its deadline, since NVSHMEM's own collective calls
 // wait without end.
 //
-// The transport has GPU memory only (allocate_device()); put() and put_signal() are Errors, kernels
-// put. peer() of its memory is a pointer where NVSHMEM reaches that rank over NVLink.
+// The transport has GPU memory only (allocate_device()). put() and put_signal() are Errors, since
+// only kernels put. peer() of its memory is a pointer if NVSHMEM reaches that rank over NVLink.
 //
 // A process has one NVSHMEM world for its life. A second transport of the same ranks shares it;
 // ranks of other worlds are refused. NVSHMEM is never stopped, since stopping needs every rank.

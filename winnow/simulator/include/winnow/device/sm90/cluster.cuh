@@ -1,4 +1,4 @@
-// Host half of winnow/device/sm100/cluster.cuh.
+// Host half of winnow/device/sm90/cluster.cuh.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +33,11 @@ inline void mbarrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity, c
 }
 inline void st_shared_cluster(std::uint32_t address, float2 value, Where where = Where::current()) {
   simulator::write_shared_cluster(address, &value, sizeof(value), where);
+}
+inline uint2 ld_shared_cluster(std::uint32_t address, Where where = Where::current()) {
+  uint2 value;
+  simulator::read_shared_cluster(address, &value, sizeof(value), where);
+  return value;
 }
 
 }  // namespace winnow::device

@@ -72,4 +72,14 @@ __device__ __forceinline__ void st_shared_cluster(std::uint32_t address, float2 
                : "memory");
 }
 
+// ld.shared of 8 bytes at a multiple of 8, from any block of the cluster.
+__device__ __forceinline__ uint2 ld_shared_cluster(std::uint32_t address) {
+  uint2 value;
+  asm volatile("ld.shared::cluster.v2.u32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 }  // namespace winnow::device

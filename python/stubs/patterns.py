@@ -1,0 +1,45 @@
+"""Writes the patterns of nanobind's stub generator for functions whose result depends on arguments:
+
+    python patterns.py FOLDER_OF_THE_EXTENSION FILE
+
+FILE begins with module.pattern, which stands beside this script.
+"""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOMS = ("expert_parallel", "indexer", "paged_xl", "sparse_mla")
+
+
+def signatures():
+    """The module of that name of the package, which is not installed yet."""
+    path = HERE.parent / "winnow" / "_signatures.py"
+    spec = importlib.util.spec_from_file_location("_signatures", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["_signatures"] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def patterns(extension, parse):
+    for room in ROOMS:
+        module = getattr(extension, room)
+        for name, function in sorted(vars(module).items()):
+            declared = getattr(function, "__nb_signature__", None)
+            if declared is None or " if " not in declared[0][0]:
+                continue
+            *first, last = parse(declared[0][0]).overloads()
+            yield f"_winnow.{room}.{name}$:"
+            for overload in first:
+                yield f"    @typing.overload\n    {overload}: ..."
+            yield f"    @typing.overload\n    {last}:\n        \\doc\n"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[1])
+    lines = patterns(importlib.import_module("_winnow"), signatures().Signature.parse)
+    text = (HERE / "module.pattern").read_text() + "\n" + "\n".join(lines) + "\n"
+    Path(sys.argv[2]).write_text(text)

@@ -1,0 +1,98 @@
+"""What the ranks of test_deep_ep.py run where one of them makes a mistake."""
+
+import deep_ep_oracle as oracle
+import torch
+from deep_ep_programs import E, H, K, buffer_of, dispatched, hybrid_buffer_of, refused
+from winnow.compat import deep_ep
+
+
+def by_token(group):
+    """One rank's mistake is an error on all, which names rank and argument; the next call works."""
+    rank, world = group.rank(), group.size()
+    fresh = deep_ep.Buffer(group)
+    given = oracle.inputs(world, E, K, H)[rank]
+    _, counts = dispatched(buffer_of(group), given)
+    right = {"topk_idx": given[1], "topk_weights": given[2], **counts}
+    wrongs = {
+        "x": [1, 2],
+        "topk_idx": given[1].float(),
+        "topk_weights": given[2].double(),
+        "is_token_in_rank": None,
+        "handle": (1, 2, 3),
+        "expert_alignment": 0,
+        "num_worst_tokens": -1,
+        "async_finish": given[0],
+    }
+    # What is an error of Python or of torch where nobody looks at it first.
+    wrongs_too = {
+        "x": (given[0].to(torch.float8_e4m3fn), [1.0]),
+        "topk_idx": given[1].to_sparse(),
+        "topk_weights": "a text",
+        "is_token_in_rank": counts["is_token_in_rank"].repeat(1, 2),
+    }
+    for buffer in (fresh, buffer_of(group)):
+        for name, wrong in (*wrongs.items(), *wrongs_too.items()):
+            call = {"x": given[0], **right, **({name: wrong} if rank == world - 1 else {})}
+            text = refused(lambda buffer=buffer, call=call: buffer.dispatch(**call))
+            assert f"rank {world - 1}: {name}: want" in text, text
+        x, _, _, _, handle, _ = buffer.dispatch(given[0], **right)
+    out_of_range = given[1].clone()
+    if rank == 1:
+        out_of_range[0, 0] = 2**32
+    call = {**right, "topk_idx": out_of_range}
+    assert "rank 1" in refused(lambda: fresh.dispatch(given[0], **call))
+    rows = x[:, :8] if rank == 1 else x
+    assert "rank 1: expert_output" in refused(lambda: buffer_of(group).combine(rows, handle))
+    mistaken = rank == world - 1
+    for name, wrong in (("bias", "a text"), ("bias", (given[0], given[0][:, :1])),
+                        ("async_finish", given[0])):  # fmt: skip
+        call = {name: wrong} if mistaken else {}
+        text = refused(lambda call=call: buffer_of(group).combine(x, handle, **call))
+        assert f"rank {world - 1}: {name}: want" in text, text
+    again = "a text" if mistaken else given[0]
+    text = refused(lambda: buffer_of(group).dispatch(again, handle=handle))
+    assert f"rank {world - 1}: x: want" in text, text
+    values = torch.zeros(1, 1, 1) if rank == 1 else torch.zeros(len(x), K)
+    text = refused(lambda: buffer_of(group).combine(x, handle, topk_weights=values))
+    assert "rank 1" in text
+    assert buffer_of(group).combine(x, handle)[0].shape == given[0].shape
+
+
+def by_expert(group):
+    """The same of rows by expert; and of ElasticBuffer."""
+    rank, world = group.rank(), group.size()
+    mistaken = rank == world - 1
+    x, idx, weights = oracle.inputs(world, E, K, H, seed=2)[rank]
+    chosen, probs = deep_ep.indices_to_map(idx, weights, len(x), E)
+    by_map = {"hidden": x, "routing_map": chosen, "probs": probs}
+    by_index = {"hidden": x, "topk_idx": idx, "topk_weights": weights, "num_of_experts": E}
+    by_token = {"x": x, "topk_idx": idx, "topk_weights": weights, "num_experts": E}
+    hybrid, elastic = hybrid_buffer_of(group), deep_ep.ElasticBuffer(group)
+    rows, _, _, _, handle = hybrid.dispatch_with_permute(**by_map)
+    arrived, _, _, elastic_handle, _ = elastic.dispatch(**by_token)
+    permute, again = hybrid.dispatch_with_permute, {"hidden": x, "handle": handle}
+    back = {"x": arrived, "handle": elastic_handle}
+    for call, right, name, wrong in (
+        (permute, by_map, "hidden", [1]),
+        (permute, by_map, "routing_map", "a text"),
+        (permute, by_map, "probs", probs.tolist()),
+        (permute, by_map, "pad_multiple", "8"),
+        (permute, by_index, "topk_idx", idx + E),
+        (permute, by_index, "topk_weights", weights[:, :1]),
+        (permute, again, "probs", weights),
+        (elastic.dispatch, by_token, "topk_weights", "a text"),
+        (elastic.dispatch, by_token, "expert_alignment", -1),
+        (elastic.dispatch, by_token, "cumulative_local_expert_recv_stats", torch.zeros(1)),
+        (elastic.dispatch, {"x": x, "handle": elastic_handle}, "topk_weights", "a text"),
+        (elastic.combine, back, "bias", "a text"),
+    ):
+        given = {**right, name: wrong} if mistaken else right
+        text = refused(lambda call=call, given=given: call(**given))
+        assert f"rank {world - 1}: {name}: want" in text, text
+    # More experts of one token than a layer has.
+    many = torch.zeros(len(x), 40 * world, dtype=torch.bool)
+    many[:1, : 33 if mistaken else 1] = True
+    call = {"hidden": x, "routing_map": many}
+    text = refused(lambda: hybrid.dispatch_with_permute(**call))
+    assert f"rank {world - 1}: routing_map: want at most 32 experts a token" in text, text
+    assert torch.equal(hybrid.dispatch_with_permute(**by_map)[0], rows)

@@ -1,0 +1,117 @@
+"""Signatures of functions as text, in Python's own syntax: what the extension declares its
+operations with, and from which stubs and torch operators follow. Needs no other module of winnow.
+
+The result may depend on arguments: ``-> tuple[T, T] if return_lse or out else T`` is the pair where
+one of them is given and true, ``and`` where all are.
+"""
+
+import ast
+from dataclasses import dataclass, replace
+from typing import Any, Iterator, List, Optional, Tuple
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    annotation: str
+    default: Optional[str] = None
+    by_keyword: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.annotation}" + (f" = {self.default}" if self.default else "")
+
+
+@dataclass(frozen=True)
+class Signature:
+    name: str
+    parameters: Tuple[Parameter, ...]
+    result: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Signature":
+        """Of "def f(x: T, *, y: int = 1) -> T"."""
+        node: Any = ast.parse(f"{text}: ...").body[0]
+        given = node.args
+        first = [None] * (len(given.args) - len(given.defaults)) + given.defaults
+        listed = [(a, d, False) for a, d in zip(given.args, first, strict=True)]
+        listed += [(a, d, True) for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+        parameters = tuple(
+            Parameter(a.arg, ast.unparse(a.annotation), None if d is None else ast.unparse(d), k)
+            for a, d, k in listed
+        )
+        return cls(node.name, parameters, ast.unparse(node.returns))
+
+    def __str__(self) -> str:
+        listed = []
+        for parameter in self.parameters:
+            if parameter.by_keyword and "*" not in listed:
+                listed.append("*")
+            listed.append(str(parameter))
+        return f"def {self.name}({', '.join(listed)}) -> {self.result}"
+
+    def without(self, names: Tuple[str, ...]) -> "Signature":
+        """Without the parameters of those names."""
+        kept = tuple(p for p in self.parameters if p.name not in names)
+        return replace(self, parameters=kept)
+
+    def plus(self, text: str, result: str = "") -> "Signature":
+        """With the parameters of a text, by keyword, and with that result."""
+        added = Signature.parse(f"def f(*, {text}) -> None").parameters if text else ()
+        return replace(self, parameters=self.parameters + added, result=result or self.result)
+
+    def results(self) -> Tuple[List[str], str, List[str]]:
+        """The results: where the conditions hold, "and" or "or", the conditions. One result alone
+        is that of every call, and has no conditions; else the second is where they do not hold."""
+        node = ast.parse(self.result, mode="eval").body
+        if not isinstance(node, ast.IfExp):
+            return [self.result], "", []
+        test = node.test
+        word = "and" if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else "or"
+        asked = test.values if isinstance(test, ast.BoolOp) else [test]
+        known = {p.name for p in self.parameters}
+        names = [n.id for n in asked if isinstance(n, ast.Name) and n.id in known]
+        if not names:
+            return [ast.unparse(node.orelse)], "", []
+        return [ast.unparse(node.body), ast.unparse(node.orelse)], word, names
+
+    def overloads(self) -> "Iterator[Signature]":
+        """What a type checker is to know: the signature, or where the result depends on arguments
+        three: none of them given, given, and one of which that is not known."""
+        results, word, names = self.results()
+        if not names:
+            yield replace(self, result=results[0])
+            return
+        yield self._overload(results[1], {name: self._absent(name) for name in names})
+        given = names if word == "and" else names[:1]
+        yield self._overload(results[0], {name: self._present(name) for name in given})
+        yield replace(self, result=_either(*results))
+
+    def _overload(self, result: str, changed: dict) -> "Signature":
+        parameters = tuple(changed.get(p.name, p) for p in self.parameters)
+        return replace(self, parameters=parameters, result=result)
+
+    def _find(self, name: str) -> Parameter:
+        return next(p for p in self.parameters if p.name == name)
+
+    def _absent(self, name: str) -> Parameter:
+        parameter = self._find(name)
+        if parameter.annotation == "bool":
+            return replace(parameter, annotation="typing.Literal[False]")
+        # An `out` of one tensor says nothing of the further ones; a tuple may.
+        single = parameter.annotation.startswith("T | tuple")
+        return replace(parameter, annotation="T | None" if single else "None")
+
+    def _present(self, name: str) -> Parameter:
+        parameter = self._find(name)
+        if parameter.annotation == "bool":
+            return replace(parameter, annotation="typing.Literal[True]", default=None)
+        return replace(
+            parameter, annotation=parameter.annotation.removesuffix(" | None"), default=None
+        )
+
+
+def _either(one: str, other: str) -> str:
+    """What takes both: of tuples, one of any length, as callers know how many they asked for."""
+    if one.startswith("tuple") and other.startswith("tuple"):
+        return "tuple[T, ...]"
+    return f"{other} | {one}"

@@ -1,0 +1,250 @@
+// Operations as functions of Python. A room declares its operation once, as Python would:
+//
+//   constexpr Declaration<ForwardArgs> kForward("sparse_mla::forward",
+//       "def forward(q: T, kv: T, *, scale: float | None = None, out: T | None = None, ...) -> T");
+//
+// From that text follow the parameters and their defaults, the stub, the torch operator, and how
+// the arguments are read: those that ForwardArgs has too (X_fields.h), by their names.
+#pragma once
+
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+#include "winnow/python/declaration.h"
+#include "winnow/python/signature.h"
+
+namespace winnow::python {
+
+// A choice that Python names by a text: specialised beside its operation, with
+//   static Choice from(const char* operation, const std::string& text);  // or throws Error
+template <class Choice>
+struct FromText;
+
+namespace detail {
+
+// The default of a parameter, from its text.
+inline nb::object default_value(std::string_view text) {
+  const std::string value(text);
+  if (value == "None") return nb::none();
+  if (value == "True" || value == "False") return nb::bool_(value == "True");
+  if (value.front() == '\'') return nb::str(value.substr(1, value.size() - 2).c_str());
+  return nb::int_(std::stoll(value));
+}
+
+// The annotation that belongs to a field, and whether a default says the same as the struct's own.
+template <class T>
+struct FieldInPython {
+  static constexpr std::string_view kAnnotation = "str";
+  static bool same(const char* operation, const T& value, std::string_view text) {
+    return FromText<T>::from(operation, std::string(text.substr(1, text.size() - 2))) == value;
+  }
+};
+template <>
+struct FieldInPython<bool> {
+  static constexpr std::string_view kAnnotation = "bool";
+  static bool same(const char*, bool value, std::string_view text) {
+    return text == (value ? "True" : "False");
+  }
+};
+template <>
+struct FieldInPython<std::int64_t> {
+  static constexpr std::string_view kAnnotation = "int";
+  static bool same(const char*, std::int64_t value, std::string_view text) {
+    return text == std::to_string(value);
+  }
+};
+template <class T>
+struct FieldInPython<std::optional<T>> {
+  static constexpr std::string_view kAnnotation =
+      std::is_integral_v<T> ? "int | None" : "float | None";
+  static bool same(const char*, const std::optional<T>& value, std::string_view text) {
+    return !value.has_value() && text == "None";
+  }
+};
+template <>
+struct FieldInPython<ConstTensorView> {
+  static constexpr std::string_view kAnnotation = "T";  // or "T | None"
+  static bool same(const char*, const ConstTensorView&, std::string_view text) {
+    return text == "None";
+  }
+};
+
+}  // namespace detail
+
+// The arguments of one call.
+template <const auto& kDeclaration>
+class Arguments {
+ public:
+  using Args = typename std::decay_t<decltype(kDeclaration)>::Args;
+  static constexpr std::size_t kCount = kDeclaration.count;
+
+  explicit Arguments(const std::array<nb::handle, kCount>& values) : values_(values) {}
+
+  // The one of that name as Python gave it, or as a T; a TypeError that names it where it is none.
+  template <FixedString kName>
+  nb::object get() const {
+    return nb::borrow(values_[place<kName>()]);
+  }
+  template <FixedString kName, class T>
+  T get() const {
+    return detail::argument<T>(signature(), place<kName>(), values_[place<kName>()]);
+  }
+
+  // The call on the stream and the backend, and in checking mode, if those are parameters.
+  Call call() const {
+    bool check = false;
+    if constexpr (kDeclaration.place("check") < kCount) check = get<"check", bool>();
+    return Call(kDeclaration.operation, values_[place<"stream">()], values_[place<"backend">()],
+                check);
+  }
+
+  // The arguments that the declaration and Args have in common. Outputs, and tensors that may be
+  // one or the other, are left to the caller; only an annotation T of a TensorView is written to.
+  Args read(Call& call) const {
+    Args args;
+    std::size_t field = 0;
+    each_argument(args, [&](const char* name, auto& value) {
+      const std::size_t at = kPlaces[field++];
+      if (at < kCount) read(call, name, at, value);
+    });
+    return args;
+  }
+
+  // Throws std::logic_error where the declaration and the struct say different things.
+  static void check() {
+    Args args;
+    each_argument(args, []<class T>(const char* name, const T& value) {
+      if constexpr (!std::is_same_v<T, TensorView>) {
+        using Field = detail::FieldInPython<T>;
+        const std::size_t at = kDeclaration.place(name);
+        if (at >= kCount) return;
+        const Parameter& parameter = kDeclaration.parameters[at];
+        const bool may_be_none = std::is_same_v<T, ConstTensorView>;
+        const bool fits = parameter.annotation == Field::kAnnotation ||
+                          (may_be_none && parameter.annotation == "T | None");
+        if (fits &&
+            (!parameter.has_value || Field::same(kDeclaration.operation, value, parameter.value))) {
+          return;
+        }
+        throw std::logic_error(std::string(kDeclaration.signature) + " does not fit " + name +
+                               " of its arguments in C++");
+      }
+    });
+  }
+  static const Signature& signature() {
+    static const Signature signature(kDeclaration.signature);
+    return signature;
+  }
+
+ private:
+  template <FixedString kName>
+  static consteval std::size_t place() {
+    constexpr std::size_t kPlace = kDeclaration.place(kName);
+    static_assert(kPlace < kCount, "the declaration has no parameter of that name");
+    return kPlace;
+  }
+
+  template <class T>
+  void read(Call& call, const char* name, std::size_t at, T& value) const {
+    if constexpr (std::is_same_v<T, ConstTensorView>) {
+      value = call.input(name, values_[at]);
+    } else if constexpr (std::is_same_v<T, TensorView>) {
+      value = call.in_out(name, values_[at]);
+    } else if constexpr (std::is_enum_v<T>) {
+      const auto text = detail::argument<std::string>(signature(), at, values_[at]);
+      value = FromText<T>::from(kDeclaration.operation, text);
+    } else {
+      value = detail::argument<T>(signature(), at, values_[at]);
+    }
+  }
+
+  // Where the fields of Args are among the parameters; kCount: nowhere.
+  static consteval auto find_places() {
+    std::array<std::size_t, kDeclaration.kMost> places{};
+    std::size_t field = 0;
+    Args args;
+    each_argument(args, [&]<class T>(const char* name, const T&) {
+      const std::size_t at = kDeclaration.place(name);
+      const bool written = at < kCount && std::is_same_v<T, TensorView>;
+      const bool left = written && kDeclaration.parameters[at].annotation != "T";
+      places.at(field++) = left ? kCount : at;
+    });
+    return places;
+  }
+  static constexpr auto kPlaces = find_places();
+
+  std::array<nb::handle, kCount> values_;
+};
+
+// What the rooms register: the functions of the module, by "sparse_mla.forward".
+struct Registered {
+  void (*bind)(nb::module_& m);
+  Supports supports;
+};
+inline std::map<std::string, Registered>& registered_operations() {
+  static std::map<std::string, Registered> operations;
+  return operations;
+}
+
+namespace detail {
+
+template <const auto& kDeclaration, std::size_t kPlace>
+auto annotation() {
+  constexpr const Parameter& kParameter = kDeclaration.parameters[kPlace];
+  if constexpr (kParameter.has_value) {
+    return nb::arg(kParameter.name.data()) = default_value(kParameter.value);
+  } else {
+    return nb::arg(kParameter.name.data());
+  }
+}
+
+template <const auto& kDeclaration, auto kFunction, const char* const& kDoc, std::size_t... kFirst,
+          std::size_t... kRest>
+void bind(nb::module_& m, std::index_sequence<kFirst...>, std::index_sequence<kRest...>) {
+  constexpr std::size_t kBefore = sizeof...(kFirst);
+  using All = Arguments<kDeclaration>;
+  using Result = decltype(kFunction(std::declval<const All&>()));
+  All::check();
+  const auto function = [](auto... given) -> Result { return kFunction(All({given...})); };
+  const std::string name(kDeclaration.name);
+  std::apply(
+      [&](const auto&... annotations) {
+        define<Result>(Types<>(),
+                       Types<decltype((void)kFirst, nb::handle())...,
+                             decltype((void)kRest, nb::handle())...>(),
+                       m, name.c_str(), function, All::signature(), annotations...);
+      },
+      std::make_tuple(annotation<kDeclaration, kFirst>()..., nb::kw_only(),
+                      annotation<kDeclaration, kBefore + kRest>()..., kDoc,
+                      nb::sig(kDeclaration.signature.data())));
+}
+
+}  // namespace detail
+
+// A constant of a room: makes `kFunction`, nb::object (const Arguments<kDeclaration>&), a function
+// of the module, and `supports` what winnow.supports() asks.
+template <const auto& kDeclaration, auto kFunction, const char* const& kDoc>
+struct Operation {
+  explicit Operation(Supports supports) {
+    const std::string_view of = kDeclaration.operation;
+    const std::string family(of.substr(0, of.find("::")));
+    registered_operations()[family + "." + std::string(kDeclaration.name)] = {bind, supports};
+  }
+  static void bind(nb::module_& m) {
+    detail::bind<kDeclaration, kFunction, kDoc>(
+        m, std::make_index_sequence<kDeclaration.positional>(),
+        std::make_index_sequence<kDeclaration.count - kDeclaration.positional>());
+  }
+};
+
+}  // namespace winnow::python

@@ -1,0 +1,243 @@
+// Decode, sm90: what the blocks work on.
+//
+// The queries' tiles stand one behind the other, those of the first cache before those of the
+// second; decode_split_sm90.h says how groups of blocks share them. What a block gets of a segment
+// is a piece. A piece that is a whole query writes the output; others write sums, which a second
+// kernel merges.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "winnow/sparse_mla/attention_sm90.cuh"
+#include "winnow/sparse_mla/cache_view.cuh"
+#include "winnow/sparse_mla/decode/decode_split_sm90.h"
+
+namespace winnow::sparse_mla::decode_sm90_detail {
+
+using namespace winnow::sparse_mla::attention_sm90;
+
+// A cache, and the rows that the queries chose of it. Strides count elements.
+struct ChosenView {
+  CacheView<const std::uint8_t> cache;
+  FastDivmod of_block;  // divides a slot by the cache's block_size
+  const std::int32_t* indices;
+  std::int64_t indices_stride_b, indices_stride_s;
+  const std::int32_t* topk_length;  // may be null
+  std::int64_t topk_length_stride_b, topk_length_stride_s;
+  std::int32_t topk, tiles;  // of `topk` entries
+};
+
+// A tensor [b, s_q, h_q, columns]. Strides count bytes.
+struct HeadsView {
+  char* data;
+  std::int64_t stride_b, stride_s, stride_h;
+  __device__ char* at(std::uint32_t i, std::uint32_t s, int h) const {
+    return data + i * stride_b + s * stride_s + h * stride_h;
+  }
+};
+
+struct KernelParams {
+  ChosenView chosen[2];  // of the cache and of the extra one
+  HeadsView q, out;
+  HeadsView lse;           // data may be null
+  const float* attn_sink;  // may be null
+  std::int64_t attn_sink_stride;
+  LogitScale scale;
+  int h_q;
+  std::uint32_t queries, s_q, head_blocks, groups;
+  std::uint32_t segments, segment_tiles, query_tiles;  // query_tiles = segments * segment_tiles
+  // Groups begin at multiples of a unit: a tile where they cut segments, a segment otherwise. Each
+  // takes so many queries and units more.
+  std::uint32_t unit_tiles, query_units, group_queries, group_units;
+  bool cut_by_groups;
+  // Of pieces that are no whole query: the output before its division by the sum, and for each head
+  // the reference in base 2 and the sum.
+  float* partial_out;    // [partials, 64, 512]
+  float2* partial_sums;  // [partials, 64]
+};
+
+// Where group `group` begins: a query, and a tile of it.
+struct GroupBegin {
+  std::uint32_t query, tile;
+};
+__device__ __forceinline__ GroupBegin group_begin(const KernelParams& params, std::uint32_t group) {
+  const std::uint32_t more = group * params.group_units;
+  return {group * params.group_queries + more / params.query_units,
+          more % params.query_units * params.unit_tiles};
+}
+
+// The partial of a piece of segment `segment` (counted over all queries) that is no whole query.
+// `first`: whether it is its group's first piece. Where groups cut, each has at most two of them.
+__device__ __forceinline__ std::uint32_t partial_of(const KernelParams& params, std::uint32_t group,
+                                                    bool first, std::uint32_t segment,
+                                                    std::uint32_t head_block) {
+  const std::uint32_t part = params.cut_by_groups ? 2 * group + !first : segment;
+  return part * params.head_blocks + head_block;
+}
+
+// --- the table of the block's pieces -------------------------------------------------------------
+
+struct Piece {
+  std::uint32_t i, s;  // sequence and query
+  std::int32_t first_head;
+  std::int32_t partial;  // -1: the piece is the whole query
+  // Of each list: the first tile, how many tiles that hold entries, and how many entries of the
+  // list count.
+  std::int32_t first[2], tiles[2], entries[2];
+};
+static_assert(sizeof(Piece) == 40);
+
+template <int kDim>
+inline constexpr int kSharedBytes = Plan<kDim>::kBytes + kMostPieces * int{sizeof(Piece)};
+static_assert(kSharedBytes<576> <= 232448 && Plan<576>::kBytes % 8 == 0 &&
+              Plan<512>::kBytes % 8 == 0);
+
+// The table stands behind the rest of shared memory.
+class Pieces {
+ public:
+  __device__ __forceinline__ Pieces(const KernelParams& params, std::uint32_t at) : at_(at) {
+    const std::uint32_t group = blockIdx.x / params.head_blocks;
+    const GroupBegin begin = group_begin(params, group), end = end_of(params, group);
+    first_ = begin.query * params.segments + begin.tile / params.segment_tiles;
+    const std::uint32_t last =
+        end.query * params.segments + ceil_div(end.tile, params.segment_tiles);
+    count_ = static_cast<int>(last - first_);
+  }
+
+  // Fills the table: every length is read once, when the kernel begins, so that whatever is written
+  // to the lengths meanwhile, all roles go by the same tiles. A __syncthreads() follows.
+  __device__ __forceinline__ void fill(const KernelParams& params) const {
+    const std::uint32_t group = blockIdx.x / params.head_blocks;
+    const std::uint32_t head_block = blockIdx.x % params.head_blocks;
+    const GroupBegin begin = group_begin(params, group), end = end_of(params, group);
+    for (int n = threadIdx.x; n < count_; n += kThreads) {
+      const std::uint32_t segment = first_ + n, query = segment / params.segments;
+      std::uint32_t from = segment % params.segments * params.segment_tiles;
+      std::uint32_t to = from + params.segment_tiles;
+      if (n == 0) from = begin.tile;
+      if (query == end.query) to = min(to, end.tile);
+      Piece piece;
+      piece.i = query / params.s_q;
+      piece.s = query % params.s_q;
+      piece.first_head = static_cast<int>(head_block) * kHeads;
+      const bool whole = from == 0 && to == params.query_tiles;
+      piece.partial =
+          whole ? -1 : static_cast<int>(partial_of(params, group, n == 0, segment, head_block));
+      int before = 0;  // tiles of the lists before this one
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const ChosenView& chosen = params.chosen[c];
+        int count = chosen.topk;
+        if (chosen.topk_length != nullptr) {
+          const int length = __ldg(chosen.topk_length + piece.i * chosen.topk_length_stride_b +
+                                   piece.s * chosen.topk_length_stride_s);
+          count = min(max(length, 0), chosen.topk);
+        }
+        piece.first[c] = max(static_cast<int>(from) - before, 0);
+        piece.tiles[c] =
+            max(min(static_cast<int>(to) - before, tile_count(count)) - piece.first[c], 0);
+        piece.entries[c] = count;
+        before += chosen.tiles;
+      }
+      store(n, piece);
+    }
+  }
+
+  __device__ int count() const { return count_; }
+  __device__ Piece operator[](int n) const {
+    Piece piece;
+    const std::uint32_t from = place(n);
+    piece.i = ld_shared<std::uint32_t>(from + offsetof(Piece, i));
+    piece.s = ld_shared<std::uint32_t>(from + offsetof(Piece, s));
+    piece.first_head = ld_shared<std::int32_t>(from + offsetof(Piece, first_head));
+    piece.partial = ld_shared<std::int32_t>(from + offsetof(Piece, partial));
+    return piece;
+  }
+  __device__ int tiles(int n, int list) const {
+    return ld_shared<std::int32_t>(place(n) + offsetof(Piece, tiles) + 4 * list);
+  }
+  __device__ int first(int n, int list) const {
+    return ld_shared<std::int32_t>(place(n) + offsetof(Piece, first) + 4 * list);
+  }
+  __device__ int entries(int n, int list) const {
+    return ld_shared<std::int32_t>(place(n) + offsetof(Piece, entries) + 4 * list);
+  }
+
+ private:
+  // Where the group ends: the query and the tiles of it that it still takes.
+  __device__ static GroupBegin end_of(const KernelParams& params, std::uint32_t group) {
+    const GroupBegin end = group_begin(params, group + 1);
+    return end.query >= params.queries ? GroupBegin{params.queries, 0} : end;
+  }
+  __device__ std::uint32_t place(int n) const { return at_ + int{sizeof(Piece)} * n; }
+  __device__ __forceinline__ void store(int n, const Piece& piece) const {
+    const std::uint32_t to = place(n);
+    st_shared(to + offsetof(Piece, i), piece.i);
+    st_shared(to + offsetof(Piece, s), piece.s);
+    st_shared(to + offsetof(Piece, first_head), piece.first_head);
+    st_shared(to + offsetof(Piece, partial), piece.partial);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      st_shared(to + offsetof(Piece, first) + 4 * c, piece.first[c]);
+      st_shared(to + offsetof(Piece, tiles) + 4 * c, piece.tiles[c]);
+      st_shared(to + offsetof(Piece, entries) + 4 * c, piece.entries[c]);
+    }
+  }
+
+  std::uint32_t at_, first_;  // first_: the segment of piece 0
+  int count_;
+};
+
+// The tiles of the block's pieces in turn.
+class TileStream {
+ public:
+  __device__ TileStream(const KernelParams& params, const Pieces& pieces)
+      : params_(params), pieces_(pieces) {}
+
+  // Moves to the next tile; false where there is none.
+  __device__ __forceinline__ bool advance() {
+    ++tile_;
+    if (--left_ <= 0) return begin_list();
+    list_ += kTileRows;
+    entries_ -= kTileRows;
+    return true;
+  }
+
+  __device__ int piece() const { return piece_; }
+  __device__ int cache() const { return cache_; }
+  __device__ int slot() const { return tile_ & 1; }  // tile t belongs to consumer t % 2
+  __device__ bool begins_piece() const { return tile_ == 0; }
+  // The entries of the list from the tile's first one on, and how many of them count.
+  __device__ const std::int32_t* list() const { return list_; }
+  __device__ int entries() const { return entries_; }
+
+ private:
+  __device__ __forceinline__ bool begin_list() {
+    do {
+      cache_ ^= 1;
+      if (cache_ == 0) {
+        if (++piece_ >= pieces_.count()) return false;
+        tile_ = 0;
+      }
+      left_ = pieces_.tiles(piece_, cache_);
+    } while (left_ <= 0);
+    const ChosenView& chosen = params_.chosen[cache_];
+    const Piece at = pieces_[piece_];
+    const int first = pieces_.first(piece_, cache_) * kTileRows;
+    list_ =
+        chosen.indices + at.i * chosen.indices_stride_b + at.s * chosen.indices_stride_s + first;
+    entries_ = pieces_.entries(piece_, cache_) - first;
+    return true;
+  }
+
+  const KernelParams& params_;
+  const Pieces& pieces_;
+  int piece_ = -1, cache_ = 1;
+  int tile_ = -1;
+  int left_ = 0;  // tiles of the list, this one included
+  const std::int32_t* list_ = nullptr;
+  int entries_ = 0;
+};
+
+}  // namespace winnow::sparse_mla::decode_sm90_detail
