@@ -85,8 +85,9 @@ docs: wheel
 soak:
 	@tools/setup
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(werror)
-	cmake --build --preset release --target all_to_all_soak
+	cmake --build --preset release --target all_to_all_soak low_latency_test
 	WINNOW_SOAK_ITERATIONS=$(SOAK_ITERATIONS) build/bin/all_to_all_soak
+	WINNOW_SOAK_ITERATIONS=$(SOAK_ITERATIONS) build/bin/low_latency_test --gtest_filter='*Soak*'
 
 # Everything that a build without package sources needs, in one folder to carry along.
 offline-deps:
@@ -99,7 +100,7 @@ indexer_gpu_tests = indexer_gpu_test quantize_gpu_test topk_paged_gpu_test
 paged_gpu_tests = paged_contents_gpu_test paged_gpu_test paged_graph_gpu_test
 # Their instances called Gpu need one.
 tests_on_each_device = notify_test notify_reject_test all_to_all_faults_test \
-  all_to_all_memory_test all_to_all_refusals_test all_to_all_refused_descriptors_test
+  all_to_all_memory_test all_to_all_refusals_test all_to_all_refused_descriptors_test low_latency_test
 
 # What only a GPU can test; CI has none. The last result stands in docs/verification.md.
 test-gpu: test-gpu-cpp test-gpu-python

@@ -19,6 +19,7 @@ set(floors
   "expert_parallel/exchange"
   "expert_parallel/layer expert_parallel/transport/in_process expert_parallel/transport/nvshmem expert_parallel/transport/shared_memory"
   "expert_parallel/combine expert_parallel/dispatch expert_parallel/layout expert_parallel/notify"
+  "expert_parallel/low_latency"
   "expert_parallel/all_to_all")
 # These know every operation: the table of a CPU module, and the header that includes all others.
 set(roofs cpu/module.cc winnow.h)

@@ -16,6 +16,7 @@
 #include "winnow/expert_parallel/dispatch/dispatch.h"
 #include "winnow/expert_parallel/layer/descriptor.h"
 #include "winnow/expert_parallel/layout/layout.h"
+#include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/queue_buffers/queue_buffers.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"

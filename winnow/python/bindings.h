@@ -17,6 +17,7 @@ namespace nb = nanobind;
 
 void bind_expert_parallel_all_to_all(nb::module_& m);
 void bind_expert_parallel_descriptor(nb::module_& m);
+void bind_expert_parallel_low_latency(nb::module_& m);
 void bind_expert_parallel_notify(nb::module_& m);
 void bind_expert_parallel_sizes(nb::module_& m);
 void bind_expert_parallel_transport(nb::module_& m);

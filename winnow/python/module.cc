@@ -163,6 +163,7 @@ NB_MODULE(_winnow, m) {
   bind_expert_parallel_descriptor(expert_parallel);
   bind_expert_parallel_all_to_all(expert_parallel);
   bind_expert_parallel_notify(expert_parallel);
+  bind_expert_parallel_low_latency(expert_parallel);
   bind_expert_parallel_sizes(expert_parallel);
   for (const auto& [name, operation] : registered_operations()) {
     operation.bind(families.at(name.substr(0, name.find('.'))));

@@ -14,6 +14,7 @@ WINNOW_CPU_KERNELS(WINNOW_DECLARE_)
 namespace expert_parallel {
 testing::Operation layout_operation();
 testing::Operation notify_operation();
+testing::Operation low_latency_operation();
 testing::Operation all_to_all_operation();
 }  // namespace expert_parallel
 
@@ -27,6 +28,7 @@ const std::vector<Operation>& operations() {
           expert_parallel::layout_operation(),
       expert_parallel::notify_operation(),
       expert_parallel::all_to_all_operation(),
+      expert_parallel::low_latency_operation(),
   };
   return list;
 }

@@ -218,8 +218,9 @@ def dispatch(
     expert_indices: Optional[Tensor] = None,
     *,
     weights: Optional[Tensor] = None,
+    return_expert_ids: bool = False,
     **options: Any,
-) -> Tuple[Tensor, Optional[Tensor], Union[Descriptor, TracedDescriptor]]:
+) -> Tuple[Any, ...]:
     """AllToAll.dispatch(), differentiable in input and weights.
 
     Args:
@@ -228,9 +229,11 @@ def dispatch(
             AllToAll.dispatch(), but for scales, out and stream. Whether input and weights require a
             gradient must be the same on every rank, also on one without tokens: the backward pass
             is collective for each of them.
+        return_expert_ids: returns them too.
 
     Returns:
-        (output [R, H], weights [R], in token-major order [R, K], or None, descriptor).
+        (output [R, H], weights [R], in token-major order [R, K], or None, descriptor), and with
+        return_expert_ids the local experts of the pairs of token-major rows [R, K], int32, or None.
 
     Raises:
         ValueError, winnow.Error: as AllToAll.dispatch(), also where input or weights are no tensors
@@ -245,26 +248,24 @@ def dispatch(
             layer._refuse_dispatch(f"{name}: want a tensor of torch, got {got}")
     if _is_traced(options.get("cached")):
         got = dispatch_traced(layer, input, expert_indices, weights=weights, **options)
-        return got.output, got.weights, got.descriptor
-    # torch's allocator serves a GPU better than the layer's memory: it knows other streams.
-    clones = input is not None and input.is_cuda and options.get("copy_out") is True
-    if clones:
-        options["copy_out"] = False
+        results = (got.output, got.weights, got.descriptor, got.expert_ids)
+        return results if return_expert_ids else results[:3]
 
     def call():
         got = layer.dispatch(input, expert_indices, weights=weights, **options)
-        output, given = got.output, got.weights
-        if clones:
-            output, given = output.clone(), None if given is None else given.clone()
-        return (output, given, got.descriptor), _Way(layer, got.descriptor, got.expert_ids)
+        results = (got.output, got.weights, got.descriptor, got.expert_ids)
+        return results, _Way(layer, got.descriptor)
 
     if not _is_recorded(input, weights):
-        return call()[0]
-    output, given, descriptor = gradients.Dispatch.apply(input, weights, call)
+        results, _ = call()
+        return results if return_expert_ids else results[:3]
+    output, given, descriptor, expert_ids = gradients.Dispatch.apply(input, weights, call)
     if not input.requires_grad:
         output = output.detach()
     if given is not None and not weights.requires_grad:
         given = given.detach()
+    if return_expert_ids:
+        return output, given, descriptor, expert_ids
     return output, given, descriptor
 
 
@@ -328,10 +329,10 @@ def notify(
 class _Way:
     """See gradients."""
 
-    __slots__ = ("_layer", "_descriptor", "_expert_ids")
+    __slots__ = ("_layer", "_descriptor")
 
-    def __init__(self, layer, descriptor, expert_ids=None):
-        self._layer, self._descriptor, self._expert_ids = layer, descriptor, expert_ids
+    def __init__(self, layer, descriptor):
+        self._layer, self._descriptor = layer, descriptor
 
     def call(self, rows, weights, bias):
         weighted = weights is not None
@@ -351,7 +352,6 @@ class _Way:
         return rows.clone() if 0 <= offset < buffer.nbytes else rows
 
     def weight_gradient(self, values):
-        where = (self._layer, self._descriptor, self._expert_ids)
         return gradients.WeightGradient.apply(
-            values, lambda values: gradients.weight_gradient(values, *where)
+            values, lambda values: gradients.weight_gradient(values, self._layer, self._descriptor)
         )

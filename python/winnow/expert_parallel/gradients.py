@@ -100,28 +100,6 @@ def used_rows(rows: Tensor, descriptor: Descriptor) -> Tensor:
     return torch.where(used[:, None], rows, rows.new_zeros(()))
 
 
-def weight_gradient(values: Tensor, layer: AllToAll, descriptor: Descriptor, expert_ids) -> Tensor:
-    """Carries a number per pair from the expert's rank back to the token's: [n, K].
-
-    The wire adds rows of the layer's dtype. A number travels bit for bit nevertheless: as bytes,
-    which every dtype holds, in columns of its own, where zeros are added to it.
-    """
-    octets = by_pair(values, descriptor, expert_ids).contiguous().view(torch.uint8)
-    parts = []
-    for part in octets.split(layer.hidden, 1):
-        shape = (len(octets), layer.hidden)
-        rows = torch.zeros(shape, dtype=getattr(torch, layer.dtype), device=values.device)
-        rows[:, : part.shape[1]] = part
-        parts.append(layer.combine(rows, descriptor)[:, : part.shape[1]])
-    return torch.cat(parts, 1).to(torch.uint8).view(values.dtype)
-
-
-def by_pair(values, descriptor, expert_ids):
-    """[R, K], dense: the values of each row's pairs, +0 for pairs that it does not hold."""
-    if expert_ids is not None:  # token-major
-        return torch.where(expert_ids >= 0, values, values.new_zeros(()))
-    copies = descriptor.skipped_token_topk_mapping_indices
-    rows = torch.where(copies >= 0, copies, len(values))  # one more row takes what is no pair
-    padded = torch.cat([values, values.new_zeros(1)])
-    by_pair = values.new_zeros(len(values) + 1, copies.shape[1])
-    return by_pair.scatter_(0, rows, padded[rows])[:-1]
+def weight_gradient(values: Tensor, layer: AllToAll, descriptor: Descriptor) -> Tensor:
+    """Carries a number per pair from the expert's rank back to the token's, bit for bit: [n, K]."""
+    return layer.combine(None, descriptor, pair_values=values.contiguous())[1]

@@ -10,7 +10,7 @@ import array
 import itertools
 import weakref
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,7 +66,6 @@ class _Way:
     tokens: int
     rows: int
     handle: Tensor
-    expert_ids: Optional[Tensor] = None
 
     def combine(self, rows):
         return torch.ops.winnow.expert_parallel_combine(
@@ -84,7 +83,7 @@ class _Way:
 
     def weight_gradient(self, values):
         return torch.ops.winnow.expert_parallel_weight_gradient(
-            values, None, self.layer, self.topk, self.tokens, self.handle, self.expert_ids
+            values, None, self.layer, self.topk, self.tokens, self.handle
         )
 
 
@@ -122,11 +121,10 @@ def _dispatch(
 def _record_dispatch(input, weights, run, values, arguments):
     def call():
         results = run(*values)
-        output, _, _, expert_ids, handle = results
-        layer, topk, order = arguments.of(values, "layer", "topk", "order")
-        expert_ids = expert_ids if order == "token_major" else None
+        output, *_, handle = results
+        layer, topk = arguments.of(values, "layer", "topk")
         sizes = (input.shape[0], output.shape[0])
-        return results, _Way(layer, topk, *sizes, handle, expert_ids)
+        return results, _Way(layer, topk, *sizes, handle)
 
     return _apply_dispatch(input, weights, call)
 
@@ -199,8 +197,8 @@ def expert_parallel_combine(expert_output, *others, tokens, **options):
 # ---- what only compiled code needs
 
 
-def _weight_gradient(values, *, layer, descriptor, expert_ids, **sizes):
-    return gradients.weight_gradient(values, _living(layer), descriptor_of(descriptor), expert_ids)
+def _weight_gradient(values, *, layer, descriptor, **sizes):
+    return gradients.weight_gradient(values, _living(layer), descriptor_of(descriptor))
 
 
 def _record_weight_gradient(values, run, given, arguments):
@@ -210,8 +208,7 @@ def _record_weight_gradient(values, run, given, arguments):
 
 @_operators.operator(
     _weight_gradient,
-    "values: T, *, after: T | None, layer: size, topk: size, tokens: size, descriptor: T, "
-    "expert_ids: T | None",
+    "values: T, *, after: T | None, layer: size, topk: size, tokens: size, descriptor: T",
     results=1,
     autograd=_operators.recording(_record_weight_gradient, leaves=("values",), follows="after"),
     recordable=False,

@@ -8,8 +8,12 @@ does as well, and "sdpa" or "eager" restores what was before, bit for bit. Forwa
 generate, caches and gradient checkpointing stay as they are, for the families of FAMILIES. Layers
 that have no indexer (sliding windows, vision, audio) run exactly as under "sdpa". A model, an
 option or a mask that cannot run is an error, when the implementation is set or at the first call.
+
+It registers the implementation "winnow" of expert parallelism, too:
+DistributedConfig(fsdp_size=N, ep_size=N, ep_implementation="winnow"), for any mixture of experts.
 """
 
+from winnow.transformers import experts
 from winnow.transformers.loss import (
     attend_densely,
     attention_share,
@@ -28,3 +32,4 @@ __all__ = [
 ]
 
 register()
+experts.register()

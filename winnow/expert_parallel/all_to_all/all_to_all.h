@@ -126,16 +126,23 @@ class WINNOW_EXPORT AllToAll {
   Dispatched dispatch(const DispatchArgs& args);
 
   // Sums the experts' rows of each token of this rank: out[t] = sum over kept k of row(t, k), times
-  // weight(t, k) if weighted, plus bias[t]. Returns [n, H] that owns its memory, or an empty tensor
-  // if `out` is given. A token without kept pairs gets zeros, plus bias. In token-major order
-  // `expert_output` has one row per (token, rank), already summed over that rank's experts;
-  // `weighted` is refused then.
+  // weight(t, k) if weighted, plus bias[t], plus second_bias[t]. Returns [n, H] that owns its
+  // memory, or an empty tensor if `out` is given. A token without kept pairs gets zeros, plus bias.
+  // In token-major order `expert_output` has one row per (token, rank), already summed over that
+  // rank's experts; `weighted` and `weights` are refused then.
+  //
+  // weights: rows are multiplied by these where they are added up, on this rank or, on another
+  // node, on the rank of its local index; enable_local_combine has no effect then.
+  //
+  // pair_values: pair_values_out[t, k] is the value that the row of pair (t, k) was given, 0 of a
+  // dropped pair and of one whose row found no room in worst_case_rows. Without expert_output the
+  // values travel alone, and the result is empty.
   //
   // Arithmetic: f32, every sum begun at +0, products rounded before they are added. Per rank over k
-  // ascending, per node over ranks ascending, over nodes ascending, then the bias, and one rounding
-  // to the dtype. Partial sums are rounded to the dtype only when they are sent: the sum of another
-  // node, and with enable_local_combine the sum of each rank other than the one of that node that
-  // has this rank's local index. The result does not depend on timing.
+  // ascending, per node over ranks ascending, over nodes ascending, then the biases, and one
+  // rounding to the dtype. Partial sums are rounded to the dtype only when they are sent: the sum
+  // of another node, and with enable_local_combine the sum of each rank other than the one of that
+  // node that has this rank's local index. The result does not depend on timing.
   //
   // expert_output that already lies in this rank's arena (combine_buffer(), or a borrowed output of
   // the layer's dtype overwritten in place), with dense rows, is read in place; any other is

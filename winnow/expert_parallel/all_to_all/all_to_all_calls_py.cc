@@ -1,10 +1,14 @@
 #include "winnow/expert_parallel/all_to_all/all_to_all_calls_py.h"
 
+#include <algorithm>
+#include <span>
+
 #include <nanobind/stl/string.h>
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
+#include "winnow/python/framework.h"
 
 namespace winnow::python {
 namespace {
@@ -19,6 +23,40 @@ ep::RowOrder order_argument(nb::handle order) {
     if (name == "token_major") return ep::RowOrder::token_major;
   }
   refuse_argument(kDispatch, "order", "expert_major or token_major", order);
+}
+
+// torch has every dtype, and its allocator knows streams.
+bool is_torch_tensor(nb::handle object) {
+  const nb::object torch = imported("torch");
+  return torch.is_valid() && nb::isinstance(object, torch.attr("Tensor"));
+}
+
+// A result that a call has made in the memory of the caller's framework.
+struct MadeTensor {
+  TensorView view;
+  nb::object object;
+
+  // Tensors without elements may all lie at the same address.
+  bool is(const ConstTensorView& other) const {
+    return view.data() == other.data() && view.dtype() == other.dtype() &&
+           std::ranges::equal(view.shape(), other.shape());
+  }
+};
+using MadeTensors = std::vector<MadeTensor>;
+
+// For results with copy_out: tensors of the framework of the call's inputs. The library holds none
+// of them: they live in `made` until they are returned.
+auto allocator(Call& call, MadeTensors& made) {
+  return [&](DType dtype, std::span<const std::int64_t> shape) {
+    const nb::gil_scoped_acquire locked;
+    nb::object object = nb::none();
+    const TensorView view = shape.size() == 1
+                                ? call.output("output", object, dtype, {shape[0]})
+                                : call.output("output", object, dtype, {shape[0], shape[1]});
+    made.push_back({view, object});
+    static const auto nobody = std::make_shared<const char>('\0');
+    return Tensor::borrow(nobody, view.data(), dtype, view.shape(), view.device());
+  };
 }
 
 }  // namespace
@@ -66,12 +104,14 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
                          const nb::args& extra, nb::handle weights, nb::handle scales,
                          nb::handle scatter_indices, nb::handle order, nb::handle expert_alignment,
                          nb::handle worst_case_rows, nb::handle copy_out, nb::handle cached,
-                         nb::handle out, nb::handle stream, const nb::kwargs& unknown) {
+                         nb::handle out, nb::handle sm_count, nb::handle stream,
+                         const nb::kwargs& unknown) {
   const OneCall::Turn turn(self.one_call, kDispatch);
   Call call(kDispatch);
   call.on(self.layer.config().device);
   ep::DispatchArgs args;
   Exporter exporter;
+  MadeTensors made;
   const std::exception_ptr refused = caught([&] {
     check_none(kDispatchSignature, 2, extra, unknown);
     call.use_stream(stream);
@@ -87,8 +127,10 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
                 value_argument<std::int64_t>(kDispatch, "worst_case_rows", worst_case_rows),
             .copy_out = value_argument<bool>(kDispatch, "copy_out", copy_out),
             .out = call.in_out("out", out),
+            .sm_count = value_argument<int>(kDispatch, "sm_count", sm_count),
             .cached = descriptor_argument(kDispatch, "cached", cached)};
     exporter = call.exporter();
+    if (args.copy_out && is_torch_tensor(input)) args.allocate = allocator(call, made);
   });
   ep::Dispatched got;
   bool recorded = false;
@@ -100,6 +142,10 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
     });
   });
   const auto give = [&](Tensor& tensor) {
+    const ConstTensorView view = tensor.view();
+    for (const MadeTensor& own : made) {
+      if (view.present() && own.is(view)) return nb::borrow<nb::any>(own.object);
+    }
     return nb::borrow<nb::any>(exporter(std::move(tensor)));
   };
   const auto written = [&] {
@@ -140,13 +186,16 @@ void refuse_combine(BoundAllToAll& self, const std::string& text) {
 }
 
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,
-                   const nb::args& extra, nb::handle bias, nb::handle weighted, nb::object out,
-                   nb::handle stream, const nb::kwargs& unknown) {
+                   const nb::args& extra, nb::handle bias, nb::handle second_bias,
+                   nb::handle weighted, nb::handle weights, nb::handle pair_values,
+                   nb::handle add_values, nb::object out, nb::handle sm_count, nb::handle stream,
+                   const nb::kwargs& unknown) {
   const OneCall::Turn turn(self.one_call, kCombine);
   Call call(kCombine);
   call.on(self.layer.config().device);
   ep::CombineArgs args;
   std::shared_ptr<const ep::Descriptor> made;
+  nb::object values = nb::none();
   bool recorded = false;
   const std::exception_ptr refused = caught([&] {
     check_none(kCombineSignature, 2, extra, unknown);
@@ -155,12 +204,22 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle des
     call.use_stream(stream);
     args.expert_output = call.input("expert_output", expert_output);
     args.bias = call.input("bias", bias);
+    args.second_bias = call.input("second_bias", second_bias);
+    args.weights = call.input("weights", weights);
+    args.pair_values = call.input("pair_values", pair_values);
     args.weighted = value_argument<bool>(kCombine, "weighted", weighted);
+    args.add_values = value_argument<bool>(kCombine, "add_values", add_values);
+    args.sm_count = value_argument<int>(kCombine, "sm_count", sm_count);
     // Rows of another dtype are the library's to refuse: their framework may not have the layer's.
-    const DType dtype = self.layer.config().dtype;
-    if (args.expert_output.dtype() == dtype || !out.is_none()) {
-      args.out = call.output("out", out, dtype,
-                             {made->num_dispatch_token_cur_rank(), self.layer.config().hidden});
+    const ep::Config& config = self.layer.config();
+    const std::int64_t tokens = made->num_dispatch_token_cur_rank();
+    if ((args.expert_output.present() && args.expert_output.dtype() == config.dtype) ||
+        !out.is_none()) {
+      args.out = call.output("out", out, config.dtype, {tokens, config.hidden});
+    }
+    if (args.pair_values.present() && args.pair_values.dtype() == config.weight_dtype) {
+      args.pair_values_out =
+          call.output("pair_values_out", values, config.weight_dtype, {tokens, config.topk});
     }
   });
   const ep::Descriptor none;
@@ -172,7 +231,8 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle des
     });
   });
   if (recorded) self.recorded.push_back(nb::borrow(descriptor));
-  return out;
+  if (!args.pair_values.present()) return out;
+  return nb::make_tuple(out, values);
 }
 
 nb::object combine_buffer(BoundAllToAll& self, const BoundDescriptor& descriptor) {

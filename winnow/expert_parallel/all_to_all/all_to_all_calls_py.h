@@ -23,11 +23,12 @@ inline constexpr const char* kDispatchSignature =
     "order: typing.Literal['expert_major', 'token_major'] = 'expert_major', "
     "expert_alignment: int = 1, worst_case_rows: int = 0, copy_out: bool = False, "
     "cached: Descriptor | None = None, out: T | None = None, "
-    "stream: Stream = None) -> Dispatched[T]";
+    "sm_count: int = 0, stream: Stream = None) -> Dispatched[T]";
 inline constexpr const char* kCombineSignature =
-    "def combine(self, expert_output: T, descriptor: Descriptor, *, "
-    "bias: T | None = None, weighted: bool = False, out: T | None = None, "
-    "stream: Stream = None) -> T";
+    "def combine(self, expert_output: T | None, descriptor: Descriptor, *, "
+    "bias: T | None = None, second_bias: T | None = None, weighted: bool = False, "
+    "weights: T | None = None, pair_values: T | None = None, add_values: bool = False, "
+    "out: T | None = None, sm_count: int = 0, stream: Stream = None) -> typing.Any";
 
 namespace ep = expert_parallel;
 
@@ -67,13 +68,16 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
                          const nb::args& extra, nb::handle weights, nb::handle scales,
                          nb::handle scatter_indices, nb::handle order, nb::handle expert_alignment,
                          nb::handle worst_case_rows, nb::handle copy_out, nb::handle cached,
-                         nb::handle out, nb::handle stream, const nb::kwargs& unknown);
+                         nb::handle out, nb::handle sm_count, nb::handle stream,
+                         const nb::kwargs& unknown);
 // Takes part in a dispatch only to refuse it on all ranks.
 void refuse_dispatch(BoundAllToAll& self, const std::string& text);
 void refuse_combine(BoundAllToAll& self, const std::string& text);
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,
-                   const nb::args& extra, nb::handle bias, nb::handle weighted, nb::object out,
-                   nb::handle stream, const nb::kwargs& unknown);
+                   const nb::args& extra, nb::handle bias, nb::handle second_bias,
+                   nb::handle weighted, nb::handle weights, nb::handle pair_values,
+                   nb::handle add_values, nb::object out, nb::handle sm_count, nb::handle stream,
+                   const nb::kwargs& unknown);
 nb::object combine_buffer(BoundAllToAll& self, const BoundDescriptor& descriptor);
 void barrier(BoundAllToAll& self, nb::handle intra_node_only, nb::handle stream);
 void close(BoundAllToAll& self);

@@ -60,7 +60,9 @@ std::vector<Problem> make_problems() {
        {kOneRank, World{1, 2}, World{2, 1}, kOneNode, kTwoNodes, kRails, World{2, 3}}) {
     add_common(table, world);
   }
-  for (const World& world : {kOneNode, kTwoNodes}) add_options(table, world);
+  for (const World& world : {kOneNode, kTwoNodes}) {
+    add_options(table, world);
+  }
   table.add(kRails, "chunks",
             {.topk = 1,
              .max_tokens = 600,

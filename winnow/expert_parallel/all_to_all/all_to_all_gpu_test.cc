@@ -72,6 +72,7 @@ class Recorded {
     const auto head = [](const Tensor& all, std::int64_t rows) {
       return all.view().slice(0, 0, rows);
     };
+    const Round::Rank& mine = round.ranks[std::size_t(rank_)];
     const auto& rows = round.rows[std::size_t(rank_)];
     const auto count = std::int64_t(rows.size());
     comparisons.add(compare_bits("output", head(place_.to_host(dispatched_.output.view()), count),
@@ -84,9 +85,10 @@ class Recorded {
       outputs.push_back(oracle::gather(round.world, other, &oracle::RankInput::input));
     }
     for (const Tensor& output : outputs) views.push_back(output);
-    comparisons.add(
-        compare_bits("combine", place_.to_host(sums_.view()),
-                     oracle::combine(round.world, rank_, round.rows, views, weighted, {})));
+    comparisons.add(compare_bits(
+        "combine", place_.to_host(sums_.view()),
+        oracle::combine(round.world, rank_, round.rows, views,
+                        weighted ? mine.weights.view() : ConstTensorView(), false, {})));
   }
 
  private:

@@ -17,7 +17,7 @@ struct RankInput {
   ConstTensorView input;           // [n, H]
   ConstTensorView expert_indices;  // [n, K] i32
   ConstTensorView weights;         // [n, K] or absent, at all ranks alike
-  ConstTensorView scales;          // [n, S] f32 or absent
+  ConstTensorView scales;          // [n, S] or absent
   ConstTensorView scatter;         // [n, K] i32 or absent
 };
 
@@ -233,10 +233,13 @@ inline Tensor gather_expert_ids(const World& world, int rank, const std::vector<
 // rank by k, ranks of a node, nodes. A partial sum is rounded to the payload type where it crosses
 // a wire: a rank's sum under local combine, unless it is the rank that reduces for this source
 // (same local index), and the sum of a node that is not the source's own. The result is rounded
-// once more. A product with a weight is rounded to f32 before it is added.
+// once more. A product with a weight is rounded to f32 before it is added. `weights` [n, K] or
+// absent; those that are given to combine are applied where the rows are reduced, so no sum of a
+// rank is rounded then.
 inline Tensor combine(const World& world, int source, const std::vector<std::vector<Row>>& rows,
-                      std::span<const ConstTensorView> expert_outputs, bool weighted,
-                      const ConstTensorView& bias) {
+                      std::span<const ConstTensorView> expert_outputs,
+                      const ConstTensorView& weights, bool given_to_combine,
+                      std::span<const ConstTensorView> biases) {
   const DType dtype = expert_outputs[0].dtype();
   const std::int64_t hidden = expert_outputs[0].size(1);
   Tensor result(dtype, {world.tokens(source), hidden});
@@ -256,15 +259,14 @@ inline Tensor combine(const World& world, int source, const std::vector<std::vec
           for (int k = 0; k < world.topk; ++k) {
             if (world.home(source, t, k) != d) continue;
             float value = element(expert_outputs[std::size_t(d)], row[std::size_t(k)], c);
-            if (weighted) {
+            if (weights.present()) {
               // Exact in double precision, so no compiler can fuse product and sum.
-              const auto& weights = world.ranks[std::size_t(source)].weights;
               value = float(double(value) * double(element(weights, t, k)));
             }
             rank_sum += value;
             if (world.token_major) break;  // one row stands for all pairs on the rank
           }
-          if (world.enable_local_combine && local != world.local(source)) {
+          if (world.enable_local_combine && !given_to_combine && local != world.local(source)) {
             rank_sum = rounded(rank_sum, dtype);
           }
           node_sum += rank_sum;
@@ -272,8 +274,53 @@ inline Tensor combine(const World& world, int source, const std::vector<std::vec
         if (node != world.node(source)) node_sum = rounded(node_sum, dtype);
         total += node_sum;
       }
-      if (bias.present()) total += element(bias, t, c);
+      for (const ConstTensorView& bias : biases) total += element(bias, t, c);
       store(result.view(), t, c, total);
+    }
+  }
+  return result;
+}
+
+// [n, K]: the values of a token's pairs, as the ranks of their experts gave them: [R], token-major
+// [R, K]; 0 for dropped pairs.
+inline Tensor pair_values(const World& world, int source, const std::vector<std::vector<Row>>& rows,
+                          std::span<const ConstTensorView> given) {
+  Tensor result(given[0].dtype(), {world.tokens(source), world.topk});
+  for (std::int64_t t = 0; t < world.tokens(source); ++t) {
+    for (int k = 0; k < world.topk; ++k) {
+      const int d = world.home(source, t, k);
+      float value = 0;
+      if (d >= 0) {
+        const ConstTensorView& values = given[std::size_t(d)];
+        const std::int64_t row = row_of(rows[std::size_t(d)], source, t, k);
+        value = world.token_major ? element(values, row, k) : element(values, row, 0);
+      }
+      store(result.view(), t, k, value);
+    }
+  }
+  return result;
+}
+
+// Token-major [n, K]: the values of all rows of a token added, in f32, by ranks, then nodes; what
+// crosses between nodes is rounded.
+inline Tensor added_values(const World& world, int source,
+                           const std::vector<std::vector<Row>>& rows,
+                           std::span<const ConstTensorView> given) {
+  const DType dtype = given[0].dtype();
+  Tensor result(dtype, {world.tokens(source), world.topk});
+  for (std::int64_t t = 0; t < world.tokens(source); ++t) {
+    for (int k = 0; k < world.topk; ++k) {
+      float total = 0;
+      for (int node = 0; node < world.nodes(); ++node) {
+        float sum = 0;
+        for (int local = 0; local < world.local_world_size; ++local) {
+          const int d = node * world.local_world_size + local;
+          if (!world.goes_to(source, t, d)) continue;
+          sum += element(given[std::size_t(d)], row_of(rows[std::size_t(d)], source, t, -1), k);
+        }
+        total += node == world.node(source) ? sum : rounded(sum, dtype);
+      }
+      store(result.view(), t, k, total);
     }
   }
   return result;

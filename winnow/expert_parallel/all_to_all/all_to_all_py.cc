@@ -64,7 +64,8 @@ Args:
     input: [n, H], the layer's dtype, n from 0 to T; or float8_e4m3fn with scales.
     expert_indices: [n, K], int32; None with cached.
     weights: [n, K], the layer's weight_dtype.
-    scales: [n, ceil(H / 128)], float32, with float8_e4m3fn.
+    scales: with float8_e4m3fn, [n, S] of any dtype and strides, usually float32 [n, ceil(H / 128)]:
+        bytes that travel beside the rows, a multiple of 4 a row and at most 4 * ceil(H / 32).
     scatter_indices: [n, K] or [sum of n over ranks, K], int32: the row of each pair as a position
         in the concatenation of all ranks' outputs; entries of dropped pairs are ignored.
     order: "expert_major" or "token_major".
@@ -72,16 +73,17 @@ Args:
     worst_case_rows: the output has as many rows; rows from the true count on are unspecified, those
         beyond are dropped, which a later call reports. 0: as many as arrive. With it, or cached,
         a CUDA graph can record the call, if arena_rows were enough.
-    copy_out: results in memory of their own. Otherwise they borrow the arena, whose rows are used
+    copy_out: results in memory of their own, which the framework of input allocates. Otherwise they borrow the arena, whose rows are used
         again when the tensors are gone; they may outlive the layer.
     cached: the descriptor of an earlier dispatch, whose routing is repeated.
     out: [R or more, H], input's dtype, for the output; otherwise as copy_out. With fewer than R
         rows, or memory that an input shares, it is refused before a row has moved.
+    sm_count: SMs of this call, at most the layer's, alike on every rank; 0: the layer's.
     stream: for CUDA tensors.
 
 Returns:
     An object with output [R, H], or the first R rows of out; weights [R], or [R, K] in token-major
-    order, or None; scales [R, ceil(H / 128)] or None; expert_ids [R, K], int32, the local expert of
+    order, or None; scales [R, S] or None; expert_ids [R, K], int32, the local expert of
     each pair or -1, in token-major order, else None; descriptor. Tensors are of the kind of input.
 
 Raises:
@@ -96,24 +98,31 @@ Raises:
 constexpr const char* kCombineDoc =
     R"(Sums the experts' rows of each token: the way back of a dispatch.
 
-    out[t] = sum over kept k of row(t, k) [* weight(t, k)] [+ bias[t]]
+    out[t] = sum over kept k of row(t, k) [* weight(t, k)] [+ bias[t] [+ second_bias[t]]]
 
 A token without kept pairs gets zeros, plus bias. In token-major order a row is what one rank's
 experts give for a token in sum. Sums are in f32, over k, then ranks, then nodes, and rounded to the
 dtype at the end, and where they cross between nodes; with enable_local_combine also between ranks.
 
 Args:
-    expert_output: [R, H], the layer's dtype. Rows in combine_buffer(), or in a borrowed output that
+    expert_output: [R, H], the layer's dtype; None with pair_values alone. Rows in combine_buffer(), or in a borrowed output that
         was overwritten, are read where they are; others are copied first.
     descriptor: of the dispatch: the Descriptor, not what dispatch() returned with it.
-    bias: [n, H], the layer's dtype, added once.
+    bias, second_bias: [n, H], the layer's dtype, each added once.
     weighted: multiply by the weights sent at dispatch; not in token-major order.
+    weights: [n, K], weight_dtype: multiply by these instead, where the rows are added up, without
+        the roundings of enable_local_combine; not in token-major order.
+    pair_values: [R], in token-major order [R, K], weight_dtype: a value of each row's pairs, which
+        travels home bit for bit.
+    add_values: in token-major order: the pair_values of all rows of a token are added instead.
     out: [n, H], the layer's dtype, to write into; new, of expert_output's kind, if None. It shares
         no memory with expert_output, with combine_buffer(), or with bias unless it is bias.
+    sm_count: as of dispatch().
     stream: for CUDA tensors.
 
 Returns:
-    out, [n, H].
+    out, [n, H]. With pair_values (out, or None without expert_output; the values [n, K], 0 for
+    dropped pairs).
 
 Raises:
     ValueError, TypeError, winnow.Error: as dispatch(). On a GPU the call comes back when it is
@@ -171,13 +180,15 @@ void bind_layer(nb::module_& m) {
            "scatter_indices"_a = nb::none(), "order"_a.none() = "expert_major",
            "expert_alignment"_a.none() = 1, "worst_case_rows"_a.none() = 0,
            "copy_out"_a.none() = false, "cached"_a = nb::none(), "out"_a = nb::none(),
-           "stream"_a = nb::none(), "unknown"_a, kDispatchDoc, nb::sig(kDispatchSignature))
+           "sm_count"_a.none() = 0, "stream"_a = nb::none(), "unknown"_a, kDispatchDoc,
+           nb::sig(kDispatchSignature))
       .def("_refuse_dispatch", refuse_dispatch, "text"_a)
       .def("_refuse_combine", refuse_combine, "text"_a)
       .def("combine", combine, "expert_output"_a = nb::none(), "descriptor"_a = nb::none(),
-           "extra"_a, nb::kw_only(), "bias"_a = nb::none(), "weighted"_a.none() = false,
-           "out"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a, kCombineDoc,
-           nb::sig(kCombineSignature));
+           "extra"_a, nb::kw_only(), "bias"_a = nb::none(), "second_bias"_a = nb::none(),
+           "weighted"_a.none() = false, "weights"_a = nb::none(), "pair_values"_a = nb::none(),
+           "add_values"_a.none() = false, "out"_a = nb::none(), "sm_count"_a.none() = 0,
+           "stream"_a = nb::none(), "unknown"_a, kCombineDoc, nb::sig(kCombineSignature));
   define(type, "combine_buffer", combine_buffer, "descriptor"_a, kBufferDoc,
          nb::sig("def combine_buffer(self, descriptor: Descriptor) -> typing.Any"));
   define(type, "barrier", barrier, "intra_node_only"_a.none() = false, nb::kw_only(),
@@ -239,7 +250,8 @@ void bind_expert_parallel_all_to_all(nb::module_& m) {
       .def_ro("weights", &BoundDispatched::weights,
               "[R], in token-major order [R, K], of weight_dtype; None without weights.",
               nb::for_getter(nb::sig("def weights(self) -> T | None")))
-      .def_ro("scales", &BoundDispatched::scales, "[R, ceil(H / 128)], float32; None without.",
+      .def_ro("scales", &BoundDispatched::scales,
+              "[R, S], of the dtype that was given; None without.",
               nb::for_getter(nb::sig("def scales(self) -> T | None")))
       .def_ro("expert_ids", &BoundDispatched::expert_ids,
               "[R, K], int32, in token-major order: the local expert of each pair, -1 if it lives\n"

@@ -74,7 +74,16 @@ void choose_call(Problem& problem, Random& random) {
   problem.weights = one_in(2, random);
   problem.weighted_combine = problem.weights && !problem.token_major && one_in(2, random);
   problem.fp8 = problem.hidden % 16 == 0 && one_in(5, random);
+  if (problem.fp8 && one_in(2, random)) {
+    problem.scale_dtype = DType::u8;
+    problem.scale_columns = 4 * (1 + random.below((problem.hidden + 31) / 32));
+    problem.scales_by_column = one_in(2, random);
+  }
   problem.bias = one_in(3, random);
+  problem.second_bias = problem.bias && one_in(3, random);
+  problem.pair_values = one_in(3, random);
+  problem.add_values = problem.pair_values && problem.token_major && one_in(2, random);
+  problem.combine_weights = !problem.weighted_combine && !problem.token_major && one_in(4, random);
   problem.copy_out = one_in(3, random);
   problem.out = one_in(4, random);
   problem.strided = one_in(4, random);

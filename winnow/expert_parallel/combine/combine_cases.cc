@@ -26,6 +26,16 @@ void add_combine_cases(CaseTable& table, World world) {
                .local_combine = true,
                .sm_count = sms});
   }
+  table.add(world, "pair-values",
+            {.topk = 3,
+             .choice = ExpertChoice::dropped,
+             .bias = true,
+             .second_bias = true,
+             .combine_weights = true,
+             .pair_values = true});
+  table.add(
+      world, "pair-values-token-major",
+      {.topk = 5, .choice = ExpertChoice::duplicates, .token_major = true, .pair_values = true});
   table.add(world, "all-dropped", {.choice = ExpertChoice::none, .bias = true});
 }
 
@@ -48,6 +58,50 @@ void add_combine_options(CaseTable& table, World world) {
             {.expert_rows = ExpertRows::own, .local_combine = true, .copy_out = true});
   table.add(world, "one-expert-local-combine",
             {.topk = 7, .choice = ExpertChoice::one_expert, .local_combine = true});
+  // Values of pairs, weights of combine, two biases.
+  for (const int sms : {8, 24}) {
+    table.add(world, "pair-values-pushed-" + std::to_string(sms) + "-sms",
+              {.topk = 3,
+               .choice = ExpertChoice::dropped,
+               .token_major = true,
+               .local_combine = true,
+               .pair_values = true,
+               .sm_count = sms});
+  }
+  table.add(world, "added-values",
+            {.weight_dtype = DType::bf16,
+             .topk = 4,
+             .choice = ExpertChoice::dropped,
+             .token_major = true,
+             .pair_values = true,
+             .add_values = true});
+  table.add(world, "pair-values-f16",
+            {.dtype = DType::f32,
+             .weight_dtype = DType::f16,
+             .topk = 3,
+             .choice = ExpertChoice::duplicates,
+             .expert_rows = ExpertRows::own,
+             .local_combine = true,
+             .strided = true,
+             .combine_weights = true,
+             .pair_values = true});
+  table.add(world, "pair-values-worst-case",
+            {.choice = ExpertChoice::dropped, .mode = Mode::worst_case, .pair_values = true});
+  table.add(world, "pair-values-copy-out-cached",
+            {.mode = Mode::cached, .token_major = true, .copy_out = true, .pair_values = true});
+  table.add(world, "combine-weights-bf16-aligned",
+            {.weight_dtype = DType::bf16,
+             .alignment = 4,
+             .choice = ExpertChoice::dropped,
+             .weights = true,
+             .copy_out = true,
+             .combine_weights = true});
+  table.add(world, "two-biases",
+            {.dtype = DType::f16,
+             .token_major = true,
+             .bias = true,
+             .strided = true,
+             .second_bias = true});
 }
 
 }  // namespace winnow::expert_parallel

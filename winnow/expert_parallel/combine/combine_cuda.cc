@@ -14,7 +14,7 @@
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr std::string_view kOperation = "expert_parallel::combine";
+constexpr std::string_view kOperation = kCombine;
 
 // One rank's part of one combine; the counterpart of Combine in combine_cpu.cc.
 class DeviceCombine {
@@ -23,13 +23,19 @@ class DeviceCombine {
       : layer_(layer), args_(args), state_(descriptor.state()), routing_(*state_.routing) {}
 
   Tensor run() {
-    layer_.begin(kOperation, args_.stream);
+    layer_.begin(kOperation, args_.stream, args_.sm_count);
     post();
+    if (args_.weights.present()) take_weights();
     if (layer_.nodes() > 1) {
-      sum(kOthers);
+      if (has_values()) carry_values(kOthers);
+      if (has_rows()) sum(kOthers);
       send_back();
     }
-    sum(kOwn);
+    // Where the sums tell the node that this rank has read its memory, the values are read before.
+    const bool first = has_rows() && sums_.travel == Travel::rows_are_read;
+    if (has_values() && first) carry_values(kOwn);
+    if (has_rows()) sum(kOwn);
+    if (has_values() && !first) carry_values(kOwn);
     layer_.quiet();
     layer_.end();
     return std::move(result_);
@@ -38,6 +44,15 @@ class DeviceCombine {
  private:
   void post();
   Extent place_expert_output();
+  Extent place_pair_values();
+  const std::byte* place_weights();
+  void take_weights();
+  void carry_values(Part part);
+  bool has_rows() const { return args_.expert_output.present(); }
+  bool has_values() const { return args_.pair_values.present(); }
+  std::int64_t pair_row_bytes() const {
+    return layer_.config().topk * size_of(layer_.config().weight_dtype);
+  }
   void make_out();
   Travel travel() const;
   void fill_params();
@@ -57,15 +72,21 @@ class DeviceCombine {
 void DeviceCombine::post() {
   Header header;
   header.options.call = Call::combine;
+  const std::byte* table = nullptr;  // weights, for the rail peers
+  std::int64_t table_bytes = 0;
   header.refuse_what_throws(kOperation, [&] {
     check_combine(layer_.config(), layer_.token(), args_, state_);
-    header.options.weighted = args_.weighted;
-    header.options.descriptor = static_cast<std::int64_t>(state_.number);
-    make_out();
+    header.options = combine_options(args_, state_);
+    if (has_rows()) make_out();
     fill_params();
-    header.rows = place_expert_output();
+    if (has_rows()) header.rows = place_expert_output();
+    if (has_values()) header.values = place_pair_values();
+    if (args_.weights.present() && layer_.nodes() > 1) {
+      table = place_weights();
+      table_bytes = routing_.tokens * pair_row_bytes();
+    }
   });
-  layer_.exchange(kExpertRowsPhase, header, nullptr, nullptr, 0, Report::none);
+  layer_.exchange(kExpertRowsPhase, header, nullptr, table, table_bytes, Report::none);
   if (header.refusal != 0) layer_.wait_report();
 }
 
@@ -104,6 +125,64 @@ Extent DeviceCombine::place_expert_output() {
   return state_.buffer->extent();
 }
 
+// Copies the values to where the other ranks of this node read them.
+Extent DeviceCombine::place_pair_values() {
+  const ConstTensorView& values = args_.pair_values;
+  std::byte* to = state_.buffer->data() + state_.values_at;
+  const std::int64_t row = values.rank() == 2 ? pair_row_bytes() : size_of(values.dtype());
+  std::int64_t rows = values.size(0), bytes = row, stride = row_stride(values);
+  if (stride == row) bytes *= std::exchange(rows, 1);
+  layer_.check(copy_rows(to, bytes, static_cast<const std::byte*>(values.data()), stride, bytes,
+                         bytes > 0 ? rows : 0, layer_.stream()),
+               "the copy of pair_values");
+  Extent extent = state_.buffer->extent();
+  extent.offset += state_.values_at;
+  return extent;
+}
+
+// [n, K], dense.
+const std::byte* DeviceCombine::place_weights() {
+  const auto* from = static_cast<const std::byte*>(args_.weights.data());
+  const std::int64_t row = pair_row_bytes();
+  if (routing_.tokens <= 1 || row_stride(args_.weights) == row) return from;
+  const Config& config = layer_.config();
+  auto* to = reinterpret_cast<std::byte*>(layer_.combine_weights() +
+                                          layer_.nodes() * config.max_tokens * config.topk);
+  layer_.check(
+      copy_rows(to, row, from, row_stride(args_.weights), row, routing_.tokens, layer_.stream()),
+      "the copy of weights");
+  return to;
+}
+
+void DeviceCombine::take_weights() {
+  WeightParams params;
+  params.view = sums_.view;
+  params.dtype = layer_.config().weight_dtype;
+  params.max_tokens = layer_.config().max_tokens;
+  params.tokens = routing_.tokens;
+  params.rail_tokens = routing_.tables.tokens;
+  params.weights = static_cast<const std::byte*>(args_.weights.data());
+  params.stride = row_stride(args_.weights);
+  params.pairs = layer_.combine_weights();
+  layer_.check(launch_weights(params, layer_.blocks(), layer_.stream()), "weights");
+}
+
+void DeviceCombine::carry_values(Part part) {
+  const TensorView& out = args_.pair_values_out;
+  ValueParams params;
+  params.view = sums_.view;
+  params.routing = routing_.tables;
+  params.token_major = sums_.token_major;
+  params.adds = args_.add_values;
+  params.finishes = !has_rows() || sums_.travel != Travel::rows_are_read;
+  params.dtype = layer_.config().weight_dtype;
+  params.max_tokens = sums_.max_tokens;
+  params.tokens = routing_.tokens;
+  params.out = static_cast<std::byte*>(out.data());
+  params.out_stride = row_stride(out);
+  layer_.check(launch_values(part, params, layer_.blocks(), layer_.stream()), "values");
+}
+
 Travel DeviceCombine::travel() const {
   const Config& config = layer_.config();
   if (sums_.token_major) {
@@ -112,7 +191,8 @@ Travel DeviceCombine::travel() const {
         tokens.empty() ? config.max_tokens : *std::ranges::max_element(tokens);
     return layer_.pushes_rows(most) ? Travel::rows_are_pushed : Travel::rows_are_read;
   }
-  const bool sums = config.enable_local_combine && layer_.map().topology.local_world_size > 1;
+  const bool sums = config.enable_local_combine && !args_.weights.present() &&
+                    layer_.map().topology.local_world_size > 1;
   return sums ? Travel::sums_are_pushed : Travel::rows_are_read;
 }
 
@@ -124,6 +204,7 @@ void DeviceCombine::fill_params() {
   sums_.row_bytes = layer_.row_bytes();
   sums_.routing = routing_.tables;
   if (args_.weighted) sums_.weights = state_.device_weights;
+  if (args_.weights.present()) sums_.weights.pairs = layer_.combine_weights();
   sums_.token_major = routing_.order == RowOrder::token_major;
   sums_.travel = travel();
   sums_.max_tokens = config.max_tokens;
@@ -132,6 +213,11 @@ void DeviceCombine::fill_params() {
     sums_.bias = static_cast<const std::byte*>(args_.bias.data());
     sums_.bias_stride = args_.bias.stride(0) * size;
   }
+  if (args_.second_bias.present()) {
+    sums_.second_bias = static_cast<const std::byte*>(args_.second_bias.data());
+    sums_.second_bias_stride = args_.second_bias.stride(0) * size;
+  }
+  if (!has_rows()) return;
   sums_.out = static_cast<std::byte*>(out_.data());
   sums_.out_stride = out_.stride(0) * size;
 }
@@ -154,7 +240,8 @@ void DeviceCombine::send_back() {
   params.back = true;
   params.indices = sums_.routing.indices;
   params.rail_tokens = sums_.routing.tokens;
-  params.row_bytes = sums_.row_bytes;
+  params.row_bytes = has_rows() ? sums_.row_bytes : 0;
+  params.scale_bytes = has_values() ? pair_row_bytes() : 0;
   layer_.check(layer_.wire().rail_send(params, layer_.blocks(), layer_.stream()), "rail_send");
 }
 
@@ -167,8 +254,10 @@ Tensor combine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& de
 namespace {
 
 int load() {
-  const int status = load_push_rows();
-  return status == cudaSuccess ? load_sums() : status;
+  for (const auto load_one : {load_push_rows, load_sums, load_values}) {
+    if (const int status = load_one(); status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
 }
 
 constexpr PhaseText kTexts[] = {{kExpertRowsPhase, kOperation, "the expert rows"},

@@ -1,12 +1,16 @@
 // AllToAll::combine(), below the door. Internal.
 #pragma once
 
+#include <string_view>
+
 #include "winnow/core/check.h"
 #include "winnow/expert_parallel/combine/combine.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 #include "winnow/expert_parallel/layer/layer.h"
 
 namespace winnow::expert_parallel {
+
+inline constexpr std::string_view kCombine = "expert_parallel::combine";
 
 class DeviceLayer;
 struct CudaOperation;
@@ -23,6 +27,9 @@ void check_descriptor(const Check& check, const std::shared_ptr<const char>& lay
 // the layer, `config` its sizes and device.
 void check_combine(const Config& config, const std::shared_ptr<const char>& layer,
                    const CombineArgs& args, const Descriptor::State& state);
+
+// What all ranks' calls have alike.
+Options combine_options(const CombineArgs& args, const Descriptor::State& state);
 
 Tensor combine(Layer& layer, const CombineArgs& args, const Descriptor& descriptor);
 

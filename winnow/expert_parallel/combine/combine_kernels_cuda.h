@@ -40,12 +40,44 @@ struct DeviceSumParams {
 
   const std::byte* expert_rows = nullptr;  // [R, H] of this rank, aligned to 16
   std::int64_t expert_stride = 0;          // bytes, a multiple of 16
-  // sum: this rank's n tokens. Strides in bytes; bias may be null.
+  // sum: this rank's n tokens. Strides in bytes; the biases may be null.
   std::int64_t tokens = 0;
   const std::byte* bias = nullptr;
+  const std::byte* second_bias = nullptr;
   std::byte* out = nullptr;
-  std::int64_t bias_stride = 0, out_stride = 0;
+  std::int64_t bias_stride = 0, second_bias_stride = 0, out_stride = 0;
 };
+
+// The values of pairs on their way home.
+struct ValueParams {
+  LayerView view;
+  RoutingTables routing;
+  bool token_major = false;
+  bool adds = false;      // those of all rows of a token; token-major
+  bool finishes = false;  // no kernel of sums tells the node that this rank has read its memory
+  DType dtype = DType::f32;
+  std::int64_t max_tokens = 0;
+  // This rank's n tokens.
+  std::int64_t tokens = 0;
+  std::byte* out = nullptr;
+  std::int64_t out_stride = 0;  // bytes
+};
+// From where the ranks of this node have put them: those of others' tokens to
+// RailLayout::staged_scale(), this rank's to `out`.
+int launch_values(Part part, const ValueParams& params, int blocks, void* stream);
+
+// The weights of a combine of its own, in f32.
+struct WeightParams {
+  LayerView view;
+  DType dtype = DType::f32;
+  std::int64_t max_tokens = 0, tokens = 0;
+  const std::int32_t* rail_tokens = nullptr;  // [W] n of every rank
+  const std::byte* weights = nullptr;         // [n, K] of this rank
+  std::int64_t stride = 0;                    // bytes
+  float* pairs = nullptr;                     // [NN, T, K] of the rail sources
+};
+// Behind the exchange, which has brought those of the other nodes.
+int launch_weights(const WeightParams& params, int blocks, void* stream);
 
 // Pushes this rank's rows. The sums of what others push are launched behind it and run beside it.
 int launch_push_rows(Part part, const DeviceSumParams& params, int blocks, void* stream);
@@ -54,6 +86,7 @@ int launch_push_rows(Part part, const DeviceSumParams& params, int blocks, void*
 int launch_sums(Part part, const DeviceSumParams& params, int blocks, void* stream);
 // Loads the kernels onto the current GPU.
 int load_push_rows();
+int load_values();
 int load_sums();
 
 }  // namespace winnow::expert_parallel

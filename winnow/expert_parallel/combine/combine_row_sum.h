@@ -16,16 +16,17 @@ struct Addend {
   bool ends_node = false;   // the sum of the node goes into the total
 };
 
-// to = sum over nodes (sum over ranks (sum over rows)) + bias, every sum f32 and begun at +0,
-// products rounded before they are added, the result rounded to the dtype once.
+// to = sum over nodes (sum over ranks (sum over rows)) + bias + second_bias, every sum f32 and
+// begun at +0, products rounded before they are added, the result rounded to the dtype once.
 struct RowSumParams {
   DType dtype = DType::bf16;  // f32, f16 or bf16: of rows, bias and result
   std::int64_t hidden = 0;
   const Addend* addends = nullptr;
   int count = 0;
   bool weighted = false;
-  const void* bias = nullptr;  // [hidden] or null
-  void* to = nullptr;          // [hidden]
+  const void* bias = nullptr;         // [hidden] or null
+  const void* second_bias = nullptr;  // the same
+  void* to = nullptr;                 // [hidden]
 };
 
 void sum_rows_cpu(const RowSumParams& params);

@@ -98,8 +98,9 @@ void sum_columns(const RowSumParams& params, std::int64_t begin, std::int64_t co
     add_and_clear(node, rank);
     if (addend->ends_node) add_and_clear(total, node);
   }
-  if (params.bias != nullptr) {
-    load_columns<T, kWhole>(row, static_cast<const T*>(params.bias) + begin, columns);
+  for (const void* bias : {params.bias, params.second_bias}) {
+    if (bias == nullptr) continue;
+    load_columns<T, kWhole>(row, static_cast<const T*>(bias) + begin, columns);
     for (int v = 0; v < kVectors; ++v) total[v] += row[v];
   }
   T result[kColumns];

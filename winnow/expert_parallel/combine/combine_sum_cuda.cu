@@ -5,6 +5,7 @@
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
+#include "winnow/expert_parallel/combine/combine_finish.cuh"
 #include "winnow/expert_parallel/combine/combine_kernels_cuda.h"
 #include "winnow/expert_parallel/combine/combine_sources.cuh"
 #include "winnow/expert_parallel/combine/combine_sum_cuda.cuh"
@@ -107,7 +108,9 @@ class Pushes {
           params_.view.pushed.node[now.source.local] +
               pushed_offset(topology_, now.source.node, topology_.local, params_.max_tokens,
                             now.token, params_.row_bytes),
-          nullptr, now.weight,
+          nullptr,
+          nullptr,
+          now.weight,
           (first ? row_sums::kBeginsRank : 0u) |
               (last ? row_sums::kEndsRank | row_sums::kEndsNode | row_sums::kEndsSum : 0u)};
     }
@@ -310,9 +313,12 @@ class Reductions {
     Addend* addend = addends + __popc(counted & earlier) + __popc(empties & earlier) + at;
     bool arrived = true;
     if (counts || empty) {
-      *addend = {nullptr, target(step), nullptr, 1.0f, row_sums::kEndsSum};
+      *addend = {nullptr, target(step), nullptr, nullptr, 1.0f, row_sums::kEndsSum};
       if (part_ == kOwn && params_.bias != nullptr) {
         addend->bias = params_.bias + step.token * params_.bias_stride;
+      }
+      if (part_ == kOwn && params_.second_bias != nullptr) {
+        addend->second_bias = params_.second_bias + step.token * params_.second_bias_stride;
       }
     }
     if (counts) {
@@ -408,17 +414,6 @@ __device__ void find_rows(const LayerView& view, std::byte** rows) {
     if (local == topology.local) continue;
     rows[local] = at_extent(view, local, heard.header(topology.rank_at(topology.node, local)).rows);
   }
-}
-
-// The last block to come here tells the ranks of the node that this one is done with their memory,
-// and waits for them. The whole block.
-__device__ void finish(const LayerView& view) {
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
-  const bool last = threadIdx.x == 0 && runs(view) &&
-                    tell_node(view, &view.state->arrivals[kSumsDone], gridDim.x,
-                              view.control_layout.done, epoch_of(view));
-  if (__any_sync(device::kFullWarp, last)) wait_for_node(view, kEndOfSumsPhase);
 }
 
 // Tells the ranks of the node of the slices that all blocks have pushed. The fences take time, so

@@ -46,15 +46,17 @@ enum Flags : std::uint32_t {
 struct Addend {
   const std::byte* row;  // null: none
   std::byte* to;
-  const std::byte* bias;  // may be null
+  const std::byte* bias;         // may be null
+  const std::byte* second_bias;  // the same
   float weight;
   std::uint32_t flags;
 };
 
-// What stands beside a piece of a row in the ring. `to` and `bias` are those of its columns.
+// What stands beside a piece of a row in the ring. The pointers are those of its columns.
 struct alignas(16) Piece {
   std::byte* to;
   const std::byte* bias;
+  const std::byte* second_bias;
   std::uint32_t bytes, flags;
   float weight;
 };
@@ -167,6 +169,7 @@ class Feeder {
         Piece& piece = mine.shared->pieces[mine.slot];
         piece.to = addend.to + at;
         piece.bias = addend.bias == nullptr ? nullptr : addend.bias + at;
+        piece.second_bias = addend.second_bias == nullptr ? nullptr : addend.second_bias + at;
         piece.bytes = bytes;
         piece.flags = addend.flags | (addend.row == nullptr ? 0u : std::uint32_t(kRow));
         piece.weight = addend.weight;
@@ -184,7 +187,7 @@ class Feeder {
   __device__ void push_flag(Flags flag) {
     if (lane_ == 0) {
       device::mbarrier_wait(ring_.empty(), ring_.parity ^ 1, "feeder", int(ring_.slot));
-      ring_.shared->pieces[ring_.slot] = {nullptr, nullptr, 0, flag, 0.0f};
+      ring_.shared->pieces[ring_.slot] = {nullptr, nullptr, nullptr, 0, flag, 0.0f};
       device::mbarrier_arrive(ring_.full());
     }
     __syncwarp();
@@ -379,12 +382,13 @@ __device__ void add_rows(Ring ring) {
       });
     }
     std::byte* to = nullptr;
-    const std::byte* bias = nullptr;
+    const std::byte *bias = nullptr, *second_bias = nullptr;
     std::uint32_t bytes = 0;
     if (piece.flags & kEndsSum) {
       bytes = ring.shared->pieces[slot].bytes;
       to = ring.shared->pieces[slot].to + thread * kVectorBytes;
       bias = ring.shared->pieces[slot].bias;
+      second_bias = ring.shared->pieces[slot].second_bias;
     }
     device::mbarrier_arrive_warp(empty);
     there = device::mbarrier_test_wait(ring.full(), ring.parity);
@@ -434,7 +438,7 @@ __device__ void add_rows(Ring ring) {
     }
     if (!(piece.flags & kEndsSum)) continue;
     const auto mine = [&](std::uint32_t v) { return (v * kStep + thread) * kVectorBytes < bytes; };
-    if (bias != nullptr) {
+    for (; bias != nullptr; bias = second_bias, second_bias = nullptr) {
       bias += thread * kVectorBytes;
       const bool aligned = is_aligned(bias);
       each_vector([&](std::uint32_t v) {

@@ -121,6 +121,10 @@ void GpuCalls::end() {
   any_call_ = true;
 }
 
+void GpuCalls::wait_for_last() const {
+  if (any_call_) cudaEventSynchronize(last_.get());
+}
+
 // For a call that has thrown.
 void GpuCalls::leave() noexcept {
   if (!in_call_) return;

@@ -77,6 +77,8 @@ class GpuCalls {
   void wait_for(const std::uint64_t& call, std::uint64_t number);
   // Everything is enqueued.
   void end();
+  // The host waits until the last call has ended.
+  void wait_for_last() const;
   // The body of a call, from begin() to end(), on this GPU. What a call that throws has enqueued
   // still runs. A rank whose host has no memory for the rest of its call does as
   // fail_without_memory() says; while a graph is recorded, only this rank throws.

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 
 #include "winnow/core/backend.h"
 #include "winnow/core/error.h"
@@ -18,25 +20,30 @@ struct DispatchArgs {
   ConstTensorView input{};  // [n, H], the layer's dtype; or f8_e4m3 with scales, H a multiple of 16
   ConstTensorView expert_indices{};  // [n, K] i32
   ConstTensorView weights{};         // optional [n, K], the layer's weight_dtype
-  ConstTensorView scales{};  // [n, ceil(H / 128)] f32 with f8_e4m3, one for 128 columns: carried,
-                             // not applied; absent otherwise
+  // [n, S] with f8_e4m3, of any dtype and strides: bytes that are carried and not applied. A row
+  // has a multiple of 4 of them and at most 4 * ceil(H / 32). Absent otherwise.
+  ConstTensorView scales{};
   ConstTensorView scatter_indices{};  // optional [n, K] or [sum of n, K] i32: the caller's own rows
   RowOrder order = RowOrder::expert_major;
   std::int64_t expert_alignment = 1;  // expert-major: rows of each expert are padded to a multiple
   std::int64_t worst_case_rows = 0;   // rows of the output; 0: as many as arrive
   bool copy_out = false;              // the output owns its memory instead of borrowing the arena
+  // With copy_out: makes each result, a dense tensor on the layer's device, in the caller's memory
+  // once its shape is known. What it throws, taken for a lack of memory, breaks the layer.
+  std::function<Tensor(DType dtype, std::span<const std::int64_t> shape)> allocate{};
   TensorView out{};  // optional [R or more, H] of input's dtype: receives the output
+  int sm_count = 0;  // of this call, at most the layer's; 0: the layer's
   std::shared_ptr<const Descriptor> cached{};  // repeat the routing of this descriptor
   Stream stream{};                             // on the layer's GPU; each rank has its own
   // If non-null, this rank rejects the call: other fields are ignored and every rank throws.
   const Error* refusal = nullptr;
 };
 
-// The result of dispatch(). S = ceil(H / 128), e = E / W.
+// The result of dispatch(). S: columns of the scales that were given; e = E / W.
 struct Dispatched {
   Tensor output;      // [R, H] of input's dtype; empty if `out` is given
   Tensor weights;     // expert-major [R], token-major [R, K], weight_dtype; empty without weights
-  Tensor scales;      // [R, S] f32; empty without scales
+  Tensor scales;      // [R, S], dense, of the dtype of the scales; empty without
   Tensor expert_ids;  // token-major: [R, K] i32, local expert 0 to e - 1 of each pair, -1 if it
                       // lives elsewhere or was dropped; empty in expert-major order
   std::shared_ptr<const Descriptor> descriptor;

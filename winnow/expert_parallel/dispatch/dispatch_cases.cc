@@ -98,6 +98,27 @@ void add_dispatch_options(CaseTable& table, World world) {
   table.add(
       world, "chunk-end",
       {.max_tokens = 512, .hidden = 8, .tokens = Tokens::full, .choice = ExpertChoice::one_expert});
+  // Opaque scales.
+  table.add(world, "scales-i32-by-column",
+            {.hidden = 512,
+             .fp8 = true,
+             .scale_dtype = DType::i32,
+             .scale_columns = 3,
+             .scales_by_column = true});
+  table.add(world, "scales-u8",
+            {.hidden = 256,
+             .token_major = true,
+             .fp8 = true,
+             .strided = true,
+             .scale_dtype = DType::u8,
+             .scale_columns = 8});
+  table.add(world, "scales-u8-by-column",
+            {.hidden = 256,
+             .mode = Mode::cached,
+             .fp8 = true,
+             .scale_dtype = DType::u8,
+             .scale_columns = 32,
+             .scales_by_column = true});
 }
 
 }  // namespace winnow::expert_parallel

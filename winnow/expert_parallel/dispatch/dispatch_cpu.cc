@@ -6,23 +6,16 @@
 #include <string>
 #include <utility>
 
-#include "winnow/cpu/convert.h"
 #include "winnow/expert_parallel/dispatch/dispatch_impl.h"
 #include "winnow/expert_parallel/dispatch/dispatch_rows.h"
 #include "winnow/expert_parallel/dispatch/dispatch_scatter.h"
+#include "winnow/expert_parallel/layer/rail_weights.h"
 #include "winnow/expert_parallel/routing/rail_sources.h"
 
 namespace winnow::expert_parallel {
 namespace {
 
 constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
-
-std::vector<float> to_floats(const std::vector<std::byte>& values, DType dtype) {
-  const auto count = static_cast<std::int64_t>(values.size()) / size_of(dtype);
-  std::vector<float> floats(static_cast<std::size_t>(count));
-  if (count > 0) load_f32(dtype, values.data(), 0, count, floats.data());
-  return floats;
-}
 
 // One rank's part of one dispatch, step by step as the protocol's page tells it.
 class Dispatch {
@@ -48,6 +41,7 @@ class Dispatch {
 
  private:
   void post();
+  void take_scales();
   void count(Header& header, PairCounts& counts) const;
   void defer_faults();
   void place();
@@ -74,7 +68,9 @@ class Dispatch {
   Request request_;
   std::shared_ptr<Routing> made_;           // while it is being filled
   std::shared_ptr<const Routing> routing_;  // made_, or the cached one
-  std::vector<std::byte> weights_;          // [NN, T, K] of the rail sources, as they were given
+  ConstTensorView scales_;                  // with dense rows: the caller's, or dense_scales_
+  Tensor dense_scales_;
+  std::vector<std::byte> weights_;  // [NN, T, K] of the rail sources, as they were given
   std::shared_ptr<Region> output_, buffer_;
   std::unique_ptr<RowWriter> writer_;
 };
@@ -86,6 +82,7 @@ void Dispatch::post() {
   header.refuse_what_throws(kDispatch, [&] {
     request_ = check_request(layer_.config, layer_.token, args_);
     request_.table = make_table(request_, args_);
+    take_scales();
     header = make_header(request_, args_);
     if (request_.cached == nullptr) count(header, counts);
   });
@@ -94,6 +91,21 @@ void Dispatch::post() {
   const bool counted = !counts.pairs.empty();
   layer_.meet(kDispatch, "the counts", header, counted ? &counts : nullptr, request_.table);
   layer_.exchange.throw_refusals(kDispatch);
+}
+
+void Dispatch::take_scales() {
+  scales_ = args_.scales;
+  if (!scales_.present() || scales_.size(1) <= 1 || scales_.stride(1) == 1) return;
+  dense_scales_ = Tensor(scales_.dtype(), {scales_.size(0), scales_.size(1)});
+  const std::int64_t size = size_of(scales_.dtype());
+  auto* to = static_cast<std::byte*>(dense_scales_.data());
+  for (std::int64_t row = 0; row < scales_.size(0); ++row) {
+    const std::byte* from = row_at(scales_, row);
+    for (std::int64_t column = 0; column < scales_.size(1); ++column, to += size) {
+      std::memcpy(to, from + column * scales_.stride(1) * size, static_cast<std::size_t>(size));
+    }
+  }
+  scales_ = dense_scales_;
 }
 
 // An index out of range is refused; in the worst-case mode its pair is dropped and it is told
@@ -184,20 +196,11 @@ void Dispatch::repeat_routing() {
   defer_faults();
 }
 
-// Copies the weights of the rail sources: the mailboxes serve later exchanges.
 void Dispatch::take_weights() {
   if (!request_.weights) return;
-  const std::int64_t size = size_of(layer_.config.weight_dtype);
-  weights_.resize(routing_->table_offset(layer_.nodes()) * static_cast<std::size_t>(size));
-  for (int node = 0; node < layer_.nodes(); ++node) {
-    const std::int64_t pairs = sources().tokens(node) * routing_->topk;
-    if (pairs == 0) continue;
-    const std::byte* table =
-        node == layer_.node() ? request_.table.data() : layer_.exchange.table(node);
-    std::memcpy(weights_.data() + routing_->table_offset(node) * static_cast<std::size_t>(size),
-                table + request_.indices_bytes(sources().tokens(node), routing_->topk),
-                static_cast<std::size_t>(pairs * size));
-  }
+  weights_ = rail_weights(
+      layer_, *routing_, sources(), request_.table.data(),
+      [&](std::int64_t tokens) { return request_.indices_bytes(tokens, routing_->topk); });
 }
 
 // Takes the region of this rank and finds those of its node.
@@ -206,15 +209,11 @@ void Dispatch::reserve() {
   std::vector<Extent> holes;
   std::vector<std::int64_t> bytes;
   std::uint64_t releasable = ~std::uint64_t{0};
-  const auto buffer_bytes = [&](std::int64_t rows) {
-    return request_.copy_out
-               ? 0
-               : Arena::round_up(std::max<std::int64_t>(rows, 1) * layer_.row_bytes());
-  };
   for (int rank = 0; rank < topology.world_size; ++rank) {
     const std::int64_t rows = routing_->rows_of(rank);
     holes.push_back(layer_.exchange.header(rank).rows);
-    bytes.push_back(RegionLayout(layer_.config, request_, rows).bytes + buffer_bytes(rows));
+    bytes.push_back(RegionLayout(layer_.config, request_, rows).bytes +
+                    CombineRoom(layer_.config, request_, rows).bytes);
     releasable &= layer_.exchange.header(rank).releasable;
   }
   const std::vector<Extent> extents = layer_.reserve(std::move(holes), bytes, releasable);
@@ -223,9 +222,9 @@ void Dispatch::reserve() {
   const std::int64_t rows = routing_->rows_of(layer_.rank());
   const RegionLayout layout(layer_.config, request_, rows);
   output_ = layer_.arena.take(mine.segment, mine.offset, layout.bytes);
-  buffer_ = request_.copy_out
-                ? output_
-                : layer_.arena.take(mine.segment, mine.offset + layout.bytes, buffer_bytes(rows));
+  buffer_ = request_.copy_out ? output_
+                              : layer_.arena.take(mine.segment, mine.offset + layout.bytes,
+                                                  CombineRoom(layer_.config, request_, rows).bytes);
   std::vector<RegionTables> tables;
   for (int local = 0; local < topology.local_world_size; ++local) {
     const int rank = topology.rank(layer_.node(), local);
@@ -248,7 +247,7 @@ TokenRecord Dispatch::record(int node, std::int64_t token) const {
       own ? row_at(args_.input, token) : layer_.rail.row(node, token, request_.row_bytes);
   if (request_.scale_bytes > 0) {
     record.scales =
-        own ? row_at(args_.scales, token) : layer_.rail.scale(node, token, request_.scale_bytes);
+        own ? row_at(scales_, token) : layer_.rail.scale(node, token, request_.scale_bytes);
   }
   if (request_.weights) {
     record.weights =
@@ -277,8 +276,7 @@ void Dispatch::send(std::int64_t chunk) {
       any = true;
       put(args_.input, run, request_.row_bytes, [&](auto... what) { rail.put_rows(to, what...); });
       if (request_.scale_bytes == 0) return;
-      put(args_.scales, run, request_.scale_bytes,
-          [&](auto... what) { rail.put_scales(to, what...); });
+      put(scales_, run, request_.scale_bytes, [&](auto... what) { rail.put_scales(to, what...); });
     });
     if (any) rail.send_chunk(to, chunk);
   }
@@ -348,7 +346,10 @@ Dispatched Dispatch::result() {
     Tensor borrowed = Tensor::borrow(output_, data, dtype, shape);
     if (!request_.copy_out) return borrowed;
     try {
-      return borrowed.clone();
+      if (!args_.allocate) return borrowed.clone();
+      Tensor own = args_.allocate(dtype, borrowed.view().shape());
+      std::memcpy(own.data(), data, static_cast<std::size_t>(own.numel() * size_of(dtype)));
+      return own;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::resource) throw std::bad_alloc();  // on this rank alone
       throw;
@@ -359,8 +360,9 @@ Dispatched Dispatch::result() {
                                       {tables.payload, tables.weights, tables.scales, tables.ids},
                                       args_.out.present(), tensor);
 
-  auto state = make_state(layer_.token, layer_.rank(), layer_.epoch, request_, routing_, buffer_);
-  state->weights = to_floats(weights_, layer_.config.weight_dtype);
+  auto state = make_state(layer_.token, layer_.rank(), layer_.epoch, request_, routing_, buffer_,
+                          CombineRoom(layer_.config, request_, rows).values);
+  state->weights = to_floats(layer_.config.weight_dtype, weights_);
   result.descriptor = std::make_shared<const Descriptor>(std::move(state));
   return result;
 }

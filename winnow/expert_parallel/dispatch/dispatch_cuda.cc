@@ -29,7 +29,7 @@ class DeviceDispatch {
       : layer_(layer), args_(args), config_(layer.config()) {}
 
   Dispatched run() {
-    number_ = layer_.begin(kDispatch, args_.stream);
+    number_ = layer_.begin(kDispatch, args_.stream, args_.sm_count);
     post();
     if (new_routing_) new_routing_->place(report_ == Report::more);
     if (report_ == Report::headers || report_ == Report::more) learn();
@@ -47,6 +47,7 @@ class DeviceDispatch {
  private:
   void post();
   void take_weights();
+  void take_scales();
   void learn();
   void reserve();
   void make_tables();
@@ -54,6 +55,7 @@ class DeviceDispatch {
   void send();
   void copy_output(const std::byte* from, std::int64_t rows);
   Dispatched result();
+  Tensor make_result(DType dtype, std::initializer_list<std::int64_t> shape, std::int64_t bytes);
 
   bool counted() const { return !request_.cached && request_.worst_case_rows == 0; }
   // For the sums that a rank forms of its rows, under enable_local_combine.
@@ -62,9 +64,6 @@ class DeviceDispatch {
            layer_.map().topology.local_world_size > 1;
   }
   std::int64_t all_pairs() const { return layer_.nodes() * config_.max_tokens * config_.topk; }
-  std::int64_t buffer_bytes(std::int64_t rows) const {
-    return Arena::round_up(std::max<std::int64_t>(rows, 1) * layer_.row_bytes());
-  }
   std::vector<std::int64_t> region_bytes() const;
   // Where the tables of the ranks of this node are; null where there is no such table.
   NodePointers table_pointers(const NodePointers& regions, std::int64_t RegionLayout::* size,
@@ -81,7 +80,10 @@ class DeviceDispatch {
   std::vector<std::int64_t> bytes_;         // [W] of the regions, once the rows are known
   const std::byte* table_ = nullptr;        // for the rail peers
   std::int64_t table_bytes_ = 0;
+  const std::byte* scales_ = nullptr;      // words of whose rows stand together
+  std::int64_t scale_stride_ = 0;          // bytes
   std::shared_ptr<Region> dense_weights_;  // a copy of the caller's, where theirs have gaps
+  std::shared_ptr<Region> dense_scales_;   // the same
   std::shared_ptr<Region> output_, buffer_, weights_;
   NodePointers owners_;
   MoveParams move_;
@@ -100,6 +102,7 @@ void DeviceDispatch::post() {
   attempt([&] {
     request_ = check_request(config_, layer_.token(), args_);
     header = make_header(request_, args_);
+    take_scales();
     routing_ = request_.cached;
     if (routing_ == nullptr) {
       new_routing_.emplace(layer_, request_, args_, number_);
@@ -148,6 +151,28 @@ void DeviceDispatch::take_weights() {
   table_ = dense_weights_->data();
 }
 
+// Kernels move scales in words of 4 bytes.
+void DeviceDispatch::take_scales() {
+  const ConstTensorView& scales = args_.scales;
+  if (!scales.present()) return;
+  constexpr std::int64_t kWord = sizeof(std::uint32_t);
+  const std::int64_t size = size_of(scales.dtype()), rows = scales.size(0);
+  const std::int64_t columns = scales.size(1), row = rows > 1 ? scales.stride(0) * size : kWord;
+  scales_ = static_cast<const std::byte*>(scales.data());
+  scale_stride_ = row;
+  const bool together = columns <= 1 || scales.stride(1) == 1;
+  if (together && row % kWord == 0 && reinterpret_cast<std::uintptr_t>(scales_) % kWord == 0) {
+    return;
+  }
+  dense_scales_ = layer_.keep(rows * request_.scale_bytes);
+  const std::int64_t column = columns > 1 ? scales.stride(1) * size : size;
+  layer_.check(copy_columns(dense_scales_->data(), scales_, row, column, rows, columns, size,
+                            layer_.stream()),
+               "the copy of scales");
+  scales_ = dense_scales_->data();
+  scale_stride_ = request_.scale_bytes;
+}
+
 void DeviceDispatch::learn() {
   layer_.wait_report();
   layer_.learn_holes();
@@ -159,7 +184,7 @@ std::vector<std::int64_t> DeviceDispatch::region_bytes() const {
   for (int rank = 0; rank < layer_.map().topology.world_size; ++rank) {
     const std::int64_t rows = routing_->rows_of(rank);
     bytes.push_back(RegionLayout(config_, request_, rows).bytes +
-                    (request_.copy_out ? 0 : buffer_bytes(rows)));
+                    CombineRoom(config_, request_, rows).bytes);
   }
   return bytes;
 }
@@ -188,7 +213,7 @@ void DeviceDispatch::reserve() {
     return layer_.arena().take(mine.segment, std::exchange(end, end + bytes), bytes);
   };
   output_ = take(RegionLayout(config_, request_, rows).bytes);
-  buffer_ = request_.copy_out ? output_ : take(buffer_bytes(rows));
+  buffer_ = request_.copy_out ? output_ : take(CombineRoom(config_, request_, rows).bytes);
 
   const NodePointers regions = layer_.node_pointers(extents);
   move_.payload = regions;
@@ -220,10 +245,10 @@ void DeviceDispatch::make_tables() {
   move_.tables = routing_->tables;
   move_.tokens = request_.tokens;
   move_.input = static_cast<const std::byte*>(args_.input.data());
-  move_.scales = static_cast<const std::byte*>(args_.scales.data());
+  move_.scales = scales_;
   move_.weights = static_cast<const std::byte*>(args_.weights.data());
   move_.input_stride = row_stride(args_.input);
-  move_.scale_stride = row_stride(args_.scales);
+  move_.scale_stride = scale_stride_;
   move_.weight_stride = row_stride(args_.weights);
   move_.row_bytes = request_.row_bytes;
   move_.element_bytes = static_cast<int>(size_of(request_.input));
@@ -270,6 +295,19 @@ void DeviceDispatch::copy_output(const std::byte* from, std::int64_t rows) {
                "out");
 }
 
+Tensor DeviceDispatch::make_result(DType dtype, std::initializer_list<std::int64_t> shape,
+                                   std::int64_t bytes) {
+  if (!args_.allocate) {
+    const std::shared_ptr<Region> own = layer_.keep(bytes);
+    return Tensor::borrow(own, own->data(), dtype, shape, layer_.device());
+  }
+  try {
+    return args_.allocate(dtype, shape);
+  } catch (const std::exception&) {
+    layer_.fail_without_memory();
+  }
+}
+
 Dispatched DeviceDispatch::result() {
   const std::int64_t rows = routing_->rows_of(layer_.rank());
   const auto here = [&](const NodePointers& table) { return table.data[layer_.local()]; };
@@ -278,11 +316,11 @@ Dispatched DeviceDispatch::result() {
     if (!request_.copy_out) return Tensor::borrow(output_, data, dtype, shape, layer_.device());
     std::int64_t bytes = size_of(dtype);
     for (const std::int64_t size : shape) bytes *= size;
-    const std::shared_ptr<Region> own = layer_.keep(bytes);
-    layer_.check(cudaMemcpyAsync(own->data(), data, static_cast<std::size_t>(bytes),
+    Tensor own = make_result(dtype, shape, bytes);
+    layer_.check(cudaMemcpyAsync(own.data(), data, static_cast<std::size_t>(bytes),
                                  cudaMemcpyDeviceToDevice, layer_.stream()),
                  "copy_out");
-    return Tensor::borrow(own, own->data(), dtype, shape, layer_.device());
+    return own;
   };
   if (args_.out.present()) copy_output(here(move_.payload), rows);
   Dispatched result = make_dispatched(
@@ -290,11 +328,13 @@ Dispatched DeviceDispatch::result() {
       {here(move_.payload), here(move_.row_weights), here(move_.row_scales), here(move_.ids)},
       args_.out.present(), tensor);
 
-  auto state = make_state(layer_.token(), layer_.rank(), number_, request_, routing_, buffer_);
+  auto state = make_state(layer_.token(), layer_.rank(), number_, request_, routing_, buffer_,
+                          CombineRoom(config_, request_, rows).values);
   state->device_weights = {move_.pair_weights, move_.weights_of_rows};
   state->memory = {weights_};
   if (layer_.capturing()) {  // the graph uses it again
     if (dense_weights_) state->memory.push_back(dense_weights_);
+    if (dense_scales_) state->memory.push_back(dense_scales_);
     if (new_routing_) state->memory.push_back(new_routing_->scratch());
     state->memory.push_back(output_);
   }

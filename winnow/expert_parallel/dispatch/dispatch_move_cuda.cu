@@ -10,6 +10,7 @@
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/barrier.cuh"
+#include "winnow/expert_parallel/cuda/bits.cuh"
 #include "winnow/expert_parallel/cuda/blocks.cuh"
 #include "winnow/expert_parallel/cuda/claims.cuh"
 #include "winnow/expert_parallel/cuda/pairs.cuh"
@@ -34,26 +35,6 @@ static_assert(kSenders + kRepeaters < PipeShape::kLeastStages);
 constexpr int kLargeRowSenders = 4;
 constexpr std::int64_t kLargeRow = 4096;  // bytes
 constexpr int kSent = kSlices;            // the mark behind the slices: all tokens are sent
-
-__device__ __forceinline__ float to_float(DType dtype, std::uint32_t bits) {
-  if (dtype == DType::f32) return __uint_as_float(bits);
-  if (dtype == DType::bf16) return __uint_as_float(bits << 16);
-  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-}
-// A weight as it is, of 2 or 4 bytes.
-__device__ __forceinline__ std::uint32_t load_bits(const std::byte* table, std::int64_t i,
-                                                   DType dtype) {
-  if (dtype == DType::f32) return reinterpret_cast<const std::uint32_t*>(table)[i];
-  return reinterpret_cast<const std::uint16_t*>(table)[i];
-}
-__device__ __forceinline__ void store_bits(std::byte* table, std::int64_t i, DType dtype,
-                                           std::uint32_t bits) {
-  if (dtype == DType::f32) {
-    reinterpret_cast<std::uint32_t*>(table)[i] = bits;
-  } else {
-    reinterpret_cast<std::uint16_t*>(table)[i] = static_cast<std::uint16_t>(bits);
-  }
-}
 
 // A repeated routing may be that of a dispatch which was refused; then this one moves nothing.
 __device__ bool goes_on(const MoveParams& p) {

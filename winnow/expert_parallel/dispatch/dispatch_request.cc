@@ -7,12 +7,26 @@
 #include <utility>
 
 #include "winnow/core/check.h"
+#include "winnow/expert_parallel/layer/rail_weights.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 
 namespace winnow::expert_parallel {
 namespace {
 
 constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
+
+void check_scales(const Check& check, const Config& config, const DispatchArgs& args) {
+  const ConstTensorView& scales = args.scales;
+  check.rank("scales", scales, 2, "[n, columns]");
+  check.shape("scales", scales, {{"n", args.input.size(0)}, {"columns", scales.size(1)}});
+  check.device("scales", scales, config.device);
+  check.aligned("scales", scales, size_of(scales.dtype()));
+  const std::int64_t bytes = scales.size(1) * size_of(scales.dtype());
+  const std::int64_t most = most_scale_bytes(config.hidden);
+  check.that(bytes > 0 && bytes % 4 == 0 && bytes <= most, "scales",
+             "rows of a multiple of 4 bytes, 4 to " + std::to_string(most),
+             std::to_string(bytes) + " bytes");
+}
 
 void check_input(const Check& check, const Config& config, const DispatchArgs& args) {
   check.rank("input", args.input, 2, "[n, hidden]");
@@ -25,9 +39,7 @@ void check_input(const Check& check, const Config& config, const DispatchArgs& a
   if (args.input.dtype() == DType::f8_e4m3) {
     check.that(config.hidden % 16 == 0, "input",
                "a hidden size that is a multiple of 16 for f8_e4m3", std::to_string(config.hidden));
-    const std::int64_t scales = scale_columns(config.hidden);
-    check.input("scales", args.scales, {{"n", tokens}, {"hidden/128", scales}}, {DType::f32},
-                config.device);
+    check_scales(check, config, args);
   } else {
     check.that(!args.scales.present(), "scales", "none, since input is not f8_e4m3",
                to_string(args.scales));
@@ -102,15 +114,6 @@ void check_out(const Check& check, const Config& config, const DispatchArgs& arg
                                     {"scatter_indices", args.scatter_indices}});
 }
 
-void append_rows(std::vector<std::byte>& to, const ConstTensorView& view) {
-  const std::int64_t row_bytes = view.size(1) * size_of(view.dtype());
-  const auto* from = static_cast<const std::byte*>(view.data());
-  for (std::int64_t row = 0; row < view.size(0);
-       ++row, from += view.stride(0) * size_of(view.dtype())) {
-    to.insert(to.end(), from, from + row_bytes);
-  }
-}
-
 }  // namespace
 
 Request check_request(const Config& config, const std::shared_ptr<const char>& layer,
@@ -122,7 +125,11 @@ Request check_request(const Config& config, const std::shared_ptr<const char>& l
   request.tokens = args.input.size(0);
   request.input = args.input.dtype();
   request.row_bytes = config.hidden * size_of(request.input);
-  request.scale_bytes = args.scales.present() ? args.scales.size(1) * size_of(DType::f32) : 0;
+  if (args.scales.present()) {
+    request.scale_dtype = args.scales.dtype();
+    request.scale_bytes = args.scales.size(1) * size_of(request.scale_dtype);
+  }
+  check_sm_count(check, config, args.sm_count);
   request.weights = args.weights.present();
   request.scatter = args.scatter_indices.present();
   request.copy_out = args.copy_out || args.out.present();
@@ -158,6 +165,8 @@ Header make_header(const Request& request, const DispatchArgs& args) {
   options.scatter_indices = request.scatter;
   options.copy_out = request.copy_out;
   options.cached = request.cached ? static_cast<std::int64_t>(request.cached->number) : 0;
+  options.scale_bytes = request.scale_bytes;
+  options.sm_count = args.sm_count;
   header.tokens = request.tokens;
   if (request.scatter) header.scatter_rows = args.scatter_indices.size(0);
   if (args.out.present()) header.out_rows = args.out.size(0);
@@ -200,7 +209,8 @@ void check_row_counts(std::span<const std::int64_t> rows, RowOrder order, std::i
 std::unique_ptr<Descriptor::State> make_state(std::shared_ptr<const void> layer, int rank,
                                               std::uint64_t number, const Request& request,
                                               std::shared_ptr<const Routing> routing,
-                                              std::shared_ptr<Region> buffer) {
+                                              std::shared_ptr<Region> buffer,
+                                              std::int64_t values_at) {
   auto state = std::make_unique<Descriptor::State>();
   state->layer = std::move(layer);
   state->rank = rank;
@@ -208,6 +218,7 @@ std::unique_ptr<Descriptor::State> make_state(std::shared_ptr<const void> layer,
   state->routing = std::move(routing);
   state->has_weights = request.weights;
   state->buffer = std::move(buffer);
+  state->values_at = values_at;
   return state;
 }
 

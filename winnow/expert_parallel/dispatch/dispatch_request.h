@@ -24,6 +24,7 @@ struct Request {
   DType input = DType::bf16;
   std::int64_t row_bytes = 0;    // of input
   std::int64_t scale_bytes = 0;  // of a row's scales; 0: none
+  DType scale_dtype = DType::f32;
   bool weights = false, scatter = false, copy_out = false;
   std::shared_ptr<const Routing> cached;  // null: a new routing
   // On the CPU, for the rail peers: indices [n, K] i32, which a repeat leaves out, then weights
@@ -83,8 +84,8 @@ Dispatched make_dispatched(Backend backend, const Request& request, const Config
   result.weights = request.order == RowOrder::token_major
                        ? tensor(arrived.weights, config.weight_dtype, {rows, config.topk})
                        : tensor(arrived.weights, config.weight_dtype, {rows});
-  const std::int64_t scales = request.scale_bytes / std::int64_t(sizeof(float));
-  result.scales = tensor(arrived.scales, DType::f32, {rows, scales});
+  const std::int64_t scales = request.scale_bytes / size_of(request.scale_dtype);
+  result.scales = tensor(arrived.scales, request.scale_dtype, {rows, scales});
   result.expert_ids = tensor(arrived.ids, DType::i32, {rows, config.topk});
   return result;
 }
@@ -94,6 +95,7 @@ Dispatched make_dispatched(Backend backend, const Request& request, const Config
 std::unique_ptr<Descriptor::State> make_state(std::shared_ptr<const void> layer, int rank,
                                               std::uint64_t number, const Request& request,
                                               std::shared_ptr<const Routing> routing,
-                                              std::shared_ptr<Region> buffer);
+                                              std::shared_ptr<Region> buffer,
+                                              std::int64_t values_at);
 
 }  // namespace winnow::expert_parallel

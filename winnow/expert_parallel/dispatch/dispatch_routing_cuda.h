@@ -15,11 +15,6 @@
 
 namespace winnow::expert_parallel {
 
-// Bytes between the rows of a tensor; 0 if the tensor is absent.
-inline std::int64_t row_stride(const ConstTensorView& view) {
-  return view.present() ? view.stride(0) * size_of(view.dtype()) : 0;
-}
-
 // Memory of a call or a descriptor that holds the tables which add(tables) adds, one after the
 // other.
 template <class Add>

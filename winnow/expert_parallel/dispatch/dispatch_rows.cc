@@ -11,7 +11,23 @@ void copy(void* to, const void* from, std::int64_t bytes) {
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
+// Of the values of a row's pairs.
+std::int64_t value_row_bytes(const Config& config, const Request& request) {
+  const std::int64_t pairs = request.order == RowOrder::token_major ? config.topk : 1;
+  return pairs * size_of(config.weight_dtype);
+}
+
 }  // namespace
+
+CombineRoom::CombineRoom(const Config& config, const Request& request, std::int64_t rows) {
+  if (request.copy_out) {
+    values = RegionLayout(config, request, rows).values;
+    return;
+  }
+  rows = std::max<std::int64_t>(rows, 1);
+  values = Arena::round_up(rows * config.hidden * size_of(config.dtype));
+  bytes = values + Arena::round_up(rows * value_row_bytes(config, request));
+}
 
 RegionLayout::RegionLayout(const Config& config, const Request& request, std::int64_t rows) {
   const bool token_major = request.order == RowOrder::token_major;
@@ -22,6 +38,7 @@ RegionLayout::RegionLayout(const Config& config, const Request& request, std::in
   if (token_major) id_bytes = topk * std::int64_t(sizeof(std::int32_t));
   if (!token_major && request.cached == nullptr) source_bytes = sizeof(RowSource);
   if (request.scatter) owner_bytes = sizeof(std::uint64_t);
+  if (request.copy_out) value_bytes = value_row_bytes(config, request);
 
   const auto append = [&](std::int64_t& offset, std::int64_t size) {
     offset = bytes;
@@ -35,6 +52,7 @@ RegionLayout::RegionLayout(const Config& config, const Request& request, std::in
   append(ids, id_bytes);
   append(sources, source_bytes);
   append(owners, owner_bytes);
+  append(values, value_bytes);
   bytes = std::max(bytes, Arena::kAlignment);  // no rows: a region all the same
 }
 

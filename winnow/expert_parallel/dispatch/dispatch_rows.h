@@ -20,12 +20,21 @@ struct RegionLayout {
   std::int64_t id_bytes = 0;
   std::int64_t source_bytes = 0;
   std::int64_t owner_bytes = 0;
-  std::int64_t weights = 0, scales = 0, ids = 0, sources = 0, owners = 0;  // offsets
-  std::int64_t bytes = 0;                                                  // of all
+  std::int64_t value_bytes = 0;  // of combine; with copy_out, where the region is combine_buffer()
+  std::int64_t weights = 0, scales = 0, ids = 0, sources = 0, owners = 0, values = 0;  // offsets
+  std::int64_t bytes = 0;                                                              // of all
 
   // For `rows` rows. Where the rows of combine_buffer() take the place of the output's, the payload
   // has room for either.
   RegionLayout(const Config& config, const Request& request, std::int64_t rows);
+};
+
+// What stands behind the tables without copy_out: combine_buffer(), and the values of its pairs.
+struct CombineRoom {
+  std::int64_t values = 0;  // offset
+  std::int64_t bytes = 0;   // of both; 0 with copy_out
+
+  CombineRoom(const Config& config, const Request& request, std::int64_t rows);
 };
 
 // The tables of one rank of this node, whose region begins at `data`.

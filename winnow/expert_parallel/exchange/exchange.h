@@ -36,6 +36,9 @@ struct Options {
   std::int64_t weights = 0, scatter_indices = 0, copy_out = 0, weighted = 0;  // 0 or 1
   std::int64_t cached = 0, descriptor = 0;  // the number of the dispatch that is repeated, combined
   std::int64_t channels = 0;                // of notify
+  std::int64_t scale_bytes = 0;             // of a row of dispatch; 0: no scales
+  std::int64_t pair_values = 0;             // of combine: 1: values travel, 2: and no rows
+  std::int64_t sm_count = 0;                // of this call
   // On GPUs, where the host does not wait: a mark of the regions that were reserved since all ranks
   // heard of the holes. 0: they hear of them in this call.
   std::int64_t regions = 0;
@@ -55,6 +58,7 @@ struct Header {
   std::int64_t out_rows = -1;     // dispatch: of `out`; -1: none was given
   std::uint64_t releasable = 0;   // Arena::releasable()
   Extent rows;                    // dispatch: the hole that rows may use; combine: the expert rows
+  Extent values;                  // combine: the values of the rows' pairs
   char text[kTextBytes] = {};     // what is wrong
 
   void refuse(const Error& error);

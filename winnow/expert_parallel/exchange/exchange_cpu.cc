@@ -23,6 +23,11 @@ std::string dtype_name(std::int64_t value) {
 std::string region_mark(std::int64_t value) {
   return value == 0 ? "to be agreed on" : "those of mark " + std::to_string(value);
 }
+std::string values_name(std::int64_t value) {
+  if (value == 0) return "absent";
+  const std::string given = value % 2 == 1 ? "given" : "given without expert_output";
+  return value > 2 ? given + ", to be added" : given;
+}
 std::string dispatch_number(std::int64_t value) { return "of call " + std::to_string(value); }
 
 struct Option {
@@ -42,6 +47,9 @@ constexpr std::array kOptions = {
     Option{"cached", &Options::cached, dispatch_number},
     Option{"descriptor", &Options::descriptor, dispatch_number},
     Option{"channels", &Options::channels, number},
+    Option{"bytes of a row of scales", &Options::scale_bytes, number},
+    Option{"pair_values", &Options::pair_values, values_name},
+    Option{"sm_count", &Options::sm_count, number},
     Option{"what calls before have taken of the arena", &Options::regions, region_mark},
 };
 

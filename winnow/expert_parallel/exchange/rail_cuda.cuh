@@ -84,16 +84,19 @@ __global__ void __launch_bounds__(kRailSendThreads, 1)
       const std::int64_t token = begin + __ffsll(static_cast<long long>(run)) - 1;
       const int length = __popcll(run);
       left ^= run;
-      std::byte* staged = view.rail.local + layout.staged_row(to, token, params.row_bytes);
-      put_run<W>(view, peer, layout.row(topology.node, token, params.row_bytes),
-                 params.back ? staged : params.rows + token * params.row_stride,
-                 params.back ? params.row_bytes : params.row_stride, params.row_bytes, length,
-                 staged);
+      if (params.row_bytes > 0) {
+        std::byte* staged = view.rail.local + layout.staged_row(to, token, params.row_bytes);
+        put_run<W>(view, peer, layout.row(topology.node, token, params.row_bytes),
+                   params.back ? staged : params.rows + token * params.row_stride,
+                   params.back ? params.row_bytes : params.row_stride, params.row_bytes, length,
+                   staged);
+      }
       if (params.scale_bytes == 0) continue;
+      std::byte* staged = view.rail.local + layout.staged_scale(to, token, params.scale_bytes);
       put_run<W>(view, peer, layout.scale(topology.node, token, params.scale_bytes),
-                 params.scales + token * params.scale_stride, params.scale_stride,
-                 params.scale_bytes, length,
-                 view.rail.local + layout.staged_scale(to, token, params.scale_bytes));
+                 params.back ? staged : params.scales + token * params.scale_stride,
+                 params.back ? params.scale_bytes : params.scale_stride, params.scale_bytes, length,
+                 staged);
     }
     if (all != 0) W::signal(view.rail, peer, layout.signal(topology.node, chunk), epoch);
   }

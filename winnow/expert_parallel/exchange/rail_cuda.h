@@ -18,8 +18,9 @@ struct RailSendParams {
   const std::int32_t* indices = nullptr;
   std::int64_t tokens = 0;                      // dispatch: n
   const std::int32_t* rail_tokens = nullptr;    // combine: [W] n of every rank
-  std::int64_t row_bytes = 0, scale_bytes = 0;  // 0: no scales
-  // Dispatch: the rows and scales, strides in bytes. Combine: they are in RailLayout::staged_row().
+  std::int64_t row_bytes = 0, scale_bytes = 0;  // 0: no rows, no scales
+  // Dispatch: the rows and scales, strides in bytes. Combine: they are in RailLayout::staged_row()
+  // and staged_scale().
   const std::byte* rows = nullptr;
   const std::byte* scales = nullptr;
   std::int64_t row_stride = 0, scale_stride = 0;

@@ -19,6 +19,7 @@ struct Descriptor::State {
   bool has_weights = false;
   std::vector<float> weights;      // [NN, T, K] of the rail sources, if it has them
   std::shared_ptr<Region> buffer;  // combine_buffer(), at its beginning
+  std::int64_t values_at = 0;      // in `buffer`, bytes: room for the values of the rows' pairs
   // On a GPU.
   DeviceWeights device_weights;
   std::vector<std::shared_ptr<Region>> memory;  // of them, and of what a recorded graph uses

@@ -1,5 +1,6 @@
 #include "winnow/expert_parallel/layer/layer.h"
 
+#include <string>
 #include <utility>
 
 #include "winnow/expert_parallel/memory/layouts.h"
@@ -19,12 +20,17 @@ ExpertMap map_of(const Config& config, const Transport& transport) {
   return {Topology(transport.world_size(), config.local_world_size), config.experts, config.topk};
 }
 
+void check_sm_count(const Check& check, const Config& config, int sm_count) {
+  check.that(sm_count >= 0 && sm_count <= config.sm_count, "sm_count",
+             "0 to " + std::to_string(config.sm_count) + ", the layer's", std::to_string(sm_count));
+}
+
 std::int64_t first_segment_bytes(const Config& config) {
   constexpr std::int64_t kTables = 8, kSmallEntries = 32;
   constexpr std::int64_t kPayloads = 2;  // dispatched, and from the experts
   const std::int64_t row = kPayloads * config.hidden * size_of(config.dtype) +
-                           scale_columns(config.hidden) * std::int64_t(sizeof(float)) +
-                           config.topk * std::int64_t(2 * sizeof(std::int32_t)) + kSmallEntries;
+                           most_scale_bytes(config.hidden) +
+                           config.topk * std::int64_t(3 * sizeof(std::int32_t)) + kSmallEntries;
   return Arena::round_up(config.arena_rows * row) + kTables * Arena::kAlignment;
 }
 
@@ -33,8 +39,7 @@ Layer::Layer(std::shared_ptr<Transport> transport, const Config& given)
       map(map_of(given, *transport)),
       communicator(transport, map.topology, Deadline(given.timeout)),
       exchange(communicator, map, table_bytes(given), Deadline(given.timeout)),
-      rail(communicator, given.max_tokens, row_bytes(),
-           scale_columns(given.hidden) * std::int64_t(sizeof(float)), given.timeout) {
+      rail(communicator, given.max_tokens, row_bytes(), rail_scale_bytes(given), given.timeout) {
   arena.add(communicator.allocate(static_cast<std::size_t>(first_segment_bytes(config)),
                                   Deadline(given.timeout), "the arena"));
 }

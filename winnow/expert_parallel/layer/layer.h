@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "winnow/core/check.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
@@ -20,6 +21,9 @@ namespace winnow::expert_parallel {
 
 // `config` is resolved.
 ExpertMap map_of(const Config& config, const Transport& transport);
+
+// Of one call's `sm_count`: 0, or at most the layer's, whose memory is for so many.
+void check_sm_count(const Check& check, const Config& config, int sm_count);
 
 // Room for one dispatch of arena_rows rows with everything that may stand beside them.
 std::int64_t first_segment_bytes(const Config& config);

@@ -46,6 +46,7 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
       transport_(std::move(transport)),
       wire_(transport_->wire()),
       rank_(transport_->rank()),
+      call_sm_count_(config.sm_count),
       calls_(transport_, view_, config_.device, kOperation, texts_of(operations)) {
   if (map_.topology.local_world_size > kMaxLocals) {
     throw Error(ErrorCode::unsupported, std::string(kOperation),
@@ -131,7 +132,17 @@ std::size_t DeviceLayer::pointers_bytes() const {
 
 bool DeviceLayer::pushes_rows(std::int64_t tokens) const {
   if (world_is_one_gpu_ && !config_.enable_local_combine) return false;
-  return expert_parallel::pushes_rows(map_, config_, tokens);
+  Config config = config_;
+  config.sm_count = call_sm_count_;  // what the layer's memory is for, or less
+  return expert_parallel::pushes_rows(map_, config, tokens);
+}
+
+float* DeviceLayer::combine_weights() {
+  if (!combine_weights_) {
+    const std::int64_t pairs = nodes() * config_.max_tokens * config_.topk;
+    combine_weights_ = keep(2 * pairs * std::int64_t(sizeof(float)));
+  }
+  return reinterpret_cast<float*>(combine_weights_->data());
 }
 
 void DeviceLayer::make_reports() {
@@ -165,8 +176,11 @@ std::shared_ptr<Region> DeviceLayer::keep(std::int64_t bytes) {
 
 // ---- A call.
 
-std::uint64_t DeviceLayer::begin(std::string_view operation, Stream stream) {
+std::uint64_t DeviceLayer::begin(std::string_view operation, Stream stream, int sm_count) {
   calls_.begin(operation, stream);
+  const bool fewer = sm_count > 0 && sm_count < config_.sm_count;
+  call_sm_count_ = fewer ? sm_count : config_.sm_count;
+  call_blocks_ = std::min(blocks_, call_sm_count_);
   fresh_holes_ = false;
   releasable_ = 0;
   own_header_ = {};

@@ -14,6 +14,7 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/stream.h"
+#include "winnow/core/tensor.h"
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/cuda/calls.h"
 #include "winnow/expert_parallel/cuda/view.h"
@@ -26,6 +27,11 @@
 #include "winnow/expert_parallel/transport/fault_notice.h"
 
 namespace winnow::expert_parallel {
+
+// Bytes between the rows of a tensor; 0 if the tensor is absent.
+inline std::int64_t row_stride(const ConstTensorView& view) {
+  return view.present() ? view.stride(0) * size_of(view.dtype()) : 0;
+}
 
 // What the host learns of a call.
 enum class Report {
@@ -60,7 +66,8 @@ class DeviceLayer {
   int nodes() const { return map_.topology.nodes(); }
   std::int64_t row_bytes() const { return config_.hidden * size_of(config_.dtype); }
   // At most config.sm_count, and so few that the blocks of all ranks on this GPU run side by side.
-  int blocks() const { return blocks_; }
+  // In a call at most as many as it asked for.
+  int blocks() const { return call_blocks_; }
   // pushes_rows() of layouts.h, but where all ranks share one GPU there are no links: then only
   // enable_local_combine makes them push.
   bool pushes_rows(std::int64_t tokens) const;
@@ -71,6 +78,9 @@ class DeviceLayer {
   Arena& arena() { return arena_; }
   const Arena& arena() const { return arena_; }
 
+  // The same memory in every call, of [NN, T, K] floats and as many behind them: a combine's
+  // weights.
+  float* combine_weights();
   // Memory of this GPU that only this rank uses; it may be used again by later calls, in their
   // order, when the last owner lets go. Never null. Where there is none: Error (resource), which
   // after the exchange of a call breaks the layer on every rank.
@@ -85,7 +95,8 @@ class DeviceLayer {
 
   // Throws what broke the layer. Orders `stream` after the stream of the call before. The number of
   // the call, the same on every rank.
-  std::uint64_t begin(std::string_view operation, Stream stream);
+  // `sm_count`: of the call, which may not have been checked; 0: the layer's.
+  std::uint64_t begin(std::string_view operation, Stream stream, int sm_count = 0);
   cudaStream_t stream() const { return calls_.stream(); }
   bool capturing() const { return calls_.capturing(); }
 
@@ -111,6 +122,9 @@ class DeviceLayer {
   void end();
   // Throws Error (internal or resource) where something was not enqueued; breaks the layer.
   void check(int cuda_error, const char* what) { calls_.check(cuda_error, what); }
+
+  // This rank alone has no memory in the middle of a call: breaks the layer on every rank.
+  [[noreturn]] void fail_without_memory() { calls_.fail_without_memory(); }
 
   // ---- Regions of the arena, decided alike on every rank. Each rank's largest hole is known from
   // the headers of some exchange before; later calls take from its front.
@@ -151,6 +165,7 @@ class DeviceLayer {
   std::shared_ptr<Transport> transport_;
   const Wire* wire_;
   int rank_, blocks_ = 1;
+  int call_blocks_ = 1, call_sm_count_ = 1;  // of this call
   bool world_is_one_gpu_ = false;
   std::shared_ptr<const char> token_ = std::make_shared<const char>('\0');
 
@@ -158,6 +173,7 @@ class DeviceLayer {
   std::byte** segments_ = nullptr;
   std::shared_ptr<SymmetricMemory> control_, rail_, pushed_;
   Arena arena_, own_;
+  std::shared_ptr<Region> combine_weights_;
   // What all ranks offered in a call: [W] holes, and segments that all can do without.
   struct Offer {
     std::uint64_t call = 0;

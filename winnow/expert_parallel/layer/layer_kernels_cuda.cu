@@ -22,9 +22,35 @@ __global__ void copy_rows_kernel(std::byte* to, std::int64_t to_stride, const st
   }
 }
 
+__global__ void copy_columns_kernel(std::byte* to, const std::byte* from, std::int64_t row_stride,
+                                    std::int64_t column_stride, std::int64_t rows,
+                                    std::int64_t columns, std::int64_t element_bytes) {
+  const std::int64_t step = std::int64_t(gridDim.x) * blockDim.x;
+  for (std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * columns;
+       i += step) {
+    const std::byte* element = from + i / columns * row_stride + i % columns * column_stride;
+    for (std::int64_t byte = 0; byte < element_bytes; ++byte) {
+      to[i * element_bytes + byte] = element[byte];
+    }
+  }
+}
+
 }  // namespace
 
-int load_layer_kernels() { return device::load_kernels(set_segment_kernel, copy_rows_kernel); }
+int load_layer_kernels() {
+  return device::load_kernels(set_segment_kernel, copy_rows_kernel, copy_columns_kernel);
+}
+
+int copy_columns(std::byte* to, const std::byte* from, std::int64_t row_stride,
+                 std::int64_t column_stride, std::int64_t rows, std::int64_t columns,
+                 std::int64_t element_bytes, void* stream) {
+  if (rows * columns == 0) return cudaSuccess;
+  constexpr std::int64_t kThreads = 256, kMostBlocks = 1024;
+  const std::int64_t blocks = std::min((rows * columns + kThreads - 1) / kThreads, kMostBlocks);
+  return device::launch(copy_columns_kernel, static_cast<unsigned>(blocks), kThreads, 0,
+                        static_cast<cudaStream_t>(stream), to, from, row_stride, column_stride,
+                        rows, columns, element_bytes);
+}
 
 int set_segment(std::byte** row, const NodePointers& pointers, int locals, void* stream) {
   return device::launch(set_segment_kernel, 1, 32, 0, static_cast<cudaStream_t>(stream), row,

@@ -17,4 +17,9 @@ int set_segment(std::byte** row, const NodePointers& pointers, int locals, void*
 int copy_rows(std::byte* to, std::int64_t to_stride, const std::byte* from,
               std::int64_t from_stride, std::int64_t bytes, std::int64_t rows, void* stream);
 
+// A table [rows, columns] of elements of 1, 2, 4 or 8 bytes with any strides (bytes), made dense.
+int copy_columns(std::byte* to, const std::byte* from, std::int64_t row_stride,
+                 std::int64_t column_stride, std::int64_t rows, std::int64_t columns,
+                 std::int64_t element_bytes, void* stream);
+
 }  // namespace winnow::expert_parallel

@@ -70,7 +70,7 @@ RailLayout rail_layout(const ExpertMap& map, const Config& config) {
   layout.max_tokens = config.max_tokens;
   layout.chunks = (config.max_tokens + kChunkTokens - 1) / kChunkTokens;
   layout.row_bytes = config.hidden * size_of(config.dtype);
-  layout.scale_bytes = scale_columns(config.hidden) * std::int64_t(sizeof(float));
+  layout.scale_bytes = rail_scale_bytes(config);
   layout.signals = parts.add(nodes * layout.chunks * std::int64_t(sizeof(std::uint64_t)));
   layout.rows = parts.add(nodes * config.max_tokens * layout.row_bytes);
   layout.scales = parts.add(nodes * config.max_tokens * layout.scale_bytes);

@@ -1,6 +1,7 @@
 // Where everything lies in the memories of a GPU layer, the same on every rank. Internal.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -48,8 +49,13 @@ class Tables {
   Parts parts_;
 };
 
-// f32 scales of a row of f8_e4m3: one for 128 columns.
-inline std::int64_t scale_columns(std::int64_t hidden) { return (hidden + 127) / 128; }
+// Most bytes of scales that a row has beside it: 4 for each 32 columns.
+inline std::int64_t most_scale_bytes(std::int64_t hidden) { return (hidden + 31) / 32 * 4; }
+// Of what travels along the rail beside a row: its scales, or the values of its token's pairs.
+inline std::int64_t rail_scale_bytes(const Config& config) {
+  const std::int64_t values = config.topk * size_of(config.weight_dtype);
+  return std::max(most_scale_bytes(config.hidden), (values + 15) / 16 * 16);
+}
 
 // Equal slices of a call's tokens whose rows, or sums, are told of one by one.
 inline constexpr int kSlices = 8;

@@ -47,6 +47,67 @@ Comparison compare_integers(std::string_view what, const ConstTensorView& actual
   return result;
 }
 
+// The values that a rank's experts give to combine, and the memory for those of its tokens.
+class PairValues {
+ public:
+  PairValues(const Place& place, const Problem& problem, const Round::Rank& mine, std::int64_t rows)
+      : place_(place), problem_(problem), mine_(mine) {
+    if (!problem.pair_values) return;
+    Tensor padded(problem.weight_dtype, {rows, mine.pair_values.size(1)});
+    if (padded.numel() > 0) testing::fill_unwritten(padded.view());
+    if (mine.pair_values.numel() > 0) {
+      std::memcpy(padded.data(), mine.pair_values.data(),
+                  std::size_t(mine.pair_values.numel() * size_of(problem.weight_dtype)));
+    }
+    given_.emplace(place, padded, problem.strided);
+    out_.emplace(place, mine.values, problem.strided);
+    out_->spoil();
+  }
+  void add_to(CombineArgs& args) const {
+    if (!given_) return;
+    const TensorView& all = given_->view();
+    args.pair_values = all;
+    if (!problem_.token_major) {
+      args.pair_values = {all.data(), all.dtype(), {all.size(0)}, {all.stride(0)}, place_.device()};
+    }
+    args.pair_values_out = out_->view();
+    args.add_values = problem_.add_values;
+  }
+  void compare(std::string_view what, Comparisons& comparisons) {
+    if (!given_) return;
+    comparisons.add(compare_bits(what, place_.to_host(out_->view()), mine_.values));
+    given_->spoil();
+  }
+
+ private:
+  const Place& place_;
+  const Problem& problem_;
+  const Round::Rank& mine_;
+  std::optional<Copy> given_, out_;
+};
+
+// The scales of a caller column by column.
+class ColumnMajor {
+ public:
+  ColumnMajor(const Place& place, const Tensor& from, bool wanted) {
+    if (!wanted || !from.view().present()) return;
+    const std::int64_t rows = from.size(0), columns = from.size(1), size = size_of(from.dtype());
+    Tensor turned(from.dtype(), {columns, rows});
+    for (std::int64_t i = 0; i < rows * columns; ++i) {
+      std::memcpy(static_cast<char*>(turned.data()) + (i % columns * rows + i / columns) * size,
+                  static_cast<const char*>(from.data()) + i * size, std::size_t(size));
+    }
+    storage_ = place.copy(turned);
+    view_ =
+        ConstTensorView(storage_.data(), from.dtype(), {rows, columns}, {1, rows}, place.device());
+  }
+  const ConstTensorView& view() const { return view_; }
+
+ private:
+  Tensor storage_;
+  ConstTensorView view_;
+};
+
 }  // namespace
 
 testing::Comparison compare_bits(std::string_view what, const ConstTensorView& actual,
@@ -133,6 +194,8 @@ Dispatched dispatch_and_check(AllToAll& layer, const Place& place, const Problem
   args.input = input.view();
   args.weights = weights.view();
   args.scales = scales.view();
+  const ColumnMajor columns(place, mine.scales, problem.scales_by_column);
+  if (columns.view().present()) args.scales = columns.view();
   args.copy_out = problem.copy_out;
   args.cached = cached;
   args.stream = place.stream();
@@ -278,7 +341,9 @@ void combine_and_check(AllToAll& layer, const Place& place, const Problem& probl
     std::memcpy(padded.data(), mine.expert_output.data(),
                 std::size_t(mine.expert_output.numel() * size_of(problem.dtype)));
   }
-  Copy own(place, padded, problem.strided), bias(place, mine.bias, problem.strided);
+  Copy own(place, padded, problem.strided), bias(place, mine.bias, problem.strided),
+      second_bias(place, mine.second_bias, problem.strided),
+      weights(place, mine.combine_weights, problem.strided);
   CombineArgs args;
   args.expert_output = own.view();
   TensorView written;  // of the arena
@@ -292,26 +357,45 @@ void combine_and_check(AllToAll& layer, const Place& place, const Problem& probl
     args.expert_output = written;
   }
   args.bias = bias.view();
+  args.second_bias = second_bias.view();
+  args.weights = weights.view();
   args.weighted = problem.weighted_combine;
   args.stream = place.stream();
+  PairValues values(place, problem, mine, got.descriptor->rows());
+  values.add_to(args);
   const Tensor sums = layer.combine(args, *got.descriptor);
   comparisons.ran_on(layer.backend());
+  values.compare("pair_values", comparisons);
   // No other rank reads these rows any more.
   if (written.present() && written.numel() > 0) place.spoil(written);
   own.spoil();
-  bias.spoil();
+  for (Copy* copy : {&bias, &second_bias, &weights}) copy->spoil();
   comparisons.add(compare_bits("combine", place.to_host(sums.view()), mine.combined));
 
   // Once more, into the caller's memory.
   Copy own_again(place, padded, false), bias_again(place, mine.bias, false),
-      out(place, mine.combined, problem.strided);
+      second_again(place, mine.second_bias, false),
+      weights_again(place, mine.combine_weights, false), out(place, mine.combined, problem.strided);
   out.spoil();
   args.expert_output = own_again.view();
   args.bias = bias_again.view();
+  args.second_bias = second_again.view();
+  args.weights = weights_again.view();
   args.out = out.view();
+  if (problem.sm_count > 2) args.sm_count = 2;
   const Tensor nothing = layer.combine(args, *got.descriptor);
   comparisons.add(compare_number("result beside out", nothing.view().present(), 0));
   comparisons.add(compare_bits("combine into out", place.to_host(out.view()), mine.combined));
+  if (!problem.pair_values) return;
+
+  // The values alone.
+  PairValues alone(place, problem, mine, got.descriptor->rows());
+  CombineArgs only;
+  only.stream = place.stream();
+  alone.add_to(only);
+  const Tensor no_sums = layer.combine(only, *got.descriptor);
+  comparisons.add(compare_number("result without rows", no_sums.view().present(), 0));
+  alone.compare("pair_values alone", comparisons);
 }
 
 Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<Round>& rounds) {

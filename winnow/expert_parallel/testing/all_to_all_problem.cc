@@ -25,7 +25,11 @@ void fill_payload(const TensorView& view, std::uint64_t seed, std::int64_t rank)
   for (std::int64_t t = 0; t < view.size(0); ++t) {
     for (std::int64_t c = 0; c < view.size(1); ++c) {
       const std::uint64_t bits = mix(seed, rank, t, c);
-      if (view.dtype() == DType::f8_e4m3) {
+      if (view.dtype() == DType::u8) {
+        view.at<std::uint8_t>(t, c) = std::uint8_t(bits >> 32);
+      } else if (view.dtype() == DType::i32) {
+        view.at<std::int32_t>(t, c) = std::int32_t(bits >> 32);
+      } else if (view.dtype() == DType::f8_e4m3) {
         view.at<Float8E4M3>(t, c).bits = std::uint8_t(bits >> 32);
       } else {
         oracle::store(view, t, c, payload(bits));
@@ -129,29 +133,53 @@ Round make_round(const Problem& problem, std::uint64_t routing_seed, std::uint64
       fill_payload(rank.weights, payload_seed + 1, r);
     }
     if (problem.fp8) {
-      rank.scales = Tensor(DType::f32, {n, (problem.hidden + 127) / 128});
+      const std::int64_t columns = problem.scale_columns;
+      rank.scales =
+          Tensor(problem.scale_dtype, {n, columns > 0 ? columns : (problem.hidden + 127) / 128});
       fill_payload(rank.scales, payload_seed + 2, r);
     }
     if (problem.bias) {
       rank.bias = Tensor(problem.dtype, {n, problem.hidden});
       fill_payload(rank.bias, payload_seed + 3, r);
     }
+    if (problem.second_bias) {
+      rank.second_bias = Tensor(problem.dtype, {n, problem.hidden});
+      fill_payload(rank.second_bias, payload_seed + 5, r);
+    }
+    if (problem.combine_weights) {
+      rank.combine_weights = Tensor(problem.weight_dtype, {n, problem.topk});
+      fill_payload(rank.combine_weights, payload_seed + 6, r);
+    }
     world.ranks.push_back({rank.input, rank.expert_indices, rank.weights, rank.scales, {}});
   }
   if (problem.scatter != Scatter::none) fill_scatter(round, problem);
   round.rows = oracle::place(world);
-  std::vector<ConstTensorView> expert_outputs;
+  std::vector<ConstTensorView> expert_outputs, pair_values;
   for (int r = 0; r < world_size; ++r) {
     Tensor& output = round.ranks[std::size_t(r)].expert_output;
     output =
         Tensor(problem.dtype, {std::int64_t(round.rows[std::size_t(r)].size()), problem.hidden});
     fill_payload(output, payload_seed + 4, r);
     expert_outputs.push_back(output);
+    if (!problem.pair_values) continue;
+    Tensor& values = round.ranks[std::size_t(r)].pair_values;
+    values = Tensor(problem.weight_dtype, {output.size(0), problem.token_major ? problem.topk : 1});
+    fill_payload(values, payload_seed + 7, r);
+    pair_values.push_back(values);
   }
   for (int r = 0; r < world_size; ++r) {
     Round::Rank& rank = round.ranks[std::size_t(r)];
-    rank.combined =
-        oracle::combine(world, r, round.rows, expert_outputs, problem.weighted_combine, rank.bias);
+    std::vector<ConstTensorView> biases;
+    if (problem.bias) biases.push_back(rank.bias);
+    if (problem.second_bias) biases.push_back(rank.second_bias);
+    ConstTensorView weights;
+    if (problem.weighted_combine) weights = rank.weights;
+    if (problem.combine_weights) weights = rank.combine_weights;
+    rank.combined = oracle::combine(world, r, round.rows, expert_outputs, weights,
+                                    problem.combine_weights, biases);
+    if (!problem.pair_values) continue;
+    rank.values = problem.add_values ? oracle::added_values(world, r, round.rows, pair_values)
+                                     : oracle::pair_values(world, r, round.rows, pair_values);
   }
   return round;
 }

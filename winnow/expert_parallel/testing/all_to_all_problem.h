@@ -33,6 +33,11 @@ struct Problem {
   bool fp8 = false, bias = false, copy_out = false, out = false;
   bool strided = false;    // the caller's tensors have rows further apart
   bool in_flight = false;  // all dispatches first, then the combines in the opposite order
+  // Of combine: a second bias; weights of its own; values of pairs, beside the rows and alone.
+  bool second_bias = false, combine_weights = false, pair_values = false, add_values = false;
+  DType scale_dtype = DType::f32;
+  std::int64_t scale_columns = 0;  // 0: one for 128 columns
+  bool scales_by_column = false;
   int rounds = 2, sm_count = Config{}.sm_count;
   std::uint64_t seed = 0;
 
@@ -46,9 +51,11 @@ std::string describe(const Problem& problem);
 // One call of dispatch and one of combine, of all ranks.
 struct Round {
   struct Rank {
-    Tensor input, expert_indices, weights, scales, scatter, bias;
+    Tensor input, expert_indices, weights, scales, scatter, bias, second_bias, combine_weights;
     Tensor expert_output;  // [R, H]
+    Tensor pair_values;    // [R, 1], token-major [R, K]
     Tensor combined;       // [n, H]: what the oracle expects
+    Tensor values;         // [n, K]: the same
   };
   std::vector<Rank> ranks;
   Tensor scatter_table;  // [sum of n, K], or absent

@@ -148,8 +148,10 @@ void Communicator::node_barrier(const Deadline& deadline, std::string_view opera
 
 // ---- Waits and faults.
 
-std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64_t value,
-                                          const Deadline& deadline, const WaitName& name) {
+template <class GiveUp>
+std::uint64_t Communicator::wait(const std::uint64_t* word, std::uint64_t value,
+                                 const Deadline& deadline, const WaitName& name,
+                                 const GiveUp& give_up) {
   Backoff backoff;
   Interrupts interrupts;
   auto next_look = Deadline::Clock::now() + kLookAtPeer;
@@ -178,23 +180,36 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
       }
       // Once more, in this order: what a rank wrote before it ended counts.
       if (over && load_acquire(word) < value) {
-        FaultRecord record;
-        record.operation = name.operation;
-        record.phase = name.phase;
-        record.peer = named;
-        record.waited_for = value;
-        record.seen = seen;
-        record.text = "rank " + std::to_string(rank()) + " waited " +
-                      to_seconds(deadline.elapsed()) + " for " + record.phase;
-        if (named >= 0) record.text += " of rank " + std::to_string(named);
-        record.text += " (" + std::string(name.unit) + " " + std::to_string(value) + ", seen " +
-                       std::to_string(seen) + ")";
-        if (named >= 0) record.text += ": " + transport_->describe_peer(named);
-        fail(std::move(record));
+        give_up(named, seen);
+        return seen;
       }
     }
     backoff.pause();
   }
+}
+
+bool Communicator::comes(const std::uint64_t* word, std::uint64_t value, const Deadline& deadline,
+                         const WaitName& name) {
+  return wait(word, value, deadline, name, [](int, std::uint64_t) {}) >= value;
+}
+
+std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64_t value,
+                                          const Deadline& deadline, const WaitName& name) {
+  return wait(word, value, deadline, name, [&](int named, std::uint64_t seen) {
+    FaultRecord record;
+    record.operation = name.operation;
+    record.phase = name.phase;
+    record.peer = named;
+    record.waited_for = value;
+    record.seen = seen;
+    record.text = "rank " + std::to_string(rank()) + " waited " + to_seconds(deadline.elapsed()) +
+                  " for " + record.phase;
+    if (named >= 0) record.text += " of rank " + std::to_string(named);
+    record.text += " (" + std::string(name.unit) + " " + std::to_string(value) + ", seen " +
+                   std::to_string(seen) + ")";
+    if (named >= 0) record.text += ": " + transport_->describe_peer(named);
+    fail(std::move(record));
+  });
 }
 
 void Communicator::tell_interrupt(std::string_view operation) {

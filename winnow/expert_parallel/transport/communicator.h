@@ -83,6 +83,10 @@ class WINNOW_EXPORT Communicator {
   std::uint64_t wait_at_least(const std::uint64_t* word, std::uint64_t value,
                               const Deadline& deadline, const WaitName& name);
 
+  // The same, but a peer that does not come is no fault: false.
+  bool comes(const std::uint64_t* word, std::uint64_t value, const Deadline& deadline,
+             const WaitName& name);
+
   // The body of a collective call. What goes wrong on this rank alone in the middle (memory, or an
   // internal error) breaks the communicator for all ranks, which would wait for this one otherwise;
   // every rank throws other errors by itself.
@@ -110,6 +114,11 @@ class WINNOW_EXPORT Communicator {
  private:
   enum Barrier { kWorld, kNode, kBarriers };
 
+  // Until the word is `value` or more, or nothing more can come: then give_up(who is missing, what
+  // was seen), which need not return.
+  template <class GiveUp>
+  std::uint64_t wait(const std::uint64_t* word, std::uint64_t value, const Deadline& deadline,
+                     const WaitName& name, const GiveUp& give_up);
   [[noreturn]] void fail_alone(std::string_view operation, ErrorCode code, const std::string& text);
   FaultSlot& fault_slot(SymmetricMemory& memory) const;
   [[noreturn]] void break_with(const FaultRecord& record);

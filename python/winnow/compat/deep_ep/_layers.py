@@ -15,13 +15,22 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 import torch
 from torch import Tensor
 
-from winnow._winnow.expert_parallel import AllToAll, Dispatched, Notifier, default_timeout
+from winnow._winnow.expert_parallel import (
+    AllToAll,
+    Dispatched,
+    LowLatency,
+    Notifier,
+    default_timeout,
+)
 from winnow.compat._refusal import refuse_call
 from winnow.errors import Error, InvalidArgument
 from winnow.expert_parallel import rendezvous
 
 # What the layer, and dispatch() below, say of a call that a larger layer could do.
 _TOO_MANY = re.compile(r"want at most max_tokens = \d+ tokens|want at most K = \d+ experts a token")
+
+# Of the layers; a call may take fewer.
+_MOST_SMS = 64
 
 # Of tests: ranks a node, where they shall not be counted.
 ranks_per_node: Optional[int] = None
@@ -66,10 +75,11 @@ class Layers:
 
     def __init__(self, group: Any, operation: str, sm_count: int) -> None:
         self.group, self.rank, self.world_size = group, group.rank(), group.size()
-        self.sm_count = sm_count
+        self.sm_count = sm_count  # of the next calls
         self._operation = operation
         self._made: Dict[Sizes, AllToAll] = {}
         self._notifiers: Dict[Tuple[int, torch.device], Notifier] = {}
+        self._low_latency: Dict[Any, LowLatency] = {}
         self._last: Optional[AllToAll] = None
         self._closed = False
         hosts = [said["host"] for said in self._agree({"host": socket.gethostname()})]
@@ -91,32 +101,47 @@ class Layers:
         beyond them are pairs that are dropped. `own`: a call that the caller made, so that its
         next one is probably of this layer.
         """
-        while True:
-            most, topk = max(len(input), tokens), indices.shape[1]
-            layer = self._layer(sizes, most, topk)
+        columns = indices.shape[1]
+
+        def call(layer: AllToAll) -> Dispatched:
             if own:
                 self._last = layer
+            if sizes.topk != 0:
+                return layer.dispatch(input, indices, **options)
+            padded = widened(indices, layer.topk)
+            if padded is None:
+                text = f"want at most K = {layer.topk} experts a token, got {columns}"
+                layer._refuse_dispatch(f"routing_map: {text}")
+            wide = {**options}
+            if options.get("weights") is not None:
+                wide["weights"] = widened(options["weights"], layer.topk, 0)
+            return layer.dispatch(input, padded, **wide)
+
+        # Where the host does not wait the others hear of it in a later call only.
+        grows = sizes.device.type != "cuda" or options.get("worst_case_rows", 0) == 0
+        return self.with_layer(sizes, max(len(input), tokens), columns, call, grows)
+
+    def with_layer(
+        self, sizes: Sizes, tokens: int, topk: int, call: Any, grows: bool = True
+    ) -> Tuple[AllToAll, Any]:
+        """A layer of these sizes and call(layer), which a larger layer may do if one is too small
+        for a rank: all ranks hear of it in the call."""
+        while True:
+            layer = self._layer(sizes, tokens, topk)
             try:
-                if sizes.topk == 0:
-                    padded = widened(indices, layer.topk)
-                    if padded is None:
-                        text = f"want at most K = {layer.topk} experts a token, got {topk}"
-                        layer._refuse_dispatch(f"routing_map: {text}")
-                    options_of = {**options}
-                    if options.get("weights") is not None:
-                        options_of["weights"] = widened(options["weights"], layer.topk, 0)
-                    return layer, layer.dispatch(input, padded, **options_of)
-                return layer, layer.dispatch(input, indices, **options)
+                return layer, call(layer)
             except InvalidArgument as error:
-                # Where the host does not wait the others hear of it in a later call only.
-                alone = sizes.device.type == "cuda" and options.get("worst_case_rows", 0) > 0
-                if alone or not _TOO_MANY.search(str(error)):
+                if not (grows and _TOO_MANY.search(str(error))):
                     raise
                 # Handles may still use the old one, which goes with the last of them.
                 del self._made[sizes]
             except Error as error:
                 self.forget_broken(layer, error)
                 raise
+
+    @property
+    def call_sms(self) -> int:
+        return max(1, min(self.sm_count, _MOST_SMS))
 
     def notifier(self, experts: int, device: torch.device) -> Notifier:
         """For counts that travel without tokens. Collective where it is made."""
@@ -131,6 +156,28 @@ class Layers:
                 device=device,
             )
         return self._notifiers[experts, device]
+
+    def low_latency(self, key: Any, enable_shrink: bool) -> LowLatency:
+        """A layer for a _low_latency.Key. Collective where it is made."""
+        self._check_open()
+        if key not in self._low_latency:
+            named = [*key[:-1], "low latency", key.device.type]
+            self._agree({"sizes": named})
+            world = self._world(key.device)
+            self._low_latency[key] = LowLatency(
+                world.transport,
+                world.store,
+                max_tokens=key.max_tokens,
+                hidden=key.hidden,
+                topk=key.topk,
+                experts=key.experts,
+                enable_shrink=enable_shrink,
+                device=key.device,
+            )
+        return self._low_latency[key]
+
+    def low_latency_layers(self) -> List[LowLatency]:
+        return list(self._low_latency.values())
 
     def refuse(self, sizes: Optional[Sizes], text: str) -> NoReturn:
         """Takes part in the dispatch that the other ranks make, so that all refuse it."""
@@ -161,7 +208,9 @@ class Layers:
         self._closed = True
         for layer in self._made.values():
             layer.close()
-        self._made, self._notifiers, self._last = {}, {}, None
+        for made in self._low_latency.values():
+            made.close()
+        self._made, self._notifiers, self._low_latency, self._last = {}, {}, {}, None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -185,7 +234,7 @@ class Layers:
                 dtype=sizes.dtype,
                 weight_dtype=torch.float32,
                 local_world_size=self.local_world_size,
-                sm_count=self.sm_count,
+                sm_count=_MOST_SMS,
                 device=sizes.device,
             )
         return self._made[sizes]

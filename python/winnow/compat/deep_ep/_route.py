@@ -39,41 +39,11 @@ def dense(tensor: Tensor) -> Tensor:
     return made.copy_(tensor)
 
 
-class _Scales:
-    """Columns of 4 bytes in the float32 columns that a layer carries bit for bit, one for 128."""
-
-    def __init__(self, scales: Any, hidden: int) -> None:
-        self.given = scales
-        if not self.can_travel(scales, hidden):
-            self.columns = scales  # the layer refuses it on all ranks
-            return
-        self.columns = torch.zeros(
-            (scales.shape[0], -(-hidden // 128)), dtype=torch.int32, device=scales.device
-        )
-        given = scales.detach()
-        words = given if given.dtype == torch.int32 else given.view(torch.int32)
-        self.columns[:, : self._width].copy_(words.reshape(len(words), self._width))
-        self.columns = self.columns.view(torch.float32)
-
-    @staticmethod
-    def can_travel(scales: Any, hidden: int) -> bool:
-        if not isinstance(scales, Tensor) or scales.dtype not in (torch.float32, torch.int32):
-            return False
-        return scales.dim() in (1, 2) and scales.shape[1:].numel() <= -(-hidden // 128)
-
-    @property
-    def _width(self) -> int:
-        return self.given.shape[1:].numel()
-
-    def arrived(self, columns: Tensor) -> Tensor:
-        """As they were given: dtype and number of columns."""
-        words = columns.view(torch.int32)[:, : self._width].contiguous()
-        return words.view(self.given.dtype).reshape(len(words), *self.given.shape[1:])
-
-
-def _own(tensor: Optional[Tensor]) -> Optional[Tensor]:
-    """On a GPU in memory of torch's allocator, which knows streams; on the CPU it is already."""
-    return tensor.clone() if tensor is not None and tensor.is_cuda else tensor
+def _columns(scales: Any) -> Any:
+    """[n, columns] of scales of any number of dimensions; what is none the layer refuses."""
+    if not isinstance(scales, Tensor) or scales.dim() == 0:
+        return scales
+    return scales.detach().reshape(scales.shape[0], scales.shape[1:].numel())
 
 
 class Route:
@@ -100,7 +70,6 @@ class Route:
             "expert_alignment": expert_alignment,
             "worst_case_rows": worst_case_rows,
         }
-        self._values: Optional[Tuple[int, AllToAll, Descriptor]] = None
         self.layer, self.descriptor, self.arrived = self._dispatch(
             sizes, input, scales, weights=weights
         )
@@ -140,14 +109,48 @@ class Route:
         """Other values along the same way. Collective; nothing is counted."""
         return self._calling(lambda: self._repeat(input, scales, weights))
 
-    def combine(self, rows: Any, bias: Optional[Tensor] = None) -> Tensor:
-        """[n, H]: the sum of each token's rows. Collective."""
-        given = dense(rows) if isinstance(rows, Tensor) else rows
-        return self._calling(
-            lambda: self.layer.combine(
-                given, self.descriptor, bias=None if bias is None else dense(bias)
-            )
+    def combine(
+        self, rows: Any, bias: Any = None, values: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """([n, H]: the sum of each token's rows, [n, K]: the values of its pairs). Collective.
+
+        bias: one, or a tuple of two. values: token-major [R, K], expert-major [R].
+        """
+        first, second = bias if isinstance(bias, tuple) and len(bias) == 2 else (bias, None)
+        if first is None:
+            first, second = second, None
+        given = [dense(one) if isinstance(one, Tensor) else one for one in (rows, first, second)]
+        parts = self._parts(values)
+
+        def call():
+            combined = self._combine(given, parts[0])
+            if values is None:
+                return combined, None
+            homes = [combined[1]] + [self._combine([None] * 3, part)[1] for part in parts[1:]]
+            columns = values.shape[1] if self.token_major else self.indices.shape[1]
+            return combined[0], torch.cat(homes, 1)[:, :columns].contiguous()
+
+        return self._calling(call)
+
+    def _combine(self, given: List[Any], values: Any) -> Any:
+        return self.layer.combine(
+            given[0],
+            self.descriptor,
+            bias=given[1],
+            second_bias=given[2],
+            pair_values=values,
+            add_values=values is not None and self.token_major,
+            sm_count=self._layers.call_sms,
         )
+
+    def _parts(self, values: Any) -> List[Any]:
+        """Of as many columns as the layer carries; what is wrong it refuses on all ranks."""
+        if not isinstance(values, Tensor) or values.layout != torch.strided:
+            return [values]
+        if not self.token_major or values.dim() != 2 or values.shape[1] == 0:
+            return [values.detach()]
+        parts = dense(values).split(self.layer.topk, 1)
+        return [dense(widened(part, self.layer.topk, 0)) for part in parts]
 
     def refuse_repeat(self, why: Tuple[str, str, Any]) -> NoReturn:
         """Takes part in the repeat that the other ranks make, so that all refuse it."""
@@ -163,48 +166,6 @@ class Route:
         self._calling(lambda: self.layer._refuse_combine(text))
         raise AssertionError("a refusal did not raise")
 
-    def combine_values(self, values: Any) -> Tensor:
-        """[n, K] float32: numbers of the rows' pairs, added over ranks; each crosses as it is.
-
-        They travel as narrow rows of a layer of their own, whose routing is counted once a route.
-        Collective.
-        """
-        usable = isinstance(values, Tensor) and values.dtype == torch.float32
-        usable = usable and values.layout == torch.strided
-        if usable and self.token_major:
-            usable = values.dim() == 2 and values.shape[0] == self.rows
-        elif usable:
-            usable = values.shape == (self.rows,)
-        columns = self.layer.topk  # the same on every rank, as indices need not be
-        if self.token_major and usable:
-            columns = max(columns, values.shape[1])
-        layer, descriptor = self._values_layer(columns)
-        if not usable:
-            # The layer names it on all ranks.
-            return self._calling(lambda: layer.combine(values, descriptor))
-        values = values.detach()
-        if not self.token_major:
-            values = gradients.by_pair(values, descriptor, None)[:, :columns]
-        given = values.shape[1]
-        shape = (values.shape[0], layer.hidden)
-        rows = torch.zeros(shape, dtype=torch.float32, device=values.device)
-        rows[:, :given] = values
-        combined = self._calling(lambda: layer.combine(rows, descriptor))
-        return combined[:, : given if self.token_major else self.indices.shape[1]].contiguous()
-
-    def _values_layer(self, columns: int) -> Tuple[AllToAll, Descriptor]:
-        if self._values is None or self._values[0] < columns:
-            hidden = -(-columns // 4) * 4  # a row is a multiple of 16 bytes
-            nothing = torch.zeros(
-                (self.tokens, hidden), dtype=torch.float32, device=self.indices.device
-            )
-            sizes = self.sizes._replace(hidden=hidden, dtype=torch.float32)
-            layer, got = self._layers.dispatch(
-                sizes, nothing, self.indices, own=False, **self._options
-            )
-            self._values = (columns, layer, got.descriptor)
-        return self._values[1:]
-
     def _repeat(self, input: Any, scales: Any, weights: Optional[Tensor]) -> Arrived:
         carried, options = self._input(self.sizes, input, scales)
         out = self._out(carried, self.rows)
@@ -213,7 +174,7 @@ class Route:
         got = self.layer.dispatch(
             carried, cached=self.descriptor, weights=weights, out=out, **options
         )
-        return self._arrived(got, scales, out)
+        return _arrived(got, scales, out)
 
     def _dispatch(
         self, sizes: Sizes, input: Any, scales: Any, weights: Optional[Tensor]
@@ -231,13 +192,14 @@ class Route:
             **options,
             **self._options,
         )
-        return layer, got.descriptor, self._arrived(got, scales, out)
+        return layer, got.descriptor, _arrived(got, scales, out)
 
     def _input(self, sizes: Sizes, input: Any, scales: Any) -> Tuple[Any, dict]:
         carried = dense(input) if isinstance(input, Tensor) else input
-        options = {"copy_out": sizes.device.type == "cpu"}
+        # In memory of torch's allocator, which knows streams.
+        options = {"copy_out": True, "sm_count": self._layers.call_sms}
         if scales is not None:
-            options["scales"] = _Scales(scales, sizes.hidden).columns
+            options["scales"] = _columns(scales)
         return carried, options
 
     def _out(self, input: Any, rows: int) -> Optional[Tensor]:
@@ -247,18 +209,16 @@ class Route:
         shape = (rows, self.sizes.hidden)
         return torch.empty(shape, dtype=input.dtype, device=input.device)
 
-    def _arrived(self, got: Any, scales: Any, out: Optional[Tensor]) -> Arrived:
-        columns = _own(got.scales)
-        return Arrived(
-            out if out is not None else _own(got.output),
-            None if columns is None else _Scales(scales, self.sizes.hidden).arrived(columns),
-            _own(got.weights),
-            _own(got.expert_ids),
-        )
-
     def _calling(self, call: Any) -> Any:
         try:
             return call()
         except Error as error:
             self._layers.forget_broken(self.layer, error)
             raise
+
+
+def _arrived(got: Any, scales: Any, out: Optional[Tensor]) -> Arrived:
+    columns = got.scales
+    if columns is not None:
+        columns = columns.reshape(len(columns), *scales.shape[1:])
+    return Arrived(got.output if out is None else out, columns, got.weights, got.expert_ids)

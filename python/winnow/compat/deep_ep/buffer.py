@@ -16,6 +16,7 @@ from winnow.compat.deep_ep._checks import (
 )
 from winnow.compat.deep_ep._handle import Handle
 from winnow.compat.deep_ep._layers import Layers, Sizes
+from winnow.compat.deep_ep._low_latency import LowLatencyBuffer
 from winnow.compat.deep_ep._route import FLOAT8, Route, int32_indices
 from winnow.compat.deep_ep._streams import CommStream
 from winnow.compat.deep_ep.config import Config
@@ -29,8 +30,8 @@ _MOST_TOPK = 32  # of a layer
 TensorOrPair = Union[Tensor, Tuple[Tensor, Tensor]]
 
 
-class Buffer:
-    """What deep_ep.Buffer does in high-throughput mode, over winnow.expert_parallel.
+class Buffer(LowLatencyBuffer):
+    """What deep_ep.Buffer does, over winnow.expert_parallel.
 
     W ranks, n tokens of this rank, K = topk, E experts, R rows that arrive here. Tensors are on the
     CPU, or on torch's current GPU. Sizes of memory are not needed: a layer is made at the first
@@ -39,11 +40,12 @@ class Buffer:
     Args:
         group: a process group of torch; the ranks meet in its store. Collective to make.
         num_nvl_bytes, num_rdma_bytes: kept, without effect.
-        low_latency_mode: False: the low-latency calls are not here.
+        low_latency_mode: True for the low-latency calls.
         num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: without
             effect.
         explicitly_destroy: destroy() may be called.
-        enable_shrink: False: it belongs to the low-latency mode.
+        enable_shrink: a rank that does not come to a low-latency call within
+            WINNOW_TIMEOUT_SECONDS (30) is masked, and the others go on; else it is an error.
         comm: None: a communicator of mpi4py has no store.
 
     Raises:
@@ -67,10 +69,8 @@ class Buffer:
         use_fabric: bool = False,
     ) -> None:
         name = "deep_ep.Buffer"
-        if low_latency_mode:
-            refuse_call(name, "low_latency_mode: the low-latency mode is not here yet")
-        if enable_shrink:
-            refuse_call(name, "enable_shrink: it belongs to the low-latency mode, not here yet")
+        if enable_shrink and not low_latency_mode:
+            refuse(name, "enable_shrink", "False without low_latency_mode", True)
         if group is None or comm is not None:
             refuse(name, "group", "a process group of torch, and no comm", "none, or a comm")
         if (why := wrong_group(group)) is not None:
@@ -98,7 +98,7 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """SMs of the layers that are made from now on: even."""
+        """SMs of the calls from now on: even, of which up to 64 are used."""
         if wrong_number("new_num_sms", new_num_sms, 2) or new_num_sms % 2:
             refuse("deep_ep.Buffer.set_num_sms", "new_num_sms", "an even number", new_num_sms)
         Buffer.num_sms = new_num_sms
@@ -117,14 +117,6 @@ class Buffer:
     def get_combine_config(num_ranks: int) -> Config:
         """For any number of ranks; see Config."""
         return Config(Buffer.num_sms)
-
-    @staticmethod
-    def get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
-    ) -> int:
-        """Bytes of the fixed slots of bf16 rows, twice for each direction."""
-        slot = hidden * 2 + 16
-        return 4 * num_experts * num_max_dispatch_tokens_per_rank * slot
 
     def get_comm_stream(self) -> Any:
         """The stream of this buffer's calls on a GPU."""
@@ -203,8 +195,8 @@ class Buffer:
         """Carries every token once to each rank that it goes to. Collective.
 
         Args:
-            x: [n, H], bfloat16, float16 or float32; or (float8_e4m3fn [n, H], scales [n, up to
-                H/128], float32 or int32, of any strides).
+            x: [n, H], bfloat16, float16 or float32; or (float8_e4m3fn [n, H], scales [n, ...] of
+                any dtype and strides, up to 4 bytes for 32 columns).
             handle: of an earlier dispatch, to repeat its routing; counts, topk_idx and
                 topk_weights are absent then.
             num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank,
@@ -232,6 +224,7 @@ class Buffer:
                 rank in the text, and the next call works.
             winnow.Error: a rank that did not come within the timeout; a new layer is made then.
         """
+        self._layers.sm_count = Buffer.num_sms
         x, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
         given = (x, scales, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights)
         why = wrong_events(previous_event, async_finish, allocate_on_comm_stream)
@@ -278,7 +271,7 @@ class Buffer:
             x: [R, H] of the dispatch's dtype (bfloat16 after float8).
             handle: of the dispatch.
             topk_weights: [R, K], float32: added over ranks, each pair's for itself.
-            bias: [n, H], or two of them, whose sum is rounded before it is added.
+            bias: [n, H], or two of them.
             config, previous_event, async_finish, allocate_on_comm_stream: as in dispatch().
 
         Returns:
@@ -295,30 +288,15 @@ class Buffer:
         if (why := why or wrong_bias(bias)) is not None:
             route.refuse_combine(why)
 
+        self._layers.sm_count = Buffer.num_sms
+
         def body():
-            out = route.combine(x, one_bias(bias))
-            return out, None if topk_weights is None else route.combine_values(topk_weights)
+            return route.combine(x, bias, topk_weights)
 
         results, event = self._stream.run(
             route.sizes.device, body, (x, topk_weights, bias), previous_event, async_finish
         )
         return (*results, event)
-
-    def low_latency_dispatch(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """The low-latency mode: an error."""
-        _no_low_latency("low_latency_dispatch")
-
-    def low_latency_combine(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """The low-latency mode: an error."""
-        _no_low_latency("low_latency_combine")
-
-    def get_next_low_latency_combine_buffer(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """The low-latency mode: an error."""
-        _no_low_latency("get_next_low_latency_combine_buffer")
-
-    def clean_low_latency_buffer(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """The low-latency mode: an error."""
-        _no_low_latency("clean_low_latency_buffer")
 
     def _refuse(self, why: Tuple[str, str, Any]) -> NoReturn:
         argument, wanted, got = why
@@ -375,17 +353,3 @@ def _rows(arrived: Any) -> TensorOrPair:
 
 def _sums_in(x: Tensor) -> torch.dtype:
     return torch.bfloat16 if x.dtype == FLOAT8 else x.dtype
-
-
-def one_bias(bias: Any) -> Any:
-    """Two as their sum."""
-    if not (isinstance(bias, tuple) and len(bias) == 2):
-        return bias
-    first, second = bias
-    if first is None or second is None:
-        return first if second is None else second
-    return (first.float() + second.float()).to(first.dtype)
-
-
-def _no_low_latency(name: str) -> NoReturn:
-    refuse_call(f"deep_ep.Buffer.{name}", "the low-latency mode is not here yet")

@@ -22,7 +22,7 @@ from winnow.compat.deep_ep._checks import (
 from winnow.compat.deep_ep._layers import Layers, Sizes
 from winnow.compat.deep_ep._route import FLOAT8, Route, int32_indices
 from winnow.compat.deep_ep._streams import CommStream, event_of
-from winnow.compat.deep_ep.buffer import Buffer, one_bias
+from winnow.compat.deep_ep.buffer import Buffer
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
 
 __all__ = ["EPHandle", "ElasticBuffer"]
@@ -259,6 +259,8 @@ class ElasticBuffer:
             argument, wanted, got = why
             self._layers.refuse(None, f"{argument}: want {wanted}, got {got}")
 
+        self._layers.sm_count = num_sms or Buffer.num_sms
+
         def repeat():
             arrived = handle.route.repeat(x, scales, topk_weights)
             return (*arrived, handle)
@@ -327,9 +329,10 @@ class ElasticBuffer:
         if (why := why or wrong_bias(bias)) is not None:
             route.refuse_combine(why)
 
+        self._layers.sm_count = num_sms or Buffer.num_sms
+
         def body():
-            out = route.combine(x, one_bias(bias))
-            return out, None if topk_weights is None else route.combine_values(topk_weights)
+            return route.combine(x, bias, topk_weights)
 
         results, event = self._stream.run(
             route.sizes.device,

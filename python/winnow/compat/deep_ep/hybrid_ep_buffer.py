@@ -166,7 +166,7 @@ class HybridEPBuffer:
             hidden: [n, H], bfloat16, float16, float32, or float8_e4m3fn with a scaling_factor.
             routing_map: bool [n, E]; probs: float32 [n, E]. Or topk_idx [n, K], topk_weights and
                 num_of_experts in their place.
-            scaling_factor: [n, up to H/128], float32 or int32.
+            scaling_factor: [n, ...] of any dtype, up to 4 bytes for 32 columns.
             num_permuted_tokens: rows of the results, without a wait for counts. More that arrive
                 are an error of a later call: nothing is dropped in silence.
             pad_multiple: the rows of each expert are padded with zeros to a multiple.
@@ -250,10 +250,9 @@ class HybridEPBuffer:
             self._layers.refuse_handle(hidden, handle)
         route = handle.route
         with torch.no_grad(), on_device(route.sizes.device):
-            combined = route.combine(hidden)
-            if probs is None:
+            combined, values = route.combine(hidden, values=probs)
+            if values is None:
                 return combined, None
-            values = route.combine_values(probs)
             experts = route.sizes.experts
             shape = (route.tokens, experts + 1)
             dense = torch.zeros(shape, dtype=torch.float32, device=values.device)

@@ -1,0 +1,188 @@
+"""What the ranks of test_deep_ep_low_latency.py run: each checks what it got itself."""
+
+import os
+
+import deep_ep_oracle as oracle
+import torch
+from deep_ep_programs import refused
+from winnow.compat import deep_ep
+from winnow.errors import Error
+
+H, K, E, M = 512, 3, 12, 16
+
+_buffers = {}
+
+
+def buffer_of(group, **options):
+    key = (group.size(), *options)
+    if key not in _buffers:
+        _buffers[key] = deep_ep.Buffer(group, low_latency_mode=True, **options)
+    return _buffers[key]
+
+
+def wide(rows, scales):
+    """float8 rows and their scales as float32."""
+    if scales.dtype == torch.int32:
+        dense = torch.empty(scales.shape, dtype=torch.int32).copy_(scales)
+        exponents = dense.view(torch.uint8).to(torch.int32)
+        scales = (exponents << 23).view(torch.float32)
+    blocks = rows.float().reshape(*rows.shape[:-1], -1, 128)
+    return (blocks * scales[..., None]).reshape(rows.shape)
+
+
+def check_arrived(given, rank, world, rows, count, handle, exact):
+    """`rows` float32 [e, W * M, H]"""
+    tokens, ranges, most, hidden, experts = handle
+    assert (most, hidden, experts) == (M, H, E) and rows.shape == (E // world, world * M, H)
+    for expert in range(E // world):
+        begin = 0
+        for source, (x, idx, _) in enumerate(given):
+            want = (idx == rank * (E // world) + expert).any(1).nonzero()[:, 0]
+            assert ranges[expert, source] == begin << 32 | len(want)
+            end = begin + len(want)
+            assert torch.equal(tokens[expert, begin:end].long(), want)
+            got = rows[expert, begin:end]
+            if exact:
+                assert torch.equal(got, x[want].float())
+            else:
+                # Within 1/16 of an element, or 2^-9 of the scale, which powers of two may double.
+                least = x[want].float().abs().amax(1, keepdim=True) / 448 / 128
+                assert ((got - x[want].float()).abs() <= x[want].float().abs() / 16 + least).all()
+            begin = end
+        assert count[expert] == begin and count.dtype == torch.int32
+
+
+def sums(given, rank):
+    """Of rows that experts multiply by 2."""
+    x, idx, weights = given[rank]
+    want = torch.zeros(x.shape)
+    for k in range(idx.shape[1]):
+        product = (x.float() * 2) * torch.where(idx[:, k] >= 0, weights[:, k], 0.0)[:, None]
+        want += torch.where(idx[:, k, None] >= 0, product, torch.zeros(()))
+    return want.bfloat16()
+
+
+def calls(group, with_hook):
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    for seed in range(2):
+        given = oracle.inputs(world, E, K, H, seed)
+        x, idx, weights = given[rank]
+        stats, waits = torch.ones(E // world).int(), torch.zeros(world).long()
+        for options in (
+            {"use_fp8": False},
+            {},
+            {"round_scale": True},
+            {"round_scale": True, "use_ue8m0": True},
+        ):
+            got, count, handle, event, hook = buffer.low_latency_dispatch(
+                x,
+                idx,
+                M,
+                E,
+                cumulative_local_expert_recv_stats=stats,
+                dispatch_wait_recv_cost_stats=waits,
+                return_recv_hook=with_hook,
+                **options,
+            )
+            assert event.event is None and (hook is None) == (not with_hook)
+            if with_hook:
+                hook()
+            fp8 = options.get("use_fp8", True)
+            rows = wide(*got) if fp8 else got.float()
+            if fp8:
+                packed = options.get("use_ue8m0", False)
+                assert got[0].dtype == torch.float8_e4m3fn
+                assert got[1].shape == (E // world, world * M, H // (512 if packed else 128))
+                assert got[1].stride(1) == 1
+            check_arrived(given, rank, world, rows, count, handle, not fp8)
+        assert torch.equal(stats, 1 + 4 * count) and (waits >= 0).all()
+        rows = buffer.get_next_low_latency_combine_buffer(handle)
+        got, count, handle, _, hook = buffer.low_latency_dispatch(
+            x, idx, M, E, use_fp8=False, return_recv_hook=with_hook
+        )
+        if with_hook:
+            hook()
+        rows.copy_(got * 2)
+        out = torch.empty(x.shape, dtype=torch.bfloat16)
+        for into in (None, out):
+            back, event, hook = buffer.low_latency_combine(
+                rows, idx, weights, handle, out=into, return_recv_hook=with_hook, zero_copy=True
+            )
+            if with_hook:
+                hook()
+            assert torch.equal(back, sums(given, rank)) and (into is None or back is into)
+
+
+def overlapped(group):
+    """Two batches are under way at a time."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    batches = [oracle.inputs(world, E, K, H, seed) for seed in (3, 4)]
+    sent = [
+        buffer.low_latency_dispatch(*given[rank][:2], M, E, use_fp8=False, return_recv_hook=True)
+        for given in batches
+    ]
+    for given, (got, count, handle, _, hook) in zip(batches, sent, strict=True):
+        hook()
+        check_arrived(given, rank, world, got.float(), count, handle, True)
+    back = [
+        buffer.low_latency_combine(
+            got * 2, given[rank][1], given[rank][2], handle, return_recv_hook=True
+        )
+        for given, (got, _, handle, _, _) in zip(batches, sent, strict=True)
+    ]
+    for given, (combined, _, hook) in zip(batches, back, strict=True):
+        hook()
+        assert torch.equal(combined, sums(given, rank))
+
+
+def mistakes(group):
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    x, idx, weights = oracle.inputs(world, E, K, H)[rank]
+    plain = deep_ep.Buffer(group)
+    text = refused(lambda: plain.low_latency_dispatch(x, idx, M, E), Error)
+    assert "low_latency_dispatch: the buffer was made without low_latency_mode" in text
+    text = refused(
+        lambda: buffer.low_latency_dispatch(x, idx, M, E, async_finish=True, return_recv_hook=True),
+        Error,
+    )
+    assert "async_finish: want False with return_recv_hook" in text
+    wrong = idx.clone()
+    if rank == 1:
+        wrong[0, :] = E + 7
+    text = refused(lambda: buffer.low_latency_dispatch(x, wrong, M, E))
+    assert f"rank 1: expert_indices: want -1 to {E}, got {E + 7} for token 0" in text
+    got, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False)
+    rows = got[:, :3] if rank == 1 else got
+    text = refused(lambda: buffer.low_latency_combine(rows, idx, weights, handle))
+    assert "rank 1: expert_output: want" in text
+    assert buffer.low_latency_combine(got, idx, weights, handle)[0].shape == x.shape
+
+
+def shrunk(group):
+    """A rank that does not come is masked, and its experts' pairs are left out."""
+    rank, world = group.rank(), group.size()
+    seconds = os.environ["WINNOW_TIMEOUT_SECONDS"]
+    os.environ["WINNOW_TIMEOUT_SECONDS"] = "1"
+    try:
+        buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
+        given = oracle.inputs(world, E, K, H, seed=2)
+        x, idx, weights = given[rank]
+        buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False)
+    finally:
+        os.environ["WINNOW_TIMEOUT_SECONDS"] = seconds
+    if rank == world - 1:
+        return
+    got, count, handle, _, _ = buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False)
+    status = torch.full((world,), 7, dtype=torch.int32)
+    buffer.low_latency_query_mask_buffer(status)
+    assert status.tolist() == [0] * (world - 1) + [1]
+    assert (handle[1][:, -1] & 0xFFFFFFFF == 0).all()
+    back, _, _ = buffer.low_latency_combine(got * 2, idx, weights, handle)
+    left = idx.masked_fill(idx >= E - E // world, -1)
+    assert torch.equal(back, sums([(x, left, weights)] * world, rank))
+    buffer.low_latency_clean_mask_buffer()
+    buffer.low_latency_query_mask_buffer(status)
+    assert status.tolist() == [0] * world
+    buffer.low_latency_update_mask_buffer(world - 1, True)
+    buffer.low_latency_query_mask_buffer(status)
+    assert status.tolist() == [0] * (world - 1) + [1]

@@ -1,0 +1,48 @@
+"""The low-latency calls of winnow.compat.deep_ep.Buffer between processes."""
+
+import inspect
+
+import deep_ep_low_latency as programs
+import pytest
+from deep_ep_ranks import Pool
+from winnow.compat import deep_ep
+
+
+@pytest.fixture(scope="module")
+def pool():
+    made = Pool()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("with_hook", [False, True], ids=["whole", "halves"])
+def test_rows_scales_and_sums(pool, world, with_hook):
+    pool.run(world, programs.calls, with_hook)
+
+
+def test_two_batches_overlap(pool):
+    pool.run(3, programs.overlapped)
+
+
+def test_mistakes_are_errors_on_every_rank(pool):
+    pool.run(3, programs.mistakes)
+
+
+def test_the_others_go_on_without_a_rank(pool):
+    pool.run(3, programs.shrunk)
+
+
+def test_signatures_name_every_parameter():
+    def names(function):
+        return list(inspect.signature(function).parameters)[1:]
+
+    assert names(deep_ep.Buffer.low_latency_dispatch) == [
+        "x", "topk_idx", "num_max_dispatch_tokens_per_rank", "num_experts",
+        "cumulative_local_expert_recv_stats", "dispatch_wait_recv_cost_stats", "use_fp8",
+        "round_scale", "use_ue8m0", "async_finish", "return_recv_hook",
+    ]  # fmt: skip
+    assert names(deep_ep.Buffer.low_latency_combine) == [
+        "x", "topk_idx", "topk_weights", "handle", "use_logfmt", "zero_copy", "async_finish",
+        "return_recv_hook", "out", "combine_wait_recv_cost_stats",
+    ]  # fmt: skip

@@ -1,0 +1,236 @@
+#include "winnow/expert_parallel/low_latency/low_latency.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "winnow/core/device_memory.h"
+#include "winnow/expert_parallel/config.h"
+#include "winnow/expert_parallel/low_latency/low_latency_impl.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+
+Fields fields_of(const LowLatencyConfig& config) {
+  const auto text = [](auto value) { return std::to_string(value); };
+  return {{"max_tokens", text(config.max_tokens)},
+          {"hidden", text(config.hidden)},
+          {"topk", text(config.topk)},
+          {"experts", text(config.experts)},
+          {"enable_shrink", config.enable_shrink ? "true" : "false"},
+          {"device", config.device.type == DeviceType::cuda ? "cuda" : "cpu"},
+          {"backend", std::string(config.backend ? to_string(*config.backend) : "any")}};
+}
+
+bool is_fp8(RowFormat format) { return format != RowFormat::bf16; }
+
+}  // namespace
+
+// ---- Calls that are pending.
+
+void PendingCalls::check_send(const Check& check) const {
+  check.that(pending_.size() < kMost, "part", "at most two calls that were sent and not received",
+             "a third");
+}
+void PendingCalls::check_receive(const Check& check) const {
+  check.that(!pending_.empty(), "part", "a call that was sent before it is received", "none");
+}
+std::uint64_t PendingCalls::send() {
+  pending_.push_back(++last_);
+  return last_;
+}
+void PendingCalls::give_up(std::uint64_t epoch) { std::erase(pending_, epoch); }
+void PendingCalls::receive() { pending_.pop_front(); }
+
+// ---- Checks.
+
+void check_low_latency_config(const LowLatencyConfig& config, int world) {
+  const Check check(kLowLatency);
+  const auto in_range = [&](std::string_view field, std::int64_t value, std::int64_t least,
+                            std::int64_t most) {
+    check.that(value >= least && value <= most, field,
+               std::to_string(least) + " to " + std::to_string(most), std::to_string(value));
+  };
+  in_range("max_tokens", config.max_tokens, 1, kMost / kMaxTopk / world);
+  in_range("hidden", config.hidden, 8, std::int64_t{1} << 20);
+  check.that(config.hidden % 8 == 0, "hidden", "a multiple of 8", std::to_string(config.hidden));
+  in_range("topk", config.topk, 1, kMaxTopk);
+  in_range("experts", config.experts, 1, std::int64_t{1} << 20);
+  check.that(config.experts % world == 0, "experts",
+             "a multiple of the " + std::to_string(world) + " ranks",
+             std::to_string(config.experts));
+  in_range("sm_count", config.sm_count, 0, kMost);
+}
+
+LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world) {
+  constexpr std::int64_t kLine = 128;
+  const auto round_up = [](std::int64_t bytes, std::int64_t step) {
+    return (bytes + step - 1) / step * step;
+  };
+  LowLatencyLayout layout;
+  layout.world = world;
+  layout.topk = config.topk;
+  layout.per_rank = config.experts / world;
+  layout.max_tokens = config.max_tokens;
+  layout.row_bytes = config.hidden * 2;
+  layout.message_bytes = LowLatencyLayout::kPairBytes + layout.row_bytes;
+  std::int64_t end = 0;
+  const auto add = [&](std::int64_t& offset, std::int64_t bytes) {
+    offset = end;
+    end = round_up(end + bytes, kLine);
+  };
+  add(layout.signals, kLowLatencyCalls * world * 8);
+  add(layout.consumed, kLowLatencyCalls * world * 8);
+  add(layout.notes, kLowLatencyCalls * 2 * world * std::int64_t(sizeof(LowLatencyNote)));
+  add(layout.counts, 2 * std::int64_t(config.experts) * 4);
+  add(layout.messages, 2 * std::int64_t(config.experts) * config.max_tokens * layout.message_bytes);
+  add(layout.returned, 2 * config.max_tokens * config.topk * layout.row_bytes);
+  layout.bytes = end;
+  return layout;
+}
+
+namespace {
+
+void check_indices(const Check& check, const LowLatencyConfig& config,
+                   const ConstTensorView& indices, std::int64_t tokens) {
+  check.rank("expert_indices", indices, 2, "[n, k]");
+  const std::int64_t topk = indices.size(1);
+  check.that(topk >= 1 && topk <= config.topk, "expert_indices",
+             "1 to " + std::to_string(config.topk) + " experts a token", std::to_string(topk));
+  check.input("expert_indices", indices, {{"n", tokens}, {"k", topk}}, {DType::i32, DType::i64},
+              config.device);
+}
+
+}  // namespace
+
+void check_dispatch(const Check& check, const LowLatencyConfig& config, int world,
+                    const LowLatencyDispatchArgs& args) {
+  if (args.refusal != nullptr) throw *args.refusal;
+  const Dim experts{"E / W", config.experts / world}, rows{"W * M", world * config.max_tokens};
+  const Dim hidden{"hidden", config.hidden};
+  const std::int64_t block =
+      args.format == RowFormat::fp8_ue8m0 ? 4 * kScaleColumns : kScaleColumns;
+  check.that(!is_fp8(args.format) || config.hidden % block == 0, "format",
+             "bf16 where hidden is no multiple of " + std::to_string(block), "fp8");
+  if (sends(args.part)) {
+    check.rank("input", args.input, 2, "[n, hidden]");
+    const std::int64_t tokens = args.input.size(0);
+    check.input("input", args.input, {{"n", tokens}, hidden}, {DType::bf16}, config.device);
+    check.that(tokens <= config.max_tokens, "input",
+               "at most max_tokens = " + std::to_string(config.max_tokens) + " tokens",
+               std::to_string(tokens));
+    check_indices(check, config, args.expert_indices, tokens);
+  }
+  if (!receives(args.part)) return;
+  const Device device = config.device;
+  check.output("output", args.output, {experts, rows, hidden},
+               {is_fp8(args.format) ? DType::f8_e4m3 : DType::bf16}, device);
+  if (is_fp8(args.format)) {
+    const bool packed = args.format == RowFormat::fp8_ue8m0;
+    check.shape("scales", args.scales, {experts, rows, {"columns", config.hidden / block}});
+    check.dtype("scales", args.scales, {packed ? DType::i32 : DType::f32});
+    check.device("scales", args.scales, device);
+    check.aligned("scales", args.scales, 4);
+    check.distinct_elements("scales", args.scales);
+  }
+  check.output("counts", args.counts, {experts}, {DType::i32}, device);
+  check.output("source_tokens", args.source_tokens, {experts, rows}, {DType::i32}, device);
+  check.output("source_pairs", args.source_pairs, {experts, rows}, {DType::i32}, device);
+  check.output("ranges", args.ranges, {experts, {"W", world}}, {DType::i64}, device);
+  if (args.expert_statistics.present()) {
+    check.output("expert_statistics", args.expert_statistics, {experts}, {DType::i32}, device);
+  }
+  if (args.wait_statistics.present()) {
+    check.output("wait_statistics", args.wait_statistics, {{"W", world}}, {DType::i64}, device);
+  }
+}
+
+void check_combine(const Check& check, const LowLatencyConfig& config, int world,
+                   const LowLatencyCombineArgs& args) {
+  if (args.refusal != nullptr) throw *args.refusal;
+  const Dim experts{"E / W", config.experts / world}, rows{"W * M", world * config.max_tokens};
+  const Dim hidden{"hidden", config.hidden};
+  if (sends(args.part)) {
+    check.input("expert_output", args.expert_output, {experts, rows, hidden}, {DType::bf16},
+                config.device);
+    check.input("source_pairs", args.source_pairs, {experts, rows}, {DType::i32}, config.device);
+    check.input("ranges", args.ranges, {experts, {"W", world}}, {DType::i64}, config.device);
+  }
+  if (!receives(args.part)) return;
+  check.rank("expert_indices", args.expert_indices, 2, "[n, k]");
+  const std::int64_t tokens = args.expert_indices.size(0);
+  check.that(tokens <= config.max_tokens, "expert_indices",
+             "at most max_tokens = " + std::to_string(config.max_tokens) + " tokens",
+             std::to_string(tokens));
+  check_indices(check, config, args.expert_indices, tokens);
+  check.input("weights", args.weights, {{"n", tokens}, {"k", args.expert_indices.size(1)}},
+              {DType::f32}, config.device);
+  check.output("out", args.out, {{"n", tokens}, hidden}, {DType::bf16}, config.device);
+  if (args.wait_statistics.present()) {
+    check.output("wait_statistics", args.wait_statistics, {{"W", world}}, {DType::i64},
+                 config.device);
+  }
+}
+
+// ---- The door.
+
+LowLatency::LowLatency(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store,
+                       const LowLatencyConfig& config)
+    : config_(config) {
+  const Check check(kLowLatency);
+  check.that(transport != nullptr, "transport", "a transport", "none");
+  check.that(store != nullptr, "store", "a store", "none");
+  const Deadline deadline(config.timeout);
+  config_.timeout = deadline.timeout();
+  rank_ = transport->rank();
+  world_size_ = transport->world_size();
+  const auto choose = [&] {
+    check_low_latency_config(config_, world_size_);
+    return choose_layer_backend(kLowLatency, config_.device, config_.backend);
+  };
+  backend_ = make_collective({kLowLatency, *transport, *store, deadline}, fields_of(config_),
+                             choose, [&](Backend backend) {
+                               if constexpr (kBuiltWithCuda) {
+                                 if (backend == Backend::sm90) {
+                                   return make_low_latency_cuda(transport, config_);
+                                 }
+                               }
+                               return make_low_latency_cpu(transport, config_);
+                             });
+  which_ = backend_->backend();
+}
+
+LowLatency::~LowLatency() { close(); }
+
+LowLatencyBackend& LowLatency::open(const char* operation) const {
+  if (backend_ == nullptr) {
+    throw Error(ErrorCode::invalid_argument, operation, "the object is closed");
+  }
+  return *backend_;
+}
+
+void LowLatency::dispatch(const LowLatencyDispatchArgs& args) {
+  open(kLowLatencyNames[kLowLatencyDispatch]).dispatch(args);
+}
+void LowLatency::combine(const LowLatencyCombineArgs& args) {
+  open(kLowLatencyNames[kLowLatencyCombine]).combine(args);
+}
+std::vector<std::int32_t> LowLatency::mask() const { return open(kLowLatency).mask(); }
+void LowLatency::set_mask(int rank, bool masked) {
+  const Check check(kLowLatency);
+  check.that(config_.enable_shrink, "set_mask", "an object made with enable_shrink", "another");
+  check.that(rank >= 0 && rank < world_size_ && rank != rank_, "rank",
+             "another one, 0 to " + std::to_string(world_size_ - 1), std::to_string(rank));
+  open(kLowLatency).set_mask(rank, masked);
+}
+
+const LowLatencyConfig& LowLatency::config() const { return config_; }
+int LowLatency::rank() const { return rank_; }
+int LowLatency::world_size() const { return world_size_; }
+Backend LowLatency::backend() const { return which_; }
+std::int64_t LowLatency::bytes() const { return backend_ ? backend_->bytes() : 0; }
+void LowLatency::close() noexcept { backend_.reset(); }
+
+}  // namespace winnow::expert_parallel

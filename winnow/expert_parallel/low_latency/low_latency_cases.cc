@@ -1,0 +1,83 @@
+// The case table of expert_parallel::low_latency. Every comparison is of bits.
+#include <utility>
+
+#include "winnow/expert_parallel/testing/low_latency_problem.h"
+#include "winnow/expert_parallel/testing/ranks.h"
+#include "winnow/testing/table.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+std::vector<LowLatencyProblem> make_problems() {
+  std::vector<LowLatencyProblem> list;
+  for (const int world : {1, 2, 3, 4, 6}) {
+    const std::string ranks = std::to_string(world) + "-ranks";
+    list.push_back({.name = ranks, .world = world});
+    list.push_back({.name = ranks + "-bf16-halves",
+                    .world = world,
+                    .hidden = 72,
+                    .format = RowFormat::bf16,
+                    .halves = true,
+                    .rounds = 4});
+  }
+  list.push_back({.name = "power-of-two-by-column",
+                  .format = RowFormat::fp8_power_of_two,
+                  .wide_indices = true,
+                  .scales_by_column = true,
+                  .halves = true});
+  list.push_back({.name = "ue8m0",
+                  .hidden = 1024,
+                  .format = RowFormat::fp8_ue8m0,
+                  .scales_by_column = true,
+                  .shrink = true});
+  list.push_back({.name = "fewer-columns", .topk = 4, .given_topk = 2, .wide_indices = true});
+  list.push_back({.name = "no-experts", .choice = ExpertChoice::none});
+  list.push_back({.name = "all-to-all-experts",
+                  .world = 2,
+                  .experts_per_rank = 4,
+                  .topk = 8,
+                  .max_tokens = 40,
+                  .hidden = 128,
+                  .choice = ExpertChoice::distinct,
+                  .full = true});
+  list.push_back({.name = "many-experts",
+                  .experts_per_rank = 64,
+                  .topk = 8,
+                  .max_tokens = 16,
+                  .hidden = 128,
+                  .shrink = true});
+  return list;
+}
+
+testing::CaseOutcome run_case(const LowLatencyProblem& problem, const testing::Target& target) {
+  LowLatencyConfig config = problem.config();
+  config.device = testing::device_of(target);
+  config.backend = target.options.backend;
+  if (config.device.type == DeviceType::cuda) config.timeout = std::chrono::seconds(10);
+  const std::vector<LowLatencyRound> rounds = make_rounds(problem);
+  std::vector<Comparisons> of_ranks(std::size_t(problem.world));
+  RankTeam team(problem.world);
+  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    LowLatency layer(transport, team.world().store(), config);
+    of_ranks[std::size_t(rank)] = run_rank(layer, problem, rounds);
+  });
+  Comparisons all;
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) all.add(of_ranks[rank], int(rank));
+  return {all.backend().value_or(Backend::cpu), all.list()};
+}
+
+}  // namespace
+
+testing::Operation low_latency_operation() {
+  const std::vector<LowLatencyProblem> problems = make_problems();
+  testing::Operation operation{"expert_parallel::low_latency",
+                               "dispatch and combine of few tokens, without counts",
+                               testing::cases_of(problems, run_case),
+                               {}};
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    operation.cases[i].on_gpu = problems[i].world <= kMostRanksOnOneGpu;
+  }
+  return operation;
+}
+
+}  // namespace winnow::expert_parallel

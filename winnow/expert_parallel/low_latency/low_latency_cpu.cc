@@ -1,0 +1,423 @@
+// The low-latency calls on the CPU: every rank writes into the memory of the others.
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "winnow/cpu/kernels.h"
+#include "winnow/expert_parallel/combine/combine_row_sum.h"
+#include "winnow/expert_parallel/config.h"
+#include "winnow/expert_parallel/low_latency/low_latency_impl.h"
+#include "winnow/expert_parallel/transport/communicator.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+std::size_t size(std::int64_t bytes) { return static_cast<std::size_t>(bytes); }
+
+std::int64_t index_at(const ConstTensorView& indices, std::int64_t token, std::int64_t k) {
+  if (indices.dtype() == DType::i64) return indices.at<std::int64_t>(token, k);
+  return indices.at<std::int32_t>(token, k);
+}
+
+// 128 columns as f8_e4m3, and their scale: see indexer::quantize().
+float quantize(const BFloat16* from, bool power_of_two, std::byte* to) {
+  constexpr float kLeast = 1e-4f, kLargest = 448;
+  float amax = 0;
+  bool finite = true;
+  for (int c = 0; c < kScaleColumns; ++c) {
+    const float magnitude = std::abs(float(from[c]));
+    finite = finite && magnitude <= std::numeric_limits<float>::max();
+    amax = std::max(amax, magnitude);
+  }
+  if (!finite) {
+    std::memset(to, 0x7f, size(kScaleColumns));
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  float scale = std::max(amax, kLeast) / kLargest;
+  if (power_of_two) {
+    constexpr std::uint32_t kMantissa = 0x007fffffu;
+    scale = std::bit_cast<float>((std::bit_cast<std::uint32_t>(scale) + kMantissa) & ~kMantissa);
+  }
+  for (int c = 0; c < kScaleColumns; ++c) {
+    to[c] = static_cast<std::byte>(Float8E4M3(float(from[c]) / scale).bits);
+  }
+  return scale;
+}
+
+// A row as it travels: its elements, and the scales of fp8 behind them.
+void write_row(RowFormat format, const BFloat16* from, std::int64_t hidden, std::byte* to) {
+  if (format == RowFormat::bf16) {
+    std::memcpy(to, from, size(hidden * 2));
+    return;
+  }
+  std::byte* scales = to + hidden;
+  for (std::int64_t c = 0; c < hidden; c += kScaleColumns) {
+    const float scale = quantize(from + c, format != RowFormat::fp8, to + c);
+    if (format == RowFormat::fp8_ue8m0) {
+      *scales++ = static_cast<std::byte>(std::bit_cast<std::uint32_t>(scale) >> 23);
+    } else {
+      std::memcpy(scales, &scale, sizeof(scale));
+      scales += sizeof(scale);
+    }
+  }
+}
+
+class CpuLowLatency : public LowLatencyBackend {
+ public:
+  CpuLowLatency(std::shared_ptr<Transport> transport, const LowLatencyConfig& config)
+      : LowLatencyBackend(Backend::cpu),
+        config_(config),
+        world_(transport->world_size()),
+        layout_(low_latency_layout(config, world_)),
+        communicator_(transport, Topology(world_, world_), Deadline(config.timeout)),
+        memory_(communicator_.allocate(size(layout_.bytes), Deadline(config.timeout),
+                                       "the rows' places")),
+        mask_(size(world_)) {
+    for (int rank = 0; rank < world_; ++rank) {
+      peers_.push_back(communicator_.node_pointer(*memory_, rank));
+      if (peers_.back() != nullptr) continue;
+      throw Error(ErrorCode::unsupported, kLowLatency,
+                  "the memory of rank " + std::to_string(rank) + " is not within reach");
+    }
+  }
+
+  void dispatch(const LowLatencyDispatchArgs& args) override {
+    begin(kLowLatencyDispatch);
+    communicator_.call(name_, [&] {
+      if (sends(args.part)) send(args);
+      if (receives(args.part)) receive(args);
+    });
+  }
+  void combine(const LowLatencyCombineArgs& args) override {
+    begin(kLowLatencyCombine);
+    communicator_.call(name_, [&] {
+      if (sends(args.part)) send(args);
+      if (receives(args.part)) receive(args);
+    });
+  }
+  std::vector<std::int32_t> mask() const override { return mask_; }
+  void set_mask(int rank, bool masked) override { mask_[size(rank)] = masked; }
+  std::int64_t bytes() const override { return layout_.bytes; }
+
+ private:
+  void begin(LowLatencyCall call) {
+    call_ = call;
+    name_ = kLowLatencyNames[call];
+  }
+  PendingCalls& pending() { return pending_[call_]; }
+  int rank() const { return communicator_.rank(); }
+  std::byte* own() const { return peers_[size(rank())]; }
+  static std::uint64_t* word(std::byte* memory, std::int64_t offset) {
+    return reinterpret_cast<std::uint64_t*>(memory + offset);
+  }
+  LowLatencyNote& note(int at, std::uint64_t epoch, int from) const {
+    return *reinterpret_cast<LowLatencyNote*>(peers_[size(at)] + layout_.note(call_, epoch, from));
+  }
+  template <class Visit>
+  void for_each_peer(const Visit& visit) {
+    // From the next rank on: no rank is everyone's first.
+    for (int step = 1; step <= world_; ++step) {
+      const int peer = (rank() + step) % world_;
+      if (mask_[size(peer)] == 0) visit(peer);
+    }
+  }
+
+  // Whether the word of a rank in this one's memory has come so far; else the rank is masked now.
+  bool wait(int peer, std::int64_t offset, std::uint64_t epoch, const Deadline& deadline,
+            std::string_view phase) {
+    const WaitName name{name_, phase, peer};
+    if (!config_.enable_shrink) {
+      communicator_.wait_at_least(word(own(), offset), epoch, deadline, name);
+      return true;
+    }
+    if (communicator_.comes(word(own(), offset), epoch, deadline, name)) return true;
+    mask_[size(peer)] = 1;
+    return false;
+  }
+
+  // The first half of a call: `check` throws what is wrong, `write(epoch)` writes to the others.
+  template <class Args, class CheckArgs, class Write>
+  void send_call(const Args& args, int format, const CheckArgs& check_args, const Write& write) {
+    pending().check_send(Check(name_));  // there are no places to refuse in
+    std::optional<Error> refusal;
+    try {
+      check_args();
+    } catch (const Error& error) {
+      refusal = error;
+    }
+    const std::uint64_t epoch = pending().send();
+    const Deadline deadline(config_.timeout);
+    for_each_peer([&](int peer) {
+      if (epoch <= PendingCalls::kMost) return;
+      wait(peer, layout_.consumed_word(call_, peer), epoch - PendingCalls::kMost, deadline,
+           "the places of an earlier call");
+    });
+    if (!refusal) write(epoch);
+    for_each_peer([&](int peer) {
+      LowLatencyNote& said = note(peer, epoch, rank());
+      said.refusal = refusal ? static_cast<std::uint32_t>(refusal->code()) + 1 : 0;
+      said.format = format;
+      if (refusal) {
+        const std::string text = message_of(*refusal);
+        const std::size_t length = std::min(text.size(), size(LowLatencyNote::kTextBytes - 1));
+        std::memcpy(said.text, text.data(), length);
+        said.text[length] = 0;
+      }
+      store_release(word(peers_[size(peer)], layout_.signal(call_, rank())), epoch);
+    });
+    if (!refusal || receives(args.part)) return;
+    pending().give_up(epoch);
+    tell_consumed();
+    throw *refusal;
+  }
+
+  // The second half, until all have come: what any of them refuses, all throw. The epoch.
+  std::uint64_t hear(const TensorView& wait_statistics, int format) {
+    const std::uint64_t epoch = pending().oldest();
+    const Deadline deadline(config_.timeout);
+    for_each_peer([&](int peer) {
+      const auto start = std::chrono::steady_clock::now();
+      wait(peer, layout_.signal(call_, peer), epoch, deadline, "the rows");
+      if (!wait_statistics.present()) return;
+      const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;
+      wait_statistics.at<std::int64_t>(peer) += waited.count();
+    });
+    for (int peer = 0; peer < world_; ++peer) {
+      if (mask_[size(peer)] != 0) continue;
+      const LowLatencyNote& said = note(rank(), epoch, peer);
+      std::string text;
+      if (said.refusal != 0) {
+        text = "rank " + std::to_string(peer) + ": " + said.text;
+      } else if (said.format != format) {
+        text = "format differs: " + std::to_string(format) + " on rank " + std::to_string(rank()) +
+               ", " + std::to_string(said.format) + " on rank " + std::to_string(peer);
+      }
+      if (text.empty()) continue;
+      const auto code = said.refusal != 0 ? static_cast<ErrorCode>(said.refusal - 1)
+                                          : ErrorCode::invalid_argument;
+      end_receive();
+      throw Error(code, name_, text);
+    }
+    return epoch;
+  }
+  void end_receive() {
+    pending().receive();
+    tell_consumed();
+  }
+  void tell_consumed() {
+    const std::uint64_t epoch = pending().consumed();
+    for_each_peer([&](int peer) {
+      store_release(word(peers_[size(peer)], layout_.consumed_word(call_, rank())), epoch);
+    });
+  }
+
+  void send(const LowLatencyDispatchArgs& args);
+  void check_experts(const ConstTensorView& indices) const;
+  void send_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch);
+  void receive(const LowLatencyDispatchArgs& args);
+  std::int64_t take_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch, int expert,
+                         int source, std::int64_t first);
+  void send(const LowLatencyCombineArgs& args);
+  void check_handle(const LowLatencyCombineArgs& args) const;
+  void receive(const LowLatencyCombineArgs& args);
+
+  LowLatencyConfig config_;
+  int world_;
+  LowLatencyLayout layout_;
+  Communicator communicator_;
+  std::shared_ptr<SymmetricMemory> memory_;
+  std::vector<std::byte*> peers_;   // [W]
+  std::vector<std::int32_t> mask_;  // [W]
+  PendingCalls pending_[kLowLatencyCalls];
+  LowLatencyCall call_ = kLowLatencyDispatch;  // that runs
+  const char* name_ = "";
+};
+
+// ---- Dispatch.
+
+void CpuLowLatency::check_experts(const ConstTensorView& indices) const {
+  const Check check(name_);
+  for (std::int64_t token = 0; token < indices.size(0); ++token) {
+    for (std::int64_t k = 0; k < indices.size(1); ++k) {
+      const std::int64_t expert = index_at(indices, token, k);
+      check.that(expert >= -1 && expert <= config_.experts, "expert_indices",
+                 "-1 to " + std::to_string(config_.experts),
+                 std::to_string(expert) + " for token " + std::to_string(token));
+      for (std::int64_t other = 0; other < k; ++other) {
+        const bool again = index_at(indices, token, other) == expert;
+        check.that(expert < 0 || expert == config_.experts || !again, "expert_indices",
+                   "every expert of a token once",
+                   std::to_string(expert) + " again for token " + std::to_string(token));
+      }
+    }
+  }
+}
+
+void CpuLowLatency::send(const LowLatencyDispatchArgs& args) {
+  send_call(
+      args, static_cast<int>(args.format),
+      [&] {
+        check_dispatch(Check(name_), config_, world_, args);
+        check_experts(args.expert_indices);
+      },
+      [&](std::uint64_t epoch) { send_rows(args, epoch); });
+}
+
+void CpuLowLatency::send_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch) {
+  const int per_rank = layout_.per_rank;
+  std::vector<std::int32_t> counts(size(config_.experts));
+  std::vector<std::byte> row(size(layout_.row_bytes));
+  const auto* input = static_cast<const BFloat16*>(args.input.data());
+  for (std::int64_t token = 0; token < args.input.size(0); ++token) {
+    write_row(args.format, input + token * args.input.stride(0), config_.hidden, row.data());
+    for (std::int64_t k = 0; k < args.expert_indices.size(1); ++k) {
+      const std::int64_t expert = index_at(args.expert_indices, token, k);
+      if (expert < 0 || expert == config_.experts) continue;
+      const int home = static_cast<int>(expert) / per_rank;
+      const std::int64_t i = counts[size(expert)]++;
+      if (mask_[size(home)] != 0) continue;
+      std::byte* to = peers_[size(home)] +
+                      layout_.message(epoch, static_cast<int>(expert) % per_rank, rank(), i);
+      const auto pair = static_cast<std::int32_t>(token * config_.topk + k);
+      std::memcpy(to, &pair, sizeof(pair));
+      std::memcpy(to + LowLatencyLayout::kPairBytes, row.data(), row.size());
+    }
+  }
+  for_each_peer([&](int peer) {
+    std::memcpy(peers_[size(peer)] + layout_.count(epoch, rank(), 0),
+                counts.data() + peer * per_rank, size(per_rank) * sizeof(std::int32_t));
+  });
+}
+
+void CpuLowLatency::receive(const LowLatencyDispatchArgs& args) {
+  const Check check(name_);
+  pending().check_receive(check);
+  if (args.part == CallPart::receive) check_dispatch(check, config_, world_, args);
+  const std::uint64_t epoch = hear(args.wait_statistics, static_cast<int>(args.format));
+  for (int expert = 0; expert < layout_.per_rank; ++expert) {
+    std::int64_t rows = 0;
+    for (int source = 0; source < world_; ++source) {
+      const std::int64_t count = take_rows(args, epoch, expert, source, rows);
+      args.ranges.at<std::int64_t>(expert, source) = rows << 32 | count;
+      rows += count;
+    }
+    args.counts.at<std::int32_t>(expert) = static_cast<std::int32_t>(rows);
+    if (!args.expert_statistics.present()) continue;
+    args.expert_statistics.at<std::int32_t>(expert) += static_cast<std::int32_t>(rows);
+  }
+  end_receive();
+}
+
+// The rows of a source for an expert, to the output from row `first` on. Their number.
+std::int64_t CpuLowLatency::take_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch,
+                                      int expert, int source, std::int64_t first) {
+  if (mask_[size(source)] != 0) return 0;
+  std::int32_t count;
+  std::memcpy(&count, own() + layout_.count(epoch, source, expert), sizeof(count));
+  const std::int64_t element = size_of(args.output.dtype());
+  const std::int64_t columns = args.scales.present() ? args.scales.size(2) : 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::byte* message = own() + layout_.message(epoch, expert, source, i);
+    const std::int64_t row = first + i;
+    std::int32_t pair;
+    std::memcpy(&pair, message, sizeof(pair));
+    args.source_pairs.at<std::int32_t>(expert, row) = pair;
+    args.source_tokens.at<std::int32_t>(expert, row) = pair / config_.topk;
+    message += LowLatencyLayout::kPairBytes;
+    auto* to = static_cast<std::byte*>(args.output.data()) +
+               (expert * args.output.stride(0) + row * args.output.stride(1)) * element;
+    std::memcpy(to, message, size(config_.hidden * element));
+    const std::byte* scales = message + config_.hidden * element;
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const std::int64_t at =
+          expert * args.scales.stride(0) + row * args.scales.stride(1) + c * args.scales.stride(2);
+      std::memcpy(static_cast<std::byte*>(args.scales.data()) + 4 * at, scales + 4 * c, 4);
+    }
+  }
+  return count;
+}
+
+// ---- Combine.
+
+void CpuLowLatency::check_handle(const LowLatencyCombineArgs& args) const {
+  const Check check(name_);
+  const std::int64_t rows = world_ * config_.max_tokens;
+  for (std::int64_t expert = 0; expert < layout_.per_rank; ++expert) {
+    for (int source = 0; source < world_; ++source) {
+      const std::int64_t range = args.ranges.at<std::int64_t>(expert, source);
+      const std::int64_t first = range >> 32, count = range & 0xffffffff;
+      check.that(first >= 0 && count <= config_.max_tokens && first + count <= rows, "ranges",
+                 "those of a dispatch", std::to_string(range));
+      for (std::int64_t row = first; row < first + count; ++row) {
+        const std::int32_t pair = args.source_pairs.at<std::int32_t>(expert, row);
+        check.that(pair >= 0 && pair < config_.max_tokens * config_.topk, "source_pairs",
+                   "those of a dispatch", std::to_string(pair));
+      }
+    }
+  }
+}
+
+void CpuLowLatency::send(const LowLatencyCombineArgs& args) {
+  const auto write = [&](std::uint64_t epoch) {
+    const ConstTensorView& rows = args.expert_output;
+    for (int expert = 0; expert < layout_.per_rank; ++expert) {
+      for_each_peer([&](int source) {
+        const std::int64_t range = args.ranges.at<std::int64_t>(expert, source);
+        const std::int64_t first = range >> 32, count = range & 0xffffffff;
+        for (std::int64_t row = first; row < first + count; ++row) {
+          const std::int32_t pair = args.source_pairs.at<std::int32_t>(expert, row);
+          std::memcpy(peers_[size(source)] + layout_.returned_row(epoch, pair),
+                      static_cast<const std::byte*>(rows.data()) +
+                          (expert * rows.stride(0) + row * rows.stride(1)) * 2,
+                      size(layout_.row_bytes));
+        }
+      });
+    }
+  };
+  const auto check = [&] {
+    check_combine(Check(name_), config_, world_, args);
+    check_handle(args);
+  };
+  send_call(args, 0, check, write);
+}
+
+void CpuLowLatency::receive(const LowLatencyCombineArgs& args) {
+  const Check check(name_);
+  pending().check_receive(check);
+  if (args.part == CallPart::receive) check_combine(check, config_, world_, args);
+  const std::uint64_t epoch = hear(args.wait_statistics, 0);
+  static const auto sum_rows = cpu_kernels().expert_parallel_sum_rows;
+  Addend addends[kMaxTopk];
+  for (std::int64_t token = 0; token < args.out.size(0); ++token) {
+    int count = 0;
+    for (std::int64_t k = 0; k < args.expert_indices.size(1); ++k) {
+      const std::int64_t expert = index_at(args.expert_indices, token, k);
+      if (expert < 0 || expert >= config_.experts) continue;
+      if (mask_[size(expert / layout_.per_rank)] != 0) continue;
+      addends[count++] = {.row = own() + layout_.returned_row(epoch, token * config_.topk + k),
+                          .weight = args.weights.at<float>(token, k)};
+    }
+    if (count > 0) addends[count - 1].ends_rank = addends[count - 1].ends_node = true;
+    sum_rows({.dtype = DType::bf16,
+              .hidden = config_.hidden,
+              .addends = addends,
+              .count = count,
+              .weighted = true,
+              .to = static_cast<BFloat16*>(args.out.data()) + token * args.out.stride(0)});
+  }
+  end_receive();
+}
+
+}  // namespace
+
+std::unique_ptr<LowLatencyBackend> make_low_latency_cpu(std::shared_ptr<Transport> transport,
+                                                        const LowLatencyConfig& config) {
+  return std::make_unique<CpuLowLatency>(std::move(transport), config);
+}
+
+}  // namespace winnow::expert_parallel

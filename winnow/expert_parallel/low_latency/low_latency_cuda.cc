@@ -1,0 +1,352 @@
+// The low-latency calls on a GPU, host side. Only in builds with CUDA.
+#include "winnow/expert_parallel/low_latency/low_latency_cuda.h"
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+
+#include "winnow/core/device_memory.h"
+#include "winnow/expert_parallel/cuda/calls.h"
+#include "winnow/expert_parallel/cuda/wire.h"
+#include "winnow/expert_parallel/exchange/exchange.h"
+#include "winnow/expert_parallel/low_latency/low_latency_impl.h"
+#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/layouts.h"
+#include "winnow/expert_parallel/routing/device_topology.h"
+#include "winnow/expert_parallel/transport/communicator.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+std::vector<PhaseText> phase_texts() {
+  std::vector<PhaseText> texts;
+  for (const int call : {kLowLatencyDispatch, kLowLatencyCombine}) {
+    texts.push_back({rows_phase(call), kLowLatencyNames[call], "the rows"});
+    texts.push_back({places_phase(call), kLowLatencyNames[call], "the places of an earlier call"});
+  }
+  return texts;
+}
+
+ExpertIndices indices_of(const ConstTensorView& view) {
+  if (!view.present()) return {};
+  return {view.data(), view.stride(0), view.size(0), static_cast<int>(view.size(1)),
+          view.dtype() == DType::i64};
+}
+
+// Rows that warps move in vectors of 16 bytes.
+void check_vectors(const Check& check, std::string_view name, const ConstTensorView& rows) {
+  const std::int64_t size = size_of(rows.dtype());
+  const bool fits = reinterpret_cast<std::uintptr_t>(rows.data()) % 16 == 0 &&
+                    rows.stride(0) * size % 16 == 0 && rows.stride(1) * size % 16 == 0;
+  check.that(rows.numel() == 0 || fits, name, "rows at multiples of 16 bytes on a GPU", "others");
+}
+
+class DeviceLowLatency : public LowLatencyBackend {
+ public:
+  DeviceLowLatency(std::shared_ptr<Transport> transport, const LowLatencyConfig& config);
+
+  void dispatch(const LowLatencyDispatchArgs& args) override;
+  void combine(const LowLatencyCombineArgs& args) override;
+  std::vector<std::int32_t> mask() const override;
+  void set_mask(int rank, bool masked) override;
+  std::int64_t bytes() const override { return view_.layout.bytes; }
+
+ private:
+  template <class Params>
+  void send(LowLatencyCall call, Params params, const std::optional<Error>& refusal);
+  template <class Params>
+  void receive(LowLatencyCall call, const Params& params);
+  template <class Params, class Args, class CheckArgs>
+  void run(LowLatencyCall call, const Params& params, const Args& args,
+           const CheckArgs& check_args);
+  void drop(LowLatencyCall call);
+  void throw_deferred();
+  std::string text_of(int rank, const LowLatencyNote& note) const;
+  LowLatencyDispatchParams params_of(const LowLatencyDispatchArgs& args) const;
+  LowLatencyCombineParams params_of(const LowLatencyCombineArgs& args) const;
+
+  LowLatencyConfig config_;
+  std::shared_ptr<Transport> transport_;
+  int world_, rank_, blocks_ = 1;
+  std::shared_ptr<SymmetricMemory> control_, memory_;
+  std::shared_ptr<std::byte> private_;
+  LowLatencyView view_;
+  LowLatencyReportView host_deferred_, host_unused_;
+  // Sent and not received, oldest first: false of one that was refused here, whose rows are
+  // dropped.
+  std::deque<bool> pending_[kLowLatencyCalls];
+  GpuCalls calls_;  // the last member: all of the above goes when the last call has ended
+};
+
+DeviceLowLatency::DeviceLowLatency(std::shared_ptr<Transport> transport,
+                                   const LowLatencyConfig& config)
+    : LowLatencyBackend(Backend::sm90),
+      config_(config),
+      transport_(std::move(transport)),
+      world_(transport_->world_size()),
+      rank_(transport_->rank()),
+      calls_(transport_, view_.layer, config.device, kLowLatency, phase_texts()) {
+  const auto unsupported = [](const std::string& text) {
+    throw Error(ErrorCode::unsupported, kLowLatency, text);
+  };
+  if (world_ > kMaxLocals) {
+    unsupported("a GPU's low-latency calls serve " + std::to_string(kMaxLocals) + " ranks");
+  }
+  const DeviceGuard guard(config_.device);
+  view_.layout = low_latency_layout(config_, world_);
+  if ((std::int64_t(config_.experts) + 1) * 4 > kLowLatencySharedBytes) {
+    unsupported("a GPU's low-latency calls serve at most " +
+                std::to_string(kLowLatencySharedBytes / 4 - 1) + " experts");
+  }
+  calls_.check(transport_->wire()->load(), "loading the kernels");
+  calls_.check(load_low_latency_dispatch(), "loading the kernels");
+  calls_.check(load_low_latency_combine(), "loading the kernels");
+  const Topology topology(world_, world_);
+  LayerView& layer = view_.layer;
+  layer.topology = topology_of({topology, config_.experts, config_.topk}, rank_);
+  layer.timeout_ns = static_cast<std::uint64_t>(config_.timeout.count());
+  layer.control_layout = exchange_layout(topology, 16);
+  view_.shrinks = config_.enable_shrink;
+  std::byte **control = nullptr, **peers = nullptr;
+  const auto lay_out = [&](Tables tables) {
+    tables.add(layer.state, 1);
+    tables.add(view_.state, 1);
+    tables.add(control, world_);
+    tables.add(peers, world_);
+    tables.add(view_.slots, config_.experts);
+    tables.add(view_.mask, world_);
+    tables.add(view_.verdicts, world_);
+    return static_cast<std::size_t>(tables.bytes());
+  };
+  private_ = allocate_on_gpu(config_.device, lay_out(Tables()));
+  lay_out(Tables(private_.get()));
+  view_.peers = peers;
+  LowLatencyReportView device_unused;
+  calls_.make_reports<LowLatencyReportView>({&host_deferred_, &host_unused_},
+                                            {&view_.deferred, &device_unused}, layer,
+                                            [&](Tables& add, LowLatencyReportView& report) {
+                                              add.add(report.report, 1);
+                                              add.add(report.notes, world_);
+                                            });
+  const Deadline deadline(config_.timeout);
+  const auto allocate = [&](std::int64_t bytes, std::byte** pointers, std::string_view what) {
+    auto memory = transport_->allocate_device(config_.device, static_cast<std::size_t>(bytes),
+                                              deadline, what);
+    const std::vector<std::byte*> node = node_pointers(*memory, topology, rank_, kLowLatency);
+    write_to_gpu(config_.device, pointers, node.data(), node.size() * sizeof(std::byte*));
+    return memory;
+  };
+  memory_ = allocate(view_.layout.bytes, peers, "the rows' places");
+  control_ = allocate(layer.control_layout.bytes, control, "the control memory");
+  layer.control = {control_->local(), control, control_->peers()};
+  const int ranks = calls_.count_ranks();
+  int sms = 0;
+  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, config_.device.index);
+  blocks_ = std::max(1, sms / ranks);
+  if (config_.sm_count > 0) blocks_ = std::min(blocks_, config_.sm_count);
+}
+
+// ---- A call.
+
+template <class Params>
+void DeviceLowLatency::send(LowLatencyCall call, Params params,
+                            const std::optional<Error>& refusal) {
+  if (refusal) {
+    const std::string text = message_of(*refusal);
+    params.note.refusal = static_cast<std::uint32_t>(refusal->code()) + 1;
+    std::copy_n(text.data(), std::min<std::size_t>(text.size(), LowLatencyNote::kTextBytes - 1),
+                params.note.text);
+  }
+  calls_.check(launch_low_latency_send(params, blocks_, calls_.stream()), "sending the rows");
+  pending_[call].push_back(!refusal);
+}
+
+template <class Params>
+void DeviceLowLatency::receive(LowLatencyCall call, const Params& params) {
+  calls_.check(launch_low_latency_receive(params, blocks_, calls_.stream()), "receiving the rows");
+  pending_[call].pop_front();
+}
+
+// What was sent by calls that this rank refused, and that are the oldest now.
+void DeviceLowLatency::drop(LowLatencyCall call) {
+  while (!pending_[call].empty() && !pending_[call].front()) {
+    if (call == kLowLatencyDispatch) {
+      receive(call, params_of(LowLatencyDispatchArgs{}));
+    } else {
+      receive(call, params_of(LowLatencyCombineArgs{}));
+    }
+  }
+}
+
+template <class Params, class Args, class CheckArgs>
+void DeviceLowLatency::run(LowLatencyCall call, const Params& params, const Args& args,
+                           const CheckArgs& check_args) {
+  calls_.run([&] {
+    calls_.begin(kLowLatencyNames[call], args.stream);
+    const Check check(kLowLatencyNames[call]);
+    const auto sent = std::ranges::count(pending_[call], true);
+    check.that(sends(args.part) || sent > 0, "part", "a call that was sent before it is received",
+               "none");
+    check.that(!sends(args.part) || pending_[call].size() < PendingCalls::kMost, "part",
+               "at most two calls that were sent and not received", "a third");
+    std::optional<Error> refusal;
+    try {
+      check_args(check);
+    } catch (const Error& error) {
+      refusal = error;
+    }
+    // Of a half alone, and while a graph is recorded, the other ranks hear nothing.
+    if (refusal && (calls_.capturing() || !sends(args.part))) {
+      calls_.end();
+      throw *refusal;
+    }
+    Params given = refusal ? params_of(Args{}) : params;
+    given.call = calls_.number();
+    if (sends(args.part)) send(call, given, refusal);
+    drop(call);
+    if (receives(args.part) && !refusal) receive(call, given);
+    drop(call);
+    calls_.end();
+    if (refusal) throw *refusal;
+    if (calls_.capturing()) return;
+    calls_.throw_fault();
+    throw_deferred();
+  });
+}
+
+void DeviceLowLatency::dispatch(const LowLatencyDispatchArgs& args) {
+  const auto check_args = [&](const Check& check) {
+    check_dispatch(check, config_, world_, args);
+    if (receives(args.part)) check_vectors(check, "output", args.output);
+  };
+  run(kLowLatencyDispatch, params_of(args), args, check_args);
+}
+
+void DeviceLowLatency::combine(const LowLatencyCombineArgs& args) {
+  const auto check_args = [&](const Check& check) {
+    check_combine(check, config_, world_, args);
+    if (sends(args.part)) check_vectors(check, "expert_output", args.expert_output);
+  };
+  run(kLowLatencyCombine, params_of(args), args, check_args);
+}
+
+// Of arguments that may still be refused: nothing is read but the views themselves.
+LowLatencyDispatchParams DeviceLowLatency::params_of(const LowLatencyDispatchArgs& args) const {
+  const auto stride = [](const auto& view, int dim) {
+    return view.present() && view.rank() > dim ? view.stride(dim) : 0;
+  };
+  LowLatencyDispatchParams params;
+  params.view = view_;
+  params.note.format = static_cast<std::int32_t>(args.format);
+  params.hidden = config_.hidden;
+  params.input = static_cast<const std::byte*>(args.input.data());
+  params.input_stride = stride(args.input, 0) * 2;
+  if (args.expert_indices.present() && args.expert_indices.rank() == 2) {
+    params.indices = indices_of(args.expert_indices);
+  }
+  if (!receives(args.part) || !args.output.present()) return params;
+  const std::int64_t element = size_of(args.output.dtype());
+  params.output = static_cast<std::byte*>(args.output.data());
+  params.expert_stride = stride(args.output, 0) * element;
+  params.row_stride = stride(args.output, 1) * element;
+  params.scales = static_cast<std::byte*>(args.scales.data());
+  for (int dim = 0; dim < 3; ++dim) params.scale_strides[dim] = stride(args.scales, dim);
+  if (args.scales.present() && args.scales.rank() == 3) params.scale_words = args.scales.size(2);
+  const auto words = [](const TensorView& view) { return static_cast<std::int32_t*>(view.data()); };
+  params.counts = words(args.counts);
+  params.source_tokens = words(args.source_tokens);
+  params.source_pairs = words(args.source_pairs);
+  params.tokens_stride = stride(args.source_tokens, 0);
+  params.pairs_stride = stride(args.source_pairs, 0);
+  params.ranges = static_cast<std::int64_t*>(args.ranges.data());
+  params.ranges_stride = stride(args.ranges, 0);
+  params.expert_statistics = words(args.expert_statistics);
+  params.wait_statistics = static_cast<std::int64_t*>(args.wait_statistics.data());
+  return params;
+}
+
+LowLatencyCombineParams DeviceLowLatency::params_of(const LowLatencyCombineArgs& args) const {
+  const auto stride = [](const auto& view, int dim) {
+    return view.present() && view.rank() > dim ? view.stride(dim) : 0;
+  };
+  LowLatencyCombineParams params;
+  params.view = view_;
+  params.hidden = config_.hidden;
+  params.expert_output = static_cast<const std::byte*>(args.expert_output.data());
+  params.expert_stride = stride(args.expert_output, 0) * 2;
+  params.row_stride = stride(args.expert_output, 1) * 2;
+  params.source_pairs = static_cast<const std::int32_t*>(args.source_pairs.data());
+  params.pairs_stride = stride(args.source_pairs, 0);
+  params.ranges = static_cast<const std::int64_t*>(args.ranges.data());
+  params.ranges_stride = stride(args.ranges, 0);
+  if (!receives(args.part) || !args.out.present()) return params;
+  if (args.expert_indices.present() && args.expert_indices.rank() == 2) {
+    params.indices = indices_of(args.expert_indices);
+  }
+  params.weights = static_cast<const float*>(args.weights.data());
+  params.weights_stride = stride(args.weights, 0);
+  params.out = static_cast<std::byte*>(args.out.data());
+  params.out_stride = stride(args.out, 0) * 2;
+  params.wait_statistics = static_cast<std::int64_t*>(args.wait_statistics.data());
+  return params;
+}
+
+// ---- What goes wrong.
+
+std::string DeviceLowLatency::text_of(int rank, const LowLatencyNote& note) const {
+  const std::string by = "rank " + std::to_string(rank) + ": ", value = std::to_string(note.value);
+  const std::string token = " for token " + std::to_string(note.token);
+  switch (note.found) {
+    case LowLatencyNote::kNoExpert:
+      return by + "expert_indices: want -1 to " + std::to_string(config_.experts) + ", got " +
+             value + token;
+    case LowLatencyNote::kExpertTwice:
+      return by + "expert_indices: want every expert of a token once, got " + value + " again" +
+             token;
+    case LowLatencyNote::kNoPair:
+      return by + "source_pairs: want those of a dispatch, got " + value;
+    default:
+      return by + note.text;
+  }
+}
+
+void DeviceLowLatency::throw_deferred() {
+  calls_.throw_deferred(host_deferred_.report->call, [&](std::uint64_t) {
+    const char* const name = kLowLatencyNames[host_deferred_.report->kind];
+    for (int rank = 0; rank < world_; ++rank) {
+      const LowLatencyNote& note = host_deferred_.notes[rank];
+      if (note.refusal == 0) continue;
+      throw Error(static_cast<ErrorCode>(note.refusal - 1), name, text_of(rank, note));
+    }
+    throw Error(ErrorCode::invalid_argument, name, "format differs between ranks");
+  });
+}
+
+std::vector<std::int32_t> DeviceLowLatency::mask() const {
+  std::vector<std::int32_t> mask(static_cast<std::size_t>(world_));
+  const DeviceGuard guard(config_.device);
+  calls_.wait_for_last();
+  GpuStream stream(config_.device);
+  stream.copy(mask.data(), view_.mask, mask.size() * sizeof(std::int32_t));
+  stream.wait();
+  return mask;
+}
+
+void DeviceLowLatency::set_mask(int rank, bool masked) {
+  const DeviceGuard guard(config_.device);
+  calls_.wait_for_last();
+  const std::int32_t value = masked;
+  write_to_gpu(config_.device, view_.mask + rank, &value, sizeof(value));
+}
+
+}  // namespace
+
+std::unique_ptr<LowLatencyBackend> make_low_latency_cuda(std::shared_ptr<Transport> transport,
+                                                         const LowLatencyConfig& config) {
+  return std::make_unique<DeviceLowLatency>(std::move(transport), config);
+}
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,63 @@
+// Where everything lies in the memory of a low-latency rank, the same on every rank. Internal.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/expert_parallel/host_device.h"
+
+namespace winnow::expert_parallel {
+
+// What a rank says of a call to each other, before its signal.
+struct LowLatencyNote {
+  static constexpr int kTextBytes = 616;
+  std::uint32_t refusal = 0;  // ErrorCode + 1; 0: none
+  std::int32_t format = 0;    // of a dispatch
+  // What a kernel has found, of which the host that hears it makes the text.
+  enum Found : std::int32_t { kNothing, kNoExpert, kExpertTwice, kNoPair };
+  std::int32_t found = kNothing, token = 0, value = 0;
+  std::int32_t unused = 0;
+  char text[kTextBytes] = {};
+};
+static_assert(sizeof(LowLatencyNote) % 16 == 0);
+
+enum LowLatencyCall { kLowLatencyDispatch, kLowLatencyCombine, kLowLatencyCalls };
+
+// Offsets. Calls of each kind are numbered from 1, their epochs; two of them have places at a time.
+struct LowLatencyLayout {
+  int world = 1, topk = 1, per_rank = 1;
+  std::int64_t max_tokens = 0;
+  std::int64_t row_bytes = 0;      // of a bf16 row; one of f8 and its scales are smaller
+  std::int64_t message_bytes = 0;  // pair i32, 12 bytes of nothing, row, scales
+  std::int64_t signals = 0;        // [calls, W] words: the epoch that rank has sent here
+  std::int64_t consumed = 0;  // [calls, W] words: the epoch up to which it has received from here
+  std::int64_t notes = 0;     // [calls, 2, W] LowLatencyNote
+  std::int64_t counts = 0;    // [2, W, e] i32
+  std::int64_t messages = 0;  // [2, e, W, M]
+  std::int64_t returned = 0;  // [2, M, K] rows
+  std::int64_t bytes = 0;
+
+  static constexpr std::int64_t kPairBytes = 16;
+
+  WINNOW_HD std::int64_t signal(int call, int rank) const {
+    return signals + (std::int64_t(call) * world + rank) * 8;
+  }
+  WINNOW_HD std::int64_t consumed_word(int call, int rank) const {
+    return consumed + (std::int64_t(call) * world + rank) * 8;
+  }
+  WINNOW_HD std::int64_t note(int call, std::uint64_t epoch, int rank) const {
+    return notes + ((std::int64_t(call) * 2 + std::int64_t(epoch % 2)) * world + rank) *
+                       std::int64_t(sizeof(LowLatencyNote));
+  }
+  WINNOW_HD std::int64_t count(std::uint64_t epoch, int rank, int expert) const {
+    return counts + ((std::int64_t(epoch % 2) * world + rank) * per_rank + expert) * 4;
+  }
+  WINNOW_HD std::int64_t message(std::uint64_t epoch, int expert, int rank, std::int64_t i) const {
+    const std::int64_t place = (std::int64_t(epoch % 2) * per_rank + expert) * world + rank;
+    return messages + (place * max_tokens + i) * message_bytes;
+  }
+  WINNOW_HD std::int64_t returned_row(std::uint64_t epoch, std::int64_t pair) const {
+    return returned + (std::int64_t(epoch % 2) * max_tokens * topk + pair) * row_bytes;
+  }
+};
+
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,326 @@
+// Python binding of expert_parallel::LowLatency.
+#include <array>
+#include <memory>
+#include <string>
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "winnow/expert_parallel/all_to_all/collective_py.h"
+#include "winnow/expert_parallel/low_latency/low_latency.h"
+#include "winnow/expert_parallel/transport/arguments_py.h"
+#include "winnow/expert_parallel/transport/transport.h"
+#include "winnow/python/bindings.h"
+#include "winnow/python/call.h"
+
+namespace winnow::python {
+namespace {
+
+namespace ep = expert_parallel;
+
+constexpr const char* kDispatch = "expert_parallel::low_latency_dispatch";
+constexpr const char* kCombine = "expert_parallel::low_latency_combine";
+
+// What dispatch() gives; the results of a first half are written by the second.
+struct Arrived {
+  nb::any output = absent(), scales = absent(), counts = absent();
+  nb::any source_tokens = absent(), source_pairs = absent(), ranges = absent();
+  ep::RowFormat format = ep::RowFormat::fp8;
+
+  std::array<nb::object*, 6> members() {
+    return {&output, &scales, &counts, &source_tokens, &source_pairs, &ranges};
+  }
+
+ private:
+  static nb::any absent() { return nb::borrow<nb::any>(nb::none()); }
+};
+
+struct BoundLowLatency {
+  BoundLowLatency(std::shared_ptr<ep::Transport> transport, std::shared_ptr<ep::Store> store,
+                  const ep::LowLatencyConfig& config)
+      : layer(std::move(transport), std::move(store), config) {}
+  ep::LowLatency layer;
+  OneCall one_call;
+};
+
+void make_low_latency(BoundLowLatency* self, std::shared_ptr<ep::Transport> transport,
+                      nb::handle store, nb::handle max_tokens, nb::handle hidden, nb::handle topk,
+                      nb::handle experts, nb::handle enable_shrink, nb::handle sm_count,
+                      nb::handle timeout, nb::handle device) {
+  constexpr const char* operation = "expert_parallel::LowLatency";
+  std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
+  ep::LowLatencyConfig config;
+  const auto read = [&]<class T>(T& field, const char* name, nb::handle value) {
+    field = value_argument<T>(operation, name, value);
+  };
+  // Those without a default last: if anything cannot be read, one of them is 0, which all refuse.
+  const std::exception_ptr refused = caught([&] {
+    config.timeout = timeout_argument(operation, timeout);
+    config.device = device_argument(operation, device);
+    read(config.enable_shrink, "enable_shrink", enable_shrink);
+    read(config.sm_count, "sm_count", sm_count);
+    read(config.max_tokens, "max_tokens", max_tokens);
+    read(config.hidden, "hidden", hidden);
+    read(config.topk, "topk", topk);
+    read(config.experts, "experts", experts);
+  });
+  run_collective(refused, [&] {
+    const Unlocked unlocked;
+    new (self) BoundLowLatency(std::move(transport), std::move(meeting), config);
+  });
+}
+
+template <class T>
+T named(const char* operation, const char* argument, nb::handle value, const std::string& wanted,
+        std::initializer_list<std::pair<const char*, T>> names) {
+  std::string name;
+  if (nb::try_cast(value, name)) {
+    for (const auto& [known, meaning] : names) {
+      if (name == known) return meaning;
+    }
+  }
+  refuse_argument(operation, argument, wanted, value);
+}
+
+ep::CallPart part_argument(const char* operation, nb::handle part) {
+  return named<ep::CallPart>(operation, "part", part, "both, send or receive",
+                             {{"both", ep::CallPart::both},
+                              {"send", ep::CallPart::send},
+                              {"receive", ep::CallPart::receive}});
+}
+
+ep::RowFormat format_argument(nb::handle format) {
+  return named<ep::RowFormat>(kDispatch, "format", format,
+                              "bfloat16, fp8, fp8_power_of_two or fp8_ue8m0",
+                              {{"bfloat16", ep::RowFormat::bf16},
+                               {"fp8", ep::RowFormat::fp8},
+                               {"fp8_power_of_two", ep::RowFormat::fp8_power_of_two},
+                               {"fp8_ue8m0", ep::RowFormat::fp8_ue8m0}});
+}
+
+// The results that are not there yet, made; all of them as the library takes them.
+void take_results(Call& call, const BoundLowLatency& self, Arrived& result,
+                  ep::LowLatencyDispatchArgs& args) {
+  const ep::LowLatencyConfig& config = self.layer.config();
+  const std::int64_t world = self.layer.world_size(), experts = config.experts / world;
+  const std::int64_t rows = world * config.max_tokens, hidden = config.hidden;
+  const bool fp8 = result.format != ep::RowFormat::bf16;
+  args.output = call.output("output", result.output, fp8 ? DType::f8_e4m3 : DType::bf16,
+                            {experts, rows, hidden});
+  if (fp8 && result.scales.is_none()) {
+    const bool packed = result.format == ep::RowFormat::fp8_ue8m0;
+    nb::object turned = nb::none();
+    const TensorView view = call.output("scales", turned, packed ? DType::i32 : DType::f32,
+                                        {experts, hidden / (packed ? 512 : 128), rows});
+    args.scales = view.transpose(1, 2);
+    result.scales = nb::borrow<nb::any>(turned.attr("swapaxes")(1, 2));
+  } else if (fp8) {
+    args.scales = call.in_out("scales", result.scales);
+  }
+  args.counts = call.output("counts", result.counts, DType::i32, {experts});
+  args.source_tokens =
+      call.output("source_tokens", result.source_tokens, DType::i32, {experts, rows});
+  args.source_pairs = call.output("source_pairs", result.source_pairs, DType::i32, {experts, rows});
+  args.ranges = call.output("ranges", result.ranges, DType::i64, {experts, world});
+}
+
+Arrived dispatch(BoundLowLatency& self, nb::handle input, nb::handle expert_indices,
+                 nb::handle format, nb::handle part, nb::handle out, nb::handle expert_statistics,
+                 nb::handle wait_statistics, nb::handle stream) {
+  const OneCall::Turn turn(self.one_call, kDispatch);
+  Call call(kDispatch);
+  call.on(self.layer.config().device);
+  Arrived result;
+  ep::LowLatencyDispatchArgs args;
+  const std::exception_ptr refused = caught([&] {
+    call.use_stream(stream);
+    args.part = part_argument(kDispatch, part);
+    args.input = call.input("input", input);
+    args.expert_indices = call.input("expert_indices", expert_indices);
+    if (const auto* earlier = value_argument<Arrived*>(kDispatch, "out", out); earlier != nullptr) {
+      result = *earlier;
+    } else {
+      result.format = format_argument(format);
+    }
+    args.format = result.format;
+    take_results(call, self, result, args);
+    args.expert_statistics = call.in_out("expert_statistics", expert_statistics);
+    args.wait_statistics = call.in_out("wait_statistics", wait_statistics);
+  });
+  run_collective(kDispatch, refused, args, [&] {
+    call.run([&](const RunOptions& options) {
+      args.stream = options.stream;
+      self.layer.dispatch(args);
+    });
+  });
+  return result;
+}
+
+nb::object combine(BoundLowLatency& self, nb::handle expert_output, Arrived& dispatched,
+                   nb::handle expert_indices, nb::handle weights, nb::handle part, nb::object out,
+                   nb::handle wait_statistics, nb::handle stream) {
+  const OneCall::Turn turn(self.one_call, kCombine);
+  Call call(kCombine);
+  call.on(self.layer.config().device);
+  ep::LowLatencyCombineArgs args;
+  const std::exception_ptr refused = caught([&] {
+    call.use_stream(stream);
+    args.part = part_argument(kCombine, part);
+    args.expert_output = call.input("expert_output", expert_output);
+    args.source_pairs = call.input("source_pairs", dispatched.source_pairs);
+    args.ranges = call.input("ranges", dispatched.ranges);
+    args.expert_indices = call.input("expert_indices", expert_indices);
+    args.weights = call.input("weights", weights);
+    args.out = call.output("out", out, DType::bf16,
+                           {size_of_dim(args.expert_indices, 0), self.layer.config().hidden});
+    args.wait_statistics = call.in_out("wait_statistics", wait_statistics);
+  });
+  run_collective(kCombine, refused, args, [&] {
+    call.run([&](const RunOptions& options) {
+      args.stream = options.stream;
+      self.layer.combine(args);
+    });
+  });
+  return out;
+}
+
+constexpr const char* kClassDoc =
+    R"(One rank of the low-latency all-to-all: few tokens, a fixed place for every row.
+
+Every rank makes its own, and all ranks make the same calls in the same order. W is the transport's
+world size; expert x lives on rank x / (experts / W). All ranks are on one host.
+
+Args:
+    transport, store: as of AllToAll.
+    max_tokens: M, most tokens of a rank in a call.
+    hidden: H, a multiple of 8; topk: K, most experts of a token; experts: E, a multiple of W.
+    enable_shrink: a rank that does not come within the timeout is masked, and the others go on.
+    sm_count: SMs of a call on a GPU; 0: all.
+    timeout: seconds of each wait; None: default_timeout().
+    device: where tensors are.
+
+Raises:
+    ValueError: sizes that are excluded or in which ranks differ. winnow.Error: as of AllToAll.)";
+
+constexpr const char* kDispatchDoc =
+    R"(Carries every token to its experts. Collective; nothing is counted before.
+
+Args:
+    input: [n, H], bfloat16, n from 0 to M; expert_indices: [n, k], int32 or int64, k from 1 to K,
+        -1 or E for none. None with part "receive".
+    format: of the rows: "bfloat16"; "fp8", float8_e4m3fn with a float32 scale for each 128 columns;
+        "fp8_power_of_two"; "fp8_ue8m0", whose scales are exponents, four in an int32.
+    part: "both", or "send" and later "receive", with what the first returned as `out`. At most two
+        calls may be sent and not received.
+    out: what an earlier call returned, to write into.
+    expert_statistics: [E / W], int32, to which the counts are added; wait_statistics: [W], int64,
+        to which the nanoseconds are added that were waited for each rank.
+    stream: for CUDA tensors.
+
+Returns:
+    An object with output [E / W, W * M, H], whose rows from counts[x] on are not written; scales
+    [E / W, W * M, H / 128], int32 [.., H / 512], stored column by column, or None; counts [E / W],
+    source_tokens and source_pairs [E / W, W * M], int32; ranges [E / W, W], int64: first row of a
+    source rank << 32 | its rows. Rows of a rank stand together.
+
+Raises:
+    ValueError, winnow.Error: as AllToAll.dispatch(); what is wrong at one rank, every rank raises
+    when it receives, on a GPU in a later call.)";
+
+constexpr const char* kCombineDoc =
+    R"(Adds up the experts' rows of each token, by these weights. Collective.
+
+    out[t] = sum over k of weights[t, k] * row(t, k)
+
+Args:
+    expert_output: [E / W, W * M, H], bfloat16: rows where dispatch() has put their tokens.
+    dispatched: what dispatch() returned.
+    expert_indices: as dispatch() got them; weights: [n, k], float32.
+    part, wait_statistics, stream: as of dispatch().
+    out: [n, H], bfloat16, to write into; new if None.
+
+Returns:
+    out. Sums are in float32, k ascending, and rounded once. Pairs of masked ranks are left out.
+
+Raises:
+    ValueError, winnow.Error: as dispatch().)";
+
+}  // namespace
+
+void bind_expert_parallel_low_latency(nb::module_& m) {
+  using namespace nb::literals;
+  nb::class_<Arrived>(m, "LowLatencyDispatched", "What LowLatency.dispatch() returns.",
+                      nb::type_slots(Collected<Arrived>::kSlots), nb::is_generic(),
+                      nb::sig("class LowLatencyDispatched(typing.Generic[T])"))
+      .def_ro("output", &Arrived::output, "[E / W, W * M, H].",
+              nb::for_getter(nb::sig("def output(self) -> T")))
+      .def_ro("scales", &Arrived::scales, "[E / W, W * M, columns], or None.",
+              nb::for_getter(nb::sig("def scales(self) -> T | None")))
+      .def_ro("counts", &Arrived::counts, "[E / W], int32.",
+              nb::for_getter(nb::sig("def counts(self) -> T")))
+      .def_ro("source_tokens", &Arrived::source_tokens, "[E / W, W * M], int32.",
+              nb::for_getter(nb::sig("def source_tokens(self) -> T")))
+      .def_ro("source_pairs", &Arrived::source_pairs, "[E / W, W * M], int32: token * K + k.",
+              nb::for_getter(nb::sig("def source_pairs(self) -> T")))
+      .def_ro("ranges", &Arrived::ranges, "[E / W, W], int64: first row << 32 | rows.",
+              nb::for_getter(nb::sig("def ranges(self) -> T")));
+
+  nb::class_<BoundLowLatency> type(m, "LowLatency", kClassDoc);
+  define(type, "__init__", make_low_latency, "transport"_a, "store"_a, nb::kw_only(),
+         "max_tokens"_a.none(), "hidden"_a.none(), "topk"_a.none(), "experts"_a.none(),
+         "enable_shrink"_a.none() = false, "sm_count"_a.none() = 0, "timeout"_a = nb::none(),
+         "device"_a.none() = "cpu",
+         nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, "
+                 "max_tokens: int, hidden: int, topk: int, experts: int, "
+                 "enable_shrink: bool = False, sm_count: int = 0, timeout: float | None = None, "
+                 "device: typing.Any = 'cpu') -> None"));
+  define(type, "dispatch", dispatch, "input"_a = nb::none(), "expert_indices"_a = nb::none(),
+         nb::kw_only(), "format"_a.none() = "fp8", "part"_a.none() = "both", "out"_a = nb::none(),
+         "expert_statistics"_a = nb::none(), "wait_statistics"_a = nb::none(),
+         "stream"_a = nb::none(), kDispatchDoc,
+         nb::sig("def dispatch(self, input: T | None = None, expert_indices: T | None = None, *, "
+                 "format: str = 'fp8', part: str = 'both', "
+                 "out: LowLatencyDispatched[T] | None = None, "
+                 "expert_statistics: T | None = None, wait_statistics: T | None = None, "
+                 "stream: Stream = None) -> LowLatencyDispatched[T]"));
+  define(type, "combine", combine, "expert_output"_a.none(), "dispatched"_a,
+         "expert_indices"_a.none(), "weights"_a.none(), nb::kw_only(), "part"_a.none() = "both",
+         "out"_a = nb::none(), "wait_statistics"_a = nb::none(), "stream"_a = nb::none(),
+         kCombineDoc,
+         nb::sig("def combine(self, expert_output: T | None, dispatched: LowLatencyDispatched[T], "
+                 "expert_indices: T, weights: T, *, part: str = 'both', out: T | None = None, "
+                 "wait_statistics: T | None = None, stream: Stream = None) -> T"));
+  type.def(
+          "mask",
+          [](BoundLowLatency& self) {
+            const OneCall::Turn turn(self.one_call, kDispatch);
+            return self.layer.mask();
+          },
+          "Of each rank 1 where it is masked here. On a GPU waits for the last call.",
+          nb::sig("def mask(self) -> list[int]"))
+      .def(
+          "set_mask",
+          [](BoundLowLatency& self, int rank, bool masked) {
+            const OneCall::Turn turn(self.one_call, kDispatch);
+            self.layer.set_mask(rank, masked);
+          },
+          "rank"_a, "masked"_a, "Masks another rank, or no longer. Only with enable_shrink.")
+      .def(
+          "close",
+          [](BoundLowLatency& self) {
+            const OneCall::Turn turn(self.one_call, "expert_parallel::close");
+            const Unlocked unlocked;
+            self.layer.close();
+          },
+          "Leaves. Idempotent, waits for nobody.")
+      .def_prop_ro("rank", [](const BoundLowLatency& self) { return self.layer.rank(); })
+      .def_prop_ro("world_size",
+                   [](const BoundLowLatency& self) { return self.layer.world_size(); })
+      .def_prop_ro("topk", [](const BoundLowLatency& self) { return self.layer.config().topk; })
+      .def_prop_ro(
+          "bytes", [](const BoundLowLatency& self) { return self.layer.bytes(); },
+          "The memory that this rank has taken.");
+}
+
+}  // namespace winnow::python

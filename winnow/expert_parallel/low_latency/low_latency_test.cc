@@ -1,0 +1,291 @@
+// expert_parallel::LowLatency: the case table, calls in halves, refusals, ranks that do not come.
+#include "winnow/expert_parallel/low_latency/low_latency.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <latch>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "winnow/core/device_memory.h"
+#include "winnow/expert_parallel/testing/all_to_all_ranks.h"
+#include "winnow/expert_parallel/testing/low_latency_problem.h"
+#include "winnow/expert_parallel/testing/on_each_device.h"
+#include "winnow/testing/expect.h"
+#include "winnow/testing/generate.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class LowLatencyCases : public ::testing::TestWithParam<testing::Case> {};
+TEST_P(LowLatencyCases, MatchTheOracle) {
+  testing::expect_case_passes("expert_parallel::low_latency", GetParam());
+}
+INSTANTIATE_TEST_SUITE_P(
+    Table, LowLatencyCases,
+    ::testing::ValuesIn(testing::operation_named("expert_parallel::low_latency").cases),
+    testing::test_name);
+
+// Three ranks, each a thread with a layer and tensors of its own.
+class ThreeRanks : public OnEachDevice {
+ protected:
+  static constexpr int kWorld = 3;
+  ThreeRanks() : rounds_(make_rounds(problem_)) {}
+
+  // Collective objects on every rank.
+  void make(bool shrink, milliseconds timeout = std::chrono::seconds(60)) {
+    layers_.resize(kWorld);
+    places_.resize(kWorld);
+    tensors_.resize(kWorld);
+    expect_all_return(run([&](int rank) {
+      LowLatencyConfig config = problem_.config();
+      config.enable_shrink = shrink;
+      config.timeout = timeout;
+      config.device = device();
+      layers_[std::size_t(rank)] =
+          std::make_unique<LowLatency>(ranks_.transport(rank), ranks_.store(), config);
+      renew(rank);
+    }));
+  }
+  void renew(int rank) {
+    const auto me = std::size_t(rank);
+    tensors_[me].reset();
+    places_[me] = std::make_unique<Place>(device());
+    tensors_[me] = std::make_unique<LowLatencyTensors>(*places_[me], problem_, rounds_[0], rank);
+  }
+  LowLatency& layer(int rank) { return *layers_[std::size_t(rank)]; }
+  LowLatencyTensors& tensors(int rank) { return *tensors_[std::size_t(rank)]; }
+  const Place& place(int rank) { return *places_[std::size_t(rank)]; }
+  template <class Body>
+  std::vector<Outcome> run(const Body& body) {
+    return ranks_.run([&](int rank) {
+      const DeviceGuard guard(device());
+      body(rank);
+    });
+  }
+  // What other ranks and kernels find, a GPU tells with a later call.
+  void settle(int rank) {
+    if (!on_gpu()) return;
+    place(rank).wait();
+    layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::both));
+  }
+  void expect_working() {
+    std::vector<Comparisons> comparisons(kWorld);
+    expect_all_return(run([&](int rank) {
+      comparisons[std::size_t(rank)] = run_rank(layer(rank), problem_, rounds_);
+    }));
+    for (const Comparisons& one : comparisons) expect_passed(one);
+  }
+
+  LowLatencyProblem problem_{.name = "three", .world = kWorld, .rounds = 2};
+  std::vector<LowLatencyRound> rounds_;
+  Ranks ranks_{kWorld};
+  std::vector<std::unique_ptr<LowLatency>> layers_;
+  std::vector<std::unique_ptr<Place>> places_;
+  std::vector<std::unique_ptr<LowLatencyTensors>> tensors_;
+};
+
+TEST_P(ThreeRanks, RefuseWhatOneOfThemHasWrong) {
+  make(false);
+  const std::string text =
+      "expert_parallel::low_latency_dispatch: rank 1: expert_indices: want 1 to 3 experts a "
+      "token, got 4";
+  const auto outcomes = run([&](int rank) {
+    LowLatencyDispatchArgs args = tensors(rank).dispatch_args(CallPart::both);
+    const Tensor wide = place(rank).make(DType::i32, {{args.input.size(0), 4}});
+    if (rank == 1) args.expert_indices = wide;
+    layer(rank).dispatch(args);
+    settle(rank);
+  });
+  for (int rank = 0; rank < kWorld; ++rank) {
+    const std::string own = "expert_parallel::low_latency_dispatch: expert_indices: ";
+    EXPECT_THAT(outcomes[std::size_t(rank)].text,
+                on_gpu() && rank == 1 ? StartsWith(own) : StartsWith(text));
+    EXPECT_EQ(outcomes[std::size_t(rank)].code, ErrorCode::invalid_argument);
+  }
+  if (on_gpu())
+    run([&](int rank) {
+      if (rank == 1) settle(rank);
+    });
+  expect_working();
+}
+
+TEST_P(ThreeRanks, RefuseExpertsThatAreNoneOrComeTwice) {
+  make(false);
+  for (const bool twice : {false, true}) {
+    const auto outcomes = run([&](int rank) {
+      LowLatencyDispatchArgs args = tensors(rank).dispatch_args(CallPart::both);
+      Tensor experts(DType::i32, {args.input.size(0), 2});
+      for (std::int32_t& expert : experts.values<std::int32_t>()) expert = -1;
+      if (rank == 1 && twice) experts.values<std::int32_t>()[0] = 4;
+      if (rank == 1) experts.values<std::int32_t>()[1] = twice ? 4 : 99;
+      const Tensor given = place(rank).copy(experts);
+      args.expert_indices = given;
+      layer(rank).dispatch(args);
+      settle(rank);
+    });
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.text,
+                twice ? "expert_parallel::low_latency_dispatch: rank 1: expert_indices: want every "
+                        "expert of a token once, got 4 again for token 0"
+                      : "expert_parallel::low_latency_dispatch: rank 1: expert_indices: want -1 to "
+                        "9, got 99 for token 0");
+    }
+  }
+  expect_working();
+}
+
+TEST_P(ThreeRanks, RefuseAThirdCallThatIsNotReceived) {
+  make(false);
+  expect_all_return(run([&](int rank) {
+    for (int i = 0; i < 2; ++i) layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::send));
+  }));
+  for (const Outcome& outcome :
+       run([&](int rank) { layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::send)); })) {
+    EXPECT_THAT(outcome.text, HasSubstr("part: want at most two calls that were sent and not "
+                                        "received, got a third"));
+  }
+  expect_all_return(run([&](int rank) {
+    for (int i = 0; i < 2; ++i)
+      layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::receive));
+    place(rank).wait();
+  }));
+  for (const Outcome& outcome :
+       run([&](int rank) { layer(rank).combine(tensors(rank).combine_args(CallPart::receive)); })) {
+    EXPECT_THAT(outcome.text, HasSubstr("part: want a call that was sent before it is received"));
+  }
+}
+
+// Rank 2 does not come to a dispatch: an error that names it, on the others and when it comes.
+TEST_P(ThreeRanks, NameARankThatDoesNotCome) {
+  make(false);
+  expect_working();  // loads the kernels
+  make(false, milliseconds(on_gpu() ? 300 : 1000));
+  std::latch given_up(2);
+  std::vector<Outcome> outcomes(kWorld);
+  run([&](int rank) {
+    if (rank == 2) given_up.wait();
+    outcomes[std::size_t(rank)] = outcome_of([&] {
+      layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::both));
+      place(rank).wait();
+      layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::both));
+    });
+    if (rank != 2) given_up.count_down();
+  });
+  for (const Outcome& outcome : outcomes) expect_timeout(outcome, "for the rows of rank 2", 20);
+}
+
+// With enable_shrink it is masked, and the others go on without it.
+TEST_P(ThreeRanks, GoOnWithoutARankThatDoesNotCome) {
+  make(true);
+  expect_working();
+  make(true, milliseconds(on_gpu() ? 300 : 1000));
+  expect_all_return(run([&](int rank) {
+    if (rank == 2) return;
+    for (int call = 0; call < 2; ++call) {
+      renew(rank);
+      LowLatencyTensors& mine = tensors(rank);
+      layer(rank).dispatch(mine.dispatch_args(CallPart::both));
+      mine.make_expert_output();
+      LowLatencyCombineArgs args = mine.combine_args(CallPart::both);
+      layer(rank).combine(args);
+      EXPECT_EQ(layer(rank).mask(), (std::vector<std::int32_t>{0, 0, 1}));
+      const Tensor out = place(rank).to_host(args.out), ranges = place(rank).to_host(args.ranges);
+      for (int x = 0; x < problem_.experts_per_rank; ++x) {
+        EXPECT_EQ(ranges.view().at<std::int64_t>(x, 2) & 0xffffffff, 0);
+      }
+      // Tokens whose experts all live there get zeros.
+      const ConstTensorView experts = rounds_[0].indices[std::size_t(rank)];
+      for (std::int64_t token = 0; token < out.size(0); ++token) {
+        bool alone = true;
+        for (std::int64_t k = 0; k < experts.size(1); ++k) {
+          const int expert = experts.at<std::int32_t>(token, k);
+          const bool kept = expert >= 0 && expert < problem_.experts();
+          alone = alone && (!kept || expert / problem_.experts_per_rank == 2);
+        }
+        if (!alone) continue;
+        EXPECT_EQ(float(out.view().at<BFloat16>(token, 0)), 0.0f);
+      }
+    }
+  }));
+  layer(0).set_mask(2, false);
+  EXPECT_EQ(layer(0).mask(), (std::vector<std::int32_t>{0, 0, 0}));
+}
+
+TEST_P(ThreeRanks, CountWhatComesAndHowLongTheyWait) {
+  make(false);
+  expect_all_return(run([&](int rank) {
+    if (rank == 1) std::this_thread::sleep_for(milliseconds(50));
+    for (int i = 0; i < 2; ++i) layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::both));
+    if (rank == 1) return;
+    const Tensor waits = place(rank).to_host(tensors(rank).waits.view());
+    EXPECT_GT(waits.view().at<std::int64_t>(1), 10'000'000);
+    const Tensor counts = place(rank).to_host(tensors(rank).dispatch_args(CallPart::both).counts);
+    const Tensor seen = place(rank).to_host(tensors(rank).statistics.view());
+    for (int x = 0; x < problem_.experts_per_rank; ++x) {
+      EXPECT_EQ(seen.view().at<std::int32_t>(x), 2 * counts.view().at<std::int32_t>(x));
+    }
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, ThreeRanks, ::testing::Values(Device{}));
+INSTANTIATE_TEST_SUITE_P(Gpu, ThreeRanks, ::testing::Values(kGpu));
+
+// Random sizes, routings and formats; WINNOW_SOAK_ITERATIONS / 20 of them, by default 15.
+TEST(LowLatencySoak, RandomProblems) {
+  const char* text = std::getenv("WINNOW_SOAK_ITERATIONS");
+  const std::int64_t count = (text == nullptr ? 300 : std::atoll(text)) / 20;
+  for (std::int64_t i = 0; i < count && !HasFailure(); ++i) {
+    testing::Random random{std::uint64_t(i)};
+    LowLatencyProblem problem{.name = "soak-" + std::to_string(i)};
+    problem.world = int(1 + random.below(6));
+    problem.experts_per_rank = int(1 + random.below(5));
+    problem.topk = int(1 + random.below(std::min(problem.experts(), 9)));
+    problem.given_topk = int(1 + random.below(problem.topk));
+    problem.max_tokens = 1 + random.below(20);
+    problem.format = static_cast<RowFormat>(random.below(4));
+    problem.hidden = 512 * (1 + random.below(2));
+    problem.wide_indices = random.below(2) == 0;
+    problem.scales_by_column = random.below(2) == 0;
+    problem.halves = random.below(2) == 0;
+    problem.shrink = random.below(2) == 0;
+    SCOPED_TRACE(problem.name + ": " + describe(problem));
+    const std::vector<LowLatencyRound> rounds = make_rounds(problem);
+    std::vector<Comparisons> comparisons(std::size_t(problem.world));
+    const Ranks ranks(problem.world);
+    expect_all_return(ranks.run([&](int rank) {
+      LowLatency layer(ranks.transport(rank), ranks.store(), problem.config());
+      std::this_thread::sleep_for(std::chrono::microseconds(200 * rank));
+      comparisons[std::size_t(rank)] = run_rank(layer, problem, rounds);
+    }));
+    for (const Comparisons& one : comparisons) expect_passed(one);
+  }
+}
+
+TEST(LowLatencyConfigs, AreComparedAndChecked) {
+  const Ranks ranks(2);
+  const auto make = [&](const auto& change) {
+    return ranks.run([&](int rank) {
+      LowLatencyConfig config{.max_tokens = 4, .hidden = 128, .topk = 2, .experts = 4};
+      change(rank, config);
+      LowLatency(ranks.transport(rank), ranks.store(), config);
+    });
+  };
+  for (const Outcome& outcome : make([](int rank, auto& config) { config.hidden += 128 * rank; })) {
+    EXPECT_EQ(outcome.text,
+              "expert_parallel::LowLatency: hidden: want the same on every rank, got 128 (rank 0), "
+              "256 (rank 1)");
+  }
+  for (const Outcome& outcome : make([](int, auto& config) { config.experts = 3; })) {
+    EXPECT_EQ(outcome.text,
+              "expert_parallel::LowLatency: experts: want a multiple of the 2 ranks, got 3");
+  }
+}
+
+}  // namespace
+}  // namespace winnow::expert_parallel
