@@ -201,20 +201,17 @@ class Selection {
     };
     const uint4* const pairs = reinterpret_cast<const uint4*>(candidates_);
     const int whole = count_ / 2;
-    constexpr int kTogether = 8;  // loads of a lane that are on their way all the time: L2 is far
-    uint4 next[kTogether];
-    const auto load = [&](int n, int at) {
-      next[n] = at < whole ? pairs[at] : make_uint4(low - 1, 0, low - 1, 0);  // in the last bin
-    };
+    int i = lane();
+    for (; i + 224 < whole; i += 256) {  // so many loads at once: L2 is far
+      uint4 pair[8];
 #pragma unroll
-    for (int n = 0; n < kTogether; ++n) load(n, 32 * n + lane());
-    for (int i = 0; i < whole; i += 32 * kTogether) {
+      for (int n = 0; n < 8; ++n) pair[n] = pairs[i + 32 * n];
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        const uint4 pair = next[n];
-        load(n, i + 32 * (n + kTogether) + lane());
-        count_key(pair.x), count_key(pair.z);
-      }
+      for (int n = 0; n < 8; ++n) count_key(pair[n].x), count_key(pair[n].z);
+    }
+    for (; i < whole; i += 32) {
+      const uint4 pair = pairs[i];
+      count_key(pair.x), count_key(pair.z);
     }
     if (count_ % 2 != 0 && lane() == 0) count_key(candidates_[count_ - 1].key);
     __syncwarp();
@@ -229,31 +226,36 @@ class Selection {
   }
   template <bool kAllEqual, class Store>
   __device__ __forceinline__ int sweep(const Cut& cut, const Store& store) {
-    constexpr int kTogether = 12;  // loads of a lane that are on their way all the time: L2 is far
+    constexpr int kTogether = 8;  // loads of a lane, twice as many on their way: L2 is far
     int stored = 0, equal_before = 0;
     Candidate next[kTogether];
-    const auto load = [&](int e, int at) {
-      next[e] = at < count_ ? candidates_[at] : Candidate{0, -1};
-    };
-#pragma unroll
-    for (int e = 0; e < kTogether; ++e) load(e, 32 * e + lane());
-    for (int i = 0; i < count_; i += 32 * kTogether) {
+    const auto load = [&](int from) {
 #pragma unroll
       for (int e = 0; e < kTogether; ++e) {
-        const Candidate candidate = next[e];
-        load(e, i + 32 * (e + kTogether) + lane());
-        __syncwarp();  // all lanes have read before what they read is written over
-        const bool there = candidate.row >= 0;
-        bool stays = there && candidate.key >= cut.key;
+        const int at = from + 32 * e + lane();
+        next[e] = at < count_ ? candidates_[at] : Candidate{0, -1};
+      }
+    };
+    load(0);
+    for (int i = 0; i < count_; i += 32 * kTogether) {
+      Candidate candidate[kTogether];
+#pragma unroll
+      for (int e = 0; e < kTogether; ++e) candidate[e] = next[e];
+      load(i + 32 * kTogether);
+      __syncwarp();  // all lanes have read before what they read is written over
+#pragma unroll
+      for (int e = 0; e < kTogether; ++e) {
+        const bool there = candidate[e].row >= 0;
+        bool stays = there && candidate[e].key >= cut.key;
         if constexpr (!kAllEqual) {
-          const bool equal = there && candidate.key == cut.key;
+          const bool equal = there && candidate[e].key == cut.key;
           const unsigned equals = __ballot_sync(device::kFullWarp, equal);
           const int place = equal_before + rank(equals);
           if (equal) stays = place >= cut.first_equal && place < cut.end_equal;
           equal_before += __popc(equals);
         }
         const unsigned staying = __ballot_sync(device::kFullWarp, stays);
-        store(stays, stored + rank(staying), candidate);
+        store(stays, stored + rank(staying), candidate[e]);
         stored += __popc(staying);
       }
     }
