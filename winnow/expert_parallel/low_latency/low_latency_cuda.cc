@@ -118,7 +118,7 @@ DeviceLowLatency::DeviceLowLatency(std::shared_ptr<Transport> transport,
     tables.add(peers, world_);
     tables.add(view_.slots, config_.experts);
     tables.add(view_.mask, world_);
-    tables.add(view_.verdicts, world_);
+    tables.add(view_.verdicts, kLowLatencyCalls * world_);
     return static_cast<std::size_t>(tables.bytes());
   };
   private_ = allocate_on_gpu(config_.device, lay_out(Tables()));

@@ -133,6 +133,7 @@ __device__ inline HeardCall hear(const LowLatencyView& view, int call, std::uint
   bool ok = true;
   for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
     const std::uint64_t* at = word(own(view), view.layout.signal(call, rank));
+    std::uint64_t* const verdict_of = view.verdicts + call * world + rank;
     if (!view.shrinks || blockIdx.x == 0) {
       const std::uint64_t start = device::globaltimer();
       const bool there = !masked(view, rank) && comes(view, at, epoch, rows_phase(call), rank);
@@ -144,10 +145,10 @@ __device__ inline HeardCall hear(const LowLatencyView& view, int call, std::uint
       if (!view.shrinks) continue;
       if (!there) view.mask[rank] = 1;
       __threadfence();
-      device::st_release_sys(view.verdicts + rank, epoch * 2 + (there ? 1 : 0));
+      device::st_release_sys(verdict_of, epoch * 2 + (there ? 1 : 0));
     } else {
       std::uint64_t verdict;
-      while ((verdict = device::ld_acquire_sys(view.verdicts + rank)) < epoch * 2) {
+      while ((verdict = device::ld_acquire_sys(verdict_of)) < epoch * 2) {
         if (broken(view.layer)) break;
       }
       ok = ok && verdict >= epoch * 2;

@@ -37,9 +37,11 @@ struct LowLatencyView {
   LowLatencyLayout layout;
   std::byte* const* peers = nullptr;  // [W]: the rows' memory of every rank, in device memory
   LowLatencyState* state = nullptr;
-  std::int32_t* slots = nullptr;      // [E]: rows for each expert so far; back to 0
-  std::int32_t* mask = nullptr;       // [W]
-  std::uint64_t* verdicts = nullptr;  // [W]: epoch * 2, and 1 more where the rank has come
+  std::int32_t* slots = nullptr;  // [E]: rows for each expert so far; back to 0
+  std::int32_t* mask = nullptr;   // [W]
+  // [calls, W]: epoch * 2, and 1 more where the rank has come. Dispatch and combine count epochs
+  // each by themselves.
+  std::uint64_t* verdicts = nullptr;
   bool shrinks = false;
   LowLatencyReportView deferred;
 };
