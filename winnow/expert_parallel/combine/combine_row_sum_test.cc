@@ -28,7 +28,7 @@ using Groups = std::vector<std::vector<int>>;
 template <class T>
 struct Problem {
   std::int64_t hidden = 0;
-  Tensor rows, bias;
+  Tensor rows, biases;
   std::vector<Addend> addends;
 
   Problem(const Groups& groups, std::int64_t columns, bool round, std::uint64_t seed)
@@ -39,9 +39,9 @@ struct Problem {
     }
     testing::Random random(seed);
     rows = Tensor(dtype_of<T>, {count, hidden});
-    bias = Tensor(dtype_of<T>, {1, hidden});
+    biases = Tensor(dtype_of<T>, {2, hidden});
     testing::fill_normal(rows.view(), random);
-    testing::fill_normal(bias.view(), random);
+    testing::fill_normal(biases.view(), random);
     for (const auto& node : groups) {
       for (const int rank : node) {
         for (int i = 0; i < rank; ++i) {
@@ -56,7 +56,9 @@ struct Problem {
     }
   }
 
-  std::vector<T> expected(bool weighted, bool with_bias) const {
+  const T* bias(int i) const { return biases.values<T>().data() + i * hidden; }
+
+  std::vector<T> expected(bool weighted, int bias_count) const {
     std::vector<T> sums;
     for (std::int64_t c = 0; c < hidden; ++c) {
       float total = 0, node = 0, rank = 0;
@@ -71,18 +73,24 @@ struct Problem {
         total += node;
         node = 0;
       }
-      if (with_bias) total += float(bias.values<T>()[std::size_t(c)]);
+      for (int i = 0; i < bias_count; ++i) total += float(bias(i)[c]);
       sums.push_back(T(total));
     }
     return sums;
   }
 
-  std::vector<T> sum(const CpuKernels& kernels, bool weighted, bool with_bias) const {
+  std::vector<T> sum(const CpuKernels& kernels, bool weighted, int bias_count) const {
     std::vector<T> sums(static_cast<std::size_t>(hidden) + 1);
     std::memset(static_cast<void*>(&sums.back()), 0x5a, sizeof(T));
     const T guard = sums.back();
-    kernels.expert_parallel_sum_rows({dtype_of<T>, hidden, addends.data(), int(addends.size()),
-                                      weighted, with_bias ? bias.data() : nullptr, sums.data()});
+    kernels.expert_parallel_sum_rows({.dtype = dtype_of<T>,
+                                      .hidden = hidden,
+                                      .addends = addends.data(),
+                                      .count = int(addends.size()),
+                                      .weighted = weighted,
+                                      .bias = bias_count > 0 ? bias(0) : nullptr,
+                                      .second_bias = bias_count > 1 ? bias(1) : nullptr,
+                                      .to = sums.data()});
     EXPECT_EQ(std::memcmp(&guard, &sums.back(), sizeof(T)), 0) << "wrote behind the row";
     sums.pop_back();
     return sums;
@@ -96,13 +104,14 @@ TYPED_TEST(RowSums, AreThoseOfPlainLoops) {
     if (!module.runs_here) continue;
     for (const std::int64_t hidden : {8, 16, 64, 72, 200}) {
       for (std::size_t i = 0; i < all.size(); ++i) {
-        for (int options = 0; options < 8; ++options) {
+        for (int options = 0; options < 12; ++options) {
           SCOPED_TRACE(std::string(module.kernels->name) + ", hidden " + std::to_string(hidden) +
                        ", groups " + std::to_string(i) + ", options " + std::to_string(options));
-          const bool weighted = options & 1, with_bias = options & 2, round = options & 4;
+          const bool weighted = options & 1, round = options & 2;
+          const int bias_count = options / 4;
           const Problem<TypeParam> problem(all[i], hidden, round, i + 1);
-          const auto expected = problem.expected(weighted, with_bias);
-          const auto actual = problem.sum(*module.kernels, weighted, with_bias);
+          const auto expected = problem.expected(weighted, bias_count);
+          const auto actual = problem.sum(*module.kernels, weighted, bias_count);
           ASSERT_EQ(
               std::memcmp(actual.data(), expected.data(), expected.size() * sizeof(TypeParam)), 0);
         }
@@ -127,7 +136,7 @@ TYPED_TEST(RowSums, SpecialValues) {
     set(1, kNan, 1);
     set(2, -0.0f, -0.0f);
     set(3, kInf, 1);
-    const auto sums = problem.sum(*module.kernels, false, false);
+    const auto sums = problem.sum(*module.kernels, false, 0);
     EXPECT_TRUE(std::isnan(float(sums[0])));
     EXPECT_TRUE(std::isnan(float(sums[1])));
     EXPECT_FALSE(std::signbit(float(sums[2])));
