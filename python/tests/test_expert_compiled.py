@@ -321,7 +321,7 @@ def _operator_calls(layer):
         "combine with gradients": (combine, (*_leaves(rows, given), leaves[2], *tail)),
         "weight gradient": (
             ops.expert_parallel_weight_gradient.default,
-            (given, None, number, TOPK, len(x), handle, None),
+            (given, None, number, TOPK, len(x), handle),
         ),
         "table": (
             ops.expert_parallel_table.default,
