@@ -76,8 +76,11 @@ endfunction()
 # the time of a build under sanitizers went into optimizing assertions.
 function(winnow_gtest target)
   winnow_compile(${target})
-  target_compile_options(${target} PRIVATE
-    $<$<COMPILE_LANGUAGE:CXX>:$<IF:$<BOOL:${WINNOW_SANITIZE}>,-O0,-O1>>)
+  set(level -O1)
+  if(WINNOW_SANITIZE)
+    set(level -O0)
+  endif()
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${level}>)
   target_link_libraries(${target} PRIVATE GTest::gmock GTest::gtest_main)
   gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT})
 endfunction()
