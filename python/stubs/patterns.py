@@ -36,6 +36,18 @@ def patterns(extension, parse):
             for overload in first:
                 yield f"    @typing.overload\n    {overload}: ..."
             yield f"    @typing.overload\n    {last}:\n        \\doc\n"
+    yield "_winnow.expert_parallel.AllToAll.combine$:"
+    for rows, values, result, body in (
+        ("T", "None = None", "T", " ..."),
+        ("T | None", "T", "tuple[T | None, T]", "\n        \\doc\n"),
+    ):
+        yield (
+            "    @typing.overload\n"
+            f"    def combine(self, expert_output: {rows}, descriptor: Descriptor, *, "
+            "bias: T | None = None, second_bias: T | None = None, weighted: bool = False, "
+            f"weights: T | None = None, pair_values: {values}, add_values: bool = False, "
+            f"out: T | None = None, sm_count: int = 0, stream: Stream = None) -> {result}:{body}"
+        )
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class Shape {
 using Supports = Backend (*)(Shape& shape, const RunOptions& options);
 Backend supports_expert_parallel_combine(Shape& shape, const RunOptions& options);
 Backend supports_expert_parallel_dispatch(Shape& shape, const RunOptions& options);
+Backend supports_expert_parallel_low_latency(Shape& shape, const RunOptions& options);
 Backend supports_expert_parallel_notify(Shape& shape, const RunOptions& options);
 
 }  // namespace winnow::python

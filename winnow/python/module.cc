@@ -64,6 +64,7 @@ std::map<std::string, Supports> askable() {
   std::map<std::string, Supports> all = {
       {"expert_parallel.combine", supports_expert_parallel_combine},
       {"expert_parallel.dispatch", supports_expert_parallel_dispatch},
+      {"expert_parallel.low_latency", supports_expert_parallel_low_latency},
       {"expert_parallel.notify", supports_expert_parallel_notify}};
   for (const auto& [name, operation] : registered_operations()) all[name] = operation.supports;
   return all;

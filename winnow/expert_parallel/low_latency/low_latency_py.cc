@@ -10,6 +10,7 @@
 #include "winnow/expert_parallel/all_to_all/collective_py.h"
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
+#include "winnow/expert_parallel/transport/in_process/in_process.h"
 #include "winnow/expert_parallel/transport/transport.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
@@ -321,6 +322,21 @@ void bind_expert_parallel_low_latency(nb::module_& m) {
       .def_prop_ro(
           "bytes", [](const BoundLowLatency& self) { return self.layer.bytes(); },
           "The memory that this rank has taken.");
+}
+
+// A world of one rank.
+Backend supports_expert_parallel_low_latency(Shape& shape, const RunOptions& options) {
+  ep::LowLatencyConfig config;
+  config.max_tokens = shape.take<int>("max_tokens", 8);
+  config.hidden = shape.take("hidden", 128);
+  config.topk = shape.take<int>("topk", 1);
+  config.experts = shape.take<int>("experts", 8);
+  shape.done();
+  config.device = shape.device;
+  config.backend = options.backend;
+  const Unlocked unlocked;
+  ep::InProcessWorld world(1);
+  return ep::LowLatency(world.transport(0), world.store(), config).backend();
 }
 
 }  // namespace winnow::python
