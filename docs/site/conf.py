@@ -42,7 +42,7 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["html_image"]
 # Pages are written for a reader of the repository: "text" and "sh" blocks, no roles.
 myst_links_external_new_tab = False
-# Some blocks show half a program; a word of a docstring may be the name of members of several classes.
+# Some blocks show half a program; a word may be the name of members of several classes.
 suppress_warnings = ["misc.highlighting_failure", "ref.python"]
 
 autodoc_member_order = "bysource"
