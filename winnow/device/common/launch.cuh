@@ -3,6 +3,7 @@
 // kernels of a stream follow each other.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <type_traits>
 
@@ -52,15 +53,43 @@ cudaError_t launch(const cudaLaunchConfig_t& config, void (*kernel)(Params...),
   return status;
 }
 
-template <class... Params>
-cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes,
-                   cudaStream_t stream, const std::type_identity_t<Params>&... params) {
+// Blocks in clusters of `blocks`, neighbours along x.
+inline cudaLaunchAttribute in_clusters(unsigned blocks) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = blocks;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  return attribute;
+}
+
+// The kernel may come before the one ahead of it has ended.
+inline cudaLaunchAttribute early() {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
+template <std::size_t kCount, class... Params>
+cudaError_t launch_with(std::array<cudaLaunchAttribute, kCount> attributes,
+                        void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes,
+                        cudaStream_t stream, const std::type_identity_t<Params>&... params) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
+  config.attrs = attributes.data();
+  config.numAttrs = static_cast<unsigned>(kCount);
   return launch(config, kernel, params...);
+}
+
+template <class... Params>
+cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes,
+                   cudaStream_t stream, const std::type_identity_t<Params>&... params) {
+  return launch_with(std::array<cudaLaunchAttribute, 0>{}, kernel, grid, block, shared_bytes,
+                     stream, params...);
 }
 
 // Launches a kernel in clusters of `blocks` blocks, neighbours along x. sm_90 and newer.
@@ -68,19 +97,8 @@ template <class... Params>
 cudaError_t launch_clusters(void (*kernel)(Params...), unsigned blocks, dim3 grid, dim3 block,
                             std::size_t shared_bytes, cudaStream_t stream,
                             const std::type_identity_t<Params>&... params) {
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = blocks;
-  cluster.val.clusterDim.y = 1;
-  cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  return launch(config, kernel, params...);
+  return launch_with(std::array{in_clusters(blocks)}, kernel, grid, block, shared_bytes, stream,
+                     params...);
 }
 
 // Launches a kernel that calls wait_for_kernel_before(), in one-dimensional blocks. It may come
@@ -91,17 +109,8 @@ cudaError_t launch_clusters(void (*kernel)(Params...), unsigned blocks, dim3 gri
 template <class... Params>
 cudaError_t launch_early(void (*kernel)(Params...), dim3 grid, int threads,
                          std::size_t shared_bytes, cudaStream_t stream, const Params&... params) {
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  return launch(config, kernel, params...);
+  return launch_with(std::array{early()}, kernel, grid, dim3(static_cast<unsigned>(threads)),
+                     shared_bytes, stream, params...);
 }
 
 // launch_early() in clusters of `blocks` blocks.
@@ -109,21 +118,9 @@ template <class... Params>
 cudaError_t launch_clusters_early(void (*kernel)(Params...), int blocks, int grid, int threads,
                                   std::size_t shared_bytes, cudaStream_t stream,
                                   const Params&... params) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(blocks);
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return launch(config, kernel, params...);
+  return launch_with(std::array{early(), in_clusters(static_cast<unsigned>(blocks))}, kernel,
+                     dim3(static_cast<unsigned>(grid)), dim3(static_cast<unsigned>(threads)),
+                     shared_bytes, stream, params...);
 }
 
 }  // namespace winnow::device
