@@ -11,8 +11,6 @@ namespace winnow::expert_parallel {
 namespace low_latency {
 namespace {
 
-constexpr int kVector = 8, kMostTopk = 32;
-
 WINNOW_DYNAMIC_SHARED(begins_memory, 16);
 
 __global__ void __launch_bounds__(kThreads, 1)
@@ -69,11 +67,9 @@ struct Term {
 };
 
 __device__ void add_columns(const uint4& raw, float weight, float (&sum)[kVector]) {
-  const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
   for (int i = 0; i < kVector; ++i) {
-    const float x = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
-    sum[i] = __fadd_rn(sum[i], __fmul_rn(x, weight));
+    sum[i] = __fadd_rn(sum[i], __fmul_rn(column_of(raw, i), weight));
   }
 }
 
@@ -134,16 +130,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (last_block(view, is_last)) tell_received(view, kLowLatencyCombine, epoch);
 }
 
-int shared_bytes(const LowLatencyCombineParams& p) {
-  return (p.view.layout.per_rank * p.view.layout.world + 1) * int(sizeof(std::int32_t));
-}
-
 }  // namespace
 }  // namespace low_latency
 
 int launch_low_latency_send(const LowLatencyCombineParams& params, int blocks, void* stream) {
   return device::launch_early(low_latency::send_kernel, blocks, low_latency::kThreads,
-                              std::size_t(low_latency::shared_bytes(params)),
+                              low_latency::begins_bytes(params.view.layout),
                               static_cast<cudaStream_t>(stream), params);
 }
 int launch_low_latency_receive(const LowLatencyCombineParams& params, int blocks, void* stream) {

@@ -14,6 +14,14 @@
 namespace winnow::expert_parallel::low_latency {
 
 inline constexpr int kThreads = 512, kWarps = kThreads / 32;
+inline constexpr int kVector = 8;  // bf16 columns of a thread at a time
+inline constexpr int kMostTopk = 32;
+
+// Column i of kVector bf16 columns.
+__device__ __forceinline__ float column_of(const uint4& raw, int i) {
+  const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+  return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+}
 
 __device__ __forceinline__ std::byte* own(const LowLatencyView& view) {
   return view.peers[view.layer.topology.rank];
@@ -194,6 +202,11 @@ __device__ inline void tell_received(const LowLatencyView& view, int call, std::
     device::st_release_sys(word(view.peers[to], view.layout.consumed_word(call, rank)), epoch);
   }
   if (threadIdx.x == 0) view.state->received[call] = epoch;
+}
+
+// The dynamic shared memory of a kernel that calls lay_out_rows() for all experts and ranks.
+inline std::size_t begins_bytes(const LowLatencyLayout& layout) {
+  return (static_cast<std::size_t>(layout.per_rank) * layout.world + 1) * sizeof(std::int32_t);
 }
 
 // Rows of a table [entries] of counts, one behind the other: begins[i] of entry i, and of all at

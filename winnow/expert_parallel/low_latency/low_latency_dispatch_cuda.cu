@@ -12,8 +12,6 @@ namespace winnow::expert_parallel {
 namespace low_latency {
 namespace {
 
-constexpr int kVector = 8;  // bf16 columns of a thread at a time
-constexpr int kMostTopk = 32;
 constexpr int kGroup = 128 / kVector;  // threads of 128 columns
 
 __device__ __forceinline__ uint4 load_vector(const std::byte* from, bool aligned) {
@@ -30,12 +28,11 @@ __device__ __forceinline__ uint2 quantize(const uint4& raw, bool power_of_two, u
                                           float& scale) {
   constexpr float kLeast = 1e-4f, kLargest = 448;
   constexpr unsigned kInfinityBits = 0x7f800000u, kMantissa = 0x007fffffu;
-  const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
   float x[kVector];
   unsigned amax = 0;  // magnitudes order as their bits do
 #pragma unroll
   for (int i = 0; i < kVector; ++i) {
-    x[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+    x[i] = column_of(raw, i);
     amax = max(amax, __float_as_uint(x[i]) & 0x7fffffffu);
   }
 #pragma unroll
@@ -224,10 +221,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (last_block(view, is_last)) tell_received(view, kLowLatencyDispatch, epoch);
 }
 
-int shared_bytes(const LowLatencyDispatchParams& p) {
-  return (p.view.layout.per_rank * p.view.layout.world + 1) * int(sizeof(std::int32_t));
-}
-
 }  // namespace
 }  // namespace low_latency
 
@@ -237,7 +230,7 @@ int launch_low_latency_send(const LowLatencyDispatchParams& params, int blocks, 
 }
 int launch_low_latency_receive(const LowLatencyDispatchParams& params, int blocks, void* stream) {
   return device::launch_early(low_latency::receive_kernel, blocks, low_latency::kThreads,
-                              std::size_t(low_latency::shared_bytes(params)),
+                              low_latency::begins_bytes(params.view.layout),
                               static_cast<cudaStream_t>(stream), params);
 }
 int load_low_latency_dispatch() {
