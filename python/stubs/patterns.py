@@ -24,30 +24,25 @@ def signatures():
     return module
 
 
+def functions(owner, path):
+    """Those of a module and the methods of its classes, with the names that stubs know them by."""
+    for name, value in sorted(vars(owner).items()):
+        if isinstance(value, type):
+            yield from functions(value, f"{path}.{name}")
+        elif hasattr(value, "__nb_signature__"):
+            yield f"{path}.{name}", value.__nb_signature__[0][0]
+
+
 def patterns(extension, parse):
     for room in ROOMS:
-        module = getattr(extension, room)
-        for name, function in sorted(vars(module).items()):
-            declared = getattr(function, "__nb_signature__", None)
-            if declared is None or " if " not in declared[0][0]:
+        for path, declared in functions(getattr(extension, room), f"_winnow.{room}"):
+            if " if " not in declared:
                 continue
-            *first, last = parse(declared[0][0]).overloads()
-            yield f"_winnow.{room}.{name}$:"
+            *first, last = parse(declared).overloads()
+            yield f"{path}$:"
             for overload in first:
                 yield f"    @typing.overload\n    {overload}: ..."
             yield f"    @typing.overload\n    {last}:\n        \\doc\n"
-    yield "_winnow.expert_parallel.AllToAll.combine$:"
-    for rows, values, result, body in (
-        ("T", "None = None", "T", " ..."),
-        ("T | None", "T", "tuple[T | None, T]", "\n        \\doc\n"),
-    ):
-        yield (
-            "    @typing.overload\n"
-            f"    def combine(self, expert_output: {rows}, descriptor: Descriptor, *, "
-            "bias: T | None = None, second_bias: T | None = None, weighted: bool = False, "
-            f"weights: T | None = None, pair_values: {values}, add_values: bool = False, "
-            f"out: T | None = None, sm_count: int = 0, stream: Stream = None) -> {result}:{body}"
-        )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ class Parameter:
     by_keyword: bool = False
 
     def __str__(self) -> str:
+        if not self.annotation:  # self
+            return self.name
         return f"{self.name}: {self.annotation}" + (f" = {self.default}" if self.default else "")
 
 
@@ -36,7 +38,12 @@ class Signature:
         listed = [(a, d, False) for a, d in zip(given.args, first, strict=True)]
         listed += [(a, d, True) for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
         parameters = tuple(
-            Parameter(a.arg, ast.unparse(a.annotation), None if d is None else ast.unparse(d), k)
+            Parameter(
+                a.arg,
+                ast.unparse(a.annotation) if a.annotation else "",
+                None if d is None else ast.unparse(d),
+                k,
+            )
             for a, d, k in listed
         )
         return cls(node.name, parameters, ast.unparse(node.returns))

@@ -28,7 +28,8 @@ inline constexpr const char* kCombineSignature =
     "def combine(self, expert_output: T | None, descriptor: Descriptor, *, "
     "bias: T | None = None, second_bias: T | None = None, weighted: bool = False, "
     "weights: T | None = None, pair_values: T | None = None, add_values: bool = False, "
-    "out: T | None = None, sm_count: int = 0, stream: Stream = None) -> typing.Any";
+    "out: T | None = None, sm_count: int = 0, stream: Stream = None) "
+    "-> tuple[T | None, T] if pair_values else T";
 
 namespace ep = expert_parallel;
 
