@@ -42,14 +42,14 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["html_image"]
 # Pages are written for a reader of the repository: "text" and "sh" blocks, no roles.
 myst_links_external_new_tab = False
-# Some blocks show half a program; a word may be the name of members of several classes.
-suppress_warnings = ["misc.highlighting_failure", "ref.python"]
+suppress_warnings = ["misc.highlighting_failure"]  # some blocks show half a program
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signature has them
 autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_rtype = False  # what is returned begins with names and shapes, which are no types
 highlight_language = "text"  # of formulas in docstrings
 
 html_theme = "furo"
