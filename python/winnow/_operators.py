@@ -21,6 +21,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from winnow import _torch_private as _private
 from winnow._signatures import Parameter, Signature
+from winnow._winnow import OF_A_CALL, by_position
 
 _library = torch.library.Library("winnow", "FRAGMENT")
 
@@ -41,10 +42,6 @@ _TYPES: Dict[str, Tuple[Any, str]] = {
     "dtype | None": (Optional[torch.dtype], "ScalarType?"),
 }
 
-# How a call runs, in the functions of the extension: operators have results, torch's current
-# stream, its allocator, and the backend that the device says.
-_OF_A_CALL = ("out", "check", "workspace", "stream", "backend")
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 Before = Optional[Callable[[Dict[str, Any]], Any]]
 After = Optional[Callable[[Any, Any], Any]]
@@ -62,9 +59,16 @@ def signature_of(native, plus: str = "", without: Sequence[str] = ()) -> Signatu
     if isinstance(native, functools.partial):
         native, fixed = native.func, tuple(native.keywords)
     signature = Signature.parse(native.__nb_signature__[0][0])
-    left_out = {*_OF_A_CALL, *without, *fixed}
+    left_out = {*OF_A_CALL, *without, *fixed}
     names = tuple(p.name for p in signature.parameters if p.by_keyword and p.name in left_out)
     return signature.without(names).plus(plus)
+
+
+def _native(kernel):
+    """That of by_position which is a function of the extension, as torch's dispatcher calls it."""
+    if not hasattr(kernel, "__nb_signature__"):
+        return None
+    return by_position[f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"]
 
 
 def parameters_of(fields) -> str:
@@ -337,7 +341,8 @@ def operator(
     most = sum(not p.by_keyword for p in parameters)
     every = [p.name for p in parameters[most:]]
 
-    def by_position(function, options):
+    def called(function, options):
+        """The function by position."""
         if not options and not every:
             return function
 
@@ -361,12 +366,10 @@ def operator(
             tags=(torch.Tag.pt2_compliant_tag, *([] if recordable else _UNSAFE)),
         )
         packet = getattr(torch.ops.winnow, name)
-        run = by_position(kernel, taken)
+        run = _native(kernel) or called(kernel, taken)
         _library.impl(name, run, "CPU")
         _library.impl(name, run, "CUDA")
-        torch.library.register_fake(
-            f"winnow::{name}", by_position(declaration, every), lib=_library
-        )
+        torch.library.register_fake(f"winnow::{name}", called(declaration, every), lib=_library)
         if casts:
             names = [p.name for p in parameters]
             for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):

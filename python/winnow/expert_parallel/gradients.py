@@ -45,7 +45,7 @@ class Dispatch(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """results: [n, H], in a tuple as torch looks for inputs outside; weights: None for a plain sum"""
+    """results: [n, H], in a tuple since it is no input; weights: None for a plain sum"""
 
     @staticmethod
     def forward(ctx, expert_output, weights, bias, results, way):
