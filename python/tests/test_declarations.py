@@ -9,9 +9,9 @@ import pytest
 import torch
 import winnow.torch
 from winnow._signatures import Signature
+from winnow._winnow import by_position
 
 from winnow import _operators
-from winnow._winnow import by_position
 
 ROOT = Path(__file__).resolve().parents[2]
 
