@@ -197,7 +197,7 @@ void bind_layer(nb::module_& m) {
                  "-> None"));
   type.def(
           "close", close,
-          "Leaves the layer. Idempotent, waits for nobody. ValueError while another thread is in a "
+          "Leaves the layer. Idempotent; never waits. ValueError while another thread is in a "
           "call.")
       .def(
           "__enter__", [](nb::handle self) { return nb::borrow(self); },

@@ -300,7 +300,7 @@ void bind_expert_parallel_low_latency(nb::module_& m) {
             const Unlocked unlocked;
             self.layer.close();
           },
-          "Leaves. Idempotent, waits for nobody.")
+          "Leaves the world. Idempotent; never waits for other ranks.")
       .def_prop_ro("rank", [](const BoundLowLatency& self) { return self.layer.rank(); })
       .def_prop_ro("world_size",
                    [](const BoundLowLatency& self) { return self.layer.world_size(); })
