@@ -53,7 +53,9 @@ def _living(number: int) -> Any:
     """The AllToAll or Notifier of that number."""
     found = _numbered(number)
     if found is None:
-        raise InvalidArgument("expert_parallel: want a layer that still exists, got one that was freed")
+        raise InvalidArgument(
+            "expert_parallel: want a layer that still exists, got one that was freed"
+        )
     return found
 
 

@@ -17,17 +17,17 @@ constexpr const char* kClassDoc =
 
 Every rank creates its own object, and all ranks make the same calls in the same order: the
 constructor, dispatch(), combine() and barrier() are collective. The transport determines whether a
-rank is a thread or a process. W is the transport's world size, rank r lives on node r / local_world_size, expert x
-on rank x / (experts / W). The interpreter lock is released while the library works or waits. The
-object is a context manager, which closes the layer.
+rank is a thread or a process. W is the transport's world size, rank r lives on node r /
+local_world_size, expert x on rank x / (experts / W). The interpreter lock is released while the
+library works or waits. The object is a context manager, which closes the layer.
 
 On a GPU (compute capability 9.0) a call is queued on its stream and returns; only dispatch() waits,
 for the number of rows, unless worst_case_rows or cached make it known. Errors of other ranks or of
 the kernels are then raised by a later call; combine() says how to observe them at a known place.
 The memory of results is reused in the order of the layer's calls. Calls that a CUDA graph has
-captured keep their memory until the layer is closed; do not launch the graph after that. Ranks that are threads on one GPU, at most 8,
-need a stream each that is not the default one, and CUDA_DEVICE_MAX_CONNECTIONS=32 in the
-environment.
+captured keep their memory until the layer is closed; do not launch the graph after that. Ranks that
+are threads on one GPU, at most 8, need a stream each that is not the default one, and
+CUDA_DEVICE_MAX_CONNECTIONS=32 in the environment.
 
 Args, the same on every rank except for the first two and the device's index:
     transport: one rank of a world: InProcessWorld.transport(), create_shared_memory() or, of GPUs,
@@ -107,8 +107,9 @@ rounded to the dtype at the end and when they are sent between nodes; with enabl
 when they are sent between ranks.
 
 Args:
-    expert_output: [R, H], the layer's dtype; None to send pair_values only. Rows in combine_buffer(),
-        or in a borrowed output that was overwritten, are read in place; others are copied first.
+    expert_output: [R, H], the layer's dtype; None to send pair_values only. Rows in
+        combine_buffer(), or in a borrowed output that was overwritten, are read in place; others
+        are copied first.
     descriptor: of the dispatch: the Descriptor, not what dispatch() returned with it.
     bias, second_bias: [n, H], the layer's dtype, each added once.
     weighted: multiply by the weights sent at dispatch; not in token-major order.

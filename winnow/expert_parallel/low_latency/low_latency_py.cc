@@ -214,8 +214,8 @@ Returns:
     source rank << 32 | its number of rows. The rows of a source rank are contiguous.
 
 Raises:
-    ValueError, winnow.Error: as AllToAll.dispatch(). Every rank raises the error of any rank when it
-    receives, on a GPU in a later call.)";
+    ValueError, winnow.Error: as AllToAll.dispatch(). Every rank raises the error of any rank when
+    it receives, on a GPU in a later call.)";
 
 constexpr const char* kCombineDoc =
     R"(Sums the experts' rows of each token, multiplied by weights. Collective.

@@ -133,9 +133,9 @@ void make_buffers(ep::QueueBuffers* self, std::int64_t bytes_per_token,
 constexpr const char* kClassDoc =
     R"(One rank of the count exchange, for engines that move tokens themselves.
 
-Every rank creates its own object, and all ranks make the same calls in the same order. Expert x lives on
-rank x / (experts / W), rank r on node r / local_world_size; W is the transport's world size. The
-interpreter lock is released in every wait.
+Every rank creates its own object, and all ranks make the same calls in the same order. Expert x
+lives on rank x / (experts / W), rank r on node r / local_world_size; W is the transport's world
+size. The interpreter lock is released in every wait.
 
 Args:
     transport: one rank of a world.
@@ -147,8 +147,9 @@ Args:
         for the totals only, not at all with worst_case_rows.
 
 Raises:
-    ValueError: sizes do not divide or differ between ranks. Every rank raises it. If an argument has
-        the wrong type, only its own rank describes it; the others report that its experts differ.
+    ValueError: sizes do not divide or differ between ranks. Every rank raises it. If an argument
+        has the wrong type, only its own rank describes it; the others report that its experts
+        differ.
     winnow.Error: a timeout that names the ranks that did not arrive.)";
 
 constexpr const char* kNotifyDoc = R"(Exchanges token counts between all ranks.

@@ -219,8 +219,8 @@ Args:
     prefix: of the keys; worlds that share a store must use different prefixes.
 
 Raises:
-    winnow.Error: a timeout that names the ranks that did not arrive; a rank is on another machine, of
-        another user or in another container; the store fails.
+    winnow.Error: a timeout that names the ranks that did not arrive; a rank is on another machine,
+        of another user or in another container; the store fails.
     ValueError: a rank is outside of the world, or some rank has another world_size or library
         version.)";
 

@@ -58,7 +58,8 @@ Args:
     k_stride: tokens that one row of k stands for; needs q_start if it is not 1.
     ties: "smaller" or "larger": which row is chosen between equal scores.
     return_scores: also return the scores of the chosen rows.
-    out: a tuple (indices, length, scores) to write into, of which any may be None. They must not overlap inputs or each other.
+    out: a tuple (indices, length, scores) to write into, of which any may be None. They must not
+        overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes, at
         most 256 MiB; the
         error for a smaller one gives the exact number. If None, it is allocated by torch for torch

@@ -40,9 +40,9 @@ Args:
     pos_bias_v: [num_heads, head_size] or [num_seqs, num_heads, head_size], as query.
     r: [num_heads, max_distance, head_size], as query: projected embedding of each distance.
     context_lens: [num_seqs], int32: cached tokens, the step's own included.
-    out: [num_seqs, num_heads, columns], as query or float32 (not with float64), to write into; columns past a
-        context keep their values. New, as query, with max_distance columns, zero past each
-        context, if None. It must not overlap an input.
+    out: [num_seqs, num_heads, columns], as query or float32 (not with float64), to write into;
+        columns past a context keep their values. New, as query, with max_distance columns, zero
+        past each context, if None. It must not overlap an input.
     check: refuse a length that r or out do not hold also on a GPU, as in attention().
     stream, backend: as in winnow.sparse_mla.forward().
 

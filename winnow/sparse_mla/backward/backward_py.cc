@@ -61,9 +61,9 @@ Args:
         dq, dkv and d_sink must not overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes,
         about s_kv * d_qk * 4 + s_q * (topk + h_q) * 4 and 39 MB, with more than 64 heads or
-        deterministic at most 1.1 GB and two float32 copies of dkv; the error for a smaller one gives
-        the exact number. If None, it is allocated by torch for torch tensors, else from the stream's
-        memory pool. The CPU does not use it.
+        deterministic at most 1.1 GB and two float32 copies of dkv; the error for a smaller one
+        gives the exact number. If None, it is allocated by torch for torch tensors, else from the
+        stream's memory pool. The CPU does not use it.
 
 Returns:
     (dq, dkv), or (dq, dkv, d_sink) if a sink is given. Every element is written.

@@ -33,8 +33,8 @@ constexpr const char* kDoc = R"(The attention weight of each chosen row, summed 
 
     attn_sum[i,j] = sum over h of exp(x[i,h,j] - lse[i,h]),  0 for entries that are not visible
 
-with x and visibility as in forward(). If lse is the result of forward() on the same entries, each row
-sums to h_q. DeepSeek Sparse Attention trains its indexer to reproduce this distribution.
+with x and visibility as in forward(). If lse is the result of forward() on the same entries, each
+row sums to h_q. DeepSeek Sparse Attention trains its indexer to reproduce this distribution.
 
 Args:
     q, kv, indices, scale, topk_length, key_start, key_end, q_start, k_stride, stream, backend: as

@@ -32,8 +32,8 @@ constexpr const char* kDoc = R"(Writes new rows into a paged cache, quantised as
     f8 = round(row / scale)                          to nearest even, saturating at 448
 
 A group is 128 values in "fp8_656" and 64 in "fp8_584"; the 64 columns of RoPE are copied, as is
-everything in "bf16". If a group contains a NaN or an infinity, the whole group and its scale become NaN.
-A row is written completely or not at all.
+everything in "bf16". If a group contains a NaN or an infinity, the whole group and its scale become
+NaN. A row is written completely or not at all.
 
 Args:
     rows: [n, columns], bfloat16: 576 columns for "fp8_656", 512 for "fp8_584", for "bf16" as the

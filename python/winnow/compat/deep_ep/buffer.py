@@ -131,7 +131,7 @@ class Buffer(LowLatencyBuffer):
     ) -> Tensor:
         """Raises an error: there is no buffer at a fixed address; rows arrive in tensors."""
         name = "deep_ep.Buffer.get_local_buffer_tensor"
-        refuse_call(name, "there is no such buffer: use what dispatch() returns")
+        refuse_call(name, "Winnow has no such buffer: use the tensors that dispatch() returns")
 
     def get_dispatch_layout(
         self,
