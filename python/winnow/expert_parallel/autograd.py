@@ -1,7 +1,7 @@
 """dispatch and combine for torch, with gradients: each is the other's backward.
 
-Gradients use the routing of the descriptor, so a backward pass neither counts nor waits on the host.
-It is collective too: every rank runs it, also one without tokens. Work on a GPU joins torch's
+Gradients use the routing of the descriptor, so a backward pass neither counts nor waits on the
+host. It is collective too: every rank runs it, also one without tokens. Work on a GPU joins torch's
 current stream.
 
 Both work in ``torch.compile(fullgraph=True)``; every rank compiles the same function. A dispatch
