@@ -126,7 +126,7 @@ def sparse_mla_backward(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink
     """winnow.sparse_mla.backward() as an operator: (dq, dkv), with a sink (dq, dkv, d_sink).
 
     dq is as q and dkv float32 (float64 with float64) unless their dtypes are given. The operator
-    itself always has three results; the last one is empty where there is no sink.
+    itself always has three results; without a sink the last one is empty.
     """
     return (
         q.new_empty(q.shape, dtype=dq_dtype or q.dtype),

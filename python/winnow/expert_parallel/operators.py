@@ -44,7 +44,7 @@ def descriptor_of(handle: Tensor) -> Descriptor:
     """The descriptor of a handle, or of a copy of one that is still there."""
     kept = _kept.get(handle.item())
     if kept is None:
-        text = "expert_parallel: descriptor: want one that somebody keeps, got one that is gone"
+        text = "expert_parallel: descriptor: want one that still exists, got one that was freed"
         raise InvalidArgument(text)
     return kept.descriptor
 
@@ -53,7 +53,9 @@ def _living(number: int) -> Any:
     """The AllToAll or Notifier of that number."""
     found = _numbered(number)
     if found is None:
-        raise InvalidArgument("expert_parallel: want a layer that exists, got one that is gone")
+        raise InvalidArgument(
+            "expert_parallel: want a layer that still exists, got one that was freed"
+        )
     return found
 
 
@@ -139,7 +141,7 @@ def expert_parallel_dispatch(
     input, weights, after, layer, topk, expert_indices, *, scales, order, worst_case_rows,
     rows=None, **options,
 ):  # fmt: skip
-    """AllToAll.dispatch(): (output, weights, scales, expert_ids, handle); what is absent is empty.
+    """AllToAll.dispatch(): (output, weights, scales, expert_ids, handle); absent results are empty.
 
     `rows` is R where it is known, `topk` K. A `gradient` is output alone, zero in rows without a
     token.

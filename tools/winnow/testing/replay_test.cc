@@ -1,15 +1,14 @@
 // Records of calls, and `winnow replay`, as a user meets them.
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "tools/winnow/testing/run_program.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include "winnow/testing/operation.h"
 #include "winnow/testing/temporary_folder.h"
@@ -20,26 +19,9 @@ using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
+using winnow::cli::Result;
+using winnow::cli::run;
 namespace fs = std::filesystem;
-
-struct Result {
-  int exit_code = -1;
-  std::string output;
-};
-
-Result run(const std::string& arguments, const std::string& environment = "") {
-  Result result;
-  const std::string command = environment + " " WINNOW_PROGRAM " " + arguments + " 2>&1";
-  std::FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return result;
-  char buffer[4096];
-  for (std::size_t count; (count = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
-    result.output.append(buffer, count);
-  }
-  const int status = pclose(pipe);
-  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return result;
-}
 
 std::string contents(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);

@@ -33,7 +33,7 @@ nb::object layout(const Arguments<kLayout>& given) {
   return nb::make_tuple(per_rank, per_node, per_expert, in_rank);
 }
 
-constexpr const char* kDoc = R"(How many tokens go to each rank, node and expert, and which where.
+constexpr const char* kDoc = R"(Counts the tokens that go to each rank, node and expert.
 
 Expert x lives on rank x / (experts / world_size), rank r on node r / local_world_size. An index
 equal to experts or to -1 is no expert. A token that names an expert twice counts twice for the
@@ -45,7 +45,7 @@ Args:
     world_size: W, a multiple of local_world_size.
     local_world_size: L, ranks per node.
     out: None, or a tuple of the four results to write into, of which any may be None.
-        They share memory with no input and not with each other.
+        They must not overlap the input or each other.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
@@ -55,7 +55,7 @@ Returns:
 Raises:
     ValueError: an argument is not as described; on the CPU also any other index, with token, k and
         value. Nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
 const Operation<kLayout, layout, kDoc, expert_parallel::layout> kRegistered;
 

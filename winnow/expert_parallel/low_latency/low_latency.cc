@@ -113,7 +113,7 @@ void check_dispatch(const Check& check, const LowLatencyConfig& config, int worl
   const std::int64_t block =
       args.format == RowFormat::fp8_ue8m0 ? 4 * kScaleColumns : kScaleColumns;
   check.that(!is_fp8(args.format) || config.hidden % block == 0, "format",
-             "bf16 where hidden is no multiple of " + std::to_string(block), "fp8");
+             "bf16 where hidden is not a multiple of " + std::to_string(block), "fp8");
   if (sends(args.part)) {
     check.rank("input", args.input, 2, "[n, hidden]");
     const std::int64_t tokens = args.input.size(0);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <latch>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -285,6 +286,25 @@ TEST(LowLatencyConfigs, AreComparedAndChecked) {
     EXPECT_EQ(outcome.text,
               "expert_parallel::LowLatency: experts: want a multiple of the 2 ranks, got 3");
   }
+}
+
+TEST(LowLatencyConfigs, TheForcedBackendServesTheDeviceOrIsRefused) {
+  const Ranks ranks(1);
+  const auto make = [&](std::optional<Backend> forced) {
+    return ranks.run([&](int rank) {
+      const LowLatencyConfig config{
+          .max_tokens = 4, .hidden = 128, .topk = 2, .experts = 4, .backend = forced};
+      EXPECT_EQ(LowLatency(ranks.transport(rank), ranks.store(), config).backend(), Backend::cpu);
+    })[0];
+  };
+  const std::string refusal =
+      "expert_parallel::LowLatency: backend: want one that supports tensors on cpu, got sm90";
+  EXPECT_EQ(make({}).text, "");
+  EXPECT_EQ(make(Backend::sm90).text, refusal);
+  setenv("WINNOW_BACKEND", "sm90", 1);
+  EXPECT_EQ(make({}).text, refusal);
+  EXPECT_EQ(make(Backend::cpu).text, "");
+  unsetenv("WINNOW_BACKEND");
 }
 
 }  // namespace

@@ -46,8 +46,9 @@ constexpr const char* kDoc =
     dk[t,:] = sum over all (i,h,j) that name row t of d_dot[i,h,j] * q[i,h,:]
     d_weights[i,h] = sum over j of d_scores[i,j] * k_scale[t] * max(0, dot)
 
-An entry that names no row, or one that the query does not see, counts nothing whatever d_scores
-holds there. A row that stands in indices several times counts as often.
+An entry whose index is outside of [0, s_k), or whose row the query does not see, contributes
+nothing, and its d_scores are ignored. A row that occurs several times in indices contributes each
+time.
 
 Args:
     q, k, weights, k_scale, key_start, key_end, q_start, k_stride, stream, backend: as in topk().
@@ -59,11 +60,11 @@ Args:
         it is float32 or bfloat16; new, float32, if None.
     dk: [s_k, d], float32 or as k (float8_e4m3fn: bfloat16), rounded once, at the end; new, float32,
         if None.
-    d_weights: [s_q, h], float32 or as weights; new, float32, if None. dq, dk and d_weights share
-        memory with no input and not with each other.
+    d_weights: [s_q, h], float32 or as weights; new, float32, if None. dq, dk and d_weights
+        must not overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
-        error for too few gives the exact number. None takes them from torch's allocator for tensors
-        of torch, else from the stream's memory pool. The CPU does not use it.
+        error for a smaller one gives the exact number. If None, it is allocated by torch for torch
+        tensors, else from the stream's memory pool. The CPU does not use it.
 
 Returns:
     (dq, dk, d_weights). Every element is written; rows that no query sees get 0.

@@ -27,18 +27,18 @@ nb::object scores(const Arguments<kScores>& given) {
   return out;
 }
 
-constexpr const char* kDoc = R"(The lightning indexer's scores, at chosen rows or of all of them.
+constexpr const char* kDoc = R"(The lightning indexer's scores, for chosen rows or for all rows.
 
     scores[i,j] = I[i, indices[i,j]], or I[i,t] of every row without indices
 
-with the score I and the visibility of topk(); -inf where an index names no row or one that the
-query does not see. Dense scores are those that topk() compares, bit for bit.
+with the score I and the visibility of topk(). The score is -inf if the index is outside of [0, s_k)
+or the query does not see the row. Dense scores are bitwise those that topk() compares.
 
 Args:
     q, k, weights, k_scale, key_start, key_end, q_start, k_stride, stream, backend: as in topk().
     indices: [s_q, topk], int32: the rows to score; None for all.
-    out: [s_q, topk] or [s_q, s_k], float32, to write into; new if None. It shares memory with no
-        input.
+    out: [s_q, topk] or [s_q, s_k], float32, to write into; new if None. It must not
+        overlap an input.
 
 Returns:
     scores, float32. No gradient is recorded.

@@ -50,29 +50,30 @@ Query i sees rows [max(0, key_start[i]), min(s_k, key_end[i])) that, with q_star
 Args:
     q: [s_q, h, d], float32, float16, bfloat16 or float8_e4m3fn; h 1 to 128, d 128 or 64.
     k: [s_k, d], as q: one key for all heads.
-    weights: [s_q, h], float32 or bfloat16. Fold d**-0.5, h**-0.5 and the scale of a quantised q in.
+    weights: [s_q, h], float32 or bfloat16. Include d**-0.5, h**-0.5 and the scale of q.
     topk: rows to choose, 1 or more.
-    k_scale: [s_k], float32: with float8_e4m3fn, and only then.
+    k_scale: [s_k], float32: required for float8_e4m3fn, else not allowed.
     key_start, key_end: [s_q], int32: the range of rows that each query sees.
     q_start: position of query 0; switches the causal limit on.
     k_stride: tokens that one row of k stands for; needs q_start if it is not 1.
-    ties: "smaller" or "larger": which row number wins among equal scores.
+    ties: "smaller" or "larger": which row is chosen between equal scores.
     return_scores: also return the scores of the chosen rows.
-    out: a tuple (indices, length, scores) to write into, of which any may be None. They share
-        memory with no input and not with each other.
+    out: a tuple (indices, length, scores) to write into, of which any may be None. They must not
+        overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes, at
-        most 256 MiB; the error for too few gives the exact number. None takes them from torch's
-        allocator for tensors of torch, else from the stream's memory pool. The CPU does not use it.
+        most 256 MiB; the
+        error for a smaller one gives the exact number. If None, it is allocated by torch for torch
+        tensors, else from the stream's memory pool. The CPU does not use it.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
     (indices, length), with return_scores (indices, length, scores). indices is [s_q, topk], int32:
-    the chosen rows, ascending, then -1; length is [s_q], int32: the smaller of topk and the number
-    of visible rows; scores is [s_q, topk], float32, -inf behind the last.
+    the chosen rows in ascending order, then -1; length is [s_q], int32: the smaller of topk and the
+    number of visible rows; scores is [s_q, topk], float32, followed by -inf.
 
 Raises:
     ValueError: an argument is not as described; nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
 const Operation<kTopk, topk, kDoc, indexer::topk, describe_scale> kRegistered;
 

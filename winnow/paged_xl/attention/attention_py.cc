@@ -81,7 +81,7 @@ Args:
     context_lens: [num_seqs], int32: cached tokens, the step's own included.
     return_lse: return (out, lse).
     out: like query, to write into, or a tuple (out, lse) of which any may be None; new if None.
-        They share memory with no input and not with each other.
+        They must not overlap inputs or each other.
     check: look on a GPU, too, at what lengths and block tables hold, and refuse what the tensors do
         not. It copies them to the host and waits for the stream, so nothing may capture it.
         Otherwise a GPU cuts such a length and masks the tokens of such a block. The environment
@@ -99,7 +99,7 @@ Returns:
 Raises:
     ValueError: an argument is not as described; on the CPU and with check also a length or a
         block number that the tensors do not hold. Nothing was written.
-    winnow.Error: no backend can do it here.
+    winnow.Error: no backend can run it here.
 
 head_size is 32, 64, 80, 96, 112, 128, 160, 192 or 256; block_size 8, 16, 32, 64 or 128.)";
 

@@ -25,7 +25,7 @@ nb::object append(const Arguments<kAppend>& given) {
 constexpr const char* kDoc = R"(Writes new keys and values into a paged cache, in place.
 
 Token t goes to slot_mapping[t] = block * block_size + offset of both caches; a negative slot is
-skipped. The caches share memory with no other tensor and not with each other.
+skipped. The caches must not overlap other tensors or each other.
 
 Args:
     key, value: [num_tokens, num_kv_heads, head_size], float32, float16, bfloat16 or, on the CPU,
@@ -41,7 +41,7 @@ Args:
 Raises:
     ValueError: an argument is not as described; on the CPU and with check also a slot beyond the
         cache or one written twice. Nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
 const Operation<kAppend, append, kDoc, paged_xl::append> kRegistered;
 

@@ -40,9 +40,9 @@ Args:
     pos_bias_v: [num_heads, head_size] or [num_seqs, num_heads, head_size], as query.
     r: [num_heads, max_distance, head_size], as query: projected embedding of each distance.
     context_lens: [num_seqs], int32: cached tokens, the step's own included.
-    out: [num_seqs, num_heads, columns], as query or float32 (not with float64), to write into; columns past a
-        context keep their values. New, as query, with max_distance columns, zero past each
-        context, if None. It shares memory with no input.
+    out: [num_seqs, num_heads, columns], as query or float32 (not with float64), to write into;
+        columns past a context keep their values. New, as query, with max_distance columns, zero
+        past each context, if None. It must not overlap an input.
     check: refuse a length that r or out do not hold also on a GPU, as in attention().
     stream, backend: as in winnow.sparse_mla.forward().
 
@@ -52,7 +52,7 @@ Returns:
 Raises:
     ValueError: an argument is not as described; on the CPU and with check also a length that r
         or out do not hold. Nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
 const Operation<kPositionTerm, position_term, kDoc, paged_xl::position_term> kRegistered;
 

@@ -50,23 +50,23 @@ constexpr const char* kDoc = R"(Gradients of forward()'s out.
 Args:
     q, kv, indices, scale, topk_length, attn_sink, q_start, k_stride, stream, backend: as in
         forward().
-    out: [s_q, h_q, 512], as q: what forward() returned; None is enough where delta is given.
-    lse: [s_q, h_q], float32, natural logarithm, without the sink: what forward() returned.
+    out: [s_q, h_q, 512], as q: the result of forward(); may be None if delta is given.
+    lse: [s_q, h_q], float32, natural logarithm, without the sink: the result of forward().
     d_out: [s_q, h_q, 512], as q.
     delta: [s_q, h_q], float32; computed if None.
     deterministic: bitwise equal results run after run (on the CPU they always are).
     dq: [s_q, h_q, d_qk], as q or float32, to write into; new, as q, if None.
     dkv: [s_kv, 1, d_qk], float32 or as q (rounded once, at the end); new, float32, if None.
     d_sink: [h_q], float32; new if None and attn_sink is given.
-        dq, dkv and d_sink share memory with no input and not with each other.
+        dq, dkv and d_sink must not overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes,
         about s_kv * d_qk * 4 + s_q * (topk + h_q) * 4 and 39 MB, with more than 64 heads or
-        deterministic at most 1.1 GB and two float32 copies of dkv; the error for too few gives the
-        exact number. None takes them from torch's allocator for tensors of torch, else from the
+        deterministic at most 1.1 GB and two float32 copies of dkv; the error for a smaller one
+        gives the exact number. If None, it is allocated by torch for torch tensors, else from the
         stream's memory pool. The CPU does not use it.
 
 Returns:
-    (dq, dkv), or (dq, dkv, d_sink) where a sink is given. Every element is written.
+    (dq, dkv), or (dq, dkv, d_sink) if a sink is given. Every element is written.
 
 Raises:
     ValueError, winnow.Error: as forward().)";

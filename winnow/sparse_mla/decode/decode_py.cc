@@ -45,7 +45,7 @@ constexpr const char* kDoc =
     out = sum_j exp(x - lse') * row(indices[i,s,j])[:512]        lse' = log(exp(lse) + exp(sink))
 
 row(t) is slot t = block * block_size + offset of the cache, dequantised: bfloat16(f8 * scale). An
-entry is visible if j < topk_length and its slot lies in the cache. A query with nothing visible
+entry is visible if j < topk_length and its slot is in the cache. A query without visible entries
 gets out = 0 and lse = -inf.
 
 Args:
@@ -62,13 +62,13 @@ Args:
     attn_sink: [h_q], float32: a logit per head without a value.
     extra_cache, extra_indices, extra_topk_length: a second cache of the same format with a block
         size of its own, and its slots and lengths, attended in the same softmax.
-    batch_invariant: a query's bits do not depend on the rest of the batch. A GPU may be faster
-        without; the CPU is so anyway.
+    batch_invariant: the result of a query does not depend on the rest of the batch, bit for bit,
+        which always holds on the CPU. Without it a GPU may be faster.
     out: [b, s_q, h_q, 512], bfloat16, to write into, or a tuple (out, lse) of which any may be
-        None. They share memory with no input and not with each other.
+        None. They must not overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
-        error for too few gives the exact number. None takes them from torch's allocator for tensors
-        of torch. The CPU does not use it.
+        error for a smaller one gives the exact number. If None, it is allocated by torch for torch
+        tensors. The CPU does not use it.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
@@ -76,7 +76,7 @@ Returns:
 
 Raises:
     ValueError: an argument is not as described; nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
 const Operation<kDecode, decode, kDoc, sparse_mla::decode, describe_cache> kRegistered;
 

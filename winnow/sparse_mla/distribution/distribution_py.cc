@@ -29,19 +29,19 @@ nb::object distribution(const Arguments<kDistribution>& given) {
   return out;
 }
 
-constexpr const char* kDoc = R"(What all heads together give to each chosen row.
+constexpr const char* kDoc = R"(The attention weight of each chosen row, summed over all heads.
 
     attn_sum[i,j] = sum over h of exp(x[i,h,j] - lse[i,h]),  0 for entries that are not visible
 
-with x and visibility as in forward(). Where lse came from forward() on the same entries, each row
-sums to h_q. It is the teacher that trains the indexer of DeepSeek Sparse Attention.
+with x and visibility as in forward(). If lse is the result of forward() on the same entries, each
+row sums to h_q. DeepSeek Sparse Attention trains its indexer to reproduce this distribution.
 
 Args:
     q, kv, indices, scale, topk_length, key_start, key_end, q_start, k_stride, stream, backend: as
         in forward().
     lse: [s_q, h_q], float32, natural logarithm, as forward() returns it; one in base 2 must be
         multiplied by ln 2 first.
-    out: [s_q, topk], float32, to write into; new if None. It shares memory with no input.
+    out: [s_q, topk], float32, to write into; new if None. It must not overlap an input.
 
 Returns:
     attn_sum, [s_q, topk], float32; without indices [s_q, s_kv], 0 for rows that are not visible.

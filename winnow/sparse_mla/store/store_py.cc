@@ -32,8 +32,8 @@ constexpr const char* kDoc = R"(Writes new rows into a paged cache, quantised as
     f8 = round(row / scale)                          to nearest even, saturating at 448
 
 A group is 128 values in "fp8_656" and 64 in "fp8_584"; the 64 columns of RoPE are copied, as is
-everything in "bf16". A group that holds a NaN or an infinity becomes NaN as a whole, its scale too.
-A row is written as a whole or not at all.
+everything in "bf16". If a group contains a NaN or an infinity, the whole group and its scale become
+NaN. A row is written completely or not at all.
 
 Args:
     rows: [n, columns], bfloat16: 576 columns for "fp8_656", 512 for "fp8_584", for "bf16" as the
@@ -41,15 +41,15 @@ Args:
     cache: [blocks, block_size, 1, row], to write into; formats as in decode().
     slots: [n], int64 or int32: block * block_size + offset; a negative one is skipped.
     format: "fp8_656", "fp8_584" or "bf16".
-    check: refuse a slot beyond the cache or one named twice also on a GPU, which otherwise skips
-        the one and stores one whole row of the other; as in winnow.paged_xl.append().
+    check: makes a GPU, too, refuse slots outside of the cache and slots of several rows, as in
+        winnow.paged_xl.append(). Otherwise it skips the former and stores one row of the latter.
     workspace: scratch memory for a GPU, as in decode(). The CPU does not use it.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Raises:
-    ValueError: an argument is not as described; on the CPU and with check also a slot beyond the
-        cache or one named twice. Nothing was written.
-    winnow.Error: no backend can do it here.)";
+    ValueError: an argument is not as described; on the CPU and with check also a slot outside
+        of the cache or named twice. Nothing was written.
+    winnow.Error: no backend can run it here.)";
 
 const Operation<kStore, store, kDoc, sparse_mla::store, describe_cache> kRegistered;
 

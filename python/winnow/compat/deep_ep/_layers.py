@@ -204,7 +204,7 @@ class Layers:
         self._notifiers.clear()
 
     def close(self) -> None:
-        """Idempotent, waits for nobody."""
+        """Idempotent; never waits for other ranks."""
         self._closed = True
         for layer in self._made.values():
             layer.close()

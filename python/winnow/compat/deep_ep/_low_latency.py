@@ -208,7 +208,7 @@ class LowLatencyBuffer:
         self._check("clean_low_latency_buffer")
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Masks another rank, or no longer. One that has missed a call cannot come back."""
+        """Masks or unmasks another rank. A rank that has missed a call cannot rejoin."""
         self._check("low_latency_update_mask_buffer")
         for layer in self._layers.low_latency_layers():
             layer.set_mask(rank_to_mask, mask)
