@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <vector>
 
@@ -202,6 +203,50 @@ TEST_F(BackwardGpu, DeterministicRepeatsAreBitwiseEqual) {
         ASSERT_EQ(numbers(next.dkv), numbers(first.dkv)) << "repeat " << repeat;
         ASSERT_EQ(numbers(next.d_sink), numbers(first.d_sink)) << "repeat " << repeat;
       }
+    }
+  }
+}
+
+// The integers lose nothing that counts beside the rounding of P and dS: in each row the error is
+// that of the f32 sums. Queries of very different sizes, and logits that leave most entries
+// nothing.
+TEST_F(BackwardGpu, DeterministicIsAsExact) {
+  for (const std::int64_t heads : {64, 128}) {
+    for (const double logits : {1.0, 8.0}) {
+      CaseShape shape = shape_with_sink("deterministic-exact");
+      shape.s_q = 600;
+      shape.h_q = heads;
+      shape.s_kv = 700;
+      shape.topk = 600;
+      shape.logits = logits;
+      Step cpu(shape);
+      auto* const d_out = static_cast<BFloat16*>(cpu.d_out.data());
+      const std::int64_t values = heads * kValueDim;
+      for (std::int64_t i = 0; i < shape.s_q * values; ++i) {
+        d_out[i] =
+            BFloat16(std::ldexp(static_cast<float>(d_out[i]), -static_cast<int>(i / values % 30)));
+      }
+      Step sums(cpu, kGpu), integers(cpu, kGpu);
+      cpu.run();
+      sums.run();
+      BackwardArgs args = integers.args();
+      args.deterministic = true;
+      backward(args);
+      const std::vector<double> exact = numbers(cpu.dkv), a = numbers(sums.dkv),
+                                b = numbers(integers.dkv);
+      const auto columns = static_cast<std::size_t>(shape.d_qk);
+      double worst = 0;
+      for (std::size_t row = 0; row < exact.size() / columns; ++row) {
+        double of_sums = 0, of_integers = 0;
+        for (std::size_t n = row * columns; n < (row + 1) * columns; ++n) {
+          of_sums += (a[n] - exact[n]) * (a[n] - exact[n]);
+          of_integers += (b[n] - exact[n]) * (b[n] - exact[n]);
+        }
+        if (of_sums > 0) worst = std::max(worst, std::sqrt(of_integers / of_sums));
+      }
+      EXPECT_LT(worst, 1.1) << heads << " heads, logits " << logits;
+      std::printf("error of integers beside that of sums, %d heads, logits %g: %g\n",
+                  static_cast<int>(heads), logits, worst);
     }
   }
 }
