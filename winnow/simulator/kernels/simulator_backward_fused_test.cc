@@ -91,8 +91,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
                Action::drop)),
     bounds_bug("BoundsLateShares", "st_shared(buffer", Action::delay),
     bounds_bug("BoundsNoShares", "st_shared(buffer", Action::drop),
-    bounds_bug("BoundsAreNotKept", "atomicMax(p.row_bounds + row", Action::drop),
-    bounds_bug("BoundsOfTooFewEntries", "atomicAdd(p.row_counts + row", Action::drop),
     bounds_bug("BoundsNoInitFence", "fence_mbarrier_init();", Action::drop),
     bounds_bug("BoundsNoBarrierAfterInit", "fence_mbarrier_init();", Action::drop, 0, 2),
     bounds_bug("BoundsCountOfFull", "mbarrier_init(smem + Plan::kFull", Action::add, -1),
