@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "winnow/core/tensor.h"
+#include "winnow/sparse_mla/backward/backward.h"
 #include "winnow/sparse_mla/backward/backward_bounds_sm90.cuh"
 #include "winnow/sparse_mla/backward/backward_split_launch.cuh"
 
@@ -277,6 +278,61 @@ TEST(SmallestSimulatorBackwardFixed, BoundsAreThoseOfTheFormula) {
     const double bound = bounds[std::size_t(row)];
     EXPECT_NEAR(std::bit_cast<float>(p.row_bounds[row]), bound, 1e-4 * bound) << row;
     EXPECT_EQ(p.row_counts[row], counts[std::size_t(row)]) << row;
+  }
+}
+
+// More queries than the fused kernel takes at a time on a GPU of two multiprocessors, the first
+// ones with smaller gradients: rows change their scale between two chunks. Beside the f32 sums.
+TEST(ThoroughSimulatorBackwardFixed, TwoChunksOfTheFusedKernel) {
+  constexpr std::int64_t kQueries = 126, kRows = 30, kTopk = 40;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  const auto values_of = [&](std::vector<std::int64_t> sizes,
+                             const std::function<float(std::int64_t)>& size) {
+    Tensor tensor(DType::bf16, sizes);
+    auto* const values = static_cast<BFloat16*>(tensor.data());
+    for (std::int64_t i = 0; i < tensor.numel(); ++i)
+      values[i] = BFloat16(size(i / 512) * normal(random));
+    return tensor.to(kGpu);
+  };
+  Tensor q = values_of({kQueries, 1, 512}, [](std::int64_t) { return 1.0f; });
+  Tensor kv = values_of({kRows, 1, 512}, [](std::int64_t) { return 1.0f; });
+  Tensor out = values_of({kQueries, 1, 512}, [](std::int64_t) { return 0.2f; });
+  Tensor d_out =
+      values_of({kQueries, 1, 512}, [](std::int64_t i) { return i < 124 ? 1.0f : 64.0f; });
+  Tensor indices(DType::i32, {kQueries, 1, kTopk}), lse(DType::f32, {kQueries, 1});
+  for (std::int64_t i = 0; i < indices.numel(); ++i) {
+    static_cast<std::int32_t*>(indices.data())[i] = static_cast<std::int32_t>(i * 7 % kRows);
+  }
+  for (std::int64_t i = 0; i < kQueries; ++i) static_cast<float*>(lse.data())[i] = 4;
+  Tensor indices_there = indices.to(kGpu), lse_there = lse.to(kGpu);
+  std::vector<Tensor> results;
+  for (const bool deterministic : {false, true}) {
+    Tensor dq = Tensor(DType::f32, {kQueries, 1, 512}).to(kGpu);
+    Tensor dkv = Tensor(DType::f32, {kRows, 1, 512}).to(kGpu);
+    BackwardArgs args{.q = q,
+                      .kv = kv,
+                      .indices = indices_there,
+                      .out = out,
+                      .lse = lse_there,
+                      .d_out = d_out,
+                      .deterministic = deterministic,
+                      .dq = dq,
+                      .dkv = dkv};
+    backward(args);
+    results.push_back(dq.to({}));
+    results.push_back(dkv.to({}));
+  }
+  for (const std::size_t which : {0u, 1u}) {
+    const auto* const sums = static_cast<const float*>(results[which].data());
+    const auto* const integers = static_cast<const float*>(results[which + 2].data());
+    float largest = 0;
+    for (std::int64_t i = 0; i < results[which].numel(); ++i)
+      largest = std::max(largest, std::fabs(sums[i]));
+    EXPECT_GT(largest, 1);
+    for (std::int64_t i = 0; i < results[which].numel(); ++i) {
+      ASSERT_NEAR(integers[i], sums[i], 1e-4f * largest) << (which == 0 ? "dq " : "dkv ") << i;
+    }
   }
 }
 
