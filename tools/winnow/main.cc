@@ -32,7 +32,7 @@ constexpr const char* kExitCodes = R"(Exit codes:
 constexpr const char* kExamples = R"(Examples:
   winnow info                         what this build and this machine can do
   winnow demo                         a sparse attention layer learns where to look
-  winnow verify sparse_mla            check the three sparse MLA operations
+  winnow verify sparse_mla            check the sparse MLA operations
   winnow bench sparse_mla::forward    time one operation beside a matrix product
   winnow replay FILE                  repeat a call that was recorded
   winnow launch -n 4 -- ./program     start the ranks of a world

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from winnow._torch_private import count_modes, forward_mode_level, transforms_active
+from winnow._torch_private import (
+    GradPaused,
+    count_modes,
+    forward_mode_level,
+    transforms_active,
+)
 from winnow._winnow.expert_parallel import AllToAll, Descriptor, Notifier
 from winnow.expert_parallel import gradients, operators
 
@@ -251,22 +256,19 @@ def dispatch(
         results = (got.output, got.weights, got.descriptor, got.expert_ids)
         return results if return_expert_ids else results[:3]
 
-    def call():
+    recorded = _is_recorded(input, weights)
+    with GradPaused(recorded):
         got = layer.dispatch(input, expert_indices, weights=weights, **options)
-        results = (got.output, got.weights, got.descriptor, got.expert_ids)
-        return results, _Way(layer, got.descriptor)
-
-    if not _is_recorded(input, weights):
-        results, _ = call()
-        return results if return_expert_ids else results[:3]
-    output, given, descriptor, expert_ids = gradients.Dispatch.apply(input, weights, call)
-    if not input.requires_grad:
-        output = output.detach()
-    if given is not None and not weights.requires_grad:
-        given = given.detach()
-    if return_expert_ids:
-        return output, given, descriptor, expert_ids
-    return output, given, descriptor
+    results = (got.output, got.weights, got.descriptor, got.expert_ids)
+    if recorded:
+        way = _Way(layer, got.descriptor)
+        output, given, *others = gradients.Dispatch.apply(input, weights, results, way)
+        if not input.requires_grad:
+            output = output.detach()
+        if given is not None and not weights.requires_grad:
+            given = given.detach()
+        results = (output, given, *others)
+    return results if return_expert_ids else results[:3]
 
 
 def combine(
@@ -300,10 +302,14 @@ def combine(
             expert_output, weights, bias, None, sizes[0], sizes[4],
             descriptor.num_dispatch_token_cur_rank, descriptor._handle,
         )  # fmt: skip
+    recorded = _is_recorded(expert_output, weights, bias)
+    with GradPaused(recorded):
+        weighted = weights is not None
+        combined = layer.combine(expert_output, descriptor, bias=bias, weighted=weighted)
+    if not recorded:
+        return combined
     way = _Way(layer, descriptor)
-    if not _is_recorded(expert_output, weights, bias):
-        return way.call(expert_output, weights, bias)
-    return gradients.Combine.apply(expert_output, weights, bias, way)
+    return gradients.Combine.apply(expert_output, weights, bias, (combined,), way)
 
 
 def notify(
@@ -334,10 +340,6 @@ class _Way:
     def __init__(self, layer, descriptor):
         self._layer, self._descriptor = layer, descriptor
 
-    def call(self, rows, weights, bias):
-        weighted = weights is not None
-        return self._layer.combine(rows, self._descriptor, bias=bias, weighted=weighted)
-
     def combine(self, rows):
         return combine(self._layer, rows, self._descriptor)
 
@@ -352,6 +354,6 @@ class _Way:
         return rows.clone() if 0 <= offset < buffer.nbytes else rows
 
     def weight_gradient(self, values):
-        return gradients.WeightGradient.apply(
-            values, lambda values: gradients.weight_gradient(values, self._layer, self._descriptor)
-        )
+        with GradPaused(True):
+            gradient = gradients.weight_gradient(values, self._layer, self._descriptor)
+        return gradients.WeightGradient.apply(values, (gradient,))

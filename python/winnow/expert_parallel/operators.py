@@ -118,15 +118,11 @@ def _dispatch(
     return *(input.new_empty(0) if t is None else t for t in tensors), handle
 
 
-def _record_dispatch(input, weights, run, values, arguments):
-    def call():
-        results = run(*values)
-        output, *_, handle = results
-        layer, topk = arguments.of(values, "layer", "topk")
-        sizes = (input.shape[0], output.shape[0])
-        return results, _Way(layer, topk, *sizes, handle)
-
-    return _apply_dispatch(input, weights, call)
+def _record_dispatch(input, weights, results, values, arguments):
+    output, *_, handle = results
+    layer, topk = arguments.of(values, "layer", "topk")
+    way = _Way(layer, topk, input.shape[0], output.shape[0], handle)
+    return _apply_dispatch(input, weights, results, way)
 
 
 @_operators.operator(
@@ -171,12 +167,10 @@ def _combine(expert_output, weights, bias, *, layer, descriptor, **sizes):
     )
 
 
-def _record_combine(expert_output, weights, bias, run, values, arguments):
+def _record_combine(expert_output, weights, bias, results, values, arguments):
     *sizes, handle = arguments.of(values, "layer", "topk", "tokens", "descriptor")
     way = _Way(*sizes, expert_output.shape[0], handle)
-    others = values[3:]  # no leaf, which would stay as long as the graph's node
-    way.call = lambda *leaves: run(*leaves, *others)
-    return _apply_combine(expert_output, weights, bias, way)
+    return _apply_combine(expert_output, weights, bias, (results,), way)
 
 
 @_operators.operator(
@@ -201,9 +195,8 @@ def _weight_gradient(values, *, layer, descriptor, **sizes):
     return gradients.weight_gradient(values, _living(layer), descriptor_of(descriptor))
 
 
-def _record_weight_gradient(values, run, given, arguments):
-    others = given[1:]
-    return _apply_weight_gradient(values, lambda values: run(values, *others))
+def _record_weight_gradient(values, results, given, arguments):
+    return _apply_weight_gradient(values, (results,))
 
 
 @_operators.operator(

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include "winnow/testing/operation.h"
 #include "winnow/testing/temporary_folder.h"
 
 namespace {
@@ -52,14 +53,15 @@ void write(const fs::path& path, const std::string& text) {
 }
 
 // Records of an operation's calls in its first cases, as `winnow verify` makes them.
-std::vector<fs::path> record(const fs::path& folder, const std::string& operation, int cases = 1) {
+std::vector<fs::path> record(const fs::path& folder, const std::string& operation, int cases = 1,
+                             const std::string& environment = "") {
   const std::string list = run("verify " + operation + " --list").output;
   std::istringstream lines(list);
   std::string name, one, rest;
   for (int i = 0; i < cases && lines >> name >> one && std::getline(lines, rest); ++i) {
     const Result verified =
         run("verify " + operation + " --device cpu --case " + one,
-            "WINNOW_RECORD=" + folder.string() + " WINNOW_RECORD_ONLY=" + operation);
+            environment + " WINNOW_RECORD=" + folder.string() + " WINNOW_RECORD_ONLY=" + operation);
     EXPECT_EQ(verified.exit_code, 0) << verified.output;
   }
   std::vector<fs::path> files;
@@ -68,12 +70,24 @@ std::vector<fs::path> record(const fs::path& folder, const std::string& operatio
   return files;
 }
 
-class RecordsOf : public testing::TestWithParam<const char*> {};
+// Those that `winnow replay` can repeat: all that are one function.
+std::vector<std::string> functions() {
+  std::vector<std::string> names;
+  for (const winnow::testing::Operation& operation : winnow::testing::operations()) {
+    if (operation.repeat) names.push_back(operation.name);
+  }
+  return names;
+}
 
-TEST_P(RecordsOf, AreRepeatedBitForBit) {
-  const winnow::testing::TemporaryFolder folder;
-  const std::vector<fs::path> files = record(folder.path(), GetParam(), 3);
-  ASSERT_GE(files.size(), 3u);
+class CallsOf : public testing::TestWithParam<std::string> {};
+
+TEST_P(CallsOf, AreLoggedAndRepeatedBitForBit) {
+  const winnow::testing::TemporaryFolder folder, log_folder;
+  const fs::path log = log_folder.path() / "log";
+  const std::vector<fs::path> files =
+      record(folder.path(), GetParam(), 3, "WINNOW_LOG=" + log.string());
+  ASSERT_GE(files.size(), 3u) << "does its function call recorded()?";
+  EXPECT_THAT(contents(log), HasSubstr("] " + GetParam() + " "));
   for (const fs::path& file : files) {
     const Result replayed = run("replay " + file.string());
     EXPECT_EQ(replayed.exit_code, 0) << replayed.output;
@@ -82,13 +96,7 @@ TEST_P(RecordsOf, AreRepeatedBitForBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EachOperation, RecordsOf,
-                         testing::Values("expert_parallel::layout", "indexer::backward",
-                                         "indexer::quantize", "indexer::scores", "indexer::topk",
-                                         "indexer::topk_paged", "paged_xl::append",
-                                         "paged_xl::attention", "paged_xl::position_term",
-                                         "sparse_mla::distribution", "sparse_mla::forward",
-                                         "sparse_mla::store"));
+INSTANTIATE_TEST_SUITE_P(EachOperation, CallsOf, testing::ValuesIn(functions()));
 
 TEST(Replay, NamesTheOutputThatDiffers) {
   const winnow::testing::TemporaryFolder folder;

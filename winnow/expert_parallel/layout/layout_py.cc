@@ -10,7 +10,9 @@ constexpr Declaration<expert_parallel::LayoutArgs> kLayout(
     "expert_parallel::layout",
     "def layout(expert_indices: T, experts: int, world_size: int, local_world_size: int, "
     "*, out: tuple[T | None, T | None, T | None, T | None] | None = None, "
-    "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T, T]");
+    "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T, T]",
+    "sizes: [world_size, local_world_size=world_size, experts=8*world_size], "
+    "expert_indices: i32[0, topk=8], is_token_in_rank: u8[0, world_size]");
 
 nb::object layout(const Arguments<kLayout>& given) {
   Call call = given.call();
@@ -55,20 +57,7 @@ Raises:
         value. Nothing was written.
     winnow.Error: no backend can do it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t topk = shape.take("topk", 8), world_size = shape.take("world_size", 1);
-  const std::int64_t local = shape.take("local_world_size", world_size);
-  const std::int64_t experts = shape.take("experts", 8 * world_size);
-  shape.done();
-  return expert_parallel::layout({.expert_indices = shape.view(DType::i32, {0, topk}),
-                                  .experts = experts,
-                                  .world_size = world_size,
-                                  .local_world_size = local,
-                                  .is_token_in_rank = shape.view(DType::u8, {0, world_size})},
-                                 options);
-}
-
-const Operation<kLayout, layout, kDoc> kRegistered(supports);
+const Operation<kLayout, layout, kDoc, expert_parallel::layout> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -49,27 +49,13 @@ void make_low_latency(BoundLowLatency* self, std::shared_ptr<ep::Transport> tran
                       nb::handle store, nb::handle max_tokens, nb::handle hidden, nb::handle topk,
                       nb::handle experts, nb::handle enable_shrink, nb::handle sm_count,
                       nb::handle timeout, nb::handle device) {
-  constexpr const char* operation = "expert_parallel::LowLatency";
-  std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   ep::LowLatencyConfig config;
-  const auto read = [&]<class T>(T& field, const char* name, nb::handle value) {
-    field = value_argument<T>(operation, name, value);
-  };
-  // Those without a default last: if anything cannot be read, one of them is 0, which all refuse.
-  const std::exception_ptr refused = caught([&] {
-    config.timeout = timeout_argument(operation, timeout);
-    config.device = device_argument(operation, device);
-    read(config.enable_shrink, "enable_shrink", enable_shrink);
-    read(config.sm_count, "sm_count", sm_count);
-    read(config.max_tokens, "max_tokens", max_tokens);
-    read(config.hidden, "hidden", hidden);
-    read(config.topk, "topk", topk);
-    read(config.experts, "experts", experts);
-  });
-  run_collective(refused, [&] {
-    const Unlocked unlocked;
-    new (self) BoundLowLatency(std::move(transport), std::move(meeting), config);
-  });
+  make_on_all_ranks("expert_parallel::LowLatency", self, std::move(transport), store, config,
+                    timeout, device, Option{config.enable_shrink, "enable_shrink", enable_shrink},
+                    Option{config.sm_count, "sm_count", sm_count},
+                    Option{config.max_tokens, "max_tokens", max_tokens},
+                    Option{config.hidden, "hidden", hidden}, Option{config.topk, "topk", topk},
+                    Option{config.experts, "experts", experts});
 }
 
 template <class T>

@@ -55,20 +55,11 @@ struct BoundNotifier {
 void make_notifier(nb::pointer_and_handle<BoundNotifier> self,
                    std::shared_ptr<ep::Transport> transport, nb::handle store, nb::handle experts,
                    nb::handle local_world_size, nb::handle timeout, nb::handle device) {
-  constexpr const char* operation = "expert_parallel::Notifier";
-  std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   ep::NotifierConfig config;
-  // The experts last: if anything cannot be read they are 0, which every rank refuses.
-  const std::exception_ptr refused = caught([&] {
-    config.timeout = timeout_argument(operation, timeout);
-    config.device = device_argument(operation, device);
-    config.local_world_size = value_argument<int>(operation, "local_world_size", local_world_size);
-    config.experts = value_argument<int>(operation, "experts", experts);
-  });
-  run_collective(refused, [&] {
-    const Unlocked unlocked;
-    new (self.p) BoundNotifier(std::move(transport), std::move(meeting), config);
-  });
+  make_on_all_ranks("expert_parallel::Notifier", self.p, std::move(transport), store, config,
+                    timeout, device,
+                    Option{config.local_world_size, "local_world_size", local_world_size},
+                    Option{config.experts, "experts", experts});
   self.h.attr("_traced") = self.p->number.give(self.h);  // where torch.compile can read it
 }
 

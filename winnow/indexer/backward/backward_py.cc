@@ -2,6 +2,7 @@
 
 #include "winnow/indexer/backward/backward.h"
 #include "winnow/indexer/backward/backward_fields.h"
+#include "winnow/indexer/scale_py.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
@@ -14,7 +15,9 @@ constexpr Declaration<indexer::BackwardArgs> kBackward(
     "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
     "dq: T | None = None, dk: T | None = None, d_weights: T | None = None, "
     "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T, T]");
+    "-> tuple[T, T, T]",
+    "q: T[s_q, h=64, d=128], k: T[s_k, d], weights: f32[s_q, h], indices: i32[s_q, topk=64], "
+    "d_scores: f32[s_q, topk], dq: f32[s_q, h, d], dk: f32[s_k, d], d_weights: f32[s_q, h]");
 
 nb::object backward(const Arguments<kBackward>& given) {
   Call call = given.call();
@@ -68,25 +71,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as topk().)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t s_q = shape.take("s_q", 1), h = shape.take("h", 64);
-  const std::int64_t s_k = shape.take("s_k", 1), d = shape.take("d", 128);
-  const std::int64_t topk = shape.take("topk", 64);
-  shape.done();
-  const bool scaled = shape.dtype == DType::f8_e4m3;
-  return indexer::backward({.q = shape.view(shape.dtype, {s_q, h, d}),
-                            .k = shape.view(shape.dtype, {s_k, d}),
-                            .weights = shape.view(DType::f32, {s_q, h}),
-                            .indices = shape.view(DType::i32, {s_q, topk}),
-                            .d_scores = shape.view(DType::f32, {s_q, topk}),
-                            .k_scale = scaled ? shape.view(DType::f32, {s_k}) : TensorView(),
-                            .dq = shape.view(DType::f32, {s_q, h, d}),
-                            .dk = shape.view(DType::f32, {s_k, d}),
-                            .d_weights = shape.view(DType::f32, {s_q, h})},
-                           options);
-}
-
-const Operation<kBackward, backward, kDoc> kRegistered(supports);
+const Operation<kBackward, backward, kDoc, indexer::backward, describe_scale> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -11,7 +11,8 @@ constexpr Declaration<indexer::QuantizeArgs> kQuantize(
     "def quantize(x: T, *, power_of_two: bool = False, pages: T | None = None, "
     "slots: T | None = None, out: tuple[T | None, T | None] | None = None, "
     "check: bool = False, stream: Stream = None, backend: str | None = None) "
-    "-> None if pages and slots else tuple[T, T]");
+    "-> None if pages and slots else tuple[T, T]",
+    "x: T[n, d=128], rows: f8_e4m3[n, d], scale: f32[n]");
 
 nb::object quantize(const Arguments<kQuantize>& given) {
   Call call = given.call();
@@ -68,16 +69,7 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can do it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t n = shape.take("n", 1), d = shape.take("d", 128);
-  shape.done();
-  return indexer::quantize({.x = shape.view(shape.dtype, {n, d}),
-                            .rows = shape.view(DType::f8_e4m3, {n, d}),
-                            .scale = shape.view(DType::f32, {n})},
-                           options);
-}
-
-const Operation<kQuantize, quantize, kDoc> kRegistered(supports);
+const Operation<kQuantize, quantize, kDoc, indexer::quantize> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -1,5 +1,6 @@
 // Python binding of indexer::scores.
 
+#include "winnow/indexer/scale_py.h"
 #include "winnow/indexer/scores/scores.h"
 #include "winnow/indexer/scores/scores_fields.h"
 #include "winnow/python/operation.h"
@@ -12,7 +13,8 @@ constexpr Declaration<indexer::ScoresArgs> kScores(
     "def scores(q: T, k: T, weights: T, indices: T | None = None, *, "
     "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
     "q_start: int | None = None, k_stride: int = 1, out: T | None = None, "
-    "stream: Stream = None, backend: str | None = None) -> T");
+    "stream: Stream = None, backend: str | None = None) -> T",
+    "q: T[s_q, h=64, d=128], k: T[s_k, d], weights: f32[s_q, h], scores: f32[s_q, s_k]");
 
 nb::object scores(const Arguments<kScores>& given) {
   Call call = given.call();
@@ -44,20 +46,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as topk().)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t s_q = shape.take("s_q", 1), h = shape.take("h", 64);
-  const std::int64_t s_k = shape.take("s_k", 1), d = shape.take("d", 128);
-  shape.done();
-  const bool scaled = shape.dtype == DType::f8_e4m3;
-  return indexer::scores({.q = shape.view(shape.dtype, {s_q, h, d}),
-                          .k = shape.view(shape.dtype, {s_k, d}),
-                          .weights = shape.view(DType::f32, {s_q, h}),
-                          .k_scale = scaled ? shape.view(DType::f32, {s_k}) : TensorView(),
-                          .scores = shape.view(DType::f32, {s_q, s_k})},
-                         options);
-}
-
-const Operation<kScores, scores, kDoc> kRegistered(supports);
+const Operation<kScores, scores, kDoc, indexer::scores, describe_scale> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

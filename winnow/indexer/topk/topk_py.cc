@@ -1,5 +1,6 @@
 // Python binding of indexer::topk.
 
+#include "winnow/indexer/scale_py.h"
 #include "winnow/indexer/ties_py.h"
 #include "winnow/indexer/topk/topk.h"
 #include "winnow/indexer/topk/topk_fields.h"
@@ -15,7 +16,9 @@ constexpr Declaration<indexer::TopkArgs> kTopk(
     "k_stride: int = 1, ties: str = 'smaller', return_scores: bool = False, "
     "out: tuple[T | None, T | None, T | None] | None = None, workspace: T | None = None, "
     "stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]");
+    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]",
+    "q: T[s_q, h=64, d=128], k: T[s_k, d], weights: f32[s_q, h], indices: i32[s_q, topk=64], "
+    "length: i32[s_q]");
 
 nb::object topk(const Arguments<kTopk>& given) {
   Call call = given.call();
@@ -71,22 +74,7 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can do it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t s_q = shape.take("s_q", 1), h = shape.take("h", 64);
-  const std::int64_t s_k = shape.take("s_k", 1), d = shape.take("d", 128);
-  const std::int64_t topk = shape.take("topk", 64);
-  shape.done();
-  const bool scaled = shape.dtype == DType::f8_e4m3;
-  return indexer::topk({.q = shape.view(shape.dtype, {s_q, h, d}),
-                        .k = shape.view(shape.dtype, {s_k, d}),
-                        .weights = shape.view(DType::f32, {s_q, h}),
-                        .k_scale = scaled ? shape.view(DType::f32, {s_k}) : TensorView(),
-                        .indices = shape.view(DType::i32, {s_q, topk}),
-                        .length = shape.view(DType::i32, {s_q})},
-                       options);
-}
-
-const Operation<kTopk, topk, kDoc> kRegistered(supports);
+const Operation<kTopk, topk, kDoc, indexer::topk, describe_scale> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -14,7 +14,10 @@ constexpr Declaration<indexer::TopkPagedArgs> kTopkPaged(
     "topk: int, *, positions: bool = False, ties: str = 'smaller', "
     "return_scores: bool = False, out: tuple[T | None, T | None, T | None] | None = None, "
     "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]");
+    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]",
+    "q: T[b, s_q, h=64, d=128], pages: u8[num_pages, d], weights: f32[b, s_q, h], "
+    "block_tables: i32[b, 1], context_lens: i32[b], indices: i32[b, s_q, topk=64], "
+    "length: i32[b, s_q]");
 
 nb::object topk_paged(const Arguments<kTopkPaged>& given) {
   Call call = given.call();
@@ -72,22 +75,13 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can do it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t b = shape.take("b", 1), s_q = shape.take("s_q", 1);
-  const std::int64_t h = shape.take("h", 64), d = shape.take("d", 128);
-  const std::int64_t num_pages = shape.take("num_pages", 1), topk = shape.take("topk", 64);
-  shape.done();
-  return indexer::topk_paged({.q = shape.view(shape.dtype, {b, s_q, h, d}),
-                              .pages = shape.view(DType::u8, {num_pages, indexer::page_bytes(d)}),
-                              .weights = shape.view(DType::f32, {b, s_q, h}),
-                              .block_tables = shape.view(DType::i32, {b, 1}),
-                              .context_lens = shape.view(DType::i32, {b}),
-                              .indices = shape.view(DType::i32, {b, s_q, topk}),
-                              .length = shape.view(DType::i32, {b, s_q})},
-                             options);
-}
+// A page has the keys and their scales.
+constexpr auto describe_pages = [](Shape& shape, indexer::TopkPagedArgs& args) {
+  const std::int64_t bytes = indexer::page_bytes(shape.size("d"));
+  args.pages = shape.view(DType::u8, {shape.size("num_pages"), bytes});
+};
 
-const Operation<kTopkPaged, topk_paged, kDoc> kRegistered(supports);
+const Operation<kTopkPaged, topk_paged, kDoc, indexer::topk_paged, describe_pages> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -15,7 +15,10 @@ constexpr Declaration<sparse_mla::BackwardArgs> kBackward(
     "attn_sink: T | None = None, q_start: int | None = None, k_stride: int = 1, "
     "deterministic: bool = False, dq: T | None = None, dkv: T | None = None, "
     "d_sink: T | None = None, workspace: T | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> tuple[T, T, T] if attn_sink or d_sink else tuple[T, T]");
+    "backend: str | None = None) -> tuple[T, T, T] if attn_sink or d_sink else tuple[T, T]",
+    "q: T[s_q, h_q=64, d_qk=576], kv: T[s_kv, 1, d_qk], indices: i32[s_q, 1, topk=64], "
+    "out: T[s_q, h_q, 512], lse: R[s_q, h_q], d_out: T[s_q, h_q, 512], "
+    "dq: R[s_q, h_q, d_qk], dkv: R[s_kv, 1, d_qk]");
 
 nb::object backward(const Arguments<kBackward>& given) {
   Call call = given.call();
@@ -68,25 +71,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as forward().)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t s_q = shape.take("s_q", 1), h_q = shape.take("h_q", 64);
-  const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
-  const std::int64_t topk = shape.take("topk", 64);
-  shape.done();
-  const DType real = accumulator_of(shape.dtype);
-  const ConstTensorView out = shape.view(shape.dtype, {s_q, h_q, sparse_mla::kValueDim});
-  return sparse_mla::backward({.q = shape.view(shape.dtype, {s_q, h_q, d_qk}),
-                               .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
-                               .indices = shape.view(DType::i32, {s_q, 1, topk}),
-                               .out = out,
-                               .lse = shape.view(real, {s_q, h_q}),
-                               .d_out = out,
-                               .dq = shape.view(real, {s_q, h_q, d_qk}),
-                               .dkv = shape.view(real, {s_kv, 1, d_qk})},
-                              options);
-}
-
-const Operation<kBackward, backward, kDoc> kRegistered(supports);
+const Operation<kBackward, backward, kDoc, sparse_mla::backward> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -15,7 +15,9 @@ constexpr Declaration<sparse_mla::DecodeArgs> kDecode(
     "extra_cache: T | None = None, extra_indices: T | None = None, "
     "extra_topk_length: T | None = None, batch_invariant: bool = True, "
     "out: T | tuple[T | None, T | None] | None = None, workspace: T | None = None, "
-    "stream: Stream = None, backend: str | None = None) -> tuple[T, T]");
+    "stream: Stream = None, backend: str | None = None) -> tuple[T, T]",
+    "q: bf16[b, s_q, h_q=64, d_qk=576], cache: T[blocks, block_size=64, 1, d_qk], "
+    "indices: i32[b, s_q, topk=64], out: bf16[b, s_q, h_q, 512]");
 
 constexpr std::int64_t kValueColumns = 512;
 
@@ -76,22 +78,7 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can do it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t b = shape.take("b", 1), s_q = shape.take("s_q", 1);
-  const std::int64_t h_q = shape.take("h_q", 64), topk = shape.take("topk", 64);
-  const std::int64_t blocks = shape.take("blocks", 1), block_size = shape.take("block_size", 64);
-  const std::int64_t d_qk = shape.take("d_qk", 576);
-  shape.done();
-  const CacheOfDtype cache(shape, blocks, block_size, d_qk);
-  return sparse_mla::decode({.q = shape.view(DType::bf16, {b, s_q, h_q, d_qk}),
-                             .cache = cache.view,
-                             .indices = shape.view(DType::i32, {b, s_q, topk}),
-                             .format = cache.format,
-                             .out = shape.view(DType::bf16, {b, s_q, h_q, kValueColumns})},
-                            options);
-}
-
-const Operation<kDecode, decode, kDoc> kRegistered(supports);
+const Operation<kDecode, decode, kDoc, sparse_mla::decode, describe_cache> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -12,7 +12,9 @@ constexpr Declaration<sparse_mla::DistributionArgs> kDistribution(
     "def distribution(q: T, kv: T, indices: T | None, lse: T, *, "
     "scale: float | None = None, topk_length: T | None = None, key_start: T | None = None, "
     "key_end: T | None = None, q_start: int | None = None, k_stride: int = 1, "
-    "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T");
+    "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T",
+    "q: T[s_q, h_q=64, d_qk=576], kv: T[s_kv, 1, d_qk], indices: i32[s_q, 1, topk=64], "
+    "lse: R[s_q, h_q], attn_sum: R[s_q, topk]");
 
 nb::object distribution(const Arguments<kDistribution>& given) {
   Call call = given.call();
@@ -47,21 +49,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as forward().)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t s_q = shape.take("s_q", 1), h_q = shape.take("h_q", 64);
-  const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
-  const std::int64_t topk = shape.take("topk", 64);
-  shape.done();
-  const DType real = accumulator_of(shape.dtype);
-  return sparse_mla::distribution({.q = shape.view(shape.dtype, {s_q, h_q, d_qk}),
-                                   .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
-                                   .indices = shape.view(DType::i32, {s_q, 1, topk}),
-                                   .lse = shape.view(real, {s_q, h_q}),
-                                   .attn_sum = shape.view(real, {s_q, topk})},
-                                  options);
-}
-
-const Operation<kDistribution, distribution, kDoc> kRegistered(supports);
+const Operation<kDistribution, distribution, kDoc, sparse_mla::distribution> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

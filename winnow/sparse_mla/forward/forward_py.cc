@@ -13,7 +13,9 @@ constexpr Declaration<sparse_mla::ForwardArgs> kForward(
     "topk_length: T | None = None, attn_sink: T | None = None, key_start: T | None = None, "
     "key_end: T | None = None, q_start: int | None = None, k_stride: int = 1, "
     "out: T | tuple[T | None, T | None, T | None] | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> tuple[T, T, T]");
+    "backend: str | None = None) -> tuple[T, T, T]",
+    "q: T[s_q, h_q=64, d_qk=576], kv: T[s_kv, 1, d_qk], indices: i32[s_q, 1, topk=64], "
+    "out: T[s_q, h_q, 512]");
 
 nb::object forward(const Arguments<kForward>& given) {
   Call call = given.call();
@@ -70,19 +72,7 @@ Strides are free but for the last dimension, which is contiguous; tensors are ne
 GPU the call returns when the work is queued, without synchronisation. No gradient is recorded:
 see winnow.torch.sparse_mla_attention.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t s_q = shape.take("s_q", 1), h_q = shape.take("h_q", 64);
-  const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
-  const std::int64_t topk = shape.take("topk", 64);
-  shape.done();
-  return sparse_mla::forward({.q = shape.view(shape.dtype, {s_q, h_q, d_qk}),
-                              .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
-                              .indices = shape.view(DType::i32, {s_q, 1, topk}),
-                              .out = shape.view(shape.dtype, {s_q, h_q, sparse_mla::kValueDim})},
-                             options);
-}
-
-const Operation<kForward, forward, kDoc> kRegistered(supports);
+const Operation<kForward, forward, kDoc, sparse_mla::forward> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -12,7 +12,8 @@ constexpr Declaration<sparse_mla::StoreArgs> kStore(
     "sparse_mla::store",
     "def store(rows: T, cache: T, slots: T, *, format: str = 'fp8_656', "
     "check: bool = False, workspace: T | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> None");
+    "backend: str | None = None) -> None",
+    "rows: bf16[n, d_qk=576], cache: T[blocks, block_size=64, 1, d_qk], slots: i64[n]");
 
 nb::object store(const Arguments<kStore>& given) {
   Call call = given.call();
@@ -50,19 +51,7 @@ Raises:
         cache or one named twice. Nothing was written.
     winnow.Error: no backend can do it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t n = shape.take("n", 1), d_qk = shape.take("d_qk", 576);
-  const std::int64_t blocks = shape.take("blocks", 1), block_size = shape.take("block_size", 64);
-  shape.done();
-  const CacheOfDtype cache(shape, blocks, block_size, d_qk);
-  return sparse_mla::store({.rows = shape.view(DType::bf16, {n, d_qk}),
-                            .slots = shape.view(DType::i64, {n}),
-                            .format = cache.format,
-                            .cache = cache.view},
-                           options);
-}
-
-const Operation<kStore, store, kDoc> kRegistered(supports);
+const Operation<kStore, store, kDoc, sparse_mla::store, describe_cache> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python
