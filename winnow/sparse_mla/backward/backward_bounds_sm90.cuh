@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "winnow/sparse_mla/backward/backward_split_drain_sm90.cuh"
 #include "winnow/sparse_mla/backward/backward_split_sm90.cuh"
 
 namespace winnow::sparse_mla::backward_split_detail {
@@ -165,10 +166,9 @@ __global__ void __launch_bounds__(kScoresThreads, 1)
 }
 
 // |v| of every row of the cache. A warp for each.
-inline constexpr int kSizeThreads = 256;
-static __global__ void __launch_bounds__(kSizeThreads)
+static __global__ void __launch_bounds__(kRowThreads)
     row_sizes_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
-  const std::int64_t row = blockIdx.x * std::int64_t{kSizeThreads / 32} + threadIdx.x / 32;
+  const std::int64_t row = blockIdx.x * std::int64_t{kRowsOfBlock} + threadIdx.x / 32;
   if (row >= s_kv) return;
   const int lane = threadIdx.x % 32;
   const float2 sizes = sizes_of_values(p.chosen.kv + row * p.chosen.kv_stride, lane);

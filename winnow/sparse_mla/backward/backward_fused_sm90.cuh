@@ -19,7 +19,8 @@
 //   score    | dQ (t) | copy (t+1) | S dP P dS (t+1) |  (wait)  | dQ (t+1) | copy (t+2) ...
 //   reduce   | dQ (t) |  P^T dO + dS^T Q (t), reductions        | dQ (t+1) | P^T dO + dS^T Q ...
 //
-// The accumulator's columns are permuted within each 16, so that what a thread holds of a row lies
+// dkv is added to in one of two ways (backward_fused_drain_sm90.cuh). With f32 sums the
+// accumulator's columns are permuted within each 16, so that what a thread holds of a row lies
 // side by side: columns 2 q, 2 q + 1, 2 q + 8, 2 q + 9 of lane q of a quad at 4 q. finish_kernel
 // (backward_fused_steps_sm90.cuh) brings them in order. The entries of each query
 // come ordered by key range and all valid from prepare_kernel.
@@ -656,6 +657,7 @@ struct Reduce {
     wgmma_commit();
     multiply_chunk<kDim>(base, 0, a);
     if (!early) drain.template add<kDim>(params, P::kChunks - 1, lane, b);
+    // Beside the products: the scales of the rows come from far.
     drain.load(params, smem + P::kTargets + 256 * parity, warp, lane);
     wgmma_wait<1>();
     wgmma_pin(dq);
