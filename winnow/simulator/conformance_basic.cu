@@ -81,18 +81,19 @@ __global__ void memory_kernel(const std::uint32_t* in, std::uint32_t* out) {
   }
 }
 
-// in: [128][4] f32. out: [1] count, [3] unused, [4] sums, [4] sums, [1] 64-bit sum of bits.
+// in: [128][4] f32. out: [1] count, [3] unused, [4] sums, [4] sums, [2] 64-bit sums of bits.
 __global__ void reductions_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x);
-  if (t < 14) out[t] = 0;
+  if (t < 16) out[t] = 0;
   __syncthreads();
   const float4 value = reinterpret_cast<const float4*>(in)[t];
   device::reduce_add<3>(out);
   device::reduce_add(reinterpret_cast<float*>(out + 4), value);
   device::reduce_add(reinterpret_cast<float*>(out + 8), value, device::policy_evict_last());
-  device::reduce_add(reinterpret_cast<unsigned long long*>(out + 12),
-                     (static_cast<unsigned long long>(t) << 30) + in[4 * t],
+  const unsigned long long bits = (static_cast<unsigned long long>(t) << 30) + in[4 * t];
+  device::reduce_add(reinterpret_cast<unsigned long long*>(out + 12), bits,
                      device::policy_evict_normal());
+  device::reduce_add(reinterpret_cast<unsigned long long*>(out + 14), bits);
 }
 
 // in: [128]. out: [128][16], what the thread `t ^ 1` stored in every size, and twice its last 16
