@@ -24,7 +24,10 @@ def refused(call, kind=InvalidArgument):
     try:
         call()
     except kind as error:
-        return str(error)
+        text = str(error)
+        if ": want " in text:
+            assert error.argument == text.partition(": want ")[0].rpartition(": ")[2], text
+        return text
     raise AssertionError("it did not refuse")
 
 

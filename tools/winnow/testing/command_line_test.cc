@@ -178,6 +178,15 @@ TEST_F(CommandLine, EveryNumberIsRefusedIfItIsNone) {
   }
 }
 
+TEST_F(CommandLine, AnEmptyNameDoesNotMeanAll) {
+  for (const char* arguments : {"verify '' --list", "verify --case '' --list", "bench --name=''",
+                                "bench ''", "verify --list --backend ''"}) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << arguments << result.output;
+    EXPECT_THAT(result.output, HasSubstr("want a name, got \"\"")) << arguments;
+  }
+}
+
 TEST_F(CommandLine, TextFromOutsideDoesNotReachTheTerminalRaw) {
   const std::string name = "$(printf '\\033]0;title\\007\\377')";
   for (const std::string& arguments :
