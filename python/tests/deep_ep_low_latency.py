@@ -41,7 +41,7 @@ def check_arrived(given, rank, world, rows, count, handle, exact):
             assert ranges[expert, source] == begin << 32 | len(want)
             end = begin + len(want)
             came = tokens[expert, begin:end].long()
-            order = slice(None) if oracle.in_order else came.argsort()
+            order = came.argsort() if oracle.on_gpu else slice(None)
             assert torch.equal(came[order], want)
             got = rows[expert, begin:end][order]
             if exact:

@@ -2,8 +2,9 @@
 
 import torch
 
-# Whether the low-latency calls give the rows of a source rank in the order of its tokens.
-in_order = True
+# There the low-latency calls give the rows of a source rank in any order, and a call whose counts
+# the host does not wait for tells of a mistake of another rank later.
+on_gpu = False
 
 
 def inputs(world, experts, topk, hidden, seed=0, dtype=torch.bfloat16):

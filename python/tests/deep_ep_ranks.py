@@ -1,7 +1,7 @@
 """Processes that are the ranks of gloo groups, for all tests of winnow.compat.deep_ep.
 
 A test names a function of a module of this folder, which each process of a group calls with its
-group and arguments. Processes cost seconds each to start, so there is one pool.
+group and arguments. Processes cost seconds each to start, so there is one pool of a kind.
 """
 
 import importlib
@@ -9,7 +9,8 @@ import multiprocessing
 import os
 import traceback
 
-_SECONDS = 60
+PROCESSES = 6
+_START_SECONDS, _SECONDS = 240, 60
 
 
 def _serve(rank, processes, device, port, connection):
@@ -26,6 +27,7 @@ def _serve(rank, processes, device, port, connection):
     store = dist.TCPStore("127.0.0.1", port, processes, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
     groups = {size: dist.new_group(list(range(size))) for size in range(1, processes + 1)}
+    connection.send(None)  # it is there
     while (task := connection.recv()) is not None:
         size, module, name, arguments = task
         try:
@@ -40,7 +42,7 @@ def _serve(rank, processes, device, port, connection):
 class Pool:
     """`device` "cuda": each with the GPU of its rank."""
 
-    def __init__(self, processes=6, device="cpu"):
+    def __init__(self, processes=PROCESSES, device="cpu"):
         context = multiprocessing.get_context("spawn")
         import torch.distributed as dist
 
@@ -56,6 +58,9 @@ class Pool:
             process.start()
             self._ends.append(ours)
             self._processes.append(process)
+        for rank, end in enumerate(self._ends):
+            assert end.poll(_START_SECONDS), f"rank {rank} did not start"
+            end.recv()
 
     def run(self, size, body, *arguments):
         """body(group, *arguments) on each rank of a group of that size: what each returned."""

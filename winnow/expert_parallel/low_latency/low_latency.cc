@@ -1,5 +1,6 @@
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <utility>
@@ -61,6 +62,9 @@ void check_low_latency_config(const LowLatencyConfig& config, int world) {
   check.that(config.experts % world == 0, "experts",
              "a multiple of the " + std::to_string(world) + " ranks",
              std::to_string(config.experts));
+  check.that(config.experts / world <= kMost / config.max_tokens, "experts",
+             "at most 2^31 - 1 rows of a rank for those of another",
+             std::to_string(config.experts));
   in_range("sm_count", config.sm_count, 0, kMost);
 }
 
@@ -75,17 +79,25 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world) {
   layout.per_rank = config.experts / world;
   layout.max_tokens = config.max_tokens;
   layout.row_bytes = config.hidden * 2;
-  layout.message_bytes = LowLatencyLayout::kPairBytes + layout.row_bytes;
+  // Those of f8 have scales, and are no larger.
+  layout.message_bytes = round_up(layout.row_bytes, 16);
+  // No part is smaller than what a warp loads at a time, or little more.
+  constexpr std::int64_t kLeastPart = 2048;
+  layout.parts =
+      int(std::clamp<std::int64_t>(layout.row_bytes / kLeastPart, 1, LowLatencyLayout::kMostParts));
+  layout.part_bytes = round_up((layout.row_bytes + layout.parts - 1) / layout.parts, 16);
   std::int64_t end = 0;
   const auto add = [&](std::int64_t& offset, std::int64_t bytes) {
     offset = end;
     end = round_up(end + bytes, kLine);
   };
   add(layout.signals, kLowLatencyCalls * world * 8);
+  add(layout.part_signals, LowLatencyLayout::kMostParts * world * 8);
   add(layout.consumed, kLowLatencyCalls * world * 8);
   add(layout.notes, kLowLatencyCalls * 2 * world * std::int64_t(sizeof(LowLatencyNote)));
   add(layout.counts, 2 * std::int64_t(config.experts) * 4);
-  add(layout.messages, 2 * std::int64_t(config.experts) * config.max_tokens * layout.message_bytes);
+  add(layout.places, 2 * world * config.max_tokens * config.topk * 4);
+  add(layout.messages, 2 * world * config.max_tokens * layout.message_bytes);
   add(layout.returned, 2 * config.max_tokens * config.topk * layout.row_bytes);
   layout.bytes = end;
   return layout;

@@ -44,7 +44,8 @@ std::vector<LowLatencyProblem> make_problems() {
                   .hidden = 128,
                   .choice = ExpertChoice::distinct,
                   .full = true});
-  // More than one turn of a block's threads over a row, and of its loads over a token's experts.
+  // More than one turn of a block's threads over a row, and of its loads over a token's experts;
+  // rows in several parts.
   for (const RowFormat format : {RowFormat::fp8, RowFormat::bf16}) {
     list.push_back({.name = format == RowFormat::fp8 ? "wide-fp8" : "wide-bf16",
                     .world = 2,
@@ -54,8 +55,17 @@ std::vector<LowLatencyProblem> make_problems() {
                     .hidden = 16640,
                     .format = format,
                     .choice = ExpertChoice::distinct,
+                    .shrink = format == RowFormat::bf16,
                     .rounds = 1});
   }
+  list.push_back({.name = "parts-halves",
+                  .world = 3,
+                  .experts_per_rank = 4,
+                  .max_tokens = 3,
+                  .hidden = 4224,
+                  .format = RowFormat::bf16,
+                  .halves = true,
+                  .rounds = 2});
   list.push_back({.name = "many-experts",
                   .experts_per_rank = 64,
                   .topk = 8,

@@ -75,14 +75,16 @@ __device__ inline bool wait_for_places(const LowLatencyView& view, int call, std
 // The last block to come here gets true. The whole block, behind all that it has written: for this
 // GPU, or for the others.
 enum class WrittenFor : std::uint8_t { gpu, system };
+enum class Half : std::uint8_t { send, receive };  // which run side by side
 template <WrittenFor kFor>
-__device__ inline bool last_block(const LowLatencyView& view, bool& is_last) {
+__device__ inline bool last_block(const LowLatencyView& view, Half half, bool& is_last) {
+  std::uint64_t* const arrivals = &view.state->arrivals[int(half)];
   __syncthreads();
   if (threadIdx.x == 0) {
     kFor == WrittenFor::gpu ? __threadfence() : __threadfence_system();
-    is_last = arrive(&view.state->arrivals) == gridDim.x - 1;
+    is_last = arrive(arrivals) == gridDim.x - 1;
     if (is_last) {
-      view.state->arrivals = 0;
+      *arrivals = 0;
       __threadfence();
     }
   }
@@ -256,8 +258,7 @@ __device__ inline int entry_of(const std::int32_t* begins, int entries, std::int
 }
 
 // By a warp; everything a multiple of 16.
-inline constexpr int kAtOnce = 8;                      // loads of a lane that wait together
-inline constexpr int kPieceBytes = kAtOnce * 32 * 16;  // of a warp
+inline constexpr int kAtOnce = 8;  // loads of a lane that wait together
 __device__ inline void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) {
   const auto* source = reinterpret_cast<const uint4*>(from);
   auto* target = reinterpret_cast<uint4*>(to);
