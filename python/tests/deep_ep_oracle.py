@@ -2,6 +2,9 @@
 
 import torch
 
+# Whether the low-latency calls give the rows of a source rank in the order of its tokens.
+in_order = True
+
 
 def inputs(world, experts, topk, hidden, seed=0, dtype=torch.bfloat16):
     """[(x, topk_idx, topk_weights)] of every rank; some ranks have few tokens, one has none."""

@@ -14,9 +14,9 @@ _buffers = {}
 
 
 def buffer_of(group):
-    if group.size() not in _buffers:
-        _buffers[group.size()] = deep_ep.Buffer(group, explicitly_destroy=True)
-    return _buffers[group.size()]
+    if group not in _buffers:
+        _buffers[group] = deep_ep.Buffer(group, explicitly_destroy=True)
+    return _buffers[group]
 
 
 def refused(call, kind=InvalidArgument):
@@ -24,7 +24,10 @@ def refused(call, kind=InvalidArgument):
     try:
         call()
     except kind as error:
-        return str(error)
+        text = str(error)
+        if ": want " in text:
+            assert error.argument == text.partition(": want ")[0].rpartition(": ")[2], text
+        return text
     raise AssertionError("it did not refuse")
 
 
@@ -286,7 +289,7 @@ def hybrid_grows(group):
 
 
 def hybrid_buffer_of(group):
-    key = ("hybrid", group.size())
+    key = ("hybrid", group)
     if key not in _buffers:
         _buffers[key] = deep_ep.HybridEPBuffer(group, H, 16, E // group.size())
     return _buffers[key]

@@ -1,4 +1,4 @@
-"""Four processes that are the ranks of gloo groups, for all tests of winnow.compat.deep_ep.
+"""Processes that are the ranks of gloo groups, for all tests of winnow.compat.deep_ep.
 
 A test names a function of a module of this folder, which each process of a group calls with its
 group and arguments. Processes cost seconds each to start, so there is one pool.
@@ -9,19 +9,23 @@ import multiprocessing
 import os
 import traceback
 
-PROCESSES = 4
 _SECONDS = 60
 
 
-def _serve(rank, port, connection):
+def _serve(rank, processes, device, port, connection):
     os.environ.update(OMP_NUM_THREADS="1", WINNOW_TIMEOUT_SECONDS="20")
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, PROCESSES, rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
-    groups = {size: dist.new_group(list(range(size))) for size in range(1, PROCESSES + 1)}
+    if device == "cuda":
+        import deep_ep_on_gpu
+
+        torch.cuda.set_device(rank)
+        deep_ep_on_gpu.use()
+    store = dist.TCPStore("127.0.0.1", port, processes, rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, processes + 1)}
     while (task := connection.recv()) is not None:
         size, module, name, arguments = task
         try:
@@ -34,7 +38,9 @@ def _serve(rank, port, connection):
 
 
 class Pool:
-    def __init__(self):
+    """`device` "cuda": each with the GPU of its rank."""
+
+    def __init__(self, processes=6, device="cpu"):
         context = multiprocessing.get_context("spawn")
         import torch.distributed as dist
 
@@ -42,9 +48,11 @@ class Pool:
         port = free.port
         del free
         self._ends, self._processes = [], []
-        for rank in range(PROCESSES):
+        for rank in range(processes):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, port, theirs), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, processes, device, port, theirs), daemon=True
+            )
             process.start()
             self._ends.append(ours)
             self._processes.append(process)

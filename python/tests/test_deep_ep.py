@@ -19,7 +19,7 @@ def pool():
     made.close()
 
 
-WORLDS = [1, 2, 3, 4]
+WORLDS = [1, 2, 3, 4, 6]
 
 
 @pytest.mark.parametrize("world", WORLDS)

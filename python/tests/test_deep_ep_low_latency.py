@@ -15,7 +15,7 @@ def pool():
     made.close()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("with_hook", [False, True], ids=["whole", "halves"])
 def test_rows_scales_and_sums(pool, world, with_hook):
     pool.run(world, programs.calls, with_hook)

@@ -330,7 +330,7 @@ testing::Benchmark make_benchmark(const GpuBenchShape& bench, std::int64_t k) {
   testing::Benchmark benchmark = make_benchmark(BenchShape{case_shape(bench)}, k, 0);
   benchmark.device = DeviceType::cuda;
   benchmark.ceiling = {testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0};
-  if (bench.reach.has_value()) benchmark.target = *bench.reach / kCeilingReference;
+  benchmark.target = bench.reach;
   return benchmark;
 }
 

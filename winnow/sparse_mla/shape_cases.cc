@@ -35,6 +35,7 @@ std::vector<CaseShape> make_case_shapes() {
   add(list, {f32, bf16}, {.name = "skv131072", .s_q = 2, .h_q = 16, .s_kv = 131072, .topk = 512});
   add(list, {f32}, {.name = "scale", .scale = 0.02});
   // Which entries count.
+  add(list, {bf16}, {.name = "skv50000", .s_q = 6, .h_q = 16, .s_kv = 50000, .topk = 300});
   add(list, {f32, bf16}, {.name = "repeated", .s_kv = 20, .choice = Choice::repeated});
   add(list, {f32, bf16}, {.name = "one-row", .choice = Choice::one_row, .free_out = true});
   add(list, {f32, bf16},

@@ -110,6 +110,13 @@ TEST(Replay, ShowsNoControlCharactersOfARecord) {
   const fs::path file = record(folder.path(), "sparse_mla::forward").at(0);
   std::string text = contents(file);
   text.insert(text.find("\nlibrary ") + 9, "\x1b[31m");
+  std::string renamed = contents(file);  // in both places where the output is described
+  for (std::size_t at = 0; (at = renamed.find("output lse ", at)) != std::string::npos;) {
+    renamed.replace(at, 11, "output l\x1b[7m ");
+  }
+  write(file, renamed);
+  EXPECT_THAT(run("replay " + file.string()).output,
+              AllOf(HasSubstr("l\\x1b[7m "), Not(HasSubstr("\x1b"))));
   const std::size_t result = text.rfind("result cpu");
   write(file, text.substr(0, result) + "result error \x1b[5m\ndata 0\n");
   const Result replayed = run("replay " + file.string());

@@ -1,5 +1,5 @@
-// The low-latency combine on a GPU: a warp takes a row and writes it home, to the place of its
-// pair; later a block takes a token and adds up its rows.
+// The low-latency combine on a GPU: a warp takes a piece of a row and writes it home, to the place
+// of its pair; later a block takes a token and adds up its rows.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -13,16 +13,16 @@ namespace {
 
 WINNOW_DYNAMIC_SHARED(begins_memory, 16);
 
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     send_kernel(const __grid_constant__ LowLatencyCombineParams p) {
   WINNOW_BLOCK_SHARED(is_last, bool);
   WINNOW_BLOCK_SHARED(note_memory, std::uint32_t[sizeof(LowLatencyNote) / 4]);
   device::wait_for_kernel_before();
   const LowLatencyView& view = p.view;
-  if (__syncthreads_or(broken(view.layer)) != 0) return;
-  if (__syncthreads_or(threadIdx.x == 0 && told_of_fault(view.layer)) != 0) return;
   const std::uint64_t epoch = view.state->sent[kLowLatencyCombine] + 1;
+  if (broken_or_told(view)) return;
   if (!wait_for_places(view, kLowLatencyCombine, epoch)) return;
+  device::allow_next_kernel();
   if (p.note.refusal == 0) {
     const int world = view.layout.world, entries = view.layout.per_rank * world;
     const std::int64_t rows = world * view.layout.max_tokens;
@@ -34,14 +34,21 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     };
     auto* begins = reinterpret_cast<std::int32_t*>(begins_memory);
-    lay_out_rows(entries, begins, [&](int i) {
-      const std::int64_t first = range(i) >> 32, count = range(i) & 0xffffffff;
+    for (int i = int(threadIdx.x); i < entries; i += kThreads) {
+      const std::int64_t value = range(i), first = value >> 32, count = value & 0xffffffff;
       const bool fits = first >= 0 && count <= view.layout.max_tokens && first + count <= rows;
       if (!fits) find(first);
-      return fits ? std::int32_t(count) : 0;
-    });
+      begins[i] = fits ? std::int32_t(count) : 0;
+    }
+    __syncthreads();
+    lay_out_rows(entries, begins);
+    // A warp takes a piece of a row at a time, so that few rows are work for all of them.
+    const auto pieces = std::int32_t((view.layout.row_bytes + kPieceBytes - 1) / kPieceBytes);
+    const std::int64_t all = std::int64_t(begins[entries]) * pieces;
     const int warp = int(blockIdx.x) * kWarps + int(threadIdx.x) / 32;
-    for (std::int32_t i = warp; i < begins[entries]; i += std::int32_t(gridDim.x) * kWarps) {
+    for (std::int64_t unit = warp; unit < all; unit += std::int64_t(gridDim.x) * kWarps) {
+      const auto i = std::int32_t(unit / pieces);
+      const std::int64_t begin = unit % pieces * kPieceBytes;
       const int entry = entry_of(begins, entries, i), expert = entry / world;
       const int source = entry % world;
       if (masked(view, source)) continue;
@@ -51,12 +58,12 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (threadIdx.x % 32 == 0) find(pair);
         continue;
       }
-      copy_row(view.peers[source] + view.layout.returned_row(epoch, pair),
-               p.expert_output + expert * p.expert_stride + row * p.row_stride,
-               view.layout.row_bytes);
+      copy_row(view.peers[source] + view.layout.returned_row(epoch, pair) + begin,
+               p.expert_output + expert * p.expert_stride + row * p.row_stride + begin,
+               min(view.layout.row_bytes - begin, std::int64_t(kPieceBytes)));
     }
   }
-  if (!last_block(view, is_last)) return;
+  if (!last_block<WrittenFor::system>(view, is_last)) return;
   tell_sent(view, kLowLatencyCombine, epoch, take_note(view, p.note, note_memory));
 }
 
@@ -79,9 +86,18 @@ __device__ void sum_token(const LowLatencyCombineParams& p, std::int64_t token, 
   const int vectors = int(p.hidden / kVector);
   for (int v = int(threadIdx.x); v < vectors; v += kThreads) {
     float sum[kVector] = {};
-    for (int k = 0; k < p.indices.topk; ++k) {
-      if (terms[k].row == nullptr) continue;
-      add_columns(*reinterpret_cast<const uint4*>(terms[k].row + v * 16), terms[k].weight, sum);
+    for (int first = 0; first < p.indices.topk; first += kAtOnce) {
+      uint4 raw[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const std::byte* row = first + i < p.indices.topk ? terms[first + i].row : nullptr;
+        if (row != nullptr) raw[i] = *reinterpret_cast<const uint4*>(row + v * 16);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i >= p.indices.topk || terms[first + i].row == nullptr) continue;
+        add_columns(raw[i], terms[first + i].weight, sum);
+      }
     }
     uint4 packed;
     packed.x = device::pack_bf16(sum[0], sum[1]);
@@ -100,17 +116,17 @@ __device__ void sum_token(const LowLatencyCombineParams& p, std::int64_t token, 
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     receive_kernel(const __grid_constant__ LowLatencyCombineParams p) {
   WINNOW_BLOCK_SHARED(come, bool[kMaxLocals]);
   WINNOW_BLOCK_SHARED(is_last, bool);
   WINNOW_BLOCK_SHARED(terms, Term[kMostTopk]);
   device::wait_for_kernel_before();
   const LowLatencyView& view = p.view;
-  if (__syncthreads_or(broken(view.layer)) != 0) return;
   const std::uint64_t epoch = view.state->received[kLowLatencyCombine] + 1;
+  if (__syncthreads_or(broken(view.layer)) != 0) return;
   const HeardCall heard =
-      hear(view, kLowLatencyCombine, epoch, p.note.format, p.call, p.wait_statistics, come);
+      hear(view, kLowLatencyCombine, epoch, p.note.format, p.call, p.wait_statistics, come, [] {});
   if (heard.broken) return;
   const std::int64_t tokens = heard.refused || p.out == nullptr ? 0 : p.indices.tokens;
   for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
@@ -127,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     sum_token(p, token, terms);
     __syncthreads();
   }
-  if (last_block(view, is_last)) tell_received(view, kLowLatencyCombine, epoch);
+  if (last_block<WrittenFor::gpu>(view, is_last)) tell_received(view, kLowLatencyCombine, epoch);
 }
 
 }  // namespace

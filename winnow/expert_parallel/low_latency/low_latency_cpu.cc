@@ -201,7 +201,7 @@ class CpuLowLatency : public LowLatencyBackend {
       const auto code = said.refusal != 0 ? static_cast<ErrorCode>(said.refusal - 1)
                                           : ErrorCode::invalid_argument;
       end_receive();
-      throw Error(code, name_, text);
+      throw error_from_message(code, name_, text);
     }
     return epoch;
   }

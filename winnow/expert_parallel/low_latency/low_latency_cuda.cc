@@ -319,7 +319,7 @@ void DeviceLowLatency::throw_deferred() {
     for (int rank = 0; rank < world_; ++rank) {
       const LowLatencyNote& note = host_deferred_.notes[rank];
       if (note.refusal == 0) continue;
-      throw Error(static_cast<ErrorCode>(note.refusal - 1), name, text_of(rank, note));
+      throw error_from_message(static_cast<ErrorCode>(note.refusal - 1), name, text_of(rank, note));
     }
     throw Error(ErrorCode::invalid_argument, name, "format differs between ranks");
   });

@@ -67,6 +67,12 @@ PlantedBug in_items(PlantedBug bug) {
   bug.of_case = "fp8_656-extra-sq2-length";
   return bug;
 }
+// Where consumers come late: eager lets them release a slot before anybody tests it again, and a
+// test that is false by mistake is followed by a wait that is right.
+PlantedBug with_late_consumers(PlantedBug bug) {
+  bug.schedules = {"late", "random:1", "random:2", "starved:0", "starved:4"};
+  return bug;
+}
 PlantedBug of_consumers(PlantedBug bug) {
   bug.plant.file = kConsumers;
   return bug;
@@ -85,6 +91,9 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("setmaxnreg: ",
            of_kernel(bug("TooManyRegisters", "setmaxnreg_dec<kRowsRegisters", Action::add, 8))),
     bug("SwappedPhaseOfSlots", "mbarrier_wait(empty, parity", Action::add, 1),
+    saying("race: ", bug("NoWaitForSlots", "mbarrier_test_wait(empty", Action::drop)),
+    with_late_consumers(
+        bug("SwappedPhaseOfTestedSlots", "mbarrier_test_wait(empty", Action::add, 1)),
     bug("SwappedPhaseOfLandedRows", "mbarrier_wait(landed(slot", Action::add, 1),
     bug("NoArrivalOfCopies", "mbarrier_arrive_cp_async(landed", Action::drop),
     bug("RopeElsewhere", "cp_async_zfill(to + chunk_offset(32", Action::drop),
