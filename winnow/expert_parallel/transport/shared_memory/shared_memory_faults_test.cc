@@ -9,6 +9,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/transport/shared_memory/test_shared_memory.h"
