@@ -58,8 +58,9 @@ Args:
     out: a tuple (indices, length, scores) to write into, of which any may be None. They share
         memory with no input and not with each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes, at
-        most 256 MiB; the error for too few gives the exact number. None takes them from torch's
-        allocator for tensors of torch, else from the stream's memory pool. The CPU does not use it.
+        most 256 MiB where topk is at most 2**19; the error for too few gives the exact number. None
+        takes them from torch's allocator for tensors of torch, else from the stream's memory pool.
+        The CPU does not use it.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
