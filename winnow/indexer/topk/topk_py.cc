@@ -61,9 +61,9 @@ Args:
     out: a tuple (indices, length, scores) to write into, of which any may be None. They must not
         overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes, at
-        most 256 MiB; the
-        error for a smaller one gives the exact number. If None, it is allocated by torch for torch
-        tensors, else from the stream's memory pool. The CPU does not use it.
+        most 256 MiB where topk is at most 2**19; the error for too few gives the exact number. None
+        takes them from torch's allocator for tensors of torch, else from the stream's memory pool.
+        The CPU does not use it.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
