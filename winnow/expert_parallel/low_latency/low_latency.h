@@ -84,8 +84,8 @@ struct LowLatencyCombineArgs {
 
 // One rank of the low-latency all-to-all. All ranks make the same calls in the same order: the
 // constructor, dispatch() and combine() are collective. Every row has a place of its own at every
-// rank that may get it, so that nothing is counted before it travels: 4 * E * M * H bytes and what
-// stands beside it, twice, are taken when the object is made, and nothing in a call.
+// rank that may get it, so that nothing is counted before it travels: 4 * (W + K) * M * H bytes and what
+// stands beside them are taken when the object is made, and nothing in a call.
 //
 // dispatch(): the rows of local expert x are output[x, 0 to counts[x] - 1], those of a source rank
 // together, as `ranges` says, in the order of ranks and then, on the CPU, of tokens (on a GPU any).
