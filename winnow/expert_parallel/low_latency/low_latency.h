@@ -85,8 +85,8 @@ struct LowLatencyCombineArgs {
 
 // One rank of the low-latency all-to-all. All ranks make the same calls in the same order: the
 // constructor, dispatch() and combine() are collective. Every row has a fixed place on every rank
-// that may receive it, so no counts are exchanged before rows are sent. The constructor allocates 4
-// * E * M * H bytes with their metadata, twice; calls allocate nothing.
+// that may receive it, so no counts are exchanged before rows are sent. The constructor allocates
+// 4 * (W + K) * M * H bytes with their metadata; calls allocate nothing.
 //
 // dispatch(): the rows of local expert x are output[x, 0 to counts[x] - 1], sorted by source rank,
 // with the range of each source rank in `ranges`. On the CPU the rows of a source rank are sorted
