@@ -179,7 +179,7 @@ TEST_F(CommandLine, EveryNumberIsRefusedIfItIsNone) {
 }
 
 TEST_F(CommandLine, AnEmptyNameDoesNotMeanAll) {
-  for (const char* arguments : {"verify '' --list", "verify --case '' --list", "bench --name=''",
+  for (const char* arguments : {"verify '' --list", "verify --case '' --list", "bench --name ''",
                                 "bench ''", "verify --list --backend ''"}) {
     const Result result = run(arguments);
     EXPECT_EQ(result.exit_code, 2) << arguments << result.output;
