@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = sorted((ROOT / "winnow").rglob("*_fields.h"))
+LOGGED = sorted((ROOT / "winnow").rglob("*_logged.h"))
 
 
 def test_every_operation_has_its_fields():
@@ -30,6 +31,27 @@ def test_each_argument_is_visited_in_order(path):
         for member in body.split(";") if member.strip()
     ]  # fmt: skip
     assert [name for name, _ in visited] == members
+
+
+_NOT_LOGGED = {"allocate", "refusal", "stream", "queues"}
+
+
+def _members(body):
+    body = re.sub(r"//[^\n]*", "", body)
+    found = re.findall(r"^  [\w:<>, ()]+?(\w+)(?: = [^;]*|\{[^;]*\});$", body, re.MULTILINE)
+    return [name for name in found if name not in _NOT_LOGGED]
+
+
+@pytest.mark.parametrize("path", LOGGED, ids=lambda path: path.stem)
+def test_the_log_of_all_ranks_has_every_argument(path):
+    header = path.with_name(path.name.replace("_logged", "")).read_text()
+    structs = dict(re.findall(r"struct (\w+Args) \{(.*?)\n\};", header, re.S))
+    visitors = dict(re.findall(r"\(const (\w+)& args.*?\{\n(.*?)\n\}", path.read_text(), re.S))
+    assert visitors.keys() == structs.keys()
+    for name, body in visitors.items():
+        visited = re.findall(r'visit\("(\w+)", args\.(\w+)', body)
+        assert all(word == member for word, member in visited)
+        assert sorted(word for word, _ in visited) == sorted(_members(structs[name])), name
 
 
 _CALLS = """

@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/low_latency/low_latency_impl.h"
+#include "winnow/expert_parallel/low_latency/low_latency_logged.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -224,10 +226,14 @@ LowLatencyBackend& LowLatency::open(const char* operation) const {
 }
 
 void LowLatency::dispatch(const LowLatencyDispatchArgs& args) {
-  open(kLowLatencyNames[kLowLatencyDispatch]).dispatch(args);
+  const char* operation = kLowLatencyNames[kLowLatencyDispatch];
+  LowLatencyBackend& backend = open(operation);
+  logged(operation, rank_, args, which_, [&] { backend.dispatch(args); });
 }
 void LowLatency::combine(const LowLatencyCombineArgs& args) {
-  open(kLowLatencyNames[kLowLatencyCombine]).combine(args);
+  const char* operation = kLowLatencyNames[kLowLatencyCombine];
+  LowLatencyBackend& backend = open(operation);
+  logged(operation, rank_, args, which_, [&] { backend.combine(args); });
 }
 std::vector<std::int32_t> LowLatency::mask() const { return open(kLowLatency).mask(); }
 void LowLatency::set_mask(int rank, bool masked) {
