@@ -165,36 +165,48 @@ __device__ __forceinline__ void load_queries(std::uint32_t smem, const GatherRow
   }
 }
 
-// The arrivals of a group of load_tile_rows(): one a thread, one more for the mask with group 0.
+// The arrivals of a group of load_groups(): one a thread, one more for the mask with group 0.
 __device__ constexpr int copied_group_arrivals(int group) {
   return kGatherThreads + (group == 0 ? 1 : 0);
 }
 
-// Copies one tile into a slot, group by group as they are released, and publishes its mask.
+// Copies one tile into a slot, group by group as they are released: copy(group) starts the copies
+// of a group, which arrive on `landed`'s barrier of it. The mask comes with group 0.
+template <int kDim, int kSlot, class Copy>
+__device__ __forceinline__ void load_groups(std::uint32_t smem, std::uint32_t parity,
+                                            std::uint32_t landed, std::uint64_t mask, int thread,
+                                            const Copy& copy) {
+  using P = Plan<kDim>;
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    mbarrier_wait(smem + P::kEmpty + 8 * (kSlot * kGroups + group), parity ^ 1, "gather",
+                  10 * kSlot + group);
+    copy(group);
+    if (group == 0 && thread == 0) {
+      // The owner's warps read the last mask before they released the group just waited for. This
+      // arrival, one of the 129, publishes the store.
+      st_shared(smem + P::kMask + 8 * kSlot, mask);
+      mbarrier_arrive(landed);
+    }
+    mbarrier_arrive_cp_async(landed + 8 * group);
+  }
+}
+
+// The same of rows in bf16, which the owner takes as they land.
 template <int kDim, int kSlot>
 __device__ __forceinline__ void load_tile_rows(std::uint32_t smem, std::uint32_t parity,
                                                const GatherRows& rows, std::uint64_t mask,
                                                int thread, std::uint64_t policy) {
   using P = Plan<kDim>;
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    constexpr int kFirst = kSlot * kGroups;
-    mbarrier_wait(smem + P::kEmpty + 8 * (kFirst + group), parity ^ 1, "gather",
-                  10 * kSlot + group);
+  const auto copy = [&](int group) {
 #pragma unroll
     for (int i = 0; i < group_size<kDim>(group); ++i) {
       const int chunk = group_chunk(kSlot, group, i);
       gather_chunk(smem + P::kK + kSlot * P::kSlotBytes + chunk * kChunkBytes, rows, chunk, thread,
                    policy);
     }
-    if (group == 0 && thread == 0) {
-      // The owner's warps read the last mask before they released the group just waited for. This
-      // arrival, one of the 129, publishes the store.
-      st_shared(smem + P::kMask + 8 * kSlot, mask);
-      mbarrier_arrive(smem + P::kFull + 8 * kFirst);
-    }
-    mbarrier_arrive_cp_async(smem + P::kFull + 8 * (kFirst + group));
-  }
+  };
+  load_groups<kDim, kSlot>(smem, parity, smem + P::kFull + 8 * kSlot * kGroups, mask, thread, copy);
 }
 
 // --- the two consumers --------------------------------------------------------------------------

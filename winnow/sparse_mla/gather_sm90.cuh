@@ -146,25 +146,33 @@ struct GatherRows {
   std::uint32_t valid;  // bit `pass`
 };
 
-// Rows of a tile. `thread` is the thread's number in the gather warpgroup.
-__device__ __forceinline__ GatherRows gather_rows(const GatherView& view,
-                                                  const TileEntries& entries, std::uint64_t mask,
-                                                  int thread) {
+// Rows of a tile. `thread` is the thread's number in the gather warpgroup; row_of(entry) is where
+// the row of a valid entry begins, or that of 0, of which nothing is read.
+template <class RowOf>
+__device__ __forceinline__ GatherRows gather_rows(const TileEntries& entries, std::uint64_t mask,
+                                                  int thread, const RowOf& row_of) {
   GatherRows rows;
   rows.valid = 0;
 #pragma unroll
   for (int pass = 0; pass < kGatherPasses; ++pass) {
     const int row = 16 * pass + thread / 8;
     // Row `row` is held by lane row % 32: passes 0 and 1 are the low half, 2 and 3 the high one.
-    const std::int32_t index =
+    const std::int32_t entry =
         __shfl_sync(0xffffffffu, pass < 2 ? entries.low : entries.high, row & 31);
     const bool valid = mask >> row & 1;
-    // An index is multiplied only after the mask has vouched for it.
-    const std::int64_t checked = valid ? index : 0;
-    rows.source[pass] = view.kv + checked * view.kv_stride + (thread & 7) * 16;
+    // An entry is used only after the mask has vouched for it.
+    rows.source[pass] = row_of(valid ? entry : 0) + (thread & 7) * 16;
     rows.valid |= static_cast<std::uint32_t>(valid) << pass;
   }
   return rows;
+}
+
+// The same of a problem's cache.
+__device__ __forceinline__ GatherRows gather_rows(const GatherView& view,
+                                                  const TileEntries& entries, std::uint64_t mask,
+                                                  int thread) {
+  return gather_rows(entries, mask, thread,
+                     [&](std::int64_t entry) { return view.kv + entry * view.kv_stride; });
 }
 
 // 64 heads of a query from `first_head` on, in the shape of a tile. `heads` is where the query's
@@ -185,17 +193,23 @@ __device__ __forceinline__ GatherRows head_rows(const char* heads, std::int64_t 
   return rows;
 }
 
-// Starts the copies of chunk `chunk` (columns 64 * chunk to 64 * chunk + 63) of the rows to
-// `destination`. Invalid rows become zeros.
-__device__ __forceinline__ void gather_chunk(std::uint32_t destination, const GatherRows& rows,
-                                             int chunk, int thread, std::uint64_t policy) {
+// Starts the copies of 128 bytes of the rows, from `offset` on, to `destination`, a chunk. Invalid
+// rows become zeros.
+__device__ __forceinline__ void gather_bytes(std::uint32_t destination, const GatherRows& rows,
+                                             int offset, int thread, std::uint64_t policy) {
   // 16 rows further the swizzle is the same: one offset serves the four passes.
   const std::uint32_t to = destination + device::chunk_offset(thread / 8, thread & 7);
 #pragma unroll
   for (int pass = 0; pass < kGatherPasses; ++pass) {
-    device::cp_async_zfill(to + pass * 16 * 128, rows.source[pass] + chunk * 128,
-                           rows.valid >> pass & 1, policy);
+    device::cp_async_zfill(to + pass * 16 * 128, rows.source[pass] + offset, rows.valid >> pass & 1,
+                           policy);
   }
+}
+
+// The same of chunk `chunk` (columns 64 * chunk to 64 * chunk + 63) of rows in bf16.
+__device__ __forceinline__ void gather_chunk(std::uint32_t destination, const GatherRows& rows,
+                                             int chunk, int thread, std::uint64_t policy) {
+  gather_bytes(destination, rows, chunk * 128, thread, policy);
 }
 
 }  // namespace winnow::sparse_mla

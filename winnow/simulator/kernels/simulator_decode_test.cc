@@ -50,6 +50,7 @@ const std::vector<PassingCase> kThoroughCases = {
 };
 
 constexpr const char* kRows = "decode_rows_sm90.cuh";
+constexpr const char* kTurn = "decode_turn_sm90.cuh";
 constexpr const char* kKernel = "decode_sm90.cuh";
 constexpr const char* kConsumers = "attention_sm90.cuh";
 const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
@@ -67,14 +68,12 @@ PlantedBug in_items(PlantedBug bug) {
   bug.of_case = "fp8_656-extra-sq2-length";
   return bug;
 }
-// Where consumers come late: eager lets them release a slot before anybody tests it again, and a
-// test that is false by mistake is followed by a wait that is right.
-PlantedBug with_late_consumers(PlantedBug bug) {
-  bug.schedules = {"late", "random:1", "random:2", "starved:0", "starved:4"};
-  return bug;
-}
 PlantedBug of_consumers(PlantedBug bug) {
   bug.plant.file = kConsumers;
+  return bug;
+}
+PlantedBug of_turn(PlantedBug bug) {
+  bug.plant.file = kTurn;
   return bug;
 }
 PlantedBug of_kernel(PlantedBug bug) {
@@ -85,28 +84,27 @@ PlantedBug of_kernel(PlantedBug bug) {
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
            of_consumers(bug("NoProxyFence", "kStoredRows) fence_proxy_async", Action::drop))),
-    saying("race: ", bug("NoWaitForLandedRows", "mbarrier_wait(landed(slot", Action::drop)),
+    saying("race: ",
+           of_turn(bug("NoWaitForLandedRows", "mbarrier_wait(smem_ + Q::kLanded", Action::drop))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("setmaxnreg: ",
-           of_kernel(bug("TooManyRegisters", "setmaxnreg_dec<kRowsRegisters", Action::add, 8))),
-    bug("SwappedPhaseOfSlots", "mbarrier_wait(empty, parity", Action::add, 1),
-    saying("race: ", bug("NoWaitForSlots", "mbarrier_test_wait(empty", Action::drop)),
-    with_late_consumers(
-        bug("SwappedPhaseOfTestedSlots", "mbarrier_test_wait(empty", Action::add, 1)),
-    bug("SwappedPhaseOfLandedRows", "mbarrier_wait(landed(slot", Action::add, 1),
-    bug("NoArrivalOfCopies", "mbarrier_arrive_cp_async(landed", Action::drop),
-    bug("RopeElsewhere", "cp_async_zfill(to + chunk_offset(32", Action::drop),
-    bug("RowsElsewhere", "cp_async_zfill(columns_at(slot, chunk, r)", Action::add, 32),
-    bug("NoScales", "cp_async_word_zfill(scales_at(tile.slot, r) + 4 * word,", Action::drop),
-    bug("NoEntries", "cp_async_word_zfill(entries_at(tile)", Action::drop),
-    bug("NoArrivalOfValues", "mbarrier_arrive_warp(smem_ + P::kFull", Action::drop),
-    bug("ValuesElsewhere", "st_shared(to, make_uint4(x.x", Action::add, 32),
-    bug("NoUpperValues", "st_shared(to ^ 16, make_uint4(z.x", Action::drop),
-    bug("LateValues", "st_shared(to, make_uint4(x.x", Action::delay),
-    saying("race: ", bug("EntriesReplacedTooEarly", "__syncwarp();  // all lanes", Action::drop)),
-    in_items(bug("NoMask", "st_shared(mask_at + thread", Action::drop)),
-    in_items(bug("MaskElsewhere", "st_shared(mask_at + 4", Action::add, 1)),
+           of_kernel(bug("TooManyRegisters", "setmaxnreg_dec<kCopyRegisters", Action::add, 8))),
+    of_consumers(bug("SwappedPhaseOfSlots", "P::kEmpty + 8 * (kSlot * kGroups + group), parity ^ 1",
+                     Action::add, 1)),
+    of_turn(bug("SwappedPhaseOfLandedRows", "mbarrier_wait(smem_ + Q::kLanded", Action::add, 1)),
+    of_consumers(bug("NoArrivalOfCopies", "mbarrier_arrive_cp_async(landed", Action::drop)),
+    bug("NoArrivalOfRelease", "mbarrier_arrive(landed + 8 * group)", Action::drop),
+    bug("CountOfLandedTooSmall", "mbarrier_init(smem + QuantisedPlan", Action::add, -1),
+    bug("NoScales", "cp_async_word_zfill(to + 16", Action::drop),
+    bug("ScalesElsewhere", "cp_async_word_zfill(to + 16", Action::add, 4),
+    of_turn(bug("NoArrivalOfValues", "mbarrier_arrive_warp(smem_ + P::kFull", Action::drop)),
+    of_turn(bug("ValuesElsewhere", "st_shared(to, make_uint4(x.x", Action::add, 32)),
+    of_turn(bug("NoUpperValues", "st_shared(to ^ 16, make_uint4(z.x", Action::drop)),
+    of_turn(bug("LateValues", "st_shared(to, make_uint4(x.x", Action::delay)),
+    saying("race: ",
+           of_turn(bug("ValuesStoredTooEarly", "__syncwarp();  // all lanes", Action::drop))),
+    in_items(of_consumers(bug("NoMask", "st_shared(smem + P::kMask", Action::drop))),
     in_items(
         bug("SwappedPhaseOfQueries", "mbarrier_wait(smem + Plan<kDim>::kQFree", Action::add, 1)),
     saying("mbarrier: ", of_kernel(bug("NoInitFence", "fence_mbarrier_init();", Action::drop))),

@@ -106,7 +106,7 @@ class Pieces {
     const std::uint32_t group = blockIdx.x / params.head_blocks;
     const std::uint32_t head_block = blockIdx.x % params.head_blocks;
     const GroupBegin begin = group_begin(params, group), end = end_of(params, group);
-    for (int n = threadIdx.x; n < count_; n += kThreads) {
+    for (int n = threadIdx.x; n < count_; n += blockDim.x) {
       const std::uint32_t segment = first_ + n, query = segment / params.segments;
       std::uint32_t from = segment % params.segments * params.segment_tiles;
       std::uint32_t to = from + params.segment_tiles;

@@ -63,10 +63,11 @@ constexpr std::int64_t kPartialBytes = kHeads * (kValueColumns * 4 + std::int64_
 
 template <CacheFormat kFormat, int kDim>
 void launch(const KernelParams& kernel, cudaStream_t stream) {
-  constexpr int kBytes = RowsPlan<kDim>::kBytes;
+  constexpr int kBytes = QuantisedPlan<kDim>::kBytes;
   auto* const function = decode_kernel<kFormat, kDim>;
   kRuntime.allow_shared_memory(function, kBytes);
-  kRuntime.launch(function, kernel.groups * kernel.head_blocks, kThreads, kBytes, stream, kernel);
+  kRuntime.launch(function, kernel.groups * kernel.head_blocks, kBlockThreads<kFormat>, kBytes,
+                  stream, kernel);
 }
 
 }  // namespace

@@ -8,15 +8,22 @@
 
 #include "winnow/device/common/launch.cuh"
 #include "winnow/sparse_mla/decode/decode_rows_sm90.cuh"
+#include "winnow/sparse_mla/decode/decode_turn_sm90.cuh"
 
 namespace winnow::sparse_mla::decode_sm90_detail {
 
-// Registers of a thread: 168 of each are there when the kernel begins, and an increase waits for
-// what a decrease gives back, so that those of the three warpgroups must not exceed 504 together.
+// The warpgroups of a block: two consumers, one that copies, and for rows in f8 one that turns them
+// into bf16.
+template <CacheFormat kFormat>
+inline constexpr int kBlockThreads = kFormat == CacheFormat::bf16 ? 384 : 512;
+
+// Registers of a thread. An increase waits for what decreases give back: those of all warpgroups
+// must not exceed what they begin with, 168 each of three, or 128 each of four.
 template <CacheFormat kFormat>
 inline constexpr int kMultiplyRegisters = kFormat == CacheFormat::bf16 ? 200 : 192;
 template <CacheFormat kFormat>
-inline constexpr int kRowsRegisters = 3 * 168 - 2 * kMultiplyRegisters<kFormat>;
+inline constexpr int kCopyRegisters = kFormat == CacheFormat::bf16 ? 104 : 64;
+inline constexpr int kTurnRegisters = 64;
 
 // --- the consumers' pieces ----------------------------------------------------------------------
 
@@ -85,16 +92,16 @@ struct Work {
 // --- kernels ------------------------------------------------------------------------------------
 
 template <CacheFormat kFormat, int kDim>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
     decode_kernel(const __grid_constant__ KernelParams params) {
   const std::uint32_t smem = shared_address(dynamic_shared<1024>());
   constexpr bool kCopied = kFormat == CacheFormat::bf16;
   allow_next_kernel();  // that of the merge, which waits for this one
   if (threadIdx.x == 0) {
     init_barriers<kDim>(smem, [](int, int group) {
-      return kCopied ? copied_group_arrivals(group) : kQuantisedGroupArrivals;
+      return kCopied ? copied_group_arrivals(group) : kTurnedGroupArrivals;
     });
-    if (!kCopied) init_rows_barriers<kDim>(smem);
+    if (!kCopied) init_landed_barriers<kDim>(smem);
     fence_mbarrier_init();
   }
   const Pieces pieces(params, smem + Plan<kDim>::kBytes);
@@ -110,13 +117,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else if (warpgroup == 1) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
     consumer_role<kDim, 1>(work, params.scale, smem);
+  } else if (kCopied || warpgroup == 2) {
+    setmaxnreg_dec<kCopyRegisters<kFormat>>();
+    copy_role<kFormat, kDim>(params, pieces, smem);
   } else {
-    setmaxnreg_dec<kRowsRegisters<kFormat>>();
-    if constexpr (kCopied) {
-      copy_role<kDim>(params, pieces, smem);
-    } else {
-      RowsRole<kFormat, kDim>(params, pieces, smem).run();
-    }
+    setmaxnreg_dec<kTurnRegisters>();
+    if constexpr (!kCopied) TurnRole<kFormat, kDim>(pieces, smem).run();
   }
 }
 

@@ -1,0 +1,173 @@
+// Decode, sm90: the warpgroup that turns rows in f8 into bf16.
+//
+// It finds them in the place where wgmma reads bf16, as the warpgroup before it copied them. That
+// takes less time than the products do, since a pair of values costs four instructions: the bits of
+// f8_e4m3, moved into those of bf16, are the value times 2^-120, subnormal numbers included, and
+// one multiplication by scale * 2^120 rounds the result as the format says. Groups with scales that
+// bf16 cannot hold, and those that hold a NaN, go a longer way to the same values.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/sparse_mla/decode/decode_rows_sm90.cuh"
+
+namespace winnow::sparse_mla::decode_sm90_detail {
+
+inline constexpr int kTurnWarps = 4;
+// The arrivals of a group: one a warp.
+inline constexpr int kTurnedGroupArrivals = kTurnWarps * kWarpArrival;
+
+inline constexpr float kFormatFactor = 0x1p120f;  // from the bits of f8_e4m3 in those of bf16
+
+// Whether bf16 holds scale * 2^120.
+__device__ __forceinline__ bool is_short(float scale) {
+  const std::uint32_t bits = __float_as_uint(scale);
+  constexpr std::uint32_t k256 = 0x43800000u;
+  return (bits & 0xffffu) == 0 && (bits & 0x7fffffffu) < k256;
+}
+
+// `nan` with the highest bit set of the lowest byte of the word that is NaN, as an f8_e4m3. Where
+// none is, no byte carries into the next.
+__device__ __forceinline__ std::uint32_t find_nan(std::uint32_t nan, std::uint32_t word) {
+  return nan | ((word + 0x01010101u) ^ word);
+}
+inline constexpr std::uint32_t kNanBits = 0x80808080u;
+
+// The bits of two f8_e4m3 in those of bf16: times 2^-120. kPair: bytes 0 and 1 of the word, or 2
+// and 3. Each byte is widened with its sign, so that the sign stands in the highest bit after the
+// shift too.
+template <int kPair>
+__device__ __forceinline__ std::uint32_t widen_f8(std::uint32_t word) {
+  constexpr std::uint32_t kSelector = kPair == 0 ? 0x9180u : 0xb3a2u;
+  return select_bytes<kSelector>(word) << 4 & 0x87f087f0u;
+}
+
+// The values of a word times a factor that bf16 holds, four of them.
+__device__ __forceinline__ uint2 dequantise(std::uint32_t word, std::uint32_t factor) {
+  return make_uint2(multiply_bf16x2(widen_f8<0>(word), factor),
+                    multiply_bf16x2(widen_f8<1>(word), factor));
+}
+
+// The same with any scale and any values.
+__device__ __forceinline__ uint2 dequantise_any(std::uint32_t word, float scale) {
+  const std::uint32_t nan = (word & 0x7f7f7f7fu) + 0x01010101u;
+  const auto value = [&](std::uint32_t pair, int half, int byte) {
+    const float unscaled =
+        __uint_as_float(half == 0 ? pair << 16 : pair & 0xffff0000u) * kFormatFactor;
+    return nan >> (8 * byte + 7) & 1 ? __uint_as_float(0x7fffffffu) : unscaled * scale;
+  };
+  const std::uint32_t low = widen_f8<0>(word), high = widen_f8<1>(word);
+  return make_uint2(pack_bf16(value(low, 0, 0), value(low, 1, 1)),
+                    pack_bf16(value(high, 0, 2), value(high, 1, 3)));
+}
+
+// Turns the groups of the block's tiles, in order. A thread has two rows of a tile, eight apart,
+// and of each chunk 16 columns of them: four lanes have those of a row.
+template <CacheFormat kFormat, int kDim>
+class TurnRole {
+  using P = Plan<kDim>;
+  using Q = QuantisedPlan<kDim>;
+
+ public:
+  __device__ __forceinline__ TurnRole(const Pieces& pieces, std::uint32_t smem)
+      : pieces_(pieces), smem_(smem) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % kTurnWarps;
+    // Rows 5 apart for the two that eight consecutive lanes have: neither their raw bytes nor their
+    // results share banks.
+    const int row = (lane & 4 ? 5 : 0) ^ (lane & 8 ? 2 : 0) ^ (lane & 16 ? 1 : 0);
+    row_ = 16 * warp + row;
+    raw_ = chunk_offset(row_, lane & 3);
+    turned_ = chunk_offset(row_, 2 * (lane & 3));
+  }
+
+  __device__ __forceinline__ void run() const {
+    std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
+    for (int n = 0; n < pieces_.count(); ++n) {
+      const int tiles = pieces_.tiles(n, 0) + pieces_.tiles(n, 1);
+      for (int tile = 0; tile < tiles; ++tile) {
+        const int slot = tile & 1;
+#pragma unroll 1
+        for (int group = 0; group < kGroups; ++group) {
+          turn_group(slot, group, uses >> slot & 1);
+        }
+        uses ^= 1u << slot;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kRows = 2;
+  static constexpr std::uint32_t kRowsApart = 8 * 128;
+
+  __device__ __forceinline__ void turn_group(int slot, int group, std::uint32_t parity) const {
+    const int barrier = slot * kGroups + group, chunk = first_chunk(slot, group);
+    // Of fp8_584, chunk 7 is RoPE.
+    const int chunks = kFormat == CacheFormat::fp8_656 || chunk != 6 ? 2 : 1;
+    const std::uint32_t base = smem_ + P::kK + slot * P::kSlotBytes + chunk * kChunkBytes;
+    mbarrier_wait(smem_ + Q::kLanded + 8 * barrier, parity, "turn", barrier);
+    float scales[kRows][2];
+    uint4 words[kRows][2];
+    std::uint32_t nan = 0;
+    bool plain = true;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const auto both = ld_shared<std::uint32_t>(
+          smem_ + Q::kScales + 16 * (slot * kTileRows + row_ + 8 * r) +
+          (kFormat == CacheFormat::fp8_656 ? chunk / 2 * 4 : chunk / 4 * 4));
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        words[r][c] = make_uint4(0, 0, 0, 0);
+        scales[r][c] = 0;
+        if (c == chunks) continue;
+        words[r][c] = ld_shared_words(base + r * kRowsApart + (raw_ ^ 64 * c));
+        scales[r][c] = kFormat == CacheFormat::fp8_656
+                           ? __uint_as_float(both)
+                           : ue8m0_to_f32(static_cast<std::uint8_t>(both >> 8 * (chunk % 4 + c)));
+        const uint4& w = words[r][c];
+        nan = find_nan(find_nan(find_nan(find_nan(nan, w.x), w.y), w.z), w.w);
+        plain = plain && is_short(scales[r][c]);
+      }
+    }
+    plain = __all_sync(kFullWarp, plain && (nan & kNanBits) == 0);
+    __syncwarp();  // all lanes have read what the results replace
+    const auto store = [&](int r, int c, const uint4& of, const auto& convert) {
+      if (c == chunks) return;
+      const uint2 x = convert(of.x), y = convert(of.y), z = convert(of.z), w = convert(of.w);
+      const std::uint32_t to = base + c * kChunkBytes + r * kRowsApart + turned_;
+      st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
+      st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
+    };
+    if (plain) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const std::uint32_t factor =
+              select_bytes<0x3232u>(__float_as_uint(scales[r][c] * kFormatFactor));
+          store(r, c, words[r][c], [&](std::uint32_t word) { return dequantise(word, factor); });
+        }
+      }
+    } else {
+      // One after the other, for it is rare and must not cost registers.
+#pragma unroll 1
+      for (int n = 0; n < 2 * kRows; ++n) {
+        const auto pick = [&](const auto(&of)[kRows][2]) {
+          return n == 0 ? of[0][0] : n == 1 ? of[0][1] : n == 2 ? of[1][0] : of[1][1];
+        };
+        const float scale = pick(scales);
+        store(n / 2, n % 2, pick(words),
+              [&](std::uint32_t word) { return dequantise_any(word, scale); });
+      }
+    }
+    // The consumers have the fence that lets wgmma read.
+    mbarrier_arrive_warp(smem_ + P::kFull + 8 * barrier);
+  }
+
+  const Pieces& pieces_;
+  const std::uint32_t smem_;
+  int row_;
+  std::uint32_t raw_, turned_;  // in a chunk: where the thread's bytes of the first chunk lie, and
+                                // where its columns begin
+};
+
+}  // namespace winnow::sparse_mla::decode_sm90_detail
