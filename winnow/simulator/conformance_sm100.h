@@ -3,6 +3,7 @@
 // [blocks].
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "winnow/simulator/conformance.h"
@@ -31,6 +32,7 @@ void launch_tensor_copy(const std::uint32_t* in, std::uint32_t* out);
 // (column, 4, 2 + rank) of the tensor as planes of kGatherPlaneRows rows, four rows of two planes.
 inline constexpr int kGatherRows = 37, kGatherColumns = 72, kGatherStride = 160;
 inline constexpr int kGatherPlaneRows = 6;
+inline constexpr std::size_t kGatherWords = 128 + 64 + 3 * 256;  // of out, for each of the two
 void launch_gather(const std::uint32_t* in, std::uint32_t* out);
 
 }  // namespace winnow::conformance

@@ -167,15 +167,14 @@ TEST_F(ConformanceSm100, GathersAndMulticasts) {
       for (const int row : four) in.push_back(static_cast<std::uint32_t>(row));
     }
     in.push_back(x);
-    constexpr std::size_t kWords = 128 + 64 + 3 * 256;
-    const Words out = run(launch_gather, in, 2 * kWords);
+    const Words out = run(launch_gather, in, 2 * kGatherWords);
     const auto* const tensor = reinterpret_cast<const std::uint8_t*>(in.data());
     const auto expected = [&](int row, std::size_t byte) {
       if (row < 0 || row >= kGatherRows || byte >= 2 * kGatherColumns) return std::uint8_t{0};
       return tensor[static_cast<std::size_t>(row) * kGatherStride + byte];
     };
     for (std::size_t block = 0; block < 2; ++block) {
-      const auto* const got = reinterpret_cast<const std::uint8_t*>(&out[block * kWords]);
+      const auto* const got = reinterpret_cast<const std::uint8_t*>(&out[block * kGatherWords]);
       for (std::size_t row = 0; row < 4; ++row) {
         for (std::size_t byte = 0; byte < 128; ++byte) {
           const std::size_t at = row * 128 + ((byte / 16) ^ row) * 16 + byte % 16;
