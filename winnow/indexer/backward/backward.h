@@ -53,8 +53,8 @@ struct BackwardArgs {
 // contributions to dk are added in no fixed order, so that its last bits vary from run to run; with
 // it, a row of dk to which an infinity or a NaN is added is NaN as a whole. Scratch is `workspace`
 // or, without one, memory from the stream's pool (cudaMallocAsync). Limits, strides, memory,
-// streams and errors are those of topk(); overlapping tensors are refused. Returns the backend that
-// ran.
+// streams and errors are those of topk(): dq, dk, d_weights or workspace that overlap another
+// tensor are refused. Returns the backend that ran.
 //
 // The gradient of the score that DeepSeek-V3.2 defines (DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});
