@@ -16,10 +16,10 @@ help:
 	@echo "make docs          the documentation as a site in build/site, its links checked"
 	@echo "make test-gpu      both of the following: what needs this machine's GPU"
 	@echo "make test-gpu-cpp  the case tables and the C++ tests that need a GPU"
-	@echo "make soak          $(SOAK_ITERATIONS) random calls of the all-to-all on random worlds"
+	@echo "make soak          $(SOAK_ITERATIONS) random calls of each all-to-all on random worlds"
 	@echo "make test-gpu-python  the Python tests that need a GPU, with torch"
 	@echo "make bench         winnow bench: the operations beside their ceilings"
-	@echo "make asan          the test suite under AddressSanitizer and UBSan, without ASAN_SKIP=regex"
+	@echo "make asan          the test suite under AddressSanitizer and UBSan, without ASAN_SKIP=regex, for ASAN_ISAS"
 	@echo "make tsan          the whole test suite under ThreadSanitizer"
 	@echo "make fuzz          libFuzzer over tensor descriptors and the text reader ($(FUZZ_SECONDS) s)"
 	@echo "make offline-deps  gather the libraries in .deps/root, for machines without package sources"
@@ -94,8 +94,8 @@ offline-deps:
 	@tools/setup offline
 
 expert_parallel_gpu_tests = all_to_all_gpu_test all_to_all_faults_gpu_test all_to_all_layers_gpu_test \
-  combine_gpu_test dispatch_gpu_test layout_gpu_test notify_gpu_test nvshmem_gpu_test \
-  nvshmem_faults_gpu_test
+  combine_gpu_test dispatch_gpu_test layout_gpu_test low_latency_gpu_test \
+  low_latency_faults_gpu_test notify_gpu_test nvshmem_gpu_test nvshmem_faults_gpu_test
 indexer_gpu_tests = indexer_gpu_test quantize_gpu_test topk_paged_gpu_test
 paged_gpu_tests = paged_contents_gpu_test paged_gpu_test paged_graph_gpu_test
 # Their instances called Gpu need one.
@@ -124,6 +124,8 @@ test-gpu-cpp:
 	for test in $(expert_parallel_gpu_tests); do build/bin/$$test || exit 1; done
 	for test in $(tests_on_each_device); do build/bin/$$test --gtest_filter='Gpu/*' || exit 1; done
 	WINNOW_SOAK_DEVICE=cuda WINNOW_SOAK_ITERATIONS=$(SOAK_ITERATIONS) build/bin/all_to_all_soak
+	WINNOW_SOAK_DEVICE=cuda WINNOW_SOAK_ITERATIONS=$(SOAK_ITERATIONS) build/bin/low_latency_test \
+	  --gtest_filter='*Soak*'
 
 test-gpu-python:
 	@tools/setup python
@@ -133,7 +135,7 @@ test-gpu-python:
 
 asan:
 	@tools/setup
-	cmake --preset asan
+	cmake --preset asan $(if $(ASAN_ISAS),-DWINNOW_CPU_ISAS='$(ASAN_ISAS)')
 	cmake --build --preset asan
 	ctest --preset asan -j2 $(if $(ASAN_SKIP),-E '$(ASAN_SKIP)')
 

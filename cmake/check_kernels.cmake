@@ -1,6 +1,7 @@
 # Fails if a kernel holds what belongs into a wrapper of winnow/device: PTX instructions and shared
 # memory, which a build for the host replaces there; and if a source outside of winnow/simulator knows
-# that it may be simulated. Run as
+# that it may be simulated; or if a wrapper has no micro-kernel, which shows that the simulator and a
+# GPU do the same. Run as
 #   cmake -DSOURCE_DIR=<repository> -P check_kernels.cmake
 file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR}
   ${SOURCE_DIR}/winnow/*.cu ${SOURCE_DIR}/winnow/*.cuh ${SOURCE_DIR}/winnow/*.h
@@ -42,4 +43,33 @@ foreach(file IN LISTS files)
 endforeach()
 if(found)
   message(FATAL_ERROR "Kernels are the same for a GPU and for the simulator:\n${found}")
+endif()
+
+# Every device function of winnow/device is called in one of the conformance tests' micro-kernels.
+file(GLOB micro_kernels ${SOURCE_DIR}/winnow/simulator/conformance_*.cu)
+set(called "")
+foreach(file IN LISTS micro_kernels)
+  file(READ ${file} text)
+  string(APPEND called "${text}")
+endforeach()
+file(GLOB wrappers RELATIVE ${SOURCE_DIR} ${SOURCE_DIR}/winnow/device/*/*.cuh)
+set(count 0)
+foreach(file IN LISTS wrappers)
+  file(READ ${SOURCE_DIR}/${file} text)
+  string(REGEX REPLACE "[][;]" " " text "${text}")  # they mean something in CMake's lists
+  string(REGEX MATCHALL "__device__ __forceinline__ [^(]*\\(" functions "${text}")
+  foreach(function IN LISTS functions)
+    string(REGEX REPLACE ".*[^A-Za-z0-9_]([A-Za-z0-9_]+)\\($" "\\1" name "${function}")
+    math(EXPR count "${count} + 1")
+    if(NOT called MATCHES "[^A-Za-z0-9_]${name}[<(]")
+      string(APPEND found "  ${file}: ${name}()\n")
+    endif()
+  endforeach()
+endforeach()
+if(count LESS 100)
+  message(FATAL_ERROR "Only ${count} wrappers were found in ${SOURCE_DIR}: nothing is checked.")
+endif()
+if(found)
+  message(FATAL_ERROR "Wrappers that no micro-kernel calls (winnow/simulator/conformance_*.cu):\n${found}"
+    "One shows that the simulator and a GPU do the same.")
 endif()

@@ -2,6 +2,10 @@
 
 import torch
 
+# There the low-latency calls give the rows of a source rank in any order, and a call whose counts
+# the host does not wait for tells of a mistake of another rank later.
+on_gpu = False
+
 
 def inputs(world, experts, topk, hidden, seed=0, dtype=torch.bfloat16):
     """[(x, topk_idx, topk_weights)] of every rank; some ranks have few tokens, one has none."""

@@ -1,7 +1,7 @@
-"""Four processes that are the ranks of gloo groups, for all tests of winnow.compat.deep_ep.
+"""Processes that are the ranks of gloo groups, for all tests of winnow.compat.deep_ep.
 
 A test names a function of a module of this folder, which each process of a group calls with its
-group and arguments. Processes cost seconds each to start, so there is one pool.
+group and arguments. Processes cost seconds each to start, so there is one pool of a kind.
 """
 
 import importlib
@@ -9,19 +9,25 @@ import multiprocessing
 import os
 import traceback
 
-PROCESSES = 4
-_SECONDS = 60
+PROCESSES = 6
+_START_SECONDS, _SECONDS = 240, 60
 
 
-def _serve(rank, port, connection):
+def _serve(rank, processes, device, port, connection):
     os.environ.update(OMP_NUM_THREADS="1", WINNOW_TIMEOUT_SECONDS="20")
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, PROCESSES, rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
-    groups = {size: dist.new_group(list(range(size))) for size in range(1, PROCESSES + 1)}
+    if device == "cuda":
+        import deep_ep_on_gpu
+
+        torch.cuda.set_device(rank)
+        deep_ep_on_gpu.use()
+    store = dist.TCPStore("127.0.0.1", port, processes, rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, processes + 1)}
+    connection.send(None)  # it is there
     while (task := connection.recv()) is not None:
         size, module, name, arguments = task
         try:
@@ -34,7 +40,9 @@ def _serve(rank, port, connection):
 
 
 class Pool:
-    def __init__(self):
+    """`device` "cuda": each with the GPU of its rank."""
+
+    def __init__(self, processes=PROCESSES, device="cpu"):
         context = multiprocessing.get_context("spawn")
         import torch.distributed as dist
 
@@ -42,12 +50,17 @@ class Pool:
         port = free.port
         del free
         self._ends, self._processes = [], []
-        for rank in range(PROCESSES):
+        for rank in range(processes):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, port, theirs), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, processes, device, port, theirs), daemon=True
+            )
             process.start()
             self._ends.append(ours)
             self._processes.append(process)
+        for rank, end in enumerate(self._ends):
+            assert end.poll(_START_SECONDS), f"rank {rank} did not start"
+            end.recv()
 
     def run(self, size, body, *arguments):
         """body(group, *arguments) on each rank of a group of that size: what each returned."""

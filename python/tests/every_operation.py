@@ -237,6 +237,18 @@ def _indexer():
             {"scores": (chosen.astype(np.float32), "f32")},
         ),
     )
+    yield (
+        "indexer::backward",
+        _operation(
+            indexer.backward,
+            {**inputs, "indices": (chosen, "i32"), "d_scores": (chosen.astype(np.float32), "f32")},
+            {
+                "dq": (inputs["q"][0], "f32"),
+                "dk": (inputs["k"][0], "f32"),
+                "d_weights": (inputs["weights"][0], "f32"),
+            },
+        ),
+    )
     x = (rng.standard_normal((5, 64)).astype(np.float32), "f32 or f16 or bf16")
     yield (
         "indexer::quantize",

@@ -9,6 +9,7 @@ import pytest
 import torch
 import winnow.torch
 from winnow._signatures import Signature
+from winnow._winnow import by_position
 
 from winnow import _operators
 
@@ -107,3 +108,26 @@ def test_operators_have_the_parameters_of_their_functions():
     assert names == [*ours, "deterministic", "dkv_dtype"]
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
     assert defaults["k_stride"] == 1 and defaults["scale"] is None
+
+
+_SIZES = (
+    "b n s_q s_k s_kv h h_q d d_qk topk blocks block_size num_pages num_seqs num_tokens num_heads "
+    "num_kv_heads head_size num_blocks world_size local_world_size experts"
+).split()
+
+
+@pytest.mark.parametrize("operation", sorted(by_position))
+def test_descriptions_of_tensors_follow_their_sizes(operation):
+    """What supports() describes has the shapes that the operation checks, whatever the sizes: a
+    rule may refuse one of them, but no tensor is at odds with another."""
+    dtypes = ("float32", "bfloat16", "float8_e4m3fn")
+    dtype = next(d for d in dtypes if winnow.supports(operation, dtype=d))
+    taken = 0
+    for size in _SIZES:
+        try:
+            answer = winnow.supports(operation, dtype=dtype, **{size: 128})
+        except TypeError:
+            continue  # not a size of this operation
+        taken += 1
+        assert "want shape" not in answer.reason, size
+    assert taken >= 2

@@ -6,32 +6,23 @@ import deep_ep_programs as programs
 import deep_ep_refusals as refusals
 import pytest
 import torch
-from deep_ep_ranks import Pool
 from winnow.compat import deep_ep
 
 from winnow import compat
 
-
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
-
-
-WORLDS = [1, 2, 3, 4]
+WORLDS = [1, 2, 3, 4, 6]
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_layouts(pool, world):
-    pool.run(world, programs.layouts)
+def test_layouts(deep_ep_pool, world):
+    deep_ep_pool.run(world, programs.layouts)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("alignment", [1, 8])
-def test_rows_counts_weights_and_sums(pool, world, alignment):
+def test_rows_counts_weights_and_sums(deep_ep_pool, world, alignment):
     for seed in range(3):
-        pool.run(world, programs.by_experts, seed, alignment)
+        deep_ep_pool.run(world, programs.by_experts, seed, alignment)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -40,50 +31,50 @@ def test_rows_counts_weights_and_sums(pool, world, alignment):
     [programs.by_ranks, programs.float8, programs.worst_case, programs.strange_defaults],
     ids=lambda body: body.__name__,
 )
-def test_modes(pool, world, body):
-    pool.run(world, body)
+def test_modes(deep_ep_pool, world, body):
+    deep_ep_pool.run(world, body)
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_events_and_streams(pool, world):
-    pool.run(world, programs.events)
+def test_events_and_streams(deep_ep_pool, world):
+    deep_ep_pool.run(world, programs.events)
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_layers_grow(pool, world):
-    pool.run(world, programs.more_tokens)
+def test_layers_grow(deep_ep_pool, world):
+    deep_ep_pool.run(world, programs.more_tokens)
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_mistakes_are_errors_on_every_rank(pool, world):
-    pool.run(world, refusals.by_token)
-    pool.run(world, refusals.by_expert)
+def test_mistakes_are_errors_on_every_rank(deep_ep_pool, world):
+    deep_ep_pool.run(world, refusals.by_token)
+    deep_ep_pool.run(world, refusals.by_expert)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("pad", [None, 8])
-def test_hybrid_rows_by_expert(pool, world, pad):
-    pool.run(world, programs.hybrid, pad)
+def test_hybrid_rows_by_expert(deep_ep_pool, world, pad):
+    deep_ep_pool.run(world, programs.hybrid, pad)
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_hybrid_layers_grow(pool, world):
-    pool.run(world, programs.hybrid_grows)
+def test_hybrid_layers_grow(deep_ep_pool, world):
+    deep_ep_pool.run(world, programs.hybrid_grows)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("expand", [False, True], ids=["tokens", "expanded"])
-def test_elastic(pool, world, expand):
+def test_elastic(deep_ep_pool, world, expand):
     for waits in (True, False):
-        pool.run(world, programs.elastic, expand, waits)
+        deep_ep_pool.run(world, programs.elastic, expand, waits)
 
 
-def test_a_rank_that_is_late_is_named(pool):
-    pool.run(2, programs.late)
+def test_a_rank_that_is_late_is_named(deep_ep_pool):
+    deep_ep_pool.run(2, programs.late)
 
 
-def test_several_nodes(pool):
-    pool.run(4, programs.nodes)
+def test_several_nodes(deep_ep_pool):
+    deep_ep_pool.run(4, programs.nodes)
 
 
 def test_signatures_name_every_parameter():

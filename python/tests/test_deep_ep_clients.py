@@ -4,7 +4,7 @@ import importlib.util
 
 import deep_ep_megatron as megatron
 import pytest
-from deep_ep_ranks import Pool
+from deep_ep_ranks import PROCESSES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None,
@@ -12,19 +12,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 6])
 @pytest.mark.parametrize("body", [megatron.deepep, megatron.hybridep], ids=["deepep", "hybridep"])
-def test_megatron(pool, world, body):
-    pool.run(world, body)
+def test_megatron(deep_ep_pool, world, body):
+    deep_ep_pool.run(world, body)
 
 
 @pytest.mark.parametrize("backend", ["deepep", "hybridep"])
-def test_the_moe_layer_of_megatron(pool, backend):
-    pool.run(4, megatron.moe_layer, backend)
+def test_the_moe_layer_of_megatron(deep_ep_pool, backend):
+    deep_ep_pool.run(PROCESSES, megatron.moe_layer, backend)

@@ -4,33 +4,25 @@ import inspect
 
 import deep_ep_low_latency as programs
 import pytest
-from deep_ep_ranks import Pool
 from winnow.compat import deep_ep
 
 
-@pytest.fixture(scope="module")
-def pool():
-    made = Pool()
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("with_hook", [False, True], ids=["whole", "halves"])
-def test_rows_scales_and_sums(pool, world, with_hook):
-    pool.run(world, programs.calls, with_hook)
+def test_rows_scales_and_sums(deep_ep_pool, world, with_hook):
+    deep_ep_pool.run(world, programs.calls, with_hook)
 
 
-def test_two_batches_overlap(pool):
-    pool.run(3, programs.overlapped)
+def test_two_batches_overlap(deep_ep_pool):
+    deep_ep_pool.run(3, programs.overlapped)
 
 
-def test_mistakes_are_errors_on_every_rank(pool):
-    pool.run(3, programs.mistakes)
+def test_mistakes_are_errors_on_every_rank(deep_ep_pool):
+    deep_ep_pool.run(3, programs.mistakes)
 
 
-def test_the_others_go_on_without_a_rank(pool):
-    pool.run(3, programs.shrunk)
+def test_the_others_go_on_without_a_rank(deep_ep_pool):
+    deep_ep_pool.run(3, programs.shrunk)
 
 
 def test_signatures_name_every_parameter():

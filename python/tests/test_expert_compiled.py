@@ -438,7 +438,7 @@ def test_a_descriptor_lives_as_long_as_the_memory_of_its_handle():
         del storage
         gc.collect()
         assert not operators._kept
-        with pytest.raises(ValueError, match="descriptor: want one that somebody keeps"):
+        with pytest.raises(ValueError, match="descriptor: want one that still exists"):
             operators.descriptor_of(copy)
 
 
@@ -463,7 +463,7 @@ def test_a_backward_pass_keeps_what_it_needs():
     torch._dynamo.reset()
     gc.collect()
     assert not operators._kept
-    with pytest.raises(ValueError, match="want a layer that exists, got one that is gone"):
+    with pytest.raises(ValueError, match="want a layer that still exists, got one that was freed"):
         operators._living(number)
 
 

@@ -19,6 +19,8 @@ def _refused(ranks, body, text, error=ValueError):
         assert isinstance(outcome, error), outcome
         assert isinstance(outcome, winnow.Error)
         assert re.search(text, str(outcome)), str(outcome)
+        named = re.search(r"(\w+): want ", str(outcome))
+        assert outcome.argument == (named[1] if named else "")
 
 
 def test_a_mistake_of_one_rank_is_an_error_on_all():
@@ -78,6 +80,7 @@ def test_an_option_of_the_wrong_type_is_an_error_on_all(options, text):
         for outcome in outcomes:
             assert isinstance(outcome, ValueError), outcome
             assert re.match(f"expert_parallel::dispatch: rank 1: {text}", str(outcome)), outcome
+            assert outcome.argument == text.split(":")[0]
         ranks.run(lambda layer, rank: layer.dispatch(x, i))  # it works on
 
 

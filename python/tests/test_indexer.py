@@ -57,8 +57,12 @@ def test_torch_and_ties():
 
 def test_refusals():
     q, k, weights = problem()
-    with pytest.raises(ValueError, match="indexer::topk: topk: want 1 or more, got 0"):
-        winnow.indexer.topk(q, k, weights, 0)
+    for topk in (0, -1, 2**31, 2**40):  # with numpy and torch alike before anything is allocated
+        want = rf"indexer::topk: topk: want 1 to 2\^31 - 1, got {topk}$"
+        with pytest.raises(ValueError, match=want):
+            winnow.indexer.topk(q, k, weights, topk)
+        with pytest.raises(ValueError, match=want):
+            winnow.indexer.topk(*map(torch.from_numpy, (q, k, weights)), topk)
     with pytest.raises(ValueError, match="indexer::topk: ties: want smaller or larger, got first"):
         winnow.indexer.topk(q, k, weights, 4, ties="first")
     with pytest.raises(ValueError, match="k: want dtype f32"):

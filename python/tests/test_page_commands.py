@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from test_pages import PAGES
-from test_setup import _BACKEND
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = (
@@ -165,27 +164,31 @@ def test_the_commands_for_records_run(tmp_path):
 
 
 def test_the_commands_without_a_network_build_here_and_install_there(tmp_path):
-    """With a package that takes no time, under this one's name, and without an index."""
+    """The package itself: here with the objects that `make test` has compiled, there into an
+    environment that has nothing, not even pip, with an index that leads nowhere."""
+    cache = ROOT / "build" / "release" / "CMakeCache.txt"
+    if not cache.exists() or "WINNOW_PYTHON:BOOL=ON" not in cache.read_text():
+        pytest.skip("has no build/release with the Python package")
+    tests = re.search(r"^WINNOW_TESTS:BOOL=(\w+)", cache.read_text(), re.MULTILINE)[1]
     page = (ROOT / "docs" / "python.md").read_text()
     (block,) = re.findall(r"```sh\n(pip wheel .*?)```", page, re.DOTALL)
     here, there = (_without_comment(line) for line in block.splitlines())
-    checkout = tmp_path / "here"
-    checkout.mkdir()
-    backend = _BACKEND.replace("toy-1.0", "winnow_kernels-1.0")
-    (checkout / "backend.py").write_text(backend.replace("Name: toy", "Name: winnow-kernels"))
-    (checkout / "pyproject.toml").write_text(
-        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    assert here.endswith(" -w dist")
+    with_objects = (
+        "-q --no-build-isolation --config-settings build-dir=build/release "
+        f"--config-settings cmake.define.WINNOW_TESTS={tests}"
     )
-    environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    python = tmp_path / "there"
     script = (
-        f'set -e\npip() {{ "{sys.executable}" -m pip "$@"; }}\n{here}\nmkdir ../carried\n'
-        f'mv dist ../carried\n"{sys.executable}" -m venv --without-pip {python}\ncd ../carried\n'
-        f'pip() {{ "{sys.executable}" -m pip --python {python}/bin/python "$@"; }}\n{there}\n'
-        f"{python}/bin/python -c 'import winnow_toy'"
+        f'set -e\npip() {{ "{sys.executable}" -m pip "$@" {with_objects}; }}\n'
+        f"{here.replace('-w dist', f'-w {tmp_path}/dist')}\ncd {tmp_path}\n"
+        f'"{sys.executable}" -m venv --without-pip there\n'
+        f'pip() {{ "{sys.executable}" -m pip --python there/bin/python "$@"; }}\n'
+        f"export PIP_INDEX_URL=http://127.0.0.1:9/\n{there}\n"
+        "env -i PATH=/usr/bin:/bin there/bin/winnow verify paged_xl::append\n"
     )
     result = subprocess.run(
-        ["sh", "-c", script], cwd=checkout, env=environment, capture_output=True, text=True,
-        timeout=200,
+        ["sh", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=250,
+        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"append.* ok|passed", result.stdout), result.stdout

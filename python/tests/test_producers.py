@@ -10,6 +10,7 @@ import numpy as np
 import problems
 import pytest
 import torch
+import winnow.torch
 
 import winnow
 from winnow import sparse_mla
@@ -70,6 +71,8 @@ def _capsule(**fields):
 
 _kept: list = []
 _SHAPE = (ctypes.c_int64 * 3)(3, 4, 576)
+_HUGE = (ctypes.c_int64 * 3)(2**40, 2**40, 576)
+_FAR = (ctypes.c_int64 * 3)(2**62, 2**62, 1)
 
 
 def _capsules():
@@ -85,6 +88,14 @@ def _capsules():
             "a tensor in memory, got .*_Producer without any",
         ),
         "many dims": (_capsule(ndim=2**30, shape=shape), "at most .* dimensions"),
+        "huge": (
+            _capsule(ndim=3, shape=ctypes.addressof(_HUGE), data=4096),
+            r"a byte count that fits 63 bits, got \[1099511627776,",
+        ),
+        "far apart": (
+            _capsule(ndim=3, shape=shape, strides=ctypes.addressof(_FAR), data=4096),
+            r"offsets that fit 63 bits, got \[4611686018427387904,",
+        ),
         "no capsule": (7, "a DLPack capsule from __dlpack__.., got int"),
         "value": (ValueError("no"), "a tensor that can be shared, got no"),
         "type": (TypeError("no"), "a tensor that can be shared, got no"),
@@ -96,8 +107,27 @@ def _capsules():
 def test_capsules_that_describe_no_tensor_are_refused(case):
     q, kv, indices, _ = problems.sparse_mla()
     capsule, text = _capsules()[case]
-    with pytest.raises(winnow.Error, match=f"q: want {text}"):
+    refusal = f"^sparse_mla::forward: q: ((shape|strides): )?want {text}"
+    with pytest.raises(winnow.Error, match=refusal) as caught:
         sparse_mla.forward(_Producer(q, capsule), kv, indices)
+    assert caught.value.argument == "q"
+
+
+@pytest.mark.parametrize("error", [AttributeError("none here"), RuntimeError("broken")])
+def test_inputs_whose_module_makes_no_tensors_want_an_out(error):
+    """Their own __array_namespace__ fails; with out= nothing is to be made."""
+    q, kv, indices, _ = problems.sparse_mla()
+
+    class Producer(_Producer):
+        def __array_namespace__(self):
+            raise error
+
+    wanted = f"out: want a tensor to write into, or inputs whose module has .*, got .*{error}"
+    with pytest.raises(winnow.InvalidArgument, match=wanted):
+        sparse_mla.forward(Producer(q), kv, indices)
+    out = (np.empty((3, 4, 512), np.float32), *(np.empty((3, 4), np.float32) for _ in range(2)))
+    sparse_mla.forward(Producer(q), kv, indices, out=out)
+    assert np.array_equal(out[0], sparse_mla.forward(q, kv, indices)[0])
 
 
 @pytest.mark.parametrize("device", [(), (1,), (1, 0, 0), ("cpu", 0), [1, 0], 5, ValueError("no")])

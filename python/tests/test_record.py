@@ -1,5 +1,6 @@
 """The log and the records of calls: every argument is in them, and calls from Python are."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = sorted((ROOT / "winnow").rglob("*_fields.h"))
+LOGGED = sorted((ROOT / "winnow").rglob("*_logged.h"))
 
 
 def test_every_operation_has_its_fields():
@@ -24,12 +26,32 @@ def test_each_argument_is_visited_in_order(path):
     visited = re.findall(r'visit\("(\w+)", args\.(\w+)\);', path.read_text())
     assert all(name == member for name, member in visited)
     header = path.with_name(path.name.replace("_fields", "")).read_text()
-    body = re.sub(r"//[^\n]*", "", re.search(r"struct \w+Args \{(.*?)\n\};", header, re.S)[1])
-    members = [
+    body = re.search(r"struct \w+Args \{(.*?)\n\};", header, re.S)[1]
+    assert [name for name, _ in visited] == _members(body)
+
+
+_NOT_LOGGED = {"allocate", "refusal", "stream", "queues"}
+
+
+def _members(body):
+    body = re.sub(r"//[^\n]*", "", body)
+    return [
         re.search(r"(\w+)$", re.sub(r"\s*=.*|\{\}$", "", " ".join(member.split())))[1]
         for member in body.split(";") if member.strip()
     ]  # fmt: skip
-    assert [name for name, _ in visited] == members
+
+
+@pytest.mark.parametrize("path", LOGGED, ids=lambda path: path.stem)
+def test_the_log_of_all_ranks_has_every_argument(path):
+    header = path.with_name(path.name.replace("_logged", "")).read_text()
+    structs = dict(re.findall(r"struct (\w+Args) \{(.*?)\n\};", header, re.S))
+    visitors = dict(re.findall(r"\(const (\w+)& args.*?\{\n(.*?)\n\}", path.read_text(), re.S))
+    assert visitors.keys() == structs.keys()
+    for name, body in visitors.items():
+        visited = re.findall(r'visit\("(\w+)", args\.(\w+)', body)
+        assert all(word == member for word, member in visited)
+        wanted = set(_members(structs[name])) - _NOT_LOGGED
+        assert sorted(word for word, _ in visited) == sorted(wanted), name
 
 
 _CALLS = """
@@ -67,3 +89,38 @@ def test_calls_from_python_are_logged_and_recorded(tmp_path):
         )
         assert replayed.returncode == 0, replayed.stdout + replayed.stderr
         assert words in replayed.stdout
+
+
+_TOGETHER = """
+import numpy as np
+from winnow.expert_parallel import AllToAll, InProcessWorld
+
+x, i = np.ones((8, 16), np.float32), np.zeros((8, 3), np.int32)
+world = InProcessWorld(1)
+sizes = {"max_tokens": 8, "hidden": 16, "topk": 3, "experts": 8, "dtype": "float32"}
+with AllToAll(world.transport(0), world.store(), **sizes) as layer:
+    got = layer.dispatch(x, i)
+    layer.combine(got.output, got.descriptor)
+    layer.barrier()
+    try:
+        layer.dispatch(x[:, :4], i)
+    except ValueError:
+        pass
+"""
+
+
+def test_calls_of_all_ranks_are_logged_and_not_recorded(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", _TOGETHER],
+        env={**os.environ, "WINNOW_LOG": str(tmp_path / "log"), "WINNOW_RECORD": str(tmp_path)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    dispatch, combine, barrier, refused = (tmp_path / "log").read_text().splitlines()
+    assert (
+        "expert_parallel::dispatch rank=0 input=f32[8,16]/[16,1] expert_indices=i32[8," in dispatch
+    )
+    assert "expert_parallel::combine rank=0 expert_output=f32[24,16]" in combine
+    assert re.search(r"::barrier rank=0 intra_node_only=0 on cpu: cpu, [0-9.]+ (us|ms)$", barrier)
+    assert " on cpu: error: expert_parallel::dispatch: rank 0: input: want shape" in refused
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]

@@ -90,8 +90,10 @@ def test_results_go_where_they_are_wanted():
 
 def test_refusals_and_support():
     tensors, _ = problem()
-    with pytest.raises(ValueError, match="topk_paged: topk: want 1 or more, got 0"):
-        indexer.topk_paged(*tensors, 0)
+    for topk in (0, 2**31, 2**40):
+        want = rf"topk_paged: topk: want 1 to 2\^31 - 1, got {topk}$"
+        with pytest.raises(ValueError, match=want):
+            indexer.topk_paged(*tensors, topk)
     with pytest.raises(ValueError, match="topk_paged: ties: want smaller or larger, got x"):
         indexer.topk_paged(*tensors, 1, ties="x")
     tensors[0] = tensors[0].float()

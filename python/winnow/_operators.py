@@ -21,6 +21,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from winnow import _torch_private as _private
 from winnow._signatures import Parameter, Signature
+from winnow._winnow import OF_A_CALL, by_position
 
 _library = torch.library.Library("winnow", "FRAGMENT")
 
@@ -41,11 +42,9 @@ _TYPES: Dict[str, Tuple[Any, str]] = {
     "dtype | None": (Optional[torch.dtype], "ScalarType?"),
 }
 
-# How a call runs, in the functions of the extension: operators have results, torch's current
-# stream, its allocator, and the backend that the device says.
-_OF_A_CALL = ("out", "check", "workspace", "stream", "backend")
-
 Function = TypeVar("Function", bound=Callable[..., Any])
+Before = Optional[Callable[[Dict[str, Any]], Any]]
+After = Optional[Callable[[Any, Any], Any]]
 
 
 def signature_of(native, plus: str = "", without: Sequence[str] = ()) -> Signature:
@@ -60,9 +59,16 @@ def signature_of(native, plus: str = "", without: Sequence[str] = ()) -> Signatu
     if isinstance(native, functools.partial):
         native, fixed = native.func, tuple(native.keywords)
     signature = Signature.parse(native.__nb_signature__[0][0])
-    left_out = {*_OF_A_CALL, *without, *fixed}
+    left_out = {*OF_A_CALL, *without, *fixed}
     names = tuple(p.name for p in signature.parameters if p.by_keyword and p.name in left_out)
     return signature.without(names).plus(plus)
+
+
+def _native(kernel):
+    """That of by_position which is a function of the extension, as torch's dispatcher calls it."""
+    if not hasattr(kernel, "__nb_signature__"):
+        return None
+    return by_position[f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"]
 
 
 def parameters_of(fields) -> str:
@@ -114,9 +120,17 @@ def _inspected(signature: Signature) -> inspect.Signature:
     return inspect.Signature(parameters, return_annotation=_result_type(signature))
 
 
-def calling(operator, signature: Signature, how=None) -> Callable[[Function], Function]:
+def calling(
+    operator, signature: Signature, before: Before = None, after: After = None
+) -> Callable[[Function], Function]:
     """Gives a declaration that signature, as its attribute `declared` too, and makes it call
-    `operator`: how(operator, arguments, options), or as it stands."""
+    `operator`.
+
+    Args:
+        before: takes from the keywords what is the function's alone, and returns what `after` needs
+            of it; None: all keywords.
+        after: makes the function's results of the operator's, and of that.
+    """
     most = sum(not p.by_keyword for p in signature.parameters)
 
     def decorate(declaration: Function) -> Function:
@@ -126,9 +140,9 @@ def calling(operator, signature: Signature, how=None) -> Callable[[Function], Fu
         def call(*arguments, **options):
             if len(arguments) > most:
                 raise TypeError(f"{name}() takes {most} positional arguments, got {len(arguments)}")
-            if how is not None:
-                return how(operator, arguments, options)
-            return operator(*arguments, **options)
+            kept = options if before is None else before(options)
+            results = operator(*arguments, **options)
+            return results if after is None else after(results, kept)
 
         shown = _inspected(signature)
         call.__signature__ = shown
@@ -155,17 +169,6 @@ def _refuse_tangents(operator, values):
             )
 
 
-def _recorded_further_out(run):
-    """Function.apply() runs what it records without recording. Where transforms are nested, the
-    outer ones have to record there, or their derivatives would be zero."""
-
-    def call(*values):
-        with torch.enable_grad(), _private.forward_mode(True):
-            return run(*values)
-
-    return call
-
-
 def recorded_by(function):
     """The `apply` of a torch.autograd.Function for recording().
 
@@ -186,10 +189,13 @@ def recorded_by(function):
 def recording(apply, leaves, follows=None):
     """An `autograd` for operator(), as torch.library.register_autograd() in half the time.
 
+    The kernel runs first and the call is recorded behind it, so that the way to the kernel is the
+    same whether a gradient is recorded or not.
+
     Args:
-        apply: records one call, with a torch.autograd.Function: of the leaves, the operator's
-            kernel, its arguments without those at the end that have their default, and its
-            Arguments.
+        apply: records one call, with a torch.autograd.Function, and returns the results: of the
+            leaves, the kernel's results, the arguments without those at the end that have their
+            default, and the operator's Arguments.
         leaves: which of the arguments have gradients, by name.
         follows: of an operator that several ranks call in the same order: the name of an
             argument that is None. In a graph that torch traces it becomes a result of the call
@@ -226,9 +232,11 @@ def recording(apply, leaves, follows=None):
                 for i in places:
                     if i < len(values) and values[i] is not None and values[i].requires_grad:
                         given = [values[i] if i < len(values) else None for i in places]
-                        if _private.transforms_active():
-                            run = _recorded_further_out(run)
-                        return apply(*given, run, values, arguments)
+                        # Where transforms of torch.func are nested, the outer ones have to record
+                        # what this one does, or their derivatives would be zero.
+                        with _private.GradPaused(not _private.transforms_active()):
+                            results = run(*values)
+                        return apply(*given, results, values, arguments)
             return run(*values)
 
         return record
@@ -236,13 +244,18 @@ def recording(apply, leaves, follows=None):
     return make
 
 
-class _Refused(torch.autograd.Function):
-    """A call of an operator without a gradient: an error where one is asked for."""
+class Recorded(torch.autograd.Function):
+    """A call of an operator: its results are there, and torch gives them their gradients. A
+    subclass says in setup_context() what it keeps, and has the formula."""
 
     @staticmethod
     def forward(*arguments):
-        run, values, _ = arguments[-3:]
-        return run(*values)
+        *_, results, _, _ = arguments
+        return results
+
+
+class _Refused(Recorded):
+    """A call of an operator without a gradient: an error where one is asked for."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -291,7 +304,8 @@ def operator(
     face: str = "",
     results: int,
     changes: Sequence[str] = (),
-    how: Optional[Callable[..., Any]] = None,
+    before: Before = None,
+    after: After = None,
     autograd: Optional[Callable[..., Any]] = None,
     recordable: bool = True,
     casts: Mapping[str, Optional[str]] = {},  # noqa: B006
@@ -305,9 +319,9 @@ def operator(
         signature: of the operator; a text is what stands between "def f(" and ")"; None: that of
             the kernel, which is then a function of the extension: see signature_of(). `plus` are
             parameters that the operator has besides and the kernel does not get, `face` those of
-            the declaration alone, which `how` takes out.
+            the declaration alone, which `before` takes out.
         results: how many tensors it returns. changes: names of the tensors that it writes to.
-        how: as in calling().
+        before, after: as in calling().
         autograd: makes the kernel that records gradients from the operator, the other kernel and
             the Arguments; None: a gradient that is asked for is an error.
         recordable: False where the host takes part in every call, so that the CUDA graphs that
@@ -327,7 +341,8 @@ def operator(
     most = sum(not p.by_keyword for p in parameters)
     every = [p.name for p in parameters[most:]]
 
-    def by_position(function, options):
+    def called(function, options):
+        """The function by position."""
         if not options and not every:
             return function
 
@@ -351,12 +366,10 @@ def operator(
             tags=(torch.Tag.pt2_compliant_tag, *([] if recordable else _UNSAFE)),
         )
         packet = getattr(torch.ops.winnow, name)
-        run = by_position(kernel, taken)
+        run = _native(kernel) or called(kernel, taken)
         _library.impl(name, run, "CPU")
         _library.impl(name, run, "CUDA")
-        torch.library.register_fake(
-            f"winnow::{name}", by_position(declaration, every), lib=_library
-        )
+        torch.library.register_fake(f"winnow::{name}", called(declaration, every), lib=_library)
         if casts:
             names = [p.name for p in parameters]
             for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
@@ -374,6 +387,6 @@ def operator(
         else:
             passing = recording(None, ())(packet.default, run, arguments)
             _library.impl(name, passing, "Autograd", with_keyset=True)
-        return calling(packet, signature.plus(face), how)(declaration)
+        return calling(packet, signature.plus(face), before, after)(declaration)
 
     return decorate

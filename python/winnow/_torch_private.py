@@ -39,15 +39,33 @@ _check_version(torch.__version__)
 # Autograd: an operator records its calls itself, and runs the kernel below.
 below_autograd = _part("torch._C", "_AutoDispatchBelowAutograd", "to record gradients")
 after_autograd_keys = _part("torch._C", "_after_autograd_keyset", "to record gradients")
+_set_grad_enabled = _part("torch._C", "_set_grad_enabled", "to record gradients")
 _dispatch_key = _part("torch._C", "DispatchKey", "to record gradients")
 kernel_keys = (_dispatch_key.CPU, _dispatch_key.CUDA)
+
+
+class GradPaused:
+    """torch.no_grad() where `paused` holds, at a third of its cost."""
+
+    __slots__ = ("_resumes",)
+
+    def __init__(self, paused: bool) -> None:
+        self._resumes = paused and torch.is_grad_enabled()
+
+    def __enter__(self) -> None:
+        if self._resumes:
+            _set_grad_enabled(False)
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._resumes:
+            _set_grad_enabled(True)
+
 
 # torch.func: whether one of its transforms runs, and recording of a call inside of one.
 transforms_active = _part("torch._C", "_are_functorch_transforms_active", "for torch.func")
 recording_inside_transform = _part(
     "torch._functorch.utils", "enable_single_level_autograd_function", "for torch.func"
 )
-forward_mode = _part("torch.autograd.forward_ad", "_set_fwd_grad_enabled", "for torch.func")
 _part("torch.autograd.forward_ad", "_current_level", "to refuse tangents")  # read at every call
 
 

@@ -185,12 +185,8 @@ def indexer_loss_backward(d_rows, q, k, weights, *others):
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(weights)
 
 
-class _Recorded(torch.autograd.Function):
+class _Recorded(_operators.Recorded):
     """indexer_loss_rows under autograd: it saves its inputs and forms everything again."""
-
-    @staticmethod
-    def forward(q, k, weights, run, values, arguments):
-        return run(*values)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

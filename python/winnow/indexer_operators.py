@@ -34,8 +34,7 @@ def _topk(q, *others, return_scores=False, **options):
     return results if return_scores else (*results, q.new_empty(0, dtype=torch.float32))
 
 
-def _scores_if_wanted(operator, arguments, options):
-    results = operator(*arguments, **options)
+def _scores_if_wanted(results, options):
     return results if options.get("return_scores", False) else results[:2]
 
 
@@ -43,7 +42,7 @@ def _scores_if_wanted(operator, arguments, options):
     _topk,
     _operators.signature_of(_indexer.topk),
     results=3,
-    how=_scores_if_wanted,
+    after=_scores_if_wanted,
     casts=_CASTS,
     flops=_flops(1, chosen=False),
 )
@@ -77,7 +76,7 @@ def _topk_paged_flops(q, pages, weights, block_tables, *others, out_shape=None, 
     _topk_paged,
     _operators.signature_of(_indexer.topk_paged),
     results=3,
-    how=_scores_if_wanted,
+    after=_scores_if_wanted,
     flops=_topk_paged_flops,
 )
 def indexer_topk_paged(q, pages, weights, tables, lens, topk, *, return_scores=False, **options):
@@ -121,12 +120,8 @@ def indexer_backward(q, k, weights, indices, d_scores, *, dk_dtype=None, **optio
     )
 
 
-class _RecordedScores(torch.autograd.Function):
+class _RecordedScores(_operators.Recorded):
     """indexer_scores under autograd; arguments as in winnow.torch._Recorded."""
-
-    @staticmethod
-    def forward(q, k, weights, run, values, arguments):
-        return run(*values)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -69,9 +69,11 @@ def _accumulator(tensor):
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def _lse_if_wanted(operator, arguments, options):
-    wanted = options.pop("return_lse", False)
-    results = operator(*arguments, **options)
+def _whether_lse(options):
+    return options.pop("return_lse", False)
+
+
+def _lse_if_wanted(results, wanted):
     return (results[0], results[-1]) if wanted else results[0]
 
 
@@ -105,8 +107,7 @@ def _backward(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, **o
     return *gradients, q.new_empty(0, dtype=_accumulator(q))
 
 
-def _sink_if_there(operator, arguments, options):
-    gradients = operator(*arguments, **options)
+def _sink_if_there(gradients, options):
     return gradients if options.get("attn_sink") is not None else gradients[:2]
 
 
@@ -118,14 +119,14 @@ def _sink_if_there(operator, arguments, options):
         without=("dq", "dkv", "d_sink"),
     ),
     results=3,
-    how=_sink_if_there,
+    after=_sink_if_there,
     flops=_sparse_mla_flops(lambda d_qk: 3 * d_qk + 2 * _VALUE_DIM),
 )
 def sparse_mla_backward(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, **options):
     """winnow.sparse_mla.backward() as an operator: (dq, dkv), with a sink (dq, dkv, d_sink).
 
     dq is as q and dkv float32 (float64 with float64) unless their dtypes are given. The operator
-    itself always has three results; the last one is empty where there is no sink.
+    itself always has three results; without a sink the last one is empty.
     """
     return (
         q.new_empty(q.shape, dtype=dq_dtype or q.dtype),
@@ -137,13 +138,9 @@ def sparse_mla_backward(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink
 # ---- sparse MLA: forward
 
 
-class _Recorded(torch.autograd.Function):
+class _Recorded(_operators.Recorded):
     """sparse_mla_forward under autograd. `values` are its arguments by position, to be taken by
     `arguments`; the leaves among them stand alone, too, for torch to see."""
-
-    @staticmethod
-    def forward(q, kv, attn_sink, run, values, arguments):
-        return run(*values)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -205,11 +202,11 @@ def sparse_mla_forward(q, kv, indices, **options):
     return q.new_empty((s_q, h_q, _VALUE_DIM)), max_logits, torch.empty_like(max_logits)
 
 
-def _with_sink_in_f32(operator, arguments, options):
+def _sink_in_f32(options):
     sink = options.get("attn_sink")
     if isinstance(sink, Tensor) and sink.dtype in (torch.bfloat16, torch.float16):
         options["attn_sink"] = sink.float()  # as module.bfloat16() makes one
-    return _lse_if_wanted(operator, arguments, options)
+    return _whether_lse(options)
 
 
 @_operators.calling(
@@ -217,7 +214,8 @@ def _with_sink_in_f32(operator, arguments, options):
     sparse_mla_forward.declared.plus(
         "return_lse: bool = False", "tuple[T, T] if return_lse else T"
     ),
-    how=_with_sink_in_f32,
+    before=_sink_in_f32,
+    after=_lse_if_wanted,
 )
 def sparse_mla_attention():
     """Top-k sparse MLA attention, differentiable in q, kv and attn_sink.
@@ -276,7 +274,8 @@ def _step(query):
     functools.partial(_paged_xl.attention, return_lse=True),
     face="return_lse: bool = False",
     results=2,
-    how=_lse_if_wanted,
+    before=_whether_lse,
+    after=_lse_if_wanted,
     casts=dict.fromkeys(("query", "pos_bias_u", "matrix_bd"), "key_cache"),
     flops=_paged_flops(2),
 )
@@ -289,7 +288,8 @@ def paged_xl_attention(query, *others):
     functools.partial(_paged_xl.attention_fused, return_lse=True),
     face="return_lse: bool = False",
     results=2,
-    how=_lse_if_wanted,
+    before=_whether_lse,
+    after=_lse_if_wanted,
     casts=dict.fromkeys(("query", "pos_bias_u", "pos_bias_v", "r"), "key_cache"),
     flops=_paged_flops(3),
 )

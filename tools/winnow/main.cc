@@ -32,7 +32,7 @@ constexpr const char* kExitCodes = R"(Exit codes:
 constexpr const char* kExamples = R"(Examples:
   winnow info                         what this build and this machine can do
   winnow demo                         a sparse attention layer learns where to look
-  winnow verify sparse_mla            check the three sparse MLA operations
+  winnow verify sparse_mla            check the sparse MLA operations
   winnow bench sparse_mla::forward    time one operation beside a matrix product
   winnow replay FILE                  repeat a call that was recorded
   winnow launch -n 4 -- ./program     start the ranks of a world
@@ -60,11 +60,20 @@ CLI::Validator number_in(double least, double most) {
   return {check, "FLOAT in [" + range + "]"};
 }
 
+// An empty text, as a variable of the shell that is not set gives it, would otherwise mean all.
+CLI::Validator name() {
+  const auto check = [](std::string& text) {
+    return std::string(text.empty() ? "want a name, got \"\"" : "");
+  };
+  return {check, ""};
+}
+
 void add_where(CLI::App& command, RunWhere& where) {
   command.add_option("--device", where.device, "where the tensors live: auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-  command.add_option("--backend", where.backend, "force a backend (winnow info lists them)");
+  command.add_option("--backend", where.backend, "force a backend (winnow info lists them)")
+      ->check(name());
 }
 
 void add_info(CLI::App& app, int& exit_code) {
@@ -121,9 +130,10 @@ void add_verify(CLI::App& app, int& exit_code) {
       "  winnow verify sparse_mla::backward --list   the cases of one\n"
       "  winnow verify sparse_mla::forward --case NAME\n");
   auto options = std::make_shared<VerifyOptions>();
-  command->add_option("OP", options->operation, "an operation or a family (default: all)");
+  command->add_option("OP", options->operation, "an operation or a family (default: all)")
+      ->check(name());
   add_where(*command, options->where);
-  command->add_option("--case", options->only_case, "only this case");
+  command->add_option("--case", options->only_case, "only this case")->check(name());
   command->add_flag("--list", options->list, "list the cases, run none");
   command->add_flag("--json", options->json, "print one JSON object");
   command->callback([options, &exit_code] { exit_code = run_verify(*options); });
@@ -137,9 +147,10 @@ void add_bench(CLI::App& app, int& exit_code) {
       "  winnow bench sparse_mla --json > today.json\n"
       "  winnow bench sparse_mla::forward --check    exit 1 if a target is missed\n");
   auto options = std::make_shared<BenchOptions>();
-  command->add_option("OP", options->operation, "an operation or a family (default: all)");
+  command->add_option("OP", options->operation, "an operation or a family (default: all)")
+      ->check(name());
   add_where(*command, options->where);
-  command->add_option("--name", options->only_benchmark, "only this benchmark");
+  command->add_option("--name", options->only_benchmark, "only this benchmark")->check(name());
   command->add_flag("--all", options->all, "the slow ones too");
   command->add_option("--seconds", options->seconds, "least measured time of a repetition")
       ->check(number_in(0.001, 60.0))

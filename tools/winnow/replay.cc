@@ -220,7 +220,8 @@ int run_replay(const ReplayOptions& options) {
   for (const auto& [name, tensor] : record.tensors) {
     if (!tensor || !tensor->output || name == "workspace" || tensor->after.empty()) continue;
     Copy& copy = *copies[name];
-    same = compare_output(name, copy.on_host(), copy.view_of(tensor->after), options.tolerance) &&
+    same = compare_output(printable(name), copy.on_host(), copy.view_of(tensor->after),
+                          options.tolerance) &&
            same;
   }
   return same ? kOk : kCheckFailed;

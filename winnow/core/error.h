@@ -35,6 +35,14 @@ class WINNOW_EXPORT Error : public std::runtime_error {
         code_(code),
         operation_(std::move(operation)) {}
 
+  // For a message that names the argument in the midst of its text, such as what a rank reports;
+  // what() reads "<operation>: <message>".
+  Error(ErrorCode code, std::string operation, const std::string& message, std::string argument)
+      : std::runtime_error(operation + ": " + message),
+        code_(code),
+        operation_(std::move(operation)),
+        argument_(std::move(argument)) {}
+
   ErrorCode code() const noexcept { return code_; }
   // The function that refused, e.g. "sparse_mla::forward".
   const std::string& operation() const noexcept { return operation_; }

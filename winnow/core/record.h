@@ -3,7 +3,8 @@
 // Each room has X_fields.h, whose each_argument() visits the arguments of a call by name:
 //   each_argument(args, [](std::string_view name, auto& value) { ... });
 // The door of an operation is one line around the call itself: recorded(kOperation, args, options,
-// run). docs/troubleshooting.md is the page.
+// run). docs/troubleshooting.md is the page. What all ranks call has X_logged.h and logged()
+// instead.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +35,7 @@ struct RecordedArgument {
 
 WINNOW_EXPORT std::string to_text(double value);
 inline std::string to_text(std::int64_t value) { return std::to_string(value); }
+inline std::string to_text(int value) { return std::to_string(value); }
 inline std::string to_text(bool value) { return value ? "1" : "0"; }
 template <class Enum>
   requires std::is_enum_v<Enum>
@@ -64,6 +66,7 @@ class WINNOW_EXPORT RecordedCall {
   }
 
   void begin();
+  void begin_without_record();  // only the log
   void end(Backend backend);
   void fail(std::string_view what) noexcept;
 
@@ -94,6 +97,32 @@ Backend recorded(std::string_view operation, const Args& args, const RunOptions&
     const Backend backend = run(args, options);
     call.end(backend);
     return backend;
+  } catch (const std::exception& error) {
+    call.fail(error.what());
+    throw;
+  }
+}
+
+// run(), logged where that is asked for: a call of `rank` in which all ranks take part. None is
+// recorded, since one rank cannot repeat it.
+template <class Args, class Run>
+auto logged(std::string_view operation, int rank, const Args& args, Backend backend,
+            const Run& run) {
+  if (!recording(operation)) [[likely]]
+    return run();
+  RecordedCall call(operation, {.stream = args.stream});
+  call.add("rank", std::int64_t{rank});
+  each_argument(args, [&](std::string_view name, const auto& value) { call.add(name, value); });
+  call.begin_without_record();
+  try {
+    if constexpr (std::is_void_v<decltype(run())>) {
+      run();
+      call.end(backend);
+    } else {
+      auto result = run();
+      call.end(backend);
+      return result;
+    }
   } catch (const std::exception& error) {
     call.fail(error.what());
     throw;

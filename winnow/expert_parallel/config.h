@@ -1,4 +1,4 @@
-// What every rank of an expert-parallel layer gives alike.
+// The configuration of an expert-parallel layer, the same on every rank.
 #pragma once
 
 #include <chrono>

@@ -35,6 +35,7 @@ std::vector<CaseShape> make_case_shapes() {
   add(kSome, {.name = "sq1-sk20000-k2048", .s_q = 1, .h = 16, .s_k = 20000, .topk = 2048});
   add(kSome, {.name = "h64-sk9000-k2048", .s_q = 7, .h = 64, .s_k = 9000, .topk = 2048});
   add(kGpu, {.name = "sq300", .s_q = 300, .h = 8, .s_k = 700});
+  add(kGpu, {.name = "sq70001", .s_q = 70001, .h = 1, .s_k = 40, .d = 64, .topk = 8});
   add({DType::f32}, {.name = "k40000", .s_q = 2, .h = 1, .s_k = 50000, .d = 64, .topk = 40000});
   add({DType::f32},
       {.name = "k40000-of-30000", .s_q = 2, .h = 1, .s_k = 30000, .d = 64, .topk = 40000});

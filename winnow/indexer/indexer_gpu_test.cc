@@ -170,6 +170,26 @@ TEST_F(IndexerGpu, AThousandReplaysFollowTheRanges) {
   }
 }
 
+// The current device of the caller stays as it was, and the tensors' device is used.
+TEST_F(IndexerGpu, RunsOnTheDeviceOfTheTensors) {
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  if (count < 2) GTEST_SKIP() << "one GPU only";
+  const Device second{DeviceType::cuda, 1};
+  for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
+    const CaseShape shape = small_shape(dtype);
+    const CaseInputs inputs = make_inputs(shape);
+    Results here(shape, kGpu), there(shape, second);
+    here.run(inputs.on(kGpu));
+    ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+    there.run(inputs.on(second));
+    int current = -1;
+    ASSERT_EQ(cudaGetDevice(&current), cudaSuccess);
+    EXPECT_EQ(current, 0);
+    there.expect_same(here);
+  }
+}
+
 #endif
 
 // Of tensors that are only described: 256 MiB are enough whatever s_q * s_k is.
@@ -181,15 +201,17 @@ TEST_F(IndexerGpu, TheWorkspaceIsBounded) {
   for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
     for (const std::int64_t s_k : {8192, 131072, 1048576}) {
       for (const std::int64_t s_q : {1, 128, 4096, 131072, 1048576}) {
-        for (const std::int64_t topk_rows : {512, 2048, 8192}) {
-          TopkArgs args{.q = view(dtype, {s_q, 64, 128}),
-                        .k = view(dtype, {s_k, 128}),
-                        .weights = view(DType::f32, {s_q, 64}),
-                        .indices = view(DType::i32, {s_q, topk_rows}),
-                        .length = view(DType::i32, {s_q})};
-          if (dtype == DType::f8_e4m3) args.k_scale = view(DType::f32, {s_k});
-          EXPECT_LE(topk_workspace_bytes(args), std::int64_t{256} << 20)
-              << to_string(dtype) << ", " << s_q << " x " << s_k << ", topk " << topk_rows;
+        for (const std::int64_t topk_rows : {512, 2048, 8192, 1 << 19}) {
+          for (const std::int64_t h : {16, 64}) {  // of 16 heads a block takes the most queries
+            TopkArgs args{.q = view(dtype, {s_q, h, 128}),
+                          .k = view(dtype, {s_k, 128}),
+                          .weights = view(DType::f32, {s_q, h}),
+                          .indices = view(DType::i32, {s_q, topk_rows}),
+                          .length = view(DType::i32, {s_q})};
+            if (dtype == DType::f8_e4m3) args.k_scale = view(DType::f32, {s_k});
+            EXPECT_LE(topk_workspace_bytes(args), std::int64_t{256} << 20)
+                << to_string(dtype) << ", " << s_q << " x " << s_k << ", topk " << topk_rows;
+          }
         }
       }
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "winnow/core/error.h"
@@ -19,12 +20,13 @@ struct FromText<indexer::Ties> {
   }
 };
 
-// The number of rows to choose, which C++ takes from the shape of the outputs.
+// The number of rows to choose, which C++ takes from the shape of the outputs: checked before they
+// are allocated.
 template <const auto& kDeclaration>
 std::int64_t topk_argument(const Arguments<kDeclaration>& given) {
   const auto topk = given.template get<"topk", std::int64_t>();
-  if (topk >= 1) return topk;
-  throw Error(ErrorCode::invalid_argument, kDeclaration.operation, "topk", "1 or more",
+  if (topk >= 1 && topk <= std::numeric_limits<std::int32_t>::max()) return topk;
+  throw Error(ErrorCode::invalid_argument, kDeclaration.operation, "topk", "1 to 2^31 - 1",
               std::to_string(topk));
 }
 

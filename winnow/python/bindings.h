@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #include <nanobind/nanobind.h>
@@ -23,7 +26,11 @@ void bind_expert_parallel_sizes(nb::module_& m);
 void bind_expert_parallel_transport(nb::module_& m);
 
 // A tensor that is only described: for dry runs and calls without tokens.
-TensorView without_memory(DType type, std::initializer_list<std::int64_t> shape, Device device);
+TensorView without_memory(DType type, std::span<const std::int64_t> shape, Device device);
+inline TensorView without_memory(DType type, std::initializer_list<std::int64_t> shape,
+                                 Device device) {
+  return without_memory(type, std::span(shape.begin(), shape.size()), device);
+}
 
 // The sizes that somebody asks about with winnow.supports(): keyword arguments, each with the size
 // it has if it is not given.
@@ -33,6 +40,10 @@ class Shape {
   // Throws Error where it is no number that T holds; T is std::int64_t or int.
   template <class T = std::int64_t>
   T take(const char* name, std::type_identity_t<T> otherwise);
+  // take() at the first call for a name, the same size at every later one.
+  std::int64_t size(std::string_view name, std::int64_t otherwise = 1);
+  // What size() gave, or `otherwise` where it has not been asked.
+  std::int64_t known(std::string_view name, std::int64_t otherwise) const;
   // Throws TypeError naming what no take() asked for.
   void done() const;
 
@@ -46,6 +57,7 @@ class Shape {
 
  private:
   nb::dict sizes_;
+  std::map<std::string, std::int64_t, std::less<>> known_;
 };
 
 // Calls the operation on tensors of the shape that was asked for. `options` ask for a dry run, so

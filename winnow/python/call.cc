@@ -142,9 +142,19 @@ TensorView Call::read(const char* argument, nb::handle object, bool write) {
       }
     }
   }
-  TensorView view = framework.kind == Framework::Kind::numpy ? read_buffer(argument, object, write)
-                    : framework.api != nullptr               ? read_exchange(argument, object)
-                                               : read_capsule(argument, object, write);
+  TensorView view;
+  try {
+    view = framework.kind == Framework::Kind::numpy ? read_buffer(argument, object, write)
+           : framework.api != nullptr               ? read_exchange(argument, object)
+                                                    : read_capsule(argument, object, write);
+  } catch (const Error& error) {
+    // Of a view, which knows neither operation nor argument: sizes or strides that no memory has.
+    if (error.operation() == operation_) throw;
+    throw Error(error.code(), operation_,
+                std::string(argument) + ": " +
+                    std::string(error.what()).substr(error.operation().size() + 2),
+                argument);
+  }
   if (!first_.is_valid()) {
     first_ = object;
     framework_ = &framework;
@@ -319,9 +329,25 @@ nb::object Call::make(std::size_t dtype, std::span<const std::int64_t> shape, Fi
     if (explicit_stream_) current.emplace(options_.stream, device);
     return function(*owner, nb::arg("dtype") = nb::handle(type), nb::arg("device") = device);
   }
-  const nb::object space = namespace_of(first_);
-  return space.attr(zero ? "zeros" : "empty")(owner,
-                                              nb::arg("dtype") = space.attr(kDTypeNames[dtype]));
+  return of_framework(zero ? "zeros" : "empty")(
+      owner, nb::arg("dtype") = of_framework(kDTypeNames[dtype]));
+}
+
+// A function or dtype of the module of the first input, whose tensors outputs become.
+nb::object Call::of_framework(const char* name) const {
+  try {
+    return namespace_of(first_).attr(name);
+  } catch (const nb::python_error& error) {
+    if (passes_unchanged(error)) throw;
+    fail("out", "a tensor to write into, or inputs whose module has " + std::string(name),
+         kind_of(first_) + ": " + first_line(error));
+  }
+}
+
+Exporter Call::exporter() const {
+  if (!first_.is_valid()) return {};
+  if (framework_->kind == Framework::Kind::other) return Exporter(of_framework("from_dlpack"));
+  return Exporter(*framework_);
 }
 
 bool Call::lends_scratch() const {

@@ -70,7 +70,7 @@ class Call {
                           std::initializer_list<std::int64_t> shape);
 
   // For what the library makes: of the kind of the first input.
-  Exporter exporter() const { return first_.is_valid() ? Exporter(first_) : Exporter(); }
+  Exporter exporter() const;
 
   // The scratch memory of GPU backends: the caller's, or if `workspace` is None and torch's tensors
   // are on a GPU, bytes(RunOptions) bytes of torch's allocator, which takes them back when the call
@@ -111,6 +111,7 @@ class Call {
   TensorView read_capsule(const char* argument, nb::handle object, bool write);
   TensorView view_of(const char* argument, nb::handle object, const void* dltensor) const;
   TensorView read_flags(const char* argument, nb::handle object, bool write);
+  nb::object of_framework(const char* name) const;
   nb::object make(std::size_t dtype, std::span<const std::int64_t> shape, Fill fill) const;
   [[noreturn]] void fail(const char* argument, std::string wanted, std::string got) const;
   [[noreturn]] void fail_rank(const char* argument, std::size_t rank) const;

@@ -34,12 +34,14 @@ struct Declaration {
 
   const char* operation;       // as errors name it: "sparse_mla::forward"
   std::string_view signature;  // "def forward(q: T, kv: T, ...) -> tuple[T, T, T]", a literal
+  std::string_view tensors;    // "q: T[s_q, h_q=64, d_qk=576], ...": as described.h reads it
   std::array<Parameter, kMost> parameters{};
   std::size_t count = 0;
   std::size_t positional = 0;  // those before the *
   std::string_view name{};     // "forward"
 
-  consteval Declaration(const char* of, const char* text) : operation(of), signature(text) {
+  consteval Declaration(const char* of, const char* text, const char* described)
+      : operation(of), signature(text), tensors(described) {
     constexpr std::string_view kDef = "def ";
     if (!signature.starts_with(kDef)) throw "a signature begins with def";
     const std::size_t open = signature.find('(');

@@ -10,15 +10,12 @@
 
 namespace winnow::python {
 
-Exporter::Exporter(nb::handle tensor) {
-  const Framework::Kind kind = framework_of(tensor).kind;
-  if (kind == Framework::Kind::numpy) {
+Exporter::Exporter(const Framework& framework) {
+  if (framework.kind == Framework::Kind::numpy) {
     import_ = nb::module_::import_("numpy").attr("asarray");  // by the buffer protocol
     has_read_only_ = true;
-  } else if (kind == Framework::Kind::torch) {
-    import_ = nb::module_::import_("torch").attr("from_dlpack");
   } else {
-    import_ = namespace_of(tensor).attr("from_dlpack");
+    import_ = nb::module_::import_("torch").attr("from_dlpack");
   }
 }
 

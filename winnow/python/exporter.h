@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include <nanobind/nanobind.h>
 
@@ -11,12 +12,16 @@ namespace winnow::python {
 
 namespace nb = nanobind;
 
+struct Framework;
+
 // Makes tensors of one framework on memory that the library owns; the memory lives as long as they.
 class Exporter {
  public:
   Exporter() = default;
-  // Of the framework that the tensor is of.
-  explicit Exporter(nb::handle tensor);
+  // Of numpy or torch.
+  explicit Exporter(const Framework& framework);
+  // Of another framework, by its function from_dlpack().
+  explicit Exporter(nb::object from_dlpack) : import_(std::move(from_dlpack)) {}
 
   // None for an absent tensor.
   nb::object operator()(Tensor&& tensor) const;

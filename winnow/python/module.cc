@@ -3,11 +3,13 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include "winnow/core/error.h"
 #include "winnow/core/parallel.h"
@@ -132,6 +134,18 @@ T Shape::take(const char* name, std::type_identity_t<T> otherwise) {
 template std::int64_t Shape::take<std::int64_t>(const char* name, std::int64_t otherwise);
 template int Shape::take<int>(const char* name, int otherwise);
 
+std::int64_t Shape::size(std::string_view name, std::int64_t otherwise) {
+  const auto found = known_.find(name);
+  if (found != known_.end()) return found->second;
+  const std::string text(name);
+  return known_[text] = take(text.c_str(), otherwise);
+}
+
+std::int64_t Shape::known(std::string_view name, std::int64_t otherwise) const {
+  const auto found = known_.find(name);
+  return found == known_.end() ? otherwise : found->second;
+}
+
 void Shape::done() const {
   for (const auto [name, size] : sizes_) {
     throw nb::type_error(
@@ -139,7 +153,7 @@ void Shape::done() const {
   }
 }
 
-TensorView without_memory(DType type, std::initializer_list<std::int64_t> shape, Device device) {
+TensorView without_memory(DType type, std::span<const std::int64_t> shape, Device device) {
   constexpr std::uintptr_t kNowhere = 1 << 12;  // aligned, never dereferenced
   return {reinterpret_cast<void*>(kNowhere), type, shape, device};
 }
@@ -166,9 +180,14 @@ NB_MODULE(_winnow, m) {
   bind_expert_parallel_notify(expert_parallel);
   bind_expert_parallel_low_latency(expert_parallel);
   bind_expert_parallel_sizes(expert_parallel);
+  nb::dict by_position;
   for (const auto& [name, operation] : registered_operations()) {
     operation.bind(families.at(name.substr(0, name.find('.'))));
+    by_position[name.c_str()] = operation.by_position();
   }
+  // For the torch operators.
+  m.attr("by_position") = by_position;
+  m.attr("OF_A_CALL") = nb::tuple(nb::cast(std::vector<std::string>(kOfACall, std::end(kOfACall))));
 
   define(m, "backends", list_backends,
          "Every backend in order of priority: dicts with name, description, supported and the\n"

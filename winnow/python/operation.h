@@ -1,12 +1,16 @@
 // Operations as functions of Python. A room declares its operation once, as Python would:
 //
 //   constexpr Declaration<ForwardArgs> kForward("sparse_mla::forward",
-//       "def forward(q: T, kv: T, *, scale: float | None = None, out: T | None = None, ...) -> T");
+//       "def forward(q: T, kv: T, *, scale: float | None = None, out: T | None = None, ...) -> T",
+//       "q: T[s_q, h_q=64, d_qk=576], kv: T[s_kv, 1, d_qk], out: T[s_q, h_q, 512]");
 //
-// From that text follow the parameters and their defaults, the stub, the torch operator, and how
-// the arguments are read: those that ForwardArgs has too (X_fields.h), by their names.
+// From the signature follow the parameters and their defaults, the stub, the torch operator, and
+// how the arguments are read: those that ForwardArgs has too (X_fields.h), by their names. The
+// tensors that a call needs are described for winnow.supports().
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -21,6 +25,7 @@
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
 #include "winnow/python/declaration.h"
+#include "winnow/python/described.h"
 #include "winnow/python/signature.h"
 
 namespace winnow::python {
@@ -29,6 +34,10 @@ namespace winnow::python {
 //   static Choice from(const char* operation, const std::string& text);  // or throws Error
 template <class Choice>
 struct FromText;
+
+// How a call runs: torch operators have none of these, since they return results and use torch's
+// current stream, its allocator, and the backend that the device says.
+inline constexpr std::string_view kOfACall[] = {"out", "check", "workspace", "stream", "backend"};
 
 namespace detail {
 
@@ -189,6 +198,7 @@ class Arguments {
 // What the rooms register: the functions of the module, by "sparse_mla.forward".
 struct Registered {
   void (*bind)(nb::module_& m);
+  nb::object (*by_position)();
   Supports supports;
 };
 inline std::map<std::string, Registered>& registered_operations() {
@@ -229,16 +239,51 @@ void bind(nb::module_& m, std::index_sequence<kFirst...>, std::index_sequence<kR
                       nb::sig(kDeclaration.signature.data())));
 }
 
+// The function for torch's dispatcher, which gives all arguments but kOfACall by position and
+// leaves out those at the end that have their default. What an operator has besides comes last.
+template <const auto& kDeclaration, auto kFunction, std::size_t... kPlace>
+nb::object by_position(std::index_sequence<kPlace...>) {
+  constexpr auto kOperators = [] {
+    std::pair<std::array<std::size_t, sizeof...(kPlace)>, std::size_t> kept{};
+    for (std::size_t i = 0; i < sizeof...(kPlace); ++i) {
+      const std::string_view name = kDeclaration.parameters[i].view();
+      if (std::ranges::find(kOfACall, name) == std::end(kOfACall)) kept.first[kept.second++] = i;
+    }
+    return kept;
+  }();
+  const auto otherwise = [](const Parameter& parameter) {
+    return parameter.has_value ? default_value(parameter.value) : nb::borrow(missing());
+  };
+  return nb::cpp_function([defaults = std::array{otherwise(kDeclaration.parameters[kPlace])...},
+                           places = kOperators](const nb::args& given) {
+    std::array<nb::handle, sizeof...(kPlace)> values{defaults[kPlace]...};
+    const std::size_t count = std::min(given.size(), places.second);
+    for (std::size_t i = 0; i < count; ++i) values[places.first[i]] = given[i];
+    return kFunction(Arguments<kDeclaration>(values));
+  });
+}
+
 }  // namespace detail
 
 // A constant of a room: makes `kFunction`, nb::object (const Arguments<kDeclaration>&), a function
-// of the module, and `supports` what winnow.supports() asks.
-template <const auto& kDeclaration, auto kFunction, const char* const& kDoc>
+// of the module. `kRun` is the operation in C++, which winnow.supports() runs dry;
+// kAdjust(Shape&, Args&) changes what the declaration cannot say of its tensors.
+constexpr auto kNoAdjustment = [](Shape&, auto&) {};
+template <const auto& kDeclaration, auto kFunction, const char* const& kDoc, auto kRun,
+          auto kAdjust = kNoAdjustment>
 struct Operation {
-  explicit Operation(Supports supports) {
+  Operation() {
     const std::string_view of = kDeclaration.operation;
     const std::string family(of.substr(0, of.find("::")));
-    registered_operations()[family + "." + std::string(kDeclaration.name)] = {bind, supports};
+    registered_operations()[family + "." + std::string(kDeclaration.name)] = {bind, by_position,
+                                                                              supports};
+  }
+  static Backend supports(Shape& shape, const RunOptions& options) {
+    return supports_described(kDeclaration.tensors, kRun, shape, options, kAdjust);
+  }
+  static nb::object by_position() {
+    return detail::by_position<kDeclaration, kFunction>(
+        std::make_index_sequence<kDeclaration.count>());
   }
   static void bind(nb::module_& m) {
     detail::bind<kDeclaration, kFunction, kDoc>(

@@ -41,7 +41,6 @@ if(WINNOW_WITH_SM100)
     "product_kernelILi2=UTCHMMA[.]2CTA,UTCBAR[.]2CTA[.]MULTICAST,LDTM[.]x16"
     "product_kernelILi1=UTCHMMA,UTCBAR,LDTM[.]x16"
     "moves_kernel=STTM[.]x16,LDTM[.]x16,LDTM[.]16dp256bit[.]x4"
-    "copy_kernel=UTCCP"
-    "gather_kernel=UTMALDG[.]2D[.]GATHER4[.]2CTA,UTMALDG[.]2D[.]MULTICAST[.]2CTA"
-    "cluster_kernel=UCGABAR_ARV")
+    "copy_kernel=UTCCP,STG[.]E[.]ENL2[.]256"
+    "gather_kernel=UTMALDG[.]2D[.]GATHER4[.]2CTA,UTMALDG[.]2D[.]MULTICAST[.]2CTA,UTMALDG[.]2D[.]2CTA,UTMALDG[.]3D[.]2CTA")
 endif()

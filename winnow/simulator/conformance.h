@@ -23,10 +23,12 @@ void launch_warp(const std::uint32_t* in, std::uint32_t* out);
 void launch_mbarriers(const std::uint32_t* in, std::uint32_t* out);
 void launch_ring(const std::uint32_t* in, std::uint32_t* out);
 void launch_named_barriers(const std::uint32_t* in, std::uint32_t* out);
+void launch_cluster(const std::uint32_t* in, std::uint32_t* out);
 void launch_early_kernel(const std::uint32_t* in, std::uint32_t* out);
 
 // conformance_copy.cu
 void launch_cp_async(const std::uint32_t* in, std::uint32_t* out);
+void launch_cp_async_words(const std::uint32_t* in, std::uint32_t* out);
 void launch_bulk(const std::uint32_t* in, std::uint32_t* out);
 void launch_global_proxy(const std::uint32_t* in, std::uint32_t* out);
 

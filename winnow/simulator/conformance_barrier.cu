@@ -5,6 +5,7 @@
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/cluster.cuh"
 #include "winnow/device/sm90/pipeline.cuh"
 #include "winnow/simulator/conformance.h"
 
@@ -101,6 +102,39 @@ __global__ void named_barriers_kernel(const std::uint32_t* in, std::uint32_t* ou
   out[2 * t + 1] = all;
 }
 
+// Two blocks of a cluster reach into each other. in: [2] of each block, stored before the barrier
+// of the cluster; [2] stored after it. out: [2][5]: rank, what the other block has stored, what it
+// had stored before the barrier, whether the first phase of the own barrier has ended and no other,
+// and what the other block has of the own.
+constexpr int kClusterThreads = 128;
+__global__ void cluster_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>()), rank = cluster_rank();
+  const std::uint32_t barrier = smem + 64, other = 1 - rank;
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, kClusterThreads / 32 + 1);
+    fence_mbarrier_init();
+    st_shared_cluster(map_shared(smem + 8, other), {static_cast<float>(in[rank]), 0.0f});
+  }
+  cluster_sync();
+  const float before = ld_shared<float>(smem + 8);
+  if (threadIdx.x == 0) {
+    st_shared_cluster(map_shared(smem, other), {static_cast<float>(in[2 + rank]), 0.0f});
+    mbarrier_arrive_cluster(map_shared(barrier, other));
+  }
+  mbarrier_arrive_warp_cluster(map_shared(barrier, other));
+  mbarrier_wait_cluster(barrier, 0, "cluster", 0);
+  if (threadIdx.x == 0) {
+    const uint2 there = ld_shared_cluster(map_shared(smem + 8, other));
+    out[5 * rank] = rank;
+    out[5 * rank + 1] = static_cast<std::uint32_t>(ld_shared<float>(smem));
+    out[5 * rank + 2] = static_cast<std::uint32_t>(before);
+    out[5 * rank + 3] = mbarrier_test_wait(barrier, 0) && !mbarrier_test_wait(barrier, 1) ? 1 : 0;
+    out[5 * rank + 4] = static_cast<std::uint32_t>(__uint_as_float(there.x)) + there.y;
+  }
+  cluster_arrive();
+  cluster_wait();
+}
+
 // Two kernels: the second one may begin early, and reads what the first one writes.
 // in: [32]. out: [32] of the first; [32] of the second.
 __global__ void first_kernel(const std::uint32_t* in, std::uint32_t* out) {
@@ -122,6 +156,11 @@ void launch_ring(const std::uint32_t* in, std::uint32_t* out) {
 }
 void launch_named_barriers(const std::uint32_t* in, std::uint32_t* out) {
   kRuntime.launch(named_barriers_kernel, 1, 128, 0, nullptr, in, out);
+}
+void launch_cluster(const std::uint32_t* in, std::uint32_t* out) {
+  kRuntime.check(
+      launch_clusters(cluster_kernel, 2, dim3(2), dim3(kClusterThreads), 128, nullptr, in, out),
+      "launch");
 }
 void launch_early_kernel(const std::uint32_t* in, std::uint32_t* out) {
   kRuntime.launch(first_kernel, 1, 32, 0, nullptr, in, out);

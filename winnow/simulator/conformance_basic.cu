@@ -18,14 +18,14 @@ constexpr device::Runtime kRuntime{"conformance", "sm90"};
 constexpr int kThreads = 128;
 
 // in: x [128], y [128] f32; a [128][4], b [128][4] words of bf16; number [128], divisor [128].
-// out: [128][8].
+// out: [128][10].
 __global__ void math_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x);
   const float x = __uint_as_float(in[t]), y = __uint_as_float(in[kThreads + t]);
   const uint4 a = reinterpret_cast<const uint4*>(in + 2 * kThreads)[t];
   const uint4 b = reinterpret_cast<const uint4*>(in + 6 * kThreads)[t];
   const std::uint32_t number = in[10 * kThreads + t], divisor = in[11 * kThreads + t];
-  std::uint32_t* const to = out + 8 * t;
+  std::uint32_t* const to = out + 10 * t;
   to[0] = __float_as_uint(device::ex2(x));
   to[1] = __float_as_uint(device::relu(x));
   to[2] = device::pack_bf16(x, y);
@@ -35,6 +35,8 @@ __global__ void math_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const device::FastDivmod::Result divided = device::FastDivmod(divisor).divide(number);
   to[6] = divided.quotient;
   to[7] = divided.remainder;
+  to[8] = __float_as_uint(device::infinity());
+  to[9] = __float_as_uint(device::negative_infinity());
 }
 
 // in: x [128][4] f32; four f8_e4m3 [128]; a [128], b [128], two bf16 each.
@@ -79,21 +81,23 @@ __global__ void memory_kernel(const std::uint32_t* in, std::uint32_t* out) {
   }
 }
 
-// in: [128][4] f32. out: [1] count, [3] unused, [4] sums, [4] sums, [1] 64-bit sum of bits.
+// in: [128][4] f32. out: [1] count, [3] unused, [4] sums, [4] sums, [2] 64-bit sums of bits.
 __global__ void reductions_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x);
-  if (t < 14) out[t] = 0;
+  if (t < 16) out[t] = 0;
   __syncthreads();
   const float4 value = reinterpret_cast<const float4*>(in)[t];
   device::reduce_add<3>(out);
   device::reduce_add(reinterpret_cast<float*>(out + 4), value);
   device::reduce_add(reinterpret_cast<float*>(out + 8), value, device::policy_evict_last());
-  device::reduce_add(reinterpret_cast<unsigned long long*>(out + 12),
-                     (static_cast<unsigned long long>(t) << 30) + in[4 * t],
+  const unsigned long long bits = (static_cast<unsigned long long>(t) << 30) + in[4 * t];
+  device::reduce_add(reinterpret_cast<unsigned long long*>(out + 12), bits,
                      device::policy_evict_normal());
+  device::reduce_add(reinterpret_cast<unsigned long long*>(out + 14), bits);
 }
 
-// in: [128]. out: [128][12], what the thread `t ^ 1` stored in every size; [2] handed over.
+// in: [128]. out: [128][16], what the thread `t ^ 1` stored in every size, and twice its last 16
+// bytes; [2] handed over.
 __global__ void shared_kernel(const std::uint32_t* in, std::uint32_t* out) {
   WINNOW_BLOCK_SHARED(handed, std::uint32_t[2]);
   WINNOW_BLOCK_SHARED(messages, std::uint32_t[2]);
@@ -113,7 +117,7 @@ __global__ void shared_kernel(const std::uint32_t* in, std::uint32_t* out) {
   for (int i = 0; i < 4; ++i) words[4 * t + i] = x + 7 + i;
   if (t < 2) handed[t] = 0;
   __syncthreads();
-  std::uint32_t* const to = out + 12 * t;
+  std::uint32_t* const to = out + 16 * t;
   const std::uint32_t other = at(t ^ 1);
   to[0] = __float_as_uint(device::ld_shared<float>(other));
   to[1] = device::ld_shared<std::uint32_t>(other + 4);
@@ -125,17 +129,20 @@ __global__ void shared_kernel(const std::uint32_t* in, std::uint32_t* out) {
       device::ld_shared_v4_if(t % 3 != 0, device::shared_address(words + 4 * (t ^ 1)));
   to[8] = t % 3 != 0 ? some.x : 0, to[9] = t % 3 != 0 ? some.y : 0;
   to[10] = t % 3 != 0 ? some.z : 0, to[11] = t % 3 != 0 ? some.w : 0;
+  const uint4 words_again = device::ld_shared_words(other + 16);
+  to[12] = words_again.x, to[13] = words_again.y;
+  to[14] = words_again.z, to[15] = words_again.w;
   // The last warp hands a message to the first one, whose lanes count up for an answer.
   if (t == 96) {
     messages[0] = in[5];
     device::st_release_cta_shared(&handed[0], 1);
     while (device::ld_acquire_cta_shared(&handed[1]) != 32) {
     }
-    out[12 * kThreads + 1] = messages[1];
+    out[16 * kThreads + 1] = messages[1];
   } else if (t < 32) {
     while (device::ld_acquire_cta_shared(&handed[0]) == 0) {
     }
-    if (t == 0) out[12 * kThreads] = messages[0];
+    if (t == 0) out[16 * kThreads] = messages[0];
     __syncwarp();
     if (t == 0) messages[1] = in[6];
     __syncwarp();
@@ -143,11 +150,11 @@ __global__ void shared_kernel(const std::uint32_t* in, std::uint32_t* out) {
   }
 }
 
-// in: [128] f32 that are small integers. out: [128][24].
+// in: [128] f32 that are small integers. out: [128][25].
 __global__ void warp_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x), lane = t % 32;
   const float x = __uint_as_float(in[t]);
-  std::uint32_t* const to = out + 24 * t;
+  std::uint32_t* const to = out + 25 * t;
   to[0] = __float_as_uint(device::quad_max(x));
   to[1] = __float_as_uint(device::quad_sum(x));
   to[2] = __float_as_uint(device::warp_sum(x));
@@ -168,6 +175,7 @@ __global__ void warp_kernel(const std::uint32_t* in, std::uint32_t* out) {
   to[21] = __reduce_add_sync(device::kFullWarp, in[t]);
   to[22] = __shfl_xor_sync(device::kFullWarp, in[t], 5);
   to[23] = static_cast<std::uint32_t>(__popc(in[t]) + __clz(static_cast<int>(in[t] >> 8)));
+  to[24] = __float_as_uint(device::warp_max(x));
 }
 
 void launch(void (*kernel)(const std::uint32_t*, std::uint32_t*), int shared_bytes,

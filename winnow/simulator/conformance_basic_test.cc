@@ -51,11 +51,11 @@ TEST_F(Conformance, Arithmetic) {
   for (const std::uint32_t word : random_words(2 * kThreads, 2)) {
     in.push_back(in.size() % 3 == 0 ? word : word % 1000 + 1);
   }
-  const Words out = run(launch_math, in, 8 * kThreads);
+  const Words out = run(launch_math, in, 10 * kThreads);
   for (std::size_t t = 0; t < kThreads; ++t) {
     SCOPED_TRACE(t);
     const float a = number(in[t]), b = number(in[kThreads + t]);
-    const std::uint32_t* const got = out.data() + 8 * t;
+    const std::uint32_t* const got = out.data() + 10 * t;
     const double power = std::exp2(static_cast<double>(a));
     if (std::isnan(a)) {
       EXPECT_TRUE(std::isnan(number(got[0])));
@@ -88,6 +88,8 @@ TEST_F(Conformance, Arithmetic) {
     EXPECT_EQ(got[5], (n + divisor - 1) / divisor);  // modulo 2^32
     EXPECT_EQ(got[6], n / divisor);
     EXPECT_EQ(got[7], n % divisor);
+    EXPECT_EQ(got[8], bits(kInfinity));
+    EXPECT_EQ(got[9], bits(-kInfinity));
   }
 }
 
@@ -183,22 +185,24 @@ TEST_F(Conformance, Reductions) {
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < in.size(); ++i) sums[i % 4] += number(in[i]);
   for (std::size_t t = 0; t < kThreads; ++t) total += (std::uint64_t{t} << 30) + in[4 * t];
-  const Words out = run(launch_reductions, in, 14);
+  const Words out = run(launch_reductions, in, 16);
   EXPECT_EQ(out[0], 3 * kThreads);
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(number(out[4 + i]), sums[i]);
     EXPECT_EQ(number(out[8 + i]), sums[i]);
   }
-  EXPECT_EQ(out[12], static_cast<std::uint32_t>(total));
-  EXPECT_EQ(out[13], static_cast<std::uint32_t>(total >> 32));
+  for (std::size_t i = 12; i < 16; i += 2) {
+    EXPECT_EQ(out[i], static_cast<std::uint32_t>(total));
+    EXPECT_EQ(out[i + 1], static_cast<std::uint32_t>(total >> 32));
+  }
 }
 
 TEST_F(Conformance, SharedMemory) {
   const Words in = random_words(kThreads, 4);
-  const Words out = run(launch_shared, in, 12 * kThreads + 2);
+  const Words out = run(launch_shared, in, 16 * kThreads + 2);
   for (std::size_t t = 0; t < kThreads; ++t) {
     SCOPED_TRACE(t);
-    const std::uint32_t x = in[t ^ 1], *const got = out.data() + 12 * t;
+    const std::uint32_t x = in[t ^ 1], *const got = out.data() + 16 * t;
     const std::uint64_t square = std::uint64_t{x} * x;
     EXPECT_EQ(got[0], x);
     EXPECT_EQ(got[1], x + 1);
@@ -209,21 +213,22 @@ TEST_F(Conformance, SharedMemory) {
     EXPECT_EQ(got[6], static_cast<std::uint32_t>(square));
     EXPECT_EQ(got[7], static_cast<std::uint32_t>(square >> 32));
     for (std::uint32_t i = 0; i < 4; ++i) EXPECT_EQ(got[8 + i], t % 3 != 0 ? x + 7 + i : 0);
+    for (std::uint32_t i = 0; i < 4; ++i) EXPECT_EQ(got[12 + i], got[4 + i]);
   }
-  EXPECT_EQ(out[12 * kThreads], in[5]);
-  EXPECT_EQ(out[12 * kThreads + 1], in[6]);
+  EXPECT_EQ(out[16 * kThreads], in[5]);
+  EXPECT_EQ(out[16 * kThreads + 1], in[6]);
 }
 
 TEST_F(Conformance, Warps) {
   Words in;
   for (std::size_t t = 0; t < kThreads; ++t) in.push_back(bits(static_cast<float>(t * 7 % 23) + 1));
-  const Words out = run(launch_warp, in, 24 * kThreads);
+  const Words out = run(launch_warp, in, 25 * kThreads);
   for (std::size_t t = 0; t < kThreads; ++t) {
     SCOPED_TRACE(t);
-    const std::uint32_t* const got = out.data() + 24 * t;
+    const std::uint32_t* const got = out.data() + 25 * t;
     const std::size_t warp = t / 32 * 32, quad = t / 4 * 4, lane = t % 32;
     const float x = number(in[t]);
-    float quad_max = 0, quad_sum = 0, warp_sum = 0;
+    float quad_max = 0, quad_sum = 0, warp_sum = 0, warp_max = 0;
     int prefix = 0;
     std::uint32_t least = ~0u, largest = 0, sum = 0, ballot = 0;
     for (std::size_t i = 0; i < 4; ++i) {
@@ -233,6 +238,7 @@ TEST_F(Conformance, Warps) {
     for (std::size_t i = 0; i < 32; ++i) {
       const std::uint32_t word = in[warp + i];
       warp_sum += number(word);
+      warp_max = std::fmax(warp_max, number(word));
       if (i <= lane) prefix += static_cast<int>(number(word));
       least = std::min(least, word), largest = std::max(largest, word), sum += word;
       ballot |= (word >> 23 & 1) << i;
@@ -255,6 +261,7 @@ TEST_F(Conformance, Warps) {
     EXPECT_EQ(got[22], in[t ^ 5]);
     EXPECT_EQ(got[23],
               static_cast<std::uint32_t>(std::popcount(in[t]) + std::countl_zero(in[t] >> 8)));
+    EXPECT_EQ(number(got[24]), warp_max);
   }
 }
 
@@ -278,6 +285,11 @@ TEST_F(Conformance, NamedBarriers) {
     EXPECT_EQ(out[2 * t], in[t ^ 32]) << t;
     EXPECT_EQ(out[2 * t + 1], t < 64 ? 1u : 0u) << t;
   }
+}
+
+TEST_F(Conformance, BlocksOfAClusterReachEachOther) {
+  const Words out = run(launch_cluster, {11, 12, 21, 22}, 10);
+  EXPECT_EQ(out, (Words{0, 22, 12, 1, 11, 1, 21, 11, 1, 12}));
 }
 
 TEST_F(Conformance, KernelsThatBeginEarly) {

@@ -42,6 +42,24 @@ __global__ void cp_async_kernel(const std::uint32_t* in, std::uint32_t* out) {
   copy_out(smem, kChunkBytes, out);
 }
 
+// in: [512] words; [512] whether a word is there. out: [512], in reverse.
+constexpr int kCopiedWords = 512;
+__global__ void cp_async_words_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const std::uint32_t barrier = smem + 4 * kCopiedWords;
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, kThreads);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kCopiedWords; i += kThreads) {
+    cp_async_word_zfill(smem + 4 * (kCopiedWords - 1 - i), in + i, in[kCopiedWords + i] != 0);
+  }
+  mbarrier_arrive_cp_async(barrier);
+  mbarrier_wait(barrier, 0, "copied", 0);
+  copy_out(smem, 4 * kCopiedWords, out);
+}
+
 // in: [1024], which come in four copies to two barriers; out: [1024] what came plus its place,
 // stored by two copies of different groups.
 __global__ void bulk_kernel(const std::uint32_t* in, std::uint32_t* out) {
@@ -140,6 +158,9 @@ __global__ void tensor_kernel(const __grid_constant__ CUtensorMap plane,
 
 void launch_cp_async(const std::uint32_t* in, std::uint32_t* out) {
   kRuntime.launch(cp_async_kernel, 1, kThreads, kChunkBytes + 8, nullptr, in, out);
+}
+void launch_cp_async_words(const std::uint32_t* in, std::uint32_t* out) {
+  kRuntime.launch(cp_async_words_kernel, 1, kThreads, 4 * kCopiedWords + 8, nullptr, in, out);
 }
 void launch_bulk(const std::uint32_t* in, std::uint32_t* out) {
   kRuntime.launch(bulk_kernel, 1, kThreads, 4096 + 16, nullptr, in, out);

@@ -28,6 +28,15 @@ TEST_F(Conformance, CopiesOf16BytesWithZeroFill) {
   }
 }
 
+TEST_F(Conformance, CopiesOfWordsWithZeroFill) {
+  Words in = random_words(512, 18);
+  for (std::size_t i = 0; i < 512; ++i) in.push_back(i % 7 != 2);
+  const Words out = run(launch_cp_async_words, in, 512);
+  for (std::size_t i = 0; i < 512; ++i) {
+    ASSERT_EQ(out[511 - i], in[512 + i] != 0 ? in[i] : 0) << i;
+  }
+}
+
 TEST_F(Conformance, BulkCopies) {
   const Words in = random_words(1024, 12), out = run(launch_bulk, in, 1024);
   for (std::size_t i = 0; i < in.size(); ++i) ASSERT_EQ(out[i], in[i] + i) << i;

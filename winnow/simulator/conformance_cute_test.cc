@@ -296,11 +296,10 @@ TEST_F(CuteMoves, GathersLandInOperands) {
     for (const int row : four) in.push_back(static_cast<std::uint32_t>(row));
   }
   in.push_back(0);  // the first column
-  constexpr std::size_t kWords = 128 + 64 + 256;
-  const Words out = run(launch_gather, in, 2 * kWords);
+  const Words out = run(launch_gather, in, 2 * kGatherWords);
   const auto* const tensor = reinterpret_cast<const std::byte*>(in.data());
   for (std::size_t block = 0; block < 2; ++block) {
-    const auto* const got = reinterpret_cast<const std::byte*>(&out[block * kWords]);
+    const auto* const got = reinterpret_cast<const std::byte*>(&out[block * kGatherWords]);
     const auto same = [&](std::uint32_t at, int row, int column) {
       return std::memcmp(got + at, tensor + row * kGatherStride + 2 * column, 2) == 0;
     };

@@ -138,22 +138,25 @@ __global__ void copy_kernel(const std::uint32_t* in, std::uint32_t* out) {
   tcgen05_ld_32x32b(to + (threadIdx.x / 32 * 32 << 16), r);
   tcgen05_wait_ld();
   tcgen05_pin(r);
-  for (std::uint32_t i = 0; i < 8; ++i) out[(rank * kThreads + threadIdx.x) * 8 + i] = r[i];
+  std::uint32_t lane[8];
+  for (std::uint32_t i = 0; i < 8; ++i) lane[i] = r[i];
+  store_sector(out + (rank * kThreads + threadIdx.x) * 8, lane);
   end<2>(to, 32);
 }
 
 __global__ void gather_kernel(const __grid_constant__ CUtensorMap wide,
                               const __grid_constant__ CUtensorMap narrow,
-                              const __grid_constant__ CUtensorMap box, const std::uint32_t* in,
+                              const __grid_constant__ CUtensorMap box,
+                              const __grid_constant__ CUtensorMap cube, const std::uint32_t* in,
                               std::uint32_t* out) {
   const std::uint32_t smem = shared_address(dynamic_shared<1024>()), rank = cluster_rank();
-  const std::uint32_t barrier = smem + 4096;
+  const std::uint32_t barrier = smem + 5120;
   if (threadIdx.x == 0) {
     mbarrier_init(barrier, 1);
     fence_mbarrier_init();
   }
   cluster_sync();
-  constexpr std::uint32_t kBytes = 4 * 128 + 4 * 64 + 1024;
+  constexpr std::uint32_t kBytes = 4 * 128 + 4 * 64 + 3 * 1024;
   if (threadIdx.x == 0) {
     // The even block's barrier hears of both.
     const std::uint32_t told = map_shared(barrier, 0);
@@ -165,6 +168,9 @@ __global__ void gather_kernel(const __grid_constant__ CUtensorMap wide,
     tensor_gather4_pair(smem, &wide, told, x, rows, policy_evict_last());
     tensor_gather4_pair(smem + 1024, &narrow, told, x, rows, policy_evict_last());
     if (rank == 0) tensor_load_pair_multicast(smem + 2048, &box, told, 0, 3, 3);
+    const int own = static_cast<int>(rank);
+    tensor_load_pair(smem + 3072, &box, told, x, 32 * own, policy_evict_first());
+    tensor_load_pair(smem + 4096, &cube, told, x, 4, 2 + own, policy_evict_first());
   }
   if (rank == 0) mbarrier_wait(barrier, 0, "gather", 0);
   cluster_sync();
@@ -173,32 +179,6 @@ __global__ void gather_kernel(const __grid_constant__ CUtensorMap wide,
     const std::uint32_t at = i < 128 ? i : i < 192 ? 256 + i - 128 : 512 + i - 192;
     out[rank * kWords + i] = ld_shared<std::uint32_t>(smem + 4 * at);
   }
-}
-
-__global__ void cluster_kernel(const std::uint32_t* in, std::uint32_t* out) {
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>()), rank = cluster_rank();
-  const std::uint32_t barrier = smem + 64, other = 1 - rank;
-  if (threadIdx.x == 0) {
-    mbarrier_init(barrier, kThreads / 32);
-    fence_mbarrier_init();
-    st_shared_cluster(map_shared(smem + 8, other), {static_cast<float>(in[rank]), 0.0f});
-  }
-  cluster_sync();
-  const float before = ld_shared<float>(smem + 8);
-  if (threadIdx.x == 0) {
-    st_shared_cluster(map_shared(smem, other), {static_cast<float>(in[2 + rank]), 0.0f});
-  }
-  mbarrier_arrive_warp_cluster(map_shared(barrier, other));
-  mbarrier_wait_cluster(barrier, 0, "cluster", 0);
-  if (threadIdx.x == 0) {
-    const uint2 there = ld_shared_cluster(map_shared(smem + 8, other));
-    out[5 * rank] = rank;
-    out[5 * rank + 1] = static_cast<std::uint32_t>(ld_shared<float>(smem));
-    out[5 * rank + 2] = static_cast<std::uint32_t>(before);
-    out[5 * rank + 3] = mbarrier_test_wait(barrier, 0) && !mbarrier_test_wait(barrier, 1) ? 1 : 0;
-    out[5 * rank + 4] = static_cast<std::uint32_t>(__uint_as_float(there.x)) + there.y;
-  }
-  cluster_sync();
 }
 
 }  // namespace
@@ -221,11 +201,13 @@ void launch_gather(const std::uint32_t* in, std::uint32_t* out) {
                          {{kGatherColumns, 0, columns}, {kGatherRows, kGatherStride, rows}},
                          swizzle);
   };
-  launch(gather_kernel, 2, 4096 + 16, map(64, 1, CU_TENSOR_MAP_SWIZZLE_128B),
-         map(32, 1, CU_TENSOR_MAP_SWIZZLE_64B), map(64, 8, CU_TENSOR_MAP_SWIZZLE_128B), in, out);
-}
-void launch_cluster(const std::uint32_t* in, std::uint32_t* out) {
-  launch(cluster_kernel, 2, 128, in, out);
+  const CUtensorMap cube = tensor_map<3>(kRuntime, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, in,
+                                         {{kGatherColumns, 0, 64},
+                                          {kGatherPlaneRows, kGatherStride, 4},
+                                          {6, kGatherPlaneRows * kGatherStride, 2}});
+  launch(gather_kernel, 2, 5120 + 16, map(64, 1, CU_TENSOR_MAP_SWIZZLE_128B),
+         map(32, 1, CU_TENSOR_MAP_SWIZZLE_64B), map(64, 8, CU_TENSOR_MAP_SWIZZLE_128B), cube, in,
+         out);
 }
 
 }  // namespace winnow::conformance

@@ -3,6 +3,7 @@
 // [blocks].
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "winnow/simulator/conformance.h"
@@ -26,13 +27,12 @@ void launch_tensor_copy(const std::uint32_t* in, std::uint32_t* out);
 
 // in: the words of a tensor of kGatherRows rows of kGatherStride bytes, of which kGatherColumns
 // bf16 count; then [2][4] rows, and a column. out: [2][4 rows][128 bytes] gathered into the
-// 128-byte swizzle, [2][4][64 bytes] into the 64-byte swizzle, and [2][8][128] of the box at (0,
-// rank) that the even block has sent to both.
+// 128-byte swizzle, [2][4][64 bytes] into the 64-byte swizzle, and three boxes [2][8][128]: the
+// one at (0, 3) that the even block has sent to both; the own one at (column, 32 rank); and that at
+// (column, 4, 2 + rank) of the tensor as planes of kGatherPlaneRows rows, four rows of two planes.
 inline constexpr int kGatherRows = 37, kGatherColumns = 72, kGatherStride = 160;
+inline constexpr int kGatherPlaneRows = 6;
+inline constexpr std::size_t kGatherWords = 128 + 64 + 3 * 256;  // of out, for each of the two
 void launch_gather(const std::uint32_t* in, std::uint32_t* out);
-
-// out: [2][4]: rank, what the other block has stored, what it had stored before the last barrier,
-// and the number of phases that the own barrier has ended.
-void launch_cluster(const std::uint32_t* in, std::uint32_t* out);
 
 }  // namespace winnow::conformance

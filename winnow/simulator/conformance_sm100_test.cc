@@ -167,15 +167,14 @@ TEST_F(ConformanceSm100, GathersAndMulticasts) {
       for (const int row : four) in.push_back(static_cast<std::uint32_t>(row));
     }
     in.push_back(x);
-    constexpr std::size_t kWords = 128 + 64 + 256;
-    const Words out = run(launch_gather, in, 2 * kWords);
+    const Words out = run(launch_gather, in, 2 * kGatherWords);
     const auto* const tensor = reinterpret_cast<const std::uint8_t*>(in.data());
     const auto expected = [&](int row, std::size_t byte) {
       if (row < 0 || row >= kGatherRows || byte >= 2 * kGatherColumns) return std::uint8_t{0};
       return tensor[static_cast<std::size_t>(row) * kGatherStride + byte];
     };
     for (std::size_t block = 0; block < 2; ++block) {
-      const auto* const got = reinterpret_cast<const std::uint8_t*>(&out[block * kWords]);
+      const auto* const got = reinterpret_cast<const std::uint8_t*>(&out[block * kGatherWords]);
       for (std::size_t row = 0; row < 4; ++row) {
         for (std::size_t byte = 0; byte < 128; ++byte) {
           const std::size_t at = row * 128 + ((byte / 16) ^ row) * 16 + byte % 16;
@@ -191,15 +190,17 @@ TEST_F(ConformanceSm100, GathersAndMulticasts) {
         for (std::size_t byte = 0; byte < 128; ++byte) {
           const std::size_t at = 768 + row * 128 + ((byte / 16) ^ row) * 16 + byte % 16;
           ASSERT_EQ(got[at], expected(static_cast<int>(row) + 3, byte)) << block << row << byte;
+          const int own = static_cast<int>(row + 32 * block);
+          ASSERT_EQ(got[1024 + at], expected(own, 2 * x + byte)) << block << row << byte;
+          const int of_plane = 4 + static_cast<int>(row % 4);  // two of four rows are there
+          const int in_planes = static_cast<int>(2 + block + row / 4) * kGatherPlaneRows + of_plane;
+          ASSERT_EQ(got[2048 + at],
+                    expected(of_plane < kGatherPlaneRows ? in_planes : -1, 2 * x + byte))
+              << block << row << byte;
         }
       }
     }
   }
-}
-
-TEST_F(ConformanceSm100, BlocksOfAClusterReachEachOther) {
-  const Words out = run(launch_cluster, {11, 12, 21, 22}, 10);
-  EXPECT_EQ(out, (Words{0, 22, 12, 1, 11, 1, 21, 11, 1, 12}));
 }
 
 // Two of these stand in the research of this backend, from CuTe.

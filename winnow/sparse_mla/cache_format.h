@@ -1,5 +1,5 @@
-// How a paged cache of latent rows holds them: in bf16, or quantised to f8_e4m3 in one of two
-// layouts. Offsets count bytes; the functions are for host and device.
+// The formats of a paged cache of latent rows: bf16, or quantised to f8_e4m3 in one of two layouts.
+// Offsets count bytes; the functions are for host and device.
 #pragma once
 
 #include <cstdint>
@@ -82,8 +82,8 @@ static_assert(Row584::kColumns == 512 && Row584::kRowBytes == 576 && Row584::kBy
 // The scale of a group of quantised values whose largest magnitude is `amax`, which is a bf16:
 // 2^ceil(log2(max(amax, 1e-4) / 448)). Values are stored as f8_e4m3(value / scale), rounded to
 // nearest even and saturating, and mean bf16(f8 * scale), where the product is rounded to f32 first
-// (it is exact for scales that are powers of two). Of a group that holds a NaN or an infinity all
-// values and the scale are NaN: 0x7f, the f32 0x7fc00000 and the ue8m0 0xff.
+// (it is exact for scales that are powers of two). If a group contains a NaN or an infinity, all
+// its values and its scale are NaN: 0x7f, the f32 0x7fc00000 and the ue8m0 0xff.
 WINNOW_CACHE_FORMAT constexpr float cache_scale(float amax) {
   constexpr float kLeastAmax = 1e-4f, kLargestF8 = 448.0f;
   constexpr std::uint32_t kMantissa = 0x007fffffu, kInfinity = 0x7f800000u, kNan = 0x7fc00000u;

@@ -24,24 +24,18 @@ struct FromText<sparse_mla::CacheFormat> {
 
 // The cache that supports() asks about: of float8 or bytes with 576 columns fp8_656, with 512
 // fp8_584, and of another dtype plain rows, which only bfloat16 may be.
-struct CacheOfDtype {
-  sparse_mla::CacheFormat format = sparse_mla::CacheFormat::bf16;
-  TensorView view;
-
-  CacheOfDtype(const Shape& shape, std::int64_t blocks, std::int64_t block_size,
-               std::int64_t d_qk) {
-    std::int64_t row = d_qk;
-    if (shape.dtype == DType::f8_e4m3 || shape.dtype == DType::u8) {
-      const bool narrow = d_qk == sparse_mla::Row584::kColumns;
-      format = narrow ? sparse_mla::CacheFormat::fp8_584 : sparse_mla::CacheFormat::fp8_656;
-      row = narrow ? sparse_mla::Row584::kBytes : sparse_mla::Row656::kBytes;
-    }
-    view = shape.view(shape.dtype, {blocks, block_size, 1, row});
-    if (format != sparse_mla::CacheFormat::fp8_584) return;
-    const std::int64_t sizes[] = {blocks, block_size, 1, row};
-    const std::int64_t strides[] = {sparse_mla::Row584::block_bytes(block_size), row, row, 1};
-    view = TensorView(view.data(), shape.dtype, sizes, strides, shape.device);
-  }
+constexpr auto describe_cache = [](Shape& shape, auto& args) {
+  args.format = sparse_mla::CacheFormat::bf16;
+  if (shape.dtype != DType::f8_e4m3 && shape.dtype != DType::u8) return;
+  const bool narrow = shape.size("d_qk") == sparse_mla::Row584::kColumns;
+  args.format = narrow ? sparse_mla::CacheFormat::fp8_584 : sparse_mla::CacheFormat::fp8_656;
+  const std::int64_t row = narrow ? sparse_mla::Row584::kBytes : sparse_mla::Row656::kBytes;
+  const std::int64_t block_size = shape.size("block_size");
+  const std::int64_t sizes[] = {shape.size("blocks"), block_size, 1, row};
+  const std::int64_t strides[] = {
+      narrow ? sparse_mla::Row584::block_bytes(block_size) : block_size * row, row, row, 1};
+  TensorView cache = shape.view(shape.dtype, {});
+  args.cache = TensorView(cache.data(), shape.dtype, sizes, strides, shape.device);
 };
 
 }  // namespace winnow::python

@@ -1,7 +1,7 @@
 """Functions with the signatures and conventions of other libraries, for code that used them.
 
 Each is a thin wrapper over ``winnow.sparse_mla`` or ``winnow.paged_xl`` and takes what they take.
-``winnow.compat.flash_mla`` is a module that stands for ``flash_mla``, and
+``winnow.compat.flash_mla`` is a module that replaces ``flash_mla``, and
 ``winnow.compat.deep_ep``, which needs torch, one for ``deep_ep``; ``install()`` puts it in that
 place for code that cannot be edited. So does the folder ``path()`` on PYTHONPATH, also in the
 processes that a server starts.
@@ -43,7 +43,7 @@ _MODULES: Dict[str, Dict[str, str]] = {
 
 
 def install(name: str) -> ModuleType:
-    """Lets later imports of another library find the module here that stands for it.
+    """Makes later imports of another library find the module here that replaces it.
 
     Args:
         name: "deep_ep" or "flash_mla".
@@ -66,7 +66,7 @@ def install(name: str) -> ModuleType:
 
 
 def path() -> Path:
-    """A folder for PYTHONPATH where ``import deep_ep`` finds the module that stands for it."""
+    """A folder for PYTHONPATH where ``import deep_ep`` finds the module that replaces it."""
     return Path(__file__).parent / "path"
 
 

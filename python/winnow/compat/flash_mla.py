@@ -1,4 +1,4 @@
-"""A module that stands for flash_mla: its functions for sparse attention.
+"""A module that replaces flash_mla: its functions for sparse attention.
 
 Layouts, argument names, the shape of lse and its +inf for queries with nothing visible are those of
 FlashMLA. There is no plan to make: ``get_mla_metadata`` gives an object that nothing reads, lengths

@@ -1,13 +1,13 @@
 """dispatch and combine for torch, with gradients: each is the other's backward.
 
-Gradients travel like the values did, with the routing of the descriptor, so a backward pass counts
-nothing and waits for no host. It is collective too: every rank runs it, also one without tokens.
-Work on a GPU joins torch's current stream.
+Gradients use the routing of the descriptor, so a backward pass neither counts nor waits on the
+host. It is collective too: every rank runs it, also one without tokens. Work on a GPU joins torch's
+current stream.
 
 Both work in ``torch.compile(fullgraph=True)``; every rank compiles the same function. A dispatch
-that counts its rows gives tensors of a size that nobody knows then, which torch wants to be told
-of: ``torch._dynamo.config.capture_dynamic_output_shape_ops = True``. What a CUDA graph records of
-compiled code is kept as long as the layer.
+that counts its rows returns tensors of a size that is unknown to the compiler, which requires
+``torch._dynamo.config.capture_dynamic_output_shape_ops = True``. The memory of calls that a CUDA
+graph captures from compiled code is kept as long as the layer.
 """
 
 from typing import Any, List, NamedTuple, Optional, Tuple, Union
@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from winnow._torch_private import count_modes, forward_mode_level, transforms_active
+from winnow._torch_private import (
+    GradPaused,
+    count_modes,
+    forward_mode_level,
+    transforms_active,
+)
 from winnow._winnow.expert_parallel import AllToAll, Descriptor, Notifier
 from winnow.expert_parallel import gradients, operators
 
@@ -34,12 +39,12 @@ _INT32, _INT64 = torch.int32, torch.int64
 
 
 class TracedDescriptor:
-    """What dispatch() returns instead of a Descriptor under torch.func and in compiled code.
+    """The descriptor that dispatch() returns under torch.func and in compiled code.
 
-    It has the attributes of a Descriptor; tensors are copies, wanted_rows is as on a GPU, and
+    It has the attributes of a Descriptor. Its tensors are copies, wanted_rows is as on a GPU, and
     host_expert_counts and host_expert_offsets are None while a compiler traces. dispatch() and
-    combine() here take it in compiled code and elsewhere. Compiled code takes no Descriptor:
-    traced() makes one of these of it before.
+    combine() of this module accept it everywhere. Compiled code does not accept a Descriptor;
+    convert it with traced() first.
     """
 
     def __init__(
@@ -165,7 +170,7 @@ def dispatch_traced(
     copy_out: bool = False,
     cached: Union[Descriptor, TracedDescriptor, None] = None,
 ) -> TracedDispatch:
-    """dispatch() by the torch operator wherever it is called, with scales, and with everything that
+    """dispatch() that always calls the torch operator, takes scales, and returns everything that
     AllToAll.dispatch() returns."""
     sizes = layer._traced
     rows = handle = None
@@ -236,8 +241,8 @@ def dispatch(
         return_expert_ids the local experts of the pairs of token-major rows [R, K], int32, or None.
 
     Raises:
-        ValueError, winnow.Error: as AllToAll.dispatch(), also where input or weights are no tensors
-            of torch, and for scales, out and stream; the backward pass as AllToAll.combine().
+        ValueError, winnow.Error: as AllToAll.dispatch(), also if input or weights are not torch
+            tensors, and for scales, out and stream; the backward pass as AllToAll.combine().
     """
     for name in ("scales", "out", "stream"):
         if options.pop(name, None) is not None:
@@ -251,22 +256,19 @@ def dispatch(
         results = (got.output, got.weights, got.descriptor, got.expert_ids)
         return results if return_expert_ids else results[:3]
 
-    def call():
+    recorded = _is_recorded(input, weights)
+    with GradPaused(recorded):
         got = layer.dispatch(input, expert_indices, weights=weights, **options)
-        results = (got.output, got.weights, got.descriptor, got.expert_ids)
-        return results, _Way(layer, got.descriptor)
-
-    if not _is_recorded(input, weights):
-        results, _ = call()
-        return results if return_expert_ids else results[:3]
-    output, given, descriptor, expert_ids = gradients.Dispatch.apply(input, weights, call)
-    if not input.requires_grad:
-        output = output.detach()
-    if given is not None and not weights.requires_grad:
-        given = given.detach()
-    if return_expert_ids:
-        return output, given, descriptor, expert_ids
-    return output, given, descriptor
+    results = (got.output, got.weights, got.descriptor, got.expert_ids)
+    if recorded:
+        way = _Way(layer, got.descriptor)
+        output, given, *others = gradients.Dispatch.apply(input, weights, results, way)
+        if not input.requires_grad:
+            output = output.detach()
+        if given is not None and not weights.requires_grad:
+            given = given.detach()
+        results = (output, given, *others)
+    return results if return_expert_ids else results[:3]
 
 
 def combine(
@@ -282,9 +284,9 @@ def combine(
     Args:
         layer: the AllToAll of this rank.
         expert_output: [R, H]; descriptor: of the dispatch; bias: [n, H].
-        weights: those that dispatch() returned with this descriptor, to weight the sum; None for a
-            plain one. The library multiplies by what was sent and does not look at these, which
-            only take the gradient: others, or changed ones, make it wrong.
+        weights: the weights that dispatch() returned with this descriptor, for a weighted sum; None
+            for a plain sum. The library multiplies by the weights that were sent and does not read
+            these, which only receive the gradient: with other or changed ones it is wrong.
 
     Returns:
         [n, H].
@@ -300,10 +302,14 @@ def combine(
             expert_output, weights, bias, None, sizes[0], sizes[4],
             descriptor.num_dispatch_token_cur_rank, descriptor._handle,
         )  # fmt: skip
+    recorded = _is_recorded(expert_output, weights, bias)
+    with GradPaused(recorded):
+        weighted = weights is not None
+        combined = layer.combine(expert_output, descriptor, bias=bias, weighted=weighted)
+    if not recorded:
+        return combined
     way = _Way(layer, descriptor)
-    if not _is_recorded(expert_output, weights, bias):
-        return way.call(expert_output, weights, bias)
-    return gradients.Combine.apply(expert_output, weights, bias, way)
+    return gradients.Combine.apply(expert_output, weights, bias, (combined,), way)
 
 
 def notify(
@@ -334,10 +340,6 @@ class _Way:
     def __init__(self, layer, descriptor):
         self._layer, self._descriptor = layer, descriptor
 
-    def call(self, rows, weights, bias):
-        weighted = weights is not None
-        return self._layer.combine(rows, self._descriptor, bias=bias, weighted=weighted)
-
     def combine(self, rows):
         return combine(self._layer, rows, self._descriptor)
 
@@ -352,6 +354,6 @@ class _Way:
         return rows.clone() if 0 <= offset < buffer.nbytes else rows
 
     def weight_gradient(self, values):
-        return gradients.WeightGradient.apply(
-            values, lambda values: gradients.weight_gradient(values, self._layer, self._descriptor)
-        )
+        with GradPaused(True):
+            gradient = gradients.weight_gradient(values, self._layer, self._descriptor)
+        return gradients.WeightGradient.apply(values, (gradient,))

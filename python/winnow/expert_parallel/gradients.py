@@ -1,9 +1,14 @@
-"""How dispatch and combine are each other's backward, whoever calls them.
+"""How dispatch and combine are each other's backward, in eager and in compiled code.
 
-A `way` goes between a rank's tokens and its experts' rows along one routing, without counting:
-combine(rows [R, H]) -> [n, H]; repeat(tokens [n, H]) -> [R, H], zero in rows without a token;
-weight_gradient(values, as dispatch gave weights) -> [n, K], recorded by WeightGradient; and
-kept(rows): the rows in memory that later calls leave alone.
+Both make their call first and record it behind, with the Functions of this file: of the leaves, the
+results, and a `way`, which goes between a rank's tokens and its experts' rows along one routing,
+without counting. Eager code has a way of layers and descriptors (autograd.py), compiled code one of
+the operators (operators.py):
+
+    way.combine(rows [R, H]) -> [n, H]
+    way.repeat(tokens [n, H]) -> [R, H], zero in rows without a token
+    way.weight_gradient(values, as dispatch gave weights) -> [n, K], recorded by WeightGradient
+    way.kept(rows) -> the rows in memory that later calls leave alone
 """
 
 import torch
@@ -18,11 +23,11 @@ def _refuse_tangents(operation):
 
 
 class Dispatch(torch.autograd.Function):
-    """call() -> ((output, weights, what has no gradient), way)"""
+    """results: output, weights and what has no gradient"""
 
     @staticmethod
-    def forward(ctx, input, weights, call):
-        results, ctx.way = call()
+    def forward(ctx, input, weights, results, way):
+        ctx.way = way
         return results
 
     @staticmethod
@@ -36,20 +41,19 @@ class Dispatch(torch.autograd.Function):
             d_input = ctx.way.combine(d_output.contiguous())
         if ctx.needs_input_grad[1]:
             d_sent = ctx.way.weight_gradient(d_weights)
-        return d_input, d_sent, None
+        return d_input, d_sent, None, None
 
 
 class Combine(torch.autograd.Function):
-    """By way.call(expert_output, weights, bias) -> [n, H]; weights: None for a plain sum."""
+    """results: [n, H], in a tuple since it is no input; weights: None for a plain sum"""
 
     @staticmethod
-    def forward(ctx, expert_output, weights, bias, way):
+    def forward(ctx, expert_output, weights, bias, results, way):
         ctx.way = way
-        combined = way.call(expert_output, weights, bias)
         if weights is not None:
             rows = way.kept(expert_output) if ctx.needs_input_grad[1] else None
             ctx.save_for_backward(rows, weights)
-        return combined
+        return results[0]
 
     @staticmethod
     def jvp(ctx, *tangents):
@@ -72,15 +76,16 @@ class Combine(torch.autograd.Function):
             d_weights,
             d_out if ctx.needs_input_grad[2] else None,
             None,
+            None,
         )
 
 
 class WeightGradient(torch.autograd.Function):
-    """By call(values)."""
+    """results: [n, K], in a tuple"""
 
     @staticmethod
-    def forward(ctx, values, call):
-        return call(values)
+    def forward(ctx, values, results):
+        return results[0]
 
     @staticmethod
     def jvp(ctx, *tangents):
@@ -88,7 +93,7 @@ class WeightGradient(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient):
+    def backward(ctx, *gradients):
         raise RuntimeError("winnow.expert_parallel: the gradient of weights has no gradient")
 
 

@@ -42,7 +42,9 @@ class EPAllToAllLayoutDesc:
 
 
 class EPAll2AllLayer(torch.nn.Module):
-    """Tokens to the ranks of their experts, and the experts' outputs back. Collective to make.
+    """Sends tokens to the ranks of their experts and returns the experts' outputs.
+
+    Creating the layer is collective.
 
     W ranks, n tokens of this rank (may differ, and be 0), T = max_tokens, K = topk, H = hidden, R
     rows that arrive here. Outputs own their memory. dispatch() and combine() are differentiable.
@@ -62,7 +64,7 @@ class EPAll2AllLayer(torch.nn.Module):
             rank. From 20 on a layer on several GPUs may take W * T rows of memory more, up to
             1 GiB: combine then pushes rows.
         enable_local_combine: on one node, rows of a token on one rank are summed there first.
-        use_aot: kept and without effect: everything is compiled ahead of time.
+        use_aot: has no effect: everything is compiled ahead of time.
         device: where tensors are; None: this process's current GPU if the machine has one (compute
             capability 9.0) for each of its ranks and NVSHMEM is installed, else the CPU: with a
             RuntimeWarning that says why, if there are GPUs.
@@ -80,9 +82,9 @@ class EPAll2AllLayer(torch.nn.Module):
         intra_node_barrier_ctx: a BarrierAllContext of this node's ranks.
 
     Raises:
-        ValueError: a size that is excluded, or in which ranks differ: on every rank.
-        winnow.Error: a rank that does not come within the timeout; a GPU or NVSHMEM that is not
-            there, on any rank: the same text on all.
+        ValueError: a size is invalid or differs between ranks. Every rank raises it.
+        winnow.Error: a rank does not take part within the timeout, or a rank has no GPU or no
+            NVSHMEM. Every rank raises the same text.
     """
 
     def __init__(
@@ -169,24 +171,24 @@ class EPAll2AllLayer(torch.nn.Module):
         weight: Optional[Tensor] = None,
         full_scatter_indices: Optional[Tensor] = None,
     ) -> Tuple[Tensor, Optional[Tensor], EPAllToAllLayoutDesc]:
-        """Carries every token to the ranks of its experts.
+        """Sends every token to the ranks of its experts.
 
         Args:
             input: [n, H], the layer's dtype.
             exp_indices: [n, K], int32; E or -1 drops the pair.
             weight: [n, K], weight_dtype.
             full_scatter_indices: [sum of n over ranks, K], or this rank's [n, K], int32: the row of
-                each pair as a position in the concatenation of all ranks' outputs. Checked.
+                each pair as a position in the concatenation of all ranks' outputs. It is checked.
 
         Returns:
             (output [R, H], weights [R] or None, desc). One row per pair whose expert lives here, by
             local expert, source rank and token, or as full_scatter_indices say.
 
         Raises:
-            ValueError: arguments that are not as described, on any rank: on every rank, no row has
-                moved, and the next call works. The others hear which rank it is.
-            winnow.Error: timeout, naming the rank that was waited for, or a failure of CUDA; the
-                layer is broken then.
+            ValueError: an argument of some rank is not as described. Every rank raises it and names
+                that rank; no row has moved, and the next call works.
+            winnow.Error: a timeout, which names the rank that was waited for, or a failure of CUDA.
+                The layer is broken then.
         """
         output, weights, descriptor = autograd.dispatch(
             self._all_to_all,
@@ -210,9 +212,9 @@ class EPAll2AllLayer(torch.nn.Module):
             end, between nodes, and under enable_local_combine between ranks.
 
         Raises:
-            ValueError, winnow.Error: as dispatch(). On a GPU the call comes back when it is queued:
-                what is wrong with this rank's arguments it raises itself, what other ranks or the
-                kernels find a later call. To hear of it here, synchronise the stream and call
+            ValueError, winnow.Error: as dispatch(). On a GPU the call returns when it is queued: it
+                raises errors in this rank's own arguments, and a later call raises those of other
+                ranks or of the kernels. To observe them here, synchronise the stream and call
                 ep_barrier_all().
         """
         # What has none is refused there, on all ranks.
@@ -222,14 +224,14 @@ class EPAll2AllLayer(torch.nn.Module):
     def ep_barrier_all(self, stream: Any = None, intra_node_only: bool = False) -> None:
         """Returns when every rank (of this node) has called it. winnow.Error at the deadline.
 
-        On a GPU it returns at once and what is queued behind it waits, so that a later call raises
-        what it comes to. It raises what calls before it have found by now: all of it, once their
-        stream is synchronised.
+        On a GPU it returns at once, work that is queued after it waits, and a later call raises its
+        errors. It raises the errors that earlier calls have found by now; after the stream has been
+        synchronised these are all of them.
         """
         self._all_to_all.barrier(intra_node_only, stream=stream)
 
     def finalize(self) -> None:
-        """Leaves the layer. Idempotent, waits for nobody; the process group stays."""
+        """Leaves the layer. Idempotent; never waits for other ranks. The process group stays."""
         self.a2a_ctx.finalize()
         self._all_to_all.close()
 

@@ -44,7 +44,7 @@ def descriptor_of(handle: Tensor) -> Descriptor:
     """The descriptor of a handle, or of a copy of one that is still there."""
     kept = _kept.get(handle.item())
     if kept is None:
-        text = "expert_parallel: descriptor: want one that somebody keeps, got one that is gone"
+        text = "expert_parallel: descriptor: want one that still exists, got one that was freed"
         raise InvalidArgument(text)
     return kept.descriptor
 
@@ -53,7 +53,9 @@ def _living(number: int) -> Any:
     """The AllToAll or Notifier of that number."""
     found = _numbered(number)
     if found is None:
-        raise InvalidArgument("expert_parallel: want a layer that exists, got one that is gone")
+        raise InvalidArgument(
+            "expert_parallel: want a layer that still exists, got one that was freed"
+        )
     return found
 
 
@@ -118,15 +120,11 @@ def _dispatch(
     return *(input.new_empty(0) if t is None else t for t in tensors), handle
 
 
-def _record_dispatch(input, weights, run, values, arguments):
-    def call():
-        results = run(*values)
-        output, *_, handle = results
-        layer, topk = arguments.of(values, "layer", "topk")
-        sizes = (input.shape[0], output.shape[0])
-        return results, _Way(layer, topk, *sizes, handle)
-
-    return _apply_dispatch(input, weights, call)
+def _record_dispatch(input, weights, results, values, arguments):
+    output, *_, handle = results
+    layer, topk = arguments.of(values, "layer", "topk")
+    way = _Way(layer, topk, input.shape[0], output.shape[0], handle)
+    return _apply_dispatch(input, weights, results, way)
 
 
 @_operators.operator(
@@ -143,7 +141,7 @@ def expert_parallel_dispatch(
     input, weights, after, layer, topk, expert_indices, *, scales, order, worst_case_rows,
     rows=None, **options,
 ):  # fmt: skip
-    """AllToAll.dispatch(): (output, weights, scales, expert_ids, handle); what is absent is empty.
+    """AllToAll.dispatch(): (output, weights, scales, expert_ids, handle); absent results are empty.
 
     `rows` is R where it is known, `topk` K. A `gradient` is output alone, zero in rows without a
     token.
@@ -171,12 +169,10 @@ def _combine(expert_output, weights, bias, *, layer, descriptor, **sizes):
     )
 
 
-def _record_combine(expert_output, weights, bias, run, values, arguments):
+def _record_combine(expert_output, weights, bias, results, values, arguments):
     *sizes, handle = arguments.of(values, "layer", "topk", "tokens", "descriptor")
     way = _Way(*sizes, expert_output.shape[0], handle)
-    others = values[3:]  # no leaf, which would stay as long as the graph's node
-    way.call = lambda *leaves: run(*leaves, *others)
-    return _apply_combine(expert_output, weights, bias, way)
+    return _apply_combine(expert_output, weights, bias, (results,), way)
 
 
 @_operators.operator(
@@ -201,9 +197,8 @@ def _weight_gradient(values, *, layer, descriptor, **sizes):
     return gradients.weight_gradient(values, _living(layer), descriptor_of(descriptor))
 
 
-def _record_weight_gradient(values, run, given, arguments):
-    others = given[1:]
-    return _apply_weight_gradient(values, lambda values: run(values, *others))
+def _record_weight_gradient(values, results, given, arguments):
+    return _apply_weight_gradient(values, (results,))
 
 
 @_operators.operator(

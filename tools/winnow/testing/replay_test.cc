@@ -1,16 +1,16 @@
 // Records of calls, and `winnow replay`, as a user meets them.
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "tools/winnow/testing/run_program.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
+#include "winnow/testing/operation.h"
 #include "winnow/testing/temporary_folder.h"
 
 namespace {
@@ -19,26 +19,9 @@ using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
+using winnow::cli::Result;
+using winnow::cli::run;
 namespace fs = std::filesystem;
-
-struct Result {
-  int exit_code = -1;
-  std::string output;
-};
-
-Result run(const std::string& arguments, const std::string& environment = "") {
-  Result result;
-  const std::string command = environment + " " WINNOW_PROGRAM " " + arguments + " 2>&1";
-  std::FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return result;
-  char buffer[4096];
-  for (std::size_t count; (count = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
-    result.output.append(buffer, count);
-  }
-  const int status = pclose(pipe);
-  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return result;
-}
 
 std::string contents(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -52,14 +35,15 @@ void write(const fs::path& path, const std::string& text) {
 }
 
 // Records of an operation's calls in its first cases, as `winnow verify` makes them.
-std::vector<fs::path> record(const fs::path& folder, const std::string& operation, int cases = 1) {
+std::vector<fs::path> record(const fs::path& folder, const std::string& operation, int cases = 1,
+                             const std::string& environment = "") {
   const std::string list = run("verify " + operation + " --list").output;
   std::istringstream lines(list);
   std::string name, one, rest;
   for (int i = 0; i < cases && lines >> name >> one && std::getline(lines, rest); ++i) {
     const Result verified =
         run("verify " + operation + " --device cpu --case " + one,
-            "WINNOW_RECORD=" + folder.string() + " WINNOW_RECORD_ONLY=" + operation);
+            environment + " WINNOW_RECORD=" + folder.string() + " WINNOW_RECORD_ONLY=" + operation);
     EXPECT_EQ(verified.exit_code, 0) << verified.output;
   }
   std::vector<fs::path> files;
@@ -68,12 +52,24 @@ std::vector<fs::path> record(const fs::path& folder, const std::string& operatio
   return files;
 }
 
-class RecordsOf : public testing::TestWithParam<const char*> {};
+// Those that `winnow replay` can repeat: all that are one function.
+std::vector<std::string> functions() {
+  std::vector<std::string> names;
+  for (const winnow::testing::Operation& operation : winnow::testing::operations()) {
+    if (operation.repeat) names.push_back(operation.name);
+  }
+  return names;
+}
 
-TEST_P(RecordsOf, AreRepeatedBitForBit) {
-  const winnow::testing::TemporaryFolder folder;
-  const std::vector<fs::path> files = record(folder.path(), GetParam(), 3);
-  ASSERT_GE(files.size(), 3u);
+class CallsOf : public testing::TestWithParam<std::string> {};
+
+TEST_P(CallsOf, AreLoggedAndRepeatedBitForBit) {
+  const winnow::testing::TemporaryFolder folder, log_folder;
+  const fs::path log = log_folder.path() / "log";
+  const std::vector<fs::path> files =
+      record(folder.path(), GetParam(), 3, "WINNOW_LOG=" + log.string());
+  ASSERT_GE(files.size(), 3u) << "does its function call recorded()?";
+  EXPECT_THAT(contents(log), HasSubstr("] " + GetParam() + " "));
   for (const fs::path& file : files) {
     const Result replayed = run("replay " + file.string());
     EXPECT_EQ(replayed.exit_code, 0) << replayed.output;
@@ -82,13 +78,7 @@ TEST_P(RecordsOf, AreRepeatedBitForBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EachOperation, RecordsOf,
-                         testing::Values("expert_parallel::layout", "indexer::backward",
-                                         "indexer::quantize", "indexer::scores", "indexer::topk",
-                                         "indexer::topk_paged", "paged_xl::append",
-                                         "paged_xl::attention", "paged_xl::position_term",
-                                         "sparse_mla::distribution", "sparse_mla::forward",
-                                         "sparse_mla::store"));
+INSTANTIATE_TEST_SUITE_P(EachOperation, CallsOf, testing::ValuesIn(functions()));
 
 TEST(Replay, NamesTheOutputThatDiffers) {
   const winnow::testing::TemporaryFolder folder;
@@ -120,6 +110,13 @@ TEST(Replay, ShowsNoControlCharactersOfARecord) {
   const fs::path file = record(folder.path(), "sparse_mla::forward").at(0);
   std::string text = contents(file);
   text.insert(text.find("\nlibrary ") + 9, "\x1b[31m");
+  std::string renamed = contents(file);  // in both places where the output is described
+  for (std::size_t at = 0; (at = renamed.find("output lse ", at)) != std::string::npos;) {
+    renamed.replace(at, 11, "output l\x1b[7m ");
+  }
+  write(file, renamed);
+  EXPECT_THAT(run("replay " + file.string()).output,
+              AllOf(HasSubstr("l\\x1b[7m "), Not(HasSubstr("\x1b"))));
   const std::size_t result = text.rfind("result cpu");
   write(file, text.substr(0, result) + "result error \x1b[5m\ndata 0\n");
   const Result replayed = run("replay " + file.string());

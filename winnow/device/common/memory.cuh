@@ -88,6 +88,9 @@ __device__ __forceinline__ void reduce_add(float* address, float4 value, std::ui
       "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "l"(policy)
       : "memory");
 }
+__device__ __forceinline__ void reduce_add(unsigned long long* address, unsigned long long value) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
 __device__ __forceinline__ void reduce_add(unsigned long long* address, unsigned long long value,
                                            std::uint64_t policy) {
   asm volatile("red.relaxed.gpu.global.add.L2::cache_hint.u64 [%0], %1, %2;" ::"l"(address),

@@ -7,9 +7,12 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all_impl.h"
 #include "winnow/expert_parallel/combine/combine_impl.h"
+#include "winnow/expert_parallel/combine/combine_logged.h"
 #include "winnow/expert_parallel/config.h"
+#include "winnow/expert_parallel/dispatch/dispatch_logged.h"
 #include "winnow/expert_parallel/layer/backend.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 
@@ -23,6 +26,16 @@ constexpr std::int64_t kMostHidden = std::int64_t{1} << 24;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 46;
 constexpr std::int64_t kLargestFirstArena = std::int64_t{64}
                                             << 20;  // bytes of rows; it grows by itself
+
+struct BarrierArgs {
+  bool intra_node_only;
+  Stream stream;
+};
+
+template <class Visitor>
+void each_argument(const BarrierArgs& args, Visitor&& visit) {
+  visit("intra_node_only", args.intra_node_only);
+}
 
 // What another field decides. Ranks compare the result, so that a default equals its value.
 Config with_defaults(Config config, int world) {
@@ -126,11 +139,15 @@ AllToAllBackend& AllToAll::open(std::string_view operation) const {
 }
 
 Dispatched AllToAll::dispatch(const DispatchArgs& args) {
-  return open("expert_parallel::dispatch").dispatch(args);
+  constexpr std::string_view operation = "expert_parallel::dispatch";
+  AllToAllBackend& backend = open(operation);
+  return logged(operation, rank_, args, which_, [&] { return backend.dispatch(args); });
 }
 
 Tensor AllToAll::combine(const CombineArgs& args, const Descriptor& descriptor) {
-  return open("expert_parallel::combine").combine(args, descriptor);
+  constexpr std::string_view operation = "expert_parallel::combine";
+  AllToAllBackend& backend = open(operation);
+  return logged(operation, rank_, args, which_, [&] { return backend.combine(args, descriptor); });
 }
 
 TensorView AllToAll::combine_buffer(const Descriptor& descriptor) {
@@ -140,7 +157,10 @@ TensorView AllToAll::combine_buffer(const Descriptor& descriptor) {
 }
 
 void AllToAll::barrier(bool intra_node_only, Stream stream) {
-  open("expert_parallel::barrier").barrier(intra_node_only, stream);
+  constexpr std::string_view operation = "expert_parallel::barrier";
+  AllToAllBackend& backend = open(operation);
+  logged(operation, rank_, BarrierArgs{intra_node_only, stream}, which_,
+         [&] { backend.barrier(intra_node_only, stream); });
 }
 
 void AllToAll::close() noexcept { backend_.reset(); }

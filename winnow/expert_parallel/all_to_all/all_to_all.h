@@ -134,15 +134,16 @@ class WINNOW_EXPORT AllToAll {
   // weights: rows are multiplied by these where they are added up, on this rank or, on another
   // node, on the rank of its local index; enable_local_combine has no effect then.
   //
-  // pair_values: pair_values_out[t, k] is the value that the row of pair (t, k) was given, 0 of a
-  // dropped pair and of one whose row found no room in worst_case_rows. Without expert_output the
-  // values travel alone, and the result is empty.
+  // pair_values: pair_values_out[t, k] is the value of the row of pair (t, k); it is 0 for a
+  // dropped pair and for a pair whose row did not fit into worst_case_rows. Without expert_output
+  // only the values are sent, and the result is empty.
   //
-  // Arithmetic: f32, every sum begun at +0, products rounded before they are added. Per rank over k
-  // ascending, per node over ranks ascending, over nodes ascending, then the biases, and one
-  // rounding to the dtype. Partial sums are rounded to the dtype only when they are sent: the sum
-  // of another node, and with enable_local_combine the sum of each rank other than the one of that
-  // node that has this rank's local index. The result does not depend on timing.
+  // Arithmetic: sums are accumulated in f32 from +0, and products are rounded before they are
+  // added. The order is k ascending within a rank, ranks ascending within a node, nodes ascending,
+  // then the biases; the result is rounded to the dtype once. Partial sums are rounded to the dtype
+  // only when they are sent: the sum of another node, and with enable_local_combine the sum of each
+  // rank other than the one of that node that has this rank's local index. The result does not
+  // depend on timing.
   //
   // expert_output that already lies in this rank's arena (combine_buffer(), or a borrowed output of
   // the layer's dtype overwritten in place), with dense rows, is read in place; any other is
@@ -174,7 +175,7 @@ class WINNOW_EXPORT AllToAll {
   const Config& config() const;
   const Topology& topology() const;
   int rank() const;
-  Backend backend() const;  // the one that runs the calls
+  Backend backend() const;  // the backend that runs the calls
   // The current size of this rank's arena in bytes, used or free.
   std::int64_t arena_bytes() const;
 

@@ -67,32 +67,17 @@ void make_layer(nb::pointer_and_handle<BoundAllToAll> self,
                 nb::handle weight_dtype, nb::handle local_world_size,
                 nb::handle enable_local_combine, nb::handle sm_count, nb::handle arena_rows,
                 nb::handle timeout, nb::handle device) {
-  constexpr const char* operation = "expert_parallel::AllToAll";
-  std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   ep::Config config;
-  const auto read = [&]<class T>(T& field, const char* name, nb::handle value) {
-    field = value_argument<T>(operation, name, value);
-  };
-  // Those without a default last: if anything cannot be read, one of them is 0, which every rank
-  // refuses when it hears of it.
-  const std::exception_ptr refused = caught([&] {
-    config.timeout = timeout_argument(operation, timeout);
-    config.device = device_argument(operation, device);
-    config.dtype = dtype_argument(operation, "dtype", dtype);
-    config.weight_dtype = dtype_argument(operation, "weight_dtype", weight_dtype);
-    read(config.local_world_size, "local_world_size", local_world_size);
-    read(config.enable_local_combine, "enable_local_combine", enable_local_combine);
-    read(config.sm_count, "sm_count", sm_count);
-    read(config.arena_rows, "arena_rows", arena_rows);
-    read(config.max_tokens, "max_tokens", max_tokens);
-    read(config.hidden, "hidden", hidden);
-    read(config.topk, "topk", topk);
-    read(config.experts, "experts", experts);
-  });
-  run_collective(refused, [&] {
-    const Unlocked unlocked;
-    new (self.p) BoundAllToAll(std::move(transport), std::move(meeting), config);
-  });
+  make_on_all_ranks(
+      "expert_parallel::AllToAll", self.p, std::move(transport), store, config, timeout, device,
+      Option{config.dtype, "dtype", dtype},
+      Option{config.weight_dtype, "weight_dtype", weight_dtype},
+      Option{config.local_world_size, "local_world_size", local_world_size},
+      Option{config.enable_local_combine, "enable_local_combine", enable_local_combine},
+      Option{config.sm_count, "sm_count", sm_count},
+      Option{config.arena_rows, "arena_rows", arena_rows},
+      Option{config.max_tokens, "max_tokens", max_tokens}, Option{config.hidden, "hidden", hidden},
+      Option{config.topk, "topk", topk}, Option{config.experts, "experts", experts});
   // In the object's own dictionary, where torch.compile can read it: number, W, NN, T, K, E / W.
   const ep::Topology& topology = self.p->layer.topology();
   self.h.attr("_traced") =

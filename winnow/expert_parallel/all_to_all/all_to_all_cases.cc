@@ -93,8 +93,16 @@ std::vector<Problem> make_problems() {
 
 testing::CaseOutcome run_case(const Problem& problem, const testing::Target& target) {
   const std::optional<Backend> forced = target.options.backend;
+  const auto part = [&](const std::shared_ptr<Transport>& transport,
+                        const std::shared_ptr<Store>& store, Device device) {
+    Config config = problem.config();
+    config.device = device;
+    config.backend = forced;
+    AllToAll layer(transport, store, config);
+    return run_rank(layer, problem, make_rounds(problem));
+  };
   const Comparisons comparisons = launch_environment().has_value()
-                                      ? run_launched(problem, target.device, forced)
+                                      ? run_launched(target.device, part)
                                       : run_in_process(problem, testing::device_of(target), forced);
   // Where no call has run, the comparisons say why.
   return {comparisons.backend().value_or(Backend::cpu), comparisons.list()};

@@ -4,7 +4,9 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -12,6 +14,9 @@
 #include <nanobind/stl/string.h>
 
 #include "winnow/core/error.h"
+#include "winnow/expert_parallel/transport/arguments_py.h"
+#include "winnow/expert_parallel/transport/transport.h"
+#include "winnow/python/call.h"
 
 namespace winnow::python {
 
@@ -145,6 +150,43 @@ void run_collective(const char* operation, const std::exception_ptr& refused, Ar
   args = {};
   args.refusal = &refusal;
   run_refused(refused, told, run);
+}
+
+// A field of a configuration, its name in Python, and what the caller gave for it.
+template <class T>
+struct Option {
+  T& field;
+  const char* name;
+  nanobind::handle given;
+};
+template <class T>
+Option(T&, const char*, nanobind::handle) -> Option<T>;
+
+// Constructs the object at `self`, whose ranks meet in the store, with the configuration that the
+// arguments say. `options` ends with those that have no default: if anything cannot be read, one of
+// them is 0, which every rank refuses when it hears of it.
+template <class Bound, class Config, class... T>
+void make_on_all_ranks(const char* operation, Bound* self,
+                       std::shared_ptr<expert_parallel::Transport> transport,
+                       nanobind::handle store, Config& config, nanobind::handle timeout,
+                       nanobind::handle device, const Option<T>&... options) {
+  std::shared_ptr<expert_parallel::Store> meeting = store_argument(operation, store);
+  const auto read = [&]<class Field>(const Option<Field>& option) {
+    if constexpr (std::is_same_v<Field, DType>) {
+      option.field = dtype_argument(operation, option.name, option.given);
+    } else {
+      option.field = value_argument<Field>(operation, option.name, option.given);
+    }
+  };
+  const std::exception_ptr refused = caught([&] {
+    config.timeout = timeout_argument(operation, timeout);
+    config.device = device_argument(operation, device);
+    (read(options), ...);
+  });
+  run_collective(refused, [&] {
+    const Unlocked unlocked;
+    new (self) Bound(std::move(transport), std::move(meeting), config);
+  });
 }
 
 }  // namespace winnow::python

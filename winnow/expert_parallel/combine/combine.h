@@ -15,7 +15,7 @@ struct CombineArgs {
   bool weighted = false;            // multiply each row by the weight sent at dispatch
   ConstTensorView weights{};  // optional [n, K], weight_dtype: multiply each row by these instead
   // Optional: a value of each pair of the rows, expert-major [R], token-major [R, K], weight_dtype.
-  // They travel home bit for bit, to pair_values_out [n, K], weight_dtype.
+  // They are returned bit for bit to pair_values_out [n, K], weight_dtype.
   ConstTensorView pair_values{};
   TensorView pair_values_out{};
   // Token-major: instead, values [t, k] of all rows of token t are added, in f32, as rows are.

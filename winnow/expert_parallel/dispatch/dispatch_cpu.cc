@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <new>
 #include <optional>
 #include <string>
@@ -14,8 +13,6 @@
 
 namespace winnow::expert_parallel {
 namespace {
-
-constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
 
 // One rank's part of one dispatch, step by step as the protocol's page tells it.
 class Dispatch {

@@ -32,13 +32,11 @@ class DeviceDispatch {
     number_ = layer_.begin(kDispatch, args_.stream, args_.sm_count);
     post();
     if (new_routing_) new_routing_->place(report_ == Report::more);
+    if (goes_ahead_) move();
     if (report_ == Report::headers || report_ == Report::more) learn();
     if (report_ == Report::more) new_routing_->read_counts();
     if (!output_) reserve();
-    if (request_.scatter) scatter();
-    if (layer_.nodes() > 1) send();
-    layer_.check(launch_move(move_, layer_.blocks(), layer_.stream()), "move");
-    layer_.quiet();
+    if (!goes_ahead_) move();
     Dispatched dispatched = result();
     layer_.end();
     return dispatched;
@@ -51,6 +49,7 @@ class DeviceDispatch {
   void learn();
   void reserve();
   void make_tables();
+  void move();
   void scatter();
   void send();
   void copy_output(const std::byte* from, std::int64_t rows);
@@ -58,12 +57,27 @@ class DeviceDispatch {
   Tensor make_result(DType dtype, std::initializer_list<std::int64_t> shape, std::int64_t bytes);
 
   bool counted() const { return !request_.cached && request_.worst_case_rows == 0; }
+  // Whether the rows may go where every rank has room for all that can arrive, so that the host
+  // enqueues their move without the counts and waits for those meanwhile. Not for expert_major,
+  // where many more can arrive than do.
+  bool may_go_ahead() const {
+    return counted() && request_.order == RowOrder::token_major && !request_.scatter &&
+           layer_.nodes() == 1 && !layer_.capturing() && most_rows() <= kMostRows / config_.topk;
+  }
+  std::int64_t most_rows() const {
+    return std::int64_t(layer_.map().topology.world_size) * config_.max_tokens;
+  }
+  // What a rank's region is laid out for.
+  std::int64_t laid_rows(int rank) const {
+    return goes_ahead_ ? most_rows() : routing_->rows_of(rank);
+  }
   // For the sums that a rank forms of its rows, under enable_local_combine.
   bool needs_row_weights() const {
     return config_.enable_local_combine && request_.order == RowOrder::expert_major &&
            layer_.map().topology.local_world_size > 1;
   }
   std::int64_t all_pairs() const { return layer_.nodes() * config_.max_tokens * config_.topk; }
+  std::int64_t bytes_of(std::int64_t rows) const;
   std::vector<std::int64_t> region_bytes() const;
   // Where the tables of the ranks of this node are; null where there is no such table.
   NodePointers table_pointers(const NodePointers& regions, std::int64_t RegionLayout::* size,
@@ -75,6 +89,7 @@ class DeviceDispatch {
   std::uint64_t number_ = 0;
   Request request_;
   Report report_ = Report::none;
+  bool goes_ahead_ = false;
   std::optional<NewRouting> new_routing_;   // unless one is repeated
   std::shared_ptr<const Routing> routing_;  // the new one, or the cached one
   std::vector<std::int64_t> bytes_;         // [W] of the regions, once the rows are known
@@ -120,6 +135,14 @@ void DeviceDispatch::post() {
                   "0");
     }
     report_ = Report::more;
+    goes_ahead_ = may_go_ahead();
+    if (goes_ahead_) bytes_ = region_bytes();
+    goes_ahead_ = goes_ahead_ && layer_.fits(bytes_);
+    if (goes_ahead_) {
+      attempt([&] { reserve(); });
+    } else {
+      bytes_.clear();
+    }
   } else {
     bytes_ = region_bytes();
     if (!layer_.fits(bytes_)) layer_.learn_offered(bytes_);
@@ -176,15 +199,27 @@ void DeviceDispatch::take_scales() {
 void DeviceDispatch::learn() {
   layer_.wait_report();
   layer_.learn_holes();
+  if (goes_ahead_) layer_.release_learned();
 }
 
-// What each rank needs: the output's region, combine_buffer().
+// The rows, behind what they need.
+void DeviceDispatch::move() {
+  if (request_.scatter) scatter();
+  if (layer_.nodes() > 1) send();
+  layer_.check(launch_move(move_, layer_.blocks(), layer_.stream()), "move");
+  layer_.quiet();
+}
+
+// Of a rank with so many rows: the output's region, combine_buffer().
+std::int64_t DeviceDispatch::bytes_of(std::int64_t rows) const {
+  return RegionLayout(config_, request_, rows).bytes + CombineRoom(config_, request_, rows).bytes;
+}
+
+// What each rank needs.
 std::vector<std::int64_t> DeviceDispatch::region_bytes() const {
   std::vector<std::int64_t> bytes;
   for (int rank = 0; rank < layer_.map().topology.world_size; ++rank) {
-    const std::int64_t rows = routing_->rows_of(rank);
-    bytes.push_back(RegionLayout(config_, request_, rows).bytes +
-                    CombineRoom(config_, request_, rows).bytes);
+    bytes.push_back(bytes_of(laid_rows(rank)));
   }
   return bytes;
 }
@@ -195,7 +230,7 @@ NodePointers DeviceDispatch::table_pointers(const NodePointers& regions,
   NodePointers pointers;
   const Topology& topology = layer_.map().topology;
   for (int local = 0; local < topology.local_world_size; ++local) {
-    const std::int64_t rows = routing_->rows_of(topology.rank(layer_.node(), local));
+    const std::int64_t rows = laid_rows(topology.rank(layer_.node(), local));
     const RegionLayout layout(config_, request_, rows);
     if (layout.*size > 0) pointers.data[local] = regions.data[local] + layout.*offset;
   }
@@ -205,9 +240,11 @@ NodePointers DeviceDispatch::table_pointers(const NodePointers& regions,
 // Takes the region of this rank and finds those of its node.
 void DeviceDispatch::reserve() {
   if (bytes_.empty()) bytes_ = region_bytes();  // a counted dispatch: now the counts are there
-  const std::vector<Extent> extents = layer_.reserve(bytes_);
+  // Where the arena has to grow, the next call like this one shall go ahead.
+  const std::vector<Extent> extents =
+      layer_.reserve(bytes_, may_go_ahead() ? bytes_of(most_rows()) : 0);
   const Extent& mine = extents[static_cast<std::size_t>(layer_.rank())];
-  const std::int64_t rows = routing_->rows_of(layer_.rank());
+  const std::int64_t rows = laid_rows(layer_.rank());
   std::int64_t end = mine.offset;
   const auto take = [&](std::int64_t bytes) {
     return layer_.arena().take(mine.segment, std::exchange(end, end + bytes), bytes);
@@ -227,8 +264,8 @@ void DeviceDispatch::reserve() {
 
 // The tables of the rows of this rank, and what the kernels that move rows know.
 void DeviceDispatch::make_tables() {
-  const std::int64_t rows = routing_->rows_of(layer_.rank());
-  if (new_routing_) new_routing_->make_row_tables();
+  const std::int64_t rows = laid_rows(layer_.rank());
+  if (new_routing_) new_routing_->make_row_tables(rows);
   if (request_.weights) {
     weights_ = keep_tables(layer_, [&](Tables& add) {
       add.add(move_.pair_weights, all_pairs());
@@ -329,7 +366,7 @@ Dispatched DeviceDispatch::result() {
       args_.out.present(), tensor);
 
   auto state = make_state(layer_.token(), layer_.rank(), number_, request_, routing_, buffer_,
-                          CombineRoom(config_, request_, rows).values);
+                          CombineRoom(config_, request_, laid_rows(layer_.rank())).values);
   state->device_weights = {move_.pair_weights, move_.weights_of_rows};
   state->memory = {weights_};
   if (layer_.capturing()) {  // the graph uses it again

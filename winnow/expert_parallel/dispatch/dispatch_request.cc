@@ -1,7 +1,6 @@
 #include "winnow/expert_parallel/dispatch/dispatch_request.h"
 
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,8 +11,6 @@
 
 namespace winnow::expert_parallel {
 namespace {
-
-constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
 
 void check_scales(const Check& check, const Config& config, const DispatchArgs& args) {
   const ConstTensorView& scales = args.scales;

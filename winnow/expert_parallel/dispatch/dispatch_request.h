@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,6 +16,8 @@
 namespace winnow::expert_parallel {
 
 inline constexpr std::string_view kDispatch = "expert_parallel::dispatch";
+// That tables can count.
+inline constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
 
 // What one rank's dispatch asks for, as check_request() found it.
 struct Request {

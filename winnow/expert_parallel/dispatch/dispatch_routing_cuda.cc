@@ -102,8 +102,7 @@ void NewRouting::read_counts() {
              [&](int rank) -> const Header& { return layer_.heard_header(rank); });
 }
 
-void NewRouting::make_row_tables() {
-  const std::int64_t rows = routing_->rows_of(layer_.rank());
+void NewRouting::make_row_tables(std::int64_t rows) {
   RoutingTables& tables = routing_->tables;
   routing_->memory.push_back(keep_tables(layer_, [&](Tables& add) {
     add.add(tables.first_copies, rows);

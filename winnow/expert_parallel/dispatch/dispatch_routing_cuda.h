@@ -27,8 +27,8 @@ std::shared_ptr<Region> keep_tables(DeviceLayer& layer, const Add& add) {
   return memory;
 }
 
-// The member functions are called in the order in which they stand here. The request and the
-// arguments must outlive the object.
+// The member functions are called in the order in which they stand here, make_row_tables() whenever
+// the number is known. The request and the arguments must outlive the object.
 class NewRouting {
  public:
   // Allocates all tables whose sizes do not depend on the counts. `number`: of the dispatch.
@@ -54,8 +54,8 @@ class NewRouting {
   void read_counts();
   // [W]: rows of every rank's scatter_indices, as read_counts() found them.
   std::span<const std::int64_t> scatter_rows() const { return scatter_rows_; }
-  // Allocates the tables of the rows of this rank, whose number is known now.
-  void make_row_tables();
+  // Allocates the tables of the rows of this rank, of which there are so many at most.
+  void make_row_tables(std::int64_t rows);
 
  private:
   void allocate_tables();

@@ -239,8 +239,8 @@ void throw_refusals(std::string_view operation, std::span<const Header* const> h
   for (std::size_t rank = 0; rank < heard.size(); ++rank) {
     const Header& said = *heard[rank];
     if (said.refusal == 0 || said.deferred != 0) continue;
-    throw Error(static_cast<ErrorCode>(said.refusal - 1), std::string(operation),
-                said.message(static_cast<int>(rank)));
+    throw error_from_message(static_cast<ErrorCode>(said.refusal - 1), std::string(operation),
+                             said.message(static_cast<int>(rank)));
   }
   const Options& first = heard[0]->options;
   for (std::size_t rank = 1; rank < heard.size(); ++rank) {

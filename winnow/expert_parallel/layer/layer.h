@@ -64,7 +64,7 @@ struct Layer {
     return communicator.call(operation, [&] {
       if (deferred) {
         const DeferredFault fault = *std::exchange(deferred, std::nullopt);
-        throw Error(fault.code, std::string(operation), fault.text);
+        throw error_from_message(fault.code, std::string(operation), fault.text);
       }
       return body();
     });

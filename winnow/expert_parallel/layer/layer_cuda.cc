@@ -181,7 +181,7 @@ std::uint64_t DeviceLayer::begin(std::string_view operation, Stream stream, int 
   const bool fewer = sm_count > 0 && sm_count < config_.sm_count;
   call_sm_count_ = fewer ? sm_count : config_.sm_count;
   call_blocks_ = std::min(blocks_, call_sm_count_);
-  fresh_holes_ = false;
+  fresh_holes_ = reserved_ = false;
   releasable_ = 0;
   own_header_ = {};
   others_go_on_ = false;
@@ -201,7 +201,7 @@ void DeviceLayer::exchange(Phase phase, const Header& header, const std::int32_t
   const Call call = header.options.call;
   const bool reserves = call == Call::dispatch || call == Call::cached_dispatch;
   const bool waits = report == Report::headers || report == Report::more;
-  if (reserves && !waits) params.header.options.regions = 1 + std::int64_t(regions_ >> 2);
+  if (reserves && reserved_) params.header.options.regions = 1 + std::int64_t(regions_ >> 2);
   params.counts = counts;
   params.table = table;
   params.table_bytes = nodes() > 1 ? table_bytes : 0;
@@ -353,14 +353,15 @@ void DeviceLayer::learn_holes() {
   regions_ = 0;
 }
 
-std::vector<Extent> DeviceLayer::reserve(std::span<const std::int64_t> bytes) {
-  arena_.release(std::exchange(releasable_, 0));
+std::vector<Extent> DeviceLayer::reserve(std::span<const std::int64_t> bytes, std::int64_t room) {
+  release_learned();
   forget_offer();  // it may be the hole that is taken from now
   const std::vector<Extent> regions = take_regions(holes_, bytes, [&](std::int64_t missing) {
     if (!fresh_holes_) {
       throw Error(ErrorCode::internal, calls_.operation(), "no room, and no word of it");
     }
-    const std::int64_t grown = arena_.grown_for(missing);
+    const std::int64_t grown =
+        arena_.grown_for(room <= 2 * missing ? std::max(missing, room) : missing);
     const std::int64_t segment = arena_.add(allocate(grown, "a larger arena"));
     check(set_segment(segment_row(segment), node_pointers_of(arena_.memory(segment)),
                       map_.topology.local_world_size, stream()),
@@ -372,6 +373,7 @@ std::vector<Extent> DeviceLayer::reserve(std::span<const std::int64_t> bytes) {
       regions_ = (regions_ ^ std::uint64_t(value)) * 0x100000001b3u;  // FNV-1a
     }
   }
+  reserved_ = true;
   return regions;
 }
 

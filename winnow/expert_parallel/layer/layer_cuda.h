@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -137,9 +138,13 @@ class DeviceLayer {
   void learn_offered(std::span<const std::int64_t> bytes);
   void offer_hole(Header& header) const;  // Header::rows and releasable
   void learn_holes();                     // after wait_report(): what all ranks have offered
+  // After learn_holes() in a call that has reserved before its exchange: lets go of the segments
+  // that all ranks can do without.
+  void release_learned() { arena_.release(std::exchange(releasable_, 0)); }
   // Where the regions lie, by rank. The caller takes its own from arena(). Grows the arena where a
-  // hole is too small: only after learn_holes() in the same call; collective.
-  std::vector<Extent> reserve(std::span<const std::int64_t> bytes);
+  // hole is too small: only after learn_holes() in the same call; collective. Then by `room` bytes
+  // rather than by what is needed, unless that were more than twice as much.
+  std::vector<Extent> reserve(std::span<const std::int64_t> bytes, std::int64_t room = 0);
   // The regions' beginnings at the ranks of this node, as `extents` [W] say.
   NodePointers node_pointers(std::span<const Extent> extents) const;
 
@@ -188,6 +193,7 @@ class DeviceLayer {
   std::uint64_t offered_ = 0;   // the call whose report, asked for later, is still to be read
   std::optional<Offer> offer_;  // of the last such call, read and not used yet
   bool fresh_holes_ = false;    // learned in this call
+  bool reserved_ = false;       // in this call
   // A mark of the extents that were reserved since holes were learned. Ranks compare it: one that
   // refused a call that the others have made, or made it with other sizes, takes other memory for
   // free than they do, and the holes have to be learned again.

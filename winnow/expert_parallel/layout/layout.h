@@ -25,16 +25,15 @@ struct LayoutArgs {
 // expert. If a token names an expert twice, it counts twice for the expert, and once for rank and
 // node.
 //
-// Sizes: any n, 0 included. Strides: the innermost dimension is contiguous, the others are free (0
-// and negative ones too; not 0 for outputs). Memory: all tensors belong to the caller, live on one
-// device, and an output that overlaps another tensor is refused. Streams: see Stream; a GPU call
-// may be captured. Thread-safe; if another thread rewrites indices during the call, the counts may
-// be wrong, and nothing else happens. Returns the backend that ran. Errors: Error
+// Sizes: any n, 0 included. Strides: the innermost dimension is contiguous, the others are
+// arbitrary (also 0 or negative; not 0 for outputs). Memory: all tensors belong to the caller, live
+// on one device, and an output that overlaps another tensor is refused. Streams: see Stream; a GPU
+// call may be captured. Thread-safe; if another thread changes indices during the call, the counts
+// may be wrong, but memory safety is not affected. Returns the backend that ran. Errors: Error
 // (invalid_argument) naming the argument, before anything is written; on the CPU, and on a GPU in
-// checking mode (RunOptions::check), also for any other index
-// outside [0, E), with token, k and value. Otherwise a GPU ignores such an index. Error
-// (unsupported) if no backend, or not the forced one, can run it; Error (resource) if an allocation
-// fails.
+// checking mode (RunOptions::check), also for any other index outside [0, E), with token, k and
+// value. Otherwise a GPU ignores such an index. Error (unsupported) if no backend, or not the
+// forced one, can run it; Error (resource) if an allocation fails.
 //
 // Counts as in DeepEP V1 (DeepSeek 2025), get_dispatch_layout; any number of ranks and nodes.
 WINNOW_EXPORT Backend layout(const LayoutArgs& args, const RunOptions& options = {});

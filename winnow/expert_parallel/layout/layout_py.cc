@@ -10,7 +10,9 @@ constexpr Declaration<expert_parallel::LayoutArgs> kLayout(
     "expert_parallel::layout",
     "def layout(expert_indices: T, experts: int, world_size: int, local_world_size: int, "
     "*, out: tuple[T | None, T | None, T | None, T | None] | None = None, "
-    "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T, T]");
+    "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T, T]",
+    "sizes: [world_size, local_world_size=world_size, experts=8*world_size], "
+    "expert_indices: i32[0, topk=8], is_token_in_rank: u8[0, world_size]");
 
 nb::object layout(const Arguments<kLayout>& given) {
   Call call = given.call();
@@ -31,7 +33,7 @@ nb::object layout(const Arguments<kLayout>& given) {
   return nb::make_tuple(per_rank, per_node, per_expert, in_rank);
 }
 
-constexpr const char* kDoc = R"(How many tokens go to each rank, node and expert, and which where.
+constexpr const char* kDoc = R"(Counts the tokens that go to each rank, node and expert.
 
 Expert x lives on rank x / (experts / world_size), rank r on node r / local_world_size. An index
 equal to experts or to -1 is no expert. A token that names an expert twice counts twice for the
@@ -43,7 +45,7 @@ Args:
     world_size: W, a multiple of local_world_size.
     local_world_size: L, ranks per node.
     out: None, or a tuple of the four results to write into, of which any may be None.
-        They share memory with no input and not with each other.
+        They must not overlap the input or each other.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
@@ -53,22 +55,9 @@ Returns:
 Raises:
     ValueError: an argument is not as described; on the CPU also any other index, with token, k and
         value. Nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t topk = shape.take("topk", 8), world_size = shape.take("world_size", 1);
-  const std::int64_t local = shape.take("local_world_size", world_size);
-  const std::int64_t experts = shape.take("experts", 8 * world_size);
-  shape.done();
-  return expert_parallel::layout({.expert_indices = shape.view(DType::i32, {0, topk}),
-                                  .experts = experts,
-                                  .world_size = world_size,
-                                  .local_world_size = local,
-                                  .is_token_in_rank = shape.view(DType::u8, {0, world_size})},
-                                 options);
-}
-
-const Operation<kLayout, layout, kDoc> kRegistered(supports);
+const Operation<kLayout, layout, kDoc, expert_parallel::layout> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -1,12 +1,15 @@
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <utility>
 
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/low_latency/low_latency_impl.h"
+#include "winnow/expert_parallel/low_latency/low_latency_logged.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -61,6 +64,9 @@ void check_low_latency_config(const LowLatencyConfig& config, int world) {
   check.that(config.experts % world == 0, "experts",
              "a multiple of the " + std::to_string(world) + " ranks",
              std::to_string(config.experts));
+  check.that(config.experts / world <= kMost / config.max_tokens, "experts",
+             "at most 2^31 - 1 rows of a rank for those of another",
+             std::to_string(config.experts));
   in_range("sm_count", config.sm_count, 0, kMost);
 }
 
@@ -75,17 +81,25 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world) {
   layout.per_rank = config.experts / world;
   layout.max_tokens = config.max_tokens;
   layout.row_bytes = config.hidden * 2;
-  layout.message_bytes = LowLatencyLayout::kPairBytes + layout.row_bytes;
+  // Those of f8 have scales, and are no larger.
+  layout.message_bytes = round_up(layout.row_bytes, 16);
+  // No part is smaller than what a warp loads at a time, or little more.
+  constexpr std::int64_t kLeastPart = 2048;
+  layout.parts =
+      int(std::clamp<std::int64_t>(layout.row_bytes / kLeastPart, 1, LowLatencyLayout::kMostParts));
+  layout.part_bytes = round_up((layout.row_bytes + layout.parts - 1) / layout.parts, 16);
   std::int64_t end = 0;
   const auto add = [&](std::int64_t& offset, std::int64_t bytes) {
     offset = end;
     end = round_up(end + bytes, kLine);
   };
   add(layout.signals, kLowLatencyCalls * world * 8);
+  add(layout.part_signals, LowLatencyLayout::kMostParts * world * 8);
   add(layout.consumed, kLowLatencyCalls * world * 8);
   add(layout.notes, kLowLatencyCalls * 2 * world * std::int64_t(sizeof(LowLatencyNote)));
   add(layout.counts, 2 * std::int64_t(config.experts) * 4);
-  add(layout.messages, 2 * std::int64_t(config.experts) * config.max_tokens * layout.message_bytes);
+  add(layout.places, 2 * world * config.max_tokens * config.topk * 4);
+  add(layout.messages, 2 * world * config.max_tokens * layout.message_bytes);
   add(layout.returned, 2 * config.max_tokens * config.topk * layout.row_bytes);
   layout.bytes = end;
   return layout;
@@ -113,7 +127,7 @@ void check_dispatch(const Check& check, const LowLatencyConfig& config, int worl
   const std::int64_t block =
       args.format == RowFormat::fp8_ue8m0 ? 4 * kScaleColumns : kScaleColumns;
   check.that(!is_fp8(args.format) || config.hidden % block == 0, "format",
-             "bf16 where hidden is no multiple of " + std::to_string(block), "fp8");
+             "bf16 where hidden is not a multiple of " + std::to_string(block), "fp8");
   if (sends(args.part)) {
     check.rank("input", args.input, 2, "[n, hidden]");
     const std::int64_t tokens = args.input.size(0);
@@ -212,10 +226,14 @@ LowLatencyBackend& LowLatency::open(const char* operation) const {
 }
 
 void LowLatency::dispatch(const LowLatencyDispatchArgs& args) {
-  open(kLowLatencyNames[kLowLatencyDispatch]).dispatch(args);
+  const char* operation = kLowLatencyNames[kLowLatencyDispatch];
+  LowLatencyBackend& backend = open(operation);
+  logged(operation, rank_, args, which_, [&] { backend.dispatch(args); });
 }
 void LowLatency::combine(const LowLatencyCombineArgs& args) {
-  open(kLowLatencyNames[kLowLatencyCombine]).combine(args);
+  const char* operation = kLowLatencyNames[kLowLatencyCombine];
+  LowLatencyBackend& backend = open(operation);
+  logged(operation, rank_, args, which_, [&] { backend.combine(args); });
 }
 std::vector<std::int32_t> LowLatency::mask() const { return open(kLowLatency).mask(); }
 void LowLatency::set_mask(int rank, bool masked) {

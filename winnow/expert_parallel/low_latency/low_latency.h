@@ -1,4 +1,4 @@
-// The all-to-all of decoding: few tokens, fixed places for every row, no counts before the rows.
+// The all-to-all for decode steps: few tokens, a fixed place for every row, no exchange of counts.
 #pragma once
 
 #include <chrono>
@@ -20,35 +20,36 @@ class LowLatencyBackend;
 class Store;
 class Transport;
 
-// What every rank gives alike; the constructor compares it. W is the transport's world size, expert
-// x lives on rank x / (E / W). All ranks are on one host.
+// Every rank must pass the same values; the constructor compares them. W is the transport's world
+// size, expert x lives on rank x / (E / W). All ranks are on one host.
 struct LowLatencyConfig {
-  std::int64_t max_tokens = 0;  // M: most tokens of a rank in a call, 1 or more
+  std::int64_t max_tokens = 0;  // M: limit of the tokens of a rank in a call, 1 or more
   std::int64_t hidden = 0;      // H: a multiple of 8
-  int topk = 0;                 // K: most experts of a token, 1 to 32
+  int topk = 0;                 // K: limit of the experts of a token, 1 to 32
   int experts = 0;              // E: a multiple of W
-  bool enable_shrink = false;   // a rank that does not come is masked; see LowLatency
+  bool enable_shrink = false;   // mask ranks that do not take part; see LowLatency
   int sm_count = 0;             // SMs of a call on a GPU; 0: all of them, shared by its ranks
   std::chrono::nanoseconds timeout{0};  // of each wait; 0: default_timeout() of deadline.h
   Device device{};                      // of the tensors
   std::optional<Backend> backend{};     // forces one, as Config::backend does
 };
 
-// What rows are in a dispatch. Of the fp8 formats each 128 columns of a row are f8_e4m3 with one
-// scale, as indexer::quantize() makes them: max(amax, 1e-4) / 448, or the power of two not below.
+// The format in which dispatch() returns rows. In the fp8 formats each group of 128 columns of a
+// row is f8_e4m3 with one scale, as indexer::quantize() computes it: max(amax, 1e-4) / 448, or that
+// rounded up to a power of two.
 enum class RowFormat : std::uint8_t {
-  bf16,              // as they are given
+  bf16,              // as in the input
   fp8,               // scales f32 [E/W, W * M, H / 128]; H a multiple of 128, as below
-  fp8_power_of_two,  // the same, of powers of two
+  fp8_power_of_two,  // the same, rounded up to powers of two
   fp8_ue8m0,  // their exponents, i32 [E/W, W * M, H / 512], the first in the lowest byte; H a
               // multiple of 512
 };
 
-// Which half of a call is made: sending, which a rank does when it has its rows, or receiving,
-// which it may do later and which gives the results.
+// Which half of a call is made: `send` as soon as the rank has its rows, and `receive`, which may
+// follow later and returns the results.
 enum class CallPart : std::uint8_t { both, send, receive };
 
-// Arguments of dispatch(); e = E / W. Sending takes the first three, receiving the results.
+// Arguments of dispatch(); e = E / W. `send` uses the first three, `receive` writes the results.
 struct LowLatencyDispatchArgs {
   ConstTensorView input{};           // [n, H] bf16, n 0 to M
   ConstTensorView expert_indices{};  // [n, k] i32 or i64, k 1 to K; -1 or E: no expert
@@ -58,7 +59,7 @@ struct LowLatencyDispatchArgs {
   TensorView output{};             // [e, W * M, H], bf16 or f8_e4m3
   TensorView scales{};             // of the fp8 formats, any strides
   TensorView counts{};             // [e] i32: rows of each local expert
-  TensorView source_tokens{};      // [e, W * M] i32: the token of its rank that a row is
+  TensorView source_tokens{};      // [e, W * M] i32: index of the row's token on its rank
   TensorView source_pairs{};       // [e, W * M] i32: token * K + k
   TensorView ranges{};             // [e, W] i64: first row << 32 | rows, of each source rank
   TensorView expert_statistics{};  // optional [e] i32: the counts are added
@@ -67,7 +68,7 @@ struct LowLatencyDispatchArgs {
   const Error* refusal = nullptr;  // if non-null, this rank rejects the call: every rank throws
 };
 
-// Arguments of combine(). Receiving takes expert_indices, weights, out and wait_statistics, sending
+// Arguments of combine(). `receive` uses expert_indices, weights, out and wait_statistics, `send`
 // the others.
 struct LowLatencyCombineArgs {
   ConstTensorView expert_output{};   // [e, W * M, H] bf16
@@ -83,38 +84,38 @@ struct LowLatencyCombineArgs {
 };
 
 // One rank of the low-latency all-to-all. All ranks make the same calls in the same order: the
-// constructor, dispatch() and combine() are collective. Every row has a place of its own at every
-// rank that may get it, so that nothing is counted before it travels: 4 * E * M * H bytes and what
-// stands beside it, twice, are taken when the object is made, and nothing in a call.
+// constructor, dispatch() and combine() are collective. Every row has a fixed place on every rank
+// that may receive it, so no counts are exchanged before rows are sent. The constructor allocates
+// 4 * (W + K) * M * H bytes with their metadata; calls allocate nothing.
 //
-// dispatch(): the rows of local expert x are output[x, 0 to counts[x] - 1], those of a source rank
-// together, as `ranges` says, in the order of ranks and then, on the CPU, of tokens (on a GPU any).
-// Rows from counts[x] on are not written. A token names an expert once at most:
-// twice is refused.
+// dispatch(): the rows of local expert x are output[x, 0 to counts[x] - 1], sorted by source rank,
+// with the range of each source rank in `ranges`. On the CPU the rows of a source rank are sorted
+// by token; on a GPU their order is unspecified. Rows from counts[x] on are not written. A token
+// that names an expert twice is refused.
 //
-// combine(): out[t] = sum over k of weights[t, k] * row(t, k), in f32, k ascending, begun at +0,
-// each product rounded before it is added, the result rounded to bf16 once. Pairs without an expert
-// are left out.
+// combine(): out[t] = sum over k of weights[t, k] * row(t, k), accumulated in f32 from +0 in
+// ascending order of k. Each product is rounded before it is added, and the result is rounded to
+// bf16 once. Pairs without an expert are omitted.
 //
-// A call may be made in two parts. At most two dispatches, and two combines, may have been sent and
-// not received; a third is an Error on this rank alone. What is sent of the call's tensors is read
-// until the part's work is done.
+// A call may be split into two parts. At most two dispatches and two combines may be in flight,
+// that is, sent and not yet received; a third one is an Error on this rank only. The tensors that a
+// part sends are read until the work of that part is done.
 //
-// Faults. Without enable_shrink a rank that does not come within the timeout is an Error (timeout)
-// on every rank, which names it, and the object is broken. With it, that rank is masked here: the
-// call goes on with no rows from it, later calls neither wait for it nor send to it, and combine()
-// leaves out the pairs of its experts. mask() tells, set_mask() changes it: a rank that has missed
-// a call cannot come back; then all ranks make a new object. A rank that is masked by others only
-// notices that they do not come.
+// Faults. Without enable_shrink, if a rank does not take part within the timeout, every rank throws
+// an Error (timeout) that names it, and the object is broken. With enable_shrink this rank masks
+// that rank: the call continues without rows from it, later calls neither wait for it nor send to
+// it, and combine() omits the pairs of its experts. mask() returns the masked ranks and set_mask()
+// changes them. A rank that has missed a call cannot rejoin; all ranks must create a new object. A
+// masked rank itself sees that the others no longer take part.
 //
-// Errors as those of AllToAll: what one rank's arguments have wrong, every rank throws, as
-// "expert_parallel::low_latency_dispatch: rank 1: input: want ...", when it receives; the results
-// are unspecified and the next call works. Masked ranks do not hear of it. On a GPU a call is
-// queued on `stream`; what other ranks or kernels find is thrown by a later call.
+// Errors are those of AllToAll. If the arguments of one rank are invalid, every rank that is not
+// masked throws the same text when it receives, for example "expert_parallel::low_latency_dispatch:
+// rank 1: input: want ..."; the results are unspecified and the next call works. On a GPU a call is
+// queued on `stream`, and errors of other ranks or of kernels are thrown by a later call.
 class WINNOW_EXPORT LowLatency {
  public:
-  // Joins the other ranks through `store` and takes the memory. Errors as of AllToAll; unsupported
-  // where another rank's memory cannot be reached by a pointer.
+  // Joins the other ranks through `store` and allocates the memory. Errors: as AllToAll;
+  // unsupported if the memory of another rank cannot be accessed by pointer.
   LowLatency(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store,
              const LowLatencyConfig& config);
   ~LowLatency();
@@ -124,19 +125,19 @@ class WINNOW_EXPORT LowLatency {
   void dispatch(const LowLatencyDispatchArgs& args);
   void combine(const LowLatencyCombineArgs& args);
 
-  // Of this rank: which ranks are masked, [W], 1 or 0. On a GPU waits for its calls. Without
-  // enable_shrink all 0.
+  // The ranks that this rank has masked: [W], 1 if masked, else 0; all 0 without enable_shrink. On
+  // a GPU it waits for this rank's calls.
   std::vector<std::int32_t> mask() const;
-  // Only with enable_shrink, and not this rank itself.
+  // Requires enable_shrink. A rank cannot mask itself.
   void set_mask(int rank, bool masked);
 
   const LowLatencyConfig& config() const;
   int rank() const;
   int world_size() const;
   Backend backend() const;
-  // The memory that this rank has taken.
+  // The bytes that this rank has allocated.
   std::int64_t bytes() const;
-  // Leaves; idempotent, waits for nobody.
+  // Leaves the world. Idempotent; never waits for other ranks.
   void close() noexcept;
 
  private:

@@ -1,11 +1,15 @@
 // The case table of expert_parallel::low_latency. Every comparison is of bits.
 #include <utility>
 
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/testing/low_latency_problem.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/table.h"
 
 namespace winnow::expert_parallel {
+
+std::vector<testing::Benchmark> low_latency_benchmarks();  // low_latency_bench.cc
+
 namespace {
 
 std::vector<LowLatencyProblem> make_problems() {
@@ -40,6 +44,28 @@ std::vector<LowLatencyProblem> make_problems() {
                   .hidden = 128,
                   .choice = ExpertChoice::distinct,
                   .full = true});
+  // More than one turn of a block's threads over a row, and of its loads over a token's experts;
+  // rows in several parts.
+  for (const RowFormat format : {RowFormat::fp8, RowFormat::bf16}) {
+    list.push_back({.name = format == RowFormat::fp8 ? "wide-fp8" : "wide-bf16",
+                    .world = 2,
+                    .experts_per_rank = 8,
+                    .topk = 11,
+                    .max_tokens = 2,
+                    .hidden = 16640,
+                    .format = format,
+                    .choice = ExpertChoice::distinct,
+                    .shrink = format == RowFormat::bf16,
+                    .rounds = 1});
+  }
+  list.push_back({.name = "parts-halves",
+                  .world = 3,
+                  .experts_per_rank = 4,
+                  .max_tokens = 3,
+                  .hidden = 4224,
+                  .format = RowFormat::bf16,
+                  .halves = true,
+                  .rounds = 2});
   list.push_back({.name = "many-experts",
                   .experts_per_rank = 64,
                   .topk = 8,
@@ -55,14 +81,24 @@ testing::CaseOutcome run_case(const LowLatencyProblem& problem, const testing::T
   config.backend = target.options.backend;
   if (config.device.type == DeviceType::cuda) config.timeout = std::chrono::seconds(10);
   const std::vector<LowLatencyRound> rounds = make_rounds(problem);
-  std::vector<Comparisons> of_ranks(std::size_t(problem.world));
-  RankTeam team(problem.world);
-  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
-    LowLatency layer(transport, team.world().store(), config);
-    of_ranks[std::size_t(rank)] = run_rank(layer, problem, rounds);
-  });
+  const auto part = [&](const std::shared_ptr<Transport>& transport,
+                        const std::shared_ptr<Store>& store, Device device) {
+    config.device = device;
+    LowLatency layer(transport, store, config);
+    return run_rank(layer, problem, rounds);
+  };
   Comparisons all;
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) all.add(of_ranks[rank], int(rank));
+  if (launch_environment().has_value()) {
+    all = run_launched(target.device, part);
+  } else {
+    std::vector<Comparisons> of_ranks(std::size_t(problem.world));
+    RankTeam team(problem.world);
+    team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
+      LowLatency layer(transport, team.world().store(), config);
+      of_ranks[std::size_t(rank)] = run_rank(layer, problem, rounds);
+    });
+    for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) all.add(of_ranks[rank], int(rank));
+  }
   return {all.backend().value_or(Backend::cpu), all.list()};
 }
 
@@ -72,9 +108,9 @@ testing::Operation low_latency_operation() {
   const std::vector<LowLatencyProblem> problems = make_problems();
   testing::Operation operation{"expert_parallel::low_latency",
                                "dispatch and combine of few tokens, without counts",
-                               testing::cases_of(problems, run_case),
-                               {}};
+                               testing::cases_of(problems, run_case), low_latency_benchmarks()};
   for (std::size_t i = 0; i < problems.size(); ++i) {
+    operation.cases[i].ranks = problems[i].world;
     operation.cases[i].on_gpu = problems[i].world <= kMostRanksOnOneGpu;
   }
   return operation;

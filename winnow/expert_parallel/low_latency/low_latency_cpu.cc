@@ -142,7 +142,8 @@ class CpuLowLatency : public LowLatencyBackend {
 
   // The first half of a call: `check` throws what is wrong, `write(epoch)` writes to the others.
   template <class Args, class CheckArgs, class Write>
-  void send_call(const Args& args, int format, const CheckArgs& check_args, const Write& write) {
+  void send_call(const Args& args, int format, std::int64_t tokens, const CheckArgs& check_args,
+                 const Write& write) {
     pending().check_send(Check(name_));  // there are no places to refuse in
     std::optional<Error> refusal;
     try {
@@ -162,6 +163,7 @@ class CpuLowLatency : public LowLatencyBackend {
       LowLatencyNote& said = note(peer, epoch, rank());
       said.refusal = refusal ? static_cast<std::uint32_t>(refusal->code()) + 1 : 0;
       said.format = format;
+      said.tokens = static_cast<std::int32_t>(tokens);
       if (refusal) {
         const std::string text = message_of(*refusal);
         const std::size_t length = std::min(text.size(), size(LowLatencyNote::kTextBytes - 1));
@@ -201,7 +203,7 @@ class CpuLowLatency : public LowLatencyBackend {
       const auto code = said.refusal != 0 ? static_cast<ErrorCode>(said.refusal - 1)
                                           : ErrorCode::invalid_argument;
       end_receive();
-      throw Error(code, name_, text);
+      throw error_from_message(code, name_, text);
     }
     return epoch;
   }
@@ -220,8 +222,8 @@ class CpuLowLatency : public LowLatencyBackend {
   void check_experts(const ConstTensorView& indices) const;
   void send_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch);
   void receive(const LowLatencyDispatchArgs& args);
-  std::int64_t take_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch, int expert,
-                         int source, std::int64_t first);
+  void take_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch, int source,
+                 const std::int64_t* begins);
   void send(const LowLatencyCombineArgs& args);
   void check_handle(const LowLatencyCombineArgs& args) const;
   void receive(const LowLatencyCombineArgs& args);
@@ -260,7 +262,7 @@ void CpuLowLatency::check_experts(const ConstTensorView& indices) const {
 
 void CpuLowLatency::send(const LowLatencyDispatchArgs& args) {
   send_call(
-      args, static_cast<int>(args.format),
+      args, static_cast<int>(args.format), args.input.rank() == 2 ? args.input.size(0) : 0,
       [&] {
         check_dispatch(Check(name_), config_, world_, args);
         check_experts(args.expert_indices);
@@ -271,22 +273,31 @@ void CpuLowLatency::send(const LowLatencyDispatchArgs& args) {
 void CpuLowLatency::send_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch) {
   const int per_rank = layout_.per_rank;
   std::vector<std::int32_t> counts(size(config_.experts));
-  std::vector<std::byte> row(size(layout_.row_bytes));
+  std::vector<std::byte> row(size(layout_.message_bytes));
+  // [W, K] of a token.
+  const std::size_t topk = size(config_.topk);
+  std::vector<std::int32_t> places(size(world_) * topk);
+  std::vector<bool> wanted(size(world_));
   const auto* input = static_cast<const BFloat16*>(args.input.data());
   for (std::int64_t token = 0; token < args.input.size(0); ++token) {
     write_row(args.format, input + token * args.input.stride(0), config_.hidden, row.data());
+    std::ranges::fill(places, -1);
+    wanted.assign(size(world_), false);
     for (std::int64_t k = 0; k < args.expert_indices.size(1); ++k) {
       const std::int64_t expert = index_at(args.expert_indices, token, k);
       if (expert < 0 || expert == config_.experts) continue;
       const int home = static_cast<int>(expert) / per_rank;
-      const std::int64_t i = counts[size(expert)]++;
-      if (mask_[size(home)] != 0) continue;
-      std::byte* to = peers_[size(home)] +
-                      layout_.message(epoch, static_cast<int>(expert) % per_rank, rank(), i);
-      const auto pair = static_cast<std::int32_t>(token * config_.topk + k);
-      std::memcpy(to, &pair, sizeof(pair));
-      std::memcpy(to + LowLatencyLayout::kPairBytes, row.data(), row.size());
+      places[size(home) * topk + size(k)] =
+          layout_.place_of(static_cast<int>(expert) % per_rank, counts[size(expert)]++);
+      wanted[size(home)] = true;
     }
+    for_each_peer([&](int peer) {
+      std::memcpy(peers_[size(peer)] + layout_.place(epoch, rank(), token),
+                  places.data() + size(peer) * topk, topk * sizeof(std::int32_t));
+      if (!wanted[size(peer)]) return;
+      std::memcpy(peers_[size(peer)] + layout_.message(epoch, rank(), token), row.data(),
+                  row.size());
+    });
   }
   for_each_peer([&](int peer) {
     std::memcpy(peers_[size(peer)] + layout_.count(epoch, rank(), 0),
@@ -299,10 +310,15 @@ void CpuLowLatency::receive(const LowLatencyDispatchArgs& args) {
   pending().check_receive(check);
   if (args.part == CallPart::receive) check_dispatch(check, config_, world_, args);
   const std::uint64_t epoch = hear(args.wait_statistics, static_cast<int>(args.format));
+  std::vector<std::int64_t> begins(size(world_ * layout_.per_rank));  // [W, e]
   for (int expert = 0; expert < layout_.per_rank; ++expert) {
     std::int64_t rows = 0;
     for (int source = 0; source < world_; ++source) {
-      const std::int64_t count = take_rows(args, epoch, expert, source, rows);
+      std::int32_t count = 0;
+      if (mask_[size(source)] == 0) {
+        std::memcpy(&count, own() + layout_.count(epoch, source, expert), sizeof(count));
+      }
+      begins[size(source * layout_.per_rank + expert)] = rows;
       args.ranges.at<std::int64_t>(expert, source) = rows << 32 | count;
       rows += count;
     }
@@ -310,36 +326,40 @@ void CpuLowLatency::receive(const LowLatencyDispatchArgs& args) {
     if (!args.expert_statistics.present()) continue;
     args.expert_statistics.at<std::int32_t>(expert) += static_cast<std::int32_t>(rows);
   }
+  for (int source = 0; source < world_; ++source) {
+    if (mask_[size(source)] != 0) continue;
+    take_rows(args, epoch, source, begins.data() + source * layout_.per_rank);
+  }
   end_receive();
 }
 
-// The rows of a source for an expert, to the output from row `first` on. Their number.
-std::int64_t CpuLowLatency::take_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch,
-                                      int expert, int source, std::int64_t first) {
-  if (mask_[size(source)] != 0) return 0;
-  std::int32_t count;
-  std::memcpy(&count, own() + layout_.count(epoch, source, expert), sizeof(count));
+// The rows of a source, to the output from row begins[x] of each local expert x on.
+void CpuLowLatency::take_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch, int source,
+                              const std::int64_t* begins) {
   const std::int64_t element = size_of(args.output.dtype());
   const std::int64_t columns = args.scales.present() ? args.scales.size(2) : 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::byte* message = own() + layout_.message(epoch, expert, source, i);
-    const std::int64_t row = first + i;
-    std::int32_t pair;
-    std::memcpy(&pair, message, sizeof(pair));
-    args.source_pairs.at<std::int32_t>(expert, row) = pair;
-    args.source_tokens.at<std::int32_t>(expert, row) = pair / config_.topk;
-    message += LowLatencyLayout::kPairBytes;
-    auto* to = static_cast<std::byte*>(args.output.data()) +
-               (expert * args.output.stride(0) + row * args.output.stride(1)) * element;
-    std::memcpy(to, message, size(config_.hidden * element));
-    const std::byte* scales = message + config_.hidden * element;
-    for (std::int64_t c = 0; c < columns; ++c) {
-      const std::int64_t at =
-          expert * args.scales.stride(0) + row * args.scales.stride(1) + c * args.scales.stride(2);
-      std::memcpy(static_cast<std::byte*>(args.scales.data()) + 4 * at, scales + 4 * c, 4);
+  const std::int32_t tokens = note(rank(), epoch, source).tokens;
+  for (std::int32_t token = 0; token < tokens; ++token) {
+    const std::byte* message = own() + layout_.message(epoch, source, token);
+    const auto* places =
+        reinterpret_cast<const std::int32_t*>(own() + layout_.place(epoch, source, token));
+    for (int k = 0; k < config_.topk; ++k) {
+      if (places[k] < 0) continue;
+      const int expert = layout_.expert_of(places[k]);
+      const std::int64_t row = begins[expert] + layout_.before_of(places[k]);
+      args.source_pairs.at<std::int32_t>(expert, row) = token * config_.topk + k;
+      args.source_tokens.at<std::int32_t>(expert, row) = token;
+      auto* to = static_cast<std::byte*>(args.output.data()) +
+                 (expert * args.output.stride(0) + row * args.output.stride(1)) * element;
+      std::memcpy(to, message, size(config_.hidden * element));
+      const std::byte* scales = message + config_.hidden * element;
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const std::int64_t at = expert * args.scales.stride(0) + row * args.scales.stride(1) +
+                                c * args.scales.stride(2);
+        std::memcpy(static_cast<std::byte*>(args.scales.data()) + 4 * at, scales + 4 * c, 4);
+      }
     }
   }
-  return count;
 }
 
 // ---- Combine.
@@ -383,7 +403,7 @@ void CpuLowLatency::send(const LowLatencyCombineArgs& args) {
     check_combine(Check(name_), config_, world_, args);
     check_handle(args);
   };
-  send_call(args, 0, check, write);
+  send_call(args, 0, 0, check, write);
 }
 
 void CpuLowLatency::receive(const LowLatencyCombineArgs& args) {

@@ -206,7 +206,9 @@ void DeviceLowLatency::run(LowLatencyCall call, const Params& params, const Args
     Params given = refusal ? params_of(Args{}) : params;
     given.call = calls_.number();
     if (sends(args.part)) send(call, given, refusal);
+    const std::size_t before = pending_[call].size();
     drop(call);
+    given.behind_send = sends(args.part) && pending_[call].size() == before;
     if (receives(args.part) && !refusal) receive(call, given);
     drop(call);
     calls_.end();
@@ -247,6 +249,7 @@ LowLatencyDispatchParams DeviceLowLatency::params_of(const LowLatencyDispatchArg
   if (args.expert_indices.present() && args.expert_indices.rank() == 2) {
     params.indices = indices_of(args.expert_indices);
   }
+  params.note.tokens = static_cast<std::int32_t>(params.indices.tokens);
   if (!receives(args.part) || !args.output.present()) return params;
   const std::int64_t element = size_of(args.output.dtype());
   params.output = static_cast<std::byte*>(args.output.data());
@@ -319,7 +322,7 @@ void DeviceLowLatency::throw_deferred() {
     for (int rank = 0; rank < world_; ++rank) {
       const LowLatencyNote& note = host_deferred_.notes[rank];
       if (note.refusal == 0) continue;
-      throw Error(static_cast<ErrorCode>(note.refusal - 1), name, text_of(rank, note));
+      throw error_from_message(static_cast<ErrorCode>(note.refusal - 1), name, text_of(rank, note));
     }
     throw Error(ErrorCode::invalid_argument, name, "format differs between ranks");
   });

@@ -14,6 +14,8 @@
 namespace winnow::expert_parallel::low_latency {
 
 inline constexpr int kThreads = 512, kWarps = kThreads / 32;
+// Of an SM: a kernel that receives waits beside the one that sends, also where ranks share a GPU.
+inline constexpr int kBlocksOnSm = 2;
 inline constexpr int kVector = 8;  // bf16 columns of a thread at a time
 inline constexpr int kMostTopk = 32;
 
@@ -49,6 +51,12 @@ __device__ inline bool comes(const LowLatencyView& view, const std::uint64_t* at
   }
 }
 
+// The whole block. Different warps look at different words, so that no look waits for another.
+__device__ inline bool broken_or_told(const LowLatencyView& view) {
+  const bool bad = threadIdx.x == 32 ? told_of_fault(view.layer) : broken(view.layer);
+  return __syncthreads_or(bad) != 0;
+}
+
 // Waits until every rank's places of call `epoch` are free. The whole block; false: broken.
 __device__ inline bool wait_for_places(const LowLatencyView& view, int call, std::uint64_t epoch) {
   bool ok = true;
@@ -64,14 +72,19 @@ __device__ inline bool wait_for_places(const LowLatencyView& view, int call, std
   return __syncthreads_and(ok) != 0;
 }
 
-// The last block to come here gets true. The whole block, behind all that it has written.
-__device__ inline bool last_block(const LowLatencyView& view, bool& is_last) {
+// The last block to come here gets true. The whole block, behind all that it has written: for this
+// GPU, or for the others.
+enum class WrittenFor : std::uint8_t { gpu, system };
+enum class Half : std::uint8_t { send, receive };  // which run side by side
+template <WrittenFor kFor>
+__device__ inline bool last_block(const LowLatencyView& view, Half half, bool& is_last) {
+  std::uint64_t* const arrivals = &view.state->arrivals[int(half)];
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence_system();
-    is_last = arrive(&view.state->arrivals) == gridDim.x - 1;
+    kFor == WrittenFor::gpu ? __threadfence() : __threadfence_system();
+    is_last = arrive(arrivals) == gridDim.x - 1;
     if (is_last) {
-      view.state->arrivals = 0;
+      *arrivals = 0;
       __threadfence();
     }
   }
@@ -80,7 +93,7 @@ __device__ inline bool last_block(const LowLatencyView& view, bool& is_last) {
 }
 
 // What this rank says of its call: what the host gave, or what the kernel has found. The last
-// block; `memory` is its shared memory.
+// block; `memory` is its shared memory. The last thread looks, which has less to do before.
 __device__ inline const LowLatencyNote& take_note(const LowLatencyView& view,
                                                   const LowLatencyNote& given,
                                                   std::uint32_t* memory) {
@@ -90,7 +103,7 @@ __device__ inline const LowLatencyNote& take_note(const LowLatencyView& view,
   }
   __syncthreads();
   auto& note = *reinterpret_cast<LowLatencyNote*>(memory);
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == kThreads - 1) {
     LowLatencyNote& found = view.state->note;
     if (note.refusal == 0 && found.found != 0) {
       note.refusal = 1;  // ErrorCode::invalid_argument
@@ -121,7 +134,6 @@ __device__ inline void tell_sent(const LowLatencyView& view, int call, std::uint
   __syncthreads();
   for (int to = int(threadIdx.x); to < world; to += kThreads) {
     if (masked(view, to)) continue;
-    __threadfence_system();
     device::st_release_sys(word(view.peers[to], view.layout.signal(call, rank)), epoch);
   }
   if (threadIdx.x == 0) view.state->sent[call] = epoch;
@@ -133,10 +145,13 @@ struct HeardCall {
 };
 
 // Waits for all ranks; `come` [W], in shared memory, says which have come. The whole block. One
-// block decides who is masked, and tells the host of a refusal.
+// block decides who is masked, and tells the host of a refusal. meanwhile() loads what has come
+// with the signals beside what is looked at here.
+template <class Meanwhile>
 __device__ inline HeardCall hear(const LowLatencyView& view, int call, std::uint64_t epoch,
                                  std::int32_t format, std::uint64_t number,
-                                 std::int64_t* wait_statistics, bool* come) {
+                                 std::int64_t* wait_statistics, bool* come,
+                                 const Meanwhile& meanwhile) {
   const int world = view.layer.topology.world;
   bool ok = true;
   for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
@@ -166,8 +181,11 @@ __device__ inline HeardCall hear(const LowLatencyView& view, int call, std::uint
   HeardCall heard;
   heard.broken = __syncthreads_or(!ok || broken(view.layer)) != 0;
   if (heard.broken) return heard;
+  device::allow_next_kernel();
+  meanwhile();
   bool refuses = false;
-  for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
+  // From the end: the first threads have more to do meanwhile.
+  for (int rank = kThreads - 1 - int(threadIdx.x); rank < world; rank += kThreads) {
     if (!come[rank]) continue;
     const auto& note =
         *reinterpret_cast<const LowLatencyNote*>(own(view) + view.layout.note(call, epoch, rank));
@@ -209,16 +227,15 @@ inline std::size_t begins_bytes(const LowLatencyLayout& layout) {
   return (static_cast<std::size_t>(layout.per_rank) * layout.world + 1) * sizeof(std::int32_t);
 }
 
-// Rows of a table [entries] of counts, one behind the other: begins[i] of entry i, and of all at
-// the end. The whole block; `begins` has entries + 1 places in shared memory.
-template <class CountOf>
-__device__ inline void lay_out_rows(int entries, std::int32_t* begins, const CountOf& count_of) {
+// `begins` [entries + 1], in shared memory, becomes where the rows of each entry begin, and the end
+// of all. It holds their counts before. The whole block, behind a barrier.
+__device__ inline void lay_out_rows(int entries, std::int32_t* begins) {
   if (threadIdx.x < 32) {
     const int lane = int(threadIdx.x);
     std::int32_t sum = 0;
     for (int first = 0; first < entries; first += 32) {
       const int i = first + lane;
-      const std::int32_t count = i < entries ? count_of(i) : 0;
+      const std::int32_t count = i < entries ? begins[i] : 0;
       std::int32_t inclusive = count;
       for (int step = 1; step < 32; step *= 2) {
         const std::int32_t before = __shfl_up_sync(device::kFullWarp, inclusive, step);
@@ -241,8 +258,8 @@ __device__ inline int entry_of(const std::int32_t* begins, int entries, std::int
 }
 
 // By a warp; everything a multiple of 16.
+inline constexpr int kAtOnce = 8;  // loads of a lane that wait together
 __device__ inline void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  constexpr int kAtOnce = 8;
   const auto* source = reinterpret_cast<const uint4*>(from);
   auto* target = reinterpret_cast<uint4*>(to);
   const std::int64_t vectors = bytes / 16;

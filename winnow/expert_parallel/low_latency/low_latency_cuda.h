@@ -28,8 +28,10 @@ struct LowLatencyReportView {
 // In the device memory of this rank alone, zero-filled at first.
 struct LowLatencyState {
   std::uint64_t sent[kLowLatencyCalls] = {}, received[kLowLatencyCalls] = {};  // epochs
-  std::uint64_t arrivals = 0;  // blocks of the kernel that runs; back to 0
-  LowLatencyNote note{};       // what the kernel that runs has found
+  std::uint64_t arrivals[2] = {};  // blocks of the kernels that send and receive; back to 0
+  // Of combine: rows of which the part has been sent; back to 0.
+  std::uint64_t parts_sent[LowLatencyLayout::kMostParts] = {};
+  LowLatencyNote note{};  // what the kernel that runs has found
 };
 
 struct LowLatencyView {
@@ -69,7 +71,10 @@ struct LowLatencyDispatchParams {
   std::int64_t input_stride = 0;  // bytes
   ExpertIndices indices;
   std::int64_t hidden = 0;
-  // Receiving; output null: what has come is dropped.
+  // Receiving; output null: what has come is dropped. `behind_send`: the kernel before it in the
+  // stream is that which sends, of the same call. It need not wait for its end then: what stands
+  // before both has ended, and what is sent is told by signals.
+  bool behind_send = false;
   std::byte* output = nullptr;
   std::int64_t expert_stride = 0, row_stride = 0;  // bytes
   std::byte* scales = nullptr;                     // words of 4 bytes
@@ -99,6 +104,7 @@ struct LowLatencyCombineParams {
   const std::int64_t* ranges = nullptr;
   std::int64_t ranges_stride = 0;
   // Receiving; out null: as above.
+  bool behind_send = false;
   ExpertIndices indices;
   const float* weights = nullptr;
   std::int64_t weights_stride = 0;

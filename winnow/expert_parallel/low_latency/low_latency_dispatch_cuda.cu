@@ -1,5 +1,6 @@
-// The low-latency dispatch on a GPU: a block takes a token, makes its row and writes it to every
-// rank that has an expert of it; later a warp takes each row that has come to its place in order.
+// The low-latency dispatch on a GPU: a block takes a token, makes its row and writes it once to
+// every rank that has an expert of it, and where its pairs belong; later warps take pieces of the
+// rows that have come to all of their places.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -12,7 +13,8 @@ namespace winnow::expert_parallel {
 namespace low_latency {
 namespace {
 
-constexpr int kGroup = 128 / kVector;  // threads of 128 columns
+constexpr int kColumns = 2 * kVector;   // of a thread that makes f8, which are 16 bytes of them
+constexpr int kGroup = 128 / kColumns;  // threads of 128 columns
 
 __device__ __forceinline__ uint4 load_vector(const std::byte* from, bool aligned) {
   if (aligned) return *reinterpret_cast<const uint4*>(from);
@@ -22,17 +24,17 @@ __device__ __forceinline__ uint4 load_vector(const std::byte* from, bool aligned
   return *reinterpret_cast<const uint4*>(columns);
 }
 
-// Eight columns of a group of 128, as f8_e4m3, and the scale of the group: see quantize() of the
+// kColumns columns of a group of 128, as f8_e4m3, and the scale of the group: see quantize() of the
 // CPU. `mask`: the threads of the group in their warp.
-__device__ __forceinline__ uint2 quantize(const uint4& raw, bool power_of_two, unsigned mask,
+__device__ __forceinline__ uint4 quantize(const uint4 (&raw)[2], bool power_of_two, unsigned mask,
                                           float& scale) {
   constexpr float kLeast = 1e-4f, kLargest = 448;
   constexpr unsigned kInfinityBits = 0x7f800000u, kMantissa = 0x007fffffu;
-  float x[kVector];
+  float x[kColumns];
   unsigned amax = 0;  // magnitudes order as their bits do
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) {
-    x[i] = column_of(raw, i);
+  for (int i = 0; i < kColumns; ++i) {
+    x[i] = column_of(raw[i / kVector], i % kVector);
     amax = max(amax, __float_as_uint(x[i]) & 0x7fffffffu);
   }
 #pragma unroll
@@ -41,77 +43,130 @@ __device__ __forceinline__ uint2 quantize(const uint4& raw, bool power_of_two, u
   }
   if (amax >= kInfinityBits) {
     scale = __uint_as_float(0x7fc00000u);
-    return {0x7f7f7f7fu, 0x7f7f7f7fu};
+    return {0x7f7f7f7fu, 0x7f7f7f7fu, 0x7f7f7f7fu, 0x7f7f7f7fu};
   }
   scale = __fdiv_rn(fmaxf(__uint_as_float(amax), kLeast), kLargest);
   if (power_of_two) {
     scale = __uint_as_float((__float_as_uint(scale) + kMantissa) & ~kMantissa);
   }
-  float low[4], high[4];
+  unsigned words[kColumns / 4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    low[i] = __fdiv_rn(x[i], scale);
-    high[i] = __fdiv_rn(x[4 + i], scale);
+  for (int word = 0; word < kColumns / 4; ++word) {
+    float quotients[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) quotients[i] = __fdiv_rn(x[word * 4 + i], scale);
+    words[word] = device::pack_f8(quotients);
   }
-  return {device::pack_f8(low), device::pack_f8(high)};
+  return {words[0], words[1], words[2], words[3]};
 }
 
-// Where the token's row goes, one place for each of its pairs; null: nowhere.
+// Where a token goes; shared memory of a block.
+struct TokenPlaces {
+  std::byte* rows[kMostTopk];      // at the rank of a pair that no pair before it has; else null
+  std::int32_t homes[kMostTopk];   // of each pair; -1: nowhere
+  std::int32_t places[kMostTopk];  // see LowLatencyLayout::places
+};
+
+// The first warp.
 __device__ void find_places(const LowLatencyDispatchParams& p, std::uint64_t epoch,
-                            std::int64_t token, std::byte** places) {
+                            std::int64_t token, TokenPlaces& places) {
+  if (threadIdx.x >= 32) return;
   const LowLatencyView& view = p.view;
   const int k = int(threadIdx.x), per_rank = view.layout.per_rank;
-  if (k >= p.indices.topk) return;
-  places[k] = nullptr;
-  const std::int64_t expert = p.indices.at(token, k);
+  const int experts = view.layer.topology.experts;
+  const std::int64_t expert = k < p.indices.topk ? p.indices.at(token, k) : -1;
+  const bool kept = expert >= 0 && expert < experts;
   const auto find = [&](LowLatencyNote::Found what) {
     LowLatencyNote& note = view.state->note;
     if (atomicCAS(reinterpret_cast<int*>(&note.found), 0, int(what)) != 0) return;
     note.token = std::int32_t(token);
     note.value = std::int32_t(max(std::int64_t(INT32_MIN), min(expert, std::int64_t(INT32_MAX))));
   };
-  if (expert == -1 || expert == view.layer.topology.experts) return;
-  if (expert < 0 || expert > view.layer.topology.experts) return find(LowLatencyNote::kNoExpert);
-  for (int other = 0; other < k; ++other) {
-    if (p.indices.at(token, other) == expert) return find(LowLatencyNote::kExpertTwice);
+  if (expert < -1 || expert > experts) find(LowLatencyNote::kNoExpert);
+  const unsigned before = (1u << k) - 1;
+  const bool twice = (__match_any_sync(device::kFullWarp, kept ? int(expert) : -1) & before) != 0;
+  if (kept && twice) find(LowLatencyNote::kExpertTwice);
+  int home = kept && !twice ? int(expert) / per_rank : -1;
+  if (home >= 0 && masked(view, home)) home = -1;
+  const bool first = (__match_any_sync(device::kFullWarp, home) & before) == 0;
+  std::int32_t place = -1;
+  if (home >= 0) {
+    place = view.layout.place_of(int(expert) % per_rank, atomicAdd(view.slots + expert, 1));
   }
-  const int home = int(expert) / per_rank;
-  if (masked(view, home)) return;
-  const int slot = atomicAdd(view.slots + expert, 1);
-  places[k] = view.peers[home] +
-              view.layout.message(epoch, int(expert) % per_rank, view.layer.topology.rank, slot);
-  *reinterpret_cast<std::int32_t*>(places[k]) = std::int32_t(token * view.layout.topk + k);
+  places.homes[k] = home;
+  places.places[k] = place;
+  places.rows[k] =
+      home >= 0 && first
+          ? view.peers[home] + view.layout.message(epoch, view.layer.topology.rank, token)
+          : nullptr;
 }
 
-__device__ void send_token(const LowLatencyDispatchParams& p, std::int64_t token,
-                           std::byte* const* places) {
+// What every rank has to know of the token.
+__device__ void send_places(const LowLatencyDispatchParams& p, std::uint64_t epoch,
+                            std::int64_t token, const TokenPlaces& places) {
+  const LowLatencyView& view = p.view;
+  const int topk = view.layout.topk;
+  for (int i = int(threadIdx.x); i < view.layout.world * topk; i += kThreads) {
+    const int to = i / topk, k = i % topk;
+    if (masked(view, to)) continue;
+    reinterpret_cast<std::int32_t*>(view.peers[to] +
+                                    view.layout.place(epoch, view.layer.topology.rank, token))[k] =
+        places.homes[k] == to ? places.places[k] : -1;
+  }
+}
+
+// The part of a row that a thread has first, loaded before it is known where the row goes.
+struct RowStart {
+  uint4 raw[2];
+};
+
+__device__ __forceinline__ int vectors_of(const LowLatencyDispatchParams& p) {
+  return int(p.hidden / kVector);
+}
+
+// Vectors `at` and `at + 1` of f8 rows, `at` and `at + kThreads` of bf16 rows.
+__device__ __forceinline__ void load_piece(const LowLatencyDispatchParams& p, std::int64_t token,
+                                           int at, bool fp8, uint4 (&raw)[2]) {
   const std::byte* row = p.input + token * p.input_stride;
   const bool aligned = reinterpret_cast<std::uintptr_t>(row) % 16 == 0;
-  const auto format = RowFormat(p.note.format);
-  const int vectors = int(p.hidden / kVector);
-  const unsigned mask = 0xffffu << (threadIdx.x % 32 / kGroup * kGroup);
-  for (int v = int(threadIdx.x); v < vectors; v += kThreads) {
-    const uint4 raw = load_vector(row + v * 16, aligned);
-    if (format == RowFormat::bf16) {
-      for (int k = 0; k < p.indices.topk; ++k) {
-        if (places[k] == nullptr) continue;
-        *reinterpret_cast<uint4*>(places[k] + LowLatencyLayout::kPairBytes + v * 16) = raw;
-      }
-      continue;
-    }
-    float scale;
-    const uint2 packed = quantize(raw, format != RowFormat::fp8, mask, scale);
-    const bool first = v % kGroup == 0;
+  const int other = fp8 ? at + 1 : at + kThreads;
+  if (at < vectors_of(p)) raw[0] = load_vector(row + at * 16, aligned);
+  if (other < vectors_of(p)) raw[1] = load_vector(row + other * 16, aligned);
+}
+
+__device__ void send_bf16(const LowLatencyDispatchParams& p, std::int64_t token,
+                          const TokenPlaces& places, RowStart start) {
+  const int vectors = vectors_of(p);
+  for (int v = int(threadIdx.x); v < vectors; v += 2 * kThreads) {
+    if (v >= 2 * kThreads) load_piece(p, token, v, false, start.raw);
     for (int k = 0; k < p.indices.topk; ++k) {
-      if (places[k] == nullptr) continue;
-      std::byte* to = places[k] + LowLatencyLayout::kPairBytes;
-      *reinterpret_cast<uint2*>(to + v * 8) = packed;
+      auto* const to = reinterpret_cast<uint4*>(places.rows[k]);
+      if (to == nullptr) continue;
+      to[v] = start.raw[0];
+      if (v + kThreads < vectors) to[v + kThreads] = start.raw[1];
+    }
+  }
+}
+
+__device__ void send_fp8(const LowLatencyDispatchParams& p, RowFormat format, std::int64_t token,
+                         const TokenPlaces& places, RowStart start) {
+  const unsigned mask = ((1u << kGroup) - 1) << (threadIdx.x % 32 / kGroup * kGroup);
+  const int pieces = int(p.hidden / kColumns);
+  for (int piece = int(threadIdx.x); piece < pieces; piece += kThreads) {
+    if (piece >= kThreads) load_piece(p, token, piece * 2, true, start.raw);
+    float scale;
+    const uint4 packed = quantize(start.raw, format != RowFormat::fp8, mask, scale);
+    const bool first = piece % kGroup == 0;
+    for (int k = 0; k < p.indices.topk; ++k) {
+      std::byte* to = places.rows[k];
+      if (to == nullptr) continue;
+      reinterpret_cast<uint4*>(to)[piece] = packed;
       if (!first) continue;
       to += p.hidden;
       if (format == RowFormat::fp8_ue8m0) {
-        to[v / kGroup] = std::byte(__float_as_uint(scale) >> 23);
+        to[piece / kGroup] = std::byte(__float_as_uint(scale) >> 23);
       } else {
-        reinterpret_cast<float*>(to)[v / kGroup] = scale;
+        reinterpret_cast<float*>(to)[piece / kGroup] = scale;
       }
     }
   }
@@ -130,46 +185,91 @@ __device__ void tell_counts(const LowLatencyView& view, std::uint64_t epoch) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     send_kernel(const __grid_constant__ LowLatencyDispatchParams p) {
-  WINNOW_BLOCK_SHARED(places, std::byte* [kMostTopk]);
+  WINNOW_BLOCK_SHARED(places, TokenPlaces);
   WINNOW_BLOCK_SHARED(is_last, bool);
   WINNOW_BLOCK_SHARED(note_memory, std::uint32_t[sizeof(LowLatencyNote) / 4]);
   device::wait_for_kernel_before();
   const LowLatencyView& view = p.view;
-  if (__syncthreads_or(broken(view.layer)) != 0) return;
-  if (__syncthreads_or(threadIdx.x == 0 && told_of_fault(view.layer)) != 0) return;
-  const std::uint64_t epoch = view.state->sent[kLowLatencyDispatch] + 1;
-  if (!wait_for_places(view, kLowLatencyDispatch, epoch)) return;
+  const auto format = RowFormat(p.note.format);
+  const bool fp8 = format != RowFormat::bf16;
   const std::int64_t tokens = p.note.refusal != 0 ? 0 : p.indices.tokens;
+  const std::uint64_t epoch = view.state->sent[kLowLatencyDispatch] + 1;
+  RowStart start;
+  const auto begin_row = [&](std::int64_t token) {
+    if (token < tokens) load_piece(p, token, int(threadIdx.x) * (fp8 ? 2 : 1), fp8, start.raw);
+  };
+  begin_row(blockIdx.x);
+  if (broken_or_told(view)) return;
+  if (!wait_for_places(view, kLowLatencyDispatch, epoch)) return;
+  device::allow_next_kernel();
   for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     find_places(p, epoch, token, places);
     __syncthreads();
-    send_token(p, token, places);
+    send_places(p, epoch, token, places);
+    fp8 ? send_fp8(p, format, token, places, start) : send_bf16(p, token, places, start);
+    begin_row(token + gridDim.x);
     __syncthreads();
   }
-  if (!last_block(view, is_last)) return;
+  if (!last_block<WrittenFor::system>(view, Half::send, is_last)) return;
   tell_counts(view, epoch);
   tell_sent(view, kLowLatencyDispatch, epoch, take_note(view, p.note, note_memory));
 }
 
-// A row that has come, by a warp.
-__device__ void take_row(const LowLatencyDispatchParams& p, const std::byte* message, int expert,
-                         std::int64_t row) {
-  const int lane = int(threadIdx.x % 32);
+// A piece of a row, by a warp.
+constexpr int kTaken = 2;                      // vectors of a lane
+constexpr int kTakenBytes = kTaken * 32 * 16;  // of a warp: whole groups of 128 columns of f8
+
+// A piece of a token that has come, to all of its places here. `begins` as lay_out_rows() has it.
+__device__ void take_piece(const LowLatencyDispatchParams& p, std::uint64_t epoch, int source,
+                           std::int64_t token, int piece, const std::int32_t* begins) {
+  const LowLatencyLayout& layout = p.view.layout;
+  const int lane = int(threadIdx.x % 32), world = layout.world;
   const std::int64_t bytes = RowFormat(p.note.format) == RowFormat::bf16 ? p.hidden * 2 : p.hidden;
-  if (lane == 0) {
-    const std::int32_t pair = *reinterpret_cast<const std::int32_t*>(message);
-    p.source_pairs[expert * p.pairs_stride + row] = pair;
-    p.source_tokens[expert * p.tokens_stride + row] = pair / p.view.layout.topk;
+  const std::byte* message = own(p.view) + layout.message(epoch, source, token);
+  const auto* from = reinterpret_cast<const uint4*>(message + std::int64_t(piece) * kTakenBytes);
+  const std::int64_t vectors = (bytes - std::int64_t(piece) * kTakenBytes) / 16;
+  // All loads before anything waits for one of them.
+  std::int32_t place = -1;
+  if (lane < layout.topk) {
+    place = reinterpret_cast<const std::int32_t*>(own(p.view) +
+                                                  layout.place(epoch, source, token))[lane];
   }
-  message += LowLatencyLayout::kPairBytes;
-  copy_row(p.output + expert * p.expert_stride + row * p.row_stride, message, bytes);
-  const auto* scales = reinterpret_cast<const std::uint32_t*>(message + bytes);
-  for (std::int64_t i = lane; i < p.scale_words; i += 32) {
-    reinterpret_cast<std::uint32_t*>(
-        p.scales)[expert * p.scale_strides[0] + row * p.scale_strides[1] + i * p.scale_strides[2]] =
-        scales[i];
+  uint4 taken[kTaken];
+#pragma unroll
+  for (int i = 0; i < kTaken; ++i) {
+    if (lane + 32 * i < vectors) taken[i] = from[lane + 32 * i];
+  }
+  // Words of scales that belong to the piece: one, or a fourth of one, for 128 columns.
+  const bool packed = RowFormat(p.note.format) == RowFormat::fp8_ue8m0;
+  const int of_piece = packed ? kTakenBytes / 512 : kTakenBytes / 128;
+  const std::int64_t word = std::int64_t(piece) * of_piece + lane;
+  const bool has_scale = lane < of_piece && word < p.scale_words;
+  std::uint32_t scale = 0;
+  if (has_scale) scale = reinterpret_cast<const std::uint32_t*>(message + bytes)[word];
+
+  for (unsigned pairs = __ballot_sync(device::kFullWarp, place >= 0); pairs != 0;
+       pairs &= pairs - 1) {
+    const int k = __ffs(pairs) - 1;
+    const std::int32_t there = __shfl_sync(device::kFullWarp, place, k);
+    const int expert = layout.expert_of(there);
+    const std::int64_t row =
+        begins[expert * world + source] - begins[expert * world] + layout.before_of(there);
+    auto* to = reinterpret_cast<uint4*>(p.output + expert * p.expert_stride + row * p.row_stride +
+                                        std::int64_t(piece) * kTakenBytes);
+#pragma unroll
+    for (int i = 0; i < kTaken; ++i) {
+      if (lane + 32 * i < vectors) to[lane + 32 * i] = taken[i];
+    }
+    if (has_scale) {
+      reinterpret_cast<std::uint32_t*>(
+          p.scales)[expert * p.scale_strides[0] + row * p.scale_strides[1] +
+                    word * p.scale_strides[2]] = scale;
+    }
+    if (piece != 0 || lane != 0) continue;
+    p.source_pairs[expert * p.pairs_stride + row] = std::int32_t(token * layout.topk + k);
+    p.source_tokens[expert * p.tokens_stride + row] = std::int32_t(token);
   }
 }
 
@@ -190,35 +290,58 @@ __device__ void write_counts(const LowLatencyDispatchParams& p, const std::int32
 
 WINNOW_DYNAMIC_SHARED(begins_memory, 16);
 
-__global__ void __launch_bounds__(kThreads, 1)
-    receive_kernel(const __grid_constant__ LowLatencyDispatchParams p) {
-  WINNOW_BLOCK_SHARED(come, bool[kMaxLocals]);
-  WINNOW_BLOCK_SHARED(is_last, bool);
-  device::wait_for_kernel_before();
+// The shared memory of a block that receives.
+struct Received {
+  bool come[kMaxLocals], is_last;
+  std::int32_t tokens_of[kMaxLocals];
+};
+
+__device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
   const LowLatencyView& view = p.view;
-  if (__syncthreads_or(broken(view.layer)) != 0) return;
   const std::uint64_t epoch = view.state->received[kLowLatencyDispatch] + 1;
-  const HeardCall heard =
-      hear(view, kLowLatencyDispatch, epoch, p.note.format, p.call, p.wait_statistics, come);
+  if (__syncthreads_or(broken(view.layer)) != 0) return;
+  const int world = view.layout.world, entries = view.layout.per_rank * world;
+  auto* begins = reinterpret_cast<std::int32_t*>(begins_memory);
+  const auto format = RowFormat(p.note.format);
+  const auto load_counts = [&] {
+    for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
+      const auto* note = reinterpret_cast<const LowLatencyNote*>(
+          own(view) + view.layout.note(kLowLatencyDispatch, epoch, rank));
+      shared.tokens_of[rank] = shared.come[rank] ? note->tokens : 0;
+    }
+    for (int i = int(threadIdx.x); i < entries; i += kThreads) {
+      const auto* count = reinterpret_cast<const std::int32_t*>(
+          own(view) + view.layout.count(epoch, i % world, i / world));
+      begins[i] = shared.come[i % world] ? *count : 0;
+    }
+  };
+  const HeardCall heard = hear(view, kLowLatencyDispatch, epoch, p.note.format, p.call,
+                               p.wait_statistics, shared.come, load_counts);
   if (heard.broken) return;
   if (!heard.refused && p.output != nullptr) {
-    const int world = view.layout.world, entries = view.layout.per_rank * world;
-    auto* begins = reinterpret_cast<std::int32_t*>(begins_memory);
-    lay_out_rows(entries, begins, [&](int i) {
-      if (!come[i % world]) return 0;
-      return *reinterpret_cast<const std::int32_t*>(own(view) +
-                                                    view.layout.count(epoch, i % world, i / world));
-    });
+    lay_out_rows(entries, begins);
     if (blockIdx.x == 0) write_counts(p, begins);
+    const std::int64_t bytes = format == RowFormat::bf16 ? p.hidden * 2 : p.hidden;
+    const int pieces = int((bytes + kTakenBytes - 1) / kTakenBytes);
+    const std::int64_t all = world * view.layout.max_tokens * pieces;
     const int warp = int(blockIdx.x) * kWarps + int(threadIdx.x) / 32;
-    for (std::int32_t row = warp; row < begins[entries]; row += std::int32_t(gridDim.x) * kWarps) {
-      const int entry = entry_of(begins, entries, row), expert = entry / world;
-      take_row(p,
-               own(view) + view.layout.message(epoch, expert, entry % world, row - begins[entry]),
-               expert, row - begins[expert * world]);
+    for (std::int64_t unit = warp; unit < all; unit += std::int64_t(gridDim.x) * kWarps) {
+      const std::int64_t of_all = unit / pieces, token = of_all % view.layout.max_tokens;
+      const int source = int(of_all / view.layout.max_tokens);
+      if (token >= shared.tokens_of[source]) continue;
+      take_piece(p, epoch, source, token, int(unit % pieces), begins);
     }
   }
-  if (last_block(view, is_last)) tell_received(view, kLowLatencyDispatch, epoch);
+  if (!last_block<WrittenFor::gpu>(view, Half::receive, shared.is_last)) return;
+  tell_received(view, kLowLatencyDispatch, epoch);
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocksOnSm)
+    receive_kernel(const __grid_constant__ LowLatencyDispatchParams p) {
+  WINNOW_BLOCK_SHARED(shared, Received);
+  if (!p.behind_send) device::wait_for_kernel_before();
+  receive(p, shared);
+  if (p.behind_send) device::wait_for_kernel_before();
 }
 
 }  // namespace

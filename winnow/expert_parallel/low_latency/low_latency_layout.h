@@ -15,7 +15,7 @@ struct LowLatencyNote {
   // What a kernel has found, of which the host that hears it makes the text.
   enum Found : std::int32_t { kNothing, kNoExpert, kExpertTwice, kNoPair };
   std::int32_t found = kNothing, token = 0, value = 0;
-  std::int32_t unused = 0;
+  std::int32_t tokens = 0;  // n, of a dispatch
   char text[kTextBytes] = {};
 };
 static_assert(sizeof(LowLatencyNote) % 16 == 0);
@@ -27,19 +27,38 @@ struct LowLatencyLayout {
   int world = 1, topk = 1, per_rank = 1;
   std::int64_t max_tokens = 0;
   std::int64_t row_bytes = 0;      // of a bf16 row; one of f8 and its scales are smaller
-  std::int64_t message_bytes = 0;  // pair i32, 12 bytes of nothing, row, scales
+  std::int64_t message_bytes = 0;  // row, scales
+  int parts = 1;                   // of a row that combine sends one after the other
+  std::int64_t part_bytes = 0;     // of all but the last
   std::int64_t signals = 0;        // [calls, W] words: the epoch that rank has sent here
+  // [parts, W] words: the epoch of combine of which that rank has sent the part. On a GPU, and of
+  // the parts before the last.
+  std::int64_t part_signals = 0;
   std::int64_t consumed = 0;  // [calls, W] words: the epoch up to which it has received from here
   std::int64_t notes = 0;     // [calls, 2, W] LowLatencyNote
   std::int64_t counts = 0;    // [2, W, e] i32
-  std::int64_t messages = 0;  // [2, e, W, M]
+  std::int64_t places = 0;    // [2, W, M, K] i32
+  std::int64_t messages = 0;  // [2, W, M]: a token comes once, however many of its experts are here
   std::int64_t returned = 0;  // [2, M, K] rows
   std::int64_t bytes = 0;
 
-  static constexpr std::int64_t kPairBytes = 16;
+  static constexpr int kMostParts = 4;
+
+  // What `places` says of a pair whose expert is here: which one, and how many pairs of the same
+  // rank come before it there. -1 of others.
+  WINNOW_HD std::int32_t place_of(int expert, std::int32_t before) const {
+    return std::int32_t(expert * max_tokens + before);
+  }
+  WINNOW_HD int expert_of(std::int32_t place) const { return int(place / max_tokens); }
+  WINNOW_HD std::int32_t before_of(std::int32_t place) const {
+    return std::int32_t(place % max_tokens);
+  }
 
   WINNOW_HD std::int64_t signal(int call, int rank) const {
     return signals + (std::int64_t(call) * world + rank) * 8;
+  }
+  WINNOW_HD std::int64_t part_signal(int part, int rank) const {
+    return part_signals + (std::int64_t(part) * world + rank) * 8;
   }
   WINNOW_HD std::int64_t consumed_word(int call, int rank) const {
     return consumed + (std::int64_t(call) * world + rank) * 8;
@@ -51,9 +70,12 @@ struct LowLatencyLayout {
   WINNOW_HD std::int64_t count(std::uint64_t epoch, int rank, int expert) const {
     return counts + ((std::int64_t(epoch % 2) * world + rank) * per_rank + expert) * 4;
   }
-  WINNOW_HD std::int64_t message(std::uint64_t epoch, int expert, int rank, std::int64_t i) const {
-    const std::int64_t place = (std::int64_t(epoch % 2) * per_rank + expert) * world + rank;
-    return messages + (place * max_tokens + i) * message_bytes;
+  WINNOW_HD std::int64_t place(std::uint64_t epoch, int rank, std::int64_t token) const {
+    return places + ((std::int64_t(epoch % 2) * world + rank) * max_tokens + token) * topk * 4;
+  }
+  WINNOW_HD std::int64_t message(std::uint64_t epoch, int rank, std::int64_t token) const {
+    return messages +
+           ((std::int64_t(epoch % 2) * world + rank) * max_tokens + token) * message_bytes;
   }
   WINNOW_HD std::int64_t returned_row(std::uint64_t epoch, std::int64_t pair) const {
     return returned + (std::int64_t(epoch % 2) * max_tokens * topk + pair) * row_bytes;

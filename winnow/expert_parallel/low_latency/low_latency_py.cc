@@ -49,27 +49,13 @@ void make_low_latency(BoundLowLatency* self, std::shared_ptr<ep::Transport> tran
                       nb::handle store, nb::handle max_tokens, nb::handle hidden, nb::handle topk,
                       nb::handle experts, nb::handle enable_shrink, nb::handle sm_count,
                       nb::handle timeout, nb::handle device) {
-  constexpr const char* operation = "expert_parallel::LowLatency";
-  std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   ep::LowLatencyConfig config;
-  const auto read = [&]<class T>(T& field, const char* name, nb::handle value) {
-    field = value_argument<T>(operation, name, value);
-  };
-  // Those without a default last: if anything cannot be read, one of them is 0, which all refuse.
-  const std::exception_ptr refused = caught([&] {
-    config.timeout = timeout_argument(operation, timeout);
-    config.device = device_argument(operation, device);
-    read(config.enable_shrink, "enable_shrink", enable_shrink);
-    read(config.sm_count, "sm_count", sm_count);
-    read(config.max_tokens, "max_tokens", max_tokens);
-    read(config.hidden, "hidden", hidden);
-    read(config.topk, "topk", topk);
-    read(config.experts, "experts", experts);
-  });
-  run_collective(refused, [&] {
-    const Unlocked unlocked;
-    new (self) BoundLowLatency(std::move(transport), std::move(meeting), config);
-  });
+  make_on_all_ranks("expert_parallel::LowLatency", self, std::move(transport), store, config,
+                    timeout, device, Option{config.enable_shrink, "enable_shrink", enable_shrink},
+                    Option{config.sm_count, "sm_count", sm_count},
+                    Option{config.max_tokens, "max_tokens", max_tokens},
+                    Option{config.hidden, "hidden", hidden}, Option{config.topk, "topk", topk},
+                    Option{config.experts, "experts", experts});
 }
 
 template <class T>
@@ -189,60 +175,62 @@ nb::object combine(BoundLowLatency& self, nb::handle expert_output, Arrived& dis
 constexpr const char* kClassDoc =
     R"(One rank of the low-latency all-to-all: few tokens, a fixed place for every row.
 
-Every rank makes its own, and all ranks make the same calls in the same order. W is the transport's
-world size; expert x lives on rank x / (experts / W). All ranks are on one host.
+Every rank creates its own object, and all ranks make the same calls in the same order. W is the
+transport's world size; expert x lives on rank x / (experts / W). All ranks are on one host.
 
 Args:
-    transport, store: as of AllToAll.
-    max_tokens: M, most tokens of a rank in a call.
-    hidden: H, a multiple of 8; topk: K, most experts of a token; experts: E, a multiple of W.
-    enable_shrink: a rank that does not come within the timeout is masked, and the others go on.
+    transport, store: as in AllToAll.
+    max_tokens: M, the largest number of tokens of a rank in a call.
+    hidden: H, a multiple of 8; topk: K, the largest number of experts of a token; experts: E, a
+        multiple of W.
+    enable_shrink: a rank that does not take part within the timeout is masked, and the others
+        continue.
     sm_count: SMs of a call on a GPU; 0: all.
     timeout: seconds of each wait; None: default_timeout().
     device: where tensors are.
 
 Raises:
-    ValueError: sizes that are excluded or in which ranks differ. winnow.Error: as of AllToAll.)";
+    ValueError: a size is invalid or differs between ranks. winnow.Error: as in AllToAll.)";
 
 constexpr const char* kDispatchDoc =
-    R"(Carries every token to its experts. Collective; nothing is counted before.
+    R"(Sends every token to its experts, without counting first. Collective.
 
 Args:
     input: [n, H], bfloat16, n from 0 to M; expert_indices: [n, k], int32 or int64, k from 1 to K,
         -1 or E for none. None with part "receive".
     format: of the rows: "bfloat16"; "fp8", float8_e4m3fn with a float32 scale for each 128 columns;
         "fp8_power_of_two"; "fp8_ue8m0", whose scales are exponents, four in an int32.
-    part: "both", or "send" and later "receive", with what the first returned as `out`. At most two
-        calls may be sent and not received.
-    out: what an earlier call returned, to write into.
-    expert_statistics: [E / W], int32, to which the counts are added; wait_statistics: [W], int64,
-        to which the nanoseconds are added that were waited for each rank.
+    part: "both", or "send" and later "receive" with the result of the first as `out`. At most two
+        calls may be sent and not yet received.
+    out: the result of an earlier call, to write into.
+    expert_statistics: [E / W], int32; the counts are added to it. wait_statistics: [W], int64; the
+        nanoseconds of waiting for each rank are added to it.
     stream: for CUDA tensors.
 
 Returns:
     An object with output [E / W, W * M, H], whose rows from counts[x] on are not written; scales
     [E / W, W * M, H / 128], int32 [.., H / 512], stored column by column, or None; counts [E / W],
     source_tokens and source_pairs [E / W, W * M], int32; ranges [E / W, W], int64: first row of a
-    source rank << 32 | its rows. Rows of a rank stand together.
+    source rank << 32 | its number of rows. The rows of a source rank are contiguous.
 
 Raises:
-    ValueError, winnow.Error: as AllToAll.dispatch(); what is wrong at one rank, every rank raises
-    when it receives, on a GPU in a later call.)";
+    ValueError, winnow.Error: as AllToAll.dispatch(). Every rank raises the error of any rank when
+    it receives, on a GPU in a later call.)";
 
 constexpr const char* kCombineDoc =
-    R"(Adds up the experts' rows of each token, by these weights. Collective.
+    R"(Sums the experts' rows of each token, multiplied by weights. Collective.
 
     out[t] = sum over k of weights[t, k] * row(t, k)
 
 Args:
-    expert_output: [E / W, W * M, H], bfloat16: rows where dispatch() has put their tokens.
-    dispatched: what dispatch() returned.
-    expert_indices: as dispatch() got them; weights: [n, k], float32.
-    part, wait_statistics, stream: as of dispatch().
+    expert_output: [E / W, W * M, H], bfloat16, in the order of the rows that dispatch() returned.
+    dispatched: the result of dispatch().
+    expert_indices: as passed to dispatch(); weights: [n, k], float32.
+    part, wait_statistics, stream: as in dispatch().
     out: [n, H], bfloat16, to write into; new if None.
 
 Returns:
-    out. Sums are in float32, k ascending, and rounded once. Pairs of masked ranks are left out.
+    out. Sums are in float32, k ascending, and rounded once. Pairs of masked ranks are omitted.
 
 Raises:
     ValueError, winnow.Error: as dispatch().)";
@@ -314,7 +302,7 @@ void bind_expert_parallel_low_latency(nb::module_& m) {
             const Unlocked unlocked;
             self.layer.close();
           },
-          "Leaves. Idempotent, waits for nobody.")
+          "Leaves the world. Idempotent; never waits for other ranks.")
       .def_prop_ro("rank", [](const BoundLowLatency& self) { return self.layer.rank(); })
       .def_prop_ro("world_size",
                    [](const BoundLowLatency& self) { return self.layer.world_size(); })

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <latch>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -236,10 +237,14 @@ TEST_P(ThreeRanks, CountWhatComesAndHowLongTheyWait) {
 INSTANTIATE_TEST_SUITE_P(Cpu, ThreeRanks, ::testing::Values(Device{}));
 INSTANTIATE_TEST_SUITE_P(Gpu, ThreeRanks, ::testing::Values(kGpu));
 
-// Random sizes, routings and formats; WINNOW_SOAK_ITERATIONS / 20 of them, by default 15.
+// Random sizes, routings and formats: WINNOW_SOAK_ITERATIONS calls, by default 60, on
+// WINNOW_SOAK_DEVICE, cpu or cuda.
 TEST(LowLatencySoak, RandomProblems) {
-  const char* text = std::getenv("WINNOW_SOAK_ITERATIONS");
-  const std::int64_t count = (text == nullptr ? 300 : std::atoll(text)) / 20;
+  constexpr int kCalls = 6;  // of a problem: dispatch and combine, three times
+  const char *text = std::getenv("WINNOW_SOAK_ITERATIONS"),
+             *where = std::getenv("WINNOW_SOAK_DEVICE");
+  const std::int64_t count = (text == nullptr ? 60 : std::atoll(text)) / kCalls;
+  const Device device = where != nullptr && std::string(where) == "cuda" ? kGpu : Device{};
   for (std::int64_t i = 0; i < count && !HasFailure(); ++i) {
     testing::Random random{std::uint64_t(i)};
     LowLatencyProblem problem{.name = "soak-" + std::to_string(i)};
@@ -249,7 +254,8 @@ TEST(LowLatencySoak, RandomProblems) {
     problem.given_topk = int(1 + random.below(problem.topk));
     problem.max_tokens = 1 + random.below(20);
     problem.format = static_cast<RowFormat>(random.below(4));
-    problem.hidden = 512 * (1 + random.below(2));
+    problem.hidden = random.below(8) == 0 ? 4608 : 512 * (1 + random.below(2));
+    if (problem.hidden > 1024) problem.max_tokens = 1 + random.below(3);
     problem.wide_indices = random.below(2) == 0;
     problem.scales_by_column = random.below(2) == 0;
     problem.halves = random.below(2) == 0;
@@ -259,7 +265,9 @@ TEST(LowLatencySoak, RandomProblems) {
     std::vector<Comparisons> comparisons(std::size_t(problem.world));
     const Ranks ranks(problem.world);
     expect_all_return(ranks.run([&](int rank) {
-      LowLatency layer(ranks.transport(rank), ranks.store(), problem.config());
+      LowLatencyConfig config = problem.config();
+      config.device = device;
+      LowLatency layer(ranks.transport(rank), ranks.store(), config);
       std::this_thread::sleep_for(std::chrono::microseconds(200 * rank));
       comparisons[std::size_t(rank)] = run_rank(layer, problem, rounds);
     }));
@@ -285,6 +293,25 @@ TEST(LowLatencyConfigs, AreComparedAndChecked) {
     EXPECT_EQ(outcome.text,
               "expert_parallel::LowLatency: experts: want a multiple of the 2 ranks, got 3");
   }
+}
+
+TEST(LowLatencyConfigs, TheForcedBackendServesTheDeviceOrIsRefused) {
+  const Ranks ranks(1);
+  const auto make = [&](std::optional<Backend> forced) {
+    return ranks.run([&](int rank) {
+      const LowLatencyConfig config{
+          .max_tokens = 4, .hidden = 128, .topk = 2, .experts = 4, .backend = forced};
+      EXPECT_EQ(LowLatency(ranks.transport(rank), ranks.store(), config).backend(), Backend::cpu);
+    })[0];
+  };
+  const std::string refusal =
+      "expert_parallel::LowLatency: backend: want one that supports tensors on cpu, got sm90";
+  EXPECT_EQ(make({}).text, "");
+  EXPECT_EQ(make(Backend::sm90).text, refusal);
+  setenv("WINNOW_BACKEND", "sm90", 1);
+  EXPECT_EQ(make({}).text, refusal);
+  EXPECT_EQ(make(Backend::cpu).text, "");
+  unsetenv("WINNOW_BACKEND");
 }
 
 }  // namespace

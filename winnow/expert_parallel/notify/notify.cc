@@ -7,9 +7,11 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/layer/backend.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
+#include "winnow/expert_parallel/notify/notify_logged.h"
 #include "winnow/expert_parallel/queue_buffers/queue_buffers.h"
 #include "winnow/expert_parallel/transport/deadline.h"
 #include "winnow/expert_parallel/transport/fault.h"
@@ -180,8 +182,8 @@ Notifier::Notifier(std::shared_ptr<Transport> transport, std::shared_ptr<Store> 
 Notifier::~Notifier() = default;
 
 Backend Notifier::notify(const NotifyArgs& args) {
-  backend_->notify(args);
-  return backend_->backend();
+  logged(kNotifyOperation, rank(), args, backend(), [&] { backend_->notify(args); });
+  return backend();
 }
 Backend Notifier::backend() const { return backend_->backend(); }
 const NotifyTotals& Notifier::totals() const { return backend_->totals(); }

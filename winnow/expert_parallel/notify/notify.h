@@ -119,9 +119,8 @@ class WINNOW_EXPORT Notifier {
   Notifier(const Notifier&) = delete;
   Notifier& operator=(const Notifier&) = delete;
 
-  // Tensors belong to the caller and are used during the call only; rows are contiguous, and
-  // an output that overlaps another tensor is refused. Returns the backend that carried the call
-  // out.
+  // Tensors belong to the caller and are used during the call only; rows are contiguous, and an
+  // output that overlaps another tensor is refused. Returns the backend that ran.
   Backend notify(const NotifyArgs& args);
 
   // The totals of the last call. They are unknown until its counts have arrived, and stay unknown
@@ -131,7 +130,7 @@ class WINNOW_EXPORT Notifier {
   const NotifierConfig& config() const;  // with its defaults resolved
   const Topology& topology() const;
   int rank() const;
-  Backend backend() const;  // that carries the calls out
+  Backend backend() const;  // the backend that runs the calls
 
  private:
   std::unique_ptr<NotifierBackend> backend_;

@@ -55,20 +55,11 @@ struct BoundNotifier {
 void make_notifier(nb::pointer_and_handle<BoundNotifier> self,
                    std::shared_ptr<ep::Transport> transport, nb::handle store, nb::handle experts,
                    nb::handle local_world_size, nb::handle timeout, nb::handle device) {
-  constexpr const char* operation = "expert_parallel::Notifier";
-  std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
   ep::NotifierConfig config;
-  // The experts last: if anything cannot be read they are 0, which every rank refuses.
-  const std::exception_ptr refused = caught([&] {
-    config.timeout = timeout_argument(operation, timeout);
-    config.device = device_argument(operation, device);
-    config.local_world_size = value_argument<int>(operation, "local_world_size", local_world_size);
-    config.experts = value_argument<int>(operation, "experts", experts);
-  });
-  run_collective(refused, [&] {
-    const Unlocked unlocked;
-    new (self.p) BoundNotifier(std::move(transport), std::move(meeting), config);
-  });
+  make_on_all_ranks("expert_parallel::Notifier", self.p, std::move(transport), store, config,
+                    timeout, device,
+                    Option{config.local_world_size, "local_world_size", local_world_size},
+                    Option{config.experts, "experts", experts});
   self.h.attr("_traced") = self.p->number.give(self.h);  // where torch.compile can read it
 }
 
@@ -142,9 +133,9 @@ void make_buffers(ep::QueueBuffers* self, std::int64_t bytes_per_token,
 constexpr const char* kClassDoc =
     R"(One rank of the count exchange, for engines that move tokens themselves.
 
-Every rank makes its own, and all ranks make the same calls in the same order. Expert x lives on
-rank x / (experts / W), rank r on node r / local_world_size; W is the transport's world size. The
-interpreter lock is released in every wait.
+Every rank creates its own object, and all ranks make the same calls in the same order. Expert x
+lives on rank x / (experts / W), rank r on node r / local_world_size; W is the transport's world
+size. The interpreter lock is released in every wait.
 
 Args:
     transport: one rank of a world.
@@ -156,24 +147,26 @@ Args:
         for the totals only, not at all with worst_case_rows.
 
 Raises:
-    ValueError: sizes that do not divide, or in which ranks differ: on every rank. What is of another
-        type only its own rank describes; the others hear that its experts differ.
-    winnow.Error: timeout, a rank that does not come.)";
+    ValueError: sizes do not divide or differ between ranks. Every rank raises it. If an argument
+        has the wrong type, only its own rank describes it; the others report that its experts
+        differ.
+    winnow.Error: a timeout that names the ranks that did not arrive.)";
 
-constexpr const char* kNotifyDoc = R"(Tells every rank what comes to it, and learns the same.
+constexpr const char* kNotifyDoc = R"(Exchanges token counts between all ranks.
+
 
 Collective. A channel is a slice of the tokens: with per = ceil(n / C), channel c is
 [min(per*c, n), min(per*(c+1), n)).
 
 Args:
     tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank: [W], [W/L] and [E],
-        int32, and [n, W], bool or uint8: what layout() gives.
+        int32, and [n, W], bool or uint8: the results of layout().
     channels: C, the same on every rank, at least 1.
     expert_alignment: pairs per expert are rounded up to a multiple.
     worst_case_rows: above 0, the host does not learn the totals.
     queues: QueueBuffers of the engine, checked to be large enough.
-    out: what an earlier call returned, to write into. Its tensors share memory with no input and
-        not with each other.
+    out: the result of an earlier call, to write into. Its tensors must not overlap inputs or each
+        other.
     stream: for CUDA tensors.
 
 Returns:
@@ -182,11 +175,10 @@ Returns:
     num_forward_tokens [1], recv_pairs_per_expert [E/W].
 
 Raises:
-    ValueError: an argument that is not as described, contradicts another or differs between ranks:
-        on every rank, which names the rank at fault; no output was written, and the next call
-        works.
-    TypeError: a keyword that there is not; a ValueError on the other ranks.
-    winnow.Error: timeout; the notifier is broken then.)";
+    ValueError: an argument is not as described, contradicts another or differs between ranks. Every
+        rank raises it and names the rank at fault; no output was written, and the next call works.
+    TypeError: an unknown keyword; the other ranks raise a ValueError.
+    winnow.Error: a timeout; the notifier is broken then.)";
 
 }  // namespace
 

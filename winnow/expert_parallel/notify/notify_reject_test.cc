@@ -2,6 +2,7 @@
 // waits that end.
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -366,7 +367,14 @@ TEST(NotifyBackends, TheForcedOneServesTheDeviceOrIsRefused) {
   InProcessWorld world(1);
   const TransportPointer transport = world.transport(0);
   const auto backend_of = [&](std::optional<Backend> forced) {
-    return Notifier(transport, world.store(), {.experts = 2, .backend = forced}).backend();
+    Notifier notifier(transport, world.store(), {.experts = 2, .backend = forced});
+    const Tensor none(DType::i32, {1}), no_experts(DType::i32, {2}), no_tokens(DType::u8, {0, 1});
+    const Backend ran = notifier.notify({.tokens_per_rank = none,
+                                         .tokens_per_node = none,
+                                         .tokens_per_expert = no_experts,
+                                         .is_token_in_rank = no_tokens});
+    EXPECT_EQ(ran, notifier.backend());
+    return ran;
   };
   EXPECT_EQ(backend_of({}), Backend::cpu);
   EXPECT_EQ(backend_of(Backend::cpu), Backend::cpu);
@@ -377,6 +385,12 @@ TEST(NotifyBackends, TheForcedOneServesTheDeviceOrIsRefused) {
       [&] { backend_of(Backend::cuda); }, ErrorCode::unsupported,
       "expert_parallel::Notifier: backend: want one that implements this operation (sm90, cpu), "
       "got cuda");
+  setenv("WINNOW_BACKEND", "sm90", 1);
+  EXPECT_EQ(backend_of(Backend::cpu), Backend::cpu);
+  testing::expect_error(
+      [&] { backend_of({}); }, ErrorCode::invalid_argument,
+      "expert_parallel::Notifier: backend: want one that supports tensors on cpu, got sm90");
+  unsetenv("WINNOW_BACKEND");
 }
 
 }  // namespace

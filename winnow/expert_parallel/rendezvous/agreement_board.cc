@@ -56,8 +56,8 @@ bool check_fault(const AgreementBoard& board, const AgreementRequest& request,
   const auto writer = process_from_text(take_line(rest));
   const bool lasting = writer && state_of(*writer) != ProcessState::gone;
   if (!request.fresh_prefix && !lasting && rest.find(nonce) == std::string::npos) return true;
-  throw Error(timeout ? ErrorCode::timeout : ErrorCode::invalid_argument, request.operation,
-              message);
+  throw error_from_message(timeout ? ErrorCode::timeout : ErrorCode::invalid_argument,
+                           request.operation, message);
 }
 
 }  // namespace winnow::expert_parallel

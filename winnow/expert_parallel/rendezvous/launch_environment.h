@@ -23,8 +23,8 @@ struct LaunchEnvironment {
 // set; an invalid value.
 WINNOW_EXPORT std::optional<LaunchEnvironment> launch_environment();
 
-// What the launcher says of the job: the same on every rank, another one for every job. WINNOW_JOB,
-// else torchrun's TORCHELASTIC_RUN_ID; empty if neither is set.
+// The name of the job, which is the same on every rank and differs between jobs: WINNOW_JOB, else
+// torchrun's TORCHELASTIC_RUN_ID; empty if neither is set.
 WINNOW_EXPORT std::string job_id();
 
 }  // namespace winnow::expert_parallel

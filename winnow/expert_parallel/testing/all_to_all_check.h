@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -56,10 +57,11 @@ Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<
 // one.
 Comparisons run_in_process(const Problem& problem, Device device = {},
                            std::optional<Backend> backend = {});
-// The same with this process as one rank of a launched world (see transport/launch_environment.h)
-// whose size the problem has, on GPUs each rank with its own. Rank 0 returns the comparisons of all
-// ranks, the others their own.
-Comparisons run_launched(const Problem& problem, DeviceType type,
-                         std::optional<Backend> backend = {});
+// What this process does as one rank of a launched world (rendezvous/launch_environment.h): `part`
+// gets the rank's transport, the ranks' store and its device, on GPUs each rank its own. Rank 0
+// returns the comparisons of all ranks, the others their own.
+using RankPart = std::function<Comparisons(const std::shared_ptr<Transport>& transport,
+                                           const std::shared_ptr<Store>& store, Device device)>;
+Comparisons run_launched(DeviceType type, const RankPart& part);
 
 }  // namespace winnow::expert_parallel

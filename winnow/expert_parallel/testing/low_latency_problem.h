@@ -52,6 +52,8 @@ class LowLatencyTensors {
   LowLatencyCombineArgs combine_args(CallPart part) const;
   void check_dispatched(Comparisons& comparisons) const;
   void check_combined(Comparisons& comparisons) const;
+  // Where only these pairs can have been added, [n, k] i32 on the host.
+  void check_combined(Comparisons& comparisons, const ConstTensorView& indices) const;
   Tensor statistics, waits;
 
  private:

@@ -74,12 +74,23 @@ std::string message_of(const Error& error) {
   return std::string(error.what()).substr(error.operation().size() + kSeparator.size());
 }
 
+Error error_from_message(ErrorCode code, std::string operation, const std::string& message) {
+  constexpr std::string_view kSeparator = ": ", kWanted = ": want ";
+  std::string argument;
+  if (const std::size_t end = message.find(kWanted); end != std::string::npos) {
+    argument = message.substr(0, end);
+    const std::size_t begin = argument.rfind(kSeparator);
+    if (begin != std::string::npos) argument.erase(0, begin + kSeparator.size());
+  }
+  return {code, std::move(operation), message, std::move(argument)};
+}
+
 void throw_fault(const FaultRecord& record, int own_rank) {
   std::string text = record.text;
   if (record.rank >= 0 && record.rank != own_rank) {
     text += "; reported by rank " + std::to_string(record.rank);
   }
-  throw Error(record.code, record.operation, text);
+  throw error_from_message(record.code, record.operation, text);
 }
 
 }  // namespace winnow::expert_parallel

@@ -40,6 +40,9 @@ WINNOW_EXPORT bool record_first(FaultSlot& slot, const FaultRecord& record);
 WINNOW_EXPORT std::optional<FaultRecord> read_fault(const FaultSlot& slot);
 // The text of an error without its operation, as records and refusals carry it.
 WINNOW_EXPORT std::string message_of(const Error& error);
+// The error of such a text: its argument is what stands before ": want ".
+WINNOW_EXPORT Error error_from_message(ErrorCode code, std::string operation,
+                                       const std::string& message);
 // Throws the record as Error; on ranks other than the reporter with "; reported by rank 0".
 [[noreturn]] WINNOW_EXPORT void throw_fault(const FaultRecord& record, int own_rank);
 

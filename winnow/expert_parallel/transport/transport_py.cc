@@ -207,39 +207,40 @@ Raises:
 constexpr const char* kSharedMemoryDoc =
     R"(Joins the processes of one host and returns this one's transport.
 
-Collective: every rank calls it. The processes meet in the store and share memory without a name
-from then on, so that nothing is left behind however they end. The interpreter lock is released.
+Collective: every rank calls it. The processes meet in the store and then share memory that has no
+name, so that nothing remains however they end. The interpreter lock is released.
 
 Args:
-    store: a folder that all ranks reach, or an object with set, get and check or wait, as
+    store: a folder that all ranks can access, or an object with set, get and check or wait, as
         torch.distributed.Store has them; the store that torchrun's ranks share is
         torch.distributed.group.WORLD.get_group_store().
-    rank, world_size: which of how many.
+    rank, world_size: this process's rank and the number of ranks.
     timeout: seconds; None: WINNOW_TIMEOUT_SECONDS, else 30.
-    prefix: of the keys; worlds that share a store take different ones.
+    prefix: of the keys; worlds that share a store must use different prefixes.
 
 Raises:
-    winnow.Error: timeout, naming the ranks that did not come; a rank on another machine, of another
-        user or in another container; a store that fails.
-    ValueError: a rank outside the world, another world_size or library version on some rank.)";
+    winnow.Error: a timeout that names the ranks that did not arrive; a rank is on another machine,
+        of another user or in another container; the store fails.
+    ValueError: a rank is outside of the world, or some rank has another world_size or library
+        version.)";
 
 constexpr const char* kNvshmemDoc =
     R"(Joins processes with a GPU each, of one host or several, and returns this one's transport.
 
 Collective, as create_shared_memory(). The library of NVSHMEM is opened at the first call; a process
-has one NVSHMEM world for its life, which later transports of the same ranks share. After the death
-of a rank nothing new can be made: restart all processes. The store must last as long as layers are
-made: every allocation is agreed in it.
+has one NVSHMEM world for its life, which later transports of the same ranks share. After a
+rank has ended nothing new can be created: restart all processes. The store must exist as long as
+layers are created, because the ranks agree on every allocation in it.
 
 Args:
     store, rank, world_size, timeout, prefix: as in create_shared_memory().
     device: this rank's own GPU: "cuda:0", "cuda" (torch's current one), a device of torch.
 
 Raises:
-    winnow.Error: unsupported: no NVSHMEM (pip install nvidia-nvshmem-cu13==3.4.5), no such GPU or
-        none of compute capability 9.0, two ranks with one GPU, on any rank: the same text on all.
-        timeout, naming the ranks that did not come.
-    ValueError: as create_shared_memory(); another version of NVSHMEM on some rank.)";
+    winnow.Error: unsupported: some rank has no NVSHMEM (pip install nvidia-nvshmem-cu13==3.4.5), no
+        such GPU, a GPU whose compute capability is not 9.0, or the GPU of another rank; every rank
+        raises the same text. timeout: names the ranks that did not arrive.
+    ValueError: as create_shared_memory(); some rank has another version of NVSHMEM.)";
 
 }  // namespace
 
@@ -276,16 +277,16 @@ void bind_expert_parallel_transport(nb::module_& m) {
   nb::class_<ep::Store>(m, "Store", "The key-value store in which ranks meet.");
   nb::class_<ep::MemoryStore, ep::Store>(m, "MemoryStore", "For the threads of one process.")
       .def(nb::init<>());
-  nb::class_<ep::FileStore, ep::Store> files(m, "FileStore",
-                                             "A folder that all ranks reach, one file per key.");
+  nb::class_<ep::FileStore, ep::Store> files(
+      m, "FileStore", "A folder that all ranks can access, with one file per key.");
   define(files, "__init__", make_file_store, "directory"_a,
-         "Makes the folder if its parent exists. winnow.Error where it cannot.",
+         "Creates the folder if its parent exists. winnow.Error if that fails.",
          nb::sig("def __init__(self, directory: str | os.PathLike[str]) -> None"));
 
   nb::class_<ep::Transport> transport(
       m, "Transport",
-      "One rank of a world: for one thread at a time. A rank whose transport\n"
-      "object is gone has left the world.");
+      "One rank of a world: for one thread at a time. When the transport object is freed, the\n"
+      "rank has left the world.");
   transport.def_prop_ro("rank", &ep::Transport::rank)
       .def_prop_ro("world_size", &ep::Transport::world_size)
       .def_prop_ro("name", &ep::Transport::name,
@@ -293,7 +294,7 @@ void bind_expert_parallel_transport(nb::module_& m) {
       .def_prop_ro("world_id", &ep::Transport::world_id,
                    "The same on every rank and no other world's.");
   define(transport, "describe_peer", describe_peer, "rank"_a,
-         "What is known of a rank: \"process 4711, stopped\". ValueError outside the world.",
+         "The state of a rank: \"process 4711, stopped\". ValueError outside of the world.",
          nb::sig("def describe_peer(self, rank: int) -> str"));
   define(transport, "peer_gone", peer_gone, "rank"_a,
          "Whether that rank certainly will not write again. ValueError outside the world.",
@@ -305,8 +306,8 @@ void bind_expert_parallel_transport(nb::module_& m) {
   world.def_prop_ro("world_size", &ep::InProcessWorld::world_size)
       .def("store", &ep::InProcessWorld::store, "The store that the ranks of this world share.");
   define(world, "transport", transport_of, "rank"_a,
-         "The rank's transport, for one thread: the same at every call while somebody holds it.\n"
-         "ValueError for a rank outside the world, or one whose transport is gone.",
+         "The rank's transport, for one thread: the same object while any reference to it exists.\n"
+         "ValueError for a rank outside of the world or whose transport was freed.",
          nb::sig("def transport(self, rank: int) -> Transport"));
 
   define(m, "create_shared_memory", create_shared_memory, "store"_a, "rank"_a, "world_size"_a,
@@ -320,23 +321,25 @@ void bind_expert_parallel_transport(nb::module_& m) {
                  "device: typing.Any, *, timeout: float | None = None, prefix: str = 'winnow') "
                  "-> Transport"));
   m.def("nvshmem_obstacle", nvshmem_obstacle,
-        "Why create_nvshmem() has no library of NVSHMEM here; empty if it has. Opens it.");
+        "Why create_nvshmem() cannot load NVSHMEM's library; empty if it can. Loads it.");
 
-  nb::class_<ep::LaunchEnvironment>(m, "LaunchEnvironment", "What launch_environment() found.")
+  nb::class_<ep::LaunchEnvironment>(m, "LaunchEnvironment", "The result of launch_environment().")
       .def_ro("rank", &ep::LaunchEnvironment::rank)
       .def_ro("world_size", &ep::LaunchEnvironment::world_size)
       .def_ro("local_world_size", &ep::LaunchEnvironment::local_world_size, "Ranks per node.")
       .def_ro("local_rank", &ep::LaunchEnvironment::local_rank,
               "Among the processes of this machine: the index of the rank's GPU.")
-      .def_ro("rendezvous", &ep::LaunchEnvironment::rendezvous, "A folder to meet in.");
-  m.def(
-      "launch_environment", ep::launch_environment,
-      "Which rank this process is, as `winnow launch` says it in the environment; None if nobody\n"
-      "does. ValueError where only a part is said.");
+      .def_ro("rendezvous", &ep::LaunchEnvironment::rendezvous,
+              "The folder in which the ranks meet.");
+  m.def("launch_environment", ep::launch_environment,
+        "The rank of this process from the environment variables of `winnow launch` or torchrun;\n"
+        "None if they are not set. ValueError if only some of them are set.");
   m.def(
       "default_timeout",
       [] { return std::chrono::duration<double>(ep::default_timeout()).count(); },
-      "Seconds that a wait may last: WINNOW_TIMEOUT_SECONDS, else 30. ValueError if that is none.");
+      "Seconds that a wait may last: WINNOW_TIMEOUT_SECONDS, else 30. ValueError if the variable "
+      "is\n"
+      "invalid.");
 }
 
 }  // namespace winnow::python

@@ -10,7 +10,7 @@
 
 namespace winnow::indexer {
 
-// Arguments of backward(). Optional tensors are left out by leaving them default-constructed.
+// Arguments of backward(). A default-constructed optional tensor is absent.
 struct BackwardArgs {
   ConstTensorView q{};          // as those of topk()
   ConstTensorView k{};          // as those of topk()
@@ -38,29 +38,29 @@ struct BackwardArgs {
 //   dq[i,h,:]      = sum over j of d_dot[i,h,j] * k[t,:]
 //   dk[t,:]        = sum over all (i,h,j) that name row t of d_dot[i,h,j] * q[i,h,:]
 //   d_weights[i,h] = sum over j of d_scores[i,j] * k_scale[t] * max(0, dot)
-// A row that stands in `indices` several times counts as often. An entry that names no row, or one
-// that query i does not see, counts nothing whatever d_scores holds, and such rows are not read.
-// Every element of the outputs is written; rows that nobody sees get 0. Other infinities and NaN go
-// through the formulas as numbers do.
+// A row that occurs several times in `indices` contributes each time. An entry whose index is
+// outside of [0, s_k), or whose row query i does not see, contributes nothing; its d_scores are
+// ignored, and such rows are not read. Every element of the outputs is written; rows that no query
+// sees get 0. Other infinities and NaNs are treated as the formulas say.
 //
-// With f8_e4m3, dq and dk are the gradients of the numbers that q and k hold: the caller
-// multiplies by the scale of q, and by nothing for k, whose scale is in d_dot.
+// With f8_e4m3, dq and dk are the gradients with respect to the stored values of q and k. The
+// caller multiplies dq by the scale of q; the scale of k is already part of d_dot.
 //
 // On the CPU every call is deterministic, with or without `deterministic`, and does not depend on
-// the number of threads. Scratch there is at most 20 MiB and 1 MiB a thread, and s_k * d floats
-// where dk is not f32.
-// On sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes and positive strides, and dq
-// and dk are aligned to 16 bytes. Without `deterministic` the contributions to dk are added in no
-// fixed order, so that its last bits vary from run to run; with it, a row of dk to which an
-// infinity or a NaN is added is NaN as a whole. Scratch is `workspace` or, without one, memory from
-// the stream's pool (cudaMallocAsync). Limits, strides, memory, streams and errors are those of
-// topk(). Returns the backend that ran.
+// the number of threads. Its scratch memory is at most 20 MiB, plus 1 MiB per thread, plus s_k * d
+// floats if dk is not f32. On sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes and
+// positive strides, and dq and dk are aligned to 16 bytes. Without `deterministic` the
+// contributions to dk are added in no fixed order, so that its last bits vary from run to run; with
+// it, a row of dk to which an infinity or a NaN is added is NaN as a whole. Scratch is `workspace`
+// or, without one, memory from the stream's pool (cudaMallocAsync). Limits, strides, memory,
+// streams and errors are those of topk(): dq, dk, d_weights or workspace that overlap another
+// tensor are refused. Returns the backend that ran.
 //
 // The gradient of the score that DeepSeek-V3.2 defines (DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});
 
-// Bytes of `workspace` that backward() with the same arguments works in; 0 on the CPU. Depends on
-// shapes, dtypes and which tensors are present, not on values. Errors: as backward().
+// The bytes of `workspace` that backward() needs with the same arguments; 0 on the CPU. The result
+// depends on shapes, dtypes and which tensors are present, not on values. Errors: as backward().
 WINNOW_EXPORT std::int64_t backward_workspace_bytes(const BackwardArgs& args,
                                                     const RunOptions& options = {});
 

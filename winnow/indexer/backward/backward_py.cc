@@ -2,6 +2,7 @@
 
 #include "winnow/indexer/backward/backward.h"
 #include "winnow/indexer/backward/backward_fields.h"
+#include "winnow/indexer/scale_py.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
@@ -14,7 +15,9 @@ constexpr Declaration<indexer::BackwardArgs> kBackward(
     "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
     "dq: T | None = None, dk: T | None = None, d_weights: T | None = None, "
     "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T, T]");
+    "-> tuple[T, T, T]",
+    "q: T[s_q, h=64, d=128], k: T[s_k, d], weights: f32[s_q, h], indices: i32[s_q, topk=64], "
+    "d_scores: f32[s_q, topk], dq: f32[s_q, h, d], dk: f32[s_k, d], d_weights: f32[s_q, h]");
 
 nb::object backward(const Arguments<kBackward>& given) {
   Call call = given.call();
@@ -43,8 +46,9 @@ constexpr const char* kDoc =
     dk[t,:] = sum over all (i,h,j) that name row t of d_dot[i,h,j] * q[i,h,:]
     d_weights[i,h] = sum over j of d_scores[i,j] * k_scale[t] * max(0, dot)
 
-An entry that names no row, or one that the query does not see, counts nothing whatever d_scores
-holds there. A row that stands in indices several times counts as often.
+An entry whose index is outside of [0, s_k), or whose row the query does not see, contributes
+nothing, and its d_scores are ignored. A row that occurs several times in indices contributes each
+time.
 
 Args:
     q, k, weights, k_scale, key_start, key_end, q_start, k_stride, stream, backend: as in topk().
@@ -56,11 +60,11 @@ Args:
         it is float32 or bfloat16; new, float32, if None.
     dk: [s_k, d], float32 or as k (float8_e4m3fn: bfloat16), rounded once, at the end; new, float32,
         if None.
-    d_weights: [s_q, h], float32 or as weights; new, float32, if None. dq, dk and d_weights share
-        memory with no input and not with each other.
+    d_weights: [s_q, h], float32 or as weights; new, float32, if None. dq, dk and d_weights
+        must not overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
-        error for too few gives the exact number. None takes them from torch's allocator for tensors
-        of torch, else from the stream's memory pool. The CPU does not use it.
+        error for a smaller one gives the exact number. If None, it is allocated by torch for torch
+        tensors, else from the stream's memory pool. The CPU does not use it.
 
 Returns:
     (dq, dk, d_weights). Every element is written; rows that no query sees get 0.
@@ -68,25 +72,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as topk().)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t s_q = shape.take("s_q", 1), h = shape.take("h", 64);
-  const std::int64_t s_k = shape.take("s_k", 1), d = shape.take("d", 128);
-  const std::int64_t topk = shape.take("topk", 64);
-  shape.done();
-  const bool scaled = shape.dtype == DType::f8_e4m3;
-  return indexer::backward({.q = shape.view(shape.dtype, {s_q, h, d}),
-                            .k = shape.view(shape.dtype, {s_k, d}),
-                            .weights = shape.view(DType::f32, {s_q, h}),
-                            .indices = shape.view(DType::i32, {s_q, topk}),
-                            .d_scores = shape.view(DType::f32, {s_q, topk}),
-                            .k_scale = scaled ? shape.view(DType::f32, {s_k}) : TensorView(),
-                            .dq = shape.view(DType::f32, {s_q, h, d}),
-                            .dk = shape.view(DType::f32, {s_k, d}),
-                            .d_weights = shape.view(DType::f32, {s_q, h})},
-                           options);
-}
-
-const Operation<kBackward, backward, kDoc> kRegistered(supports);
+const Operation<kBackward, backward, kDoc, indexer::backward, describe_scale> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

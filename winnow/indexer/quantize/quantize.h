@@ -27,19 +27,18 @@ struct QuantizeArgs {
 //   scale = max(amax, 1e-4) / 448, and with power_of_two the smallest power of two not below it
 //   rows  = f8_e4m3(x / scale)
 // Both quotients are rounded to f32. The conversion rounds to nearest even and saturates at 448,
-// the largest f8_e4m3. So rows * scale is x to within 1/16 of an element, or 2^-10 of the scale
-// where that is more. All backends give the same bits. A row that holds a NaN or an infinity
-// becomes NaN as a whole, its scale too: its scores are NaN, which topk() ranks last, and no number
-// of it is made up.
+// the largest f8_e4m3. The error of rows * scale is at most 1/16 of an element, or 2^-10 of the
+// scale if that is larger. All backends give bitwise the same results. If a row contains a NaN or
+// an infinity, the whole row and its scale become NaN: its scores are NaN, which topk() ranks last.
 //
-// As keys of topk() and scores() the rows are `k` and the scales `k_scale`. The scales of queries
-// belong into their weights: weights[i,h] * scale[i,h].
+// For topk() and scores(), pass the rows of keys as `k` and their scales as `k_scale`. Multiply the
+// scales of queries into the weights: weights[i,h] * scale[i,h].
 //
 // In pages, row i goes to page slots[i] / 64: its elements to the bytes d * (slots[i] % 64) and on,
 // its scale to byte 64 * d + 4 * (slots[i] % 64). Nothing else in the pages is written. On the CPU,
-// and on a GPU in checking mode (RunOptions::check), a slot beyond the pages and one that is named
-// twice are errors; otherwise a GPU skips slots beyond the pages, and a slot that is named twice
-// holds an unspecified mixture of the rows.
+// and on a GPU in checking mode (RunOptions::check), a slot outside of the pages and a slot that
+// two rows name are errors; otherwise a GPU skips slots outside of the pages, and a slot of two
+// rows contains an unspecified mixture of them.
 //
 // Sizes: any n, h and num_pages, including 0. Strides: the innermost dimension is contiguous, the
 // others are arbitrary (also 0 or negative; not 0 for outputs); on a GPU pages begin at multiples

@@ -11,7 +11,8 @@ constexpr Declaration<indexer::QuantizeArgs> kQuantize(
     "def quantize(x: T, *, power_of_two: bool = False, pages: T | None = None, "
     "slots: T | None = None, out: tuple[T | None, T | None] | None = None, "
     "check: bool = False, stream: Stream = None, backend: str | None = None) "
-    "-> None if pages and slots else tuple[T, T]");
+    "-> None if pages and slots else tuple[T, T]",
+    "x: T[n, d=128], rows: f8_e4m3[n, d], scale: f32[n]");
 
 nb::object quantize(const Arguments<kQuantize>& given) {
   Call call = given.call();
@@ -40,24 +41,25 @@ nb::object quantize(const Arguments<kQuantize>& given) {
 }
 
 constexpr const char* kDoc =
-    R"(Rows of float8_e4m3fn with a scale each, as indexer keys and queries.
+    R"(Converts rows to float8_e4m3fn with one scale per row, as indexer keys and queries.
 
     scale = max(amax, 1e-4) / 448          amax: the largest magnitude of the row
     rows = round(x / scale)                to nearest even, saturating at 448
 
-A row that holds a NaN or an infinity becomes NaN as a whole, its scale too, and topk() ranks it
-last. The rows are k of topk() and the scales k_scale; scales of queries go into their weights.
+If a row contains a NaN or an infinity, the whole row and its scale become NaN, and topk() ranks it
+last. Pass rows and scales of keys to topk() as k and k_scale; multiply the scales of queries into
+the weights.
 
 Args:
     x: [n, d], or [n, h, d] without pages, float32, float16 or bfloat16; d is 128 or 64.
-    power_of_two: take the smallest power of two that is not below that scale.
+    power_of_two: round the scale up to a power of two.
     pages: [num_pages, 64 * (d + 4)], uint8, to write into: 64 rows of d bytes, then their 64
         scales as float32, the layout of DeepGEMM and vLLM. With slots.
     slots: [n], int64 or int32: page * 64 + row of the page; a negative one is skipped.
     out: a tuple (rows, scale) to write into, of which any may be None; rows are float8_e4m3fn,
         or uint8 with the same bits, as numpy needs, which has no such dtype.
-    check: refuse a slot beyond the pages or one named twice also on a GPU, which otherwise skips
-        the one and leaves either row of the other; as in winnow.paged_xl.append().
+    check: makes a GPU, too, refuse slots outside of the pages and slots of several rows, as in
+        winnow.paged_xl.append(). Otherwise it skips the former and leaves a mixture in the latter.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
@@ -66,18 +68,9 @@ Returns:
 
 Raises:
     ValueError: an argument is not as described; nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t n = shape.take("n", 1), d = shape.take("d", 128);
-  shape.done();
-  return indexer::quantize({.x = shape.view(shape.dtype, {n, d}),
-                            .rows = shape.view(DType::f8_e4m3, {n, d}),
-                            .scale = shape.view(DType::f32, {n})},
-                           options);
-}
-
-const Operation<kQuantize, quantize, kDoc> kRegistered(supports);
+const Operation<kQuantize, quantize, kDoc, indexer::quantize> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -1,4 +1,4 @@
-// The lightning indexer's scores, at chosen rows or of all of them.
+// The lightning indexer's scores, for chosen rows or for all rows.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ struct ScoresArgs {
 };
 
 // scores[i,j] = I[i, indices[i,j]], or I[i,t] of every row without `indices`, with the score I and
-// the visibility of topk(); -inf where an index names no row or one that query i does not see.
-// Dense scores are those that topk() compares, bit for bit, so that its choice can be checked. They
-// are meant for small problems and tests, since they fill [s_q, s_k].
+// the visibility of topk(). The score is -inf if the index is outside of [0, s_k) or query i does
+// not see the row. Dense scores are those that topk() compares, bit for bit, so that its choice can
+// be checked. They are meant for small problems and tests, since they fill [s_q, s_k].
 //
 // The CPU backend allocates at most 1 MiB of scratch memory per thread. On sm90 topk is up to 2^30;
 // other limits, strides, memory, streams and errors are those of topk(): scores that overlap an

@@ -10,7 +10,7 @@
 
 namespace winnow::indexer {
 
-// Which of equal scores is chosen: that of the smaller or of the larger row number.
+// Which row is chosen between equal scores: the one with the smaller or with the larger index.
 enum class Ties { smaller, larger };
 
 // Arguments of topk(). A default-constructed optional tensor is absent.
@@ -20,7 +20,7 @@ struct TopkArgs {
   ConstTensorView weights{};    // [s_q, h], f32 or bf16
   ConstTensorView k_scale{};    // [s_k], f32: with f8_e4m3, and only then
   ConstTensorView key_start{};  // optional [s_q], i32: the first row that query i sees
-  ConstTensorView key_end{};    // optional [s_q], i32: the row behind its last
+  ConstTensorView key_end{};    // optional [s_q], i32: the row after the last one
   std::optional<std::int64_t> q_start{};  // position of query 0; switches the causal limit on
   std::int64_t k_stride = 1;  // tokens that one row of k stands for; needs q_start if not 1
   Ties ties = Ties::smaller;
@@ -35,29 +35,30 @@ struct TopkArgs {
 
 // The topk largest visible scores of every query:
 //   I[i,t] = k_scale[t] * sum over h of weights[i,h] * max(0, dot(q[i,h,:], k[t,:]))
-// with max(0, NaN) = NaN. The caller folds d^-0.5, h^-0.5 and the scale of a quantised q into
+// with max(0, NaN) = NaN. The caller multiplies d^-0.5, h^-0.5 and the scale of a quantised q into
 // `weights`.
 //
 // Query i sees the rows [max(0, key_start[i]), min(s_k, key_end[i])) that, with q_start, satisfy
 // t <= floor((q_start + i + 1 - k_stride) / k_stride); no row if that range is empty. The contents
 // of other rows have no effect.
 //
-// `length[i]` is the smaller of topk and the number of visible rows, and `indices[i]` holds as many
-// rows, ascending, then -1. `scores[i]` holds their scores, then -inf. The choice is exact for the
-// computed scores (those of scores(), bit for bit) and the same in every run. Among equal scores
-// the smaller row wins (unless Ties says otherwise), and -0 equals 0; NaN ranks below -inf, and
-// NaNs are equal.
+// `length[i]` is the smaller of topk and the number of visible rows. `indices[i]` contains that
+// many rows in ascending order, followed by -1, and `scores[i]` their scores, followed by -inf. The
+// choice is exact for the computed scores (those of scores(), bit for bit) and the same in every
+// run. Between equal scores the smaller row is chosen (unless Ties says otherwise). -0 equals 0;
+// NaN ranks below -inf, and all NaNs are equal.
 //
 // Shapes: any s_q and s_k, 0 included. Strides: the innermost dimension is contiguous, the others
 // are arbitrary. Memory: all tensors belong to the caller and live on one device; an output
 // that overlaps another tensor is refused. The CPU backend allocates at most 8 MiB and 4 MiB per
 // thread of scratch memory. On sm90 the scratch memory is `workspace` or, if that is absent, memory
-// from the stream's pool (cudaMallocAsync): at most 256 MiB, regardless of the number of scores. On
-// sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes and positive strides, s_q and s_k
-// are up to 2^30, and sums of f8_e4m3 products keep fewer bits than f32. The call does not wait,
-// and the kernels read the ranges, so the stream may be in capture. Streams: see Stream.
-// Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
-// before anything is written; Error (unsupported) if no backend, or not the forced one, can run it.
+// from the stream's pool (cudaMallocAsync): at most 256 MiB where topk is at most 2^19, regardless
+// of the number of scores. On sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes and
+// positive strides, s_q and s_k are up to 2^30, and sums of f8_e4m3 products keep fewer bits than
+// f32. The call does not wait, and the kernels read the ranges, so the stream may be in capture.
+// Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument)
+// naming the argument, before anything is written; Error (unsupported) if no backend, or not the
+// forced one, can run it.
 //
 // Defined by DeepSeek-V3.2 (the lightning indexer of DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend topk(const TopkArgs& args, const RunOptions& options = {});

@@ -135,11 +135,37 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   return outcome;
 }
 
+// The shapes of all operations, and orders of scores of 64 heads, with which a warp of sm90 chooses
+// for one query alone.
+std::vector<CaseShape> choice_shapes() {
+  std::vector<CaseShape> list = case_shapes();
+  const auto add = [&](const std::string& name, Order order, std::int64_t topk, Ties ties) {
+    winnow::testing::add(list, {DType::bf16, DType::f8_e4m3},
+                         CaseShape{.name = "h64-sk6200-" + name,
+                                   .h = 64,
+                                   .s_k = 6200,
+                                   .topk = topk,
+                                   .order = order,
+                                   .ties = ties});
+  };
+  add("random", Order::random, 1024, Ties::smaller);
+  add("ascending", Order::ascending, 64, Ties::smaller);
+  add("descending", Order::descending, 64, Ties::larger);
+  add("equal", Order::equal, 64, Ties::smaller);
+  add("zero-larger", Order::zero, 64, Ties::larger);
+  add("one-huge", Order::one_huge, 64, Ties::smaller);
+  add("duplicates", Order::duplicates, 512, Ties::smaller);
+  add("duplicates-larger", Order::duplicates, 512, Ties::larger);
+  add("nan", Order::nan, 64, Ties::smaller);
+  return list;
+}
+
 }  // namespace
 
 testing::Operation topk_operation() {
+  const std::vector<CaseShape> shapes = choice_shapes();
   return {"indexer::topk", "the lightning indexer's choice of rows, without scores in memory",
-          with_gpu(testing::cases_of(case_shapes(), run), case_shapes()), topk_benchmarks(),
+          with_gpu(testing::cases_of(shapes, run), shapes), topk_benchmarks(),
           testing::repeated(topk)};
 }
 

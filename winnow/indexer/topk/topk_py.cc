@@ -1,5 +1,6 @@
 // Python binding of indexer::topk.
 
+#include "winnow/indexer/scale_py.h"
 #include "winnow/indexer/ties_py.h"
 #include "winnow/indexer/topk/topk.h"
 #include "winnow/indexer/topk/topk_fields.h"
@@ -15,7 +16,9 @@ constexpr Declaration<indexer::TopkArgs> kTopk(
     "k_stride: int = 1, ties: str = 'smaller', return_scores: bool = False, "
     "out: tuple[T | None, T | None, T | None] | None = None, workspace: T | None = None, "
     "stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]");
+    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]",
+    "q: T[s_q, h=64, d=128], k: T[s_k, d], weights: f32[s_q, h], indices: i32[s_q, topk=64], "
+    "length: i32[s_q]");
 
 nb::object topk(const Arguments<kTopk>& given) {
   Call call = given.call();
@@ -47,46 +50,32 @@ Query i sees rows [max(0, key_start[i]), min(s_k, key_end[i])) that, with q_star
 Args:
     q: [s_q, h, d], float32, float16, bfloat16 or float8_e4m3fn; h 1 to 128, d 128 or 64.
     k: [s_k, d], as q: one key for all heads.
-    weights: [s_q, h], float32 or bfloat16. Fold d**-0.5, h**-0.5 and the scale of a quantised q in.
+    weights: [s_q, h], float32 or bfloat16. Include d**-0.5, h**-0.5 and the scale of q.
     topk: rows to choose, 1 or more.
-    k_scale: [s_k], float32: with float8_e4m3fn, and only then.
+    k_scale: [s_k], float32: required for float8_e4m3fn, else not allowed.
     key_start, key_end: [s_q], int32: the range of rows that each query sees.
     q_start: position of query 0; switches the causal limit on.
     k_stride: tokens that one row of k stands for; needs q_start if it is not 1.
-    ties: "smaller" or "larger": which row number wins among equal scores.
+    ties: "smaller" or "larger": which row is chosen between equal scores.
     return_scores: also return the scores of the chosen rows.
-    out: a tuple (indices, length, scores) to write into, of which any may be None. They share
-        memory with no input and not with each other.
+    out: a tuple (indices, length, scores) to write into, of which any may be None. They must not
+        overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes, at
-        most 256 MiB; the error for too few gives the exact number. None takes them from torch's
-        allocator for tensors of torch, else from the stream's memory pool. The CPU does not use it.
+        most 256 MiB where topk is at most 2**19; the error for too few gives the exact number. None
+        takes them from torch's allocator for tensors of torch, else from the stream's memory pool.
+        The CPU does not use it.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
     (indices, length), with return_scores (indices, length, scores). indices is [s_q, topk], int32:
-    the chosen rows, ascending, then -1; length is [s_q], int32: the smaller of topk and the number
-    of visible rows; scores is [s_q, topk], float32, -inf behind the last.
+    the chosen rows in ascending order, then -1; length is [s_q], int32: the smaller of topk and the
+    number of visible rows; scores is [s_q, topk], float32, followed by -inf.
 
 Raises:
     ValueError: an argument is not as described; nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t s_q = shape.take("s_q", 1), h = shape.take("h", 64);
-  const std::int64_t s_k = shape.take("s_k", 1), d = shape.take("d", 128);
-  const std::int64_t topk = shape.take("topk", 64);
-  shape.done();
-  const bool scaled = shape.dtype == DType::f8_e4m3;
-  return indexer::topk({.q = shape.view(shape.dtype, {s_q, h, d}),
-                        .k = shape.view(shape.dtype, {s_k, d}),
-                        .weights = shape.view(DType::f32, {s_q, h}),
-                        .k_scale = scaled ? shape.view(DType::f32, {s_k}) : TensorView(),
-                        .indices = shape.view(DType::i32, {s_q, topk}),
-                        .length = shape.view(DType::i32, {s_q})},
-                       options);
-}
-
-const Operation<kTopk, topk, kDoc> kRegistered(supports);
+const Operation<kTopk, topk, kDoc, indexer::topk, describe_scale> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -11,58 +11,59 @@
 
 namespace winnow::indexer {
 
-// Arguments of topk_paged(). Optional tensors are left out by leaving them default-constructed.
+// Arguments of topk_paged(). A default-constructed optional tensor is absent.
 struct TopkPagedArgs {
   ConstTensorView q{};             // [b, s_q, h, d], f8_e4m3; h 1 to 128, d 128 or 64
   ConstTensorView pages{};         // [num_pages, 64 * (d + 4)], u8: see kPageRows and quantize()
   ConstTensorView weights{};       // [b, s_q, h], f32 or bf16
   ConstTensorView block_tables{};  // [b, n], i32: the pages of each sequence
   ConstTensorView
-      context_lens{};  // [b], i32: cached rows, those of the step's own queries included
+      context_lens{};  // [b], i32: cached rows, including those of the step's own queries
   Ties ties = Ties::smaller;
   bool positions = false;  // `indices` holds positions in the sequence, not slots of the cache
   TensorView indices{};    // [b, s_q, topk], i32; topk is 1 or more
   TensorView length{};     // [b, s_q], i32
   TensorView scores{};     // optional [b, s_q, topk], f32
   // Optional, u8 on the device of q, aligned to 256 bytes, at least topk_paged_workspace_bytes():
-  // scratch memory of GPU backends, in use until the work on the stream is done; they want it where
-  // that is not 0. The CPU does without.
+  // scratch memory of GPU backends, in use until the work on the stream is done. Required if that
+  // is not 0. The CPU backend does not use it.
   TensorView workspace{};
 };
 
 // For query j of every sequence i the topk largest scores of the rows that it sees:
 //   I[i,j,t] = k_scale[t] * sum over h of weights[i,j,h] * max(0, dot(q[i,j,h,:], k[t,:]))
 // as in topk(), whose rules for ties, NaN and zeros hold. k[t] and k_scale[t] are those of position
-// t of the sequence: row t % 64 of page block_tables[i, t / 64]. The caller folds d^-0.5, h^-0.5
-// and the scale of the quantised q into `weights`.
+// t of the sequence: row t % 64 of page block_tables[i, t / 64]. The caller multiplies d^-0.5,
+// h^-0.5 and the scale of the quantised q into `weights`.
 //
 // Query j sees the positions t < context_lens[i] - s_q + j + 1: the queries of a step are the last
-// rows of its sequence, and each sees itself and what came before. A context longer than the table,
-// n * 64 rows, counts as that long, one below 0 as 0. The rows of a page that is not in
-// [0, num_pages) are absent. Rows that a query does not see cannot change anything, whatever they
-// hold, and neither can entries of the table behind the context.
+// rows of its sequence, and each sees its own row and the previous ones. Lengths are clamped to [0,
+// n * 64]. The rows of a page outside of [0, num_pages) are absent. Rows that a query does not see,
+// and entries of the table beyond the context, do not affect the result.
 //
 // `length[i,j]` is the smaller of topk and the number of rows that the query sees. `indices[i,j]`
-// holds as many slots, block_tables[i, t / 64] * 64 + t % 64, or positions t, by ascending
-// position, and then -1. `scores[i,j]` holds their scores, then -inf. The slots are those of
-// sparse_mla::decode() where both caches have blocks of 64 rows and one table. The choice is exact
-// for the computed scores and the same in every run, whatever else is in the batch.
+// contains that many slots, block_tables[i, t / 64] * 64 + t % 64, or positions t, in ascending
+// order of position, followed by -1. `scores[i,j]` contains their scores, followed by -inf. The
+// slots can be passed to sparse_mla::decode() if both caches have blocks of 64 rows and use the
+// same table. The choice is exact for the computed scores. It is the same in every run and does not
+// depend on the rest of the batch.
 //
 // Shapes: any b, s_q, num_pages and n, 0 included; num_pages * 64 and n * 64 are below 2^31.
 // Strides: the innermost dimension is contiguous, the others are arbitrary. Memory: all tensors
 // belong to the caller and live on one device; an output that overlaps another tensor is refused.
-// Scratch on a GPU is `workspace`, up to 256 MiB where topk is at most 8192; a null one is
-// allocated on the stream. On the CPU it grows with num_threads() and, by 16 bytes per row, with
-// the smaller of topk and n * 64. Lengths and tables are read where they are, so the stream may be
-// in capture and the graph be replayed with other contents. Streams: see Stream. Thread-safe.
-// Returns the backend that ran. Errors: Error (invalid_argument) naming the argument, before
-// anything is written; Error (unsupported) if no backend or not the forced one can do it.
+// On a GPU the scratch memory is `workspace`, up to 256 MiB if topk is at most 8192; if it is
+// absent, the memory is allocated on the stream. On the CPU it grows with num_threads() and, by 16
+// bytes per row, with the smaller of topk and n * 64. Lengths and tables are read on the device, so
+// the stream may be in capture and the graph may be replayed with other contents. Streams: see
+// Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the
+// argument, before anything is written; Error (unsupported) if no backend, or not the forced one,
+// can run it.
 //
 // Defined by DeepSeek-V3.2; the layout of pages is that of DeepGEMM and vLLM.
 WINNOW_EXPORT Backend topk_paged(const TopkPagedArgs& args, const RunOptions& options = {});
 
-// The bytes of `workspace` that topk_paged() needs with the same arguments; 0 on the CPU. Depends
-// on shapes and the GPU, not on values. Errors: as topk_paged().
+// The bytes of `workspace` that topk_paged() needs with the same arguments; 0 on the CPU. The
+// result depends on shapes and the GPU, not on values. Errors: as topk_paged().
 WINNOW_EXPORT std::int64_t topk_paged_workspace_bytes(const TopkPagedArgs& args,
                                                       const RunOptions& options = {});
 

@@ -32,11 +32,11 @@ PagedCase small_case() {
 
 struct Results {
   Tensor indices, length, scores, workspace;
-  Results(std::int64_t b, const PagedCase& shape)
-      : indices(DType::i32, {b, shape.s_q, shape.topk}, kGpu),
-        length(DType::i32, {b, shape.s_q}, kGpu),
-        scores(DType::f32, {b, shape.s_q, shape.topk}, kGpu),
-        workspace(DType::u8, {std::int64_t{64} << 20}, kGpu) {}
+  Results(std::int64_t b, const PagedCase& shape, Device device = kGpu)
+      : indices(DType::i32, {b, shape.s_q, shape.topk}, device),
+        length(DType::i32, {b, shape.s_q}, device),
+        scores(DType::f32, {b, shape.s_q, shape.topk}, device),
+        workspace(DType::u8, {std::int64_t{64} << 20}, device) {}
 
   void run(TopkPagedArgs args, const RunOptions& options = {}) {
     args.indices = indices;
@@ -157,6 +157,24 @@ TEST_F(TopkPagedGpu, ReplaysFollowLengthsAndTables) {
     }
     if (HasFailure()) FAIL() << "replay " << replay;
   }
+}
+
+// The current device of the caller stays as it was, and the tensors' device is used.
+TEST_F(TopkPagedGpu, RunsOnTheDeviceOfTheTensors) {
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  if (count < 2) GTEST_SKIP() << "one GPU only";
+  const Device second{DeviceType::cuda, 1};
+  const PagedCase shape = small_case();
+  const PagedStep step(shape), first_step = step.on(kGpu), second_step = step.on(second);
+  Results here(step.b(), shape), there(step.b(), shape, second);
+  here.run(first_step.args());
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  there.run(second_step.args());
+  int current = -1;
+  ASSERT_EQ(cudaGetDevice(&current), cudaSuccess);
+  EXPECT_EQ(current, 0);
+  expect_same(there, here);
 }
 
 #endif

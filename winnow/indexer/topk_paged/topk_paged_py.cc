@@ -14,7 +14,10 @@ constexpr Declaration<indexer::TopkPagedArgs> kTopkPaged(
     "topk: int, *, positions: bool = False, ties: str = 'smaller', "
     "return_scores: bool = False, out: tuple[T | None, T | None, T | None] | None = None, "
     "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]");
+    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]",
+    "q: T[b, s_q, h=64, d=128], pages: u8[num_pages, d], weights: f32[b, s_q, h], "
+    "block_tables: i32[b, 1], context_lens: i32[b], indices: i32[b, s_q, topk=64], "
+    "length: i32[b, s_q]");
 
 nb::object topk_paged(const Arguments<kTopkPaged>& given) {
   Call call = given.call();
@@ -36,58 +39,49 @@ nb::object topk_paged(const Arguments<kTopkPaged>& given) {
 }
 
 constexpr const char* kDoc =
-    R"(topk() for decode steps: the rows come from a paged cache of keys in 8 bits.
+    R"(topk() for decode steps, over a paged cache of 8-bit keys.
 
     I[i,j,t] = k_scale[t] * sum over h of weights[i,j,h] * max(0, dot(q[i,j,h,:], k[t,:]))
 
 k[t] and k_scale[t] are row t % 64 of page block_tables[i, t // 64], as quantize() writes them.
 Query j of sequence i sees the positions t < context_lens[i] - s_q + j + 1: the queries are the last
-rows of their sequence. A context longer than the table counts as that long; the rows of a page
-outside of [0, num_pages) are absent. The choice is exact and the same whatever the batch is.
+rows of their sequence. Lengths are clamped to those of the table; the rows of a page outside of
+[0, num_pages) are absent. The choice is exact and does not depend on the rest of the batch.
 
 Args:
     q: [b, s_q, h, d], float8_e4m3fn; h 1 to 128, d 128 or 64.
     pages: [num_pages, 64 * (d + 4)], uint8: 64 rows of d bytes, then their 64 scales as float32.
-    weights: [b, s_q, h], float32 or bfloat16. Fold d**-0.5, h**-0.5 and the scale of q in.
+    weights: [b, s_q, h], float32 or bfloat16. Include d**-0.5, h**-0.5 and the scale of q.
     block_tables: [b, n], int32: the pages of each sequence.
-    context_lens: [b], int32: cached rows, those of the step's own queries included.
+    context_lens: [b], int32: cached rows, including those of the step's own queries.
     topk: rows to choose, 1 or more.
-    positions: give positions in the sequence in the place of slots.
-    ties: "smaller" or "larger": which position wins among equal scores.
+    positions: return positions in the sequence instead of slots.
+    ties: "smaller" or "larger": which position is chosen between equal scores.
     return_scores: also return the scores of the chosen rows.
-    out: a tuple (indices, length, scores) to write into, of which any may be None. They share
-        memory with no input and not with each other.
+    out: a tuple (indices, length, scores) to write into, of which any may be None. They must not
+        overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
-        error for too few gives the exact number. None takes them from torch's allocator for tensors
-        of torch. The CPU does not use it.
+        error for a smaller one gives the exact number. If None, it is allocated by torch for torch
+        tensors. The CPU does not use it.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
     (indices, length), with return_scores (indices, length, scores). indices is [b, s_q, topk],
-    int32: slots, page * 64 + row of the page, by ascending position, then -1; length is [b, s_q],
-    int32: the smaller of topk and the number of visible rows; scores is [b, s_q, topk], float32,
-    -inf behind the last.
+    int32: slots, page * 64 + row of the page, in ascending order of position, then -1; length is
+    [b, s_q], int32: the smaller of topk and the number of visible rows; scores is [b, s_q, topk],
+    float32, followed by -inf.
 
 Raises:
     ValueError: an argument is not as described; nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t b = shape.take("b", 1), s_q = shape.take("s_q", 1);
-  const std::int64_t h = shape.take("h", 64), d = shape.take("d", 128);
-  const std::int64_t num_pages = shape.take("num_pages", 1), topk = shape.take("topk", 64);
-  shape.done();
-  return indexer::topk_paged({.q = shape.view(shape.dtype, {b, s_q, h, d}),
-                              .pages = shape.view(DType::u8, {num_pages, indexer::page_bytes(d)}),
-                              .weights = shape.view(DType::f32, {b, s_q, h}),
-                              .block_tables = shape.view(DType::i32, {b, 1}),
-                              .context_lens = shape.view(DType::i32, {b}),
-                              .indices = shape.view(DType::i32, {b, s_q, topk}),
-                              .length = shape.view(DType::i32, {b, s_q})},
-                             options);
-}
+// A page has the keys and their scales.
+constexpr auto describe_pages = [](Shape& shape, indexer::TopkPagedArgs& args) {
+  const std::int64_t bytes = indexer::page_bytes(shape.size("d"));
+  args.pages = shape.view(DType::u8, {shape.size("num_pages"), bytes});
+};
 
-const Operation<kTopkPaged, topk_paged, kDoc> kRegistered(supports);
+const Operation<kTopkPaged, topk_paged, kDoc, indexer::topk_paged, describe_pages> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

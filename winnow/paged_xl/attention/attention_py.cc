@@ -13,7 +13,13 @@ constexpr Declaration<paged_xl::AttentionArgs> kAttention(
     "scale: float | None, block_tables: T, context_lens: T, *, return_lse: bool = False, "
     "out: T | tuple[T | None, T | None] | None = None, check: bool = False, "
     "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T] if return_lse or out else T");
+    "-> tuple[T, T] if return_lse or out else T",
+    "query: T[num_seqs, num_heads=16, head_size=128], "
+    "key_cache: T[num_blocks, num_kv_heads=num_heads, head_size/x, block_size=16, x], "
+    "value_cache: T[num_blocks, num_kv_heads, head_size, block_size], "
+    "pos_bias_u: T[num_heads, head_size], block_tables: i32[num_seqs, 1], "
+    "context_lens: i32[num_seqs], out: T[num_seqs, num_heads, head_size], "
+    "matrix_bd: T[num_seqs, num_heads, 1]");
 
 constexpr Declaration<paged_xl::AttentionArgs> kAttentionFused(
     "paged_xl::attention",
@@ -21,7 +27,13 @@ constexpr Declaration<paged_xl::AttentionArgs> kAttentionFused(
     "pos_bias_v: T, r: T, scale: float | None, block_tables: T, context_lens: T, *, "
     "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
     "check: bool = False, workspace: T | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> tuple[T, T] if return_lse or out else T");
+    "backend: str | None = None) -> tuple[T, T] if return_lse or out else T",
+    "query: T[num_seqs, num_heads=16, head_size=128], "
+    "key_cache: T[num_blocks, num_kv_heads=num_heads, head_size/x, block_size=16, x], "
+    "value_cache: T[num_blocks, num_kv_heads, head_size, block_size], "
+    "pos_bias_u: T[num_heads, head_size], block_tables: i32[num_seqs, 1], "
+    "context_lens: i32[num_seqs], out: T[num_seqs, num_heads, head_size], "
+    "pos_bias_v: T[num_heads, head_size], r: T[num_heads, 1, head_size]");
 
 // With the position term, or in the fused mode with what it is computed from.
 template <const auto& kDeclaration>
@@ -69,7 +81,7 @@ Args:
     context_lens: [num_seqs], int32: cached tokens, the step's own included.
     return_lse: return (out, lse).
     out: like query, to write into, or a tuple (out, lse) of which any may be None; new if None.
-        They share memory with no input and not with each other.
+        They must not overlap inputs or each other.
     check: look on a GPU, too, at what lengths and block tables hold, and refuse what the tensors do
         not. It copies them to the host and waits for the stream, so nothing may capture it.
         Otherwise a GPU cuts such a length and masks the tokens of such a block. The environment
@@ -87,7 +99,7 @@ Returns:
 Raises:
     ValueError: an argument is not as described; on the CPU and with check also a length or a
         block number that the tensors do not hold. Nothing was written.
-    winnow.Error: no backend can do it here.
+    winnow.Error: no backend can run it here.
 
 head_size is 32, 64, 80, 96, 112, 128, 160, 192 or 256; block_size 8, 16, 32, 64 or 128.)";
 
@@ -101,37 +113,9 @@ Args:
     r: [num_heads, max_distance, head_size], as query: projected embedding of each distance.
     All others, results and errors: as in attention().)";
 
-template <bool kFused>
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t num_seqs = shape.take("num_seqs", 1);
-  const std::int64_t num_heads = shape.take("num_heads", 16);
-  const std::int64_t num_kv_heads = shape.take("num_kv_heads", num_heads);
-  const std::int64_t head_size = shape.take("head_size", 128);
-  const std::int64_t num_blocks = shape.take("num_blocks", 1);
-  const std::int64_t block_size = shape.take("block_size", 16);
-  shape.done();
-  const DType dtype = shape.dtype;
-  const std::int64_t x = 16 / size_of(dtype);
-  paged_xl::AttentionArgs args{
-      .query = shape.view(dtype, {num_seqs, num_heads, head_size}),
-      .key_cache = shape.view(dtype, {num_blocks, num_kv_heads, head_size / x, block_size, x}),
-      .value_cache = shape.view(dtype, {num_blocks, num_kv_heads, head_size, block_size}),
-      .pos_bias_u = shape.view(dtype, {num_heads, head_size}),
-      .block_tables = shape.view(DType::i32, {num_seqs, 1}),
-      .context_lens = shape.view(DType::i32, {num_seqs}),
-      .out = shape.view(dtype, {num_seqs, num_heads, head_size})};
-  if (kFused) {
-    args.pos_bias_v = args.pos_bias_u;
-    args.r = shape.view(dtype, {num_heads, 1, head_size});
-  } else {
-    args.matrix_bd = shape.view(dtype, {num_seqs, num_heads, 1});
-  }
-  return paged_xl::attention(args, options);
-}
-
-const Operation<kAttention, attend<kAttention>, kDoc> kRegistered(supports<false>);
-const Operation<kAttentionFused, attend<kAttentionFused>, kFusedDoc> kRegisteredFused(
-    supports<true>);
+const Operation<kAttention, attend<kAttention>, kDoc, paged_xl::attention> kRegistered;
+const Operation<kAttentionFused, attend<kAttentionFused>, kFusedDoc, paged_xl::attention>
+    kRegisteredFused;
 
 }  // namespace
 }  // namespace winnow::python

@@ -9,7 +9,11 @@ namespace {
 constexpr Declaration<paged_xl::AppendArgs> kAppend(
     "paged_xl::append",
     "def append(key: T, value: T, key_cache: T, value_cache: T, slot_mapping: T, *, "
-    "check: bool = False, stream: Stream = None, backend: str | None = None) -> None");
+    "check: bool = False, stream: Stream = None, backend: str | None = None) -> None",
+    "key: T[num_tokens, num_kv_heads=16, head_size=128], "
+    "value: T[num_tokens, num_kv_heads, head_size], slot_mapping: i64[num_tokens], "
+    "key_cache: T[num_blocks, num_kv_heads, head_size/x, block_size=16, x], "
+    "value_cache: T[num_blocks, num_kv_heads, head_size, block_size]");
 
 nb::object append(const Arguments<kAppend>& given) {
   Call call = given.call();
@@ -21,7 +25,7 @@ nb::object append(const Arguments<kAppend>& given) {
 constexpr const char* kDoc = R"(Writes new keys and values into a paged cache, in place.
 
 Token t goes to slot_mapping[t] = block * block_size + offset of both caches; a negative slot is
-skipped. The caches share memory with no other tensor and not with each other.
+skipped. The caches must not overlap other tensors or each other.
 
 Args:
     key, value: [num_tokens, num_kv_heads, head_size], float32, float16, bfloat16 or, on the CPU,
@@ -37,28 +41,9 @@ Args:
 Raises:
     ValueError: an argument is not as described; on the CPU and with check also a slot beyond the
         cache or one written twice. Nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t num_tokens = shape.take("num_tokens", 1);
-  const std::int64_t num_kv_heads = shape.take("num_kv_heads", 16);
-  const std::int64_t head_size = shape.take("head_size", 128);
-  const std::int64_t num_blocks = shape.take("num_blocks", 1);
-  const std::int64_t block_size = shape.take("block_size", 16);
-  shape.done();
-  const DType dtype = shape.dtype;
-  const std::int64_t x = 16 / size_of(dtype);
-  const ConstTensorView tokens = shape.view(dtype, {num_tokens, num_kv_heads, head_size});
-  return paged_xl::append(
-      {.key = tokens,
-       .value = tokens,
-       .slot_mapping = shape.view(DType::i64, {num_tokens}),
-       .key_cache = shape.view(dtype, {num_blocks, num_kv_heads, head_size / x, block_size, x}),
-       .value_cache = shape.view(dtype, {num_blocks, num_kv_heads, head_size, block_size})},
-      options);
-}
-
-const Operation<kAppend, append, kDoc> kRegistered(supports);
+const Operation<kAppend, append, kDoc, paged_xl::append> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -10,7 +10,10 @@ constexpr Declaration<paged_xl::PositionTermArgs> kPositionTerm(
     "paged_xl::position_term",
     "def position_term(query: T, pos_bias_v: T, r: T, context_lens: T, *, "
     "out: T | None = None, check: bool = False, stream: Stream = None, "
-    "backend: str | None = None) -> T");
+    "backend: str | None = None) -> T",
+    "query: T[num_seqs, num_heads=16, head_size=128], pos_bias_v: T[num_heads, head_size], "
+    "r: T[num_heads, 1, head_size], context_lens: i32[num_seqs], "
+    "matrix_bd: T[num_seqs, num_heads, 1]");
 
 nb::object position_term(const Arguments<kPositionTerm>& given) {
   Call call = given.call();
@@ -37,9 +40,9 @@ Args:
     pos_bias_v: [num_heads, head_size] or [num_seqs, num_heads, head_size], as query.
     r: [num_heads, max_distance, head_size], as query: projected embedding of each distance.
     context_lens: [num_seqs], int32: cached tokens, the step's own included.
-    out: [num_seqs, num_heads, columns], as query or float32 (not with float64), to write into; columns past a
-        context keep their values. New, as query, with max_distance columns, zero past each
-        context, if None. It shares memory with no input.
+    out: [num_seqs, num_heads, columns], as query or float32 (not with float64), to write into;
+        columns past a context keep their values. New, as query, with max_distance columns, zero
+        past each context, if None. It must not overlap an input.
     check: refuse a length that r or out do not hold also on a GPU, as in attention().
     stream, backend: as in winnow.sparse_mla.forward().
 
@@ -49,23 +52,9 @@ Returns:
 Raises:
     ValueError: an argument is not as described; on the CPU and with check also a length that r
         or out do not hold. Nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t num_seqs = shape.take("num_seqs", 1);
-  const std::int64_t num_heads = shape.take("num_heads", 16);
-  const std::int64_t head_size = shape.take("head_size", 128);
-  shape.done();
-  const DType dtype = shape.dtype;
-  return paged_xl::position_term({.query = shape.view(dtype, {num_seqs, num_heads, head_size}),
-                                  .pos_bias_v = shape.view(dtype, {num_heads, head_size}),
-                                  .r = shape.view(dtype, {num_heads, 1, head_size}),
-                                  .context_lens = shape.view(DType::i32, {num_seqs}),
-                                  .matrix_bd = shape.view(dtype, {num_seqs, num_heads, 1})},
-                                 options);
-}
-
-const Operation<kPositionTerm, position_term, kDoc> kRegistered(supports);
+const Operation<kPositionTerm, position_term, kDoc, paged_xl::position_term> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -1,16 +1,20 @@
 // The deterministic mode of sparse_mla::backward by itself: rows that keep their scale from chunk
 // to chunk of queries or lose it, and sums at their limits, for which whole calls are too large.
-// The additions are the test's own.
+// The additions are the test's own. And the bounds that come before the fused kernel.
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include "winnow/core/tensor.h"
+#include "winnow/sparse_mla/backward/backward.h"
+#include "winnow/sparse_mla/backward/backward_bounds_sm90.cuh"
 #include "winnow/sparse_mla/backward/backward_split_launch.cuh"
 
 namespace winnow::sparse_mla::backward_split_detail {
@@ -154,6 +158,182 @@ TEST(SmallestSimulatorBackwardFixed, ValuesThatAreNotFiniteStay) {
   rows.fold();
   EXPECT_TRUE(std::isnan(rows.result(0, 3)));
   EXPECT_EQ(rows.result(1, 3), 0.75f);
+}
+
+// The formula of backward_bounds_sm90.cuh in double, for queries of sizes far apart: what the
+// kernel leaves in each row is the largest bound, and how often it was chosen.
+TEST(SmallestSimulatorBackwardFixed, BoundsAreThoseOfTheFormula) {
+  constexpr int kQueries = 3, kHeads = 21, kRows = 90, kTopk = 200;
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  const auto tensor_of = [](const auto& values, DType dtype) {
+    Tensor tensor(dtype, {static_cast<std::int64_t>(values.size())});
+    std::memcpy(tensor.data(), values.data(), values.size() * sizeof(values[0]));
+    return tensor.to(kGpu);
+  };
+  const auto values_of = [&](int rows, auto&& size) {
+    std::vector<BFloat16> values(static_cast<std::size_t>(rows * kColumns));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = BFloat16(std::ldexp(normal(random), size(static_cast<int>(i) / kColumns)));
+    }
+    return values;
+  };
+  const auto q = values_of(kQueries * kHeads, [](int row) { return row % 2; });
+  // Squares of the smallest vanish in f32, those of the largest overflow.
+  const auto d_out = values_of(kQueries * kHeads, [](int row) { return 70 - 70 * (row / kHeads); });
+  const auto kv = values_of(kRows, [](int row) { return row % 3 - 3; });
+  std::vector<std::int32_t> indices(kQueries * kTopk);
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    indices[i] = static_cast<std::int32_t>(i * 7 % (kRows + 5));  // some are no rows
+  }
+  std::vector<float> lse(kQueries * kHeads), delta(lse.size());
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    lse[i] = i % 4 == 3 ? std::numeric_limits<float>::infinity() : 2 * normal(random);
+    delta[i] = std::ldexp(normal(random), 70 - 70 * static_cast<int>(i / kHeads));
+  }
+
+  std::vector<double> bounds(kRows);
+  std::vector<unsigned> counts(kRows);
+  const auto at = [](const std::vector<BFloat16>& values, int row, int column) {
+    return static_cast<double>(static_cast<float>(values[std::size_t(row * kColumns + column)]));
+  };
+  const auto largest_and_length = [&](const std::vector<BFloat16>& values, int row) {
+    double largest = 0, squares = 0;
+    for (int c = 0; c < kColumns; ++c) {
+      largest = std::max(largest, std::fabs(at(values, row, c)));
+      squares += at(values, row, c) * at(values, row, c);
+    }
+    return std::pair{largest, std::sqrt(squares)};
+  };
+  constexpr double kScale = 0.05;
+  for (int i = 0; i < kQueries * kTopk; ++i) {
+    const int row = indices[std::size_t(i)], query = i / kTopk;
+    if (row >= kRows) continue;
+    double bound = 0;
+    for (int head = query * kHeads; head < (query + 1) * kHeads; ++head) {
+      double logit = 0;
+      for (int c = 0; c < kColumns; ++c) logit += at(q, head, c) * at(kv, row, c);
+      const auto [of_d_out, length] = largest_and_length(d_out, head);
+      const double ds = kScale * largest_and_length(q, head).first *
+                        (length * largest_and_length(kv, row).second +
+                         std::fabs(static_cast<double>(delta[std::size_t(head)])));
+      bound +=
+          std::exp(kScale * logit - static_cast<double>(lse[std::size_t(head)])) * (of_d_out + ds);
+    }
+    bounds[std::size_t(row)] = std::max(bounds[std::size_t(row)], bound);
+    ++counts[std::size_t(row)];
+  }
+
+  constexpr int kTiles = (kTopk + kTileRows - 1) / kTileRows, kPadded = kQueries * kBlockHeads;
+  const auto scratch = [](std::int64_t bytes) { return Tensor(DType::u8, {bytes}).to(kGpu); };
+  Tensor q_there = tensor_of(q, DType::bf16), d_out_there = tensor_of(d_out, DType::bf16),
+         kv_there = tensor_of(kv, DType::bf16), indices_there = tensor_of(indices, DType::i32),
+         lse_there = tensor_of(lse, DType::f32), delta_there = tensor_of(delta, DType::f32),
+         lists = scratch(kQueries * kTiles * kTileRows * 4), offsets = scratch(kQueries * 2 * 4),
+         lse2 = scratch(kPadded * 4), deltas = scratch(kPadded * 4),
+         head_sizes = scratch(kPadded * 8), row_sizes = scratch(kRows * 4),
+         row_bounds = scratch(kRows * 4), row_counts = scratch(kRows * 4);
+  Params p{};
+  p.chosen.kv = static_cast<const char*>(kv_there.data());
+  p.chosen.kv_stride = 2 * kColumns;
+  p.chosen.indices = static_cast<const std::int32_t*>(indices_there.data());
+  p.chosen.indices_stride = kTopk;
+  p.chosen.s_kv = kRows;
+  p.chosen.topk = kTopk;
+  p.q = static_cast<const char*>(q_there.data());
+  p.d_out = static_cast<const char*>(d_out_there.data());
+  p.q_stride1 = p.d_out_stride1 = 2 * kColumns;
+  p.q_stride0 = p.d_out_stride0 = 2 * kColumns * kHeads;
+  p.lse = static_cast<const float*>(lse_there.data());
+  p.given_delta = static_cast<const float*>(delta_there.data());
+  p.lse_stride = p.given_delta_stride = kHeads;
+  p.lists = static_cast<std::int32_t*>(lists.data());
+  p.offsets = static_cast<std::int32_t*>(offsets.data());
+  p.rows = p.chosen;
+  p.rows.indices = p.lists;
+  p.rows.indices_stride = kTiles * kTileRows;
+  p.rows.topk_length = p.offsets + 1;
+  p.rows.topk_length_stride = 2;
+  p.lse2 = static_cast<float*>(lse2.data());
+  p.delta = static_cast<float*>(deltas.data());
+  p.head_sizes = static_cast<float2*>(head_sizes.data());
+  p.row_sizes = static_cast<float*>(row_sizes.data());
+  p.row_bounds = static_cast<unsigned*>(row_bounds.data());
+  p.row_counts = static_cast<unsigned*>(row_counts.data());
+  p.queries = kQueries;
+  p.h_q = kHeads;
+  p.blocks = 1;
+  p.tiles = kTiles;
+  p.columns = kColumns;
+  p.ranges = 1;
+  p.range_shift = 30;
+  p.scale = static_cast<float>(kScale);
+  p.scale_log2 = p.scale * kLog2e;
+  kTestRuntime.launch(prepare_kernel<true, true>, kQueries, kPrepareThreads, 0, nullptr, p);
+  launch_rows(kTestRuntime, row_sizes_kernel, p, kRows, nullptr);
+  constexpr int kShared = ScoresPlan<kColumns>::kBytes;
+  kTestRuntime.allow_shared_memory(bounds_kernel<kColumns>, kShared);
+  kTestRuntime.launch(bounds_kernel<kColumns>, 2, kScoresThreads, kShared, nullptr, p);
+  for (int row = 0; row < kRows; ++row) {
+    const double bound = bounds[std::size_t(row)];
+    EXPECT_NEAR(std::bit_cast<float>(p.row_bounds[row]), bound, 1e-4 * bound) << row;
+    EXPECT_EQ(p.row_counts[row], counts[std::size_t(row)]) << row;
+  }
+}
+
+// More queries than the fused kernel takes at a time on a GPU of two multiprocessors, the first
+// ones with smaller gradients: rows change their scale between two chunks. Beside the f32 sums.
+TEST(ThoroughSimulatorBackwardFixed, TwoChunksOfTheFusedKernel) {
+  constexpr std::int64_t kQueries = 126, kRows = 30, kTopk = 40;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  const auto values_of = [&](std::vector<std::int64_t> sizes,
+                             const std::function<float(std::int64_t)>& size) {
+    Tensor tensor(DType::bf16, sizes);
+    auto* const values = static_cast<BFloat16*>(tensor.data());
+    for (std::int64_t i = 0; i < tensor.numel(); ++i)
+      values[i] = BFloat16(size(i / 512) * normal(random));
+    return tensor.to(kGpu);
+  };
+  Tensor q = values_of({kQueries, 1, 512}, [](std::int64_t) { return 1.0f; });
+  Tensor kv = values_of({kRows, 1, 512}, [](std::int64_t) { return 1.0f; });
+  Tensor out = values_of({kQueries, 1, 512}, [](std::int64_t) { return 0.2f; });
+  Tensor d_out =
+      values_of({kQueries, 1, 512}, [](std::int64_t i) { return i < 124 ? 1.0f : 64.0f; });
+  Tensor indices(DType::i32, {kQueries, 1, kTopk}), lse(DType::f32, {kQueries, 1});
+  for (std::int64_t i = 0; i < indices.numel(); ++i) {
+    static_cast<std::int32_t*>(indices.data())[i] = static_cast<std::int32_t>(i * 7 % kRows);
+  }
+  for (std::int64_t i = 0; i < kQueries; ++i) static_cast<float*>(lse.data())[i] = 4;
+  Tensor indices_there = indices.to(kGpu), lse_there = lse.to(kGpu);
+  std::vector<Tensor> results;
+  for (const bool deterministic : {false, true}) {
+    Tensor dq = Tensor(DType::f32, {kQueries, 1, 512}).to(kGpu);
+    Tensor dkv = Tensor(DType::f32, {kRows, 1, 512}).to(kGpu);
+    BackwardArgs args{.q = q,
+                      .kv = kv,
+                      .indices = indices_there,
+                      .out = out,
+                      .lse = lse_there,
+                      .d_out = d_out,
+                      .deterministic = deterministic,
+                      .dq = dq,
+                      .dkv = dkv};
+    backward(args);
+    results.push_back(dq.to({}));
+    results.push_back(dkv.to({}));
+  }
+  for (const std::size_t which : {0u, 1u}) {
+    const auto* const sums = static_cast<const float*>(results[which].data());
+    const auto* const integers = static_cast<const float*>(results[which + 2].data());
+    float largest = 0;
+    for (std::int64_t i = 0; i < results[which].numel(); ++i)
+      largest = std::max(largest, std::fabs(sums[i]));
+    EXPECT_GT(largest, 1);
+    for (std::int64_t i = 0; i < results[which].numel(); ++i) {
+      ASSERT_NEAR(integers[i], sums[i], 1e-4f * largest) << (which == 0 ? "dq " : "dkv ") << i;
+    }
+  }
 }
 
 }  // namespace

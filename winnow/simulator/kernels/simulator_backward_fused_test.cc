@@ -1,4 +1,5 @@
-// sparse_mla::backward of sm90 in the simulator: the fused design, which takes up to 64 heads.
+// sparse_mla::backward of sm90 in the simulator: the fused design, which takes up to 64 heads, and
+// with the bounds before it the deterministic mode.
 #include "winnow/simulator/kernels/sparse_mla_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
@@ -16,6 +17,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-k512", {"late", "random:2"}},
     {"bf16-d512-h16-k100", {"random:3"}},
     {"bf16-all-rules", {"late", "random:4"}},
+    {"bf16-d512-h16-k100-deterministic", kFew},
+    {"bf16-all-rules-all-options", {"late", "random:4"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h64", kMany},
@@ -31,17 +34,29 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-all-rules", kMany},
     {"bf16-h16-delta", kMany},
     {"bf16-all-rules-nan-in-dead", kMany},
+    {"bf16-all-rules-nan-in-dead-deterministic", kMany},
+    {"bf16-h16-deterministic", kMany},
+    {"bf16-d512-h16-k100-deterministic", kMany},
+    {"bf16-all-rules-deterministic", kMany},
+    {"bf16-wide-all-options", kMany},
 };
 
 // 8 tiles a query, two queries a block.
 const BugsOf bug{"backward_fused_sm90.cuh", "bf16-k512"};
 // 32 tiles: the kernel forms delta itself.
 const BugsOf long_bug{"backward_fused_sm90.cuh", "bf16-k2048"};
+// Four queries of two tiles.
+const BugsOf bounds_bug{"backward_bounds_sm90.cuh", "bf16-d512-h16-k100-deterministic"};
+const BugsOf drain_bug{"backward_fused_drain_sm90.cuh", "bf16-d512-h16-k100-deterministic"};
+// Several tiles a block and warpgroup.
+const BugsOf many_tiles{"backward_bounds_sm90.cuh", "bf16-all-rules-deterministic"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma", bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
     saying("race: ",
            bug("NoWaitForFreeRows", "mbarrier_wait(smem + P::kKFree, progress", Action::drop)),
+    saying("race: ", bounds_bug("BoundsNoBarrier", "bar_sync<128>(1 + warpgroup);", Action::drop)),
+    drain_bug("FixedNoSums", "reduce_add(params.fixed", Action::drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoWaitForRows", "mbarrier_wait(smem + P::kKFull + 8 * chunk, k_parity", Action::drop),
@@ -74,6 +89,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("deadlock: ",
            bug("NoArrivalOfRows", "mbarrier_arrive_cp_async(smem + P::kKFull + 8 * chunk);",
                Action::drop)),
+    bounds_bug("BoundsLateShares", "st_shared(buffer", Action::delay),
+    bounds_bug("BoundsNoShares", "st_shared(buffer", Action::drop),
+    bounds_bug("BoundsNoInitFence", "fence_mbarrier_init();", Action::drop),
+    bounds_bug("BoundsNoBarrierAfterInit", "fence_mbarrier_init();", Action::drop, 0, 2),
+    bounds_bug("BoundsCountOfFull", "mbarrier_init(smem + Plan::kFull", Action::add, -1),
+    many_tiles("BoundsCountOfEmpty", "mbarrier_init(smem + Plan::kEmpty", Action::add, -1),
     long_bug("NoDeltaBarrier", "a quad's delta is written by one of its lanes", Action::drop),
 };
 

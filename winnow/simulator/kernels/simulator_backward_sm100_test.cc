@@ -89,6 +89,11 @@ const std::vector<PlantedBug> kQuickBugs = {
     scores_bug("HalfOfTheBytes", "ring.stage, 2 * Plan::kStageBytes);", Action::add, -16384),
     scores_bug("NobodyWaitsForQ", "smem + Plan::kHeadsReady, items % 2", Action::drop),
     scores_bug("NoClosingClusterBarrier", "void close_tensor_memory(", Action::drop, 0, 2),
+    // Two of each of the other kernels.
+    product_bug("DqNoWaitForStage", "ring.parity ^ 1, \"load\"", Action::drop),
+    product_bug("DqDescriptor", "tcgen05_mma<2>(sums + part * kDqPart", Action::add, 8),
+    product_bug("DkvNoWaitForHeads", "mbarrier_wait(full, count % 2", Action::drop),
+    product_bug("DkvNoWaitForProducts", "count / 2 % 2, \"drain\"", Action::drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     scores_bug("NoTensorMemory", "tcgen05_alloc<2>(slot", Action::drop),
@@ -134,14 +139,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles_bug("CountOfStats", "mbarrier_init(smem + Plan::kStatsReady", Action::add, -1),
     scores_bug("CountOfHeadsReady", "mbarrier_init(smem + Plan::kHeadsReady", Action::add, -1),
     // dq.
-    product_bug("DqNoWaitForStage", "ring.parity ^ 1, \"load\"", Action::drop),
     product_bug("DqTooFewBytes", "mbarrier_arrive_expect(full, 2 * Plan::kStageBytes)", Action::add,
                 -16),
     product_bug("DqGatherElsewhere", "tensor_gather4_pair(stage + chunk", Action::add, 128),
     product_bug("DqNoImages", "tensor_load_pair(stage + Plan::kDs", Action::drop),
     product_bug("DqNoWaitForSums", "items % 2 ^ 1, \"sums\"", Action::drop),
     product_bug("DqNoWaitForRows", "items % 2 ^ 1, \"sums\"", Action::drop, 0, 4),
-    product_bug("DqDescriptor", "tcgen05_mma<2>(sums + part * kDqPart", Action::add, 8),
     product_bug("DqNarrowSwizzle", "tcgen05_mma<2>(sums + kDqNarrow", Action::add,
                 -(std::int64_t{2} << 61)),
     product_bug("DqNoWaitForProducts", "items % 2, \"drain\"", Action::drop),
@@ -160,7 +163,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
      {"eager", "late", "starved:12"}},
     product_bug("DkvTooFewBytes", "mbarrier_arrive_expect(full, (mine", Action::add, -8192),
     product_bug("DkvNoWaitForFreeHeads", "count % 2 ^ 1, \"heads\", 0", Action::drop),
-    product_bug("DkvNoWaitForHeads", "mbarrier_wait(full, count % 2", Action::drop),
     product_bug("DkvHeadsAreNotReady",
                 "mbarrier_arrive_warp_cluster(map_shared(smem + "
                 "Plan::kHeadsReady",
@@ -169,7 +171,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     product_bug("DkvNoWaitForFreeSums", "\"sums\", half", Action::drop),
     product_bug("DkvNoFenceBehindFreeSums", "\"sums\", half", Action::drop, 0, 1),
     product_bug("DkvDescriptor", "tcgen05_mma<2>(sums, images + 2 * k16", Action::add, 64),
-    product_bug("DkvNoWaitForProducts", "count / 2 % 2, \"drain\"", Action::drop),
     product_bug("DkvNoFenceBehindProducts", "count / 2 % 2, \"drain\"", Action::drop, 0, 1),
     product_bug("DkvCountOfFreeSums", "mbarrier_init(smem + Plan::kSumsFree + 8 * i", Action::add,
                 -1),

@@ -24,6 +24,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-length-ragged", {"random:4", "starved:2"}},
     {"bf16-all-rules", kFew},
     {"bf16-some-nothing", {"random:5"}},
+    {"bf16-skv50000", {"late", "random:6"}},
     {"bf16-dense-ragged", {"late", "random:1"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
@@ -49,6 +50,9 @@ const std::vector<PassingCase> kThoroughCases = {
 // In bf16-k512 every slot is used again; h 3, 8 tiles a query.
 const BugsOf bug{"attention_sm90.cuh", "bf16-k512"}, kernel{"forward_sm90.cuh", "bf16-k512"};
 
+// A cache whose rows are read in order; three items a block, of five tiles.
+const BugsOf order{"entry_order_sm90.cuh", "bf16-skv50000"};
+
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
            bug("NoProxyFence", "fence_proxy_async_shared();  // each writer", Action::drop)),
@@ -56,14 +60,24 @@ const std::vector<PlantedBug> kQuickBugs = {
            bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (kConsumer", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    bug("NoWaitForEmptySlot", "mbarrier_wait(smem + P::kEmpty + 8 * (kFirst", Action::drop),
+    saying("race: ",
+           order("OrderOverTheSegmentBefore", "// nobody reads the segment before", Action::drop)),
+    saying("race: ",
+           order("OrderNoWaitForCounts", "device::st_shared(segment + 4 * thread, counted);",
+                 Action::drop, 0, 1)),
+    saying("race: ", order("OrderOverCounts", "place += device::warp_prefix", Action::drop, 0, 1)),
+    saying("race: ", order("OrderNoWaitForEntries", "place += __popc(lanes.with(lane));",
+                           Action::drop, 0, 2)),
+    bug("NoWaitForEmptySlot", "mbarrier_wait(smem + P::kEmpty + 8 * (kSlot * kGroups + group)",
+        Action::drop),
     bug("NoWaitForQueries", "mbarrier_wait(smem + P::kQFull + 8 * group, q_uses", Action::drop),
     bug("NoWaitForProbabilities", "mbarrier_wait(smem + P::kPReady + 8 * kOther", Action::drop),
     saying("race: ",
            bug("NoWaitForSums", "mbarrier_wait(smem + P::kSumReady, item_parity", Action::drop)),
     bug("SwappedPhaseOfProbabilities", "mbarrier_wait(smem + P::kPReady + 8 * kOther", Action::add,
         1),
-    bug("SwappedPhaseOfSlots", "mbarrier_wait(smem + P::kEmpty + 8 * (kFirst", Action::add, 1),
+    bug("SwappedPhaseOfSlots", "P::kEmpty + 8 * (kSlot * kGroups + group), parity ^ 1", Action::add,
+        1),
     saying("race: cp.async", bug("EarlyRelease", "  wgmma_wait<1>();", Action::drop)),
     bug("EarlyReleaseOfTheSecondHalf", "  wgmma_wait<0>();", Action::drop),
     bug("NoWaitForLogits", "wgmma_wait<kBefore ? 2 : 0>();", Action::drop),

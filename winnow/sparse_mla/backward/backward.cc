@@ -4,8 +4,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/sparse_mla/backward/backward_fields.h"
 #include "winnow/sparse_mla/backward/backward_impl.h"
 #include "winnow/sparse_mla/forward/forward.h"  // kValueDim
 
@@ -104,9 +106,7 @@ void check_apart(const BackwardArgs& args, Backend backend) {
            {"delta", args.delta}});
 }
 
-}  // namespace
-
-Backend backward(const BackwardArgs& args, const RunOptions& options) {
+Backend run(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (backend != Backend::cpu) {
@@ -132,6 +132,12 @@ Backend backward(const BackwardArgs& args, const RunOptions& options) {
     backward_sm90(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend backward(const BackwardArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 std::int64_t backward_workspace_bytes(const BackwardArgs& args, const RunOptions& options) {

@@ -57,19 +57,19 @@ std::vector<testing::Benchmark> backward_benchmarks() {
     add(make_benchmark(bench, 3 * bench.shape.d_qk + 2 * kValueDim, kTarget), bench.shape);
   }
   for (const GpuBenchShape& bench :
-       {GpuBenchShape{128, 8192, 447}, GpuBenchShape{128, 32768, 350},
-        GpuBenchShape{128, 131072, 271}, GpuBenchShape{64, 8192, 440},
-        GpuBenchShape{64, 32768, 258}, GpuBenchShape{64, 131072, 190}}) {
+       {GpuBenchShape{128, 8192, 0.66}, GpuBenchShape{128, 32768, 0.58},
+        GpuBenchShape{128, 131072, 0.54}, GpuBenchShape{64, 8192, 0.55},
+        GpuBenchShape{64, 32768, 0.32}, GpuBenchShape{64, 131072, 0.24}}) {
     const CaseShape shape = case_shape(bench);
     add(make_benchmark(bench, 3 * shape.d_qk + 2 * kValueDim), shape);
     const GpuBenchShape promised_nothing{bench.h_q, bench.s_kv, std::nullopt};
     add(make_benchmark(promised_nothing, 3 * shape.d_qk + 2 * kValueDim), shape, true);
   }
   // Rows that every query adds to, in both designs: at least half as fast as random ones must be.
-  for (const GpuBenchShape& bench : {GpuBenchShape{128, 8192, 447 / 2.0, Choice::hot_rows},
-                                     GpuBenchShape{128, 131072, 271 / 2.0, Choice::hot_rows},
-                                     GpuBenchShape{64, 8192, 440 / 2.0, Choice::hot_rows},
-                                     GpuBenchShape{64, 32768, 258 / 2.0, Choice::hot_rows}}) {
+  for (const GpuBenchShape& bench : {GpuBenchShape{128, 8192, 0.28, Choice::hot_rows},
+                                     GpuBenchShape{128, 131072, 0.17, Choice::hot_rows},
+                                     GpuBenchShape{64, 8192, 0.28, Choice::hot_rows},
+                                     GpuBenchShape{64, 32768, 0.16, Choice::hot_rows}}) {
     const CaseShape shape = case_shape(bench);
     add(make_benchmark(bench, 3 * shape.d_qk + 2 * kValueDim), shape);
   }

@@ -6,7 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/runtime.h"
-#include "winnow/sparse_mla/backward/backward_fused_sm90.cuh"
+#include "winnow/sparse_mla/backward/backward_fused_launch.cuh"
 #include "winnow/sparse_mla/backward/backward_fused_sm90.h"
 #include "winnow/sparse_mla/backward/backward_fused_steps_sm90.cuh"
 
@@ -150,26 +150,10 @@ fused::KernelParams kernel_params(const Call& call) {
   kernel.tiles = tiles(problem);
   kernel.dkv = call.at<float>(call.layout.accumulator);
   kernel.waste_row = static_cast<std::int32_t>(problem.s_kv);
-  // In step where the accumulator would not stay in L2 anyhow.
-  if (problem.s_kv * problem.d_qk * 4 > kRuntime.attribute(cudaDevAttrL2CacheSize) / 2) {
+  if (fused::keeps_step(kRuntime, problem)) {
     kernel.step = call.at<std::uint32_t>(call.layout.step);
   }
   return kernel;
-}
-
-// dq, the accumulator of dkv, shares of d_sink.
-template <int kDim>
-void multiply(const Call& call) {
-  const fused::KernelParams kernel = kernel_params(call);
-  constexpr int kBytes = fused::Plan<kDim>::kBytes;
-  auto* const function = fused::fused_kernel<kDim>;
-  kRuntime.allow_shared_memory(function, kBytes);
-  kRuntime.launch(function, call.blocks, fused::kThreads, kBytes, call.stream, kernel);
-  const unsigned tail = kernel.items % call.blocks;
-  if (tail > 0 && kernel.tiles > 0) {
-    kRuntime.launch(fused::combine_kernel<kDim>, tail * fused::kHeads, fused::kCombineThreads, 0,
-                    call.stream, kernel, call.blocks);
-  }
 }
 
 // dkv and d_sink as the caller wants them.
@@ -211,10 +195,11 @@ void backward_fused_sm90(const BackwardParams& params, void* workspace, void* st
                   blocks, static_cast<cudaStream_t>(stream)};
   prepare(call);
   if (call.heads() > 0) {
+    const fused::KernelParams kernel = kernel_params(call);
     if (params.problem.d_qk == 576) {
-      multiply<576>(call);
+      fused::launch_fused<576, fused::FloatDrain>(kRuntime, kernel, blocks, call.stream);
     } else {
-      multiply<512>(call);
+      fused::launch_fused<512, fused::FloatDrain>(kRuntime, kernel, blocks, call.stream);
     }
   }
   finish(call);

@@ -19,7 +19,8 @@
 //   score    | dQ (t) | copy (t+1) | S dP P dS (t+1) |  (wait)  | dQ (t+1) | copy (t+2) ...
 //   reduce   | dQ (t) |  P^T dO + dS^T Q (t), reductions        | dQ (t+1) | P^T dO + dS^T Q ...
 //
-// The accumulator's columns are permuted within each 16, so that what a thread holds of a row lies
+// dkv is added to in one of two ways (backward_fused_drain_sm90.cuh). With f32 sums the
+// accumulator's columns are permuted within each 16, so that what a thread holds of a row lies
 // side by side: columns 2 q, 2 q + 1, 2 q + 8, 2 q + 9 of lane q of a quad at 4 q. finish_kernel
 // (backward_fused_steps_sm90.cuh) brings them in order. The entries of each query
 // come ordered by key range and all valid from prepare_kernel.
@@ -40,6 +41,7 @@
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
+#include "winnow/sparse_mla/backward/backward_fused_drain_sm90.cuh"
 #include "winnow/sparse_mla/backward/backward_items_sm90.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
@@ -53,7 +55,6 @@ inline constexpr int kValueChunks = 8;
 // dQ: `score` holds columns 0 to 255 and 512 to 543, `reduce` 256 to 511 and 544 to 575.
 inline constexpr int kHalfChunks = 4;
 inline constexpr int kRopeColumns = 32;
-inline constexpr int kLanes = 8;  // that add to a row together
 
 // Shared memory.
 template <int kDim>
@@ -114,7 +115,10 @@ struct HeadState {
   bool live[2];  // false: padding, or a sink of +inf; P and dS are 0 whatever Q and K hold
 };
 
-__device__ __forceinline__ bool head_is_live(const KernelParams& params, int head) {
+template <bool kFixed>
+__device__ __forceinline__ bool head_is_live(const KernelParams& params, std::int64_t query,
+                                             int head) {
+  if constexpr (kFixed) return __ldg(params.lse2 + query * kHeads + head) < infinity();
   if (head >= params.h_q) return false;
   return params.attn_sink == nullptr ||
          __ldg(params.attn_sink + head * params.attn_sink_stride) != infinity();
@@ -138,7 +142,7 @@ __device__ __forceinline__ void copy_heads(const KernelParams& params, std::uint
 }
 
 // Copies Q and dO of an item; of the item before, `reduce` is done with a chunk when it says so.
-template <int kDim>
+template <int kDim, bool kFixed>
 __device__ __forceinline__ void load_heads(const KernelParams& params, std::uint32_t smem,
                                            std::uint32_t number, std::uint32_t parity, int thread) {
   using P = Plan<kDim>;
@@ -149,7 +153,7 @@ __device__ __forceinline__ void load_heads(const KernelParams& params, std::uint
 #pragma unroll
   for (int pass = 0; pass < kGatherPasses; ++pass) {
     const int head = item.first_head + 16 * pass + thread / 8;
-    live |= static_cast<std::uint32_t>(head_is_live(params, head)) << pass;
+    live |= static_cast<std::uint32_t>(head_is_live<kFixed>(params, item.query, head)) << pass;
   }
 #pragma unroll 1
   for (int chunk = 0; chunk < P::kChunks; ++chunk) {
@@ -213,7 +217,7 @@ __device__ __forceinline__ void add_to_delta(const KernelParams& params, std::ui
 }
 
 // Copies the rows of one tile after the other, in the order of the products and a tile ahead.
-template <int kDim>
+template <int kDim, bool kFixed>
 struct Gather {
   using P = Plan<kDim>;
 
@@ -325,12 +329,13 @@ struct Gather {
   }
   // Q and dO of the item whose first tile is copied, the `parity`-th of those that have tiles.
   __device__ __forceinline__ void copy_heads(std::uint32_t parity) {
-    if (left > 0) load_heads<kDim>(params, smem, number, parity, thread);
+    if (left > 0) load_heads<kDim, kFixed>(params, smem, number, parity, thread);
   }
 };
 
 // --- score: products ----------------------------------------------------------------------------
 
+template <bool kFixed>
 __device__ __forceinline__ HeadState load_head_state(const KernelParams& params, const Item& item,
                                                      std::uint32_t deltas, int warp, int lane) {
   const std::int64_t query = item.query;
@@ -339,15 +344,19 @@ __device__ __forceinline__ HeadState load_head_state(const KernelParams& params,
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int head = item.first_head + 16 * warp + lane / 4 + 8 * r;
-    state.live[r] = head_is_live(params, head);
+    state.live[r] = head_is_live<kFixed>(params, query, head);
     state.lse2[r] = infinity();
     state.delta[r] = 0.0f;
     if (state.live[r]) {
-      float lse2 = __ldg(params.lse + query * params.lse_stride + head) * kLog2e;
-      if (params.attn_sink != nullptr) {
-        lse2 = log2_add(lse2, __ldg(params.attn_sink + head * params.attn_sink_stride) * kLog2e);
+      if constexpr (kFixed) {
+        state.lse2[r] = __ldg(params.lse2 + query * kHeads + head);
+      } else {
+        float lse2 = __ldg(params.lse + query * params.lse_stride + head) * kLog2e;
+        if (params.attn_sink != nullptr) {
+          lse2 = log2_add(lse2, __ldg(params.attn_sink + head * params.attn_sink_stride) * kLog2e);
+        }
+        state.lse2[r] = lse2 == negative_infinity() ? infinity() : lse2;
       }
-      state.lse2[r] = lse2 == negative_infinity() ? infinity() : lse2;
       if (params.delta != nullptr) {
         state.delta[r] = __ldg(params.delta + query * params.delta_stride + head);
       } else {
@@ -415,7 +424,7 @@ __device__ __forceinline__ void weigh(const KernelParams& params, const HeadStat
 
 // Stores columns of dQ: d[4 j + 2 r + e] is column first_column + 8 j + 2 (lane % 4) + e of head
 // lane / 4 + 8 r of the warp's 16. Heads that exist but are not live get 0.
-template <int kDim, int kCount>
+template <int kDim, bool kFixed, int kCount>
 __device__ __forceinline__ void store_dq(const KernelParams& params, const Item& item,
                                          int first_column, int warp, int lane,
                                          const float (&d)[kCount]) {
@@ -423,7 +432,7 @@ __device__ __forceinline__ void store_dq(const KernelParams& params, const Item&
   for (int r = 0; r < 2; ++r) {
     const int block_head = 16 * warp + lane / 4 + 8 * r, head = item.first_head + block_head;
     const bool exists = head < params.h_q;
-    const bool live = head_is_live(params, head);
+    const bool live = head_is_live<kFixed>(params, item.query, head);
     char* const row = params.dq + item.query * params.dq_stride0 + head * params.dq_stride1;
     if (params.dq_f32 || item.part >= 0) {
       if (!exists) continue;
@@ -477,7 +486,7 @@ __device__ __forceinline__ void clear(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) d[i] = 0.0f;
 }
 
-template <int kDim>
+template <int kDim, bool kFixed>
 __device__ __forceinline__ void score_role(const KernelParams& params, std::uint32_t smem) {
   using P = Plan<kDim>;
   const int warp = threadIdx.x / 32 % 4;
@@ -487,7 +496,7 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
   // register.
   constexpr std::uint32_t kTile = 1, kItem = 2, kFirst = 4, kStep = 8;
   std::uint32_t progress = 0;
-  Gather<kDim> gather(params, smem);
+  Gather<kDim, kFixed> gather(params, smem);
   gather.begin(0);
   gather.copy(0, P::kChunks);
   gather.copy_heads(0);
@@ -498,7 +507,7 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
   }
   Item item;
   for (std::uint32_t number = 0; locate(params, smem + P::kTail, number, item); ++number) {
-    const HeadState state = load_head_state(params, item, smem + P::kDelta, warp, lane);
+    const HeadState state = load_head_state<kFixed>(params, item, smem + P::kDelta, warp, lane);
     int left = item.end() - item.first_tile;
     if (left > 0) progress |= kFirst;
     int entries = item.entries - item.first_tile * kTileRows;  // from this tile on
@@ -565,8 +574,8 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
     // Anew, and not kept meanwhile: registers are scarce.
     number = forget(number);
     locate(params, smem + P::kTail, number, item);
-    store_dq<kDim>(params, item, 0, warp, lane, dq);
-    if constexpr (kDim == 576) store_dq<kDim>(params, item, 512, warp, lane, dq_rope);
+    store_dq<kDim, kFixed>(params, item, 0, warp, lane, dq);
+    if constexpr (kDim == 576) store_dq<kDim, kFixed>(params, item, 512, warp, lane, dq_rope);
     store_sink_share(params, item, warp, lane, state);
     if (item.first_tile < item.end()) {
       progress ^= kItem;
@@ -582,66 +591,6 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
 }
 
 // --- reduce -------------------------------------------------------------------------------------
-
-// Rows of the accumulator that a thread adds to: of the warp's rows 8 r + {0, ..., 7} it adds to
-// row[r][n], 8 r + lane / kLanes * (kLanes / 4) + n.
-inline constexpr int kShared = kLanes / 4;  // rows that as many quads add to together
-struct TargetRows {
-  std::int32_t row[2][kShared];
-};
-
-__device__ __forceinline__ TargetRows load_targets(std::uint32_t list, int warp, int lane) {
-  TargetRows targets;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const std::uint32_t at = list + 4 * (16 * warp + 8 * r + lane / kLanes * kShared);
-#pragma unroll
-    for (int n = 0; n < kShared; ++n) {
-      targets.row[r][n] = ld_shared<std::int32_t>(at + 4 * n);
-    }
-  }
-  return targets;
-}
-
-// Lanes kDistance apart swap: blocks[1] of the lower lane and blocks[0] of the upper one.
-template <int kDistance>
-__device__ __forceinline__ void swap_blocks(float (&low)[4], float (&high)[4], int lane) {
-  const bool upper = lane & kDistance;
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    const float got = __shfl_xor_sync(kFullWarp, upper ? low[n] : high[n], kDistance);
-    low[n] = upper ? got : low[n];
-    high[n] = upper ? high[n] : got;
-  }
-}
-
-// Adds a product, columns 64 * chunk and on of 64 rows, to memory. An instruction of a warp adds 4
-// values a lane, kLanes lanes to a row: 16 * kLanes bytes side by side. Quads hold rows of their
-// own, so they exchange blocks of 16 columns first. Whole lines of 128 bytes are added at the full
-// rate of L2, halves of them at 83 % of it.
-template <int kDim>
-__device__ __forceinline__ void add_to_memory(float* dkv, const TargetRows& targets, int chunk,
-                                              int lane, const float (&d)[32], int first = 0,
-                                              int end = 2) {
-#pragma unroll
-  for (int r = first; r < end; ++r) {  // a lane's rows, 8 apart
-    float block[4][4];                 // [16 columns][of this lane]
-#pragma unroll
-    for (int i = 0; i < 16; ++i) block[i / 4][i % 4] = d[i / 2 * 4 + 2 * r + i % 2];
-    swap_blocks<4>(block[0], block[1], lane);
-    swap_blocks<4>(block[2], block[3], lane);
-#pragma unroll
-    for (int n = 0; n < kShared; ++n) {
-      float* const to = dkv + static_cast<std::int64_t>(targets.row[r][n]) * kDim + 64 * chunk +
-                        4 * (lane % kLanes);
-#pragma unroll
-      for (int k = 0; k < 4 / kShared; ++k) {
-        const float(&v)[4] = block[kShared * k + n];
-        reduce_add(to + 4 * kLanes * k, {v[0], v[1], v[2], v[3]});
-      }
-    }
-  }
-}
 
 // Queues d = P^T dO + dS^T Q for the 64 columns of a chunk; those past the values have no P^T dO.
 // One commit group.
@@ -667,25 +616,21 @@ __device__ __forceinline__ void multiply_chunk(std::uint64_t base, int chunk, fl
   wgmma_commit();
 }
 
-template <int kDim>
+template <int kDim, class Drain>
 struct Reduce {
   using P = Plan<kDim>;
   const KernelParams& params;
   const std::uint32_t smem;
   const int warp, lane;
-  TargetRows targets;          // of the tile that is being reduced
+  Drain drain;                 // of the tile that is being reduced
   float dq[128], dq_rope[16];  // columns 256 to 511, 544 to 575
 
   __device__ __forceinline__ Reduce(const KernelParams& kernel_params, std::uint32_t smem_base)
       : params(kernel_params),
         smem(smem_base),
         warp(static_cast<int>(threadIdx.x % 128 / 32)),
-        lane(static_cast<int>(threadIdx.x % 32)) {
-    // Before the first tile there is nothing to add: zeros.
-    for (auto& rows : targets.row) {
-      for (std::int32_t& row : rows) row = params.waste_row + static_cast<int>(blockIdx.x);
-    }
-  }
+        lane(static_cast<int>(threadIdx.x % 32)),
+        drain(params.waste_row + static_cast<int>(blockIdx.x)) {}
 
   // One tile. Chunks alternate between the accumulators, the first goes to `a`; the last
   // one of the tile before is still in `b`.
@@ -693,7 +638,7 @@ struct Reduce {
                                        float (&b)[32]) {
     // The chunk of the tile before is added beside the first products, or while there are none.
     const bool early = !__all_sync(kFullWarp, mbarrier_try_wait(smem + P::kScores, parity));
-    if (early) add_to_memory<kDim>(params.dkv, targets, P::kChunks - 1, lane, b);
+    if (early) drain.template add<kDim>(params, P::kChunks - 1, lane, b);
     mbarrier_wait(smem + P::kScores, parity, "reduce", 0);
     const std::uint64_t base = descriptor_mn_major(smem);
     const std::uint64_t ds = descriptor_offset(descriptor_k_major(smem), P::kDs);
@@ -711,12 +656,13 @@ struct Reduce {
     }
     wgmma_commit();
     multiply_chunk<kDim>(base, 0, a);
-    if (!early) add_to_memory<kDim>(params.dkv, targets, P::kChunks - 1, lane, b);
+    if (!early) drain.template add<kDim>(params, P::kChunks - 1, lane, b);
+    // Beside the products: the scales of the rows come from far.
+    drain.load(params, smem + P::kTargets + 256 * parity, warp, lane);
     wgmma_wait<1>();
     wgmma_pin(dq);
     wgmma_pin(dq_rope);
     mbarrier_arrive_warp(smem + P::kKFree);
-    targets = load_targets(smem + P::kTargets + 256 * parity, warp, lane);
 #pragma unroll
     for (int chunk = 0; chunk < P::kChunks - 1; ++chunk) {
       float(&done)[32] = chunk % 2 == 0 ? a : b;
@@ -725,7 +671,7 @@ struct Reduce {
       wgmma_pin(done);
       if (last) mbarrier_arrive_warp(smem + P::kQFree + 8 * chunk);
       multiply_chunk<kDim>(base, chunk + 1, following);
-      add_to_memory<kDim>(params.dkv, targets, chunk, lane, done, 0, 1);
+      drain.template add<kDim>(params, chunk, lane, done, 0, 1);
       if (chunk + 2 == P::kChunks) {
         // The last product ends long before the reductions do: P and dS are free.
         wgmma_wait<0>();
@@ -733,7 +679,7 @@ struct Reduce {
         mbarrier_arrive_warp(smem + P::kScoresFree);
         if (last) mbarrier_arrive_warp(smem + P::kQFree + 8 * (chunk + 1));
       }
-      add_to_memory<kDim>(params.dkv, targets, chunk, lane, done, 1, 2);
+      drain.template add<kDim>(params, chunk, lane, done, 1, 2);
     }
   }
 
@@ -754,20 +700,20 @@ struct Reduce {
         }
         swapped = P::kChunks % 2 == 1 && !swapped;
       }
-      store_dq<kDim>(params, item, 64 * kHalfChunks, warp, lane, dq);
+      store_dq<kDim, Drain::kFixed>(params, item, 64 * kHalfChunks, warp, lane, dq);
       if constexpr (kDim == 576) {
-        store_dq<kDim>(params, item, 512 + kRopeColumns, warp, lane, dq_rope);
+        store_dq<kDim, Drain::kFixed>(params, item, 512 + kRopeColumns, warp, lane, dq_rope);
       }
     }
     if (!swapped) {
-      add_to_memory<kDim>(params.dkv, targets, P::kChunks - 1, lane, acc1);
+      drain.template add<kDim>(params, P::kChunks - 1, lane, acc1);
     } else {
-      add_to_memory<kDim>(params.dkv, targets, P::kChunks - 1, lane, acc0);
+      drain.template add<kDim>(params, P::kChunks - 1, lane, acc0);
     }
   }
 };
 
-template <int kDim>
+template <int kDim, class Drain>
 __global__ void __launch_bounds__(kThreads, 1)
     fused_kernel(const __grid_constant__ KernelParams params) {
   using P = Plan<kDim>;
@@ -790,9 +736,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
-    score_role<kDim>(params, smem);
+    score_role<kDim, Drain::kFixed>(params, smem);
   } else {
-    Reduce<kDim>(params, smem).run();
+    Reduce<kDim, Drain>(params, smem).run();
   }
 }
 

@@ -7,6 +7,7 @@
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/sparse_mla/backward/backward_fixed_sm90.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
 namespace winnow::sparse_mla::backward_fused_sm90_detail {
@@ -36,8 +37,12 @@ struct KernelParams {
   float* dq_parts;  // [2 * blocks, kHeads, kDim]: dq of the tail's parts
   // [waste_row + blocks, kDim], columns permuted; the last rows take what nobody wants.
   float* dkv;
-  std::int32_t waste_row;   // s_kv
-  float scale, scale_log2;  // of logits, natural and in base 2
+  // With FixedDrain, in the place of lse and dkv.
+  const float* lse2;  // [s_q, kHeads]: base 2, with the sink; +inf: no gradient
+  const backward_fixed_detail::RowState* row_states;  // [waste_row + blocks]
+  unsigned long long* fixed;                          // [waste_row + blocks, kDim / 2]
+  std::int32_t waste_row;                             // s_kv
+  float scale, scale_log2;                            // of logits, natural and in base 2
   int h_q;
   std::uint32_t head_blocks, items;  // items = s_q * head_blocks, at most 2^30
   std::uint32_t rounds;              // in which every block has an item: items / blocks

@@ -15,7 +15,10 @@ constexpr Declaration<sparse_mla::BackwardArgs> kBackward(
     "attn_sink: T | None = None, q_start: int | None = None, k_stride: int = 1, "
     "deterministic: bool = False, dq: T | None = None, dkv: T | None = None, "
     "d_sink: T | None = None, workspace: T | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> tuple[T, T, T] if attn_sink or d_sink else tuple[T, T]");
+    "backend: str | None = None) -> tuple[T, T, T] if attn_sink or d_sink else tuple[T, T]",
+    "q: T[s_q, h_q=64, d_qk=576], kv: T[s_kv, 1, d_qk], indices: i32[s_q, 1, topk=64], "
+    "out: T[s_q, h_q, 512], lse: R[s_q, h_q], d_out: T[s_q, h_q, 512], "
+    "dq: R[s_q, h_q, d_qk], dkv: R[s_kv, 1, d_qk]");
 
 nb::object backward(const Arguments<kBackward>& given) {
   Call call = given.call();
@@ -47,46 +50,28 @@ constexpr const char* kDoc = R"(Gradients of forward()'s out.
 Args:
     q, kv, indices, scale, topk_length, attn_sink, q_start, k_stride, stream, backend: as in
         forward().
-    out: [s_q, h_q, 512], as q: what forward() returned; None is enough where delta is given.
-    lse: [s_q, h_q], float32, natural logarithm, without the sink: what forward() returned.
+    out: [s_q, h_q, 512], as q: the result of forward(); may be None if delta is given.
+    lse: [s_q, h_q], float32, natural logarithm, without the sink: the result of forward().
     d_out: [s_q, h_q, 512], as q.
     delta: [s_q, h_q], float32; computed if None.
     deterministic: bitwise equal results run after run (on the CPU they always are).
     dq: [s_q, h_q, d_qk], as q or float32, to write into; new, as q, if None.
     dkv: [s_kv, 1, d_qk], float32 or as q (rounded once, at the end); new, float32, if None.
     d_sink: [h_q], float32; new if None and attn_sink is given.
-        dq, dkv and d_sink share memory with no input and not with each other.
+        dq, dkv and d_sink must not overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes,
         about s_kv * d_qk * 4 + s_q * (topk + h_q) * 4 and 39 MB, with more than 64 heads or
-        deterministic at most 1.1 GB and two float32 copies of dkv; the error for too few gives the
-        exact number. None takes them from torch's allocator for tensors of torch, else from the
+        deterministic at most 1.1 GB and two float32 copies of dkv; the error for a smaller one
+        gives the exact number. If None, it is allocated by torch for torch tensors, else from the
         stream's memory pool. The CPU does not use it.
 
 Returns:
-    (dq, dkv), or (dq, dkv, d_sink) where a sink is given. Every element is written.
+    (dq, dkv), or (dq, dkv, d_sink) if a sink is given. Every element is written.
 
 Raises:
     ValueError, winnow.Error: as forward().)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t s_q = shape.take("s_q", 1), h_q = shape.take("h_q", 64);
-  const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
-  const std::int64_t topk = shape.take("topk", 64);
-  shape.done();
-  const DType real = accumulator_of(shape.dtype);
-  const ConstTensorView out = shape.view(shape.dtype, {s_q, h_q, sparse_mla::kValueDim});
-  return sparse_mla::backward({.q = shape.view(shape.dtype, {s_q, h_q, d_qk}),
-                               .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
-                               .indices = shape.view(DType::i32, {s_q, 1, topk}),
-                               .out = out,
-                               .lse = shape.view(real, {s_q, h_q}),
-                               .d_out = out,
-                               .dq = shape.view(real, {s_q, h_q, d_qk}),
-                               .dkv = shape.view(real, {s_kv, 1, d_qk})},
-                              options);
-}
-
-const Operation<kBackward, backward, kDoc> kRegistered(supports);
+const Operation<kBackward, backward, kDoc, sparse_mla::backward> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

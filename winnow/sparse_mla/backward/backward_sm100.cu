@@ -166,7 +166,7 @@ void run(const BackwardParams& params, const Layout& layout, char* workspace, cu
   const Problem& problem = params.problem;
   const int pairs = std::max(kRuntime.multiprocessors() / 2, 1);
   const split::Params all = split::kernel_params(params, layout, workspace, 0, 0);
-  split::clear_sums(kRuntime, params, all, stream);
+  split::clear_sums(kRuntime, params, layout, all, stream);
   if (problem.s_q > 0 && problem.h_q > 0) {
     const Sources sources = pack(params, layout, workspace, stream);
     for (std::int64_t first = 0; first < problem.s_q; first += layout.chunk) {

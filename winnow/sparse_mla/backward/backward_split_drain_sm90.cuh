@@ -81,20 +81,11 @@ struct FloatDrain {
 // norms of P and dS over the heads bound it, times those of d_out and q (Hoelder); `scores` leaves
 // the largest ones of 16 heads at a time. A row keeps its scale from chunk to chunk while there is
 // room, else its sum goes over into f32 first; in the end all do.
-//
-// An addend is rounded by adding 1.5 * 2^23 to its product with the scale: the bits of the sum
-// count upwards by one for each unit. They are added as they are, and what 1.5 * 2^23 contributes
-// to them is taken off at the end, for all addends of a row at once.
-//
-// Two columns share a 64-bit word, as (high << 32) + low: without what is taken off, the halves of
-// the sum are the sums of the signed halves, once the borrow of a negative low half is given back.
-inline constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
-inline constexpr std::uint32_t kRounderBits = 0x4b400000u;
 // Most units: of an addend, so that the rounder keeps its exponent, and of a sum.
 inline constexpr float kMostOfAddend = 4194304.0f;  // 2^22
 inline constexpr float kMostOfSum = 2147479552.0f;  // 2^31 - 2^12
-// A new scale leaves room for larger addends, and for the sums of some more chunks.
-inline constexpr int kAddendBits = 21, kSumBits = 28;
+// A new scale leaves room for larger addends, and for the sums of some more chunks, if there are.
+inline constexpr int kAddendBits = 21, kSumBits = 28, kOneSumBits = 30;
 
 // One block a query, one warp a tile: the bound of its addends into its rows.
 inline constexpr int kBoundThreads = 1024;
@@ -182,7 +173,8 @@ static __global__ void __launch_bounds__(kRowThreads)
     int addend_exponent, sum_exponent;
     frexpf(bound, &addend_exponent);  // bound < 2^addend_exponent
     frexpf(sum, &sum_exponent);
-    const int exponent = min(kAddendBits - addend_exponent, kSumBits - sum_exponent);
+    const int exponent =
+        min(kAddendBits - addend_exponent, (p.one_chunk ? kOneSumBits : kSumBits) - sum_exponent);
     // Beside nothing but zeros there is no room for anything else.
     state = {ldexpf(1.0f, bound > 0 ? min(exponent, 126) : 126), 0, 0};
     if (!(sum < infinity())) state.scale = __uint_as_float(0x7fc00000u);
@@ -243,24 +235,7 @@ struct FixedDrain {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       unsigned long long w[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const std::uint32_t low = __float_as_uint(fmaf(v[4 * j + 2 * r], scale[r], kRounder));
-        const std::uint32_t high = __float_as_uint(fmaf(v[4 * j + 2 * r + 1], scale[r], kRounder));
-        w[j] = static_cast<unsigned long long>(high) << 32 | low;
-      }
-      // Transposes: row k of the four, columns 8 j -> lane's own j, word k.
-#pragma unroll
-      for (int bit = 0; bit < 2; ++bit) {
-        const bool upper = lane >> (2 + bit) & 1;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int a = bit == 0 ? 2 * i : i, b = a + (1 << bit);
-          const unsigned long long got = __shfl_xor_sync(kFullWarp, upper ? w[a] : w[b], 4 << bit);
-          w[a] = upper ? got : w[a];
-          w[b] = upper ? w[b] : got;
-        }
-      }
+      row_words(v, r, scale[r], lane, w);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         if (to[r][k] != nullptr) reduce_add(to[r][k] + column / 2, w[k], policy);

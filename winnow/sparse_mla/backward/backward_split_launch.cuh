@@ -43,12 +43,19 @@ struct SplitLayout {
   std::int64_t images, lists, offsets, lse2, delta, sums;
   // With `deterministic`; rows: states, bounds and counts of the rows.
   std::int64_t head_norms, tile_norms, rows, fixed;
+  std::int64_t waste_rows;  // behind those of the cache: what nobody wants is added to them
   std::int64_t bytes;
 
   std::int64_t place(std::int64_t wanted) {
     const std::int64_t at = bytes;
     bytes += (wanted + kAlignment - 1) / kAlignment * kAlignment;
     return at;
+  }
+  // Ranges of at least 2^shift rows.
+  void cut_keys(std::int64_t s_kv, int shift) {
+    while (((s_kv - 1) >> shift) + 1 > kMaxRanges) ++shift;
+    range_shift = shift;
+    ranges = static_cast<int>(std::max<std::int64_t>(((s_kv - 1) >> shift) + 1, 1));
   }
 };
 
@@ -63,10 +70,7 @@ inline SplitLayout layout_of(const BackwardParams& params, const SplitTarget& ta
   // Whole rounds of a full GPU, where there are some.
   if (layout.chunk > target.multiprocessors) layout.chunk -= layout.chunk % target.multiprocessors;
   layout.chunk = std::min<std::int64_t>({layout.chunk, problem.s_q, 1 << 16});
-  layout.range_shift = target.range_shift + (problem.s_kv <= target.rows_in_l2 ? 1 : 0);
-  while (((problem.s_kv - 1) >> layout.range_shift) + 1 > kMaxRanges) ++layout.range_shift;
-  layout.ranges =
-      static_cast<int>(std::max<std::int64_t>(((problem.s_kv - 1) >> layout.range_shift) + 1, 1));
+  layout.cut_keys(problem.s_kv, target.range_shift + (problem.s_kv <= target.rows_in_l2 ? 1 : 0));
 
   const auto place = [&](std::int64_t bytes) { return layout.place(bytes); };
   const std::int64_t heads = layout.blocks * kBlockHeads;
@@ -145,8 +149,9 @@ inline Params kernel_params(const BackwardParams& params, const SplitLayout& lay
     kernel.head_norms = reinterpret_cast<float*>(workspace + layout.head_norms);
     kernel.tile_norms = reinterpret_cast<float*>(workspace + layout.tile_norms);
     kernel.row_states = reinterpret_cast<RowState*>(workspace + layout.rows);
-    kernel.row_bounds = reinterpret_cast<unsigned*>(kernel.row_states + problem.s_kv);
-    kernel.row_counts = kernel.row_bounds + problem.s_kv;
+    const std::int64_t rows = problem.s_kv + layout.waste_rows;
+    kernel.row_bounds = reinterpret_cast<unsigned*>(kernel.row_states + rows);
+    kernel.row_counts = kernel.row_bounds + rows;
     kernel.fixed = reinterpret_cast<unsigned long long*>(workspace + layout.fixed);
   }
   kernel.queries = static_cast<int>(count);
@@ -157,6 +162,7 @@ inline Params kernel_params(const BackwardParams& params, const SplitLayout& lay
   kernel.ranges = layout.ranges;
   kernel.range_shift = layout.range_shift;
   kernel.keep_images = problem.s_kv <= kRowsBesideImages;
+  kernel.one_chunk = layout.chunk >= problem.s_q;
   kernel.scale = static_cast<float>(problem.scale);
   kernel.scale_log2 = kernel.scale * device::kLog2e;
   return kernel;
@@ -186,8 +192,8 @@ static void launch_settle(const Runtime& runtime, const Params& params, std::int
   launch_rows(runtime, settle_kernel, params, s_kv, stream);
 }
 
-inline void clear_sums(const Runtime& runtime, const BackwardParams& params, const Params& kernel,
-                       cudaStream_t stream) {
+inline void clear_sums(const Runtime& runtime, const BackwardParams& params,
+                       const SplitLayout& layout, const Params& kernel, cudaStream_t stream) {
   const Problem& problem = params.problem;
   if (problem.s_kv == 0) return;
   // The stride of a single row may be anything.
@@ -195,9 +201,9 @@ inline void clear_sums(const Runtime& runtime, const BackwardParams& params, con
   runtime.check(cudaMemset2DAsync(kernel.dkv, pitch, 0, problem.d_qk * 4, problem.s_kv, stream),
                 "cudaMemset2DAsync");
   if (kernel.fixed == nullptr) return;
-  runtime.check(cudaMemsetAsync(kernel.row_states, 0, problem.s_kv * kRowBytes, stream),
-                "cudaMemsetAsync");
-  runtime.check(cudaMemsetAsync(kernel.fixed, 0, problem.s_kv * problem.d_qk * 4, stream),
+  const std::int64_t rows = problem.s_kv + layout.waste_rows;
+  runtime.check(cudaMemsetAsync(kernel.row_states, 0, rows * kRowBytes, stream), "cudaMemsetAsync");
+  runtime.check(cudaMemsetAsync(kernel.fixed, 0, rows * problem.d_qk * 4, stream),
                 "cudaMemsetAsync");
 }
 

@@ -63,7 +63,7 @@ void run(const BackwardParams& params, const detail::SplitLayout& layout, char* 
   const Problem& problem = params.problem;
   const int blocks = kRuntime.multiprocessors();
   const Params all = detail::kernel_params(params, layout, workspace, 0, 0);
-  detail::clear_sums(kRuntime, params, all, stream);
+  detail::clear_sums(kRuntime, params, layout, all, stream);
   for (std::int64_t first = 0; first < problem.s_q && problem.h_q > 0; first += layout.chunk) {
     const Params chunk = detail::kernel_params(params, layout, workspace, first,
                                                std::min(layout.chunk, problem.s_q - first));

@@ -26,11 +26,13 @@
 #include "winnow/device/sm90/copy.cuh"
 #include "winnow/device/sm90/pipeline.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
+#include "winnow/sparse_mla/backward/backward_fixed_sm90.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
 namespace winnow::sparse_mla::backward_split_detail {
 
 using namespace winnow::device;
+using namespace backward_fixed_detail;
 
 // Heads come in blocks of 64, M of the matrix products; two blocks are a group, over which dkv sums
 // before it reduces.
@@ -40,13 +42,6 @@ inline constexpr int kValueChunks = kValueColumns / kChunkColumns;
 inline constexpr int kMaxRanges = 32;  // of keys
 inline constexpr int kSharedLimit = 232448;
 inline constexpr int kImagePair = 2 * kChunkBytes;  // P and dS of a block of heads and a tile
-
-// Of a row of dkv in the deterministic mode: its sums as integers.
-struct RowState {
-  float scale;            // from values to units, a power of two; 0: nothing was added yet
-  float units;            // not less than the magnitude of a sum, whatever the order
-  std::uint64_t addends;  // of each sum
-};
 
 // A chunk of queries, numbered from 0. Strides of q and d_out count bytes, the others elements.
 struct Params {
@@ -86,10 +81,14 @@ struct Params {
   unsigned* row_counts;       // [s_kv]
   RowState* row_states;       // [s_kv]
   unsigned long long* fixed;  // [s_kv, d_qk / 2]
+  // With the fused kernel, in the place of the norms (backward_bounds_sm90.cuh).
+  float2* head_sizes;  // [queries, 64 blocks]: the largest of d_out and its length
+  float* row_sizes;    // [s_kv]: the length of the row's values
 
   int queries, h_q, blocks, tiles, columns;
   int ranges, range_shift;  // key t is in range t >> range_shift
   bool keep_images;         // L2 has room for images between the reads of the two slices
+  bool one_chunk;           // there are no other queries
   float scale, scale_log2;
 };
 
@@ -154,8 +153,36 @@ __device__ inline void select_entries(const Params& p, int query) {
   });
 }
 
+// Of 512 bf16 values: the largest magnitude and the length. NaN is largest. A warp.
+__device__ __forceinline__ float2 sizes_of_values(const char* values, int lane) {
+  const uint4 loaded[2] = {__ldg(reinterpret_cast<const uint4*>(values + 16 * lane)),
+                           __ldg(reinterpret_cast<const uint4*>(values + 16 * lane + 512))};
+  std::uint32_t tops = 0;
+#pragma unroll
+  for (const uint4& v : loaded) {
+    for (const std::uint32_t w : {v.x, v.y, v.z, v.w}) tops = __vmaxu2(tops, w & 0x7fff7fffu);
+  }
+  const float largest =
+      __uint_as_float(__reduce_max_sync(kFullWarp, max(tops & 0xffffu, tops >> 16)) << 16);
+  // Squares of what lies below 1 neither overflow nor vanish beside the largest.
+  int exponent;
+  frexpf(largest, &exponent);
+  const float unit = ldexpf(1.0f, min(-exponent, 126));
+  float sum = 0;
+#pragma unroll
+  for (const uint4& v : loaded) {
+    for (const std::uint32_t w : {v.x, v.y, v.z, v.w}) {
+      const float low = __uint_as_float(w << 16) * unit;
+      const float high = __uint_as_float(w & 0xffff0000u) * unit;
+      sum = fmaf(low, low, fmaf(high, high, sum));
+    }
+  }
+  return {largest, sqrtf(warp_sum(sum)) / unit};
+}
+
 // One block a query. Without kDelta only a given delta is taken over: the scores form the others.
-template <bool kDelta>
+// With kSizes also head_sizes.
+template <bool kDelta, bool kSizes = false>
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_kernel(const __grid_constant__ Params p) {
   const int query = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -165,6 +192,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   const int heads = p.blocks * kBlockHeads;
   for (int head = warp; head < heads; head += kPrepareWarps) {
     float delta = 0, lse2 = infinity();
+    float2 sizes{};
     if (head < p.h_q) {
       lse2 = __ldg(p.lse + query * p.lse_stride + head) * kLog2e;
       if (p.attn_sink != nullptr) {
@@ -184,11 +212,17 @@ __global__ void __launch_bounds__(kPrepareThreads)
         }
         delta = warp_sum(delta);
       }
+      if constexpr (kSizes) {
+        if (lse2 < infinity()) {
+          sizes = sizes_of_values(p.d_out + query * p.d_out_stride0 + head * p.d_out_stride1, lane);
+        }
+      }
     }
     if (lane == 0) {
       const std::int64_t at = static_cast<std::int64_t>(query) * heads + head;
       p.lse2[at] = lse2;
       p.delta[at] = delta;
+      if constexpr (kSizes) p.head_sizes[at] = sizes;
     }
   }
 }
@@ -301,7 +335,8 @@ __device__ __forceinline__ void scores_copy(std::uint32_t smem, PipelineState<Pl
   }
 }
 
-template <class Plan>
+// q, with kDOut d_out, and the rows of each item.
+template <class Plan, bool kDOut = true>
 __device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t smem) {
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const std::uint64_t once = policy_evict_first(), keep = policy_evict_last();
@@ -317,10 +352,12 @@ __device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t sme
         smem, ring,
         block_rows(p.q + item.query * p.q_stride0, p.q_stride1, first_head, lse2, thread), thread,
         once);
-    scores_copy<Plan, kValueChunks>(smem, ring,
-                                    block_rows(p.d_out + item.query * p.d_out_stride0,
-                                               p.d_out_stride1, first_head, lse2, thread),
-                                    thread, once);
+    if constexpr (kDOut) {
+      scores_copy<Plan, kValueChunks>(smem, ring,
+                                      block_rows(p.d_out + item.query * p.d_out_stride0,
+                                                 p.d_out_stride1, first_head, lse2, thread),
+                                      thread, once);
+    }
     const int tiles = tile_count(item.entries);
     for (int tile = 0; tile < tiles; ++tile) {
       const GatherRows rows =

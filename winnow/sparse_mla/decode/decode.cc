@@ -6,8 +6,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/sparse_mla/decode/decode_fields.h"
 #include "winnow/sparse_mla/decode/decode_impl.h"
 
 namespace winnow::sparse_mla {
@@ -122,9 +124,7 @@ std::int64_t workspace_bytes(const DecodeArgs& args, const DecodeParams& params,
   return 0;
 }
 
-}  // namespace
-
-Backend decode(const DecodeArgs& args, const RunOptions& options) {
+Backend run(const DecodeArgs& args, const RunOptions& options) {
   const Check check(kOperation);
   const DecodeParams params = check_args(check, args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
@@ -153,6 +153,12 @@ Backend decode(const DecodeArgs& args, const RunOptions& options) {
     decode_sm90(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
+}
+
+}  // namespace
+
+Backend decode(const DecodeArgs& args, const RunOptions& options) {
+  return recorded(kOperation, args, options, run);
 }
 
 std::int64_t decode_workspace_bytes(const DecodeArgs& args, const RunOptions& options) {

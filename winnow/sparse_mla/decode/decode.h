@@ -26,14 +26,14 @@ struct DecodeArgs {
   ConstTensorView attn_sink{};          // optional [h_q], f32: a logit per head without a value
   CacheFormat format = CacheFormat::fp8_656;
   std::optional<double> scale{};  // of the logits; 1 / sqrt(d_qk) if absent
-  // Whether a query's result has the same bits whatever the other queries of the call are, and
-  // however many. A GPU may be faster without.
+  // Whether the result of a query is bitwise independent of the other queries of the call. Without
+  // it a GPU may be faster.
   bool batch_invariant = true;
   TensorView out{};  // [b, s_q, h_q, 512], bf16
   TensorView lse{};  // optional [b, s_q, h_q], f32
   // Optional, u8 on the device of q, aligned to 256 bytes, at least decode_workspace_bytes():
-  // scratch memory of GPU backends, in use until the work on the stream is done; they want it where
-  // that is not 0. The CPU backend does not use it.
+  // scratch memory of GPU backends, in use until the work on the stream is done. Required if that
+  // is not 0. The CPU backend does not use it.
   TensorView workspace{};
 };
 
@@ -44,15 +44,15 @@ struct DecodeArgs {
 // where row(t) is slot t of the cache, dequantised (see CacheFormat and cache_scale()), and lse' is
 // lse, or log(exp(lse) + exp(attn_sink[h])) with a sink. V is the first 512 columns of the row; in
 // fp8_584 and in bf16 with 512 columns these are all, RoPE included. The entries of a second cache
-// join the sums.
+// take part in the same sums.
 //
 // A slot is block * block_size + offset. Entry j is visible if j is below the query's topk_length
 // (clamped to [0, topk]; absent: topk) and its slot lies in the cache: 0 <= slot < blocks *
-// block_size. Other entries are ignored and their rows are not read. Each of several entries with
-// the same slot counts. A query without visible entries gets out = 0 and lse = -inf. A sink of -inf
-// has no effect; a sink of +inf gives out = 0. NaN or infinity in a row affects only the queries
-// that see the row. On the CPU a logit of -inf has weight 0, and a query whose logits are all -inf
-// gets the results of one without visible entries. A logit of +inf gives lse = +inf, a logit of NaN
+// block_size. Other entries are ignored and their rows are not read. Several entries with the same
+// slot all count. A query without visible entries gets out = 0 and lse = -inf. A sink of -inf has
+// no effect; a sink of +inf gives out = 0. NaN or infinity in a row affects only the queries that
+// see the row. On the CPU a logit of -inf has weight 0, and a query whose logits are all -inf gets
+// the results of one without visible entries. A logit of +inf gives lse = +inf, a logit of NaN
 // gives NaN, and out is NaN then. A sink of NaN makes out NaN where any entry has weight.
 //
 // Sizes: any b, s_q, h_q, topk, blocks and block_size, including 0; fewer than 2^31 slots in a

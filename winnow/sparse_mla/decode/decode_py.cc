@@ -15,7 +15,9 @@ constexpr Declaration<sparse_mla::DecodeArgs> kDecode(
     "extra_cache: T | None = None, extra_indices: T | None = None, "
     "extra_topk_length: T | None = None, batch_invariant: bool = True, "
     "out: T | tuple[T | None, T | None] | None = None, workspace: T | None = None, "
-    "stream: Stream = None, backend: str | None = None) -> tuple[T, T]");
+    "stream: Stream = None, backend: str | None = None) -> tuple[T, T]",
+    "q: bf16[b, s_q, h_q=64, d_qk=576], cache: T[blocks, block_size=64, 1, d_qk], "
+    "indices: i32[b, s_q, topk=64], out: bf16[b, s_q, h_q, 512]");
 
 constexpr std::int64_t kValueColumns = 512;
 
@@ -43,7 +45,7 @@ constexpr const char* kDoc =
     out = sum_j exp(x - lse') * row(indices[i,s,j])[:512]        lse' = log(exp(lse) + exp(sink))
 
 row(t) is slot t = block * block_size + offset of the cache, dequantised: bfloat16(f8 * scale). An
-entry is visible if j < topk_length and its slot lies in the cache. A query with nothing visible
+entry is visible if j < topk_length and its slot is in the cache. A query without visible entries
 gets out = 0 and lse = -inf.
 
 Args:
@@ -60,13 +62,13 @@ Args:
     attn_sink: [h_q], float32: a logit per head without a value.
     extra_cache, extra_indices, extra_topk_length: a second cache of the same format with a block
         size of its own, and its slots and lengths, attended in the same softmax.
-    batch_invariant: a query's bits do not depend on the rest of the batch. A GPU may be faster
-        without; the CPU is so anyway.
+    batch_invariant: the result of a query does not depend on the rest of the batch, bit for bit,
+        which always holds on the CPU. Without it a GPU may be faster.
     out: [b, s_q, h_q, 512], bfloat16, to write into, or a tuple (out, lse) of which any may be
-        None. They share memory with no input and not with each other.
+        None. They must not overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
-        error for too few gives the exact number. None takes them from torch's allocator for tensors
-        of torch. The CPU does not use it.
+        error for a smaller one gives the exact number. If None, it is allocated by torch for torch
+        tensors. The CPU does not use it.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
@@ -74,24 +76,9 @@ Returns:
 
 Raises:
     ValueError: an argument is not as described; nothing was written.
-    winnow.Error: no backend can do it here.)";
+    winnow.Error: no backend can run it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t b = shape.take("b", 1), s_q = shape.take("s_q", 1);
-  const std::int64_t h_q = shape.take("h_q", 64), topk = shape.take("topk", 64);
-  const std::int64_t blocks = shape.take("blocks", 1), block_size = shape.take("block_size", 64);
-  const std::int64_t d_qk = shape.take("d_qk", 576);
-  shape.done();
-  const CacheOfDtype cache(shape, blocks, block_size, d_qk);
-  return sparse_mla::decode({.q = shape.view(DType::bf16, {b, s_q, h_q, d_qk}),
-                             .cache = cache.view,
-                             .indices = shape.view(DType::i32, {b, s_q, topk}),
-                             .format = cache.format,
-                             .out = shape.view(DType::bf16, {b, s_q, h_q, kValueColumns})},
-                            options);
-}
-
-const Operation<kDecode, decode, kDoc> kRegistered(supports);
+const Operation<kDecode, decode, kDoc, sparse_mla::decode, describe_cache> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -40,9 +40,9 @@ std::vector<testing::Benchmark> distribution_benchmarks() {
     add(make_benchmark(bench, bench.shape.d_qk, kTarget), bench.shape);
   }
   for (const GpuBenchShape& bench :
-       {GpuBenchShape{128, 8192, 540}, GpuBenchShape{128, 32768, 520},
-        GpuBenchShape{128, 131072, 430}, GpuBenchShape{64, 8192, 450},
-        GpuBenchShape{64, 32768, 420}, GpuBenchShape{64, 131072, 278}}) {
+       {GpuBenchShape{128, 8192, 0.68}, GpuBenchShape{128, 32768, 0.65},
+        GpuBenchShape{128, 131072, 0.54}, GpuBenchShape{64, 8192, 0.57},
+        GpuBenchShape{64, 32768, 0.53}, GpuBenchShape{64, 131072, 0.35}}) {
     const CaseShape shape = case_shape(bench);
     add(make_benchmark(bench, shape.d_qk), shape);
   }

@@ -12,7 +12,9 @@ constexpr Declaration<sparse_mla::DistributionArgs> kDistribution(
     "def distribution(q: T, kv: T, indices: T | None, lse: T, *, "
     "scale: float | None = None, topk_length: T | None = None, key_start: T | None = None, "
     "key_end: T | None = None, q_start: int | None = None, k_stride: int = 1, "
-    "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T");
+    "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T",
+    "q: T[s_q, h_q=64, d_qk=576], kv: T[s_kv, 1, d_qk], indices: i32[s_q, 1, topk=64], "
+    "lse: R[s_q, h_q], attn_sum: R[s_q, topk]");
 
 nb::object distribution(const Arguments<kDistribution>& given) {
   Call call = given.call();
@@ -27,19 +29,19 @@ nb::object distribution(const Arguments<kDistribution>& given) {
   return out;
 }
 
-constexpr const char* kDoc = R"(What all heads together give to each chosen row.
+constexpr const char* kDoc = R"(The attention weight of each chosen row, summed over all heads.
 
     attn_sum[i,j] = sum over h of exp(x[i,h,j] - lse[i,h]),  0 for entries that are not visible
 
-with x and visibility as in forward(). Where lse came from forward() on the same entries, each row
-sums to h_q. It is the teacher that trains the indexer of DeepSeek Sparse Attention.
+with x and visibility as in forward(). If lse is the result of forward() on the same entries, each
+row sums to h_q. DeepSeek Sparse Attention trains its indexer to reproduce this distribution.
 
 Args:
     q, kv, indices, scale, topk_length, key_start, key_end, q_start, k_stride, stream, backend: as
         in forward().
     lse: [s_q, h_q], float32, natural logarithm, as forward() returns it; one in base 2 must be
         multiplied by ln 2 first.
-    out: [s_q, topk], float32, to write into; new if None. It shares memory with no input.
+    out: [s_q, topk], float32, to write into; new if None. It must not overlap an input.
 
 Returns:
     attn_sum, [s_q, topk], float32; without indices [s_q, s_kv], 0 for rows that are not visible.
@@ -47,21 +49,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as forward().)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t s_q = shape.take("s_q", 1), h_q = shape.take("h_q", 64);
-  const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
-  const std::int64_t topk = shape.take("topk", 64);
-  shape.done();
-  const DType real = accumulator_of(shape.dtype);
-  return sparse_mla::distribution({.q = shape.view(shape.dtype, {s_q, h_q, d_qk}),
-                                   .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
-                                   .indices = shape.view(DType::i32, {s_q, 1, topk}),
-                                   .lse = shape.view(real, {s_q, h_q}),
-                                   .attn_sum = shape.view(real, {s_q, topk})},
-                                  options);
-}
-
-const Operation<kDistribution, distribution, kDoc> kRegistered(supports);
+const Operation<kDistribution, distribution, kDoc, sparse_mla::distribution> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

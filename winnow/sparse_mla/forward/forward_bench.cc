@@ -36,9 +36,9 @@ std::vector<testing::Benchmark> forward_benchmarks() {
     add(make_benchmark(bench, bench.shape.d_qk + kValueDim, kTarget), bench.shape);
   }
   for (const GpuBenchShape& bench :
-       {GpuBenchShape{128, 8192, 605}, GpuBenchShape{128, 32768, 585},
-        GpuBenchShape{128, 131072, 595}, GpuBenchShape{64, 8192, {}}, GpuBenchShape{64, 32768, 630},
-        GpuBenchShape{64, 131072, {}}}) {
+       {GpuBenchShape{128, 8192, 0.93}, GpuBenchShape{128, 32768, 0.86},
+        GpuBenchShape{128, 131072, 0.84}, GpuBenchShape{64, 8192, 0.90},
+        GpuBenchShape{64, 32768, 0.84}, GpuBenchShape{64, 131072, 0.76}}) {
     const CaseShape shape = case_shape(bench);
     add(make_benchmark(bench, shape.d_qk + kValueDim), shape);
   }

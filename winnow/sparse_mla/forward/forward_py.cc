@@ -13,7 +13,9 @@ constexpr Declaration<sparse_mla::ForwardArgs> kForward(
     "topk_length: T | None = None, attn_sink: T | None = None, key_start: T | None = None, "
     "key_end: T | None = None, q_start: int | None = None, k_stride: int = 1, "
     "out: T | tuple[T | None, T | None, T | None] | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> tuple[T, T, T]");
+    "backend: str | None = None) -> tuple[T, T, T]",
+    "q: T[s_q, h_q=64, d_qk=576], kv: T[s_kv, 1, d_qk], indices: i32[s_q, 1, topk=64], "
+    "out: T[s_q, h_q, 512]");
 
 nb::object forward(const Arguments<kForward>& given) {
   Call call = given.call();
@@ -40,20 +42,20 @@ lse = max_logits = -inf.
 
 Args:
     q: [s_q, h_q, d_qk], float32, float16, bfloat16 or, on the CPU, float64; d_qk is 576 or 512.
-        With float64 all that is float32 here and in distribution() and backward() is float64.
+        With float64 every float32 tensor here and in distribution() and backward() is float64.
     kv: [s_kv, 1, d_qk], as q. The key is the row, the value its first 512 columns.
     indices: [s_q, 1, topk] or [s_q, topk], int32; outside [0, s_kv) means absent. None with
-        key_start and key_end: the attention is dense then.
+        key_start and key_end for dense attention.
     scale: of the logits; 1 / sqrt(d_qk) if None.
     topk_length: [s_q], int32: entries of each row that count; clamped to [0, topk].
     attn_sink: [h_q], float32: a logit per head without a value.
     key_start, key_end: [s_q], int32, in the place of indices: query i attends to all rows from
-        key_start[i] to key_end[i] - 1 that there are and that the causal limit lets it see.
+        key_start[i] to key_end[i] - 1 that exist and that the causal limit allows.
     q_start: position of query 0; switches the causal limit on.
     k_stride: tokens that one row of kv stands for; needs q_start if it is not 1.
     out: [s_q, h_q, 512] as q to write into, or a tuple (out, max_logits, lse) of which any may
-        be None. What is not given is new, of q's kind and on q's device. They share memory
-        with no input and not with each other: that is refused.
+        be None. Results that are not passed are allocated, of q's kind and on q's device. Outputs
+        that overlap inputs or each other are refused.
     stream: for CUDA tensors: a handle or an object with __cuda_stream__, cuda_stream or ptr;
         None is torch's current stream for its tensors, else the default stream. New tensors of
         torch belong to that stream, as if it were the current one.
@@ -64,25 +66,13 @@ Returns:
 
 Raises:
     ValueError: an argument is not as described; nothing was written.
-    winnow.Error: no backend can do it here.
+    winnow.Error: no backend can run it here.
 
-Strides are free but for the last dimension, which is contiguous; tensors are never copied. On a
+The last dimension is contiguous, the other strides are arbitrary; tensors are never copied. On a
 GPU the call returns when the work is queued, without synchronisation. No gradient is recorded:
 see winnow.torch.sparse_mla_attention.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t s_q = shape.take("s_q", 1), h_q = shape.take("h_q", 64);
-  const std::int64_t s_kv = shape.take("s_kv", 1), d_qk = shape.take("d_qk", 576);
-  const std::int64_t topk = shape.take("topk", 64);
-  shape.done();
-  return sparse_mla::forward({.q = shape.view(shape.dtype, {s_q, h_q, d_qk}),
-                              .kv = shape.view(shape.dtype, {s_kv, 1, d_qk}),
-                              .indices = shape.view(DType::i32, {s_q, 1, topk}),
-                              .out = shape.view(shape.dtype, {s_q, h_q, sparse_mla::kValueDim})},
-                             options);
-}
-
-const Operation<kForward, forward, kDoc> kRegistered(supports);
+const Operation<kForward, forward, kDoc, sparse_mla::forward> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

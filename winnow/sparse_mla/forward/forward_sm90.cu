@@ -1,5 +1,6 @@
 // Top-k sparse MLA attention, forward, sm90: the launch.
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include <cuda_runtime.h>
@@ -15,6 +16,16 @@ namespace {
 using forward_sm90_detail::KernelParams;
 
 constexpr device::Runtime kRuntime{"sparse_mla::forward", "sm90"};
+
+// Rows of a cache that outgrows L2 are read range after range. Two blocks of heads read the rows of
+// a query at the same time anyway, and gain nothing. Measured on an H100 with 64 heads: 1.08, 1.2
+// and 1.38 times as fast with 49,152, 65,536 and 131,072 rows.
+int order_shift(const Problem& problem, std::int64_t head_blocks) {
+  constexpr std::int64_t kRowsInL2 = 40960;
+  if (problem.dense || head_blocks > 1 || problem.s_kv <= kRowsInL2) return -1;
+  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(problem.s_kv - 1))) -
+         static_cast<int>(std::bit_width(unsigned{kOrderRanges} - 1));
+}
 
 KernelParams kernel_params(const ForwardParams& params) {
   const Problem& problem = params.problem;
@@ -41,12 +52,13 @@ KernelParams kernel_params(const ForwardParams& params) {
   kernel.head_blocks = static_cast<std::uint32_t>(head_blocks);
   kernel.items = static_cast<std::uint32_t>(problem.s_q * head_blocks);
   kernel.ranges = range_view(problem);
+  kernel.order_shift = order_shift(problem, head_blocks);
   return kernel;
 }
 
 template <int kDim, bool kDense>
 void launch(const KernelParams& kernel, cudaStream_t stream) {
-  constexpr int kBytes = attention_sm90::Plan<kDim>::kBytes;
+  constexpr int kBytes = forward_sm90_detail::kSharedBytes<kDim>;
   auto* const function = forward_sm90_detail::forward_kernel<kDim, kDense>;
   kRuntime.allow_shared_memory(function, kBytes);
   const unsigned blocks =

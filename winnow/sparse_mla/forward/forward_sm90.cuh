@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "winnow/sparse_mla/attention_sm90.cuh"
+#include "winnow/sparse_mla/entry_order_sm90.cuh"
 
 namespace winnow::sparse_mla::forward_sm90_detail {
 
@@ -29,7 +30,15 @@ struct KernelParams {
   int h_q;
   std::uint32_t head_blocks, items;  // items = s_q * head_blocks, at most 2^30
   RangeView ranges;                  // of a dense problem
+  int order_shift;  // entries are read by ranges of 2^order_shift rows; -1: as they are listed
 };
+
+// Shared memory: behind what attention_sm90.cuh has, the entries of a query in order.
+template <int kDim>
+inline constexpr int kSegment = (Plan<kDim>::kBytes + 15) / 16 * 16;
+template <int kDim>
+inline constexpr int kSharedBytes = kSegment<kDim> + static_cast<int>(sizeof(EntrySegment));
+static_assert(kSharedBytes<576> == 232144 && kSharedBytes<576> <= 232448);
 
 // Where the entries of a query come from, and how many there are: its list, or in a dense problem
 // (kDense) its range of rows.
@@ -85,7 +94,9 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, std::uin
   std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
   std::uint32_t q_uses = 0;
 
-  TileEntries next{-1, -1};  // loaded one tile ahead
+  constexpr int kOrderBarrier = 1;
+  const bool ordered = !kDense && params.order_shift >= 0;
+  TileEntries next{-1, -1};  // loaded one tile ahead, where they are not ordered
   bool loaded = false;       // `next` is tile 0 of the item that begins
   int entries = entry_count<kDense>(params, blockIdx.x / params.head_blocks);
   for (std::uint32_t item = blockIdx.x; item < params.items; item += gridDim.x) {
@@ -98,14 +109,25 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, std::uin
     const std::int64_t next_query = next_item / params.head_blocks;
     const int next_entries = next_item < params.items ? entry_count<kDense>(params, next_query) : 0;
 
-    if (!loaded && tiles > 0) next = load_tile(row, 0, entries, lane);
+    if (!ordered && !loaded && tiles > 0) next = load_tile(row, 0, entries, lane);
     loaded = false;
     for (int tile = 0; tile < tiles; ++tile) {
+      if constexpr (!kDense) {
+        if (ordered) {
+          const int inside = tile % kSegmentTiles, from = (tile - inside) * kTileRows;
+          const int count = min(entries - from, kSegmentEntries);
+          if (inside == 0) {
+            order_segment<kOrderBarrier>(smem + kSegment<kDim>, row + from, count,
+                                         params.order_shift, thread);
+          }
+          next = load_ordered_tile(smem + kSegment<kDim>, inside, count, lane);
+        }
+      }
       const std::uint64_t mask = tile_mask(next, visible);
       const GatherRows rows = gather_rows(params.kv, next, mask, thread);
-      if (tile + 1 < tiles) {
+      if (!ordered && tile + 1 < tiles) {
         next = load_tile(row, tile + 1, entries, lane);
-      } else if (next_entries > 0) {
+      } else if (!ordered && next_entries > 0) {
         next = load_tile(entry_row<kDense>(params, next_query), 0, next_entries, lane);
         loaded = true;
       }

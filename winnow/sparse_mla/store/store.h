@@ -18,8 +18,8 @@ struct StoreArgs {
   CacheFormat format = CacheFormat::fp8_656;
   TensorView cache{};  // [blocks, block_size, 1, row], see CacheFormat
   // Optional, u8 on the device of rows, aligned to 256 bytes, at least store_workspace_bytes():
-  // scratch memory of GPU backends, in use until the work on the stream is done; they want it where
-  // that is not 0. The CPU backend does not use it.
+  // scratch memory of GPU backends, in use until the work on the stream is done. Required if that
+  // is not 0. The CPU backend does not use it.
   TensorView workspace{};
 };
 
@@ -27,12 +27,13 @@ struct StoreArgs {
 // fp8_584 of 64) of the first columns gets the scale cache_scale(its largest magnitude) and is
 // stored as f8_e4m3(row / scale), rounded to nearest even and saturating at 448; the 64 columns of
 // RoPE are copied, and in bf16 all columns are. The byte of padding in fp8_584 is written as 0. All
-// backends give the same bits. Nothing else in the cache is written, and a row is written as a
-// whole or not at all.
+// backends give bitwise the same results. Nothing else in the cache is written, and a row is
+// written completely or not at all.
 //
-// Negative slots are passed over. On the CPU, and on a GPU in checking mode (RunOptions::check), a
-// slot beyond the cache and one that is named twice are errors; otherwise a GPU skips slots beyond
-// the cache, and a slot that is named twice holds one of the rows, whole.
+// Rows with negative slots are not stored. On the CPU, and on a GPU in checking mode
+// (RunOptions::check), a slot outside of the cache and a slot that two rows name are errors;
+// otherwise a GPU skips slots outside of the cache, and a slot of several rows contains one of them
+// completely.
 //
 // Sizes: any n, blocks and block_size, including 0; fewer than 2^31 slots. Strides: the innermost
 // dimension is contiguous, the others are arbitrary (also 0 or negative; not 0 for the cache); in

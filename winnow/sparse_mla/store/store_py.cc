@@ -12,7 +12,8 @@ constexpr Declaration<sparse_mla::StoreArgs> kStore(
     "sparse_mla::store",
     "def store(rows: T, cache: T, slots: T, *, format: str = 'fp8_656', "
     "check: bool = False, workspace: T | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> None");
+    "backend: str | None = None) -> None",
+    "rows: bf16[n, d_qk=576], cache: T[blocks, block_size=64, 1, d_qk], slots: i64[n]");
 
 nb::object store(const Arguments<kStore>& given) {
   Call call = given.call();
@@ -31,8 +32,8 @@ constexpr const char* kDoc = R"(Writes new rows into a paged cache, quantised as
     f8 = round(row / scale)                          to nearest even, saturating at 448
 
 A group is 128 values in "fp8_656" and 64 in "fp8_584"; the 64 columns of RoPE are copied, as is
-everything in "bf16". A group that holds a NaN or an infinity becomes NaN as a whole, its scale too.
-A row is written as a whole or not at all.
+everything in "bf16". If a group contains a NaN or an infinity, the whole group and its scale become
+NaN. A row is written completely or not at all.
 
 Args:
     rows: [n, columns], bfloat16: 576 columns for "fp8_656", 512 for "fp8_584", for "bf16" as the
@@ -40,29 +41,17 @@ Args:
     cache: [blocks, block_size, 1, row], to write into; formats as in decode().
     slots: [n], int64 or int32: block * block_size + offset; a negative one is skipped.
     format: "fp8_656", "fp8_584" or "bf16".
-    check: refuse a slot beyond the cache or one named twice also on a GPU, which otherwise skips
-        the one and stores one whole row of the other; as in winnow.paged_xl.append().
+    check: makes a GPU, too, refuse slots outside of the cache and slots of several rows, as in
+        winnow.paged_xl.append(). Otherwise it skips the former and stores one row of the latter.
     workspace: scratch memory for a GPU, as in decode(). The CPU does not use it.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Raises:
-    ValueError: an argument is not as described; on the CPU and with check also a slot beyond the
-        cache or one named twice. Nothing was written.
-    winnow.Error: no backend can do it here.)";
+    ValueError: an argument is not as described; on the CPU and with check also a slot outside
+        of the cache or named twice. Nothing was written.
+    winnow.Error: no backend can run it here.)";
 
-Backend supports(Shape& shape, const RunOptions& options) {
-  const std::int64_t n = shape.take("n", 1), d_qk = shape.take("d_qk", 576);
-  const std::int64_t blocks = shape.take("blocks", 1), block_size = shape.take("block_size", 64);
-  shape.done();
-  const CacheOfDtype cache(shape, blocks, block_size, d_qk);
-  return sparse_mla::store({.rows = shape.view(DType::bf16, {n, d_qk}),
-                            .slots = shape.view(DType::i64, {n}),
-                            .format = cache.format,
-                            .cache = cache.view},
-                           options);
-}
-
-const Operation<kStore, store, kDoc> kRegistered(supports);
+const Operation<kStore, store, kDoc, sparse_mla::store, describe_cache> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

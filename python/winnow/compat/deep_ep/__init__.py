@@ -1,7 +1,8 @@
-"""A module that stands for deep_ep: the all-to-all of frameworks' expert parallelism.
+"""A module that replaces deep_ep: the all-to-all of frameworks' expert parallelism.
 
-Names, arguments and results are those of DeepEP; tokens travel by winnow.expert_parallel, on CPU
-tensors or on GPUs, between any number of ranks, and what is wrong is an error on every rank.
+Names, arguments and results are those of DeepEP. The tokens are sent by winnow.expert_parallel, on
+CPU tensors or on GPUs, between any number of ranks. An invalid argument raises an error on every
+rank.
 ``winnow.compat.install("deep_ep")`` puts it in that place for code that cannot be edited, and so
 does the folder that ``python -m winnow compat-path`` prints, on PYTHONPATH. It needs torch.
 """

@@ -119,6 +119,10 @@ class Layers:
 
         # Where the host does not wait the others hear of it in a later call only.
         grows = sizes.device.type != "cuda" or options.get("worst_case_rows", 0) == 0
+        made = self._made.get(sizes)
+        if not grows and sizes.topk == 0 and made is not None and made.topk < columns:
+            # The tables of such calls are equally wide on all ranks, so that all make a larger one.
+            del self._made[sizes]
         return self.with_layer(sizes, max(len(input), tokens), columns, call, grows)
 
     def with_layer(
@@ -204,7 +208,7 @@ class Layers:
         self._notifiers.clear()
 
     def close(self) -> None:
-        """Idempotent, waits for nobody."""
+        """Idempotent; never waits for other ranks."""
         self._closed = True
         for layer in self._made.values():
             layer.close()

@@ -51,9 +51,9 @@ class LowLatencyBuffer:
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Bytes of the fixed slots of bf16 rows, twice for each direction."""
-        slot = hidden * 2 + 16
-        return 4 * num_experts * num_max_dispatch_tokens_per_rank * slot
+        """Bytes of the places of rows that arrive, and of 8 rows a token that come back, twice."""
+        tokens = 2 * num_max_dispatch_tokens_per_rank
+        return tokens * (num_ranks + 8) * hidden * 2
 
     def low_latency_dispatch(
         self,
@@ -208,7 +208,7 @@ class LowLatencyBuffer:
         self._check("clean_low_latency_buffer")
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Masks another rank, or no longer. One that has missed a call cannot come back."""
+        """Masks or unmasks another rank. A rank that has missed a call cannot rejoin."""
         self._check("low_latency_update_mask_buffer")
         for layer in self._layers.low_latency_layers():
             layer.set_mask(rank_to_mask, mask)

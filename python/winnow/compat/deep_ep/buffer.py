@@ -84,7 +84,7 @@ class Buffer(LowLatencyBuffer):
         self._stream = CommStream()
 
     def destroy(self) -> None:
-        """Lets go of the layers; waits for nobody. Only with explicitly_destroy."""
+        """Releases the layers without waiting for other ranks. Only with explicitly_destroy."""
         if not self.explicitly_destroy:
             refuse_call("deep_ep.Buffer.destroy", "the buffer was made without explicitly_destroy")
         self._layers.close()
@@ -129,9 +129,9 @@ class Buffer(LowLatencyBuffer):
         offset: int = 0,
         use_rdma_buffer: bool = False,
     ) -> Tensor:
-        """Refused: there is no buffer of a fixed place; rows arrive in tensors."""
+        """Raises an error: there is no buffer at a fixed address; rows arrive in tensors."""
         name = "deep_ep.Buffer.get_local_buffer_tensor"
-        refuse_call(name, "there is no such buffer: use what dispatch() returns")
+        refuse_call(name, "Winnow has no such buffer: use the tensors that dispatch() returns")
 
     def get_dispatch_layout(
         self,

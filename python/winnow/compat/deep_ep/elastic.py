@@ -139,7 +139,7 @@ class ElasticBuffer:
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, local)
 
     def destroy(self) -> None:
-        """Lets go of the layers; waits for nobody. Only with explicitly_destroy."""
+        """Releases the layers without waiting for other ranks. Only with explicitly_destroy."""
         if not self.explicitly_destroy:
             refuse_call(f"{_NAME}.destroy", "the buffer was made without explicitly_destroy")
         self._layers.close()

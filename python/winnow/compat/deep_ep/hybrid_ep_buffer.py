@@ -129,7 +129,7 @@ class HybridEPBuffer:
         """Nothing is compiled at run time."""
 
     def update_template_config(self, **options: Any) -> NoReturn:
-        """Refused: there are no templates of kernels."""
+        """Raises an error: kernels have no templates here."""
         refuse_call(f"{_NAME}.update_template_config", "there are no templates to configure")
 
     def dispatch(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -41,7 +41,7 @@ class EventOverlap:
         self._release_handle = False
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
-        """The current stream waits for the event; `release_handle` lets go of it then."""
+        """The current stream waits for the event; `release_handle` then releases it."""
         assert self.event is not None, "EventOverlap: this call was not asynchronous: no event"
         self.event.current_stream_wait()
         if self.hook_after_wait is not None:

@@ -78,7 +78,8 @@ void throw_first(const char* operation, ErrorCode code, const std::vector<std::s
                  const std::string& prefix = "") {
   for (std::size_t rank = 0; rank < said.size(); ++rank) {
     if (said[rank].empty()) continue;
-    throw Error(code, operation, "rank " + std::to_string(rank) + ": " + prefix + said[rank]);
+    throw error_from_message(code, operation,
+                             "rank " + std::to_string(rank) + ": " + prefix + said[rank]);
   }
 }
 

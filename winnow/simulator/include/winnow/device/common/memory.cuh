@@ -75,11 +75,15 @@ inline void reduce_add(float* address, float4 value, std::uint64_t,
                        Where where = Where::current()) {
   reduce_add(address, value, where);
 }
-inline void reduce_add(unsigned long long* address, unsigned long long value, std::uint64_t,
+inline void reduce_add(unsigned long long* address, unsigned long long value,
                        Where where = Where::current()) {
   if (simulator::is_dropped(where)) return;
   simulator::check_global_write(address, 8, 8, where);
   *address += value;
+}
+inline void reduce_add(unsigned long long* address, unsigned long long value, std::uint64_t,
+                       Where where = Where::current()) {
+  reduce_add(address, value, where);
 }
 
 }  // namespace winnow::device

@@ -1,4 +1,4 @@
-// The problems of the all-to-all in a world of launched processes.
+// The problems of the room in a world of launched processes.
 #include <map>
 #include <memory>
 #include <sstream>
@@ -54,17 +54,13 @@ Comparisons comparisons_from(const std::string& failures) {
 
 }  // namespace
 
-Comparisons run_launched(const Problem& problem, DeviceType type, std::optional<Backend> backend) {
+Comparisons run_launched(DeviceType type, const RankPart& part) {
   static std::map<DeviceType, LaunchedWorld> worlds;
   LaunchedWorld& world = worlds.try_emplace(type, type).first->second;
   const int rank = world.environment.rank;
   Comparisons mine;
   try {
-    Config config = problem.config();
-    config.device = world.device;
-    config.backend = backend;
-    AllToAll layer(world.transport, world.store, config);
-    mine = run_rank(layer, problem, make_rounds(problem));
+    mine = part(world.transport, world.store, world.device);
   } catch (const Error& error) {
     mine.add({"call", 1, 0, false, error.what()});
   }
@@ -74,7 +70,7 @@ Comparisons run_launched(const Problem& problem, DeviceType type, std::optional<
   Comparisons all;
   all.add(mine, rank);
   if (rank != 0) world.store->set(key(rank), failures_of(mine));
-  for (int other = 1; rank == 0 && other < problem.world_size(); ++other) {
+  for (int other = 1; rank == 0 && other < world.environment.world_size; ++other) {
     const auto failures = world.store->get(key(other), Deadline());
     all.add(
         failures ? comparisons_from(*failures) : comparisons_from("report\tnone came in time\n"),

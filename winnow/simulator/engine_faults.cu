@@ -1,0 +1,272 @@
+// Each lambda is a kernel, of which `smem` is the first of 1,024 bytes of shared memory.
+#include <cuda_runtime.h>
+
+#include "winnow/device/common/memory.cuh"
+#include "winnow/device/common/runtime.h"
+#include "winnow/device/common/shared.cuh"
+#include "winnow/device/sm100/tcgen05.cuh"
+#include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/cluster.cuh"
+#include "winnow/device/sm90/copy.cuh"
+#include "winnow/simulator/engine_faults.h"
+
+namespace winnow::engine_faults {
+namespace {
+
+using namespace winnow::device;
+using Words = std::uint32_t*;
+using Address = std::uint32_t;
+
+constexpr Runtime kRuntime{"engine_faults", "simulator"};
+constexpr std::size_t kSharedBytes = 1024;
+
+template <class Body>
+__global__ void faulty_kernel(Words words) {
+  Body{}(shared_address(dynamic_shared<1024>()), words);
+}
+
+struct Shape {
+  unsigned threads = 32, blocks = 1;
+};
+
+template <class Body>
+void launch_body(const Shape& shape, Words words) {
+  kRuntime.check(launch_clusters(faulty_kernel<Body>, shape.blocks, dim3(shape.blocks),
+                                 dim3(shape.threads), kSharedBytes, nullptr, words),
+                 "launch");
+}
+
+template <class Body>
+Fault fault(const char* name, const char* check, const char* says, Body, Shape shape = {}) {
+  return {name, check, says, [shape](Words words) { launch_body<Body>(shape, words); }};
+}
+
+unsigned thread() { return threadIdx.x; }
+
+void init(Address barrier, std::uint32_t count) {
+  if (thread() == 0) {
+    mbarrier_init(barrier, count);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+}
+
+// Others run meanwhile. Nobody arrives at the barrier.
+void wait_a_while(Address barrier) {
+  for (int i = 0; i < 500; ++i) mbarrier_try_wait(barrier, 0);
+}
+
+std::vector<Fault> memory_faults() {
+  return {
+      fault("SharedOutOfBounds", "shared memory", "is outside of the block's shared memory",
+            [](Address smem, Words) { ld_shared<std::uint32_t>(smem + kSharedBytes); }),
+      fault("SharedMisaligned", "shared memory", "is not a multiple of them",
+            [](Address smem, Words) { ld_shared<std::uint32_t>(smem + 2); }),
+      fault("GlobalOutOfBounds", "global memory", "is outside of the device's allocations",
+            [](Address, Words words) { words[kFaultWords] = 1; }),
+      fault("GlobalMisaligned", "global memory", "is not a multiple of",
+            [](Address, Words words) { words[0] = load_once(words + 1).x; }),
+      fault("StoreAndLoadWithoutBarrier", "race", "is not ordered behind a",
+            [](Address smem, Words) {
+              if (thread() == 0) st_shared(smem, 1u);
+              if (thread() == 32) ld_shared<std::uint32_t>(smem);
+            },
+            {.threads = 64}),
+      fault("LoadAndStoreWithoutBarrier", "race", "is not ordered behind a read by thread 0",
+            [](Address smem, Words) {
+              st_shared(smem + 4 * thread(), 1u);
+              __syncwarp();
+              if (thread() == 0) ld_shared<std::uint32_t>(smem + 4);
+              if (thread() == 1) st_shared(smem + 4, 1u);
+            }),
+      fault("StoreWithoutProxyFence", "proxy fence", "without a proxy fence between them",
+            [](Address smem, Words words) {
+              st_shared(smem + 4 * thread(), thread());
+              __syncwarp();
+              if (thread() != 0) return;
+              bulk_store(words, smem, 16, policy_evict_first());
+              bulk_commit();
+              bulk_wait<0>();
+            }),
+  };
+}
+
+std::vector<Fault> barrier_faults() {
+  return {
+      fault("BarrierWithoutInitialisation", "mbarrier", "no barrier was initialised",
+            [](Address smem, Words) { mbarrier_wait(smem, 0, "consume", 0); }),
+      fault("SecondInitialisation", "mbarrier", "is initialised a second time",
+            [](Address smem, Words) {
+              if (thread() == 0) mbarrier_init(smem, 1), mbarrier_init(smem, 1);
+            }),
+      fault("CountOfZero", "mbarrier", "a count of 0",
+            [](Address smem, Words) { mbarrier_init(smem, 0); }),
+      fault("InitialisationWithoutFence", "mbarrier", "no fence.mbarrier_init has followed",
+            [](Address smem, Words) {
+              if (thread() == 0) mbarrier_init(smem, 32);
+              __syncthreads();
+              mbarrier_arrive(smem);
+            }),
+      fault("InitialisationThatNothingOrders", "mbarrier",
+            "nothing orders behind its initialisation",
+            [](Address smem, Words) {
+              if (thread() == 0) mbarrier_init(smem, 32), fence_mbarrier_init();
+              mbarrier_arrive(smem);
+            }),
+      fault("MoreArrivalsThanTheCount", "mbarrier", "more arrivals than the count",
+            [](Address smem, Words) {
+              init(smem, 1);
+              if (thread() == 0) mbarrier_arrive_expect(smem, 16), mbarrier_arrive(smem);
+            }),
+      fault("ParityOfTwo", "mbarrier", "a wait for parity 2",
+            [](Address smem, Words) {
+              init(smem, 1);
+              mbarrier_wait(smem, 2, "consume", 0);
+            }),
+      fault("NobodyArrives", "deadlock", "wait as \"consume\"",
+            [](Address smem, Words) {
+              init(smem, 1);
+              mbarrier_wait(smem, 0, "consume", 0);
+            }),
+      fault("LanesWithOtherMasks", "warp", "while other lanes are at",
+            [](Address, Words) { __shfl_sync(thread() == 0 ? 3u : ~0u, 1, 0); }),
+      fault("LanesOfOtherKinds", "warp", "while other lanes are at",
+            [](Address, Words) {
+              if (thread() % 2 == 0) {
+                __syncwarp();
+              } else {
+                __ballot_sync(~0u, true);
+              }
+            }),
+      fault("LaneThatItsMaskDoesNotName", "warp", "which is not in it",
+            [](Address, Words) { __syncwarp(1u); }),
+      fault("NamedBarrierOfOtherCounts", "named barrier", "while others are at it",
+            [](Address, Words) {
+              if (thread() < 32) {
+                bar_sync<64>(1);
+              } else {
+                bar_sync<96>(1);
+              }
+            },
+            {.threads = 64}),
+      fault("TooFewRegisters", "setmaxnreg", "not a multiple of 8 from 24 to 256",
+            [](Address, Words) { setmaxnreg_dec<20>(); }),
+      fault("Trap", "trap", "", [](Address, Words) { __trap(); }),
+      fault("ClusterOfThreeBlocks", "launch", "clusters of 3 blocks", [](Address, Words) {},
+            {.blocks = 3}),
+  };
+}
+
+std::vector<Fault> exit_faults() {
+  return {
+      fault("BytesStillExpected", "exit", "still expects 16 bytes",
+            [](Address smem, Words) {
+              init(smem, 1);
+              if (thread() == 0) mbarrier_arrive_expect(smem, 16);
+            }),
+      fault("CopyThatNobodyWaitsFor", "exit", "",
+            [](Address smem, Words words) {
+              if (thread() == 0) cp_async_zfill(smem, words, true, policy_evict_last());
+            }),
+      fault("BulkCopyWithoutCommit", "exit", "was never committed",
+            [](Address smem, Words words) {
+              if (thread() != 0) return;
+              for (Address at = 0; at < 16; at += 4) st_shared(smem + at, 0u);
+              fence_proxy_async_shared();
+              bulk_store(words, smem, 16, policy_evict_first());
+            }),
+      fault("BlockEndsWhileTheOtherReachesIntoIt", "exit", "may still reach into it",
+            [](Address smem, Words) {
+              init(smem, 1);
+              cluster_sync();
+              if (thread() != 0) return;
+              if (cluster_rank() == 0) wait_a_while(smem);
+              if (cluster_rank() == 1) st_shared_cluster(map_shared(smem + 8, 0), {1.0f, 0.0f});
+            },
+            {.blocks = 2}),
+      fault("ArrivalAtABlockThatHasEnded", "cluster", "reaches into a block that has ended",
+            [](Address smem, Words) {
+              init(smem, 1);
+              cluster_sync();
+              if (cluster_rank() != 0 || thread() != 0) return;
+              wait_a_while(smem);
+              mbarrier_arrive_cluster(map_shared(smem, 1));
+            },
+            {.blocks = 2}),
+      fault("TwoArrivalsAtTheClusterBarrier", "cluster", "arrives twice",
+            [](Address, Words) { cluster_arrive(), cluster_arrive(); }, {.blocks = 2}),
+      fault("ClusterWaitWithoutArrival", "cluster", "without an arrival",
+            [](Address, Words) { cluster_wait(); }, {.blocks = 2}),
+      fault("RankOutsideOfTheCluster", "cluster", "to rank 2 of 2",
+            [](Address smem, Words) { map_shared(smem, 2); }, {.blocks = 2}),
+  };
+}
+
+// 32 columns of one block's tensor memory; all threads know of them.
+std::uint32_t allocate(Address smem) {
+  if (thread() < 32) tcgen05_alloc<1>(smem, 32), tcgen05_fence_before();
+  __syncthreads();
+  tcgen05_fence_after();
+  return ld_shared<std::uint32_t>(smem);
+}
+
+std::vector<Fault> tensor_faults() {
+  return {
+      fault("AllocationOf48Columns", "tcgen05", "tcgen05.alloc of 48 columns",
+            [](Address smem, Words) { tcgen05_alloc<1>(smem, 48); }),
+      fault("AllocationThatIsNotReturned", "exit", "without tcgen05.dealloc",
+            [](Address smem, Words) { allocate(smem); }),
+      fault("ReturnOfAnotherSize", "tcgen05", "which is no allocation",
+            [](Address smem, Words) { tcgen05_dealloc<1>(allocate(smem), 64); }),
+      fault("LanesOfAnotherWarp", "tcgen05", "while the warp may reach those from 0",
+            [](Address smem, Words) {
+              std::uint32_t r[16];
+              const std::uint32_t at = allocate(smem);
+              if (thread() < 32) tcgen05_ld_32x32b(at + (32 << 16), r);
+            },
+            {.threads = 64}),
+      fault("ColumnsThatAreNotAllocated", "tcgen05", "which are not in one allocation",
+            [](Address smem, Words) {
+              std::uint32_t r[16];
+              tcgen05_ld_32x32b(allocate(smem) + 24, r);
+            }),
+      fault("LoadWithoutWait", "exit", "without tcgen05.wait::ld",
+            [](Address smem, Words) {
+              std::uint32_t r[16];
+              tcgen05_ld_32x32b(allocate(smem), r);
+            }),
+      fault("PairInAClusterOfOneBlock", "tcgen05", "in a cluster of one block",
+            [](Address smem, Words) { tcgen05_alloc<2>(smem, 32); }),
+      fault("ProductOfTheOddBlock", "tcgen05", "of a pair in its odd block",
+            [](Address smem, Words) {
+              tcgen05_alloc<2>(smem, 32);
+              if (cluster_rank() == 1 && thread() == 0) tcgen05_mma<2>(0, 0, 0, 0, false);
+              cluster_sync();
+            },
+            {.blocks = 2}),
+      fault("InstructionDescriptorOfZeros", "instruction descriptor", "",
+            [](Address smem, Words) {
+              const std::uint32_t at = allocate(smem);
+              if (thread() == 0) tcgen05_mma<1>(at, 0, 0, 0, false);
+            }),
+  };
+}
+
+}  // namespace
+
+std::vector<Fault> faults() {
+  std::vector<Fault> list = memory_faults();
+  for (const auto& more : {barrier_faults(), exit_faults(), tensor_faults()}) {
+    list.insert(list.end(), more.begin(), more.end());
+  }
+  return list;
+}
+
+void launch_faultless(Words words) {
+  launch_body<decltype([](Address, Words to) {
+    cluster_sync();
+    if (thread() == 0) to[cluster_rank()] = cluster_rank();
+  })>({.blocks = 2}, words);
+}
+
+}  // namespace winnow::engine_faults

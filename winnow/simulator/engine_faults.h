@@ -1,0 +1,26 @@
+// Micro-kernels that break a rule each, for the tests of what the engine reports.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace winnow::engine_faults {
+
+struct Fault {
+  std::string name;
+  std::string check;  // that is to report it
+  std::string says;   // stands in the report
+  // Launches the kernel with kFaultWords words of the device's memory.
+  std::function<void(std::uint32_t* words)> launch;
+};
+inline void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.name; }
+inline constexpr int kFaultWords = 16;
+
+std::vector<Fault> faults();
+// The same kernel without a fault: it stores its rank to words[rank].
+void launch_faultless(std::uint32_t* words);
+
+}  // namespace winnow::engine_faults

@@ -1,0 +1,46 @@
+// Each rule that the engine checks, broken by a micro-kernel: the report begins with the check's
+// name, and the device can be used further. Rules of single instructions have their tests beside
+// them (instructions/).
+#include "winnow/simulator/engine_faults.h"
+
+#include <memory>
+
+#include <gmock/gmock.h>
+
+#include "winnow/simulator/launch.h"
+
+namespace winnow::engine_faults {
+namespace {
+
+class EngineFaults : public ::testing::TestWithParam<Fault> {};
+
+TEST_P(EngineFaults, AreReportedByName) {
+  const Fault& fault = GetParam();
+  const std::unique_ptr<void, void (*)(void*)> memory(
+      simulator::allocate(kFaultWords * sizeof(std::uint32_t)), simulator::free);
+  auto* const words = static_cast<std::uint32_t*>(memory.get());
+  for (const char* const schedule : {"eager", "late", "random:1", "random:2"}) {
+    SCOPED_TRACE(schedule);
+    simulator::settings().schedule = simulator::parse_schedule(schedule);
+    std::string check = "none", report;
+    try {
+      fault.launch(words);
+    } catch (const simulator::Failure& failure) {
+      check = failure.check();
+      report = failure.what();
+    }
+    EXPECT_EQ(check, fault.check) << report;
+    EXPECT_THAT(report, ::testing::StartsWith(fault.check + ": "));
+    EXPECT_THAT(report, ::testing::HasSubstr(fault.says));
+    words[0] = words[1] = 7;
+    launch_faultless(words);
+    EXPECT_EQ(words[0], 0u);
+    EXPECT_EQ(words[1], 1u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EngineFaults, ::testing::ValuesIn(faults()),
+                         [](const auto& fault) { return fault.param.name; });
+
+}  // namespace
+}  // namespace winnow::engine_faults

@@ -1,0 +1,17 @@
+// Deterministic backward of top-k sparse MLA attention on sm90 for up to 64 heads: bounds first,
+// then the fused kernel. Internal.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/sparse_mla/backward/backward_impl.h"
+
+namespace winnow::sparse_mla {
+
+// Bytes of device memory that backward_fused_fixed_sm90() works in.
+std::int64_t backward_fused_fixed_workspace_bytes(const BackwardParams& params);
+
+// `workspace` is aligned to 256 bytes.
+void backward_fused_fixed_sm90(const BackwardParams& params, void* workspace, void* stream);
+
+}  // namespace winnow::sparse_mla

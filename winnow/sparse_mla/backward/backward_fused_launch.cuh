@@ -1,0 +1,34 @@
+// Top-k sparse MLA attention, backward, sm90: the launch of the fused kernel, for its two ways to
+// add to dkv. Host code of .cu files.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_runtime.h>
+
+#include "winnow/device/common/runtime.h"
+#include "winnow/sparse_mla/backward/backward_fused_sm90.cuh"
+#include "winnow/sparse_mla/problem.h"
+
+namespace winnow::sparse_mla::backward_fused_sm90_detail {
+
+// Whether the blocks are kept in step: where the sums would not stay in L2 anyhow.
+inline bool keeps_step(const Runtime& runtime, const Problem& problem) {
+  return problem.s_kv * problem.d_qk * 4 > runtime.attribute(cudaDevAttrL2CacheSize) / 2;
+}
+
+// dq, the sums of dkv, shares of d_sink.
+template <int kDim, class Drain>
+void launch_fused(const Runtime& runtime, const KernelParams& kernel, int blocks,
+                  cudaStream_t stream) {
+  constexpr int kBytes = Plan<kDim>::kBytes;
+  auto* const function = fused_kernel<kDim, Drain>;
+  runtime.allow_shared_memory(function, kBytes);
+  runtime.launch(function, blocks, kThreads, kBytes, stream, kernel);
+  const unsigned tail = kernel.items % blocks;
+  if (tail > 0 && kernel.tiles > 0) {
+    runtime.launch(combine_kernel<kDim>, tail * kHeads, kCombineThreads, 0, stream, kernel, blocks);
+  }
+}
+
+}  // namespace winnow::sparse_mla::backward_fused_sm90_detail
