@@ -10,9 +10,9 @@ import numpy as np
 import problems
 import pytest
 import torch
+import winnow.torch
 
 import winnow
-import winnow.torch
 from winnow import sparse_mla
 
 

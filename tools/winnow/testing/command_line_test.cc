@@ -248,7 +248,8 @@ TEST_F(CommandLine, InfoTellsWhetherThereIsNvshmemOrWhyNot) {
 TEST_F(CommandLine, InfoReportsTheForcedModule) {
   // The last is the plainest, which runs everywhere where there is more than one.
   const json last = json::parse(run("info --json").output)["cpu_modules"].back()["name"];
-  const json info = json::parse(run("info --json", "WINNOW_CPU_ISA=" + last.get<std::string>()).output);
+  const json info =
+      json::parse(run("info --json", "WINNOW_CPU_ISA=" + last.get<std::string>()).output);
   for (const auto& module : info["cpu_modules"]) {
     EXPECT_EQ(module["used"].get<bool>(), module["name"] == last);
   }
