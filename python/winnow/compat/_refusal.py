@@ -14,5 +14,12 @@ def refuse(operation: str, argument: str, wanted: str, got: Any) -> NoReturn:
 def refuse_call(operation: str, message: str) -> NoReturn:
     """What is not here at all, and what there is in its place."""
     error = Error(f"{operation}: {message}")
-    error.operation, error.code = operation, "unsupported"
+    error.operation, error.argument = operation, argument_of(message)
+    error.code = "unsupported"
     raise error
+
+
+def argument_of(message: str) -> str:
+    """That which a message names, "rank 1: x: want ..." for example; empty where it names none."""
+    named, wanted, _ = message.partition(": want ")
+    return named.rpartition(": ")[2] if wanted else ""

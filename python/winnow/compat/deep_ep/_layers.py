@@ -22,7 +22,7 @@ from winnow._winnow.expert_parallel import (
     Notifier,
     default_timeout,
 )
-from winnow.compat._refusal import refuse_call
+from winnow.compat._refusal import argument_of, refuse_call
 from winnow.errors import Error, InvalidArgument
 from winnow.expert_parallel import rendezvous
 
@@ -284,7 +284,7 @@ class Layers:
 
     def _raise(self, kind: type, text: str, cause: Any = None) -> NoReturn:
         error = kind(f"{self._operation}: {text}")
-        error.operation = self._operation
+        error.operation, error.argument = self._operation, argument_of(text)
         if kind is Error:
             error.code = "timeout"
         raise error from cause
