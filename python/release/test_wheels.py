@@ -31,7 +31,7 @@ except ValueError as error:
 
 def _run(*command, **options):
     result = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=900, **options
+        [str(part) for part in command], capture_output=True, text=True, timeout=3000, **options
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
