@@ -19,7 +19,7 @@ constexpr std::string_view kOperation = kCombine;
 // One rank's part of one combine; the counterpart of Combine in combine_cpu.cc.
 class DeviceCombine {
  public:
-  DeviceCombine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& descriptor)
+  DeviceCombine(CudaLayer& layer, const CombineArgs& args, const Descriptor& descriptor)
       : layer_(layer), args_(args), state_(descriptor.state()), routing_(*state_.routing) {}
 
   Tensor run() {
@@ -59,7 +59,7 @@ class DeviceCombine {
   void sum(Part part);
   void send_back();
 
-  DeviceLayer& layer_;
+  CudaLayer& layer_;
   const CombineArgs& args_;
   const Descriptor::State& state_;
   const Routing& routing_;
@@ -247,7 +247,7 @@ void DeviceCombine::send_back() {
 
 }  // namespace
 
-Tensor combine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& descriptor) {
+Tensor combine(CudaLayer& layer, const CombineArgs& args, const Descriptor& descriptor) {
   return DeviceCombine(layer, args, descriptor).run();
 }
 

@@ -25,7 +25,7 @@ namespace {
 // One rank's part of one dispatch, step by step as the protocol's page tells it.
 class DeviceDispatch {
  public:
-  DeviceDispatch(DeviceLayer& layer, const DispatchArgs& args)
+  DeviceDispatch(CudaLayer& layer, const DispatchArgs& args)
       : layer_(layer), args_(args), config_(layer.config()) {}
 
   Dispatched run() {
@@ -83,7 +83,7 @@ class DeviceDispatch {
   NodePointers table_pointers(const NodePointers& regions, std::int64_t RegionLayout::* size,
                               std::int64_t RegionLayout::* offset) const;
 
-  DeviceLayer& layer_;
+  CudaLayer& layer_;
   const DispatchArgs& args_;
   const Config& config_;
   std::uint64_t number_ = 0;
@@ -381,7 +381,7 @@ Dispatched DeviceDispatch::result() {
 
 }  // namespace
 
-Dispatched dispatch(DeviceLayer& layer, const DispatchArgs& args) {
+Dispatched dispatch(CudaLayer& layer, const DispatchArgs& args) {
   return DeviceDispatch(layer, args).run();
 }
 

@@ -4,7 +4,7 @@
 
 namespace winnow::expert_parallel {
 
-NewRouting::NewRouting(DeviceLayer& layer, const Request& request, const DispatchArgs& args,
+NewRouting::NewRouting(CudaLayer& layer, const Request& request, const DispatchArgs& args,
                        std::uint64_t number)
     : layer_(layer),
       request_(request),

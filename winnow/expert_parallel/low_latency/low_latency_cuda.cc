@@ -78,7 +78,7 @@ class DeviceLowLatency : public LowLatencyBackend {
   // Sent and not received, oldest first: false of one that was refused here, whose rows are
   // dropped.
   std::deque<bool> pending_[kLowLatencyCalls];
-  GpuCalls calls_;  // the last member: all of the above goes when the last call has ended
+  CudaCalls calls_;  // the last member: all of the above goes when the last call has ended
 };
 
 DeviceLowLatency::DeviceLowLatency(std::shared_ptr<Transport> transport,

@@ -40,7 +40,7 @@ class DeviceNotifier : public NotifierBackend {
   std::shared_ptr<std::byte> private_;  // of this rank alone, on the GPU
   NotifyView view_;
   NotifyReportView host_report_, host_deferred_;
-  GpuCalls calls_;  // the last member: all of the above goes when the last call has ended
+  CudaCalls calls_;  // the last member: all of the above goes when the last call has ended
 };
 
 // ---- Creation and end.
