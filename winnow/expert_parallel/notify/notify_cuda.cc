@@ -21,10 +21,10 @@
 namespace winnow::expert_parallel {
 namespace {
 
-class DeviceNotifier : public NotifierBackend {
+class CudaNotifier : public NotifierBackend {
  public:
-  DeviceNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
-                 const Deadline& deadline);
+  CudaNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
+               const Deadline& deadline);
 
   void notify(const NotifyArgs& args) override;
 
@@ -45,8 +45,8 @@ class DeviceNotifier : public NotifierBackend {
 
 // ---- Creation and end.
 
-DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
-                               const Deadline& deadline)
+CudaNotifier::CudaNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
+                           const Deadline& deadline)
     : NotifierBackend(Backend::sm90, config, *transport),
       transport_(std::move(transport)),
       calls_(transport_, view_.layer, config_.device, kNotifierOperation,
@@ -96,11 +96,11 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
 
 // ---- A call.
 
-void DeviceNotifier::notify(const NotifyArgs& args) {
+void CudaNotifier::notify(const NotifyArgs& args) {
   calls_.run([&] { call(args); });
 }
 
-void DeviceNotifier::call(const NotifyArgs& args) {
+void CudaNotifier::call(const NotifyArgs& args) {
   forget_totals();
   calls_.begin(kNotifyOperation, args.stream);
   Header statement;
@@ -124,7 +124,7 @@ void DeviceNotifier::call(const NotifyArgs& args) {
   throw_deferred();
 }
 
-void DeviceNotifier::enqueue(const NotifyArgs& args, const Header& statement, bool waits) {
+void CudaNotifier::enqueue(const NotifyArgs& args, const Header& statement, bool waits) {
   const auto data = [](const TensorView& view) { return static_cast<std::int32_t*>(view.data()); };
   const auto counts = [](const ConstTensorView& view) {
     return static_cast<const std::int32_t*>(view.data());
@@ -166,7 +166,7 @@ void DeviceNotifier::enqueue(const NotifyArgs& args, const Header& statement, bo
   }
 }
 
-void DeviceNotifier::wait_report() {
+void CudaNotifier::wait_report() {
   calls_.wait_for(host_report_.report->call, calls_.number());
   throw_report(host_report_);
   totals_.recv_tokens = host_report_.totals[0];
@@ -177,7 +177,7 @@ void DeviceNotifier::wait_report() {
 
 // ---- What goes wrong.
 
-void DeviceNotifier::throw_report(const NotifyReportView& report) const {
+void CudaNotifier::throw_report(const NotifyReportView& report) const {
   if (report.report->refused != 0) {
     std::vector<Header> headers;
     for (int rank = 0; rank < topology_.world_size; ++rank) {
@@ -193,7 +193,7 @@ void DeviceNotifier::throw_report(const NotifyReportView& report) const {
   throw_too_many(report.report->count, report.report->too_many == 1 ? "tokens" : "pairs");
 }
 
-void DeviceNotifier::throw_deferred() {
+void CudaNotifier::throw_deferred() {
   calls_.throw_deferred(host_deferred_.report->call, [&](std::uint64_t) {
     forget_totals();
     throw_report(host_deferred_);
@@ -205,7 +205,7 @@ void DeviceNotifier::throw_deferred() {
 std::unique_ptr<NotifierBackend> make_cuda_notifier(std::shared_ptr<Transport> transport,
                                                     const NotifierConfig& config,
                                                     const Deadline& deadline) {
-  return std::make_unique<DeviceNotifier>(std::move(transport), config, deadline);
+  return std::make_unique<CudaNotifier>(std::move(transport), config, deadline);
 }
 
 }  // namespace winnow::expert_parallel
