@@ -65,7 +65,7 @@ class CudaCombine {
   const Routing& routing_;
   Tensor result_;  // unless the caller gave its own
   TensorView out_;
-  DeviceSumParams sums_;
+  CudaSumParams sums_;
 };
 
 // Says where this rank's expert rows are, or what is wrong.
@@ -203,7 +203,7 @@ void CudaCombine::fill_params() {
   sums_.dtype = config.dtype;
   sums_.row_bytes = layer_.row_bytes();
   sums_.routing = routing_.tables;
-  if (args_.weighted) sums_.weights = state_.device_weights;
+  if (args_.weighted) sums_.weights = state_.cuda_weights;
   if (args_.weights.present()) sums_.weights.pairs = layer_.combine_weights();
   sums_.token_major = routing_.order == RowOrder::token_major;
   sums_.travel = travel();

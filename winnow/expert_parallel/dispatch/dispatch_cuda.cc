@@ -367,7 +367,7 @@ Dispatched CudaDispatch::result() {
 
   auto state = make_state(layer_.token(), layer_.rank(), number_, request_, routing_, buffer_,
                           CombineRoom(config_, request_, laid_rows(layer_.rank())).values);
-  state->device_weights = {move_.pair_weights, move_.weights_of_rows};
+  state->cuda_weights = {move_.pair_weights, move_.weights_of_rows};
   state->memory = {weights_};
   if (layer_.capturing()) {  // the graph uses it again
     if (dense_weights_) state->memory.push_back(dense_weights_);

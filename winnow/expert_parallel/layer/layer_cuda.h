@@ -174,7 +174,7 @@ class CudaLayer {
   bool world_is_one_gpu_ = false;
   std::shared_ptr<const char> token_ = std::make_shared<const char>('\0');
 
-  std::shared_ptr<std::byte> private_;  // DeviceState and tables of pointers
+  std::shared_ptr<std::byte> private_;  // CudaState and tables of pointers
   std::byte** segments_ = nullptr;
   std::shared_ptr<SymmetricMemory> control_, rail_, pushed_;
   Arena arena_, own_;

@@ -15,7 +15,7 @@
 #include "winnow/expert_parallel/low_latency/low_latency_impl.h"
 #include "winnow/expert_parallel/memory/gpu_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
-#include "winnow/expert_parallel/routing/device_topology.h"
+#include "winnow/expert_parallel/routing/topology_cuda.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 
 namespace winnow::expert_parallel {

@@ -14,7 +14,7 @@
 #include "winnow/expert_parallel/memory/gpu_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
-#include "winnow/expert_parallel/routing/device_topology.h"
+#include "winnow/expert_parallel/routing/topology_cuda.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
