@@ -19,7 +19,7 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/core/stream.h"
 #include "winnow/expert_parallel/cuda/view.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/fault_notice.h"

@@ -78,7 +78,7 @@ CudaLayer::CudaLayer(std::shared_ptr<Transport> transport, const Config& config,
     tables.add(segments_, kMaxSegments * locals);
     return static_cast<std::size_t>(tables.bytes());
   };
-  private_ = allocate_on_gpu(device(), lay_out(Tables()));
+  private_ = allocate_cuda_memory(device(), lay_out(Tables()));
   lay_out(Tables(private_.get()));
   view_.segments = segments_;
   own_.add(own_memory(device(), static_cast<std::size_t>(kLeastOwnMemory)));
@@ -86,7 +86,7 @@ CudaLayer::CudaLayer(std::shared_ptr<Transport> transport, const Config& config,
 
   const std::int64_t segment = arena_.add(allocate(first_segment_bytes(config_), "the arena"));
   const NodePointers arena = node_pointers_of(arena_.memory(segment));
-  write_to_gpu(device(), segment_row(segment), arena.data, pointers_bytes());
+  write_cuda_memory(device(), segment_row(segment), arena.data, pointers_bytes());
   if (nodes() > 1) {
     rail_ = allocate(view_.rail_layout.bytes, "the rail buffers");
     view_.rail = view_of(*rail_, rail);
@@ -110,8 +110,8 @@ void CudaLayer::load_kernels(std::span<const CudaOperation> operations) {
 }
 
 std::shared_ptr<SymmetricMemory> CudaLayer::allocate(std::int64_t bytes, std::string_view what) {
-  return transport_->allocate_device(device(), static_cast<std::size_t>(bytes),
-                                     Deadline(config_.timeout), what);
+  return transport_->allocate_cuda(device(), static_cast<std::size_t>(bytes),
+                                   Deadline(config_.timeout), what);
 }
 
 NodePointers CudaLayer::node_pointers_of(SymmetricMemory& memory) const {
@@ -122,7 +122,7 @@ NodePointers CudaLayer::node_pointers_of(SymmetricMemory& memory) const {
 }
 
 SymmetricView CudaLayer::view_of(SymmetricMemory& memory, std::byte** pointers) const {
-  write_to_gpu(device(), pointers, node_pointers_of(memory).data, pointers_bytes());
+  write_cuda_memory(device(), pointers, node_pointers_of(memory).data, pointers_bytes());
   return {memory.local(), pointers, memory.peers()};
 }
 

@@ -23,7 +23,7 @@
 #include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/exchange/exchange_cuda.h"
 #include "winnow/expert_parallel/memory/arena.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/routing/placement.h"
 #include "winnow/expert_parallel/transport/fault_notice.h"
 

@@ -13,7 +13,7 @@
 #include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/low_latency/low_latency_impl.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/routing/topology_cuda.h"
 #include "winnow/expert_parallel/transport/communicator.h"
@@ -120,7 +120,7 @@ CudaLowLatency::CudaLowLatency(std::shared_ptr<Transport> transport, const LowLa
     tables.add(view_.verdicts, kLowLatencyCalls * world_);
     return static_cast<std::size_t>(tables.bytes());
   };
-  private_ = allocate_on_gpu(config_.device, lay_out(Tables()));
+  private_ = allocate_cuda_memory(config_.device, lay_out(Tables()));
   lay_out(Tables(private_.get()));
   view_.peers = peers;
   LowLatencyReportView device_unused;
@@ -132,10 +132,10 @@ CudaLowLatency::CudaLowLatency(std::shared_ptr<Transport> transport, const LowLa
                                             });
   const Deadline deadline(config_.timeout);
   const auto allocate = [&](std::int64_t bytes, std::byte** pointers, std::string_view what) {
-    auto memory = transport_->allocate_device(config_.device, static_cast<std::size_t>(bytes),
-                                              deadline, what);
+    auto memory =
+        transport_->allocate_cuda(config_.device, static_cast<std::size_t>(bytes), deadline, what);
     const std::vector<std::byte*> node = node_pointers(*memory, topology, rank_, kLowLatency);
-    write_to_gpu(config_.device, pointers, node.data(), node.size() * sizeof(std::byte*));
+    write_cuda_memory(config_.device, pointers, node.data(), node.size() * sizeof(std::byte*));
     return memory;
   };
   memory_ = allocate(view_.layout.bytes, peers, "the rows' places");
@@ -330,7 +330,7 @@ std::vector<std::int32_t> CudaLowLatency::mask() const {
   std::vector<std::int32_t> mask(static_cast<std::size_t>(world_));
   const DeviceGuard guard(config_.device);
   calls_.wait_for_last();
-  GpuStream stream(config_.device);
+  CudaStream stream(config_.device);
   stream.copy(mask.data(), view_.mask, mask.size() * sizeof(std::int32_t));
   stream.wait();
   return mask;
@@ -340,7 +340,7 @@ void CudaLowLatency::set_mask(int rank, bool masked) {
   const DeviceGuard guard(config_.device);
   calls_.wait_for_last();
   const std::int32_t value = masked;
-  write_to_gpu(config_.device, view_.mask + rank, &value, sizeof(value));
+  write_cuda_memory(config_.device, view_.mask + rank, &value, sizeof(value));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include "winnow/expert_parallel/cuda/calls.h"
 #include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
 #include "winnow/expert_parallel/routing/topology_cuda.h"
@@ -74,7 +74,7 @@ CudaNotifier::CudaNotifier(std::shared_ptr<Transport> transport, const NotifierC
     tables.add(view_.row, CountRow::bytes(layer.topology));
     return static_cast<std::size_t>(tables.bytes());
   };
-  private_ = allocate_on_gpu(config_.device, lay_out(Tables()));
+  private_ = allocate_cuda_memory(config_.device, lay_out(Tables()));
   lay_out(Tables(private_.get()));
   calls_.make_reports<NotifyReportView>({&host_report_, &host_deferred_},
                                         {&view_.report, &view_.deferred}, layer,
@@ -84,12 +84,12 @@ CudaNotifier::CudaNotifier(std::shared_ptr<Transport> transport, const NotifierC
                                           add.add(report.statements, world);
                                         });
 
-  control_ = transport_->allocate_device(config_.device,
-                                         static_cast<std::size_t>(layer.control_layout.bytes),
-                                         deadline, "the counts of notify");
+  control_ = transport_->allocate_cuda(config_.device,
+                                       static_cast<std::size_t>(layer.control_layout.bytes),
+                                       deadline, "the counts of notify");
   const std::vector<std::byte*> node =
       node_pointers(*control_, topology_, rank_, kNotifierOperation);
-  write_to_gpu(config_.device, pointers, node.data(), node.size() * sizeof(std::byte*));
+  write_cuda_memory(config_.device, pointers, node.data(), node.size() * sizeof(std::byte*));
   layer.control = {control_->local(), pointers, control_->peers()};
   calls_.count_ranks();
 }
