@@ -9,7 +9,7 @@ NewRouting::NewRouting(CudaLayer& layer, const Request& request, const DispatchA
     : layer_(layer),
       request_(request),
       routing_(make_routing(request, layer.config(), layer.map(), number)) {
-  routing_->gpu = layer.device();
+  routing_->device = layer.device();
   allocate_tables();
 
   const Config& config = layer.config();
