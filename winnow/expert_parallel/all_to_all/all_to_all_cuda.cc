@@ -28,7 +28,7 @@ class AllToAllCuda : public AllToAllBackend {
   const std::shared_ptr<const char>& token() const override { return layer_.token(); }
 
  private:
-  DeviceLayer layer_;
+  CudaLayer layer_;
 };
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace winnow::expert_parallel {
 
 inline constexpr std::string_view kCombine = "expert_parallel::combine";
 
-class DeviceLayer;
+class CudaLayer;
 struct CudaOperation;
 
 // What AllToAll::combine_buffer() gives.
@@ -34,7 +34,7 @@ Options combine_options(const CombineArgs& args, const Descriptor::State& state)
 Tensor combine(Layer& layer, const CombineArgs& args, const Descriptor& descriptor);
 
 // On a GPU: combine_cuda.cc. Only in builds with CUDA.
-Tensor combine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& descriptor);
+Tensor combine(CudaLayer& layer, const CombineArgs& args, const Descriptor& descriptor);
 CudaOperation cuda_combine();
 
 }  // namespace winnow::expert_parallel

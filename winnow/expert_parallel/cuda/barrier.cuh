@@ -18,7 +18,7 @@ template <class W>
 __global__ void __launch_bounds__(kBarrierThreads)
     barrier_kernel(const __grid_constant__ BarrierParams params) {
   const LayerView& view = params.view;
-  const DeviceTopology& topology = view.topology;
+  const CudaTopology& topology = view.topology;
   if (broken(view)) return;
   const int kind = params.node_only ? 1 : 0;
   const std::uint64_t round =

@@ -19,7 +19,7 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/core/stream.h"
 #include "winnow/expert_parallel/cuda/view.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/fault_notice.h"
@@ -27,18 +27,18 @@
 
 namespace winnow::expert_parallel {
 
-class GpuCalls {
+class CudaCalls {
  public:
   // `view` is what kernels know, from the first call on. `creation` is the operation that errors
   // name before it, `texts` what they call the waits of its kernels. Errors (winnow::Error):
   // unsupported, where the transport serves no GPUs.
-  GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
-           std::string_view creation, std::vector<PhaseText> texts);
+  CudaCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
+            std::string_view creation, std::vector<PhaseText> texts);
   // Waits for nobody: memory that is given back from now on goes when the last call has ended. So
   // its owner declares it behind everything that kernels use.
-  ~GpuCalls();
-  GpuCalls(const GpuCalls&) = delete;
-  GpuCalls& operator=(const GpuCalls&) = delete;
+  ~CudaCalls();
+  CudaCalls(const CudaCalls&) = delete;
+  CudaCalls& operator=(const CudaCalls&) = delete;
 
   // Pinned memory that kernels write: their FaultReport, and the reports of a call and of what it
   // defers, whose parts `add(tables, report)` tells. And that they read: which ranks have ended,

@@ -11,7 +11,7 @@
 #include "winnow/expert_parallel/host_device.h"
 #include "winnow/expert_parallel/memory/arena.h"
 #include "winnow/expert_parallel/memory/layouts.h"
-#include "winnow/expert_parallel/routing/device_topology.h"
+#include "winnow/expert_parallel/routing/topology_cuda.h"
 #include "winnow/expert_parallel/transport/fault_notice.h"
 
 namespace winnow::expert_parallel {
@@ -38,16 +38,16 @@ struct FaultReport {
   FaultNotice notice;
 };
 
-// Who counts with which of DeviceState::arrivals.
+// Who counts with which of CudaState::arrivals.
 enum Arrival { kBlocksArrived, kBlocksLeft, kMoveDone, kSumsDone, kArrivals };
-// What warps claim from which of DeviceState::claims: in dispatch tokens to send and rows to
+// What warps claim from which of CudaState::claims: in dispatch tokens to send and rows to
 // repeat; in combine tokens of other nodes and then of this one, to push (or rows together) and to
 // sum.
 enum DispatchClaim { kSendClaims, kRepeatClaims };
 enum SumClaim { kPushOthersClaims, kSumOthersClaims, kPushOwnClaims, kSumOwnClaims, kClaims };
 
 // In the device memory of this rank, not symmetric. Zero-filled at first.
-struct DeviceState {
+struct CudaState {
   std::uint64_t epoch = 0;       // of the last exchange: device time, also in replayed graphs
   std::uint64_t call = 0;        // the host's number of the last call
   std::uint64_t rounds[2] = {};  // of barriers: of the world, of a node
@@ -76,15 +76,15 @@ struct ReportView {
   Header* headers = nullptr;       // [W]
   Findings* findings = nullptr;    // [W]
   std::int64_t* wanted = nullptr;  // [W] rows
-  std::int32_t* words = nullptr;   // DeviceLayer::report_words(): what the call's own kernels add
+  std::int32_t* words = nullptr;   // CudaLayer::report_words(): what the call's own kernels add
 };
 
 struct LayerView {
-  DeviceTopology topology;
+  CudaTopology topology;
   ControlLayout control_layout;
   RailLayout rail_layout;
   SymmetricView control, rail, pushed;  // pushed: by other ranks, see pushed_offset()
-  DeviceState* state = nullptr;
+  CudaState* state = nullptr;
   // Device pointers of pinned memory. `deferred` is for calls that the host does not wait for: its
   // number is 0 until a kernel has something to tell, and again when the host has read it.
   FaultReport* fault = nullptr;
@@ -99,7 +99,7 @@ struct LayerView {
 // Where local rank `local` pushes what it has of a rank's tokens, in the memory of the rank that
 // reduces them: [NN, L, T] rows, by the node of the tokens' rank. Expert-major the sum of a token's
 // rows, at the token's place; token-major the rows one behind the other.
-WINNOW_HD inline std::int64_t pushed_offset(const DeviceTopology& topology, int node, int local,
+WINNOW_HD inline std::int64_t pushed_offset(const CudaTopology& topology, int node, int local,
                                             std::int64_t max_tokens, std::int64_t place,
                                             std::int64_t row_bytes) {
   return ((std::int64_t(node) * topology.locals + local) * max_tokens + place) * row_bytes;
@@ -112,7 +112,7 @@ __device__ __forceinline__ bool broken(const LayerView& view) {
 }
 // one behind it with `if (!runs(view)) return;`.
 __device__ __forceinline__ bool runs(const LayerView& view) {
-  const volatile DeviceState* state = view.state;
+  const volatile CudaState* state = view.state;
   return state->broken == 0 && state->refused == 0;
 }
 // The epoch of this call (after its exchange kernel).

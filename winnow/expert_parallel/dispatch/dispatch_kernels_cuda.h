@@ -38,7 +38,7 @@ struct CountParams {
   std::byte* scratch = nullptr;     // count_scratch_bytes()
   std::uint32_t* placed = nullptr;  // set to 0
 };
-std::int64_t count_scratch_bytes(const DeviceTopology& topology, int blocks);
+std::int64_t count_scratch_bytes(const CudaTopology& topology, int blocks);
 int launch_count(const CountParams& params, int blocks, void* stream);
 
 // The words of the report: rows [W] i64, as the routing asks, then expert_counts, expert_offsets.
@@ -57,7 +57,7 @@ struct PlaceParams {
   RoutingTables tables;              // those that do not depend on R are filled
   std::byte* scratch = nullptr;      // place_scratch_bytes()
 };
-std::int64_t place_scratch_bytes(const DeviceTopology& topology, int blocks);
+std::int64_t place_scratch_bytes(const CudaTopology& topology, int blocks);
 int launch_place(const PlaceParams& params, int blocks, void* stream);
 
 // What move knows of the rows.

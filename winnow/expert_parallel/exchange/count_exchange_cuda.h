@@ -38,10 +38,10 @@ struct CountRow {
   static constexpr std::int64_t kIndex = sizeof(std::int32_t);
 
   // Of the CountFinding.
-  WINNOW_HD static std::int64_t found(const DeviceTopology& topology) {
+  WINNOW_HD static std::int64_t found(const CudaTopology& topology) {
     return round_up((topology.experts + topology.world + topology.nodes) * kIndex);
   }
-  WINNOW_HD static std::int64_t bytes(const DeviceTopology& topology) {
+  WINNOW_HD static std::int64_t bytes(const CudaTopology& topology) {
     return round_up(found(topology) + std::int64_t(sizeof(CountFinding)));
   }
 

@@ -21,7 +21,7 @@ struct Descriptor::State {
   std::shared_ptr<Region> buffer;  // combine_buffer(), at its beginning
   std::int64_t values_at = 0;      // in `buffer`, bytes: room for the values of the rows' pairs
   // On a GPU.
-  DeviceWeights device_weights;
+  CudaWeights cuda_weights;
   std::vector<std::shared_ptr<Region>> memory;  // of them, and of what a recorded graph uses
 
   std::int64_t rows() const { return routing->rows_of(rank); }

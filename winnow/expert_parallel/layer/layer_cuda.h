@@ -23,7 +23,7 @@
 #include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/exchange/exchange_cuda.h"
 #include "winnow/expert_parallel/memory/arena.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/routing/placement.h"
 #include "winnow/expert_parallel/transport/fault_notice.h"
 
@@ -48,15 +48,15 @@ struct CudaOperation {
   std::span<const PhaseText> texts;  // of what its kernels wait for
 };
 
-class DeviceLayer {
+class CudaLayer {
  public:
   // Collective. `config` is checked and resolved; config.device is a GPU. Errors (winnow::Error):
   // unsupported, where the GPU or the transport cannot do it; those of the allocations. The end
   // of a layer waits for nobody.
-  DeviceLayer(std::shared_ptr<Transport> transport, const Config& config,
-              std::span<const CudaOperation> operations);
-  DeviceLayer(const DeviceLayer&) = delete;
-  DeviceLayer& operator=(const DeviceLayer&) = delete;
+  CudaLayer(std::shared_ptr<Transport> transport, const Config& config,
+            std::span<const CudaOperation> operations);
+  CudaLayer(const CudaLayer&) = delete;
+  CudaLayer& operator=(const CudaLayer&) = delete;
 
   const Config& config() const { return config_; }
   const ExpertMap& map() const { return map_; }
@@ -87,7 +87,7 @@ class DeviceLayer {
   // after the exchange of a call breaks the layer on every rank.
   std::shared_ptr<Region> keep(std::int64_t bytes);
 
-  // ---- A call, in this order on every rank, as the body of GpuCalls::run().
+  // ---- A call, in this order on every rank, as the body of CudaCalls::run().
 
   template <class Body>
   auto call(const Body& body) {
@@ -174,7 +174,7 @@ class DeviceLayer {
   bool world_is_one_gpu_ = false;
   std::shared_ptr<const char> token_ = std::make_shared<const char>('\0');
 
-  std::shared_ptr<std::byte> private_;  // DeviceState and tables of pointers
+  std::shared_ptr<std::byte> private_;  // CudaState and tables of pointers
   std::byte** segments_ = nullptr;
   std::shared_ptr<SymmetricMemory> control_, rail_, pushed_;
   Arena arena_, own_;
@@ -203,7 +203,7 @@ class DeviceLayer {
   LayerView view_;
   Header own_header_;          // of this call
   bool others_go_on_ = false;  // they are through the exchange of this call, as this rank is
-  GpuCalls calls_;  // the last member: all of the above goes when the last call has ended
+  CudaCalls calls_;  // the last member: all of the above goes when the last call has ended
 };
 
 }  // namespace winnow::expert_parallel

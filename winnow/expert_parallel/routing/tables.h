@@ -49,7 +49,7 @@ struct RoutingTables {
 };
 
 // The weights of one dispatch. Null where none were sent.
-struct DeviceWeights {
+struct CudaWeights {
   const float* pairs = nullptr;  // [NN, T, K] of the rail sources
   const float* rows = nullptr;   // [R] of the rows here, expert-major only
 };

@@ -9,7 +9,7 @@
 namespace winnow::expert_parallel {
 
 // Who is where. Expert x lives on rank x / per_rank().
-struct DeviceTopology {
+struct CudaTopology {
   int world = 1, locals = 1, nodes = 1;  // W, L, NN
   int rank = 0, node = 0, local = 0;
   int experts = 0, topk = 0;  // E, K
@@ -25,8 +25,8 @@ struct DeviceTopology {
   WINNOW_HD bool kept(std::int32_t expert) const { return expert >= 0 && expert < experts; }
 };
 
-inline DeviceTopology topology_of(const ExpertMap& map, int rank) {
-  DeviceTopology topology;
+inline CudaTopology topology_of(const ExpertMap& map, int rank) {
+  CudaTopology topology;
   topology.world = map.topology.world_size;
   topology.locals = map.topology.local_world_size;
   topology.nodes = map.topology.nodes();

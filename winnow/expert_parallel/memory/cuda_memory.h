@@ -19,7 +19,7 @@ namespace winnow::expert_parallel {
 // Zero-filled, aligned to 4096, reachable by every GPU of the process that can reach `device`. It
 // goes back when the last owner lets go and what free_after() was told has happened. Errors
 // (winnow::Error): resource; unsupported, where the GPU cannot be used.
-WINNOW_EXPORT std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes);
+WINNOW_EXPORT std::shared_ptr<std::byte> allocate_cuda_memory(Device device, std::size_t bytes);
 // Memory of any GPU that is given back from now on goes when the event has come to pass: kernels of
 // one GPU write to the memory of others.
 WINNOW_EXPORT void free_after(CUevent_st* event);
@@ -31,17 +31,17 @@ WINNOW_EXPORT void keep_until_freed(Device device, std::shared_ptr<void> kept);
 WINNOW_EXPORT bool reaches(Device device, Device other);
 
 // Copies from the host and returns when it is done.
-WINNOW_EXPORT void write_to_gpu(Device device, void* to, const void* from, std::size_t bytes);
+WINNOW_EXPORT void write_cuda_memory(Device device, void* to, const void* from, std::size_t bytes);
 
 // The memory of one rank alone as a symmetric one, so that an Arena can deal it out.
 WINNOW_EXPORT std::shared_ptr<SymmetricMemory> own_memory(Device device, std::size_t bytes);
 
 // A queue of a GPU that waits for no other. Errors (winnow::Error): resource, unsupported.
-class WINNOW_EXPORT GpuStream {
+class WINNOW_EXPORT CudaStream {
  public:
-  explicit GpuStream(Device device);
+  explicit CudaStream(Device device);
   // A stream of the caller's, null: the default one, for the same operations.
-  GpuStream(Device device, Stream stream);
+  CudaStream(Device device, Stream stream);
   Stream stream() const { return {stream_.get()}; }
   // In stream order, between any two places. Host memory must stay until wait(). Whatever their
   // number, rows are one operation: a queue holds about a thousand, and who fills it waits inside
