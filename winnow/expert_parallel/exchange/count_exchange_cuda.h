@@ -1,4 +1,4 @@
-// The exchange of counts on GPUs: what its kernel knows and is given. Internal.
+// The exchange of counts on GPUs: the view and the parameters of its kernel. Internal.
 #pragma once
 
 #include <cstddef>
@@ -10,16 +10,16 @@
 
 namespace winnow::expert_parallel {
 
-// What its waits wait for.
+// The phases of its waits.
 inline constexpr Phase kNotifyCountsPhase{11};
 
-// What a rank says about its call, with what the kernels found in its counts.
+// The statement of a rank about its call, and what its kernels found in its counts.
 struct CheckedStatement {
   Header said;
   CountFinding found;
 };
 
-// What the host reads of a call, in pinned memory: this, then the totals and all statements.
+// The report of a call to the host, in pinned memory: this, then the totals and all statements.
 struct NotifyReport {
   std::uint64_t call = 0;      // number of the last call whose report is complete; written last
   std::uint32_t refused = 0;   // 1: the statements say why

@@ -1,4 +1,4 @@
-// The exchange of a GPU layer: what its kernel is given. Internal.
+// The exchange of a GPU layer: the parameters of its kernel. Internal.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace winnow::expert_parallel {
 
-// What the kernels of this rank found in its indices; travels behind the counts.
+// What the kernels of this rank found in its indices; sent after the counts.
 struct Findings {
   std::int32_t bad = 0;  // 1: an index is out of range, the first one:
   std::int32_t token = 0, k = 0, value = 0;

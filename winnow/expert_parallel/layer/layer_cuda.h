@@ -42,7 +42,7 @@ enum class Report {
   more,     // and what a later kernel of the call adds before it calls complete()
 };
 
-// What the layer has to know of an operation on it.
+// What the layer must know of each of its operations.
 struct CudaOperation {
   int (*load)() = nullptr;           // its kernels, onto the current GPU; a cudaError_t
   std::span<const PhaseText> texts;  // of what its kernels wait for
@@ -72,7 +72,7 @@ class CudaLayer {
   // pushes_rows() of layouts.h, but where all ranks share one GPU there are no links: then only
   // enable_local_combine makes them push.
   bool pushes_rows(std::int64_t tokens) const;
-  // Stands for this layer in descriptors, which must not keep the rest alive.
+  // Represents this layer in descriptors, which must not keep the rest of it alive.
   const std::shared_ptr<const char>& token() const { return token_; }
   const LayerView& view() const { return view_; }
   const Wire& wire() const { return *wire_; }
@@ -118,10 +118,10 @@ class CudaLayer {
   // Behind rail_send and what may run while its puts are under way: enqueues the wait for them.
   void quiet();
 
-  // After everything is enqueued: throws what earlier calls left for this one (faults, refusals and
-  // overflows of calls that the host did not wait for).
+  // After everything is enqueued: throws the errors that earlier calls left for this one (faults,
+  // refusals and overflows of calls for which the host did not wait).
   void end();
-  // Throws Error (internal or resource) where something was not enqueued; breaks the layer.
+  // Throws Error (internal or resource) if something was not enqueued, and breaks the layer.
   void check(int cuda_error, const char* what) { calls_.check(cuda_error, what); }
 
   // This rank alone has no memory in the middle of a call: breaks the layer on every rank.

@@ -1,6 +1,6 @@
-// Memory for GPU layers that is had and given back without waiting for anything that runs there:
-// other ranks' kernels may be waiting for this very thread. In builds without CUDA what would need
-// it throws Error (unsupported). Internal.
+// Memory for GPU layers, allocated and freed without waiting for work on the GPU: kernels of other
+// ranks may be waiting for this very thread. In builds without CUDA, everything that needs a GPU
+// throws Error (unsupported). Internal.
 #pragma once
 
 #include <cstddef>
@@ -16,36 +16,36 @@ struct CUstream_st;
 
 namespace winnow::expert_parallel {
 
-// Zero-filled, aligned to 4096, reachable by every GPU of the process that can reach `device`. It
-// goes back when the last owner lets go and what free_after() was told has happened. Errors
-// (winnow::Error): resource; unsupported, where the GPU cannot be used.
+// Zero-filled memory, aligned to 4096, accessible to every GPU of the process that can access
+// `device`. It is freed once its last owner has released it and the events of free_after() have
+// occurred. Errors (winnow::Error): resource; unsupported, if the GPU cannot be used.
 WINNOW_EXPORT std::shared_ptr<std::byte> allocate_cuda_memory(Device device, std::size_t bytes);
-// Memory of any GPU that is given back from now on goes when the event has come to pass: kernels of
-// one GPU write to the memory of others.
+// Memory of any GPU that is released from now on is freed after the event: kernels of one GPU write
+// to the memory of others.
 WINNOW_EXPORT void free_after(CUevent_st* event);
-// Lets go of what `kept` owns when memory that `device` gives back now would go. On a thread of
-// CUDA's, which may not call CUDA.
+// Releases `kept` when memory of `device` that is released now would be freed, on a thread of CUDA,
+// which must not call CUDA.
 WINNOW_EXPORT void keep_until_freed(Device device, std::shared_ptr<void> kept);
 
-// Whether kernels of `device` can use what was allocated on `other`.
+// Whether kernels of `device` can access memory of `other`.
 WINNOW_EXPORT bool reaches(Device device, Device other);
 
 // Copies from the host and returns when it is done.
 WINNOW_EXPORT void write_cuda_memory(Device device, void* to, const void* from, std::size_t bytes);
 
-// The memory of one rank alone as a symmetric one, so that an Arena can deal it out.
+// Memory of this rank alone as a SymmetricMemory, from which an Arena can allocate.
 WINNOW_EXPORT std::shared_ptr<SymmetricMemory> own_memory(Device device, std::size_t bytes);
 
-// A queue of a GPU that waits for no other. Errors (winnow::Error): resource, unsupported.
+// A stream that does not wait for others. Errors (winnow::Error): resource, unsupported.
 class WINNOW_EXPORT CudaStream {
  public:
   explicit CudaStream(Device device);
-  // A stream of the caller's, null: the default one, for the same operations.
+  // The same operations on a stream of the caller; null: the default stream.
   CudaStream(Device device, Stream stream);
   Stream stream() const { return {stream_.get()}; }
-  // In stream order, between any two places. Host memory must stay until wait(). Whatever their
-  // number, rows are one operation: a queue holds about a thousand, and who fills it waits inside
-  // CUDA, where other threads wait for him.
+  // Copies in stream order, between any two places. Host memory must stay valid until wait(). A
+  // copy of rows is one operation, whatever their number: a stream holds about a thousand, and a
+  // thread that fills it waits inside CUDA, where it holds up other threads.
   void copy(void* to, const void* from, std::size_t bytes) {
     copy_rows(to, bytes, from, bytes, bytes, 1);
   }
@@ -59,21 +59,21 @@ class WINNOW_EXPORT CudaStream {
   std::shared_ptr<CUstream_st> stream_;
 };
 
-// Work that `then` is given from now on begins when `first` has come to where it is now.
+// Work that is queued on `then` from now on begins after the work that is queued on `first` now.
 WINNOW_EXPORT void order(Device of_first, Stream first, Device of_then, Stream then);
 
-// Pinned host memory that kernels write, zero-filled. Pages are used again, by later layers, once
-// the event given to retire() has come to pass; the process keeps them.
+// Pinned host memory that kernels write, zero-filled. The process keeps the pages, and later layers
+// reuse a page once the event given to retire() has occurred.
 class WINNOW_EXPORT PinnedPage {
  public:
   PinnedPage() = default;
   explicit PinnedPage(std::size_t bytes);
   PinnedPage& operator=(PinnedPage&& other) noexcept;  // swaps
-  ~PinnedPage();                                       // retired without an event: never used again
+  ~PinnedPage();                                       // without retire() the page is not reused
 
   std::byte* host() const { return host_; }
   std::byte* device() const { return device_; }
-  void retire(CUevent_st* event) noexcept;  // owns the event then
+  void retire(CUevent_st* event) noexcept;  // takes the event over
 
  private:
   std::byte* host_ = nullptr;

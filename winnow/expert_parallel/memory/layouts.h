@@ -17,7 +17,7 @@ namespace winnow::expert_parallel {
 // unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise.
 inline constexpr int kMostRanksOnGpu = 8;
 
-// Deals out a memory: where each part begins.
+// Divides a memory into parts: where each part begins.
 class Parts {
  public:
   static std::int64_t round_up(std::int64_t bytes) { return (bytes + 127) / 128 * 128; }
@@ -32,7 +32,7 @@ class Parts {
   std::int64_t end_ = 0;
 };
 
-// Arrays one behind the other in one memory. They are told twice: without a memory they are only
+// Arrays one after the other in one memory. They are added twice: without a memory they are only
 // measured, with it their pointers are set.
 class Tables {
  public:

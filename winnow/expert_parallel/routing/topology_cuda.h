@@ -1,4 +1,4 @@
-// Where a rank of a GPU and its experts are, as kernels know it. Internal.
+// The place of a rank and of the experts in the world, as kernels know it. Internal.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace winnow::expert_parallel {
 
-// Who is where. Expert x lives on rank x / per_rank().
+// Expert x lives on rank x / per_rank().
 struct CudaTopology {
   int world = 1, locals = 1, nodes = 1;  // W, L, NN
   int rank = 0, node = 0, local = 0;
@@ -16,8 +16,8 @@ struct CudaTopology {
 
   WINNOW_HD int per_rank() const { return experts / world; }
   WINNOW_HD int rank_at(int at_node, int at_local) const { return at_node * locals + at_local; }
-  // Who writes to this rank's memory what comes from that one: itself, or the rank of this node
-  // that passes its words on.
+  // The rank that writes the words of rank `from` to this rank's memory: `from` itself, or the rank
+  // of this node that passes them on.
   WINNOW_HD int writer_for(int from) const {
     const bool itself = from / locals == node || from % locals == local;
     return itself ? from : rank_at(node, from % locals);
