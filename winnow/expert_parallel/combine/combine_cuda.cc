@@ -75,7 +75,7 @@ void CudaCombine::post() {
   const std::byte* table = nullptr;  // weights, for the rail peers
   std::int64_t table_bytes = 0;
   header.refuse_what_throws(kOperation, [&] {
-    check_combine(layer_.config(), layer_.token(), args_, state_);
+    check_combine(layer_.config(), layer_.identity(), args_, state_);
     header.options = combine_options(args_, state_);
     if (has_rows()) make_out();
     fill_params();

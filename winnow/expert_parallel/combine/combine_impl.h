@@ -18,13 +18,13 @@ struct CudaOperation;
 // What AllToAll::combine_buffer() gives.
 TensorView buffer_of(const Config& config, const Descriptor::State& state);
 
-// Throws Error (invalid_argument) unless a dispatch of the layer whose token is `layer` has made
-// the descriptor.
+// Throws Error (invalid_argument) unless the descriptor is of a dispatch of the layer whose
+// identity is `layer`.
 void check_descriptor(const Check& check, const std::shared_ptr<const char>& layer,
                       const Descriptor::State& state);
 
-// Throws Error (invalid_argument) naming the argument, for this rank alone. `layer` is the token of
-// the layer, `config` its sizes and device.
+// Throws Error (invalid_argument) naming the argument, for this rank alone. `layer` is the identity
+// of the layer, `config` its sizes and device.
 void check_combine(const Config& config, const std::shared_ptr<const char>& layer,
                    const CombineArgs& args, const Descriptor::State& state);
 

@@ -115,7 +115,7 @@ void CudaDispatch::post() {
     layer_.wait_report();
   };
   attempt([&] {
-    request_ = check_request(config_, layer_.token(), args_);
+    request_ = check_request(config_, layer_.identity(), args_);
     header = make_header(request_, args_);
     take_scales();
     routing_ = request_.cached;
@@ -365,7 +365,7 @@ Dispatched CudaDispatch::result() {
       {here(move_.payload), here(move_.row_weights), here(move_.row_scales), here(move_.ids)},
       args_.out.present(), tensor);
 
-  auto state = make_state(layer_.token(), layer_.rank(), number_, request_, routing_, buffer_,
+  auto state = make_state(layer_.identity(), layer_.rank(), number_, request_, routing_, buffer_,
                           CombineRoom(config_, request_, laid_rows(layer_.rank())).values);
   state->cuda_weights = {move_.pair_weights, move_.weights_of_rows};
   state->memory = {weights_};

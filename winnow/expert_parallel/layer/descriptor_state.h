@@ -1,4 +1,4 @@
-// What stands behind a Descriptor. Internal.
+// The contents of a Descriptor. Internal.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace winnow::expert_parallel {
 
 struct Descriptor::State {
-  std::shared_ptr<const void> layer;  // that made it; null: none did
+  std::shared_ptr<const void> layer;  // the identity of its layer; null: made without one
   int rank = 0;
   std::uint64_t number = 0;  // the epoch of its own dispatch
   std::shared_ptr<const Routing> routing;

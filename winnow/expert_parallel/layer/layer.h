@@ -47,7 +47,7 @@ struct Layer {
   std::uint64_t epoch = 0;  // of the last exchange
   std::optional<DeferredFault> deferred;
   // Represents this layer in descriptors, which must not keep the rest of it alive.
-  std::shared_ptr<const char> token = std::make_shared<const char>('\0');
+  std::shared_ptr<const char> identity = std::make_shared<const char>('\0');
 
   int rank() const { return communicator.rank(); }
   int node() const { return communicator.node(); }

@@ -73,7 +73,7 @@ class CudaLayer {
   // enable_local_combine makes them push.
   bool pushes_rows(std::int64_t tokens) const;
   // Represents this layer in descriptors, which must not keep the rest of it alive.
-  const std::shared_ptr<const char>& token() const { return token_; }
+  const std::shared_ptr<const char>& identity() const { return identity_; }
   const LayerView& view() const { return view_; }
   const Wire& wire() const { return *wire_; }
   Arena& arena() { return arena_; }
@@ -172,7 +172,7 @@ class CudaLayer {
   int rank_, blocks_ = 1;
   int call_blocks_ = 1, call_sm_count_ = 1;  // of this call
   bool world_is_one_gpu_ = false;
-  std::shared_ptr<const char> token_ = std::make_shared<const char>('\0');
+  std::shared_ptr<const char> identity_ = std::make_shared<const char>('\0');
 
   std::shared_ptr<std::byte> private_;  // CudaState and tables of pointers
   std::byte** segments_ = nullptr;
