@@ -234,7 +234,7 @@ TensorView Call::read_capsule(const char* argument, nb::handle object, bool writ
     PyDict_DelItemString(options.ptr(), "max_version");  // from before DLPack 1.0
     return object.attr("__dlpack__")(**options);
   });
-  // The capsule stays as it is: whoever made it frees the tensor when we let it go.
+  // The capsule stays as it is: its producer frees the tensor when we release it.
   capsules_[num_capsules_++] = capsule;
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
     const auto* managed = static_cast<const dlpack::ManagedTensorVersioned*>(

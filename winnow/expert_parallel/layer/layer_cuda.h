@@ -51,8 +51,8 @@ struct CudaOperation {
 class CudaLayer {
  public:
   // Collective. `config` is checked and resolved; config.device is a GPU. Errors (winnow::Error):
-  // unsupported, where the GPU or the transport cannot do it; those of the allocations. The end
-  // of a layer waits for nobody.
+  // unsupported, if the GPU or the transport cannot do it; those of the allocations. The
+  // destructor does not wait.
   CudaLayer(std::shared_ptr<Transport> transport, const Config& config,
             std::span<const CudaOperation> operations);
   CudaLayer(const CudaLayer&) = delete;

@@ -20,7 +20,7 @@ namespace winnow::expert_parallel {
 // All watches of the process share one thread, which sleeps until a process ends. It takes no
 // signals, is there only while something is watched, and stops before the program's exit handlers.
 // In a child of fork() the parent's watches are not there, and letting go of them does nothing.
-// Errors (winnow::Error): resource, where there is no thread.
+// Errors (winnow::Error): resource, if no thread can be created.
 using PeerWatch = std::shared_ptr<void>;
 WINNOW_EXPORT PeerWatch watch_processes(const std::vector<ProcessIdentity>& processes,
                                         std::function<void(int)> gone);

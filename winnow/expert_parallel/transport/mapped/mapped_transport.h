@@ -38,8 +38,8 @@ struct WorldControl {
   }
 };
 
-// Zero-filled pages: shared with whoever maps the file too, or private where `file` is -1. They are
-// unmapped with the last owner. Throws Error (resource).
+// Zero-filled pages, shared with every process that maps the file, or private if `file` is -1. They
+// are unmapped when the last owner is gone. Throws Error (resource).
 WINNOW_EXPORT std::shared_ptr<std::byte> map_pages(std::size_t bytes, int file);
 
 class WINNOW_EXPORT MappedTransport : public Transport {
