@@ -13,8 +13,8 @@
 
 namespace winnow::expert_parallel {
 
-// Ranks of one GPU wait for each other there, in a hardware queue each; a process has 8 of them
-// unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise.
+// Ranks of one GPU wait for each other in a hardware queue each; a process has 8 of these unless
+// CUDA_DEVICE_MAX_CONNECTIONS says otherwise.
 inline constexpr int kMostRanksOnGpu = 8;
 
 // Divides a memory into parts: where each part begins.
