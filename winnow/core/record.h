@@ -33,6 +33,9 @@ struct RecordedArgument {
   bool is_tensor = false;
 };
 
+// The text of an error as the log and a record have it: control characters are spaces.
+WINNOW_EXPORT std::string in_one_line(std::string_view text);
+
 WINNOW_EXPORT std::string to_text(double value);
 inline std::string to_text(std::int64_t value) { return std::to_string(value); }
 inline std::string to_text(int value) { return std::to_string(value); }
