@@ -118,7 +118,7 @@ class Signature:
 
 
 def _either(one: str, other: str) -> str:
-    """A type that takes both; for tuples one of any length, as callers know which they asked for."""
+    """A type that takes both; for tuples one of any length, as callers know which."""
     if one.startswith("tuple") and other.startswith("tuple"):
         return "tuple[T, ...]"
     return f"{other} | {one}"
