@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "winnow/expert_parallel/host_device.h"
+#include "winnow/core/host_device.h"
 #include "winnow/expert_parallel/memory/arena.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/routing/topology_cuda.h"
@@ -99,9 +99,9 @@ struct LayerView {
 // Where local rank `local` pushes its part of a rank's tokens, in the memory of the rank that
 // reduces them: [NN, L, T] rows, by the node of the tokens' rank. In expert-major order the sum of
 // a token's rows, at the token's place; in token-major order the rows one after the other.
-WINNOW_HD inline std::int64_t pushed_offset(const CudaTopology& topology, int node, int local,
-                                            std::int64_t max_tokens, std::int64_t place,
-                                            std::int64_t row_bytes) {
+WINNOW_HOST_DEVICE inline std::int64_t pushed_offset(const CudaTopology& topology, int node,
+                                                     int local, std::int64_t max_tokens,
+                                                     std::int64_t place, std::int64_t row_bytes) {
   return ((std::int64_t(node) * topology.locals + local) * max_tokens + place) * row_bytes;
 }
 

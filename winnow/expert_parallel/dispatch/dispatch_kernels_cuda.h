@@ -19,8 +19,10 @@ inline constexpr Phase kCountsPhase{1}, kTokensPhase{3}, kRowsPhase{4};
 // [n, K], weights [n, K]. The ordinal of a pair says how many pairs of its expert come before it at
 // this rank (expert-major), or how many tokens with a row on its expert's rank (token-major).
 struct PairTable {
-  static WINNOW_HD constexpr std::int64_t ordinals(std::int64_t pairs) { return 4 * pairs; }
-  static WINNOW_HD constexpr std::int64_t weights(std::int64_t pairs) { return 8 * pairs; }
+  static WINNOW_HOST_DEVICE constexpr std::int64_t ordinals(std::int64_t pairs) {
+    return 4 * pairs;
+  }
+  static WINNOW_HOST_DEVICE constexpr std::int64_t weights(std::int64_t pairs) { return 8 * pairs; }
 };
 
 // Counts this rank's pairs and fills its table, before the exchange.
@@ -43,8 +45,10 @@ int launch_count(const CountParams& params, int blocks, void* stream);
 
 // The words of the report: rows [W] i64, as the routing asks, then expert_counts, expert_offsets.
 struct PlaceReport {
-  static WINNOW_HD constexpr int counts(int world) { return 2 * world; }
-  static WINNOW_HD constexpr int offsets(int world, int per_rank) { return 2 * world + per_rank; }
+  static WINNOW_HOST_DEVICE constexpr int counts(int world) { return 2 * world; }
+  static WINNOW_HOST_DEVICE constexpr int offsets(int world, int per_rank) {
+    return 2 * world + per_rank;
+  }
 };
 
 // Finds the rows of this rank's rail sources from what the exchange has heard.

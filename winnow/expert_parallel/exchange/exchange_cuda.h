@@ -28,8 +28,8 @@ struct ExchangeParams {
   bool waits = false;      // and waits for it
   bool completes = false;  // this kernel makes it; else a later one, unless the call is refused
 
-  WINNOW_HD const LayerView& layer() const { return view; }
-  WINNOW_HD std::int64_t counts_bytes() const {
+  WINNOW_HOST_DEVICE const LayerView& layer() const { return view; }
+  WINNOW_HOST_DEVICE std::int64_t counts_bytes() const {
     return (view.topology.experts + view.topology.world) * std::int64_t(sizeof(std::int32_t)) +
            std::int64_t(sizeof(Findings));
   }
