@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <limits>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -219,6 +220,25 @@ TEST(Parallel, RanksWithoutThreadsAreAnError) {
 }
 
 // Calls from several threads at once have threads of their own, and all give them back.
+// Large products allocate in the midst of a loop.
+TEST(Parallel, MemoryThatRunsOutInALoopIsAnError) {
+  const int before = num_threads();
+  for (const int threads : {1, 4}) {
+    set_num_threads(threads);
+    std::atomic<int> bodies{0};
+    const auto body = [&](std::int64_t begin, std::int64_t, int) {
+      ++bodies;
+      if (begin == 3) throw std::bad_alloc();
+    };
+    EXPECT_THROW(ThreadExecutor().for_each_range(1 << 20, 1, body), std::bad_alloc);
+    EXPECT_LT(bodies, 1 << 20) << "the loop went on";
+    bodies = 0;
+    ThreadExecutor().for_each_range(3, 1, body);
+    EXPECT_EQ(bodies, 3);
+  }
+  set_num_threads(before);
+}
+
 TEST(Parallel, LoopsOfSeveralThreadsAtOnce) {
   const int before = num_threads();
   set_num_threads(3);
