@@ -219,7 +219,6 @@ TEST(Parallel, RanksWithoutThreadsAreAnError) {
             0);
 }
 
-// Calls from several threads at once have threads of their own, and all give them back.
 // Large products allocate in the midst of a loop.
 TEST(Parallel, MemoryThatRunsOutInALoopIsAnError) {
   const int before = num_threads();
@@ -239,6 +238,7 @@ TEST(Parallel, MemoryThatRunsOutInALoopIsAnError) {
   set_num_threads(before);
 }
 
+// Calls from several threads at once have threads of their own, and all give them back.
 TEST(Parallel, LoopsOfSeveralThreadsAtOnce) {
   const int before = num_threads();
   set_num_threads(3);

@@ -29,7 +29,7 @@ struct RecordedArgument {
   std::string_view name;
   ConstTensorView tensor;
   bool output = false;  // the call may write it
-  std::string text;     // of what is no tensor; empty: absent
+  std::string text;     // of other arguments; empty: absent
   bool is_tensor = false;
 };
 

@@ -50,7 +50,7 @@ class Scatter {
     return std::accumulate(tokens.begin(), tokens.begin() + rank, std::int64_t{0});
   }
 
-  // The words of this rank's rows hold anything; nobody takes one before the next exchange.
+  // The words of this rank's rows hold arbitrary values; none is claimed before the next exchange.
   void clear_owners() const {
     const std::int64_t rows = routing_.rows_of(layer_.rank());
     std::uint64_t* owners = writer_.rank(layer_.communicator.local()).owners;
