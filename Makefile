@@ -28,6 +28,8 @@ help:
 
 # Warnings are errors where the compiler is known: in CI.
 werror = -DWINNOW_WERROR=$(if $(CI),ON,OFF)
+# For verbs that build much and once.
+once = -DWINNOW_PRECOMPILE=ON
 # Kernels take minutes to compile: what is not installed has them only beside a GPU.
 cuda_if_gpu = $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
 
@@ -39,7 +41,7 @@ build:
 # No more than it needs, which is half of the time: the rest comes with the other verbs.
 demo:
 	@tools/setup
-	@cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=$(cuda_if_gpu) -DWINNOW_CPU_ISAS=native $(werror)
+	@cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=$(cuda_if_gpu) -DWINNOW_CPU_ISAS=native $(once) $(werror)
 	@cmake --build --preset release --target winnow_demo_program
 	build/bin/winnow-demo
 
@@ -51,7 +53,7 @@ python = -DWINNOW_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
 
 test:
 	@tools/setup wheels python
-	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=AUTO $(python) $(werror)
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=AUTO $(python) $(once) $(werror)
 	cmake --build --preset release
 	@tools/test wheel ctest pytest
 
@@ -135,13 +137,13 @@ test-gpu-python:
 
 asan:
 	@tools/setup
-	cmake --preset asan $(if $(ASAN_ISAS),-DWINNOW_CPU_ISAS='$(ASAN_ISAS)')
+	cmake --preset asan $(once) $(if $(ASAN_ISAS),-DWINNOW_CPU_ISAS='$(ASAN_ISAS)')
 	cmake --build --preset asan
 	ctest --preset asan -j2 $(if $(ASAN_SKIP),-E '$(ASAN_SKIP)')
 
 tsan:
 	@tools/setup
-	cmake --preset tsan
+	cmake --preset tsan $(once)
 	cmake --build --preset tsan
 	ctest --preset tsan -j2
 

@@ -2,6 +2,10 @@
 
 option(WINNOW_WERROR "Turn warnings into errors" OFF)
 option(WINNOW_STATIC_RUNTIME "Link the C++ library into every object, for wheels that run elsewhere" OFF)
+option(WINNOW_PRECOMPILE "Parse headers that many files share once: for builds from scratch" OFF)
+if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
+  set(WINNOW_PRECOMPILE OFF)  # it would not find again what it has compiled
+endif()
 set(WINNOW_SANITIZE "" CACHE STRING "Sanitizers for everything, e.g. address,undefined or thread")
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
@@ -72,6 +76,14 @@ function(winnow_compile target)
   endif()
 endfunction()
 
+# Headers that most files of a target include. Not by default: a file that does not include what it uses would
+# compile.
+function(winnow_precompile target)
+  if(WINNOW_PRECOMPILE)
+    target_precompile_headers(${target} PRIVATE ${ARGN})
+  endif()
+endfunction()
+
 # Code that judges the library: AddressSanitizer watches what it hands over, while UBSan, a quarter of the
 # compiler's time, is for the library.
 function(winnow_judges target)
@@ -80,9 +92,9 @@ function(winnow_judges target)
   endif()
 endfunction()
 
-# A program of GoogleTest's, whose tests CTest runs each by itself. Its own code is compiled quickly: half
-# the time of a build under sanitizers went into optimizing assertions.
-function(winnow_gtest target)
+# A program of GoogleTest's. Its own code is compiled quickly: half the time of a build under sanitizers went
+# into optimizing assertions.
+function(winnow_gtest_program target)
   winnow_compile(${target})
   set(level -O1)
   if(WINNOW_SANITIZE)
@@ -91,6 +103,20 @@ function(winnow_gtest target)
   winnow_judges(${target})
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${level}>)
   target_link_libraries(${target} PRIVATE GTest::gmock GTest::gtest_main)
+endfunction()
+
+# The same with tests, which CTest runs each by itself.
+function(winnow_gtest target)
+  winnow_gtest_program(${target})
+  if(WINNOW_PRECOMPILE)
+    if(NOT TARGET gtest_headers)  # without tests: a place for what all have in common
+      file(WRITE ${PROJECT_BINARY_DIR}/gtest_headers.cc "")
+      add_executable(gtest_headers ${PROJECT_BINARY_DIR}/gtest_headers.cc)
+      winnow_gtest_program(gtest_headers)
+      target_precompile_headers(gtest_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+    endif()
+    target_precompile_headers(${target} REUSE_FROM gtest_headers)
+  endif()
   gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT})
 endfunction()
 

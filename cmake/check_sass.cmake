@@ -5,15 +5,10 @@
 # Every kernel whose name holds one of EXPECT has each of its patterns, and each name stands for a
 # kernel at least. Without a disassembler (`tools/setup wheels` installs one) it prints "SKIPPED".
 cmake_minimum_required(VERSION 3.25)
-file(GLOB wheels ${SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13/bin)
-find_program(CUOBJDUMP cuobjdump HINTS ${wheels})
-find_program(NVDISASM nvdisasm HINTS ${wheels})
+include(${SOURCE_DIR}/cmake/find_disassembler.cmake)
 if(NOT CUOBJDUMP OR NOT NVDISASM)
-  message("SKIPPED: cuobjdump and nvdisasm are not there; `tools/setup wheels` installs them")
   return()
 endif()
-get_filename_component(folder ${NVDISASM} DIRECTORY)
-set(ENV{PATH} "${folder}:$ENV{PATH}")  # where cuobjdump looks for it
 execute_process(COMMAND ${CUOBJDUMP} -sass -arch ${ARCHITECTURE} ${OBJECT}
   OUTPUT_VARIABLE code COMMAND_ERROR_IS_FATAL ANY)
 string(REPLACE ";" " " code "${code}")

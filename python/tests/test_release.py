@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,35 @@ def test_a_workflow_names_what_there_is(workflow):
     for command in commands:
         script = re.sub(r"\$\{\{.*?\}\}", "X", command)
         assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0, command
+
+
+# What GitHub accepts, as check-jsonschema has it.
+SCHEMAS = {
+    "github-workflows": WORKFLOWS,
+    "github-issue-forms": [form for form in FORMS if form.stem != "config"],
+    "github-issue-config": [form for form in FORMS if form.stem == "config"],
+}
+
+
+def _lint(schema, *files):
+    linter = Path(sys.executable).parent / "check-jsonschema"
+    if not linter.exists():
+        pytest.skip("has no check-jsonschema: `tools/setup wheels` installs it")
+    command = [linter, "--builtin-schema", f"vendor.{schema}", *files]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_a_linter_accepts_what_github_reads(schema):
+    result = _lint(schema, *SCHEMAS[schema])
+    assert result.returncode == 0, result.stdout
+
+
+def test_a_linter_refuses_a_workflow_with_a_mistake(tmp_path):
+    text = WORKFLOWS[0].read_text()
+    assert "runs-on:" in text
+    (tmp_path / "bad.yml").write_text(text.replace("runs-on:", "run-on:"))
+    assert _lint("github-workflows", tmp_path / "bad.yml").returncode == 1
 
 
 def test_the_choices_of_the_gpu_workflow_are_verbs_of_make():

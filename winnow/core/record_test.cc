@@ -17,6 +17,8 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
+#include "winnow/expert_parallel/low_latency/low_latency.h"
+#include "winnow/expert_parallel/transport/in_process/in_process.h"
 #include "winnow/sparse_mla/test_problem.h"
 #include "winnow/testing/in_child.h"
 #include "winnow/testing/temporary_folder.h"
@@ -114,6 +116,23 @@ TEST(Log, ALimitOfFileSizesEndsNothing) {
   EXPECT_EQ(in_child([&] {
               limit_file_sizes(0);
               return !call("WINNOW_LOG", folder.path() / "log");
+            }),
+            0);
+}
+
+// A rank that cannot write its log says so before others wait for it in a call.
+TEST(Log, AValueThatCannotBeIsFoundWhenALayerIsMade) {
+  EXPECT_EQ(in_child([] {
+              setenv("WINNOW_LOG", "/nowhere/log", 1);
+              expert_parallel::InProcessWorld world(1);
+              try {
+                expert_parallel::LowLatency(
+                    world.transport(0), world.store(),
+                    {.max_tokens = 1, .hidden = 8, .topk = 1, .experts = 1});
+                return false;
+              } catch (const Error& error) {
+                return error.argument() == "WINNOW_LOG";
+              }
             }),
             0);
 }

@@ -9,6 +9,7 @@
 #include "tools/winnow/demo/steps.h"
 #include "tools/winnow/demo/text_format.h"
 #include "tools/winnow/printable.h"
+#include <nlohmann/json.hpp>
 
 #include "winnow/winnow.h"
 

@@ -6,14 +6,11 @@
 #include <span>
 #include <vector>
 
+#include "tools/winnow/demo/matrix.h"
 #include "tools/winnow/demo/random.h"
 #include "tools/winnow/demo/selection.h"
-#include <Eigen/Core>
 
 namespace winnow::demo {
-
-using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using MatrixRef = Eigen::Ref<const Matrix>;
 
 inline constexpr std::int64_t kIndexerHeads = 4;
 inline constexpr std::int64_t kIndexerDim = 64;

@@ -129,10 +129,6 @@ void Layer::note(Backend backend, std::string_view what) {
   if (std::find(parts.begin(), parts.end(), what) == parts.end()) parts.emplace_back(what);
 }
 
-Eigen::Map<const Matrix> Layer::rows() const {
-  return {embedding_.kv.values<float>().data(), tokens(), kRowDim};
-}
-
 LayerOutput Layer::forward(const Selection& selection) {
   const std::int64_t queries = static_cast<std::int64_t>(selection.positions.size());
   const SelectedQueries selected(*this, selection.positions);

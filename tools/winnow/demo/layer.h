@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "tools/winnow/demo/embedding.h"
-#include "tools/winnow/demo/indexer.h"
 #include "tools/winnow/demo/selection.h"
 
 #include "winnow/winnow.h"
@@ -63,8 +62,6 @@ class Layer {
   std::int64_t tokens() const { return embedding_.kv.size(0); }
   const Tensor& q() const { return embedding_.q; }
   const Tensor& kv() const { return embedding_.kv; }
-  // The latent rows as a matrix [tokens, kRowDim].
-  Eigen::Map<const Matrix> rows() const;
   // The operations, for the queries at the selection's positions. Outputs begin as NaN, so that a
   // value which an operation left out shows.
   LayerOutput forward(const Selection& selection);

@@ -5,13 +5,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "tools/winnow/demo/indexer.h"
-
-#include "winnow/core/tensor.h"
+#include "tools/winnow/demo/matrix.h"
+#include "tools/winnow/demo/routing.h"
 
 namespace winnow::demo {
-
-inline constexpr int kExpertTopk = 8;
 
 // f32 additions give different bits in a different order, as long as they round. These do not:
 // weights are multiples of kWeightUnit that add up to 1, experts' outputs are multiples of
@@ -21,11 +18,6 @@ inline constexpr float kWeightUnit = 0x1p-8f;
 inline constexpr float kOutputUnit = 0x1p-12f;
 inline constexpr float kMostOutput = 16;
 static_assert(kMostOutput / (kWeightUnit * kOutputUnit) <= 0x1p24f);
-
-struct Routing {
-  Tensor experts;  // [tokens, kExpertTopk] i32, by falling score, none twice
-  Tensor weights;  // [tokens, kExpertTopk] f32
-};
 
 class Mixture {
  public:

@@ -5,6 +5,7 @@
 
 #include "tools/winnow/demo/text_format.h"
 #include "tools/winnow/printable.h"
+#include <nlohmann/json.hpp>
 
 namespace winnow::demo {
 namespace {
@@ -13,6 +14,28 @@ constexpr int kNameWidth = 13;
 constexpr int kSizeWidth = 56;
 
 std::string verdict(bool passed) { return passed ? "ok" : "FAILED"; }
+
+nlohmann::ordered_json to_json(const Figures& figures);
+
+struct ToJson {
+  nlohmann::ordered_json operator()(const std::vector<Figures>& records) const {
+    nlohmann::ordered_json result = nlohmann::ordered_json::array();
+    for (const Figures& record : records) result.push_back(to_json(record));
+    return result;
+  }
+  template <class Value>
+  nlohmann::ordered_json operator()(const Value& value) const {
+    return value;
+  }
+};
+
+nlohmann::ordered_json to_json(const Figures& figures) {
+  nlohmann::ordered_json result = nlohmann::ordered_json::object();
+  for (const Figure& figure : figures) {
+    result[figure.name] = std::visit(ToJson{}, figure.value);
+  }
+  return result;
+}
 
 }  // namespace
 
@@ -69,9 +92,13 @@ nlohmann::ordered_json to_json(const StepReport& step) {
   for (const Check& check : step.checks()) {
     checks.push_back({{"what", check.what}, {"found", check.found}, {"ok", check.passed}});
   }
-  return {{"name", step.name},      {"size", step.size}, {"seconds", step.seconds},
-          {"ok", step.passed()},    {"done", step.done}, {"checks", checks},
-          {"numbers", step.numbers}};
+  return {{"name", step.name},
+          {"size", step.size},
+          {"seconds", step.seconds},
+          {"ok", step.passed()},
+          {"done", step.done},
+          {"checks", checks},
+          {"numbers", to_json(step.numbers)}};
 }
 
 }  // namespace winnow::demo

@@ -1,13 +1,24 @@
 // What the steps of the demo tell: on the terminal, or as one JSON object.
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
 #include <string>
+#include <variant>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>  // the whole of it takes the compiler two seconds
 
 namespace winnow::demo {
+
+// A figure for programs: what the steps write where JSON will stand.
+struct Figure;
+using Figures = std::vector<Figure>;
+struct Figure {
+  std::string name;
+  std::variant<bool, std::int64_t, double, std::string, std::vector<double>, std::vector<Figures>>
+      value;
+};
 
 struct Check {
   std::string what;
@@ -22,7 +33,7 @@ class StepReport {
   std::string size;               // "2048 tokens, 16 heads"
   std::vector<std::string> done;  // sentences
   double seconds = 0;
-  nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
+  Figures numbers;
 
   // NaN passes neither.
   void at_most(const std::string& what, double value, double limit);

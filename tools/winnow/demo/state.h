@@ -2,20 +2,22 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/winnow/demo/demo.h"
-#include "tools/winnow/demo/indexer.h"
 #include "tools/winnow/demo/layer.h"
-#include "tools/winnow/demo/mixture.h"
 #include "tools/winnow/demo/report.h"
+#include "tools/winnow/demo/routing.h"
 #include "tools/winnow/demo/selection.h"
 #include "tools/winnow/demo/text_reader.h"
 #include "tools/winnow/progress.h"
 
 namespace winnow::demo {
+
+class Indexer;  // needs Eigen
 
 inline constexpr std::int64_t kStretch = 64;  // tokens of the picture
 inline constexpr std::int64_t kBatch = 48;    // queries per training step
@@ -62,7 +64,7 @@ struct DemoState {
   ReferenceShares references;
 
   // Step indexer; trained in step training.
-  std::optional<Indexer> indexer;
+  std::shared_ptr<Indexer> indexer;
   Selection chosen;             // for all queries; afresh after training
   Selection stretch_untrained;  // for the stretch
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tools/winnow/demo/comparison.h"
+#include "tools/winnow/demo/matrix.h"
 #include "tools/winnow/demo/plain_attention.h"
 #include "tools/winnow/demo/steps.h"
 #include "tools/winnow/demo/text_format.h"
@@ -84,7 +85,7 @@ StreamLayer make_stream_layer(const Layer& layer, Random& random) {
                      Tensor(DType::f32, {kStreamHeads, kHeadSize}),
                      Tensor(DType::f32, {kStreamHeads, kHeadSize}),
                      Tensor(DType::f32, {kStreamHeads, tokens, kHeadSize})};
-  const auto content = layer.rows().leftCols(kNopeDim);
+  const auto content = rows_of(layer.kv()).leftCols(kNopeDim);
   Eigen::Map<Matrix> key = matrix(stream.key, kWidth), query = matrix(stream.query, kWidth);
   key.noalias() = content * random_map(kNopeDim, kWidth, random);
   matrix(stream.value, kWidth) = content;

@@ -55,9 +55,9 @@ void run_document_step(DemoState& state, StepReport& report) {
     if (held_out) state.held_out_queries.push_back(t);
     if (!in_stretch && !held_out && t > 0) state.training_queries.push_back(t);
   }
-  const std::size_t different = std::set<char>(text.begin(), text.end()).size();
-  report.size =
-      format_text("%lld tokens, %zu different", static_cast<long long>(tokens), different);
+  const std::int64_t different = std::ssize(std::set<char>(text.begin(), text.end()));
+  report.size = format_text("%lld tokens, %lld different", static_cast<long long>(tokens),
+                            static_cast<long long>(different));
   report.done.push_back((state.document.truncated ? "the beginning of " : "all of ") +
                         state.document.name);
   report.done.push_back(format_text(
@@ -77,9 +77,9 @@ void run_document_step(DemoState& state, StepReport& report) {
                     {"different_tokens", different},
                     {"truncated", state.document.truncated},
                     {"topk", state.topk},
-                    {"training_queries", state.training_queries.size()},
-                    {"held_out_queries", state.held_out_queries.size()},
-                    {"picture_queries", state.stretch_queries.size()},
+                    {"training_queries", std::ssize(state.training_queries)},
+                    {"held_out_queries", std::ssize(state.held_out_queries)},
+                    {"picture_queries", std::ssize(state.stretch_queries)},
                     {"picture_begin", begin}};
 }
 

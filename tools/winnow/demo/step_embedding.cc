@@ -1,5 +1,7 @@
 // Step 2: tokens become the queries and the latent rows of an attention layer.
 #include <cmath>
+#include <numeric>
+#include <span>
 
 #include "tools/winnow/demo/comparison.h"
 #include "tools/winnow/demo/steps.h"
@@ -14,8 +16,10 @@ constexpr double kRotaryTolerance = 1e-5;
 constexpr double kRotaryToleranceBf16 = 8e-3;
 
 double rotary_product(const Layer& layer, std::int64_t a, std::int64_t b) {
-  const auto rows = layer.rows();
-  return double(rows.row(a).tail(kRopeDim).dot(rows.row(b).tail(kRopeDim)));
+  const auto rotary = [&](std::int64_t token) {
+    return layer.kv().values<float>().subspan(token * kRowDim + kNopeDim, kRopeDim);
+  };
+  return std::inner_product(rotary(a).begin(), rotary(a).end(), rotary(b).begin(), 0.0);
 }
 
 }  // namespace

@@ -189,7 +189,7 @@ void run_experts_step(DemoState& state, StepReport& report) {
   Layer& layer = *state.layer;
   const int ranks = int(state.options.ranks);
   const int experts = (kLeastExperts + ranks - 1) / ranks * ranks;  // as many on every rank
-  Problem problem{layer.rows().leftCols(kNopeDim), Mixture(experts, kNopeDim), {}};
+  Problem problem{rows_of(layer.kv()).leftCols(kNopeDim), Mixture(experts, kNopeDim), {}};
   problem.routing = problem.mixture.route(problem.tokens);
   const WorldWork many = run_world(ranks, problem), one = run_world(1, problem);
   layer.note(Backend::cpu, "experts");
@@ -225,7 +225,7 @@ void run_experts_step(DemoState& state, StepReport& report) {
     most_pairs = std::max(most_pairs, rank.pairs);
     largest = larger(largest, rank.largest);
   }
-  nlohmann::ordered_json loads = nlohmann::ordered_json::array();
+  std::vector<Figures> loads;
   for (int rank = 0; rank < ranks; ++rank) {
     const RankWork& work = many.ranks[rank];
     report.done.push_back(format_text("rank %2d has %4lld tokens, computes %5lld pairs ", rank,

@@ -1,4 +1,5 @@
 // Step 4: an indexer that has learned nothing picks the top-k.
+#include "tools/winnow/demo/indexer.h"
 #include "tools/winnow/demo/steps.h"
 #include "tools/winnow/demo/text_format.h"
 
@@ -6,8 +7,8 @@ namespace winnow::demo {
 
 void run_indexer_step(DemoState& state, StepReport& report) {
   Random random(13);
-  state.indexer.emplace(kRowDim, random);
-  const auto rows = state.layer->rows();
+  state.indexer = std::make_shared<Indexer>(kRowDim, random);
+  const auto rows = rows_of(state.layer->kv());
   state.chosen = choose_by_score(state.indexer->project(rows, state.all_queries), state.topk);
   state.stretch_untrained = selection_at(state.chosen, state.stretch_queries);
   const double share =

@@ -1,5 +1,6 @@
 // Step 8: attention over what the trained indexer picks, against attention over everything.
 #include "tools/winnow/demo/comparison.h"
+#include "tools/winnow/demo/indexer.h"
 #include "tools/winnow/demo/steps.h"
 #include "tools/winnow/demo/text_format.h"
 
@@ -28,7 +29,7 @@ void run_learned_step(DemoState& state, StepReport& report) {
   const double before =
       relative_error(state.held_out, rows_at(state.output.out, state.held_out_queries));
   state.chosen =
-      choose_by_score(state.indexer->project(layer.rows(), state.all_queries), state.topk);
+      choose_by_score(state.indexer->project(rows_of(layer.kv()), state.all_queries), state.topk);
   state.output = layer.forward(state.chosen);
   const double after =
       relative_error(state.held_out, rows_at(state.output.out, state.held_out_queries));

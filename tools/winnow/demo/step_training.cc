@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "tools/winnow/demo/comparison.h"
+#include "tools/winnow/demo/indexer.h"
 #include "tools/winnow/demo/steps.h"
 #include "tools/winnow/demo/text_format.h"
 
@@ -43,7 +44,7 @@ double dense_loss(const DenseAttention& dense, const Matrix& scores) {
 
 void evaluate(DemoState& state, std::int64_t steps_done) {
   const Projections projections =
-      state.indexer->project(state.layer->rows(), state.held_out_queries);
+      state.indexer->project(rows_of(state.layer->kv()), state.held_out_queries);
   state.curves.evaluated_at.push_back(static_cast<double>(steps_done));
   state.curves.held_out_loss.push_back(dense_loss(state.held_out, all_scores(projections)));
   state.curves.held_out_capture.push_back(
@@ -58,7 +59,7 @@ double train_once(DemoState& state, Adam& adam, double learning_rate, Random& ra
     const std::int64_t count = static_cast<std::int64_t>(state.training_queries.size());
     batch.push_back(state.training_queries[random.below(count)]);
   }
-  const Projections projections = state.indexer->project(layer.rows(), batch);
+  const Projections projections = state.indexer->project(rows_of(layer.kv()), batch);
   // An indexer that saw only its own choice would never hear of the tokens it misses. DSA warms up
   // on dense attention; half of the entries being random is the cheap way to the same end.
   const Selection entries = with_exploration(choose_by_score(projections, state.topk), random);
@@ -66,7 +67,7 @@ double train_once(DemoState& state, Adam& adam, double learning_rate, Random& ra
   Tensor teacher = layer.distribution(entries, output.lse);
   for (float& weight : teacher.values<float>()) weight /= static_cast<float>(kHeads);
   const IndexerGradient gradient =
-      state.indexer->gradient(layer.rows(), projections, entries, teacher.values<float>());
+      state.indexer->gradient(rows_of(layer.kv()), projections, entries, teacher.values<float>());
   adam.update(*state.indexer, gradient, learning_rate);
   return gradient.loss;
 }
