@@ -11,7 +11,7 @@ from pathlib import Path
 
 import winnow.torch
 
-_HEAD = '''"""What torch.py has, for type checkers. Written by python/stubs/torch_stub.py."""
+_HEAD = '''"""The types of torch.py, for type checkers. Written by python/stubs/torch_stub.py."""
 
 import typing
 

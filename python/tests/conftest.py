@@ -1,8 +1,11 @@
-"""Settings that CUDA reads when it starts."""
+"""Settings that CUDA reads when it starts, and what several files of tests use."""
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
+from processes import run
 
 # Ranks that are threads wait for each other on one GPU: a hardware queue for each stream, and no
 # kernel that is loaded at its first use, which would wait for those that run.
@@ -18,3 +21,21 @@ def deep_ep_pool():
     made = Pool()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def wheel():
+    path = os.environ.get("WINNOW_WHEEL")
+    assert path, "WINNOW_WHEEL must name the wheel under test; `make test` sets it"
+    return Path(path).resolve()
+
+
+@pytest.fixture(scope="session")
+def empty_environment(wheel, tmp_path_factory):
+    """A fresh virtual environment with nothing but the wheel, installed without an index."""
+    folder = tmp_path_factory.mktemp("empty")
+    assert run(sys.executable, "-m", "venv", "--without-pip", folder).returncode == 0
+    python = folder / "bin" / "python"
+    installed = run(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", wheel)
+    assert installed.returncode == 0, installed.stderr
+    return python

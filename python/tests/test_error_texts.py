@@ -63,6 +63,22 @@ def test_more_foreign_dtypes_than_there_are_names_for():
         sparse_mla.forward(q > 0, kv, indices)
 
 
+@pytest.mark.parametrize(
+    ("message", "argument"),
+    [
+        ("x: want [n, 64], got [3, 32]", "x"),
+        ("rank 1: x: want [n, 64], got [3, 32]", "x"),
+        ("x: want a: b, got c: want d", "x"),
+        (": want x, got y", ""),
+        ("want x, got y", ""),
+        ("rank 1: out of memory in the call", ""),
+        ("", ""),
+    ],
+)
+def test_the_argument_that_a_message_names(message, argument):
+    assert _winnow.argument_of(message) == argument
+
+
 def _functions():
     """Every public function and method of the extension that has parameters."""
     modules = [_winnow, *(getattr(_winnow, room) for room in ("sparse_mla", "indexer", "paged_xl"))]
@@ -98,7 +114,7 @@ def _parameters(function, by_keyword_only=False):
 
 # Without parameters, or for the package itself.
 _BARE = {"backends", "num_threads", "nvshmem_obstacle", "launch_environment", "default_timeout",
-         "supports", "time_native", "close", "store", "MemoryStore"}  # fmt: skip
+         "supports", "time_native", "argument_of", "close", "store", "MemoryStore"}  # fmt: skip
 
 
 def test_an_unknown_keyword_is_named_with_the_nearest():

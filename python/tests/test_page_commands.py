@@ -53,6 +53,7 @@ ELSEWHERE = {
         "test_page_commands.py::test_the_commands_for_records_run",
     ),
     r"make install .*": ("install", "example_first_call"),
+    r"export PKG_CONFIG_PATH=.*|g\+\+ .*pkg-config.*": ("pkg_config",),
     r"cmake -S examples/train_indexer .*|cmake --build build/train|build/train/train_indexer": (
         "example_train_indexer",
     ),
@@ -83,7 +84,7 @@ NOT_RUN = {
     r"pip install -v \. --config-settings cmake.define.WINNOW_(CUDA|TOOLS)=OFF": (
         "compiles for minutes; the wheel under test is built in this way"
     ),
-    r"pip install transformers==.*": "pyproject.toml pins it for the tests",
+    r"pip install torch==.* transformers==.*": "pyproject.toml pins both for the tests",
     r"compute-sanitizer .*": "wants a GPU",
     r"make test": "it is what runs this",
     r"make demo": "compiles for minutes; by hand in a fresh clone before a release",

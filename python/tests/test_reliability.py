@@ -335,15 +335,28 @@ def wait():
     inside.release()
     expert_parallel.create_shared_memory(tempfile.mkdtemp(), 0, 2, timeout=2)
 
+class Store:
+    def set(self, key, value):
+        pass
+    def get(self, key):
+        pass
+    def check(self, keys):
+        time.sleep(0.01)
+        return False
+
+def ask():
+    inside.release()
+    expert_parallel.create_shared_memory(Store(), 0, 2, timeout=2)
+
 for _ in range(3):
-    threading.Thread(target={"attend": attend, "wait": wait}[sys.argv[1]], daemon=True).start()
+    threading.Thread(target=globals()[sys.argv[1]], daemon=True).start()
 for _ in range(3):
     inside.acquire()
 time.sleep(0.2)
 """
 
 
-@pytest.mark.parametrize("what", ["attend", "wait"])
+@pytest.mark.parametrize("what", ["attend", "wait", "ask"])
 def test_daemon_threads_inside_calls_do_not_abort_the_end_of_a_program(what):
     for _ in range(3):
         result = subprocess.run(

@@ -196,3 +196,19 @@ def test_the_page_carries_the_wheels_that_a_build_without_a_network_wants():
     assert "`pip install --no-index --find-links wheels .`" in page
     # What the page names for the carried wheel is the name that the build gives it.
     assert "dist/winnow_kernels-*.whl" in page and "dist/winnow-" not in page
+
+
+def test_pages_that_install_the_package_name_what_their_examples_import():
+    """The package depends on nothing, so nothing comes with it."""
+    imported = set()
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text()
+        if "pip install -v ." not in text:
+            continue
+        code = "\n".join(re.findall(r"```python.*?\n(.*?)```", text, re.DOTALL))
+        installed = " ".join(re.findall(r"pip install ([^`\n#]*)", text))
+        for package in ("numpy", "torch", "transformers"):
+            if re.search(rf"^(import|from) {package}\b", code, re.MULTILINE):
+                assert re.search(rf"\b{package}\b", installed), (page, package)
+                imported.add(package)
+    assert imported == {"numpy", "torch", "transformers"}

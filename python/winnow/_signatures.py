@@ -82,7 +82,7 @@ class Signature:
         return [ast.unparse(node.body), ast.unparse(node.orelse)], word, names
 
     def overloads(self) -> "Iterator[Signature]":
-        """What a type checker is to know: the signature, or where the result depends on arguments
+        """The types for a type checker: the signature, or where the result depends on arguments
         three: none of them given, given, and one of which that is not known."""
         results, word, names = self.results()
         if not names:
@@ -118,7 +118,7 @@ class Signature:
 
 
 def _either(one: str, other: str) -> str:
-    """What takes both: of tuples, one of any length, as callers know how many they asked for."""
+    """A type that takes both; for tuples one of any length, as callers know which."""
     if one.startswith("tuple") and other.startswith("tuple"):
         return "tuple[T, ...]"
     return f"{other} | {one}"

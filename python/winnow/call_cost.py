@@ -1,4 +1,4 @@
-"""What a call from Python costs beyond the call in C++: ``python -m winnow bench python``.
+"""The cost of a call from Python beyond that in C++: ``python -m winnow bench python``.
 
 The same call is repeated from Python and inside C++, on a problem without queries (sparse_mla) or
 sequences (paged_xl), or with one token on one rank (expert_parallel), so that the library does next

@@ -54,7 +54,7 @@ class _Problem(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """What the loss needs to know of some queries; [queries, columns] each, but the last."""
+    """The data of some queries that the loss needs; [queries, columns] each, but the last."""
 
     visible: Tensor  # of the entries
     log_p: Tensor  # of the softmax of the scores; 0 where nothing is visible

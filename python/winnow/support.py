@@ -1,4 +1,4 @@
-"""What this machine and this build can do."""
+"""Reports what this machine and this build can do."""
 
 from dataclasses import dataclass
 from typing import Optional

@@ -1,4 +1,4 @@
-"""What torch.py has, for type checkers. Written by python/stubs/torch_stub.py."""
+"""The types of torch.py, for type checkers. Written by python/stubs/torch_stub.py."""
 
 import typing
 

@@ -85,7 +85,9 @@ void remove_abandoned(const fs::path& parent, const ProcessIdentity& own) {
 class RendezvousFolder {
  public:
   RendezvousFolder() {
-    const fs::path parent = fs::temp_directory_path();
+    std::error_code error;
+    const fs::path parent = fs::temp_directory_path(error);
+    if (error) fail("TMPDIR names no folder", error.value());
     const ProcessIdentity own = expert_parallel::own_process();
     remove_abandoned(parent, own);
     std::string pattern = (parent / (folder_name(own) + "XXXXXX")).string();

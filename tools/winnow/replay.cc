@@ -18,6 +18,7 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
 #include "winnow/core/extent.h"
+#include "winnow/core/record.h"
 #include "winnow/testing/compare.h"
 #include "winnow/testing/operation.h"
 
@@ -203,8 +204,8 @@ int run_replay(const ReplayOptions& options) {
     backend = call();
     synchronize(device);
   } catch (const Error& error) {
-    print("it fails: %s\n", error.what());
-    const bool as_then = record.result == std::string("error ") + error.what();
+    print("it fails: %s\n", printable(error.what()).c_str());
+    const bool as_then = record.result == "error " + in_one_line(error.what());
     if (as_then) print("as it did then\n");
     return as_then ? kOk : kCheckFailed;
   }

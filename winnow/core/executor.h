@@ -19,7 +19,7 @@ class Executor {
   virtual int workers() const = 0;
 
   // Calls body(begin, end, worker) for disjoint ranges of at most `grain` iterations that cover
-  // [0, count); a worker runs one range at a time. The body must not throw: allocate before.
+  // [0, count); a worker runs one range at a time. The body throws nothing, or std::bad_alloc.
   template <class Body>
   void for_each_range(std::int64_t count, std::int64_t grain, const Body& body) const {
     run(

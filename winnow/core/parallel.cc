@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -72,17 +73,26 @@ ThreadExecutor::ThreadExecutor() : workers_(num_threads()) {}
 void ThreadExecutor::run(std::int64_t count, std::int64_t grain, RangeFunction function,
                          const void* context) const {
   std::atomic<std::int64_t> next{0};
+  std::atomic<bool> out_of_memory{false};
   const auto work = [&](int worker) {
-    for (;;) {
-      const std::int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
-      if (begin >= count) return;
-      function(context, begin, std::min(begin + grain, count), worker);
+    try {
+      while (!out_of_memory.load(std::memory_order_relaxed)) {
+        const std::int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
+        if (begin >= count) return;
+        function(context, begin, std::min(begin + grain, count), worker);
+      }
+    } catch (const std::bad_alloc&) {  // large products of Eigen allocate
+      out_of_memory = true;
     }
   };
   const std::int64_t ranges = (count + grain - 1) / grain;
   const int threads = static_cast<int>(std::min<std::int64_t>(workers_, ranges));
-  if (threads <= 1) return work(0);
-  run_on_team(threads, std::ref(work));
+  if (threads <= 1) {
+    work(0);
+  } else {
+    run_on_team(threads, std::ref(work));
+  }
+  if (out_of_memory) throw std::bad_alloc();
 }
 
 }  // namespace winnow

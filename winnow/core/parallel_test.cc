@@ -4,20 +4,20 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
-#include <functional>
 #include <limits>
+#include <new>
 #include <thread>
 #include <vector>
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "winnow/core/executor.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/sparse_mla/test_problem.h"
 #include "winnow/testing/expect.h"
+#include "winnow/testing/in_child.h"
 
 namespace {
 std::atomic<int> g_threads_left{std::numeric_limits<int>::max()};  // that may be created
@@ -36,18 +36,8 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
 namespace winnow {
 namespace {
 
-// The setting is for the process and cannot be taken back, so tests that need it unset run first,
-// in a child.
-int in_child(const std::function<bool()>& test) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(60);  // a child that hangs dies
-    _exit(test() ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-}
+// The setting is for the process and cannot be taken back: tests that need it unset run in a child.
+using testing::in_child;
 
 bool refused(const char* text) {
   setenv("WINNOW_NUM_THREADS", text, 1);
@@ -227,6 +217,25 @@ TEST(Parallel, RanksWithoutThreadsAreAnError) {
               }
             }),
             0);
+}
+
+// Large products allocate in the midst of a loop.
+TEST(Parallel, MemoryThatRunsOutInALoopIsAnError) {
+  const int before = num_threads();
+  for (const int threads : {1, 4}) {
+    set_num_threads(threads);
+    std::atomic<int> bodies{0};
+    const auto body = [&](std::int64_t begin, std::int64_t, int) {
+      ++bodies;
+      if (begin == 3) throw std::bad_alloc();
+    };
+    EXPECT_THROW(ThreadExecutor().for_each_range(1 << 20, 1, body), std::bad_alloc);
+    EXPECT_LT(bodies, 1 << 20) << "the loop went on";
+    bodies = 0;
+    ThreadExecutor().for_each_range(3, 1, body);
+    EXPECT_EQ(bodies, 3);
+  }
+  set_num_threads(before);
 }
 
 // Calls from several threads at once have threads of their own, and all give them back.

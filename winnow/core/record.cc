@@ -8,8 +8,8 @@
 #include <cstring>
 #include <ctime>
 #include <exception>
-#include <fstream>
 #include <sstream>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -19,6 +19,7 @@
 #include "winnow/core/error.h"
 #include "winnow/core/extent.h"
 #include "winnow/core/version.h"
+#include "winnow/core/write_errors.h"
 
 namespace winnow {
 namespace {
@@ -99,19 +100,74 @@ std::string seconds_in_words(double seconds) {
   return text;
 }
 
-// In the folder of records, which no other process or call names.
-std::string next_file(const Settings& settings, std::string operation) {
+// A file that is written to its end or not at all.
+class RecordFile {
+ public:
+  explicit RecordFile(int descriptor) : descriptor_(descriptor), failed_(descriptor < 0) {}
+  ~RecordFile() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  RecordFile(const RecordFile&) = delete;
+  RecordFile& operator=(const RecordFile&) = delete;
+
+  void write(const char* bytes, std::int64_t count) {
+    const WriteErrorsAreReturned guard;
+    while (!failed_ && count > 0) {
+      const ssize_t written = ::write(descriptor_, bytes, static_cast<std::size_t>(count));
+      failed_ = written < 0 && errno != EINTR;
+      bytes += written > 0 ? written : 0;
+      count -= written > 0 ? written : 0;
+    }
+  }
+  void write(const std::string& text) { write(text.data(), std::int64_t(text.size())); }
+  // Whether everything was written. Some file systems report only here that the disk is full.
+  bool finish() {
+    if (descriptor_ >= 0) failed_ |= close(std::exchange(descriptor_, -1)) != 0;
+    return !failed_;
+  }
+
+ private:
+  int descriptor_;
+  bool failed_;
+};
+
+// The number of the call among those that are recorded; -1: it is not.
+std::int64_t next_number(const Settings& settings, const std::string& operation) {
   static std::atomic<std::int64_t> calls{0};
-  if (!operation.starts_with(settings.only)) return "";
+  if (settings.folder.empty() || !operation.starts_with(settings.only)) return -1;
   const std::int64_t number = calls.fetch_add(1);
-  if (number >= settings.limit) return "";
-  for (std::size_t at; (at = operation.find("::")) != std::string::npos;) {
-    operation.erase(at, 1);
-    operation[at] = '.';
+  return number < settings.limit ? number : -1;
+}
+
+// Makes a file in the folder of records. Nothing that is there already is opened: neither a link
+// that somebody planted, nor the record of a process that had the same number, as processes of
+// containers have.
+std::string new_file(const Settings& settings, const std::string& operation, std::int64_t number) {
+  std::string name = operation;
+  for (std::size_t at; (at = name.find("::")) != std::string::npos;) {
+    name.erase(at, 1);
+    name[at] = '.';
   }
   char text[64];
   std::snprintf(text, sizeof(text), "/%ld-%04ld-", long(getpid()), long(number));
-  return settings.folder + text + operation + ".call";
+  const std::string start = settings.folder + text + name;
+  std::string path = start + ".call";
+  constexpr int kAttempts = 1000;
+  for (int i = 1; i < kAttempts; ++i) {
+    const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor >= 0) {
+      close(descriptor);
+      return path;
+    }
+    if (errno != EEXIST) break;
+    path = start + "-" + std::to_string(i) + ".call";
+  }
+  throw Error(ErrorCode::resource, operation, "WINNOW_RECORD", "a folder that can be written",
+              in_quotes(settings.folder) + ": " + std::strerror(errno));
+}
+
+int open_record(const std::string& path) {
+  return open(path.c_str(), O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC);
 }
 
 Device device_of(const std::vector<RecordedArgument>& arguments) {
@@ -121,7 +177,7 @@ Device device_of(const std::vector<RecordedArgument>& arguments) {
   return {};
 }
 
-void write_bytes(std::ofstream& file, const ConstTensorView& view, const Extent& extent) {
+void write_bytes(RecordFile& file, const ConstTensorView& view, const Extent& extent) {
   if (extent.bytes == 0) return;
   const char* first = static_cast<const char*>(view.data()) - extent.offset;
   if (view.device().type == DeviceType::cpu) {
@@ -140,6 +196,12 @@ bool has_contents(const RecordedArgument& argument) {
 
 }  // namespace
 
+std::string in_one_line(std::string_view text) {
+  std::string line(text);
+  for (char& c : line) c = (c >= 0 && c < ' ') || c == 0x7f ? ' ' : c;
+  return line;
+}
+
 bool recording(std::string_view operation) { return settings(operation).any(); }
 
 std::string to_text(double value) {
@@ -150,14 +212,13 @@ std::string to_text(double value) {
 
 void RecordedCall::begin() {
   const Settings& to = settings(operation_);
-  if (!to.folder.empty()) file_ = next_file(to, operation_);
-  if (!file_.empty()) {
+  if (const std::int64_t number = next_number(to, operation_); number >= 0) {
     const Device device = device_of(arguments_);
     if (device.type != DeviceType::cpu && in_capture(device, options_.stream)) {
       note_ = ", not recorded: the stream is in capture";
-      file_.clear();
     } else {
       if (device.type != DeviceType::cpu) synchronize(device, options_.stream);
+      file_ = new_file(to, operation_, number);
       write_arguments();
     }
   }
@@ -180,10 +241,8 @@ void RecordedCall::end(Backend backend) {
 
 void RecordedCall::fail(std::string_view what) noexcept {
   try {
-    std::string line(what);
-    for (char& c : line) c = c == '\n' ? ' ' : c;
-    if (!file_.empty()) write_result(std::string("error ").append(line));
-    log(std::string("error: ").append(line));
+    if (!file_.empty()) write_result(std::string("error ").append(in_one_line(what)));
+    log(std::string("error: ").append(in_one_line(what)));
   } catch (const std::exception&) {  // the call's own error is the one to be told
   }
 }
@@ -214,65 +273,68 @@ void RecordedCall::log(std::string_view end) const {
   if (!file_.empty()) line << ", recorded in " << file_;
   const std::string text = (line << "\n", line.str());
   // One write, so that lines of processes do not mix.
+  const WriteErrorsAreReturned guard;
   if (write(descriptor, text.data(), text.size()) < 0) return;  // a log that is full stops no call
 }
 
 // A record is text that ends with "data N", the N bytes of the tensors in their order, and the same
 // again for the result. Each tensor's bytes are those from its first element in memory to its last.
 void RecordedCall::write_arguments() {
-  std::ofstream file(file_, std::ios::binary);
-  file << "winnow call 1\noperation " << operation_ << "\nlibrary " << WINNOW_VERSION << "\n";
-  file << "backend " << (options_.backend ? to_string(*options_.backend) : "-") << "\n";
-  file << "check " << (options_.check ? 1 : 0) << "\n";
+  std::stringstream text;
+  text << "winnow call 1\noperation " << operation_ << "\nlibrary " << WINNOW_VERSION << "\n";
+  text << "backend " << (options_.backend ? to_string(*options_.backend) : "-") << "\n";
+  text << "check " << (options_.check ? 1 : 0) << "\n";
   std::int64_t bytes = 0;
   for (const RecordedArgument& argument : arguments_) {
     if (!argument.is_tensor) {
-      file << "value " << argument.name << " " << (argument.text.empty() ? "-" : argument.text)
+      text << "value " << argument.name << " " << (argument.text.empty() ? "-" : argument.text)
            << "\n";
       continue;
     }
-    file << (argument.output ? "output " : "tensor ") << argument.name;
+    text << (argument.output ? "output " : "tensor ") << argument.name;
     const ConstTensorView& view = argument.tensor;
     if (view.present()) {
       const Extent extent = extent_of(view);
-      file << " " << to_string(view.dtype()) << " " << winnow::to_string(view.device()) << " ["
+      text << " " << to_string(view.dtype()) << " " << winnow::to_string(view.device()) << " ["
            << list(view.shape()) << "] [" << list(view.strides()) << "] "
            << (has_contents(argument) ? extent.bytes : 0);
       if (has_contents(argument)) bytes += extent.bytes;
     }
-    file << "\n";
+    text << "\n";
   }
-  file << "data " << bytes << "\n";
+  text << "data " << bytes << "\n";
+  RecordFile file(open_record(file_));
+  file.write(text.str());
   for (const RecordedArgument& argument : arguments_) {
     if (has_contents(argument)) write_bytes(file, argument.tensor, extent_of(argument.tensor));
   }
-  file.close();
-  if (!file) {
-    throw Error(ErrorCode::resource, operation_, "WINNOW_RECORD", "room for the call's tensors",
-                in_quotes(file_) + ", which could not be written");
-  }
+  if (file.finish()) return;
+  unlink(file_.c_str());
+  throw Error(ErrorCode::resource, operation_, "WINNOW_RECORD", "room for the call's tensors",
+              in_quotes(std::exchange(file_, "")) + ", which could not be written");
 }
 
 void RecordedCall::write_result(std::string_view end) {
-  std::ofstream file(file_, std::ios::binary | std::ios::app);
-  file << "result " << end << "\n";
+  struct stat before{};
+  stat(file_.c_str(), &before);
+  RecordFile file(open_record(file_));
   const bool done = !end.starts_with("error");
   std::int64_t bytes = 0;
   for (const RecordedArgument& argument : arguments_) {
     if (done && argument.output && has_contents(argument))
       bytes += extent_of(argument.tensor).bytes;
   }
-  file << "data " << bytes << "\n";
+  file.write("result " + std::string(end) + "\ndata " + std::to_string(bytes) + "\n");
   for (const RecordedArgument& argument : arguments_) {
     if (done && argument.output && has_contents(argument)) {
       write_bytes(file, argument.tensor, extent_of(argument.tensor));
     }
   }
-  file.close();
-  if (!file) {
-    throw Error(ErrorCode::resource, operation_, "WINNOW_RECORD", "room for the call's results",
-                in_quotes(file_) + ", which could not be written");
-  }
+  if (file.finish()) return;
+  // The arguments alone still repeat the call.
+  if (truncate(file_.c_str(), before.st_size) != 0) unlink(file_.c_str());
+  throw Error(ErrorCode::resource, operation_, "WINNOW_RECORD", "room for the call's results",
+              in_quotes(std::exchange(file_, "")) + ", which could not be written");
 }
 
 }  // namespace winnow

@@ -29,9 +29,12 @@ struct RecordedArgument {
   std::string_view name;
   ConstTensorView tensor;
   bool output = false;  // the call may write it
-  std::string text;     // of what is no tensor; empty: absent
+  std::string text;     // of other arguments; empty: absent
   bool is_tensor = false;
 };
+
+// The text of an error as the log and a record have it: control characters are spaces.
+WINNOW_EXPORT std::string in_one_line(std::string_view text);
 
 WINNOW_EXPORT std::string to_text(double value);
 inline std::string to_text(std::int64_t value) { return std::to_string(value); }

@@ -7,15 +7,10 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device.h"
+#include "winnow/core/host_device.h"
 #include "winnow/core/read_once.h"
 #include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
-
-#ifdef __CUDACC__
-#define WINNOW_ROW_LIMITS __host__ __device__
-#else
-#define WINNOW_ROW_LIMITS
-#endif
 
 namespace winnow {
 
@@ -26,15 +21,15 @@ struct RowRange {
 
 // Row t stands for the tokens k_stride * t and on. Rows below the result hold none after the query,
 // whose position is q_start + query.
-WINNOW_ROW_LIMITS constexpr std::int64_t causal_rows(std::int64_t q_start, std::int64_t k_stride,
-                                                     std::int64_t query) {
+WINNOW_HOST_DEVICE constexpr std::int64_t causal_rows(std::int64_t q_start, std::int64_t k_stride,
+                                                      std::int64_t query) {
   const std::int64_t tokens = q_start + query + 1;  // at or before the query
   // Row t is visible if (t + 1) * k_stride <= tokens; division truncates, so no negative numbers.
   return tokens < k_stride ? 0 : tokens / k_stride;
 }
 
 // The rows from `start` on, below every end that is given and of those there are.
-WINNOW_ROW_LIMITS constexpr RowRange row_range(std::int64_t start, std::int64_t end) {
+WINNOW_HOST_DEVICE constexpr RowRange row_range(std::int64_t start, std::int64_t end) {
   if (end < 0) end = 0;
   if (start < 0) start = 0;
   return {start < end ? start : end, end};

@@ -29,7 +29,7 @@ TEST(CpuModules, StandOnceAndTheMostDemandingFirst) {
     const auto found = std::find(next, order.end(), module.kernels->name);
     ASSERT_NE(found, order.end()) << module.kernels->name << " is unknown, twice or out of order";
     next = found + 1;
-    if (*found == "baseline") EXPECT_TRUE(module.runs_here);
+    EXPECT_TRUE(module.runs_here || *found != "baseline");
   }
 }
 

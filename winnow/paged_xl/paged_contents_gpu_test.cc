@@ -44,6 +44,30 @@ TEST_F(PagedGpu, BadContentsAreClampedAndSkipped) {
   }
 }
 
+// The kernels for one sequence do the same.
+TEST_F(PagedGpu, BadContentsOfOneSequence) {
+  const StepCase shape{
+      .name = "bad", .num_heads = 16, .num_kv_heads = 16, .context_lens = {700}, .spare = 6};
+  const Step good = make_step(shape);
+  for (const std::int32_t length : {-1, std::numeric_limits<std::int32_t>::max()}) {
+    Step bad = make_step(shape);
+    bad.context_lens.view().at<std::int32_t>(0) = length;
+    const Step there = bad.on(kGpu);
+    AttentionArgs args = there.attention_args();
+    args.matrix_bd = args.matrix_bd.slice(2, 0, 700);
+    Step same = make_step(shape);
+    same.context_lens.view().at<std::int32_t>(0) = length < 0 ? 0 : 700;
+    expect_same(run_there(args), run_there(same.attention_args()));
+  }
+  for (const std::int32_t block : {-1, static_cast<std::int32_t>(good.key_cache.view.size(0))}) {
+    Step bad = make_step(shape);
+    bad.block_tables.view().at<std::int32_t>(0, 3) = block;
+    Step masked = make_step(shape);
+    testing::fill(masked.matrix_bd.view.slice(2, 48, 64), -std::numeric_limits<double>::infinity());
+    expect_same(run_there(bad.on(kGpu).attention_args()), run_there(masked.attention_args()));
+  }
+}
+
 TEST_F(PagedGpu, LengthsBeyondRAreClamped) {
   const Step step = make_step({.name = "r-end", .mode = Mode::fused, .context_lens = {20, 33}});
   Step bad = make_step({.name = "r-end", .mode = Mode::fused, .context_lens = {20, 33}});

@@ -13,12 +13,7 @@
 #include <string>
 
 #include "winnow/core/export.h"
-
-#ifdef __CUDACC__
-#define WINNOW_HOST_DEVICE __host__ __device__
-#else
-#define WINNOW_HOST_DEVICE
-#endif
+#include "winnow/core/host_device.h"
 
 namespace winnow::paged_xl {
 

@@ -37,7 +37,7 @@ inline TensorView without_memory(DType type, std::initializer_list<std::int64_t>
 class Shape {
  public:
   explicit Shape(nb::dict sizes) : sizes_(std::move(sizes)) {}
-  // Throws Error where it is no number that T holds; T is std::int64_t or int.
+  // Throws Error if it is not a number that T can hold; T is std::int64_t or int.
   template <class T = std::int64_t>
   T take(const char* name, std::type_identity_t<T> otherwise);
   // take() at the first call for a name, the same size at every later one.

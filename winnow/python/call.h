@@ -16,9 +16,9 @@
 
 #include "winnow/core/backend.h"
 #include "winnow/core/tensor.h"
+#include "winnow/python/arguments.h"
 #include "winnow/python/exporter.h"
 #include "winnow/python/lock.h"
-#include "winnow/python/signature.h"
 
 namespace winnow::python {
 
@@ -41,19 +41,19 @@ class Call {
   // stream for its CUDA tensors, else the default stream), a handle, or an object that has one;
   // `backend` is None or a name; `check` is RunOptions::check.
   Call(const char* operation, nb::handle stream, nb::handle backend, bool check = false);
-  // With the stream to be said by use_stream(), before any tensor.
+  // use_stream() follows, before any tensor is read.
   explicit Call(const char* operation) : operation_(operation) {}
   void use_stream(nb::handle stream);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
   ~Call();
 
-  // The call is one of an object on that device, whatever its tensors are, which may be none: its
-  // stream is torch's current one there, unless the tensors are of another framework.
+  // The call belongs to an object on that device, even if it has no tensors: its stream is torch's
+  // current one there, unless the tensors are those of another framework.
   void on(Device device) { home_ = device; }
 
-  // None gives an absent view. Never copies: what the library cannot read as it lies is an Error,
-  // here, or by the library for a dtype that it does not have.
+  // None gives an absent view. Never copies: a tensor that the library cannot read in place is an
+  // Error, either here or, if the library does not have its dtype, in the library.
   ConstTensorView input(const char* argument, nb::handle object);
   // The same for flags, which are bool or u8 in Python and u8 here.
   ConstTensorView input_flags(const char* argument, nb::handle object);
@@ -61,7 +61,7 @@ class Call {
   TensorView in_out(const char* argument, nb::handle object);
 
   enum class Fill { none, zero };
-  // `result` is the caller's tensor, or None; then it becomes a new one of this dtype and shape, of
+  // `result` is the caller's tensor or None. None becomes a new tensor of this dtype and shape, of
   // the kind and on the device of the first input, and on a GPU for use on the call's stream.
   TensorView output(const char* argument, nb::object& result, DType dtype,
                     std::initializer_list<std::int64_t> shape, Fill fill = Fill::none);
@@ -69,13 +69,13 @@ class Call {
   TensorView output_flags(const char* argument, nb::object& result,
                           std::initializer_list<std::int64_t> shape);
 
-  // For what the library makes: of the kind of the first input.
+  // Hands the library's own tensors to Python, as the kind of the first input.
   Exporter exporter() const;
 
   // The scratch memory of GPU backends: the caller's, or if `workspace` is None and torch's tensors
   // are on a GPU, bytes(RunOptions) bytes of torch's allocator, which takes them back when the call
   // from Python ends and gives them to later work on the stream. Otherwise absent: the library
-  // takes its own.
+  // allocates its own.
   template <class Bytes>
   TensorView workspace(nb::object& workspace, const Bytes& bytes) {
     if (!workspace.is_none() || !lends_scratch()) return in_out("workspace", workspace);
@@ -119,54 +119,20 @@ class Call {
   const char* operation_;
   RunOptions options_;
   bool explicit_stream_ = false;
-  nb::handle first_{};  // the first input: what outputs are like
+  nb::handle first_{};  // the first input, whose kind the outputs have
   const Framework* framework_ = nullptr;
   Device device_;
   std::optional<Device> home_;
-  bool flags_ = false;  // what is read now may be bool
+  bool flags_ = false;  // the tensor that is being read may be bool
   int num_buffers_ = 0;
   std::array<Py_buffer, kMaxTensors> buffers_;
   int num_capsules_ = 0;
   std::array<nb::object, kMaxTensors> capsules_;
 };
 
-// Size of a dimension; 0 where the view has none: the library then says what it wanted.
+// Size of a dimension; 0 if the view lacks it: the library then reports the shape that it wants.
 inline std::int64_t size_of_dim(const ConstTensorView& view, int dim) {
   return dim < view.rank() ? view.size(dim) : 0;
 }
-
-// The members of an `out` argument that takes one tensor or a tuple of as many, None for those that
-// are to be made.
-void split_out(const char* operation, nb::handle out, std::span<nb::object> members);
-template <std::size_t kCount>
-std::array<nb::object, kCount> split_out(const char* operation, nb::handle out) {
-  std::array<nb::object, kCount> members;
-  split_out(operation, out, members);
-  return members;
-}
-
-// Throws Error: the argument is not what was wanted. It shows numbers and texts, of others the
-// type.
-[[noreturn]] void refuse_argument(const char* operation, const char* argument,
-                                  const std::string& wanted, nb::handle got);
-
-// A flag, a number, or an object that is bound, by pointer: null for None. The same as an argument
-// of that type in a binding's signature, but the Error names `operation` and `argument`.
-template <class T>
-T value_argument(const char* operation, const char* argument, nb::handle value) {
-  T result{};
-  if (nb::try_cast(value, result)) return result;
-  refuse_argument(operation, argument, InWords<T>::text(), value);
-}
-
-// A dtype by its name in numpy, torch or the library. Errors name `operation` and `argument`.
-DType dtype_argument(const char* operation, const char* argument, nb::handle dtype);
-
-// A backend by its name. Errors name `operation` and the argument "backend".
-Backend backend_argument(const char* operation, const std::string& name);
-
-// "cpu", "cpu:0", "cuda:1", or a device of torch; "cuda" is torch's current GPU, or the first one
-// where torch has not been imported. Errors name `operation`.
-Device device_argument(const char* operation, nb::handle device);
 
 }  // namespace winnow::python

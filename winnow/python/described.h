@@ -32,7 +32,7 @@ class Described {
   template <class T>
   void operator()(std::string_view, T&) const {}
 
-  // Takes every size that the description names. Throws Error (invalid_argument) for one that is no
+  // Takes every size that the description names. Throws Error (invalid_argument) if one is not a
   // number, std::logic_error for a description that does not parse.
   void take_sizes() const;
 

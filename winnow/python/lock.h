@@ -3,7 +3,7 @@
 // A daemon thread may want the lock when the interpreter is ending. Python before 3.14 then ends
 // the thread by unwinding its stack, which the destructors of C++ on it turn into an abort of the
 // whole process. Such a thread waits here for the end of the process instead, as Python 3.14 has
-// it.
+// it. The same holds for Python code that C++ calls: it gives the lock back now and then.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -31,5 +31,8 @@ class Locked {
  private:
   PyGILState_STATE state_;
 };
+
+// function(*arguments), with the lock. Errors: nb::python_error.
+nanobind::object call_python(nanobind::handle function, const nanobind::tuple& arguments);
 
 }  // namespace winnow::python

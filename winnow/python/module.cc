@@ -14,6 +14,7 @@
 #include "winnow/core/error.h"
 #include "winnow/core/parallel.h"
 #include "winnow/core/version.h"
+#include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
 #include "winnow/python/operation.h"
@@ -122,6 +123,11 @@ double time_native(int repeats, nb::callable function) {
   return native_timing.seconds;
 }
 
+// The argument that the message of an Error names, such as one that another rank reported.
+std::string argument_of(const std::string& message) {
+  return expert_parallel::error_from_message(ErrorCode::internal, "", message).argument();
+}
+
 }  // namespace
 
 template <class T>
@@ -204,6 +210,7 @@ NB_MODULE(_winnow, m) {
   m.def("supports", supports, nb::arg("op"), nb::arg("dtype"), nb::arg("device"),
         nb::arg("backend").none(), nb::arg("sizes"));
   m.def("time_native", time_native, nb::arg("repeats"), nb::arg("function"));
+  m.def("argument_of", argument_of, nb::arg("message"));
 }
 
 }  // namespace winnow::python

@@ -115,7 +115,7 @@ struct Operation {
   std::string summary;  // one line for listings
   std::vector<Case> cases;
   std::vector<Benchmark> benchmarks;
-  // Makes a call ready (repeated.h); empty where an operation is no single function.
+  // Prepares a call (repeated.h); empty if the operation is not a single function.
   std::function<std::function<Backend()>(const NamedArguments&, const RunOptions&)> repeat{};
 };
 

@@ -28,7 +28,7 @@ void add(std::vector<Shape>& list, std::initializer_list<DType> dtypes, const Sh
 }
 
 // Appends the shapes of f32 whose names end in "-" and one of `names` once more, in f64. Throws
-// Error where a name is no shape's.
+// Error if no shape has a name.
 template <class Shape>
 void add_f64(std::vector<Shape>& list, const std::vector<std::string>& names) {
   std::vector<bool> used(names.size());

@@ -2,6 +2,7 @@
 
 from typing import Any, NoReturn
 
+from winnow._winnow import argument_of
 from winnow.errors import Error, InvalidArgument
 
 
@@ -17,9 +18,3 @@ def refuse_call(operation: str, message: str) -> NoReturn:
     error.operation, error.argument = operation, argument_of(message)
     error.code = "unsupported"
     raise error
-
-
-def argument_of(message: str) -> str:
-    """That which a message names, "rank 1: x: want ..." for example; empty where it names none."""
-    named, wanted, _ = message.partition(": want ")
-    return named.rpartition(": ")[2] if wanted else ""

@@ -147,7 +147,7 @@ def traced(layer: AllToAll, descriptor: Descriptor) -> TracedDescriptor:
 
 
 class TracedDispatch(NamedTuple):
-    """What dispatch_traced() returns; see AllToAll.dispatch()."""
+    """The result of dispatch_traced(); see AllToAll.dispatch()."""
 
     output: Tensor
     weights: Optional[Tensor]

@@ -15,7 +15,7 @@ __all__ = ["EPAll2AllLayer", "EPAllToAllLayoutDesc"]
 
 @dataclass
 class EPAllToAllLayoutDesc:
-    """What combine() needs of a dispatch: a snapshot, so several may be alive at once.
+    """The data of a dispatch that combine() needs: a snapshot, so several may be alive at once.
 
     W ranks, NN nodes, n tokens of this rank, T = max_tokens, K = topk, R rows of the output; "rail
     source j" is the rank of node j with this rank's local index. Not to be written to.

@@ -233,7 +233,7 @@ def expert_parallel_table(descriptor, name, sizes, dtype, device):
 
 
 class Notified(NamedTuple):
-    """What expert_parallel_notify() returns; see Notifier.notify()."""
+    """The result of expert_parallel_notify(); see Notifier.notify()."""
 
     node_channel_prefix_matrix: Tensor
     rank_channel_prefix_matrix: Tensor

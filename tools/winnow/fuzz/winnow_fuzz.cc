@@ -1,15 +1,12 @@
 // libFuzzer target: random tensor descriptors through the door of every operation, and random bytes
-// through the text reader. Whatever comes in, the answer is a result or an Error.
-#include <algorithm>
+// through the text reader. Whatever comes in, the answer is a result or an Error that names the
+// argument.
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
-#include <span>
-#include <utility>
-#include <vector>
 
 #include "tools/winnow/demo/text_reader.h"
+#include "tools/winnow/fuzz/tensors.h"
 
 #include "winnow/core/error.h"
 #include "winnow/winnow.h"
@@ -19,101 +16,16 @@ namespace {
 using winnow::ConstTensorView;
 using winnow::DType;
 using winnow::TensorView;
+using winnow::fuzz::attempt;
+using winnow::fuzz::Bytes;
+using winnow::fuzz::Tensors;
 
-// Hands out the fuzzer's bytes; zeros once they are used up.
-class Bytes {
- public:
-  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-
-  template <class T>
-  T take() {
-    T value{};
-    const std::size_t count = std::min(sizeof(T), size_);
-    if (count != 0) std::memcpy(&value, data_, count);
-    data_ += count;
-    size_ -= count;
-    return value;
-  }
-
-  bool flag() { return take<std::uint8_t>() % 2 != 0; }
-
-  // Mostly small numbers, at times extreme ones.
-  std::int64_t number() {
-    const auto kind = take<std::uint8_t>();
-    if (kind < 190) return 1 + kind % 4;
-    if (kind < 200) return 0;
-    if (kind < 225) return take<std::int16_t>();
-    if (kind < 245) return kind % 2 == 0 ? 512 : 576;
-    return take<std::int64_t>();
-  }
-
-  std::span<const char> rest() const { return {reinterpret_cast<const char*>(data_), size_}; }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_;
-};
-
-// Memory that every descriptor points into, with room for small tensors on both sides. Descriptors
-// that reach beyond are dropped: the library cannot know how large its caller's memory is.
-constexpr std::int64_t kArenaBytes = 1 << 20;
-alignas(64) char g_arena[kArenaBytes];
-
-bool inside_arena(const ConstTensorView& view) {
-  if (view.numel() == 0) return true;
-  const auto begin = static_cast<const char*>(view.data()) - g_arena;
-  std::int64_t low = 0, high = size_of(view.dtype());
-  for (int dim = 0; dim < view.rank(); ++dim) {
-    const std::int64_t reach =
-        (view.size(dim) - 1) * view.stride(dim) * size_of(view.dtype());  // checked by the view
-    (reach < 0 ? low : high) += reach;
-  }
-  return low >= -begin && high <= kArenaBytes - begin;  // the sums may leave the range of 64 bits
+std::optional<std::int64_t> maybe(Bytes& bytes) {
+  if (!bytes.flag()) return {};
+  return bytes.number();
 }
 
-// A descriptor that often fits its place, or nothing.
-TensorView descriptor(Bytes& bytes, DType dtype, std::vector<std::int64_t> shape) {
-  const auto choice = bytes.take<std::uint8_t>();
-  if (choice == 254) return {};
-  if (choice > 0 && choice < 40) dtype = static_cast<DType>(choice % 7);
-  if (choice % 16 == 1 && !shape.empty()) shape.pop_back();
-  if (choice % 16 == 2) shape.push_back(bytes.number());
-  if (choice % 8 == 3 && !shape.empty()) shape[choice % shape.size()] = bytes.number();
-  const winnow::Device device{choice == 255 ? winnow::DeviceType::cuda : winnow::DeviceType::cpu,
-                              0};
-  char* data = g_arena + kArenaBytes / 2 + (choice % 8 == 4 ? bytes.take<std::int8_t>() : 0);
-  try {
-    TensorView view(data, dtype, shape, device);
-    if (choice % 8 == 5) {
-      std::vector<std::int64_t> strides(view.strides().begin(), view.strides().end());
-      if (!strides.empty()) strides[bytes.take<std::uint8_t>() % strides.size()] = bytes.number();
-      view = TensorView(data, dtype, shape, strides, device);
-    }
-    if (choice % 8 == 6) view = view.slice(int(bytes.number()), bytes.number(), bytes.number());
-    if (choice % 8 == 7) view = view.transpose(int(bytes.number()), int(bytes.number()));
-    return inside_arena(view) ? view : TensorView();
-  } catch (const winnow::Error&) {
-    return {};
-  }
-}
-
-// Indices, lengths, slots and tables are the fuzzer's own bytes; outputs may overlap them, which is
-// the caller's business.
-void fill_arena(Bytes& bytes) {
-  for (std::int64_t i = 0; i < 64; ++i) {
-    reinterpret_cast<std::int32_t*>(g_arena + kArenaBytes / 2)[i] = bytes.take<std::int32_t>();
-  }
-}
-
-template <class Call>
-void attempt(const Call& call) {
-  try {
-    call();
-  } catch (const winnow::Error&) {
-  }
-}
-
-void fuzz_paged(Bytes& bytes) {
+void fuzz_paged_cache(Bytes& bytes) {
   using winnow::sparse_mla::CacheFormat;
   const std::int64_t b = bytes.number(), s_q = bytes.number(), h = bytes.number();
   const std::int64_t topk = bytes.number(), blocks = bytes.number(), block_size = bytes.number();
@@ -121,10 +33,7 @@ void fuzz_paged(Bytes& bytes) {
   const bool plain = format == CacheFormat::bf16;
   const std::int64_t columns = format == CacheFormat::fp8_584 || bytes.flag() ? 512 : 576;
   const std::int64_t row = plain ? columns : format == CacheFormat::fp8_584 ? 584 : 656;
-  const auto tensor = [&](DType type, std::vector<std::int64_t> shape) {
-    return descriptor(bytes, type, std::move(shape));
-  };
-  fill_arena(bytes);
+  Tensors tensor(bytes);
   const auto cache = [&] {
     return tensor(plain ? DType::bf16 : DType::u8, {blocks, block_size, 1, row});
   };
@@ -160,22 +69,18 @@ void fuzz_paged(Bytes& bytes) {
   });
 }
 
-void fuzz_operations(Bytes& bytes) {
+void fuzz_sparse_mla(Bytes& bytes) {
   const std::int64_t s_q = bytes.number(), h_q = bytes.number(), s_kv = bytes.number();
   const std::int64_t topk = bytes.number(), d_qk = bytes.flag() ? 512 : 576;
   const auto dtype = static_cast<DType>(bytes.take<std::uint8_t>() % 3);
-  const auto tensor = [&](DType type, std::vector<std::int64_t> shape) {
-    return descriptor(bytes, type, std::move(shape));
-  };
-  fill_arena(bytes);
+  Tensors tensor(bytes);
   const TensorView q = tensor(dtype, {s_q, h_q, d_qk}), kv = tensor(dtype, {s_kv, 1, d_qk});
   const TensorView indices = tensor(DType::i32, {s_q, 1, topk});
   const TensorView length = tensor(DType::i32, {s_q}), sink = tensor(DType::f32, {h_q});
   const TensorView out = tensor(dtype, {s_q, h_q, 512}), lse = tensor(DType::f32, {s_q, h_q});
   const TensorView attn_sum = tensor(DType::f32, {s_q, topk});
   const TensorView dq = tensor(dtype, {s_q, h_q, d_qk}), dkv = tensor(dtype, {s_kv, 1, d_qk});
-  std::optional<std::int64_t> q_start;
-  if (bytes.flag()) q_start = bytes.number();
+  const std::optional<std::int64_t> q_start = maybe(bytes);
   const std::int64_t k_stride = bytes.number();
   attempt([&] {
     winnow::sparse_mla::forward({.q = q,
@@ -214,6 +119,128 @@ void fuzz_operations(Bytes& bytes) {
   });
 }
 
+void fuzz_indexer(Bytes& bytes) {
+  const std::int64_t s_q = bytes.number(), h = bytes.number(), s_k = bytes.number();
+  const std::int64_t topk = bytes.number(), d = bytes.flag() ? 128 : 64, k_stride = bytes.number();
+  const auto dtype = static_cast<DType>(bytes.take<std::uint8_t>() % 4);
+  const bool listed = bytes.flag();
+  const std::optional<std::int64_t> q_start = maybe(bytes);
+  Tensors tensor(bytes);
+  const TensorView q = tensor(dtype, {s_q, h, d}), k = tensor(dtype, {s_k, d});
+  const TensorView weights = tensor(bytes.flag() ? DType::f32 : DType::bf16, {s_q, h});
+  const TensorView k_scale = dtype == DType::f8_e4m3 ? tensor(DType::f32, {s_k}) : TensorView();
+  const TensorView start = bytes.flag() ? tensor(DType::i32, {s_q}) : TensorView();
+  const TensorView end = bytes.flag() ? tensor(DType::i32, {s_q}) : TensorView();
+  const TensorView rows = listed ? tensor(DType::i32, {s_q, topk}) : TensorView();
+  const std::int64_t columns = listed ? topk : s_k;
+  const auto ties = bytes.flag() ? winnow::indexer::Ties::larger : winnow::indexer::Ties::smaller;
+  attempt([&] {
+    winnow::indexer::topk({.q = q,
+                           .k = k,
+                           .weights = weights,
+                           .k_scale = k_scale,
+                           .key_start = start,
+                           .key_end = end,
+                           .q_start = q_start,
+                           .k_stride = k_stride,
+                           .ties = ties,
+                           .indices = tensor(DType::i32, {s_q, topk}),
+                           .length = tensor(DType::i32, {s_q}),
+                           .scores = tensor(DType::f32, {s_q, topk})});
+  });
+  attempt([&] {
+    winnow::indexer::scores({.q = q,
+                             .k = k,
+                             .weights = weights,
+                             .indices = rows,
+                             .k_scale = k_scale,
+                             .key_start = start,
+                             .key_end = end,
+                             .q_start = q_start,
+                             .k_stride = k_stride,
+                             .scores = tensor(DType::f32, {s_q, columns})});
+  });
+  attempt([&] {
+    const DType gradient = bytes.flag() && dtype != DType::f8_e4m3 ? dtype : DType::f32;
+    winnow::indexer::backward({.q = q,
+                               .k = k,
+                               .weights = weights,
+                               .indices = rows,
+                               .d_scores = tensor(DType::f32, {s_q, columns}),
+                               .k_scale = k_scale,
+                               .key_start = start,
+                               .key_end = end,
+                               .q_start = q_start,
+                               .k_stride = k_stride,
+                               .dq = tensor(gradient, {s_q, h, d}),
+                               .dk = tensor(gradient, {s_k, d}),
+                               .d_weights = tensor(DType::f32, {s_q, h})});
+  });
+}
+
+void fuzz_quantize(Bytes& bytes) {
+  const std::int64_t n = bytes.number(), d = bytes.flag() ? 128 : 64;
+  const auto dtype = static_cast<DType>(bytes.take<std::uint8_t>() % 3);
+  const bool power_of_two = bytes.flag();
+  Tensors tensor(bytes);
+  attempt([&] {
+    winnow::indexer::quantize({.x = tensor(dtype, {n, d}),
+                               .power_of_two = power_of_two,
+                               .rows = tensor(DType::f8_e4m3, {n, d}),
+                               .scale = tensor(DType::f32, {n})});
+  });
+  attempt([&] {
+    winnow::indexer::quantize({.x = tensor(dtype, {n, d}),
+                               .power_of_two = power_of_two,
+                               .pages = tensor(DType::u8, {bytes.number(), 64 * (d + 4)}),
+                               .slots = tensor(bytes.flag() ? DType::i64 : DType::i32, {n})});
+  });
+}
+
+void fuzz_paged_xl(Bytes& bytes) {
+  const std::int64_t b = bytes.number(), kv_heads = bytes.number();
+  const std::int64_t heads = bytes.flag() ? kv_heads : bytes.number();
+  const std::int64_t blocks = bytes.number(), block_size = bytes.flag() ? 8 : bytes.number();
+  const std::int64_t table = bytes.number(), columns = bytes.number(), size = 64;
+  const auto dtype = static_cast<DType>(bytes.take<std::uint8_t>() % 3);
+  const std::int64_t x = 16 / size_of(dtype);
+  Tensors tensor(bytes);
+  const TensorView query = tensor(dtype, {b, heads, size});
+  const TensorView keys = tensor(dtype, {blocks, kv_heads, size / x, block_size, x});
+  const TensorView values = tensor(dtype, {blocks, kv_heads, size, block_size});
+  const TensorView bias = tensor(dtype, {heads, size}), r = tensor(dtype, {heads, columns, size});
+  const TensorView tables = tensor(DType::i32, {b, table}), lengths = tensor(DType::i32, {b});
+  const bool fused = bytes.flag();
+  attempt([&] {
+    winnow::paged_xl::position_term({.query = query,
+                                     .pos_bias_v = bias,
+                                     .r = r,
+                                     .context_lens = lengths,
+                                     .matrix_bd = tensor(DType::f32, {b, heads, columns})});
+  });
+  attempt([&] {
+    winnow::paged_xl::attention(
+        {.query = query,
+         .key_cache = keys,
+         .value_cache = values,
+         .pos_bias_u = bias,
+         .matrix_bd = fused ? TensorView() : tensor(DType::f32, {b, heads, columns}),
+         .pos_bias_v = fused ? bias : TensorView(),
+         .r = fused ? r : TensorView(),
+         .block_tables = tables,
+         .context_lens = lengths,
+         .out = tensor(dtype, {b, heads, size}),
+         .lse = tensor(DType::f32, {b, heads})});
+  });
+  attempt([&] {
+    winnow::paged_xl::append({.key = tensor(dtype, {b, kv_heads, size}),
+                              .value = tensor(dtype, {b, kv_heads, size}),
+                              .slot_mapping = tensor(bytes.flag() ? DType::i64 : DType::i32, {b}),
+                              .key_cache = keys,
+                              .value_cache = values});
+  });
+}
+
 void fuzz_text(const Bytes& bytes) {
   try {
     winnow::demo::parse_document(bytes.rest(), "fuzz", 4096);
@@ -230,15 +257,24 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }();
   (void)single_threaded;
   Bytes bytes(data, size);
-  switch (bytes.take<std::uint8_t>() % 4) {
+  switch (bytes.take<std::uint8_t>() % 6) {
     case 0:
       fuzz_text(bytes);
       break;
     case 1:
-      fuzz_paged(bytes);
+      fuzz_paged_cache(bytes);
+      break;
+    case 2:
+      fuzz_indexer(bytes);
+      break;
+    case 3:
+      fuzz_quantize(bytes);
+      break;
+    case 4:
+      fuzz_paged_xl(bytes);
       break;
     default:
-      fuzz_operations(bytes);
+      fuzz_sparse_mla(bytes);
   }
   return 0;
 }

@@ -2,18 +2,16 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
+#include "tools/winnow/testing/broken_distribution.h"
 #include "tools/winnow/testing/run_program.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <pty.h>
 #include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,10 +23,10 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
+using winnow::cli::kBrokenDistribution;
 using winnow::cli::Result;
 using winnow::cli::run;
 using winnow::cli::run_shell;
-namespace fs = std::filesystem;
 
 // What a terminal of so many columns gets from the program.
 std::string run_on_terminal(std::vector<std::string> arguments, const char* term,
@@ -59,38 +57,13 @@ std::string run_on_terminal(std::vector<std::string> arguments, const char* term
   return output;
 }
 
-// The broken operation comes first; AddressSanitizer would insist on being that.
-constexpr const char* kBrokenDistribution =
-    "ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD=" WINNOW_BROKEN_LIBRARY;
-
-// A folder of its own for each test.
-class CommandLine : public testing::Test {
- protected:
-  std::string write(const std::string& name, const std::string& content) const {
-    const fs::path path = folder_.path() / name;
-    std::ofstream(path, std::ios::binary) << content;
-    return path.string();
-  }
-  std::string out() const { return (folder_.path() / "out").string(); }
-
-  // The demo refuses a document: exit code 2, a reason, no pictures and no folder for them.
-  void expect_refused(const std::string& file, const std::string& reason) const {
-    const Result result = run("demo '" + file + "' --out " + out());
-    EXPECT_EQ(result.exit_code, 2) << result.output;
-    EXPECT_THAT(result.output, HasSubstr(reason));
-    EXPECT_FALSE(fs::exists(fs::path(out()) / "attention.png"));
-  }
-
-  winnow::testing::TemporaryFolder folder_;
-};
-
-TEST_F(CommandLine, WithoutACommandExplainsItself) {
+TEST(CommandLine, WithoutACommandExplainsItself) {
   const Result result = run("");
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.output, HasSubstr("A subcommand is required"));
 }
 
-TEST_F(CommandLine, HelpHasExamplesAndExitCodes) {
+TEST(CommandLine, HelpHasExamplesAndExitCodes) {
   const Result result = run("--help");
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.output, AllOf(HasSubstr("Examples:"), HasSubstr("Exit codes:")));
@@ -99,7 +72,7 @@ TEST_F(CommandLine, HelpHasExamplesAndExitCodes) {
   }
 }
 
-TEST_F(CommandLine, UnknownOptionIsBadUsage) {
+TEST(CommandLine, UnknownOptionIsBadUsage) {
   const Result result = run("info --colour");
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.output, HasSubstr("--colour"));
@@ -108,7 +81,7 @@ TEST_F(CommandLine, UnknownOptionIsBadUsage) {
   EXPECT_EQ(run("bench --repetitions 0").exit_code, 2);
 }
 
-TEST_F(CommandLine, AnUnknownCommandIsNamedWithTheNearest) {
+TEST(CommandLine, AnUnknownCommandIsNamedWithTheNearest) {
   const Result typo = run("verfy");
   EXPECT_EQ(typo.exit_code, 2);
   EXPECT_EQ(typo.output,
@@ -124,7 +97,7 @@ TEST_F(CommandLine, AnUnknownCommandIsNamedWithTheNearest) {
 }
 
 // The exit code and the reason, whatever the command and the way in which its output is lost.
-TEST_F(CommandLine, LostOutputIsAnErrorOfTheSystem) {
+TEST(CommandLine, LostOutputIsAnErrorOfTheSystem) {
   const std::vector<std::string> commands = {
       "info",
       "info --json",
@@ -146,7 +119,7 @@ TEST_F(CommandLine, LostOutputIsAnErrorOfTheSystem) {
   }
 }
 
-TEST_F(CommandLine, APipeWithoutAReaderIsAnErrorOfTheSystem) {
+TEST(CommandLine, APipeWithoutAReaderIsAnErrorOfTheSystem) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   close(ends[0]);
@@ -156,11 +129,12 @@ TEST_F(CommandLine, APipeWithoutAReaderIsAnErrorOfTheSystem) {
   EXPECT_EQ(result.output, "winnow: standard output: the output is incomplete: Broken pipe\n");
 }
 
-TEST_F(CommandLine, ALaunchedProgramGetsTheSignalsOfBrokenPipes) {
+TEST(CommandLine, ALaunchedProgramGetsTheSignalsOfBrokenPipes) {
   EXPECT_EQ(run("launch -n 1 -- sh -c 'kill -PIPE $$'").exit_code, 128 + SIGPIPE);
 }
 
-TEST_F(CommandLine, EveryNumberIsRefusedIfItIsNone) {
+TEST(CommandLine, EveryNumberIsRefusedIfItIsNone) {
+  const winnow::testing::TemporaryFolder folder;
   for (const char* value : {"nan", "-nan", "inf", "0", "-1", "1e400", "many", ""}) {
     const std::string text = std::string(1, '\'').append(value).append(1, '\'');
     const Result bench = run("bench --seconds=" + text);
@@ -172,13 +146,13 @@ TEST_F(CommandLine, EveryNumberIsRefusedIfItIsNone) {
     }
     for (const char* option : {"demo --tokens=", "demo --steps=", "demo --ranks=",
                                "bench --repetitions=", "launch --nodes=", "launch -n "}) {
-      const Result result = run(option + text + " --out " + out());
+      const Result result = run(option + text + " --out " + folder.path().string());
       EXPECT_EQ(result.exit_code, 2) << option << value << result.output;
     }
   }
 }
 
-TEST_F(CommandLine, AnEmptyNameDoesNotMeanAll) {
+TEST(CommandLine, AnEmptyNameDoesNotMeanAll) {
   for (const char* arguments : {"verify '' --list", "verify --case '' --list", "bench --name ''",
                                 "bench ''", "verify --list --backend ''"}) {
     const Result result = run(arguments);
@@ -187,7 +161,7 @@ TEST_F(CommandLine, AnEmptyNameDoesNotMeanAll) {
   }
 }
 
-TEST_F(CommandLine, TextFromOutsideDoesNotReachTheTerminalRaw) {
+TEST(CommandLine, TextFromOutsideDoesNotReachTheTerminalRaw) {
   const std::string name = "$(printf '\\033]0;title\\007\\377')";
   for (const std::string& arguments :
        {"demo \"" + name + "\"", "verify \"" + name + "\"", "bench --name \"" + name + "\"",
@@ -200,12 +174,7 @@ TEST_F(CommandLine, TextFromOutsideDoesNotReachTheTerminalRaw) {
   }
 }
 
-TEST_F(CommandLine, DemoHelpHasTheRanges) {
-  EXPECT_THAT(run("demo --help").output,
-              AllOf(HasSubstr("256 to 8192"), HasSubstr("at least 50"), HasSubstr("1 to 32")));
-}
-
-TEST_F(CommandLine, UnknownOperationNamesTheKnownOnes) {
+TEST(CommandLine, UnknownOperationNamesTheKnownOnes) {
   for (const char* command : {"verify", "bench"}) {
     const Result result = run(std::string(command) + " sparse_mla::sideways");
     EXPECT_EQ(result.exit_code, 2);
@@ -215,7 +184,7 @@ TEST_F(CommandLine, UnknownOperationNamesTheKnownOnes) {
   }
 }
 
-TEST_F(CommandLine, InfoTellsBackendsAndReasons) {
+TEST(CommandLine, InfoTellsBackendsAndReasons) {
   const Result result = run("info");
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.output, AllOf(HasSubstr("sm90"), HasSubstr("cpu"), HasSubstr("GPUs"),
@@ -229,7 +198,7 @@ TEST_F(CommandLine, InfoTellsBackendsAndReasons) {
   }
 }
 
-TEST_F(CommandLine, InfoTellsWhetherThereIsNvshmemOrWhyNot) {
+TEST(CommandLine, InfoTellsWhetherThereIsNvshmemOrWhyNot) {
   const json nvshmem = json::parse(run("info --json").output)["nvshmem"];
   const std::string version = nvshmem["version"], reason = nvshmem["reason"];
   const std::string text = run("info").output;
@@ -245,7 +214,7 @@ TEST_F(CommandLine, InfoTellsWhetherThereIsNvshmemOrWhyNot) {
   }
 }
 
-TEST_F(CommandLine, InfoReportsTheForcedModule) {
+TEST(CommandLine, InfoReportsTheForcedModule) {
   // The last is the plainest, which runs everywhere where there is more than one.
   const json last = json::parse(run("info --json").output)["cpu_modules"].back()["name"];
   const json info =
@@ -258,7 +227,7 @@ TEST_F(CommandLine, InfoReportsTheForcedModule) {
   EXPECT_THAT(unknown.output, AllOf(HasSubstr("WINNOW_CPU_ISA"), HasSubstr("mmx")));
 }
 
-TEST_F(CommandLine, VerifyPrintsTheBackendThatRan) {
+TEST(CommandLine, VerifyPrintsTheBackendThatRan) {
   const Result list = run("verify sparse_mla::forward --list");
   ASSERT_EQ(list.exit_code, 0);
   const std::size_t begin = list.output.find(' ') + 1;
@@ -268,7 +237,7 @@ TEST_F(CommandLine, VerifyPrintsTheBackendThatRan) {
   EXPECT_THAT(result.output, AllOf(HasSubstr(name), HasSubstr("cpu"), HasSubstr("1 passed")));
 }
 
-TEST_F(CommandLine, VerifyListsItsCasesAsJson) {
+TEST(CommandLine, VerifyListsItsCasesAsJson) {
   const Result result = run("verify sparse_mla --list --json");
   ASSERT_EQ(result.exit_code, 0) << result.output;
   const json report = json::parse(result.output);
@@ -281,7 +250,7 @@ TEST_F(CommandLine, VerifyListsItsCasesAsJson) {
   EXPECT_EQ(text, run("verify sparse_mla --list").output);
 }
 
-TEST_F(CommandLine, ProgressSuitsTheTerminal) {
+TEST(CommandLine, ProgressSuitsTheTerminal) {
   const std::vector<std::string> arguments = {
       "verify", "sparse_mla::forward", "--device", "cpu", "--case", "f32-h1"};
   const std::string narrow = run_on_terminal(arguments, "xterm", 40);
@@ -298,7 +267,7 @@ TEST_F(CommandLine, ProgressSuitsTheTerminal) {
   EXPECT_THAT(run_on_terminal(arguments, "dumb", 40), Not(HasSubstr("\x1b")));
 }
 
-TEST_F(CommandLine, VerifyRunsOnLaunchedProcesses) {
+TEST(CommandLine, VerifyRunsOnLaunchedProcesses) {
   const std::string command =
       "launch -n 4 -- " WINNOW_PROGRAM " verify expert_parallel::all_to_all";
   const Result one = run(command + " --case 2x2-weighted-bias");
@@ -309,7 +278,7 @@ TEST_F(CommandLine, VerifyRunsOnLaunchedProcesses) {
   EXPECT_NE(run("launch -n 7 -- " WINNOW_PROGRAM " verify expert_parallel").exit_code, 0);
 }
 
-TEST_F(CommandLine, VerifyRefusesWhatItCannotDo) {
+TEST(CommandLine, VerifyRefusesWhatItCannotDo) {
   const Result no_case = run("verify sparse_mla::forward --case nonsense");
   EXPECT_EQ(no_case.exit_code, 2);
   EXPECT_THAT(no_case.output, HasSubstr("\"nonsense\""));
@@ -318,7 +287,7 @@ TEST_F(CommandLine, VerifyRefusesWhatItCannotDo) {
   EXPECT_THAT(backend.output, HasSubstr("one of sm100, sm90, cuda, cpu"));
 }
 
-TEST_F(CommandLine, CudaWithoutAGpuGivesTheReason) {
+TEST(CommandLine, CudaWithoutAGpuGivesTheReason) {
   const json info = json::parse(run("info --json").output);
   if (info["backends"][0]["supported"]) GTEST_SKIP() << "this machine has a GPU";
   for (const char* command : {"verify", "bench", "demo"}) {
@@ -329,7 +298,7 @@ TEST_F(CommandLine, CudaWithoutAGpuGivesTheReason) {
   EXPECT_EQ(run("verify --backend sm90").exit_code, 3);
 }
 
-TEST_F(CommandLine, VerifyFailsOnAWrongResultAndSaysHowToRepeat) {
+TEST(CommandLine, VerifyFailsOnAWrongResultAndSaysHowToRepeat) {
   const Result result =
       run("verify sparse_mla::distribution --case f32-h16 --device cpu", kBrokenDistribution);
   EXPECT_EQ(result.exit_code, 1);
@@ -338,7 +307,7 @@ TEST_F(CommandLine, VerifyFailsOnAWrongResultAndSaysHowToRepeat) {
                                                                   "--case ")));
 }
 
-TEST_F(CommandLine, BenchGivesRatesAndRatios) {
+TEST(CommandLine, BenchGivesRatesAndRatios) {
   const Result result =
       run("bench sparse_mla::forward --name f32-decode-h128-k2048 --seconds 0.01 --repetitions 1 "
           "--json --device cpu");
@@ -352,7 +321,7 @@ TEST_F(CommandLine, BenchGivesRatesAndRatios) {
 }
 
 // Scores at 512 rows for each of 64 queries, in f32; a CPU works in nothing of the caller's.
-TEST_F(CommandLine, BenchCountsTheMemoryOfACall) {
+TEST(CommandLine, BenchCountsTheMemoryOfACall) {
   const std::string command =
       "bench indexer::scores --name f32-h64-k512 --seconds 0.001 --repetitions 1 --device cpu";
   const Result listed = run(command + " --json"), printed = run(command);
@@ -361,92 +330,7 @@ TEST_F(CommandLine, BenchCountsTheMemoryOfACall) {
   EXPECT_THAT(printed.output, HasSubstr("0.12 MiB"));
 }
 
-TEST_F(CommandLine, DemoLearnsAndDraws) {
-  const Result result = run("demo --ranks 3 --json --device cpu --out " + out() + " 2>/dev/null");
-  ASSERT_EQ(result.exit_code, 0) << result.output;
-  const json report = json::parse(result.output);
-  EXPECT_TRUE(report["ok"].get<bool>());
-  EXPECT_EQ(report["backend"], "cpu");
-  ASSERT_FALSE(report["steps"].empty());
-  bool decoded = false, shared_out = false;
-  for (const auto& step : report["steps"]) {
-    EXPECT_TRUE(step["ok"].get<bool>()) << step["name"];
-    decoded = decoded || (step["name"] == "decode" && step["checks"].size() >= 4);
-    if (step["name"] != "experts") continue;
-    shared_out = true;
-    EXPECT_EQ(step["numbers"]["ranks"], 3);
-    EXPECT_EQ(step["numbers"]["load"].size(), 3u);
-    EXPECT_GT(step["numbers"]["bytes_moved"].get<double>(), 0);
-    EXPECT_LT(step["numbers"]["bytes_moved"].get<double>(),
-              step["numbers"]["bytes_per_pair_sent"].get<double>());
-  }
-  EXPECT_TRUE(decoded);
-  EXPECT_TRUE(shared_out);
-  int pictures = 0;
-  for (const auto& entry : fs::directory_iterator(out())) {
-    ASSERT_EQ(entry.path().extension(), ".png") << "something else was left behind";
-    std::ifstream file(entry.path(), std::ios::binary);
-    std::string signature(8, '\0');
-    file.read(signature.data(), 8);
-    EXPECT_EQ(signature, "\x89PNG\r\n\x1a\n");
-    ++pictures;
-  }
-  EXPECT_EQ(pictures, 3);
-}
-
-TEST_F(CommandLine, DemoFailsWhereAnOperationIsBroken) {
-  const Result result =
-      run("demo --device cpu --tokens 256 --steps 50 --out " + out(), kBrokenDistribution);
-  EXPECT_EQ(result.exit_code, 1) << result.output;
-  EXPECT_THAT(result.output, HasSubstr("FAILED"));
-}
-
-// Stacks that no address space has room for: no thread can be created.
-TEST_F(CommandLine, DemoWithoutThreadsForItsRanksSaysSo) {
-  const std::string limit = "ulimit -S -s 140000000000 2>/dev/null";
-  if (run_shell(limit).exit_code != 0) GTEST_SKIP() << "the size of stacks is limited here";
-  const Result result = run_shell(
-      limit + "; " WINNOW_PROGRAM " demo --device cpu --tokens 256 --steps 50 --ranks 3 --out " +
-      out() + " 2>&1");
-  EXPECT_EQ(result.exit_code, 4);
-  EXPECT_THAT(result.output, HasSubstr("winnow: expert_parallel: no thread for each of 3 ranks: "));
-}
-
-TEST_F(CommandLine, DemoRefusesDocuments) {
-  expect_refused((folder_.path() / "missing.txt").string(), "missing.txt");
-  expect_refused(folder_.path().string(), "directory");
-  expect_refused(write("empty.txt", ""), "empty");
-  expect_refused(write("binary.bin", std::string("text\0text", 9)), "binary");
-  expect_refused(write("latin1.txt", std::string(400, 'a') + "caf\xe9 " + std::string(400, 'b')),
-                 "UTF-8");
-  expect_refused(write("short.txt", "too short"), "short.txt");
-}
-
-TEST_F(CommandLine, DemoRefusesNumbersOfRanks) {
-  for (const char* ranks : {"0", "33", "-4", "4000000000"}) {
-    const Result result = run("demo --ranks " + std::string(ranks) + " --out " + out());
-    EXPECT_EQ(result.exit_code, 2) << result.output;
-    EXPECT_THAT(result.output, AllOf(HasSubstr("ranks: want 1 to 32"), HasSubstr(ranks)));
-  }
-  EXPECT_EQ(run("demo --ranks many --out " + out()).exit_code, 2);
-  EXPECT_FALSE(fs::exists(out()));
-}
-
-TEST_F(CommandLine, DemoRefusesAnUnreadableDocument) {
-  if (geteuid() == 0) GTEST_SKIP() << "root can read everything";
-  const std::string path = write("secret.txt", std::string(4000, 'a'));
-  chmod(path.c_str(), 0);
-  expect_refused(path, "secret.txt");
-}
-
-TEST_F(CommandLine, DemoRefusesAnOutputFolderThatIsAFile) {
-  const std::string file = write("file", "x");
-  const Result result = run("demo --out " + file);
-  EXPECT_EQ(result.exit_code, 2) << result.output;
-  EXPECT_THAT(result.output, HasSubstr(file));
-}
-
-TEST_F(CommandLine, BadThreadCountIsNamed) {
+TEST(CommandLine, BadThreadCountIsNamed) {
   const Result result = run("info", "WINNOW_NUM_THREADS=many");
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.output, HasSubstr("WINNOW_NUM_THREADS"));

@@ -252,6 +252,14 @@ TEST_F(Launch, ACommandThatIsNotThereIsSaidOnce) {
             "Permission denied\n");
 }
 
+TEST_F(Launch, AFolderForTemporaryFilesThatIsNotThereIsNamed) {
+  fs::remove(folder_.path() / "tmp");
+  const Result result = run("-n 1 true");
+  fs::create_directory(folder_.path() / "tmp");
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_EQ(result.output, "winnow: launch: TMPDIR names no folder: No such file or directory\n");
+}
+
 TEST_F(Launch, UsageErrorsHelp) {
   const auto expect_refused = [&](const std::string& arguments, const std::string& reason) {
     const Result result = run(arguments);

@@ -152,7 +152,7 @@ Tensor AllToAll::combine(const CombineArgs& args, const Descriptor& descriptor) 
 
 TensorView AllToAll::combine_buffer(const Descriptor& descriptor) {
   constexpr std::string_view operation = "expert_parallel::combine_buffer";
-  check_descriptor(Check{std::string(operation)}, open(operation).token(), descriptor.state());
+  check_descriptor(Check{std::string(operation)}, open(operation).identity(), descriptor.state());
   return buffer_of(config_, descriptor.state());
 }
 

@@ -29,7 +29,7 @@ class Transport;
 //
 // On the CPU a call runs on the calling thread and returns when its work is done; no stream is
 // involved. On a GPU a call is queued on `stream` and returns; the host waits only in a dispatch
-// that counts, or that finds no room in the arena as it is known. The layer orders its calls on
+// that counts its rows, or for which the arena may have no room. The layer orders its calls on
 // different streams, but not launches of recorded graphs. Ranks that share a GPU may not use the
 // default stream: it is an error on that rank, while the others wait for it. A call occupies up to
 // sm_count SMs while it waits for the other ranks, so calls of several layers that may run at the
@@ -147,14 +147,14 @@ class WINNOW_EXPORT AllToAll {
   //
   // expert_output that already lies in this rank's arena (combine_buffer(), or a borrowed output of
   // the layer's dtype overwritten in place), with dense rows, is read in place; any other is
-  // copied first. On a GPU the ranks of a node may push to each other: expert-major sums of rows,
-  // with enable_local_combine; token-major the rows, from an sm_count of 20 on (24 with 2 ranks a
-  // node), with enable_local_combine, or where there are several GPUs, W * max_tokens rows are
-  // 1 GiB or less, and (L - 1) * n rows 24 MiB or more, n the most of any rank (with
-  // worst_case_rows: max_tokens). A layer that may push has W * max_tokens rows of memory more, and
-  // what it pushes may lie anywhere, aligned to 16 bytes. An `out` that overlaps expert_output or
-  // combine_buffer() is refused, since other ranks read there; so are a bias that overlaps `out`
-  // without being it, and rows with gaps in combine_buffer().
+  // copied first. On a GPU the ranks of a node may push rows to each other: in expert-major order
+  // sums of rows, with enable_local_combine; in token-major order the rows themselves, if sm_count
+  // is 20 or more (24 with 2 ranks per node) and either enable_local_combine is set or, on several
+  // GPUs, W * max_tokens rows take up to 1 GiB and (L - 1) * n rows 24 MiB or more, where n is the
+  // largest of any rank (max_tokens with worst_case_rows). Such a layer has memory for W *
+  // max_tokens more rows, and pushes rows from any address that is a multiple of 16. An `out` that
+  // overlaps expert_output or combine_buffer() is refused, since other ranks read there; so are a
+  // bias that overlaps `out` without being it, and rows with gaps in combine_buffer().
   Tensor combine(const CombineArgs& args, const Descriptor& descriptor);
 
   // [R, H] of the layer's dtype in the arena, to which the experts write their outputs. It belongs

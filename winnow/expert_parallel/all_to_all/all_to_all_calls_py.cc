@@ -48,7 +48,7 @@ using MadeTensors = std::vector<MadeTensor>;
 // of them: they live in `made` until they are returned.
 auto allocator(Call& call, MadeTensors& made) {
   return [&](DType dtype, std::span<const std::int64_t> shape) {
-    const nb::gil_scoped_acquire locked;
+    const Locked locked;
     nb::object object = nb::none();
     const TensorView view = shape.size() == 1
                                 ? call.output("output", object, dtype, {shape[0]})

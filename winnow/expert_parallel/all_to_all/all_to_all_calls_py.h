@@ -51,9 +51,9 @@ struct BoundAllToAll {
   ep::AllToAll layer;
   OneCall one_call;
   Number number;
-  // A CUDA graph uses the memory of the calls that it has recorded whenever it is launched: nobody
-  // else may have it before the layer is closed. (What combine() makes is memory of the caller's
-  // framework, which keeps it for the graph as all that it allocates meanwhile.)
+  // A CUDA graph uses the memory of the calls that it has recorded whenever it is launched:
+  // nothing else may use it before the layer is closed. (What combine() makes is memory of the
+  // caller's framework, which keeps it for the graph as all that it allocates meanwhile.)
   std::vector<nb::object> recorded;
 };
 

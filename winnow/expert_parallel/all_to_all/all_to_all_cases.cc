@@ -117,7 +117,7 @@ testing::Operation all_to_all_operation() {
                                testing::cases_of(problems, run_case), all_to_all_benchmarks()};
   for (std::size_t i = 0; i < problems.size(); ++i) {
     operation.cases[i].ranks = problems[i].world_size();
-    operation.cases[i].on_gpu = problems[i].world_size() <= kMostRanksOnOneGpu;
+    operation.cases[i].on_gpu = problems[i].world_size() <= kMostTestRanksOnGpu;
   }
   return operation;
 }

@@ -28,7 +28,7 @@ class AllToAllCpu : public AllToAllBackend {
     });
   }
   std::int64_t arena_bytes() const override { return layer_.arena.bytes(); }
-  const std::shared_ptr<const char>& token() const override { return layer_.token; }
+  const std::shared_ptr<const char>& identity() const override { return layer_.identity; }
 
  private:
   Layer layer_;

@@ -25,10 +25,10 @@ class AllToAllCuda : public AllToAllBackend {
     layer_.call([&] { layer_.barrier(intra_node_only, stream); });
   }
   std::int64_t arena_bytes() const override { return layer_.arena().bytes(); }
-  const std::shared_ptr<const char>& token() const override { return layer_.token(); }
+  const std::shared_ptr<const char>& identity() const override { return layer_.identity(); }
 
  private:
-  DeviceLayer layer_;
+  CudaLayer layer_;
 };
 
 }  // namespace

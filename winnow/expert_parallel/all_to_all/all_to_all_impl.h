@@ -18,7 +18,7 @@ class AllToAllBackend : public CollectiveBackend {
   virtual void barrier(bool intra_node_only, Stream stream) = 0;
   virtual std::int64_t arena_bytes() const = 0;
   // Stands for this layer in the descriptors that its dispatches make.
-  virtual const std::shared_ptr<const char>& token() const = 0;
+  virtual const std::shared_ptr<const char>& identity() const = 0;
 };
 
 // Collective. `config` is checked and its defaults are resolved.

@@ -155,11 +155,11 @@ class ListingTransport : public ForwardingTransport {
  public:
   ListingTransport(std::shared_ptr<Transport> transport, std::vector<std::string>& list)
       : ForwardingTransport(std::move(transport)), list_(list) {}
-  std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
-                                                   const Deadline& deadline,
-                                                   std::string_view what) override {
+  std::shared_ptr<SymmetricMemory> allocate_cuda(Device device, std::size_t bytes,
+                                                 const Deadline& deadline,
+                                                 std::string_view what) override {
     list_.emplace_back(what);
-    return ForwardingTransport::allocate_device(device, bytes, deadline, what);
+    return ForwardingTransport::allocate_cuda(device, bytes, deadline, what);
   }
 
  private:
@@ -211,11 +211,11 @@ class WatchedTransport : public ForwardingTransport {
  public:
   WatchedTransport(std::shared_ptr<Transport> transport, std::vector<int>& asked)
       : ForwardingTransport(std::move(transport)), asked_(asked) {}
-  std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
-                                                   const Deadline& deadline,
-                                                   std::string_view what) override {
+  std::shared_ptr<SymmetricMemory> allocate_cuda(Device device, std::size_t bytes,
+                                                 const Deadline& deadline,
+                                                 std::string_view what) override {
     return std::make_shared<WatchedMemory>(
-        ForwardingTransport::allocate_device(device, bytes, deadline, what), asked_);
+        ForwardingTransport::allocate_cuda(device, bytes, deadline, what), asked_);
   }
 
  private:

@@ -245,7 +245,7 @@ void bind_layer(nb::module_& m) {
 }  // namespace
 
 void bind_expert_parallel_all_to_all(nb::module_& m) {
-  nb::class_<BoundDispatched>(m, "Dispatched", "What AllToAll.dispatch() returns.",
+  nb::class_<BoundDispatched>(m, "Dispatched", "The result of AllToAll.dispatch().",
                               nb::type_slots(Collected<BoundDispatched>::kSlots), nb::is_generic(),
                               nb::sig("class Dispatched(typing.Generic[T])"))
       .def_ro("output", &BoundDispatched::output, "[R, H], as input.",

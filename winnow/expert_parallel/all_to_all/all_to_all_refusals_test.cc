@@ -192,10 +192,11 @@ TEST_P(Refusals, ScatterIndices) {
     given.args.order = RowOrder::token_major;
   });
   const Tensor wrong = make(DType::i32, {5, 2});
-  expect_refused_with("rank 0: scatter_indices", [&](int rank, Given& given) {
-    give(rank, given);
-    if (rank == 0) given.args.scatter_indices = wrong;
-  });
+  expect_refused_with("rank 0: scatter_indices: want 3 or 9 rows, got 5",
+                      [&](int rank, Given& given) {
+                        give(rank, given);
+                        if (rank == 0) given.args.scatter_indices = wrong;
+                      });
 }
 
 // Rows beyond the worst case are dropped; whichever call comes next throws, and the one after it

@@ -60,7 +60,7 @@ class Number {
     known().emplace(value_, object.ptr());
     return value_;
   }
-  // None where there is no such object any more.
+  // None if the object does not exist any more.
   static nanobind::object find(std::int64_t value) {
     const auto found = known().find(value);
     return found == known().end() ? nanobind::none() : nanobind::borrow(found->second);
@@ -141,7 +141,7 @@ void run_collective(const std::exception_ptr& refused, const Function& run) {
   refused ? run_refused(refused, false, run) : run();
 }
 
-// Where the arguments can say what is wrong. What is no Error, only this rank throws as it is.
+// With arguments that carry a refusal. An exception that is not an Error stays on this rank.
 template <class Args, class Function>
 void run_collective(const char* operation, const std::exception_ptr& refused, Args& args,
                     const Function& run) {

@@ -80,7 +80,7 @@ void Combine::post() {
   Header header;
   std::vector<std::byte> table;  // weights, for the rail peers
   header.refuse_what_throws(kOperation, [&] {
-    check_combine(layer_.config, layer_.token, args_, state_);
+    check_combine(layer_.config, layer_.identity, args_, state_);
     header.options = combine_options(args_, state_);
     if (args_.weights.present()) append_rows(table, args_.weights);
     if (has_rows()) header.rows = place_expert_output();

@@ -17,9 +17,9 @@ namespace {
 constexpr std::string_view kOperation = kCombine;
 
 // One rank's part of one combine; the counterpart of Combine in combine_cpu.cc.
-class DeviceCombine {
+class CudaCombine {
  public:
-  DeviceCombine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& descriptor)
+  CudaCombine(CudaLayer& layer, const CombineArgs& args, const Descriptor& descriptor)
       : layer_(layer), args_(args), state_(descriptor.state()), routing_(*state_.routing) {}
 
   Tensor run() {
@@ -59,23 +59,23 @@ class DeviceCombine {
   void sum(Part part);
   void send_back();
 
-  DeviceLayer& layer_;
+  CudaLayer& layer_;
   const CombineArgs& args_;
   const Descriptor::State& state_;
   const Routing& routing_;
   Tensor result_;  // unless the caller gave its own
   TensorView out_;
-  DeviceSumParams sums_;
+  CudaSumParams sums_;
 };
 
 // Says where this rank's expert rows are, or what is wrong.
-void DeviceCombine::post() {
+void CudaCombine::post() {
   Header header;
   header.options.call = Call::combine;
   const std::byte* table = nullptr;  // weights, for the rail peers
   std::int64_t table_bytes = 0;
   header.refuse_what_throws(kOperation, [&] {
-    check_combine(layer_.config(), layer_.token(), args_, state_);
+    check_combine(layer_.config(), layer_.identity(), args_, state_);
     header.options = combine_options(args_, state_);
     if (has_rows()) make_out();
     fill_params();
@@ -90,7 +90,7 @@ void DeviceCombine::post() {
   if (header.refusal != 0) layer_.wait_report();
 }
 
-void DeviceCombine::make_out() {
+void CudaCombine::make_out() {
   out_ = args_.out;
   if (out_.present()) return;
   const std::int64_t hidden = layer_.config().hidden;
@@ -102,7 +102,7 @@ void DeviceCombine::make_out() {
 
 // Where in the arena the rows are for others to read, which is where they are copied unless they
 // are there; nowhere if only this rank reads them. As bulk copies need them, in any case.
-Extent DeviceCombine::place_expert_output() {
+Extent CudaCombine::place_expert_output() {
   const ConstTensorView& rows = args_.expert_output;
   const std::int64_t count = rows.size(0), bytes = layer_.row_bytes();
   const std::int64_t stride = count > 1 ? rows.stride(0) * size_of(rows.dtype()) : bytes;
@@ -126,7 +126,7 @@ Extent DeviceCombine::place_expert_output() {
 }
 
 // Copies the values to where the other ranks of this node read them.
-Extent DeviceCombine::place_pair_values() {
+Extent CudaCombine::place_pair_values() {
   const ConstTensorView& values = args_.pair_values;
   std::byte* to = state_.buffer->data() + state_.values_at;
   const std::int64_t row = values.rank() == 2 ? pair_row_bytes() : size_of(values.dtype());
@@ -141,7 +141,7 @@ Extent DeviceCombine::place_pair_values() {
 }
 
 // [n, K], dense.
-const std::byte* DeviceCombine::place_weights() {
+const std::byte* CudaCombine::place_weights() {
   const auto* from = static_cast<const std::byte*>(args_.weights.data());
   const std::int64_t row = pair_row_bytes();
   if (routing_.tokens <= 1 || row_stride(args_.weights) == row) return from;
@@ -154,7 +154,7 @@ const std::byte* DeviceCombine::place_weights() {
   return to;
 }
 
-void DeviceCombine::take_weights() {
+void CudaCombine::take_weights() {
   WeightParams params;
   params.view = sums_.view;
   params.dtype = layer_.config().weight_dtype;
@@ -167,7 +167,7 @@ void DeviceCombine::take_weights() {
   layer_.check(launch_weights(params, layer_.blocks(), layer_.stream()), "weights");
 }
 
-void DeviceCombine::carry_values(Part part) {
+void CudaCombine::carry_values(Part part) {
   const TensorView& out = args_.pair_values_out;
   ValueParams params;
   params.view = sums_.view;
@@ -183,7 +183,7 @@ void DeviceCombine::carry_values(Part part) {
   layer_.check(launch_values(part, params, layer_.blocks(), layer_.stream()), "values");
 }
 
-Travel DeviceCombine::travel() const {
+Travel CudaCombine::travel() const {
   const Config& config = layer_.config();
   if (sums_.token_major) {
     const auto& tokens = routing_.tokens_per_rank;  // empty where the host does not know them
@@ -196,14 +196,14 @@ Travel DeviceCombine::travel() const {
   return sums ? Travel::sums_are_pushed : Travel::rows_are_read;
 }
 
-void DeviceCombine::fill_params() {
+void CudaCombine::fill_params() {
   const Config& config = layer_.config();
   const std::int64_t size = size_of(config.dtype);
   sums_.view = layer_.view();
   sums_.dtype = config.dtype;
   sums_.row_bytes = layer_.row_bytes();
   sums_.routing = routing_.tables;
-  if (args_.weighted) sums_.weights = state_.device_weights;
+  if (args_.weighted) sums_.weights = state_.cuda_weights;
   if (args_.weights.present()) sums_.weights.pairs = layer_.combine_weights();
   sums_.token_major = routing_.order == RowOrder::token_major;
   sums_.travel = travel();
@@ -222,7 +222,7 @@ void DeviceCombine::fill_params() {
   sums_.out_stride = out_.stride(0) * size;
 }
 
-void DeviceCombine::sum(Part part) {
+void CudaCombine::sum(Part part) {
   int blocks = layer_.blocks();
   if (sums_.travel == Travel::rows_are_pushed) {
     constexpr int kEnough = 9;  // an SM pushes 42 GB/s, and 370 fill the links of an H200
@@ -233,7 +233,7 @@ void DeviceCombine::sum(Part part) {
   layer_.check(launch_sums(part, sums_, blocks, layer_.stream()), "sums");
 }
 
-void DeviceCombine::send_back() {
+void CudaCombine::send_back() {
   RailSendParams params;
   params.view = sums_.view;
   params.placed = sums_.routing.placed;
@@ -247,8 +247,8 @@ void DeviceCombine::send_back() {
 
 }  // namespace
 
-Tensor combine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& descriptor) {
-  return DeviceCombine(layer, args, descriptor).run();
+Tensor combine(CudaLayer& layer, const CombineArgs& args, const Descriptor& descriptor) {
+  return CudaCombine(layer, args, descriptor).run();
 }
 
 namespace {

@@ -12,19 +12,19 @@ namespace winnow::expert_parallel {
 
 inline constexpr std::string_view kCombine = "expert_parallel::combine";
 
-class DeviceLayer;
+class CudaLayer;
 struct CudaOperation;
 
 // What AllToAll::combine_buffer() gives.
 TensorView buffer_of(const Config& config, const Descriptor::State& state);
 
-// Throws Error (invalid_argument) unless a dispatch of the layer whose token is `layer` has made
-// the descriptor.
+// Throws Error (invalid_argument) unless the descriptor is of a dispatch of the layer whose
+// identity is `layer`.
 void check_descriptor(const Check& check, const std::shared_ptr<const char>& layer,
                       const Descriptor::State& state);
 
-// Throws Error (invalid_argument) naming the argument, for this rank alone. `layer` is the token of
-// the layer, `config` its sizes and device.
+// Throws Error (invalid_argument) naming the argument, for this rank alone. `layer` is the identity
+// of the layer, `config` its sizes and device.
 void check_combine(const Config& config, const std::shared_ptr<const char>& layer,
                    const CombineArgs& args, const Descriptor::State& state);
 
@@ -34,7 +34,7 @@ Options combine_options(const CombineArgs& args, const Descriptor::State& state)
 Tensor combine(Layer& layer, const CombineArgs& args, const Descriptor& descriptor);
 
 // On a GPU: combine_cuda.cc. Only in builds with CUDA.
-Tensor combine(DeviceLayer& layer, const CombineArgs& args, const Descriptor& descriptor);
+Tensor combine(CudaLayer& layer, const CombineArgs& args, const Descriptor& descriptor);
 CudaOperation cuda_combine();
 
 }  // namespace winnow::expert_parallel

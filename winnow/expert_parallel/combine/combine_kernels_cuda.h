@@ -28,12 +28,12 @@ enum class Travel {
 };
 
 // All sums are f32, nested and rounded as RowSumParams (combine_row_sum.h) says.
-struct DeviceSumParams {
+struct CudaSumParams {
   LayerView view;
   DType dtype = DType::bf16;  // f32, f16 or bf16: of rows, sums, bias and out
   std::int64_t row_bytes = 0;
   RoutingTables routing;
-  DeviceWeights weights;  // null: not weighted
+  CudaWeights weights;  // null: not weighted
   bool token_major = false;
   Travel travel = Travel::rows_are_read;
   std::int64_t max_tokens = 0;  // T
@@ -80,10 +80,10 @@ struct WeightParams {
 int launch_weights(const WeightParams& params, int blocks, void* stream);
 
 // Pushes this rank's rows. The sums of what others push are launched behind it and run beside it.
-int launch_push_rows(Part part, const DeviceSumParams& params, int blocks, void* stream);
+int launch_push_rows(Part part, const CudaSumParams& params, int blocks, void* stream);
 // The sums: of others' tokens rounded, to RailLayout::staged_row(); of this rank's to `out`. When
 // the latter end no rank of the node reads this rank's rows any more.
-int launch_sums(Part part, const DeviceSumParams& params, int blocks, void* stream);
+int launch_sums(Part part, const CudaSumParams& params, int blocks, void* stream);
 // Loads the kernels onto the current GPU.
 int load_push_rows();
 int load_values();

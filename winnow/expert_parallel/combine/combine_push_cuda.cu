@@ -64,7 +64,7 @@ class Written {
 struct Segment {
   std::int32_t begin, rows;
 };
-__device__ Segment segment_of(const DeviceSumParams& params, Sources::Source source) {
+__device__ Segment segment_of(const CudaSumParams& params, Sources::Source source) {
   const int rank = params.view.topology.rank_at(source.node, source.local);
   const std::int32_t* begins = params.routing.source_begins + rank;
   return {begins[0], begins[1] - begins[0]};
@@ -81,8 +81,8 @@ __device__ Item item_at(const Sources& sources, std::uint32_t number) {
 }
 
 // The loading warp.
-__device__ void load_rows(const DeviceSumParams& params, Part part, RowPipe& pipe) {
-  const DeviceTopology& topology = params.view.topology;
+__device__ void load_rows(const CudaSumParams& params, Part part, RowPipe& pipe) {
+  const CudaTopology& topology = params.view.topology;
   const Sources sources(topology, part);
   const std::uint32_t lane = threadIdx.x % 32;
   int longest = 0;
@@ -115,9 +115,9 @@ __device__ void load_rows(const DeviceSumParams& params, Part part, RowPipe& pip
 }
 
 // The telling thread.
-__device__ void tell_reducers(const DeviceSumParams& params, Part part, Written& written) {
+__device__ void tell_reducers(const CudaSumParams& params, Part part, Written& written) {
   const LayerView& view = params.view;
-  const DeviceTopology& topology = view.topology;
+  const CudaTopology& topology = view.topology;
   const Sources sources(topology, part);
   const std::uint64_t epoch = epoch_of(view);
   for (bool more = true; more;) {
@@ -135,8 +135,8 @@ __device__ void tell_reducers(const DeviceSumParams& params, Part part, Written&
 }
 
 __global__ void __launch_bounds__(32 * kWarps, 1)
-    push_rows(const __grid_constant__ DeviceSumParams params,
-              const __grid_constant__ PipeShape shape, Part part) {
+    push_rows(const __grid_constant__ CudaSumParams params, const __grid_constant__ PipeShape shape,
+              Part part) {
   std::byte* const stages = device::dynamic_shared<128>();
   WINNOW_BLOCK_SHARED(pipe_memory, RowPipe::Shared);
   WINNOW_BLOCK_SHARED(written_memory, Written::Shared);
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 
 }  // namespace
 
-int launch_push_rows(Part part, const DeviceSumParams& params, int blocks, void* stream) {
+int launch_push_rows(Part part, const CudaSumParams& params, int blocks, void* stream) {
   const PipeShape shape(kPushedTogether * params.row_bytes, kStages);
   return device::launch_early(push_rows, blocks, 32 * kWarps, std::size_t(shape.bytes()),
                               static_cast<cudaStream_t>(stream), params, shape, part);

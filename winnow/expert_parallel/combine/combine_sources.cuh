@@ -20,7 +20,7 @@ class Sources {
   struct Source {
     int node, local;  // of the tokens' rank; `local` is the reducer's too
   };
-  __device__ Sources(const DeviceTopology& topology, Part part)
+  __device__ Sources(const CudaTopology& topology, Part part)
       : topology_(topology),
         part_(part),
         mates_(std::uint32_t(topology.locals - 1)),
@@ -37,7 +37,7 @@ class Sources {
   }
 
  private:
-  const DeviceTopology& topology_;
+  const CudaTopology& topology_;
   Part part_;
   std::uint32_t mates_;
   device::FastDivmod by_mate_;

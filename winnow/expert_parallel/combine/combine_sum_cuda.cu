@@ -31,7 +31,7 @@ using row_sums::teams_of;
 WINNOW_DYNAMIC_SHARED(ring_memory, 128);
 
 // Tokens of a rank in kSlices parts of equal length, the same for all ranks. The warp.
-__device__ std::uint32_t slice_length(const DeviceSumParams& params) {
+__device__ std::uint32_t slice_length(const CudaSumParams& params) {
   int longest = 1;
   for (int rank = threadIdx.x % 32; rank < params.view.topology.world; rank += 32) {
     longest = max(longest, __ldcg(&params.routing.tokens[rank]));
@@ -50,9 +50,9 @@ __device__ std::int64_t slice_words(const LayerView& view, Part part) {
 // of them, since all that has been claimed is the end of the slowest SM. A claim takes its time
 // too: few SMs take more at once of what they read, and twice as many are taken of what is pushed,
 // for which each claim waits.
-__device__ PairLane claimed_tokens(const DeviceSumParams& params) {
+__device__ PairLane claimed_tokens(const CudaSumParams& params) {
   constexpr std::int64_t kLargeRow = 4096;  // bytes
-  const DeviceTopology& topology = params.view.topology;
+  const CudaTopology& topology = params.view.topology;
   int few = max(2, 2 * topology.world / topology.topk);
   if (params.travel == Travel::rows_are_read) few = max(few, 32 / int(gridDim.x));
   if (params.travel == Travel::rows_are_pushed) few *= 2;
@@ -64,7 +64,7 @@ __device__ PairLane claimed_tokens(const DeviceSumParams& params) {
 template <bool kWeighted>
 class Pushes {
  public:
-  __device__ Pushes(const DeviceSumParams& params, Part part, std::uint32_t slice_length)
+  __device__ Pushes(const CudaSumParams& params, Part part, std::uint32_t slice_length)
       : params_(params),
         topology_(params.view.topology),
         lane_(claimed_tokens(params)),
@@ -157,8 +157,8 @@ class Pushes {
     return step;
   }
 
-  const DeviceSumParams& params_;
-  const DeviceTopology& topology_;
+  const CudaSumParams& params_;
+  const CudaTopology& topology_;
   PairLane lane_;
   Sources sources_;
   std::uint32_t slice_length_;
@@ -173,7 +173,7 @@ class Pushes {
 template <bool kWeighted, bool kAllNodes>
 class Reductions {
  public:
-  __device__ Reductions(const DeviceSumParams& params, Part part, std::uint32_t slice_length,
+  __device__ Reductions(const CudaSumParams& params, Part part, std::uint32_t slice_length,
                         std::byte* const* rows)
       : params_(params),
         view_(params.view),
@@ -392,9 +392,9 @@ class Reductions {
     return true;
   }
 
-  const DeviceSumParams& params_;
+  const CudaSumParams& params_;
   const LayerView& view_;
-  const DeviceTopology& topology_;
+  const CudaTopology& topology_;
   Part part_;
   PairLane lane_;
   std::byte* const* rows_;
@@ -408,7 +408,7 @@ class Reductions {
 
 // Where the expert rows of the other ranks of this node are, from their headers.
 __device__ void find_rows(const LayerView& view, std::byte** rows) {
-  const DeviceTopology& topology = view.topology;
+  const CudaTopology& topology = view.topology;
   const Heard heard(view);
   for (int local = int(threadIdx.x); local < topology.locals; local += int(blockDim.x)) {
     if (local == topology.local) continue;
@@ -420,7 +420,7 @@ __device__ void find_rows(const LayerView& view, std::byte** rows) {
 // not the adding warps do it, but the feeder of one team for its block.
 class SliceTeller {
  public:
-  __device__ SliceTeller(const DeviceSumParams& params, Part part, const Cut& cut, int teams)
+  __device__ SliceTeller(const CudaSumParams& params, Part part, const Cut& cut, int teams)
       : view_(params.view), part_(part), cut_(cut), teams_(teams) {}
 
   // Tells of what is there. The feeding warp.
@@ -457,7 +457,7 @@ class SliceTeller {
 
 template <class T, bool kWeighted, int kLevels>
 __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
-    sum_kernel(const __grid_constant__ DeviceSumParams params, const __grid_constant__ Cut cut,
+    sum_kernel(const __grid_constant__ CudaSumParams params, const __grid_constant__ Cut cut,
                Part part) {
   const LayerView& view = params.view;
   WINNOW_BLOCK_SHARED(rows, std::byte* [kMaxLocals]);
@@ -512,7 +512,7 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
   if (part == kOwn && params.travel == Travel::rows_are_read) finish(view);
 }
 
-using Kernel = void (*)(DeviceSumParams, Cut, Part);
+using Kernel = void (*)(CudaSumParams, Cut, Part);
 
 template <class T>
 Kernel kernel_of(int levels, bool weighted) {
@@ -532,14 +532,14 @@ Kernel kernel_of(int levels, DType dtype, bool weighted) {
 }
 
 // What a part's tokens need of row_sums.
-int levels_of(const DeviceSumParams& params, Part part) {
+int levels_of(const CudaSumParams& params, Part part) {
   if (part == kOwn && params.view.topology.nodes > 1) return 3;
   return params.token_major ? 1 : 2;
 }
 
 }  // namespace
 
-int launch_sums(Part part, const DeviceSumParams& params, int blocks, void* stream) {
+int launch_sums(Part part, const CudaSumParams& params, int blocks, void* stream) {
   const int levels = levels_of(params, part);
   const int teams = teams_of(levels);
   const Kernel kernel = kernel_of(levels, params.dtype, params.weights.pairs != nullptr);

@@ -102,14 +102,14 @@ class Values {
   }
 
   const ValueParams& params_;
-  const DeviceTopology& topology_;
+  const CudaTopology& topology_;
   const std::byte* const* tables_;
 };
 
 __global__ void __launch_bounds__(kThreads)
     values_kernel(const __grid_constant__ ValueParams params, Part part) {
   const LayerView& view = params.view;
-  const DeviceTopology& topology = view.topology;
+  const CudaTopology& topology = view.topology;
   WINNOW_BLOCK_SHARED(tables, const std::byte* [kMaxLocals]);
   if (__syncthreads_or(!runs(view) || *params.routing.placed == 0)) return;
   const Heard heard(view);
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     weights_kernel(const __grid_constant__ WeightParams params) {
   const LayerView& view = params.view;
-  const DeviceTopology& topology = view.topology;
+  const CudaTopology& topology = view.topology;
   if (!runs(view)) return;
   const std::int64_t of_node = params.max_tokens * topology.topk;
   const std::int64_t step = std::int64_t(gridDim.x) * kThreads;

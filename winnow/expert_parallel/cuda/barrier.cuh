@@ -11,14 +11,14 @@ namespace winnow::expert_parallel {
 
 inline constexpr int kBarrierThreads = 128;
 
-// Everyone tells everyone of its node; then, for all ranks, the rail peers: who hears from a rail
-// peer knows that all of that node have come. Rows of ControlLayout::arrived: the node's round of a
-// world barrier, that of a node barrier, the rail's round.
+// Each rank signals its node and then, in a world barrier, its rail peers: a signal from a rail
+// peer means that all ranks of its node have arrived. Rows of ControlLayout::arrived: the node's
+// round of a world barrier, that of a node barrier, the rail's round.
 template <class W>
 __global__ void __launch_bounds__(kBarrierThreads)
     barrier_kernel(const __grid_constant__ BarrierParams params) {
   const LayerView& view = params.view;
-  const DeviceTopology& topology = view.topology;
+  const CudaTopology& topology = view.topology;
   if (broken(view)) return;
   const int kind = params.node_only ? 1 : 0;
   const std::uint64_t round =

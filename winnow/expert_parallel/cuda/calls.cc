@@ -14,8 +14,8 @@
 
 namespace winnow::expert_parallel {
 
-GpuCalls::GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
-                   std::string_view creation, std::vector<PhaseText> texts)
+CudaCalls::CudaCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
+                     std::string_view creation, std::vector<PhaseText> texts)
     : transport_(std::move(transport)),
       view_(view),
       texts_(std::move(texts)),
@@ -33,13 +33,13 @@ GpuCalls::GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, 
   fault_stream_.reset(stream);
 }
 
-GpuCalls::Event GpuCalls::make_event() {
+CudaCalls::Event CudaCalls::make_event() {
   cudaEvent_t event = nullptr;
   check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event");
   return Event(event);
 }
 
-GpuCalls::~GpuCalls() {
+CudaCalls::~CudaCalls() {
   peers_.reset();
   if (any_call_) {
     try {
@@ -53,7 +53,7 @@ GpuCalls::~GpuCalls() {
   page_.retire(any_call_ ? last_.release() : nullptr);
 }
 
-int GpuCalls::count_ranks() {
+int CudaCalls::count_ranks() {
   const int ranks = transport_->ranks_on_gpu();
   if (ranks > kMostRanksOnGpu) {
     throw Error(ErrorCode::unsupported, operation_, "device",
@@ -66,7 +66,7 @@ int GpuCalls::count_ranks() {
 
 // ---- A call.
 
-void GpuCalls::begin(std::string_view operation, Stream stream) {
+void CudaCalls::begin(std::string_view operation, Stream stream) {
   operation_ = operation;
   throw_fault();
   if (!broken_.empty()) throw Error(ErrorCode::internal, operation_, broken_);
@@ -87,7 +87,7 @@ void GpuCalls::begin(std::string_view operation, Stream stream) {
   ++number_;
 }
 
-void GpuCalls::wait_for(const std::uint64_t& call, std::uint64_t number) {
+void CudaCalls::wait_for(const std::uint64_t& call, std::uint64_t number) {
   constexpr std::chrono::milliseconds kLookAtStream{20};
   using Clock = std::chrono::steady_clock;
   const auto there = [&] { return load_acquire(&call) == number; };
@@ -113,7 +113,7 @@ void GpuCalls::wait_for(const std::uint64_t& call, std::uint64_t number) {
   }
 }
 
-void GpuCalls::end() {
+void CudaCalls::end() {
   in_call_ = false;
   if (capturing_) return;
   check(cudaEventRecord(last_.get(), stream_), "the end of the call");
@@ -121,12 +121,12 @@ void GpuCalls::end() {
   any_call_ = true;
 }
 
-void GpuCalls::wait_for_last() const {
+void CudaCalls::wait_for_last() const {
   if (any_call_) cudaEventSynchronize(last_.get());
 }
 
 // For a call that has thrown.
-void GpuCalls::leave() noexcept {
+void CudaCalls::leave() noexcept {
   if (!in_call_) return;
   try {
     end();
@@ -136,7 +136,7 @@ void GpuCalls::leave() noexcept {
 
 // ---- What goes wrong.
 
-void GpuCalls::throw_fault() {
+void CudaCalls::throw_fault() {
   if (!fault_) {
     if (std::atomic_ref(fault_report_->state).load(std::memory_order_acquire) == 0) return;
     fault_ = fault_record(*fault_report_, texts_, *transport_);
@@ -145,18 +145,18 @@ void GpuCalls::throw_fault() {
   expert_parallel::throw_fault(*fault_, transport_->rank());
 }
 
-void GpuCalls::fail_without_memory() {
+void CudaCalls::fail_without_memory() {
   break_for(Phase::memory);
   expert_parallel::throw_fault(*fault_, transport_->rank());
 }
 
-void GpuCalls::fail_without_host_memory() {
+void CudaCalls::fail_without_host_memory() {
   if (!capturing_) fail_without_memory();
   throw Error(ErrorCode::resource, operation_, "out of memory in the call");
 }
 
 // What no kernel has found.
-void GpuCalls::break_for(Phase phase) {
+void CudaCalls::break_for(Phase phase) {
   FaultReport report;
   report.reporter = transport_->rank();
   report.notice.phase = phase;
@@ -167,7 +167,7 @@ void GpuCalls::break_for(Phase phase) {
 
 // Unless kernels have told everybody. On a stream of its own, since that of the call may be held up
 // or record a graph. Where it fails, the waits of the other nodes expire by themselves.
-void GpuCalls::tell_fault(const FaultNotice& found) {
+void CudaCalls::tell_fault(const FaultNotice& found) {
   if (view_.topology.nodes == 1 && found.phase == Phase::none) return;
   const DeviceGuard guard(device_);
   const cudaStream_t stream = fault_stream_.get();
@@ -183,7 +183,7 @@ void GpuCalls::tell_fault(const FaultNotice& found) {
   }
 }
 
-void GpuCalls::check(int cuda_error, const char* what) {
+void CudaCalls::check(int cuda_error, const char* what) {
   if (cuda_error == cudaSuccess) return;
   cudaGetLastError();  // it is told here, and nowhere else
   const auto error = static_cast<cudaError_t>(cuda_error);

@@ -1,5 +1,5 @@
 // The calls of one rank's layer or notifier on its GPU, as the host sees them: their order, the end
-// of the last one, what has broken them. Only in builds with CUDA. Internal.
+// of the last one, and the fault that broke them. Only in builds with CUDA. Internal.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/core/stream.h"
 #include "winnow/expert_parallel/cuda/view.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/fault_notice.h"
@@ -27,22 +27,22 @@
 
 namespace winnow::expert_parallel {
 
-class GpuCalls {
+class CudaCalls {
  public:
-  // `view` is what kernels know, from the first call on. `creation` is the operation that errors
-  // name before it, `texts` what they call the waits of its kernels. Errors (winnow::Error):
-  // unsupported, where the transport serves no GPUs.
-  GpuCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
-           std::string_view creation, std::vector<PhaseText> texts);
-  // Waits for nobody: memory that is given back from now on goes when the last call has ended. So
-  // its owner declares it behind everything that kernels use.
-  ~GpuCalls();
-  GpuCalls(const GpuCalls&) = delete;
-  GpuCalls& operator=(const GpuCalls&) = delete;
+  // Kernels know `view` from the first call on. Errors before that call name the operation
+  // `creation`; `texts` are the names of the waits of its kernels. Errors (winnow::Error):
+  // unsupported, if the transport does not support GPUs.
+  CudaCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
+            std::string_view creation, std::vector<PhaseText> texts);
+  // Waits for nothing: memory that is released from now on is freed when the last call has ended.
+  // The owner therefore declares this object after everything that kernels use.
+  ~CudaCalls();
+  CudaCalls(const CudaCalls&) = delete;
+  CudaCalls& operator=(const CudaCalls&) = delete;
 
-  // Pinned memory that kernels write: their FaultReport, and the reports of a call and of what it
-  // defers, whose parts `add(tables, report)` tells. And that they read: which ranks have ended,
-  // from now on. `view` learns where both are. Once.
+  // Allocates the pinned memory that kernels write, their FaultReport and the reports of a call and
+  // of its deferred results, whose parts `add(tables, report)` lists, and the flags of ended ranks,
+  // which kernels read. Sets the pointers in `view`. To be called once.
   template <class Report, class Add>
   void make_reports(std::array<Report*, 2> host, std::array<Report*, 2> device, LayerView& view,
                     const Add& add) {
@@ -61,27 +61,27 @@ class GpuCalls {
     peers_ = transport_->watch_peers(
         [told](int rank) { std::atomic_ref(told[rank]).store(1, std::memory_order_release); });
   }
-  // The ranks on this GPU, after the last allocation. Errors: unsupported, where they are too many.
+  // Counts the ranks on this GPU, after the last allocation. Errors: unsupported, if too many.
   int count_ranks();
 
   // ---- A call. The GPU is the thread's current one.
 
-  // Throws what has broken the calls. Orders `stream` after the stream of the call before.
+  // Throws the error that broke the calls. Orders `stream` after the stream of the last call.
   void begin(std::string_view operation, Stream stream);
   const std::string& operation() const { return operation_; }
   std::uint64_t number() const { return number_; }  // of the call, the same on every rank
   cudaStream_t stream() const { return stream_; }
   bool capturing() const { return capturing_; }  // a graph is recorded: the host cannot wait
-  // The host waits until kernels have written `number`, of this call or the last one that has them
-  // write it, to `call`; throws faults.
+  // Waits on the host until kernels have written `number`, which is that of this call or of the
+  // last one that reports, to `call`. Throws faults.
   void wait_for(const std::uint64_t& call, std::uint64_t number);
-  // Everything is enqueued.
+  // The call is enqueued completely.
   void end();
-  // The host waits until the last call has ended.
+  // Waits on the host until the last call has ended.
   void wait_for_last() const;
-  // The body of a call, from begin() to end(), on this GPU. What a call that throws has enqueued
-  // still runs. A rank whose host has no memory for the rest of its call does as
-  // fail_without_memory() says; while a graph is recorded, only this rank throws.
+  // Runs the body of a call, from begin() to end(), on this GPU. If it throws, the work that it has
+  // enqueued still runs. If this rank has no host memory for the rest of the call,
+  // fail_without_memory() applies; while a graph is recorded, only this rank throws.
   template <class Body>
   auto run(const Body& body) -> decltype(body()) {
     const DeviceGuard guard(device_);
@@ -97,12 +97,12 @@ class GpuCalls {
     }
   }
 
-  // Throws what a kernel has waited for in vain, in this call or before. Kernels have told the node
-  // of it; the first throw tells the others.
+  // Throws the error of a kernel whose wait has expired, in this call or an earlier one. Kernels
+  // have told the node; the first throw tells the other nodes.
   void throw_fault();
-  // Throws what tell(number) says of an earlier call, whose number a kernel has written to
-  // `deferred` with what the host did not wait for. What this very call has found so soon waits for
-  // the next one, as it would if it came later. Kernels may write the next one afterwards.
+  // If a kernel has written the number of an earlier call to `deferred`, lets tell(number) throw
+  // its error. An error of the current call, even if it is there already, is left for the next
+  // call. Afterwards kernels may write the next error.
   template <class Tell>
   void throw_deferred(std::uint64_t& deferred, const Tell& tell) {
     const std::uint64_t call = load_acquire(&deferred);
@@ -114,9 +114,9 @@ class GpuCalls {
     tell(call);
   }
   // This rank alone has no memory for the rest of its call: tells all ranks, breaks the calls for
-  // good, and throws it.
+  // good and throws the error.
   [[noreturn]] void fail_without_memory();
-  // Throws Error (internal or resource) where something was not enqueued; breaks the calls.
+  // Throws Error (internal or resource) if something was not enqueued, and breaks the calls.
   void check(int cuda_error, const char* what);
 
  private:
@@ -144,15 +144,15 @@ class GpuCalls {
   };
   using Event = std::unique_ptr<CUevent_st, Destroy>;
   Event make_event();
-  Event last_;  // the end of the last call that was no recording
-  // To tell other ranks of a fault: when there is one, the GPU may have no memory for them.
+  Event last_;  // the end of the last call that was not recorded
+  // For telling other ranks of a fault: made early, since later there may be no memory for them.
   std::unique_ptr<CUstream_st, Destroy> fault_stream_;
   Event fault_told_;
   // Of the call's stream and of the last one's: one handle may stand for several streams.
   unsigned long long stream_id_ = 0, last_stream_ = 0;
   bool any_call_ = false;
   std::optional<FaultRecord> fault_;
-  std::string broken_;  // what could not be enqueued
+  std::string broken_;  // the step that was not enqueued
 };
 
 }  // namespace winnow::expert_parallel

@@ -7,7 +7,7 @@
 
 namespace winnow::expert_parallel {
 
-// The numbers of a counter (DeviceState::claims) in turn, by whole warps; each warp claims its next
+// The numbers of a counter (CudaState::claims) in turn, by whole warps; each warp claims its next
 // one ahead, from begin() on.
 class Claims {
  public:

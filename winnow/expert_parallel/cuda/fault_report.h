@@ -1,4 +1,4 @@
-// What a device wait that expired says as an error. Internal.
+// The text of an error for a wait of a kernel that has expired. Internal.
 #pragma once
 
 #include <span>

@@ -1,17 +1,17 @@
-// What the kernels of one rank's GPU layer know: plain structs, passed by value. Internal.
+// What the kernels of one rank's layer know: plain structs, passed by value. Internal.
 //
-// Memory that all ranks have alike ("symmetric") is reached in two ways. Ranks of one node: through
-// pointers, node[local]. Ranks of other nodes: through puts of a Wire (wire.cuh) only, and only
-// along the rail.
+// Symmetric memory, which all ranks have alike, is accessed in two ways: that of ranks of this node
+// through pointers, node[local], that of other nodes only through puts of a Wire (wire.cuh), and
+// only along the rail.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "winnow/expert_parallel/host_device.h"
+#include "winnow/core/host_device.h"
 #include "winnow/expert_parallel/memory/arena.h"
 #include "winnow/expert_parallel/memory/layouts.h"
-#include "winnow/expert_parallel/routing/device_topology.h"
+#include "winnow/expert_parallel/routing/topology_cuda.h"
 #include "winnow/expert_parallel/transport/fault_notice.h"
 
 namespace winnow::expert_parallel {
@@ -38,31 +38,31 @@ struct FaultReport {
   FaultNotice notice;
 };
 
-// Who counts with which of DeviceState::arrivals.
+// The counters of CudaState::arrivals.
 enum Arrival { kBlocksArrived, kBlocksLeft, kMoveDone, kSumsDone, kArrivals };
-// What warps claim from which of DeviceState::claims: in dispatch tokens to send and rows to
-// repeat; in combine tokens of other nodes and then of this one, to push (or rows together) and to
-// sum.
+// The counters of CudaState::claims, from which warps take work: in dispatch tokens to send and
+// rows to repeat; in combine tokens of other nodes and then of this one, to push (or their rows
+// together) and to sum.
 enum DispatchClaim { kSendClaims, kRepeatClaims };
 enum SumClaim { kPushOthersClaims, kSumOthersClaims, kPushOwnClaims, kSumOwnClaims, kClaims };
 
 // In the device memory of this rank, not symmetric. Zero-filled at first.
-struct DeviceState {
+struct CudaState {
   std::uint64_t epoch = 0;       // of the last exchange: device time, also in replayed graphs
   std::uint64_t call = 0;        // the host's number of the last call
   std::uint64_t rounds[2] = {};  // of barriers: of the world, of a node
   std::uint32_t broken = 0;      // 1: a wait has expired; every later kernel returns at once
   std::uint32_t refused = 0;     // 1: this call does nothing, on every rank alike
-  // For kernels that count who has come, so far or with a slice of a call; back to 0 after each.
+  // Counters of arrivals, in a call or in a slice of it; set back to 0 after each.
   std::uint64_t arrivals[kArrivals] = {}, slice_arrivals[kSlices] = {};
-  // What warps claimed behind the exchange, which sets them to 0.
+  // Counters of claimed work after the exchange, which sets them to 0.
   std::uint32_t claims[kClaims] = {};
 };
 
 struct Header;    // exchange.h
 struct Findings;  // exchange_cuda.h
 
-// The beginning of what the host reads of a call, in pinned memory that kernels write.
+// The first part of a call's report to the host, in pinned memory that kernels write.
 struct CallReport {
   std::uint64_t call = 0;  // number of the last one whose report is complete; written last
   std::uint32_t refused = 0;
@@ -76,17 +76,17 @@ struct ReportView {
   Header* headers = nullptr;       // [W]
   Findings* findings = nullptr;    // [W]
   std::int64_t* wanted = nullptr;  // [W] rows
-  std::int32_t* words = nullptr;   // DeviceLayer::report_words(): what the call's own kernels add
+  std::int32_t* words = nullptr;   // CudaLayer::report_words(): what the call's own kernels add
 };
 
 struct LayerView {
-  DeviceTopology topology;
+  CudaTopology topology;
   ControlLayout control_layout;
   RailLayout rail_layout;
   SymmetricView control, rail, pushed;  // pushed: by other ranks, see pushed_offset()
-  DeviceState* state = nullptr;
-  // Device pointers of pinned memory. `deferred` is for calls that the host does not wait for: its
-  // number is 0 until a kernel has something to tell, and again when the host has read it.
+  CudaState* state = nullptr;
+  // Device pointers of pinned memory. `deferred` is for calls for which the host does not wait: its
+  // number is 0 unless a kernel has written an error that the host has not read yet.
   FaultReport* fault = nullptr;
   ReportView report, deferred;
   const std::uint32_t* gone = nullptr;  // [W], pinned too: 1 once the host knows that rank's end
@@ -96,12 +96,12 @@ struct LayerView {
                 // the ranks of this node, by Extent::segment % kMaxSegments
 };
 
-// Where local rank `local` pushes what it has of a rank's tokens, in the memory of the rank that
-// reduces them: [NN, L, T] rows, by the node of the tokens' rank. Expert-major the sum of a token's
-// rows, at the token's place; token-major the rows one behind the other.
-WINNOW_HD inline std::int64_t pushed_offset(const DeviceTopology& topology, int node, int local,
-                                            std::int64_t max_tokens, std::int64_t place,
-                                            std::int64_t row_bytes) {
+// Where local rank `local` pushes its part of a rank's tokens, in the memory of the rank that
+// reduces them: [NN, L, T] rows, by the node of the tokens' rank. In expert-major order the sum of
+// a token's rows, at the token's place; in token-major order the rows one after the other.
+WINNOW_HOST_DEVICE inline std::int64_t pushed_offset(const CudaTopology& topology, int node,
+                                                     int local, std::int64_t max_tokens,
+                                                     std::int64_t place, std::int64_t row_bytes) {
   return ((std::int64_t(node) * topology.locals + local) * max_tokens + place) * row_bytes;
 }
 
@@ -112,7 +112,7 @@ __device__ __forceinline__ bool broken(const LayerView& view) {
 }
 // one behind it with `if (!runs(view)) return;`.
 __device__ __forceinline__ bool runs(const LayerView& view) {
-  const volatile DeviceState* state = view.state;
+  const volatile CudaState* state = view.state;
   return state->broken == 0 && state->refused == 0;
 }
 // The epoch of this call (after its exchange kernel).

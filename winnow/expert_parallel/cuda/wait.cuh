@@ -17,7 +17,7 @@ namespace winnow::expert_parallel {
 __device__ inline void report_fault(const LayerView& view, int reporter,
                                     const FaultNotice& notice) {
   if (atomicExch(&view.state->broken, 1u) != 0) return;
-  const DeviceTopology& topology = view.topology;
+  const CudaTopology& topology = view.topology;
   if (reporter == topology.rank) {
     for (int local = 0; local < topology.locals; ++local) {
       std::byte* control = view.control.node[local];

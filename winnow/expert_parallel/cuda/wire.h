@@ -1,5 +1,5 @@
-// The kernels that put across nodes, as a table: the device code of a transport's puts may live in
-// a library of its own. Internal.
+// The table of the kernels that put across nodes: the device code of a transport's puts may be in a
+// library of its own. Internal.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +25,12 @@ struct Wire {
   int (*exchange)(const ExchangeParams& params, void* stream) = nullptr;
   int (*barrier)(const BarrierParams& params, void* stream) = nullptr;
   int (*rail_send)(const RailSendParams& params, int blocks, void* stream) = nullptr;
-  // Behind rail_send: until what it has put may be written again. Enqueues nothing where that is so
-  // when rail_send has ended.
+  // Waits after rail_send until the memory from which it put may be written again. Enqueues nothing
+  // if that is the case when rail_send has ended.
   int (*quiet)(const LayerView& view, void* stream) = nullptr;
   int (*notify)(const CountExchangeParams& params, void* stream) = nullptr;
-  // Tells the other nodes of the fault that `reporter` told this rank of, or found itself. One that
-  // the host of this rank has `found` is told to its own node too.
+  // Tells the other nodes of the fault that rank `reporter`, which may be this one, has reported. A
+  // fault that the host of this rank has `found` is told to its own node as well.
   int (*tell_fault)(const LayerView& view, int reporter, const FaultNotice& found,
                     void* stream) = nullptr;
 };

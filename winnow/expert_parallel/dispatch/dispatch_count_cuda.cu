@@ -29,7 +29,7 @@ constexpr int kTogether = 4;  // loads that do not wait for each other
 struct Shape {
   std::int64_t entries, warps, counter_bytes;
   bool spills;
-  explicit Shape(const DeviceTopology& topology) : entries(topology.experts + topology.world) {
+  explicit Shape(const CudaTopology& topology) : entries(topology.experts + topology.world) {
     const std::int64_t bytes = entries * std::int64_t(sizeof(std::int32_t));
     warps = std::clamp<std::int64_t>(kMostShared / bytes, 1, kThreads / 32);
     counter_bytes = warps * bytes;
@@ -61,7 +61,7 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
   if (broken(p.view)) return;
   auto* const shared_counters = reinterpret_cast<std::int32_t*>(device::dynamic_shared<16>());
   WINNOW_BLOCK_SHARED(first_bad, unsigned long long);
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const int topk = topology.topk, experts = topology.experts, per_rank = topology.per_rank();
   const int entries = experts + topology.world;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -205,7 +205,7 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
 
 }  // namespace
 
-std::int64_t count_scratch_bytes(const DeviceTopology& topology, int blocks) {
+std::int64_t count_scratch_bytes(const CudaTopology& topology, int blocks) {
   const Shape shape(topology);
   return shared_scratch_bytes(shape.entries, blocks) +
          (shape.spills ? blocks * shape.counter_bytes : 0);

@@ -77,7 +77,7 @@ void Dispatch::post() {
   Header header;
   PairCounts counts;
   header.refuse_what_throws(kDispatch, [&] {
-    request_ = check_request(layer_.config, layer_.token, args_);
+    request_ = check_request(layer_.config, layer_.identity, args_);
     request_.table = make_table(request_, args_);
     take_scales();
     header = make_header(request_, args_);
@@ -357,7 +357,7 @@ Dispatched Dispatch::result() {
                                       {tables.payload, tables.weights, tables.scales, tables.ids},
                                       args_.out.present(), tensor);
 
-  auto state = make_state(layer_.token, layer_.rank(), layer_.epoch, request_, routing_, buffer_,
+  auto state = make_state(layer_.identity, layer_.rank(), layer_.epoch, request_, routing_, buffer_,
                           CombineRoom(layer_.config, request_, rows).values);
   state->weights = to_floats(layer_.config.weight_dtype, weights_);
   result.descriptor = std::make_shared<const Descriptor>(std::move(state));

@@ -23,9 +23,9 @@ namespace winnow::expert_parallel {
 namespace {
 
 // One rank's part of one dispatch, step by step as the protocol's page tells it.
-class DeviceDispatch {
+class CudaDispatch {
  public:
-  DeviceDispatch(DeviceLayer& layer, const DispatchArgs& args)
+  CudaDispatch(CudaLayer& layer, const DispatchArgs& args)
       : layer_(layer), args_(args), config_(layer.config()) {}
 
   Dispatched run() {
@@ -83,7 +83,7 @@ class DeviceDispatch {
   NodePointers table_pointers(const NodePointers& regions, std::int64_t RegionLayout::* size,
                               std::int64_t RegionLayout::* offset) const;
 
-  DeviceLayer& layer_;
+  CudaLayer& layer_;
   const DispatchArgs& args_;
   const Config& config_;
   std::uint64_t number_ = 0;
@@ -105,7 +105,7 @@ class DeviceDispatch {
 };
 
 // Says what this rank has and wants, or what is wrong with it, and hears the same from all.
-void DeviceDispatch::post() {
+void CudaDispatch::post() {
   Header header;
   const auto attempt = [&](const auto& step) {
     header.refuse_what_throws(kDispatch, step);
@@ -115,7 +115,7 @@ void DeviceDispatch::post() {
     layer_.wait_report();
   };
   attempt([&] {
-    request_ = check_request(config_, layer_.token(), args_);
+    request_ = check_request(config_, layer_.identity(), args_);
     header = make_header(request_, args_);
     take_scales();
     routing_ = request_.cached;
@@ -161,7 +161,7 @@ void DeviceDispatch::post() {
 }
 
 // A repeated routing sends the rail peers weights only, back to back.
-void DeviceDispatch::take_weights() {
+void CudaDispatch::take_weights() {
   if (layer_.nodes() == 1 || request_.tokens == 0) return;
   const std::int64_t row = config_.topk * size_of(config_.weight_dtype);
   table_bytes_ = request_.tokens * row;
@@ -175,7 +175,7 @@ void DeviceDispatch::take_weights() {
 }
 
 // Kernels move scales in words of 4 bytes.
-void DeviceDispatch::take_scales() {
+void CudaDispatch::take_scales() {
   const ConstTensorView& scales = args_.scales;
   if (!scales.present()) return;
   constexpr std::int64_t kWord = sizeof(std::uint32_t);
@@ -196,14 +196,14 @@ void DeviceDispatch::take_scales() {
   scale_stride_ = request_.scale_bytes;
 }
 
-void DeviceDispatch::learn() {
+void CudaDispatch::learn() {
   layer_.wait_report();
   layer_.learn_holes();
   if (goes_ahead_) layer_.release_learned();
 }
 
 // The rows, behind what they need.
-void DeviceDispatch::move() {
+void CudaDispatch::move() {
   if (request_.scatter) scatter();
   if (layer_.nodes() > 1) send();
   layer_.check(launch_move(move_, layer_.blocks(), layer_.stream()), "move");
@@ -211,12 +211,12 @@ void DeviceDispatch::move() {
 }
 
 // Of a rank with so many rows: the output's region, combine_buffer().
-std::int64_t DeviceDispatch::bytes_of(std::int64_t rows) const {
+std::int64_t CudaDispatch::bytes_of(std::int64_t rows) const {
   return RegionLayout(config_, request_, rows).bytes + CombineRoom(config_, request_, rows).bytes;
 }
 
 // What each rank needs.
-std::vector<std::int64_t> DeviceDispatch::region_bytes() const {
+std::vector<std::int64_t> CudaDispatch::region_bytes() const {
   std::vector<std::int64_t> bytes;
   for (int rank = 0; rank < layer_.map().topology.world_size; ++rank) {
     bytes.push_back(bytes_of(laid_rows(rank)));
@@ -224,9 +224,9 @@ std::vector<std::int64_t> DeviceDispatch::region_bytes() const {
   return bytes;
 }
 
-NodePointers DeviceDispatch::table_pointers(const NodePointers& regions,
-                                            std::int64_t RegionLayout::* size,
-                                            std::int64_t RegionLayout::* offset) const {
+NodePointers CudaDispatch::table_pointers(const NodePointers& regions,
+                                          std::int64_t RegionLayout::* size,
+                                          std::int64_t RegionLayout::* offset) const {
   NodePointers pointers;
   const Topology& topology = layer_.map().topology;
   for (int local = 0; local < topology.local_world_size; ++local) {
@@ -238,7 +238,7 @@ NodePointers DeviceDispatch::table_pointers(const NodePointers& regions,
 }
 
 // Takes the region of this rank and finds those of its node.
-void DeviceDispatch::reserve() {
+void CudaDispatch::reserve() {
   if (bytes_.empty()) bytes_ = region_bytes();  // a counted dispatch: now the counts are there
   // Where the arena has to grow, the next call like this one shall go ahead.
   const std::vector<Extent> extents =
@@ -263,7 +263,7 @@ void DeviceDispatch::reserve() {
 }
 
 // The tables of the rows of this rank, and what the kernels that move rows know.
-void DeviceDispatch::make_tables() {
+void CudaDispatch::make_tables() {
   const std::int64_t rows = laid_rows(layer_.rank());
   if (new_routing_) new_routing_->make_row_tables(rows);
   if (request_.weights) {
@@ -294,7 +294,7 @@ void DeviceDispatch::make_tables() {
 }
 
 // Rows that the caller chose take the place of those that place has found.
-void DeviceDispatch::scatter() {
+void CudaDispatch::scatter() {
   ScatterParams params;
   params.view = layer_.view();
   params.max_tokens = config_.max_tokens;
@@ -309,7 +309,7 @@ void DeviceDispatch::scatter() {
 }
 
 // Each token once to every other node that wants it.
-void DeviceDispatch::send() {
+void CudaDispatch::send() {
   RailSendParams params;
   params.view = layer_.view();
   params.placed = new_routing_ ? nullptr : routing_->tables.placed;
@@ -326,14 +326,14 @@ void DeviceDispatch::send() {
 }
 
 // To the caller's tensor.
-void DeviceDispatch::copy_output(const std::byte* from, std::int64_t rows) {
+void CudaDispatch::copy_output(const std::byte* from, std::int64_t rows) {
   layer_.check(copy_rows(static_cast<std::byte*>(args_.out.data()), row_stride(args_.out), from,
                          request_.row_bytes, request_.row_bytes, rows, layer_.stream()),
                "out");
 }
 
-Tensor DeviceDispatch::make_result(DType dtype, std::initializer_list<std::int64_t> shape,
-                                   std::int64_t bytes) {
+Tensor CudaDispatch::make_result(DType dtype, std::initializer_list<std::int64_t> shape,
+                                 std::int64_t bytes) {
   if (!args_.allocate) {
     const std::shared_ptr<Region> own = layer_.keep(bytes);
     return Tensor::borrow(own, own->data(), dtype, shape, layer_.device());
@@ -345,7 +345,7 @@ Tensor DeviceDispatch::make_result(DType dtype, std::initializer_list<std::int64
   }
 }
 
-Dispatched DeviceDispatch::result() {
+Dispatched CudaDispatch::result() {
   const std::int64_t rows = routing_->rows_of(layer_.rank());
   const auto here = [&](const NodePointers& table) { return table.data[layer_.local()]; };
   const auto tensor = [&](void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -365,9 +365,9 @@ Dispatched DeviceDispatch::result() {
       {here(move_.payload), here(move_.row_weights), here(move_.row_scales), here(move_.ids)},
       args_.out.present(), tensor);
 
-  auto state = make_state(layer_.token(), layer_.rank(), number_, request_, routing_, buffer_,
+  auto state = make_state(layer_.identity(), layer_.rank(), number_, request_, routing_, buffer_,
                           CombineRoom(config_, request_, laid_rows(layer_.rank())).values);
-  state->device_weights = {move_.pair_weights, move_.weights_of_rows};
+  state->cuda_weights = {move_.pair_weights, move_.weights_of_rows};
   state->memory = {weights_};
   if (layer_.capturing()) {  // the graph uses it again
     if (dense_weights_) state->memory.push_back(dense_weights_);
@@ -381,8 +381,8 @@ Dispatched DeviceDispatch::result() {
 
 }  // namespace
 
-Dispatched dispatch(DeviceLayer& layer, const DispatchArgs& args) {
-  return DeviceDispatch(layer, args).run();
+Dispatched dispatch(CudaLayer& layer, const DispatchArgs& args) {
+  return CudaDispatch(layer, args).run();
 }
 
 namespace {

@@ -6,13 +6,13 @@
 
 namespace winnow::expert_parallel {
 
-class DeviceLayer;
+class CudaLayer;
 struct CudaOperation;
 
 Dispatched dispatch(Layer& layer, const DispatchArgs& args);
 
 // On a GPU: dispatch_cuda.cc. Only in builds with CUDA.
-Dispatched dispatch(DeviceLayer& layer, const DispatchArgs& args);
+Dispatched dispatch(CudaLayer& layer, const DispatchArgs& args);
 CudaOperation cuda_dispatch();
 
 }  // namespace winnow::expert_parallel

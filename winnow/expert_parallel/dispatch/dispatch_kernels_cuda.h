@@ -19,8 +19,10 @@ inline constexpr Phase kCountsPhase{1}, kTokensPhase{3}, kRowsPhase{4};
 // [n, K], weights [n, K]. The ordinal of a pair says how many pairs of its expert come before it at
 // this rank (expert-major), or how many tokens with a row on its expert's rank (token-major).
 struct PairTable {
-  static WINNOW_HD constexpr std::int64_t ordinals(std::int64_t pairs) { return 4 * pairs; }
-  static WINNOW_HD constexpr std::int64_t weights(std::int64_t pairs) { return 8 * pairs; }
+  static WINNOW_HOST_DEVICE constexpr std::int64_t ordinals(std::int64_t pairs) {
+    return 4 * pairs;
+  }
+  static WINNOW_HOST_DEVICE constexpr std::int64_t weights(std::int64_t pairs) { return 8 * pairs; }
 };
 
 // Counts this rank's pairs and fills its table, before the exchange.
@@ -38,13 +40,15 @@ struct CountParams {
   std::byte* scratch = nullptr;     // count_scratch_bytes()
   std::uint32_t* placed = nullptr;  // set to 0
 };
-std::int64_t count_scratch_bytes(const DeviceTopology& topology, int blocks);
+std::int64_t count_scratch_bytes(const CudaTopology& topology, int blocks);
 int launch_count(const CountParams& params, int blocks, void* stream);
 
 // The words of the report: rows [W] i64, as the routing asks, then expert_counts, expert_offsets.
 struct PlaceReport {
-  static WINNOW_HD constexpr int counts(int world) { return 2 * world; }
-  static WINNOW_HD constexpr int offsets(int world, int per_rank) { return 2 * world + per_rank; }
+  static WINNOW_HOST_DEVICE constexpr int counts(int world) { return 2 * world; }
+  static WINNOW_HOST_DEVICE constexpr int offsets(int world, int per_rank) {
+    return 2 * world + per_rank;
+  }
 };
 
 // Finds the rows of this rank's rail sources from what the exchange has heard.
@@ -57,7 +61,7 @@ struct PlaceParams {
   RoutingTables tables;              // those that do not depend on R are filled
   std::byte* scratch = nullptr;      // place_scratch_bytes()
 };
-std::int64_t place_scratch_bytes(const DeviceTopology& topology, int blocks);
+std::int64_t place_scratch_bytes(const CudaTopology& topology, int blocks);
 int launch_place(const PlaceParams& params, int blocks, void* stream);
 
 // What move knows of the rows.

@@ -187,7 +187,7 @@ class TokenSender {
   }
 
   const MoveParams& p_;
-  const DeviceTopology& topology_;
+  const CudaTopology& topology_;
   RowPipe& pipe_;
   int lane_, element_bytes_;
 };
@@ -197,7 +197,7 @@ class TokenSender {
 // not come.
 template <bool kRepeats>
 __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* sending) {
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const int others = topology.nodes - 1;
   TokenSender sender(p, pipe);
   int slice = 0;
@@ -277,7 +277,7 @@ class RepeatPlan {
 
  private:
   const MoveParams& p_;
-  const DeviceTopology& topology_;
+  const CudaTopology& topology_;
   std::int64_t mates_, part_items_, rank_items_;
 };
 
@@ -302,7 +302,7 @@ __device__ __forceinline__ void repeat_row(const MoveParams& p, RowPipe& pipe, s
 // A repeating warp: the tokens of each slice when their rank has written it. False: it has not.
 __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
   const LayerView& view = p.view;
-  const DeviceTopology& topology = view.topology;
+  const CudaTopology& topology = view.topology;
   const int lane = threadIdx.x % 32, topk = topology.topk;
   const auto* words =
       reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.slices);
@@ -347,7 +347,7 @@ __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
 // The rows of this rank that no token has: padding behind each expert's rows, and in the worst case
 // what follows the last row, of which only the small tables are cleared. All sending warps.
 __device__ void clear_rows(const MoveParams& p) {
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const int local = topology.local, topk = topology.topk;
   const std::int64_t thread = blockIdx.x * (32 * kSenders) + threadIdx.x;
   const std::int64_t threads = gridDim.x * (32 * kSenders);
@@ -408,7 +408,7 @@ __device__ __forceinline__ void read_ahead(std::int64_t first, std::int64_t end,
 
 // The tables of this rank's rows, when all of them are there. All sending warps of all blocks.
 __device__ void fill_tables(const MoveParams& p) {
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const int local = topology.local, topk = topology.topk;
   const std::int64_t thread = blockIdx.x * (32 * kSenders) + threadIdx.x;
   const std::int64_t threads = gridDim.x * (32 * kSenders);

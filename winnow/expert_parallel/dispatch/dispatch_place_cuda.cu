@@ -32,7 +32,7 @@ __device__ std::int32_t clamped(std::int64_t count) {
 // What each block works out for itself: [E] first rows of experts on their ranks, [E] those of the
 // blocks of this rank's rail sources on this node, [W] rows of ranks. In shared memory, or where it
 // does not fit, in scratch memory.
-std::int64_t block_bytes(const DeviceTopology& topology) {
+std::int64_t block_bytes(const CudaTopology& topology) {
   const std::int64_t blocks_here = std::max(topology.experts, topology.world);
   return (topology.experts + blocks_here + topology.world) * std::int64_t(sizeof(std::int64_t));
 }
@@ -53,7 +53,7 @@ __device__ std::int64_t limit_of(const PlaceParams& p) {
 // Sums over the sources: of each expert's pairs (to `starts`, to be added up later), and of the
 // blocks that come before those of the rail sources.
 __device__ void sum_sources(const PlaceParams& p, const Heard& heard, const Blocks& blocks) {
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const int world = topology.world, locals = topology.locals, local = topology.local;
   const int per_node = topology.experts / topology.nodes;
   for (int expert = threadIdx.x; expert < topology.experts; expert += blockDim.x) {
@@ -87,7 +87,7 @@ __device__ void sum_sources(const PlaceParams& p, const Heard& heard, const Bloc
 
 // Adds up the experts of each rank, padded; a warp takes a rank.
 __device__ void add_up_experts(const PlaceParams& p, const Blocks& blocks) {
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const int per_rank = topology.per_rank(), lane = threadIdx.x % 32;
   for (int rank = threadIdx.x / 32; rank < topology.world; rank += blockDim.x / 32) {
     const bool tells = blockIdx.x == 0 && rank == topology.rank;
@@ -116,7 +116,7 @@ __device__ void add_up_experts(const PlaceParams& p, const Blocks& blocks) {
 
 // What the host wants to know.
 __device__ void report(const PlaceParams& p, const Heard& heard, const Blocks& blocks) {
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const int per_rank = topology.per_rank();
   std::int32_t* words = p.view.report.words;
   for (int rank = threadIdx.x; rank < topology.world; rank += blockDim.x) {
@@ -148,7 +148,7 @@ __device__ void report(const PlaceParams& p, const Heard& heard, const Blocks& b
 // The rows of one rail source's pairs. By `placers` blocks, of which this one is number `placer`.
 __device__ void place_pairs(const PlaceParams& p, int source_node, std::int64_t pairs,
                             const std::byte* table, const Blocks& blocks, int placer, int placers) {
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const int per_rank = topology.per_rank(), per_node = per_rank * topology.locals;
   const int blocks_here = p.token_major ? topology.locals : per_node;
   const int first_expert = topology.node * per_node;
@@ -186,7 +186,7 @@ __device__ void place_pairs(const PlaceParams& p, int source_node, std::int64_t 
 // The runs of tokens that a rail source has sent to this node; a warp takes a chunk.
 __device__ void list_runs(const PlaceParams& p, int source_node, std::int64_t tokens,
                           const std::int32_t* indices, int placer, int placers) {
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const int topk = topology.topk, lane = threadIdx.x % 32;
   const int per_node = topology.experts / topology.nodes;
   std::int32_t* begins = p.tables.send_reqs + std::int64_t(source_node) * 2 * p.max_tokens;
@@ -227,7 +227,7 @@ __global__ __launch_bounds__(kThreads, 1) void place(const __grid_constant__ Pla
   device::allow_next_kernel();
   if (!runs(p.view)) return;
   auto* const shared = reinterpret_cast<std::int64_t*>(device::dynamic_shared<16>());
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const int node = topology.node, experts = topology.experts;
   const int blocks_here = max(experts, topology.world);
   Blocks blocks;
@@ -275,7 +275,7 @@ __global__ __launch_bounds__(kThreads, 1) void place(const __grid_constant__ Pla
 
 }  // namespace
 
-std::int64_t place_scratch_bytes(const DeviceTopology& topology, int blocks) {
+std::int64_t place_scratch_bytes(const CudaTopology& topology, int blocks) {
   const std::int64_t bytes = block_bytes(topology);
   return bytes > kMostShared ? blocks * bytes : 0;
 }

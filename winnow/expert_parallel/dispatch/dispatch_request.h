@@ -43,7 +43,7 @@ struct Request {
 };
 
 // Throws Error (invalid_argument) naming the argument, for this rank alone; contents of
-// expert_indices are not judged. `layer` is the token of the layer, `config` its sizes and device.
+// expert_indices are not judged. `layer` is the identity of the layer, `config` its sizes.
 // The table is left empty.
 Request check_request(const Config& config, const std::shared_ptr<const char>& layer,
                       const DispatchArgs& args);
@@ -93,7 +93,7 @@ Dispatched make_dispatched(Backend backend, const Request& request, const Config
   return result;
 }
 
-// What the descriptor of a dispatch holds on either backend. `layer` is the token of the layer,
+// What the descriptor of a dispatch holds on either backend. `layer` is the identity of the layer,
 // `number` that of the dispatch.
 std::unique_ptr<Descriptor::State> make_state(std::shared_ptr<const void> layer, int rank,
                                               std::uint64_t number, const Request& request,

@@ -4,12 +4,12 @@
 
 namespace winnow::expert_parallel {
 
-NewRouting::NewRouting(DeviceLayer& layer, const Request& request, const DispatchArgs& args,
+NewRouting::NewRouting(CudaLayer& layer, const Request& request, const DispatchArgs& args,
                        std::uint64_t number)
     : layer_(layer),
       request_(request),
       routing_(make_routing(request, layer.config(), layer.map(), number)) {
-  routing_->gpu = layer.device();
+  routing_->device = layer.device();
   allocate_tables();
 
   const Config& config = layer.config();
@@ -30,7 +30,7 @@ NewRouting::NewRouting(DeviceLayer& layer, const Request& request, const Dispatc
 }
 
 void NewRouting::allocate_tables() {
-  const DeviceTopology& topology = layer_.view().topology;
+  const CudaTopology& topology = layer_.view().topology;
   const Config& config = layer_.config();
   const std::int64_t all_pairs = layer_.nodes() * config.max_tokens * config.topk;
   RoutingTables& tables = routing_->tables;
@@ -53,7 +53,7 @@ void NewRouting::allocate_tables() {
 }
 
 void NewRouting::allocate_scratch() {
-  const DeviceTopology& topology = layer_.view().topology;
+  const CudaTopology& topology = layer_.view().topology;
   scratch_ = keep_tables(layer_, [&](Tables& add) {
     const std::int64_t findings = sizeof(Findings) / sizeof(std::int32_t);
     add.add(count_.counts, topology.experts + topology.world + findings);

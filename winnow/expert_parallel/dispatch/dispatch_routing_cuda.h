@@ -18,7 +18,7 @@ namespace winnow::expert_parallel {
 // Memory of a call or a descriptor that holds the tables which add(tables) adds, one after the
 // other.
 template <class Add>
-std::shared_ptr<Region> keep_tables(DeviceLayer& layer, const Add& add) {
+std::shared_ptr<Region> keep_tables(CudaLayer& layer, const Add& add) {
   Tables measured;
   add(measured);
   std::shared_ptr<Region> memory = layer.keep(measured.bytes());
@@ -32,7 +32,7 @@ std::shared_ptr<Region> keep_tables(DeviceLayer& layer, const Add& add) {
 class NewRouting {
  public:
   // Allocates all tables whose sizes do not depend on the counts. `number`: of the dispatch.
-  NewRouting(DeviceLayer& layer, const Request& request, const DispatchArgs& args,
+  NewRouting(CudaLayer& layer, const Request& request, const DispatchArgs& args,
              std::uint64_t number);
 
   const std::shared_ptr<Routing>& routing() const { return routing_; }
@@ -61,7 +61,7 @@ class NewRouting {
   void allocate_tables();
   void allocate_scratch();
 
-  DeviceLayer& layer_;
+  CudaLayer& layer_;
   const Request& request_;
   std::shared_ptr<Routing> routing_;
   CountParams count_;

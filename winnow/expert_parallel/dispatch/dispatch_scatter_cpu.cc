@@ -50,7 +50,7 @@ class Scatter {
     return std::accumulate(tokens.begin(), tokens.begin() + rank, std::int64_t{0});
   }
 
-  // The words of this rank's rows hold anything; nobody takes one before the next exchange.
+  // The words of this rank's rows hold arbitrary values; none is claimed before the next exchange.
   void clear_owners() const {
     const std::int64_t rows = routing_.rows_of(layer_.rank());
     std::uint64_t* owners = writer_.rank(layer_.communicator.local()).owners;
@@ -142,10 +142,12 @@ void check_table_sizes(std::span<const std::int32_t> tokens, std::span<const std
   const std::int64_t all = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
   for (std::size_t rank = 0; rank < rows.size(); ++rank) {
     if (rows[rank] == tokens[rank] || rows[rank] == all) continue;
+    std::string wanted = std::to_string(tokens[rank]);
+    if (all != tokens[rank]) wanted += " or " + std::to_string(all);
     throw Error(ErrorCode::invalid_argument, std::string(kDispatch),
-                "rank " + std::to_string(rank) + ": scatter_indices: want " +
-                    std::to_string(tokens[rank]) + " or " + std::to_string(all) + " rows, got " +
-                    std::to_string(rows[rank]));
+                "rank " + std::to_string(rank) + ": scatter_indices: want " + wanted +
+                    " rows, got " + std::to_string(rows[rank]),
+                "scatter_indices");
   }
 }
 

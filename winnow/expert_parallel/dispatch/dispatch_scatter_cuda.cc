@@ -13,7 +13,7 @@ namespace winnow::expert_parallel {
 namespace {
 
 // What a kernel of this call has found, when the stream is through with it.
-ScatterFinding read_finding(DeviceLayer& layer) {
+ScatterFinding read_finding(CudaLayer& layer) {
   layer.check(cudaStreamSynchronize(layer.stream()), "the check of the scattered rows");
   ScatterFinding finding;
   std::memcpy(static_cast<void*>(&finding), layer.report_words().data(), sizeof finding);
@@ -21,7 +21,7 @@ ScatterFinding read_finding(DeviceLayer& layer) {
 }
 
 // An exchange of its own, which the host waits for.
-void meet(DeviceLayer& layer, Stream stream, const Header& header, const std::byte* table,
+void meet(CudaLayer& layer, Stream stream, const Header& header, const std::byte* table,
           std::int64_t table_bytes) {
   layer.begin(kDispatch, stream);
   layer.exchange(kCountsPhase, header, nullptr, table, table_bytes, Report::headers);
@@ -30,7 +30,7 @@ void meet(DeviceLayer& layer, Stream stream, const Header& header, const std::by
 
 }  // namespace
 
-void scatter_rows(DeviceLayer& layer, const ConstTensorView& table, Stream stream,
+void scatter_rows(CudaLayer& layer, const ConstTensorView& table, Stream stream,
                   ScatterParams params, std::span<const std::int64_t> wanted_rows,
                   std::span<const std::int32_t> tokens, std::span<const std::int64_t> table_rows) {
   check_table_sizes(tokens, table_rows);

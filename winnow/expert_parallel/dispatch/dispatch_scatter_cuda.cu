@@ -20,7 +20,7 @@ __device__ ScatterFinding* finding_of(const LayerView& view) {
 __global__ __launch_bounds__(kThreads) void translate(const __grid_constant__ ScatterParams p) {
   if (!runs(p.view)) return;
   WINNOW_BLOCK_SHARED(first_bad, unsigned long long);
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const int topk = topology.topk;
   if (threadIdx.x == 0) first_bad = kNone;
   __syncthreads();
@@ -58,7 +58,7 @@ __global__ __launch_bounds__(kThreads) void translate(const __grid_constant__ Sc
 __global__ __launch_bounds__(kThreads) void claim(const __grid_constant__ ScatterParams p) {
   if (!runs(p.view)) return;
   WINNOW_BLOCK_SHARED(first_bad, unsigned long long);
-  const DeviceTopology& topology = p.view.topology;
+  const CudaTopology& topology = p.view.topology;
   const std::int64_t most_pairs = p.max_tokens * topology.topk;
   const int per_node = topology.experts / topology.nodes;
   if (threadIdx.x == 0) {

@@ -36,7 +36,7 @@ int load_scatter();
 // Fills tables.rows from the table that this rank was given, as scatter_rows() (dispatch_scatter.h)
 // does: two more exchanges, and throws alike on every rank. `table_rows` [W]: of the tables of all
 // ranks.
-void scatter_rows(DeviceLayer& layer, const ConstTensorView& table, Stream stream,
+void scatter_rows(CudaLayer& layer, const ConstTensorView& table, Stream stream,
                   ScatterParams params, std::span<const std::int64_t> wanted_rows,
                   std::span<const std::int32_t> tokens, std::span<const std::int64_t> table_rows);
 

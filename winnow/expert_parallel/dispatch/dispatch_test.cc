@@ -1,5 +1,6 @@
 // What dispatch and combine do beyond moving rows: where memory comes from and goes, strided
 // tensors, and the route between nodes in chunks. all_to_all_test.cc compares with the oracle.
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <iterator>
@@ -214,7 +215,8 @@ constexpr Config with_long_rows(std::int64_t tokens, int topk, int experts) {
           .experts = experts,
           .dtype = DType::bf16,
           .local_world_size = 1,
-          .arena_rows = 1};
+          .arena_rows = 1,
+          .timeout = std::chrono::minutes(10)};  // a rank reads gigabytes between its calls
 }
 
 bool has_memory(std::int64_t gibibytes) {

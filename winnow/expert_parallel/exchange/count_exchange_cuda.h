@@ -1,4 +1,4 @@
-// The exchange of counts on GPUs: what its kernel knows and is given. Internal.
+// The exchange of counts on GPUs: the view and the parameters of its kernel. Internal.
 #pragma once
 
 #include <cstddef>
@@ -10,16 +10,16 @@
 
 namespace winnow::expert_parallel {
 
-// What its waits wait for.
+// The phases of its waits.
 inline constexpr Phase kNotifyCountsPhase{11};
 
-// What a rank says about its call, with what the kernels found in its counts.
+// The statement of a rank about its call, and what its kernels found in its counts.
 struct CheckedStatement {
   Header said;
   CountFinding found;
 };
 
-// What the host reads of a call, in pinned memory: this, then the totals and all statements.
+// The report of a call to the host, in pinned memory: this, then the totals and all statements.
 struct NotifyReport {
   std::uint64_t call = 0;      // number of the last call whose report is complete; written last
   std::uint32_t refused = 0;   // 1: the statements say why
@@ -38,16 +38,18 @@ struct CountRow {
   static constexpr std::int64_t kIndex = sizeof(std::int32_t);
 
   // Of the CountFinding.
-  WINNOW_HD static std::int64_t found(const DeviceTopology& topology) {
+  WINNOW_HOST_DEVICE static std::int64_t found(const CudaTopology& topology) {
     return round_up((topology.experts + topology.world + topology.nodes) * kIndex);
   }
-  WINNOW_HD static std::int64_t bytes(const DeviceTopology& topology) {
+  WINNOW_HOST_DEVICE static std::int64_t bytes(const CudaTopology& topology) {
     return round_up(found(topology) + std::int64_t(sizeof(CountFinding)));
   }
 
  private:
   // Copies are widest where everything is a multiple of 16.
-  WINNOW_HD static std::int64_t round_up(std::int64_t bytes) { return (bytes + 15) / 16 * 16; }
+  WINNOW_HOST_DEVICE static std::int64_t round_up(std::int64_t bytes) {
+    return (bytes + 15) / 16 * 16;
+  }
 };
 
 // LayerView's parts that the exchange needs, and notify's own.
@@ -80,8 +82,10 @@ struct CountExchangeParams {
   static constexpr const std::byte* table = nullptr;
   static constexpr std::int64_t table_bytes = 0;
 
-  WINNOW_HD const LayerView& layer() const { return view.layer; }
-  WINNOW_HD std::int64_t counts_bytes() const { return CountRow::bytes(view.layer.topology); }
+  WINNOW_HOST_DEVICE const LayerView& layer() const { return view.layer; }
+  WINNOW_HOST_DEVICE std::int64_t counts_bytes() const {
+    return CountRow::bytes(view.layer.topology);
+  }
 };
 
 }  // namespace winnow::expert_parallel

@@ -50,7 +50,7 @@ struct Header {
 
   std::uint32_t refusal = 0;   // ErrorCode + 1 of what this rank finds wrong; 0: nothing
   std::uint32_t deferred = 0;  // 1: the call goes on and the next one fails
-  std::int32_t subject = -1;   // the rank at fault; -1: the one that says so
+  std::int32_t subject = -1;   // the rank at fault; -1: the rank that reports it
   std::uint32_t counts = 0;    // that stand behind the header; CPU only
   Options options;
   std::int64_t tokens = 0;        // n
@@ -62,7 +62,7 @@ struct Header {
   char text[kTextBytes] = {};     // what is wrong
 
   void refuse(const Error& error);
-  // Runs `step`, and refuses where it throws: the other ranks wait for this one and hear why.
+  // Runs `step`; an exception becomes the refusal of this rank, since the other ranks wait for it.
   template <class Step>
   void refuse_what_throws(std::string_view operation, const Step& step) {
     try {
@@ -96,13 +96,13 @@ class Exchange {
   void run(std::uint64_t epoch, std::string_view operation, std::string_view phase, Header header,
            const PairCounts* counts, std::span<const std::byte> table);
 
-  // What run() heard; until the next run().
+  // The headers that run() heard; valid until the next run().
   const Header& header(int rank) const;
   WorldCounts counts() const;
   // The table of the rail source on another node, as many bytes as it posted.
   const std::byte* table(int node) const;
 
-  // throw_refusals() of what was heard.
+  // throw_refusals() of the headers that were heard.
   void throw_refusals(std::string_view operation) const;
 
  private:
@@ -124,8 +124,8 @@ class Exchange {
   std::vector<std::byte> message_;  // header, counts and table as they travel
 };
 
-// Throws alike on every rank that has heard the same: the refusal of the lowest rank that refuses,
-// else the first option in which ranks differ.
+// Throws the same error on every rank that heard the same headers: the refusal of the lowest rank
+// that refuses, else the first option in which ranks differ.
 void throw_refusals(std::string_view operation, std::span<const Header* const> heard);
 void throw_refusals(std::string_view operation, std::span<const Header> heard);
 

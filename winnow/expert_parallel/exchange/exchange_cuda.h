@@ -1,4 +1,4 @@
-// The exchange of a GPU layer: what its kernel is given. Internal.
+// The exchange of a GPU layer: the parameters of its kernel. Internal.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace winnow::expert_parallel {
 
-// What the kernels of this rank found in its indices; travels behind the counts.
+// What the kernels of this rank found in its indices; sent after the counts.
 struct Findings {
   std::int32_t bad = 0;  // 1: an index is out of range, the first one:
   std::int32_t token = 0, k = 0, value = 0;
@@ -28,8 +28,8 @@ struct ExchangeParams {
   bool waits = false;      // and waits for it
   bool completes = false;  // this kernel makes it; else a later one, unless the call is refused
 
-  WINNOW_HD const LayerView& layer() const { return view; }
-  WINNOW_HD std::int64_t counts_bytes() const {
+  WINNOW_HOST_DEVICE const LayerView& layer() const { return view; }
+  WINNOW_HOST_DEVICE std::int64_t counts_bytes() const {
     return (view.topology.experts + view.topology.world) * std::int64_t(sizeof(std::int32_t)) +
            std::int64_t(sizeof(Findings));
   }

@@ -106,7 +106,7 @@ class Meeting {
 
   const Params& params_;
   const LayerView& view_;
-  const DeviceTopology& topology_;
+  const CudaTopology& topology_;
   const ControlLayout& layout_;
   std::uint64_t epoch_;
 

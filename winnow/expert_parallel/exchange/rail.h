@@ -1,4 +1,4 @@
-// How rows move once everybody knows their places: along the rail in chunks, each under a signal of
+// How rows move once all ranks know their places: along the rail in chunks, each with a signal of
 // its own, and by pointer inside a node, whose ranks tell each other when they are done. Internal.
 #pragma once
 

@@ -18,7 +18,7 @@ static_assert(kChunkTokens == 64);  // a bit for each
 
 // Bit t: token t of a chunk has an expert on `node`. `indices` [count, K] are the chunk's. By all
 // threads of the block; `wanted` is in its shared memory.
-__device__ inline std::uint64_t find_wanted(const DeviceTopology& topology,
+__device__ inline std::uint64_t find_wanted(const CudaTopology& topology,
                                             const std::int32_t* indices, int count, int node,
                                             bool (&wanted)[kChunkTokens]) {
   __syncthreads();  // what was found before is known to all
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kRailSendThreads, 1)
   device::wait_for_kernel_before();
   if (!runs(view) || (params.placed != nullptr && *params.placed == 0)) return;
   WINNOW_BLOCK_SHARED(wanted, bool[kChunkTokens]);
-  const DeviceTopology& topology = view.topology;
+  const CudaTopology& topology = view.topology;
   const RailLayout& layout = view.rail_layout;
   const std::uint64_t epoch = epoch_of(view);
   const std::int64_t items = layout.chunks * (topology.nodes - 1);

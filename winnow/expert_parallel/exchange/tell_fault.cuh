@@ -15,7 +15,7 @@ inline constexpr int kTellThreads = 32;
 template <class W>
 __global__ void __launch_bounds__(kTellThreads)
     tell_fault_kernel(const __grid_constant__ LayerView view, int reporter, FaultNotice found) {
-  const DeviceTopology& topology = view.topology;
+  const CudaTopology& topology = view.topology;
   if (found.phase != Phase::none) {
     if (broken(view)) return;
     __syncwarp();

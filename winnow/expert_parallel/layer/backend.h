@@ -45,9 +45,9 @@ struct CollectiveSetup {
 };
 
 // Collective: make(choose()), a CollectiveBackend, once all ranks have given the same `fields`.
-// These are compared first, so that a rank with other sizes is named by all and none waits for it;
-// choose() checks them and returns the backend. Errors (winnow::Error): a difference, a rank that
-// does not come, memory, and what choose() and make() throw.
+// These are compared first, so that all ranks name a rank with other sizes and none waits for it;
+// choose() checks the sizes and returns the backend. Errors (winnow::Error): a difference, a rank
+// that does not come, a failed allocation, and the errors of choose() and make().
 template <class Choose, class Make>
 auto make_collective(const CollectiveSetup& setup, const Fields& fields, const Choose& choose,
                      const Make& make) {
@@ -61,7 +61,7 @@ auto make_collective(const CollectiveSetup& setup, const Fields& fields, const C
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::resource, operation, "out of memory");
   }
-  // Behind the collective allocations, where these were no agreements themselves.
+  // After the collective allocations, unless these were agreements themselves.
   if (setup.transport.agreements() == agreed) {
     forget_agreement(setup.transport, setup.store);
   }

@@ -11,8 +11,8 @@ namespace {
 template <class T>
 ConstTensorView view(const Routing& routing, const std::vector<T>& values, const T* table,
                      std::initializer_list<std::int64_t> shape) {
-  const bool on_gpu = routing.gpu.type == DeviceType::cuda;
-  return {on_gpu ? table : values.data(), dtype_of<T>, shape, routing.gpu};
+  const bool on_gpu = routing.device.type == DeviceType::cuda;
+  return {on_gpu ? table : values.data(), dtype_of<T>, shape, routing.device};
 }
 
 // The same on the host; absent where it does not know it.

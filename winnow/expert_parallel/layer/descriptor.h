@@ -50,8 +50,8 @@ class WINNOW_EXPORT Descriptor {
   // i32 [W]: n of every rank.
   ConstTensorView num_input_tokens_per_rank() const;
 
-  // i32 [W + 1], absent in expert-major order: where the rows of each source rank begin in the
-  // output here, and where those of the last one end; cut at worst_case_rows.
+  // i32 [W + 1], absent in expert-major order: the first row of each source rank in the output
+  // here, and then the row after the last one; at most worst_case_rows.
   ConstTensorView source_begins() const;
 
   // i32 [NN, 2, T], absent on one node. The runs of consecutive tokens that rail source j sent to

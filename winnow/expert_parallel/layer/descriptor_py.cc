@@ -46,7 +46,7 @@ void bind_expert_parallel_descriptor(nb::module_& m) {
   };
   nb::class_<BoundDescriptor>(
       m, "Descriptor",
-      "What a dispatch leaves behind for its combine(), and for a dispatch that repeats it.\n\n"
+      "The routing of a dispatch, for its combine() and for a dispatch that repeats it.\n\n"
       "Any number may be alive, used in any order, by any thread; a descriptor may outlive the\n"
       "layer's close(). Tensors are of the kind of the dispatch's input, share the descriptor's\n"
       "memory and must not be written to; on a GPU they are filled in the order of its stream.\n"

@@ -1,4 +1,4 @@
-// What stands behind a Descriptor. Internal.
+// The contents of a Descriptor. Internal.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace winnow::expert_parallel {
 
 struct Descriptor::State {
-  std::shared_ptr<const void> layer;  // that made it; null: none did
+  std::shared_ptr<const void> layer;  // the identity of its layer; null: made without one
   int rank = 0;
   std::uint64_t number = 0;  // the epoch of its own dispatch
   std::shared_ptr<const Routing> routing;
@@ -21,7 +21,7 @@ struct Descriptor::State {
   std::shared_ptr<Region> buffer;  // combine_buffer(), at its beginning
   std::int64_t values_at = 0;      // in `buffer`, bytes: room for the values of the rows' pairs
   // On a GPU.
-  DeviceWeights device_weights;
+  CudaWeights cuda_weights;
   std::vector<std::shared_ptr<Region>> memory;  // of them, and of what a recorded graph uses
 
   std::int64_t rows() const { return routing->rows_of(rank); }

@@ -22,13 +22,13 @@ namespace winnow::expert_parallel {
 // `config` is resolved.
 ExpertMap map_of(const Config& config, const Transport& transport);
 
-// Of one call's `sm_count`: 0, or at most the layer's, whose memory is for so many.
+// Checks the `sm_count` of a call: 0, or at most the layer's, for which its memory is sized.
 void check_sm_count(const Check& check, const Config& config, int sm_count);
 
 // Room for one dispatch of arena_rows rows with everything that may stand beside them.
 std::int64_t first_segment_bytes(const Config& config);
 
-// What a call without a host wait found out and the next call reports; the same on every rank.
+// The findings of a call that did not wait, which the next call reports; the same on every rank.
 struct DeferredFault {
   ErrorCode code = ErrorCode::invalid_argument;
   std::string text;
@@ -46,8 +46,8 @@ struct Layer {
   Arena arena;
   std::uint64_t epoch = 0;  // of the last exchange
   std::optional<DeferredFault> deferred;
-  // Stands for this layer in descriptors, which must not keep the rest alive.
-  std::shared_ptr<const char> token = std::make_shared<const char>('\0');
+  // Represents this layer in descriptors, which must not keep the rest of it alive.
+  std::shared_ptr<const char> identity = std::make_shared<const char>('\0');
 
   int rank() const { return communicator.rank(); }
   int node() const { return communicator.node(); }

@@ -39,8 +39,8 @@ int multiprocessors(Device device) {
 
 // Everything that takes memory or loads kernels comes before the last collective step: afterwards
 // other ranks' kernels may be waiting already.
-DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& config,
-                         std::span<const CudaOperation> operations)
+CudaLayer::CudaLayer(std::shared_ptr<Transport> transport, const Config& config,
+                     std::span<const CudaOperation> operations)
     : config_(config),
       map_(map_of(config, *transport)),
       transport_(std::move(transport)),
@@ -78,7 +78,7 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
     tables.add(segments_, kMaxSegments * locals);
     return static_cast<std::size_t>(tables.bytes());
   };
-  private_ = allocate_on_gpu(device(), lay_out(Tables()));
+  private_ = allocate_cuda_memory(device(), lay_out(Tables()));
   lay_out(Tables(private_.get()));
   view_.segments = segments_;
   own_.add(own_memory(device(), static_cast<std::size_t>(kLeastOwnMemory)));
@@ -86,7 +86,7 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
 
   const std::int64_t segment = arena_.add(allocate(first_segment_bytes(config_), "the arena"));
   const NodePointers arena = node_pointers_of(arena_.memory(segment));
-  write_to_gpu(device(), segment_row(segment), arena.data, pointers_bytes());
+  write_cuda_memory(device(), segment_row(segment), arena.data, pointers_bytes());
   if (nodes() > 1) {
     rail_ = allocate(view_.rail_layout.bytes, "the rail buffers");
     view_.rail = view_of(*rail_, rail);
@@ -103,41 +103,41 @@ DeviceLayer::DeviceLayer(std::shared_ptr<Transport> transport, const Config& con
   blocks_ = std::max(1, std::min(config_.sm_count, multiprocessors(device()) / ranks));
 }
 
-void DeviceLayer::load_kernels(std::span<const CudaOperation> operations) {
+void CudaLayer::load_kernels(std::span<const CudaOperation> operations) {
   check(wire_->load(), "loading the kernels");
   check(load_layer_kernels(), "loading the kernels");
   for (const CudaOperation& operation : operations) check(operation.load(), "loading the kernels");
 }
 
-std::shared_ptr<SymmetricMemory> DeviceLayer::allocate(std::int64_t bytes, std::string_view what) {
-  return transport_->allocate_device(device(), static_cast<std::size_t>(bytes),
-                                     Deadline(config_.timeout), what);
+std::shared_ptr<SymmetricMemory> CudaLayer::allocate(std::int64_t bytes, std::string_view what) {
+  return transport_->allocate_cuda(device(), static_cast<std::size_t>(bytes),
+                                   Deadline(config_.timeout), what);
 }
 
-NodePointers DeviceLayer::node_pointers_of(SymmetricMemory& memory) const {
+NodePointers CudaLayer::node_pointers_of(SymmetricMemory& memory) const {
   NodePointers pointers;
   std::ranges::copy(expert_parallel::node_pointers(memory, map_.topology, rank_, kOperation),
                     pointers.data);
   return pointers;
 }
 
-SymmetricView DeviceLayer::view_of(SymmetricMemory& memory, std::byte** pointers) const {
-  write_to_gpu(device(), pointers, node_pointers_of(memory).data, pointers_bytes());
+SymmetricView CudaLayer::view_of(SymmetricMemory& memory, std::byte** pointers) const {
+  write_cuda_memory(device(), pointers, node_pointers_of(memory).data, pointers_bytes());
   return {memory.local(), pointers, memory.peers()};
 }
 
-std::size_t DeviceLayer::pointers_bytes() const {
+std::size_t CudaLayer::pointers_bytes() const {
   return static_cast<std::size_t>(map_.topology.local_world_size) * sizeof(std::byte*);
 }
 
-bool DeviceLayer::pushes_rows(std::int64_t tokens) const {
+bool CudaLayer::pushes_rows(std::int64_t tokens) const {
   if (world_is_one_gpu_ && !config_.enable_local_combine) return false;
   Config config = config_;
   config.sm_count = call_sm_count_;  // what the layer's memory is for, or less
   return expert_parallel::pushes_rows(map_, config, tokens);
 }
 
-float* DeviceLayer::combine_weights() {
+float* CudaLayer::combine_weights() {
   if (!combine_weights_) {
     const std::int64_t pairs = nodes() * config_.max_tokens * config_.topk;
     combine_weights_ = keep(2 * pairs * std::int64_t(sizeof(float)));
@@ -145,7 +145,7 @@ float* DeviceLayer::combine_weights() {
   return reinterpret_cast<float*>(combine_weights_->data());
 }
 
-void DeviceLayer::make_reports() {
+void CudaLayer::make_reports() {
   const std::int64_t world = map_.topology.world_size;
   report_words_ = static_cast<std::size_t>(4 * world + 2 * map_.per_rank() + 64);
   calls_.make_reports<ReportView>({&host_report_, &host_deferred_},
@@ -159,7 +159,7 @@ void DeviceLayer::make_reports() {
                                   });
 }
 
-std::shared_ptr<Region> DeviceLayer::keep(std::int64_t bytes) {
+std::shared_ptr<Region> CudaLayer::keep(std::int64_t bytes) {
   bytes = std::max<std::int64_t>(bytes, 1);
   Extent hole = own_.largest_hole();
   if (hole.bytes < Arena::round_up(bytes)) {
@@ -176,7 +176,7 @@ std::shared_ptr<Region> DeviceLayer::keep(std::int64_t bytes) {
 
 // ---- A call.
 
-std::uint64_t DeviceLayer::begin(std::string_view operation, Stream stream, int sm_count) {
+std::uint64_t CudaLayer::begin(std::string_view operation, Stream stream, int sm_count) {
   calls_.begin(operation, stream);
   const bool fewer = sm_count > 0 && sm_count < config_.sm_count;
   call_sm_count_ = fewer ? sm_count : config_.sm_count;
@@ -188,8 +188,8 @@ std::uint64_t DeviceLayer::begin(std::string_view operation, Stream stream, int 
   return calls_.number();
 }
 
-void DeviceLayer::exchange(Phase phase, const Header& header, const std::int32_t* counts,
-                           const std::byte* table, std::int64_t table_bytes, Report report) {
+void CudaLayer::exchange(Phase phase, const Header& header, const std::int32_t* counts,
+                         const std::byte* table, std::int64_t table_bytes, Report report) {
   own_header_ = header;
   if (capturing() && header.refusal != 0) return;  // the recording ends with the Error
   if (capturing() && report != Report::none) {
@@ -216,7 +216,7 @@ void DeviceLayer::exchange(Phase phase, const Header& header, const std::int32_t
   others_go_on_ = !capturing();
 }
 
-void DeviceLayer::wait_report() {
+void CudaLayer::wait_report() {
   if (capturing()) {
     if (own_header_.subject < 0) own_header_.subject = rank_;
     throw_refusals(calls_.operation(), std::span(&own_header_, 1));
@@ -225,18 +225,18 @@ void DeviceLayer::wait_report() {
   if (host_report_.report->refused != 0) throw_heard(host_report_, false, calls_.number());
 }
 
-void DeviceLayer::quiet() {
+void CudaLayer::quiet() {
   if (nodes() > 1) check(wire_->quiet(view_, stream()), "quiet");
 }
 
-void DeviceLayer::end() {
+void CudaLayer::end() {
   calls_.end();
   if (capturing()) return;
   calls_.throw_fault();
   throw_deferred();
 }
 
-void DeviceLayer::barrier(bool node_only, Stream stream) {
+void CudaLayer::barrier(bool node_only, Stream stream) {
   begin("expert_parallel::barrier", stream);
   BarrierParams params;
   params.view = view_;
@@ -249,7 +249,7 @@ void DeviceLayer::barrier(bool node_only, Stream stream) {
 
 // What was heard, with the texts of indices that kernels have found: those that refuse the call, or
 // those that do not.
-std::vector<Header> DeviceLayer::refusals(const ReportView& heard, bool deferred) const {
+std::vector<Header> CudaLayer::refusals(const ReportView& heard, bool deferred) const {
   std::vector<Header> headers(heard.headers, heard.headers + map_.topology.world_size);
   for (std::size_t rank = 0; rank < headers.size(); ++rank) {
     const Findings& found = heard.findings[rank];
@@ -263,7 +263,7 @@ std::vector<Header> DeviceLayer::refusals(const ReportView& heard, bool deferred
   return headers;
 }
 
-void DeviceLayer::throw_heard(const ReportView& heard, bool deferred, std::uint64_t call) {
+void CudaLayer::throw_heard(const ReportView& heard, bool deferred, std::uint64_t call) {
   const std::vector<Header> headers = refusals(heard, deferred);
   const auto reserves = [](const Header& one) { return one.options.regions > 0; };
   // Ranks that refused it have reserved nothing. What was learned since, all have learned.
@@ -274,7 +274,7 @@ void DeviceLayer::throw_heard(const ReportView& heard, bool deferred, std::uint6
   throw_refusals(calls_.operation(), headers);
 }
 
-void DeviceLayer::throw_deferred() {
+void CudaLayer::throw_deferred() {
   CallReport& report = *host_deferred_.report;
   calls_.throw_deferred(report.call, [&](std::uint64_t call) {
     if (report.overflow == 0) return throw_heard(host_deferred_, report.refused == 0, call);
@@ -290,14 +290,14 @@ void DeviceLayer::throw_deferred() {
 
 // ---- Regions.
 
-bool DeviceLayer::fits(std::span<const std::int64_t> bytes) const {
+bool CudaLayer::fits(std::span<const std::int64_t> bytes) const {
   for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
     if (holes_[rank].segment < 0 || Arena::round_up(bytes[rank]) > holes_[rank].bytes) return false;
   }
   return true;
 }
 
-void DeviceLayer::learn_offered(std::span<const std::int64_t> bytes) {
+void CudaLayer::learn_offered(std::span<const std::int64_t> bytes) {
   read_offer();
   if (offer_) {
     const std::vector<Extent> known = std::exchange(holes_, offer_->holes);
@@ -316,7 +316,7 @@ void DeviceLayer::learn_offered(std::span<const std::int64_t> bytes) {
 
 // What a refused call offered is as good as that of another one, but a rank that refused it did not
 // ask for it.
-void DeviceLayer::read_offer() {
+void CudaLayer::read_offer() {
   if (offered_ == 0) return;
   const std::uint64_t call = std::exchange(offered_, 0);
   calls_.wait_for(host_report_.report->call, call);
@@ -324,12 +324,12 @@ void DeviceLayer::read_offer() {
   if (host_report_.report->refused == 0) offer_ = heard_offer(call);
 }
 
-void DeviceLayer::forget_offer() {
+void CudaLayer::forget_offer() {
   offered_ = 0;
   offer_.reset();
 }
 
-DeviceLayer::Offer DeviceLayer::heard_offer(std::uint64_t call) const {
+CudaLayer::Offer CudaLayer::heard_offer(std::uint64_t call) const {
   Offer offer{call, std::vector<Extent>(holes_.size()), ~std::uint64_t{0}};
   for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
     offer.holes[rank] = host_report_.headers[rank].rows;
@@ -338,12 +338,12 @@ DeviceLayer::Offer DeviceLayer::heard_offer(std::uint64_t call) const {
   return offer;
 }
 
-void DeviceLayer::offer_hole(Header& header) const {
+void CudaLayer::offer_hole(Header& header) const {
   header.rows = arena_.largest_hole();
   header.releasable = arena_.releasable(header.rows);
 }
 
-void DeviceLayer::learn_holes() {
+void CudaLayer::learn_holes() {
   Offer offer = heard_offer(calls_.number());
   learned_ = offer.call;
   holes_ = std::move(offer.holes);
@@ -353,7 +353,7 @@ void DeviceLayer::learn_holes() {
   regions_ = 0;
 }
 
-std::vector<Extent> DeviceLayer::reserve(std::span<const std::int64_t> bytes, std::int64_t room) {
+std::vector<Extent> CudaLayer::reserve(std::span<const std::int64_t> bytes, std::int64_t room) {
   release_learned();
   forget_offer();  // it may be the hole that is taken from now
   const std::vector<Extent> regions = take_regions(holes_, bytes, [&](std::int64_t missing) {
@@ -377,11 +377,11 @@ std::vector<Extent> DeviceLayer::reserve(std::span<const std::int64_t> bytes, st
   return regions;
 }
 
-std::byte** DeviceLayer::segment_row(std::int64_t segment) const {
+std::byte** CudaLayer::segment_row(std::int64_t segment) const {
   return segments_ + segment % kMaxSegments * map_.topology.local_world_size;
 }
 
-NodePointers DeviceLayer::node_pointers(std::span<const Extent> extents) const {
+NodePointers CudaLayer::node_pointers(std::span<const Extent> extents) const {
   NodePointers pointers;
   for (int i = 0; i < map_.topology.local_world_size; ++i) {
     const int rank = map_.topology.rank(node(), i);

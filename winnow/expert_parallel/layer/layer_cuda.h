@@ -23,7 +23,7 @@
 #include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/exchange/exchange_cuda.h"
 #include "winnow/expert_parallel/memory/arena.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/routing/placement.h"
 #include "winnow/expert_parallel/transport/fault_notice.h"
 
@@ -42,21 +42,21 @@ enum class Report {
   more,     // and what a later kernel of the call adds before it calls complete()
 };
 
-// What the layer has to know of an operation on it.
+// What the layer must know of each of its operations.
 struct CudaOperation {
   int (*load)() = nullptr;           // its kernels, onto the current GPU; a cudaError_t
   std::span<const PhaseText> texts;  // of what its kernels wait for
 };
 
-class DeviceLayer {
+class CudaLayer {
  public:
   // Collective. `config` is checked and resolved; config.device is a GPU. Errors (winnow::Error):
-  // unsupported, where the GPU or the transport cannot do it; those of the allocations. The end
-  // of a layer waits for nobody.
-  DeviceLayer(std::shared_ptr<Transport> transport, const Config& config,
-              std::span<const CudaOperation> operations);
-  DeviceLayer(const DeviceLayer&) = delete;
-  DeviceLayer& operator=(const DeviceLayer&) = delete;
+  // unsupported, if the GPU or the transport cannot do it; those of the allocations. The
+  // destructor does not wait.
+  CudaLayer(std::shared_ptr<Transport> transport, const Config& config,
+            std::span<const CudaOperation> operations);
+  CudaLayer(const CudaLayer&) = delete;
+  CudaLayer& operator=(const CudaLayer&) = delete;
 
   const Config& config() const { return config_; }
   const ExpertMap& map() const { return map_; }
@@ -72,8 +72,8 @@ class DeviceLayer {
   // pushes_rows() of layouts.h, but where all ranks share one GPU there are no links: then only
   // enable_local_combine makes them push.
   bool pushes_rows(std::int64_t tokens) const;
-  // Stands for this layer in descriptors, which must not keep the rest alive.
-  const std::shared_ptr<const char>& token() const { return token_; }
+  // Represents this layer in descriptors, which must not keep the rest of it alive.
+  const std::shared_ptr<const char>& identity() const { return identity_; }
   const LayerView& view() const { return view_; }
   const Wire& wire() const { return *wire_; }
   Arena& arena() { return arena_; }
@@ -87,7 +87,7 @@ class DeviceLayer {
   // after the exchange of a call breaks the layer on every rank.
   std::shared_ptr<Region> keep(std::int64_t bytes);
 
-  // ---- A call, in this order on every rank, as the body of GpuCalls::run().
+  // ---- A call, in this order on every rank, as the body of CudaCalls::run().
 
   template <class Body>
   auto call(const Body& body) {
@@ -118,10 +118,10 @@ class DeviceLayer {
   // Behind rail_send and what may run while its puts are under way: enqueues the wait for them.
   void quiet();
 
-  // After everything is enqueued: throws what earlier calls left for this one (faults, refusals and
-  // overflows of calls that the host did not wait for).
+  // After everything is enqueued: throws the errors that earlier calls left for this one (faults,
+  // refusals and overflows of calls for which the host did not wait).
   void end();
-  // Throws Error (internal or resource) where something was not enqueued; breaks the layer.
+  // Throws Error (internal or resource) if something was not enqueued, and breaks the layer.
   void check(int cuda_error, const char* what) { calls_.check(cuda_error, what); }
 
   // This rank alone has no memory in the middle of a call: breaks the layer on every rank.
@@ -172,9 +172,9 @@ class DeviceLayer {
   int rank_, blocks_ = 1;
   int call_blocks_ = 1, call_sm_count_ = 1;  // of this call
   bool world_is_one_gpu_ = false;
-  std::shared_ptr<const char> token_ = std::make_shared<const char>('\0');
+  std::shared_ptr<const char> identity_ = std::make_shared<const char>('\0');
 
-  std::shared_ptr<std::byte> private_;  // DeviceState and tables of pointers
+  std::shared_ptr<std::byte> private_;  // CudaState and tables of pointers
   std::byte** segments_ = nullptr;
   std::shared_ptr<SymmetricMemory> control_, rail_, pushed_;
   Arena arena_, own_;
@@ -203,7 +203,7 @@ class DeviceLayer {
   LayerView view_;
   Header own_header_;          // of this call
   bool others_go_on_ = false;  // they are through the exchange of this call, as this rank is
-  GpuCalls calls_;  // the last member: all of the above goes when the last call has ended
+  CudaCalls calls_;  // the last member: all of the above goes when the last call has ended
 };
 
 }  // namespace winnow::expert_parallel

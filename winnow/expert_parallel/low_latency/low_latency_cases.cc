@@ -111,7 +111,7 @@ testing::Operation low_latency_operation() {
                                testing::cases_of(problems, run_case), low_latency_benchmarks()};
   for (std::size_t i = 0; i < problems.size(); ++i) {
     operation.cases[i].ranks = problems[i].world;
-    operation.cases[i].on_gpu = problems[i].world <= kMostRanksOnOneGpu;
+    operation.cases[i].on_gpu = problems[i].world <= kMostTestRanksOnGpu;
   }
   return operation;
 }

@@ -3,14 +3,16 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "winnow/cpu/convert.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/cpu/quantize_f8.h"
 #include "winnow/expert_parallel/combine/combine_row_sum.h"
 #include "winnow/expert_parallel/config.h"
+#include "winnow/expert_parallel/low_latency/low_latency_contents.h"
 #include "winnow/expert_parallel/low_latency/low_latency_impl.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 
@@ -19,36 +21,6 @@ namespace {
 
 std::size_t size(std::int64_t bytes) { return static_cast<std::size_t>(bytes); }
 
-std::int64_t index_at(const ConstTensorView& indices, std::int64_t token, std::int64_t k) {
-  if (indices.dtype() == DType::i64) return indices.at<std::int64_t>(token, k);
-  return indices.at<std::int32_t>(token, k);
-}
-
-// 128 columns as f8_e4m3, and their scale: see indexer::quantize().
-float quantize(const BFloat16* from, bool power_of_two, std::byte* to) {
-  constexpr float kLeast = 1e-4f, kLargest = 448;
-  float amax = 0;
-  bool finite = true;
-  for (int c = 0; c < kScaleColumns; ++c) {
-    const float magnitude = std::abs(float(from[c]));
-    finite = finite && magnitude <= std::numeric_limits<float>::max();
-    amax = std::max(amax, magnitude);
-  }
-  if (!finite) {
-    std::memset(to, 0x7f, size(kScaleColumns));
-    return std::numeric_limits<float>::quiet_NaN();
-  }
-  float scale = std::max(amax, kLeast) / kLargest;
-  if (power_of_two) {
-    constexpr std::uint32_t kMantissa = 0x007fffffu;
-    scale = std::bit_cast<float>((std::bit_cast<std::uint32_t>(scale) + kMantissa) & ~kMantissa);
-  }
-  for (int c = 0; c < kScaleColumns; ++c) {
-    to[c] = static_cast<std::byte>(Float8E4M3(float(from[c]) / scale).bits);
-  }
-  return scale;
-}
-
 // A row as it travels: its elements, and the scales of fp8 behind them.
 void write_row(RowFormat format, const BFloat16* from, std::int64_t hidden, std::byte* to) {
   if (format == RowFormat::bf16) {
@@ -56,8 +28,11 @@ void write_row(RowFormat format, const BFloat16* from, std::int64_t hidden, std:
     return;
   }
   std::byte* scales = to + hidden;
+  float group[kScaleColumns];
   for (std::int64_t c = 0; c < hidden; c += kScaleColumns) {
-    const float scale = quantize(from + c, format != RowFormat::fp8, to + c);
+    load_f32(DType::bf16, from, c, kScaleColumns, group);
+    const float scale = quantize_f8(group, kScaleColumns, format != RowFormat::fp8,
+                                    reinterpret_cast<std::uint8_t*>(to + c));
     if (format == RowFormat::fp8_ue8m0) {
       *scales++ = static_cast<std::byte>(std::bit_cast<std::uint32_t>(scale) >> 23);
     } else {
@@ -219,13 +194,11 @@ class CpuLowLatency : public LowLatencyBackend {
   }
 
   void send(const LowLatencyDispatchArgs& args);
-  void check_experts(const ConstTensorView& indices) const;
   void send_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch);
   void receive(const LowLatencyDispatchArgs& args);
   void take_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch, int source,
                  const std::int64_t* begins);
   void send(const LowLatencyCombineArgs& args);
-  void check_handle(const LowLatencyCombineArgs& args) const;
   void receive(const LowLatencyCombineArgs& args);
 
   LowLatencyConfig config_;
@@ -242,30 +215,13 @@ class CpuLowLatency : public LowLatencyBackend {
 
 // ---- Dispatch.
 
-void CpuLowLatency::check_experts(const ConstTensorView& indices) const {
-  const Check check(name_);
-  for (std::int64_t token = 0; token < indices.size(0); ++token) {
-    for (std::int64_t k = 0; k < indices.size(1); ++k) {
-      const std::int64_t expert = index_at(indices, token, k);
-      check.that(expert >= -1 && expert <= config_.experts, "expert_indices",
-                 "-1 to " + std::to_string(config_.experts),
-                 std::to_string(expert) + " for token " + std::to_string(token));
-      for (std::int64_t other = 0; other < k; ++other) {
-        const bool again = index_at(indices, token, other) == expert;
-        check.that(expert < 0 || expert == config_.experts || !again, "expert_indices",
-                   "every expert of a token once",
-                   std::to_string(expert) + " again for token " + std::to_string(token));
-      }
-    }
-  }
-}
-
 void CpuLowLatency::send(const LowLatencyDispatchArgs& args) {
   send_call(
       args, static_cast<int>(args.format), args.input.rank() == 2 ? args.input.size(0) : 0,
       [&] {
-        check_dispatch(Check(name_), config_, world_, args);
-        check_experts(args.expert_indices);
+        const Check check(name_);
+        check_dispatch(check, config_, world_, args);
+        check_experts(check, config_, args.expert_indices);
       },
       [&](std::uint64_t epoch) { send_rows(args, epoch); });
 }
@@ -364,24 +320,6 @@ void CpuLowLatency::take_rows(const LowLatencyDispatchArgs& args, std::uint64_t 
 
 // ---- Combine.
 
-void CpuLowLatency::check_handle(const LowLatencyCombineArgs& args) const {
-  const Check check(name_);
-  const std::int64_t rows = world_ * config_.max_tokens;
-  for (std::int64_t expert = 0; expert < layout_.per_rank; ++expert) {
-    for (int source = 0; source < world_; ++source) {
-      const std::int64_t range = args.ranges.at<std::int64_t>(expert, source);
-      const std::int64_t first = range >> 32, count = range & 0xffffffff;
-      check.that(first >= 0 && count <= config_.max_tokens && first + count <= rows, "ranges",
-                 "those of a dispatch", std::to_string(range));
-      for (std::int64_t row = first; row < first + count; ++row) {
-        const std::int32_t pair = args.source_pairs.at<std::int32_t>(expert, row);
-        check.that(pair >= 0 && pair < config_.max_tokens * config_.topk, "source_pairs",
-                   "those of a dispatch", std::to_string(pair));
-      }
-    }
-  }
-}
-
 void CpuLowLatency::send(const LowLatencyCombineArgs& args) {
   const auto write = [&](std::uint64_t epoch) {
     const ConstTensorView& rows = args.expert_output;
@@ -399,11 +337,12 @@ void CpuLowLatency::send(const LowLatencyCombineArgs& args) {
       });
     }
   };
-  const auto check = [&] {
-    check_combine(Check(name_), config_, world_, args);
-    check_handle(args);
+  const auto check_args = [&] {
+    const Check check(name_);
+    check_combine(check, config_, world_, args);
+    check_handle(check, config_, args);
   };
-  send_call(args, 0, 0, check, write);
+  send_call(args, 0, 0, check_args, write);
 }
 
 void CpuLowLatency::receive(const LowLatencyCombineArgs& args) {

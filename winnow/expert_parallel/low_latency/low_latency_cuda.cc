@@ -13,9 +13,9 @@
 #include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/low_latency/low_latency_impl.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
-#include "winnow/expert_parallel/routing/device_topology.h"
+#include "winnow/expert_parallel/routing/topology_cuda.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 
 namespace winnow::expert_parallel {
@@ -44,9 +44,9 @@ void check_vectors(const Check& check, std::string_view name, const ConstTensorV
   check.that(rows.numel() == 0 || fits, name, "rows at multiples of 16 bytes on a GPU", "others");
 }
 
-class DeviceLowLatency : public LowLatencyBackend {
+class CudaLowLatency : public LowLatencyBackend {
  public:
-  DeviceLowLatency(std::shared_ptr<Transport> transport, const LowLatencyConfig& config);
+  CudaLowLatency(std::shared_ptr<Transport> transport, const LowLatencyConfig& config);
 
   void dispatch(const LowLatencyDispatchArgs& args) override;
   void combine(const LowLatencyCombineArgs& args) override;
@@ -78,11 +78,10 @@ class DeviceLowLatency : public LowLatencyBackend {
   // Sent and not received, oldest first: false of one that was refused here, whose rows are
   // dropped.
   std::deque<bool> pending_[kLowLatencyCalls];
-  GpuCalls calls_;  // the last member: all of the above goes when the last call has ended
+  CudaCalls calls_;  // the last member: all of the above goes when the last call has ended
 };
 
-DeviceLowLatency::DeviceLowLatency(std::shared_ptr<Transport> transport,
-                                   const LowLatencyConfig& config)
+CudaLowLatency::CudaLowLatency(std::shared_ptr<Transport> transport, const LowLatencyConfig& config)
     : LowLatencyBackend(Backend::sm90),
       config_(config),
       transport_(std::move(transport)),
@@ -121,7 +120,7 @@ DeviceLowLatency::DeviceLowLatency(std::shared_ptr<Transport> transport,
     tables.add(view_.verdicts, kLowLatencyCalls * world_);
     return static_cast<std::size_t>(tables.bytes());
   };
-  private_ = allocate_on_gpu(config_.device, lay_out(Tables()));
+  private_ = allocate_cuda_memory(config_.device, lay_out(Tables()));
   lay_out(Tables(private_.get()));
   view_.peers = peers;
   LowLatencyReportView device_unused;
@@ -133,10 +132,10 @@ DeviceLowLatency::DeviceLowLatency(std::shared_ptr<Transport> transport,
                                             });
   const Deadline deadline(config_.timeout);
   const auto allocate = [&](std::int64_t bytes, std::byte** pointers, std::string_view what) {
-    auto memory = transport_->allocate_device(config_.device, static_cast<std::size_t>(bytes),
-                                              deadline, what);
+    auto memory =
+        transport_->allocate_cuda(config_.device, static_cast<std::size_t>(bytes), deadline, what);
     const std::vector<std::byte*> node = node_pointers(*memory, topology, rank_, kLowLatency);
-    write_to_gpu(config_.device, pointers, node.data(), node.size() * sizeof(std::byte*));
+    write_cuda_memory(config_.device, pointers, node.data(), node.size() * sizeof(std::byte*));
     return memory;
   };
   memory_ = allocate(view_.layout.bytes, peers, "the rows' places");
@@ -152,8 +151,7 @@ DeviceLowLatency::DeviceLowLatency(std::shared_ptr<Transport> transport,
 // ---- A call.
 
 template <class Params>
-void DeviceLowLatency::send(LowLatencyCall call, Params params,
-                            const std::optional<Error>& refusal) {
+void CudaLowLatency::send(LowLatencyCall call, Params params, const std::optional<Error>& refusal) {
   if (refusal) {
     const std::string text = message_of(*refusal);
     params.note.refusal = static_cast<std::uint32_t>(refusal->code()) + 1;
@@ -165,13 +163,13 @@ void DeviceLowLatency::send(LowLatencyCall call, Params params,
 }
 
 template <class Params>
-void DeviceLowLatency::receive(LowLatencyCall call, const Params& params) {
+void CudaLowLatency::receive(LowLatencyCall call, const Params& params) {
   calls_.check(launch_low_latency_receive(params, blocks_, calls_.stream()), "receiving the rows");
   pending_[call].pop_front();
 }
 
 // What was sent by calls that this rank refused, and that are the oldest now.
-void DeviceLowLatency::drop(LowLatencyCall call) {
+void CudaLowLatency::drop(LowLatencyCall call) {
   while (!pending_[call].empty() && !pending_[call].front()) {
     if (call == kLowLatencyDispatch) {
       receive(call, params_of(LowLatencyDispatchArgs{}));
@@ -182,8 +180,8 @@ void DeviceLowLatency::drop(LowLatencyCall call) {
 }
 
 template <class Params, class Args, class CheckArgs>
-void DeviceLowLatency::run(LowLatencyCall call, const Params& params, const Args& args,
-                           const CheckArgs& check_args) {
+void CudaLowLatency::run(LowLatencyCall call, const Params& params, const Args& args,
+                         const CheckArgs& check_args) {
   calls_.run([&] {
     calls_.begin(kLowLatencyNames[call], args.stream);
     const Check check(kLowLatencyNames[call]);
@@ -219,7 +217,7 @@ void DeviceLowLatency::run(LowLatencyCall call, const Params& params, const Args
   });
 }
 
-void DeviceLowLatency::dispatch(const LowLatencyDispatchArgs& args) {
+void CudaLowLatency::dispatch(const LowLatencyDispatchArgs& args) {
   const auto check_args = [&](const Check& check) {
     check_dispatch(check, config_, world_, args);
     if (receives(args.part)) check_vectors(check, "output", args.output);
@@ -227,7 +225,7 @@ void DeviceLowLatency::dispatch(const LowLatencyDispatchArgs& args) {
   run(kLowLatencyDispatch, params_of(args), args, check_args);
 }
 
-void DeviceLowLatency::combine(const LowLatencyCombineArgs& args) {
+void CudaLowLatency::combine(const LowLatencyCombineArgs& args) {
   const auto check_args = [&](const Check& check) {
     check_combine(check, config_, world_, args);
     if (sends(args.part)) check_vectors(check, "expert_output", args.expert_output);
@@ -236,7 +234,7 @@ void DeviceLowLatency::combine(const LowLatencyCombineArgs& args) {
 }
 
 // Of arguments that may still be refused: nothing is read but the views themselves.
-LowLatencyDispatchParams DeviceLowLatency::params_of(const LowLatencyDispatchArgs& args) const {
+LowLatencyDispatchParams CudaLowLatency::params_of(const LowLatencyDispatchArgs& args) const {
   const auto stride = [](const auto& view, int dim) {
     return view.present() && view.rank() > dim ? view.stride(dim) : 0;
   };
@@ -271,7 +269,7 @@ LowLatencyDispatchParams DeviceLowLatency::params_of(const LowLatencyDispatchArg
   return params;
 }
 
-LowLatencyCombineParams DeviceLowLatency::params_of(const LowLatencyCombineArgs& args) const {
+LowLatencyCombineParams CudaLowLatency::params_of(const LowLatencyCombineArgs& args) const {
   const auto stride = [](const auto& view, int dim) {
     return view.present() && view.rank() > dim ? view.stride(dim) : 0;
   };
@@ -299,7 +297,7 @@ LowLatencyCombineParams DeviceLowLatency::params_of(const LowLatencyCombineArgs&
 
 // ---- What goes wrong.
 
-std::string DeviceLowLatency::text_of(int rank, const LowLatencyNote& note) const {
+std::string CudaLowLatency::text_of(int rank, const LowLatencyNote& note) const {
   const std::string by = "rank " + std::to_string(rank) + ": ", value = std::to_string(note.value);
   const std::string token = " for token " + std::to_string(note.token);
   switch (note.found) {
@@ -316,7 +314,7 @@ std::string DeviceLowLatency::text_of(int rank, const LowLatencyNote& note) cons
   }
 }
 
-void DeviceLowLatency::throw_deferred() {
+void CudaLowLatency::throw_deferred() {
   calls_.throw_deferred(host_deferred_.report->call, [&](std::uint64_t) {
     const char* const name = kLowLatencyNames[host_deferred_.report->kind];
     for (int rank = 0; rank < world_; ++rank) {
@@ -328,28 +326,28 @@ void DeviceLowLatency::throw_deferred() {
   });
 }
 
-std::vector<std::int32_t> DeviceLowLatency::mask() const {
+std::vector<std::int32_t> CudaLowLatency::mask() const {
   std::vector<std::int32_t> mask(static_cast<std::size_t>(world_));
   const DeviceGuard guard(config_.device);
   calls_.wait_for_last();
-  GpuStream stream(config_.device);
+  CudaStream stream(config_.device);
   stream.copy(mask.data(), view_.mask, mask.size() * sizeof(std::int32_t));
   stream.wait();
   return mask;
 }
 
-void DeviceLowLatency::set_mask(int rank, bool masked) {
+void CudaLowLatency::set_mask(int rank, bool masked) {
   const DeviceGuard guard(config_.device);
   calls_.wait_for_last();
   const std::int32_t value = masked;
-  write_to_gpu(config_.device, view_.mask + rank, &value, sizeof(value));
+  write_cuda_memory(config_.device, view_.mask + rank, &value, sizeof(value));
 }
 
 }  // namespace
 
 std::unique_ptr<LowLatencyBackend> make_low_latency_cuda(std::shared_ptr<Transport> transport,
                                                          const LowLatencyConfig& config) {
-  return std::make_unique<DeviceLowLatency>(std::move(transport), config);
+  return std::make_unique<CudaLowLatency>(std::move(transport), config);
 }
 
 }  // namespace winnow::expert_parallel

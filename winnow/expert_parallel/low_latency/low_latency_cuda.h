@@ -11,8 +11,8 @@
 namespace winnow::expert_parallel {
 
 // What their waits wait for, by LowLatencyCall: rows, and the places of rows of an earlier call.
-WINNOW_HD constexpr Phase rows_phase(int call) { return Phase(16 + call); }
-WINNOW_HD constexpr Phase places_phase(int call) { return Phase(18 + call); }
+WINNOW_HOST_DEVICE constexpr Phase rows_phase(int call) { return Phase(16 + call); }
+WINNOW_HOST_DEVICE constexpr Phase places_phase(int call) { return Phase(18 + call); }
 
 // What the host reads of a call that a rank has refused, in pinned memory: this, and what each rank
 // has said, [W].
@@ -55,7 +55,7 @@ struct ExpertIndices {
   int topk = 0;
   bool wide = false;  // i64
 
-  WINNOW_HD std::int64_t at(std::int64_t token, int k) const {
+  WINNOW_HOST_DEVICE std::int64_t at(std::int64_t token, int k) const {
     const std::int64_t i = token * stride + k;
     return wide ? static_cast<const std::int64_t*>(data)[i]
                 : static_cast<const std::int32_t*>(data)[i];

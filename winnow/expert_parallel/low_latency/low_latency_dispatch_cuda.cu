@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "winnow/core/f8_scale.h"
 #include "winnow/device/common/arithmetic.cuh"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/expert_parallel/low_latency/low_latency.h"
@@ -24,11 +25,10 @@ __device__ __forceinline__ uint4 load_vector(const std::byte* from, bool aligned
   return *reinterpret_cast<const uint4*>(columns);
 }
 
-// kColumns columns of a group of 128, as f8_e4m3, and the scale of the group: see quantize() of the
-// CPU. `mask`: the threads of the group in their warp.
+// kColumns columns of a group of 128, as f8_e4m3, and the scale of the group: see quantize_f8().
+// `mask`: the threads of the group in their warp.
 __device__ __forceinline__ uint4 quantize(const uint4 (&raw)[2], bool power_of_two, unsigned mask,
                                           float& scale) {
-  constexpr float kLeast = 1e-4f, kLargest = 448;
   constexpr unsigned kInfinityBits = 0x7f800000u, kMantissa = 0x007fffffu;
   float x[kColumns];
   unsigned amax = 0;  // magnitudes order as their bits do
@@ -45,7 +45,7 @@ __device__ __forceinline__ uint4 quantize(const uint4 (&raw)[2], bool power_of_t
     scale = __uint_as_float(0x7fc00000u);
     return {0x7f7f7f7fu, 0x7f7f7f7fu, 0x7f7f7f7fu, 0x7f7f7f7fu};
   }
-  scale = __fdiv_rn(fmaxf(__uint_as_float(amax), kLeast), kLargest);
+  scale = __fdiv_rn(fmaxf(__uint_as_float(amax), kLeastAmax), kLargestF8);
   if (power_of_two) {
     scale = __uint_as_float((__float_as_uint(scale) + kMantissa) & ~kMantissa);
   }

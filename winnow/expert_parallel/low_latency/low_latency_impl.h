@@ -1,4 +1,4 @@
-// What the low-latency calls on the CPU and on GPUs have in common. Internal.
+// The common part of the low-latency calls on the CPU and on GPUs. Internal.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ class PendingCalls {
  public:
   static constexpr std::size_t kMost = 2;
 
-  // Throws Error (invalid_argument) where too many are pending, or none to receive.
+  // Throws Error (invalid_argument) if too many calls are pending, or none to receive.
   void check_send(const Check& check) const;
   void check_receive(const Check& check) const;
   std::uint64_t next() const { return last_ + 1; }  // that a send would be

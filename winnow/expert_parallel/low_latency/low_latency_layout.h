@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "winnow/expert_parallel/host_device.h"
+#include "winnow/core/host_device.h"
 
 namespace winnow::expert_parallel {
 
@@ -46,38 +46,38 @@ struct LowLatencyLayout {
 
   // What `places` says of a pair whose expert is here: which one, and how many pairs of the same
   // rank come before it there. -1 of others.
-  WINNOW_HD std::int32_t place_of(int expert, std::int32_t before) const {
+  WINNOW_HOST_DEVICE std::int32_t place_of(int expert, std::int32_t before) const {
     return std::int32_t(expert * max_tokens + before);
   }
-  WINNOW_HD int expert_of(std::int32_t place) const { return int(place / max_tokens); }
-  WINNOW_HD std::int32_t before_of(std::int32_t place) const {
+  WINNOW_HOST_DEVICE int expert_of(std::int32_t place) const { return int(place / max_tokens); }
+  WINNOW_HOST_DEVICE std::int32_t before_of(std::int32_t place) const {
     return std::int32_t(place % max_tokens);
   }
 
-  WINNOW_HD std::int64_t signal(int call, int rank) const {
+  WINNOW_HOST_DEVICE std::int64_t signal(int call, int rank) const {
     return signals + (std::int64_t(call) * world + rank) * 8;
   }
-  WINNOW_HD std::int64_t part_signal(int part, int rank) const {
+  WINNOW_HOST_DEVICE std::int64_t part_signal(int part, int rank) const {
     return part_signals + (std::int64_t(part) * world + rank) * 8;
   }
-  WINNOW_HD std::int64_t consumed_word(int call, int rank) const {
+  WINNOW_HOST_DEVICE std::int64_t consumed_word(int call, int rank) const {
     return consumed + (std::int64_t(call) * world + rank) * 8;
   }
-  WINNOW_HD std::int64_t note(int call, std::uint64_t epoch, int rank) const {
+  WINNOW_HOST_DEVICE std::int64_t note(int call, std::uint64_t epoch, int rank) const {
     return notes + ((std::int64_t(call) * 2 + std::int64_t(epoch % 2)) * world + rank) *
                        std::int64_t(sizeof(LowLatencyNote));
   }
-  WINNOW_HD std::int64_t count(std::uint64_t epoch, int rank, int expert) const {
+  WINNOW_HOST_DEVICE std::int64_t count(std::uint64_t epoch, int rank, int expert) const {
     return counts + ((std::int64_t(epoch % 2) * world + rank) * per_rank + expert) * 4;
   }
-  WINNOW_HD std::int64_t place(std::uint64_t epoch, int rank, std::int64_t token) const {
+  WINNOW_HOST_DEVICE std::int64_t place(std::uint64_t epoch, int rank, std::int64_t token) const {
     return places + ((std::int64_t(epoch % 2) * world + rank) * max_tokens + token) * topk * 4;
   }
-  WINNOW_HD std::int64_t message(std::uint64_t epoch, int rank, std::int64_t token) const {
+  WINNOW_HOST_DEVICE std::int64_t message(std::uint64_t epoch, int rank, std::int64_t token) const {
     return messages +
            ((std::int64_t(epoch % 2) * world + rank) * max_tokens + token) * message_bytes;
   }
-  WINNOW_HD std::int64_t returned_row(std::uint64_t epoch, std::int64_t pair) const {
+  WINNOW_HOST_DEVICE std::int64_t returned_row(std::uint64_t epoch, std::int64_t pair) const {
     return returned + (std::int64_t(epoch % 2) * max_tokens * topk + pair) * row_bytes;
   }
 };

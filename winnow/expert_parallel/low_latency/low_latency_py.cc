@@ -239,7 +239,7 @@ Raises:
 
 void bind_expert_parallel_low_latency(nb::module_& m) {
   using namespace nb::literals;
-  nb::class_<Arrived>(m, "LowLatencyDispatched", "What LowLatency.dispatch() returns.",
+  nb::class_<Arrived>(m, "LowLatencyDispatched", "The result of LowLatency.dispatch().",
                       nb::type_slots(Collected<Arrived>::kSlots), nb::is_generic(),
                       nb::sig("class LowLatencyDispatched(typing.Generic[T])"))
       .def_ro("output", &Arrived::output, "[E / W, W * M, H].",

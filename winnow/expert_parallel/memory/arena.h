@@ -23,8 +23,8 @@ struct Extent {
   std::int64_t bytes = 0;
 };
 
-// A stretch of the arena in use; gives it back when it goes. Keeps the memory alive, also beyond
-// the arena. May be destroyed on any thread.
+// A stretch of the arena in use, which its destructor returns. It keeps the memory alive, also
+// after the arena is gone. May be destroyed on any thread.
 class WINNOW_EXPORT Region {
  public:
   ~Region();

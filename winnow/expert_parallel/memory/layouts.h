@@ -6,18 +6,18 @@
 #include <cstdint>
 
 #include "winnow/core/export.h"
+#include "winnow/core/host_device.h"
 #include "winnow/expert_parallel/config.h"
-#include "winnow/expert_parallel/host_device.h"
 #include "winnow/expert_parallel/routing/placement.h"
 #include "winnow/expert_parallel/transport/fault_notice.h"
 
 namespace winnow::expert_parallel {
 
-// Ranks of one GPU wait for each other there, in a hardware queue each; a process has 8 of them
-// unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise.
+// Ranks of one GPU wait for each other in a hardware queue each; a process has 8 of these unless
+// CUDA_DEVICE_MAX_CONNECTIONS says otherwise.
 inline constexpr int kMostRanksOnGpu = 8;
 
-// Deals out a memory: where each part begins.
+// Divides a memory into parts: where each part begins.
 class Parts {
  public:
   static std::int64_t round_up(std::int64_t bytes) { return (bytes + 127) / 128 * 128; }
@@ -32,7 +32,7 @@ class Parts {
   std::int64_t end_ = 0;
 };
 
-// Arrays one behind the other in one memory. They are told twice: without a memory they are only
+// Arrays one after the other in one memory. They are added twice: without a memory they are only
 // measured, with it their pointers are set.
 class Tables {
  public:
@@ -83,20 +83,21 @@ struct ControlLayout {
   std::int64_t row_bytes = 0, table_bytes = 0;
   std::int64_t bytes = 0;  // of all
 
-  WINNOW_HD std::int64_t pushed_row(int node, int locals, int local, std::int64_t row) const {
+  WINNOW_HOST_DEVICE std::int64_t pushed_row(int node, int locals, int local,
+                                             std::int64_t row) const {
     return pushed + ((std::int64_t(node) * locals + local) * pushed_words + row / kPushedTogether) *
                         std::int64_t(sizeof(std::uint64_t));
   }
-  WINNOW_HD std::int64_t notice(int rank) const {
+  WINNOW_HOST_DEVICE std::int64_t notice(int rank) const {
     return notices + rank * std::int64_t(sizeof(FaultNotice));
   }
-  WINNOW_HD std::int64_t row(std::uint64_t epoch, int world, int rank) const {
+  WINNOW_HOST_DEVICE std::int64_t row(std::uint64_t epoch, int world, int rank) const {
     return rows + (std::int64_t(epoch % 2) * world + rank) * row_bytes;
   }
-  WINNOW_HD std::int64_t rail_row(std::uint64_t epoch, int nodes, int node) const {
+  WINNOW_HOST_DEVICE std::int64_t rail_row(std::uint64_t epoch, int nodes, int node) const {
     return rail_rows + (std::int64_t(epoch % 2) * nodes + node) * (row_bytes + table_bytes);
   }
-  WINNOW_HD std::int64_t rail_table(std::uint64_t epoch, int nodes, int node) const {
+  WINNOW_HOST_DEVICE std::int64_t rail_table(std::uint64_t epoch, int nodes, int node) const {
     return rail_row(epoch, nodes, node) + row_bytes;
   }
 };
@@ -112,19 +113,21 @@ struct RailLayout {
   std::int64_t max_tokens = 0, row_bytes = 0, scale_bytes = 0;
   std::int64_t bytes = 0;
 
-  WINNOW_HD std::int64_t signal(int node, std::int64_t chunk) const {
+  WINNOW_HOST_DEVICE std::int64_t signal(int node, std::int64_t chunk) const {
     return signals + (node * chunks + chunk) * std::int64_t(sizeof(std::uint64_t));
   }
-  WINNOW_HD std::int64_t row(int node, std::int64_t token, std::int64_t size) const {
+  WINNOW_HOST_DEVICE std::int64_t row(int node, std::int64_t token, std::int64_t size) const {
     return rows + node * max_tokens * row_bytes + token * size;
   }
-  WINNOW_HD std::int64_t scale(int node, std::int64_t token, std::int64_t size) const {
+  WINNOW_HOST_DEVICE std::int64_t scale(int node, std::int64_t token, std::int64_t size) const {
     return scales + node * max_tokens * scale_bytes + token * size;
   }
-  WINNOW_HD std::int64_t staged_row(int node, std::int64_t token, std::int64_t size) const {
+  WINNOW_HOST_DEVICE std::int64_t staged_row(int node, std::int64_t token,
+                                             std::int64_t size) const {
     return staged + node * max_tokens * row_bytes + token * size;
   }
-  WINNOW_HD std::int64_t staged_scale(int node, std::int64_t token, std::int64_t size) const {
+  WINNOW_HOST_DEVICE std::int64_t staged_scale(int node, std::int64_t token,
+                                               std::int64_t size) const {
     return staged_scales + node * max_tokens * scale_bytes + token * size;
   }
 };

@@ -107,7 +107,7 @@ testing::Operation notify_operation() {
   testing::Operation operation{"expert_parallel::notify", "every rank learns what comes to it",
                                testing::cases_of(shapes, run_case), notify_benchmarks()};
   for (std::size_t i = 0; i < shapes.size(); ++i) {
-    operation.cases[i].on_gpu = shapes[i].ranks() <= kMostRanksOnOneGpu;
+    operation.cases[i].on_gpu = shapes[i].ranks() <= kMostTestRanksOnGpu;
   }
   return operation;
 }

@@ -11,20 +11,20 @@
 #include "winnow/expert_parallel/cuda/calls.h"
 #include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
-#include "winnow/expert_parallel/routing/device_topology.h"
+#include "winnow/expert_parallel/routing/topology_cuda.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
 namespace {
 
-class DeviceNotifier : public NotifierBackend {
+class CudaNotifier : public NotifierBackend {
  public:
-  DeviceNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
-                 const Deadline& deadline);
+  CudaNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
+               const Deadline& deadline);
 
   void notify(const NotifyArgs& args) override;
 
@@ -40,13 +40,13 @@ class DeviceNotifier : public NotifierBackend {
   std::shared_ptr<std::byte> private_;  // of this rank alone, on the GPU
   NotifyView view_;
   NotifyReportView host_report_, host_deferred_;
-  GpuCalls calls_;  // the last member: all of the above goes when the last call has ended
+  CudaCalls calls_;  // the last member: all of the above goes when the last call has ended
 };
 
 // ---- Creation and end.
 
-DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
-                               const Deadline& deadline)
+CudaNotifier::CudaNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
+                           const Deadline& deadline)
     : NotifierBackend(Backend::sm90, config, *transport),
       transport_(std::move(transport)),
       calls_(transport_, view_.layer, config_.device, kNotifierOperation,
@@ -74,7 +74,7 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
     tables.add(view_.row, CountRow::bytes(layer.topology));
     return static_cast<std::size_t>(tables.bytes());
   };
-  private_ = allocate_on_gpu(config_.device, lay_out(Tables()));
+  private_ = allocate_cuda_memory(config_.device, lay_out(Tables()));
   lay_out(Tables(private_.get()));
   calls_.make_reports<NotifyReportView>({&host_report_, &host_deferred_},
                                         {&view_.report, &view_.deferred}, layer,
@@ -84,23 +84,23 @@ DeviceNotifier::DeviceNotifier(std::shared_ptr<Transport> transport, const Notif
                                           add.add(report.statements, world);
                                         });
 
-  control_ = transport_->allocate_device(config_.device,
-                                         static_cast<std::size_t>(layer.control_layout.bytes),
-                                         deadline, "the counts of notify");
+  control_ = transport_->allocate_cuda(config_.device,
+                                       static_cast<std::size_t>(layer.control_layout.bytes),
+                                       deadline, "the counts of notify");
   const std::vector<std::byte*> node =
       node_pointers(*control_, topology_, rank_, kNotifierOperation);
-  write_to_gpu(config_.device, pointers, node.data(), node.size() * sizeof(std::byte*));
+  write_cuda_memory(config_.device, pointers, node.data(), node.size() * sizeof(std::byte*));
   layer.control = {control_->local(), pointers, control_->peers()};
   calls_.count_ranks();
 }
 
 // ---- A call.
 
-void DeviceNotifier::notify(const NotifyArgs& args) {
+void CudaNotifier::notify(const NotifyArgs& args) {
   calls_.run([&] { call(args); });
 }
 
-void DeviceNotifier::call(const NotifyArgs& args) {
+void CudaNotifier::call(const NotifyArgs& args) {
   forget_totals();
   calls_.begin(kNotifyOperation, args.stream);
   Header statement;
@@ -124,7 +124,7 @@ void DeviceNotifier::call(const NotifyArgs& args) {
   throw_deferred();
 }
 
-void DeviceNotifier::enqueue(const NotifyArgs& args, const Header& statement, bool waits) {
+void CudaNotifier::enqueue(const NotifyArgs& args, const Header& statement, bool waits) {
   const auto data = [](const TensorView& view) { return static_cast<std::int32_t*>(view.data()); };
   const auto counts = [](const ConstTensorView& view) {
     return static_cast<const std::int32_t*>(view.data());
@@ -166,7 +166,7 @@ void DeviceNotifier::enqueue(const NotifyArgs& args, const Header& statement, bo
   }
 }
 
-void DeviceNotifier::wait_report() {
+void CudaNotifier::wait_report() {
   calls_.wait_for(host_report_.report->call, calls_.number());
   throw_report(host_report_);
   totals_.recv_tokens = host_report_.totals[0];
@@ -177,7 +177,7 @@ void DeviceNotifier::wait_report() {
 
 // ---- What goes wrong.
 
-void DeviceNotifier::throw_report(const NotifyReportView& report) const {
+void CudaNotifier::throw_report(const NotifyReportView& report) const {
   if (report.report->refused != 0) {
     std::vector<Header> headers;
     for (int rank = 0; rank < topology_.world_size; ++rank) {
@@ -193,7 +193,7 @@ void DeviceNotifier::throw_report(const NotifyReportView& report) const {
   throw_too_many(report.report->count, report.report->too_many == 1 ? "tokens" : "pairs");
 }
 
-void DeviceNotifier::throw_deferred() {
+void CudaNotifier::throw_deferred() {
   calls_.throw_deferred(host_deferred_.report->call, [&](std::uint64_t) {
     forget_totals();
     throw_report(host_deferred_);
@@ -205,7 +205,7 @@ void DeviceNotifier::throw_deferred() {
 std::unique_ptr<NotifierBackend> make_cuda_notifier(std::shared_ptr<Transport> transport,
                                                     const NotifierConfig& config,
                                                     const Deadline& deadline) {
-  return std::make_unique<DeviceNotifier>(std::move(transport), config, deadline);
+  return std::make_unique<CudaNotifier>(std::move(transport), config, deadline);
 }
 
 }  // namespace winnow::expert_parallel

@@ -16,7 +16,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 // Tokens of [begin, end) that go to rank `row`, or with row >= W to node row - W. By a whole warp.
 __device__ int count_tokens(const TokenParams& p, int row, std::int64_t begin, std::int64_t end) {
-  const DeviceTopology& topology = p.view.layer.topology;
+  const CudaTopology& topology = p.view.layer.topology;
   const bool of_node = row >= topology.world;
   const int first = of_node ? (row - topology.world) * topology.locals : row;
   const int last = of_node ? first + topology.locals : row + 1;

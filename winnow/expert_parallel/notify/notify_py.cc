@@ -193,7 +193,7 @@ void bind_expert_parallel_notify(nb::module_& m) {
                  "local_recv_tokens: int, node_buffer_bytes: int, local_buffer_bytes: int) "
                  "-> None"));
 
-  nb::class_<Notified>(m, "Notified", "What Notifier.notify() returns: int32 tensors.",
+  nb::class_<Notified>(m, "Notified", "The result of Notifier.notify(): int32 tensors.",
                        nb::type_slots(Collected<Notified>::kSlots), nb::is_generic(),
                        nb::sig("class Notified(typing.Generic[T])"))
       .def_ro("node_channel_prefix_matrix", &Notified::node_channel_prefix_matrix,
@@ -216,7 +216,7 @@ void bind_expert_parallel_notify(nb::module_& m) {
               "[E/W]: pairs for each local expert, rounded up to expert_alignment.",
               nb::for_getter(nb::sig("def recv_pairs_per_expert(self) -> T")));
 
-  nb::class_<ep::NotifyTotals>(m, "NotifyTotals", "What the host knows; -1 where it does not.")
+  nb::class_<ep::NotifyTotals>(m, "NotifyTotals", "The totals on the host; -1 if unknown.")
       .def_ro("recv_tokens", &ep::NotifyTotals::recv_tokens)
       .def_ro("forward_tokens", &ep::NotifyTotals::forward_tokens)
       .def_ro("recv_pairs_per_expert", &ep::NotifyTotals::recv_pairs_per_expert);

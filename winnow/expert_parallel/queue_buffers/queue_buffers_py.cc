@@ -83,7 +83,7 @@ void bind_expert_parallel_sizes(nb::module_& m) {
               "Bytes before the control words.")
       .def_ro("control_words", &ep::BufferLayout::control_words, "Of 4 bytes.")
       .def_ro("bytes", &ep::BufferLayout::bytes, "Of the whole buffer.");
-  nb::class_<ep::CleanMeta>(m, "CleanMeta", "What an engine clears before it counts.")
+  nb::class_<ep::CleanMeta>(m, "CleanMeta", "The range that an engine clears before it counts.")
       .def_ro("offset", &ep::CleanMeta::offset, "In words of 4 bytes.")
       .def_ro("count", &ep::CleanMeta::count, "In words of 4 bytes.");
 

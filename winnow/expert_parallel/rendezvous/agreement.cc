@@ -288,7 +288,7 @@ class Meeting {
   }
 
   // Two processes claim to be a rank: two jobs, or one whose ranks are numbered wrongly. Concerns
-  // whoever comes later, too, and a world that may have met ranks of both.
+  // ranks that come later, too, and a world that may have met ranks of both.
   [[noreturn]] void fail_two_callers(int rank, const ProcessIdentity& one,
                                      const ProcessIdentity& other) {
     const Error error(ErrorCode::invalid_argument, request_.operation, "rank",

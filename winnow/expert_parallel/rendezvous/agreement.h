@@ -20,11 +20,11 @@ struct AgreementRequest {
   int world_size = 1;
   Fields same;  // must be equal on every rank, beside world_size and the library's version
   Fields own;   // what the others want to know of this rank
-  // Nobody has used the prefix before. Then a rank that comes late learns at once that the others
+  // The prefix has not been used before. A rank that comes late then learns at once that the others
   // have given up. Otherwise the keys may be left from earlier worlds, whose processes may be gone.
   bool fresh_prefix = false;
-  // What is known of a rank that will certainly not come, also before it has announced itself:
-  // "process 4711, gone"; empty while it may. Absent: nothing is known of anybody.
+  // Why a rank will certainly not come, "process 4711, gone"; empty if it may still come. Also
+  // called before the rank has announced itself. Absent: nothing is known of any rank.
   std::function<std::string(int rank)> ended;
 };
 
@@ -35,16 +35,16 @@ struct Agreement {
   std::vector<ProcessIdentity> processes;  // of every rank
 };
 
-// Collective. Returns when every rank has come and all are known to go on. Ranks of two jobs that
-// meet under one prefix all get an error: job_id() is compared, a rank that has two callers is
-// found out, and so is a world of other processes that still live or, without job_id(), that met
-// while a rank of the new one was running. Errors (winnow::Error): timeout,
-// naming the ranks that did not come; invalid_argument, naming the field that differs with its
-// values and ranks, or a rank that two processes claim to be; those of the store.
+// Collective. Returns when every rank has come and is known to go on. If ranks of two jobs meet
+// under one prefix, all of them get an error: job_id() is compared, a rank with two callers is
+// detected, and so is a world of other processes that still live or that, without job_id(), met
+// while a rank of the new world was running. Errors (winnow::Error): timeout, naming the ranks that
+// did not come; invalid_argument, naming the field that differs with its values and ranks, or a
+// rank that two processes claim to be; those of the store.
 WINNOW_EXPORT Agreement agree(Store& store, const AgreementRequest& request,
                               const Deadline& deadline);
 
-// Throws what a rank has found wrong after this one had agreed.
+// Throws the error that another rank has reported since this rank agreed.
 WINNOW_EXPORT void check_agreement(Store& store, const AgreementRequest& request,
                                    const Agreement& agreement);
 
@@ -54,8 +54,8 @@ WINNOW_EXPORT void check_agreement(Store& store, const AgreementRequest& request
 WINNOW_EXPORT Agreement agree(Transport& transport, Store& store, const std::string& operation,
                               Fields same, const Deadline& deadline, Fields own = {});
 
-// Takes the keys of the last agreement over the transport out of the store. All ranks have left it,
-// as a collective step behind it has told.
+// Removes the keys of the last agreement over the transport from the store. A collective step after
+// it has shown that all ranks have left it.
 WINNOW_EXPORT void forget_agreement(Transport& transport, Store& store);
 
 }  // namespace winnow::expert_parallel

@@ -1,4 +1,4 @@
-// What a rank writes into the store when it arrives, as text. Internal.
+// The text that a rank writes into the store when it arrives. Internal.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +31,14 @@ struct Roster {
 };
 
 std::string one_line(std::string text);
-// Takes the first line off the text.
+// Removes the first line from the text and returns it.
 WINNOW_EXPORT std::string_view take_line(std::string_view& text);
 // "rank 2", "ranks 0, 1, 3"
 std::string list_of_ranks(const std::vector<int>& ranks);
 
 WINNOW_EXPORT std::string to_text(const Announcement& announcement);
 WINNOW_EXPORT std::string to_text(const Roster& roster);
-// What is no announcement or roster of this version gives an empty list.
+// An empty list if the text is not an announcement or roster of this version.
 WINNOW_EXPORT std::vector<Announcement> announcements_from_text(std::string_view text);
 WINNOW_EXPORT Roster roster_from_text(std::string_view text);
 

@@ -96,7 +96,7 @@ class Watcher {
   void forget_parent() {
     for (const Watch& watch : watches_) close_files(watch);
     if (wake_ >= 0) close(std::exchange(wake_, -1));
-    new (&watches_) std::list<Watch>;  // whoever holds one of the parent's lets go of nothing
+    new (&watches_) std::list<Watch>;  // owners of the parent's watches release nothing
     new (&thread_) std::thread;        // it is not in this process
     mutex_.unlock();
   }
@@ -131,7 +131,7 @@ class Watcher {
                 "no thread that watches for the end of other ranks: " + why);
   }
 
-  // The thread ends when its file is no more the one that wakes it.
+  // The thread ends when its file is not the one that wakes it any more.
   void stop(std::unique_lock<std::mutex>& lock) {
     if (!thread_.joinable()) return;
     std::thread thread = std::exchange(thread_, {});

@@ -1,4 +1,4 @@
-// Which process a rank is, and whether it still lives. Internal.
+// The identity of a process, and whether it is still alive. Internal.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace winnow::expert_parallel {
 
-// A process as others find it again: a number alone may be given to another one later.
+// Identifies a process to others: its number alone may later be that of another process.
 struct ProcessIdentity {
   std::string boot;           // of the machine since its start; empty: unknown
   std::string pid_namespace;  // in which `pid` means something
@@ -31,17 +31,17 @@ WINNOW_EXPORT ProcessIdentity own_process();
 WINNOW_EXPORT ProcessState state_of(const ProcessIdentity& process);
 // "process 4711, stopped"
 WINNOW_EXPORT std::string describe(const ProcessIdentity& process);
-// Both on one machine as far as can be known.
+// Whether both are on one machine, as far as that can be determined.
 WINNOW_EXPORT bool same_machine(const ProcessIdentity& a, const ProcessIdentity& b);
 
 WINNOW_EXPORT std::string to_text(const ProcessIdentity& process);
-// Absent where the text is none of to_text().
+// Absent if the text is not one of to_text().
 WINNOW_EXPORT std::optional<ProcessIdentity> process_from_text(std::string_view text);
 
-// The moment on the scale of ProcessIdentity::start_time, for processes of this machine.
+// The current time on the scale of ProcessIdentity::start_time, for processes of this machine.
 WINNOW_EXPORT std::uint64_t time_of_this_machine();
 
-// Grows by one in the child of every fork().
+// Incremented in the child of every fork().
 WINNOW_EXPORT int fork_generation();
 
 // 128 random bits in hexadecimal.

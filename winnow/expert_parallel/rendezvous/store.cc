@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
-#include "winnow/core/file_size_limit.h"
+#include "winnow/core/write_errors.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
 
 namespace winnow::expert_parallel {
@@ -97,7 +97,7 @@ std::optional<std::string> read_file(const fs::path& path) {
 }
 
 void write_file(const fs::path& path, const std::string& text) {
-  const FileSizeLimitFails fails;
+  const WriteErrorsAreReturned fails;
   const File file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file.is_open()) fail("write", path, errno);
   for (std::size_t done = 0; done < text.size();) {

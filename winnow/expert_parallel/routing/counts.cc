@@ -8,7 +8,7 @@
 namespace winnow::expert_parallel {
 namespace {
 
-// Counts that may be absent: then they are kept where nobody looks.
+// Counts that may be absent: they are then counted in memory of their own and dropped.
 class Counts {
  public:
   Counts(std::int32_t* wanted, std::int64_t size)

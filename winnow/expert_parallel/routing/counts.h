@@ -30,7 +30,7 @@ struct BadIndex {
 // The first one in the order of tokens, then k.
 WINNOW_EXPORT std::optional<BadIndex> find_bad_index(const LayoutParams& params);
 
-// Counts, taking every index that is no expert for none. Throws std::bad_alloc before it writes.
+// Counts; an index that is not an expert is ignored. Throws std::bad_alloc before it writes.
 void count_layout(const LayoutParams& params);
 
 }  // namespace winnow::expert_parallel

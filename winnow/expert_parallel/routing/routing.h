@@ -37,7 +37,7 @@ struct Routing {
   std::vector<std::int32_t> expert_offsets;   // [E/W + 1]
 
   // On a GPU, and the memory of its tables.
-  Device gpu{};
+  Device device{};
   RoutingTables tables;
   std::vector<std::shared_ptr<Region>> memory;
 

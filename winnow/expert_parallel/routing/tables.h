@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "winnow/expert_parallel/host_device.h"
+#include "winnow/core/host_device.h"
 
 namespace winnow::expert_parallel {
 
@@ -13,13 +13,13 @@ namespace winnow::expert_parallel {
 struct FirstRow {
   static constexpr std::int32_t kNone = INT32_MIN;
   // `is_first`: the row is the first one itself.
-  static WINNOW_HD constexpr std::int32_t say(std::int64_t first, bool is_first) {
+  static WINNOW_HOST_DEVICE constexpr std::int32_t say(std::int64_t first, bool is_first) {
     return is_first ? ~std::int32_t(first) : std::int32_t(first);
   }
 
   std::int32_t word = kNone;
-  WINNOW_HD bool has_others() const { return word >= 0; }
-  WINNOW_HD std::int32_t row() const {  // -1: none
+  WINNOW_HOST_DEVICE bool has_others() const { return word >= 0; }
+  WINNOW_HOST_DEVICE std::int32_t row() const {  // -1: none
     return word == kNone ? -1 : word < 0 ? ~word : word;
   }
 };
@@ -49,7 +49,7 @@ struct RoutingTables {
 };
 
 // The weights of one dispatch. Null where none were sent.
-struct DeviceWeights {
+struct CudaWeights {
   const float* pairs = nullptr;  // [NN, T, K] of the rail sources
   const float* rows = nullptr;   // [R] of the rows here, expert-major only
 };

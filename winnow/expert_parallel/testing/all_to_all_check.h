@@ -5,38 +5,16 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "winnow/core/backend.h"
 #include "winnow/core/tensor.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/testing/all_to_all_problem.h"
+#include "winnow/expert_parallel/testing/comparisons.h"
 #include "winnow/expert_parallel/testing/place.h"
-#include "winnow/testing/operation.h"
 
 namespace winnow::expert_parallel {
-
-// The same dtype, shape and bits.
-testing::Comparison compare_bits(std::string_view what, const ConstTensorView& actual,
-                                 const ConstTensorView& expected);
-
-// The comparisons of many calls and ranks, the worst of each name.
-class Comparisons {
- public:
-  void add(const testing::Comparison& comparison);
-  void add(const Comparisons& others, int rank);
-  // A call has run there. All calls of all ranks must have run on the same backend.
-  void ran_on(Backend backend);
-  // Absent: no call has run.
-  std::optional<Backend> backend() const { return backend_; }
-  const std::vector<testing::Comparison>& list() const { return list_; }
-  bool passed() const;
-
- private:
-  std::vector<testing::Comparison> list_;
-  std::optional<Backend> backend_;
-};
 
 // One call of one rank, checked against the oracle: every output and every field of the descriptor,
 // bit for bit. The call gets copies of the round's tensors at `place`, the layer's device, which

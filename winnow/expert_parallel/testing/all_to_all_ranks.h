@@ -34,7 +34,7 @@ using Layers = std::vector<std::unique_ptr<AllToAll>>;  // of every rank
 // How a call ended.
 struct Outcome {
   std::optional<ErrorCode> code;  // absent: it returned
-  std::string text;               // what() of the error
+  std::string text, argument;     // what() of the error, and what it names
   double seconds = 0;
 };
 
@@ -47,6 +47,7 @@ Outcome outcome_of(const Call& call) {
   } catch (const Error& error) {
     outcome.code = error.code();
     outcome.text = error.what();
+    outcome.argument = error.argument();
   } catch (const std::exception& error) {
     ADD_FAILURE() << "not a winnow::Error: " << error.what();
   }

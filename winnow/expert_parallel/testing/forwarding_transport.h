@@ -23,10 +23,10 @@ class ForwardingTransport : public Transport {
                                             std::string_view what) override {
     return transport_->allocate(bytes, deadline, what);
   }
-  std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
-                                                   const Deadline& deadline,
-                                                   std::string_view what) override {
-    return transport_->allocate_device(device, bytes, deadline, what);
+  std::shared_ptr<SymmetricMemory> allocate_cuda(Device device, std::size_t bytes,
+                                                 const Deadline& deadline,
+                                                 std::string_view what) override {
+    return transport_->allocate_cuda(device, bytes, deadline, what);
   }
   const Wire* wire() override { return transport_->wire(); }
   int ranks_on_gpu() const override { return transport_->ranks_on_gpu(); }

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
 
 namespace winnow::expert_parallel {
@@ -62,14 +62,14 @@ testing::Benchmark peer_copy_benchmark(const std::string& name, const BenchWorld
   benchmark.bytes = double(bytes);
   benchmark.prepare = [bytes](const testing::Target&) -> std::function<void()> {
     LaunchedRank& mine = launched_rank();
-    const auto to = mine.transport->allocate_device(mine.device, std::size_t(bytes), Deadline(),
-                                                    "the target of copies");
+    const auto to = mine.transport->allocate_cuda(mine.device, std::size_t(bytes), Deadline(),
+                                                  "the target of copies");
     std::byte* next = to->peer((mine.environment.rank + 1) % mine.environment.world_size);
     if (next == nullptr) {
       throw Error(ErrorCode::unsupported, "bench", "no pointer to the next GPU");
     }
-    const auto from = allocate_on_gpu(mine.device, std::size_t(bytes));
-    const auto stream = std::make_shared<GpuStream>(mine.device, Stream{});
+    const auto from = allocate_cuda_memory(mine.device, std::size_t(bytes));
+    const auto stream = std::make_shared<CudaStream>(mine.device, Stream{});
     return [to, next, from, stream, bytes] { stream->copy(next, from.get(), std::size_t(bytes)); };
   };
   return benchmark;

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/testing/generate.h"
 
 namespace winnow::expert_parallel {
@@ -33,7 +33,7 @@ void copy_on_host(const TensorView& to, const ConstTensorView& from) {
 }  // namespace
 
 struct Place::Queue {
-  GpuStream stream;
+  CudaStream stream;
 
   void copy(const TensorView& to, const ConstTensorView& from) {
     if (row_bytes(from) == 0) return;
@@ -43,7 +43,7 @@ struct Place::Queue {
 };
 
 Place::Place(Device device) : device_(device) {
-  if (on_gpu()) queue_ = std::make_unique<Queue>(Queue{GpuStream(device)});
+  if (on_gpu()) queue_ = std::make_unique<Queue>(Queue{CudaStream(device)});
 }
 
 Place::~Place() = default;
@@ -61,7 +61,7 @@ Tensor Place::make(DType dtype, std::span<const std::int64_t> shape) const {
   } else {
     std::int64_t bytes = size_of(dtype);
     for (const std::int64_t size : shape) bytes *= size;
-    const auto memory = allocate_on_gpu(device_, static_cast<std::size_t>(bytes) + 1);
+    const auto memory = allocate_cuda_memory(device_, static_cast<std::size_t>(bytes) + 1);
     tensor = Tensor::borrow(memory, memory.get(), dtype, shape, device_);
   }
   spoil(tensor.view());

@@ -10,9 +10,9 @@
 
 namespace winnow::expert_parallel {
 
-// Ranks of a case whose kernels run on one GPU side by side, each on a stream of its own. The
-// library takes a few more (memory/layouts.h); the tests leave those queues to the other work.
-inline constexpr int kMostRanksOnOneGpu = 6;
+// The largest number of ranks of a test case on one GPU, each with a stream of its own. The library
+// supports a few more (kMostRanksOnGpu); tests leave those hardware queues to other work.
+inline constexpr int kMostTestRanksOnGpu = 6;
 
 // Of one rank; on a GPU it has a stream of its own.
 class Place {

@@ -57,12 +57,23 @@ class Refusals : public OnEachDevice {
   }
   template <class Change>
   void expect_refused(const std::string& text, const Change& change) {
-    expect_all_refuse(dispatch(change), "expert_parallel::dispatch: " + text);
+    const std::vector<Outcome> outcomes = dispatch(change);
+    expect_all_refuse(outcomes, "expert_parallel::dispatch: " + text);
+    expect_arguments_named(outcomes);
   }
   static void expect_refused_with(const std::string& part, const std::vector<Outcome>& outcomes) {
     for (const Outcome& outcome : outcomes) {
       EXPECT_THAT(outcome.text, ::testing::HasSubstr(part));
       EXPECT_EQ(outcome.code, ErrorCode::invalid_argument);
+    }
+    expect_arguments_named(outcomes);
+  }
+  // What a text asks of an argument, the error says of it to programs.
+  static void expect_arguments_named(const std::vector<Outcome>& outcomes) {
+    for (const Outcome& outcome : outcomes) {
+      if (outcome.text.find(": want ") == std::string::npos) continue;
+      EXPECT_NE(outcome.argument, "");
+      EXPECT_THAT(outcome.text, ::testing::HasSubstr(outcome.argument + ": want "));
     }
   }
   template <class Change>

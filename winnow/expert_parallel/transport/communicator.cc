@@ -86,7 +86,7 @@ std::shared_ptr<SymmetricMemory> Communicator::allocate(std::size_t bytes, const
   try {
     return transport_->allocate(bytes, deadline, what);
   } catch (const Error& error) {
-    // The text says already who reports.
+    // The text already names the rank that reports.
     FaultRecord record;
     record.code = error.code();
     record.operation = error.operation();
@@ -107,7 +107,7 @@ void Communicator::fail_alone(std::string_view operation, ErrorCode code, const 
   fail(std::move(fault));
 }
 
-// ---- Barriers: everyone tells everyone its epoch, so that an error knows who is missing.
+// ---- Barriers: each rank tells every other its epoch, so that an error can name the missing one.
 
 std::size_t Communicator::barrier_word(Barrier kind, int rank) const {
   const int word = kind * transport_->world_size() + rank;
@@ -155,7 +155,7 @@ std::uint64_t Communicator::wait(const std::uint64_t* word, std::uint64_t value,
   Backoff backoff;
   Interrupts interrupts;
   auto next_look = Deadline::Clock::now() + kLookAtPeer;
-  // The peer is who is missing, unless the rank that would pass on its word is gone.
+  // The peer is the missing rank, unless the rank that would pass on its word is gone.
   int named = name.peer;
   const int writer = name.writer >= 0 ? name.writer : name.peer;
   for (;;) {
@@ -239,9 +239,9 @@ void Communicator::fail(FaultRecord record) {
   break_with(record);
 }
 
-// The slot of the transport's rank 0 decides who was first; the first one writes its record into
-// the slots of all the others, each of which looks only at its own. Where rank 0 is out of reach of
-// pointers, each rank's own slot decides for it.
+// The slot of the transport's rank 0 decides which rank was first; that rank writes its record into
+// the slots of all the others, each of which reads only its own. If no pointer reaches rank 0, each
+// rank's own slot decides for it.
 void Communicator::break_with(const FaultRecord& record) {
   record_everywhere(record);
   throw_fault(*fault_, rank());

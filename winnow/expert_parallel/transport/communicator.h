@@ -1,5 +1,5 @@
-// Who is where, and how ranks wait for each other: peers by node and local index, barriers, waits
-// with a deadline, and the record of the first fault, which every rank sees.
+// The places of the ranks, and how they wait for each other: peers by node and local index,
+// barriers, waits with a deadline, and the record of the first fault, which every rank sees.
 #pragma once
 
 #include <cstddef>
@@ -29,15 +29,15 @@ struct WaitName {
   int writer = -1;  // the rank that passes it on from the peer; -1: the peer writes it itself
 };
 
-// The memory of every rank of `rank`'s node, by local index; of other nodes none is asked for. For
-// kernels, which have nothing else. Errors (winnow::Error, invalid_argument): one that no pointer
-// reaches.
+// The memory of every rank of `rank`'s node, by local index; memory of other nodes is not accessed.
+// For kernels, which use only these pointers. Errors (winnow::Error, invalid_argument): a rank of
+// the node whose memory no pointer reaches.
 WINNOW_EXPORT std::vector<std::byte*> node_pointers(SymmetricMemory& memory,
                                                     const Topology& topology, int rank,
                                                     std::string_view operation);
 
-// One thread at a time, like its transport. After a fault (an expired wait, or what fail() was
-// given) it is broken for good: every later wait on every rank throws the first record.
+// For one thread at a time, like its transport. After a fault (an expired wait, or a call of
+// fail()) it is broken for good: every later wait on every rank throws the first record.
 class WINNOW_EXPORT Communicator {
  public:
   // Collective (allocates control memory). Errors (winnow::Error): a transport whose size is not
@@ -54,7 +54,7 @@ class WINNOW_EXPORT Communicator {
   int node() const { return node_; }
   int local() const { return local_; }
 
-  // The rank there. Errors: outside the topology.
+  // The rank at that place. Errors: a place outside the topology.
   int peer(int node, int local) const;
 
   // Collective as Transport::allocate(), over the ranks of the transport. Where it fails, the
@@ -79,17 +79,17 @@ class WINNOW_EXPORT Communicator {
   void node_barrier(const Deadline& deadline, std::string_view operation);
 
   // Waits until a word of local memory (a symmetric memory, or any word that another thread writes)
-  // is `value` or more, with acquire, and returns it. Ends early where the peer is certainly gone.
+  // is `value` or more, with acquire, and returns it. Ends early if the peer is certainly gone.
   std::uint64_t wait_at_least(const std::uint64_t* word, std::uint64_t value,
                               const Deadline& deadline, const WaitName& name);
 
-  // The same, but a peer that does not come is no fault: false.
+  // The same, but returns false instead of recording a fault if the peer does not come.
   bool comes(const std::uint64_t* word, std::uint64_t value, const Deadline& deadline,
              const WaitName& name);
 
-  // The body of a collective call. What goes wrong on this rank alone in the middle (memory, or an
-  // internal error) breaks the communicator for all ranks, which would wait for this one otherwise;
-  // every rank throws other errors by itself.
+  // Runs the body of a collective call. An error of this rank alone in the middle of it (out of
+  // memory, or internal) breaks the communicator for all ranks, which would wait for this rank
+  // otherwise; every rank throws other errors by itself.
   template <class Body>
   auto call(std::string_view operation, const Body& body) {
     transport_->check();
@@ -107,8 +107,8 @@ class WINNOW_EXPORT Communicator {
   // Throws the first record if there is one.
   void check() const;
   std::optional<FaultRecord> fault() const;
-  // Makes the record known to every rank, unless another came first, and throws the first one.
-  // Without `rank` this one is meant.
+  // Makes the record known to every rank, unless another one was first, and throws the first one. A
+  // record without `rank` is one of this rank.
   [[noreturn]] void fail(FaultRecord record);
 
  private:

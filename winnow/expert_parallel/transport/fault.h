@@ -14,14 +14,14 @@ struct FaultRecord {
   ErrorCode code = ErrorCode::timeout;
   std::string operation;  // "expert_parallel::dispatch"
   std::string phase;      // what was waited for: "the counts"
-  int rank = -1;          // who reports
-  int peer = -1;          // who is at fault; -1: nobody in particular
+  int rank = -1;          // the rank that reports it
+  int peer = -1;          // the rank at fault; -1: no particular one
   std::uint64_t waited_for = 0;
   std::uint64_t seen = 0;
   std::string text;  // the message after "<operation>: "
 };
 
-// Where a record lies in memory that ranks share. Zero-filled memory is an empty slot.
+// The place of a record in memory that ranks share. Zero-filled memory is an empty slot.
 struct FaultSlot {
   static constexpr std::uint64_t kEmpty = 0, kBeingWritten = 1, kWritten = 2;
 
@@ -32,15 +32,15 @@ struct FaultSlot {
 };
 static_assert(sizeof(FaultSlot) == 1024);
 
-// Any fault yet? One load.
+// Whether there is a fault yet. One load.
 WINNOW_EXPORT bool has_fault(const FaultSlot& slot);
-// True: this record is the first. False: another was, or is just being written.
+// True if this record is the first. False: another one is there, or is just being written.
 WINNOW_EXPORT bool record_first(FaultSlot& slot, const FaultRecord& record);
 // The record, if there is one. A rank that is killed while it writes leaves a record that says so.
 WINNOW_EXPORT std::optional<FaultRecord> read_fault(const FaultSlot& slot);
-// The text of an error without its operation, as records and refusals carry it.
+// The text of an error without its operation, as records and refusals contain it.
 WINNOW_EXPORT std::string message_of(const Error& error);
-// The error of such a text: its argument is what stands before ": want ".
+// The error with such a text; its argument is the name before the first ": want ".
 WINNOW_EXPORT Error error_from_message(ErrorCode code, std::string operation,
                                        const std::string& message);
 // Throws the record as Error; on ranks other than the reporter with "; reported by rank 0".

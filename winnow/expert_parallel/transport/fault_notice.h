@@ -1,4 +1,4 @@
-// What a kernel waited for in vain, as its rank tells the others. Internal.
+// The expired wait of a kernel, as its rank reports it to the others. Internal.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ enum class Phase : std::int32_t {
   world_barrier = 9,
   node_barrier = 10,
   blocks = 13,       // the other blocks of this rank's kernel, whose numbers the notice has
-  memory = 14,       // no wait: the reporter has none for the rest of its call
-  interrupted = 15,  // no wait: the reporter's program wanted no more
+  memory = 14,       // no wait: the reporter lacks memory for the rest of its call
+  interrupted = 15,  // no wait: the reporter's program interrupted it
 };
 
 // How errors name a phase: the operation that waits there, and what for ("the counts").
@@ -23,11 +23,11 @@ struct PhaseText {
   std::string_view operation, text;
 };
 
-// A wait that expired, as its rank tells the others.
+// A wait that expired, as its rank reports it to the others.
 struct FaultNotice {
   std::uint64_t waited_for = 0, seen = 0, elapsed_ns = 0;
   Phase phase = Phase::none;
-  std::int32_t peer = -1;  // whom it waited for
+  std::int32_t peer = -1;  // the rank it waited for
 };
 
 }  // namespace winnow::expert_parallel

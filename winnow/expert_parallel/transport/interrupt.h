@@ -1,5 +1,5 @@
-// How a wait of the host ends before its deadline because the program wants it to: a key was
-// pressed. Internal; the Python binding sets the hook.
+// Ends a wait of the host before its deadline at the request of the program, for instance on
+// Ctrl-C. Internal; the Python binding sets the hook.
 #pragma once
 
 #include <chrono>
@@ -8,15 +8,15 @@
 
 namespace winnow::expert_parallel {
 
-// Called on a waiting thread some twenty times a second. What it throws ends that wait, and the
-// call, on this rank; the other ranks are told that the rank was interrupted. Null: no hook.
+// Called on a waiting thread about twenty times a second. If it throws, the wait and the call end
+// with its exception, and the other ranks are told that this rank was interrupted. Null: no hook.
 using InterruptHook = void (*)();
 WINNOW_EXPORT void set_interrupt_hook(InterruptHook hook);
 
-// The looks of one wait at the hook.
+// The calls of the hook during one wait.
 class WINNOW_EXPORT Interrupts {
  public:
-  // Calls the hook where the last look was long enough ago.
+  // Calls the hook if the last call was long enough ago.
   void look();
 
  private:

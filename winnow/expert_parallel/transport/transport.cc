@@ -4,8 +4,8 @@
 
 namespace winnow::expert_parallel {
 
-std::shared_ptr<SymmetricMemory> Transport::allocate_device(Device device, std::size_t,
-                                                            const Deadline&, std::string_view) {
+std::shared_ptr<SymmetricMemory> Transport::allocate_cuda(Device device, std::size_t,
+                                                          const Deadline&, std::string_view) {
   throw Error(ErrorCode::unsupported, "expert_parallel::allocate",
               "the transport " + name() + " has no memory on " + to_string(device));
 }

@@ -65,12 +65,12 @@ class WINNOW_EXPORT Transport {
 
   // As allocate(), on GPUs: every rank passes its own GPU, the same one in every call. Further
   // error: unsupported, if the transport or the machine cannot do it.
-  virtual std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
-                                                           const Deadline& deadline,
-                                                           std::string_view what);
-  // The kernels that put across nodes; null where allocate_device() is unsupported. Internal.
+  virtual std::shared_ptr<SymmetricMemory> allocate_cuda(Device device, std::size_t bytes,
+                                                         const Deadline& deadline,
+                                                         std::string_view what);
+  // The kernels that put across nodes; null where allocate_cuda() is unsupported. Internal.
   virtual const Wire* wire() { return nullptr; }
-  // The number of ranks on this rank's GPU, including itself. Known after an allocate_device().
+  // The number of ranks on this rank's GPU, including itself. Known after an allocate_cuda().
   virtual int ranks_on_gpu() const { return 1; }
 
   // Copies into that rank's memory. `source` may be reused when the call returns.

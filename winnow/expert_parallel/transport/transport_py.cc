@@ -49,7 +49,7 @@ class PythonStore : public ep::Store {
   }
 
   void set(const std::string& key, const std::string& value) override {
-    call("set " + key, [&] { store_.attr("set")(key, value); });
+    call("set " + key, [&] { ask("set", nb::make_tuple(key, value)); });
   }
 
   std::optional<std::string> get(const std::string& key, const ep::Deadline& deadline) override {
@@ -64,24 +64,29 @@ class PythonStore : public ep::Store {
 
   void remove(const std::string& key) override {
     call("set " + key, [&] {
-      if (look(key).has_value()) store_.attr("set")(key, "");
+      if (look(key).has_value()) ask("set", nb::make_tuple(key, ""));
     });
   }
 
  private:
   static constexpr std::chrono::milliseconds kPause{2};
 
+  nb::object ask(const char* method, const nb::tuple& arguments) {
+    const nb::object function = store_.attr(method);
+    return call_python(function, arguments);
+  }
+
   std::optional<std::string> look(const std::string& key) {
     nb::list keys;
     keys.append(key);
     if (has_check_) {
-      const int there = PyObject_IsTrue(store_.attr("check")(keys).ptr());
+      const int there = PyObject_IsTrue(ask("check", nb::make_tuple(keys)).ptr());
       if (there < 0) throw nb::python_error();
       if (there == 0) return std::nullopt;
     } else if (!came(keys)) {
       return std::nullopt;
     }
-    const nb::object value = store_.attr("get")(key);
+    const nb::object value = ask("get", nb::make_tuple(key));
     const bool bytes = PyBytes_Check(value.ptr());
     if (!bytes && !PyUnicode_Check(value.ptr())) {
       throw Error(ErrorCode::resource, "expert_parallel::Store",
@@ -97,7 +102,7 @@ class PythonStore : public ep::Store {
     const nb::object moment = nb::module_::import_("datetime")
                                   .attr("timedelta")(nb::arg("milliseconds") = kPause.count());
     try {
-      store_.attr("wait")(keys, moment);
+      ask("wait", nb::make_tuple(keys, moment));
       return true;
     } catch (nb::python_error& error) {
       if (passes_unchanged(error)) throw;

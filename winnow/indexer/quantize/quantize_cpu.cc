@@ -1,10 +1,8 @@
 // Quantisation on the CPU, row by row.
-#include <algorithm>
-#include <bit>
 #include <cstring>
-#include <limits>
 
 #include "winnow/cpu/convert.h"
+#include "winnow/cpu/quantize_f8.h"
 #include "winnow/indexer/quantize/quantize.h"
 #include "winnow/indexer/quantize/quantize_impl.h"
 
@@ -12,28 +10,13 @@ namespace winnow::indexer {
 namespace {
 
 constexpr std::int64_t kMostColumns = 128;
-constexpr std::uint32_t kInfinityBits = 0x7f800000u, kMantissa = 0x007fffffu;
 
 // `elements` may be unaligned memory, as pages are; returns the scale.
 float quantize_row(const QuantizeParams& params, std::int64_t i, std::int64_t h,
                    std::uint8_t* elements) {
   float x[kMostColumns];
   load_f32(params.dtype, params.x.data, params.x.offset(i, h), params.d, x);
-  // Magnitudes order as their bits do, NaN above infinity above the rest.
-  std::uint32_t amax = 0;
-  for (std::int64_t c = 0; c < params.d; ++c) {
-    amax = std::max(amax, std::bit_cast<std::uint32_t>(x[c]) & 0x7fffffffu);
-  }
-  if (amax >= kInfinityBits) {
-    std::memset(elements, 0x7f, static_cast<std::size_t>(params.d));
-    return std::numeric_limits<float>::quiet_NaN();
-  }
-  float scale = std::max(std::bit_cast<float>(amax), kLeastAmax) / kLargestF8;
-  if (params.power_of_two) {  // up to the next exponent, unless it is one already
-    scale = std::bit_cast<float>((std::bit_cast<std::uint32_t>(scale) + kMantissa) & ~kMantissa);
-  }
-  for (std::int64_t c = 0; c < params.d; ++c) elements[c] = Float8E4M3(x[c] / scale).bits;
-  return scale;
+  return quantize_f8(x, params.d, params.power_of_two, elements);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
+#include "winnow/core/f8_scale.h"
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/indexer/quantize/quantize.h"

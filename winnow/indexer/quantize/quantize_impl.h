@@ -22,8 +22,6 @@ struct QuantizeParams {
   Slots slots;  // [n]
 };
 
-inline constexpr float kLeastAmax = 1e-4f, kLargestF8 = 448.0f;
-
 void quantize_cpu(const QuantizeParams& params, const Executor& executor);
 
 // Queues the kernel on `stream` (a cudaStream_t) of the current device, which holds the tensors.

@@ -13,7 +13,7 @@
 
 #if WINNOW_WITH_CUDA
 #include "winnow/expert_parallel/cuda/wire.h"
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 #endif
 
 namespace winnow::expert_parallel {
@@ -57,16 +57,16 @@ namespace {
 
 #if WINNOW_WITH_CUDA
 // The parts of all ranks, which all of them hold.
-class GpuMemory : public SymmetricMemory {
+class CudaMemory : public SymmetricMemory {
  public:
-  GpuMemory(std::vector<InProcessWorld::State::Part> parts, int rank, std::size_t bytes)
+  CudaMemory(std::vector<InProcessWorld::State::Part> parts, int rank, std::size_t bytes)
       : SymmetricMemory(parts[static_cast<std::size_t>(rank)].memory.get(), bytes),
         parts_(std::move(parts)) {
     std::vector<std::byte*> pointers;
     for (const auto& part : parts_) pointers.push_back(part.memory.get());
     const Device device = parts_[static_cast<std::size_t>(rank)].device;
-    table_ = allocate_on_gpu(device, pointers.size() * sizeof(std::byte*));
-    write_to_gpu(device, table_.get(), pointers.data(), pointers.size() * sizeof(std::byte*));
+    table_ = allocate_cuda_memory(device, pointers.size() * sizeof(std::byte*));
+    write_cuda_memory(device, table_.get(), pointers.data(), pointers.size() * sizeof(std::byte*));
   }
   std::byte* peer(int rank) override { return parts_[static_cast<std::size_t>(rank)].memory.get(); }
   std::byte* const* peers() override { return reinterpret_cast<std::byte* const*>(table_.get()); }
@@ -110,9 +110,9 @@ class InProcessTransport : public MappedTransport {
   std::shared_ptr<void> presence() override { return presence_; }
 
 #if WINNOW_WITH_CUDA
-  std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
-                                                   const Deadline& deadline,
-                                                   std::string_view what) override;
+  std::shared_ptr<SymmetricMemory> allocate_cuda(Device device, std::size_t bytes,
+                                                 const Deadline& deadline,
+                                                 std::string_view what) override;
   const Wire* wire() override { return &pointer_wire(); }
   int ranks_on_gpu() const override { return ranks_on_gpu_; }
 #endif
@@ -155,10 +155,9 @@ class InProcessTransport : public MappedTransport {
 };
 
 #if WINNOW_WITH_CUDA
-std::shared_ptr<SymmetricMemory> InProcessTransport::allocate_device(Device device,
-                                                                     std::size_t bytes,
-                                                                     const Deadline& deadline,
-                                                                     std::string_view what) {
+std::shared_ptr<SymmetricMemory> InProcessTransport::allocate_cuda(Device device, std::size_t bytes,
+                                                                   const Deadline& deadline,
+                                                                   std::string_view what) {
   const std::uint64_t number = agree_on(bytes, deadline, what);
   const auto set_part = [&](InProcessWorld::State::Part part) {
     const std::lock_guard lock(state_->mutex);
@@ -166,7 +165,7 @@ std::shared_ptr<SymmetricMemory> InProcessTransport::allocate_device(Device devi
   };
   std::shared_ptr<SymmetricMemory> memory;
   try {
-    set_part({device, allocate_on_gpu(device, bytes)});
+    set_part({device, allocate_cuda_memory(device, bytes)});
     reach(&RankControl::created, number, deadline);
     std::vector<InProcessWorld::State::Part> parts;
     {
@@ -180,7 +179,7 @@ std::shared_ptr<SymmetricMemory> InProcessTransport::allocate_device(Device devi
       throw Error(ErrorCode::unsupported, "expert_parallel::allocate",
                   to_string(device) + " does not reach the memory of " + to_string(part.device));
     }
-    memory = std::make_shared<GpuMemory>(std::move(parts), rank(), bytes);
+    memory = std::make_shared<CudaMemory>(std::move(parts), rank(), bytes);
   } catch (const Error& error) {
     set_part({});
     fail_alone(error);

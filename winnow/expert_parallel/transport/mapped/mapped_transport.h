@@ -1,4 +1,4 @@
-// What in_process and shared_memory have in common: every rank's memory can be pointed to, so puts
+// The base of in_process and shared_memory: every rank's memory can be accessed by pointer, so puts
 // are copies, and the ranks of a world meet in control words that all of them see. Internal.
 #pragma once
 
@@ -16,10 +16,10 @@
 
 namespace winnow::expert_parallel {
 
-// What one rank tells the others; only that rank writes it.
+// The words of one rank for the others; only that rank writes them.
 struct alignas(64) RankControl {
   std::uint64_t joined;   // 1: the transport of the rank is there
-  std::uint64_t closed;   // 1: it is there no more
+  std::uint64_t closed;   // 1: it is gone
   std::uint64_t arrived;  // number of the last allocation to which the rank has come,
   std::uint64_t created;  // for which it has made the memory (rank 0),
   std::uint64_t mapped;   // whose memory it can reach
@@ -38,8 +38,8 @@ struct WorldControl {
   }
 };
 
-// Zero-filled pages: shared with whoever maps the file too, or private where `file` is -1. They are
-// unmapped with the last owner. Throws Error (resource).
+// Zero-filled pages, shared with every process that maps the file, or private if `file` is -1. They
+// are unmapped when the last owner is gone. Throws Error (resource).
 WINNOW_EXPORT std::shared_ptr<std::byte> map_pages(std::size_t bytes, int file);
 
 class WINNOW_EXPORT MappedTransport : public Transport {

@@ -20,7 +20,7 @@
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr const char* kAllocate = "expert_parallel::allocate_device";
+constexpr const char* kAllocate = "expert_parallel::allocate_cuda";
 
 std::string to_hex(const std::string& bytes) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -134,15 +134,15 @@ class NvshmemTransport : public Transport {
     world_.check(kNvshmemOperation);
   }
 
-  std::shared_ptr<SymmetricMemory> allocate_device(Device device, std::size_t bytes,
-                                                   const Deadline& deadline,
-                                                   std::string_view what) override;
+  std::shared_ptr<SymmetricMemory> allocate_cuda(Device device, std::size_t bytes,
+                                                 const Deadline& deadline,
+                                                 std::string_view what) override;
 
   // ---- Memory of the host, which NVSHMEM does not give.
   std::shared_ptr<SymmetricMemory> allocate(std::size_t, const Deadline&,
                                             std::string_view what) override {
     throw Error(ErrorCode::unsupported, "expert_parallel::allocate",
-                std::string(what) + ": nvshmem has GPU memory only (allocate_device)");
+                std::string(what) + ": nvshmem has GPU memory only (allocate_cuda)");
   }
   void put(SymmetricMemory&, int, std::size_t, const void*, std::size_t) override {
     throw Error(ErrorCode::unsupported, "expert_parallel::put", "on nvshmem kernels put");
@@ -171,9 +171,9 @@ class NvshmemTransport : public Transport {
   std::optional<Error> failed_;  // an allocation, on every rank alike
 };
 
-std::shared_ptr<SymmetricMemory> NvshmemTransport::allocate_device(Device device, std::size_t bytes,
-                                                                   const Deadline& deadline,
-                                                                   std::string_view what) {
+std::shared_ptr<SymmetricMemory> NvshmemTransport::allocate_cuda(Device device, std::size_t bytes,
+                                                                 const Deadline& deadline,
+                                                                 std::string_view what) {
   check();
   if (failed_) throw *failed_;
   try {

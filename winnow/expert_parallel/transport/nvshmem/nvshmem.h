@@ -18,7 +18,7 @@ namespace winnow::expert_parallel {
 // later allocation is agreed in it first, with its deadline, since NVSHMEM's own collective calls
 // wait without end.
 //
-// The transport has GPU memory only (allocate_device()). put() and put_signal() are Errors, since
+// The transport has GPU memory only (allocate_cuda()). put() and put_signal() are Errors, since
 // only kernels put. peer() of its memory is a pointer if NVSHMEM reaches that rank over NVLink.
 //
 // A process has one NVSHMEM world for its life. A second transport of the same ranks shares it;

@@ -218,12 +218,12 @@ std::string ended_well(const Rank& me) {
 std::string killed_in_nvshmem(const Rank& me) {
   const auto transport = me.join();
   if (me.rank == kVictim) {
-    // The agreement that begins allocate_device(), and no more.
-    agree(*transport, *me.store, "expert_parallel::allocate_device",
+    // The agreement that begins allocate_cuda(), and no more.
+    agree(*transport, *me.store, "expert_parallel::allocate_cuda",
           {{"allocation", "4096 bytes for a test"}}, generous());
     raise(SIGKILL);
   }
-  return error_of([&] { transport->allocate_device(me.gpu, 4096, brief(1000), "a test"); });
+  return error_of([&] { transport->allocate_cuda(me.gpu, 4096, brief(1000), "a test"); });
 }
 
 // ---- A rank that is stopped, and goes on when the other has given up and closed its layer.

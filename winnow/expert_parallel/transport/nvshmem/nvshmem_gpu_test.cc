@@ -25,7 +25,7 @@ std::string memory(const Rank& me) {
   check(cudaSetDevice(me.gpu.index));
   const auto transport = me.join();
   constexpr std::size_t kBytes = 1 << 20;
-  const auto memory = transport->allocate_device(me.gpu, kBytes, generous(), "a test");
+  const auto memory = transport->allocate_cuda(me.gpu, kBytes, generous(), "a test");
   if (reinterpret_cast<std::uintptr_t>(memory->local()) % 4096 != 0) return "not aligned";
   if (memory->peer(me.rank) != memory->local()) return "not its own peer";
   std::vector<std::byte> bytes(kBytes, std::byte{9});

@@ -168,7 +168,7 @@ TEST_F(Nvshmem, MemoryIsAgreedOnAndFreedWhenAllHaveLetGo) {
                              std::string most;
                              for (int round = 0; round < 5; ++round) {
                                auto memory =
-                                   transport->allocate_device(kGpu, 100, generous(), "a test");
+                                   transport->allocate_cuda(kGpu, 100, generous(), "a test");
                                if (rank == 1 && round == 0) kept.push_back(memory);
                                most += std::to_string(g_allocated);
                              }
@@ -181,15 +181,15 @@ TEST_F(Nvshmem, RefusesWhatRanksAskForDifferently) {
   const auto errors = on_processes(2, [](const auto& store, int rank) {
     const auto transport = join(store, rank, 2);
     std::string first = error_of([&] {
-      transport->allocate_device(kGpu, std::size_t(64 + 8 * rank), generous(), "the arena");
+      transport->allocate_cuda(kGpu, std::size_t(64 + 8 * rank), generous(), "the arena");
     });
     // Nothing more over this transport; a new one serves.
     const std::string again =
-        error_of([&] { transport->allocate_device(kGpu, 64, generous(), "more"); });
-    join(store, rank, 2)->allocate_device(kGpu, 64, generous(), "more");
+        error_of([&] { transport->allocate_cuda(kGpu, 64, generous(), "more"); });
+    join(store, rank, 2)->allocate_cuda(kGpu, 64, generous(), "more");
     return again == first ? first : again;
   });
-  EXPECT_THAT(errors, Each("expert_parallel::allocate_device: allocation: want the same on every "
+  EXPECT_THAT(errors, Each("expert_parallel::allocate_cuda: allocation: want the same on every "
                            "rank, got 64 bytes for the arena (rank 0), 72 bytes for the arena "
                            "(rank 1)"));
 }
@@ -200,24 +200,24 @@ TEST_F(Nvshmem, EveryRankHearsOfMissingMemory) {
                              const auto transport = join(store, rank, 2);
                              g_no_memory = rank == 1;
                              const std::string error = error_of([&] {
-                               transport->allocate_device(kGpu, 64, generous(), "the arena");
+                               transport->allocate_cuda(kGpu, 64, generous(), "the arena");
                              });
                              g_no_memory = false;
                              for (int i = 0; i < 3; ++i) {  // a new transport has some
-                               join(store, rank, 2)->allocate_device(kGpu, 64, generous(), "more");
+                               join(store, rank, 2)->allocate_cuda(kGpu, 64, generous(), "more");
                              }
                              return error;
                            }),
-              Each("expert_parallel::allocate_device: rank 1: no GPU memory of 64 bytes for the "
+              Each("expert_parallel::allocate_cuda: rank 1: no GPU memory of 64 bytes for the "
                    "arena"));
   EXPECT_THAT(on_processes(2,
                            [](const auto& store, int rank) {
                              join(store, rank, 2)
-                                 ->allocate_device({DeviceType::cuda, rank}, 64, generous(),
-                                                   "the arena");
+                                 ->allocate_cuda({DeviceType::cuda, rank}, 64, generous(),
+                                                 "the arena");
                              return "";
                            }),
-              Each("expert_parallel::allocate_device: rank 1: the arena: want cuda:0, got cuda:1"));
+              Each("expert_parallel::allocate_cuda: rank 1: the arena: want cuda:0, got cuda:1"));
 }
 
 TEST_F(Nvshmem, ASecondTransportSharesTheWorld) {
@@ -225,8 +225,8 @@ TEST_F(Nvshmem, ASecondTransportSharesTheWorld) {
                            [](const auto& store, int rank) {
                              const auto one = join(store, rank, 2), two = join(store, rank, 2);
                              if (one->world_id() == two->world_id()) return std::string("one id");
-                             auto a = one->allocate_device(kGpu, 64, generous(), "a");
-                             auto b = two->allocate_device(kGpu, 64, generous(), "b");
+                             auto a = one->allocate_cuda(kGpu, 64, generous(), "a");
+                             auto b = two->allocate_cuda(kGpu, 64, generous(), "b");
                              return std::to_string(g_allocated) + " " + one->name();
                            }),
               Each("2 nvshmem"));
@@ -256,11 +256,11 @@ TEST_F(Nvshmem, ALostRankEndsTheWorld) {
     processes.push_back(std::make_unique<RankProcess>([&, rank] {
       const auto store = std::make_shared<FileStore>(folder_.path());
       const auto transport = join(store, rank, 2);
-      const auto memory = transport->allocate_device(kGpu, 64, generous(), "the arena");
+      const auto memory = transport->allocate_cuda(kGpu, 64, generous(), "the arena");
       if (rank == 1) raise(SIGKILL);
       while (!transport->peer_gone(1)) sleep_ms(1);
       // At once, although the deadline is far.
-      return error_of([&] { transport->allocate_device(kGpu, 64, generous(), "more"); }) + "\n" +
+      return error_of([&] { transport->allocate_cuda(kGpu, 64, generous(), "more"); }) + "\n" +
              error_of([&] { join(store, 0, 2); }) + "\n" +
              error_of([&] { agree(*transport, *store, "a layer", {}, generous()); });
     }));
@@ -285,12 +285,12 @@ TEST_F(Nvshmem, WaitsEnd) {
     if (rank == 1) {
       g_hangs = true;
       const std::string first =
-          error_of([&] { transport->allocate_device(kGpu, 64, brief(), "the arena"); });
+          error_of([&] { transport->allocate_cuda(kGpu, 64, brief(), "the arena"); });
       return first + "\n" + error_of([&] { join(store, 1, 2); });
     }
-    return error_of([&] { transport->allocate_device(kGpu, 64, brief(1000), "the arena"); });
+    return error_of([&] { transport->allocate_cuda(kGpu, 64, brief(1000), "the arena"); });
   });
-  EXPECT_THAT(errors[0], AllOf(StartsWith("expert_parallel::allocate_device: rank 1 ended before "
+  EXPECT_THAT(errors[0], AllOf(StartsWith("expert_parallel::allocate_cuda: rank 1 ended before "
                                           "all ranks had met: process "),
                                HasSubstr(", gone")));
   EXPECT_EQ(errors[1],
@@ -306,7 +306,7 @@ TEST_F(Nvshmem, HasNoMemoryOfTheHost) {
                              return "";
                            }),
               Each("expert_parallel::allocate: the counts: nvshmem has GPU memory only "
-                   "(allocate_device)"));
+                   "(allocate_cuda)"));
 }
 
 }  // namespace

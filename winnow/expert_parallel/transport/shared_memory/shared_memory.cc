@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
-#include "winnow/core/file_size_limit.h"
+#include "winnow/core/write_errors.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
@@ -33,7 +33,7 @@ class MemoryFile {
   MemoryFile() = default;
   explicit MemoryFile(std::size_t bytes) : descriptor_(memfd_create("winnow", MFD_CLOEXEC)) {
     if (descriptor_ < 0) fail("no shared memory");
-    const FileSizeLimitFails fails;
+    const WriteErrorsAreReturned fails;
     if (ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {
       const int error = errno;
       close();

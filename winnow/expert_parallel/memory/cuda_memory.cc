@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/memory/gpu_memory.h"
+#include "winnow/expert_parallel/memory/cuda_memory.h"
 
 #include <cstdint>
 #include <cstring>
@@ -131,7 +131,7 @@ std::byte* find_spare_page(std::size_t bytes) {
 
 }  // namespace
 
-std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes) {
+std::shared_ptr<std::byte> allocate_cuda_memory(Device device, std::size_t bytes) {
   const DeviceGuard guard(device);
   const OutsideCapture outside;
   Heap& heap = heap_of(device);
@@ -172,7 +172,7 @@ bool reaches(Device device, Device other) {
          (cudaDeviceCanAccessPeer(&can, device.index, other.index) == cudaSuccess && can != 0);
 }
 
-void write_to_gpu(Device device, void* to, const void* from, std::size_t bytes) {
+void write_cuda_memory(Device device, void* to, const void* from, std::size_t bytes) {
   const DeviceGuard guard(device);
   const OutsideCapture outside;
   Heap& heap = heap_of(device);
@@ -181,7 +181,7 @@ void write_to_gpu(Device device, void* to, const void* from, std::size_t bytes) 
 }
 
 std::shared_ptr<SymmetricMemory> own_memory(Device device, std::size_t bytes) {
-  return std::make_shared<OwnMemory>(allocate_on_gpu(device, bytes), bytes);
+  return std::make_shared<OwnMemory>(allocate_cuda_memory(device, bytes), bytes);
 }
 
 PinnedPage::PinnedPage(std::size_t bytes) : bytes_((bytes + kPage - 1) / kPage * kPage) {
@@ -226,7 +226,7 @@ void PinnedPage::retire(cudaEvent_t event) noexcept {
 
 // Streams are used again: CUDA gives new ones the hardware queues in turn, and two that are alive
 // must not get the same one, or the kernels of one may wait behind those that wait for them.
-GpuStream::GpuStream(Device device) : device_(device) {
+CudaStream::CudaStream(Device device) : device_(device) {
   struct Idle {
     std::mutex mutex;
     std::map<int, std::vector<cudaStream_t>> streams;  // by GPU
@@ -251,13 +251,13 @@ GpuStream::GpuStream(Device device) : device_(device) {
   stream_ = {stream, give_back};
 }
 
-GpuStream::GpuStream(Device device, Stream stream)
+CudaStream::CudaStream(Device device, Stream stream)
     : device_(device), stream_(static_cast<cudaStream_t>(stream.handle), [](cudaStream_t) {}) {}
 
 // CUDA asks whether the current GPU may reach the memory, not whether the stream's GPU may; and the
 // heap of NVSHMEM is open to its own GPU only.
-void GpuStream::copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
-                          std::size_t bytes, std::size_t rows) {
+void CudaStream::copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                           std::size_t bytes, std::size_t rows) {
   const DeviceGuard guard(device_);
   const bool dense = rows < 2 || (to_pitch == bytes && from_pitch == bytes);
   check(dense ? cudaMemcpyAsync(to, from, rows * bytes, cudaMemcpyDefault, stream_.get())
@@ -266,15 +266,15 @@ void GpuStream::copy_rows(void* to, std::size_t to_pitch, const void* from, std:
         "a copy", device_);
 }
 
-void GpuStream::fill_rows(void* to, std::size_t pitch, int byte, std::size_t bytes,
-                          std::size_t rows) {
+void CudaStream::fill_rows(void* to, std::size_t pitch, int byte, std::size_t bytes,
+                           std::size_t rows) {
   const DeviceGuard guard(device_);
   check(rows < 2 || pitch == bytes ? cudaMemsetAsync(to, byte, rows * bytes, stream_.get())
                                    : cudaMemset2DAsync(to, pitch, byte, bytes, rows, stream_.get()),
         "a fill", device_);
 }
 
-void GpuStream::wait() { check(cudaStreamSynchronize(stream_.get()), "the stream", device_); }
+void CudaStream::wait() { check(cudaStreamSynchronize(stream_.get()), "the stream", device_); }
 
 void order(Device of_first, Stream first, Device of_then, Stream then) {
   cudaEvent_t event = nullptr;
@@ -306,14 +306,14 @@ namespace {
 
 }  // namespace
 
-std::shared_ptr<std::byte> allocate_on_gpu(Device, std::size_t) { no_cuda(); }
-GpuStream::GpuStream(Device) { no_cuda(); }
-GpuStream::GpuStream(Device, Stream) { no_cuda(); }
-void GpuStream::copy_rows(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t) {
+std::shared_ptr<std::byte> allocate_cuda_memory(Device, std::size_t) { no_cuda(); }
+CudaStream::CudaStream(Device) { no_cuda(); }
+CudaStream::CudaStream(Device, Stream) { no_cuda(); }
+void CudaStream::copy_rows(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t) {
   no_cuda();
 }
-void GpuStream::fill_rows(void*, std::size_t, int, std::size_t, std::size_t) { no_cuda(); }
-void GpuStream::wait() { no_cuda(); }
+void CudaStream::fill_rows(void*, std::size_t, int, std::size_t, std::size_t) { no_cuda(); }
+void CudaStream::wait() { no_cuda(); }
 void order(Device, Stream, Device, Stream) { no_cuda(); }
 
 }  // namespace winnow::expert_parallel

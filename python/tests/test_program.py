@@ -1,0 +1,70 @@
+"""`python -m winnow`: what Python adds to the program."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import winnow.__main__
+from processes import run
+
+
+def test_the_cost_of_a_call_is_reported():
+    # A tenth of the calls: in short runs, which a busy machine leaves undisturbed at times.
+    program = "from winnow import __main__, call_cost; call_cost._CALLS = 20; __main__.main()"
+    result = run(sys.executable, "-c", program, "bench", "python", "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [row["benchmark"] for row in rows][-1] == "torch operator, recorded"
+    assert all(row["target_seconds"] in (10e-6, 25e-6) for row in rows)
+    # Ten times the target: finds a copy or a second parse, not a busy machine.
+    assert all(0 < row["seconds"] < 10 * row["target_seconds"] for row in rows), rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "costs"),
+    [
+        ([], True),
+        (["--seconds", "0.1", "--device", "cpu"], True),
+        (["sparse_mla"], False),
+        (["--device", "cpu", "paged_xl::append"], False),
+        (["--name", "one"], False),
+        (["--help"], False),
+        (["--nonsense"], False),
+    ],
+)
+def test_bench_shows_the_cost_of_a_call_beside_the_operations(
+    arguments, costs, tmp_path, monkeypatch, capfd
+):
+    """The program is replaced by one that prints its arguments, the measurement by two rows."""
+    program = tmp_path / "winnow"
+    program.write_text(
+        "#!/bin/sh\n"
+        'for a in "$@"; do [ "$a" = --nonsense ] && exit 2; done\n'
+        'for a in "$@"; do [ "$a" = --json ] && echo "{\\"results\\": [1]}" && exit 0; done\n'
+        'echo "program $@"\n'
+    )
+    program.chmod(0o755)
+    row = {"operation": "python", "benchmark": "a", "seconds": 2e-6, "target_seconds": 1e-5}
+    rows = [{**row, "reached": True}, {**row, "seconds": 2e-5, "reached": False}]
+    monkeypatch.setattr("winnow.__main__._PROGRAM", program)
+    monkeypatch.setattr("winnow.call_cost.measure", lambda: rows)
+    status = winnow.__main__._bench(arguments)
+    output = capfd.readouterr().out
+    assert status == (2 if "--nonsense" in arguments else 0)
+    assert ("program bench" in output) == (status == 0)
+    assert ("2.00 us  10.0 us reached" in output and "20.00 us  10.0 us MISSED" in output) == costs
+    assert winnow.__main__._bench([*arguments, "--check"]) == (1 if costs else status)
+    capfd.readouterr()
+    winnow.__main__._bench([*arguments, "--json"])
+    if status == 0:
+        assert json.loads(capfd.readouterr().out)["results"] == ([1, *rows] if costs else [1])
+
+
+@pytest.mark.parametrize("output", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize("arguments", ["info", "compat-path"])  # the program's, and Python's
+def test_lost_output_is_an_error_of_the_system(arguments, output):
+    command = f"{sys.executable} -m winnow {arguments} {output}"
+    result = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=250)
+    assert result.returncode == 4, result.stderr
+    assert "winnow: standard output: the output is incomplete: " in result.stderr

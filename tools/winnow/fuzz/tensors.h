@@ -1,0 +1,156 @@
+// Tensors of all forms from the bytes of a fuzzer. Only for the fuzz target.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "winnow/core/error.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::fuzz {
+
+// Hands out the fuzzer's bytes; zeros once they are used up.
+class Bytes {
+ public:
+  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+
+  template <class T>
+  T take() {
+    T value{};
+    const std::size_t count = std::min(sizeof(T), size_);
+    if (count != 0) std::memcpy(&value, data_, count);
+    data_ += count;
+    size_ -= count;
+    return value;
+  }
+
+  bool flag() { return take<std::uint8_t>() % 2 != 0; }
+
+  // Mostly small numbers, at times extreme ones.
+  std::int64_t number() {
+    const auto kind = take<std::uint8_t>();
+    if (kind < 190) return 1 + kind % 4;
+    if (kind < 200) return 0;
+    if (kind < 225) return take<std::int16_t>();
+    if (kind < 245) return kind % 2 == 0 ? 512 : 576;
+    return take<std::int64_t>();
+  }
+
+  std::span<const char> rest() const { return {reinterpret_cast<const char*>(data_), size_}; }
+
+ private:
+  const std::uint8_t* data_;
+  std::size_t size_;
+};
+
+// The tensors of one call. Each has a block of exactly its size, so that AddressSanitizer sees the
+// first byte outside of it. At times one lies in the block of the last, as a caller's mistake.
+class Tensors {
+ public:
+  explicit Tensors(Bytes& bytes) : bytes_(bytes) {}
+
+  // One that often fits its place, or nothing. Descriptors of more than a megabyte are dropped: the
+  // library cannot know how large its caller's memory is.
+  TensorView operator()(DType dtype, std::vector<std::int64_t> shape) {
+    const auto choice = bytes_.take<std::uint8_t>();
+    if (choice == 254) return {};
+    if (choice > 0 && choice < 40) dtype = static_cast<DType>(choice % 8);
+    if (choice % 16 == 1 && !shape.empty()) shape.pop_back();
+    if (choice % 16 == 2) shape.push_back(bytes_.number());
+    if (choice % 8 == 3 && !shape.empty()) shape[choice % shape.size()] = bytes_.number();
+    const Device device{choice == 255 ? DeviceType::cuda : DeviceType::cpu, 0};
+    try {
+      // Where it lies is known when its form is: until then it begins at an address that nothing
+      // reads.
+      char* const nowhere = reinterpret_cast<char*>(std::uintptr_t{1} << 40);
+      TensorView view(nowhere, dtype, shape, device);
+      if (choice % 8 == 5) {
+        std::vector<std::int64_t> strides(view.strides().begin(), view.strides().end());
+        if (!strides.empty()) strides[bytes_.take<std::uint8_t>() % strides.size()] = stride();
+        view = TensorView(nowhere, dtype, shape, strides, device);
+      }
+      if (choice % 8 == 7) view = view.transpose(int(bytes_.number()), int(bytes_.number()));
+      char* const data = place(view, choice % 8 == 4 ? bytes_.take<std::uint8_t>() % 16 : 0,
+                               choice % 8 == 6 && bytes_.flag());
+      if (data == nullptr) return {};
+      view = TensorView(data, dtype, view.shape(), view.strides(), device);
+      if (choice % 8 == 6)
+        view = view.slice(int(bytes_.number()), bytes_.number(), bytes_.number());
+      return view;
+    } catch (const Error&) {
+      return {};
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kLimit = 1 << 20;
+
+  std::int64_t stride() { return bytes_.flag() ? bytes_.number() : bytes_.take<std::int8_t>(); }
+
+  // Element 0 of memory for the view, `offset` bytes after an aligned address; null if it is too
+  // much.
+  char* place(const TensorView& view, std::int64_t offset, bool in_the_last) {
+    const std::int64_t element = size_of(view.dtype());
+    std::int64_t low = 0, high = view.numel() == 0 ? 0 : element;
+    for (int dim = 0; dim < view.rank() && view.numel() != 0; ++dim) {
+      const std::int64_t reach = (view.size(dim) - 1) * view.stride(dim) * element;  // fits 63 bits
+      if (reach < -kLimit || reach > kLimit) return nullptr;
+      (reach < 0 ? low : high) += reach;
+    }
+    const auto size = static_cast<std::size_t>(high - low + offset);
+    if (in_the_last && !blocks_.empty() && blocks_.back().size >= size) {
+      return blocks_.back().memory.get() + offset - low;
+    }
+    blocks_.push_back({std::make_unique<char[]>(size), size});
+    char* const memory = blocks_.back().memory.get();
+    fill(memory, size, view.dtype());
+    return memory + offset - low;
+  }
+
+  // A few numbers, again and again: small ones in tensors of integers as a rule, any bits in
+  // others.
+  void fill(char* memory, std::size_t size, DType dtype) {
+    char pattern[8 * sizeof(std::int64_t)] = {};
+    const std::size_t element = static_cast<std::size_t>(size_of(dtype));
+    const bool integers = dtype == DType::i32 || dtype == DType::i64;
+    for (std::size_t at = 0; at < 8 * element; at += element) {
+      const std::int64_t value =
+          integers && bytes_.flag() ? bytes_.take<std::int8_t>() % 8 : bytes_.take<std::int64_t>();
+      std::memcpy(pattern + at, &value, element);
+    }
+    for (std::size_t at = 0; at < size; at += 8 * element) {
+      std::memcpy(memory + at, pattern, std::min(8 * element, size - at));
+    }
+  }
+
+  struct Block {
+    std::unique_ptr<char[]> memory;
+    std::size_t size;
+  };
+  Bytes& bytes_;
+  std::vector<Block> blocks_;
+};
+
+// The call returns, or throws an Error that says whose and which argument is at fault.
+template <class Call>
+void attempt(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    const bool named = !error.operation().empty() &&
+                       (error.code() != ErrorCode::invalid_argument || !error.argument().empty());
+    if (named && error.code() != ErrorCode::internal) return;
+    std::fprintf(stderr, "an error without a name: %s\n", error.what());
+    std::abort();
+  }
+}
+
+}  // namespace winnow::fuzz

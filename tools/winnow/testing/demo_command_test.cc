@@ -1,0 +1,138 @@
+// `winnow demo` as a user meets it: its report, its pictures, and what it refuses.
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tools/winnow/testing/broken_distribution.h"
+#include "tools/winnow/testing/run_program.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "winnow/testing/temporary_folder.h"
+
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using winnow::cli::kBrokenDistribution;
+using winnow::cli::Result;
+using winnow::cli::run;
+using winnow::cli::run_shell;
+namespace fs = std::filesystem;
+
+// A folder of its own for each test.
+class DemoCommand : public testing::Test {
+ protected:
+  std::string write(const std::string& name, const std::string& content) const {
+    const fs::path path = folder_.path() / name;
+    std::ofstream(path, std::ios::binary) << content;
+    return path.string();
+  }
+  std::string out() const { return (folder_.path() / "out").string(); }
+
+  // The demo refuses a document: exit code 2, a reason, no pictures and no folder for them.
+  void expect_refused(const std::string& file, const std::string& reason) const {
+    const Result result = run("demo '" + file + "' --out " + out());
+    EXPECT_EQ(result.exit_code, 2) << result.output;
+    EXPECT_THAT(result.output, HasSubstr(reason));
+    EXPECT_FALSE(fs::exists(fs::path(out()) / "attention.png"));
+  }
+
+  winnow::testing::TemporaryFolder folder_;
+};
+
+TEST_F(DemoCommand, HelpHasTheRanges) {
+  EXPECT_THAT(run("demo --help").output,
+              AllOf(HasSubstr("256 to 8192"), HasSubstr("at least 50"), HasSubstr("1 to 32")));
+}
+
+TEST_F(DemoCommand, LearnsAndDraws) {
+  const Result result = run("demo --ranks 3 --json --device cpu --out " + out() + " 2>/dev/null");
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  const json report = json::parse(result.output);
+  EXPECT_TRUE(report["ok"].get<bool>());
+  EXPECT_EQ(report["backend"], "cpu");
+  ASSERT_FALSE(report["steps"].empty());
+  bool decoded = false, shared_out = false;
+  for (const auto& step : report["steps"]) {
+    EXPECT_TRUE(step["ok"].get<bool>()) << step["name"];
+    decoded = decoded || (step["name"] == "decode" && step["checks"].size() >= 4);
+    if (step["name"] != "experts") continue;
+    shared_out = true;
+    EXPECT_EQ(step["numbers"]["ranks"], 3);
+    EXPECT_EQ(step["numbers"]["load"].size(), 3u);
+    EXPECT_GT(step["numbers"]["bytes_moved"].get<double>(), 0);
+    EXPECT_LT(step["numbers"]["bytes_moved"].get<double>(),
+              step["numbers"]["bytes_per_pair_sent"].get<double>());
+  }
+  EXPECT_TRUE(decoded);
+  EXPECT_TRUE(shared_out);
+  int pictures = 0;
+  for (const auto& entry : fs::directory_iterator(out())) {
+    ASSERT_EQ(entry.path().extension(), ".png") << "something else was left behind";
+    std::ifstream file(entry.path(), std::ios::binary);
+    std::string signature(8, '\0');
+    file.read(signature.data(), 8);
+    EXPECT_EQ(signature, "\x89PNG\r\n\x1a\n");
+    ++pictures;
+  }
+  EXPECT_EQ(pictures, 3);
+}
+
+TEST_F(DemoCommand, FailsWhereAnOperationIsBroken) {
+  const Result result =
+      run("demo --device cpu --tokens 256 --steps 50 --out " + out(), kBrokenDistribution);
+  EXPECT_EQ(result.exit_code, 1) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("FAILED"));
+}
+
+// Stacks that no address space has room for: no thread can be created.
+TEST_F(DemoCommand, WithoutThreadsForItsRanksSaysSo) {
+  const std::string limit = "ulimit -S -s 140000000000 2>/dev/null";
+  if (run_shell(limit).exit_code != 0) GTEST_SKIP() << "the size of stacks is limited here";
+  const Result result = run_shell(
+      limit + "; " WINNOW_PROGRAM " demo --device cpu --tokens 256 --steps 50 --ranks 3 --out " +
+      out() + " 2>&1");
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_THAT(result.output, HasSubstr("winnow: expert_parallel: no thread for each of 3 ranks: "));
+}
+
+TEST_F(DemoCommand, RefusesDocuments) {
+  expect_refused((folder_.path() / "missing.txt").string(), "missing.txt");
+  expect_refused(folder_.path().string(), "directory");
+  expect_refused(write("empty.txt", ""), "empty");
+  expect_refused(write("binary.bin", std::string("text\0text", 9)), "binary");
+  expect_refused(write("latin1.txt", std::string(400, 'a') + "caf\xe9 " + std::string(400, 'b')),
+                 "UTF-8");
+  expect_refused(write("short.txt", "too short"), "short.txt");
+}
+
+TEST_F(DemoCommand, RefusesNumbersOfRanks) {
+  for (const char* ranks : {"0", "33", "-4", "4000000000"}) {
+    const Result result = run("demo --ranks " + std::string(ranks) + " --out " + out());
+    EXPECT_EQ(result.exit_code, 2) << result.output;
+    EXPECT_THAT(result.output, AllOf(HasSubstr("ranks: want 1 to 32"), HasSubstr(ranks)));
+  }
+  EXPECT_EQ(run("demo --ranks many --out " + out()).exit_code, 2);
+  EXPECT_FALSE(fs::exists(out()));
+}
+
+TEST_F(DemoCommand, RefusesAnUnreadableDocument) {
+  if (geteuid() == 0) GTEST_SKIP() << "root can read everything";
+  const std::string path = write("secret.txt", std::string(4000, 'a'));
+  chmod(path.c_str(), 0);
+  expect_refused(path, "secret.txt");
+}
+
+TEST_F(DemoCommand, RefusesAnOutputFolderThatIsAFile) {
+  const std::string file = write("file", "x");
+  const Result result = run("demo --out " + file);
+  EXPECT_EQ(result.exit_code, 2) << result.output;
+  EXPECT_THAT(result.output, HasSubstr(file));
+}
+
+}  // namespace

@@ -1,0 +1,47 @@
+// Writing to files and pipes without being ended by a signal. Internal.
+#pragma once
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <ctime>
+
+namespace winnow {
+
+// While it lives, what the calling thread writes beyond the limit of file sizes (ulimit -f) fails
+// with EFBIG, and what it writes to a pipe that nobody reads with EPIPE, instead of ending the
+// process by SIGXFSZ and SIGPIPE. Leaves errno as it is.
+class WriteErrorsAreReturned {
+ public:
+  WriteErrorsAreReturned() {
+    sigset_t pending, signals;
+    sigpending(&pending);
+    sigemptyset(&signals);
+    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      sigaddset(&signals, kSignals[i]);
+      was_pending_[i] = sigismember(&pending, kSignals[i]) == 1;
+    }
+    pthread_sigmask(SIG_BLOCK, &signals, &before_);
+  }
+  ~WriteErrorsAreReturned() {
+    const int error = errno;
+    constexpr timespec kAtOnce{0, 0};
+    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      sigset_t signal;
+      sigemptyset(&signal);
+      sigaddset(&signal, kSignals[i]);
+      if (!was_pending_[i]) sigtimedwait(&signal, nullptr, &kAtOnce);
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+  WriteErrorsAreReturned(const WriteErrorsAreReturned&) = delete;
+  WriteErrorsAreReturned& operator=(const WriteErrorsAreReturned&) = delete;
+
+ private:
+  static constexpr std::array kSignals = {SIGXFSZ, SIGPIPE};
+  sigset_t before_;
+  std::array<bool, kSignals.size()> was_pending_{};
+};
+
+}  // namespace winnow

@@ -1,0 +1,43 @@
+// Exact comparisons with the oracle, and the list of those of many calls and ranks.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/tensor.h"
+#include "winnow/testing/operation.h"
+
+namespace winnow::expert_parallel {
+
+testing::Comparison compare_number(std::string_view what, std::int64_t actual,
+                                   std::int64_t expected);
+// The dtype, the shape and every element of a tensor of integers.
+testing::Comparison compare_integers(std::string_view what, const ConstTensorView& actual,
+                                     DType dtype, std::initializer_list<std::int64_t> shape,
+                                     const std::vector<std::int64_t>& expected);
+// The dtype, the shape and the bits.
+testing::Comparison compare_bits(std::string_view what, const ConstTensorView& actual,
+                                 const ConstTensorView& expected);
+
+// The comparisons of many calls and ranks: of each name the worst.
+class Comparisons {
+ public:
+  void add(const testing::Comparison& comparison);
+  void add(const Comparisons& others, int rank);
+  // A call has run there. All calls of all ranks must have run on the same backend.
+  void ran_on(Backend backend);
+  // Absent: no call has run.
+  std::optional<Backend> backend() const { return backend_; }
+  const std::vector<testing::Comparison>& list() const { return list_; }
+  bool passed() const;
+
+ private:
+  std::vector<testing::Comparison> list_;
+  std::optional<Backend> backend_;
+};
+
+}  // namespace winnow::expert_parallel

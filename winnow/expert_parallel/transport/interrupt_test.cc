@@ -1,0 +1,93 @@
+// A program interrupts a wait of one rank, and the others are told.
+#include "winnow/expert_parallel/transport/interrupt.h"
+
+#include <latch>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "winnow/expert_parallel/rendezvous/agreement.h"
+#include "winnow/expert_parallel/testing/test_ranks.h"
+#include "winnow/expert_parallel/transport/communicator.h"
+#include "winnow/expert_parallel/transport/in_process/in_process.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Interrupt : std::runtime_error {
+  Interrupt() : std::runtime_error("interrupted here") {}
+};
+thread_local bool t_interrupt = false;
+
+// Rank 1 waits in vain for rank 0, which comes when rank 1 has been interrupted.
+class AnInterrupt : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    set_interrupt_hook([] {
+      if (t_interrupt) throw Interrupt();
+    });
+  }
+  void TearDown() override { set_interrupt_hook(nullptr); }
+
+  template <class Wait>
+  void expect_told(const std::string& operation, const Wait& wait) {
+    InProcessWorld world(2);
+    std::latch interrupted(1);
+    const Deadline deadline = generous();
+    const auto errors = on_threads(2, [&](int rank) {
+      const std::shared_ptr<Transport> transport = world.transport(rank);
+      t_interrupt = rank == 1;
+      if (rank == 0) interrupted.wait();
+      const std::string error = error_of([&] { wait(world, transport); });
+      if (rank == 1) interrupted.count_down();
+      if (rank == 1) sleep_ms(300);  // it has not left the world
+      throw std::runtime_error(error);
+    });
+    EXPECT_EQ(errors[1], "interrupted here");
+    EXPECT_THAT(errors[0], HasSubstr(operation + ": rank 1 was interrupted"));
+    EXPECT_LT(deadline.elapsed(), std::chrono::seconds(20));
+  }
+};
+
+TEST_F(AnInterrupt, EndsAnAllocationAndTheOthersAreTold) {
+  expect_told("expert_parallel::allocate", [](auto&, const auto& transport) {
+    transport->allocate(8, generous(), "the arena");
+  });
+}
+
+TEST_F(AnInterrupt, EndsAnAgreementAndTheOthersAreTold) {
+  expect_told("layer", [](auto& world, const auto& transport) {
+    agree(*transport, *world.store(), "layer", {}, generous());
+  });
+}
+
+TEST_F(AnInterrupt, EndsABarrierAndTheOthersAreTold) {
+  std::latch made(2), interrupted(1);
+  InProcessWorld world(2);
+  const Deadline deadline = generous();
+  const auto errors = on_threads(2, [&](int rank) {
+    Communicator communicator(world.transport(rank), Topology(2), generous());
+    made.arrive_and_wait();
+    t_interrupt = rank == 1;
+    if (rank == 0) interrupted.wait();
+    const std::string error =
+        error_of([&] { communicator.world_barrier(generous(), "expert_parallel::barrier"); });
+    if (rank == 1) interrupted.count_down();
+    if (rank == 1) t_interrupt = false;
+    // The communicator is broken for good, and says why.
+    EXPECT_THAT(error_of([&] { communicator.check(); }),
+                HasSubstr("expert_parallel::barrier: rank 1 was interrupted"));
+    throw std::runtime_error(error);
+  });
+  EXPECT_EQ(errors[1], "interrupted here");
+  EXPECT_EQ(errors[0], "expert_parallel::barrier: rank 1 was interrupted; reported by rank 1");
+  EXPECT_LT(deadline.elapsed(), std::chrono::seconds(20));
+}
+
+}  // namespace
+}  // namespace winnow::expert_parallel
