@@ -160,6 +160,27 @@ def mistakes(group):
     assert buffer.low_latency_combine(got, idx, weights, handle)[0].shape == x.shape
 
 
+def strange_defaults(group):
+    """Callers set torch's defaults."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H)
+    x, idx, weights = given[rank]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    try:
+        got, count, handle, _, _ = buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False)
+        rows = buffer.get_next_low_latency_combine_buffer(handle)
+        back, _, _ = buffer.low_latency_combine(rows.copy_(got * 2), idx, weights, handle)
+        scaled = buffer.low_latency_dispatch(x, idx, M, E)[0]
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_default_device(None)
+    check_arrived(given, rank, world, got.float(), count, handle, True)
+    assert scaled[1].dtype == torch.float32 and scaled[1].device.type == "cpu"
+    assert torch.equal(back, sums(given, rank))
+
+
 def shrunk(group):
     """A rank that does not come is masked, and its experts' pairs are left out."""
     rank, world = group.rank(), group.size()

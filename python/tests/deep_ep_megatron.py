@@ -1,27 +1,11 @@
 """Megatron-core's own functions over deep_ep, unchanged, on CPU tensors: run by the ranks."""
 
+import contextlib
 import warnings
 
+import deep_ep_clients as clients
 import torch
-
-H, K, E = 64, 2, 12
-
-
-def _inputs(rank):
-    generator = torch.Generator().manual_seed(rank)
-    x = torch.randn(6 + rank, H, generator=generator, dtype=torch.float32)
-    scores = torch.rand(len(x), E, generator=generator, dtype=torch.float32)
-    probs, idx = scores.topk(K, dim=1)
-    return x, idx, probs
-
-
-def _wanted(x, idx, probs):
-    """Each expert e multiplies by e + 1: (outputs, their gradients) where the loss is a sum of
-    squares."""
-    x, probs = x.clone().requires_grad_(), probs.clone().requires_grad_()
-    out = x * ((idx + 1) * probs).sum(1, keepdim=True)
-    out.square().sum().backward()
-    return out.detach(), x.grad, probs.grad
+from deep_ep_clients import E, H
 
 
 def _functions():
@@ -39,8 +23,8 @@ def deepep(group):
     """The flex dispatcher's fused_dispatch and fused_combine."""
     fused = _functions()
     rank, per = group.rank(), E // group.size()
-    x, idx, probs = _inputs(rank)
-    want = _wanted(x, idx, probs)
+    x, idx, probs = clients.inputs(rank)
+    want = clients.wanted(x, idx, probs)
     x.requires_grad_()
     probs.requires_grad_()
     for overlap in (False, True):
@@ -54,16 +38,15 @@ def deepep(group):
             rows * factors.sum(1, keepdim=True), group, handle, overlap, overlap
         )
         out.square().sum().backward()
-        for got, expected in zip((out, x.grad, probs.grad), want, strict=True):
-            torch.testing.assert_close(got, expected)
+        clients.compare((out, x.grad, probs.grad), want)
 
 
 def hybridep(group):
     """The same with hybrid_ep_dispatch and hybrid_ep_combine, which permute."""
     fused = _functions()
     rank, per = group.rank(), E // group.size()
-    x, idx, probs = _inputs(rank)
-    want = _wanted(x, idx, probs)
+    x, idx, probs = clients.inputs(rank)
+    want = clients.wanted(x, idx, probs)
     x.requires_grad_()
     probs.requires_grad_()
     chosen = torch.zeros(len(x), E, dtype=torch.bool).scatter(1, idx, True)
@@ -74,60 +57,101 @@ def hybridep(group):
     experts = torch.arange(per).repeat_interleave(counts) + 1 + rank * per
     out = fused.hybrid_ep_combine(rows * (experts * sent)[:, None], handle, None, 4)
     out.square().sum().backward()
-    for got, expected in zip((out, x.grad, probs.grad), want, strict=True):
-        torch.testing.assert_close(got, expected)
+    clients.compare((out, x.grad, probs.grad), want)
     fused.reset_hybrid_ep_buffer()
 
 
-def moe_layer(group, backend):
-    """Megatron's own MoE layer with the flex dispatcher against the one that gathers all tokens.
+class _Stream:
+    """What Megatron-core's alltoall dispatcher asks of a stream, where there is none."""
 
-    Megatron-core asks for a GPU, and for TransformerEngine, in the router only: they get the CPU
-    and none here.
-    """
-    _functions()
-    torch.cuda.current_device = lambda: torch.device("cpu")
+    def wait_stream(self, other):
+        pass
+
+    def record_event(self):
+        return self
+
+    def synchronize(self):
+        pass
+
+
+def _on_the_cpu():
+    """Megatron-core asks for a GPU, and for TransformerEngine, around its dispatchers: there it
+    gets the CPU, and none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from megatron.core import parallel_state
-        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-        from megatron.core.transformer.moe import moe_utils
-        from megatron.core.transformer.moe.moe_layer import MoELayer
-        from megatron.core.transformer.transformer_config import TransformerConfig
+        from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.Stream = torch.cuda.current_stream = _Stream
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()
+
+    def on_host(tensor, as_numpy=False, record_stream=False):
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    token_dispatcher.maybe_move_tensor_to_cpu = on_host
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
-    world = group.size()
-    if not parallel_state.is_initialized():
-        parallel_state.initialize_model_parallel(expert_model_parallel_size=world)
+
+
+def _groups(ep):
+    """All kinds of groups that a layer asks for: experts are on the ranks of `ep`, and each has the
+    rest for itself."""
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    alone = torch.distributed.new_group(
+        [torch.distributed.get_rank()], use_local_synchronization=True
+    )
+    groups = ProcessGroupCollection()
+    groups.ep = groups.tp_ep = groups.tp_dp_cp = ep
+    groups.tp = groups.cp = groups.tp_cp = groups.expt_tp = groups.expt_dp = alone
+    return groups
+
+
+def moe_layer(group, backend, dtype):
+    """Megatron's own MoE layer with the flex dispatcher against its alltoall dispatcher."""
+    fused = _functions()
+    _on_the_cpu()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+        from megatron.core.transformer.moe.moe_layer import MoELayer
+        from megatron.core.transformer.transformer_config import TransformerConfig
+    rank, experts, groups = group.rank(), 2 * group.size(), _groups(group)
+    dtype = getattr(torch, dtype)
 
     def run(**dispatcher):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = TransformerConfig(
+                num_layers=1,
+                hidden_size=H,
+                num_attention_heads=4,
+                num_moe_experts=experts,
+                moe_router_topk=2,
+                moe_router_load_balancing_type="none",
+                moe_aux_loss_coeff=0.0,
+                moe_router_dtype="fp32",
+                expert_model_parallel_size=group.size(),
+                use_cpu_initialization=True,
+                add_bias_linear=False,
+                params_dtype=dtype,
+                **dispatcher,
+            )
+        spec = get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=False)
+        layer = MoELayer(config, spec.submodules.mlp.submodules, pg_collection=groups)
+        # The router's weights are those of all ranks, each expert's are its own.
         torch.manual_seed(0)
-        config = TransformerConfig(
-            num_layers=1,
-            hidden_size=H,
-            num_attention_heads=4,
-            num_moe_experts=2 * world,
-            moe_router_topk=2,
-            moe_router_load_balancing_type="none",
-            moe_aux_loss_coeff=0.0,
-            moe_router_dtype="fp32",
-            expert_model_parallel_size=world,
-            use_cpu_initialization=True,
-            add_bias_linear=False,
-            params_dtype=torch.float32,
-            **dispatcher,
-        )
-        spec = get_gpt_layer_local_spec(num_experts=2 * world, moe_grouped_gemm=False)
-        layer = MoELayer(config, spec.submodules.mlp.submodules)
-        torch.manual_seed(1 + group.rank())
-        x = torch.randn(5, 2, H, dtype=torch.float32).requires_grad_()
+        for name, weights in layer.named_parameters():
+            if name.startswith("experts."):
+                torch.manual_seed(1 + rank)
+            torch.nn.init.normal_(weights, std=0.1)
+        x = torch.randn(5, 2 + rank, H, dtype=torch.float32).to(dtype).requires_grad_()
         out, _ = layer(x)
-        out.square().sum().backward()
+        out.float().square().sum().backward()
         gradients = [p.grad for p in layer.parameters() if p.grad is not None]
         assert len(gradients) > 2
         return [out.detach(), x.grad, *gradients]
 
-    want = run(moe_token_dispatcher_type="allgather")
     got = run(moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend)
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other)
+    near = {"rtol": 3e-2, "atol": 3e-2} if dtype == torch.bfloat16 else {}
+    clients.compare(got, run(moe_token_dispatcher_type="alltoall"), **near)
+    fused.reset_hybrid_ep_buffer()

@@ -189,10 +189,14 @@ def events(group):
 
 
 def strange_defaults(group):
-    """Callers set torch's defaults, and give tensors of one column any stride."""
+    """Callers set torch's defaults, and give tensors of one column or row any stride."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     x, idx, weights = oracle.inputs(world, E, 1, H)[rank]
     odd = weights.as_strided(weights.shape, (1, 7))
+    hybrid = hybrid_buffer_of(group)
+    elastic = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=1)
+    single = torch.ones(1, H, dtype=torch.bfloat16, device="cpu").as_strided((1, H), (3, 1))
+    one = torch.zeros(1, 1, dtype=torch.int64, device="cpu").as_strided((1, 1), (5, 9))
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     torch.set_default_device("meta")
@@ -200,12 +204,28 @@ def strange_defaults(group):
         (got, local, sent, _, handle, _), _ = dispatched(buffer, (x, idx, odd))
         back, home, _ = buffer.combine(got, handle, topk_weights=sent)
         buffer.dispatch(x, handle=handle)
+        chosen, probs = deep_ep.indices_to_map(idx, odd, len(x), E)
+        rows, with_rows, _, counts, permuted = hybrid.dispatch_with_permute(
+            hidden=x, routing_map=chosen, probs=probs
+        )
+        sums, dense = hybrid.combine_with_unpermute(hidden=rows, probs=with_rows, handle=permuted)
+        arrived, ids, factors, made, _ = elastic.dispatch(
+            x, topk_idx=idx, topk_weights=odd, num_experts=E
+        )
+        again, came, _ = elastic.combine(arrived, made, topk_weights=factors)
+        (alone, *_, lonely, _), _ = dispatched(buffer, (single, one, odd.new_ones(1, 1)))
+        assert buffer.combine(alone, lonely)[0].shape == (1, H)
     finally:
         torch.set_default_dtype(before)
         torch.set_default_device(None)
-    assert sent.dtype == torch.float32 and home.dtype == torch.float32
-    assert home.device.type == got.device.type == local.device.type == "cpu"
-    assert torch.equal(home, torch.where(idx >= 0, weights, torch.zeros(())))
+    assert {sent.dtype, home.dtype, with_rows.dtype, dense.dtype, factors.dtype, came.dtype} == {
+        torch.float32
+    }
+    results = (home, got, local, back, rows, counts, sums, dense, arrived, ids, again, came)
+    assert {tensor.device.type for tensor in results} == {"cpu"}
+    for values in (home, came):
+        assert torch.equal(values, torch.where(idx >= 0, weights, torch.zeros(())))
+    assert torch.equal(dense, probs) and torch.equal(sums, again)
 
 
 def more_tokens(group):
@@ -256,6 +276,11 @@ def hybrid(group, pad):
     assert torch.equal(back, want.bfloat16()) and torch.equal(home, probs)
     again = buffer.dispatch_with_permute(hidden=x * 2, handle=handle, pad_multiple=pad)
     assert torch.equal(again[0], got * 2) and again[1] is None
+    # Megatron-core gives the sum of the counts as it is, a tensor.
+    again = buffer.dispatch_with_permute(
+        hidden=x, handle=handle, pad_multiple=pad, num_permuted_tokens=padded.sum()
+    )
+    assert torch.equal(again[0], got)
     again = buffer.dispatch_with_permute(hidden=x, probs=probs, handle=handle)
     assert torch.equal(again[1], sent)
     assert buffer.combine_with_unpermute(hidden=got, handle=handle)[1] is None
@@ -350,6 +375,31 @@ def elastic(group, expand, waits):
         text = refused(lambda: buffer.dispatch(x, topk_idx=wrong, **options))
         assert f"rank {world - 1}: topk_idx: want [n, K], int64 or int32" in text
     assert "only dispatch and combine" in refused(lambda: buffer.engram_write, Error)
+
+
+def elastic_streams(group):
+    """Memory of the other stream needs no event in this interface; what a handle has, a repeat may
+    say again but not change."""
+    rank, world = group.rank(), group.size()
+    x, idx, weights = oracle.inputs(world, E, K, H)[rank]
+    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    options = {"async_with_compute_stream": True, "allocate_on_comm_stream": True}
+    # More tokens than a rank has, as a power of two.
+    most = {"num_max_tokens_per_rank": 32, "do_cpu_sync": False}
+    got, _, sent, handle, event = buffer.dispatch(
+        x, topk_idx=idx, topk_weights=weights, num_experts=E, **most, **options
+    )
+    event.current_stream_wait()
+    assert len(got) == 32 * world and handle.num_max_tokens_per_rank == 32
+    back, _, event = buffer.combine(got, handle=handle, num_sms=0, **options)
+    event.current_stream_wait()
+    assert back.shape == x.shape
+    again = {"handle": handle, "num_experts": E, "num_max_tokens_per_rank": 32}
+    assert buffer.dispatch(x, **again)[0].shape == got.shape
+    text = refused(lambda: buffer.dispatch(x, **{**again, "num_experts": 2 * E}))
+    assert f"num_experts: want {E} as in the handle, got {2 * E}" in text
+    text = refused(lambda: buffer.dispatch(x, handle=handle, do_cpu_sync=True))
+    assert "do_cpu_sync: want False or None beside a handle" in text
 
 
 def late(group):

@@ -69,6 +69,11 @@ def test_elastic(deep_ep_pool, world, expand):
         deep_ep_pool.run(world, programs.elastic, expand, waits)
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_elastic_streams_and_repeats(deep_ep_pool, world):
+    deep_ep_pool.run(world, programs.elastic_streams)
+
+
 def test_a_rank_that_is_late_is_named(deep_ep_pool):
     deep_ep_pool.run(2, programs.late)
 
@@ -94,6 +99,37 @@ def test_signatures_name_every_parameter():
     assert names(deep_ep.Buffer.combine)[1:] == [
         "x", "handle", "topk_weights", "bias", "config", "previous_event", "async_finish",
         "allocate_on_comm_stream",
+    ]  # fmt: skip
+
+    assert names(deep_ep.Buffer.get_dispatch_layout)[1:] == [
+        "topk_idx", "num_experts", "previous_event", "async_finish", "allocate_on_comm_stream",
+    ]  # fmt: skip
+    assert names(deep_ep.ElasticBuffer) == [
+        "group", "num_bytes", "num_cpu_bytes", "num_max_tokens_per_rank", "hidden", "num_topk",
+        "use_fp8_dispatch", "deterministic", "allow_hybrid_mode", "allow_multiple_reduction",
+        "prefer_overlap_with_compute", "sl_idx", "num_allocated_qps", "num_cpu_timeout_secs",
+        "num_gpu_timeout_secs", "explicitly_destroy",
+    ]  # fmt: skip
+    assert names(deep_ep.ElasticBuffer.dispatch)[1:] == [
+        "x", "topk_idx", "topk_weights", "cumulative_local_expert_recv_stats", "num_experts",
+        "num_max_tokens_per_rank", "expert_alignment", "num_sms", "num_qps", "previous_event",
+        "previous_event_before_epilogue", "async_with_compute_stream", "allocate_on_comm_stream",
+        "handle", "do_handle_copy", "do_cpu_sync", "do_expand", "do_zero_padding",
+        "use_tma_aligned_col_major_sf",
+    ]  # fmt: skip
+    assert names(deep_ep.ElasticBuffer.combine)[1:] == [
+        "x", "handle", "topk_weights", "bias", "num_sms", "num_qps", "previous_event",
+        "previous_event_before_epilogue", "async_with_compute_stream", "allocate_on_comm_stream",
+    ]  # fmt: skip
+    assert names(deep_ep.HybridEPBuffer.dispatch_with_permute)[1:] == [
+        "hidden", "topk_idx", "topk_weights", "num_of_experts_per_rank", "num_of_experts",
+        "use_fp8", "routing_map", "probs", "scaling_factor", "num_permuted_tokens",
+        "pad_multiple", "handle", "non_blocking", "fuse_permute_dispatch",
+        "num_dispatched_tokens", "use_host_meta",
+    ]  # fmt: skip
+    assert names(deep_ep.HybridEPBuffer.combine_with_unpermute)[1:] == [
+        "hidden", "probs", "handle", "pad_multiple", "fuse_unpermute_combine",
+        "num_dispatched_tokens",
     ]  # fmt: skip
 
 

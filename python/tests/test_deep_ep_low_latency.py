@@ -21,6 +21,20 @@ def test_mistakes_are_errors_on_every_rank(deep_ep_pool):
     deep_ep_pool.run(3, programs.mistakes)
 
 
+def test_defaults_of_torch(deep_ep_pool):
+    deep_ep_pool.run(2, programs.strange_defaults)
+
+
+def test_arguments_of_forks_are_refused_by_name():
+    buffer = deep_ep.Buffer.__new__(deep_ep.Buffer)
+    for name in ("use_nvfp4", "x_global_scale"):
+        with pytest.raises(TypeError, match=name):
+            buffer.low_latency_dispatch(None, None, 1, 1, **{name: True})
+    for name in ("overlap", "comp_signal", "src_signals"):
+        with pytest.raises(TypeError, match=name):
+            buffer.low_latency_combine(None, None, None, None, **{name: True})
+
+
 def test_the_others_go_on_without_a_rank(deep_ep_pool):
     deep_ep_pool.run(3, programs.shrunk)
 

@@ -23,6 +23,19 @@ def _refused(ranks, body, text, error=ValueError):
         assert outcome.argument == (named[1] if named else "")
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.complex64])
+def test_scales_of_a_dtype_without_a_known_size(dtype):
+    """They are opaque, but their bytes are counted: a bool once divided by zero."""
+    x, scales = torch.zeros(4, 16).to(torch.float8_e4m3fn), torch.ones(4, 4, dtype=dtype)
+    i = np.zeros((4, 3), np.int32)
+    with Ranks(2, **SMALL) as ranks:
+        _refused(
+            ranks,
+            lambda layer, rank: layer.dispatch(x, torch.from_numpy(i), scales=scales),
+            "rank 0: scales: want dtype f32 or i32 or u8",
+        )
+
+
 def test_a_mistake_of_one_rank_is_an_error_on_all():
     x, i = payload(0, 4), np.zeros((4, 3), np.int32)
     bad = np.full((4, 3), 12, np.int32)

@@ -16,6 +16,9 @@ void check_scales(const Check& check, const Config& config, const DispatchArgs& 
   const ConstTensorView& scales = args.scales;
   check.rank("scales", scales, 2, "[n, columns]");
   check.shape("scales", scales, {{"n", args.input.size(0)}, {"columns", scales.size(1)}});
+  check.dtype("scales", scales,  // opaque, but of a known size
+              {DType::f32, DType::i32, DType::u8, DType::f16, DType::bf16, DType::f8_e4m3,
+               DType::i64, DType::f64});
   check.device("scales", scales, config.device);
   check.aligned("scales", scales, size_of(scales.dtype()));
   const std::int64_t bytes = scales.size(1) * size_of(scales.dtype());

@@ -156,30 +156,37 @@ class CpuLowLatency : public LowLatencyBackend {
   // The second half, until all have come: what any of them refuses, all throw. The epoch.
   std::uint64_t hear(const TensorView& wait_statistics, int format) {
     const std::uint64_t epoch = pending().oldest();
+    // Of a call that this rank has refused itself they may be anything.
+    const bool counts = wait_statistics.present() && note(rank(), epoch, rank()).refusal == 0;
     const Deadline deadline(config_.timeout);
     for_each_peer([&](int peer) {
       const auto start = std::chrono::steady_clock::now();
       wait(peer, layout_.signal(call_, peer), epoch, deadline, "the rows");
-      if (!wait_statistics.present()) return;
+      if (!counts) return;
       const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;
       wait_statistics.at<std::int64_t>(peer) += waited.count();
     });
-    for (int peer = 0; peer < world_; ++peer) {
-      if (mask_[size(peer)] != 0) continue;
-      const LowLatencyNote& said = note(rank(), epoch, peer);
-      std::string text;
-      if (said.refusal != 0) {
-        text = "rank " + std::to_string(peer) + ": " + said.text;
-      } else if (said.format != format) {
-        text = "format differs: " + std::to_string(format) + " on rank " + std::to_string(rank()) +
-               ", " + std::to_string(said.format) + " on rank " + std::to_string(peer);
-      }
-      if (text.empty()) continue;
-      const auto code = said.refusal != 0 ? static_cast<ErrorCode>(said.refusal - 1)
-                                          : ErrorCode::invalid_argument;
+    const auto end = [&](ErrorCode code, const std::string& text) {
       end_receive();
       throw error_from_message(code, name_, text);
-    }
+    };
+    const auto for_each_said = [&](const auto& look) {
+      for (int peer = 0; peer < world_; ++peer) {
+        if (mask_[size(peer)] == 0) look(peer, note(rank(), epoch, peer));
+      }
+    };
+    // Of a call that is refused the format may be unknown.
+    for_each_said([&](int peer, const LowLatencyNote& said) {
+      if (said.refusal == 0) return;
+      end(static_cast<ErrorCode>(said.refusal - 1),
+          "rank " + std::to_string(peer) + ": " + said.text);
+    });
+    for_each_said([&](int peer, const LowLatencyNote& said) {
+      if (said.format == format) return;
+      end(ErrorCode::invalid_argument,
+          "format differs: " + std::to_string(format) + " on rank " + std::to_string(rank()) +
+              ", " + std::to_string(said.format) + " on rank " + std::to_string(peer));
+    });
     return epoch;
   }
   void end_receive() {

@@ -120,22 +120,24 @@ Arrived dispatch(BoundLowLatency& self, nb::handle input, nb::handle expert_indi
   call.on(self.layer.config().device);
   Arrived result;
   ep::LowLatencyDispatchArgs args;
+  ep::CallPart half = ep::CallPart::both;
   const std::exception_ptr refused = caught([&] {
-    call.use_stream(stream);
-    args.part = part_argument(kDispatch, part);
-    args.input = call.input("input", input);
-    args.expert_indices = call.input("expert_indices", expert_indices);
+    half = part_argument(kDispatch, part);
     if (const auto* earlier = value_argument<Arrived*>(kDispatch, "out", out); earlier != nullptr) {
       result = *earlier;
     } else {
       result.format = format_argument(format);
     }
-    args.format = result.format;
+    call.use_stream(stream);
+    args.input = call.input("input", input);
+    args.expert_indices = call.input("expert_indices", expert_indices);
     take_results(call, self, result, args);
     args.expert_statistics = call.in_out("expert_statistics", expert_statistics);
     args.wait_statistics = call.in_out("wait_statistics", wait_statistics);
   });
   run_collective(kDispatch, refused, args, [&] {
+    args.part = half;
+    args.format = result.format;
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       self.layer.dispatch(args);
@@ -151,9 +153,10 @@ nb::object combine(BoundLowLatency& self, nb::handle expert_output, Arrived& dis
   Call call(kCombine);
   call.on(self.layer.config().device);
   ep::LowLatencyCombineArgs args;
+  ep::CallPart half = ep::CallPart::both;
   const std::exception_ptr refused = caught([&] {
+    half = part_argument(kCombine, part);
     call.use_stream(stream);
-    args.part = part_argument(kCombine, part);
     args.expert_output = call.input("expert_output", expert_output);
     args.source_pairs = call.input("source_pairs", dispatched.source_pairs);
     args.ranges = call.input("ranges", dispatched.ranges);
@@ -164,12 +167,34 @@ nb::object combine(BoundLowLatency& self, nb::handle expert_output, Arrived& dis
     args.wait_statistics = call.in_out("wait_statistics", wait_statistics);
   });
   run_collective(kCombine, refused, args, [&] {
+    args.part = half;
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
       self.layer.combine(args);
     });
   });
   return out;
+}
+
+// Take part in a call only to refuse it on all ranks.
+void refuse_dispatch(BoundLowLatency& self, const std::string& text) {
+  const OneCall::Turn turn(self.one_call, kDispatch);
+  Call call(kDispatch);
+  call.on(self.layer.config().device);
+  const Error refusal(ErrorCode::invalid_argument, kDispatch, text);
+  call.run([&](const RunOptions& options) {
+    self.layer.dispatch({.stream = options.stream, .refusal = &refusal});
+  });
+}
+
+void refuse_combine(BoundLowLatency& self, const std::string& text) {
+  const OneCall::Turn turn(self.one_call, kCombine);
+  Call call(kCombine);
+  call.on(self.layer.config().device);
+  const Error refusal(ErrorCode::invalid_argument, kCombine, text);
+  call.run([&](const RunOptions& options) {
+    self.layer.combine({.stream = options.stream, .refusal = &refusal});
+  });
 }
 
 constexpr const char* kClassDoc =
@@ -280,7 +305,9 @@ void bind_expert_parallel_low_latency(nb::module_& m) {
          nb::sig("def combine(self, expert_output: T | None, dispatched: LowLatencyDispatched[T], "
                  "expert_indices: T, weights: T, *, part: str = 'both', out: T | None = None, "
                  "wait_statistics: T | None = None, stream: Stream = None) -> T"));
-  type.def(
+  type.def("_refuse_dispatch", refuse_dispatch, "text"_a)
+      .def("_refuse_combine", refuse_combine, "text"_a)
+      .def(
           "mask",
           [](BoundLowLatency& self) {
             const OneCall::Turn turn(self.one_call, kDispatch);

@@ -234,6 +234,22 @@ TEST_P(ThreeRanks, CountWhatComesAndHowLongTheyWait) {
   }));
 }
 
+// What a rank has refused itself it does not write to, and the next call is one like any other.
+TEST_P(ThreeRanks, RefuseWhatIsAddedTo) {
+  if (on_gpu()) GTEST_SKIP() << "the other ranks hear of it in a later call";
+  make(false);
+  const auto outcomes = run([&](int rank) {
+    LowLatencyDispatchArgs args = tensors(rank).dispatch_args(CallPart::both);
+    Tensor wrong = place(rank).make(DType::f32, {{1}});
+    if (rank == 1) args.wait_statistics = wrong.view();
+    layer(rank).dispatch(args);
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_THAT(outcome.text, HasSubstr("rank 1: wait_statistics: want shape"));
+  }
+  expect_working();
+}
+
 INSTANTIATE_TEST_SUITE_P(Cpu, ThreeRanks, ::testing::Values(Device{}));
 INSTANTIATE_TEST_SUITE_P(Gpu, ThreeRanks, ::testing::Values(kGpu));
 

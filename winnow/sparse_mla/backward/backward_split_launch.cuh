@@ -185,8 +185,8 @@ inline void launch_rows(const Runtime& runtime, void (*kernel)(Params, std::int6
 }
 
 // Before the additions of a chunk of queries in fixed point.
-static void launch_settle(const Runtime& runtime, const Params& params, std::int64_t s_kv,
-                          cudaStream_t stream) {
+[[maybe_unused]] static void launch_settle(const Runtime& runtime, const Params& params,
+                                           std::int64_t s_kv, cudaStream_t stream) {
   runtime.launch(bound_kernel, static_cast<unsigned>(params.queries), kBoundThreads, 0, stream,
                  params);
   launch_rows(runtime, settle_kernel, params, s_kv, stream);

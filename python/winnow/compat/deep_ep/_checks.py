@@ -12,6 +12,7 @@ from torch import Tensor
 
 from winnow.compat.deep_ep._handle import Handle
 from winnow.compat.deep_ep._streams import event_of
+from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
 
 Wrong = Optional[Tuple[str, str, Any]]
 
@@ -20,14 +21,20 @@ _INDICES = "[n, K], int64 or int32"
 
 def usable(value: Any) -> bool:
     """A tensor with memory, in rows."""
-    return (
-        isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta"
-    )
+    if not isinstance(value, Tensor) or value.is_nested or _is_fake(value):
+        return False
+    return value.layout == torch.strided and value.device.type != "meta"
+
+
+def _is_fake(value: Tensor) -> bool:
+    return getattr(value, "fake_mode", None) is not None
 
 
 def described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
+    if value.is_nested or _is_fake(value):
+        return "a nested tensor" if value.is_nested else "a fake tensor"
     kind = "" if usable(value) else f", {value.layout} on {value.device}"
     return f"{list(value.shape)}, {value.dtype}{kind}"
 
@@ -43,6 +50,13 @@ def wrong_number(name: str, value: Any, least: int) -> Wrong:
     return name, f"an integer from {least} to 2^31 - 1", got
 
 
+def plain_number(value: Any) -> Any:
+    """The integer in a tensor of no dimensions, as Megatron-core gives counts; else the value."""
+    if not usable(value) or value.dim() != 0 or value.is_floating_point() or value.is_complex():
+        return value
+    return int(value)
+
+
 def wrong_flag(name: str, value: Any) -> Wrong:
     """Arrays have no truth value, and are refused by an error that names nothing."""
     return (name, "True or False", type(value).__name__) if hasattr(value, "shape") else None
@@ -54,9 +68,22 @@ def wrong_group(group: Any) -> Wrong:
     return "group", "a process group of torch", type(group).__name__
 
 
-def wrong_events(previous_event: Any, async_finish: bool, on_comm: bool) -> Wrong:
-    wrong = wrong_flag("async_finish", async_finish)
-    if wrong := wrong or wrong_flag("allocate_on_comm_stream", on_comm):
+def wrong_flags(**given: Any) -> Wrong:
+    """Of several, by name."""
+    return next(filter(None, (wrong_flag(name, value) for name, value in given.items())), None)
+
+
+def wrong_event(name: str, event: Any) -> Wrong:
+    if event is None or isinstance(event, (EventHandle, EventOverlap)):
+        return None
+    return name, "an EventOverlap, an EventHandle or None", type(event).__name__
+
+
+def wrong_events(previous_event: Any, async_finish: Any, on_comm: Any) -> Wrong:
+    """Of Buffer, as deep_ep asserts it there."""
+    wrong = wrong_event("previous_event", previous_event)
+    wrong = wrong or wrong_flags(async_finish=async_finish, allocate_on_comm_stream=on_comm)
+    if wrong:
         return wrong
     if on_comm and not (async_finish and event_of(previous_event) is not None):
         wanted = "False without previous_event and async_finish"
@@ -82,6 +109,27 @@ def wrong_rows(name: str, x: Any, scales: Any) -> Wrong:
             type(scales).__name__,
         )
     return None
+
+
+def wrong_counters(name: str, value: Any, size: int, *dtypes: torch.dtype) -> Wrong:
+    """Of what a call adds to; None is right."""
+    if value is None:
+        return None
+    names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    if not usable(value) or value.dtype not in dtypes or value.shape != (size,):
+        return name, f"[{size}], {names}", described(value)
+    if size > 1 and value.stride(0) == 0:
+        return name, "memory of its own for each element", "one for all"
+    if value.is_inference() and not torch.is_inference_mode_enabled():
+        return name, "no tensor of inference mode outside of it", "one"
+    return None
+
+
+def wrong_sums(name: str, rows: Any, weights_name: str, weights: Any) -> Wrong:
+    """Of a combine: what the layer does not see, for it knows the sizes."""
+    if not usable(rows):
+        return name, "a tensor [R, H]", described(rows)
+    return wrong_weights(weights_name, weights)
 
 
 def wrong_choice(x: Tensor, topk_idx: Any, topk_weights: Any) -> Wrong:

@@ -5,12 +5,13 @@ is made all ranks say in the group's store what they need of it: the largest cou
 of them has to refuse all refuse.
 """
 
+import contextlib
 import json
 import re
 import socket
 import weakref
 from datetime import timedelta
-from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ from winnow.expert_parallel import rendezvous
 
 # What the layer, and dispatch() below, say of a call that a larger layer could do.
 _TOO_MANY = re.compile(r"want at most max_tokens = \d+ tokens|want at most K = \d+ experts a token")
+
+# What a rank says in a call of the last layer when it wants one that is not made yet.
+_ANOTHER = "another layer"
 
 # Of the layers; a call may take fewer.
 _MOST_SMS = 64
@@ -81,6 +85,7 @@ class Layers:
         self._notifiers: Dict[Tuple[int, torch.device], Notifier] = {}
         self._low_latency: Dict[Any, LowLatency] = {}
         self._last: Optional[AllToAll] = None
+        self._last_low_latency: Optional[LowLatency] = None
         self._closed = False
         hosts = [said["host"] for said in self._agree({"host": socket.gethostname()})]
         self.local_world_size = _local_world_size(hosts)
@@ -92,20 +97,16 @@ class Layers:
         indices: Tensor,
         *,
         tokens: int = 0,
-        own: bool = True,
         **options: Any,
     ) -> Tuple[AllToAll, Dispatched]:
         """AllToAll.dispatch() on a layer of these sizes, for `tokens` or more tokens a rank.
 
         With sizes.topk 0 the indices may have any number of columns, and those that a layer has
-        beyond them are pairs that are dropped. `own`: a call that the caller made, so that its
-        next one is probably of this layer.
+        beyond them are pairs that are dropped.
         """
         columns = indices.shape[1]
 
         def call(layer: AllToAll) -> Dispatched:
-            if own:
-                self._last = layer
             if sizes.topk != 0:
                 return layer.dispatch(input, indices, **options)
             padded = widened(indices, layer.topk)
@@ -130,11 +131,19 @@ class Layers:
     ) -> Tuple[AllToAll, Any]:
         """A layer of these sizes and call(layer), which a larger layer may do if one is too small
         for a rank: all ranks hear of it in the call."""
+        self._check_open()
+        if sizes not in self._made and self._last is not None:
+            # They may be in a call of the last layer, where one rank is mistaken.
+            self._speak(self._last, _ANOTHER)
         while True:
             layer = self._layer(sizes, tokens, topk)
+            self._last = layer
             try:
                 return layer, call(layer)
             except InvalidArgument as error:
+                if _ANOTHER in str(error):
+                    self._make_anew(sizes, tokens, topk)
+                    continue
                 if not (grows and _TOO_MANY.search(str(error))):
                     raise
                 # Handles may still use the old one, which goes with the last of them.
@@ -142,6 +151,33 @@ class Layers:
             except Error as error:
                 self.forget_broken(layer, error)
                 raise
+
+    def _speak(self, layer: Any, text: str, tell: Any = None) -> None:
+        """Takes part in the layer's call that the other ranks make, and refuses it: all raise what
+        any has to refuse; unless a rank wants another layer: then all say next, to each other, what
+        they want."""
+        try:
+            (tell or type(layer)._refuse_dispatch)(layer, text)
+        except InvalidArgument as error:
+            if _ANOTHER not in str(error):
+                raise
+        except Error as error:
+            self.forget_broken(layer, error)
+            raise
+
+    def answer(self, error: InvalidArgument, wish: Any) -> None:
+        """After a call that another rank refused for another layer: raises how they differ."""
+        if _ANOTHER in str(error):
+            self._agree({"sizes": wish})
+
+    def _make_anew(self, sizes: Sizes, tokens: int, topk: int) -> None:
+        """The same, where that rank may want a layer of these sizes, too."""
+        kept = self._made.pop(sizes)
+        try:
+            self._layer(sizes, tokens, topk)
+        except InvalidArgument:
+            self._made[sizes] = kept
+            raise
 
     @property
     def call_sms(self) -> int:
@@ -165,8 +201,10 @@ class Layers:
         """A layer for a _low_latency.Key. Collective where it is made."""
         self._check_open()
         if key not in self._low_latency:
-            named = [*key[:-1], "low latency", key.device.type]
-            self._agree({"sizes": named})
+            # On a GPU the others would hear of it in a later call.
+            if self._last_low_latency is not None and key.device.type != "cuda":
+                self._speak(self._last_low_latency, _ANOTHER)
+            self._agree({"sizes": _named_low_latency(key)})
             world = self._world(key.device)
             self._low_latency[key] = LowLatency(
                 world.transport,
@@ -183,28 +221,54 @@ class Layers:
     def low_latency_layers(self) -> List[LowLatency]:
         return list(self._low_latency.values())
 
-    def refuse(self, sizes: Optional[Sizes], text: str) -> NoReturn:
-        """Takes part in the dispatch that the other ranks make, so that all refuse it."""
+    @contextlib.contextmanager
+    def using(self, key: Any, layer: LowLatency) -> Iterator[None]:
+        """For a call of the layer: the next one is probably of it, too, unless it breaks."""
+        self._last_low_latency = layer
+        try:
+            yield
+        except InvalidArgument as error:
+            self.answer(error, _named_low_latency(key))
+            raise
+        except Error as error:
+            self.forget_broken(layer, error)
+            raise
+
+    def refuse_low_latency(self, tell: Any, why: Tuple[str, str, Any]) -> NoReturn:
+        """Takes part in the call that the other ranks make, by tell(layer, text)."""
         self._check_open()
-        layer = self._made.get(sizes) if sizes is not None else self._last
-        if layer is not None:
-            layer._refuse_dispatch(text)
+        argument, wanted, got = why
+        text = f"{argument}: want {wanted}, got {got}"
+        if self._last_low_latency is not None:
+            self._speak(self._last_low_latency, text, tell)
         self._agree({"refusal": text})
         raise AssertionError("a refusal did not raise")
 
-    def refuse_handle(self, rows: Any, handle: Any) -> NoReturn:
+    def refuse(self, sizes: Optional[Sizes], text: str) -> NoReturn:
+        """Takes part in the dispatch that the other ranks make, so that all refuse it."""
+        self._check_open()
+        layer = self._last if sizes is None else self._made.get(sizes, self._last)
+        if layer is not None:
+            self._speak(layer, text)
+        self._agree({"refusal": text})
+        raise AssertionError("a refusal did not raise")
+
+    def refuse_handle(self, handle: Any) -> NoReturn:
         """The same of a combine whose handle is none."""
-        if self._last is not None:
-            self._last.combine(rows, handle)
         text = f"handle: want one of a dispatch of this buffer, got {type(handle).__name__}"
+        if self._last is not None:
+            self._speak(self._last, text, type(self._last)._refuse_combine)
         refuse_call(self._operation, text)
 
-    def forget_broken(self, layer: AllToAll, error: Error) -> None:
+    def forget_broken(self, layer: Any, error: Error) -> None:
         """After a timeout, say, all ranks that live may go on with a new one."""
         if error.code == "invalid_argument":
             return
-        self._made = {sizes: made for sizes, made in self._made.items() if made is not layer}
+        self._made = {key: made for key, made in self._made.items() if made is not layer}
+        self._low_latency = {k: made for k, made in self._low_latency.items() if made is not layer}
         self._last = None if self._last is layer else self._last
+        if self._last_low_latency is layer:
+            self._last_low_latency = None
         self._notifiers.clear()
 
     def close(self) -> None:
@@ -214,7 +278,8 @@ class Layers:
             layer.close()
         for made in self._low_latency.values():
             made.close()
-        self._made, self._notifiers, self._low_latency, self._last = {}, {}, {}, None
+        self._made, self._notifiers, self._low_latency = {}, {}, {}
+        self._last = self._last_low_latency = None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -223,8 +288,7 @@ class Layers:
     def _layer(self, sizes: Sizes, tokens: int, topk: int) -> AllToAll:
         self._check_open()
         if sizes not in self._made:
-            named = [sizes.hidden, sizes.topk, sizes.experts, str(sizes.dtype), sizes.device.type]
-            heard = self._agree({"sizes": named, "tokens": tokens, "topk": topk})
+            heard = self._agree({"sizes": _named(sizes), "tokens": tokens, "topk": topk})
             most = max(said["tokens"] for said in heard)
             topk = sizes.topk or max(said["topk"] for said in heard)
             world = self._world(sizes.device)
@@ -288,6 +352,15 @@ class Layers:
         if kind is Error:
             error.code = "timeout"
         raise error from cause
+
+
+def _named(sizes: Sizes) -> List[Any]:
+    """As all ranks compare them."""
+    return [sizes.hidden, sizes.topk, sizes.experts, str(sizes.dtype), sizes.device.type]
+
+
+def _named_low_latency(key: Any) -> List[Any]:
+    return [*key[:-1], "low latency", key.device.type]
 
 
 def widened(table: Tensor, columns: int, fill: int = -1) -> Optional[Tensor]:

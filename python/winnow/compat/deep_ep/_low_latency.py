@@ -1,5 +1,6 @@
 """The low-latency calls of deep_ep.Buffer, over winnow.expert_parallel.LowLatency."""
 
+import operator
 from typing import Callable, NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -7,8 +8,18 @@ from torch import Tensor
 
 from winnow._winnow.expert_parallel import LowLatency, LowLatencyDispatched
 from winnow.compat._refusal import refuse, refuse_call
-from winnow.compat.deep_ep._checks import wrong_indices
+from winnow.compat.deep_ep._checks import (
+    Wrong,
+    described,
+    usable,
+    wrong_counters,
+    wrong_flags,
+    wrong_indices,
+    wrong_number,
+    wrong_weights,
+)
 from winnow.compat.deep_ep._layers import Layers
+from winnow.compat.deep_ep._route import dense
 from winnow.compat.deep_ep._streams import CommStream, on_device
 from winnow.compat.deep_ep.utils import EventOverlap
 
@@ -28,6 +39,7 @@ class Key(NamedTuple):
 class Handle(tuple):
     """(source tokens [e, W * M] int32, ranges [e, W] int64, M, H, E), and what combine needs."""
 
+    key: Key
     layer: LowLatency
     dispatched: LowLatencyDispatched
 
@@ -35,7 +47,7 @@ class Handle(tuple):
     def of(cls, key: Key, layer: LowLatency, dispatched: LowLatencyDispatched) -> "Handle":
         sizes = (key.max_tokens, key.hidden, key.experts)
         handle = cls((dispatched.source_tokens, dispatched.ranges, *sizes))
-        handle.layer, handle.dispatched = layer, dispatched
+        handle.key, handle.layer, handle.dispatched = key, layer, dispatched
         return handle
 
 
@@ -91,24 +103,35 @@ class LowLatencyBuffer:
             ValueError, winnow.Error: as dispatch(). A rank that does not come: with enable_shrink
                 it is masked.
         """
-        name = "deep_ep.Buffer.low_latency_dispatch"
-        if use_ue8m0 and not (round_scale and use_fp8):
-            refuse(name, "use_ue8m0", "False without round_scale and use_fp8", use_ue8m0)
+        self._check("low_latency_dispatch")
+        formats = {"use_fp8": use_fp8, "round_scale": round_scale, "use_ue8m0": use_ue8m0}
+        why = wrong_flags(**formats) or _wrong_end(async_finish, return_recv_hook)
+        if not why and use_ue8m0 and not (round_scale and use_fp8):
+            why = ("use_ue8m0", "False without round_scale and use_fp8", use_ue8m0)
+        if not why and (not usable(x) or x.dim() != 2):
+            why = ("x", "a tensor [n, H]", described(x))
+        why = why or wrong_indices(topk_idx)
+        most = num_max_dispatch_tokens_per_rank
+        why = why or wrong_number("num_max_dispatch_tokens_per_rank", most, 1)
+        why = why or wrong_number("num_experts", num_experts, 1)
+        world = self._layers.world_size
+        statistics = (cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
+        if not why:
+            per_rank, name = num_experts // world, "cumulative_local_expert_recv_stats"
+            why = wrong_counters(name, statistics[0], per_rank, torch.int32)
+        name = "dispatch_wait_recv_cost_stats"
+        if why := why or wrong_counters(name, statistics[1], world, torch.int64):
+            self._layers.refuse_low_latency(LowLatency._refuse_dispatch, why)
         scaled = "fp8_ue8m0" if use_ue8m0 else "fp8_power_of_two" if round_scale else "fp8"
         row_format = scaled if use_fp8 else "bfloat16"
-        self._check("low_latency_dispatch", async_finish, return_recv_hook)
-        why = wrong_indices(topk_idx)
-        if why or not isinstance(x, Tensor) or x.dim() != 2:
-            refuse(name, *(why or ("x", "a tensor [n, H]", type(x).__name__)))
-        sizes = (num_max_dispatch_tokens_per_rank, x.shape[1], topk_idx.shape[1], num_experts)
+        sizes = (operator.index(most), x.shape[1], topk_idx.shape[1], operator.index(num_experts))
         key = Key(*sizes, x.device)
         layer = self._layers.low_latency(key, self.enable_shrink)
-        tokens, indices = x.detach().contiguous(), topk_idx.contiguous()
-        statistics = (cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
+        tokens, indices = dense(x), dense(topk_idx)
 
         def call(part: str, out: Optional[LowLatencyDispatched] = None) -> LowLatencyDispatched:
             sends = part != "receive"
-            with torch.no_grad(), on_device(key.device):
+            with torch.no_grad(), on_device(key.device), self._layers.using(key, layer):
                 return layer.dispatch(
                     tokens if sends else None,
                     indices if sends else None,
@@ -161,18 +184,29 @@ class LowLatencyBuffer:
         Returns:
             (sums [n, H], event, hook or None). Pairs of masked ranks are left out.
         """
-        name = "deep_ep.Buffer.low_latency_combine"
-        self._check("low_latency_combine", async_finish, return_recv_hook)
-        if use_logfmt:
-            refuse_call(name, "use_logfmt: rows travel as bfloat16 only")
-        if not isinstance(handle, Handle):
-            refuse(name, "handle", "one of low_latency_dispatch()", type(handle).__name__)
-        rows = x.detach() if isinstance(x, Tensor) else x
-        indices, weights = topk_idx.contiguous(), topk_weights.detach().contiguous()
+        self._check("low_latency_combine")
+        why = wrong_flags(use_logfmt=use_logfmt) or _wrong_end(async_finish, return_recv_hook)
+        if not why and use_logfmt:
+            why = ("use_logfmt", "False: rows travel as bfloat16 only", use_logfmt)
+        if not why and not isinstance(handle, Handle):
+            why = ("handle", "one of low_latency_dispatch()", type(handle).__name__)
+        if not why and not usable(x):
+            why = ("x", "a tensor [e, W * M, H]", described(x))
+        why = why or wrong_indices(topk_idx)
+        if not why and topk_weights is None:
+            why = ("topk_weights", "float32", None)
+        if not why and out is not None and not usable(out):
+            why = ("out", "a tensor [n, H], bfloat16", described(out))
+        name, world = "combine_wait_recv_cost_stats", self._layers.world_size
+        why = why or wrong_counters(name, combine_wait_recv_cost_stats, world, torch.int64)
+        if why := why or wrong_weights("topk_weights", topk_weights):
+            self._layers.refuse_low_latency(LowLatency._refuse_combine, why)
+        rows, indices, weights = dense(x), dense(topk_idx), dense(topk_weights)
 
         def call(part: str, result: Optional[Tensor]) -> Tensor:
-            with torch.no_grad(), on_device(indices.device):
-                return handle.layer.combine(
+            key, layer = handle.key, handle.layer
+            with torch.no_grad(), on_device(indices.device), self._layers.using(key, layer):
+                return layer.combine(
                     rows,
                     handle.dispatched,
                     indices,
@@ -198,6 +232,9 @@ class LowLatencyBuffer:
     def get_next_low_latency_combine_buffer(self, handle: Tuple) -> Tensor:
         """New memory [e, W * M, H], bfloat16, for the experts' rows; any other will do too."""
         self._check("get_next_low_latency_combine_buffer")
+        if not isinstance(handle, Handle):
+            name = "deep_ep.Buffer.get_next_low_latency_combine_buffer"
+            refuse(name, "handle", "one of low_latency_dispatch()", type(handle).__name__)
         output = handle.dispatched.output
         return torch.empty(output.shape, dtype=torch.bfloat16, device=output.device)
 
@@ -210,12 +247,21 @@ class LowLatencyBuffer:
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Masks or unmasks another rank. A rank that has missed a call cannot rejoin."""
         self._check("low_latency_update_mask_buffer")
+        why = wrong_number("rank_to_mask", rank_to_mask, 0) or wrong_flags(mask=mask)
+        if not why and rank_to_mask >= self._layers.world_size:
+            why = ("rank_to_mask", f"a rank of {self._layers.world_size}", rank_to_mask)
+        if why:
+            refuse("deep_ep.Buffer.low_latency_update_mask_buffer", *why)
         for layer in self._layers.low_latency_layers():
             layer.set_mask(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes 1 for each masked rank to mask_status [W], int32, 0 for the others."""
         self._check("low_latency_query_mask_buffer")
+        world = self._layers.world_size
+        if not usable(mask_status) or mask_status.shape != (world,):
+            name = "deep_ep.Buffer.low_latency_query_mask_buffer"
+            refuse(name, "mask_status", f"a tensor [{world}], int32", described(mask_status))
         mask_status.copy_(self._masks())
 
     def low_latency_clean_mask_buffer(self) -> None:
@@ -232,12 +278,16 @@ class LowLatencyBuffer:
             masked |= torch.tensor(layer.mask(), dtype=torch.int32, device="cpu")
         return masked
 
-    def _check(self, name: str, asynchronous: bool = False, with_hook: bool = False) -> None:
+    def _check(self, name: str) -> None:
         if not self.low_latency_mode:
             refuse_call(f"deep_ep.Buffer.{name}", "the buffer was made without low_latency_mode")
-        if asynchronous and with_hook:
-            why = "async_finish: want False with return_recv_hook, got True"
-            refuse_call(f"deep_ep.Buffer.{name}", why)
+
+
+def _wrong_end(async_finish: bool, return_recv_hook: bool) -> Wrong:
+    wrong = wrong_flags(async_finish=async_finish, return_recv_hook=return_recv_hook)
+    if not wrong and async_finish and return_recv_hook:
+        wrong = ("async_finish", "False with return_recv_hook", async_finish)
+    return wrong
 
 
 def _with_tensors(arrived: LowLatencyDispatched) -> Tuple:

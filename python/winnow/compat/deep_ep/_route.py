@@ -7,7 +7,7 @@ from torch import Tensor
 
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
 from winnow.compat.deep_ep._layers import Layers, Sizes, widened
-from winnow.errors import Error
+from winnow.errors import Error, InvalidArgument
 from winnow.expert_parallel import gradients
 
 FLOAT8 = torch.float8_e4m3fn
@@ -61,9 +61,13 @@ class Route:
         order: str = "token_major",
         expert_alignment: int = 1,
         worst_case_rows: int = 0,
+        by_rank: bool = False,
     ) -> None:
-        """Collective. `indices` [n, K]: see AllToAll.dispatch(). The arrived rows: `arrived`."""
-        self._layers, self.sizes = layers, sizes
+        """Collective. `indices` [n, K]: see AllToAll.dispatch(). The arrived rows: `arrived`.
+
+        `by_rank`: the indices are ranks, and any number of values may come home.
+        """
+        self._layers, self.sizes, self._by_rank = layers, sizes, by_rank
         self.indices = indices
         self._options = {
             "order": order,
@@ -119,6 +123,12 @@ class Route:
         first, second = bias if isinstance(bias, tuple) and len(bias) == 2 else (bias, None)
         if first is None:
             first, second = second, None
+        topk = self.sizes.topk
+        if values is not None and self.token_major and not self._by_rank:
+            # More columns would be more calls than the other ranks make.
+            if values.dim() != 2 or values.shape[1] != topk:
+                got = f"{list(values.shape)}"
+                self.refuse_combine(("topk_weights", f"[{self.rows}, {topk}]", got))
         given = [dense(one) if isinstance(one, Tensor) else one for one in (rows, first, second)]
         parts = self._parts(values)
 
@@ -212,6 +222,9 @@ class Route:
     def _calling(self, call: Any) -> Any:
         try:
             return call()
+        except InvalidArgument as error:
+            self._layers.answer(error, "those of a handle")
+            raise
         except Error as error:
             self._layers.forget_broken(self.layer, error)
             raise

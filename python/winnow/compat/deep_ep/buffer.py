@@ -13,6 +13,7 @@ from winnow.compat.deep_ep._checks import (
     wrong_group,
     wrong_indices,
     wrong_number,
+    wrong_sums,
 )
 from winnow.compat.deep_ep._handle import Handle
 from winnow.compat.deep_ep._layers import Layers, Sizes
@@ -282,9 +283,10 @@ class Buffer(LowLatencyBuffer):
             ValueError, winnow.Error: as dispatch().
         """
         if not isinstance(handle, Handle):
-            self._layers.refuse_handle(x, handle)
+            self._layers.refuse_handle(handle)
         route = handle.route
         why = wrong_events(previous_event, async_finish, allocate_on_comm_stream)
+        why = why or wrong_sums("x", x, "topk_weights", topk_weights)
         if (why := why or wrong_bias(bias)) is not None:
             route.refuse_combine(why)
 
@@ -330,7 +332,7 @@ class Buffer(LowLatencyBuffer):
         if columns < world:
             chosen = chosen.topk(columns, dim=1).values
         sizes = Sizes(x.shape[1], columns, world, _sums_in(x), x.device)
-        route = Route(self._layers, sizes, x, scales, chosen, worst_case_rows=worst)
+        route = Route(self._layers, sizes, x, scales, chosen, worst_case_rows=worst, by_rank=True)
         counts: List[int] = []
         if worst == 0:
             counts = self._counts_of(chosen, per_expert, alignment)

@@ -1,23 +1,18 @@
 """deep_ep.ElasticBuffer: the calls of its second interface."""
 
+import operator
 from typing import Any, List, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from winnow.compat._refusal import refuse, refuse_call
-from winnow.compat.deep_ep._checks import (
-    Wrong,
-    described,
-    usable,
-    wrong_bias,
-    wrong_choice,
-    wrong_events,
-    wrong_flag,
-    wrong_group,
-    wrong_number,
-    wrong_rows,
-    wrong_weights,
+from winnow.compat.deep_ep._checks import wrong_bias, wrong_group, wrong_number, wrong_sums
+from winnow.compat.deep_ep._elastic_checks import (
+    wrong_choice_of_experts,
+    wrong_numbers,
+    wrong_repeat,
+    wrong_way,
 )
 from winnow.compat.deep_ep._layers import Layers, Sizes
 from winnow.compat.deep_ep._route import FLOAT8, Route, int32_indices
@@ -227,8 +222,9 @@ class ElasticBuffer:
             do_expand: one row for each pair, by local expert, source rank and token. Padding is
                 zero in any case.
             use_tma_aligned_col_major_sf: scales column by column.
-            previous_event, async_with_compute_stream, allocate_on_comm_stream: as in
-                Buffer.dispatch(). The rest: without effect.
+            num_sms: 0 for Buffer.num_sms.
+            previous_event, async_with_compute_stream: as in Buffer.dispatch().
+            The rest: without effect.
 
         Returns:
             (recv_x [R, H], with scales where x has them; local experts [R, K] or, expanded, None;
@@ -239,20 +235,27 @@ class ElasticBuffer:
             ValueError, winnow.Error: as Buffer.dispatch().
         """
         x, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
-        why = wrong_events(previous_event, async_with_compute_stream, allocate_on_comm_stream)
-        why = why or wrong_flag("do_expand", do_expand)
+        why = wrong_way(
+            previous_event, previous_event_before_epilogue, num_sms,
+            async_with_compute_stream=async_with_compute_stream, do_expand=do_expand,
+            allocate_on_comm_stream=allocate_on_comm_stream, do_cpu_sync=do_cpu_sync,
+            do_handle_copy=do_handle_copy,
+            use_tma_aligned_col_major_sf=use_tma_aligned_col_major_sf,
+        )  # fmt: skip
         if handle is None:
-            why = why or _wrong(x, scales, topk_idx, topk_weights, num_experts)
-            why = why or _wrong_numbers(
+            why = why or wrong_choice_of_experts(x, scales, topk_idx, topk_weights, num_experts)
+            why = why or wrong_numbers(
                 num_max_tokens_per_rank, expert_alignment, cumulative_local_expert_recv_stats,
                 num_experts // self.num_ranks,
             )  # fmt: skip
         elif not isinstance(handle, EPHandle):
             why = ("handle", "an EPHandle", type(handle).__name__)
-        elif topk_idx is not None or do_cpu_sync:
-            why = ("topk_idx", "none, and no do_cpu_sync, beside a handle", "one of them")
         else:
-            why = why or wrong_rows("x", x, scales) or wrong_weights("topk_weights", topk_weights)
+            why = why or wrong_repeat(
+                handle, x, scales, topk_idx, topk_weights, do_cpu_sync,
+                num_experts=num_experts, expert_alignment=expert_alignment,
+                num_max_tokens_per_rank=num_max_tokens_per_rank,
+            )  # fmt: skip
         if why and isinstance(handle, EPHandle):
             handle.route.refuse_repeat(why)
         if why:
@@ -260,6 +263,7 @@ class ElasticBuffer:
             self._layers.refuse(None, f"{argument}: want {wanted}, got {got}")
 
         self._layers.sm_count = num_sms or Buffer.num_sms
+        experts = 0 if num_experts is None else operator.index(num_experts)
 
         def repeat():
             arrived = handle.route.repeat(x, scales, topk_weights)
@@ -270,13 +274,13 @@ class ElasticBuffer:
             alignment = expert_alignment or 1
             worst = 0
             if do_cpu_sync is False:
-                worst = self._worst_case(most, topk_idx, num_experts, alignment, do_expand)
+                worst = self._worst_case(most, topk_idx, experts, alignment, do_expand)
             route = Route(
                 self._layers,
-                Sizes(x.shape[1], topk_idx.shape[1], num_experts, _sums_in(x), x.device),
+                Sizes(x.shape[1], topk_idx.shape[1], experts, _sums_in(x), x.device),
                 x,
                 scales,
-                int32_indices(topk_idx, num_experts),
+                int32_indices(topk_idx, experts),
                 weights=topk_weights,
                 order="expert_major" if do_expand else "token_major",
                 expert_alignment=alignment if do_expand else 1,
@@ -284,7 +288,7 @@ class ElasticBuffer:
             )
             kept = topk_idx.clone() if do_handle_copy else topk_idx
             sms = num_sms or self._layers.sm_count
-            made = EPHandle(route, do_expand, num_experts, alignment, most, sms, kept)
+            made = EPHandle(route, do_expand, experts, alignment, most, sms, kept)
             if cumulative_local_expert_recv_stats is not None:
                 cumulative_local_expert_recv_stats.add_(made.num_unaligned_recv_tokens_per_expert)
             arrived = route.take_arrived()
@@ -321,15 +325,20 @@ class ElasticBuffer:
         allocate_on_comm_stream: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], EventOverlap]:
         """Adds, unweighted, the rows of each token of this rank; arguments and results as of
-        Buffer.combine(), topk_weights of expanded rows [R]. Collective."""
+        Buffer.combine(), topk_weights of expanded rows [R]; num_sms 0: handle's. Collective."""
         if not isinstance(handle, EPHandle):
-            self._layers.refuse_handle(x, handle)
-        why = wrong_events(previous_event, async_with_compute_stream, allocate_on_comm_stream)
+            self._layers.refuse_handle(handle)
+        why = wrong_way(
+            previous_event, previous_event_before_epilogue, num_sms,
+            async_with_compute_stream=async_with_compute_stream,
+            allocate_on_comm_stream=allocate_on_comm_stream,
+        )  # fmt: skip
         route = handle.route
+        why = why or wrong_sums("x", x, "topk_weights", topk_weights)
         if (why := why or wrong_bias(bias)) is not None:
             route.refuse_combine(why)
 
-        self._layers.sm_count = num_sms or Buffer.num_sms
+        self._layers.sm_count = num_sms or handle.num_sms
 
         def body():
             return route.combine(x, bias, topk_weights)
@@ -363,23 +372,3 @@ _ELSEWHERE: List[str] = ["all_gather", "create_agrs_session", "destroy_agrs_sess
 
 def _sums_in(x: Tensor) -> torch.dtype:
     return torch.bfloat16 if x.dtype == FLOAT8 else x.dtype
-
-
-def _wrong(x: Any, scales: Any, topk_idx: Any, topk_weights: Any, num_experts: Any) -> Wrong:
-    """Of a dispatch without a handle."""
-    if num_experts is None:
-        return "num_experts", "a number without a handle", None
-    wrong = wrong_rows("x", x, scales) or wrong_number("num_experts", num_experts, 1)
-    return wrong or wrong_choice(x, topk_idx, topk_weights)
-
-
-def _wrong_numbers(most: Any, alignment: Any, statistics: Any, local_experts: int) -> Wrong:
-    name = "cumulative_local_expert_recv_stats"
-    if statistics is not None:
-        right = usable(statistics) and statistics.dtype in (torch.int32, torch.int64)
-        if not right or statistics.shape != (local_experts,):
-            return name, f"[{local_experts}], int32 or int64", described(statistics)
-    for argument, value in (("num_max_tokens_per_rank", most), ("expert_alignment", alignment)):
-        if value is not None and (wrong := wrong_number(argument, value, 0)):
-            return wrong
-    return None

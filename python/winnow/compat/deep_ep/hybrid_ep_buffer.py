@@ -10,12 +10,14 @@ from winnow.compat._refusal import refuse, refuse_call
 from winnow.compat.deep_ep._checks import (
     Wrong,
     described,
+    plain_number,
     usable,
     wrong_flag,
     wrong_group,
     wrong_indices,
     wrong_number,
     wrong_rows,
+    wrong_sums,
 )
 from winnow.compat.deep_ep._layers import Layers, Sizes
 from winnow.compat.deep_ep._route import FLOAT8, Route
@@ -167,8 +169,9 @@ class HybridEPBuffer:
             routing_map: bool [n, E]; probs: float32 [n, E]. Or topk_idx [n, K], topk_weights and
                 num_of_experts in their place.
             scaling_factor: [n, ...] of any dtype, up to 4 bytes for 32 columns.
-            num_permuted_tokens: rows of the results, without a wait for counts. More that arrive
-                are an error of a later call: nothing is dropped in silence.
+            num_permuted_tokens: rows of the results, without a wait for counts; also as a tensor
+                of one integer. More that arrive are an error of a later call: nothing is dropped
+                in silence.
             pad_multiple: the rows of each expert are padded with zeros to a multiple.
             handle: of an earlier dispatch, to repeat its routing.
             non_blocking: takes num_permuted_tokens.
@@ -181,6 +184,7 @@ class HybridEPBuffer:
         Raises:
             ValueError, winnow.Error: as Buffer.dispatch().
         """
+        num_permuted_tokens = plain_number(num_permuted_tokens)
         if isinstance(handle, Handle):
             return self._repeat(hidden, probs, scaling_factor, num_permuted_tokens, handle)
         why = _wrong(hidden, scaling_factor, topk_idx, topk_weights, num_of_experts, routing_map,
@@ -247,8 +251,10 @@ class HybridEPBuffer:
             ValueError, winnow.Error: as Buffer.dispatch().
         """
         if not isinstance(handle, Handle):
-            self._layers.refuse_handle(hidden, handle)
+            self._layers.refuse_handle(handle)
         route = handle.route
+        if (why := wrong_sums("hidden", hidden, "probs", probs)) is not None:
+            route.refuse_combine(why)
         with torch.no_grad(), on_device(route.sizes.device):
             combined, values = route.combine(hidden, values=probs)
             if values is None:

@@ -1,0 +1,93 @@
+"""torchtitan's own functions over deep_ep, unchanged, on CPU tensors: run by the ranks.
+
+torchtitan registers its operators for CUDA alone: here the same functions are registered for the
+CPU, too.
+"""
+
+import importlib
+
+import deep_ep_clients as clients
+import torch
+from deep_ep_clients import E, H, K
+
+_modules = {}
+
+
+def _module(name):
+    if name not in _modules:
+        from winnow import compat
+
+        compat.install("deep_ep")
+        module = importlib.import_module(f"torchtitan.distributed.deepep.{name}")
+        if name == "deepep":
+            torch.library.impl("deepep::dispatch", "cpu", module._dispatch_op_impl)
+            torch.library.impl("deepep::combine", "cpu", module._combine_op_impl)
+        else:
+            for part in ("_dispatch", "_combine", "_dispatch_bwd", "_combine_bwd"):
+                operator = getattr(module, f"{part}_impl")
+                operator.register_kernel("cpu", operator._init_fn)
+        _modules[name] = module
+    return _modules[name]
+
+
+def _through_experts(rows, counts, first):
+    """Expert e multiplies by e + 1; rows behind those that are counted have none."""
+    experts = torch.arange(len(counts)).repeat_interleave(counts) + first + 1
+    factors = torch.ones(len(rows)).index_copy(0, torch.arange(len(experts)), experts.float())
+    return rows * factors[:, None].to(rows.dtype)
+
+
+def deepep(group, dtype):
+    """dispatch_tokens and combine_tokens over ElasticBuffer, in training and in inference."""
+    titan = _module("deepep")
+    rank, per = group.rank(), E // group.size()
+    dtype = getattr(torch, dtype)
+    near = {"rtol": 3e-2, "atol": 3e-2} if dtype == torch.bfloat16 else {}
+    x, idx, probs = clients.inputs(rank, dtype)
+    probs[0] = 0  # a token of no expert
+    want = clients.wanted(x, idx.masked_fill(probs == 0, -1), probs)
+    most = 6 + group.size()
+    titan.get_buffer(group, hidden=H, num_max_tokens_per_rank=2 * most, num_topk=K)
+
+    def run(x, probs, **options):
+        rows, counts, state = titan.dispatch_tokens(
+            x, idx, probs, per, E, num_tokens_per_rank=most, **options
+        )
+        assert counts.shape == (per,) and counts.dtype == torch.int32
+        out = titan.combine_tokens(_through_experts(rows, counts, rank * per), state)
+        titan.sync_combine()
+        return rows, out
+
+    for _ in range(2):
+        x.grad = probs.grad = None
+        _, out = run(x.requires_grad_(), probs.requires_grad_())
+        out.float().square().sum().backward()
+        clients.compare((out, x.grad, probs.grad), want, **near)
+    with torch.no_grad():
+        for cudagraphable in (False, True):
+            rows, out = run(x, probs, cudagraphable=cudagraphable)
+            assert not cudagraphable or len(rows) == most * group.size() * min(K, per)
+            clients.compare([out], want[:1], **near)
+    assert not titan._handle_cache
+
+
+def hybridep(group, dtype):
+    """The same over HybridEPBuffer: with and without a wait for counts, and padded."""
+    titan = _module("hybridep")
+    rank, per = group.rank(), E // group.size()
+    dtype = getattr(torch, dtype)
+    near = {"rtol": 3e-2, "atol": 3e-2} if dtype == torch.bfloat16 else {}
+    # Without a wait torchtitan makes room for as many tokens of every rank as there are here.
+    x, idx, probs = (part[:6] for part in clients.inputs(rank, dtype))
+    want = clients.wanted(x, idx, probs)
+    titan.get_buffer(group, H, 16, per)
+    for capacity, pad in ((None, None), (None, 4), (1.0, None)):
+        x, probs = x.detach().requires_grad_(), probs.detach().requires_grad_()
+        rows, counts, state = titan.dispatch_tokens(
+            x, idx, probs, per, E, group,
+            non_blocking_expert_capacity_factor=capacity, pad_multiple=pad,
+        )  # fmt: skip
+        assert counts.shape == (per,) and pad is None or not (counts % pad).any()
+        out = titan.combine_tokens(_through_experts(rows, counts, rank * per), state, pad)
+        out.float().square().sum().backward()
+        clients.compare((out, x.grad, probs.grad), want, **near)
