@@ -16,6 +16,8 @@ def _functions():
         warnings.simplefilter("ignore")
         from megatron.core.transformer.moe import fused_a2a
     assert fused_a2a.HAVE_DEEP_EP and fused_a2a.HAVE_HYBRIDEP
+    # It keeps the buffer of the last group, and some ranks have been in another since.
+    fused_a2a._buffer = None
     return fused_a2a
 
 

@@ -27,6 +27,8 @@ def _module(name):
                 operator = getattr(module, f"{part}_impl")
                 operator.register_kernel("cpu", operator._init_fn)
         _modules[name] = module
+    # It keeps the buffer of the last group, and some ranks have been in another since.
+    _modules[name]._buffer = None
     return _modules[name]
 
 
