@@ -82,6 +82,7 @@ def _on_the_cpu():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    torch.compiler.set_stance("force_eager")  # every process would compile for seconds
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.Stream = torch.cuda.current_stream = _Stream
     torch.cuda.stream = lambda stream: contextlib.nullcontext()
