@@ -3,6 +3,8 @@
 
 PREFIX ?= $(CURDIR)/build/install
 FUZZ_SECONDS ?= 20
+# 0: another one each time.
+FUZZ_SEED ?= 0
 SOAK_ITERATIONS ?= 10000
 
 all: build
@@ -151,7 +153,7 @@ fuzz:
 	@tools/setup fuzz
 	cmake --preset fuzz
 	cmake --build --preset fuzz
-	build/fuzz/bin/winnow_fuzz -artifact_prefix=build/fuzz/ -max_len=4096 -len_control=0 -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 -print_final_stats=1
+	build/fuzz/bin/winnow_fuzz -artifact_prefix=build/fuzz/ -max_len=4096 -len_control=0 -seed=$(FUZZ_SEED) -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 -print_final_stats=1
 
 sources = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
 
