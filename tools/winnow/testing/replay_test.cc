@@ -151,6 +151,7 @@ TEST(Replay, RefusesWhatIsNoRecord) {
       {with("operation sparse_mla::forward", "operation sparse_mla::sideways"),
        "an operation of Winnow"},
       {with("tensor q f32", "tensor q f33"), "dtypes of Winnow"},
+      {with("\nbackend -", "\nbackend sm70"), "FILE: want a backend of Winnow"},
       {with("tensor q f32 cpu [", "tensor q f32 cpu [9"), "as many bytes as the shape needs"},
       {with("tensor q f32 cpu [", "tensor q f32 cpu [9999999999999999999999,"),
        "numbers in a list"},
