@@ -26,6 +26,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-some-nothing", {"random:5"}},
     {"bf16-skv50000", {"late", "random:6"}},
     {"bf16-dense-ragged", {"late", "random:1"}},
+    {"bf16-parts", {"late"}},
+    {"bf16-parts-ragged", {"random:7"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h64", kMany},
@@ -115,6 +117,15 @@ TEST(SimulatorForwardSpeed, ASmallCaseTakesLessThanASecond) {
   EXPECT_LT(seconds, 1);
 #endif
   RecordProperty("seconds", std::to_string(seconds));
+}
+
+// On five multiprocessors the last of eleven items has three parts, one of them in the middle.
+TEST(SimulatorForwardParts, GoFromBlockToBlock) {
+  simulator::settings().multiprocessors = 5;
+  for (const char* schedule : {"late", "random:8"}) {
+    simulator::expect_passes(forward_operation(), "bf16-parts-ragged", schedule);
+  }
+  simulator::settings().multiprocessors = 2;
 }
 
 WINNOW_SIMULATOR_TESTS(SimulatorForward, forward_operation(), kQuickCases, kThoroughCases,
