@@ -32,12 +32,16 @@ std::int64_t head_blocks_of(const Problem& problem) {
   return (problem.h_q + attention_sm90::kHeads - 1) / attention_sm90::kHeads;
 }
 
+// Where rows are read in their order the items stay whole, since blocks that began with a part
+// would not walk through the cache with the others: 2.6 instead of 2.4 ms with 131,072 rows.
 forward_sm90_detail::Rounds rounds_of(const Problem& problem, bool may_hand_on) {
-  const auto items = static_cast<std::uint32_t>(problem.s_q * head_blocks_of(problem));
+  const std::int64_t head_blocks = head_blocks_of(problem);
+  const auto items = static_cast<std::uint32_t>(problem.s_q * head_blocks);
   const std::uint32_t blocks =
       std::min(items, static_cast<std::uint32_t>(kRuntime.multiprocessors()));
   const std::int64_t tiles = (problem.topk + kTileRows - 1) / kTileRows;
-  return forward_sm90_detail::make_rounds(items, blocks, tiles, may_hand_on);
+  return forward_sm90_detail::make_rounds(items, blocks, tiles,
+                                          may_hand_on && order_shift(problem, head_blocks) < 0);
 }
 
 KernelParams kernel_params(const ForwardParams& params, void* workspace) {

@@ -123,7 +123,7 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, const Tu
         if (ordered) {
           const int inside = tile % kSegmentTiles, from = (tile - inside) * kTileRows;
           const int count = min(entries - from, kSegmentEntries);
-          if (inside == 0 || tile == first) {
+          if (inside == 0) {  // items in order are whole
             order_segment<kOrderBarrier>(smem + kSegment<kDim>, row + from, count,
                                          params.order_shift, thread);
           }
