@@ -36,10 +36,10 @@ class Reader:
     """Random pieces of a text, as bytes."""
 
     def __init__(self, text, length, device):
+        if len(text) <= length:
+            sys.exit(f"finetune: the text has {len(text)} bytes; it needs more than {length}")
         self.bytes = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().to(device)
         self.length = length
-        if len(self.bytes) <= length:
-            sys.exit(f"finetune: the text has {len(self.bytes)} bytes; it needs more than {length}")
 
     def batch(self, sequences):
         starts = torch.randint(0, len(self.bytes) - self.length, (sequences,))
@@ -81,19 +81,29 @@ def step(model, ids):
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
 
 
+def positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"want 1 or more, got {text}")
+    return number
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", type=Path, default=Path(__file__), help="default: this program")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--length", type=int, default=128, help="bytes of a sequence")
-    parser.add_argument("--topk", type=int, default=32, help="rows that a query attends to")
-    parser.add_argument("--batch", type=int, default=4, help="sequences of a step")
-    parser.add_argument("--dense", type=int, default=60, help="steps over all rows")
-    parser.add_argument("--warm-up", type=int, default=40, help="steps of the indexers alone")
-    parser.add_argument("--sparse", type=int, default=40, help="steps over the chosen rows")
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
+    parser.add_argument("--length", type=positive, default=128, help="bytes of a sequence")
+    parser.add_argument("--topk", type=positive, default=32, help="rows that a query attends to")
+    parser.add_argument("--batch", type=positive, default=4, help="sequences of a step")
+    parser.add_argument("--dense", type=positive, default=60, help="steps over all rows")
+    parser.add_argument("--warm-up", type=positive, default=40, help="steps of the indexers alone")
+    parser.add_argument("--sparse", type=positive, default=40, help="steps over the chosen rows")
     parser.add_argument("--rate", type=float, default=3e-3, help="of learning")
-    parser.add_argument("--every", type=int, default=20, help="steps from line to line")
-    parser.add_argument("--memory", type=int, default=2048, help="tokens for which it is measured")
+    parser.add_argument("--every", type=positive, default=20, help="steps from line to line")
+    parser.add_argument(
+        "--memory", type=positive, default=2048, help="tokens for which it is measured"
+    )
     parser.add_argument("--check", action="store_true", help="an error if a loss did not fall")
     arguments = parser.parse_args()
 
@@ -101,7 +111,11 @@ def main():
     dtype = torch.bfloat16 if arguments.device.startswith("cuda") else torch.float32
     longest = max(arguments.length, arguments.memory)
     model = make(arguments.topk, longest, arguments.device, dtype)
-    reader = Reader(arguments.text.read_bytes(), arguments.length, arguments.device)
+    try:
+        text = arguments.text.read_bytes()
+    except OSError as error:
+        sys.exit(f"finetune: {error}")
+    reader = Reader(text, arguments.length, arguments.device)
     lines = train(model, reader, arguments)
 
     print(f"peak memory of a training step, {arguments.memory} tokens")

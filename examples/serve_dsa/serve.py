@@ -184,15 +184,25 @@ def without_cache(layer, sequence, device):
     return layer.prefill(tokens, first=len(tokens) - 1)[0][0]
 
 
+def positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"want 1 or more, got {text}")
+    return number
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--format", choices=PRECISION, default="fp8_656")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--requests", type=int, default=6)
-    parser.add_argument("--prompt", type=int, default=300, help="tokens of the longest prompt")
-    parser.add_argument("--steps", type=int, default=20, help="tokens that a request wants at most")
-    parser.add_argument("--pages", type=int, default=14, help="pages of the cache")
-    parser.add_argument("--topk", type=int, default=64)
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
+    parser.add_argument("--requests", type=positive, default=6)
+    parser.add_argument("--prompt", type=positive, default=300, help="tokens of the longest prompt")
+    parser.add_argument(
+        "--steps", type=positive, default=20, help="tokens that a request wants at most"
+    )
+    parser.add_argument("--pages", type=positive, default=14, help="pages of the cache")
+    parser.add_argument("--topk", type=positive, default=64)
     a = parser.parse_args()
     columns = 512 if a.format == "fp8_584" else 576
     layer = Layer(columns, a.topk, a.device)

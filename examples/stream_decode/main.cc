@@ -266,8 +266,9 @@ int run(Device device) {
 
 // stream_decode [--device cpu|cuda]
 int main(int argc, char** argv) {
-  const std::string device = argc == 3 && std::strcmp(argv[1], "--device") == 0 ? argv[2] : "cpu";
-  if (argc == 2 || argc > 3 || (device != "cpu" && device != "cuda")) {
+  const bool chosen = argc == 3 && std::strcmp(argv[1], "--device") == 0;
+  const std::string device = chosen ? argv[2] : "cpu";
+  if ((argc != 1 && !chosen) || (device != "cpu" && device != "cuda")) {
     std::fprintf(stderr, "usage: stream_decode [--device cpu|cuda]\n");
     return 2;
   }

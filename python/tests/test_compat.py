@@ -79,3 +79,55 @@ def test_xl_attention_refuses_another_block_size():
         compat.xl_single_query_cached_kv_attention(
             out, *step, term, 1.0, p["block_tables"], p["context_lens"], 16, 19
         )
+
+
+# Each of them is another kind of mistake: a tensor of several numbers has no truth value.
+NO_NUMBERS = [torch.tensor([1.0, 2.0]), np.array([1, 2]), None, "512", [512]]
+
+
+@pytest.mark.parametrize("wrong", NO_NUMBERS, ids=lambda w: type(w).__name__)
+def test_flash_mla_names_what_is_no_number(wrong):
+    q, kv, indices, _ = problems.sparse_mla()
+    for argument in ("d_v", "indexer_topk"):
+        with pytest.raises(ValueError, match=f"flash_mla_sparse_fwd: {argument}: want "):
+            compat.flash_mla_sparse_fwd(q, kv, indices, 0.1, **{argument: wrong})
+
+
+def test_flash_mla_errors_go_by_its_own_names():
+    q, kv, indices, _ = problems.sparse_mla()
+    with pytest.raises(ValueError, match="^flash_mla_sparse_fwd: sm_scale: want a finite") as e:
+        compat.flash_mla_sparse_fwd(q, kv, indices, float("nan"))
+    assert (e.value.operation, e.value.argument) == ("flash_mla_sparse_fwd", "sm_scale")
+    with pytest.raises(TypeError, match=r"^flash_mla_sparse_fwd\(\): sm_scale: want a number"):
+        compat.flash_mla_sparse_fwd(q, kv, indices, "x")
+    with pytest.raises(ValueError, match="^flash_mla_sparse_fwd: kv: want ") as e:
+        compat.flash_mla_sparse_fwd(q, kv[0], indices, 0.1)
+    assert e.value.argument == "kv" and e.value.code == "invalid_argument"
+
+
+XL_MISTAKES = [
+    ("out", None, "out: want a tensor, got NoneType"),
+    ("value_cache", None, "value_cache: want a tensor, got NoneType"),
+    ("value_cache", 3, "value_cache: want a tensor, got int"),
+    ("value_cache", np.float32(1), r"value_cache: want 4 dimensions .*, got shape \[\]"),
+    ("block_tables", np.zeros(3, np.int32), "block_tables: want 2 dimensions"),
+    ("block_tables", None, "block_tables: want a tensor, got NoneType"),
+    ("block_size", torch.tensor([8, 8]), "block_size: want 8 as in value_cache"),
+    ("table_per_token", torch.tensor([1, 1]), "table_per_token: want True or False"),
+    ("query", None, "query: want "),
+]
+
+
+@pytest.mark.parametrize(("argument", "wrong", "text"), XL_MISTAKES)
+def test_xl_attention_names_odd_arguments(argument, wrong, text):
+    p = problems.paged_xl(context_lens=(5, 8, 19), block_size=8)
+    given = {n: p[n] for n in ("query", "key_cache", "value_cache", "pos_bias_u", "context_lens")}
+    given |= {
+        "out": np.zeros_like(p["query"]), "matrix_bd": np.zeros((3, 4, 19), np.float32),
+        "scale": 1.0, "block_tables": np.repeat(p["block_tables"], 8, axis=1)[:, :19],
+        "block_size": 8, "max_context_len": 19, "table_per_token": True,
+    }  # fmt: skip
+    compat.xl_single_query_cached_kv_attention(**given)
+    with pytest.raises(ValueError, match="xl_single_query_cached_kv_attention: " + text) as e:
+        compat.xl_single_query_cached_kv_attention(**{**given, argument: wrong})
+    assert e.value.argument == argument

@@ -256,15 +256,34 @@ def test_flash_mla_refuses_what_it_does_not_do():
         flash_mla.flash_mla_with_kvcache(
             q, cache, None, None, 512, None, is_fp8_kvcache=True, indices=indices
         )
-    for wrong, got in ((None, "NoneType"), ("text", "str"), (torch.zeros(()), "Tensor")):
-        with pytest.raises(ValueError, match=f"k_cache: want rows of 656 bytes .* got {got}"):
+    for wrong, text in (
+        (None, "a tensor, got NoneType"),
+        ("text", "a tensor, got str"),
+        (np, "a tensor, got module"),
+        (torch.zeros(()), "rows of 656 bytes .* got one number"),
+    ):
+        with pytest.raises(ValueError, match=f"k_cache: want {text}"):
             flash_mla.flash_mla_with_kvcache(
                 q, wrong, None, None, 512, None, is_fp8_kvcache=True, indices=indices
             )
-    with pytest.raises(ValueError, match="head_dim_v: want 512, got 256"):
-        flash_mla.flash_mla_with_kvcache(
-            q, cache, None, None, 256, None, is_fp8_kvcache=True, indices=indices
-        )
+    for wrong in (256, torch.tensor([512, 512])):
+        with pytest.raises(ValueError, match="head_dim_v: want 512, got "):
+            flash_mla.flash_mla_with_kvcache(
+                q, cache, None, None, wrong, None, is_fp8_kvcache=True, indices=indices
+            )
+    several = torch.tensor([1, 1])
+    for argument in ("causal", "is_fp8_kvcache"):
+        with pytest.raises(ValueError, match=f"flash_mla_with_kvcache: {argument}: want "):
+            flash_call("fp8_656", **{argument: several})
+    # Under its own names, where those of winnow.sparse_mla.decode() are others.
+    for argument, wrong in (
+        ("softmax_scale", {"softmax_scale": float("inf")}),
+        ("extra_k_cache", {"extra_k_cache": torch.zeros(3)}),
+        ("extra_k_cache", {"extra_indices_in_kvcache": indices}),
+    ):
+        with pytest.raises(ValueError, match=f"flash_mla_with_kvcache: {argument}: want ") as e:
+            flash_call("fp8_656", **wrong)
+        assert e.value.argument == argument
     for name in ("func", "qkvpacked_func", "kvpacked_func"):
         with pytest.raises(winnow.Error, match=f"flash_attn_varlen_{name}: dense") as caught:
             getattr(flash_mla, f"flash_attn_varlen_{name}")(q, q, q)

@@ -1,5 +1,6 @@
 """winnow.torch.indexer_loss against its formula in double precision, with torch's autograd."""
 
+import numpy as np
 import pytest
 import torch
 import winnow.torch as ops
@@ -222,8 +223,46 @@ def test_refusals():
     refused(r"key_end: want int32 of shape \[s_q=5\]", target, key_end=torch.zeros(5))
     refused("attention: want q of s_q=5", attention=(attention[0][:4], *attention[1:]))
     refused(r"attention: want \(q, kv, lse", attention=attention[:3])
-    with pytest.raises(ValueError, match="sparse_mla::distribution: lse: want shape"):
-        bad = (*attention[:2], torch.zeros(5, 3), None, None)
-        ops.indexer_loss(q, k, weights, attention=bad)
+    refused("attention: want .*, got 3 of them", attention=attention[:3])
+    refused("attention: want .*, got int", attention=3)
+    a_q, a_kv, lse, _, _ = attention
+    for bad, text in (
+        ((None, a_kv, lse, None, None), "q: want a tensor of torch, got NoneType"),
+        ((a_q[:, 0], a_kv, lse, None, None), r"q: want 3 dimensions"),
+        ((a_q, a_kv[:, 0], lse, None, None), r"kv: want 3 dimensions"),
+        # Added to a sink, these would take another shape or dtype without a word.
+        ((a_q, a_kv, torch.zeros(5, 3), None, None), r"lse: want float32 or float64 of shape"),
+        ((a_q, a_kv, lse[:1], None, torch.zeros(2)), r"lse: want float32 or float64 of shape"),
+        ((a_q, a_kv, lse.half(), None, torch.zeros(2)), r"lse: want float32 or float64"),
+        ((a_q, a_kv, lse, None, torch.zeros(1)), r"attn_sink: want floating-point numbers"),
+        ((a_q, a_kv, lse, None, torch.zeros(2).int()), r"attn_sink: want floating-point"),
+    ):
+        refused("attention: " + text, attention=bad)
+
+
+@pytest.mark.parametrize("wrong", [None, 1.5, "x", [], np.zeros((5, 2), np.float32)])
+def test_arguments_that_are_no_tensors(wrong):
+    q, k, weights, _ = problem()
+    given = {"q": q, "k": k, "weights": weights, "target": torch.rand(5, 40)}
+    for name in ("q", "k", "weights", "target", "indices", "key_start", "key_end"):
+        if wrong is None and name not in ("q", "k", "weights"):
+            continue
+        text = f"indexer_loss: {name}: want a tensor of torch, got {type(wrong).__name__}"
+        with pytest.raises(ValueError, match=text) as caught:
+            ops.indexer_loss(**{**given, name: wrong})
+        assert caught.value.argument == name
+
+
+def test_weights_of_more_queries():
+    q, k, weights, _ = problem()
+    with pytest.raises(ValueError, match=r"weights: want shape \[s_q=5, h=\d+\]"):
+        ops.indexer_loss(q, k, torch.cat((weights, weights)), torch.rand(5, 40))
+    with pytest.raises(ValueError, match="chunk: want 1 or more, got 1.5"):
+        ops.indexer_loss(q, k, weights, torch.rand(5, 40), chunk=1.5)
+
+
+def test_refusals_of_the_operations():
+    q, k, weights, _ = problem()
+    target = torch.rand(5, 40)
     with pytest.raises(ValueError, match="indexer::scores: q: want d = 128 or 64, got d = 32"):
         ops.indexer_loss(q[..., :32], k[:, :32], weights, target)

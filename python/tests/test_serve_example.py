@@ -46,3 +46,20 @@ def test_a_wrong_choice_is_noticed(monkeypatch):
 def test_a_cache_that_is_too_small(monkeypatch):
     with pytest.raises(SystemExit, match="serve: a prompt of .* tokens needs more than 1 pages"):
         _run(monkeypatch, "--pages", "1")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--requests", "0"),
+        ("--prompt", "-1"),
+        ("--steps", "0"),
+        ("--topk", "x"),
+        ("--device", "tpu"),
+    ],
+)
+def test_arguments_that_say_nothing(arguments, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        _run(monkeypatch, *arguments)
+    assert ended.value.code == 2
+    assert f"argument {arguments[0]}: " in capsys.readouterr().err

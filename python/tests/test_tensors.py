@@ -167,6 +167,13 @@ def test_a_read_only_dlpack_tensor_is_not_written():
         sparse_mla.forward(q, kv, indices, out=out)
 
 
+def test_elements_without_bytes_are_refused():
+    q, kv, indices, _ = problems.sparse_mla()
+    with pytest.raises(ValueError, match="kv: want elements of at least a byte, got .V0") as e:
+        winnow.sparse_mla.forward(q, np.zeros(kv.shape, "V0"), indices)
+    assert e.value.argument == "kv"
+
+
 def test_read_only_inputs_are_fine():
     q, kv, indices, _ = problems.sparse_mla()
     want = sparse_mla.forward(q, kv, indices)[0]

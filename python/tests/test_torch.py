@@ -321,6 +321,30 @@ def test_fake_tensors_run_nothing():
         assert q.grad.shape == q.shape
 
 
+@pytest.mark.parametrize("which", range(3))
+def test_one_tensor_without_memory_among_others_is_refused(which):
+    """torch asks the function for empty results then: they would hold anything."""
+    tensors, _ = _sparse()
+    name = ("q", "kv", "indices")[which]
+    tensors[which] = tensors[which].to("meta")
+    with pytest.raises(ValueError, match=f"{name}: want a tensor on cpu, got one on meta") as e:
+        ops.sparse_mla_attention(*tensors)
+    assert isinstance(e.value, winnow.Error) and e.value.argument == name
+    assert ops.sparse_mla_attention(*(t.to("meta") for t in tensors)).is_meta
+
+
+def test_unknown_keywords_are_named():
+    """Where all others are given, too, torch says only how many there are."""
+    slots, cache = torch.arange(2), torch.zeros(1, 8, 1, 576, dtype=torch.bfloat16)
+    rows = torch.zeros(2, 576, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'; it takes rows, cache"):
+        ops.sparse_mla_store(rows, cache, slots, format="bf16", foo=1)
+    with pytest.raises(TypeError, match=r"sparse_mla_store\(\) got .* 'slot'; .* 'slots'"):
+        ops.sparse_mla_store(rows, cache, slot=slots)
+    with pytest.raises(TypeError, match="'sink'; did you mean 'attn_sink'"):
+        ops.sparse_mla_attention(*_sparse()[0], sink=None)
+
+
 def test_errors_pass_through_the_operator():
     (q, kv, indices), _ = _sparse()
     with pytest.raises(ValueError, match="sparse_mla::forward: k_stride: want 1 or more, got 0"):

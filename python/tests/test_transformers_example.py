@@ -41,6 +41,21 @@ def test_a_text_that_is_too_short(tmp_path, monkeypatch):
         runpy.run_path(str(PROGRAM), run_name="__main__")
 
 
+def test_a_text_that_is_not_there(tmp_path, monkeypatch):
+    for text, said in ((tmp_path / "none.txt", "No such file"), (tmp_path, "directory")):
+        monkeypatch.setattr(sys, "argv", ["finetune.py", "--device", "cpu", "--text", str(text)])
+        with pytest.raises(SystemExit, match=f"finetune: .*{said}"):
+            runpy.run_path(str(PROGRAM), run_name="__main__")
+
+
+@pytest.mark.parametrize("option", ["--every", "--dense", "--memory", "--topk"])
+def test_numbers_below_one(option, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["finetune.py", option, "0"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(PROGRAM), run_name="__main__")
+    assert f"argument {option}: want 1 or more, got 0" in capsys.readouterr().err
+
+
 def test_bench_shows_time_and_memory_of_both(monkeypatch, capsys):
     arguments = ["bench", "transformers", "--device", "cpu", "--tokens", "160", "192", "--json"]
     monkeypatch.setattr(sys, "argv", ["winnow", *arguments])

@@ -84,6 +84,7 @@ def test_shapes_that_no_operation_has(refused):
         ("qk_rope_head_dim", 32, "64"),
         ("index_head_dim", 96, "128 or 64"),
         ("index_n_heads", 129, "1 to 128"),
+        ("index_topk", 0, "1 or more"),
     ):
         options = {name: value}
         refused(f"{name}: want {wanted}, got {value}", make, "glm_moe_dsa", "winnow", **options)
@@ -169,9 +170,32 @@ def test_masks_that_are_no_ranges(model, refused):
     heads = causal.expand(2, 2, 40, 40)
     refused(r"attention_mask: want shape \[batch, 1,", model, ids, attention_mask=heads)
     short = torch.ones(2, 1, 39, 40, dtype=torch.bool).tril()
-    refused("attention_mask: want a mask of 2 sequences", model, ids, attention_mask=short)
+    refused(r"attention_mask: want .* = \[2, 1, 40, 40\]", model, ids, attention_mask=short)
+    # Fewer rows than there are keys would be taken for the first of them.
+    narrow = causal[..., 1:]
+    refused(r"attention_mask: want .*, got \[2, 1, 40, 39\]", model, ids, attention_mask=narrow)
+    refused("attention_mask: want dtype bool", model, ids, attention_mask=causal.int())
     starts = torch.tensor([0, 40, 80], dtype=torch.int32)
     refused("cu_seq_lens_q: want a batch of 1", model, ids, cu_seq_lens_q=starts)
+
+
+def test_masks_that_are_no_tensors_of_that_shape(model, refused):
+    ids = tokens()
+    ones = torch.ones_like(ids)
+    for wrong in (ones[0], ones[:, :, None], torch.cat((ones, ones)), torch.tensor(1)):
+        refused(r"attention_mask: want shape \[batch", model, ids, attention_mask=wrong)
+    one, starts = ids[:1], torch.tensor([0, 15, 40])
+    model(one, cu_seq_lens_q=starts, cu_seq_lens_k=starts)
+    refused("cu_seq_lens_q: want a dense", model, one, cu_seq_lens_q=[0, 40])
+    for wrong in (starts.float(), starts[None], starts[:1]):
+        refused("cu_seq_lens_q: want int32", model, one, cu_seq_lens_q=wrong)
+    refused("cu_seq_lens_k: want", model, one, cu_seq_lens_q=starts, cu_seq_lens_k=starts[:2])
+
+
+def test_modes_that_are_neither_true_nor_false(model, refused):
+    for function in (winnow.transformers.attend_densely, winnow.transformers.choose_in_f8):
+        for wrong in (1, None, "yes", torch.tensor(True)):
+            refused("mode: want True or False", function, model, wrong)
 
 
 def test_masks_of_functions(model, refused):

@@ -8,6 +8,7 @@ keyword to and from everybody else.
 
 import ast
 import dataclasses
+import difflib
 import functools
 import inspect
 import operator as operator_module
@@ -22,6 +23,7 @@ from torch.utils.flop_counter import register_flop_formula
 from winnow import _torch_private as _private
 from winnow._signatures import Parameter, Signature
 from winnow._winnow import OF_A_CALL, by_position
+from winnow.errors import InvalidArgument
 
 _library = torch.library.Library("winnow", "FRAGMENT")
 
@@ -120,6 +122,17 @@ def _inspected(signature: Signature) -> inspect.Signature:
     return inspect.Signature(parameters, return_annotation=_result_type(signature))
 
 
+def _refuse_unknown(signature: Signature, name: str, given: Mapping[str, Any]) -> None:
+    """TypeError for a keyword that names no parameter, as functions of the extension have it."""
+    known = [p.name for p in signature.parameters]
+    for word in given:
+        if word not in known:
+            near = difflib.get_close_matches(word, known, 1, 0.5)
+            hint = f"did you mean '{near[0]}'?" if near else f"it takes {', '.join(known)}"
+            text = f"{name}() got an unexpected keyword argument '{word}'; {hint}"
+            raise TypeError(text) from None
+
+
 def calling(
     operator, signature: Signature, before: Before = None, after: After = None
 ) -> Callable[[Function], Function]:
@@ -141,7 +154,11 @@ def calling(
             if len(arguments) > most:
                 raise TypeError(f"{name}() takes {most} positional arguments, got {len(arguments)}")
             kept = options if before is None else before(options)
-            results = operator(*arguments, **options)
+            try:
+                results = operator(*arguments, **options)
+            except RuntimeError:  # torch's own says of some unknown keywords how many there are
+                _refuse_unknown(signature, name, options)
+                raise
             return results if after is None else after(results, kept)
 
         shown = _inspected(signature)
@@ -292,6 +309,26 @@ def _casting(packet, device_type, names, casts):
     return call
 
 
+def _in_one_place(name, parameters, fake):
+    """`fake`, which torch calls as soon as one tensor is on "meta": an error if others are in
+    memory, since its results would be there, too, and hold nothing."""
+
+    def call(*values):
+        meta = [isinstance(v, Tensor) and v.device.type == "meta" for v in values]
+        if any(meta):
+            for value in values:
+                if isinstance(value, Tensor) and value.device.type != "meta":
+                    argument = parameters[meta.index(True)].name
+                    error = InvalidArgument(
+                        f"{name}: {argument}: want a tensor on {value.device}, got one on meta"
+                    )
+                    error.operation, error.argument = name, argument
+                    raise error
+        return fake(*values)
+
+    return call
+
+
 # For operators of which the CUDA graphs that torch.compile records must hold none.
 _UNSAFE = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)]
 
@@ -369,7 +406,8 @@ def operator(
         run = _native(kernel) or called(kernel, taken)
         _library.impl(name, run, "CPU")
         _library.impl(name, run, "CUDA")
-        torch.library.register_fake(f"winnow::{name}", called(declaration, every), lib=_library)
+        fake = _in_one_place(name, parameters, called(declaration, every))
+        torch.library.register_fake(f"winnow::{name}", fake, lib=_library)
         if casts:
             names = [p.name for p in parameters]
             for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):

@@ -1,5 +1,6 @@
 """The loss that trains a lightning indexer; public as winnow.torch.indexer_loss."""
 
+from numbers import Integral
 from typing import Any, NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -224,6 +225,44 @@ def _refuse(argument: str, wanted: str, got: Any) -> None:
     raise error
 
 
+def _dense(argument: str, value: Any) -> Tensor:
+    """The value, if it is a tensor whose shape can be looked at."""
+    if not isinstance(value, Tensor):
+        _refuse(argument, "a tensor of torch", type(value).__name__)
+    if value.is_nested:
+        _refuse(argument, "a dense tensor", "a nested one")
+    return value
+
+
+def _teacher(attention: Any, s_q: int, s_k: int) -> Tuple[Union[Tensor, float, None], ...]:
+    """The parts of the argument `attention`, without their gradients."""
+    if not isinstance(attention, (tuple, list)) or len(attention) != 5:
+        listed = isinstance(attention, (tuple, list))
+        got = f"{len(attention)} of them" if listed else type(attention).__name__
+        _refuse("attention", "(q, kv, lse, scale, attn_sink)", got)
+    q, kv, lse, _, sink = attention
+    if _dense("attention: q", q).dim() != 3:
+        _refuse("attention: q", "3 dimensions [s_q, h, d]", f"shape {list(q.shape)}")
+    if _dense("attention: kv", kv).dim() != 3:
+        _refuse("attention: kv", "3 dimensions [s_k, 1, d]", f"shape {list(kv.shape)}")
+    if (q.shape[0], kv.shape[0]) != (s_q, s_k):
+        wanted = f"q of s_q={s_q} queries and kv of s_k={s_k} rows"
+        _refuse("attention", wanted, f"{q.shape[0]} and {kv.shape[0]}")
+    heads = q.shape[1]
+    # A sink is added to the lse, which would take other shapes and dtypes than the library does.
+    wide = (torch.float32, torch.float64)
+    sinks = (*wide, torch.bfloat16, torch.float16)
+    if _dense("attention: lse", lse).shape != (s_q, heads) or lse.dtype not in wide:
+        wanted = f"float32 or float64 of shape [s_q={s_q}, h={heads}]"
+        _refuse("attention: lse", wanted, f"{lse.dtype} of shape {list(lse.shape)}")
+    if sink is not None and (
+        _dense("attention: attn_sink", sink).shape != (heads,) or sink.dtype not in sinks
+    ):
+        wanted = f"floating-point numbers of shape [h={heads}]"
+        _refuse("attention: attn_sink", wanted, f"{sink.dtype} of shape {list(sink.shape)}")
+    return tuple(a.detach() if isinstance(a, Tensor) else a for a in attention)
+
+
 def indexer_loss(
     q: Tensor,
     k: Tensor,
@@ -274,37 +313,35 @@ def indexer_loss(
         _refuse("target", "it or attention", "neither" if target is None else "both")
     if reduction not in ("mean", "sum", "none"):
         _refuse("reduction", "mean, sum or none", reduction)
-    if chunk is not None and chunk < 1:
+    if chunk is not None and not (isinstance(chunk, Integral) and chunk >= 1):
         _refuse("chunk", "1 or more", chunk)
-    if q.dim() != 3:
+    if _dense("q", q).dim() != 3:
         _refuse("q", "3 dimensions [s_q, h, d]", f"shape {list(q.shape)}")
-    if k.dim() != 2:
+    if _dense("k", k).dim() != 2:
         _refuse("k", "2 dimensions [s_k, d]", f"shape {list(k.shape)}")
     s_q, s_k = q.shape[0], k.shape[0]
+    if _dense("weights", weights).shape != q.shape[:2]:
+        _refuse("weights", f"shape [s_q={s_q}, h={q.shape[1]}]", list(weights.shape))
     name, columns = "s_k", s_k
     if indices is not None:
-        if indices.dim() == 3 and indices.shape[1] == 1:
+        if _dense("indices", indices).dim() == 3 and indices.shape[1] == 1:
             indices = indices[:, 0]
         if indices.dim() != 2 or indices.shape[0] != s_q:
             _refuse("indices", f"shape [s_q={s_q}, topk]", list(indices.shape))
         name, columns = "topk", indices.shape[1]
     for argument, limit in (("key_start", key_start), ("key_end", key_end)):
-        if limit is not None and (limit.shape != (s_q,) or limit.dtype != torch.int32):
+        if limit is None:
+            continue
+        if _dense(argument, limit).shape != (s_q,) or limit.dtype != torch.int32:
             got = f"{limit.dtype} of shape {list(limit.shape)}"
             _refuse(argument, f"int32 of shape [s_q={s_q}]", got)
     teacher: Tuple[Union[Tensor, float, None], ...] = (None,) * 5
     if target is not None:
-        if target.shape != (s_q, columns):
+        if _dense("target", target).shape != (s_q, columns):
             _refuse("target", f"shape [s_q={s_q}, {name}={columns}]", list(target.shape))
         target = target.detach()
     else:
-        if len(attention) != 5:
-            _refuse("attention", "(q, kv, lse, scale, attn_sink)", f"{len(attention)} of them")
-        queries, rows = attention[0].shape[0], attention[1].shape[0]
-        if queries != s_q or rows != s_k:
-            wanted = f"q of s_q={s_q} queries and kv of s_k={s_k} rows"
-            _refuse("attention", wanted, f"{queries} and {rows}")
-        teacher = tuple(a.detach() if isinstance(a, Tensor) else a for a in attention)
+        teacher = _teacher(attention, s_q, s_k)
     losses, sees = torch.ops.winnow.indexer_loss_rows(
         q, k, weights, target, indices, *teacher, key_start, key_end, chunk or 0
     )

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <set>
 #include <stdexcept>
 #include <type_traits>
 
@@ -81,15 +82,25 @@ class Recorded : public testing::NamedArguments {
   Recorded(const CallRecord& record, Copies& copies) : record_(record), copies_(copies) {}
 
   TensorView tensor(std::string_view name) const override {
+    taken_.emplace(name);
     const auto found = copies_.find(std::string(name));
     return found == copies_.end() ? TensorView() : found->second->view();
   }
   bool has(std::string_view name) const override { return !text(name).empty(); }
   double number(std::string_view name) const override {
-    return converted(name, [](const std::string& given) { return std::stod(given); });
+    return converted(
+        name, [](const std::string& given, std::size_t* end) { return std::stod(given, end); });
   }
   std::int64_t integer(std::string_view name) const override {
-    return converted(name, [](const std::string& given) { return std::stoll(given); });
+    return converted(
+        name, [](const std::string& given, std::size_t* end) { return std::stoll(given, end); });
+  }
+  // What the call has not taken it has not checked either: neither its memory nor its size is
+  // that of a result.
+  void refuse_others() const {
+    for (const auto& [name, copy] : copies_) {
+      if (!taken_.contains(name)) refuse("tensors of " + record_.operation, printable(name));
+    }
   }
 
  private:
@@ -101,17 +112,20 @@ class Recorded : public testing::NamedArguments {
     return found->second;
   }
   template <class Convert>
-  std::invoke_result_t<Convert, std::string> converted(std::string_view name,
-                                                       const Convert& convert) const {
+  std::invoke_result_t<Convert, std::string, std::size_t*> converted(std::string_view name,
+                                                                     const Convert& convert) const {
     try {
-      return convert(text(name));
+      std::size_t end = 0;
+      const auto value = convert(text(name), &end);
+      if (end == text(name).size()) return value;
     } catch (const std::logic_error&) {  // of stod() and stoll()
-      refuse("a number for \"" + std::string(name) + "\"", "\"" + text(name) + "\"");
     }
+    refuse("a number for \"" + std::string(name) + "\"", "\"" + printable(text(name)) + "\"");
   }
 
   const CallRecord& record_;
   Copies& copies_;
+  mutable std::set<std::string, std::less<>> taken_;
 };
 
 const testing::Operation& operation_of(const CallRecord& record) {
@@ -197,7 +211,9 @@ int run_replay(const ReplayOptions& options) {
   }
   RunOptions run = target.options;
   run.check = record.check || options.check;
-  const std::function<Backend()> call = operation.repeat(Recorded(record, copies), run);
+  const Recorded recorded(record, copies);
+  const std::function<Backend()> call = operation.repeat(recorded, run);
+  recorded.refuse_others();
   const auto start = std::chrono::steady_clock::now();
   Backend backend{};
   try {

@@ -1,10 +1,12 @@
 #include "tools/winnow/replay_file.h"
 
 #include <array>
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
+#include <system_error>
 
 #include "winnow/core/error.h"
 #include "winnow/core/extent.h"
@@ -65,11 +67,11 @@ std::vector<std::int64_t> numbers(const Reader& reader, const std::string& text)
   std::vector<std::int64_t> list;
   std::istringstream in(text.substr(1, text.size() - 2));
   for (std::string number; std::getline(in, number, ',');) {
-    try {
-      list.push_back(std::stoll(number));
-    } catch (const std::exception&) {
-      reader.fail("numbers in a list");
-    }
+    std::int64_t value = 0;
+    const char* const end = number.data() + number.size();
+    const auto read = std::from_chars(number.data(), end, value);
+    if (read.ec != std::errc() || read.ptr != end) reader.fail("numbers in a list");
+    list.push_back(value);
   }
   if (list.size() > kMaxRank) reader.fail("at most " + std::to_string(kMaxRank) + " dimensions");
   return list;

@@ -66,7 +66,8 @@ TensorLayout TensorLayout::make(DType dtype, std::span<const std::int64_t> shape
       fail("strides", "offsets that fit 63 bits", list(strides) + " for shape " + list(shape));
     }
   }
-  if (__builtin_mul_overflow(reach, size_of(dtype), &reach)) {
+  if (!empty && (__builtin_add_overflow(reach, 1, &reach) ||  // the last element itself
+                 __builtin_mul_overflow(reach, size_of(dtype), &reach))) {
     fail("strides", "byte offsets that fit 63 bits", list(strides) + " for shape " + list(shape));
   }
   return layout;

@@ -132,6 +132,10 @@ TEST(TensorView, SizesThatOverflow) {
   expect_refused([&] { TensorView(data, DType::f32, {2, 2}, {-kBig - 1, 1}); },
                  "strides: want offsets that fit 63 bits, got [-9223372036854775808, 1] for "
                  "shape [2, 2]");
+  // The offset of the last element fits, its end does not.
+  expect_refused([&] { TensorView(data, DType::u8, {2}, {kBig}); },
+                 "strides: want byte offsets that fit 63 bits, got [9223372036854775807] for "
+                 "shape [2]");
   EXPECT_EQ(TensorView(data, DType::u8, {1, 2}, {kBig, 1}).numel(), 2);
 }
 

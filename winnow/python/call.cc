@@ -173,6 +173,7 @@ TensorView Call::read_buffer(const char* argument, nb::handle object, bool write
     return {&buffer, foreign_dtype(dtype_of_object(object)), shape};
   }
   ++num_buffers_;
+  if (buffer.itemsize == 0) fail(argument, "elements of at least a byte", dtype_of_object(object));
   const DType dtype = dtype_or_foreign(dtype_from(buffer.format, buffer.itemsize, flags_), object);
   if (buffer.ndim > kMaxRank) fail_rank(argument, static_cast<std::size_t>(buffer.ndim));
   std::array<std::int64_t, kMaxRank> shape{}, strides{};

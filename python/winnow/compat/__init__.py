@@ -15,7 +15,7 @@ from typing import Any, Dict
 
 from winnow import paged_xl
 from winnow.compat import flash_mla
-from winnow.compat._refusal import refuse
+from winnow.compat._refusal import check_value, flag, refuse, renamed, shape_of
 from winnow.compat.flash_mla import flash_mla_sparse_fwd
 
 __all__ = [
@@ -99,13 +99,23 @@ def xl_single_query_cached_kv_attention(
     Raises:
         ValueError: block_size is not that of value_cache, or as winnow.paged_xl.attention().
     """
-    if block_size != value_cache.shape[-1]:
-        wanted = f"{value_cache.shape[-1]} as in value_cache"
-        refuse("xl_single_query_cached_kv_attention", "block_size", wanted, block_size)
-    if table_per_token:
-        table = block_tables[:, ::block_size]
+    name = "xl_single_query_cached_kv_attention"
+    shape_of(name, "out", out)  # with None the result would go to nobody
+    cache = shape_of(name, "value_cache", value_cache)
+    if len(cache) != 4:
+        wanted = "4 dimensions [num_blocks, num_kv_heads, head_size, block_size]"
+        refuse(name, "value_cache", wanted, f"shape {list(cache)}")
+    check_value(name, "block_size", cache[-1], block_size, " as in value_cache")
+    if flag(name, "table_per_token", table_per_token):
+        tables = shape_of(name, "block_tables", block_tables)
+        if len(tables) != 2:
+            refuse(name, "block_tables", "2 dimensions [num_seqs, tokens]", f"shape {list(tables)}")
+        table = block_tables[:, :: max(1, cache[-1])]
         block_tables = table.contiguous() if hasattr(table, "contiguous") else table.copy()
-    paged_xl.attention(
+    renamed(
+        name,
+        {},
+        paged_xl.attention,
         query,
         key_cache,
         value_cache,

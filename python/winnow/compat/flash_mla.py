@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, NoReturn, Optional, Tuple
 
 from winnow import sparse_mla
-from winnow.compat._refusal import refuse, refuse_call
+from winnow.compat._refusal import check_value, flag, refuse, refuse_call, renamed, shape_of
 
 __all__ = [
     "flash_attn_varlen_func",
@@ -22,6 +22,15 @@ __all__ = [
 
 __version__ = "1.0.0"
 """The version of flash_mla whose functions these are."""
+
+# The arguments of winnow.sparse_mla whose names here are others.
+_NAMES_OF_DECODE = {
+    "cache": "k_cache",
+    "scale": "softmax_scale",
+    "extra_cache": "extra_k_cache",
+    "extra_indices": "extra_indices_in_kvcache",
+}
+_NAMES_OF_FORWARD = {"scale": "sm_scale"}
 
 # Bytes of a cached row, and what holds such rows.
 _FORMATS = {656: "fp8_656", 584: "fp8_584"}
@@ -106,17 +115,18 @@ def flash_mla_with_kvcache(
     name = "flash_mla_with_kvcache"
     if indices is None:
         refuse_call(name, "dense attention (no indices) is not here; only sparse decode is")
-    if head_dim_v != 512:
-        refuse(name, "head_dim_v", "512", head_dim_v)
-    if causal:
+    check_value(name, "head_dim_v", 512, head_dim_v)
+    if flag(name, "causal", causal):
         refuse(name, "causal", "False beside indices", causal)
-    if not is_fp8_kvcache:
+    if not flag(name, "is_fp8_kvcache", is_fp8_kvcache):
         refuse(name, "is_fp8_kvcache", "True beside indices", is_fp8_kvcache)
-    shape = tuple(getattr(k_cache, "shape", ()))
-    row = shape[-1] if shape else type(k_cache).__name__
+    row = (shape_of(name, "k_cache", k_cache) or ("one number",))[-1]
     if row not in _FORMATS:
         refuse(name, "k_cache", "rows of 656 bytes (V3.2) or 584 bytes (V4)", row)
-    out, lse = sparse_mla.decode(
+    out, lse = renamed(
+        name,
+        _NAMES_OF_DECODE,
+        sparse_mla.decode,
         q,
         _bytes(k_cache),
         indices,
@@ -159,12 +169,19 @@ def flash_mla_sparse_fwd(
     Raises:
         ValueError: d_v is not 512, indexer_topk is not 0, or as winnow.sparse_mla.forward().
     """
-    if d_v != 512:
-        refuse("flash_mla_sparse_fwd", "d_v", "512", d_v)
-    if indexer_topk != 0:
-        refuse("flash_mla_sparse_fwd", "indexer_topk", "0", indexer_topk)
-    out, max_logits, lse = sparse_mla.forward(
-        q, kv, indices, scale=sm_scale, attn_sink=attn_sink, topk_length=topk_length
+    name = "flash_mla_sparse_fwd"
+    check_value(name, "d_v", 512, d_v)
+    check_value(name, "indexer_topk", 0, indexer_topk)
+    out, max_logits, lse = renamed(
+        name,
+        _NAMES_OF_FORWARD,
+        sparse_mla.forward,
+        q,
+        kv,
+        indices,
+        scale=sm_scale,
+        attn_sink=attn_sink,
+        topk_length=topk_length,
     )
     _nothing_is_plus_inf(lse)
     return out, max_logits, lse

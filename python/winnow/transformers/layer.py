@@ -55,10 +55,14 @@ def _ranges(attention_mask: Optional[Tensor], hidden: Tensor, rows: int, options
     batch, queries, _ = hidden.shape
     if attention_mask is None:
         found = masks.ranges(batch, queries, rows, q_offset=rows - queries, device=hidden.device)
-    elif attention_mask.dim() == 3 and attention_mask.dtype == torch.int32:
+    elif (
+        isinstance(attention_mask, Tensor)
+        and attention_mask.dim() == 3
+        and attention_mask.dtype == torch.int32
+    ):
         found = attention_mask
     else:
-        found = masks.of_dense(attention_mask)
+        found = masks.of_dense(attention_mask, batch, queries, rows)
     if found.shape != (batch, queries, 2):
         wanted = f"a mask of {batch} sequences of {queries} queries"
         refuse("attention_mask", wanted, f"shape {list(attention_mask.shape)}")

@@ -34,12 +34,18 @@ def _all_attentions(model: nn.Module) -> Iterator[nn.Module]:
     return iter(found)
 
 
+def _check_mode(mode: bool) -> None:
+    if not isinstance(mode, bool):
+        refuse("mode", "True or False", repr(mode))
+
+
 def attend_densely(model: nn.Module, mode: bool = True) -> None:
     """Has a model on "winnow" attend to all rows that a query sees, from the next forward pass on:
     for the first stage of an indexer's training. With mode False it attends to the chosen rows.
 
     A sequence that is generated with a cache may change over at any token.
     """
+    _check_mode(mode)
     for attention in _all_attentions(model):
         attention._winnow_dense = mode
 
@@ -48,6 +54,7 @@ def choose_in_f8(model: nn.Module, mode: bool = True) -> None:
     """Has the indexers of a model on "winnow" score rows in float8_e4m3fn, each query and key with
     a scale of its own, from the next forward pass on: quicker on a GPU, and what engines do that
     serve such a model. With mode False they score in the model's own dtype."""
+    _check_mode(mode)
     for attention in _all_attentions(model):
         if attention.indexer is not None:
             attention.indexer._winnow_f8 = mode

@@ -15,6 +15,7 @@ from winnow._torch_private import assert_async
 from winnow.transformers.refusal import refuse
 
 _WANTED = "for every query one range of keys, as causal masks, padding and packed sequences have"
+_ADDITIVE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Elements of a mask that are looked at together.
 _PIECE = 1 << 24
 
@@ -26,6 +27,12 @@ def _require(holds: Tensor, argument: str, wanted: str, got: str) -> None:
         assert_async(holds, f"transformers: {argument}: want {wanted}, got {got}")
     elif not bool(holds):
         refuse(argument, wanted, got)
+
+
+def _check_tensor(argument: str, value) -> None:
+    if not isinstance(value, Tensor) or value.is_nested:
+        kind = "a nested one" if isinstance(value, Tensor) else type(value).__name__
+        refuse(argument, "a dense tensor of torch", kind)
 
 
 def _of_visible(visible: Tensor) -> Tensor:
@@ -41,10 +48,16 @@ def _of_visible(visible: Tensor) -> Tensor:
     return torch.stack((first, first + count), -1)
 
 
-def of_dense(mask: Tensor) -> Tensor:
+def of_dense(mask: Tensor, batch: int, queries: int, rows: int) -> Tensor:
     """The ranges of a mask that the caller made: [batch, 1, queries, rows], bool or additive."""
-    if mask.dim() != 4 or mask.shape[1] != 1:
-        refuse("attention_mask", "shape [batch, 1, queries, rows]", list(mask.shape))
+    _check_tensor("attention_mask", mask)
+    wanted = [batch, 1, queries, rows]
+    if list(mask.shape) != wanted:
+        refuse("attention_mask", f"shape [batch, 1, queries, rows] = {wanted}", list(mask.shape))
+    if mask.dtype not in (torch.bool, *_ADDITIVE):
+        names = ", ".join(str(d).removeprefix("torch.") for d in _ADDITIVE)
+        got = str(mask.dtype).removeprefix("torch.")
+        refuse("attention_mask", f"dtype bool, {names} for four dimensions", got)
     mask = mask[:, 0]
     step = max(1, _PIECE // max(1, mask.shape[0] * mask.shape[2]))
     pieces = []
@@ -92,6 +105,10 @@ def ranges(
     rows = torch.arange(kv_length, device=device) + kv_offset
     padding = None
     if attention_mask is not None:
+        _check_tensor("attention_mask", attention_mask)
+        if attention_mask.dim() != 2 or attention_mask.shape[0] not in (1, batch_size):
+            wanted = f"shape [batch={batch_size}, rows] or [batch, 1, queries, rows]"
+            refuse("attention_mask", wanted, list(attention_mask.shape))
         padding = attention_mask[:, kv_offset : kv_offset + kv_length].to(device, torch.bool)
         missing = kv_length - padding.shape[1]  # a cache has room for more
         padding = torch.nn.functional.pad(padding, (0, missing))
@@ -113,8 +130,15 @@ def ranges(
 
 def of_sequences(found: Tensor, starts_q: Tensor, starts_k: Optional[Tensor]) -> Tensor:
     """Ranges within packed sequences, as cu_seq_lens_q and cu_seq_lens_k describe them."""
-    starts_q = starts_q.to(found.device)
-    starts_k = starts_q if starts_k is None else starts_k.to(found.device)
+    starts_k = starts_q if starts_k is None else starts_k
+    for argument, starts in (("cu_seq_lens_q", starts_q), ("cu_seq_lens_k", starts_k)):
+        _check_tensor(argument, starts)
+        whole = starts.dtype in (torch.int32, torch.int64)
+        if not whole or starts.dim() != 1 or len(starts) < 2 or len(starts) != len(starts_q):
+            wanted = "int32 or int64 of shape [sequences + 1], as many for queries as for keys"
+            got = f"{str(starts.dtype).removeprefix('torch.')} of shape {list(starts.shape)}"
+            refuse(argument, wanted, got)
+    starts_q, starts_k = starts_q.to(found.device), starts_k.to(found.device)
     batch, s_q, _ = found.shape
     if batch != 1:
         refuse("cu_seq_lens_q", "a batch of 1, which holds the packed sequences", f"{batch}")

@@ -80,6 +80,9 @@ def _check_shapes(config) -> None:
             if got not in possible:
                 text = "1 to 128" if name == "index_n_heads" else " or ".join(map(str, possible))
                 refuse(name, text, got)
+    for i in indexed:
+        if config.per_layer_config[i].index_topk < 1:
+            refuse("index_topk", "1 or more", config.per_layer_config[i].index_topk)
 
 
 _prepared = set()  # model types

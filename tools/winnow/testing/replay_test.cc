@@ -116,7 +116,8 @@ TEST(Replay, ShowsNoControlCharactersOfARecord) {
   }
   write(file, renamed);
   EXPECT_THAT(run("replay " + file.string()).output,
-              AllOf(HasSubstr("l\\x1b[7m "), Not(HasSubstr("\x1b"))));
+              AllOf(HasSubstr("want tensors of sparse_mla::forward, got l\\x1b[7m"),
+                    Not(HasSubstr("\x1b"))));
   const std::size_t result = text.rfind("result cpu");
   write(file, text.substr(0, result) + "result error \x1b[5m\ndata 0\n");
   const Result replayed = run("replay " + file.string());
@@ -155,6 +156,11 @@ TEST(Replay, RefusesWhatIsNoRecord) {
        "numbers in a list"},
       {with("value k_stride ", "value stride "), "an argument \"k_stride\""},
       {with("value k_stride 1", "value k_stride x"), "a number for \"k_stride\""},
+      {with("value k_stride 1", "value k_stride 1x"), "a number for \"k_stride\""},
+      {with("tensor q f32 cpu [", "tensor q f32 cpu [1x,"), "numbers in a list"},
+      // Nothing says how large a tensor may be that the call does not look at.
+      {with("\ndata ", "\noutput other u8 cpu [4398046511104] [0] 1\ndata ") + "x",
+       "tensors of sparse_mla::forward, got other"},
   };
   for (const auto& [changed, wanted] : cases) {
     write(file, changed);

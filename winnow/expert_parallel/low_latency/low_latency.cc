@@ -148,6 +148,9 @@ void check_dispatch(const Check& check, const LowLatencyConfig& config, int worl
     check.device("scales", args.scales, device);
     check.aligned("scales", args.scales, 4);
     check.distinct_elements("scales", args.scales);
+  } else {
+    check.that(!args.scales.present(), "scales", "none with the format bf16",
+               to_string(args.scales));
   }
   check.output("counts", args.counts, {experts}, {DType::i32}, device);
   check.output("source_tokens", args.source_tokens, {experts, rows}, {DType::i32}, device);
@@ -159,6 +162,17 @@ void check_dispatch(const Check& check, const LowLatencyConfig& config, int worl
   if (args.wait_statistics.present()) {
     check.output("wait_statistics", args.wait_statistics, {{"W", world}}, {DType::i64}, device);
   }
+  const bool read = sends(args.part);  // a call that only receives has no inputs
+  check.apart({{"output", args.output},
+               {"scales", args.scales},
+               {"counts", args.counts},
+               {"source_tokens", args.source_tokens},
+               {"source_pairs", args.source_pairs},
+               {"ranges", args.ranges},
+               {"expert_statistics", args.expert_statistics},
+               {"wait_statistics", args.wait_statistics}},
+              {{"input", read ? args.input : ConstTensorView()},
+               {"expert_indices", read ? args.expert_indices : ConstTensorView()}});
 }
 
 void check_combine(const Check& check, const LowLatencyConfig& config, int world,
@@ -186,6 +200,13 @@ void check_combine(const Check& check, const LowLatencyConfig& config, int world
     check.output("wait_statistics", args.wait_statistics, {{"W", world}}, {DType::i64},
                  config.device);
   }
+  const bool read = sends(args.part);
+  check.apart({{"out", args.out}, {"wait_statistics", args.wait_statistics}},
+              {{"expert_output", read ? args.expert_output : ConstTensorView()},
+               {"source_pairs", read ? args.source_pairs : ConstTensorView()},
+               {"ranges", read ? args.ranges : ConstTensorView()},
+               {"expert_indices", args.expert_indices},
+               {"weights", args.weights}});
 }
 
 // ---- The door.

@@ -57,7 +57,7 @@ struct LowLatencyDispatchArgs {
   CallPart part = CallPart::both;
 
   TensorView output{};             // [e, W * M, H], bf16 or f8_e4m3
-  TensorView scales{};             // of the fp8 formats, any strides
+  TensorView scales{};             // of the fp8 formats, any strides; absent for bf16
   TensorView counts{};             // [e] i32: rows of each local expert
   TensorView source_tokens{};      // [e, W * M] i32: index of the row's token on its rank
   TensorView source_pairs{};       // [e, W * M] i32: token * K + k
@@ -108,9 +108,11 @@ struct LowLatencyCombineArgs {
 // changes them. A rank that has missed a call cannot rejoin; all ranks must create a new object. A
 // masked rank itself sees that the others no longer take part.
 //
-// Errors are those of AllToAll. If the arguments of one rank are invalid, every rank that is not
-// masked throws the same text when it receives, for example "expert_parallel::low_latency_dispatch:
-// rank 1: input: want ..."; the results are unspecified and the next call works. On a GPU a call is
+// Errors are those of AllToAll; outputs that overlap inputs or each other are refused. If the
+// arguments of one rank are invalid, every rank that is not masked throws the same text when it
+// receives, for example "expert_parallel::low_latency_dispatch: rank 1: input: want ..."; the
+// results are unspecified and the next call works. On the CPU indices that another thread rewrites
+// during a call make the result wrong, never an access outside of a tensor. On a GPU a call is
 // queued on `stream`, and errors of other ranks or of kernels are thrown by a later call.
 class WINNOW_EXPORT LowLatency {
  public:

@@ -3,25 +3,33 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "winnow/core/check.h"
+#include "winnow/core/read_once.h"
 #include "winnow/core/tensor.h"
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 
 namespace winnow::expert_parallel {
 
 inline std::int64_t index_at(const ConstTensorView& indices, std::int64_t token, std::int64_t k) {
-  if (indices.dtype() == DType::i64) return indices.at<std::int64_t>(token, k);
-  return indices.at<std::int32_t>(token, k);
+  if (indices.dtype() == DType::i64) return read_once(&indices.at<std::int64_t>(token, k));
+  return read_once(&indices.at<std::int32_t>(token, k));
 }
 
-// Throws Error (invalid_argument) for an expert that does not exist, and for a token that names one
-// twice.
-void check_experts(const Check& check, const LowLatencyConfig& config,
-                   const ConstTensorView& indices);
-// Throws Error (invalid_argument) for `ranges` and `source_pairs` that no dispatch returned. Their
-// shapes have been checked.
-void check_handle(const Check& check, const LowLatencyConfig& config,
-                  const LowLatencyCombineArgs& args);
+// The expert of every pair, [n, k], -1 for none, read once. Throws Error (invalid_argument) for one
+// that does not exist, and for a token that names one twice.
+std::vector<std::int32_t> read_experts(const Check& check, const LowLatencyConfig& config,
+                                       const ConstTensorView& indices);
+
+// The rows of one local expert that came from one source rank.
+struct LowLatencyRange {
+  std::int64_t first = 0;
+  std::vector<std::int32_t> pairs;  // of row `first` and those behind it
+};
+// [e, W], read once. Throws Error (invalid_argument) for `ranges` and `source_pairs` that no
+// dispatch returned. Their shapes have been checked.
+std::vector<LowLatencyRange> read_handle(const Check& check, const LowLatencyConfig& config,
+                                         const LowLatencyCombineArgs& args);
 
 }  // namespace winnow::expert_parallel

@@ -201,7 +201,8 @@ class CpuLowLatency : public LowLatencyBackend {
   }
 
   void send(const LowLatencyDispatchArgs& args);
-  void send_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch);
+  void send_rows(const LowLatencyDispatchArgs& args, const std::vector<std::int32_t>& experts,
+                 std::uint64_t epoch);
   void receive(const LowLatencyDispatchArgs& args);
   void take_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch, int source,
                  const std::int64_t* begins);
@@ -223,17 +224,19 @@ class CpuLowLatency : public LowLatencyBackend {
 // ---- Dispatch.
 
 void CpuLowLatency::send(const LowLatencyDispatchArgs& args) {
+  std::vector<std::int32_t> experts;  // [n, k]
   send_call(
       args, static_cast<int>(args.format), args.input.rank() == 2 ? args.input.size(0) : 0,
       [&] {
         const Check check(name_);
         check_dispatch(check, config_, world_, args);
-        check_experts(check, config_, args.expert_indices);
+        experts = read_experts(check, config_, args.expert_indices);
       },
-      [&](std::uint64_t epoch) { send_rows(args, epoch); });
+      [&](std::uint64_t epoch) { send_rows(args, experts, epoch); });
 }
 
-void CpuLowLatency::send_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch) {
+void CpuLowLatency::send_rows(const LowLatencyDispatchArgs& args,
+                              const std::vector<std::int32_t>& experts, std::uint64_t epoch) {
   const int per_rank = layout_.per_rank;
   std::vector<std::int32_t> counts(size(config_.experts));
   std::vector<std::byte> row(size(layout_.message_bytes));
@@ -242,16 +245,17 @@ void CpuLowLatency::send_rows(const LowLatencyDispatchArgs& args, std::uint64_t 
   std::vector<std::int32_t> places(size(world_) * topk);
   std::vector<bool> wanted(size(world_));
   const auto* input = static_cast<const BFloat16*>(args.input.data());
+  const std::int32_t* next = experts.data();
   for (std::int64_t token = 0; token < args.input.size(0); ++token) {
     write_row(args.format, input + token * args.input.stride(0), config_.hidden, row.data());
     std::ranges::fill(places, -1);
     wanted.assign(size(world_), false);
     for (std::int64_t k = 0; k < args.expert_indices.size(1); ++k) {
-      const std::int64_t expert = index_at(args.expert_indices, token, k);
-      if (expert < 0 || expert == config_.experts) continue;
-      const int home = static_cast<int>(expert) / per_rank;
+      const std::int32_t expert = *next++;
+      if (expert < 0) continue;
+      const int home = expert / per_rank;
       places[size(home) * topk + size(k)] =
-          layout_.place_of(static_cast<int>(expert) % per_rank, counts[size(expert)]++);
+          layout_.place_of(expert % per_rank, counts[size(expert)]++);
       wanted[size(home)] = true;
     }
     for_each_peer([&](int peer) {
@@ -328,14 +332,15 @@ void CpuLowLatency::take_rows(const LowLatencyDispatchArgs& args, std::uint64_t 
 // ---- Combine.
 
 void CpuLowLatency::send(const LowLatencyCombineArgs& args) {
+  std::vector<LowLatencyRange> ranges;  // [e, W]
   const auto write = [&](std::uint64_t epoch) {
     const ConstTensorView& rows = args.expert_output;
     for (int expert = 0; expert < layout_.per_rank; ++expert) {
       for_each_peer([&](int source) {
-        const std::int64_t range = args.ranges.at<std::int64_t>(expert, source);
-        const std::int64_t first = range >> 32, count = range & 0xffffffff;
-        for (std::int64_t row = first; row < first + count; ++row) {
-          const std::int32_t pair = args.source_pairs.at<std::int32_t>(expert, row);
+        const LowLatencyRange& range = ranges[size(expert * world_ + source)];
+        std::int64_t row = range.first - 1;
+        for (const std::int32_t pair : range.pairs) {
+          ++row;
           std::memcpy(peers_[size(source)] + layout_.returned_row(epoch, pair),
                       static_cast<const std::byte*>(rows.data()) +
                           (expert * rows.stride(0) + row * rows.stride(1)) * 2,
@@ -347,7 +352,7 @@ void CpuLowLatency::send(const LowLatencyCombineArgs& args) {
   const auto check_args = [&] {
     const Check check(name_);
     check_combine(check, config_, world_, args);
-    check_handle(check, config_, args);
+    ranges = read_handle(check, config_, args);
   };
   send_call(args, 0, 0, check_args, write);
 }

@@ -141,6 +141,36 @@ TEST_P(ThreeRanks, RefuseExpertsThatAreNoneOrComeTwice) {
   expect_working();
 }
 
+TEST_P(ThreeRanks, RefuseOutputsThatNobodyCouldRead) {
+  make(false);
+  const auto refused = [&](const char* text, const auto& change) {
+    const auto outcomes = run([&](int rank) {
+      LowLatencyDispatchArgs args = tensors(rank).dispatch_args(CallPart::both);
+      if (rank == 1) change(args);
+      layer(rank).dispatch(args);
+      settle(rank);
+    });
+    for (int rank = 0; rank < kWorld; ++rank) {
+      EXPECT_THAT(outcomes[std::size_t(rank)].text, HasSubstr(text));
+      EXPECT_EQ(outcomes[std::size_t(rank)].code, ErrorCode::invalid_argument);
+    }
+    if (on_gpu())
+      run([&](int rank) {
+        if (rank == 1) settle(rank);
+      });
+  };
+  refused("source_pairs: want memory apart from source_tokens",
+          [](LowLatencyDispatchArgs& args) { args.source_pairs = args.source_tokens; });
+  const TensorView output = tensors(1).dispatch_args(CallPart::both).output;
+  Tensor rows = place(1).make(DType::bf16, output.shape());
+  // Their sizes would say how many scales to copy, from rows that have none.
+  refused("scales: want none with the format bf16", [&](LowLatencyDispatchArgs& args) {
+    args.format = RowFormat::bf16;
+    args.output = rows;
+  });
+  expect_working();
+}
+
 TEST_P(ThreeRanks, RefuseAThirdCallThatIsNotReceived) {
   make(false);
   expect_all_return(run([&](int rank) {
