@@ -35,7 +35,7 @@ def _as_torch(call, **dtypes):
 
     def convert(name, value):
         wanted, bits = dtypes.get(name, (None, None))
-        if wanted is None or str(value.dtype).removeprefix("torch.") != bits:
+        if wanted is None or value is None or str(value.dtype).removeprefix("torch.") != bits:
             return value
         return (torch.from_numpy(value) if isinstance(value, np.ndarray) else value).view(wanted)
 

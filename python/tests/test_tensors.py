@@ -3,6 +3,7 @@
 import gc
 import pickle
 
+import every_operation
 import numpy as np
 import problems
 import pytest
@@ -103,6 +104,21 @@ def test_without_gradient_mode_the_values_are_taken():
     with torch.no_grad():
         out = sparse_mla.forward(q.requires_grad_(), kv, indices)[0]
     assert not out.requires_grad
+
+
+@pytest.mark.parametrize("name", sorted(every_operation.ALL))
+def test_results_are_where_the_inputs_are_whatever_the_default_device(name):
+    operation = every_operation.ALL[name]
+    tensors = {n: torch.from_numpy(value) for n, value in operation.tensors.items()}
+    caches = {"cache", "key_cache", "value_cache", "pages"}  # which are written in place
+    tensors.update(dict.fromkeys(set(operation.outputs) - caches))
+    torch.set_default_device("meta")
+    try:
+        results = operation.call(**tensors)
+    finally:
+        torch.set_default_device(None)
+    made = results if isinstance(results, tuple) else (results,)
+    assert {one.device.type for one in made if isinstance(one, torch.Tensor)} <= {"cpu"}
 
 
 class _Foreign:

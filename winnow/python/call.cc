@@ -315,12 +315,11 @@ nb::object Call::make(std::size_t dtype, std::span<const std::int64_t> shape, Fi
     if (type == nullptr) fail("out", "a dtype that numpy has", kDTypeNames[dtype]);
     const nb::handle function(zero ? framework_->zeros : framework_->empty);
     if (framework_->kind == Framework::Kind::numpy) return function(owner, nb::handle(type));
-    if (device_.type == DeviceType::cpu) {
-      return function(*owner, nb::arg("dtype") = nb::handle(type));
-    }
-    const nb::object device = first_.attr("device");
+    const nb::object device = first_.attr("device");  // torch's default may be another
     std::optional<TorchStream> current;
-    if (explicit_stream_) current.emplace(options_.stream, device);
+    if (explicit_stream_ && device_.type != DeviceType::cpu) {
+      current.emplace(options_.stream, device);
+    }
     return function(*owner, nb::arg("dtype") = nb::handle(type), nb::arg("device") = device);
   }
   return of_framework(zero ? "zeros" : "empty")(

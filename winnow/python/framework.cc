@@ -70,8 +70,9 @@ const Framework& framework_of_type(PyTypeObject* type) {
   static auto& known = *new std::unordered_map<PyTypeObject*, Framework>();
   const auto found = known.find(type);
   if (found != known.end()) return found->second;
-  Framework framework = inspect(nb::handle(reinterpret_cast<PyObject*>(type)));
-  Py_INCREF(type);  // the key must not name another type later
+  const nb::handle object(reinterpret_cast<PyObject*>(type));
+  Framework framework = inspect(object);
+  object.inc_ref();  // the key must not name another type later
   return known.emplace(type, framework).first->second;
 }
 

@@ -473,6 +473,10 @@ __device__ __forceinline__ float output_factor(float sum, float reference, float
 //   work.first(), end(), step()
 //   work.count(item)         what the number of the item's tiles hangs on; loaded an item ahead
 //   work.tiles(item, count)  that number, the same in every role
+//   Work::kParts             whether an item may be a part of one, of which another block has
+//                            made, or makes, the rest; then also
+//     work.ends(item, count)   whether the results of the item are stored here
+//     work.take_over<kConsumer>(item, warp, lane, state, o), hand_on: what the part before left
 //   work.store<kConsumer>(item, warp, lane, state, o)
 template <int kDim, int kConsumer, class Work>
 __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale& scale,
@@ -505,6 +509,8 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
   auto count = work.count(work.first());
   for (auto item = work.first(); item < work.end(); item += work.step()) {
     const int tiles = work.tiles(item, count);
+    bool ends = true;
+    if constexpr (Work::kParts) ends = work.ends(item, count);
     const auto next_item = item + work.step();
     if (next_item < work.end()) count = work.count(next_item);
 
@@ -513,6 +519,9 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
     Output o;
 #pragma unroll
     for (int i = 0; i < 64; ++i) o[0][i] = o[1][i] = 0;
+    if constexpr (Work::kParts) {
+      if (tiles > 0) work.template take_over<kConsumer>(item, warp, lane, state, o);
+    }
 
     // The work on one owned tile; kBefore: there is a tile before it.
     const auto own_tile = [&]<bool kBefore>(int tile) {
@@ -557,10 +566,13 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
         release_values<kDim, kOther, 2>(smem, o);
         ++other_uses;
       }
+      if constexpr (Work::kParts) {
+        if (!ends) work.template hand_on<kConsumer>(warp, lane, state, o);
+      }
       merge_consumers<kDim, kConsumer>(smem, q_uses & 1, warp, lane, state);
       ++q_uses;
     }
-    work.template store<kConsumer>(item, warp, lane, state, o);
+    if (ends) work.template store<kConsumer>(item, warp, lane, state, o);
   }
 }
 

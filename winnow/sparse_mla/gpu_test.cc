@@ -87,6 +87,40 @@ TEST_F(SparseMlaGpu, TwentyRepeatsAreBitwiseEqual) {
   }
 }
 
+// Where items do not fill a last round, parts of them are handed on from block to block.
+TEST_F(SparseMlaGpu, AWorkspaceChangesNoBit) {
+  int handed_on = 0;
+  for (const std::int64_t queries : {132, 140, 190, 263, 265, 301, 700}) {
+    for (const bool ragged : {false, true}) {
+      CaseShape shape = small_shape("workspace");
+      shape.s_q = queries;
+      shape.h_q = queries % 2 == 0 ? 64 : 100;
+      shape.s_kv = 5000;
+      shape.topk = ragged ? 2000 : 2048;
+      if (ragged) shape.lengths = Lengths::ragged;
+      const CaseInputs inputs = make_inputs(shape).on(kGpu);
+      Results without(shape, kGpu);
+      without.run(inputs);
+      ForwardArgs args;
+      inputs.pass_to(args);
+      Results with(shape, kGpu);
+      args.out = with.out, args.lse = with.lse, args.max_logits = with.max_logits;
+      const std::int64_t bytes = forward_workspace_bytes(args);
+      if (bytes == 0) continue;
+      ++handed_on;
+      Tensor workspace(DType::u8, {bytes}, kGpu);
+      args.workspace = workspace;
+      for (int repeat = 0; repeat < 5; ++repeat) {
+        forward(args);
+        ASSERT_TRUE(same_bytes(with.out, without.out)) << queries << ragged;
+        ASSERT_TRUE(same_bytes(with.lse, without.lse)) << queries << ragged;
+        ASSERT_TRUE(same_bytes(with.max_logits, without.max_logits)) << queries << ragged;
+      }
+    }
+  }
+  EXPECT_GE(handed_on, 4);
+}
+
 TEST_F(SparseMlaGpu, MoreQueriesThanAGridDimension) {
   CaseShape shape = small_shape("many-queries");
   shape.s_q = 70000;

@@ -47,6 +47,26 @@ __device__ __forceinline__ float2 load_now(const float2* address) {
   return value;
 }
 
+__device__ __forceinline__ float4 load_now(const float4* address) {
+  float4 value;
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(address)
+               : "memory");
+  return value;
+}
+
+// A word that blocks of a launch hand data over with: what was written before a release, or seen
+// after a barrier or __syncwarp(), is visible after an acquire that sees the word.
+__device__ __forceinline__ std::uint32_t ld_acquire_gpu(const std::uint32_t* word) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ __forceinline__ void st_release_gpu(std::uint32_t* word, std::uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
 // Loads of one word in the order that other threads of this GPU store it, without ordering anything
 // else.
 __device__ __forceinline__ std::uint32_t ld_relaxed_gpu(const std::uint32_t* address) {

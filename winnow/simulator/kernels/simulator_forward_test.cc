@@ -26,6 +26,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-some-nothing", {"random:5"}},
     {"bf16-skv50000", {"late", "random:6"}},
     {"bf16-dense-ragged", {"late", "random:1"}},
+    {"bf16-parts", {"late"}},
+    {"bf16-parts-ragged", {"random:7"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h64", kMany},
@@ -53,6 +55,9 @@ const BugsOf bug{"attention_sm90.cuh", "bf16-k512"}, kernel{"forward_sm90.cuh", 
 // A cache whose rows are read in order; three items a block, of five tiles.
 const BugsOf order{"entry_order_sm90.cuh", "bf16-skv50000"};
 
+// The last of five items has two parts.
+const BugsOf parts{"forward_turns_sm90.cuh", "bf16-parts"};
+
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
            bug("NoProxyFence", "fence_proxy_async_shared();  // each writer", Action::drop)),
@@ -68,6 +73,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ", order("OrderOverCounts", "place += device::warp_prefix", Action::drop, 0, 1)),
     saying("race: ", order("OrderNoWaitForEntries", "place += __popc(lanes.with(lane));",
                            Action::drop, 0, 2)),
+    parts("NobodyHandsOn", "st_release_gpu(flag_, 1);", Action::drop),
     bug("NoWaitForEmptySlot", "mbarrier_wait(smem + P::kEmpty + 8 * (kSlot", Action::drop),
     bug("NoWaitForQueries", "mbarrier_wait(smem + P::kQFull + 8 * group, q_uses", Action::drop),
     bug("NoWaitForProbabilities", "mbarrier_wait(smem + P::kPReady + 8 * kOther", Action::drop),
@@ -115,6 +121,15 @@ TEST(SimulatorForwardSpeed, ASmallCaseTakesLessThanASecond) {
   EXPECT_LT(seconds, 1);
 #endif
   RecordProperty("seconds", std::to_string(seconds));
+}
+
+// On five multiprocessors the last of eleven items has three parts, one of them in the middle.
+TEST(SimulatorForwardParts, GoFromBlockToBlock) {
+  simulator::settings().multiprocessors = 5;
+  for (const char* schedule : {"late", "random:8"}) {
+    simulator::expect_passes(forward_operation(), "bf16-parts-ragged", schedule);
+  }
+  simulator::settings().multiprocessors = 2;
 }
 
 WINNOW_SIMULATOR_TESTS(SimulatorForward, forward_operation(), kQuickCases, kThoroughCases,

@@ -42,6 +42,7 @@ __device__ __forceinline__ void store_lse(const KernelParams& params, std::uint3
 // The pieces, as consumer_role() wants them.
 template <CacheFormat kFormat>
 struct Work {
+  static constexpr bool kParts = false;
   static constexpr bool kStoredRows = kFormat != CacheFormat::bf16;
   const KernelParams& params;
   const Pieces& pieces;

@@ -44,14 +44,35 @@ void check_args_for_sm90(const ForwardArgs& args, const Problem& problem) {
   check_sizes_for_sm90(check, problem);
 }
 
+constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+
+// What `workspace` must hold. The backend's other wants have been checked.
+std::int64_t workspace_bytes(const ForwardArgs& args, const ForwardParams& params,
+                             Backend backend) {
+  if (backend == Backend::cpu || args.out.numel() == 0) return 0;
+  if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(args.q.device());
+    return forward_sm90_workspace_bytes(params);
+  }
+  return 0;
+}
+
 Backend run(const ForwardArgs& args, const RunOptions& options) {
   const ForwardParams params = check_args(args);
-  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) check_args_for_sm90(args, params.problem);
+  std::int64_t scratch = 0;
+  if (backend == Backend::sm90) {
+    check_args_for_sm90(args, params.problem);
+    if (args.workspace.present()) scratch = workspace_bytes(args, params, backend);
+    if (scratch > 0) Check(kOperation).workspace(args.workspace, scratch, args.q.device());
+  }
   if (options.dry_run) return backend;
+  const TensorView workspace = scratch > 0 ? args.workspace : TensorView{};
   Check(kOperation)
-      .apart({{"out", args.out}, {"max_logits", args.max_logits}, {"lse", args.lse}},
+      .apart({{"out", args.out},
+              {"max_logits", args.max_logits},
+              {"lse", args.lse},
+              {"workspace", workspace}},
              {{"q", args.q},
               {"kv", args.kv},
               {"indices", args.indices},
@@ -64,7 +85,7 @@ Backend run(const ForwardArgs& args, const RunOptions& options) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_forward, params);
   } else if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    forward_sm90(params, options.stream.handle);
+    forward_sm90(params, workspace.data(), options.stream.handle);
   }
   return backend;
 }
@@ -73,6 +94,13 @@ Backend run(const ForwardArgs& args, const RunOptions& options) {
 
 Backend forward(const ForwardArgs& args, const RunOptions& options) {
   return recorded(kOperation, args, options, run);
+}
+
+std::int64_t forward_workspace_bytes(const ForwardArgs& args, const RunOptions& options) {
+  const ForwardParams params = check_args(args);
+  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  if (backend == Backend::sm90) check_args_for_sm90(args, params.problem);
+  return workspace_bytes(args, params, backend);
 }
 
 }  // namespace winnow::sparse_mla

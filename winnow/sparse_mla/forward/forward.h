@@ -29,6 +29,11 @@ struct ForwardArgs {
   TensorView out{};           // [s_q, h_q, 512], as q
   TensorView max_logits{};    // optional [s_q, h_q], f32
   TensorView lse{};           // optional [s_q, h_q], f32
+  // Optional, u8 on the device of q, aligned to 256 bytes, at least forward_workspace_bytes():
+  // scratch memory of GPU backends, in use until the work on the stream is done. It makes calls
+  // faster whose queries do not share out evenly, and changes no bit. The CPU backend does not use
+  // it.
+  TensorView workspace{};
 };
 
 // Attention of every query over the cache rows that an indexer chose for it:
@@ -70,5 +75,11 @@ struct ForwardArgs {
 // Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention). The conventions are those of FlashMLA,
 // except that the lse of a query without visible entries is -inf here.
 WINNOW_EXPORT Backend forward(const ForwardArgs& args, const RunOptions& options = {});
+
+// The bytes of `workspace` that forward() can use with the same arguments; 0 where it would not
+// help, and on the CPU. The result depends on shapes and the device, not on values. Errors: as
+// forward().
+WINNOW_EXPORT std::int64_t forward_workspace_bytes(const ForwardArgs& args,
+                                                   const RunOptions& options = {});
 
 }  // namespace winnow::sparse_mla

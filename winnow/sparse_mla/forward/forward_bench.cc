@@ -11,15 +11,19 @@ namespace {
 std::function<void()> prepare(const CaseShape& shape, const testing::Target& target) {
   struct Data {
     CaseInputs inputs;
-    Tensor out, max_logits, lse;
+    Tensor out, max_logits, lse, workspace;
   };
   const Device device = testing::device_of(target);
   auto data = std::make_shared<Data>(Data{
       make_inputs(shape).on(device), Tensor(shape.dtype, {shape.s_q, shape.h_q, kValueDim}, device),
       Tensor(DType::f32, {shape.s_q, shape.h_q}, device),
-      Tensor(DType::f32, {shape.s_q, shape.h_q}, device)});
+      Tensor(DType::f32, {shape.s_q, shape.h_q}, device), Tensor()});
   ForwardArgs args{.out = data->out, .max_logits = data->max_logits, .lse = data->lse};
   data->inputs.pass_to(args);
+  if (const std::int64_t bytes = forward_workspace_bytes(args, target.options); bytes > 0) {
+    data->workspace = Tensor(DType::u8, {bytes}, device);
+    args.workspace = data->workspace;
+  }
   return [data, args, options = target.options] { forward(args, options); };
 }
 

@@ -26,6 +26,11 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   ForwardArgs args{
       .out = out_there.view, .max_logits = max_logits_there.view, .lse = lse_there.view};
   there.pass_to(args);
+  Tensor workspace;
+  if (const std::int64_t bytes = forward_workspace_bytes(args, target.options); bytes > 0) {
+    workspace = Tensor(DType::u8, {bytes}, device);
+    args.workspace = workspace;
+  }
 
   testing::CaseOutcome outcome;
   outcome.backend = forward(args, target.options);
@@ -46,10 +51,25 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   return outcome;
 }
 
+// On a GPU of two multiprocessors, as the simulated one, parts of the last item are handed on.
+std::vector<CaseShape> with_parts(std::vector<CaseShape> shapes) {
+  const CaseShape whole{.name = "parts", .s_q = 5, .h_q = 64, .s_kv = 1100, .topk = 1024};
+  testing::add(shapes, {DType::bf16}, whole);
+  CaseShape ragged = whole;
+  ragged.name = "parts-ragged";
+  ragged.s_q = 11;
+  ragged.h_q = 16;
+  ragged.d_qk = 512;
+  ragged.topk = 1000;
+  ragged.lengths = Lengths::ragged;
+  testing::add(shapes, {DType::bf16}, ragged);
+  return shapes;
+}
+
 }  // namespace
 
 testing::Operation forward_operation() {
-  const std::vector<CaseShape> shapes = with_dense_shapes(case_shapes());
+  const std::vector<CaseShape> shapes = with_parts(with_dense_shapes(case_shapes()));
   return {"sparse_mla::forward", "top-k sparse MLA attention",
           with_gpu(testing::cases_of(shapes, run), shapes), forward_benchmarks(),
           testing::repeated(forward)};

@@ -20,6 +20,7 @@ constexpr void each_argument(ForwardArgs& args, Visitor&& visit) {
   visit("out", args.out);
   visit("max_logits", args.max_logits);
   visit("lse", args.lse);
+  visit("workspace", args.workspace);
 }
 
 }  // namespace winnow::sparse_mla

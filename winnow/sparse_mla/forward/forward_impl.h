@@ -1,6 +1,8 @@
 // What forward() hands to its backends. Internal.
 #pragma once
 
+#include <cstdint>
+
 #include "winnow/core/executor.h"
 #include "winnow/sparse_mla/problem.h"
 
@@ -18,7 +20,9 @@ void forward_cpu(const ForwardParams& params, const Executor& executor);
 
 // Queues the kernel on `stream` (a cudaStream_t) of the current device, which holds the tensors.
 // Wants what the checks for sm90 ask for, and s_q and h_q of at least 1. Allocates nothing and does
-// not wait, so the stream may be in capture.
-void forward_sm90(const ForwardParams& params, void* stream);
+// not wait, so the stream may be in capture. `workspace` may be null.
+void forward_sm90(const ForwardParams& params, void* workspace, void* stream);
+// On the current device.
+std::int64_t forward_sm90_workspace_bytes(const ForwardParams& params);
 
 }  // namespace winnow::sparse_mla

@@ -12,8 +12,8 @@ constexpr Declaration<sparse_mla::ForwardArgs> kForward(
     "def forward(q: T, kv: T, indices: T | None, *, scale: float | None = None, "
     "topk_length: T | None = None, attn_sink: T | None = None, key_start: T | None = None, "
     "key_end: T | None = None, q_start: int | None = None, k_stride: int = 1, "
-    "out: T | tuple[T | None, T | None, T | None] | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> tuple[T, T, T]",
+    "out: T | tuple[T | None, T | None, T | None] | None = None, workspace: T | None = None, "
+    "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]",
     "q: T[s_q, h_q=64, d_qk=576], kv: T[s_kv, 1, d_qk], indices: i32[s_q, 1, topk=64], "
     "out: T[s_q, h_q, 512]");
 
@@ -26,6 +26,10 @@ nb::object forward(const Arguments<kForward>& given) {
   const DType real = accumulator_of(args.q.dtype());
   args.max_logits = call.output("max_logits", max_logits, real, {s_q, h_q});
   args.lse = call.output("lse", lse, real, {s_q, h_q});
+  nb::object workspace = given.get<"workspace">();
+  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
+    return sparse_mla::forward_workspace_bytes(args, options);
+  });
   call.run([&](const RunOptions& options) { sparse_mla::forward(args, options); });
   return nb::make_tuple(result, max_logits, lse);
 }
@@ -56,6 +60,9 @@ Args:
     out: [s_q, h_q, 512] as q to write into, or a tuple (out, max_logits, lse) of which any may
         be None. Results that are not passed are allocated, of q's kind and on q's device. Outputs
         that overlap inputs or each other are refused.
+    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes,
+        that make calls faster whose queries do not share out evenly. New memory for torch's
+        tensors if None; none for others. The results are the same, bit for bit.
     stream: for CUDA tensors: a handle or an object with __cuda_stream__, cuda_stream or ptr;
         None is torch's current stream for its tensors, else the default stream. New tensors of
         torch belong to that stream, as if it were the current one.

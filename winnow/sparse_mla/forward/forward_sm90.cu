@@ -13,6 +13,7 @@ namespace winnow::sparse_mla {
 
 namespace {
 
+using forward_sm90_detail::flag_bytes;
 using forward_sm90_detail::KernelParams;
 
 constexpr device::Runtime kRuntime{"sparse_mla::forward", "sm90"};
@@ -27,10 +28,25 @@ int order_shift(const Problem& problem, std::int64_t head_blocks) {
          static_cast<int>(std::bit_width(unsigned{kOrderRanges} - 1));
 }
 
-KernelParams kernel_params(const ForwardParams& params) {
+std::int64_t head_blocks_of(const Problem& problem) {
+  return (problem.h_q + attention_sm90::kHeads - 1) / attention_sm90::kHeads;
+}
+
+// Where rows are read in their order the items stay whole, since blocks that began with a part
+// would not walk through the cache with the others: 2.6 instead of 2.4 ms with 131,072 rows.
+forward_sm90_detail::Rounds rounds_of(const Problem& problem, bool may_hand_on) {
+  const std::int64_t head_blocks = head_blocks_of(problem);
+  const auto items = static_cast<std::uint32_t>(problem.s_q * head_blocks);
+  const std::uint32_t blocks =
+      std::min(items, static_cast<std::uint32_t>(kRuntime.multiprocessors()));
+  const std::int64_t tiles = (problem.topk + kTileRows - 1) / kTileRows;
+  return forward_sm90_detail::make_rounds(items, blocks, tiles,
+                                          may_hand_on && order_shift(problem, head_blocks) < 0);
+}
+
+KernelParams kernel_params(const ForwardParams& params, void* workspace) {
   const Problem& problem = params.problem;
-  const std::int64_t head_blocks =
-      (problem.h_q + attention_sm90::kHeads - 1) / attention_sm90::kHeads;
+  const std::int64_t head_blocks = head_blocks_of(problem);
   KernelParams kernel;
   kernel.kv = gather_view(problem);
   kernel.q = static_cast<const char*>(problem.q.data);
@@ -50,7 +66,8 @@ KernelParams kernel_params(const ForwardParams& params) {
   kernel.scale = attention_sm90::logit_scale(problem.scale);
   kernel.h_q = static_cast<int>(problem.h_q);
   kernel.head_blocks = static_cast<std::uint32_t>(head_blocks);
-  kernel.items = static_cast<std::uint32_t>(problem.s_q * head_blocks);
+  kernel.rounds = rounds_of(problem, workspace != nullptr);
+  kernel.handed = static_cast<char*>(workspace);
   kernel.ranges = range_view(problem);
   kernel.order_shift = order_shift(problem, head_blocks);
   return kernel;
@@ -61,15 +78,22 @@ void launch(const KernelParams& kernel, cudaStream_t stream) {
   constexpr int kBytes = forward_sm90_detail::kSharedBytes<kDim>;
   auto* const function = forward_sm90_detail::forward_kernel<kDim, kDense>;
   kRuntime.allow_shared_memory(function, kBytes);
-  const unsigned blocks =
-      std::min(kernel.items, static_cast<std::uint32_t>(kRuntime.multiprocessors()));
-  kRuntime.launch(function, blocks, attention_sm90::kThreads, kBytes, stream, kernel);
+  if (kernel.rounds.chunk > 0) {
+    const auto flags = static_cast<std::size_t>(flag_bytes(kernel.rounds.blocks));
+    kRuntime.check(cudaMemsetAsync(kernel.handed, 0, flags, stream), "cudaMemsetAsync");
+  }
+  kRuntime.launch(function, kernel.rounds.blocks, attention_sm90::kThreads, kBytes, stream, kernel);
 }
 
 }  // namespace
 
-void forward_sm90(const ForwardParams& params, void* stream) {
-  const KernelParams kernel = kernel_params(params);
+std::int64_t forward_sm90_workspace_bytes(const ForwardParams& params) {
+  const forward_sm90_detail::Rounds rounds = rounds_of(params.problem, true);
+  return rounds.chunk > 0 ? forward_sm90_detail::handed_bytes(rounds.blocks) : 0;
+}
+
+void forward_sm90(const ForwardParams& params, void* workspace, void* stream) {
+  const KernelParams kernel = kernel_params(params, workspace);
   const bool wide = params.problem.d_qk == 576;
   const auto function = params.problem.dense ? (wide ? launch<576, true> : launch<512, true>)
                                              : (wide ? launch<576, false> : launch<512, false>);

@@ -6,10 +6,9 @@
 
 #include "winnow/sparse_mla/attention_sm90.cuh"
 #include "winnow/sparse_mla/entry_order_sm90.cuh"
+#include "winnow/sparse_mla/forward/forward_turns_sm90.cuh"
 
 namespace winnow::sparse_mla::forward_sm90_detail {
-
-using namespace winnow::sparse_mla::attention_sm90;
 
 // 216 + 216 + 72 registers on 3 x 128 threads are 64512 of the 65536.
 inline constexpr int kGatherRegisters = 72;
@@ -28,17 +27,21 @@ struct KernelParams {
   std::int64_t attn_sink_stride;
   LogitScale scale;
   int h_q;
-  std::uint32_t head_blocks, items;  // items = s_q * head_blocks, at most 2^30
-  RangeView ranges;                  // of a dense problem
-  int order_shift;  // entries are read by ranges of 2^order_shift rows; -1: as they are listed
+  std::uint32_t head_blocks;  // s_q * head_blocks items, at most 2^30
+  Rounds rounds;
+  char* handed;      // handed_bytes() where parts of items are handed on
+  RangeView ranges;  // of a dense problem
+  int order_shift;   // entries are read by ranges of 2^order_shift rows; -1: as they are listed
 };
 
 // Shared memory: behind what attention_sm90.cuh has, the entries of a query in order.
 template <int kDim>
 inline constexpr int kSegment = (Plan<kDim>::kBytes + 15) / 16 * 16;
 template <int kDim>
-inline constexpr int kSharedBytes = kSegment<kDim> + static_cast<int>(sizeof(EntrySegment));
-static_assert(kSharedBytes<576> == 232144 && kSharedBytes<576> <= 232448);
+inline constexpr int kTurns = kSegment<kDim> + static_cast<int>(sizeof(EntrySegment));
+template <int kDim>
+inline constexpr int kSharedBytes = kTurns<kDim> + static_cast<int>(sizeof(Turns));
+static_assert(kSharedBytes<576> == 232180 && kSharedBytes<576> <= 232448);
 
 // Where the entries of a query come from, and how many there are: its list, or in a dense problem
 // (kDense) its range of rows.
@@ -85,7 +88,8 @@ __device__ __forceinline__ void prefetch_queries(const KernelParams& params, std
 
 // Runs ahead of the consumers by what the slots allow, into the next item too.
 template <int kDim, bool kDense>
-__device__ __forceinline__ void gather_role(const KernelParams& params, std::uint32_t smem) {
+__device__ __forceinline__ void gather_role(const KernelParams& params, const Turns& turns,
+                                            std::uint32_t smem) {
   using P = Plan<kDim>;
   const int thread = threadIdx.x - 2 * 128;
   const int lane = thread & 31;
@@ -97,26 +101,29 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, std::uin
   constexpr int kOrderBarrier = 1;
   const bool ordered = !kDense && params.order_shift >= 0;
   TileEntries next{-1, -1};  // loaded one tile ahead, where they are not ordered
-  bool loaded = false;       // `next` is tile 0 of the item that begins
-  int entries = entry_count<kDense>(params, blockIdx.x / params.head_blocks);
-  for (std::uint32_t item = blockIdx.x; item < params.items; item += gridDim.x) {
+  bool loaded = false;       // `next` is the first tile of the part that begins
+  Part part = turns.part(params.rounds, 0);
+  int entries = entry_count<kDense>(params, part.item / params.head_blocks);
+  for (std::uint32_t turn = 0; turn < turns.count(); ++turn) {
+    const std::uint32_t item = part.item;
     const std::int64_t query = item / params.head_blocks;
     const auto row = entry_row<kDense>(params, query);
     const std::uint32_t visible = entry_limit<kDense>(params, query);
-    const int tiles = tile_count(entries);
+    const int first = part.first, tiles = min(tile_count(entries), part.end);
     // The length of the next item is loaded long before it is needed.
-    const std::uint32_t next_item = item + gridDim.x;
-    const std::int64_t next_query = next_item / params.head_blocks;
-    const int next_entries = next_item < params.items ? entry_count<kDense>(params, next_query) : 0;
+    const bool goes_on = turn + 1 < turns.count();
+    if (goes_on) part = turns.part(params.rounds, turn + 1);
+    const std::int64_t next_query = part.item / params.head_blocks;
+    const int next_entries = goes_on ? entry_count<kDense>(params, next_query) : 0;
 
-    if (!ordered && !loaded && tiles > 0) next = load_tile(row, 0, entries, lane);
+    if (!ordered && !loaded && first < tiles) next = load_tile(row, first, entries, lane);
     loaded = false;
-    for (int tile = 0; tile < tiles; ++tile) {
+    for (int tile = first; tile < tiles; ++tile) {
       if constexpr (!kDense) {
         if (ordered) {
           const int inside = tile % kSegmentTiles, from = (tile - inside) * kTileRows;
           const int count = min(entries - from, kSegmentEntries);
-          if (inside == 0) {
+          if (inside == 0) {  // items in order are whole
             order_segment<kOrderBarrier>(smem + kSegment<kDim>, row + from, count,
                                          params.order_shift, thread);
           }
@@ -128,18 +135,19 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, std::uin
       if (!ordered && tile + 1 < tiles) {
         next = load_tile(row, tile + 1, entries, lane);
       } else if (!ordered && next_entries > 0) {
-        next = load_tile(entry_row<kDense>(params, next_query), 0, next_entries, lane);
+        next = load_tile(entry_row<kDense>(params, next_query), part.first, next_entries, lane);
         loaded = true;
       }
-      if (tile % 2 == 0) {
+      if (tile % 2 == 0) {  // the parts of an item begin with even tiles
         load_tile_rows<kDim, 0>(smem, uses & 1, rows, mask, thread, keep);
         uses ^= 1;
       } else {
         load_tile_rows<kDim, 1>(smem, uses >> 1, rows, mask, thread, keep);
         uses ^= 2;
       }
-      if (tile == 0) {
-        // After tile 0, not before: its slot is free before the last logits of the item before.
+      if (tile == first) {
+        // After the first tile, not before: its slot is free before the last logits of the item
+        // before.
         mbarrier_wait(smem + P::kQFree, (q_uses & 1) ^ 1, "gather", 0);
         const int first_head = static_cast<int>(item % params.head_blocks) * kHeads;
         const GatherRows heads =
@@ -147,7 +155,7 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, std::uin
                       [&](int, int head) { return head < params.h_q; });
         load_queries<kDim>(smem, heads, thread, once);
         ++q_uses;
-        if (next_item < params.items) prefetch_queries<kDim>(params, next_item, thread);
+        if (goes_on) prefetch_queries<kDim>(params, part.item, thread);
       }
     }
     entries = next_entries;
@@ -186,41 +194,66 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
   }
 }
 
-// The items, as consumer_role() wants them.
+// The turns of the block, as consumer_role() wants them.
 template <bool kDense>
 struct Work {
   static constexpr bool kStoredRows = false;
+  static constexpr bool kParts = true;
   const KernelParams& params;
-  std::uint32_t items;
+  const Turns& turns;
 
-  __device__ std::uint32_t first() const { return blockIdx.x; }
-  __device__ std::uint32_t step() const { return gridDim.x; }
-  __device__ std::uint32_t end() const { return items; }
-  __device__ __forceinline__ int count(std::uint32_t item) const {
-    return entry_count<kDense>(params, item / params.head_blocks);
+  __device__ std::uint32_t first() const { return 0; }
+  __device__ std::uint32_t step() const { return 1; }
+  __device__ std::uint32_t end() const { return turns.count(); }
+  __device__ __forceinline__ Part part(std::uint32_t turn) const {
+    return turns.part(params.rounds, turn);
   }
-  __device__ __forceinline__ int tiles(std::uint32_t, int entries) const {
-    return tile_count(entries);
+  __device__ __forceinline__ int count(std::uint32_t turn) const {
+    return entry_count<kDense>(params, part(turn).item / params.head_blocks);
+  }
+  __device__ __forceinline__ int tiles(std::uint32_t turn, int entries) const {
+    const Part mine = part(turn);
+    return max(min(tile_count(entries), mine.end) - mine.first, 0);
+  }
+  __device__ __forceinline__ bool ends(std::uint32_t turn, int entries) const {
+    const Part mine = part(turn);
+    const int all = tile_count(entries);
+    return all <= mine.end && (all > mine.first || mine.first == 0);
   }
   template <int kConsumer>
-  __device__ __forceinline__ void store(std::uint32_t item, int warp, int lane,
+  __device__ __forceinline__ void take_over(std::uint32_t turn, int warp, int lane, RowState& state,
+                                            Output& o) const {
+    if (part(turn).first == 0) return;
+    Handed<kConsumer>(params.handed, params.rounds.blocks, blockIdx.x - 1, warp, lane)
+        .take(state, o);
+  }
+  template <int kConsumer>
+  __device__ __forceinline__ void hand_on(int warp, int lane, const RowState& state,
+                                          const Output& o) const {
+    Handed<kConsumer>(params.handed, params.rounds.blocks, blockIdx.x, warp, lane).give(state, o);
+  }
+  template <int kConsumer>
+  __device__ __forceinline__ void store(std::uint32_t turn, int warp, int lane,
                                         const RowState& state, const Output& o) const {
-    store_item<kConsumer>(params, item, warp, lane, state, o);
+    store_item<kConsumer>(params, part(turn).item, warp, lane, state, o);
   }
 };
 
 template <int kDim, bool kDense>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ KernelParams params) {
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  auto* const shared = reinterpret_cast<char*>(dynamic_shared<1024>());
+  const std::uint32_t smem = shared_address(shared);
+  Turns& turns = *reinterpret_cast<Turns*>(shared + kTurns<kDim>);
   if (threadIdx.x == 0) {
     init_barriers<kDim>(smem, [](int, int group) { return copied_group_arrivals(group); });
     fence_mbarrier_init();
+    turns.plan(params.rounds);
   }
   __syncthreads();
 
   // Each role is one branch, as setmaxnreg wants it.
-  const Work<kDense> work{params, params.items};
+  const Work<kDense> work{params, turns};
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     setmaxnreg_inc<kConsumerRegisters>();
@@ -230,7 +263,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     consumer_role<kDim, 1>(work, params.scale, smem);
   } else {
     setmaxnreg_dec<kGatherRegisters>();
-    gather_role<kDim, kDense>(params, smem);
+    gather_role<kDim, kDense>(params, turns, smem);
   }
 }
 

@@ -20,7 +20,7 @@ from winnow.compat.deep_ep._checks import (
 )
 from winnow.compat.deep_ep._layers import Layers
 from winnow.compat.deep_ep._route import dense
-from winnow.compat.deep_ep._streams import CommStream, on_device
+from winnow.compat.deep_ep._streams import CommStream
 from winnow.compat.deep_ep.utils import EventOverlap
 
 TensorOrPair = Union[Tensor, Tuple[Tensor, Tensor]]
@@ -131,7 +131,7 @@ class LowLatencyBuffer:
 
         def call(part: str, out: Optional[LowLatencyDispatched] = None) -> LowLatencyDispatched:
             sends = part != "receive"
-            with torch.no_grad(), on_device(key.device), self._layers.using(key, layer):
+            with torch.no_grad(), self._layers.using(key, layer):
                 return layer.dispatch(
                     tokens if sends else None,
                     indices if sends else None,
@@ -205,7 +205,7 @@ class LowLatencyBuffer:
 
         def call(part: str, result: Optional[Tensor]) -> Tensor:
             key, layer = handle.key, handle.layer
-            with torch.no_grad(), on_device(indices.device), self._layers.using(key, layer):
+            with torch.no_grad(), self._layers.using(key, layer):
                 return layer.combine(
                     rows,
                     handle.dispatched,

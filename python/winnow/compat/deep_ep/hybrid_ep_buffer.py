@@ -21,7 +21,6 @@ from winnow.compat.deep_ep._checks import (
 )
 from winnow.compat.deep_ep._layers import Layers, Sizes
 from winnow.compat.deep_ep._route import FLOAT8, Route
-from winnow.compat.deep_ep._streams import on_device
 
 __all__ = ["HybridEPBuffer", "indices_to_map"]
 
@@ -198,7 +197,7 @@ class HybridEPBuffer:
             why = ("num_permuted_tokens", "a number with non_blocking", None)
         if why:
             self._refuse(why)
-        with torch.no_grad(), on_device(hidden.device):
+        with torch.no_grad():
             if routing_map is None:
                 routing_map, probs = indices_to_map(
                     topk_idx, topk_weights, len(hidden), num_of_experts
@@ -255,7 +254,7 @@ class HybridEPBuffer:
         route = handle.route
         if (why := wrong_sums("hidden", hidden, "probs", probs)) is not None:
             route.refuse_combine(why)
-        with torch.no_grad(), on_device(route.sizes.device):
+        with torch.no_grad():
             combined, values = route.combine(hidden, values=probs)
             if values is None:
                 return combined, None
@@ -280,7 +279,7 @@ class HybridEPBuffer:
             why = ("num_permuted_tokens", f"{route.rows} as in the handle", num_permuted_tokens)
         if why:
             route.refuse_repeat(why)
-        with torch.no_grad(), on_device(route.sizes.device):
+        with torch.no_grad():
             weights = None if probs is None else _of_pairs(probs.detach().float(), route.indices)
             arrived = route.repeat(hidden, scaling_factor, weights)
             rows = route.with_zeros(arrived.rows)

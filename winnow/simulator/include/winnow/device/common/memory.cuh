@@ -40,6 +40,24 @@ inline float2 load_now(const float2* address, Where where = Where::current()) {
   return __ldg(address, where);
 }
 
+inline float4 load_now(const float4* address, Where where = Where::current()) {
+  simulator::check_global_read(address, 16, 16, where);
+  return *address;
+}
+
+// Blocks run one after the other: what is waited for is there, or comes never.
+inline std::uint32_t ld_acquire_gpu(const std::uint32_t* word, Where where = Where::current()) {
+  const std::uint32_t value = __ldg(word, where);
+  simulator::poll();
+  return value;
+}
+inline void st_release_gpu(std::uint32_t* word, std::uint32_t value,
+                           Where where = Where::current()) {
+  if (simulator::is_dropped(where)) return;
+  simulator::check_global_write(word, 4, 4, where);
+  *word = value;
+}
+
 inline std::uint32_t ld_relaxed_gpu(const std::uint32_t* address, Where where = Where::current()) {
   return __ldg(address, where);
 }
