@@ -167,6 +167,16 @@ def test_a_backend_that_there_is_not_is_refused_by_the_operation():
         winnow.supports("sparse_mla.forward", backend="foo")
 
 
+def test_texts_that_no_encoding_has_and_names_that_are_none_are_refused():
+    with pytest.raises(TypeError, match=r"unexpected keyword argument '\\udc80'; it takes q"):
+        sparse_mla.forward(**{"\udc80": 1})
+    for op, got in (("\udc80", r"\\udc80"), (3, "3"), (None, "None"), ("forward", "forward")):
+        with pytest.raises(ValueError, match=f"^supports: op: want one of .*, got {got}$"):
+            winnow.supports(op)
+    with pytest.raises(ValueError, match="^supports: backend: want None or the name .*, got 3"):
+        winnow.supports("sparse_mla.forward", backend=3)
+
+
 def test_missing_and_mistyped_arguments_are_named():
     tensors = every_operation.ALL["sparse_mla::forward"].tensors
     q, kv, indices = (tensors[name] for name in ("q", "kv", "indices"))

@@ -57,5 +57,5 @@ def supports(
     >>> supports("sparse_mla.forward", d_qk=128).reason
     'sparse_mla::forward: q: want d_qk = 576 or 512, got d_qk = 128'
     """
-    found, reason = _winnow.supports(op.replace("::", "."), dtype, str(device), backend, shape)
+    found, reason = _winnow.supports(str(op).replace("::", "."), dtype, str(device), backend, shape)
     return Support(found != "", found or None, reason)

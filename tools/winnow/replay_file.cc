@@ -111,7 +111,11 @@ CallRecord read_record(const std::string& path) {
     } else if (key == "library") {
       record.library = name;
     } else if (key == "backend") {
-      if (name != "-") record.backend = backend_from_string(name);
+      if (name == "-") continue;
+      for (const BackendStatus& status : backends()) {
+        if (name == to_string(status.backend)) record.backend = status.backend;
+      }
+      if (!record.backend) reader.fail("a backend of Winnow");
     } else if (key == "check") {
       record.check = name == "1";
     } else if (key == "value") {

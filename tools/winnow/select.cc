@@ -22,12 +22,26 @@ std::vector<const testing::Operation*> select_operations(const std::string& comm
   return selected;
 }
 
+namespace {
+
+Backend backend_named(const std::string& command, const std::string& name) {
+  std::string known;
+  for (const BackendStatus& status : backends()) {
+    if (to_string(status.backend) == name) return status.backend;
+    known += (known.empty() ? "" : ", ") + std::string(to_string(status.backend));
+  }
+  throw Error(ErrorCode::invalid_argument, command, "--backend", "one of " + known,
+              "\"" + name + "\"");
+}
+
+}  // namespace
+
 testing::Target make_target(const std::string& command, const RunWhere& where) {
   testing::Target target;
   const BackendStatus* gpu = nullptr;  // the first GPU backend that works here
   std::string reason;
   for (const BackendStatus& status : backends()) {
-    if (!where.backend.empty() && status.backend == backend_from_string(where.backend)) {
+    if (!where.backend.empty() && status.backend == backend_named(command, where.backend)) {
       target.options.backend = status.backend;
       if (!status.supported) {
         throw Error(ErrorCode::unsupported, command, "--backend", "one that works here",

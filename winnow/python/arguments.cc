@@ -55,6 +55,14 @@ Backend backend_argument(const char* operation, const std::string& name) {
               "\"" + name + "\"");
 }
 
+std::optional<Backend> optional_backend(const char* operation, nb::handle backend) {
+  if (backend.is_none()) return std::nullopt;
+  if (!PyUnicode_Check(backend.ptr())) {
+    refuse_argument(operation, "backend", "None or the name of a backend", backend);
+  }
+  return backend_argument(operation, text_of(backend));
+}
+
 Device device_argument(const char* operation, nb::handle device) {
   const std::string name = text_of(device);
   if (name == "cpu" || name == "cpu:0") return {};  // torch has both

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -46,6 +47,8 @@ DType dtype_argument(const char* operation, const char* argument, nb::handle dty
 
 // A backend by its name. Errors name `operation` and the argument "backend".
 Backend backend_argument(const char* operation, const std::string& name);
+// The same of an argument that may be None, or be no text.
+std::optional<Backend> optional_backend(const char* operation, nb::handle backend);
 
 // "cpu", "cpu:0", "cuda:1", or a device of torch; "cuda" is torch's current GPU, or the first one
 // where torch has not been imported. Errors name `operation`.

@@ -61,12 +61,7 @@ void Call::fail_rank(const char* argument, std::size_t rank) const {
 Call::Call(const char* operation, nb::handle stream, nb::handle backend, bool check)
     : Call(operation) {
   options_.check = check;
-  if (!backend.is_none()) {
-    if (!PyUnicode_Check(backend.ptr())) {
-      refuse_argument(operation, "backend", "None or the name of a backend", backend);
-    }
-    options_.backend = backend_argument(operation, text_of(backend));
-  }
+  options_.backend = optional_backend(operation, backend);
   use_stream(stream);
 }
 

@@ -133,7 +133,7 @@ DType dtype_or_foreign(std::optional<DType> dtype, nb::handle object) {
 
 nb::object namespace_of(nb::handle tensor) {
   if (nb::hasattr(tensor, "__array_namespace__")) return tensor.attr("__array_namespace__")();
-  const auto module = nb::cast<std::string>(tensor.type().attr("__module__"));
+  const std::string module = text_of(tensor.type().attr("__module__"));
   return nb::module_::import_(module.substr(0, module.find('.')).c_str());
 }
 

@@ -18,6 +18,7 @@
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
 #include "winnow/python/operation.h"
+#include "winnow/python/text.h"
 
 namespace winnow::python {
 namespace {
@@ -74,15 +75,13 @@ std::map<std::string, Supports> askable() {
 }
 
 // The backend that would run, or empty with the reason why none would.
-std::tuple<std::string, std::string> supports(const std::string& operation, nb::handle dtype,
-                                              nb::handle device,
-                                              const std::optional<std::string>& backend,
-                                              nb::dict sizes) {
+std::tuple<std::string, std::string> supports(nb::handle op, nb::handle dtype, nb::handle device,
+                                              nb::handle backend, nb::dict sizes) {
   Shape shape(std::move(sizes));
   shape.dtype = dtype_argument("supports", "dtype", dtype);
   shape.device = device_argument("supports", device);
-  RunOptions options{.dry_run = true};
-  if (backend.has_value()) options.backend = backend_argument("supports", *backend);
+  RunOptions options{.backend = optional_backend("supports", backend), .dry_run = true};
+  const std::string operation = python::text_of(op);
   std::string known;
   for (const auto& [name, ask] : askable()) {
     known += (known.empty() ? "" : ", ") + name;

@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "winnow/python/text.h"
+
 namespace winnow::python {
 
 Signature::Signature(std::string_view text) {
@@ -31,7 +33,7 @@ Signature::Signature(std::string_view text, nb::handle type) : Signature(text) {
 
 void Signature::refuse_unknown(const nb::kwargs& unknown) const {
   for (const auto [key, value] : unknown) {
-    const auto word = nb::cast<std::string>(key);
+    const std::string word = text_of(key);
     const auto near = nb::cast<std::vector<std::string>>(
         nb::module_::import_("difflib").attr("get_close_matches")(word, parameters_, 1, 0.5));
     std::string hint = "did you mean '" + (near.empty() ? "" : near.front()) + "'?";

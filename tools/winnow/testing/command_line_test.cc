@@ -284,7 +284,8 @@ TEST(CommandLine, VerifyRefusesWhatItCannotDo) {
   EXPECT_THAT(no_case.output, HasSubstr("\"nonsense\""));
   const Result backend = run("verify --backend abacus");
   EXPECT_EQ(backend.exit_code, 2);
-  EXPECT_THAT(backend.output, HasSubstr("one of sm100, sm90, cuda, cpu"));
+  EXPECT_THAT(backend.output,
+              HasSubstr("winnow: verify: --backend: want one of sm100, sm90, cuda, cpu, got"));
 }
 
 TEST(CommandLine, CudaWithoutAGpuGivesTheReason) {

@@ -141,7 +141,7 @@ TEST(Replay, RefusesWhatIsNoRecord) {
       {with("\ndata ", "\ntensor q" + text.substr(text.find(q) + 8, 40) + "\ndata "),
        "one line for the tensor \"q\""},
       // Copied into the memory that the shape needs, those bytes would go beyond it.
-      {with("\ndata ", scratch + "\ndata ") + std::string(99999, 'x'),
+      {with("\noutput workspace", scratch) + std::string(99999, 'x'),
        "as many bytes as the shape needs"},
       {"winnow call 1\n" + std::string(70'000, 'A'), "lines of at most 65536 bytes"},
       {"", "a record of a call, made with WINNOW_RECORD"},
@@ -151,6 +151,7 @@ TEST(Replay, RefusesWhatIsNoRecord) {
       {with("operation sparse_mla::forward", "operation sparse_mla::sideways"),
        "an operation of Winnow"},
       {with("tensor q f32", "tensor q f33"), "dtypes of Winnow"},
+      {with("\nbackend -", "\nbackend sm70"), "FILE: want a backend of Winnow"},
       {with("tensor q f32 cpu [", "tensor q f32 cpu [9"), "as many bytes as the shape needs"},
       {with("tensor q f32 cpu [", "tensor q f32 cpu [9999999999999999999999,"),
        "numbers in a list"},
