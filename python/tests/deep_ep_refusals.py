@@ -1,9 +1,12 @@
 """What the ranks of test_deep_ep.py run where one of them makes a mistake."""
 
+import time
+
 import deep_ep_oracle as oracle
 import torch
 from deep_ep_programs import E, H, K, buffer_of, dispatched, hybrid_buffer_of, refused
 from winnow.compat import deep_ep
+from winnow.errors import Error, InvalidArgument
 
 
 def by_token(group):
@@ -96,3 +99,43 @@ def by_expert(group):
     text = refused(lambda: hybrid.dispatch_with_permute(**call))
     assert f"rank {world - 1}: routing_map: want at most 32 experts a token" in text, text
     assert torch.equal(hybrid.dispatch_with_permute(**by_map)[0], rows)
+
+
+def apart(group):
+    """Ranks that call different layers, all of which there are, hear at once how they differ."""
+    rank, world = group.rank(), group.size()
+    buffer = deep_ep.Buffer(group, low_latency_mode=True)
+    narrow, wide = ((*oracle.inputs(world, E, K, size)[rank],) for size in (H, 2 * H))
+    handles = {}
+
+    def dispatch(given):
+        _, counts = dispatched(buffer, given)
+        got = buffer.dispatch(given[0], topk_idx=given[1], topk_weights=given[2], **counts)
+        handles[given is wide] = (got[0], got[4])
+
+    def combine(given):
+        buffer.combine(*handles[given is wide])
+
+    def low_latency(given):
+        buffer.low_latency_dispatch(given[0].bfloat16(), given[1], 64, E, use_fp8=False)
+
+    def all_work():
+        for given in (narrow, wide, narrow):
+            for call in (dispatch, combine, low_latency):
+                call(given)
+
+    for call, other in (
+        (dispatch, dispatch),
+        (low_latency, low_latency),
+        (dispatch, low_latency),
+        (combine, dispatch),
+        (combine, combine),
+    ):
+        all_work()
+        mistaken = rank == world - 1
+        begin = time.monotonic()
+        kind = Error if call is other is combine else InvalidArgument
+        text = refused(lambda: other(wide) if mistaken else call(narrow), kind)  # noqa: B023
+        assert time.monotonic() - begin < 10, text
+        assert " differs: " in text or "all ranks must make the same calls" in text, text
+    all_work()

@@ -49,6 +49,7 @@ def test_layers_grow(deep_ep_pool, world):
 def test_mistakes_are_errors_on_every_rank(deep_ep_pool, world):
     deep_ep_pool.run(world, refusals.by_token)
     deep_ep_pool.run(world, refusals.by_expert)
+    deep_ep_pool.run(world, refusals.apart)
 
 
 @pytest.mark.parametrize("world", WORLDS)

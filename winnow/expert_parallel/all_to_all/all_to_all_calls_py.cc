@@ -148,26 +148,14 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
   return result;
 }
 
-// Take part in a call only to refuse it on all ranks.
 void refuse_dispatch(BoundAllToAll& self, const std::string& text) {
-  const OneCall::Turn turn(self.one_call, kDispatch);
-  Call call(kDispatch);
-  call.on(self.layer.config().device);
-  const Error refusal(ErrorCode::invalid_argument, kDispatch, text);
-  call.run([&](const RunOptions& options) {
-    self.layer.dispatch({.stream = options.stream, .refusal = &refusal});
-  });
+  refuse_on_all_ranks<ep::DispatchArgs>(
+      kDispatch, self, text, [&](const ep::DispatchArgs& args) { self.layer.dispatch(args); });
 }
 
 void refuse_combine(BoundAllToAll& self, const std::string& text) {
-  const OneCall::Turn turn(self.one_call, kCombine);
-  Call call(kCombine);
-  call.on(self.layer.config().device);
-  const Error refusal(ErrorCode::invalid_argument, kCombine, text);
-  const ep::Descriptor none;
-  call.run([&](const RunOptions& options) {
-    self.layer.combine({.stream = options.stream, .refusal = &refusal}, none);
-  });
+  refuse_on_all_ranks<ep::CombineArgs>(
+      kCombine, self, text, [&](const ep::CombineArgs& args) { self.layer.combine(args, {}); });
 }
 
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,

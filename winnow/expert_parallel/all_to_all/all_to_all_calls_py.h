@@ -71,7 +71,7 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
                          nb::handle worst_case_rows, nb::handle copy_out, nb::handle cached,
                          nb::handle out, nb::handle sm_count, nb::handle stream,
                          const nb::kwargs& unknown);
-// Takes part in a dispatch only to refuse it on all ranks.
+// Take part in a call only to refuse it on all ranks.
 void refuse_dispatch(BoundAllToAll& self, const std::string& text);
 void refuse_combine(BoundAllToAll& self, const std::string& text);
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,

@@ -152,6 +152,23 @@ void run_collective(const char* operation, const std::exception_ptr& refused, Ar
   run_refused(refused, told, run);
 }
 
+// Takes part in a call, with arguments that are a refusal and nothing else, so that all ranks
+// refuse it. `Bound` has a layer and a one_call; make(args) makes the call.
+template <class Args, class Bound, class Function>
+void refuse_on_all_ranks(const char* operation, Bound& self, const std::string& text,
+                         const Function& make) {
+  const OneCall::Turn turn(self.one_call, operation);
+  Call call(operation);
+  call.on(self.layer.config().device);
+  const Error refusal(ErrorCode::invalid_argument, operation, text);
+  call.run([&](const RunOptions& options) {
+    Args args;
+    args.stream = options.stream;
+    args.refusal = &refusal;
+    make(args);
+  });
+}
+
 // A field of a configuration, its name in Python, and what the caller gave for it.
 template <class T>
 struct Option {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "winnow/core/host_device.h"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/barrier.cuh"
@@ -26,7 +27,7 @@ struct PipeShape {
     stages =
         static_cast<int>(kBytes / piece_bytes < kMostStages ? kBytes / piece_bytes : kMostStages);
   }
-  std::int64_t bytes() const { return stages * piece_bytes; }
+  WINNOW_HOST_DEVICE std::int64_t bytes() const { return stages * piece_bytes; }
 };
 
 // Producers are whole warps, fewer than there are stages. Each piece gets the next number; number i
@@ -107,7 +108,8 @@ class RowPipe {
   template <int kReading = 6, class Reached>
   __device__ void store(const Reached& reached) {
     const std::uint64_t policy = device::policy_evict_normal();
-    int stage = 0, oldest = 0;  // of the pieces that are being read
+    constexpr int kBehind = kReading < 6 ? kReading : 6;  // a mark, before it is waited for
+    int stage = 0, oldest = 0;                            // of the pieces that are being read
     std::uint32_t parity = 0;
     // The last mark, until it is reached, and how many groups of stores have been begun since, its
     // own among them.
@@ -127,7 +129,7 @@ class RowPipe {
       // Not before the pieces behind the mark keep the link busy, unless there is nothing else to
       // do: what comes next may be waiting for the mark.
       if (mark != kEnd) ++since;
-      if (mark != kEnd && (since > kReading || !device::mbarrier_test_wait(full(stage), parity))) {
+      if (mark != kEnd && (since > kBehind || !device::mbarrier_test_wait(full(stage), parity))) {
         reach();
       }
       device::mbarrier_wait(full(stage), parity, "store", stage);

@@ -83,6 +83,10 @@ struct MoveParams {
   int element_bytes = 0;
   int scale_words = 0;  // of a row
   DType weight_dtype = DType::f32;
+  // Where the caller wants the rows of this rank, token-major on one node: those of its own tokens
+  // go there, and launch_take_rows() copies the others. Null: all go to the region.
+  std::byte* out = nullptr;
+  std::int64_t out_stride = 0;
   // The tables of the regions of the ranks of this node; see RegionTables.
   NodePointers payload, row_weights, row_scales, ids, row_sources;
   // Of the descriptor, in f32, where there are weights.
@@ -93,6 +97,8 @@ struct MoveParams {
 // this rank that no token has, repeats rows inside this rank, and ends when all of this rank's rows
 // are there. A new routing: makes the tables of its rows.
 int launch_move(const MoveParams& params, int blocks, void* stream);
+// Behind it: to `out` what other ranks have sent.
+int launch_take_rows(const MoveParams& params, void* stream);
 
 // Loads all of these onto the current GPU.
 int load_count();

@@ -1,6 +1,8 @@
 // Moves rows: tokens to their rows at the ranks of the node, each once for a rank, and on the rank
 // the further rows of tokens with several experts there from the first one. Warps claim what they
 // do next, since SMs do not get equal shares of the links.
+#include <algorithm>
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -17,6 +19,7 @@
 #include "winnow/expert_parallel/cuda/row_pipe.cuh"
 #include "winnow/expert_parallel/cuda/tell_node.cuh"
 #include "winnow/expert_parallel/cuda/wait.cuh"
+#include "winnow/expert_parallel/cuda/wire.cuh"
 #include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
 #include "winnow/expert_parallel/routing/placement.h"
 
@@ -126,7 +129,11 @@ class TokenSender {
     return pair.first == lane_ || (!p_.token_major && pair.local == topology_.local);
   }
   __device__ std::byte* payload_of(const Pair& pair) const {
-    return pair.row < 0 ? nullptr : p_.payload.data[pair.local] + pair.row * p_.row_bytes;
+    if (pair.row < 0) return nullptr;
+    if (p_.out != nullptr && pair.local == topology_.local) {
+      return p_.out + pair.row * p_.out_stride;
+    }
+    return p_.payload.data[pair.local] + pair.row * p_.row_bytes;
   }
 
   // What stands beside the rows. Weights [first_weight, + K] are the token's.
@@ -507,6 +514,19 @@ __global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
   }
 }
 
+__global__ void take_rows(const __grid_constant__ MoveParams p) {
+  if (!goes_on(p)) return;
+  const CudaTopology& topology = p.view.topology;
+  const std::int32_t* begins = p.tables.source_begins;
+  const std::int64_t own = begins[topology.rank], behind = begins[topology.rank + 1];
+  const std::int64_t others = begins[topology.world] - (behind - own);
+  for (std::int64_t i = blockIdx.x; i < others; i += gridDim.x) {
+    const std::int64_t row = i < own ? i : i + (behind - own);
+    copy_by_block(p.out + row * p.out_stride, p.payload.data[topology.local] + row * p.row_bytes,
+                  p.row_bytes);
+  }
+}
+
 template <class Kernel>
 int launch(Kernel* kernel, const MoveParams& params, int blocks, int warps, void* stream) {
   const PipeShape shape(params.row_bytes);
@@ -522,7 +542,14 @@ int launch_move(const MoveParams& params, int blocks, void* stream) {
                  : launch(move<false>, params, blocks, kSenders + 1, stream);
 }
 
+int launch_take_rows(const MoveParams& params, void* stream) {
+  constexpr std::int64_t kMostBlocks = 1024;
+  const auto blocks = static_cast<unsigned>(std::clamp<std::int64_t>(params.rows, 1, kMostBlocks));
+  return device::launch(take_rows, blocks, 256, 0, static_cast<cudaStream_t>(stream), params);
+}
+
 int load_move() {
+  if (const int status = device::load_kernels(take_rows); status != cudaSuccess) return status;
   for (const auto kernel : {move<false>, move<true>}) {
     if (const int status = device::load_kernel(kernel, int(PipeShape::kBytes));
         status != cudaSuccess) {

@@ -62,14 +62,14 @@ class CpuLowLatency : public LowLatencyBackend {
   }
 
   void dispatch(const LowLatencyDispatchArgs& args) override {
-    begin(kLowLatencyDispatch);
+    begin(kLowLatencyDispatch, args.part);
     communicator_.call(name_, [&] {
       if (sends(args.part)) send(args);
       if (receives(args.part)) receive(args);
     });
   }
   void combine(const LowLatencyCombineArgs& args) override {
-    begin(kLowLatencyCombine);
+    begin(kLowLatencyCombine, args.part);
     communicator_.call(name_, [&] {
       if (sends(args.part)) send(args);
       if (receives(args.part)) receive(args);
@@ -80,9 +80,10 @@ class CpuLowLatency : public LowLatencyBackend {
   std::int64_t bytes() const override { return layout_.bytes; }
 
  private:
-  void begin(LowLatencyCall call) {
+  void begin(LowLatencyCall call, CallPart part) {
     call_ = call;
     name_ = kLowLatencyNames[call];
+    if (part != CallPart::both) communicator_.forget_order();
   }
   PendingCalls& pending() { return pending_[call_]; }
   int rank() const { return communicator_.rank(); }

@@ -96,9 +96,9 @@ CudaLowLatency::CudaLowLatency(std::shared_ptr<Transport> transport, const LowLa
   }
   const DeviceGuard guard(config_.device);
   view_.layout = low_latency_layout(config_, world_);
-  if ((std::int64_t(config_.experts) + 1) * 4 > kLowLatencySharedBytes) {
+  if (config_.experts > kLowLatencyMostExperts) {
     unsupported("a GPU's low-latency calls serve at most " +
-                std::to_string(kLowLatencySharedBytes / 4 - 1) + " experts");
+                std::to_string(kLowLatencyMostExperts) + " experts");
   }
   calls_.check(transport_->wire()->load(), "loading the kernels");
   calls_.check(load_low_latency_dispatch(), "loading the kernels");

@@ -51,15 +51,26 @@ __device__ inline bool comes(const LowLatencyView& view, const std::uint64_t* at
   }
 }
 
-// The whole block. Different warps look at different words, so that no look waits for another.
-__device__ inline bool broken_or_told(const LowLatencyView& view) {
-  const bool bad = threadIdx.x == 32 ? told_of_fault(view.layer) : broken(view.layer);
-  return __syncthreads_or(bad) != 0;
+// Says which calls this rank has received, so that their places are free for the call after the
+// next. Of a kernel that begins when the one before it has ended: whoever receives a call need not
+// wait at its end until all of its blocks have. The threads that have least to do.
+__device__ inline void tell_received(const LowLatencyView& view) {
+  if (blockIdx.x != gridDim.x - 1) return;
+  const int world = view.layer.topology.world, rank = view.layer.topology.rank;
+  for (int i = kThreads - 1 - int(threadIdx.x); i < kLowLatencyCalls * world; i += kThreads) {
+    const int call = i / world, to = i % world;
+    if (masked(view, to)) continue;
+    device::st_release_sys(word(view.peers[to], view.layout.consumed_word(call, rank)),
+                           view.state->received[call]);
+  }
 }
 
-// Waits until every rank's places of call `epoch` are free. The whole block; false: broken.
+// Waits until every rank's places of call `epoch` are free. The whole block; false: broken. Warps
+// look at different words, so that no look waits for another.
 __device__ inline bool wait_for_places(const LowLatencyView& view, int call, std::uint64_t epoch) {
   bool ok = true;
+  if (threadIdx.x == kThreads - 1) ok = !told_of_fault(view.layer);
+  if (threadIdx.x == kThreads - 33) ok = !broken(view.layer);
   if (epoch > 2) {
     for (int rank = int(threadIdx.x); rank < view.layer.topology.world; rank += kThreads) {
       if (masked(view, rank)) continue;
@@ -72,53 +83,36 @@ __device__ inline bool wait_for_places(const LowLatencyView& view, int call, std
   return __syncthreads_and(ok) != 0;
 }
 
-// The last block to come here gets true. The whole block, behind all that it has written: for this
-// GPU, or for the others.
-enum class WrittenFor : std::uint8_t { gpu, system };
-enum class Half : std::uint8_t { send, receive };  // which run side by side
-template <WrittenFor kFor>
-__device__ inline bool last_block(const LowLatencyView& view, Half half, bool& is_last) {
-  std::uint64_t* const arrivals = &view.state->arrivals[int(half)];
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    kFor == WrittenFor::gpu ? __threadfence() : __threadfence_system();
-    is_last = arrive(arrivals) == gridDim.x - 1;
-    if (is_last) {
-      *arrivals = 0;
-      __threadfence();
-    }
-  }
-  __syncthreads();
-  return is_last;
+// What a block of a kernel that sends finds wrong, in its shared memory. The first one of all says
+// what: set(note).
+template <class Set>
+__device__ inline void find(const LowLatencyView& view, std::uint32_t& found,
+                            LowLatencyNote::Found what, const Set& set) {
+  found = 1;
+  LowLatencyNote& note = view.state->note;
+  if (atomicCAS(reinterpret_cast<int*>(&note.found), 0, int(what)) == 0) set(note);
 }
 
-// What this rank says of its call: what the host gave, or what the kernel has found. The last
-// block; `memory` is its shared memory. The last thread looks, which has less to do before.
-__device__ inline const LowLatencyNote& take_note(const LowLatencyView& view,
-                                                  const LowLatencyNote& given,
-                                                  std::uint32_t* memory) {
-  constexpr int kWords = int(sizeof(LowLatencyNote) / 4);
-  for (int i = int(threadIdx.x); i < kWords; i += kThreads) {
-    memory[i] = reinterpret_cast<const std::uint32_t*>(&given)[i];
-  }
-  __syncthreads();
-  auto& note = *reinterpret_cast<LowLatencyNote*>(memory);
-  if (threadIdx.x == kThreads - 1) {
-    LowLatencyNote& found = view.state->note;
-    if (note.refusal == 0 && found.found != 0) {
-      note.refusal = 1;  // ErrorCode::invalid_argument
-      note.found = found.found;
-      note.token = found.token;
-      note.value = found.value;
-    }
-    found.found = 0;
-  }
-  __syncthreads();
-  return note;
+// A block has sent what it had to, of a part of the rows or of all. One thread. Whether all blocks
+// have, and whether one has found something.
+struct Sent {
+  bool all, found;
+};
+__device__ inline Sent arrive_sent(const LowLatencyView& view, int part,
+                                   const std::uint32_t& found) {
+  constexpr std::uint64_t kFound = std::uint64_t(1) << 32;  // counted beside the blocks
+  auto* const sent = reinterpret_cast<unsigned long long*>(&view.state->sending[part]);
+  const bool mine = *const_cast<const volatile std::uint32_t*>(&found) != 0;
+  if (mine) __threadfence();  // behind what it says of it
+  const std::uint64_t here = mine ? 1 + kFound : 1;
+  const std::uint64_t so_far = here + atomicAdd(sent, static_cast<unsigned long long>(here));
+  const bool all = std::uint32_t(so_far) == gridDim.x;
+  if (all) *sent = 0;
+  return {all, so_far >= kFound};
 }
 
-// The last block: says `note` to every rank and signals.
-__device__ inline void tell_sent(const LowLatencyView& view, int call, std::uint64_t epoch,
+// Says `note` to every rank.
+__device__ inline void tell_note(const LowLatencyView& view, int call, std::uint64_t epoch,
                                  const LowLatencyNote& note) {
   const int world = view.layer.topology.world, rank = view.layer.topology.rank;
   constexpr int kWords = int(sizeof(LowLatencyNote) / 4);
@@ -131,12 +125,38 @@ __device__ inline void tell_sent(const LowLatencyView& view, int call, std::uint
         reinterpret_cast<std::uint32_t*>(view.peers[to] + view.layout.note(call, epoch, rank));
     said[i % words] = reinterpret_cast<const std::uint32_t*>(&note)[i % words];
   }
-  __syncthreads();
-  for (int to = int(threadIdx.x); to < world; to += kThreads) {
+}
+
+// What has been found, which is rare, instead of what a block has said before. One thread of the
+// last block.
+__device__ inline void tell_found(const LowLatencyView& view, int call, std::uint64_t epoch) {
+  const volatile LowLatencyNote& found = view.state->note;
+  for (int to = 0; to < view.layer.topology.world; ++to) {
     if (masked(view, to)) continue;
-    device::st_release_sys(word(view.peers[to], view.layout.signal(call, rank)), epoch);
+    auto& said = *reinterpret_cast<LowLatencyNote*>(
+        view.peers[to] + view.layout.note(call, epoch, view.layer.topology.rank));
+    said.refusal = 1;  // ErrorCode::invalid_argument
+    said.found = found.found;
+    said.token = found.token;
+    said.value = found.value;
   }
-  if (threadIdx.x == 0) view.state->sent[call] = epoch;
+  view.state->note.found = 0;
+  __threadfence_system();
+}
+
+// The number of the call that a kernel receives. The whole block; false: broken.
+__device__ inline bool begin_to_receive(const LowLatencyView& view, int call,
+                                        std::uint64_t& epoch) {
+  epoch = view.state->received[call] + 1;
+  if (__syncthreads_or(broken(view.layer)) != 0) return false;
+  if (threadIdx.x != 0) return true;
+  // All of this block have read it. When all blocks have, nobody looks before the next kernel.
+  __threadfence();
+  if (arrive(&view.state->receiving) == gridDim.x - 1) {
+    view.state->receiving = 0;
+    view.state->received[call] = epoch;
+  }
+  return true;
 }
 
 // What a rank has heard of a call.
@@ -179,7 +199,7 @@ __device__ inline HeardCall hear(const LowLatencyView& view, int call, std::uint
     }
   }
   HeardCall heard;
-  heard.broken = __syncthreads_or(!ok || broken(view.layer)) != 0;
+  heard.broken = __syncthreads_or(!ok) != 0;
   if (heard.broken) return heard;
   device::allow_next_kernel();
   meanwhile();
@@ -212,40 +232,36 @@ __device__ inline HeardCall hear(const LowLatencyView& view, int call, std::uint
   return heard;
 }
 
-// The last block: this rank's places of the call are free for the call after the next.
-__device__ inline void tell_received(const LowLatencyView& view, int call, std::uint64_t epoch) {
-  const int world = view.layer.topology.world, rank = view.layer.topology.rank;
-  for (int to = int(threadIdx.x); to < world; to += kThreads) {
-    if (masked(view, to)) continue;
-    device::st_release_sys(word(view.peers[to], view.layout.consumed_word(call, rank)), epoch);
-  }
-  if (threadIdx.x == 0) view.state->received[call] = epoch;
+// The shared memory of lay_out_rows(): begins, then a word for each warp.
+WINNOW_HOST_DEVICE constexpr std::size_t begins_bytes(int experts) {
+  return (static_cast<std::size_t>(experts) + 1 + kWarps) * sizeof(std::int32_t);
 }
+inline constexpr int kMostBeginsBytes = static_cast<int>(begins_bytes(kLowLatencyMostExperts));
 
-// The dynamic shared memory of a kernel that calls lay_out_rows() for all experts and ranks.
-inline std::size_t begins_bytes(const LowLatencyLayout& layout) {
-  return (static_cast<std::size_t>(layout.per_rank) * layout.world + 1) * sizeof(std::int32_t);
-}
-
-// `begins` [entries + 1], in shared memory, becomes where the rows of each entry begin, and the end
-// of all. It holds their counts before. The whole block, behind a barrier.
+// `begins` [entries + 1 + kWarps], in shared memory, becomes where the rows of each entry begin,
+// and the end of all. It holds their counts before. The whole block, behind a barrier.
 __device__ inline void lay_out_rows(int entries, std::int32_t* begins) {
-  if (threadIdx.x < 32) {
-    const int lane = int(threadIdx.x);
-    std::int32_t sum = 0;
-    for (int first = 0; first < entries; first += 32) {
-      const int i = first + lane;
-      const std::int32_t count = i < entries ? begins[i] : 0;
-      std::int32_t inclusive = count;
-      for (int step = 1; step < 32; step *= 2) {
-        const std::int32_t before = __shfl_up_sync(device::kFullWarp, inclusive, step);
-        if (lane >= step) inclusive += before;
-      }
-      if (i < entries) begins[i] = sum + inclusive - count;
-      sum += __shfl_sync(device::kFullWarp, inclusive, 31);
+  std::int32_t* const of_warps = begins + entries + 1;
+  const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32);
+  std::int32_t before = 0;  // the rows of the entries that are done
+  for (int first = 0; first < entries; first += kThreads) {
+    const int i = first + int(threadIdx.x);
+    const std::int32_t count = i < entries ? begins[i] : 0;
+    std::int32_t inclusive = count;
+    for (int step = 1; step < 32; step *= 2) {
+      const std::int32_t above = __shfl_up_sync(device::kFullWarp, inclusive, step);
+      if (lane >= step) inclusive += above;
     }
-    if (lane == 0) begins[entries] = sum;
+    if (lane == 31) of_warps[warp] = inclusive;
+    __syncthreads();
+    std::int32_t all = lane < kWarps ? of_warps[lane] : 0, of_warps_before = lane < warp ? all : 0;
+    all = __reduce_add_sync(device::kFullWarp, all);
+    of_warps_before = __reduce_add_sync(device::kFullWarp, of_warps_before);
+    if (i < entries) begins[i] = before + of_warps_before + inclusive - count;
+    before += all;
+    __syncthreads();
   }
+  if (threadIdx.x == 0) begins[entries] = before;
   __syncthreads();
 }
 __device__ inline int entry_of(const std::int32_t* begins, int entries, std::int32_t row) {
@@ -255,25 +271,6 @@ __device__ inline int entry_of(const std::int32_t* begins, int entries, std::int
     (begins[middle] <= row ? low : high) = middle;
   }
   return low;
-}
-
-// By a warp; everything a multiple of 16.
-inline constexpr int kAtOnce = 8;  // loads of a lane that wait together
-__device__ inline void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  const auto* source = reinterpret_cast<const uint4*>(from);
-  auto* target = reinterpret_cast<uint4*>(to);
-  const std::int64_t vectors = bytes / 16;
-  for (std::int64_t first = threadIdx.x % 32; first < vectors; first += 32 * kAtOnce) {
-    uint4 taken[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + 32 * i < vectors) taken[i] = source[first + 32 * i];
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + 32 * i < vectors) target[first + 32 * i] = taken[i];
-    }
-  }
 }
 
 }  // namespace winnow::expert_parallel::low_latency

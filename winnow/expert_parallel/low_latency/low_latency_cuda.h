@@ -28,9 +28,10 @@ struct LowLatencyReportView {
 // In the device memory of this rank alone, zero-filled at first.
 struct LowLatencyState {
   std::uint64_t sent[kLowLatencyCalls] = {}, received[kLowLatencyCalls] = {};  // epochs
-  std::uint64_t arrivals[2] = {};  // blocks of the kernels that send and receive; back to 0
-  // Of combine: rows of which the part has been sent; back to 0.
-  std::uint64_t parts_sent[LowLatencyLayout::kMostParts] = {};
+  // Blocks of the kernel that sends: that have sent a part of their rows, or in dispatch all; in
+  // the upper half those that have found something wrong. Of the kernel that receives: that know
+  // the epoch. Back to 0.
+  std::uint64_t sending[LowLatencyLayout::kMostParts] = {}, receiving = 0;
   LowLatencyNote note{};  // what the kernel that runs has found
 };
 
@@ -115,8 +116,8 @@ struct LowLatencyCombineParams {
 int launch_low_latency_send(const LowLatencyCombineParams& params, int blocks, void* stream);
 int launch_low_latency_receive(const LowLatencyCombineParams& params, int blocks, void* stream);
 
-// Of a block: where the rows of each local expert and rank begin.
-inline constexpr int kLowLatencySharedBytes = 160 * 1024;
+// Whose rows' beginnings have room in the shared memory of a block.
+inline constexpr int kLowLatencyMostExperts = 20'000;
 int load_low_latency_dispatch();
 int load_low_latency_combine();
 

@@ -7,6 +7,7 @@
 #include "winnow/core/f8_scale.h"
 #include "winnow/device/common/arithmetic.cuh"
 #include "winnow/device/common/shared.cuh"
+#include "winnow/expert_parallel/cuda/pairs.cuh"
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/low_latency/low_latency_cuda.cuh"
 
@@ -67,25 +68,32 @@ struct TokenPlaces {
   std::int32_t places[kMostTopk];  // see LowLatencyLayout::places
 };
 
+// What the first warp knows of a token, a pair to a lane: its expert, -1 for none.
+__device__ __forceinline__ std::int64_t expert_of_lane(const LowLatencyDispatchParams& p,
+                                                       std::int64_t token) {
+  const int k = int(threadIdx.x);
+  return k < p.indices.topk ? p.indices.at(token, k) : -1;
+}
+
 // The first warp.
 __device__ void find_places(const LowLatencyDispatchParams& p, std::uint64_t epoch,
-                            std::int64_t token, TokenPlaces& places) {
+                            std::int64_t token, std::int64_t expert, TokenPlaces& places,
+                            std::uint32_t& mistaken) {
   if (threadIdx.x >= 32) return;
   const LowLatencyView& view = p.view;
   const int k = int(threadIdx.x), per_rank = view.layout.per_rank;
   const int experts = view.layer.topology.experts;
-  const std::int64_t expert = k < p.indices.topk ? p.indices.at(token, k) : -1;
   const bool kept = expert >= 0 && expert < experts;
-  const auto find = [&](LowLatencyNote::Found what) {
-    LowLatencyNote& note = view.state->note;
-    if (atomicCAS(reinterpret_cast<int*>(&note.found), 0, int(what)) != 0) return;
-    note.token = std::int32_t(token);
-    note.value = std::int32_t(max(std::int64_t(INT32_MIN), min(expert, std::int64_t(INT32_MAX))));
+  const auto found = [&](LowLatencyNote::Found what) {
+    find(view, mistaken, what, [&](LowLatencyNote& note) {
+      note.token = std::int32_t(token);
+      note.value = std::int32_t(max(std::int64_t(INT32_MIN), min(expert, std::int64_t(INT32_MAX))));
+    });
   };
-  if (expert < -1 || expert > experts) find(LowLatencyNote::kNoExpert);
+  if (expert < -1 || expert > experts) found(LowLatencyNote::kNoExpert);
   const unsigned before = (1u << k) - 1;
   const bool twice = (__match_any_sync(device::kFullWarp, kept ? int(expert) : -1) & before) != 0;
-  if (kept && twice) find(LowLatencyNote::kExpertTwice);
+  if (kept && twice) found(LowLatencyNote::kExpertTwice);
   int home = kept && !twice ? int(expert) / per_rank : -1;
   if (home >= 0 && masked(view, home)) home = -1;
   const bool first = (__match_any_sync(device::kFullWarp, home) & before) == 0;
@@ -172,104 +180,184 @@ __device__ void send_fp8(const LowLatencyDispatchParams& p, RowFormat format, st
   }
 }
 
-// The last block: how many rows each rank gets for each of its experts.
-__device__ void tell_counts(const LowLatencyView& view, std::uint64_t epoch) {
-  const int per_rank = view.layout.per_rank;
-  for (int expert = int(threadIdx.x); expert < view.layer.topology.experts; expert += kThreads) {
+WINNOW_DYNAMIC_SHARED(counts_memory, 16);
+
+// How many rows each rank gets for each of its experts. By a block that begins with it: who comes
+// last need not wait for the way of the counts then.
+__device__ void tell_counts(const LowLatencyDispatchParams& p, std::uint64_t epoch,
+                            std::int64_t tokens) {
+  const LowLatencyView& view = p.view;
+  const int per_rank = view.layout.per_rank, experts = view.layer.topology.experts;
+  auto* const counts = reinterpret_cast<std::int32_t*>(counts_memory);
+  for (int expert = int(threadIdx.x); expert < experts; expert += kThreads) counts[expert] = 0;
+  __syncthreads();
+  // A warp takes as many tokens as it has lanes for their pairs; several times, before it waits.
+  constexpr int kTogether = 4;
+  const PairLane pair(max(1, p.indices.topk), int(threadIdx.x % 32));
+  const std::int64_t step = kWarps * pair.tokens;
+  for (std::int64_t first = threadIdx.x / 32 * pair.tokens; first < tokens;
+       first += kTogether * step) {
+    std::int64_t chosen[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const std::int64_t token = first + i * step + pair.slot;
+      chosen[i] = pair.used && token < tokens ? p.indices.at(token, pair.k) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const bool kept = chosen[i] >= 0 && chosen[i] < experts;
+      const int expert = kept ? int(chosen[i]) : -1;
+      // The same expert of the same token: a lane of the same slot.
+      const unsigned same = __match_any_sync(device::kFullWarp, expert) & pair.token_lanes();
+      const bool twice = (same & lanes_below(pair.lane)) != 0;
+      if (kept && !twice) atomicAdd(counts + expert, 1);
+    }
+  }
+  __syncthreads();
+  for (int expert = int(threadIdx.x); expert < experts; expert += kThreads) {
     const int home = expert / per_rank;
-    const std::int32_t count = atomicExch(view.slots + expert, 0);
     if (masked(view, home)) continue;
     *reinterpret_cast<std::int32_t*>(
         view.peers[home] + view.layout.count(epoch, view.layer.topology.rank, expert % per_rank)) =
-        count;
+        // More could be only if somebody else wrote the indices meanwhile.
+        min(counts[expert], std::int32_t(tokens));
   }
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     send_kernel(const __grid_constant__ LowLatencyDispatchParams p) {
   WINNOW_BLOCK_SHARED(places, TokenPlaces);
+  WINNOW_BLOCK_SHARED(mistaken, std::uint32_t);
   WINNOW_BLOCK_SHARED(is_last, bool);
-  WINNOW_BLOCK_SHARED(note_memory, std::uint32_t[sizeof(LowLatencyNote) / 4]);
+  if (threadIdx.x == 0) mistaken = 0;
   device::wait_for_kernel_before();
   const LowLatencyView& view = p.view;
   const auto format = RowFormat(p.note.format);
   const bool fp8 = format != RowFormat::bf16;
   const std::int64_t tokens = p.note.refusal != 0 ? 0 : p.indices.tokens;
   const std::uint64_t epoch = view.state->sent[kLowLatencyDispatch] + 1;
+  // What a token begins with is loaded before anything is waited for.
   RowStart start;
-  const auto begin_row = [&](std::int64_t token) {
-    if (token < tokens) load_piece(p, token, int(threadIdx.x) * (fp8 ? 2 : 1), fp8, start.raw);
+  std::int64_t expert = -1;
+  const auto begin_token = [&](std::int64_t token) {
+    if (token >= tokens) return;
+    expert = expert_of_lane(p, token);
+    load_piece(p, token, int(threadIdx.x) * (fp8 ? 2 : 1), fp8, start.raw);
   };
-  begin_row(blockIdx.x);
-  if (broken_or_told(view)) return;
+  begin_token(blockIdx.x);
+  tell_received(view);
   if (!wait_for_places(view, kLowLatencyDispatch, epoch)) return;
   device::allow_next_kernel();
+  if (blockIdx.x == gridDim.x - 1) {
+    tell_note(view, kLowLatencyDispatch, epoch, p.note);
+    tell_counts(p, epoch, tokens);
+  }
   for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    find_places(p, epoch, token, places);
+    find_places(p, epoch, token, expert, places, mistaken);
     __syncthreads();
     send_places(p, epoch, token, places);
     fp8 ? send_fp8(p, format, token, places, start) : send_bf16(p, token, places, start);
-    begin_row(token + gridDim.x);
+    begin_token(token + gridDim.x);
     __syncthreads();
   }
-  if (!last_block<WrittenFor::system>(view, Half::send, is_last)) return;
-  tell_counts(view, epoch);
-  tell_sent(view, kLowLatencyDispatch, epoch, take_note(view, p.note, note_memory));
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system();
+    const Sent sent = arrive_sent(view, 0, mistaken);
+    is_last = sent.all;
+    if (sent.all) __threadfence();
+    if (sent.all && sent.found) tell_found(view, kLowLatencyDispatch, epoch);
+  }
+  __syncthreads();
+  if (!is_last) return;
+  const int world = view.layer.topology.world, rank = view.layer.topology.rank;
+  for (int to = int(threadIdx.x); to < world; to += kThreads) {
+    if (masked(view, to)) continue;
+    device::st_release_sys(word(view.peers[to], view.layout.signal(kLowLatencyDispatch, rank)),
+                           epoch);
+  }
+  if (threadIdx.x == 0) view.state->sent[kLowLatencyDispatch] = epoch;
+  for (int i = int(threadIdx.x); i < view.layer.topology.experts; i += kThreads) view.slots[i] = 0;
 }
 
 // A piece of a row, by a warp.
 constexpr int kTaken = 2;                      // vectors of a lane
 constexpr int kTakenBytes = kTaken * 32 * 16;  // of a warp: whole groups of 128 columns of f8
 
-// A piece of a token that has come, to all of its places here. `begins` as lay_out_rows() has it.
-__device__ void take_piece(const LowLatencyDispatchParams& p, std::uint64_t epoch, int source,
-                           std::int64_t token, int piece, const std::int32_t* begins) {
-  const LowLatencyLayout& layout = p.view.layout;
-  const int lane = int(threadIdx.x % 32), world = layout.world;
-  const std::int64_t bytes = RowFormat(p.note.format) == RowFormat::bf16 ? p.hidden * 2 : p.hidden;
-  const std::byte* message = own(p.view) + layout.message(epoch, source, token);
-  const auto* from = reinterpret_cast<const uint4*>(message + std::int64_t(piece) * kTakenBytes);
-  const std::int64_t vectors = (bytes - std::int64_t(piece) * kTakenBytes) / 16;
-  // All loads before anything waits for one of them.
+// A piece of a token that has come: which one, and what a lane has of it.
+struct Piece {
+  int source = 0, piece = 0;
+  std::int64_t token = 0;
   std::int32_t place = -1;
-  if (lane < layout.topk) {
-    place = reinterpret_cast<const std::int32_t*>(own(p.view) +
-                                                  layout.place(epoch, source, token))[lane];
-  }
   uint4 taken[kTaken];
+  std::uint32_t scale = 0;
+  bool has_scale = false;
+};
+
+// What may not have come yet is loaded all the same, and not used.
+__device__ __forceinline__ Piece load_piece_at(const LowLatencyDispatchParams& p,
+                                               std::uint64_t epoch, std::int64_t unit, int pieces) {
+  const LowLatencyLayout& layout = p.view.layout;
+  const int lane = int(threadIdx.x % 32);
+  const std::int64_t bytes = RowFormat(p.note.format) == RowFormat::bf16 ? p.hidden * 2 : p.hidden;
+  const std::int64_t of_all = unit / pieces;
+  Piece got;
+  got.piece = int(unit - of_all * pieces);
+  got.source = int(of_all / layout.max_tokens);
+  got.token = of_all - got.source * layout.max_tokens;
+  const std::byte* message = own(p.view) + layout.message(epoch, got.source, got.token);
+  const auto* from =
+      reinterpret_cast<const uint4*>(message + std::int64_t(got.piece) * kTakenBytes);
+  const std::int64_t vectors = (bytes - std::int64_t(got.piece) * kTakenBytes) / 16;
+  // All loads before anything waits for one of them.
+  if (lane < layout.topk) {
+    got.place = reinterpret_cast<const std::int32_t*>(
+        own(p.view) + layout.place(epoch, got.source, got.token))[lane];
+  }
 #pragma unroll
   for (int i = 0; i < kTaken; ++i) {
-    if (lane + 32 * i < vectors) taken[i] = from[lane + 32 * i];
+    if (lane + 32 * i < vectors) got.taken[i] = from[lane + 32 * i];
   }
   // Words of scales that belong to the piece: one, or a fourth of one, for 128 columns.
   const bool packed = RowFormat(p.note.format) == RowFormat::fp8_ue8m0;
   const int of_piece = packed ? kTakenBytes / 512 : kTakenBytes / 128;
-  const std::int64_t word = std::int64_t(piece) * of_piece + lane;
-  const bool has_scale = lane < of_piece && word < p.scale_words;
-  std::uint32_t scale = 0;
-  if (has_scale) scale = reinterpret_cast<const std::uint32_t*>(message + bytes)[word];
+  const std::int64_t word = std::int64_t(got.piece) * of_piece + lane;
+  got.has_scale = lane < of_piece && word < p.scale_words;
+  if (got.has_scale) got.scale = reinterpret_cast<const std::uint32_t*>(message + bytes)[word];
+  return got;
+}
 
-  for (unsigned pairs = __ballot_sync(device::kFullWarp, place >= 0); pairs != 0;
+// To all of its places here. `begins` as lay_out_rows() has it.
+__device__ __forceinline__ void put_piece(const LowLatencyDispatchParams& p, const Piece& got,
+                                          const std::int32_t* begins) {
+  const LowLatencyLayout& layout = p.view.layout;
+  const int lane = int(threadIdx.x % 32), world = layout.world;
+  const std::int64_t bytes = RowFormat(p.note.format) == RowFormat::bf16 ? p.hidden * 2 : p.hidden;
+  const std::int64_t vectors = (bytes - std::int64_t(got.piece) * kTakenBytes) / 16;
+  const int of_piece =
+      RowFormat(p.note.format) == RowFormat::fp8_ue8m0 ? kTakenBytes / 512 : kTakenBytes / 128;
+  const std::int64_t word = std::int64_t(got.piece) * of_piece + lane;
+  for (unsigned pairs = __ballot_sync(device::kFullWarp, got.place >= 0); pairs != 0;
        pairs &= pairs - 1) {
     const int k = __ffs(pairs) - 1;
-    const std::int32_t there = __shfl_sync(device::kFullWarp, place, k);
+    const std::int32_t there = __shfl_sync(device::kFullWarp, got.place, k);
     const int expert = layout.expert_of(there);
     const std::int64_t row =
-        begins[expert * world + source] - begins[expert * world] + layout.before_of(there);
+        begins[expert * world + got.source] - begins[expert * world] + layout.before_of(there);
     auto* to = reinterpret_cast<uint4*>(p.output + expert * p.expert_stride + row * p.row_stride +
-                                        std::int64_t(piece) * kTakenBytes);
+                                        std::int64_t(got.piece) * kTakenBytes);
 #pragma unroll
     for (int i = 0; i < kTaken; ++i) {
-      if (lane + 32 * i < vectors) to[lane + 32 * i] = taken[i];
+      if (lane + 32 * i < vectors) to[lane + 32 * i] = got.taken[i];
     }
-    if (has_scale) {
+    if (got.has_scale) {
       reinterpret_cast<std::uint32_t*>(
           p.scales)[expert * p.scale_strides[0] + row * p.scale_strides[1] +
-                    word * p.scale_strides[2]] = scale;
+                    word * p.scale_strides[2]] = got.scale;
     }
-    if (piece != 0 || lane != 0) continue;
-    p.source_pairs[expert * p.pairs_stride + row] = std::int32_t(token * layout.topk + k);
-    p.source_tokens[expert * p.tokens_stride + row] = std::int32_t(token);
+    if (got.piece != 0 || lane != 0) continue;
+    p.source_pairs[expert * p.pairs_stride + row] = std::int32_t(got.token * layout.topk + k);
+    p.source_tokens[expert * p.tokens_stride + row] = std::int32_t(got.token);
   }
 }
 
@@ -288,22 +376,25 @@ __device__ void write_counts(const LowLatencyDispatchParams& p, const std::int32
   }
 }
 
-WINNOW_DYNAMIC_SHARED(begins_memory, 16);
-
 // The shared memory of a block that receives.
 struct Received {
-  bool come[kMaxLocals], is_last;
+  bool come[kMaxLocals];
   std::int32_t tokens_of[kMaxLocals];
 };
 
 __device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
   const LowLatencyView& view = p.view;
-  const std::uint64_t epoch = view.state->received[kLowLatencyDispatch] + 1;
-  if (__syncthreads_or(broken(view.layer)) != 0) return;
+  std::uint64_t epoch;
+  if (!begin_to_receive(view, kLowLatencyDispatch, epoch)) return;
   const int world = view.layout.world, entries = view.layout.per_rank * world;
-  auto* begins = reinterpret_cast<std::int32_t*>(begins_memory);
-  const auto format = RowFormat(p.note.format);
-  const auto load_counts = [&] {
+  auto* begins = reinterpret_cast<std::int32_t*>(counts_memory);
+  const std::int64_t bytes = RowFormat(p.note.format) == RowFormat::bf16 ? p.hidden * 2 : p.hidden;
+  const int pieces = int((bytes + kTakenBytes - 1) / kTakenBytes);
+  const std::int64_t all = p.output == nullptr ? 0 : world * view.layout.max_tokens * pieces;
+  const std::int64_t step = std::int64_t(gridDim.x) * kWarps;
+  std::int64_t unit = int(blockIdx.x) * kWarps + int(threadIdx.x) / 32;
+  Piece first;
+  const auto load = [&] {
     for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
       const auto* note = reinterpret_cast<const LowLatencyNote*>(
           own(view) + view.layout.note(kLowLatencyDispatch, epoch, rank));
@@ -314,32 +405,26 @@ __device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
           own(view) + view.layout.count(epoch, i % world, i / world));
       begins[i] = shared.come[i % world] ? *count : 0;
     }
+    if (unit < all) first = load_piece_at(p, epoch, unit, pieces);
   };
   const HeardCall heard = hear(view, kLowLatencyDispatch, epoch, p.note.format, p.call,
-                               p.wait_statistics, shared.come, load_counts);
-  if (heard.broken) return;
-  if (!heard.refused && p.output != nullptr) {
-    lay_out_rows(entries, begins);
-    if (blockIdx.x == 0) write_counts(p, begins);
-    const std::int64_t bytes = format == RowFormat::bf16 ? p.hidden * 2 : p.hidden;
-    const int pieces = int((bytes + kTakenBytes - 1) / kTakenBytes);
-    const std::int64_t all = world * view.layout.max_tokens * pieces;
-    const int warp = int(blockIdx.x) * kWarps + int(threadIdx.x) / 32;
-    for (std::int64_t unit = warp; unit < all; unit += std::int64_t(gridDim.x) * kWarps) {
-      const std::int64_t of_all = unit / pieces, token = of_all % view.layout.max_tokens;
-      const int source = int(of_all / view.layout.max_tokens);
-      if (token >= shared.tokens_of[source]) continue;
-      take_piece(p, epoch, source, token, int(unit % pieces), begins);
-    }
+                               p.wait_statistics, shared.come, load);
+  if (heard.broken || heard.refused || p.output == nullptr) return;
+  lay_out_rows(entries, begins);
+  if (blockIdx.x == 0) write_counts(p, begins);
+  for (bool is_first = true; unit < all; unit += step, is_first = false) {
+    const Piece got = is_first ? first : load_piece_at(p, epoch, unit, pieces);
+    if (got.token < shared.tokens_of[got.source]) put_piece(p, got, begins);
   }
-  if (!last_block<WrittenFor::gpu>(view, Half::receive, shared.is_last)) return;
-  tell_received(view, kLowLatencyDispatch, epoch);
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     receive_kernel(const __grid_constant__ LowLatencyDispatchParams p) {
   WINNOW_BLOCK_SHARED(shared, Received);
-  if (!p.behind_send) device::wait_for_kernel_before();
+  if (!p.behind_send) {
+    device::wait_for_kernel_before();
+    tell_received(p.view);
+  }
   receive(p, shared);
   if (p.behind_send) device::wait_for_kernel_before();
 }
@@ -348,18 +433,19 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
 }  // namespace low_latency
 
 int launch_low_latency_send(const LowLatencyDispatchParams& params, int blocks, void* stream) {
-  return device::launch_early(low_latency::send_kernel, blocks, low_latency::kThreads, 0,
+  const std::size_t counts = std::size_t(params.view.layer.topology.experts) * sizeof(std::int32_t);
+  return device::launch_early(low_latency::send_kernel, blocks, low_latency::kThreads, counts,
                               static_cast<cudaStream_t>(stream), params);
 }
 int launch_low_latency_receive(const LowLatencyDispatchParams& params, int blocks, void* stream) {
   return device::launch_early(low_latency::receive_kernel, blocks, low_latency::kThreads,
-                              low_latency::begins_bytes(params.view.layout),
+                              low_latency::begins_bytes(params.view.layer.topology.experts),
                               static_cast<cudaStream_t>(stream), params);
 }
 int load_low_latency_dispatch() {
-  const int status = device::load_kernels(low_latency::send_kernel);
+  const int status = device::load_kernel(low_latency::send_kernel, low_latency::kMostBeginsBytes);
   return status == cudaSuccess
-             ? device::load_kernel(low_latency::receive_kernel, kLowLatencySharedBytes)
+             ? device::load_kernel(low_latency::receive_kernel, low_latency::kMostBeginsBytes)
              : status;
 }
 

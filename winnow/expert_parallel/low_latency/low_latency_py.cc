@@ -176,25 +176,16 @@ nb::object combine(BoundLowLatency& self, nb::handle expert_output, Arrived& dis
   return out;
 }
 
-// Take part in a call only to refuse it on all ranks.
 void refuse_dispatch(BoundLowLatency& self, const std::string& text) {
-  const OneCall::Turn turn(self.one_call, kDispatch);
-  Call call(kDispatch);
-  call.on(self.layer.config().device);
-  const Error refusal(ErrorCode::invalid_argument, kDispatch, text);
-  call.run([&](const RunOptions& options) {
-    self.layer.dispatch({.stream = options.stream, .refusal = &refusal});
-  });
+  refuse_on_all_ranks<ep::LowLatencyDispatchArgs>(
+      kDispatch, self, text,
+      [&](const ep::LowLatencyDispatchArgs& args) { self.layer.dispatch(args); });
 }
 
 void refuse_combine(BoundLowLatency& self, const std::string& text) {
-  const OneCall::Turn turn(self.one_call, kCombine);
-  Call call(kCombine);
-  call.on(self.layer.config().device);
-  const Error refusal(ErrorCode::invalid_argument, kCombine, text);
-  call.run([&](const RunOptions& options) {
-    self.layer.combine({.stream = options.stream, .refusal = &refusal});
-  });
+  refuse_on_all_ranks<ep::LowLatencyCombineArgs>(
+      kCombine, self, text,
+      [&](const ep::LowLatencyCombineArgs& args) { self.layer.combine(args); });
 }
 
 constexpr const char* kClassDoc =

@@ -53,8 +53,8 @@ class Meeting {
   }
 
   Agreement run() {
-    store_.set(board_.announce_key(request_.rank), to_text(own_));
     try {
+      write(board_.announce_key(request_.rank), to_text(own_));
       request_.rank == 0 ? coordinate() : follow();
     } catch (const Error&) {
       leave();
@@ -89,7 +89,7 @@ class Meeting {
         roster_.id = random_id();
         roster_.announcements.clear();
         for (const auto& announcement : seen) roster_.announcements.push_back(*announcement);
-        store_.set(board_.roster_key(), to_text(roster_));
+        write(board_.roster_key(), to_text(roster_));
         check_same();
         pause_ = kFirstPause;
       }
@@ -100,11 +100,11 @@ class Meeting {
     if (look_for_fault()) store_.remove(board_.fault_key());  // of an earlier world
     if (!request_.fresh_prefix) {
       roster_.met = time_of_this_machine();
-      store_.set(board_.world_key(), to_text(roster_));
+      write(board_.world_key(), to_text(roster_));
       check_own_announcement();
       look_for_fault();
     }
-    store_.set(board_.go_key(), roster_.id);
+    write(board_.go_key(), roster_.id);
   }
 
   void follow() {
@@ -119,7 +119,7 @@ class Meeting {
       if (!found.id.empty() && found.id != roster_.id) {
         roster_ = std::move(found);
         check_same();
-        store_.set(board_.confirm_key(request_.rank), roster_.id + own_.nonce);
+        write(board_.confirm_key(request_.rank), roster_.id + own_.nonce);
         pause_ = kFirstPause;
         continue;
       }
@@ -193,16 +193,28 @@ class Meeting {
     throw error;
   }
   void tell(const Error& error, bool lasting = false) {
-    std::vector<std::string> nonces{own_.nonce};
-    for (int rank = 0; rank < request_.world_size; ++rank) {
-      if (const auto announcement = board_.announcement(rank)) {
-        nonces.push_back(announcement->nonce);
-      }
-    }
+    std::vector<std::string> nonces = board_.nonces(request_.world_size);
+    nonces.push_back(own_.nonce);
     for (const Announcement& announcement : roster_.announcements) {
       nonces.push_back(announcement.nonce);
     }
-    store_.set(board_.fault_key(), to_fault(error, lasting ? &own_.process : nullptr, nonces));
+    try {
+      store_.set(board_.fault_key(), to_fault(error, lasting ? &own_.process : nullptr, nonces));
+    } catch (const Error&) {
+      std::erase(nonces, own_.nonce);
+      board_.go_mute(request_.rank, nonces);
+    }
+  }
+  // What a rank cannot write, the others would wait for.
+  void write(const std::string& key, const std::string& value) {
+    try {
+      store_.set(key, value);
+    } catch (const Error& error) {
+      leave();  // which may make the room to tell it
+      tell(Error(error.code(), request_.operation,
+                 "rank " + std::to_string(request_.rank) + ": " + error.what()));
+      throw;
+    }
   }
   void tell_interrupt() noexcept {
     try {
@@ -314,7 +326,7 @@ class Meeting {
   void check_own_announcement() {
     const auto announcement = board_.announcement(request_.rank);
     if (!announcement) {  // another caller has left and taken it for its own
-      store_.set(board_.announce_key(request_.rank), to_text(own_));
+      write(board_.announce_key(request_.rank), to_text(own_));
     } else if (announcement->nonce != own_.nonce) {
       fail_two_callers(request_.rank, own_.process, announcement->process);
     }

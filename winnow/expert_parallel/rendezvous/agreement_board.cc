@@ -1,5 +1,7 @@
 #include "winnow/expert_parallel/rendezvous/agreement_board.h"
 
+#include <charconv>
+#include <set>
 #include <string_view>
 
 #include "winnow/expert_parallel/rendezvous/process.h"
@@ -37,27 +39,61 @@ Roster AgreementBoard::world() const {
   return text ? roster_from_text(*text) : Roster();
 }
 
+std::optional<int> AgreementBoard::take_mute(const std::string& nonce, int world_size) const {
+  if (!look(mute_key(nonce))) return std::nullopt;
+  std::optional<int> mute;
+  for (int rank = 0; rank < world_size && !mute; ++rank) {
+    if (look(mute_key(nonce) + "/" + std::to_string(rank))) mute = rank;
+  }
+  store_.remove(mute_key(nonce));
+  return mute;
+}
+
+void AgreementBoard::go_mute(int rank, const std::vector<std::string>& nonces) const noexcept {
+  try {
+    // Each once, since a rank takes the keys away when it has read them.
+    for (const std::string& nonce : std::set(nonces.begin(), nonces.end())) {
+      store_.set(mute_key(nonce) + "/" + std::to_string(rank), "");
+      store_.set(mute_key(nonce), "");
+    }
+  } catch (...) {
+    // The others have their deadline.
+  }
+}
+
+std::vector<std::string> AgreementBoard::nonces(int world_size) const {
+  std::vector<std::string> nonces;
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (const auto seen = announcement(rank)) nonces.push_back(seen->nonce);
+  }
+  return nonces;
+}
+
 std::string to_fault(const Error& error, const ProcessIdentity* writer,
                      const std::vector<std::string>& nonces) {
-  const bool timeout = error.code() == ErrorCode::timeout;
-  std::string text = timeout ? "timeout\n" : "invalid_argument\n";
-  text += one_line(message_of(error)) + "\n" + (writer ? to_text(*writer) : "-") + "\n";
+  std::string text = std::to_string(static_cast<int>(error.code())) + "\n" +
+                     one_line(message_of(error)) + "\n" + (writer ? to_text(*writer) : "-") + "\n";
   for (const std::string& nonce : nonces) text += nonce + "\n";
   return text;
 }
 
 bool check_fault(const AgreementBoard& board, const AgreementRequest& request,
                  const std::string& nonce) {
+  if (const auto rank = board.take_mute(nonce, request.world_size)) {
+    throw Error(ErrorCode::resource, request.operation,
+                "rank " + std::to_string(*rank) + " gave up and could not write why to the store");
+  }
   const std::optional<std::string> text = board.fault();
   if (!text) return false;
   std::string_view rest = *text;
-  const bool timeout = take_line(rest) == "timeout";
+  int code = static_cast<int>(ErrorCode::internal);
+  const std::string_view number = take_line(rest);
+  std::from_chars(number.data(), number.data() + number.size(), code);
   const std::string message(take_line(rest));
   const auto writer = process_from_text(take_line(rest));
   const bool lasting = writer && state_of(*writer) != ProcessState::gone;
   if (!request.fresh_prefix && !lasting && rest.find(nonce) == std::string::npos) return true;
-  throw error_from_message(timeout ? ErrorCode::timeout : ErrorCode::invalid_argument,
-                           request.operation, message);
+  throw error_from_message(static_cast<ErrorCode>(code), request.operation, message);
 }
 
 }  // namespace winnow::expert_parallel

@@ -6,6 +6,9 @@
 //   world        rank 0: the roster, once all have confirmed it; stays, unless the prefix is fresh
 //   go           rank 0: that id, last
 //   fault        any rank that gives up: the reason, and the ranks that it concerns
+//   mute/N       any rank that gives up and cannot write why, for the rank whose nonce is N:
+//   without
+//                a value, which needs no space where a disk is full; mute/N/R where it is rank R
 //
 // Internal.
 #pragma once
@@ -35,6 +38,7 @@ class AgreementBoard {
   std::string world_key() const { return key("world"); }
   std::string go_key() const { return key("go"); }
   std::string fault_key() const { return key("fault"); }
+  std::string mute_key(const std::string& nonce) const { return key("mute/" + nonce); }
 
   // None of these wait. Each returns nothing where there is no such key, or no such text in it.
   std::optional<Announcement> announcement(int rank) const;
@@ -44,6 +48,12 @@ class AgreementBoard {
   Roster world() const;
   std::optional<std::string> go() const { return look(go_key()); }
   std::optional<std::string> fault() const { return look(fault_key()); }
+  // A rank that has gone mute for the one with that nonce; the keys go.
+  std::optional<int> take_mute(const std::string& nonce, int world_size) const;
+  // For the ranks with these nonces. May fail as all writing does: they have their deadline.
+  void go_mute(int rank, const std::vector<std::string>& nonces) const noexcept;
+  // Of the ranks that have announced themselves.
+  std::vector<std::string> nonces(int world_size) const;
 
  private:
   std::string key(const std::string& name) const { return prefix_ + "/" + name; }
@@ -58,7 +68,8 @@ class AgreementBoard {
 std::string to_fault(const Error& error, const ProcessIdentity* writer,
                      const std::vector<std::string>& nonces);
 // Throws the fault on the board if it concerns the rank with that nonce: if its writer has seen the
-// rank, if it lasts, or if the prefix is fresh. Returns whether there is one that does not.
+// rank, if it lasts, or if the prefix is fresh. Returns whether there is one that does not. A rank
+// that has gone mute is a fault, too.
 bool check_fault(const AgreementBoard& board, const AgreementRequest& request,
                  const std::string& nonce);
 

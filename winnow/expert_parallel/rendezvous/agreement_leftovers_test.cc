@@ -124,7 +124,7 @@ TEST(Agreement, LeftoversOfUnknownProcessesAreReplaced) {
   store.set("test/confirm/1", "old idold");
   store.set("test/roster", to_text(roster));
   store.set("test/go", "old id");
-  store.set("test/fault", "timeout\nof long ago\n-\nold\n");
+  store.set("test/fault", "3\nof long ago\n-\nold\n");
   EXPECT_THAT(on_threads(3,
                          [&](int rank) {
                            if (rank != 0) sleep_ms(100 * rank);

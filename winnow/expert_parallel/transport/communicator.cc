@@ -38,8 +38,9 @@ std::vector<std::byte*> node_pointers(SymmetricMemory& memory, const Topology& t
   return pointers;
 }
 
-// The control memory of a rank: a fault slot, then for each kind of barrier a word for every rank,
-// in which that rank writes the epoch that it has come to.
+// The control memory of a rank: a fault slot, for each kind of barrier a word for every rank, in
+// which that rank writes the epoch that it has come to, and a slot for the order of calls, of which
+// the first communicator over a transport has the one that is used.
 Communicator::Communicator(std::shared_ptr<Transport> transport, const Topology& topology,
                            const Deadline& deadline)
     : transport_(std::move(transport)), topology_(topology) {
@@ -51,12 +52,19 @@ Communicator::Communicator(std::shared_ptr<Transport> transport, const Topology&
   }
   node_ = topology.node(transport_->rank());
   local_ = topology.local(transport_->rank());
-  const std::size_t bytes =
+  const std::size_t order =
       sizeof(FaultSlot) + kBarriers * static_cast<std::size_t>(size) * sizeof(std::uint64_t);
-  control_ = transport_->allocate(bytes, deadline, "the control memory of a communicator");
+  control_ = transport_->allocate(order + sizeof(CallOrder::Slot), deadline,
+                                  "the control memory of a communicator");
+  order_ = transport_->call_order();
+  if (order_ == nullptr) {
+    order_ = std::make_shared<CallOrder>(control_, order, transport_->rank());
+    transport_->call_order() = order_;
+  }
+  layer_ = order_->begin_layer(this);
 }
 
-Communicator::~Communicator() = default;
+Communicator::~Communicator() { order_->end_layer(this); }
 
 int Communicator::peer(int node, int local) const {
   check_index("node", node, topology_.nodes());
@@ -177,6 +185,8 @@ std::uint64_t Communicator::wait(const std::uint64_t* word, std::uint64_t value,
           over = true;
           named = writer;
         }
+        const std::string other = order_->other_call(writer);
+        if (!other.empty() && load_acquire(word) < value) fail_apart(name, other);
       }
       // Once more, in this order: what a rank wrote before it ended counts.
       if (over && load_acquire(word) < value) {
@@ -212,12 +222,28 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
   });
 }
 
+// The other ranks may be in any layer, so that all of them are broken.
+void Communicator::fail_apart(const WaitName& name, const std::string& other_call) {
+  const int writer = name.writer >= 0 ? name.writer : name.peer;
+  FaultRecord record;
+  record.operation = name.operation;
+  record.rank = rank();
+  record.phase = name.phase;
+  record.peer = writer;
+  record.text = "rank " + std::to_string(rank()) + " calls " + std::string(name.operation) +
+                " of layer " + std::to_string(layer_) + " where rank " + std::to_string(writer) +
+                " calls " + other_call + ": all ranks must make the same calls in the same order";
+  order_->for_each_layer([&](Communicator& layer) { layer.record_everywhere(record); });
+  fail(std::move(record));
+}
+
 void Communicator::tell_interrupt(std::string_view operation) {
   FaultRecord record;
   record.operation = operation;
   record.rank = rank();
   record.text = "rank " + std::to_string(rank()) + " was interrupted";
   record_everywhere(record);
+  order_->forget();
 }
 
 FaultSlot& Communicator::fault_slot(SymmetricMemory& memory) const {
@@ -225,9 +251,10 @@ FaultSlot& Communicator::fault_slot(SymmetricMemory& memory) const {
 }
 
 void Communicator::check() const {
-  if (fault_) throw_fault(*fault_, rank());
   const FaultSlot& slot = fault_slot(*control_);
-  if (has_fault(slot)) throw_fault(read_fault(slot).value(), rank());
+  if (!fault_ && !has_fault(slot)) return;
+  order_->forget();  // the other ranks may have gone on
+  throw_fault(fault_ ? *fault_ : read_fault(slot).value(), rank());
 }
 
 std::optional<FaultRecord> Communicator::fault() const {
@@ -244,6 +271,7 @@ void Communicator::fail(FaultRecord record) {
 // rank's own slot decides for it.
 void Communicator::break_with(const FaultRecord& record) {
   record_everywhere(record);
+  order_->forget();
   throw_fault(*fault_, rank());
 }
 

@@ -14,6 +14,7 @@
 #include "winnow/core/error.h"
 #include "winnow/core/export.h"
 #include "winnow/expert_parallel/routing/topology.h"
+#include "winnow/expert_parallel/transport/call_order.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
@@ -36,7 +37,9 @@ WINNOW_EXPORT std::vector<std::byte*> node_pointers(SymmetricMemory& memory,
                                                     const Topology& topology, int rank,
                                                     std::string_view operation);
 
-// For one thread at a time, like its transport. After a fault (an expired wait, or a call of
+// For one thread at a time, like its transport. All ranks make the calls of all communicators over
+// one transport in the same order; a rank that waits while another one is in another call of the
+// same place in the order learns of it soon. After a fault (an expired wait, or a call of
 // fail()) it is broken for good: every later wait on every rank throws the first record.
 class WINNOW_EXPORT Communicator {
  public:
@@ -95,6 +98,7 @@ class WINNOW_EXPORT Communicator {
     transport_->check();
     check();
     try {
+      order_->begin_call(layer_, operation);
       return body();
     } catch (const std::bad_alloc&) {
       fail_alone(operation, ErrorCode::resource, "out of memory in the call");
@@ -103,6 +107,9 @@ class WINNOW_EXPORT Communicator {
       fail_alone(operation, error.code(), message_of(error));
     }
   }
+
+  // Of calls in halves, which ranks may make in other orders: see CallOrder::forget().
+  void forget_order() { order_->forget(); }
 
   // Throws the first record if there is one.
   void check() const;
@@ -121,6 +128,7 @@ class WINNOW_EXPORT Communicator {
                      const WaitName& name, const GiveUp& give_up);
   [[noreturn]] void fail_alone(std::string_view operation, ErrorCode code, const std::string& text);
   FaultSlot& fault_slot(SymmetricMemory& memory) const;
+  [[noreturn]] void fail_apart(const WaitName& name, const std::string& other_call);
   [[noreturn]] void break_with(const FaultRecord& record);
   void record_everywhere(const FaultRecord& record);
   void tell_interrupt(std::string_view operation);
@@ -133,6 +141,8 @@ class WINNOW_EXPORT Communicator {
   int node_ = 0;
   int local_ = 0;
   std::shared_ptr<SymmetricMemory> control_;
+  std::shared_ptr<CallOrder> order_;
+  int layer_ = 0;  // of the order
   std::uint64_t epochs_[kBarriers] = {};
   std::optional<FaultRecord> fault_;  // once this rank has thrown it
 };

@@ -11,6 +11,7 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/export.h"
+#include "winnow/expert_parallel/transport/call_order.h"
 #include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::expert_parallel {
@@ -100,12 +101,15 @@ class WINNOW_EXPORT Transport {
   // 0, 1, 2, ...: numbers the collective agreements over this transport (agreement.h).
   std::uint64_t next_agreement() { return agreements_++; }
   std::uint64_t agreements() const { return agreements_; }  // that were begun
+  // Of the calls on the CPU; null before the first Communicator, which makes it.
+  std::shared_ptr<CallOrder>& call_order() { return call_order_; }
 
  protected:
   Transport() = default;
 
  private:
   std::uint64_t agreements_ = 0;
+  std::shared_ptr<CallOrder> call_order_;
 };
 
 // All access to the words through which ranks signal each other uses these two functions.

@@ -32,6 +32,11 @@ _TOO_MANY = re.compile(r"want at most max_tokens = \d+ tokens|want at most K = \
 
 # What a rank says in a call of the last layer when it wants one that is not made yet.
 _ANOTHER = "another layer"
+# What the library says of ranks that wait in calls of different layers, on the CPU.
+_APART = "all ranks must make the same calls in the same order"
+
+# The sizes of a call that is refused, beside those of others.
+_REFUSED = "those of a refused call"
 
 # Of the layers; a call may take fewer.
 _MOST_SMS = 64
@@ -134,7 +139,7 @@ class Layers:
         self._check_open()
         if sizes not in self._made and self._last is not None:
             # They may be in a call of the last layer, where one rank is mistaken.
-            self._speak(self._last, _ANOTHER)
+            self._speak(self._last, _ANOTHER, wish=_named(sizes))
         while True:
             layer = self._layer(sizes, tokens, topk)
             self._last = layer
@@ -149,10 +154,10 @@ class Layers:
                 # Handles may still use the old one, which goes with the last of them.
                 del self._made[sizes]
             except Error as error:
-                self.forget_broken(layer, error)
+                self.forget_broken(layer, error, _named(sizes))
                 raise
 
-    def _speak(self, layer: Any, text: str, tell: Any = None) -> None:
+    def _speak(self, layer: Any, text: str, tell: Any = None, wish: Any = _REFUSED) -> None:
         """Takes part in the layer's call that the other ranks make, and refuses it: all raise what
         any has to refuse; unless a rank wants another layer: then all say next, to each other, what
         they want."""
@@ -162,7 +167,7 @@ class Layers:
             if _ANOTHER not in str(error):
                 raise
         except Error as error:
-            self.forget_broken(layer, error)
+            self.forget_broken(layer, error, wish)
             raise
 
     def answer(self, error: InvalidArgument, wish: Any) -> None:
@@ -203,7 +208,7 @@ class Layers:
         if key not in self._low_latency:
             # On a GPU the others would hear of it in a later call.
             if self._last_low_latency is not None and key.device.type != "cuda":
-                self._speak(self._last_low_latency, _ANOTHER)
+                self._speak(self._last_low_latency, _ANOTHER, wish=_named_low_latency(key))
             self._agree({"sizes": _named_low_latency(key)})
             world = self._world(key.device)
             self._low_latency[key] = LowLatency(
@@ -231,7 +236,7 @@ class Layers:
             self.answer(error, _named_low_latency(key))
             raise
         except Error as error:
-            self.forget_broken(layer, error)
+            self.forget_broken(layer, error, _named_low_latency(key))
             raise
 
     def refuse_low_latency(self, tell: Any, why: Tuple[str, str, Any]) -> NoReturn:
@@ -260,16 +265,25 @@ class Layers:
             self._speak(self._last, text, type(self._last)._refuse_combine)
         refuse_call(self._operation, text)
 
-    def forget_broken(self, layer: Any, error: Error) -> None:
-        """After a timeout, say, all ranks that live may go on with a new one."""
+    def forget_broken(self, layer: Any, error: Error, wish: Any) -> None:
+        """After a timeout, say, all ranks that live may go on with a new one.
+
+        Where ranks have called different layers all layers are broken, and every rank is here:
+        raises how they differ.
+        """
         if error.code == "invalid_argument":
             return
+        if _APART in str(error):
+            self._made, self._low_latency = {}, {}
+            self._last = self._last_low_latency = None
         self._made = {key: made for key, made in self._made.items() if made is not layer}
         self._low_latency = {k: made for k, made in self._low_latency.items() if made is not layer}
         self._last = None if self._last is layer else self._last
         if self._last_low_latency is layer:
             self._last_low_latency = None
         self._notifiers.clear()
+        if _APART in str(error):
+            self._agree({"sizes": wish})
 
     def close(self) -> None:
         """Idempotent; never waits for other ranks."""
@@ -291,11 +305,12 @@ class Layers:
             heard = self._agree({"sizes": _named(sizes), "tokens": tokens, "topk": topk})
             most = max(said["tokens"] for said in heard)
             topk = sizes.topk or max(said["topk"] for said in heard)
+            most = _power_of_two(max(most, 16))
             world = self._world(sizes.device)
             self._made[sizes] = AllToAll(
                 world.transport,
                 world.store,
-                max_tokens=_power_of_two(max(most, 16)),
+                max_tokens=most,
                 hidden=sizes.hidden,
                 topk=topk,
                 experts=sizes.experts,
@@ -303,9 +318,14 @@ class Layers:
                 weight_dtype=torch.float32,
                 local_world_size=self.local_world_size,
                 sm_count=_MOST_SMS,
+                arena_rows=self._arena_rows(sizes.device, most, topk),
                 device=sizes.device,
             )
         return self._made[sizes]
+
+    def _arena_rows(self, device: torch.device, tokens: int, topk: int) -> int:
+        """On a GPU enough for two dispatches, of which one need not wait for the other."""
+        return tokens * min(self.world_size, topk) * 9 // 8 if device.type == "cuda" else 0
 
     def _world(self, device: torch.device) -> _World:
         worlds = _worlds.setdefault(self.group, {})

@@ -11,6 +11,7 @@ from winnow.errors import Error, InvalidArgument
 from winnow.expert_parallel import gradients
 
 FLOAT8 = torch.float8_e4m3fn
+_OF_A_HANDLE = "those of a handle"
 
 
 class Arrived(NamedTuple):
@@ -223,10 +224,10 @@ class Route:
         try:
             return call()
         except InvalidArgument as error:
-            self._layers.answer(error, "those of a handle")
+            self._layers.answer(error, _OF_A_HANDLE)
             raise
         except Error as error:
-            self._layers.forget_broken(self.layer, error)
+            self._layers.forget_broken(self.layer, error, _OF_A_HANDLE)
             raise
 
 

@@ -1,0 +1,78 @@
+#include "winnow/expert_parallel/transport/call_order.h"
+
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "winnow/expert_parallel/transport/transport.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+// Of the word: 24 bits of the digest, above them 24 of the calls, above them 16 of the layers.
+constexpr int kCallsShift = 24, kLayersShift = 48;
+constexpr std::uint32_t kLowBits = (1u << kCallsShift) - 1;
+
+std::uint32_t add(std::uint32_t digest, std::uint32_t value) {
+  return (digest ^ value) * 16777619u;  // as FNV-1a adds a byte
+}
+
+}  // namespace
+
+CallOrder::CallOrder(std::shared_ptr<SymmetricMemory> memory, std::size_t offset, int rank)
+    : memory_(std::move(memory)), offset_(offset), rank_(rank) {}
+
+CallOrder::Slot& CallOrder::slot(int rank) const {
+  std::byte* const memory = rank == rank_ ? memory_->local() : memory_->peer(rank);
+  return *reinterpret_cast<Slot*>(memory + offset_);
+}
+
+int CallOrder::begin_layer(Communicator* layer) {
+  forget();
+  calls_ = digest_ = 0;
+  known_ = true;
+  const std::lock_guard lock(mutex_);
+  layers_.push_back(layer);
+  return ++made_;
+}
+
+void CallOrder::end_layer(Communicator* layer) {
+  const std::lock_guard lock(mutex_);
+  std::erase(layers_, layer);
+}
+
+void CallOrder::begin_call(int layer, std::string_view operation) {
+  if (!known_) return;
+  digest_ = add(digest_, static_cast<std::uint32_t>(layer));
+  for (const char letter : operation) digest_ = add(digest_, static_cast<unsigned char>(letter));
+  Slot& own = slot(rank_);
+  store_release(&own.word, 0);
+  // Allocates nothing, since the other ranks would wait for one that cannot.
+  std::snprintf(own.text, Slot::kTextBytes, "%.*s of layer %d", static_cast<int>(operation.size()),
+                operation.data(), layer);
+  // Layers count from 1, so that the word is not 0.
+  const std::uint64_t layers = (static_cast<std::uint64_t>(made_) - 1) % 0xffff + 1;
+  store_release(&own.word, layers << kLayersShift |
+                               std::uint64_t{++calls_ & kLowBits} << kCallsShift |
+                               (digest_ & kLowBits));
+}
+
+void CallOrder::forget() {
+  known_ = false;
+  store_release(&slot(rank_).word, 0);
+}
+
+std::string CallOrder::other_call(int rank) const {
+  if (rank == rank_ || memory_->peer(rank) == nullptr) return {};
+  const Slot& other = slot(rank);
+  const std::uint64_t own = slot(rank_).word, word = load_acquire(&other.word);
+  // Of other calls before it, or after it, nothing follows.
+  if (own == 0 || word == 0 || word == own || (word ^ own) >> kCallsShift != 0) return {};
+  char text[Slot::kTextBytes];
+  std::memcpy(text, other.text, sizeof(text));
+  text[sizeof(text) - 1] = 0;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return load_acquire(&other.word) == word ? text : std::string();
+}
+
+}  // namespace winnow::expert_parallel
