@@ -437,10 +437,10 @@ __device__ __forceinline__ void merge_consumers(std::uint32_t smem, std::uint32_
   }
 }
 
-// Writes the consumer's half of a row of the output, times `factor`, in bf16. `row` is the first of
-// its 512 columns; rows of heads that do not exist are not written. The whole warp calls it, for
-// the rows r = 0 and 1 of its threads in turn.
-template <int kConsumer>
+// Writes the consumer's half of a row of the output, times `factor`, in the 16 bits that kPack
+// makes of a value. `row` is the first of its 512 columns; rows of heads that do not exist are not
+// written. The whole warp calls it, for the rows r = 0 and 1 of its threads in turn.
+template <int kConsumer, auto kPack = pack_bf16>
 __device__ __forceinline__ void store_output_row(char* row, bool exists, int r, float factor,
                                                  int lane, const Output& o) {
   // A quad holds 32 columns of a row as 4 blocks of 8, two columns a lane; transposed, each lane
@@ -454,7 +454,7 @@ __device__ __forceinline__ void store_output_row(char* row, bool exists, int r, 
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
         const int at = 4 * (4 * part + b) + 2 * r;
-        w[b] = pack_bf16(o[piece][at] * factor, o[piece][at + 1] * factor);
+        w[b] = kPack(o[piece][at] * factor, o[piece][at + 1] * factor);
       }
       quad_transpose(w, lane);
       if (exists) store_streaming(to + (128 * piece + 32 * part) * 2, w[0], w[1], w[2], w[3]);

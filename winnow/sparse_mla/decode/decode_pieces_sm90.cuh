@@ -36,7 +36,13 @@ struct HeadsView {
   }
 };
 
+// A piece that is no whole query leaves for each head the output before its division by the sum, in
+// f16 over a power of two for each half, which loses an eighth of what bf16 would, and beside it
+// those powers, the reference in base 2 and the sum.
 inline constexpr std::int64_t kPartialRowBytes = kValueColumns * 2;
+struct alignas(16) PartialSums {
+  float reference, sum, power[2];
+};
 
 struct KernelParams {
   ChosenView chosen[2];  // of the cache and of the extra one
@@ -51,10 +57,8 @@ struct KernelParams {
   std::uint32_t group_segments, whole_segments;        // of a group, and of all groups
   // Each group takes so many tiles of the queries from `cut_query` on, which have `cut_end` tiles.
   std::uint32_t cut_tiles, cut_query, cut_end;
-  // Of pieces that are no whole query: the output before its division by the sum, and for each head
-  // the reference in base 2 and the sum.
-  char* partial_out;     // [partials, 64, 512], bf16
-  float2* partial_sums;  // [partials, 64]
+  char* partial_out;          // [partials, 64, 512], f16
+  PartialSums* partial_sums;  // [partials, 64]
 };
 
 // The partial of a piece: where queries are cut, group `group` has at most two such pieces, of

@@ -59,7 +59,8 @@ ChosenView chosen_view(const DecodeParams& params, const ChosenRows& chosen) {
   return view;
 }
 
-constexpr std::int64_t kPartialBytes = kHeads * (kPartialRowBytes + std::int64_t{sizeof(float2)});
+constexpr std::int64_t kPartialBytes =
+    kHeads * (kPartialRowBytes + std::int64_t{sizeof(PartialSums)});
 
 template <CacheFormat kFormat, int kDim>
 void launch(const KernelParams& kernel, std::uint32_t groups, cudaStream_t stream) {
@@ -116,8 +117,8 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
   const std::int64_t partials =
       (split.cut_tiles > 0 ? 2 * split.groups : queries * split.segments) * head_blocks_of(params);
   kernel.partial_out = static_cast<char*>(workspace);
-  kernel.partial_sums = reinterpret_cast<float2*>(static_cast<std::byte*>(workspace) +
-                                                  partials * kHeads * kPartialRowBytes);
+  kernel.partial_sums = reinterpret_cast<PartialSums*>(static_cast<std::byte*>(workspace) +
+                                                       partials * kHeads * kPartialRowBytes);
 
   const auto function = params.format == CacheFormat::fp8_656   ? launch<CacheFormat::fp8_656, 576>
                         : params.format == CacheFormat::fp8_584 ? launch<CacheFormat::fp8_584, 512>

@@ -38,6 +38,28 @@ __device__ __forceinline__ void store_lse(const KernelParams& params, std::uint3
   *reinterpret_cast<float*>(params.lse.at(i, s, head)) = (reference + log2f(sum)) * kLn2;
 }
 
+// What a thread's row r of the consumer's half is multiplied by to become f16: the power of two
+// that brings its largest finite value to 2^14 or more, below 2^15.
+__device__ __forceinline__ float factor_to_f16(const Output& o, int r) {
+  float largest = 0;
+#pragma unroll
+  for (int piece = 0; piece < 2; ++piece) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float x = fabsf(o[piece][4 * j + 2 * r + e]);
+        largest = fmaxf(largest, x < infinity() ? x : 0.0f);
+      }
+    }
+  }
+  const std::uint32_t exponent = __float_as_uint(quad_max(largest)) >> 23;
+  return __uint_as_float(min(268u - exponent, 253u) << 23);  // its inverse is no subnormal number
+}
+__device__ __forceinline__ float inverse_power(float power) {
+  return __uint_as_float((254u << 23) - __float_as_uint(power));
+}
+
 // The pieces, as consumer_role() wants them.
 template <CacheFormat kFormat>
 struct Work {
@@ -66,7 +88,7 @@ struct Work {
       const int row = 16 * warp + lane / 4 + 8 * r;
       const int head = piece.first_head + row;
       const bool exists = head < params.h_q;
-      const bool tells = kConsumer == 0 && exists && (lane & 3) == 0;
+      const bool first = exists && (lane & 3) == 0, tells = kConsumer == 0 && first;
       if (piece.partial < 0) {
         const float sink = exists ? sink_of(params, head) : negative_infinity();
         if (tells) store_lse(params, piece.i, piece.s, head, state.reference[r], state.sum[r]);
@@ -74,9 +96,12 @@ struct Work {
                                     output_factor(state.sum[r], state.reference[r], sink), lane, o);
       } else {
         const std::uint32_t part = piece.partial * kHeads + row;
-        if (tells) params.partial_sums[part] = make_float2(state.reference[r], state.sum[r]);
-        store_output_row<kConsumer>(params.partial_out + part * kPartialRowBytes, exists, r, 1.0f,
-                                    lane, o);
+        const float factor = factor_to_f16(o, r);
+        PartialSums& sums = params.partial_sums[part];
+        if (tells) sums.reference = state.reference[r], sums.sum = state.sum[r];
+        if (first) sums.power[kConsumer] = inverse_power(factor);
+        store_output_row<kConsumer, pack_f16>(params.partial_out + part * kPartialRowBytes, exists,
+                                              r, factor, lane, o);
       }
     }
   }
@@ -157,31 +182,34 @@ __global__ void __launch_bounds__(kMergeThreads)
                                            8 * threadIdx.x);
   };
   const std::uint32_t lane = threadIdx.x % 32;
+  const bool second_half = threadIdx.x >= kMergeThreads / 2;
   float reference = kNoReference, sum = 0;
   float4 all = make_float4(0, 0, 0, 0);
   for (std::uint32_t begin = 0; begin < parts.count; begin += kMergeParts) {
     // A lane reads the sums of one part; all rows are asked for before the sums are needed.
     const std::uint32_t count = min(parts.count - begin, kMergeParts);
-    const float2 sums =
-        lane < count ? params.partial_sums[row_of(begin + lane)] : make_float2(kNoReference, 0);
+    PartialSums sums{kNoReference, 0, {0, 0}};
+    if (lane < count) sums = params.partial_sums[row_of(begin + lane)];
     uint2 rows[kMergeParts];
 #pragma unroll
     for (std::uint32_t n = 0; n < kMergeParts; ++n) {
       rows[n] = n < count ? out_of(begin + n) : make_uint2(0, 0);
     }
-    const float raised = fmaxf(reference, warp_max(sums.x));
-    const float factor = ex2(reference - raised), mine = ex2(sums.x - raised);
+    const float raised = fmaxf(reference, warp_max(sums.reference));
+    const float factor = ex2(reference - raised), mine = ex2(sums.reference - raised);
     reference = raised;
-    sum = fmaf(sum, factor, warp_sum(sums.y * mine));
+    sum = fmaf(sum, factor, warp_sum(sums.sum * mine));
+    const float scaled = mine * (second_half ? sums.power[1] : sums.power[0]);
     all = make_float4(all.x * factor, all.y * factor, all.z * factor, all.w * factor);
 #pragma unroll
     for (std::uint32_t n = 0; n < kMergeParts; ++n) {
-      const float weight = __shfl_sync(kFullWarp, mine, static_cast<int>(n));
+      const float weight = __shfl_sync(kFullWarp, scaled, static_cast<int>(n));
       if (n >= count) continue;
-      all.x = fmaf(__uint_as_float(rows[n].x << 16), weight, all.x);
-      all.y = fmaf(__uint_as_float(rows[n].x & 0xffff0000u), weight, all.y);
-      all.z = fmaf(__uint_as_float(rows[n].y << 16), weight, all.z);
-      all.w = fmaf(__uint_as_float(rows[n].y & 0xffff0000u), weight, all.w);
+      const float2 low = unpack_f16(rows[n].x), high = unpack_f16(rows[n].y);
+      all.x = fmaf(low.x, weight, all.x);
+      all.y = fmaf(low.y, weight, all.y);
+      all.z = fmaf(high.x, weight, all.z);
+      all.w = fmaf(high.y, weight, all.w);
     }
   }
   const int at = static_cast<int>(head);
