@@ -1,4 +1,4 @@
-// Decode, sm90: the warpgroup that copies queries and rows.
+// Decode, sm90: how a warpgroup copies queries and rows.
 //
 // Rows in bf16 go to where wgmma reads them. Of those in f8, 128 bytes go as they are to the first
 // of the two chunks that they will fill, where the next warpgroup turns them into bf16
@@ -45,6 +45,16 @@ __device__ __forceinline__ void replace_queries(const KernelParams& params, cons
                                                 int thread) {
   mbarrier_wait(smem + Plan<kDim>::kQFree, (q_uses & 1) ^ 1, "rows", 0);
   load_piece_queries<kDim>(params, pieces, smem, n, thread);
+}
+
+// The rows of a tile.
+__device__ __forceinline__ GatherRows chosen_rows(const ChosenView& chosen,
+                                                  const TileEntries& entries, std::uint64_t mask,
+                                                  int thread) {
+  return gather_rows(entries, mask, thread, [&](std::int32_t entry) {
+    const auto place = chosen.of_block.divide(entry);
+    return reinterpret_cast<const char*>(chosen.cache.row(place.quotient, place.remainder));
+  });
 }
 
 // --- what only rows in f8 need ------------------------------------------------------------------
@@ -120,10 +130,8 @@ class RowScales {
   bool valid_;
 };
 
-// --- the role -----------------------------------------------------------------------------------
-
-// A tile on its way to slot kSlot.
-template <CacheFormat kFormat, int kDim, int kSlot>
+// Starts the copies of the groups kFirst to kEnd - 1 of a tile on its way to slot kSlot.
+template <CacheFormat kFormat, int kDim, int kSlot, int kFirst, int kEnd>
 __device__ __forceinline__ void load_quantised_rows(std::uint32_t smem, std::uint32_t parity,
                                                     const GatherRows& rows,
                                                     const RowScales<kFormat>& scales,
@@ -149,54 +157,19 @@ __device__ __forceinline__ void load_quantised_rows(std::uint32_t smem, std::uin
       scales.copy(smem + Q::kScales + kSlot * int{sizeof(QuantisedMemory::scales[0])}, thread);
     }
   };
-  load_groups<kDim, kSlot>(smem, parity, landed, mask, thread, copy);
+  load_groups<kDim, kSlot, kFirst, kEnd>(smem, parity, landed, mask, thread, copy);
 }
 
-// Runs ahead of the consumers by what the slots allow, into the next piece too.
-template <CacheFormat kFormat, int kDim>
-__device__ __forceinline__ void copy_role(const KernelParams& params, const Pieces& pieces,
-                                          std::uint32_t smem) {
-  const int thread = threadIdx.x - 2 * 128;
-  const int lane = thread & 31;
-  const std::uint64_t keep = policy_evict_last();
-  TileStream stream(params, pieces);
-  std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
-  std::uint32_t q_uses = 0;
-  TileEntries entries;  // of the stream's tile
-  const auto advance = [&] {
-    if (!stream.advance()) return false;
-    entries = load_tile(stream.list(), 0, stream.entries(), lane);
-    return true;
-  };
-  for (bool more = advance(); more;) {
-    const ChosenView& chosen = params.chosen[stream.cache()];
-    const std::uint64_t mask = tile_mask(entries, chosen.cache.slots);
-    const GatherRows rows = gather_rows(entries, mask, thread, [&](std::int32_t entry) {
-      const auto place = chosen.of_block.divide(entry);
-      return reinterpret_cast<const char*>(chosen.cache.row(place.quotient, place.remainder));
-    });
-    const int slot = stream.slot();
-    const bool begins = stream.begins_piece();
-    const int piece = stream.piece();
-    const auto load = [&]<int kSlot>() {
-      const std::uint32_t parity = uses >> kSlot & 1;
-      if constexpr (kFormat == CacheFormat::bf16) {
-        more = advance();
-        load_tile_rows<kDim, kSlot>(smem, parity, rows, mask, thread, keep);
-      } else {
-        const RowScales<kFormat> scales(chosen, entries, mask, thread);
-        more = advance();
-        load_quantised_rows<kFormat, kDim, kSlot>(smem, parity, rows, scales, mask, thread, keep);
-      }
-    };
-    if (slot == 0) {
-      load.template operator()<0>();
-    } else {
-      load.template operator()<1>();
-    }
-    uses ^= 1u << slot;
-    if (begins) replace_queries<kDim>(params, pieces, smem, piece, q_uses++, thread);
-  }
+// Asks L2 for rows of a tile: half of them, for the block of the other 64 heads asks for the rest.
+template <CacheFormat kFormat>
+__device__ __forceinline__ void prefetch_rows(const KernelParams& params, int cache,
+                                              const TileEntries& entries, int thread) {
+  const ChosenView& chosen = params.chosen[cache];
+  const std::int32_t entry = blockIdx.x & 1 ? entries.high : entries.low;
+  if (((thread ^ thread >> 5) & 3) != 0 || !chosen.cache.holds(entry)) return;
+  const auto place = chosen.of_block.divide(entry);
+  bulk_prefetch_l2(chosen.cache.row(place.quotient, place.remainder),
+                   kFormat == CacheFormat::fp8_656 ? Row656::kBytes : Row584::kRowBytes);
 }
 
 }  // namespace winnow::sparse_mla::decode_sm90_detail
