@@ -1,4 +1,4 @@
-// Decode, sm90: how a warpgroup copies queries and rows.
+// Decode, sm90: the warpgroup that copies queries and rows.
 //
 // Rows in bf16 go to where wgmma reads them. Of those in f8, 128 bytes go as they are to the first
 // of the two chunks that they will fill, where the next warpgroup turns them into bf16
@@ -161,6 +161,7 @@ __device__ __forceinline__ void load_quantised_rows(std::uint32_t smem, std::uin
 }
 
 // Asks L2 for rows of a tile: half of them, for the block of the other 64 heads asks for the rest.
+// Each warp holds all entries, and asks for a quarter of that half.
 template <CacheFormat kFormat>
 __device__ __forceinline__ void prefetch_rows(const KernelParams& params, int cache,
                                               const TileEntries& entries, int thread) {
@@ -170,6 +171,59 @@ __device__ __forceinline__ void prefetch_rows(const KernelParams& params, int ca
   const auto place = chosen.of_block.divide(entry);
   bulk_prefetch_l2(chosen.cache.row(place.quotient, place.remainder),
                    kFormat == CacheFormat::fp8_656 ? Row656::kBytes : Row584::kRowBytes);
+}
+
+// --- the role -----------------------------------------------------------------------------------
+
+// Runs ahead of the consumers by what the slots allow, into the next piece too.
+template <CacheFormat kFormat, int kDim>
+__device__ __forceinline__ void copy_role(const KernelParams& params, const Pieces& pieces,
+                                          std::uint32_t smem) {
+  const int thread = threadIdx.x - 2 * 128;
+  const int lane = thread & 31;
+  const std::uint64_t keep = policy_evict_last();
+  TileStream stream(params, pieces);
+  std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
+  std::uint32_t q_uses = 0;
+  TileEntries entries;  // of the stream's tile
+  const auto advance = [&] {
+    if (!stream.advance()) return false;
+    entries = load_tile(stream.list(), 0, stream.entries(), lane);
+    return true;
+  };
+  for (bool more = advance(); more;) {
+    const ChosenView& chosen = params.chosen[stream.cache()];
+    const std::uint64_t mask = tile_mask(entries, chosen.cache.slots);
+    const GatherRows rows = chosen_rows(chosen, entries, mask, thread);
+    const int slot = stream.slot();
+    const bool begins = stream.begins_piece();
+    const int piece = stream.piece();
+    const auto load = [&]<int kSlot>() {
+      const std::uint32_t parity = uses >> kSlot & 1;
+      if constexpr (kFormat == CacheFormat::bf16) {
+        more = advance();
+        load_tile_rows<kDim, kSlot>(smem, parity, rows, mask, thread, keep);
+      } else {
+        const RowScales<kFormat> scales(chosen, entries, mask, thread);
+        more = advance();
+        load_quantised_rows<kFormat, kDim, kSlot, 0, 2>(smem, parity, rows, scales, mask, thread,
+                                                        keep);
+        // While the consumers have the other groups.
+        if (more && params.head_blocks == 2) {
+          prefetch_rows<kFormat>(params, stream.cache(), entries, thread);
+        }
+        load_quantised_rows<kFormat, kDim, kSlot, 2, kGroups>(smem, parity, rows, scales, mask,
+                                                              thread, keep);
+      }
+    };
+    if (slot == 0) {
+      load.template operator()<0>();
+    } else {
+      load.template operator()<1>();
+    }
+    if (begins) replace_queries<kDim>(params, pieces, smem, piece, q_uses++, thread);
+    uses ^= 1u << slot;
+  }
 }
 
 }  // namespace winnow::sparse_mla::decode_sm90_detail

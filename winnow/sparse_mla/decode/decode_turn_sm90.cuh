@@ -1,4 +1,4 @@
-// Decode, sm90: the warpgroup that turns rows in f8 into bf16, and the role of the one that copies.
+// Decode, sm90: the warpgroup that turns rows in f8 into bf16.
 //
 // It finds them in the place where wgmma reads bf16, as the warpgroup before it copied them. That
 // takes less time than the products do, since a pair of values costs four instructions: the bits of
@@ -161,10 +161,7 @@ class RowTurner {
                                 // where its columns begin
 };
 
-// The groups of a tile that a warpgroup of its own turns; the one that copies turns the others.
-inline constexpr int kTurnedGroups = kGroups;
-
-// Turns them, of the block's tiles in order.
+// Turns the groups of the block's tiles, in order.
 template <CacheFormat kFormat, int kDim>
 __device__ __forceinline__ void turn_role(const Pieces& pieces, std::uint32_t smem) {
   const RowTurner<kFormat, kDim> turner(smem);
@@ -174,70 +171,11 @@ __device__ __forceinline__ void turn_role(const Pieces& pieces, std::uint32_t sm
     for (int tile = 0; tile < tiles; ++tile) {
       const int slot = tile & 1;
 #pragma unroll 1
-      for (int group = 0; group < kTurnedGroups; ++group) {
+      for (int group = 0; group < kGroups; ++group) {
         turner.turn_group(slot, group, uses >> slot & 1);
       }
       uses ^= 1u << slot;
     }
-  }
-}
-
-// Copies the rows of the block's tiles. Runs ahead of the consumers by what the slots allow, into
-// the next piece too.
-template <CacheFormat kFormat, int kDim>
-__device__ __forceinline__ void copy_role(const KernelParams& params, const Pieces& pieces,
-                                          std::uint32_t smem) {
-  const int thread = threadIdx.x - 2 * 128;
-  const int lane = thread & 31;
-  const std::uint64_t keep = policy_evict_last();
-  TileStream stream(params, pieces);
-  std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
-  std::uint32_t q_uses = 0;
-  TileEntries entries;  // of the stream's tile
-  const auto advance = [&] {
-    if (!stream.advance()) return false;
-    entries = load_tile(stream.list(), 0, stream.entries(), lane);
-    return true;
-  };
-  for (bool more = advance(); more;) {
-    const ChosenView& chosen = params.chosen[stream.cache()];
-    const std::uint64_t mask = tile_mask(entries, chosen.cache.slots);
-    const GatherRows rows = chosen_rows(chosen, entries, mask, thread);
-    const int slot = stream.slot();
-    const bool begins = stream.begins_piece();
-    const int piece = stream.piece();
-    const auto load = [&]<int kSlot>() {
-      const std::uint32_t parity = uses >> kSlot & 1;
-      if constexpr (kFormat == CacheFormat::bf16) {
-        more = advance();
-        load_tile_rows<kDim, kSlot>(smem, parity, rows, mask, thread, keep);
-      } else {
-        const RowScales<kFormat> scales(chosen, entries, mask, thread);
-        more = advance();
-        load_quantised_rows<kFormat, kDim, kSlot, 0, 2>(smem, parity, rows, scales, mask, thread,
-                                                        keep);
-        // While the consumers have the other groups.
-        if (more && params.head_blocks == 2) {
-          prefetch_rows<kFormat>(params, stream.cache(), entries, thread);
-        }
-        load_quantised_rows<kFormat, kDim, kSlot, 2, kGroups>(smem, parity, rows, scales, mask,
-                                                              thread, keep);
-      }
-    };
-    if (slot == 0) {
-      load.template operator()<0>();
-    } else {
-      load.template operator()<1>();
-    }
-    if (begins) replace_queries<kDim>(params, pieces, smem, piece, q_uses++, thread);
-    if constexpr (kFormat != CacheFormat::bf16) {
-      const RowTurner<kFormat, kDim> turner(smem);
-#pragma unroll 1
-      for (int group = kTurnedGroups; group < kGroups; ++group) {
-        turner.turn_group(slot, group, uses >> slot & 1);
-      }
-    }
-    uses ^= 1u << slot;
   }
 }
 
