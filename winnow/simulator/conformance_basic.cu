@@ -40,29 +40,32 @@ __global__ void math_kernel(const std::uint32_t* in, std::uint32_t* out) {
 }
 
 // in: x [128][4] f32; four f8_e4m3 [128]; a [128], b [128], two bf16 each.
-// out: [128][9].
+// out: [128][12].
 __global__ void narrow_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x);
   float x[4], wide[4];
   for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(in[4 * t + i]);
   const std::uint32_t packed = in[4 * kThreads + t];
   device::unpack_f8(packed, wide);
-  std::uint32_t* const to = out + 9 * t;
+  std::uint32_t* const to = out + 12 * t;
   to[0] = device::pack_f8(x);
   for (int i = 0; i < 4; ++i) to[1 + i] = __float_as_uint(wide[i]);
   to[5] = device::multiply_bf16x2(in[5 * kThreads + t], in[6 * kThreads + t]);
   to[6] = device::select_bytes<0x4140>(packed);
   to[7] = device::select_bytes<0x0123>(packed);
   to[8] = device::select_bytes<0xb38a>(packed);
+  to[9] = device::pack_f16(x[0], x[1]);
+  const float2 halves = device::unpack_f16(packed);
+  to[10] = __float_as_uint(halves.x), to[11] = __float_as_uint(halves.y);
 }
 
-// in: [128][4]. out: [128][16], loads in every way; [128][4] by a streaming store; [4] words of the
-// whole system; [1] whether time goes on.
+// in: [128][4]. out: [128][20], loads in every way; [128][4] by a streaming store; [4] words of the
+// whole system; [1] whether time goes on; [2] words of the GPU.
 __global__ void memory_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x);
   const std::uint64_t before = device::globaltimer();
   const uint4 once = device::load_once(in + 4 * t), again = device::load_again(in + 4 * t);
-  std::uint32_t* const to = out + 16 * t;
+  std::uint32_t* const to = out + 20 * t;
   to[0] = once.x, to[1] = once.y, to[2] = once.z, to[3] = once.w;
   to[4] = again.x, to[5] = again.y, to[6] = again.z, to[7] = again.w;
   to[8] = static_cast<std::uint32_t>(
@@ -72,12 +75,17 @@ __global__ void memory_kernel(const std::uint32_t* in, std::uint32_t* out) {
   to[10] = __float_as_uint(two.x), to[11] = __float_as_uint(two.y);
   to[12] = device::ld_relaxed_gpu(in + 4 * t + 2);
   to[13] = to[14] = to[15] = 0;
-  device::store_streaming(out + 16 * kThreads + 4 * t, once.w, once.z, once.y, once.x);
+  const float4 four = device::load_now(reinterpret_cast<const float4*>(in) + t);
+  to[16] = __float_as_uint(four.x), to[17] = __float_as_uint(four.y);
+  to[18] = __float_as_uint(four.z), to[19] = __float_as_uint(four.w);
+  device::store_streaming(out + 20 * kThreads + 4 * t, once.w, once.z, once.y, once.x);
   if (t == 0) {
-    auto* const words = reinterpret_cast<std::uint64_t*>(out + 20 * kThreads);
+    auto* const words = reinterpret_cast<std::uint64_t*>(out + 24 * kThreads);
     device::st_relaxed_sys(words, (std::uint64_t{once.y} << 32) | once.x);
     device::st_release_sys(words + 1, device::ld_acquire_sys(words) + 1);
-    out[20 * kThreads + 4] = device::globaltimer() >= before;
+    out[24 * kThreads + 4] = device::globaltimer() >= before;
+    device::st_release_gpu(out + 24 * kThreads + 5, once.z);
+    out[24 * kThreads + 6] = device::ld_acquire_gpu(out + 24 * kThreads + 5);
   }
 }
 

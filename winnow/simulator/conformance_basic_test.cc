@@ -128,10 +128,10 @@ TEST_F(Conformance, NarrowFormats) {
     in[5 * kThreads + i] = odd[i % 4];
     in[6 * kThreads + i] = odd[i / 4];
   }
-  const Words out = run(launch_narrow, in, 9 * kThreads);
+  const Words out = run(launch_narrow, in, 12 * kThreads);
   for (std::size_t t = 0; t < kThreads; ++t) {
     SCOPED_TRACE(t);
-    const std::uint32_t* const got = out.data() + 9 * t;
+    const std::uint32_t* const got = out.data() + 12 * t;
     std::uint32_t f8 = 0;
     const std::uint32_t word = in[4 * kThreads + t];
     for (std::size_t i = 0; i < 4; ++i) {
@@ -152,30 +152,50 @@ TEST_F(Conformance, NarrowFormats) {
     EXPECT_EQ(got[6], permuted(word, 0x4140));
     EXPECT_EQ(got[7], permuted(word, 0x0123));
     EXPECT_EQ(got[8], permuted(word, 0xb38a));
+    for (std::size_t i = 0; i < 2; ++i) {
+      const float x = number(in[4 * t + i]);
+      const std::uint32_t half = got[9] >> 16 * i & 0xffffu;
+      if (std::isnan(x)) {
+        EXPECT_GT(half & 0x7fffu, 0x7c00u);
+      } else {
+        EXPECT_EQ(half, Half(x).bits);
+      }
+      Half narrow;
+      narrow.bits = static_cast<std::uint16_t>(word >> 16 * i);
+      const auto wide = static_cast<float>(narrow);
+      if (std::isnan(wide)) {
+        EXPECT_TRUE(std::isnan(number(got[10 + i])));
+      } else {
+        EXPECT_EQ(got[10 + i], bits(wide));
+      }
+    }
   }
 }
 
 TEST_F(Conformance, GlobalMemory) {
   const Words in = random_words(4 * kThreads, 3);
-  const Words out = run(launch_memory, in, 20 * kThreads + 5);
+  const Words out = run(launch_memory, in, 24 * kThreads + 7);
   for (std::size_t t = 0; t < kThreads; ++t) {
     SCOPED_TRACE(t);
-    const std::uint32_t *const got = out.data() + 16 * t, *const gave = in.data() + 4 * t;
+    const std::uint32_t *const got = out.data() + 20 * t, *const gave = in.data() + 4 * t;
     for (std::size_t i = 0; i < 4; ++i) {
       EXPECT_EQ(got[i], gave[i]);
       EXPECT_EQ(got[4 + i], gave[i]);
       EXPECT_EQ(got[8 + i], gave[i]);
-      EXPECT_EQ(out[16 * kThreads + 4 * t + i], gave[3 - i]);
+      EXPECT_EQ(got[16 + i], gave[i]);
+      EXPECT_EQ(out[20 * kThreads + 4 * t + i], gave[3 - i]);
     }
     EXPECT_EQ(got[12], gave[2]);
   }
-  const std::uint32_t* const words = out.data() + 20 * kThreads;
+  const std::uint32_t* const words = out.data() + 24 * kThreads;
   EXPECT_EQ(words[0], in[0]);
   EXPECT_EQ(words[1], in[1]);
   const std::uint64_t next = (std::uint64_t{in[1]} << 32 | in[0]) + 1;
   EXPECT_EQ(words[2], static_cast<std::uint32_t>(next));
   EXPECT_EQ(words[3], static_cast<std::uint32_t>(next >> 32));
   EXPECT_EQ(words[4], 1u);
+  EXPECT_EQ(words[5], in[2]);
+  EXPECT_EQ(words[6], in[2]);
 }
 
 TEST_F(Conformance, Reductions) {

@@ -170,15 +170,15 @@ __device__ constexpr int copied_group_arrivals(int group) {
   return kGatherThreads + (group == 0 ? 1 : 0);
 }
 
-// Copies one tile into a slot, group by group as they are released: copy(group) starts the copies
-// of a group, which arrive on `landed`'s barrier of it. The mask comes with group 0.
-template <int kDim, int kSlot, class Copy>
+// Copies one tile, or a range of its groups, into a slot, as they are released: copy(group) starts
+// the copies of a group, which arrive on `landed`'s barrier of it. The mask comes with group 0.
+template <int kDim, int kSlot, int kFirst = 0, int kEnd = kGroups, class Copy>
 __device__ __forceinline__ void load_groups(std::uint32_t smem, std::uint32_t parity,
                                             std::uint32_t landed, std::uint64_t mask, int thread,
                                             const Copy& copy) {
   using P = Plan<kDim>;
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
+  for (int group = kFirst; group < kEnd; ++group) {
     mbarrier_wait(smem + P::kEmpty + 8 * (kSlot * kGroups + group), parity ^ 1, "gather",
                   10 * kSlot + group);
     copy(group);
@@ -437,10 +437,10 @@ __device__ __forceinline__ void merge_consumers(std::uint32_t smem, std::uint32_
   }
 }
 
-// Writes the consumer's half of a row of the output, times `factor`, in bf16. `row` is the first of
-// its 512 columns; rows of heads that do not exist are not written. The whole warp calls it, for
-// the rows r = 0 and 1 of its threads in turn.
-template <int kConsumer>
+// Writes the consumer's half of a row of the output, times `factor`, in the 16 bits that kPack
+// makes of a value. `row` is the first of its 512 columns; rows of heads that do not exist are not
+// written. The whole warp calls it, for the rows r = 0 and 1 of its threads in turn.
+template <int kConsumer, auto kPack = pack_bf16>
 __device__ __forceinline__ void store_output_row(char* row, bool exists, int r, float factor,
                                                  int lane, const Output& o) {
   // A quad holds 32 columns of a row as 4 blocks of 8, two columns a lane; transposed, each lane
@@ -454,7 +454,7 @@ __device__ __forceinline__ void store_output_row(char* row, bool exists, int r, 
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
         const int at = 4 * (4 * part + b) + 2 * r;
-        w[b] = pack_bf16(o[piece][at] * factor, o[piece][at + 1] * factor);
+        w[b] = kPack(o[piece][at] * factor, o[piece][at + 1] * factor);
       }
       quad_transpose(w, lane);
       if (exists) store_streaming(to + (128 * piece + 32 * part) * 2, w[0], w[1], w[2], w[3]);
@@ -470,6 +470,8 @@ __device__ __forceinline__ float output_factor(float sum, float reference, float
 
 // The role of a consumer. `work` says what the block's items are:
 //   Work::kStoredRows        whether rows come by ordinary stores, not by copies
+//   Work::kValuesBefore      before the logits of which group of a tile P V of the tile before is
+//                            queued and awaited; kGroups: behind all logits, and not awaited yet
 //   work.first(), end(), step()
 //   work.count(item)         what the number of the item's tiles hangs on; loaded an item ahead
 //   work.tiles(item, count)  that number, the same in every role
@@ -527,17 +529,27 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
     const auto own_tile = [&]<bool kBefore>(int tile) {
       float s[32];
       std::uint32_t p[16];
-      // The logits of this tile, as its chunks come, and queued behind them P V of the tile before,
-      // which the other consumer hands over about then: it runs while the maxima are taken.
+      // The logits of this tile, as its chunks come, and P V of the tile before, which the other
+      // consumer hands over about then: behind them, it runs while the maxima are taken; between
+      // them, its rows are replaced before the last chunks of this tile have come.
+      const auto other_values = [&]<int kGroup>() {
+        if constexpr (kBefore && Work::kValuesBefore == kGroup) {
+          multiply_other_values<kDim, kConsumer>(smem, other_uses & 1, warp, lane, state, o);
+          ++other_uses;
+          if constexpr (kGroup < kGroups) release_values<kDim, kOther, 2>(smem, o);
+        }
+      };
+      other_values.template operator()<0>();
       scores.template operator()<0>(tile, s);
+      other_values.template operator()<1>();
       scores.template operator()<1>(tile, s);
+      other_values.template operator()<2>();
       scores.template operator()<2>(tile, s);
+      other_values.template operator()<3>();
       scores.template operator()<3>(tile, s);
-      if constexpr (kBefore) {
-        multiply_other_values<kDim, kConsumer>(smem, other_uses & 1, warp, lane, state, o);
-        ++other_uses;
-      }
-      wgmma_wait<kBefore ? 2 : 0>();  // the logits are there; P V may still run
+      other_values.template operator()<kGroups>();
+      constexpr bool kUnderWay = kBefore && Work::kValuesBefore == kGroups;
+      wgmma_wait<kUnderWay ? 2 : 0>();  // the logits are there; P V may still run
       wgmma_pin(s);
       if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
 
@@ -545,7 +557,7 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       float factors[2];
       softmax_reference(scale, mask, lane, s, state, factors);
       // Released before the exponentials: the other slot is refilled while they are taken.
-      if constexpr (kBefore) release_values<kDim, kOther, 2>(smem, o);
+      if constexpr (kUnderWay) release_values<kDim, kOther, 2>(smem, o);
       softmax_weights(scale, s, p, state);
       rescale(o, factors);
       multiply_own_values<kDim, kConsumer>(smem, p, o);

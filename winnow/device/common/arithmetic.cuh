@@ -26,6 +26,25 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
+// The same as f16x2; beyond +-65504 they become infinite. And two f16 as f32.
+__device__ __forceinline__ std::uint32_t pack_f16(float low, float high) {
+  std::uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+__device__ __forceinline__ float2 unpack_f16(std::uint32_t packed) {
+  float2 x;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n"
+      "}"
+      : "=f"(x.x), "=f"(x.y)
+      : "r"(packed));
+  return x;
+}
+
 // Four f32 rounded to nearest even as f8_e4m3, the first in the lowest byte; values beyond +-448
 // become +-448, NaN stays NaN.
 __device__ __forceinline__ std::uint32_t pack_f8(const float (&x)[4]) {

@@ -61,7 +61,7 @@ int copy_rows(std::byte* to, std::int64_t to_stride, const std::byte* from,
               std::int64_t from_stride, std::int64_t bytes, std::int64_t rows, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
   if (rows == 0) return cudaSuccess;
-  if (rows == 1) to_stride = from_stride = bytes;  // they may be anything then
+  if (rows == 1) to_stride = from_stride = bytes;    // they may be anything then
   if (to_stride == bytes && from_stride == bytes) {  // a third faster than in two dimensions
     return cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes * rows),
                            cudaMemcpyDeviceToDevice, on);

@@ -15,8 +15,8 @@ namespace winnow::expert_parallel {
 namespace low_latency {
 namespace {
 
-// The first warps of a block that sends load rows, and a thread of the next one stores them. So
-// many stores are under way that they do not wait for each other's way to another GPU, 3 us.
+// The first warps of a block that sends load rows, and a thread of the next one stores them. Of the
+// stores, which take microseconds to another GPU, so many are under way at a time.
 constexpr int kLoaders = 4, kReading = 10;
 
 // The shared memory of Rows.

@@ -22,7 +22,7 @@ void call(Communicator& communicator, const char* operation, const Deadline& dea
   communicator.call(operation, [&] { communicator.world_barrier(deadline, operation); });
 }
 
-// All layers are broken then, and nobody learns of it by another rank's end.
+// Both layers are broken then, and nobody learns of it by another rank's end.
 TEST(CallOrder, RanksInDifferentLayersLearnOfIt) {
   InProcessWorld world(3);
   std::latch over(3);

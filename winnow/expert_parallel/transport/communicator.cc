@@ -1,5 +1,6 @@
 #include "winnow/expert_parallel/transport/communicator.h"
 
+#include <cstdlib>
 #include <utility>
 
 #include "winnow/core/error.h"
@@ -222,7 +223,7 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
   });
 }
 
-// The other ranks may be in any layer, so that all of them are broken.
+// Both layers are broken, so that the ranks in the other one learn of it, too.
 void Communicator::fail_apart(const WaitName& name, const std::string& other_call) {
   const int writer = name.writer >= 0 ? name.writer : name.peer;
   FaultRecord record;
@@ -233,7 +234,10 @@ void Communicator::fail_apart(const WaitName& name, const std::string& other_cal
   record.text = "rank " + std::to_string(rank()) + " calls " + std::string(name.operation) +
                 " of layer " + std::to_string(layer_) + " where rank " + std::to_string(writer) +
                 " calls " + other_call + ": all ranks must make the same calls in the same order";
-  order_->for_each_layer([&](Communicator& layer) { layer.record_everywhere(record); });
+  const int other = std::atoi(other_call.c_str() + other_call.rfind(' ') + 1);  // "... of layer 7"
+  order_->for_each_layer([&](Communicator& layer) {
+    if (layer.layer_ == other) layer.record_everywhere(record);
+  });
   fail(std::move(record));
 }
 

@@ -89,7 +89,7 @@ const std::vector<PlantedBug> kQuickBugs = {
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("setmaxnreg: ",
-           of_kernel(bug("TooManyRegisters", "setmaxnreg_dec<kCopyRegisters", Action::add, 8))),
+           of_kernel(bug("TooManyRegisters", "setmaxnreg_dec<kBringRegisters", Action::add, 8))),
     of_consumers(
         bug("NoWaitForEmptySlot", "mbarrier_wait(smem + P::kEmpty + 8 * (kSlot", Action::drop)),
     of_consumers(bug("SwappedPhaseOfSlots", "P::kEmpty + 8 * (kSlot * kGroups + group), parity ^ 1",

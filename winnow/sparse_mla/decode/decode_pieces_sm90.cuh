@@ -1,9 +1,8 @@
 // Decode, sm90: what the blocks work on.
 //
-// The queries' tiles stand one behind the other, those of the first cache before those of the
-// second; decode_split_sm90.h says how groups of blocks share them. What a block gets of a segment
-// is a piece. A piece that is a whole query writes the output; others write sums, which a second
-// kernel merges.
+// decode_split_sm90.h says how groups of blocks share the queries' tiles, those of the first cache
+// before those of the second. A piece that is a whole query writes the output; others write sums,
+// which a second kernel merges.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +36,14 @@ struct HeadsView {
   }
 };
 
+// A piece that is no whole query leaves for each head the output before its division by the sum, in
+// f16 over a power of two for each half, which loses an eighth of what bf16 would, and beside it
+// those powers, the reference in base 2 and the sum.
+inline constexpr std::int64_t kPartialRowBytes = kValueColumns * 2;
+struct alignas(16) PartialSums {
+  float reference, sum, power[2];
+};
+
 struct KernelParams {
   ChosenView chosen[2];  // of the cache and of the extra one
   HeadsView q, out;
@@ -45,34 +52,21 @@ struct KernelParams {
   std::int64_t attn_sink_stride;
   LogitScale scale;
   int h_q;
-  std::uint32_t queries, s_q, head_blocks, groups;
+  std::uint32_t s_q, head_blocks;
   std::uint32_t segments, segment_tiles, query_tiles;  // query_tiles = segments * segment_tiles
-  // Groups begin at multiples of a unit: a tile where they cut segments, a segment otherwise. Each
-  // takes so many queries and units more.
-  std::uint32_t unit_tiles, query_units, group_queries, group_units;
-  bool cut_by_groups;
-  // Of pieces that are no whole query: the output before its division by the sum, and for each head
-  // the reference in base 2 and the sum.
-  float* partial_out;    // [partials, 64, 512]
-  float2* partial_sums;  // [partials, 64]
+  std::uint32_t group_segments, whole_segments;        // of a group, and of all groups
+  // Each group takes so many tiles of the queries from `cut_query` on, which have `cut_end` tiles.
+  std::uint32_t cut_tiles, cut_query, cut_end;
+  char* partial_out;          // [partials, 64, 512], f16
+  PartialSums* partial_sums;  // [partials, 64]
 };
 
-// Where group `group` begins: a query, and a tile of it.
-struct GroupBegin {
-  std::uint32_t query, tile;
-};
-__device__ __forceinline__ GroupBegin group_begin(const KernelParams& params, std::uint32_t group) {
-  const std::uint32_t more = group * params.group_units;
-  return {group * params.group_queries + more / params.query_units,
-          more % params.query_units * params.unit_tiles};
-}
-
-// The partial of a piece of segment `segment` (counted over all queries) that is no whole query.
-// `first`: whether it is its group's first piece. Where groups cut, each has at most two of them.
+// The partial of a piece: where queries are cut, group `group` has at most two such pieces, of
+// which this is the `number`th; otherwise `group` is a segment, counted over all queries.
 __device__ __forceinline__ std::uint32_t partial_of(const KernelParams& params, std::uint32_t group,
-                                                    bool first, std::uint32_t segment,
+                                                    std::uint32_t number,
                                                     std::uint32_t head_block) {
-  const std::uint32_t part = params.cut_by_groups ? 2 * group + !first : segment;
+  const std::uint32_t part = params.cut_tiles > 0 ? 2 * group + number : group;
   return part * params.head_blocks + head_block;
 }
 
@@ -93,11 +87,14 @@ class Pieces {
  public:
   __device__ __forceinline__ Pieces(const KernelParams& params, std::uint32_t at) : at_(at) {
     const std::uint32_t group = blockIdx.x / params.head_blocks;
-    const GroupBegin begin = group_begin(params, group), end = end_of(params, group);
-    first_ = begin.query * params.segments + begin.tile / params.segment_tiles;
-    const std::uint32_t last =
-        end.query * params.segments + ceil_div(end.tile, params.segment_tiles);
-    count_ = static_cast<int>(last - first_);
+    from_ = min(group * params.cut_tiles, params.cut_end);
+    to_ = min(from_ + params.cut_tiles, params.cut_end);
+    const std::uint32_t first = from_ / params.query_tiles;
+    // The shares of queries come first: their sums are on their way while the rest is computed.
+    cut_ = from_ < to_ ? static_cast<int>(ceil_div(to_, params.query_tiles) - first) : 0;
+    first_segment_ = group * params.group_segments;
+    const std::uint32_t end = min(first_segment_ + params.group_segments, params.whole_segments);
+    count_ = cut_ + static_cast<int>(max(end, first_segment_) - first_segment_);
   }
 
   // Fills the table: every length is read once, when the kernel begins, so that whatever is written
@@ -105,20 +102,28 @@ class Pieces {
   __device__ __forceinline__ void fill(const KernelParams& params) const {
     const std::uint32_t group = blockIdx.x / params.head_blocks;
     const std::uint32_t head_block = blockIdx.x % params.head_blocks;
-    const GroupBegin begin = group_begin(params, group), end = end_of(params, group);
     for (int n = threadIdx.x; n < count_; n += blockDim.x) {
-      const std::uint32_t segment = first_ + n, query = segment / params.segments;
-      std::uint32_t from = segment % params.segments * params.segment_tiles;
-      std::uint32_t to = from + params.segment_tiles;
-      if (n == 0) from = begin.tile;
-      if (query == end.query) to = min(to, end.tile);
+      std::uint32_t query, from, to, partial;
+      if (n < cut_) {
+        const std::uint32_t number = from_ / params.query_tiles + n;
+        const std::uint32_t begin = number * params.query_tiles;
+        query = params.cut_query + number;
+        from = max(from_, begin) - begin;
+        to = min(to_ - begin, params.query_tiles);
+        partial = partial_of(params, group, n, head_block);
+      } else {
+        const std::uint32_t segment = first_segment_ + n - cut_;
+        query = segment / params.segments;
+        from = segment % params.segments * params.segment_tiles;
+        to = from + params.segment_tiles;
+        partial = partial_of(params, segment, 0, head_block);
+      }
       Piece piece;
       piece.i = query / params.s_q;
       piece.s = query % params.s_q;
       piece.first_head = static_cast<int>(head_block) * kHeads;
       const bool whole = from == 0 && to == params.query_tiles;
-      piece.partial =
-          whole ? -1 : static_cast<int>(partial_of(params, group, n == 0, segment, head_block));
+      piece.partial = whole ? -1 : static_cast<int>(partial);
       int before = 0;  // tiles of the lists before this one
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
@@ -160,11 +165,6 @@ class Pieces {
   }
 
  private:
-  // Where the group ends: the query and the tiles of it that it still takes.
-  __device__ static GroupBegin end_of(const KernelParams& params, std::uint32_t group) {
-    const GroupBegin end = group_begin(params, group + 1);
-    return end.query >= params.queries ? GroupBegin{params.queries, 0} : end;
-  }
   __device__ std::uint32_t place(int n) const { return at_ + int{sizeof(Piece)} * n; }
   __device__ __forceinline__ void store(int n, const Piece& piece) const {
     const std::uint32_t to = place(n);
@@ -180,8 +180,10 @@ class Pieces {
     }
   }
 
-  std::uint32_t at_, first_;  // first_: the segment of piece 0
-  int count_;
+  std::uint32_t at_;
+  std::uint32_t from_, to_;      // the group's tiles of the queries that are cut
+  std::uint32_t first_segment_;  // of its whole ones
+  int cut_, count_;              // pieces of the former, and of both
 };
 
 // The tiles of the block's pieces in turn.

@@ -47,6 +47,16 @@ __device__ __forceinline__ void replace_queries(const KernelParams& params, cons
   load_piece_queries<kDim>(params, pieces, smem, n, thread);
 }
 
+// The rows of a tile.
+__device__ __forceinline__ GatherRows chosen_rows(const ChosenView& chosen,
+                                                  const TileEntries& entries, std::uint64_t mask,
+                                                  int thread) {
+  return gather_rows(entries, mask, thread, [&](std::int32_t entry) {
+    const auto place = chosen.of_block.divide(entry);
+    return reinterpret_cast<const char*>(chosen.cache.row(place.quotient, place.remainder));
+  });
+}
+
 // --- what only rows in f8 need ------------------------------------------------------------------
 
 template <CacheFormat kFormat>
@@ -120,10 +130,8 @@ class RowScales {
   bool valid_;
 };
 
-// --- the role -----------------------------------------------------------------------------------
-
-// A tile on its way to slot kSlot.
-template <CacheFormat kFormat, int kDim, int kSlot>
+// Starts the copies of the groups kFirst to kEnd - 1 of a tile on its way to slot kSlot.
+template <CacheFormat kFormat, int kDim, int kSlot, int kFirst, int kEnd>
 __device__ __forceinline__ void load_quantised_rows(std::uint32_t smem, std::uint32_t parity,
                                                     const GatherRows& rows,
                                                     const RowScales<kFormat>& scales,
@@ -149,8 +157,23 @@ __device__ __forceinline__ void load_quantised_rows(std::uint32_t smem, std::uin
       scales.copy(smem + Q::kScales + kSlot * int{sizeof(QuantisedMemory::scales[0])}, thread);
     }
   };
-  load_groups<kDim, kSlot>(smem, parity, landed, mask, thread, copy);
+  load_groups<kDim, kSlot, kFirst, kEnd>(smem, parity, landed, mask, thread, copy);
 }
+
+// Asks L2 for rows of a tile: half of them, for the block of the other 64 heads asks for the rest.
+// Each warp holds all entries, and asks for a quarter of that half.
+template <CacheFormat kFormat>
+__device__ __forceinline__ void prefetch_rows(const KernelParams& params, int cache,
+                                              const TileEntries& entries, int thread) {
+  const ChosenView& chosen = params.chosen[cache];
+  const std::int32_t entry = blockIdx.x & 1 ? entries.high : entries.low;
+  if (((thread ^ thread >> 5) & 3) != 0 || !chosen.cache.holds(entry)) return;
+  const auto place = chosen.of_block.divide(entry);
+  bulk_prefetch_l2(chosen.cache.row(place.quotient, place.remainder),
+                   kFormat == CacheFormat::fp8_656 ? Row656::kBytes : Row584::kRowBytes);
+}
+
+// --- the role -----------------------------------------------------------------------------------
 
 // Runs ahead of the consumers by what the slots allow, into the next piece too.
 template <CacheFormat kFormat, int kDim>
@@ -171,10 +194,7 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, const Piec
   for (bool more = advance(); more;) {
     const ChosenView& chosen = params.chosen[stream.cache()];
     const std::uint64_t mask = tile_mask(entries, chosen.cache.slots);
-    const GatherRows rows = gather_rows(entries, mask, thread, [&](std::int32_t entry) {
-      const auto place = chosen.of_block.divide(entry);
-      return reinterpret_cast<const char*>(chosen.cache.row(place.quotient, place.remainder));
-    });
+    const GatherRows rows = chosen_rows(chosen, entries, mask, thread);
     const int slot = stream.slot();
     const bool begins = stream.begins_piece();
     const int piece = stream.piece();
@@ -186,7 +206,14 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, const Piec
       } else {
         const RowScales<kFormat> scales(chosen, entries, mask, thread);
         more = advance();
-        load_quantised_rows<kFormat, kDim, kSlot>(smem, parity, rows, scales, mask, thread, keep);
+        load_quantised_rows<kFormat, kDim, kSlot, 0, 2>(smem, parity, rows, scales, mask, thread,
+                                                        keep);
+        // While the consumers have the other groups.
+        if (more && params.head_blocks == 2) {
+          prefetch_rows<kFormat>(params, stream.cache(), entries, thread);
+        }
+        load_quantised_rows<kFormat, kDim, kSlot, 2, kGroups>(smem, parity, rows, scales, mask,
+                                                              thread, keep);
       }
     };
     if (slot == 0) {
@@ -194,8 +221,8 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, const Piec
     } else {
       load.template operator()<1>();
     }
-    uses ^= 1u << slot;
     if (begins) replace_queries<kDim>(params, pieces, smem, piece, q_uses++, thread);
+    uses ^= 1u << slot;
   }
 }
 

@@ -59,15 +59,16 @@ ChosenView chosen_view(const DecodeParams& params, const ChosenRows& chosen) {
   return view;
 }
 
-constexpr std::int64_t kPartialBytes = kHeads * (kValueColumns * 4 + std::int64_t{sizeof(float2)});
+constexpr std::int64_t kPartialBytes =
+    kHeads * (kPartialRowBytes + std::int64_t{sizeof(PartialSums)});
 
 template <CacheFormat kFormat, int kDim>
-void launch(const KernelParams& kernel, cudaStream_t stream) {
+void launch(const KernelParams& kernel, std::uint32_t groups, cudaStream_t stream) {
   constexpr int kBytes = QuantisedPlan<kDim>::kBytes;
   auto* const function = decode_kernel<kFormat, kDim>;
   kRuntime.allow_shared_memory(function, kBytes);
-  kRuntime.launch(function, kernel.groups * kernel.head_blocks, kBlockThreads<kFormat>, kBytes,
-                  stream, kernel);
+  kRuntime.launch(function, groups * kernel.head_blocks, kBlockThreads<kFormat>, kBytes, stream,
+                  kernel);
 }
 
 }  // namespace
@@ -99,35 +100,32 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
   kernel.scale = logit_scale(params.scale);
   kernel.h_q = static_cast<int>(params.h_q);
   kernel.s_q = static_cast<std::uint32_t>(params.s_q);
-  kernel.queries = static_cast<std::uint32_t>(params.b * params.s_q);
-  kernel.head_blocks = static_cast<std::uint32_t>(head_blocks_of(params));
-  kernel.groups = static_cast<std::uint32_t>(split.groups);
-  kernel.segments = static_cast<std::uint32_t>(split.segments);
-  kernel.segment_tiles = static_cast<std::uint32_t>(split.segment_tiles);
+  const std::int64_t queries = params.b * params.s_q;
+  const auto count = [](std::int64_t value) { return static_cast<std::uint32_t>(value); };
+  kernel.head_blocks = count(head_blocks_of(params));
+  kernel.segments = count(split.segments);
+  kernel.segment_tiles = count(split.segment_tiles);
   kernel.query_tiles = kernel.segments * kernel.segment_tiles;
-  kernel.cut_by_groups = split.cut_by_groups;
-  const std::int64_t unit = split.cut_by_groups ? 1 : split.segment_tiles;
-  const std::int64_t query_tiles = split.segments * split.segment_tiles;
-  kernel.unit_tiles = static_cast<std::uint32_t>(unit);
-  kernel.query_units = static_cast<std::uint32_t>(query_tiles / unit);
-  kernel.group_queries = static_cast<std::uint32_t>(split.group_tiles / query_tiles);
-  kernel.group_units = static_cast<std::uint32_t>(split.group_tiles % query_tiles / unit);
+  kernel.group_segments = count(split.group_segments);
+  const std::int64_t whole =
+      std::min(split.groups * split.group_segments, queries * split.segments);
+  kernel.whole_segments = count(whole);
+  kernel.cut_tiles = count(split.cut_tiles);
+  kernel.cut_query = count(whole / split.segments);
+  const std::int64_t cut = split.cut_tiles > 0 ? queries - whole : 0;
+  kernel.cut_end = count(cut * split.segment_tiles);
   const std::int64_t partials =
-      (split.cut_by_groups ? 2 * split.groups : params.b * params.s_q * split.segments) *
-      head_blocks_of(params);
-  kernel.partial_out = static_cast<float*>(workspace);
-  kernel.partial_sums = reinterpret_cast<float2*>(static_cast<std::byte*>(workspace) +
-                                                  partials * kHeads * kValueColumns * 4);
+      (split.cut_tiles > 0 ? 2 * split.groups : queries * split.segments) * head_blocks_of(params);
+  kernel.partial_out = static_cast<char*>(workspace);
+  kernel.partial_sums = reinterpret_cast<PartialSums*>(static_cast<std::byte*>(workspace) +
+                                                       partials * kHeads * kPartialRowBytes);
 
   const auto function = params.format == CacheFormat::fp8_656   ? launch<CacheFormat::fp8_656, 576>
                         : params.format == CacheFormat::fp8_584 ? launch<CacheFormat::fp8_584, 512>
                         : params.d_qk == 576                    ? launch<CacheFormat::bf16, 576>
                                                                 : launch<CacheFormat::bf16, 512>;
-  function(kernel, queue);
-  if (split.segments == 1 && !split.cut_by_groups) return;
-  // Queries, or where groups cut, those in which one begins.
-  std::int64_t merged = params.b * params.s_q;
-  if (split.cut_by_groups) merged = std::min(merged, split.groups - 1);
+  function(kernel, static_cast<std::uint32_t>(split.groups), queue);
+  const std::int64_t merged = split.segments > 1 ? queries : cut;
   if (merged == 0) return;
   kRuntime.check(device::launch_early(merge_kernel, static_cast<unsigned>(merged * params.h_q),
                                       kMergeThreads, 0, queue, kernel),

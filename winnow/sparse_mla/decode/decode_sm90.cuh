@@ -22,8 +22,7 @@ inline constexpr int kBlockThreads = kFormat == CacheFormat::bf16 ? 384 : 512;
 template <CacheFormat kFormat>
 inline constexpr int kMultiplyRegisters = kFormat == CacheFormat::bf16 ? 200 : 192;
 template <CacheFormat kFormat>
-inline constexpr int kCopyRegisters = kFormat == CacheFormat::bf16 ? 104 : 64;
-inline constexpr int kTurnRegisters = 64;
+inline constexpr int kBringRegisters = kFormat == CacheFormat::bf16 ? 104 : 64;
 
 // --- the consumers' pieces ----------------------------------------------------------------------
 
@@ -39,10 +38,34 @@ __device__ __forceinline__ void store_lse(const KernelParams& params, std::uint3
   *reinterpret_cast<float*>(params.lse.at(i, s, head)) = (reference + log2f(sum)) * kLn2;
 }
 
+// What a thread's row r of the consumer's half is multiplied by to become f16: the power of two
+// that brings its largest finite value to 2^14 or more, below 2^15.
+__device__ __forceinline__ float factor_to_f16(const Output& o, int r) {
+  float largest = 0;
+#pragma unroll
+  for (int piece = 0; piece < 2; ++piece) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float x = fabsf(o[piece][4 * j + 2 * r + e]);
+        largest = fmaxf(largest, x < infinity() ? x : 0.0f);
+      }
+    }
+  }
+  const std::uint32_t exponent = __float_as_uint(quad_max(largest)) >> 23;
+  return __uint_as_float(min(268u - exponent, 253u) << 23);  // its inverse is no subnormal number
+}
+__device__ __forceinline__ float inverse_power(float power) {
+  return __uint_as_float((254u << 23) - __float_as_uint(power));
+}
+
 // The pieces, as consumer_role() wants them.
 template <CacheFormat kFormat>
 struct Work {
   static constexpr bool kParts = false;
+  // The way round of a slot is what decides the speed: its places are released early.
+  static constexpr int kValuesBefore = 2;
   static constexpr bool kStoredRows = kFormat != CacheFormat::bf16;
   const KernelParams& params;
   const Pieces& pieces;
@@ -65,26 +88,20 @@ struct Work {
       const int row = 16 * warp + lane / 4 + 8 * r;
       const int head = piece.first_head + row;
       const bool exists = head < params.h_q;
-      const bool tells = kConsumer == 0 && exists && (lane & 3) == 0;
+      const bool first = exists && (lane & 3) == 0, tells = kConsumer == 0 && first;
       if (piece.partial < 0) {
         const float sink = exists ? sink_of(params, head) : negative_infinity();
         if (tells) store_lse(params, piece.i, piece.s, head, state.reference[r], state.sum[r]);
         store_output_row<kConsumer>(params.out.at(piece.i, piece.s, exists ? head : 0), exists, r,
                                     output_factor(state.sum[r], state.reference[r], sink), lane, o);
-        continue;
-      }
-      const std::int64_t part = std::int64_t{piece.partial} * kHeads + row;
-      if (tells) params.partial_sums[part] = make_float2(state.reference[r], state.sum[r]);
-      float* const to =
-          params.partial_out + part * kValueColumns + kConsumer * 256 + 2 * (lane & 3);
-      if (!exists) continue;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-          *reinterpret_cast<float2*>(to + 128 * half + 8 * j) =
-              make_float2(o[half][4 * j + 2 * r], o[half][4 * j + 2 * r + 1]);
-        }
+      } else {
+        const std::uint32_t part = piece.partial * kHeads + row;
+        const float factor = factor_to_f16(o, r);
+        PartialSums& sums = params.partial_sums[part];
+        if (tells) sums.reference = state.reference[r], sums.sum = state.sum[r];
+        if (first) sums.power[kConsumer] = inverse_power(factor);
+        store_output_row<kConsumer, pack_f16>(params.partial_out + part * kPartialRowBytes, exists,
+                                              r, factor, lane, o);
       }
     }
   }
@@ -118,40 +135,32 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
   } else if (warpgroup == 1) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
     consumer_role<kDim, 1>(work, params.scale, smem);
-  } else if (kCopied || warpgroup == 2) {
-    setmaxnreg_dec<kCopyRegisters<kFormat>>();
-    copy_role<kFormat, kDim>(params, pieces, smem);
   } else {
-    setmaxnreg_dec<kTurnRegisters>();
-    if constexpr (!kCopied) TurnRole<kFormat, kDim>(pieces, smem).run();
+    setmaxnreg_dec<kBringRegisters<kFormat>>();
+    if (kCopied || warpgroup == 2) {
+      copy_role<kFormat, kDim>(params, pieces, smem);
+    } else if constexpr (!kCopied) {
+      turn_role<kFormat, kDim>(pieces, smem);
+    }
   }
 }
 
-inline constexpr int kMergeThreads = 128;  // four columns each
+inline constexpr int kMergeThreads = 128;         // four columns each
+inline constexpr std::uint32_t kMergeParts = 16;  // whose rows are under way at once
 
-// The partials of a query.
+// The partials of a query: `count` of them from `first` on, a group where queries are cut, or a
+// segment. `second`: the first of them is the second one of its group.
 struct Parts {
-  std::uint32_t first;  // the first of them: a group where groups cut, or a segment
-  std::uint32_t count;
+  std::uint32_t query, first, count;
+  bool second;
 };
-__device__ __forceinline__ Parts parts_of(const KernelParams& params, std::uint32_t query) {
-  if (!params.cut_by_groups) return {query * params.segments, params.segments};
-  // Groups that cut begin at multiples of their tiles.
-  const std::uint32_t share = params.group_queries * params.query_tiles + params.group_units;
-  const std::uint32_t begin = query * params.query_tiles, last = begin + params.query_tiles - 1;
-  return {begin / share, last / share - begin / share + 1};
-}
-
-// The queries that blocks of the merge take: where there are fewer groups than queries, the one in
-// which a group begins, once for each such query. Otherwise each. False: none.
-__device__ __forceinline__ bool merged_query(const KernelParams& params, std::uint32_t number,
-                                             std::uint32_t& query) {
-  query = number;
-  if (!params.cut_by_groups) return true;
-  if (params.queries < params.groups) return parts_of(params, query).count > 1;
-  const GroupBegin begin = group_begin(params, number + 1);
-  query = begin.query;
-  return begin.tile != 0 && parts_of(params, query).first == number;
+// Of the `number`th query that is merged.
+__device__ __forceinline__ Parts parts_of(const KernelParams& params, std::uint32_t number) {
+  if (params.cut_tiles == 0) return {number, number * params.segments, params.segments, false};
+  const std::uint32_t begin = number * params.query_tiles, last = begin + params.query_tiles - 1;
+  const std::uint32_t first = begin / params.cut_tiles;
+  return {params.cut_query + number, first, last / params.cut_tiles - first + 1,
+          first * params.cut_tiles / params.query_tiles < number};
 }
 
 // Adds up the partials of a query and a head, a block for each, heads first.
@@ -159,43 +168,48 @@ __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ KernelParams params) {
   const auto heads = static_cast<std::uint32_t>(params.h_q);
   const std::uint32_t head = blockIdx.x % heads, head_block = head / kHeads;
-  std::uint32_t query;
-  const bool merged = merged_query(params, blockIdx.x / heads, query);
-  const std::uint32_t i = query / params.s_q, s = query % params.s_q;
-  const Parts parts = parts_of(params, query);
-  // Groups that cut have the query as their first piece, but for one that begins before it.
-  const bool later = params.cut_by_groups && group_begin(params, parts.first).query < query;
+  const Parts parts = parts_of(params, blockIdx.x / heads);
+  const std::uint32_t i = parts.query / params.s_q, s = parts.query % params.s_q;
   wait_for_kernel_before();
-  if (!merged) return;
+  if (parts.count == 1) return;  // a whole query
   const auto row_of = [&](std::uint32_t n) {
-    const std::uint32_t part = parts.first + n;
-    return std::int64_t{partial_of(params, part, n > 0 || !later, part, head_block)} * kHeads +
+    return std::int64_t{partial_of(params, parts.first + n, n == 0 && parts.second, head_block)} *
+               kHeads +
            head % kHeads;
   };
-  // A lane reads the sums of one part; the rows of the parts are asked for before they are needed.
+  const auto out_of = [&](std::uint32_t n) {
+    return *reinterpret_cast<const uint2*>(params.partial_out + row_of(n) * kPartialRowBytes +
+                                           8 * threadIdx.x);
+  };
   const std::uint32_t lane = threadIdx.x % 32;
-  float reference = kNoReference;
-  for (std::uint32_t n = lane; n < parts.count; n += 32) {
-    reference = fmaxf(reference, params.partial_sums[row_of(n)].x);
-  }
-  reference = warp_max(reference);
-  float sum = 0;
+  const bool second_half = threadIdx.x >= kMergeThreads / 2;
+  float reference = kNoReference, sum = 0;
   float4 all = make_float4(0, 0, 0, 0);
-  for (std::uint32_t begin = 0; begin < parts.count; begin += 32) {
-    const std::uint32_t count = min(parts.count - begin, 32u);
-    const float2 sums =
-        lane < count ? params.partial_sums[row_of(begin + lane)] : make_float2(kNoReference, 0);
-    const float mine = ex2(sums.x - reference);
-    sum += warp_sum(sums.y * mine);
-#pragma unroll 8
-    for (std::uint32_t n = 0; n < count; ++n) {
-      const float4 o = *reinterpret_cast<const float4*>(
-          params.partial_out + row_of(begin + n) * kValueColumns + 4 * threadIdx.x);
-      const float factor = __shfl_sync(kFullWarp, mine, static_cast<int>(n));
-      all.x = fmaf(o.x, factor, all.x);
-      all.y = fmaf(o.y, factor, all.y);
-      all.z = fmaf(o.z, factor, all.z);
-      all.w = fmaf(o.w, factor, all.w);
+  for (std::uint32_t begin = 0; begin < parts.count; begin += kMergeParts) {
+    // A lane reads the sums of one part; all rows are asked for before the sums are needed.
+    const std::uint32_t count = min(parts.count - begin, kMergeParts);
+    PartialSums sums{kNoReference, 0, {0, 0}};
+    if (lane < count) sums = params.partial_sums[row_of(begin + lane)];
+    uint2 rows[kMergeParts];
+#pragma unroll
+    for (std::uint32_t n = 0; n < kMergeParts; ++n) {
+      rows[n] = n < count ? out_of(begin + n) : make_uint2(0, 0);
+    }
+    const float raised = fmaxf(reference, warp_max(sums.reference));
+    const float factor = ex2(reference - raised), mine = ex2(sums.reference - raised);
+    reference = raised;
+    sum = fmaf(sum, factor, warp_sum(sums.sum * mine));
+    const float scaled = mine * (second_half ? sums.power[1] : sums.power[0]);
+    all = make_float4(all.x * factor, all.y * factor, all.z * factor, all.w * factor);
+#pragma unroll
+    for (std::uint32_t n = 0; n < kMergeParts; ++n) {
+      const float weight = __shfl_sync(kFullWarp, scaled, static_cast<int>(n));
+      if (n >= count) continue;
+      const float2 low = unpack_f16(rows[n].x), high = unpack_f16(rows[n].y);
+      all.x = fmaf(low.x, weight, all.x);
+      all.y = fmaf(low.y, weight, all.y);
+      all.z = fmaf(high.x, weight, all.z);
+      all.w = fmaf(high.y, weight, all.w);
     }
   }
   const int at = static_cast<int>(head);

@@ -1,9 +1,9 @@
 // How the kernel of sm90 shares out the tiles of all queries. Host code.
 //
-// A head block is 64 heads. A group of blocks, one for each head block, takes `group_tiles`
-// consecutive tiles of the queries, which stand one behind the other. Each query's tiles are also
-// cut into `segments` segments of `segment_tiles` (the last may hold fewer): no piece of work
-// reaches over the end of a segment.
+// A head block is 64 heads. A group of blocks, one for each head block, takes pieces of the
+// queries: whole segments, into which the tiles of each query are cut, and maybe a share of the
+// last queries' tiles, which stand one behind the other. No piece of work reaches over the end of a
+// query.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,11 @@
 namespace winnow::sparse_mla::decode_sm90_detail {
 
 struct Split {
-  std::int64_t segments, segment_tiles;
-  std::int64_t group_tiles, groups;
-  bool cut_by_groups;  // groups may begin inside of a segment
+  std::int64_t segments, segment_tiles;  // of a query (the last segment may hold fewer tiles)
+  // Each group takes so many segments, the first ones of all; of the other queries' tiles so many,
+  // or none if this is 0.
+  std::int64_t group_segments, cut_tiles;
+  std::int64_t groups;
 };
 
 // Pieces of a block, whose table stands in shared memory.
@@ -32,7 +34,7 @@ constexpr Split split_whole(std::int64_t segments, std::int64_t segment_tiles, s
                             std::int64_t groups) {
   const std::int64_t all = queries * segments;
   const std::int64_t each = std::min<std::int64_t>(round_up_div(all, groups), kMostPieces);
-  return {segments, segment_tiles, each * segment_tiles, round_up_div(all, each), false};
+  return {segments, segment_tiles, each, 0, round_up_div(all, each)};
 }
 
 // The split whose segments do not hang on the batch: long enough that merging costs little beside
@@ -45,20 +47,20 @@ constexpr Split batch_invariant_split(std::int64_t tiles, std::int64_t queries,
                      groups);
 }
 
-// The split that is fastest for so many queries: each group takes as many tiles as the others,
-// unless whole queries do nearly as well.
+// The split that is fastest for so many queries: each group takes as many queries as the others,
+// and of those that are left as many tiles, unless whole queries do nearly as well.
 constexpr Split fastest_split(std::int64_t tiles, std::int64_t queries, std::int64_t groups) {
-  constexpr std::int64_t kMerge = 5;  // its time, and that of sums in f32, in tiles
+  constexpr std::int64_t kMerge = 5;  // its time, and that of the sums of parts, in tiles
   const std::int64_t length = std::max<std::int64_t>(tiles, 1);
   const Split whole = split_whole(1, length, queries, groups);
-  const std::int64_t each = round_up_div(queries * length, groups);
-  const std::int64_t time = length * round_up_div(queries, groups);
-  // The kernel counts the tiles of all groups in 32 bits.
-  if (queries * length >= std::int64_t{1} << 31 || each > length * (kMostPieces - 2) ||
-      time <= each + kMerge) {
+  const std::int64_t each = queries / groups, left = queries % groups;
+  const std::int64_t cut = round_up_div(left * length, groups);
+  // The kernel counts the tiles of all groups in 32 bits. A share reaches into two queries at most.
+  if (left == 0 || each > kMostPieces - 2 || groups * length >= std::int64_t{1} << 31 ||
+      length <= cut + kMerge) {
     return whole;
   }
-  return {1, length, each, round_up_div(queries * length, each), true};
+  return {1, length, each, cut, each > 0 ? groups : round_up_div(left * length, cut)};
 }
 
 }  // namespace winnow::sparse_mla::decode_sm90_detail

@@ -61,16 +61,15 @@ __device__ __forceinline__ uint2 dequantise_any(std::uint32_t word, float scale)
                     pack_bf16(value(high, 0, 2), value(high, 1, 3)));
 }
 
-// Turns the groups of the block's tiles, in order. A thread has two rows of a tile, eight apart,
+// Turns a group of a tile. A thread has two rows of a tile, eight apart,
 // and of each chunk 16 columns of them: four lanes have those of a row.
 template <CacheFormat kFormat, int kDim>
-class TurnRole {
+class RowTurner {
   using P = Plan<kDim>;
   using Q = QuantisedPlan<kDim>;
 
  public:
-  __device__ __forceinline__ TurnRole(const Pieces& pieces, std::uint32_t smem)
-      : pieces_(pieces), smem_(smem) {
+  __device__ __forceinline__ explicit RowTurner(std::uint32_t smem) : smem_(smem) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % kTurnWarps;
     // Rows 5 apart for the two that eight consecutive lanes have: neither their raw bytes nor their
     // results share banks.
@@ -80,94 +79,104 @@ class TurnRole {
     turned_ = chunk_offset(row_, 2 * (lane & 3));
   }
 
-  __device__ __forceinline__ void run() const {
-    std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
-    for (int n = 0; n < pieces_.count(); ++n) {
-      const int tiles = pieces_.tiles(n, 0) + pieces_.tiles(n, 1);
-      for (int tile = 0; tile < tiles; ++tile) {
-        const int slot = tile & 1;
-#pragma unroll 1
-        for (int group = 0; group < kGroups; ++group) {
-          turn_group(slot, group, uses >> slot & 1);
-        }
-        uses ^= 1u << slot;
-      }
-    }
-  }
-
- private:
-  static constexpr int kRows = 2;
-  static constexpr std::uint32_t kRowsApart = 8 * 128;
-
   __device__ __forceinline__ void turn_group(int slot, int group, std::uint32_t parity) const {
     const int barrier = slot * kGroups + group, chunk = first_chunk(slot, group);
     // Of fp8_584, chunk 7 is RoPE.
     const int chunks = kFormat == CacheFormat::fp8_656 || chunk != 6 ? 2 : 1;
     const std::uint32_t base = smem_ + P::kK + slot * P::kSlotBytes + chunk * kChunkBytes;
     mbarrier_wait(smem_ + Q::kLanded + 8 * barrier, parity, "turn", barrier);
-    float scales[kRows][2];
-    uint4 words[kRows][2];
-    std::uint32_t nan = 0;
-    bool plain = true;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const auto both = ld_shared<std::uint32_t>(
+    const auto raw = [&](int r, int c) {
+      return ld_shared_words(base + r * kRowsApart + (raw_ ^ 64 * c));
+    };
+    const auto scales_of = [&](int r) {
+      return ld_shared<std::uint32_t>(
           smem_ + Q::kScales + 16 * (slot * kTileRows + row_ + 8 * r) +
           (kFormat == CacheFormat::fp8_656 ? chunk / 2 * 4 : chunk / 4 * 4));
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        words[r][c] = make_uint4(0, 0, 0, 0);
-        scales[r][c] = 0;
-        if (c == chunks) continue;
-        words[r][c] = ld_shared_words(base + r * kRowsApart + (raw_ ^ 64 * c));
-        scales[r][c] = kFormat == CacheFormat::fp8_656
-                           ? __uint_as_float(both)
-                           : ue8m0_to_f32(static_cast<std::uint8_t>(both >> 8 * (chunk % 4 + c)));
-        const uint4& w = words[r][c];
-        nan = find_nan(find_nan(find_nan(find_nan(nan, w.x), w.y), w.z), w.w);
-        plain = plain && is_short(scales[r][c]);
-      }
-    }
-    plain = __all_sync(kFullWarp, plain && (nan & kNanBits) == 0);
-    __syncwarp();  // all lanes have read what the results replace
+    };
+    const auto scale_of = [&](std::uint32_t scales, int c) {
+      return kFormat == CacheFormat::fp8_656
+                 ? __uint_as_float(scales)
+                 : ue8m0_to_f32(static_cast<std::uint8_t>(scales >> 8 * (chunk % 4 + c)));
+    };
     const auto store = [&](int r, int c, const uint4& of, const auto& convert) {
-      if (c == chunks) return;
       const uint2 x = convert(of.x), y = convert(of.y), z = convert(of.z), w = convert(of.w);
       const std::uint32_t to = base + c * kChunkBytes + r * kRowsApart + turned_;
       st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
       st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
     };
+    uint4 words[kRows][2];
+    std::uint32_t scales[kRows];
+    std::uint32_t nan = 0;
+    bool plain = true;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      scales[r] = scales_of(r);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        words[r][c] = make_uint4(0, 0, 0, 0);
+        if (c == chunks) continue;
+        words[r][c] = raw(r, c);
+        const uint4& w = words[r][c];
+        nan = find_nan(find_nan(find_nan(find_nan(nan, w.x), w.y), w.z), w.w);
+        plain = plain && is_short(scale_of(scales[r], c));
+      }
+    }
+    plain = __all_sync(kFullWarp, plain && (nan & kNanBits) == 0);
     if (plain) {
+      __syncwarp();  // all lanes have read what the results replace
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
+          if (c == chunks) continue;
           const std::uint32_t factor =
-              select_bytes<0x3232u>(__float_as_uint(scales[r][c] * kFormatFactor));
+              select_bytes<0x3232u>(__float_as_uint(scale_of(scales[r], c) * kFormatFactor));
           store(r, c, words[r][c], [&](std::uint32_t word) { return dequantise(word, factor); });
         }
       }
     } else {
-      // One after the other, for it is rare and must not cost registers.
+      // It is rare and must not cost registers: the values are read again, those of the second
+      // chunk first, whose results replace none.
 #pragma unroll 1
-      for (int n = 0; n < 2 * kRows; ++n) {
-        const auto pick = [&](const auto(&of)[kRows][2]) {
-          return n == 0 ? of[0][0] : n == 1 ? of[0][1] : n == 2 ? of[1][0] : of[1][1];
-        };
-        const float scale = pick(scales);
-        store(n / 2, n % 2, pick(words),
-              [&](std::uint32_t word) { return dequantise_any(word, scale); });
+      for (int n = 2 * (2 - chunks); n < 2 * kRows; ++n) {
+        const int r = n % 2, c = n < 2;
+        const uint4 of = raw(r, c);
+        const float scale = scale_of(scales_of(r), c);
+        __syncwarp();
+        store(r, c, of, [&](std::uint32_t word) { return dequantise_any(word, scale); });
       }
     }
     // The consumers have the fence that lets wgmma read.
     mbarrier_arrive_warp(smem_ + P::kFull + 8 * barrier);
   }
 
-  const Pieces& pieces_;
   const std::uint32_t smem_;
+
+ private:
+  static constexpr int kRows = 2;
+  static constexpr std::uint32_t kRowsApart = 8 * 128;
+
   int row_;
   std::uint32_t raw_, turned_;  // in a chunk: where the thread's bytes of the first chunk lie, and
                                 // where its columns begin
 };
+
+// Turns the groups of the block's tiles, in order.
+template <CacheFormat kFormat, int kDim>
+__device__ __forceinline__ void turn_role(const Pieces& pieces, std::uint32_t smem) {
+  const RowTurner<kFormat, kDim> turner(smem);
+  std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
+  for (int n = 0; n < pieces.count(); ++n) {
+    const int tiles = pieces.tiles(n, 0) + pieces.tiles(n, 1);
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int slot = tile & 1;
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) {
+        turner.turn_group(slot, group, uses >> slot & 1);
+      }
+      uses ^= 1u << slot;
+    }
+  }
+}
 
 }  // namespace winnow::sparse_mla::decode_sm90_detail

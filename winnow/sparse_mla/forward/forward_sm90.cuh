@@ -199,6 +199,7 @@ template <bool kDense>
 struct Work {
   static constexpr bool kStoredRows = false;
   static constexpr bool kParts = true;
+  static constexpr int kValuesBefore = kGroups;
   const KernelParams& params;
   const Turns& turns;
 

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 
+#include <cuda_runtime.h>
+
+#include "winnow/core/dtype.h"
 #include "winnow/simulator/instructions/number_formats.h"
 
 namespace winnow::device {
@@ -11,6 +14,13 @@ inline float ex2(float x) { return simulator::ex2_approx_ftz(x); }
 inline float relu(float x) { return simulator::max_nan(x, 0.0f); }
 inline std::uint32_t pack_bf16(float low, float high) {
   return simulator::cvt_rn_bf16x2(high, low);
+}
+inline std::uint32_t pack_f16(float low, float high) {
+  return std::uint32_t{winnow::detail::f32_to_f16(high)} << 16 | winnow::detail::f32_to_f16(low);
+}
+inline float2 unpack_f16(std::uint32_t packed) {
+  return {winnow::detail::f16_to_f32(static_cast<std::uint16_t>(packed)),
+          winnow::detail::f16_to_f32(static_cast<std::uint16_t>(packed >> 16))};
 }
 inline std::uint32_t pack_f8(const float (&x)[4]) {
   std::uint32_t packed = 0;
