@@ -19,6 +19,7 @@ def test_the_example_learns_and_needs_less_memory():
     one = {"OMP_NUM_THREADS": "1", "WINNOW_NUM_THREADS": "1"}  # quicker for problems this small
     steps = {"dense": 20, "warm-up": 10, "sparse": 4, "every": 10, "memory": 768}
     arguments = [str(part) for name, count in steps.items() for part in (f"--{name}", count)]
+    arguments += ["--text", str(PROGRAM.parents[2] / "LICENSE")]  # which does not change
     result = subprocess.run(
         [sys.executable, PROGRAM, "--device", "cpu", "--check", *arguments],
         capture_output=True, text=True, env={**os.environ, **one},

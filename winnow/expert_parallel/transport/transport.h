@@ -11,11 +11,11 @@
 
 #include "winnow/core/device.h"
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/transport/call_order.h"
 #include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::expert_parallel {
 
+class CallOrder;
 struct Wire;
 
 // Memory with the same number of bytes on every rank, zero-filled and aligned to 4096. It lives as
