@@ -6,9 +6,9 @@
 // block, which goes on from there. The tiles of an item are still added one after the other, so
 // every result has the same bits as if one block had made it.
 //
-//   block 0   item 6, 0-9  | item 0 | item 3                        6 items in rounds, 2 left of
-//   block 1   item 7, 0-3  | item 1 | item 4 | item 6, 10-15        16 tiles each: 11 tiles a
-//   block 2                  item 2 | item 5 | item 7, 4-15         block, made even
+//   block 0   item 6, 0-21 | item 0 | item 3                     6 items in two rounds, and 2 left
+//   block 1   item 7, 0-11 | item 1 | item 4 | item 6, 22-31     of 32 tiles each: 22 of these
+//   block 2                  item 2 | item 5 | item 7, 12-31     tiles for a block
 //
 // A part that begins an item comes first and the others as late as their place in the item wants,
 // so that what a block takes over has been there for long. It waits only for the block with the
