@@ -1,4 +1,4 @@
-// Scratch memory of one call on a GPU. Host code of .cu files.
+// Scratch memory of one call on a GPU. Host code of .cu files, but for scratch_bytes().
 #pragma once
 
 #include <cstddef>
@@ -7,12 +7,15 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/core/host_device.h"
 #include "winnow/device/common/runtime.h"
 
 namespace winnow::device {
 
 // Bytes of one part of a workspace, so that the next part is aligned as the workspace is.
-constexpr std::int64_t scratch_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+WINNOW_HOST_DEVICE constexpr std::int64_t scratch_bytes(std::int64_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
 
 // The caller's workspace. If that is null, memory from the pool of the current device
 // (cudaMallocAsync), which returns to the pool in the order of the stream when the object is

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/runtime.h"
+#include "winnow/device/common/scratch.h"
 #include "winnow/sparse_mla/backward/backward_fused_launch.cuh"
 #include "winnow/sparse_mla/backward/backward_fused_sm90.h"
 #include "winnow/sparse_mla/backward/backward_fused_steps_sm90.cuh"
@@ -42,7 +43,7 @@ struct Workspace {
     bytes = 0;
     const auto take = [&](std::int64_t size) {
       const std::int64_t offset = bytes;
-      bytes += (size + 255) / 256 * 256;
+      bytes += device::scratch_bytes(size);
       return offset;
     };
     const std::int64_t heads = problem.s_q * problem.h_q;

@@ -18,7 +18,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "winnow/core/host_device.h"
 #include "winnow/device/common/memory.cuh"
+#include "winnow/device/common/scratch.h"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/sparse_mla/attention_sm90.cuh"
 
@@ -125,8 +127,8 @@ inline constexpr std::int64_t kHandedBytes = std::int64_t{kHandedWords} * 2 * 12
 // A flag for each consumer warp of a block, 0 before the launch.
 inline constexpr int kHandingWarps = 2 * kWarpsPerConsumer;
 
-__host__ __device__ inline std::int64_t flag_bytes(std::uint32_t blocks) {
-  return (std::int64_t{blocks} * kHandingWarps * 4 + 255) / 256 * 256;
+WINNOW_HOST_DEVICE inline std::int64_t flag_bytes(std::uint32_t blocks) {
+  return scratch_bytes(std::int64_t{blocks} * kHandingWarps * 4);
 }
 inline std::int64_t handed_bytes(std::uint32_t blocks) {
   return flag_bytes(blocks) + blocks * kHandedBytes;
