@@ -21,9 +21,9 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from winnow import _torch_private as _private
+from winnow._refusal import refuse
 from winnow._signatures import Parameter, Signature
 from winnow._winnow import OF_A_CALL, by_position
-from winnow.errors import InvalidArgument
 
 _library = torch.library.Library("winnow", "FRAGMENT")
 
@@ -319,11 +319,7 @@ def _in_one_place(name, parameters, fake):
             for value in values:
                 if isinstance(value, Tensor) and value.device.type != "meta":
                     argument = parameters[meta.index(True)].name
-                    error = InvalidArgument(
-                        f"{name}: {argument}: want a tensor on {value.device}, got one on meta"
-                    )
-                    error.operation, error.argument = name, argument
-                    raise error
+                    refuse(name, argument, f"a tensor on {value.device}", "one on meta")
         return fake(*values)
 
     return call

@@ -1,15 +1,15 @@
 """The loss that trains a lightning indexer; public as winnow.torch.indexer_loss."""
 
 from numbers import Integral
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from winnow import _operators
+from winnow._refusal import refuse
 from winnow._winnow import indexer as _indexer
 from winnow._winnow import sparse_mla as _sparse_mla
-from winnow.errors import InvalidArgument
 
 # A chunk of queries has about this many scores, unless the caller says how many queries it has:
 # 64 MiB, and there are a few tensors of that size at a time.
@@ -219,10 +219,8 @@ def indexer_loss_rows(q, *others):
     return values, torch.empty_like(values)
 
 
-def _refuse(argument: str, wanted: str, got: Any) -> None:
-    error = InvalidArgument(f"indexer_loss: {argument}: want {wanted}, got {got}")
-    error.operation, error.argument = "indexer_loss", argument
-    raise error
+def _refuse(argument: str, wanted: str, got: Any) -> NoReturn:
+    refuse("indexer_loss", argument, wanted, got)
 
 
 def _dense(argument: str, value: Any) -> Tensor:

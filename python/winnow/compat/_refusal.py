@@ -2,14 +2,11 @@
 
 from typing import Any, Callable, Dict, NoReturn, Tuple
 
+from winnow._refusal import refuse
 from winnow._winnow import argument_of
 from winnow.errors import Error, InvalidArgument
 
-
-def refuse(operation: str, argument: str, wanted: str, got: Any) -> NoReturn:
-    error = InvalidArgument(f"{operation}: {argument}: want {wanted}, got {got}")
-    error.operation, error.argument = operation, argument
-    raise error
+__all__ = ["check_value", "flag", "refuse", "refuse_call", "renamed", "shape_of"]
 
 
 def refuse_call(operation: str, message: str) -> NoReturn:

@@ -2,10 +2,8 @@
 
 from typing import Any, NoReturn
 
-from winnow.errors import InvalidArgument
+from winnow import _refusal
 
 
 def refuse(argument: str, wanted: str, got: Any) -> NoReturn:
-    error = InvalidArgument(f"transformers: {argument}: want {wanted}, got {got}")
-    error.operation, error.argument = "transformers", argument
-    raise error
+    _refusal.refuse("transformers", argument, wanted, got)
