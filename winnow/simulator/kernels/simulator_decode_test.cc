@@ -45,6 +45,9 @@ const std::vector<PassingCase> kThoroughCases = {
     {"fp8_584-wide", kMany},
     {"fp8_656-block1", kMany},
     {"fp8_656-odd-scales-h64", kMany},
+    {"fp8_656-odd-scales-h128", kMany},
+    {"fp8_656-h128-length-batch", kMany},
+    {"fp8_584-h128-length-batch", kMany},
     {"fp8_584-k2048-batch", kMany},
     {"bf16_576-sq3-length-batch", kMany},
 };
@@ -101,16 +104,16 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoScales", "cp_async_word_zfill(to + 16", Action::drop),
     bug("ScalesElsewhere", "cp_async_word_zfill(to + 16", Action::add, 4),
     of_turn(bug("NoArrivalOfValues", "mbarrier_arrive_warp(smem_ + P::kFull", Action::drop)),
-    of_turn(bug("ValuesElsewhere", "st_shared(to, make_uint4(x.x", Action::add, 32)),
-    of_turn(bug("NoUpperValues", "st_shared(to ^ 16, make_uint4(z.x", Action::drop)),
-    of_turn(bug("LateValues", "st_shared(to, make_uint4(x.x", Action::delay)),
+    of_turn(bug("ValuesElsewhere", "st_shared(to + turned_[0]", Action::add, 32)),
+    of_turn(bug("NoUpperValues", "st_shared(to + turned_[1]", Action::drop)),
+    of_turn(bug("LateValues", "st_shared(to + turned_[0]", Action::delay)),
     saying("race: ",
            of_turn(bug("ValuesStoredTooEarly", "__syncwarp();  // all lanes", Action::drop))),
     in_items(of_consumers(bug("NoMask", "st_shared(smem + P::kMask", Action::drop))),
     in_items(
         bug("SwappedPhaseOfQueries", "mbarrier_wait(smem + Plan<kDim>::kQFree", Action::add, 1)),
     saying("mbarrier: ", of_kernel(bug("NoInitFence", "fence_mbarrier_init();", Action::drop))),
-    of_kernel(bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop)),
+    of_kernel(bug("NoBarrierAfterInit", "__syncthreads();  // the barriers", Action::drop)),
     in_items(of_consumers(
         bug("CountOfQFreeTooLarge", "mbarrier_init(smem + P::kQFree", Action::add, 1))),
     of_consumers(

@@ -113,6 +113,20 @@ std::vector<DecodeCase> make_cases() {
             .length_per_query = true,
             .extra_topk = 90,
             .batch_invariant = false});
+  // Both blocks of 64 heads, in several pieces each.
+  add_case({.name = "h128-k512", .b = 1, .h_q = 128, .topk = 512, .blocks = 12});
+  add_case({.name = "h128-length-batch",
+            .b = 3,
+            .s_q = 2,
+            .h_q = 128,
+            .topk = 320,
+            .blocks = 12,
+            .choice = Choice::scattered,
+            .lengths = Lengths::ragged,
+            .length_per_query = true,
+            .extra_topk = 70,
+            .sink = Sink::finite,
+            .batch_invariant = false});
   // Sinks.
   add_case({.name = "sink", .h_q = 16, .sink = Sink::finite});
   add_case({.name = "sink-minus-inf", .sink = Sink::minus_inf});
@@ -140,7 +154,7 @@ std::vector<DecodeCase> make_cases() {
   add_case({.name = "logits-30", .logits = 30});
   add_case({.name = "logits-3000", .sink = Sink::finite, .logits = 3000});
   add_case({.name = "no-poison", .poison = false});
-  for (const std::int64_t heads : {8, 64}) {
+  for (const std::int64_t heads : {8, 64, 128}) {
     list.push_back(
         {.name = numbered("fp8_656-odd-scales-h", heads), .h_q = heads, .odd_scales = true});
   }

@@ -26,10 +26,12 @@ __device__ __forceinline__ bool is_short(float scale) {
   return (bits & 0xffffu) == 0 && (bits & 0x7fffffffu) < k256;
 }
 
-// `nan` with the highest bit set of the lowest byte of the word that is NaN, as an f8_e4m3. Where
-// none is, no byte carries into the next.
-__device__ __forceinline__ std::uint32_t find_nan(std::uint32_t nan, std::uint32_t word) {
-  return nan | ((word + 0x01010101u) ^ word);
+// Bit 31, 23, 15 or 7 of the result is set if some byte of the words is NaN, as an f8_e4m3. Where
+// none is, no byte carries into the next. The words are looked at side by side: one behind the
+// other, the sixteen of a group take as long as their conversion.
+__device__ __forceinline__ std::uint32_t find_nan(const uint4& words) {
+  const auto bits = [](std::uint32_t word) { return (word + 0x01010101u) ^ word; };
+  return bits(words.x) | bits(words.y) | (bits(words.z) | bits(words.w));
 }
 inline constexpr std::uint32_t kNanBits = 0x80808080u;
 
@@ -76,7 +78,7 @@ class RowTurner {
     const int row = (lane & 4 ? 5 : 0) ^ (lane & 8 ? 2 : 0) ^ (lane & 16 ? 1 : 0);
     row_ = 16 * warp + row;
     raw_ = chunk_offset(row_, lane & 3);
-    turned_ = chunk_offset(row_, 2 * (lane & 3));
+    for (int i = 0; i < 2; ++i) turned_[i] = chunk_offset(row_, 2 * (lane & 3) + i);
   }
 
   __device__ __forceinline__ void turn_group(int slot, int group, std::uint32_t parity) const {
@@ -85,9 +87,8 @@ class RowTurner {
     const int chunks = kFormat == CacheFormat::fp8_656 || chunk != 6 ? 2 : 1;
     const std::uint32_t base = smem_ + P::kK + slot * P::kSlotBytes + chunk * kChunkBytes;
     mbarrier_wait(smem_ + Q::kLanded + 8 * barrier, parity, "turn", barrier);
-    const auto raw = [&](int r, int c) {
-      return ld_shared_words(base + r * kRowsApart + (raw_ ^ 64 * c));
-    };
+    const auto raw_place = [&](int r, int c) { return base + r * kRowsApart + (raw_ ^ 64 * c); };
+    const auto raw = [&](int r, int c) { return ld_shared_words(raw_place(r, c)); };
     const auto scales_of = [&](int r) {
       return ld_shared<std::uint32_t>(
           smem_ + Q::kScales + 16 * (slot * kTileRows + row_ + 8 * r) +
@@ -100,43 +101,47 @@ class RowTurner {
     };
     const auto store = [&](int r, int c, const uint4& of, const auto& convert) {
       const uint2 x = convert(of.x), y = convert(of.y), z = convert(of.z), w = convert(of.w);
-      const std::uint32_t to = base + c * kChunkBytes + r * kRowsApart + turned_;
-      st_shared(to, make_uint4(x.x, x.y, y.x, y.y));
-      st_shared(to ^ 16, make_uint4(z.x, z.y, w.x, w.y));
+      const std::uint32_t to = base + c * kChunkBytes + r * kRowsApart;
+      st_shared(to + turned_[0], make_uint4(x.x, x.y, y.x, y.y));
+      st_shared(to + turned_[1], make_uint4(z.x, z.y, w.x, w.y));
     };
     uint4 words[kRows][2];
     std::uint32_t scales[kRows];
-    std::uint32_t nan = 0;
-    bool plain = true;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       scales[r] = scales_of(r);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         words[r][c] = make_uint4(0, 0, 0, 0);
-        if (c == chunks) continue;
-        words[r][c] = raw(r, c);
-        const uint4& w = words[r][c];
-        nan = find_nan(find_nan(find_nan(find_nan(nan, w.x), w.y), w.z), w.w);
-        plain = plain && is_short(scale_of(scales[r], c));
+        if (c < chunks) words[r][c] = raw(r, c);
       }
     }
-    plain = __all_sync(kFullWarp, plain && (nan & kNanBits) == 0);
-    if (plain) {
-      __syncwarp();  // all lanes have read what the results replace
+    __syncwarp();  // all lanes have read what the results replace
+    // Whether these are the results is known when they are stored, not before.
+    std::uint32_t nan[kRows][2];
+    bool plain = true;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        nan[r][c] = find_nan(words[r][c]);
+        if (c == chunks) continue;
+        const float scale = scale_of(scales[r], c);
+        plain = plain && is_short(scale);
+        const std::uint32_t factor = select_bytes<0x3232u>(__float_as_uint(scale * kFormatFactor));
+        store(r, c, words[r][c], [&](std::uint32_t word) { return dequantise(word, factor); });
+      }
+    }
+    const std::uint32_t any = nan[0][0] | nan[0][1] | (nan[1][0] | nan[1][1]);
+    if (!__all_sync(kFullWarp, plain && (any & kNanBits) == 0)) {
+      // It is rare and must not cost registers: the words go back to where they were, and are read
+      // one by one, those of the second chunk first, whose results replace none.
+      __syncwarp();
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          if (c == chunks) continue;
-          const std::uint32_t factor =
-              select_bytes<0x3232u>(__float_as_uint(scale_of(scales[r], c) * kFormatFactor));
-          store(r, c, words[r][c], [&](std::uint32_t word) { return dequantise(word, factor); });
-        }
+        for (int c = 0; c < 2; ++c) st_shared(raw_place(r, c), words[r][c]);
       }
-    } else {
-      // It is rare and must not cost registers: the values are read again, those of the second
-      // chunk first, whose results replace none.
 #pragma unroll 1
       for (int n = 2 * (2 - chunks); n < 2 * kRows; ++n) {
         const int r = n % 2, c = n < 2;
@@ -157,8 +162,9 @@ class RowTurner {
   static constexpr std::uint32_t kRowsApart = 8 * 128;
 
   int row_;
-  std::uint32_t raw_, turned_;  // in a chunk: where the thread's bytes of the first chunk lie, and
-                                // where its columns begin
+  // In a chunk: where the thread's bytes of the first chunk lie, and where halves of its columns
+  // go.
+  std::uint32_t raw_, turned_[2];
 };
 
 // Turns the groups of the block's tiles, in order.
