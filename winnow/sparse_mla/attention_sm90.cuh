@@ -439,8 +439,9 @@ __device__ __forceinline__ void merge_consumers(std::uint32_t smem, std::uint32_
 
 // Writes the consumer's half of a row of the output, times `factor`, in the 16 bits that kPack
 // makes of a value. `row` is the first of its 512 columns; rows of heads that do not exist are not
-// written. The whole warp calls it, for the rows r = 0 and 1 of its threads in turn.
-template <int kConsumer, auto kPack = pack_bf16>
+// written. The whole warp calls it, for the rows r = 0 and 1 of its threads in turn. kReadSoon: by
+// the next kernel, so that L2 keeps it.
+template <int kConsumer, auto kPack = pack_bf16, bool kReadSoon = false>
 __device__ __forceinline__ void store_output_row(char* row, bool exists, int r, float factor,
                                                  int lane, const Output& o) {
   // A quad holds 32 columns of a row as 4 blocks of 8, two columns a lane; transposed, each lane
@@ -457,7 +458,12 @@ __device__ __forceinline__ void store_output_row(char* row, bool exists, int r, 
         w[b] = kPack(o[piece][at] * factor, o[piece][at + 1] * factor);
       }
       quad_transpose(w, lane);
-      if (exists) store_streaming(to + (128 * piece + 32 * part) * 2, w[0], w[1], w[2], w[3]);
+      if constexpr (kReadSoon) {
+        char* const at = to + (128 * piece + 32 * part) * 2;
+        if (exists) *reinterpret_cast<uint4*>(at) = make_uint4(w[0], w[1], w[2], w[3]);
+      } else {
+        if (exists) store_streaming(to + (128 * piece + 32 * part) * 2, w[0], w[1], w[2], w[3]);
+      }
     }
   }
 }
@@ -525,7 +531,10 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       if (tiles > 0) work.template take_over<kConsumer>(item, warp, lane, state, o);
     }
 
-    // The work on one owned tile; kBefore: there is a tile before it.
+    // The work on one owned tile; kBefore: there is a tile before it, or it is tile 0 and looks for
+    // that itself: where P V of the tile before is not left under way, all tiles share their
+    // instructions, which leaves more room for others' in the instruction caches.
+    constexpr bool kOneCode = Work::kValuesBefore < kGroups;
     const auto own_tile = [&]<bool kBefore>(int tile) {
       float s[32];
       std::uint32_t p[16];
@@ -534,6 +543,9 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       // them, its rows are replaced before the last chunks of this tile have come.
       const auto other_values = [&]<int kGroup>() {
         if constexpr (kBefore && Work::kValuesBefore == kGroup) {
+          if constexpr (kOneCode && kConsumer == 0) {
+            if (tile == 0) return;
+          }
           multiply_other_values<kDim, kConsumer>(smem, other_uses & 1, warp, lane, state, o);
           ++other_uses;
           if constexpr (kGroup < kGroups) release_values<kDim, kOther, 2>(smem, o);
@@ -566,8 +578,11 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       wgmma_pin(p);
       ++own_uses;
     };
-    if (kConsumer == 0 && tiles > 0) own_tile.template operator()<false>(0);
-    for (int tile = kConsumer == 0 ? 2 : 1; tile < tiles; tile += 2) {
+    constexpr bool kFirstApart = kConsumer == 0 && !kOneCode;
+    if constexpr (kFirstApart) {
+      if (tiles > 0) own_tile.template operator()<false>(0);
+    }
+    for (int tile = kFirstApart ? 2 : kConsumer; tile < tiles; tile += 2) {
       own_tile.template operator()<true>(tile);
     }
     if (tiles > 0) {

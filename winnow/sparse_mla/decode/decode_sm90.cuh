@@ -100,8 +100,8 @@ struct Work {
         PartialSums& sums = params.partial_sums[part];
         if (tells) sums.reference = state.reference[r], sums.sum = state.sum[r];
         if (first) sums.power[kConsumer] = inverse_power(factor);
-        store_output_row<kConsumer, pack_f16>(params.partial_out + part * kPartialRowBytes, exists,
-                                              r, factor, lane, o);
+        store_output_row<kConsumer, pack_f16, true>(params.partial_out + part * kPartialRowBytes,
+                                                    exists, r, factor, lane, o);
       }
     }
   }
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
   }
   const Pieces pieces(params, smem + Plan<kDim>::kBytes);
   pieces.fill(params);
-  __syncthreads();
+  __syncthreads();  // the barriers and the table are there
 
   // Each role is one branch, as setmaxnreg wants it.
   const Work<kFormat> work{params, pieces};
@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
   }
 }
 
-inline constexpr int kMergeThreads = 128;         // four columns each
+inline constexpr int kMergeThreads = 256;
+inline constexpr int kMergeQuarters = 4;          // of the threads, which take parts in turn
 inline constexpr std::uint32_t kMergeParts = 16;  // whose rows are under way at once
 
 // The partials of a query: `count` of them from `first` on, a group where queries are cut, or a
@@ -177,45 +178,63 @@ __global__ void __launch_bounds__(kMergeThreads)
                kHeads +
            head % kHeads;
   };
-  const auto out_of = [&](std::uint32_t n) {
-    return *reinterpret_cast<const uint2*>(params.partial_out + row_of(n) * kPartialRowBytes +
-                                           8 * threadIdx.x);
-  };
+  WINNOW_BLOCK_SHARED(staged, float4[kMergeQuarters][2][64]);
   const std::uint32_t lane = threadIdx.x % 32;
-  const bool second_half = threadIdx.x >= kMergeThreads / 2;
+  // A thread has eight columns; the first warp of two those of the first consumer.
+  const std::uint32_t quarter = threadIdx.x / 64, eighth = threadIdx.x % 64;
   float reference = kNoReference, sum = 0;
-  float4 all = make_float4(0, 0, 0, 0);
+  float all[8] = {};
   for (std::uint32_t begin = 0; begin < parts.count; begin += kMergeParts) {
     // A lane reads the sums of one part; all rows are asked for before the sums are needed.
     const std::uint32_t count = min(parts.count - begin, kMergeParts);
     PartialSums sums{kNoReference, 0, {0, 0}};
     if (lane < count) sums = params.partial_sums[row_of(begin + lane)];
-    uint2 rows[kMergeParts];
+    uint4 rows[kMergeParts / kMergeQuarters];
 #pragma unroll
-    for (std::uint32_t n = 0; n < kMergeParts; ++n) {
-      rows[n] = n < count ? out_of(begin + n) : make_uint2(0, 0);
+    for (std::uint32_t k = 0; k < kMergeParts / kMergeQuarters; ++k) {
+      const std::uint32_t n = quarter + kMergeQuarters * k;
+      rows[k] = make_uint4(0, 0, 0, 0);
+      if (n < count) {
+        rows[k] = *reinterpret_cast<const uint4*>(
+            params.partial_out + row_of(begin + n) * kPartialRowBytes + 16 * eighth);
+      }
     }
     const float raised = fmaxf(reference, warp_max(sums.reference));
     const float factor = ex2(reference - raised), mine = ex2(sums.reference - raised);
     reference = raised;
     sum = fmaf(sum, factor, warp_sum(sums.sum * mine));
-    const float scaled = mine * (second_half ? sums.power[1] : sums.power[0]);
-    all = make_float4(all.x * factor, all.y * factor, all.z * factor, all.w * factor);
+    const float scaled = mine * (eighth < 32 ? sums.power[0] : sums.power[1]);
 #pragma unroll
-    for (std::uint32_t n = 0; n < kMergeParts; ++n) {
-      const float weight = __shfl_sync(kFullWarp, scaled, static_cast<int>(n));
-      if (n >= count) continue;
-      const float2 low = unpack_f16(rows[n].x), high = unpack_f16(rows[n].y);
-      all.x = fmaf(low.x, weight, all.x);
-      all.y = fmaf(low.y, weight, all.y);
-      all.z = fmaf(high.x, weight, all.z);
-      all.w = fmaf(high.y, weight, all.w);
+    for (float& value : all) value *= factor;
+#pragma unroll
+    for (std::uint32_t k = 0; k < kMergeParts / kMergeQuarters; ++k) {
+      // 0 of parts that are none.
+      const float weight =
+          __shfl_sync(kFullWarp, scaled, static_cast<int>(quarter + kMergeQuarters * k));
+      const std::uint32_t words[4] = {rows[k].x, rows[k].y, rows[k].z, rows[k].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack_f16(words[i]);
+        all[2 * i] = fmaf(pair.x, weight, all[2 * i]);
+        all[2 * i + 1] = fmaf(pair.y, weight, all[2 * i + 1]);
+      }
     }
+  }
+  staged[quarter][0][eighth] = make_float4(all[0], all[1], all[2], all[3]);
+  staged[quarter][1][eighth] = make_float4(all[4], all[5], all[6], all[7]);
+  __syncthreads();
+  if (threadIdx.x >= 128) return;
+  // Four columns a thread.
+  float4 total = staged[0][threadIdx.x % 2][threadIdx.x / 2];
+#pragma unroll
+  for (int n = 1; n < kMergeQuarters; ++n) {
+    const float4 other = staged[n][threadIdx.x % 2][threadIdx.x / 2];
+    total = make_float4(total.x + other.x, total.y + other.y, total.z + other.z, total.w + other.w);
   }
   const int at = static_cast<int>(head);
   const float factor = output_factor(sum, reference, sink_of(params, at));
   *reinterpret_cast<uint2*>(params.out.at(i, s, at) + 8 * threadIdx.x) = make_uint2(
-      pack_bf16(all.x * factor, all.y * factor), pack_bf16(all.z * factor, all.w * factor));
+      pack_bf16(total.x * factor, total.y * factor), pack_bf16(total.z * factor, total.w * factor));
   if (threadIdx.x == 0) store_lse(params, i, s, at, reference, sum);
 }
 
