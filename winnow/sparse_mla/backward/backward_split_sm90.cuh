@@ -97,6 +97,32 @@ __device__ __forceinline__ char* image_pair(const Params& p, int query, int tile
          ((static_cast<std::int64_t>(query) * p.tiles + tile) * p.blocks + block) * kImagePair;
 }
 
+// What a persistent block works on next: an item of the launch, or some of its tiles. Items go
+// round the blocks, whole; those that do not fill a last round are cut into shares, and every block
+// gets the same number of them, of one item or of two.
+struct Turn {
+  static constexpr int kShares = 32;  // of an item
+  int item, begin, end;
+
+  // Of an item of `tiles` tiles.
+  __device__ __forceinline__ int begin_of(int tiles) const { return tiles * begin / kShares; }
+  __device__ __forceinline__ int end_of(int tiles) const { return tiles * end / kShares; }
+};
+
+// False after the last one.
+__device__ __forceinline__ bool block_turn(int items, int number, Turn& turn) {
+  const int blocks = gridDim.x, block = blockIdx.x, rounds = items / blocks;
+  turn = {number * blocks + block, 0, Turn::kShares};
+  if (number < rounds) return true;
+  const int shares = items % blocks * Turn::kShares;
+  const int begin = shares * block / blocks, end = shares * (block + 1) / blocks;
+  const int nth = begin / Turn::kShares + number - rounds;  // of the items that are cut
+  turn.item = rounds * blocks + nth;
+  turn.begin = max(begin - nth * Turn::kShares, 0);
+  turn.end = min(end - nth * Turn::kShares, Turn::kShares);
+  return turn.begin < turn.end;
+}
+
 // ---- Prepare -----------------------------------------------------------------------------------
 
 inline constexpr int kPrepareThreads = 256;
@@ -289,14 +315,18 @@ struct ScoresPlan {
 
 struct ScoresItem {
   int query, block, entries;
+  int first_tile, end_tile;
 };
 
 __device__ __forceinline__ bool scores_item(const Params& p, int number, ScoresItem& item) {
-  const int at = blockIdx.x + number * gridDim.x;
-  item.query = at / p.blocks;
-  item.block = at % p.blocks;
-  if (item.query >= p.queries) return false;
+  Turn turn;
+  if (!block_turn(p.queries * p.blocks, number, turn)) return false;
+  item.query = turn.item / p.blocks;
+  item.block = turn.item % p.blocks;
   item.entries = query_entries(p.rows, item.query);
+  const int tiles = tile_count(item.entries);
+  item.first_tile = turn.begin_of(tiles);
+  item.end_tile = turn.end_of(tiles);
   return true;
 }
 
@@ -343,9 +373,9 @@ __device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t sme
   PipelineState<Plan::kStages> ring;
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
-    if (item.entries == 0) continue;
+    if (item.first_tile == item.end_tile) continue;
     const std::int32_t* list = p.rows.indices + item.query * p.rows.indices_stride;
-    TileEntries next = load_tile(list, 0, item.entries, lane);
+    TileEntries next = load_tile(list, item.first_tile, item.entries, lane);
     const int first_head = item.block * kBlockHeads;
     const float* lse2 = block_lse2(p, item.query, item.block);
     scores_copy<Plan, Plan::kChunks>(
@@ -358,11 +388,10 @@ __device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t sme
                                                  p.d_out_stride1, first_head, lse2, thread),
                                       thread, once);
     }
-    const int tiles = tile_count(item.entries);
-    for (int tile = 0; tile < tiles; ++tile) {
+    for (int tile = item.first_tile; tile < item.end_tile; ++tile) {
       const GatherRows rows =
           gather_rows(p.rows, next, tile_mask(next, std::uint32_t{1} << 31), thread);
-      if (tile + 1 < tiles) next = load_tile(list, tile + 1, item.entries, lane);
+      if (tile + 1 < item.end_tile) next = load_tile(list, tile + 1, item.entries, lane);
       scores_copy<Plan, Plan::kChunks>(smem, ring, rows, thread, keep);
     }
   }
@@ -514,7 +543,7 @@ __device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
   std::uint32_t count = 0;  // of tiles so far
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
-    if (item.entries == 0) continue;
+    if (item.first_tile == item.end_tile) continue;
     const float* lse = block_lse2(p, item.query, item.block) + 16 * warp + lane / 4;
     const float lse2[2] = {__ldg(lse), __ldg(lse + 8)};
     scores_load_heads<Plan>(smem, ring, q);
@@ -524,8 +553,7 @@ __device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
     }
     scores_skip<Plan>(smem, ring);
     const bool any_dead = __any_sync(kFullWarp, fmaxf(lse2[0], lse2[1]) == infinity());
-    const int tiles = tile_count(item.entries);
-    for (int tile = 0; tile < tiles; ++tile, ++count) {
+    for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
       float s[32];
       scores_multiply<Plan>(smem, ring, 0, count % 2 ^ 1, q, s);
 #pragma unroll
@@ -572,7 +600,7 @@ __device__ __forceinline__ void scores_ds(const Params& p, std::uint32_t smem) {
   std::uint32_t count = 0;
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
-    if (item.entries == 0) continue;
+    if (item.first_tile == item.end_tile) continue;
     const float* delta =
         p.delta + (static_cast<std::int64_t>(item.query) * p.blocks + item.block) * kBlockHeads +
         16 * warp + lane / 4;
@@ -583,8 +611,7 @@ __device__ __forceinline__ void scores_ds(const Params& p, std::uint32_t smem) {
       const float norm = largest_column_of_heads(d_out);
       if (lane == 0) head_norm(p, item, warp)[1] = norm;
     }
-    const int tiles = tile_count(item.entries);
-    for (int tile = 0; tile < tiles; ++tile, ++count) {
+    for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
       float d[32];
       scores_multiply<Plan>(smem, ring, 1, count % 2, d_out, d);
       const int buffer = count % 2;
