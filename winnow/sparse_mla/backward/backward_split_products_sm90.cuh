@@ -101,10 +101,12 @@ __device__ __forceinline__ void dq_gather(const Params& p, std::uint32_t smem) {
       }
 #pragma unroll
       for (int c = 0; c < kSliceChunks; ++c) {
-        gather_chunk(stage + c * kChunkBytes, rows, item.slice * kSliceChunks + c, thread, keep);
+        gather_chunk<kFetched>(stage + c * kChunkBytes, rows, item.slice * kSliceChunks + c, thread,
+                               keep);
       }
       if (kChunksOfSlice<kColumns, 1> > kSliceChunks && item.slice == 1) {
-        gather_chunk(stage + kSliceChunks * kChunkBytes, rows, 2 * kSliceChunks, thread, keep);
+        gather_chunk<kFetched>(stage + kSliceChunks * kChunkBytes, rows, 2 * kSliceChunks, thread,
+                               keep);
       }
       mbarrier_arrive_cp_async(full);
       ring.advance();
@@ -352,7 +354,7 @@ __device__ __forceinline__ void dkv_copy_heads(std::uint32_t to, const char* hea
     const char* from = heads + (counts ? first_head + 8 * pass + thread / 8 : 0) * stride;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      cp_async_zfill(to + c * kChunkBytes + pass * 1024, from + c * 128, counts, policy);
+      cp_async_zfill<kFetched>(to + c * kChunkBytes + pass * 1024, from + c * 128, counts, policy);
     }
   }
 }
