@@ -115,8 +115,12 @@ class Choice {
       const float score[4] = {four[c].x, four[c].y, four[c].z, four[c].w};
 #pragma unroll
       for (int e = 0; e < 4; ++e) key_[4 * c + e] = key_of_stored(score[e]);
-      const int first = row_of(c) - 4 * lane();
-      if (first >= rows.begin && first + kChunkRows <= rows.end) continue;  // most are whole
+    }
+    const int first = row_of(0) - 4 * lane();
+    if (first >= rows.begin && first + kChunkRows * per_warp_ <= rows.end) return;  // most see all
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if (c >= per_warp_) continue;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         if (static_cast<unsigned>(row_of(c) + e - rows.begin) >= seen) key_[4 * c + e] = kAbsent;
@@ -147,7 +151,7 @@ class Choice {
   // More rows are visible than are chosen.
   __device__ __forceinline__ Cut find_cut() {
 #pragma unroll
-    for (int i = 0; i < kOwnBins / 4; ++i) own_bins()[i] = make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < kOwnBins / 2; ++i) own_bins()[i] = make_uint2(0, 0);
     __syncthreads();
     int wanted = p_.topk;
     for_each_key(
@@ -175,7 +179,7 @@ class Choice {
   __device__ static int first_bin() {
     return kChooseBins - kOwnBins * (static_cast<int>(threadIdx.x) + 1);
   }
-  __device__ uint4* own_bins() { return reinterpret_cast<uint4*>(shared_.bins + first_bin()); }
+  __device__ uint2* own_bins() { return reinterpret_cast<uint2*>(shared_.bins + first_bin()); }
 
   // The bin from the top in which the `wanted`-th of the counted keys lies, of which `wanted` then
   // is the place within it. Leaves the bins empty.
@@ -183,14 +187,12 @@ class Choice {
     __syncthreads();
     int count[kOwnBins], sum = 0;
 #pragma unroll
-    for (int i = 0; i < kOwnBins / 4; ++i) {
-      const uint4 four = own_bins()[i];
-      own_bins()[i] = make_uint4(0, 0, 0, 0);
-      count[4 * i] = static_cast<int>(four.x);
-      count[4 * i + 1] = static_cast<int>(four.y);
-      count[4 * i + 2] = static_cast<int>(four.z);
-      count[4 * i + 3] = static_cast<int>(four.w);
-      sum += count[4 * i] + count[4 * i + 1] + count[4 * i + 2] + count[4 * i + 3];
+    for (int i = 0; i < kOwnBins / 2; ++i) {
+      const uint2 pair = own_bins()[i];
+      own_bins()[i] = make_uint2(0, 0);
+      count[2 * i] = static_cast<int>(pair.x);
+      count[2 * i + 1] = static_cast<int>(pair.y);
+      sum += count[2 * i] + count[2 * i + 1];
     }
     const int through = device::warp_prefix(sum, lane());
     if (lane() == 31) shared_.of_warp[warp()] = static_cast<std::uint32_t>(through);
@@ -324,7 +326,7 @@ __global__ void __launch_bounds__(32 * kWarps, kChooseThreadsOfMultiprocessor / 
 }
 
 // The most rows from which launch_choice() chooses.
-inline constexpr int kMostStoredRows = Choice<16>::kMostRows;
+inline constexpr int kMostStoredRows = Choice<32>::kMostRows;
 
 // Queues the choice of all queries behind the kernel that stores the scores. A block is as large as
 // the rows need.
@@ -339,8 +341,10 @@ inline void launch_choice(const device::Runtime& runtime, const ChooseParams& pa
     launch(choose_kernel<4>, 4);
   } else if (params.seen.s_k <= Choice<8>::kMostRows) {
     launch(choose_kernel<8>, 8);
-  } else {
+  } else if (params.seen.s_k <= Choice<16>::kMostRows) {
     launch(choose_kernel<16>, 16);
+  } else {
+    launch(choose_kernel<32>, 32);
   }
 }
 

@@ -135,15 +135,15 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   return outcome;
 }
 
-// The shapes of all operations. sm90 stores scores of up to 16,384 rows and chooses with blocks for
-// up to 4,096, 8,192 and 16,384; of more rows a warp chooses for a query alone (64 heads) or for
-// four (16), where orders of scores make it cut.
+// The shapes of all operations. sm90 stores scores of up to 32,768 rows (in bf16 with many queries
+// 16,384) and chooses with blocks for up to 4,096, 8,192, 16,384 and 32,768; of more rows a warp
+// chooses for a query alone (64 heads) or for four (16), where orders of scores make it cut.
 std::vector<CaseShape> choice_shapes() {
   std::vector<CaseShape> list = case_shapes();
   const auto add = [&](const CaseShape& shape) {
     winnow::testing::add(list, {DType::bf16, DType::f8_e4m3}, shape);
   };
-  for (const std::int64_t s_k : {4096, 4097, 8192, 8193, 16383, 16384, 16385}) {
+  for (const std::int64_t s_k : {4096, 4097, 8192, 8193, 16384, 16385, 32767, 32768, 32769}) {
     add({.name = winnow::testing::numbered("sk", s_k) + "-k1000",
          .s_q = 3,
          .h = 16,
@@ -152,6 +152,8 @@ std::vector<CaseShape> choice_shapes() {
          .topk = 1000});
   }
   add({.name = "sq1-sk8191-k2048", .s_q = 1, .h = 64, .s_k = 8191, .topk = 2048});
+  add({.name = "sq1-sk40000-k2048", .s_q = 1, .h = 16, .s_k = 40000, .d = 64, .topk = 2048});
+  add({.name = "sq140-sk16500", .s_q = 140, .h = 1, .s_k = 16500, .d = 64, .topk = 600});
   add({.name = "sk9001-ragged",
        .s_q = 9,
        .h = 32,
@@ -172,17 +174,18 @@ std::vector<CaseShape> choice_shapes() {
   };
   add_order(16, 12000, "duplicates-larger", Order::duplicates, 512, Ties::larger);
   add_order(16, 12000, "nan", Order::nan, 9000, Ties::smaller);
-  add_order(16, 17000, "zero", Order::zero, 64, Ties::smaller);
-  add_order(16, 17000, "duplicates-larger", Order::duplicates, 512, Ties::larger);
-  add_order(64, 17000, "random", Order::random, 1024, Ties::smaller);
-  add_order(64, 17000, "ascending", Order::ascending, 64, Ties::smaller);
-  add_order(64, 17000, "descending", Order::descending, 64, Ties::larger);
-  add_order(64, 17000, "equal", Order::equal, 64, Ties::smaller);
-  add_order(64, 17000, "zero-larger", Order::zero, 64, Ties::larger);
-  add_order(64, 17000, "one-huge", Order::one_huge, 64, Ties::smaller);
-  add_order(64, 17000, "duplicates", Order::duplicates, 512, Ties::smaller);
-  add_order(64, 17000, "duplicates-larger", Order::duplicates, 512, Ties::larger);
-  add_order(64, 17000, "nan", Order::nan, 64, Ties::smaller);
+  add_order(16, 20000, "duplicates", Order::duplicates, 512, Ties::smaller);
+  add_order(16, 33000, "zero", Order::zero, 64, Ties::smaller);
+  add_order(16, 33000, "duplicates-larger", Order::duplicates, 512, Ties::larger);
+  add_order(64, 33000, "random", Order::random, 1024, Ties::smaller);
+  add_order(64, 33000, "ascending", Order::ascending, 64, Ties::smaller);
+  add_order(64, 33000, "descending", Order::descending, 64, Ties::larger);
+  add_order(64, 33000, "equal", Order::equal, 64, Ties::smaller);
+  add_order(64, 33000, "zero-larger", Order::zero, 64, Ties::larger);
+  add_order(64, 33000, "one-huge", Order::one_huge, 64, Ties::smaller);
+  add_order(64, 33000, "duplicates", Order::duplicates, 512, Ties::smaller);
+  add_order(64, 33000, "duplicates-larger", Order::duplicates, 512, Ties::larger);
+  add_order(64, 33000, "nan", Order::nan, 64, Ties::smaller);
   return list;
 }
 

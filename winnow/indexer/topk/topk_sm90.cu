@@ -19,7 +19,12 @@ constexpr device::Runtime kRuntime{"indexer::topk", "sm90"};
 
 // ---- Few rows: their scores are stored, and a second kernel chooses ----
 
-bool stores_scores(const Problem& problem) { return problem.s_k <= kMostStoredRows; }
+// The choice beside the products is hidden better the more rows there are and the longer their
+// products take, and worst where few queries leave multiprocessors idle (docs/notes/indexer.md).
+bool stores_scores(const Problem& problem) {
+  const bool hidden = problem.dtype == DType::bf16 && problem.s_q > kRuntime.multiprocessors();
+  return problem.s_k <= (hidden ? kMostStoredRows / 2 : kMostStoredRows);
+}
 
 struct StoredWork {
   std::int64_t stride;   // of the scores of a query
