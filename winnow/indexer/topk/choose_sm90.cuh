@@ -56,6 +56,12 @@ class Choice {
     const RowRange rows = visible_rows(p_.seen, query_);
     load(rows);
     const int visible = rows.end - rows.begin, length = min(visible, p_.topk);
+    if (threadIdx.x == 0) p_.length[query_ * p_.length_stride] = length;
+    // From the end on: a sum with topk may pass 2^31.
+    for (int i = p_.topk - 1 - static_cast<int>(threadIdx.x); i >= length; i -= kThreads) {
+      indices()[i] = -1;
+      if (p_.scores != nullptr) scores()[i] = device::negative_infinity();
+    }
     Cut cut{kAbsent, 0, 0};
     if (visible > p_.topk) cut = find_cut();
     if (cut.end_equal > 0) {
@@ -63,11 +69,6 @@ class Choice {
     } else {
       write<false>(cut);
     }
-    for (int i = length + static_cast<int>(threadIdx.x); i < p_.topk; i += kThreads) {
-      indices()[i] = -1;
-      if (p_.scores != nullptr) scores()[i] = device::negative_infinity();
-    }
-    if (threadIdx.x == 0) p_.length[query_ * p_.length_stride] = length;
   }
 
  private:

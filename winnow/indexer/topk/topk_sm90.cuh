@@ -32,7 +32,7 @@ __device__ __forceinline__ void write_choice(const TopkKernelParams& p, int quer
     if (chosen && scores != nullptr) scores[place] = score_of(candidate.key);
   });
   const int lane = threadIdx.x % 32;
-  for (int i = length + lane; i < p.topk; i += 32) {
+  for (int i = p.topk - 1 - lane; i >= length; i -= 32) {  // a sum with topk may pass 2^31
     indices[i] = -1;
     if (scores != nullptr) scores[i] = device::negative_infinity();
   }
