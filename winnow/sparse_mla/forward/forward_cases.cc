@@ -27,10 +27,8 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
       .out = out_there.view, .max_logits = max_logits_there.view, .lse = lse_there.view};
   there.pass_to(args);
   Tensor workspace;
-  if (const std::int64_t bytes = forward_workspace_bytes(args, target.options); bytes > 0) {
-    workspace = Tensor(DType::u8, {bytes}, device);
-    args.workspace = workspace;
-  }
+  workspace = Tensor(DType::u8, {forward_workspace_bytes(args, target.options)}, device);
+  args.workspace = workspace;
 
   testing::CaseOutcome outcome;
   outcome.backend = forward(args, target.options);
