@@ -37,8 +37,9 @@ template <int kWarps>
 struct ChooseShared {
   alignas(16) std::uint32_t bins[kChooseBins + 1];  // the last is not looked at
   std::uint32_t of_warp[kWarps], equal_of_warp[kWarps];
-  // The bin in which the wanted key lies, the keys above it, and in it.
-  std::uint32_t bin;
+  // The bin in which the wanted key lies, the keys above it, and in it. Apart from the rest, as
+  // they are loaded as 16 bytes.
+  alignas(16) std::uint32_t bin;
   int higher, here;
 };
 
