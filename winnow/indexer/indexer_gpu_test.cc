@@ -218,6 +218,43 @@ TEST_F(IndexerGpu, TheWorkspaceIsBounded) {
   }
 }
 
+// More queries than the workspace holds scores of go in turns, with the results of calls of their
+// own.
+TEST_F(IndexerGpu, QueriesGoInTurns) {
+  CaseShape shape = small_shape(DType::f8_e4m3);
+  shape.s_q = 8200;
+  shape.s_k = 8192;
+  shape.q_start = 500;
+  const CaseInputs there = make_inputs(shape).on(kGpu);
+  struct Choice {
+    Tensor indices, length, scores;
+  };
+  const auto choose = [&](std::int64_t begin, std::int64_t end) {
+    Choice choice{Tensor(DType::i32, {end - begin, shape.topk}, kGpu),
+                  Tensor(DType::i32, {end - begin}, kGpu),
+                  Tensor(DType::f32, {end - begin, shape.topk}, kGpu)};
+    TopkArgs args{.indices = choice.indices, .length = choice.length, .scores = choice.scores};
+    there.pass_to(args);
+    for (ConstTensorView* of_queries : {&args.q, &args.weights, &args.key_start, &args.key_end}) {
+      *of_queries = of_queries->slice(0, begin, end);
+    }
+    *args.q_start += begin;
+    topk(args);
+    return choice;
+  };
+  const Choice whole = choose(0, shape.s_q);
+  for (const auto& [begin, end] : {std::pair{0, 4096}, std::pair{4096, 8200}}) {
+    const Choice part = choose(begin, end);
+    for (const auto member : {&Choice::indices, &Choice::length, &Choice::scores}) {
+      const Tensor of_whole = (whole.*member).to({}), of_part = (part.*member).to({});
+      const ConstTensorView expected = of_whole.view().slice(0, begin, end);
+      const auto bytes = static_cast<std::size_t>(of_part.numel()) * sizeof(float);  // of either
+      EXPECT_EQ(std::memcmp(expected.data(), of_part.data(), bytes), 0)
+          << "queries " << begin << " to " << end;
+    }
+  }
+}
+
 // Keys, and rows of scores, whose offsets pass 2^31 elements.
 TEST_F(IndexerGpu, MemoryBeyondTwoToTheThirtyOneElements) {
   constexpr std::int64_t kStride = std::int64_t{1} << 22;

@@ -9,9 +9,24 @@
 
 namespace winnow::indexer::sm90_detail {
 
+inline SeenRows seen_rows(const Problem& problem) {
+  SeenRows seen{};
+  seen.key_start = problem.key_start.data;
+  seen.key_start_stride = problem.key_start.stride0;
+  seen.key_end = problem.key_end.data;
+  seen.key_end_stride = problem.key_end.stride0;
+  seen.causal = problem.causal;
+  seen.q_start = problem.q_start;
+  seen.k_stride = problem.k_stride;
+  seen.s_q = static_cast<int>(problem.s_q);
+  seen.s_k = static_cast<int>(problem.s_k);
+  return seen;
+}
+
 template <class Shape>
 ScoreParams score_params(const device::Runtime& runtime, const Problem& problem) {
   ScoreParams p{};
+  static_cast<SeenRows&>(p) = seen_rows(problem);
   const auto bytes = static_cast<std::uint64_t>(size_of(problem.dtype));
   const auto type = Shape::kElement == Element::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                      : CU_TENSOR_MAP_DATA_TYPE_UINT8;
@@ -36,15 +51,6 @@ ScoreParams score_params(const device::Runtime& runtime, const Problem& problem)
   p.weights_are_bf16 = problem.weights_dtype == DType::bf16;
   p.k_scale = problem.k_scale.data;
   p.k_scale_stride = problem.k_scale.stride0;
-  p.key_start = problem.key_start.data;
-  p.key_start_stride = problem.key_start.stride0;
-  p.key_end = problem.key_end.data;
-  p.key_end_stride = problem.key_end.stride0;
-  p.causal = problem.causal;
-  p.q_start = problem.q_start;
-  p.k_stride = problem.k_stride;
-  p.s_q = static_cast<int>(problem.s_q);
-  p.s_k = static_cast<int>(problem.s_k);
   p.h = static_cast<int>(problem.h);
   p.groups = static_cast<int>((problem.s_q + Shape::kQueries - 1) / Shape::kQueries);
   p.splits = 1;

@@ -150,18 +150,26 @@ struct Shared {
 
 // ---- Work --------------------------------------------------------------------------------------
 
-struct ScoreParams {
-  CUtensorMap q, k;
-  const void* weights;            // [s_q, h], f32 or bf16
-  const float* k_scale;           // [s_k], or null
+// Which rows the queries see.
+struct SeenRows {
   const std::int32_t* key_start;  // [s_q], or null
   const std::int32_t* key_end;    // [s_q], or null
-  std::int64_t weights_stride, k_scale_stride, key_start_stride, key_end_stride;
+  std::int64_t key_start_stride, key_end_stride;
   std::int64_t q_start, k_stride;
-  int causal, weights_are_bf16;
-  int s_q, s_k, h;
-  int groups;  // of queries
-  int splits;  // ranges into which the rows of a group are cut
+  int causal;
+  int s_q, s_k;
+};
+
+struct ScoreParams : SeenRows {
+  CUtensorMap q, k;
+  const void* weights;   // [s_q, h], f32 or bf16
+  const float* k_scale;  // [s_k], or null
+  std::int64_t weights_stride, k_scale_stride;
+  int weights_are_bf16;
+  int h;
+  int all_rows;  // scores of all rows are wanted, not only of those that are seen
+  int groups;    // of queries
+  int splits;    // ranges into which the rows of a group are cut
 };
 
 // Rows [begin, end) that a query sees; begin <= end.
@@ -169,7 +177,7 @@ struct RowRange {
   int begin, end;
 };
 
-__device__ __forceinline__ RowRange visible_rows(const ScoreParams& p, int query) {
+__device__ __forceinline__ RowRange visible_rows(const SeenRows& p, int query) {
   std::int64_t begin = 0, end = p.s_k;
   if (p.key_start != nullptr) begin = __ldg(p.key_start + query * p.key_start_stride);
   if (p.key_end != nullptr) {
@@ -180,18 +188,21 @@ __device__ __forceinline__ RowRange visible_rows(const ScoreParams& p, int query
   return {static_cast<int>(rows.begin), static_cast<int>(rows.end)};
 }
 
-// Tiles of kTileRows rows that begin at `begin`; the last may reach beyond what anybody sees.
+// Tiles of kTileRows rows that begin at `begin`, a multiple of 4, so that scores can be stored 16
+// bytes at a time; the last may reach beyond what anybody sees.
 struct Item {
   int first_query, split;
   int begin, tiles;
 };
 
 // The items of this block, the same sequence for every role; all lanes of a warp call it. Later
-// queries, which see the most, come first.
-template <class Shape, bool kWholeRows>
+// queries, which see the most, come first, and every second round goes through the blocks
+// backwards, so that no block always has the largest item.
+template <class Shape>
 class Schedule {
  public:
-  __device__ explicit Schedule(const ScoreParams& p) : p_(p), number_(blockIdx.x) {}
+  __device__ explicit Schedule(const ScoreParams& p)
+      : p_(p), number_(blockIdx.x), step_(2 * (gridDim.x - blockIdx.x) - 1) {}
 
   __device__ bool next(Item& item) {
     if (number_ >= p_.groups * p_.splits) return false;
@@ -199,27 +210,28 @@ class Schedule {
     item.split = number_ % p_.splits;
     item.first_query = group * Shape::kQueries;
     unsigned begin = 0, end = p_.s_k;
-    if constexpr (!kWholeRows) {
+    if (!p_.all_rows) {
       const int lane = threadIdx.x % 32, query = item.first_query + lane;
       RowRange rows = {INT32_MAX, 0};
       if (lane < Shape::kQueries && query < p_.s_q) {
         rows = visible_rows(p_, query);
         if (rows.begin == rows.end) rows = {INT32_MAX, 0};
       }
-      begin = __reduce_min_sync(device::kFullWarp, static_cast<unsigned>(rows.begin));
+      begin = __reduce_min_sync(device::kFullWarp, static_cast<unsigned>(rows.begin)) / 4 * 4;
       end = __reduce_max_sync(device::kFullWarp, static_cast<unsigned>(rows.end));
     }
     const int tiles = end > begin ? static_cast<int>((end - begin + kTileRows - 1) / kTileRows) : 0;
     const int first = static_cast<int>(std::int64_t{tiles} * item.split / p_.splits);
     item.tiles = static_cast<int>(std::int64_t{tiles} * (item.split + 1) / p_.splits) - first;
     item.begin = item.tiles == 0 ? 0 : static_cast<int>(begin) + first * kTileRows;
-    number_ += static_cast<int>(gridDim.x);
+    number_ += step_;
+    step_ = 2 * static_cast<int>(gridDim.x) - step_;
     return true;
   }
 
  private:
   const ScoreParams& p_;
-  int number_;
+  int number_, step_;
 };
 
 // ---- Load --------------------------------------------------------------------------------------
@@ -245,14 +257,14 @@ __device__ __forceinline__ float4 load_weights(const ScoreParams& p, int first_q
   return make_float4(weight[0], weight[1], weight[2], weight[3]);
 }
 
-template <class Shape, class Plan, bool kWholeRows>
+template <class Shape, class Plan>
 __device__ __forceinline__ void load(const ScoreParams& p, const Shared<Plan>& shared) {
   const std::uint64_t heads_policy = device::policy_evict_first();
   const std::uint64_t keys_policy = device::policy_evict_last();
   const bool elected = threadIdx.x % 32 == 0;
   device::PipelineState<Plan::kStages> ring;
   std::uint32_t parity = 0;
-  Schedule<Shape, kWholeRows> schedule(p);
+  Schedule<Shape> schedule(p);
   Item item;
   while (schedule.next(item)) {
     for (int tile = 0; tile < item.tiles; ++tile) {
@@ -294,10 +306,10 @@ __device__ __forceinline__ void load(const ScoreParams& p, const Shared<Plan>& s
 // ---- Scales of keys ----------------------------------------------------------------------------
 
 // A warp puts the scales of a tile's rows behind its scores; with f8 only.
-template <class Shape, class Plan, bool kWholeRows>
+template <class Shape, class Plan>
 __device__ __forceinline__ void load_scales(const ScoreParams& p, const Shared<Plan>& shared) {
   device::PipelineState<Plan::kScoreStages> slot;
-  Schedule<Shape, kWholeRows> schedule(p);
+  Schedule<Shape> schedule(p);
   Item item;
   while (schedule.next(item)) {
     for (int tile = 0; tile < item.tiles; ++tile) {
@@ -503,14 +515,14 @@ struct Multiplier {
   }
 };
 
-template <class Shape, class Plan, bool kWholeRows>
+template <class Shape, class Plan>
 __device__ __forceinline__ void multiply(const ScoreParams& p, const Shared<Plan>& shared,
                                          int side) {
   constexpr int kBatch = 4;  // tiles
   Multiplier<Shape, Plan> multiplier{p, shared, side, device::descriptor_k_major(shared.keys(0)),
                                      device::descriptor_k_major(shared.heads(side))};
   std::uint32_t parity = 0;
-  Schedule<Shape, kWholeRows> schedule(p);
+  Schedule<Shape> schedule(p);
   Item item;
   while (schedule.next(item)) {
     if (item.tiles == 0) continue;
@@ -541,8 +553,8 @@ __device__ __forceinline__ void multiply(const ScoreParams& p, const Shared<Plan
 
 // ---- The block ---------------------------------------------------------------------------------
 
-// Runs the roles of a block; `Sink` has kSinkBytes of shared memory, kWholeRows, and
-// run(params, shared, warp) for each of its four warps.
+// Runs the roles of a block; `Sink` has kSinkBytes of shared memory, and run(params, shared, warp)
+// for each of its four warps.
 template <class Sink, class Shape>
 __device__ __forceinline__ void run_roles(const ScoreParams& p, const typename Sink::Params& sink) {
   using Plan = SharedPlan<Shape, Sink::kSinkBytes>;
@@ -567,15 +579,15 @@ __device__ __forceinline__ void run_roles(const ScoreParams& p, const typename S
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
   if (warpgroup < kMultiplyWarpgroups) {
     device::setmaxnreg_inc<kMultiplyRegisters>();
-    multiply<Shape, Plan, Sink::kWholeRows>(p, shared, warpgroup);
+    multiply<Shape, Plan>(p, shared, warpgroup);
   } else if (warpgroup == kMultiplyWarpgroups) {
     device::setmaxnreg_dec<kSinkRegisters>();
     Sink::template run<Shape, Plan>(p, sink, shared, warp);
   } else {
     device::setmaxnreg_dec<kLoadRegisters>();
-    if (warp == 0) load<Shape, Plan, Sink::kWholeRows>(p, shared);
+    if (warp == 0) load<Shape, Plan>(p, shared);
     if constexpr (Shape::kElement == Element::f8) {
-      if (warp == 1) load_scales<Shape, Plan, Sink::kWholeRows>(p, shared);
+      if (warp == 1) load_scales<Shape, Plan>(p, shared);
     }
   }
 }

@@ -34,8 +34,12 @@ __global__ void cp_async_kernel(const std::uint32_t* in, std::uint32_t* out) {
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < 512; i += kThreads) {
-    cp_async_zfill(smem + chunk_offset(i / 8, i % 8), in + 4 * i, in[2048 + i] != 0,
-                   policy_evict_last());
+    const std::uint32_t to = smem + chunk_offset(i / 8, i % 8);
+    if (i % 3 > 0) {
+      cp_async_zfill(to, in + 4 * i, in[2048 + i] != 0, policy_evict_last());
+    } else {
+      cp_async_zfill<128>(to, in + 4 * i, in[2048 + i] != 0, policy_evict_last());
+    }
   }
   mbarrier_arrive_cp_async(barrier);
   mbarrier_wait(barrier, 0, "copied", 0);

@@ -16,8 +16,10 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-d64-h16", {"late"}},
     {"bf16-all-rules", {"random:3"}},
     {"f8_e4m3-sk127", {"random:4"}},
-    {"bf16-sq1-sk20000-k2048", {"late"}},  // ranges of rows, and their merge
-    {"bf16-equal-larger", {"late"}},       // more candidates than the buffer holds
+    {"bf16-sq1-sk40000-k2048", {"late"}},  // ranges of rows, and their merge
+    {"bf16-equal-larger", {"late"}},       // equal scores, of which the last ones are chosen
+    {"f8_e4m3-sk16385-k1000", {"late"}},   // the largest blocks of the choice
+    {"bf16-h64-sk33000-equal", {"late"}},  // more candidates than the buffer holds
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h1", kMany},
@@ -44,17 +46,36 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-nan", kMany},
     {"f8_e4m3-zero-larger", kMany},
     {"bf16-duplicates", kMany},
-    {"f8_e4m3-sq1-sk20000-k2048", {"late", "random:2", "starved:9"}},
+    {"f8_e4m3-sq1-sk20000-k2048", kFew},
+    {"f8_e4m3-sq1-sk40000-k2048", {"late", "random:2", "starved:9"}},
+    {"f8_e4m3-sk4096-k1000", kFew},
+    {"f8_e4m3-sk4097-k1000", kFew},
+    {"bf16-sk8192-k1000", kFew},
+    {"f8_e4m3-sk16384-k1000", kFew},
+    {"f8_e4m3-sk32768-k1000", kFew},
+    {"bf16-sk16385-k1000", kFew},
+    {"bf16-sk32769-k1000", kFew},
+    {"bf16-sq1-sk8191-k2048", kFew},
+    {"bf16-sk9001-ragged", kFew},
+    {"bf16-h16-sk12000-duplicates-larger", kFew},
+    {"f8_e4m3-h16-sk12000-nan", kFew},
+    {"bf16-h16-sk33000-zero", kFew},
+    {"f8_e4m3-h16-sk33000-duplicates-larger", kFew},
+    {"f8_e4m3-h64-sk33000-duplicates", kFew},
 };
 
 // Two items of three tiles for the first block; the ring of keys is used again.
 const BugsOf tiles{"score_tiles_sm90.cuh", "bf16-h128"}, f8{"score_tiles_sm90.cuh", "f8_e4m3-h128"};
 // 40 tiles: the ring of scores is used again, and counts that are one too small end phases too
 // early.
-const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"}, sink{"topk_sm90.cuh", "bf16-zero"};
+const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"};
+// 258 tiles, of which candidates are kept.
+const BugsOf sink{"topk_sm90.cuh", "bf16-h16-sk33000-zero"};
+// Two digits of histograms, then a third one, and equal keys.
+const BugsOf choice{"choose_sm90.cuh", "bf16-duplicates"};
 
 const BugsOf linear{"linear_part_sm90.cuh", "f8_e4m3-h128"},
-    scales{"score_tiles_sm90.cuh", "f8_e4m3-zero"};
+    scales{"score_tiles_sm90.cuh", "f8_e4m3-h16-sk33000-zero"};
 
 const BugsOf many_items{"score_tiles_sm90.cuh", kManyItems};
 
@@ -99,6 +120,13 @@ const std::vector<PlantedBug> kThoroughBugs = {
           std::int64_t{1} << 32),
     linear("NoFenceOfTerms", "fence_proxy_async_shared();", Action::drop),
     linear("NoBarrierOfTerms", "bar_sync<128>(1 + side);", Action::drop),
+    choice("NoBarrierOfEmptyBins", "++i) own_bins()[i] = make_uint2(0, 0);", Action::drop, 0, 1),
+    choice("NoBarrierOfCountedBins", "void find_bin(int& wanted) {", Action::drop, 0, 1),
+    choice("NoBarrierOfSums", "shared_.of_warp[warp()] = static_cast<std::uint32_t>(through);",
+           Action::drop, 0, 1),
+    choice("NoBarrierOfTheBin", "  wanted -= shared_.higher;", Action::drop, 0, -1),
+    choice("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = equal.total();", Action::drop, 0,
+           2),
     scales("NoWaitForFreeScales", "mbarrier_wait(shared.free(slot.stage)", Action::drop),
     scales("NoArrivalOfScales", "mbarrier_arrive_warp(shared.ready(slot.stage)", Action::drop),
     f8("DescriptorWithoutSwizzle", "wgmma_m64n136k32_f8(product", Action::add,

@@ -194,22 +194,24 @@ __device__ __forceinline__ GatherRows head_rows(const char* heads, std::int64_t 
 }
 
 // Starts the copies of 128 bytes of the rows, from `offset` on, to `destination`, a chunk. Invalid
-// rows become zeros.
+// rows become zeros. L2 fetches kFetched bytes at a time.
+template <int kFetched = 256>
 __device__ __forceinline__ void gather_bytes(std::uint32_t destination, const GatherRows& rows,
                                              int offset, int thread, std::uint64_t policy) {
   // 16 rows further the swizzle is the same: one offset serves the four passes.
   const std::uint32_t to = destination + device::chunk_offset(thread / 8, thread & 7);
 #pragma unroll
   for (int pass = 0; pass < kGatherPasses; ++pass) {
-    device::cp_async_zfill(to + pass * 16 * 128, rows.source[pass] + offset, rows.valid >> pass & 1,
-                           policy);
+    device::cp_async_zfill<kFetched>(to + pass * 16 * 128, rows.source[pass] + offset,
+                                     rows.valid >> pass & 1, policy);
   }
 }
 
 // The same of chunk `chunk` (columns 64 * chunk to 64 * chunk + 63) of rows in bf16.
+template <int kFetched = 256>
 __device__ __forceinline__ void gather_chunk(std::uint32_t destination, const GatherRows& rows,
                                              int chunk, int thread, std::uint64_t policy) {
-  gather_bytes(destination, rows, chunk * 128, thread, policy);
+  gather_bytes<kFetched>(destination, rows, chunk * 128, thread, policy);
 }
 
 }  // namespace winnow::sparse_mla

@@ -23,14 +23,24 @@ __device__ __forceinline__ std::uint64_t policy_evict_normal() {
 }
 
 // Copies 16 bytes, or with valid == false writes 16 zero bytes and reads nothing (`source` must
-// still be an address within an allocation). L2 fetches the 256 bytes around the source.
+// still be an address within an allocation). L2 fetches the kFetched bytes around the source.
+template <int kFetched = 256>
 __device__ __forceinline__ void cp_async_zfill(std::uint32_t destination, const void* source,
                                                bool valid, std::uint64_t policy) {
-  asm volatile(
-      "cp.async.cg.shared::cta.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(
-          destination),
-      "l"(source), "r"(valid ? 16 : 0), "l"(policy)
-      : "memory");
+  static_assert(kFetched == 256 || kFetched == 128);
+  if constexpr (kFetched == 256) {
+    asm volatile(
+        "cp.async.cg.shared::cta.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(
+            destination),
+        "l"(source), "r"(valid ? 16 : 0), "l"(policy)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.cg.shared::cta.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
+            destination),
+        "l"(source), "r"(valid ? 16 : 0), "l"(policy)
+        : "memory");
+  }
 }
 
 // The same of 4 bytes at a multiple of 4, which go through L1.

@@ -41,8 +41,8 @@ struct FaultReport {
 // The counters of CudaState::arrivals.
 enum Arrival { kBlocksArrived, kBlocksLeft, kMoveDone, kSumsDone, kArrivals };
 // The counters of CudaState::claims, from which warps take work: in dispatch tokens to send and
-// rows to repeat; in combine tokens of other nodes and then of this one, to push (or their rows
-// together) and to sum.
+// rows to repeat, or to take; in combine tokens of other nodes and then of this one, to push (or
+// their rows together) and to sum.
 enum DispatchClaim { kSendClaims, kRepeatClaims };
 enum SumClaim { kPushOthersClaims, kSumOthersClaims, kPushOwnClaims, kSumOwnClaims, kClaims };
 

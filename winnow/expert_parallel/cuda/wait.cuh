@@ -59,15 +59,17 @@ __device__ __forceinline__ bool writer_gone(const LayerView& view, int peer) {
   return *const_cast<const volatile std::uint32_t*>(gone) != 0;
 }
 
-// Until the word, in this rank's memory, is `value` or more. One thread; false: the layer is broken
-// and the kernel should end. `peer` is the rank that has to write the word.
-__device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t* word,
-                                     std::uint64_t value, Phase phase, int peer) {
-  if (device::ld_acquire_sys(word) >= value) return true;
+// Until there(word) of a word in this rank's memory. One thread; false: the layer is broken and the
+// kernel should end. `peer` is the rank that has to write the word, `value` what a report says it
+// should be.
+template <class There>
+__device__ inline bool wait_until(const LayerView& view, const std::uint64_t* word,
+                                  const There& there, std::uint64_t value, Phase phase, int peer) {
+  if (there(device::ld_acquire_sys(word))) return true;
   const std::uint64_t start = device::globaltimer();
   for (unsigned look = 1;; ++look) {
     const std::uint64_t seen = device::ld_acquire_sys(word);
-    if (seen >= value) return true;
+    if (there(seen)) return true;
     if (look % 64 != 0) continue;
     if (broken(view)) return false;
     if (told_of_fault(view)) return false;
@@ -77,13 +79,19 @@ __device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t*
       return false;
     }
     if (look % kLooksBetweenPeers == 0 && writer_gone(view, peer)) {
-      if (device::ld_acquire_sys(word) >= value)
-        return true;  // what it wrote before its end counts
+      if (there(device::ld_acquire_sys(word))) return true;  // what it wrote before its end counts
       const int writer = view.topology.writer_for(peer);
       report_fault(view, view.topology.rank, {value, seen, elapsed, phase, writer});
       return false;
     }
   }
+}
+
+// Until the word is `value` or more.
+__device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t* word,
+                                     std::uint64_t value, Phase phase, int peer) {
+  return wait_until(
+      view, word, [value](std::uint64_t seen) { return seen >= value; }, value, phase, peer);
 }
 
 // The same for the words word_of(0), ..., word_of(count - 1), by all threads of the block, which

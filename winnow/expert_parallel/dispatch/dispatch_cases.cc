@@ -50,10 +50,21 @@ void add_dispatch_options(CaseTable& table, World world) {
   table.add(world, "copy-out",
             {.choice = ExpertChoice::dropped, .weights = true, .copy_out = true});
   table.add(world, "copy-out-token-major", {.token_major = true, .copy_out = true});
+  table.add(world, "copy-out-no-rows",
+            {.choice = ExpertChoice::none, .token_major = true, .copy_out = true});
+  table.add(world, "copy-out-cached-token-major",
+            {.max_tokens = 70,
+             .choice = ExpertChoice::dropped,
+             .mode = Mode::cached,
+             .token_major = true,
+             .weights = true,
+             .copy_out = true});
   table.add(world, "out", {.choice = ExpertChoice::dropped, .weights = true, .out = true});
   table.add(world, "out-token-major",
             {.topk = 3, .token_major = true, .weights = true, .out = true, .in_flight = true});
   table.add(world, "out-cached", {.alignment = 4, .mode = Mode::cached, .out = true});
+  table.add(world, "out-worst-case-token-major",
+            {.topk = 3, .mode = Mode::worst_case, .token_major = true, .out = true});
   table.add(world, "out-worst-case", {.mode = Mode::worst_case, .weights = true, .out = true});
   table.add(world, "out-strided-fp8",
             {.hidden = 144, .weights = true, .fp8 = true, .out = true, .strided = true});

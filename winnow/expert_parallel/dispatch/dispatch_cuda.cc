@@ -8,6 +8,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "winnow/expert_parallel/dispatch/dispatch_dense_cuda.h"
 #include "winnow/expert_parallel/dispatch/dispatch_impl.h"
 #include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
 #include "winnow/expert_parallel/dispatch/dispatch_routing_cuda.h"
@@ -36,7 +37,10 @@ class CudaDispatch {
     if (report_ == Report::headers || report_ == Report::more) learn();
     if (report_ == Report::more) new_routing_->read_counts();
     if (!output_) reserve();
-    if (!goes_ahead_) move();
+    if (!goes_ahead_) {
+      choose_out();
+      move();
+    }
     Dispatched dispatched = result();
     layer_.end();
     return dispatched;
@@ -45,24 +49,28 @@ class CudaDispatch {
  private:
   void post();
   void take_weights();
-  void take_scales();
   void learn();
   void reserve();
   void make_tables();
+  void choose_out();
   void move();
   void scatter();
   void send();
-  void copy_output(const std::byte* from, std::int64_t rows);
   Dispatched result();
-  Tensor make_result(DType dtype, std::initializer_list<std::int64_t> shape, std::int64_t bytes);
+  Tensor make_result(DType dtype, std::initializer_list<std::int64_t> shape);
 
   bool counted() const { return !request_.cached && request_.worst_case_rows == 0; }
   // Whether the rows may go where every rank has room for all that can arrive, so that the host
   // enqueues their move without the counts and waits for those meanwhile. Not for expert_major,
-  // where many more can arrive than do.
+  // where many more can arrive than do, nor with copy_out, whose tensor has as many rows as arrive.
   bool may_go_ahead() const {
     return counted() && request_.order == RowOrder::token_major && !request_.scatter &&
-           layer_.nodes() == 1 && !layer_.capturing() && most_rows() <= kMostRows / config_.topk;
+           !request_.copy_out && layer_.nodes() == 1 && !layer_.capturing() &&
+           most_rows() <= kMostRows / config_.topk;
+  }
+  // Whether ranks with copy_out take the rows to a tensor of the caller's while others arrive.
+  bool takes() const {
+    return request_.copy_out && request_.order == RowOrder::token_major && layer_.nodes() == 1;
   }
   std::int64_t most_rows() const {
     return std::int64_t(layer_.map().topology.world_size) * config_.max_tokens;
@@ -70,13 +78,6 @@ class CudaDispatch {
   // What a rank's region is laid out for.
   std::int64_t laid_rows(int rank) const {
     return goes_ahead_ ? most_rows() : routing_->rows_of(rank);
-  }
-  // Whether the rows of this rank's own tokens go to the caller's tensor and not to the region. Not
-  // where more may come than it has room for.
-  bool sends_out() const {
-    const auto address = reinterpret_cast<std::uintptr_t>(args_.out.data());
-    return args_.out.present() && !counted() && request_.order == RowOrder::token_major &&
-           layer_.nodes() == 1 && address % 16 == 0 && row_stride(args_.out) % 16 == 0;
   }
   // For the sums that a rank forms of its rows, under enable_local_combine.
   bool needs_row_weights() const {
@@ -102,11 +103,9 @@ class CudaDispatch {
   std::vector<std::int64_t> bytes_;         // [W] of the regions, once the rows are known
   const std::byte* table_ = nullptr;        // for the rail peers
   std::int64_t table_bytes_ = 0;
-  const std::byte* scales_ = nullptr;      // words of whose rows stand together
-  std::int64_t scale_stride_ = 0;          // bytes
-  std::shared_ptr<Region> dense_weights_;  // a copy of the caller's, where theirs have gaps
-  std::shared_ptr<Region> dense_scales_;   // the same
+  DenseRows scales_, dense_weights_;
   std::shared_ptr<Region> output_, buffer_, weights_;
+  std::optional<Tensor> taken_;  // the result that rows are taken to, where the caller gives none
   NodePointers owners_;
   MoveParams move_;
 };
@@ -124,7 +123,7 @@ void CudaDispatch::post() {
   attempt([&] {
     request_ = check_request(config_, layer_.identity(), args_);
     header = make_header(request_, args_);
-    take_scales();
+    if (args_.scales.present()) scales_ = rows_of_words(layer_, args_.scales);
     routing_ = request_.cached;
     if (routing_ == nullptr) {
       new_routing_.emplace(layer_, request_, args_, number_);
@@ -170,37 +169,9 @@ void CudaDispatch::post() {
 // A repeated routing sends the rail peers weights only, back to back.
 void CudaDispatch::take_weights() {
   if (layer_.nodes() == 1 || request_.tokens == 0) return;
-  const std::int64_t row = config_.topk * size_of(config_.weight_dtype);
-  table_bytes_ = request_.tokens * row;
-  table_ = static_cast<const std::byte*>(args_.weights.data());
-  if (request_.tokens == 1 || row_stride(args_.weights) == row) return;
-  dense_weights_ = layer_.keep(table_bytes_);
-  layer_.check(copy_rows(dense_weights_->data(), row, table_, row_stride(args_.weights), row,
-                         request_.tokens, layer_.stream()),
-               "the copy of weights");
-  table_ = dense_weights_->data();
-}
-
-// Kernels move scales in words of 4 bytes.
-void CudaDispatch::take_scales() {
-  const ConstTensorView& scales = args_.scales;
-  if (!scales.present()) return;
-  constexpr std::int64_t kWord = sizeof(std::uint32_t);
-  const std::int64_t size = size_of(scales.dtype()), rows = scales.size(0);
-  const std::int64_t columns = scales.size(1), row = rows > 1 ? scales.stride(0) * size : kWord;
-  scales_ = static_cast<const std::byte*>(scales.data());
-  scale_stride_ = row;
-  const bool together = columns <= 1 || scales.stride(1) == 1;
-  if (together && row % kWord == 0 && reinterpret_cast<std::uintptr_t>(scales_) % kWord == 0) {
-    return;
-  }
-  dense_scales_ = layer_.keep(rows * request_.scale_bytes);
-  const std::int64_t column = columns > 1 ? scales.stride(1) * size : size;
-  layer_.check(copy_columns(dense_scales_->data(), scales_, row, column, rows, columns, size,
-                            layer_.stream()),
-               "the copy of scales");
-  scales_ = dense_scales_->data();
-  scale_stride_ = request_.scale_bytes;
+  dense_weights_ = dense_rows(layer_, args_.weights);
+  table_ = dense_weights_.data;
+  table_bytes_ = request_.tokens * dense_weights_.stride;
 }
 
 void CudaDispatch::learn() {
@@ -289,18 +260,29 @@ void CudaDispatch::make_tables() {
   move_.tables = routing_->tables;
   move_.tokens = request_.tokens;
   move_.input = static_cast<const std::byte*>(args_.input.data());
-  move_.scales = scales_;
+  move_.scales = scales_.data;
   move_.weights = static_cast<const std::byte*>(args_.weights.data());
   move_.input_stride = row_stride(args_.input);
-  move_.scale_stride = scale_stride_;
+  move_.scale_stride = scales_.stride;
   move_.weight_stride = row_stride(args_.weights);
   move_.row_bytes = request_.row_bytes;
   move_.element_bytes = static_cast<int>(size_of(request_.input));
   move_.scale_words = static_cast<int>(request_.scale_bytes / std::int64_t(sizeof(float)));
   move_.weight_dtype = config_.weight_dtype;
-  if (!sends_out()) return;
-  move_.out = static_cast<std::byte*>(args_.out.data());
-  move_.out_stride = row_stride(args_.out);
+  move_.takes = takes();
+}
+
+// Where the rows go, which are counted now.
+void CudaDispatch::choose_out() {
+  if (!takes()) return;
+  if (!args_.out.present()) {
+    taken_ = make_result(request_.input, {routing_->rows_of(layer_.rank()), config_.hidden});
+  }
+  const TensorView out = taken_ ? taken_->view() : args_.out;
+  const auto address = reinterpret_cast<std::uintptr_t>(out.data());
+  if (address % 16 != 0 || row_stride(out) % 16 != 0) return;
+  move_.out = static_cast<std::byte*>(out.data());
+  move_.out_stride = row_stride(out);
 }
 
 // Rows that the caller chose take the place of those that place has found.
@@ -335,20 +317,10 @@ void CudaDispatch::send() {
   layer_.check(layer_.wire().rail_send(params, layer_.blocks(), layer_.stream()), "rail_send");
 }
 
-// To the caller's tensor.
-void CudaDispatch::copy_output(const std::byte* from, std::int64_t rows) {
-  if (sends_out()) {
-    layer_.check(launch_take_rows(move_, layer_.stream()), "take_rows");
-    return;
-  }
-  layer_.check(copy_rows(static_cast<std::byte*>(args_.out.data()), row_stride(args_.out), from,
-                         request_.row_bytes, request_.row_bytes, rows, layer_.stream()),
-               "out");
-}
-
-Tensor CudaDispatch::make_result(DType dtype, std::initializer_list<std::int64_t> shape,
-                                 std::int64_t bytes) {
+Tensor CudaDispatch::make_result(DType dtype, std::initializer_list<std::int64_t> shape) {
   if (!args_.allocate) {
+    std::int64_t bytes = size_of(dtype);
+    for (const std::int64_t size : shape) bytes *= size;
     const std::shared_ptr<Region> own = layer_.keep(bytes);
     return Tensor::borrow(own, own->data(), dtype, shape, layer_.device());
   }
@@ -363,17 +335,23 @@ Dispatched CudaDispatch::result() {
   const std::int64_t rows = routing_->rows_of(layer_.rank());
   const auto here = [&](const NodePointers& table) { return table.data[layer_.local()]; };
   const auto tensor = [&](void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
+    std::optional<Tensor> taken = std::exchange(taken_, {});  // of the first, which is the output
+    if (taken && move_.out != nullptr) return *std::move(taken);
     if (data == nullptr) return Tensor();
     if (!request_.copy_out) return Tensor::borrow(output_, data, dtype, shape, layer_.device());
-    std::int64_t bytes = size_of(dtype);
-    for (const std::int64_t size : shape) bytes *= size;
-    Tensor own = make_result(dtype, shape, bytes);
+    Tensor own = taken ? *std::move(taken) : make_result(dtype, shape);
+    const std::int64_t bytes = own.view().numel() * size_of(dtype);
     layer_.check(cudaMemcpyAsync(own.data(), data, static_cast<std::size_t>(bytes),
                                  cudaMemcpyDeviceToDevice, layer_.stream()),
                  "copy_out");
     return own;
   };
-  if (args_.out.present()) copy_output(here(move_.payload), rows);
+  if (args_.out.present() && move_.out == nullptr) {
+    layer_.check(copy_rows(static_cast<std::byte*>(args_.out.data()), row_stride(args_.out),
+                           here(move_.payload), request_.row_bytes, request_.row_bytes, rows,
+                           layer_.stream()),
+                 "out");
+  }
   Dispatched result = make_dispatched(
       Backend::sm90, request_, config_, rows,
       {here(move_.payload), here(move_.row_weights), here(move_.row_scales), here(move_.ids)},
@@ -384,8 +362,8 @@ Dispatched CudaDispatch::result() {
   state->cuda_weights = {move_.pair_weights, move_.weights_of_rows};
   state->memory = {weights_};
   if (layer_.capturing()) {  // the graph uses it again
-    if (dense_weights_) state->memory.push_back(dense_weights_);
-    if (dense_scales_) state->memory.push_back(dense_scales_);
+    if (dense_weights_.copy) state->memory.push_back(dense_weights_.copy);
+    if (scales_.copy) state->memory.push_back(scales_.copy);
     if (new_routing_) state->memory.push_back(new_routing_->scratch());
     state->memory.push_back(output_);
   }

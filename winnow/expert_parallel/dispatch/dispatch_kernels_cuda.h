@@ -68,9 +68,12 @@ int launch_place(const PlaceParams& params, int blocks, void* stream);
 struct MoveParams {
   LayerView view;
   bool token_major = false;
-  bool fresh = false;                     // a new routing: its tables are made
-  bool pads = false;                      // expert_alignment is above 1
-  bool weights_travel = false;            // every rank gives weights
+  bool fresh = false;           // a new routing: its tables are made
+  bool pads = false;            // expert_alignment is above 1
+  bool weights_travel = false;  // every rank gives weights
+  // Token-major on one node, with copy_out: a rank tells the others of the rows that it has sent,
+  // which those with `out` take there.
+  bool takes = false;
   std::int64_t max_tokens = 0, rows = 0;  // T; R of this rank
   RoutingTables tables;
   // This rank's tokens. Strides in bytes.
@@ -83,8 +86,8 @@ struct MoveParams {
   int element_bytes = 0;
   int scale_words = 0;  // of a row
   DType weight_dtype = DType::f32;
-  // Where the caller wants the rows of this rank, token-major on one node: those of its own tokens
-  // go there, and launch_take_rows() copies the others. Null: all go to the region.
+  // Where the caller wants the rows of this rank: those of its own tokens go straight there. Null:
+  // all stay in the region.
   std::byte* out = nullptr;
   std::int64_t out_stride = 0;
   // The tables of the regions of the ranks of this node; see RegionTables.
@@ -97,8 +100,6 @@ struct MoveParams {
 // this rank that no token has, repeats rows inside this rank, and ends when all of this rank's rows
 // are there. A new routing: makes the tables of its rows.
 int launch_move(const MoveParams& params, int blocks, void* stream);
-// Behind it: to `out` what other ranks have sent.
-int launch_take_rows(const MoveParams& params, void* stream);
 
 // Loads all of these onto the current GPU.
 int load_count();

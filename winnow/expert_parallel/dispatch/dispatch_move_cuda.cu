@@ -1,7 +1,8 @@
 // Moves rows: tokens to their rows at the ranks of the node, each once for a rank, and on the rank
-// the further rows of tokens with several experts there from the first one. Warps claim what they
-// do next, since SMs do not get equal shares of the links.
-#include <algorithm>
+// the further rows of tokens with several experts there from the first one, or rows of other ranks
+// to the caller's tensor. Warps claim what they do next, since SMs do not get equal shares of the
+// links.
+#include <cstdint>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -29,9 +30,12 @@ namespace {
 using device::ceil_div;
 using device::kFullWarp;
 
-// Warps that send tokens, and that repeat rows meanwhile.
-constexpr int kSenders = 8, kRepeaters = 3;
-static_assert(kSenders + kRepeaters < PipeShape::kLeastStages);
+// Warps that send tokens, and that repeat or take rows meanwhile.
+constexpr int kSenders = 8, kOthers = 3;
+static_assert(kSenders + kOthers < PipeShape::kLeastStages);
+
+// What a kernel does beside sending.
+enum class Beside { nothing, repeats, takes };
 
 // Few send where rows are large: when tokens run out, the slowest SM still has to send all that its
 // senders have claimed.
@@ -39,14 +43,19 @@ constexpr int kLargeRowSenders = 4;
 constexpr std::int64_t kLargeRow = 4096;  // bytes
 constexpr int kSent = kSlices;            // the mark behind the slices: all tokens are sent
 
+// Behind the last row that a block has sent each rank of the node, by the slice of the token;
+// shared memory.
+using Reached = std::uint32_t[kSlices][kMaxLocals];
+
 // A repeated routing may be that of a dispatch which was refused; then this one moves nothing.
 __device__ bool goes_on(const MoveParams& p) {
   return runs(p.view) && (p.fresh || *p.tables.placed != 0);
 }
 
 // Where a repeated expert-major routing has further rows of a token, they are made while later
-// tokens are under way: a rank tells its node after each slice, an equal part of its tokens. The
-// others' tokens that it passes on belong to the last one. RepeatPlan divides them in the same way.
+// tokens are under way, and rows are taken so: a rank tells its node after each slice, an equal
+// part of its tokens. The others' tokens that it passes on belong to the last one. RepeatPlan
+// divides them in the same way.
 __device__ __forceinline__ int slice_of(std::int64_t token, std::int64_t tokens) {
   return static_cast<int>(token * kSlices / tokens);
 }
@@ -61,9 +70,12 @@ class TokenSender {
     element_bytes_ = aligned ? 0 : p.element_bytes;
   }
 
-  // A token of this rank.
-  __device__ void send_own(std::int64_t token) {
+  // A token of this rank. `reached`: of its slice, or null.
+  __device__ void send_own(std::int64_t token, std::uint32_t* reached) {
     const Pair pair = look(topology_.node, token);
+    if (reached != nullptr && gets_row(pair)) {
+      atomicMax(reached + pair.local, std::uint32_t(pair.row) + 1);
+    }
     pipe_.send(p_.input + token * p_.input_stride, p_.row_bytes, element_bytes_, gets_row(pair),
                payload_of(pair));
     const std::byte* weights = p_.weights_travel ? p_.weights + token * p_.weight_stride : nullptr;
@@ -202,14 +214,15 @@ class TokenSender {
 // A sending warp: tokens of this rank, and then those of its rail in the order in which chunks
 // come. `sending`: of each slice, the block's warps that still are in it. False: something did
 // not come.
-template <bool kRepeats>
-__device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* sending) {
+template <Beside kBeside>
+__device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* sending,
+                            Reached& reached) {
   const CudaTopology& topology = p.view.topology;
   const int others = topology.nodes - 1;
   TokenSender sender(p, pipe);
   int slice = 0;
   const auto go_on_to = [&](int next) {
-    for (; kRepeats && slice < next; ++slice) pipe.mark(sending[slice], slice);
+    for (; kBeside != Beside::nothing && slice < next; ++slice) pipe.mark(sending[slice], slice);
   };
   if (p.row_bytes >= kLargeRow && threadIdx.x / 32 >= kLargeRowSenders) {
     go_on_to(kSlices);
@@ -220,7 +233,7 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* se
   std::int64_t claim = claims.next();
   for (; claim < p.tokens; claim = claims.next()) {
     go_on_to(slice_of(claim, p.tokens));
-    sender.send_own(claim);
+    sender.send_own(claim, kBeside == Beside::takes ? reached[slice] : nullptr);
   }
   go_on_to(kSlices - 1);
   std::int64_t most_tokens = 0;
@@ -351,6 +364,47 @@ __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
   return true;
 }
 
+// A taking warp: other ranks' rows, to `out` as they come. False: they do not.
+__device__ bool take_rows(const MoveParams& p, RowPipe& pipe) {
+  constexpr int kTogether = 4;  // rows of one claim
+  const LayerView& view = p.view;
+  const CudaTopology& topology = view.topology;
+  const std::int32_t* const begins = p.tables.source_begins;
+  const int lane = threadIdx.x % 32, mates = topology.locals - 1;
+  std::int32_t most = 0;
+  for (int rank = 0; rank < topology.world; ++rank) {
+    if (rank != topology.rank) most = max(most, begins[rank + 1] - begins[rank]);
+  }
+  const auto* words =
+      reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.sent);
+  const std::int64_t items = mates * ceil_div<std::int64_t>(most, kTogether);
+  Claims claims(&view.state->claims[kRepeatClaims]);
+  claims.begin();
+  for (std::int64_t claim = claims.next(); claim < items; claim = claims.next()) {
+    const int from = int((topology.local + 1 + claim % mates) % topology.locals);
+    const int source = topology.rank_at(topology.node, from);
+    const std::int64_t first = begins[source] + claim / mates * kTogether;
+    const std::int64_t last = min(first + kTogether, std::int64_t(begins[source + 1]));
+    if (first >= last) continue;
+    bool there = true;
+    if (lane == 0) {
+      const std::uint64_t epoch = epoch_of(view);
+      const auto below = std::uint32_t(last);
+      there = wait_until(
+          view, words + from,
+          [&](std::uint64_t seen) { return RowsSent::cover(seen, epoch, below); },
+          RowsSent::say(epoch, below), kRowsPhase, source);
+      device::fence_proxy_async_global();
+    }
+    if (!__shfl_sync(kFullWarp, there, 0)) return false;
+    for (std::int64_t row = first; row < last; ++row) {
+      pipe.send(p.payload.data[topology.local] + row * p.row_bytes, p.row_bytes, 0, lane == 0,
+                p.out + row * p.out_stride);
+    }
+  }
+  return true;
+}
+
 // The rows of this rank that no token has: padding behind each expert's rows, and in the worst case
 // what follows the last row, of which only the small tables are cleared. All sending warps.
 __device__ void clear_rows(const MoveParams& p) {
@@ -474,83 +528,124 @@ __device__ void finish(const MoveParams& p, RowPipe& pipe, bool all) {
   repeat_rows(p, pipe);
 }
 
-// A repeated expert-major routing has warps that repeat rows while others send.
-template <bool kRepeats>
-__global__ __launch_bounds__(32 * (kSenders + kRepeats * kRepeaters + 1),
+// Slice `slice` of this rank's tokens has been sent, or behind the last one all: what the others
+// learn of it. One thread of each block. What the last block has reached is told, of all that it
+// knows at least to be there.
+template <Beside kBeside>
+__device__ void tell_sent(const LayerView& view, int slice, const Reached& reached) {
+  const bool sent = slice == kSent;
+  const std::uint64_t epoch = epoch_of(view);
+  std::uint64_t* const arrivals =
+      sent ? &view.state->arrivals[kMoveDone] : &view.state->slice_arrivals[slice];
+  if (!last_to_tell(arrivals, gridDim.x)) return;
+  for (int to = 0; to < view.topology.locals; ++to) {
+    if (kBeside == Beside::takes) {
+      std::uint32_t below = sent ? UINT32_MAX : 0;
+      for (int i = 0; i <= slice && !sent; ++i) below = max(below, reached[i][to]);
+      tell(view, to, view.control_layout.sent, RowsSent::say(epoch, below));
+    } else if (!sent) {
+      tell(view, to, view.control_layout.slices, epoch * kSlices + slice + 1);
+    }
+    if (sent) tell(view, to, view.control_layout.done, epoch);
+  }
+}
+
+// The marks that the storing thread of a block has reached, for the warp that tells of them: a
+// fence would hold up the stores. Shared memory; marks come in order.
+struct Marks {
+  static constexpr std::uint32_t kOver = 1u << 31;
+  std::uint32_t reached;  // how many; with kOver no more will be
+};
+
+// One thread. Where something has not come not all marks do.
+template <Beside kBeside>
+__device__ void tell_marks(const LayerView& view, const Marks& marks, const Reached& reached) {
+  for (std::uint32_t told = 0; told <= kSent;) {
+    const std::uint32_t now = device::ld_acquire_cta_shared(&marks.reached);
+    for (; told < (now & ~Marks::kOver); ++told) {
+      if (runs(view)) tell_sent<kBeside>(view, int(told), reached);
+    }
+    if ((now & Marks::kOver) != 0) break;
+  }
+}
+
+// A repeated expert-major routing has warps that repeat rows while others send; a token-major one
+// with copy_out, new or repeated, such that take rows; both one that tells.
+template <Beside kBeside>
+constexpr int kProducers = kSenders + (kBeside == Beside::nothing ? 0 : kOthers);
+template <Beside kBeside>
+constexpr int kMoveWarps = kProducers<kBeside> + (kBeside == Beside::nothing ? 1 : 2);
+
+template <Beside kBeside>
+__global__ __launch_bounds__(32 * kMoveWarps<kBeside>,
                              1) void move(const __grid_constant__ MoveParams p,
                                           const __grid_constant__ PipeShape shape) {
-  constexpr int kProducers = kSenders + kRepeats * kRepeaters;
   std::byte* const stages = device::dynamic_shared<128>();
   WINNOW_BLOCK_SHARED(shared, RowPipe::Shared);
   WINNOW_BLOCK_SHARED(sending, std::int32_t[kSent + 1]);
+  WINNOW_BLOCK_SHARED(reached, Reached);
+  WINNOW_BLOCK_SHARED(marks, Marks);
   RowPipe pipe(shared, stages, shape);
-  if (threadIdx.x == 0) pipe.begin(kProducers);
+  if (threadIdx.x == 0) {
+    pipe.begin(kProducers<kBeside>);
+    marks.reached = 0;
+  }
   if (threadIdx.x <= kSent) sending[threadIdx.x] = kSenders;
+  for (int i = threadIdx.x; kBeside == Beside::takes && i < kSlices * kMaxLocals; i += blockDim.x) {
+    reached[i / kMaxLocals][i % kMaxLocals] = 0;
+  }
   device::wait_for_kernel_before();
   if (__syncthreads_or(!goes_on(p))) return;  // all of the block or none
   const LayerView& view = p.view;
   const int warp = threadIdx.x / 32;
   if (warp < kSenders) {
-    const bool all = send_tokens<kRepeats>(p, pipe, sending);
+    const bool all = send_tokens<kBeside>(p, pipe, sending, reached);
     clear_rows(p);
     // Not where something has not come, which is a fault that every wait hears of.
     if (all) pipe.mark(sending[kSent], kSent);
     finish(p, pipe, all);
     pipe.end();
-  } else if (warp < kProducers) {
-    if constexpr (kRepeats) repeat_rows(p, pipe);
+  } else if (warp < kProducers<kBeside>) {
+    if constexpr (kBeside == Beside::repeats) repeat_rows(p, pipe);
+    if constexpr (kBeside == Beside::takes) {
+      if (p.out != nullptr) take_rows(p, pipe);
+    }
     pipe.end();
   } else if (threadIdx.x % 32 == 0) {
-    pipe.store([&](int mark) {
-      if (!runs(view)) return;
-      if (mark == kSent) {
-        tell_node(view, &view.state->arrivals[kMoveDone], gridDim.x, view.control_layout.done,
-                  epoch_of(view));
-      } else {
-        tell_node(view, &view.state->slice_arrivals[mark], gridDim.x, view.control_layout.slices,
-                  epoch_of(view) * kSlices + mark + 1);
-      }
-    });
+    if (kBeside == Beside::nothing) {
+      pipe.store([&](int mark) {
+        if (runs(view)) tell_sent<kBeside>(view, mark, reached);
+      });
+    } else if (warp == kProducers<kBeside>) {
+      std::uint32_t so_far = 0;
+      pipe.store([&](int mark) {
+        so_far = std::uint32_t(mark) + 1;
+        device::st_release_cta_shared(&marks.reached, so_far);
+      });
+      device::st_release_cta_shared(&marks.reached, so_far | Marks::kOver);
+    } else {
+      tell_marks<kBeside>(view, marks, reached);
+    }
   }
 }
 
-__global__ void take_rows(const __grid_constant__ MoveParams p) {
-  if (!goes_on(p)) return;
-  const CudaTopology& topology = p.view.topology;
-  const std::int32_t* begins = p.tables.source_begins;
-  const std::int64_t own = begins[topology.rank], behind = begins[topology.rank + 1];
-  const std::int64_t others = begins[topology.world] - (behind - own);
-  for (std::int64_t i = blockIdx.x; i < others; i += gridDim.x) {
-    const std::int64_t row = i < own ? i : i + (behind - own);
-    copy_by_block(p.out + row * p.out_stride, p.payload.data[topology.local] + row * p.row_bytes,
-                  p.row_bytes);
-  }
-}
-
-template <class Kernel>
-int launch(Kernel* kernel, const MoveParams& params, int blocks, int warps, void* stream) {
+template <Beside kBeside>
+int launch(const MoveParams& params, int blocks, void* stream) {
   const PipeShape shape(params.row_bytes);
-  return device::launch_early(kernel, blocks, 32 * warps, shape.bytes(),
+  return device::launch_early(move<kBeside>, blocks, 32 * kMoveWarps<kBeside>, shape.bytes(),
                               static_cast<cudaStream_t>(stream), params, shape);
 }
 
 }  // namespace
 
 int launch_move(const MoveParams& params, int blocks, void* stream) {
-  const bool repeats = !params.fresh && !params.token_major;
-  return repeats ? launch(move<true>, params, blocks, kSenders + kRepeaters + 1, stream)
-                 : launch(move<false>, params, blocks, kSenders + 1, stream);
-}
-
-int launch_take_rows(const MoveParams& params, void* stream) {
-  constexpr std::int64_t kMostBlocks = 1024;
-  const auto blocks = static_cast<unsigned>(std::clamp<std::int64_t>(params.rows, 1, kMostBlocks));
-  return device::launch(take_rows, blocks, 256, 0, static_cast<cudaStream_t>(stream), params);
+  if (params.takes) return launch<Beside::takes>(params, blocks, stream);
+  if (!params.fresh && !params.token_major) return launch<Beside::repeats>(params, blocks, stream);
+  return launch<Beside::nothing>(params, blocks, stream);
 }
 
 int load_move() {
-  if (const int status = device::load_kernels(take_rows); status != cudaSuccess) return status;
-  for (const auto kernel : {move<false>, move<true>}) {
+  for (const auto kernel : {move<Beside::nothing>, move<Beside::repeats>, move<Beside::takes>}) {
     if (const int status = device::load_kernel(kernel, int(PipeShape::kBytes));
         status != cudaSuccess) {
       return status;

@@ -83,24 +83,25 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world) {
   layout.row_bytes = config.hidden * 2;
   // Those of f8 have scales, and are no larger.
   layout.message_bytes = round_up(layout.row_bytes, 16);
-  // No part is smaller than what a warp loads at a time, or little more.
-  constexpr std::int64_t kLeastPart = 2048;
-  layout.parts =
-      int(std::clamp<std::int64_t>(layout.row_bytes / kLeastPart, 1, LowLatencyLayout::kMostParts));
-  layout.part_bytes = round_up((layout.row_bytes + layout.parts - 1) / layout.parts, 16);
+  layout.pieces =
+      int((layout.row_bytes + LowLatencyLayout::kPieceBytes - 1) / LowLatencyLayout::kPieceBytes);
   std::int64_t end = 0;
   const auto add = [&](std::int64_t& offset, std::int64_t bytes) {
     offset = end;
     end = round_up(end + bytes, kLine);
   };
   add(layout.signals, kLowLatencyCalls * world * 8);
-  add(layout.part_signals, LowLatencyLayout::kMostParts * world * 8);
   add(layout.consumed, kLowLatencyCalls * world * 8);
   add(layout.notes, kLowLatencyCalls * 2 * world * std::int64_t(sizeof(LowLatencyNote)));
   add(layout.counts, 2 * std::int64_t(config.experts) * 4);
   add(layout.places, 2 * world * config.max_tokens * config.topk * 4);
   add(layout.messages, 2 * world * config.max_tokens * layout.message_bytes);
-  add(layout.returned, 2 * config.max_tokens * config.topk * layout.row_bytes);
+  add(layout.returned,
+      2 * config.max_tokens * config.topk * layout.pieces * LowLatencyLayout::kPieceBytes);
+  add(layout.notes_said, world * 8);
+  add(layout.weights_signals, 2 * world * 8);
+  add(layout.weights, 2 * world * config.max_tokens * config.topk * 4);
+  add(layout.token_signals, 2 * world * config.max_tokens * 8);
   layout.bytes = end;
   return layout;
 }
@@ -186,7 +187,7 @@ void check_combine(const Check& check, const LowLatencyConfig& config, int world
     check.input("source_pairs", args.source_pairs, {experts, rows}, {DType::i32}, config.device);
     check.input("ranges", args.ranges, {experts, {"W", world}}, {DType::i64}, config.device);
   }
-  if (!receives(args.part)) return;
+  if (!receives(args.part) && !args.weights.present()) return;
   check.rank("expert_indices", args.expert_indices, 2, "[n, k]");
   const std::int64_t tokens = args.expert_indices.size(0);
   check.that(tokens <= config.max_tokens, "expert_indices",
@@ -195,6 +196,7 @@ void check_combine(const Check& check, const LowLatencyConfig& config, int world
   check_indices(check, config, args.expert_indices, tokens);
   check.input("weights", args.weights, {{"n", tokens}, {"k", args.expert_indices.size(1)}},
               {DType::f32}, config.device);
+  if (!receives(args.part)) return;
   check.output("out", args.out, {{"n", tokens}, hidden}, {DType::bf16}, config.device);
   if (args.wait_statistics.present()) {
     check.output("wait_statistics", args.wait_statistics, {{"W", world}}, {DType::i64},

@@ -69,7 +69,7 @@ struct LowLatencyDispatchArgs {
 };
 
 // Arguments of combine(). `receive` uses expert_indices, weights, out and wait_statistics, `send`
-// the others.
+// the others, and expert_indices and weights where it has them: on a GPU it sends less then.
 struct LowLatencyCombineArgs {
   ConstTensorView expert_output{};   // [e, W * M, H] bf16
   ConstTensorView source_pairs{};    // of the dispatch
@@ -93,9 +93,10 @@ struct LowLatencyCombineArgs {
 // by token; on a GPU their order is unspecified. Rows from counts[x] on are not written. A token
 // that names an expert twice is refused.
 //
-// combine(): out[t] = sum over k of weights[t, k] * row(t, k), accumulated in f32 from +0 in
-// ascending order of k. Each product is rounded before it is added, and the result is rounded to
-// bf16 once. Pairs without an expert are omitted.
+// combine(): out[t] = sum over k of weights[t, k] * row(t, k), accumulated in f32 from +0: of the
+// experts of each rank in ascending order of k, then of the ranks in ascending order. Each product
+// is rounded before it is added, and the result is rounded to bf16 once. Pairs without an expert
+// are omitted.
 //
 // A call may be split into two parts. At most two dispatches and two combines may be in flight,
 // that is, sent and not yet received; a third one is an Error on this rank only. The tensors that a

@@ -1,45 +1,65 @@
-// The low-latency combine on a GPU: rows go home through the shared memory of blocks, to the place
-// of their pair, in parts; meanwhile warps of another kernel add up the parts of tokens that have
+// The low-latency combine on a GPU. A rank sends what it has of a token once: of one row the row,
+// of several their weighted sum in f32, each piece of it in the places that the first two have for
+// theirs. Warps make and send pieces; meanwhile warps of another kernel add up those that have
 // come.
-#include <algorithm>
+#include <climits>
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/arithmetic.cuh"
 #include "winnow/device/common/shared.cuh"
-#include "winnow/expert_parallel/cuda/row_pipe.cuh"
+#include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/copy.cuh"
 #include "winnow/expert_parallel/low_latency/low_latency_cuda.cuh"
 
 namespace winnow::expert_parallel {
 namespace low_latency {
 namespace {
 
-// The first warps of a block that sends load rows, and a thread of the next one stores them. Of the
-// stores, which take microseconds to another GPU, so many are under way at a time.
-constexpr int kLoaders = 4, kReading = 10;
+using device::kFullWarp;
 
-// The shared memory of Rows.
-constexpr std::size_t rows_bytes(int experts) {
-  return begins_bytes(experts) + static_cast<std::size_t>(experts) * sizeof(std::int32_t);
+constexpr int kPieceColumns = LowLatencyLayout::kPieceBytes / 2;
+constexpr int kAtOnce = 4;  // loads of a lane that wait together
+
+// What a rank says of a token whose rows it has sent, beside the epoch: whether their sum, and
+// which pairs' places have the first and the second half of its pieces.
+struct SentRows {
+  static constexpr int kBits = 11;
+  std::uint64_t word = 0;  // 0: nothing was sent
+
+  static __device__ std::uint64_t least(std::uint64_t epoch) { return epoch << kBits; }
+  static __device__ SentRows rows(std::uint64_t epoch) { return {least(epoch)}; }
+  // Of several pairs.
+  static __device__ SentRows sum(std::uint64_t epoch, unsigned pairs) {
+    const int first = __ffs(pairs) - 1, second = __ffs(pairs & (pairs - 1)) - 1;
+    return {least(epoch) | 1u << 10 | unsigned(first) << 5 | unsigned(second)};
+  }
+  __device__ bool is_sum() const { return (word >> 10 & 1) != 0; }
+  __device__ int first() const { return int(word >> 5 & 31); }
+  __device__ int second() const { return int(word & 31); }
+};
+
+// ---- Sending.
+
+// Tokens of which a block finds the rows at a time, a stage for a piece of a sum, and the shared
+// memory of all.
+constexpr int kTokens = 20;
+constexpr int kHalves = 2, kHalfBytes = LowLatencyLayout::kPieceBytes;
+constexpr int kStages = 2, kStageBytes = kHalves * kHalfBytes;  // of a warp
+constexpr std::size_t shared_bytes(int experts, int topk) {
+  return std::size_t(kWarps) * kStages * kStageBytes +
+         std::size_t(kTokens) * std::size_t(topk) * sizeof(std::byte*) + begins_bytes(experts) +
+         std::size_t(experts) * sizeof(std::int32_t);
 }
-
-// Pieces of rows so small that there is room for many and for Rows.
-constexpr int kLeastStages = 48;
-constexpr std::size_t kSharedBytes = 216 * 1024;
-static_assert((kSharedBytes - rows_bytes(kLowLatencyMostExperts)) /
-                  (PipeShape::kBytes / kLeastStages) >
-              kReading);
+constexpr std::size_t kSharedBytes = shared_bytes(kLowLatencyMostExperts, kMostTopk);
+static_assert(kSharedBytes <= 226 * 1024);
 
 // The rows that this rank gives back, in shared memory: of each entry, an expert here and the rank
 // of the tokens, how many rows come before its own, and the first of them in the expert's.
 struct Rows {
   std::int32_t *begins, *firsts;
   std::int32_t all;
-};
-struct Way {
-  const std::byte* from = nullptr;  // null: the row goes nowhere
-  std::byte* to = nullptr;
 };
 
 __device__ __forceinline__ std::int64_t range_of(const LowLatencyCombineParams& p, int entry) {
@@ -48,14 +68,14 @@ __device__ __forceinline__ std::int64_t range_of(const LowLatencyCombineParams& 
 }
 
 // The whole block. `range`: that of the thread's first entry.
-__device__ Rows find_rows(const LowLatencyCombineParams& p, std::int64_t range, std::byte* memory,
-                          std::uint32_t& mistaken) {
+__device__ Rows find_rows(const LowLatencyCombineParams& p, std::int64_t range,
+                          std::int32_t* memory, std::uint32_t& mistaken) {
   const LowLatencyView& view = p.view;
   const int entries = view.layer.topology.experts;
   const std::int64_t most = view.layout.max_tokens, rows = view.layout.world * most;
   Rows found;
-  found.begins = reinterpret_cast<std::int32_t*>(memory);
-  found.firsts = reinterpret_cast<std::int32_t*>(memory + begins_bytes(entries));
+  found.begins = memory;
+  found.firsts = memory + begins_bytes(entries) / sizeof(std::int32_t);
   for (int i = int(threadIdx.x); i < entries; i += kThreads) {
     if (i >= kThreads) range = range_of(p, i);
     const std::int64_t first = range >> 32, count = range & 0xffffffff;
@@ -73,92 +93,386 @@ __device__ Rows find_rows(const LowLatencyCombineParams& p, std::int64_t range, 
   return found;
 }
 
-__device__ Way way_of(const LowLatencyCombineParams& p, std::uint64_t epoch, const Rows& rows,
-                      std::int32_t i, std::uint32_t& mistaken) {
-  const LowLatencyView& view = p.view;
-  const int world = view.layout.world;
-  const int entry = entry_of(rows.begins, view.layer.topology.experts, i);
-  const int expert = entry / world, source = entry % world;
-  const std::int64_t row = std::int64_t(rows.firsts[entry]) + i - rows.begins[entry];
-  const std::int32_t pair = p.source_pairs[expert * p.pairs_stride + row];
-  if (pair < 0 || pair >= view.layout.max_tokens * view.layout.topk) {
-    find(view, mistaken, LowLatencyNote::kNoPair, [&](LowLatencyNote& note) { note.value = pair; });
-    return {};
-  }
-  if (masked(view, source)) return {};
-  return {p.expert_output + expert * p.expert_stride + row * p.row_stride,
-          view.peers[source] + view.layout.returned_row(epoch, pair)};
+// Blocks that have rows: all but the first, which says what this rank says of the call, unless
+// there is no other one. The number of this one, -1 of the first.
+__device__ __forceinline__ int row_blocks() { return max(1, int(gridDim.x) - 1); }
+__device__ __forceinline__ int row_block() { return int(blockIdx.x) - (gridDim.x > 1 ? 1 : 0); }
+__device__ __forceinline__ bool speaks() { return blockIdx.x == 0; }
+
+// The tokens of all ranks in the order in which this rank sends what it has of them: the next
+// rank's, and at the end its own. Each block has every row_blocks()th of them.
+struct SentToken {
+  int source, token;
+};
+__device__ __forceinline__ SentToken token_at(const LowLatencyView& view, int place) {
+  const int most = int(view.layout.max_tokens), turn = place / most;
+  return {(view.layer.topology.rank + 1 + turn) % view.layout.world, place - turn * most};
+}
+__device__ __forceinline__ int place_of(const LowLatencyView& view, SentToken token) {
+  const int turn = token.source - view.layer.topology.rank - 1;
+  return (turn < 0 ? turn + view.layout.world : turn) * int(view.layout.max_tokens) + token.token;
 }
 
-// Blocks that have rows: all but the one that says what this rank says of the call, whose fence
-// would wait for them.
-__device__ __forceinline__ int row_blocks() { return max(1, int(gridDim.x) - 1); }
-
-// A loading warp: first the first part of all of its rows, then the next one. `loading`: of each
-// part, the block's warps that still are in it.
-__device__ void load_rows(const LowLatencyCombineParams& p, std::uint64_t epoch, const Rows& rows,
-                          std::uint32_t& mistaken, RowPipe& pipe, std::int32_t* loading) {
-  const LowLatencyLayout& layout = p.view.layout;
-  const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32);
-  const int blocks = row_blocks();
-  const int step = blocks * kLoaders;  // to a warp's next row
-  const std::int32_t mine = int(blockIdx.x) < blocks ? int(blockIdx.x) + warp * blocks : rows.all;
-  Way way;
-  for (int part = 0; part < layout.parts; ++part) {
-    const std::int64_t begin = part * layout.part_bytes;
-    const std::int64_t bytes = min(layout.row_bytes - begin, layout.part_bytes);
-    for (std::int32_t first = mine; first < rows.all; first += 32 * step) {
-      // A warp that has few rows finds their ways once.
-      if (part == 0 || rows.all > 32 * step) {
-        const std::int32_t i = first + lane * step;
-        way = i < rows.all ? way_of(p, epoch, rows, i, mistaken) : Way();
+// The rows of the pairs of the block's tokens, kTokens from its number `first` on. `table`
+// [kTokens, K], null: not here. `left` [kTokens]: pieces of each. The whole block.
+__device__ void find_tokens(const LowLatencyCombineParams& p, const Rows& rows, int first,
+                            const std::byte** table, std::int32_t* left, std::uint32_t& mistaken) {
+  constexpr int kTogether = 4;
+  const LowLatencyView& view = p.view;
+  const int world = view.layout.world, topk = view.layout.topk, blocks = row_blocks();
+  for (int i = int(threadIdx.x); i < kTokens * topk; i += kThreads) table[i] = nullptr;
+  if (threadIdx.x < kTokens) left[threadIdx.x] = view.layout.pieces;
+  __syncthreads();
+  for (int i = int(threadIdx.x); i < rows.all; i += kTogether * kThreads) {
+    int entry[kTogether], row[kTogether], pair[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int mine = i + j * kThreads;
+      if (mine >= rows.all) continue;
+      entry[j] = entry_of(rows.begins, view.layer.topology.experts, mine);
+      row[j] = rows.firsts[entry[j]] + mine - rows.begins[entry[j]];
+      pair[j] = p.source_pairs[entry[j] / world * p.pairs_stride + row[j]];
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      if (i + j * kThreads >= rows.all) continue;
+      const int token = pair[j] / topk;
+      if (pair[j] < 0 || token >= view.layout.max_tokens) {
+        if (first > 0) continue;  // it has been found before
+        find(view, mistaken, LowLatencyNote::kNoPair,
+             [&](LowLatencyNote& note) { note.value = pair[j]; });
+        continue;
       }
-      for (unsigned lanes = __ballot_sync(device::kFullWarp, way.from != nullptr); lanes != 0;
-           lanes &= lanes - 1) {
-        const int its = __ffs(lanes) - 1;
-        const auto from = reinterpret_cast<const std::byte*>(
-            __shfl_sync(device::kFullWarp, reinterpret_cast<unsigned long long>(way.from), its));
-        pipe.send(from + begin, bytes, 0, lane == its, way.to + begin);
+      const int place = place_of(view, {entry[j] % world, token}), number = place / blocks - first;
+      if (place % blocks != row_block() || number < 0 || number >= kTokens) continue;
+      table[number * topk + pair[j] - token * topk] =
+          p.expert_output + entry[j] / world * p.expert_stride + row[j] * p.row_stride;
+    }
+  }
+  __syncthreads();
+}
+
+// To every rank, by the block that speaks: what this rank says of the call, and the weights of its
+// tokens, if it has them already.
+__device__ void speak(const LowLatencyCombineParams& p, std::uint64_t epoch) {
+  constexpr int kTogether = 2;
+  const LowLatencyView& view = p.view;
+  const int world = view.layout.world, rank = view.layer.topology.rank, topk = p.indices.topk;
+  tell_note(view, kLowLatencyCombine, epoch, p.note);
+  const int pairs = p.weights == nullptr ? 0 : int(p.indices.tokens) * topk;
+  for (int i = int(threadIdx.x); i < pairs; i += kTogether * kThreads) {
+    float weights[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int pair = i + j * kThreads, token = pair / topk;
+      if (pair >= pairs) continue;
+      const std::int64_t expert = p.indices.at(token, pair - token * topk);
+      const float weight = p.weights[token * p.weights_stride + pair - token * topk];
+      weights[j] = expert >= 0 && expert < view.layer.topology.experts ? weight : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int pair = i + j * kThreads, token = pair / topk;
+      if (pair >= pairs) continue;
+      for (int to = 0; to < world; ++to) {
+        if (masked(view, to)) continue;
+        *reinterpret_cast<float*>(view.peers[to] +
+                                  view.layout.weight(epoch, rank, token, pair - token * topk)) =
+            weights[j];
       }
     }
-    pipe.mark(loading[part], part);
   }
-  pipe.end();
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence_system();
+  for (int to = 0; to < world; ++to) {
+    if (masked(view, to)) continue;
+    device::st_relaxed_sys(word(view.peers[to], view.layout.weights_signal(epoch, rank)),
+                           epoch * 2 + (p.weights != nullptr ? 1 : 0));
+  }
 }
 
-// A block's part of its rows has been written; the last one tells the others. One thread. Bulk
-// copies that are complete have come, so that no fence is needed, which would wait for all that is
-// still under way.
-__device__ void part_written(const LowLatencyView& view, std::uint64_t epoch, int part,
-                             const std::uint32_t& found) {
-  const Sent sent = arrive_sent(view, part, found);
-  if (!sent.all) return;
-  const bool last = part == view.layout.parts - 1;
-  if (last && sent.found) tell_found(view, kLowLatencyCombine, epoch);
-  const int rank = view.layer.topology.rank;
-  const std::int64_t signal =
-      last ? view.layout.signal(kLowLatencyCombine, rank) : view.layout.part_signal(part, rank);
-  for (int to = 0; to < view.layer.topology.world; ++to) {
-    if (!masked(view, to)) device::st_relaxed_sys(word(view.peers[to], signal), epoch);
+// Which ranks have sent the weights of their tokens: `weighted` [W], in shared memory. Not one
+// whose `send` was given none; and nobody waits long for one that is late: the rows say as much as
+// their sum. The whole block.
+__device__ void hear_weights(const LowLatencyView& view, std::uint64_t epoch, bool* weighted) {
+  constexpr std::uint64_t kPatience = 10'000;  // ns, half of what the rows take longer
+  for (int rank = int(threadIdx.x); rank < view.layout.world; rank += kThreads) {
+    weighted[rank] = false;
+    if (masked(view, rank)) continue;
+    const std::uint64_t* at = word(own(view), view.layout.weights_signal(epoch, rank));
+    const std::uint64_t start = device::globaltimer();
+    std::uint64_t seen;
+    do {
+      seen = device::ld_acquire_sys(at);
+    } while (seen < epoch * 2 && device::globaltimer() - start < kPatience);
+    weighted[rank] = seen >= epoch * 2 && seen % 2 != 0;
   }
-  if (last) view.state->sent[kLowLatencyCombine] = epoch;
+  __syncthreads();
+}
+
+// A warp that sends.
+class PieceSender {
+ public:
+  // Of the piece that was sent last: in shared memory, of each warp.
+  struct Last {
+    std::int32_t* left;  // pieces of its token that have not come; null: there is no such piece
+    std::uint64_t* said_at;
+    std::uint64_t said;
+  };
+  __device__ PieceSender(const LowLatencyCombineParams& p, std::uint64_t epoch,
+                         std::uint32_t stages, Last& last)
+      : p_(p), epoch_(epoch), stages_(stages), last_(last), lane_(int(threadIdx.x % 32)) {
+    if (lane_ == 0) last_.left = nullptr;
+  }
+
+  // `row`: of the lane's pair, null: not here. `sums`: the weights of the token have come. `left`:
+  // pieces of the token that have not, in shared memory.
+  __device__ void send(SentToken token, int piece, const std::byte* row, bool sums,
+                       std::int32_t& left) {
+    const LowLatencyView& view = p_.view;
+    const unsigned pairs = __ballot_sync(kFullWarp, row != nullptr);
+    if (pairs == 0 || __any_sync(kFullWarp, masked(view, token.source))) return;
+    const std::int64_t begin = std::int64_t(piece) * LowLatencyLayout::kPieceBytes;
+    const int columns = int(min(std::int64_t(kPieceColumns), p_.hidden - begin / 2));
+    if (row != nullptr) row += begin;
+    std::byte* const to =
+        view.peers[token.source] + begin +
+        view.layout.returned_row(epoch_, std::int64_t(token.token) * view.layout.topk);
+    SentRows sent = SentRows::rows(epoch_);
+    const bool own_token = token.source == view.layer.topology.rank;
+    bool one_group = true;
+    if (sums && __popc(pairs) > 1) {
+      sent = SentRows::sum(epoch_, pairs);
+      float weight = 0;
+      if (row != nullptr) {
+        weight = *reinterpret_cast<const float*>(
+            own(view) + view.layout.weight(epoch_, token.source, token.token, lane_));
+      }
+      send_sum(row, weight, pairs, columns, to, sent, own_token);
+    } else if (own_token) {
+      keep_rows(row, pairs, columns, to);
+    } else {
+      one_group = __popc(pairs) <= kHalves;
+      send_rows(row, pairs, columns, to);
+    }
+    if (own_token) __syncwarp();
+    if (lane_ != 0) return;
+    const Last now{&left,
+                   word(view.peers[token.source],
+                        view.layout.token_signal(epoch_, view.layer.topology.rank, token.token)),
+                   sent.word};
+    if (own_token) {
+      came(now, own_token);
+      device::bulk_wait<0>();  // what was sent before has had its time
+      return came();
+    }
+    // Until the piece before has come, which this one's groups of stores, or two of them, follow.
+    one_group ? device::bulk_wait<1>() : device::bulk_wait<2>();
+    came();
+    last_ = now;
+  }
+  // All that was sent has come.
+  __device__ void end() {
+    if (lane_ != 0) return;
+    device::bulk_wait<0>();
+    came();
+  }
+
+ private:
+  // The piece that was sent last has come.
+  __device__ void came() {
+    if (last_.left == nullptr) return;
+    came(last_, false);
+    last_.left = nullptr;
+  }
+  // With the last piece of its token its rank is told. One fence for all of a token, which waits
+  // for all that the SM has under way.
+  __device__ void came(const Last& piece, bool own_token) {
+    __threadfence_block();
+    if (atomicSub(piece.left, 1) != 1) return;
+    own_token ? __threadfence() : __threadfence_system();
+    device::st_relaxed_sys(piece.said_at, piece.said);
+  }
+  // Around what the warp writes into a stage, and lane 0 stores from there.
+  __device__ std::uint32_t next_stage() {
+    if (lane_ == 0) device::bulk_wait_read<1>();  // that before the last has been read
+    __syncwarp();
+    stage_ ^= kStageBytes;
+    return stages_ + stage_;
+  }
+  __device__ void written() {
+    device::fence_proxy_async_shared();
+    __syncwarp();
+  }
+  static __device__ const std::byte* row_of(const std::byte* row, int k) {
+    return reinterpret_cast<const std::byte*>(
+        __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(row), k));
+  }
+  __device__ std::byte* place_of_pair(std::byte* to, int k) const {
+    return to + std::int64_t(k) * p_.view.layout.pieces * kHalfBytes;
+  }
+  // Half `half` of the stage, to the place of pair `k` of those at `to`. One thread.
+  __device__ void store(int half, int k, int bytes, std::byte* to) {
+    device::bulk_store(place_of_pair(to, k), stages_ + stage_ + half * kHalfBytes,
+                       std::uint32_t(bytes), device::policy_evict_normal());
+  }
+
+  __device__ void send_sum(const std::byte* row, float weight, unsigned pairs, int columns,
+                           std::byte* to, SentRows sent, bool own_token) {
+    const std::uint32_t stage = own_token ? 0 : next_stage();
+#pragma unroll 1
+    for (int at = lane_ * kVector; at - lane_ * kVector < columns; at += 32 * kVector) {
+      float sum[kVector] = {};
+#pragma unroll 1
+      for (unsigned rest = pairs; rest != 0;) {
+        uint4 raw[kAtOnce];
+        unsigned loads = rest;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (loads == 0) continue;
+          const std::byte* its = row_of(row, __ffs(loads) - 1);
+          if (at < columns) raw[i] = *reinterpret_cast<const uint4*>(its + at * 2);
+          loads &= loads - 1;
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (rest == 0) continue;
+          const float its = __shfl_sync(kFullWarp, weight, __ffs(rest) - 1);
+#pragma unroll
+          for (int c = 0; c < kVector; ++c) {
+            sum[c] = __fadd_rn(sum[c], __fmul_rn(column_of(raw[i], c), its));
+          }
+          rest &= rest - 1;
+        }
+      }
+      if (at >= columns) continue;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint4 four = {__float_as_uint(sum[4 * i]), __float_as_uint(sum[4 * i + 1]),
+                            __float_as_uint(sum[4 * i + 2]), __float_as_uint(sum[4 * i + 3])};
+        const int behind = at * 4 + i * 16, half = behind / kHalfBytes;
+        if (!own_token) {
+          device::st_shared(stage + behind, four);
+        } else {
+          *reinterpret_cast<uint4*>(place_of_pair(to, half == 0 ? sent.first() : sent.second()) +
+                                    behind % kHalfBytes) = four;
+        }
+      }
+    }
+    if (own_token) return;
+    written();
+    if (lane_ != 0) return;
+    const int bytes = columns * int(sizeof(float));
+    store(0, sent.first(), min(bytes, kHalfBytes), to);
+    if (bytes > kHalfBytes) store(1, sent.second(), bytes - kHalfBytes, to);
+    device::bulk_commit();
+  }
+
+  // The rows of an own token, without the detour.
+  __device__ void keep_rows(const std::byte* row, unsigned pairs, int columns, std::byte* to) {
+    constexpr int kVectors = kPieceColumns / kVector / 32;  // of a lane
+#pragma unroll 1
+    for (; pairs != 0; pairs &= pairs - 1) {
+      const int k = __ffs(pairs) - 1;
+      const std::byte* its = row_of(row, k);
+      uint4 raw[kVectors];
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const int at = (lane_ + 32 * v) * kVector * 2;
+        if (at < columns * 2) raw[v] = *reinterpret_cast<const uint4*>(its + at);
+      }
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const int at = (lane_ + 32 * v) * kVector * 2;
+        if (at < columns * 2) *reinterpret_cast<uint4*>(place_of_pair(to, k) + at) = raw[v];
+      }
+    }
+  }
+
+  // As many rows at a time as a stage has room for.
+  __device__ void send_rows(const std::byte* row, unsigned pairs, int columns, std::byte* to) {
+    constexpr int kVectors = kPieceColumns / kVector / 32;  // of a lane
+#pragma unroll 1
+    while (pairs != 0) {
+      const std::uint32_t stage = next_stage();
+      const int ks[kHalves] = {__ffs(pairs) - 1, __ffs(pairs & (pairs - 1)) - 1};
+      pairs &= pairs - 1;
+      pairs &= pairs - 1;
+      uint4 raw[kHalves][kVectors];  // all loads before a store
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const std::byte* its = row_of(row, max(ks[half], 0));
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          const int at = (lane_ + 32 * v) * kVector * 2;
+          if (ks[half] < 0 || at >= columns * 2) continue;
+          raw[half][v] = *reinterpret_cast<const uint4*>(its + at);
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          const int at = (lane_ + 32 * v) * kVector * 2;
+          if (ks[half] < 0 || at >= columns * 2) continue;
+          device::st_shared(stage + half * kHalfBytes + at, raw[half][v]);
+        }
+      }
+      written();
+      if (lane_ != 0) continue;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        if (ks[half] >= 0) store(half, ks[half], columns * 2, to);
+      }
+      device::bulk_commit();
+    }
+  }
+
+  const LowLatencyCombineParams& p_;
+  std::uint64_t epoch_;
+  std::uint32_t stages_;
+  Last& last_;
+  int lane_, stage_ = 0;  // the offset of the stage that was used last
+};
+
+// What this rank says of the call is complete when all blocks know their rows. One thread.
+__device__ void say_note(const LowLatencyView& view, std::uint64_t epoch,
+                         const std::uint32_t& mistaken) {
+  const Sent known = arrive_sent(view, kBlocksKnow, mistaken);
+  if (!known.all) return;
+  if (known.found) tell_found(view, kLowLatencyCombine, epoch);
+  for (int to = 0; to < view.layout.world; ++to) {
+    if (masked(view, to)) continue;
+    device::st_relaxed_sys(word(view.peers[to], view.layout.said(view.layer.topology.rank)), epoch);
+  }
+}
+
+// All that this rank sends has come. One thread of the block, behind what it says of tokens.
+__device__ void say_end(const LowLatencyView& view, std::uint64_t epoch) {
+  __threadfence_system();
+  const std::uint32_t none = 0;
+  if (!arrive_sent(view, kBlocksSent, none).all) return;
+  const int rank = view.layer.topology.rank;
+  for (int to = 0; to < view.layout.world; ++to) {
+    if (masked(view, to)) continue;
+    device::st_relaxed_sys(word(view.peers[to], view.layout.signal(kLowLatencyCombine, rank)),
+                           epoch);
+  }
+  view.state->sent[kLowLatencyCombine] = epoch;
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
-    send_kernel(const __grid_constant__ LowLatencyCombineParams p,
-                const __grid_constant__ PipeShape shape) {
+    send_kernel(const __grid_constant__ LowLatencyCombineParams p) {
   WINNOW_BLOCK_SHARED(mistaken, std::uint32_t);
-  WINNOW_BLOCK_SHARED(pipe_memory, RowPipe::Shared);
-  WINNOW_BLOCK_SHARED(loading, std::int32_t[LowLatencyLayout::kMostParts]);
-  std::byte* const stages = device::dynamic_shared<128>();
-  RowPipe pipe(pipe_memory, stages, shape);
-  if (threadIdx.x == 0) {
-    mistaken = 0;
-    pipe.begin(kLoaders);
-  }
-  if (threadIdx.x < LowLatencyLayout::kMostParts) loading[threadIdx.x] = kLoaders;
+  WINNOW_BLOCK_SHARED(weighted, bool[kMaxLocals]);
+  WINNOW_BLOCK_SHARED(left, std::int32_t[kTokens]);
+  WINNOW_BLOCK_SHARED(last, PieceSender::Last[kWarps]);
+  WINNOW_BLOCK_SHARED(next, std::int32_t[2]);  // pieces that warps have claimed
+  if (threadIdx.x == 0) mistaken = 0;
   device::wait_for_kernel_before();
   const LowLatencyView& view = p.view;
+  const LowLatencyLayout& layout = view.layout;
   const std::uint64_t epoch = view.state->sent[kLowLatencyCombine] + 1;
   // Loaded before anything is waited for.
   std::int64_t range = 0;
@@ -166,23 +480,56 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
   tell_received(view);
   if (!wait_for_places(view, kLowLatencyCombine, epoch)) return;
   device::allow_next_kernel();
-  if (blockIdx.x == gridDim.x - 1) {
-    tell_note(view, kLowLatencyCombine, epoch, p.note);
-    __threadfence_system();
+  if (speaks()) speak(p, epoch);
+  const int warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32), blocks = row_blocks();
+  std::byte* const stages = device::dynamic_shared<128>();
+  auto** const table = reinterpret_cast<const std::byte**>(stages + kWarps * kStages * kStageBytes);
+  const Rows rows =
+      find_rows(p, range, reinterpret_cast<std::int32_t*>(table + kTokens * layout.topk), mistaken);
+  PieceSender sender(p, epoch, device::shared_address(stages) + warp * kStages * kStageBytes,
+                     last[warp]);
+  const int tokens = layout.world * int(layout.max_tokens), block = row_block();
+  const int others = tokens - int(layout.max_tokens);  // tokens of other ranks, which come first
+#pragma unroll 1
+  for (int first = 0; first == 0 || block + first * blocks < tokens; first += kTokens) {
+    if (threadIdx.x < 2) next[threadIdx.x] = 0;
+    find_tokens(p, rows, first, table, left, mistaken);
+    if (first == 0) {
+      if (threadIdx.x == 0) say_note(view, epoch, mistaken);
+      if (p.weights != nullptr) hear_weights(view, epoch, weighted);
+    }
+    // Half of the warps begin with the tokens of other ranks, whose link they share, and half with
+    // this rank's own.
+    const auto pieces_before = [&](int places) {  // of the block's tokens here
+      const int number = (places - block + blocks - 1) / blocks - first;
+      return block < 0 ? 0 : min(max(number, 0), kTokens) * layout.pieces;
+    };
+    const int ends[2] = {pieces_before(others), pieces_before(tokens)};
+    const auto claim = [&](bool own_tokens) {
+      const int i = atomicAdd(&next[own_tokens], 1) + (own_tokens ? ends[0] : 0);
+      return i < (own_tokens ? ends[1] : ends[0]) ? i : -1;
+    };
+    for (;;) {
+      int i = 0;
+      if (lane == 0) {
+        const bool own_tokens = warp >= kWarps / 2;
+        i = claim(own_tokens);
+        if (i < 0) i = claim(!own_tokens);
+      }
+      i = __shfl_sync(kFullWarp, i, 0);
+      if (i < 0) break;
+      const int number = i / layout.pieces, piece = i - number * layout.pieces;
+      const SentToken token = token_at(view, block + (first + number) * blocks);
+      sender.send(token, piece, lane < layout.topk ? table[number * layout.topk + lane] : nullptr,
+                  p.weights != nullptr && weighted[token.source], left[number]);
+    }
+    sender.end();
+    __syncthreads();
   }
-  const Rows rows = find_rows(p, range, stages + shape.bytes(), mistaken);
-  const int warp = int(threadIdx.x) / 32;
-  if (warp < kLoaders) {
-    load_rows(p, epoch, rows, mistaken, pipe, loading);
-  } else if (threadIdx.x == 32 * kLoaders) {
-    pipe.store<kReading>([&](int part) { part_written(view, epoch, part, mistaken); });
-  }
+  if (threadIdx.x == 0) say_end(view, epoch);
 }
 
-// Of a lane at a time, so few that the loads of many rows need not wait for each other.
-constexpr int kSumColumns = 4, kSumBytes = kSumColumns * 2;
-
-constexpr int kAtOnce = 8;  // loads of a lane that wait together
+// ---- Receiving.
 
 // What a warp knows of a token, a pair to a lane: its expert, -1 for none.
 struct Summed {
@@ -201,120 +548,161 @@ __device__ __forceinline__ void choose_token(const LowLatencyCombineParams& p, i
   summed.weight = p.weights[token * p.weights_stride + lane];
 }
 
-// Columns of a part of a token, by a warp. `come` [W]: of the ranks whose rows are added.
-__device__ void sum_piece(const LowLatencyCombineParams& p, std::uint64_t epoch,
-                          const Summed& summed, std::int64_t begin, std::int64_t end,
-                          const bool* come) {
-  const LowLatencyView& view = p.view;
-  const int lane = int(threadIdx.x % 32), topk = p.indices.topk;
-  const bool kept = summed.expert >= 0 && come[summed.expert / view.layout.per_rank];
-  const unsigned pairs = __ballot_sync(device::kFullWarp, kept);
-  const std::int64_t at = begin + lane * kSumBytes;
-  const bool mine = at < end;
-  const std::int64_t row_bytes = view.layout.row_bytes;
-  const std::byte* row =
-      own(view) + view.layout.returned_row(epoch, std::int64_t(summed.token) * view.layout.topk) +
-      at;
-  float sum[kSumColumns] = {};
-  for (int first = 0; first < topk; first += kAtOnce) {
-    uint2 raw[kAtOnce];
+// Until `rank` has sent what it has of the token; `sent`: nothing where it has sent all that it
+// does. One thread; false: broken.
+__device__ bool rows_come(const LowLatencyView& view, std::uint64_t epoch, int rank, int token,
+                          SentRows& sent) {
+  const std::uint64_t* at = word(own(view), view.layout.token_signal(epoch, rank, token));
+  const std::uint64_t* end = word(own(view), view.layout.signal(kLowLatencyCombine, rank));
+  const std::uint64_t least = SentRows::least(epoch);
+  unsigned looks = 0;
+  const auto there = [&](std::uint64_t seen) {
+    return seen >= least || (++looks % 64 == 0 && device::ld_acquire_sys(end) >= epoch);
+  };
+  if (!wait_until(view.layer, at, there, least, rows_phase(kLowLatencyCombine), rank)) return false;
+  const std::uint64_t seen = device::ld_acquire_sys(at);
+  sent = {seen >= least ? seen : 0};
+  return true;
+}
+
+// Columns of a piece that a lane has, in parts of all lanes' columns.
+constexpr int kColumns = 4, kParts = kPieceColumns / kColumns / 32;
+
+__device__ __forceinline__ void add_to(float4& sum, const float4& what) {
+  sum = {__fadd_rn(sum.x, what.x), __fadd_rn(sum.y, what.y), __fadd_rn(sum.z, what.z),
+         __fadd_rn(sum.w, what.w)};
+}
+
+// The sum of the rows of `pairs`. `row`: the lane's part of the first pair's place. By a warp.
+__device__ __forceinline__ void sum_rows(const std::byte* row, std::int64_t row_bytes,
+                                         unsigned pairs, float weight, int columns,
+                                         float4 (&sum)[kParts]) {
+  constexpr int kRows = 2;  // whose loads wait together
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (mine && (pairs >> (first + i) & 1) != 0) raw[i] = *reinterpret_cast<const uint2*>(row);
-      row += row_bytes;
-    }
+  for (int g = 0; g < kParts; ++g) sum[g] = {};
+#pragma unroll 1
+  while (pairs != 0) {
+    uint2 raw[kRows][kParts];
+    unsigned loads = pairs;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float of_pair = __shfl_sync(device::kFullWarp, summed.weight, first + i);
-      if (!mine || (pairs >> (first + i) & 1) == 0) continue;
-      const uint4 columns = {raw[i].x, raw[i].y, 0, 0};
+    for (int i = 0; i < kRows; ++i) {
+      if (loads == 0) continue;
+      const std::byte* its = row + (__ffs(loads) - 1) * row_bytes;
 #pragma unroll
-      for (int c = 0; c < kSumColumns; ++c) {
-        sum[c] = __fadd_rn(sum[c], __fmul_rn(column_of(columns, c), of_pair));
+      for (int g = 0; g < kParts; ++g) {
+        if (g * 32 * kColumns >= columns) continue;
+        raw[i][g] = *reinterpret_cast<const uint2*>(its + g * 32 * kColumns * 2);
       }
+      loads &= loads - 1;
     }
-  }
-  if (!mine) return;
-  const uint2 packed = {device::pack_bf16(sum[0], sum[1]), device::pack_bf16(sum[2], sum[3])};
-  std::byte* out = p.out + std::int64_t(summed.token) * p.out_stride + at;
-  if (reinterpret_cast<std::uintptr_t>(out) % kSumBytes == 0) {
-    *reinterpret_cast<uint2*>(out) = packed;
-    return;
-  }
 #pragma unroll
-  for (int i = 0; i < kSumColumns; ++i) {
-    reinterpret_cast<std::uint16_t*>(out)[i] = reinterpret_cast<const std::uint16_t*>(&packed)[i];
-  }
-}
-
-// Pieces of a part of all tokens, shared by all warps.
-struct PartSums {
-  std::int64_t begin, end;
-  int pieces;
-
-  __device__ PartSums(const LowLatencyLayout& layout, int part)
-      : begin(part * layout.part_bytes),
-        end(min(layout.row_bytes, begin + layout.part_bytes)),
-        pieces(int((end - begin + kPiece - 1) / kPiece)) {}
-  static constexpr int kPiece = 32 * kSumBytes;
-};
-__device__ __forceinline__ int warp_of_all() {
-  return int(blockIdx.x) * kWarps + int(threadIdx.x) / 32;
-}
-
-__device__ void sum_part(const LowLatencyCombineParams& p, std::uint64_t epoch, int part,
-                         const bool* come, Summed& summed) {
-  const PartSums sums(p.view.layout, part);
-  for (std::int64_t unit = warp_of_all(); unit < p.indices.tokens * sums.pieces;
-       unit += std::int64_t(gridDim.x) * kWarps) {
-    const int token = int(unit / sums.pieces);
-    choose_token(p, token, summed);
-    sum_piece(p, epoch, summed,
-              sums.begin + (unit - std::int64_t(token) * sums.pieces) * PartSums::kPiece, sums.end,
-              come);
-  }
-}
-
-// Until every rank has sent the part. The whole block; false: broken.
-__device__ bool part_comes(const LowLatencyCombineParams& p, std::uint64_t epoch, int part) {
-  const LowLatencyView& view = p.view;
-  bool ok = true;
-  for (int rank = int(threadIdx.x); rank < view.layout.world; rank += kThreads) {
-    const std::uint64_t start = device::globaltimer();
-    ok = ok && wait_at_least(view.layer, word(own(view), view.layout.part_signal(part, rank)),
-                             epoch, rows_phase(kLowLatencyCombine), rank);
-    if (p.wait_statistics != nullptr && blockIdx.x == 0) {
-      p.wait_statistics[rank] += std::int64_t(device::globaltimer() - start);
+    for (int i = 0; i < kRows; ++i) {
+      if (pairs == 0) continue;
+      const float its = __shfl_sync(kFullWarp, weight, __ffs(pairs) - 1);
+#pragma unroll
+      for (int g = 0; g < kParts; ++g) {
+        const uint4 four = {raw[i][g].x, raw[i][g].y, 0, 0};
+        add_to(sum[g], {__fmul_rn(column_of(four, 0), its), __fmul_rn(column_of(four, 1), its),
+                        __fmul_rn(column_of(four, 2), its), __fmul_rn(column_of(four, 3), its)});
+      }
+      pairs &= pairs - 1;
     }
   }
-  return __syncthreads_and(ok) != 0;
+}
+
+// A piece of a token, by a warp. `come` [W]: of the ranks whose rows are added. False: broken.
+__device__ bool sum_piece(const LowLatencyCombineParams& p, std::uint64_t epoch,
+                          const Summed& summed, int piece, const bool* come) {
+  const LowLatencyView& view = p.view;
+  const LowLatencyLayout& layout = view.layout;
+  const int lane = int(threadIdx.x % 32);
+  int home = summed.expert >= 0 ? summed.expert / layout.per_rank : -1;
+  if (home >= 0 && !come[home]) home = -1;
+  const unsigned same = __match_any_sync(kFullWarp, home);
+  const bool leads = home >= 0 && __ffs(same) - 1 == lane;
+  SentRows sent;
+  bool ok = true;
+  if (leads) ok = rows_come(view, epoch, home, summed.token, sent);
+  if (!__all_sync(kFullWarp, ok)) return false;
+  const std::int64_t begin = std::int64_t(piece) * LowLatencyLayout::kPieceBytes;
+  const std::int64_t row_bytes = layout.pieces * LowLatencyLayout::kPieceBytes;
+  // Of the piece, behind the lane's first one.
+  const int columns = int(min(std::int64_t(kPieceColumns), p.hidden - begin / 2)) - lane * kColumns;
+  const std::byte* row =
+      own(view) + begin + layout.returned_row(epoch, std::int64_t(summed.token) * layout.topk);
+  float4 sum[kParts] = {};
+  // Ranks in ascending order.
+  for (int rank = -1;;) {
+    rank = __reduce_min_sync(kFullWarp, leads && home > rank ? home : INT_MAX);
+    if (rank == INT_MAX) break;
+    const unsigned pairs = __ballot_sync(kFullWarp, home == rank);
+    const SentRows its = {__shfl_sync(kFullWarp, sent.word, __ffs(pairs) - 1)};
+    if (its.word == 0) continue;
+    float4 of_rank[kParts];
+    if (its.is_sum()) {
+      const std::byte* halves[] = {row + its.first() * row_bytes + lane * kColumns * 4,
+                                   row + its.second() * row_bytes + lane * kColumns * 4};
+#pragma unroll
+      for (int g = 0; g < kParts; ++g) {
+        if (g * 32 * kColumns >= columns) continue;
+        of_rank[g] = *reinterpret_cast<const float4*>(halves[g * 2 / kParts] +
+                                                      g % (kParts / 2) * 32 * kColumns * 4);
+      }
+    } else {
+      sum_rows(row + lane * kColumns * 2, row_bytes, pairs, summed.weight, columns, of_rank);
+    }
+#pragma unroll
+    for (int g = 0; g < kParts; ++g) add_to(sum[g], of_rank[g]);
+  }
+  std::byte* out = p.out + std::int64_t(summed.token) * p.out_stride + begin + lane * kColumns * 2;
+#pragma unroll
+  for (int g = 0; g < kParts; ++g, out += 32 * kColumns * 2) {
+    if (g * 32 * kColumns >= columns) continue;
+    const uint2 packed = {device::pack_bf16(sum[g].x, sum[g].y),
+                          device::pack_bf16(sum[g].z, sum[g].w)};
+    if (reinterpret_cast<std::uintptr_t>(out) % sizeof(packed) == 0) {
+      *reinterpret_cast<uint2*>(out) = packed;
+      continue;
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      reinterpret_cast<std::uint16_t*>(out)[c] = reinterpret_cast<const std::uint16_t*>(&packed)[c];
+    }
+  }
+  return true;
 }
 
 __device__ void receive(const LowLatencyCombineParams& p, bool* come) {
   const LowLatencyView& view = p.view;
   std::uint64_t epoch;
   if (!begin_to_receive(view, kLowLatencyCombine, epoch)) return;
-  // Parts are added up as they come. Not where a rank that does not come is masked: it is known at
-  // the end only whose rows are added.
-  const bool early = p.out != nullptr && !view.shrinks;
-  for (int rank = int(threadIdx.x); rank < view.layout.world; rank += kThreads) come[rank] = true;
+  const int pieces = view.layout.pieces;
+  const std::int64_t all = p.out == nullptr ? 0 : p.indices.tokens * pieces;
+  const std::int64_t warps = std::int64_t(row_blocks()) * kWarps;
+  std::int64_t unit = std::int64_t(row_block()) * kWarps + int(threadIdx.x / 32);
+  if (unit < 0) unit = all;
   Summed summed;
-  if (p.out != nullptr) {
-    // The first token is known before any part comes.
-    const int token = warp_of_all() / PartSums(view.layout, 0).pieces;
-    if (token < p.indices.tokens) choose_token(p, token, summed);
+  if (unit < all) choose_token(p, int(unit / pieces), summed);  // before anything has come
+  for (int rank = int(threadIdx.x); rank < view.layout.world; rank += kThreads) come[rank] = true;
+  // The first block hears what ranks say of the call. Where a rank that does not come is masked, it
+  // is known at the end only whose rows are added; and rows that are dropped have to have come, so
+  // that others may take their places.
+  const bool waits = view.shrinks || p.out == nullptr;
+  if (waits || blockIdx.x == 0) {
+    const std::int64_t words =
+        waits ? view.layout.signal(kLowLatencyCombine, 0) : view.layout.said(0);
+    const HeardCall heard = hear(view, kLowLatencyCombine, words, epoch, p.note.format, p.call,
+                                 p.wait_statistics, come, [] {});
+    if (heard.broken || heard.refused) return;
+  } else {
+    device::allow_next_kernel();
+    __syncthreads();
   }
-  bool all_came = false;
-  for (int part = 0; part < view.layout.parts; ++part) {
-    if (early && part < view.layout.parts - 1) {
-      if (!part_comes(p, epoch, part)) return;
-    } else if (!all_came) {
-      const HeardCall heard = hear(view, kLowLatencyCombine, epoch, p.note.format, p.call,
-                                   p.wait_statistics, come, [] {});
-      if (heard.broken || heard.refused) return;
-      all_came = true;
-    }
-    if (p.out != nullptr) sum_part(p, epoch, part, come, summed);
+  for (; unit < all; unit += warps) {
+    const int token = int(unit / pieces);
+    choose_token(p, token, summed);
+    const int piece = int(unit - std::int64_t(token) * pieces);
+    if (!sum_piece(p, epoch, summed, piece, come)) return;
   }
 }
 
@@ -333,13 +721,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
 }  // namespace low_latency
 
 int launch_low_latency_send(const LowLatencyCombineParams& params, int blocks, void* stream) {
-  const std::size_t begins = low_latency::rows_bytes(params.view.layer.topology.experts);
-  PipeShape shape(params.view.layout.part_bytes, low_latency::kLeastStages);
-  const auto room = static_cast<std::int64_t>(low_latency::kSharedBytes - begins);
-  shape.stages = int(std::min<std::int64_t>(shape.stages, room / shape.piece_bytes));
-  return device::launch_early(low_latency::send_kernel, blocks, low_latency::kThreads,
-                              static_cast<std::size_t>(shape.bytes()) + begins,
-                              static_cast<cudaStream_t>(stream), params, shape);
+  const std::size_t shared =
+      low_latency::shared_bytes(params.view.layer.topology.experts, params.view.layout.topk);
+  return device::launch_early(low_latency::send_kernel, blocks, low_latency::kThreads, shared,
+                              static_cast<cudaStream_t>(stream), params);
 }
 int launch_low_latency_receive(const LowLatencyCombineParams& params, int blocks, void* stream) {
   return device::launch_early(low_latency::receive_kernel, blocks, low_latency::kThreads, 0,

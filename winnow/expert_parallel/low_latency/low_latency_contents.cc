@@ -28,6 +28,17 @@ std::vector<std::int32_t> read_experts(const Check& check, const LowLatencyConfi
   return experts;
 }
 
+std::vector<LowLatencyPair> pairs_by_rank(const ConstTensorView& indices, std::int64_t token,
+                                          int experts, int per_rank) {
+  std::vector<LowLatencyPair> pairs;
+  for (std::int64_t k = 0; k < indices.size(1); ++k) {
+    const std::int64_t expert = index_at(indices, token, k);
+    if (expert >= 0 && expert < experts) pairs.push_back({expert / per_rank, k});
+  }
+  std::ranges::sort(pairs);
+  return pairs;
+}
+
 std::vector<LowLatencyRange> read_handle(const Check& check, const LowLatencyConfig& config,
                                          const LowLatencyCombineArgs& args) {
   const std::int64_t experts = args.ranges.size(0), world = args.ranges.size(1);

@@ -2,6 +2,7 @@
 // Internal.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <vector>
 
@@ -21,6 +22,15 @@ inline std::int64_t index_at(const ConstTensorView& indices, std::int64_t token,
 // that does not exist, and for a token that names one twice.
 std::vector<std::int32_t> read_experts(const Check& check, const LowLatencyConfig& config,
                                        const ConstTensorView& indices);
+
+// A pair of a token that has an expert: the rank of that, and k.
+struct LowLatencyPair {
+  std::int64_t home = 0, k = 0;
+  auto operator<=>(const LowLatencyPair&) const = default;
+};
+// Those of a token, ranks in ascending order.
+std::vector<LowLatencyPair> pairs_by_rank(const ConstTensorView& indices, std::int64_t token,
+                                          int experts, int per_rank);
 
 // The rows of one local expert that came from one source rank.
 struct LowLatencyRange {

@@ -367,12 +367,14 @@ void CpuLowLatency::receive(const LowLatencyCombineArgs& args) {
   Addend addends[kMaxTopk];
   for (std::int64_t token = 0; token < args.out.size(0); ++token) {
     int count = 0;
-    for (std::int64_t k = 0; k < args.expert_indices.size(1); ++k) {
-      const std::int64_t expert = index_at(args.expert_indices, token, k);
-      if (expert < 0 || expert >= config_.experts) continue;
-      if (mask_[size(expert / layout_.per_rank)] != 0) continue;
+    std::int64_t last = -1;  // the rank of the addend before
+    for (const auto& [home, k] :
+         pairs_by_rank(args.expert_indices, token, config_.experts, layout_.per_rank)) {
+      if (mask_[size(home)] != 0) continue;
+      if (count > 0) addends[count - 1].ends_rank = home != last;
       addends[count++] = {.row = own() + layout_.returned_row(epoch, token * config_.topk + k),
                           .weight = args.weights.at<float>(token, k)};
+      last = home;
     }
     if (count > 0) addends[count - 1].ends_rank = addends[count - 1].ends_node = true;
     sum_rows({.dtype = DType::bf16,

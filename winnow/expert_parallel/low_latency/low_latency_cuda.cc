@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -99,6 +100,9 @@ CudaLowLatency::CudaLowLatency(std::shared_ptr<Transport> transport, const LowLa
   if (config_.experts > kLowLatencyMostExperts) {
     unsupported("a GPU's low-latency calls serve at most " +
                 std::to_string(kLowLatencyMostExperts) + " experts");
+  }
+  if (config_.max_tokens > std::numeric_limits<std::int32_t>::max() / world_ / config_.topk) {
+    unsupported("a GPU's low-latency calls serve at most 2^31 - 1 pairs of all ranks");
   }
   calls_.check(transport_->wire()->load(), "loading the kernels");
   calls_.check(load_low_latency_dispatch(), "loading the kernels");
@@ -283,12 +287,12 @@ LowLatencyCombineParams CudaLowLatency::params_of(const LowLatencyCombineArgs& a
   params.pairs_stride = stride(args.source_pairs, 0);
   params.ranges = static_cast<const std::int64_t*>(args.ranges.data());
   params.ranges_stride = stride(args.ranges, 0);
-  if (!receives(args.part) || !args.out.present()) return params;
   if (args.expert_indices.present() && args.expert_indices.rank() == 2) {
     params.indices = indices_of(args.expert_indices);
+    params.weights = static_cast<const float*>(args.weights.data());
+    params.weights_stride = stride(args.weights, 0);
   }
-  params.weights = static_cast<const float*>(args.weights.data());
-  params.weights_stride = stride(args.weights, 0);
+  if (!receives(args.part) || !args.out.present()) return params;
   params.out = static_cast<std::byte*>(args.out.data());
   params.out_stride = stride(args.out, 0) * 2;
   params.wait_statistics = static_cast<std::int64_t*>(args.wait_statistics.data());

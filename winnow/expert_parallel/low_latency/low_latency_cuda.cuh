@@ -93,15 +93,14 @@ __device__ inline void find(const LowLatencyView& view, std::uint32_t& found,
   if (atomicCAS(reinterpret_cast<int*>(&note.found), 0, int(what)) == 0) set(note);
 }
 
-// A block has sent what it had to, of a part of the rows or of all. One thread. Whether all blocks
-// have, and whether one has found something.
+// A block has done so. One thread. Whether all blocks have, and whether one has found something.
 struct Sent {
   bool all, found;
 };
-__device__ inline Sent arrive_sent(const LowLatencyView& view, int part,
+__device__ inline Sent arrive_sent(const LowLatencyView& view, BlocksSending what,
                                    const std::uint32_t& found) {
   constexpr std::uint64_t kFound = std::uint64_t(1) << 32;  // counted beside the blocks
-  auto* const sent = reinterpret_cast<unsigned long long*>(&view.state->sending[part]);
+  auto* const sent = reinterpret_cast<unsigned long long*>(&view.state->sending[what]);
   const bool mine = *const_cast<const volatile std::uint32_t*>(&found) != 0;
   if (mine) __threadfence();  // behind what it says of it
   const std::uint64_t here = mine ? 1 + kFound : 1;
@@ -164,18 +163,18 @@ struct HeardCall {
   bool broken = false, refused = false;
 };
 
-// Waits for all ranks; `come` [W], in shared memory, says which have come. The whole block. One
-// block decides who is masked, and tells the host of a refusal. meanwhile() loads what has come
-// with the signals beside what is looked at here.
+// Waits for all ranks' words [W] at `words` in this rank's memory; `come` [W], in shared memory,
+// says which have come. The whole block. One block decides who is masked, and tells the host of a
+// refusal. meanwhile() loads what has come with the signals beside what is looked at here.
 template <class Meanwhile>
-__device__ inline HeardCall hear(const LowLatencyView& view, int call, std::uint64_t epoch,
-                                 std::int32_t format, std::uint64_t number,
+__device__ inline HeardCall hear(const LowLatencyView& view, int call, std::int64_t words,
+                                 std::uint64_t epoch, std::int32_t format, std::uint64_t number,
                                  std::int64_t* wait_statistics, bool* come,
                                  const Meanwhile& meanwhile) {
   const int world = view.layer.topology.world;
   bool ok = true;
   for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
-    const std::uint64_t* at = word(own(view), view.layout.signal(call, rank));
+    const std::uint64_t* at = word(own(view), words) + rank;
     std::uint64_t* const verdict_of = view.verdicts + call * world + rank;
     if (!view.shrinks || blockIdx.x == 0) {
       const std::uint64_t start = device::globaltimer();

@@ -25,13 +25,15 @@ struct LowLatencyReportView {
   LowLatencyNote* notes = nullptr;
 };
 
+// What blocks that send have done: all of it, or, in combine, found their rows.
+enum BlocksSending { kBlocksSent, kBlocksKnow };
+
 // In the device memory of this rank alone, zero-filled at first.
 struct LowLatencyState {
   std::uint64_t sent[kLowLatencyCalls] = {}, received[kLowLatencyCalls] = {};  // epochs
-  // Blocks of the kernel that sends: that have sent a part of their rows, or in dispatch all; in
-  // the upper half those that have found something wrong. Of the kernel that receives: that know
-  // the epoch. Back to 0.
-  std::uint64_t sending[LowLatencyLayout::kMostParts] = {}, receiving = 0;
+  // Blocks of the kernel that sends, see BlocksSending; in the upper half those that have found
+  // something wrong. Of the kernel that receives: that know the epoch. Back to 0.
+  std::uint64_t sending[2] = {}, receiving = 0;
   LowLatencyNote note{};  // what the kernel that runs has found
 };
 

@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence_system();
-    const Sent sent = arrive_sent(view, 0, mistaken);
+    const Sent sent = arrive_sent(view, kBlocksSent, mistaken);
     is_last = sent.all;
     if (sent.all) __threadfence();
     if (sent.all && sent.found) tell_found(view, kLowLatencyDispatch, epoch);
@@ -407,8 +407,9 @@ __device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
     }
     if (unit < all) first = load_piece_at(p, epoch, unit, pieces);
   };
-  const HeardCall heard = hear(view, kLowLatencyDispatch, epoch, p.note.format, p.call,
-                               p.wait_statistics, shared.come, load);
+  const HeardCall heard =
+      hear(view, kLowLatencyDispatch, view.layout.signal(kLowLatencyDispatch, 0), epoch,
+           p.note.format, p.call, p.wait_statistics, shared.come, load);
   if (heard.broken || heard.refused || p.output == nullptr) return;
   lay_out_rows(entries, begins);
   if (blockIdx.x == 0) write_counts(p, begins);

@@ -55,7 +55,7 @@ class Recorded {
     for (std::int64_t token = 0; token < out.size(0); ++token) {
       for (std::int64_t c = 0; c < problem_.hidden; ++c) {
         const BFloat16 want = low_latency_oracle::sum_of(
-            round.indices[me], round.weights[me], problem_.experts(), token,
+            round.world, round.indices[me], round.weights[me], token,
             [&](std::int64_t, std::int32_t) { return float(input.at<BFloat16>(token, c)); });
         if (float(out.view().at<BFloat16>(token, c)) == float(want)) continue;
         return "token " + std::to_string(token) + ", column " + std::to_string(c);

@@ -28,21 +28,21 @@ struct LowLatencyLayout {
   std::int64_t max_tokens = 0;
   std::int64_t row_bytes = 0;      // of a bf16 row; one of f8 and its scales are smaller
   std::int64_t message_bytes = 0;  // row, scales
-  int parts = 1;                   // of a row that combine sends one after the other
-  std::int64_t part_bytes = 0;     // of all but the last
+  int pieces = 1;                  // of a row, kPieceBytes of each, which combine sends on a GPU
   std::int64_t signals = 0;        // [calls, W] words: the epoch that rank has sent here
-  // [parts, W] words: the epoch of combine of which that rank has sent the part. On a GPU, and of
-  // the parts before the last.
-  std::int64_t part_signals = 0;
   std::int64_t consumed = 0;  // [calls, W] words: the epoch up to which it has received from here
   std::int64_t notes = 0;     // [calls, 2, W] LowLatencyNote
   std::int64_t counts = 0;    // [2, W, e] i32
   std::int64_t places = 0;    // [2, W, M, K] i32
   std::int64_t messages = 0;  // [2, W, M]: a token comes once, however many of its experts are here
-  std::int64_t returned = 0;  // [2, M, K] rows
+  std::int64_t returned = 0;  // [2, M, K] rows, each with room for whole pieces
+  // Of combine on a GPU alone: words [W], the epoch of which that rank's note is complete; [2, W],
+  // twice the epoch of which it has written its weights here, and 1 more if it had them; these
+  // weights, [2, W, M, K] f32; words [2, W, M], which say what it has sent of a token here.
+  std::int64_t notes_said = 0, weights_signals = 0, weights = 0, token_signals = 0;
   std::int64_t bytes = 0;
 
-  static constexpr int kMostParts = 4;
+  static constexpr int kPieceBytes = 1024;
 
   // What `places` says of a pair whose expert is here: which one, and how many pairs of the same
   // rank come before it there. -1 of others.
@@ -56,9 +56,6 @@ struct LowLatencyLayout {
 
   WINNOW_HOST_DEVICE std::int64_t signal(int call, int rank) const {
     return signals + (std::int64_t(call) * world + rank) * 8;
-  }
-  WINNOW_HOST_DEVICE std::int64_t part_signal(int part, int rank) const {
-    return part_signals + (std::int64_t(part) * world + rank) * 8;
   }
   WINNOW_HOST_DEVICE std::int64_t consumed_word(int call, int rank) const {
     return consumed + (std::int64_t(call) * world + rank) * 8;
@@ -78,7 +75,20 @@ struct LowLatencyLayout {
            ((std::int64_t(epoch % 2) * world + rank) * max_tokens + token) * message_bytes;
   }
   WINNOW_HOST_DEVICE std::int64_t returned_row(std::uint64_t epoch, std::int64_t pair) const {
-    return returned + (std::int64_t(epoch % 2) * max_tokens * topk + pair) * row_bytes;
+    return returned + (std::int64_t(epoch % 2) * max_tokens * topk + pair) * pieces * kPieceBytes;
+  }
+  WINNOW_HOST_DEVICE std::int64_t said(int rank) const { return notes_said + rank * 8; }
+  WINNOW_HOST_DEVICE std::int64_t weights_signal(std::uint64_t epoch, int rank) const {
+    return weights_signals + (std::int64_t(epoch % 2) * world + rank) * 8;
+  }
+  WINNOW_HOST_DEVICE std::int64_t weight(std::uint64_t epoch, int rank, std::int64_t token,
+                                         int k) const {
+    return weights +
+           (((std::int64_t(epoch % 2) * world + rank) * max_tokens + token) * topk + k) * 4;
+  }
+  WINNOW_HOST_DEVICE std::int64_t token_signal(std::uint64_t epoch, int rank,
+                                               std::int64_t token) const {
+    return token_signals + ((std::int64_t(epoch % 2) * world + rank) * max_tokens + token) * 8;
   }
 };
 

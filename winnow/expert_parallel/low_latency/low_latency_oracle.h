@@ -50,17 +50,21 @@ inline std::uint8_t element_of(float x, float scale) {
   return Float8E4M3(float(double(x) / double(scale))).bits;
 }
 
-// The sum of a token's rows: row_of(k, column) is that of the pair's expert. In f32, k ascending,
-// each product rounded.
+// The sum of a token's rows: row_of(k, column) is that of the pair's expert. In f32: of each rank
+// with k ascending, each product rounded, then of the ranks.
 template <class RowOf>
-BFloat16 sum_of(const ConstTensorView& indices, const ConstTensorView& weights, int experts,
+BFloat16 sum_of(const World& world, const ConstTensorView& indices, const ConstTensorView& weights,
                 std::int64_t token, const RowOf& row_of) {
   float sum = 0;
-  for (std::int64_t k = 0; k < indices.size(1); ++k) {
-    const std::int32_t expert = indices.at<std::int32_t>(token, k);
-    if (expert < 0 || expert >= experts) continue;
-    // Exact in double precision, so no compiler can fuse product and sum.
-    sum += float(double(row_of(k, expert)) * double(weights.at<float>(token, k)));
+  for (int rank = 0; rank < world.world_size; ++rank) {
+    float of_rank = 0;
+    for (std::int64_t k = 0; k < indices.size(1); ++k) {
+      const std::int32_t expert = indices.at<std::int32_t>(token, k);
+      if (expert < 0 || expert >= world.experts || expert / world.per_rank() != rank) continue;
+      // Exact in double precision, so no compiler can fuse product and sum.
+      of_rank += float(double(row_of(k, expert)) * double(weights.at<float>(token, k)));
+    }
+    sum += of_rank;
   }
   return BFloat16(sum);
 }

@@ -246,7 +246,8 @@ Args:
     out: [n, H], bfloat16, to write into; new if None.
 
 Returns:
-    out. Sums are in float32, k ascending, and rounded once. Pairs of masked ranks are omitted.
+    out. Sums are in float32, of each rank with k ascending and then of the ranks, and rounded
+    once. Pairs of masked ranks are omitted.
 
 Raises:
     ValueError, winnow.Error: as dispatch().)";

@@ -192,23 +192,56 @@ TEST_P(ThreeRanks, RefuseAThirdCallThatIsNotReceived) {
   }
 }
 
-// Rank 2 does not come to a dispatch: an error that names it, on the others and when it comes.
+// Rank 2 does not come to a call: an error that names it, on the others and when it comes.
 TEST_P(ThreeRanks, NameARankThatDoesNotCome) {
   make(false);
   expect_working();  // loads the kernels
-  make(false, milliseconds(on_gpu() ? 300 : 1000));
-  std::latch given_up(2);
-  std::vector<Outcome> outcomes(kWorld);
-  run([&](int rank) {
-    if (rank == 2) given_up.wait();
-    outcomes[std::size_t(rank)] = outcome_of([&] {
-      layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::both));
-      place(rank).wait();
-      layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::both));
+  for (const bool combine : {false, true}) {
+    make(false, milliseconds(on_gpu() ? 300 : 1000));
+    std::latch given_up(2);
+    std::vector<Outcome> outcomes(kWorld);
+    run([&](int rank) {
+      const auto dispatch = [&] {
+        layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::both));
+      };
+      if (combine) dispatch();
+      if (combine) tensors(rank).make_expert_output();
+      if (rank == 2) given_up.wait();
+      outcomes[std::size_t(rank)] = outcome_of([&] {
+        combine ? layer(rank).combine(tensors(rank).combine_args(CallPart::both)) : dispatch();
+        place(rank).wait();
+        dispatch();
+      });
+      if (rank != 2) given_up.count_down();
     });
-    if (rank != 2) given_up.count_down();
-  });
-  for (const Outcome& outcome : outcomes) expect_timeout(outcome, "for the rows of rank 2", 20);
+    for (const Outcome& outcome : outcomes) expect_timeout(outcome, "for the rows of rank 2", 20);
+  }
+}
+
+// Whether a rank makes its calls in halves the others need not know.
+TEST_P(ThreeRanks, MakeTheirCallsInHalvesOrNot) {
+  make(false);
+  for (int split = 1; split < 1 << kWorld; ++split) {
+    std::vector<Comparisons> comparisons(kWorld);
+    expect_all_return(run([&](int rank) {
+      renew(rank);
+      LowLatencyTensors& mine = tensors(rank);
+      const auto each_part = [&](const auto& call) {
+        if ((split >> rank & 1) == 0) return call(CallPart::both);
+        call(CallPart::send);
+        call(CallPart::receive);
+      };
+      each_part([&](CallPart part) { layer(rank).dispatch(mine.dispatch_args(part)); });
+      mine.make_expert_output();
+      each_part([&](CallPart part) {
+        LowLatencyCombineArgs args = mine.combine_args(part);
+        if (part == CallPart::send && rank == 1) args.weights = args.expert_indices = {};
+        layer(rank).combine(args);
+      });
+      mine.check_combined(comparisons[std::size_t(rank)]);
+    }));
+    for (const Comparisons& one : comparisons) expect_passed(one);
+  }
 }
 
 // With enable_shrink it is masked, and the others go on without it.

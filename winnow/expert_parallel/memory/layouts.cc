@@ -28,6 +28,7 @@ ControlLayout control_layout(const ExpertMap& map, const Config& config, std::in
   layout.rail = parts.add(nodes * kWord);
   layout.done = parts.add(locals * kWord);
   layout.slices = parts.add(locals * kWord);
+  layout.sent = parts.add(locals * kWord);
   layout.sum_slices = parts.add(2 * locals * kWord);
   if (pushes_rows(map, config, config.max_tokens)) {
     layout.pushed_words = (config.max_tokens + kPushedTogether - 1) / kPushedTogether;

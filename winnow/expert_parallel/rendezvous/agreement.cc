@@ -11,7 +11,6 @@
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <thread>
 
@@ -254,24 +253,16 @@ class Meeting {
            !board_.roster(request_.world_size, request_.rank, own_.nonce).id.empty();
   }
 
-  // `ranks_of` has the values of one field.
-  [[noreturn]] void fail_differing(const std::string& field,
-                                   const std::map<std::string, std::vector<int>>& ranks_of) {
-    std::vector<std::pair<std::vector<int>, std::string>> groups;  // by their first rank
-    for (const auto& [value, ranks] : ranks_of) groups.emplace_back(ranks, value);
-    std::sort(groups.begin(), groups.end());
-    std::string got;
-    for (const auto& [ranks, value] : groups) {
-      got += (got.empty() ? "" : ", ") + value + " (" + list_of_ranks(ranks) + ")";
-    }
+  void check_values(const std::string& field, const RanksOfValues& ranks_of) {
+    if (ranks_of.size() < 2) return;
     fail(Error(ErrorCode::invalid_argument, request_.operation, field, "the same on every rank",
-               got),
+               list_of_values(ranks_of)),
          field == kWorldSize || field == kJob);
   }
 
   // As soon as it shows, since worlds of different sizes never become complete.
   void check_world_size(const Seen& seen) {
-    std::map<std::string, std::vector<int>> ranks_of;
+    RanksOfValues ranks_of;
     for (int rank = 0; rank < static_cast<int>(seen.size()); ++rank) {
       const auto& announcement = seen[static_cast<std::size_t>(rank)];
       if (!announcement || rank == request_.rank || gone(*announcement)) continue;
@@ -279,24 +270,16 @@ class Meeting {
     }
     std::vector<int>& same = ranks_of[std::to_string(own_.world_size)];
     same.insert(std::lower_bound(same.begin(), same.end(), request_.rank), request_.rank);
-    if (ranks_of.size() > 1) fail_differing(kWorldSize, ranks_of);
+    check_values(kWorldSize, ranks_of);
   }
 
   // Every rank compares all, and all find the same difference.
   void check_same() {
     for (const Announcement& announcement : roster_.announcements) {
-      for (const auto& field : announcement.same) check_same(field.first);
+      for (const auto& [field, value] : announcement.same) {
+        check_values(field, ranks_of_values(roster_.announcements, field));
+      }
     }
-  }
-  void check_same(const std::string& field) {
-    std::map<std::string, std::vector<int>> ranks_of;
-    for (std::size_t rank = 0; rank < roster_.announcements.size(); ++rank) {
-      const Fields& fields = roster_.announcements[rank].same;
-      const auto found = std::find_if(fields.begin(), fields.end(),
-                                      [&](const auto& other) { return other.first == field; });
-      ranks_of[found == fields.end() ? "nothing" : found->second].push_back(static_cast<int>(rank));
-    }
-    if (ranks_of.size() > 1) fail_differing(field, ranks_of);
   }
 
   // Two processes claim to be a rank: two jobs, or one whose ranks are numbered wrongly. Concerns

@@ -35,6 +35,28 @@ std::string list_of_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
+RanksOfValues ranks_of_values(const std::vector<Announcement>& announcements,
+                              const std::string& field) {
+  RanksOfValues ranks_of;
+  for (std::size_t rank = 0; rank < announcements.size(); ++rank) {
+    const Fields& fields = announcements[rank].same;
+    const auto found = std::ranges::find(fields, field, &Fields::value_type::first);
+    ranks_of[found == fields.end() ? "nothing" : found->second].push_back(static_cast<int>(rank));
+  }
+  return ranks_of;
+}
+
+std::string list_of_values(const RanksOfValues& ranks_of) {
+  std::vector<std::pair<std::vector<int>, std::string>> groups;
+  for (const auto& [value, ranks] : ranks_of) groups.emplace_back(ranks, value);
+  std::ranges::sort(groups);
+  std::string list;
+  for (const auto& [ranks, value] : groups) {
+    list += (list.empty() ? "" : ", ") + value + " (" + list_of_ranks(ranks) + ")";
+  }
+  return list;
+}
+
 std::string to_text(const Announcement& announcement) {
   std::string text = "nonce " + announcement.nonce + "\nprocess " + to_text(announcement.process) +
                      "\nworld_size " + std::to_string(announcement.world_size) + "\n";

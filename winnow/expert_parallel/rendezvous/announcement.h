@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,6 +36,14 @@ std::string one_line(std::string text);
 WINNOW_EXPORT std::string_view take_line(std::string_view& text);
 // "rank 2", "ranks 0, 1, 3"
 std::string list_of_ranks(const std::vector<int>& ranks);
+
+// The ranks that have each value of a field.
+using RanksOfValues = std::map<std::string, std::vector<int>>;
+// Of a field of `same`; "nothing" where a rank has none.
+RanksOfValues ranks_of_values(const std::vector<Announcement>& announcements,
+                              const std::string& field);
+// "7168 (ranks 0, 2), 4096 (rank 1)", by the first rank of each.
+std::string list_of_values(const RanksOfValues& ranks_of);
 
 WINNOW_EXPORT std::string to_text(const Announcement& announcement);
 WINNOW_EXPORT std::string to_text(const Roster& roster);

@@ -257,7 +257,7 @@ void LowLatencyTensors::check_combined(Comparisons& comparisons,
   for (std::int64_t token = 0; token < out.size(0); ++token) {
     for (std::int64_t c = 0; c < problem_.hidden; ++c) {
       const BFloat16 want = low_latency_oracle::sum_of(
-          indices, round_.weights[std::size_t(rank_)], problem_.experts(), token,
+          round_.world, indices, round_.weights[std::size_t(rank_)], token,
           [&](std::int64_t k, std::int32_t expert) {
             return expert_row(expert, rank_, std::int32_t(token * problem_.topk + k), c);
           });

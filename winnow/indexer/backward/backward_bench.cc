@@ -37,11 +37,9 @@ testing::Prepared prepare(const CaseShape& shape, bool deterministic,
                 .dk = data->dk,
                 .d_weights = data->d_weights};
   data->inputs.pass_to(data->args);
-  const std::int64_t bytes = backward_workspace_bytes(data->args, target.options);
-  if (bytes > 0) {
-    data->workspace = Tensor(DType::u8, {bytes}, device);
-    data->args.workspace = data->workspace;
-  }
+  data->workspace =
+      Tensor(DType::u8, {backward_workspace_bytes(data->args, target.options)}, device);
+  data->args.workspace = data->workspace;
   return {[data, options = target.options] { backward(data->args, options); },
           {data->dq, data->dk, data->d_weights, data->workspace}};
 }

@@ -19,4 +19,10 @@ void scores_cpu(const ScoresParams& params, const Executor& executor);
 // and at least one score.
 void scores_sm90(const ScoresParams& params, void* stream);
 
+// Which dense scores are stored: all of them, -inf for rows that a query does not see; or those
+// that a query sees, and beside them what is convenient.
+enum class DenseRows { all, seen };
+// The kernel of dense scores, for topk() too; the kernel behind it may be launched early.
+void dense_scores_sm90(const Problem& problem, Rows<float*> scores, DenseRows rows, void* stream);
+
 }  // namespace winnow::indexer

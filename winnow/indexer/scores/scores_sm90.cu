@@ -12,20 +12,6 @@ namespace {
 
 constexpr device::Runtime kRuntime{"indexer::scores", "sm90"};
 
-void dense_scores(const ScoresParams& params, cudaStream_t stream) {
-  using namespace sm90_detail;
-  with_shape(params.problem, [&](auto shape) {
-    using Shape = decltype(shape);
-    const ScoreParams scores = score_params<Shape>(kRuntime, params.problem);
-    const DenseKernelParams dense{params.scores.data, params.scores.stride0};
-    constexpr int kBytes = SharedPlan<Shape, DenseSink::kSinkBytes>::kBytes;
-    kRuntime.allow_shared_memory(dense_kernel<Shape>, kBytes);
-    const int blocks = std::min(scores.groups, kRuntime.multiprocessors());
-    kRuntime.launch(dense_kernel<Shape>, static_cast<unsigned>(blocks), kThreads, kBytes, stream,
-                    scores, dense);
-  });
-}
-
 template <class Shape>
 void scores_at(const ScoresParams& params, cudaStream_t stream) {
   using namespace scores_at_sm90;
@@ -70,10 +56,31 @@ void scores_at(const ScoresParams& params, cudaStream_t stream) {
 
 }  // namespace
 
+void dense_scores_sm90(const Problem& problem, Rows<float*> scores, DenseRows rows, void* stream) {
+  using namespace sm90_detail;
+  with_shape(problem, [&](auto shape) {
+    using Shape = decltype(shape);
+    ScoreParams params = score_params<Shape>(kRuntime, problem);
+    params.all_rows = rows == DenseRows::all;
+    // Few queries are cut by rows, so that every multiprocessor has some.
+    const int multiprocessors = kRuntime.multiprocessors();
+    const int tiles = (params.s_k + kTileRows - 1) / kTileRows;
+    params.splits = std::clamp(multiprocessors / params.groups, 1, std::max(tiles, 1));
+    const DenseKernelParams dense{
+        scores.data, scores.stride0,
+        reinterpret_cast<std::uintptr_t>(scores.data) % 16 == 0 && scores.stride0 % 4 == 0};
+    constexpr int kBytes = SharedPlan<Shape, DenseSink::kSinkBytes>::kBytes;
+    kRuntime.allow_shared_memory(dense_kernel<Shape>, kBytes);
+    const int blocks = std::min(params.groups * params.splits, multiprocessors);
+    kRuntime.launch(dense_kernel<Shape>, static_cast<unsigned>(blocks), kThreads, kBytes,
+                    static_cast<cudaStream_t>(stream), params, dense);
+  });
+}
+
 void scores_sm90(const ScoresParams& params, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
   if (params.indices.data == nullptr) {
-    dense_scores(params, queue);
+    dense_scores_sm90(params.problem, params.scores, DenseRows::all, stream);
   } else {
     scores_at(params, queue);
   }

@@ -1,6 +1,7 @@
 // Dense scores, sm90: the sink of score_tiles_sm90.cuh that stores them.
 #pragma once
 
+#include "winnow/device/common/launch.cuh"
 #include "winnow/indexer/score_tiles_sm90.cuh"
 
 namespace winnow::indexer::sm90_detail {
@@ -8,35 +9,49 @@ namespace winnow::indexer::sm90_detail {
 struct DenseKernelParams {
   float* scores;  // [s_q, s_k]
   std::int64_t stride;
+  bool aligned;  // every row to 16 bytes
 };
 
 struct DenseSink {
   using Params = DenseKernelParams;
-  static constexpr bool kWholeRows = true;
   static constexpr int kSinkBytes = 0;
 
   template <class Shape, class Plan>
   __device__ static void run(const ScoreParams& p, const Params& dense, const Shared<Plan>& shared,
                              int warp) {
-    const int lane = threadIdx.x % 32;
+    constexpr int kOwn = (Shape::kQueries + kSinkWarps - 1) / kSinkWarps;  // queries of this warp
     device::PipelineState<Plan::kScoreStages> ring;
-    Schedule<Shape, true> schedule(p);
+    Schedule<Shape> schedule(p);
     Item item;
+    RowRange visible[kOwn];
     while (schedule.next(item)) {
+#pragma unroll
+      for (int own = 0; own < kOwn; ++own) {
+        const int query = item.first_query + warp + own * kSinkWarps;
+        visible[own] = query < p.s_q ? visible_rows(p, query) : RowRange{0, 0};
+      }
       for (int tile = 0; tile < item.tiles; ++tile) {
         device::mbarrier_wait(shared.ready(ring.stage), ring.parity, "store", ring.stage);
-        for (int local = warp; local < Shape::kQueries; local += kSinkWarps) {
-          const int query = item.first_query + local;
-          if (query >= p.s_q) break;
-          const RowRange visible = visible_rows(p, query);
+        const int row = item.begin + tile * kTileRows + 4 * static_cast<int>(threadIdx.x % 32);
 #pragma unroll
-          for (int i = lane; i < kTileRows; i += 32) {
-            const int row = item.begin + tile * kTileRows + i;
-            if (row >= p.s_k) continue;
-            const bool present = row >= visible.begin && row < visible.end;
-            dense.scores[query * dense.stride + row] =
-                present ? read_score<Shape>(shared, ring.stage, local, i) + 0.0f
-                        : device::negative_infinity();
+        for (int own = 0; own < kOwn; ++own) {
+          const int local = warp + own * kSinkWarps, query = item.first_query + local;
+          if (local >= Shape::kQueries || query >= p.s_q) continue;
+          float score[4];
+          read_scores<Shape>(shared, ring.stage, local, score);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const bool seen = row + e >= visible[own].begin && row + e < visible[own].end;
+            score[e] = seen ? score[e] + 0.0f : device::negative_infinity();
+          }
+          float* const place = dense.scores + query * dense.stride + row;
+          if (dense.aligned && row + 4 <= p.s_k) {
+            *reinterpret_cast<float4*>(place) = make_float4(score[0], score[1], score[2], score[3]);
+          } else {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              if (row + e < p.s_k) place[e] = score[e];
+            }
           }
         }
         device::mbarrier_arrive_warp(shared.free(ring.stage));
@@ -46,9 +61,11 @@ struct DenseSink {
   }
 };
 
+// What comes next may wait for the scores beside the last blocks.
 template <class Shape>
 __global__ void __launch_bounds__(kThreads, 1)
     dense_kernel(const __grid_constant__ ScoreParams p, const DenseKernelParams dense) {
+  device::allow_next_kernel();
   run_roles<DenseSink, Shape>(p, dense);
 }
 

@@ -94,8 +94,9 @@ class Merge {
     const int length = min(total_, p_.topk);
     std::int32_t* const indices = p_.indices_of(query_);
     float* const scores = p_.scores_of(query_);
-    for (int i = length + rank_ * kMergeThreads + thread(); i < p_.topk;
-         i += p_.blocks * kMergeThreads) {
+    // From the end on: a sum with topk may pass 2^31.
+    for (int i = p_.topk - 1 - rank_ * kMergeThreads - thread(); i >= length;
+         i -= p_.blocks * kMergeThreads) {
       indices[i] = -1;
       if (scores != nullptr) scores[i] = device::negative_infinity();
     }

@@ -1,4 +1,4 @@
-// The lightning indexer's choice: the rows with the largest scores, without scores in memory.
+// The lightning indexer's choice: the rows with the largest scores, in bounded memory.
 #pragma once
 
 #include <cstdint>

@@ -32,11 +32,8 @@ testing::Prepared prepare(const CaseShape& shape, const testing::Target& target)
   data->args.indices = data->indices;
   data->args.length = data->length;
   data->inputs.pass_to(data->args);
-  const std::int64_t bytes = topk_workspace_bytes(data->args, target.options);
-  if (bytes > 0) {
-    data->workspace = Tensor(DType::u8, {bytes}, device);
-    data->args.workspace = data->workspace;
-  }
+  data->workspace = Tensor(DType::u8, {topk_workspace_bytes(data->args, target.options)}, device);
+  data->args.workspace = data->workspace;
   return {[data, options = target.options] { topk(data->args, options); },
           {data->indices, data->length, data->workspace}};
 }

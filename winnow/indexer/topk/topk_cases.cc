@@ -135,28 +135,57 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   return outcome;
 }
 
-// The shapes of all operations, and orders of scores of 64 heads, with which a warp of sm90 chooses
-// for one query alone.
+// The shapes of all operations. sm90 stores scores of up to 32,768 rows (in bf16 with many queries
+// 16,384) and chooses with blocks for up to 4,096, 8,192, 16,384 and 32,768; of more rows a warp
+// chooses for a query alone (64 heads) or for four (16), where orders of scores make it cut.
 std::vector<CaseShape> choice_shapes() {
   std::vector<CaseShape> list = case_shapes();
-  const auto add = [&](const std::string& name, Order order, std::int64_t topk, Ties ties) {
-    winnow::testing::add(list, {DType::bf16, DType::f8_e4m3},
-                         CaseShape{.name = "h64-sk6200-" + name,
-                                   .h = 64,
-                                   .s_k = 6200,
-                                   .topk = topk,
-                                   .order = order,
-                                   .ties = ties});
+  const auto add = [&](const CaseShape& shape) {
+    winnow::testing::add(list, {DType::bf16, DType::f8_e4m3}, shape);
   };
-  add("random", Order::random, 1024, Ties::smaller);
-  add("ascending", Order::ascending, 64, Ties::smaller);
-  add("descending", Order::descending, 64, Ties::larger);
-  add("equal", Order::equal, 64, Ties::smaller);
-  add("zero-larger", Order::zero, 64, Ties::larger);
-  add("one-huge", Order::one_huge, 64, Ties::smaller);
-  add("duplicates", Order::duplicates, 512, Ties::smaller);
-  add("duplicates-larger", Order::duplicates, 512, Ties::larger);
-  add("nan", Order::nan, 64, Ties::smaller);
+  for (const std::int64_t s_k : {4096, 4097, 8192, 8193, 16384, 16385, 32767, 32768, 32769}) {
+    add({.name = winnow::testing::numbered("sk", s_k) + "-k1000",
+         .s_q = 3,
+         .h = 16,
+         .s_k = s_k,
+         .d = 64,
+         .topk = 1000});
+  }
+  add({.name = "sq1-sk8191-k2048", .s_q = 1, .h = 64, .s_k = 8191, .topk = 2048});
+  add({.name = "sq1-sk40000-k2048", .s_q = 1, .h = 16, .s_k = 40000, .d = 64, .topk = 2048});
+  add({.name = "sq140-sk16500", .s_q = 140, .h = 1, .s_k = 16500, .d = 64, .topk = 600});
+  add({.name = "sk9001-ragged",
+       .s_q = 9,
+       .h = 32,
+       .s_k = 9001,
+       .d = 64,
+       .topk = 2000,
+       .ranges = Ranges::ragged});
+  const auto add_order = [&](std::int64_t h, std::int64_t s_k, const std::string& name, Order order,
+                             std::int64_t topk, Ties ties) {
+    add({.name =
+             winnow::testing::numbered("h", h) + winnow::testing::numbered("-sk", s_k) + "-" + name,
+         .h = h,
+         .s_k = s_k,
+         .d = 64,
+         .topk = topk,
+         .order = order,
+         .ties = ties});
+  };
+  add_order(16, 12000, "duplicates-larger", Order::duplicates, 512, Ties::larger);
+  add_order(16, 12000, "nan", Order::nan, 9000, Ties::smaller);
+  add_order(16, 20000, "duplicates", Order::duplicates, 512, Ties::smaller);
+  add_order(16, 33000, "zero", Order::zero, 64, Ties::smaller);
+  add_order(16, 33000, "duplicates-larger", Order::duplicates, 512, Ties::larger);
+  add_order(64, 33000, "random", Order::random, 1024, Ties::smaller);
+  add_order(64, 33000, "ascending", Order::ascending, 64, Ties::smaller);
+  add_order(64, 33000, "descending", Order::descending, 64, Ties::larger);
+  add_order(64, 33000, "equal", Order::equal, 64, Ties::smaller);
+  add_order(64, 33000, "zero-larger", Order::zero, 64, Ties::larger);
+  add_order(64, 33000, "one-huge", Order::one_huge, 64, Ties::smaller);
+  add_order(64, 33000, "duplicates", Order::duplicates, 512, Ties::smaller);
+  add_order(64, 33000, "duplicates-larger", Order::duplicates, 512, Ties::larger);
+  add_order(64, 33000, "nan", Order::nan, 64, Ties::smaller);
   return list;
 }
 
@@ -164,7 +193,7 @@ std::vector<CaseShape> choice_shapes() {
 
 testing::Operation topk_operation() {
   const std::vector<CaseShape> shapes = choice_shapes();
-  return {"indexer::topk", "the lightning indexer's choice of rows, without scores in memory",
+  return {"indexer::topk", "the lightning indexer's choice of rows, in bounded memory",
           with_gpu(testing::cases_of(shapes, run), shapes), topk_benchmarks(),
           testing::repeated(topk)};
 }

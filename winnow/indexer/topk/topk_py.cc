@@ -43,7 +43,8 @@ constexpr const char* kDoc =
 
     I[i,t] = k_scale[t] * sum over h of weights[i,h] * max(0, dot(q[i,h,:], k[t,:]))
 
-The choice is exact for the computed scores and the same in every run; scores are never stored.
+The choice is exact for the computed scores and the same in every run. Memory is bounded
+whatever s_q * s_k is.
 Query i sees rows [max(0, key_start[i]), min(s_k, key_end[i])) that, with q_start, satisfy
 (t + 1) * k_stride <= q_start + i + 1.
 

@@ -4,6 +4,8 @@
 
 #include "winnow/device/common/scratch.h"
 #include "winnow/indexer/score_launch_sm90.h"
+#include "winnow/indexer/scores/scores_impl.h"
+#include "winnow/indexer/topk/choose_sm90.cuh"
 #include "winnow/indexer/topk/merge_sm90.cuh"
 #include "winnow/indexer/topk/topk_impl.h"
 #include "winnow/indexer/topk/topk_sm90.cuh"
@@ -14,6 +16,71 @@ namespace {
 using namespace sm90_detail;
 
 constexpr device::Runtime kRuntime{"indexer::topk", "sm90"};
+
+// ---- Few rows: their scores are stored, and a second kernel chooses ----
+
+// The choice beside the products is hidden better the more rows there are and the longer their
+// products take, and worst where few queries leave multiprocessors idle (docs/notes/indexer.md).
+bool stores_scores(const Problem& problem) {
+  const bool hidden = problem.dtype == DType::bf16 && problem.s_q > kRuntime.multiprocessors();
+  return problem.s_k <= (hidden ? kMostStoredRows / 2 : kMostStoredRows);
+}
+
+struct StoredWork {
+  std::int64_t stride;   // of the scores of a query
+  std::int64_t queries;  // whose scores the workspace holds at a time
+  std::int64_t bytes;
+};
+
+StoredWork plan_stored(const Problem& problem) {
+  const std::int64_t stride = std::max<std::int64_t>((problem.s_k + 3) / 4 * 4, 4);
+  const std::int64_t row_bytes = stride * std::int64_t{sizeof(float)};
+  const std::int64_t most = kWorkspaceLimit / row_bytes;
+  const std::int64_t turns = (problem.s_q + most - 1) / most;
+  const std::int64_t queries = (problem.s_q + turns - 1) / turns;
+  return {stride, queries, device::scratch_bytes(queries * row_bytes)};
+}
+
+// The queries from `first` on, `count` of them.
+Problem part_of(Problem problem, std::int64_t first, std::int64_t count) {
+  const auto skip = [first](const auto& rows, std::int64_t size) {
+    return static_cast<const char*>(rows.data) + rows.offset(first) * size;
+  };
+  problem.q.data = skip(problem.q, size_of(problem.dtype));
+  problem.weights.data = skip(problem.weights, size_of(problem.weights_dtype));
+  if (problem.key_start.data != nullptr) problem.key_start.data += problem.key_start.offset(first);
+  if (problem.key_end.data != nullptr) problem.key_end.data += problem.key_end.offset(first);
+  problem.q_start += first;
+  problem.s_q = count;
+  return problem;
+}
+
+void choose_from_stored(const TopkParams& params, float* stored, cudaStream_t stream) {
+  const StoredWork work = plan_stored(params.problem);
+  for (std::int64_t first = 0; first < params.problem.s_q; first += work.queries) {
+    const Problem problem =
+        part_of(params.problem, first, std::min(work.queries, params.problem.s_q - first));
+    if (problem.s_k > 0) {
+      dense_scores_sm90(problem, {.data = stored, .stride0 = work.stride}, DenseRows::seen, stream);
+    }
+    float* const scores = params.scores.data;
+    launch_choice(kRuntime,
+                  {.seen = seen_rows(problem),
+                   .stored = stored,
+                   .stored_stride = work.stride,
+                   .indices = params.indices.data + params.indices.offset(first),
+                   .length = params.length.data + params.length.offset(first),
+                   .scores = scores == nullptr ? nullptr : scores + params.scores.offset(first),
+                   .indices_stride = params.indices.stride0,
+                   .length_stride = params.length.stride0,
+                   .scores_stride = params.scores.stride0,
+                   .topk = static_cast<int>(params.topk),
+                   .later_ties = params.later_ties},
+                  stream);
+  }
+}
+
+// ---- Many rows: candidates are kept while scores are formed ----
 
 // How the work is cut, and what lies where in the workspace.
 struct Work {
@@ -27,19 +94,10 @@ Work plan(const TopkParams& params, int queries) {
   const Problem& problem = params.problem;
   const std::int64_t groups = (problem.s_q + queries - 1) / queries;
   const int multiprocessors = kRuntime.multiprocessors();
-  const std::int64_t rows = std::max<std::int64_t>(problem.s_k, 1);
+  const std::int64_t rows = problem.s_k;
   Work work{};
-  work.capacity = candidate_capacity(params.topk);
-  // With f8_e4m3 and few rows the choice takes longer than the scores, and more room saves cuts,
-  // as long as the buffers stay in the L2 cache.
-  const std::int64_t roomy = work.capacity + params.topk;
-  constexpr std::int64_t kInCache = std::int64_t{32} << 20;
-  if (problem.dtype == DType::f8_e4m3 && rows <= 16384 &&
-      roomy * queries * multiprocessors * std::int64_t{sizeof(Candidate)} <= kInCache) {
-    work.capacity = roomy / 128 * 128;
-  }
   // What may wait is never more than there are rows.
-  work.capacity = std::min(work.capacity, (rows + 255) / 128 * 128);
+  work.capacity = std::min(candidate_capacity(params.topk), (rows + 255) / 128 * 128);
   const std::int64_t buffer_bytes = work.capacity * std::int64_t{sizeof(Candidate)};
   // Few queries are cut by rows, so that every multiprocessor has a range of a few thousand.
   const std::int64_t most_splits = std::max<std::int64_t>(1, rows / 2048);
@@ -108,6 +166,7 @@ void launch(const TopkParams& params, char* workspace, cudaStream_t stream) {
 }  // namespace
 
 std::int64_t topk_sm90_workspace_bytes(const TopkParams& params) {
+  if (stores_scores(params.problem)) return plan_stored(params.problem).bytes;
   std::int64_t bytes = 0;
   with_shape(params.problem,
              [&](auto shape) { bytes = plan(params, decltype(shape)::kQueries).bytes; });
@@ -117,6 +176,9 @@ std::int64_t topk_sm90_workspace_bytes(const TopkParams& params) {
 void topk_sm90(const TopkParams& params, void* workspace, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
   const device::Scratch scratch(kRuntime, workspace, topk_sm90_workspace_bytes(params), queue);
+  if (stores_scores(params.problem)) {
+    return choose_from_stored(params, static_cast<float*>(scratch.data()), queue);
+  }
   with_shape(params.problem, [&](auto shape) {
     launch<decltype(shape)>(params, static_cast<char*>(scratch.data()), queue);
   });

@@ -1,5 +1,6 @@
-// The choice of the k best rows, sm90: the sink of score_tiles_sm90.cuh that keeps candidates. With
-// few queries the rows are cut into ranges, whose choices merge_sm90.cuh merges.
+// The choice of the k best rows while their scores are formed, sm90, for more rows than
+// choose_sm90.cuh takes: the sink of score_tiles_sm90.cuh that keeps candidates. With few queries
+// the rows are cut into ranges, whose choices merge_sm90.cuh merges.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ __device__ __forceinline__ void write_choice(const TopkKernelParams& p, int quer
     if (chosen && scores != nullptr) scores[place] = score_of(candidate.key);
   });
   const int lane = threadIdx.x % 32;
-  for (int i = length + lane; i < p.topk; i += 32) {
+  for (int i = p.topk - 1 - lane; i >= length; i -= 32) {  // a sum with topk may pass 2^31
     indices[i] = -1;
     if (scores != nullptr) scores[i] = device::negative_infinity();
   }
@@ -40,7 +41,6 @@ __device__ __forceinline__ void write_choice(const TopkKernelParams& p, int quer
 
 struct TopkSink {
   using Params = TopkKernelParams;
-  static constexpr bool kWholeRows = false;
   static constexpr int kSinkBytes = kSinkWarps * Selection::kBinWords * 4;
 
   template <class Shape, class Plan>
@@ -51,7 +51,7 @@ struct TopkSink {
     std::uint32_t* const bins = reinterpret_cast<std::uint32_t*>(shared.pointer + Plan::kSink) +
                                 warp * Selection::kBinWords;
     device::PipelineState<Plan::kScoreStages> ring;
-    Schedule<Shape, false> schedule(p);
+    Schedule<Shape> schedule(p);
     Item item;
     Selection selection[kOwn];
     RowRange visible[kOwn];

@@ -45,10 +45,8 @@ testing::Benchmark make_benchmark(std::int64_t b, std::int64_t s_q, std::int32_t
     TopkPagedArgs args = data->step.args();
     args.indices = data->indices;
     args.length = data->length;
-    if (const std::int64_t bytes = topk_paged_workspace_bytes(args, target.options); bytes > 0) {
-      data->workspace = Tensor(DType::u8, {bytes}, where);
-      args.workspace = data->workspace;
-    }
+    data->workspace = Tensor(DType::u8, {topk_paged_workspace_bytes(args, target.options)}, where);
+    args.workspace = data->workspace;
     return {[data, args, options = target.options] { topk_paged(args, options); },
             {data->indices, data->length, data->workspace}};
   };

@@ -90,10 +90,8 @@ Backend call(TopkPagedArgs args, Outputs& outputs, const RunOptions& options, De
   args.length = outputs.length.view;
   args.scores = outputs.scores.view;
   Tensor workspace;
-  if (const std::int64_t bytes = topk_paged_workspace_bytes(args, options); bytes > 0) {
-    workspace = Tensor(DType::u8, {bytes}, device);
-    args.workspace = workspace;
-  }
+  workspace = Tensor(DType::u8, {topk_paged_workspace_bytes(args, options)}, device);
+  args.workspace = workspace;
   const Backend backend = topk_paged(args, options);
   outputs.fetch();
   return backend;

@@ -68,10 +68,8 @@ struct BenchStep {
     args.block_tables = block_tables;
     args.context_lens = context_lens;
     args.out = out;
-    if (const std::int64_t bytes = attention_workspace_bytes(args, target.options); bytes > 0) {
-      workspace = Tensor(DType::u8, {bytes}, device);
-      args.workspace = workspace;
-    }
+    workspace = Tensor(DType::u8, {attention_workspace_bytes(args, target.options)}, device);
+    args.workspace = workspace;
   }
 };
 

@@ -269,7 +269,7 @@ TEST(SmallestSimulatorBackwardFixed, BoundsAreThoseOfTheFormula) {
   p.range_shift = 30;
   p.scale = static_cast<float>(kScale);
   p.scale_log2 = p.scale * kLog2e;
-  kTestRuntime.launch(prepare_kernel<true, true>, kQueries, kPrepareThreads, 0, nullptr, p);
+  kTestRuntime.launch(prepare_kernel<true>, kQueries, kPrepareThreads, 0, nullptr, p);
   launch_rows(kTestRuntime, row_sizes_kernel, p, kRows, nullptr);
   constexpr int kShared = ScoresPlan<kColumns>::kBytes;
   kTestRuntime.allow_shared_memory(bounds_kernel<kColumns>, kShared);

@@ -1,7 +1,8 @@
 // sparse_mla::forward of sm90 in the simulator. A wait for free queries that is missing is no bug,
 // nor is a count of theirs that is too small: the queries of an item are loaded behind its tile 0,
 // into whose slot each consumer lets the gather warps only after its last logits of the item
-// before.
+// before. The barrier behind the initialisation is not dropped: the roles would not end, which know
+// their turns from there.
 #include <ctime>
 #include <string>
 
@@ -25,6 +26,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-all-rules", kFew},
     {"bf16-some-nothing", {"random:5"}},
     {"bf16-skv50000", {"late", "random:6"}},
+    {"bf16-skv50000-h128", {"random:8"}},
     {"bf16-dense-ragged", {"late", "random:1"}},
     {"bf16-parts", {"late"}},
     {"bf16-parts-ragged", {"random:7"}},
@@ -84,8 +86,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("SwappedPhaseOfSlots", "mbarrier_wait(smem + P::kEmpty + 8 * (kSlot", Action::add, 1),
     saying("race: cp.async", bug("EarlyRelease", "  wgmma_wait<1>();", Action::drop)),
     bug("EarlyReleaseOfTheSecondHalf", "  wgmma_wait<0>();", Action::drop),
-    bug("NoWaitForLogits", "wgmma_wait<kBefore ? 2 : 0>();", Action::drop),
-    bug("WaitForTooFewGroups", "wgmma_wait<kBefore ? 2 : 0>();", Action::add, 1),
+    bug("NoWaitForLogits", "wgmma_wait<kUnderWay ? 2 : 0>();", Action::drop),
+    bug("WaitForTooFewGroups", "wgmma_wait<kUnderWay ? 2 : 0>();", Action::add, 1),
     saying("race: wgmma",
            bug("CountOfFullTooSmall", "mbarrier_init(smem + P::kFull + 8 * i", Action::add, -1)),
     bug("CountOfEmptyTooSmall", "mbarrier_init(smem + P::kEmpty + 8 * i", Action::add, -1),
@@ -93,7 +95,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("CountOfQFreeTooLarge", "mbarrier_init(smem + P::kQFree", Action::add, 1),
     saying("mbarrier: no fence.mbarrier_init",
            kernel("NoInitFence", "fence_mbarrier_init();", Action::drop)),
-    saying("mbarrier: ", kernel("NoBarrierAfterInit", "  __syncthreads();", Action::drop)),
     saying("race: a load",
            bug("LateMask", "st_shared(smem + P::kMask + 8 * kSlot, mask);", Action::delay)),
     saying("wgmma: registers are handed over",

@@ -33,10 +33,8 @@ std::function<void()> prepare(const CaseShape& shape, bool deterministic,
   data->inputs.pass_to(args);
   args.deterministic = deterministic;
   // As an engine would: memory for scratch is had once.
-  if (const std::int64_t bytes = backward_workspace_bytes(args, target.options); bytes > 0) {
-    data->workspace = Tensor(DType::u8, {bytes}, device);
-    args.workspace = data->workspace;
-  }
+  data->workspace = Tensor(DType::u8, {backward_workspace_bytes(args, target.options)}, device);
+  args.workspace = data->workspace;
   return [data, args, options = target.options] { backward(args, options); };
 }
 

@@ -99,7 +99,7 @@ __device__ __forceinline__ void bound_tiles(const Params& p, std::uint32_t smem,
   std::uint32_t count = 0;  // of tiles so far, of both warpgroups
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
-    if (item.entries == 0) continue;
+    if (item.first_tile == item.end_tile) continue;
     scores_load_heads<Plan>(smem, ring, q);
     const BoundHeads heads = bound_heads(p, item.query, warp, lane, q);
     // Thread n of the first 64 completes the bound of entry n; its row is loaded a tile ahead.
@@ -108,9 +108,8 @@ __device__ __forceinline__ void bound_tiles(const Params& p, std::uint32_t smem,
       const int entry = tile * kTileRows + thread;
       return thread < kTileRows && entry < item.entries ? __ldg(list + entry) : -1;
     };
-    const int tiles = tile_count(item.entries);
-    std::int32_t next = row_of(static_cast<int>((warpgroup + count) % 2));
-    for (int tile = 0; tile < tiles; ++tile, ++count) {
+    std::int32_t next = row_of(item.first_tile + static_cast<int>((warpgroup + count) % 2));
+    for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
       if (static_cast<int>(count % 2) != warpgroup) {
         scores_skip<Plan>(smem, ring);
         continue;

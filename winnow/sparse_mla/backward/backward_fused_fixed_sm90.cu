@@ -115,8 +115,8 @@ void run(const BackwardParams& params, const Layout& layout, char* workspace, in
   }
   for (std::int64_t first = 0; first < problem.s_q && problem.h_q > 0; first += layout.chunk) {
     const split::Params chunk = view(first, std::min(layout.chunk, problem.s_q - first));
-    kRuntime.launch(split::prepare_kernel<true, true>, chunk.queries, split::kPrepareThreads, 0,
-                    stream, chunk);
+    kRuntime.launch(split::prepare_kernel<true>, chunk.queries, split::kPrepareThreads, 0, stream,
+                    chunk);
     launch_bounds<kColumns>(chunk, problem.s_kv, blocks, stream);
     const fused::KernelParams kernel = fused_params(params, chunk, layout, workspace, blocks);
     if (kernel.step != nullptr) {

@@ -101,10 +101,12 @@ __device__ __forceinline__ void dq_gather(const Params& p, std::uint32_t smem) {
       }
 #pragma unroll
       for (int c = 0; c < kSliceChunks; ++c) {
-        gather_chunk(stage + c * kChunkBytes, rows, item.slice * kSliceChunks + c, thread, keep);
+        gather_chunk<kFetched>(stage + c * kChunkBytes, rows, item.slice * kSliceChunks + c, thread,
+                               keep);
       }
       if (kChunksOfSlice<kColumns, 1> > kSliceChunks && item.slice == 1) {
-        gather_chunk(stage + kSliceChunks * kChunkBytes, rows, 2 * kSliceChunks, thread, keep);
+        gather_chunk<kFetched>(stage + kSliceChunks * kChunkBytes, rows, 2 * kSliceChunks, thread,
+                               keep);
       }
       mbarrier_arrive_cp_async(full);
       ring.advance();
@@ -235,7 +237,9 @@ __global__ void __launch_bounds__(kProductThreads, 1) dq_kernel(const __grid_con
 // come together, because they read the same images. Otherwise the order is slice, range, query: all
 // blocks add to the same slice of the same range at a time, which fits in L2.
 // An item's q and d_out stay in shared memory; its tiles alternate between two warpgroups, of which
-// one multiplies while the other drains its sums into dkv. Each has its own ring of images.
+// one multiplies while the other drains its sums into dkv. Each has its own ring of images. q and
+// d_out of each block of heads are replaced one by one, as the last tiles are done with them: the
+// last products and sums of an item run while the heads of the next one come.
 //
 //   sums[64 entries x slice] = sum over blocks of P^T d_out + dS^T q
 
@@ -246,8 +250,8 @@ struct DkvLayout {
   Chunk ring[2][kSlots];            // [warpgroups]
   Mbarrier full[2][kSlots];         // [warpgroups]: the loading lane
   Mbarrier empty[2][kSlots];        // [warpgroups]: warps of its reader
-  Mbarrier heads_full;              // kHeadThreads
-  Mbarrier heads_free;              // warps of both warpgroups
+  Mbarrier heads_full[2][2];        // [blocks][d_out, q]: kHeadThreads
+  Mbarrier heads_free[2][2];        // [blocks][d_out, q]: warps of both warpgroups
 };
 
 // Where things are in it, in bytes.
@@ -262,20 +266,40 @@ struct DkvPlan {
   static constexpr int kHeadsFree = offsetof(DkvLayout, heads_free);
   static constexpr int kBytes = sizeof(DkvLayout);
   static_assert(kDOut == 81920 && kRing == 147456 && kFull == 229376);
-  static_assert(kBytes == 229552 && kBytes <= kSharedLimit);
+  static_assert(kBytes == 229600 && kBytes <= kSharedLimit);
 };
 inline constexpr int kHeadThreads = 64;
+inline constexpr int kDOutOfHeads = 0, kQOfHeads = 1;
 
 struct DkvItem : ProductItem {
   int first_tile, end_tile;
 };
 
+// Of a warpgroup: the parity of the barriers of each block's heads, and whether they are used for
+// the first time in an item, and the last.
+struct HeadsUse {
+  std::uint32_t parities;  // bit `block`
+  bool first, last;
+
+  template <int kWhich>
+  __device__ __forceinline__ void begin(std::uint32_t smem, int block, int warpgroup) const {
+    if (!first) return;
+    mbarrier_wait(smem + DkvPlan::kHeadsFull + 8 * (2 * block + kWhich), parities >> block & 1,
+                  "heads", warpgroup);
+  }
+  template <int kWhich>
+  __device__ __forceinline__ void end(std::uint32_t smem, int block) const {
+    if (last) mbarrier_arrive_warp(smem + DkvPlan::kHeadsFree + 8 * (2 * block + kWhich));
+  }
+};
+
 // False after the last item. An item may have no tiles.
 __device__ __forceinline__ bool dkv_item(const Params& p, int number, DkvItem& item) {
   const int groups = ceil_div(p.blocks, 2);
-  const int at = blockIdx.x + number * gridDim.x;
   const int round = p.queries * groups;  // the items of a slice and a range
-  if (at >= 2 * round * p.ranges) return false;
+  Turn turn;
+  if (!block_turn(2 * round * p.ranges, number, turn)) return false;
+  const int at = turn.item;
   const int range = p.ranges == 1 ? 0 : at / round % p.ranges;
   const int pair = p.ranges == 1 ? at / 2 : at % round;
   // With one range the slices alternate, so that every multiprocessor gets as many wide ones.
@@ -287,8 +311,10 @@ __device__ __forceinline__ bool dkv_item(const Params& p, int number, DkvItem& i
   const std::int32_t* offsets =
       p.offsets + static_cast<std::int64_t>(item.query) * (p.ranges + 1) + range;
   // A tile belongs to the range of its first entry.
-  item.first_tile = tile_count(__ldg(offsets));
-  item.end_tile = tile_count(__ldg(offsets + 1));
+  const int first = tile_count(__ldg(offsets));
+  const int tiles = tile_count(__ldg(offsets + 1)) - first;
+  item.first_tile = first + turn.begin_of(tiles);
+  item.end_tile = first + turn.end_of(tiles);
   item.entries = query_entries(p.rows, item.query);
   return true;
 }
@@ -316,44 +342,61 @@ __device__ __forceinline__ void dkv_load_images(const Params& p, std::uint32_t s
   }
 }
 
+// kHeadThreads threads: kChunks chunks of the slice of 64 heads of q or of d_out, from `heads` on.
+template <int kChunks>
+__device__ __forceinline__ void dkv_copy_heads(std::uint32_t to, const char* heads,
+                                               std::int64_t stride, int first_head,
+                                               std::uint32_t valid, int thread,
+                                               std::uint64_t policy) {
+#pragma unroll
+  for (int pass = 0; pass < 8; ++pass) {
+    const bool counts = valid >> pass & 1;
+    const char* from = heads + (counts ? first_head + 8 * pass + thread / 8 : 0) * stride;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      cp_async_zfill<kFetched>(to + c * kChunkBytes + pass * 1024, from + c * 128, counts, policy);
+    }
+  }
+}
+
 // kHeadThreads threads: the slice of the group's q and d_out.
 template <int kColumns>
 __device__ __forceinline__ void dkv_load_heads(const Params& p, std::uint32_t smem, int thread) {
   const std::uint64_t policy = policy_evict_first();
-  constexpr bool kWide = kChunksOfSlice<kColumns, 1> > kSliceChunks;
+  constexpr int kWide = kChunksOfSlice<kColumns, 1>;
   DkvItem item;
-  std::uint32_t loaded = 0;
+  std::uint32_t uses = 0;  // bit `block`: the parity of its barriers
   for (int number = 0; dkv_item(p, number, item); ++number) {
     if (item.first_tile == item.end_tile) continue;
-    mbarrier_wait(smem + DkvPlan::kHeadsFree, loaded % 2 ^ 1, "heads", 0);
-    ++loaded;
     // 8 lanes copy 128 bytes of a head; 8 heads a pass.
     const int column = item.slice * kSliceChunks * 128 + (thread & 7) * 16;
     const std::uint32_t to = smem + chunk_offset(thread / 8, thread & 7);
+    const char* const q = p.q + item.query * p.q_stride0 + column;
+    const char* const d_out = p.d_out + item.query * p.d_out_stride0 + column;
     for (int b = 0; b < item.blocks; ++b) {
       const int block = 2 * item.group + b;
-      for (int pass = 0; pass < 8; ++pass) {
-        const int row = 8 * pass + thread / 8;
-        const bool valid = __ldg(block_lse2(p, item.query, block) + row) < infinity();
-        const std::int64_t checked = valid ? block * kBlockHeads + row : 0;
-        const char* q = p.q + item.query * p.q_stride0 + checked * p.q_stride1 + column;
-        const char* d_out =
-            p.d_out + item.query * p.d_out_stride0 + checked * p.d_out_stride1 + column;
-        const std::uint32_t q_to =
-            to + DkvPlan::kQ + b * (kSliceChunks + 1) * kChunkBytes + pass * 1024;
-        const std::uint32_t d_out_to =
-            to + DkvPlan::kDOut + b * kSliceChunks * kChunkBytes + pass * 1024;
+      const float* const lse2 = block_lse2(p, item.query, block) + thread / 8;
+      std::uint32_t valid = 0;
 #pragma unroll
-        for (int c = 0; c < kSliceChunks; ++c) {
-          cp_async_zfill(q_to + c * kChunkBytes, q + c * 128, valid, policy);
-          cp_async_zfill(d_out_to + c * kChunkBytes, d_out + c * 128, valid, policy);
-        }
-        if (kWide && item.slice == 1) {
-          cp_async_zfill(q_to + kSliceChunks * kChunkBytes, q + kSliceChunks * 128, valid, policy);
-        }
+      for (int pass = 0; pass < 8; ++pass) {
+        valid |= static_cast<std::uint32_t>(__ldg(lse2 + 8 * pass) < infinity()) << pass;
       }
+      const std::uint32_t parity = (uses >> b & 1) ^ 1;
+      mbarrier_wait(smem + DkvPlan::kHeadsFree + 8 * (2 * b + kDOutOfHeads), parity, "heads", b);
+      dkv_copy_heads<kSliceChunks>(to + DkvPlan::kDOut + b * kSliceChunks * kChunkBytes, d_out,
+                                   p.d_out_stride1, block * kBlockHeads, valid, thread, policy);
+      mbarrier_arrive_cp_async(smem + DkvPlan::kHeadsFull + 8 * (2 * b + kDOutOfHeads));
+      mbarrier_wait(smem + DkvPlan::kHeadsFree + 8 * (2 * b + kQOfHeads), parity, "heads", b);
+      const std::uint32_t q_to = to + DkvPlan::kQ + b * (kSliceChunks + 1) * kChunkBytes;
+      if (kWide == kSliceChunks || item.slice == 0) {
+        dkv_copy_heads<kSliceChunks>(q_to, q, p.q_stride1, block * kBlockHeads, valid, thread,
+                                     policy);
+      } else {
+        dkv_copy_heads<kWide>(q_to, q, p.q_stride1, block * kBlockHeads, valid, thread, policy);
+      }
+      mbarrier_arrive_cp_async(smem + DkvPlan::kHeadsFull + 8 * (2 * b + kQOfHeads));
+      uses ^= 1u << b;
     }
-    mbarrier_arrive_cp_async(smem + DkvPlan::kHeadsFull);
   }
 }
 
@@ -362,10 +405,11 @@ __device__ __forceinline__ void dkv_load_heads(const Params& p, std::uint32_t sm
 template <int kChunks, bool kFirst>
 __device__ __forceinline__ void dkv_block(std::uint32_t smem, int warpgroup,
                                           PipelineState<DkvPlan::kSlots>& ring, int& previous,
-                                          Sums& sums) {
+                                          const HeadsUse& heads, Sums& sums) {
   constexpr int kBlock = kFirst ? 0 : 1;
   int slot = warpgroup * DkvPlan::kSlots + ring.stage;
   mbarrier_wait(smem + DkvPlan::kFull + 8 * slot, ring.parity, "multiply", slot);
+  heads.begin<kDOutOfHeads>(smem, kBlock, warpgroup);
   const std::uint64_t p = descriptor_mn_major(smem + DkvPlan::kRing + slot * kChunkBytes);
   const std::uint64_t d_out =
       descriptor_mn_major(smem + DkvPlan::kDOut + kBlock * kSliceChunks * kChunkBytes);
@@ -380,12 +424,14 @@ __device__ __forceinline__ void dkv_block(std::uint32_t smem, int warpgroup,
   if constexpr (!kFirst) {
     wgmma_wait<1>();
     mbarrier_arrive_warp(smem + DkvPlan::kEmpty + 8 * previous);
+    heads.end<kQOfHeads>(smem, 0);
   }
   previous = slot;
   ring.advance();
 
   slot = warpgroup * DkvPlan::kSlots + ring.stage;
   mbarrier_wait(smem + DkvPlan::kFull + 8 * slot, ring.parity, "multiply", slot);
+  heads.begin<kQOfHeads>(smem, kBlock, warpgroup);
   const std::uint64_t ds = descriptor_mn_major(smem + DkvPlan::kRing + slot * kChunkBytes);
   const std::uint64_t q =
       descriptor_mn_major(smem + DkvPlan::kQ + kBlock * (kSliceChunks + 1) * kChunkBytes);
@@ -403,6 +449,7 @@ __device__ __forceinline__ void dkv_block(std::uint32_t smem, int warpgroup,
   wgmma_commit();
   wgmma_wait<1>();
   mbarrier_arrive_warp(smem + DkvPlan::kEmpty + 8 * previous);
+  heads.end<kDOutOfHeads>(smem, kBlock);
   previous = slot;
   ring.advance();
 }
@@ -410,7 +457,7 @@ __device__ __forceinline__ void dkv_block(std::uint32_t smem, int warpgroup,
 // The products of one tile, and its sums into dkv.
 template <int kChunks, class Drain>
 __device__ __forceinline__ void dkv_tile(const Params& p, std::uint32_t smem, const DkvItem& item,
-                                         int tile, int warpgroup,
+                                         int tile, int warpgroup, const HeadsUse& heads,
                                          PipelineState<DkvPlan::kSlots>& ring) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   Drain drain;
@@ -418,12 +465,13 @@ __device__ __forceinline__ void dkv_tile(const Params& p, std::uint32_t smem, co
 
   Sums sums;
   int previous = 0;
-  dkv_block<kChunks, true>(smem, warpgroup, ring, previous, sums);
-  if (item.blocks > 1) dkv_block<kChunks, false>(smem, warpgroup, ring, previous, sums);
+  dkv_block<kChunks, true>(smem, warpgroup, ring, previous, heads, sums);
+  if (item.blocks > 1) dkv_block<kChunks, false>(smem, warpgroup, ring, previous, heads, sums);
   wgmma_wait<0>();
   wgmma_pin(sums.main);
   if constexpr (kChunks > kSliceChunks) wgmma_pin(sums.last);
   mbarrier_arrive_warp(smem + DkvPlan::kEmpty + 8 * previous);
+  heads.end<kQOfHeads>(smem, item.blocks - 1);
 
   drain.locate(p, item.slice * kSliceChunks * kChunkColumns, lane);
 #pragma unroll
@@ -438,21 +486,32 @@ template <int kColumns, class Drain>
 __device__ __forceinline__ void dkv_multiply(const Params& p, std::uint32_t smem, int warpgroup) {
   PipelineState<DkvPlan::kSlots> ring;
   DkvItem item;
-  std::uint32_t count = 0, loaded = 0;
+  std::uint32_t count = 0;  // of tiles so far, of both warpgroups
+  HeadsUse heads{0, true, true};
   for (int number = 0; dkv_item(p, number, item); ++number) {
     if (item.first_tile == item.end_tile) continue;
-    // Waits also where no tile of the item is its own: the arrival below belongs to this phase.
-    mbarrier_wait(smem + DkvPlan::kHeadsFull, loaded % 2, "heads", warpgroup);
-    ++loaded;
-    for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
-      if (static_cast<int>(count % 2) != warpgroup) continue;
+    const int own = item.first_tile + static_cast<int>((warpgroup + count) % 2);
+    for (int tile = own; tile < item.end_tile; tile += 2) {
+      heads.first = tile == own;
+      heads.last = tile + 2 >= item.end_tile;
       if (kChunksOfSlice<kColumns, 1> == kSliceChunks || item.slice == 0) {
-        dkv_tile<kSliceChunks, Drain>(p, smem, item, tile, warpgroup, ring);
+        dkv_tile<kSliceChunks, Drain>(p, smem, item, tile, warpgroup, heads, ring);
       } else {
-        dkv_tile<kSliceChunks + 1, Drain>(p, smem, item, tile, warpgroup, ring);
+        dkv_tile<kSliceChunks + 1, Drain>(p, smem, item, tile, warpgroup, heads, ring);
       }
     }
-    mbarrier_arrive_warp(smem + DkvPlan::kHeadsFree);
+    if (own >= item.end_tile) {  // the only tile is the other warpgroup's
+      // Waits all the same: its arrivals belong to this phase.
+      heads.first = heads.last = true;
+      for (int b = 0; b < item.blocks; ++b) {
+        heads.begin<kDOutOfHeads>(smem, b, warpgroup);
+        heads.end<kDOutOfHeads>(smem, b);
+        heads.begin<kQOfHeads>(smem, b, warpgroup);
+        heads.end<kQOfHeads>(smem, b);
+      }
+    }
+    heads.parities ^= (1u << item.blocks) - 1;
+    count += item.end_tile - item.first_tile;
   }
 }
 
@@ -464,8 +523,10 @@ __global__ void __launch_bounds__(kProductThreads, 1) dkv_kernel(const __grid_co
       mbarrier_init(smem + DkvPlan::kFull + 8 * slot, 1);
       mbarrier_init(smem + DkvPlan::kEmpty + 8 * slot, 4 * kWarpArrival);
     }
-    mbarrier_init(smem + DkvPlan::kHeadsFull, kHeadThreads);
-    mbarrier_init(smem + DkvPlan::kHeadsFree, 8 * kWarpArrival);
+    for (int i = 0; i < 4; ++i) {
+      mbarrier_init(smem + DkvPlan::kHeadsFull + 8 * i, kHeadThreads);
+      mbarrier_init(smem + DkvPlan::kHeadsFree + 8 * i, 8 * kWarpArrival);
+    }
     fence_mbarrier_init();
   }
   __syncthreads();

@@ -27,7 +27,7 @@ void launch(Kernel* kernel, int blocks, int threads, int shared, const Params& p
 }
 
 void launch_prepare(const Params& params, cudaStream_t stream) {
-  launch(detail::prepare_kernel<true>, params.queries, detail::kPrepareThreads, 0, params, stream);
+  launch(detail::prepare_kernel<false>, params.queries, detail::kPrepareThreads, 0, params, stream);
 }
 
 template <int kColumns>

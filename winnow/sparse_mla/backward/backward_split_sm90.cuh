@@ -6,8 +6,9 @@
 // as bf16 matrices: after that a block can hold the heads of a whole group of 128, sum over them in
 // the tensor core, and reduce once.
 //
-//   prepare  per query: the visible entries, in order of key ranges; delta and lse of its heads
-//   scores   P = exp(scale q.k - lse), dS = scale P (d_out.k - delta)             -> scratch
+//   prepare  per query: the visible entries, in order of key ranges; lse of its heads
+//   scores   delta = d_out.out, unless it is given
+//            P = exp(scale q.k - lse), dS = scale P (d_out.k - delta)             -> scratch
 //   dq       dq = dS K                                  (backward_split_products_sm90.cuh)
 //   dkv      dkv += P^T d_out + dS^T q, tile by tile    (the same; backward_split_drain_sm90.cuh)
 //
@@ -41,6 +42,9 @@ inline constexpr int kValueColumns = 512;
 inline constexpr int kValueChunks = kValueColumns / kChunkColumns;
 inline constexpr int kMaxRanges = 32;  // of keys
 inline constexpr int kSharedLimit = 232448;
+// What L2 fetches at a time of rows and heads. Those of 1152 bytes begin at odd multiples of 128,
+// so that 256 bytes would hold parts of others: measured, 1 % of the time.
+inline constexpr int kFetched = 128;
 inline constexpr int kImagePair = 2 * kChunkBytes;  // P and dS of a block of heads and a tile
 
 // A chunk of queries, numbered from 0. Strides of q and d_out count bytes, the others elements.
@@ -95,6 +99,32 @@ struct Params {
 __device__ __forceinline__ char* image_pair(const Params& p, int query, int tile, int block) {
   return p.images +
          ((static_cast<std::int64_t>(query) * p.tiles + tile) * p.blocks + block) * kImagePair;
+}
+
+// What a persistent block works on next: an item of the launch, or some of its tiles. Items go
+// round the blocks, whole; those that do not fill a last round are cut into shares, and every block
+// gets the same number of them, of one item or of two.
+struct Turn {
+  static constexpr int kShares = 32;  // of an item
+  int item, begin, end;
+
+  // Of an item of `tiles` tiles.
+  __device__ __forceinline__ int begin_of(int tiles) const { return tiles * begin / kShares; }
+  __device__ __forceinline__ int end_of(int tiles) const { return tiles * end / kShares; }
+};
+
+// False after the last one.
+__device__ __forceinline__ bool block_turn(int items, int number, Turn& turn) {
+  const int blocks = gridDim.x, block = blockIdx.x, rounds = items / blocks;
+  turn = {number * blocks + block, 0, Turn::kShares};
+  if (number < rounds) return true;
+  const int shares = items % blocks * Turn::kShares;
+  const int begin = shares * block / blocks, end = shares * (block + 1) / blocks;
+  const int nth = begin / Turn::kShares + number - rounds;  // of the items that are cut
+  turn.item = rounds * blocks + nth;
+  turn.begin = max(begin - nth * Turn::kShares, 0);
+  turn.end = min(end - nth * Turn::kShares, Turn::kShares);
+  return turn.begin < turn.end;
 }
 
 // ---- Prepare -----------------------------------------------------------------------------------
@@ -180,9 +210,9 @@ __device__ __forceinline__ float2 sizes_of_values(const char* values, int lane) 
   return {largest, sqrtf(warp_sum(sum)) / unit};
 }
 
-// One block a query. Without kDelta only a given delta is taken over: the scores form the others.
-// With kSizes also head_sizes.
-template <bool kDelta, bool kSizes = false>
+// One block a query. A given delta is taken over; others are formed by the scores. With kForBounds,
+// which come before the fused kernel, they are formed here, and head_sizes too.
+template <bool kForBounds>
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_kernel(const __grid_constant__ Params p) {
   const int query = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -202,7 +232,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
       if (!any || !(fabsf(lse2) < infinity())) lse2 = infinity();
       if (p.given_delta != nullptr) {
         delta = __ldg(p.given_delta + query * p.given_delta_stride + head);
-      } else if constexpr (kDelta) {
+      } else if constexpr (kForBounds) {
         const char* a = p.out + query * p.out_stride0 + head * p.out_stride1 + lane * 16;
         const char* b = p.d_out + query * p.d_out_stride0 + head * p.d_out_stride1 + lane * 16;
 #pragma unroll
@@ -212,7 +242,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
         }
         delta = warp_sum(delta);
       }
-      if constexpr (kSizes) {
+      if constexpr (kForBounds) {
         if (lse2 < infinity()) {
           sizes = sizes_of_values(p.d_out + query * p.d_out_stride0 + head * p.d_out_stride1, lane);
         }
@@ -222,7 +252,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
       const std::int64_t at = static_cast<std::int64_t>(query) * heads + head;
       p.lse2[at] = lse2;
       p.delta[at] = delta;
-      if constexpr (kSizes) p.head_sizes[at] = sizes;
+      if constexpr (kForBounds) p.head_sizes[at] = sizes;
     }
   }
 }
@@ -230,9 +260,9 @@ __global__ void __launch_bounds__(kPrepareThreads)
 // ---- Scores ------------------------------------------------------------------------------------
 //
 // A persistent block takes items (query, block of 64 heads). Warpgroup 0 holds q in registers and
-// computes P, warpgroup 1 holds d_out and computes dS; both multiply with the same rows in the
-// ring. They multiply in a ping-pong, so that one's arithmetic hides behind the other's
-// products.
+// computes P, warpgroup 1 holds d_out, forms delta with out, which comes through the ring before
+// the rows, and computes dS; both multiply with the same rows. They multiply in a ping-pong, so
+// that one's arithmetic hides behind the other's products.
 //
 //   gather ring (full, empty)   -> warpgroup 0: logits, P -> image -> memory
 //                               |                         | (p_ready, p_free)
@@ -289,16 +319,23 @@ struct ScoresPlan {
 
 struct ScoresItem {
   int query, block, entries;
+  int first_tile, end_tile;
 };
 
 __device__ __forceinline__ bool scores_item(const Params& p, int number, ScoresItem& item) {
-  const int at = blockIdx.x + number * gridDim.x;
-  item.query = at / p.blocks;
-  item.block = at % p.blocks;
-  if (item.query >= p.queries) return false;
+  Turn turn;
+  if (!block_turn(p.queries * p.blocks, number, turn)) return false;
+  item.query = turn.item / p.blocks;
+  item.block = turn.item % p.blocks;
   item.entries = query_entries(p.rows, item.query);
+  const int tiles = tile_count(item.entries);
+  item.first_tile = turn.begin_of(tiles);
+  item.end_tile = turn.end_of(tiles);
   return true;
 }
+
+// Whether the scores form delta: where it is not given.
+__device__ __forceinline__ bool forms_delta(const Params& p) { return p.given_delta == nullptr; }
 
 // lse2 of a block's 64 heads.
 __device__ __forceinline__ const float* block_lse2(const Params& p, int query, int block) {
@@ -326,8 +363,8 @@ __device__ __forceinline__ void scores_copy(std::uint32_t smem, PipelineState<Pl
     for (int c = 0; c < Plan::kStageChunks; ++c) {
       const int chunk = s * Plan::kStageChunks + c;
       if (chunk < kCopied) {
-        gather_chunk(smem + ring.stage * Plan::kStageBytes + c * kChunkBytes, rows, chunk, thread,
-                     policy);
+        gather_chunk<kFetched>(smem + ring.stage * Plan::kStageBytes + c * kChunkBytes, rows, chunk,
+                               thread, policy);
       }
     }
     mbarrier_arrive_cp_async(smem + Plan::kFull + 8 * ring.stage);
@@ -343,9 +380,9 @@ __device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t sme
   PipelineState<Plan::kStages> ring;
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
-    if (item.entries == 0) continue;
+    if (item.first_tile == item.end_tile) continue;
     const std::int32_t* list = p.rows.indices + item.query * p.rows.indices_stride;
-    TileEntries next = load_tile(list, 0, item.entries, lane);
+    TileEntries next = load_tile(list, item.first_tile, item.entries, lane);
     const int first_head = item.block * kBlockHeads;
     const float* lse2 = block_lse2(p, item.query, item.block);
     scores_copy<Plan, Plan::kChunks>(
@@ -357,12 +394,17 @@ __device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t sme
                                       block_rows(p.d_out + item.query * p.d_out_stride0,
                                                  p.d_out_stride1, first_head, lse2, thread),
                                       thread, once);
+      if (forms_delta(p)) {
+        scores_copy<Plan, kValueChunks>(
+            smem, ring,
+            block_rows(p.out + item.query * p.out_stride0, p.out_stride1, first_head, lse2, thread),
+            thread, once);
+      }
     }
-    const int tiles = tile_count(item.entries);
-    for (int tile = 0; tile < tiles; ++tile) {
+    for (int tile = item.first_tile; tile < item.end_tile; ++tile) {
       const GatherRows rows =
           gather_rows(p.rows, next, tile_mask(next, std::uint32_t{1} << 31), thread);
-      if (tile + 1 < tiles) next = load_tile(list, tile + 1, item.entries, lane);
+      if (tile + 1 < item.end_tile) next = load_tile(list, tile + 1, item.entries, lane);
       scores_copy<Plan, Plan::kChunks>(smem, ring, rows, thread, keep);
     }
   }
@@ -401,6 +443,40 @@ __device__ __forceinline__ void scores_load_heads(std::uint32_t smem,
     mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * ring.stage);
     ring.advance();
   }
+}
+
+// delta of the heads lane / 4 and lane / 4 + 8 of the warp's 16: products of d_out, which is in
+// registers, with out, which comes in the next stages.
+template <class Plan>
+__device__ __forceinline__ void scores_delta(std::uint32_t smem, PipelineState<Plan::kStages>& ring,
+                                             const std::uint32_t (&d_out)[kValueColumns / 16][4],
+                                             float (&delta)[2]) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  delta[0] = delta[1] = 0;
+#pragma unroll
+  for (int s = 0; s < Plan::kTileStages; ++s) {
+    mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "delta", ring.stage);
+#pragma unroll
+    for (int i = 0; i < Plan::kStageSteps; i += 2) {
+      const int step = s * Plan::kStageSteps + i;
+      if (step < kValueColumns / 16) {
+        const std::uint32_t chunk = smem + ring.stage * Plan::kStageBytes + i / 4 * kChunkBytes;
+        std::uint32_t a[4], b[4];
+        ldmatrix_x4(fragment_address(chunk, warp, lane, i % 4), a[0], a[1], a[2], a[3]);
+        ldmatrix_x4(fragment_address(chunk, warp, lane, i % 4 + 1), b[0], b[1], b[2], b[3]);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          delta[r] += dot_bf16x8(
+              {a[r], a[2 + r], b[r], b[2 + r]},
+              {d_out[step][r], d_out[step][2 + r], d_out[step + 1][r], d_out[step + 1][2 + r]});
+        }
+      }
+    }
+    mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * ring.stage);
+    ring.advance();
+  }
+  delta[0] = quad_sum(delta[0]);
+  delta[1] = quad_sum(delta[1]);
 }
 
 // d[64 heads x 64 rows] = A B^T for the first 16 * kSteps columns of the tile in the next stages.
@@ -514,7 +590,7 @@ __device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
   std::uint32_t count = 0;  // of tiles so far
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
-    if (item.entries == 0) continue;
+    if (item.first_tile == item.end_tile) continue;
     const float* lse = block_lse2(p, item.query, item.block) + 16 * warp + lane / 4;
     const float lse2[2] = {__ldg(lse), __ldg(lse + 8)};
     scores_load_heads<Plan>(smem, ring, q);
@@ -523,9 +599,9 @@ __device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
       if (lane == 0) head_norm(p, item, warp)[0] = norm;
     }
     scores_skip<Plan>(smem, ring);
+    if (forms_delta(p)) scores_skip<Plan>(smem, ring);
     const bool any_dead = __any_sync(kFullWarp, fmaxf(lse2[0], lse2[1]) == infinity());
-    const int tiles = tile_count(item.entries);
-    for (int tile = 0; tile < tiles; ++tile, ++count) {
+    for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
       float s[32];
       scores_multiply<Plan>(smem, ring, 0, count % 2 ^ 1, q, s);
 #pragma unroll
@@ -572,19 +648,32 @@ __device__ __forceinline__ void scores_ds(const Params& p, std::uint32_t smem) {
   std::uint32_t count = 0;
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
-    if (item.entries == 0) continue;
-    const float* delta =
-        p.delta + (static_cast<std::int64_t>(item.query) * p.blocks + item.block) * kBlockHeads +
-        16 * warp + lane / 4;
-    const float shift[2] = {-__ldg(delta) * p.scale, -__ldg(delta + 8) * p.scale};
+    if (item.first_tile == item.end_tile) continue;
     scores_skip<Plan>(smem, ring);
     scores_load_heads<Plan>(smem, ring, d_out);
+    float* const delta =
+        p.delta + (static_cast<std::int64_t>(item.query) * p.blocks + item.block) * kBlockHeads +
+        16 * warp + lane / 4;
+    float shift[2];
+    if (forms_delta(p)) {
+      scores_delta<Plan>(smem, ring, d_out, shift);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if ((lane & 3) == 0) delta[8 * r] = shift[r];
+        shift[r] *= -p.scale;
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) shift[r] = -__ldg(delta + 8 * r) * p.scale;
+    }
     if constexpr (kNorms) {
+      // The values that delta unpacks are not kept for the norms: there are no registers for them.
+#pragma unroll
+      for (auto& step : d_out) wgmma_pin(step);
       const float norm = largest_column_of_heads(d_out);
       if (lane == 0) head_norm(p, item, warp)[1] = norm;
     }
-    const int tiles = tile_count(item.entries);
-    for (int tile = 0; tile < tiles; ++tile, ++count) {
+    for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
       float d[32];
       scores_multiply<Plan>(smem, ring, 1, count % 2, d_out, d);
       const int buffer = count % 2;

@@ -34,10 +34,8 @@ testing::Benchmark make_benchmark(DecodeCase shape) {
     };
     auto data = std::make_shared<Data>(Data{DecodeStep(shape).on(device), {}});
     DecodeArgs args = data->step.args();
-    if (const std::int64_t bytes = decode_workspace_bytes(args, target.options); bytes > 0) {
-      data->workspace = Tensor(DType::u8, {bytes}, device);
-      args.workspace = data->workspace;
-    }
+    data->workspace = Tensor(DType::u8, {decode_workspace_bytes(args, target.options)}, device);
+    args.workspace = data->workspace;
     return [data, args, options = target.options] { decode(args, options); };
   };
   return benchmark;
@@ -113,10 +111,8 @@ std::function<void()> prepare_gpu(const GpuShape& shape, const testing::Target& 
                   .batch_invariant = shape.batch_invariant,
                   .out = data->out,
                   .lse = data->lse};
-  if (const std::int64_t scratch = decode_workspace_bytes(args, target.options); scratch > 0) {
-    data->workspace = Tensor(DType::u8, {scratch}, device);
-    args.workspace = data->workspace;
-  }
+  data->workspace = Tensor(DType::u8, {decode_workspace_bytes(args, target.options)}, device);
+  args.workspace = data->workspace;
   return [data, args, options = target.options] { decode(args, options); };
 }
 

@@ -167,10 +167,8 @@ testing::CaseOutcome run(const DecodeCase& shape, const testing::Target& target)
   const DecodeStep there = step.on(device);
   DecodeArgs args = there.args();
   Tensor workspace;
-  if (const std::int64_t bytes = decode_workspace_bytes(args, target.options); bytes > 0) {
-    workspace = Tensor(DType::u8, {bytes}, device);
-    args.workspace = workspace;
-  }
+  workspace = Tensor(DType::u8, {decode_workspace_bytes(args, target.options)}, device);
+  args.workspace = workspace;
   testing::CaseOutcome outcome;
   outcome.backend = decode(args, target.options);
   const oracle::Decode expected = oracle::decode(step.args());

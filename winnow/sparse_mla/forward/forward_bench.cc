@@ -20,10 +20,8 @@ std::function<void()> prepare(const CaseShape& shape, const testing::Target& tar
       Tensor(DType::f32, {shape.s_q, shape.h_q}, device), Tensor()});
   ForwardArgs args{.out = data->out, .max_logits = data->max_logits, .lse = data->lse};
   data->inputs.pass_to(args);
-  if (const std::int64_t bytes = forward_workspace_bytes(args, target.options); bytes > 0) {
-    data->workspace = Tensor(DType::u8, {bytes}, device);
-    args.workspace = data->workspace;
-  }
+  data->workspace = Tensor(DType::u8, {forward_workspace_bytes(args, target.options)}, device);
+  args.workspace = data->workspace;
   return [data, args, options = target.options] { forward(args, options); };
 }
 

@@ -32,6 +32,7 @@ struct KernelParams {
   char* handed;      // handed_bytes() where parts of items are handed on
   RangeView ranges;  // of a dense problem
   int order_shift;   // entries are read by ranges of 2^order_shift rows; -1: as they are listed
+  bool prefetch;     // rows of the next tile are asked for
 };
 
 // Shared memory: behind what attention_sm90.cuh has, the entries of a query in order.
@@ -84,6 +85,19 @@ __device__ __forceinline__ void prefetch_queries(const KernelParams& params, std
   if (thread >= kHeads || head >= params.h_q) return;
   bulk_prefetch_l2(
       params.q + item / params.head_blocks * params.q_stride0 + head * params.q_stride1, kDim * 2);
+}
+
+// Asks L2 for rows of the next tile, before their places are free: half of them, for the block of
+// the query's other 64 heads asks for the rest. Each warp holds all entries, and asks for a
+// quarter.
+template <int kDim>
+__device__ __forceinline__ void prefetch_rows(const KernelParams& params,
+                                              const TileEntries& entries, int thread) {
+  const std::int32_t entry = blockIdx.x & 1 ? entries.high : entries.low;
+  if (((thread ^ thread >> 5) & 3) != 0 || static_cast<std::uint32_t>(entry) >= params.kv.s_kv) {
+    return;
+  }
+  bulk_prefetch_l2(params.kv.kv + entry * params.kv.kv_stride, kDim * 2);
 }
 
 // Runs ahead of the consumers by what the slots allow, into the next item too.
@@ -144,6 +158,9 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, const Tu
       } else {
         load_tile_rows<kDim, 1>(smem, uses >> 1, rows, mask, thread, keep);
         uses ^= 2;
+      }
+      if (!kDense && params.prefetch && (loaded || tile + 1 < tiles)) {
+        prefetch_rows<kDim>(params, next, thread);
       }
       if (tile == first) {
         // After the first tile, not before: its slot is free before the last logits of the item

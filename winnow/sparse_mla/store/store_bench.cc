@@ -46,10 +46,8 @@ testing::Benchmark make_benchmark(CacheFormat format, std::int64_t n, DeviceType
     data->cache = testing::on(where, make_cache(format, n / kBlockSize, kBlockSize));
     StoreArgs args{
         .rows = data->rows, .slots = data->slots, .format = format, .cache = data->cache.view};
-    if (const std::int64_t bytes = store_workspace_bytes(args, target.options); bytes > 0) {
-      data->workspace = Tensor(DType::u8, {bytes}, where);
-      args.workspace = data->workspace;
-    }
+    data->workspace = Tensor(DType::u8, {store_workspace_bytes(args, target.options)}, where);
+    args.workspace = data->workspace;
     return [data, args, options = target.options] { store(args, options); };
   };
   return benchmark;

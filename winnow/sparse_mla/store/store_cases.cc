@@ -162,10 +162,8 @@ testing::CaseOutcome run(const StoreCase& shape, const testing::Target& target) 
       .format = shape.format,
       .cache = shape.format == CacheFormat::bf16 ? cache.view : as(shape.bytes, cache.view)};
   Tensor workspace;
-  if (const std::int64_t bytes = store_workspace_bytes(args, target.options); bytes > 0) {
-    workspace = Tensor(DType::u8, {bytes}, device);
-    args.workspace = workspace;
-  }
+  workspace = Tensor(DType::u8, {store_workspace_bytes(args, target.options)}, device);
+  args.workspace = workspace;
   testing::CaseOutcome outcome;
   outcome.backend = store(args, target.options);
 

@@ -14,10 +14,10 @@ def event_of(previous_event: Any) -> Optional[EventHandle]:
 
 
 def tensors_in(values: Any) -> Iterable[Tensor]:
-    """All tensors in nested tuples and lists."""
+    """All tensors in nested tuples. Lists are of numbers, hundreds of counts."""
     if isinstance(values, Tensor):
         yield values
-    elif isinstance(values, (tuple, list)):
+    elif isinstance(values, tuple):
         for value in values:
             yield from tensors_in(value)
 
