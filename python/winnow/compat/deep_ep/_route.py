@@ -94,7 +94,9 @@ class Route:
     def aligned_counts(self, alignment: int) -> List[int]:
         """Pairs of each local expert rounded up, on the host; empty where it does not know them."""
         counts = (self.descriptor.host_expert_counts if self._host_knows else None) or []
-        return counts if alignment == 1 else [-(-count // alignment) * alignment for count in counts]
+        return (
+            counts if alignment == 1 else [-(-count // alignment) * alignment for count in counts]
+        )
 
     @property
     def _host_knows(self) -> bool:
