@@ -29,7 +29,8 @@ __host__ __device__ constexpr std::uint32_t chunk_offset(int row, int column16) 
 enum class Major : int { K = 0, MN = 1 };
 
 // Descriptor fields, in units of 16 bytes: start address (bits 0-13), leading offset (16-29),
-// stride offset (32-45), and the 128-byte swizzle (1 in bits 62-63).
+// stride offset (32-45), and the 128-byte swizzle (1 in bits 62-63). Addresses are below 2^18: a
+// block of a cluster, whose own addresses have its rank in bits 24 and up, must take that away.
 namespace descriptor {
 constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
 constexpr std::uint64_t kStride1024 = std::uint64_t{1024 >> 4} << 32;
