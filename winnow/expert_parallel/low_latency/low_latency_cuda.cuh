@@ -93,7 +93,8 @@ __device__ inline void find(const LowLatencyView& view, std::uint32_t& found,
   if (atomicCAS(reinterpret_cast<int*>(&note.found), 0, int(what)) == 0) set(note);
 }
 
-// A block has done so. One thread. Whether all blocks have, and whether one has found something.
+// A block that sends has done `what`. One thread. Whether all blocks have, and whether one has
+// found something.
 struct Sent {
   bool all, found;
 };
