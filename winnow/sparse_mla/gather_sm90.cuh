@@ -81,6 +81,16 @@ struct TileEntries {
   std::int32_t low, high;
 };
 
+// Calls ask(entry) for the entry of a tile whose row this thread asks L2 for, where a block and its
+// neighbour, which has the query's other 64 heads, gather the same rows by four warps each: a block
+// has half of them, a warp a quarter of that half.
+template <class Ask>
+__device__ __forceinline__ void for_prefetched_entry(const TileEntries& entries, int thread,
+                                                     const Ask& ask) {
+  const std::int32_t entry = blockIdx.x & 1 ? entries.high : entries.low;
+  if (((thread ^ thread >> 5) & 3) == 0) ask(entry);
+}
+
 // The ranges of a dense problem, beside its GatherView.
 struct RangeView {
   const std::int32_t* key_start;

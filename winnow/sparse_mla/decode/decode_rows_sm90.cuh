@@ -160,17 +160,17 @@ __device__ __forceinline__ void load_quantised_rows(std::uint32_t smem, std::uin
   load_groups<kDim, kSlot, kFirst, kEnd>(smem, parity, landed, mask, thread, copy);
 }
 
-// Asks L2 for rows of a tile: half of them, for the block of the other 64 heads asks for the rest.
-// Each warp holds all entries, and asks for a quarter of that half.
+// Asks L2 for rows of a tile.
 template <CacheFormat kFormat>
 __device__ __forceinline__ void prefetch_rows(const KernelParams& params, int cache,
                                               const TileEntries& entries, int thread) {
   const ChosenView& chosen = params.chosen[cache];
-  const std::int32_t entry = blockIdx.x & 1 ? entries.high : entries.low;
-  if (((thread ^ thread >> 5) & 3) != 0 || !chosen.cache.holds(entry)) return;
-  const auto place = chosen.of_block.divide(entry);
-  bulk_prefetch_l2(chosen.cache.row(place.quotient, place.remainder),
-                   kFormat == CacheFormat::fp8_656 ? Row656::kBytes : Row584::kRowBytes);
+  for_prefetched_entry(entries, thread, [&](std::int32_t entry) {
+    if (!chosen.cache.holds(entry)) return;
+    const auto place = chosen.of_block.divide(entry);
+    bulk_prefetch_l2(chosen.cache.row(place.quotient, place.remainder),
+                     kFormat == CacheFormat::fp8_656 ? Row656::kBytes : Row584::kRowBytes);
+  });
 }
 
 // --- the role -----------------------------------------------------------------------------------

@@ -87,17 +87,14 @@ __device__ __forceinline__ void prefetch_queries(const KernelParams& params, std
       params.q + item / params.head_blocks * params.q_stride0 + head * params.q_stride1, kDim * 2);
 }
 
-// Asks L2 for rows of the next tile, before their places are free: half of them, for the block of
-// the query's other 64 heads asks for the rest. Each warp holds all entries, and asks for a
-// quarter.
+// Asks L2 for rows of the next tile, before their places are free.
 template <int kDim>
 __device__ __forceinline__ void prefetch_rows(const KernelParams& params,
                                               const TileEntries& entries, int thread) {
-  const std::int32_t entry = blockIdx.x & 1 ? entries.high : entries.low;
-  if (((thread ^ thread >> 5) & 3) != 0 || static_cast<std::uint32_t>(entry) >= params.kv.s_kv) {
-    return;
-  }
-  bulk_prefetch_l2(params.kv.kv + entry * params.kv.kv_stride, kDim * 2);
+  for_prefetched_entry(entries, thread, [&](std::int32_t entry) {
+    if (static_cast<std::uint32_t>(entry) >= params.kv.s_kv) return;
+    bulk_prefetch_l2(params.kv.kv + entry * params.kv.kv_stride, kDim * 2);
+  });
 }
 
 // Runs ahead of the consumers by what the slots allow, into the next item too.
