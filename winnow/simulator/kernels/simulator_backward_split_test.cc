@@ -16,12 +16,15 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-h192", {"random:2"}},
     {"bf16-sink-mixed", {"random:3"}},
     {"bf16-sink-mixed-deterministic", kFew},
+    {"bf16-skv25000-h128", {"random:4"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h96", kMany},
     {"bf16-h128", kMany},
     {"bf16-h192", kMany},
     {"bf16-h128-k2048", {"late", "random:5"}},
+    {"bf16-skv25000-h128", kMany},
+    {"bf16-skv25000-h128-deterministic", kFew},
     {"bf16-sink-mixed-all-options", kMany},
     {"bf16-sink-mixed-nan-in-dead", kMany},
     {"bf16-sink-mixed-nan-in-dead-deterministic", kMany},
@@ -94,9 +97,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     many_items("DkvCountOfFreeHeads", "mbarrier_init(smem + DkvPlan::kHeadsFree", Action::add, -1),
     long_product("DkvCountOfSlotsTooLarge", "mbarrier_init(smem + DkvPlan::kEmpty", Action::add, 1),
     product_bug("DkvNoFence", "Adds one block's P^T d_out", Action::drop, 0, 13),
-    product_bug("DkvNoInitFence", "mbarrier_init(smem + DkvPlan::kHeadsFree", Action::drop, 0, 2),
-    product_bug("DkvNoBarrierAfterInit", "mbarrier_init(smem + DkvPlan::kHeadsFree", Action::drop,
+    product_bug("DkvNoInitFence", "mbarrier_init(smem + DkvPlan::kItemEmpty", Action::drop, 0, 2),
+    product_bug("DkvNoBarrierAfterInit", "mbarrier_init(smem + DkvPlan::kItemEmpty", Action::drop,
                 0, 4),
+    product_bug("DkvNoWaitForItem", "mbarrier_wait(smem_ + DkvPlan::kItemFull", Action::drop),
+    many_items("DkvNoWaitForReaders", "mbarrier_wait(smem_ + DkvPlan::kItemEmpty", Action::drop),
+    many_items("DkvCountOfReaders", "mbarrier_init(smem + DkvPlan::kItemEmpty", Action::add, -1),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorBackwardSplit, backward_operation(), kQuickCases, kThoroughCases,

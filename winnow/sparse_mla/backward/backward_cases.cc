@@ -169,6 +169,15 @@ testing::Operation backward_operation(std::int64_t most_queries) {
       }
     }
   }
+  // More heads than 64 over a cache of several ranges of rows.
+  std::vector<CaseShape> own;
+  testing::add(
+      own, {DType::bf16},
+      CaseShape{.name = "skv25000-h128", .s_q = 4, .h_q = 128, .s_kv = 25000, .topk = 200});
+  for (const CaseShape& shape : own) {
+    add(shape, {});
+    add(shape, {.suffix = "-deterministic", .deterministic = true});
+  }
   operation.benchmarks = backward_benchmarks();
   return operation;
 }

@@ -40,7 +40,7 @@ struct SplitLayout {
   std::int64_t blocks, tiles;  // of heads, of a query's entries
   std::int64_t chunk;          // queries worked on at a time
   int ranges, range_shift;
-  std::int64_t images, lists, offsets, lse2, delta, sums;
+  std::int64_t images, lists, offsets, lse2, delta, sums, taken;
   // With `deterministic`; rows: states, bounds and counts of the rows.
   std::int64_t head_norms, tile_norms, rows, fixed;
   std::int64_t waste_rows;  // behind those of the cache: what nobody wants is added to them
@@ -79,6 +79,7 @@ inline SplitLayout layout_of(const BackwardParams& params, const SplitTarget& ta
   layout.offsets = place(layout.chunk * (layout.ranges + 1) * 4);
   layout.lse2 = place(problem.s_q * heads * 4);
   layout.delta = place(problem.s_q * heads * 4);
+  layout.taken = place(4);
   layout.sums = place(params.dkv_dtype == DType::f32 ? 0 : problem.s_kv * problem.d_qk * 4);
   if (params.deterministic) {
     layout.head_norms = place(layout.chunk * layout.blocks * 32);
@@ -123,6 +124,7 @@ inline Params kernel_params(const BackwardParams& params, const SplitLayout& lay
 
   const std::int64_t heads = layout.blocks * kBlockHeads;
   kernel.images = workspace + layout.images;
+  kernel.dkv_taken = reinterpret_cast<unsigned*>(workspace + layout.taken);
   kernel.lists = reinterpret_cast<std::int32_t*>(workspace + layout.lists);
   kernel.offsets = reinterpret_cast<std::int32_t*>(workspace + layout.offsets);
   kernel.lse2 = reinterpret_cast<float*>(workspace + layout.lse2) + first * heads;

@@ -236,6 +236,13 @@ __global__ void __launch_bounds__(kProductThreads, 1) dq_kernel(const __grid_con
 // of keys. Where the f32 sums of all rows fit in L2 there is one range, and the slices of a query
 // come together, because they read the same images. Otherwise the order is slice, range, query: all
 // blocks add to the same slice of the same range at a time, which fits in L2.
+//
+// Some multiprocessors are slower than others by a fifth, since they are further from the memory
+// that they add to. So that blocks stay in the same range and end together, each takes the next
+// item when it is ready for one: the lane that loads the images of warpgroup 0 does, and tells the
+// others. In one range most items go round the blocks all the same, so that the slices of a query
+// stay together.
+//
 // An item's q and d_out stay in shared memory; its tiles alternate between two warpgroups, of which
 // one multiplies while the other drains its sums into dkv. Each has its own ring of images. q and
 // d_out of each block of heads are replaced one by one, as the last tiles are done with them: the
@@ -245,6 +252,7 @@ __global__ void __launch_bounds__(kProductThreads, 1) dq_kernel(const __grid_con
 
 struct DkvLayout {
   static constexpr int kSlots = 5;  // of a warpgroup's ring; P and dS of a block take one each
+  static constexpr int kItems = 4;  // that are told at a time
   Chunk q[2][kSliceChunks + 1];     // [blocks]: the chunks of the slice
   Chunk d_out[2][kSliceChunks];     // [blocks]
   Chunk ring[2][kSlots];            // [warpgroups]
@@ -252,6 +260,9 @@ struct DkvLayout {
   Mbarrier empty[2][kSlots];        // [warpgroups]: warps of its reader
   Mbarrier heads_full[2][2];        // [blocks][d_out, q]: kHeadThreads
   Mbarrier heads_free[2][2];        // [blocks][d_out, q]: warps of both warpgroups
+  Mbarrier item_full[kItems];       // the lane that takes the items
+  Mbarrier item_empty[kItems];      // who else works on them: kItemReaders
+  alignas(16) std::int32_t items[kItems][8];  // the words of a DkvItem
 };
 
 // Where things are in it, in bytes.
@@ -264,9 +275,12 @@ struct DkvPlan {
   static constexpr int kEmpty = offsetof(DkvLayout, empty);
   static constexpr int kHeadsFull = offsetof(DkvLayout, heads_full);
   static constexpr int kHeadsFree = offsetof(DkvLayout, heads_free);
+  static constexpr int kItemFull = offsetof(DkvLayout, item_full);
+  static constexpr int kItemEmpty = offsetof(DkvLayout, item_empty);
+  static constexpr int kItem = offsetof(DkvLayout, items);
   static constexpr int kBytes = sizeof(DkvLayout);
   static_assert(kDOut == 81920 && kRing == 147456 && kFull == 229376);
-  static_assert(kBytes == 229600 && kBytes <= kSharedLimit);
+  static_assert(kBytes == 229792 && kBytes <= kSharedLimit);
 };
 inline constexpr int kHeadThreads = 64;
 inline constexpr int kDOutOfHeads = 0, kQOfHeads = 1;
@@ -274,6 +288,9 @@ inline constexpr int kDOutOfHeads = 0, kQOfHeads = 1;
 struct DkvItem : ProductItem {
   int first_tile, end_tile;
 };
+// Of an item that was told: eight warps that multiply, two that load heads, a lane that loads
+// images.
+inline constexpr int kItemReaders = 10 * kWarpArrival + 1;
 
 // Of a warpgroup: the parity of the barriers of each block's heads, and whether they are used for
 // the first time in an item, and the last.
@@ -297,9 +314,9 @@ struct HeadsUse {
 __device__ __forceinline__ bool dkv_item(const Params& p, int number, DkvItem& item) {
   const int groups = ceil_div(p.blocks, 2);
   const int round = p.queries * groups;  // the items of a slice and a range
-  Turn turn;
-  if (!block_turn(2 * round * p.ranges, number, turn)) return false;
-  const int at = turn.item;
+  const int late = max(number - p.dkv_cut.whole, 0);
+  const int at = min(number, p.dkv_cut.whole) + late / p.dkv_cut.shares;
+  if (at >= 2 * round * p.ranges) return false;
   const int range = p.ranges == 1 ? 0 : at / round % p.ranges;
   const int pair = p.ranges == 1 ? at / 2 : at % round;
   // With one range the slices alternate, so that every multiprocessor gets as many wide ones.
@@ -311,21 +328,86 @@ __device__ __forceinline__ bool dkv_item(const Params& p, int number, DkvItem& i
   const std::int32_t* offsets =
       p.offsets + static_cast<std::int64_t>(item.query) * (p.ranges + 1) + range;
   // A tile belongs to the range of its first entry.
-  const int first = tile_count(__ldg(offsets));
-  const int tiles = tile_count(__ldg(offsets + 1)) - first;
-  item.first_tile = first + turn.begin_of(tiles);
-  item.end_tile = first + turn.end_of(tiles);
+  item.first_tile = tile_count(__ldg(offsets));
+  item.end_tile = tile_count(__ldg(offsets + 1));
+  if (number >= p.dkv_cut.whole) {
+    const int share = late % p.dkv_cut.shares, tiles = item.end_tile - item.first_tile;
+    item.end_tile = item.first_tile + tiles * (share + 1) / p.dkv_cut.shares;
+    item.first_tile += tiles * share / p.dkv_cut.shares;
+  }
   item.entries = query_entries(p.rows, item.query);
   return true;
 }
 
-// One lane: the images of the tiles that warpgroup `reader` works on.
-__device__ __forceinline__ void dkv_load_images(const Params& p, std::uint32_t smem, int reader) {
+// Of one lane: takes items, those that have tiles, and tells the others of them.
+class DkvTaker {
+ public:
+  __device__ __forceinline__ DkvTaker(const Params& p, std::uint32_t smem) : p_(p), smem_(smem) {}
+  // False after the last one.
+  __device__ __forceinline__ bool next(DkvItem& item) {
+    do {
+      const int round = round_ < p_.dkv_cut.fixed ? round_++ : p_.dkv_cut.fixed;
+      const unsigned in_round =
+          round < p_.dkv_cut.fixed ? unsigned{blockIdx.x} : atomicAdd(p_.dkv_taken, 1u);
+      if (!dkv_item(p_, static_cast<int>(round * gridDim.x + in_round), item)) item.query = -1;
+    } while (item.query >= 0 && item.first_tile == item.end_tile);
+    mbarrier_wait(smem_ + DkvPlan::kItemEmpty + 8 * ring_.stage, ring_.parity ^ 1, "tell",
+                  ring_.stage);
+    const std::uint32_t to = smem_ + DkvPlan::kItem + 32 * ring_.stage;
+    const auto word = [](int value) { return static_cast<std::uint32_t>(value); };
+    st_shared(to, uint4{word(item.query), word(item.group), word(item.slice), word(item.entries)});
+    st_shared(to + 16, uint4{word(item.blocks), word(item.first_tile), word(item.end_tile), 0});
+    mbarrier_arrive(smem_ + DkvPlan::kItemFull + 8 * ring_.stage);
+    ring_.advance();
+    return item.query >= 0;
+  }
+
+ private:
+  const Params& p_;
+  const std::uint32_t smem_;
+  int round_ = 0;  // of those that go round the blocks
+  PipelineState<DkvLayout::kItems> ring_;
+};
+
+// The others, each warp or lane for itself.
+template <bool kWarp>
+class DkvReader {
+ public:
+  __device__ __forceinline__ explicit DkvReader(std::uint32_t smem) : smem_(smem) {}
+  // False after the last one.
+  __device__ __forceinline__ bool next(DkvItem& item) {
+    mbarrier_wait(smem_ + DkvPlan::kItemFull + 8 * ring_.stage, ring_.parity, "item", ring_.stage);
+    const std::uint32_t from = smem_ + DkvPlan::kItem + 32 * ring_.stage;
+    const uint4 a = ld_shared_words(from), b = ld_shared_words(from + 16);
+    const std::uint32_t empty = smem_ + DkvPlan::kItemEmpty + 8 * ring_.stage;
+    if constexpr (kWarp) {
+      mbarrier_arrive_warp(empty);
+    } else {
+      mbarrier_arrive(empty);
+    }
+    ring_.advance();
+    const auto number = [](std::uint32_t word) { return static_cast<int>(word); };
+    item.query = number(a.x), item.group = number(a.y), item.slice = number(a.z);
+    item.entries = number(a.w), item.blocks = number(b.x);
+    item.first_tile = number(b.y), item.end_tile = number(b.z);
+    return item.query >= 0;
+  }
+
+ private:
+  const std::uint32_t smem_;
+  PipelineState<DkvLayout::kItems> ring_;
+};
+
+// One lane: the images of the tiles that warpgroup `reader` works on, of the items of a DkvTaker or
+// a DkvReader.
+template <class Items>
+__device__ __forceinline__ void dkv_load_images(const Params& p, std::uint32_t smem, int reader,
+                                                Items items) {
   const std::uint64_t policy = p.keep_images ? policy_evict_last() : policy_evict_first();
   PipelineState<DkvPlan::kSlots> ring;
   DkvItem item;
   std::uint32_t count = 0;  // of tiles so far, of both warpgroups
-  for (int number = 0; dkv_item(p, number, item); ++number) {
+  while (items.next(item)) {
     for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
       if (static_cast<int>(count % 2) != reader) continue;
       const char* source = image_pair(p, item.query, tile, 2 * item.group);
@@ -364,10 +446,10 @@ template <int kColumns>
 __device__ __forceinline__ void dkv_load_heads(const Params& p, std::uint32_t smem, int thread) {
   const std::uint64_t policy = policy_evict_first();
   constexpr int kWide = kChunksOfSlice<kColumns, 1>;
+  DkvReader<true> items(smem);
   DkvItem item;
   std::uint32_t uses = 0;  // bit `block`: the parity of its barriers
-  for (int number = 0; dkv_item(p, number, item); ++number) {
-    if (item.first_tile == item.end_tile) continue;
+  while (items.next(item)) {
     // 8 lanes copy 128 bytes of a head; 8 heads a pass.
     const int column = item.slice * kSliceChunks * 128 + (thread & 7) * 16;
     const std::uint32_t to = smem + chunk_offset(thread / 8, thread & 7);
@@ -485,11 +567,11 @@ __device__ __forceinline__ void dkv_tile(const Params& p, std::uint32_t smem, co
 template <int kColumns, class Drain>
 __device__ __forceinline__ void dkv_multiply(const Params& p, std::uint32_t smem, int warpgroup) {
   PipelineState<DkvPlan::kSlots> ring;
+  DkvReader<true> items(smem);
   DkvItem item;
   std::uint32_t count = 0;  // of tiles so far, of both warpgroups
   HeadsUse heads{0, true, true};
-  for (int number = 0; dkv_item(p, number, item); ++number) {
-    if (item.first_tile == item.end_tile) continue;
+  while (items.next(item)) {
     const int own = item.first_tile + static_cast<int>((warpgroup + count) % 2);
     for (int tile = own; tile < item.end_tile; tile += 2) {
       heads.first = tile == own;
@@ -527,6 +609,10 @@ __global__ void __launch_bounds__(kProductThreads, 1) dkv_kernel(const __grid_co
       mbarrier_init(smem + DkvPlan::kHeadsFull + 8 * i, kHeadThreads);
       mbarrier_init(smem + DkvPlan::kHeadsFree + 8 * i, 8 * kWarpArrival);
     }
+    for (int i = 0; i < DkvLayout::kItems; ++i) {
+      mbarrier_init(smem + DkvPlan::kItemFull + 8 * i, 1);
+      mbarrier_init(smem + DkvPlan::kItemEmpty + 8 * i, kItemReaders);
+    }
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -537,8 +623,10 @@ __global__ void __launch_bounds__(kProductThreads, 1) dkv_kernel(const __grid_co
   } else {
     setmaxnreg_dec<kProductLoadRegisters>();
     const int warp = threadIdx.x % 128 / 32;
-    if (warp < 2) {
-      if (threadIdx.x % 32 == 0) dkv_load_images(p, smem, warp);
+    if (warp == 0) {
+      if (threadIdx.x % 32 == 0) dkv_load_images(p, smem, 0, DkvTaker(p, smem));
+    } else if (warp == 1) {
+      if (threadIdx.x % 32 == 0) dkv_load_images(p, smem, 1, DkvReader<false>(smem));
     } else {
       dkv_load_heads<kColumns>(p, smem, threadIdx.x % 64);
     }

@@ -44,8 +44,23 @@ void launch_dq(const Params& params, int blocks, cudaStream_t stream) {
          params, stream);
 }
 
+// The last items are cut, so that blocks end together: those of an incomplete round, and a round
+// more where blocks may have drifted apart. Shares of less than four tiles only where there are
+// few.
+detail::DkvCut dkv_cut(const Params& params, int blocks) {
+  const int items = 2 * params.queries * detail::ceil_div(params.blocks, 2) * params.ranges;
+  const int rounds = items / blocks;
+  const int fixed = params.ranges == 1 ? std::max(rounds * 7 / 8, 1) : 1;
+  const int cut = items % blocks + (rounds >= 8 ? blocks : 0);
+  if (cut == 0) return {fixed, items, 1};
+  const int tiles = std::max(params.tiles / params.ranges, 1);
+  const int shares = std::max(tiles / 4, detail::ceil_div(2 * blocks, cut));
+  return {fixed, items - cut, std::min(shares, tiles)};
+}
+
 template <int kColumns>
-void launch_dkv(const Params& params, std::int64_t s_kv, int blocks, cudaStream_t stream) {
+void launch_dkv(Params params, std::int64_t s_kv, int blocks, cudaStream_t stream) {
+  params.dkv_cut = dkv_cut(params, blocks);
   constexpr int kBytes = detail::DkvPlan::kBytes;
   if (params.fixed == nullptr) {
     launch(detail::dkv_kernel<kColumns, detail::FloatDrain>, blocks, detail::kProductThreads,

@@ -47,6 +47,12 @@ inline constexpr int kSharedLimit = 232448;
 inline constexpr int kFetched = 128;
 inline constexpr int kImagePair = 2 * kChunkBytes;  // P and dS of a block of heads and a tile
 
+// How the items of dkv are taken. So many rounds of them go round the blocks, the others are taken
+// by who is ready; those from `whole` on are cut into shares of their tiles.
+struct DkvCut {
+  int fixed, whole, shares;
+};
+
 // A chunk of queries, numbered from 0. Strides of q and d_out count bytes, the others elements.
 struct Params {
   GatherView chosen;  // the caller's entries
@@ -70,6 +76,7 @@ struct Params {
   float* lse2;            // [queries, 64 blocks]: base 2, with the sink; +inf: no gradient
   float* delta;           // [queries, 64 blocks]
   char* images;           // [queries, tiles, blocks, {P, dS}]: chunks of 64 heads x 64 entries
+  unsigned* dkv_taken;    // items of dkv that were taken, beside those that go round the blocks
 
   char* dq;
   std::int64_t dq_stride0, dq_stride1;  // elements
@@ -93,6 +100,7 @@ struct Params {
   int ranges, range_shift;  // key t is in range t >> range_shift
   bool keep_images;         // L2 has room for images between the reads of the two slices
   bool one_chunk;           // there are no other queries
+  DkvCut dkv_cut;
   float scale, scale_log2;
 };
 
@@ -216,6 +224,7 @@ template <bool kForBounds>
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_kernel(const __grid_constant__ Params p) {
   const int query = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (!kForBounds && query == 0 && threadIdx.x == 0) *p.dkv_taken = 0;
   select_entries(p, query);
   __syncthreads();
   const bool any = p.offsets[query * (p.ranges + std::int64_t{1}) + p.ranges] > 0;
