@@ -28,6 +28,7 @@
 #include "winnow/device/sm90/pipeline.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
 #include "winnow/sparse_mla/backward/backward_fixed_sm90.cuh"
+#include "winnow/sparse_mla/entry_order_sm90.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
 namespace winnow::sparse_mla::backward_split_detail {
@@ -40,7 +41,7 @@ using namespace backward_fixed_detail;
 inline constexpr int kBlockHeads = 64;
 inline constexpr int kValueColumns = 512;
 inline constexpr int kValueChunks = kValueColumns / kChunkColumns;
-inline constexpr int kMaxRanges = 32;  // of keys
+inline constexpr int kMaxRanges = kOrderRanges;  // of keys
 inline constexpr int kSharedLimit = 232448;
 // What L2 fetches at a time of rows and heads. Those of 1152 bytes begin at odd multiples of 128,
 // so that 256 bytes would hold parts of others: measured, 1 % of the time.
@@ -158,8 +159,8 @@ __device__ inline void select_entries(const Params& p, int query) {
     for (int first = begin; first < end; first += 32) {
       const std::int32_t index = first + lane < end ? __ldg(indices + first + lane) : -1;
       const bool counted = static_cast<std::uint32_t>(index) < visible;
-      const int range = counted ? index >> p.range_shift : -1;
-      visit(index, range, __match_any_sync(kFullWarp, range));
+      const LanesByRange lanes(index, counted, p.range_shift);
+      visit(index, counted ? lanes.range() : -1, lanes.with(lanes.range()));
       __syncwarp();
     }
   };
