@@ -34,6 +34,7 @@ __device__ __forceinline__ void swap_blocks(float (&low)[4], float (&high)[4], i
 // 4 values a lane, 8 lanes to a row.
 struct FloatDrain {
   static constexpr bool kFixed = false;
+  static constexpr bool kLooped = false;
   static constexpr int kLanes = 8;            // that add to a row together
   static constexpr int kShared = kLanes / 4;  // rows that as many quads add to together
   // Of the warp's rows 8 r + {0, ..., 7} a thread adds to 8 r + lane / kLanes * kShared + n.
@@ -42,9 +43,8 @@ struct FloatDrain {
   __device__ __forceinline__ explicit FloatDrain(std::int32_t waste)
       : row{{waste, waste}, {waste, waste}} {}
 
-  // `list`: address of the rows of the tile.
-  __device__ __forceinline__ void load(const KernelParams&, std::uint32_t list, int warp,
-                                       int lane) {
+  // `list`: address of the rows of the tile; the other one is that of their scales.
+  __device__ __forceinline__ void load(std::uint32_t list, std::uint32_t, int warp, int lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::uint32_t at = list + 4 * (16 * warp + 8 * r + lane / kLanes * kShared);
@@ -81,20 +81,21 @@ struct FloatDrain {
 // 2 values a lane, 16 lanes to a row (backward_fixed_sm90.cuh).
 struct FixedDrain {
   static constexpr bool kFixed = true;
+  // The chunks of a tile share their instructions: unrolled, they leave the instruction caches.
+  static constexpr bool kLooped = true;
   std::int32_t row[2][4];  // that the lane adds to
   float scale[2];          // of the rows that it holds
 
   __device__ __forceinline__ explicit FixedDrain(std::int32_t waste)
       : row{{waste, waste, waste, waste}, {waste, waste, waste, waste}}, scale{} {}
 
-  __device__ __forceinline__ void load(const KernelParams& params, std::uint32_t list, int warp,
+  __device__ __forceinline__ void load(std::uint32_t list, std::uint32_t scales, int warp,
                                        int lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const std::uint32_t rows = list + 4 * (16 * warp + 8 * r);
-      const auto own = ld_shared<std::int32_t>(rows + 4 * (lane / 4));
-      scale[r] = __ldg(&params.row_states[own].scale);
-      const uint4 four = ld_shared_words(rows + 16 * (lane / 16));
+      const std::uint32_t rows = 4 * (16 * warp + 8 * r);
+      scale[r] = ld_shared<float>(scales + rows + 4 * (lane / 4));
+      const uint4 four = ld_shared_words(list + rows + 16 * (lane / 16));
       row[r][0] = static_cast<std::int32_t>(four.x);
       row[r][1] = static_cast<std::int32_t>(four.y);
       row[r][2] = static_cast<std::int32_t>(four.z);

@@ -77,6 +77,7 @@ struct Layout {
   // Rows of the accumulator for the entries of a tile. Those that are not valid have the block's
   // waste row: predicates would cost more than these few additions.
   alignas(16) std::int32_t targets[2][kTileRows];  // [tiles]
+  float scales[2][kTileRows];  // of these rows, with integer sums; they come with the tile's rows
   alignas(16) TailItem tail[2];
   float delta[kHeads];  // of the next item
 };
@@ -99,14 +100,15 @@ struct Plan {
   static constexpr int kScores = offsetof(Memory, scores);
   static constexpr int kScoresFree = offsetof(Memory, scores_free);
   static constexpr int kTargets = offsetof(Memory, targets);
+  static constexpr int kScales = offsetof(Memory, scales);
   static constexpr int kTail = offsetof(Memory, tail);
   static constexpr int kDelta = offsetof(Memory, delta);
   static constexpr int kBytes = sizeof(Memory);
   static_assert(kKFull % 1024 == 0, "only chunks stand before the barriers");
   static_assert(kBytes <= 232448, "227 KB is what a block can have");
 };
-static_assert(Plan<576>::kKFull == 229376 && Plan<576>::kBytes == 230416);
-static_assert(Plan<512>::kKFull == 212992 && Plan<512>::kBytes == 214016);
+static_assert(Plan<576>::kKFull == 229376 && Plan<576>::kBytes == 230928);
+static_assert(Plan<512>::kKFull == 212992 && Plan<512>::kBytes == 214528);
 
 // What a thread of `score` knows of its two heads: lane / 4 of the warp's 16, and 8 further.
 struct HeadState {
@@ -303,6 +305,10 @@ struct Gather {
         const std::uint32_t to = smem + P::kTargets + 256 * parity + 4 * row;
         const std::int32_t target = valid ? next[pass] : waste;
         st_shared(to, target);
+        if constexpr (kFixed) {
+          cp_async_word_zfill(to + (P::kScales - P::kTargets), &params.row_states[target].scale,
+                              true);
+        }
       }
     }
   }
@@ -594,11 +600,11 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
 
 // Queues d = P^T dO + dS^T Q for the 64 columns of a chunk; those past the values have no P^T dO.
 // One commit group.
-template <int kDim>
+template <int kDim, bool kValues>
 __device__ __forceinline__ void multiply_chunk(std::uint64_t base, int chunk, float (&d)[32]) {
   using P = Plan<kDim>;
   wgmma_fence();
-  if (chunk < kValueChunks) {
+  if constexpr (kValues) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       wgmma_m64n64k16<Major::MN, Major::MN>(
@@ -610,8 +616,7 @@ __device__ __forceinline__ void multiply_chunk(std::uint64_t base, int chunk, fl
   for (int k16 = 0; k16 < 4; ++k16) {
     wgmma_m64n64k16<Major::MN, Major::MN>(
         d, descriptor_offset(base, P::kDs + 2048 * k16),
-        descriptor_offset(base, P::kQ + chunk * kChunkBytes + 2048 * k16),
-        chunk < kValueChunks || k16 > 0);
+        descriptor_offset(base, P::kQ + chunk * kChunkBytes + 2048 * k16), kValues || k16 > 0);
   }
   wgmma_commit();
 }
@@ -655,24 +660,20 @@ struct Reduce {
       }
     }
     wgmma_commit();
-    multiply_chunk<kDim>(base, 0, a);
+    multiply_chunk<kDim, true>(base, 0, a);
     if (!early) drain.template add<kDim>(params, P::kChunks - 1, lane, b);
-    // Beside the products: the scales of the rows come from far.
-    drain.load(params, smem + P::kTargets + 256 * parity, warp, lane);
+    drain.load(smem + P::kTargets + 256 * parity, smem + P::kScales + 256 * parity, warp, lane);
     wgmma_wait<1>();
     wgmma_pin(dq);
     wgmma_pin(dq_rope);
     mbarrier_arrive_warp(smem + P::kKFree);
-#pragma unroll
-    for (int chunk = 0; chunk < P::kChunks - 1; ++chunk) {
-      float(&done)[32] = chunk % 2 == 0 ? a : b;
-      float(&following)[32] = chunk % 2 == 0 ? b : a;
+    const auto step = [&]<bool kLast>(int chunk, float(&done)[32], float(&following)[32]) {
       wgmma_wait<0>();
       wgmma_pin(done);
       if (last) mbarrier_arrive_warp(smem + P::kQFree + 8 * chunk);
-      multiply_chunk<kDim>(base, chunk + 1, following);
+      multiply_chunk<kDim, !kLast || P::kChunks == kValueChunks>(base, chunk + 1, following);
       drain.template add<kDim>(params, chunk, lane, done, 0, 1);
-      if (chunk + 2 == P::kChunks) {
+      if constexpr (kLast) {
         // The last product ends long before the reductions do: P and dS are free.
         wgmma_wait<0>();
         wgmma_pin(following);
@@ -680,6 +681,19 @@ struct Reduce {
         if (last) mbarrier_arrive_warp(smem + P::kQFree + 8 * (chunk + 1));
       }
       drain.template add<kDim>(params, chunk, lane, done, 1, 2);
+    };
+    // Pairs of chunks, then those that are left.
+    constexpr int kPaired = (P::kChunks - 2) / 2 * 2;
+#pragma unroll(Drain::kLooped ? 1 : kPaired)
+    for (int chunk = 0; chunk < kPaired; chunk += 2) {
+      step.template operator()<false>(chunk, a, b);
+      step.template operator()<false>(chunk + 1, b, a);
+    }
+    if constexpr (P::kChunks % 2 == 1) {
+      step.template operator()<false>(kPaired, a, b);
+      step.template operator()<true>(kPaired + 1, b, a);
+    } else {
+      step.template operator()<true>(kPaired, a, b);
     }
   }
 
