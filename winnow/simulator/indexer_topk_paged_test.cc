@@ -66,7 +66,7 @@ const BugsOf product{"score_tiles_sm90.cuh", "long"};
 // The linear part of two queries, which both multiplying warpgroups need, and of four.
 const BugsOf terms{"topk_paged_sm90.cuh", "long-h64-sq2"}, sides{"topk_paged_sm90.cuh", "h64-sq4"};
 // Two blocks choose for one query.
-const BugsOf choice{"choose_sm90.cuh", "long"};
+const BugsOf choice{"choose_sm90.cuh", "batches"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     groups("NoWaitForHeads", "mbarrier_wait(shared.heads_full(", Action::drop),

@@ -77,7 +77,7 @@ void choose_from_stored(const TopkParams& params, float* stored, cudaStream_t st
                      .scores_stride = params.scores.stride0,
                      .topk = static_cast<int>(params.topk),
                      .later_ties = params.later_ties},
-        problem.s_q, problem.s_k, stream);
+        problem.s_q, warps_for(problem.s_k), stream);
   }
 }
 

@@ -37,10 +37,8 @@ struct PagedChooseParams {
   }
   // The tiles that hold the rows of a query: what it does not see of them is marked as absent.
   __device__ RowRange rows_of(int query) const {
-    return {0, device::ceil_div(visible_to(query), kPagedTileRows) * kPagedTileRows};
-  }
-  __device__ int visible_to(int query) const {
-    return rows_of_group(line, {sequence(query), place(query), 1});
+    const int rows = rows_of_group(line, {sequence(query), place(query), 1});
+    return {0, device::ceil_div(rows, kPagedTileRows) * kPagedTileRows};
   }
   __device__ const std::uint32_t* stored_of(int query) const {
     const int j = place(query);
@@ -61,21 +59,16 @@ struct PagedChooseParams {
   // The slots of rows; -1 where another has taken the page out of the table since.
   struct Slots {
     const std::int32_t* table;  // null: positions are wanted
-    int num_pages, rows;
-    __device__ std::int32_t of_four(int row) const {
+    int num_pages;
+    __device__ std::int32_t operator()(int row) const {
       if (table == nullptr) return row;
-      if (row >= rows) return -1;  // entries behind the context are not read
       const std::int32_t page = __ldg(table + row / kPagedPageRows);
       if (page < 0 || page >= num_pages) return -1;
       return page * kPagedPageRows + row % kPagedPageRows;
     }
-    __device__ static std::int32_t behind(std::int32_t first, int e) {
-      return first < 0 ? -1 : first + e;
-    }
   };
   __device__ Slots index_of(int query) const {
-    return {positions ? nullptr : block_tables + sequence(query) * block_tables_stride, num_pages,
-            visible_to(query)};
+    return {positions ? nullptr : block_tables + sequence(query) * block_tables_stride, num_pages};
   }
 };
 
@@ -83,16 +76,18 @@ struct PagedChooseParams {
 // their keys.
 inline void launch_paged_choice(const device::Runtime& runtime, PagedChooseParams params,
                                 std::int64_t queries, std::int64_t rows, cudaStream_t stream) {
-  // As many blocks as the GPU has room for, where each gets something to do.
-  constexpr std::int64_t kLeastRows = 4096;
-  const std::int64_t room = runtime.multiprocessors() / queries;
-  params.blocks = 1;
-  while (2 * params.blocks <= std::min<std::int64_t>(room, kChooseBlocks) &&
-         kLeastRows * params.blocks < rows) {
-    params.blocks *= 2;
+  const std::int64_t multiprocessors = runtime.multiprocessors();
+  if (rows <= kMostStoredRows) {
+    // As many warps as the GPU has room for at a time, where each gets a chunk of rows.
+    const std::int64_t room = multiprocessors * kChooseMostWarps / queries;
+    int warps = warps_for(rows);
+    while (2 * warps <= std::min({room, std::int64_t{kChooseMostWarps}, rows / 128})) warps *= 2;
+    return launch_choice(runtime, params, queries, warps, stream);
   }
-  if (params.blocks == 1 && rows <= kMostStoredRows) {
-    return launch_choice(runtime, params, queries, rows, stream);
+  // The same with blocks.
+  params.blocks = 1;
+  while (2 * params.blocks <= std::min<std::int64_t>(multiprocessors / queries, kChooseBlocks)) {
+    params.blocks *= 2;
   }
   runtime.check(
       device::launch_clusters_early(choose_kernel<PagedChooseParams, kChooseMostWarps, true>,

@@ -15,14 +15,19 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
+#include "winnow/device/common/registers.cuh"
 #include "winnow/indexer/score_tiles_sm90.cuh"
 #include "winnow/indexer/topk/choose_sm90.cuh"
 #include "winnow/indexer/topk_paged/page_line_sm90.cuh"
 
 namespace winnow::indexer::sm90_detail {
 
+// Registers per thread; the four warpgroups share the file of 512 x 128.
+inline constexpr int kPagedMultiplyRegisters = 192;  // 136 of them hold products, 32 weights
+inline constexpr int kPagedStoreRegisters = 56;
+inline constexpr int kPagedLoadRegisters = 72;
+static_assert(2 * kPagedMultiplyRegisters + kPagedStoreRegisters + kPagedLoadRegisters == 512);
 static_assert(kThreads == kMostGroups && kPagedTileRows == kTileRows);
 
 // kHeadsPadded: 16, 32, 64 or 128; kGroupColumns: the heads of a group's queries, 64, 128 or 256.
@@ -45,9 +50,6 @@ struct PagedShape {
   static constexpr int kTogether = kQueries < kSinkWarps ? kQueries : kSinkWarps;
   static constexpr int kParts = kSinkWarps / kTogether;
   static constexpr int kOwn = kQueries / kTogether;  // queries of a warp
-  // Registers per thread; the four warpgroups share the file of 512 x 128.
-  static constexpr int kMultiplyRegisters = kSides == 2 ? 192 : 160;
-  static constexpr int kOtherRegisters = 256 - kMultiplyRegisters;
 };
 
 // Rows [first, end) of a tile are there: 0, 64 or 128.
@@ -170,6 +172,9 @@ struct PagedLoader {
       }
       shared.weights(place)[lane()] = make_float4(weight[0], weight[1], weight[2], weight[3]);
       const std::uint8_t* const q = p.q + group.sequence * p.q_stride0 + first * p.q_stride1;
+      // In a register: of an address that is the same for all lanes ptxas 13.0 makes copies that no
+      // GPU executes (cmake/check_descriptors.cmake).
+      const std::uint32_t into = device::keep_in_register(shared.heads(place));
       // Four rows at once, eight lanes for the 128 bytes of a row.
       const int column16 = lane() % 8;
 #pragma unroll 4
@@ -177,8 +182,8 @@ struct PagedLoader {
         const int query = row / Shape::kHeads, head = row % Shape::kHeads;
         const bool there = query < count && head < p.h && 16 * column16 < p.d;
         const std::int64_t at = query * p.q_stride1 + head * p.q_head_stride + 16 * column16;
-        device::cp_async_zfill(shared.heads(place) + device::chunk_offset(row, column16),
-                               there ? q + at : p.q, there, policy);
+        device::cp_async_zfill(into + device::chunk_offset(row, column16), there ? q + at : p.q,
+                               there, policy);
       }
     }
     device::mbarrier_arrive_cp_async(shared.heads_full(heads.stage));
@@ -250,72 +255,103 @@ struct PagedLoader {
 
 // ---- Multiply ----------------------------------------------------------------------------------
 
-// Warpgroup `page` of up to 128 columns has that page of each tile, of more that side of the
-// columns.
+// What a multiplying warpgroup carries from tile to tile. With up to 128 columns it has a page of
+// each tile, with more a side of the columns.
+template <class Shape, class Plan>
+struct PagedMultiplier {
+  static constexpr int kProducts = Shape::kSides;  // of 64 rows, for a tile
+  const Shared<Plan>& shared;
+  int side, first_row;
+  std::uint64_t keys, columns = 0;  // descriptors of the first stage and of the heads
+  device::PipelineState<Plan::kStages> ring{};
+  device::PipelineState<Plan::kScoreStages> out{};
+  float product[2][Shape::kProductColumns / 2];
+  WeightedSum<Shape, Plan> weighted_sum;
+  LinearPart<Shape> linear;
+
+  __device__ __forceinline__ PagedMultiplier(const Shared<Plan>& memory, int warpgroup)
+      : shared(memory),
+        side(Shape::kSides == 2 ? warpgroup : 0),
+        first_row(Shape::kSides == 2 ? 0 : warpgroup * kPagedPageRows),
+        keys(device::descriptor_k_major(memory.keys(0) + first_row * kPanelRowBytes)) {}
+
+  __device__ __forceinline__ void begin(int number) {
+    if (number % kProducts == 0) {
+      device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
+    }
+    begin_product<Shape>(device::descriptor_offset(keys, ring.stage * Plan::kTileBytes +
+                                                             number % kProducts * Plan::kPageBytes),
+                         columns, product[number % 2]);
+  }
+
+  // Scores of kTiles tiles: a product is weighed while the next one is formed. ptxas wants the
+  // sequence written out: nothing may be in flight where a loop closes.
+  template <int kTiles, bool kSplitSums>
+  __device__ __forceinline__ void score_tiles() {
+    constexpr int kAll = kTiles * kProducts;
+    begin(0);
+#pragma unroll
+    for (int number = 0; number < kAll; ++number) {
+      const bool last = number % kProducts == kProducts - 1;  // of the tile
+      const int stage = ring.stage;
+      if (last) ring.advance();
+      if (number + 1 < kAll) begin(number + 1);
+      if (number % kProducts == 0) {
+        device::mbarrier_wait(shared.free(out.stage), out.parity ^ 1, "scores", out.stage);
+      }
+      if (number + 1 < kAll) {
+        device::wgmma_wait<1>();
+      } else {
+        device::wgmma_wait<0>();
+      }
+      device::wgmma_pin(product[number % 2]);
+      if (last) device::mbarrier_arrive_warp(shared.empty(stage));
+      weighted_sum.template store<kSplitSums>(Shape::kHeads, product[number % 2], linear,
+                                              shared.scores(out.stage) +
+                                                  side * Shape::kSideQueries * Plan::kScoreStride +
+                                                  first_row + number % kProducts * kPagedPageRows);
+      if (last) {
+        device::mbarrier_arrive_warp(shared.ready(out.stage));
+        out.advance();
+      }
+    }
+  }
+
+  template <bool kSplitSums>
+  __device__ __forceinline__ void score(int tiles) {
+    constexpr int kBatch = 4 / kProducts;
+    int tile = 0;
+    for (; tile + kBatch <= tiles; tile += kBatch) score_tiles<kBatch, kSplitSums>();
+    for (; tile < tiles; ++tile) score_tiles<1, kSplitSums>();
+  }
+};
+
 template <class Shape, class Plan>
 __device__ __forceinline__ void multiply_pages(const Shared<Plan>& shared, LineRange range,
                                                int warpgroup) {
-  constexpr int kProducts = Shape::kSides;  // of 64 rows each
-  const int side = Shape::kSides == 2 ? warpgroup : 0;
-  const int first_row = Shape::kSides == 2 ? 0 : warpgroup * kPagedPageRows;
-  const std::uint64_t keys =
-      device::descriptor_k_major(shared.keys(0) + first_row * kPanelRowBytes);
   const std::uint64_t all_heads = device::descriptor_k_major(shared.heads(0));
-  device::PipelineState<Plan::kStages> ring;
-  device::PipelineState<Plan::kScoreStages> out;
+  PagedMultiplier<Shape, Plan> multiplier(shared, warpgroup);
   device::PipelineState<2> heads;
-  WeightedSum<Shape, Plan> weighted_sum;
-  LinearPart<Shape> linear;
   Piece piece;
   while (range.next(piece)) {
     device::mbarrier_wait(shared.heads_full(heads.stage), heads.parity, "heads", heads.stage);
-    const int place = heads.stage * Shape::kSides + side;
+    const int place = heads.stage * Shape::kSides + multiplier.side;
     bool split = false;
     if constexpr (Shape::kSplit) {
       const bool spare = Shape::kSides == 1 && warpgroup == 1;
-      split =
-          linear.form(shared.weights(place), shared.heads(place),
-                      spare ? shared.base + Plan::kSpare : shared.linear_terms(place), warpgroup);
+      split = multiplier.linear.form(
+          shared.weights(place), shared.heads(place),
+          spare ? shared.base + Plan::kSpare : shared.linear_terms(place), warpgroup);
       if constexpr (Shape::kSides == 1) {
-        device::bar_sync<kMultiplyWarpgroups * 128>(3);  // the other one may have formed the terms
+        device::bar_sync<kMultiplyWarpgroups * 128>(3);  // the first one has formed the terms
       }
     }
-    weighted_sum.load(shared.weights(place), split);
-    const std::uint64_t columns = device::descriptor_offset(all_heads, place * Plan::kSideBytes);
-    const auto score_tiles = [&](auto split_sums) {
-      for (int tile = 0; tile < piece.tiles; ++tile) {
-        float product[kProducts][Shape::kProductColumns / 2];
-        device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
-#pragma unroll
-        for (int i = 0; i < kProducts; ++i) {
-          begin_product<Shape>(
-              device::descriptor_offset(keys, ring.stage * Plan::kTileBytes + i * Plan::kPageBytes),
-              columns, product[i]);
-        }
-        device::mbarrier_wait(shared.free(out.stage), out.parity ^ 1, "scores", out.stage);
-        float* const scores =
-            shared.scores(out.stage) + side * Shape::kSideQueries * Plan::kScoreStride + first_row;
-        if constexpr (kProducts == 2) {
-          device::wgmma_wait<1>();
-          device::wgmma_pin(product[0]);
-          weighted_sum.template store<decltype(split_sums)::value>(Shape::kHeads, product[0],
-                                                                   linear, scores);
-        }
-        device::wgmma_wait<0>();
-        device::wgmma_pin(product[kProducts - 1]);
-        device::mbarrier_arrive_warp(shared.empty(ring.stage));
-        weighted_sum.template store<decltype(split_sums)::value>(
-            Shape::kHeads, product[kProducts - 1], linear,
-            scores + (kProducts - 1) * kPagedPageRows);
-        device::mbarrier_arrive_warp(shared.ready(out.stage));
-        ring.advance();
-        out.advance();
-      }
-    };
+    multiplier.weighted_sum.load(shared.weights(place), split);
+    multiplier.columns = device::descriptor_offset(all_heads, place * Plan::kSideBytes);
     if (split) {
-      score_tiles(std::bool_constant<Shape::kSplit>());
+      multiplier.template score<Shape::kSplit>(piece.tiles);
     } else {
-      score_tiles(std::false_type());
+      multiplier.template score<false>(piece.tiles);
     }
     device::mbarrier_arrive_warp(shared.heads_empty(heads.stage));
     heads.advance();
@@ -395,15 +431,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   const LineRange range(p.line, *reinterpret_cast<LineShared*>(shared_memory + Plan::kLine));
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
   if (warpgroup < kMultiplyWarpgroups) {
-    device::setmaxnreg_inc<Shape::kMultiplyRegisters>();
+    device::setmaxnreg_inc<kPagedMultiplyRegisters>();
     multiply_pages<Shape>(shared, range, warpgroup);
+  } else if (warpgroup == kMultiplyWarpgroups) {
+    device::setmaxnreg_dec<kPagedStoreRegisters>();
+    store_keys<Shape>(p, shared, range, warp);
   } else {
-    device::setmaxnreg_dec<Shape::kOtherRegisters>();
-    if (warpgroup == kMultiplyWarpgroups) {
-      store_keys<Shape>(p, shared, range, warp);
-    } else if (warp == 0) {
-      PagedLoader<Shape, Plan>{p, shared}.run(range);
-    }
+    device::setmaxnreg_dec<kPagedLoadRegisters>();
+    if (warp == 0) PagedLoader<Shape, Plan>{p, shared}.run(range);
   }
 }
 
