@@ -8,6 +8,7 @@
 
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/math.cuh"
+#include "winnow/device/common/registers.cuh"
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
@@ -27,7 +28,9 @@ inline constexpr std::uint32_t kAbsentKey = 0, kNanKey = 1;
 //   stored_of(query)            what is stored for row 0 and those behind it, aligned to 16 bytes
 //   kKeys                       whether keys are stored, for whole chunks of 128 rows; else scores
 //   indices_of(query), length_of(query), scores_of(query) (null: not wanted)
-//   index_of(query)             whose (row) is what stands for a row in the indices
+//   index_of(query)             .of_four(row) is what stands in the indices for a row, a multiple
+//   of
+//                               4, and .behind(that, e) for the row `e` behind it
 //   topk, later_ties
 //   blocks                      with kSpread: those of a query, the cluster's
 struct ChooseParams {
@@ -49,7 +52,8 @@ struct ChooseParams {
     return scores == nullptr ? nullptr : scores + query * scores_stride;
   }
   struct RowItself {
-    __device__ std::int32_t operator()(int row) const { return row; }
+    __device__ std::int32_t of_four(int row) const { return row; }
+    __device__ static std::int32_t behind(std::int32_t first, int e) { return first + e; }
   };
   __device__ RowItself index_of(int) const { return {}; }
 };
@@ -194,15 +198,6 @@ class Choice {
     return score != score ? kNanKey : bits ^ (sign | 0x80000000u);
   }
 
-  template <class Word>
-  __device__ static float score_of_stored(Word word) {
-    if constexpr (Params::kKeys) {
-      return score_of(word == kNanKey ? 0 : word);
-    } else {
-      return word != word ? score_of(0) : word;
-    }
-  }
-
   // Calls visit(batch) for every batch, whose keys are then held.
   template <class Visit>
   __device__ __forceinline__ void for_each_batch(RowRange rows, const Visit& visit) {
@@ -342,73 +337,49 @@ class Choice {
   }
 
   // ---- The choice ----
-  // Bit 4 c + e of a mask stands for the key of that number, of chunk c.
 
-  template <class Holds>
-  __device__ __forceinline__ std::uint32_t mask_of(int batch, const Holds& holds) const {
-    std::uint32_t mask = 0;
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      if (!has(batch, c)) continue;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) mask |= holds(key_[4 * c + e]) ? 1u << (4 * c + e) : 0u;
+  // How many keys of each chunk a condition holds for, a byte for each chunk: of the lanes below
+  // this one, and of all.
+  struct Counts {
+    std::uint32_t below[kChunks / 4], all[kChunks / 4];
+    __device__ static int byte(const std::uint32_t (&words)[kChunks / 4], int chunk) {
+      return static_cast<int>(words[chunk / 4] >> (8 * (chunk % 4)) & 0xff);
     }
-    return mask;
-  }
-
-  // The places of the bits of a warp's masks in the order of their rows: chunk by chunk, and within
-  // a chunk lane by lane.
-  struct Places {
-    std::uint32_t below[2];  // a byte for each of the even chunks, and of the odd: of lower lanes
-    int before;              // of the chunks before this lane's number
-    int all;
-
-    __device__ static int byte(std::uint32_t even, std::uint32_t odd, int chunk) {
-      return static_cast<int>((chunk % 2 == 0 ? even : odd) >> (4 * (chunk & ~1)) & 0xff);
-    }
-    __device__ __forceinline__ explicit Places(std::uint32_t mask) {
-      std::uint32_t bits = mask - (mask >> 1 & 0x55555555u);
-      bits = (bits & 0x33333333u) + (bits >> 2 & 0x33333333u);  // of each four
-      std::uint32_t through[2] = {bits & 0x0f0f0f0fu, bits >> 4 & 0x0f0f0f0fu}, last[2];
+    __device__ int below_of(int chunk) const { return byte(below, chunk); }
+    __device__ int all_of(int chunk) const { return byte(all, chunk); }
+    __device__ std::uint32_t total() const {
+      int sum = 0;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const std::uint32_t own = through[i];
-        through[i] = device::warp_prefix(own, lane());
-        below[i] = through[i] - own;
-        last[i] = __shfl_sync(device::kFullWarp, through[i], 31);
-      }
-      const int count = lane() < kChunks ? byte(last[0], last[1], lane()) : 0;
-      const int counted = device::warp_prefix(count, lane());
-      before = counted - count;
-      all = __shfl_sync(device::kFullWarp, counted, 31);
-    }
-    // Of a bit of `mask`; every lane calls it.
-    __device__ __forceinline__ int of(std::uint32_t mask, int bit) const {
-      const int chunk = bit / 4;
-      const std::uint32_t in_chunk = mask >> (bit & ~3) & ((1u << bit % 4) - 1);
-      return __shfl_sync(device::kFullWarp, before, chunk) + byte(below[0], below[1], chunk) +
-             __popc(in_chunk);
+      for (int c = 0; c < kChunks; ++c) sum += all_of(c);
+      return static_cast<std::uint32_t>(sum);
     }
   };
-
-  // Calls visit(place, bit) for the bits of a mask, one of each lane at a time.
-  template <class Visit>
-  __device__ __forceinline__ static void for_each_bit(std::uint32_t mask, const Places& places,
-                                                      const Visit& visit) {
-    for (std::uint32_t left = mask; __any_sync(device::kFullWarp, left != 0); left &= left - 1) {
-      const int bit = left == 0 ? 0 : __ffs(static_cast<int>(left)) - 1;
-      const int place = places.of(mask, bit);
-      if (left != 0) visit(place, bit);
+  template <class Holds>
+  __device__ __forceinline__ Counts count(int batch, const Holds& holds) const {
+    Counts counts;
+#pragma unroll
+    for (int word = 0; word < kChunks / 4; ++word) {
+      std::uint32_t own = 0;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (!has(batch, 4 * word + c)) continue;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) own += holds(key_[16 * word + 4 * c + e]) ? 1u << (8 * c) : 0u;
+      }
+      const std::uint32_t through = device::warp_prefix(own, lane());
+      counts.below[word] = through - own;
+      counts.all[word] = __shfl_sync(device::kFullWarp, through, 31);
     }
+    return counts;
   }
 
   // What stands before the rows of this warp, and all there is.
-  struct Sums {
+  struct Places {
     int above_before, equal_before, above_all;
   };
   template <bool kEqual>
-  __device__ __forceinline__ Sums sums() {
-    Sums found{before_this_warp(shared_.of_warp), 0, of_all_warps(shared_.of_warp)};
+  __device__ __forceinline__ Places places() {
+    Places found{before_this_warp(shared_.of_warp), 0, of_all_warps(shared_.of_warp)};
     if constexpr (kEqual) found.equal_before = before_this_warp(shared_.equal_of_warp);
     if constexpr (kSpread) {
       std::uint32_t equal_all = 0;
@@ -436,54 +407,73 @@ class Choice {
   // Returns how many are chosen. kEqual: some keys equal to the cut are.
   template <bool kEqual>
   __device__ __forceinline__ int write(RowRange rows, const Cut& cut) {
-    std::uint32_t above = 0, equal = 0;
-    const auto find_masks = [&](int batch) {
-      above = mask_of(batch, [&](std::uint32_t key) { return key > cut.key; });
+    Counts above, equal;
+    const auto count_chosen = [&](int batch) {
+      above = count(batch, [&](std::uint32_t key) { return key > cut.key; });
       if constexpr (kEqual) {
-        equal = mask_of(batch, [&](std::uint32_t key) { return key == cut.key; });
+        equal = count(batch, [&](std::uint32_t key) { return key == cut.key; });
       }
     };
     std::uint32_t own_above = 0, own_equal = 0;
     for_each_batch(rows, [&](int batch) {
-      find_masks(batch);
-      own_above += static_cast<std::uint32_t>(__popc(above));
-      own_equal += static_cast<std::uint32_t>(__popc(equal));
+      count_chosen(batch);
+      own_above += above.total();
+      if constexpr (kEqual) own_equal += equal.total();
     });
-    own_above = __reduce_add_sync(device::kFullWarp, own_above);
-    if constexpr (kEqual) own_equal = __reduce_add_sync(device::kFullWarp, own_equal);
     if (lane() == 0) {
       shared_.of_warp[warp()] = own_above;
       if constexpr (kEqual) shared_.equal_of_warp[warp()] = own_equal;
     }
     __syncthreads();
-    const Sums found = sums<kEqual>();
-    const int most = cut.end_equal - cut.first_equal;  // of those equal to the cut
-    int equal_before = found.equal_before - cut.first_equal;
-    int before = found.above_before + min(max(equal_before, 0), most);
-    std::int32_t* const indices = p_.indices_of(query_);
+    Places found = places<kEqual>();
+    // Kept, as its computation is long.
+    const auto address = reinterpret_cast<std::uintptr_t>(p_.indices_of(query_));
+    auto* const out = reinterpret_cast<std::int32_t*>(
+        std::uintptr_t{device::keep_in_register(static_cast<std::uint32_t>(address >> 32))} << 32 |
+        device::keep_in_register(static_cast<std::uint32_t>(address)));
     float* const scores = p_.scores_of(query_);
-    const auto* const stored = p_.stored_of(query_);
-    const auto index_of = p_.index_of(query_);
+    const auto index = p_.index_of(query_);
     for_each_batch(rows, [&](int batch) {
-      if (batches() > 1) find_masks(batch);
-      std::uint32_t chosen = above;
-      if constexpr (kEqual) {
-        const Places places(equal);
-        for_each_bit(equal, places, [&](int place, int bit) {
-          const int number = equal_before + place;
-          if (number >= 0 && number < most) chosen |= 1u << bit;
-        });
-        equal_before += places.all;
+      if (batches() > 1) count_chosen(batch);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        if (!has(batch, c)) continue;
+        // Calls store(place, e) for what is chosen of this lane's four keys.
+        const auto for_each_chosen = [&](const auto& store) {
+          int place = found.above_before + above.below_of(c);
+          [[maybe_unused]] int equal_place = 0;
+          if constexpr (kEqual) {
+            equal_place = found.equal_before + equal.below_of(c) - cut.first_equal;
+          }
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const std::uint32_t key = key_[4 * c + e];
+            if constexpr (kEqual) {
+              const int most = cut.end_equal - cut.first_equal;
+              const bool same = key == cut.key;
+              if (key > cut.key || (same && equal_place >= 0 && equal_place < most)) {
+                store(static_cast<unsigned>(place + min(max(equal_place, 0), most)), e);
+              }
+              equal_place += same;
+            } else {
+              if (key > cut.key) store(static_cast<unsigned>(place), e);
+            }
+            place += key > cut.key;
+          }
+        };
+        const std::int32_t first = index.of_four(row_of(batch, c));
+        for_each_chosen([&](unsigned place, int e) { out[place] = index.behind(first, e); });
+        if (scores != nullptr) {
+          for_each_chosen([&](unsigned place, int e) {
+            const std::uint32_t key = key_[4 * c + e];
+            scores[place] = score_of(key == kNanKey ? 0 : key);
+          });
+        }
+        found.above_before += above.all_of(c);
+        if constexpr (kEqual) found.equal_before += equal.all_of(c);
       }
-      const Places places(chosen);
-      for_each_bit(chosen, places, [&](int place, int bit) {
-        const int row = row_of(batch, bit / 4) + bit % 4;
-        indices[before + place] = index_of(row);
-        if (scores != nullptr) scores[before + place] = score_of_stored(stored[row]);
-      });
-      before += places.all;
     });
-    return found.above_all + most;
+    return found.above_all + cut.end_equal - cut.first_equal;
   }
 
   const Params& p_;

@@ -17,8 +17,9 @@ struct PagedChooseParams {
   PageLine line;
   std::int64_t first_sequence;
   unsigned first_query;
-  const std::uint32_t* stored;  // [group of the launch][query of the group][stored_stride]
+  const std::uint32_t* stored;  // [group of the launch][stored_queries][stored_stride]
   std::int64_t stored_stride;
+  int stored_queries;
   const std::int32_t* block_tables;  // [b, table]
   std::int64_t block_tables_stride;
   int num_pages, positions;
@@ -37,14 +38,16 @@ struct PagedChooseParams {
   }
   // The tiles that hold the rows of a query: what it does not see of them is marked as absent.
   __device__ RowRange rows_of(int query) const {
-    const int rows = rows_of_group(line, {sequence(query), place(query), 1});
-    return {0, device::ceil_div(rows, kPagedTileRows) * kPagedTileRows};
+    return {0, device::ceil_div(visible_to(query), kPagedTileRows) * kPagedTileRows};
+  }
+  __device__ int visible_to(int query) const {
+    return rows_of_group(line, {sequence(query), place(query), 1});
   }
   __device__ const std::uint32_t* stored_of(int query) const {
     const int j = place(query);
     const std::int64_t group =
         sequence(query) * line.groups_of_a_sequence + j / line.queries - line.first_group;
-    return stored + (group * line.queries + j % line.queries) * stored_stride;
+    return stored + (group * stored_queries + j % line.queries) * stored_stride;
   }
   __device__ std::int32_t* indices_of(int query) const {
     return indices + sequence(query) * indices_stride0 + place(query) * indices_stride1;
@@ -59,16 +62,21 @@ struct PagedChooseParams {
   // The slots of rows; -1 where another has taken the page out of the table since.
   struct Slots {
     const std::int32_t* table;  // null: positions are wanted
-    int num_pages;
-    __device__ std::int32_t operator()(int row) const {
+    int num_pages, rows;
+    __device__ std::int32_t of_four(int row) const {
       if (table == nullptr) return row;
+      if (row >= rows) return -1;  // entries behind the context are not read
       const std::int32_t page = __ldg(table + row / kPagedPageRows);
       if (page < 0 || page >= num_pages) return -1;
       return page * kPagedPageRows + row % kPagedPageRows;
     }
+    __device__ static std::int32_t behind(std::int32_t first, int e) {
+      return first < 0 ? -1 : first + e;
+    }
   };
   __device__ Slots index_of(int query) const {
-    return {positions ? nullptr : block_tables + sequence(query) * block_tables_stride, num_pages};
+    return {positions ? nullptr : block_tables + sequence(query) * block_tables_stride, num_pages,
+            visible_to(query)};
   }
 };
 
@@ -84,9 +92,10 @@ inline void launch_paged_choice(const device::Runtime& runtime, PagedChooseParam
     while (2 * warps <= std::min({room, std::int64_t{kChooseMostWarps}, rows / 128})) warps *= 2;
     return launch_choice(runtime, params, queries, warps, stream);
   }
-  // The same with blocks.
-  params.blocks = 1;
-  while (2 * params.blocks <= std::min<std::int64_t>(multiprocessors / queries, kChooseBlocks)) {
+  // Two blocks at least; more while two thirds of the multiprocessors are enough, as clusters fit
+  // only within groups of multiprocessors.
+  params.blocks = 2;
+  while (params.blocks < kChooseBlocks && 2 * params.blocks * queries <= multiprocessors * 2 / 3) {
     params.blocks *= 2;
   }
   runtime.check(

@@ -22,9 +22,15 @@ std::int64_t stored_stride(const TopkPagedParams& params) {
   const std::int64_t rows = std::max<std::int64_t>(1, params.table * kPagedPageRows);
   return (rows + kPagedTileRows - 1) / kPagedTileRows * kPagedTileRows;
 }
+// Of a group at most.
+template <class Shape>
+std::int64_t stored_queries(const TopkPagedParams& params) {
+  return std::min<std::int64_t>(Shape::kQueries, params.s_q);
+}
 template <class Shape>
 std::int64_t group_bytes(const TopkPagedParams& params) {
-  return Shape::kQueries * stored_stride(params) * std::int64_t{sizeof(std::uint32_t)};
+  return stored_queries<Shape>(params) * stored_stride(params) *
+         std::int64_t{sizeof(std::uint32_t)};
 }
 
 // How a call is cut into launches, which share the workspace.
@@ -91,10 +97,12 @@ void launch(const TopkPagedParams& params, void* workspace, cudaStream_t stream)
   p.line.table = params.num_pages == 0 ? 0 : static_cast<int>(params.table);
   p.stored = static_cast<std::uint32_t*>(workspace);
   p.stored_stride = stored_stride(params);
+  p.stored_queries = static_cast<int>(stored_queries<Shape>(params));
 
   PagedChooseParams choose{};
   choose.stored = p.stored;
   choose.stored_stride = p.stored_stride;
+  choose.stored_queries = p.stored_queries;
   choose.block_tables = p.block_tables;
   choose.block_tables_stride = p.block_tables_stride;
   choose.num_pages = p.num_pages;

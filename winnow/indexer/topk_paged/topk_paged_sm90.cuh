@@ -23,11 +23,6 @@
 
 namespace winnow::indexer::sm90_detail {
 
-// Registers per thread; the four warpgroups share the file of 512 x 128.
-inline constexpr int kPagedMultiplyRegisters = 192;  // 136 of them hold products, 32 weights
-inline constexpr int kPagedStoreRegisters = 56;
-inline constexpr int kPagedLoadRegisters = 72;
-static_assert(2 * kPagedMultiplyRegisters + kPagedStoreRegisters + kPagedLoadRegisters == 512);
 static_assert(kThreads == kMostGroups && kPagedTileRows == kTileRows);
 
 // kHeadsPadded: 16, 32, 64 or 128; kGroupColumns: the heads of a group's queries, 64, 128 or 256.
@@ -43,13 +38,15 @@ struct PagedShape {
   static constexpr int kColumnsOfSide = kGroupColumns / kSides;
   static constexpr int kQueries = kGroupColumns / kHeads;
   static constexpr int kSideQueries = kQueries / kSides;
-  // Whether sums are split as linear_part_sm90.cuh says. With 64 columns memory is the limit.
-  static constexpr bool kSplit = kHeads >= 64 && kColumnsOfSide == kSideColumns;
-  static constexpr int kProductColumns = kColumnsOfSide + (kSplit ? kLinearColumns : 0);
+  static constexpr bool kSplit = false;
+  static constexpr int kProductColumns = kColumnsOfSide;
   // Warps that store of the same tile; so many tiles are stored at the same time.
   static constexpr int kTogether = kQueries < kSinkWarps ? kQueries : kSinkWarps;
   static constexpr int kParts = kSinkWarps / kTogether;
   static constexpr int kOwn = kQueries / kTogether;  // queries of a warp
+  // Registers per thread; the four warpgroups share the file of 512 x 128.
+  static constexpr int kMultiplyRegisters = kSides == 2 ? 192 : 160;
+  static constexpr int kOtherRegisters = 256 - kMultiplyRegisters;
 };
 
 // Rows [first, end) of a tile are there: 0, 64 or 128.
@@ -65,9 +62,6 @@ struct PagedPlan {
   static constexpr int kTileBytes = 2 * kPageBytes;
   static constexpr int kSideBytes = Shape::kProductColumns * kPanelRowBytes;
   static constexpr int kPlaces = 2 * Shape::kSides;
-  // Where the second warpgroup forms the terms of a side that both have, which nobody reads.
-  static constexpr int kSpareBytes =
-      Shape::kSplit && Shape::kSides == 1 ? kLinearColumns * kPanelRowBytes : 0;
   // Of few columns memory is the limit, and gives less if more is asked for at once.
   static constexpr int kStages = Shape::kProductColumns == 64 ? 4 : 6;
   static constexpr int kScoreStride = kTileRows + 16;
@@ -77,14 +71,13 @@ struct PagedPlan {
       Shape::kQueries * kScoreStride * 4 + kPresentBytes + kScaleBytes;
   static constexpr int kWeightBytes = kPlaces * kSideColumns * 4;
   static constexpr int kLineBytes = sizeof(LineShared);
-  static constexpr int kSpace = 232448 - 640 - kLineBytes - kWeightBytes - kPlaces * kSideBytes -
-                                kSpareBytes - kStages * kTileBytes;
+  static constexpr int kSpace =
+      232448 - 640 - kLineBytes - kWeightBytes - kPlaces * kSideBytes - kStages * kTileBytes;
   static constexpr int kScoreStages = kSpace / kScoreBytes < 16 ? kSpace / kScoreBytes : 16;
 
   // Offsets in bytes.
   static constexpr int kHeads = 0;
-  static constexpr int kSpare = kHeads + kPlaces * kSideBytes;
-  static constexpr int kKeys = kSpare + kSpareBytes;
+  static constexpr int kKeys = kHeads + kPlaces * kSideBytes;
   static constexpr int kScores = kKeys + kStages * kTileBytes;
   static constexpr int kWeights = kScores + kScoreStages * kScoreBytes;
   static constexpr int kLine = kWeights + kWeightBytes;
@@ -96,7 +89,7 @@ struct PagedPlan {
   static constexpr int kHeadsEmpty = kHeadsFull + 16;
   static constexpr int kBytes = kHeadsEmpty + 16;
   static_assert(kScoreStages >= 3 && kBytes <= 232448 && kFull % 8 == 0);
-  static_assert(kSideBytes % 1024 == 0 && kSpareBytes % 1024 == 0 && kScoreBytes % 16 == 0);
+  static_assert(kSideBytes % 1024 == 0 && kScoreBytes % 16 == 0);
   static_assert(kWeights % 16 == 0);
 
   // Behind the scores of a tile.
@@ -132,9 +125,10 @@ struct PagedParams {
   std::int64_t block_tables_stride;
   int h, d, num_pages;
   PageLine line;
-  // [group of the launch][query of the group][stored_stride]: what is absent is marked so.
+  // [group of the launch][stored_queries][stored_stride]: what is absent is marked so.
   std::uint32_t* stored;
   std::int64_t stored_stride;  // a multiple of kTileRows
+  int stored_queries;          // of a group at most
 };
 
 // ---- Load --------------------------------------------------------------------------------------
@@ -255,103 +249,53 @@ struct PagedLoader {
 
 // ---- Multiply ----------------------------------------------------------------------------------
 
-// What a multiplying warpgroup carries from tile to tile. With up to 128 columns it has a page of
-// each tile, with more a side of the columns.
-template <class Shape, class Plan>
-struct PagedMultiplier {
-  static constexpr int kProducts = Shape::kSides;  // of 64 rows, for a tile
-  const Shared<Plan>& shared;
-  int side, first_row;
-  std::uint64_t keys, columns = 0;  // descriptors of the first stage and of the heads
-  device::PipelineState<Plan::kStages> ring{};
-  device::PipelineState<Plan::kScoreStages> out{};
-  float product[2][Shape::kProductColumns / 2];
-  WeightedSum<Shape, Plan> weighted_sum;
-  LinearPart<Shape> linear;
-
-  __device__ __forceinline__ PagedMultiplier(const Shared<Plan>& memory, int warpgroup)
-      : shared(memory),
-        side(Shape::kSides == 2 ? warpgroup : 0),
-        first_row(Shape::kSides == 2 ? 0 : warpgroup * kPagedPageRows),
-        keys(device::descriptor_k_major(memory.keys(0) + first_row * kPanelRowBytes)) {}
-
-  __device__ __forceinline__ void begin(int number) {
-    if (number % kProducts == 0) {
-      device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
-    }
-    begin_product<Shape>(device::descriptor_offset(keys, ring.stage * Plan::kTileBytes +
-                                                             number % kProducts * Plan::kPageBytes),
-                         columns, product[number % 2]);
-  }
-
-  // Scores of kTiles tiles: a product is weighed while the next one is formed. ptxas wants the
-  // sequence written out: nothing may be in flight where a loop closes.
-  template <int kTiles, bool kSplitSums>
-  __device__ __forceinline__ void score_tiles() {
-    constexpr int kAll = kTiles * kProducts;
-    begin(0);
-#pragma unroll
-    for (int number = 0; number < kAll; ++number) {
-      const bool last = number % kProducts == kProducts - 1;  // of the tile
-      const int stage = ring.stage;
-      if (last) ring.advance();
-      if (number + 1 < kAll) begin(number + 1);
-      if (number % kProducts == 0) {
-        device::mbarrier_wait(shared.free(out.stage), out.parity ^ 1, "scores", out.stage);
-      }
-      if (number + 1 < kAll) {
-        device::wgmma_wait<1>();
-      } else {
-        device::wgmma_wait<0>();
-      }
-      device::wgmma_pin(product[number % 2]);
-      if (last) device::mbarrier_arrive_warp(shared.empty(stage));
-      weighted_sum.template store<kSplitSums>(Shape::kHeads, product[number % 2], linear,
-                                              shared.scores(out.stage) +
-                                                  side * Shape::kSideQueries * Plan::kScoreStride +
-                                                  first_row + number % kProducts * kPagedPageRows);
-      if (last) {
-        device::mbarrier_arrive_warp(shared.ready(out.stage));
-        out.advance();
-      }
-    }
-  }
-
-  template <bool kSplitSums>
-  __device__ __forceinline__ void score(int tiles) {
-    constexpr int kBatch = 4 / kProducts;
-    int tile = 0;
-    for (; tile + kBatch <= tiles; tile += kBatch) score_tiles<kBatch, kSplitSums>();
-    for (; tile < tiles; ++tile) score_tiles<1, kSplitSums>();
-  }
-};
-
+// Warpgroup `page` of up to 128 columns has that page of each tile, of more that side of the
+// columns.
 template <class Shape, class Plan>
 __device__ __forceinline__ void multiply_pages(const Shared<Plan>& shared, LineRange range,
                                                int warpgroup) {
+  constexpr int kProducts = Shape::kSides;  // of 64 rows each
+  const int side = Shape::kSides == 2 ? warpgroup : 0;
+  const int first_row = Shape::kSides == 2 ? 0 : warpgroup * kPagedPageRows;
+  const std::uint64_t keys =
+      device::descriptor_k_major(shared.keys(0) + first_row * kPanelRowBytes);
   const std::uint64_t all_heads = device::descriptor_k_major(shared.heads(0));
-  PagedMultiplier<Shape, Plan> multiplier(shared, warpgroup);
+  device::PipelineState<Plan::kStages> ring;
+  device::PipelineState<Plan::kScoreStages> out;
   device::PipelineState<2> heads;
+  WeightedSum<Shape, Plan> weighted_sum;
+  const LinearPart<Shape> not_split{};
   Piece piece;
   while (range.next(piece)) {
     device::mbarrier_wait(shared.heads_full(heads.stage), heads.parity, "heads", heads.stage);
-    const int place = heads.stage * Shape::kSides + multiplier.side;
-    bool split = false;
-    if constexpr (Shape::kSplit) {
-      const bool spare = Shape::kSides == 1 && warpgroup == 1;
-      split = multiplier.linear.form(
-          shared.weights(place), shared.heads(place),
-          spare ? shared.base + Plan::kSpare : shared.linear_terms(place), warpgroup);
-      if constexpr (Shape::kSides == 1) {
-        device::bar_sync<kMultiplyWarpgroups * 128>(3);  // the first one has formed the terms
+    const int place = heads.stage * Shape::kSides + side;
+    weighted_sum.load(shared.weights(place), false);
+    const std::uint64_t columns = device::descriptor_offset(all_heads, place * Plan::kSideBytes);
+    for (int tile = 0; tile < piece.tiles; ++tile) {
+      float product[kProducts][Shape::kProductColumns / 2];
+      device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
+#pragma unroll
+      for (int i = 0; i < kProducts; ++i) {
+        begin_product<Shape>(
+            device::descriptor_offset(keys, ring.stage * Plan::kTileBytes + i * Plan::kPageBytes),
+            columns, product[i]);
       }
-    }
-    multiplier.weighted_sum.load(shared.weights(place), split);
-    multiplier.columns = device::descriptor_offset(all_heads, place * Plan::kSideBytes);
-    if (split) {
-      multiplier.template score<Shape::kSplit>(piece.tiles);
-    } else {
-      multiplier.template score<false>(piece.tiles);
+      device::mbarrier_wait(shared.free(out.stage), out.parity ^ 1, "scores", out.stage);
+      float* const scores =
+          shared.scores(out.stage) + side * Shape::kSideQueries * Plan::kScoreStride + first_row;
+      if constexpr (kProducts == 2) {
+        device::wgmma_wait<1>();
+        device::wgmma_pin(product[0]);
+        weighted_sum.template store<false>(Shape::kHeads, product[0], not_split, scores);
+      }
+      device::wgmma_wait<0>();
+      device::wgmma_pin(product[kProducts - 1]);
+      device::mbarrier_arrive_warp(shared.empty(ring.stage));
+      weighted_sum.template store<false>(Shape::kHeads, product[kProducts - 1], not_split,
+                                         scores + (kProducts - 1) * kPagedPageRows);
+      device::mbarrier_arrive_warp(shared.ready(out.stage));
+      ring.advance();
+      out.advance();
     }
     device::mbarrier_arrive_warp(shared.heads_empty(heads.stage));
     heads.advance();
@@ -394,7 +338,7 @@ __device__ __forceinline__ void store_keys(const PagedParams& p, const Shared<Pl
                    : score != score             ? kNanKey
                                                 : key_of(score);
         }
-        const std::int64_t place = std::int64_t{piece.group} * Shape::kQueries + query;
+        const std::int64_t place = std::int64_t{piece.group} * p.stored_queries + query;
         *reinterpret_cast<uint4*>(p.stored + place * p.stored_stride + row) =
             make_uint4(key[0], key[1], key[2], key[3]);
       }
@@ -431,14 +375,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   const LineRange range(p.line, *reinterpret_cast<LineShared*>(shared_memory + Plan::kLine));
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
   if (warpgroup < kMultiplyWarpgroups) {
-    device::setmaxnreg_inc<kPagedMultiplyRegisters>();
+    device::setmaxnreg_inc<Shape::kMultiplyRegisters>();
     multiply_pages<Shape>(shared, range, warpgroup);
-  } else if (warpgroup == kMultiplyWarpgroups) {
-    device::setmaxnreg_dec<kPagedStoreRegisters>();
-    store_keys<Shape>(p, shared, range, warp);
   } else {
-    device::setmaxnreg_dec<kPagedLoadRegisters>();
-    if (warp == 0) PagedLoader<Shape, Plan>{p, shared}.run(range);
+    device::setmaxnreg_dec<Shape::kOtherRegisters>();
+    if (warpgroup == kMultiplyWarpgroups) {
+      store_keys<Shape>(p, shared, range, warp);
+    } else if (warp == 0) {
+      PagedLoader<Shape, Plan>{p, shared}.run(range);
+    }
   }
 }
 
