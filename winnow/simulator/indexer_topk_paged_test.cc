@@ -20,7 +20,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"reversed", {"random:7"}},
     {"no-page", {"eager"}},
     {"long-h64-sq1", {"random:8"}},
-    {"long-h64-sq2", {"late"}},  // 128 columns, with the linear part
+    {"long-h64-sq2", {"late"}},  // 128 columns
     {"h64-sq4", {"random:9"}},   // 256
 };
 // Those in which warps meet in ways of their own, under all schedules: a query or several in a
@@ -63,8 +63,8 @@ const std::vector<PassingCase> kThoroughCases = {
 // are the places of heads.
 const BugsOf tiles{"topk_paged_sm90.cuh", "long"}, groups{"topk_paged_sm90.cuh", "sq9"};
 const BugsOf product{"score_tiles_sm90.cuh", "long"};
-// The linear part of two queries, which both multiplying warpgroups need, and of four.
-const BugsOf terms{"topk_paged_sm90.cuh", "long-h64-sq2"}, sides{"topk_paged_sm90.cuh", "h64-sq4"};
+// Two products of a tile for each warpgroup.
+const BugsOf sides{"topk_paged_sm90.cuh", "h64-sq4"};
 // Two blocks choose for one query.
 const BugsOf choice{"choose_sm90.cuh", "batches"};
 
@@ -101,7 +101,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("CountOfReadyTooSmall", "mbarrier_init(shared.ready(i)", Action::add, -1),
     groups("CountOfHeadsFullTooSmall", "mbarrier_init(shared.heads_full(i)", Action::add, -1),
     tiles("NoInitFence", "fence_mbarrier_init();", Action::drop),
-    terms("NoBarrierOfTerms", "bar_sync<kMultiplyWarpgroups * 128>(3);", Action::drop),
     sides("WaitForTooFewGroupsOfTwo", "device::wgmma_wait<1>();", Action::add, 1),
     sides("NoWaitForFirstProduct", "device::wgmma_wait<1>();", Action::drop),
     choice("BlockEndsTooEarly", "device::cluster_wait();", Action::drop),
