@@ -29,9 +29,10 @@ struct PairTable {
 struct CountParams {
   LayerView view;
   bool token_major = false;
-  std::int64_t tokens = 0;                // n
-  const std::int32_t* indices = nullptr;  // [n, K], rows index_stride elements apart
+  std::int64_t tokens = 0;        // n
+  const void* indices = nullptr;  // [n, K] i32, or i64 if wide; rows index_stride elements apart
   std::int64_t index_stride = 0;
+  bool wide = false;
   const std::byte* weights = nullptr;  // [n, K], rows weight_stride bytes apart; null: not wanted
   std::int64_t weight_stride = 0;
   int weight_bytes = 0;             // of one
