@@ -30,12 +30,17 @@ namespace {
 using device::ceil_div;
 using device::kFullWarp;
 
-// Warps that send tokens, and that repeat or take rows meanwhile.
-constexpr int kSenders = 8, kOthers = 3;
-static_assert(kSenders + kOthers < PipeShape::kLeastStages);
-
 // What a kernel does beside sending.
 enum class Beside { nothing, repeats, takes };
+
+// Warps that send tokens, and that repeat or take rows meanwhile; stages for all of them.
+constexpr int kSenders = 8;
+template <Beside kBeside>
+constexpr int kOthers = kBeside == Beside::takes     ? 5
+                        : kBeside == Beside::repeats ? 3
+                                                     : 0;
+template <Beside kBeside>
+constexpr int kLeastStages = kBeside == Beside::takes ? 14 : PipeShape::kLeastStages;
 
 // Few send where rows are large: when tokens run out, the slowest SM still has to send all that its
 // senders have claimed.
@@ -604,7 +609,7 @@ __device__ void tell_marks(const LayerView& view, const Marks& marks, const Reac
 // A repeated expert-major routing has warps that repeat rows while others send; a token-major one
 // with copy_out, new or repeated, such that take rows; both one that tells.
 template <Beside kBeside>
-constexpr int kProducers = kSenders + (kBeside == Beside::nothing ? 0 : kOthers);
+constexpr int kProducers = kSenders + kOthers<kBeside>;
 template <Beside kBeside>
 constexpr int kMoveWarps = kProducers<kBeside> + (kBeside == Beside::nothing ? 1 : 2);
 
@@ -663,7 +668,8 @@ __global__ __launch_bounds__(32 * kMoveWarps<kBeside>,
 
 template <Beside kBeside>
 int launch(const MoveParams& params, int blocks, void* stream) {
-  const PipeShape shape(params.row_bytes);
+  static_assert(kProducers<kBeside> < kLeastStages<kBeside>);
+  const PipeShape shape(params.row_bytes, kLeastStages<kBeside>);
   return device::launch_early(move<kBeside>, blocks, 32 * kMoveWarps<kBeside>, shape.bytes(),
                               static_cast<cudaStream_t>(stream), params, shape);
 }
