@@ -229,9 +229,8 @@ void CpuLowLatency::send(const LowLatencyDispatchArgs& args) {
   send_call(
       args, static_cast<int>(args.format), args.input.rank() == 2 ? args.input.size(0) : 0,
       [&] {
-        const Check check(name_);
-        check_dispatch(check, config_, world_, args);
-        experts = read_experts(check, config_, args.expert_indices);
+        check_dispatch(Check(name_), config_, world_, args);
+        experts = read_experts(Check(name_), config_, args.expert_indices);
       },
       [&](std::uint64_t epoch) { send_rows(args, experts, epoch); });
 }
@@ -355,9 +354,8 @@ void CpuLowLatency::send(const LowLatencyCombineArgs& args) {
     });
   };
   const auto check_args = [&] {
-    const Check check(name_);
-    check_combine(check, config_, world_, args);
-    pair_rows = read_pair_rows(check, args);
+    check_combine(Check(name_), config_, world_, args);
+    pair_rows = read_pair_rows(Check(name_), args);
   };
   send_call(args, 0, 0, check_args, write);
 }
