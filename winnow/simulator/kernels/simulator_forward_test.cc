@@ -84,7 +84,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("SwappedPhaseOfProbabilities", "mbarrier_wait(smem + P::kPReady + 8 * kOther", Action::add,
         1),
     bug("SwappedPhaseOfSlots", "mbarrier_wait(smem + P::kEmpty + 8 * (kSlot", Action::add, 1),
-    saying("race: cp.async", bug("EarlyRelease", "  wgmma_wait<1>();", Action::drop)),
+    saying("race: cp.async", bug("EarlyRelease", "wgmma_wait<1 + kBehind>", Action::drop)),
     bug("EarlyReleaseOfTheSecondHalf", "  wgmma_wait<0>();", Action::drop),
     bug("NoWaitForLogits", "wgmma_wait<kUnderWay ? 2 : 0>();", Action::drop),
     bug("WaitForTooFewGroups", "wgmma_wait<kUnderWay ? 2 : 0>();", Action::add, 1),
