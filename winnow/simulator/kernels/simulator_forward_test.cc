@@ -85,7 +85,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
         1),
     bug("SwappedPhaseOfSlots", "mbarrier_wait(smem + P::kEmpty + 8 * (kSlot", Action::add, 1),
     saying("race: cp.async", bug("EarlyRelease", "wgmma_wait<1 + kBehind>", Action::drop)),
-    bug("EarlyReleaseOfTheSecondHalf", "  wgmma_wait<0>();", Action::drop),
+    bug("EarlyReleaseOfTheSecondHalf", "wgmma_wait<kBehind>", Action::drop),
     bug("NoWaitForLogits", "wgmma_wait<kUnderWay ? 2 : 0>();", Action::drop),
     bug("WaitForTooFewGroups", "wgmma_wait<kUnderWay ? 2 : 0>();", Action::add, 1),
     saying("race: wgmma",
