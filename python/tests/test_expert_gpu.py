@@ -283,10 +283,10 @@ def test_a_mistake_of_one_rank_is_an_error_on_all():
 
     def body(layer, rank):
         tokens, choice = cuda(inputs[rank]), cuda(indices[rank])
-        wrong, copied, wide = rank == 2, numbers(tokens), cuda(indices[rank].astype(np.int64))
+        wrong, copied, wide = rank == 2, numbers(tokens), cuda(indices[rank].astype(np.float64))
         for mistake, text in [
             ((torch.from_numpy(copied) if wrong else tokens, choice), "input: want device cuda:0"),
-            ((tokens, wide if wrong else choice), "expert_indices: want dtype i32"),
+            ((tokens, wide if wrong else choice), "expert_indices: want dtype i32 or i64"),
             ((copied if wrong else tokens, choice), "input: want device cuda:0, got cpu"),
             (("none" if wrong else tokens, choice), "input: want a tensor"),
         ]:

@@ -16,6 +16,7 @@ Exporter::Exporter(const Framework& framework) {
     has_read_only_ = true;
   } else {
     import_ = nb::module_::import_("torch").attr("from_dlpack");
+    takes_capsule_ = true;  // of an object it asks for its device and for torch's stream first
   }
 }
 
@@ -50,6 +51,10 @@ nb::object Exporter::make(const ConstTensorView& view, std::shared_ptr<const voi
     return import_(nb::ndarray<nb::array_api, nb::ro>(data, dims, shape.data(), keeps,
                                                       view.strides().data(), dtype, device,
                                                       on_cpu ? 0 : view.device().index));
+  }
+  if (takes_capsule_) {
+    return import_(nb::ndarray<>(data, dims, shape.data(), keeps, view.strides().data(), dtype,
+                                 device, on_cpu ? 0 : view.device().index));
   }
   return import_(nb::ndarray<nb::array_api>(data, dims, shape.data(), keeps, view.strides().data(),
                                             dtype, device, on_cpu ? 0 : view.device().index));

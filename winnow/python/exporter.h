@@ -34,6 +34,7 @@ class Exporter {
                   bool read_only) const;
   nb::object import_;  // its function that takes an object with __dlpack__
   bool has_read_only_ = false;
+  bool takes_capsule_ = false;  // also what __dlpack__() gives
 };
 
 }  // namespace winnow::python

@@ -7,7 +7,7 @@ testing::Operation topk_paged_operation();
 
 namespace {
 
-// Warps 0 to 7 multiply, 8 to 11 choose, 12 loads.
+// Warps 0 to 7 multiply, 8 to 11 store, 12 loads.
 const std::vector<PassingCase> kQuickCases = {
     {"h64", {"eager", "late", "random:1", "starved:8", "starved:12"}},
     {"d64", {"random:2"}},
@@ -20,25 +20,42 @@ const std::vector<PassingCase> kQuickCases = {
     {"reversed", {"random:7"}},
     {"no-page", {"eager"}},
     {"long-h64-sq1", {"random:8"}},
+    {"long-h64-sq2", {"late"}},  // 128 columns
+    {"h64-sq4", {"random:9"}},   // 256
 };
 // Those in which warps meet in ways of their own, under all schedules: a query or several in a
-// group, few tiles and many, two blocks that merge, absent pages. The merges of a query, 1,024
-// threads in each of its blocks, are most of the time, so that of nine queries few schedules do.
+// group, few tiles and many, two blocks that choose for a query, absent pages.
 const std::vector<std::string> kEach = {"eager", "late", "random:1", "starved:12"};
 const std::vector<PassingCase> kThoroughCases = {
-    {"h1", kEach},           {"h3", kEach},
-    {"h32", kEach},          {"h64", kMany},
-    {"h128", kMany},         {"d64", kMany},
-    {"d128", kEach},         {"k1", kEach},
-    {"k2048", kEach},        {"sq2", kEach},
-    {"sq5", kEach},          {"sq9", {"late", "random:1", "starved:8"}},
-    {"no-table", kEach},     {"no-page", kEach},
-    {"long", kMany},         {"long-h64-sq1", kMany},
-    {"long-h64-sq2", kEach}, {"shared", kEach},
-    {"absent", kMany},       {"absent-positions", kEach},
-    {"positions", kEach},    {"bf16-weights", kEach},
-    {"wide", kEach},         {"reversed", kEach},
-    {"broadcast", kEach},    {"equal-larger", kEach},
+    {"h1", kEach},
+    {"h3", kEach},
+    {"h32", kEach},
+    {"h64", kMany},
+    {"h128", kMany},
+    {"d64", kMany},
+    {"d128", kEach},
+    {"k1", kEach},
+    {"k2048", kEach},
+    {"sq2", kEach},
+    {"sq5", kEach},
+    {"sq9", kEach},
+    {"h64-sq4", kMany},
+    {"h128-sq3", kEach},
+    {"batches", kFew},
+    {"no-table", kEach},
+    {"no-page", kEach},
+    {"long", kMany},
+    {"long-h64-sq1", kMany},
+    {"long-h64-sq2", kEach},
+    {"shared", kEach},
+    {"absent", kMany},
+    {"absent-positions", kEach},
+    {"positions", kEach},
+    {"bf16-weights", kEach},
+    {"wide", kEach},
+    {"reversed", kEach},
+    {"broadcast", kEach},
+    {"equal-larger", kEach},
     {"nan-smaller", kEach},
 };
 
@@ -46,13 +63,15 @@ const std::vector<PassingCase> kThoroughCases = {
 // are the places of heads.
 const BugsOf tiles{"topk_paged_sm90.cuh", "long"}, groups{"topk_paged_sm90.cuh", "sq9"};
 const BugsOf product{"score_tiles_sm90.cuh", "long"};
-// Two blocks merge the candidates of one query.
-const BugsOf merge{"merge_sm90.cuh", "long"};
+// Two products of a tile for each warpgroup.
+const BugsOf sides{"topk_paged_sm90.cuh", "h64-sq4"};
+// Two blocks choose for one query.
+const BugsOf choice{"choose_sm90.cuh", "batches"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     groups("NoWaitForHeads", "mbarrier_wait(shared.heads_full(", Action::drop),
     groups("NoArrivalOfHeadCopies", "mbarrier_arrive_cp_async(", Action::drop),
-    merge("NoBarrierOfTheCluster", "void sync() const {", Action::drop, 0, 4),
+    choice("NoBarrierOfTheCluster", "static void sync() {", Action::drop, 0, 2),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoWaitForEmptyStage", "mbarrier_wait(shared.empty(ring.stage)", Action::drop),
@@ -82,9 +101,11 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("CountOfReadyTooSmall", "mbarrier_init(shared.ready(i)", Action::add, -1),
     groups("CountOfHeadsFullTooSmall", "mbarrier_init(shared.heads_full(i)", Action::add, -1),
     tiles("NoInitFence", "fence_mbarrier_init();", Action::drop),
-    merge("BlockEndsTooEarly", "device::cluster_wait();", Action::drop),
-    merge("WordsOfBlocksTooEarly", "shown = mine;", Action::drop, 0, 1),
-    merge("BinsOfAnotherBlock", "static_cast<std::uint32_t>(rank)));", Action::add, 1),
+    sides("WaitForTooFewGroupsOfTwo", "device::wgmma_wait<1>();", Action::add, 1),
+    sides("NoWaitForFirstProduct", "device::wgmma_wait<1>();", Action::drop),
+    choice("BlockEndsTooEarly", "device::cluster_wait();", Action::drop),
+    choice("CountsOfBlocksTooEarly", "shared_.counts = make_uint2(", Action::drop, 0, 2),
+    choice("BinsOfAnotherBlock", "static_cast<std::uint32_t>(rank)));", Action::add, 1),
     product("NoProductFence", "device::wgmma_fence();", Action::drop),
     product("NoCommit", "device::wgmma_commit();", Action::drop),
     product("DescriptorWithoutSwizzle", "wgmma_m64n64k32_f8(product", Action::add,

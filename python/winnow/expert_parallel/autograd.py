@@ -230,7 +230,7 @@ def dispatch(
 
     Args:
         layer: the AllToAll of this rank.
-        input: [n, H]; expert_indices: [n, K], int32; weights: [n, K]; options: as in
+        input: [n, H]; expert_indices: [n, K], int32 or int64; weights: [n, K]; options: as in
             AllToAll.dispatch(), but for scales, out and stream. Whether input and weights require a
             gradient must be the same on every rank, also on one without tokens: the backward pass
             is collective for each of them.

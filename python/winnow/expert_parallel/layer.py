@@ -175,7 +175,7 @@ class EPAll2AllLayer(torch.nn.Module):
 
         Args:
             input: [n, H], the layer's dtype.
-            exp_indices: [n, K], int32; E or -1 drops the pair.
+            exp_indices: [n, K], int32 or int64; E or -1 drops the pair.
             weight: [n, K], weight_dtype.
             full_scatter_indices: [sum of n over ranks, K], or this rank's [n, K], int32: the row of
                 each pair as a position in the concatenation of all ranks' outputs. It is checked.

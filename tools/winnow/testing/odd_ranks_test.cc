@@ -82,6 +82,7 @@ class RankTensors {
     args.counts = make(DType::i32, {2});
     args.source_tokens = make(DType::i32, {2, 9});
     args.source_pairs = make(DType::i32, {2, 9});
+    args.pair_rows = make(DType::i32, {kWorld, 3, 2});
     args.ranges = make(DType::i64, {2, kWorld});
     if (is_odd()) args.expert_statistics = make(DType::i32, {2});
     if (is_odd()) args.wait_statistics = make(DType::i64, {kWorld});
@@ -92,9 +93,8 @@ class RankTensors {
   LowLatencyCombineArgs combine(const LowLatencyDispatchArgs& dispatched) {
     LowLatencyCombineArgs args;
     args.expert_output = make(DType::bf16, {2, 9, hidden_});
-    const bool other = is_odd();
-    args.source_pairs = other ? make(DType::i32, {2, 9}) : ConstTensorView(dispatched.source_pairs);
-    args.ranges = other ? make(DType::i64, {2, kWorld}) : ConstTensorView(dispatched.ranges);
+    args.pair_rows = dispatched.pair_rows;
+    if (is_odd()) args.pair_rows = make(DType::i32, {kWorld, 3, 2});
     args.expert_indices = is_odd() ? experts() : dispatched.expert_indices;
     const std::int64_t tokens =
         dispatched.expert_indices.rank() == 2 ? dispatched.expert_indices.size(0) : tokens_;
@@ -230,7 +230,7 @@ std::int64_t environment_number(const char* name, std::int64_t otherwise) {
   return text == nullptr ? otherwise : std::atoll(text);
 }
 
-// Experts, ranges and pairs that other threads of a caller rewrite while the calls run: the rows
+// Experts and rows of pairs that other threads of a caller rewrite while the calls run: the rows
 // may be wrong, or the call refused, and nothing outside of the tensors is read or written.
 TEST(OddRanks, LowLatencyRewrittenMeanwhile) {
 #ifdef __SANITIZE_THREAD__
@@ -266,9 +266,7 @@ TEST(OddRanks, LowLatencyRewrittenMeanwhile) {
   std::vector<std::thread> writers;
   for (const std::unique_ptr<Rank>& rank : ranks) {
     combines.push_back(rank->right.combine(rank->dispatch));
-    writers.emplace_back([&, args = combines.back()] { rewrite(args.ranges, std::int64_t{}); });
-    writers.emplace_back(
-        [&, args = combines.back()] { rewrite(args.source_pairs, std::int32_t{}); });
+    writers.emplace_back([&, args = combines.back()] { rewrite(args.pair_rows, std::int32_t{}); });
     writers.emplace_back(
         [&, args = rank->dispatch] { rewrite(args.expert_indices, std::int32_t{}); });
   }

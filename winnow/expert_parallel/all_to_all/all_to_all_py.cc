@@ -61,7 +61,7 @@ with an expert here, by source rank, then token. Rows, weights and scales are co
 
 Args:
     input: [n, H], the layer's dtype, n from 0 to T; or float8_e4m3fn with scales.
-    expert_indices: [n, K], int32; None with cached.
+    expert_indices: [n, K], int32 or int64; None with cached.
     weights: [n, K], the layer's weight_dtype.
     scales: with float8_e4m3fn, [n, S] of any dtype and strides, usually float32 [n, ceil(H / 128)]:
         they are sent as bytes with the rows, a multiple of 4 bytes and at most 4 * ceil(H / 32)

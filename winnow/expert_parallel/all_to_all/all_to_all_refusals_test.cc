@@ -31,6 +31,25 @@ TEST_P(Refusals, BadExpertIndices) {
   }
 }
 
+// Those of 64 bits are not cut to 32, where these would be experts 3 and 5.
+TEST_P(Refusals, BadExpertIndicesOf64Bits) {
+  constexpr int kBig = std::numeric_limits<int>::max(), kSmall = std::numeric_limits<int>::min();
+  constexpr std::int64_t kBeyond = std::int64_t{1} << 32;
+  for (const auto& [bad, told] : {std::pair(kBeyond + 3, kBig), {5 - kBeyond, kSmall}}) {
+    Tensor wide = make(DType::i64, {3, 2});
+    expect_refused(
+        "rank 2: expert_indices: want -1 to 6, got " + std::to_string(told) + " for token 1",
+        [&](int rank, Given& given) {
+          if (rank != 2) return;
+          Tensor chosen(DType::i64, {3, 2});
+          chosen.view().at<std::int64_t>(1, 1) = bad;
+          world_.place(rank).write(wide.view(), chosen);
+          world_.place(rank).wait();
+          given.args.expert_indices = wide;
+        });
+  }
+}
+
 TEST_P(Refusals, OfTheLowestRankThatHasOne) {
   expect_refused("rank 0: expert_indices: want -1 to 6, got 99 for token 2",
                  [](int rank, Given& given) {
@@ -52,7 +71,7 @@ TEST_P(Refusals, OfTheCaller) {
 TEST_P(Refusals, WrongTensors) {
   const Tensor narrow = make(DType::f32, {3, 4}), half = make(DType::f16, {3, 16}),
                fp8 = make(DType::f8_e4m3, {3, 16}), scales = make(DType::f32, {3, 1}),
-               wide_indices = make(DType::i32, {3, 3}), long_indices = make(DType::i64, {3, 2});
+               wide_indices = make(DType::i32, {3, 3}), long_indices = make(DType::f64, {3, 2});
   const auto expect = [&](const std::string& argument, const auto& change) {
     expect_refused_with("rank 1: " + argument, [&](int rank, Given& given) {
       if (rank == 1) change(given.args);

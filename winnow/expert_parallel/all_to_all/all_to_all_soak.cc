@@ -87,6 +87,7 @@ void choose_call(Problem& problem, Random& random) {
   problem.copy_out = one_in(3, random);
   problem.out = one_in(4, random);
   problem.strided = one_in(4, random);
+  problem.wide_indices = one_in(4, random);
   problem.expert_rows =
       one_of({ExpertRows::combine_buffer, ExpertRows::own, ExpertRows::in_place}, random);
   if (problem.fp8 && problem.expert_rows == ExpertRows::in_place) {

@@ -18,7 +18,7 @@ namespace winnow::expert_parallel {
 // Arguments of dispatch(). n, 0 to T, is this rank's own.
 struct DispatchArgs {
   ConstTensorView input{};  // [n, H], the layer's dtype; or f8_e4m3 with scales, H a multiple of 16
-  ConstTensorView expert_indices{};  // [n, K] i32
+  ConstTensorView expert_indices{};  // [n, K] i32 or i64
   ConstTensorView weights{};         // optional [n, K], the layer's weight_dtype
   // With f8_e4m3: [n, S] of any dtype and strides. They are sent as bytes and not applied; a row
   // has a multiple of 4 bytes and at most 4 * ceil(H / 32). Absent otherwise.

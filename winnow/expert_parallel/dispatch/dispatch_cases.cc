@@ -50,6 +50,13 @@ void add_dispatch_options(CaseTable& table, World world) {
   table.add(world, "copy-out",
             {.choice = ExpertChoice::dropped, .weights = true, .copy_out = true});
   table.add(world, "copy-out-token-major", {.token_major = true, .copy_out = true});
+  table.add(world, "wide-indices",
+            {.choice = ExpertChoice::dropped, .strided = true, .wide_indices = true});
+  table.add(world, "wide-indices-token-major",
+            {.max_tokens = 70,
+             .choice = ExpertChoice::duplicates,
+             .token_major = true,
+             .wide_indices = true});
   table.add(world, "copy-out-no-rows",
             {.choice = ExpertChoice::none, .token_major = true, .copy_out = true});
   table.add(world, "copy-out-cached-token-major",

@@ -10,6 +10,7 @@
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/cuda/blocks.cuh"
 #include "winnow/expert_parallel/cuda/pairs.cuh"
+#include "winnow/expert_parallel/dispatch/dispatch_index.h"
 #include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
 #include "winnow/expert_parallel/exchange/exchange_cuda.h"
 
@@ -54,6 +55,13 @@ __device__ __forceinline__ int count_key(std::int32_t* counters, int key, int la
   if (key >= 0 && (same >> lane) == 1) counters[key] = before + 1;  // the last of them
   __syncwarp();
   return before;
+}
+
+__device__ __forceinline__ std::int32_t given_index(const CountParams& p, std::int64_t token,
+                                                    int k) {
+  const std::int64_t at = token * p.index_stride + k;
+  return p.wide ? narrow_index(static_cast<const std::int64_t*>(p.indices)[at])
+                : static_cast<const std::int32_t*>(p.indices)[at];
 }
 
 __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ CountParams p,
@@ -102,9 +110,8 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
   };
   for (std::int64_t first = begin; first < end; first += kTogether * mine.tokens) {
     std::int32_t loaded[kTogether];
-    load(first, loaded, [&](std::int64_t step) {
-      return p.indices[(step + mine.slot) * p.index_stride + mine.k];
-    });
+    load(first, loaded,
+         [&](std::int64_t step) { return given_index(p, step + mine.slot, mine.k); });
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       const std::int64_t step = first + i * mine.tokens;
@@ -185,7 +192,7 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
       findings.bad = 1;
       findings.token = static_cast<std::int32_t>(bad / topk);
       findings.k = static_cast<std::int32_t>(bad % topk);
-      findings.value = p.indices[findings.token * p.index_stride + findings.k];
+      findings.value = given_index(p, findings.token, findings.k);
     }
     *reinterpret_cast<Findings*>(p.counts + entries) = findings;
     *p.placed = 0;

@@ -58,6 +58,8 @@ class CudaDispatch {
   void send();
   Dispatched result();
   Tensor make_result(DType dtype, std::initializer_list<std::int64_t> shape);
+  template <class MakeTensor>
+  Dispatched arrived(const MakeTensor& tensor) const;
 
   bool counted() const { return !request_.cached && request_.worst_case_rows == 0; }
   // Whether the rows may go where every rank has room for all that can arrive, so that the host
@@ -84,6 +86,7 @@ class CudaDispatch {
     return config_.enable_local_combine && request_.order == RowOrder::expert_major &&
            layer_.map().topology.local_world_size > 1;
   }
+  std::byte* own_payload() const { return move_.payload.data[layer_.local()]; }
   std::int64_t all_pairs() const { return layer_.nodes() * config_.max_tokens * config_.topk; }
   std::int64_t bytes_of(std::int64_t rows) const;
   std::vector<std::int64_t> region_bytes() const;
@@ -105,7 +108,7 @@ class CudaDispatch {
   std::int64_t table_bytes_ = 0;
   DenseRows scales_, dense_weights_;
   std::shared_ptr<Region> output_, buffer_, weights_;
-  std::optional<Tensor> taken_;  // the result that rows are taken to, where the caller gives none
+  std::optional<Dispatched> taken_;  // the tensors that rows are taken to
   NodePointers owners_;
   MoveParams move_;
 };
@@ -272,17 +275,20 @@ void CudaDispatch::make_tables() {
   move_.takes = takes();
 }
 
-// Where the rows go, which are counted now.
+// Where the rows go, which are counted now, and the tables of a repeated routing.
 void CudaDispatch::choose_out() {
   if (!takes()) return;
-  if (!args_.out.present()) {
-    taken_ = make_result(request_.input, {routing_->rows_of(layer_.rank()), config_.hidden});
-  }
-  const TensorView out = taken_ ? taken_->view() : args_.out;
-  const auto address = reinterpret_cast<std::uintptr_t>(out.data());
-  if (address % 16 != 0 || row_stride(out) % 16 != 0) return;
+  taken_ = arrived([&](void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
+    const bool wanted = data != nullptr && (request_.cached || data == own_payload());
+    return wanted ? make_result(dtype, shape) : Tensor();
+  });
+  const TensorView out = args_.out.present() ? args_.out : taken_->output.view();
+  if (reinterpret_cast<std::uintptr_t>(out.data()) % 16 != 0 || row_stride(out) % 16 != 0) return;
   move_.out = static_cast<std::byte*>(out.data());
   move_.out_stride = row_stride(out);
+  move_.taken = {static_cast<std::byte*>(taken_->weights.data()),
+                 static_cast<std::uint32_t*>(taken_->scales.data()),
+                 static_cast<std::int32_t*>(taken_->expert_ids.data())};
 }
 
 // Rows that the caller chose take the place of those that place has found.
@@ -331,15 +337,22 @@ Tensor CudaDispatch::make_result(DType dtype, std::initializer_list<std::int64_t
   }
 }
 
+template <class MakeTensor>
+Dispatched CudaDispatch::arrived(const MakeTensor& tensor) const {
+  const auto here = [&](const NodePointers& table) { return table.data[layer_.local()]; };
+  return make_dispatched(
+      Backend::sm90, request_, config_, routing_->rows_of(layer_.rank()),
+      {here(move_.payload), here(move_.row_weights), here(move_.row_scales), here(move_.ids)},
+      args_.out.present(), tensor);
+}
+
 Dispatched CudaDispatch::result() {
   const std::int64_t rows = routing_->rows_of(layer_.rank());
-  const auto here = [&](const NodePointers& table) { return table.data[layer_.local()]; };
   const auto tensor = [&](void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
-    std::optional<Tensor> taken = std::exchange(taken_, {});  // of the first, which is the output
-    if (taken && move_.out != nullptr) return *std::move(taken);
     if (data == nullptr) return Tensor();
+    if (move_.out != nullptr && data == own_payload()) return std::move(taken_->output);
     if (!request_.copy_out) return Tensor::borrow(output_, data, dtype, shape, layer_.device());
-    Tensor own = taken ? *std::move(taken) : make_result(dtype, shape);
+    Tensor own = make_result(dtype, shape);
     const std::int64_t bytes = own.view().numel() * size_of(dtype);
     layer_.check(cudaMemcpyAsync(own.data(), data, static_cast<std::size_t>(bytes),
                                  cudaMemcpyDeviceToDevice, layer_.stream()),
@@ -347,15 +360,12 @@ Dispatched CudaDispatch::result() {
     return own;
   };
   if (args_.out.present() && move_.out == nullptr) {
-    layer_.check(copy_rows(static_cast<std::byte*>(args_.out.data()), row_stride(args_.out),
-                           here(move_.payload), request_.row_bytes, request_.row_bytes, rows,
-                           layer_.stream()),
-                 "out");
+    layer_.check(
+        copy_rows(static_cast<std::byte*>(args_.out.data()), row_stride(args_.out), own_payload(),
+                  request_.row_bytes, request_.row_bytes, rows, layer_.stream()),
+        "out");
   }
-  Dispatched result = make_dispatched(
-      Backend::sm90, request_, config_, rows,
-      {here(move_.payload), here(move_.row_weights), here(move_.row_scales), here(move_.ids)},
-      args_.out.present(), tensor);
+  Dispatched result = move_.taken.ids != nullptr ? *std::move(taken_) : arrived(tensor);
 
   auto state = make_state(layer_.identity(), layer_.rank(), number_, request_, routing_, buffer_,
                           CombineRoom(config_, request_, laid_rows(layer_.rank())).values);
@@ -376,24 +386,5 @@ Dispatched CudaDispatch::result() {
 Dispatched dispatch(CudaLayer& layer, const DispatchArgs& args) {
   return CudaDispatch(layer, args).run();
 }
-
-namespace {
-
-int load() {
-  for (const auto load_one : {load_count, load_place, load_move, load_scatter}) {
-    if (const int status = load_one(); status != cudaSuccess) return status;
-  }
-  return cudaSuccess;
-}
-
-constexpr PhaseText kTexts[] = {{kCountsPhase, kDispatch, "the counts"},
-                                {kTokensPhase, kDispatch, "the tokens"},
-                                {kRowsPhase, kDispatch, "the rows"},
-                                {Phase::blocks, kDispatch, "the blocks of its kernel"},
-                                {Phase::memory, kDispatch, "memory"}};
-
-}  // namespace
-
-CudaOperation cuda_dispatch() { return {load, kTexts}; }
 
 }  // namespace winnow::expert_parallel

@@ -29,9 +29,10 @@ struct PairTable {
 struct CountParams {
   LayerView view;
   bool token_major = false;
-  std::int64_t tokens = 0;                // n
-  const std::int32_t* indices = nullptr;  // [n, K], rows index_stride elements apart
+  std::int64_t tokens = 0;        // n
+  const void* indices = nullptr;  // [n, K] i32, or i64 if wide; rows index_stride elements apart
   std::int64_t index_stride = 0;
+  bool wide = false;
   const std::byte* weights = nullptr;  // [n, K], rows weight_stride bytes apart; null: not wanted
   std::int64_t weight_stride = 0;
   int weight_bytes = 0;             // of one
@@ -64,6 +65,15 @@ struct PlaceParams {
 std::int64_t place_scratch_bytes(const CudaTopology& topology, int blocks);
 int launch_place(const PlaceParams& params, int blocks, void* stream);
 
+// The caller's tables beside its rows, of a repeated routing; null: there is none. Those of a new
+// one are copied behind move, so that the host, which has waited for the counts, makes but the rows
+// before it.
+struct TakenTables {
+  std::byte* weights = nullptr;     // [R, K] of MoveParams::weight_dtype
+  std::uint32_t* scales = nullptr;  // [R, scale_words]
+  std::int32_t* ids = nullptr;      // [R, K]
+};
+
 // What move knows of the rows.
 struct MoveParams {
   LayerView view;
@@ -86,10 +96,11 @@ struct MoveParams {
   int element_bytes = 0;
   int scale_words = 0;  // of a row
   DType weight_dtype = DType::f32;
-  // Where the caller wants the rows of this rank: those of its own tokens go straight there. Null:
-  // all stay in the region.
+  // Where the caller wants the rows of this rank, and what stands beside them: those of its own
+  // tokens go straight there. Null: all stay in the region.
   std::byte* out = nullptr;
   std::int64_t out_stride = 0;
+  TakenTables taken;
   // The tables of the regions of the ranks of this node; see RegionTables.
   NodePointers payload, row_weights, row_scales, ids, row_sources;
   // Of the descriptor, in f32, where there are weights.

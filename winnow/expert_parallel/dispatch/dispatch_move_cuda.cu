@@ -30,12 +30,17 @@ namespace {
 using device::ceil_div;
 using device::kFullWarp;
 
-// Warps that send tokens, and that repeat or take rows meanwhile.
-constexpr int kSenders = 8, kOthers = 3;
-static_assert(kSenders + kOthers < PipeShape::kLeastStages);
-
 // What a kernel does beside sending.
 enum class Beside { nothing, repeats, takes };
+
+// Warps that send tokens, and that repeat or take rows meanwhile; stages for all of them.
+constexpr int kSenders = 8;
+template <Beside kBeside>
+constexpr int kOthers = kBeside == Beside::takes     ? 5
+                        : kBeside == Beside::repeats ? 3
+                                                     : 0;
+template <Beside kBeside>
+constexpr int kLeastStages = kBeside == Beside::takes ? 14 : PipeShape::kLeastStages;
 
 // Few send where rows are large: when tokens run out, the slowest SM still has to send all that its
 // senders have claimed.
@@ -183,11 +188,14 @@ class TokenSender {
       const std::int64_t row = __shfl_sync(kFullWarp, pair.row, lane);
       if (lane_ >= topology_.topk) continue;
       const bool here = pair.local == local;
+      const bool taken = local == topology_.local && p_.taken.ids != nullptr;
       const std::int64_t at = row * topology_.topk + lane_;
-      reinterpret_cast<std::int32_t*>(p_.ids.data[local])[at] =
-          here ? pair.expert % topology_.per_rank() : -1;
+      std::int32_t* const ids =
+          taken ? p_.taken.ids : reinterpret_cast<std::int32_t*>(p_.ids.data[local]);
+      ids[at] = here ? pair.expert % topology_.per_rank() : -1;
       if (weighted) {
-        store_bits(p_.row_weights.data[local], at, p_.weight_dtype, here ? weight : 0);
+        store_bits(taken ? p_.taken.weights : p_.row_weights.data[local], at, p_.weight_dtype,
+                   here ? weight : 0);
       }
     }
   }
@@ -198,9 +206,11 @@ class TokenSender {
       const int lane = __ffs(lanes) - 1;
       const int local = __shfl_sync(kFullWarp, pair.local, lane);
       const std::int64_t row = __shfl_sync(kFullWarp, pair.row, lane);
-      auto* to = reinterpret_cast<std::uint32_t*>(p_.row_scales.data[local]) + row * p_.scale_words;
+      const bool taken = local == topology_.local && p_.taken.scales != nullptr;
+      auto* to =
+          taken ? p_.taken.scales : reinterpret_cast<std::uint32_t*>(p_.row_scales.data[local]);
       for (int i = lane_; i < p_.scale_words; i += 32) {
-        to[i] = reinterpret_cast<const std::uint32_t*>(scales)[i];
+        to[row * p_.scale_words + i] = reinterpret_cast<const std::uint32_t*>(scales)[i];
       }
     }
   }
@@ -364,6 +374,29 @@ __device__ bool repeat_rows(const MoveParams& p, RowPipe& pipe) {
   return true;
 }
 
+// What stands beside the rows, to the caller's tables. By a warp.
+__device__ __forceinline__ void take_tables(const MoveParams& p, std::int64_t first,
+                                            std::int64_t last) {
+  const int local = p.view.topology.local, lane = threadIdx.x % 32;
+  const auto each = [&](std::int64_t entries, const auto& take) {
+    for (std::int64_t i = first * entries + lane; i < last * entries; i += 32) take(i);
+  };
+  if (p.taken.ids != nullptr) {
+    const auto* ids = reinterpret_cast<const std::int32_t*>(p.ids.data[local]);
+    each(p.view.topology.topk, [&](std::int64_t i) { p.taken.ids[i] = __ldcg(&ids[i]); });
+  }
+  if (p.taken.weights != nullptr) {
+    each(p.view.topology.topk, [&](std::int64_t i) {
+      store_bits(p.taken.weights, i, p.weight_dtype,
+                 load_bits(p.row_weights.data[local], i, p.weight_dtype));
+    });
+  }
+  if (p.taken.scales != nullptr) {
+    const auto* scales = reinterpret_cast<const std::uint32_t*>(p.row_scales.data[local]);
+    each(p.scale_words, [&](std::int64_t i) { p.taken.scales[i] = __ldcg(&scales[i]); });
+  }
+}
+
 // A taking warp: other ranks' rows, to `out` as they come. False: they do not.
 __device__ bool take_rows(const MoveParams& p, RowPipe& pipe) {
   constexpr int kTogether = 4;  // rows of one claim
@@ -401,6 +434,7 @@ __device__ bool take_rows(const MoveParams& p, RowPipe& pipe) {
       pipe.send(p.payload.data[topology.local] + row * p.row_bytes, p.row_bytes, 0, lane == 0,
                 p.out + row * p.out_stride);
     }
+    take_tables(p, first, last);
   }
   return true;
 }
@@ -417,14 +451,17 @@ __device__ void clear_rows(const MoveParams& p) {
                         const auto& write) {
     for (std::int64_t i = begin * entries + thread; i < end * entries; i += threads) write(i);
   };
+  std::byte* const weights =
+      p.taken.weights != nullptr ? p.taken.weights : p.row_weights.data[local];
+  std::int32_t* const ids =
+      p.taken.ids != nullptr ? p.taken.ids : reinterpret_cast<std::int32_t*>(p.ids.data[local]);
   const auto clear_small = [&](std::int64_t begin, std::int64_t end) {
     if (p.weights_travel) {
       fill(begin, end, p.token_major ? topk : 1,
-           [&](std::int64_t i) { store_bits(p.row_weights.data[local], i, p.weight_dtype, 0); });
+           [&](std::int64_t i) { store_bits(weights, i, p.weight_dtype, 0); });
     }
     if (p.token_major) {
-      fill(begin, end, topk,
-           [&](std::int64_t i) { reinterpret_cast<std::int32_t*>(p.ids.data[local])[i] = -1; });
+      fill(begin, end, topk, [&](std::int64_t i) { ids[i] = -1; });
     }
     if (p.fresh && !p.token_major) {
       fill(begin, end, 1, [&](std::int64_t i) {
@@ -572,7 +609,7 @@ __device__ void tell_marks(const LayerView& view, const Marks& marks, const Reac
 // A repeated expert-major routing has warps that repeat rows while others send; a token-major one
 // with copy_out, new or repeated, such that take rows; both one that tells.
 template <Beside kBeside>
-constexpr int kProducers = kSenders + (kBeside == Beside::nothing ? 0 : kOthers);
+constexpr int kProducers = kSenders + kOthers<kBeside>;
 template <Beside kBeside>
 constexpr int kMoveWarps = kProducers<kBeside> + (kBeside == Beside::nothing ? 1 : 2);
 
@@ -631,7 +668,8 @@ __global__ __launch_bounds__(32 * kMoveWarps<kBeside>,
 
 template <Beside kBeside>
 int launch(const MoveParams& params, int blocks, void* stream) {
-  const PipeShape shape(params.row_bytes);
+  static_assert(kProducers<kBeside> < kLeastStages<kBeside>);
+  const PipeShape shape(params.row_bytes, kLeastStages<kBeside>);
   return device::launch_early(move<kBeside>, blocks, 32 * kMoveWarps<kBeside>, shape.bytes(),
                               static_cast<cudaStream_t>(stream), params, shape);
 }

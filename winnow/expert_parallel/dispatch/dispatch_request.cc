@@ -6,11 +6,25 @@
 #include <utility>
 
 #include "winnow/core/check.h"
+#include "winnow/core/read_once.h"
+#include "winnow/expert_parallel/dispatch/dispatch_index.h"
 #include "winnow/expert_parallel/layer/rail_weights.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 
 namespace winnow::expert_parallel {
 namespace {
+
+// Indices of i64 as i32, each read once.
+Tensor narrowed(const ConstTensorView& wide) {
+  Tensor narrow(DType::i32, {wide.size(0), wide.size(1)});
+  for (std::int64_t token = 0; token < wide.size(0); ++token) {
+    for (std::int64_t k = 0; k < wide.size(1); ++k) {
+      narrow.view().at<std::int32_t>(token, k) =
+          narrow_index(read_once(&wide.at<std::int64_t>(token, k)));
+    }
+  }
+  return narrow;
+}
 
 void check_scales(const Check& check, const Config& config, const DispatchArgs& args) {
   const ConstTensorView& scales = args.scales;
@@ -65,7 +79,8 @@ void check_scatter(const Check& check, const Config& config, const DispatchArgs&
 
 void check_routing(const Check& check, const Config& config, const DispatchArgs& args) {
   check.input("expert_indices", args.expert_indices,
-              {{"n", args.input.size(0)}, {"topk", config.topk}}, {DType::i32}, config.device);
+              {{"n", args.input.size(0)}, {"topk", config.topk}}, {DType::i32, DType::i64},
+              config.device);
   check.that(args.expert_alignment >= 1 && args.expert_alignment <= kMostRows, "expert_alignment",
              "1 to " + std::to_string(kMostRows), std::to_string(args.expert_alignment));
   check.that(args.order == RowOrder::expert_major || args.expert_alignment == 1, "expert_alignment",
@@ -191,7 +206,10 @@ std::shared_ptr<Routing> make_routing(const Request& request, const Config& conf
 
 std::vector<std::byte> make_table(const Request& request, const DispatchArgs& args) {
   std::vector<std::byte> table;
-  if (request.cached == nullptr) append_rows(table, args.expert_indices);
+  if (request.cached == nullptr) {
+    const ConstTensorView& given = args.expert_indices;
+    append_rows(table, given.dtype() == DType::i64 ? narrowed(given).view() : given);
+  }
   if (request.weights) append_rows(table, args.weights);
   return table;
 }

@@ -16,8 +16,9 @@ NewRouting::NewRouting(CudaLayer& layer, const Request& request, const DispatchA
   count_.view = layer.view();
   count_.token_major = request.order == RowOrder::token_major;
   count_.tokens = request.tokens;
-  count_.indices = static_cast<const std::int32_t*>(args.expert_indices.data());
+  count_.indices = args.expert_indices.data();
   count_.index_stride = args.expert_indices.stride(0);
+  count_.wide = args.expert_indices.dtype() == DType::i64;
   if (request.weights && layer.nodes() > 1) {  // weights travel between nodes
     count_.weights = static_cast<const std::byte*>(args.weights.data());
     count_.weight_stride = row_stride(args.weights);

@@ -64,9 +64,8 @@ void check_low_latency_config(const LowLatencyConfig& config, int world) {
   check.that(config.experts % world == 0, "experts",
              "a multiple of the " + std::to_string(world) + " ranks",
              std::to_string(config.experts));
-  check.that(config.experts / world <= kMost / config.max_tokens, "experts",
-             "at most 2^31 - 1 rows of a rank for those of another",
-             std::to_string(config.experts));
+  check.that(config.experts <= kMost / config.max_tokens, "experts",
+             "at most 2^31 - 1 rows of a rank's experts", std::to_string(config.experts));
   in_range("sm_count", config.sm_count, 0, kMost);
 }
 
@@ -99,8 +98,7 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world) {
   add(layout.returned,
       2 * config.max_tokens * config.topk * layout.pieces * LowLatencyLayout::kPieceBytes);
   add(layout.notes_said, world * 8);
-  add(layout.weights_signals, 2 * world * 8);
-  add(layout.weights, 2 * world * config.max_tokens * config.topk * 4);
+  add(layout.weights, 2 * world * config.max_tokens * config.topk * 8);
   add(layout.token_signals, 2 * world * config.max_tokens * 8);
   layout.bytes = end;
   return layout;
@@ -156,6 +154,8 @@ void check_dispatch(const Check& check, const LowLatencyConfig& config, int worl
   check.output("counts", args.counts, {experts}, {DType::i32}, device);
   check.output("source_tokens", args.source_tokens, {experts, rows}, {DType::i32}, device);
   check.output("source_pairs", args.source_pairs, {experts, rows}, {DType::i32}, device);
+  check.output("pair_rows", args.pair_rows,
+               {{"W", world}, {"M", config.max_tokens}, {"K", config.topk}}, {DType::i32}, device);
   check.output("ranges", args.ranges, {experts, {"W", world}}, {DType::i64}, device);
   if (args.expert_statistics.present()) {
     check.output("expert_statistics", args.expert_statistics, {experts}, {DType::i32}, device);
@@ -169,6 +169,7 @@ void check_dispatch(const Check& check, const LowLatencyConfig& config, int worl
                {"counts", args.counts},
                {"source_tokens", args.source_tokens},
                {"source_pairs", args.source_pairs},
+               {"pair_rows", args.pair_rows},
                {"ranges", args.ranges},
                {"expert_statistics", args.expert_statistics},
                {"wait_statistics", args.wait_statistics}},
@@ -184,8 +185,9 @@ void check_combine(const Check& check, const LowLatencyConfig& config, int world
   if (sends(args.part)) {
     check.input("expert_output", args.expert_output, {experts, rows, hidden}, {DType::bf16},
                 config.device);
-    check.input("source_pairs", args.source_pairs, {experts, rows}, {DType::i32}, config.device);
-    check.input("ranges", args.ranges, {experts, {"W", world}}, {DType::i64}, config.device);
+    check.input("pair_rows", args.pair_rows,
+                {{"W", world}, {"M", config.max_tokens}, {"K", config.topk}}, {DType::i32},
+                config.device);
   }
   if (!receives(args.part) && !args.weights.present()) return;
   check.rank("expert_indices", args.expert_indices, 2, "[n, k]");
@@ -205,8 +207,7 @@ void check_combine(const Check& check, const LowLatencyConfig& config, int world
   const bool read = sends(args.part);
   check.apart({{"out", args.out}, {"wait_statistics", args.wait_statistics}},
               {{"expert_output", read ? args.expert_output : ConstTensorView()},
-               {"source_pairs", read ? args.source_pairs : ConstTensorView()},
-               {"ranges", read ? args.ranges : ConstTensorView()},
+               {"pair_rows", read ? args.pair_rows : ConstTensorView()},
                {"expert_indices", args.expert_indices},
                {"weights", args.weights}});
 }

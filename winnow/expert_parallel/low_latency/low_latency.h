@@ -61,6 +61,7 @@ struct LowLatencyDispatchArgs {
   TensorView counts{};             // [e] i32: rows of each local expert
   TensorView source_tokens{};      // [e, W * M] i32: index of the row's token on its rank
   TensorView source_pairs{};       // [e, W * M] i32: token * K + k
+  TensorView pair_rows{};          // [W, M, K] i32, for combine(); see there
   TensorView ranges{};             // [e, W] i64: first row << 32 | rows, of each source rank
   TensorView expert_statistics{};  // optional [e] i32: the counts are added
   TensorView wait_statistics{};    // optional [W] i64: nanoseconds waited for a rank are added
@@ -72,8 +73,7 @@ struct LowLatencyDispatchArgs {
 // the others, and expert_indices and weights where it has them: on a GPU it sends less then.
 struct LowLatencyCombineArgs {
   ConstTensorView expert_output{};   // [e, W * M, H] bf16
-  ConstTensorView source_pairs{};    // of the dispatch
-  ConstTensorView ranges{};          // of the dispatch
+  ConstTensorView pair_rows{};       // of the dispatch
   ConstTensorView expert_indices{};  // [n, k] i32 or i64, as in the dispatch
   ConstTensorView weights{};         // [n, k] f32
   TensorView out{};                  // [n, H] bf16
@@ -92,6 +92,10 @@ struct LowLatencyCombineArgs {
 // with the range of each source rank in `ranges`. On the CPU the rows of a source rank are sorted
 // by token; on a GPU their order is unspecified. Rows from counts[x] on are not written. A token
 // that names an expert twice is refused.
+//
+// Of each pair of each rank `pair_rows` says where its row is: x * W * M + i of output[x, i], -1 of
+// a pair without an expert here. It is all that combine() reads of a dispatch: callers may keep
+// several, and pass them in any order.
 //
 // combine(): out[t] = sum over k of weights[t, k] * row(t, k), accumulated in f32 from +0: of the
 // experts of each rank in ascending order of k, then of the ranks in ascending order. Each product

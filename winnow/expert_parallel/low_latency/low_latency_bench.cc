@@ -81,6 +81,7 @@ class Rank {
     counts_ = place_.make(DType::i32, {{experts}});
     tokens_ = place_.make(DType::i32, {{experts, rows}});
     pairs_ = place_.make(DType::i32, {{experts, rows}});
+    pair_rows_ = place_.make(DType::i32, {{world, shape.tokens, kTopk}});
     ranges_ = place_.make(DType::i64, {{experts, world}});
     out_ = place_.make(DType::bf16, {{shape.tokens, kHidden}});
     dispatch();  // whose rows combine gives back
@@ -102,13 +103,13 @@ class Rank {
                      .counts = counts_,
                      .source_tokens = tokens_,
                      .source_pairs = pairs_,
+                     .pair_rows = pair_rows_,
                      .ranges = ranges_,
                      .stream = stream_});
   }
   void combine() {
     layer_.combine({.expert_output = output_,
-                    .source_pairs = pairs_,
-                    .ranges = ranges_,
+                    .pair_rows = pair_rows_,
                     .expert_indices = indices_,
                     .weights = weights_,
                     .out = out_,
@@ -119,7 +120,8 @@ class Rank {
   Place place_;
   Stream stream_;
   LowLatency layer_;
-  Tensor input_, indices_, weights_, output_, scales_, counts_, tokens_, pairs_, ranges_, out_;
+  Tensor input_, indices_, weights_, output_, scales_, counts_, tokens_, pairs_, pair_rows_,
+      ranges_, out_;
   TensorView scales_by_row_;
 };
 

@@ -42,56 +42,20 @@ struct SentRows {
 
 // ---- Sending.
 
-// Tokens of which a block finds the rows at a time, a stage for a piece of a sum, and the shared
-// memory of all.
-constexpr int kTokens = 20;
+// A stage for a piece of a sum.
 constexpr int kHalves = 2, kHalfBytes = LowLatencyLayout::kPieceBytes;
 constexpr int kStages = 2, kStageBytes = kHalves * kHalfBytes;  // of a warp
-constexpr std::size_t shared_bytes(int experts, int topk) {
-  return std::size_t(kWarps) * kStages * kStageBytes +
-         std::size_t(kTokens) * std::size_t(topk) * sizeof(std::byte*) + begins_bytes(experts) +
-         std::size_t(experts) * sizeof(std::int32_t);
-}
-constexpr std::size_t kSharedBytes = shared_bytes(kLowLatencyMostExperts, kMostTopk);
-static_assert(kSharedBytes <= 226 * 1024);
+constexpr int kSharedBytes = kWarps * kStages * kStageBytes;
 
-// The rows that this rank gives back, in shared memory: of each entry, an expert here and the rank
-// of the tokens, how many rows come before its own, and the first of them in the expert's.
-struct Rows {
-  std::int32_t *begins, *firsts;
-  std::int32_t all;
+// What a block knows of its tokens, kTokens at a time, so that each thread has one pair at most;
+// shared memory.
+constexpr int kTokens = kThreads / kMostTopk;
+struct Tokens {
+  const std::byte* rows[kThreads];   // [kTokens, K]; null: not here
+  float weights[kThreads];           // [kTokens, K]
+  std::int32_t unweighted[kTokens];  // not 0: weights have not come
+  std::int32_t left[kTokens];        // pieces that have not come
 };
-
-__device__ __forceinline__ std::int64_t range_of(const LowLatencyCombineParams& p, int entry) {
-  const int world = p.view.layout.world;
-  return p.note.refusal == 0 ? p.ranges[entry / world * p.ranges_stride + entry % world] : 0;
-}
-
-// The whole block. `range`: that of the thread's first entry.
-__device__ Rows find_rows(const LowLatencyCombineParams& p, std::int64_t range,
-                          std::int32_t* memory, std::uint32_t& mistaken) {
-  const LowLatencyView& view = p.view;
-  const int entries = view.layer.topology.experts;
-  const std::int64_t most = view.layout.max_tokens, rows = view.layout.world * most;
-  Rows found;
-  found.begins = memory;
-  found.firsts = memory + begins_bytes(entries) / sizeof(std::int32_t);
-  for (int i = int(threadIdx.x); i < entries; i += kThreads) {
-    if (i >= kThreads) range = range_of(p, i);
-    const std::int64_t first = range >> 32, count = range & 0xffffffff;
-    const bool fits = first >= 0 && count <= most && first + count <= rows;
-    if (!fits) {
-      find(view, mistaken, LowLatencyNote::kNoPair,
-           [&](LowLatencyNote& note) { note.value = std::int32_t(first); });
-    }
-    found.begins[i] = fits ? std::int32_t(count) : 0;
-    found.firsts[i] = fits ? std::int32_t(first) : 0;
-  }
-  __syncthreads();
-  lay_out_rows(entries, found.begins);
-  found.all = found.begins[entries];
-  return found;
-}
 
 // Blocks that have rows: all but the first, which says what this rank says of the call, unless
 // there is no other one. The number of this one, -1 of the first.
@@ -108,107 +72,120 @@ __device__ __forceinline__ SentToken token_at(const LowLatencyView& view, int pl
   const int most = int(view.layout.max_tokens), turn = place / most;
   return {(view.layer.topology.rank + 1 + turn) % view.layout.world, place - turn * most};
 }
-__device__ __forceinline__ int place_of(const LowLatencyView& view, SentToken token) {
-  const int turn = token.source - view.layer.topology.rank - 1;
-  return (turn < 0 ? turn + view.layout.world : turn) * int(view.layout.max_tokens) + token.token;
+
+// A thread's pair of the block's tokens, the first of which is its number `first`.
+struct SentPair {
+  SentToken token{};
+  int number = 0, k = 0;  // of the token among kTokens, and of its pairs
+  std::int32_t row = -1;  // as pair_rows says
+};
+__device__ __forceinline__ SentPair pair_of_thread(const LowLatencyCombineParams& p, int first) {
+  const LowLatencyLayout& layout = p.view.layout;
+  SentPair pair;
+  pair.number = int(threadIdx.x) / layout.topk;
+  pair.k = int(threadIdx.x) - pair.number * layout.topk;
+  const int place = row_block() + (first + pair.number) * row_blocks();
+  const bool any = row_block() >= 0 && p.note.refusal == 0 && pair.number < kTokens;
+  if (!any || place >= layout.world * layout.max_tokens) return pair;
+  pair.token = token_at(p.view, place);
+  pair.row = p.pair_rows[pair.token.source * p.pair_rows_strides[0] +
+                         pair.token.token * p.pair_rows_strides[1] + pair.k];
+  return pair;
 }
 
-// The rows of the pairs of the block's tokens, kTokens from its number `first` on. `table`
-// [kTokens, K], null: not here. `left` [kTokens]: pieces of each. The whole block.
-__device__ void find_tokens(const LowLatencyCombineParams& p, const Rows& rows, int first,
-                            const std::byte** table, std::int32_t* left, std::uint32_t& mistaken) {
-  constexpr int kTogether = 4;
+__device__ __forceinline__ int rows_of_expert(const LowLatencyView& view) {
+  return view.layout.world * int(view.layout.max_tokens);
+}
+__device__ __forceinline__ bool is_row(const LowLatencyView& view, std::int32_t row) {
+  return row >= -1 && row < view.layout.per_rank * rows_of_expert(view);
+}
+
+// Finds what is wrong with the block's pairs, of which the thread's first one is `pair`.
+__device__ void check_rows(const LowLatencyCombineParams& p, SentPair pair,
+                           std::uint32_t& mistaken) {
+  const int all = rows_of_expert(p.view), block = row_block(), blocks = row_blocks();
+  for (int first = 0;;) {
+    if (!is_row(p.view, pair.row)) {
+      find(p.view, mistaken, LowLatencyNote::kNoRow,
+           [&](LowLatencyNote& note) { note.value = pair.row; });
+    }
+    first += kTokens;
+    if (block + first * blocks >= all) return;
+    pair = pair_of_thread(p, first);
+  }
+}
+
+// Where the rows of the block's pairs are. The whole block; a barrier follows.
+__device__ void find_row(const LowLatencyCombineParams& p, const SentPair& pair, Tokens& tokens) {
   const LowLatencyView& view = p.view;
-  const int world = view.layout.world, topk = view.layout.topk, blocks = row_blocks();
-  for (int i = int(threadIdx.x); i < kTokens * topk; i += kThreads) table[i] = nullptr;
-  if (threadIdx.x < kTokens) left[threadIdx.x] = view.layout.pieces;
-  __syncthreads();
-  for (int i = int(threadIdx.x); i < rows.all; i += kTogether * kThreads) {
-    int entry[kTogether], row[kTogether], pair[kTogether];
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      const int mine = i + j * kThreads;
-      if (mine >= rows.all) continue;
-      entry[j] = entry_of(rows.begins, view.layer.topology.experts, mine);
-      row[j] = rows.firsts[entry[j]] + mine - rows.begins[entry[j]];
-      pair[j] = p.source_pairs[entry[j] / world * p.pairs_stride + row[j]];
-    }
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      if (i + j * kThreads >= rows.all) continue;
-      const int token = pair[j] / topk;
-      if (pair[j] < 0 || token >= view.layout.max_tokens) {
-        if (first > 0) continue;  // it has been found before
-        find(view, mistaken, LowLatencyNote::kNoPair,
-             [&](LowLatencyNote& note) { note.value = pair[j]; });
-        continue;
-      }
-      const int place = place_of(view, {entry[j] % world, token}), number = place / blocks - first;
-      if (place % blocks != row_block() || number < 0 || number >= kTokens) continue;
-      table[number * topk + pair[j] - token * topk] =
-          p.expert_output + entry[j] / world * p.expert_stride + row[j] * p.row_stride;
-    }
-  }
-  __syncthreads();
+  const int rows = rows_of_expert(view);
+  const bool here = pair.row >= 0 && is_row(view, pair.row) && !masked(view, pair.token.source);
+  const int expert = here ? pair.row / rows : 0;
+  tokens.rows[threadIdx.x] =
+      here ? p.expert_output + expert * p.expert_stride + (pair.row - expert * rows) * p.row_stride
+           : nullptr;
+  if (threadIdx.x >= kTokens) return;
+  tokens.left[threadIdx.x] = view.layout.pieces;
+  tokens.unweighted[threadIdx.x] = 0;
 }
 
-// To every rank, by the block that speaks: what this rank says of the call, and the weights of its
-// tokens, if it has them already.
-__device__ void speak(const LowLatencyCombineParams& p, std::uint64_t epoch) {
-  constexpr int kTogether = 2;
+// The weight of a pair as it travels, with what tells that it has come: 31 bits of the epoch, and
+// whether the rank's `send` was given weights. Every call writes all pairs, so that a word is never
+// older than the call before the last.
+struct SentWeight {
+  std::uint64_t word = 0;
+  static __device__ SentWeight of(std::uint64_t epoch, bool given, float weight) {
+    const auto tag = std::uint32_t(epoch << 1) | (given ? 1u : 0u);
+    return {std::uint64_t(tag) << 32 | __float_as_uint(weight)};
+  }
+  __device__ bool is_of(std::uint64_t epoch) const {
+    return std::uint32_t(word >> 33) == (std::uint32_t(epoch << 1) >> 1);
+  }
+  __device__ bool given() const { return (word >> 32 & 1) != 0; }
+  __device__ float weight() const { return __uint_as_float(std::uint32_t(word)); }
+};
+
+// A pair of this rank's tokens whose weight a thread sends.
+__device__ __forceinline__ float weight_of(const LowLatencyCombineParams& p, int pair) {
+  const int topk = p.view.layout.topk, token = pair / topk, k = pair - token * topk;
+  if (p.weights == nullptr || token >= p.indices.tokens || k >= p.indices.topk) return 0;
+  const std::int64_t expert = p.indices.at(token, k);
+  const float weight = p.weights[token * p.weights_stride + k];
+  return expert >= 0 && expert < p.view.layer.topology.experts ? weight : 0;
+}
+
+// To every rank, by all blocks: the weights of this rank's tokens, or that it has none yet.
+// `weight`: that of the thread's first pair.
+__device__ void send_weights(const LowLatencyCombineParams& p, std::uint64_t epoch, float weight) {
   const LowLatencyView& view = p.view;
-  const int world = view.layout.world, rank = view.layer.topology.rank, topk = p.indices.topk;
-  tell_note(view, kLowLatencyCombine, epoch, p.note);
-  const int pairs = p.weights == nullptr ? 0 : int(p.indices.tokens) * topk;
-  for (int i = int(threadIdx.x); i < pairs; i += kTogether * kThreads) {
-    float weights[kTogether];
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      const int pair = i + j * kThreads, token = pair / topk;
-      if (pair >= pairs) continue;
-      const std::int64_t expert = p.indices.at(token, pair - token * topk);
-      const float weight = p.weights[token * p.weights_stride + pair - token * topk];
-      weights[j] = expert >= 0 && expert < view.layer.topology.experts ? weight : 0;
+  const int pairs = int(view.layout.max_tokens) * view.layout.topk;
+  const int begin = int(blockIdx.x * kThreads + threadIdx.x), step = int(gridDim.x * kThreads);
+  for (int pair = begin; pair < pairs; pair += step) {
+    if (pair != begin) weight = weight_of(p, pair);
+    const SentWeight sent = SentWeight::of(epoch, p.weights != nullptr, weight);
+    for (int to = 0; to < view.layout.world; ++to) {
+      if (masked(view, to)) continue;
+      const std::int64_t at = view.layout.weight(epoch, view.layer.topology.rank, pair);
+      device::st_relaxed_sys(word(view.peers[to], at), sent.word);
     }
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      const int pair = i + j * kThreads, token = pair / topk;
-      if (pair >= pairs) continue;
-      for (int to = 0; to < world; ++to) {
-        if (masked(view, to)) continue;
-        *reinterpret_cast<float*>(view.peers[to] +
-                                  view.layout.weight(epoch, rank, token, pair - token * topk)) =
-            weights[j];
-      }
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  __threadfence_system();
-  for (int to = 0; to < world; ++to) {
-    if (masked(view, to)) continue;
-    device::st_relaxed_sys(word(view.peers[to], view.layout.weights_signal(epoch, rank)),
-                           epoch * 2 + (p.weights != nullptr ? 1 : 0));
   }
 }
 
-// Which ranks have sent the weights of their tokens: `weighted` [W], in shared memory. Not one
-// whose `send` was given none; and nobody waits long for one that is late: the rows say as much as
-// their sum. The whole block.
-__device__ void hear_weights(const LowLatencyView& view, std::uint64_t epoch, bool* weighted) {
+// The weight of a pair whose row is here, when it has come. Not of a rank whose `send` was given
+// none; and nobody waits long for one that is late: the rows say as much as their sum. `start`:
+// since when the block waits.
+__device__ void hear_weight(const LowLatencyView& view, std::uint64_t epoch, const SentPair& pair,
+                            std::uint64_t start, Tokens& tokens) {
   constexpr std::uint64_t kPatience = 10'000;  // ns, half of what the rows take longer
-  for (int rank = int(threadIdx.x); rank < view.layout.world; rank += kThreads) {
-    weighted[rank] = false;
-    if (masked(view, rank)) continue;
-    const std::uint64_t* at = word(own(view), view.layout.weights_signal(epoch, rank));
-    const std::uint64_t start = device::globaltimer();
-    std::uint64_t seen;
-    do {
-      seen = device::ld_acquire_sys(at);
-    } while (seen < epoch * 2 && device::globaltimer() - start < kPatience);
-    weighted[rank] = seen >= epoch * 2 && seen % 2 != 0;
-  }
-  __syncthreads();
+  if (tokens.rows[threadIdx.x] == nullptr) return;
+  const std::int64_t at = view.layout.weight(
+      epoch, pair.token.source, std::int64_t(pair.token.token) * view.layout.topk + pair.k);
+  SentWeight seen;
+  do {
+    seen.word = *const_cast<const volatile std::uint64_t*>(word(own(view), at));
+  } while (!seen.is_of(epoch) && device::globaltimer() - start < kPatience);
+  tokens.weights[threadIdx.x] = seen.weight();
+  if (!seen.is_of(epoch) || !seen.given()) tokens.unweighted[pair.number] = 1;
 }
 
 // A warp that sends.
@@ -226,13 +203,14 @@ class PieceSender {
     if (lane_ == 0) last_.left = nullptr;
   }
 
-  // `row`: of the lane's pair, null: not here. `sums`: the weights of the token have come. `left`:
-  // pieces of the token that have not, in shared memory.
-  __device__ void send(SentToken token, int piece, const std::byte* row, bool sums,
-                       std::int32_t& left) {
+  // A piece of the block's token `number` of `tokens`. `sums`: where a token has several rows here
+  // and its weights have come.
+  __device__ void send(SentToken token, int number, int piece, Tokens& tokens, bool sums) {
     const LowLatencyView& view = p_.view;
+    const int pair = number * view.layout.topk + lane_;
+    const std::byte* row = lane_ < view.layout.topk ? tokens.rows[pair] : nullptr;
     const unsigned pairs = __ballot_sync(kFullWarp, row != nullptr);
-    if (pairs == 0 || __any_sync(kFullWarp, masked(view, token.source))) return;
+    if (pairs == 0) return;
     const std::int64_t begin = std::int64_t(piece) * LowLatencyLayout::kPieceBytes;
     const int columns = int(min(std::int64_t(kPieceColumns), p_.hidden - begin / 2));
     if (row != nullptr) row += begin;
@@ -242,14 +220,9 @@ class PieceSender {
     SentRows sent = SentRows::rows(epoch_);
     const bool own_token = token.source == view.layer.topology.rank;
     bool one_group = true;
-    if (sums && __popc(pairs) > 1) {
+    if (sums && tokens.unweighted[number] == 0 && __popc(pairs) > 1) {
       sent = SentRows::sum(epoch_, pairs);
-      float weight = 0;
-      if (row != nullptr) {
-        weight = *reinterpret_cast<const float*>(
-            own(view) + view.layout.weight(epoch_, token.source, token.token, lane_));
-      }
-      send_sum(row, weight, pairs, columns, to, sent, own_token);
+      send_sum(row, row != nullptr ? tokens.weights[pair] : 0, pairs, columns, to, sent, own_token);
     } else if (own_token) {
       keep_rows(row, pairs, columns, to);
     } else {
@@ -258,7 +231,7 @@ class PieceSender {
     }
     if (own_token) __syncwarp();
     if (lane_ != 0) return;
-    const Last now{&left,
+    const Last now{&tokens.left[number],
                    word(view.peers[token.source],
                         view.layout.token_signal(epoch_, view.layer.topology.rank, token.token)),
                    sent.word};
@@ -436,9 +409,11 @@ class PieceSender {
   int lane_, stage_ = 0;  // the offset of the stage that was used last
 };
 
-// What this rank says of the call is complete when all blocks know their rows. One thread.
+// What this rank says of the call is complete when all blocks have looked at their pairs. One
+// thread, behind a barrier.
 __device__ void say_note(const LowLatencyView& view, std::uint64_t epoch,
                          const std::uint32_t& mistaken) {
+  if (speaks()) __threadfence_system();  // behind the note itself
   const Sent known = arrive_sent(view, kBlocksKnow, mistaken);
   if (!known.all) return;
   if (known.found) tell_found(view, kLowLatencyCombine, epoch);
@@ -465,8 +440,7 @@ __device__ void say_end(const LowLatencyView& view, std::uint64_t epoch) {
 __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     send_kernel(const __grid_constant__ LowLatencyCombineParams p) {
   WINNOW_BLOCK_SHARED(mistaken, std::uint32_t);
-  WINNOW_BLOCK_SHARED(weighted, bool[kMaxLocals]);
-  WINNOW_BLOCK_SHARED(left, std::int32_t[kTokens]);
+  WINNOW_BLOCK_SHARED(tokens, Tokens);
   WINNOW_BLOCK_SHARED(last, PieceSender::Last[kWarps]);
   WINNOW_BLOCK_SHARED(next, std::int32_t[2]);  // pieces that warps have claimed
   if (threadIdx.x == 0) mistaken = 0;
@@ -475,36 +449,39 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
   const LowLatencyLayout& layout = view.layout;
   const std::uint64_t epoch = view.state->sent[kLowLatencyCombine] + 1;
   // Loaded before anything is waited for.
-  std::int64_t range = 0;
-  if (threadIdx.x < view.layer.topology.experts) range = range_of(p, int(threadIdx.x));
+  SentPair pair = pair_of_thread(p, 0);
+  const float weight = weight_of(p, int(blockIdx.x * kThreads + threadIdx.x));
   tell_received(view);
   if (!wait_for_places(view, kLowLatencyCombine, epoch)) return;
   device::allow_next_kernel();
-  if (speaks()) speak(p, epoch);
+  send_weights(p, epoch, weight);
+  if (speaks()) tell_note(view, kLowLatencyCombine, epoch, p.note);
+  const std::uint64_t start = device::globaltimer();
   const int warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32), blocks = row_blocks();
-  std::byte* const stages = device::dynamic_shared<128>();
-  auto** const table = reinterpret_cast<const std::byte**>(stages + kWarps * kStages * kStageBytes);
-  const Rows rows =
-      find_rows(p, range, reinterpret_cast<std::int32_t*>(table + kTokens * layout.topk), mistaken);
-  PieceSender sender(p, epoch, device::shared_address(stages) + warp * kStages * kStageBytes,
-                     last[warp]);
-  const int tokens = layout.world * int(layout.max_tokens), block = row_block();
-  const int others = tokens - int(layout.max_tokens);  // tokens of other ranks, which come first
+  PieceSender sender(
+      p, epoch,
+      device::shared_address(device::dynamic_shared<128>()) + warp * kStages * kStageBytes,
+      last[warp]);
+  const int all = layout.world * int(layout.max_tokens), block = row_block();
+  const int others = all - int(layout.max_tokens);  // tokens of other ranks, which come first
+  const bool sums = p.weights != nullptr;
 #pragma unroll 1
-  for (int first = 0; first == 0 || block + first * blocks < tokens; first += kTokens) {
+  for (int first = 0; first == 0 || block + first * blocks < all; first += kTokens) {
+    if (first > 0) pair = pair_of_thread(p, first);
     if (threadIdx.x < 2) next[threadIdx.x] = 0;
-    find_tokens(p, rows, first, table, left, mistaken);
-    if (first == 0) {
-      if (threadIdx.x == 0) say_note(view, epoch, mistaken);
-      if (p.weights != nullptr) hear_weights(view, epoch, weighted);
-    }
+    find_row(p, pair, tokens);
+    if (first == 0) check_rows(p, pair, mistaken);
+    __syncthreads();
+    if (first == 0 && threadIdx.x == kThreads - 1) say_note(view, epoch, mistaken);
+    if (sums) hear_weight(view, epoch, pair, start, tokens);
+    __syncthreads();
     // Half of the warps begin with the tokens of other ranks, whose link they share, and half with
     // this rank's own.
     const auto pieces_before = [&](int places) {  // of the block's tokens here
       const int number = (places - block + blocks - 1) / blocks - first;
       return block < 0 ? 0 : min(max(number, 0), kTokens) * layout.pieces;
     };
-    const int ends[2] = {pieces_before(others), pieces_before(tokens)};
+    const int ends[2] = {pieces_before(others), pieces_before(all)};
     const auto claim = [&](bool own_tokens) {
       const int i = atomicAdd(&next[own_tokens], 1) + (own_tokens ? ends[0] : 0);
       return i < (own_tokens ? ends[1] : ends[0]) ? i : -1;
@@ -518,10 +495,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
       }
       i = __shfl_sync(kFullWarp, i, 0);
       if (i < 0) break;
-      const int number = i / layout.pieces, piece = i - number * layout.pieces;
-      const SentToken token = token_at(view, block + (first + number) * blocks);
-      sender.send(token, piece, lane < layout.topk ? table[number * layout.topk + lane] : nullptr,
-                  p.weights != nullptr && weighted[token.source], left[number]);
+      const int number = i / layout.pieces;
+      sender.send(token_at(view, block + (first + number) * blocks), number,
+                  i - number * layout.pieces, tokens, sums);
     }
     sender.end();
     __syncthreads();
@@ -721,17 +697,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
 }  // namespace low_latency
 
 int launch_low_latency_send(const LowLatencyCombineParams& params, int blocks, void* stream) {
-  const std::size_t shared =
-      low_latency::shared_bytes(params.view.layer.topology.experts, params.view.layout.topk);
-  return device::launch_early(low_latency::send_kernel, blocks, low_latency::kThreads, shared,
-                              static_cast<cudaStream_t>(stream), params);
+  return device::launch_early(low_latency::send_kernel, blocks, low_latency::kThreads,
+                              low_latency::kSharedBytes, static_cast<cudaStream_t>(stream), params);
 }
 int launch_low_latency_receive(const LowLatencyCombineParams& params, int blocks, void* stream) {
   return device::launch_early(low_latency::receive_kernel, blocks, low_latency::kThreads, 0,
                               static_cast<cudaStream_t>(stream), params);
 }
 int load_low_latency_combine() {
-  const int status = device::load_kernel(low_latency::send_kernel, int(low_latency::kSharedBytes));
+  const int status = device::load_kernel(low_latency::send_kernel, low_latency::kSharedBytes);
   return status == cudaSuccess ? device::load_kernels(low_latency::receive_kernel) : status;
 }
 

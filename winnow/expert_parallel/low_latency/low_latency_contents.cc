@@ -39,27 +39,22 @@ std::vector<LowLatencyPair> pairs_by_rank(const ConstTensorView& indices, std::i
   return pairs;
 }
 
-std::vector<LowLatencyRange> read_handle(const Check& check, const LowLatencyConfig& config,
-                                         const LowLatencyCombineArgs& args) {
-  const std::int64_t experts = args.ranges.size(0), world = args.ranges.size(1);
-  const std::int64_t rows = world * config.max_tokens;
-  std::vector<LowLatencyRange> ranges;
-  for (std::int64_t expert = 0; expert < experts; ++expert) {
-    for (std::int64_t source = 0; source < world; ++source) {
-      const std::int64_t range = read_once(&args.ranges.at<std::int64_t>(expert, source));
-      const std::int64_t first = range >> 32, count = range & 0xffffffff;
-      check.that(first >= 0 && count <= config.max_tokens && first + count <= rows, "ranges",
-                 "those of a dispatch", std::to_string(range));
-      LowLatencyRange& read = ranges.emplace_back(LowLatencyRange{first, {}});
-      for (std::int64_t row = first; row < first + count; ++row) {
-        const std::int32_t pair = read_once(&args.source_pairs.at<std::int32_t>(expert, row));
-        check.that(pair >= 0 && pair < config.max_tokens * config.topk, "source_pairs",
-                   "those of a dispatch", std::to_string(pair));
-        read.pairs.push_back(pair);
+std::vector<std::int32_t> read_pair_rows(const Check& check, const LowLatencyCombineArgs& args) {
+  const ConstTensorView& given = args.pair_rows;
+  const std::int64_t rows = args.expert_output.size(0) * args.expert_output.size(1);
+  std::vector<std::int32_t> read;
+  read.reserve(static_cast<std::size_t>(given.numel()));
+  for (std::int64_t source = 0; source < given.size(0); ++source) {
+    for (std::int64_t token = 0; token < given.size(1); ++token) {
+      for (std::int64_t k = 0; k < given.size(2); ++k) {
+        const std::int32_t row = read_once(&given.at<std::int32_t>(source, token, k));
+        check.that(row >= -1 && row < rows, "pair_rows", "those of a dispatch",
+                   std::to_string(row));
+        read.push_back(row);
       }
     }
   }
-  return ranges;
+  return read;
 }
 
 }  // namespace winnow::expert_parallel

@@ -32,14 +32,8 @@ struct LowLatencyPair {
 std::vector<LowLatencyPair> pairs_by_rank(const ConstTensorView& indices, std::int64_t token,
                                           int experts, int per_rank);
 
-// The rows of one local expert that came from one source rank.
-struct LowLatencyRange {
-  std::int64_t first = 0;
-  std::vector<std::int32_t> pairs;  // of row `first` and those behind it
-};
-// [e, W], read once. Throws Error (invalid_argument) for `ranges` and `source_pairs` that no
-// dispatch returned. Their shapes have been checked.
-std::vector<LowLatencyRange> read_handle(const Check& check, const LowLatencyConfig& config,
-                                         const LowLatencyCombineArgs& args);
+// `pair_rows`, [W, M, K], read once. Throws Error (invalid_argument) for a row that is none of
+// `expert_output`. Their shapes have been checked.
+std::vector<std::int32_t> read_pair_rows(const Check& check, const LowLatencyCombineArgs& args);
 
 }  // namespace winnow::expert_parallel

@@ -229,9 +229,8 @@ void CpuLowLatency::send(const LowLatencyDispatchArgs& args) {
   send_call(
       args, static_cast<int>(args.format), args.input.rank() == 2 ? args.input.size(0) : 0,
       [&] {
-        const Check check(name_);
-        check_dispatch(check, config_, world_, args);
-        experts = read_experts(check, config_, args.expert_indices);
+        check_dispatch(Check(name_), config_, world_, args);
+        experts = read_experts(Check(name_), config_, args.expert_indices);
       },
       [&](std::uint64_t epoch) { send_rows(args, experts, epoch); });
 }
@@ -295,6 +294,9 @@ void CpuLowLatency::receive(const LowLatencyDispatchArgs& args) {
     args.expert_statistics.at<std::int32_t>(expert) += static_cast<std::int32_t>(rows);
   }
   for (int source = 0; source < world_; ++source) {
+    for (std::int64_t token = 0; token < config_.max_tokens; ++token) {
+      for (int k = 0; k < config_.topk; ++k) args.pair_rows.at<std::int32_t>(source, token, k) = -1;
+    }
     if (mask_[size(source)] != 0) continue;
     take_rows(args, epoch, source, begins.data() + source * layout_.per_rank);
   }
@@ -317,6 +319,8 @@ void CpuLowLatency::take_rows(const LowLatencyDispatchArgs& args, std::uint64_t 
       const std::int64_t row = begins[expert] + layout_.before_of(places[k]);
       args.source_pairs.at<std::int32_t>(expert, row) = token * config_.topk + k;
       args.source_tokens.at<std::int32_t>(expert, row) = token;
+      args.pair_rows.at<std::int32_t>(source, token, k) =
+          static_cast<std::int32_t>(expert * world_ * config_.max_tokens + row);
       auto* to = static_cast<std::byte*>(args.output.data()) +
                  (expert * args.output.stride(0) + row * args.output.stride(1)) * element;
       std::memcpy(to, message, size(config_.hidden * element));
@@ -333,27 +337,25 @@ void CpuLowLatency::take_rows(const LowLatencyDispatchArgs& args, std::uint64_t 
 // ---- Combine.
 
 void CpuLowLatency::send(const LowLatencyCombineArgs& args) {
-  std::vector<LowLatencyRange> ranges;  // [e, W]
+  std::vector<std::int32_t> pair_rows;  // [W, M, K]
   const auto write = [&](std::uint64_t epoch) {
     const ConstTensorView& rows = args.expert_output;
-    for (int expert = 0; expert < layout_.per_rank; ++expert) {
-      for_each_peer([&](int source) {
-        const LowLatencyRange& range = ranges[size(expert * world_ + source)];
-        std::int64_t row = range.first - 1;
-        for (const std::int32_t pair : range.pairs) {
-          ++row;
-          std::memcpy(peers_[size(source)] + layout_.returned_row(epoch, pair),
-                      static_cast<const std::byte*>(rows.data()) +
-                          (expert * rows.stride(0) + row * rows.stride(1)) * 2,
-                      size(layout_.row_bytes));
-        }
-      });
-    }
+    const std::int64_t pairs = config_.max_tokens * config_.topk;  // of a rank
+    for_each_peer([&](int source) {
+      for (std::int64_t pair = 0; pair < pairs; ++pair) {
+        const std::int32_t row = pair_rows[size(source * pairs + pair)];
+        if (row < 0) continue;
+        const std::int64_t expert = row / rows.size(1), at = row % rows.size(1);
+        std::memcpy(peers_[size(source)] + layout_.returned_row(epoch, pair),
+                    static_cast<const std::byte*>(rows.data()) +
+                        (expert * rows.stride(0) + at * rows.stride(1)) * 2,
+                    size(layout_.row_bytes));
+      }
+    });
   };
   const auto check_args = [&] {
-    const Check check(name_);
-    check_combine(check, config_, world_, args);
-    ranges = read_handle(check, config_, args);
+    check_combine(Check(name_), config_, world_, args);
+    pair_rows = read_pair_rows(Check(name_), args);
   };
   send_call(args, 0, 0, check_args, write);
 }

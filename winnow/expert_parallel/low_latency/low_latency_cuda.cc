@@ -266,6 +266,8 @@ LowLatencyDispatchParams CudaLowLatency::params_of(const LowLatencyDispatchArgs&
   params.source_pairs = words(args.source_pairs);
   params.tokens_stride = stride(args.source_tokens, 0);
   params.pairs_stride = stride(args.source_pairs, 0);
+  params.pair_rows = words(args.pair_rows);
+  for (int dim = 0; dim < 2; ++dim) params.pair_rows_strides[dim] = stride(args.pair_rows, dim);
   params.ranges = static_cast<std::int64_t*>(args.ranges.data());
   params.ranges_stride = stride(args.ranges, 0);
   params.expert_statistics = words(args.expert_statistics);
@@ -283,10 +285,8 @@ LowLatencyCombineParams CudaLowLatency::params_of(const LowLatencyCombineArgs& a
   params.expert_output = static_cast<const std::byte*>(args.expert_output.data());
   params.expert_stride = stride(args.expert_output, 0) * 2;
   params.row_stride = stride(args.expert_output, 1) * 2;
-  params.source_pairs = static_cast<const std::int32_t*>(args.source_pairs.data());
-  params.pairs_stride = stride(args.source_pairs, 0);
-  params.ranges = static_cast<const std::int64_t*>(args.ranges.data());
-  params.ranges_stride = stride(args.ranges, 0);
+  params.pair_rows = static_cast<const std::int32_t*>(args.pair_rows.data());
+  for (int dim = 0; dim < 2; ++dim) params.pair_rows_strides[dim] = stride(args.pair_rows, dim);
   if (args.expert_indices.present() && args.expert_indices.rank() == 2) {
     params.indices = indices_of(args.expert_indices);
     params.weights = static_cast<const float*>(args.weights.data());
@@ -311,8 +311,8 @@ std::string CudaLowLatency::text_of(int rank, const LowLatencyNote& note) const 
     case LowLatencyNote::kExpertTwice:
       return by + "expert_indices: want every expert of a token once, got " + value + " again" +
              token;
-    case LowLatencyNote::kNoPair:
-      return by + "source_pairs: want those of a dispatch, got " + value;
+    case LowLatencyNote::kNoRow:
+      return by + "pair_rows: want those of a dispatch, got " + value;
     default:
       return by + note.text;
   }

@@ -264,13 +264,5 @@ __device__ inline void lay_out_rows(int entries, std::int32_t* begins) {
   if (threadIdx.x == 0) begins[entries] = before;
   __syncthreads();
 }
-__device__ inline int entry_of(const std::int32_t* begins, int entries, std::int32_t row) {
-  int low = 0, high = entries;  // begins[low] <= row < begins[high]
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (begins[middle] <= row ? low : high) = middle;
-  }
-  return low;
-}
 
 }  // namespace winnow::expert_parallel::low_latency

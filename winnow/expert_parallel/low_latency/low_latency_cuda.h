@@ -25,7 +25,7 @@ struct LowLatencyReportView {
   LowLatencyNote* notes = nullptr;
 };
 
-// What blocks that send have done: all of it, or, in combine, found their rows.
+// What blocks that send have done: all of it, or, in combine, looked at their pairs.
 enum BlocksSending { kBlocksSent, kBlocksKnow };
 
 // In the device memory of this rank alone, zero-filled at first.
@@ -87,6 +87,8 @@ struct LowLatencyDispatchParams {
   std::int32_t* source_tokens = nullptr;
   std::int32_t* source_pairs = nullptr;
   std::int64_t tokens_stride = 0, pairs_stride = 0;
+  std::int32_t* pair_rows = nullptr;
+  std::int64_t pair_rows_strides[2] = {};
   std::int64_t* ranges = nullptr;
   std::int64_t ranges_stride = 0;
   std::int32_t* expert_statistics = nullptr;
@@ -102,10 +104,8 @@ struct LowLatencyCombineParams {
   std::int64_t hidden = 0;
   const std::byte* expert_output = nullptr;
   std::int64_t expert_stride = 0, row_stride = 0;  // bytes
-  const std::int32_t* source_pairs = nullptr;
-  std::int64_t pairs_stride = 0;
-  const std::int64_t* ranges = nullptr;
-  std::int64_t ranges_stride = 0;
+  const std::int32_t* pair_rows = nullptr;
+  std::int64_t pair_rows_strides[2] = {};
   // Receiving; out null: as above.
   bool behind_send = false;
   ExpertIndices indices;

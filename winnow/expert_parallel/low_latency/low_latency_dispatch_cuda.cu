@@ -327,6 +327,15 @@ __device__ __forceinline__ Piece load_piece_at(const LowLatencyDispatchParams& p
   return got;
 }
 
+// Where combine finds the row of the lane's pair; the token's first piece says so.
+__device__ __forceinline__ void write_pair_row(const LowLatencyDispatchParams& p, const Piece& got,
+                                               std::int32_t row) {
+  const int lane = int(threadIdx.x % 32);
+  if (got.piece != 0 || lane >= p.view.layout.topk) return;
+  p.pair_rows[got.source * p.pair_rows_strides[0] + got.token * p.pair_rows_strides[1] + lane] =
+      row;
+}
+
 // To all of its places here. `begins` as lay_out_rows() has it.
 __device__ __forceinline__ void put_piece(const LowLatencyDispatchParams& p, const Piece& got,
                                           const std::int32_t* begins) {
@@ -337,13 +346,20 @@ __device__ __forceinline__ void put_piece(const LowLatencyDispatchParams& p, con
   const int of_piece =
       RowFormat(p.note.format) == RowFormat::fp8_ue8m0 ? kTakenBytes / 512 : kTakenBytes / 128;
   const std::int64_t word = std::int64_t(got.piece) * of_piece + lane;
+  int expert_of_lane = 0;
+  std::int32_t row_of_lane = -1;  // of the expert's
+  if (got.place >= 0) {
+    expert_of_lane = layout.expert_of(got.place);
+    row_of_lane = begins[expert_of_lane * world + got.source] - begins[expert_of_lane * world] +
+                  layout.before_of(got.place);
+  }
+  write_pair_row(
+      p, got, got.place < 0 ? -1 : expert_of_lane * world * int(layout.max_tokens) + row_of_lane);
   for (unsigned pairs = __ballot_sync(device::kFullWarp, got.place >= 0); pairs != 0;
        pairs &= pairs - 1) {
     const int k = __ffs(pairs) - 1;
-    const std::int32_t there = __shfl_sync(device::kFullWarp, got.place, k);
-    const int expert = layout.expert_of(there);
-    const std::int64_t row =
-        begins[expert * world + got.source] - begins[expert * world] + layout.before_of(there);
+    const int expert = __shfl_sync(device::kFullWarp, expert_of_lane, k);
+    const std::int64_t row = __shfl_sync(device::kFullWarp, row_of_lane, k);
     auto* to = reinterpret_cast<uint4*>(p.output + expert * p.expert_stride + row * p.row_stride +
                                         std::int64_t(got.piece) * kTakenBytes);
 #pragma unroll
@@ -415,7 +431,11 @@ __device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
   if (blockIdx.x == 0) write_counts(p, begins);
   for (bool is_first = true; unit < all; unit += step, is_first = false) {
     const Piece got = is_first ? first : load_piece_at(p, epoch, unit, pieces);
-    if (got.token < shared.tokens_of[got.source]) put_piece(p, got, begins);
+    if (got.token < shared.tokens_of[got.source]) {
+      put_piece(p, got, begins);
+    } else {
+      write_pair_row(p, got, -1);
+    }
   }
 }
 

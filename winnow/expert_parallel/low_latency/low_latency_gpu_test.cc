@@ -32,6 +32,7 @@ class Recorded {
     counts_ = place.make(DType::i32, {{experts}});
     tokens_ = place.make(DType::i32, {{experts, rows}});
     pairs_ = place.make(DType::i32, {{experts, rows}});
+    pair_rows_ = place.make(DType::i32, {{problem.world, tokens, topk}});
     ranges_ = place.make(DType::i64, {{experts, problem.world}});
     out_ = place.make(DType::bf16, {{tokens, problem.hidden}});
     stream_ = static_cast<cudaStream_t>(place.stream().handle);
@@ -72,11 +73,11 @@ class Recorded {
                      .counts = counts_,
                      .source_tokens = tokens_,
                      .source_pairs = pairs_,
+                     .pair_rows = pair_rows_,
                      .ranges = ranges_,
                      .stream = place_.stream()});
     layer_.combine({.expert_output = output_,
-                    .source_pairs = pairs_,
-                    .ranges = ranges_,
+                    .pair_rows = pair_rows_,
                     .expert_indices = indices_,
                     .weights = weights_,
                     .out = out_,
@@ -88,7 +89,7 @@ class Recorded {
   const Place& place_;
   const LowLatencyProblem& problem_;
   cudaStream_t stream_ = nullptr;
-  Tensor input_, indices_, weights_, output_, counts_, tokens_, pairs_, ranges_, out_;
+  Tensor input_, indices_, weights_, output_, counts_, tokens_, pairs_, pair_rows_, ranges_, out_;
   std::unique_ptr<testing::Graph> graph_;
 };
 

@@ -13,7 +13,7 @@ struct LowLatencyNote {
   std::uint32_t refusal = 0;  // ErrorCode + 1; 0: none
   std::int32_t format = 0;    // of a dispatch
   // What a kernel has found, of which the host that hears it makes the text.
-  enum Found : std::int32_t { kNothing, kNoExpert, kExpertTwice, kNoPair };
+  enum Found : std::int32_t { kNothing, kNoExpert, kExpertTwice, kNoRow };
   std::int32_t found = kNothing, token = 0, value = 0;
   std::int32_t tokens = 0;  // n, of a dispatch
   char text[kTextBytes] = {};
@@ -36,10 +36,10 @@ struct LowLatencyLayout {
   std::int64_t places = 0;    // [2, W, M, K] i32
   std::int64_t messages = 0;  // [2, W, M]: a token comes once, however many of its experts are here
   std::int64_t returned = 0;  // [2, M, K] rows, each with room for whole pieces
-  // Of combine on a GPU alone: words [W], the epoch of which that rank's note is complete; [2, W],
-  // twice the epoch of which it has written its weights here, and 1 more if it had them; these
-  // weights, [2, W, M, K] f32; words [2, W, M], which say what it has sent of a token here.
-  std::int64_t notes_said = 0, weights_signals = 0, weights = 0, token_signals = 0;
+  // Of combine on a GPU alone: words [W], the epoch of which that rank's note is complete; words
+  // [2, W, M, K], the weight of each of its pairs and of which epoch it is; words [2, W, M], which
+  // say what it has sent of a token here.
+  std::int64_t notes_said = 0, weights = 0, token_signals = 0;
   std::int64_t bytes = 0;
 
   static constexpr int kPieceBytes = 1024;
@@ -78,13 +78,8 @@ struct LowLatencyLayout {
     return returned + (std::int64_t(epoch % 2) * max_tokens * topk + pair) * pieces * kPieceBytes;
   }
   WINNOW_HOST_DEVICE std::int64_t said(int rank) const { return notes_said + rank * 8; }
-  WINNOW_HOST_DEVICE std::int64_t weights_signal(std::uint64_t epoch, int rank) const {
-    return weights_signals + (std::int64_t(epoch % 2) * world + rank) * 8;
-  }
-  WINNOW_HOST_DEVICE std::int64_t weight(std::uint64_t epoch, int rank, std::int64_t token,
-                                         int k) const {
-    return weights +
-           (((std::int64_t(epoch % 2) * world + rank) * max_tokens + token) * topk + k) * 4;
+  WINNOW_HOST_DEVICE std::int64_t weight(std::uint64_t epoch, int rank, std::int64_t pair) const {
+    return weights + ((std::int64_t(epoch % 2) * world + rank) * max_tokens * topk + pair) * 8;
   }
   WINNOW_HOST_DEVICE std::int64_t token_signal(std::uint64_t epoch, int rank,
                                                std::int64_t token) const {

@@ -16,6 +16,7 @@ void each_argument(const LowLatencyDispatchArgs& args, Visitor&& visit) {
   visit("counts", args.counts);
   visit("source_tokens", args.source_tokens);
   visit("source_pairs", args.source_pairs);
+  visit("pair_rows", args.pair_rows);
   visit("ranges", args.ranges);
   visit("expert_statistics", args.expert_statistics);
   visit("wait_statistics", args.wait_statistics);
@@ -24,8 +25,7 @@ void each_argument(const LowLatencyDispatchArgs& args, Visitor&& visit) {
 template <class Visitor>
 void each_argument(const LowLatencyCombineArgs& args, Visitor&& visit) {
   visit("expert_output", args.expert_output);
-  visit("source_pairs", args.source_pairs);
-  visit("ranges", args.ranges);
+  visit("pair_rows", args.pair_rows);
   visit("expert_indices", args.expert_indices);
   visit("weights", args.weights);
   visit("out", args.out);

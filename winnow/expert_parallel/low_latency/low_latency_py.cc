@@ -26,11 +26,12 @@ constexpr const char* kCombine = "expert_parallel::low_latency_combine";
 // What dispatch() gives; the results of a first half are written by the second.
 struct Arrived {
   nb::any output = absent(), scales = absent(), counts = absent();
-  nb::any source_tokens = absent(), source_pairs = absent(), ranges = absent();
+  nb::any source_tokens = absent(), source_pairs = absent(), pair_rows = absent();
+  nb::any ranges = absent();
   ep::RowFormat format = ep::RowFormat::fp8;
 
-  std::array<nb::object*, 6> members() {
-    return {&output, &scales, &counts, &source_tokens, &source_pairs, &ranges};
+  std::array<nb::object*, 7> members() {
+    return {&output, &scales, &counts, &source_tokens, &source_pairs, &pair_rows, &ranges};
   }
 
  private:
@@ -109,6 +110,8 @@ void take_results(Call& call, const BoundLowLatency& self, Arrived& result,
   args.source_tokens =
       call.output("source_tokens", result.source_tokens, DType::i32, {experts, rows});
   args.source_pairs = call.output("source_pairs", result.source_pairs, DType::i32, {experts, rows});
+  args.pair_rows = call.output("pair_rows", result.pair_rows, DType::i32,
+                               {world, config.max_tokens, config.topk});
   args.ranges = call.output("ranges", result.ranges, DType::i64, {experts, world});
 }
 
@@ -158,8 +161,7 @@ nb::object combine(BoundLowLatency& self, nb::handle expert_output, Arrived& dis
     half = part_argument(kCombine, part);
     call.use_stream(stream);
     args.expert_output = call.input("expert_output", expert_output);
-    args.source_pairs = call.input("source_pairs", dispatched.source_pairs);
-    args.ranges = call.input("ranges", dispatched.ranges);
+    args.pair_rows = call.input("pair_rows", dispatched.pair_rows);
     args.expert_indices = call.input("expert_indices", expert_indices);
     args.weights = call.input("weights", weights);
     args.out = call.output("out", out, DType::bf16,
@@ -227,7 +229,9 @@ Returns:
     An object with output [E / W, W * M, H], whose rows from counts[x] on are not written; scales
     [E / W, W * M, H / 128], int32 [.., H / 512], stored column by column, or None; counts [E / W],
     source_tokens and source_pairs [E / W, W * M], int32; ranges [E / W, W], int64: first row of a
-    source rank << 32 | its number of rows. The rows of a source rank are contiguous.
+    source rank << 32 | its number of rows; pair_rows [W, M, K], int32, with which combine() finds
+    the rows of every pair: expert * W * M + row, -1 of a pair without an expert here. The rows of a
+    source rank are contiguous.
 
 Raises:
     ValueError, winnow.Error: as AllToAll.dispatch(). Every rank raises the error of any rank when
@@ -240,7 +244,7 @@ constexpr const char* kCombineDoc =
 
 Args:
     expert_output: [E / W, W * M, H], bfloat16, in the order of the rows that dispatch() returned.
-    dispatched: the result of dispatch().
+    dispatched: the result of dispatch(), of which its pair_rows are read.
     expert_indices: as passed to dispatch(); weights: [n, k], float32.
     part, wait_statistics, stream: as in dispatch().
     out: [n, H], bfloat16, to write into; new if None.
@@ -269,6 +273,8 @@ void bind_expert_parallel_low_latency(nb::module_& m) {
               nb::for_getter(nb::sig("def source_tokens(self) -> T")))
       .def_ro("source_pairs", &Arrived::source_pairs, "[E / W, W * M], int32: token * K + k.",
               nb::for_getter(nb::sig("def source_pairs(self) -> T")))
+      .def_ro("pair_rows", &Arrived::pair_rows, "[W, M, K], int32: expert * W * M + row, or -1.",
+              nb::for_getter(nb::sig("def pair_rows(self) -> T")))
       .def_ro("ranges", &Arrived::ranges, "[E / W, W], int64: first row << 32 | rows.",
               nb::for_getter(nb::sig("def ranges(self) -> T")));
 

@@ -11,8 +11,7 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/expert_parallel/testing/all_to_all_ranks.h"
-#include "winnow/expert_parallel/testing/low_latency_problem.h"
-#include "winnow/expert_parallel/testing/on_each_device.h"
+#include "winnow/expert_parallel/testing/low_latency_ranks.h"
 #include "winnow/testing/expect.h"
 #include "winnow/testing/generate.h"
 
@@ -31,65 +30,6 @@ INSTANTIATE_TEST_SUITE_P(
     Table, LowLatencyCases,
     ::testing::ValuesIn(testing::operation_named("expert_parallel::low_latency").cases),
     testing::test_name);
-
-// Three ranks, each a thread with a layer and tensors of its own.
-class ThreeRanks : public OnEachDevice {
- protected:
-  static constexpr int kWorld = 3;
-  ThreeRanks() : rounds_(make_rounds(problem_)) {}
-
-  // Collective objects on every rank.
-  void make(bool shrink, milliseconds timeout = std::chrono::seconds(60)) {
-    layers_.resize(kWorld);
-    places_.resize(kWorld);
-    tensors_.resize(kWorld);
-    expect_all_return(run([&](int rank) {
-      LowLatencyConfig config = problem_.config();
-      config.enable_shrink = shrink;
-      config.timeout = timeout;
-      config.device = device();
-      layers_[std::size_t(rank)] =
-          std::make_unique<LowLatency>(ranks_.transport(rank), ranks_.store(), config);
-      renew(rank);
-    }));
-  }
-  void renew(int rank) {
-    const auto me = std::size_t(rank);
-    tensors_[me].reset();
-    places_[me] = std::make_unique<Place>(device());
-    tensors_[me] = std::make_unique<LowLatencyTensors>(*places_[me], problem_, rounds_[0], rank);
-  }
-  LowLatency& layer(int rank) { return *layers_[std::size_t(rank)]; }
-  LowLatencyTensors& tensors(int rank) { return *tensors_[std::size_t(rank)]; }
-  const Place& place(int rank) { return *places_[std::size_t(rank)]; }
-  template <class Body>
-  std::vector<Outcome> run(const Body& body) {
-    return ranks_.run([&](int rank) {
-      const DeviceGuard guard(device());
-      body(rank);
-    });
-  }
-  // What other ranks and kernels find, a GPU tells with a later call.
-  void settle(int rank) {
-    if (!on_gpu()) return;
-    place(rank).wait();
-    layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::both));
-  }
-  void expect_working() {
-    std::vector<Comparisons> comparisons(kWorld);
-    expect_all_return(run([&](int rank) {
-      comparisons[std::size_t(rank)] = run_rank(layer(rank), problem_, rounds_);
-    }));
-    for (const Comparisons& one : comparisons) expect_passed(one);
-  }
-
-  LowLatencyProblem problem_{.name = "three", .world = kWorld, .rounds = 2};
-  std::vector<LowLatencyRound> rounds_;
-  Ranks ranks_{kWorld};
-  std::vector<std::unique_ptr<LowLatency>> layers_;
-  std::vector<std::unique_ptr<Place>> places_;
-  std::vector<std::unique_ptr<LowLatencyTensors>> tensors_;
-};
 
 TEST_P(ThreeRanks, RefuseWhatOneOfThemHasWrong) {
   make(false);
@@ -169,6 +109,62 @@ TEST_P(ThreeRanks, RefuseOutputsThatNobodyCouldRead) {
     args.output = rows;
   });
   expect_working();
+}
+
+// A combine knows of its dispatch what pair_rows says, which is the caller's memory: a row that
+// there is none of is refused, wherever among the pairs it stands.
+TEST_P(ThreeRanks, RefuseRowsThatNoExpertHas) {
+  problem_ = {.name = "three", .world = kWorld, .experts_per_rank = 2, .max_tokens = 40};
+  rounds_ = make_rounds(problem_);
+  make(false);
+  const std::int64_t rows = problem_.experts_per_rank * kWorld * problem_.max_tokens;
+  for (const std::int64_t pair : {std::int64_t{0}, kWorld * problem_.max_tokens * 3 - 1}) {
+    for (const std::int64_t wrong : {rows, std::int64_t{-2}}) {
+      const auto outcomes = run([&](int rank) {
+        LowLatencyTensors& mine = tensors(rank);
+        layer(rank).dispatch(mine.dispatch_args(CallPart::both));
+        mine.make_expert_output();
+        LowLatencyCombineArgs args = mine.combine_args(CallPart::both);
+        Tensor pair_rows = place(rank).to_host(args.pair_rows);
+        pair_rows.values<std::int32_t>()[std::size_t(pair)] = std::int32_t(wrong);
+        const Tensor given = place(rank).copy(pair_rows);
+        if (rank == 1) args.pair_rows = given;
+        layer(rank).combine(args);
+        settle(rank);
+      });
+      for (const Outcome& outcome : outcomes) {
+        EXPECT_EQ(outcome.text,
+                  "expert_parallel::low_latency_combine: rank 1: pair_rows: want those of a "
+                  "dispatch, got " +
+                      std::to_string(wrong));
+      }
+    }
+  }
+  expect_working();
+}
+
+// Handles that are alive at once, combined in another order than they were dispatched in, more of
+// them than calls have places; of the dispatch itself nothing else is read.
+TEST_P(ThreeRanks, CombineEarlierDispatchesInAnyOrder) {
+  problem_.rounds = 5;
+  rounds_ = make_rounds(problem_);
+  make(false);
+  std::vector<Comparisons> comparisons(kWorld);
+  expect_all_return(run([&](int rank) {
+    std::vector<std::unique_ptr<LowLatencyTensors>> all;
+    for (const LowLatencyRound& round : rounds_) {
+      all.push_back(std::make_unique<LowLatencyTensors>(place(rank), problem_, round, rank));
+      layer(rank).dispatch(all.back()->dispatch_args(CallPart::both));
+    }
+    for (const auto& one : all) one->make_expert_output();
+    for (const int i : {3, 0, 4, 2, 1, 3}) {
+      const LowLatencyDispatchArgs other = all[std::size_t(i)]->dispatch_args(CallPart::both);
+      for (const TensorView& view : {other.source_pairs, other.ranges}) place(rank).spoil(view);
+      layer(rank).combine(all[std::size_t(i)]->combine_args(CallPart::both));
+      all[std::size_t(i)]->check_combined(comparisons[std::size_t(rank)]);
+    }
+  }));
+  for (const Comparisons& one : comparisons) expect_passed(one);
 }
 
 TEST_P(ThreeRanks, RefuseAThirdCallThatIsNotReceived) {
@@ -259,7 +255,8 @@ TEST_P(ThreeRanks, GoOnWithoutARankThatDoesNotCome) {
       LowLatencyCombineArgs args = mine.combine_args(CallPart::both);
       layer(rank).combine(args);
       EXPECT_EQ(layer(rank).mask(), (std::vector<std::int32_t>{0, 0, 1}));
-      const Tensor out = place(rank).to_host(args.out), ranges = place(rank).to_host(args.ranges);
+      const Tensor out = place(rank).to_host(args.out);
+      const Tensor ranges = place(rank).to_host(mine.dispatch_args(CallPart::both).ranges);
       for (int x = 0; x < problem_.experts_per_rank; ++x) {
         EXPECT_EQ(ranges.view().at<std::int64_t>(x, 2) & 0xffffffff, 0);
       }

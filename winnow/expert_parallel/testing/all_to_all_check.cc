@@ -82,8 +82,10 @@ Dispatched dispatch_and_check(AllToAll& layer, const Place& place, const Problem
                               const Round& round, int rank,
                               std::shared_ptr<const Descriptor> cached, Comparisons& comparisons) {
   const Round::Rank& mine = round.ranks[std::size_t(rank)];
+  const Tensor wide = problem.wide_indices ? widened(mine.expert_indices) : Tensor();
   Copy input(place, mine.input, problem.strided),
-      indices(place, mine.expert_indices, problem.strided),
+      indices(place, wide.view().present() ? wide.view() : mine.expert_indices.view(),
+              problem.strided),
       weights(place, mine.weights, problem.strided), scales(place, mine.scales, problem.strided),
       scatter(place, problem.scatter == Scatter::table ? round.scatter_table : mine.scatter, false);
   DispatchArgs args;

@@ -31,8 +31,9 @@ struct Problem {
   ExpertRows expert_rows = ExpertRows::combine_buffer;
   bool token_major = false, local_combine = false, weights = false, weighted_combine = false;
   bool fp8 = false, bias = false, copy_out = false, out = false;
-  bool strided = false;    // the caller's tensors have rows further apart
-  bool in_flight = false;  // all dispatches first, then the combines in the opposite order
+  bool strided = false;       // the caller's tensors have rows further apart
+  bool wide_indices = false;  // i64
+  bool in_flight = false;     // all dispatches first, then the combines in the opposite order
   // Of combine: a second bias; weights of its own; values of pairs, beside the rows and alone.
   bool second_bias = false, combine_weights = false, pair_values = false, add_values = false;
   DType scale_dtype = DType::f32;

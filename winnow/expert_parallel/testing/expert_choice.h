@@ -50,4 +50,11 @@ inline void choose_experts(const TensorView& indices, testing::Random& random, s
   }
 }
 
+// The same indices in i64, dense.
+inline Tensor widened(const Tensor& narrow) {
+  Tensor wide(DType::i64, {narrow.size(0), narrow.size(1)});
+  std::ranges::copy(narrow.values<std::int32_t>(), wide.values<std::int64_t>().begin());
+  return wide;
+}
+
 }  // namespace winnow::expert_parallel

@@ -84,14 +84,8 @@ LowLatencyTensors::LowLatencyTensors(const Place& place, const LowLatencyProblem
   const std::int64_t rows = world * problem.max_tokens, hidden = problem.hidden;
   input_ = place.copy(round.inputs[me]);
   weights_ = place.copy(round.weights[me]);
-  if (problem.wide_indices) {
-    const Tensor& narrow = round.indices[me];
-    Tensor wide(DType::i64, {narrow.size(0), narrow.size(1)});
-    std::ranges::copy(narrow.values<std::int32_t>(), wide.values<std::int64_t>().begin());
-    indices_ = place.copy(wide);
-  } else {
-    indices_ = place.copy(round.indices[me]);
-  }
+  const Tensor wide = problem.wide_indices ? widened(round.indices[me]) : Tensor();
+  indices_ = place.copy(wide.view().present() ? wide.view() : round.indices[me].view());
   const auto make = [&](DType dtype, std::vector<std::int64_t> shape) {
     return place.make(dtype, shape);
   };
@@ -111,6 +105,7 @@ LowLatencyTensors::LowLatencyTensors(const Place& place, const LowLatencyProblem
   counts_ = make(DType::i32, {experts});
   tokens_ = make(DType::i32, {experts, rows});
   pairs_ = make(DType::i32, {experts, rows});
+  pair_rows_ = make(DType::i32, {world, problem.max_tokens, problem.topk});
   ranges_ = make(DType::i64, {experts, world});
   out_ = make(DType::bf16, {round.inputs[me].size(0), hidden});
   statistics = place.copy(Tensor(DType::i32, {experts}));
@@ -128,6 +123,7 @@ LowLatencyDispatchArgs LowLatencyTensors::dispatch_args(CallPart part) const {
           .counts = self->counts_,
           .source_tokens = self->tokens_,
           .source_pairs = self->pairs_,
+          .pair_rows = self->pair_rows_,
           .ranges = self->ranges_,
           .expert_statistics = self->statistics,
           .wait_statistics = self->waits,
@@ -165,8 +161,7 @@ void LowLatencyTensors::make_expert_output() {
 LowLatencyCombineArgs LowLatencyTensors::combine_args(CallPart part) const {
   auto* self = const_cast<LowLatencyTensors*>(this);
   return {.expert_output = expert_output_,
-          .source_pairs = pairs_,
-          .ranges = ranges_,
+          .pair_rows = pair_rows_,
           .expert_indices = indices_,
           .weights = weights_,
           .out = self->out_,

@@ -64,7 +64,7 @@ class LowLatencyTensors {
   const LowLatencyRound& round_;
   int rank_;
   Tensor input_, indices_, weights_;
-  Tensor output_, scales_, counts_, tokens_, pairs_, ranges_, expert_output_, out_;
+  Tensor output_, scales_, counts_, tokens_, pairs_, pair_rows_, ranges_, expert_output_, out_;
   TensorView scales_view_;
 };
 

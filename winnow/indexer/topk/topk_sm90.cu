@@ -64,19 +64,20 @@ void choose_from_stored(const TopkParams& params, float* stored, cudaStream_t st
       dense_scores_sm90(problem, {.data = stored, .stride0 = work.stride}, DenseRows::seen, stream);
     }
     float* const scores = params.scores.data;
-    launch_choice(kRuntime,
-                  {.seen = seen_rows(problem),
-                   .stored = stored,
-                   .stored_stride = work.stride,
-                   .indices = params.indices.data + params.indices.offset(first),
-                   .length = params.length.data + params.length.offset(first),
-                   .scores = scores == nullptr ? nullptr : scores + params.scores.offset(first),
-                   .indices_stride = params.indices.stride0,
-                   .length_stride = params.length.stride0,
-                   .scores_stride = params.scores.stride0,
-                   .topk = static_cast<int>(params.topk),
-                   .later_ties = params.later_ties},
-                  stream);
+    launch_choice(
+        kRuntime,
+        ChooseParams{.seen = seen_rows(problem),
+                     .stored = stored,
+                     .stored_stride = work.stride,
+                     .indices = params.indices.data + params.indices.offset(first),
+                     .length = params.length.data + params.length.offset(first),
+                     .scores = scores == nullptr ? nullptr : scores + params.scores.offset(first),
+                     .indices_stride = params.indices.stride0,
+                     .length_stride = params.length.stride0,
+                     .scores_stride = params.scores.stride0,
+                     .topk = static_cast<int>(params.topk),
+                     .later_ties = params.later_ties},
+        problem.s_q, warps_for(problem.s_k), stream);
   }
 }
 

@@ -1,8 +1,7 @@
 // How the blocks of topk_paged share out a batch, sm90. Groups of queries of a sequence, and the
 // tiles of two pages that they see, stand behind each other on a line, which is cut into equal
 // ranges, one for each block: lengths are known on the device only, and however they differ, all
-// blocks end together. Where a range and a group overlap is a piece; a group has a piece in each of
-// the blocks whose ranges it reaches into.
+// blocks end together. Where a range and a group overlap is a piece.
 #pragma once
 
 #include <cstdint>
@@ -54,23 +53,16 @@ struct LineShared {
   std::int32_t warp_total[kMostGroups / 32];
 };
 
-// Where a group's pieces are: numbers [first, first + count).
-struct GroupPieces {
-  std::int32_t first, count;
-};
-
-// Tiles [first, first + tiles) of a group. Its number is the block's plus the group's, which no
-// other piece has.
+// Tiles [first, first + tiles) of a group.
 struct Piece {
-  int group, number;
+  int group;
   int first, tiles;
 };
 
 class LineRange {
  public:
-  // Measures the line; all kMostGroups threads of the block call it. The first block writes where
-  // the pieces of every group are.
-  __device__ LineRange(const PageLine& line, LineShared& shared, GroupPieces* pieces)
+  // Measures the line; all kMostGroups threads of the block call it.
+  __device__ LineRange(const PageLine& line, LineShared& shared)
       : shared_(shared), groups_(line.groups) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
     int rows = 0;
@@ -89,18 +81,6 @@ class LineRange {
     const std::int64_t block = blockIdx.x;
     at_ = static_cast<int>(block < blocks ? all * block / blocks : all);
     end_ = static_cast<int>(block < blocks ? all * (block + 1) / blocks : all);
-    if (blockIdx.x == 0 && thread < groups_) {
-      // The block of a tile: the last one whose range begins at it or before.
-      const auto block_of = [&](int tile) {
-        return static_cast<int>(((tile + std::int64_t{1}) * blocks - 1) / all);
-      };
-      GroupPieces mine{0, 0};
-      if (tiles > 0) {
-        const int first = block_of(through - tiles);
-        mine = {first + thread, block_of(through - 1) - first + 1};
-      }
-      pieces[thread] = mine;
-    }
   }
 
   // The pieces of this block, the same sequence for every role.
@@ -116,8 +96,7 @@ class LineRange {
       }
     }
     const int begin = low == 0 ? 0 : shared_.end[low - 1];
-    piece = {low, static_cast<int>(blockIdx.x) + low, at_ - begin,
-             min(shared_.end[low], end_) - at_};
+    piece = {low, at_ - begin, min(shared_.end[low], end_) - at_};
     at_ += piece.tiles;
     return true;
   }
@@ -128,18 +107,6 @@ class LineRange {
  private:
   const LineShared& shared_;
   int groups_, at_, end_;
-};
-
-// The order in which the tiles of a piece pass: of kParts ranges one each in turn, so that as many
-// warps choose at the same time, each among neighbouring rows.
-template <int kParts>
-struct PieceWalk {
-  int tiles, range;
-  __device__ explicit PieceWalk(const Piece& piece)
-      : tiles(piece.tiles), range(device::ceil_div(piece.tiles, kParts)) {}
-  __device__ int turns() const { return range * kParts; }
-  // The tile of a turn; none if it is not below `tiles`.
-  __device__ int tile(int turn) const { return turn % kParts * range + turn / kParts; }
 };
 
 }  // namespace winnow::indexer::sm90_detail

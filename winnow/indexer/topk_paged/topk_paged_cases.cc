@@ -51,6 +51,14 @@ std::vector<PagedCase> make_cases() {
                     .table = 118,
                     .num_pages = 150});
   }
+  list.push_back({.name = "h64-sq4", .context_lens = {500, 66}, .s_q = 4, .h = 64, .topk = 300});
+  list.push_back({.name = "h128-sq3", .context_lens = {300, 130}, .s_q = 3, .h = 128});
+  list.push_back({.name = "batches",  // of keys that two blocks of the choice hold at a time
+                  .context_lens = {33000},
+                  .h = 1,
+                  .topk = 1000,
+                  .table = 516,
+                  .num_pages = 520});
   list.push_back({.name = "shared", .context_lens = ragged, .num_pages = 5});
   list.push_back({.name = "absent", .context_lens = ragged, .s_q = 2, .absent = true});
   list.push_back(

@@ -68,6 +68,24 @@ TEST_F(TopkPagedGpu, RepeatsAreTheSame) {
   }
 }
 
+// Runs sequences [first, end) of a step alone, whose bits must be those of the whole.
+void expect_part(const PagedStep& step, const Tensor& indices, const Tensor& scores,
+                 std::int64_t first, std::int64_t end) {
+  TopkPagedArgs args = step.args();
+  for (ConstTensorView* view : {&args.q, &args.weights, &args.block_tables, &args.context_lens}) {
+    *view = view->slice(0, first, end);
+  }
+  Results part(end - first, step.shape);
+  part.run(args);
+  const Tensor some_indices = part.indices.to({}), some_scores = part.scores.to({});
+  const auto bytes = static_cast<std::size_t>(some_indices.numel()) * sizeof(float);
+  EXPECT_EQ(std::memcmp(some_indices.data(), &indices.view().at<std::int32_t>(first, 0, 0), bytes),
+            0)
+      << "sequences " << first << " to " << end;
+  EXPECT_EQ(std::memcmp(some_scores.data(), &scores.view().at<float>(first, 0, 0), bytes), 0)
+      << "sequences " << first << " to " << end;
+}
+
 // A sequence's bits are the same alone, where it is cut into as many pieces as there are blocks,
 // and in every batch.
 TEST_F(TopkPagedGpu, TheBatchDoesNotMatter) {
@@ -77,22 +95,25 @@ TEST_F(TopkPagedGpu, TheBatchDoesNotMatter) {
   const Tensor indices = whole.indices.to({}), scores = whole.scores.to({});
   for (std::int64_t first = 0; first < step.b(); ++first) {
     for (std::int64_t end = first + 1; end <= step.b(); ++end) {
-      TopkPagedArgs args = step.args();
-      for (ConstTensorView* view :
-           {&args.q, &args.weights, &args.block_tables, &args.context_lens}) {
-        *view = view->slice(0, first, end);
-      }
-      Results part(end - first, step.shape);
-      part.run(args);
-      const Tensor some_indices = part.indices.to({}), some_scores = part.scores.to({});
-      const auto bytes = static_cast<std::size_t>(some_indices.numel()) * sizeof(float);
-      EXPECT_EQ(
-          std::memcmp(some_indices.data(), &indices.view().at<std::int32_t>(first, 0, 0), bytes),
-          0);
-      EXPECT_EQ(std::memcmp(some_scores.data(), &scores.view().at<float>(first, 0, 0), bytes), 0);
-      if (HasFailure()) FAIL() << "sequences " << first << " to " << end;
+      expect_part(step, indices, scores, first, end);
+      if (HasFailure()) return;
     }
   }
+}
+
+// Of many long sequences two blocks of the choice hold the keys of a sequence in turns; of few, the
+// blocks of a larger cluster hold them all.
+TEST_F(TopkPagedGpu, ChoosesInTurnsAndInClusters) {
+  PagedCase shape{.name = "turns", .h = 16, .topk = 1500, .table = 625, .num_pages = 640};
+  for (std::int32_t i = 0; i < 140; ++i) shape.context_lens.push_back(40000 - 250 * i);
+  const PagedStep step = PagedStep(shape).on(kGpu);
+  Results whole(step.b(), step.shape);
+  whole.run(step.args());
+  const Tensor indices = whole.indices.to({}), scores = whole.scores.to({});
+  for (const std::int64_t first : {0, 1, 28, 29, 70, 139}) {
+    expect_part(step, indices, scores, first, first + 1);
+  }
+  expect_part(step, indices, scores, 10, 26);  // four blocks for each
 }
 
 #if WINNOW_WITH_CUDA
@@ -179,7 +200,8 @@ TEST_F(TopkPagedGpu, RunsOnTheDeviceOfTheTensors) {
 
 #endif
 
-// Of tensors that are only described: 256 MiB are enough for any batch, context and group.
+// Of tensors that are only described: 256 MiB are enough for any batch and group, and for contexts
+// of 2^24 rows.
 TEST_F(TopkPagedGpu, TheWorkspaceIsBounded) {
   alignas(256) static char memory[256];
   const auto view = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -187,17 +209,18 @@ TEST_F(TopkPagedGpu, TheWorkspaceIsBounded) {
   };
   for (const std::int64_t b : {1, 64, 1000, 100000}) {
     for (const std::int64_t s_q : {1, 2, 64, 4096}) {
-      for (const std::int64_t table : {0, 512, 2048, 1 << 20}) {
-        for (const std::int64_t topk : {1, 2048, 8192}) {
-          const TopkPagedArgs args{.q = view(DType::f8_e4m3, {b, s_q, 64, 128}),
+      for (const std::int64_t table : {0, 512, 2048, 1 << 18, 1 << 20}) {
+        for (const std::int64_t h : {1, 32, 64, 128}) {
+          const TopkPagedArgs args{.q = view(DType::f8_e4m3, {b, s_q, h, 128}),
                                    .pages = view(DType::u8, {1000, page_bytes(128)}),
-                                   .weights = view(DType::f32, {b, s_q, 64}),
+                                   .weights = view(DType::f32, {b, s_q, h}),
                                    .block_tables = view(DType::i32, {b, table}),
                                    .context_lens = view(DType::i32, {b}),
-                                   .indices = view(DType::i32, {b, s_q, topk}),
+                                   .indices = view(DType::i32, {b, s_q, 2048}),
                                    .length = view(DType::i32, {b, s_q})};
-          EXPECT_LE(topk_paged_workspace_bytes(args), std::int64_t{256} << 20)
-              << b << " x " << s_q << ", table " << table << ", topk " << topk;
+          EXPECT_LE(topk_paged_workspace_bytes(args),
+                    std::max(std::int64_t{256} << 20, 16 * 64 * table))
+              << b << " x " << s_q << ", " << h << " heads, table " << table;
         }
       }
     }

@@ -6,6 +6,7 @@
 #include "winnow/device/common/scratch.h"
 #include "winnow/device/sm90/tensor_map.h"
 #include "winnow/indexer/quantize/quantize.h"
+#include "winnow/indexer/topk_paged/choose_paged_sm90.cuh"
 #include "winnow/indexer/topk_paged/topk_paged_impl.h"
 #include "winnow/indexer/topk_paged/topk_paged_sm90.cuh"
 
@@ -16,41 +17,39 @@ using namespace sm90_detail;
 
 constexpr device::Runtime kRuntime{"indexer::topk_paged", "sm90"};
 
-// How a call is cut into launches, and what lies where in the workspace, which they share.
+// Of the keys of a query: whole tiles.
+std::int64_t stored_stride(const TopkPagedParams& params) {
+  const std::int64_t rows = std::max<std::int64_t>(1, params.table * kPagedPageRows);
+  return (rows + kPagedTileRows - 1) / kPagedTileRows * kPagedTileRows;
+}
+// Of a group at most.
+template <class Shape>
+std::int64_t stored_queries(const TopkPagedParams& params) {
+  return std::min<std::int64_t>(Shape::kQueries, params.s_q);
+}
+template <class Shape>
+std::int64_t group_bytes(const TopkPagedParams& params) {
+  return stored_queries<Shape>(params) * stored_stride(params) *
+         std::int64_t{sizeof(std::uint32_t)};
+}
+
+// How a call is cut into launches, which share the workspace.
 struct Work {
   std::int64_t groups_of_a_sequence;
-  std::int64_t groups;    // of a launch at most
-  std::int64_t capacity;  // candidates of a buffer
-  int blocks;
-  std::int64_t count_offset, pieces_offset, bytes;  // candidate buffers begin at 0
+  std::int64_t groups;  // of a launch at most
+  std::int64_t bytes;
 };
 
 template <class Shape>
 Work plan(const TopkPagedParams& params) {
-  constexpr std::int64_t kQueries = Shape::kQueries;
   Work work{};
-  work.groups_of_a_sequence = (params.s_q + kQueries - 1) / kQueries;
-  const std::int64_t rows = std::max<std::int64_t>(params.table * kPagedPageRows, 1);
-  // What may wait is never more than there are rows.
-  work.capacity = std::min(candidate_capacity(params.topk), (rows + 255) / 128 * 128);
-  // Every piece has buffers, and there are fewer pieces than blocks and groups.
-  constexpr std::int64_t kBuffers = Shape::kParts * kQueries;
-  const std::int64_t piece_bytes =
-      kBuffers * (work.capacity * std::int64_t{sizeof(Candidate)} + std::int64_t{4});
-  const std::int64_t most_pieces =
-      std::max<std::int64_t>(2, (kWorkspaceLimit - (1 << 16)) / piece_bytes);
-  work.blocks = static_cast<int>(std::clamp<std::int64_t>(
-      kRuntime.multiprocessors(), 1,
-      std::min<std::int64_t>(most_pieces / 2, kMergeParts / Shape::kParts)));
-  const std::int64_t tiles = (rows + kPagedTileRows - 1) / kPagedTileRows;
-  work.groups = std::min({params.b * work.groups_of_a_sequence, std::int64_t{kMostGroups},
-                          most_pieces - work.blocks, (std::int64_t{1} << 30) / tiles});
-  const std::int64_t pieces = work.blocks + work.groups;
-  work.count_offset =
-      device::scratch_bytes(pieces * kBuffers * work.capacity * std::int64_t{sizeof(Candidate)});
-  work.pieces_offset = work.count_offset + device::scratch_bytes(pieces * kBuffers * 4);
-  work.bytes = work.pieces_offset +
-               device::scratch_bytes(work.groups * static_cast<std::int64_t>(sizeof(GroupPieces)));
+  work.groups_of_a_sequence = (params.s_q + Shape::kQueries - 1) / Shape::kQueries;
+  const std::int64_t all = params.b * work.groups_of_a_sequence;
+  const std::int64_t bytes = group_bytes<Shape>(params);
+  const std::int64_t most = std::clamp<std::int64_t>(kWorkspaceLimit / bytes, 1, kMostGroups);
+  const std::int64_t turns = (all + most - 1) / most;
+  work.groups = (all + turns - 1) / turns;
+  work.bytes = device::scratch_bytes(work.groups * bytes);
   return work;
 }
 
@@ -73,7 +72,7 @@ void describe_pages(const TopkPagedParams& params, PagedParams& p) {
 }
 
 template <class Shape>
-void launch(const TopkPagedParams& params, char* workspace, cudaStream_t stream) {
+void launch(const TopkPagedParams& params, void* workspace, cudaStream_t stream) {
   const Work work = plan<Shape>(params);
   PagedParams p{};
   describe_pages(params, p);
@@ -96,80 +95,76 @@ void launch(const TopkPagedParams& params, char* workspace, cudaStream_t stream)
   p.line.queries = Shape::kQueries;
   p.line.s_q = params.s_q;
   p.line.table = params.num_pages == 0 ? 0 : static_cast<int>(params.table);
-  p.pieces = reinterpret_cast<GroupPieces*>(workspace + work.pieces_offset);
-  p.candidates = reinterpret_cast<Candidate*>(workspace);
-  p.part_count = reinterpret_cast<std::int32_t*>(workspace + work.count_offset);
-  p.capacity = static_cast<int>(work.capacity);
-  p.topk = static_cast<int>(params.topk);
-  p.later_ties = params.later_ties;
+  p.stored = static_cast<std::uint32_t*>(workspace);
+  p.stored_stride = stored_stride(params);
+  p.stored_queries = static_cast<int>(stored_queries<Shape>(params));
 
-  PagedMergeParams merge{};
-  merge.parts = p.candidates;
-  merge.part_count = p.part_count;
-  merge.kept = p.capacity;
-  merge.topk = p.topk;
-  merge.later_ties = p.later_ties;
-  merge.s_q = params.s_q;
-  merge.groups_of_a_sequence = work.groups_of_a_sequence;
-  merge.queries_of_group = Shape::kQueries;
-  merge.parts_of_piece = Shape::kParts;
-  merge.pieces = p.pieces;
-  merge.block_tables = p.block_tables;
-  merge.block_tables_stride = p.block_tables_stride;
-  merge.num_pages = p.num_pages;
-  merge.positions = params.positions;
-  merge.indices = params.indices.data;
-  merge.indices_stride0 = params.indices.stride0;
-  merge.indices_stride1 = params.indices.stride1;
-  merge.length = params.length.data;
-  merge.length_stride0 = params.length.stride0;
-  merge.length_stride1 = params.length.stride1;
-  merge.scores = params.scores.data;
-  merge.scores_stride0 = params.scores.stride0;
-  merge.scores_stride1 = params.scores.stride1;
+  PagedChooseParams choose{};
+  choose.stored = p.stored;
+  choose.stored_stride = p.stored_stride;
+  choose.stored_queries = p.stored_queries;
+  choose.block_tables = p.block_tables;
+  choose.block_tables_stride = p.block_tables_stride;
+  choose.num_pages = p.num_pages;
+  choose.positions = params.positions;
+  choose.indices = params.indices.data;
+  choose.indices_stride0 = params.indices.stride0;
+  choose.indices_stride1 = params.indices.stride1;
+  choose.length = params.length.data;
+  choose.length_stride0 = params.length.stride0;
+  choose.length_stride1 = params.length.stride1;
+  choose.scores = params.scores.data;
+  choose.scores_stride0 = params.scores.stride0;
+  choose.scores_stride1 = params.scores.stride1;
+  choose.topk = static_cast<int>(params.topk);
+  choose.later_ties = params.later_ties;
 
   constexpr int kBytes = PagedPlan<Shape>::kBytes;
-  kRuntime.allow_shared_memory(topk_paged_kernel<Shape>, kBytes);
+  kRuntime.allow_shared_memory(paged_scores_kernel<Shape>, kBytes);
+  const auto blocks = static_cast<unsigned>(kRuntime.multiprocessors());
   const std::int64_t all = params.b * work.groups_of_a_sequence;
   // The query with which a group begins.
   const auto first_query = [&](std::int64_t group) {
     return group / work.groups_of_a_sequence * params.s_q +
            group % work.groups_of_a_sequence * Shape::kQueries;
   };
-  // A block's range leaves about four times as many candidates as are chosen, or all of its rows.
-  const std::int64_t rows = params.table * kPagedPageRows;
-  const std::int64_t range =
-      std::max<std::int64_t>(1, std::min(all, work.groups) * rows / work.blocks);
-  const std::int64_t candidates = rows * std::min(range, 4 * params.topk) / range;
   for (std::int64_t group = 0; group < all; group += work.groups) {
     const std::int64_t end = std::min(group + work.groups, all);
-    p.line.first_group = merge.first_group = group;
+    p.line.first_group = group;
     p.line.groups = static_cast<int>(end - group);
-    merge.first_query = first_query(group);
-    merge.queries = static_cast<int>(first_query(end) - merge.first_query);
+    choose.line = p.line;
+    choose.first_sequence = group / work.groups_of_a_sequence;
+    choose.first_query = static_cast<unsigned>(first_query(group) % params.s_q);
     kRuntime.check(
-        device::launch_early(topk_paged_kernel<Shape>, static_cast<unsigned>(work.blocks), kThreads,
-                             kBytes, stream, p),
+        device::launch_early(paged_scores_kernel<Shape>, blocks, kThreads, kBytes, stream, p),
         "launch");
-    launch_merge(kRuntime, merge, candidates, stream);
+    launch_paged_choice(kRuntime, choose, first_query(end) - first_query(group),
+                        params.table * kPagedPageRows, stream);
   }
 }
 
 // Calls function(Shape()) with the shape for the heads, which are padded to 16, 32, 64 or 128, and
-// as few columns as hold those of all queries.
+// as few columns as hold those of all queries; fewer if the workspace has no room for the rows of
+// so many queries.
 template <int kHeads, class Function>
-void with_columns(std::int64_t s_q, const Function& function) {
-  if constexpr (kHeads <= 64) {
-    if (s_q * kHeads <= 64) return function(PagedShape<kHeads, 64>());
-  }
-  return function(PagedShape<kHeads, 128>());
+void with_columns(const TopkPagedParams& params, const Function& function) {
+  const auto enough = [&](auto shape, auto more) {
+    return params.s_q <= decltype(shape)::kQueries ||
+           group_bytes<decltype(more)>(params) > kWorkspaceLimit;
+  };
+  using Narrow = PagedShape<kHeads, kHeads <= 64 ? 64 : 128>;
+  using Middle = PagedShape<kHeads, 128>;
+  using Wide = PagedShape<kHeads, 256>;
+  if (kHeads <= 64 && enough(Narrow(), Middle())) return function(Narrow());
+  if (enough(Middle(), Wide())) return function(Middle());
+  return function(Wide());
 }
 template <class Function>
 void with_paged_shape(const TopkPagedParams& params, const Function& function) {
-  if (params.h > 64) return with_columns<128>(params.s_q, function);
-  if (params.h > 32) return with_columns<64>(params.s_q, function);
-  if (params.h > 16) return with_columns<32>(params.s_q, function);
-  return with_columns<16>(params.s_q, function);
+  if (params.h > 64) return with_columns<128>(params, function);
+  if (params.h > 32) return with_columns<64>(params, function);
+  if (params.h > 16) return with_columns<32>(params, function);
+  return with_columns<16>(params, function);
 }
 
 }  // namespace
@@ -184,9 +179,8 @@ void topk_paged_sm90(const TopkPagedParams& params, void* workspace, void* strea
   const auto queue = static_cast<cudaStream_t>(stream);
   const device::Scratch scratch(kRuntime, workspace, topk_paged_sm90_workspace_bytes(params),
                                 queue);
-  with_paged_shape(params, [&](auto shape) {
-    launch<decltype(shape)>(params, static_cast<char*>(scratch.data()), queue);
-  });
+  with_paged_shape(params,
+                   [&](auto shape) { launch<decltype(shape)>(params, scratch.data(), queue); });
 }
 
 }  // namespace winnow::indexer

@@ -1,51 +1,52 @@
-// The choice of rows from a paged cache of f8_e4m3 keys, sm90. A persistent block scores its range
-// of the line of pages (page_line_sm90.cuh), and leaves for every query and part of a piece the
-// candidates that it could not rule out; the merge (topk/merge_sm90.cuh) chooses among them.
+// The scores of rows of a paged cache of f8_e4m3 keys, sm90, from which choose_paged_sm90.cuh
+// chooses. A persistent block scores its range of the line of pages (page_line_sm90.cuh), and
+// stores the key of every query and row.
 //
 //   load      one warp         the heads and weights of a piece, and tiles of two pages into a
 //                              ring, with their scales
-//   multiply  warpgroups 0, 1  a page each: its 64 rows by the heads of all queries of the group,
-//                              then the weighted sums over the heads
-//   sink      four warps       a query and a part of a piece each: candidates above a bar
+//   multiply  warpgroups 0, 1  64 rows by up to 128 columns at a time, the heads of queries of the
+//                              group, then the weighted sums over the heads: with up to 128 columns
+//                              a page each, with 256 half of the columns and both pages
+//   store     four warps       keys of finished scores
 //
-//   pages --load--> keys (full, empty) --multiply--> scores (ready, free) --sink--> candidates
+//   pages --load--> keys (full, empty) --multiply--> scores (ready, free) --store--> stored
 //         --load--> scales, behind the scores (ready)
 //   heads --load--> (heads_full, heads_empty) --multiply
 #pragma once
 
 #include <cstdint>
 
+#include "winnow/device/common/registers.cuh"
 #include "winnow/indexer/score_tiles_sm90.cuh"
-#include "winnow/indexer/topk/merge_sm90.cuh"
+#include "winnow/indexer/topk/choose_sm90.cuh"
 #include "winnow/indexer/topk_paged/page_line_sm90.cuh"
-#include "winnow/indexer/topk_paged/shared_bar_sm90.cuh"
 
 namespace winnow::indexer::sm90_detail {
 
-// Registers per thread; the four warpgroups share the file of 512 x 128.
-inline constexpr int kPagedMultiplyRegisters = 152;
-inline constexpr int kPagedSinkRegisters = 120;
-inline constexpr int kPagedLoadRegisters = 88;
-static_assert(2 * kPagedMultiplyRegisters + kPagedSinkRegisters + kPagedLoadRegisters == 512);
 static_assert(kThreads == kMostGroups && kPagedTileRows == kTileRows);
 
-// kHeadsPadded: 16, 32, 64 or 128; kGroupColumns: the heads of a group's queries, 64 or 128. The
-// names that score_tiles_sm90.cuh knows, and what is chosen by whom.
+// kHeadsPadded: 16, 32, 64 or 128; kGroupColumns: the heads of a group's queries, 64, 128 or 256.
+// The names that score_tiles_sm90.cuh knows, and what is stored by whom.
 template <int kHeadsPadded, int kGroupColumns>
 struct PagedShape {
   static constexpr Element kElement = Element::f8;
   static constexpr int kHeads = kHeadsPadded;
   static constexpr bool kMasked = false;  // a weight of 0 hides the padding
   static constexpr int kPanels = 1;
+  // With 256 columns each multiplying warpgroup has a side of them.
+  static constexpr int kSides = kGroupColumns > kSideColumns ? 2 : 1;
+  static constexpr int kColumnsOfSide = kGroupColumns / kSides;
   static constexpr int kQueries = kGroupColumns / kHeads;
-  static constexpr int kSideQueries = kQueries;
+  static constexpr int kSideQueries = kQueries / kSides;
   static constexpr bool kSplit = false;
-  static constexpr int kProductColumns = kGroupColumns;
-  // Warps of the sink that look at the same tile, and parts of a piece.
+  static constexpr int kProductColumns = kColumnsOfSide;
+  // Warps that store of the same tile; so many tiles are stored at the same time.
   static constexpr int kTogether = kQueries < kSinkWarps ? kQueries : kSinkWarps;
   static constexpr int kParts = kSinkWarps / kTogether;
   static constexpr int kOwn = kQueries / kTogether;  // queries of a warp
-  static constexpr bool kSharedBars = kParts > 1;
+  // Registers per thread; the four warpgroups share the file of 512 x 128.
+  static constexpr int kMultiplyRegisters = kSides == 2 ? 192 : 160;
+  static constexpr int kOtherRegisters = 256 - kMultiplyRegisters;
 };
 
 // Rows [first, end) of a tile are there: 0, 64 or 128.
@@ -53,34 +54,32 @@ struct alignas(8) PresentRows {
   int first, end;
 };
 
-// Shared memory, by the names that Shared wants; two places for heads and their weights.
+// Shared memory, by the names that Shared wants; two places for the heads of each side and their
+// weights, those of a group side by side.
 template <class Shape>
 struct PagedPlan {
   static constexpr int kPageBytes = kPagedPageRows * kPanelRowBytes;
   static constexpr int kTileBytes = 2 * kPageBytes;
   static constexpr int kSideBytes = Shape::kProductColumns * kPanelRowBytes;
+  static constexpr int kPlaces = 2 * Shape::kSides;
   // Of few columns memory is the limit, and gives less if more is asked for at once.
-  static constexpr int kStages = Shape::kProductColumns == 64 ? 4 : 8;
+  static constexpr int kStages = Shape::kProductColumns == 64 ? 4 : 6;
   static constexpr int kScoreStride = kTileRows + 16;
   static constexpr int kScaleBytes = kTileRows * 4;
   static constexpr int kPresentBytes = 16;
   static constexpr int kScoreBytes =
       Shape::kQueries * kScoreStride * 4 + kPresentBytes + kScaleBytes;
-  static constexpr int kBarBytes = Shape::kSharedBars ? Shape::kQueries * SharedBar::kBytes : 0;
-  static constexpr int kBinBytes = kSinkWarps * Selection::kBinWords * 4;
-  static constexpr int kSinkBytes = kBarBytes + kBinBytes;
-  static constexpr int kWeightBytes = 2 * kSideColumns * 4;
+  static constexpr int kWeightBytes = kPlaces * kSideColumns * 4;
   static constexpr int kLineBytes = sizeof(LineShared);
   static constexpr int kSpace =
-      232448 - 640 - kLineBytes - kWeightBytes - 2 * kSideBytes - kStages * kTileBytes - kSinkBytes;
-  static constexpr int kScoreStages = kSpace / kScoreBytes < 24 ? kSpace / kScoreBytes : 24;
+      232448 - 640 - kLineBytes - kWeightBytes - kPlaces * kSideBytes - kStages * kTileBytes;
+  static constexpr int kScoreStages = kSpace / kScoreBytes < 16 ? kSpace / kScoreBytes : 16;
 
   // Offsets in bytes.
   static constexpr int kHeads = 0;
-  static constexpr int kKeys = kHeads + 2 * kSideBytes;
+  static constexpr int kKeys = kHeads + kPlaces * kSideBytes;
   static constexpr int kScores = kKeys + kStages * kTileBytes;
-  static constexpr int kSink = kScores + kScoreStages * kScoreBytes;
-  static constexpr int kWeights = kSink + kSinkBytes;
+  static constexpr int kWeights = kScores + kScoreStages * kScoreBytes;
   static constexpr int kLine = kWeights + kWeightBytes;
   static constexpr int kFull = kLine + kLineBytes;
   static constexpr int kEmpty = kFull + 8 * kStages;
@@ -89,8 +88,9 @@ struct PagedPlan {
   static constexpr int kHeadsFull = kFree + 8 * kScoreStages;
   static constexpr int kHeadsEmpty = kHeadsFull + 16;
   static constexpr int kBytes = kHeadsEmpty + 16;
-  static_assert(kScoreStages >= kStages && kBytes <= 232448 && kFull % 8 == 0);
-  static_assert(kSideBytes % 1024 == 0 && kScoreBytes % 16 == 0 && kWeights % 16 == 0);
+  static_assert(kScoreStages >= 3 && kBytes <= 232448 && kFull % 8 == 0);
+  static_assert(kSideBytes % 1024 == 0 && kScoreBytes % 16 == 0);
+  static_assert(kWeights % 16 == 0);
 
   // Behind the scores of a tile.
   __device__ static PresentRows* present(const Shared<PagedPlan>& shared, int slot) {
@@ -103,7 +103,7 @@ struct PagedPlan {
 //   empty        one lane of each multiplying warp, after its product of the tile
 //   ready        one lane of each multiplying warp, after its scores of the tile are stored, and
 //                the loading thread, with the bytes of the scales
-//   free         one lane of each warp of the sink that looks at the tile
+//   free         one lane of each warp that stores of the tile
 //   heads_full   the copies of each lane of the loading warp, and one lane for all, after their
 //                weights are stored
 //   heads_empty  one lane of each multiplying warp
@@ -125,10 +125,10 @@ struct PagedParams {
   std::int64_t block_tables_stride;
   int h, d, num_pages;
   PageLine line;
-  GroupPieces* pieces;       // of each group
-  Candidate* candidates;     // [piece][part][query][capacity]
-  std::int32_t* part_count;  // [piece][part][query]
-  int capacity, topk, later_ties;
+  // [group of the launch][stored_queries][stored_stride]: what is absent is marked so.
+  std::uint32_t* stored;
+  std::int64_t stored_stride;  // a multiple of kTileRows
+  int stored_queries;          // of a group at most
 };
 
 // ---- Load --------------------------------------------------------------------------------------
@@ -145,31 +145,40 @@ struct PagedLoader {
 
   __device__ __forceinline__ void load_heads(const QueryGroup& group, std::uint64_t policy) {
     device::mbarrier_wait(shared.heads_empty(heads.stage), heads.parity ^ 1, "heads", heads.stage);
-    float weight[4];
+#pragma unroll 1
+    for (int side = 0; side < Shape::kSides; ++side) {
+      const int place = heads.stage * Shape::kSides + side;
+      const std::int64_t first = group.first + side * Shape::kSideQueries;
+      const int count = group.count - side * Shape::kSideQueries;  // of this side; or less than 1
+      float weight[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // in the order of load_weights()
-      const int column = lane() / 4 * 16 + lane() % 4 * 2 + i % 2 + i / 2 * 8;
-      const int query = column / Shape::kHeads, head = column % Shape::kHeads;
-      weight[i] = 0.0f;
-      if (query < group.count && head < p.h) {
-        const std::int64_t at =
-            group.sequence * p.weights_stride0 + (group.first + query) * p.weights_stride1 + head;
-        weight[i] = p.weights_are_bf16
-                        ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[at])
-                        : static_cast<const float*>(p.weights)[at];
+      for (int i = 0; i < 4; ++i) {  // in the order of load_weights()
+        const int column = lane() / 4 * 16 + lane() % 4 * 2 + i % 2 + i / 2 * 8;
+        const int query = column / Shape::kHeads, head = column % Shape::kHeads;
+        weight[i] = 0.0f;
+        if (query < min(count, Shape::kSideQueries) && head < p.h) {
+          const std::int64_t at =
+              group.sequence * p.weights_stride0 + (first + query) * p.weights_stride1 + head;
+          weight[i] = p.weights_are_bf16
+                          ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[at])
+                          : static_cast<const float*>(p.weights)[at];
+        }
       }
-    }
-    shared.weights(heads.stage)[lane()] = make_float4(weight[0], weight[1], weight[2], weight[3]);
-    const std::uint8_t* const q = p.q + group.sequence * p.q_stride0 + group.first * p.q_stride1;
-    // Four rows at once, eight lanes for the 128 bytes of a row.
-    const int column16 = lane() % 8;
+      shared.weights(place)[lane()] = make_float4(weight[0], weight[1], weight[2], weight[3]);
+      const std::uint8_t* const q = p.q + group.sequence * p.q_stride0 + first * p.q_stride1;
+      // In a register: of an address that is the same for all lanes ptxas 13.0 makes copies that no
+      // GPU executes (cmake/check_descriptors.cmake).
+      const std::uint32_t into = device::keep_in_register(shared.heads(place));
+      // Four rows at once, eight lanes for the 128 bytes of a row.
+      const int column16 = lane() % 8;
 #pragma unroll 4
-    for (int row = lane() / 8; row < Shape::kProductColumns; row += 4) {
-      const int query = row / Shape::kHeads, head = row % Shape::kHeads;
-      const bool there = query < group.count && head < p.h && 16 * column16 < p.d;
-      const std::int64_t at = query * p.q_stride1 + head * p.q_head_stride + 16 * column16;
-      device::cp_async_zfill(shared.heads(heads.stage) + device::chunk_offset(row, column16),
-                             q + (there ? at : 0), there, policy);
+      for (int row = lane() / 8; row < Shape::kColumnsOfSide; row += 4) {
+        const int query = row / Shape::kHeads, head = row % Shape::kHeads;
+        const bool there = query < count && head < p.h && 16 * column16 < p.d;
+        const std::int64_t at = query * p.q_stride1 + head * p.q_head_stride + 16 * column16;
+        device::cp_async_zfill(into + device::chunk_offset(row, column16), there ? q + at : p.q,
+                               there, policy);
+      }
     }
     device::mbarrier_arrive_cp_async(shared.heads_full(heads.stage));
     device::mbarrier_arrive_warp(shared.heads_full(heads.stage));
@@ -215,26 +224,22 @@ struct PagedLoader {
     while (range.next(piece)) {
       const QueryGroup group = query_group(p.line, piece.group);
       const std::int32_t* const table = p.block_tables + group.sequence * p.block_tables_stride;
-      const PieceWalk<Shape::kParts> walk(piece);
       // Entries behind the context are not read.
-      const int pages_seen = device::ceil_div(range.rows(piece), kPagedPageRows);
-      const auto look_up = [&](int turn) {
-        const int tile = walk.tile(turn + lane() / 2);
-        const int place = 2 * (piece.first + tile) + lane() % 2;
-        if (turn + lane() / 2 >= walk.turns() || tile >= walk.tiles || place >= pages_seen) {
-          return -1;
-        }
+      const int end =
+          min(2 * (piece.first + piece.tiles), device::ceil_div(range.rows(piece), kPagedPageRows));
+      const auto look_up = [&](int tile) {
+        const int place = 2 * (piece.first + tile) + lane();
+        if (place >= end) return -1;
         const int page = __ldg(table + place);
         return page < 0 || page >= p.num_pages ? -1 : page;
       };
       int next = look_up(0);
-      for (int from = 0; from < walk.turns(); from += kBatch) {
+      for (int from = 0; from < piece.tiles; from += kBatch) {
         const int pages = next;
         next = look_up(from + kBatch);
-        for (int n = 0; n < kBatch && from + n < walk.turns(); ++n) {
-          const int first = __shfl_sync(device::kFullWarp, pages, 2 * n);
-          const int second = __shfl_sync(device::kFullWarp, pages, 2 * n + 1);
-          if (walk.tile(from + n) < walk.tiles) load_tile(first, second, pages_policy);
+        for (int n = 0; n < min(kBatch, piece.tiles - from); ++n) {
+          load_tile(__shfl_sync(device::kFullWarp, pages, 2 * n),
+                    __shfl_sync(device::kFullWarp, pages, 2 * n + 1), pages_policy);
           if (from + n == 0) load_heads(group, once);  // the first keys are on their way
         }
       }
@@ -244,10 +249,16 @@ struct PagedLoader {
 
 // ---- Multiply ----------------------------------------------------------------------------------
 
+// Warpgroup `page` of up to 128 columns has that page of each tile, of more that side of the
+// columns.
 template <class Shape, class Plan>
 __device__ __forceinline__ void multiply_pages(const Shared<Plan>& shared, LineRange range,
-                                               int page) {
-  const std::uint64_t keys = device::descriptor_k_major(shared.keys(0) + page * Plan::kPageBytes);
+                                               int warpgroup) {
+  constexpr int kProducts = Shape::kSides;  // of 64 rows each
+  const int side = Shape::kSides == 2 ? warpgroup : 0;
+  const int first_row = Shape::kSides == 2 ? 0 : warpgroup * kPagedPageRows;
+  const std::uint64_t keys =
+      device::descriptor_k_major(shared.keys(0) + first_row * kPanelRowBytes);
   const std::uint64_t all_heads = device::descriptor_k_major(shared.heads(0));
   device::PipelineState<Plan::kStages> ring;
   device::PipelineState<Plan::kScoreStages> out;
@@ -257,20 +268,31 @@ __device__ __forceinline__ void multiply_pages(const Shared<Plan>& shared, LineR
   Piece piece;
   while (range.next(piece)) {
     device::mbarrier_wait(shared.heads_full(heads.stage), heads.parity, "heads", heads.stage);
-    weighted_sum.load(shared.weights(heads.stage), false);
-    const std::uint64_t columns =
-        device::descriptor_offset(all_heads, heads.stage * Plan::kSideBytes);
+    const int place = heads.stage * Shape::kSides + side;
+    weighted_sum.load(shared.weights(place), false);
+    const std::uint64_t columns = device::descriptor_offset(all_heads, place * Plan::kSideBytes);
     for (int tile = 0; tile < piece.tiles; ++tile) {
-      float product[Shape::kProductColumns / 2];
+      float product[kProducts][Shape::kProductColumns / 2];
       device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
-      begin_product<Shape>(device::descriptor_offset(keys, ring.stage * Plan::kTileBytes), columns,
-                           product);
+#pragma unroll
+      for (int i = 0; i < kProducts; ++i) {
+        begin_product<Shape>(
+            device::descriptor_offset(keys, ring.stage * Plan::kTileBytes + i * Plan::kPageBytes),
+            columns, product[i]);
+      }
       device::mbarrier_wait(shared.free(out.stage), out.parity ^ 1, "scores", out.stage);
+      float* const scores =
+          shared.scores(out.stage) + side * Shape::kSideQueries * Plan::kScoreStride + first_row;
+      if constexpr (kProducts == 2) {
+        device::wgmma_wait<1>();
+        device::wgmma_pin(product[0]);
+        weighted_sum.template store<false>(Shape::kHeads, product[0], not_split, scores);
+      }
       device::wgmma_wait<0>();
-      device::wgmma_pin(product);
+      device::wgmma_pin(product[kProducts - 1]);
       device::mbarrier_arrive_warp(shared.empty(ring.stage));
-      weighted_sum.template store<false>(Shape::kHeads, product, not_split,
-                                         shared.scores(out.stage) + page * kPagedPageRows);
+      weighted_sum.template store<false>(Shape::kHeads, product[kProducts - 1], not_split,
+                                         scores + (kProducts - 1) * kPagedPageRows);
       device::mbarrier_arrive_warp(shared.ready(out.stage));
       ring.advance();
       out.advance();
@@ -280,75 +302,45 @@ __device__ __forceinline__ void multiply_pages(const Shared<Plan>& shared, LineR
   }
 }
 
-// ---- Choose ------------------------------------------------------------------------------------
-
-inline constexpr int kTilesOfABar = 4;  // after so many a warp looks for a higher one
+// ---- Store -------------------------------------------------------------------------------------
 
 template <class Shape, class Plan>
-__device__ __forceinline__ void choose_rows(const PagedParams& p, const Shared<Plan>& shared,
-                                            LineRange range, int warp) {
+__device__ __forceinline__ void store_keys(const PagedParams& p, const Shared<Plan>& shared,
+                                           LineRange range, int warp) {
   const int part = warp / Shape::kTogether, first_query = warp % Shape::kTogether;
-  std::uint32_t* const all_bins = reinterpret_cast<std::uint32_t*>(shared.pointer + Plan::kSink);
-  std::uint32_t* const bins = all_bins + Plan::kBarBytes / 4 + warp * Selection::kBinWords;
-  const SharedBar bar(all_bins + first_query * SharedBar::kBins);
   device::PipelineState<Plan::kScoreStages> ring;
-  Selection selection[Shape::kOwn];
-  int visible[Shape::kOwn];
   Piece piece;
   while (range.next(piece)) {
-    const PieceWalk<Shape::kParts> walk(piece);
     const int count = query_group(p.line, piece.group).count;
-    const std::int64_t buffer =
-        (std::int64_t{piece.number} * Shape::kParts + part) * Shape::kQueries + first_query;
+    for (int tile = 0; tile < piece.tiles; ++tile, ring.advance()) {
+      if (tile % Shape::kParts != part) continue;
+      device::mbarrier_wait(shared.ready(ring.stage), ring.parity, "store", ring.stage);
+      float scores[Shape::kOwn][4];
 #pragma unroll
-    for (int own = 0; own < Shape::kOwn; ++own) {
-      const int query = first_query + own * Shape::kTogether;
-      selection[own].begin(p.candidates + (buffer + own * Shape::kTogether) * p.capacity,
-                           p.capacity, p.topk, p.later_ties);
-      visible[own] = query < count ? max(0, range.rows(piece) - (count - 1 - query)) : 0;
-    }
-    // Shared bars are for ranges of which not all is chosen. kSharedBars: a warp has one query.
-    bool bars = false;
-    if constexpr (Shape::kSharedBars) {
-      bars = p.topk < piece.tiles * kPagedTileRows;
-      device::bar_sync<kSinkWarps * 32>(1);  // nobody counts any more
-      for (int i = threadIdx.x % 128; i < Plan::kBarBytes / 16; i += 128) {
-        reinterpret_cast<uint4*>(all_bins)[i] = make_uint4(0, 0, 0, 0);
+      for (int own = 0; own < Shape::kOwn; ++own) {
+        read_scores<Shape>(shared, ring.stage, first_query + own * Shape::kTogether, scores[own]);
       }
-      device::bar_sync<kSinkWarps * 32>(1);
-    }
-    for (int turn = 0; turn < walk.turns(); ++turn) {
-      const int tile = walk.tile(turn);
-      if (tile >= walk.tiles) continue;
-      if (turn % Shape::kParts == part) {
-        device::mbarrier_wait(shared.ready(ring.stage), ring.parity, "select", ring.stage);
-        float scores[Shape::kOwn][4];
+      const PresentRows present = *Plan::present(shared, ring.stage);
+      device::mbarrier_arrive_warp(shared.free(ring.stage));
+      const int in_tile = 4 * static_cast<int>(threadIdx.x % 32);
+      const int row = (piece.first + tile) * kPagedTileRows + in_tile;
+      const bool there = in_tile >= present.first && in_tile < present.end;
 #pragma unroll
-        for (int own = 0; own < Shape::kOwn; ++own) {
-          read_scores<Shape>(shared, ring.stage, first_query + own * Shape::kTogether, scores[own]);
+      for (int own = 0; own < Shape::kOwn; ++own) {
+        const int query = first_query + own * Shape::kTogether;
+        if (query >= count) continue;
+        const int visible = range.rows(piece) - (count - 1 - query);
+        std::uint32_t key[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float score = scores[own][e];
+          key[e] = !there || row + e >= visible ? kAbsentKey
+                   : score != score             ? kNanKey
+                                                : key_of(score);
         }
-        const PresentRows present = *Plan::present(shared, ring.stage);
-        device::mbarrier_arrive_warp(shared.free(ring.stage));
-        const int row = (piece.first + tile) * kPagedTileRows;
-        const int begin = row + present.first;
-#pragma unroll
-        for (int own = 0; own < Shape::kOwn; ++own) {
-          const int end = max(begin, min(visible[own], row + present.end));
-          if constexpr (Shape::kSharedBars) {
-            if (bars) bar.count(scores[own], row, begin, end, selection[own].bar());
-            if (bars && turn / Shape::kParts % kTilesOfABar == kTilesOfABar - 1) {
-              selection[own].raise_bar(bar.find(p.topk));
-            }
-          }
-          selection[own].offer(scores[own], row, begin, end, bins);
-        }
-      }
-      ring.advance();
-    }
-#pragma unroll
-    for (int own = 0; own < Shape::kOwn; ++own) {
-      if (threadIdx.x % 32 == 0) {
-        p.part_count[buffer + own * Shape::kTogether] = selection[own].waiting();
+        const std::int64_t place = std::int64_t{piece.group} * p.stored_queries + query;
+        *reinterpret_cast<uint4*>(p.stored + place * p.stored_stride + row) =
+            make_uint4(key[0], key[1], key[2], key[3]);
       }
     }
   }
@@ -358,7 +350,7 @@ __device__ __forceinline__ void choose_rows(const PagedParams& p, const Shared<P
 
 template <class Shape>
 __global__ void __launch_bounds__(kThreads, 1)
-    topk_paged_kernel(const __grid_constant__ PagedParams p) {
+    paged_scores_kernel(const __grid_constant__ PagedParams p) {
   using Plan = PagedPlan<Shape>;
   char* const shared_memory = reinterpret_cast<char*>(device::dynamic_shared<1024>());
   const Shared<Plan> shared{device::shared_address(shared_memory), shared_memory};
@@ -380,71 +372,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   device::allow_next_kernel();  // its blocks come as multiprocessors get free
   device::wait_for_kernel_before();
   // Its barriers stand between the initialisation and the roles.
-  const LineRange range(p.line, *reinterpret_cast<LineShared*>(shared_memory + Plan::kLine),
-                        p.pieces);
+  const LineRange range(p.line, *reinterpret_cast<LineShared*>(shared_memory + Plan::kLine));
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
   if (warpgroup < kMultiplyWarpgroups) {
-    device::setmaxnreg_inc<kPagedMultiplyRegisters>();
+    device::setmaxnreg_inc<Shape::kMultiplyRegisters>();
     multiply_pages<Shape>(shared, range, warpgroup);
-  } else if (warpgroup == kMultiplyWarpgroups) {
-    device::setmaxnreg_dec<kPagedSinkRegisters>();
-    choose_rows<Shape>(p, shared, range, warp);
   } else {
-    device::setmaxnreg_dec<kPagedLoadRegisters>();
-    if (warp == 0) PagedLoader<Shape, Plan>{p, shared}.run(range);
+    device::setmaxnreg_dec<Shape::kOtherRegisters>();
+    if (warpgroup == kMultiplyWarpgroups) {
+      store_keys<Shape>(p, shared, range, warp);
+    } else if (warp == 0) {
+      PagedLoader<Shape, Plan>{p, shared}.run(range);
+    }
   }
 }
-
-// ---- The merge ---------------------------------------------------------------------------------
-
-// Query n of the launch is number first_query + n of [b, s_q].
-struct PagedMergeParams : MergeInput {
-  std::int64_t first_query, first_group, s_q, groups_of_a_sequence;
-  int queries_of_group, parts_of_piece;
-  const GroupPieces* pieces;
-  const std::int32_t* block_tables;  // [b, table]
-  std::int64_t block_tables_stride;
-  int num_pages, positions;
-  std::int32_t* indices;  // [b, s_q, topk]
-  std::int32_t* length;   // [b, s_q]
-  float* scores;          // [b, s_q, topk], or null
-  std::int64_t indices_stride0, indices_stride1, length_stride0, length_stride1;
-  std::int64_t scores_stride0, scores_stride1;
-
-  __device__ std::int64_t sequence(std::int64_t query) const { return (first_query + query) / s_q; }
-  __device__ std::int64_t place(std::int64_t query) const { return (first_query + query) % s_q; }
-  __device__ MergeParts parts_of(std::int64_t query) const {
-    const std::int64_t j = place(query);
-    const std::int64_t group =
-        sequence(query) * groups_of_a_sequence + j / queries_of_group - first_group;
-    const GroupPieces mine = pieces[group];
-    const std::int64_t first = std::int64_t{mine.first} * parts_of_piece * queries_of_group;
-    return {first + j % queries_of_group, queries_of_group, mine.count * parts_of_piece};
-  }
-  __device__ std::int32_t* indices_of(std::int64_t query) const {
-    return indices + sequence(query) * indices_stride0 + place(query) * indices_stride1;
-  }
-  __device__ std::int32_t* length_of(std::int64_t query) const {
-    return length + sequence(query) * length_stride0 + place(query) * length_stride1;
-  }
-  __device__ float* scores_of(std::int64_t query) const {
-    if (scores == nullptr) return nullptr;
-    return scores + sequence(query) * scores_stride0 + place(query) * scores_stride1;
-  }
-  // The slot of a row; -1 where another has taken the page out of the table since.
-  struct Slots {
-    const std::int32_t* table;  // null: positions are wanted
-    int num_pages;
-    __device__ std::int32_t operator()(std::int32_t row) const {
-      if (table == nullptr) return row;
-      const std::int32_t page = __ldg(table + row / kPagedPageRows);
-      if (page < 0 || page >= num_pages) return -1;
-      return page * kPagedPageRows + row % kPagedPageRows;
-    }
-  };
-  __device__ Slots index_of(std::int64_t query) const {
-    return {positions ? nullptr : block_tables + sequence(query) * block_tables_stride, num_pages};
-  }
-};
 
 }  // namespace winnow::indexer::sm90_detail

@@ -21,9 +21,9 @@ _INDICES = "[n, K], int64 or int32"
 
 def usable(value: Any) -> bool:
     """A tensor with memory, in rows."""
-    if not isinstance(value, Tensor) or value.is_nested or _is_fake(value):
+    if type(value) is not Tensor and (not isinstance(value, Tensor) or _is_fake(value)):
         return False
-    return value.layout == torch.strided and value.device.type != "meta"
+    return not value.is_nested and value.layout == torch.strided and not value.is_meta
 
 
 def _is_fake(value: Tensor) -> bool:
@@ -40,6 +40,8 @@ def described(value: Any) -> str:
 
 
 def wrong_number(name: str, value: Any, least: int) -> Wrong:
+    if type(value) is int and least <= value < 2**31:
+        return None
     try:
         right = not isinstance(value, Tensor) and least <= operator.index(value) < 2**31
     except TypeError:
@@ -70,7 +72,10 @@ def wrong_group(group: Any) -> Wrong:
 
 def wrong_flags(**given: Any) -> Wrong:
     """Of several, by name."""
-    return next(filter(None, (wrong_flag(name, value) for name, value in given.items())), None)
+    for name, value in given.items():
+        if type(value) is not bool and (wrong := wrong_flag(name, value)):
+            return wrong
+    return None
 
 
 def wrong_event(name: str, event: Any) -> Wrong:

@@ -23,8 +23,7 @@ class Handle(tuple):
         layer, begins = route.layer, route.descriptor.source_begins
         world = begins.shape[0] - 1
         if layer.local_world_size == world:
-            matrix = torch.zeros((world, world), dtype=torch.int32, device=begins.device)
-            matrix[:, layer.rank] = begins[1:]
+            matrix = torch.outer(begins[1:], route.own_column)
             handle = cls((matrix, None, None, None, is_token_in_rank, None))
         else:
             sums = begins[1:].clone()

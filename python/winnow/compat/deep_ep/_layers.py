@@ -5,13 +5,12 @@ is made all ranks say in the group's store what they need of it: the largest cou
 of them has to refuse all refuse.
 """
 
-import contextlib
 import json
 import re
 import socket
 import weakref
 from datetime import timedelta
-from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -79,6 +78,14 @@ def _local_world_size(hosts: List[str]) -> int:
     return local
 
 
+def _gpu() -> Optional[str]:
+    """Which one is torch's current GPU; None where torch uses none yet, or does not say."""
+    if not torch.cuda.is_initialized():
+        return None
+    known = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return str(known.uuid) if hasattr(known, "uuid") else None
+
+
 class Layers:
     """The layers of one buffer on a group. Collective to make."""
 
@@ -92,8 +99,12 @@ class Layers:
         self._last: Optional[AllToAll] = None
         self._last_low_latency: Optional[LowLatency] = None
         self._closed = False
-        hosts = [said["host"] for said in self._agree({"host": socket.gethostname()})]
-        self.local_world_size = _local_world_size(hosts)
+        self._own_columns: Dict[torch.device, Tensor] = {}
+        places = self._agree({"host": socket.gethostname(), "gpu": _gpu()})
+        self.local_world_size = _local_world_size([place["host"] for place in places])
+        mine = places[self.rank]
+        # Or may do so, for all that is known.
+        self.shares_gpu = mine["gpu"] is None or places.count(mine) > 1
 
     def dispatch(
         self,
@@ -184,6 +195,14 @@ class Layers:
             self._made[sizes] = kept
             raise
 
+    def own_column(self, device: torch.device) -> Tensor:
+        """int32 [W]: 1 of this rank, 0 of the others."""
+        if device not in self._own_columns:
+            column = [int(rank == self.rank) for rank in range(self.world_size)]
+            # Which waits for the copy: calls of other streams will read it.
+            self._own_columns[device] = torch.tensor(column, dtype=torch.int32, device=device)
+        return self._own_columns[device]
+
     @property
     def call_sms(self) -> int:
         return max(1, min(self.sm_count, _MOST_SMS))
@@ -226,12 +245,11 @@ class Layers:
     def low_latency_layers(self) -> List[LowLatency]:
         return list(self._low_latency.values())
 
-    @contextlib.contextmanager
-    def using(self, key: Any, layer: LowLatency) -> Iterator[None]:
-        """For a call of the layer: the next one is probably of it, too, unless it breaks."""
+    def call_low_latency(self, key: Any, layer: LowLatency, call: Callable[[], Any]) -> Any:
+        """call(), of this layer: the next one is probably of it, too, unless it breaks."""
         self._last_low_latency = layer
         try:
-            yield
+            return call()
         except InvalidArgument as error:
             self.answer(error, _named_low_latency(key))
             raise

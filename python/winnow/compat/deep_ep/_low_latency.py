@@ -131,7 +131,8 @@ class LowLatencyBuffer:
 
         def call(part: str, out: Optional[LowLatencyDispatched] = None) -> LowLatencyDispatched:
             sends = part != "receive"
-            with torch.no_grad(), self._layers.using(key, layer):
+
+            def dispatch() -> LowLatencyDispatched:
                 return layer.dispatch(
                     tokens if sends else None,
                     indices if sends else None,
@@ -141,6 +142,9 @@ class LowLatencyBuffer:
                     expert_statistics=statistics[0],
                     wait_statistics=statistics[1],
                 )
+
+            with torch.no_grad():
+                return self._layers.call_low_latency(key, layer, dispatch)
 
         hook = None
         if return_recv_hook:
@@ -204,9 +208,8 @@ class LowLatencyBuffer:
         rows, indices, weights = dense(x), dense(topk_idx), dense(topk_weights)
 
         def call(part: str, result: Optional[Tensor]) -> Tensor:
-            key, layer = handle.key, handle.layer
-            with torch.no_grad(), self._layers.using(key, layer):
-                return layer.combine(
+            def combine() -> Tensor:
+                return handle.layer.combine(
                     rows,
                     handle.dispatched,
                     indices,
@@ -215,6 +218,9 @@ class LowLatencyBuffer:
                     out=result,
                     wait_statistics=combine_wait_recv_cost_stats,
                 )
+
+            with torch.no_grad():
+                return self._layers.call_low_latency(handle.key, handle.layer, combine)
 
         if return_recv_hook:
             combined = call("send", out)
@@ -299,5 +305,6 @@ def _with_tensors(arrived: LowLatencyDispatched) -> Tuple:
         arrived.counts,
         arrived.source_tokens,
         arrived.source_pairs,
+        arrived.pair_rows,
         arrived.ranges,
     )

@@ -28,10 +28,14 @@ class CommStream:
     A call waits for `previous_event` where one is given, else for all that the current stream has.
     The current stream then waits for the call, or with async_finish whoever waits for its event.
     Results are memory of this stream that torch keeps until the current one has done with it.
+    A call that would wait for the current stream, and the current stream for it, runs on the
+    current stream: that is the same order, and neither events nor another stream's memory are
+    needed. Not where `shared`: ranks that share a GPU cannot all use its default stream.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool) -> None:
         self._stream: Any = None
+        self._shared = shared
 
     def get(self) -> Any:
         if self._stream is None:
@@ -52,8 +56,11 @@ class CommStream:
             with torch.no_grad():
                 results = body()
             return results, EventOverlap(EventHandle() if async_finish else None)
-        mine, current = self.get(), torch.cuda.current_stream()
         event = event_of(previous_event)
+        if event is None and not async_finish and not self._shared:
+            with torch.no_grad():
+                return body(), EventOverlap()
+        mine, current = self.get(), torch.cuda.current_stream()
         with torch.no_grad(), torch.cuda.stream(mine):
             if event is not None:
                 event.current_stream_wait()

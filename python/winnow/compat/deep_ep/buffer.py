@@ -18,7 +18,7 @@ from winnow.compat.deep_ep._checks import (
 from winnow.compat.deep_ep._handle import Handle
 from winnow.compat.deep_ep._layers import Layers, Sizes
 from winnow.compat.deep_ep._low_latency import LowLatencyBuffer
-from winnow.compat.deep_ep._route import FLOAT8, Route, int32_indices
+from winnow.compat.deep_ep._route import FLOAT8, Route, dense, int32_indices
 from winnow.compat.deep_ep._streams import CommStream
 from winnow.compat.deep_ep.config import Config
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
@@ -82,7 +82,7 @@ class Buffer(LowLatencyBuffer):
         self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
         self.explicitly_destroy = explicitly_destroy
         self._layers = Layers(group, name, Buffer.num_sms)
-        self._stream = CommStream()
+        self._stream = CommStream(self._layers.shares_gpu)
 
     def destroy(self) -> None:
         """Releases the layers without waiting for other ranks. Only with explicitly_destroy."""
@@ -310,9 +310,14 @@ class Buffer(LowLatencyBuffer):
         """A dispatch by experts."""
         experts = per_expert.numel()
         sizes = Sizes(x.shape[1], topk_idx.shape[1], experts, _sums_in(x), x.device)
-        indices = int32_indices(topk_idx, experts)
         route = Route(
-            self._layers, sizes, x, scales, indices, weights=topk_weights, worst_case_rows=worst
+            self._layers,
+            sizes,
+            x,
+            scales,
+            dense(topk_idx),
+            weights=topk_weights,
+            worst_case_rows=worst,
         )
         arrived = route.take_arrived()
         return (

@@ -15,7 +15,7 @@ from winnow.compat.deep_ep._elastic_checks import (
     wrong_way,
 )
 from winnow.compat.deep_ep._layers import Layers, Sizes
-from winnow.compat.deep_ep._route import FLOAT8, Route, int32_indices
+from winnow.compat.deep_ep._route import FLOAT8, Route, dense
 from winnow.compat.deep_ep._streams import CommStream, event_of
 from winnow.compat.deep_ep.buffer import Buffer
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
@@ -127,7 +127,7 @@ class ElasticBuffer:
         self.explicitly_destroy = explicitly_destroy
         self.num_allocated_qps = num_allocated_qps
         self._layers = Layers(group, _NAME, Buffer.num_sms)
-        self._stream = CommStream()
+        self._stream = CommStream(self._layers.shares_gpu)
         local = self._layers.local_world_size
         self.num_rdma_ranks = self.num_scaleout_ranks = self.num_ranks // local
         self.num_nvlink_ranks = self.num_scaleup_ranks = local
@@ -280,7 +280,7 @@ class ElasticBuffer:
                 Sizes(x.shape[1], topk_idx.shape[1], experts, _sums_in(x), x.device),
                 x,
                 scales,
-                int32_indices(topk_idx, experts),
+                dense(topk_idx),
                 weights=topk_weights,
                 order="expert_major" if do_expand else "token_major",
                 expert_alignment=alignment if do_expand else 1,
