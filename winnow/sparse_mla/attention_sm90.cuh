@@ -397,13 +397,13 @@ __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, std::u
 
 // Waits for the two commit groups of the P V queued last and gives each piece's chunks back to the
 // gather warpgroup. kGroup: the first of the two groups of chunks: 0 of an owned tile, 2 of one of
-// the other consumer.
-template <int kDim, int kSlot, int kGroup>
+// the other consumer. kBehind: commit groups queued since.
+template <int kDim, int kSlot, int kGroup, int kBehind = 0>
 __device__ __forceinline__ void release_values(std::uint32_t smem, Output& o) {
   using P = Plan<kDim>;
-  wgmma_wait<1>();
+  wgmma_wait<1 + kBehind>();
   mbarrier_arrive_warp(smem + P::kEmpty + 8 * (kSlot * kGroups + kGroup));
-  wgmma_wait<0>();
+  wgmma_wait<kBehind>();
   mbarrier_arrive_warp(smem + P::kEmpty + 8 * (kSlot * kGroups + kGroup + 1));
   wgmma_pin(o[0]);
   wgmma_pin(o[1]);
@@ -477,7 +477,8 @@ __device__ __forceinline__ float output_factor(float sum, float reference, float
 // The role of a consumer. `work` says what the block's items are:
 //   Work::kStoredRows        whether rows come by ordinary stores, not by copies
 //   Work::kValuesBefore      before the logits of which group of a tile P V of the tile before is
-//                            queued and awaited; kGroups: behind all logits, and not awaited yet
+//                            queued, and awaited behind them; kGroups: behind all logits, and
+//                            awaited when the maxima are taken
 //   work.first(), end(), step()
 //   work.count(item)         what the number of the item's tiles hangs on; loaded an item ahead
 //   work.tiles(item, count)  that number, the same in every role
@@ -548,32 +549,48 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
           }
           multiply_other_values<kDim, kConsumer>(smem, other_uses & 1, warp, lane, state, o);
           ++other_uses;
-          if constexpr (kGroup < kGroups) release_values<kDim, kOther, 2>(smem, o);
+        }
+      };
+      const auto release_other = [&]<int kGroup>() {
+        if constexpr (kBefore && Work::kValuesBefore == kGroup) {
+          if constexpr (kOneCode && kConsumer == 0) {
+            if (tile == 0) return;
+          }
+          release_values<kDim, kOther, 2, 1>(smem, o);
         }
       };
       other_values.template operator()<0>();
       scores.template operator()<0>(tile, s);
+      release_other.template operator()<0>();
       other_values.template operator()<1>();
       scores.template operator()<1>(tile, s);
+      release_other.template operator()<1>();
       other_values.template operator()<2>();
       scores.template operator()<2>(tile, s);
+      release_other.template operator()<2>();
       other_values.template operator()<3>();
       scores.template operator()<3>(tile, s);
+      release_other.template operator()<3>();
       other_values.template operator()<kGroups>();
       constexpr bool kUnderWay = kBefore && Work::kValuesBefore == kGroups;
+      std::uint64_t mask;
+      if constexpr (kOneCode) mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * kConsumer);
       wgmma_wait<kUnderWay ? 2 : 0>();  // the logits are there; P V may still run
       wgmma_pin(s);
       if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
 
-      const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * kConsumer);
+      if constexpr (!kOneCode) mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * kConsumer);
       float factors[2];
       softmax_reference(scale, mask, lane, s, state, factors);
       // Released before the exponentials: the other slot is refilled while they are taken.
       if constexpr (kUnderWay) release_values<kDim, kOther, 2>(smem, o);
       softmax_weights(scale, s, p, state);
+      // Where the other consumer waits for P before it can go on, P goes first.
+      if constexpr (kOneCode) hand_over<kDim, kConsumer>(smem, warp, lane, p, state);
       rescale(o, factors);
       multiply_own_values<kDim, kConsumer>(smem, p, o);
-      hand_over<kDim, kConsumer>(smem, warp, lane, p, state);  // both only read the registers of p
+      // Both only read the registers of p.
+      if constexpr (!kOneCode) hand_over<kDim, kConsumer>(smem, warp, lane, p, state);
       release_values<kDim, kConsumer, 0>(smem, o);
       wgmma_pin(p);
       ++own_uses;

@@ -101,8 +101,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     of_consumers(bug("NoArrivalOfCopies", "mbarrier_arrive_cp_async(landed", Action::drop)),
     bug("NoArrivalOfRelease", "mbarrier_arrive(landed + 8 * group)", Action::drop),
     bug("CountOfLandedTooSmall", "mbarrier_init(smem + QuantisedPlan", Action::add, -1),
-    bug("NoScales", "cp_async_word_zfill(to + 16", Action::drop),
-    bug("ScalesElsewhere", "cp_async_word_zfill(to + 16", Action::add, 4),
+    bug("NoScales", "cp_async_zfill<128>(to + 16", Action::drop),
+    bug("ScalesElsewhere", "cp_async_zfill<128>(to + 16", Action::add, 16),
     of_turn(bug("NoArrivalOfValues", "mbarrier_arrive_warp(smem_ + P::kFull", Action::drop)),
     of_turn(bug("ValuesElsewhere", "st_shared(to + turned_[0]", Action::add, 32)),
     of_turn(bug("NoUpperValues", "st_shared(to + turned_[1]", Action::drop)),
@@ -120,7 +120,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
         bug("CountOfFullTooSmall", "mbarrier_init(smem + P::kFull + 8 * i", Action::add, -1)),
     of_consumers(
         bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (kConsumer", Action::drop)),
-    of_consumers(bug("EarlyRelease", "  wgmma_wait<1>();", Action::drop)),
+    of_consumers(bug("EarlyRelease", "wgmma_wait<1 + kBehind>", Action::drop)),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorDecode, decode_operation(), kQuickCases, kThoroughCases, kQuickBugs,

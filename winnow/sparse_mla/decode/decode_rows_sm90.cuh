@@ -1,7 +1,7 @@
-// Decode, sm90: the warpgroup that copies queries and rows.
+// Decode, sm90: the warps that copy queries and rows.
 //
 // Rows in bf16 go to where wgmma reads them. Of those in f8, 128 bytes go as they are to the first
-// of the two chunks that they will fill, where the next warpgroup turns them into bf16
+// of the two chunks that they will fill, where other warps turn them into bf16
 // (decode_turn_sm90.cuh).
 #pragma once
 
@@ -20,14 +20,22 @@ __device__ __forceinline__ std::uint32_t address_of_thread(std::uint32_t address
   return address | thread >> 7;
 }
 
+// The threads that copy: a warpgroup, or of the two that bring rows in f8 two warps, while the
+// other six turn.
+template <CacheFormat kFormat>
+inline constexpr int kCopyThreads = kFormat == CacheFormat::bf16 ? kGatherThreads : 64;
+
 // Copies the heads of a piece to sQ, and asks L2 for those of the block's next one.
-template <int kDim>
+template <int kDim, int kThreads>
 __device__ __forceinline__ void load_piece_queries(const KernelParams& params, const Pieces& pieces,
                                                    std::uint32_t smem, int n, int thread) {
   const Piece at = pieces[n];
-  const GatherRows heads = head_rows(params.q.at(at.i, at.s, 0), params.q.stride_h, at.first_head,
-                                     thread, [&](int, int head) { return head < params.h_q; });
-  load_queries<kDim>(address_of_thread(smem, thread), heads, thread, policy_evict_first());
+#pragma unroll
+  for (int part = thread; part < kGatherThreads; part += kThreads) {
+    const GatherRows heads = head_rows(params.q.at(at.i, at.s, 0), params.q.stride_h, at.first_head,
+                                       part, [&](int, int head) { return head < params.h_q; });
+    load_queries<kDim>(address_of_thread(smem, part), heads, part, policy_evict_first());
+  }
   if (n + 1 < pieces.count()) {
     const Piece next = pieces[n + 1];
     const int head = next.first_head + thread;
@@ -39,12 +47,12 @@ __device__ __forceinline__ void load_piece_queries(const KernelParams& params, c
 
 // The same once the consumers are through with the heads of the piece before. It comes after the
 // piece's tile 0, not before: its slot is free before the last logits of the piece before.
-template <int kDim>
+template <int kDim, int kThreads>
 __device__ __forceinline__ void replace_queries(const KernelParams& params, const Pieces& pieces,
                                                 std::uint32_t smem, int n, std::uint32_t q_uses,
                                                 int thread) {
   mbarrier_wait(smem + Plan<kDim>::kQFree, (q_uses & 1) ^ 1, "rows", 0);
-  load_piece_queries<kDim>(params, pieces, smem, n, thread);
+  load_piece_queries<kDim, kThreads>(params, pieces, smem, n, thread);
 }
 
 // The rows of a tile.
@@ -58,6 +66,11 @@ __device__ __forceinline__ GatherRows chosen_rows(const ChosenView& chosen,
 }
 
 // --- what only rows in f8 need ------------------------------------------------------------------
+
+// Eight lanes copy 128 bytes of a row, so the warps that copy have so many rows at once.
+inline constexpr int kRawCopyThreads = kCopyThreads<CacheFormat::fp8_656>;
+inline constexpr int kRawCopyRows = kRawCopyThreads / 8;
+inline constexpr int kRawPasses = kTileRows / kRawCopyRows;
 
 template <CacheFormat kFormat>
 using RowOf = std::conditional_t<kFormat == CacheFormat::fp8_656, Row656, Row584>;
@@ -80,7 +93,7 @@ struct QuantisedPlan {
 template <int kDim>
 __device__ __forceinline__ void init_landed_barriers(std::uint32_t smem) {
   for (int i = 0; i < 2 * kGroups; ++i) {
-    mbarrier_init(smem + QuantisedPlan<kDim>::kLanded + 8 * i, copied_group_arrivals(0));
+    mbarrier_init(smem + QuantisedPlan<kDim>::kLanded + 8 * i, kRawCopyThreads + 1);
   }
 }
 
@@ -94,47 +107,73 @@ __host__ __device__ constexpr bool holds_rope(int slot, int group) {
   return kDim == 576 ? group == kGroups - 1 : first_chunk(slot, group) == 6;
 }
 
-// The scales that a thread copies: half of those of row thread / 2.
+// The rows of a tile, as their bytes are.
 template <CacheFormat kFormat>
-class RowScales {
-  static constexpr int kWords = kFormat == CacheFormat::fp8_656 ? 2 : 1;
-
+class RawRows {
  public:
-  __device__ __forceinline__ RowScales(const ChosenView& chosen, const TileEntries& entries,
-                                       std::uint64_t mask, int thread) {
-    const int row = thread / 2;
-    // Row `row` is held by lane row % 32; a warp has rows of one half only.
-    const std::int32_t entry =
-        __shfl_sync(kFullWarp, row < 32 ? entries.low : entries.high, row & 31);
-    valid_ = mask >> row & 1;
-    const auto place = chosen.of_block.divide(valid_ ? entry : 0);
-    if constexpr (kFormat == CacheFormat::fp8_656) {
-      source_ = chosen.cache.row(place.quotient, place.remainder) + Row656::kScaleOffset;
-    } else {
-      source_ = chosen.cache.scales_584(place.quotient, place.remainder);
+  // A thread finds the row of its own number, and asks others for those that it copies.
+  __device__ __forceinline__ RawRows(const ChosenView& chosen, const TileEntries& entries,
+                                     std::uint64_t mask, int thread) {
+    const int lane = thread & 31;
+    const auto row_of = [&](std::int32_t entry, int row) {
+      const auto place = chosen.of_block.divide(mask >> row & 1 ? entry : 0);
+      return chosen.cache.row(place.quotient, place.remainder);
+    };
+    const std::uint8_t* const low = row_of(entries.low, lane);
+    const std::uint8_t* const high = row_of(entries.high, lane + 32);
+    valid_ = 0;
+#pragma unroll
+    for (int pass = 0; pass < kRawPasses; ++pass) {
+      const int row = kRawCopyRows * pass + thread / 8;
+      const auto from = reinterpret_cast<std::uint64_t>(pass < kRawPasses / 2 ? low : high);
+      source_[pass] =
+          reinterpret_cast<const std::uint8_t*>(__shfl_sync(kFullWarp, from, row & 31)) +
+          (thread & 7) * 16;
+      valid_ |= static_cast<std::uint32_t>(mask >> row & 1) << pass;
     }
-    source_ += 4 * kWords * (thread & 1);
+    scales_valid_ = mask >> thread & 1;
+    if constexpr (kFormat == CacheFormat::fp8_656) {
+      scales_ = (thread < 32 ? low : high) + Row656::kScaleOffset;
+    } else {
+      const std::int32_t entry = thread < 32 ? entries.low : entries.high;
+      const auto place = chosen.of_block.divide(scales_valid_ ? entry : 0);
+      scales_ = chosen.cache.scales_584(place.quotient, place.remainder);
+    }
   }
 
-  // `to`: of the slot.
-  __device__ __forceinline__ void copy(std::uint32_t to, int thread) const {
+  // Starts the copies of 128 bytes of the rows, from `offset` on, to `destination`, a chunk.
+  __device__ __forceinline__ void copy(std::uint32_t destination, int offset, int thread,
+                                       std::uint64_t policy) const {
+    const std::uint32_t to = destination + chunk_offset(thread / 8, thread & 7);
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      cp_async_word_zfill(to + 16 * (thread / 2) + 4 * (kWords * (thread & 1) + i), source_ + 4 * i,
-                          valid_);
+    for (int pass = 0; pass < kRawPasses; ++pass) {
+      cp_async_zfill(to + pass * kRawCopyRows * 128, source_[pass] + offset, valid_ >> pass & 1,
+                     policy);
+    }
+  }
+  // The same of the scales to those of a slot.
+  __device__ __forceinline__ void copy_scales(std::uint32_t to, int thread,
+                                              std::uint64_t policy) const {
+    if constexpr (kFormat == CacheFormat::fp8_656) {
+      cp_async_zfill<128>(to + 16 * thread, scales_, scales_valid_, policy);
+    } else {
+      for (int i = 0; i < 2; ++i) {
+        cp_async_word_zfill(to + 16 * thread + 4 * i, scales_ + 4 * i, scales_valid_);
+      }
     }
   }
 
  private:
-  const std::uint8_t* source_;
-  bool valid_;
+  static_assert(kRawCopyThreads == kTileRows);
+  const std::uint8_t *source_[kRawPasses], *scales_;
+  std::uint32_t valid_;
+  bool scales_valid_;
 };
 
-// Starts the copies of the groups kFirst to kEnd - 1 of a tile on its way to slot kSlot.
-template <CacheFormat kFormat, int kDim, int kSlot, int kFirst, int kEnd>
+// Starts the copies of a tile on its way to slot kSlot.
+template <CacheFormat kFormat, int kDim, int kSlot>
 __device__ __forceinline__ void load_quantised_rows(std::uint32_t smem, std::uint32_t parity,
-                                                    const GatherRows& rows,
-                                                    const RowScales<kFormat>& scales,
+                                                    const RawRows<kFormat>& rows,
                                                     std::uint64_t mask, int thread,
                                                     std::uint64_t policy) {
   using Q = QuantisedPlan<kDim>;
@@ -148,29 +187,18 @@ __device__ __forceinline__ void load_quantised_rows(std::uint32_t smem, std::uin
     // In fp8_584 the bytes of chunks 6 and 7 are 64 values and half of RoPE, which nobody reads
     // there: chunk 7 gets all of it.
     const int chunk = first_chunk(kSlot, group);
-    gather_bytes(slot + chunk * kChunkBytes, rows, chunk * kChunkColumns, thread, policy);
+    rows.copy(slot + chunk * kChunkBytes, chunk * kChunkColumns, thread, policy);
     if (holds_rope<kDim>(kSlot, group)) {
-      gather_bytes(slot + (kDim / kChunkColumns - 1) * kChunkBytes, rows,
-                   RowOf<kFormat>::kRopeOffset, thread, policy);
+      rows.copy(slot + (kDim / kChunkColumns - 1) * kChunkBytes, RowOf<kFormat>::kRopeOffset,
+                thread, policy);
     }
     if (group == 0) {
-      scales.copy(smem + Q::kScales + kSlot * int{sizeof(QuantisedMemory::scales[0])}, thread);
+      rows.copy_scales(address_of_thread(smem, thread) + Q::kScales +
+                           kSlot * int{sizeof(QuantisedMemory::scales[0])},
+                       thread, policy);
     }
   };
-  load_groups<kDim, kSlot, kFirst, kEnd>(smem, parity, landed, mask, thread, copy);
-}
-
-// Asks L2 for rows of a tile.
-template <CacheFormat kFormat>
-__device__ __forceinline__ void prefetch_rows(const KernelParams& params, int cache,
-                                              const TileEntries& entries, int thread) {
-  const ChosenView& chosen = params.chosen[cache];
-  for_prefetched_entry(entries, thread, [&](std::int32_t entry) {
-    if (!chosen.cache.holds(entry)) return;
-    const auto place = chosen.of_block.divide(entry);
-    bulk_prefetch_l2(chosen.cache.row(place.quotient, place.remainder),
-                     kFormat == CacheFormat::fp8_656 ? Row656::kBytes : Row584::kRowBytes);
-  });
+  load_groups<kDim, kSlot>(smem, parity, landed, mask, thread, copy);
 }
 
 // --- the role -----------------------------------------------------------------------------------
@@ -194,26 +222,19 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, const Piec
   for (bool more = advance(); more;) {
     const ChosenView& chosen = params.chosen[stream.cache()];
     const std::uint64_t mask = tile_mask(entries, chosen.cache.slots);
-    const GatherRows rows = chosen_rows(chosen, entries, mask, thread);
     const int slot = stream.slot();
     const bool begins = stream.begins_piece();
     const int piece = stream.piece();
     const auto load = [&]<int kSlot>() {
       const std::uint32_t parity = uses >> kSlot & 1;
       if constexpr (kFormat == CacheFormat::bf16) {
+        const GatherRows rows = chosen_rows(chosen, entries, mask, thread);
         more = advance();
         load_tile_rows<kDim, kSlot>(smem, parity, rows, mask, thread, keep);
       } else {
-        const RowScales<kFormat> scales(chosen, entries, mask, thread);
+        const RawRows<kFormat> rows(chosen, entries, mask, thread);
         more = advance();
-        load_quantised_rows<kFormat, kDim, kSlot, 0, 2>(smem, parity, rows, scales, mask, thread,
-                                                        keep);
-        // While the consumers have the other groups.
-        if (more && params.head_blocks == 2) {
-          prefetch_rows<kFormat>(params, stream.cache(), entries, thread);
-        }
-        load_quantised_rows<kFormat, kDim, kSlot, 2, kGroups>(smem, parity, rows, scales, mask,
-                                                              thread, keep);
+        load_quantised_rows<kFormat, kDim, kSlot>(smem, parity, rows, mask, thread, keep);
       }
     };
     if (slot == 0) {
@@ -221,7 +242,9 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, const Piec
     } else {
       load.template operator()<1>();
     }
-    if (begins) replace_queries<kDim>(params, pieces, smem, piece, q_uses++, thread);
+    if (begins) {
+      replace_queries<kDim, kCopyThreads<kFormat>>(params, pieces, smem, piece, q_uses++, thread);
+    }
     uses ^= 1u << slot;
   }
 }

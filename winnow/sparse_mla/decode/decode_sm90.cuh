@@ -1,7 +1,7 @@
 // Decode, sm90: the kernels.
 //
 // A block takes its pieces (decode_pieces_sm90.cuh) in turn. The consumers are those of
-// attention_sm90.cuh; the third warpgroup brings the rows (decode_rows_sm90.cuh).
+// attention_sm90.cuh; the others bring the rows (decode_rows_sm90.cuh, decode_turn_sm90.cuh).
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace winnow::sparse_mla::decode_sm90_detail {
 
-// The warpgroups of a block: two consumers, one that copies, and for rows in f8 one that turns them
-// into bf16.
+// The warpgroups of a block: two consumers, and one that copies, or for rows in f8 two of which two
+// warps copy and six turn the rows into bf16.
 template <CacheFormat kFormat>
 inline constexpr int kBlockThreads = kFormat == CacheFormat::bf16 ? 384 : 512;
 
@@ -137,10 +137,11 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
     consumer_role<kDim, 1>(work, params.scale, smem);
   } else {
     setmaxnreg_dec<kBringRegisters<kFormat>>();
-    if (kCopied || warpgroup == 2) {
+    const int thread = __shfl_sync(kFullWarp, threadIdx.x, 0) - 2 * 128;  // the warp's first one
+    if (thread < kCopyThreads<kFormat>) {
       copy_role<kFormat, kDim>(params, pieces, smem);
     } else if constexpr (!kCopied) {
-      turn_role<kFormat, kDim>(pieces, smem);
+      turn_role<kFormat, kDim>(pieces, smem, (thread - kCopyThreads<kFormat>) / 32);
     }
   }
 }

@@ -1,9 +1,9 @@
-// Decode, sm90: the warpgroup that turns rows in f8 into bf16.
+// Decode, sm90: the warps that turn rows in f8 into bf16.
 //
-// It finds them in the place where wgmma reads bf16, as the warpgroup before it copied them. That
-// takes less time than the products do, since a pair of values costs four instructions: the bits of
-// f8_e4m3, moved into those of bf16, are the value times 2^-120, subnormal numbers included, and
-// one multiplication by scale * 2^120 rounds the result as the format says. Groups with scales that
+// They find them in the place where wgmma reads bf16, as other warps copied them. That takes less
+// time than the products do, since a pair of values costs four instructions: the bits of f8_e4m3,
+// moved into those of bf16, are the value times 2^-120, subnormal numbers included, and one
+// multiplication by scale * 2^120 rounds the result as the format says. Groups with scales that
 // bf16 cannot hold, and those that hold a NaN, go a longer way to the same values.
 #pragma once
 
@@ -13,9 +13,11 @@
 
 namespace winnow::sparse_mla::decode_sm90_detail {
 
-inline constexpr int kTurnWarps = 4;
-// The arrivals of a group: one a warp.
-inline constexpr int kTurnedGroupArrivals = kTurnWarps * kWarpArrival;
+// What two warpgroups have beside the warps that copy. A warp turns a quarter of a group at
+// once; with fewer rows its fixed latencies would count more.
+inline constexpr int kTurnWarps = (256 - kCopyThreads<CacheFormat::fp8_656>) / 32;
+inline constexpr int kQuarters = 4;
+inline constexpr int kTurnedGroupArrivals = kQuarters * kWarpArrival;
 
 inline constexpr float kFormatFactor = 0x1p120f;  // from the bits of f8_e4m3 in those of bf16
 
@@ -63,7 +65,7 @@ __device__ __forceinline__ uint2 dequantise_any(std::uint32_t word, float scale)
                     pack_bf16(value(high, 0, 2), value(high, 1, 3)));
 }
 
-// Turns a group of a tile. A thread has two rows of a tile, eight apart,
+// Turns a quarter of a group of a tile: 16 rows. A thread has two of them, eight apart,
 // and of each chunk 16 columns of them: four lanes have those of a row.
 template <CacheFormat kFormat, int kDim>
 class RowTurner {
@@ -72,26 +74,29 @@ class RowTurner {
 
  public:
   __device__ __forceinline__ explicit RowTurner(std::uint32_t smem) : smem_(smem) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % kTurnWarps;
+    const int lane = threadIdx.x & 31;
     // Rows 5 apart for the two that eight consecutive lanes have: neither their raw bytes nor their
     // results share banks.
-    const int row = (lane & 4 ? 5 : 0) ^ (lane & 8 ? 2 : 0) ^ (lane & 16 ? 1 : 0);
-    row_ = 16 * warp + row;
+    row_ = (lane & 4 ? 5 : 0) ^ (lane & 8 ? 2 : 0) ^ (lane & 16 ? 1 : 0);
     raw_ = chunk_offset(row_, lane & 3);
     for (int i = 0; i < 2; ++i) turned_[i] = chunk_offset(row_, 2 * (lane & 3) + i);
   }
 
-  __device__ __forceinline__ void turn_group(int slot, int group, std::uint32_t parity) const {
-    const int barrier = slot * kGroups + group, chunk = first_chunk(slot, group);
+  __device__ __forceinline__ void turn(std::uint32_t slot, std::uint32_t unit,
+                                       std::uint32_t parity) const {
+    const std::uint32_t group = unit / kQuarters, quarter = unit % kQuarters;
+    const std::uint32_t barrier = slot * kGroups + group;
+    const std::uint32_t chunk = 4 * (slot ^ group / 2) + 2 * (group % 2);  // first_chunk()
     // Of fp8_584, chunk 7 is RoPE.
     const int chunks = kFormat == CacheFormat::fp8_656 || chunk != 6 ? 2 : 1;
-    const std::uint32_t base = smem_ + P::kK + slot * P::kSlotBytes + chunk * kChunkBytes;
-    mbarrier_wait(smem_ + Q::kLanded + 8 * barrier, parity, "turn", barrier);
+    const std::uint32_t base =
+        smem_ + P::kK + slot * P::kSlotBytes + chunk * kChunkBytes + quarter * 16 * 128;
+    mbarrier_wait(smem_ + Q::kLanded + 8 * barrier, parity, "turn", static_cast<int>(barrier));
     const auto raw_place = [&](int r, int c) { return base + r * kRowsApart + (raw_ ^ 64 * c); };
     const auto raw = [&](int r, int c) { return ld_shared_words(raw_place(r, c)); };
     const auto scales_of = [&](int r) {
       return ld_shared<std::uint32_t>(
-          smem_ + Q::kScales + 16 * (slot * kTileRows + row_ + 8 * r) +
+          smem_ + Q::kScales + 16 * (slot * kTileRows + 16 * quarter + row_ + 8 * r) +
           (kFormat == CacheFormat::fp8_656 ? chunk / 2 * 4 : chunk / 4 * 4));
     };
     const auto scale_of = [&](std::uint32_t scales, int c) {
@@ -167,19 +172,22 @@ class RowTurner {
   std::uint32_t raw_, turned_[2];
 };
 
-// Turns the groups of the block's tiles, in order.
+// Turns the quarters of the groups of the block's tiles, in order: the warps have them in turn.
 template <CacheFormat kFormat, int kDim>
-__device__ __forceinline__ void turn_role(const Pieces& pieces, std::uint32_t smem) {
+__device__ __forceinline__ void turn_role(const Pieces& pieces, std::uint32_t smem, int warp) {
   const RowTurner<kFormat, kDim> turner(smem);
-  std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
+  constexpr std::uint32_t kUnits = kGroups * kQuarters;
+  std::uint32_t unit = warp;  // the warp's next one, from those of the tile on
+  std::uint32_t uses = 0;     // bit `slot`: the parity of the slot's barriers
   for (int n = 0; n < pieces.count(); ++n) {
     const int tiles = pieces.tiles(n, 0) + pieces.tiles(n, 1);
     for (int tile = 0; tile < tiles; ++tile) {
       const int slot = tile & 1;
 #pragma unroll 1
-      for (int group = 0; group < kGroups; ++group) {
-        turner.turn_group(slot, group, uses >> slot & 1);
+      for (; unit < kUnits; unit += kTurnWarps) {
+        turner.turn(slot, unit, uses >> slot & 1);
       }
+      unit -= kUnits;
       uses ^= 1u << slot;
     }
   }
