@@ -170,21 +170,21 @@ __device__ constexpr int copied_group_arrivals(int group) {
   return kGatherThreads + (group == 0 ? 1 : 0);
 }
 
-// Copies one tile, or a range of its groups, into a slot, as they are released: copy(group) starts
-// the copies of a group, which arrive on `landed`'s barrier of it. The mask comes with group 0.
-template <int kDim, int kSlot, int kFirst = 0, int kEnd = kGroups, class Copy>
+// Copies one tile into a slot, as its groups are released: copy(group) starts the copies of a
+// group, which arrive on `landed`'s barrier of it. The mask comes with group 0.
+template <int kDim, int kSlot, class Copy>
 __device__ __forceinline__ void load_groups(std::uint32_t smem, std::uint32_t parity,
                                             std::uint32_t landed, std::uint64_t mask, int thread,
                                             const Copy& copy) {
   using P = Plan<kDim>;
 #pragma unroll
-  for (int group = kFirst; group < kEnd; ++group) {
+  for (int group = 0; group < kGroups; ++group) {
     mbarrier_wait(smem + P::kEmpty + 8 * (kSlot * kGroups + group), parity ^ 1, "gather",
                   10 * kSlot + group);
     copy(group);
     if (group == 0 && thread == 0) {
       // The owner's warps read the last mask before they released the group just waited for. This
-      // arrival, one of the 129, publishes the store.
+      // arrival, one more than there are threads, publishes the store.
       st_shared(smem + P::kMask + 8 * kSlot, mask);
       mbarrier_arrive(landed);
     }

@@ -81,16 +81,6 @@ struct TileEntries {
   std::int32_t low, high;
 };
 
-// Calls ask(entry) for the entry of a tile whose row this thread asks L2 for, where a block and its
-// neighbour, which has the query's other 64 heads, gather the same rows by four warps each: a block
-// has half of them, a warp a quarter of that half.
-template <class Ask>
-__device__ __forceinline__ void for_prefetched_entry(const TileEntries& entries, int thread,
-                                                     const Ask& ask) {
-  const std::int32_t entry = blockIdx.x & 1 ? entries.high : entries.low;
-  if (((thread ^ thread >> 5) & 3) == 0) ask(entry);
-}
-
 // The ranges of a dense problem, beside its GatherView.
 struct RangeView {
   const std::int32_t* key_start;
@@ -203,25 +193,18 @@ __device__ __forceinline__ GatherRows head_rows(const char* heads, std::int64_t 
   return rows;
 }
 
-// Starts the copies of 128 bytes of the rows, from `offset` on, to `destination`, a chunk. Invalid
-// rows become zeros. L2 fetches kFetched bytes at a time.
+// Starts the copies of chunk `chunk` (columns 64 * chunk to 64 * chunk + 63) of the rows to
+// `destination`. Invalid rows become zeros. L2 fetches kFetched bytes at a time.
 template <int kFetched = 256>
-__device__ __forceinline__ void gather_bytes(std::uint32_t destination, const GatherRows& rows,
-                                             int offset, int thread, std::uint64_t policy) {
+__device__ __forceinline__ void gather_chunk(std::uint32_t destination, const GatherRows& rows,
+                                             int chunk, int thread, std::uint64_t policy) {
   // 16 rows further the swizzle is the same: one offset serves the four passes.
   const std::uint32_t to = destination + device::chunk_offset(thread / 8, thread & 7);
 #pragma unroll
   for (int pass = 0; pass < kGatherPasses; ++pass) {
-    device::cp_async_zfill<kFetched>(to + pass * 16 * 128, rows.source[pass] + offset,
+    device::cp_async_zfill<kFetched>(to + pass * 16 * 128, rows.source[pass] + chunk * 128,
                                      rows.valid >> pass & 1, policy);
   }
-}
-
-// The same of chunk `chunk` (columns 64 * chunk to 64 * chunk + 63) of rows in bf16.
-template <int kFetched = 256>
-__device__ __forceinline__ void gather_chunk(std::uint32_t destination, const GatherRows& rows,
-                                             int chunk, int thread, std::uint64_t policy) {
-  gather_bytes<kFetched>(destination, rows, chunk * 128, thread, policy);
 }
 
 }  // namespace winnow::sparse_mla

@@ -87,14 +87,16 @@ __device__ __forceinline__ void prefetch_queries(const KernelParams& params, std
       params.q + item / params.head_blocks * params.q_stride0 + head * params.q_stride1, kDim * 2);
 }
 
-// Asks L2 for rows of the next tile, before their places are free.
+// Asks L2 for rows of the next tile, before their places are free. A block and its neighbour, which
+// has the query's other 64 heads, gather the same rows by four warps each: a block asks for half of
+// them, a warp for a quarter of that half.
 template <int kDim>
 __device__ __forceinline__ void prefetch_rows(const KernelParams& params,
                                               const TileEntries& entries, int thread) {
-  for_prefetched_entry(entries, thread, [&](std::int32_t entry) {
-    if (static_cast<std::uint32_t>(entry) >= params.kv.s_kv) return;
-    bulk_prefetch_l2(params.kv.kv + entry * params.kv.kv_stride, kDim * 2);
-  });
+  const std::int32_t entry = blockIdx.x & 1 ? entries.high : entries.low;
+  const bool mine = ((thread ^ thread >> 5) & 3) == 0;
+  if (!mine || static_cast<std::uint32_t>(entry) >= params.kv.s_kv) return;
+  bulk_prefetch_l2(params.kv.kv + entry * params.kv.kv_stride, kDim * 2);
 }
 
 // Runs ahead of the consumers by what the slots allow, into the next item too.
