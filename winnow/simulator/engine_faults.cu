@@ -151,6 +151,14 @@ std::vector<Fault> barrier_faults() {
             {.threads = 64}),
       fault("TooFewRegisters", "setmaxnreg", "not a multiple of 8 from 24 to 256",
             [](Address, Words) { setmaxnreg_dec<20>(); }),
+      fault("MoreRegistersAfterDec", "setmaxnreg",
+            "dec to 136 registers, and the warp has at most 128",
+            [](Address, Words) { setmaxnreg_dec<136>(); }, {.threads = 512}),
+      fault("FewerRegistersAfterInc", "setmaxnreg", "inc to 40 registers, and the warp has 56",
+            [](Address, Words) {
+              setmaxnreg_dec<56>();
+              setmaxnreg_inc<40>();
+            }),
       fault("Trap", "trap", "", [](Address, Words) { __trap(); }),
       fault("ClusterOfThreeBlocks", "launch", "clusters of 3 blocks", [](Address, Words) {},
             {.blocks = 3}),

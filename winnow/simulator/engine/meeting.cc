@@ -114,8 +114,18 @@ void set_max_registers(int registers, bool increase, const Where& where) {
   // with, where they are known, must fit.
   constexpr int kRegisters = 65536, kLeast = 24, kMost = 255;
   const auto threads = static_cast<int>(block->threads);
-  const int pool = std::min(kRegisters / threads / 8 * 8, kMost / 8 * 8) * threads;
-  block->warps[current->number / 32].registers = registers;
+  const int begun = std::min(kRegisters / threads / 8 * 8, kMost / 8 * 8), pool = begun * threads;
+  int& held = block->warps[current->number / 32].registers;
+  // Where several blocks share a multiprocessor, warps begin with fewer than `begun`: what a warp
+  // asks for first may be more than it has.
+  const int most = held == 0 ? begun : held;
+  if (increase ? registers < held : registers > most) {
+    fail("setmaxnreg",
+         std::string(increase ? "inc" : "dec") + " to " + std::to_string(registers) +
+             " registers, and the warp has " + (held == 0 ? "at most " : "") + std::to_string(most),
+         where);
+  }
+  held = registers;
   int wanted = 0;
   for (const WarpState& warp : block->warps) {
     wanted += 32 * (warp.registers == 0 ? kLeast : warp.registers);
