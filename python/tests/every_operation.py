@@ -304,7 +304,7 @@ def _all_to_all():
             layer.dispatch,
             {
                 "input": (tokens, "f32 or f8_e4m3"),
-                "expert_indices": (experts, "i32"),
+                "expert_indices": (experts, "i32 or i64"),
                 "weights": (experts.astype(np.float32), "f32"),
                 "scatter_indices": (np.arange(6, dtype=np.int32).reshape(3, 2), "i32"),
             },
