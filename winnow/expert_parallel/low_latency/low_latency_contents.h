@@ -33,7 +33,7 @@ std::vector<LowLatencyPair> pairs_by_rank(const ConstTensorView& indices, std::i
                                           int experts, int per_rank);
 
 // `pair_rows`, [W, M, K], read once. Throws Error (invalid_argument) for a row that is none of
-// `expert_output`. Their shapes have been checked.
+// `expert_output`. The shapes of both have been checked.
 std::vector<std::int32_t> read_pair_rows(const Check& check, const LowLatencyCombineArgs& args);
 
 }  // namespace winnow::expert_parallel

@@ -28,9 +28,8 @@ inline constexpr std::uint32_t kAbsentKey = 0, kNanKey = 1;
 //   stored_of(query)            what is stored for row 0 and those behind it, aligned to 16 bytes
 //   kKeys                       whether keys are stored, for whole chunks of 128 rows; else scores
 //   indices_of(query), length_of(query), scores_of(query) (null: not wanted)
-//   index_of(query)             .of_four(row) is what stands in the indices for a row, a multiple
-//   of
-//                               4, and .behind(that, e) for the row `e` behind it
+//   index_of(query)             .of_four(row) is what stands in the indices for a row that is a
+//                               multiple of 4, and .behind(that, e) for the row `e` behind it
 //   topk, later_ties
 //   blocks                      with kSpread: those of a query, the cluster's
 struct ChooseParams {
