@@ -211,6 +211,16 @@ __device__ __forceinline__ void load_tile_rows(std::uint32_t smem, std::uint32_t
 
 // --- the two consumers --------------------------------------------------------------------------
 
+// Consumer kEither: which of the two it is shows when the kernel runs, and both share their
+// instructions. That costs a few in each tile; a call that is over after some tiles waits less for
+// instructions that are read for the first time.
+inline constexpr int kEither = -1;
+template <int kConsumer>
+__device__ __forceinline__ int number_of() {
+  if constexpr (kConsumer != kEither) return kConsumer;
+  return __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
+}
+
 // What a thread knows of its two rows (heads): lane / 4 of the warp's 16, and 8 further.
 struct RowState {
   float reference[2];  // m, in base 2
@@ -249,16 +259,16 @@ __device__ __forceinline__ void rescale(Output& o, const float (&factors)[2]) {
 }
 
 // Queues the logits of one group of chunks: s (+)= Q K^T. One commit group.
-template <int kDim, int kSlot, int kGroup>
-__device__ __forceinline__ void multiply_scores(std::uint32_t smem, float (&s)[32]) {
+template <int kDim, int kGroup>
+__device__ __forceinline__ void multiply_scores(std::uint32_t smem, int slot, float (&s)[32]) {
   using P = Plan<kDim>;
   const std::uint64_t base = descriptor_k_major(smem);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < group_size<kDim>(kGroup); ++i) {
-    const int chunk = group_chunk(kSlot, kGroup, i);
+    const int chunk = group_chunk(slot, kGroup, i);
     const std::uint32_t q = P::kQ + chunk * kChunkBytes;
-    const std::uint32_t k = P::kK + kSlot * P::kSlotBytes + chunk * kChunkBytes;
+    const std::uint32_t k = P::kK + slot * P::kSlotBytes + chunk * kChunkBytes;
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       wgmma_m64n64k16<Major::K, Major::K>(s, descriptor_offset(base, q + 32 * k16),
@@ -324,29 +334,29 @@ __device__ __forceinline__ void softmax_weights(const LogitScale& scale, const f
 }
 
 // Gives P and the reference of an owned tile to the other consumer.
-template <int kDim, int kConsumer>
-__device__ __forceinline__ void hand_over(std::uint32_t smem, int warp, int lane,
+template <int kDim>
+__device__ __forceinline__ void hand_over(std::uint32_t smem, int consumer, int warp, int lane,
                                           const std::uint32_t (&p)[16], const RowState& state) {
   using P = Plan<kDim>;
   const std::uint32_t chunk =
-      smem + P::kK + kConsumer * P::kSlotBytes + P::kProbabilityChunk * kChunkBytes;
+      smem + P::kK + consumer * P::kSlotBytes + P::kProbabilityChunk * kChunkBytes;
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     stmatrix_x4(fragment_address(chunk, warp, lane, k16), p[4 * k16], p[4 * k16 + 1],
                 p[4 * k16 + 2], p[4 * k16 + 3]);
   }
   if ((lane & 3) == 0) {
-    const std::uint32_t at = smem + P::kReference + 4 * (kConsumer * kHeads + 16 * warp + lane / 4);
+    const std::uint32_t at = smem + P::kReference + 4 * (consumer * kHeads + 16 * warp + lane / 4);
     st_shared(at, state.reference[0]);
     st_shared(at + 32, state.reference[1]);
   }
   fence_proxy_async_shared();  // each writer, before the arrival that lets wgmma read
-  mbarrier_arrive_warp(smem + P::kPReady + 8 * kConsumer);
+  mbarrier_arrive_warp(smem + P::kPReady + 8 * consumer);
 }
 
 // Queues o += P V for an owned tile, P from registers. Two commit groups, one a piece.
-template <int kDim, int kConsumer>
-__device__ __forceinline__ void multiply_own_values(std::uint32_t smem,
+template <int kDim>
+__device__ __forceinline__ void multiply_own_values(std::uint32_t smem, int consumer,
                                                     const std::uint32_t (&p)[16], Output& o) {
   using P = Plan<kDim>;
   const std::uint64_t base = descriptor_mn_major(smem);
@@ -354,7 +364,7 @@ __device__ __forceinline__ void multiply_own_values(std::uint32_t smem,
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
     const std::uint32_t v =
-        P::kK + kConsumer * P::kSlotBytes + (4 * kConsumer + 2 * piece) * kChunkBytes;
+        P::kK + consumer * P::kSlotBytes + (4 * consumer + 2 * piece) * kChunkBytes;
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       wgmma_m64n128k16<Major::MN>(o[piece], p[4 * k16], p[4 * k16 + 1], p[4 * k16 + 2],
@@ -365,27 +375,27 @@ __device__ __forceinline__ void multiply_own_values(std::uint32_t smem,
 }
 
 // The same for a tile of the other consumer, P from shared memory, after taking over its reference.
-template <int kDim, int kConsumer>
-__device__ __forceinline__ void multiply_other_values(std::uint32_t smem, std::uint32_t parity,
-                                                      int warp, int lane, RowState& state,
-                                                      Output& o) {
+template <int kDim>
+__device__ __forceinline__ void multiply_other_values(std::uint32_t smem, int consumer,
+                                                      std::uint32_t parity, int warp, int lane,
+                                                      RowState& state, Output& o) {
   using P = Plan<kDim>;
-  constexpr int kOther = 1 - kConsumer;
-  mbarrier_wait(smem + P::kPReady + 8 * kOther, parity, "consumer", kConsumer);
-  const std::uint32_t at = smem + P::kReference + 4 * (kOther * kHeads + 16 * warp + lane / 4);
+  const int other = 1 - consumer;
+  mbarrier_wait(smem + P::kPReady + 8 * other, parity, "consumer", consumer);
+  const std::uint32_t at = smem + P::kReference + 4 * (other * kHeads + 16 * warp + lane / 4);
   const float raised[2] = {ld_shared<float>(at), ld_shared<float>(at + 32)};
   float factors[2];
   raise_reference(state, raised, factors);
   rescale(o, factors);
 
-  constexpr std::uint32_t kSlot = P::kK + kOther * P::kSlotBytes;
+  const std::uint32_t slot = P::kK + other * P::kSlotBytes;
   const std::uint64_t p =
-      descriptor_offset(descriptor_k_major(smem), kSlot + P::kProbabilityChunk * kChunkBytes);
+      descriptor_offset(descriptor_k_major(smem), slot + P::kProbabilityChunk * kChunkBytes);
   const std::uint64_t base = descriptor_mn_major(smem);
   wgmma_fence();
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
-    const std::uint32_t v = kSlot + (4 * kConsumer + 2 * piece) * kChunkBytes;
+    const std::uint32_t v = slot + (4 * consumer + 2 * piece) * kChunkBytes;
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       wgmma_m64n128k16<Major::K, Major::MN>(o[piece], descriptor_offset(p, 32 * k16),
@@ -398,26 +408,27 @@ __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, std::u
 // Waits for the two commit groups of the P V queued last and gives each piece's chunks back to the
 // gather warpgroup. kGroup: the first of the two groups of chunks: 0 of an owned tile, 2 of one of
 // the other consumer. kBehind: commit groups queued since.
-template <int kDim, int kSlot, int kGroup, int kBehind = 0>
-__device__ __forceinline__ void release_values(std::uint32_t smem, Output& o) {
+template <int kDim, int kGroup, int kBehind = 0>
+__device__ __forceinline__ void release_values(std::uint32_t smem, int slot, Output& o) {
   using P = Plan<kDim>;
   wgmma_wait<1 + kBehind>();
-  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (kSlot * kGroups + kGroup));
+  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (slot * kGroups + kGroup));
   wgmma_wait<kBehind>();
-  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (kSlot * kGroups + kGroup + 1));
+  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (slot * kGroups + kGroup + 1));
   wgmma_pin(o[0]);
   wgmma_pin(o[1]);
 }
 
 // Sums over both consumers and all columns, by way of shared memory. `item_parity` alternates, and
 // the barrier of the next item separates the reads of this one from the writes two items later.
-template <int kDim, int kConsumer>
-__device__ __forceinline__ void merge_consumers(std::uint32_t smem, std::uint32_t item_parity,
-                                                int warp, int lane, RowState& state) {
+template <int kDim>
+__device__ __forceinline__ void merge_consumers(std::uint32_t smem, int consumer,
+                                                std::uint32_t item_parity, int warp, int lane,
+                                                RowState& state) {
   using P = Plan<kDim>;
   const std::uint32_t row = 4 * (16 * warp + lane / 4);
-  const std::uint32_t mine = 4 * kHeads * (2 * item_parity + kConsumer) + row;
-  const std::uint32_t other = 4 * kHeads * (2 * item_parity + 1 - kConsumer) + row;
+  const std::uint32_t mine = 4 * kHeads * (2 * item_parity + consumer) + row;
+  const std::uint32_t other = 4 * kHeads * (2 * item_parity + 1 - consumer) + row;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     state.sum[r] = quad_sum(state.sum[r]);
@@ -427,7 +438,7 @@ __device__ __forceinline__ void merge_consumers(std::uint32_t smem, std::uint32_
     }
   }
   mbarrier_arrive_warp(smem + P::kSumReady);
-  mbarrier_wait(smem + P::kSumReady, item_parity, "consumer", kConsumer);
+  mbarrier_wait(smem + P::kSumReady, item_parity, "consumer", consumer);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float sum = ld_shared<float>(smem + P::kSum + other + 32 * r);
@@ -440,13 +451,14 @@ __device__ __forceinline__ void merge_consumers(std::uint32_t smem, std::uint32_
 // Writes the consumer's half of a row of the output, times `factor`, in the 16 bits that kPack
 // makes of a value. `row` is the first of its 512 columns; rows of heads that do not exist are not
 // written. The whole warp calls it, for the rows r = 0 and 1 of its threads in turn. kReadSoon: by
-// the next kernel, so that L2 keeps it.
-template <int kConsumer, auto kPack = pack_bf16, bool kReadSoon = false>
+// the next kernel, so that L2 keeps it. kInPairs: the 32 columns of a quad stay as they are in it,
+// each lane's pairs of columns 8 apart behind each other.
+template <int kConsumer, auto kPack = pack_bf16, bool kReadSoon = false, bool kInPairs = false>
 __device__ __forceinline__ void store_output_row(char* row, bool exists, int r, float factor,
                                                  int lane, const Output& o) {
   // A quad holds 32 columns of a row as 4 blocks of 8, two columns a lane; transposed, each lane
   // has one block, 16 bytes.
-  char* const to = row + (kConsumer * 256 + 8 * (lane & 3)) * 2;
+  char* const to = row + (number_of<kConsumer>() * 256 + 8 * (lane & 3)) * 2;
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
 #pragma unroll
@@ -457,7 +469,7 @@ __device__ __forceinline__ void store_output_row(char* row, bool exists, int r, 
         const int at = 4 * (4 * part + b) + 2 * r;
         w[b] = kPack(o[piece][at] * factor, o[piece][at + 1] * factor);
       }
-      quad_transpose(w, lane);
+      if constexpr (!kInPairs) quad_transpose(w, lane);
       if constexpr (kReadSoon) {
         char* const at = to + (128 * piece + 32 * part) * 2;
         if (exists) *reinterpret_cast<uint4*>(at) = make_uint4(w[0], w[1], w[2], w[3]);
@@ -491,7 +503,7 @@ template <int kDim, int kConsumer, class Work>
 __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale& scale,
                                               std::uint32_t smem) {
   using P = Plan<kDim>;
-  constexpr int kOther = 1 - kConsumer;
+  const int consumer = number_of<kConsumer>(), other = 1 - consumer;
   const int thread = threadIdx.x & 127;
   const int warp = thread >> 5;
   const int lane = thread & 31;
@@ -499,20 +511,20 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
   std::uint32_t q_uses = 0;                    // items with tiles
 
   const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
-    mbarrier_wait(smem + P::kFull + 8 * (kConsumer * kGroups + kGroup), own_uses & 1, "consumer",
-                  10 * kConsumer + kGroup);
+    mbarrier_wait(smem + P::kFull + 8 * (consumer * kGroups + kGroup), own_uses & 1, "consumer",
+                  10 * consumer + kGroup);
     // Here and not by the threads that stored: it waits for all that a thread has under way, and
     // theirs are the loads of the rows to come.
     if constexpr (Work::kStoredRows) fence_proxy_async_shared();
     // The queries come between tiles 0 and 1, in groups of the same chunks as those of slot 0; the
     // groups of slot 1 hold other chunks, so consumer 1 waits for all of them.
-    if (tile == kConsumer && (kConsumer == 0 || kGroup == 0)) {
+    if (tile == consumer && (consumer == 0 || kGroup == 0)) {
 #pragma unroll
-      for (int group = kGroup; group < (kConsumer == 0 ? kGroup + 1 : kGroups); ++group) {
-        mbarrier_wait(smem + P::kQFull + 8 * group, q_uses & 1, "consumer", 10 * kConsumer + group);
+      for (int group = kGroup; group < (consumer == 0 ? kGroup + 1 : kGroups); ++group) {
+        mbarrier_wait(smem + P::kQFull + 8 * group, q_uses & 1, "consumer", 10 * consumer + group);
       }
     }
-    multiply_scores<kDim, kConsumer, kGroup>(smem, s);
+    multiply_scores<kDim, kGroup>(smem, consumer, s);
   };
 
   auto count = work.count(work.first());
@@ -544,19 +556,15 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       // them, its rows are replaced before the last chunks of this tile have come.
       const auto other_values = [&]<int kGroup>() {
         if constexpr (kBefore && Work::kValuesBefore == kGroup) {
-          if constexpr (kOneCode && kConsumer == 0) {
-            if (tile == 0) return;
-          }
-          multiply_other_values<kDim, kConsumer>(smem, other_uses & 1, warp, lane, state, o);
+          if (kOneCode && consumer == 0 && tile == 0) return;
+          multiply_other_values<kDim>(smem, consumer, other_uses & 1, warp, lane, state, o);
           ++other_uses;
         }
       };
       const auto release_other = [&]<int kGroup>() {
         if constexpr (kBefore && Work::kValuesBefore == kGroup) {
-          if constexpr (kOneCode && kConsumer == 0) {
-            if (tile == 0) return;
-          }
-          release_values<kDim, kOther, 2, 1>(smem, o);
+          if (kOneCode && consumer == 0 && tile == 0) return;
+          release_values<kDim, 2, 1>(smem, other, o);
         }
       };
       other_values.template operator()<0>();
@@ -574,24 +582,24 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       other_values.template operator()<kGroups>();
       constexpr bool kUnderWay = kBefore && Work::kValuesBefore == kGroups;
       std::uint64_t mask;
-      if constexpr (kOneCode) mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * kConsumer);
+      if constexpr (kOneCode) mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * consumer);
       wgmma_wait<kUnderWay ? 2 : 0>();  // the logits are there; P V may still run
       wgmma_pin(s);
       if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
 
-      if constexpr (!kOneCode) mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * kConsumer);
+      if constexpr (!kOneCode) mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * consumer);
       float factors[2];
       softmax_reference(scale, mask, lane, s, state, factors);
       // Released before the exponentials: the other slot is refilled while they are taken.
-      if constexpr (kUnderWay) release_values<kDim, kOther, 2>(smem, o);
+      if constexpr (kUnderWay) release_values<kDim, 2>(smem, other, o);
       softmax_weights(scale, s, p, state);
       // Where the other consumer waits for P before it can go on, P goes first.
-      if constexpr (kOneCode) hand_over<kDim, kConsumer>(smem, warp, lane, p, state);
+      if constexpr (kOneCode) hand_over<kDim>(smem, consumer, warp, lane, p, state);
       rescale(o, factors);
-      multiply_own_values<kDim, kConsumer>(smem, p, o);
+      multiply_own_values<kDim>(smem, consumer, p, o);
       // Both only read the registers of p.
-      if constexpr (!kOneCode) hand_over<kDim, kConsumer>(smem, warp, lane, p, state);
-      release_values<kDim, kConsumer, 0>(smem, o);
+      if constexpr (!kOneCode) hand_over<kDim>(smem, consumer, warp, lane, p, state);
+      release_values<kDim, 0>(smem, consumer, o);
       wgmma_pin(p);
       ++own_uses;
     };
@@ -599,21 +607,21 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
     if constexpr (kFirstApart) {
       if (tiles > 0) own_tile.template operator()<false>(0);
     }
-    for (int tile = kFirstApart ? 2 : kConsumer; tile < tiles; tile += 2) {
+    for (int tile = kFirstApart ? 2 : consumer; tile < tiles; tile += 2) {
       own_tile.template operator()<true>(tile);
     }
     if (tiles > 0) {
-      if (kConsumer == 1 && tiles == 1)
+      if (consumer == 1 && tiles == 1)
         mbarrier_arrive_warp(smem + P::kQFree);  // it had no use for Q
-      if ((tiles - 1) % 2 != kConsumer) {
-        multiply_other_values<kDim, kConsumer>(smem, other_uses & 1, warp, lane, state, o);
-        release_values<kDim, kOther, 2>(smem, o);
+      if ((tiles - 1) % 2 != consumer) {
+        multiply_other_values<kDim>(smem, consumer, other_uses & 1, warp, lane, state, o);
+        release_values<kDim, 2>(smem, other, o);
         ++other_uses;
       }
       if constexpr (Work::kParts) {
         if (!ends) work.template hand_on<kConsumer>(warp, lane, state, o);
       }
-      merge_consumers<kDim, kConsumer>(smem, q_uses & 1, warp, lane, state);
+      merge_consumers<kDim>(smem, consumer, q_uses & 1, warp, lane, state);
       ++q_uses;
     }
     if (ends) work.template store<kConsumer>(item, warp, lane, state, o);

@@ -1,5 +1,7 @@
 // sparse_mla::decode of sm90 in the simulator.
 #include "winnow/simulator/testing/simulate.h"
+#include "winnow/sparse_mla/decode/decode_split_sm90.h"
+#include "winnow/sparse_mla/decode/decode_step_cases.h"
 
 namespace winnow::sparse_mla {
 
@@ -28,6 +30,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_656-k2048", {"random:1"}},
     {"fp8_656-some-nothing", {"random:5", "starved:2"}},
     {"fp8_656-sq3-length-batch", {"random:3"}},
+    {"fp8_584-parts-length-zero", {"late", "random:6"}},
+    {"bf16_576-parts-nothing", {"eager"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-h128", kMany},
@@ -50,6 +54,11 @@ const std::vector<PassingCase> kThoroughCases = {
     {"fp8_584-h128-length-batch", kMany},
     {"fp8_584-k2048-batch", kMany},
     {"bf16_576-sq3-length-batch", kMany},
+    {"fp8_656-parts-h65", kMany},
+    {"fp8_656-parts-h1-length", kMany},
+    {"fp8_584-parts-nothing", kMany},
+    {"bf16_512-parts-length-one", kMany},
+    {"fp8_656-parts-invariant-h100", kMany},
 };
 
 constexpr const char* kRows = "decode_rows_sm90.cuh";
@@ -119,9 +128,56 @@ const std::vector<PlantedBug> kThoroughBugs = {
     of_consumers(
         bug("CountOfFullTooSmall", "mbarrier_init(smem + P::kFull + 8 * i", Action::add, -1)),
     of_consumers(
-        bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (kConsumer", Action::drop)),
+        bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (consumer", Action::drop)),
     of_consumers(bug("EarlyRelease", "wgmma_wait<1 + kBehind>", Action::drop)),
 };
+
+// Short calls have kernels of their own, which with batch_invariant must not show.
+TEST(SimulatorDecodeSplit, DoesNotChangeTheBits) {
+  simulator::settings().schedule = simulator::parse_schedule("random:6");
+  constexpr Device kGpu{DeviceType::cuda, 0};
+  const auto run = [](DecodeArgs args) {
+    Tensor workspace(DType::u8, {decode_workspace_bytes(args)}, kGpu);
+    args.workspace = workspace;
+    decode(args);
+  };
+  // On two multiprocessors, for 18 tiles and one more of the second cache.
+  ASSERT_FALSE(decode_sm90_detail::batch_invariant_split(19, 3, 2).is_short());
+  ASSERT_TRUE(decode_sm90_detail::batch_invariant_split(19, 1, 2).is_short());
+  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::bf16}) {
+    const DecodeStep all = DecodeStep({.name = "split",
+                                       .format = format,
+                                       .b = 3,
+                                       .h_q = 9,
+                                       .topk = 1100,
+                                       .blocks = 18,
+                                       .lengths = Lengths::ragged,
+                                       .extra_topk = 40})
+                               .on(kGpu);
+    run(all.args());
+    const StridedTensor together = testing::on({}, all.out);
+    for (std::int64_t i = 0; i < 3; ++i) {
+      DecodeArgs args = all.args();
+      for (ConstTensorView* view : {&args.q, &args.indices, &args.topk_length, &args.extra_indices,
+                                    &args.extra_topk_length}) {
+        *view = view->slice(0, i, i + 1);
+      }
+      args.lse = {};
+      const StridedTensor alone = testing::make_output(DType::bf16, {1, 1, 9, 512}, Layout::dense);
+      const StridedTensor there = testing::on(kGpu, alone);
+      args.out = there.view;
+      run(args);
+      const StridedTensor got = testing::on({}, there);
+      for (std::int64_t h = 0; h < 9; ++h) {
+        for (std::int64_t c = 0; c < 512; ++c) {
+          ASSERT_EQ(got.view.at<BFloat16>(0, 0, h, c).bits,
+                    together.view.at<BFloat16>(i, 0, h, c).bits)
+              << to_string(format) << ", sequence " << i << ", head " << h << ", column " << c;
+        }
+      }
+    }
+  }
+}
 
 WINNOW_SIMULATOR_TESTS(SimulatorDecode, decode_operation(), kQuickCases, kThoroughCases, kQuickBugs,
                        kThoroughBugs);

@@ -64,7 +64,7 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
            bug("NoProxyFence", "fence_proxy_async_shared();  // each writer", Action::drop)),
     saying("race: ",
-           bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (kConsumer", Action::drop)),
+           bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (consumer", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ",
@@ -78,10 +78,10 @@ const std::vector<PlantedBug> kThoroughBugs = {
     parts("NobodyHandsOn", "st_release_gpu(flag_, 1);", Action::drop),
     bug("NoWaitForEmptySlot", "mbarrier_wait(smem + P::kEmpty + 8 * (kSlot", Action::drop),
     bug("NoWaitForQueries", "mbarrier_wait(smem + P::kQFull + 8 * group, q_uses", Action::drop),
-    bug("NoWaitForProbabilities", "mbarrier_wait(smem + P::kPReady + 8 * kOther", Action::drop),
+    bug("NoWaitForProbabilities", "mbarrier_wait(smem + P::kPReady + 8 * other", Action::drop),
     saying("race: ",
            bug("NoWaitForSums", "mbarrier_wait(smem + P::kSumReady, item_parity", Action::drop)),
-    bug("SwappedPhaseOfProbabilities", "mbarrier_wait(smem + P::kPReady + 8 * kOther", Action::add,
+    bug("SwappedPhaseOfProbabilities", "mbarrier_wait(smem + P::kPReady + 8 * other", Action::add,
         1),
     bug("SwappedPhaseOfSlots", "mbarrier_wait(smem + P::kEmpty + 8 * (kSlot", Action::add, 1),
     saying("race: cp.async", bug("EarlyRelease", "wgmma_wait<1 + kBehind>", Action::drop)),

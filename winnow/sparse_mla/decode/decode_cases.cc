@@ -127,6 +127,64 @@ std::vector<DecodeCase> make_cases() {
             .extra_topk = 70,
             .sink = Sink::finite,
             .batch_invariant = false});
+  // Short calls, whose queries are cut into up to as many parts as there are tiles: the last part
+  // shorter than the others; empty ones, by their length or as nothing is chosen; one head and 65,
+  // which leave most of a block of heads; parts that begin in the second cache; few and many.
+  add_case({.name = "parts-h65",
+            .b = 1,
+            .s_q = 2,
+            .h_q = 65,
+            .topk = 1100,
+            .blocks = 18,
+            .sink = Sink::mixed,
+            .batch_invariant = false});
+  add_case({.name = "parts-h1-length",
+            .b = 2,
+            .s_q = 2,
+            .h_q = 1,
+            .topk = 700,
+            .blocks = 11,
+            .lengths = Lengths::ragged,
+            .length_per_query = true,
+            .extra_topk = 330,
+            .extra_blocks = 11,
+            .sink = Sink::finite,
+            .batch_invariant = false});
+  add_case({.name = "parts-nothing",
+            .b = 2,
+            .s_q = 2,
+            .h_q = 128,
+            .topk = 260,
+            .blocks = 5,
+            .choice = Choice::some_nothing,
+            .sink = Sink::finite,
+            .batch_invariant = false});
+  add_case({.name = "parts-length-one",
+            .b = 3,
+            .h_q = 20,
+            .topk = 500,
+            .blocks = 8,
+            .lengths = Lengths::one,
+            .batch_invariant = false});
+  add_case({.name = "parts-length-zero",
+            .b = 1,
+            .h_q = 64,
+            .topk = 500,
+            .blocks = 8,
+            .lengths = Lengths::zero,
+            .extra_topk = 130,
+            .extra_blocks = 5,
+            .batch_invariant = false});
+  add_case({.name = "parts-invariant-h100",
+            .b = 1,
+            .s_q = 2,
+            .h_q = 100,
+            .topk = 2200,
+            .blocks = 35,
+            .lengths = Lengths::ragged,
+            .extra_topk = 900,
+            .extra_blocks = 29,
+            .sink = Sink::finite});
   // Sinks.
   add_case({.name = "sink", .h_q = 16, .sink = Sink::finite});
   add_case({.name = "sink-minus-inf", .sink = Sink::minus_inf});

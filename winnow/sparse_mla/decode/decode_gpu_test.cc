@@ -112,8 +112,9 @@ TEST_F(DecodeGpu, BatchesFrom1To256AgreeWithEachOther) {
 
 TEST_F(DecodeGpu, EverySplitAgreesWithTheCpu) {
   for (const CacheFormat format : kFormats) {
-    for (const std::int64_t b : {1, 5, 67}) {
-      const DecodeStep step(large(format, b, 64));
+    for (const auto& [b, heads] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+             {1, 64}, {1, 128}, {2, 128}, {3, 1}, {5, 64}, {67, 64}}) {
+      const DecodeStep step(large(format, b, heads));
       decode(step.args());
       const DecodeStep there = step.on(kGpu);
       for (const bool invariant : {true, false}) {

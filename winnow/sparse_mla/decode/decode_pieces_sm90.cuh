@@ -59,6 +59,7 @@ struct KernelParams {
   std::uint32_t cut_tiles, cut_query, cut_end;
   char* partial_out;          // [partials, 64, 512], f16
   PartialSums* partial_sums;  // [partials, 64]
+  bool partials_in_pairs;     // how the columns of partial_out stand (store_output_row())
 };
 
 // The partial of a piece: where queries are cut, group `group` has at most two such pieces, of

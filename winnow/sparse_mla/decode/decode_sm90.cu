@@ -7,6 +7,7 @@
 
 #include "winnow/device/common/runtime.h"
 #include "winnow/sparse_mla/decode/decode_impl.h"
+#include "winnow/sparse_mla/decode/decode_merge_sm90.cuh"
 #include "winnow/sparse_mla/decode/decode_sm90.cuh"
 #include "winnow/sparse_mla/decode/decode_split_sm90.h"
 
@@ -63,9 +64,10 @@ constexpr std::int64_t kPartialBytes =
     kHeads * (kPartialRowBytes + std::int64_t{sizeof(PartialSums)});
 
 template <CacheFormat kFormat, int kDim>
-void launch(const KernelParams& kernel, std::uint32_t groups, cudaStream_t stream) {
+void launch(const KernelParams& kernel, bool is_short, std::uint32_t groups, cudaStream_t stream) {
   constexpr int kBytes = QuantisedPlan<kDim>::kBytes;
-  auto* const function = decode_kernel<kFormat, kDim>;
+  auto* const function =
+      is_short ? decode_kernel<kFormat, kDim, true> : decode_kernel<kFormat, kDim, false>;
   kRuntime.allow_shared_memory(function, kBytes);
   kRuntime.launch(function, groups * kernel.head_blocks, kBlockThreads<kFormat>, kBytes, stream,
                   kernel);
@@ -116,6 +118,8 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
   kernel.cut_end = count(cut * split.segment_tiles);
   const std::int64_t partials =
       (split.cut_tiles > 0 ? 2 * split.groups : queries * split.segments) * head_blocks_of(params);
+  const bool is_short = split.is_short();
+  kernel.partials_in_pairs = is_short;
   kernel.partial_out = static_cast<char*>(workspace);
   kernel.partial_sums = reinterpret_cast<PartialSums*>(static_cast<std::byte*>(workspace) +
                                                        partials * kHeads * kPartialRowBytes);
@@ -124,11 +128,11 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
                         : params.format == CacheFormat::fp8_584 ? launch<CacheFormat::fp8_584, 512>
                         : params.d_qk == 576                    ? launch<CacheFormat::bf16, 576>
                                                                 : launch<CacheFormat::bf16, 512>;
-  function(kernel, static_cast<std::uint32_t>(split.groups), queue);
+  function(kernel, is_short, count(split.groups), queue);
   const std::int64_t merged = split.segments > 1 ? queries : cut;
   if (merged == 0) return;
-  kRuntime.check(device::launch_early(merge_kernel, static_cast<unsigned>(merged * params.h_q),
-                                      kMergeThreads, 0, queue, kernel),
+  kRuntime.check(device::launch_early(merge_kernel, count(merged * params.h_q), kMergeThreads, 0,
+                                      queue, kernel),
                  "launch of the merge");
 }
 

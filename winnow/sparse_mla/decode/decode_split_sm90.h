@@ -17,6 +17,12 @@ struct Split {
   // or none if this is 0.
   std::int64_t group_segments, cut_tiles;
   std::int64_t groups;
+
+  // Whether every block is through after some tiles, so that what it does once takes the time.
+  constexpr bool is_short() const {
+    return group_segments * segment_tiles + cut_tiles <= kShortTiles;
+  }
+  static constexpr std::int64_t kShortTiles = 16;
 };
 
 // Pieces of a block, whose table stands in shared memory.

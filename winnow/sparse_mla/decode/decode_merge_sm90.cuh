@@ -1,0 +1,112 @@
+// Decode, sm90: the kernels that add up the parts of queries.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/device/common/launch.cuh"
+#include "winnow/sparse_mla/decode/decode_sm90.cuh"
+
+namespace winnow::sparse_mla::decode_sm90_detail {
+
+inline constexpr int kMergeThreads = 256;
+inline constexpr int kMergeQuarters = 4;          // of the threads, which take parts in turn
+inline constexpr std::uint32_t kMergeParts = 16;  // whose rows are under way at once
+
+// The partials of a query: `count` of them from `first` on, a group where queries are cut, or a
+// segment. `second`: the first of them is the second one of its group.
+struct Parts {
+  std::uint32_t query, first, count;
+  bool second;
+};
+// Of the `number`th query that is merged.
+__device__ __forceinline__ Parts parts_of(const KernelParams& params, std::uint32_t number) {
+  if (params.cut_tiles == 0) return {number, number * params.segments, params.segments, false};
+  const std::uint32_t begin = number * params.query_tiles, last = begin + params.query_tiles - 1;
+  const std::uint32_t first = begin / params.cut_tiles;
+  return {params.cut_query + number, first, last / params.cut_tiles - first + 1,
+          first * params.cut_tiles / params.query_tiles < number};
+}
+
+// Adds up the partials of a query and a head, a block for each, heads first.
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_kernel(const __grid_constant__ KernelParams params) {
+  const auto heads = static_cast<std::uint32_t>(params.h_q);
+  const std::uint32_t head = blockIdx.x % heads, head_block = head / kHeads;
+  const Parts parts = parts_of(params, blockIdx.x / heads);
+  const std::uint32_t i = parts.query / params.s_q, s = parts.query % params.s_q;
+  wait_for_kernel_before();
+  if (parts.count == 1) return;  // a whole query
+  const auto row_of = [&](std::uint32_t n) {
+    return std::int64_t{partial_of(params, parts.first + n, n == 0 && parts.second, head_block)} *
+               kHeads +
+           head % kHeads;
+  };
+  WINNOW_BLOCK_SHARED(staged, float4[kMergeQuarters][2][64]);
+  const std::uint32_t lane = threadIdx.x % 32;
+  // A thread has eight columns; the first warp of two those of the first consumer.
+  const std::uint32_t quarter = threadIdx.x / 64, eighth = threadIdx.x % 64;
+  float reference = kNoReference, sum = 0;
+  float all[8] = {};
+  for (std::uint32_t begin = 0; begin < parts.count; begin += kMergeParts) {
+    // A lane reads the sums of one part; all rows are asked for before the sums are needed.
+    const std::uint32_t count = min(parts.count - begin, kMergeParts);
+    PartialSums sums{kNoReference, 0, {0, 0}};
+    if (lane < count) sums = params.partial_sums[row_of(begin + lane)];
+    uint4 rows[kMergeParts / kMergeQuarters];
+#pragma unroll
+    for (std::uint32_t k = 0; k < kMergeParts / kMergeQuarters; ++k) {
+      const std::uint32_t n = quarter + kMergeQuarters * k;
+      rows[k] = make_uint4(0, 0, 0, 0);
+      if (n < count) {
+        rows[k] = *reinterpret_cast<const uint4*>(
+            params.partial_out + row_of(begin + n) * kPartialRowBytes + 16 * eighth);
+      }
+    }
+    const float raised = fmaxf(reference, warp_max(sums.reference));
+    const float factor = ex2(reference - raised), mine = ex2(sums.reference - raised);
+    reference = raised;
+    sum = fmaf(sum, factor, warp_sum(sums.sum * mine));
+    const float scaled = mine * (eighth < 32 ? sums.power[0] : sums.power[1]);
+#pragma unroll
+    for (float& value : all) value *= factor;
+#pragma unroll
+    for (std::uint32_t k = 0; k < kMergeParts / kMergeQuarters; ++k) {
+      // 0 of parts that are none.
+      const float weight =
+          __shfl_sync(kFullWarp, scaled, static_cast<int>(quarter + kMergeQuarters * k));
+      const std::uint32_t words[4] = {rows[k].x, rows[k].y, rows[k].z, rows[k].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack_f16(words[i]);
+        all[2 * i] = fmaf(pair.x, weight, all[2 * i]);
+        all[2 * i + 1] = fmaf(pair.y, weight, all[2 * i + 1]);
+      }
+    }
+  }
+  staged[quarter][0][eighth] = make_float4(all[0], all[1], all[2], all[3]);
+  staged[quarter][1][eighth] = make_float4(all[4], all[5], all[6], all[7]);
+  __syncthreads();
+  if (threadIdx.x >= 128) return;
+  // Four columns a thread, two of them behind each other.
+  float4 total = staged[0][threadIdx.x % 2][threadIdx.x / 2];
+#pragma unroll
+  for (int n = 1; n < kMergeQuarters; ++n) {
+    const float4 other = staged[n][threadIdx.x % 2][threadIdx.x / 2];
+    total = make_float4(total.x + other.x, total.y + other.y, total.z + other.z, total.w + other.w);
+  }
+  const int at = static_cast<int>(head);
+  const float factor = output_factor(sum, reference, sink_of(params, at));
+  const std::uint32_t column =
+      params.partials_in_pairs
+          ? 32 * (threadIdx.x / 8) + 16 * (threadIdx.x % 2) + threadIdx.x % 8 / 2 * 2
+          : 4 * threadIdx.x;
+  const auto store = [&](std::uint32_t first, float a, float b) {
+    *reinterpret_cast<std::uint32_t*>(params.out.at(i, s, at) + 2 * first) =
+        pack_bf16(a * factor, b * factor);
+  };
+  store(column, total.x, total.y);
+  store(column + (params.partials_in_pairs ? 8 : 2), total.z, total.w);
+  if (threadIdx.x == 0) store_lse(params, i, s, at, reference, sum);
+}
+
+}  // namespace winnow::sparse_mla::decode_sm90_detail
