@@ -1,4 +1,6 @@
 // Decode, sm90: the kernels that add up the parts of queries.
+//
+// Which kernel it is, and the order of its sums, hang on the number of parts alone.
 #pragma once
 
 #include <cstdint>
@@ -107,6 +109,89 @@ __global__ void __launch_bounds__(kMergeThreads)
   store(column, total.x, total.y);
   store(column + (params.partials_in_pairs ? 8 : 2), total.z, total.w);
   if (threadIdx.x == 0) store_lse(params, i, s, at, reference, sum);
+}
+
+// --- few parts ----------------------------------------------------------------------------------
+
+inline constexpr std::uint32_t kFewParts = kMergeQuarters;
+inline constexpr std::uint32_t kFewHeadsAtOnce = 2;                               // of a thread
+inline constexpr std::uint32_t kFewHeads = kMergeThreads / 64 * kFewHeadsAtOnce;  // of a block
+
+// The same of queries that have up to kFewParts parts, for which a block with one head would begin,
+// wait for memory once and end. A block has kFewHeads heads of a query; heads first.
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_few_kernel(const __grid_constant__ KernelParams params) {
+  const auto heads = static_cast<std::uint32_t>(params.h_q);
+  const std::uint32_t blocks = ceil_div(heads, kFewHeads);  // of a query
+  const std::uint32_t first_head = blockIdx.x % blocks * kFewHeads,
+                      head_block = first_head / kHeads;
+  const Parts parts = parts_of(params, blockIdx.x / blocks);
+  const std::uint32_t i = parts.query / params.s_q, s = parts.query % params.s_q;
+  wait_for_kernel_before();
+  if (parts.count == 1) return;  // a whole query
+  const auto row_of = [&](std::uint32_t n, std::uint32_t head) {
+    return std::int64_t{partial_of(params, parts.first + n, n == 0 && parts.second, head_block)} *
+               kHeads +
+           head % kHeads;
+  };
+  // A thread has eight columns of its heads; the first warp of two those of the first consumer.
+  const std::uint32_t lane = threadIdx.x % 32, eighth = threadIdx.x % 64;
+  const auto head_of = [&](std::uint32_t k) {
+    return first_head + threadIdx.x / 64 + kMergeThreads / 64 * k;
+  };
+  // Four lanes read the sums of a head's parts. All rows are asked for before these are needed.
+  PartialSums sums{kNoReference, 0, {0, 0}};
+  const std::uint32_t head_of_lane = head_of(lane / kFewParts % kFewHeadsAtOnce);
+  if (lane % kFewParts < parts.count && head_of_lane < heads) {
+    sums = params.partial_sums[row_of(lane % kFewParts, head_of_lane)];
+  }
+  uint4 rows[kFewHeadsAtOnce][kFewParts];
+#pragma unroll
+  for (std::uint32_t k = 0; k < kFewHeadsAtOnce; ++k) {
+#pragma unroll
+    for (std::uint32_t n = 0; n < kFewParts; ++n) {
+      rows[k][n] = make_uint4(0, 0, 0, 0);
+      if (n < parts.count && head_of(k) < heads) {
+        rows[k][n] = *reinterpret_cast<const uint4*>(
+            params.partial_out + row_of(n, head_of(k)) * kPartialRowBytes + 16 * eighth);
+      }
+    }
+  }
+  const float its_reference = fmaxf(kNoReference, quad_max(sums.reference));
+  const float mine = ex2(sums.reference - its_reference);
+  const float its_sum = quad_sum(sums.sum * mine);
+  const float scaled = mine * (eighth < 32 ? sums.power[0] : sums.power[1]);
+#pragma unroll
+  for (std::uint32_t k = 0; k < kFewHeadsAtOnce; ++k) {
+    const auto of_lane = [&](float value, std::uint32_t n) {
+      return __shfl_sync(kFullWarp, value, static_cast<int>(kFewParts * k + n));
+    };
+    const float reference = of_lane(its_reference, 0), sum = of_lane(its_sum, 0);
+    float total[8] = {};
+#pragma unroll
+    for (std::uint32_t n = 0; n < kFewParts; ++n) {
+      const float weight = of_lane(scaled, n);  // 0 of parts that are none
+      const std::uint32_t words[4] = {rows[k][n].x, rows[k][n].y, rows[k][n].z, rows[k][n].w};
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const float2 pair = unpack_f16(words[word]);
+        total[2 * word] = fmaf(pair.x, weight, total[2 * word]);
+        total[2 * word + 1] = fmaf(pair.y, weight, total[2 * word + 1]);
+      }
+    }
+    if (head_of(k) >= heads) return;
+    const int head = static_cast<int>(head_of(k));
+    const float factor = output_factor(sum, reference, sink_of(params, head));
+    std::uint32_t out[4];
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      out[word] = pack_bf16(total[2 * word] * factor, total[2 * word + 1] * factor);
+    }
+    if (params.partials_in_pairs) quad_transpose(out, static_cast<int>(lane));
+    *reinterpret_cast<uint4*>(params.out.at(i, s, head) + 16 * eighth) =
+        make_uint4(out[0], out[1], out[2], out[3]);
+    if (eighth == 0) store_lse(params, i, s, head, reference, sum);
+  }
 }
 
 }  // namespace winnow::sparse_mla::decode_sm90_detail

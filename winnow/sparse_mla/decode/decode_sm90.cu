@@ -131,8 +131,10 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
   function(kernel, is_short, count(split.groups), queue);
   const std::int64_t merged = split.segments > 1 ? queries : cut;
   if (merged == 0) return;
-  kRuntime.check(device::launch_early(merge_kernel, count(merged * params.h_q), kMergeThreads, 0,
-                                      queue, kernel),
+  const bool few = split.most_parts() <= kFewParts;
+  const std::int64_t blocks = few ? round_up_div(params.h_q, kFewHeads) : params.h_q;
+  kRuntime.check(device::launch_early(few ? merge_few_kernel : merge_kernel, count(merged * blocks),
+                                      kMergeThreads, 0, queue, kernel),
                  "launch of the merge");
 }
 

@@ -22,6 +22,13 @@ struct Split {
   constexpr bool is_short() const {
     return group_segments * segment_tiles + cut_tiles <= kShortTiles;
   }
+  // Of a query. Shares that do not divide it may begin anywhere in it.
+  constexpr std::int64_t most_parts() const {
+    if (cut_tiles == 0) return segments;
+    return segment_tiles % cut_tiles == 0 ? segment_tiles / cut_tiles
+                                          : (segment_tiles - 2) / cut_tiles + 2;
+  }
+
   static constexpr std::int64_t kShortTiles = 16;
 };
 

@@ -2,6 +2,7 @@
 // and what it refuses.
 #include "winnow/sparse_mla/decode/decode.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "winnow/core/parallel.h"
+#include "winnow/sparse_mla/decode/decode_split_sm90.h"
 #include "winnow/sparse_mla/decode/decode_step_cases.h"
 #include "winnow/sparse_mla/forward/forward.h"
 #include "winnow/sparse_mla/store/store.h"
@@ -121,6 +123,26 @@ TEST(Decode, HasTheSameBitsWhateverTheBatch) {
 }
 
 // Caches of bytes may begin anywhere on the CPU, and scales in them.
+// most_parts() chooses the kernel that merges: none of the shares may be forgotten.
+TEST(DecodeSplit, KnowsTheMostPartsOfAQuery) {
+  for (const std::int64_t tiles : {2, 9, 16, 32, 33, 256}) {
+    for (std::int64_t queries = 1; queries < 140; ++queries) {
+      for (const std::int64_t groups : {1, 2, 5, 66, 132}) {
+        const auto split = decode_sm90_detail::fastest_split(tiles, queries, groups);
+        if (split.cut_tiles == 0) continue;
+        std::int64_t most = 0;
+        for (std::int64_t query = 0; query < queries - split.groups * split.group_segments;
+             ++query) {
+          const std::int64_t begin = query * tiles, last = begin + tiles - 1;
+          most = std::max(most, last / split.cut_tiles - begin / split.cut_tiles + 1);
+        }
+        EXPECT_LE(most, split.most_parts()) << tiles << ", " << queries << ", " << groups;
+        EXPECT_GE(most + 1, split.most_parts()) << tiles << ", " << queries << ", " << groups;
+      }
+    }
+  }
+}
+
 TEST(Decode, TakesACacheAtAnyAddress) {
   for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::fp8_584}) {
     const DecodeStep step({.name = "address", .format = format});
