@@ -128,7 +128,9 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
     decode_kernel(const __grid_constant__ KernelParams params) {
   const std::uint32_t smem = shared_address(dynamic_shared<1024>());
   constexpr bool kCopied = kFormat == CacheFormat::bf16;
-  allow_next_kernel();  // that of the merge, which waits for this one
+  // That of the merge, which waits for this one. Blocks that come early gather on what few
+  // multiprocessors are free, which costs a short call more than it saves.
+  if constexpr (!kShort) allow_next_kernel();
   if (threadIdx.x == 0) {
     init_barriers<kDim>(smem, [](int, int group) {
       return kCopied ? copied_group_arrivals(group) : kTurnedGroupArrivals;
