@@ -1,4 +1,6 @@
 // sparse_mla::decode of sm90 in the simulator.
+#include <cmath>
+
 #include "winnow/simulator/testing/simulate.h"
 #include "winnow/sparse_mla/decode/decode_split_sm90.h"
 #include "winnow/sparse_mla/decode/decode_step_cases.h"
@@ -175,6 +177,45 @@ TEST(SimulatorDecodeSplit, DoesNotChangeTheBits) {
               << to_string(format) << ", sequence " << i << ", head " << h << ", column " << c;
         }
       }
+    }
+  }
+}
+
+// A part's sum beyond f32 must not take the bits of the other columns, which share its power of
+// two.
+TEST(SimulatorDecodeSplit, AnInfiniteSumStaysInItsColumn) {
+  simulator::settings().schedule = simulator::parse_schedule("eager");
+  constexpr Device kGpu{DeviceType::cuda, 0};
+  constexpr std::int64_t kColumn = 7;
+  const auto run = [&](float value) {
+    DecodeStep step({.name = "infinite",
+                     .format = CacheFormat::bf16,
+                     .b = 1,
+                     .topk = 1100,
+                     .blocks = 18,
+                     .poison = false});
+    for (std::int64_t h = 0; h < 8; ++h) step.q.view.at<BFloat16>(0, 0, h, kColumn) = {};
+    for (std::int64_t block = 0; block < 18; ++block) {
+      for (std::int64_t row = 0; row < 64; ++row) {
+        step.chosen.cache.view.at<BFloat16>(block, row, 0, kColumn) = BFloat16(value);
+      }
+    }
+    const DecodeStep there = step.on(kGpu);
+    DecodeArgs args = there.args();
+    Tensor workspace(DType::u8, {decode_workspace_bytes(args)}, kGpu);
+    EXPECT_GT(workspace.numel(), 0) << "there are no parts";
+    args.workspace = workspace;
+    decode(args);
+    return testing::on({}, there.out);
+  };
+  const StridedTensor large = run(3e38f), small = run(1.0f);
+  for (std::int64_t h = 0; h < 8; ++h) {
+    EXPECT_EQ(static_cast<float>(small.view.at<BFloat16>(0, 0, h, kColumn)), 1.0f);
+    EXPECT_TRUE(std::isinf(static_cast<float>(large.view.at<BFloat16>(0, 0, h, kColumn))));
+    for (std::int64_t c = 0; c < 512; ++c) {
+      if (c == kColumn) continue;
+      EXPECT_EQ(large.view.at<BFloat16>(0, 0, h, c).bits, small.view.at<BFloat16>(0, 0, h, c).bits)
+          << "head " << h << ", column " << c;
     }
   }
 }

@@ -1,6 +1,7 @@
 // Decode, sm90: the kernels that add up the parts of queries.
 //
-// Which kernel it is, and the order of its sums, hang on the number of parts alone.
+// The order of a sum hangs on the kernel and the number of parts. Which kernel it is hangs on the
+// most parts of a query, so with batch_invariant on the number of entries alone.
 #pragma once
 
 #include <cstdint>
