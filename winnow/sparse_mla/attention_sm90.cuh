@@ -69,7 +69,8 @@ inline constexpr int kThreads = 384;  // consumer 0, consumer 1, and the warpgro
 inline constexpr int kHeads = 64;     // of an item
 inline constexpr int kWarpsPerConsumer = 4;
 inline constexpr int kValueColumns = 512;
-inline constexpr int kGroups = 4;  // in which the chunks of a tile are copied and released
+inline constexpr int kGroups = 4;           // of chunks of V, in which they are copied and released
+inline constexpr int kRopeGroup = kGroups;  // that of K's last chunk, where P lies elsewhere
 // Two consumers of 216 registers leave 80 for the threads of the third warpgroup.
 inline constexpr int kConsumerRegisters = 216;
 
@@ -80,16 +81,20 @@ inline constexpr float kLazy = 8.0f;
 inline constexpr float kNoReference = -1e30f;
 
 // Shared memory.
-template <int kDim>
+//
+// P lies in chunk 8 of its tile's slot, which holds the columns 512 to 575 of K until the logits
+// are there (with 512 columns it is for P alone). So that chunk is free when the other consumer is
+// through. Or kApart: P has a place of its own, and the chunk is free with the logits. One place
+// serves both consumers: one writes its P only after it has read the other's.
+template <int kDim, bool kApart>
 struct Layout {
   static constexpr int kChunks = kDim / kChunkColumns;  // of a row: 9 or 8; V is the first 8
-  // Chunk 8 of a tile's slot holds the columns 512 to 575 of K until the logits are there, and then
-  // P, which the other consumer reads. With 512 columns it is for P alone.
+  static constexpr int kAllGroups = kApart ? kGroups + 1 : kGroups;
   struct Slot {
     Chunk chunks[9];
   };
 
-  Chunk q[kChunks];
+  Chunk q[kChunks + (kApart ? 1 : 0)];  // and behind Q the place of P
   Slot k[2];
   float reference[2][kHeads];  // [slots]: m(t)
   float sum[2][2][kHeads];     // [items][consumers]
@@ -97,20 +102,23 @@ struct Layout {
   std::uint64_t mask[2];       // [slots]: valid entries
 
   // Who arrives -> who waits.
-  Mbarrier full[2][kGroups];   // [slots]: gather -> owner
-  Mbarrier empty[2][kGroups];  // [slots]: a consumer -> gather
-  Mbarrier q_full[kGroups];    // gather -> both consumers
-  Mbarrier q_free;             // both consumers -> gather
-  Mbarrier p_ready[2];         // [slots]: owner -> other consumer
-  Mbarrier sum_ready;          // both consumers -> both consumers
+  Mbarrier full[2][kAllGroups];   // [slots]: gather -> owner
+  Mbarrier empty[2][kAllGroups];  // [slots]: a consumer -> gather
+  Mbarrier q_full[kAllGroups];    // gather -> both consumers
+  Mbarrier q_free;                // both consumers -> gather
+  Mbarrier p_ready[2];            // [slots]: owner -> other consumer
+  Mbarrier sum_ready;             // both consumers -> both consumers
 };
 
 // Where things are in it, in bytes.
-template <int kDim>
+template <int kColumns, bool kPlaceApart = false>
 struct Plan {
-  static_assert(kDim == 576 || kDim == 512);
-  using Memory = Layout<kDim>;
-  static constexpr int kProbabilityChunk = 8;
+  static constexpr int kDim = kColumns;
+  static constexpr bool kApart = kPlaceApart;
+  static_assert(kDim == 576 || (kDim == 512 && !kApart));
+  using Memory = Layout<kDim, kApart>;
+  static constexpr int kAllGroups = Memory::kAllGroups;
+  static constexpr int kFirstGroup = kApart ? kRopeGroup : 0;
   static constexpr int kSlotBytes = sizeof(typename Memory::Slot);
 
   static constexpr int kQ = offsetof(Memory, q);
@@ -126,38 +134,49 @@ struct Plan {
   static constexpr int kPReady = offsetof(Memory, p_ready);
   static constexpr int kSumReady = offsetof(Memory, sum_ready);
   static constexpr int kBytes = sizeof(Memory);
+  // Of P of the tile in a slot.
+  __host__ __device__ static constexpr int probabilities(int slot) {
+    return kApart ? kK - kChunkBytes : kK + slot * kSlotBytes + 8 * kChunkBytes;
+  }
+  // The groups of a tile in the order of their copies and products.
+  __host__ __device__ static constexpr int group_in_order(int n) {
+    return kApart ? (n + kGroups) % kAllGroups : n;
+  }
 
   static_assert(kK % 1024 == 0 && kSlotBytes % 1024 == 0);
   static_assert(kBytes <= 232448, "227 KB is what a block can have");
 };
 static_assert(Plan<576>::kReference == 221184 && Plan<576>::kFull == 223760);
 static_assert(Plan<576>::kSumReady == 223944 && Plan<576>::kBytes == 223952);
+static_assert(Plan<576, true>::kReference == 229376 && Plan<576, true>::kFull == 231952);
+static_assert(Plan<576, true>::kSumReady == 232176 && Plan<576, true>::kBytes == 232184);
 static_assert(Plan<512>::kReference == 212992 && Plan<512>::kFull == 215568);
 static_assert(Plan<512>::kSumReady == 215752 && Plan<512>::kBytes == 215760);
 
 // The chunks of group g of a tile in slot s: the owner's half of V first, because the owner is done
-// with it first, and last the chunk that P takes, which is free when the other consumer is through.
-// Groups 0 and 1 are released by the owner, 2 and 3 by the other consumer.
+// with it first. Groups 0 and 1 are released by the owner, 2 and 3 by the other consumer, with the
+// chunk that P takes; kRopeGroup by the owner.
 __host__ __device__ constexpr int group_chunk(int slot, int group, int i) {
-  if (i == 2) return 8;
+  if (i == 2 || group == kRopeGroup) return 8;
   return 4 * (group < 2 ? slot : 1 - slot) + 2 * (group % 2) + i;
 }
-template <int kDim>
+template <class P>
 __host__ __device__ constexpr int group_size(int group) {
-  return kDim == 576 && group == 3 ? 3 : 2;
+  if (group == kRopeGroup) return 1;
+  return P::kDim == 576 && !P::kApart && group == 3 ? 3 : 2;
 }
 
 // --- for the warpgroup that brings the rows -----------------------------------------------------
 
 // Copies 64 heads (head_rows()) to sQ.
-template <int kDim>
+template <class P>
 __device__ __forceinline__ void load_queries(std::uint32_t smem, const GatherRows& heads,
                                              int thread, std::uint64_t policy) {
-  using P = Plan<kDim>;
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
+  for (int n = 0; n < P::kAllGroups; ++n) {
+    const int group = P::group_in_order(n);
 #pragma unroll
-    for (int i = 0; i < group_size<kDim>(group); ++i) {
+    for (int i = 0; i < group_size<P>(group); ++i) {
       const int chunk = group_chunk(0, group, i);
       gather_chunk(smem + P::kQ + chunk * kChunkBytes, heads, chunk, thread, policy);
     }
@@ -172,14 +191,14 @@ __device__ constexpr int copied_group_arrivals(int group) {
 
 // Copies one tile into a slot, as its groups are released: copy(group) starts the copies of a
 // group, which arrive on `landed`'s barrier of it. The mask comes with group 0.
-template <int kDim, int kSlot, class Copy>
+template <class P, int kSlot, class Copy>
 __device__ __forceinline__ void load_groups(std::uint32_t smem, std::uint32_t parity,
                                             std::uint32_t landed, std::uint64_t mask, int thread,
                                             const Copy& copy) {
-  using P = Plan<kDim>;
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    mbarrier_wait(smem + P::kEmpty + 8 * (kSlot * kGroups + group), parity ^ 1, "gather",
+  for (int n = 0; n < P::kAllGroups; ++n) {
+    const int group = P::group_in_order(n);
+    mbarrier_wait(smem + P::kEmpty + 8 * (kSlot * P::kAllGroups + group), parity ^ 1, "gather",
                   10 * kSlot + group);
     copy(group);
     if (group == 0 && thread == 0) {
@@ -193,20 +212,20 @@ __device__ __forceinline__ void load_groups(std::uint32_t smem, std::uint32_t pa
 }
 
 // The same of rows in bf16, which the owner takes as they land.
-template <int kDim, int kSlot>
+template <class P, int kSlot>
 __device__ __forceinline__ void load_tile_rows(std::uint32_t smem, std::uint32_t parity,
                                                const GatherRows& rows, std::uint64_t mask,
                                                int thread, std::uint64_t policy) {
-  using P = Plan<kDim>;
   const auto copy = [&](int group) {
 #pragma unroll
-    for (int i = 0; i < group_size<kDim>(group); ++i) {
+    for (int i = 0; i < group_size<P>(group); ++i) {
       const int chunk = group_chunk(kSlot, group, i);
       gather_chunk(smem + P::kK + kSlot * P::kSlotBytes + chunk * kChunkBytes, rows, chunk, thread,
                    policy);
     }
   };
-  load_groups<kDim, kSlot>(smem, parity, smem + P::kFull + 8 * kSlot * kGroups, mask, thread, copy);
+  load_groups<P, kSlot>(smem, parity, smem + P::kFull + 8 * kSlot * P::kAllGroups, mask, thread,
+                        copy);
 }
 
 // --- the two consumers --------------------------------------------------------------------------
@@ -259,13 +278,12 @@ __device__ __forceinline__ void rescale(Output& o, const float (&factors)[2]) {
 }
 
 // Queues the logits of one group of chunks: s (+)= Q K^T. One commit group.
-template <int kDim, int kGroup>
+template <class P, int kGroup>
 __device__ __forceinline__ void multiply_scores(std::uint32_t smem, int slot, float (&s)[32]) {
-  using P = Plan<kDim>;
   const std::uint64_t base = descriptor_k_major(smem);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < group_size<kDim>(kGroup); ++i) {
+  for (int i = 0; i < group_size<P>(kGroup); ++i) {
     const int chunk = group_chunk(slot, kGroup, i);
     const std::uint32_t q = P::kQ + chunk * kChunkBytes;
     const std::uint32_t k = P::kK + slot * P::kSlotBytes + chunk * kChunkBytes;
@@ -273,7 +291,7 @@ __device__ __forceinline__ void multiply_scores(std::uint32_t smem, int slot, fl
     for (int k16 = 0; k16 < 4; ++k16) {
       wgmma_m64n64k16<Major::K, Major::K>(s, descriptor_offset(base, q + 32 * k16),
                                           descriptor_offset(base, k + 32 * k16),
-                                          kGroup > 0 || i > 0 || k16 > 0);
+                                          kGroup != P::kFirstGroup || i > 0 || k16 > 0);
     }
   }
   wgmma_commit();
@@ -333,18 +351,22 @@ __device__ __forceinline__ void softmax_weights(const LogitScale& scale, const f
   }
 }
 
-// Gives P and the reference of an owned tile to the other consumer.
-template <int kDim>
-__device__ __forceinline__ void hand_over(std::uint32_t smem, int consumer, int warp, int lane,
-                                          const std::uint32_t (&p)[16], const RowState& state) {
-  using P = Plan<kDim>;
-  const std::uint32_t chunk =
-      smem + P::kK + consumer * P::kSlotBytes + P::kProbabilityChunk * kChunkBytes;
+// Stores P of an owned tile for the other consumer.
+template <class P>
+__device__ __forceinline__ void store_probabilities(std::uint32_t smem, int consumer, int warp,
+                                                    int lane, const std::uint32_t (&p)[16]) {
+  const std::uint32_t chunk = smem + P::probabilities(consumer);
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     stmatrix_x4(fragment_address(chunk, warp, lane, k16), p[4 * k16], p[4 * k16 + 1],
                 p[4 * k16 + 2], p[4 * k16 + 3]);
   }
+}
+
+// Gives what store_probabilities() has stored, and the reference, to the other consumer.
+template <class P>
+__device__ __forceinline__ void hand_over(std::uint32_t smem, int consumer, int warp, int lane,
+                                          const RowState& state) {
   if ((lane & 3) == 0) {
     const std::uint32_t at = smem + P::kReference + 4 * (consumer * kHeads + 16 * warp + lane / 4);
     st_shared(at, state.reference[0]);
@@ -354,15 +376,17 @@ __device__ __forceinline__ void hand_over(std::uint32_t smem, int consumer, int 
   mbarrier_arrive_warp(smem + P::kPReady + 8 * consumer);
 }
 
-// Queues o += P V for an owned tile, P from registers. Two commit groups, one a piece.
-template <int kDim>
+// Queues o += P V for an owned tile, P from registers. Two commit groups, one a piece, and
+// between() between them.
+template <class P, class Between>
 __device__ __forceinline__ void multiply_own_values(std::uint32_t smem, int consumer,
-                                                    const std::uint32_t (&p)[16], Output& o) {
-  using P = Plan<kDim>;
+                                                    const std::uint32_t (&p)[16], Output& o,
+                                                    const Between& between) {
   const std::uint64_t base = descriptor_mn_major(smem);
   wgmma_fence();
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
+    if (piece == 1) between();
     const std::uint32_t v =
         P::kK + consumer * P::kSlotBytes + (4 * consumer + 2 * piece) * kChunkBytes;
 #pragma unroll
@@ -375,11 +399,10 @@ __device__ __forceinline__ void multiply_own_values(std::uint32_t smem, int cons
 }
 
 // The same for a tile of the other consumer, P from shared memory, after taking over its reference.
-template <int kDim>
+template <class P>
 __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, int consumer,
                                                       std::uint32_t parity, int warp, int lane,
                                                       RowState& state, Output& o) {
-  using P = Plan<kDim>;
   const int other = 1 - consumer;
   mbarrier_wait(smem + P::kPReady + 8 * other, parity, "consumer", consumer);
   const std::uint32_t at = smem + P::kReference + 4 * (other * kHeads + 16 * warp + lane / 4);
@@ -389,8 +412,7 @@ __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, int co
   rescale(o, factors);
 
   const std::uint32_t slot = P::kK + other * P::kSlotBytes;
-  const std::uint64_t p =
-      descriptor_offset(descriptor_k_major(smem), slot + P::kProbabilityChunk * kChunkBytes);
+  const std::uint64_t p = descriptor_offset(descriptor_k_major(smem), P::probabilities(other));
   const std::uint64_t base = descriptor_mn_major(smem);
   wgmma_fence();
 #pragma unroll
@@ -408,24 +430,22 @@ __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, int co
 // Waits for the two commit groups of the P V queued last and gives each piece's chunks back to the
 // gather warpgroup. kGroup: the first of the two groups of chunks: 0 of an owned tile, 2 of one of
 // the other consumer. kBehind: commit groups queued since.
-template <int kDim, int kGroup, int kBehind = 0>
+template <class P, int kGroup, int kBehind = 0>
 __device__ __forceinline__ void release_values(std::uint32_t smem, int slot, Output& o) {
-  using P = Plan<kDim>;
   wgmma_wait<1 + kBehind>();
-  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (slot * kGroups + kGroup));
+  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (slot * P::kAllGroups + kGroup));
   wgmma_wait<kBehind>();
-  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (slot * kGroups + kGroup + 1));
+  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (slot * P::kAllGroups + kGroup + 1));
   wgmma_pin(o[0]);
   wgmma_pin(o[1]);
 }
 
 // Sums over both consumers and all columns, by way of shared memory. `item_parity` alternates, and
 // the barrier of the next item separates the reads of this one from the writes two items later.
-template <int kDim>
+template <class P>
 __device__ __forceinline__ void merge_consumers(std::uint32_t smem, int consumer,
                                                 std::uint32_t item_parity, int warp, int lane,
                                                 RowState& state) {
-  using P = Plan<kDim>;
   const std::uint32_t row = 4 * (16 * warp + lane / 4);
   const std::uint32_t mine = 4 * kHeads * (2 * item_parity + consumer) + row;
   const std::uint32_t other = 4 * kHeads * (2 * item_parity + 1 - consumer) + row;
@@ -499,10 +519,9 @@ __device__ __forceinline__ float output_factor(float sum, float reference, float
 //     work.ends(item, count)   whether the results of the item are stored here
 //     work.take_over<kConsumer>(item, warp, lane, state, o), hand_on: what the part before left
 //   work.store<kConsumer>(item, warp, lane, state, o)
-template <int kDim, int kConsumer, class Work>
+template <class P, int kConsumer, class Work>
 __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale& scale,
                                               std::uint32_t smem) {
-  using P = Plan<kDim>;
   const int consumer = number_of<kConsumer>(), other = 1 - consumer;
   const int thread = threadIdx.x & 127;
   const int warp = thread >> 5;
@@ -511,20 +530,21 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
   std::uint32_t q_uses = 0;                    // items with tiles
 
   const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
-    mbarrier_wait(smem + P::kFull + 8 * (consumer * kGroups + kGroup), own_uses & 1, "consumer",
-                  10 * consumer + kGroup);
+    mbarrier_wait(smem + P::kFull + 8 * (consumer * P::kAllGroups + kGroup), own_uses & 1,
+                  "consumer", 10 * consumer + kGroup);
     // Here and not by the threads that stored: it waits for all that a thread has under way, and
     // theirs are the loads of the rows to come.
     if constexpr (Work::kStoredRows) fence_proxy_async_shared();
     // The queries come between tiles 0 and 1, in groups of the same chunks as those of slot 0; the
     // groups of slot 1 hold other chunks, so consumer 1 waits for all of them.
-    if (tile == consumer && (consumer == 0 || kGroup == 0)) {
+    if (tile == consumer && (consumer == 0 || kGroup == P::kFirstGroup)) {
 #pragma unroll
-      for (int group = kGroup; group < (consumer == 0 ? kGroup + 1 : kGroups); ++group) {
+      for (int group = P::kApart && consumer == 1 ? 0 : kGroup;
+           group < (consumer == 0 ? kGroup + 1 : P::kAllGroups); ++group) {
         mbarrier_wait(smem + P::kQFull + 8 * group, q_uses & 1, "consumer", 10 * consumer + group);
       }
     }
-    multiply_scores<kDim, kGroup>(smem, consumer, s);
+    multiply_scores<P, kGroup>(smem, consumer, s);
   };
 
   auto count = work.count(work.first());
@@ -548,6 +568,10 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
     // that itself: where P V of the tile before is not left under way, all tiles share their
     // instructions, which leaves more room for others' in the instruction caches.
     constexpr bool kOneCode = Work::kValuesBefore < kGroups;
+    // The other consumer gets P before P V of the own tile is queued, where it waits for P before
+    // it can go on; else in the midst of that, whose first half runs while the fence waits for what
+    // was stored; with P in the slot behind it, which was measured to be faster there.
+    constexpr bool kMidst = !kOneCode && P::kApart;
     const auto own_tile = [&]<bool kBefore>(int tile) {
       float s[32];
       std::uint32_t p[16];
@@ -557,16 +581,17 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       const auto other_values = [&]<int kGroup>() {
         if constexpr (kBefore && Work::kValuesBefore == kGroup) {
           if (kOneCode && consumer == 0 && tile == 0) return;
-          multiply_other_values<kDim>(smem, consumer, other_uses & 1, warp, lane, state, o);
+          multiply_other_values<P>(smem, consumer, other_uses & 1, warp, lane, state, o);
           ++other_uses;
         }
       };
       const auto release_other = [&]<int kGroup>() {
         if constexpr (kBefore && Work::kValuesBefore == kGroup) {
           if (kOneCode && consumer == 0 && tile == 0) return;
-          release_values<kDim, 2, 1>(smem, other, o);
+          release_values<P, 2, 1>(smem, other, o);
         }
       };
+      if constexpr (P::kApart) scores.template operator()<kRopeGroup>(tile, s);
       other_values.template operator()<0>();
       scores.template operator()<0>(tile, s);
       release_other.template operator()<0>();
@@ -585,21 +610,27 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       if constexpr (kOneCode) mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * consumer);
       wgmma_wait<kUnderWay ? 2 : 0>();  // the logits are there; P V may still run
       wgmma_pin(s);
+      if constexpr (P::kApart) {
+        mbarrier_arrive_warp(smem + P::kEmpty + 8 * (consumer * P::kAllGroups + kRopeGroup));
+      }
       if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
 
       if constexpr (!kOneCode) mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * consumer);
       float factors[2];
       softmax_reference(scale, mask, lane, s, state, factors);
       // Released before the exponentials: the other slot is refilled while they are taken.
-      if constexpr (kUnderWay) release_values<kDim, 2>(smem, other, o);
+      if constexpr (kUnderWay) release_values<P, 2>(smem, other, o);
       softmax_weights(scale, s, p, state);
-      // Where the other consumer waits for P before it can go on, P goes first.
-      if constexpr (kOneCode) hand_over<kDim>(smem, consumer, warp, lane, p, state);
+      const auto store = [&] { store_probabilities<P>(smem, consumer, warp, lane, p); };
+      const auto hand = [&] { hand_over<P>(smem, consumer, warp, lane, state); };
+      if constexpr (kOneCode) store(), hand();
       rescale(o, factors);
-      multiply_own_values<kDim>(smem, consumer, p, o);
-      // Both only read the registers of p.
-      if constexpr (!kOneCode) hand_over<kDim>(smem, consumer, warp, lane, p, state);
-      release_values<kDim, 0>(smem, consumer, o);
+      if constexpr (kMidst) store();
+      multiply_own_values<P>(smem, consumer, p, o, [&] {
+        if constexpr (kMidst) hand();
+      });
+      if constexpr (!kOneCode && !kMidst) store(), hand();
+      release_values<P, 0>(smem, consumer, o);
       wgmma_pin(p);
       ++own_uses;
     };
@@ -614,14 +645,14 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       if (consumer == 1 && tiles == 1)
         mbarrier_arrive_warp(smem + P::kQFree);  // it had no use for Q
       if ((tiles - 1) % 2 != consumer) {
-        multiply_other_values<kDim>(smem, consumer, other_uses & 1, warp, lane, state, o);
-        release_values<kDim, 2>(smem, other, o);
+        multiply_other_values<P>(smem, consumer, other_uses & 1, warp, lane, state, o);
+        release_values<P, 2>(smem, other, o);
         ++other_uses;
       }
       if constexpr (Work::kParts) {
         if (!ends) work.template hand_on<kConsumer>(warp, lane, state, o);
       }
-      merge_consumers<kDim>(smem, consumer, q_uses & 1, warp, lane, state);
+      merge_consumers<P>(smem, consumer, q_uses & 1, warp, lane, state);
       ++q_uses;
     }
     if (ends) work.template store<kConsumer>(item, warp, lane, state, o);
@@ -631,15 +662,14 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
 // Makes the barriers of the consumers and those between them and the third warpgroup. `full`
 // gives the arrivals of group `group` of the tile in slot `slot`. One thread; fence_mbarrier_init()
 // and __syncthreads() follow.
-template <int kDim, class Full>
+template <class P, class Full>
 __device__ __forceinline__ void init_barriers(std::uint32_t smem, const Full& full) {
-  using P = Plan<kDim>;
   if (smem % 1024 != 0) __trap();  // the swizzle is one of address bits
-  for (int i = 0; i < 2 * kGroups; ++i) {
-    mbarrier_init(smem + P::kFull + 8 * i, full(i / kGroups, i % kGroups));
+  for (int i = 0; i < 2 * P::kAllGroups; ++i) {
+    mbarrier_init(smem + P::kFull + 8 * i, full(i / P::kAllGroups, i % P::kAllGroups));
     mbarrier_init(smem + P::kEmpty + 8 * i, kWarpsPerConsumer * kWarpArrival);
   }
-  for (int i = 0; i < kGroups; ++i) mbarrier_init(smem + P::kQFull + 8 * i, kGatherThreads);
+  for (int i = 0; i < P::kAllGroups; ++i) mbarrier_init(smem + P::kQFull + 8 * i, kGatherThreads);
   for (int i = 0; i < 2; ++i)
     mbarrier_init(smem + P::kPReady + 8 * i, kWarpsPerConsumer * kWarpArrival);
   mbarrier_init(smem + P::kQFree, 2 * kWarpsPerConsumer * kWarpArrival);

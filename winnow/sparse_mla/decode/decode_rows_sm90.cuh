@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_piece_queries(const KernelParams& params, c
   for (int part = thread; part < kGatherThreads; part += kThreads) {
     const GatherRows heads = head_rows(params.q.at(at.i, at.s, 0), params.q.stride_h, at.first_head,
                                        part, [&](int, int head) { return head < params.h_q; });
-    load_queries<kDim>(address_of_thread(smem, part), heads, part, policy_evict_first());
+    load_queries<Plan<kDim>>(address_of_thread(smem, part), heads, part, policy_evict_first());
   }
   if (n + 1 < pieces.count()) {
     const Piece next = pieces[n + 1];
@@ -198,7 +198,7 @@ __device__ __forceinline__ void load_quantised_rows(std::uint32_t smem, std::uin
                        thread, policy);
     }
   };
-  load_groups<kDim, kSlot>(smem, parity, landed, mask, thread, copy);
+  load_groups<Plan<kDim>, kSlot>(smem, parity, landed, mask, thread, copy);
 }
 
 // --- the role -----------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, const Piec
       if constexpr (kFormat == CacheFormat::bf16) {
         const GatherRows rows = chosen_rows(chosen, entries, mask, thread);
         more = advance();
-        load_tile_rows<kDim, kSlot>(smem, parity, rows, mask, thread, keep);
+        load_tile_rows<Plan<kDim>, kSlot>(smem, parity, rows, mask, thread, keep);
       } else {
         const RawRows<kFormat> rows(chosen, entries, mask, thread);
         more = advance();

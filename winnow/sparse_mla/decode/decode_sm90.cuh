@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
   // multiprocessors are free, which costs a short call more than it saves.
   if constexpr (!kShort) allow_next_kernel();
   if (threadIdx.x == 0) {
-    init_barriers<kDim>(smem, [](int, int group) {
+    init_barriers<Plan<kDim>>(smem, [](int, int group) {
       return kCopied ? copied_group_arrivals(group) : kTurnedGroupArrivals;
     });
     if (!kCopied) init_landed_barriers<kDim>(smem);
@@ -147,13 +147,13 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (kShort && warpgroup < 2) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<kDim, kEither>(work, params.scale, smem);
+    consumer_role<Plan<kDim>, kEither>(work, params.scale, smem);
   } else if (!kShort && warpgroup == 0) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<kDim, 0>(work, params.scale, smem);
+    consumer_role<Plan<kDim>, 0>(work, params.scale, smem);
   } else if (!kShort && warpgroup == 1) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<kDim, 1>(work, params.scale, smem);
+    consumer_role<Plan<kDim>, 1>(work, params.scale, smem);
   } else {
     setmaxnreg_dec<kBringRegisters<kFormat>>();
     const int thread = __shfl_sync(kFullWarp, threadIdx.x, 0) - 2 * 128;  // the warp's first one

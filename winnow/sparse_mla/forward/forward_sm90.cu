@@ -13,6 +13,7 @@ namespace winnow::sparse_mla {
 
 namespace {
 
+using forward_sm90_detail::Entries;
 using forward_sm90_detail::flag_bytes;
 using forward_sm90_detail::KernelParams;
 
@@ -22,10 +23,14 @@ constexpr device::Runtime kRuntime{"sparse_mla::forward", "sm90"};
 // a query at the same time anyway, and gain nothing. Measured on an H100 with 64 heads: 1.08, 1.2
 // and 1.38 times as fast with 49,152, 65,536 and 131,072 rows.
 constexpr std::int64_t kRowsInL2 = 40960;
-int order_shift(const Problem& problem, std::int64_t head_blocks) {
-  if (problem.dense || head_blocks > 1 || problem.s_kv <= kRowsInL2) return -1;
-  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(problem.s_kv - 1))) -
-         static_cast<int>(std::bit_width(unsigned{kOrderRanges} - 1));
+Entries entries_of(const Problem& problem, std::int64_t head_blocks) {
+  if (problem.dense) return Entries::range;
+  return head_blocks > 1 || problem.s_kv <= kRowsInL2 ? Entries::listed : Entries::ordered;
+}
+int order_shift(const Problem& problem) {
+  return std::max(0,
+                  static_cast<int>(std::bit_width(static_cast<std::uint64_t>(problem.s_kv - 1))) -
+                      static_cast<int>(std::bit_width(unsigned{kOrderRanges} - 1)));
 }
 
 // Where two blocks of heads read rows that mostly come from memory, they ask for them earlier. It
@@ -46,8 +51,8 @@ forward_sm90_detail::Rounds rounds_of(const Problem& problem, bool may_hand_on) 
   const std::uint32_t blocks =
       std::min(items, static_cast<std::uint32_t>(kRuntime.multiprocessors()));
   const std::int64_t tiles = (problem.topk + kTileRows - 1) / kTileRows;
-  return forward_sm90_detail::make_rounds(items, blocks, tiles,
-                                          may_hand_on && order_shift(problem, head_blocks) < 0);
+  return forward_sm90_detail::make_rounds(
+      items, blocks, tiles, may_hand_on && entries_of(problem, head_blocks) != Entries::ordered);
 }
 
 KernelParams kernel_params(const ForwardParams& params, void* workspace) {
@@ -75,21 +80,33 @@ KernelParams kernel_params(const ForwardParams& params, void* workspace) {
   kernel.rounds = rounds_of(problem, workspace != nullptr);
   kernel.handed = static_cast<char*>(workspace);
   kernel.ranges = range_view(problem);
-  kernel.order_shift = order_shift(problem, head_blocks);
+  kernel.order_shift = order_shift(problem);
   kernel.prefetch = prefetches(problem, head_blocks);
   return kernel;
 }
 
-template <int kDim, bool kDense>
+template <int kDim, Entries kEntries>
 void launch(const KernelParams& kernel, cudaStream_t stream) {
-  constexpr int kBytes = forward_sm90_detail::kSharedBytes<kDim>;
-  auto* const function = forward_sm90_detail::forward_kernel<kDim, kDense>;
+  constexpr int kBytes = forward_sm90_detail::kSharedBytes<kDim, kEntries>;
+  auto* const function = forward_sm90_detail::forward_kernel<kDim, kEntries>;
   kRuntime.allow_shared_memory(function, kBytes);
   if (kernel.rounds.chunk > 0) {
     const auto flags = static_cast<std::size_t>(flag_bytes(kernel.rounds.blocks));
     kRuntime.check(cudaMemsetAsync(kernel.handed, 0, flags, stream), "cudaMemsetAsync");
   }
   kRuntime.launch(function, kernel.rounds.blocks, attention_sm90::kThreads, kBytes, stream, kernel);
+}
+
+template <int kDim>
+void launch(Entries entries, const KernelParams& kernel, cudaStream_t stream) {
+  switch (entries) {
+    case Entries::listed:
+      return launch<kDim, Entries::listed>(kernel, stream);
+    case Entries::ordered:
+      return launch<kDim, Entries::ordered>(kernel, stream);
+    case Entries::range:
+      return launch<kDim, Entries::range>(kernel, stream);
+  }
 }
 
 }  // namespace
@@ -101,10 +118,9 @@ std::int64_t forward_sm90_workspace_bytes(const ForwardParams& params) {
 
 void forward_sm90(const ForwardParams& params, void* workspace, void* stream) {
   const KernelParams kernel = kernel_params(params, workspace);
-  const bool wide = params.problem.d_qk == 576;
-  const auto function = params.problem.dense ? (wide ? launch<576, true> : launch<512, true>)
-                                             : (wide ? launch<576, false> : launch<512, false>);
-  function(kernel, static_cast<cudaStream_t>(stream));
+  const Entries entries = entries_of(params.problem, head_blocks_of(params.problem));
+  const auto function = params.problem.d_qk == 576 ? launch<576> : launch<512>;
+  function(entries, kernel, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace winnow::sparse_mla

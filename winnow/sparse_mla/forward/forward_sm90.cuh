@@ -31,33 +31,41 @@ struct KernelParams {
   Rounds rounds;
   char* handed;      // handed_bytes() where parts of items are handed on
   RangeView ranges;  // of a dense problem
-  int order_shift;   // entries are read by ranges of 2^order_shift rows; -1: as they are listed
+  int order_shift;   // of ordered entries: their ranges have 2^order_shift rows
   bool prefetch;     // rows of the next tile are asked for
 };
 
-// Shared memory: behind what attention_sm90.cuh has, the entries of a query in order.
-template <int kDim>
-inline constexpr int kSegment = (Plan<kDim>::kBytes + 15) / 16 * 16;
-template <int kDim>
-inline constexpr int kTurns = kSegment<kDim> + static_cast<int>(sizeof(EntrySegment));
-template <int kDim>
-inline constexpr int kSharedBytes = kTurns<kDim> + static_cast<int>(sizeof(Turns));
-static_assert(kSharedBytes<576> == 232180 && kSharedBytes<576> <= 232448);
+// The entries of a query: those of its list, as they are listed or put in order by ranges of rows,
+// or in a dense problem its range of rows.
+enum class Entries { listed, ordered, range };
 
-// Where the entries of a query come from, and how many there are: its list, or in a dense problem
-// (kDense) its range of rows.
-template <bool kDense>
+// Shared memory: behind what attention_sm90.cuh has, the entries of a query in order. These and a
+// place for P alone are too much for one block.
+template <int kDim, Entries kEntries>
+using PlanOf = Plan<kDim, kDim == 576 && kEntries != Entries::ordered>;
+template <class P>
+inline constexpr int kSegment = (P::kBytes + 15) / 16 * 16;
+template <int kDim, Entries kEntries, class P = PlanOf<kDim, kEntries>>
+inline constexpr int kTurns =
+    kSegment<P> + (kEntries == Entries::ordered ? static_cast<int>(sizeof(EntrySegment)) : 0);
+template <int kDim, Entries kEntries>
+inline constexpr int kSharedBytes = kTurns<kDim, kEntries> + static_cast<int>(sizeof(Turns));
+static_assert(kSharedBytes<576, Entries::listed> <= 232448);
+static_assert(kSharedBytes<576, Entries::ordered> <= 232448);
+
+// Where the entries of a query come from, and how many there are.
+template <Entries kEntries>
 __device__ __forceinline__ auto entry_row(const KernelParams& params, std::int64_t query) {
-  if constexpr (kDense) {
+  if constexpr (kEntries == Entries::range) {
     const int begin = query_range(params.kv, params.ranges, query).begin;
     return RowEntries{begin, begin};
   } else {
     return params.kv.indices + query * params.kv.indices_stride;
   }
 }
-template <bool kDense>
+template <Entries kEntries>
 __device__ __forceinline__ int entry_count(const KernelParams& params, std::int64_t query) {
-  if constexpr (kDense) {
+  if constexpr (kEntries == Entries::range) {
     const QueryRange range = query_range(params.kv, params.ranges, query);
     return range.end - range.begin;
   } else {
@@ -65,10 +73,10 @@ __device__ __forceinline__ int entry_count(const KernelParams& params, std::int6
   }
 }
 // Entries that name rows below it are visible.
-template <bool kDense>
+template <Entries kEntries>
 __device__ __forceinline__ std::uint32_t entry_limit(const KernelParams& params,
                                                      std::int64_t query) {
-  if constexpr (kDense) {
+  if constexpr (kEntries == Entries::range) {
     return query_range(params.kv, params.ranges, query).end;
   } else {
     return visible_rows(params.kv, query);
@@ -100,10 +108,11 @@ __device__ __forceinline__ void prefetch_rows(const KernelParams& params,
 }
 
 // Runs ahead of the consumers by what the slots allow, into the next item too.
-template <int kDim, bool kDense>
+template <int kDim, Entries kEntries>
 __device__ __forceinline__ void gather_role(const KernelParams& params, const Turns& turns,
                                             std::uint32_t smem) {
-  using P = Plan<kDim>;
+  using P = PlanOf<kDim, kEntries>;
+  constexpr bool kOrdered = kEntries == Entries::ordered;
   const int thread = threadIdx.x - 2 * 128;
   const int lane = thread & 31;
   const std::uint64_t keep = policy_evict_last();
@@ -112,53 +121,50 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, const Tu
   std::uint32_t q_uses = 0;
 
   constexpr int kOrderBarrier = 1;
-  const bool ordered = !kDense && params.order_shift >= 0;
   TileEntries next{-1, -1};  // loaded one tile ahead, where they are not ordered
   bool loaded = false;       // `next` is the first tile of the part that begins
   Part part = turns.part(params.rounds, 0);
-  int entries = entry_count<kDense>(params, part.item / params.head_blocks);
+  int entries = entry_count<kEntries>(params, part.item / params.head_blocks);
   for (std::uint32_t turn = 0; turn < turns.count(); ++turn) {
     const std::uint32_t item = part.item;
     const std::int64_t query = item / params.head_blocks;
-    const auto row = entry_row<kDense>(params, query);
-    const std::uint32_t visible = entry_limit<kDense>(params, query);
+    const auto row = entry_row<kEntries>(params, query);
+    const std::uint32_t visible = entry_limit<kEntries>(params, query);
     const int first = part.first, tiles = min(tile_count(entries), part.end);
     // The length of the next item is loaded long before it is needed.
     const bool goes_on = turn + 1 < turns.count();
     if (goes_on) part = turns.part(params.rounds, turn + 1);
     const std::int64_t next_query = part.item / params.head_blocks;
-    const int next_entries = goes_on ? entry_count<kDense>(params, next_query) : 0;
+    const int next_entries = goes_on ? entry_count<kEntries>(params, next_query) : 0;
 
-    if (!ordered && !loaded && first < tiles) next = load_tile(row, first, entries, lane);
+    if (!kOrdered && !loaded && first < tiles) next = load_tile(row, first, entries, lane);
     loaded = false;
     for (int tile = first; tile < tiles; ++tile) {
-      if constexpr (!kDense) {
-        if (ordered) {
-          const int inside = tile % kSegmentTiles, from = (tile - inside) * kTileRows;
-          const int count = min(entries - from, kSegmentEntries);
-          if (inside == 0) {  // items in order are whole
-            order_segment<kOrderBarrier>(smem + kSegment<kDim>, row + from, count,
-                                         params.order_shift, thread);
-          }
-          next = load_ordered_tile(smem + kSegment<kDim>, inside, count, lane);
+      if constexpr (kOrdered) {
+        const int inside = tile % kSegmentTiles, from = (tile - inside) * kTileRows;
+        const int count = min(entries - from, kSegmentEntries);
+        if (inside == 0) {  // items in order are whole
+          order_segment<kOrderBarrier>(smem + kSegment<P>, row + from, count, params.order_shift,
+                                       thread);
         }
+        next = load_ordered_tile(smem + kSegment<P>, inside, count, lane);
       }
       const std::uint64_t mask = tile_mask(next, visible);
       const GatherRows rows = gather_rows(params.kv, next, mask, thread);
-      if (!ordered && tile + 1 < tiles) {
+      if (!kOrdered && tile + 1 < tiles) {
         next = load_tile(row, tile + 1, entries, lane);
-      } else if (!ordered && next_entries > 0) {
-        next = load_tile(entry_row<kDense>(params, next_query), part.first, next_entries, lane);
+      } else if (!kOrdered && next_entries > 0) {
+        next = load_tile(entry_row<kEntries>(params, next_query), part.first, next_entries, lane);
         loaded = true;
       }
       if (tile % 2 == 0) {  // the parts of an item begin with even tiles
-        load_tile_rows<kDim, 0>(smem, uses & 1, rows, mask, thread, keep);
+        load_tile_rows<P, 0>(smem, uses & 1, rows, mask, thread, keep);
         uses ^= 1;
       } else {
-        load_tile_rows<kDim, 1>(smem, uses >> 1, rows, mask, thread, keep);
+        load_tile_rows<P, 1>(smem, uses >> 1, rows, mask, thread, keep);
         uses ^= 2;
       }
-      if (!kDense && params.prefetch && (loaded || tile + 1 < tiles)) {
+      if (kEntries == Entries::listed && params.prefetch && (loaded || tile + 1 < tiles)) {
         prefetch_rows<kDim>(params, next, thread);
       }
       if (tile == first) {
@@ -169,7 +175,7 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, const Tu
         const GatherRows heads =
             head_rows(params.q + query * params.q_stride0, params.q_stride1, first_head, thread,
                       [&](int, int head) { return head < params.h_q; });
-        load_queries<kDim>(smem, heads, thread, once);
+        load_queries<P>(smem, heads, thread, once);
         ++q_uses;
         if (goes_on) prefetch_queries<kDim>(params, part.item, thread);
       }
@@ -211,7 +217,7 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
 }
 
 // The turns of the block, as consumer_role() wants them.
-template <bool kDense>
+template <Entries kEntries>
 struct Work {
   static constexpr bool kStoredRows = false;
   static constexpr bool kParts = true;
@@ -226,7 +232,7 @@ struct Work {
     return turns.part(params.rounds, turn);
   }
   __device__ __forceinline__ int count(std::uint32_t turn) const {
-    return entry_count<kDense>(params, part(turn).item / params.head_blocks);
+    return entry_count<kEntries>(params, part(turn).item / params.head_blocks);
   }
   __device__ __forceinline__ int tiles(std::uint32_t turn, int entries) const {
     const Part mine = part(turn);
@@ -256,31 +262,32 @@ struct Work {
   }
 };
 
-template <int kDim, bool kDense>
+template <int kDim, Entries kEntries>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ KernelParams params) {
+  using P = PlanOf<kDim, kEntries>;
   auto* const shared = reinterpret_cast<char*>(dynamic_shared<1024>());
   const std::uint32_t smem = shared_address(shared);
-  Turns& turns = *reinterpret_cast<Turns*>(shared + kTurns<kDim>);
+  Turns& turns = *reinterpret_cast<Turns*>(shared + kTurns<kDim, kEntries>);
   if (threadIdx.x == 0) {
-    init_barriers<kDim>(smem, [](int, int group) { return copied_group_arrivals(group); });
+    init_barriers<P>(smem, [](int, int group) { return copied_group_arrivals(group); });
     fence_mbarrier_init();
     turns.plan(params.rounds);
   }
   __syncthreads();
 
   // Each role is one branch, as setmaxnreg wants it.
-  const Work<kDense> work{params, turns};
+  const Work<kEntries> work{params, turns};
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     setmaxnreg_inc<kConsumerRegisters>();
-    consumer_role<kDim, 0>(work, params.scale, smem);
+    consumer_role<P, 0>(work, params.scale, smem);
   } else if (warpgroup == 1) {
     setmaxnreg_inc<kConsumerRegisters>();
-    consumer_role<kDim, 1>(work, params.scale, smem);
+    consumer_role<P, 1>(work, params.scale, smem);
   } else {
     setmaxnreg_dec<kGatherRegisters>();
-    gather_role<kDim, kDense>(params, turns, smem);
+    gather_role<kDim, kEntries>(params, turns, smem);
   }
 }
 
