@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from winnow.compat.deep_ep._route import Route
 
 
@@ -11,9 +9,9 @@ class Handle(tuple):
     """A tuple as deep_ep has it, of six on one node and ten on several, and the route.
 
     Of its members these are filled: rank_prefix_matrix (int32 [W, W]; [i][r] of this rank r: rows
-    from ranks 0 to i) first of six; is_token_in_rank last but one of six and first of ten;
-    recv_gbl_rank_prefix_sum (int32 [W], the same numbers) last but three of ten. The rest describe
-    queues that are not here: None.
+    from ranks 0 to i; the other columns are the same memory) first of six; is_token_in_rank last
+    but one of six and first of ten; recv_gbl_rank_prefix_sum (int32 [W], the same numbers) last
+    but three of ten. The rest describe queues that are not here: None.
     """
 
     route: Route
@@ -23,7 +21,7 @@ class Handle(tuple):
         layer, begins = route.layer, route.descriptor.source_begins
         world = begins.shape[0] - 1
         if layer.local_world_size == world:
-            matrix = torch.outer(begins[1:], route.own_column)
+            matrix = begins[1:, None].expand(world, world)
             handle = cls((matrix, None, None, None, is_token_in_rank, None))
         else:
             sums = begins[1:].clone()
