@@ -142,9 +142,8 @@ def wrong_choice(x: Tensor, topk_idx: Any, topk_weights: Any) -> Wrong:
     wrong = wrong_indices(topk_idx)
     if wrong:
         return wrong
-    tokens = x.shape[0]
-    if topk_idx.shape[0] != tokens or topk_idx.device != x.device:
-        return "topk_idx", f"[{tokens}, K] on {x.device} as x", _placed(topk_idx)
+    if len(topk_idx) != len(x) or topk_idx.device != x.device:
+        return "topk_idx", f"[{len(x)}, K] on {x.device} as x", _placed(topk_idx)
     return wrong_weights("topk_weights", topk_weights)
 
 

@@ -2,18 +2,18 @@
 
 from typing import Any
 
+import torch
+
 from winnow.compat.deep_ep._route import Route
-from winnow.compat.deep_ep._streams import Kept
 
 
-class Handle(Kept):
+class Handle(tuple):
     """A tuple as deep_ep has it, of six on one node and ten on several, and the route.
 
     Of its members these are filled: rank_prefix_matrix (int32 [W, W]; [i][r] of this rank r: rows
-    from ranks 0 to i; the other columns are the same memory) first of six; is_token_in_rank last
-    but one of six and first of ten; recv_gbl_rank_prefix_sum (int32 [W], the same numbers) last
-    but three of ten. Both are the layer's own table. The rest describe queues that are not here:
-    None.
+    from ranks 0 to i) first of six; is_token_in_rank last but one of six and first of ten;
+    recv_gbl_rank_prefix_sum (int32 [W], the same numbers) last but three of ten. The rest describe
+    queues that are not here: None.
     """
 
     route: Route
@@ -23,10 +23,10 @@ class Handle(Kept):
         layer, begins = route.layer, route.descriptor.source_begins
         world = begins.shape[0] - 1
         if layer.local_world_size == world:
-            matrix = begins.as_strided((world, world), (1, 0), begins.storage_offset() + 1)
+            matrix = torch.outer(begins[1:], route.own_column)
             handle = cls((matrix, None, None, None, is_token_in_rank, None))
         else:
-            sums = begins[1:]
+            sums = begins[1:].clone()
             handle = cls((is_token_in_rank, None, None, None, None, None, sums, None, None, None))
         handle.route = route
         return handle

@@ -99,6 +99,7 @@ class Layers:
         self._last: Optional[AllToAll] = None
         self._last_low_latency: Optional[LowLatency] = None
         self._closed = False
+        self._own_columns: Dict[torch.device, Tensor] = {}
         places = self._agree({"host": socket.gethostname(), "gpu": _gpu()})
         self.local_world_size = _local_world_size([place["host"] for place in places])
         mine = places[self.rank]
@@ -139,7 +140,7 @@ class Layers:
         if not grows and sizes.topk == 0 and made is not None and made.topk < columns:
             # The tables of such calls are equally wide on all ranks, so that all make a larger one.
             del self._made[sizes]
-        return self.with_layer(sizes, max(input.shape[0], tokens), columns, call, grows)
+        return self.with_layer(sizes, max(len(input), tokens), columns, call, grows)
 
     def with_layer(
         self, sizes: Sizes, tokens: int, topk: int, call: Any, grows: bool = True
@@ -193,6 +194,14 @@ class Layers:
         except InvalidArgument:
             self._made[sizes] = kept
             raise
+
+    def own_column(self, device: torch.device) -> Tensor:
+        """int32 [W]: 1 of this rank, 0 of the others."""
+        if device not in self._own_columns:
+            column = [int(rank == self.rank) for rank in range(self.world_size)]
+            # Which waits for the copy: calls of other streams will read it.
+            self._own_columns[device] = torch.tensor(column, dtype=torch.int32, device=device)
+        return self._own_columns[device]
 
     @property
     def call_sms(self) -> int:

@@ -102,6 +102,11 @@ class Route:
     def _host_knows(self) -> bool:
         return self._options["worst_case_rows"] == 0
 
+    @property
+    def own_column(self) -> Tensor:
+        """int32 [W]: 1 of this rank, 0 of the others."""
+        return self._layers.own_column(self.sizes.device)
+
     def take_arrived(self) -> Arrived:
         """The rows of the dispatch itself, once: a handle does not keep them."""
         arrived, self.arrived = self.arrived, None

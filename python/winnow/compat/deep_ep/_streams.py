@@ -13,15 +13,11 @@ def event_of(previous_event: Any) -> Optional[EventHandle]:
     return getattr(previous_event, "event", previous_event)
 
 
-class Kept(tuple):
-    """A result whose tensors are no memory that torch allocates in the call."""
-
-
 def tensors_in(values: Any) -> Iterable[Tensor]:
     """All tensors in nested tuples. Lists are of numbers, hundreds of counts."""
     if isinstance(values, Tensor):
         yield values
-    elif isinstance(values, tuple) and not isinstance(values, Kept):
+    elif isinstance(values, tuple):
         for value in values:
             yield from tensors_in(value)
 
