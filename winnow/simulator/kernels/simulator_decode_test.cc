@@ -106,8 +106,9 @@ const std::vector<PlantedBug> kThoroughBugs = {
            of_kernel(bug("TooManyRegisters", "setmaxnreg_dec<kBringRegisters", Action::add, 8))),
     of_consumers(
         bug("NoWaitForEmptySlot", "mbarrier_wait(smem + P::kEmpty + 8 * (kSlot", Action::drop)),
-    of_consumers(bug("SwappedPhaseOfSlots", "P::kEmpty + 8 * (kSlot * P::kAllGroups + group), parity ^ 1",
-                     Action::add, 1)),
+    of_consumers(bug("SwappedPhaseOfSlots",
+                     "P::kEmpty + 8 * (kSlot * P::kAllGroups + group), parity ^ 1", Action::add,
+                     1)),
     of_turn(bug("SwappedPhaseOfLandedRows", "mbarrier_wait(smem_ + Q::kLanded", Action::add, 1)),
     of_consumers(bug("NoArrivalOfCopies", "mbarrier_arrive_cp_async(landed", Action::drop)),
     bug("NoArrivalOfRelease", "mbarrier_arrive(landed + 8 * group)", Action::drop),
