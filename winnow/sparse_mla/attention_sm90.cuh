@@ -297,11 +297,23 @@ __device__ __forceinline__ void multiply_scores(std::uint32_t smem, int slot, fl
   wgmma_commit();
 }
 
+// The largest of a thread's logits in its row r.
+__device__ __forceinline__ float thread_maximum(const float (&s)[32], int r) {
+  float largest = s[2 * r];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    largest = fmaxf(largest, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+  }
+  return largest;
+}
+
 // Masks the logits of an owned tile, takes their maxima into the state and raises the references
-// where they are exceeded.
+// where they are exceeded. With kBetween, between() is called between the maxima of threads and
+// those of rows.
+template <bool kBetween, class Between>
 __device__ __forceinline__ void softmax_reference(const LogitScale& scale, std::uint64_t mask,
                                                   int lane, float (&s)[32], RowState& state,
-                                                  float (&factors)[2]) {
+                                                  float (&factors)[2], const Between& between) {
   if (scale.sign != 1.0f) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] *= scale.sign;
@@ -319,15 +331,17 @@ __device__ __forceinline__ void softmax_reference(const LogitScale& scale, std::
       }
     }
   }
-  float raised[2];
+  float raised[2], largest[2];
+  if constexpr (kBetween) {
+    largest[0] = thread_maximum(s, 0);
+    largest[1] = thread_maximum(s, 1);
+    wgmma_pin(largest);
+    between();
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float largest = s[2 * r];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      largest = fmaxf(largest, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-    }
-    const float top = quad_max(largest) * scale.factor;
+    if constexpr (!kBetween) largest[r] = thread_maximum(s, r);
+    const float top = quad_max(largest[r]) * scale.factor;
     state.top[r] = fmaxf(state.top[r], top);
     raised[r] = top > state.reference[r] + kLazy ? top : state.reference[r];
   }
@@ -617,9 +631,13 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
 
       if constexpr (!kOneCode) mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * consumer);
       float factors[2];
-      softmax_reference(scale, mask, lane, s, state, factors);
-      // Released before the exponentials: the other slot is refilled while they are taken.
-      if constexpr (kUnderWay) release_values<P, 2>(smem, other, o);
+      // Released before the exponentials: the other slot is refilled while they are taken. With P
+      // apart even before the maxima are complete, which is about when P V is over; with P in the
+      // slot that was measured to be slower.
+      constexpr bool kEarly = kUnderWay && P::kApart;
+      softmax_reference<kEarly>(scale, mask, lane, s, state, factors,
+                                [&] { release_values<P, 2>(smem, other, o); });
+      if constexpr (kUnderWay && !kEarly) release_values<P, 2>(smem, other, o);
       softmax_weights(scale, s, p, state);
       const auto store = [&] { store_probabilities<P>(smem, consumer, warp, lane, p); };
       const auto hand = [&] { hand_over<P>(smem, consumer, warp, lane, state); };

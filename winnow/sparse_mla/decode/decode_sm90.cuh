@@ -128,9 +128,8 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
     decode_kernel(const __grid_constant__ KernelParams params) {
   const std::uint32_t smem = shared_address(dynamic_shared<1024>());
   constexpr bool kCopied = kFormat == CacheFormat::bf16;
-  // That of the merge, which waits for this one. Blocks that come early gather on what few
-  // multiprocessors are free, which costs a short call more than it saves.
-  if constexpr (!kShort) allow_next_kernel();
+  // The merge is not let in early, by allow_next_kernel(): its blocks would gather on what few
+  // multiprocessors are free, which costs more than it saves.
   if (threadIdx.x == 0) {
     init_barriers<Plan<kDim>>(smem, [](int, int group) {
       return kCopied ? copied_group_arrivals(group) : kTurnedGroupArrivals;
