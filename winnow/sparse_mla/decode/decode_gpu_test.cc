@@ -25,7 +25,7 @@ Tensor workspace_for(const DecodeArgs& args) {
   // NaN wherever it is read before it is written.
   Tensor scratch(DType::u8, {decode_workspace_bytes(args)});
   std::memset(scratch.data(), 0xff, static_cast<std::size_t>(scratch.view().numel()));
-  return scratch.to(kGpu);
+  return scratch.to(args.q.device());
 }
 
 struct Results {
@@ -37,7 +37,9 @@ struct Results {
 
 Results outputs_for(const DecodeArgs& args) {
   const std::int64_t b = args.q.size(0), s_q = args.q.size(1), h_q = args.q.size(2);
-  return {Tensor(DType::bf16, {b, s_q, h_q, 512}, kGpu), Tensor(DType::f32, {b, s_q, h_q}, kGpu)};
+  const Device device = args.q.device();
+  return {Tensor(DType::bf16, {b, s_q, h_q, 512}, device),
+          Tensor(DType::f32, {b, s_q, h_q}, device)};
 }
 
 Results run(DecodeArgs args, const RunOptions& options = {}) {
@@ -47,7 +49,7 @@ Results run(DecodeArgs args, const RunOptions& options = {}) {
   Tensor workspace = workspace_for(args);
   args.workspace = workspace;
   decode(args, options);
-  synchronize(kGpu);
+  synchronize(args.q.device());
   return results;
 }
 
@@ -195,6 +197,39 @@ TEST_F(DecodeGpu, GraphReplaysWithNewLengths) {
       stream.wait();
       ASSERT_TRUE(captured == run(args)) << to_string(format) << ", replay " << replay;
     }
+  }
+}
+
+// The current device of the caller stays as it was, and the tensors' device is used: of a call that
+// merges parts, and of rows that are stored.
+TEST_F(DecodeGpu, RunsOnTheDeviceOfTheTensors) {
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  if (count < 2) GTEST_SKIP() << "one GPU only";
+  const Device second{DeviceType::cuda, 1};
+  for (const CacheFormat format : kFormats) {
+    const DecodeStep step(large(format, 2, 128));
+    const DecodeStep here = step.on(kGpu), there = step.on(second);
+    Tensor rows(DType::bf16, {3, row_columns(format)}), slots(DType::i64, {3});
+    testing::Random random(5);
+    testing::fill_normal(rows, random);
+    for (std::int64_t i = 0; i < 3; ++i) slots.view().at<std::int64_t>(i) = 7 * i;
+    testing::StridedTensor cpu = make_cache(format, 1, 64), gpu = testing::on(second, cpu);
+    store({.rows = rows, .slots = slots, .format = format, .cache = cpu.view});
+    const Tensor rows_there = rows.to(second), slots_there = slots.to(second);
+    StoreArgs args{.rows = rows_there, .slots = slots_there, .format = format, .cache = gpu.view};
+    Tensor workspace(DType::u8, {store_workspace_bytes(args)}, second);
+    args.workspace = workspace;
+
+    ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+    EXPECT_TRUE(run(here.args()) == run(there.args())) << to_string(format);
+    store(args);
+    synchronize(second);
+    int current = -1;
+    ASSERT_EQ(cudaGetDevice(&current), cudaSuccess);
+    EXPECT_EQ(current, 0);
+    EXPECT_TRUE(testing::same_bytes(testing::on({}, gpu).storage, cpu.storage))
+        << to_string(format);
   }
 }
 
