@@ -24,7 +24,7 @@
 //   consumer 1             QK 1 |     PV 0 + max | exp | PV 1 |     QK 3 |  PV 2 + max | exp | ...
 //
 // Shared memory holds two tiles, so how long a tile stays decides the speed: it is copied and
-// released in groups of two or three chunks of 64 columns, and multiplied as they come.
+// released in groups of one to three chunks of 64 columns, and multiplied as they come.
 //
 // Q and K are copied by cp.async, and between the copies and wgmma stands nothing but the mbarrier
 // on which the copies arrive, as in CUTLASS's cp.async mainloops for sm90
@@ -71,7 +71,8 @@ inline constexpr int kWarpsPerConsumer = 4;
 inline constexpr int kValueColumns = 512;
 inline constexpr int kGroups = 4;           // of chunks of V, in which they are copied and released
 inline constexpr int kRopeGroup = kGroups;  // that of K's last chunk, where P lies elsewhere
-// Two consumers of 216 registers leave 80 for the threads of the third warpgroup.
+// Of the 168 registers that each of 384 threads begins with, two consumers of 216 leave 72 for the
+// third warpgroup.
 inline constexpr int kConsumerRegisters = 216;
 
 // A logit may exceed the reference by this much (in base 2) before the output is rescaled. Sums and
@@ -582,9 +583,10 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
     // that itself: where P V of the tile before is not left under way, all tiles share their
     // instructions, which leaves more room for others' in the instruction caches.
     constexpr bool kOneCode = Work::kValuesBefore < kGroups;
-    // The other consumer gets P before P V of the own tile is queued, where it waits for P before
-    // it can go on; else in the midst of that, whose first half runs while the fence waits for what
-    // was stored; with P in the slot behind it, which was measured to be faster there.
+    // When the other consumer gets P. Where it cannot go on without P (kOneCode): before P V of the
+    // own tile is queued. Where P has its place apart (kMidst): between the halves of that P V, so
+    // that the first half runs while the fence waits for the stores. Otherwise behind that P V,
+    // which was measured to be faster with P in the slot.
     constexpr bool kMidst = !kOneCode && P::kApart;
     const auto own_tile = [&]<bool kBefore>(int tile) {
       float s[32];

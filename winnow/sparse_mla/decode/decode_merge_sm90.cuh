@@ -30,6 +30,27 @@ __device__ __forceinline__ Parts parts_of(const KernelParams& params, std::uint3
           first * params.cut_tiles / params.query_tiles < number};
 }
 
+// Where partial n of them has the row of a head of a block of heads.
+__device__ __forceinline__ std::int64_t row_of_partial(const KernelParams& params,
+                                                       const Parts& parts, std::uint32_t n,
+                                                       std::uint32_t head_block,
+                                                       std::uint32_t head) {
+  return std::int64_t{partial_of(params, parts.first + n, n == 0 && parts.second, head_block)} *
+             kHeads +
+         head % kHeads;
+}
+
+// Adds eight columns of a partial's row, times `weight`.
+__device__ __forceinline__ void add_partial(float (&sum)[8], const uint4& row, float weight) {
+  const std::uint32_t words[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack_f16(words[i]);
+    sum[2 * i] = fmaf(pair.x, weight, sum[2 * i]);
+    sum[2 * i + 1] = fmaf(pair.y, weight, sum[2 * i + 1]);
+  }
+}
+
 // Adds up the partials of a query and a head, a block for each, heads first.
 __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ KernelParams params) {
@@ -40,9 +61,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   wait_for_kernel_before();
   if (parts.count == 1) return;  // a whole query
   const auto row_of = [&](std::uint32_t n) {
-    return std::int64_t{partial_of(params, parts.first + n, n == 0 && parts.second, head_block)} *
-               kHeads +
-           head % kHeads;
+    return row_of_partial(params, parts, n, head_block, head);
   };
   WINNOW_BLOCK_SHARED(staged, float4[kMergeQuarters][2][64]);
   const std::uint32_t lane = threadIdx.x % 32;
@@ -77,13 +96,7 @@ __global__ void __launch_bounds__(kMergeThreads)
       // 0 of parts that are none.
       const float weight =
           __shfl_sync(kFullWarp, scaled, static_cast<int>(quarter + kMergeQuarters * k));
-      const std::uint32_t words[4] = {rows[k].x, rows[k].y, rows[k].z, rows[k].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = unpack_f16(words[i]);
-        all[2 * i] = fmaf(pair.x, weight, all[2 * i]);
-        all[2 * i + 1] = fmaf(pair.y, weight, all[2 * i + 1]);
-      }
+      add_partial(all, rows[k], weight);
     }
   }
   staged[quarter][0][eighth] = make_float4(all[0], all[1], all[2], all[3]);
@@ -131,9 +144,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   wait_for_kernel_before();
   if (parts.count == 1) return;  // a whole query
   const auto row_of = [&](std::uint32_t n, std::uint32_t head) {
-    return std::int64_t{partial_of(params, parts.first + n, n == 0 && parts.second, head_block)} *
-               kHeads +
-           head % kHeads;
+    return row_of_partial(params, parts, n, head_block, head);
   };
   // A thread has eight columns of its heads; the first warp of two those of the first consumer.
   const std::uint32_t lane = threadIdx.x % 32, eighth = threadIdx.x % 64;
@@ -172,13 +183,7 @@ __global__ void __launch_bounds__(kMergeThreads)
 #pragma unroll
     for (std::uint32_t n = 0; n < kFewParts; ++n) {
       const float weight = of_lane(scaled, n);  // 0 of parts that are none
-      const std::uint32_t words[4] = {rows[k][n].x, rows[k][n].y, rows[k][n].z, rows[k][n].w};
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        const float2 pair = unpack_f16(words[word]);
-        total[2 * word] = fmaf(pair.x, weight, total[2 * word]);
-        total[2 * word + 1] = fmaf(pair.y, weight, total[2 * word + 1]);
-      }
+      add_partial(total, rows[k][n], weight);
     }
     if (head_of(k) >= heads) return;
     const int head = static_cast<int>(head_of(k));

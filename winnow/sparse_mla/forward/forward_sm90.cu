@@ -28,9 +28,8 @@ Entries entries_of(const Problem& problem, std::int64_t head_blocks) {
   return head_blocks > 1 || problem.s_kv <= kRowsInL2 ? Entries::listed : Entries::ordered;
 }
 int order_shift(const Problem& problem) {
-  return std::max(0,
-                  static_cast<int>(std::bit_width(static_cast<std::uint64_t>(problem.s_kv - 1))) -
-                      static_cast<int>(std::bit_width(unsigned{kOrderRanges} - 1)));
+  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(problem.s_kv - 1))) -
+         static_cast<int>(std::bit_width(unsigned{kOrderRanges} - 1));
 }
 
 // Where two blocks of heads read rows that mostly come from memory, they ask for them earlier. It
