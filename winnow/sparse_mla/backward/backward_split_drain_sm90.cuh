@@ -113,7 +113,8 @@ static __global__ void __launch_bounds__(kBoundThreads)
   }
 }
 
-// Adds a row's integers to its f32 sums; a warp. They become zeros unless the row has ended.
+// Adds a row's integers to its f32 sums, which hold nothing yet where a row of the only chunk has
+// ended; a warp. The integers become zeros unless the row has ended.
 template <bool kEnded>
 __device__ __forceinline__ void fold_row(const Params& p, std::int64_t row, const RowState& state,
                                          int lane) {
@@ -136,7 +137,7 @@ __device__ __forceinline__ void fold_row(const Params& p, std::int64_t row, cons
     const int quad = 32 * pass + lane;
     if (quad >= p.columns / 4) continue;
     sums[pass] = from[quad];
-    totals[pass] = to[quad];
+    totals[pass] = kEnded && p.one_chunk ? float4{} : to[quad];
   }
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -188,13 +189,17 @@ static __global__ void __launch_bounds__(kRowThreads)
   p.row_bounds[row] = 0;
 }
 
-// After the last chunk.
+// After the last chunk. Where that is the only one, rows that nobody chose become zeros here.
 static __global__ void __launch_bounds__(kRowThreads)
     fold_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
   const std::int64_t row = blockIdx.x * std::int64_t{kRowsOfBlock} + threadIdx.x / 32;
   if (row >= s_kv) return;
   const RowState state = p.row_states[row];
-  if (state.addends > 0) fold_row<true>(p, row, state, threadIdx.x % 32);
+  const int lane = threadIdx.x % 32;
+  if (state.addends > 0) return fold_row<true>(p, row, state, lane);
+  if (!p.one_chunk) return;
+  auto* const sums = reinterpret_cast<float4*>(p.dkv + row * p.dkv_stride);
+  for (int quad = lane; quad < p.columns / 4; quad += 32) sums[quad] = {};
 }
 
 // Sums of a tile into integers: 16 lanes to 128 bytes of a row. The quads of four rows exchange

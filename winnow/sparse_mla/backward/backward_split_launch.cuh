@@ -198,10 +198,12 @@ inline void clear_sums(const Runtime& runtime, const BackwardParams& params,
                        const SplitLayout& layout, const Params& kernel, cudaStream_t stream) {
   const Problem& problem = params.problem;
   if (problem.s_kv == 0) return;
-  // The stride of a single row may be anything.
-  const std::int64_t pitch = problem.s_kv > 1 ? kernel.dkv_stride * 4 : problem.d_qk * 4;
-  runtime.check(cudaMemset2DAsync(kernel.dkv, pitch, 0, problem.d_qk * 4, problem.s_kv, stream),
-                "cudaMemset2DAsync");
+  if (kernel.fixed == nullptr || !kernel.one_chunk) {  // else fold_kernel writes every row
+    // The stride of a single row may be anything.
+    const std::int64_t pitch = problem.s_kv > 1 ? kernel.dkv_stride * 4 : problem.d_qk * 4;
+    runtime.check(cudaMemset2DAsync(kernel.dkv, pitch, 0, problem.d_qk * 4, problem.s_kv, stream),
+                  "cudaMemset2DAsync");
+  }
   if (kernel.fixed == nullptr) return;
   const std::int64_t rows = problem.s_kv + layout.waste_rows;
   runtime.check(cudaMemsetAsync(kernel.row_states, 0, rows * kRowBytes, stream), "cudaMemsetAsync");
