@@ -102,11 +102,12 @@ __device__ __forceinline__ void bound_tiles(const Params& p, std::uint32_t smem,
     if (item.first_tile == item.end_tile) continue;
     scores_load_heads<Plan>(smem, ring, q);
     const BoundHeads heads = bound_heads(p, item.query, warp, lane, q);
-    // Thread n of the first 64 completes the bound of entry n; its row is loaded a tile ahead.
+    // Thread n of the first 64 completes the bound of entry n; its row is loaded a tile ahead and
+    // the length of that before the products, among which the compiler would put both otherwise.
     const std::int32_t* const list = p.rows.indices + item.query * p.rows.indices_stride;
     const auto row_of = [&](int tile) {
       const int entry = tile * kTileRows + thread;
-      return thread < kTileRows && entry < item.entries ? __ldg(list + entry) : -1;
+      return thread < kTileRows && entry < item.entries ? load_now(list + entry) : -1;
     };
     std::int32_t next = row_of(item.first_tile + static_cast<int>((warpgroup + count) % 2));
     for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
@@ -115,7 +116,7 @@ __device__ __forceinline__ void bound_tiles(const Params& p, std::uint32_t smem,
         continue;
       }
       const std::int32_t row = next;
-      const float length = row < 0 ? 0.0f : __ldg(p.row_sizes + row);
+      const float length = row < 0 ? 0.0f : load_now(p.row_sizes + row);
       next = row_of(tile + 2);
       const std::uint32_t own = count / 2;
       float s[32];
