@@ -66,6 +66,15 @@ void add_dispatch_options(CaseTable& table, World world) {
              .token_major = true,
              .weights = true,
              .copy_out = true});
+  table.add(world, "copy-out-large-rows",
+            {.topk = 3,
+             .hidden = 4096,
+             .choice = ExpertChoice::dropped,
+             .mode = Mode::cached,
+             .token_major = true,
+             .weights = true,
+             .copy_out = true,
+             .sm_count = 24});
   table.add(world, "out", {.choice = ExpertChoice::dropped, .weights = true, .out = true});
   table.add(world, "out-token-major",
             {.topk = 3, .token_major = true, .weights = true, .out = true, .in_flight = true});
