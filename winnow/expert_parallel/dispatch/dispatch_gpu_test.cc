@@ -40,37 +40,6 @@ TEST_F(DispatchGpu, TinyRows) {
   expect_as_oracle({.topk = 8, .max_tokens = 3000, .hidden = 8, .choice = ExpertChoice::dropped});
 }
 
-// Large rows on many SMs, which send to other ranks or write to this one; they are taken in several
-// slices, and left. More scales of a row than a warp loads at once.
-TEST_F(DispatchGpu, BlocksThatSendApart) {
-  for (const Mode mode : {Mode::counted, Mode::cached, Mode::worst_case}) {
-    for (const Tokens tokens : {Tokens::full, Tokens::even_ranks_empty}) {
-      for (const bool copy_out : {false, true}) {
-        Problem problem{.local_world_size = 2,
-                        .experts_per_rank = 4,
-                        .topk = 3,
-                        .max_tokens = 1500,
-                        .hidden = 4104,
-                        .tokens = tokens,
-                        .choice = ExpertChoice::dropped,
-                        .mode = mode,
-                        .token_major = true,
-                        .weights = true,
-                        .copy_out = copy_out,
-                        .rounds = 2,
-                        .sm_count = 24};
-        expect_as_oracle(problem);
-        problem.local_world_size = 3;
-        problem.max_tokens = 100;
-        problem.hidden = 16512;
-        problem.fp8 = true;
-        problem.choice = ExpertChoice::one_expert;
-        expect_as_oracle(problem);
-      }
-    }
-  }
-}
-
 // Enough tokens that every phase of a repeated routing has rows to be made.
 TEST_F(DispatchGpu, RowsMadeWhileOthersArrive) {
   for (const int nodes : {1, 2}) {

@@ -84,6 +84,7 @@ struct MoveParams {
   // Token-major on one node, with copy_out: a rank tells the others of the rows that it has sent,
   // which those with `out` take there.
   bool takes = false;
+  bool shares_gpu = false;                // other ranks use this GPU, too
   std::int64_t max_tokens = 0, rows = 0;  // T; R of this rank
   RoutingTables tables;
   // This rank's tokens. Strides in bytes.

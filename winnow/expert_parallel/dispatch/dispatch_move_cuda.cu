@@ -747,15 +747,15 @@ __global__ __launch_bounds__(32 * kMoveWarps<kBeside>,
   }
 }
 
-// Of so many blocks. Ten of 24 fill the links with large rows when they send nothing else. With
-// fewer than 20 it is the blocks that are short of time, and with small rows the storing thread:
-// then each does all.
+// Of so many blocks. Ten of 24 fill the links with large rows when they send nothing else; where
+// ranks share a GPU there are none. With fewer than 20 it is the blocks that are short of time, and
+// with small rows the storing thread: then each does all.
 int senders_of(const MoveParams& params, int blocks) {
   constexpr int kLeastBlocks = 20, kMostSenders = 12;
   constexpr std::int64_t kLeastRow = 8192;  // bytes
   const CudaTopology& topology = params.view.topology;
   const bool apart = params.token_major && topology.nodes == 1 && topology.locals > 1 &&
-                     blocks >= kLeastBlocks && params.row_bytes >= kLeastRow;
+                     !params.shares_gpu && blocks >= kLeastBlocks && params.row_bytes >= kLeastRow;
   if (!apart) return blocks;
   return params.takes ? std::min((3 * blocks + 3) / 7, kMostSenders) : blocks / 2;
 }
