@@ -28,6 +28,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-skv50000", {"late", "random:6"}},
     {"bf16-skv50000-h128", {"random:8"}},
     {"bf16-dense-ragged", {"late", "random:1"}},
+    {"bf16-later-maxima", {"late", "random:9"}},
     {"bf16-parts", {"late"}},
     {"bf16-parts-ragged", {"random:7"}},
 };
