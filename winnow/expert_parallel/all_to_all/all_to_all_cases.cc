@@ -1,6 +1,7 @@
 // The case table of expert_parallel::all_to_all: the worlds and the cases of the layer; those of
 // its operations are in their rooms. Moving bytes and adding in a fixed order have no tolerance:
 // every comparison is of bits.
+#include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/testing/all_to_all_check.h"
 #include "winnow/expert_parallel/testing/all_to_all_table.h"
@@ -117,7 +118,7 @@ testing::Operation all_to_all_operation() {
                                testing::cases_of(problems, run_case), all_to_all_benchmarks()};
   for (std::size_t i = 0; i < problems.size(); ++i) {
     operation.cases[i].ranks = problems[i].world_size();
-    operation.cases[i].on_gpu = problems[i].world_size() <= kMostTestRanksOnGpu;
+    operation.cases[i].on_gpu = problems[i].world_size() <= kMostRanksOnGpu;
   }
   return operation;
 }

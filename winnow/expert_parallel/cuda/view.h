@@ -40,10 +40,10 @@ struct FaultReport {
 
 // The counters of CudaState::arrivals.
 enum Arrival { kBlocksArrived, kBlocksLeft, kMoveDone, kSumsDone, kArrivals };
-// The counters of CudaState::claims, from which warps take work: in dispatch tokens to send and
-// rows to repeat, or to take; in combine tokens of other nodes and then of this one, to push (or
-// their rows together) and to sum.
-enum DispatchClaim { kSendClaims, kRepeatClaims };
+// The counters of CudaState::claims, from which warps take work: in dispatch tokens to send, rows
+// to repeat, or to take, and tokens with rows of this rank; in combine tokens of other nodes and
+// then of this one, to push (or their rows together) and to sum.
+enum DispatchClaim { kSendClaims, kRepeatClaims, kOwnClaims };
 enum SumClaim { kPushOthersClaims, kSumOthersClaims, kPushOwnClaims, kSumOwnClaims, kClaims };
 
 // In the device memory of this rank, not symmetric. Zero-filled at first.
@@ -54,7 +54,7 @@ struct CudaState {
   std::uint32_t broken = 0;      // 1: a wait has expired; every later kernel returns at once
   std::uint32_t refused = 0;     // 1: this call does nothing, on every rank alike
   // Counters of arrivals, in a call or in a slice of it; set back to 0 after each.
-  std::uint64_t arrivals[kArrivals] = {}, slice_arrivals[kSlices] = {};
+  std::uint64_t arrivals[kArrivals] = {}, slice_arrivals[kMostSlices] = {};
   // Counters of claimed work after the exchange, which sets them to 0.
   std::uint32_t claims[kClaims] = {};
 };

@@ -23,6 +23,38 @@ void add_dispatch_cases(CaseTable& table, World world) {
              .rounds = 3});
   table.add(world, "worst-case",
             {.choice = ExpertChoice::dropped, .mode = Mode::worst_case, .weights = true});
+  // For which blocks send apart where ranks have GPUs of their own: taken in several slices, new
+  // and repeated, and left; more scales of a row than a warp loads at once.
+  table.add(world, "large-rows-taken",
+            {.topk = 3,
+             .max_tokens = world == World{1, 2} ? 1200 : 40,
+             .hidden = 4096,
+             .tokens = Tokens::full,
+             .choice = ExpertChoice::dropped,
+             .mode = Mode::cached,
+             .token_major = true,
+             .weights = true,
+             .copy_out = true,
+             .sm_count = 24});
+  table.add(world, "large-rows-taken-fp8",
+            {.max_tokens = 40,
+             .hidden = 8320,
+             .choice = ExpertChoice::one_expert,
+             .token_major = true,
+             .weights = true,
+             .fp8 = true,
+             .copy_out = true,
+             .sm_count = 24});
+  table.add(world, "large-rows-left",
+            {.topk = 3,
+             .max_tokens = 40,
+             .hidden = 4096,
+             .tokens = Tokens::even_ranks_empty,
+             .choice = ExpertChoice::dropped,
+             .mode = Mode::worst_case,
+             .token_major = true,
+             .weights = true,
+             .sm_count = 24});
   table.add(world, "no-token", {.tokens = Tokens::none, .weights = true});
   table.add(world, "one-expert", {.choice = ExpertChoice::one_expert, .weights = true});
 }

@@ -273,6 +273,7 @@ void CudaDispatch::make_tables() {
   move_.scale_words = static_cast<int>(request_.scale_bytes / std::int64_t(sizeof(float)));
   move_.weight_dtype = config_.weight_dtype;
   move_.takes = takes();
+  move_.shares_gpu = layer_.shares_gpu();
 }
 
 // Where the rows go, which are counted now, and the tables of a repeated routing.

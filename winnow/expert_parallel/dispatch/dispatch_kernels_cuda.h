@@ -84,6 +84,7 @@ struct MoveParams {
   // Token-major on one node, with copy_out: a rank tells the others of the rows that it has sent,
   // which those with `out` take there.
   bool takes = false;
+  bool shares_gpu = false;                // other ranks use this GPU, too
   std::int64_t max_tokens = 0, rows = 0;  // T; R of this rank
   RoutingTables tables;
   // This rank's tokens. Strides in bytes.
@@ -106,11 +107,18 @@ struct MoveParams {
   // Of the descriptor, in f32, where there are weights.
   float* pair_weights = nullptr;     // [NN, T, K]
   float* weights_of_rows = nullptr;  // [R], expert-major; null: not wanted
+
+  // Set by launch_move(). Blocks [0, senders) send rows to other ranks, and the blocks behind them
+  // write those of this rank's own tokens, and take; as many as there are: each does all of it.
+  int senders = 0;
+  // Equal parts of this rank's tokens, after each of which the others are told: kSlices where rows
+  // are repeated meanwhile, at most kMostSlices where they are taken, else 0.
+  int slices = 0;
 };
 // Moves this rank's tokens and those of its rail to their rows in this node, clears the rows of
 // this rank that no token has, repeats rows inside this rank, and ends when all of this rank's rows
 // are there. A new routing: makes the tables of its rows.
-int launch_move(const MoveParams& params, int blocks, void* stream);
+int launch_move(MoveParams params, int blocks, void* stream);
 
 // Loads all of these onto the current GPU.
 int load_count();

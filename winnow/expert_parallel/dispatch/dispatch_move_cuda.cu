@@ -1,7 +1,9 @@
 // Moves rows: tokens to their rows at the ranks of the node, each once for a rank, and on the rank
 // the further rows of tokens with several experts there from the first one, or rows of other ranks
 // to the caller's tensor. Warps claim what they do next, since SMs do not get equal shares of the
-// links.
+// links. Token-major on one node some blocks send to the others' memory and the rest write to this
+// rank's: stores over a link hold up those of the same SM that stay.
+#include <algorithm>
 #include <cstdint>
 
 #include <cuda_bf16.h>
@@ -43,27 +45,37 @@ template <Beside kBeside>
 constexpr int kLeastStages = kBeside == Beside::takes ? 14 : PipeShape::kLeastStages;
 
 // Few send where rows are large: when tokens run out, the slowest SM still has to send all that its
-// senders have claimed.
-constexpr int kLargeRowSenders = 4;
-constexpr std::int64_t kLargeRow = 4096;  // bytes
-constexpr int kSent = kSlices;            // the mark behind the slices: all tokens are sent
+// senders have claimed. More where blocks send apart, whose warps would else be the limit.
+constexpr int kLargeRowSenders = 4, kApartSenders = 6;
+constexpr std::int64_t kLargeRow = 6144;  // bytes
 
 // Behind the last row that a block has sent each rank of the node, by the slice of the token;
 // shared memory.
-using Reached = std::uint32_t[kSlices][kMaxLocals];
+using Reached = std::uint32_t[kMostSlices][kMaxLocals];
 
 // A repeated routing may be that of a dispatch which was refused; then this one moves nothing.
 __device__ bool goes_on(const MoveParams& p) {
   return runs(p.view) && (p.fresh || *p.tables.placed != 0);
 }
 
+// Whether blocks do not all send the same, and then whether this one sends to other ranks.
+__device__ __forceinline__ bool sends_apart(const MoveParams& p) {
+  return p.senders < int(gridDim.x);
+}
+__device__ __forceinline__ bool sends_to_others(const MoveParams& p) {
+  return int(blockIdx.x) < p.senders;
+}
+
 // Where a repeated expert-major routing has further rows of a token, they are made while later
 // tokens are under way, and rows are taken so: a rank tells its node after each slice, an equal
 // part of its tokens. The others' tokens that it passes on belong to the last one. RepeatPlan
 // divides them in the same way.
-__device__ __forceinline__ int slice_of(std::int64_t token, std::int64_t tokens) {
-  return static_cast<int>(token * kSlices / tokens);
+__device__ __forceinline__ int slice_of(std::int64_t token, const MoveParams& p) {
+  return static_cast<int>(token * p.slices / p.tokens);
 }
+
+// Which rows of tokens are sent.
+enum class Rows { all, of_others, own };
 
 // A sending warp of move.
 class TokenSender {
@@ -75,21 +87,38 @@ class TokenSender {
     element_bytes_ = aligned ? 0 : p.element_bytes;
   }
 
-  // A token of this rank. `reached`: of its slice, or null.
-  __device__ void send_own(std::int64_t token, std::uint32_t* reached) {
-    const Pair pair = look(topology_.node, token);
-    if (reached != nullptr && gets_row(pair)) {
-      atomicMax(reached + pair.local, std::uint32_t(pair.row) + 1);
+  // Of the tokens to come: only these.
+  __device__ void choose(Rows rows) { rows_ = rows; }
+
+  // The tokens of this rank that `claims` gives this warp: what is known of the next one is loaded
+  // while one is sent. `reached_of`(token) is called before each: where its slice notes its rows,
+  // or null. Returns the first claim behind the tokens.
+  template <class ReachedOf>
+  __device__ std::int64_t send_own(Claims& claims, const ReachedOf& reached_of) {
+    claims.begin();
+    std::int64_t token = claims.next();
+    Loaded loaded = load_own(token);
+    while (token < p_.tokens) {
+      const std::int64_t next = claims.next();
+      const Loaded ahead = load_own(next);
+      std::uint32_t* const reached = reached_of(token);
+      const Pair pair = pair_of(loaded);
+      if (reached != nullptr && gets_row(pair)) {
+        atomicMax(reached + pair.local, std::uint32_t(pair.row) + 1);
+      }
+      pipe_.send(p_.input + token * p_.input_stride, p_.row_bytes, element_bytes_, gets_row(pair),
+                 payload_of(pair));
+      write_tables(pair, topology_.rank, token, loaded.weight, p_.scales + token * p_.scale_stride);
+      token = next;
+      loaded = ahead;
     }
-    pipe_.send(p_.input + token * p_.input_stride, p_.row_bytes, element_bytes_, gets_row(pair),
-               payload_of(pair));
-    const std::byte* weights = p_.weights_travel ? p_.weights + token * p_.weight_stride : nullptr;
-    write_tables(pair, topology_.rank, token, weights, 0, p_.scales + token * p_.scale_stride);
+    return token;
   }
 
   // A token of the rail source on node `from`, when its chunk has come; false: it does not come.
   __device__ bool send_forward(int from, std::int64_t token, std::int64_t tokens) {
-    const Pair pair = look(from, token);
+    const Loaded loaded = load(from, token);
+    const Pair pair = pair_of(loaded);
     const int source = topology_.rank_at(from, topology_.local);
     const LayerView& view = p_.view;
     if (__any_sync(kFullWarp, pair.row >= 0)) {
@@ -105,44 +134,65 @@ class TokenSender {
       pipe_.send(view.rail.local + view.rail_layout.row(from, token, p_.row_bytes), p_.row_bytes, 0,
                  gets_row(pair), payload_of(pair));
     }
-    const std::int64_t pairs = tokens * topology_.topk;
-    const std::byte* weights = nullptr;
-    if (p_.weights_travel) {
-      weights = view.control.local +
-                view.control_layout.rail_table(epoch_of(view), topology_.nodes, from) +
-                (p_.fresh ? PairTable::weights(pairs) : 0);
+    std::uint32_t weight = 0;
+    if (p_.weights_travel && lane_ < topology_.topk) {
+      const std::byte* weights =
+          view.control.local +
+          view.control_layout.rail_table(epoch_of(view), topology_.nodes, from) +
+          (p_.fresh ? PairTable::weights(tokens * topology_.topk) : 0);
+      weight = load_bits(weights, token * topology_.topk + lane_, p_.weight_dtype);
     }
     const std::byte* scales =
         view.rail.local + view.rail_layout.scale(from, token, p_.scale_words * sizeof(float));
-    write_tables(pair, source, token, weights, token * topology_.topk, scales);
+    write_tables(pair, source, token, weight, scales);
     return true;
   }
 
  private:
-  // This lane's pair of the token.
-  struct Pair {
+  // What tables say of this lane's pair of a token, and of one of this rank its weight.
+  struct Loaded {
     std::int64_t at;  // in tables [NN, T, K]
     std::int32_t expert = -1, row = -1;
+    std::uint32_t weight = 0;
+  };
+  // This lane's pair of the token.
+  struct Pair : Loaded {
     int local = -1;  // of the rank that has its row
     int first = 0;   // the lane of the token's first pair there
   };
 
-  __device__ Pair look(int from, std::int64_t token) const {
-    Pair pair;
-    pair.at = (from * p_.max_tokens + token) * topology_.topk + lane_;
+  __device__ Loaded load(int from, std::int64_t token) const {
+    Loaded loaded;
+    loaded.at = (from * p_.max_tokens + token) * topology_.topk + lane_;
     if (lane_ < topology_.topk) {
-      pair.expert = p_.tables.indices[pair.at];
-      pair.row = p_.tables.rows[pair.at];
+      loaded.expert = p_.tables.indices[loaded.at];
+      loaded.row = p_.tables.rows[loaded.at];
     }
+    return loaded;
+  }
+  __device__ Loaded load_own(std::int64_t token) const {
+    if (token >= p_.tokens) return Loaded{};
+    Loaded loaded = load(topology_.node, token);
+    if (p_.weights_travel && lane_ < topology_.topk) {
+      loaded.weight = load_bits(p_.weights + token * p_.weight_stride, lane_, p_.weight_dtype);
+    }
+    return loaded;
+  }
+  __device__ Pair pair_of(const Loaded& loaded) const {
+    Pair pair{loaded};
     if (pair.row >= 0) {
       pair.local = pair.expert / topology_.per_rank() - topology_.node * topology_.locals;
     }
     pair.first = __ffs(__match_any_sync(kFullWarp, pair.local)) - 1;
     return pair;
   }
+  __device__ bool has_chosen_row(const Pair& pair) const {
+    if (pair.row < 0) return false;
+    return rows_ == Rows::all || (pair.local == topology_.local) == (rows_ == Rows::own);
+  }
   // One row for each rank, all of them at this one.
   __device__ bool gets_row(const Pair& pair) const {
-    if (pair.row < 0) return false;
+    if (!has_chosen_row(pair)) return false;
     return pair.first == lane_ || (!p_.token_major && pair.local == topology_.local);
   }
   __device__ std::byte* payload_of(const Pair& pair) const {
@@ -153,35 +203,29 @@ class TokenSender {
     return p_.payload.data[pair.local] + pair.row * p_.row_bytes;
   }
 
-  // What stands beside the rows. Weights [first_weight, + K] are the token's.
+  // What stands beside the rows.
   __device__ void write_tables(const Pair& pair, int source, std::int64_t token,
-                               const std::byte* weights, std::int64_t first_weight,
-                               const std::byte* scales) {
-    const int topk = topology_.topk;
-    std::uint32_t weight = 0;
-    if (weights != nullptr && lane_ < topk) {
-      weight = load_bits(weights, first_weight + lane_, p_.weight_dtype);
+                               std::uint32_t weight, const std::byte* scales) {
+    if (p_.weights_travel && lane_ < topology_.topk && rows_ != Rows::own) {
       p_.pair_weights[pair.at] = to_float(p_.weight_dtype, weight);
     }
-    const bool first = pair.row >= 0 && pair.first == lane_;
+    const bool first = has_chosen_row(pair) && pair.first == lane_;
     const std::int32_t first_row = __shfl_sync(kFullWarp, pair.row, pair.first);
     if (pair.row >= 0 && !p_.token_major) {
       if (p_.fresh) {
         reinterpret_cast<RowSource*>(p_.row_sources.data[pair.local])[pair.row] = {
             source, static_cast<std::int32_t>(token), lane_, first_row};
       }
-      if (weights != nullptr) {
+      if (p_.weights_travel) {
         store_bits(p_.row_weights.data[pair.local], pair.row, p_.weight_dtype, weight);
       }
     }
-    if (p_.token_major)
-      write_ids(pair, __ballot_sync(kFullWarp, first), weights != nullptr, weight);
+    if (p_.token_major) write_ids(pair, __ballot_sync(kFullWarp, first), weight);
     if (p_.scale_words > 0) write_scales(pair, scales);
   }
 
   // Beside a token-major row: which pairs are there.
-  __device__ void write_ids(const Pair& pair, unsigned firsts, bool weighted,
-                            std::uint32_t weight) {
+  __device__ void write_ids(const Pair& pair, unsigned firsts, std::uint32_t weight) {
     for (; firsts != 0; firsts &= firsts - 1) {
       const int lane = __ffs(firsts) - 1;
       const int local = __shfl_sync(kFullWarp, pair.local, lane);
@@ -193,7 +237,7 @@ class TokenSender {
       std::int32_t* const ids =
           taken ? p_.taken.ids : reinterpret_cast<std::int32_t*>(p_.ids.data[local]);
       ids[at] = here ? pair.expert % topology_.per_rank() : -1;
-      if (weighted) {
+      if (p_.weights_travel) {
         store_bits(taken ? p_.taken.weights : p_.row_weights.data[local], at, p_.weight_dtype,
                    here ? weight : 0);
       }
@@ -201,16 +245,21 @@ class TokenSender {
   }
 
   __device__ void write_scales(const Pair& pair, const std::byte* scales) {
-    for (unsigned lanes = __ballot_sync(kFullWarp, gets_row(pair)); lanes != 0;
-         lanes &= lanes - 1) {
-      const int lane = __ffs(lanes) - 1;
-      const int local = __shfl_sync(kFullWarp, pair.local, lane);
-      const std::int64_t row = __shfl_sync(kFullWarp, pair.row, lane);
-      const bool taken = local == topology_.local && p_.taken.scales != nullptr;
-      auto* to =
-          taken ? p_.taken.scales : reinterpret_cast<std::uint32_t*>(p_.row_scales.data[local]);
-      for (int i = lane_; i < p_.scale_words; i += 32) {
-        to[row * p_.scale_words + i] = reinterpret_cast<const std::uint32_t*>(scales)[i];
+    const unsigned rows = __ballot_sync(kFullWarp, gets_row(pair));
+    const auto* from = reinterpret_cast<const std::uint32_t*>(scales);
+    for (int begin = 0; begin < p_.scale_words; begin += 64) {
+      const int i = begin + lane_, j = i + 32;
+      const std::uint32_t low = i < p_.scale_words ? from[i] : 0;
+      const std::uint32_t high = j < p_.scale_words ? from[j] : 0;
+      for (unsigned lanes = rows; lanes != 0; lanes &= lanes - 1) {
+        const int lane = __ffs(lanes) - 1;
+        const int local = __shfl_sync(kFullWarp, pair.local, lane);
+        const std::int64_t row = __shfl_sync(kFullWarp, pair.row, lane);
+        const bool taken = local == topology_.local && p_.taken.scales != nullptr;
+        auto* const to =
+            taken ? p_.taken.scales : reinterpret_cast<std::uint32_t*>(p_.row_scales.data[local]);
+        if (i < p_.scale_words) to[row * p_.scale_words + i] = low;
+        if (j < p_.scale_words) to[row * p_.scale_words + j] = high;
       }
     }
   }
@@ -218,6 +267,7 @@ class TokenSender {
   const MoveParams& p_;
   const CudaTopology& topology_;
   RowPipe& pipe_;
+  Rows rows_ = Rows::all;
   int lane_, element_bytes_;
 };
 
@@ -228,24 +278,42 @@ template <Beside kBeside>
 __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* sending,
                             Reached& reached) {
   const CudaTopology& topology = p.view.topology;
-  const int others = topology.nodes - 1;
+  const bool apart = sends_apart(p);
   TokenSender sender(p, pipe);
-  int slice = 0;
-  const auto go_on_to = [&](int next) {
-    for (; kBeside != Beside::nothing && slice < next; ++slice) pipe.mark(sending[slice], slice);
+  const auto send_own_rows = [&] {
+    sender.choose(Rows::own);
+    Claims claims(&p.view.state->claims[kOwnClaims]);
+    sender.send_own(claims, [](std::int64_t) -> std::uint32_t* { return nullptr; });
   };
-  if (p.row_bytes >= kLargeRow && threadIdx.x / 32 >= kLargeRowSenders) {
-    go_on_to(kSlices);
+  const int senders = apart                      ? kApartSenders
+                      : p.row_bytes >= kLargeRow ? kLargeRowSenders
+                                                 : kSenders;
+  const bool idle = int(threadIdx.x / 32) >= senders;
+  if (!sends_to_others(p)) {
+    if (!idle) send_own_rows();
     return true;
   }
-  Claims claims(&p.view.state->claims[kSendClaims]);
-  claims.begin();
-  std::int64_t claim = claims.next();
-  for (; claim < p.tokens; claim = claims.next()) {
-    go_on_to(slice_of(claim, p.tokens));
-    sender.send_own(claim, kBeside == Beside::takes ? reached[slice] : nullptr);
+  int slice = 0;
+  const auto go_on_to = [&](int next) {
+    for (; slice < next; ++slice) pipe.mark(sending[slice], slice);
+  };
+  if (idle) {
+    go_on_to(p.slices);
+    return true;
   }
-  go_on_to(kSlices - 1);
+  if (apart) sender.choose(Rows::of_others);
+  Claims claims(&p.view.state->claims[kSendClaims]);
+  std::int64_t claim = sender.send_own(claims, [&](std::int64_t token) {
+    go_on_to(slice_of(token, p));
+    return kBeside == Beside::takes ? reached[slice] : nullptr;
+  });
+  if (apart) {
+    go_on_to(p.slices);
+    send_own_rows();
+    return true;
+  }
+  go_on_to(p.slices - 1);
+  const int others = topology.nodes - 1;
   std::int64_t most_tokens = 0;
   for (int node = 0; node < topology.nodes; ++node) {
     const std::int64_t tokens = p.tables.tokens[topology.rank_at(node, topology.local)];
@@ -261,7 +329,7 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* se
     const std::int64_t token = forward / round * kChunkTokens + in_round % kChunkTokens;
     if (token < tokens && !sender.send_forward(from, token, tokens)) return false;
   }
-  go_on_to(kSlices);
+  go_on_to(p.slices);
   return true;
 }
 
@@ -399,7 +467,7 @@ __device__ __forceinline__ void take_tables(const MoveParams& p, std::int64_t fi
 
 // A taking warp: other ranks' rows, to `out` as they come. False: they do not.
 __device__ bool take_rows(const MoveParams& p, RowPipe& pipe) {
-  constexpr int kTogether = 4;  // rows of one claim
+  constexpr int kTogether = 2;  // rows of one claim
   const LayerView& view = p.view;
   const CudaTopology& topology = view.topology;
   const std::int32_t* const begins = p.tables.source_begins;
@@ -545,9 +613,12 @@ __device__ void fill_tables(const MoveParams& p) {
   if (p.fresh && thread == 0) *p.tables.placed = 1;
 }
 
+// Named barriers: of the sending warps; of these and of those that take when all is sent.
+constexpr int kSendersBarrier = 1, kSentBarrier = 2;
+
 // The sending warps of a block: whether all of them say so.
 __device__ __forceinline__ bool all_senders(bool mine) {
-  return device::barrier_red_and<1, 32 * kSenders>(mine);
+  return device::barrier_red_and<kSendersBarrier, 32 * kSenders>(mine);
 }
 
 // What the sending warps do behind their tokens, if `all` of them came. A new routing makes the
@@ -566,15 +637,16 @@ __device__ void finish(const MoveParams& p, RowPipe& pipe, bool all) {
 }
 
 // Slice `slice` of this rank's tokens has been sent, or behind the last one all: what the others
-// learn of it. One thread of each block. What the last block has reached is told, of all that it
-// knows at least to be there.
+// learn of it. One thread of each block that sends them. What the last block has reached is told,
+// of all that it knows at least to be there.
 template <Beside kBeside>
-__device__ void tell_sent(const LayerView& view, int slice, const Reached& reached) {
-  const bool sent = slice == kSent;
+__device__ void tell_sent(const MoveParams& p, int slice, const Reached& reached) {
+  const LayerView& view = p.view;
+  const bool sent = slice == p.slices;
   const std::uint64_t epoch = epoch_of(view);
   std::uint64_t* const arrivals =
       sent ? &view.state->arrivals[kMoveDone] : &view.state->slice_arrivals[slice];
-  if (!last_to_tell(arrivals, gridDim.x)) return;
+  if (!last_to_tell(arrivals, sent ? gridDim.x : p.senders)) return;
   for (int to = 0; to < view.topology.locals; ++to) {
     if (kBeside == Beside::takes) {
       std::uint32_t below = sent ? UINT32_MAX : 0;
@@ -591,16 +663,17 @@ __device__ void tell_sent(const LayerView& view, int slice, const Reached& reach
 // fence would hold up the stores. Shared memory; marks come in order.
 struct Marks {
   static constexpr std::uint32_t kOver = 1u << 31;
-  std::uint32_t reached;  // how many; with kOver no more will be
+  std::uint32_t reached;  // 1 + the last one; with kOver no more will be
 };
 
 // One thread. Where something has not come not all marks do.
 template <Beside kBeside>
-__device__ void tell_marks(const LayerView& view, const Marks& marks, const Reached& reached) {
-  for (std::uint32_t told = 0; told <= kSent;) {
+__device__ void tell_marks(const MoveParams& p, const Marks& marks, const Reached& reached) {
+  const auto sent = std::uint32_t(p.slices);
+  for (std::uint32_t told = sends_to_others(p) ? 0 : sent; told <= sent;) {
     const std::uint32_t now = device::ld_acquire_cta_shared(&marks.reached);
     for (; told < (now & ~Marks::kOver); ++told) {
-      if (runs(view)) tell_sent<kBeside>(view, int(told), reached);
+      if (runs(p.view)) tell_sent<kBeside>(p, int(told), reached);
     }
     if ((now & Marks::kOver) != 0) break;
   }
@@ -619,7 +692,7 @@ __global__ __launch_bounds__(32 * kMoveWarps<kBeside>,
                                           const __grid_constant__ PipeShape shape) {
   std::byte* const stages = device::dynamic_shared<128>();
   WINNOW_BLOCK_SHARED(shared, RowPipe::Shared);
-  WINNOW_BLOCK_SHARED(sending, std::int32_t[kSent + 1]);
+  WINNOW_BLOCK_SHARED(sending, std::int32_t[kMostSlices + 1]);
   WINNOW_BLOCK_SHARED(reached, Reached);
   WINNOW_BLOCK_SHARED(marks, Marks);
   RowPipe pipe(shared, stages, shape);
@@ -627,31 +700,39 @@ __global__ __launch_bounds__(32 * kMoveWarps<kBeside>,
     pipe.begin(kProducers<kBeside>);
     marks.reached = 0;
   }
-  if (threadIdx.x <= kSent) sending[threadIdx.x] = kSenders;
-  for (int i = threadIdx.x; kBeside == Beside::takes && i < kSlices * kMaxLocals; i += blockDim.x) {
+  if (threadIdx.x <= kMostSlices) sending[threadIdx.x] = kSenders;
+  constexpr int kReached = kBeside == Beside::takes ? kMostSlices * kMaxLocals : 0;
+  for (int i = threadIdx.x; i < kReached; i += blockDim.x) {
     reached[i / kMaxLocals][i % kMaxLocals] = 0;
   }
   device::wait_for_kernel_before();
   if (__syncthreads_or(!goes_on(p))) return;  // all of the block or none
-  const LayerView& view = p.view;
   const int warp = threadIdx.x / 32;
-  if (warp < kSenders) {
-    const bool all = send_tokens<kBeside>(p, pipe, sending, reached);
-    clear_rows(p);
-    // Not where something has not come, which is a fault that every wait hears of.
-    if (all) pipe.mark(sending[kSent], kSent);
-    finish(p, pipe, all);
-    pipe.end();
-  } else if (warp < kProducers<kBeside>) {
-    if constexpr (kBeside == Beside::repeats) repeat_rows(p, pipe);
-    if constexpr (kBeside == Beside::takes) {
-      if (p.out != nullptr) take_rows(p, pipe);
+  const bool sends = warp < kSenders;
+  if (warp < kProducers<kBeside>) {
+    bool all = true;
+    if (sends) {
+      all = send_tokens<kBeside>(p, pipe, sending, reached);
+      clear_rows(p);
+      // Not where something has not come, which is a fault that every wait hears of.
+      if (all) pipe.mark(sending[p.slices], p.slices);
     }
+    if constexpr (kBeside == Beside::repeats) {
+      if (!sends) repeat_rows(p, pipe);
+    }
+    if constexpr (kBeside == Beside::takes) {
+      // Blocks that send apart take when they have sent: both go through the same stages.
+      if (sends_apart(p) && sends_to_others(p)) {
+        device::bar_sync<32 * kProducers<kBeside>>(kSentBarrier);
+      }
+      if (!sends && p.out != nullptr) take_rows(p, pipe);
+    }
+    if (sends) finish(p, pipe, all);
     pipe.end();
   } else if (threadIdx.x % 32 == 0) {
     if (kBeside == Beside::nothing) {
       pipe.store([&](int mark) {
-        if (runs(view)) tell_sent<kBeside>(view, mark, reached);
+        if (runs(p.view)) tell_sent<kBeside>(p, mark, reached);
       });
     } else if (warp == kProducers<kBeside>) {
       std::uint32_t so_far = 0;
@@ -661,9 +742,30 @@ __global__ __launch_bounds__(32 * kMoveWarps<kBeside>,
       });
       device::st_release_cta_shared(&marks.reached, so_far | Marks::kOver);
     } else {
-      tell_marks<kBeside>(view, marks, reached);
+      tell_marks<kBeside>(p, marks, reached);
     }
   }
+}
+
+// Of so many blocks. Ten of 24 fill the links with large rows when they send nothing else; where
+// ranks share a GPU there are none. With fewer than 20 it is the blocks that are short of time, and
+// with small rows the storing thread: then each does all.
+int senders_of(const MoveParams& params, int blocks) {
+  constexpr int kLeastBlocks = 20, kMostSenders = 12;
+  constexpr std::int64_t kLeastRow = 8192;  // bytes
+  const CudaTopology& topology = params.view.topology;
+  const bool apart = params.token_major && topology.nodes == 1 && topology.locals > 1 &&
+                     !params.shares_gpu && blocks >= kLeastBlocks && params.row_bytes >= kLeastRow;
+  if (!apart) return blocks;
+  return params.takes ? std::min((3 * blocks + 3) / 7, kMostSenders) : blocks / 2;
+}
+
+// Telling the others takes 2.6 us, so what is sent meanwhile should take longer.
+int slices_of(const MoveParams& params, int blocks) {
+  if (!params.takes) return params.fresh || params.token_major ? 0 : kSlices;
+  constexpr std::int64_t kSliceBytes = 4'500'000;
+  const std::int64_t most = params.senders < blocks ? kMostSlices : kSlices;
+  return int(std::clamp<std::int64_t>(params.tokens * params.row_bytes / kSliceBytes, 1, most));
 }
 
 template <Beside kBeside>
@@ -676,7 +778,9 @@ int launch(const MoveParams& params, int blocks, void* stream) {
 
 }  // namespace
 
-int launch_move(const MoveParams& params, int blocks, void* stream) {
+int launch_move(MoveParams params, int blocks, void* stream) {
+  params.senders = senders_of(params, blocks);
+  params.slices = slices_of(params, blocks);
   if (params.takes) return launch<Beside::takes>(params, blocks, stream);
   if (!params.fresh && !params.token_major) return launch<Beside::repeats>(params, blocks, stream);
   return launch<Beside::nothing>(params, blocks, stream);

@@ -1,6 +1,7 @@
 // The case table of expert_parallel::low_latency. Every comparison is of bits.
 #include <utility>
 
+#include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/testing/low_latency_problem.h"
 #include "winnow/expert_parallel/testing/ranks.h"
@@ -14,7 +15,7 @@ namespace {
 
 std::vector<LowLatencyProblem> make_problems() {
   std::vector<LowLatencyProblem> list;
-  for (const int world : {1, 2, 3, 4, 6}) {
+  for (const int world : {1, 2, 3, 4, 6, 8}) {
     const std::string ranks = std::to_string(world) + "-ranks";
     list.push_back({.name = ranks, .world = world});
     list.push_back({.name = ranks + "-bf16-halves",
@@ -111,7 +112,7 @@ testing::Operation low_latency_operation() {
                                testing::cases_of(problems, run_case), low_latency_benchmarks()};
   for (std::size_t i = 0; i < problems.size(); ++i) {
     operation.cases[i].ranks = problems[i].world;
-    operation.cases[i].on_gpu = problems[i].world <= kMostTestRanksOnGpu;
+    operation.cases[i].on_gpu = problems[i].world <= kMostRanksOnGpu;
   }
   return operation;
 }

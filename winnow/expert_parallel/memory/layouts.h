@@ -57,8 +57,9 @@ inline std::int64_t rail_scale_bytes(const Config& config) {
   return std::max(most_scale_bytes(config.hidden), (values + 15) / 16 * 16);
 }
 
-// Equal slices of a call's tokens whose rows, or sums, are told of one by one.
-inline constexpr int kSlices = 8;
+// Equal slices of a call's tokens whose rows, or sums, are told of one by one. For rows that are
+// taken each rank chooses how many.
+inline constexpr int kSlices = 8, kMostSlices = 12;
 // Rows that combine pushes before it tells of them.
 inline constexpr int kPushedTogether = 16;
 

@@ -1,5 +1,6 @@
 // The case table of expert_parallel::notify: all ranks as threads, three calls in a row. Counts
 // have no tolerance.
+#include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/testing/notify_problem.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/table.h"
@@ -107,7 +108,7 @@ testing::Operation notify_operation() {
   testing::Operation operation{"expert_parallel::notify", "every rank learns what comes to it",
                                testing::cases_of(shapes, run_case), notify_benchmarks()};
   for (std::size_t i = 0; i < shapes.size(); ++i) {
-    operation.cases[i].on_gpu = shapes[i].ranks() <= kMostTestRanksOnGpu;
+    operation.cases[i].on_gpu = shapes[i].ranks() <= kMostRanksOnGpu;
   }
   return operation;
 }

@@ -10,10 +10,6 @@
 
 namespace winnow::expert_parallel {
 
-// The largest number of ranks of a test case on one GPU, each with a stream of its own. The library
-// supports a few more (kMostRanksOnGpu); tests leave those hardware queues to other work.
-inline constexpr int kMostTestRanksOnGpu = 6;
-
 // Of one rank; on a GPU it has a stream of its own.
 class Place {
  public:
