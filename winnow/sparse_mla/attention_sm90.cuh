@@ -12,7 +12,7 @@
 //   1. queue the logits Q K(t), group by group as the chunks come
 //   2. when P(t-1) is handed over, queue P(t-1) V(t-1) behind them
 //   3. with the logits there and while P V runs: mask, maxima, reference
-//   4. with P V done: release this consumer's half of V(t-1)
+//   4. as P V is done: release this consumer's half of V(t-1), in two parts
 //   5. exponentials: P(t)
 //   6. queue P(t) V(t), hand P(t) over meanwhile; when it is done release this consumer's half of
 //   V(t)
@@ -245,7 +245,7 @@ __device__ __forceinline__ int number_of() {
 struct RowState {
   float reference[2];  // m, in base 2
   float sum[2];        // of P over the tiles and columns of this thread, relative to m
-  float top[2];        // largest logit of this consumer's tiles, in base 2
+  float top[2];        // largest logit of this consumer's tiles, in base 2; see softmax_reference()
 };
 
 // Half of the output: o[piece] are the 128 columns 128 * piece of the consumer's 256.
@@ -308,13 +308,9 @@ __device__ __forceinline__ float thread_maximum(const float (&s)[32], int r) {
   return largest;
 }
 
-// Masks the logits of an owned tile, takes their maxima into the state and raises the references
-// where they are exceeded. With kBetween, between() is called between the maxima of threads and
-// those of rows.
-template <bool kBetween, class Between>
-__device__ __forceinline__ void softmax_reference(const LogitScale& scale, std::uint64_t mask,
-                                                  int lane, float (&s)[32], RowState& state,
-                                                  float (&factors)[2], const Between& between) {
+// Hides the logits of an owned tile that are not valid.
+__device__ __forceinline__ void hide_logits(const LogitScale& scale, std::uint64_t mask, int lane,
+                                            float (&s)[32]) {
   if (scale.sign != 1.0f) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] *= scale.sign;
@@ -332,21 +328,47 @@ __device__ __forceinline__ void softmax_reference(const LogitScale& scale, std::
       }
     }
   }
-  float raised[2], largest[2];
-  if constexpr (kBetween) {
-    largest[0] = thread_maximum(s, 0);
-    largest[1] = thread_maximum(s, 1);
-    wgmma_pin(largest);
-    between();
-  }
+}
+
+// Takes the maxima of an owned tile into the state and raises the references where they are
+// exceeded. `top` is that of the row.
+__device__ __forceinline__ void softmax_reference(const LogitScale& scale, const float (&s)[32],
+                                                  RowState& state, float (&factors)[2]) {
+  float raised[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if constexpr (!kBetween) largest[r] = thread_maximum(s, r);
-    const float top = quad_max(largest[r]) * scale.factor;
+    const float top = quad_max(thread_maximum(s, r)) * scale.factor;
     state.top[r] = fmaxf(state.top[r], top);
     raised[r] = top > state.reference[r] + kLazy ? top : state.reference[r];
   }
   raise_reference(state, raised, factors);
+}
+
+// The same without shuffles in most tiles. They take the way to shared memory, which the copies and
+// the operands of the other consumer's products keep busy, and took a quarter of a tile's time. The
+// maxima of threads tell whether a reference is exceeded, and those of rows are formed where one
+// is. `top` is that of the thread's logits. Returns whether a reference of the warp was raised.
+__device__ __forceinline__ bool softmax_reference_of_threads(const LogitScale& scale,
+                                                             const float (&s)[32], RowState& state,
+                                                             float (&factors)[2]) {
+  float top[2];
+  bool exceeded = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    top[r] = thread_maximum(s, r) * scale.factor;
+    state.top[r] = fmaxf(state.top[r], top[r]);
+    exceeded |= top[r] > state.reference[r] + kLazy;
+  }
+  factors[0] = factors[1] = 1.0f;
+  if (!__any_sync(kFullWarp, exceeded)) return false;
+  float raised[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float row = quad_max(top[r]);
+    raised[r] = row > state.reference[r] + kLazy ? row : state.reference[r];
+  }
+  raise_reference(state, raised, factors);
+  return true;
 }
 
 // Probabilities of an owned tile, packed as A fragments, and their sums.
@@ -378,15 +400,44 @@ __device__ __forceinline__ void store_probabilities(std::uint32_t smem, int cons
   }
 }
 
+// The references of a tile on their way from its owner to the other consumer. kFast: those of a
+// thread's two rows lie side by side, for one access.
+template <class P, bool kFast>
+__device__ __forceinline__ std::uint32_t reference_address(std::uint32_t smem, int owner, int warp,
+                                                           int lane) {
+  return smem + P::kReference + 4 * (owner * kHeads + 16 * warp + lane / 4 * (kFast ? 2 : 1));
+}
+template <class P, bool kFast>
+__device__ __forceinline__ void store_references(std::uint32_t smem, int owner, int warp, int lane,
+                                                 const float (&references)[2]) {
+  const std::uint32_t at = reference_address<P, kFast>(smem, owner, warp, lane);
+  if constexpr (kFast) {
+    st_shared(at,
+              std::uint64_t{__float_as_uint(references[1])} << 32 | __float_as_uint(references[0]));
+  } else {
+    st_shared(at, references[0]);
+    st_shared(at + 32, references[1]);
+  }
+}
+template <class P, bool kFast>
+__device__ __forceinline__ void load_references(std::uint32_t smem, int owner, int warp, int lane,
+                                                float (&references)[2]) {
+  const std::uint32_t at = reference_address<P, kFast>(smem, owner, warp, lane);
+  if constexpr (kFast) {
+    const auto both = ld_shared<std::uint64_t>(at);
+    references[0] = __uint_as_float(static_cast<std::uint32_t>(both));
+    references[1] = __uint_as_float(static_cast<std::uint32_t>(both >> 32));
+  } else {
+    references[0] = ld_shared<float>(at);
+    references[1] = ld_shared<float>(at + 32);
+  }
+}
+
 // Gives what store_probabilities() has stored, and the reference, to the other consumer.
-template <class P>
+template <class P, bool kFast>
 __device__ __forceinline__ void hand_over(std::uint32_t smem, int consumer, int warp, int lane,
                                           const RowState& state) {
-  if ((lane & 3) == 0) {
-    const std::uint32_t at = smem + P::kReference + 4 * (consumer * kHeads + 16 * warp + lane / 4);
-    st_shared(at, state.reference[0]);
-    st_shared(at + 32, state.reference[1]);
-  }
+  if ((lane & 3) == 0) store_references<P, kFast>(smem, consumer, warp, lane, state.reference);
   fence_proxy_async_shared();  // each writer, before the arrival that lets wgmma read
   mbarrier_arrive_warp(smem + P::kPReady + 8 * consumer);
 }
@@ -413,18 +464,31 @@ __device__ __forceinline__ void multiply_own_values(std::uint32_t smem, int cons
   }
 }
 
-// The same for a tile of the other consumer, P from shared memory, after taking over its reference.
-template <class P>
+// Takes over the references of a tile of the other consumer. kFast: they are compared, which is
+// sooner done than factors are formed, and few tiles raise one.
+template <class P, bool kFast>
+__device__ __forceinline__ void take_over_references(std::uint32_t smem, int owner, int warp,
+                                                     int lane, RowState& state, Output& o) {
+  float raised[2];
+  load_references<P, kFast>(smem, owner, warp, lane, raised);
+  if constexpr (kFast) {
+    const bool same = raised[0] == state.reference[0] && raised[1] == state.reference[1];
+    if (!__any_sync(kFullWarp, !same)) return;
+  }
+  float factors[2];
+  raise_reference(state, raised, factors);
+  rescale(o, factors);
+}
+
+// The same as multiply_own_values() for a tile of the other consumer, P from shared memory, after
+// taking over its references.
+template <class P, bool kFast>
 __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, int consumer,
                                                       std::uint32_t parity, int warp, int lane,
                                                       RowState& state, Output& o) {
   const int other = 1 - consumer;
   mbarrier_wait(smem + P::kPReady + 8 * other, parity, "consumer", consumer);
-  const std::uint32_t at = smem + P::kReference + 4 * (other * kHeads + 16 * warp + lane / 4);
-  const float raised[2] = {ld_shared<float>(at), ld_shared<float>(at + 32)};
-  float factors[2];
-  raise_reference(state, raised, factors);
-  rescale(o, factors);
+  take_over_references<P, kFast>(smem, other, warp, lane, state, o);
 
   const std::uint32_t slot = P::kK + other * P::kSlotBytes;
   const std::uint64_t p = descriptor_offset(descriptor_k_major(smem), P::probabilities(other));
@@ -442,15 +506,21 @@ __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, int co
   }
 }
 
-// Waits for the two commit groups of the P V queued last and gives each piece's chunks back to the
-// gather warpgroup. kGroup: the first of the two groups of chunks: 0 of an owned tile, 2 of one of
-// the other consumer. kBehind: commit groups queued since.
+// Waits until at most kPending commit groups are unfinished and gives a group of chunks of V back
+// to the gather warpgroup.
+template <class P, int kGroup, int kPending>
+__device__ __forceinline__ void release_group(std::uint32_t smem, int slot) {
+  wgmma_wait<kPending>();
+  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (slot * P::kAllGroups + kGroup));
+}
+
+// The same for the two commit groups of the P V queued last, a piece and its chunks each. kGroup:
+// the first of the two groups of chunks: 0 of an owned tile, 2 of one of the other consumer.
+// kBehind: commit groups queued since.
 template <class P, int kGroup, int kBehind = 0>
 __device__ __forceinline__ void release_values(std::uint32_t smem, int slot, Output& o) {
-  wgmma_wait<1 + kBehind>();
-  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (slot * P::kAllGroups + kGroup));
-  wgmma_wait<kBehind>();
-  mbarrier_arrive_warp(smem + P::kEmpty + 8 * (slot * P::kAllGroups + kGroup + 1));
+  release_group<P, kGroup, 1 + kBehind>(smem, slot);
+  release_group<P, kGroup + 1, kBehind>(smem, slot);
   wgmma_pin(o[0]);
   wgmma_pin(o[1]);
 }
@@ -543,6 +613,10 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
   const int lane = thread & 31;
   std::uint32_t own_uses = 0, other_uses = 0;  // of the slots: the parity of their barriers
   std::uint32_t q_uses = 0;                    // items with tiles
+  // Where P V of the tile before is not left under way, all tiles share their instructions, which
+  // leaves more room for others' in the instruction caches. The maxima of threads and the fast way
+  // of references were measured only where it is.
+  constexpr bool kOneCode = Work::kValuesBefore < kGroups;
 
   const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
     mbarrier_wait(smem + P::kFull + 8 * (consumer * P::kAllGroups + kGroup), own_uses & 1,
@@ -580,15 +654,14 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
     }
 
     // The work on one owned tile; kBefore: there is a tile before it, or it is tile 0 and looks for
-    // that itself: where P V of the tile before is not left under way, all tiles share their
-    // instructions, which leaves more room for others' in the instruction caches.
-    constexpr bool kOneCode = Work::kValuesBefore < kGroups;
+    // that itself (kOneCode).
     // When the other consumer gets P. Where it cannot go on without P (kOneCode): before P V of the
     // own tile is queued. Where P has its place apart (kMidst): between the halves of that P V, so
     // that the first half runs while the fence waits for the stores. Otherwise behind that P V,
     // which was measured to be faster with P in the slot.
     constexpr bool kMidst = !kOneCode && P::kApart;
     const auto own_tile = [&]<bool kBefore>(int tile) {
+      constexpr bool kUnderWay = kBefore && Work::kValuesBefore == kGroups;
       float s[32];
       std::uint32_t p[16];
       // The logits of this tile, as its chunks come, and P V of the tile before, which the other
@@ -597,7 +670,7 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       const auto other_values = [&]<int kGroup>() {
         if constexpr (kBefore && Work::kValuesBefore == kGroup) {
           if (kOneCode && consumer == 0 && tile == 0) return;
-          multiply_other_values<P>(smem, consumer, other_uses & 1, warp, lane, state, o);
+          multiply_other_values<P, !kOneCode>(smem, consumer, other_uses & 1, warp, lane, state, o);
           ++other_uses;
         }
       };
@@ -620,10 +693,11 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       other_values.template operator()<3>();
       scores.template operator()<3>(tile, s);
       release_other.template operator()<3>();
+      const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * consumer);
+      // Whether all logits count as they are: known before they come, since loads take long while
+      // products run.
+      const bool plain = !kOneCode && ~mask == 0 && scale.sign == 1.0f;
       other_values.template operator()<kGroups>();
-      constexpr bool kUnderWay = kBefore && Work::kValuesBefore == kGroups;
-      std::uint64_t mask;
-      if constexpr (kOneCode) mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * consumer);
       wgmma_wait<kUnderWay ? 2 : 0>();  // the logits are there; P V may still run
       wgmma_pin(s);
       if constexpr (P::kApart) {
@@ -631,20 +705,27 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       }
       if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
 
-      if constexpr (!kOneCode) mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * consumer);
+      if (!plain) hide_logits(scale, mask, lane, s);
       float factors[2];
-      // Released before the exponentials: the other slot is refilled while they are taken. With P
-      // apart even before the maxima are complete, which is about when P V is over; with P in the
-      // slot that was measured to be slower.
-      constexpr bool kEarly = kUnderWay && P::kApart;
-      softmax_reference<kEarly>(scale, mask, lane, s, state, factors,
-                                [&] { release_values<P, 2>(smem, other, o); });
-      if constexpr (kUnderWay && !kEarly) release_values<P, 2>(smem, other, o);
+      bool raised = true;
+      // The other slot is released before the exponentials, and the half that P V has left first
+      // before the maxima: it is refilled while they are taken.
+      if constexpr (kUnderWay) release_group<P, 2, 1>(smem, other);
+      if constexpr (kOneCode) {
+        softmax_reference(scale, s, state, factors);
+      } else {
+        raised = softmax_reference_of_threads(scale, s, state, factors);
+      }
+      if constexpr (kUnderWay) {
+        release_group<P, 3, 0>(smem, other);
+        wgmma_pin(o[0]);
+        wgmma_pin(o[1]);
+      }
       softmax_weights(scale, s, p, state);
       const auto store = [&] { store_probabilities<P>(smem, consumer, warp, lane, p); };
-      const auto hand = [&] { hand_over<P>(smem, consumer, warp, lane, state); };
+      const auto hand = [&] { hand_over<P, !kOneCode>(smem, consumer, warp, lane, state); };
       if constexpr (kOneCode) store(), hand();
-      rescale(o, factors);
+      if (raised) rescale(o, factors);
       if constexpr (kMidst) store();
       multiply_own_values<P>(smem, consumer, p, o, [&] {
         if constexpr (kMidst) hand();
@@ -665,12 +746,16 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       if (consumer == 1 && tiles == 1)
         mbarrier_arrive_warp(smem + P::kQFree);  // it had no use for Q
       if ((tiles - 1) % 2 != consumer) {
-        multiply_other_values<P>(smem, consumer, other_uses & 1, warp, lane, state, o);
+        multiply_other_values<P, !kOneCode>(smem, consumer, other_uses & 1, warp, lane, state, o);
         release_values<P, 2>(smem, other, o);
         ++other_uses;
       }
       if constexpr (Work::kParts) {
         if (!ends) work.template hand_on<kConsumer>(warp, lane, state, o);
+      }
+      if constexpr (!kOneCode) {  // from the maxima of threads to those of rows
+        state.top[0] = quad_max(state.top[0]);
+        state.top[1] = quad_max(state.top[1]);
       }
       merge_consumers<P>(smem, consumer, q_uses & 1, warp, lane, state);
       ++q_uses;

@@ -54,6 +54,11 @@ std::vector<CaseShape> with_own_shapes(std::vector<CaseShape> shapes) {
   testing::add(
       shapes, {DType::bf16},
       CaseShape{.name = "skv50000-h128", .s_q = 3, .h_q = 128, .s_kv = 50000, .topk = 300});
+  // Rows' largest logits come in any of eight tiles, and exceed those before by far.
+  testing::add(
+      shapes, {DType::bf16},
+      CaseShape{
+          .name = "later-maxima", .s_q = 2, .h_q = 64, .s_kv = 600, .topk = 512, .logits = 20});
   // On a GPU of two multiprocessors, as the simulated one, parts of the last item are handed on.
   const CaseShape whole{.name = "parts", .s_q = 5, .h_q = 64, .s_kv = 1100, .topk = 1024};
   testing::add(shapes, {DType::bf16}, whole);
