@@ -29,9 +29,8 @@ struct Settings {
   Schedule schedule;
   int multiprocessors = 2;
   std::int64_t l2_bytes = 50 << 20;
-  int memory_kilohertz = 3'201'000, memory_bits = 6144;  // those of an H200
-  int compute_capability = 90;                           // before the library first asks for it
-  std::string driver = "simulated";                      // the same
+  int compute_capability = 90;       // before the library first asks for it
+  std::string driver = "simulated";  // the same
 };
 Settings& settings();
 

@@ -25,12 +25,7 @@ enum cudaFuncAttribute {
   cudaFuncAttributePreferredSharedMemoryCarveout
 };
 enum { cudaSharedmemCarveoutMaxShared = 100 };
-enum cudaDeviceAttr {
-  cudaDevAttrMultiProcessorCount,
-  cudaDevAttrL2CacheSize,
-  cudaDevAttrMemoryClockRate,
-  cudaDevAttrGlobalMemoryBusWidth
-};
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrL2CacheSize };
 enum cudaMemcpyKind { cudaMemcpyDefault };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
 enum cudaLaunchAttributeID {
@@ -65,17 +60,9 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* 
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   const winnow::simulator::Settings& all = winnow::simulator::settings();
-  switch (which) {
-    case cudaDevAttrMultiProcessorCount:
-      return *value = all.multiprocessors, cudaSuccess;
-    case cudaDevAttrL2CacheSize:
-      return *value = static_cast<int>(all.l2_bytes), cudaSuccess;
-    case cudaDevAttrMemoryClockRate:
-      return *value = all.memory_kilohertz, cudaSuccess;
-    case cudaDevAttrGlobalMemoryBusWidth:
-      return *value = all.memory_bits, cudaSuccess;
-  }
-  return cudaErrorInvalidValue;
+  *value = which == cudaDevAttrMultiProcessorCount ? all.multiprocessors
+                                                   : static_cast<int>(all.l2_bytes);
+  return cudaSuccess;
 }
 template <class T>
 cudaError_t cudaMalloc(T** memory, std::size_t bytes) {

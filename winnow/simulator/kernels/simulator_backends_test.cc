@@ -18,7 +18,7 @@ namespace {
 using ::testing::ExitedWithCode;
 using ::testing::HasSubstr;
 
-BackwardArgs described_args(std::int64_t heads = 128, std::int64_t rows = 300) {
+BackwardArgs described_args() {
   // A dry run looks at no contents; any aligned address will do.
   void* const address = reinterpret_cast<void*>(std::uintptr_t{1} << 20);
   const Device gpu{DeviceType::cuda, 0};
@@ -27,14 +27,14 @@ BackwardArgs described_args(std::int64_t heads = 128, std::int64_t rows = 300) {
     for (std::size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
     return TensorView(address, dtype, shape, strides, gpu);
   };
-  return {.q = described(DType::bf16, {4, heads, 576}),
-          .kv = described(DType::bf16, {rows, 1, 576}),
+  return {.q = described(DType::bf16, {4, 128, 576}),
+          .kv = described(DType::bf16, {300, 1, 576}),
           .indices = described(DType::i32, {4, 1, 64}),
-          .out = described(DType::bf16, {4, heads, 512}),
-          .lse = described(DType::f32, {4, heads}),
-          .d_out = described(DType::bf16, {4, heads, 512}),
-          .dq = described(DType::bf16, {4, heads, 576}),
-          .dkv = described(DType::f32, {rows, 1, 576})};
+          .out = described(DType::bf16, {4, 128, 512}),
+          .lse = described(DType::f32, {4, 128}),
+          .d_out = described(DType::bf16, {4, 128, 512}),
+          .dq = described(DType::bf16, {4, 128, 576}),
+          .dkv = described(DType::f32, {300, 1, 576})};
 }
 
 // Ends the process after it has said which backend the call gets and how much workspace that wants,
@@ -106,35 +106,6 @@ TEST(SimulatorBackends, AnOldDriverIsNamed) {
                    kNeverRan, "; the cpu backend works", "not supported: "});
     // Of no consequence to anybody else.
     expect_answer(90, driver, {}, {"gets sm90, workspace some"});
-  }
-}
-
-// The fused design of sm90 has sums of its own for the whole cache, the split one adds to dkv: the
-// workspace tells them apart.
-TEST(SimulatorBackends, MemoryDecidesBetweenTheDesignsForLargeCaches) {
-  struct Memory {
-    int kilohertz, bits;
-  };
-  const auto workspace = [](const Memory& memory, std::int64_t rows, bool deterministic) {
-    simulator::settings().memory_kilohertz = memory.kilohertz;
-    simulator::settings().memory_bits = memory.bits;
-    BackwardArgs args = described_args(64, rows);
-    args.deterministic = deterministic;
-    return backward_workspace_bytes(args, {.dry_run = true});
-  };
-  const auto has_sums = [&](const Memory& memory, std::int64_t rows) {
-    return workspace(memory, rows, false) >= rows * 576 * 4;
-  };
-  constexpr Memory kH100{2'619'000, 5120}, kH200{3'201'000, 6144};
-  for (const Memory& memory : {kH100, kH200}) {
-    EXPECT_TRUE(has_sums(memory, 81920));
-    EXPECT_FALSE(has_sums(memory, 262145));
-  }
-  EXPECT_FALSE(has_sums(kH100, 81921));
-  EXPECT_TRUE(has_sums(kH200, 262144));
-  // The bits of a deterministic call do not depend on the memory.
-  for (const std::int64_t rows : {65536, 65537, 131072}) {
-    EXPECT_EQ(workspace(kH100, rows, true), workspace(kH200, rows, true)) << rows;
   }
 }
 

@@ -4,7 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include "winnow/device/common/runtime.h"
 #include "winnow/device/common/scratch.h"
 #include "winnow/sparse_mla/backward/backward_fused_fixed_sm90.h"
 #include "winnow/sparse_mla/backward/backward_fused_sm90.h"
@@ -15,42 +14,21 @@ namespace winnow::sparse_mla {
 
 namespace {
 
-constexpr device::Runtime kRuntime{"sparse_mla::backward", "sm90"};
-
 // The fused kernel adds to dkv once for 64 heads, the split one once for all of them, in ranges of
 // rows that stay in L2, and in any order where that must not show; but it writes P and dS and reads
 // them back. Measured on an H200, s_q 4096, topk 2048: the fused kernel wins with 64 heads, the
-// less the larger the cache (365 TFLOP/s beside 268 at s_kv 65536, 213 beside 192 at 262144). It
-// waits for memory there, and an H100 has two thirds of the H200's bandwidth: the fused kernel wins
-// by 14 % at 65,536 rows, and the split design by 2 % at 90,112 and by 10 % at 131,072.
+// less the larger the cache (365 TFLOP/s beside 268 at s_kv 65536, 213 beside 192 at 262144).
 //
 // Deterministic, the fused kernel needs the bounds of its addends first, which takes the longer the
-// more rows of the cache come from memory: 65,536 rows suit both GPUs.
-constexpr std::int64_t kFusedRows = 262144, kFusedRowsOfSlowMemory = 81920,
-                       kFusedRowsDeterministic = 65536;
-
-// Whether the memory is more like that of an H100 (3.35 TB/s) than of an H200 (4.9 TB/s).
-bool memory_is_slow() {
-  const double kilohertz = kRuntime.attribute(cudaDevAttrMemoryClockRate);
-  const double bytes = kRuntime.attribute(cudaDevAttrGlobalMemoryBusWidth) / 8.0;
-  return 2e3 * kilohertz * bytes < 4.2e12;  // two transfers a clock
-}
-
-bool fused_suits(const BackwardParams& params) {
-  const Problem& problem = params.problem;
-  if (problem.h_q > 64) return false;
-  if (params.deterministic) return problem.s_kv <= kFusedRowsDeterministic;
-  if (problem.s_kv <= kFusedRowsOfSlowMemory) return true;
-  return problem.s_kv <= kFusedRows && !memory_is_slow();
-}
-
+// more rows of the cache come from memory.
 struct Design {
   std::int64_t (*workspace_bytes)(const BackwardParams&);
   void (*run)(const BackwardParams&, void* workspace, void* stream);
 };
 
 Design design_of(const BackwardParams& params) {
-  if (!fused_suits(params)) {
+  const Problem& problem = params.problem;
+  if (problem.h_q > 64 || problem.s_kv > (params.deterministic ? 65536 : 262144)) {
     return {backward_split_workspace_bytes, backward_split_sm90};
   }
   if (params.deterministic) {
@@ -67,7 +45,8 @@ std::int64_t backward_sm90_workspace_bytes(const BackwardParams& params) {
 }
 
 void backward_sm90(const BackwardParams& params, void* workspace, void* stream) {
-  const device::Scratch scratch(kRuntime, workspace, backward_sm90_workspace_bytes(params),
+  const device::Scratch scratch({"sparse_mla::backward", "sm90"}, workspace,
+                                backward_sm90_workspace_bytes(params),
                                 static_cast<cudaStream_t>(stream));
   design_of(params).run(params, scratch.data(), stream);
 }
