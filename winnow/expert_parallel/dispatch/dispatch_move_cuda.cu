@@ -94,7 +94,7 @@ class TokenSender {
   // while one is sent. `reached_of`(token) is called before each: where its slice notes its rows,
   // or null. Returns the first claim behind the tokens.
   template <class ReachedOf>
-  __device__ std::int64_t send_own(Claims& claims, const ReachedOf& reached_of) {
+  __device__ std::int64_t send_claimed(Claims& claims, const ReachedOf& reached_of) {
     claims.begin();
     std::int64_t token = claims.next();
     Loaded loaded = load_own(token);
@@ -283,7 +283,7 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* se
   const auto send_own_rows = [&] {
     sender.choose(Rows::own);
     Claims claims(&p.view.state->claims[kOwnClaims]);
-    sender.send_own(claims, [](std::int64_t) -> std::uint32_t* { return nullptr; });
+    sender.send_claimed(claims, [](std::int64_t) -> std::uint32_t* { return nullptr; });
   };
   const int senders = apart                      ? kApartSenders
                       : p.row_bytes >= kLargeRow ? kLargeRowSenders
@@ -303,7 +303,7 @@ __device__ bool send_tokens(const MoveParams& p, RowPipe& pipe, std::int32_t* se
   }
   if (apart) sender.choose(Rows::of_others);
   Claims claims(&p.view.state->claims[kSendClaims]);
-  std::int64_t claim = sender.send_own(claims, [&](std::int64_t token) {
+  std::int64_t claim = sender.send_claimed(claims, [&](std::int64_t token) {
     go_on_to(slice_of(token, p));
     return kBeside == Beside::takes ? reached[slice] : nullptr;
   });
