@@ -506,21 +506,21 @@ __device__ __forceinline__ void multiply_other_values(std::uint32_t smem, int co
   }
 }
 
-// Waits until at most kPending commit groups are unfinished and gives a group of chunks of V back
-// to the gather warpgroup.
-template <class P, int kGroup, int kPending>
+// Gives a group of chunks of V back to the gather warpgroup.
+template <class P, int kGroup>
 __device__ __forceinline__ void release_group(std::uint32_t smem, int slot) {
-  wgmma_wait<kPending>();
   mbarrier_arrive_warp(smem + P::kEmpty + 8 * (slot * P::kAllGroups + kGroup));
 }
 
-// The same for the two commit groups of the P V queued last, a piece and its chunks each. kGroup:
-// the first of the two groups of chunks: 0 of an owned tile, 2 of one of the other consumer.
-// kBehind: commit groups queued since.
+// Waits for the two commit groups of the P V queued last and gives each piece's chunks back.
+// kGroup: the first of the two groups of chunks: 0 of an owned tile, 2 of one of the other
+// consumer. kBehind: commit groups queued since.
 template <class P, int kGroup, int kBehind = 0>
 __device__ __forceinline__ void release_values(std::uint32_t smem, int slot, Output& o) {
-  release_group<P, kGroup, 1 + kBehind>(smem, slot);
-  release_group<P, kGroup + 1, kBehind>(smem, slot);
+  wgmma_wait<1 + kBehind>();
+  release_group<P, kGroup>(smem, slot);
+  wgmma_wait<kBehind>();
+  release_group<P, kGroup + 1>(smem, slot);
   wgmma_pin(o[0]);
   wgmma_pin(o[1]);
 }
@@ -710,14 +710,18 @@ __device__ __forceinline__ void consumer_role(const Work& work, const LogitScale
       bool raised = true;
       // The other slot is released before the exponentials, and the half that P V has left first
       // before the maxima: it is refilled while they are taken.
-      if constexpr (kUnderWay) release_group<P, 2, 1>(smem, other);
+      if constexpr (kUnderWay) {
+        wgmma_wait<1>();  // the first half of P V
+        release_group<P, 2>(smem, other);
+      }
       if constexpr (kOneCode) {
         softmax_reference(scale, s, state, factors);
       } else {
         raised = softmax_reference_of_threads(scale, s, state, factors);
       }
       if constexpr (kUnderWay) {
-        release_group<P, 3, 0>(smem, other);
+        wgmma_wait<0>();  // the second half of P V
+        release_group<P, 3>(smem, other);
         wgmma_pin(o[0]);
         wgmma_pin(o[1]);
       }

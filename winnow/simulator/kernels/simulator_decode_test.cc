@@ -132,7 +132,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
         bug("CountOfFullTooSmall", "mbarrier_init(smem + P::kFull + 8 * i", Action::add, -1)),
     of_consumers(
         bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (consumer", Action::drop)),
-    of_consumers(bug("EarlyRelease", "wgmma_wait<kPending>();", Action::drop)),
+    of_consumers(bug("EarlyRelease", "wgmma_wait<1 + kBehind>", Action::drop)),
 };
 
 // Short calls have kernels of their own, which with batch_invariant must not show.
