@@ -63,6 +63,8 @@ class CudaCalls {
   }
   // Counts the ranks on this GPU, after the last allocation. Errors: unsupported, if too many.
   int count_ranks();
+  // Whether other ranks use this GPU, too; after count_ranks().
+  bool shares_gpu() const { return shares_gpu_; }
 
   // ---- A call. The GPU is the thread's current one.
 

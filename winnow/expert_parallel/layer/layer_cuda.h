@@ -70,7 +70,7 @@ class CudaLayer {
   // In a call at most as many as it asked for.
   int blocks() const { return call_blocks_; }
   // Whether other ranks use this GPU, too.
-  bool shares_gpu() const { return transport_->ranks_on_gpu() > 1; }
+  bool shares_gpu() const { return calls_.shares_gpu(); }
   // pushes_rows() of layouts.h, but where all ranks share one GPU there are no links: then only
   // enable_local_combine makes them push.
   bool pushes_rows(std::int64_t tokens) const;
