@@ -1,8 +1,8 @@
 // Moves rows: tokens to their rows at the ranks of the node, each once for a rank, and on the rank
 // the further rows of tokens with several experts there from the first one, or rows of other ranks
 // to the caller's tensor. Warps claim what they do next, since SMs do not get equal shares of the
-// links. Token-major on one node some blocks send to the others' memory and the rest write to this
-// rank's: stores over a link hold up those of the same SM that stay.
+// links. In token-major order on one node some blocks send rows to other ranks and the rest write
+// those of this rank: stores over a link hold up the other stores of their SM.
 #include <algorithm>
 #include <cstdint>
 
@@ -45,7 +45,7 @@ template <Beside kBeside>
 constexpr int kLeastStages = kBeside == Beside::takes ? 14 : PipeShape::kLeastStages;
 
 // Few send where rows are large: when tokens run out, the slowest SM still has to send all that its
-// senders have claimed. More where blocks send apart, whose warps would else be the limit.
+// senders have claimed. More send where blocks send apart: with four the warps were the limit.
 constexpr int kLargeRowSenders = 4, kApartSenders = 6;
 constexpr std::int64_t kLargeRow = 6144;  // bytes
 
@@ -58,7 +58,8 @@ __device__ bool goes_on(const MoveParams& p) {
   return runs(p.view) && (p.fresh || *p.tables.placed != 0);
 }
 
-// Whether blocks do not all send the same, and then whether this one sends to other ranks.
+// Whether some blocks send rows to other ranks only and the rest those of this rank's own tokens;
+// and whether this block sends rows to other ranks.
 __device__ __forceinline__ bool sends_apart(const MoveParams& p) {
   return p.senders < int(gridDim.x);
 }
@@ -74,7 +75,7 @@ __device__ __forceinline__ int slice_of(std::int64_t token, const MoveParams& p)
   return static_cast<int>(token * p.slices / p.tokens);
 }
 
-// Which rows of tokens are sent.
+// The rows of a token that a warp sends.
 enum class Rows { all, of_others, own };
 
 // A sending warp of move.
@@ -87,7 +88,7 @@ class TokenSender {
     element_bytes_ = aligned ? 0 : p.element_bytes;
   }
 
-  // Of the tokens to come: only these.
+  // Of the tokens to come only these rows are sent.
   __device__ void choose(Rows rows) { rows_ = rows; }
 
   // The tokens of this rank that `claims` gives this warp: what is known of the next one is loaded
@@ -721,7 +722,8 @@ __global__ __launch_bounds__(32 * kMoveWarps<kBeside>,
       if (!sends) repeat_rows(p, pipe);
     }
     if constexpr (kBeside == Beside::takes) {
-      // Blocks that send apart take when they have sent: both go through the same stages.
+      // A block that sends to other ranks only takes rows when it has sent all, since both go
+      // through the same stages.
       if (sends_apart(p) && sends_to_others(p)) {
         device::bar_sync<32 * kProducers<kBeside>>(kSentBarrier);
       }
