@@ -405,15 +405,15 @@ struct WeightedSum {
     }
   }
 
-  // `scores`: [queries of this side][kScoreStride].
+  static constexpr int kSums = 2 * Shape::kSideQueries;  // of queries, and rows 8 apart
+
+  // Along this lane's columns.
   template <bool kSplitSums>
-  __device__ __forceinline__ void store(int heads,
-                                        const float (&product)[Shape::kProductColumns / 2],
-                                        const LinearPart<Shape>& linear, float* scores) const {
-    constexpr int kSums = 2 * Shape::kSideQueries;      // of queries, and rows 8 apart
+  __device__ __forceinline__ void sums(int heads,
+                                       const float (&product)[Shape::kProductColumns / 2],
+                                       float (&sum)[kSums]) const {
     constexpr int kColumnsOfQuery = Shape::kHeads / 4;  // that a lane holds
     const int lane = threadIdx.x % 32;
-    float sum[kSums];
 #pragma unroll
     for (int s = 0; s < kSums; ++s) sum[s] = 0.0f;
 #pragma unroll
@@ -434,6 +434,15 @@ struct WeightedSum {
         }
       }
     }
+  }
+
+  // Adds up what four neighbouring lanes have, with add_half(half) after the first step, and calls
+  // take(query, r, total) for this lane's share of the totals: of row
+  // threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 r.
+  template <class AddHalf, class Take>
+  __device__ __forceinline__ static void total(const float (&sum)[kSums], const AddHalf& add_half,
+                                               const Take& take) {
+    const int lane = threadIdx.x % 32;
     // Lanes two apart share the sums between them, then neighbours do.
     const bool upper = lane & 2, odd = lane & 1;
     float half[kSums / 2];
@@ -443,23 +452,39 @@ struct WeightedSum {
       const float keep = upper ? sum[s + kSums / 2] : sum[s];
       half[s] = keep + __shfl_xor_sync(device::kFullWarp, give, 2);
     }
-    if constexpr (kSplitSums) linear.add(product, half);
-    const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+    add_half(half);
     if constexpr (kSums == 2) {
-      const float total = half[0] + __shfl_xor_sync(device::kFullWarp, half[0], 1);
-      if (!odd) scores[row + (upper ? 8 : 0)] = total;
+      const float both = half[0] + __shfl_xor_sync(device::kFullWarp, half[0], 1);
+      if (!odd) take(0, upper ? 1 : 0, both);
     } else {
 #pragma unroll
       for (int s = 0; s < kSums / 4; ++s) {
         const float give = odd ? half[s] : half[s + kSums / 4];
         const float keep = odd ? half[s + kSums / 4] : half[s];
-        const float total = keep + __shfl_xor_sync(device::kFullWarp, give, 1);
         // This lane holds sum (upper, odd, s), counted in that order: query and row.
         const int held = (upper ? kSums / 2 : 0) + (odd ? kSums / 4 : 0) + s;
         const int r = kSums == 4 ? (odd ? 1 : 0) : s % 2;
-        scores[held / 2 * Plan::kScoreStride + row + 8 * r] = total;
+        take(held / 2, r, keep + __shfl_xor_sync(device::kFullWarp, give, 1));
       }
     }
+  }
+
+  // `scores`: [queries of this side][kScoreStride].
+  template <bool kSplitSums>
+  __device__ __forceinline__ void store(int heads,
+                                        const float (&product)[Shape::kProductColumns / 2],
+                                        const LinearPart<Shape>& linear, float* scores) const {
+    float sum[kSums];
+    sums<kSplitSums>(heads, product, sum);
+    total(
+        sum,
+        [&](float(&half)[kSums / 2]) {
+          if constexpr (kSplitSums) linear.add(product, half);
+        },
+        [&](int query, int r, float total) {
+          const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+          scores[query * Plan::kScoreStride + row + 8 * r] = total;
+        });
   }
 };
 

@@ -59,16 +59,19 @@ void describe_pages(const TopkPagedParams& params, PagedParams& p) {
   const bool many = params.num_pages > 1 && stride != 0;
   p.map_step = !many ? 0 : stride > 0 ? 1 : -1;
   p.map_first = p.map_step < 0 ? static_cast<int>(params.num_pages - 1) : 0;
-  p.page_base = params.pages.data + (p.map_step < 0 ? p.map_first * stride : 0);
-  p.page_stride = many ? std::abs(stride) : page_bytes(params.d);
   if (params.num_pages == 0) return;
   const auto d = static_cast<std::uint64_t>(params.d);
+  const std::uint32_t rows = kPagedPageRows + static_cast<std::uint32_t>(4 * kPagedPageRows / d);
+  p.loaded_bytes = static_cast<int>(rows * kPanelRowBytes);
   // Columns beyond d read as zeros.
-  const device::MapDim dims[] = {{d, 0, kPanelRowBytes},
-                                 {kPagedPageRows, d, kPagedPageRows},
-                                 {many ? static_cast<std::uint64_t>(params.num_pages) : 1,
-                                  static_cast<std::uint64_t>(p.page_stride), 1}};
-  p.pages = device::tensor_map(kRuntime, CU_TENSOR_MAP_DATA_TYPE_UINT8, p.page_base, dims);
+  const device::MapDim dims[] = {
+      {d, 0, kPanelRowBytes},
+      {rows, d, rows},
+      {many ? static_cast<std::uint64_t>(params.num_pages) : 1,
+       static_cast<std::uint64_t>(many ? std::abs(stride) : page_bytes(params.d)), 1}};
+  p.pages =
+      device::tensor_map(kRuntime, CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                         params.pages.data + (p.map_step < 0 ? p.map_first * stride : 0), dims);
 }
 
 template <class Shape>
@@ -96,7 +99,7 @@ void launch(const TopkPagedParams& params, void* workspace, cudaStream_t stream)
   p.line.s_q = params.s_q;
   p.line.table = params.num_pages == 0 ? 0 : static_cast<int>(params.table);
   p.stored = static_cast<std::uint32_t*>(workspace);
-  p.stored_stride = stored_stride(params);
+  p.stored_stride = static_cast<std::uint32_t>(stored_stride(params));
   p.stored_queries = static_cast<int>(stored_queries<Shape>(params));
 
   PagedChooseParams choose{};
@@ -136,7 +139,7 @@ void launch(const TopkPagedParams& params, void* workspace, cudaStream_t stream)
     choose.first_sequence = group / work.groups_of_a_sequence;
     choose.first_query = static_cast<unsigned>(first_query(group) % params.s_q);
     kRuntime.check(
-        device::launch_early(paged_scores_kernel<Shape>, blocks, kThreads, kBytes, stream, p),
+        device::launch_early(paged_scores_kernel<Shape>, blocks, kPagedThreads, kBytes, stream, p),
         "launch");
     launch_paged_choice(kRuntime, choose, first_query(end) - first_query(group),
                         params.table * kPagedPageRows, stream);
