@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from ranks import new_stream, run_all
 from winnow.compat import deep_ep
-from winnow.compat.deep_ep import _layers
 from winnow.compat.deep_ep.elastic import EPHandle
 
 from winnow import expert_parallel
@@ -165,13 +164,13 @@ class Threads:
     def __init__(self):
         self._groups = {}
         self._lock = threading.Lock()
-        self._before = (_layers.rendezvous.connect, _layers.rendezvous._store_of)
-        _layers.rendezvous.connect = self._connect
-        _layers.rendezvous._store_of = lambda group: group.store
+        self._before = (expert_parallel.rendezvous.connect, expert_parallel.rendezvous._store_of)
+        expert_parallel.rendezvous.connect = self._connect
+        expert_parallel.rendezvous._store_of = lambda group: group.store
         self._streams = [new_stream() for _ in range(4)]
 
     def close(self):
-        _layers.rendezvous.connect, _layers.rendezvous._store_of = self._before
+        expert_parallel.rendezvous.connect, expert_parallel.rendezvous._store_of = self._before
         expert_parallel.rendezvous._begun.clear()
 
     def _connect(self, group, prefix, rank, world_size, device, timeout):

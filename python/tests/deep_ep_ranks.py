@@ -62,12 +62,15 @@ class Pool:
             assert end.poll(_START_SECONDS), f"rank {rank} did not start"
             end.recv()
 
-    def run(self, size, body, *arguments):
-        """body(group, *arguments) on each rank of a group of that size: what each returned."""
+    def run(self, size, body, *arguments, lost=()):
+        """body(group, *arguments) on each rank of a group of that size: what each returned. Those
+        that are lost in it do not answer."""
         for end in self._ends[:size]:
             end.send((size, body.__module__, body.__name__, arguments))
         answers = []
         for rank, end in enumerate(self._ends[:size]):
+            if rank in lost:
+                continue
             assert end.poll(_SECONDS), f"rank {rank} of {size} does not answer"
             answers.append(end.recv())
         failed = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(answers) if not ok]
@@ -75,8 +78,9 @@ class Pool:
         return [result for _, result in answers]
 
     def close(self):
-        for end in self._ends:
-            end.send(None)
+        for end, process in zip(self._ends, self._processes, strict=True):
+            if process.is_alive():
+                end.send(None)
         for process in self._processes:
             process.join(10)
             if process.is_alive():

@@ -20,20 +20,20 @@ from winnow._winnow.expert_parallel import (
 )
 from winnow.errors import InvalidArgument
 
-# Worlds that this process has begun to make, by group: every rank begins the same ones in the same
-# order.
+# Worlds that this process has begun to make, by group and room: every rank begins the same ones in
+# the same order.
 _begun: Counter = Counter()
 
 
-def next_prefix(group: Any) -> str:
-    """Of the keys of a group's next world; None: the default group.
+def next_prefix(group: Any, room: str = "winnow") -> str:
+    """Of the keys of a group's next world; None: the default group. Each room counts its own.
 
     Taken before anything can fail on this rank alone: the other ranks count that world too.
     """
     group = dist.group.WORLD if group is None else group
     name = getattr(group, "group_name", "")
-    _begun[name] += 1
-    return f"winnow/{_begun[name]}"
+    _begun[name, room] += 1
+    return f"{room}/{_begun[name, room]}"
 
 
 def gpu_for_each_rank() -> bool:

@@ -5,26 +5,18 @@ is made all ranks say in the group's store what they need of it: the largest cou
 of them has to refuse all refuse.
 """
 
-import json
 import re
 import socket
-import weakref
-from datetime import timedelta
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, NoReturn, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
 
-from winnow._winnow.expert_parallel import (
-    AllToAll,
-    Dispatched,
-    LowLatency,
-    Notifier,
-    default_timeout,
-)
-from winnow.compat._refusal import argument_of, refuse_call
+from winnow._winnow.expert_parallel import AllToAll, Dispatched, LowLatency, Notifier
+from winnow.compat._refusal import refuse_call
+from winnow.compat.deep_ep._agreement import Agreement, agree
+from winnow.compat.deep_ep._worlds import make, world_of
 from winnow.errors import Error, InvalidArgument
-from winnow.expert_parallel import rendezvous
 
 # What the layer, and dispatch() below, say of a call that a larger layer could do.
 _TOO_MANY = re.compile(r"want at most max_tokens = \d+ tokens|want at most K = \d+ experts a token")
@@ -54,15 +46,10 @@ class Sizes(NamedTuple):
     device: torch.device
 
 
-class _World(NamedTuple):
-    """How the ranks of a group reach each other with tensors of one device."""
-
-    transport: Any
-    store: Any
-
-
-# A process has one NVSHMEM world: everything that stands on a group shares its transport.
-_worlds: "weakref.WeakKeyDictionary[Any, Dict[torch.device, _World]]" = weakref.WeakKeyDictionary()
+class _LowLatencyMade(NamedTuple):
+    absent: Tuple[int, ...]  # who has no part in it
+    layer: LowLatency
+    parts: Dict[int, LowLatency]
 
 
 def _power_of_two(least: int) -> int:
@@ -95,16 +82,18 @@ class Layers:
         self._operation = operation
         self._made: Dict[Sizes, AllToAll] = {}
         self._notifiers: Dict[Tuple[int, torch.device], Notifier] = {}
-        self._low_latency: Dict[Any, LowLatency] = {}
+        self._low_latency: Dict[Any, _LowLatencyMade] = {}
+        self._masked: Set[int] = set()
         self._last: Optional[AllToAll] = None
         self._last_low_latency: Optional[LowLatency] = None
         self._closed = False
         self._own_columns: Dict[torch.device, Tensor] = {}
-        places = self._agree({"host": socket.gethostname(), "gpu": _gpu()})
-        self.local_world_size = _local_world_size([place["host"] for place in places])
+        heard = self._agree({"place": [socket.gethostname(), _gpu()]}).heard
+        places = [said["place"] for said in heard.values()]
+        self.local_world_size = _local_world_size([host for host, _ in places])
         mine = places[self.rank]
         # Or may do so, for all that is known.
-        self.shares_gpu = mine["gpu"] is None or places.count(mine) > 1
+        self.shares_gpu = mine[1] is None or places.count(mine) > 1
 
     def dispatch(
         self,
@@ -181,10 +170,10 @@ class Layers:
             self.forget_broken(layer, error, wish)
             raise
 
-    def answer(self, error: InvalidArgument, wish: Any) -> None:
+    def answer(self, error: InvalidArgument, wish: Any, masked: Iterable[int] = ()) -> None:
         """After a call that another rank refused for another layer: raises how they differ."""
         if _ANOTHER in str(error):
-            self._agree({"sizes": wish})
+            self._agree({"sizes": wish}, masked)
 
     def _make_anew(self, sizes: Sizes, tokens: int, topk: int) -> None:
         """The same, where that rank may want a layer of these sizes, too."""
@@ -211,28 +200,44 @@ class Layers:
         """For counts that travel without tokens. Collective where it is made."""
         self._check_open()
         if (experts, device) not in self._notifiers:
-            world = self._world(device)
-            self._notifiers[experts, device] = Notifier(
-                world.transport,
-                world.store,
-                experts=experts,
-                local_world_size=self.local_world_size,
-                device=device,
-            )
+
+            def part(transport: Any, store: Any) -> Notifier:
+                return Notifier(
+                    transport,
+                    store,
+                    experts=experts,
+                    local_world_size=self.local_world_size,
+                    device=device,
+                )
+
+            agreement = self._meet(device, {"sizes": [experts, "notifier", device.type]})
+            self._notifiers[experts, device] = make(self.group, device, agreement, part)[self.rank]
         return self._notifiers[experts, device]
 
     def low_latency(self, key: Any, enable_shrink: bool) -> LowLatency:
-        """A layer for a _low_latency.Key. Collective where it is made."""
+        """A layer for a _low_latency.Key. Collective where it is made, over the ranks that are not
+        masked."""
         self._check_open()
-        if key not in self._low_latency:
-            # On a GPU the others would hear of it in a later call.
-            if self._last_low_latency is not None and key.device.type != "cuda":
-                self._speak(self._last_low_latency, _ANOTHER, wish=_named_low_latency(key))
-            self._agree({"sizes": _named_low_latency(key)})
-            world = self._world(key.device)
-            self._low_latency[key] = LowLatency(
-                world.transport,
-                world.store,
+        on_gpu = key.device.type == "cuda"
+        if key in self._low_latency:
+            if enable_shrink and not on_gpu:  # there it would wait for calls that are under way
+                self._mask_in(self._low_latency[key].layer)
+            return self._low_latency[key].layer
+        # On a GPU the others would hear of it in a later call.
+        if self._last_low_latency is not None and not on_gpu:
+            if enable_shrink:
+                self._mask_in(self._last_low_latency)
+            self._speak(self._last_low_latency, _ANOTHER, wish=_named_low_latency(key))
+        message, masked = {"sizes": _named_low_latency(key)}, self.masked()
+        if masked and on_gpu:
+            message["refusal"] = _all_must_make(masked)
+        shrink = enable_shrink and not on_gpu
+        agreement = self._meet(key.device, message, masked, shrink)
+
+        def part(transport: Any, store: Any) -> LowLatency:
+            return LowLatency(
+                transport,
+                store,
                 max_tokens=key.max_tokens,
                 hidden=key.hidden,
                 topk=key.topk,
@@ -240,10 +245,40 @@ class Layers:
                 enable_shrink=enable_shrink,
                 device=key.device,
             )
-        return self._low_latency[key]
 
-    def low_latency_layers(self) -> List[LowLatency]:
-        return list(self._low_latency.values())
+        parts = make(self.group, key.device, agreement, part)
+        layer = parts[self.rank]
+        self._low_latency[key] = _LowLatencyMade(agreement.absent, layer, parts)
+        self._masked.update(agreement.absent)
+        self._mask_in(layer)
+        return layer
+
+    def masked(self) -> Set[int]:
+        """The ranks that were masked, or that did not come to a low-latency call."""
+        for made in self._low_latency.values():
+            self._hear_masks(made.layer)
+        return self._masked
+
+    def set_mask(self, rank: int, masked: bool) -> None:
+        """For all low-latency layers, those of later calls, too."""
+        self.masked()
+        (self._masked.add if masked else self._masked.discard)(rank)
+        if not masked:  # it has no part in these, so that all ranks have to make them anew
+            self._low_latency = {
+                key: made for key, made in self._low_latency.items() if rank not in made.absent
+            }
+        layers = [made.layer for made in self._low_latency.values()]
+        if all(self._last_low_latency is not layer for layer in layers):
+            self._last_low_latency = None
+        for layer in layers:
+            layer.set_mask(rank, masked)
+
+    def _hear_masks(self, layer: LowLatency) -> None:
+        self._masked.update(rank for rank, masked in enumerate(layer.mask()) if masked)
+
+    def _mask_in(self, layer: LowLatency) -> None:
+        for rank in self.masked():
+            layer.set_mask(rank, True)
 
     def call_low_latency(self, key: Any, layer: LowLatency, call: Callable[[], Any]) -> Any:
         """call(), of this layer: the next one is probably of it, too, unless it breaks."""
@@ -251,7 +286,7 @@ class Layers:
         try:
             return call()
         except InvalidArgument as error:
-            self.answer(error, _named_low_latency(key))
+            self.answer(error, _named_low_latency(key), self._masked)
             raise
         except Error as error:
             self.forget_broken(layer, error, _named_low_latency(key))
@@ -264,7 +299,7 @@ class Layers:
         text = f"{argument}: want {wanted}, got {got}"
         if self._last_low_latency is not None:
             self._speak(self._last_low_latency, text, tell)
-        self._agree({"refusal": text})
+        self._agree({"refusal": text}, self._masked)
         raise AssertionError("a refusal did not raise")
 
     def refuse(self, sizes: Optional[Sizes], text: str) -> NoReturn:
@@ -291,17 +326,22 @@ class Layers:
         """
         if error.code == "invalid_argument":
             return
+        for key, made in self._low_latency.items():
+            if key.device.type == "cpu":  # elsewhere it would wait for calls that are under way
+                self._hear_masks(made.layer)
         if _APART in str(error):
             self._made, self._low_latency = {}, {}
             self._last = self._last_low_latency = None
         self._made = {key: made for key, made in self._made.items() if made is not layer}
-        self._low_latency = {k: made for k, made in self._low_latency.items() if made is not layer}
+        self._low_latency = {
+            key: made for key, made in self._low_latency.items() if made.layer is not layer
+        }
         self._last = None if self._last is layer else self._last
         if self._last_low_latency is layer:
             self._last_low_latency = None
         self._notifiers.clear()
         if _APART in str(error):
-            self._agree({"sizes": wish})
+            self._agree({"sizes": wish}, self._masked if isinstance(layer, LowLatency) else ())
 
     def close(self) -> None:
         """Idempotent; never waits for other ranks."""
@@ -309,7 +349,8 @@ class Layers:
         for layer in self._made.values():
             layer.close()
         for made in self._low_latency.values():
-            made.close()
+            for part in made.parts.values():
+                part.close()
         self._made, self._notifiers, self._low_latency = {}, {}, {}
         self._last = self._last_low_latency = None
 
@@ -320,81 +361,62 @@ class Layers:
     def _layer(self, sizes: Sizes, tokens: int, topk: int) -> AllToAll:
         self._check_open()
         if sizes not in self._made:
-            heard = self._agree({"sizes": _named(sizes), "tokens": tokens, "topk": topk})
-            most = max(said["tokens"] for said in heard)
+            message = {"sizes": _named(sizes), "tokens": tokens, "topk": topk}
+            agreement = self._meet(sizes.device, message)
+            heard = agreement.heard.values()
             topk = sizes.topk or max(said["topk"] for said in heard)
-            most = _power_of_two(max(most, 16))
-            world = self._world(sizes.device)
-            self._made[sizes] = AllToAll(
-                world.transport,
-                world.store,
-                max_tokens=most,
-                hidden=sizes.hidden,
-                topk=topk,
-                experts=sizes.experts,
-                dtype=sizes.dtype,
-                weight_dtype=torch.float32,
-                local_world_size=self.local_world_size,
-                sm_count=_MOST_SMS,
-                arena_rows=self._arena_rows(sizes.device, most, topk),
-                device=sizes.device,
-            )
+            most = _power_of_two(max(16, *(said["tokens"] for said in heard)))
+
+            def part(transport: Any, store: Any) -> AllToAll:
+                return AllToAll(
+                    transport,
+                    store,
+                    max_tokens=most,
+                    hidden=sizes.hidden,
+                    topk=topk,
+                    experts=sizes.experts,
+                    dtype=sizes.dtype,
+                    weight_dtype=torch.float32,
+                    local_world_size=self.local_world_size,
+                    sm_count=_MOST_SMS,
+                    arena_rows=self._arena_rows(sizes.device, most, topk),
+                    device=sizes.device,
+                )
+
+            self._made[sizes] = make(self.group, sizes.device, agreement, part)[self.rank]
         return self._made[sizes]
 
     def _arena_rows(self, device: torch.device, tokens: int, topk: int) -> int:
         """On a GPU enough for two dispatches, of which one need not wait for the other."""
         return tokens * min(self.world_size, topk) * 9 // 8 if device.type == "cuda" else 0
 
-    def _world(self, device: torch.device) -> _World:
-        worlds = _worlds.setdefault(self.group, {})
-        if device not in worlds:
-            prefix = rendezvous.next_prefix(self.group)
-            worlds[device] = _World(
-                *rendezvous.connect(self.group, prefix, self.rank, self.world_size, device, None)
-            )
-        return worlds[device]
+    def _agree(
+        self, message: Dict[str, Any], masked: Iterable[int] = (), shrink: bool = False
+    ) -> Agreement:
+        return agree(self.group, self._operation, message, masked, shrink)
 
-    def _agree(self, message: Dict[str, Any]) -> List[Dict[str, Any]]:
-        """Collective: what all ranks say, in their order. Raises what any of them refuses."""
-        if self.world_size == 1:
-            heard = [message]
-        else:
-            prefix = f"{rendezvous.next_prefix(self.group)}/deep_ep"
-            store = rendezvous._store_of(self.group)
-            store.set(f"{prefix}/{self.rank}", json.dumps(message))
-            keys = [f"{prefix}/{rank}" for rank in range(self.world_size)]
-            self._wait(store, keys)
-            heard = [json.loads(store.get(key)) for key in keys]
-        for rank, said in enumerate(heard):
-            if said.get("refusal"):
-                self._raise(InvalidArgument, f"rank {rank}: {said['refusal']}")
-        for rank, said in enumerate(heard):
-            if said.get("sizes") != heard[0].get("sizes"):
-                names = "[hidden, topk, experts, dtype, device]"
-                text = f"{heard[0].get('sizes')} on rank 0, {said.get('sizes')} on rank {rank}"
-                self._raise(InvalidArgument, f"{names} differs: {text}")
-        return heard
-
-    def _wait(self, store: Any, keys: List[str]) -> None:
-        seconds = default_timeout()
-        try:
-            store.wait(keys, timedelta(seconds=seconds))
-        except RuntimeError as error:  # torch's DistStoreError
-            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-            text = f"rank {self.rank} waited {seconds:g} s for ranks {', '.join(missing)}"
-            self._raise(Error, f"{text}, which did not come to the same call", error)
-
-    def _raise(self, kind: type, text: str, cause: Any = None) -> NoReturn:
-        error = kind(f"{self._operation}: {text}")
-        error.operation, error.argument = self._operation, argument_of(text)
-        if kind is Error:
-            error.code = "timeout"
-        raise error from cause
+    def _meet(
+        self,
+        device: torch.device,
+        message: Dict[str, Any],
+        masked: Iterable[int] = (),
+        shrink: bool = False,
+    ) -> Agreement:
+        """The same before make()."""
+        return self._agree({**message, "world": world_of(self.group, device)}, masked, shrink)
 
 
 def _named(sizes: Sizes) -> List[Any]:
     """As all ranks compare them."""
     return [sizes.hidden, sizes.topk, sizes.experts, str(sizes.dtype), sizes.device.type]
+
+
+def _all_must_make(masked: Iterable[int]) -> str:
+    ranks = ", ".join(map(str, sorted(masked)))
+    return (
+        f"on a GPU no low-latency layer of new sizes can be made without ranks {ranks}, which are "
+        "masked: make a dispatch of every size before, or start all processes again"
+    )
 
 
 def _named_low_latency(key: Any) -> List[Any]:

@@ -251,15 +251,20 @@ class LowLatencyBuffer:
         self._check("clean_low_latency_buffer")
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Masks or unmasks another rank. A rank that has missed a call cannot rejoin."""
+        """Masks or unmasks another rank, for layers of later calls, too. Only with enable_shrink.
+
+        A rank that has missed a call cannot rejoin this buffer: make a new one on all ranks.
+        """
         self._check("low_latency_update_mask_buffer")
+        name, world = "deep_ep.Buffer.low_latency_update_mask_buffer", self._layers.world_size
+        if not self.enable_shrink:
+            refuse_call(name, "the buffer was made without enable_shrink")
         why = wrong_number("rank_to_mask", rank_to_mask, 0) or wrong_flags(mask=mask)
-        if not why and rank_to_mask >= self._layers.world_size:
-            why = ("rank_to_mask", f"a rank of {self._layers.world_size}", rank_to_mask)
+        if not why and (rank_to_mask >= world or rank_to_mask == self._layers.rank):
+            why = ("rank_to_mask", f"another rank of {world}", rank_to_mask)
         if why:
-            refuse("deep_ep.Buffer.low_latency_update_mask_buffer", *why)
-        for layer in self._layers.low_latency_layers():
-            layer.set_mask(rank_to_mask, mask)
+            refuse(name, *why)
+        self._layers.set_mask(operator.index(rank_to_mask), mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes 1 for each masked rank to mask_status [W], int32, 0 for the others."""
@@ -268,21 +273,15 @@ class LowLatencyBuffer:
         if not usable(mask_status) or mask_status.shape != (world,):
             name = "deep_ep.Buffer.low_latency_query_mask_buffer"
             refuse(name, "mask_status", f"a tensor [{world}], int32", described(mask_status))
-        mask_status.copy_(self._masks())
+        masked = self._layers.masked()
+        status = [int(rank in masked) for rank in range(world)]
+        mask_status.copy_(torch.tensor(status, dtype=torch.int32, device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Masks none."""
         self._check("low_latency_clean_mask_buffer")
-        for layer in self._layers.low_latency_layers():
-            for rank, masked in enumerate(layer.mask()):
-                if masked:
-                    layer.set_mask(rank, False)
-
-    def _masks(self) -> Tensor:
-        masked = torch.zeros(self._layers.world_size, dtype=torch.int32, device="cpu")
-        for layer in self._layers.low_latency_layers():
-            masked |= torch.tensor(layer.mask(), dtype=torch.int32, device="cpu")
-        return masked
+        for rank in sorted(self._layers.masked()):
+            self._layers.set_mask(rank, False)
 
     def _check(self, name: str) -> None:
         if not self.low_latency_mode:
