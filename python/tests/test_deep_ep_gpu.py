@@ -1,5 +1,6 @@
 """winnow.compat.deep_ep on GPUs: ranks that share one, and processes with a GPU each."""
 
+import deep_ep_graphs as graphs
 import deep_ep_low_latency as low_latency
 import deep_ep_on_gpu
 import deep_ep_programs as programs
@@ -70,3 +71,10 @@ def test_a_gpu_for_each_process(pool, program):
 
 def test_the_others_go_on_without_a_rank(pool):
     pool.run(2, low_latency.shrunk)
+
+
+@pytest.mark.parametrize(
+    "program", [(graphs.low_latency, False), (graphs.low_latency, True), (graphs.worst_case,)]
+)
+def test_graphs_replay_with_other_tokens(pool, program):
+    pool.run(2, *program)

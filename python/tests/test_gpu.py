@@ -36,6 +36,23 @@ def _paged():
     return {name: a.bfloat16() if a.is_floating_point() else a for name, a in p.items()}
 
 
+def _serving():
+    """The arguments of store, topk_paged and decode, over a cache of 8 pages."""
+    torch.manual_seed(0)
+    cache = torch.zeros(8, 64, 1, 656, dtype=torch.uint8, device="cuda")
+    keys = torch.zeros(8, 64 * (128 + 4), dtype=torch.uint8, device="cuda")
+    rows, slots = torch.randn(512, 576, device="cuda").bfloat16(), torch.randperm(512).cuda()
+    sparse_mla.store(rows, cache, slots)
+    indexer.quantize(torch.randn(512, 128, device="cuda"), pages=keys, slots=slots)
+    heads, scale = indexer.quantize(torch.randn(4, 8, 128, device="cuda"))
+    table = torch.tensor([[3, 1, 0], [5, 2, 7]], dtype=torch.int32, device="cuda")
+    lengths = torch.tensor([70, 190], dtype=torch.int32, device="cuda")
+    choice = [heads.view(2, 2, 8, 128), keys, scale.view(2, 2, 8), table, lengths, 64]
+    chosen, count = indexer.topk_paged(*choice)
+    q = torch.randn(2, 2, 16, 576, device="cuda").bfloat16()
+    return [rows, cache, slots], choice, [q, cache, chosen], {"topk_length": count}
+
+
 def _calls():
     """Every plain function on CUDA tensors, and how many tensors torch makes for it."""
     q, kv, indices, sink = _sparse()
@@ -53,6 +70,7 @@ def _calls():
     rows = torch.randint(-1, 300, (48, 100), dtype=torch.int32, device="cuda")
     d_scores = torch.randn(48, 100, device="cuda")
     exact = {"deterministic": True}
+    stored, choice, decoded, lengths = _serving()
     return {
         "indexer_scores": (lambda **o: indexer.scores(*keys, rows, **o), 1),
         "indexer_backward": (  # dq, dk, d_weights and the workspace
@@ -65,6 +83,11 @@ def _calls():
             lambda **o: sparse_mla.backward(q, kv, indices, out, lse, out, **gradient, **o),
             4,
         ),
+        "store": (lambda **o: sparse_mla.store(*stored, **o), 0),
+        # the results and the workspace
+        "topk_paged": (lambda **o: indexer.topk_paged(*choice, **o), 3),
+        # one tile of entries: no workspace
+        "decode": (lambda **o: sparse_mla.decode(*decoded, **lengths, **o), 2),
         "append": (lambda **o: paged_xl.append(*append, **o), 0),
         "position_term": (lambda **o: paged_xl.position_term(*position, **o), 1),
         # out and the workspace
@@ -75,6 +98,7 @@ def _calls():
 
 NAMES = ["forward", "distribution", "backward", "append", "position_term", "attention"]
 NAMES += ["attention_fused", "indexer_scores", "indexer_backward"]
+NAMES += ["store", "topk_paged", "decode"]
 
 
 def _tensors(results):
@@ -173,7 +197,8 @@ def test_a_graph_replays_with_new_numbers(name):
     call, _ = _calls()[name]
     inputs = [c.cell_contents for c in call.__closure__]
     inputs = [t for i in inputs for t in (i if isinstance(i, list) else [i])]
-    first = next(t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point())
+    inputs = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    first = next(t for t in inputs if t.element_size() > 1)  # torch does not multiply f8
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -319,6 +344,12 @@ def test_supports_knows_the_kernels():
         assert wrong in reason(f"sparse_mla.{op}")
         huge = {"dtype": torch.bfloat16, "s_q": 2**24, "h_q": 128}
         assert "want topk and s_q * h_q up to 2^30" in reason(f"sparse_mla.{op}", **huge)
+    bf16 = {"device": "cuda", "dtype": "bfloat16"}
+    for n in (7, 2000):  # more than 1,024 rows take a workspace
+        assert winnow.supports("sparse_mla.store", n=n, **bf16).backend == "cuda"
+    assert winnow.supports("sparse_mla.decode", **bf16).backend == "sm90"
+    f8 = {"device": "cuda", "dtype": "float8_e4m3fn"}
+    assert winnow.supports("indexer.topk_paged", **f8).backend == "sm90"
     for op in ("append", "attention", "attention_fused", "position_term"):
         assert winnow.supports(f"paged_xl.{op}", device="cuda").backend == "cuda", op
     for op in ("attention", "attention_fused"):
@@ -338,6 +369,18 @@ def test_checking_waits_and_cannot_be_captured():
             call(check=True)
     graph.replay()
     _assert_equal(captured, want)
+
+
+def test_checking_finds_bad_slots_of_store():
+    (rows, cache, slots), *_ = _serving()
+    sparse_mla.store(rows, cache, slots, check=True)
+    before = cache.clone()
+    for bad, text in ((512, "got slot 512 for row 100"), (int(slots[3]), "each slot at most once")):
+        wrong = slots.clone()
+        wrong[100] = bad
+        with pytest.raises(winnow.Error, match=text):
+            sparse_mla.store(rows, cache, wrong, check=True)
+        assert torch.equal(cache, before)
 
 
 def test_cupy_streams():

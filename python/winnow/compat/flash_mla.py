@@ -53,11 +53,11 @@ def get_mla_metadata(*args: Any, **kwargs: Any) -> Tuple[FlashMLASchedMeta, None
 
 def _nothing_is_plus_inf(lse: Any) -> None:
     """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it."""
-    nothing = lse == float("-inf")
-    if hasattr(lse, "masked_fill_"):
-        lse.masked_fill_(nothing, float("inf"))
+    infinity = float("inf")
+    if hasattr(lse, "nan_to_num_"):  # one kernel
+        lse.nan_to_num_(nan=float("nan"), posinf=infinity, neginf=infinity)
     else:
-        lse[nothing] = float("inf")
+        lse[lse == -infinity] = infinity
 
 
 def _bytes(cache: Any) -> Any:
@@ -105,7 +105,8 @@ def flash_mla_with_kvcache(
 
     Returns:
         (out [b, s_q, h_q, 512], lse [b, h_q, s_q]); natural logarithms without the sink, +inf for a
-        query with nothing visible, where winnow.sparse_mla.decode() gives -inf.
+        query with nothing visible, where winnow.sparse_mla.decode() gives -inf. As with FlashMLA
+        the last bits depend on the batch; those of winnow.sparse_mla.decode() do not by default.
 
     Raises:
         ValueError: head_dim_v is not 512, causal, not is_fp8_kvcache, a cache of another format, or
@@ -137,6 +138,7 @@ def flash_mla_with_kvcache(
         extra_cache=_bytes(extra_k_cache),
         extra_indices=extra_indices_in_kvcache,
         extra_topk_length=extra_topk_length,
+        batch_invariant=False,  # FlashMLA's results depend on the batch, too
     )
     _nothing_is_plus_inf(lse)
     return out, lse.swapaxes(1, 2)

@@ -39,12 +39,14 @@ void check_inputs(const Check& check, const TopkPagedArgs& args, TopkPagedParams
   check.input("weights", args.weights, {b, s_q, h}, {DType::f32, DType::bf16}, device);
   check.input("block_tables", args.block_tables, {b, {"n", params.table}}, {DType::i32}, device);
   check.input("context_lens", args.context_lens, {b}, {DType::i32}, device);
-  constexpr std::int64_t kMostPages = std::numeric_limits<std::int32_t>::max() / kPageRows;
+  // Whole tiles of two pages, so that counts of their rows are below 2^31, too.
+  constexpr std::int64_t kMostPages =
+      std::numeric_limits<std::int32_t>::max() / (2 * kPageRows) * 2;
   check.that(params.num_pages <= kMostPages, "pages",
-             "fewer than 2^31 rows, the range of the indices",
+             "at most 2^31 - 128 rows, the range of the indices",
              std::to_string(params.num_pages) + " pages of 64");
   check.that(params.table <= kMostPages, "block_tables",
-             "fewer than 2^31 rows, the range of the positions",
+             "at most 2^31 - 128 rows, the range of the positions",
              std::to_string(params.table) + " pages of 64");
 }
 

@@ -48,7 +48,7 @@ struct TopkPagedArgs {
 // same table. The choice is exact for the computed scores. It is the same in every run and does not
 // depend on the rest of the batch.
 //
-// Shapes: any b, s_q, num_pages and n, 0 included; num_pages * 64 and n * 64 are below 2^31.
+// Shapes: any b, s_q, num_pages and n, 0 included; num_pages * 64 and n * 64 are at most 2^31 - 128.
 // Strides: the innermost dimension is contiguous, the others are arbitrary. Memory: all tensors
 // belong to the caller and live on one device; an output that overlaps another tensor is refused.
 // On a GPU the scratch memory is `workspace`, up to 256 MiB, or 16 bytes for each of n * 64 rows if

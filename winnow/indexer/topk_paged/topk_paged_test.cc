@@ -197,8 +197,8 @@ TEST(TopkPaged, Refuses) {
       [&](Args& a) {
         a.block_tables = ConstTensorView(three.data(), DType::i32, {2, 1 << 25}, {0, 1});
       },
-      "block_tables: want fewer than 2^31 rows, the range of the positions, got 33554432 pages of "
-      "64");
+      "block_tables: want at most 2^31 - 128 rows, the range of the positions, got 33554432 "
+      "pages of 64");
   TopkPagedArgs args = step.args();
   args.indices = indices;
   args.length = length;

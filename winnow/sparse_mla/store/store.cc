@@ -53,7 +53,9 @@ Backend run(const StoreArgs& args, const RunOptions& options) {
   const std::int64_t scratch = workspace_bytes(params, backend);
   if (backend == Backend::cuda) {
     check_args_for_gpu(check, args);
-    if (scratch > 0) check.workspace(args.workspace, scratch, args.rows.device());
+    if (scratch > 0 && !options.dry_run) {
+      check.workspace(args.workspace, scratch, args.rows.device());
+    }
   }
   if (options.dry_run) return backend;
   const TensorView workspace = scratch > 0 ? args.workspace : TensorView{};
