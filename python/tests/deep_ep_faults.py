@@ -184,7 +184,13 @@ def masked(group):
     # It has missed no call of a layer that it has: they are made again, with it.
     for most in (M, 2 * M):
         without_last(buffer, group, most, missing=0)
-    # Of a layer that there is.
+    # In layers that there are it can come back while it has missed no call.
+    if rank != 2:
+        for mask in (True, False):
+            buffer.low_latency_update_mask_buffer(2, mask)
+            assert status(buffer, world) == [0, 0, int(mask)]
+    for most in (M, 2 * M):
+        without_last(buffer, group, most, missing=0)
     if rank != 2:
         buffer.low_latency_update_mask_buffer(2, True)
         without_last(buffer, group, 2 * M)

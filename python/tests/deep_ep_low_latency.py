@@ -1,9 +1,11 @@
 """What the ranks of test_deep_ep_low_latency.py run: each checks what it got itself."""
 
 import os
+import time
 
 import deep_ep_oracle as oracle
 import torch
+import torch.distributed as dist
 from deep_ep_programs import refused
 from winnow.compat import deep_ep
 from winnow.errors import Error
@@ -216,3 +218,47 @@ def shrunk(group):
     buffer.low_latency_update_mask_buffer(world - 1, True)
     buffer.low_latency_query_mask_buffer(status)
     assert status.tolist() == [0] * (world - 1) + [1]
+
+
+def asynchronous(group):
+    """With async_finish the event tells when results are there."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H, seed=6)
+    x, idx, weights = given[rank]
+    got, count, handle, event, hook = buffer.low_latency_dispatch(
+        x, idx, M, E, use_fp8=False, async_finish=True
+    )
+    assert hook is None and event.event is not None
+    event.current_stream_wait()
+    check_arrived(given, rank, world, got.float(), count, handle, True)
+    back, event, hook = buffer.low_latency_combine(got * 2, idx, weights, handle, async_finish=True)
+    assert hook is None and event.event is not None
+    event.current_stream_wait()
+    assert torch.equal(back, sums(given, rank, world))
+
+
+def waited(group):
+    """Nanoseconds of waiting for a rank that is 50 ms late are added to its statistics."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    x, idx, weights = oracle.inputs(world, E, K, H)[rank]
+    late, most = world - 1, {"dispatch": 0, "combine": 0}
+    for _ in range(5):  # a machine that suspends the others for a while makes their waits shorter
+        for call in most:
+            waits = torch.full((world,), 7)
+            mine = {f"{call}_wait_recv_cost_stats": waits}
+            dist.barrier(group)
+            if call == "dispatch" and rank == late:
+                time.sleep(0.05)
+            options = mine if call == "dispatch" else {}
+            got, _, handle, _, _ = buffer.low_latency_dispatch(
+                x, idx, M, E, use_fp8=False, **options
+            )
+            dist.barrier(group)
+            if call == "combine" and rank == late:
+                time.sleep(0.05)
+            options = mine if call == "combine" else {}
+            buffer.low_latency_combine(got, idx, weights, handle, **options)
+            assert (waits >= 7).all()
+            most[call] = max(most[call], int(waits[late]) - 7)
+    least = 30_000_000 if rank != late else 0
+    assert min(most.values()) >= least, most

@@ -21,6 +21,15 @@ def test_mistakes_are_errors_on_every_rank(deep_ep_pool):
     deep_ep_pool.run(3, programs.mistakes)
 
 
+@pytest.mark.parametrize("world", [1, 3])
+def test_events(deep_ep_pool, world):
+    deep_ep_pool.run(world, programs.asynchronous)
+
+
+def test_waits_for_a_late_rank_are_counted(deep_ep_pool):
+    deep_ep_pool.run(3, programs.waited)
+
+
 def test_defaults_of_torch(deep_ep_pool):
     deep_ep_pool.run(2, programs.strange_defaults)
 
