@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from deep_ep_programs import refused
 from winnow.compat import deep_ep
+from winnow.compat.deep_ep._low_latency import Key
 from winnow.errors import Error
 
 H, E, M = 256, 60, 16
@@ -216,6 +217,21 @@ def told(group):
         time.sleep(1)
         buffer.low_latency_update_mask_buffer(world - 1, True)
         without_last(buffer, group)
+
+
+def of_gpus(group):
+    """There all ranks must make a layer: with a masked one all others refuse it at once."""
+    buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
+    if group.rank() == 0:
+        buffer.low_latency_update_mask_buffer(2, True)
+    if group.rank() != 2:
+        key = Key(M, H, 3, E, torch.device("cuda", 0))
+        begin = time.monotonic()
+        text = refused(lambda: buffer._layers.low_latency(key, True))
+        assert (
+            "rank 0: on a GPU no low-latency layer of new sizes can be made without ranks 2" in text
+        )
+        assert time.monotonic() - begin < 10
 
 
 def stopped(group, kind):

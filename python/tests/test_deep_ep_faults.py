@@ -30,6 +30,10 @@ def test_a_masked_rank_that_calls_is_told(deep_ep_pool):
     deep_ep_pool.run(3, faults.told)
 
 
+def test_a_gpu_layer_is_not_made_without_masked_ranks(deep_ep_pool):
+    deep_ep_pool.run(3, faults.of_gpus)
+
+
 @pytest.mark.parametrize("kind", ["buffer", "hybrid", "elastic"])
 def test_a_stopped_rank_is_named(deep_ep_pool, kind):
     deep_ep_pool.run(3, faults.stopped, kind)
