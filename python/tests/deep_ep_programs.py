@@ -125,6 +125,50 @@ def by_ranks(group):
     assert again.shape == x.shape
 
 
+def many_ranks(group):
+    """A token without topk_idx may go to as many ranks as a layer has experts of a token."""
+    from winnow.compat.deep_ep import buffer as module
+
+    rank, world = group.rank(), group.size()
+    x = torch.ones(4, H, dtype=torch.bfloat16)
+    buffer = deep_ep.Buffer(group)
+    limit, module._MOST_TOPK = module._MOST_TOPK, 2
+    try:
+        for worst in (0, 4 * world):
+            two = torch.zeros(4, world, dtype=torch.bool)
+            two[:, [rank, (rank + 1) % world]] = True
+            three = two.clone()
+            three[3] = rank == world - 1 or two[3]
+            for in_rank in (two, three, two):
+                call = {
+                    "is_token_in_rank": in_rank,
+                    "num_tokens_per_expert": in_rank.sum(0).int(),
+                    "num_worst_tokens": worst,
+                }
+                if in_rank is three:
+                    text = refused(lambda call=call: buffer.dispatch(x, **call))
+                    want = f"at most 2 ranks a token, got {world}"
+                    assert f"rank {world - 1}: is_token_in_rank: want {want}" in text
+                    continue
+                rows, _, _, _, handle, _ = buffer.dispatch(x, **call)
+                assert len(rows) == (worst or 8)
+                assert torch.equal(buffer.combine(rows, handle)[0], x * 2)
+    finally:
+        module._MOST_TOPK = limit
+
+
+def another_map(group):
+    """topk_idx says where tokens go, whatever stands beside it; the handle has the true map."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H, seed=7)
+    (x, *_), counts = dispatched(buffer, given[rank])
+    zeros = {name: torch.zeros_like(one) for name, one in counts.items() if one is not None}
+    for typed in (given[rank][1], given[rank][1].int()):
+        rows, *_, handle, _ = buffer.dispatch(given[rank][0], topk_idx=typed, **zeros)
+        assert torch.equal(rows, x)
+        assert torch.equal(handle[4], oracle.layout(given[rank][1], E, world)[2])
+
+
 def float8(group):
     """Scales are columns of 4 bytes, float32 or packed int32, of any strides; they may be few."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
@@ -284,6 +328,10 @@ def hybrid(group, pad):
     again = buffer.dispatch_with_permute(hidden=x, probs=probs, handle=handle)
     assert torch.equal(again[1], sent)
     assert buffer.combine_with_unpermute(hidden=got, handle=handle)[1] is None
+    if not oracle.on_gpu:
+        again = {"hidden": x, "handle": handle, "pad_multiple": 16}
+        text = refused(lambda: buffer.dispatch_with_permute(**again))
+        assert f"pad_multiple: want {pad or 1} as in the handle, got 16" in text
     # Of a fixed number of rows, without a wait, and by indices.
     worst = len(x) * 0 + 16 * K * world * 4
     by_index = {"topk_idx": idx, "topk_weights": weights, "num_of_experts": E}
@@ -353,8 +401,8 @@ def elastic(group, expand, waits):
         ends += torch.tensor(counts) - torch.tensor(aligned)
     else:
         assert torch.equal(ids[: len(rows)], local) and (ids[len(rows) :] == -1).all()
-        sums = [sum(source <= i for source, _ in tokens) for i in range(world)]
-        assert handle.psum_num_recv_tokens_per_scaleup_rank.tolist() == sums
+    sums = [sum(source <= i for source, _ in tokens) for i in range(world)]
+    assert handle.psum_num_recv_tokens_per_scaleup_rank.tolist() == sums
     assert handle.psum_num_recv_tokens_per_expert.tolist() == ends.tolist()
     assert handle.num_unaligned_recv_tokens_per_expert.tolist() == counts
     assert handle.num_recv_tokens_per_expert_list == (aligned if waits else [])
@@ -368,7 +416,9 @@ def elastic(group, expand, waits):
             want[token] += x[token].float()
     assert torch.equal(back, want.bfloat16())
     assert torch.equal(home, torch.where(idx >= 0, weights, torch.zeros(())))
-    again, none, _, same, _ = buffer.dispatch(x, handle=handle, num_sms=handle.num_sms)
+    again, none, _, same, _ = buffer.dispatch(
+        x, handle=handle, num_sms=handle.num_sms, do_expand=expand
+    )
     assert none is None and same is handle and torch.equal(again[: len(rows)], got[: len(rows)])
     if waits or not oracle.on_gpu:
         wrong = idx.float() if rank == world - 1 else idx
@@ -400,6 +450,51 @@ def elastic_streams(group):
     assert f"num_experts: want {E} as in the handle, got {2 * E}" in text
     text = refused(lambda: buffer.dispatch(x, handle=handle, do_cpu_sync=True))
     assert "do_cpu_sync: want False or None beside a handle" in text
+    text = refused(lambda: buffer.dispatch(x, handle=handle, do_expand=True))
+    assert "do_expand: want False as in the handle, got True" in text
+    counters = torch.zeros(E // world, dtype=torch.int32)
+    for stats in (counters, "a text"):
+        text = refused(
+            lambda stats=stats: buffer.dispatch(
+                x, handle=handle, cumulative_local_expert_recv_stats=stats
+            )
+        )
+        assert "cumulative_local_expert_recv_stats: want none beside a handle" in text
+    assert not counters.any()
+
+
+def elastic_epilogue(group):
+    """What is ready only at previous_event_before_epilogue is not read before it."""
+    rank, world = group.rank(), group.size()
+    x, idx, weights = oracle.inputs(world, E, K, H)[rank]
+    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    late, bias = torch.zeros_like(x), torch.zeros_like(x)
+
+    class Ready(deep_ep.EventHandle):
+        def __init__(self, tensor, values):
+            super().__init__()
+            self.tensor, self.values = tensor, values
+
+        def current_stream_wait(self):
+            self.tensor.copy_(self.values)
+
+    arguments = {"topk_idx": idx, "topk_weights": weights, "num_experts": E}
+    rows, _, _, handle, _ = buffer.dispatch(
+        late, previous_event_before_epilogue=Ready(late, x), **arguments
+    )
+    assert torch.equal(rows, buffer.dispatch(x, handle=handle)[0])
+    late.zero_()
+    event = deep_ep.EventOverlap(Ready(late, x))
+    again = buffer.dispatch(late, handle=handle, previous_event_before_epilogue=event)[0]
+    assert torch.equal(again, rows)
+    event = Ready(bias, torch.ones_like(x))
+    for previous in (None, buffer.capture()):
+        bias.zero_()
+        sums, _, _ = buffer.combine(
+            rows, handle, bias=bias, previous_event=previous, previous_event_before_epilogue=event
+        )
+        want = buffer.combine(rows, handle, bias=torch.ones_like(x))[0]
+        assert torch.equal(sums, want)
 
 
 def late(group):

@@ -28,7 +28,13 @@ def test_rows_counts_weights_and_sums(deep_ep_pool, world, alignment):
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(
     "body",
-    [programs.by_ranks, programs.float8, programs.worst_case, programs.strange_defaults],
+    [
+        programs.by_ranks,
+        programs.another_map,
+        programs.float8,
+        programs.worst_case,
+        programs.strange_defaults,
+    ],
     ids=lambda body: body.__name__,
 )
 def test_modes(deep_ep_pool, world, body):
@@ -73,6 +79,12 @@ def test_elastic(deep_ep_pool, world, expand):
 @pytest.mark.parametrize("world", [2, 3])
 def test_elastic_streams_and_repeats(deep_ep_pool, world):
     deep_ep_pool.run(world, programs.elastic_streams)
+    deep_ep_pool.run(world, programs.elastic_epilogue)
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_a_token_of_too_many_ranks_is_refused(deep_ep_pool, world):
+    deep_ep_pool.run(world, programs.many_ranks)
 
 
 def test_a_rank_that_is_late_is_named(deep_ep_pool):
