@@ -125,6 +125,42 @@ def by_ranks(group):
     assert again.shape == x.shape
 
 
+def sms(group):
+    """Buffer.set_num_sms() holds from the next call on, for layers that there are, up to 64."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H)[rank]
+    seen = []
+
+    class Counting:
+        def __init__(self, layer):
+            self.layer = layer
+
+        def __getattr__(self, name):
+            return getattr(self.layer, name)
+
+        def dispatch(self, *arguments, **options):
+            seen.append(options["sm_count"])
+            return self.layer.dispatch(*arguments, **options)
+
+        def combine(self, *arguments, **options):
+            seen.append(options["sm_count"])
+            return self.layer.combine(*arguments, **options)
+
+    x, *_, handle, _ = dispatched(buffer, given)[0]
+    handle.route.layer = Counting(handle.route.layer)
+    before = deep_ep.Buffer.num_sms
+    try:
+        for number in (8, 64, 200):
+            deep_ep.Buffer.set_num_sms(number)
+            assert deep_ep.Buffer.get_dispatch_config(world).num_sms == number
+            back = buffer.combine(x, handle)[0]
+            assert torch.equal(buffer.dispatch(given[0], handle=handle)[0], x)
+            assert back.shape == given[0].shape
+    finally:
+        deep_ep.Buffer.set_num_sms(before)
+    assert seen == [8, 8, 64, 64, 64, 64]
+
+
 def many_ranks(group):
     """A token without topk_idx may go to as many ranks as a layer has experts of a token."""
     from winnow.compat.deep_ep import buffer as module
@@ -425,6 +461,97 @@ def elastic(group, expand, waits):
         text = refused(lambda: buffer.dispatch(x, topk_idx=wrong, **options))
         assert f"rank {world - 1}: topk_idx: want [n, K], int64 or int32" in text
     assert "only dispatch and combine" in refused(lambda: buffer.engram_write, Error)
+
+
+def scales_of(given, kind, columns):
+    """Of every rank's tokens: float32 or int32 [n, columns], with bits that say where they are."""
+    made = []
+    for source, (x, *_) in enumerate(given):
+        values = torch.arange(len(x) * columns, dtype=torch.int32) + (source + 1) * 2**20
+        made.append(values.reshape(-1, columns).view(kind))
+    return made
+
+
+def bits(tensor):
+    return tensor.view(torch.uint8 if tensor.element_size() == 1 else torch.int32)
+
+
+def elastic_scales(group, expand):
+    """(x, scales) arrive together, row by row or column by column, counted, not, and repeated."""
+    rank, world = group.rank(), group.size()
+    given = oracle.inputs(world, E, K, H, seed=8)
+    all_idx = [table for _, table, _ in given]
+    pairs = oracle.permuted(all_idx, E, rank, 4)[0]
+    rows = pairs if expand else oracle.arrivals(all_idx, E, rank)[0]
+    x, idx, weights = given[rank]
+    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    options = {"num_experts": E, "topk_weights": weights, "do_expand": expand}
+    for kind, columns in ((torch.float32, H // 128), (torch.int32, 1)):
+        scales = scales_of(given, kind, columns)
+        mine = scales[rank].t().contiguous().t() if columns > 1 else scales[rank]
+        sent = (x.to(torch.float8_e4m3fn), mine)
+        for waits, by_column in ((True, False), (True, True), (False, True)):
+            got, _, _, handle, _ = buffer.dispatch(
+                sent, topk_idx=idx, expert_alignment=4, do_cpu_sync=waits,
+                use_tma_aligned_col_major_sf=by_column, **options,
+            )  # fmt: skip
+            again = buffer.dispatch(
+                sent, handle=handle, do_expand=expand, use_tma_aligned_col_major_sf=by_column
+            )[0]
+            for values, factors in (got, again):
+                assert values.dtype == torch.float8_e4m3fn and factors.dtype == kind
+                assert factors.shape == (len(values), columns)
+                assert len(values) == len(rows) or not waits
+                if by_column and factors.numel() > columns > 1:
+                    assert factors.stride() == (1, len(factors))
+                for row, pair in enumerate(rows):
+                    if pair is None:
+                        assert not bits(values[row]).any()
+                        continue
+                    source, token = pair[:2]
+                    want = given[source][0][token].to(torch.float8_e4m3fn)
+                    assert torch.equal(bits(values[row]), bits(want))
+                    assert torch.equal(bits(factors[row]), bits(scales[source][token]))
+            back = buffer.combine(got[0].bfloat16(), handle)[0]
+            assert back.shape == x.shape and back.dtype == torch.bfloat16
+    wrong = (sent[0], [1.0]) if rank == world - 1 else sent
+    text = refused(lambda: buffer.dispatch(wrong, topk_idx=idx, **options))
+    assert f"rank {world - 1}: x: want scales" in text
+
+
+def hybrid_scales(group, pad):
+    """The scaling_factor of each row stands beside it, also where the host does not wait."""
+    rank, world, buffer = group.rank(), group.size(), hybrid_buffer_of(group)
+    given = oracle.inputs(world, E, K, H, seed=9)
+    x, idx, weights = given[rank]
+    rows = oracle.permuted([table for _, table, _ in given], E, rank, pad or 1)[0]
+    chosen, probs = deep_ep.indices_to_map(idx, weights, len(x), E)
+    sent = {"hidden": x.to(torch.float8_e4m3fn), "routing_map": chosen, "probs": probs}
+    for kind, columns in ((torch.float32, H // 128), (torch.int32, 1)):
+        scales = scales_of(given, kind, columns)
+        for most in (None, 16 * K * world * 4):
+            got, _, factors, _, handle = buffer.dispatch_with_permute(
+                **sent, scaling_factor=scales[rank], pad_multiple=pad, num_permuted_tokens=most
+            )
+            again, _, same, _, _ = buffer.dispatch_with_permute(
+                hidden=sent["hidden"], scaling_factor=scales[rank], handle=handle
+            )
+            assert got.dtype == torch.float8_e4m3fn and len(got) == (most or len(rows))
+            assert factors.dtype == kind and factors.shape == (len(got), columns)
+            for row, pair in enumerate(rows):
+                if pair is None:
+                    assert not bits(got[row]).any()
+                    continue
+                want = given[pair[0]][0][pair[1]].to(torch.float8_e4m3fn)
+                for values in (got, again):
+                    assert torch.equal(bits(values[row]), bits(want))
+                for values in (factors, same):
+                    assert torch.equal(bits(values[row]), bits(scales[pair[0]][pair[1]]))
+            back, _ = buffer.combine_with_unpermute(hidden=got.bfloat16(), handle=handle)
+            assert back.shape == x.shape and back.dtype == torch.bfloat16
+    wrong = [1.0] if rank == world - 1 else scales[rank]
+    text = refused(lambda: buffer.dispatch_with_permute(**sent, scaling_factor=wrong))
+    assert f"rank {world - 1}: hidden: want scales" in text
 
 
 def elastic_streams(group):

@@ -77,6 +77,18 @@ def test_elastic(deep_ep_pool, world, expand):
 
 
 @pytest.mark.parametrize("world", [2, 3])
+def test_scales_stand_beside_their_rows(deep_ep_pool, world):
+    for expand in (False, True):
+        deep_ep_pool.run(world, programs.elastic_scales, expand)
+    for pad in (None, 8):
+        deep_ep_pool.run(world, programs.hybrid_scales, pad)
+
+
+def test_the_number_of_sms_is_that_of_each_call(deep_ep_pool):
+    deep_ep_pool.run(2, programs.sms)
+
+
+@pytest.mark.parametrize("world", [2, 3])
 def test_elastic_streams_and_repeats(deep_ep_pool, world):
     deep_ep_pool.run(world, programs.elastic_streams)
     deep_ep_pool.run(world, programs.elastic_epilogue)
