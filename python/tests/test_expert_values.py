@@ -1,4 +1,4 @@
-"""What combine of the all-to-all takes beside rows: values of pairs, a second bias, SMs of a call."""
+"""What combine of AllToAll takes beside rows: values of pairs, a second bias; SMs of a call."""
 
 import expert_oracle as oracle
 import numpy as np
