@@ -571,6 +571,17 @@ def elastic_streams(group):
     back, _, event = buffer.combine(got, handle=handle, num_sms=0, **options)
     event.current_stream_wait()
     assert back.shape == x.shape
+    # What runs behind the call would run on the stream that does not wait for it.
+    run, made = buffer._stream.run, []
+    buffer._stream.run = lambda *arguments: made.append(run(*arguments)) or made[-1]
+    sent = (x.to(torch.float8_e4m3fn), torch.ones(len(x), 2))
+    (rows, factors), *_, wide, event = buffer.dispatch(
+        sent, topk_idx=idx, num_experts=E, do_expand=True, use_tma_aligned_col_major_sf=True,
+        **most, **options,
+    )  # fmt: skip
+    event.current_stream_wait()
+    assert made[0][0][0][0] is rows and made[0][0][0][1] is factors
+    buffer._stream.run = run
     again = {"handle": handle, "num_experts": E, "num_max_tokens_per_rank": 32}
     assert buffer.dispatch(x, **again)[0].shape == got.shape
     text = refused(lambda: buffer.dispatch(x, **{**again, "num_experts": 2 * E}))

@@ -268,9 +268,19 @@ class ElasticBuffer:
         self._layers.sm_count = num_sms or Buffer.num_sms
         experts = 0 if num_experts is None else operator.index(num_experts)
 
+        def finished(arrived, made):
+            """In the body, whose stream the rows are on."""
+            rows, factors = arrived.rows, arrived.scales
+            if do_expand:
+                rows = made.route.with_zeros(rows)
+            if factors is not None and use_tma_aligned_col_major_sf and factors.dim() == 2:
+                factors = factors.t().contiguous().t()
+            given = rows if factors is None else (rows, factors)
+            return given, arrived.expert_ids, arrived.weights, made
+
         def repeat():
             arrived = handle.route.repeat(x, scales, topk_weights)
-            return (*arrived, handle)
+            return finished(arrived._replace(expert_ids=None), handle)
 
         def choose():
             most = num_max_tokens_per_rank or self.num_max_tokens_per_rank or len(x)
@@ -296,23 +306,16 @@ class ElasticBuffer:
                 cumulative_local_expert_recv_stats.add_(made.num_unaligned_recv_tokens_per_expert)
             arrived = route.take_arrived()
             ids = None if arrived.expert_ids is None else arrived.expert_ids.to(topk_idx.dtype)
-            return (*arrived._replace(expert_ids=ids), made)
+            return finished(arrived._replace(expert_ids=ids), made)
 
         results, event = self._stream.run(
             x.device if handle is None else handle.route.sizes.device,
             _after(previous_event_before_epilogue, choose if handle is None else repeat),
-            (x, scales, topk_idx, topk_weights),
+            (x, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats),
             event_of(previous_event),
             async_with_compute_stream,
         )
-        rows, factors, weights, ids, made = results
-        if do_expand:
-            rows = made.route.with_zeros(rows)
-        if factors is not None:
-            if use_tma_aligned_col_major_sf and factors.dim() == 2:
-                factors = factors.t().contiguous().t()
-            rows = (rows, factors)
-        return rows, None if handle is not None else ids, weights, made, event
+        return (*results, event)
 
     def combine(
         self,
