@@ -136,11 +136,13 @@ def use(patch=None):
     import deep_ep_low_latency
     import deep_ep_oracle
     import deep_ep_programs
+    import deep_ep_refusals
 
     replace = setattr if patch is None else patch.setattr
     replace(deep_ep_oracle, "on_gpu", True)
-    for programs in (deep_ep_programs, deep_ep_low_latency):
+    for programs in (deep_ep_programs, deep_ep_low_latency, deep_ep_refusals):
         replace(programs, "deep_ep", module())
+    for programs in (deep_ep_programs, deep_ep_low_latency):
         replace(programs, "_buffers", {})
 
 
@@ -159,6 +161,9 @@ class _Group:
         return self._size
 
 
+WORLDS = (2, 3, 4, 6)  # of ranks that share a GPU
+
+
 class Threads:
     """Ranks that are threads of this process, each with a stream, on one GPU."""
 
@@ -168,7 +173,7 @@ class Threads:
         self._before = (_layers.rendezvous.connect, _layers.rendezvous._store_of)
         _layers.rendezvous.connect = self._connect
         _layers.rendezvous._store_of = lambda group: group.store
-        self._streams = [new_stream() for _ in range(4)]
+        self._streams = [new_stream() for _ in range(max(WORLDS))]
 
     def close(self):
         _layers.rendezvous.connect, _layers.rendezvous._store_of = self._before
@@ -181,9 +186,9 @@ class Threads:
             world = group.worlds[prefix]
         return world.transport(rank), world.store()
 
-    def run(self, size, body, *arguments):
+    def run(self, size, body, *arguments, alone_first=True):
         """As Pool.run(). Alone first: no kernel may be loaded while another rank's waits."""
-        for world in sorted({1, size}):
+        for world in sorted({1, size} if alone_first else {size}):
             if world not in self._groups:
                 worlds = {"store": dist.HashStore()}
                 self._groups[world] = [_Group(rank, worlds, world) for rank in range(world)]

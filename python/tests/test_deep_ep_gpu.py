@@ -1,8 +1,10 @@
 """winnow.compat.deep_ep on GPUs: ranks that share one, and processes with a GPU each."""
 
+import deep_ep_graphs as graphs
 import deep_ep_low_latency as low_latency
 import deep_ep_on_gpu
 import deep_ep_programs as programs
+import deep_ep_refusals as refusals
 import pytest
 import torch
 from deep_ep_ranks import Pool
@@ -33,6 +35,12 @@ PROGRAMS = [
     (low_latency.calls, True),
     (low_latency.overlapped,),
 ]
+# Of two ranks or more, after programs that load the kernels.
+MISTAKES = [
+    (low_latency.mistakes, (low_latency.calls, False)),
+    (refusals.by_token, (programs.by_experts, 0, 1)),
+    (refusals.by_expert, (programs.hybrid, 8), (programs.elastic, False, True)),
+]
 # Sets what all threads of a process share.
 OF_A_PROCESS = (programs.strange_defaults,)
 each_program = pytest.mark.parametrize(
@@ -62,7 +70,7 @@ def pool():
 def test_ranks_that_share_a_gpu(threads, program):
     if program == OF_A_PROCESS:
         pytest.skip("sets torch's defaults, which ranks that are threads share")
-    for world in (2, 4):
+    for world in deep_ep_on_gpu.WORLDS:
         threads.run(world, *program)
 
 
@@ -71,5 +79,26 @@ def test_a_gpu_for_each_process(pool, program):
     pool.run(2, *program)
 
 
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[m[0].__name__ for m in MISTAKES])
+def test_mistakes_are_errors_on_every_rank(threads, mistake):
+    wrong, *before = mistake
+    for world in (2, 3):
+        for program in before:
+            threads.run(world, *program)
+        threads.run(world, wrong, alone_first=False)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[m[0].__name__ for m in MISTAKES])
+def test_mistakes_of_processes(pool, mistake):
+    pool.run(2, mistake[0])
+
+
 def test_the_others_go_on_without_a_rank(pool):
     pool.run(2, low_latency.shrunk)
+
+
+@pytest.mark.parametrize(
+    "program", [(graphs.low_latency, False), (graphs.low_latency, True), (graphs.worst_case,)]
+)
+def test_graphs_replay_with_other_tokens(pool, program):
+    pool.run(2, *program)

@@ -254,6 +254,14 @@ def _refused_by_rank_1(call, operation, text):
         ranks.run(lambda layer, rank: call(layer, rank, False))
 
 
+def test_a_rank_alone_hears_which_argument_it_is():
+    tokens, _, indices, *_ = _problem()
+    with Ranks(1, **CONFIG, dtype="float32") as ranks:
+        with pytest.raises(ValueError, match="dispatch: out: want none with gradients") as refused:
+            autograd.dispatch(ranks.layers[0], tokens[0], indices[0], out=tokens[0])
+    assert refused.value.argument == "out"
+
+
 @pytest.mark.parametrize("option", ["out", "scales", "stream"])
 def test_dispatch_with_gradients_refuses_what_has_none(option):
     tokens, _, indices, *_ = _problem()

@@ -47,10 +47,10 @@ def _serving():
     heads, scale = indexer.quantize(torch.randn(4, 8, 128, device="cuda"))
     table = torch.tensor([[3, 1, 0], [5, 2, 7]], dtype=torch.int32, device="cuda")
     lengths = torch.tensor([70, 190], dtype=torch.int32, device="cuda")
-    choice = (heads.view(2, 2, 8, 128), keys, scale.view(2, 2, 8), table, lengths, 64)
+    choice = [heads.view(2, 2, 8, 128), keys, scale.view(2, 2, 8), table, lengths, 64]
     chosen, count = indexer.topk_paged(*choice)
     q = torch.randn(2, 2, 16, 576, device="cuda").bfloat16()
-    return (rows, cache, slots), choice, (q, cache, chosen), {"topk_length": count}
+    return [rows, cache, slots], choice, [q, cache, chosen], {"topk_length": count}
 
 
 def _calls():
@@ -86,7 +86,8 @@ def _calls():
         "store": (lambda **o: sparse_mla.store(*stored, **o), 0),
         # the results and the workspace
         "topk_paged": (lambda **o: indexer.topk_paged(*choice, **o), 3),
-        "decode": (lambda **o: sparse_mla.decode(*decoded, **lengths, **o), 3),
+        # one tile of entries: no workspace
+        "decode": (lambda **o: sparse_mla.decode(*decoded, **lengths, **o), 2),
         "append": (lambda **o: paged_xl.append(*append, **o), 0),
         "position_term": (lambda **o: paged_xl.position_term(*position, **o), 1),
         # out and the workspace
@@ -196,7 +197,8 @@ def test_a_graph_replays_with_new_numbers(name):
     call, _ = _calls()[name]
     inputs = [c.cell_contents for c in call.__closure__]
     inputs = [t for i in inputs for t in (i if isinstance(i, list) else [i])]
-    first = next(t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point())
+    inputs = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    first = next(t for t in inputs if t.element_size() > 1)  # torch does not multiply f8
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -342,11 +344,12 @@ def test_supports_knows_the_kernels():
         assert wrong in reason(f"sparse_mla.{op}")
         huge = {"dtype": torch.bfloat16, "s_q": 2**24, "h_q": 128}
         assert "want topk and s_q * h_q up to 2^30" in reason(f"sparse_mla.{op}", **huge)
+    bf16 = {"device": "cuda", "dtype": "bfloat16"}
     for n in (7, 2000):  # more than 1,024 rows take a workspace
-        assert winnow.supports("sparse_mla.store", device="cuda", n=n).backend == "cuda"
-    for op in ("sparse_mla.decode", "indexer.topk_paged"):
-        dtype = {"dtype": "bfloat16"} if op == "sparse_mla.decode" else {}
-        assert winnow.supports(op, device="cuda", **dtype).backend == "sm90", op
+        assert winnow.supports("sparse_mla.store", n=n, **bf16).backend == "cuda"
+    assert winnow.supports("sparse_mla.decode", **bf16).backend == "sm90"
+    f8 = {"device": "cuda", "dtype": "float8_e4m3fn"}
+    assert winnow.supports("indexer.topk_paged", **f8).backend == "sm90"
     for op in ("append", "attention", "attention_fused", "position_term"):
         assert winnow.supports(f"paged_xl.{op}", device="cuda").backend == "cuda", op
     for op in ("attention", "attention_fused"):

@@ -390,7 +390,8 @@ struct WeightedSum {
   static constexpr int kHeld = Shape::kSideQueries * Shape::kHeads / 4;  // columns of a lane
   float weight[kHeld];  // of these columns, or half of it
 
-  __device__ __forceinline__ void load(const float4* weights, bool split) {
+  // Those of the columns as they stand there, halves or not.
+  __device__ __forceinline__ void take(const float4* weights) {
 #pragma unroll
     for (int n = 0; n < kHeld / 4; ++n) {
       const float4 four = weights[4 * n + threadIdx.x % 4];
@@ -399,6 +400,9 @@ struct WeightedSum {
       weight[4 * n + 2] = four.z;
       weight[4 * n + 3] = four.w;
     }
+  }
+  __device__ __forceinline__ void load(const float4* weights, bool split) {
+    take(weights);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if (split || adds(i)) weight[i] *= 0.5f;

@@ -153,14 +153,17 @@ void run_collective(const char* operation, const std::exception_ptr& refused, Ar
 }
 
 // Takes part in a call, with arguments that are a refusal and nothing else, so that all ranks
-// refuse it. `Bound` has a layer and a one_call; make(args) makes the call.
+// refuse it. `text` names the argument first: "x: want ...". `Bound` has a layer and a one_call;
+// make(args) makes the call.
 template <class Args, class Bound, class Function>
 void refuse_on_all_ranks(const char* operation, Bound& self, const std::string& text,
                          const Function& make) {
   const OneCall::Turn turn(self.one_call, operation);
   Call call(operation);
   call.on(self.layer.config().device);
-  const Error refusal(ErrorCode::invalid_argument, operation, text);
+  const std::size_t wanted = text.find(": want ");
+  const Error refusal(ErrorCode::invalid_argument, operation, text,
+                      wanted == std::string::npos ? std::string() : text.substr(0, wanted));
   call.run([&](const RunOptions& options) {
     Args args;
     args.stream = options.stream;

@@ -178,7 +178,7 @@ __device__ __forceinline__ void load_heads(const PagedParams& p, const Shared<Pl
       const int count = group.count - side * Shape::kSideQueries;  // of this side; or less than 1
       float weight[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // in the order of load_weights()
+      for (int i = 0; i < 4; ++i) {  // in the order of load_weights(), as WeightedSum uses them
         const int column = lane / 4 * 16 + lane % 4 * 2 + i % 2 + i / 2 * 8;
         const int query = column / Shape::kHeads, head = column % Shape::kHeads;
         weight[i] = 0.0f;
@@ -188,6 +188,7 @@ __device__ __forceinline__ void load_heads(const PagedParams& p, const Shared<Pl
           weight[i] = p.weights_are_bf16
                           ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[at])
                           : static_cast<const float*>(p.weights)[at];
+          if (WeightedSum<Shape, Plan>::adds(i)) weight[i] *= 0.5f;
         }
       }
       shared.weights(place)[lane] = make_float4(weight[0], weight[1], weight[2], weight[3]);
@@ -243,7 +244,7 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
     device::mbarrier_wait(shared.heads_full(heads.stage), heads.parity, "heads", heads.stage);
     const int place = heads.stage * Shape::kSides;
     const std::uint64_t columns = device::descriptor_offset(all_heads, place * Plan::kSideBytes);
-    if constexpr (Shape::kSides == 1) weighted_sum.load(shared.weights(place), false);
+    if constexpr (Shape::kSides == 1) weighted_sum.take(shared.weights(place));
     for (; tile < piece.tiles; tile += kPagedMultiplyWarpgroups) {
       const auto begin = [&](int side, int page) {
         begin_product<Shape>(device::descriptor_offset(
@@ -252,25 +253,21 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
       };
       device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
       begin(0, 0);
-      bool present[2];
-      float scale[2][2];
-#pragma unroll
-      for (int page = 0; page < 2; ++page) {
-        present[page] = Plan::present(shared, ring.stage)[page] != 0;
-        const char* const bytes =
-            shared.pointer + Plan::kKeys + ring.stage * Plan::kTileBytes + page * Plan::kPageBytes;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          scale[page][r] = *reinterpret_cast<const float*>(bytes + scale_place[r]);
-        }
-      }
 #pragma unroll
       for (int side = 0; side < Shape::kSides; ++side) {
-        if constexpr (Shape::kSides > 1) weighted_sum.load(shared.weights(place + side), false);
+        if constexpr (Shape::kSides > 1) weighted_sum.take(shared.weights(place + side));
 #pragma unroll
         for (int page = 0; page < 2; ++page) {
           device::wgmma_wait<0>();
           device::wgmma_pin(product);
+          const char* const bytes = shared.pointer + Plan::kKeys + ring.stage * Plan::kTileBytes +
+                                    page * Plan::kPageBytes;
+          const bool present = Plan::present(shared, ring.stage)[page] != 0;
+          float scale[2];
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            scale[r] = *reinterpret_cast<const float*>(bytes + scale_place[r]);
+          }
           float sum[WeightedSum<Shape, Plan>::kSums];
           weighted_sum.template sums<false>(Shape::kHeads, product, sum);
           // The next product runs while these sums are added up and stored.
@@ -288,8 +285,8 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
                 if (query >= count) return;
                 const int at = (piece.first + tile) * kPagedTileRows + page * kPagedPageRows +
                                (r == 0 ? row[0] : row[1]);
-                const bool visible = present[page] && at < rows - (count - 1 - query);
-                const float score = total * (r == 0 ? scale[page][0] : scale[page][1]);
+                const bool visible = present && at < rows - (count - 1 - query);
+                const float score = total * (r == 0 ? scale[0] : scale[1]);
                 const std::uint64_t behind =
                     std::uint64_t{p.stored_stride} * static_cast<unsigned>(query);
                 stored[behind + at] = !visible         ? kAbsentKey

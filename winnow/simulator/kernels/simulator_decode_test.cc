@@ -1,9 +1,12 @@
 // sparse_mla::decode of sm90 in the simulator.
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "winnow/simulator/testing/simulate.h"
 #include "winnow/sparse_mla/decode/decode_split_sm90.h"
 #include "winnow/sparse_mla/decode/decode_step_cases.h"
+#include "winnow/testing/expect.h"
 
 namespace winnow::sparse_mla {
 
@@ -34,6 +37,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_656-sq3-length-batch", {"random:3"}},
     {"fp8_584-parts-length-zero", {"late", "random:6"}},
     {"bf16_576-parts-nothing", {"eager"}},
+    {"fp8_656-h192", {"late"}},
+    {"bf16_512-h192", {"random:1"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-h128", kMany},
@@ -61,6 +66,8 @@ const std::vector<PassingCase> kThoroughCases = {
     {"fp8_584-parts-nothing", kMany},
     {"bf16_512-parts-length-one", kMany},
     {"fp8_656-parts-invariant-h100", kMany},
+    {"fp8_656-h300-extra", kMany},
+    {"fp8_584-h200-invariant", kMany},
 };
 
 constexpr const char* kRows = "decode_rows_sm90.cuh";
@@ -135,15 +142,28 @@ const std::vector<PlantedBug> kThoroughBugs = {
     of_consumers(bug("EarlyRelease", "wgmma_wait<1 + kBehind>", Action::drop)),
 };
 
+constexpr Device kGpu{DeviceType::cuda, 0};
+
+void run(DecodeArgs args) {
+  Tensor workspace(DType::u8, {decode_workspace_bytes(args)}, kGpu);
+  args.workspace = workspace;
+  decode(args);
+}
+
+// That a call for some of the queries or heads of another one gives these the same bits.
+void expect_same(DecodeArgs some, const TensorView& expected, const std::string& what) {
+  const StridedTensor out = testing::on(
+      kGpu, testing::make_output(DType::bf16, {expected.shape().begin(), expected.shape().end()},
+                                 Layout::dense));
+  some.out = out.view;
+  some.lse = {};
+  run(some);
+  EXPECT_EQ(testing::read(testing::on({}, out).view), testing::read(expected)) << what;
+}
+
 // Short calls have kernels of their own, which with batch_invariant must not show.
 TEST(SimulatorDecodeSplit, DoesNotChangeTheBits) {
   simulator::settings().schedule = simulator::parse_schedule("random:6");
-  constexpr Device kGpu{DeviceType::cuda, 0};
-  const auto run = [](DecodeArgs args) {
-    Tensor workspace(DType::u8, {decode_workspace_bytes(args)}, kGpu);
-    args.workspace = workspace;
-    decode(args);
-  };
   // On two multiprocessors, for 18 tiles and one more of the second cache.
   ASSERT_FALSE(decode_sm90_detail::batch_invariant_split(19, 3, 2).is_short());
   ASSERT_TRUE(decode_sm90_detail::batch_invariant_split(19, 1, 2).is_short());
@@ -165,30 +185,77 @@ TEST(SimulatorDecodeSplit, DoesNotChangeTheBits) {
                                     &args.extra_topk_length}) {
         *view = view->slice(0, i, i + 1);
       }
-      args.lse = {};
-      const StridedTensor alone = testing::make_output(DType::bf16, {1, 1, 9, 512}, Layout::dense);
-      const StridedTensor there = testing::on(kGpu, alone);
-      args.out = there.view;
-      run(args);
-      const StridedTensor got = testing::on({}, there);
-      for (std::int64_t h = 0; h < 9; ++h) {
-        for (std::int64_t c = 0; c < 512; ++c) {
-          ASSERT_EQ(got.view.at<BFloat16>(0, 0, h, c).bits,
-                    together.view.at<BFloat16>(i, 0, h, c).bits)
-              << to_string(format) << ", sequence " << i << ", head " << h << ", column " << c;
-        }
-      }
+      expect_same(args, together.view.slice(0, i, i + 1),
+                  std::string(to_string(format)) + testing::numbered(", sequence ", i));
     }
   }
+}
+
+// Nor do further blocks of 64 heads.
+TEST(SimulatorDecodeHeads, DoNotChangeTheBitsOfOthers) {
+  simulator::settings().schedule = simulator::parse_schedule("random:7");
+  const DecodeStep all =
+      DecodeStep(
+          {.name = "heads", .b = 1, .h_q = 130, .topk = 1100, .blocks = 18, .sink = Sink::finite})
+          .on(kGpu);
+  run(all.args());
+  const StridedTensor together = testing::on({}, all.out);
+  for (const std::int64_t first : {0, 60, 128}) {
+    const std::int64_t end = std::min<std::int64_t>(first + 64, 130);
+    DecodeArgs args = all.args();
+    args.q = args.q.slice(2, first, end);
+    args.attn_sink = args.attn_sink.slice(0, first, end);
+    expect_same(args, together.view.slice(2, first, end), testing::numbered("heads from ", first));
+  }
+}
+
+// One query of five blocks of heads, in more parts than merge_few_kernel() takes.
+TEST(SimulatorDecodeHeads, OfManyBlocksInManyParts) {
+  simulator::settings().multiprocessors = 36;
+  ASSERT_EQ(
+      decode_sm90_detail::fastest_split(10, 1, decode_sm90_detail::resident_groups(5, 36)).groups,
+      5);
+  for (const char* schedule : {"late", "random:8"}) {
+    simulator::expect_passes(decode_operation(), "fp8_656-h300-batch", schedule);
+  }
+  simulator::settings().multiprocessors = 2;
+}
+
+// On tensors that are only described.
+TEST(SimulatorDecodeHeads, AsManyAsTheKernelsCount) {
+  const auto ask = [](std::int64_t b, std::int64_t h_q, std::int64_t topk) {
+    const auto view = [](DType type, std::initializer_list<std::int64_t> shape) {
+      return TensorView(reinterpret_cast<void*>(4096), type, shape, kGpu);
+    };
+    const DecodeArgs args{.q = view(DType::bf16, {b, 1, h_q, 576}),
+                          .cache = view(DType::u8, {6, 64, 1, 656}),
+                          .indices = view(DType::i32, {b, 1, topk}),
+                          .out = view(DType::bf16, {b, 1, h_q, 512})};
+    decode(args, {.dry_run = true});
+  };
+  constexpr std::int64_t kLimit = std::int64_t{1} << 23, kMostRows = std::int64_t{1} << 30;
+  ask(kLimit, 128, kLimit);
+  ask(1, kMostRows, 1);
+  ask(0, kMostRows, 1);
+  const auto refused = [&](std::int64_t b, std::int64_t h_q, std::int64_t topk,
+                           const std::string& sizes) {
+    testing::expect_error([&] { ask(b, h_q, topk); }, ErrorCode::unsupported,
+                          "sparse_mla::decode: sm90: want topk, extra_topk and b * s_q up to 2^23, "
+                          "and b * s_q * h_q up to 2^30, got " +
+                              sizes);
+  };
+  refused(1, 1, kLimit + 1, "topk 8388609, extra_topk 0, b 1, s_q 1, h_q 1");
+  refused(kLimit + 1, 1, 1, "topk 1, extra_topk 0, b 8388609, s_q 1, h_q 1");
+  refused(kLimit, 129, 1, "topk 1, extra_topk 0, b 8388608, s_q 1, h_q 129");
+  refused(1, kMostRows + 1, 1, "topk 1, extra_topk 0, b 1, s_q 1, h_q 1073741825");
 }
 
 // A part's sum beyond f32 must not take the bits of the other columns, which share its power of
 // two.
 TEST(SimulatorDecodeSplit, AnInfiniteSumStaysInItsColumn) {
   simulator::settings().schedule = simulator::parse_schedule("eager");
-  constexpr Device kGpu{DeviceType::cuda, 0};
   constexpr std::int64_t kColumn = 7;
-  const auto run = [&](float value) {
+  const auto run_with = [&](float value) {
     DecodeStep step({.name = "infinite",
                      .format = CacheFormat::bf16,
                      .b = 1,
@@ -202,14 +269,11 @@ TEST(SimulatorDecodeSplit, AnInfiniteSumStaysInItsColumn) {
       }
     }
     const DecodeStep there = step.on(kGpu);
-    DecodeArgs args = there.args();
-    Tensor workspace(DType::u8, {decode_workspace_bytes(args)}, kGpu);
-    EXPECT_GT(workspace.numel(), 0) << "there are no parts";
-    args.workspace = workspace;
-    decode(args);
+    EXPECT_GT(decode_workspace_bytes(there.args()), 0) << "there are no parts";
+    run(there.args());
     return testing::on({}, there.out);
   };
-  const StridedTensor large = run(3e38f), small = run(1.0f);
+  const StridedTensor large = run_with(3e38f), small = run_with(1.0f);
   for (std::int64_t h = 0; h < 8; ++h) {
     EXPECT_EQ(static_cast<float>(small.view.at<BFloat16>(0, 0, h, kColumn)), 1.0f);
     EXPECT_TRUE(std::isinf(static_cast<float>(large.view.at<BFloat16>(0, 0, h, kColumn))));

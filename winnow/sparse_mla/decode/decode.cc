@@ -97,21 +97,27 @@ DecodeParams check_args(const Check& check, const DecodeArgs& args) {
 constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
 
 void check_args_for_sm90(const Check& check, const DecodeArgs& args, const DecodeParams& params) {
-  constexpr std::int64_t kAlignment = 16, kMostHeads = 128, kLimit = std::int64_t{1} << 23;
+  constexpr std::int64_t kAlignment = 16;
   check.aligned("q", args.q, kAlignment);
   check.aligned("out", args.out, kAlignment);
   check_cache_for_gpu(check, "cache", args.cache, args.format);
   if (args.extra_cache.present()) {
     check_cache_for_gpu(check, "extra_cache", args.extra_cache, args.format);
   }
-  if (params.h_q <= kMostHeads && params.chosen.topk <= kLimit && params.extra.topk <= kLimit &&
-      params.b <= kLimit && params.s_q <= kLimit / std::max<std::int64_t>(params.b, 1)) {
+  // What the kernels count in 32 bits.
+  constexpr std::int64_t kLimit = std::int64_t{1} << 23, kRowsLimit = std::int64_t{1} << 30;
+  const auto at_least_1 = [](std::int64_t size) { return std::max<std::int64_t>(size, 1); };
+  if (params.chosen.topk <= kLimit && params.extra.topk <= kLimit && params.b <= kLimit &&
+      params.s_q <= kLimit / at_least_1(params.b) &&
+      params.h_q <= kRowsLimit / at_least_1(params.b * params.s_q)) {
     return;
   }
-  check.unsupported("sm90: want h_q up to 128, and topk, extra_topk and b * s_q up to 2^23, got " +
-                    std::to_string(params.h_q) + ", " + std::to_string(params.chosen.topk) + ", " +
-                    std::to_string(params.extra.topk) + ", " + std::to_string(params.b) + " * " +
-                    std::to_string(params.s_q));
+  check.unsupported(
+      "sm90: want topk, extra_topk and b * s_q up to 2^23, and b * s_q * h_q up to 2^30, got "
+      "topk " +
+      std::to_string(params.chosen.topk) + ", extra_topk " + std::to_string(params.extra.topk) +
+      ", b " + std::to_string(params.b) + ", s_q " + std::to_string(params.s_q) + ", h_q " +
+      std::to_string(params.h_q));
 }
 
 // What `workspace` must hold.

@@ -65,11 +65,12 @@ struct DecodeArgs {
 // tensor is refused. The CPU backend allocates scratch memory that grows with num_threads() and,
 // by 4 bytes per entry, with topk. Repeated calls give bitwise equal results, on the CPU with any
 // number of threads and whatever batch_invariant is.
-// On sm90 h_q is up to 128; rows of q, out and caches begin at multiples of 16 bytes, as do the
-// blocks of fp8_584. The call allocates nothing and neither waits nor reads lengths on the host, so
-// a CUDA graph may capture it and replay it with other contents. Streams: see Stream. Thread-safe.
-// Returns the backend that ran. Errors: Error (invalid_argument) naming the argument, before
-// anything is written; Error (unsupported) if no backend, or not the forced one, can run it.
+// On sm90 topk, extra_topk and b * s_q are up to 2^23 and b * s_q * h_q up to 2^30; rows of q, out
+// and caches begin at multiples of 16 bytes, as do the blocks of fp8_584. The call allocates
+// nothing and neither waits nor reads lengths on the host, so a CUDA graph may capture it and
+// replay it with other contents. Streams: see Stream. Thread-safe. Returns the backend that ran.
+// Errors: Error (invalid_argument) naming the argument, before anything is written; Error
+// (unsupported) if no backend, or not the forced one, can run it.
 //
 // Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention); the caches in f8 are those of FlashMLA.
 WINNOW_EXPORT Backend decode(const DecodeArgs& args, const RunOptions& options = {});

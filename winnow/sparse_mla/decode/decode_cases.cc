@@ -35,7 +35,7 @@ std::vector<DecodeCase> make_cases() {
     add_format(CacheFormat::bf16, 512);
   };
   // Sizes.
-  for (const std::int64_t heads : {1, 3, 8, 16, 32, 64, 96, 128}) {
+  for (const std::int64_t heads : {1, 3, 8, 16, 32, 64, 96, 128, 129, 192}) {
     add_case({.name = numbered("h", heads), .h_q = heads});
   }
   for (const std::int64_t topk : {0, 1, 63, 100, 192, 512, 2048}) {
@@ -127,6 +127,29 @@ std::vector<DecodeCase> make_cases() {
             .extra_topk = 70,
             .sink = Sink::finite,
             .batch_invariant = false});
+  // More blocks of 64 heads than two, the last one not full: whole queries, and parts that one
+  // kernel merges or the other.
+  add_case({.name = "h300-extra",
+            .h_q = 300,
+            .topk = 100,
+            .lengths = Lengths::ragged,
+            .extra_topk = 40,
+            .sink = Sink::mixed,
+            .batch_invariant = false});
+  add_case({.name = "h300-batch",
+            .b = 1,
+            .h_q = 300,
+            .topk = 500,
+            .blocks = 8,
+            .extra_topk = 70,
+            .sink = Sink::finite,
+            .batch_invariant = false});
+  add_case({.name = "h200-invariant",
+            .b = 1,
+            .h_q = 200,
+            .topk = 1100,
+            .blocks = 18,
+            .sink = Sink::finite});
   // Short calls, whose queries are cut into up to as many parts as there are tiles: the last part
   // shorter than the others; empty ones, by their length or as nothing is chosen; one head and 65,
   // which leave most of a block of heads; parts that begin in the second cache; few and many.

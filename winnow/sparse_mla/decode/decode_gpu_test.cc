@@ -1,8 +1,9 @@
-// What only a GPU can show of sparse_mla::decode and store, beyond the case tables: batches that do
-// not change a query's result, graphs with new lengths, repeats, slots named twice. Skipped without
-// a GPU.
+// What only a GPU can show of sparse_mla::decode and store, beyond the case tables: batches and
+// heads that do not change a result, graphs with new contents, repeats, slots named twice. Skipped
+// without a GPU.
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -112,10 +113,30 @@ TEST_F(DecodeGpu, BatchesFrom1To256AgreeWithEachOther) {
   }
 }
 
+TEST_F(DecodeGpu, AHeadHasTheSameBitsWhateverTheOthers) {
+  for (const CacheFormat format : kFormats) {
+    const DecodeStep step = DecodeStep(large(format, 3, 300)).on(kGpu);
+    const Results all = run(step.args());
+    for (const auto& [first, end] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+             {0, 128}, {0, 129}, {64, 300}, {256, 300}}) {
+      DecodeArgs args = step.args();
+      args.q = args.q.slice(2, first, end);
+      args.attn_sink = args.attn_sink.slice(0, first, end);
+      const Results some = run(args);
+      const auto expect_same = [&](const Tensor& alone, const Tensor& among) {
+        EXPECT_EQ(numbers(alone), testing::read(among.to({}).view().slice(2, first, end)))
+            << to_string(format) << ", heads " << first << " to " << end;
+      };
+      expect_same(some.out, all.out);
+      expect_same(some.lse, all.lse);
+    }
+  }
+}
+
 TEST_F(DecodeGpu, EverySplitAgreesWithTheCpu) {
   for (const CacheFormat format : kFormats) {
     for (const auto& [b, heads] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-             {1, 64}, {1, 128}, {2, 128}, {3, 1}, {5, 64}, {67, 64}}) {
+             {1, 64}, {1, 128}, {2, 128}, {2, 300}, {3, 1}, {5, 64}, {67, 64}}) {
       const DecodeStep step(large(format, b, heads));
       decode(step.args());
       const DecodeStep there = step.on(kGpu);
@@ -166,36 +187,73 @@ TEST_F(DecodeGpu, AWorkspaceThatIsTooSmallIsRefused) {
 using testing::CudaStream;
 using testing::Graph;
 
-// One capture, replayed with other lengths and indices in the same memory.
-TEST_F(DecodeGpu, GraphReplaysWithNewLengths) {
-  for (const CacheFormat format : kFormats) {
-    DecodeCase shape = large(format, 7, 64);
-    shape.poison = false;
-    const DecodeStep step = DecodeStep(shape).on(kGpu);
-    DecodeArgs args = step.args();
-    Tensor lengths(DType::i32, {shape.b, shape.s_q}, kGpu);
-    args.topk_length = lengths.view();
+// A store and the decode over its cache in one capture, replayed with other rows, slots, indices
+// and lengths in the same memory.
+TEST_F(DecodeGpu, GraphReplaysWithNewContents) {
+  testing::Random random(3);
+  const auto put = [](const ConstTensorView& there, const Tensor& contents) {
+    copy_between(const_cast<void*>(there.data()), there.device(), contents.data(), {},
+                 static_cast<std::size_t>(contents.numel() * size_of(contents.dtype())));
+  };
+  // Some are below 0, and some not below `end`.
+  const auto put_numbers = [&](const ConstTensorView& there, std::int64_t end) {
+    Tensor numbers(DType::i32, there.shape());
+    testing::fill_below(numbers, random, end + 200);
+    for (std::int32_t& number : numbers.values<std::int32_t>()) number -= 100;
+    put(there, numbers);
+  };
+  const auto slots_of = [](const ConstTensorView& cache) { return cache.size(0) * cache.size(1); };
+  const auto expect_replays = [&](const DecodeCase& shape, const std::string& name) {
+    const DecodeStep host(shape), step = host.on(kGpu);
+    const DecodeArgs args = step.args();
+    const StridedTensor& cache = host.chosen.cache;
+    Tensor rows(DType::bf16, {100, row_columns(shape.format)}), slots(DType::i32, {100});
+    const Tensor rows_there = rows.to(kGpu), slots_there = slots.to(kGpu);
+    StoreArgs stored{.rows = rows_there,
+                     .slots = slots_there,
+                     .format = shape.format,
+                     .cache = step.chosen.cache.view};
+    Tensor store_workspace(DType::u8, {store_workspace_bytes(stored)}, kGpu);
+    stored.workspace = store_workspace;
     Results captured = outputs_for(args);
     Tensor workspace = workspace_for(args);
     DecodeArgs own = args;
     own.out = captured.out;
     own.lse = captured.lse;
     own.workspace = workspace;
-    CudaStream stream;
-    const Graph graph(stream.stream, [&] { decode(own, stream.options()); });
-    testing::Random random(3);
-    for (int replay = 0; replay < 30; ++replay) {
-      Tensor next(DType::i32, {shape.b, shape.s_q});
-      for (std::int64_t i = 0; i < next.view().numel(); ++i) {
-        static_cast<std::int32_t*>(next.data())[i] =
-            static_cast<std::int32_t>(random.below(shape.topk + 200)) - 100;
-      }
-      testing::expect_success(cudaMemcpy(lengths.data(), next.data(),
-                                         static_cast<std::size_t>(next.view().numel()) * 4,
-                                         cudaMemcpyDefault));
+    const CudaStream stream;
+    const Graph graph(stream.stream, [&] {
+      store(stored, stream.options());
+      decode(own, stream.options());
+    });
+    for (int replay = 0; replay < 10; ++replay) {
+      testing::fill_normal(rows, random);
+      testing::fill_distinct(slots, random, slots_of(cache.view));
+      put(rows_there, rows);
+      put(slots_there, slots);
+      put_numbers(args.indices, slots_of(args.cache));
+      put_numbers(args.topk_length, shape.topk);
+      put_numbers(args.extra_indices, slots_of(args.extra_cache));
+      put_numbers(args.extra_topk_length, shape.extra_topk);
       graph.launch(stream.stream);
       stream.wait();
-      ASSERT_TRUE(captured == run(args)) << to_string(format) << ", replay " << replay;
+      store({.rows = rows, .slots = slots, .format = shape.format, .cache = cache.view});
+      ASSERT_TRUE(same_bytes(step.chosen.cache.storage, cache.storage))
+          << name << ", replay " << replay;
+      ASSERT_TRUE(captured == run(args)) << name << ", replay " << replay;
+    }
+  };
+  for (const CacheFormat format : kFormats) {
+    DecodeCase shape = large(format, 7, 64);
+    shape.poison = false;
+    for (const bool invariant : {true, false}) {
+      for (const bool per_query : {true, false}) {
+        shape.batch_invariant = invariant;
+        shape.length_per_query = per_query;
+        expect_replays(shape, std::string(to_string(format)) +
+                                  (invariant ? ", batch-invariant" : "") +
+                                  (per_query ? ", lengths [b, s_q]" : ", lengths [b]"));
+      }
     }
   }
 }

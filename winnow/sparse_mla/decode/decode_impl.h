@@ -51,7 +51,7 @@ struct DecodeParams {
 void decode_cpu(const DecodeParams& params, const Executor& executor);
 
 // Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
-// Wants b, s_q and h_q of at least 1, h_q up to 128, what check_cache_for_gpu() asks for, and
+// Wants b, s_q and h_q of at least 1, the sizes and addresses that decode.h gives for sm90, and
 // `workspace` of decode_sm90_workspace_bytes(). Allocates nothing and does not wait, so the stream
 // may be in capture.
 void decode_sm90(const DecodeParams& params, void* workspace, void* stream);

@@ -122,7 +122,6 @@ TEST(Decode, HasTheSameBitsWhateverTheBatch) {
   }
 }
 
-// Caches of bytes may begin anywhere on the CPU, and scales in them.
 // most_parts() chooses the kernel that merges: none of the shares may be forgotten.
 TEST(DecodeSplit, KnowsTheMostPartsOfAQuery) {
   for (const std::int64_t tiles : {2, 9, 16, 32, 33, 256}) {
@@ -143,6 +142,7 @@ TEST(DecodeSplit, KnowsTheMostPartsOfAQuery) {
   }
 }
 
+// Caches of bytes may begin anywhere on the CPU, and scales in them.
 TEST(Decode, TakesACacheAtAnyAddress) {
   for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::fp8_584}) {
     const DecodeStep step({.name = "address", .format = format});
