@@ -103,11 +103,11 @@ class Route:
         return self._options["worst_case_rows"] == 0
 
     def layout(self) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-        """winnow.expert_parallel.layout() of the indices that the layer has taken."""
-        layers, experts = self._layers, self.sizes.experts
-        # Those that the layer will report yet, since its host does not wait, name no expert here.
-        indices = self.indices.clamp(min=-1, max=experts).to(torch.int32)
-        return layout(indices, experts, layers.world_size, layers.local_world_size)
+        """winnow.expert_parallel.layout() of the indices that the layer has taken: one that names
+        no expert was refused, or a GPU ignores it until a later call tells."""
+        layers = self._layers
+        world, local = layers.world_size, layers.local_world_size
+        return layout(self.indices.to(torch.int32), self.sizes.experts, world, local)
 
     def tokens_of_sources(self) -> Tuple[Tensor, Optional[int]]:
         """(int32 [W]: the tokens that come here from ranks 0 to r, each once; all of them, where
