@@ -85,7 +85,8 @@ test-bare:
 docs: wheel
 	@tools/docs
 
-# `make test` runs 300 of them. A failure names the seed that repeats it.
+# `make test` runs 300 of the first program and 60 of the second. A failure of the first names the
+# WINNOW_SOAK_SEED that repeats it; one of the second names its problem, which is the same in every run.
 soak:
 	@tools/setup
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(werror)

@@ -127,7 +127,9 @@ def elastic(group, expand):
     rows, _, sent, handle, _ = buffer.dispatch(**right)
     sums = {"x": rows, "topk_weights": sent, "handle": handle}
     back = buffer.combine(**sums)[0]
-    again = {"x": x, "topk_weights": weights, "num_experts": E, "handle": handle}
+    again = {
+        "x": x, "topk_weights": weights, "num_experts": E, "handle": handle, "do_expand": expand,
+    }  # fmt: skip
 
     def check():
         buffer.dispatch(**right)

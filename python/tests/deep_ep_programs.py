@@ -125,6 +125,86 @@ def by_ranks(group):
     assert again.shape == x.shape
 
 
+def sms(group):
+    """Buffer.set_num_sms() holds from the next call on, for layers that there are, up to 64."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H)[rank]
+    seen = []
+
+    class Counting:
+        def __init__(self, layer):
+            self.layer = layer
+
+        def __getattr__(self, name):
+            return getattr(self.layer, name)
+
+        def dispatch(self, *arguments, **options):
+            seen.append(options["sm_count"])
+            return self.layer.dispatch(*arguments, **options)
+
+        def combine(self, *arguments, **options):
+            seen.append(options["sm_count"])
+            return self.layer.combine(*arguments, **options)
+
+    x, *_, handle, _ = dispatched(buffer, given)[0]
+    handle.route.layer = Counting(handle.route.layer)
+    before = deep_ep.Buffer.num_sms
+    try:
+        for number in (8, 64, 200):
+            deep_ep.Buffer.set_num_sms(number)
+            assert deep_ep.Buffer.get_dispatch_config(world).num_sms == number
+            back = buffer.combine(x, handle)[0]
+            assert torch.equal(buffer.dispatch(given[0], handle=handle)[0], x)
+            assert back.shape == given[0].shape
+    finally:
+        deep_ep.Buffer.set_num_sms(before)
+    assert seen == [8, 8, 64, 64, 64, 64]
+
+
+def many_ranks(group):
+    """A token without topk_idx may go to as many ranks as a layer has experts of a token."""
+    from winnow.compat.deep_ep import buffer as module
+
+    rank, world = group.rank(), group.size()
+    x = torch.ones(4, H, dtype=torch.bfloat16)
+    buffer = deep_ep.Buffer(group)
+    limit, module._MOST_TOPK = module._MOST_TOPK, 2
+    try:
+        for worst in (0, 4 * world):
+            two = torch.zeros(4, world, dtype=torch.bool)
+            two[:, [rank, (rank + 1) % world]] = True
+            three = two.clone()
+            three[3] = rank == world - 1 or two[3]
+            for in_rank in (two, three, two):
+                call = {
+                    "is_token_in_rank": in_rank,
+                    "num_tokens_per_expert": in_rank.sum(0).int(),
+                    "num_worst_tokens": worst,
+                }
+                if in_rank is three:
+                    text = refused(lambda call=call: buffer.dispatch(x, **call))
+                    want = f"at most 2 ranks a token, got {world}"
+                    assert f"rank {world - 1}: is_token_in_rank: want {want}" in text
+                    continue
+                rows, _, _, _, handle, _ = buffer.dispatch(x, **call)
+                assert len(rows) == (worst or 8)
+                assert torch.equal(buffer.combine(rows, handle)[0], x * 2)
+    finally:
+        module._MOST_TOPK = limit
+
+
+def another_map(group):
+    """topk_idx says where tokens go, whatever stands beside it; the handle has the true map."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H, seed=7)
+    (x, *_), counts = dispatched(buffer, given[rank])
+    zeros = {name: torch.zeros_like(one) for name, one in counts.items() if one is not None}
+    for typed in (given[rank][1], given[rank][1].int()):
+        rows, *_, handle, _ = buffer.dispatch(given[rank][0], topk_idx=typed, **zeros)
+        assert torch.equal(rows, x)
+        assert torch.equal(handle[4], oracle.layout(given[rank][1], E, world)[2])
+
+
 def float8(group):
     """Scales are columns of 4 bytes, float32 or packed int32, of any strides; they may be few."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
@@ -284,6 +364,10 @@ def hybrid(group, pad):
     again = buffer.dispatch_with_permute(hidden=x, probs=probs, handle=handle)
     assert torch.equal(again[1], sent)
     assert buffer.combine_with_unpermute(hidden=got, handle=handle)[1] is None
+    if not oracle.on_gpu:
+        again = {"hidden": x, "handle": handle, "pad_multiple": 16}
+        text = refused(lambda: buffer.dispatch_with_permute(**again))
+        assert f"pad_multiple: want {pad or 1} as in the handle, got 16" in text
     # Of a fixed number of rows, without a wait, and by indices.
     worst = len(x) * 0 + 16 * K * world * 4
     by_index = {"topk_idx": idx, "topk_weights": weights, "num_of_experts": E}
@@ -353,8 +437,8 @@ def elastic(group, expand, waits):
         ends += torch.tensor(counts) - torch.tensor(aligned)
     else:
         assert torch.equal(ids[: len(rows)], local) and (ids[len(rows) :] == -1).all()
-        sums = [sum(source <= i for source, _ in tokens) for i in range(world)]
-        assert handle.psum_num_recv_tokens_per_scaleup_rank.tolist() == sums
+    sums = [sum(source <= i for source, _ in tokens) for i in range(world)]
+    assert handle.psum_num_recv_tokens_per_scaleup_rank.tolist() == sums
     assert handle.psum_num_recv_tokens_per_expert.tolist() == ends.tolist()
     assert handle.num_unaligned_recv_tokens_per_expert.tolist() == counts
     assert handle.num_recv_tokens_per_expert_list == (aligned if waits else [])
@@ -368,13 +452,106 @@ def elastic(group, expand, waits):
             want[token] += x[token].float()
     assert torch.equal(back, want.bfloat16())
     assert torch.equal(home, torch.where(idx >= 0, weights, torch.zeros(())))
-    again, none, _, same, _ = buffer.dispatch(x, handle=handle, num_sms=handle.num_sms)
+    again, none, _, same, _ = buffer.dispatch(
+        x, handle=handle, num_sms=handle.num_sms, do_expand=expand
+    )
     assert none is None and same is handle and torch.equal(again[: len(rows)], got[: len(rows)])
     if waits or not oracle.on_gpu:
         wrong = idx.float() if rank == world - 1 else idx
         text = refused(lambda: buffer.dispatch(x, topk_idx=wrong, **options))
         assert f"rank {world - 1}: topk_idx: want [n, K], int64 or int32" in text
     assert "only dispatch and combine" in refused(lambda: buffer.engram_write, Error)
+
+
+def scales_of(given, kind, columns):
+    """Of every rank's tokens: float32 or int32 [n, columns], with bits that say where they are."""
+    made = []
+    for source, (x, *_) in enumerate(given):
+        values = torch.arange(len(x) * columns, dtype=torch.int32) + (source + 1) * 2**20
+        made.append(values.reshape(-1, columns).view(kind))
+    return made
+
+
+def bits(tensor):
+    return tensor.view(torch.uint8 if tensor.element_size() == 1 else torch.int32)
+
+
+def elastic_scales(group, expand):
+    """(x, scales) arrive together, row by row or column by column, counted, not, and repeated."""
+    rank, world = group.rank(), group.size()
+    given = oracle.inputs(world, E, K, H, seed=8)
+    all_idx = [table for _, table, _ in given]
+    pairs = oracle.permuted(all_idx, E, rank, 4)[0]
+    rows = pairs if expand else oracle.arrivals(all_idx, E, rank)[0]
+    x, idx, weights = given[rank]
+    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    options = {"num_experts": E, "topk_weights": weights, "do_expand": expand}
+    for kind, columns in ((torch.float32, H // 128), (torch.int32, 1)):
+        scales = scales_of(given, kind, columns)
+        mine = scales[rank].t().contiguous().t() if columns > 1 else scales[rank]
+        sent = (x.to(torch.float8_e4m3fn), mine)
+        for waits, by_column in ((True, False), (True, True), (False, True)):
+            got, _, _, handle, _ = buffer.dispatch(
+                sent, topk_idx=idx, expert_alignment=4, do_cpu_sync=waits,
+                use_tma_aligned_col_major_sf=by_column, **options,
+            )  # fmt: skip
+            again = buffer.dispatch(
+                sent, handle=handle, do_expand=expand, use_tma_aligned_col_major_sf=by_column
+            )[0]
+            for values, factors in (got, again):
+                assert values.dtype == torch.float8_e4m3fn and factors.dtype == kind
+                assert factors.shape == (len(values), columns)
+                assert len(values) == len(rows) or not waits
+                if by_column and factors.numel() > columns > 1:
+                    assert factors.stride() == (1, len(factors))
+                for row, pair in enumerate(rows):
+                    if pair is None:
+                        assert not bits(values[row]).any()
+                        continue
+                    source, token = pair[:2]
+                    want = given[source][0][token].to(torch.float8_e4m3fn)
+                    assert torch.equal(bits(values[row]), bits(want))
+                    assert torch.equal(bits(factors[row]), bits(scales[source][token]))
+            back = buffer.combine(got[0].bfloat16(), handle)[0]
+            assert back.shape == x.shape and back.dtype == torch.bfloat16
+    wrong = (sent[0], [1.0]) if rank == world - 1 else sent
+    text = refused(lambda: buffer.dispatch(wrong, topk_idx=idx, **options))
+    assert f"rank {world - 1}: x: want scales" in text
+
+
+def hybrid_scales(group, pad):
+    """The scaling_factor of each row stands beside it, also where the host does not wait."""
+    rank, world, buffer = group.rank(), group.size(), hybrid_buffer_of(group)
+    given = oracle.inputs(world, E, K, H, seed=9)
+    x, idx, weights = given[rank]
+    rows = oracle.permuted([table for _, table, _ in given], E, rank, pad or 1)[0]
+    chosen, probs = deep_ep.indices_to_map(idx, weights, len(x), E)
+    sent = {"hidden": x.to(torch.float8_e4m3fn), "routing_map": chosen, "probs": probs}
+    for kind, columns in ((torch.float32, H // 128), (torch.int32, 1)):
+        scales = scales_of(given, kind, columns)
+        for most in (None, 16 * K * world * 4):
+            got, _, factors, _, handle = buffer.dispatch_with_permute(
+                **sent, scaling_factor=scales[rank], pad_multiple=pad, num_permuted_tokens=most
+            )
+            again, _, same, _, _ = buffer.dispatch_with_permute(
+                hidden=sent["hidden"], scaling_factor=scales[rank], handle=handle
+            )
+            assert got.dtype == torch.float8_e4m3fn and len(got) == (most or len(rows))
+            assert factors.dtype == kind and factors.shape == (len(got), columns)
+            for row, pair in enumerate(rows):
+                if pair is None:
+                    assert not bits(got[row]).any()
+                    continue
+                want = given[pair[0]][0][pair[1]].to(torch.float8_e4m3fn)
+                for values in (got, again):
+                    assert torch.equal(bits(values[row]), bits(want))
+                for values in (factors, same):
+                    assert torch.equal(bits(values[row]), bits(scales[pair[0]][pair[1]]))
+            back, _ = buffer.combine_with_unpermute(hidden=got.bfloat16(), handle=handle)
+            assert back.shape == x.shape and back.dtype == torch.bfloat16
+    wrong = [1.0] if rank == world - 1 else scales[rank]
+    text = refused(lambda: buffer.dispatch_with_permute(**sent, scaling_factor=wrong))
+    assert f"rank {world - 1}: hidden: want scales" in text
 
 
 def elastic_streams(group):
@@ -394,12 +571,68 @@ def elastic_streams(group):
     back, _, event = buffer.combine(got, handle=handle, num_sms=0, **options)
     event.current_stream_wait()
     assert back.shape == x.shape
+    # What runs behind the call would run on the stream that does not wait for it.
+    run, made = buffer._stream.run, []
+    buffer._stream.run = lambda *arguments: made.append(run(*arguments)) or made[-1]
+    sent = (x.to(torch.float8_e4m3fn), torch.ones(len(x), 2))
+    (rows, factors), *_, wide, event = buffer.dispatch(
+        sent, topk_idx=idx, num_experts=E, do_expand=True, use_tma_aligned_col_major_sf=True,
+        **most, **options,
+    )  # fmt: skip
+    event.current_stream_wait()
+    assert made[0][0][0][0] is rows and made[0][0][0][1] is factors
+    buffer._stream.run = run
     again = {"handle": handle, "num_experts": E, "num_max_tokens_per_rank": 32}
     assert buffer.dispatch(x, **again)[0].shape == got.shape
     text = refused(lambda: buffer.dispatch(x, **{**again, "num_experts": 2 * E}))
     assert f"num_experts: want {E} as in the handle, got {2 * E}" in text
     text = refused(lambda: buffer.dispatch(x, handle=handle, do_cpu_sync=True))
     assert "do_cpu_sync: want False or None beside a handle" in text
+    text = refused(lambda: buffer.dispatch(x, handle=handle, do_expand=True))
+    assert "do_expand: want False as in the handle, got True" in text
+    counters = torch.zeros(E // world, dtype=torch.int32)
+    for stats in (counters, "a text"):
+        text = refused(
+            lambda stats=stats: buffer.dispatch(
+                x, handle=handle, cumulative_local_expert_recv_stats=stats
+            )
+        )
+        assert "cumulative_local_expert_recv_stats: want none beside a handle" in text
+    assert not counters.any()
+
+
+def elastic_epilogue(group):
+    """What is ready only at previous_event_before_epilogue is not read before it."""
+    rank, world = group.rank(), group.size()
+    x, idx, weights = oracle.inputs(world, E, K, H)[rank]
+    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    late, bias = torch.zeros_like(x), torch.zeros_like(x)
+
+    class Ready(deep_ep.EventHandle):
+        def __init__(self, tensor, values):
+            super().__init__()
+            self.tensor, self.values = tensor, values
+
+        def current_stream_wait(self):
+            self.tensor.copy_(self.values)
+
+    arguments = {"topk_idx": idx, "topk_weights": weights, "num_experts": E}
+    rows, _, _, handle, _ = buffer.dispatch(
+        late, previous_event_before_epilogue=Ready(late, x), **arguments
+    )
+    assert torch.equal(rows, buffer.dispatch(x, handle=handle)[0])
+    late.zero_()
+    event = deep_ep.EventOverlap(Ready(late, x))
+    again = buffer.dispatch(late, handle=handle, previous_event_before_epilogue=event)[0]
+    assert torch.equal(again, rows)
+    event = Ready(bias, torch.ones_like(x))
+    for previous in (None, buffer.capture()):
+        bias.zero_()
+        sums, _, _ = buffer.combine(
+            rows, handle, bias=bias, previous_event=previous, previous_event_before_epilogue=event
+        )
+        want = buffer.combine(rows, handle, bias=torch.ones_like(x))[0]
+        assert torch.equal(sums, want)
 
 
 def late(group):

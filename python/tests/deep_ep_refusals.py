@@ -21,6 +21,10 @@ def by_token(group):
         "topk_idx": given[1].float(),
         "topk_weights": given[2].double(),
         "is_token_in_rank": None,
+        "num_tokens_per_rank": "a text",
+        "num_tokens_per_rdma_rank": [1],
+        "num_tokens_per_expert": counts["num_tokens_per_expert"].float(),
+        "config": "a text",
         "handle": (1, 2, 3),
         "expert_alignment": 0,
         "num_worst_tokens": -1,
@@ -48,7 +52,7 @@ def by_token(group):
     assert "rank 1: expert_output" in refused(lambda: buffer_of(group).combine(rows, handle))
     mistaken = rank == world - 1
     for name, wrong in (("bias", "a text"), ("bias", (given[0], given[0][:, :1])),
-                        ("async_finish", given[0])):  # fmt: skip
+                        ("async_finish", given[0]), ("config", "a text")):  # fmt: skip
         call = {name: wrong} if mistaken else {}
         text = refused(lambda call=call: buffer_of(group).combine(x, handle, **call))
         assert f"rank {world - 1}: {name}: want" in text, text

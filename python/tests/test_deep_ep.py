@@ -28,7 +28,13 @@ def test_rows_counts_weights_and_sums(deep_ep_pool, world, alignment):
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(
     "body",
-    [programs.by_ranks, programs.float8, programs.worst_case, programs.strange_defaults],
+    [
+        programs.by_ranks,
+        programs.another_map,
+        programs.float8,
+        programs.worst_case,
+        programs.strange_defaults,
+    ],
     ids=lambda body: body.__name__,
 )
 def test_modes(deep_ep_pool, world, body):
@@ -71,8 +77,26 @@ def test_elastic(deep_ep_pool, world, expand):
 
 
 @pytest.mark.parametrize("world", [2, 3])
+def test_scales_stand_beside_their_rows(deep_ep_pool, world):
+    for expand in (False, True):
+        deep_ep_pool.run(world, programs.elastic_scales, expand)
+    for pad in (None, 8):
+        deep_ep_pool.run(world, programs.hybrid_scales, pad)
+
+
+def test_the_number_of_sms_is_that_of_each_call(deep_ep_pool):
+    deep_ep_pool.run(2, programs.sms)
+
+
+@pytest.mark.parametrize("world", [2, 3])
 def test_elastic_streams_and_repeats(deep_ep_pool, world):
     deep_ep_pool.run(world, programs.elastic_streams)
+    deep_ep_pool.run(world, programs.elastic_epilogue)
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_a_token_of_too_many_ranks_is_refused(deep_ep_pool, world):
+    deep_ep_pool.run(world, programs.many_ranks)
 
 
 def test_a_rank_that_is_late_is_named(deep_ep_pool):

@@ -1,6 +1,7 @@
 """winnow.compat.deep_ep on GPUs: ranks that share one, and processes with a GPU each."""
 
 import deep_ep_graphs as graphs
+import deep_ep_late as late
 import deep_ep_low_latency as low_latency
 import deep_ep_on_gpu
 import deep_ep_programs as programs
@@ -28,6 +29,9 @@ PROGRAMS = [
     (programs.elastic, False, True),
     (programs.elastic, True, True),
     (programs.elastic, True, False),
+    (programs.elastic_scales, False),
+    (programs.elastic_scales, True),
+    (programs.hybrid_scales, 8),
     (low_latency.calls, False),
     (low_latency.calls, True),
     (low_latency.overlapped,),
@@ -99,3 +103,7 @@ def test_the_others_go_on_without_a_rank(pool):
 )
 def test_graphs_replay_with_other_tokens(pool, program):
     pool.run(2, *program)
+
+
+def test_inputs_that_another_stream_writes_late(pool):
+    pool.run(2, late.elastic)

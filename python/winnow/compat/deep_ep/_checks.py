@@ -12,6 +12,7 @@ from torch import Tensor
 
 from winnow.compat.deep_ep._handle import Handle
 from winnow.compat.deep_ep._streams import event_of
+from winnow.compat.deep_ep.config import Config
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
 
 Wrong = Optional[Tuple[str, str, Any]]
@@ -93,6 +94,20 @@ def wrong_events(previous_event: Any, async_finish: Any, on_comm: Any) -> Wrong:
     if on_comm and not (async_finish and event_of(previous_event) is not None):
         wanted = "False without previous_event and async_finish"
         return "allocate_on_comm_stream", wanted, on_comm
+    return None
+
+
+def wrong_config(config: Any) -> Wrong:
+    if config is None or isinstance(config, Config):
+        return None
+    return "config", "a Config or None", described(config)
+
+
+def wrong_counts(**given: Any) -> Wrong:
+    """Of tensors that no call reads, by name."""
+    for name, value in given.items():
+        if value is not None and not usable(value):
+            return name, "a tensor or None", described(value)
     return None
 
 
@@ -185,8 +200,9 @@ def wrong_dispatch(
         return "is_token_in_rank", "[n, W], bool, without a handle", described(in_rank)
     if in_rank.shape != (tokens, world) or in_rank.device != x.device:
         return "is_token_in_rank", f"[{tokens}, {world}] on {x.device} as x", _placed(in_rank)
-    if not usable(per_expert) or per_expert.dim() != 1:
-        return "num_tokens_per_expert", "[E], without a handle", described(per_expert)
+    right = usable(per_expert) and per_expert.dim() == 1
+    if not right or per_expert.dtype not in (torch.int32, torch.int64):
+        return "num_tokens_per_expert", "[E], int32, without a handle", described(per_expert)
     if topk_idx is None:
         return None if topk_weights is None else ("topk_weights", "none without topk_idx", "one")
     return wrong_choice(x, topk_idx, topk_weights)

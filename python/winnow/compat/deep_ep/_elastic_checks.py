@@ -25,11 +25,18 @@ def wrong_way(previous_event: Any, before_epilogue: Any, num_sms: Any, **flags: 
 
 
 def wrong_repeat(
-    handle, x, scales, topk_idx, topk_weights, do_cpu_sync, **of_handle: Any
+    handle, x, scales, topk_idx, topk_weights, do_cpu_sync, statistics, do_expand,
+    **of_handle: Any,
 ) -> Wrong:  # fmt: skip
     """Of a dispatch with a handle. What it gives of the handle's numbers is as there."""
-    if topk_idx is not None:
-        return "topk_idx", "none beside a handle", "one"
+    for name, given in (
+        ("topk_idx", topk_idx),
+        ("cumulative_local_expert_recv_stats", statistics),
+    ):
+        if given is not None:
+            return name, "none beside a handle", "one"
+    if bool(do_expand) != handle.do_expand:
+        return "do_expand", f"{handle.do_expand} as in the handle", do_expand
     if do_cpu_sync:
         return "do_cpu_sync", "False or None beside a handle", do_cpu_sync
     for name, given in of_handle.items():

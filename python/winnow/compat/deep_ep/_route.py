@@ -8,7 +8,7 @@ from torch import Tensor
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
 from winnow.compat.deep_ep._layers import Layers, Sizes, widened
 from winnow.errors import Error, InvalidArgument
-from winnow.expert_parallel import gradients
+from winnow.expert_parallel import gradients, layout
 
 FLOAT8 = torch.float8_e4m3fn
 _OF_A_HANDLE = "those of a handle"
@@ -101,6 +101,22 @@ class Route:
     @property
     def _host_knows(self) -> bool:
         return self._options["worst_case_rows"] == 0
+
+    def layout(self) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+        """winnow.expert_parallel.layout() of the indices that the layer has taken: one that names
+        no expert was refused, or a GPU ignores it until a later call tells."""
+        layers = self._layers
+        world, local = layers.world_size, layers.local_world_size
+        return layout(self.indices.to(torch.int32), self.sizes.experts, world, local)
+
+    def tokens_of_sources(self) -> Tuple[Tensor, Optional[int]]:
+        """(int32 [W]: the tokens that come here from ranks 0 to r, each once; all of them, where
+        the host waits). Collective."""
+        notifier = self._layers.notifier(self.sizes.experts, self.sizes.device)
+        worst = self._options["worst_case_rows"]
+        told = self._calling(lambda: notifier.notify(*self.layout(), worst_case_rows=worst))
+        total = notifier.totals.recv_tokens
+        return told.recv_rank_prefix_sum, None if total < 0 else total
 
     @property
     def own_column(self) -> Tensor:

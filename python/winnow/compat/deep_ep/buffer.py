@@ -8,6 +8,8 @@ from torch import Tensor
 from winnow.compat._refusal import refuse, refuse_call
 from winnow.compat.deep_ep._checks import (
     wrong_bias,
+    wrong_config,
+    wrong_counts,
     wrong_dispatch,
     wrong_events,
     wrong_group,
@@ -202,7 +204,9 @@ class Buffer(LowLatencyBuffer):
                 topk_weights are absent then.
             num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank,
                 num_tokens_per_expert: what get_dispatch_layout() gave. Without topk_idx tokens go
-                where is_token_in_rank says.
+                where is_token_in_rank says, to 32 ranks at most, and the counts returned are from
+                num_tokens_per_expert. With topk_idx, which says it all, only the length of
+                num_tokens_per_expert is read.
             topk_idx: [n, K], int64 or int32, -1 for none.
             topk_weights: [n, K], float32.
             expert_alignment: what the counts per expert are rounded up to; rows are not padded.
@@ -229,7 +233,11 @@ class Buffer(LowLatencyBuffer):
         x, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
         given = (x, scales, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights)
         why = wrong_events(previous_event, async_finish, allocate_on_comm_stream)
-        why = why or wrong_dispatch(self.group_size, handle, *given)
+        why = why or wrong_config(config) or wrong_dispatch(self.group_size, handle, *given)
+        why = why or wrong_counts(
+            num_tokens_per_rank=num_tokens_per_rank,
+            num_tokens_per_rdma_rank=num_tokens_per_rdma_rank,
+        )
         why = why or wrong_number("expert_alignment", expert_alignment, 1)
         why = why or wrong_number("num_worst_tokens", num_worst_tokens, 0)
         if isinstance(handle, Handle):
@@ -286,6 +294,7 @@ class Buffer(LowLatencyBuffer):
             self._layers.refuse_handle(handle)
         route = handle.route
         why = wrong_events(previous_event, async_finish, allocate_on_comm_stream)
+        why = why or wrong_config(config)
         why = why or wrong_sums("x", x, "topk_weights", topk_weights)
         if (why := why or wrong_bias(bias)) is not None:
             route.refuse_combine(why)
@@ -300,13 +309,11 @@ class Buffer(LowLatencyBuffer):
         )
         return (*results, event)
 
-    def _refuse(self, why: Tuple[str, str, Any]) -> NoReturn:
+    def _refuse(self, why: Tuple[str, str, Any], sizes: Optional[Sizes] = None) -> NoReturn:
         argument, wanted, got = why
-        self._layers.refuse(None, f"{argument}: want {wanted}, got {got}")
+        self._layers.refuse(sizes, f"{argument}: want {wanted}, got {got}")
 
-    def _choose(
-        self, x, scales, in_rank, per_expert, topk_idx, topk_weights, alignment, worst
-    ):  # fmt: skip
+    def _choose(self, x, scales, _, per_expert, topk_idx, topk_weights, alignment, worst):
         """A dispatch by experts."""
         experts = per_expert.numel()
         sizes = Sizes(x.shape[1], topk_idx.shape[1], experts, _sums_in(x), x.device)
@@ -320,6 +327,7 @@ class Buffer(LowLatencyBuffer):
             worst_case_rows=worst,
         )
         arrived = route.take_arrived()
+        in_rank = route.layout()[3]  # the caller's may be of another routing
         return (
             _rows(arrived),
             arrived.expert_ids.to(topk_idx.dtype),
@@ -332,21 +340,28 @@ class Buffer(LowLatencyBuffer):
         """A dispatch by ranks: each is an expert."""
         world = self.group_size
         columns = min(world, _MOST_TOPK)
+        sizes = Sizes(x.shape[1], columns, world, _sums_in(x), x.device)
         ranks = torch.arange(world, dtype=torch.int32, device=x.device)
         chosen = torch.where(in_rank, ranks, ranks.new_full((), -1))
         if columns < world:
             chosen = chosen.topk(columns, dim=1).values
-        sizes = Sizes(x.shape[1], columns, world, _sums_in(x), x.device)
+            wanted = in_rank.sum(1)
+            waits = worst == 0 or x.device.type == "cpu"
+            most = int(wanted.max()) if waits and len(x) else 0
+            if most > columns:
+                self._refuse(("is_token_in_rank", f"at most {columns} ranks a token", most), sizes)
+            # Where the host does not wait, the layer reports an index beyond all ranks.
+            beyond = chosen.new_full((), world + 1)
+            chosen[:, -1] = torch.where(wanted > columns, beyond, chosen[:, -1])
         route = Route(self._layers, sizes, x, scales, chosen, worst_case_rows=worst, by_rank=True)
         counts: List[int] = []
         if worst == 0:
-            counts = self._counts_of(chosen, per_expert, alignment)
+            counts = self._counts_of(route, per_expert, alignment)
         return _rows(route.take_arrived()), None, None, counts, Handle.of(route, in_rank)
 
-    def _counts_of(self, chosen: Tensor, per_expert: Tensor, alignment: int) -> List[int]:
-        local = self._layers.local_world_size
-        ranks, nodes, _, in_rank = layout(chosen, self.group_size, self.group_size, local)
-        notifier = self._layers.notifier(per_expert.numel(), chosen.device)
+    def _counts_of(self, route: Route, per_expert: Tensor, alignment: int) -> List[int]:
+        ranks, nodes, _, in_rank = route.layout()
+        notifier = self._layers.notifier(per_expert.numel(), route.sizes.device)
         notifier.notify(
             ranks, nodes, per_expert.to(torch.int32), in_rank, expert_alignment=alignment
         )

@@ -6,8 +6,8 @@ __all__ = ["Config"]
 
 
 class Config:
-    """Tuning of deep_ep's kernels. The layers here choose for themselves: only num_sms is read,
-    when a layer is made, and the hints say what deep_ep would take."""
+    """Tuning of deep_ep's kernels. No call reads it: layers choose for themselves, and
+    Buffer.num_sms says how many SMs they use. The hints are what deep_ep would take."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """deep_ep.ElasticBuffer: the calls of its second interface."""
 
 import operator
-from typing import Any, List, NoReturn, Optional, Tuple, Union
+from typing import Any, Callable, List, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class EPHandle:
             counts; expanded where each expert's rows begin plus its true count.
         num_unaligned_recv_tokens_per_expert: int32 [e], the true counts.
         psum_num_recv_tokens_per_scaleup_rank: int32 [W], inclusive sums of the tokens of each
-            source rank; expanded: None.
+            source rank: a token with several experts here is one.
         recv_src_metadata, dst_buffer_slot_idx, token_metadata_at_forward, channel_linked_list:
             describe queues that are not here: None.
     """
@@ -60,7 +60,7 @@ class EPHandle:
         topk_idx: Tensor,
     ) -> None:
         self.route = route
-        self.do_expand, self.num_experts = do_expand, num_experts
+        self.do_expand, self.num_experts = bool(do_expand), num_experts
         self.expert_alignment = expert_alignment
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.num_sms, self.topk_idx = num_sms, topk_idx
@@ -71,11 +71,10 @@ class EPHandle:
         if do_expand:
             begins = described.expert_offsets[:-1]
             self.psum_num_recv_tokens_per_expert = begins + described.expert_counts
-            self.psum_num_recv_tokens_per_scaleup_rank = None
-            if self.num_recv_tokens_per_expert_list:
-                firsts = described.skipped_token_mapping_indices
-                rows = torch.arange(len(firsts), dtype=firsts.dtype, device=firsts.device)
-                self.num_recv_tokens = int((firsts == rows).sum())
+            sums, total = route.tokens_of_sources()
+            self.psum_num_recv_tokens_per_scaleup_rank = sums
+            if total is not None:
+                self.num_recv_tokens = total
         else:
             counts = described.expert_counts
             aligned = (counts + expert_alignment - 1) // expert_alignment * expert_alignment
@@ -90,7 +89,8 @@ class ElasticBuffer:
         group: a process group of torch. Collective to make.
         num_max_tokens_per_rank: T, the default of dispatch().
         The rest: kept where they have a name here, without effect. Layers are made when they are
-            needed; every result is deterministic.
+            needed; every result is deterministic. Waits last WINNOW_TIMEOUT_SECONDS (30), whatever
+            num_cpu_timeout_secs and num_gpu_timeout_secs say.
     """
 
     def __init__(
@@ -213,17 +213,19 @@ class ElasticBuffer:
 
         Args:
             x, topk_idx, topk_weights: as in Buffer.dispatch().
-            cumulative_local_expert_recv_stats: int32 [e], to which the true counts are added.
+            cumulative_local_expert_recv_stats: int32 [e], to which the true counts are added; not
+                with a handle, which counts nothing.
             num_experts: E. num_max_tokens_per_rank: T, the same on every rank.
             expert_alignment: of the rows of each expert when expanded, else of the counts alone.
             handle: of an earlier dispatch, to repeat its routing; topk_idx is absent then.
             do_cpu_sync: False: the results have W * T rows, expanded as many as can arrive, and
                 nothing waits for counts.
-            do_expand: one row for each pair, by local expert, source rank and token. Padding is
-                zero in any case.
+            do_expand: one row for each pair, by local expert, source rank and token; with a handle
+                as there. Padding is zero in any case.
             use_tma_aligned_col_major_sf: scales column by column.
             num_sms: 0 for Buffer.num_sms.
             previous_event, async_with_compute_stream: as in Buffer.dispatch().
+            previous_event_before_epilogue: the whole call waits for it, too.
             The rest: without effect.
 
         Returns:
@@ -253,6 +255,7 @@ class ElasticBuffer:
         else:
             why = why or wrong_repeat(
                 handle, x, scales, topk_idx, topk_weights, do_cpu_sync,
+                cumulative_local_expert_recv_stats, do_expand,
                 num_experts=num_experts, expert_alignment=expert_alignment,
                 num_max_tokens_per_rank=num_max_tokens_per_rank,
             )  # fmt: skip
@@ -265,9 +268,19 @@ class ElasticBuffer:
         self._layers.sm_count = num_sms or Buffer.num_sms
         experts = 0 if num_experts is None else operator.index(num_experts)
 
+        def finished(arrived, made):
+            """In the body, whose stream the rows are on."""
+            rows, factors = arrived.rows, arrived.scales
+            if do_expand:
+                rows = made.route.with_zeros(rows)
+            if factors is not None and use_tma_aligned_col_major_sf and factors.dim() == 2:
+                factors = factors.t().contiguous().t()
+            given = rows if factors is None else (rows, factors)
+            return given, arrived.expert_ids, arrived.weights, made
+
         def repeat():
             arrived = handle.route.repeat(x, scales, topk_weights)
-            return (*arrived, handle)
+            return finished(arrived._replace(expert_ids=None), handle)
 
         def choose():
             most = num_max_tokens_per_rank or self.num_max_tokens_per_rank or len(x)
@@ -293,23 +306,16 @@ class ElasticBuffer:
                 cumulative_local_expert_recv_stats.add_(made.num_unaligned_recv_tokens_per_expert)
             arrived = route.take_arrived()
             ids = None if arrived.expert_ids is None else arrived.expert_ids.to(topk_idx.dtype)
-            return (*arrived._replace(expert_ids=ids), made)
+            return finished(arrived._replace(expert_ids=ids), made)
 
         results, event = self._stream.run(
             x.device if handle is None else handle.route.sizes.device,
-            choose if handle is None else repeat,
-            (x, scales, topk_idx, topk_weights),
+            _after(previous_event_before_epilogue, choose if handle is None else repeat),
+            (x, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats),
             event_of(previous_event),
             async_with_compute_stream,
         )
-        rows, factors, weights, ids, made = results
-        if do_expand or (handle is not None and handle.do_expand):
-            rows = made.route.with_zeros(rows)
-        if factors is not None:
-            if use_tma_aligned_col_major_sf and factors.dim() == 2:
-                factors = factors.t().contiguous().t()
-            rows = (rows, factors)
-        return rows, None if handle is not None else ids, weights, made, event
+        return (*results, event)
 
     def combine(
         self,
@@ -325,7 +331,8 @@ class ElasticBuffer:
         allocate_on_comm_stream: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor], EventOverlap]:
         """Adds, unweighted, the rows of each token of this rank; arguments and results as of
-        Buffer.combine(), topk_weights of expanded rows [R]; num_sms 0: handle's. Collective."""
+        Buffer.combine(), topk_weights of expanded rows [R]; num_sms 0: handle's;
+        previous_event_before_epilogue as in dispatch(). Collective."""
         if not isinstance(handle, EPHandle):
             self._layers.refuse_handle(handle)
         why = wrong_way(
@@ -345,7 +352,7 @@ class ElasticBuffer:
 
         results, event = self._stream.run(
             route.sizes.device,
-            body,
+            _after(previous_event_before_epilogue, body),
             (x, topk_weights, bias),
             event_of(previous_event),
             async_with_compute_stream,
@@ -368,6 +375,19 @@ class ElasticBuffer:
 
 
 _ELSEWHERE: List[str] = ["all_gather", "create_agrs_session", "destroy_agrs_session", "barrier"]
+
+
+def _after(event: Any, body: Callable[[], Tuple]) -> Callable[[], Tuple]:
+    """The body, on a stream that waits for the event first, where there is one."""
+    event = event_of(event)
+    if event is None:
+        return body
+
+    def waiting() -> Tuple:
+        event.current_stream_wait()
+        return body()
+
+    return waiting
 
 
 def _sums_in(x: Tensor) -> torch.dtype:

@@ -1,5 +1,6 @@
 """deep_ep.HybridEPBuffer: dispatch and combine of rows that stand by expert."""
 
+import operator
 from types import SimpleNamespace
 from typing import Any, List, NoReturn, Optional, Tuple
 
@@ -172,7 +173,8 @@ class HybridEPBuffer:
                 of one integer. More that arrive are an error of a later call: nothing is dropped
                 in silence.
             pad_multiple: the rows of each expert are padded with zeros to a multiple.
-            handle: of an earlier dispatch, to repeat its routing.
+            handle: of an earlier dispatch, to repeat its routing. num_permuted_tokens and
+                pad_multiple may be given again, but not others.
             non_blocking: takes num_permuted_tokens.
             The rest: without effect.
 
@@ -185,7 +187,9 @@ class HybridEPBuffer:
         """
         num_permuted_tokens = plain_number(num_permuted_tokens)
         if isinstance(handle, Handle):
-            return self._repeat(hidden, probs, scaling_factor, num_permuted_tokens, handle)
+            return self._repeat(
+                hidden, probs, scaling_factor, num_permuted_tokens, pad_multiple, handle
+            )
         why = _wrong(hidden, scaling_factor, topk_idx, topk_weights, num_of_experts, routing_map,
                      probs, handle)  # fmt: skip
         if num_permuted_tokens is not None:
@@ -268,15 +272,14 @@ class HybridEPBuffer:
         argument, wanted, got = why
         self._layers.refuse(sizes, f"{argument}: want {wanted}, got {got}")
 
-    def _repeat(self, hidden, probs, scaling_factor, num_permuted_tokens, handle):
+    def _repeat(self, hidden, probs, scaling_factor, num_permuted_tokens, pad_multiple, handle):
         route = handle.route
         why = wrong_rows("hidden", hidden, scaling_factor)
         if not why and probs is not None:
             why = _wrong_probs(probs, (route.tokens, route.sizes.experts))
-        if not why and num_permuted_tokens is not None:
-            why = wrong_number("num_permuted_tokens", num_permuted_tokens, 0)
-        if not why and num_permuted_tokens not in (None, route.rows):
-            why = ("num_permuted_tokens", f"{route.rows} as in the handle", num_permuted_tokens)
+        why = why or _another("num_permuted_tokens", num_permuted_tokens, route.rows)
+        alignment = route.descriptor.expert_alignment
+        why = why or _another("pad_multiple", pad_multiple, alignment, least=1)
         if why:
             route.refuse_repeat(why)
         with torch.no_grad():
@@ -315,6 +318,16 @@ def _padded(route: Route) -> Tensor:
         return torch.tensor(known, dtype=torch.int64, device="cpu")
     offsets = route.descriptor.expert_offsets.to(torch.int64)
     return offsets[1:] - offsets[:-1]
+
+
+def _another(name: str, given: Any, of_handle: int, least: int = 0) -> Wrong:
+    """Of a repeat: a number that is not the handle's, where 0 stands for the least."""
+    if given is None:
+        return None
+    wrong = wrong_number(name, given, 0)
+    if wrong or max(operator.index(given), least) == of_handle:
+        return wrong
+    return name, f"{of_handle} as in the handle", given
 
 
 def _wrong(hidden, scales, topk_idx, topk_weights, num_of_experts, routing_map, probs, handle):
