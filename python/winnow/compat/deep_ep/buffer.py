@@ -313,7 +313,9 @@ class Buffer(LowLatencyBuffer):
         argument, wanted, got = why
         self._layers.refuse(sizes, f"{argument}: want {wanted}, got {got}")
 
-    def _choose(self, x, scales, _, per_expert, topk_idx, topk_weights, alignment, worst):
+    def _choose(
+        self, x, scales, in_rank, per_expert, topk_idx, topk_weights, alignment, worst
+    ):  # fmt: skip
         """A dispatch by experts."""
         experts = per_expert.numel()
         sizes = Sizes(x.shape[1], topk_idx.shape[1], experts, _sums_in(x), x.device)
@@ -327,7 +329,6 @@ class Buffer(LowLatencyBuffer):
             worst_case_rows=worst,
         )
         arrived = route.take_arrived()
-        in_rank = route.layout()[3]  # the caller's may be of another routing
         return (
             _rows(arrived),
             arrived.expert_ids.to(topk_idx.dtype),
