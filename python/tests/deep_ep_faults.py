@@ -11,6 +11,8 @@ from winnow.compat import deep_ep
 from winnow.compat.deep_ep._low_latency import Key
 from winnow.errors import Error
 
+from winnow.expert_parallel import rendezvous
+
 H, E, M = 256, 60, 16
 
 
@@ -85,13 +87,13 @@ def late(group, kind):
     """To the first dispatch. Who is late hears of it at once, and the next call works."""
     rank, last = group.rank(), group.size() - 1
     call = caller(kind, group)
-    with Seconds(2):
+    with Seconds(2 if rank == 0 else 20):
         if rank == last:
             time.sleep(3.5)
         begin = time.monotonic()
         text = refused(call, Error)
     assert f"waited 2 s for ranks {last}, which did not come to the same call" in text, text
-    assert rank != last or time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10
     for _ in range(2):
         call()
 
@@ -118,13 +120,13 @@ def late_and_masked(group):
     """With enable_shrink the others go on without a rank that does not come to the first call."""
     rank, world = group.rank(), group.size()
     buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
-    with Seconds(2):
+    with Seconds(3 if rank == 0 else 20):
         if rank == world - 1:
-            time.sleep(3.5)
+            time.sleep(5)
             begin = time.monotonic()
             text = refused(lambda: without_last(buffer, group), Error)
             assert f"for ranks {world - 1}, which did not come" in text, text
-            assert time.monotonic() - begin < 2
+            assert time.monotonic() - begin < 10
         else:
             without_last(buffer, group)
             assert status(buffer, world) == [0] * (world - 1) + [1]
@@ -214,7 +216,8 @@ def told(group):
         text = refused(lambda: without_last(buffer, group), Error)
         assert f"rank {rank} was masked by ranks 0" in text, text
     else:
-        time.sleep(1)
+        number = rendezvous._begun[group.group_name, "winnow/deep_ep"] + 1
+        rendezvous._store_of(group).wait([f"winnow/deep_ep/{number}/{world - 1}"])  # it has called
         buffer.low_latency_update_mask_buffer(world - 1, True)
         without_last(buffer, group)
 
@@ -239,7 +242,7 @@ def stopped(group, kind):
     rank, last = group.rank(), group.size() - 1
     processes = [None] * group.size()
     dist.all_gather_object(processes, os.getpid(), group=group)
-    with Seconds(3):
+    with Seconds(3 if rank == 0 else 20):
         call = caller(kind, group)
         call()
         try:
@@ -249,7 +252,7 @@ def stopped(group, kind):
             text = refused(call, Error)
             if rank != last:
                 assert f"rank {last}" in text and "stopped" in text, text
-                assert time.monotonic() - begin < 6
+                assert time.monotonic() - begin < 10
         finally:
             if rank == 0:
                 os.kill(processes[last], signal.SIGCONT)
