@@ -112,11 +112,15 @@ class Route:
     def tokens_of_sources(self) -> Tuple[Tensor, Optional[int]]:
         """(int32 [W]: the tokens that come here from ranks 0 to r, each once; all of them, where
         the host waits). Collective."""
-        notifier = self._layers.notifier(self.sizes.experts, self.sizes.device)
         worst = self._options["worst_case_rows"]
-        told = self._calling(lambda: notifier.notify(*self.layout(), worst_case_rows=worst))
-        total = notifier.totals.recv_tokens
+        told, totals = self.notify(self.sizes.experts, *self.layout(), worst_case_rows=worst)
+        total = totals.recv_tokens
         return told.recv_rank_prefix_sum, None if total < 0 else total
+
+    def notify(self, experts: int, *counts: Tensor, **options: Any) -> Tuple[Any, Any]:
+        """(what Notifier.notify() returns, its totals). Collective."""
+        notifier = self._layers.notifier(experts, self.sizes.device)
+        return self._calling(lambda: notifier.notify(*counts, **options)), notifier.totals
 
     @property
     def own_column(self) -> Tensor:

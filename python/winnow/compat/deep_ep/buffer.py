@@ -362,11 +362,9 @@ class Buffer(LowLatencyBuffer):
 
     def _counts_of(self, route: Route, per_expert: Tensor, alignment: int) -> List[int]:
         ranks, nodes, _, in_rank = route.layout()
-        notifier = self._layers.notifier(per_expert.numel(), route.sizes.device)
-        notifier.notify(
-            ranks, nodes, per_expert.to(torch.int32), in_rank, expert_alignment=alignment
-        )
-        return list(notifier.totals.recv_pairs_per_expert)
+        counts = (ranks, nodes, per_expert.to(torch.int32), in_rank)
+        _, totals = route.notify(per_expert.numel(), *counts, expert_alignment=alignment)
+        return list(totals.recv_pairs_per_expert)
 
 
 def _rows(arrived: Any) -> TensorOrPair:
