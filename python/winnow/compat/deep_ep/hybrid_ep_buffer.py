@@ -35,13 +35,18 @@ def indices_to_map(
     num_of_tokens: int,
     num_of_experts: int,
 ) -> Tuple[Tensor, Optional[Tensor]]:
-    """(routing map bool [n, E], probabilities float32 [n, E] or None) of [n, K] each; -1: none."""
+    """(routing map bool [n, E], probabilities float32 [n, E] or None) of [n, K] each; -1: none.
+
+    Indices of E or more are an error on the CPU. On a GPU, where the host does not wait for them,
+    they are left out.
+    """
     why = _wrong_choice(topk_idx, topk_weights, num_of_tokens, num_of_experts)
     if why:
         refuse("deep_ep.indices_to_map", *why)
     device = topk_idx.device
     # One more column takes what names no expert.
-    columns = torch.where(topk_idx < 0, topk_idx.new_full((), num_of_experts), topk_idx).long()
+    absent = (topk_idx < 0) | (topk_idx >= num_of_experts)
+    columns = torch.where(absent, topk_idx.new_full((), num_of_experts), topk_idx).long()
     shape = (num_of_tokens, num_of_experts + 1)
     chosen = torch.zeros(shape, dtype=torch.bool, device=device).scatter_(1, columns, True)
     probs = None
@@ -202,7 +207,8 @@ class HybridEPBuffer:
         if why:
             self._refuse(why)
         with torch.no_grad():
-            if routing_map is None:
+            by_index = routing_map is None
+            if by_index:
                 routing_map, probs = indices_to_map(
                     topk_idx, topk_weights, len(hidden), num_of_experts
                 )
@@ -214,6 +220,8 @@ class HybridEPBuffer:
             if most > _MOST_TOPK:
                 self._refuse(("routing_map", f"at most {_MOST_TOPK} experts a token", most), sizes)
             indices = _indices_of(routing_map, max(most, 1) if waits else None)
+            if by_index and hidden.device.type != "cpu":
+                self._tell_of_indices(topk_idx, indices, sizes, waits)
             weights = None if probs is None else _of_pairs(probs.detach().float(), indices)
             route = Route(
                 self._layers,
@@ -267,6 +275,17 @@ class HybridEPBuffer:
             dense = torch.zeros(shape, dtype=torch.float32, device=values.device)
             columns = route.indices.long().clamp(max=experts)
             return combined, dense.scatter_(1, columns, values)[:, :experts].contiguous()
+
+    def _tell_of_indices(self, topk_idx: Tensor, indices: Tensor, sizes: Sizes, waits: bool):
+        """Refuses indices of E or more on a GPU, or has the layer do so in a later call."""
+        if waits:
+            largest = int(topk_idx.max()) if topk_idx.numel() else -1
+            if largest >= sizes.experts:
+                self._refuse(("topk_idx", f"experts below {sizes.experts}", largest), sizes)
+        else:
+            beyond = indices.new_full((), sizes.experts + 1)
+            wrong = (topk_idx >= sizes.experts).any(1)
+            indices[:, -1] = torch.where(wrong, beyond, indices[:, -1])
 
     def _refuse(self, why: Tuple[str, str, Any], sizes: Optional[Sizes] = None) -> NoReturn:
         argument, wanted, got = why
