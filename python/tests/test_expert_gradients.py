@@ -257,9 +257,10 @@ def _refused_by_rank_1(call, operation, text):
 def test_a_rank_alone_hears_which_argument_it_is():
     tokens, _, indices, *_ = _problem()
     with Ranks(1, **CONFIG, dtype="float32") as ranks:
-        with pytest.raises(ValueError, match="dispatch: out: want none with gradients") as refused:
+        with pytest.raises(ValueError, match="out: want none with gradients") as refused:
             autograd.dispatch(ranks.layers[0], tokens[0], indices[0], out=tokens[0])
-    assert refused.value.argument == "out"
+    error = refused.value
+    assert (error.argument, error.wanted, error.got) == ("out", "none with gradients", "one")
 
 
 @pytest.mark.parametrize("option", ["out", "scales", "stream"])

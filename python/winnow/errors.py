@@ -1,5 +1,7 @@
 """The exceptions of the library."""
 
+from typing import Tuple
+
 
 class Error(RuntimeError):
     """An operation refused, or failed.
@@ -15,6 +17,22 @@ class Error(RuntimeError):
     """The argument at fault; empty where no single one is."""
     code: str = ""
     """"invalid_argument", "unsupported", "resource", "timeout" or "internal"."""
+
+    @property
+    def wanted(self) -> str:
+        """What was wanted of the argument, e.g. "at most max_tokens = 4096 tokens", as the text
+        says; empty where it does not."""
+        return self._split()[0]
+
+    @property
+    def got(self) -> str:
+        """What was given in its place, e.g. "5000"."""
+        return self._split()[1]
+
+    def _split(self) -> Tuple[str, str]:
+        _, want, rest = str(self).partition(": want ")
+        wanted, got, given = rest.partition(", got ")
+        return (wanted, given) if want and got else ("", "")
 
 
 class InvalidArgument(Error, ValueError):

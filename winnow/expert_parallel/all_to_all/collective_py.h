@@ -15,6 +15,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
+#include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/transport.h"
 #include "winnow/python/call.h"
 
@@ -161,9 +162,8 @@ void refuse_on_all_ranks(const char* operation, Bound& self, const std::string& 
   const OneCall::Turn turn(self.one_call, operation);
   Call call(operation);
   call.on(self.layer.config().device);
-  const std::size_t wanted = text.find(": want ");
-  const Error refusal(ErrorCode::invalid_argument, operation, text,
-                      wanted == std::string::npos ? std::string() : text.substr(0, wanted));
+  const Error refusal =
+      expert_parallel::error_from_message(ErrorCode::invalid_argument, operation, text);
   call.run([&](const RunOptions& options) {
     Args args;
     args.stream = options.stream;
