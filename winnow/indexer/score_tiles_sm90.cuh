@@ -390,8 +390,8 @@ struct WeightedSum {
   static constexpr int kHeld = Shape::kSideQueries * Shape::kHeads / 4;  // columns of a lane
   float weight[kHeld];  // of these columns, or half of it
 
-  // Those of the columns as they stand there, halves or not.
-  __device__ __forceinline__ void take(const float4* weights) {
+  // Weights that are stored as they are used: half of those of the columns that adds() names.
+  __device__ __forceinline__ void load_as_used(const float4* weights) {
 #pragma unroll
     for (int n = 0; n < kHeld / 4; ++n) {
       const float4 four = weights[4 * n + threadIdx.x % 4];
@@ -402,7 +402,7 @@ struct WeightedSum {
     }
   }
   __device__ __forceinline__ void load(const float4* weights, bool split) {
-    take(weights);
+    load_as_used(weights);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if (split || adds(i)) weight[i] *= 0.5f;
@@ -440,9 +440,13 @@ struct WeightedSum {
     }
   }
 
+  // This lane's row r of a product, 0 or 1.
+  __device__ static int row(int r) {
+    return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * r;
+  }
+
   // Adds up what four neighbouring lanes have, with add_half(half) after the first step, and calls
-  // take(query, r, total) for this lane's share of the totals: of row
-  // threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 r.
+  // take(query, r, total) for this lane's share of the totals, those of row(r).
   template <class AddHalf, class Take>
   __device__ __forceinline__ static void total(const float (&sum)[kSums], const AddHalf& add_half,
                                                const Take& take) {
@@ -486,8 +490,7 @@ struct WeightedSum {
           if constexpr (kSplitSums) linear.add(product, half);
         },
         [&](int query, int r, float total) {
-          const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-          scores[query * Plan::kScoreStride + row + 8 * r] = total;
+          scores[query * Plan::kScoreStride + row(r)] = total;
         });
   }
 };

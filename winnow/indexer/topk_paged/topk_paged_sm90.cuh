@@ -225,7 +225,7 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
   int row[2], scale_place[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    row[r] = static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * r;
+    row[r] = WeightedSum<Shape, Plan>::row(r);
     const int byte = 4 * row[r], row_of_scales = kPagedPageRows + byte / p.d;
     scale_place[r] =
         static_cast<int>(device::chunk_offset(row_of_scales, byte % p.d / 16)) + byte % 16;
@@ -244,7 +244,7 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
     device::mbarrier_wait(shared.heads_full(heads.stage), heads.parity, "heads", heads.stage);
     const int place = heads.stage * Shape::kSides;
     const std::uint64_t columns = device::descriptor_offset(all_heads, place * Plan::kSideBytes);
-    if constexpr (Shape::kSides == 1) weighted_sum.take(shared.weights(place));
+    if constexpr (Shape::kSides == 1) weighted_sum.load_as_used(shared.weights(place));
     for (; tile < piece.tiles; tile += kPagedMultiplyWarpgroups) {
       const auto begin = [&](int side, int page) {
         begin_product<Shape>(device::descriptor_offset(
@@ -255,7 +255,7 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
       begin(0, 0);
 #pragma unroll
       for (int side = 0; side < Shape::kSides; ++side) {
-        if constexpr (Shape::kSides > 1) weighted_sum.take(shared.weights(place + side));
+        if constexpr (Shape::kSides > 1) weighted_sum.load_as_used(shared.weights(place + side));
 #pragma unroll
         for (int page = 0; page < 2; ++page) {
           device::wgmma_wait<0>();
