@@ -48,16 +48,16 @@ struct TopkPagedArgs {
 // same table. The choice is exact for the computed scores. It is the same in every run and does not
 // depend on the rest of the batch.
 //
-// Shapes: any b, s_q, num_pages and n, 0 included; num_pages * 64 and n * 64 are at most 2^31 -
-// 128. Strides: the innermost dimension is contiguous, the others are arbitrary. Memory: all
-// tensors belong to the caller and live on one device; an output that overlaps another tensor is
-// refused. On a GPU the scratch memory is `workspace`, up to 256 MiB, or 16 bytes for each of n *
-// 64 rows if that is more; if it is absent, the memory is allocated on the stream. On the CPU it
-// grows with num_threads() and, by 16 bytes per row, with the smaller of topk and n * 64. Lengths
-// and tables are read on the device, so the stream may be in capture and the graph may be replayed
-// with other contents. Streams: see Stream. Thread-safe. Returns the backend that ran. Errors:
-// Error (invalid_argument) naming the argument, before anything is written; Error (unsupported) if
-// no backend, or not the forced one, can run it.
+// Shapes: any b, s_q, num_pages and n, 0 included; num_pages and n are at most 2^25 - 2. Strides:
+// the innermost dimension is contiguous, the others are arbitrary. Memory: all tensors belong to
+// the caller and live on one device; an output that overlaps another tensor is refused. On a GPU
+// the scratch memory is `workspace`, up to 256 MiB, or 16 bytes for each row of the n pages if that
+// is more; if it is absent, the memory is allocated on the stream. On the CPU it grows with
+// num_threads() and, by 16 bytes per row, with the smaller of topk and the rows of the n pages.
+// Lengths and tables are read on the device, so the stream may be in capture and the graph may be
+// replayed with other contents. Streams: see Stream. Thread-safe. Returns the backend that ran.
+// Errors: Error (invalid_argument) naming the argument, before anything is written; Error
+// (unsupported) if no backend, or not the forced one, can run it.
 //
 // Defined by DeepSeek-V3.2; the layout of pages is that of DeepGEMM and vLLM.
 WINNOW_EXPORT Backend topk_paged(const TopkPagedArgs& args, const RunOptions& options = {});
