@@ -28,6 +28,13 @@ def int32_indices(topk_idx: Tensor, experts: int) -> Tensor:
     return topk_idx.clamp(min=-2, max=experts + 1).to(torch.int32)
 
 
+def report_later(indices: Tensor, wrong: Tensor, experts: int) -> None:
+    """Gives the tokens that are wrong an index that the layer reports in a later call, for calls in
+    which the host does not wait."""
+    beyond = indices.new_full((), experts + 1)
+    indices[:, -1] = torch.where(wrong, beyond, indices[:, -1])
+
+
 def dense(tensor: Tensor) -> Tensor:
     """Without gradients, and with rows whose elements stand side by side.
 

@@ -20,7 +20,7 @@ from winnow.compat.deep_ep._checks import (
 from winnow.compat.deep_ep._handle import Handle
 from winnow.compat.deep_ep._layers import Layers, Sizes
 from winnow.compat.deep_ep._low_latency import LowLatencyBuffer
-from winnow.compat.deep_ep._route import FLOAT8, Route, dense, int32_indices
+from winnow.compat.deep_ep._route import FLOAT8, Route, dense, int32_indices, report_later
 from winnow.compat.deep_ep._streams import CommStream
 from winnow.compat.deep_ep.config import Config
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
@@ -351,9 +351,8 @@ class Buffer(LowLatencyBuffer):
             most = int(wanted.max()) if waits and len(x) else 0
             if most > columns:
                 self._refuse(("is_token_in_rank", f"at most {columns} ranks a token", most), sizes)
-            # Where the host does not wait, the layer reports an index beyond all ranks.
-            beyond = chosen.new_full((), world + 1)
-            chosen[:, -1] = torch.where(wanted > columns, beyond, chosen[:, -1])
+            if not waits:
+                report_later(chosen, wanted > columns, world)
         route = Route(self._layers, sizes, x, scales, chosen, worst_case_rows=worst, by_rank=True)
         counts: List[int] = []
         if worst == 0:

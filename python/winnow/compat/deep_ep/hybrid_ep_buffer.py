@@ -21,7 +21,7 @@ from winnow.compat.deep_ep._checks import (
     wrong_sums,
 )
 from winnow.compat.deep_ep._layers import Layers, Sizes
-from winnow.compat.deep_ep._route import FLOAT8, Route
+from winnow.compat.deep_ep._route import FLOAT8, Route, report_later
 
 __all__ = ["HybridEPBuffer", "indices_to_map"]
 
@@ -276,16 +276,16 @@ class HybridEPBuffer:
             columns = route.indices.long().clamp(max=experts)
             return combined, dense.scatter_(1, columns, values)[:, :experts].contiguous()
 
-    def _tell_of_indices(self, topk_idx: Tensor, indices: Tensor, sizes: Sizes, waits: bool):
+    def _tell_of_indices(
+        self, topk_idx: Tensor, indices: Tensor, sizes: Sizes, waits: bool
+    ) -> None:
         """Refuses indices of E or more on a GPU, or has the layer do so in a later call."""
         if waits:
             largest = int(topk_idx.max()) if topk_idx.numel() else -1
             if largest >= sizes.experts:
                 self._refuse(("topk_idx", f"experts below {sizes.experts}", largest), sizes)
         else:
-            beyond = indices.new_full((), sizes.experts + 1)
-            wrong = (topk_idx >= sizes.experts).any(1)
-            indices[:, -1] = torch.where(wrong, beyond, indices[:, -1])
+            report_later(indices, (topk_idx >= sizes.experts).any(1), sizes.experts)
 
     def _refuse(self, why: Tuple[str, str, Any], sizes: Optional[Sizes] = None) -> NoReturn:
         argument, wanted, got = why
@@ -320,8 +320,7 @@ def _indices_of(routing_map: Tensor, most: Optional[int]) -> Tensor:
     named = torch.where(routing_map, names, names.new_full((), experts))
     indices = named.topk(columns, dim=1, largest=False, sorted=True).values
     if most is None and columns < experts:
-        too_many = routing_map.sum(1) > columns
-        indices[:, -1] = torch.where(too_many, indices.new_full((), experts + 1), indices[:, -1])
+        report_later(indices, routing_map.sum(1) > columns, experts)
     return indices
 
 
