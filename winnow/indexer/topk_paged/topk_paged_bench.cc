@@ -30,6 +30,7 @@ testing::Benchmark make_benchmark(std::int64_t b, std::int64_t s_q, std::int32_t
     benchmark.ceiling = {testing::Ceiling::Kind::matmul, b * s_q * h, rows, shape.d, 0};
   } else if (by_flops) {
     benchmark.ceiling = {testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0};
+    benchmark.target = 0.97;  // 95 % of what was measured on an H200
   } else {
     benchmark.bytes = double(b) * double(rows) * double(shape.d + 4);
     benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
