@@ -104,7 +104,7 @@ PlantedBug of_kernel(PlantedBug bug) {
 
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
-           of_consumers(bug("NoProxyFence", "kStoredRows) fence_proxy_async", Action::drop))),
+           of_kernel(bug("NoProxyFence", "CacheFormat::bf16) fence_proxy_async", Action::drop))),
     saying("race: ",
            of_turn(bug("NoWaitForLandedRows", "mbarrier_wait(smem_ + Q::kLanded", Action::drop))),
 };
@@ -137,8 +137,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
         bug("CountOfQFreeTooLarge", "mbarrier_init(smem + P::kQFree", Action::add, 1))),
     of_consumers(
         bug("CountOfFullTooSmall", "mbarrier_init(smem + P::kFull + 8 * i", Action::add, -1)),
-    of_consumers(
-        bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (consumer", Action::drop)),
+    of_kernel(bug("NoWaitForRows", "mbarrier_wait(smem + P::kFull + 8 * (consumer", Action::drop)),
     of_consumers(bug("EarlyRelease", "wgmma_wait<1 + kBehind>", Action::drop)),
 };
 

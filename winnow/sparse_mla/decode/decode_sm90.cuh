@@ -72,23 +72,15 @@ __device__ __forceinline__ float inverse_power(float power) {
   return __uint_as_float((254u << 23) - __float_as_uint(power));
 }
 
-// The pieces, as consumer_role() wants them.
+// The block's pieces, and where the results of one go.
 template <CacheFormat kFormat, bool kShort>
 struct Work {
-  static constexpr bool kParts = false;
-  // The way round of a slot is what decides the speed: its places are released early.
-  static constexpr int kValuesBefore = 2;
-  static constexpr bool kStoredRows = kFormat != CacheFormat::bf16;
   const KernelParams& params;
   const Pieces& pieces;
 
-  __device__ int first() const { return 0; }
-  __device__ int step() const { return 1; }
-  __device__ int end() const { return pieces.count(); }
-  __device__ __forceinline__ int count(int piece) const {
+  __device__ __forceinline__ int tiles(int piece) const {
     return pieces.tiles(piece, 0) + pieces.tiles(piece, 1);
   }
-  __device__ __forceinline__ int tiles(int, int count) const { return count; }
 
   // Writes the consumer's half of the piece's output, and consumer 0 what else there is of a head.
   template <int kConsumer>
@@ -121,6 +113,94 @@ struct Work {
   }
 };
 
+// --- a consumer's pieces ------------------------------------------------------------------------
+
+// The role of a consumer, kConsumer 0, 1 or kEither. All tiles share their instructions, which
+// leaves more room for others' in the instruction caches; P V of the tile before is queued between
+// the logits of this one, so that its rows are replaced before the last chunks of this tile come.
+template <class P, int kConsumer, CacheFormat kFormat, bool kShort>
+__device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
+                                              const LogitScale& scale, std::uint32_t smem) {
+  const int consumer = number_of<kConsumer>(), other = 1 - consumer;
+  const int thread = threadIdx.x & 127;
+  const int warp = thread >> 5;
+  const int lane = thread & 31;
+  std::uint32_t own_uses = 0, other_uses = 0;  // of the slots: the parity of their barriers
+  std::uint32_t q_uses = 0;                    // pieces with tiles
+
+  const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
+    mbarrier_wait(smem + P::kFull + 8 * (consumer * P::kAllGroups + kGroup), own_uses & 1,
+                  "consumer", 10 * consumer + kGroup);
+    // Here and not by the threads that stored: it waits for all that a thread has under way, and
+    // theirs are the loads of the rows to come.
+    if constexpr (kFormat != CacheFormat::bf16) fence_proxy_async_shared();
+    // The queries come between tiles 0 and 1, in groups of the same chunks as those of slot 0; the
+    // groups of slot 1 hold other chunks, so consumer 1 waits for all of them.
+    if (tile == consumer && (consumer == 0 || kGroup == 0)) {
+#pragma unroll
+      for (int group = kGroup; group < (consumer == 0 ? kGroup + 1 : kGroups); ++group) {
+        mbarrier_wait(smem + P::kQFull + 8 * group, q_uses & 1, "consumer", 10 * consumer + group);
+      }
+    }
+    multiply_scores<P, kGroup>(smem, consumer, s);
+  };
+
+  int next_tiles = work.tiles(0);  // loaded a piece ahead
+  for (int piece = 0; piece < work.pieces.count(); ++piece) {
+    const int tiles = next_tiles;
+    if (piece + 1 < work.pieces.count()) next_tiles = work.tiles(piece + 1);
+
+    RowState state{
+        {kNoReference, kNoReference}, {0, 0}, {negative_infinity(), negative_infinity()}};
+    Output o;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) o[0][i] = o[1][i] = 0;
+
+    for (int tile = consumer; tile < tiles; tile += 2) {
+      float s[32];
+      std::uint32_t p[16];
+      const bool first = consumer == 0 && tile == 0;  // of the piece
+      scores.template operator()<0>(tile, s);
+      scores.template operator()<1>(tile, s);
+      if (!first) {
+        multiply_other_values<P, false>(smem, consumer, other_uses & 1, warp, lane, state, o);
+        ++other_uses;
+      }
+      scores.template operator()<2>(tile, s);
+      if (!first) release_values<P, 2, 1>(smem, other, o);
+      scores.template operator()<3>(tile, s);
+      const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * consumer);
+      wgmma_wait<0>();
+      wgmma_pin(s);
+      if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
+
+      hide_logits(scale, mask, lane, s);
+      float factors[2];
+      softmax_reference(scale, s, state, factors);
+      softmax_weights(scale, s, p, state);
+      store_probabilities<P>(smem, consumer, warp, lane, p);
+      hand_over<P, false>(smem, consumer, warp, lane, state);
+      rescale(o, factors);
+      multiply_own_values<P>(smem, consumer, p, o, [] {});
+      release_values<P, 0>(smem, consumer, o);
+      wgmma_pin(p);
+      ++own_uses;
+    }
+    if (tiles > 0) {
+      if (consumer == 1 && tiles == 1)
+        mbarrier_arrive_warp(smem + P::kQFree);  // it had no use for Q
+      if ((tiles - 1) % 2 != consumer) {
+        multiply_other_values<P, false>(smem, consumer, other_uses & 1, warp, lane, state, o);
+        release_values<P, 2>(smem, other, o);
+        ++other_uses;
+      }
+      merge_consumers<P>(smem, consumer, q_uses & 1, warp, lane, state);
+      ++q_uses;
+    }
+    work.template store<kConsumer>(piece, warp, lane, state, o);
+  }
+}
+
 // --- kernels ------------------------------------------------------------------------------------
 
 template <CacheFormat kFormat, int kDim, bool kShort>
@@ -146,13 +226,13 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (kShort && warpgroup < 2) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<Plan<kDim>, kEither>(work, params.scale, smem);
+    consumer_role<Plan<kDim>, kEither, kFormat, kShort>(work, params.scale, smem);
   } else if (!kShort && warpgroup == 0) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<Plan<kDim>, 0>(work, params.scale, smem);
+    consumer_role<Plan<kDim>, 0, kFormat, kShort>(work, params.scale, smem);
   } else if (!kShort && warpgroup == 1) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<Plan<kDim>, 1>(work, params.scale, smem);
+    consumer_role<Plan<kDim>, 1, kFormat, kShort>(work, params.scale, smem);
   } else {
     setmaxnreg_dec<kBringRegisters<kFormat>>();
     const int thread = __shfl_sync(kFullWarp, threadIdx.x, 0) - 2 * 128;  // the warp's first one

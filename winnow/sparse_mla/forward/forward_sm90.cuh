@@ -219,19 +219,13 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
 // The turns of the block, as consumer_role() wants them.
 template <Entries kEntries>
 struct Work {
-  static constexpr bool kStoredRows = false;
-  static constexpr bool kParts = true;
-  static constexpr int kValuesBefore = kGroups;
   const KernelParams& params;
   const Turns& turns;
 
-  __device__ std::uint32_t first() const { return 0; }
-  __device__ std::uint32_t step() const { return 1; }
-  __device__ std::uint32_t end() const { return turns.count(); }
   __device__ __forceinline__ Part part(std::uint32_t turn) const {
     return turns.part(params.rounds, turn);
   }
-  __device__ __forceinline__ int count(std::uint32_t turn) const {
+  __device__ __forceinline__ int entries(std::uint32_t turn) const {
     return entry_count<kEntries>(params, part(turn).item / params.head_blocks);
   }
   __device__ __forceinline__ int tiles(std::uint32_t turn, int entries) const {
@@ -262,6 +256,129 @@ struct Work {
   }
 };
 
+// --- a consumer's items -------------------------------------------------------------------------
+
+// The role of consumer kConsumer: the block's turns, each an item or a part of one. Where another
+// block has made the tiles before, their sums are taken over; where another goes on, handed on.
+// P V of the tile before runs while the maxima of this one are taken.
+template <class P, Entries kEntries, int kConsumer>
+__device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const LogitScale& scale,
+                                              std::uint32_t smem) {
+  constexpr int kOther = 1 - kConsumer;
+  const int thread = threadIdx.x & 127;
+  const int warp = thread >> 5;
+  const int lane = thread & 31;
+  std::uint32_t own_uses = 0, other_uses = 0;  // of the slots: the parity of their barriers
+  std::uint32_t q_uses = 0;                    // items with tiles
+
+  const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
+    mbarrier_wait(smem + P::kFull + 8 * (kConsumer * P::kAllGroups + kGroup), own_uses & 1,
+                  "consumer", 10 * kConsumer + kGroup);
+    // The queries come between tiles 0 and 1, in groups of the same chunks as those of slot 0; the
+    // groups of slot 1 hold other chunks, so consumer 1 waits for all of them.
+    if (tile == kConsumer && (kConsumer == 0 || kGroup == P::kFirstGroup)) {
+#pragma unroll
+      for (int group = P::kApart && kConsumer == 1 ? 0 : kGroup;
+           group < (kConsumer == 0 ? kGroup + 1 : P::kAllGroups); ++group) {
+        mbarrier_wait(smem + P::kQFull + 8 * group, q_uses & 1, "consumer", 10 * kConsumer + group);
+      }
+    }
+    multiply_scores<P, kGroup>(smem, kConsumer, s);
+  };
+
+  int next_entries = work.entries(0);  // loaded a turn ahead
+  for (std::uint32_t turn = 0; turn < work.turns.count(); ++turn) {
+    const int tiles = work.tiles(turn, next_entries);
+    const bool ends = work.ends(turn, next_entries);
+    if (turn + 1 < work.turns.count()) next_entries = work.entries(turn + 1);
+
+    RowState state{
+        {kNoReference, kNoReference}, {0, 0}, {negative_infinity(), negative_infinity()}};
+    Output o;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) o[0][i] = o[1][i] = 0;
+    if (tiles > 0) work.template take_over<kConsumer>(turn, warp, lane, state, o);
+
+    // kBefore: there is a tile before it.
+    const auto own_tile = [&]<bool kBefore>(int tile) {
+      float s[32];
+      std::uint32_t p[16];
+      if constexpr (P::kApart) scores.template operator()<kRopeGroup>(tile, s);
+      scores.template operator()<0>(tile, s);
+      scores.template operator()<1>(tile, s);
+      scores.template operator()<2>(tile, s);
+      scores.template operator()<3>(tile, s);
+      const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * kConsumer);
+      // Whether all logits count as they are: known before they come, since loads take long while
+      // products run.
+      const bool plain = ~mask == 0 && scale.sign == 1.0f;
+      if constexpr (kBefore) {
+        multiply_other_values<P, true>(smem, kConsumer, other_uses & 1, warp, lane, state, o);
+        ++other_uses;
+      }
+      wgmma_wait<kBefore ? 2 : 0>();  // the logits are there; P V may still run
+      wgmma_pin(s);
+      if constexpr (P::kApart) {
+        mbarrier_arrive_warp(smem + P::kEmpty + 8 * (kConsumer * P::kAllGroups + kRopeGroup));
+      }
+      if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
+
+      if (!plain) hide_logits(scale, mask, lane, s);
+      float factors[2];
+      // The other slot is released before the exponentials, and the half that P V has left first
+      // before the maxima: it is refilled while they are taken.
+      if constexpr (kBefore) {
+        wgmma_wait<1>();  // the first half of P V
+        release_group<P, 2>(smem, kOther);
+      }
+      const bool raised = softmax_reference_of_threads(scale, s, state, factors);
+      if constexpr (kBefore) {
+        wgmma_wait<0>();  // the second half of P V
+        release_group<P, 3>(smem, kOther);
+        wgmma_pin(o[0]);
+        wgmma_pin(o[1]);
+      }
+      softmax_weights(scale, s, p, state);
+      // The other consumer gets P, where it has a place of its own, between the halves of P V of
+      // this tile, so that the first half runs while the fence waits for the stores; else behind
+      // it, which was measured to be faster with P in the slot.
+      const auto store = [&] { store_probabilities<P>(smem, kConsumer, warp, lane, p); };
+      const auto hand = [&] { hand_over<P, true>(smem, kConsumer, warp, lane, state); };
+      if (raised) rescale(o, factors);
+      if constexpr (P::kApart) store();
+      multiply_own_values<P>(smem, kConsumer, p, o, [&] {
+        if constexpr (P::kApart) hand();
+      });
+      if constexpr (!P::kApart) store(), hand();
+      release_values<P, 0>(smem, kConsumer, o);
+      wgmma_pin(p);
+      ++own_uses;
+    };
+    if constexpr (kConsumer == 0) {
+      if (tiles > 0) own_tile.template operator()<false>(0);
+    }
+    for (int tile = kConsumer == 0 ? 2 : 1; tile < tiles; tile += 2) {
+      own_tile.template operator()<true>(tile);
+    }
+    if (tiles > 0) {
+      if (kConsumer == 1 && tiles == 1)
+        mbarrier_arrive_warp(smem + P::kQFree);  // it had no use for Q
+      if ((tiles - 1) % 2 != kConsumer) {
+        multiply_other_values<P, true>(smem, kConsumer, other_uses & 1, warp, lane, state, o);
+        release_values<P, 2>(smem, kOther, o);
+        ++other_uses;
+      }
+      if (!ends) work.template hand_on<kConsumer>(warp, lane, state, o);
+      // From the maxima of threads to those of rows.
+      state.top[0] = quad_max(state.top[0]);
+      state.top[1] = quad_max(state.top[1]);
+      merge_consumers<P>(smem, kConsumer, q_uses & 1, warp, lane, state);
+      ++q_uses;
+    }
+    if (ends) work.template store<kConsumer>(turn, warp, lane, state, o);
+  }
+}
+
 template <int kDim, Entries kEntries>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ KernelParams params) {
@@ -281,10 +398,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     setmaxnreg_inc<kConsumerRegisters>();
-    consumer_role<P, 0>(work, params.scale, smem);
+    consumer_role<P, kEntries, 0>(work, params.scale, smem);
   } else if (warpgroup == 1) {
     setmaxnreg_inc<kConsumerRegisters>();
-    consumer_role<P, 1>(work, params.scale, smem);
+    consumer_role<P, kEntries, 1>(work, params.scale, smem);
   } else {
     setmaxnreg_dec<kGatherRegisters>();
     gather_role<kDim, kEntries>(params, turns, smem);
