@@ -7,6 +7,7 @@
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/cluster.cuh"
 #include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/device/sm90/places.cuh"
 #include "winnow/simulator/conformance.h"
 
 namespace winnow::conformance {
@@ -47,17 +48,29 @@ __global__ void mbarriers_kernel(const std::uint32_t*, std::uint32_t* out) {
   }
 }
 
-// Warps of a producer and three consumers hand 20 items through a ring of 3 slots.
-// in: [20]. out: [20][3].
+// Warps of a producer and three consumers hand 20 items through a ring of 3 slots; between the
+// items the producer arrives at barriers in the other ways there are.
+// in: [20]. out: [20][3], and where the last of those barriers lies.
 constexpr int kItems = 20, kSlots = 3, kConsumers = 3;
+struct RingMemory {
+  std::uint32_t items[kSlots][32];
+  Barrier full[kSlots], empty[kSlots];
+  Barrier others[3];  // arrivals of one thread: a plain one, one with bytes, one behind copies
+};
+struct Ring : Shared<RingMemory> {
+  WINNOW_PLACE(items)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  WINNOW_PLACE(others)
+};
 __global__ void __launch_bounds__(256, 2) ring_kernel(const std::uint32_t* in, std::uint32_t* out) {
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const Ring shared{shared_address(dynamic_shared<1024>())};
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  const std::uint32_t full = smem + 1024, empty = full + 8 * kSlots;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSlots; ++i) {
-      mbarrier_init(full + 8 * i, kWarpArrival);
-      mbarrier_init(empty + 8 * i, kConsumers * kWarpArrival);
+      shared.full()[i].init(kWarpArrival);
+      shared.empty()[i].init(kConsumers * kWarpArrival);
+      shared.others()[i].init(1);
     }
     fence_mbarrier_init();
   }
@@ -69,20 +82,27 @@ __global__ void __launch_bounds__(256, 2) ring_kernel(const std::uint32_t* in, s
   setmaxnreg_inc<200>();
   PipelineState<kSlots> slot;
   for (int item = 0; item < kItems; ++item) {
-    const std::uint32_t place = smem + 128 * slot.stage + 4 * lane;
+    const auto place = shared.items()[slot.stage][lane];
     if (warp == 0) {
-      mbarrier_wait(empty + 8 * slot.stage, slot.parity ^ 1, "produce", slot.stage);
-      st_shared(place, in[item] + lane);
-      mbarrier_arrive_warp(full + 8 * slot.stage);
+      shared.empty()[slot.stage].wait(slot.parity ^ 1, "produce", slot.stage);
+      place.store(in[item] + lane);
+      shared.full()[slot.stage].arrive_warp();
+      if (lane == 0) {
+        shared.others()[0].arrive();
+        shared.others()[1].arrive_expect(0);
+        shared.others()[2].arrive_cp_async();
+      }
+      for (int i = 0; i < 3; ++i) shared.others()[i].wait(item & 1, "produce", kSlots + i);
     } else {
-      mbarrier_wait(full + 8 * slot.stage, slot.parity, "consume", slot.stage);
-      const auto value = ld_shared<std::uint32_t>(place);
-      mbarrier_arrive_warp(empty + 8 * slot.stage);
+      shared.full()[slot.stage].wait(slot.parity, "consume", slot.stage);
+      const std::uint32_t value = place.load();
+      shared.empty()[slot.stage].arrive_warp();
       const std::uint32_t sum = __reduce_add_sync(0xffffffffu, value);
       if (lane == 0) out[kConsumers * item + warp - 1] = sum + warp;
     }
     slot.advance();
   }
+  if (threadIdx.x == 0) out[kConsumers * kItems] = shared.offset(shared.others()[2]);
 }
 
 // Two pairs of warps pass a value on by barriers of 64 threads; all agree on a conjunction.

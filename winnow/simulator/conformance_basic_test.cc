@@ -290,10 +290,11 @@ TEST_F(Conformance, Mbarriers) {
 }
 
 TEST_F(Conformance, RingOfSlots) {
-  const Words in = random_words(20, 5), out = run(launch_ring, in, 60);
-  for (std::size_t i = 0; i < out.size(); ++i) {
+  const Words in = random_words(20, 5), out = run(launch_ring, in, 61);
+  for (std::size_t i = 0; i < 60; ++i) {
     EXPECT_EQ(out[i], 32 * in[i / 3] + 31 * 16 + i % 3 + 1) << i;
   }
+  EXPECT_EQ(out[60], 3 * 128 + 2 * 3 * 8 + 2 * 8);  // behind slots and barriers
 }
 
 TEST_F(Conformance, NamedBarriers) {

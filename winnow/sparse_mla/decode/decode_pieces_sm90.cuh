@@ -83,10 +83,10 @@ struct Piece {
 };
 static_assert(sizeof(Piece) == 40);
 
-// The table stands behind the rest of shared memory.
 class Pieces {
  public:
-  __device__ __forceinline__ Pieces(const KernelParams& params, std::uint32_t at) : at_(at) {
+  __device__ __forceinline__ Pieces(const KernelParams& params, Place<Piece[kMostPieces]> table)
+      : table_(table) {
     const std::uint32_t group = blockIdx.x / params.head_blocks;
     from_ = min(group * params.cut_tiles, params.cut_end);
     to_ = min(from_ + params.cut_tiles, params.cut_end);
@@ -148,7 +148,7 @@ class Pieces {
   __device__ int count() const { return count_; }
   __device__ Piece operator[](int n) const {
     Piece piece;
-    const std::uint32_t from = place(n);
+    const std::uint32_t from = table_[n].address;
     piece.i = ld_shared<std::uint32_t>(from + offsetof(Piece, i));
     piece.s = ld_shared<std::uint32_t>(from + offsetof(Piece, s));
     piece.first_head = ld_shared<std::int32_t>(from + offsetof(Piece, first_head));
@@ -156,19 +156,18 @@ class Pieces {
     return piece;
   }
   __device__ int tiles(int n, int list) const {
-    return ld_shared<std::int32_t>(place(n) + offsetof(Piece, tiles) + 4 * list);
+    return ld_shared<std::int32_t>(table_[n].address + offsetof(Piece, tiles) + 4 * list);
   }
   __device__ int first(int n, int list) const {
-    return ld_shared<std::int32_t>(place(n) + offsetof(Piece, first) + 4 * list);
+    return ld_shared<std::int32_t>(table_[n].address + offsetof(Piece, first) + 4 * list);
   }
   __device__ int entries(int n, int list) const {
-    return ld_shared<std::int32_t>(place(n) + offsetof(Piece, entries) + 4 * list);
+    return ld_shared<std::int32_t>(table_[n].address + offsetof(Piece, entries) + 4 * list);
   }
 
  private:
-  __device__ std::uint32_t place(int n) const { return at_ + int{sizeof(Piece)} * n; }
   __device__ __forceinline__ void store(int n, const Piece& piece) const {
-    const std::uint32_t to = place(n);
+    const std::uint32_t to = table_[n].address;
     st_shared(to + offsetof(Piece, i), piece.i);
     st_shared(to + offsetof(Piece, s), piece.s);
     st_shared(to + offsetof(Piece, first_head), piece.first_head);
@@ -181,7 +180,7 @@ class Pieces {
     }
   }
 
-  std::uint32_t at_;
+  Place<Piece[kMostPieces]> table_;
   std::uint32_t from_, to_;      // the group's tiles of the queries that are cut
   std::uint32_t first_segment_;  // of its whole ones
   int cut_, count_;              // pieces of the former, and of both

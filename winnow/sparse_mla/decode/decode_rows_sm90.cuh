@@ -13,11 +13,33 @@
 
 namespace winnow::sparse_mla::decode_sm90_detail {
 
-// The same address (threads are below 128), but no uniform one: with that, ptxas 13.0 makes copies
-// with registers that nobody wrote, [R19+UR0+0x2c000] and desc[UR1], which are illegal
+// Shared memory: behind what attention_sm90.cuh has, the table of pieces, and what only rows in f8
+// need.
+template <int kDim>
+struct DecodeLayout {
+  Layout<kDim, false> attention;
+  Piece pieces[kMostPieces];
+  std::uint32_t scales[2][kTileRows][4];  // [slots], of a row: four f32, or seven ue8m0
+  Barrier landed[2][kGroups];             // [slots]: copies -> the warps that turn them
+};
+template <int kDim>
+struct DecodePlan : Shared<DecodeLayout<kDim>> {
+  using Memory = DecodeLayout<kDim>;
+  WINNOW_PLACE(attention)
+  WINNOW_PLACE(pieces)
+  WINNOW_PLACE(scales)
+  WINNOW_PLACE(landed)
+  __device__ __forceinline__ Plan<kDim> consumers() const { return {attention().address}; }
+
+  static_assert(offsetof(Memory, scales) % 16 == 0 && sizeof(Memory) <= 232448);
+};
+
+// The same memory (threads are below 128), but by no uniform address: with that, ptxas 13.0 makes
+// copies with registers that nobody wrote, [R19+UR0+0x2c000] and desc[UR1], which are illegal
 // instructions.
-__device__ __forceinline__ std::uint32_t address_of_thread(std::uint32_t address, int thread) {
-  return address | thread >> 7;
+template <class Plan>
+__device__ __forceinline__ Plan for_thread(Plan shared, int thread) {
+  return {shared.base | thread >> 7};
 }
 
 // The threads that copy: a warpgroup, or of the two that bring rows in f8 two warps, while the
@@ -28,13 +50,13 @@ inline constexpr int kCopyThreads = kFormat == CacheFormat::bf16 ? kGatherThread
 // Copies the heads of a piece to sQ, and asks L2 for those of the block's next one.
 template <int kDim, int kThreads>
 __device__ __forceinline__ void load_piece_queries(const KernelParams& params, const Pieces& pieces,
-                                                   std::uint32_t smem, int n, int thread) {
+                                                   Plan<kDim> shared, int n, int thread) {
   const Piece at = pieces[n];
 #pragma unroll
   for (int part = thread; part < kGatherThreads; part += kThreads) {
     const GatherRows heads = head_rows(params.q.at(at.i, at.s, 0), params.q.stride_h, at.first_head,
                                        part, [&](int, int head) { return head < params.h_q; });
-    load_queries<Plan<kDim>>(address_of_thread(smem, part), heads, part, policy_evict_first());
+    load_queries(for_thread(shared, part), heads, part, policy_evict_first());
   }
   if (n + 1 < pieces.count()) {
     const Piece next = pieces[n + 1];
@@ -49,10 +71,10 @@ __device__ __forceinline__ void load_piece_queries(const KernelParams& params, c
 // piece's tile 0, not before: its slot is free before the last logits of the piece before.
 template <int kDim, int kThreads>
 __device__ __forceinline__ void replace_queries(const KernelParams& params, const Pieces& pieces,
-                                                std::uint32_t smem, int n, std::uint32_t q_uses,
+                                                Plan<kDim> shared, int n, std::uint32_t q_uses,
                                                 int thread) {
-  mbarrier_wait(smem + Plan<kDim>::kQFree, (q_uses & 1) ^ 1, "rows", 0);
-  load_piece_queries<kDim, kThreads>(params, pieces, smem, n, thread);
+  shared.q_free().wait((q_uses & 1) ^ 1, "rows", 0);
+  load_piece_queries<kDim, kThreads>(params, pieces, shared, n, thread);
 }
 
 // The rows of a tile.
@@ -75,25 +97,13 @@ inline constexpr int kRawPasses = kTileRows / kRawCopyRows;
 template <CacheFormat kFormat>
 using RowOf = std::conditional_t<kFormat == CacheFormat::fp8_656, Row656, Row584>;
 
-// Behind the table of pieces.
-struct QuantisedMemory {
-  std::uint32_t scales[2][kTileRows][4];  // [slots], of a row: four f32, or seven ue8m0
-  Mbarrier landed[2][kGroups];            // [slots]: copies -> the warpgroup that turns them
-};
-template <int kDim>
-struct QuantisedPlan {
-  static constexpr int kBase = Plan<kDim>::kBytes + kMostPieces * int{sizeof(Piece)};
-  static constexpr int kScales = kBase + offsetof(QuantisedMemory, scales);
-  static constexpr int kLanded = kBase + offsetof(QuantisedMemory, landed);
-  static constexpr int kBytes = kBase + int{sizeof(QuantisedMemory)};
-  static_assert(kBase % 16 == 0 && kBytes <= 232448);
-};
-
 // One thread, as init_barriers().
 template <int kDim>
-__device__ __forceinline__ void init_landed_barriers(std::uint32_t smem) {
-  for (int i = 0; i < 2 * kGroups; ++i) {
-    mbarrier_init(smem + QuantisedPlan<kDim>::kLanded + 8 * i, kRawCopyThreads + 1);
+__device__ __forceinline__ void init_landed_barriers(DecodePlan<kDim> shared) {
+  for (int slot = 0; slot < 2; ++slot) {
+    for (int group = 0; group < kGroups; ++group) {
+      shared.landed()[slot][group].init(kRawCopyThreads + 1);
+    }
   }
 }
 
@@ -172,33 +182,28 @@ class RawRows {
 
 // Starts the copies of a tile on its way to slot kSlot.
 template <CacheFormat kFormat, int kDim, int kSlot>
-__device__ __forceinline__ void load_quantised_rows(std::uint32_t smem, std::uint32_t parity,
+__device__ __forceinline__ void load_quantised_rows(DecodePlan<kDim> shared, std::uint32_t parity,
                                                     const RawRows<kFormat>& rows,
                                                     std::uint64_t mask, int thread,
                                                     std::uint64_t policy) {
-  using Q = QuantisedPlan<kDim>;
-  const std::uint32_t slot =
-      address_of_thread(smem, thread) + Plan<kDim>::kK + kSlot * Plan<kDim>::kSlotBytes;
-  const std::uint32_t landed = smem + Q::kLanded + 8 * kSlot * kGroups;
+  const DecodePlan<kDim> mine = for_thread(shared, thread);
+  const auto slot = mine.consumers().k()[kSlot];
+  const auto landed = shared.landed()[kSlot];
   const auto copy = [&](int group) {
     // The arrivals of copies do not say that the group was released. That of the mask does, and
     // this one.
-    if (group > 0 && thread == 0) mbarrier_arrive(landed + 8 * group);
+    if (group > 0 && thread == 0) landed[group].arrive();
     // In fp8_584 the bytes of chunks 6 and 7 are 64 values and half of RoPE, which nobody reads
     // there: chunk 7 gets all of it.
     const int chunk = first_chunk(kSlot, group);
-    rows.copy(slot + chunk * kChunkBytes, chunk * kChunkColumns, thread, policy);
+    rows.copy(slot[chunk].address, chunk * kChunkColumns, thread, policy);
     if (holds_rope<kDim>(kSlot, group)) {
-      rows.copy(slot + (kDim / kChunkColumns - 1) * kChunkBytes, RowOf<kFormat>::kRopeOffset,
-                thread, policy);
+      rows.copy(slot[kDim / kChunkColumns - 1].address, RowOf<kFormat>::kRopeOffset, thread,
+                policy);
     }
-    if (group == 0) {
-      rows.copy_scales(address_of_thread(smem, thread) + Q::kScales +
-                           kSlot * int{sizeof(QuantisedMemory::scales[0])},
-                       thread, policy);
-    }
+    if (group == 0) rows.copy_scales(mine.scales()[kSlot].address, thread, policy);
   };
-  load_groups<Plan<kDim>, kSlot>(smem, parity, landed, mask, thread, copy);
+  load_groups<kSlot>(shared.consumers(), parity, landed, mask, thread, copy);
 }
 
 // --- the role -----------------------------------------------------------------------------------
@@ -206,7 +211,7 @@ __device__ __forceinline__ void load_quantised_rows(std::uint32_t smem, std::uin
 // Runs ahead of the consumers by what the slots allow, into the next piece too.
 template <CacheFormat kFormat, int kDim>
 __device__ __forceinline__ void copy_role(const KernelParams& params, const Pieces& pieces,
-                                          std::uint32_t smem) {
+                                          DecodePlan<kDim> shared) {
   const int thread = threadIdx.x - 2 * 128;
   const int lane = thread & 31;
   const std::uint64_t keep = policy_evict_last();
@@ -230,11 +235,11 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, const Piec
       if constexpr (kFormat == CacheFormat::bf16) {
         const GatherRows rows = chosen_rows(chosen, entries, mask, thread);
         more = advance();
-        load_tile_rows<Plan<kDim>, kSlot>(smem, parity, rows, mask, thread, keep);
+        load_tile_rows<kSlot>(shared.consumers(), parity, rows, mask, thread, keep);
       } else {
         const RawRows<kFormat> rows(chosen, entries, mask, thread);
         more = advance();
-        load_quantised_rows<kFormat, kDim, kSlot>(smem, parity, rows, mask, thread, keep);
+        load_quantised_rows<kFormat, kDim, kSlot>(shared, parity, rows, mask, thread, keep);
       }
     };
     if (slot == 0) {
@@ -243,7 +248,8 @@ __device__ __forceinline__ void copy_role(const KernelParams& params, const Piec
       load.template operator()<1>();
     }
     if (begins) {
-      replace_queries<kDim, kCopyThreads<kFormat>>(params, pieces, smem, piece, q_uses++, thread);
+      replace_queries<kDim, kCopyThreads<kFormat>>(params, pieces, shared.consumers(), piece,
+                                                   q_uses++, thread);
     }
     uses ^= 1u << slot;
   }

@@ -65,7 +65,7 @@ constexpr std::int64_t kPartialBytes =
 
 template <CacheFormat kFormat, int kDim>
 void launch(const KernelParams& kernel, bool is_short, std::uint32_t groups, cudaStream_t stream) {
-  constexpr int kBytes = QuantisedPlan<kDim>::kBytes;
+  constexpr int kBytes = sizeof(DecodeLayout<kDim>);
   auto* const function =
       is_short ? decode_kernel<kFormat, kDim, true> : decode_kernel<kFormat, kDim, false>;
   kRuntime.allow_shared_memory(function, kBytes);

@@ -118,9 +118,9 @@ struct Work {
 // The role of a consumer, kConsumer 0, 1 or kEither. All tiles share their instructions, which
 // leaves more room for others' in the instruction caches; P V of the tile before is queued between
 // the logits of this one, so that its rows are replaced before the last chunks of this tile come.
-template <class P, int kConsumer, CacheFormat kFormat, bool kShort>
+template <int kConsumer, class P, CacheFormat kFormat, bool kShort>
 __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
-                                              const LogitScale& scale, std::uint32_t smem) {
+                                              const LogitScale& scale, P shared) {
   const int consumer = number_of<kConsumer>(), other = 1 - consumer;
   const int thread = threadIdx.x & 127;
   const int warp = thread >> 5;
@@ -129,8 +129,7 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
   std::uint32_t q_uses = 0;                    // pieces with tiles
 
   const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
-    mbarrier_wait(smem + P::kFull + 8 * (consumer * P::kAllGroups + kGroup), own_uses & 1,
-                  "consumer", 10 * consumer + kGroup);
+    shared.full()[consumer][kGroup].wait(own_uses & 1, "consumer", 10 * consumer + kGroup);
     // Here and not by the threads that stored: it waits for all that a thread has under way, and
     // theirs are the loads of the rows to come.
     if constexpr (kFormat != CacheFormat::bf16) fence_proxy_async_shared();
@@ -139,10 +138,10 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
     if (tile == consumer && (consumer == 0 || kGroup == 0)) {
 #pragma unroll
       for (int group = kGroup; group < (consumer == 0 ? kGroup + 1 : kGroups); ++group) {
-        mbarrier_wait(smem + P::kQFull + 8 * group, q_uses & 1, "consumer", 10 * consumer + group);
+        shared.q_full()[group].wait(q_uses & 1, "consumer", 10 * consumer + group);
       }
     }
-    multiply_scores<P, kGroup>(smem, consumer, s);
+    multiply_scores<kGroup>(shared, consumer, s);
   };
 
   int next_tiles = work.tiles(0);  // loaded a piece ahead
@@ -163,38 +162,37 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
       scores.template operator()<0>(tile, s);
       scores.template operator()<1>(tile, s);
       if (!first) {
-        multiply_other_values<P, false>(smem, consumer, other_uses & 1, warp, lane, state, o);
+        multiply_other_values<false>(shared, consumer, other_uses & 1, warp, lane, state, o);
         ++other_uses;
       }
       scores.template operator()<2>(tile, s);
-      if (!first) release_values<P, 2, 1>(smem, other, o);
+      if (!first) release_values<2, 1>(shared, other, o);
       scores.template operator()<3>(tile, s);
-      const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * consumer);
+      const auto mask = shared.mask()[consumer].load();
       wgmma_wait<0>();
       wgmma_pin(s);
-      if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
+      if (tile + 2 >= tiles) shared.q_free().arrive_warp();
 
       hide_logits(scale, mask, lane, s);
       float factors[2];
       softmax_reference(scale, s, state, factors);
       softmax_weights(scale, s, p, state);
-      store_probabilities<P>(smem, consumer, warp, lane, p);
-      hand_over<P, false>(smem, consumer, warp, lane, state);
+      store_probabilities(shared, consumer, warp, lane, p);
+      hand_over<false>(shared, consumer, warp, lane, state);
       rescale(o, factors);
-      multiply_own_values<P>(smem, consumer, p, o, [] {});
-      release_values<P, 0>(smem, consumer, o);
+      multiply_own_values(shared, consumer, p, o, [] {});
+      release_values<0>(shared, consumer, o);
       wgmma_pin(p);
       ++own_uses;
     }
     if (tiles > 0) {
-      if (consumer == 1 && tiles == 1)
-        mbarrier_arrive_warp(smem + P::kQFree);  // it had no use for Q
+      if (consumer == 1 && tiles == 1) shared.q_free().arrive_warp();  // it had no use for Q
       if ((tiles - 1) % 2 != consumer) {
-        multiply_other_values<P, false>(smem, consumer, other_uses & 1, warp, lane, state, o);
-        release_values<P, 2>(smem, other, o);
+        multiply_other_values<false>(shared, consumer, other_uses & 1, warp, lane, state, o);
+        release_values<2>(shared, other, o);
         ++other_uses;
       }
-      merge_consumers<P>(smem, consumer, q_uses & 1, warp, lane, state);
+      merge_consumers(shared, consumer, q_uses & 1, warp, lane, state);
       ++q_uses;
     }
     work.template store<kConsumer>(piece, warp, lane, state, o);
@@ -206,18 +204,19 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
 template <CacheFormat kFormat, int kDim, bool kShort>
 __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
     decode_kernel(const __grid_constant__ KernelParams params) {
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const DecodePlan<kDim> shared{shared_address(dynamic_shared<1024>())};
+  const Plan<kDim> consumers = shared.consumers();
   constexpr bool kCopied = kFormat == CacheFormat::bf16;
   // The merge is not let in early, by allow_next_kernel(): its blocks would gather on what few
   // multiprocessors are free, which costs more than it saves.
   if (threadIdx.x == 0) {
-    init_barriers<Plan<kDim>>(smem, [](int, int group) {
+    init_barriers(consumers, [](int, int group) {
       return kCopied ? copied_group_arrivals(group) : kTurnedGroupArrivals;
     });
-    if (!kCopied) init_landed_barriers<kDim>(smem);
+    if (!kCopied) init_landed_barriers(shared);
     fence_mbarrier_init();
   }
-  const Pieces pieces(params, smem + Plan<kDim>::kBytes);
+  const Pieces pieces(params, shared.pieces());
   pieces.fill(params);
   __syncthreads();  // the barriers and the table are there
 
@@ -226,20 +225,20 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (kShort && warpgroup < 2) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<Plan<kDim>, kEither, kFormat, kShort>(work, params.scale, smem);
+    consumer_role<kEither>(work, params.scale, consumers);
   } else if (!kShort && warpgroup == 0) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<Plan<kDim>, 0, kFormat, kShort>(work, params.scale, smem);
+    consumer_role<0>(work, params.scale, consumers);
   } else if (!kShort && warpgroup == 1) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<Plan<kDim>, 1, kFormat, kShort>(work, params.scale, smem);
+    consumer_role<1>(work, params.scale, consumers);
   } else {
     setmaxnreg_dec<kBringRegisters<kFormat>>();
     const int thread = __shfl_sync(kFullWarp, threadIdx.x, 0) - 2 * 128;  // the warp's first one
     if (thread < kCopyThreads<kFormat>) {
-      copy_role<kFormat, kDim>(params, pieces, smem);
+      copy_role<kFormat, kDim>(params, pieces, shared);
     } else if constexpr (!kCopied) {
-      turn_role<kFormat, kDim>(pieces, smem, (thread - kCopyThreads<kFormat>) / 32);
+      turn_role<kFormat, kDim>(pieces, shared, (thread - kCopyThreads<kFormat>) / 32);
     }
   }
 }

@@ -69,11 +69,8 @@ __device__ __forceinline__ uint2 dequantise_any(std::uint32_t word, float scale)
 // and of each chunk 16 columns of them: four lanes have those of a row.
 template <CacheFormat kFormat, int kDim>
 class RowTurner {
-  using P = Plan<kDim>;
-  using Q = QuantisedPlan<kDim>;
-
  public:
-  __device__ __forceinline__ explicit RowTurner(std::uint32_t smem) : smem_(smem) {
+  __device__ __forceinline__ explicit RowTurner(DecodePlan<kDim> shared) : shared_(shared) {
     const int lane = threadIdx.x & 31;
     // Rows 5 apart for the two that eight consecutive lanes have: neither their raw bytes nor their
     // results share banks.
@@ -85,19 +82,18 @@ class RowTurner {
   __device__ __forceinline__ void turn(std::uint32_t slot, std::uint32_t unit,
                                        std::uint32_t parity) const {
     const std::uint32_t group = unit / kQuarters, quarter = unit % kQuarters;
-    const std::uint32_t barrier = slot * kGroups + group;
     const std::uint32_t chunk = 4 * (slot ^ group / 2) + 2 * (group % 2);  // first_chunk()
     // Of fp8_584, chunk 7 is RoPE.
     const int chunks = kFormat == CacheFormat::fp8_656 || chunk != 6 ? 2 : 1;
-    const std::uint32_t base =
-        smem_ + P::kK + slot * P::kSlotBytes + chunk * kChunkBytes + quarter * 16 * 128;
-    mbarrier_wait(smem_ + Q::kLanded + 8 * barrier, parity, "turn", static_cast<int>(barrier));
+    const std::uint32_t base = shared_.consumers().k()[slot][chunk].address + quarter * 16 * 128;
+    shared_.landed()[slot][group].wait(parity, "turn", static_cast<int>(slot * kGroups + group));
     const auto raw_place = [&](int r, int c) { return base + r * kRowsApart + (raw_ ^ 64 * c); };
     const auto raw = [&](int r, int c) { return ld_shared_words(raw_place(r, c)); };
     const auto scales_of = [&](int r) {
-      return ld_shared<std::uint32_t>(
-          smem_ + Q::kScales + 16 * (slot * kTileRows + 16 * quarter + row_ + 8 * r) +
-          (kFormat == CacheFormat::fp8_656 ? chunk / 2 * 4 : chunk / 4 * 4));
+      return shared_
+          .scales()[slot][16 * quarter + row_ + 8 * r]
+                   [kFormat == CacheFormat::fp8_656 ? chunk / 2 : chunk / 4]
+          .load();
     };
     const auto scale_of = [&](std::uint32_t scales, int c) {
       return kFormat == CacheFormat::fp8_656
@@ -157,10 +153,10 @@ class RowTurner {
       }
     }
     // The consumers have the fence that lets wgmma read.
-    mbarrier_arrive_warp(smem_ + P::kFull + 8 * barrier);
+    shared_.consumers().full()[slot][group].arrive_warp();
   }
 
-  const std::uint32_t smem_;
+  const DecodePlan<kDim> shared_;
 
  private:
   static constexpr int kRows = 2;
@@ -174,8 +170,8 @@ class RowTurner {
 
 // Turns the quarters of the groups of the block's tiles, in order: the warps have them in turn.
 template <CacheFormat kFormat, int kDim>
-__device__ __forceinline__ void turn_role(const Pieces& pieces, std::uint32_t smem, int warp) {
-  const RowTurner<kFormat, kDim> turner(smem);
+__device__ __forceinline__ void turn_role(const Pieces& pieces, DecodePlan<kDim> shared, int warp) {
+  const RowTurner<kFormat, kDim> turner(shared);
   constexpr std::uint32_t kUnits = kGroups * kQuarters;
   std::uint32_t unit = warp;  // the warp's next one, from those of the tile on
   std::uint32_t uses = 0;     // bit `slot`: the parity of the slot's barriers

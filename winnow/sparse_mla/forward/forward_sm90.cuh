@@ -110,7 +110,7 @@ __device__ __forceinline__ void prefetch_rows(const KernelParams& params,
 // Runs ahead of the consumers by what the slots allow, into the next item too.
 template <int kDim, Entries kEntries>
 __device__ __forceinline__ void gather_role(const KernelParams& params, const Turns& turns,
-                                            std::uint32_t smem) {
+                                            PlanOf<kDim, kEntries> shared) {
   using P = PlanOf<kDim, kEntries>;
   constexpr bool kOrdered = kEntries == Entries::ordered;
   const int thread = threadIdx.x - 2 * 128;
@@ -144,10 +144,10 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, const Tu
         const int inside = tile % kSegmentTiles, from = (tile - inside) * kTileRows;
         const int count = min(entries - from, kSegmentEntries);
         if (inside == 0) {  // items in order are whole
-          order_segment<kOrderBarrier>(smem + kSegment<P>, row + from, count, params.order_shift,
-                                       thread);
+          order_segment<kOrderBarrier>(shared.base + kSegment<P>, row + from, count,
+                                       params.order_shift, thread);
         }
-        next = load_ordered_tile(smem + kSegment<P>, inside, count, lane);
+        next = load_ordered_tile(shared.base + kSegment<P>, inside, count, lane);
       }
       const std::uint64_t mask = tile_mask(next, visible);
       const GatherRows rows = gather_rows(params.kv, next, mask, thread);
@@ -158,10 +158,10 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, const Tu
         loaded = true;
       }
       if (tile % 2 == 0) {  // the parts of an item begin with even tiles
-        load_tile_rows<P, 0>(smem, uses & 1, rows, mask, thread, keep);
+        load_tile_rows<0>(shared, uses & 1, rows, mask, thread, keep);
         uses ^= 1;
       } else {
-        load_tile_rows<P, 1>(smem, uses >> 1, rows, mask, thread, keep);
+        load_tile_rows<1>(shared, uses >> 1, rows, mask, thread, keep);
         uses ^= 2;
       }
       if (kEntries == Entries::listed && params.prefetch && (loaded || tile + 1 < tiles)) {
@@ -170,12 +170,12 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, const Tu
       if (tile == first) {
         // After the first tile, not before: its slot is free before the last logits of the item
         // before.
-        mbarrier_wait(smem + P::kQFree, (q_uses & 1) ^ 1, "gather", 0);
+        shared.q_free().wait((q_uses & 1) ^ 1, "gather", 0);
         const int first_head = static_cast<int>(item % params.head_blocks) * kHeads;
         const GatherRows heads =
             head_rows(params.q + query * params.q_stride0, params.q_stride1, first_head, thread,
                       [&](int, int head) { return head < params.h_q; });
-        load_queries<P>(smem, heads, thread, once);
+        load_queries(shared, heads, thread, once);
         ++q_uses;
         if (goes_on) prefetch_queries<kDim>(params, part.item, thread);
       }
@@ -261,9 +261,9 @@ struct Work {
 // The role of consumer kConsumer: the block's turns, each an item or a part of one. Where another
 // block has made the tiles before, their sums are taken over; where another goes on, handed on.
 // P V of the tile before runs while the maxima of this one are taken.
-template <class P, Entries kEntries, int kConsumer>
+template <int kConsumer, class P, Entries kEntries>
 __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const LogitScale& scale,
-                                              std::uint32_t smem) {
+                                              P shared) {
   constexpr int kOther = 1 - kConsumer;
   const int thread = threadIdx.x & 127;
   const int warp = thread >> 5;
@@ -272,18 +272,17 @@ __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const 
   std::uint32_t q_uses = 0;                    // items with tiles
 
   const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
-    mbarrier_wait(smem + P::kFull + 8 * (kConsumer * P::kAllGroups + kGroup), own_uses & 1,
-                  "consumer", 10 * kConsumer + kGroup);
+    shared.full()[kConsumer][kGroup].wait(own_uses & 1, "consumer", 10 * kConsumer + kGroup);
     // The queries come between tiles 0 and 1, in groups of the same chunks as those of slot 0; the
     // groups of slot 1 hold other chunks, so consumer 1 waits for all of them.
     if (tile == kConsumer && (kConsumer == 0 || kGroup == P::kFirstGroup)) {
 #pragma unroll
       for (int group = P::kApart && kConsumer == 1 ? 0 : kGroup;
            group < (kConsumer == 0 ? kGroup + 1 : P::kAllGroups); ++group) {
-        mbarrier_wait(smem + P::kQFull + 8 * group, q_uses & 1, "consumer", 10 * kConsumer + group);
+        shared.q_full()[group].wait(q_uses & 1, "consumer", 10 * kConsumer + group);
       }
     }
-    multiply_scores<P, kGroup>(smem, kConsumer, s);
+    multiply_scores<kGroup>(shared, kConsumer, s);
   };
 
   int next_entries = work.entries(0);  // loaded a turn ahead
@@ -308,20 +307,20 @@ __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const 
       scores.template operator()<1>(tile, s);
       scores.template operator()<2>(tile, s);
       scores.template operator()<3>(tile, s);
-      const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * kConsumer);
+      const auto mask = shared.mask()[kConsumer].load();
       // Whether all logits count as they are: known before they come, since loads take long while
       // products run.
       const bool plain = ~mask == 0 && scale.sign == 1.0f;
       if constexpr (kBefore) {
-        multiply_other_values<P, true>(smem, kConsumer, other_uses & 1, warp, lane, state, o);
+        multiply_other_values<true>(shared, kConsumer, other_uses & 1, warp, lane, state, o);
         ++other_uses;
       }
       wgmma_wait<kBefore ? 2 : 0>();  // the logits are there; P V may still run
       wgmma_pin(s);
       if constexpr (P::kApart) {
-        mbarrier_arrive_warp(smem + P::kEmpty + 8 * (kConsumer * P::kAllGroups + kRopeGroup));
+        shared.empty()[kConsumer][kRopeGroup].arrive_warp();
       }
-      if (tile + 2 >= tiles) mbarrier_arrive_warp(smem + P::kQFree);
+      if (tile + 2 >= tiles) shared.q_free().arrive_warp();
 
       if (!plain) hide_logits(scale, mask, lane, s);
       float factors[2];
@@ -329,12 +328,12 @@ __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const 
       // before the maxima: it is refilled while they are taken.
       if constexpr (kBefore) {
         wgmma_wait<1>();  // the first half of P V
-        release_group<P, 2>(smem, kOther);
+        release_group<2>(shared, kOther);
       }
       const bool raised = softmax_reference_of_threads(scale, s, state, factors);
       if constexpr (kBefore) {
         wgmma_wait<0>();  // the second half of P V
-        release_group<P, 3>(smem, kOther);
+        release_group<3>(shared, kOther);
         wgmma_pin(o[0]);
         wgmma_pin(o[1]);
       }
@@ -342,15 +341,15 @@ __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const 
       // The other consumer gets P, where it has a place of its own, between the halves of P V of
       // this tile, so that the first half runs while the fence waits for the stores; else behind
       // it, which was measured to be faster with P in the slot.
-      const auto store = [&] { store_probabilities<P>(smem, kConsumer, warp, lane, p); };
-      const auto hand = [&] { hand_over<P, true>(smem, kConsumer, warp, lane, state); };
+      const auto store = [&] { store_probabilities(shared, kConsumer, warp, lane, p); };
+      const auto hand = [&] { hand_over<true>(shared, kConsumer, warp, lane, state); };
       if (raised) rescale(o, factors);
       if constexpr (P::kApart) store();
-      multiply_own_values<P>(smem, kConsumer, p, o, [&] {
+      multiply_own_values(shared, kConsumer, p, o, [&] {
         if constexpr (P::kApart) hand();
       });
       if constexpr (!P::kApart) store(), hand();
-      release_values<P, 0>(smem, kConsumer, o);
+      release_values<0>(shared, kConsumer, o);
       wgmma_pin(p);
       ++own_uses;
     };
@@ -361,18 +360,17 @@ __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const 
       own_tile.template operator()<true>(tile);
     }
     if (tiles > 0) {
-      if (kConsumer == 1 && tiles == 1)
-        mbarrier_arrive_warp(smem + P::kQFree);  // it had no use for Q
+      if (kConsumer == 1 && tiles == 1) shared.q_free().arrive_warp();  // it had no use for Q
       if ((tiles - 1) % 2 != kConsumer) {
-        multiply_other_values<P, true>(smem, kConsumer, other_uses & 1, warp, lane, state, o);
-        release_values<P, 2>(smem, kOther, o);
+        multiply_other_values<true>(shared, kConsumer, other_uses & 1, warp, lane, state, o);
+        release_values<2>(shared, kOther, o);
         ++other_uses;
       }
       if (!ends) work.template hand_on<kConsumer>(warp, lane, state, o);
       // From the maxima of threads to those of rows.
       state.top[0] = quad_max(state.top[0]);
       state.top[1] = quad_max(state.top[1]);
-      merge_consumers<P>(smem, kConsumer, q_uses & 1, warp, lane, state);
+      merge_consumers(shared, kConsumer, q_uses & 1, warp, lane, state);
       ++q_uses;
     }
     if (ends) work.template store<kConsumer>(turn, warp, lane, state, o);
@@ -383,11 +381,11 @@ template <int kDim, Entries kEntries>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ KernelParams params) {
   using P = PlanOf<kDim, kEntries>;
-  auto* const shared = reinterpret_cast<char*>(dynamic_shared<1024>());
-  const std::uint32_t smem = shared_address(shared);
-  Turns& turns = *reinterpret_cast<Turns*>(shared + kTurns<kDim, kEntries>);
+  std::byte* const memory = dynamic_shared<1024>();
+  const P shared{shared_address(memory)};
+  Turns& turns = *reinterpret_cast<Turns*>(memory + kTurns<kDim, kEntries>);
   if (threadIdx.x == 0) {
-    init_barriers<P>(smem, [](int, int group) { return copied_group_arrivals(group); });
+    init_barriers(shared, [](int, int group) { return copied_group_arrivals(group); });
     fence_mbarrier_init();
     turns.plan(params.rounds);
   }
@@ -398,13 +396,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     setmaxnreg_inc<kConsumerRegisters>();
-    consumer_role<P, kEntries, 0>(work, params.scale, smem);
+    consumer_role<0>(work, params.scale, shared);
   } else if (warpgroup == 1) {
     setmaxnreg_inc<kConsumerRegisters>();
-    consumer_role<P, kEntries, 1>(work, params.scale, smem);
+    consumer_role<1>(work, params.scale, shared);
   } else {
     setmaxnreg_dec<kGatherRegisters>();
-    gather_role<kDim, kEntries>(params, turns, smem);
+    gather_role<kDim, kEntries>(params, turns, shared);
   }
 }
 
