@@ -36,7 +36,7 @@ Params kernel_params(const DistributionParams& params) {
 
 template <int kColumns, bool kDense>
 void launch(const DistributionParams& params, cudaStream_t stream) {
-  constexpr int kBytes = distribution_sm90_detail::SharedPlan<kColumns, kDense>::kBytes;
+  constexpr int kBytes = sizeof(distribution_sm90_detail::Layout<kColumns>);
   auto* const function = distribution_sm90_detail::distribution_kernel<kColumns, kDense>;
   kRuntime.allow_shared_memory(function, kBytes);
   kRuntime.launch(function, kRuntime.multiprocessors(), distribution_sm90_detail::kThreads, kBytes,

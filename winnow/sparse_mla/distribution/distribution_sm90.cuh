@@ -26,6 +26,7 @@
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
 #include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/device/sm90/places.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
@@ -66,47 +67,38 @@ struct Layout {
   static constexpr int kChunks = kColumns / kChunkColumns;       // 9 or 8
   static constexpr int kStageChunks = kChunks % 3 == 0 ? 3 : 2;  // 3 or 2
   static constexpr int kStages = kColumns == 576 ? 9 : 13;       // 3 tiles or more
-  struct Stage {
-    device::Chunk chunks[kStageChunks];  // 24576 or 16384 bytes
-  };
 
-  Stage stages[kStages];
+  device::Chunk stages[kStages][kStageChunks];  // of 24576 or 16384 bytes each
   float partials[kPartialBuffers][kPartialRows][kTileRows];
   TailItem tail[2];
-  device::Mbarrier full[kStages];
-  device::Mbarrier empty[kStages];
-  device::Mbarrier ready[kPartialBuffers];
-  device::Mbarrier free[kPartialBuffers];
-  device::Mbarrier ping_pong[2];  // [multiply warpgroups]
+  device::Barrier full[kStages];
+  device::Barrier empty[kStages];
+  device::Barrier ready[kPartialBuffers];
+  device::Barrier free[kPartialBuffers];
+  device::Barrier ping_pong[2];  // [multiply warpgroups]
 };
 
-// Where things are in it, in bytes, and how many of them there are. kDense: the kernel is for dense
-// problems, in which the entries of a query are the rows of kv.
+// kDense: the kernel is for dense problems, in which the entries of a query are the rows of kv.
 template <int kColumns, bool kDenseProblem>
-struct SharedPlan {
+struct Shared : device::Shared<Layout<kColumns>> {
   static constexpr bool kDense = kDenseProblem;
   using Memory = Layout<kColumns>;
   static constexpr int kSteps = kColumns / 16;  // 36 or 32
   static constexpr int kStageChunks = Memory::kStageChunks;
   static constexpr int kStageSteps = kStageChunks * kChunkColumns / 16;  // 12 or 8
   static constexpr int kTileStages = Memory::kChunks / kStageChunks;     // 3 or 4
-  static constexpr int kStageBytes = sizeof(typename Memory::Stage);
   static constexpr int kStages = Memory::kStages;
+  static_assert(sizeof(Memory) <= kSharedLimit);
+  static_assert(sizeof(Memory::stages[0]) % 1024 == 0);  // as the swizzle needs
+  static_assert(kTileStages <= kStages);                 // PipelineState::advance wraps once
 
-  static constexpr int kPartials = offsetof(Memory, partials);
-  static constexpr int kTail = offsetof(Memory, tail);
-  static constexpr int kFull = offsetof(Memory, full);
-  static constexpr int kEmpty = offsetof(Memory, empty);
-  static constexpr int kReady = offsetof(Memory, ready);
-  static constexpr int kFree = offsetof(Memory, free);
-  static constexpr int kPingPong = offsetof(Memory, ping_pong);
-  static constexpr int kBytes = sizeof(Memory);
-
-  static_assert(kPartials == (kColumns == 576 ? 221184 : 212992));
-  static_assert(kTail == kPartials + 8192 && kFull == kTail + 32);
-  static_assert(kBytes == (kColumns == 576 ? 229632 : 221504) && kBytes <= kSharedLimit);
-  static_assert(kStageBytes % 1024 == 0);  // as the swizzle needs
-  static_assert(kTileStages <= kStages);   // PipelineState::advance wraps once
+  WINNOW_PLACE(stages)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  WINNOW_PLACE(ready)
+  WINNOW_PLACE(free)
+  WINNOW_PLACE(ping_pong)
+  Memory* memory;  // what is read and written by pointer: partials and tail
 };
 
 // ---- Barriers ----------------------------------------------------------------------------------
@@ -241,40 +233,22 @@ __device__ inline bool is_split(const Params& p, int first_head) {
   return p.h_q - first_head <= kBlockHeads;
 }
 
-// ---- Walking the ring --------------------------------------------------------------------------
-
-// Where things are: addresses in the shared window, and what is read and written by pointer.
-template <class Plan>
-struct Shared {
-  std::uint32_t base;
-  float* partials;  // [kPartialBuffers, kPartialRows, kTileRows]
-  const TailItem* tail;
-  __device__ std::uint32_t stage(int slot) const { return base + slot * Plan::kStageBytes; }
-  __device__ std::uint32_t full(int slot) const { return base + Plan::kFull + 8 * slot; }
-  __device__ std::uint32_t empty(int slot) const { return base + Plan::kEmpty + 8 * slot; }
-  __device__ std::uint32_t ready(int buffer) const { return base + Plan::kReady + 8 * buffer; }
-  __device__ std::uint32_t free(int buffer) const { return base + Plan::kFree + 8 * buffer; }
-  __device__ std::uint32_t ping_pong(int warpgroup) const {
-    return base + Plan::kPingPong + 8 * warpgroup;
-  }
-};
-
 // ---- Gather ------------------------------------------------------------------------------------
 
 // Copies 64 rows through the stages of one tile.
-template <class Plan>
-__device__ __forceinline__ void copy_rows(const Shared<Plan>& shared,
-                                          device::PipelineState<Plan::kStages>& ring,
+template <class Shared>
+__device__ __forceinline__ void copy_rows(const Shared& shared,
+                                          device::PipelineState<Shared::kStages>& ring,
                                           const GatherRows& rows, std::uint64_t policy) {
 #pragma unroll
-  for (int s = 0; s < Plan::kTileStages; ++s) {
-    device::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1, "gather", ring.stage);
+  for (int s = 0; s < Shared::kTileStages; ++s) {
+    shared.empty()[ring.stage].wait(ring.parity ^ 1, "gather", ring.stage);
 #pragma unroll
-    for (int c = 0; c < Plan::kStageChunks; ++c) {
-      gather_chunk(shared.stage(ring.stage) + c * kChunkBytes, rows, s * Plan::kStageChunks + c,
+    for (int c = 0; c < Shared::kStageChunks; ++c) {
+      gather_chunk(shared.stages()[ring.stage][c].address, rows, s * Shared::kStageChunks + c,
                    static_cast<int>(threadIdx.x % 128), policy);
     }
-    device::mbarrier_arrive_cp_async(shared.full(ring.stage));
+    shared.full()[ring.stage].arrive_cp_async();
     ring.advance(1);
   }
 }
@@ -295,29 +269,29 @@ __device__ __forceinline__ GatherRows head_rows(const Params& p, int query, int 
   return rows;
 }
 
-template <class Plan>
-__device__ __forceinline__ void gather(const Params& p, const Shared<Plan>& shared) {
+template <class Shared>
+__device__ __forceinline__ void gather(const Params& p, const Shared& shared) {
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const std::uint64_t q_policy = device::policy_evict_first();
   const std::uint64_t kv_policy = device::policy_evict_last();
-  device::PipelineState<Plan::kStages> ring;
-  Schedule<Plan::kDense> schedule(p, shared.tail);
+  device::PipelineState<Shared::kStages> ring;
+  Schedule<Shared::kDense> schedule(p, shared.memory->tail);
   Item item;
   while (schedule.next(item)) {
     if (item.first_tile >= item.active_end) continue;
-    const auto indices = entry_row<Plan::kDense>(p, item);
-    const std::uint32_t visible = entry_limit<Plan::kDense>(p, item);
+    const auto indices = entry_row<Shared::kDense>(p, item);
+    const std::uint32_t visible = entry_limit<Shared::kDense>(p, item);
     for (int first_head = 0; first_head < p.h_q; first_head += kGroupHeads) {
       // On their way while the heads are copied; later on, while the tile before is.
       TileEntries next = load_tile(indices, item.first_tile, item.entries, lane);
-      copy_rows<Plan>(shared, ring, head_rows(p, item.query, first_head), q_policy);
+      copy_rows(shared, ring, head_rows(p, item.query, first_head), q_policy);
       if (!is_split(p, first_head)) {
-        copy_rows<Plan>(shared, ring, head_rows(p, item.query, first_head + kBlockHeads), q_policy);
+        copy_rows(shared, ring, head_rows(p, item.query, first_head + kBlockHeads), q_policy);
       }
       for (int tile = item.first_tile; tile < item.active_end; ++tile) {
         const GatherRows rows = gather_rows(p.rows, next, tile_mask(next, visible), thread);
         if (tile + 1 < item.active_end) next = load_tile(indices, tile + 1, item.entries, lane);
-        copy_rows<Plan>(shared, ring, rows, kv_policy);
+        copy_rows(shared, ring, rows, kv_policy);
       }
     }
   }
@@ -326,20 +300,18 @@ __device__ __forceinline__ void gather(const Params& p, const Shared<Plan>& shar
 // ---- Multiply ----------------------------------------------------------------------------------
 
 // The ping-pong, as one warpgroup sees it.
-template <class Plan>
+template <class Shared>
 struct PingPong {
-  const Shared<Plan>& shared;
+  const Shared& shared;
   int warpgroup;
   std::uint32_t waits = 0;
   // Warpgroup 0 begins: its tile t follows tile t - 1 of the other, whose tile t follows its own.
   __device__ __forceinline__ void wait() {
     const std::uint32_t parity = (waits + (warpgroup == 0)) % 2;
-    device::mbarrier_wait(shared.ping_pong(warpgroup), parity, "pingpong", warpgroup);
+    shared.ping_pong()[warpgroup].wait(parity, "pingpong", warpgroup);
     ++waits;
   }
-  __device__ __forceinline__ void pass() {
-    device::mbarrier_arrive_warp(shared.ping_pong(1 - warpgroup), 1);
-  }
+  __device__ __forceinline__ void pass() { shared.ping_pong()[1 - warpgroup].arrive_warp(); }
 };
 
 // What a thread knows of the two heads whose logits it gets: rows lane / 4 and lane / 4 + 8 of its
@@ -363,23 +335,22 @@ __device__ __forceinline__ Heads load_heads(const Params& p, int query, int firs
 }
 
 // Brings the 64 heads in the next stages into registers as A operands.
-template <class Plan>
-__device__ __forceinline__ void load_queries(const Shared<Plan>& shared,
-                                             device::PipelineState<Plan::kStages>& ring,
-                                             int releases, std::uint32_t (&q)[Plan::kSteps][4]) {
+template <class Shared>
+__device__ __forceinline__ void load_queries(const Shared& shared,
+                                             device::PipelineState<Shared::kStages>& ring,
+                                             int releases, std::uint32_t (&q)[Shared::kSteps][4]) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
-  for (int s = 0; s < Plan::kTileStages; ++s) {
-    device::mbarrier_wait(shared.full(ring.stage), ring.parity, "heads", ring.stage);
-    const std::uint32_t stage = shared.stage(ring.stage);
+  for (int s = 0; s < Shared::kTileStages; ++s) {
+    shared.full()[ring.stage].wait(ring.parity, "heads", ring.stage);
+    const auto stage = shared.stages()[ring.stage];
 #pragma unroll
-    for (int step = 0; step < Plan::kStageSteps; ++step) {
-      std::uint32_t(&a)[4] = q[s * Plan::kStageSteps + step];
-      device::ldmatrix_x4(
-          device::fragment_address(stage + step / 4 * kChunkBytes, warp, lane, step % 4), a[0],
-          a[1], a[2], a[3]);
+    for (int step = 0; step < Shared::kStageSteps; ++step) {
+      std::uint32_t(&a)[4] = q[s * Shared::kStageSteps + step];
+      device::ldmatrix_x4(device::fragment_address(stage[step / 4].address, warp, lane, step % 4),
+                          a[0], a[1], a[2], a[3]);
     }
-    device::mbarrier_arrive_warp(shared.empty(ring.stage), releases);
+    shared.empty()[ring.stage].arrive_warp(releases);
     ring.advance(1);
   }
 }
@@ -387,40 +358,40 @@ __device__ __forceinline__ void load_queries(const Shared<Plan>& shared,
 // logits[64 heads x 64 rows] of the tile in the next stages. Waits in the ping-pong when the first
 // stage is there, and lets the other warpgroup go as soon as the last matrix instruction is issued:
 // the other's queue up behind it.
-template <class Plan>
-__device__ __forceinline__ void multiply_tile(const Shared<Plan>& shared,
-                                              device::PipelineState<Plan::kStages>& ring,
-                                              int releases, PingPong<Plan>& ping_pong,
-                                              const std::uint32_t (&q)[Plan::kSteps][4],
+template <class Shared>
+__device__ __forceinline__ void multiply_tile(const Shared& shared,
+                                              device::PipelineState<Shared::kStages>& ring,
+                                              int releases, PingPong<Shared>& ping_pong,
+                                              const std::uint32_t (&q)[Shared::kSteps][4],
                                               float (&logits)[32]) {
   int previous = 0;
 #pragma unroll
-  for (int s = 0; s < Plan::kTileStages; ++s) {
-    device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
+  for (int s = 0; s < Shared::kTileStages; ++s) {
+    shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
     device::fence_proxy_async_shared();  // before wgmma reads what cp.async wrote
     if (s == 0) ping_pong.wait();
-    const std::uint64_t rows = device::descriptor_k_major(shared.stage(ring.stage));
+    const std::uint64_t rows = device::descriptor_k_major(shared.stages()[ring.stage].address);
     device::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < Plan::kStageSteps; ++step) {
+    for (int step = 0; step < Shared::kStageSteps; ++step) {
       // Descriptors count 16 bytes: 16 columns further is + 2.
-      const std::uint32_t(&a)[4] = q[s * Plan::kStageSteps + step];
+      const std::uint32_t(&a)[4] = q[s * Shared::kStageSteps + step];
       device::wgmma_m64n64k16<device::Major::K>(logits, a[0], a[1], a[2], a[3],
                                                 rows + step / 4 * (kChunkBytes / 16) + step % 4 * 2,
                                                 s + step > 0);
     }
     device::wgmma_commit();
-    if (s == Plan::kTileStages - 1) ping_pong.pass();
+    if (s == Shared::kTileStages - 1) ping_pong.pass();
     if (s > 0) {
       device::wgmma_wait<1>();
-      device::mbarrier_arrive_warp(shared.empty(previous), releases);
+      shared.empty()[previous].arrive_warp(releases);
     }
     previous = ring.stage;
     ring.advance(1);
   }
   device::wgmma_wait<0>();
   device::wgmma_pin(logits);
-  device::mbarrier_arrive_warp(shared.empty(previous), releases);
+  shared.empty()[previous].arrive_warp(releases);
 }
 
 // The weights of the warp's 16 heads, added: two columns per lane, 2 * lane and the next. A thread
@@ -449,15 +420,14 @@ __device__ __forceinline__ float2 add_weights(float (&logits)[32], const Heads& 
   return {sums[0], sums[1]};
 }
 
-template <class Plan>
-__device__ __forceinline__ void multiply(const Params& p, const Shared<Plan>& shared,
-                                         int warpgroup) {
+template <class Shared>
+__device__ __forceinline__ void multiply(const Params& p, const Shared& shared, int warpgroup) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  std::uint32_t q[Plan::kSteps][4];
-  device::PipelineState<Plan::kStages> ring;
+  std::uint32_t q[Shared::kSteps][4];
+  device::PipelineState<Shared::kStages> ring;
   std::uint32_t tiles_before = 0;  // of all items and groups so far: numbers the partial sums
-  PingPong<Plan> ping_pong{shared, warpgroup};
-  Schedule<Plan::kDense> schedule(p, shared.tail);
+  PingPong<Shared> ping_pong{shared, warpgroup};
+  Schedule<Shared::kDense> schedule(p, shared.memory->tail);
   Item item;
   while (schedule.next(item)) {
     const int tiles = item.active_end - item.first_tile;
@@ -466,32 +436,31 @@ __device__ __forceinline__ void multiply(const Params& p, const Shared<Plan>& sh
       const bool split = is_split(p, first_head);
       const Heads heads =
           load_heads(p, item.query, first_head + (split ? 0 : warpgroup * kBlockHeads));
-      if (!split && warpgroup == 1) ring.advance(Plan::kTileStages);
-      load_queries<Plan>(shared, ring, split ? 1 : 2, q);
-      if (!split && warpgroup == 0) ring.advance(Plan::kTileStages);
+      if (!split && warpgroup == 1) ring.advance(Shared::kTileStages);
+      load_queries(shared, ring, split ? 1 : 2, q);
+      if (!split && warpgroup == 0) ring.advance(Shared::kTileStages);
 
       // Of a split group's tiles, warpgroup 1 has the odd ones; with an odd number of tiles its
       // last round is empty.
       const int both = split ? 2 : 1;
       for (int round = 0; round < tiles; round += both) {
         const int tile = round + (split ? warpgroup : 0);
-        if (split && warpgroup == 1) ring.advance(Plan::kTileStages);
+        if (split && warpgroup == 1) ring.advance(Shared::kTileStages);
         if (tile < tiles) {
           float logits[32];
-          multiply_tile<Plan>(shared, ring, both, ping_pong, q, logits);
+          multiply_tile(shared, ring, both, ping_pong, q, logits);
           const std::uint32_t number = tiles_before + tile;
           const int buffer = number % kPartialBuffers;
           const float2 sums = add_weights(logits, heads, p.scale_log2);
-          device::mbarrier_wait(shared.free(buffer), number / kPartialBuffers % 2 ^ 1, "partial",
-                                buffer);
-          const int row = buffer * kPartialRows + (split ? 0 : warpgroup * 4) + warp;
-          *reinterpret_cast<float2*>(shared.partials + row * kTileRows + 2 * lane) = sums;
-          device::mbarrier_arrive_warp(shared.ready(buffer), both);
+          shared.free()[buffer].wait(number / kPartialBuffers % 2 ^ 1, "partial", buffer);
+          const int row = (split ? 0 : warpgroup * 4) + warp;
+          *reinterpret_cast<float2*>(&shared.memory->partials[buffer][row][2 * lane]) = sums;
+          shared.ready()[buffer].arrive_warp(both);
         } else {
           ping_pong.wait();
           ping_pong.pass();
         }
-        if (split && warpgroup == 0 && round + 1 < tiles) ring.advance(Plan::kTileStages);
+        if (split && warpgroup == 0 && round + 1 < tiles) ring.advance(Shared::kTileStages);
       }
       tiles_before += tiles;
     }
@@ -500,15 +469,15 @@ __device__ __forceinline__ void multiply(const Params& p, const Shared<Plan>& sh
 
 // ---- Reduce ------------------------------------------------------------------------------------
 
-template <class Plan>
-__device__ __forceinline__ void reduce(const Params& p, const Shared<Plan>& shared) {
+template <class Shared>
+__device__ __forceinline__ void reduce(const Params& p, const Shared& shared) {
   const int lane = threadIdx.x % 32;
   std::uint32_t number = 0;
-  Schedule<Plan::kDense> schedule(p, shared.tail);
+  Schedule<Shared::kDense> schedule(p, shared.memory->tail);
   Item item;
   while (schedule.next(item)) {
-    const std::uint32_t visible = entry_limit<Plan::kDense>(p, item);
-    const auto indices = entry_row<Plan::kDense>(p, item);
+    const std::uint32_t visible = entry_limit<Shared::kDense>(p, item);
+    const auto indices = entry_row<Shared::kDense>(p, item);
     float* attn_sum = p.attn_sum + item.query * p.attn_sum_stride;
     for (int first_head = 0; first_head < p.h_q; first_head += kGroupHeads) {
       const int rows = is_split(p, first_head) ? kPartialRows / 2 : kPartialRows;
@@ -522,13 +491,13 @@ __device__ __forceinline__ void reduce(const Params& p, const Shared<Plan>& shar
           if (low + 32 < p.rows.topk) sum_high = attn_sum[low + 32];
         }
         const int buffer = number % kPartialBuffers;
-        device::mbarrier_wait(shared.ready(buffer), number / kPartialBuffers % 2, "reduce", buffer);
-        const float* partials = shared.partials + buffer * kPartialRows * kTileRows + lane;
+        shared.ready()[buffer].wait(number / kPartialBuffers % 2, "reduce", buffer);
+        const auto& partials = shared.memory->partials[buffer];
         for (int r = 0; r < rows; ++r) {
-          sum_low += partials[r * kTileRows];
-          sum_high += partials[r * kTileRows + 32];
+          sum_low += partials[r][lane];
+          sum_high += partials[r][lane + 32];
         }
-        device::mbarrier_arrive_warp(shared.free(buffer), 1);
+        shared.free()[buffer].arrive_warp();
         ++number;
         // Selected, not multiplied: an entry that is not visible may have any sum.
         sum_low = static_cast<std::uint32_t>(entries.low) < visible ? sum_low : 0.0f;
@@ -544,7 +513,7 @@ __device__ __forceinline__ void reduce(const Params& p, const Shared<Plan>& shar
         if (low + 32 < p.rows.topk) attn_sum[low + 32] = 0.0f;
       }
     };
-    if constexpr (Plan::kDense) clear(item.hidden_tile, item.first_tile);
+    if constexpr (Shared::kDense) clear(item.hidden_tile, item.first_tile);
     clear(max(item.first_tile, item.active_end), item.end_tile);
   }
 }
@@ -554,38 +523,38 @@ __device__ __forceinline__ void reduce(const Params& p, const Shared<Plan>& shar
 template <int kColumns, bool kDense>
 __global__ void __launch_bounds__(kThreads, 1)
     distribution_kernel(const __grid_constant__ Params p) {
-  using Plan = SharedPlan<kColumns, kDense>;
+  using Memory = Layout<kColumns>;
   std::byte* const bytes = device::dynamic_shared<1024>();
-  auto* tail = reinterpret_cast<TailItem*>(bytes + Plan::kTail);
-  const Shared<Plan> shared{device::shared_address(bytes),
-                            reinterpret_cast<float*>(bytes + Plan::kPartials), tail};
+  const Shared<kColumns, kDense> shared{{device::shared_address(bytes)},
+                                        reinterpret_cast<Memory*>(bytes)};
+  constexpr int kStages = Memory::kStages;
   if (threadIdx.x == 0) {
-    for (int slot = 0; slot < Plan::kStages; ++slot) {
-      device::mbarrier_init(shared.full(slot), kFullArrivals);
-      device::mbarrier_init(shared.empty(slot), kEmptyArrivals * device::kWarpArrival);
+    for (int slot = 0; slot < kStages; ++slot) {
+      shared.full()[slot].init(kFullArrivals);
+      shared.empty()[slot].init(kEmptyArrivals * device::kWarpArrival);
     }
     for (int buffer = 0; buffer < kPartialBuffers; ++buffer) {
-      device::mbarrier_init(shared.ready(buffer), kReadyArrivals * device::kWarpArrival);
-      device::mbarrier_init(shared.free(buffer), kFreeArrivals * device::kWarpArrival);
+      shared.ready()[buffer].init(kReadyArrivals * device::kWarpArrival);
+      shared.free()[buffer].init(kFreeArrivals * device::kWarpArrival);
     }
     for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
-      device::mbarrier_init(shared.ping_pong(warpgroup), kPingPongArrivals * device::kWarpArrival);
+      shared.ping_pong()[warpgroup].init(kPingPongArrivals * device::kWarpArrival);
     }
     device::fence_mbarrier_init();
-    locate_tail(p, tail);
+    locate_tail(p, shared.memory->tail);
   }
   __syncthreads();
 
   const int warpgroup = __shfl_sync(device::kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup < 2) {
     device::setmaxnreg_inc<kMultiplyRegisters>();
-    multiply<Plan>(p, shared, warpgroup);
+    multiply(p, shared, warpgroup);
   } else if (warpgroup == 2) {
     device::setmaxnreg_dec<kGatherRegisters>();
-    gather<Plan>(p, shared);
+    gather(p, shared);
   } else {
     device::setmaxnreg_dec<kReduceRegisters>();
-    if (threadIdx.x % 128 < 32) reduce<Plan>(p, shared);
+    if (threadIdx.x % 128 < 32) reduce(p, shared);
   }
 }
 
