@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(256, 2) ring_kernel(const std::uint32_t* in, s
       }
       for (int i = 0; i < 3; ++i) shared.others()[i].wait(item & 1, "produce", kSlots + i);
     } else {
-      shared.full()[slot.stage].wait(slot.parity, "consume", slot.stage);
+      while (!shared.full()[slot.stage].try_wait(slot.parity)) {
+      }
       const std::uint32_t value = place.load();
       shared.empty()[slot.stage].arrive_warp();
       const std::uint32_t sum = __reduce_add_sync(0xffffffffu, value);

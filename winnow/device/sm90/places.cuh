@@ -50,6 +50,9 @@ struct Place<Barrier> {
   __device__ __forceinline__ void arrive_expect(std::uint32_t bytes) const {
     mbarrier_arrive_expect(address, bytes);
   }
+  __device__ __forceinline__ bool try_wait(std::uint32_t parity) const {
+    return mbarrier_try_wait(address, parity);
+  }
   __device__ __forceinline__ void wait(std::uint32_t parity, const char* role, int what) const {
     mbarrier_wait(address, parity, role, what);
   }

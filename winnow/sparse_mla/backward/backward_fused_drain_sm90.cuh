@@ -43,13 +43,13 @@ struct FloatDrain {
   __device__ __forceinline__ explicit FloatDrain(std::int32_t waste)
       : row{{waste, waste}, {waste, waste}} {}
 
-  // `list`: address of the rows of the tile; the other one is that of their scales.
-  __device__ __forceinline__ void load(std::uint32_t list, std::uint32_t, int warp, int lane) {
+  // The rows of the tile; the other list is that of their scales.
+  __device__ __forceinline__ void load(TargetList list, ScaleList, int warp, int lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const std::uint32_t at = list + 4 * (16 * warp + 8 * r + lane / kLanes * kShared);
+      const int first = 16 * warp + 8 * r + lane / kLanes * kShared;
 #pragma unroll
-      for (int n = 0; n < kShared; ++n) row[r][n] = ld_shared<std::int32_t>(at + 4 * n);
+      for (int n = 0; n < kShared; ++n) row[r][n] = list[first + n].load();
     }
   }
 
@@ -89,13 +89,12 @@ struct FixedDrain {
   __device__ __forceinline__ explicit FixedDrain(std::int32_t waste)
       : row{{waste, waste, waste, waste}, {waste, waste, waste, waste}}, scale{} {}
 
-  __device__ __forceinline__ void load(std::uint32_t list, std::uint32_t scales, int warp,
-                                       int lane) {
+  __device__ __forceinline__ void load(TargetList list, ScaleList scales, int warp, int lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const std::uint32_t rows = 4 * (16 * warp + 8 * r);
-      scale[r] = ld_shared<float>(scales + rows + 4 * (lane / 4));
-      const uint4 four = ld_shared_words(list + rows + 16 * (lane / 16));
+      const int first = 16 * warp + 8 * r;
+      scale[r] = scales[first + lane / 4].load();
+      const uint4 four = ld_shared_words(list[first + lane / 16 * 4].address);
       row[r][0] = static_cast<std::int32_t>(four.x);
       row[r][1] = static_cast<std::int32_t>(four.y);
       row[r][2] = static_cast<std::int32_t>(four.z);

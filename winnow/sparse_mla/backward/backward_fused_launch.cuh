@@ -21,7 +21,7 @@ inline bool keeps_step(const Runtime& runtime, const Problem& problem) {
 template <int kDim, class Drain>
 void launch_fused(const Runtime& runtime, const KernelParams& kernel, int blocks,
                   cudaStream_t stream) {
-  constexpr int kBytes = Plan<kDim>::kBytes;
+  constexpr int kBytes = sizeof(Layout<kDim>);
   auto* const function = fused_kernel<kDim, Drain>;
   runtime.allow_shared_memory(function, kBytes);
   runtime.launch(function, blocks, kThreads, kBytes, stream, kernel);

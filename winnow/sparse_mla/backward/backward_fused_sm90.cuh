@@ -67,12 +67,12 @@ struct Layout {
   Chunk p, ds;  // [64 heads][64 rows of the tile]
 
   // Who arrives -> who waits.
-  Mbarrier k_full[kChunks];  // score's copies -> score
-  Mbarrier q_full[kChunks];  // the same of Q and dO
-  Mbarrier q_free[kChunks];  // reduce -> score, once an item
-  Mbarrier k_free;           // reduce -> score: dQ is done
-  Mbarrier scores;           // score -> reduce: P and dS are there
-  Mbarrier scores_free;      // reduce -> score
+  Barrier k_full[kChunks];  // score's copies -> score
+  Barrier q_full[kChunks];  // the same of Q and dO
+  Barrier q_free[kChunks];  // reduce -> score, once an item
+  Barrier k_free;           // reduce -> score: dQ is done
+  Barrier scores;           // score -> reduce: P and dS are there
+  Barrier scores_free;      // reduce -> score
 
   // Rows of the accumulator for the entries of a tile. Those that are not valid have the block's
   // waste row: predicates would cost more than these few additions.
@@ -82,33 +82,30 @@ struct Layout {
   float delta[kHeads];  // of the next item
 };
 
-// Where things are in it, in bytes.
 template <int kDim>
-struct Plan {
+struct Plan : Shared<Layout<kDim>> {
   static_assert(kDim == 576 || kDim == 512);
   using Memory = Layout<kDim>;
   static constexpr int kChunks = Memory::kChunks;
-  static constexpr int kQ = offsetof(Memory, q);
-  static constexpr int kDOut = offsetof(Memory, d_out);
-  static constexpr int kK = offsetof(Memory, k);
-  static constexpr int kP = offsetof(Memory, p);
-  static constexpr int kDs = offsetof(Memory, ds);
-  static constexpr int kKFull = offsetof(Memory, k_full);
-  static constexpr int kQFull = offsetof(Memory, q_full);
-  static constexpr int kQFree = offsetof(Memory, q_free);
-  static constexpr int kKFree = offsetof(Memory, k_free);
-  static constexpr int kScores = offsetof(Memory, scores);
-  static constexpr int kScoresFree = offsetof(Memory, scores_free);
-  static constexpr int kTargets = offsetof(Memory, targets);
-  static constexpr int kScales = offsetof(Memory, scales);
-  static constexpr int kTail = offsetof(Memory, tail);
-  static constexpr int kDelta = offsetof(Memory, delta);
-  static constexpr int kBytes = sizeof(Memory);
-  static_assert(kKFull % 1024 == 0, "only chunks stand before the barriers");
-  static_assert(kBytes <= 232448, "227 KB is what a block can have");
+  static_assert(offsetof(Memory, k_full) % 1024 == 0, "only chunks stand before the barriers");
+  static_assert(sizeof(Memory) <= 232448, "227 KB is what a block can have");
+
+  WINNOW_PLACE(q)
+  WINNOW_PLACE(d_out)
+  WINNOW_PLACE(k)
+  WINNOW_PLACE(p)
+  WINNOW_PLACE(ds)
+  WINNOW_PLACE(k_full)
+  WINNOW_PLACE(q_full)
+  WINNOW_PLACE(q_free)
+  WINNOW_PLACE(k_free)
+  WINNOW_PLACE(scores)
+  WINNOW_PLACE(scores_free)
+  WINNOW_PLACE(targets)
+  WINNOW_PLACE(scales)
+  WINNOW_PLACE(tail)
+  WINNOW_PLACE(delta)
 };
-static_assert(Plan<576>::kKFull == 229376 && Plan<576>::kBytes == 230928);
-static_assert(Plan<512>::kKFull == 212992 && Plan<512>::kBytes == 214528);
 
 // What a thread of `score` knows of its two heads: lane / 4 of the warp's 16, and 8 further.
 struct HeadState {
@@ -145,11 +142,11 @@ __device__ __forceinline__ void copy_heads(const KernelParams& params, std::uint
 
 // Copies Q and dO of an item; of the item before, `reduce` is done with a chunk when it says so.
 template <int kDim, bool kFixed>
-__device__ __forceinline__ void load_heads(const KernelParams& params, std::uint32_t smem,
+__device__ __forceinline__ void load_heads(const KernelParams& params, Plan<kDim> shared,
                                            std::uint32_t number, std::uint32_t parity, int thread) {
   using P = Plan<kDim>;
   Item item;
-  if (!locate(params, smem + P::kTail, number, item)) return;
+  if (!locate(params, shared.tail(), number, item)) return;
   const std::uint64_t policy = policy_evict_first();
   std::uint32_t live = 0;
 #pragma unroll
@@ -159,15 +156,15 @@ __device__ __forceinline__ void load_heads(const KernelParams& params, std::uint
   }
 #pragma unroll 1
   for (int chunk = 0; chunk < P::kChunks; ++chunk) {
-    mbarrier_wait(smem + P::kQFree + 8 * chunk, parity ^ 1, "gather", chunk);
-    copy_heads(params, smem + P::kQ + chunk * kChunkBytes, params.q + item.query * params.q_stride0,
+    shared.q_free()[chunk].wait(parity ^ 1, "gather", chunk);
+    copy_heads(params, shared.q()[chunk].address, params.q + item.query * params.q_stride0,
                params.q_stride1, item.first_head, live, chunk, thread, policy);
     if (chunk < kValueChunks) {
-      copy_heads(params, smem + P::kDOut + chunk * kChunkBytes,
+      copy_heads(params, shared.d_out()[chunk].address,
                  params.d_out + item.query * params.d_out_stride0, params.d_out_stride1,
                  item.first_head, live, chunk, thread, policy);
     }
-    mbarrier_arrive_cp_async(smem + P::kQFull + 8 * chunk);
+    shared.q_full()[chunk].arrive_cp_async();
   }
 }
 
@@ -176,18 +173,18 @@ __device__ __forceinline__ void load_heads(const KernelParams& params, std::uint
 // take 64 columns of the one and of the other in turn.
 inline constexpr int kDeltaSteps = 16, kDeltaBatch = 4;
 
-__device__ __forceinline__ std::uint32_t delta_address(std::uint32_t deltas, int warp, int lane,
-                                                       int r) {
-  return deltas + 4 * (16 * warp + lane / 4 + 8 * r);
+__device__ __forceinline__ Place<float> delta_place(Place<float[kHeads]> deltas, int warp, int lane,
+                                                    int r) {
+  return deltas[16 * warp + lane / 4 + 8 * r];
 }
 
 // Steps [first, first + kSteps) of them, those that there are.
 template <int kDim, int kSteps>
-__device__ __forceinline__ void add_to_delta(const KernelParams& params, std::uint32_t smem,
+__device__ __forceinline__ void add_to_delta(const KernelParams& params, Plan<kDim> shared,
                                              std::uint32_t number, int first, int warp, int lane) {
   using P = Plan<kDim>;
   Item item;
-  if (params.delta != nullptr || !locate(params, smem + P::kTail, number, item)) return;
+  if (params.delta != nullptr || !locate(params, shared.tail(), number, item)) return;
   uint4 out[kSteps][2], d_out[kSteps][2];
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
@@ -210,11 +207,9 @@ __device__ __forceinline__ void add_to_delta(const KernelParams& params, std::ui
     const int step = first + i;
     float sum = quad_sum(dot_bf16x8(out[i][0], d_out[i][0]) + dot_bf16x8(out[i][1], d_out[i][1]));
     if ((lane & 3) != 0 || step >= kDeltaSteps) continue;
-    const std::uint32_t at = delta_address(smem + P::kDelta, warp, lane, step & 1);
-    if (step >= 2) {
-      sum += ld_shared<float>(at);
-    }
-    st_shared(at, sum);
+    const Place<float> at = delta_place(shared.delta(), warp, lane, step & 1);
+    if (step >= 2) sum += at.load();
+    at.store(sum);
   }
 }
 
@@ -224,7 +219,7 @@ struct Gather {
   using P = Plan<kDim>;
 
   const KernelParams& params;
-  const std::uint32_t smem;
+  const P shared;
   const int thread = threadIdx.x & 127;
   // The tile that is copied next.
   std::uint32_t number = 0;          // of its item
@@ -235,8 +230,8 @@ struct Gather {
   std::int32_t next[kGatherPasses];  // the entries that this thread copies; -1: past the last
   GatherRows rows;
 
-  __device__ __forceinline__ Gather(const KernelParams& kernel_params, std::uint32_t smem_base)
-      : params(kernel_params), smem(smem_base) {
+  __device__ __forceinline__ Gather(const KernelParams& kernel_params, P shared_memory)
+      : params(kernel_params), shared(shared_memory) {
     find();
     fetch();
   }
@@ -244,7 +239,7 @@ struct Gather {
   // The first item from `number` on that has tiles.
   __device__ __forceinline__ void find() {
     Item item;
-    for (; locate(params, smem + P::kTail, number, item); ++number) {
+    for (; locate(params, shared.tail(), number, item); ++number) {
       left = item.end() - item.first_tile;
       if (left <= 0) {
         count_item();
@@ -302,12 +297,11 @@ struct Gather {
       rows.valid |= static_cast<std::uint32_t>(valid) << pass;
       if ((thread & 7) == 0) {
         const int row = 16 * pass + thread / 8;
-        const std::uint32_t to = smem + P::kTargets + 256 * parity + 4 * row;
         const std::int32_t target = valid ? next[pass] : waste;
-        st_shared(to, target);
+        shared.targets()[parity][row].store(target);
         if constexpr (kFixed) {
-          cp_async_word_zfill(to + (P::kScales - P::kTargets), &params.row_states[target].scale,
-                              true);
+          cp_async_word_zfill(shared.scales()[parity][row].address,
+                              &params.row_states[target].scale, true);
         }
       }
     }
@@ -317,8 +311,8 @@ struct Gather {
     const std::uint64_t policy = policy_evict_normal();
 #pragma unroll
     for (int chunk = first; chunk < end; ++chunk) {
-      gather_chunk(smem + P::kK + chunk * kChunkBytes, rows, chunk, thread, policy);
-      mbarrier_arrive_cp_async(smem + P::kKFull + 8 * chunk);
+      gather_chunk(shared.k()[chunk].address, rows, chunk, thread, policy);
+      shared.k_full()[chunk].arrive_cp_async();
     }
   }
   // After the copies of a tile.
@@ -335,7 +329,7 @@ struct Gather {
   }
   // Q and dO of the item whose first tile is copied, the `parity`-th of those that have tiles.
   __device__ __forceinline__ void copy_heads(std::uint32_t parity) {
-    if (left > 0) load_heads<kDim, kFixed>(params, smem, number, parity, thread);
+    if (left > 0) load_heads<kDim, kFixed>(params, shared, number, parity, thread);
   }
 };
 
@@ -343,7 +337,8 @@ struct Gather {
 
 template <bool kFixed>
 __device__ __forceinline__ HeadState load_head_state(const KernelParams& params, const Item& item,
-                                                     std::uint32_t deltas, int warp, int lane) {
+                                                     Place<float[kHeads]> deltas, int warp,
+                                                     int lane) {
   const std::int64_t query = item.query;
   HeadState state;
   __syncwarp();  // a quad's delta is written by one of its lanes
@@ -366,7 +361,7 @@ __device__ __forceinline__ HeadState load_head_state(const KernelParams& params,
       if (params.delta != nullptr) {
         state.delta[r] = __ldg(params.delta + query * params.delta_stride + head);
       } else {
-        state.delta[r] = ld_shared<float>(delta_address(deltas, warp, lane, r));
+        state.delta[r] = delta_place(deltas, warp, lane, r).load();
       }
     }
   }
@@ -376,25 +371,25 @@ __device__ __forceinline__ HeadState load_head_state(const KernelParams& params,
 // Queues S = Q K^T and dP = dO K^T of a tile as its chunks come, and of an item's first tile as
 // those of Q and dO do. One commit group.
 template <int kDim>
-__device__ __forceinline__ void multiply_scores(std::uint32_t smem, std::uint32_t k_parity,
+__device__ __forceinline__ void multiply_scores(Plan<kDim> shared, std::uint32_t k_parity,
                                                 bool first, std::uint32_t q_parity, float (&s)[32],
                                                 float (&dp)[32]) {
   using P = Plan<kDim>;
-  const std::uint64_t base = descriptor_k_major(smem);
+  const std::uint64_t base = descriptor_k_major(shared.base);
 #pragma unroll
   for (int chunk = 0; chunk < P::kChunks; ++chunk) {
-    mbarrier_wait(smem + P::kKFull + 8 * chunk, k_parity, "score", chunk);
-    if (first) mbarrier_wait(smem + P::kQFull + 8 * chunk, q_parity, "score", 10 + chunk);
-    const std::uint32_t k = P::kK + chunk * kChunkBytes;
+    shared.k_full()[chunk].wait(k_parity, "score", chunk);
+    if (first) shared.q_full()[chunk].wait(q_parity, "score", 10 + chunk);
+    const std::uint32_t q = shared.offset(shared.q()[chunk]), k = shared.offset(shared.k()[chunk]);
     wgmma_fence();
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
-      wgmma_m64n64k16<Major::K, Major::K>(
-          s, descriptor_offset(base, P::kQ + chunk * kChunkBytes + 32 * k16),
-          descriptor_offset(base, k + 32 * k16), chunk > 0 || k16 > 0);
+      wgmma_m64n64k16<Major::K, Major::K>(s, descriptor_offset(base, q + 32 * k16),
+                                          descriptor_offset(base, k + 32 * k16),
+                                          chunk > 0 || k16 > 0);
       if (chunk < kValueChunks) {
         wgmma_m64n64k16<Major::K, Major::K>(
-            dp, descriptor_offset(base, P::kDOut + chunk * kChunkBytes + 32 * k16),
+            dp, descriptor_offset(base, shared.offset(shared.d_out()[chunk]) + 32 * k16),
             descriptor_offset(base, k + 32 * k16), chunk > 0 || k16 > 0);
       }
     }
@@ -493,7 +488,7 @@ __device__ __forceinline__ void clear(float (&d)[kCount]) {
 }
 
 template <int kDim, bool kFixed>
-__device__ __forceinline__ void score_role(const KernelParams& params, std::uint32_t smem) {
+__device__ __forceinline__ void score_role(const KernelParams& params, Plan<kDim> shared) {
   using P = Plan<kDim>;
   const int warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x & 31;
@@ -502,18 +497,18 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
   // register.
   constexpr std::uint32_t kTile = 1, kItem = 2, kFirst = 4, kStep = 8;
   std::uint32_t progress = 0;
-  Gather<kDim, kFixed> gather(params, smem);
+  Gather<kDim, kFixed> gather(params, shared);
   gather.begin(0);
   gather.copy(0, P::kChunks);
   gather.copy_heads(0);
   gather.advance();
 #pragma unroll 1
   for (int step = 0; step < kDeltaSteps; step += kDeltaBatch) {
-    add_to_delta<kDim, kDeltaBatch>(params, smem, 0, step, warp, lane);
+    add_to_delta<kDim, kDeltaBatch>(params, shared, 0, step, warp, lane);
   }
   Item item;
-  for (std::uint32_t number = 0; locate(params, smem + P::kTail, number, item); ++number) {
-    const HeadState state = load_head_state<kFixed>(params, item, smem + P::kDelta, warp, lane);
+  for (std::uint32_t number = 0; locate(params, shared.tail(), number, item); ++number) {
+    const HeadState state = load_head_state<kFixed>(params, item, shared.delta(), warp, lane);
     int left = item.end() - item.first_tile;
     if (left > 0) progress |= kFirst;
     int entries = item.entries - item.first_tile * kTileRows;  // from this tile on
@@ -525,53 +520,53 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
       std::uint32_t p[16], ds[16];
       {
         float s[32], dp[32];
-        multiply_scores<kDim>(smem, progress & kTile, progress & kFirst, (progress & kItem) / kItem,
-                              s, dp);
+        multiply_scores(shared, progress & kTile, progress & kFirst, (progress & kItem) / kItem, s,
+                        dp);
         wgmma_wait<0>();
         wgmma_pin(s);
         wgmma_pin(dp);
         weigh(params, state, entries, lane, s, dp, p, ds);
       }
       // Queued before P and dS are handed over: both only read the registers of dS.
-      const std::uint64_t base = descriptor_mn_major(smem);
+      const std::uint64_t base = descriptor_mn_major(shared.base);
       wgmma_pin(ds);
       wgmma_fence();
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {
-        wgmma_m64n256k16<Major::MN>(dq, ds[4 * k16], ds[4 * k16 + 1], ds[4 * k16 + 2],
-                                    ds[4 * k16 + 3], descriptor_offset(base, P::kK + 2048 * k16),
-                                    true);
+        wgmma_m64n256k16<Major::MN>(
+            dq, ds[4 * k16], ds[4 * k16 + 1], ds[4 * k16 + 2], ds[4 * k16 + 3],
+            descriptor_offset(base, shared.offset(shared.k()[0]) + 2048 * k16), true);
         if constexpr (kDim == 576) {
           wgmma_m64n32k16<Major::MN>(
               dq_rope, ds[4 * k16], ds[4 * k16 + 1], ds[4 * k16 + 2], ds[4 * k16 + 3],
-              descriptor_offset(base, P::kK + 8 * kChunkBytes + 2048 * k16), true);
+              descriptor_offset(base, shared.offset(shared.k()[8]) + 2048 * k16), true);
         }
       }
       wgmma_commit();
-      mbarrier_wait(smem + P::kScoresFree, progress & kTile ^ kTile, "score", 20);
+      shared.scores_free().wait(progress & kTile ^ kTile, "score", 20);
       // Step k16 of a fragment stands at its step 0, bits 5 and 6 exchanged with those of k16.
-      const std::uint32_t at = fragment_address(smem + P::kP, warp, lane, 0);
+      const std::uint32_t at = fragment_address(shared.p().address, warp, lane, 0);
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {
         const std::uint32_t to = at ^ 32 * k16;
         stmatrix_x4(to, p[4 * k16], p[4 * k16 + 1], p[4 * k16 + 2], p[4 * k16 + 3]);
-        stmatrix_x4(to + (P::kDs - P::kP), ds[4 * k16], ds[4 * k16 + 1], ds[4 * k16 + 2],
-                    ds[4 * k16 + 3]);
+        stmatrix_x4(to + (shared.ds().address - shared.p().address), ds[4 * k16], ds[4 * k16 + 1],
+                    ds[4 * k16 + 2], ds[4 * k16 + 3]);
       }
       fence_proxy_async_shared();  // each writer, before the arrival that lets wgmma read
-      mbarrier_arrive_warp(smem + P::kScores);
+      shared.scores().arrive_warp();
       gather.begin(progress & kTile ^ kTile);
       wgmma_wait<0>();
       wgmma_pin(dq);
       wgmma_pin(dq_rope);
       wgmma_pin(ds);
       gather.copy(0, kHalfChunks);
-      mbarrier_wait(smem + P::kKFree, progress & kTile, "score", 21);
+      shared.k_free().wait(progress & kTile, "score", 21);
       gather.copy(kHalfChunks, P::kChunks);
       if (left > 1) {
         gather.advance();
         if (progress < kDeltaSteps * kStep) {
-          add_to_delta<kDim, 1>(params, smem, number + 1, progress / kStep, warp, lane);
+          add_to_delta<kDim, 1>(params, shared, number + 1, progress / kStep, warp, lane);
           progress += kStep;
         }
       }
@@ -579,7 +574,7 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
     }
     // Anew, and not kept meanwhile: registers are scarce.
     number = forget(number);
-    locate(params, smem + P::kTail, number, item);
+    locate(params, shared.tail(), number, item);
     store_dq<kDim, kFixed>(params, item, 0, warp, lane, dq);
     if constexpr (kDim == 576) store_dq<kDim, kFixed>(params, item, 512, warp, lane, dq_rope);
     store_sink_share(params, item, warp, lane, state);
@@ -590,7 +585,7 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
     }
 #pragma unroll 1
     for (; progress < kDeltaSteps * kStep; progress += kDeltaBatch * kStep) {
-      add_to_delta<kDim, kDeltaBatch>(params, smem, number + 1, progress / kStep, warp, lane);
+      add_to_delta<kDim, kDeltaBatch>(params, shared, number + 1, progress / kStep, warp, lane);
     }
     progress %= kStep;
   }
@@ -600,23 +595,25 @@ __device__ __forceinline__ void score_role(const KernelParams& params, std::uint
 
 // Queues d = P^T dO + dS^T Q for the 64 columns of a chunk; those past the values have no P^T dO.
 // One commit group.
-template <int kDim, bool kValues>
-__device__ __forceinline__ void multiply_chunk(std::uint64_t base, int chunk, float (&d)[32]) {
-  using P = Plan<kDim>;
+template <bool kValues, int kDim>
+__device__ __forceinline__ void multiply_chunk(Plan<kDim> shared, std::uint64_t base, int chunk,
+                                               float (&d)[32]) {
   wgmma_fence();
   if constexpr (kValues) {
+    const std::uint32_t p = shared.offset(shared.p());
+    const std::uint32_t d_out = shared.offset(shared.d_out()[chunk]);
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
-      wgmma_m64n64k16<Major::MN, Major::MN>(
-          d, descriptor_offset(base, P::kP + 2048 * k16),
-          descriptor_offset(base, P::kDOut + chunk * kChunkBytes + 2048 * k16), k16 > 0);
+      wgmma_m64n64k16<Major::MN, Major::MN>(d, descriptor_offset(base, p + 2048 * k16),
+                                            descriptor_offset(base, d_out + 2048 * k16), k16 > 0);
     }
   }
+  const std::uint32_t ds = shared.offset(shared.ds()), q = shared.offset(shared.q()[chunk]);
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
-    wgmma_m64n64k16<Major::MN, Major::MN>(
-        d, descriptor_offset(base, P::kDs + 2048 * k16),
-        descriptor_offset(base, P::kQ + chunk * kChunkBytes + 2048 * k16), kValues || k16 > 0);
+    wgmma_m64n64k16<Major::MN, Major::MN>(d, descriptor_offset(base, ds + 2048 * k16),
+                                          descriptor_offset(base, q + 2048 * k16),
+                                          kValues || k16 > 0);
   }
   wgmma_commit();
 }
@@ -625,14 +622,14 @@ template <int kDim, class Drain>
 struct Reduce {
   using P = Plan<kDim>;
   const KernelParams& params;
-  const std::uint32_t smem;
+  const P shared;
   const int warp, lane;
   Drain drain;                 // of the tile that is being reduced
   float dq[128], dq_rope[16];  // columns 256 to 511, 544 to 575
 
-  __device__ __forceinline__ Reduce(const KernelParams& kernel_params, std::uint32_t smem_base)
+  __device__ __forceinline__ Reduce(const KernelParams& kernel_params, P shared_memory)
       : params(kernel_params),
-        smem(smem_base),
+        shared(shared_memory),
         warp(static_cast<int>(threadIdx.x % 128 / 32)),
         lane(static_cast<int>(threadIdx.x % 32)),
         drain(params.waste_row + static_cast<int>(blockIdx.x)) {}
@@ -642,43 +639,45 @@ struct Reduce {
   __device__ __forceinline__ void tile(std::uint32_t parity, bool last, float (&a)[32],
                                        float (&b)[32]) {
     // The chunk of the tile before is added beside the first products, or while there are none.
-    const bool early = !__all_sync(kFullWarp, mbarrier_try_wait(smem + P::kScores, parity));
+    const bool early = !__all_sync(kFullWarp, shared.scores().try_wait(parity));
     if (early) drain.template add<kDim>(params, P::kChunks - 1, lane, b);
-    mbarrier_wait(smem + P::kScores, parity, "reduce", 0);
-    const std::uint64_t base = descriptor_mn_major(smem);
-    const std::uint64_t ds = descriptor_offset(descriptor_k_major(smem), P::kDs);
+    shared.scores().wait(parity, "reduce", 0);
+    const std::uint64_t base = descriptor_mn_major(shared.base);
+    const std::uint64_t ds =
+        descriptor_offset(descriptor_k_major(shared.base), shared.offset(shared.ds()));
     wgmma_fence();
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       wgmma_m64n256k16<Major::K, Major::MN>(
           dq, descriptor_offset(ds, 32 * k16),
-          descriptor_offset(base, P::kK + kHalfChunks * kChunkBytes + 2048 * k16), true);
+          descriptor_offset(base, shared.offset(shared.k()[kHalfChunks]) + 2048 * k16), true);
       if constexpr (kDim == 576) {
         wgmma_m64n32k16<Major::K, Major::MN>(
             dq_rope, descriptor_offset(ds, 32 * k16),
-            descriptor_offset(base, P::kK + 8 * kChunkBytes + 2 * kRopeColumns + 2048 * k16), true);
+            descriptor_offset(base, shared.offset(shared.k()[8]) + 2 * kRopeColumns + 2048 * k16),
+            true);
       }
     }
     wgmma_commit();
-    multiply_chunk<kDim, true>(base, 0, a);
+    multiply_chunk<true>(shared, base, 0, a);
     if (!early) drain.template add<kDim>(params, P::kChunks - 1, lane, b);
-    drain.load(smem + P::kTargets + 256 * parity, smem + P::kScales + 256 * parity, warp, lane);
+    drain.load(shared.targets()[parity], shared.scales()[parity], warp, lane);
     wgmma_wait<1>();
     wgmma_pin(dq);
     wgmma_pin(dq_rope);
-    mbarrier_arrive_warp(smem + P::kKFree);
+    shared.k_free().arrive_warp();
     const auto step = [&]<bool kLast>(int chunk, float(&done)[32], float(&following)[32]) {
       wgmma_wait<0>();
       wgmma_pin(done);
-      if (last) mbarrier_arrive_warp(smem + P::kQFree + 8 * chunk);
-      multiply_chunk<kDim, !kLast || P::kChunks == kValueChunks>(base, chunk + 1, following);
+      if (last) shared.q_free()[chunk].arrive_warp();
+      multiply_chunk<!kLast || P::kChunks == kValueChunks>(shared, base, chunk + 1, following);
       drain.template add<kDim>(params, chunk, lane, done, 0, 1);
       if constexpr (kLast) {
         // The last product ends long before the reductions do: P and dS are free.
         wgmma_wait<0>();
         wgmma_pin(following);
-        mbarrier_arrive_warp(smem + P::kScoresFree);
-        if (last) mbarrier_arrive_warp(smem + P::kQFree + 8 * (chunk + 1));
+        shared.scores_free().arrive_warp();
+        if (last) shared.q_free()[chunk + 1].arrive_warp();
       }
       drain.template add<kDim>(params, chunk, lane, done, 1, 2);
     };
@@ -702,7 +701,7 @@ struct Reduce {
     bool swapped = false;  // an odd number of chunks ends in the accumulator where it began
     std::uint32_t tiles_done = 0;
     Item item;
-    for (std::uint32_t number = 0; locate(params, smem + P::kTail, number, item); ++number) {
+    for (std::uint32_t number = 0; locate(params, shared.tail(), number, item); ++number) {
       clear(dq);
       clear(dq_rope);
 #pragma unroll 1
@@ -731,28 +730,28 @@ template <int kDim, class Drain>
 __global__ void __launch_bounds__(kThreads, 1)
     fused_kernel(const __grid_constant__ KernelParams params) {
   using P = Plan<kDim>;
-  std::byte* const shared = dynamic_shared<1024>();
-  const std::uint32_t smem = shared_address(shared);
+  std::byte* const memory = dynamic_shared<1024>();
+  const P shared{shared_address(memory)};
   if (threadIdx.x == 0) {
-    if (smem % 1024 != 0) __trap();  // the swizzle is one of address bits
+    if (shared.base % 1024 != 0) __trap();  // the swizzle is one of address bits
     for (int chunk = 0; chunk < P::kChunks; ++chunk) {
-      mbarrier_init(smem + P::kKFull + 8 * chunk, kGatherThreads);
-      mbarrier_init(smem + P::kQFull + 8 * chunk, kGatherThreads);
-      mbarrier_init(smem + P::kQFree + 8 * chunk, kWarps * kWarpArrival);
+      shared.k_full()[chunk].init(kGatherThreads);
+      shared.q_full()[chunk].init(kGatherThreads);
+      shared.q_free()[chunk].init(kWarps * kWarpArrival);
     }
-    mbarrier_init(smem + P::kKFree, kWarps * kWarpArrival);
-    mbarrier_init(smem + P::kScores, kWarps * kWarpArrival);
-    mbarrier_init(smem + P::kScoresFree, kWarps * kWarpArrival);
+    shared.k_free().init(kWarps * kWarpArrival);
+    shared.scores().init(kWarps * kWarpArrival);
+    shared.scores_free().init(kWarps * kWarpArrival);
     fence_mbarrier_init();
-    auto* const tail = reinterpret_cast<TailItem*>(shared + P::kTail);
+    TailItem(&tail)[2] = reinterpret_cast<Layout<kDim>*>(memory)->tail;
     for (int which = 0; which < 2; ++which) tail[which] = tail_item(params, which);
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
-    score_role<kDim, Drain::kFixed>(params, smem);
+    score_role<kDim, Drain::kFixed>(params, shared);
   } else {
-    Reduce<kDim, Drain>(params, smem).run();
+    Reduce<kDim, Drain>(params, shared).run();
   }
 }
 

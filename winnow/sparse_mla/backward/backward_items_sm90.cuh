@@ -7,6 +7,7 @@
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/device/sm90/places.cuh"
 #include "winnow/sparse_mla/backward/backward_fixed_sm90.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
@@ -15,6 +16,10 @@ namespace winnow::sparse_mla::backward_fused_sm90_detail {
 using namespace winnow::device;
 
 inline constexpr int kHeads = 64;  // of an item
+
+// For the rows of a tile: those of the accumulator, and their scales with integer sums.
+using TargetList = Place<std::int32_t[kTileRows]>;
+using ScaleList = Place<float[kTileRows]>;
 
 struct KernelParams {
   GatherView kv;
@@ -88,8 +93,8 @@ __device__ inline TailItem tail_item(const KernelParams& params, int which) {
   return item;
 }
 
-// The `number`-th item of this block; false past the last. `tail`: address of the two TailItems.
-__device__ __forceinline__ bool locate(const KernelParams& params, std::uint32_t tail,
+// The `number`-th item of this block; false past the last.
+__device__ __forceinline__ bool locate(const KernelParams& params, Place<TailItem[2]> tail,
                                        std::uint32_t number, Item& item) {
   std::uint32_t index = number * gridDim.x + blockIdx.x;
   item.first_tile = 0;
@@ -97,7 +102,7 @@ __device__ __forceinline__ bool locate(const KernelParams& params, std::uint32_t
   item.part = -1;
   if (number >= params.rounds) {
     if (number > params.rounds + 1) return false;
-    const int4 words = ld_shared_v4(tail + 16 * (number - params.rounds));  // a TailItem
+    const int4 words = ld_shared_v4(tail[number - params.rounds].address);  // a TailItem
     index = static_cast<std::uint32_t>(words.x);
     item.first_tile = words.y;
     item.end_tile = words.z;

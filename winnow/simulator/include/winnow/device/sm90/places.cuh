@@ -45,6 +45,9 @@ struct Place<Barrier> {
   void arrive_expect(std::uint32_t bytes, Where where = Where::current()) const {
     mbarrier_arrive_expect(address, bytes, where);
   }
+  bool try_wait(std::uint32_t parity, Where where = Where::current()) const {
+    return mbarrier_try_wait(address, parity, where);
+  }
   void wait(std::uint32_t parity, const char* role, int what,
             Where where = Where::current()) const {
     mbarrier_wait(address, parity, role, what, where);
