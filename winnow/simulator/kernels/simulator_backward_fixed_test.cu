@@ -271,7 +271,7 @@ TEST(SmallestSimulatorBackwardFixed, BoundsAreThoseOfTheFormula) {
   p.scale_log2 = p.scale * kLog2e;
   kTestRuntime.launch(prepare_kernel<true>, kQueries, kPrepareThreads, 0, nullptr, p);
   launch_rows(kTestRuntime, row_sizes_kernel, p, kRows, nullptr);
-  constexpr int kShared = ScoresPlan<kColumns>::kBytes;
+  constexpr int kShared = sizeof(ScoresLayout<kColumns>);
   kTestRuntime.allow_shared_memory(bounds_kernel<kColumns>, kShared);
   kTestRuntime.launch(bounds_kernel<kColumns>, 2, kScoresThreads, kShared, nullptr, p);
   for (int row = 0; row < kRows; ++row) {

@@ -89,8 +89,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bounds_bug("BoundsNoShares", "st_shared(buffer", Action::drop),
     bounds_bug("BoundsNoInitFence", "fence_mbarrier_init();", Action::drop),
     bounds_bug("BoundsNoBarrierAfterInit", "fence_mbarrier_init();", Action::drop, 0, 2),
-    bounds_bug("BoundsCountOfFull", "mbarrier_init(smem + Plan::kFull", Action::add, -1),
-    many_tiles("BoundsCountOfEmpty", "mbarrier_init(smem + Plan::kEmpty", Action::add, -1),
+    bounds_bug("BoundsCountOfFull", "shared.full()[slot].init", Action::add, -1),
+    many_tiles("BoundsCountOfEmpty", "shared.empty()[slot].init", Action::add, -1),
     long_bug("NoDeltaBarrier", "a quad's delta is written by one of its lanes", Action::drop),
 };
 

@@ -90,17 +90,18 @@ __device__ __forceinline__ uint4 bound_sums(const Params& p, const BoundHeads& h
 
 // The bounds of its tiles, every other one, and how often rows are chosen.
 template <class Plan>
-__device__ __forceinline__ void bound_tiles(const Params& p, std::uint32_t smem, int warpgroup) {
+__device__ __forceinline__ void bound_tiles(const Params& p, Plan shared, int warpgroup) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  // [2 buffers, 4 warps, 64 entries]: the warps' contributions, where the images would be.
-  const std::uint32_t shares = smem + Plan::kP + warpgroup * 2 * 4 * kTileRows * 8;
+  // [2 warpgroups, 2 buffers, 4 warps, 64 entries]: the warps' contributions, where the images
+  // would be.
+  const auto shares = Place<std::uint64_t[2][2][4][kTileRows]>{shared.p().address}[warpgroup];
   std::uint32_t q[Plan::kSteps][4];
   PipelineState<Plan::kStages> ring;
   std::uint32_t count = 0;  // of tiles so far, of both warpgroups
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
     if (item.first_tile == item.end_tile) continue;
-    scores_load_heads<Plan>(smem, ring, q);
+    scores_load_heads(shared, ring, q);
     const BoundHeads heads = bound_heads(p, item.query, warp, lane, q);
     // Thread n of the first 64 completes the bound of entry n; its row is loaded a tile ahead and
     // the length of that before the products, among which the compiler would put both otherwise.
@@ -112,7 +113,7 @@ __device__ __forceinline__ void bound_tiles(const Params& p, std::uint32_t smem,
     std::int32_t next = row_of(item.first_tile + static_cast<int>((warpgroup + count) % 2));
     for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
       if (static_cast<int>(count % 2) != warpgroup) {
-        scores_skip<Plan>(smem, ring);
+        scores_skip(shared, ring);
         continue;
       }
       const std::int32_t row = next;
@@ -120,16 +121,16 @@ __device__ __forceinline__ void bound_tiles(const Params& p, std::uint32_t smem,
       next = row_of(tile + 2);
       const std::uint32_t own = count / 2;
       float s[32];
-      scores_multiply<Plan>(smem, ring, warpgroup, (own + 1 + warpgroup) % 2, q, s);
+      scores_multiply(shared, ring, warpgroup, (own + 1 + warpgroup) % 2, q, s);
       const uint4 sums = bound_sums(p, heads, s);
-      const std::uint32_t buffer = shares + own % 2 * 4 * kTileRows * 8;
-      st_shared(buffer + 8 * (warp * kTileRows + pair_of_lane(lane)), sums);
+      const auto buffer = shares[own % 2];
+      st_shared(buffer[warp][pair_of_lane(lane)].address, sums);
       bar_sync<128>(1 + warpgroup);
       if (row >= 0) {
         float bound = 0;
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          const auto share = ld_shared<std::uint64_t>(buffer + 8 * (w * kTileRows + thread));
+          const std::uint64_t share = buffer[w][thread].load();
           bound += fmaf(__uint_as_float(static_cast<std::uint32_t>(share >> 32)), length,
                         __uint_as_float(static_cast<std::uint32_t>(share)));
         }
@@ -145,23 +146,23 @@ template <int kColumns>
 __global__ void __launch_bounds__(kScoresThreads, 1)
     bounds_kernel(const __grid_constant__ Params p) {
   using Plan = ScoresPlan<kColumns>;
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const Plan shared{shared_address(dynamic_shared<1024>())};
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Plan::kStages; ++slot) {
-      mbarrier_init(smem + Plan::kFull + 8 * slot, kGatherThreads);
-      mbarrier_init(smem + Plan::kEmpty + 8 * slot, 8 * kWarpArrival);
+      shared.full()[slot].init(kGatherThreads);
+      shared.empty()[slot].init(8 * kWarpArrival);
     }
-    for (int i = 0; i < 2; ++i) mbarrier_init(smem + Plan::kPingPong + 8 * i, 4 * kWarpArrival);
+    for (int i = 0; i < 2; ++i) shared.ping_pong()[i].init(4 * kWarpArrival);
     fence_mbarrier_init();
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup < 2) {
     setmaxnreg_inc<kScoresRegisters>();
-    bound_tiles<Plan>(p, smem, warpgroup);
+    bound_tiles(p, shared, warpgroup);
   } else {
     setmaxnreg_dec<kScoresGatherRegisters>();
-    scores_gather<Plan, false>(p, smem);
+    scores_gather<false>(p, shared);
   }
 }
 

@@ -91,7 +91,7 @@ fused::KernelParams fused_params(const BackwardParams& params, const split::Para
 
 template <int kColumns>
 void launch_bounds(const split::Params& chunk, std::int64_t s_kv, int blocks, cudaStream_t stream) {
-  constexpr int kBytes = split::ScoresPlan<kColumns>::kBytes;
+  constexpr int kBytes = sizeof(split::ScoresLayout<kColumns>);
   kRuntime.allow_shared_memory(split::bounds_kernel<kColumns>, kBytes);
   kRuntime.launch(split::bounds_kernel<kColumns>, blocks, split::kScoresThreads, kBytes, stream,
                   chunk);

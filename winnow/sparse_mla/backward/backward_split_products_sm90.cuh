@@ -37,20 +37,22 @@ struct DqLayout {
     Chunk ds[2];  // of two blocks
   };
   Stage stages[kStages];
-  Mbarrier full[kStages];   // gather threads, and one for dS
-  Mbarrier empty[kStages];  // warps of both warpgroups
+  Barrier full[kStages];   // gather threads, and one for dS
+  Barrier empty[kStages];  // warps of both warpgroups
 };
-
-// Where things are in it, in bytes.
-struct DqPlan {
+struct DqPlan : Shared<DqLayout> {
   static constexpr int kStages = DqLayout::kStages;
-  static constexpr int kRowsBytes = offsetof(DqLayout::Stage, ds);
-  static constexpr int kStageBytes = sizeof(DqLayout::Stage);
-  static constexpr int kFull = offsetof(DqLayout, full);
-  static constexpr int kEmpty = offsetof(DqLayout, empty);
-  static constexpr int kBytes = sizeof(DqLayout);
-  static_assert(kRowsBytes == 40960 && kFull == 229376 && kEmpty == 229408);
-  static_assert(kBytes == 229440 && kBytes <= kSharedLimit);
+  static_assert(sizeof(DqLayout) <= kSharedLimit);
+
+  WINNOW_PLACE(stages)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  __device__ Place<Chunk[kSliceChunks + 1]> rows(int stage) const {
+    return {stages()[stage].address + static_cast<std::uint32_t>(offsetof(DqLayout::Stage, rows))};
+  }
+  __device__ Place<Chunk[2]> ds(int stage) const {
+    return {stages()[stage].address + static_cast<std::uint32_t>(offsetof(DqLayout::Stage, ds))};
+  }
 };
 
 struct ProductItem {
@@ -74,7 +76,7 @@ __device__ __forceinline__ bool dq_item(const Params& p, int number, ProductItem
 }
 
 template <int kColumns>
-__device__ __forceinline__ void dq_gather(const Params& p, std::uint32_t smem) {
+__device__ __forceinline__ void dq_gather(const Params& p, DqPlan shared) {
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const std::uint64_t once = policy_evict_first(), keep = policy_evict_last();
   PipelineState<DqPlan::kStages> ring;
@@ -88,27 +90,26 @@ __device__ __forceinline__ void dq_gather(const Params& p, std::uint32_t smem) {
       const GatherRows rows =
           gather_rows(p.rows, next, tile_mask(next, std::uint32_t{1} << 31), thread);
       if (tile + 1 < tiles) next = load_tile(list, tile + 1, item.entries, lane);
-      const std::uint32_t stage = smem + ring.stage * DqPlan::kStageBytes;
-      const std::uint32_t full = smem + DqPlan::kFull + 8 * ring.stage;
-      mbarrier_wait(smem + DqPlan::kEmpty + 8 * ring.stage, ring.parity ^ 1, "gather", ring.stage);
+      const auto stage = shared.rows(ring.stage);
+      const auto ds = shared.ds(ring.stage);
+      const auto full = shared.full()[ring.stage];
+      shared.empty()[ring.stage].wait(ring.parity ^ 1, "gather", ring.stage);
       if (thread == 0) {
-        mbarrier_arrive_expect(full, item.blocks * kChunkBytes);
+        full.arrive_expect(item.blocks * kChunkBytes);
         for (int b = 0; b < item.blocks; ++b) {
-          bulk_load(stage + DqPlan::kRowsBytes + b * kChunkBytes,
+          bulk_load(ds[b].address,
                     image_pair(p, item.query, tile, 2 * item.group + b) + kChunkBytes, kChunkBytes,
-                    full, once);
+                    full.address, once);
         }
       }
 #pragma unroll
       for (int c = 0; c < kSliceChunks; ++c) {
-        gather_chunk<kFetched>(stage + c * kChunkBytes, rows, item.slice * kSliceChunks + c, thread,
-                               keep);
+        gather_chunk<kFetched>(stage[c].address, rows, item.slice * kSliceChunks + c, thread, keep);
       }
       if (kChunksOfSlice<kColumns, 1> > kSliceChunks && item.slice == 1) {
-        gather_chunk<kFetched>(stage + kSliceChunks * kChunkBytes, rows, 2 * kSliceChunks, thread,
-                               keep);
+        gather_chunk<kFetched>(stage[kSliceChunks].address, rows, 2 * kSliceChunks, thread, keep);
       }
-      mbarrier_arrive_cp_async(full);
+      full.arrive_cp_async();
       ring.advance();
     }
   }
@@ -134,9 +135,8 @@ __device__ __forceinline__ void store_dq(const Params& p, std::int64_t at, int l
 }
 
 template <int kChunks>
-__device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
-                                            const ProductItem& item, int warpgroup,
-                                            PipelineState<DqPlan::kStages>& ring) {
+__device__ __forceinline__ void dq_multiply(const Params& p, DqPlan shared, const ProductItem& item,
+                                            int warpgroup, PipelineState<DqPlan::kStages>& ring) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   Sums sums;
 #pragma unroll
@@ -146,12 +146,10 @@ __device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
   const int tiles = tile_count(item.entries);
   int previous = 0;
   for (int tile = 0; tile < tiles; ++tile) {
-    mbarrier_wait(smem + DqPlan::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
-    const std::uint32_t stage = smem + ring.stage * DqPlan::kStageBytes;
+    shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
     if (warpgroup < item.blocks) {
-      const std::uint64_t ds =
-          descriptor_k_major(stage + DqPlan::kRowsBytes + warpgroup * kChunkBytes);
-      const std::uint64_t rows = descriptor_mn_major(stage);
+      const std::uint64_t ds = descriptor_k_major(shared.ds(ring.stage)[warpgroup].address);
+      const std::uint64_t rows = descriptor_mn_major(shared.rows(ring.stage).address);
       wgmma_fence();
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {
@@ -166,14 +164,14 @@ __device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
       wgmma_commit();
       wgmma_wait<1>();
     }
-    if (tile > 0) mbarrier_arrive_warp(smem + DqPlan::kEmpty + 8 * previous);
+    if (tile > 0) shared.empty()[previous].arrive_warp();
     previous = ring.stage;
     ring.advance();
   }
   wgmma_wait<0>();
   wgmma_pin(sums.main);
   wgmma_pin(sums.last);
-  if (tiles > 0) mbarrier_arrive_warp(smem + DqPlan::kEmpty + 8 * previous);
+  if (tiles > 0) shared.empty()[previous].arrive_warp();
 
   if (warpgroup >= item.blocks) return;
   const int block = 2 * item.group + warpgroup;
@@ -203,11 +201,11 @@ __device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
 
 template <int kColumns>
 __global__ void __launch_bounds__(kProductThreads, 1) dq_kernel(const __grid_constant__ Params p) {
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const DqPlan shared{shared_address(dynamic_shared<1024>())};
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < DqPlan::kStages; ++slot) {
-      mbarrier_init(smem + DqPlan::kFull + 8 * slot, kGatherThreads + 1);
-      mbarrier_init(smem + DqPlan::kEmpty + 8 * slot, 8 * kWarpArrival);
+      shared.full()[slot].init(kGatherThreads + 1);
+      shared.empty()[slot].init(8 * kWarpArrival);
     }
     fence_mbarrier_init();
   }
@@ -219,14 +217,14 @@ __global__ void __launch_bounds__(kProductThreads, 1) dq_kernel(const __grid_con
     ProductItem item;
     for (int number = 0; dq_item(p, number, item); ++number) {
       if (kChunksOfSlice<kColumns, 1> == kSliceChunks || item.slice == 0) {
-        dq_multiply<kSliceChunks>(p, smem, item, warpgroup, ring);
+        dq_multiply<kSliceChunks>(p, shared, item, warpgroup, ring);
       } else {
-        dq_multiply<kSliceChunks + 1>(p, smem, item, warpgroup, ring);
+        dq_multiply<kSliceChunks + 1>(p, shared, item, warpgroup, ring);
       }
     }
   } else {
     setmaxnreg_dec<kProductLoadRegisters>();
-    dq_gather<kColumns>(p, smem);
+    dq_gather<kColumns>(p, shared);
   }
 }
 
@@ -256,31 +254,29 @@ struct DkvLayout {
   Chunk q[2][kSliceChunks + 1];     // [blocks]: the chunks of the slice
   Chunk d_out[2][kSliceChunks];     // [blocks]
   Chunk ring[2][kSlots];            // [warpgroups]
-  Mbarrier full[2][kSlots];         // [warpgroups]: the loading lane
-  Mbarrier empty[2][kSlots];        // [warpgroups]: warps of its reader
-  Mbarrier heads_full[2][2];        // [blocks][d_out, q]: kHeadThreads
-  Mbarrier heads_free[2][2];        // [blocks][d_out, q]: warps of both warpgroups
-  Mbarrier item_full[kItems];       // the lane that takes the items
-  Mbarrier item_empty[kItems];      // who else works on them: kItemReaders
+  Barrier full[2][kSlots];          // [warpgroups]: the loading lane
+  Barrier empty[2][kSlots];         // [warpgroups]: warps of its reader
+  Barrier heads_full[2][2];         // [blocks][d_out, q]: kHeadThreads
+  Barrier heads_free[2][2];         // [blocks][d_out, q]: warps of both warpgroups
+  Barrier item_full[kItems];        // the lane that takes the items
+  Barrier item_empty[kItems];       // who else works on them: kItemReaders
   alignas(16) std::int32_t items[kItems][8];  // the words of a DkvItem
 };
 
-// Where things are in it, in bytes.
-struct DkvPlan {
+struct DkvPlan : Shared<DkvLayout> {
   static constexpr int kSlots = DkvLayout::kSlots;
-  static constexpr int kQ = offsetof(DkvLayout, q);
-  static constexpr int kDOut = offsetof(DkvLayout, d_out);
-  static constexpr int kRing = offsetof(DkvLayout, ring);
-  static constexpr int kFull = offsetof(DkvLayout, full);
-  static constexpr int kEmpty = offsetof(DkvLayout, empty);
-  static constexpr int kHeadsFull = offsetof(DkvLayout, heads_full);
-  static constexpr int kHeadsFree = offsetof(DkvLayout, heads_free);
-  static constexpr int kItemFull = offsetof(DkvLayout, item_full);
-  static constexpr int kItemEmpty = offsetof(DkvLayout, item_empty);
-  static constexpr int kItem = offsetof(DkvLayout, items);
-  static constexpr int kBytes = sizeof(DkvLayout);
-  static_assert(kDOut == 81920 && kRing == 147456 && kFull == 229376);
-  static_assert(kBytes == 229792 && kBytes <= kSharedLimit);
+  static_assert(sizeof(DkvLayout) <= kSharedLimit);
+
+  WINNOW_PLACE(q)
+  WINNOW_PLACE(d_out)
+  WINNOW_PLACE(ring)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  WINNOW_PLACE(heads_full)
+  WINNOW_PLACE(heads_free)
+  WINNOW_PLACE(item_full)
+  WINNOW_PLACE(item_empty)
+  WINNOW_PLACE(items)
 };
 inline constexpr int kHeadThreads = 64;
 inline constexpr int kDOutOfHeads = 0, kQOfHeads = 1;
@@ -299,14 +295,13 @@ struct HeadsUse {
   bool first, last;
 
   template <int kWhich>
-  __device__ __forceinline__ void begin(std::uint32_t smem, int block, int warpgroup) const {
+  __device__ __forceinline__ void begin(DkvPlan shared, int block, int warpgroup) const {
     if (!first) return;
-    mbarrier_wait(smem + DkvPlan::kHeadsFull + 8 * (2 * block + kWhich), parities >> block & 1,
-                  "heads", warpgroup);
+    shared.heads_full()[block][kWhich].wait(parities >> block & 1, "heads", warpgroup);
   }
   template <int kWhich>
-  __device__ __forceinline__ void end(std::uint32_t smem, int block) const {
-    if (last) mbarrier_arrive_warp(smem + DkvPlan::kHeadsFree + 8 * (2 * block + kWhich));
+  __device__ __forceinline__ void end(DkvPlan shared, int block) const {
+    if (last) shared.heads_free()[block][kWhich].arrive_warp();
   }
 };
 
@@ -342,7 +337,7 @@ __device__ __forceinline__ bool dkv_item(const Params& p, int number, DkvItem& i
 // Of one lane: takes items, those that have tiles, and tells the others of them.
 class DkvTaker {
  public:
-  __device__ __forceinline__ DkvTaker(const Params& p, std::uint32_t smem) : p_(p), smem_(smem) {}
+  __device__ __forceinline__ DkvTaker(const Params& p, DkvPlan shared) : p_(p), shared_(shared) {}
   // False after the last one.
   __device__ __forceinline__ bool next(DkvItem& item) {
     do {
@@ -351,20 +346,21 @@ class DkvTaker {
           round < p_.dkv_cut.fixed ? unsigned{blockIdx.x} : atomicAdd(p_.dkv_taken, 1u);
       if (!dkv_item(p_, static_cast<int>(round * gridDim.x + in_round), item)) item.query = -1;
     } while (item.query >= 0 && item.first_tile == item.end_tile);
-    mbarrier_wait(smem_ + DkvPlan::kItemEmpty + 8 * ring_.stage, ring_.parity ^ 1, "tell",
-                  ring_.stage);
-    const std::uint32_t to = smem_ + DkvPlan::kItem + 32 * ring_.stage;
+    shared_.item_empty()[ring_.stage].wait(ring_.parity ^ 1, "tell", ring_.stage);
+    const auto to = shared_.items()[ring_.stage];
     const auto word = [](int value) { return static_cast<std::uint32_t>(value); };
-    st_shared(to, uint4{word(item.query), word(item.group), word(item.slice), word(item.entries)});
-    st_shared(to + 16, uint4{word(item.blocks), word(item.first_tile), word(item.end_tile), 0});
-    mbarrier_arrive(smem_ + DkvPlan::kItemFull + 8 * ring_.stage);
+    st_shared(to[0].address,
+              uint4{word(item.query), word(item.group), word(item.slice), word(item.entries)});
+    st_shared(to[4].address,
+              uint4{word(item.blocks), word(item.first_tile), word(item.end_tile), 0});
+    shared_.item_full()[ring_.stage].arrive();
     ring_.advance();
     return item.query >= 0;
   }
 
  private:
   const Params& p_;
-  const std::uint32_t smem_;
+  const DkvPlan shared_;
   int round_ = 0;  // of those that go round the blocks
   PipelineState<DkvLayout::kItems> ring_;
 };
@@ -373,17 +369,16 @@ class DkvTaker {
 template <bool kWarp>
 class DkvReader {
  public:
-  __device__ __forceinline__ explicit DkvReader(std::uint32_t smem) : smem_(smem) {}
+  __device__ __forceinline__ explicit DkvReader(DkvPlan shared) : shared_(shared) {}
   // False after the last one.
   __device__ __forceinline__ bool next(DkvItem& item) {
-    mbarrier_wait(smem_ + DkvPlan::kItemFull + 8 * ring_.stage, ring_.parity, "item", ring_.stage);
-    const std::uint32_t from = smem_ + DkvPlan::kItem + 32 * ring_.stage;
-    const uint4 a = ld_shared_words(from), b = ld_shared_words(from + 16);
-    const std::uint32_t empty = smem_ + DkvPlan::kItemEmpty + 8 * ring_.stage;
+    shared_.item_full()[ring_.stage].wait(ring_.parity, "item", ring_.stage);
+    const auto from = shared_.items()[ring_.stage];
+    const uint4 a = ld_shared_words(from[0].address), b = ld_shared_words(from[4].address);
     if constexpr (kWarp) {
-      mbarrier_arrive_warp(empty);
+      shared_.item_empty()[ring_.stage].arrive_warp();
     } else {
-      mbarrier_arrive(empty);
+      shared_.item_empty()[ring_.stage].arrive();
     }
     ring_.advance();
     const auto number = [](std::uint32_t word) { return static_cast<int>(word); };
@@ -394,14 +389,14 @@ class DkvReader {
   }
 
  private:
-  const std::uint32_t smem_;
+  const DkvPlan shared_;
   PipelineState<DkvLayout::kItems> ring_;
 };
 
 // One lane: the images of the tiles that warpgroup `reader` works on, of the items of a DkvTaker or
 // a DkvReader.
 template <class Items>
-__device__ __forceinline__ void dkv_load_images(const Params& p, std::uint32_t smem, int reader,
+__device__ __forceinline__ void dkv_load_images(const Params& p, DkvPlan shared, int reader,
                                                 Items items) {
   const std::uint64_t policy = p.keep_images ? policy_evict_last() : policy_evict_first();
   PipelineState<DkvPlan::kSlots> ring;
@@ -412,12 +407,12 @@ __device__ __forceinline__ void dkv_load_images(const Params& p, std::uint32_t s
       if (static_cast<int>(count % 2) != reader) continue;
       const char* source = image_pair(p, item.query, tile, 2 * item.group);
       for (int i = 0; i < 2 * item.blocks; ++i) {
-        const int slot = reader * DkvPlan::kSlots + ring.stage;
-        mbarrier_wait(smem + DkvPlan::kEmpty + 8 * slot, ring.parity ^ 1, "images", slot);
-        const std::uint32_t full = smem + DkvPlan::kFull + 8 * slot;
-        mbarrier_arrive_expect(full, kChunkBytes);
-        bulk_load(smem + DkvPlan::kRing + slot * kChunkBytes, source + i * kChunkBytes, kChunkBytes,
-                  full, policy);
+        const auto full = shared.full()[reader][ring.stage];
+        shared.empty()[reader][ring.stage].wait(ring.parity ^ 1, "images",
+                                                reader * DkvPlan::kSlots + ring.stage);
+        full.arrive_expect(kChunkBytes);
+        bulk_load(shared.ring()[reader][ring.stage].address, source + i * kChunkBytes, kChunkBytes,
+                  full.address, policy);
         ring.advance();
       }
     }
@@ -443,16 +438,16 @@ __device__ __forceinline__ void dkv_copy_heads(std::uint32_t to, const char* hea
 
 // kHeadThreads threads: the slice of the group's q and d_out.
 template <int kColumns>
-__device__ __forceinline__ void dkv_load_heads(const Params& p, std::uint32_t smem, int thread) {
+__device__ __forceinline__ void dkv_load_heads(const Params& p, DkvPlan shared, int thread) {
   const std::uint64_t policy = policy_evict_first();
   constexpr int kWide = kChunksOfSlice<kColumns, 1>;
-  DkvReader<true> items(smem);
+  DkvReader<true> items(shared);
   DkvItem item;
   std::uint32_t uses = 0;  // bit `block`: the parity of its barriers
   while (items.next(item)) {
     // 8 lanes copy 128 bytes of a head; 8 heads a pass.
     const int column = item.slice * kSliceChunks * 128 + (thread & 7) * 16;
-    const std::uint32_t to = smem + chunk_offset(thread / 8, thread & 7);
+    const std::uint32_t in_chunk = chunk_offset(thread / 8, thread & 7);
     const char* const q = p.q + item.query * p.q_stride0 + column;
     const char* const d_out = p.d_out + item.query * p.d_out_stride0 + column;
     for (int b = 0; b < item.blocks; ++b) {
@@ -464,19 +459,19 @@ __device__ __forceinline__ void dkv_load_heads(const Params& p, std::uint32_t sm
         valid |= static_cast<std::uint32_t>(__ldg(lse2 + 8 * pass) < infinity()) << pass;
       }
       const std::uint32_t parity = (uses >> b & 1) ^ 1;
-      mbarrier_wait(smem + DkvPlan::kHeadsFree + 8 * (2 * b + kDOutOfHeads), parity, "heads", b);
-      dkv_copy_heads<kSliceChunks>(to + DkvPlan::kDOut + b * kSliceChunks * kChunkBytes, d_out,
-                                   p.d_out_stride1, block * kBlockHeads, valid, thread, policy);
-      mbarrier_arrive_cp_async(smem + DkvPlan::kHeadsFull + 8 * (2 * b + kDOutOfHeads));
-      mbarrier_wait(smem + DkvPlan::kHeadsFree + 8 * (2 * b + kQOfHeads), parity, "heads", b);
-      const std::uint32_t q_to = to + DkvPlan::kQ + b * (kSliceChunks + 1) * kChunkBytes;
+      shared.heads_free()[b][kDOutOfHeads].wait(parity, "heads", b);
+      dkv_copy_heads<kSliceChunks>(shared.d_out()[b].address + in_chunk, d_out, p.d_out_stride1,
+                                   block * kBlockHeads, valid, thread, policy);
+      shared.heads_full()[b][kDOutOfHeads].arrive_cp_async();
+      shared.heads_free()[b][kQOfHeads].wait(parity, "heads", b);
+      const std::uint32_t q_to = shared.q()[b].address + in_chunk;
       if (kWide == kSliceChunks || item.slice == 0) {
         dkv_copy_heads<kSliceChunks>(q_to, q, p.q_stride1, block * kBlockHeads, valid, thread,
                                      policy);
       } else {
         dkv_copy_heads<kWide>(q_to, q, p.q_stride1, block * kBlockHeads, valid, thread, policy);
       }
-      mbarrier_arrive_cp_async(smem + DkvPlan::kHeadsFull + 8 * (2 * b + kQOfHeads));
+      shared.heads_full()[b][kQOfHeads].arrive_cp_async();
       uses ^= 1u << b;
     }
   }
@@ -485,16 +480,17 @@ __device__ __forceinline__ void dkv_load_heads(const Params& p, std::uint32_t sm
 // Adds one block's P^T d_out + dS^T q to the sums, or sets them with kFirst. P and dS come through
 // the ring. On return the products with dS are still under way; `previous` is their slot.
 template <int kChunks, bool kFirst>
-__device__ __forceinline__ void dkv_block(std::uint32_t smem, int warpgroup,
+__device__ __forceinline__ void dkv_block(DkvPlan shared, int warpgroup,
                                           PipelineState<DkvPlan::kSlots>& ring, int& previous,
                                           const HeadsUse& heads, Sums& sums) {
   constexpr int kBlock = kFirst ? 0 : 1;
-  int slot = warpgroup * DkvPlan::kSlots + ring.stage;
-  mbarrier_wait(smem + DkvPlan::kFull + 8 * slot, ring.parity, "multiply", slot);
-  heads.begin<kDOutOfHeads>(smem, kBlock, warpgroup);
-  const std::uint64_t p = descriptor_mn_major(smem + DkvPlan::kRing + slot * kChunkBytes);
-  const std::uint64_t d_out =
-      descriptor_mn_major(smem + DkvPlan::kDOut + kBlock * kSliceChunks * kChunkBytes);
+  const auto full = shared.full()[warpgroup], empty = shared.empty()[warpgroup];
+  const auto images = shared.ring()[warpgroup];
+  const int number = warpgroup * DkvPlan::kSlots;
+  full[ring.stage].wait(ring.parity, "multiply", number + ring.stage);
+  heads.begin<kDOutOfHeads>(shared, kBlock, warpgroup);
+  const std::uint64_t p = descriptor_mn_major(images[ring.stage].address);
+  const std::uint64_t d_out = descriptor_mn_major(shared.d_out()[kBlock].address);
   wgmma_fence();
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
@@ -505,18 +501,16 @@ __device__ __forceinline__ void dkv_block(std::uint32_t smem, int warpgroup,
   wgmma_commit();
   if constexpr (!kFirst) {
     wgmma_wait<1>();
-    mbarrier_arrive_warp(smem + DkvPlan::kEmpty + 8 * previous);
-    heads.end<kQOfHeads>(smem, 0);
+    empty[previous].arrive_warp();
+    heads.end<kQOfHeads>(shared, 0);
   }
-  previous = slot;
+  previous = ring.stage;
   ring.advance();
 
-  slot = warpgroup * DkvPlan::kSlots + ring.stage;
-  mbarrier_wait(smem + DkvPlan::kFull + 8 * slot, ring.parity, "multiply", slot);
-  heads.begin<kQOfHeads>(smem, kBlock, warpgroup);
-  const std::uint64_t ds = descriptor_mn_major(smem + DkvPlan::kRing + slot * kChunkBytes);
-  const std::uint64_t q =
-      descriptor_mn_major(smem + DkvPlan::kQ + kBlock * (kSliceChunks + 1) * kChunkBytes);
+  full[ring.stage].wait(ring.parity, "multiply", number + ring.stage);
+  heads.begin<kQOfHeads>(shared, kBlock, warpgroup);
+  const std::uint64_t ds = descriptor_mn_major(images[ring.stage].address);
+  const std::uint64_t q = descriptor_mn_major(shared.q()[kBlock].address);
   wgmma_fence();
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
@@ -530,15 +524,15 @@ __device__ __forceinline__ void dkv_block(std::uint32_t smem, int warpgroup,
   }
   wgmma_commit();
   wgmma_wait<1>();
-  mbarrier_arrive_warp(smem + DkvPlan::kEmpty + 8 * previous);
-  heads.end<kDOutOfHeads>(smem, kBlock);
-  previous = slot;
+  empty[previous].arrive_warp();
+  heads.end<kDOutOfHeads>(shared, kBlock);
+  previous = ring.stage;
   ring.advance();
 }
 
 // The products of one tile, and its sums into dkv.
 template <int kChunks, class Drain>
-__device__ __forceinline__ void dkv_tile(const Params& p, std::uint32_t smem, const DkvItem& item,
+__device__ __forceinline__ void dkv_tile(const Params& p, DkvPlan shared, const DkvItem& item,
                                          int tile, int warpgroup, const HeadsUse& heads,
                                          PipelineState<DkvPlan::kSlots>& ring) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
@@ -547,13 +541,13 @@ __device__ __forceinline__ void dkv_tile(const Params& p, std::uint32_t smem, co
 
   Sums sums;
   int previous = 0;
-  dkv_block<kChunks, true>(smem, warpgroup, ring, previous, heads, sums);
-  if (item.blocks > 1) dkv_block<kChunks, false>(smem, warpgroup, ring, previous, heads, sums);
+  dkv_block<kChunks, true>(shared, warpgroup, ring, previous, heads, sums);
+  if (item.blocks > 1) dkv_block<kChunks, false>(shared, warpgroup, ring, previous, heads, sums);
   wgmma_wait<0>();
   wgmma_pin(sums.main);
   if constexpr (kChunks > kSliceChunks) wgmma_pin(sums.last);
-  mbarrier_arrive_warp(smem + DkvPlan::kEmpty + 8 * previous);
-  heads.end<kQOfHeads>(smem, item.blocks - 1);
+  shared.empty()[warpgroup][previous].arrive_warp();
+  heads.end<kQOfHeads>(shared, item.blocks - 1);
 
   drain.locate(p, item.slice * kSliceChunks * kChunkColumns, lane);
 #pragma unroll
@@ -565,9 +559,9 @@ __device__ __forceinline__ void dkv_tile(const Params& p, std::uint32_t smem, co
 }
 
 template <int kColumns, class Drain>
-__device__ __forceinline__ void dkv_multiply(const Params& p, std::uint32_t smem, int warpgroup) {
+__device__ __forceinline__ void dkv_multiply(const Params& p, DkvPlan shared, int warpgroup) {
   PipelineState<DkvPlan::kSlots> ring;
-  DkvReader<true> items(smem);
+  DkvReader<true> items(shared);
   DkvItem item;
   std::uint32_t count = 0;  // of tiles so far, of both warpgroups
   HeadsUse heads{0, true, true};
@@ -577,19 +571,19 @@ __device__ __forceinline__ void dkv_multiply(const Params& p, std::uint32_t smem
       heads.first = tile == own;
       heads.last = tile + 2 >= item.end_tile;
       if (kChunksOfSlice<kColumns, 1> == kSliceChunks || item.slice == 0) {
-        dkv_tile<kSliceChunks, Drain>(p, smem, item, tile, warpgroup, heads, ring);
+        dkv_tile<kSliceChunks, Drain>(p, shared, item, tile, warpgroup, heads, ring);
       } else {
-        dkv_tile<kSliceChunks + 1, Drain>(p, smem, item, tile, warpgroup, heads, ring);
+        dkv_tile<kSliceChunks + 1, Drain>(p, shared, item, tile, warpgroup, heads, ring);
       }
     }
     if (own >= item.end_tile) {  // the only tile is the other warpgroup's
       // Waits all the same: its arrivals belong to this phase.
       heads.first = heads.last = true;
       for (int b = 0; b < item.blocks; ++b) {
-        heads.begin<kDOutOfHeads>(smem, b, warpgroup);
-        heads.end<kDOutOfHeads>(smem, b);
-        heads.begin<kQOfHeads>(smem, b, warpgroup);
-        heads.end<kQOfHeads>(smem, b);
+        heads.begin<kDOutOfHeads>(shared, b, warpgroup);
+        heads.end<kDOutOfHeads>(shared, b);
+        heads.begin<kQOfHeads>(shared, b, warpgroup);
+        heads.end<kQOfHeads>(shared, b);
       }
     }
     heads.parities ^= (1u << item.blocks) - 1;
@@ -599,19 +593,21 @@ __device__ __forceinline__ void dkv_multiply(const Params& p, std::uint32_t smem
 
 template <int kColumns, class Drain>
 __global__ void __launch_bounds__(kProductThreads, 1) dkv_kernel(const __grid_constant__ Params p) {
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const DkvPlan shared{shared_address(dynamic_shared<1024>())};
   if (threadIdx.x == 0) {
-    for (int slot = 0; slot < 2 * DkvPlan::kSlots; ++slot) {
-      mbarrier_init(smem + DkvPlan::kFull + 8 * slot, 1);
-      mbarrier_init(smem + DkvPlan::kEmpty + 8 * slot, 4 * kWarpArrival);
-    }
-    for (int i = 0; i < 4; ++i) {
-      mbarrier_init(smem + DkvPlan::kHeadsFull + 8 * i, kHeadThreads);
-      mbarrier_init(smem + DkvPlan::kHeadsFree + 8 * i, 8 * kWarpArrival);
+    for (int i = 0; i < 2; ++i) {
+      for (int slot = 0; slot < DkvPlan::kSlots; ++slot) {
+        shared.full()[i][slot].init(1);
+        shared.empty()[i][slot].init(4 * kWarpArrival);
+      }
+      for (const int which : {kDOutOfHeads, kQOfHeads}) {
+        shared.heads_full()[i][which].init(kHeadThreads);
+        shared.heads_free()[i][which].init(8 * kWarpArrival);
+      }
     }
     for (int i = 0; i < DkvLayout::kItems; ++i) {
-      mbarrier_init(smem + DkvPlan::kItemFull + 8 * i, 1);
-      mbarrier_init(smem + DkvPlan::kItemEmpty + 8 * i, kItemReaders);
+      shared.item_full()[i].init(1);
+      shared.item_empty()[i].init(kItemReaders);
     }
     fence_mbarrier_init();
   }
@@ -619,16 +615,16 @@ __global__ void __launch_bounds__(kProductThreads, 1) dkv_kernel(const __grid_co
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup < 2) {
     setmaxnreg_inc<kProductRegisters>();
-    dkv_multiply<kColumns, Drain>(p, smem, warpgroup);
+    dkv_multiply<kColumns, Drain>(p, shared, warpgroup);
   } else {
     setmaxnreg_dec<kProductLoadRegisters>();
     const int warp = threadIdx.x % 128 / 32;
     if (warp == 0) {
-      if (threadIdx.x % 32 == 0) dkv_load_images(p, smem, 0, DkvTaker(p, smem));
+      if (threadIdx.x % 32 == 0) dkv_load_images(p, shared, 0, DkvTaker(p, shared));
     } else if (warp == 1) {
-      if (threadIdx.x % 32 == 0) dkv_load_images(p, smem, 1, DkvReader<false>(smem));
+      if (threadIdx.x % 32 == 0) dkv_load_images(p, shared, 1, DkvReader<false>(shared));
     } else {
-      dkv_load_heads<kColumns>(p, smem, threadIdx.x % 64);
+      dkv_load_heads<kColumns>(p, shared, threadIdx.x % 64);
     }
   }
 }

@@ -34,13 +34,13 @@ template <int kColumns>
 void launch_scores(const Params& params, int blocks, cudaStream_t stream) {
   auto* const kernel = params.fixed == nullptr ? detail::scores_kernel<kColumns, false>
                                                : detail::scores_kernel<kColumns, true>;
-  launch(kernel, blocks, detail::kScoresThreads, detail::ScoresPlan<kColumns>::kBytes, params,
+  launch(kernel, blocks, detail::kScoresThreads, sizeof(detail::ScoresLayout<kColumns>), params,
          stream);
 }
 
 template <int kColumns>
 void launch_dq(const Params& params, int blocks, cudaStream_t stream) {
-  launch(detail::dq_kernel<kColumns>, blocks, detail::kProductThreads, detail::DqPlan::kBytes,
+  launch(detail::dq_kernel<kColumns>, blocks, detail::kProductThreads, sizeof(detail::DqLayout),
          params, stream);
 }
 
@@ -61,7 +61,7 @@ detail::DkvCut dkv_cut(const Params& params, int blocks) {
 template <int kColumns>
 void launch_dkv(Params params, std::int64_t s_kv, int blocks, cudaStream_t stream) {
   params.dkv_cut = dkv_cut(params, blocks);
-  constexpr int kBytes = detail::DkvPlan::kBytes;
+  constexpr int kBytes = sizeof(detail::DkvLayout);
   if (params.fixed == nullptr) {
     launch(detail::dkv_kernel<kColumns, detail::FloatDrain>, blocks, detail::kProductThreads,
            kBytes, params, stream);

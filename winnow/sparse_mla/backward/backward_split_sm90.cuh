@@ -26,6 +26,7 @@
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
 #include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/device/sm90/places.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
 #include "winnow/sparse_mla/backward/backward_fixed_sm90.cuh"
 #include "winnow/sparse_mla/entry_order_sm90.cuh"
@@ -291,40 +292,35 @@ struct ScoresLayout {
   static constexpr int kChunks = kColumns / kChunkColumns;       // 9 or 8
   static constexpr int kStageChunks = kChunks % 3 == 0 ? 3 : 2;  // of 64 rows
   static constexpr int kStages = 24 / kStageChunks;              // 8 or 12: nearly 3 tiles
-  struct Stage {
-    Chunk chunks[kStageChunks];
-  };
 
-  Stage stages[kStages];
-  Chunk p[2], ds[2];        // images
-  Mbarrier full[kStages];   // gather threads
-  Mbarrier empty[kStages];  // warps of both warpgroups
-  Mbarrier p_ready[2];      // warps of warpgroup 0
-  Mbarrier p_free[2];       // warps of warpgroup 1
-  Mbarrier ping_pong[2];    // warps of the other warpgroup
+  Chunk stages[kStages][kStageChunks];
+  Chunk p[2], ds[2];       // images
+  Barrier full[kStages];   // gather threads
+  Barrier empty[kStages];  // warps of both warpgroups
+  Barrier p_ready[2];      // warps of warpgroup 0
+  Barrier p_free[2];       // warps of warpgroup 1
+  Barrier ping_pong[2];    // warps of the other warpgroup
 };
 
-// Where things are in it, in bytes, and how many of them there are.
 template <int kColumns>
-struct ScoresPlan {
+struct ScoresPlan : Shared<ScoresLayout<kColumns>> {
   using Memory = ScoresLayout<kColumns>;
   static constexpr int kChunks = Memory::kChunks;
   static constexpr int kSteps = kColumns / 16;  // 36 or 32
   static constexpr int kStageChunks = Memory::kStageChunks;
   static constexpr int kStageSteps = kStageChunks * 4;
   static constexpr int kTileStages = kChunks / kStageChunks;  // 3 or 4
-  static constexpr int kStageBytes = sizeof(typename Memory::Stage);
   static constexpr int kStages = Memory::kStages;
+  static_assert(sizeof(Memory) <= kSharedLimit);
 
-  static constexpr int kP = offsetof(Memory, p);
-  static constexpr int kDs = offsetof(Memory, ds);
-  static constexpr int kFull = offsetof(Memory, full);
-  static constexpr int kEmpty = offsetof(Memory, empty);
-  static constexpr int kPReady = offsetof(Memory, p_ready);
-  static constexpr int kPFree = offsetof(Memory, p_free);
-  static constexpr int kPingPong = offsetof(Memory, ping_pong);
-  static constexpr int kBytes = sizeof(Memory);
-  static_assert(kP == 196608 && kFull == 229376 && kBytes <= kSharedLimit);
+  WINNOW_PLACE(stages)
+  WINNOW_PLACE(p)
+  WINNOW_PLACE(ds)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  WINNOW_PLACE(p_ready)
+  WINNOW_PLACE(p_free)
+  WINNOW_PLACE(ping_pong)
 };
 
 struct ScoresItem {
@@ -362,29 +358,28 @@ __device__ __forceinline__ GatherRows block_rows(const char* heads, std::int64_t
 }
 
 // Copies the first `kCopied` chunks of 64 rows through the stages of one tile.
-template <class Plan, int kCopied>
-__device__ __forceinline__ void scores_copy(std::uint32_t smem, PipelineState<Plan::kStages>& ring,
+template <int kCopied, class Plan>
+__device__ __forceinline__ void scores_copy(Plan shared, PipelineState<Plan::kStages>& ring,
                                             const GatherRows& rows, int thread,
                                             std::uint64_t policy) {
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    mbarrier_wait(smem + Plan::kEmpty + 8 * ring.stage, ring.parity ^ 1, "gather", ring.stage);
+    shared.empty()[ring.stage].wait(ring.parity ^ 1, "gather", ring.stage);
 #pragma unroll
     for (int c = 0; c < Plan::kStageChunks; ++c) {
       const int chunk = s * Plan::kStageChunks + c;
       if (chunk < kCopied) {
-        gather_chunk<kFetched>(smem + ring.stage * Plan::kStageBytes + c * kChunkBytes, rows, chunk,
-                               thread, policy);
+        gather_chunk<kFetched>(shared.stages()[ring.stage][c].address, rows, chunk, thread, policy);
       }
     }
-    mbarrier_arrive_cp_async(smem + Plan::kFull + 8 * ring.stage);
+    shared.full()[ring.stage].arrive_cp_async();
     ring.advance();
   }
 }
 
 // q, with kDOut d_out, and the rows of each item.
-template <class Plan, bool kDOut = true>
-__device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t smem) {
+template <bool kDOut = true, class Plan>
+__device__ __forceinline__ void scores_gather(const Params& p, Plan shared) {
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const std::uint64_t once = policy_evict_first(), keep = policy_evict_last();
   PipelineState<Plan::kStages> ring;
@@ -395,18 +390,18 @@ __device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t sme
     TileEntries next = load_tile(list, item.first_tile, item.entries, lane);
     const int first_head = item.block * kBlockHeads;
     const float* lse2 = block_lse2(p, item.query, item.block);
-    scores_copy<Plan, Plan::kChunks>(
-        smem, ring,
+    scores_copy<Plan::kChunks>(
+        shared, ring,
         block_rows(p.q + item.query * p.q_stride0, p.q_stride1, first_head, lse2, thread), thread,
         once);
     if constexpr (kDOut) {
-      scores_copy<Plan, kValueChunks>(smem, ring,
-                                      block_rows(p.d_out + item.query * p.d_out_stride0,
-                                                 p.d_out_stride1, first_head, lse2, thread),
-                                      thread, once);
+      scores_copy<kValueChunks>(shared, ring,
+                                block_rows(p.d_out + item.query * p.d_out_stride0, p.d_out_stride1,
+                                           first_head, lse2, thread),
+                                thread, once);
       if (forms_delta(p)) {
-        scores_copy<Plan, kValueChunks>(
-            smem, ring,
+        scores_copy<kValueChunks>(
+            shared, ring,
             block_rows(p.out + item.query * p.out_stride0, p.out_stride1, first_head, lse2, thread),
             thread, once);
       }
@@ -415,42 +410,40 @@ __device__ __forceinline__ void scores_gather(const Params& p, std::uint32_t sme
       const GatherRows rows =
           gather_rows(p.rows, next, tile_mask(next, std::uint32_t{1} << 31), thread);
       if (tile + 1 < item.end_tile) next = load_tile(list, tile + 1, item.entries, lane);
-      scores_copy<Plan, Plan::kChunks>(smem, ring, rows, thread, keep);
+      scores_copy<Plan::kChunks>(shared, ring, rows, thread, keep);
     }
   }
 }
 
 // Lets a tile in the ring pass that only the other warpgroup reads.
 template <class Plan>
-__device__ __forceinline__ void scores_skip(std::uint32_t smem,
-                                            PipelineState<Plan::kStages>& ring) {
+__device__ __forceinline__ void scores_skip(Plan shared, PipelineState<Plan::kStages>& ring) {
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "skip", ring.stage);
-    mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * ring.stage);
+    shared.full()[ring.stage].wait(ring.parity, "skip", ring.stage);
+    shared.empty()[ring.stage].arrive_warp();
     ring.advance();
   }
 }
 
 // Brings 64 heads from the ring into registers as A operands.
-template <class Plan, int kSteps>
-__device__ __forceinline__ void scores_load_heads(std::uint32_t smem,
-                                                  PipelineState<Plan::kStages>& ring,
+template <int kSteps, class Plan>
+__device__ __forceinline__ void scores_load_heads(Plan shared, PipelineState<Plan::kStages>& ring,
                                                   std::uint32_t (&a)[kSteps][4]) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "heads", ring.stage);
+    shared.full()[ring.stage].wait(ring.parity, "heads", ring.stage);
 #pragma unroll
     for (int i = 0; i < Plan::kStageSteps; ++i) {
       const int step = s * Plan::kStageSteps + i;
       if (step < kSteps) {
-        const std::uint32_t chunk = smem + ring.stage * Plan::kStageBytes + i / 4 * kChunkBytes;
+        const std::uint32_t chunk = shared.stages()[ring.stage][i / 4].address;
         ldmatrix_x4(fragment_address(chunk, warp, lane, i % 4), a[step][0], a[step][1], a[step][2],
                     a[step][3]);
       }
     }
-    mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * ring.stage);
+    shared.empty()[ring.stage].arrive_warp();
     ring.advance();
   }
 }
@@ -458,19 +451,19 @@ __device__ __forceinline__ void scores_load_heads(std::uint32_t smem,
 // delta of the heads lane / 4 and lane / 4 + 8 of the warp's 16: products of d_out, which is in
 // registers, with out, which comes in the next stages.
 template <class Plan>
-__device__ __forceinline__ void scores_delta(std::uint32_t smem, PipelineState<Plan::kStages>& ring,
+__device__ __forceinline__ void scores_delta(Plan shared, PipelineState<Plan::kStages>& ring,
                                              const std::uint32_t (&d_out)[kValueColumns / 16][4],
                                              float (&delta)[2]) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   delta[0] = delta[1] = 0;
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "delta", ring.stage);
+    shared.full()[ring.stage].wait(ring.parity, "delta", ring.stage);
 #pragma unroll
     for (int i = 0; i < Plan::kStageSteps; i += 2) {
       const int step = s * Plan::kStageSteps + i;
       if (step < kValueColumns / 16) {
-        const std::uint32_t chunk = smem + ring.stage * Plan::kStageBytes + i / 4 * kChunkBytes;
+        const std::uint32_t chunk = shared.stages()[ring.stage][i / 4].address;
         std::uint32_t a[4], b[4];
         ldmatrix_x4(fragment_address(chunk, warp, lane, i % 4), a[0], a[1], a[2], a[3]);
         ldmatrix_x4(fragment_address(chunk, warp, lane, i % 4 + 1), b[0], b[1], b[2], b[3]);
@@ -482,7 +475,7 @@ __device__ __forceinline__ void scores_delta(std::uint32_t smem, PipelineState<P
         }
       }
     }
-    mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * ring.stage);
+    shared.empty()[ring.stage].arrive_warp();
     ring.advance();
   }
   delta[0] = quad_sum(delta[0]);
@@ -492,20 +485,17 @@ __device__ __forceinline__ void scores_delta(std::uint32_t smem, PipelineState<P
 // d[64 heads x 64 rows] = A B^T for the first 16 * kSteps columns of the tile in the next stages.
 // Waits for its side of the ping-pong when the first stage is there, and lets the other warpgroup
 // go as soon as the last product is issued: those of the other queue up behind it.
-template <class Plan, int kSteps>
-__device__ __forceinline__ void scores_multiply(std::uint32_t smem,
-                                                PipelineState<Plan::kStages>& ring, int warpgroup,
-                                                std::uint32_t ping_pong_parity,
+template <int kSteps, class Plan>
+__device__ __forceinline__ void scores_multiply(Plan shared, PipelineState<Plan::kStages>& ring,
+                                                int warpgroup, std::uint32_t ping_pong_parity,
                                                 const std::uint32_t (&a)[kSteps][4],
                                                 float (&d)[32]) {
   int previous = 0;
 #pragma unroll
   for (int s = 0; s < Plan::kTileStages; ++s) {
-    mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
-    if (s == 0)
-      mbarrier_wait(smem + Plan::kPingPong + 8 * warpgroup, ping_pong_parity, "pingpong",
-                    warpgroup);
-    const std::uint64_t rows = descriptor_k_major(smem + ring.stage * Plan::kStageBytes);
+    shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
+    if (s == 0) shared.ping_pong()[warpgroup].wait(ping_pong_parity, "pingpong", warpgroup);
+    const std::uint64_t rows = descriptor_k_major(shared.stages()[ring.stage].address);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Plan::kStageSteps; ++i) {
@@ -517,18 +507,18 @@ __device__ __forceinline__ void scores_multiply(std::uint32_t smem,
     }
     wgmma_commit();
     if (s == Plan::kTileStages - 1) {
-      mbarrier_arrive_warp(smem + Plan::kPingPong + 8 * (1 - warpgroup));
+      shared.ping_pong()[1 - warpgroup].arrive_warp();
     }
     if (s > 0) {
       wgmma_wait<1>();
-      mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * previous);
+      shared.empty()[previous].arrive_warp();
     }
     previous = ring.stage;
     ring.advance();
   }
   wgmma_wait<0>();
   wgmma_pin(d);
-  mbarrier_arrive_warp(smem + Plan::kEmpty + 8 * previous);
+  shared.empty()[previous].arrive_warp();
 }
 
 // Writes the warp's part of an image: w[2 j + r] holds row lane / 4 + 8 r, columns 8 j + 2 (lane %
@@ -591,8 +581,8 @@ __device__ __forceinline__ float* tile_norm(const Params& p, int query, int tile
          (((static_cast<std::int64_t>(query) * p.tiles + tile) * p.blocks + block) * 4 + warp) * 2;
 }
 
-template <class Plan, bool kNorms>
-__device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
+template <bool kNorms, class Plan>
+__device__ __forceinline__ void scores_p(const Params& p, Plan shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const std::uint64_t policy = policy_evict_first();
   std::uint32_t q[Plan::kSteps][4];
@@ -603,17 +593,17 @@ __device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
     if (item.first_tile == item.end_tile) continue;
     const float* lse = block_lse2(p, item.query, item.block) + 16 * warp + lane / 4;
     const float lse2[2] = {__ldg(lse), __ldg(lse + 8)};
-    scores_load_heads<Plan>(smem, ring, q);
+    scores_load_heads(shared, ring, q);
     if constexpr (kNorms) {
       const float norm = largest_column_of_heads(q);
       if (lane == 0) head_norm(p, item, warp)[0] = norm;
     }
-    scores_skip<Plan>(smem, ring);
-    if (forms_delta(p)) scores_skip<Plan>(smem, ring);
+    scores_skip(shared, ring);
+    if (forms_delta(p)) scores_skip(shared, ring);
     const bool any_dead = __any_sync(kFullWarp, fmaxf(lse2[0], lse2[1]) == infinity());
     for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
       float s[32];
-      scores_multiply<Plan>(smem, ring, 0, count % 2 ^ 1, q, s);
+      scores_multiply(shared, ring, 0, count % 2 ^ 1, q, s);
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] = ex2(fmaf(s[i], p.scale_log2, -lse2[i / 2 % 2]));
       const int valid = item.entries - tile * kTileRows;
@@ -633,12 +623,12 @@ __device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
       }
 
       const int buffer = count % 2;
-      const std::uint32_t image = smem + Plan::kP + buffer * kChunkBytes;
+      const std::uint32_t image = shared.p()[buffer].address;
       if (lane == 0) bulk_wait_read<1>();  // the store two tiles ago
       __syncwarp();
-      mbarrier_wait(smem + Plan::kPFree + 8 * buffer, count / 2 % 2 ^ 1, "p free", buffer);
+      shared.p_free()[buffer].wait(count / 2 % 2 ^ 1, "p free", buffer);
       write_image(image, warp, lane, w);
-      mbarrier_arrive_warp(smem + Plan::kPReady + 8 * buffer);
+      shared.p_ready()[buffer].arrive_warp();
       if (lane == 0) {
         bulk_store(image_pair(p, item.query, tile, item.block) + warp * kWarpImageBytes,
                    image + warp * kWarpImageBytes, kWarpImageBytes, policy);
@@ -649,8 +639,8 @@ __device__ __forceinline__ void scores_p(const Params& p, std::uint32_t smem) {
   if (lane == 0) bulk_wait<0>();
 }
 
-template <class Plan, bool kNorms>
-__device__ __forceinline__ void scores_ds(const Params& p, std::uint32_t smem) {
+template <bool kNorms, class Plan>
+__device__ __forceinline__ void scores_ds(const Params& p, Plan shared) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const std::uint64_t policy = policy_evict_first();
   std::uint32_t d_out[kValueColumns / 16][4];
@@ -659,14 +649,14 @@ __device__ __forceinline__ void scores_ds(const Params& p, std::uint32_t smem) {
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
     if (item.first_tile == item.end_tile) continue;
-    scores_skip<Plan>(smem, ring);
-    scores_load_heads<Plan>(smem, ring, d_out);
+    scores_skip(shared, ring);
+    scores_load_heads(shared, ring, d_out);
     float* const delta =
         p.delta + (static_cast<std::int64_t>(item.query) * p.blocks + item.block) * kBlockHeads +
         16 * warp + lane / 4;
     float shift[2];
     if (forms_delta(p)) {
-      scores_delta<Plan>(smem, ring, d_out, shift);
+      scores_delta(shared, ring, d_out, shift);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if ((lane & 3) == 0) delta[8 * r] = shift[r];
@@ -685,17 +675,17 @@ __device__ __forceinline__ void scores_ds(const Params& p, std::uint32_t smem) {
     }
     for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
       float d[32];
-      scores_multiply<Plan>(smem, ring, 1, count % 2, d_out, d);
+      scores_multiply(shared, ring, 1, count % 2, d_out, d);
       const int buffer = count % 2;
-      const std::uint32_t p_image = smem + Plan::kP + buffer * kChunkBytes;
+      const std::uint32_t p_image = shared.p()[buffer].address;
       std::uint32_t w[16];
-      mbarrier_wait(smem + Plan::kPReady + 8 * buffer, count / 2 % 2, "p", buffer);
+      shared.p_ready()[buffer].wait(count / 2 % 2, "p", buffer);
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {
         ldmatrix_x4(fragment_address(p_image, warp, lane, k16), w[4 * k16], w[4 * k16 + 1],
                     w[4 * k16 + 2], w[4 * k16 + 3]);
       }
-      mbarrier_arrive_warp(smem + Plan::kPFree + 8 * buffer);
+      shared.p_free()[buffer].arrive_warp();
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         // Selected where P is 0, so that nothing of a hidden entry or a dead head gets through.
@@ -709,7 +699,7 @@ __device__ __forceinline__ void scores_ds(const Params& p, std::uint32_t smem) {
         const float norm = largest_value(w);
         if (lane == 0) tile_norm(p, item.query, tile, item.block, warp)[1] = norm;
       }
-      const std::uint32_t image = smem + Plan::kDs + buffer * kChunkBytes;
+      const std::uint32_t image = shared.ds()[buffer].address;
       if (lane == 0) bulk_wait_read<1>();
       __syncwarp();
       write_image(image, warp, lane, w);
@@ -730,16 +720,16 @@ template <int kColumns, bool kNorms>
 __global__ void __launch_bounds__(kScoresThreads, 1)
     scores_kernel(const __grid_constant__ Params p) {
   using Plan = ScoresPlan<kColumns>;
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const Plan shared{shared_address(dynamic_shared<1024>())};
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Plan::kStages; ++slot) {
-      mbarrier_init(smem + Plan::kFull + 8 * slot, kGatherThreads);
-      mbarrier_init(smem + Plan::kEmpty + 8 * slot, 8 * kWarpArrival);
+      shared.full()[slot].init(kGatherThreads);
+      shared.empty()[slot].init(8 * kWarpArrival);
     }
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(smem + Plan::kPReady + 8 * i, 4 * kWarpArrival);
-      mbarrier_init(smem + Plan::kPFree + 8 * i, 4 * kWarpArrival);
-      mbarrier_init(smem + Plan::kPingPong + 8 * i, 4 * kWarpArrival);
+      shared.p_ready()[i].init(4 * kWarpArrival);
+      shared.p_free()[i].init(4 * kWarpArrival);
+      shared.ping_pong()[i].init(4 * kWarpArrival);
     }
     fence_mbarrier_init();
   }
@@ -747,13 +737,13 @@ __global__ void __launch_bounds__(kScoresThreads, 1)
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     setmaxnreg_inc<kScoresRegisters>();
-    scores_p<Plan, kNorms>(p, smem);
+    scores_p<kNorms>(p, shared);
   } else if (warpgroup == 1) {
     setmaxnreg_inc<kScoresRegisters>();
-    scores_ds<Plan, kNorms>(p, smem);
+    scores_ds<kNorms>(p, shared);
   } else {
     setmaxnreg_dec<kScoresGatherRegisters>();
-    scores_gather<Plan>(p, smem);
+    scores_gather(p, shared);
   }
 }
 
