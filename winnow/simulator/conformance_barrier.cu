@@ -130,9 +130,10 @@ __global__ void named_barriers_kernel(const std::uint32_t* in, std::uint32_t* ou
 constexpr int kClusterThreads = 128;
 __global__ void cluster_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const std::uint32_t smem = shared_address(dynamic_shared<1024>()), rank = cluster_rank();
-  const std::uint32_t barrier = smem + 64, other = 1 - rank;
+  const std::uint32_t other = 1 - rank;
+  const Place<Barrier> barrier{smem + 64};
   if (threadIdx.x == 0) {
-    mbarrier_init(barrier, kClusterThreads / 32 + 1);
+    barrier.init(kClusterThreads / 32 + 1);
     fence_mbarrier_init();
     st_shared_cluster(map_shared(smem + 8, other), {static_cast<float>(in[rank]), 0.0f});
   }
@@ -140,16 +141,20 @@ __global__ void cluster_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const float before = ld_shared<float>(smem + 8);
   if (threadIdx.x == 0) {
     st_shared_cluster(map_shared(smem, other), {static_cast<float>(in[2 + rank]), 0.0f});
-    mbarrier_arrive_cluster(map_shared(barrier, other));
+    mbarrier_arrive_cluster(map_shared(barrier.address, other));
   }
-  mbarrier_arrive_warp_cluster(map_shared(barrier, other));
-  mbarrier_wait_cluster(barrier, 0, "cluster", 0);
+  mbarrier_arrive_warp_cluster(map_shared(barrier.address, other));
+  mbarrier_wait_cluster(barrier.address, 0, "cluster", 0);
+  cluster_sync();  // else a phase could end before a slow thread has looked for the one before
+  if (threadIdx.x == 0) barrier.arrive_cluster(other);
+  barrier.arrive_warp_cluster(other);
+  barrier.wait_cluster(1, "cluster", 1);
   if (threadIdx.x == 0) {
     const uint2 there = ld_shared_cluster(map_shared(smem + 8, other));
     out[5 * rank] = rank;
     out[5 * rank + 1] = static_cast<std::uint32_t>(ld_shared<float>(smem));
     out[5 * rank + 2] = static_cast<std::uint32_t>(before);
-    out[5 * rank + 3] = mbarrier_test_wait(barrier, 0) && !mbarrier_test_wait(barrier, 1) ? 1 : 0;
+    out[5 * rank + 3] = barrier.try_wait(1) && !barrier.try_wait(0) ? 1 : 0;
     out[5 * rank + 4] = static_cast<std::uint32_t>(__uint_as_float(there.x)) + there.y;
   }
   cluster_arrive();

@@ -8,6 +8,7 @@
 
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/cluster.cuh"
 
 namespace winnow::device {
 
@@ -55,6 +56,17 @@ struct Place<Barrier> {
   }
   __device__ __forceinline__ void wait(std::uint32_t parity, const char* role, int what) const {
     mbarrier_wait(address, parity, role, what);
+  }
+  // Between the blocks of a cluster: the waiting block's own barrier, or that of block `rank`.
+  __device__ __forceinline__ void wait_cluster(std::uint32_t parity, const char* role,
+                                               int what) const {
+    mbarrier_wait_cluster(address, parity, role, what);
+  }
+  __device__ __forceinline__ void arrive_cluster(std::uint32_t rank) const {
+    mbarrier_arrive_cluster(map_shared(address, rank));
+  }
+  __device__ __forceinline__ void arrive_warp_cluster(std::uint32_t rank) const {
+    mbarrier_arrive_warp_cluster(map_shared(address, rank));
   }
 };
 

@@ -18,6 +18,9 @@ inline constexpr bool kNarrow = kColumns > kParts* kPartColumns;
 
 // 64 rows of 32 columns, in the 64-byte swizzle.
 inline constexpr int kNarrowBytes = kChunkBytes / 2;
+struct NarrowRows {
+  char bytes[kNarrowBytes];
+};
 
 // The first column of a block's chunk, of both parts.
 __device__ __forceinline__ int part_column(int rank, int chunk) {
@@ -32,26 +35,51 @@ __device__ __forceinline__ int narrow_column(int rank) { return kParts * kPartCo
 // columns, and 64 to 127, of the odd one's. In a group of 64 heads the odd block repeats the even
 // one's, which are not stored.
 
-// Where things are in shared memory, in bytes.
 template <int kColumns>
-struct DqPlan {
+struct DqLayout {
   static constexpr int kStages = 5;
-  static constexpr int kDs = kPartChunks * kChunkBytes;
-  static constexpr int kNarrowAt = kDs + kChunkBytes;
-  static constexpr int kStageBytes = kNarrowAt + (kNarrow<kColumns> ? kNarrowBytes : 0);
-  static constexpr int kFull = kStages * kStageBytes;
-  static constexpr int kEmpty = kFull + 8 * kStages;
-  static constexpr int kSumsFull = kEmpty + 8 * kStages;
-  static constexpr int kSumsFree = kSumsFull + 8;
-  static constexpr int kTensorMemory = kSumsFree + 8;
-  static constexpr int kBytes = kTensorMemory + 8;
-  static_assert(kStageBytes % 1024 == 0 && kBytes <= kSharedLimit);
+  struct Stage {
+    Chunk rows[kPartChunks];
+    Chunk ds;
+    NarrowRows narrow;  // not used with d_qk 512
+  };
+
+  Stage stages[kStages];
+  Barrier full[kStages], empty[kStages];
+  Barrier sums_full, sums_free;
+  std::uint32_t tensor_memory;
+};
+template <int kColumns>
+struct DqPlan : Shared<DqLayout<kColumns>> {
+  using Memory = DqLayout<kColumns>;
+  using Stage = typename Memory::Stage;
+  static constexpr int kStages = Memory::kStages;
+  // That are copied.
+  static constexpr int kStageBytes = sizeof(Stage) - (kNarrow<kColumns> ? 0 : sizeof(NarrowRows));
+  static_assert(sizeof(Stage) % 1024 == 0 && sizeof(Memory) <= kSharedLimit);
+
+  WINNOW_PLACE(stages)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  WINNOW_PLACE(sums_full)
+  WINNOW_PLACE(sums_free)
+  WINNOW_PLACE(tensor_memory)
+  __device__ __forceinline__ Place<Chunk[kPartChunks]> rows(int stage) const {
+    return {stages()[stage].address};
+  }
+  __device__ __forceinline__ Place<Chunk> ds(int stage) const {
+    return {stages()[stage].address + static_cast<std::uint32_t>(offsetof(Stage, ds))};
+  }
+  __device__ __forceinline__ Place<NarrowRows> narrow(int stage) const {
+    return {stages()[stage].address + static_cast<std::uint32_t>(offsetof(Stage, narrow))};
+  }
 };
 inline constexpr std::uint32_t kDqPart = 128, kDqNarrow = 256;  // columns of tensor memory
 
 // A warp: lane l gathers the entries from 4 (l % 16) on, of every second chunk.
 template <int kColumns>
-__device__ __forceinline__ void dq_load(const Params& p, std::uint32_t smem, int rank, int lane) {
+__device__ __forceinline__ void dq_load(const Params& p, DqPlan<kColumns> shared, int rank,
+                                        int lane) {
   using Plan = DqPlan<kColumns>;
   const std::uint64_t once = policy_evict_first(), keep = policy_evict_last();
   PipelineState<Plan::kStages> ring;
@@ -61,31 +89,31 @@ __device__ __forceinline__ void dq_load(const Params& p, std::uint32_t smem, int
     for (int tile = 0; tile < tile_count(item.entries); ++tile) {
       const int four = lane % 16 * 4;
       const int4 rows = four_entries(p, item.query, tile * kTileRows + four, item.entries);
-      const std::uint32_t stage = smem + ring.stage * Plan::kStageBytes;
-      const std::uint32_t full = smem + Plan::kFull + 8 * ring.stage, told = map_shared(full, 0);
-      mbarrier_wait(smem + Plan::kEmpty + 8 * ring.stage, ring.parity ^ 1, "load", ring.stage);
-      if (rank == 0 && lane == 0) mbarrier_arrive_expect(full, 2 * Plan::kStageBytes);
+      const auto full = shared.full()[ring.stage];
+      const std::uint32_t told = map_shared(full.address, 0);
+      shared.empty()[ring.stage].wait(ring.parity ^ 1, "load", ring.stage);
+      if (rank == 0 && lane == 0) full.arrive_expect(2 * Plan::kStageBytes);
       for (int chunk = lane / 16; chunk < kPartChunks; chunk += 2) {
-        tensor_gather4_pair(stage + chunk * kChunkBytes + four * 128, &p.kv_map, told,
+        tensor_gather4_pair(shared.rows(ring.stage)[chunk].address + four * 128, &p.kv_map, told,
                             part_column(rank, chunk), rows, keep);
       }
       if (kNarrow<kColumns> && lane < 16) {
-        tensor_gather4_pair(stage + Plan::kNarrowAt + four * 64, &p.kv_half_map, told,
+        tensor_gather4_pair(shared.narrow(ring.stage).address + four * 64, &p.kv_half_map, told,
                             narrow_column(rank), rows, keep);
       }
       if (lane == 31) {
-        tensor_load_pair(stage + Plan::kDs, &p.image_map, told, 0,
+        tensor_load_pair(shared.ds(ring.stage).address, &p.image_map, told, 0,
                          image_row(p, item.query, tile, block, 1), once);
       }
       ring.advance();
     }
   }
-  wait_for_ring(smem + Plan::kEmpty, ring);
+  wait_for_ring(shared.empty(), ring);
 }
 
 // A lane of the even block.
 template <int kColumns>
-__device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
+__device__ __forceinline__ void dq_multiply(const Params& p, DqPlan<kColumns> shared,
                                             std::uint32_t sums) {
   using Plan = DqPlan<kColumns>;
   constexpr std::uint32_t kWide = tcgen05_bf16(128, kPartColumns, Major::MN, Major::MN);
@@ -95,16 +123,16 @@ __device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
   Item item;
   for (int number = 0; next_item(p, number, item); ++number) {
     if (item.entries == 0) continue;
-    mbarrier_wait_cluster(smem + Plan::kSumsFree, items % 2 ^ 1, "sums", 0);
+    shared.sums_free().wait_cluster(items % 2 ^ 1, "sums", 0);
     tcgen05_fence_after();
     ++items;
     for (int tile = 0; tile < tile_count(item.entries); ++tile) {
-      mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
+      shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
       tcgen05_fence_after();
-      const std::uint32_t stage = smem + ring.stage * Plan::kStageBytes;
-      const std::uint64_t ds = tcgen05_mn_major(stage + Plan::kDs, kChunkBytes);
-      const std::uint64_t rows = tcgen05_mn_major(stage, kChunkBytes);
-      const std::uint64_t narrow = tcgen05_mn_major_64(stage + Plan::kNarrowAt, kNarrowBytes);
+      const std::uint64_t ds = tcgen05_mn_major(shared.ds(ring.stage).address, kChunkBytes);
+      const std::uint64_t rows = tcgen05_mn_major(shared.rows(ring.stage).address, kChunkBytes);
+      const std::uint64_t narrow =
+          tcgen05_mn_major_64(shared.narrow(ring.stage).address, kNarrowBytes);
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {
         const std::uint64_t a = ds + 128 * k16;  // 2048 bytes, 16 entries
@@ -118,10 +146,10 @@ __device__ __forceinline__ void dq_multiply(const Params& p, std::uint32_t smem,
           tcgen05_mma<2>(sums + kDqNarrow, a, narrow + 64 * k16, kSmall, adds);
         }
       }
-      tcgen05_commit_multicast<2>(smem + Plan::kEmpty + 8 * ring.stage, 3);
+      tcgen05_commit_multicast<2>(shared.empty()[ring.stage].address, 3);
       ring.advance();
     }
-    tcgen05_commit_multicast<2>(smem + Plan::kSumsFull, 3);
+    tcgen05_commit_multicast<2>(shared.sums_full().address, 3);
   }
 }
 
@@ -148,8 +176,8 @@ __device__ __forceinline__ void store_dq_columns(const Params& p, std::int64_t a
 
 // A thread has a head and half of a part; the narrow part is shared by the warpgroups.
 template <int kColumns>
-__device__ __forceinline__ void dq_work(const Params& p, std::uint32_t smem, std::uint32_t sums,
-                                        int rank, int warp, int lane) {
+__device__ __forceinline__ void dq_work(const Params& p, DqPlan<kColumns> shared,
+                                        std::uint32_t sums, int rank, int warp, int lane) {
   using Plan = DqPlan<kColumns>;
   const int part = warp / 4 - 1, row = warp % 4 * 32 + lane, side = row / 64;
   const std::uint32_t lanes = static_cast<std::uint32_t>(warp % 4 * 32) << 16;
@@ -163,7 +191,7 @@ __device__ __forceinline__ void dq_work(const Params& p, std::uint32_t smem, std
     const std::int64_t at = item.query * p.dq_stride0 + head * p.dq_stride1;
     const bool any = item.entries > 0;
     if (any) {
-      mbarrier_wait(smem + Plan::kSumsFull, items % 2, "drain", 0);
+      shared.sums_full().wait(items % 2, "drain", 0);
       tcgen05_fence_after();
       ++items;
     }
@@ -184,32 +212,32 @@ __device__ __forceinline__ void dq_work(const Params& p, std::uint32_t smem, std
     if constexpr (kNarrow<kColumns>) drain(kDqNarrow + 16 * part, narrow_column(side) + 16 * part);
     if (!any) continue;
     tcgen05_fence_before();
-    mbarrier_arrive_warp_cluster(map_shared(smem + Plan::kSumsFree, 0));
+    shared.sums_free().arrive_warp_cluster(0);
   }
 }
 
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads, 1) dq_kernel(const __grid_constant__ Params p) {
   using Plan = DqPlan<kColumns>;
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const Plan shared{shared_address(dynamic_shared<1024>())};
   const int rank = static_cast<int>(cluster_rank()), lane = threadIdx.x % 32;
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Plan::kStages; ++stage) {
-      mbarrier_init(smem + Plan::kFull + 8 * stage, 1);
-      mbarrier_init(smem + Plan::kEmpty + 8 * stage, 1);
+      shared.full()[stage].init(1);
+      shared.empty()[stage].init(1);
     }
-    mbarrier_init(smem + Plan::kSumsFull, 1);
-    mbarrier_init(smem + Plan::kSumsFree, 2 * kWorkerWarps);
+    shared.sums_full().init(1);
+    shared.sums_free().init(2 * kWorkerWarps);
     fence_mbarrier_init();
   }
-  const std::uint32_t sums = open_tensor_memory(smem + Plan::kTensorMemory, warp);
+  const std::uint32_t sums = open_tensor_memory(shared.tensor_memory().address, warp);
   if (warp == 0) {
-    dq_load<kColumns>(p, smem, rank, lane);
+    dq_load<kColumns>(p, shared, rank, lane);
   } else if (warp == 1) {
-    if (rank == 0 && lane == 0) dq_multiply<kColumns>(p, smem, sums);
+    if (rank == 0 && lane == 0) dq_multiply<kColumns>(p, shared, sums);
   } else if (warp >= 4) {
-    dq_work<kColumns>(p, smem, sums, rank, warp, lane);
+    dq_work<kColumns>(p, shared, sums, rank, warp, lane);
   }
   close_tensor_memory(sums, warp);
 }
@@ -223,25 +251,39 @@ __global__ void __launch_bounds__(kThreads, 1) dq_kernel(const __grid_constant__
 // next_item(), for a range of keys after the other (backward_split_products_sm90.cuh).
 
 template <int kColumns>
-struct DkvPlan {
+struct DkvLayout {
   static constexpr int kSlots = 4;
-  static constexpr int kSlotBytes = 2 * kChunkBytes;
-  static constexpr int kQ = 0;  // [blocks of heads][chunks]
-  static constexpr int kDOut = kQ + 2 * kPartChunks * kChunkBytes;
-  static constexpr int kNarrowQ = kDOut + 2 * kPartChunks * kChunkBytes;  // [blocks of heads]
-  static constexpr int kRing = kNarrowQ + 2 * kNarrowBytes;
-  static constexpr int kFull = kRing + kSlots * kSlotBytes;
-  static constexpr int kEmpty = kFull + 8 * kSlots;
-  static constexpr int kHeadsFull = kEmpty + 8 * kSlots;  // the block's own heads have landed
-  static constexpr int kHeadsReady = kHeadsFull + 8;      // both blocks' have, dead ones cleared
-  static constexpr int kHeadsFree = kHeadsReady + 8;
-  static constexpr int kSumsFull = kHeadsFree + 8;  // [halves]
-  static constexpr int kSumsFree = kSumsFull + 16;  // [halves]
-  static constexpr int kTensorMemory = kSumsFree + 16;
-  static constexpr int kBytes = kTensorMemory + 8;
-  static_assert(kRing == 139264 && kRing % 1024 == 0 && kBytes <= kSharedLimit);
+  Chunk q[2][kPartChunks];      // [blocks of heads]
+  Chunk d_out[2][kPartChunks];  // [blocks of heads]
+  NarrowRows narrow_q[2];       // [blocks of heads]
+  Chunk ring[kSlots][2];
+  Barrier full[kSlots], empty[kSlots];
+  Barrier heads_full;   // the block's own heads have landed
+  Barrier heads_ready;  // both blocks' have, dead ones cleared
+  Barrier heads_free;
+  Barrier sums_full[2], sums_free[2];  // [halves]
+  std::uint32_t tensor_memory;
+};
+template <int kColumns>
+struct DkvPlan : Shared<DkvLayout<kColumns>> {
+  using Memory = DkvLayout<kColumns>;
+  static constexpr int kSlots = Memory::kSlots;
   // Parts of the columns, the narrow one last.
   static constexpr int kAllParts = kParts + (kNarrow<kColumns> ? 1 : 0);
+  static_assert(offsetof(Memory, ring) % 1024 == 0 && sizeof(Memory) <= kSharedLimit);
+
+  WINNOW_PLACE(q)
+  WINNOW_PLACE(d_out)
+  WINNOW_PLACE(narrow_q)
+  WINNOW_PLACE(ring)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  WINNOW_PLACE(heads_full)
+  WINNOW_PLACE(heads_ready)
+  WINNOW_PLACE(heads_free)
+  WINNOW_PLACE(sums_full)
+  WINNOW_PLACE(sums_free)
+  WINNOW_PLACE(tensor_memory)
 };
 
 struct DkvItem : Item {
@@ -271,7 +313,7 @@ __device__ __forceinline__ int tiles_of_block(const DkvItem& item, int tile, int
 
 // A lane.
 template <int kColumns>
-__device__ __forceinline__ void dkv_load(const Params& p, std::uint32_t smem, int rank) {
+__device__ __forceinline__ void dkv_load(const Params& p, DkvPlan<kColumns> shared, int rank) {
   using Plan = DkvPlan<kColumns>;
   const std::uint64_t policy = policy_evict_first();
   PipelineState<Plan::kSlots> ring;
@@ -280,32 +322,32 @@ __device__ __forceinline__ void dkv_load(const Params& p, std::uint32_t smem, in
     for (int tile = item.first_tile; tile < item.end_tile; tile += 4) {
       const int mine = tiles_of_block(item, tile, rank);
       for (int i = 0; i < 2 * item.blocks; ++i) {  // P and dS of each block of heads
-        const std::uint32_t full = smem + Plan::kFull + 8 * ring.stage, told = map_shared(full, 0);
-        mbarrier_wait(smem + Plan::kEmpty + 8 * ring.stage, ring.parity ^ 1, "images", ring.stage);
+        const auto full = shared.full()[ring.stage];
+        const std::uint32_t told = map_shared(full.address, 0);
+        shared.empty()[ring.stage].wait(ring.parity ^ 1, "images", ring.stage);
         // The odd block arrives too: where it has nothing to load, the pair would go on without it
         // and end two phases of its barrier before it looks.
         if (rank == 0) {
-          mbarrier_arrive_expect(full, (mine + tiles_of_block(item, tile, 1)) * kChunkBytes);
+          full.arrive_expect((mine + tiles_of_block(item, tile, 1)) * kChunkBytes);
         } else {
           mbarrier_arrive_cluster(told);
         }
         for (int t = 0; t < mine; ++t) {
           tensor_load_pair(
-              smem + Plan::kRing + ring.stage * Plan::kSlotBytes + t * kChunkBytes, &p.image_map,
-              told, 0, image_row(p, item.query, tile + 2 * rank + t, 2 * item.group + i / 2, i % 2),
-              policy);
+              shared.ring()[ring.stage][t].address, &p.image_map, told, 0,
+              image_row(p, item.query, tile + 2 * rank + t, 2 * item.group + i / 2, i % 2), policy);
         }
         ring.advance();
       }
     }
   }
-  wait_for_ring(smem + Plan::kEmpty, ring);
+  wait_for_ring(shared.empty(), ring);
 }
 
 // A warp: heads without gradient become zeros, whatever their values: 0 times NaN would spoil the
 // sums of the others.
 template <int kColumns>
-__device__ __forceinline__ void dkv_clear_dead(const Params& p, std::uint32_t smem,
+__device__ __forceinline__ void dkv_clear_dead(const Params& p, DkvPlan<kColumns> shared,
                                                const DkvItem& item, int lane) {
   using Plan = DkvPlan<kColumns>;
   for (int first = 0; first < item.blocks * kBlockHeads; first += 32) {
@@ -314,13 +356,11 @@ __device__ __forceinline__ void dkv_clear_dead(const Params& p, std::uint32_t sm
     for (unsigned dead = __ballot_sync(kFullWarp, is_dead && head < p.h_q); dead != 0;
          dead &= dead - 1) {
       const int row = first + __ffs(dead) - 1, block = row / kBlockHeads, in_block = row % 64;
-      const std::uint32_t chunk =
-          smem + (block * kPartChunks + lane / 8) * kChunkBytes + in_block * 128 + lane % 8 * 16;
-      st_shared(chunk + Plan::kQ, uint4{});
-      st_shared(chunk + Plan::kDOut, uint4{});
+      const std::uint32_t in_chunk = in_block * 128 + lane % 8 * 16;
+      st_shared(shared.q()[block][lane / 8].address + in_chunk, uint4{});
+      st_shared(shared.d_out()[block][lane / 8].address + in_chunk, uint4{});
       if (kNarrow<kColumns> && lane < 4) {
-        st_shared(smem + Plan::kNarrowQ + block * kNarrowBytes + in_block * 64 + lane * 16,
-                  uint4{});
+        st_shared(shared.narrow_q()[block].address + in_block * 64 + lane * 16, uint4{});
       }
     }
   }
@@ -329,41 +369,40 @@ __device__ __forceinline__ void dkv_clear_dead(const Params& p, std::uint32_t sm
 
 // A warp: Q and dO of the group, the block's columns.
 template <int kColumns>
-__device__ __forceinline__ void dkv_load_heads(const Params& p, std::uint32_t smem, int rank,
+__device__ __forceinline__ void dkv_load_heads(const Params& p, DkvPlan<kColumns> shared, int rank,
                                                int lane) {
   using Plan = DkvPlan<kColumns>;
   const std::uint64_t once = policy_evict_first();
-  const std::uint32_t full = smem + Plan::kHeadsFull;
+  const auto full = shared.heads_full();
   constexpr int kBlockBytes =
       2 * kPartChunks * kChunkBytes + (kNarrow<kColumns> ? kNarrowBytes : 0);
   std::uint32_t count = 0;
   DkvItem item;
   for (int number = 0; next_dkv_item(p, number, item); ++number) {
     if (item.first_tile == item.end_tile) continue;
-    mbarrier_wait(smem + Plan::kHeadsFree, count % 2 ^ 1, "heads", 0);
+    shared.heads_free().wait(count % 2 ^ 1, "heads", 0);
     if (lane == 0) {
-      mbarrier_arrive_expect(full, item.blocks * kBlockBytes);
+      full.arrive_expect(item.blocks * kBlockBytes);
       for (int row = 0; row < item.blocks * kBlockHeads; row += kBoxHeads) {
         const int head = item.group * 128 + row, block = row / kBlockHeads, in_block = row % 64;
         for (int c = 0; c < kPartChunks; ++c) {
-          const std::uint32_t to = smem + (block * kPartChunks + c) * kChunkBytes + in_block * 128;
-          tensor_load_pair(to + Plan::kQ, &p.q_map, full, part_column(rank, c), head, item.query,
-                           once);
-          tensor_load_pair(to + Plan::kDOut, &p.d_out_map, full, part_column(rank, c), head,
-                           item.query, once);
+          tensor_load_pair(shared.q()[block][c].address + in_block * 128, &p.q_map, full.address,
+                           part_column(rank, c), head, item.query, once);
+          tensor_load_pair(shared.d_out()[block][c].address + in_block * 128, &p.d_out_map,
+                           full.address, part_column(rank, c), head, item.query, once);
         }
         if constexpr (kNarrow<kColumns>) {
-          tensor_load_pair(smem + Plan::kNarrowQ + block * kNarrowBytes + in_block * 64,
-                           &p.q_half_map, full, narrow_column(rank), head, item.query, once);
+          tensor_load_pair(shared.narrow_q()[block].address + in_block * 64, &p.q_half_map,
+                           full.address, narrow_column(rank), head, item.query, once);
         }
       }
     }
-    mbarrier_wait(full, count % 2, "heads", 1);
-    dkv_clear_dead<kColumns>(p, smem, item, lane);
-    mbarrier_arrive_warp_cluster(map_shared(smem + Plan::kHeadsReady, 0));
+    full.wait(count % 2, "heads", 1);
+    dkv_clear_dead<kColumns>(p, shared, item, lane);
+    shared.heads_ready().arrive_warp_cluster(0);
     ++count;
   }
-  mbarrier_wait(smem + Plan::kHeadsFree, count % 2 ^ 1, "heads end", 0);
+  shared.heads_free().wait(count % 2 ^ 1, "heads end", 0);
 }
 
 // Adds the product of a slot of the ring, 64 heads, with the rows described by `b`.
@@ -381,48 +420,45 @@ __device__ __forceinline__ void dkv_product(std::uint32_t sums, std::uint64_t im
 
 // Walks through the slots of a tile for one part of the columns.
 template <int kColumns, int kPart>
-__device__ __forceinline__ void dkv_part(std::uint32_t smem, std::uint32_t tensor_memory,
+__device__ __forceinline__ void dkv_part(DkvPlan<kColumns> shared, std::uint32_t tensor_memory,
                                          const DkvItem& item,
                                          PipelineState<DkvPlan<kColumns>::kSlots> ring,
                                          std::uint32_t& count) {
   using Plan = DkvPlan<kColumns>;
   const std::uint32_t half = count % 2, sums = tensor_memory + half * kPartColumns;
-  mbarrier_wait_cluster(smem + Plan::kSumsFree + 8 * half, count / 2 % 2 ^ 1, "sums", half);
+  shared.sums_free()[half].wait_cluster(count / 2 % 2 ^ 1, "sums", half);
   tcgen05_fence_after();
   for (int block = 0; block < item.blocks; ++block) {
-    const int chunk = (block * kPartChunks + 2 * kPart) * kChunkBytes;
 #pragma unroll
     for (int kind = 0; kind < 2; ++kind) {  // P, dS
-      const std::uint64_t images =
-          tcgen05_k_major(smem + Plan::kRing + ring.stage * Plan::kSlotBytes);
+      const std::uint64_t images = tcgen05_k_major(shared.ring()[ring.stage].address);
       if constexpr (kPart == 0) {
-        mbarrier_wait_cluster(smem + Plan::kFull + 8 * ring.stage, ring.parity, "multiply",
-                              ring.stage);
+        shared.full()[ring.stage].wait_cluster(ring.parity, "multiply", ring.stage);
         tcgen05_fence_after();
       }
       if constexpr (kPart < kParts) {
-        const int rows = (kind == 0 ? Plan::kDOut : Plan::kQ) + chunk;
-        dkv_product<kPart>(sums, images, tcgen05_mn_major(smem + rows, kChunkBytes),
+        const auto rows = (kind == 0 ? shared.d_out() : shared.q())[block][2 * kPart];
+        dkv_product<kPart>(sums, images, tcgen05_mn_major(rows.address, kChunkBytes),
                            block + kind > 0);
       } else if (kind == 1) {
-        const std::uint32_t rows = smem + Plan::kNarrowQ + block * kNarrowBytes;
+        const std::uint32_t rows = shared.narrow_q()[block].address;
         dkv_product<kPart>(sums, images, tcgen05_mn_major_64(rows, kNarrowBytes), block > 0);
       }
       // The narrow part has no use for P.
       constexpr int kLastOfP = kParts - 1, kLastOfDs = Plan::kAllParts - 1;
       if (kPart == (kind == 0 ? kLastOfP : kLastOfDs)) {
-        tcgen05_commit_multicast<2>(smem + Plan::kEmpty + 8 * ring.stage, 3);
+        tcgen05_commit_multicast<2>(shared.empty()[ring.stage].address, 3);
       }
       ring.advance();
     }
   }
-  tcgen05_commit_multicast<2>(smem + Plan::kSumsFull + 8 * half, 3);
+  tcgen05_commit_multicast<2>(shared.sums_full()[half].address, 3);
   ++count;
 }
 
 // A lane of the even block.
 template <int kColumns>
-__device__ __forceinline__ void dkv_multiply(const Params& p, std::uint32_t smem,
+__device__ __forceinline__ void dkv_multiply(const Params& p, DkvPlan<kColumns> shared,
                                              std::uint32_t tensor_memory) {
   using Plan = DkvPlan<kColumns>;
   PipelineState<Plan::kSlots> ring;
@@ -430,23 +466,23 @@ __device__ __forceinline__ void dkv_multiply(const Params& p, std::uint32_t smem
   DkvItem item;
   for (int number = 0; next_dkv_item(p, number, item); ++number) {
     if (item.first_tile == item.end_tile) continue;
-    mbarrier_wait_cluster(smem + Plan::kHeadsReady, items % 2, "multiply", 0);
+    shared.heads_ready().wait_cluster(items % 2, "multiply", 0);
     ++items;
     for (int tile = item.first_tile; tile < item.end_tile; tile += 4) {
-      dkv_part<kColumns, 0>(smem, tensor_memory, item, ring, count);
-      dkv_part<kColumns, 1>(smem, tensor_memory, item, ring, count);
+      dkv_part<kColumns, 0>(shared, tensor_memory, item, ring, count);
+      dkv_part<kColumns, 1>(shared, tensor_memory, item, ring, count);
       if constexpr (kNarrow<kColumns>) {
-        dkv_part<kColumns, 2>(smem, tensor_memory, item, ring, count);
+        dkv_part<kColumns, 2>(shared, tensor_memory, item, ring, count);
       }
       ring.advance(2 * item.blocks);
     }
-    tcgen05_commit_multicast<2>(smem + Plan::kHeadsFree, 3);
+    tcgen05_commit_multicast<2>(shared.heads_free().address, 3);
   }
 }
 
 // A warpgroup drains its half of tensor memory, a warp 16 entries at a time.
 template <int kColumns, class Drain>
-__device__ __forceinline__ void dkv_work(const Params& p, std::uint32_t smem,
+__device__ __forceinline__ void dkv_work(const Params& p, DkvPlan<kColumns> shared,
                                          std::uint32_t tensor_memory, int rank, int warp,
                                          int lane) {
   using Plan = DkvPlan<kColumns>;
@@ -458,7 +494,7 @@ __device__ __forceinline__ void dkv_work(const Params& p, std::uint32_t smem,
     for (int tile = item.first_tile; tile < item.end_tile; tile += 4) {
       for (int part = 0; part < Plan::kAllParts; ++part, ++count) {
         if (static_cast<int>(count % 2) != half) continue;
-        mbarrier_wait(smem + Plan::kSumsFull + 8 * half, count / 2 % 2, "drain", half);
+        shared.sums_full()[half].wait(count / 2 % 2, "drain", half);
         tcgen05_fence_after();
         for (int row = 32 * quarter; row < 32 * quarter + 32; row += 16) {
           const int its_tile = tile + 2 * rank + row / kTileRows;
@@ -481,7 +517,7 @@ __device__ __forceinline__ void dkv_work(const Params& p, std::uint32_t smem,
           }
         }
         tcgen05_fence_before();
-        mbarrier_arrive_warp_cluster(map_shared(smem + Plan::kSumsFree + 8 * half, 0));
+        shared.sums_free()[half].arrive_warp_cluster(0);
       }
     }
   }
@@ -490,32 +526,32 @@ __device__ __forceinline__ void dkv_work(const Params& p, std::uint32_t smem,
 template <int kColumns, class Drain>
 __global__ void __launch_bounds__(kThreads, 1) dkv_kernel(const __grid_constant__ Params p) {
   using Plan = DkvPlan<kColumns>;
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const Plan shared{shared_address(dynamic_shared<1024>())};
   const int rank = static_cast<int>(cluster_rank()), lane = threadIdx.x % 32;
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Plan::kSlots; ++slot) {
-      mbarrier_init(smem + Plan::kFull + 8 * slot, 2);  // the loading lanes of both blocks
-      mbarrier_init(smem + Plan::kEmpty + 8 * slot, 1);
+      shared.full()[slot].init(2);  // the loading lanes of both blocks
+      shared.empty()[slot].init(1);
     }
-    mbarrier_init(smem + Plan::kHeadsFull, 1);
-    mbarrier_init(smem + Plan::kHeadsReady, 2);
-    mbarrier_init(smem + Plan::kHeadsFree, 1);
+    shared.heads_full().init(1);
+    shared.heads_ready().init(2);
+    shared.heads_free().init(1);
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(smem + Plan::kSumsFull + 8 * i, 1);
-      mbarrier_init(smem + Plan::kSumsFree + 8 * i, kWorkerWarps);
+      shared.sums_full()[i].init(1);
+      shared.sums_free()[i].init(kWorkerWarps);
     }
     fence_mbarrier_init();
   }
-  const std::uint32_t columns = open_tensor_memory(smem + Plan::kTensorMemory, warp);
+  const std::uint32_t columns = open_tensor_memory(shared.tensor_memory().address, warp);
   if (warp == 0) {
-    if (lane == 0) dkv_load<kColumns>(p, smem, rank);
+    if (lane == 0) dkv_load<kColumns>(p, shared, rank);
   } else if (warp == 1) {
-    if (rank == 0 && lane == 0) dkv_multiply<kColumns>(p, smem, columns);
+    if (rank == 0 && lane == 0) dkv_multiply<kColumns>(p, shared, columns);
   } else if (warp == 2) {
-    dkv_load_heads<kColumns>(p, smem, rank, lane);
+    dkv_load_heads<kColumns>(p, shared, rank, lane);
   } else if (warp >= 4) {
-    dkv_work<kColumns, Drain>(p, smem, columns, rank, warp, lane);
+    dkv_work<kColumns, Drain>(p, shared, columns, rank, warp, lane);
   }
   close_tensor_memory(columns, warp);
 }

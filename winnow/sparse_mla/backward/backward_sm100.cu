@@ -150,7 +150,7 @@ void launch_pairs(void (*kernel)(Params), int pairs, int shared, const Params& p
 
 template <int kColumns>
 void launch_dkv(const Params& params, std::int64_t s_kv, int pairs, cudaStream_t stream) {
-  constexpr int kBytes = detail::DkvPlan<kColumns>::kBytes;
+  constexpr int kBytes = sizeof(detail::DkvLayout<kColumns>);
   if (params.fixed == nullptr) {
     launch_pairs(detail::dkv_kernel<kColumns, split::FloatDrain>, pairs, kBytes, params, stream);
     return;
@@ -174,9 +174,9 @@ void run(const BackwardParams& params, const Layout& layout, char* workspace, cu
                                          std::min(layout.chunk, problem.s_q - first));
       kRuntime.launch(split::prepare_kernel<false>, static_cast<unsigned>(chunk.queries),
                       split::kPrepareThreads, 0, stream, static_cast<const split::Params&>(chunk));
-      launch_pairs(detail::scores_kernel<kColumns>, pairs, detail::ScoresPlan<kColumns>::kBytes,
+      launch_pairs(detail::scores_kernel<kColumns>, pairs, sizeof(detail::ScoresLayout<kColumns>),
                    chunk, stream);
-      launch_pairs(detail::dq_kernel<kColumns>, pairs, detail::DqPlan<kColumns>::kBytes, chunk,
+      launch_pairs(detail::dq_kernel<kColumns>, pairs, sizeof(detail::DqLayout<kColumns>), chunk,
                    stream);
       launch_dkv<kColumns>(chunk, problem.s_kv, pairs, stream);
     }

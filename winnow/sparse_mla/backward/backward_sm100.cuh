@@ -107,9 +107,10 @@ __device__ __forceinline__ void close_tensor_memory(std::uint32_t columns, int w
 
 // Until products have left the whole ring: a commit must not arrive in a block that has ended.
 template <int kStages>
-__device__ __forceinline__ void wait_for_ring(std::uint32_t empty, PipelineState<kStages> ring) {
+__device__ __forceinline__ void wait_for_ring(Place<Barrier[kStages]> empty,
+                                              PipelineState<kStages> ring) {
   for (int i = 0; i < kStages; ++i) {
-    mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1, "ring end", ring.stage);
+    empty[ring.stage].wait(ring.parity ^ 1, "ring end", ring.stage);
     ring.advance();
   }
 }
@@ -134,38 +135,36 @@ struct ScoresLayout {
   Chunk d_out[kValueChunks];
   Chunk ring[kStages][2];
   float2 stats[2][128];  // [items]: lse2, -delta scale
-  Mbarrier full[kStages], empty[kStages];
-  Mbarrier heads_full;   // the block's own heads have landed
-  Mbarrier heads_ready;  // both blocks' have
-  Mbarrier heads_free;   // products, and workers that form delta
-  Mbarrier stats_ready;  // workers of both blocks
-  Mbarrier sums_full[2], sums_free[2];
+  Barrier full[kStages], empty[kStages];
+  Barrier heads_full;   // the block's own heads have landed
+  Barrier heads_ready;  // both blocks' have
+  Barrier heads_free;   // products, and workers that form delta
+  Barrier stats_ready;  // workers of both blocks
+  Barrier sums_full[2], sums_free[2];
   std::uint32_t tensor_memory;
 };
 
-// Where things are in it, in bytes.
 template <int kColumns>
-struct ScoresPlan {
+struct ScoresPlan : Shared<ScoresLayout<kColumns>> {
   using Memory = ScoresLayout<kColumns>;
   static constexpr int kChunks = kColumns / kChunkColumns;
   static constexpr int kStages = Memory::kStages;
-  static constexpr int kStageBytes = 2 * kChunkBytes;
-  static constexpr int kQ = offsetof(Memory, q);
-  static constexpr int kDOut = offsetof(Memory, d_out);
-  static constexpr int kRing = offsetof(Memory, ring);
-  static constexpr int kStats = offsetof(Memory, stats);
-  static constexpr int kFull = offsetof(Memory, full);
-  static constexpr int kEmpty = offsetof(Memory, empty);
-  static constexpr int kHeadsFull = offsetof(Memory, heads_full);
-  static constexpr int kHeadsReady = offsetof(Memory, heads_ready);
-  static constexpr int kHeadsFree = offsetof(Memory, heads_free);
-  static constexpr int kStatsReady = offsetof(Memory, stats_ready);
-  static constexpr int kSumsFull = offsetof(Memory, sums_full);
-  static constexpr int kSumsFree = offsetof(Memory, sums_free);
-  static constexpr int kTensorMemory = offsetof(Memory, tensor_memory);
-  static constexpr int kBytes = sizeof(Memory);
-  static_assert(kRing == (kChunks + 8) * 8192 && kStats == kRing + 81920);
-  static_assert(kBytes <= kSharedLimit);
+  static constexpr int kStageBytes = sizeof(Memory::ring[0]);
+  static_assert(sizeof(Memory) <= kSharedLimit);
+
+  WINNOW_PLACE(q)
+  WINNOW_PLACE(d_out)
+  WINNOW_PLACE(ring)
+  WINNOW_PLACE(stats)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  WINNOW_PLACE(heads_full)
+  WINNOW_PLACE(heads_ready)
+  WINNOW_PLACE(heads_free)
+  WINNOW_PLACE(stats_ready)
+  WINNOW_PLACE(sums_full)
+  WINNOW_PLACE(sums_free)
+  WINNOW_PLACE(tensor_memory)
 };
 // Columns of tensor memory: S and dP of the tiles of even and odd number.
 inline constexpr std::uint32_t kScoresBuffer = 256, kDpColumn = 128;
@@ -175,11 +174,10 @@ __device__ __forceinline__ int heads_of_block(const Item& item) { return 32 * it
 
 // A warp: the entries, a stage after the other. Each lane gathers four of the block's 128.
 template <int kColumns>
-__device__ __forceinline__ void scores_load(const Params& p, std::uint32_t smem, int rank,
+__device__ __forceinline__ void scores_load(const Params& p, ScoresPlan<kColumns> shared, int rank,
                                             int lane) {
   using Plan = ScoresPlan<kColumns>;
   const std::uint64_t keep = policy_evict_last();
-  const std::uint32_t full = map_shared(smem + Plan::kFull, 0);
   PipelineState<Plan::kStages> ring;
   Item item;
   for (int number = 0; next_item(p, number, item); ++number) {
@@ -187,53 +185,53 @@ __device__ __forceinline__ void scores_load(const Params& p, std::uint32_t smem,
       const int4 rows =
           four_entries(p, item.query, first + rank * kBlockTile + 4 * lane, item.entries);
       for (int c = 0; c < Plan::kChunks; ++c) {
-        mbarrier_wait(smem + Plan::kEmpty + 8 * ring.stage, ring.parity ^ 1, "load", ring.stage);
+        shared.empty()[ring.stage].wait(ring.parity ^ 1, "load", ring.stage);
         if (rank == 0 && lane == 0) {
-          mbarrier_arrive_expect(smem + Plan::kFull + 8 * ring.stage, 2 * Plan::kStageBytes);
+          shared.full()[ring.stage].arrive_expect(2 * Plan::kStageBytes);
         }
-        tensor_gather4_pair(smem + Plan::kRing + ring.stage * Plan::kStageBytes + lane * 512,
-                            &p.kv_map, full + 8 * ring.stage, c * kChunkColumns, rows, keep);
+        tensor_gather4_pair(shared.ring()[ring.stage].address + lane * 512, &p.kv_map,
+                            map_shared(shared.full()[ring.stage].address, 0), c * kChunkColumns,
+                            rows, keep);
         ring.advance();
       }
     }
   }
-  wait_for_ring(smem + Plan::kEmpty, ring);
+  wait_for_ring(shared.empty(), ring);
 }
 
 // A lane: the block's heads. Those that there are not become zeros.
 template <int kColumns>
-__device__ __forceinline__ void scores_load_heads(const Params& p, std::uint32_t smem, int rank) {
+__device__ __forceinline__ void scores_load_heads(const Params& p, ScoresPlan<kColumns> shared,
+                                                  int rank) {
   using Plan = ScoresPlan<kColumns>;
   const std::uint64_t once = policy_evict_first();
-  const std::uint32_t full = smem + Plan::kHeadsFull,
-                      ready = map_shared(smem + Plan::kHeadsReady, 0);
+  const auto full = shared.heads_full();
   std::uint32_t count = 0;
   Item item;
   for (int number = 0; next_item(p, number, item); ++number) {
     if (item.entries == 0) continue;
-    mbarrier_wait(smem + Plan::kHeadsFree, count % 2 ^ 1, "heads", 0);
+    shared.heads_free().wait(count % 2 ^ 1, "heads", 0);
     const int heads = heads_of_block(item), first = item.group * 128 + rank * heads;
-    mbarrier_arrive_expect(full, (Plan::kChunks + kValueChunks) * heads * 128);
+    full.arrive_expect((Plan::kChunks + kValueChunks) * heads * 128);
     for (int head = 0; head < heads; head += kBoxHeads) {
       for (int c = 0; c < Plan::kChunks; ++c) {
-        const std::uint32_t to = smem + c * kChunkBytes + head * 128;
-        tensor_load_pair(to + Plan::kQ, &p.q_map, full, c * kChunkColumns, first + head, item.query,
-                         once);
+        tensor_load_pair(shared.q()[c].address + head * 128, &p.q_map, full.address,
+                         c * kChunkColumns, first + head, item.query, once);
         if (c >= kValueChunks) continue;
-        tensor_load_pair(to + Plan::kDOut, &p.d_out_map, full, c * kChunkColumns, first + head,
-                         item.query, once);
+        tensor_load_pair(shared.d_out()[c].address + head * 128, &p.d_out_map, full.address,
+                         c * kChunkColumns, first + head, item.query, once);
       }
     }
-    mbarrier_wait(full, count % 2, "heads", 1);
-    mbarrier_arrive_cluster(ready);
+    full.wait(count % 2, "heads", 1);
+    shared.heads_ready().arrive_cluster(0);
     ++count;
   }
-  mbarrier_wait(smem + Plan::kHeadsFree, count % 2 ^ 1, "heads end", 0);
+  shared.heads_free().wait(count % 2 ^ 1, "heads end", 0);
 }
 
 // A lane of the even block: the products of the pair.
 template <int kColumns>
-__device__ __forceinline__ void scores_multiply(const Params& p, std::uint32_t smem,
+__device__ __forceinline__ void scores_multiply(const Params& p, ScoresPlan<kColumns> shared,
                                                 std::uint32_t tensor_memory) {
   using Plan = ScoresPlan<kColumns>;
   PipelineState<Plan::kStages> ring;
@@ -243,19 +241,18 @@ __device__ __forceinline__ void scores_multiply(const Params& p, std::uint32_t s
     if (item.entries == 0) continue;
     const std::uint32_t shape =
         tcgen05_bf16(kPairTile, 2 * heads_of_block(item), Major::K, Major::K);
-    mbarrier_wait_cluster(smem + Plan::kHeadsReady, items % 2, "multiply", 0);
+    shared.heads_ready().wait_cluster(items % 2, "multiply", 0);
     ++items;
     for (int first = 0; first < item.entries; first += kPairTile, ++count) {
       const std::uint32_t buffer = count % 2, s = tensor_memory + buffer * kScoresBuffer;
-      mbarrier_wait_cluster(smem + Plan::kSumsFree + 8 * buffer, count / 2 % 2 ^ 1, "sums", buffer);
+      shared.sums_free()[buffer].wait_cluster(count / 2 % 2 ^ 1, "sums", buffer);
       tcgen05_fence_after();
       for (int c = 0; c < Plan::kChunks; ++c) {
-        mbarrier_wait(smem + Plan::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
+        shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
         tcgen05_fence_after();
-        const std::uint64_t rows =
-            tcgen05_k_major(smem + Plan::kRing + ring.stage * Plan::kStageBytes);
-        const std::uint64_t q = tcgen05_k_major(smem + Plan::kQ + c * kChunkBytes);
-        const std::uint64_t d_out = tcgen05_k_major(smem + Plan::kDOut + c * kChunkBytes);
+        const std::uint64_t rows = tcgen05_k_major(shared.ring()[ring.stage].address);
+        const std::uint64_t q = tcgen05_k_major(shared.q()[c].address);
+        const std::uint64_t d_out = tcgen05_k_major(shared.d_out()[c].address);
 #pragma unroll
         for (int k16 = 0; k16 < 4; ++k16) {
           tcgen05_mma<2>(s, rows + 2 * k16, q + 2 * k16, shape, c + k16 > 0);
@@ -266,23 +263,23 @@ __device__ __forceinline__ void scores_multiply(const Params& p, std::uint32_t s
             tcgen05_mma<2>(s + kDpColumn, rows + 2 * k16, d_out + 2 * k16, shape, c + k16 > 0);
           }
         }
-        tcgen05_commit_multicast<2>(smem + Plan::kEmpty + 8 * ring.stage, 3);
+        tcgen05_commit_multicast<2>(shared.empty()[ring.stage].address, 3);
         ring.advance();
       }
-      tcgen05_commit_multicast<2>(smem + Plan::kSumsFull + 8 * buffer, 3);
+      tcgen05_commit_multicast<2>(shared.sums_full()[buffer].address, 3);
     }
-    tcgen05_commit_multicast<2>(smem + Plan::kHeadsFree, 3);
+    tcgen05_commit_multicast<2>(shared.heads_free().address, 3);
   }
 }
 
 // The workers: delta and lse of the block's heads, four threads to a head, for both blocks.
 template <int kColumns>
-__device__ __forceinline__ void scores_form_delta(const Params& p, std::uint32_t smem, int rank,
-                                                  const Item& item, std::uint32_t items) {
+__device__ __forceinline__ void scores_form_delta(const Params& p, ScoresPlan<kColumns> shared,
+                                                  int rank, const Item& item, std::uint32_t items) {
   using Plan = ScoresPlan<kColumns>;
   const int worker = threadIdx.x - 128, lane = threadIdx.x % 32, row = worker / 4;
   const int heads = heads_of_block(item), head = item.group * 128 + rank * heads + row;
-  mbarrier_wait(smem + Plan::kHeadsFull, items % 2, "delta", 0);
+  shared.heads_full().wait(items % 2, "delta", 0);
   const bool held = row < heads;
   const float lse2 = held ? __ldg(head_lse2(p, item.query, head)) : infinity();
   float delta = 0;
@@ -292,8 +289,7 @@ __device__ __forceinline__ void scores_form_delta(const Params& p, std::uint32_t
     } else {
       const char* out = p.out + item.query * p.out_stride0 + head * p.out_stride1;
       for (int i = lane % 4; i < 64; i += 4) {  // of 8 columns
-        const int4 d =
-            ld_shared_v4(smem + Plan::kDOut + i / 8 * kChunkBytes + chunk_offset(row, i % 8));
+        const int4 d = ld_shared_v4(shared.d_out()[i / 8].address + chunk_offset(row, i % 8));
         delta += dot_bf16x8(__ldg(reinterpret_cast<const uint4*>(out) + i),
                             {static_cast<unsigned>(d.x), static_cast<unsigned>(d.y),
                              static_cast<unsigned>(d.z), static_cast<unsigned>(d.w)});
@@ -303,16 +299,16 @@ __device__ __forceinline__ void scores_form_delta(const Params& p, std::uint32_t
   if (p.given_delta == nullptr) delta = quad_sum(delta);
   if (held && lane % 4 == 0) {
     p.delta[static_cast<std::int64_t>(item.query) * p.blocks * kBlockHeads + head] = delta;
-    const std::uint32_t at = smem + Plan::kStats + 8 * (items % 2 * 128 + rank * heads + row);
+    const std::uint32_t at = shared.stats()[items % 2][rank * heads + row].address;
     for (std::uint32_t r = 0; r < 2; ++r) {
       st_shared_cluster(map_shared(at, r), {lse2, -delta * p.scale});
     }
   }
-  mbarrier_arrive_warp(smem + Plan::kHeadsFree);
+  shared.heads_free().arrive_warp();
   for (std::uint32_t r = 0; r < 2; ++r) {
-    mbarrier_arrive_warp_cluster(map_shared(smem + Plan::kStatsReady, r));
+    shared.stats_ready().arrive_warp_cluster(r);
   }
-  mbarrier_wait_cluster(smem + Plan::kStatsReady, items % 2, "stats", 0);
+  shared.stats_ready().wait_cluster(items % 2, "stats", 0);
 }
 
 // Not less than the norm of 32 values, of their sum of squares and the largest of them, which
@@ -371,7 +367,7 @@ __device__ __forceinline__ void weigh(const Params& p, std::uint32_t stats, bool
 }
 
 template <int kColumns>
-__device__ __forceinline__ void scores_work(const Params& p, std::uint32_t smem,
+__device__ __forceinline__ void scores_work(const Params& p, ScoresPlan<kColumns> shared,
                                             std::uint32_t tensor_memory, int rank, int warp,
                                             int lane) {
   using Plan = ScoresPlan<kColumns>;
@@ -381,13 +377,13 @@ __device__ __forceinline__ void scores_work(const Params& p, std::uint32_t smem,
   Item item;
   for (int number = 0; next_item(p, number, item); ++number) {
     if (item.entries == 0) continue;
-    scores_form_delta<kColumns>(p, smem, rank, item, items);
-    const std::uint32_t stats = smem + Plan::kStats + 1024 * (items % 2);
+    scores_form_delta<kColumns>(p, shared, rank, item, items);
+    const auto stats = shared.stats()[items % 2];
     ++items;
     const int heads = heads_of_block(item), image_tiles = tile_count(item.entries);
     for (int first = 0; first < item.entries; first += kPairTile, ++count) {
       const std::uint32_t buffer = count % 2;
-      mbarrier_wait(smem + Plan::kSumsFull + 8 * buffer, count / 2 % 2, "weigh", buffer);
+      shared.sums_full()[buffer].wait(count / 2 % 2, "weigh", buffer);
       tcgen05_fence_after();
       const int entry = first + rank * kBlockTile + 32 * quarter + lane;
       const int tile = entry / kTileRows;
@@ -402,7 +398,7 @@ __device__ __forceinline__ void scores_work(const Params& p, std::uint32_t smem,
         tcgen05_pin(s);
         tcgen05_pin(d);
         std::uint32_t weights[8], gradients[8];
-        weigh(p, stats + 8 * head, counts, s, d, weights, gradients);
+        weigh(p, stats[head].address, counts, s, d, weights, gradients);
         const int block = 2 * item.group + head / kBlockHeads, in_block = head % kBlockHeads;
         if (stored) {
           char* const to = backward_split_detail::image_pair(p, item.query, tile, block) +
@@ -425,7 +421,7 @@ __device__ __forceinline__ void scores_work(const Params& p, std::uint32_t smem,
         norms[0] = norms[1] = {};
       }
       tcgen05_fence_before();
-      mbarrier_arrive_warp_cluster(map_shared(smem + Plan::kSumsFree + 8 * buffer, 0));
+      shared.sums_free()[buffer].arrive_warp_cluster(0);
     }
   }
 }
@@ -433,33 +429,33 @@ __device__ __forceinline__ void scores_work(const Params& p, std::uint32_t smem,
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads, 1) scores_kernel(const __grid_constant__ Params p) {
   using Plan = ScoresPlan<kColumns>;
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const Plan shared{shared_address(dynamic_shared<1024>())};
   const int rank = static_cast<int>(cluster_rank()), lane = threadIdx.x % 32;
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Plan::kStages; ++stage) {
-      mbarrier_init(smem + Plan::kFull + 8 * stage, 1);
-      mbarrier_init(smem + Plan::kEmpty + 8 * stage, 1);
+      shared.full()[stage].init(1);
+      shared.empty()[stage].init(1);
     }
-    mbarrier_init(smem + Plan::kHeadsFull, 1);
-    mbarrier_init(smem + Plan::kHeadsReady, 2);
-    mbarrier_init(smem + Plan::kHeadsFree, 1 + kWorkerWarps * kWarpArrival);
-    mbarrier_init(smem + Plan::kStatsReady, 2 * kWorkerWarps);
+    shared.heads_full().init(1);
+    shared.heads_ready().init(2);
+    shared.heads_free().init(1 + kWorkerWarps * kWarpArrival);
+    shared.stats_ready().init(2 * kWorkerWarps);
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(smem + Plan::kSumsFull + 8 * i, 1);
-      mbarrier_init(smem + Plan::kSumsFree + 8 * i, 2 * kWorkerWarps);
+      shared.sums_full()[i].init(1);
+      shared.sums_free()[i].init(2 * kWorkerWarps);
     }
     fence_mbarrier_init();
   }
-  const std::uint32_t columns = open_tensor_memory(smem + Plan::kTensorMemory, warp);
+  const std::uint32_t columns = open_tensor_memory(shared.tensor_memory().address, warp);
   if (warp == 0) {
-    scores_load<kColumns>(p, smem, rank, lane);
+    scores_load<kColumns>(p, shared, rank, lane);
   } else if (warp == 1) {
-    if (rank == 0 && lane == 0) scores_multiply<kColumns>(p, smem, columns);
+    if (rank == 0 && lane == 0) scores_multiply<kColumns>(p, shared, columns);
   } else if (warp == 2) {
-    if (lane == 0) scores_load_heads<kColumns>(p, smem, rank);
+    if (lane == 0) scores_load_heads<kColumns>(p, shared, rank);
   } else if (warp >= 4) {
-    scores_work<kColumns>(p, smem, columns, rank, warp, lane);
+    scores_work<kColumns>(p, shared, columns, rank, warp, lane);
   }
   close_tensor_memory(columns, warp);
 }

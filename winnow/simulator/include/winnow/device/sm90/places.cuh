@@ -6,6 +6,7 @@
 
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/sm90/cluster.cuh"
 
 namespace winnow::device {
 
@@ -51,6 +52,16 @@ struct Place<Barrier> {
   void wait(std::uint32_t parity, const char* role, int what,
             Where where = Where::current()) const {
     mbarrier_wait(address, parity, role, what, where);
+  }
+  void wait_cluster(std::uint32_t parity, const char* role, int what,
+                    Where where = Where::current()) const {
+    mbarrier_wait_cluster(address, parity, role, what, where);
+  }
+  void arrive_cluster(std::uint32_t rank, Where where = Where::current()) const {
+    mbarrier_arrive_cluster(map_shared(address, rank), where);
+  }
+  void arrive_warp_cluster(std::uint32_t rank, Where where = Where::current()) const {
+    mbarrier_arrive_warp_cluster(map_shared(address, rank), where);
   }
 };
 
