@@ -259,8 +259,22 @@ struct Work {
 // --- a consumer's items -------------------------------------------------------------------------
 
 // The role of consumer kConsumer: the block's turns, each an item or a part of one. Where another
-// block has made the tiles before, their sums are taken over; where another goes on, handed on.
-// P V of the tile before runs while the maxima of this one are taken.
+// block has made the tiles before, their sums are taken over; where another goes on, handed on. The
+// steps of the consumer that owns tile t:
+//
+//   1. queue the logits Q K(t), group by group as the chunks come
+//   2. when P(t-1) is handed over, queue P(t-1) V(t-1) behind them
+//   3. with the logits there and while P V runs: mask, maxima, reference
+//   4. as P V is done: release this consumer's half of V(t-1), in two parts
+//   5. exponentials: P(t)
+//   6. queue P(t) V(t), hand P(t) over meanwhile; when it is done release this consumer's half of
+//      V(t)
+//
+// So the exponentials of one consumer run while the other multiplies:
+//
+//   gather       K(0) Q  K(1)                 K(2)               K(3)               K(4)
+//   consumer 0     QK 0 | max | exp | PV 0 |     QK 2 |  PV 1 + max | exp | PV 2 |     QK 4 | ...
+//   consumer 1             QK 1 |     PV 0 + max | exp | PV 1 |     QK 3 |  PV 2 + max | exp | ...
 template <int kConsumer, class P, Entries kEntries>
 __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const LogitScale& scale,
                                               P shared) {
