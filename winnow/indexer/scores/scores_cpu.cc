@@ -15,7 +15,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 void score_block(const ScoresParams& params, Scorer& scorer, std::int64_t i, std::int64_t n,
                  std::int64_t first) {
   const Problem& problem = params.problem;
-  const bool dense = params.indices.data == nullptr;
+  const bool dense = !params.indices.present();
   const std::int64_t columns = dense ? problem.s_k : params.topk;
   const std::int64_t count = std::min(kBlock, columns - first);
   const RowRange visible = problem.visible_rows(i);
@@ -38,7 +38,7 @@ void score_block(const ScoresParams& params, Scorer& scorer, std::int64_t i, std
 
 void scores_cpu(const ScoresParams& params, const Executor& executor) {
   const Problem& problem = params.problem;
-  const bool dense = params.indices.data == nullptr;
+  const bool dense = !params.indices.present();
   constexpr std::int64_t kTogether = 4;  // queries that share a block of keys
   const std::int64_t together = dense ? kTogether : 1;
   const std::int64_t groups = (problem.s_q + together - 1) / together;

@@ -20,7 +20,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 void store(const TopkParams& params, std::int64_t i, std::int64_t place, std::int32_t row,
            float score) {
   params.indices.data[params.indices.offset(i) + place] = row;
-  if (params.scores.data != nullptr) params.scores.data[params.scores.offset(i) + place] = score;
+  if (params.scores.present()) params.scores.data[params.scores.offset(i) + place] = score;
 }
 void finish_row(const TopkParams& params, std::int64_t i, std::int64_t length) {
   for (std::int64_t j = length; j < params.topk; ++j) store(params, i, j, -1, -kInfinity);

@@ -101,7 +101,7 @@ void write_choice(const TopkPagedParams& params, std::int64_t i, std::int64_t j,
                   Selection& selection) {
   std::int32_t* const indices = params.indices.data + params.indices.offset(i, j);
   float* const scores =
-      params.scores.data == nullptr ? nullptr : params.scores.data + params.scores.offset(i, j);
+      params.scores.present() ? params.scores.data + params.scores.offset(i, j) : nullptr;
   std::int64_t place = 0;
   for (const Candidate& candidate : selection.finish()) {
     indices[place] = params.positions ? candidate.row : slot_of(params, i, candidate.row);

@@ -101,12 +101,11 @@ void decode_query(const DecodeParams& params, std::int64_t i, std::int64_t s, st
   if (params.chosen.topk > 0) attend(params.chosen, i, s, heads, params.scale, scratch, executor);
   if (params.extra.topk > 0) attend(params.extra, i, s, heads, params.scale, scratch, executor);
   for (Index h = 0; h < heads; ++h) {
-    const float sink =
-        params.attn_sink.data == nullptr ? -kInfinity : params.attn_sink.data[first + h];
+    const float sink = params.attn_sink.present() ? params.attn_sink.data[first + h] : -kInfinity;
     const float lse = softmax.finish(h, sink);
     store_f32(DType::bf16, softmax.sum.row(h).data(), kValueColumns, params.out.data,
               params.out.offset(i, s, first + h));
-    if (params.lse.data != nullptr) params.lse.data[params.lse.offset(i, s, first + h)] = lse;
+    if (params.lse.present()) params.lse.data[params.lse.offset(i, s, first + h)] = lse;
   }
 }
 

@@ -24,12 +24,12 @@ void store_head(const ForwardParams& params, std::int64_t i, std::int64_t head, 
                 Scratch<Real>& s) {
   const auto attn_sink = params.attn_sink.as<const Real>();
   const auto lse_out = params.lse.as<Real>(), max_logits = params.max_logits.as<Real>();
-  const Real lse = s.finish(
-      h, attn_sink.data == nullptr ? -s.kInfinity : attn_sink.data[attn_sink.offset(head)]);
+  const Real lse =
+      s.finish(h, attn_sink.present() ? attn_sink.data[attn_sink.offset(head)] : -s.kInfinity);
   store_real(params.problem.dtype, s.sum.row(h).data(), kValueColumns, params.out.data,
              params.out.offset(i, head));
-  if (lse_out.data != nullptr) lse_out.data[lse_out.offset(i) + head] = lse;
-  if (max_logits.data != nullptr) max_logits.data[max_logits.offset(i) + head] = s.maximum[h];
+  if (lse_out.present()) lse_out.data[lse_out.offset(i) + head] = lse;
+  if (max_logits.present()) max_logits.data[max_logits.offset(i) + head] = s.maximum[h];
 }
 
 template <class Real>
