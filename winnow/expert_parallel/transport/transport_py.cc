@@ -241,7 +241,7 @@ Raises:
 
 std::shared_ptr<ep::Store> store_argument(const char* operation, nb::handle store) {
   std::shared_ptr<ep::Store> own;
-  if (nb::try_cast(store, own) && own != nullptr) return own;
+  if (nb::try_cast(store, own) && own != nullptr) return released_with_lock(std::move(own));
   if (nb::isinstance<nb::str>(store) || nb::hasattr(store, "__fspath__")) {
     return std::make_shared<ep::FileStore>(nb::cast<std::filesystem::path>(store));
   }
