@@ -317,7 +317,7 @@ def test_an_unknown_processor_module_is_an_error():
 
 
 _DAEMONS = """
-import sys, tempfile, threading, time
+import gc, sys, tempfile, threading, time
 import numpy as np
 from winnow import expert_parallel, sparse_mla
 
@@ -370,11 +370,15 @@ def low_latency():
     )
 
 class Late:  # the interpreter is still ending when the waits have ended
+    def __init__(self):
+        self.cycle = self
     def __del__(self, sleep=time.sleep):
         sleep(2)
 
 ranks = [0, 1, 2]
-late = Late() if sys.argv[1] in ("layer", "notifier", "low_latency") else None
+if sys.argv[1] in ("layer", "notifier", "low_latency"):
+    gc.disable()
+    Late()
 for _ in range(3):
     threading.Thread(target=globals()[sys.argv[1]], daemon=True).start()
 for _ in range(3):
