@@ -1,6 +1,6 @@
 # Fails if a kernel holds what belongs into a wrapper of winnow/device: PTX instructions and shared
 # memory, which a build for the host replaces there; and if a source outside of winnow/simulator knows
-# that it may be simulated; or if a wrapper has no micro-kernel, which shows that the simulator and a
+# that it may be simulated; or if a comparison of a pointer decides whether a tensor is present; or if a wrapper has no micro-kernel, which shows that the simulator and a
 # GPU do the same. Run as
 #   cmake -DSOURCE_DIR=<repository> -P check_kernels.cmake
 file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR}
@@ -25,6 +25,18 @@ if(found)
   message(FATAL_ERROR "PTX instructions and shared memory outside winnow/device:\n${found}"
     "A PTX instruction gets a wrapper in winnow/device/{common,sm90,sm100}; dynamic shared memory comes "
     "from dynamic_shared(), and WINNOW_BLOCK_SHARED declares static shared objects.")
+endif()
+
+# Absent tensors are told from empty ones in one place: Rows::present() (core/rows.h), which relies on the
+# rule of views that an empty tensor has an address, too.
+foreach(file IN LISTS files)
+  file(STRINGS ${SOURCE_DIR}/${file} lines REGEX "\\.data(\\(\\))? *[!=]= *nullptr")
+  if(lines AND NOT file MATCHES "^winnow/(python|simulator)/|_(test|gpu_test)\\.cc$")
+    string(APPEND found "  ${file}: ${lines}\n")
+  endif()
+endforeach()
+if(found)
+  message(FATAL_ERROR "A tensor's pointer says whether it is present; ask present():\n${found}")
 endif()
 
 # What only one of the two compilers sees: conditions on it, and names of the simulator.

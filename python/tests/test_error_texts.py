@@ -208,3 +208,22 @@ def test_missing_and_mistyped_arguments_are_named():
             call()
         assert str(caught.value) == text
     sparse_mla.forward(q, kv, indices, scale=1)  # an integer is a number
+
+
+def test_what_numpy_cannot_have_and_which_backend_serves_gpus():
+    tensors = dict(every_operation.ALL["sparse_mla::decode"].tensors)
+    q, cache, indices = (tensors[name] for name in ("q", "cache", "indices"))
+    with pytest.raises(ValueError) as caught:
+        sparse_mla.decode(q, cache, indices)
+    assert str(caught.value) == (
+        "sparse_mla::decode: numpy has no bfloat16, which the result has: pass tensors of torch"
+    )
+    q, kv, indices = (
+        every_operation.ALL["sparse_mla::forward"].tensors[n] for n in ("q", "kv", "indices")
+    )
+    with pytest.raises(winnow.Error) as caught:
+        sparse_mla.forward(q, kv, indices, backend="cuda")
+    assert str(caught.value) == (
+        "sparse_mla::forward: backend: want one that implements this operation (sm90, cpu), "
+        "got cuda; on a GPU it is sm90"
+    )

@@ -317,7 +317,7 @@ def test_an_unknown_processor_module_is_an_error():
 
 
 _DAEMONS = """
-import sys, tempfile, threading, time
+import gc, sys, tempfile, threading, time
 import numpy as np
 from winnow import expert_parallel, sparse_mla
 
@@ -348,6 +348,37 @@ def ask():
     inside.release()
     expert_parallel.create_shared_memory(Store(), 0, 2, timeout=2)
 
+world = expert_parallel.InProcessWorld(4)
+
+def layer():
+    transport = world.transport(ranks.pop())
+    inside.release()
+    expert_parallel.AllToAll(
+        transport, world.store(), max_tokens=1, hidden=64, topk=1, experts=4, timeout=1
+    )
+
+def notifier():
+    transport = world.transport(ranks.pop())
+    inside.release()
+    expert_parallel.Notifier(transport, world.store(), experts=4, timeout=1)
+
+def low_latency():
+    transport = world.transport(ranks.pop())
+    inside.release()
+    expert_parallel.LowLatency(
+        transport, world.store(), max_tokens=1, hidden=512, topk=1, experts=4, timeout=1
+    )
+
+class Late:  # the interpreter is still ending when the waits have ended
+    def __init__(self):
+        self.cycle = self
+    def __del__(self, sleep=time.sleep):
+        sleep(2)
+
+ranks = [0, 1, 2]
+if sys.argv[1] in ("layer", "notifier", "low_latency"):
+    gc.disable()
+    Late()
 for _ in range(3):
     threading.Thread(target=globals()[sys.argv[1]], daemon=True).start()
 for _ in range(3):
@@ -356,7 +387,7 @@ time.sleep(0.2)
 """
 
 
-@pytest.mark.parametrize("what", ["attend", "wait", "ask"])
+@pytest.mark.parametrize("what", ["attend", "wait", "ask", "layer", "notifier", "low_latency"])
 def test_daemon_threads_inside_calls_do_not_abort_the_end_of_a_program(what):
     for _ in range(3):
         result = subprocess.run(

@@ -117,6 +117,17 @@ std::string names(std::span<const Backend> backends) {
   return text;
 }
 
+// Which of the implemented ones takes tensors of a GPU, for who asked for another that does.
+std::string hint_instead_of(Backend forced, std::span<const Backend> implemented) {
+  if (forced == Backend::cpu) return "";
+  for (const Backend backend : implemented) {
+    if (backend != Backend::cpu && is_chosen_unasked(backend)) {
+      return "; on a GPU it is " + std::string(to_string(backend));
+    }
+  }
+  return "";
+}
+
 // Errors name what asked for the backend.
 Backend named_backend(std::string_view operation, std::string_view argument,
                       std::string_view name) {
@@ -191,7 +202,8 @@ Backend choose_backend(std::string_view operation, Device device, const RunOptio
     if (!has_kernel) {
       if (forced.has_value()) {
         fail(ErrorCode::unsupported,
-             "one that implements this operation (" + names(implemented) + ")", name);
+             "one that implements this operation (" + names(implemented) + ")",
+             name + hint_instead_of(*forced, implemented));
       }
       continue;
     }

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <limits>
 #include <new>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "winnow/core/executor.h"
+#include "winnow/core/interrupt.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/sparse_mla/test_problem.h"
 #include "winnow/testing/expect.h"
@@ -235,6 +237,73 @@ TEST(Parallel, MemoryThatRunsOutInALoopIsAnError) {
     ThreadExecutor().for_each_range(3, 1, body);
     EXPECT_EQ(bodies, 3);
   }
+  set_num_threads(before);
+}
+
+struct Interrupt {};
+std::atomic<bool> g_interrupt{false};
+
+void interrupt_this_process() {
+  set_interrupt_hook([] {
+    if (g_interrupt) throw Interrupt();
+  });
+}
+
+// The program may want the end of a call on any of its threads, whoever works.
+TEST(Parallel, AnInterruptEndsALoop) {
+  const int before = num_threads();
+  interrupt_this_process();
+  for (const int threads : {1, 4}) {
+    set_num_threads(threads);
+    const ThreadExecutor executor;
+    std::atomic<int> ranges{0}, running{0};
+    g_interrupt = true;
+    EXPECT_THROW(
+        executor.for_each_range(1 << 20, 1,
+                                [&](std::int64_t, std::int64_t, int) {
+                                  ++running;
+                                  ++ranges;
+                                  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                                  --running;
+                                }),
+        Interrupt);
+    EXPECT_EQ(running, 0) << "a worker went on after the error";
+    EXPECT_LT(ranges, 1 << 20);
+    g_interrupt = false;
+    ranges = 0;
+    ThreadExecutor().for_each_range(100, 1, [&](std::int64_t, std::int64_t, int) { ++ranges; });
+    EXPECT_EQ(ranges, 100);
+  }
+  set_interrupt_hook(nullptr);
+  set_num_threads(before);
+}
+
+// Also where the calling thread has nothing left to do, and waits for a long range of another.
+TEST(Parallel, AnInterruptEndsALongRangeOfAnotherWorker) {
+  const int before = num_threads();
+  set_num_threads(2);
+  interrupt_this_process();
+  g_interrupt = false;
+  const ThreadExecutor executor;
+  std::atomic<bool> begun{false}, ended_early{false};
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THROW(executor.for_each_range(
+                   2, 1,
+                   [&](std::int64_t, std::int64_t, int worker) {
+                     while (worker == 0 && !begun) std::this_thread::yield();
+                     begun = true;
+                     if (worker == 0) return;
+                     g_interrupt = true;
+                     while (!executor.stopped() &&
+                            std::chrono::steady_clock::now() - start < std::chrono::seconds(60)) {
+                       std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                     }
+                     ended_early = executor.stopped();
+                   }),
+               Interrupt);
+  EXPECT_TRUE(ended_early);
+  set_interrupt_hook(nullptr);
+  g_interrupt = false;
   set_num_threads(before);
 }
 

@@ -47,7 +47,7 @@ Settings read_settings(std::string_view operation) {
   if (log == "1" || log == "stderr") {
     settings.log = STDERR_FILENO;
   } else if (!log.empty() && log != "0") {
-    settings.log = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    settings.log = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (settings.log < 0) {
       throw Error(ErrorCode::resource, std::string(operation), "WINNOW_LOG",
                   "0, 1, stderr or a file that can be written",
@@ -154,7 +154,7 @@ std::string new_file(const Settings& settings, const std::string& operation, std
   std::string path = start + ".call";
   constexpr int kAttempts = 1000;
   for (int i = 1; i < kAttempts; ++i) {
-    const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (descriptor >= 0) {
       close(descriptor);
       return path;

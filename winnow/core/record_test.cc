@@ -14,6 +14,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "winnow/core/error.h"
@@ -82,6 +83,22 @@ TEST(Record, WithoutRoomForTheResultsTheArgumentsRemain) {
             0);
   ASSERT_EQ(files(folder.path()), 1u);
   EXPECT_EQ(contents(fs::directory_iterator(folder.path())->path()), whole.substr(0, arguments));
+}
+
+// Tensors are the user's: nobody else reads them, whatever the umask allows.
+TEST(Record, FilesAreTheUsersAlone) {
+  const TemporaryFolder folder, log;
+  const fs::path lines = fs::path(log.path()) / "log";
+  ASSERT_EQ(in_child([&] {
+              umask(022);
+              setenv("WINNOW_LOG", lines.c_str(), 1);
+              return !call("WINNOW_RECORD", folder.path());
+            }),
+            0);
+  constexpr fs::perms kOwn = fs::perms::owner_read | fs::perms::owner_write;
+  EXPECT_EQ(fs::status(lines).permissions(), kOwn);
+  ASSERT_EQ(files(folder.path()), 1u);
+  EXPECT_EQ(fs::directory_iterator(folder.path())->status().permissions(), kOwn);
 }
 
 TEST(Record, OpensNothingThatIsThere) {

@@ -46,8 +46,8 @@ struct RowLimits {
   // Of `rows` rows, those that the query sees. Reads its range once.
   RowRange range_of(std::int64_t query, std::int64_t rows) const {
     std::int64_t start = 0, end = rows;
-    if (key_start.data != nullptr) start = read_once(key_start.data + key_start.offset(query));
-    if (key_end.data != nullptr) {
+    if (key_start.present()) start = read_once(key_start.data + key_start.offset(query));
+    if (key_end.present()) {
       const std::int64_t given = read_once(key_end.data + key_end.offset(query));
       if (given < end) end = given;
     }

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "winnow/core/host_device.h"
+
 namespace winnow {
 
 // A tensor of up to three dimensions whose last is contiguous. Strides count elements.
@@ -11,6 +13,8 @@ struct Rows {
   Pointer data = nullptr;
   std::int64_t stride0 = 0;
   std::int64_t stride1 = 0;
+  // Whether there is a tensor, with elements or without: the data of every view is not null.
+  WINNOW_HOST_DEVICE constexpr bool present() const { return data != nullptr; }
   std::int64_t offset(std::int64_t i0, std::int64_t i1 = 0) const {
     return i0 * stride0 + i1 * stride1;
   }
@@ -21,7 +25,7 @@ struct Rows {
   }
 };
 
-// The rows of a view along two of its dimensions, or one; null where the view is absent.
+// The rows of a view along two of its dimensions, or one; absent where the view is.
 template <class Pointer, class View>
 Rows<Pointer> rows_of(const View& view, int dim0, int dim1 = -1) {
   if (!view.present()) return {};

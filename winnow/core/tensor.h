@@ -38,8 +38,10 @@ struct TensorLayout {
   WINNOW_EXPORT TensorLayout sliced(int dim, std::int64_t begin, std::int64_t end) const;
   WINNOW_EXPORT TensorLayout transposed(int dim_a, int dim_b) const;
   WINNOW_EXPORT void check_host_access(DType wanted) const;
-  // Throws Error if there are elements but no data.
-  WINNOW_EXPORT void check_data(const void* data) const;
+  // `data`; in place of a null pointer to no elements, which frameworks give, one that is not null:
+  // below the door a pointer alone says whether its tensor is present. Throws Error if there are
+  // elements but no data.
+  WINNOW_EXPORT const void* address(const void* data) const;
   std::int64_t numel() const {
     for (int d = 0; d < rank; ++d) {
       if (shape[d] == 0) return 0;  // the other sizes may be anything
@@ -54,7 +56,8 @@ struct TensorLayout {
 
 // A typed, strided view of memory that the caller owns and keeps alive during the call. Copying a
 // view is cheap. Strides count elements and may be zero or negative; `data` points at element
-// (0, ..., 0). A default-constructed view is absent; optional arguments are omitted that way.
+// (0, ..., 0). A default-constructed view is absent; optional arguments are omitted that way. A
+// view without elements is present, and its data() is not null.
 template <class Void>
 class BasicTensorView {
  public:
@@ -63,11 +66,7 @@ class BasicTensorView {
   // A dense row-major view of `data`. Errors (winnow::Error): rank above kMaxRank, a negative size,
   // a byte count beyond 63 bits, null data with elements to point at.
   BasicTensorView(Void* data, DType dtype, std::span<const std::int64_t> shape, Device device = {})
-      : data_(data),
-        present_(true),
-        layout_(detail::TensorLayout::make_dense(dtype, shape, device)) {
-    check_data();
-  }
+      : BasicTensorView(data, detail::TensorLayout::make_dense(dtype, shape, device)) {}
   BasicTensorView(Void* data, DType dtype, std::initializer_list<std::int64_t> shape,
                   Device device = {})
       : BasicTensorView(data, dtype, std::span(shape.begin(), shape.size()), device) {}
@@ -75,11 +74,7 @@ class BasicTensorView {
   // The same with strides, in elements, one per dimension.
   BasicTensorView(Void* data, DType dtype, std::span<const std::int64_t> shape,
                   std::span<const std::int64_t> strides, Device device = {})
-      : data_(data),
-        present_(true),
-        layout_(detail::TensorLayout::make(dtype, shape, strides, device)) {
-    check_data();
-  }
+      : BasicTensorView(data, detail::TensorLayout::make(dtype, shape, strides, device)) {}
   BasicTensorView(Void* data, DType dtype, std::initializer_list<std::int64_t> shape,
                   std::initializer_list<std::int64_t> strides, Device device = {})
       : BasicTensorView(data, dtype, std::span(shape.begin(), shape.size()),
@@ -107,7 +102,7 @@ class BasicTensorView {
   BasicTensorView slice(int dim, std::int64_t begin, std::int64_t end) const {
     BasicTensorView result = *this;
     result.layout_ = layout_.sliced(dim, begin, end);
-    if (begin != 0 && data_ != nullptr) result.data_ = offset(begin * layout_.strides[dim]);
+    if (begin != 0 && numel() != 0) result.data_ = offset(begin * layout_.strides[dim]);
     return result;
   }
 
@@ -131,11 +126,13 @@ class BasicTensorView {
   }
 
  private:
+  BasicTensorView(Void* data, const detail::TensorLayout& layout)
+      : data_(const_cast<Void*>(layout.address(data))), present_(true), layout_(layout) {}
+
   Void* offset(std::int64_t elements) const {
     using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
     return static_cast<Byte*>(data_) + elements * size_of(layout_.dtype);
   }
-  void check_data() const { layout_.check_data(data_); }
 
   Void* data_ = nullptr;
   bool present_ = false;

@@ -53,6 +53,7 @@ TEST(TensorView, EmptyNeedsNoMemory) {
   constexpr std::int64_t kHuge = std::int64_t{1} << 62;
   EXPECT_EQ(TensorView(nullptr, DType::f32, {kHuge, 512, 0}).numel(), 0);
   const TensorView view(nullptr, DType::f32, {3, 0, 2});
+  EXPECT_NE(view.data(), nullptr) << "it would count as absent";
   EXPECT_TRUE(view.present());
   EXPECT_EQ(view.numel(), 0);
   // Sizes that would overflow without the 0 are harmless.

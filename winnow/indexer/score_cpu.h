@@ -41,18 +41,19 @@ class Scorer {
     }
   }
 
-  // Where a key lies, and its scale; null: there is no key, and its score means nothing.
+  // Where a key lies, and its scale. Where there is no key, its score means nothing.
   struct Key {
     const void* data = nullptr;
     std::int64_t offset = 0;  // in elements
     float scale = 1;
+    bool present() const { return data != nullptr; }
   };
   // Row r of the block is key(r).
   template <class KeyOf>
   void load_keys_at(DType dtype, const KeyOf& key_at) {
     for (std::int64_t r = 0; r < kBlock; ++r) {
       const Key key = key_at(r);
-      if (key.data == nullptr) {
+      if (!key.present()) {
         keys_.row(r).setZero();
         continue;
       }
@@ -66,7 +67,7 @@ class Scorer {
     load_keys_at(problem.dtype, [&](std::int64_t r) -> Key {
       const std::int64_t t = row(r);
       if (t < 0) return {};
-      const bool scaled = problem.k_scale.data != nullptr;
+      const bool scaled = problem.k_scale.present();
       return {problem.k.data, problem.k.offset(t),
               scaled ? problem.k_scale.data[problem.k_scale.offset(t)] : 1.0f};
     });

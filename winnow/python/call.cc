@@ -312,7 +312,13 @@ nb::object Call::make(std::size_t dtype, std::span<const std::int64_t> shape, Fi
   const bool zero = fill == Fill::zero;
   if (framework_->kind != Framework::Kind::other) {
     PyObject* type = framework_->dtypes[dtype];
-    if (type == nullptr) fail("out", "a dtype that numpy has", kDTypeNames[dtype]);
+    if (type == nullptr) {
+      const bool bytes_serve = static_cast<DType>(dtype) == DType::f8_e4m3;
+      throw Error(ErrorCode::invalid_argument, operation_,
+                  std::string("numpy has no ") + kDTypeNames[dtype] +
+                      ", which the result has: pass tensors of torch" +
+                      (bytes_serve ? ", or out of uint8" : ""));
+    }
     const nb::handle function(zero ? framework_->zeros : framework_->empty);
     if (framework_->kind == Framework::Kind::numpy) return function(owner, nb::handle(type));
     const nb::object device = first_.attr("device");  // torch's default may be another

@@ -6,6 +6,9 @@
 // it. The same holds for Python code that C++ calls: it gives the lock back now and then.
 #pragma once
 
+#include <memory>
+#include <utility>
+
 #include <nanobind/nanobind.h>
 
 namespace winnow::python {
@@ -31,6 +34,18 @@ class Locked {
  private:
   PyGILState_STATE state_;
 };
+
+// `given`, which came from Python, for C++ that may let go of it without the lock: nanobind's own
+// deleter would take the lock as a daemon thread must not.
+template <class T>
+std::shared_ptr<T> released_with_lock(std::shared_ptr<T> given) {
+  T* const object = given.get();
+  return {object, [given = std::move(given)](T*) mutable {
+            if (!nanobind::is_alive()) return;
+            const Locked locked;
+            given.reset();
+          }};
+}
 
 // function(*arguments), with the lock. Errors: nb::python_error.
 nanobind::object call_python(nanobind::handle function, const nanobind::tuple& arguments);

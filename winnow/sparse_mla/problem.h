@@ -32,7 +32,7 @@ struct Problem : RowLimits {
 
   // Entries of query i that count.
   std::int64_t entries(std::int64_t i) const {
-    if (topk_length.data == nullptr) return topk;
+    if (!topk_length.present()) return topk;
     return std::clamp<std::int64_t>(read_once(topk_length.data + topk_length.offset(i)), 0, topk);
   }
 

@@ -190,6 +190,7 @@ void make_on_all_ranks(const char* operation, Bound* self,
                        std::shared_ptr<expert_parallel::Transport> transport,
                        nanobind::handle store, Config& config, nanobind::handle timeout,
                        nanobind::handle device, const Option<T>&... options) {
+  transport = released_with_lock(std::move(transport));
   std::shared_ptr<expert_parallel::Store> meeting = store_argument(operation, store);
   const auto read = [&]<class Field>(const Option<Field>& option) {
     if constexpr (std::is_same_v<Field, DType>) {

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
     if (kept) add(counts.experts, expert);
     if (first_of_rank) add(counts.ranks, rank);
     if (first_of_node) add(counts.nodes, node);
-    if (layout.is_token_in_rank.data == nullptr) continue;
+    if (!layout.is_token_in_rank.present()) continue;
     std::uint8_t* in_rank = layout.is_token_in_rank.data + token * layout.is_token_in_rank.stride0;
     for (int r = k; there && r < ranks; r += p.lanes) in_rank[r] = 0;
     __syncwarp();

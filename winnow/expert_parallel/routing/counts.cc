@@ -54,7 +54,7 @@ void count_layout(const LayoutParams& params) {
   for (std::int64_t token = 0; token < params.num_tokens; ++token) {
     const std::int32_t* indices = params.expert_indices.data + params.expert_indices.offset(token);
     std::uint8_t* in_rank = nullptr;
-    if (params.is_token_in_rank.data != nullptr) {
+    if (params.is_token_in_rank.present()) {
       in_rank = params.is_token_in_rank.data + params.is_token_in_rank.offset(token);
       std::fill_n(in_rank, params.world_size, std::uint8_t{0});
     }

@@ -80,7 +80,10 @@ testing::CaseOutcome run(const CaseShape& shape, const Variant& variant,
                    output(variant.as_q, shape.dtype, {shape.s_k, shape.d}),
                    output(variant.as_q, shape.weights_dtype, {shape.s_q, shape.h})};
   };
-  const StridedTensor indices_there = testing::on(device, indices);
+  StridedTensor indices_there = testing::on(device, indices);
+  if (!variant.dense && shape.topk == 0) {  // as frameworks give what has no elements
+    indices_there.view = TensorView(nullptr, DType::i32, indices.view.shape(), device);
+  }
   const StridedTensor d_scores_there = testing::on(device, d_scores);
   const auto call = [&](const Outputs& to) {
     BackwardArgs args{.indices = indices_there.view,
@@ -159,6 +162,19 @@ testing::Operation backward_operation() {
       add(shape, {.suffix = "-deterministic", .deterministic = true});
       add(shape,
           {.suffix = "-dense-all-options", .dense = true, .as_q = true, .deterministic = true});
+    }
+  }
+  // No row is chosen: every gradient is 0.
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f8_e4m3}) {
+    for (const auto& [s_q, s_k] : {std::pair(1, 1), std::pair(3, 300)}) {
+      const CaseShape shape{
+          .name = std::string(to_string(dtype)) + winnow::testing::numbered("-sq", s_q) + "-k0",
+          .dtype = dtype,
+          .s_q = s_q,
+          .s_k = s_k,
+          .topk = 0};
+      add(shape, {});
+      add(shape, {.suffix = "-deterministic", .deterministic = true});
     }
   }
   // Many items for every block of a GPU, every other one without entries.

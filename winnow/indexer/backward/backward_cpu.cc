@@ -61,13 +61,13 @@ void find_entries(const BackwardParams& params, std::int64_t i, std::int64_t fir
   const auto add = [&](std::int64_t column, std::int64_t row) {
     if (row < visible.begin || row >= visible.end) return;
     float d_score = params.d_scores.data[params.d_scores.offset(i) + column];
-    if (problem.k_scale.data != nullptr) {
+    if (problem.k_scale.present()) {
       d_score *= problem.k_scale.data[problem.k_scale.offset(row)];
     }
     slot.row.push_back(row);
     slot.d_score.push_back(d_score);
   };
-  if (params.indices.data == nullptr) {
+  if (!params.indices.present()) {
     const std::int64_t last = std::min(end, visible.end);
     for (std::int64_t t = std::max(first, visible.begin); t < last; ++t) add(t, t);
   } else {

@@ -9,7 +9,7 @@ namespace winnow::indexer {
 struct BackwardParams {
   Problem problem;
   std::int64_t topk = 0;              // columns of indices
-  Rows<const std::int32_t*> indices;  // [s_q, topk]; null: every row
+  Rows<const std::int32_t*> indices;  // [s_q, topk]; absent: every row
   Rows<const float*> d_scores;        // [s_q, topk] or [s_q, s_k]
   bool deterministic = false;
   DType dq_dtype = DType::f32, dk_dtype = DType::f32, d_weights_dtype = DType::f32;
@@ -17,7 +17,7 @@ struct BackwardParams {
   Rows<void*> dk;         // [s_k, d]
   Rows<void*> d_weights;  // [s_q, h]
 
-  std::int64_t columns() const { return indices.data == nullptr ? problem.s_k : topk; }
+  std::int64_t columns() const { return indices.present() ? topk : problem.s_k; }
 };
 
 void backward_cpu(const BackwardParams& params, const Executor& executor);

@@ -27,7 +27,7 @@ void quantize_cpu(const QuantizeParams& params, const Executor& executor) {
       params.n * params.h, kRows, [&](std::int64_t begin, std::int64_t end, int) {
         for (std::int64_t row = begin; row < end; ++row) {
           const std::int64_t i = row / params.h, h = row % params.h;
-          if (params.rows.data != nullptr) {
+          if (params.rows.present()) {
             params.scale.data[params.scale.offset(i, h)] =
                 quantize_row(params, i, h, params.rows.data + params.rows.offset(i, h));
             continue;

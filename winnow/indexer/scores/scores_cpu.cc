@@ -15,7 +15,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 void score_block(const ScoresParams& params, Scorer& scorer, std::int64_t i, std::int64_t n,
                  std::int64_t first) {
   const Problem& problem = params.problem;
-  const bool dense = params.indices.data == nullptr;
+  const bool dense = !params.indices.present();
   const std::int64_t columns = dense ? problem.s_k : params.topk;
   const std::int64_t count = std::min(kBlock, columns - first);
   const RowRange visible = problem.visible_rows(i);
@@ -38,7 +38,7 @@ void score_block(const ScoresParams& params, Scorer& scorer, std::int64_t i, std
 
 void scores_cpu(const ScoresParams& params, const Executor& executor) {
   const Problem& problem = params.problem;
-  const bool dense = params.indices.data == nullptr;
+  const bool dense = !params.indices.present();
   constexpr std::int64_t kTogether = 4;  // queries that share a block of keys
   const std::int64_t together = dense ? kTogether : 1;
   const std::int64_t groups = (problem.s_q + together - 1) / together;
@@ -49,7 +49,7 @@ void scores_cpu(const ScoresParams& params, const Executor& executor) {
     const std::int64_t first = group * together;
     const std::int64_t count = std::min(together, problem.s_q - first);
     scorer.load_queries(problem, first, count);
-    for (std::int64_t block = 0; block < blocks; ++block) {
+    for (std::int64_t block = 0; block < blocks && !executor.stopped(); ++block) {
       if (dense) scorer.load_block(problem, block * kBlock);
       for (std::int64_t n = 0; n < count; ++n) {
         score_block(params, scorer, first + n, n, block * kBlock);

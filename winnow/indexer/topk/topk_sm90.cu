@@ -48,8 +48,8 @@ Problem part_of(Problem problem, std::int64_t first, std::int64_t count) {
   };
   problem.q.data = skip(problem.q, size_of(problem.dtype));
   problem.weights.data = skip(problem.weights, size_of(problem.weights_dtype));
-  if (problem.key_start.data != nullptr) problem.key_start.data += problem.key_start.offset(first);
-  if (problem.key_end.data != nullptr) problem.key_end.data += problem.key_end.offset(first);
+  if (problem.key_start.present()) problem.key_start.data += problem.key_start.offset(first);
+  if (problem.key_end.present()) problem.key_end.data += problem.key_end.offset(first);
   problem.q_start += first;
   problem.s_q = count;
   return problem;

@@ -191,7 +191,7 @@ class Item {
       for (std::int64_t c = 0; c < cache_.head_size / x; ++c) {
         for (std::int64_t i = 0; i < kLanes; ++i) q_u[c * kLanes + i] = sum[c * x + i % x];
       }
-      if (params_.r.data == nullptr) continue;
+      if (!params_.r.present()) continue;
       biased_query(cache_.dtype, params_.query, params_.pos_bias_v, split_.sequence, head(g),
                    cache_.head_size, sum, s_.q_v.col(g).data());
     }
@@ -237,7 +237,7 @@ class Item {
 
   void position_term(std::int64_t g) const {
     Real* bd = s_.bd.data();
-    if (params_.r.data == nullptr) {
+    if (!params_.r.present()) {
       load_real(params_.matrix_bd_dtype, params_.matrix_bd.data,
                 params_.matrix_bd.offset(split_.sequence, head(g)) + split_.begin, count_, bd);
     } else {
@@ -311,7 +311,7 @@ void merge(const AttentionParams& params, std::int64_t s, std::int64_t h, std::s
     for (std::int64_t d = 0; d < head_size; ++d) sum[d] *= inverse;
   }
   store_real(params.cache.dtype, sum, head_size, params.out.data, params.out.offset(s, h));
-  if (params.lse.data != nullptr) params.lse.as<Real>().data[params.lse.offset(s) + h] = lse;
+  if (params.lse.present()) params.lse.as<Real>().data[params.lse.offset(s) + h] = lse;
 }
 
 template <class Real>

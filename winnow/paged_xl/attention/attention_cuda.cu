@@ -155,7 +155,7 @@ void with_launch(const AttentionParams& params, bool aligned, const Body& body) 
   const KernelParams kernel = kernel_params(params);
   with_element_type(params.cache.dtype, [&](auto element) {
     using T = decltype(element);
-    if (params.r.data != nullptr) {
+    if (params.r.present()) {
       with_launch<T, true>(kernel, aligned, body);
     } else {
       with_launch<T, false>(kernel, aligned, body);
@@ -177,7 +177,7 @@ std::int64_t attention_cuda_workspace_bytes(const AttentionParams& params) {
 void attention_cuda(const AttentionParams& params, void* workspace, void* stream) {
   const std::int64_t size = size_of(params.cache.dtype);
   const bool aligned = is_aligned(params.key, size) && is_aligned(params.value, size) &&
-                       (params.r.data == nullptr || is_aligned(params.r, size));
+                       (!params.r.present() || is_aligned(params.r, size));
   with_launch(params, aligned, [&](auto launch) {
     const auto queue = static_cast<cudaStream_t>(stream);
     const device::Scratch scratch(kRuntime, workspace, launch.bytes(), queue);

@@ -62,7 +62,7 @@ __device__ __forceinline__ float softmax_weight(float logit, float maximum) {
 
 __device__ __forceinline__ void store_lse(const KernelParams& p, int s, int h, float maximum,
                                           float sum) {
-  if (p.lse.data == nullptr) return;
+  if (!p.lse.present()) return;
   p.lse.data[s * p.lse.stride0 + h] =
       sum == 0.0f ? device::negative_infinity() : maximum + logf(sum);
 }

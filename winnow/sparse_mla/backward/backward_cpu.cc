@@ -72,7 +72,7 @@ Real log_add_exp(Real a, Real b) {
 
 template <class Real>
 bool infinite_sink(const Rows<const Real*>& attn_sink, Index h) {
-  return attn_sink.data != nullptr && attn_sink.data[attn_sink.offset(h)] == kInfinity<Real>;
+  return attn_sink.present() && attn_sink.data[attn_sink.offset(h)] == kInfinity<Real>;
 }
 
 // Loads a query and what the formulas need of each head: lse' and delta.
@@ -89,10 +89,10 @@ void load_query(const BackwardParams& params, std::int64_t i, Scratch<Real>& s) 
       s.d_out.row(h).setZero();
     }
     s.lse[h] = lse.data[lse.offset(i) + h];
-    if (attn_sink.data != nullptr) {
+    if (attn_sink.present()) {
       s.lse[h] = log_add_exp(s.lse[h], attn_sink.data[attn_sink.offset(h)]);
     }
-    if (delta.data != nullptr) {
+    if (delta.present()) {
       s.delta[h] = delta.data[delta.offset(i) + h];
     } else {
       load_real(problem.dtype, params.out.data, params.out.offset(i, h), kValueColumns,
@@ -126,14 +126,14 @@ void weights_of_block(const BackwardParams& params, Index count, Scratch<Real>& 
 // dq and d_sink of query i, and its contributions to the rows it sees.
 template <class Real>
 void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t slot,
-                    Tile<Real>& tile, Scratch<Real>& s) {
+                    Tile<Real>& tile, Scratch<Real>& s, const Executor& executor) {
   const Problem& problem = params.problem;
   const auto attn_sink = params.attn_sink.as<const Real>();
   VisibleEntries& visible = tile.visible[static_cast<std::size_t>(slot)];
   visible.find(problem, i);
   load_query(params, i, s);
   s.dq.setZero();
-  for (Index begin = 0; begin < visible.count; begin += kBlock) {
+  for (Index begin = 0; begin < visible.count && !executor.stopped(); begin += kBlock) {
     const Index count = std::min(kBlock, visible.count - begin);
     gather_rows(problem, visible.row.data() + begin, count, s.rows);
     weights_of_block(params, count, s);
@@ -148,7 +148,7 @@ void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t s
     if (zero) s.dq.row(h).setZero();  // also where a row holds NaN
     store_real(params.dq_dtype, s.dq.row(h).data(), problem.d_qk, params.dq.data,
                params.dq.offset(i, h));
-    if (params.d_sink.data != nullptr) {
+    if (params.d_sink.present()) {
       const Real sink = attn_sink.data[attn_sink.offset(h)];
       const bool without_share = zero || sink == -kInfinity<Real> || visible.count == 0;
       tile.d_sink(slot, h) = without_share ? Real(0) : -std::exp(sink - s.lse[h]) * s.delta[h];
@@ -188,6 +188,7 @@ void reduce_tile(const Problem& problem, const Tile<Real>& tile, std::int64_t qu
     for (std::int64_t slot = 0; slot < queries; ++slot) {
       const VisibleEntries& visible = tile.visible[static_cast<std::size_t>(slot)];
       for (Index r = 0; r < visible.count; ++r) {
+        if (r % kBlock == 0 && executor.stopped()) return;
         const std::int64_t t = visible.row[static_cast<std::size_t>(r)];
         if (t % parts != part) continue;
         dkv.row(t, problem.d_qk) += tile.contributions.row(slot * problem.topk + r);
@@ -205,10 +206,11 @@ void add_queries(const BackwardParams& params, Tile<Real>& tile,
   for (std::int64_t first = 0; first < problem.s_q; first += tile.queries) {
     const std::int64_t queries = std::min(tile.queries, problem.s_q - first);
     executor.for_each_range(queries, 1, [&](std::int64_t slot, std::int64_t, int worker) {
-      backward_query(params, first + slot, slot, tile, scratch[static_cast<std::size_t>(worker)]);
+      backward_query(params, first + slot, slot, tile, scratch[static_cast<std::size_t>(worker)],
+                     executor);
     });
     reduce_tile(problem, tile, queries, dkv, executor);
-    if (params.d_sink.data != nullptr) {
+    if (params.d_sink.present()) {
       for (std::int64_t slot = 0; slot < queries; ++slot) {
         d_sink += tile.d_sink.row(slot).transpose().template cast<double>();
       }
@@ -222,7 +224,7 @@ void backward_all(const BackwardParams& params, const Executor& executor) {
   // All memory is had before anything is written.
   const bool queries = problem.s_q > 0 && problem.h_q > 0;
   const Accumulator<Real> dkv(params);
-  Eigen::VectorXd d_sink = Eigen::VectorXd::Zero(params.d_sink.data != nullptr ? problem.h_q : 0);
+  Eigen::VectorXd d_sink = Eigen::VectorXd::Zero(params.d_sink.present() ? problem.h_q : 0);
   std::optional<Tile<Real>> tile;
   std::vector<Scratch<Real>> scratch;
   if (queries) {

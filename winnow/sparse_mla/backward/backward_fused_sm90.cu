@@ -30,7 +30,7 @@ int tiles(const Problem& problem) {
 
 // Whether prepare_kernel computes delta.
 bool has_delta_ahead(const BackwardParams& params) {
-  return params.delta.data == nullptr && tiles(params.problem) < fused::kDeltaSteps;
+  return !params.delta.present() && tiles(params.problem) < fused::kDeltaSteps;
 }
 
 // Where what lies in the workspace of the fused kernel; offsets in bytes, multiples of 256.
@@ -53,7 +53,7 @@ struct Workspace {
     ordered = take(problem.s_q * problem.topk * 4);
     lengths = take(problem.s_q * 4);
     delta = take(has_delta_ahead(params) ? heads * 4 : 0);
-    sink_share = take(params.d_sink.data != nullptr ? heads * 4 : 0);
+    sink_share = take(params.d_sink.present() ? heads * 4 : 0);
     dq_parts = take(tail ? 2 * blocks * fused::kHeads * problem.d_qk * 4 : 0);
   }
 };
@@ -134,7 +134,7 @@ fused::KernelParams kernel_params(const Call& call) {
   kernel.delta = ahead ? call.at<float>(call.layout.delta) : params.delta.as<const float>().data;
   kernel.attn_sink = params.attn_sink.as<const float>().data;
   kernel.attn_sink_stride = params.attn_sink.stride0;
-  if (params.d_sink.data != nullptr) {
+  if (params.d_sink.present()) {
     kernel.sink_share = call.at<float>(call.layout.sink_share);
   }
   kernel.dq_f32 = params.dq_dtype == DType::f32;
@@ -174,7 +174,7 @@ void finish(const Call& call) {
                     static_cast<unsigned>(std::min<std::int64_t>(wanted, 32 * call.blocks)),
                     kFinishThreads, 0, call.stream, p);
   }
-  if (params.d_sink.data != nullptr && problem.h_q > 0) {
+  if (params.d_sink.present() && problem.h_q > 0) {
     kRuntime.launch(sink_kernel, static_cast<unsigned>((problem.h_q + 31) / 32), kSinkThreads, 0,
                     call.stream, call.at<float>(call.layout.sink_share), problem.s_q,
                     static_cast<int>(problem.h_q), params.d_sink.as<float>().data,

@@ -107,7 +107,7 @@ inline Params kernel_params(const BackwardParams& params, const SplitLayout& lay
   kernel.q = bytes_of(problem.q);
   kernel.q_stride0 = 2 * problem.q.stride0;
   kernel.q_stride1 = 2 * problem.q.stride1;
-  if (params.out.data != nullptr) kernel.out = bytes_of(params.out);
+  if (params.out.present()) kernel.out = bytes_of(params.out);
   kernel.out_stride0 = 2 * params.out.stride0;
   kernel.out_stride1 = 2 * params.out.stride1;
   kernel.d_out = bytes_of(params.d_out);
@@ -117,7 +117,7 @@ inline Params kernel_params(const BackwardParams& params, const SplitLayout& lay
   kernel.lse_stride = params.lse.stride0;
   kernel.attn_sink = params.attn_sink.as<const float>().data;
   kernel.attn_sink_stride = params.attn_sink.stride0;
-  if (params.delta.data != nullptr) {
+  if (params.delta.present()) {
     kernel.given_delta = params.delta.as<const float>().data + params.delta.offset(first);
   }
   kernel.given_delta_stride = params.delta.stride0;
@@ -215,7 +215,7 @@ inline void clear_sums(const Runtime& runtime, const BackwardParams& params,
 static void finish(const Runtime& runtime, const BackwardParams& params, const Params& all,
                    cudaStream_t stream) {
   const Problem& problem = params.problem;
-  if (params.d_sink.data != nullptr && problem.h_q > 0) {
+  if (params.d_sink.present() && problem.h_q > 0) {
     const int heads = all.blocks * kBlockHeads;
     runtime.launch(d_sink_kernel, heads / 32, 32 * kSinkWarps, 0, stream, all.lse2, all.delta,
                    problem.s_q, heads, all.h_q, all.attn_sink, all.attn_sink_stride,

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "winnow/core/executor.h"
+#include "winnow/core/host_device.h"
 #include "winnow/core/read_once.h"
 #include "winnow/core/rows.h"
 #include "winnow/sparse_mla/cache.h"
@@ -20,7 +21,7 @@ struct ChosenRows {
 
   // Entries of query s of sequence i that count.
   std::int64_t entries(std::int64_t i, std::int64_t s) const {
-    if (topk_length.data == nullptr) return topk;
+    if (!topk_length.present()) return topk;
     return std::clamp<std::int64_t>(read_once(topk_length.data + topk_length.offset(i, s)), 0,
                                     topk);
   }
@@ -31,6 +32,7 @@ template <class Pointer>
 struct Heads {
   Pointer data = nullptr;
   std::int64_t stride_b = 0, stride_s = 0, stride_h = 0;
+  WINNOW_HOST_DEVICE constexpr bool present() const { return data != nullptr; }  // as in Rows
   std::int64_t offset(std::int64_t i, std::int64_t s, std::int64_t h) const {
     return i * stride_b + s * stride_s + h * stride_h;
   }

@@ -35,7 +35,7 @@ __device__ __forceinline__ float sink_of(const KernelParams& params, int head) {
 
 __device__ __forceinline__ void store_lse(const KernelParams& params, std::uint32_t i,
                                           std::uint32_t s, int head, float reference, float sum) {
-  if (params.lse.data == nullptr) return;
+  if (!params.lse.present()) return;
   // log2(0) is -inf.
   *reinterpret_cast<float*>(params.lse.at(i, s, head)) = (reference + log2f(sum)) * kLn2;
 }

@@ -24,22 +24,22 @@ void store_head(const ForwardParams& params, std::int64_t i, std::int64_t head, 
                 Scratch<Real>& s) {
   const auto attn_sink = params.attn_sink.as<const Real>();
   const auto lse_out = params.lse.as<Real>(), max_logits = params.max_logits.as<Real>();
-  const Real lse = s.finish(
-      h, attn_sink.data == nullptr ? -s.kInfinity : attn_sink.data[attn_sink.offset(head)]);
+  const Real lse =
+      s.finish(h, attn_sink.present() ? attn_sink.data[attn_sink.offset(head)] : -s.kInfinity);
   store_real(params.problem.dtype, s.sum.row(h).data(), kValueColumns, params.out.data,
              params.out.offset(i, head));
-  if (lse_out.data != nullptr) lse_out.data[lse_out.offset(i) + head] = lse;
-  if (max_logits.data != nullptr) max_logits.data[max_logits.offset(i) + head] = s.maximum[h];
+  if (lse_out.present()) lse_out.data[lse_out.offset(i) + head] = lse;
+  if (max_logits.present()) max_logits.data[max_logits.offset(i) + head] = s.maximum[h];
 }
 
 template <class Real>
 void forward_query(const ForwardParams& params, std::int64_t i, std::int64_t first, Index heads,
-                   Scratch<Real>& s) {
+                   Scratch<Real>& s, const Executor& executor) {
   const Problem& problem = params.problem;
   s.visible.find(problem, i);
   load_heads(problem.dtype, problem.q, i, first, heads, problem.d_qk, s.q);
   s.reset();
-  for (Index begin = 0; begin < s.visible.count; begin += kBlock) {
+  for (Index begin = 0; begin < s.visible.count && !executor.stopped(); begin += kBlock) {
     const Index count = std::min(kBlock, s.visible.count - begin);
     gather_rows(problem, s.visible.row.data() + begin, count, s.rows);
     s.accumulate(heads, count, static_cast<Real>(problem.scale));
@@ -65,7 +65,7 @@ void forward_all(const ForwardParams& params, const Executor& executor) {
       problem.s_q * groups, 1, [&](std::int64_t item, std::int64_t, int worker) {
         const std::int64_t first = item % groups * heads;
         forward_query(params, item / groups, first, std::min(heads, problem.h_q - first),
-                      scratch[static_cast<std::size_t>(worker)]);
+                      scratch[static_cast<std::size_t>(worker)], executor);
       });
 }
 
