@@ -6,6 +6,7 @@
 #include "winnow/core/dtype.h"
 #include "winnow/core/error.h"
 #include "winnow/core/export.h"
+#include "winnow/core/interrupt.h"
 #include "winnow/core/parallel.h"
 #include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"

@@ -19,7 +19,8 @@ enum class ErrorCode {
 
 // Thrown before anything is written: after an Error the outputs are untouched and the next call
 // works, unless the operation's header says otherwise (expert_parallel). what() reads "<operation>:
-// <argument>: want <wanted>, got <got>". Outputs are unspecified if memory runs out in the call.
+// <argument>: want <wanted>, got <got>". Outputs are unspecified if memory runs out in the call, or
+// its program interrupts it (interrupt.h).
 class WINNOW_EXPORT Error : public std::runtime_error {
  public:
   Error(ErrorCode code, std::string operation, std::string argument, std::string wanted,

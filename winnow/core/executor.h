@@ -2,11 +2,15 @@
 // are the other internal functions that carry WINNOW_EXPORT.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <thread>
 #include <vector>
 
 #include "winnow/core/export.h"
+#include "winnow/core/interrupt.h"
 
 namespace winnow {
 
@@ -19,7 +23,9 @@ class Executor {
   virtual int workers() const = 0;
 
   // Calls body(begin, end, worker) for disjoint ranges of at most `grain` iterations that cover
-  // [0, count); a worker runs one range at a time. The body throws nothing, or std::bad_alloc.
+  // [0, count); a worker runs one range at a time. The body throws nothing, or std::bad_alloc. If
+  // the program interrupts the call (interrupt.h), no further range begins, and this throws when
+  // none runs. So a body that may take long asks stopped() now and then, and returns early.
   template <class Body>
   void for_each_range(std::int64_t count, std::int64_t grain, const Body& body) const {
     run(
@@ -29,6 +35,7 @@ class Executor {
         },
         &body);
   }
+  virtual bool stopped() const = 0;
 
  protected:
   using RangeFunction = void (*)(const void* context, std::int64_t begin, std::int64_t end,
@@ -49,17 +56,22 @@ std::vector<Scratch> scratch_of_workers(const Executor& executor, const Argument
   return scratch;
 }
 
-// The executor for one call, with num_threads() workers. Where that many threads cannot be created,
-// fewer run the same ranges, so that the result is the same.
+// The executor for one call of this thread, with num_threads() workers. Where that many threads
+// cannot be created, fewer run the same ranges, so that the result is the same.
 class WINNOW_EXPORT ThreadExecutor final : public Executor {
  public:
   ThreadExecutor();
   int workers() const override { return workers_; }
+  bool stopped() const override;
 
  private:
   void run(std::int64_t count, std::int64_t grain, RangeFunction function,
            const void* context) const override;
   int workers_;
+  std::thread::id caller_ = std::this_thread::get_id();  // which alone looks for interrupts
+  mutable Interrupts interrupts_;
+  mutable std::exception_ptr interrupt_;
+  mutable std::atomic<bool> stopped_{false};
 };
 
 }  // namespace winnow

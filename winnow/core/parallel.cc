@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <new>
 #include <string>
@@ -70,13 +71,25 @@ void set_num_threads(int count) {
 
 ThreadExecutor::ThreadExecutor() : workers_(num_threads()) {}
 
+bool ThreadExecutor::stopped() const {
+  if (!stopped_.load(std::memory_order_relaxed) && std::this_thread::get_id() == caller_) {
+    try {
+      interrupts_.look();
+    } catch (...) {
+      interrupt_ = std::current_exception();
+      stopped_.store(true, std::memory_order_relaxed);
+    }
+  }
+  return stopped_.load(std::memory_order_relaxed);
+}
+
 void ThreadExecutor::run(std::int64_t count, std::int64_t grain, RangeFunction function,
                          const void* context) const {
   std::atomic<std::int64_t> next{0};
   std::atomic<bool> out_of_memory{false};
   const auto work = [&](int worker) {
     try {
-      while (!out_of_memory.load(std::memory_order_relaxed)) {
+      while (!out_of_memory.load(std::memory_order_relaxed) && !stopped()) {
         const std::int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
         if (begin >= count) return;
         function(context, begin, std::min(begin + grain, count), worker);
@@ -90,8 +103,9 @@ void ThreadExecutor::run(std::int64_t count, std::int64_t grain, RangeFunction f
   if (threads <= 1) {
     work(0);
   } else {
-    run_on_team(threads, std::ref(work));
+    run_on_team(threads, std::ref(work), [this] { stopped(); });
   }
+  if (interrupt_) std::rethrow_exception(interrupt_);
   if (out_of_memory) throw std::bad_alloc();
 }
 

@@ -1,7 +1,10 @@
 #include "winnow/core/thread_team.h"
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -21,6 +24,8 @@ struct Member {
   const Work* work = nullptr;  // of the offer, as is the number
   int number = 0;
   Member* next = nullptr;  // in the pool, or in the team of a call
+  std::mutex mutex;        // is held while the state becomes idle, so that a wait can be timed
+  std::condition_variable idle;
 };
 
 // How often a waiting thread looks before it sleeps: about 50 microseconds, more than what lies
@@ -35,14 +40,32 @@ void pause_processor() {
 #endif
 }
 
-// Returns when the state is another one than `old`.
-void wait_while(const Member& member, Member::State old, bool look) {
+// Whether the state has become another one than `old`, after some time that is spent awake.
+bool looked_past(const Member& member, Member::State old, bool look) {
   for (int i = 0; look && i < kLooks; ++i) {
-    if (member.state.load(std::memory_order_acquire) != old) return;
+    if (member.state.load(std::memory_order_acquire) != old) return true;
     pause_processor();
   }
-  while (member.state.load(std::memory_order_acquire) == old) {
-    member.state.wait(old, std::memory_order_acquire);
+  return member.state.load(std::memory_order_acquire) != old;
+}
+
+void wait_for_offer(const Member& member, bool look) {
+  if (looked_past(member, Member::kIdle, look)) return;
+  while (member.state.load(std::memory_order_acquire) == Member::kIdle) {
+    member.state.wait(Member::kIdle, std::memory_order_acquire);
+  }
+}
+
+void wait_until_idle(Member& member, bool look, const std::function<void()>& meanwhile) {
+  if (looked_past(member, Member::kBusy, look)) return;
+  constexpr std::chrono::milliseconds kBetweenCalls{50};
+  std::unique_lock lock(member.mutex);
+  while (!member.idle.wait_for(lock, kBetweenCalls, [&] {
+    return member.state.load(std::memory_order_acquire) != Member::kBusy;
+  })) {
+    lock.unlock();
+    meanwhile();
+    lock.lock();
   }
 }
 
@@ -53,12 +76,15 @@ bool has_processors(int threads) {
 
 [[noreturn]] void serve(Member& member, bool look) {
   for (;;) {
-    wait_while(member, Member::kIdle, look);
+    wait_for_offer(member, look);
     int offered = Member::kOffered;
     if (!member.state.compare_exchange_strong(offered, Member::kBusy)) continue;  // withdrawn
     (*member.work)(member.number);
-    member.state.store(Member::kIdle, std::memory_order_release);
-    member.state.notify_one();
+    {
+      const std::lock_guard lock(member.mutex);
+      member.state.store(Member::kIdle, std::memory_order_release);
+    }
+    member.idle.notify_one();
   }
 }
 
@@ -108,7 +134,7 @@ const int g_fork_handler = pthread_atfork(nullptr, nullptr, [] { g_pool = new Po
 
 }  // namespace
 
-void run_on_team(int threads, const Work& work) noexcept {
+void run_on_team(int threads, const Work& work, const std::function<void()>& meanwhile) noexcept {
   Pool& pool = *g_pool;
   Member* first = nullptr;
   Member* last = nullptr;
@@ -129,7 +155,7 @@ void run_on_team(int threads, const Work& work) noexcept {
   for (Member* member = first; member != nullptr; member = member->next) {
     int offered = Member::kOffered;
     if (member->state.compare_exchange_strong(offered, Member::kIdle)) continue;  // came too late
-    wait_while(*member, Member::kBusy, look);
+    wait_until_idle(*member, look, meanwhile);
   }
   pool.give_back(first, last);
 }

@@ -10,13 +10,16 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include "winnow/core/error.h"
+#include "winnow/core/interrupt.h"
 #include "winnow/core/parallel.h"
 #include "winnow/core/version.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
+#include "winnow/python/lock.h"
 #include "winnow/python/operation.h"
 #include "winnow/python/text.h"
 
@@ -61,6 +64,14 @@ void translate(const std::exception_ptr& pointer, void*) {
     exception.attr("code") = name_of(error.code());
     PyErr_SetObject(type.ptr(), exception.ptr());
   }
+}
+
+// Ctrl-C ends a call of the main thread, the only one to which Python gives signals. Other threads
+// do not ask for the lock, which a daemon thread may not get any more when the interpreter ends.
+void check_signals() {
+  if (gettid() != getpid() || !nb::is_alive()) return;
+  const Locked locked;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
 // What winnow.supports() can be asked, in the order of the names.
@@ -166,6 +177,7 @@ TensorView without_memory(DType type, std::span<const std::int64_t> shape, Devic
 NB_MODULE(_winnow, m) {
   m.doc() = "The C++ library; use it through the package winnow.";
   nb::register_exception_translator(translate);
+  set_interrupt_hook(check_signals);
   // A layer may be alive when the interpreter ends, in a global or a graph of torch.
   nb::set_leak_warnings(false);
   m.attr("__version__") = WINNOW_VERSION;

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "winnow/core/error.h"
+#include "winnow/core/interrupt.h"
 #include "winnow/expert_parallel/cuda/fault_report.h"
 #include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/memory/layouts.h"
-#include "winnow/expert_parallel/transport/interrupt.h"
 
 namespace winnow::expert_parallel {
 

@@ -15,11 +15,11 @@
 #include <thread>
 
 #include "winnow/core/error.h"
+#include "winnow/core/interrupt.h"
 #include "winnow/core/version.h"
 #include "winnow/expert_parallel/rendezvous/agreement_board.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/transport/fault.h"
-#include "winnow/expert_parallel/transport/interrupt.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "winnow/core/error.h"
+#include "winnow/core/interrupt.h"
 #include "winnow/expert_parallel/transport/backoff.h"
-#include "winnow/expert_parallel/transport/interrupt.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -1,5 +1,6 @@
 // A program interrupts a wait of one rank, and the others are told.
-#include "winnow/expert_parallel/transport/interrupt.h"
+
+#include "winnow/core/interrupt.h"
 
 #include <latch>
 #include <memory>

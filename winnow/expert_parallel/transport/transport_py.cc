@@ -9,13 +9,11 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <unistd.h>
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
-#include "winnow/expert_parallel/transport/interrupt.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
@@ -190,14 +188,6 @@ std::string nvshmem_obstacle() {
   }
 }
 
-// Ctrl-C ends a wait of the main thread, the only one to which Python gives signals. Other threads
-// do not ask for the lock, which a daemon thread may not get any more when the interpreter ends.
-void check_signals() {
-  if (gettid() != getpid() || !nb::is_alive()) return;
-  const Locked locked;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
 constexpr const char* kWorldDoc = R"(A world whose ranks are threads of this process.
 
     world = winnow.expert_parallel.InProcessWorld(2)
@@ -278,7 +268,6 @@ std::chrono::nanoseconds timeout_argument(const char* operation, nb::handle seco
 void bind_expert_parallel_transport(nb::module_& m) {
   using namespace nb::literals;
 
-  ep::set_interrupt_hook(check_signals);
   nb::class_<ep::Store>(m, "Store", "The key-value store in which ranks meet.");
   nb::class_<ep::MemoryStore, ep::Store>(m, "MemoryStore", "For the threads of one process.")
       .def(nb::init<>());

@@ -49,7 +49,7 @@ void scores_cpu(const ScoresParams& params, const Executor& executor) {
     const std::int64_t first = group * together;
     const std::int64_t count = std::min(together, problem.s_q - first);
     scorer.load_queries(problem, first, count);
-    for (std::int64_t block = 0; block < blocks; ++block) {
+    for (std::int64_t block = 0; block < blocks && !executor.stopped(); ++block) {
       if (dense) scorer.load_block(problem, block * kBlock);
       for (std::int64_t n = 0; n < count; ++n) {
         score_block(params, scorer, first + n, n, block * kBlock);

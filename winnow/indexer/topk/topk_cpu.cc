@@ -36,11 +36,11 @@ void write_choice(const TopkParams& params, std::int64_t i, Selection& selection
 
 // Calls visit(n, scores, first, begin, end) for the blocks with rows that the queries from
 // `first_query` on see, one for each range of `visible`, of part `part` of `parts`: rows
-// first + [begin, end) are those that query n of them sees.
+// first + [begin, end) are those that query n of them sees. Fewer where the call is to end.
 template <class Visit>
-void for_each_block(const Problem& problem, Scorer& scorer, std::int64_t first_query,
-                    std::span<const RowRange> visible, std::int64_t part, std::int64_t parts,
-                    const Visit& visit) {
+void for_each_block(const Executor& executor, const Problem& problem, Scorer& scorer,
+                    std::int64_t first_query, std::span<const RowRange> visible, std::int64_t part,
+                    std::int64_t parts, const Visit& visit) {
   RowRange all{problem.s_k, 0};
   for (const RowRange& one : visible) {
     if (one.begin == one.end) continue;
@@ -52,7 +52,7 @@ void for_each_block(const Problem& problem, Scorer& scorer, std::int64_t first_q
   const std::int64_t first_block = all.begin / kBlock;
   const std::int64_t blocks = (all.end + kBlock - 1) / kBlock - first_block;
   for (std::int64_t b = first_block + blocks * part / parts;
-       b < first_block + blocks * (part + 1) / parts; ++b) {
+       b < first_block + blocks * (part + 1) / parts && !executor.stopped(); ++b) {
     const std::int64_t first = b * kBlock;
     scorer.load_block(problem, first);
     for (std::int64_t n = 0; n < count; ++n) {
@@ -93,7 +93,8 @@ void choose_buffered(const TopkParams& params, const Executor& executor) {
     std::vector<RowRange> visible;
     for (std::int64_t n = 0; n < count; ++n) visible.push_back(problem.visible_rows(first + n));
     for_each_block(
-        problem, scorers[static_cast<std::size_t>(worker)], first, visible, item % parts, parts,
+        executor, problem, scorers[static_cast<std::size_t>(worker)], first, visible, item % parts,
+        parts,
         [&](std::int64_t n, const float(&scores)[kBlock], std::int64_t row, std::int64_t begin,
             std::int64_t end) { selection[n].offer(scores, row, begin, end); });
     for (std::int64_t n = 0; parts == 1 && n < count; ++n) {
@@ -124,11 +125,11 @@ struct Histogram {
 };
 
 void choose_by_passes(const TopkParams& params, std::int64_t i, Scorer& scorer,
-                      Histogram& histogram) {
+                      Histogram& histogram, const Executor& executor) {
   const Problem& problem = params.problem;
   const RowRange visible = problem.visible_rows(i);
   const auto for_each_key = [&](const auto& visit) {
-    for_each_block(problem, scorer, i, {&visible, 1}, 0, 1,
+    for_each_block(executor, problem, scorer, i, {&visible, 1}, 0, 1,
                    [&](std::int64_t, const float(&scores)[kBlock], std::int64_t first,
                        std::int64_t begin, std::int64_t end) {
                      for (std::int64_t r = begin; r < end; ++r) visit(key_of(scores[r]), first + r);
@@ -176,7 +177,7 @@ void topk_cpu(const TopkParams& params, const Executor& executor) {
   std::vector<Histogram> histograms(workers);
   executor.for_each_range(params.problem.s_q, 1, [&](std::int64_t i, std::int64_t, int worker) {
     choose_by_passes(params, i, scorers[static_cast<std::size_t>(worker)],
-                     histograms[static_cast<std::size_t>(worker)]);
+                     histograms[static_cast<std::size_t>(worker)], executor);
   });
 }
 

@@ -54,7 +54,7 @@ struct Item {
 };
 
 void choose(const TopkPagedParams& params, const Item& item, Scorer& scorer,
-            std::vector<Selection>& selections) {
+            std::vector<Selection>& selections, const Executor& executor) {
   const std::int64_t context = params.context(item.i);
   const std::int64_t rows = params.visible(context, item.first + item.count - 1);
   const std::int64_t blocks = (rows + kBlock - 1) / kBlock;
@@ -63,7 +63,7 @@ void choose(const TopkPagedParams& params, const Item& item, Scorer& scorer,
   if (begin == end) return;
   const Problem problem = sequence_of(params, item.i);
   scorer.load_queries(problem, item.first, item.count);
-  for (std::int64_t block = begin; block < end; ++block) {
+  for (std::int64_t block = begin; block < end && !executor.stopped(); ++block) {
     const std::uint8_t* pages[kPages];
     for (std::int64_t p = 0; p < kPages; ++p) {
       // Entries of the table behind the context are not read.
@@ -143,7 +143,7 @@ void topk_paged_cpu(const TopkPagedParams& params, const Executor& executor) {
     std::vector<Selection>& mine =
         selections[static_cast<std::size_t>(parts > 1 ? number : worker)];
     for (Selection& one : mine) one.clear();
-    choose(params, item, scorers[static_cast<std::size_t>(worker)], mine);
+    choose(params, item, scorers[static_cast<std::size_t>(worker)], mine, executor);
     for (std::int64_t n = 0; parts == 1 && n < item.count; ++n) {
       write_choice(params, item.i, first + n, mine[static_cast<std::size_t>(n)]);
     }

@@ -126,14 +126,14 @@ void weights_of_block(const BackwardParams& params, Index count, Scratch<Real>& 
 // dq and d_sink of query i, and its contributions to the rows it sees.
 template <class Real>
 void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t slot,
-                    Tile<Real>& tile, Scratch<Real>& s) {
+                    Tile<Real>& tile, Scratch<Real>& s, const Executor& executor) {
   const Problem& problem = params.problem;
   const auto attn_sink = params.attn_sink.as<const Real>();
   VisibleEntries& visible = tile.visible[static_cast<std::size_t>(slot)];
   visible.find(problem, i);
   load_query(params, i, s);
   s.dq.setZero();
-  for (Index begin = 0; begin < visible.count; begin += kBlock) {
+  for (Index begin = 0; begin < visible.count && !executor.stopped(); begin += kBlock) {
     const Index count = std::min(kBlock, visible.count - begin);
     gather_rows(problem, visible.row.data() + begin, count, s.rows);
     weights_of_block(params, count, s);
@@ -188,6 +188,7 @@ void reduce_tile(const Problem& problem, const Tile<Real>& tile, std::int64_t qu
     for (std::int64_t slot = 0; slot < queries; ++slot) {
       const VisibleEntries& visible = tile.visible[static_cast<std::size_t>(slot)];
       for (Index r = 0; r < visible.count; ++r) {
+        if (r % kBlock == 0 && executor.stopped()) return;
         const std::int64_t t = visible.row[static_cast<std::size_t>(r)];
         if (t % parts != part) continue;
         dkv.row(t, problem.d_qk) += tile.contributions.row(slot * problem.topk + r);
@@ -205,7 +206,8 @@ void add_queries(const BackwardParams& params, Tile<Real>& tile,
   for (std::int64_t first = 0; first < problem.s_q; first += tile.queries) {
     const std::int64_t queries = std::min(tile.queries, problem.s_q - first);
     executor.for_each_range(queries, 1, [&](std::int64_t slot, std::int64_t, int worker) {
-      backward_query(params, first + slot, slot, tile, scratch[static_cast<std::size_t>(worker)]);
+      backward_query(params, first + slot, slot, tile, scratch[static_cast<std::size_t>(worker)],
+                     executor);
     });
     reduce_tile(problem, tile, queries, dkv, executor);
     if (params.d_sink.data != nullptr) {

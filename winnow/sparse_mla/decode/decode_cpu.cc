@@ -71,7 +71,7 @@ struct Scratch {
 
 // Takes the rows that the query chose of one cache into its softmax.
 void attend(const ChosenRows& chosen, std::int64_t i, std::int64_t s, Index heads, float scale,
-            Scratch& scratch) {
+            Scratch& scratch, const Executor& executor) {
   const std::int64_t entries = chosen.entries(i, s);
   const std::int32_t* indices = chosen.indices.data + chosen.indices.offset(i, s);
   Index visible = 0;
@@ -79,7 +79,7 @@ void attend(const ChosenRows& chosen, std::int64_t i, std::int64_t s, Index head
     const std::int32_t slot = read_once(indices + j);
     if (chosen.cache.holds(slot)) scratch.slots[static_cast<std::size_t>(visible++)] = slot;
   }
-  for (Index begin = 0; begin < visible; begin += kBlock) {
+  for (Index begin = 0; begin < visible && !executor.stopped(); begin += kBlock) {
     const Index count = std::min(kBlock, visible - begin);
     for (Index r = 0; r < count; ++r) {
       load_row(chosen.cache, scratch.slots[static_cast<std::size_t>(begin + r)],
@@ -90,7 +90,7 @@ void attend(const ChosenRows& chosen, std::int64_t i, std::int64_t s, Index head
 }
 
 void decode_query(const DecodeParams& params, std::int64_t i, std::int64_t s, std::int64_t first,
-                  Scratch& scratch) {
+                  Scratch& scratch, const Executor& executor) {
   const Index heads = std::min(kHeads, params.h_q - first);
   RunningSoftmax<float>& softmax = scratch.softmax;
   for (Index h = 0; h < heads; ++h) {
@@ -98,8 +98,8 @@ void decode_query(const DecodeParams& params, std::int64_t i, std::int64_t s, st
              softmax.q.row(h).data());
   }
   softmax.reset();
-  if (params.chosen.topk > 0) attend(params.chosen, i, s, heads, params.scale, scratch);
-  if (params.extra.topk > 0) attend(params.extra, i, s, heads, params.scale, scratch);
+  if (params.chosen.topk > 0) attend(params.chosen, i, s, heads, params.scale, scratch, executor);
+  if (params.extra.topk > 0) attend(params.extra, i, s, heads, params.scale, scratch, executor);
   for (Index h = 0; h < heads; ++h) {
     const float sink =
         params.attn_sink.data == nullptr ? -kInfinity : params.attn_sink.data[first + h];
@@ -119,7 +119,7 @@ void decode_cpu(const DecodeParams& params, const Executor& executor) {
       params.b * params.s_q * groups, 1, [&](std::int64_t item, std::int64_t, int worker) {
         const std::int64_t query = item / groups;
         decode_query(params, query / params.s_q, query % params.s_q, item % groups * kHeads,
-                     scratch[static_cast<std::size_t>(worker)]);
+                     scratch[static_cast<std::size_t>(worker)], executor);
       });
 }
 

@@ -24,7 +24,8 @@ struct Scratch {
 };
 
 template <class Real>
-void distribution_query(const DistributionParams& params, std::int64_t i, Scratch<Real>& s) {
+void distribution_query(const DistributionParams& params, std::int64_t i, Scratch<Real>& s,
+                        const Executor& executor) {
   const Problem& problem = params.problem;
   const auto scale = static_cast<Real>(problem.scale);
   Real* attn_sum = params.attn_sum.as<Real>().data + params.attn_sum.offset(i);
@@ -34,7 +35,7 @@ void distribution_query(const DistributionParams& params, std::int64_t i, Scratc
   const Eigen::Map<const Vector<Real>> lse(params.lse.as<const Real>().data + params.lse.offset(i),
                                            problem.h_q);
 
-  for (Index begin = 0; begin < s.visible.count; begin += kBlock) {
+  for (Index begin = 0; begin < s.visible.count && !executor.stopped(); begin += kBlock) {
     const Index count = std::min(kBlock, s.visible.count - begin);
     gather_rows(problem, s.visible.row.data() + begin, count, s.rows);
     auto weights = s.weights.leftCols(count);
@@ -62,7 +63,7 @@ void distribution_all(const DistributionParams& params, const Executor& executor
   }
   auto scratch = scratch_of_workers<Scratch<Real>>(executor, params.problem);
   executor.for_each_range(params.problem.s_q, 1, [&](std::int64_t i, std::int64_t, int worker) {
-    distribution_query(params, i, scratch[static_cast<std::size_t>(worker)]);
+    distribution_query(params, i, scratch[static_cast<std::size_t>(worker)], executor);
   });
 }
 

@@ -34,12 +34,12 @@ void store_head(const ForwardParams& params, std::int64_t i, std::int64_t head, 
 
 template <class Real>
 void forward_query(const ForwardParams& params, std::int64_t i, std::int64_t first, Index heads,
-                   Scratch<Real>& s) {
+                   Scratch<Real>& s, const Executor& executor) {
   const Problem& problem = params.problem;
   s.visible.find(problem, i);
   load_heads(problem.dtype, problem.q, i, first, heads, problem.d_qk, s.q);
   s.reset();
-  for (Index begin = 0; begin < s.visible.count; begin += kBlock) {
+  for (Index begin = 0; begin < s.visible.count && !executor.stopped(); begin += kBlock) {
     const Index count = std::min(kBlock, s.visible.count - begin);
     gather_rows(problem, s.visible.row.data() + begin, count, s.rows);
     s.accumulate(heads, count, static_cast<Real>(problem.scale));
@@ -65,7 +65,7 @@ void forward_all(const ForwardParams& params, const Executor& executor) {
       problem.s_q * groups, 1, [&](std::int64_t item, std::int64_t, int worker) {
         const std::int64_t first = item % groups * heads;
         forward_query(params, item / groups, first, std::min(heads, problem.h_q - first),
-                      scratch[static_cast<std::size_t>(worker)]);
+                      scratch[static_cast<std::size_t>(worker)], executor);
       });
 }
 

@@ -9,10 +9,10 @@
 
 #include <sys/mman.h>
 
+#include "winnow/core/interrupt.h"
 #include "winnow/expert_parallel/rendezvous/announcement.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
 #include "winnow/expert_parallel/transport/backoff.h"
-#include "winnow/expert_parallel/transport/interrupt.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "winnow/core/error.h"
+#include "winnow/core/interrupt.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/rendezvous/peer_watch.h"
 #include "winnow/expert_parallel/transport/fault.h"
-#include "winnow/expert_parallel/transport/interrupt.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_world.h"
 

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/transport/interrupt.h"
+#include "winnow/core/interrupt.h"
 
 namespace winnow::expert_parallel {
 namespace {

@@ -1,8 +1,8 @@
-#include "winnow/expert_parallel/transport/interrupt.h"
+#include "winnow/core/interrupt.h"
 
 #include <atomic>
 
-namespace winnow::expert_parallel {
+namespace winnow {
 namespace {
 
 std::atomic<InterruptHook> g_hook{nullptr};
@@ -20,4 +20,4 @@ void Interrupts::look() {
   hook();
 }
 
-}  // namespace winnow::expert_parallel
+}  // namespace winnow
