@@ -61,10 +61,17 @@ RegionTables::RegionTables(std::byte* data, const RegionLayout& layout)
       weights(layout.weight_bytes > 0 ? data + layout.weights : nullptr),
       scales(layout.scale_bytes > 0 ? data + layout.scales : nullptr),
       ids(layout.id_bytes > 0 ? reinterpret_cast<std::int32_t*>(data + layout.ids) : nullptr),
-      sources(layout.source_bytes > 0 ? reinterpret_cast<RowSource*>(data + layout.sources)
-                                      : nullptr),
+      sources(layout.source_bytes > 0 ? said_at<RowSource>(data, layout.sources) : nullptr),
       owners(layout.owner_bytes > 0 ? reinterpret_cast<std::uint64_t*>(data + layout.owners)
                                     : nullptr) {}
+
+void check_said(const RowSource& source, const Speaker& by, std::int64_t world, std::int64_t rows,
+                std::int64_t topk) {
+  check_said(source.rank, by, "the source of a row", -1, world - 1);
+  if (source.rank < 0) return;
+  check_said(source.k, by, "the source of a row", 0, topk - 1);
+  check_said(source.first, by, "the source of a row", 0, rows - 1);
+}
 
 RowWriter::RowWriter(const Layer& layer, const Request& request, const RegionLayout& sizes,
                      std::vector<RegionTables> ranks)
@@ -94,8 +101,8 @@ void RowWriter::write_pairs(const TokenRecord& token, const int* locals) const {
     }
     if (to.sources) {
       const auto first = std::find(locals, locals + k, locals[k]) - locals;
-      to.sources[row] = {token.source, static_cast<std::int32_t>(token.token), k,
-                         token.rows[first]};
+      to.sources[row].say(
+          {token.source, static_cast<std::int32_t>(token.token), k, token.rows[first]});
     }
   }
 }
@@ -133,7 +140,7 @@ void RowWriter::clear_row(const RegionTables& to, std::int64_t row) const {
                 static_cast<std::size_t>(sizes_.weight_bytes));
   }
   if (to.ids) std::fill_n(to.ids + row * map_.topk, map_.topk, -1);
-  if (to.sources) to.sources[row] = {};
+  if (to.sources) to.sources[row].say({});
 }
 
 void RowWriter::write_padding(const Routing& routing, int local) const {
