@@ -159,9 +159,7 @@ def any_order(group):
 
     def dispatch(given, with_hook):
         x, idx, _ = given[rank]
-        return buffer.low_latency_dispatch(
-            x, idx, M, E, use_fp8=False, return_recv_hook=with_hook
-        )
+        return buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False, return_recv_hook=with_hook)
 
     def combine(given, got, with_hook):
         rows, _, handle, _, _ = got

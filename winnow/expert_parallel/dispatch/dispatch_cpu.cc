@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "winnow/core/interrupt.h"
-#include "winnow/core/read_once.h"
 #include "winnow/expert_parallel/dispatch/dispatch_impl.h"
 #include "winnow/expert_parallel/dispatch/dispatch_rows.h"
 #include "winnow/expert_parallel/dispatch/dispatch_scatter.h"
@@ -332,20 +331,23 @@ void Dispatch::forward(std::int64_t chunk) {
 void Dispatch::find_copies() {
   const std::int64_t rows = routing_->rows_of(layer_.rank()), topk = routing_->topk;
   const RegionTables& tables = writer_->rank(layer_.communicator.local());
+  const Speaker by = layer_.exchange.speaker(layer_.rank());  // of its node one has written them
   made_->first_copies.assign(static_cast<std::size_t>(rows), -1);
   made_->copies.assign(static_cast<std::size_t>(rows * topk), -1);
   for (std::int64_t row = 0; row < rows; ++row) {
     std::int64_t& first = made_->first_copies[static_cast<std::size_t>(row)];
     if (tables.ids == nullptr) {
-      const RowSource source = tables.sources[row].hear(layer_.exchange.speaker(layer_.rank()),
-                                                        layer_.map.topology.world_size, rows, topk);
+      const RowSource source =
+          tables.sources[row].hear(by, layer_.map.topology.world_size, rows, topk);
       if (source.rank < 0) continue;
       first = source.first;
       made_->copies[static_cast<std::size_t>(first * topk + source.k)] = row;
       continue;
     }
     for (std::int64_t k = 0; k < topk; ++k) {
-      if (read_once(tables.ids + row * topk + k) < 0) continue;
+      const std::int32_t id = tables.ids[row * topk + k].hear(
+          by, "an expert id", -1, std::int64_t{layer_.map.per_rank() - 1});
+      if (id < 0) continue;
       first = made_->copies[static_cast<std::size_t>(row * topk + k)] = row;
     }
   }

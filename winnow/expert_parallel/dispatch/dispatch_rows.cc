@@ -60,7 +60,7 @@ RegionTables::RegionTables(std::byte* data, const RegionLayout& layout)
     : payload(data),
       weights(layout.weight_bytes > 0 ? data + layout.weights : nullptr),
       scales(layout.scale_bytes > 0 ? data + layout.scales : nullptr),
-      ids(layout.id_bytes > 0 ? reinterpret_cast<std::int32_t*>(data + layout.ids) : nullptr),
+      ids(layout.id_bytes > 0 ? said_at<std::int32_t>(data, layout.ids) : nullptr),
       sources(layout.source_bytes > 0 ? said_at<RowSource>(data, layout.sources) : nullptr),
       owners(layout.owner_bytes > 0 ? reinterpret_cast<std::uint64_t*>(data + layout.owners)
                                     : nullptr) {}
@@ -115,11 +115,11 @@ void RowWriter::write_token(const TokenRecord& token, const int* locals) const {
     const RegionTables& to = rank(local);
     const std::int64_t row = token.rows[first];
     write_payload(token, to, row);
-    std::int32_t* ids = to.ids + row * map_.topk;
+    Said<std::int32_t>* ids = to.ids + row * map_.topk;
     std::byte* weights = to.weights ? to.weights + row * sizes_.weight_bytes : nullptr;
     for (int k = 0; k < map_.topk; ++k) {
       const bool here = locals[k] == local;
-      ids[k] = here ? token.experts[k] % map_.per_rank() : -1;
+      ids[k].say(here ? token.experts[k] % map_.per_rank() : -1);
       if (weights == nullptr) continue;
       std::byte* weight = weights + k * weight_bytes;
       here ? copy(weight, token.weights + k * weight_bytes, weight_bytes)
@@ -139,7 +139,7 @@ void RowWriter::clear_row(const RegionTables& to, std::int64_t row) const {
     std::memset(to.weights + row * sizes_.weight_bytes, 0,
                 static_cast<std::size_t>(sizes_.weight_bytes));
   }
-  if (to.ids) std::fill_n(to.ids + row * map_.topk, map_.topk, -1);
+  for (int k = 0; to.ids && k < map_.topk; ++k) to.ids[row * map_.topk + k].say(-1);
   if (to.sources) to.sources[row].say({});
 }
 

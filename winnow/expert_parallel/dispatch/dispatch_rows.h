@@ -43,7 +43,7 @@ struct RegionTables {
   std::byte* payload = nullptr;
   std::byte* weights = nullptr;  // null where there is no such table
   std::byte* scales = nullptr;
-  std::int32_t* ids = nullptr;
+  Said<std::int32_t>* ids = nullptr;
   Said<RowSource>* sources = nullptr;
   std::uint64_t* owners = nullptr;
 

@@ -291,7 +291,8 @@ TEST_P(ThreeRanks, NameARankThatDoesNotCome) {
       if (combine) tensors(rank).make_expert_output();
       if (rank == 2) given_up.wait();
       outcomes[std::size_t(rank)] = outcome_of([&] {
-        combine ? layer(rank).combine(tensors(rank).combine_args(CallPart::both)) : dispatch();
+        if (combine) layer(rank).combine(tensors(rank).combine_args(CallPart::both));
+        if (!combine) dispatch();
         place(rank).wait();
         dispatch();
       });

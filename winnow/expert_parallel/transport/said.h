@@ -76,15 +76,16 @@ Said<Value>* said_at(std::byte* memory, std::int64_t offset) {
   return reinterpret_cast<Said<Value>*>(memory + offset);
 }
 
-// The text that was written there, which need not have an end. What is not printable is a "?".
+// With a "?" for every byte that is no part of a text in UTF-8.
+WINNOW_EXPORT std::string printable(std::string_view bytes);
+
+// The text that was written there, which need not have an end.
 template <std::size_t kBytes>
 std::string said_text(const char (&said)[kBytes]) {
   char text[kBytes];
   std::memcpy(text, said, kBytes);
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  char* const end = std::find(text, text + kBytes, '\0');
-  std::replace_if(text, end, [](char letter) { return letter < ' ' || letter > '~'; }, '?');
-  return {text, end};
+  return printable({text, static_cast<std::size_t>(std::find(text, text + kBytes, '\0') - text)});
 }
 
 // A refusal in such memory: the code of an Error and 1 more; 0 stands for none.
