@@ -146,6 +146,58 @@ def overlapped(group):
         assert torch.equal(combined, sums(given, rank, world))
 
 
+def any_order(group):
+    """A hook receives its own call: whichever was sent first, and with whole calls in between."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    batches = [oracle.inputs(world, E, K, H, seed) for seed in (7, 8)]
+    # On rank 1 as they were sent.
+    order = (0, 1) if rank == 1 else (1, 0)
+
+    def check_sums(back):
+        for given, (combined, _, _) in zip(batches, back, strict=True):
+            assert torch.equal(combined, sums(given, rank, world))
+
+    def dispatch(given, with_hook):
+        x, idx, _ = given[rank]
+        return buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False, return_recv_hook=with_hook)
+
+    def combine(given, got, with_hook):
+        rows, _, handle, _, _ = got
+        _, idx, weights = given[rank]
+        return buffer.low_latency_combine(
+            rows * 2, idx, weights, handle, return_recv_hook=with_hook
+        )
+
+    for whole in (False, True):
+        # A second whole call, or two with hooks.
+        sent = [dispatch(given, not whole or i == 0) for i, given in enumerate(batches)]
+        for i in (0,) if whole else order:
+            sent[i][4]()
+        for given, (rows, count, handle, _, _) in zip(batches, sent, strict=True):
+            check_arrived(given, rank, world, rows.float(), count, handle, True)
+        back = [
+            combine(given, got, not whole or i == 0)
+            for i, (given, got) in enumerate(zip(batches, sent, strict=True))
+        ]
+        for i in (0,) if whole else order:
+            back[i][2]()
+        check_sums(back)
+    for hook, name in ((sent[0][4], "dispatch"), (back[0][2], "combine")):
+        text = refused(hook, Error)
+        assert text == f"deep_ep.Buffer.low_latency_{name}: its hook was called before"
+    # The places of a call are those of the call before the last one.
+    if oracle.on_gpu:
+        return
+    sent = [dispatch(given, True) for given in batches]
+    text = refused(lambda: dispatch(batches[0], True))
+    assert "at most two calls" in text, text
+    sent[1][4]()
+    text = refused(lambda: dispatch(batches[0], True))
+    assert "the older call received first" in text, text
+    sent[0][4]()
+    calls(group, True)
+
+
 def mistakes(group):
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     x, idx, weights = oracle.inputs(world, E, K, H)[rank]

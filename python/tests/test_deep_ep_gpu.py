@@ -35,6 +35,7 @@ PROGRAMS = [
     (low_latency.calls, False),
     (low_latency.calls, True),
     (low_latency.overlapped,),
+    (low_latency.any_order,),
 ]
 # Of two ranks or more, after programs that load the kernels.
 MISTAKES = [

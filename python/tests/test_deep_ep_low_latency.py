@@ -17,6 +17,11 @@ def test_two_batches_overlap(deep_ep_pool):
     deep_ep_pool.run(3, programs.overlapped)
 
 
+@pytest.mark.parametrize("world", [1, 3, 4])
+def test_hooks_in_any_order(deep_ep_pool, world):
+    deep_ep_pool.run(world, programs.any_order)
+
+
 def test_mistakes_are_errors_on_every_rank(deep_ep_pool):
     deep_ep_pool.run(3, programs.mistakes)
 

@@ -187,6 +187,37 @@ def test_an_interrupt_ends_a_call_and_the_other_rank_is_told():
         layer.barrier()
 
 
+@pytest.mark.parametrize("part", ["both", "receive"])
+def test_an_interrupt_ends_a_low_latency_call(part):
+    """Rank 1 makes no call: rank 0 waits for its rows."""
+    world, made, over = ep.InProcessWorld(2), threading.Event(), threading.Event()
+    sizes = {"max_tokens": 4, "hidden": 128, "topk": 1, "experts": 2, "timeout": 60}
+    x, i = torch.ones(2, 128, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int32)
+    told = []
+
+    def other():
+        layer = ep.LowLatency(world.transport(1), world.store(), **sizes)
+        made.set()
+        over.wait()
+        with pytest.raises(winnow.Error, match="rank 0 was interrupted") as e:
+            layer.dispatch(x, i)
+        told.append(e.value.code)
+
+    thread = threading.Thread(target=other, daemon=True)
+    thread.start()
+    layer = ep.LowLatency(world.transport(0), world.store(), **sizes)
+    made.wait()
+    sent = layer.dispatch(x, i, part="send") if part == "receive" else None
+    assert _interrupted(lambda: layer.dispatch(x, i, part=part, out=sent)) < 20
+    over.set()
+    thread.join()
+    assert told == ["timeout"]
+    with pytest.raises(winnow.Error, match="rank 0 was interrupted"):
+        layer.dispatch(x, i)
+    again = ep.LowLatency(ep.InProcessWorld(1).transport(0), ep.MemoryStore(), **sizes)
+    assert again.dispatch(x, i, format="bfloat16").counts.tolist() == [2, 0]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_gpus_that_are_not_there_are_an_error_on_every_rank():
     first, second, store = ep.InProcessWorld(2), ep.InProcessWorld(2), ep.MemoryStore()

@@ -181,13 +181,9 @@ void in_parts(bool halves, Args args, Args right, const Call& call) {
     attempt([&] { call(args); });
     return;
   }
-  bool sent = false;
   args.part = CallPart::send;
-  attempt([&] {
-    call(args);
-    sent = true;
-  });
-  if (!sent) return;
+  attempt([&] { args.sent = right.sent = call(args); });
+  if (args.sent == LowLatencySent::none) return;
   args.part = right.part = CallPart::receive;
   args.refusal = nullptr;
   if (!attempt([&] { call(args); })) attempt([&] { call(right); });
@@ -205,7 +201,7 @@ void run_once(World& world, Bytes& bytes) {
     Rank& mine = *ranks[std::size_t(rank)];
     if (mine.refuses) mine.dispatch.refusal = &refusal();
     in_parts(halves, mine.dispatch, mine.right_dispatch,
-             [&](const auto& args) { world.layer(rank).dispatch(args); });
+             [&](const auto& args) { return world.layer(rank).dispatch(args); });
   });
   // One after another: they take their bytes from the same place.
   std::vector<LowLatencyCombineArgs> combines(kWorld);
@@ -218,7 +214,7 @@ void run_once(World& world, Bytes& bytes) {
     Rank& mine = *ranks[std::size_t(rank)];
     const LowLatencyCombineArgs right = mine.right.combine(mine.right_dispatch);
     in_parts(halves, combines[std::size_t(rank)], right,
-             [&](const auto& args) { world.layer(rank).combine(args); });
+             [&](const auto& args) { return world.layer(rank).combine(args); });
     // Nothing is left of all this.
     EXPECT_NO_THROW(world.layer(rank).dispatch(mine.right_dispatch));
     EXPECT_NO_THROW(world.layer(rank).combine(mine.right.combine(mine.right_dispatch)));

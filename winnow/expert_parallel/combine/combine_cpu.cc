@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "winnow/core/interrupt.h"
 #include "winnow/cpu/convert.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/expert_parallel/combine/combine_impl.h"
@@ -73,6 +74,7 @@ class Combine {
   std::vector<float> weights_;            // [NN, T, K] that were given here
   std::vector<std::byte> staged_;         // [kStagedTokens, H] sums for another node
   std::vector<std::byte> staged_values_;  // [kStagedTokens, K]
+  Interrupts interrupts_;
 };
 
 // Says where this rank's expert rows are, or what is wrong, and hears the same from all.
@@ -137,14 +139,19 @@ Extent Combine::place_pair_values() const {
 
 void Combine::find_rows() {
   const Topology& topology = layer_.map.topology;
-  const auto find = [&](int local, const Extent& extent) {
-    SymmetricMemory& memory = layer_.arena.memory(extent.segment);
-    return layer_.communicator.node_pointer(memory, local) + extent.offset;
-  };
+  const std::int64_t values_bytes =
+      routing_.order == RowOrder::token_major ? values_row_bytes() : value_bytes();
   for (int local = 0; local < topology.local_world_size; ++local) {
-    const Header& header = layer_.exchange.header(topology.rank(layer_.node(), local));
-    if (has_rows()) rows_.push_back(find(local, header.rows));
-    if (has_values()) values_.push_back(find(local, header.values));
+    const int rank = topology.rank(layer_.node(), local);
+    const auto find = [&](const Extent& said, std::int64_t row_bytes, std::string_view what) {
+      layer_.check_extent(rank, {said.segment, said.offset, routing_.rows_of(rank) * row_bytes},
+                          what);
+      SymmetricMemory& memory = layer_.arena.memory(said.segment);
+      return layer_.communicator.node_pointer(memory, local) + said.offset;
+    };
+    const Header& header = layer_.exchange.header(rank);
+    if (has_rows()) rows_.push_back(find(header.rows, layer_.row_bytes(), "where the rows are"));
+    if (has_values()) values_.push_back(find(header.values, values_bytes, "where the values are"));
   }
 }
 
@@ -221,6 +228,7 @@ void Combine::reduce_for_others(std::int64_t chunk) {
       for (std::int64_t first = run.first; first < run.last; first += kStagedTokens) {
         const std::int64_t count = std::min(kStagedTokens, run.last - first);
         for (std::int64_t i = 0; i < count; ++i) {
+          interrupts_.look();
           if (has_rows()) {
             sum(addends, add_node(to, first + i, addends), staged_.data() + i * bytes);
           }
@@ -326,6 +334,7 @@ void Combine::finish_own(std::int64_t chunk) {
   }
   std::vector<Addend> addends(nodes + kMaxAddends);
   for (std::int64_t token = begin; token < end; ++token) {
+    interrupts_.look();
     if (has_values()) finish_values(token);
     if (!has_rows()) continue;
     int count = 0;

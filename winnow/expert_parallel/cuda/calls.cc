@@ -121,8 +121,27 @@ void CudaCalls::end() {
   any_call_ = true;
 }
 
+void CudaCalls::wait_for_stream(const char* what) {
+  Interrupts interrupts;
+  for (;;) {
+    const cudaError_t state = cudaStreamQuery(stream_);
+    if (state != cudaErrorNotReady) return check(state, what);
+    try {
+      interrupts.look();
+    } catch (...) {
+      break_for(Phase::interrupted);
+      throw;
+    }
+    std::this_thread::yield();
+  }
+}
+
 void CudaCalls::wait_for_last() const {
-  if (any_call_) cudaEventSynchronize(last_.get());
+  Interrupts interrupts;
+  while (any_call_ && cudaEventQuery(last_.get()) == cudaErrorNotReady) {
+    interrupts.look();
+    std::this_thread::yield();
+  }
 }
 
 // For a call that has thrown.

@@ -77,6 +77,8 @@ class CudaCalls {
   // Waits on the host until kernels have written `number`, which is that of this call or of the
   // last one that reports, to `call`. Throws faults.
   void wait_for(const std::uint64_t& call, std::uint64_t number);
+  // Waits on the host until the call's stream has ended; `what` is what errors name.
+  void wait_for_stream(const char* what);
   // The call is enqueued completely.
   void end();
   // Waits on the host until the last call has ended.

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "winnow/core/interrupt.h"
 #include "winnow/expert_parallel/dispatch/dispatch_impl.h"
 #include "winnow/expert_parallel/dispatch/dispatch_rows.h"
 #include "winnow/expert_parallel/dispatch/dispatch_scatter.h"
@@ -43,6 +44,7 @@ class Dispatch {
   void defer_faults();
   void place();
   void fill_tables(const Placement& placement);
+  void check_indices(int node) const;
   void repeat_routing();
   void take_weights();
   void reserve();
@@ -70,6 +72,7 @@ class Dispatch {
   std::vector<std::byte> weights_;  // [NN, T, K] of the rail sources, as they were given
   std::shared_ptr<Region> output_, buffer_;
   std::unique_ptr<RowWriter> writer_;
+  Interrupts interrupts_;
 };
 
 // Says what this rank has and wants, or what is wrong with it, and hears the same from all.
@@ -158,9 +161,12 @@ void Dispatch::fill_tables(const Placement& placement) {
   const std::int64_t limit = made_->worst_case_rows > 0 ? made_->worst_case_rows : kMostRows;
   for (int node = 0; node < layer_.nodes(); ++node) {
     const std::span<const std::int32_t> indices = sources().indices(node);
-    const void* from = node == layer_.node() ? request_.table.data() : layer_.exchange.table(node);
-    if (!indices.empty()) {
-      std::memcpy(made_->indices.data() + made_->table_offset(node), from, indices.size_bytes());
+    std::int32_t* const to = made_->indices.data() + made_->table_offset(node);
+    if (node != layer_.node()) {
+      layer_.exchange.copy_table(node, 0, to, indices.size_bytes());
+      check_indices(node);
+    } else if (!indices.empty()) {
+      std::memcpy(to, request_.table.data(), indices.size_bytes());
     }
     place_pairs(map, placement, node, layer_.node(), limit, indices,
                 {made_->rows.data() + made_->table_offset(node), indices.size()});
@@ -169,6 +175,22 @@ void Dispatch::fill_tables(const Placement& placement) {
     std::int32_t* runs = made_->send_reqs.data() + 2 * static_cast<std::size_t>(node) * slots;
     list_runs(map, indices, layer_.node(), {runs, slots}, {runs + slots, slots});
   }
+}
+
+// The counts of a rail source decide how many rows there are, its indices where rows are written.
+void Dispatch::check_indices(int node) const {
+  const ExpertMap& map = layer_.map;
+  const int source = sources().rank(node);
+  const PairCounts counted = count_pairs(map, sources().indices(node));
+  const WorldCounts heard = layer_.exchange.counts();
+  const auto check = [&](const std::vector<std::int32_t>& indices, const std::int32_t* counts,
+                         std::string_view what) {
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      check_said(indices[i], layer_.exchange.speaker(source), what, counts[i], counts[i]);
+    }
+  };
+  check(counted.pairs, heard.pairs[static_cast<std::size_t>(source)], "indices of an expert");
+  check(counted.tokens, heard.tokens[static_cast<std::size_t>(source)], "indices of a rank");
 }
 
 // Dropped pairs and rows do not stop this call; every rank remembers the same fault for the next.
@@ -283,6 +305,7 @@ void Dispatch::send(std::int64_t chunk) {
 void Dispatch::write_own(std::int64_t chunk) {
   sources().for_each_run_of(layer_.node(), chunk, layer_.node(), [&](const Run& run) {
     for (std::int64_t token = run.first; token < run.last; ++token) {
+      interrupts_.look();
       writer_->write(record(layer_.node(), token));
     }
   });
@@ -297,6 +320,7 @@ void Dispatch::forward(std::int64_t chunk) {
       if (!arrived) layer_.rail.wait_chunk(from, chunk, "the tokens");
       arrived = true;
       for (std::int64_t token = run.first; token < run.last; ++token) {
+        interrupts_.look();
         writer_->write(record(from, token));
       }
     });
@@ -307,19 +331,23 @@ void Dispatch::forward(std::int64_t chunk) {
 void Dispatch::find_copies() {
   const std::int64_t rows = routing_->rows_of(layer_.rank()), topk = routing_->topk;
   const RegionTables& tables = writer_->rank(layer_.communicator.local());
+  const Speaker by = layer_.exchange.speaker(layer_.rank());  // of its node one has written them
   made_->first_copies.assign(static_cast<std::size_t>(rows), -1);
   made_->copies.assign(static_cast<std::size_t>(rows * topk), -1);
   for (std::int64_t row = 0; row < rows; ++row) {
     std::int64_t& first = made_->first_copies[static_cast<std::size_t>(row)];
     if (tables.ids == nullptr) {
-      const RowSource& source = tables.sources[row];
+      const RowSource source =
+          tables.sources[row].hear(by, layer_.map.topology.world_size, rows, topk);
       if (source.rank < 0) continue;
       first = source.first;
       made_->copies[static_cast<std::size_t>(first * topk + source.k)] = row;
       continue;
     }
     for (std::int64_t k = 0; k < topk; ++k) {
-      if (tables.ids[row * topk + k] < 0) continue;
+      const std::int32_t id = tables.ids[row * topk + k].hear(
+          by, "an expert id", -1, std::int64_t{layer_.map.per_rank() - 1});
+      if (id < 0) continue;
       first = made_->copies[static_cast<std::size_t>(row * topk + k)] = row;
     }
   }

@@ -84,16 +84,22 @@ class Scatter {
 
   // Keeps the rows of the rail sources that lie on this node.
   void take_rows(const std::vector<std::int32_t>& own) {
+    std::vector<std::int32_t> from;
     for (int node = 0; node < layer_.nodes(); ++node) {
-      const std::int32_t* from = own.data();
-      if (node != layer_.node()) {
-        from = reinterpret_cast<const std::int32_t*>(layer_.exchange.table(node));
-      }
       const std::size_t offset = routing_.table_offset(node);
-      const auto pairs = static_cast<std::int64_t>(sources_.indices(node).size());
-      for (std::int64_t pair = 0; pair < pairs; ++pair) {
-        const std::size_t at = offset + static_cast<std::size_t>(pair);
+      const std::size_t pairs = sources_.indices(node).size();
+      if (node == layer_.node()) {
+        from = own;
+      } else {
+        from.resize(pairs);
+        layer_.exchange.copy_table(node, 0, from.data(), pairs * sizeof(std::int32_t));
+      }
+      for (std::size_t pair = 0; pair < pairs; ++pair) {
+        const std::size_t at = offset + pair;
         if (layer_.map.node_of(routing_.indices[at]) != layer_.node()) continue;
+        const int rank = layer_.map.rank_of(routing_.indices[at]);
+        check_said(from[pair], layer_.exchange.speaker(sources_.rank(node)), "a scattered row", 0,
+                   routing_.wanted_rows[static_cast<std::size_t>(rank)] - 1);
         routing_.rows[at] = from[pair];
       }
     }

@@ -14,7 +14,7 @@ namespace {
 
 // What a kernel of this call has found, when the stream is through with it.
 ScatterFinding read_finding(CudaLayer& layer) {
-  layer.check(cudaStreamSynchronize(layer.stream()), "the check of the scattered rows");
+  layer.wait_for_stream("the check of the scattered rows");
   ScatterFinding finding;
   std::memcpy(static_cast<void*>(&finding), layer.report_words().data(), sizeof finding);
   return finding;

@@ -16,6 +16,7 @@
 #include "winnow/expert_parallel/memory/arena.h"
 #include "winnow/expert_parallel/routing/placement.h"
 #include "winnow/expert_parallel/transport/communicator.h"
+#include "winnow/expert_parallel/transport/said.h"
 
 namespace winnow::expert_parallel {
 
@@ -77,6 +78,13 @@ struct Header {
   std::string message(int rank) const;
 };
 static_assert(std::is_trivially_copyable_v<Header>);
+// The bounds of what a rank may post.
+struct HeaderBounds {
+  std::int64_t world = 1, tokens = 0, counts = 0;  // counts: in a row
+};
+// For Said<Header>: of all but the extents, which depend on the arena.
+void check_said(const Header& header, const Speaker& by, const HeaderBounds& bounds);
+
 // GPUs copy what stands before the text, and behind the header, in words of 16 bytes.
 static_assert(sizeof(Header) % 16 == 0 && Header::kTextBytes % 16 == 0);
 
@@ -85,10 +93,10 @@ static_assert(sizeof(Header) % 16 == 0 && Header::kTextBytes % 16 == 0);
 // nothing is ever cleared, and a message says by its epoch which call it belongs to.
 class Exchange {
  public:
-  // Collective. `table_bytes`: the largest table that run() is given. `deadline` is for this, and
-  // every run() has as long.
-  Exchange(Communicator& communicator, const ExpertMap& map, std::int64_t table_bytes,
-           const Deadline& deadline);
+  // Collective. `table_bytes`: the largest table that run() is given. `max_tokens`: of a rank.
+  // `deadline` is for this, and every run() has as long.
+  Exchange(Communicator& communicator, const ExpertMap& map, std::int64_t max_tokens,
+           std::int64_t table_bytes, const Deadline& deadline);
 
   // Posts header and counts (absent: null) to every rank, and `table` to this rank's rail peers;
   // then hears from all. One message to each other node, whose receiver passes header and counts on
@@ -96,11 +104,14 @@ class Exchange {
   void run(std::uint64_t epoch, std::string_view operation, std::string_view phase, Header header,
            const PairCounts* counts, std::span<const std::byte> table);
 
-  // The headers that run() heard; valid until the next run().
+  // What run() heard, within its bounds, in memory of this rank alone; valid until the next run().
   const Header& header(int rank) const;
+  // Of a call in which every rank posts counts.
   WorldCounts counts() const;
-  // The table of the rail source on another node, as many bytes as it posted.
-  const std::byte* table(int node) const;
+  // Copies a part of the table of the rail source on another node, which may hold anything.
+  void copy_table(int node, std::size_t offset, void* to, std::size_t bytes) const;
+  // For what else a rank has said in this call.
+  Speaker speaker(int rank) const { return {operation_, phase_, rank}; }
 
   // throw_refusals() of the headers that were heard.
   void throw_refusals(std::string_view operation) const;
@@ -109,6 +120,8 @@ class Exchange {
   void post(const Header& header, const PairCounts* counts, std::span<const std::byte> table);
   void pass_on(const Deadline& deadline, const WaitName& name);
   void hear(const Deadline& deadline, WaitName name);
+  void take(int rank);
+  HeaderBounds bounds() const;
 
   std::size_t heard_signal(int rank) const;
   std::size_t rail_signal(int node) const;
@@ -117,11 +130,14 @@ class Exchange {
 
   Communicator& communicator_;
   ExpertMap map_;
+  std::int64_t max_tokens_;
   std::chrono::nanoseconds timeout_;
   std::uint64_t epoch_ = 0;
+  std::string operation_, phase_;  // of the last run()
   std::size_t row_bytes_ = 0, table_bytes_ = 0, signal_bytes_ = 0;
   std::shared_ptr<SymmetricMemory> memory_;
   std::vector<std::byte> message_;  // header, counts and table as they travel
+  std::vector<std::byte> heard_;    // [W] rows
 };
 
 // Throws the same error on every rank that heard the same headers: the refusal of the lowest rank

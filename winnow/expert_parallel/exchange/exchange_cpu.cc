@@ -84,30 +84,44 @@ std::string differs(std::string_view name, const std::string& first, const std::
 
 void Header::refuse(const Error& error) {
   const std::string message = message_of(error);
-  refusal = static_cast<std::uint32_t>(error.code()) + 1;
+  refusal = refusal_of(error.code());
   std::memset(text, 0, kTextBytes);
   std::memcpy(text, message.data(), std::min(message.size(), kTextBytes - 1));
 }
 
 std::string Header::message(int rank) const {
-  return "rank " + std::to_string(subject < 0 ? rank : subject) + ": " +
-         std::string(text, std::find(text, text + kTextBytes, '\0'));
+  return "rank " + std::to_string(subject < 0 ? rank : subject) + ": " + said_text(text);
 }
 
-Exchange::Exchange(Communicator& communicator, const ExpertMap& map, std::int64_t table_bytes,
-                   const Deadline& deadline)
-    : communicator_(communicator), map_(map), timeout_(deadline.timeout()) {
+void check_said(const Header& header, const Speaker& by, const HeaderBounds& bounds) {
+  check_said(header.refusal, by, "a refusal", 0, kMostRefusal);
+  check_said(header.subject, by, "the rank at fault", -1, bounds.world - 1);
+  check_said(header.counts, by, "counts", 0, bounds.counts);
+  check_said(header.tokens, by, "tokens", 0, bounds.tokens);
+}
+
+Exchange::Exchange(Communicator& communicator, const ExpertMap& map, std::int64_t max_tokens,
+                   std::int64_t table_bytes, const Deadline& deadline)
+    : communicator_(communicator),
+      map_(map),
+      max_tokens_(max_tokens),
+      timeout_(deadline.timeout()) {
   const auto world = static_cast<std::size_t>(map.topology.world_size);
   const auto nodes = static_cast<std::size_t>(map.topology.nodes());
-  const std::size_t counts =
-      (static_cast<std::size_t>(map.experts) + world + nodes) * sizeof(std::int32_t);
-  row_bytes_ = round_up(sizeof(Header) + counts);
+  row_bytes_ =
+      round_up(sizeof(Header) + static_cast<std::size_t>(bounds().counts) * sizeof(std::int32_t));
   table_bytes_ = nodes > 1 ? round_up(static_cast<std::size_t>(table_bytes)) : 0;
   signal_bytes_ = round_up((world + nodes) * sizeof(std::uint64_t));
   const std::size_t rail = nodes > 1 ? nodes * (row_bytes_ + table_bytes_) : 0;
   memory_ = communicator.allocate(signal_bytes_ + 2 * (world * row_bytes_ + rail), deadline,
                                   "the mailboxes");
   message_.resize(row_bytes_ + table_bytes_);
+  heard_.resize(world * row_bytes_);
+}
+
+HeaderBounds Exchange::bounds() const {
+  const Topology& topology = map_.topology;
+  return {topology.world_size, max_tokens_, map_.experts + topology.world_size + topology.nodes()};
 }
 
 std::size_t Exchange::heard_signal(int rank) const {
@@ -130,6 +144,8 @@ std::size_t Exchange::rail_offset(int node) const {
 void Exchange::run(std::uint64_t epoch, std::string_view operation, std::string_view phase,
                    Header header, const PairCounts* counts, std::span<const std::byte> table) {
   epoch_ = epoch;
+  operation_ = operation;
+  phase_ = phase;
   const Deadline deadline(timeout_);
   const WaitName name{operation, phase, -1};
   communicator_.check();
@@ -181,9 +197,8 @@ void Exchange::pass_on(const Deadline& deadline, const WaitName& name) {
     waiting.peer = topology.rank(from, communicator_.local());
     communicator_.wait_at_least(reinterpret_cast<std::uint64_t*>(local + rail_signal(from)), epoch_,
                                 deadline, waiting);
-    const std::byte* row = local + rail_offset(from);
-    Header header;
-    std::memcpy(&header, row, sizeof(Header));
+    std::byte* row = local + rail_offset(from);
+    const Header header = said_at<Header>(row, 0)->hear(speaker(waiting.peer), bounds());
     for (int to = 0; to < topology.local_world_size; ++to) {
       communicator_.put_signal(*memory_, node, to, heard_offset(waiting.peer), row,
                                bytes_of(header), heard_signal(waiting.peer), epoch_);
@@ -207,16 +222,38 @@ void Exchange::hear(const Deadline& deadline, WaitName name) {
       wait_for(topology.rank(node, local));
     }
   }
+  for (int rank = 0; rank < topology.world_size; ++rank) take(rank);
+}
+
+// What this rank has posted it knows.
+void Exchange::take(int rank) {
+  std::byte* const to = heard_.data() + static_cast<std::size_t>(rank) * row_bytes_;
+  if (rank == communicator_.rank()) {
+    std::memcpy(to, message_.data(), row_bytes_);
+    return;
+  }
+  std::byte* const row = Communicator::local_memory(*memory_) + heard_offset(rank);
+  const Speaker by = speaker(rank);
+  const Header header = said_at<Header>(row, 0)->hear(by, bounds());
+  std::memcpy(to, &header, sizeof(header));
+  const auto* said = said_at<std::int32_t>(row, sizeof(Header));
+  auto* counts = reinterpret_cast<std::int32_t*>(to + sizeof(Header));
+  const std::int64_t most = std::min<std::int64_t>(INT32_MAX, max_tokens_ * map_.topk);
+  for (std::uint32_t i = 0; i < header.counts; ++i)
+    counts[i] = said[i].hear(by, "a count", 0, most);
 }
 
 const Header& Exchange::header(int rank) const {
-  return *reinterpret_cast<const Header*>(Communicator::local_memory(*memory_) +
-                                          heard_offset(rank));
+  return *reinterpret_cast<const Header*>(heard_.data() +
+                                          static_cast<std::size_t>(rank) * row_bytes_);
 }
 
 WorldCounts Exchange::counts() const {
   WorldCounts counts;
   for (int rank = 0; rank < map_.topology.world_size; ++rank) {
+    // Those of nodes may be missing.
+    check_said(header(rank).counts, speaker(rank), "counts",
+               bounds().counts - map_.topology.nodes(), bounds().counts);
     const auto* pairs = reinterpret_cast<const std::int32_t*>(&header(rank) + 1);
     counts.pairs.push_back(pairs);
     counts.tokens.push_back(pairs + map_.experts);
@@ -225,8 +262,13 @@ WorldCounts Exchange::counts() const {
   return counts;
 }
 
-const std::byte* Exchange::table(int node) const {
-  return Communicator::local_memory(*memory_) + rail_offset(node) + row_bytes_;
+void Exchange::copy_table(int node, std::size_t offset, void* to, std::size_t bytes) const {
+  const int rank = map_.topology.rank(node, communicator_.local());
+  check_said(offset + bytes, speaker(rank), "bytes of a table", 0,
+             static_cast<std::int64_t>(table_bytes_));
+  if (bytes == 0) return;
+  const std::byte* table = Communicator::local_memory(*memory_) + rail_offset(node) + row_bytes_;
+  std::memcpy(to, table + offset, bytes);
 }
 
 void Exchange::throw_refusals(std::string_view operation) const {
@@ -239,7 +281,7 @@ void throw_refusals(std::string_view operation, std::span<const Header* const> h
   for (std::size_t rank = 0; rank < heard.size(); ++rank) {
     const Header& said = *heard[rank];
     if (said.refusal == 0 || said.deferred != 0) continue;
-    throw error_from_message(static_cast<ErrorCode>(said.refusal - 1), std::string(operation),
+    throw error_from_message(code_of(said.refusal), std::string(operation),
                              said.message(static_cast<int>(rank)));
   }
   const Options& first = heard[0]->options;

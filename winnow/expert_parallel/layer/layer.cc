@@ -38,7 +38,7 @@ Layer::Layer(std::shared_ptr<Transport> transport, const Config& given)
     : config(given),
       map(map_of(given, *transport)),
       communicator(transport, map.topology, Deadline(given.timeout)),
-      exchange(communicator, map, table_bytes(given), Deadline(given.timeout)),
+      exchange(communicator, map, given.max_tokens, table_bytes(given), Deadline(given.timeout)),
       rail(communicator, given.max_tokens, row_bytes(), rail_scale_bytes(given), given.timeout) {
   arena.add(communicator.allocate(static_cast<std::size_t>(first_segment_bytes(config)),
                                   Deadline(given.timeout), "the arena"));
@@ -51,9 +51,20 @@ void Layer::meet(std::string_view operation, std::string_view phase, const Heade
   exchange.run(epoch, operation, phase, header, counts, table);
 }
 
+void Layer::check_extent(int rank, const Extent& extent, std::string_view what) const {
+  const std::int64_t room = arena.room(extent.segment);
+  const Speaker by = exchange.speaker(rank);
+  check_said(extent.offset, by, what, 0, room);
+  check_said(extent.bytes, by, what, 0, room - extent.offset);
+}
+
 std::vector<Extent> Layer::reserve(std::vector<Extent> holes, std::span<const std::int64_t> bytes,
                                    std::uint64_t releasable) {
   arena.release(releasable);
+  for (int rank = 0; rank < map.topology.world_size; ++rank) {
+    const Extent& hole = holes[static_cast<std::size_t>(rank)];
+    if (hole.segment >= 0) check_extent(rank, hole, "what is free");
+  }
   return take_regions(holes, bytes, [&](std::int64_t missing) {
     const std::int64_t grown = arena.grown_for(missing);
     const std::int64_t segment = arena.add(communicator.allocate(

@@ -70,6 +70,9 @@ struct Layer {
     });
   }
 
+  // Throws unless a stretch of which a rank has told in this call lies in the arena.
+  void check_extent(int rank, const Extent& extent, std::string_view what) const;
+
   // A region of the arena at every rank. `bytes` are what each needs, `holes` what each offered,
   // for all ranks alike; ranks whose hole is too small get the beginning of one new segment.
   // Collective if there is one. `releasable` on every rank: given back.

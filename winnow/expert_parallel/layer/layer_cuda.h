@@ -125,6 +125,7 @@ class CudaLayer {
   void end();
   // Throws Error (internal or resource) if something was not enqueued, and breaks the layer.
   void check(int cuda_error, const char* what) { calls_.check(cuda_error, what); }
+  void wait_for_stream(const char* what) { calls_.wait_for_stream(what); }
 
   // This rank alone has no memory in the middle of a call: breaks the layer on every rank.
   [[noreturn]] void fail_without_memory() { calls_.fail_without_memory(); }

@@ -23,9 +23,13 @@ std::vector<std::byte> rail_weights(const Layer& layer, const Routing& routing,
   for (int node = 0; node < layer.nodes(); ++node) {
     const std::int64_t tokens = sources.tokens(node);
     if (tokens == 0) continue;
-    const std::byte* table = node == layer.node() ? own : layer.exchange.table(node);
-    std::memcpy(weights.data() + routing.table_offset(node) * size, table + skip(tokens),
-                static_cast<std::size_t>(tokens * routing.topk) * size);
+    std::byte* const to = weights.data() + routing.table_offset(node) * size;
+    const std::size_t bytes = static_cast<std::size_t>(tokens * routing.topk) * size;
+    if (node == layer.node()) {
+      std::memcpy(to, own + skip(tokens), bytes);
+    } else {
+      layer.exchange.copy_table(node, skip(tokens), to, bytes);
+    }
   }
   return weights;
 }

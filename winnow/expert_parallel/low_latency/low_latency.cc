@@ -1,6 +1,7 @@
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/low_latency/low_latency_impl.h"
 #include "winnow/expert_parallel/low_latency/low_latency_logged.h"
+#include "winnow/expert_parallel/transport/fault.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -36,16 +38,46 @@ bool is_fp8(RowFormat format) { return format != RowFormat::bf16; }
 void PendingCalls::check_send(const Check& check) const {
   check.that(pending_.size() < kMost, "part", "at most two calls that were sent and not received",
              "a third");
+  check.that(last_ - consumed() < kMost, "part",
+             "the older call received first, whose places this one takes", "one that is not");
 }
-void PendingCalls::check_receive(const Check& check) const {
-  check.that(!pending_.empty(), "part", "a call that was sent before it is received", "none");
+
+PendingCall PendingCalls::send(const LowLatencyNote& said) {
+  static std::atomic<std::uint64_t> count{0};  // of all objects: one's call is no other's
+  return pending_.emplace_back(PendingCall{LowLatencySent(++count), ++last_, said});
 }
-std::uint64_t PendingCalls::send() {
-  pending_.push_back(++last_);
-  return last_;
+
+PendingCall PendingCalls::find(const Check& check, LowLatencySent sent) const {
+  const auto found = std::ranges::find(pending_, sent, &PendingCall::sent);
+  check.that(found != pending_.end(), "part", "a call that was sent before it is received",
+             sent == LowLatencySent::none ? "none" : "one that is received, or of another object");
+  return *found;
 }
-void PendingCalls::give_up(std::uint64_t epoch) { std::erase(pending_, epoch); }
-void PendingCalls::receive() { pending_.pop_front(); }
+
+void PendingCalls::end(const PendingCall& call) {
+  std::erase_if(pending_, [&](const PendingCall& one) { return one.epoch == call.epoch; });
+}
+
+// ---- What ranks say.
+
+LowLatencyNote note_of(const Error* refusal, int format, std::int64_t tokens) {
+  LowLatencyNote note;
+  if (refusal == nullptr) {
+    note.format = format;
+    note.tokens = static_cast<std::int32_t>(tokens);
+    return note;
+  }
+  const std::string text = message_of(*refusal);
+  note.refusal = refusal_of(refusal->code());
+  text.copy(note.text, LowLatencyNote::kTextBytes - 1);
+  return note;
+}
+
+void check_said(const LowLatencyNote& note, const Speaker& by, std::int64_t max_tokens) {
+  check_said(note.refusal, by, "a refusal", 0, kMostRefusal);
+  check_said(note.format, by, "format", 0, static_cast<int>(RowFormat::fp8_ue8m0));
+  check_said(note.tokens, by, "tokens", 0, max_tokens);
+}
 
 // ---- Checks.
 
@@ -249,15 +281,15 @@ LowLatencyBackend& LowLatency::open(const char* operation) const {
   return *backend_;
 }
 
-void LowLatency::dispatch(const LowLatencyDispatchArgs& args) {
+LowLatencySent LowLatency::dispatch(const LowLatencyDispatchArgs& args) {
   const char* operation = kLowLatencyNames[kLowLatencyDispatch];
   LowLatencyBackend& backend = open(operation);
-  logged(operation, rank_, args, which_, [&] { backend.dispatch(args); });
+  return logged(operation, rank_, args, which_, [&] { return backend.dispatch(args); });
 }
-void LowLatency::combine(const LowLatencyCombineArgs& args) {
+LowLatencySent LowLatency::combine(const LowLatencyCombineArgs& args) {
   const char* operation = kLowLatencyNames[kLowLatencyCombine];
   LowLatencyBackend& backend = open(operation);
-  logged(operation, rank_, args, which_, [&] { backend.combine(args); });
+  return logged(operation, rank_, args, which_, [&] { return backend.combine(args); });
 }
 std::vector<std::int32_t> LowLatency::mask() const { return open(kLowLatency).mask(); }
 void LowLatency::set_mask(int rank, bool masked) {

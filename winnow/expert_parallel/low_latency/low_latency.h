@@ -49,12 +49,17 @@ enum class RowFormat : std::uint8_t {
 // follow later and returns the results.
 enum class CallPart : std::uint8_t { both, send, receive };
 
+// Which call has been sent, of which object: `send` returns it, and `receive` takes it. No two are
+// the same in a process.
+enum class LowLatencySent : std::uint64_t { none };
+
 // Arguments of dispatch(); e = E / W. `send` uses the first three, `receive` writes the results.
 struct LowLatencyDispatchArgs {
   ConstTensorView input{};           // [n, H] bf16, n 0 to M
   ConstTensorView expert_indices{};  // [n, k] i32 or i64, k 1 to K; -1 or E: no expert
   RowFormat format = RowFormat::fp8;
   CallPart part = CallPart::both;
+  LowLatencySent sent = LowLatencySent::none;  // of `receive`: the call that it receives
 
   TensorView output{};             // [e, W * M, H], bf16 or f8_e4m3
   TensorView scales{};             // of the fp8 formats, any strides; absent for bf16
@@ -79,6 +84,7 @@ struct LowLatencyCombineArgs {
   TensorView out{};                  // [n, H] bf16
   TensorView wait_statistics{};      // optional [W] i64
   CallPart part = CallPart::both;
+  LowLatencySent sent = LowLatencySent::none;  // as above
   Stream stream{};
   const Error* refusal = nullptr;
 };
@@ -103,8 +109,10 @@ struct LowLatencyCombineArgs {
 // are omitted.
 //
 // A call may be split into two parts. At most two dispatches and two combines may be in flight,
-// that is, sent and not yet received; a third one is an Error on this rank only. The tensors that a
-// part sends are read until the work of that part is done.
+// that is, sent and not yet received. Each rank receives them in any order, and whole calls may
+// come in between. A third one, or the one after the next while an older one is in flight, is an
+// Error on this rank only, as is `receive` of a call that is not in flight. The tensors that a part
+// sends are read until the work of that part is done.
 //
 // Faults. Without enable_shrink, if a rank does not take part within the timeout, every rank throws
 // an Error (timeout) that names it, and the object is broken. With enable_shrink this rank masks
@@ -129,8 +137,9 @@ class WINNOW_EXPORT LowLatency {
   LowLatency(const LowLatency&) = delete;
   LowLatency& operator=(const LowLatency&) = delete;
 
-  void dispatch(const LowLatencyDispatchArgs& args);
-  void combine(const LowLatencyCombineArgs& args);
+  // Return the call that was sent, of `send` alone; else none.
+  LowLatencySent dispatch(const LowLatencyDispatchArgs& args);
+  LowLatencySent combine(const LowLatencyCombineArgs& args);
 
   // The ranks that this rank has masked: [W], 1 if masked, else 0; all 0 without enable_shrink. On
   // a GPU it waits for this rank's calls.

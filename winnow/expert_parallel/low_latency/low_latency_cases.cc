@@ -67,6 +67,13 @@ std::vector<LowLatencyProblem> make_problems() {
                   .format = RowFormat::bf16,
                   .halves = true,
                   .rounds = 2});
+  for (const bool shrink : {false, true}) {
+    list.push_back({.name = shrink ? "newest-first-shrink" : "newest-first",
+                    .halves = true,
+                    .newest_first = true,
+                    .shrink = shrink,
+                    .rounds = 4});
+  }
   list.push_back({.name = "many-experts",
                   .experts_per_rank = 64,
                   .topk = 8,

@@ -651,7 +651,7 @@ __device__ bool sum_piece(const LowLatencyCombineParams& p, std::uint64_t epoch,
 __device__ void receive(const LowLatencyCombineParams& p, bool* come) {
   const LowLatencyView& view = p.view;
   std::uint64_t epoch;
-  if (!begin_to_receive(view, kLowLatencyCombine, epoch)) return;
+  if (!begin_to_receive(view, kLowLatencyCombine, p, epoch)) return;
   const int pieces = view.layout.pieces;
   const std::int64_t all = p.out == nullptr ? 0 : p.indices.tokens * pieces;
   const std::int64_t warps = std::int64_t(row_blocks()) * kWarps;

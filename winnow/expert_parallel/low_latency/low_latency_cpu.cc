@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "winnow/core/interrupt.h"
 #include "winnow/cpu/convert.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/cpu/quantize_f8.h"
@@ -61,29 +62,28 @@ class CpuLowLatency : public LowLatencyBackend {
     }
   }
 
-  void dispatch(const LowLatencyDispatchArgs& args) override {
-    begin(kLowLatencyDispatch, args.part);
-    communicator_.call(name_, [&] {
-      if (sends(args.part)) send(args);
-      if (receives(args.part)) receive(args);
-    });
+  LowLatencySent dispatch(const LowLatencyDispatchArgs& args) override {
+    return run(kLowLatencyDispatch, args);
   }
-  void combine(const LowLatencyCombineArgs& args) override {
-    begin(kLowLatencyCombine, args.part);
-    communicator_.call(name_, [&] {
-      if (sends(args.part)) send(args);
-      if (receives(args.part)) receive(args);
-    });
+  LowLatencySent combine(const LowLatencyCombineArgs& args) override {
+    return run(kLowLatencyCombine, args);
   }
   std::vector<std::int32_t> mask() const override { return mask_; }
   void set_mask(int rank, bool masked) override { mask_[size(rank)] = masked; }
   std::int64_t bytes() const override { return layout_.bytes; }
 
  private:
-  void begin(LowLatencyCall call, CallPart part) {
+  template <class Args>
+  LowLatencySent run(LowLatencyCall call, const Args& args) {
     call_ = call;
     name_ = kLowLatencyNames[call];
-    if (part != CallPart::both) communicator_.forget_order();
+    if (args.part != CallPart::both) communicator_.forget_order();
+    return communicator_.call(name_, [&] {
+      const LowLatencySent sent = sends(args.part) ? send(args) : args.sent;
+      if (!receives(args.part)) return sent;
+      receive(args, pending().find(Check(name_), sent));
+      return LowLatencySent::none;
+    });
   }
   PendingCalls& pending() { return pending_[call_]; }
   int rank() const { return communicator_.rank(); }
@@ -91,8 +91,11 @@ class CpuLowLatency : public LowLatencyBackend {
   static std::uint64_t* word(std::byte* memory, std::int64_t offset) {
     return reinterpret_cast<std::uint64_t*>(memory + offset);
   }
-  LowLatencyNote& note(int at, std::uint64_t epoch, int from) const {
-    return *reinterpret_cast<LowLatencyNote*>(peers_[size(at)] + layout_.note(call_, epoch, from));
+  Said<LowLatencyNote>& note(int at, std::uint64_t epoch, int from) const {
+    return *said_at<LowLatencyNote>(peers_[size(at)], layout_.note(call_, epoch, from));
+  }
+  Speaker by(int source, std::string_view phase = "the rows") const {
+    return {name_, phase, source};
   }
   template <class Visit>
   void for_each_peer(const Visit& visit) {
@@ -116,10 +119,11 @@ class CpuLowLatency : public LowLatencyBackend {
     return false;
   }
 
-  // The first half of a call: `check` throws what is wrong, `write(epoch)` writes to the others.
-  template <class Args, class CheckArgs, class Write>
-  void send_call(const Args& args, int format, std::int64_t tokens, const CheckArgs& check_args,
-                 const Write& write) {
+  // The first half of a call: `check_args` throws what is wrong, `write(epoch)` writes to the
+  // others.
+  template <class CheckArgs, class Write>
+  LowLatencySent send_call(CallPart part, int format, std::int64_t tokens,
+                           const CheckArgs& check_args, const Write& write) {
     pending().check_send(Check(name_));  // there are no places to refuse in
     std::optional<Error> refusal;
     try {
@@ -127,7 +131,8 @@ class CpuLowLatency : public LowLatencyBackend {
     } catch (const Error& error) {
       refusal = error;
     }
-    const std::uint64_t epoch = pending().send();
+    const PendingCall call = pending().send(note_of(refusal ? &*refusal : nullptr, format, tokens));
+    const std::uint64_t epoch = call.epoch;
     const Deadline deadline(config_.timeout);
     for_each_peer([&](int peer) {
       if (epoch <= PendingCalls::kMost) return;
@@ -136,79 +141,80 @@ class CpuLowLatency : public LowLatencyBackend {
     });
     if (!refusal) write(epoch);
     for_each_peer([&](int peer) {
-      LowLatencyNote& said = note(peer, epoch, rank());
-      said.refusal = refusal ? static_cast<std::uint32_t>(refusal->code()) + 1 : 0;
-      said.format = format;
-      said.tokens = static_cast<std::int32_t>(tokens);
-      if (refusal) {
-        const std::string text = message_of(*refusal);
-        const std::size_t length = std::min(text.size(), size(LowLatencyNote::kTextBytes - 1));
-        std::memcpy(said.text, text.data(), length);
-        said.text[length] = 0;
-      }
+      note(peer, epoch, rank()).say(call.said);
       store_release(word(peers_[size(peer)], layout_.signal(call_, rank())), epoch);
     });
-    if (!refusal || receives(args.part)) return;
-    pending().give_up(epoch);
-    tell_consumed();
+    if (!refusal || receives(part)) return call.sent;
+    end(call);
     throw *refusal;
   }
 
-  // The second half, until all have come: what any of them refuses, all throw. The epoch.
-  std::uint64_t hear(const TensorView& wait_statistics, int format) {
-    const std::uint64_t epoch = pending().oldest();
-    // Of a call that this rank has refused itself they may be anything.
-    const bool counts = wait_statistics.present() && note(rank(), epoch, rank()).refusal == 0;
+  // What all ranks have said of a call, of those that are masked nothing.
+  struct Heard {
+    std::vector<std::int32_t> tokens;  // [W]
+    std::vector<std::int64_t> waited;  // [W] nanoseconds
+  };
+  // Waits for all ranks. What any of them refuses, all throw.
+  Heard hear(const PendingCall& call, int format) {
+    Heard heard{std::vector<std::int32_t>(size(world_)), std::vector<std::int64_t>(size(world_))};
     const Deadline deadline(config_.timeout);
     for_each_peer([&](int peer) {
       const auto start = std::chrono::steady_clock::now();
-      wait(peer, layout_.signal(call_, peer), epoch, deadline, "the rows");
-      if (!counts) return;
+      wait(peer, layout_.signal(call_, peer), call.epoch, deadline, "the rows");
       const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;
-      wait_statistics.at<std::int64_t>(peer) += waited.count();
+      heard.waited[size(peer)] = waited.count();
     });
-    const auto end = [&](ErrorCode code, const std::string& text) {
-      end_receive();
+    const auto refuse = [&](ErrorCode code, const std::string& text) {
+      end(call);
       throw error_from_message(code, name_, text);
     };
-    const auto for_each_said = [&](const auto& look) {
-      for (int peer = 0; peer < world_; ++peer) {
-        if (mask_[size(peer)] == 0) look(peer, note(rank(), epoch, peer));
+    std::optional<std::string> differs;  // in a call that is refused it may
+    for (int peer = 0; peer < world_; ++peer) {
+      if (mask_[size(peer)] != 0) continue;
+      const LowLatencyNote said =
+          peer == rank() ? call.said
+                         : note(rank(), call.epoch, peer).hear(by(peer), config_.max_tokens);
+      if (said.refusal != 0) {
+        refuse(code_of(said.refusal), "rank " + std::to_string(peer) + ": " + said_text(said.text));
       }
-    };
-    // Of a call that is refused the format may be unknown.
-    for_each_said([&](int peer, const LowLatencyNote& said) {
-      if (said.refusal == 0) return;
-      end(static_cast<ErrorCode>(said.refusal - 1),
-          "rank " + std::to_string(peer) + ": " + said.text);
-    });
-    for_each_said([&](int peer, const LowLatencyNote& said) {
-      if (said.format == format) return;
-      end(ErrorCode::invalid_argument,
-          "format differs: " + std::to_string(format) + " on rank " + std::to_string(rank()) +
-              ", " + std::to_string(said.format) + " on rank " + std::to_string(peer));
-    });
-    return epoch;
+      heard.tokens[size(peer)] = said.tokens;
+      if (said.format == format || differs) continue;
+      differs = "format differs: " + std::to_string(format) + " on rank " + std::to_string(rank()) +
+                ", " + std::to_string(said.format) + " on rank " + std::to_string(peer);
+    }
+    if (differs) refuse(ErrorCode::invalid_argument, *differs);
+    return heard;
   }
-  void end_receive() {
-    pending().receive();
-    tell_consumed();
+  void add_waits(const Heard& heard, const TensorView& statistics) const {
+    if (!statistics.present()) return;
+    for (int peer = 0; peer < world_; ++peer) {
+      statistics.at<std::int64_t>(peer) += heard.waited[size(peer)];
+    }
   }
-  void tell_consumed() {
+  // This rank has received the call, or will not.
+  void end(const PendingCall& call) {
+    pending().end(call);
     const std::uint64_t epoch = pending().consumed();
     for_each_peer([&](int peer) {
       store_release(word(peers_[size(peer)], layout_.consumed_word(call_, rank())), epoch);
     });
   }
 
-  void send(const LowLatencyDispatchArgs& args);
+  LowLatencySent send(const LowLatencyDispatchArgs& args);
   void send_rows(const LowLatencyDispatchArgs& args, const std::vector<std::int32_t>& experts,
                  std::uint64_t epoch);
-  void receive(const LowLatencyDispatchArgs& args);
+  void receive(const LowLatencyDispatchArgs& args, const PendingCall& call);
+  // The rows of a source: how many each local expert gets, and where they begin there, [W, e]; of
+  // each of its pairs the row and its expert.
+  struct Places {
+    std::vector<std::int32_t> counts, begins;  // [W, e]
+    std::vector<std::int32_t> pairs;           // [W, M, K]: see LowLatencyLayout::places
+  };
+  Places hear_places(const PendingCall& call, const std::vector<std::int32_t>& tokens) const;
   void take_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch, int source,
-                 const std::int64_t* begins);
-  void send(const LowLatencyCombineArgs& args);
-  void receive(const LowLatencyCombineArgs& args);
+                 std::int32_t tokens, const Places& places);
+  LowLatencySent send(const LowLatencyCombineArgs& args);
+  void receive(const LowLatencyCombineArgs& args, const PendingCall& call);
 
   LowLatencyConfig config_;
   int world_;
@@ -220,14 +226,15 @@ class CpuLowLatency : public LowLatencyBackend {
   PendingCalls pending_[kLowLatencyCalls];
   LowLatencyCall call_ = kLowLatencyDispatch;  // that runs
   const char* name_ = "";
+  Interrupts interrupts_;
 };
 
 // ---- Dispatch.
 
-void CpuLowLatency::send(const LowLatencyDispatchArgs& args) {
+LowLatencySent CpuLowLatency::send(const LowLatencyDispatchArgs& args) {
   std::vector<std::int32_t> experts;  // [n, k]
-  send_call(
-      args, static_cast<int>(args.format), args.input.rank() == 2 ? args.input.size(0) : 0,
+  return send_call(
+      args.part, static_cast<int>(args.format), args.input.rank() == 2 ? args.input.size(0) : 0,
       [&] {
         check_dispatch(Check(name_), config_, world_, args);
         experts = read_experts(Check(name_), config_, args.expert_indices);
@@ -247,6 +254,7 @@ void CpuLowLatency::send_rows(const LowLatencyDispatchArgs& args,
   const auto* input = static_cast<const BFloat16*>(args.input.data());
   const std::int32_t* next = experts.data();
   for (std::int64_t token = 0; token < args.input.size(0); ++token) {
+    interrupts_.look();
     write_row(args.format, input + token * args.input.stride(0), config_.hidden, row.data());
     std::ranges::fill(places, -1);
     wanted.assign(size(world_), false);
@@ -272,51 +280,82 @@ void CpuLowLatency::send_rows(const LowLatencyDispatchArgs& args,
   });
 }
 
-void CpuLowLatency::receive(const LowLatencyDispatchArgs& args) {
-  const Check check(name_);
-  pending().check_receive(check);
-  if (args.part == CallPart::receive) check_dispatch(check, config_, world_, args);
-  const std::uint64_t epoch = hear(args.wait_statistics, static_cast<int>(args.format));
-  std::vector<std::int64_t> begins(size(world_ * layout_.per_rank));  // [W, e]
+void CpuLowLatency::receive(const LowLatencyDispatchArgs& args, const PendingCall& call) {
+  if (args.part == CallPart::receive) check_dispatch(Check(name_), config_, world_, args);
+  const Heard heard = hear(call, static_cast<int>(args.format));
+  const Places places = hear_places(call, heard.tokens);
   for (int expert = 0; expert < layout_.per_rank; ++expert) {
-    std::int64_t rows = 0;
+    std::int32_t rows = 0;
     for (int source = 0; source < world_; ++source) {
-      std::int32_t count = 0;
-      if (mask_[size(source)] == 0) {
-        std::memcpy(&count, own() + layout_.count(epoch, source, expert), sizeof(count));
-      }
-      begins[size(source * layout_.per_rank + expert)] = rows;
-      args.ranges.at<std::int64_t>(expert, source) = rows << 32 | count;
-      rows += count;
+      const std::size_t at = size(source * layout_.per_rank + expert);
+      const std::int64_t begin = places.begins[at];
+      args.ranges.at<std::int64_t>(expert, source) = begin << 32 | places.counts[at];
+      rows += places.counts[at];
     }
-    args.counts.at<std::int32_t>(expert) = static_cast<std::int32_t>(rows);
-    if (!args.expert_statistics.present()) continue;
-    args.expert_statistics.at<std::int32_t>(expert) += static_cast<std::int32_t>(rows);
+    args.counts.at<std::int32_t>(expert) = rows;
+    if (args.expert_statistics.present()) args.expert_statistics.at<std::int32_t>(expert) += rows;
   }
   for (int source = 0; source < world_; ++source) {
     for (std::int64_t token = 0; token < config_.max_tokens; ++token) {
       for (int k = 0; k < config_.topk; ++k) args.pair_rows.at<std::int32_t>(source, token, k) = -1;
     }
-    if (mask_[size(source)] != 0) continue;
-    take_rows(args, epoch, source, begins.data() + source * layout_.per_rank);
+    take_rows(args, call.epoch, source, heard.tokens[size(source)], places);
   }
-  end_receive();
+  add_waits(heard, args.wait_statistics);
+  end(call);
 }
 
-// The rows of a source, to the output from row begins[x] of each local expert x on.
+// All of them before a row is taken.
+CpuLowLatency::Places CpuLowLatency::hear_places(const PendingCall& call,
+                                                 const std::vector<std::int32_t>& tokens) const {
+  const std::int64_t experts = layout_.per_rank, topk = config_.topk;
+  Places places;
+  places.counts.resize(size(world_ * experts));
+  places.begins.resize(places.counts.size());
+  places.pairs.resize(size(world_ * config_.max_tokens * topk));
+  std::vector<std::int32_t> rows(size(experts));
+  for (int source = 0; source < world_; ++source) {
+    const bool masked = mask_[size(source)] != 0;  // there are no tokens then
+    const auto* counts = said_at<std::int32_t>(own(), layout_.count(call.epoch, source, 0));
+    for (std::int64_t expert = 0; expert < experts; ++expert) {
+      const std::size_t at = size(source * experts + expert);
+      if (!masked) {
+        places.counts[at] =
+            counts[expert].hear(by(source), "rows of an expert", 0, tokens[size(source)]);
+      }
+      places.begins[at] = std::exchange(rows[size(expert)], rows[size(expert)] + places.counts[at]);
+    }
+    for (std::int64_t token = 0; token < tokens[size(source)]; ++token) {
+      const auto* said = said_at<std::int32_t>(own(), layout_.place(call.epoch, source, token));
+      for (std::int64_t k = 0; k < topk; ++k) {
+        const std::int32_t place =
+            said[k].hear(by(source), "the place of a row", -1, experts * config_.max_tokens - 1);
+        if (place >= 0) {
+          const std::int64_t count =
+              places.counts[size(source * experts + layout_.expert_of(place))];
+          check_said(layout_.before_of(place), by(source), "the place of a row", 0, count - 1);
+        }
+        places.pairs[size((source * config_.max_tokens + token) * topk + k)] = place;
+      }
+    }
+  }
+  return places;
+}
+
+// To the output, from row begins[x] of each local expert x on.
 void CpuLowLatency::take_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch, int source,
-                              const std::int64_t* begins) {
+                              std::int32_t tokens, const Places& places) {
   const std::int64_t element = size_of(args.output.dtype());
   const std::int64_t columns = args.scales.present() ? args.scales.size(2) : 0;
-  const std::int32_t tokens = note(rank(), epoch, source).tokens;
+  const std::int32_t* place = places.pairs.data() + source * config_.max_tokens * config_.topk;
   for (std::int32_t token = 0; token < tokens; ++token) {
+    interrupts_.look();
     const std::byte* message = own() + layout_.message(epoch, source, token);
-    const auto* places =
-        reinterpret_cast<const std::int32_t*>(own() + layout_.place(epoch, source, token));
-    for (int k = 0; k < config_.topk; ++k) {
-      if (places[k] < 0) continue;
-      const int expert = layout_.expert_of(places[k]);
-      const std::int64_t row = begins[expert] + layout_.before_of(places[k]);
+    for (int k = 0; k < config_.topk; ++k, ++place) {
+      if (*place < 0) continue;
+      const int expert = layout_.expert_of(*place);
+      const std::int64_t row =
+          places.begins[size(source * layout_.per_rank + expert)] + layout_.before_of(*place);
       args.source_pairs.at<std::int32_t>(expert, row) = token * config_.topk + k;
       args.source_tokens.at<std::int32_t>(expert, row) = token;
       args.pair_rows.at<std::int32_t>(source, token, k) =
@@ -336,7 +375,7 @@ void CpuLowLatency::take_rows(const LowLatencyDispatchArgs& args, std::uint64_t 
 
 // ---- Combine.
 
-void CpuLowLatency::send(const LowLatencyCombineArgs& args) {
+LowLatencySent CpuLowLatency::send(const LowLatencyCombineArgs& args) {
   std::vector<std::int32_t> pair_rows;  // [W, M, K]
   const auto write = [&](std::uint64_t epoch) {
     const ConstTensorView& rows = args.expert_output;
@@ -345,6 +384,7 @@ void CpuLowLatency::send(const LowLatencyCombineArgs& args) {
       for (std::int64_t pair = 0; pair < pairs; ++pair) {
         const std::int32_t row = pair_rows[size(source * pairs + pair)];
         if (row < 0) continue;
+        interrupts_.look();
         const std::int64_t expert = row / rows.size(1), at = row % rows.size(1);
         std::memcpy(peers_[size(source)] + layout_.returned_row(epoch, pair),
                     static_cast<const std::byte*>(rows.data()) +
@@ -357,24 +397,23 @@ void CpuLowLatency::send(const LowLatencyCombineArgs& args) {
     check_combine(Check(name_), config_, world_, args);
     pair_rows = read_pair_rows(Check(name_), args);
   };
-  send_call(args, 0, 0, check_args, write);
+  return send_call(args.part, 0, 0, check_args, write);
 }
 
-void CpuLowLatency::receive(const LowLatencyCombineArgs& args) {
-  const Check check(name_);
-  pending().check_receive(check);
-  if (args.part == CallPart::receive) check_combine(check, config_, world_, args);
-  const std::uint64_t epoch = hear(args.wait_statistics, 0);
+void CpuLowLatency::receive(const LowLatencyCombineArgs& args, const PendingCall& call) {
+  if (args.part == CallPart::receive) check_combine(Check(name_), config_, world_, args);
+  const Heard heard = hear(call, 0);
   static const auto sum_rows = cpu_kernels().expert_parallel_sum_rows;
   Addend addends[kMaxTopk];
   for (std::int64_t token = 0; token < args.out.size(0); ++token) {
+    interrupts_.look();
     int count = 0;
     std::int64_t last = -1;  // the rank of the addend before
     for (const auto& [home, k] :
          pairs_by_rank(args.expert_indices, token, config_.experts, layout_.per_rank)) {
       if (mask_[size(home)] != 0) continue;
       if (count > 0) addends[count - 1].ends_rank = home != last;
-      addends[count++] = {.row = own() + layout_.returned_row(epoch, token * config_.topk + k),
+      addends[count++] = {.row = own() + layout_.returned_row(call.epoch, token * config_.topk + k),
                           .weight = args.weights.at<float>(token, k)};
       last = home;
     }
@@ -386,7 +425,8 @@ void CpuLowLatency::receive(const LowLatencyCombineArgs& args) {
               .weighted = true,
               .to = static_cast<BFloat16*>(args.out.data()) + token * args.out.stride(0)});
   }
-  end_receive();
+  add_waits(heard, args.wait_statistics);
+  end(call);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include "winnow/expert_parallel/low_latency/low_latency_cuda.h"
 
 #include <algorithm>
-#include <deque>
 #include <limits>
 #include <string>
 #include <utility>
@@ -49,21 +48,17 @@ class CudaLowLatency : public LowLatencyBackend {
  public:
   CudaLowLatency(std::shared_ptr<Transport> transport, const LowLatencyConfig& config);
 
-  void dispatch(const LowLatencyDispatchArgs& args) override;
-  void combine(const LowLatencyCombineArgs& args) override;
+  LowLatencySent dispatch(const LowLatencyDispatchArgs& args) override;
+  LowLatencySent combine(const LowLatencyCombineArgs& args) override;
   std::vector<std::int32_t> mask() const override;
   void set_mask(int rank, bool masked) override;
   std::int64_t bytes() const override { return view_.layout.bytes; }
 
  private:
   template <class Params>
-  void send(LowLatencyCall call, Params params, const std::optional<Error>& refusal);
-  template <class Params>
-  void receive(LowLatencyCall call, const Params& params);
-  template <class Params, class Args, class CheckArgs>
-  void run(LowLatencyCall call, const Params& params, const Args& args,
-           const CheckArgs& check_args);
-  void drop(LowLatencyCall call);
+  void receive(LowLatencyCall call, Params params, const PendingCall& pending);
+  template <class Args, class CheckArgs>
+  LowLatencySent run(LowLatencyCall call, const Args& args, const CheckArgs& check_args);
   void throw_deferred();
   std::string text_of(int rank, const LowLatencyNote& note) const;
   LowLatencyDispatchParams params_of(const LowLatencyDispatchArgs& args) const;
@@ -76,9 +71,9 @@ class CudaLowLatency : public LowLatencyBackend {
   std::shared_ptr<std::byte> private_;
   LowLatencyView view_;
   LowLatencyReportView host_deferred_, host_unused_;
-  // Sent and not received, oldest first: false of one that was refused here, whose rows are
-  // dropped.
-  std::deque<bool> pending_[kLowLatencyCalls];
+  // Its epochs are the host's, which knows none of what a graph repeats: kernels count their own,
+  // and hear how far behind the oldest call one is.
+  PendingCalls pending_[kLowLatencyCalls];
   CudaCalls calls_;  // the last member: all of the above goes when the last call has ended
 };
 
@@ -121,7 +116,7 @@ CudaLowLatency::CudaLowLatency(std::shared_ptr<Transport> transport, const LowLa
     tables.add(peers, world_);
     tables.add(view_.slots, config_.experts);
     tables.add(view_.mask, world_);
-    tables.add(view_.verdicts, kLowLatencyCalls * world_);
+    tables.add(view_.verdicts, kLowLatencyCalls * 2 * world_);
     return static_cast<std::size_t>(tables.bytes());
   };
   private_ = allocate_cuda_memory(config_.device, lay_out(Tables()));
@@ -155,45 +150,27 @@ CudaLowLatency::CudaLowLatency(std::shared_ptr<Transport> transport, const LowLa
 // ---- A call.
 
 template <class Params>
-void CudaLowLatency::send(LowLatencyCall call, Params params, const std::optional<Error>& refusal) {
-  if (refusal) {
-    const std::string text = message_of(*refusal);
-    params.note.refusal = static_cast<std::uint32_t>(refusal->code()) + 1;
-    std::copy_n(text.data(), std::min<std::size_t>(text.size(), LowLatencyNote::kTextBytes - 1),
-                params.note.text);
-  }
-  calls_.check(launch_low_latency_send(params, blocks_, calls_.stream()), "sending the rows");
-  pending_[call].push_back(!refusal);
-}
-
-template <class Params>
-void CudaLowLatency::receive(LowLatencyCall call, const Params& params) {
+void CudaLowLatency::receive(LowLatencyCall call, Params params, const PendingCall& pending) {
+  PendingCalls& calls = pending_[call];
+  const std::uint64_t before = calls.consumed();
+  params.place_in_line = static_cast<int>(pending.epoch - before) - 1;
+  calls.end(pending);
+  params.consumed = static_cast<int>(calls.consumed() - before);
   calls_.check(launch_low_latency_receive(params, blocks_, calls_.stream()), "receiving the rows");
-  pending_[call].pop_front();
 }
 
-// What was sent by calls that this rank refused, and that are the oldest now.
-void CudaLowLatency::drop(LowLatencyCall call) {
-  while (!pending_[call].empty() && !pending_[call].front()) {
-    if (call == kLowLatencyDispatch) {
-      receive(call, params_of(LowLatencyDispatchArgs{}));
-    } else {
-      receive(call, params_of(LowLatencyCombineArgs{}));
-    }
-  }
-}
-
-template <class Params, class Args, class CheckArgs>
-void CudaLowLatency::run(LowLatencyCall call, const Params& params, const Args& args,
-                         const CheckArgs& check_args) {
-  calls_.run([&] {
+template <class Args, class CheckArgs>
+LowLatencySent CudaLowLatency::run(LowLatencyCall call, const Args& args,
+                                   const CheckArgs& check_args) {
+  return calls_.run([&] {
     calls_.begin(kLowLatencyNames[call], args.stream);
     const Check check(kLowLatencyNames[call]);
-    const auto sent = std::ranges::count(pending_[call], true);
-    check.that(sends(args.part) || sent > 0, "part", "a call that was sent before it is received",
-               "none");
-    check.that(!sends(args.part) || pending_[call].size() < PendingCalls::kMost, "part",
-               "at most two calls that were sent and not received", "a third");
+    PendingCall pending;
+    if (sends(args.part)) {
+      pending_[call].check_send(check);
+    } else {
+      pending = pending_[call].find(check, args.sent);
+    }
     std::optional<Error> refusal;
     try {
       check_args(check);
@@ -205,36 +182,39 @@ void CudaLowLatency::run(LowLatencyCall call, const Params& params, const Args& 
       calls_.end();
       throw *refusal;
     }
-    Params given = refusal ? params_of(Args{}) : params;
-    given.call = calls_.number();
-    if (sends(args.part)) send(call, given, refusal);
-    const std::size_t before = pending_[call].size();
-    drop(call);
-    given.behind_send = sends(args.part) && pending_[call].size() == before;
-    if (receives(args.part) && !refusal) receive(call, given);
-    drop(call);
+    auto params = params_of(refusal ? Args{} : args);
+    params.call = calls_.number();
+    if (sends(args.part)) {
+      if (refusal) params.note = note_of(&*refusal, 0, 0);
+      calls_.check(launch_low_latency_send(params, blocks_, calls_.stream()), "sending the rows");
+      pending = pending_[call].send(params.note);
+      params.behind_send = true;
+    }
+    // What comes of a call that this rank refuses is dropped, and this rank has been told.
+    if (refusal) receive(call, params_of(Args{}), pending);
+    if (receives(args.part) && !refusal) receive(call, params, pending);
     calls_.end();
     if (refusal) throw *refusal;
-    if (calls_.capturing()) return;
+    const LowLatencySent sent = receives(args.part) ? LowLatencySent::none : pending.sent;
+    if (calls_.capturing()) return sent;
     calls_.throw_fault();
     throw_deferred();
+    return sent;
   });
 }
 
-void CudaLowLatency::dispatch(const LowLatencyDispatchArgs& args) {
-  const auto check_args = [&](const Check& check) {
+LowLatencySent CudaLowLatency::dispatch(const LowLatencyDispatchArgs& args) {
+  return run(kLowLatencyDispatch, args, [&](const Check& check) {
     check_dispatch(check, config_, world_, args);
     if (receives(args.part)) check_vectors(check, "output", args.output);
-  };
-  run(kLowLatencyDispatch, params_of(args), args, check_args);
+  });
 }
 
-void CudaLowLatency::combine(const LowLatencyCombineArgs& args) {
-  const auto check_args = [&](const Check& check) {
+LowLatencySent CudaLowLatency::combine(const LowLatencyCombineArgs& args) {
+  return run(kLowLatencyCombine, args, [&](const Check& check) {
     check_combine(check, config_, world_, args);
     if (sends(args.part)) check_vectors(check, "expert_output", args.expert_output);
-  };
-  run(kLowLatencyCombine, params_of(args), args, check_args);
+  });
 }
 
 // Of arguments that may still be refused: nothing is read but the views themselves.
@@ -314,7 +294,7 @@ std::string CudaLowLatency::text_of(int rank, const LowLatencyNote& note) const 
     case LowLatencyNote::kNoRow:
       return by + "pair_rows: want those of a dispatch, got " + value;
     default:
-      return by + note.text;
+      return by + said_text(note.text);
   }
 }
 
@@ -324,7 +304,7 @@ void CudaLowLatency::throw_deferred() {
     for (int rank = 0; rank < world_; ++rank) {
       const LowLatencyNote& note = host_deferred_.notes[rank];
       if (note.refusal == 0) continue;
-      throw error_from_message(static_cast<ErrorCode>(note.refusal - 1), name, text_of(rank, note));
+      throw error_from_message(code_of(note.refusal), name, text_of(rank, note));
     }
     throw Error(ErrorCode::invalid_argument, name, "format differs between ranks");
   });

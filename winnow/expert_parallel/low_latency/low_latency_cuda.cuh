@@ -146,15 +146,16 @@ __device__ inline void tell_found(const LowLatencyView& view, int call, std::uin
 
 // The number of the call that a kernel receives. The whole block; false: broken.
 __device__ inline bool begin_to_receive(const LowLatencyView& view, int call,
-                                        std::uint64_t& epoch) {
-  epoch = view.state->received[call] + 1;
+                                        const ReceivedCall& received, std::uint64_t& epoch) {
+  const std::uint64_t before = view.state->received[call];
+  epoch = before + 1 + received.place_in_line;
   if (__syncthreads_or(broken(view.layer)) != 0) return false;
   if (threadIdx.x != 0) return true;
   // All of this block have read it. When all blocks have, nobody looks before the next kernel.
   __threadfence();
   if (arrive(&view.state->receiving) == gridDim.x - 1) {
     view.state->receiving = 0;
-    view.state->received[call] = epoch;
+    view.state->received[call] = before + received.consumed;
   }
   return true;
 }
@@ -176,7 +177,7 @@ __device__ inline HeardCall hear(const LowLatencyView& view, int call, std::int6
   bool ok = true;
   for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
     const std::uint64_t* at = word(own(view), words) + rank;
-    std::uint64_t* const verdict_of = view.verdicts + call * world + rank;
+    std::uint64_t* const verdict_of = view.verdicts + (call * 2 + int(epoch % 2)) * world + rank;
     if (!view.shrinks || blockIdx.x == 0) {
       const std::uint64_t start = device::globaltimer();
       const bool there = !masked(view, rank) && comes(view, at, epoch, rows_phase(call), rank);

@@ -44,11 +44,17 @@ struct LowLatencyView {
   LowLatencyState* state = nullptr;
   std::int32_t* slots = nullptr;  // [E]: rows for each expert so far; back to 0
   std::int32_t* mask = nullptr;   // [W]
-  // [calls, W]: epoch * 2, and 1 more where the rank has come. Dispatch and combine count epochs
-  // each by themselves.
+  // [calls, 2, W], the second by the epoch: epoch * 2, and 1 more where the rank has come. Dispatch
+  // and combine count epochs each by themselves.
   std::uint64_t* verdicts = nullptr;
   bool shrinks = false;
   LowLatencyReportView deferred;
+};
+
+// Which call a kernel receives: how many older ones are still to be received, and how many of the
+// oldest ones are over behind it.
+struct ReceivedCall {
+  int place_in_line = 0, consumed = 1;
 };
 
 struct ExpertIndices {
@@ -66,7 +72,7 @@ struct ExpertIndices {
 };
 
 // Both halves of dispatch; strides in elements.
-struct LowLatencyDispatchParams {
+struct LowLatencyDispatchParams : ReceivedCall {
   LowLatencyView view;
   LowLatencyNote note;  // format; a refusal: nothing is sent
   std::uint64_t call = 0;
@@ -97,7 +103,7 @@ struct LowLatencyDispatchParams {
 int launch_low_latency_send(const LowLatencyDispatchParams& params, int blocks, void* stream);
 int launch_low_latency_receive(const LowLatencyDispatchParams& params, int blocks, void* stream);
 
-struct LowLatencyCombineParams {
+struct LowLatencyCombineParams : ReceivedCall {
   LowLatencyView view;
   LowLatencyNote note;
   std::uint64_t call = 0;

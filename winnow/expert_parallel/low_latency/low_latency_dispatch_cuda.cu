@@ -401,7 +401,7 @@ struct Received {
 __device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
   const LowLatencyView& view = p.view;
   std::uint64_t epoch;
-  if (!begin_to_receive(view, kLowLatencyDispatch, epoch)) return;
+  if (!begin_to_receive(view, kLowLatencyDispatch, p, epoch)) return;
   const int world = view.layout.world, entries = view.layout.per_rank * world;
   auto* begins = reinterpret_cast<std::int32_t*>(counts_memory);
   const std::int64_t bytes = RowFormat(p.note.format) == RowFormat::bf16 ? p.hidden * 2 : p.hidden;

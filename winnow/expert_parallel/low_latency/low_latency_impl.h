@@ -2,9 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "winnow/core/check.h"
@@ -12,6 +10,7 @@
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/low_latency/low_latency_layout.h"
 #include "winnow/expert_parallel/transport/deadline.h"
+#include "winnow/expert_parallel/transport/said.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
@@ -27,34 +26,44 @@ inline bool receives(CallPart part) { return part != CallPart::send; }
 class LowLatencyBackend : public CollectiveBackend {
  public:
   using CollectiveBackend::CollectiveBackend;
-  virtual void dispatch(const LowLatencyDispatchArgs& args) = 0;
-  virtual void combine(const LowLatencyCombineArgs& args) = 0;
+  virtual LowLatencySent dispatch(const LowLatencyDispatchArgs& args) = 0;
+  virtual LowLatencySent combine(const LowLatencyCombineArgs& args) = 0;
   virtual std::vector<std::int32_t> mask() const = 0;
   virtual void set_mask(int rank, bool masked) = 0;
   virtual std::int64_t bytes() const = 0;
 };
 
-// The calls of one kind that have been sent and are still to be received.
+// A call that has been sent.
+struct PendingCall {
+  LowLatencySent sent = LowLatencySent::none;
+  std::uint64_t epoch = 0;
+  LowLatencyNote said{};  // by this rank: where it is a refusal, no argument is used
+};
+
+// The calls of one kind that have been sent and are still to be received, oldest first.
 class PendingCalls {
  public:
-  static constexpr std::size_t kMost = 2;
+  static constexpr std::uint64_t kMost = 2;
 
-  // Throws Error (invalid_argument) if too many calls are pending, or none to receive.
+  // Throws Error (invalid_argument) if the places of the next call are those of a pending one.
   void check_send(const Check& check) const;
-  void check_receive(const Check& check) const;
-  std::uint64_t next() const { return last_ + 1; }  // that a send would be
-  std::uint64_t send();                             // its epoch
-  // One that was sent and will not be received.
-  void give_up(std::uint64_t epoch);
-  std::uint64_t oldest() const { return pending_.front(); }
-  void receive();
-  // All up to this one are over.
-  std::uint64_t consumed() const { return pending_.empty() ? last_ : pending_.front() - 1; }
+  PendingCall send(const LowLatencyNote& said);
+  // Throws Error (invalid_argument) if it is not pending.
+  PendingCall find(const Check& check, LowLatencySent sent) const;
+  // It is received, or will not be.
+  void end(const PendingCall& call);
+  // All up to this epoch are over.
+  std::uint64_t consumed() const { return pending_.empty() ? last_ : pending_.front().epoch - 1; }
 
  private:
   std::uint64_t last_ = 0;
-  std::deque<std::uint64_t> pending_;
+  std::vector<PendingCall> pending_;
 };
+
+// What a rank says of a call: the refusal, if it is not null, or the rest.
+LowLatencyNote note_of(const Error* refusal, int format, std::int64_t tokens);
+// For Said<LowLatencyNote>.
+void check_said(const LowLatencyNote& note, const Speaker& by, std::int64_t max_tokens);
 
 // `config` is resolved; throws Error (invalid_argument) for what a size must not be.
 void check_low_latency_config(const LowLatencyConfig& config, int world);

@@ -61,14 +61,14 @@ class Fates : public ::testing::TestWithParam<Fate> {
       const LowLatencyRound& round = rounds[std::size_t(turn) % rounds.size()];
       LowLatencyTensors tensors(kHere, problem, round, rank);
       at(turn, Point::dispatch);
-      layer.dispatch(tensors.dispatch_args(CallPart::send));
+      tensors.dispatch(layer, CallPart::send);
       at(turn, Point::dispatch_receive);
-      layer.dispatch(tensors.dispatch_args(CallPart::receive));
+      tensors.dispatch(layer, CallPart::receive);
       tensors.make_expert_output();
       at(turn, Point::combine);
-      layer.combine(tensors.combine_args(CallPart::send));
+      tensors.combine(layer, CallPart::send);
       at(turn, Point::combine_receive);
-      layer.combine(tensors.combine_args(CallPart::receive));
+      tensors.combine(layer, CallPart::receive);
       Comparisons comparisons;
       if (turn < kFateful) {
         tensors.check_dispatched(comparisons);

@@ -29,6 +29,7 @@ struct Arrived {
   nb::any source_tokens = absent(), source_pairs = absent(), pair_rows = absent();
   nb::any ranges = absent();
   ep::RowFormat format = ep::RowFormat::fp8;
+  ep::LowLatencySent sent = ep::LowLatencySent::none;
 
   std::array<nb::object*, 7> members() {
     return {&output, &scales, &counts, &source_tokens, &source_pairs, &pair_rows, &ranges};
@@ -36,6 +37,14 @@ struct Arrived {
 
  private:
   static nb::any absent() { return nb::borrow<nb::any>(nb::none()); }
+};
+
+// What combine() gives for a first half.
+struct Combining {
+  nb::any out;
+  ep::LowLatencySent sent = ep::LowLatencySent::none;
+
+  std::array<nb::object*, 1> members() { return {&out}; }
 };
 
 struct BoundLowLatency {
@@ -141,9 +150,10 @@ Arrived dispatch(BoundLowLatency& self, nb::handle input, nb::handle expert_indi
   run_collective(kDispatch, refused, args, [&] {
     args.part = half;
     args.format = result.format;
+    args.sent = result.sent;
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
-      self.layer.dispatch(args);
+      result.sent = self.layer.dispatch(args);
     });
   });
   return result;
@@ -157,8 +167,17 @@ nb::object combine(BoundLowLatency& self, nb::handle expert_output, Arrived& dis
   call.on(self.layer.config().device);
   ep::LowLatencyCombineArgs args;
   ep::CallPart half = ep::CallPart::both;
+  ep::LowLatencySent sent = ep::LowLatencySent::none;
   const std::exception_ptr refused = caught([&] {
     half = part_argument(kCombine, part);
+    if (half == ep::CallPart::receive) {
+      const auto* first = value_argument<Combining*>(kCombine, "out", out);
+      if (first == nullptr) {
+        refuse_argument(kCombine, "out", "the result of the call with part \"send\"", out);
+      }
+      sent = first->sent;
+      out = first->out;
+    }
     call.use_stream(stream);
     args.expert_output = call.input("expert_output", expert_output);
     args.pair_rows = call.input("pair_rows", dispatched.pair_rows);
@@ -170,12 +189,14 @@ nb::object combine(BoundLowLatency& self, nb::handle expert_output, Arrived& dis
   });
   run_collective(kCombine, refused, args, [&] {
     args.part = half;
+    args.sent = sent;
     call.run([&](const RunOptions& options) {
       args.stream = options.stream;
-      self.layer.combine(args);
+      sent = self.layer.combine(args);
     });
   });
-  return out;
+  if (half != ep::CallPart::send) return out;
+  return nb::cast(Combining{nb::borrow<nb::any>(out), sent});
 }
 
 void refuse_dispatch(BoundLowLatency& self, const std::string& text) {
@@ -220,7 +241,8 @@ Args:
         "fp8_power_of_two"; "fp8_ue8m0", whose scales are exponents, four in an int32.
     part: "both", or "send" and later "receive" with the result of the first as `out`. At most two
         calls may be sent and not yet received.
-    out: the result of an earlier call, to write into.
+    out: the result of an earlier call, to write into; with part "receive" that of the call to
+        receive, whichever of them was sent first.
     expert_statistics: [E / W], int32; the counts are added to it. wait_statistics: [W], int64; the
         nanoseconds of waiting for each rank are added to it.
     stream: for CUDA tensors.
@@ -247,10 +269,11 @@ Args:
     dispatched: the result of dispatch(), of which its pair_rows are read.
     expert_indices: as passed to dispatch(); weights: [n, k], float32.
     part, wait_statistics, stream: as in dispatch().
-    out: [n, H], bfloat16, to write into; new if None.
+    out: [n, H], bfloat16, to write into; new if None. With part "receive" the result of the call
+        with part "send".
 
 Returns:
-    out. Sums are in float32, of each rank with k ascending and then of the ranks, and rounded
+    out; with part "send" an object whose `out` it is, for the call with part "receive". Sums are in float32, of each rank with k ascending and then of the ranks, and rounded
     once. Pairs of masked ranks are omitted.
 
 Raises:
@@ -278,6 +301,13 @@ void bind_expert_parallel_low_latency(nb::module_& m) {
       .def_ro("ranges", &Arrived::ranges, "[E / W, W], int64: first row << 32 | rows.",
               nb::for_getter(nb::sig("def ranges(self) -> T")));
 
+  nb::class_<Combining>(m, "LowLatencyCombining",
+                        "The result of a LowLatency.combine() that sends.",
+                        nb::type_slots(Collected<Combining>::kSlots), nb::is_generic(),
+                        nb::sig("class LowLatencyCombining(typing.Generic[T])"))
+      .def_ro("out", &Combining::out, "[n, H], which the call that receives writes.",
+              nb::for_getter(nb::sig("def out(self) -> T")));
+
   nb::class_<BoundLowLatency> type(m, "LowLatency", kClassDoc);
   define(type, "__init__", make_low_latency, "transport"_a, "store"_a, nb::kw_only(),
          "max_tokens"_a.none(), "hidden"_a.none(), "topk"_a.none(), "experts"_a.none(),
@@ -301,8 +331,9 @@ void bind_expert_parallel_low_latency(nb::module_& m) {
          "out"_a = nb::none(), "wait_statistics"_a = nb::none(), "stream"_a = nb::none(),
          kCombineDoc,
          nb::sig("def combine(self, expert_output: T | None, dispatched: LowLatencyDispatched[T], "
-                 "expert_indices: T, weights: T, *, part: str = 'both', out: T | None = None, "
-                 "wait_statistics: T | None = None, stream: Stream = None) -> T"));
+                 "expert_indices: T, weights: T, *, part: str = 'both', "
+                 "out: T | LowLatencyCombining[T] | None = None, "
+                 "wait_statistics: T | None = None, stream: Stream = None) -> typing.Any"));
   type.def("_refuse_dispatch", refuse_dispatch, "text"_a)
       .def("_refuse_combine", refuse_combine, "text"_a)
       .def(

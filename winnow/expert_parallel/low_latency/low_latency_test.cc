@@ -169,8 +169,11 @@ TEST_P(ThreeRanks, CombineEarlierDispatchesInAnyOrder) {
 
 TEST_P(ThreeRanks, RefuseAThirdCallThatIsNotReceived) {
   make(false);
+  LowLatencySent sent[kWorld][2];
   expect_all_return(run([&](int rank) {
-    for (int i = 0; i < 2; ++i) layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::send));
+    for (LowLatencySent& one : sent[rank]) {
+      one = layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::send));
+    }
   }));
   for (const Outcome& outcome :
        run([&](int rank) { layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::send)); })) {
@@ -178,14 +181,98 @@ TEST_P(ThreeRanks, RefuseAThirdCallThatIsNotReceived) {
                                         "received, got a third"));
   }
   expect_all_return(run([&](int rank) {
-    for (int i = 0; i < 2; ++i)
-      layer(rank).dispatch(tensors(rank).dispatch_args(CallPart::receive));
+    for (const LowLatencySent one : sent[rank]) {
+      LowLatencyDispatchArgs args = tensors(rank).dispatch_args(CallPart::receive);
+      args.sent = one;
+      layer(rank).dispatch(args);
+    }
     place(rank).wait();
   }));
   for (const Outcome& outcome :
        run([&](int rank) { layer(rank).combine(tensors(rank).combine_args(CallPart::receive)); })) {
     EXPECT_THAT(outcome.text, HasSubstr("part: want a call that was sent before it is received"));
   }
+}
+
+// Two calls that are sent, received in another order on each rank, with whole calls in between:
+// each gets its own rows and sums.
+TEST_P(ThreeRanks, ReceiveTheCallThatIsAskedFor) {
+  for (const bool shrink : {false, true}) {
+    make(shrink);
+    std::vector<Comparisons> comparisons(kWorld);
+    expect_all_return(run([&](int rank) {
+      Comparisons& mine = comparisons[std::size_t(rank)];
+      std::vector<std::unique_ptr<LowLatencyTensors>> two;
+      const auto anew = [&] {
+        two.clear();
+        for (const LowLatencyRound& round : rounds_) {
+          two.push_back(std::make_unique<LowLatencyTensors>(place(rank), problem_, round, rank));
+        }
+      };
+      const auto check = [&] {
+        for (const auto& one : two) one->check_dispatched(mine);
+        for (const auto& one : two) one->make_expert_output();
+      };
+      // On rank 1 in the order in which they were sent.
+      const int first = rank == 1 ? 0 : 1;
+      anew();
+      for (const auto& one : two) one->dispatch(layer(rank), CallPart::send);
+      for (const int i : {first, 1 - first})
+        two[std::size_t(i)]->dispatch(layer(rank), CallPart::receive);
+      check();
+      for (const auto& one : two) one->combine(layer(rank), CallPart::send);
+      for (const int i : {first, 1 - first})
+        two[std::size_t(i)]->combine(layer(rank), CallPart::receive);
+      for (const auto& one : two) one->check_combined(mine);
+      anew();
+      two[0]->dispatch(layer(rank), CallPart::send);
+      two[1]->dispatch(layer(rank), CallPart::both);
+      two[0]->dispatch(layer(rank), CallPart::receive);
+      check();
+      two[0]->combine(layer(rank), CallPart::send);
+      two[1]->combine(layer(rank), CallPart::both);
+      two[0]->combine(layer(rank), CallPart::receive);
+      for (const auto& one : two) one->check_combined(mine);
+    }));
+    for (const Comparisons& one : comparisons) expect_passed(one);
+    expect_working();
+  }
+}
+
+// A call is received once, by the object that has sent it, and a new one does not take the places
+// of an older one that is not received. All of this concerns one rank alone.
+TEST_P(ThreeRanks, RefuseToReceiveWhatIsNotInFlight) {
+  make(false);
+  std::vector<std::unique_ptr<LowLatency>> others(kWorld);
+  expect_all_return(run([&](int rank) {
+    others[std::size_t(rank)] =
+        std::make_unique<LowLatency>(ranks_.transport(rank), ranks_.store(), layer(rank).config());
+  }));
+  run([&](int rank) {
+    LowLatency &mine = layer(rank), &other = *others[std::size_t(rank)];
+    const LowLatencyDispatchArgs send = tensors(rank).dispatch_args(CallPart::send);
+    const auto receive = [&](LowLatency& from, LowLatencySent sent) {
+      LowLatencyDispatchArgs args = tensors(rank).dispatch_args(CallPart::receive);
+      args.sent = sent;
+      return outcome_of([&] { from.dispatch(args); }).text;
+    };
+    const std::string refusal =
+        "expert_parallel::low_latency_dispatch: part: want a call that was sent before it is "
+        "received, got ";
+    const LowLatencySent first = mine.dispatch(send), second = mine.dispatch(send),
+                         others_first = other.dispatch(send);
+    EXPECT_EQ(receive(mine, LowLatencySent::none), refusal + "none");
+    EXPECT_EQ(receive(mine, others_first), refusal + "one that is received, or of another object");
+    EXPECT_EQ(receive(other, others_first), "");
+    EXPECT_EQ(receive(mine, second), "");
+    EXPECT_EQ(receive(mine, second), refusal + "one that is received, or of another object");
+    EXPECT_THAT(outcome_of([&] { mine.dispatch(send); }).text,
+                HasSubstr("part: want the older call received first, whose places this one takes"));
+    EXPECT_EQ(receive(mine, first), "");
+    EXPECT_EQ(receive(mine, mine.dispatch(send)), "");
+    place(rank).wait();
+  });
+  expect_working();
 }
 
 // Rank 2 does not come to a call: an error that names it, on the others and when it comes.
@@ -204,7 +291,8 @@ TEST_P(ThreeRanks, NameARankThatDoesNotCome) {
       if (combine) tensors(rank).make_expert_output();
       if (rank == 2) given_up.wait();
       outcomes[std::size_t(rank)] = outcome_of([&] {
-        combine ? layer(rank).combine(tensors(rank).combine_args(CallPart::both)) : dispatch();
+        if (combine) layer(rank).combine(tensors(rank).combine_args(CallPart::both));
+        if (!combine) dispatch();
         place(rank).wait();
         dispatch();
       });
@@ -227,12 +315,14 @@ TEST_P(ThreeRanks, MakeTheirCallsInHalvesOrNot) {
         call(CallPart::send);
         call(CallPart::receive);
       };
-      each_part([&](CallPart part) { layer(rank).dispatch(mine.dispatch_args(part)); });
+      each_part([&](CallPart part) { mine.dispatch(layer(rank), part); });
       mine.make_expert_output();
+      LowLatencySent sent = LowLatencySent::none;
       each_part([&](CallPart part) {
         LowLatencyCombineArgs args = mine.combine_args(part);
+        args.sent = sent;
         if (part == CallPart::send && rank == 1) args.weights = args.expert_indices = {};
-        layer(rank).combine(args);
+        sent = layer(rank).combine(args);
       });
       mine.check_combined(comparisons[std::size_t(rank)]);
     }));
@@ -335,6 +425,7 @@ TEST(LowLatencySoak, RandomProblems) {
     problem.wide_indices = random.below(2) == 0;
     problem.scales_by_column = random.below(2) == 0;
     problem.halves = random.below(2) == 0;
+    problem.newest_first = random.below(2) == 0;
     problem.shrink = random.below(2) == 0;
     SCOPED_TRACE(problem.name + ": " + describe(problem));
     const std::vector<LowLatencyRound> rounds = make_rounds(problem);

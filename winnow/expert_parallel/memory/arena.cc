@@ -130,6 +130,12 @@ Extent Arena::locate(const void* data, std::int64_t bytes) const {
 
 SymmetricMemory& Arena::memory(std::int64_t segment) const { return *find(segment)->memory; }
 
+std::int64_t Arena::room(std::int64_t segment) const {
+  const auto found =
+      std::ranges::find_if(segments_, [&](const auto& one) { return one->number == segment; });
+  return found == segments_.end() ? 0 : (*found)->bytes;
+}
+
 std::int64_t Arena::bytes() const {
   std::int64_t sum = 0;
   for (const auto& segment : segments_) sum += segment->bytes;

@@ -70,6 +70,8 @@ class WINNOW_EXPORT Arena {
   Extent locate(const void* data, std::int64_t bytes) const;
 
   SymmetricMemory& memory(std::int64_t segment) const;
+  // The bytes of a segment; 0 where there is none of that number.
+  std::int64_t room(std::int64_t segment) const;
   std::int64_t bytes() const;            // of all segments
   std::int64_t largest_segment() const;  // bytes
   // Of the segment to add where a region of `missing` bytes has no room.

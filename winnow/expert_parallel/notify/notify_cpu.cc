@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "winnow/core/interrupt.h"
 #include "winnow/core/read_once.h"
 #include "winnow/core/rows.h"
 #include "winnow/expert_parallel/config.h"
@@ -41,7 +42,7 @@ class CpuNotifier : public NotifierBackend {
               const Deadline& deadline)
       : NotifierBackend(Backend::cpu, config, *transport),
         communicator_(std::move(transport), topology_, deadline),
-        exchange_(communicator_, {topology_, config.experts, 1}, 0, deadline),
+        exchange_(communicator_, {topology_, config.experts, 1}, kMostCounts, 0, deadline),
         from_node_(static_cast<std::size_t>(topology_.nodes())),
         from_rank_(static_cast<std::size_t>(topology_.world_size)),
         pairs_(static_cast<std::size_t>(experts_per_rank())) {}
@@ -106,7 +107,9 @@ void CpuNotifier::count_channels(const NotifyArgs& args) {
   std::vector<std::int32_t> to_rank(ranks), to_node(nodes);
   const auto in_rank = rows_of<const std::uint8_t*>(args.is_token_in_rank, 0);
   std::int64_t token = 0;
+  Interrupts interrupts;
   for (std::size_t channel = 0; channel < channels; ++channel) {
+    interrupts.look();
     const std::int64_t end = std::min(token + per_channel, n);
     for (; token < end; ++token) {
       const std::uint8_t* row = in_rank.data + in_rank.offset(token);

@@ -93,6 +93,8 @@ bool check_fault(const AgreementBoard& board, const AgreementRequest& request,
   const auto writer = process_from_text(take_line(rest));
   const bool lasting = writer && state_of(*writer) != ProcessState::gone;
   if (!request.fresh_prefix && !lasting && rest.find(nonce) == std::string::npos) return true;
+  if (code < 0 || code > static_cast<int>(ErrorCode::internal))
+    code = static_cast<int>(ErrorCode::internal);
   throw error_from_message(static_cast<ErrorCode>(code), request.operation, message);
 }
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "winnow/core/error.h"
+#include "winnow/core/interrupt.h"
 #include "winnow/core/write_errors.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
 
@@ -119,6 +120,9 @@ bool is_key_or_below(const std::string& key, const std::string& ancestor) {
 
 }  // namespace
 
+// Between looks for an interrupt.
+constexpr std::chrono::milliseconds kLook{50};
+
 void MemoryStore::set(const std::string& key, const std::string& value) {
   const std::lock_guard lock(mutex_);
   values_[key] = value;
@@ -126,9 +130,16 @@ void MemoryStore::set(const std::string& key, const std::string& value) {
 }
 
 std::optional<std::string> MemoryStore::get(const std::string& key, const Deadline& deadline) {
+  Interrupts interrupts;
   std::unique_lock lock(mutex_);
   const auto there = [&] { return values_.contains(key); };
-  if (!there() && !changed_.wait_until(lock, deadline.end(), there)) return std::nullopt;
+  while (!there()) {
+    if (deadline.expired()) return std::nullopt;
+    changed_.wait_for(lock, std::min<std::chrono::nanoseconds>(kLook, deadline.remaining()), there);
+    lock.unlock();  // what is called may use the store
+    interrupts.look();
+    lock.lock();
+  }
   return values_.at(key);
 }
 
@@ -169,7 +180,7 @@ void FileStore::set(const std::string& key, const std::string& value) {
 std::optional<std::string> FileStore::get(const std::string& key, const Deadline& deadline) {
   const fs::path path = directory_ / file_name(key);
   std::chrono::nanoseconds pause = std::chrono::microseconds(200);
-  for (;;) {
+  for (Interrupts interrupts;; interrupts.look()) {
     const bool last = deadline.expired();
     if (std::optional<std::string> text = read_file(path)) return text;
     if (last) return std::nullopt;

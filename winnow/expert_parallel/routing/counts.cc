@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <vector>
 
+#include "winnow/core/interrupt.h"
 #include "winnow/core/read_once.h"
 
 namespace winnow::expert_parallel {
 namespace {
+
+// A look takes as long as a few tokens.
+constexpr std::int64_t kTokensBetweenLooks = 1024;
 
 // Counts that may be absent: they are then counted in memory of their own and dropped.
 class Counts {
@@ -51,7 +55,9 @@ void count_layout(const LayoutParams& params) {
   per_node.clear();
   per_expert.clear();
 
+  Interrupts interrupts;
   for (std::int64_t token = 0; token < params.num_tokens; ++token) {
+    if (token % kTokensBetweenLooks == 0) interrupts.look();
     const std::int32_t* indices = params.expert_indices.data + params.expert_indices.offset(token);
     std::uint8_t* in_rank = nullptr;
     if (params.is_token_in_rank.present()) {

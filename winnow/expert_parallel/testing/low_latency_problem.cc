@@ -118,6 +118,7 @@ LowLatencyDispatchArgs LowLatencyTensors::dispatch_args(CallPart part) const {
           .expert_indices = indices_,
           .format = problem_.format,
           .part = part,
+          .sent = dispatched_,
           .output = self->output_,
           .scales = scales_view_,
           .counts = self->counts_,
@@ -166,7 +167,15 @@ LowLatencyCombineArgs LowLatencyTensors::combine_args(CallPart part) const {
           .weights = weights_,
           .out = self->out_,
           .part = part,
+          .sent = combined_,
           .stream = place_.stream()};
+}
+
+void LowLatencyTensors::dispatch(LowLatency& layer, CallPart part) {
+  dispatched_ = layer.dispatch(dispatch_args(part));
+}
+void LowLatencyTensors::combine(LowLatency& layer, CallPart part) {
+  combined_ = layer.combine(combine_args(part));
 }
 
 void LowLatencyTensors::check_dispatched(Comparisons& comparisons) const {
@@ -277,20 +286,24 @@ Comparisons run_rank(LowLatency& layer, const LowLatencyProblem& problem,
     const auto each = [&](const auto& call) {
       for (std::size_t i = first; i < last; ++i) call(*all[i]);
     };
+    const bool reverse = problem.newest_first && layer.rank() % 2 == 0;
+    const auto receive_each = [&](const auto& call) {
+      for (std::size_t i = first; i < last; ++i) call(*all[reverse ? last - 1 - (i - first) : i]);
+    };
     if (problem.halves) {
-      each([&](auto& one) { layer.dispatch(one.dispatch_args(CallPart::send)); });
-      each([&](auto& one) { layer.dispatch(one.dispatch_args(CallPart::receive)); });
+      each([&](auto& one) { one.dispatch(layer, CallPart::send); });
+      receive_each([&](auto& one) { one.dispatch(layer, CallPart::receive); });
     } else {
-      each([&](auto& one) { layer.dispatch(one.dispatch_args(CallPart::both)); });
+      each([&](auto& one) { one.dispatch(layer, CallPart::both); });
     }
     comparisons.ran_on(layer.backend());
     each([&](auto& one) { one.check_dispatched(comparisons); });
     each([&](auto& one) { one.make_expert_output(); });
     if (problem.halves) {
-      each([&](auto& one) { layer.combine(one.combine_args(CallPart::send)); });
-      each([&](auto& one) { layer.combine(one.combine_args(CallPart::receive)); });
+      each([&](auto& one) { one.combine(layer, CallPart::send); });
+      receive_each([&](auto& one) { one.combine(layer, CallPart::receive); });
     } else {
-      each([&](auto& one) { layer.combine(one.combine_args(CallPart::both)); });
+      each([&](auto& one) { one.combine(layer, CallPart::both); });
     }
     each([&](auto& one) { one.check_combined(comparisons); });
   }

@@ -24,7 +24,8 @@ struct LowLatencyProblem {
   bool full = false;              // every rank has max_tokens
   bool wide_indices = false;      // i64
   bool scales_by_column = false;  // and rows of output further apart
-  bool halves = false;            // two calls are sent before the first is received
+  bool halves = false;            // two calls are sent before one is received
+  bool newest_first = false;      // the second of them is received first, on every other rank
   bool shrink = false;
   int rounds = 3;
 
@@ -50,6 +51,9 @@ class LowLatencyTensors {
   // The experts' rows, from what the dispatch has given.
   void make_expert_output();
   LowLatencyCombineArgs combine_args(CallPart part) const;
+  // The calls with these; `receive` receives what `send` has sent.
+  void dispatch(LowLatency& layer, CallPart part);
+  void combine(LowLatency& layer, CallPart part);
   void check_dispatched(Comparisons& comparisons) const;
   void check_combined(Comparisons& comparisons) const;
   // Where only these pairs can have been added, [n, k] i32 on the host.
@@ -66,6 +70,7 @@ class LowLatencyTensors {
   Tensor input_, indices_, weights_;
   Tensor output_, scales_, counts_, tokens_, pairs_, pair_rows_, ranges_, expert_output_, out_;
   TensorView scales_view_;
+  LowLatencySent dispatched_ = LowLatencySent::none, combined_ = LowLatencySent::none;
 };
 
 // All rounds of one rank.

@@ -83,6 +83,12 @@ class Processes {
   Processes& operator=(const Processes&) = delete;
 
   const Report& report(int rank) const { return reports_[rank]; }
+  pid_t process(int rank) const { return children_[std::size_t(rank)]; }
+  bool running(int rank) const {
+    siginfo_t info{};
+    return waitid(P_PID, id_t(process(rank)), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == 0;
+  }
   void send(int rank, int signal) { kill(children_[std::size_t(rank)], signal); }
   // Waits until the rank has come so far.
   void await(int rank, int stage, double seconds = 30) {

@@ -1,9 +1,9 @@
 #include "winnow/expert_parallel/transport/call_order.h"
 
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
+#include "winnow/expert_parallel/transport/said.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
@@ -68,9 +68,7 @@ std::string CallOrder::other_call(int rank) const {
   const std::uint64_t own = slot(rank_).word, word = load_acquire(&other.word);
   // Of other calls before it, or after it, nothing follows.
   if (own == 0 || word == 0 || word == own || (word ^ own) >> kCallsShift != 0) return {};
-  char text[Slot::kTextBytes];
-  std::memcpy(text, other.text, sizeof(text));
-  text[sizeof(text) - 1] = 0;
+  std::string text = said_text(other.text);
   std::atomic_thread_fence(std::memory_order_acquire);
   return load_acquire(&other.word) == word ? text : std::string();
 }

@@ -1,6 +1,6 @@
 #include "winnow/expert_parallel/transport/communicator.h"
 
-#include <cstdlib>
+#include <charconv>
 #include <utility>
 
 #include "winnow/core/error.h"
@@ -234,7 +234,9 @@ void Communicator::fail_apart(const WaitName& name, const std::string& other_cal
   record.text = "rank " + std::to_string(rank()) + " calls " + std::string(name.operation) +
                 " of layer " + std::to_string(layer_) + " where rank " + std::to_string(writer) +
                 " calls " + other_call + ": all ranks must make the same calls in the same order";
-  const int other = std::atoi(other_call.c_str() + other_call.rfind(' ') + 1);  // "... of layer 7"
+  int other = 0;  // "... of layer 7"
+  std::from_chars(other_call.data() + other_call.rfind(' ') + 1,
+                  other_call.data() + other_call.size(), other);
   order_->for_each_layer([&](Communicator& layer) {
     if (layer.layer_ == other) layer.record_everywhere(record);
   });
@@ -258,7 +260,8 @@ void Communicator::check() const {
   const FaultSlot& slot = fault_slot(*control_);
   if (!fault_ && !has_fault(slot)) return;
   order_->forget();  // the other ranks may have gone on
-  throw_fault(fault_ ? *fault_ : read_fault(slot).value(), rank());
+  if (!fault_) fault_ = read_fault(slot);
+  if (fault_) throw_fault(*fault_, rank());
 }
 
 std::optional<FaultRecord> Communicator::fault() const {
@@ -284,10 +287,10 @@ void Communicator::record_everywhere(const FaultRecord& record) {
   FaultSlot& first =
       arbiter != nullptr ? *reinterpret_cast<FaultSlot*>(arbiter) : fault_slot(*control_);
   const bool won = record_first(first, record);
-  fault_ = read_fault(first);
+  fault_ = read_fault(first).value_or(record);
   if (won) {
     constexpr std::size_t kState = offsetof(FaultSlot, state);
-    constexpr std::size_t kContent = kState + sizeof(FaultSlot::state);
+    constexpr std::size_t kContent = offsetof(FaultSlot, record);
     const auto* content = reinterpret_cast<const std::byte*>(&first) + kContent;
     for (int member = 0; member < transport_->world_size(); ++member) {
       if (control_->peer(member) == reinterpret_cast<const std::byte*>(&first)) continue;

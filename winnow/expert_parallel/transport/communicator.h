@@ -91,8 +91,8 @@ class WINNOW_EXPORT Communicator {
              const WaitName& name);
 
   // Runs the body of a collective call. An error of this rank alone in the middle of it (out of
-  // memory, or internal) breaks the communicator for all ranks, which would wait for this rank
-  // otherwise; every rank throws other errors by itself.
+  // memory, internal, or the exception of an interrupt) breaks the communicator for all ranks,
+  // which would wait for this rank otherwise; every rank throws other errors by itself.
   template <class Body>
   auto call(std::string_view operation, const Body& body) {
     transport_->check();
@@ -105,6 +105,9 @@ class WINNOW_EXPORT Communicator {
     } catch (const Error& error) {
       if (error.code() != ErrorCode::internal) throw;
       fail_alone(operation, error.code(), message_of(error));
+    } catch (...) {
+      tell_interrupt(operation);
+      throw;
     }
   }
 
@@ -144,7 +147,7 @@ class WINNOW_EXPORT Communicator {
   std::shared_ptr<CallOrder> order_;
   int layer_ = 0;  // of the order
   std::uint64_t epochs_[kBarriers] = {};
-  std::optional<FaultRecord> fault_;  // once this rank has thrown it
+  mutable std::optional<FaultRecord> fault_;  // once this rank has thrown it
 };
 
 }  // namespace winnow::expert_parallel

@@ -32,14 +32,16 @@ bool record_first(FaultSlot& slot, const FaultRecord& record) {
                                     std::memory_order_acq_rel)) {
     return false;
   }
-  slot.waited_for = record.waited_for;
-  slot.seen = record.seen;
-  slot.code = static_cast<std::int32_t>(record.code);
-  slot.rank = record.rank;
-  slot.peer = record.peer;
-  copy_text(slot.operation, record.operation);
-  copy_text(slot.phase, record.phase);
-  copy_text(slot.text, record.text);
+  SharedRecord shared{};
+  shared.waited_for = record.waited_for;
+  shared.seen = record.seen;
+  shared.code = static_cast<std::int32_t>(record.code);
+  shared.rank = record.rank;
+  shared.peer = record.peer;
+  copy_text(shared.operation, record.operation);
+  copy_text(shared.phase, record.phase);
+  copy_text(shared.text, record.text);
+  slot.record.say(shared);
   store_release(&slot.state, FaultSlot::kWritten);
   return true;
 }
@@ -58,15 +60,28 @@ std::optional<FaultRecord> read_fault(const FaultSlot& slot) {
     backoff.pause();
   }
   FaultRecord record;
-  record.code = static_cast<ErrorCode>(slot.code);
-  record.operation = slot.operation;
-  record.phase = slot.phase;
-  record.rank = slot.rank;
-  record.peer = slot.peer;
-  record.waited_for = slot.waited_for;
-  record.seen = slot.seen;
-  record.text = slot.text;
+  try {
+    const SharedRecord heard = slot.record.hear({"expert_parallel", "the record of a fault", -1});
+    record.code = static_cast<ErrorCode>(heard.code);
+    record.operation = said_text(heard.operation);
+    record.phase = said_text(heard.phase);
+    record.rank = heard.rank;
+    record.peer = heard.peer;
+    record.waited_for = heard.waited_for;
+    record.seen = heard.seen;
+    record.text = said_text(heard.text);
+  } catch (const Error& error) {
+    record.code = error.code();
+    record.operation = error.operation();
+    record.text = message_of(error);
+  }
   return record;
+}
+
+void check_said(const SharedRecord& record, const Speaker& by) {
+  check_said(record.code, by, "code", 0, kMostRefusal - 1);
+  check_said(record.rank, by, "rank", -1, INT32_MAX);
+  check_said(record.peer, by, "peer", -1, INT32_MAX);
 }
 
 std::string message_of(const Error& error) {

@@ -7,6 +7,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/core/export.h"
+#include "winnow/expert_parallel/transport/said.h"
 
 namespace winnow::expert_parallel {
 
@@ -21,14 +22,21 @@ struct FaultRecord {
   std::string text;  // the message after "<operation>: "
 };
 
-// The place of a record in memory that ranks share. Zero-filled memory is an empty slot.
+// A record in memory that ranks share.
+struct SharedRecord {
+  std::uint64_t waited_for, seen;
+  std::int32_t code, rank, peer, unused;
+  char operation[64], phase[128], text[792];
+};
+// For Said<SharedRecord>.
+void check_said(const SharedRecord& record, const Speaker& by);
+
+// Its place. Zero-filled memory is an empty slot.
 struct FaultSlot {
   static constexpr std::uint64_t kEmpty = 0, kBeingWritten = 1, kWritten = 2;
 
   std::uint64_t state;
-  std::uint64_t waited_for, seen;
-  std::int32_t code, rank, peer, unused;
-  char operation[64], phase[128], text[792];
+  Said<SharedRecord> record;
 };
 static_assert(sizeof(FaultSlot) == 1024);
 
@@ -36,7 +44,8 @@ static_assert(sizeof(FaultSlot) == 1024);
 WINNOW_EXPORT bool has_fault(const FaultSlot& slot);
 // True if this record is the first. False: another one is there, or is just being written.
 WINNOW_EXPORT bool record_first(FaultSlot& slot, const FaultRecord& record);
-// The record, if there is one. A rank that is killed while it writes leaves a record that says so.
+// The record, if there is one. A rank that is killed while it writes leaves a record that says so,
+// and so does whatever else writes there.
 WINNOW_EXPORT std::optional<FaultRecord> read_fault(const FaultSlot& slot);
 // The text of an error without its operation, as records and refusals contain it.
 WINNOW_EXPORT std::string message_of(const Error& error);

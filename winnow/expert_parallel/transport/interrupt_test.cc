@@ -10,7 +10,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "winnow/core/tensor.h"
+#include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
+#include "winnow/expert_parallel/rendezvous/store.h"
 #include "winnow/expert_parallel/testing/test_ranks.h"
 #include "winnow/expert_parallel/transport/communicator.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
@@ -87,6 +90,46 @@ TEST_F(AnInterrupt, EndsABarrierAndTheOthersAreTold) {
   });
   EXPECT_EQ(errors[1], "interrupted here");
   EXPECT_EQ(errors[0], "expert_parallel::barrier: rank 1 was interrupted; reported by rank 1");
+  EXPECT_LT(deadline.elapsed(), std::chrono::seconds(20));
+}
+
+// Not only in waits: rank 1 is interrupted while it sends its rows.
+TEST_F(AnInterrupt, EndsTheRowsOfACallAndTheOthersAreTold) {
+  constexpr std::int64_t kTokens = 4, kHidden = 128;
+  std::latch made(2), interrupted(1);
+  InProcessWorld world(2);
+  const Deadline deadline = generous();
+  const auto errors = on_threads(2, [&](int rank) {
+    LowLatency layer(world.transport(rank), world.store(),
+                     {.max_tokens = kTokens, .hidden = kHidden, .topk = 1, .experts = 2});
+    const Tensor input(DType::bf16, {kTokens, kHidden}), experts(DType::i32, {kTokens, 1});
+    const LowLatencyDispatchArgs args{
+        .input = input, .expert_indices = experts, .part = CallPart::send};
+    made.arrive_and_wait();
+    if (rank == 0) interrupted.wait();
+    if (rank == 1) sleep_ms(100);  // a look is due
+    t_interrupt = rank == 1;
+    const std::string error = error_of([&] { layer.dispatch(args); });
+    if (rank == 1) interrupted.count_down();
+    t_interrupt = false;
+    EXPECT_THAT(error_of([&] { layer.dispatch(args); }),
+                HasSubstr("expert_parallel::low_latency_dispatch: rank 1 was interrupted"));
+    throw std::runtime_error(error);
+  });
+  EXPECT_EQ(errors[1], "interrupted here");
+  EXPECT_EQ(errors[0],
+            "expert_parallel::low_latency_dispatch: rank 1 was interrupted; reported by rank 1");
+  EXPECT_LT(deadline.elapsed(), std::chrono::seconds(20));
+}
+
+TEST_F(AnInterrupt, EndsTheWaitOfAStore) {
+  const TemporaryFolder folder;
+  const Deadline deadline = generous();
+  t_interrupt = true;
+  EXPECT_EQ(error_of([&] { MemoryStore().get("a key", generous()); }), "interrupted here");
+  EXPECT_EQ(error_of([&] { FileStore(folder.path()).get("a key", generous()); }),
+            "interrupted here");
+  t_interrupt = false;
   EXPECT_LT(deadline.elapsed(), std::chrono::seconds(20));
 }
 

@@ -1,7 +1,7 @@
 """The low-latency calls of deep_ep.Buffer, over winnow.expert_parallel.LowLatency."""
 
 import operator
-from typing import Callable, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -92,7 +92,8 @@ class LowLatencyBuffer:
             use_fp8: rows of float8_e4m3fn with float32 scales [e, W * M, H/128], stored by column;
                 round_scale: powers of two; use_ue8m0, with it: four exponents in an int32.
             return_recv_hook: the call only sends, and the hook receives, on the stream that is the
-                current one then. At most two calls may be waiting for their hooks.
+                current one then. At most two calls may be waiting for their hooks, which each rank
+                calls in any order; each receives its own rows.
             async_finish: the current stream does not wait for the call; its event tells.
 
         Returns:
@@ -146,12 +147,10 @@ class LowLatencyBuffer:
             with torch.no_grad():
                 return self._layers.call_low_latency(key, layer, dispatch)
 
-        hook = None
+        hook: Optional[Callable[[], None]] = None
         if return_recv_hook:
             arrived, event = call("send"), EventOverlap()
-
-            def hook() -> None:
-                call("receive", arrived)
+            hook = _hook(lambda: call("receive", arrived), "dispatch")
         else:
             (arrived, *_), event = self._stream.run(
                 key.device,
@@ -207,8 +206,8 @@ class LowLatencyBuffer:
             self._layers.refuse_low_latency(LowLatency._refuse_combine, why)
         rows, indices, weights = dense(x), dense(topk_idx), dense(topk_weights)
 
-        def call(part: str, result: Optional[Tensor]) -> Tensor:
-            def combine() -> Tensor:
+        def call(part: str, result: Any) -> Any:
+            def combine() -> Any:
                 return handle.layer.combine(
                     rows,
                     handle.dispatched,
@@ -223,12 +222,8 @@ class LowLatencyBuffer:
                 return self._layers.call_low_latency(handle.key, handle.layer, combine)
 
         if return_recv_hook:
-            combined = call("send", out)
-
-            def hook() -> None:
-                call("receive", combined)
-
-            return combined, EventOverlap(), hook
+            sent = call("send", out)
+            return sent.out, EventOverlap(), _hook(lambda: call("receive", sent), "combine")
         given = (x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats)
         (combined,), event = self._stream.run(
             indices.device, lambda: (call("both", out),), given, None, async_finish
@@ -293,6 +288,20 @@ def _wrong_end(async_finish: bool, return_recv_hook: bool) -> Wrong:
     if not wrong and async_finish and return_recv_hook:
         wrong = ("async_finish", "False with return_recv_hook", async_finish)
     return wrong
+
+
+def _hook(receive: Callable[[], Any], name: str) -> Callable[[], None]:
+    """Receives the call that it was returned by, whichever was sent first."""
+    received = False
+
+    def hook() -> None:
+        nonlocal received
+        if received:
+            refuse_call(f"deep_ep.Buffer.low_latency_{name}", "its hook was called before")
+        receive()
+        received = True
+
+    return hook
 
 
 def _with_tensors(arrived: LowLatencyDispatched) -> Tuple:

@@ -135,12 +135,12 @@ class InProcessTransport : public MappedTransport {
     int generation_ = fork_generation();
   };
 
-  std::shared_ptr<std::byte> create(std::size_t bytes, std::uint64_t&) override {
+  std::shared_ptr<std::byte> create(std::size_t bytes, MemoryHandle&) override {
     std::shared_ptr<std::byte> pages = map_pages(bytes, -1);
     const std::lock_guard lock(state_->mutex);
     return state_->fresh = pages;
   }
-  std::shared_ptr<std::byte> open(std::size_t, std::uint64_t) override {
+  std::shared_ptr<std::byte> open(std::size_t, MemoryHandle) override {
     const std::lock_guard lock(state_->mutex);
     return state_->fresh;
   }

@@ -121,7 +121,11 @@ std::uint64_t MappedTransport::agree_on(std::size_t bytes, const Deadline& deadl
   set_request(bytes, what);
   const std::uint64_t number = ++allocations_;
   reach(&RankControl::arrived, number, deadline);
-  check_same_request();
+  try {
+    check_same_request();
+  } catch (const Error& error) {  // where only this rank reads something else
+    fail_alone(error);
+  }
   return number;
 }
 
@@ -146,11 +150,13 @@ std::shared_ptr<SymmetricMemory> MappedTransport::allocate(std::size_t bytes,
   std::shared_ptr<std::byte> base;
   try {
     if (rank_ == 0) {
-      base = create(total, mine.handle);
+      MemoryHandle handle;
+      base = create(total, handle);
+      mine.handle.say(handle);
       store_release(&mine.created, number);
     } else {
       await(&RankControl::created, number, 1, deadline);
-      base = open(total, control_of(0).handle);
+      base = open(total, control_of(0).handle.hear({kAllocate, what, 0}));
     }
   } catch (const Error& error) {
     fail_alone(error);
@@ -168,7 +174,7 @@ void MappedTransport::meet(const Deadline& deadline, const std::function<void()>
 
 void MappedTransport::set_request(std::size_t bytes, std::string_view what) {
   RankControl& mine = control_of(rank_);
-  mine.bytes = bytes;
+  mine.bytes.say(bytes);
   const std::size_t length = std::min(what.size(), sizeof(mine.what) - 1);
   std::memcpy(mine.what, what.data(), length);
   mine.what[length] = '\0';
@@ -176,20 +182,24 @@ void MappedTransport::set_request(std::size_t bytes, std::string_view what) {
 
 // All ranks ask for the same: from here on each of them finds the same answer.
 void MappedTransport::check_same_request() {
-  const RankControl& first = control_of(0);
-  constexpr std::size_t kMost = std::numeric_limits<std::int64_t>::max();
-  if (first.bytes == 0 || first.bytes > kMost / static_cast<std::size_t>(world_size_) - kPage) {
+  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const auto request_of = [&](int rank) {
+    const RankControl& said = control_of(rank);
+    const Speaker by{kAllocate, "the request", rank};
+    return std::pair(said.bytes.hear(by, "bytes", 0, kMost), said_text(said.what));
+  };
+  const auto [bytes, what] = request_of(0);
+  if (bytes == 0 || bytes > kMost / static_cast<std::uint64_t>(world_size_) - kPage) {
     fail(ErrorCode::invalid_argument, -1,
-         std::string(first.what) + ": want at least 1 byte and what a machine can have, got " +
-             std::to_string(first.bytes));
+         what + ": want at least 1 byte and what a machine can have, got " + std::to_string(bytes));
   }
   for (int rank = 1; rank < world_size_; ++rank) {
-    const RankControl& other = control_of(rank);
-    if (other.bytes == first.bytes && std::strcmp(other.what, first.what) == 0) continue;
+    const auto [other_bytes, other_what] = request_of(rank);
+    if (other_bytes == bytes && other_what == what) continue;
     fail(ErrorCode::invalid_argument, rank,
-         "the ranks differ: rank 0 allocates " + std::to_string(first.bytes) + " bytes for " +
-             first.what + ", rank " + std::to_string(rank) + " " + std::to_string(other.bytes) +
-             " bytes for " + other.what);
+         "the ranks differ: rank 0 allocates " + std::to_string(bytes) + " bytes for " + what +
+             ", rank " + std::to_string(rank) + " " + std::to_string(other_bytes) + " bytes for " +
+             other_what);
   }
 }
 
@@ -226,20 +236,21 @@ void MappedTransport::await(std::uint64_t RankControl::* word, std::uint64_t num
 }
 
 void MappedTransport::fail(ErrorCode code, int peer, const std::string& text) {
-  record(code, peer, text);
-  throw_fault(read_fault(world().fault).value(), rank_);
+  const FaultRecord mine = record(code, peer, text);
+  throw_fault(read_fault(world().fault).value_or(mine), rank_);
 }
 
-void MappedTransport::record(ErrorCode code, int peer, const std::string& text) {
+FaultRecord MappedTransport::record(ErrorCode code, int peer, const std::string& text) {
   FaultRecord record;
   record.code = code;
   record.operation = kAllocate;
-  record.phase = control_of(rank_).what;
+  record.phase = said_text(control_of(rank_).what);
   record.rank = rank_;
   record.peer = peer;
   record.waited_for = allocations_;
   record.text = text;
   record_first(world().fault, record);
+  return record;
 }
 
 void MappedTransport::fail_if_absent(std::uint64_t RankControl::* word, std::uint64_t number,
@@ -259,8 +270,8 @@ void MappedTransport::fail_if_absent(std::uint64_t RankControl::* word, std::uin
   }
   fail(ErrorCode::timeout, absent[0],
        "rank " + std::to_string(rank_) + " waited " + to_seconds(deadline.elapsed()) + " for " +
-           list_of_ranks(absent) + " at the allocation of " + control_of(rank_).what + ": " +
-           states);
+           list_of_ranks(absent) + " at the allocation of " + said_text(control_of(rank_).what) +
+           ": " + states);
 }
 
 }  // namespace winnow::expert_parallel

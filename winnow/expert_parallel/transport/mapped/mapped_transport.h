@@ -12,19 +12,26 @@
 #include "winnow/core/error.h"
 #include "winnow/core/export.h"
 #include "winnow/expert_parallel/transport/fault.h"
+#include "winnow/expert_parallel/transport/said.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
 
+// By what the others find the memory that rank 0 created. Who opens it looks at what it finds.
+struct MemoryHandle {
+  std::uint64_t value = 0;
+};
+inline void check_said(const MemoryHandle&, const Speaker&) {}
+
 // The words of one rank for the others; only that rank writes them.
 struct alignas(64) RankControl {
-  std::uint64_t joined;   // 1: the transport of the rank is there
-  std::uint64_t closed;   // 1: it is gone
-  std::uint64_t arrived;  // number of the last allocation to which the rank has come,
-  std::uint64_t created;  // for which it has made the memory (rank 0),
-  std::uint64_t mapped;   // whose memory it can reach
-  std::uint64_t bytes;    // of the allocation `arrived`
-  std::uint64_t handle;   // by which the others find what rank 0 created
+  std::uint64_t joined;       // 1: the transport of the rank is there
+  std::uint64_t closed;       // 1: it is gone
+  std::uint64_t arrived;      // number of the last allocation to which the rank has come,
+  std::uint64_t created;      // for which it has made the memory (rank 0),
+  std::uint64_t mapped;       // whose memory it can reach
+  Said<std::uint64_t> bytes;  // of the allocation `arrived`
+  Said<MemoryHandle> handle;  // of what rank 0 created
   char what[136];
 };
 static_assert(sizeof(RankControl) == 192);
@@ -67,8 +74,8 @@ class WINNOW_EXPORT MappedTransport : public Transport {
 
   // Rank 0 makes the memory of all ranks and a handle, the others map it by the handle; afterwards
   // rank 0 gives up what only the opening needed.
-  virtual std::shared_ptr<std::byte> create(std::size_t bytes, std::uint64_t& handle) = 0;
-  virtual std::shared_ptr<std::byte> open(std::size_t bytes, std::uint64_t handle) = 0;
+  virtual std::shared_ptr<std::byte> create(std::size_t bytes, MemoryHandle& handle) = 0;
+  virtual std::shared_ptr<std::byte> open(std::size_t bytes, MemoryHandle handle) = 0;
   virtual void opened_by_all() noexcept = 0;
 
   // The rank is there no more; what a class beneath destroys may come after it.
@@ -94,7 +101,7 @@ class WINNOW_EXPORT MappedTransport : public Transport {
   // Until this word of the ranks below `ranks` has reached `number`.
   void await(std::uint64_t RankControl::* word, std::uint64_t number, int ranks,
              const Deadline& deadline, const std::function<void()>& look = {});
-  void record(ErrorCode code, int peer, const std::string& text);
+  FaultRecord record(ErrorCode code, int peer, const std::string& text);
   void set_request(std::size_t bytes, std::string_view what);
   void check_same_request();
   void fail_if_absent(std::uint64_t RankControl::* word, std::uint64_t number, int ranks,

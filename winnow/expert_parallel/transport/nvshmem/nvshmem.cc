@@ -290,7 +290,12 @@ std::string share_unique_id(Store& store, const std::string& key, int rank,
                   gone ? "rank 0 ended before it started NVSHMEM: " + describe(rank_0)
                        : "rank 0 has not started NVSHMEM within " + to_seconds(deadline.timeout()));
     }
-    if (*text != "none") return from_hex(*text);
+    const std::string id = from_hex(*text);
+    if (id.size() == NvshmemLibrary::kUniqueIdBytes) return id;
+    if (*text != "none") {
+      throw Error(ErrorCode::internal, kNvshmemOperation,
+                  "what rank 0 says of its start: want an id, got \"" + *text + "\"");
+    }
   }
   throw Error(ErrorCode::internal, kNvshmemOperation, "NVSHMEM found no network to start on");
 }

@@ -141,8 +141,13 @@ std::set<std::uint64_t> NvshmemWorld::let_go() const {
 
 void NvshmemWorld::free(std::uint64_t number, const Deadline& deadline) {
   const std::lock_guard lock(mutex_);
+  const auto found = memories_.find(number);
+  if (found == memories_.end()) {  // the ranks have agreed on numbers in a store
+    throw Error(ErrorCode::internal, kNvshmemOperation,
+                "there is no memory " + std::to_string(number) + " to free");
+  }
   run("freeing memory", deadline,
-      [memory = memories_.at(number), library = library_] { library->free(memory); });
+      [memory = found->second, library = library_] { library->free(memory); });
   memories_.erase(number);
   let_go_.erase(number);
 }

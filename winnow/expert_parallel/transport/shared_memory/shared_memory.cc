@@ -41,12 +41,17 @@ class MemoryFile {
       fail("no " + std::to_string(bytes) + " bytes of shared memory");
     }
   }
-  // The file of that handle() which a process has open, unless it has closed it.
-  MemoryFile(const ProcessIdentity& owner, std::uint64_t wanted) {
+  // The file of that handle() which a process has open, of so many bytes, unless it has closed it.
+  MemoryFile(const ProcessIdentity& owner, MemoryHandle wanted, std::size_t bytes) {
     const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" +
-                             std::to_string(static_cast<std::uint32_t>(wanted));
-    descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (descriptor_ >= 0 && handle() >> 32 == wanted >> 32) return;
+                             std::to_string(static_cast<std::uint32_t>(wanted.value));
+    descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    struct stat file{};
+    if (descriptor_ >= 0 && handle().value >> 32 == wanted.value >> 32 &&
+        fstat(descriptor_, &file) == 0 && S_ISREG(file.st_mode) &&
+        std::cmp_equal(file.st_size, bytes)) {
+      return;
+    }
     const int error = descriptor_ < 0 ? errno : ENOENT;
     close();
     errno = error;
@@ -62,10 +67,10 @@ class MemoryFile {
 
   int descriptor() const { return descriptor_; }
   // Its number, and above it which file it is: a number may be another file's later.
-  std::uint64_t handle() const {
+  MemoryHandle handle() const {
     struct stat file{};
     if (fstat(descriptor_, &file) != 0) fail("no shared memory");
-    return std::uint64_t{file.st_ino} << 32 | static_cast<std::uint32_t>(descriptor_);
+    return {std::uint64_t{file.st_ino} << 32 | static_cast<std::uint32_t>(descriptor_)};
   }
 
  private:
@@ -100,13 +105,13 @@ class SharedMemoryTransport : public MappedTransport {
   }
 
  private:
-  std::shared_ptr<std::byte> create(std::size_t bytes, std::uint64_t& handle) override {
+  std::shared_ptr<std::byte> create(std::size_t bytes, MemoryHandle& handle) override {
     fresh_ = MemoryFile(bytes);
     handle = fresh_.handle();
     return map_pages(bytes, fresh_.descriptor());
   }
-  std::shared_ptr<std::byte> open(std::size_t bytes, std::uint64_t handle) override {
-    return map_pages(bytes, MemoryFile(processes_[0], handle).descriptor());
+  std::shared_ptr<std::byte> open(std::size_t bytes, MemoryHandle handle) override {
+    return map_pages(bytes, MemoryFile(processes_[0], handle, bytes).descriptor());
   }
   void opened_by_all() noexcept override { fresh_ = MemoryFile(); }
 
@@ -142,24 +147,26 @@ std::shared_ptr<Transport> create_shared_memory(Store& store, int rank, int worl
   if (rank == 0 && world_size > 0) {
     try {
       file = MemoryFile(WorldControl::bytes(world_size));
-      request.own = {{"file", std::to_string(file.handle())}};
+      request.own = {{"file", std::to_string(file.handle().value)}};
     } catch (const Error& error) {  // for all ranks, which would wait for this one
       request.own = {{"no file", message_of(error)}};
     }
   }
   const Agreement agreement = agree(store, request, deadline);
-  if (const auto& [what, text] = agreement.own[0].at(0); what == "no file") {
-    throw Error(ErrorCode::resource, kOperation, "rank 0: " + text);
+  const Fields& said = agreement.own[0];  // in a store, where anything may stand
+  if (said.size() != 1) {
+    throw Error(ErrorCode::internal, kOperation, "rank 0 does not say which memory is its own");
   }
+  const auto& [what, text] = said[0];
+  if (what == "no file") throw Error(ErrorCode::resource, kOperation, "rank 0: " + text);
   check_one_machine(agreement.processes);
   // Another job may have come to the prefix in the meantime, and a rank have left because of it.
   const auto look = [&] { check_agreement(store, request, agreement); };
   if (rank != 0) {
-    const std::string& text = agreement.own[0].at(0).second;
-    std::uint64_t handle = 0;
-    std::from_chars(text.data(), text.data() + text.size(), handle);
+    MemoryHandle handle;
+    std::from_chars(text.data(), text.data() + text.size(), handle.value);
     try {
-      file = MemoryFile(agreement.processes[0], handle);
+      file = MemoryFile(agreement.processes[0], handle, WorldControl::bytes(world_size));
     } catch (const Error&) {
       look();
       throw;
