@@ -52,16 +52,23 @@ def _check_options(attention: nn.Module, cache, options: dict) -> None:
         refuse("cache", "a Cache of transformers, as generate() makes it", type(cache).__name__)
 
 
+def _check_positions(embeddings: tuple, hidden: Tensor) -> None:
+    """Embeddings have the shape of the positions that the caller gave, and a last dimension."""
+    batch, queries, _ = hidden.shape
+    given = list(embeddings[0].shape[:-1])
+    if len(given) != 2 or given[0] not in (1, batch) or given[1] not in (1, queries):
+        refuse("position_ids", f"shape [batch, queries] = [{batch}, {queries}]", given)
+
+
 def _ranges(attention_mask: Optional[Tensor], hidden: Tensor, rows: int, options: dict) -> Tensor:
     batch, queries, _ = hidden.shape
+    ours = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.int32
     if attention_mask is None:
         found = masks.ranges(batch, queries, rows, q_offset=rows - queries, device=hidden.device)
-    elif (
-        isinstance(attention_mask, Tensor)
-        and attention_mask.dim() == 3
-        and attention_mask.dtype == torch.int32
-    ):
+    elif ours and attention_mask.dim() == 3:
         found = attention_mask
+    elif ours and attention_mask.dim() == 2:
+        found = masks.of_padding(attention_mask, batch, queries, rows)
     else:
         found = masks.of_dense(attention_mask, batch, queries, rows)
     if found.shape != (batch, queries, 2):
@@ -69,7 +76,7 @@ def _ranges(attention_mask: Optional[Tensor], hidden: Tensor, rows: int, options
         refuse("attention_mask", wanted, f"shape {list(attention_mask.shape)}")
     if options.get("cu_seq_lens_q") is not None:
         lengths = options["cu_seq_lens_q"], options.get("cu_seq_lens_k")
-        found = masks.of_sequences(found, *lengths)
+        found = masks.of_sequences(found, rows, *lengths)
     return found
 
 
@@ -136,6 +143,7 @@ def _attention(
 ):
     cache = past_key_values if cache is None else cache
     _check_options(self, cache, options)
+    _check_positions(position_embeddings, hidden_states)
     dtype = working_dtype(hidden_states)
     batch, queries, _ = hidden_states.shape
     projected = family.project(
