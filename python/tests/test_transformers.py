@@ -37,16 +37,20 @@ def labels_of(ids, mask):
 
 def step(model, ids, mask=None, **options):
     """Loss, logits and all gradients of a training step."""
-    model.zero_grad()
     real = torch.ones_like(ids) if mask is None else mask
+    loss, logits, gradients = usual_step(model, ids, mask, labels_of(ids, real), **options)
+    return loss, logits[real.bool()], gradients
+
+
+def usual_step(model, ids, mask, labels, **options):
+    """The same, with the logits of padding and its labels, too."""
+    model.zero_grad()
     model.train()
-    out = model(
-        input_ids=ids, attention_mask=mask, labels=labels_of(ids, real), use_cache=False, **options
-    )
+    out = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False, **options)
     out.loss.backward()
     model.eval()
     gradients = {name: p.grad for name, p in model.named_parameters()}
-    return out.loss.detach(), out.logits.detach()[real.bool()], gradients
+    return out.loss.detach(), out.logits.detach(), gradients
 
 
 def same(got, want):

@@ -1,9 +1,10 @@
-"""Masks, positions and lengths of sequences: shapes that fit, and those that do not."""
+"""Padding, which is what it is under "sdpa"; masks, positions and lengths of sequences whose shapes
+fit, and those that do not."""
 
 import pytest
 import torch
-from dsa_models import CACHE, make, tokens
-from test_transformers import LOGITS, one_thread  # noqa: F401
+from dsa_models import CACHE, FAMILIES, make, no_ties, tokens
+from test_transformers import LOGITS, one_thread, same, usual_step  # noqa: F401
 from test_transformers_refusals import refused  # noqa: F401
 from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import create_causal_mask
@@ -21,6 +22,32 @@ def ones(batch, rows):
 def cached(model, kind):
     config = model.config
     return {CACHE: DynamicCache(config=config) if kind == "dynamic" else StaticCache(config, 48)}
+
+
+def padded(sides):
+    """Sequences of 40 tokens with padding on these sides: of the first one, and of the second."""
+    mask = ones(2, 40)
+    for row, (left, right) in enumerate(sides):
+        mask[row, :left] = mask[row, 40 - right :] = 0
+    return mask
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_with_the_usual_labels(family):
+    """The last token of padding on the left predicts the first word, whose label counts: all
+    logits, those of padding too, the loss and every gradient are those of "sdpa". A model without
+    it has a sink for each head, with which they are those of "eager"."""
+    model = make(family)
+    other = "sdpa" if model._supports_sdpa else "eager"
+    ids = tokens()
+    for sides in (((9, 0), (0, 0)), ((3, 0), (17, 0)), ((0, 9), (0, 0)), ((4, 5), (0, 12))):
+        mask = padded(sides)
+        labels = ids.masked_fill(mask == 0, -100)
+        model.set_attn_implementation(other)
+        with no_ties():
+            want = usual_step(model, ids, mask, labels)
+        model.set_attn_implementation("winnow")
+        same(usual_step(model, ids, mask, labels), want)
 
 
 @pytest.mark.parametrize("columns", [1, 39, 41, 48])
@@ -64,7 +91,7 @@ def test_a_mask_that_knows_more_of_a_static_cache(model, columns):
     @torch.no_grad()
     def steps():
         options = cached(model, "static")
-        first = model(ids[:, :30], attention_mask=mask, **options).logits[:, 9:]
+        first = model(ids[:, :30], attention_mask=mask, **options).logits
         longer = mask if columns > 30 else torch.cat((mask, ones(2, 1)), 1)
         second = model(ids[:, 30:31], attention_mask=longer, **options).logits
         return torch.cat((first, second), 1)

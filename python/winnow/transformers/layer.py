@@ -20,7 +20,7 @@ class Record(NamedTuple):
     hidden: Tensor
     embeddings: tuple
     position_ids: Optional[Tensor]
-    ranges: Tensor  # [batch, queries, 2]
+    ranges: Tensor  # [batch, queries, 2]; empty for padding
     indices: Optional[Tensor]  # [batch, queries, topk]; None where all rows were attended to
     rows: Tensor  # [batch, rows, 576 or 512]
     lse: Tensor  # [batch, queries, heads of this process]
@@ -176,12 +176,19 @@ def _attention(
     if self.indexer is not None and _recording(self):
         self._winnow_record = Record(
             hidden_states.detach(), tuple(part.detach() for part in position_embeddings),
-            position_ids, ranges, None if dense else indices, rows.detach(),
-            lse.view(batch, queries, -1), group,
+            position_ids, _without_padding(ranges, count), None if dense else indices,
+            rows.detach(), lse.view(batch, queries, -1), group,
         )  # fmt: skip
     values = family.gated(self, hidden_states, values.view(batch, queries, *values.shape[1:]))
     out = self.o_proj(values.reshape(batch, queries, -1))
     return (out, None, indices) if family.shares_indices else (out, None)
+
+
+def _without_padding(ranges: Tensor, rows: int) -> Tensor:
+    """An indexer learns nothing of padding, which is what does not see its own row."""
+    queries = ranges.shape[1]
+    own = torch.arange(rows - queries, rows, device=ranges.device)[None, :, None]
+    return ranges * ((ranges[..., :1] <= own) & (own < ranges[..., 1:]))
 
 
 def _recording(attention: nn.Module) -> bool:

@@ -121,9 +121,7 @@ def _causal(positions: Tensor, rows: int, padding: Optional[Tensor], batch: int)
     if padding is not None:
         real = _of_visible(padding)
         start = real[:, None, 0].expand_as(end)
-        end = torch.minimum(end, real[:, None, 1])
-        # A query that is padding itself sees nothing.
-        end = torch.where(padding[:, positions], end, start)
+        end = torch.minimum(end, real[:, None, 1]).maximum(start)
     return torch.stack((start, end), -1)
 
 
@@ -170,12 +168,7 @@ def ranges(
     if causal:
         return _causal(positions - kv_offset, kv_length, padding, batch_size)
     rows = torch.arange(kv_length, device=device) + kv_offset
-    found = _of_function(mask_function, batch_size, positions, rows, padding, device)
-    if padding is not None:  # a query that is padding itself sees nothing
-        start, end = found.unbind(-1)
-        end = torch.where(padding[:, positions - kv_offset], end, start)
-        found = torch.stack((start, end), -1)
-    return found
+    return _of_function(mask_function, batch_size, positions, rows, padding, device)
 
 
 def of_sequences(found: Tensor, rows: int, starts_q: Tensor, starts_k: Optional[Tensor]) -> Tensor:
