@@ -1,7 +1,9 @@
 """What the ranks of test_deep_ep_faults.py run: the last one is late, masked, stopped or killed."""
 
+import importlib
 import os
 import signal
+import threading
 import time
 
 import torch
@@ -177,7 +179,7 @@ def masked(group):
         text = refused(
             lambda: buffer.low_latency_dispatch(given(rank, world)[0], wrong, M, E, use_fp8=False)
         )
-        assert "rank 1: expert_indices: want" in text, text
+        assert "rank 1: topk_idx: want" in text, text
         wrong = wrong.float() if rank == 1 else given(rank, world)[1]
         text = refused(lambda: buffer.low_latency_dispatch(given(rank, world)[0], wrong, M, E))
         assert "rank 1: topk_idx: want" in text, text
@@ -277,3 +279,38 @@ def killed(group, kind):
         text = refused(call, Error)
         assert f"rank {world - 1}" in text and "gone" in text, text
     assert time.monotonic() - begin < 10
+
+
+def briefly(group, module, name):
+    """Another program, whose waits are short."""
+    with Seconds(3):
+        getattr(importlib.import_module(module), name)(group)
+
+
+def interrupted(group, kind, made):
+    """Ctrl-C ends the wait of a rank at once, and the others hear which; the next call works."""
+    rank, last = group.rank(), group.size() - 1
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    call = caller(kind, group)
+    if made:
+        call()
+    dist.barrier(group)
+    if rank == last:
+        timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        begin = time.monotonic()
+        try:
+            call()
+            raise AssertionError("it was not interrupted")
+        except KeyboardInterrupt:
+            assert time.monotonic() - begin < 4
+        finally:
+            timer.join()
+    else:
+        time.sleep(3)
+        begin = time.monotonic()
+        text = refused(call, Error)
+        assert f"rank {last} was interrupted" in text, text
+        assert time.monotonic() - begin < 10
+    for again in (call, call, caller(kind, group)):
+        again()

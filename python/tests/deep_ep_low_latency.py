@@ -215,11 +215,11 @@ def mistakes(group):
     if rank == 1:
         wrong[0, :] = E + 7
     text = refused(lambda: buffer.low_latency_dispatch(x, wrong, M, E))
-    assert f"rank 1: expert_indices: want -1 to {E}, got {E + 7} for token 0" in text
+    assert f"rank 1: topk_idx: want -1 to {E}, got {E + 7} for token 0" in text
     got, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False)
     rows = got[:, :3] if rank == 1 else got
     text = refused(lambda: buffer.low_latency_combine(rows, idx, weights, handle))
-    assert "rank 1: expert_output: want" in text
+    assert "low_latency_combine: rank 1: x: want" in text
     assert buffer.low_latency_combine(got, idx, weights, handle)[0].shape == x.shape
 
 

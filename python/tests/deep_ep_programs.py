@@ -551,7 +551,7 @@ def hybrid_scales(group, pad):
             assert back.shape == x.shape and back.dtype == torch.bfloat16
     wrong = [1.0] if rank == world - 1 else scales[rank]
     text = refused(lambda: buffer.dispatch_with_permute(**sent, scaling_factor=wrong))
-    assert f"rank {world - 1}: hidden: want scales" in text
+    assert f"rank {world - 1}: scaling_factor: want scales" in text
 
 
 def elastic_streams(group):

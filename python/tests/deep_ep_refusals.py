@@ -51,7 +51,8 @@ def by_token(group):
     if oracle.on_gpu:
         return  # what follows is not counted: other ranks hear of it in a later call there
     rows = x[:, :8] if rank == 1 else x
-    assert "rank 1: expert_output" in refused(lambda: buffer_of(group).combine(rows, handle))
+    text = refused(lambda: buffer_of(group).combine(rows, handle))
+    assert text.startswith("deep_ep.Buffer.combine: rank 1: x: want"), text
     mistaken = rank == world - 1
     for name, wrong in (("bias", "a text"), ("bias", (given[0], given[0][:, :1])),
                         ("async_finish", given[0]), ("config", "a text")):  # fmt: skip
@@ -149,3 +150,66 @@ def apart(group):
         assert time.monotonic() - begin < 10, text
         assert " differs: " in text or "all ranks must make the same calls" in text, text
     all_work()
+
+
+def of_two_buffers(group):
+    """Ranks that combine in two buffers, each in another one: all hear both, and the next call of
+    any buffer works."""
+    rank, world = group.rank(), group.size()
+    given = oracle.inputs(world, E, K, H)[rank]
+    buffers = [deep_ep.Buffer(group) for _ in range(2)]
+    for _ in range(2):
+        arrived = [dispatched(buffer, given)[0] for buffer in buffers]
+        at = int(rank == world - 1)
+        begin = time.monotonic()
+        text = refused(lambda: buffers[at].combine(arrived[at][0], arrived[at][4]))  # noqa: B023
+        assert time.monotonic() - begin < 10
+        first, second = (buffer._layers.number for buffer in buffers)
+        assert f"deep_ep.Buffer.combine of buffer {first} (hidden {H}" in text, text
+        assert f"deep_ep.Buffer.combine of buffer {second} (hidden {H}" in text, text
+        for buffer in (buffers[0], buffers[1], deep_ep.Buffer(group)):
+            got = dispatched(buffer, given)[0]
+            assert buffer.combine(got[0], got[4])[0].shape == given[0].shape
+
+
+def after_two_timeouts(group):
+    """Each rank waits in a layer, or for an agreement, in which the others are not; one of them
+    longer. Who waits longest is in time for the next call, in which all are again."""
+    rank, world = group.rank(), group.size()
+    given = oracle.inputs(world, E, K, H)[rank]
+    buffer, hybrid = deep_ep.Buffer(group), deep_ep.HybridEPBuffer(group, H, 16, E // world)
+    permute = {"hidden": given[0], "topk_idx": given[1], "topk_weights": given[2],
+               "num_of_experts": E}  # fmt: skip
+    dispatched(buffer, given)
+    text = refused(
+        lambda: dispatched(buffer, given) if rank else hybrid.dispatch_with_permute(**permute),
+        Error,
+    )
+    assert "waited" in text or "did not come to this call, but to a later one" in text, text
+    for _ in range(2):
+        dispatched(buffer, given)
+        hybrid.dispatch_with_permute(**permute)
+
+
+def of_no_values(group):
+    """Arguments that do not fit the signature, and those of a buffer, are heard by all ranks."""
+    rank, world = group.rank(), group.size()
+    mistaken = rank == world - 1
+    given = oracle.inputs(world, E, K, H)[rank]
+    buffer = deep_ep.Buffer(group)
+    for _ in range(2):
+        for wrong, named in ({"comp_signal": 1}, "comp_signal"), ({"x": None}, "arguments"):
+            call = {"x": given[0], "topk_idx": given[1], **(wrong if mistaken else {})}
+            if mistaken and named == "arguments":
+                del call["x"]
+            kind = TypeError if mistaken else InvalidArgument
+            text = refused(lambda call=call: buffer.dispatch(**call), kind)
+            if not mistaken:
+                assert f"deep_ep.Buffer.dispatch: rank {world - 1}: {named}: want" in text, text
+        dispatched(buffer, given)
+    for make, name in (
+        (lambda: deep_ep.Buffer(group, enable_shrink=mistaken), "enable_shrink"),
+        (lambda: deep_ep.ElasticBuffer(group, hidden=-1 if mistaken else H), "hidden"),
+    ):
+        assert f"rank {world - 1}: {name}: want" in refused(make)
+    dispatched(deep_ep.Buffer(group), given)

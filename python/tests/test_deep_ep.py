@@ -2,6 +2,8 @@
 
 import inspect
 
+import deep_ep_faults as faults
+import deep_ep_fuzz as fuzz
 import deep_ep_programs as programs
 import deep_ep_refusals as refusals
 import pytest
@@ -56,6 +58,21 @@ def test_mistakes_are_errors_on_every_rank(deep_ep_pool, world):
     deep_ep_pool.run(world, refusals.by_token)
     deep_ep_pool.run(world, refusals.by_expert)
     deep_ep_pool.run(world, refusals.apart)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("body", [refusals.of_two_buffers, refusals.of_no_values])
+def test_mistakes_in_buffers_and_signatures(deep_ep_pool, world, body):
+    deep_ep_pool.run(world, body)
+
+
+def test_ranks_that_wait_in_different_places_meet_again(deep_ep_pool):
+    deep_ep_pool.run(2, faults.briefly, refusals.__name__, "after_two_timeouts")
+
+
+def test_random_mistakes(deep_ep_pool):
+    for outcomes in zip(*deep_ep_pool.run(2, fuzz.play, 1, 60, 15), strict=False):
+        assert not fuzz.wrong(outcomes), outcomes
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -156,6 +173,18 @@ def test_signatures_name_every_parameter():
         "hidden", "probs", "handle", "pad_multiple", "fuse_unpermute_combine",
         "num_dispatched_tokens",
     ]  # fmt: skip
+
+
+def test_layouts_of_any_strides():
+    buffer = deep_ep.Buffer(Alone())
+    idx = torch.tensor([[0, 3, -1], [2, 1, 5], [7, -1, -1]])
+    want = buffer.get_dispatch_layout(idx, 8)
+    wide = torch.full((3, 6), 4)
+    wide[:, ::2] = idx
+    for given in (idx.t().contiguous().t(), wide[:, ::2], idx.int().t().contiguous().t()):
+        assert not given.is_contiguous()
+        for one, other in zip(buffer.get_dispatch_layout(given, 8), want, strict=True):
+            assert not isinstance(one, torch.Tensor) or torch.equal(one, other)
 
 
 class Alone:

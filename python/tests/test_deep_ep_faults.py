@@ -39,6 +39,12 @@ def test_a_stopped_rank_is_named(deep_ep_pool, kind):
     deep_ep_pool.run(3, faults.stopped, kind)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("made", [False, True], ids=["to-make", "made"])
+def test_an_interrupted_rank_is_named(deep_ep_pool, kind, made):
+    deep_ep_pool.run(2, faults.interrupted, kind, made)
+
+
 def test_a_killed_rank_is_named():
     """One after the other: each time the last of those that are left."""
     pool = Pool(processes=5)

@@ -3,6 +3,18 @@
 import deep_ep_odd as odd
 import pytest
 
+# What disagrees with an odd argument of one size or kind may be named in its place.
+DISAGREES = {
+    "x": {"is_token_in_rank", "topk_idx", "topk_weights"},
+    "hidden": {"routing_map", "topk_idx", "scaling_factor"},
+    "topk_idx": {"topk_weights", "routing_map"},
+    "is_token_in_rank": {"num_tokens_per_expert"},
+    "routing_map": {"probs"},
+    "handle": {"topk_idx", "is_token_in_rank", "routing_map"},
+    "scales": {"x"},
+    "num_experts": {"topk_idx"},
+}
+
 
 @pytest.mark.parametrize(
     ("body", "arguments"),
@@ -12,19 +24,25 @@ import pytest
         (odd.elastic, (False,)),
         (odd.elastic, (True,)),
         (odd.low_latency, ()),
+        (odd.layouts, ()),
     ],
-    ids=["tokens", "experts", "elastic", "expanded", "low-latency"],
+    ids=["tokens", "experts", "elastic", "expanded", "low-latency", "layouts"],
 )
 def test_every_argument(deep_ep_pool, body, arguments):
     world = 2
-    refused = []
+    refused = 0
     for outcomes in zip(*deep_ep_pool.run(world, body, *arguments), strict=True):
-        what, texts = outcomes[0][0], {text for _, text, _ in outcomes}
-        assert {after for _, _, after in outcomes} == {"it works"}, outcomes
-        # Of what differs each rank names itself first.
-        assert len(texts) == 1 or all(" differs: " in text for text in texts), outcomes
-        text = texts.pop()
-        if text != "it works":
-            assert f"rank {world - 1}" in text and "Error" not in text, outcomes
-            refused.append(what)
-    assert len(refused) > 50
+        method, name, how, _, _ = outcomes[0]
+        texts = {text for _, _, _, (text, _), _ in outcomes}
+        assert {after for *_, (after, _) in outcomes} == {"it works"}, outcomes
+        # Of what differs each rank names itself first; of layout() nobody else hears.
+        alone = body is odd.layouts
+        assert len(texts) == 1 or alone or all(" differs: " in text for text in texts), outcomes
+        for _, _, _, (text, argument), _ in outcomes[-1:] if alone else outcomes:
+            if text == "it works":
+                continue
+            refused += 1
+            assert text.startswith(f"{method}: ") and "Error" not in text, (name, how, text)
+            assert argument in {name, *DISAGREES.get(name, ())}, (name, how, text)
+            assert alone or f"rank {world - 1}" in text, (name, how, text)
+    assert refused > 20

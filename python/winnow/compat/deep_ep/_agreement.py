@@ -4,18 +4,39 @@ Every agreement has a number, and every rank a key for it in the group's store, 
 once: by the rank itself, or in its place by one that has masked it or no longer waits for it. So
 all ranks read the same, and one that comes late fails at once and is at the next number with the
 others.
+
+Every message says what it is of: the method that was called, the buffer, and what is made there.
+Ranks that come from different calls meet under one number, too, and all of them hear it. Calls are
+counted: after one that has failed on each rank in another place, where one may have waited longer,
+nobody takes part in an agreement of a call that is over here.
 """
 
+import contextlib
 import json
-from datetime import timedelta
+import time
 from typing import Any, Dict, Iterable, List, NamedTuple, NoReturn, Tuple
+from weakref import WeakKeyDictionary
 
 from winnow._winnow.expert_parallel import default_timeout
 from winnow.compat._refusal import argument_of
+from winnow.compat.deep_ep._entry import called
 from winnow.errors import Error, InvalidArgument
 from winnow.expert_parallel import rendezvous
 
 _ROOM = "winnow/deep_ep"
+_LONGEST_PAUSE = 0.05
+
+# By group the calls that all ranks make, each of them the same.
+_calls: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
+
+# What the sizes of a layer are of, as the layers call it.
+_SIZES = {
+    "hidden": "hidden of input",
+    "topk": "columns of expert_indices",
+    "counted": "elements of tokens_per_expert",
+    "dtype": "dtype of input",
+    "device": "device of input",
+}
 
 
 class Agreement(NamedTuple):
@@ -26,56 +47,73 @@ class Agreement(NamedTuple):
     absent: Tuple[int, ...]
 
 
+def count_call(group: Any) -> None:
+    _calls[group] = _calls.get(group, 0) + 1
+
+
 def agree(
     group: Any,
-    operation: str,
+    of: Dict[str, Any],
     message: Dict[str, Any],
     masked: Iterable[int] = (),
     shrink: bool = False,
 ) -> Agreement:
     """Collective over the ranks that none of them has masked.
 
-    With `shrink` those that do not come in time are absent, too, else they are an error. Raises
-    what any of them refuses.
+    `of`: what is the same on all ranks, beside the method that was called: "buffer", "makes",
+    "sizes". With `shrink` ranks that do not come in time are absent, too, else they are an error.
+    Raises what any of them refuses, and of what they differ.
     """
     rank, world = group.rank(), group.size()
+    message = {"of": {"call": called(), **of}, "number": _calls.get(group, 0), **message}
     if world == 1:
         prefix = rendezvous.next_prefix(group, _ROOM)
-        return _compared(operation, Agreement(prefix, {0: message}, ()))
+        return _compared(Agreement(prefix, {0: message}, ()))
     store = rendezvous._store_of(group)
     masked = sorted(masked)
     prefix = _begin(group, store, {**message, "masked": masked}, masked)
     for peer in masked:
         _stands(store, f"{prefix}/{peer}", json.dumps({"masked_by": rank}))
-    keys = [f"{prefix}/{peer}" for peer in range(world)]
-    said, cause = _read(store, keys, rank)
+    said = _read(store, [f"{prefix}/{peer}" for peer in range(world)], rank, message["number"])
     late = [peer for peer, one in enumerate(said) if "late" in one]
     absent = {peer for one in said for peer in one.get("masked", ())}
     absent.update(peer for peer, one in enumerate(said) if "masked_by" in one)
+    for by, seconds, _ in (said[peer]["late"] for peer in late):
+        if seconds is None:
+            _raise(Error, f"rank {by} was interrupted while it waited for the others")
     if late and (rank in late or not shrink):
-        by, seconds = said[late[0]]["late"]
+        by, seconds, _ = said[late[0]]["late"]
         text = f"rank {by} waited {seconds:g} s for ranks {', '.join(map(str, late))}"
-        _raise(operation, Error, f"{text}, which did not come to the same call", cause)
+        _raise(Error, f"{text}, which did not come to the same call")
     if rank in absent:
         by = [str(peer) for peer, one in enumerate(said) if rank in one.get("masked", ())]
-        _raise(operation, Error, f"rank {rank} was masked by ranks {', '.join(by)}")
+        _raise(Error, f"rank {rank} was masked by ranks {', '.join(by)}")
     absent.update(late)
     heard = {peer: one for peer, one in enumerate(said) if peer not in absent}
-    return _compared(operation, Agreement(prefix, heard, tuple(sorted(absent))))
+    ahead = max(heard, key=lambda peer: heard[peer]["number"])
+    if "buffer" not in of:  # a new one, where masked ranks may come again
+        _calls[group] = heard[ahead]["number"]
+    elif any(one["number"] != heard[ahead]["number"] for one in heard.values()):
+        if message["number"] < heard[ahead]["number"]:
+            _raise(Error, f"rank {ahead} did not come to this call, but to a later one")
+        return agree(group, of, message, masked, shrink)
+    return _compared(Agreement(prefix, heard, tuple(sorted(absent))))
 
 
 def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -> str:
     """Says the message in the next agreement of which this rank is a part.
 
     It is no part of those that others have begun while they had masked it, nor of those that only
-    ranks have begun that it has masked itself.
+    ranks have begun that it has masked itself, nor of those of calls that it has left behind.
     """
     mine = json.dumps(message)
     while True:
         prefix = rendezvous.next_prefix(group, _ROOM)
         stands = _stands(store, f"{prefix}/{group.rank()}", mine)
-        by, _ = json.loads(stands).get("late", (None, 0))
-        if stands == mine or by is not None and by not in masked:
+        by, _, number = json.loads(stands).get("late", (None, 0, 0))
+        if stands == mine:
+            return prefix
+        if by is not None and by not in masked and number >= message["number"]:
             return prefix
 
 
@@ -84,36 +122,69 @@ def _stands(store: Any, key: str, text: str) -> str:
     return store.compare_set(key, "", text).decode()
 
 
-def _read(store: Any, keys: List[str], rank: int) -> Tuple[List[Dict[str, Any]], Any]:
-    """What stands in all places, and the error of the store's wait, if any."""
-    seconds, cause = default_timeout(), None
+def _read(store: Any, keys: List[str], rank: int, number: int) -> List[Dict[str, Any]]:
+    """What stands in all places. This rank writes to those of ranks that do not come in time, or
+    before it is interrupted."""
+    seconds, begin = default_timeout(), time.monotonic()
     try:
-        store.wait(keys, timedelta(seconds=seconds))
-    except RuntimeError as error:  # torch's DistStoreError
-        cause = error
-        for key in keys:
-            if not store.check([key]):
-                _stands(store, key, json.dumps({"late": [rank, seconds]}))
-    return [json.loads(store.get(key)) for key in keys], cause
+        # Not store.wait(), in which Python hears no signal.
+        while not store.check(keys):
+            waited = time.monotonic() - begin
+            if waited >= seconds:
+                _stand_in(store, keys, [rank, seconds, number])
+                break
+            time.sleep(min(_LONGEST_PAUSE, 0.001 + waited / 10))
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # of the store; the others have their deadline
+            _stand_in(store, keys, [rank, None, number])
+        raise
+    return [json.loads(store.get(key)) for key in keys]
 
 
-def _compared(operation: str, agreement: Agreement) -> Agreement:
+def _stand_in(store: Any, keys: List[str], late: List[Any]) -> None:
+    for key in keys:
+        if not store.check([key]):
+            _stands(store, key, json.dumps({"late": late}))
+
+
+def _compared(agreement: Agreement) -> Agreement:
     for rank, said in agreement.heard.items():
         if said.get("refusal"):
-            _raise(operation, InvalidArgument, f"rank {rank}: {said['refusal']}")
+            _raise(InvalidArgument, f"rank {rank}: {said['refusal']}")
     first = min(agreement.heard)
-    want = agreement.heard[first].get("sizes")
+    want = agreement.heard[first]["of"]
     for rank, said in agreement.heard.items():
-        if said.get("sizes") != want:
-            names = "[hidden, topk, experts, dtype, device]"
-            text = f"{want} on rank {first}, {said.get('sizes')} on rank {rank}"
-            _raise(operation, InvalidArgument, f"{names} differs: {text}")
+        if said["of"] != want:
+            _raise(InvalidArgument, _difference(want, first, said["of"], rank))
     return agreement
 
 
-def _raise(operation: str, kind: type, text: str, cause: Any = None) -> NoReturn:
-    error = kind(f"{operation}: {text}")
-    error.operation, error.argument = operation, argument_of(text)
+def _difference(want: Dict[str, Any], first: int, got: Dict[str, Any], rank: int) -> str:
+    what, a, b = "the call", _described(want), _described(got)
+    sizes, others = want.get("sizes", {}), got.get("sizes", {})
+    if want["call"] == got["call"] and want.get("buffer") == got.get("buffer"):
+        for size in sizes if sizes.keys() == others.keys() else ():
+            if sizes[size] != others[size]:
+                what, a, b = _SIZES.get(size, size), sizes[size], others[size]
+                break
+    return f"{what} differs: {a} on rank {first}, {b} on rank {rank}"
+
+
+def _described(of: Dict[str, Any]) -> str:
+    """ "deep_ep.Buffer.dispatch of buffer 2, which makes a layer (hidden 256, topk 3)" """
+    text = of["call"]
+    if "buffer" in of:
+        text += f" of buffer {of['buffer']}"
+    if "makes" in of:
+        text += f", which makes {of['makes']}"
+    if sizes := of.get("sizes"):
+        text += f" ({', '.join(f'{name} {size}' for name, size in sizes.items())})"
+    return text
+
+
+def _raise(kind: type, text: str) -> NoReturn:
+    error = kind(f"{called()}: {text}")
+    error.operation, error.argument = called(), argument_of(text)
     if kind is Error:
         error.code = "timeout"
-    raise error from cause
+    raise error

@@ -5,17 +5,18 @@ error of Python or torch before a layer hears of it, while the other ranks wait.
 """
 
 import operator
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
+from winnow.compat.deep_ep._entry import Why
 from winnow.compat.deep_ep._handle import Handle
 from winnow.compat.deep_ep._streams import event_of
 from winnow.compat.deep_ep.config import Config
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
 
-Wrong = Optional[Tuple[str, str, Any]]
+Wrong = Optional[Why]
 
 _INDICES = "[n, K], int64 or int32"
 
@@ -119,15 +120,18 @@ def wrong_indices(topk_idx: Any) -> Wrong:
     return None
 
 
-def wrong_rows(name: str, x: Any, scales: Any) -> Wrong:
+def wrong_rows(
+    name: str, x: Any, scales_name: str, scales: Any, tokens: Optional[int] = None
+) -> Wrong:
+    """Of a dispatch; tokens: those of its handle."""
     if not usable(x) or x.dim() != 2:
         return name, "a tensor [n, H], or (tensor, scales)", described(x)
     if scales is not None and not usable(scales):
-        return (
-            name,
-            "scales [n, up to H/128], float32 or int32, in (tensor, scales)",
-            type(scales).__name__,
-        )
+        return scales_name, "scales [n, up to H/128], float32 or int32", described(scales)
+    if scales is not None and x.dtype != torch.float8_e4m3fn:
+        return scales_name, f"scales beside float8_e4m3fn alone, not {x.dtype}", "some"
+    if tokens is not None and len(x) != tokens:
+        return name, f"the {tokens} tokens of the handle", len(x)
     return None
 
 
@@ -143,6 +147,13 @@ def wrong_counters(name: str, value: Any, size: int, *dtypes: torch.dtype) -> Wr
     if value.is_inference() and not torch.is_inference_mode_enabled():
         return name, "no tensor of inference mode outside of it", "one"
     return None
+
+
+def wrong_handle(handle: Any, kind: type) -> Wrong:
+    """Of a combine, or of a dispatch that repeats one."""
+    if isinstance(handle, kind):
+        return None
+    return "handle", "one of a dispatch of a buffer of this class", type(handle).__name__
 
 
 def wrong_sums(name: str, rows: Any, weights_name: str, weights: Any) -> Wrong:
@@ -185,12 +196,12 @@ def wrong_bias(bias: Any) -> Wrong:
 def wrong_dispatch(
     world, handle, x, scales, in_rank, per_expert, topk_idx, topk_weights
 ) -> Wrong:  # fmt: skip
-    wrong = wrong_rows("x", x, scales)
+    if handle is not None and (wrong := wrong_handle(handle, Handle)):
+        return wrong
+    wrong = wrong_rows("x", x, "x", scales, handle and handle.route.tokens)
     if wrong:
         return wrong
     if handle is not None:
-        if not isinstance(handle, Handle):
-            return "handle", "one of a dispatch of a Buffer", type(handle).__name__
         for name, value in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
             if value is not None:
                 return name, "none beside a handle", "one"

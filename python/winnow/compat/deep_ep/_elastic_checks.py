@@ -43,7 +43,8 @@ def wrong_repeat(
         wanted = getattr(handle, name)
         if given is not None and (wrong_number(name, given, 0) or given != wanted):
             return name, f"{wanted} as in the handle", given
-    wrong = wrong_rows("x", x, scales) or wrong_weights("topk_weights", topk_weights)
+    wrong = wrong_rows("x", x, "x", scales, handle.route.tokens)
+    wrong = wrong or wrong_weights("topk_weights", topk_weights)
     if not wrong and topk_weights is not None and topk_weights.dim() != 2:
         wrong = ("topk_weights", "[n, K], float32", described(topk_weights))
     return wrong
@@ -55,7 +56,7 @@ def wrong_choice_of_experts(
     """Of a dispatch without a handle."""
     if num_experts is None:
         return "num_experts", "a number without a handle", None
-    wrong = wrong_rows("x", x, scales) or wrong_number("num_experts", num_experts, 1)
+    wrong = wrong_rows("x", x, "x", scales) or wrong_number("num_experts", num_experts, 1)
     return wrong or wrong_choice(x, topk_idx, topk_weights)
 
 

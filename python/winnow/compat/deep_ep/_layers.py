@@ -5,29 +5,27 @@ is made all ranks say in the group's store what they need of it: the largest cou
 of them has to refuse all refuse.
 """
 
-import re
 import socket
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, NoReturn, Optional, Set, Tuple
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
 
 from winnow._winnow.expert_parallel import AllToAll, Dispatched, LowLatency, Notifier
-from winnow.compat._refusal import refuse_call
-from winnow.compat.deep_ep._agreement import Agreement, agree
+from winnow.compat._refusal import refuse, refuse_call
+from winnow.compat.deep_ep._agreement import Agreement, agree, count_call
+from winnow.compat.deep_ep._entry import Why, called, text_of
 from winnow.compat.deep_ep._worlds import make, world_of
 from winnow.errors import Error, InvalidArgument
 
-# What the layer, and dispatch() below, say of a call that a larger layer could do.
-_TOO_MANY = re.compile(r"want at most max_tokens = \d+ tokens|want at most K = \d+ experts a token")
-
-# What a rank says in a call of the last layer when it wants one that is not made yet.
+# What a rank names in a call of the last layer when it wants one that is not made yet, and in one
+# of a layer that is too small for it: all ranks go on to an agreement then.
 _ANOTHER = "another layer"
+_TOO_SMALL = {"max_tokens", "topk"}
+_WANTS_ANOTHER = f"{_ANOTHER}: want one that is new, got the last"
 # What the library says of ranks that wait in calls of different layers, on the CPU.
 _APART = "all ranks must make the same calls in the same order"
-
-# The sizes of a call that is refused, beside those of others.
-_REFUSED = "those of a refused call"
 
 # Of the layers; a call may take fewer.
 _MOST_SMS = 64
@@ -44,6 +42,7 @@ class Sizes(NamedTuple):
     experts: int
     dtype: torch.dtype
     device: torch.device
+    counted: int = 0  # experts of counts that travel beside the rows
 
 
 class _LowLatencyMade(NamedTuple):
@@ -73,13 +72,23 @@ def _gpu() -> Optional[str]:
     return str(known.uuid) if hasattr(known, "uuid") else None
 
 
+# Those of a group share its worlds, where a call is known by its place in the order of all.
+_of_group: "WeakKeyDictionary[Any, WeakSet[Layers]]" = WeakKeyDictionary()
+
+
+def refuse_new(group: Any, why: Why) -> NoReturn:
+    """Takes part in the making of a buffer, so that all ranks refuse it."""
+    count_call(group)
+    agree(group, {}, {"refusal": text_of(why)})
+    raise AssertionError("a refusal did not raise")
+
+
 class Layers:
     """The layers of one buffer on a group. Collective to make."""
 
-    def __init__(self, group: Any, operation: str, sm_count: int) -> None:
+    def __init__(self, group: Any, sm_count: int) -> None:
         self.group, self.rank, self.world_size = group, group.rank(), group.size()
         self.sm_count = sm_count  # of the next calls
-        self._operation = operation
         self._made: Dict[Sizes, AllToAll] = {}
         self._notifiers: Dict[Tuple[int, torch.device], Notifier] = {}
         self._low_latency: Dict[Any, _LowLatencyMade] = {}
@@ -88,12 +97,21 @@ class Layers:
         self._last_low_latency: Optional[LowLatency] = None
         self._closed = False
         self._own_columns: Dict[torch.device, Tensor] = {}
-        heard = self._agree({"place": [socket.gethostname(), _gpu()]}).heard
+        others = _of_group.setdefault(group, WeakSet())
+        before = max((layers.number for layers in others), default=0)
+        message = {"place": [socket.gethostname(), _gpu()], "before": before}
+        count_call(group)
+        heard = agree(group, {}, message).heard
+        self.number = 1 + max(said["before"] for said in heard.values())
+        others.add(self)
         places = [said["place"] for said in heard.values()]
         self.local_world_size = _local_world_size([host for host, _ in places])
         mine = places[self.rank]
         # Or may do so, for all that is known.
         self.shares_gpu = mine[1] is None or places.count(mine) > 1
+
+    def count_call(self) -> None:
+        count_call(self.group)
 
     def dispatch(
         self,
@@ -110,21 +128,22 @@ class Layers:
         beyond them are pairs that are dropped.
         """
         columns = indices.shape[1]
+        # Where the host does not wait the others hear of it in a later call only.
+        grows = sizes.device.type != "cuda" or options.get("worst_case_rows", 0) == 0
 
         def call(layer: AllToAll) -> Dispatched:
+            if grows and len(input) > layer.max_tokens:
+                layer._refuse_dispatch(f"max_tokens: want {len(input)}, got {layer.max_tokens}")
             if sizes.topk != 0:
                 return layer.dispatch(input, indices, **options)
             padded = widened(indices, layer.topk)
             if padded is None:
-                text = f"want at most K = {layer.topk} experts a token, got {columns}"
-                layer._refuse_dispatch(f"routing_map: {text}")
+                layer._refuse_dispatch(f"topk: want {columns}, got {layer.topk}")
             wide = {**options}
             if options.get("weights") is not None:
                 wide["weights"] = widened(options["weights"], layer.topk, 0)
             return layer.dispatch(input, padded, **wide)
 
-        # Where the host does not wait the others hear of it in a later call only.
-        grows = sizes.device.type != "cuda" or options.get("worst_case_rows", 0) == 0
         made = self._made.get(sizes)
         if not grows and sizes.topk == 0 and made is not None and made.topk < columns:
             # The tables of such calls are equally wide on all ranks, so that all make a larger one.
@@ -139,41 +158,49 @@ class Layers:
         self._check_open()
         if sizes not in self._made and self._last is not None:
             # They may be in a call of the last layer, where one rank is mistaken.
-            self._speak(self._last, _ANOTHER, wish=_named(sizes))
+            self._speak(self._last, AllToAll._refuse_dispatch, _WANTS_ANOTHER, named(sizes))
         while True:
             layer = self._layer(sizes, tokens, topk)
             self._last = layer
             try:
                 return layer, call(layer)
             except InvalidArgument as error:
-                if _ANOTHER in str(error):
+                if error.argument == _ANOTHER:
                     self._make_anew(sizes, tokens, topk)
                     continue
-                if not (grows and _TOO_MANY.search(str(error))):
+                if not (grows and error.argument in _TOO_SMALL):
                     raise
                 # Handles may still use the old one, which goes with the last of them.
                 del self._made[sizes]
-            except Error as error:
-                self.forget_broken(layer, error, _named(sizes))
+            except BaseException as error:
+                self.forget_broken(layer, error, named(sizes))
                 raise
 
-    def _speak(self, layer: Any, text: str, tell: Any = None, wish: Any = _REFUSED) -> None:
+    def _speak(
+        self,
+        layer: Any,
+        tell: Callable[[Any, str], Any],
+        text: str,
+        sizes: Any = None,
+        masked: Iterable[int] = (),
+    ) -> None:
         """Takes part in the layer's call that the other ranks make, and refuses it: all raise what
         any has to refuse; unless a rank wants another layer: then all say next, to each other, what
         they want."""
         try:
-            (tell or type(layer)._refuse_dispatch)(layer, text)
+            tell(layer, text)
         except InvalidArgument as error:
-            if _ANOTHER not in str(error):
+            if not _leads_to_agreement(error):
                 raise
         except Error as error:
-            self.forget_broken(layer, error, wish)
+            self.forget_broken(layer, error, sizes, masked, None if sizes else text)
             raise
 
-    def answer(self, error: InvalidArgument, wish: Any, masked: Iterable[int] = ()) -> None:
-        """After a call that another rank refused for another layer: raises how they differ."""
-        if _ANOTHER in str(error):
-            self._agree({"sizes": wish}, masked)
+    def answer(self, error: InvalidArgument, sizes: Any, masked: Iterable[int] = ()) -> None:
+        """After a call of a layer of these sizes that another rank refused to go on to an
+        agreement: raises how they differ."""
+        if _leads_to_agreement(error):
+            self._agree({"sizes": sizes}, {}, masked)
 
     def _make_anew(self, sizes: Sizes, tokens: int, topk: int) -> None:
         """The same, where that rank may want a layer of these sizes, too."""
@@ -210,7 +237,8 @@ class Layers:
                     device=device,
                 )
 
-            agreement = self._meet(device, {"sizes": [experts, "notifier", device.type]})
+            of = {"makes": "a notifier", "sizes": {"experts": experts, "device": device.type}}
+            agreement = self._meet(device, of, {})
             self._notifiers[experts, device] = make(self.group, device, agreement, part)[self.rank]
         return self._notifiers[experts, device]
 
@@ -227,12 +255,14 @@ class Layers:
         if self._last_low_latency is not None and not on_gpu:
             if enable_shrink:
                 self._mask_in(self._last_low_latency)
-            self._speak(self._last_low_latency, _ANOTHER, wish=_named_low_latency(key))
-        message, masked = {"sizes": _named_low_latency(key)}, self.masked()
+            tell, sizes = LowLatency._refuse_dispatch, _named_low_latency(key)
+            self._speak(self._last_low_latency, tell, _WANTS_ANOTHER, sizes, self._masked)
+        of = {"makes": "a low-latency layer", "sizes": _named_low_latency(key)}
+        message, masked = {}, self.masked()
         if masked and on_gpu:
             message["refusal"] = _all_must_make(masked)
         shrink = enable_shrink and not on_gpu
-        agreement = self._meet(key.device, message, masked, shrink)
+        agreement = self._meet(key.device, of, message, masked, shrink)
 
         def part(transport: Any, store: Any) -> LowLatency:
             return LowLatency(
@@ -288,60 +318,97 @@ class Layers:
         except InvalidArgument as error:
             self.answer(error, _named_low_latency(key), self._masked)
             raise
-        except Error as error:
-            self.forget_broken(layer, error, _named_low_latency(key))
+        except BaseException as error:
+            self.forget_broken(layer, error, _named_low_latency(key), self._masked)
             raise
 
-    def refuse_low_latency(self, tell: Any, why: Tuple[str, str, Any]) -> NoReturn:
-        """Takes part in the call that the other ranks make, by tell(layer, text)."""
-        self._check_open()
-        argument, wanted, got = why
-        text = f"{argument}: want {wanted}, got {got}"
-        if self._last_low_latency is not None:
-            self._speak(self._last_low_latency, text, tell)
-        self._agree({"refusal": text}, self._masked)
-        raise AssertionError("a refusal did not raise")
-
-    def refuse(self, sizes: Optional[Sizes], text: str) -> NoReturn:
+    def refuse(self, why: Why, sizes: Optional[Sizes] = None) -> NoReturn:
         """Takes part in the dispatch that the other ranks make, so that all refuse it."""
+        layer = self._made.get(sizes, self._last) if sizes else self._last
+        self.refuse_in(layer, AllToAll._refuse_dispatch, why)
+
+    def refuse_combine(self, why: Why) -> NoReturn:
+        """The same of a combine, of which no route is known."""
+        if self._last is None:  # There is no call of which the other ranks would hear.
+            refuse(called(), *why)
+        self.refuse_in(self._last, AllToAll._refuse_combine, why)
+
+    def refuse_low_latency(self, tell: Callable[[Any, str], Any], why: Why) -> NoReturn:
+        """The same of a low-latency call."""
+        self.refuse_in(self._last_low_latency, tell, why, self._masked)
+
+    def refuse_in(
+        self,
+        layer: Any,
+        tell: Callable[[Any, str], Any],
+        why: Why,
+        masked: Iterable[int] = (),
+    ) -> NoReturn:
+        """Takes part in the call of the layer that the other ranks make, by tell(layer, text)."""
         self._check_open()
-        layer = self._last if sizes is None else self._made.get(sizes, self._last)
+        text = text_of(why)
         if layer is not None:
-            self._speak(layer, text)
-        self._agree({"refusal": text})
+            self._speak(layer, tell, text, masked=masked)
+        self._agree({}, {"refusal": text}, masked)
         raise AssertionError("a refusal did not raise")
 
-    def refuse_handle(self, handle: Any) -> NoReturn:
-        """The same of a combine whose handle is none."""
-        text = f"handle: want one of a dispatch of this buffer, got {type(handle).__name__}"
-        if self._last is not None:
-            self._speak(self._last, text, type(self._last)._refuse_combine)
-        refuse_call(self._operation, text)
-
-    def forget_broken(self, layer: Any, error: Error, wish: Any) -> None:
+    def forget_broken(
+        self,
+        layer: Any,
+        error: BaseException,
+        sizes: Any,
+        masked: Iterable[int] = (),
+        refusal: Optional[str] = None,
+    ) -> None:
         """After a timeout, say, all ranks that live may go on with a new one.
 
-        Where ranks have called different layers all layers are broken, and every rank is here:
-        raises how they differ.
+        Where ranks have called different layers every rank is here when it first hears of it, of
+        this buffer or another one: raises how they differ.
         """
-        if error.code == "invalid_argument":
+        if isinstance(error, InvalidArgument):
             return
+        failed = isinstance(error, Error)  # an interrupt may have come before the call
+        apart = failed and self._apart(layer, error)
+        self._forget_all(layer if failed else None, apart)
+        if apart:
+            self._agree({"sizes": sizes}, {"refusal": refusal}, masked)
+
+    def _apart(self, layer: Any, error: Error) -> bool:
+        """Whether the ranks have called different layers, of which this one hears now."""
+        if isinstance(layer, LowLatency):
+            first = any(made.layer is layer for made in self._low_latency.values())
+        else:
+            first = not getattr(layer, "_broken", False)
+        return first and _APART in str(error)
+
+    def _forget_all(self, broken: Any = None, apart: bool = False) -> None:
+        for layers in _of_group[self.group]:
+            layers._forget(broken, apart)
+        if isinstance(broken, AllToAll):
+            broken._broken = True
+
+    def _forget(self, broken: Any, apart: bool) -> None:
+        """The broken layer, and all layers on the CPU. Where a call of this rank has failed, those
+        of the others have, maybe of other layers: all ranks make new ones. Handles keep theirs."""
+
+        def stays(device: torch.device, layer: Any) -> bool:
+            return device.type != "cpu" and layer is not broken
+
         for key, made in self._low_latency.items():
             if key.device.type == "cpu":  # elsewhere it would wait for calls that are under way
                 self._hear_masks(made.layer)
-        if _APART in str(error):
-            self._made, self._low_latency = {}, {}
-            self._last = self._last_low_latency = None
-        self._made = {key: made for key, made in self._made.items() if made is not layer}
+        if apart:
+            for layer in self._made.values():
+                layer._broken = True
+        self._made = {key: made for key, made in self._made.items() if stays(key.device, made)}
         self._low_latency = {
-            key: made for key, made in self._low_latency.items() if made.layer is not layer
+            key: made for key, made in self._low_latency.items() if stays(key.device, made.layer)
         }
-        self._last = None if self._last is layer else self._last
-        if self._last_low_latency is layer:
-            self._last_low_latency = None
         self._notifiers.clear()
-        if _APART in str(error):
-            self._agree({"sizes": wish}, self._masked if isinstance(layer, LowLatency) else ())
+        if self._last not in self._made.values():
+            self._last = None
+        if self._last_low_latency not in [made.layer for made in self._low_latency.values()]:
+            self._last_low_latency = None
 
     def close(self) -> None:
         """Idempotent; never waits for other ranks."""
@@ -356,14 +423,18 @@ class Layers:
 
     def _check_open(self) -> None:
         if self._closed:
-            refuse_call(self._operation, "the buffer is destroyed")
+            refuse_call(called(), "the buffer is destroyed")
 
     def _layer(self, sizes: Sizes, tokens: int, topk: int) -> AllToAll:
         self._check_open()
         if sizes not in self._made:
-            message = {"sizes": _named(sizes), "tokens": tokens, "topk": topk}
-            agreement = self._meet(sizes.device, message)
+            of = {"makes": "a layer", "sizes": named(sizes)}
+            notifiers = sorted(str(key) for key in self._notifiers)
+            message = {"tokens": tokens, "topk": topk, "notifiers": notifiers}
+            agreement = self._meet(sizes.device, of, message)
             heard = agreement.heard.values()
+            if any(said["notifiers"] != notifiers for said in heard):
+                self._notifiers.clear()  # of a rank alone that has forgotten its own
             topk = sizes.topk or max(said["topk"] for said in heard)
             most = _power_of_two(max(16, *(said["tokens"] for said in heard)))
 
@@ -391,24 +462,41 @@ class Layers:
         return tokens * min(self.world_size, topk) * 9 // 8 if device.type == "cuda" else 0
 
     def _agree(
-        self, message: Dict[str, Any], masked: Iterable[int] = (), shrink: bool = False
+        self,
+        of: Dict[str, Any],
+        message: Dict[str, Any],
+        masked: Iterable[int] = (),
+        shrink: bool = False,
     ) -> Agreement:
-        return agree(self.group, self._operation, message, masked, shrink)
+        try:
+            return agree(self.group, {"buffer": self.number, **of}, message, masked, shrink)
+        except InvalidArgument:
+            raise
+        except BaseException:
+            self._forget_all()
+            raise
 
     def _meet(
         self,
         device: torch.device,
+        of: Dict[str, Any],
         message: Dict[str, Any],
         masked: Iterable[int] = (),
         shrink: bool = False,
     ) -> Agreement:
         """The same before make()."""
-        return self._agree({**message, "world": world_of(self.group, device)}, masked, shrink)
+        world = world_of(self.group, device)
+        return self._agree(of, {**message, "world": world}, masked, shrink)
 
 
-def _named(sizes: Sizes) -> List[Any]:
+def _leads_to_agreement(error: InvalidArgument) -> bool:
+    return error.argument == _ANOTHER or error.argument in _TOO_SMALL
+
+
+def named(sizes: Sizes) -> Dict[str, Any]:
     """As all ranks compare them."""
-    return [sizes.hidden, sizes.topk, sizes.experts, str(sizes.dtype), sizes.device.type]
+    named = {**sizes._asdict(), "dtype": str(sizes.dtype), "device": sizes.device.type}
+    return {name: size for name, size in named.items() if name != "counted" or size}
 
 
 def _all_must_make(masked: Iterable[int]) -> str:
@@ -419,8 +507,8 @@ def _all_must_make(masked: Iterable[int]) -> str:
     )
 
 
-def _named_low_latency(key: Any) -> List[Any]:
-    return [*key[:-1], "low latency", key.device.type]
+def _named_low_latency(key: Any) -> Dict[str, Any]:
+    return {**key._asdict(), "device": key.device.type}
 
 
 def widened(table: Tensor, columns: int, fill: int = -1) -> Optional[Tensor]:

@@ -18,6 +18,7 @@ from winnow.compat.deep_ep._checks import (
     wrong_number,
     wrong_weights,
 )
+from winnow.compat.deep_ep._entry import entry
 from winnow.compat.deep_ep._layers import Layers
 from winnow.compat.deep_ep._route import dense
 from winnow.compat.deep_ep._streams import CommStream
@@ -67,6 +68,14 @@ class LowLatencyBuffer:
         tokens = 2 * num_max_dispatch_tokens_per_rank
         return tokens * (num_ranks + 8) * hidden * 2
 
+    @entry(
+        lambda layers, why: layers.refuse_low_latency(LowLatency._refuse_dispatch, why),
+        experts="num_experts",
+        max_tokens="num_max_dispatch_tokens_per_rank",
+        format="use_fp8",
+        expert_statistics="cumulative_local_expert_recv_stats",
+        wait_statistics="dispatch_wait_recv_cost_stats",
+    )
     def low_latency_dispatch(
         self,
         x: Tensor,
@@ -162,6 +171,10 @@ class LowLatencyBuffer:
         rows = arrived.output if arrived.scales is None else (arrived.output, arrived.scales)
         return rows, arrived.counts, Handle.of(key, layer, arrived), event, hook
 
+    @entry(
+        lambda layers, why: layers.refuse_low_latency(LowLatency._refuse_combine, why),
+        wait_statistics="combine_wait_recv_cost_stats",
+    )
     def low_latency_combine(
         self,
         x: Tensor,

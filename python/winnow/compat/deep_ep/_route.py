@@ -6,12 +6,29 @@ import torch
 from torch import Tensor
 
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
-from winnow.compat.deep_ep._layers import Layers, Sizes, widened
-from winnow.errors import Error, InvalidArgument
+from winnow.compat.deep_ep._entry import Why
+from winnow.compat.deep_ep._layers import Layers, Sizes, named, widened
+from winnow.errors import InvalidArgument
 from winnow.expert_parallel import gradients, layout
 
 FLOAT8 = torch.float8_e4m3fn
-_OF_A_HANDLE = "those of a handle"
+
+# What the methods call the arguments of a layer, for entry(); and which part of it that is.
+OF_ROWS = {
+    "input": "x",
+    "expert_output": "x",
+    "scales": "x, scales",
+    "hidden": "x",
+    "dtype": "x",
+    "device": "x",
+    "expert_indices": "topk_idx",
+    "topk": "topk_idx",
+    "weights": "topk_weights",
+    "pair_values": "topk_weights",
+    "second_bias": "bias",
+    "cached": "handle",
+    "descriptor": "handle",
+}
 
 
 class Arrived(NamedTuple):
@@ -24,8 +41,8 @@ class Arrived(NamedTuple):
 
 
 def int32_indices(topk_idx: Tensor, experts: int) -> Tensor:
-    """Indices as the layer takes them. Those that name no expert stay so: an int64 is not cut."""
-    return topk_idx.clamp(min=-2, max=experts + 1).to(torch.int32)
+    """Indices as layout() takes them. Those that name no expert stay so: an int64 is not cut."""
+    return dense(topk_idx).clamp(min=-2, max=experts + 1).to(torch.int32)
 
 
 def report_later(indices: Tensor, wrong: Tensor, experts: int) -> None:
@@ -197,19 +214,13 @@ class Route:
         parts = dense(values).split(self.layer.topk, 1)
         return [dense(widened(part, self.layer.topk, 0)) for part in parts]
 
-    def refuse_repeat(self, why: Tuple[str, str, Any]) -> NoReturn:
+    def refuse_repeat(self, why: Why) -> NoReturn:
         """Takes part in the repeat that the other ranks make, so that all refuse it."""
-        argument, wanted, got = why
-        text = f"{argument}: want {wanted}, got {got}"
-        self._calling(lambda: self.layer._refuse_dispatch(text))
-        raise AssertionError("a refusal did not raise")
+        self._layers.refuse_in(self.layer, AllToAll._refuse_dispatch, why)
 
-    def refuse_combine(self, why: Tuple[str, str, Any]) -> NoReturn:
+    def refuse_combine(self, why: Why) -> NoReturn:
         """The same of combine()."""
-        argument, wanted, got = why
-        text = f"{argument}: want {wanted}, got {got}"
-        self._calling(lambda: self.layer._refuse_combine(text))
-        raise AssertionError("a refusal did not raise")
+        self._layers.refuse_in(self.layer, AllToAll._refuse_combine, why)
 
     def _repeat(self, input: Any, scales: Any, weights: Optional[Tensor]) -> Arrived:
         carried, options = self._input(self.sizes, input, scales)
@@ -258,10 +269,10 @@ class Route:
         try:
             return call()
         except InvalidArgument as error:
-            self._layers.answer(error, _OF_A_HANDLE)
+            self._layers.answer(error, named(self.sizes))
             raise
-        except Error as error:
-            self._layers.forget_broken(self.layer, error, _OF_A_HANDLE)
+        except BaseException as error:
+            self._layers.forget_broken(self.layer, error, named(self.sizes))
             raise
 
 

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple, T
 import torch
 
 from winnow.compat.deep_ep._agreement import Agreement
-from winnow.errors import Error
+from winnow.errors import InvalidArgument
 from winnow.expert_parallel import rendezvous
 
 Made = TypeVar("Made")
@@ -43,9 +43,10 @@ def make(
     try:
         worlds[device] = world = _joined(worlds.get(device), group, device, agreement)
         return _at_once(world.transports, lambda rank: part(world.transports[rank], world.store))
-    except Error as error:
-        if error.code != "invalid_argument":  # nothing else can be made there
-            worlds.pop(device, None)
+    except InvalidArgument:
+        raise
+    except BaseException:  # an interrupt, too: nothing else can be made there
+        worlds.pop(device, None)
         raise
 
 

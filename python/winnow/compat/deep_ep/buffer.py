@@ -1,6 +1,6 @@
 """deep_ep.Buffer: the high-throughput calls of its first interface."""
 
-from typing import Any, List, NoReturn, Optional, Tuple, Union
+from typing import Any, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -13,14 +13,23 @@ from winnow.compat.deep_ep._checks import (
     wrong_dispatch,
     wrong_events,
     wrong_group,
+    wrong_handle,
     wrong_indices,
     wrong_number,
     wrong_sums,
 )
+from winnow.compat.deep_ep._entry import called, entry
 from winnow.compat.deep_ep._handle import Handle
-from winnow.compat.deep_ep._layers import Layers, Sizes
+from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new
 from winnow.compat.deep_ep._low_latency import LowLatencyBuffer
-from winnow.compat.deep_ep._route import FLOAT8, Route, dense, int32_indices, report_later
+from winnow.compat.deep_ep._route import (
+    FLOAT8,
+    OF_ROWS,
+    Route,
+    dense,
+    int32_indices,
+    report_later,
+)
 from winnow.compat.deep_ep._streams import CommStream
 from winnow.compat.deep_ep.config import Config
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
@@ -56,7 +65,15 @@ class Buffer(LowLatencyBuffer):
     """
 
     num_sms: int = 20
+    _name = "deep_ep.Buffer"
+    _names = {
+        **OF_ROWS,
+        "experts": "num_tokens_per_expert",
+        "tokens_per_expert": "num_tokens_per_expert",
+        "worst_case_rows": "num_worst_tokens",
+    }
 
+    @entry()
     def __init__(
         self,
         group: Any,
@@ -71,19 +88,18 @@ class Buffer(LowLatencyBuffer):
         comm: Any = None,
         use_fabric: bool = False,
     ) -> None:
-        name = "deep_ep.Buffer"
-        if enable_shrink and not low_latency_mode:
-            refuse(name, "enable_shrink", "False without low_latency_mode", True)
         if group is None or comm is not None:
-            refuse(name, "group", "a process group of torch, and no comm", "none, or a comm")
+            refuse(called(), "group", "a process group of torch, and no comm", "none, or a comm")
         if (why := wrong_group(group)) is not None:
-            refuse(name, *why)
+            refuse(called(), *why)
+        if enable_shrink and not low_latency_mode:
+            refuse_new(group, ("enable_shrink", "False without low_latency_mode", True))
         self.group = group
         self.rank, self.group_size = group.rank(), group.size()
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
         self.explicitly_destroy = explicitly_destroy
-        self._layers = Layers(group, name, Buffer.num_sms)
+        self._layers = Layers(group, Buffer.num_sms)
         self._stream = CommStream(self._layers.shares_gpu)
 
     def destroy(self) -> None:
@@ -136,6 +152,7 @@ class Buffer(LowLatencyBuffer):
         name = "deep_ep.Buffer.get_local_buffer_tensor"
         refuse_call(name, "Winnow has no such buffer: use the tensors that dispatch() returns")
 
+    @entry(experts="num_experts")
     def get_dispatch_layout(
         self,
         topk_idx: Tensor,
@@ -155,11 +172,10 @@ class Buffer(LowLatencyBuffer):
             (num_tokens_per_rank [W], num_tokens_per_rdma_rank [nodes] or None on one node,
             num_tokens_per_expert [E], all int32, is_token_in_rank bool [n, W], event).
         """
-        name = "deep_ep.Buffer.get_dispatch_layout"
         why = wrong_indices(topk_idx) or wrong_number("num_experts", num_experts, 1)
         why = why or wrong_events(previous_event, async_finish, allocate_on_comm_stream)
         if why:
-            refuse(name, *why)
+            refuse(called(), *why)
 
         local = self._layers.local_world_size
 
@@ -171,6 +187,7 @@ class Buffer(LowLatencyBuffer):
         )
         return ranks, nodes if local < self.group_size else None, experts, in_rank, event
 
+    @entry(Layers.refuse)
     def dispatch(
         self,
         x: TensorOrPair,
@@ -252,7 +269,7 @@ class Buffer(LowLatencyBuffer):
             )
             return _rows(arrived), None, None, None, None, event
         if why:
-            self._refuse(why)
+            self._layers.refuse(why)
         body = self._count if topk_idx is None else self._choose
         results, event = self._stream.run(
             x.device,
@@ -263,6 +280,7 @@ class Buffer(LowLatencyBuffer):
         )
         return (*results, event)
 
+    @entry(Layers.refuse_combine)
     def combine(
         self,
         x: Tensor,
@@ -290,8 +308,8 @@ class Buffer(LowLatencyBuffer):
         Raises:
             ValueError, winnow.Error: as dispatch().
         """
-        if not isinstance(handle, Handle):
-            self._layers.refuse_handle(handle)
+        if why := wrong_handle(handle, Handle):
+            self._layers.refuse_combine(why)
         route = handle.route
         why = wrong_events(previous_event, async_finish, allocate_on_comm_stream)
         why = why or wrong_config(config)
@@ -308,10 +326,6 @@ class Buffer(LowLatencyBuffer):
             route.sizes.device, body, (x, topk_weights, bias), previous_event, async_finish
         )
         return (*results, event)
-
-    def _refuse(self, why: Tuple[str, str, Any], sizes: Optional[Sizes] = None) -> NoReturn:
-        argument, wanted, got = why
-        self._layers.refuse(sizes, f"{argument}: want {wanted}, got {got}")
 
     def _choose(
         self, x, scales, in_rank, per_expert, topk_idx, topk_weights, alignment, worst
@@ -341,7 +355,7 @@ class Buffer(LowLatencyBuffer):
         """A dispatch by ranks: each is an expert."""
         world = self.group_size
         columns = min(world, _MOST_TOPK)
-        sizes = Sizes(x.shape[1], columns, world, _sums_in(x), x.device)
+        sizes = Sizes(x.shape[1], columns, world, _sums_in(x), x.device, per_expert.numel())
         ranks = torch.arange(world, dtype=torch.int32, device=x.device)
         chosen = torch.where(in_rank, ranks, ranks.new_full((), -1))
         if columns < world:
@@ -350,7 +364,8 @@ class Buffer(LowLatencyBuffer):
             waits = worst == 0 or x.device.type == "cpu"
             most = int(wanted.max()) if waits and len(x) else 0
             if most > columns:
-                self._refuse(("is_token_in_rank", f"at most {columns} ranks a token", most), sizes)
+                why = ("is_token_in_rank", f"at most {columns} ranks a token", most)
+                self._layers.refuse(why, sizes)
             if not waits:
                 report_later(chosen, wanted > columns, world)
         route = Route(self._layers, sizes, x, scales, chosen, worst_case_rows=worst, by_rank=True)

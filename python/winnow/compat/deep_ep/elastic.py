@@ -7,15 +7,22 @@ import torch
 from torch import Tensor
 
 from winnow.compat._refusal import refuse, refuse_call
-from winnow.compat.deep_ep._checks import wrong_bias, wrong_group, wrong_number, wrong_sums
+from winnow.compat.deep_ep._checks import (
+    wrong_bias,
+    wrong_group,
+    wrong_handle,
+    wrong_number,
+    wrong_sums,
+)
 from winnow.compat.deep_ep._elastic_checks import (
     wrong_choice_of_experts,
     wrong_numbers,
     wrong_repeat,
     wrong_way,
 )
-from winnow.compat.deep_ep._layers import Layers, Sizes
-from winnow.compat.deep_ep._route import FLOAT8, Route, dense
+from winnow.compat.deep_ep._entry import called, entry
+from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new
+from winnow.compat.deep_ep._route import FLOAT8, OF_ROWS, Route, dense
 from winnow.compat.deep_ep._streams import CommStream, event_of
 from winnow.compat.deep_ep.buffer import Buffer
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
@@ -93,6 +100,15 @@ class ElasticBuffer:
             num_cpu_timeout_secs and num_gpu_timeout_secs say.
     """
 
+    _name = _NAME
+    _names = {
+        **OF_ROWS,
+        "experts": "num_experts",
+        "order": "do_expand",
+        "worst_case_rows": "num_max_tokens_per_rank",
+    }
+
+    @entry(hidden="hidden")
     def __init__(
         self,
         group: Any,
@@ -112,11 +128,11 @@ class ElasticBuffer:
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
     ) -> None:
-        why = wrong_group(group) or wrong_number(
-            "num_max_tokens_per_rank", num_max_tokens_per_rank, 0
-        )
+        if (why := wrong_group(group)) is not None:
+            refuse(called(), *why)
+        why = wrong_number("num_max_tokens_per_rank", num_max_tokens_per_rank, 0)
         if (why := why or wrong_number("hidden", hidden, 0)) is not None:
-            refuse(_NAME, *why)
+            refuse_new(group, why)
         self.group = group
         self.rank_idx, self.num_ranks = group.rank(), group.size()
         hint = self.get_buffer_size_hint(group, num_max_tokens_per_rank, hidden)
@@ -126,7 +142,7 @@ class ElasticBuffer:
         self.use_fp8_dispatch, self.deterministic = use_fp8_dispatch, deterministic
         self.explicitly_destroy = explicitly_destroy
         self.num_allocated_qps = num_allocated_qps
-        self._layers = Layers(group, _NAME, Buffer.num_sms)
+        self._layers = Layers(group, Buffer.num_sms)
         self._stream = CommStream(self._layers.shares_gpu)
         local = self._layers.local_world_size
         self.num_rdma_ranks = self.num_scaleout_ranks = self.num_ranks // local
@@ -187,6 +203,7 @@ class ElasticBuffer:
         """0: there are no queue pairs to choose."""
         return 0
 
+    @entry(Layers.refuse)
     def dispatch(
         self,
         x: TensorOrPair,
@@ -250,20 +267,19 @@ class ElasticBuffer:
                 num_max_tokens_per_rank, expert_alignment, cumulative_local_expert_recv_stats,
                 num_experts // self.num_ranks,
             )  # fmt: skip
-        elif not isinstance(handle, EPHandle):
-            why = ("handle", "an EPHandle", type(handle).__name__)
-        else:
+        elif isinstance(handle, EPHandle):
             why = why or wrong_repeat(
                 handle, x, scales, topk_idx, topk_weights, do_cpu_sync,
                 cumulative_local_expert_recv_stats, do_expand,
                 num_experts=num_experts, expert_alignment=expert_alignment,
                 num_max_tokens_per_rank=num_max_tokens_per_rank,
             )  # fmt: skip
+        else:
+            why = wrong_handle(handle, EPHandle)
         if why and isinstance(handle, EPHandle):
             handle.route.refuse_repeat(why)
         if why:
-            argument, wanted, got = why
-            self._layers.refuse(None, f"{argument}: want {wanted}, got {got}")
+            self._layers.refuse(why)
 
         self._layers.sm_count = num_sms or Buffer.num_sms
         experts = 0 if num_experts is None else operator.index(num_experts)
@@ -317,6 +333,7 @@ class ElasticBuffer:
         )
         return (*results, event)
 
+    @entry(Layers.refuse_combine)
     def combine(
         self,
         x: Tensor,
@@ -333,8 +350,8 @@ class ElasticBuffer:
         """Adds, unweighted, the rows of each token of this rank; arguments and results as of
         Buffer.combine(), topk_weights of expanded rows [R]; num_sms 0: handle's;
         previous_event_before_epilogue as in dispatch(). Collective."""
-        if not isinstance(handle, EPHandle):
-            self._layers.refuse_handle(handle)
+        if why := wrong_handle(handle, EPHandle):
+            self._layers.refuse_combine(why)
         why = wrong_way(
             previous_event, previous_event_before_epilogue, num_sms,
             async_with_compute_stream=async_with_compute_stream,

@@ -15,18 +15,38 @@ from winnow.compat.deep_ep._checks import (
     usable,
     wrong_flag,
     wrong_group,
+    wrong_handle,
     wrong_indices,
     wrong_number,
     wrong_rows,
     wrong_sums,
 )
-from winnow.compat.deep_ep._layers import Layers, Sizes
-from winnow.compat.deep_ep._route import FLOAT8, Route, report_later
+from winnow.compat.deep_ep._entry import called, entry
+from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new
+from winnow.compat.deep_ep._route import FLOAT8, OF_ROWS, Route, report_later
 
 __all__ = ["HybridEPBuffer", "indices_to_map"]
 
 _MOST_TOPK = 32  # of a layer
 _NAME = "deep_ep.HybridEPBuffer"
+
+# What the methods call the arguments of a layer, for entry().
+_BY_INDEX = {
+    **OF_ROWS,
+    **{name: "hidden" for name, argument in OF_ROWS.items() if argument == "x"},
+    "scales": "scaling_factor",
+    "experts": "num_of_experts",
+    "expert_alignment": "pad_multiple",
+    "worst_case_rows": "num_permuted_tokens",
+    "pair_values": "probs",
+}
+_BY_MAP = {
+    **_BY_INDEX,
+    "weights": "probs",
+    "experts": "routing_map",
+    "topk": "routing_map",
+    "expert_indices": "routing_map",
+}
 
 
 def indices_to_map(
@@ -86,6 +106,10 @@ class HybridEPBuffer:
         The rest: without effect.
     """
 
+    _name = _NAME
+    _names = _BY_MAP
+
+    @entry()
     def __init__(
         self,
         group: Any,
@@ -104,7 +128,8 @@ class HybridEPBuffer:
         num_of_hybrid_ep_ranks_per_nvlink_domain: Optional[int] = None,
         use_mnnvl: Optional[bool] = None,
     ) -> None:
-        why = wrong_group(group)
+        if (why := wrong_group(group)) is not None:
+            refuse(called(), *why)
         given = {
             "num_sms_dispatch_api": num_sms_dispatch_api,
             "num_sms_combine_api": num_sms_combine_api,
@@ -113,11 +138,11 @@ class HybridEPBuffer:
             if number is not None:
                 why = why or wrong_number(name, number, 0)
         if why:
-            refuse(_NAME, *why)
+            refuse_new(group, why)
         self.group = group
         self.rank, self.group_size = group.rank(), group.size()
         sms = max(num_sms_dispatch_api or 0, num_sms_combine_api or 0) or 24
-        self._layers = Layers(group, _NAME, sms)
+        self._layers = Layers(group, sms)
         local = self._layers.local_world_size
         self.local_rank, self.node_rank = self.rank % local, self.rank // local
         self.num_of_nodes = self.group_size // local
@@ -147,6 +172,7 @@ class HybridEPBuffer:
         """Refused, as dispatch()."""
         refuse_call(f"{_NAME}.combine", "use combine_with_unpermute(), or Buffer.combine()")
 
+    @entry(Layers.refuse)
     def dispatch_with_permute(
         self,
         *,
@@ -195,6 +221,7 @@ class HybridEPBuffer:
             return self._repeat(
                 hidden, probs, scaling_factor, num_permuted_tokens, pad_multiple, handle
             )
+        self._names = _BY_INDEX if routing_map is None else _BY_MAP
         why = _wrong(hidden, scaling_factor, topk_idx, topk_weights, num_of_experts, routing_map,
                      probs, handle)  # fmt: skip
         if num_permuted_tokens is not None:
@@ -205,7 +232,7 @@ class HybridEPBuffer:
         if not why and non_blocking and num_permuted_tokens is None:
             why = ("num_permuted_tokens", "a number with non_blocking", None)
         if why:
-            self._refuse(why)
+            self._layers.refuse(why)
         with torch.no_grad():
             by_index = routing_map is None
             if by_index:
@@ -218,7 +245,8 @@ class HybridEPBuffer:
             waits = num_permuted_tokens is None or hidden.device.type == "cpu"
             most = int(routing_map.sum(1).max()) if waits and len(routing_map) else 1
             if most > _MOST_TOPK:
-                self._refuse(("routing_map", f"at most {_MOST_TOPK} experts a token", most), sizes)
+                why = ("routing_map", f"at most {_MOST_TOPK} experts a token", most)
+                self._layers.refuse(why, sizes)
             indices = _indices_of(routing_map, max(most, 1) if waits else None)
             if by_index and hidden.device.type != "cpu":
                 self._tell_of_indices(topk_idx, indices, sizes, waits)
@@ -238,6 +266,7 @@ class HybridEPBuffer:
             rows = route.with_zeros(arrived.rows)
             return rows, arrived.weights, arrived.scales, _padded(route), Handle.of(route)
 
+    @entry(Layers.refuse_combine)
     def combine_with_unpermute(
         self,
         *,
@@ -261,8 +290,8 @@ class HybridEPBuffer:
         Raises:
             ValueError, winnow.Error: as Buffer.dispatch().
         """
-        if not isinstance(handle, Handle):
-            self._layers.refuse_handle(handle)
+        if why := wrong_handle(handle, Handle):
+            self._layers.refuse_combine(why)
         route = handle.route
         if (why := wrong_sums("hidden", hidden, "probs", probs)) is not None:
             route.refuse_combine(why)
@@ -283,17 +312,13 @@ class HybridEPBuffer:
         if waits:
             largest = int(topk_idx.max()) if topk_idx.numel() else -1
             if largest >= sizes.experts:
-                self._refuse(("topk_idx", f"experts below {sizes.experts}", largest), sizes)
+                self._layers.refuse(("topk_idx", f"experts below {sizes.experts}", largest), sizes)
         else:
             report_later(indices, (topk_idx >= sizes.experts).any(1), sizes.experts)
 
-    def _refuse(self, why: Tuple[str, str, Any], sizes: Optional[Sizes] = None) -> NoReturn:
-        argument, wanted, got = why
-        self._layers.refuse(sizes, f"{argument}: want {wanted}, got {got}")
-
     def _repeat(self, hidden, probs, scaling_factor, num_permuted_tokens, pad_multiple, handle):
         route = handle.route
-        why = wrong_rows("hidden", hidden, scaling_factor)
+        why = wrong_rows("hidden", hidden, "scaling_factor", scaling_factor, route.tokens)
         if not why and probs is not None:
             why = _wrong_probs(probs, (route.tokens, route.sizes.experts))
         why = why or _another("num_permuted_tokens", num_permuted_tokens, route.rows)
@@ -351,8 +376,8 @@ def _another(name: str, given: Any, of_handle: int, least: int = 0) -> Wrong:
 def _wrong(hidden, scales, topk_idx, topk_weights, num_of_experts, routing_map, probs, handle):
     """(argument, wanted, got), or None."""
     if handle is not None:
-        return "handle", "one of dispatch_with_permute()", type(handle).__name__
-    wrong = wrong_rows("hidden", hidden, scales)
+        return wrong_handle(handle, Handle)
+    wrong = wrong_rows("hidden", hidden, "scaling_factor", scales)
     if wrong:
         return wrong
     if routing_map is None:

@@ -1,0 +1,97 @@
+"""Where a caller comes in: errors name the method and the arguments that were called."""
+
+import contextlib
+import functools
+import inspect
+from contextvars import ContextVar
+from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
+
+from winnow.errors import Error
+
+Method = TypeVar("Method", bound=Callable)
+
+# What is wrong with a call: (argument, wanted, got).
+Why = Tuple[str, str, Any]
+
+_called: ContextVar[str] = ContextVar("called", default="deep_ep")
+
+
+def text_of(why: Why) -> str:
+    argument, wanted, got = why
+    return f"{argument}: want {wanted}, got {got}"
+
+
+def called() -> str:
+    """The method that is being called, "deep_ep.Buffer.dispatch"."""
+    return _called.get()
+
+
+def entry(
+    refuse: Optional[Callable[[Any, Why], Any]] = None, **names: str
+) -> Callable[[Method], Method]:
+    """Of a public method: what it raises names it, and its arguments.
+
+    `names` has the caller's names of the arguments that the layers know by another one, "x", or of
+    what is a part of one, "x, scales", beside those that the object's `_names` has. All ranks make
+    the same call, so each can translate what another one reports. refuse(layers, why): where all
+    ranks make the call, how this one takes part in it when its arguments do not fit the signature.
+    """
+
+    def decorate(method: Method) -> Method:
+        signature = inspect.signature(method)
+        own = {name: name for name in signature.parameters}
+
+        @functools.wraps(method)
+        def call(self: Any, *given: Any, **options: Any) -> Any:
+            name = "" if method.__name__ == "__init__" else f".{method.__name__}"
+            layers = None if refuse is None else getattr(self, "_layers", None)
+            if layers is not None and not getattr(self, "enable_shrink", False):
+                layers.count_call()  # which masked ranks do not make
+            before = _called.set(self._name + name)
+            try:
+                return method(self, *given, **options)
+            except Error as error:
+                _translate(error, {**own, **self._names, **names})
+                raise
+            except TypeError:
+                if layers is not None and (why := _unfit(signature, self, given, options)):
+                    with contextlib.suppress(Error):  # which the other ranks raise
+                        refuse(layers, why)
+                raise
+            finally:
+                _called.reset(before)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _translate(error: Error, names: Dict[str, str]) -> None:
+    """In place: the traceback is of use."""
+    message = str(error).removeprefix(f"{error.operation}: ")
+    what, differs, _ = message.partition(" differs: ")
+    argument = error.argument or (what.split()[-1] if differs else "")
+    if argument in names:
+        found, (argument, _, part) = argument, names[argument].partition(", ")
+        if error.argument:
+            new = f"{argument}: want {part}: " if part else f"{argument}: want "
+            message = message.replace(f"{found}: want ", new, 1)
+        else:  # "dtype of input differs: ..."
+            new = what.removesuffix(found) + (f"{part} of {argument}" if part else argument)
+            message = new + message.removeprefix(what)
+    elif not error.argument:
+        argument = ""
+    error.args = (f"{called()}: {message}",)
+    error.operation, error.argument = called(), argument
+
+
+def _unfit(signature: Any, self: Any, given: tuple, options: dict) -> Optional[Why]:
+    """What is wrong with the arguments of a call whatever their values are."""
+    try:
+        signature.bind(self, *given, **options)
+    except TypeError as error:
+        unknown = next((name for name in options if name not in signature.parameters), None)
+        if unknown is not None:
+            return unknown, "no argument of this name", "one"
+        return "arguments", "those of the signature", error
+    return None
