@@ -20,6 +20,13 @@ from transformers import (
     MistralLarge4Config,
     MistralLarge4ForConditionalGeneration,
 )
+from winnow.transformers import FAMILIES as MODEL_TYPES
+
+CACHE = "past_key_values"  # the argument, and its place in what a model returns
+if "hy_v4_vl_text" in MODEL_TYPES:  # from transformers 5.24 on
+    from transformers import HYV4VLConfig, HYV4VLForConditionalGeneration
+
+    CACHE = "cache"
 
 TOPK = 8
 VOCABULARY = 97
@@ -72,6 +79,15 @@ _MISTRAL_VISION = {
     "patch_size": 4,
     "image_size": 16,
 }
+_HY_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "max_image_size": 16,
+    "out_hidden_size": 64,
+}
 _CONFIGS = {
     "deepseek_v32": lambda **o: DeepseekV32Config(**{**_LATENT, **o}),
     "glm_moe_dsa": lambda **o: GlmMoeDsaConfig(
@@ -79,6 +95,12 @@ _CONFIGS = {
     ),
     "hy_v4": lambda **o: HYV4Config(
         **{**_LATENT, "indexer_types": ["full", "shared", "full"], **o}
+    ),
+    "hy_v4_vl": lambda **o: HYV4VLConfig(
+        text_config={**_LATENT, "indexer_types": ["full", "shared", "full"], **o},
+        vision_config=_HY_VISION,
+        image_token_id=2,
+        pad_token_id=0,
     ),
     "dots3_note": lambda **o: Dots3NoteTextConfig(
         **{
@@ -104,6 +126,8 @@ _MODELS = {
     "dots3_note": Dots3NoteForCausalLM,
     "mistral_large4": MistralLarge4ForConditionalGeneration,
 }
+if "hy_v4_vl_text" in MODEL_TYPES:
+    _MODELS["hy_v4_vl"] = HYV4VLForConditionalGeneration
 FAMILIES = list(_MODELS)
 
 
@@ -116,6 +140,8 @@ def make(family, implementation="eager", seed=0, dtype=torch.float32, **options)
         for name, parameter in model.named_parameters():
             if "softmax_scaling" in name or "sinks" in name:
                 parameter.normal_(0.5, 0.3)
+            if name.endswith("alpha"):  # of rotary frequencies; a buffer before transformers 5.24
+                parameter.normal_(0, 0.1)
             if name.endswith("norm.weight") or name.endswith("norm.bias"):
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
         model.get_input_embeddings().weight.normal_(0, 1)  # that of padding, too

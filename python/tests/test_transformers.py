@@ -7,10 +7,10 @@ import inspect
 import pytest
 import torch
 import winnow.transformers
-from dsa_models import FAMILIES, make, no_ties, tokens
+from dsa_models import CACHE, FAMILIES, make, no_ties, tokens
 from transformers import DynamicCache, StaticCache
 from winnow.transformers import absorbed
-from winnow.transformers.registry import VERSIONS
+from winnow.transformers.registry import VERSIONS, version
 
 import winnow
 
@@ -126,7 +126,7 @@ def test_steps_with_a_cache(model, kind):
         results = []
         for begin, end in ((0, 30), (30, 39), (39, 40)):
             out = model(
-                input_ids=ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache,
+                input_ids=ids[:, begin:end], attention_mask=mask[:, :end], **{CACHE: cache},
                 position_ids=torch.arange(begin, end)[None],
             )  # fmt: skip
             results.append(out.logits[mask[:, begin:end].bool()])
@@ -152,14 +152,16 @@ def test_generation_with_a_static_cache_and_beams(model):
 LENGTHS = (17, 3, 20)
 
 
-def _packed():
+def _packed(model):
     ids = tokens(batch=1)
     positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    if model.config.model_type == "hy_v4_vl":  # of the text, then of pictures on three axes
+        positions = positions.expand(4, 1, -1)
     return ids, positions
 
 
 def test_packed_sequences_by_their_positions(model):
-    ids, positions = _packed()
+    ids, positions = _packed(model)
     got, want = both(model, lambda: step(model, ids, position_ids=positions))
     same(got, want)
 
@@ -167,7 +169,7 @@ def test_packed_sequences_by_their_positions(model):
 def test_packed_sequences_by_cu_seq_lens(model):
     """They count where the positions do not say it: here a mask is given, for which transformers
     does not look at the positions, neither for layers with a sliding window."""
-    ids, positions = _packed()
+    ids, positions = _packed(model)
     model.set_attn_implementation("eager")
     want = step(model, ids, position_ids=positions)
     model.set_attn_implementation("winnow")
@@ -322,25 +324,42 @@ def test_going_back_restores_every_bit(model, other):
         assert gradient is None or torch.equal(after[2][name], gradient), name
 
 
-# sha256 of the classes in transformers that "winnow" stands in for, with what they compute.
+# sha256 of the classes in transformers that "winnow" stands in for, with what they compute; for
+# each version.
 ORIGINALS = {
-    "DeepseekV32Attention": "b6baa01641fb5e3a",
-    "DeepseekV32Indexer": "d9ab3cddb0751e8a",
-    "GlmMoeDsaAttention": "7b9a0cbbc88fc81b",
-    "GlmMoeDsaIndexer": "a7cc356e219a5fc2",
-    "HYV4Attention": "4d1ed289d919fb4b",
-    "HYV4Indexer": "420046c0f907e660",
-    "Dots3NoteTextAttention": "547434e8c7e925db",
-    "Dots3NoteTextIndexer": "40acc382d9bf187f",
-    "MistralLarge4TextAttention": "fd3d9ddaaf8067f8",
-    "MistralLarge4TextIndexer": "ad0db7d9e43ac597",
+    "5.23": {
+        "DeepseekV32Attention": "b6baa01641fb5e3a",
+        "DeepseekV32Indexer": "d9ab3cddb0751e8a",
+        "GlmMoeDsaAttention": "7b9a0cbbc88fc81b",
+        "GlmMoeDsaIndexer": "a7cc356e219a5fc2",
+        "HYV4Attention": "4d1ed289d919fb4b",
+        "HYV4Indexer": "420046c0f907e660",
+        "Dots3NoteTextAttention": "547434e8c7e925db",
+        "Dots3NoteTextIndexer": "40acc382d9bf187f",
+        "MistralLarge4TextAttention": "fd3d9ddaaf8067f8",
+        "MistralLarge4TextIndexer": "ad0db7d9e43ac597",
+    },
+    "5.24": {
+        "DeepseekV32Attention": "e23ebb00c5c9df92",
+        "DeepseekV32Indexer": "de03001a752dc281",
+        "GlmMoeDsaAttention": "fab579bb2f873d72",
+        "GlmMoeDsaIndexer": "d7312bad3ce855bb",
+        "HYV4Attention": "22d49863640df011",
+        "HYV4Indexer": "9aac134e84ee6644",
+        "HYV4VLAttention": "8f401679e75c68ab",
+        "HYV4VLIndexer": "9e9ab4f33c069021",
+        "Dots3NoteTextAttention": "febda14a126d7f96",
+        "Dots3NoteTextIndexer": "e12e82a96e6301be",
+        "MistralLarge4TextAttention": "a62a27e486a5850a",
+        "MistralLarge4TextIndexer": "6d4f1c7021fe6032",
+    },
 }
 
 
-@pytest.mark.parametrize("name", VERSIONS["5.23"])
+@pytest.mark.parametrize("name", VERSIONS[version()])
 def test_the_original_is_what_is_compared_with(name):
     """The forward passes that run under "eager" are those of transformers, as released."""
-    family = VERSIONS["5.23"][name]
+    family = VERSIONS[version()][name]
     module = importlib.import_module(family.module)
     for kind in (getattr(module, family.attention), getattr(module, family.indexer)):
         original = inspect.unwrap(kind.forward)
@@ -349,8 +368,10 @@ def test_the_original_is_what_is_compared_with(name):
         with open(module.__file__) as file:
             assert inspect.getsource(original) in file.read()
         digest = hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()
-        assert digest[:16] == ORIGINALS[kind.__name__]
+        assert digest[:16] == ORIGINALS[version()][kind.__name__]
 
 
 def test_what_is_supported():
-    assert winnow.transformers.FAMILIES == tuple(VERSIONS["5.23"])
+    assert list(VERSIONS) == list(ORIGINALS) == ["5.23", "5.24"]
+    assert winnow.transformers.FAMILIES == tuple(VERSIONS[version()])
+    assert set(VERSIONS["5.24"]) - set(VERSIONS["5.23"]) == {"hy_v4_vl_text"}

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from dsa_models import FAMILIES, TOPK, make, tokens
+from dsa_models import CACHE, FAMILIES, TOPK, make, tokens
 from test_transformers import LEFT, RIGHT, one_thread, padding  # noqa: F401
 from winnow.transformers import absorbed, attend_densely, attention_share, indexer_loss
 
@@ -38,12 +38,18 @@ class Watch:
         def topk(scores, *_, **__):
             raise Found(scores)
 
-        detached = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
+        def detached(value):
+            if isinstance(value, tuple):
+                return tuple(detached(part) for part in value)
+            return value.detach() if isinstance(value, torch.Tensor) else value
+
+        arguments = [detached(value) for value in arguments]
+        options = {name: detached(value) for name, value in options.items()}
         original = inspect.unwrap(type(indexer).forward)
         with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "topk", topk)
             with pytest.raises(Found) as found:
-                original(indexer, *detached, **{**options, "past_key_values": None})
+                original(indexer, *arguments, **options)
         self.scores[indexer.layer_idx] = found.value.args[0]
 
     def stop(self):
@@ -237,6 +243,6 @@ def test_rows_in_a_cache_are_refused(model):
     ids = tokens(1, 12)
     out = model(input_ids=ids[:, :8])
     indexer_loss(model)
-    model(input_ids=ids[:, 8:], past_key_values=out.past_key_values)
+    model(input_ids=ids[:, 8:], **{CACHE: out[CACHE]})
     with pytest.raises(ValueError, match="past_key_values: want a forward pass whose 4 queries"):
         indexer_loss(model)

@@ -106,7 +106,7 @@ def test_a_model_class_that_is_not_of_transformers(refused):
 
 
 def test_a_module_that_something_else_has_replaced(refused, monkeypatch):
-    family = registry.VERSIONS["5.23"]["deepseek_v32"]
+    family = registry.VERSIONS[registry.version()]["deepseek_v32"]
     module = importlib.import_module(family.module)
     monkeypatch.setattr(registry, "_prepared", set())
     monkeypatch.setattr(module.DeepseekV32Indexer, "forward", lambda self, *a, **o: None)
@@ -117,11 +117,12 @@ def test_a_module_that_something_else_has_replaced(refused, monkeypatch):
 
 
 def test_other_versions_of_transformers(refused, monkeypatch):
-    monkeypatch.setattr(registry.transformers, "__version__", "5.24.1")
-    text = "transformers.__version__: want 5.23.x, got 5.24.1"
-    refused(text, registry.register)
-    monkeypatch.setattr(registry.transformers, "__version__", "5.23.4")
-    assert registry._families() is registry.VERSIONS["5.23"]
+    for other in ("5.22.3", "5.25.0", "6.23.0"):
+        monkeypatch.setattr(registry.transformers, "__version__", other)
+        refused(f"transformers.__version__: want 5.23.x or 5.24.x, got {other}", registry.register)
+    for known in ("5.23", "5.24"):
+        monkeypatch.setattr(registry.transformers, "__version__", known + ".4")
+        assert registry._families() is registry.VERSIONS[known]
 
 
 def test_a_configuration_that_is_changed_behind_the_model(monkeypatch):
@@ -130,7 +131,9 @@ def test_a_configuration_that_is_changed_behind_the_model(monkeypatch):
     model = make("glm_moe_dsa", "winnow")
     with torch.no_grad():
         want = model(ids).logits
-        module = importlib.import_module(registry.VERSIONS["5.23"]["glm_moe_dsa"].module)
+        module = importlib.import_module(
+            registry.VERSIONS[registry.version()]["glm_moe_dsa"].module
+        )
         for kind in (module.GlmMoeDsaAttention, module.GlmMoeDsaIndexer):
             monkeypatch.setattr(kind, "forward", kind.forward.__wrapped__)
         monkeypatch.setattr(registry, "_prepared", set())
@@ -153,6 +156,14 @@ def test_dropout_of_attention_weights(refused):
 
 def test_attention_weights(model, refused):
     refused("output_attentions: want False", model, tokens(), output_attentions=True)
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_caches_of_other_kinds(model, refused, name):
+    """Such as that of continuous batching, which keeps rows in pages."""
+    attention = model.model.layers[0].self_attn
+    text = "cache: want a Cache of transformers, as generate.* makes it, got dict"
+    refused(text, attention, torch.zeros(1, 4, 64), None, None, **{name: {}})
 
 
 def test_masks_that_are_no_ranges(model, refused):

@@ -5,6 +5,7 @@ from typing import Iterator, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
 from winnow import torch as operators
 from winnow._torch_private import in_backward
@@ -42,25 +43,32 @@ def working_dtype(hidden: Tensor) -> torch.dtype:
     return dtype
 
 
-def _check_options(attention: nn.Module, options: dict) -> None:
+def _check_options(attention: nn.Module, cache, options: dict) -> None:
     if attention.training and attention.attention_dropout > 0:
         refuse("attention_dropout", "0 in training", attention.attention_dropout)
     if options.get("output_attentions") or attention.config.output_attentions:
         refuse("output_attentions", "False: attention weights are never formed", True)
-    if options.get("cache") is not None:
-        refuse("cache", "past_key_values", type(options["cache"]).__name__)
+    if cache is not None and not isinstance(cache, Cache):  # that of continuous batching
+        refuse("cache", "a Cache of transformers, as generate() makes it", type(cache).__name__)
+
+
+def _check_positions(embeddings: tuple, hidden: Tensor) -> None:
+    """Embeddings have the shape of the positions that the caller gave, and a last dimension."""
+    batch, queries, _ = hidden.shape
+    given = list(embeddings[0].shape[:-1])
+    if len(given) != 2 or given[0] not in (1, batch) or given[1] not in (1, queries):
+        refuse("position_ids", f"shape [batch, queries] = [{batch}, {queries}]", given)
 
 
 def _ranges(attention_mask: Optional[Tensor], hidden: Tensor, rows: int, options: dict) -> Tensor:
     batch, queries, _ = hidden.shape
+    ours = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.int32
     if attention_mask is None:
         found = masks.ranges(batch, queries, rows, q_offset=rows - queries, device=hidden.device)
-    elif (
-        isinstance(attention_mask, Tensor)
-        and attention_mask.dim() == 3
-        and attention_mask.dtype == torch.int32
-    ):
+    elif ours and attention_mask.dim() == 3:
         found = attention_mask
+    elif ours and attention_mask.dim() == 2:
+        found = masks.of_padding(attention_mask, batch, queries, rows)
     else:
         found = masks.of_dense(attention_mask, batch, queries, rows)
     if found.shape != (batch, queries, 2):
@@ -68,7 +76,7 @@ def _ranges(attention_mask: Optional[Tensor], hidden: Tensor, rows: int, options
         refuse("attention_mask", wanted, f"shape {list(attention_mask.shape)}")
     if options.get("cu_seq_lens_q") is not None:
         lengths = options["cu_seq_lens_q"], options.get("cu_seq_lens_k")
-        found = masks.of_sequences(found, *lengths)
+        found = masks.of_sequences(found, rows, *lengths)
     return found
 
 
@@ -126,17 +134,20 @@ def _attention(
     hidden_states: Tensor,
     position_embeddings: tuple,
     attention_mask: Optional[Tensor] = None,
-    past_key_values=None,
+    cache=None,
     position_ids: Optional[Tensor] = None,
     prev_topk_indices: Optional[Tensor] = None,
     shared_kv_states=None,
+    past_key_values=None,  # the name of `cache` in transformers 5.23
     **options,
 ):
-    _check_options(self, options)
+    cache = past_key_values if cache is None else cache
+    _check_options(self, cache, options)
+    _check_positions(position_embeddings, hidden_states)
     dtype = working_dtype(hidden_states)
     batch, queries, _ = hidden_states.shape
     projected = family.project(
-        self, hidden_states, position_embeddings, position_ids, past_key_values, shared_kv_states
+        self, hidden_states, position_embeddings, position_ids, cache, shared_kv_states
     )
     group = tensor_parallel.group_of(self, projected.q_pass.shape[2])
     # The gradient of k_rope is summed where transformers does it, behind kv_a_proj_with_mqa.
@@ -146,14 +157,13 @@ def _attention(
     ranges = _ranges(attention_mask, hidden_states, count, options)
     indices = prev_topk_indices
     dense = getattr(self, "_winnow_dense", False)
-    if dense and past_key_values is None:
+    if dense and cache is None:
         indices = None
     elif self.indexer is not None:
         resid = {} if projected.q_resid is None else {"q_resid": projected.q_resid}
         indices = self.indexer(
             hidden_states=hidden_states, position_embeddings=position_embeddings,
-            attention_mask=ranges, position_ids=position_ids, past_key_values=past_key_values,
-            **resid,
+            attention_mask=ranges, position_ids=position_ids, cache=cache, **resid,
         )  # fmt: skip
     elif indices is None:
         refuse("prev_topk_indices", "the indices of a layer before that has an indexer", None)
@@ -165,9 +175,9 @@ def _attention(
     values, lse = absorbed.attend(problem, self.scaling)
     if self.indexer is not None and _recording(self):
         self._winnow_record = Record(
-            hidden_states.detach(), position_embeddings, position_ids, ranges,
-            None if dense else indices, rows.detach(), lse.view(batch, queries, -1),
-            group,
+            hidden_states.detach(), tuple(part.detach() for part in position_embeddings),
+            position_ids, ranges, None if dense else indices, rows.detach(),
+            lse.view(batch, queries, -1), group,
         )  # fmt: skip
     values = family.gated(self, hidden_states, values.view(batch, queries, *values.shape[1:]))
     out = self.o_proj(values.reshape(batch, queries, -1))
@@ -199,14 +209,14 @@ def _indexer(
     position_embeddings: tuple,
     attention_mask: Tensor,
     position_ids: Optional[Tensor] = None,
-    past_key_values=None,
+    cache=None,
     q_resid: Optional[Tensor] = None,
 ) -> Tensor:
     """[batch, queries, topk] rows within the sequence: ascending, then -1."""
     dtype = working_dtype(hidden_states)
     q, k, weights = family.score(self, hidden_states, q_resid, position_embeddings, position_ids)
-    if past_key_values is not None:
-        k = past_key_values.update_indexer(k, self.layer_idx)
+    if cache is not None:
+        k = cache.update_indexer(k, self.layer_idx)
     batch, queries = hidden_states.shape[:2]
     rows = k.shape[1]
     scored = (q.flatten(0, 1).to(dtype), k.flatten(0, 1).to(dtype), weights.flatten(0, 1))

@@ -20,10 +20,15 @@ _ADDITIVE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _PIECE = 1 << 24
 
 
-def _require(holds: Tensor, argument: str, wanted: str, got: str) -> None:
+def _unknown(value: Tensor) -> bool:
+    """Whether the host cannot wait for a value."""
+    capturing = value.is_cuda and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or capturing
+
+
+def _require(holds: Tensor, argument: str, wanted: str, got) -> None:
     """An error unless `holds`; on the device where the host cannot wait for the answer."""
-    capturing = holds.is_cuda and torch.cuda.is_current_stream_capturing()
-    if torch.compiler.is_compiling() or capturing:
+    if _unknown(holds):
         assert_async(holds, f"transformers: {argument}: want {wanted}, got {got}")
     elif not bool(holds):
         refuse(argument, wanted, got)
@@ -49,10 +54,11 @@ def _of_visible(visible: Tensor) -> Tensor:
 
 
 def of_dense(mask: Tensor, batch: int, queries: int, rows: int) -> Tensor:
-    """The ranges of a mask that the caller made: [batch, 1, queries, rows], bool or additive."""
+    """The ranges of a mask that the caller made: [batch or 1, 1, queries, rows], bool or
+    additive."""
     _check_tensor("attention_mask", mask)
     wanted = [batch, 1, queries, rows]
-    if list(mask.shape) != wanted:
+    if list(mask.shape) not in (wanted, [1, *wanted[1:]]):
         refuse("attention_mask", f"shape [batch, 1, queries, rows] = {wanted}", list(mask.shape))
     if mask.dtype not in (torch.bool, *_ADDITIVE):
         names = ", ".join(str(d).removeprefix("torch.") for d in _ADDITIVE)
@@ -68,7 +74,7 @@ def of_dense(mask: Tensor, batch: int, queries: int, rows: int) -> Tensor:
             _require((hidden | (piece == 0)).all(), "attention_mask", wanted, "other values")
             piece = ~hidden
         pieces.append(_of_visible(piece))
-    return torch.cat(pieces, 1)
+    return torch.cat(pieces, 1).expand(batch, queries, 2)
 
 
 def _of_function(function, batch, positions, rows, padding, device) -> Tensor:
@@ -78,12 +84,55 @@ def _of_function(function, batch, positions, rows, padding, device) -> Tensor:
     step = max(1, _PIECE // max(1, batch * rows.shape[0]))
     pieces = []
     for piece in positions.split(step):
-        visible = function(row, head, piece[None, None, :, None], rows[None, None, None, :])
+        try:
+            visible = function(row, head, piece[None, None, :, None], rows[None, None, None, :])
+        except IndexError:  # what the function looks up has fewer tokens
+            wanted = f"shape [batch, queries] = [{batch}, {len(positions)}]"
+            refuse("position_ids", wanted, "fewer sequences or tokens")
         visible = visible.expand(batch, 1, len(piece), len(rows))[:, 0]
         if padding is not None:
             visible = visible & padding[:, None]
         pieces.append(_of_visible(visible))
     return torch.cat(pieces, 1)
+
+
+def _check_padding(mask: Tensor, batch: int, tokens, rows: int) -> None:
+    """A mask of two dimensions has a column for each of the tokens so far, or more where a static
+    cache has room for more rows."""
+    _check_tensor("attention_mask", mask)
+    shape = list(mask.shape)
+    if mask.dim() != 2 or shape[0] not in (1, batch):
+        wanted = f"shape [batch={batch}, rows] or [batch, 1, queries, rows]"
+        refuse("attention_mask", wanted, shape)
+    if isinstance(tokens, Tensor) and _unknown(tokens):
+        wanted = f"shape [batch={batch}, rows], with a row for each token so far"
+        _require(tokens <= shape[1], "attention_mask", wanted, shape)
+        tokens = min(shape[1], rows)
+    if not tokens <= shape[1] <= max(tokens, rows):
+        wanted = f"shape [batch, rows] = [{batch}, {int(tokens)}]"
+        wanted += f" to [{batch}, {rows}]" if rows > tokens else ""
+        refuse("attention_mask", wanted, shape)
+
+
+def _causal(positions: Tensor, rows: int, padding: Optional[Tensor], batch: int) -> Tensor:
+    """padding: [batch or 1, rows], false at padding."""
+    end = (positions + 1).clamp(0, rows).to(torch.int32).expand(batch, len(positions))
+    start = torch.zeros_like(end)
+    if padding is not None:
+        real = _of_visible(padding)
+        start = real[:, None, 0].expand_as(end)
+        end = torch.minimum(end, real[:, None, 1])
+        # A query that is padding itself sees nothing.
+        end = torch.where(padding[:, positions], end, start)
+    return torch.stack((start, end), -1)
+
+
+def of_padding(mask: Tensor, batch: int, queries: int, rows: int) -> Tensor:
+    """The ranges of the first queries, which ranges() left to the layer: mask is int32."""
+    if mask.shape[1] != rows:
+        wanted = f"shape [batch, rows] = [{batch}, {rows}]"
+        refuse("attention_mask", wanted, list(mask.shape))
+    return _causal(torch.arange(queries, device=mask.device), rows, mask.bool(), batch)
 
 
 def ranges(
@@ -101,47 +150,51 @@ def ranges(
     """The ranges in the place of a mask, with the arguments of transformers' mask functions."""
     if use_vmap:
         refuse("mask", _WANTED, "or_mask_function or and_mask_function")
+    causal = mask_function is causal_mask_function
     positions = torch.arange(q_length, device=device) + q_offset
-    rows = torch.arange(kv_length, device=device) + kv_offset
     padding = None
     if attention_mask is not None:
-        _check_tensor("attention_mask", attention_mask)
-        if attention_mask.dim() != 2 or attention_mask.shape[0] not in (1, batch_size):
-            wanted = f"shape [batch={batch_size}, rows] or [batch, 1, queries, rows]"
-            refuse("attention_mask", wanted, list(attention_mask.shape))
+        rows = kv_offset + kv_length
+        _check_padding(attention_mask, batch_size, q_offset + q_length, rows)
         padding = attention_mask[:, kv_offset : kv_offset + kv_length].to(device, torch.bool)
+        first = not isinstance(q_offset, Tensor) and q_offset == 0
+        if first and padding.shape[1] == kv_length > q_length:
+            # A static cache has that many rows; or nothing has, as transformers counts the rows by
+            # the mask where there is no cache. The layer sees which.
+            if not causal:
+                wanted = f"shape [batch, rows] = [{batch_size}, {q_length}]"
+                refuse("attention_mask", wanted, list(attention_mask.shape))
+            return padding.to(torch.int32)
         missing = kv_length - padding.shape[1]  # a cache has room for more
         padding = torch.nn.functional.pad(padding, (0, missing))
-    if mask_function is causal_mask_function:
-        end = (positions + (1 - kv_offset)).clamp(0, kv_length).to(torch.int32)
-        end = end.expand(batch_size, q_length)
-        start = torch.zeros_like(end)
-        if padding is not None:
-            real = _of_visible(padding)
-            start = real[:, None, 0].expand_as(end)
-            end = torch.minimum(end, real[:, None, 1])
-    else:
-        found = _of_function(mask_function, batch_size, positions, rows, padding, device)
-        start, end = found.unbind(-1)
+    if causal:
+        return _causal(positions - kv_offset, kv_length, padding, batch_size)
+    rows = torch.arange(kv_length, device=device) + kv_offset
+    found = _of_function(mask_function, batch_size, positions, rows, padding, device)
     if padding is not None:  # a query that is padding itself sees nothing
+        start, end = found.unbind(-1)
         end = torch.where(padding[:, positions - kv_offset], end, start)
-    return torch.stack((start, end), -1)
+        found = torch.stack((start, end), -1)
+    return found
 
 
-def of_sequences(found: Tensor, starts_q: Tensor, starts_k: Optional[Tensor]) -> Tensor:
+def of_sequences(found: Tensor, rows: int, starts_q: Tensor, starts_k: Optional[Tensor]) -> Tensor:
     """Ranges within packed sequences, as cu_seq_lens_q and cu_seq_lens_k describe them."""
     starts_k = starts_q if starts_k is None else starts_k
-    for argument, starts in (("cu_seq_lens_q", starts_q), ("cu_seq_lens_k", starts_k)):
+    batch, s_q, _ = found.shape
+    if batch != 1:
+        refuse("cu_seq_lens_q", "a batch of 1, which holds the packed sequences", f"{batch}")
+    both = (("cu_seq_lens_q", starts_q, s_q), ("cu_seq_lens_k", starts_k, rows))
+    for argument, starts, count in both:
         _check_tensor(argument, starts)
         whole = starts.dtype in (torch.int32, torch.int64)
         if not whole or starts.dim() != 1 or len(starts) < 2 or len(starts) != len(starts_q):
             wanted = "int32 or int64 of shape [sequences + 1], as many for queries as for keys"
             got = f"{str(starts.dtype).removeprefix('torch.')} of shape {list(starts.shape)}"
             refuse(argument, wanted, got)
+        ascending = (starts[0] == 0) & (starts.diff() >= 0).all() & (starts[-1] <= count)
+        _require(ascending, argument, f"numbers that ascend from 0 to at most {count}", "others")
     starts_q, starts_k = starts_q.to(found.device), starts_k.to(found.device)
-    batch, s_q, _ = found.shape
-    if batch != 1:
-        refuse("cu_seq_lens_q", "a batch of 1, which holds the packed sequences", f"{batch}")
     at = torch.arange(s_q, device=found.device)
     sequence = torch.searchsorted(starts_q, at, right=True) - 1
     within = (sequence >= 0) & (sequence < starts_q.shape[0] - 1)

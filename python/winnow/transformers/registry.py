@@ -13,8 +13,8 @@ from winnow.transformers import layer, masks
 from winnow.transformers.families import HYV4, DeepseekV32, Dots3Note, Family, MistralLarge4
 from winnow.transformers.refusal import refuse
 
-# The models of a version by the model type of their text configuration.
-_FAMILIES_5_23: Dict[str, Family] = {
+# The models of each version by the model type of their text configuration.
+_FAMILIES: Dict[str, Family] = {
     "deepseek_v32": DeepseekV32("deepseek_v32", "DeepseekV32", shares_indices=False),
     "glm_moe_dsa": Family("glm_moe_dsa", "GlmMoeDsa", shares_indices=True),
     "hy_v4": HYV4("hy_v4", "HYV4", shares_indices=True),
@@ -28,7 +28,11 @@ _FAMILIES_5_23: Dict[str, Family] = {
         "mistral_large4", "MistralLarge4Text", shares_indices=True, towers=("pixtral",)
     ),
 }
-VERSIONS: Dict[str, Dict[str, Family]] = {"5.23": _FAMILIES_5_23}
+_HYV4_VL = HYV4("hy_v4_vl", "HYV4VL", shares_indices=True, towers=("hy_v4_vl_vision",))
+VERSIONS: Dict[str, Dict[str, Family]] = {
+    "5.23": _FAMILIES,
+    "5.24": {**_FAMILIES, "hy_v4_vl_text": _HYV4_VL},
+}
 
 # Sparse attention of other kinds, which Winnow has no operation for.
 _UNSUPPORTED = {
@@ -40,16 +44,21 @@ _UNSUPPORTED = {
 }
 
 
-def _families() -> Dict[str, Family]:
-    version = ".".join(transformers.__version__.split(".")[:2])
-    if version not in VERSIONS:
-        known = ", ".join(f"{v}.x" for v in VERSIONS)
+def version() -> str:
+    """Which of VERSIONS is installed, or an error."""
+    installed = ".".join(transformers.__version__.split(".")[:2])
+    if installed not in VERSIONS:
+        known = " or ".join(f"{v}.x" for v in VERSIONS)
         refuse("transformers.__version__", known, transformers.__version__)
-    return VERSIONS[version]
+    return installed
 
 
-FAMILIES = tuple(_FAMILIES_5_23)
-"""The model types that run on Winnow."""
+def _families() -> Dict[str, Family]:
+    return VERSIONS[version()]
+
+
+FAMILIES = tuple(_families())
+"""The model types of the installed version that run on Winnow."""
 
 
 def family_of(config) -> Optional[Family]:

@@ -1,0 +1,36 @@
+"""The older of the supported versions of transformers, which tools/setup unpacks beside the pinned
+one: some cases of each family, in a process that finds it first."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from winnow.transformers.registry import VERSIONS, version
+
+FOLDER = Path(sys.prefix) / "transformers"
+CASES = (
+    "test_transformers.py::test_loss_logits_and_every_gradient",
+    "test_transformers.py::test_steps_with_a_cache",
+    "test_transformers.py::test_the_original_is_what_is_compared_with",
+    "test_transformers.py::test_what_is_supported",
+    "test_transformers_towers.py",
+)
+
+
+def test_the_older_version():
+    older, newer = VERSIONS
+    assert version() == newer
+    if not FOLDER.is_dir():
+        pytest.skip(f"transformers {older} is not in {FOLDER}: `tools/setup python` brings it")
+    path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        [*command, *(str(here / case) for case in CASES)],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    # Five families: the newer version has six.
+    assert f"{5 * (3 + 2 + 1) + 1 + 2} passed" in result.stdout, result.stdout
