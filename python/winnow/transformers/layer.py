@@ -1,7 +1,7 @@
 """The forward passes of attention and indexer modules under "winnow"."""
 
 import functools
-from typing import NamedTuple, Optional
+from typing import Iterator, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from transformers import Cache
 
 from winnow import torch as operators
 from winnow._torch_private import in_backward
-from winnow.transformers import absorbed, masks, tensor_parallel
+from winnow.transformers import absorbed, inside, masks, tensor_parallel
 from winnow.transformers.families import Family, Projected
 from winnow.transformers.refusal import refuse
 
@@ -149,7 +149,7 @@ def _attention(
     projected = family.project(
         self, hidden_states, position_embeddings, position_ids, cache, shared_kv_states
     )
-    group = tensor_parallel.group_of(self.kv_b_proj)
+    group = tensor_parallel.group_of(self, projected.q_pass.shape[2])
     # The gradient of k_rope is summed where transformers does it, behind kv_a_proj_with_mqa.
     latent = tensor_parallel.read_by_heads(projected.latent, group)
     rows = torch.cat((latent, projected.k_rope), -1).to(dtype)
@@ -197,7 +197,14 @@ def _recording(attention: nn.Module) -> bool:
     pass."""
     if not attention.training or torch.compiler.is_compiling():
         return False
-    return not in_backward() and any(p.requires_grad for p in attention.indexer.parameters())
+    return not in_backward() and any(p.requires_grad for p in _parameters(attention.indexer))
+
+
+def _parameters(module: nn.Module) -> Iterator[Tensor]:
+    """All of them, also where FSDP has put plain tensors in their place."""
+    for part in module.modules():
+        found = (*part._parameters.values(), *vars(part).values())
+        yield from (value for value in found if isinstance(value, Tensor))
 
 
 @torch.no_grad()
@@ -237,13 +244,15 @@ def _quantized(q: Tensor, k: Tensor, weights: Tensor) -> "tuple[tuple, Tensor]":
 
 def replace_forwards(family: Family, attention: type, indexer: type) -> None:
     """Has the attention modules of a class run on Winnow where their configuration says so, and
-    their indexers where they are given ranges."""
+    their indexers where they are given ranges. Both take inside.OPTION."""
 
     def replacing(kind, ours, wanted):
         original = kind.forward
 
         @functools.wraps(original)
         def forward(self, *arguments, **options):
+            if inside.OPTION in options:
+                return options[inside.OPTION](*arguments)
             if wanted(self, options):
                 return ours(family, self, *arguments, **options)
             return original(self, *arguments, **options)

@@ -1,6 +1,7 @@
 """How the indexers of a model choose, the loss that trains them, and what it is judged by."""
 
-from typing import Iterator, NamedTuple, Optional, Tuple
+from functools import partial
+from typing import Callable, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from winnow import torch as operators
 from winnow.indexer_loss import attention_of_heads
-from winnow.transformers import absorbed, tensor_parallel
+from winnow.transformers import absorbed, inside, tensor_parallel
 from winnow.transformers.families import Family
 from winnow.transformers.layer import Record, heads_matrices
 from winnow.transformers.refusal import refuse
@@ -21,7 +22,8 @@ def _attentions(model: nn.Module) -> Iterator[Tuple[Family, nn.Module]]:
         refuse("model", "a module of torch", type(model).__name__)
     for module in model.modules():
         config = getattr(module, "config", None)
-        family = family_of(config) if hasattr(module, "kv_b_proj") else None
+        # Its own child: a wrapper around the layer has all names that the layer has.
+        family = family_of(config) if "kv_b_proj" in module._modules else None
         if family is not None and family.has_indexer(module):
             yield family, module
 
@@ -92,12 +94,12 @@ class _Sequence(NamedTuple):
         )
 
 
-def _sequences(family: Family, attention: nn.Module, record: Record) -> Iterator[_Sequence]:
-    """The sequences of a batch; the indexer's tensors with gradients in its weights alone."""
+def _sequences(
+    family: Family, attention: nn.Module, record: Record, carrier: Tensor
+) -> Iterator[_Sequence]:
+    """The sequences of a batch; the indexer's tensors with gradients in its weights alone. Within
+    the forward pass of the layer, which has its parameters there (see inside.call())."""
     batch, queries, _ = record.hidden.shape
-    if record.rows.shape[1] != queries:
-        wanted = f"a forward pass whose {queries} queries see no rows from before"
-        refuse("past_key_values", wanted, f"{record.rows.shape[1]} rows")
     dtype = record.rows.dtype
     with torch.no_grad():
         sizes = [512, record.rows.shape[-1] - 512]
@@ -108,15 +110,16 @@ def _sequences(family: Family, attention: nn.Module, record: Record) -> Iterator
         )  # fmt: skip
         matrices = heads_matrices(attention, dtype, record.rows.device)
         sink = family.sink(attention)
-        sink = None if sink is None else tensor_parallel.own_heads(sink).float()
-    heads = matrices[0].shape[1]
-    if heads != attention.num_heads and record.group is None:
-        wanted = f"all {attention.num_heads} heads, or weights sharded by transformers"
-        refuse("kv_b_proj", wanted, f"{heads} of them")
+        sink = None if sink is None else sink.to(torch.float32, copy=True)
     indexer = attention.indexer
-    q, k, weights = family.score(
-        indexer, record.hidden, projected.q_resid, record.embeddings, record.position_ids
-    )
+
+    def score(carrier: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        q, k, weights = family.score(
+            indexer, record.hidden, projected.q_resid, record.embeddings, record.position_ids
+        )
+        return q, k, weights + carrier
+
+    q, k, weights = inside.call(indexer, score, carrier)
     for b in range(batch):
         start, end = (limit.contiguous() for limit in record.ranges[b].unbind(-1))
         indices = None if record.indices is None else record.indices[b]
@@ -150,9 +153,9 @@ def _losses(sequence: _Sequence, queries: slice, q: Tensor, k: Tensor, weights: 
     )
 
 
-def _loss_of_layer(family: Family, attention: nn.Module, record: Record) -> Tensor:
-    total, count = 0, 0
-    for sequence in _sequences(family, attention, record):
+def _loss_of_layer(family: Family, attention: nn.Module, record: Record, carrier: Tensor) -> Tensor:
+    total, count = carrier, 0
+    for sequence in _sequences(family, attention, record, carrier):
         leaves = (sequence.q, sequence.k, sequence.weights)
         pieces = list(sequence.pieces())
         for queries in pieces:
@@ -165,16 +168,48 @@ def _loss_of_layer(family: Family, attention: nn.Module, record: Record) -> Tens
     return total / count.clamp(min=1)
 
 
+def _share_of_layer(
+    family: Family, attention: nn.Module, record: Record, carrier: Tensor
+) -> Tensor:
+    total, count = carrier, 0
+    for sequence in _sequences(family, attention, record, carrier):
+        for queries in sequence.pieces():
+            of_chosen, of_all = _logs(sequence, queries)
+            sees = sequence.key_end[queries] > sequence.key_start[queries]
+            own = (of_chosen - of_all).exp().sum(-1)
+            share = tensor_parallel.sum_over_heads(own, sequence.group) / sequence.heads
+            total = total + torch.where(sees, share, 0).sum()
+            count = count + sees.sum()
+    return total / count.clamp(min=1)
+
+
 def _records(model: nn.Module) -> Iterator[Tuple[Family, nn.Module, Record]]:
     found = False
     for family, attention in _attentions(model):
         record: Optional[Record] = getattr(attention, "_winnow_record", None)
-        if attention.indexer is not None and record is not None:
-            found = True
-            yield family, attention, record
+        if attention.indexer is None or record is None:
+            continue
+        found = True
+        queries, rows = record.hidden.shape[1], record.rows.shape[1]
+        if rows != queries:
+            wanted = f"a forward pass whose {queries} queries see no rows from before"
+            refuse("past_key_values", wanted, f"{rows} rows")
+        heads = record.lse.shape[-1]
+        if heads != attention.num_heads and record.group is None:
+            wanted = f"all {attention.num_heads} heads, or weights sharded by transformers"
+            refuse("kv_b_proj", wanted, f"{heads} of them")
+        yield family, attention, record
     if not found:
         wanted = 'one whose last forward pass was in training mode, on "winnow", with an indexer'
         refuse("model", wanted + " that is not frozen", type(model).__name__)
+
+
+def _mean_of_layers(model: nn.Module, of_layer: Callable[..., Tensor]) -> Tensor:
+    records = list(_records(model))
+    calls = {found[1]: partial(of_layer, *found) for found in records}
+    device = records[0][2].hidden.device
+    values = inside.each(model, calls, device)
+    return torch.stack([value.to(device) for value in values]).mean()
 
 
 def indexer_loss(model: nn.Module) -> Tensor:
@@ -190,13 +225,17 @@ def indexer_loss(model: nn.Module) -> Tensor:
         loss = model(ids, labels=ids).loss + indexer_loss(model)
 
     A model in training mode keeps for this, from one forward pass to the next, the inputs of its
-    attention layers and the chosen rows; where indexers are frozen it keeps nothing.
+    attention layers and the chosen rows; where indexers are frozen it keeps nothing. The call is
+    one more forward pass of the attention layers inside of all modules around them, without the
+    other layers: hooks run, parameters are gathered where they are sharded, and the backward pass
+    reduces gradients. Every process of a group has to make it. With wrappers, model is what is
+    called.
 
     Raises:
-        ValueError: there was no such forward pass, or it began with rows in a cache.
+        ValueError: there was no such forward pass, or it began with rows in a cache; or model
+            is a part of a FullyShardedDataParallel, or has find_unused_parameters.
     """
-    losses = [_loss_of_layer(*found) for found in _records(model)]
-    return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
+    return _mean_of_layers(model, _loss_of_layer)
 
 
 @torch.no_grad()
@@ -204,19 +243,7 @@ def attention_share(model: nn.Module) -> Tensor:
     """The share of the attention to all rows that falls on those which the indexer chooses, in the
     last forward pass of a model in training mode: the mean over heads, queries and layers with an
     indexer, from 0 to 1; sinks take no part. A trained indexer is near 1."""
-    shares = []
-    for family, attention, record in _records(model):
-        total, count = 0, 0
-        for sequence in _sequences(family, attention, record):
-            for queries in sequence.pieces():
-                of_chosen, of_all = _logs(sequence, queries)
-                sees = sequence.key_end[queries] > sequence.key_start[queries]
-                own = (of_chosen - of_all).exp().sum(-1)
-                share = tensor_parallel.sum_over_heads(own, sequence.group) / sequence.heads
-                total = total + torch.where(sees, share, 0).sum()
-                count = count + sees.sum()
-        shares.append(total / count.clamp(min=1))
-    return torch.stack([share.to(shares[0].device) for share in shares]).mean()
+    return _mean_of_layers(model, _share_of_layer)
 
 
 def _logs(sequence: _Sequence, queries: slice) -> Tuple[Tensor, Tensor]:

@@ -10,22 +10,18 @@ import torch
 from torch import Tensor, nn
 
 
-def group_of(kv_b_proj: nn.Module) -> Optional["torch.distributed.ProcessGroup"]:
-    """The processes that share the heads; None where this one has all of them."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+def group_of(attention: nn.Module, heads: int) -> Optional["torch.distributed.ProcessGroup"]:
+    """The processes that share the heads, of which this one has some; None where it has all: what
+    shards weights then is not tensor parallelism."""
+    if heads == attention.num_heads:
         return None
     from torch.distributed.tensor import DTensor
 
-    for parameter in kv_b_proj.parameters():
-        if isinstance(parameter, DTensor) and any(p.is_shard() for p in parameter.placements):
+    for parameter in attention.kv_b_proj.parameters():
+        if isinstance(parameter, DTensor):
             mesh = parameter.device_mesh
             return mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
     return None
-
-
-def own_heads(parameter: Tensor) -> Tensor:
-    """The part of a parameter that this process has, outside of the forward pass of its module."""
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def sum_over_heads(of_own_heads: Tensor, group) -> Tensor:
