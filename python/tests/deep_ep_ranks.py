@@ -11,7 +11,7 @@ import sys
 import traceback
 
 PROCESSES = 6
-_START_SECONDS, _SECONDS = 240, 60
+_SECONDS = 240
 
 
 def _serve(rank, processes, device, port, connection, beside):
@@ -62,7 +62,7 @@ class Pool:
             self._ends.append(ours)
             self._processes.append(process)
         for rank, end in enumerate(self._ends):
-            assert end.poll(_START_SECONDS), f"rank {rank} did not start"
+            assert end.poll(_SECONDS), f"rank {rank} did not start"
             end.recv()
 
     def run(self, size, body, *arguments, lost=()):
