@@ -8,6 +8,17 @@ import torch
 from deep_ep_clients import E, H
 
 
+def load(group):
+    """Imports what the others use, for which ranks that call each other would wait, and returns
+    the version."""
+    _functions()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import package_info
+        from megatron.core.models.gpt import gpt_layer_specs  # noqa: F401
+    return package_info.__shortversion__
+
+
 def _functions():
     from winnow import compat
 
@@ -76,6 +87,16 @@ class _Stream:
         pass
 
 
+class _MadeOnTheCpu(torch.overrides.TorchFunctionMode):
+    """For tensors that a layer makes on "cuda" when it is made itself."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
 def _on_the_cpu():
     """Megatron-core asks for a GPU, and for TransformerEngine, around its dispatchers: there it
     gets the CPU, and none."""
@@ -140,7 +161,9 @@ def moe_layer(group, backend, dtype):
                 **dispatcher,
             )
         spec = get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=False)
-        layer = MoELayer(config, spec.submodules.mlp.submodules, pg_collection=groups)
+        with _MadeOnTheCpu():
+            layer = spec.submodules.mlp(config=config, pg_collection=groups)
+        assert type(layer) is MoELayer
         # The router's weights are those of all ranks, each expert's are its own.
         torch.manual_seed(0)
         for name, weights in layer.named_parameters():

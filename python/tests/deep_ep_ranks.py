@@ -7,13 +7,15 @@ group and arguments. Processes cost seconds each to start, so there is one pool 
 import importlib
 import multiprocessing
 import os
+import sys
 import traceback
 
 PROCESSES = 6
-_START_SECONDS, _SECONDS = 240, 60
+_SECONDS = 240
 
 
-def _serve(rank, processes, device, port, connection):
+def _serve(rank, processes, device, port, connection, beside):
+    sys.path[:0] = beside
     os.environ.update(OMP_NUM_THREADS="1", WINNOW_TIMEOUT_SECONDS="20")
     import torch
     import torch.distributed as dist
@@ -40,9 +42,10 @@ def _serve(rank, processes, device, port, connection):
 
 
 class Pool:
-    """`device` "cuda": each with the GPU of its rank."""
+    """`device` "cuda": each with the GPU of its rank. `beside`: folders of packages that its
+    processes take instead of the installed ones."""
 
-    def __init__(self, processes=PROCESSES, device="cpu"):
+    def __init__(self, processes=PROCESSES, device="cpu", beside=()):
         context = multiprocessing.get_context("spawn")
         import torch.distributed as dist
 
@@ -53,13 +56,13 @@ class Pool:
         for rank in range(processes):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, processes, device, port, theirs), daemon=True
+                target=_serve, args=(rank, processes, device, port, theirs, beside), daemon=True
             )
             process.start()
             self._ends.append(ours)
             self._processes.append(process)
         for rank, end in enumerate(self._ends):
-            assert end.poll(_START_SECONDS), f"rank {rank} did not start"
+            assert end.poll(_SECONDS), f"rank {rank} did not start"
             end.recv()
 
     def run(self, size, body, *arguments, lost=()):

@@ -1,16 +1,56 @@
 """torchtitan's own functions over deep_ep, unchanged, on CPU tensors: run by the ranks.
 
 torchtitan registers its operators for CUDA alone: here the same functions are registered for the
-CPU, too.
+CPU, too. Those of hybridep return an object, which torch 2.11 does not know of operators: there
+torch.autograd.Function calls the same functions.
 """
 
+import contextlib
 import importlib
 
 import deep_ep_clients as clients
 import torch
 from deep_ep_clients import E, H, K
+from torch._library import opaque_object
 
 _modules = {}
+_OPERATORS_RETURN_OBJECTS = hasattr(opaque_object, "CustomClassBase")
+
+
+class _Operator:
+    """Stands in for torch.library.custom_op."""
+
+    def __init__(self, name, **options):
+        self._namespace, self._name = name.split("::")
+
+    def __call__(self, function):
+        self._call(function)
+        self._function = function
+        return self
+
+    def _call(self, function):
+        setattr(getattr(torch.ops, self._namespace), self._name, function)
+
+    def register_fake(self, function):
+        return function
+
+    def register_autograd(self, backward, *, setup_context):
+        parts = {"forward": self._function, "setup_context": setup_context, "backward": backward}
+        parts = {name: staticmethod(part) for name, part in parts.items()}
+        self._call(type(self._name, (torch.autograd.Function,), parts).apply)
+
+
+@contextlib.contextmanager
+def _operators_that_return_objects():
+    if _OPERATORS_RETURN_OBJECTS:
+        yield
+        return
+    opaque_object.CustomClassBase = opaque_object.OpaqueBase
+    real, torch.library.custom_op = torch.library.custom_op, _Operator
+    try:
+        yield
+    finally:
+        torch.library.custom_op = real
 
 
 def _module(name):
@@ -18,11 +58,12 @@ def _module(name):
         from winnow import compat
 
         compat.install("deep_ep")
-        module = importlib.import_module(f"torchtitan.distributed.deepep.{name}")
+        with _operators_that_return_objects():
+            module = importlib.import_module(f"torchtitan.distributed.deepep.{name}")
         if name == "deepep":
             torch.library.impl("deepep::dispatch", "cpu", module._dispatch_op_impl)
             torch.library.impl("deepep::combine", "cpu", module._combine_op_impl)
-        else:
+        elif _OPERATORS_RETURN_OBJECTS:
             for part in ("_dispatch", "_combine", "_dispatch_bwd", "_combine_bwd"):
                 operator = getattr(module, f"{part}_impl")
                 operator.register_kernel("cpu", operator._init_fn)

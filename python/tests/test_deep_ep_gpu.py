@@ -45,9 +45,11 @@ MISTAKES = [
 ]
 # Sets what all threads of a process share.
 OF_A_PROCESS = (programs.strange_defaults,)
-each_program = pytest.mark.parametrize(
-    "program", PROGRAMS, ids=["-".join([p[0].__name__, *map(str, p[1:])]) for p in PROGRAMS]
-)
+
+
+def each(programs):
+    ids = ["-".join([p[0].__name__, *map(str, p[1:])]) for p in programs]
+    return pytest.mark.parametrize("program", programs, ids=ids)
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +70,13 @@ def pool():
     made.close()
 
 
-@each_program
+@each([program for program in PROGRAMS if program != OF_A_PROCESS])
 def test_ranks_that_share_a_gpu(threads, program):
-    if program == OF_A_PROCESS:
-        pytest.skip("sets torch's defaults, which ranks that are threads share")
     for world in deep_ep_on_gpu.WORLDS:
         threads.run(world, *program)
 
 
-@each_program
+@each(PROGRAMS)
 def test_a_gpu_for_each_process(pool, program):
     pool.run(2, *program)
 

@@ -353,7 +353,7 @@ def test_torch_func_and_functional_call_give_the_gradients_of_autograd():
         torch.testing.assert_close(pulled, want[1], rtol=0, atol=0)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
 def test_forward_mode_is_an_error():
     weights, indices, x, scores = _losses_of_two_ranks()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-_TOOLS = ["cat", "cmp", "cp", "dirname", "env", "grep", "id", "mkdir", "python3", "rm", "sh"]
+_TOOLS = ["cat", "cmp", "cp", "dirname", "env", "grep", "id", "mkdir", "mv", "python3", "rm", "sh"]
 _INSTALLED = "#!/bin/sh\necho install ok installed\n"
 _NOTHING = "#!/bin/sh\nexit 1\n"
 
@@ -78,6 +78,39 @@ def test_offline_without_apt_says_so(checkout):
     assert result.returncode == 1
     assert "offline needs apt-get and dpkg-deb" in result.stderr
     assert not (checkout[0] / ".deps").exists()
+
+
+_PIP = """#!/bin/sh
+# Pins for requirements_of.py; makes the folder that pip is told, and fails for FAILS.
+if [ "$1" != -m ]; then shift; printf '%s==1\\n' "$@"; exit; fi
+echo "$@" >> calls
+while [ $# -gt 1 ]; do
+  if [ "$1" = --target ]; then mkdir -p "$2"; fi
+  shift
+done
+if [ "$1" = "$FAILS" ]; then exit 1; fi
+"""
+
+
+def test_versions_beside_the_installed_ones_are_unpacked_once(checkout):
+    folder, programs = checkout
+    _program(programs / "dpkg-query", _INSTALLED)
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    _program(folder / ".venv" / "bin" / "python", _PIP.replace("$FAILS", "two==2.0"))
+    (folder / "tools" / "requirements-beside.txt").write_text("# Why.\none==1.5\ntwo==2.0\n")
+    result = _setup(checkout, "python")
+    assert result.returncode == 1 and "could not install what tools/req" in result.stderr, result
+    _program(folder / ".venv" / "bin" / "python", _PIP)
+    for calls in (1, 0):  # of what is there nothing is done again
+        (folder / "calls").write_text("")
+        assert _setup(checkout, "python").returncode == 0
+        made = (folder / "calls").read_text().splitlines()
+        assert len(made) == calls
+        for call in made:
+            assert "--no-deps" in call and "--ignore-requires-python" in call
+            assert call.endswith(" two==2.0")
+        there = {path.name for path in (folder / ".venv" / "beside").iterdir()}
+        assert there == {"one-1.5", "two-2.0"}
 
 
 _BACKEND = """
@@ -174,7 +207,7 @@ def test_commands_to_copy_show_what_pip_does():
 
 def test_everything_of_pip_is_pinned_by_version_and_the_page_says_no_more():
     listed = subprocess.run(
-        ["python3", ROOT / "tools" / "requirements_of.py", "build", "test", "docs"],
+        ["python3", ROOT / "tools" / "requirements_of.py", "build", "test", "clients", "docs"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     lists = [listed, *(path.read_text() for path in (ROOT / "tools").glob("requirements*.txt"))]

@@ -240,7 +240,7 @@ def test_no_gradient_is_lost_in_silence():
 
 
 # torch's own, at the first torch.func.jvp of a process.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
 def test_forward_mode_is_an_error_that_names_the_operator():
     (q, kv, indices), _ = _sparse()
     lse = ops.sparse_mla_forward(q, kv, indices)[2]

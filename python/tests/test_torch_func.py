@@ -7,7 +7,7 @@ import winnow.torch as ops
 from test_indexer_torch import problem
 
 # torch's own, at the first torch.func.jvp of a process.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
 
 
 def _sparse():

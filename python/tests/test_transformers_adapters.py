@@ -60,9 +60,12 @@ def test_adapters_and_hooks_on_kv_b_proj(family):
         torch.testing.assert_close(got[name], gradient, rtol=0, atol=limit, msg=name)
 
 
+# peft 0.21 asks transformers by a name that was replaced.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_lora_of_peft():
     """peft's own, on every projection of the attention; merged, the model gives the same."""
-    peft = pytest.importorskip("peft")
+    import peft
+
     ids = tokens()
     results = []
     for implementation in ("eager", "winnow"):

@@ -6,10 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+import beside
 from winnow.transformers.registry import VERSIONS, version
 
-FOLDER = Path(sys.prefix) / "transformers"
 CASES = (
     "test_transformers.py::test_loss_logits_and_every_gradient",
     "test_transformers.py::test_steps_with_a_cache",
@@ -22,9 +21,10 @@ CASES = (
 def test_the_older_version():
     older, newer = VERSIONS
     assert version() == newer
-    if not FOLDER.is_dir():
-        pytest.skip(f"transformers {older} is not in {FOLDER}: `tools/setup python` brings it")
-    path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+    (unpacked,) = beside.versions("transformers")
+    assert unpacked.startswith(older + ".")
+    folder = beside.folder("transformers", unpacked)
+    path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
     here = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     result = subprocess.run(

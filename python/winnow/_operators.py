@@ -190,9 +190,11 @@ def recorded_by(function):
     """The `apply` of a torch.autograd.Function for recording().
 
     Function.apply() starts the transforms of torch.func; an operator's kernel stands inside them
-    already, where a call is recorded like one of torch's own operators.
+    already, where a call is recorded like one of torch's own operators, without them.
     """
-    record = super(torch.autograd.Function, function).apply
+    names = ("forward", "setup_context", "backward", "jvp")
+    parts = {name: staticmethod(getattr(function, name)) for name in names}
+    record = type(function.__name__, (_private.SingleLevelFunction,), parts).apply
 
     def apply(*arguments):
         if not _private.transforms_active():

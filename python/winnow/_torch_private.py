@@ -2,8 +2,9 @@
 
 torch's public ways to the same end cost more than a call may (register_autograd, twice the time) or
 do not exist. They may change from one version of torch to the next: TESTED names those that the
-tests have run with. With another one `import winnow.torch` warns, and a part that is gone is an
-ImportError that names it; a part that has changed its meaning is for the tests to find.
+tests have run with, the first of them in `make test`. With another one `import winnow.torch` warns,
+and a part that is gone is an ImportError that names it; a part that has changed its meaning is for
+the tests to find.
 """
 
 import importlib
@@ -14,13 +15,14 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad as _forward_ad
 
-TESTED = "2.11"
+TESTED = ("2.11", "2.14", "2.15")
+_TESTED_TEXT = f"{', '.join(TESTED[:-1])} and {TESTED[-1]}"
 
 
 def _check_version(version: str) -> None:
-    if not version.startswith(TESTED + "."):
+    if not version.startswith(tuple(f"{tested}." for tested in TESTED)):
         warnings.warn(
-            f"winnow.torch was tested with torch {TESTED}, not with {version}", stacklevel=2
+            f"winnow.torch was tested with torch {_TESTED_TEXT}, not with {version}", stacklevel=2
         )
 
 
@@ -30,7 +32,7 @@ def _part(module: str, name: str, purpose: str) -> Any:
     except (ImportError, AttributeError):
         raise ImportError(
             f"torch {torch.__version__} has no {module}.{name}, which winnow.torch needs "
-            f"{purpose}; it was tested with torch {TESTED}"
+            f"{purpose}; it was tested with torch {_TESTED_TEXT}"
         ) from None
 
 
@@ -63,6 +65,9 @@ class GradPaused:
 
 # torch.func: whether one of its transforms runs, and recording of a call inside of one.
 transforms_active = _part("torch._C", "_are_functorch_transforms_active", "for torch.func")
+SingleLevelFunction = _part(
+    "torch.autograd.function", "_SingleLevelFunction", "for torch.func"
+)  # what torch.autograd.Function is without them
 recording_inside_transform = _part(
     "torch._functorch.utils", "enable_single_level_autograd_function", "for torch.func"
 )
