@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "THIRD_PARTY", ".gitignore")
 PLANTED = (
-    "secret.txt", ".env", "build-old/object.o", "python/winnow/secret.py", "winnow/note; [1] #2!.txt",
-    "winnow/ spaces ",
+    "secret.txt", ".env", "build-old/object.o", "python/winnow/secret.py", "winnow/ spaces ",
+    "winnow/note; [1] #2!.txt",
 )  # fmt: skip
 PROGRAM = """
 import subprocess, sys, tracked_files
