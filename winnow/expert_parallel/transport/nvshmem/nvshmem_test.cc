@@ -121,9 +121,9 @@ TEST_F(Nvshmem, IsNotWhereARelativePathSays) {
   };
   for (const std::string home : {".", "lib/..", "../stand_in"}) {
     for (const std::string folder : {"", STAND_IN_HOME "/lib"}) {
-      EXPECT_EQ(refusal_with(home, folder),
-                "expert_parallel::nvshmem: NVSHMEM_HOME: want an absolute path, got \"" + home +
-                    "\"");
+      EXPECT_EQ(
+          refusal_with(home, folder),
+          "expert_parallel::nvshmem: NVSHMEM_HOME: want an absolute path, got \"" + home + "\"");
     }
   }
 }
