@@ -1,5 +1,5 @@
 # Thin verbs over CMake. `make demo` and `make test` do everything on a fresh machine.
-.PHONY: all build demo test simulate test-gpu test-gpu-cpp test-gpu-python soak wheel portable-wheels test-bare docs offline-deps asan tsan fuzz bench format check-format install clean help
+.PHONY: all build demo test try kernels simulate test-gpu test-gpu-cpp test-gpu-python soak wheel portable-wheels test-bare docs offline-deps asan tsan fuzz bench format check-format install clean help
 
 PREFIX ?= $(CURDIR)/build/install
 FUZZ_SECONDS ?= 20
@@ -11,7 +11,10 @@ all: build
 
 help:
 	@echo "make demo          build, then watch a sparse attention layer learn where to look"
-	@echo "make test          build, then run all tests, C++ and Python"
+	@echo "make test          build, then run all tests, C++ and Python: about 20 minutes on two cores; torch and"
+	@echo "                   other Python packages come into .venv (5 GB)"
+	@echo "make try OP=sparse_mla::forward  build and run the tests of one operation, its GPU kernels on the CPU too"
+	@echo "make kernels       after make test, on a machine without a GPU: compile the CUDA kernels, test their code"
 	@echo "make simulate      the GPU kernels on the CPU: every case, schedule and planted bug"
 	@echo "make wheel         the Python package as a wheel in build/dist"
 	@echo "make portable-wheels  wheels for other machines in build/wheels; make test-bare tries them"
@@ -54,10 +57,24 @@ bench: build
 python = -DWINNOW_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
 
 test:
+	@echo "make test: takes about 20 minutes on two cores; gets torch and other Python packages into .venv (5 GB)"
+	@echo "  where they are not there yet$(if $(filter OFF,$(cuda_if_gpu)),; leaves the CUDA kernels out since there is no GPU (make kernels))"
 	@tools/setup wheels python
-	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=AUTO $(python) $(once) $(werror)
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(python) $(once) $(werror)
 	cmake --build --preset release
 	@tools/test wheel ctest pytest
+
+# In the objects of `make test`, of which those that know of kernels are compiled again.
+kernels:
+	@tools/setup wheels python
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON $(python) $(once) $(werror)
+	cmake --build --preset release
+	@tools/test wheel kernels
+
+# The loop of whoever writes an operation: seconds after the first time.
+try:
+	@tools/setup
+	@tools/try $(OP)
 
 # `make test` runs a few of these. A failure prints the command that repeats it.
 simulate:
@@ -65,9 +82,10 @@ simulate:
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(werror)
 	cmake --build --preset release --target simulate
 
+cuda_of_wheel = AUTO
 wheel:
 	@tools/setup python
-	cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=AUTO $(python) $(werror)
+	cmake --preset release -DWINNOW_TESTS=OFF -DWINNOW_CUDA=$(cuda_of_wheel) $(python) $(werror)
 	cmake --build --preset release
 	@tools/test wheel
 
@@ -82,6 +100,7 @@ test-bare:
 	.venv/bin/python -m pytest python/release
 
 # The references come from the package, which must be installed.
+docs: cuda_of_wheel = $(cuda_if_gpu)
 docs: wheel
 	@tools/docs
 

@@ -3,6 +3,13 @@
 option(WINNOW_WERROR "Turn warnings into errors" OFF)
 option(WINNOW_STATIC_RUNTIME "Link the C++ library into every object, for wheels that run elsewhere" OFF)
 option(WINNOW_PRECOMPILE "Parse headers that many files share once: for builds from scratch" OFF)
+option(WINNOW_CCACHE "Compile through ccache where it is installed" OFF)
+if(WINNOW_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(WINNOW_CCACHE_PROGRAM ccache)
+  if(WINNOW_CCACHE_PROGRAM)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${WINNOW_CCACHE_PROGRAM})
+  endif()
+endif()
 if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
   set(WINNOW_PRECOMPILE OFF)  # it would not find again what it has compiled
 endif()
@@ -112,7 +119,25 @@ function(winnow_gtest_program target)
   target_link_libraries(${target} PRIVATE GTest::gmock GTest::gtest_main)
 endfunction()
 
-# The same with tests, which CTest runs each by itself.
+# Labels of a program's tests for `ctest -L`: their room ("sparse_mla/forward"), their kind (unit, simulator, gpu,
+# soak or program) and others. The target tests-sparse_mla-forward, which `make try` builds, is all programs of a
+# room that need no GPU. (A list cannot be told to gtest_discover_tests.)
+function(winnow_labels target room kind)
+  set(file ${CMAKE_CURRENT_BINARY_DIR}/${target}_labels.cmake)
+  file(WRITE ${file} "if(${target}_TESTS)
+  set_tests_properties(\${${target}_TESTS} PROPERTIES LABELS \"${room};${kind};${ARGN}\")\nendif()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${file})
+  while(room AND NOT kind STREQUAL "gpu")
+    string(REPLACE "/" "-" name tests-${room})
+    if(NOT TARGET ${name})
+      add_custom_target(${name})
+    endif()
+    add_dependencies(${name} ${target})
+    get_filename_component(room "${room}" DIRECTORY)
+  endwhile()
+endfunction()
+
+# The same with tests, which CTest runs each by itself; the other arguments are for winnow_labels.
 function(winnow_gtest target)
   winnow_gtest_program(${target})
   if(WINNOW_PRECOMPILE)
@@ -125,6 +150,7 @@ function(winnow_gtest target)
     target_precompile_headers(${target} REUSE_FROM gtest_headers)
   endif()
   gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT})
+  winnow_labels(${target} ${ARGN})
 endfunction()
 
 # What a shared object shows is what a linker script says.

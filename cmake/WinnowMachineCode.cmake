@@ -3,6 +3,7 @@
 function(winnow_descriptors_test name code)
   add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -DCODE=${code} -DSOURCE_DIR=${PROJECT_SOURCE_DIR}
            -P ${PROJECT_SOURCE_DIR}/cmake/check_descriptors.cmake)
+  set_tests_properties(${name} PROPERTIES LABELS "machine_code;kernels")
 endfunction()
 
 set(good [[

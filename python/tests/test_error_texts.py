@@ -157,6 +157,16 @@ def test_positional_arguments_that_are_too_many_are_counted():
     assert len(tried) >= 30, tried
 
 
+def test_what_may_have_been_meant_is_no_part_of_what_was_given():
+    with pytest.raises(ValueError) as caught:
+        winnow.supports("sparse_mla.foward")
+    assert str(caught.value).endswith("; did you mean sparse_mla.forward?")
+    assert caught.value.got == "sparse_mla.foward"
+    assert winnow.supports("sparse_mla.forward", backend="cuda").reason.endswith(
+        "(sm90, cpu), got cuda; did you mean sm90?"
+    )
+
+
 def test_a_backend_that_there_is_not_is_refused_by_the_operation():
     tensors = every_operation.ALL["sparse_mla::forward"].tensors
     inputs = [tensors[name] for name in ("q", "kv", "indices")]
@@ -170,7 +180,11 @@ def test_a_backend_that_there_is_not_is_refused_by_the_operation():
 def test_texts_that_no_encoding_has_and_names_that_are_none_are_refused():
     with pytest.raises(TypeError, match=r"unexpected keyword argument '\\udc80'; it takes q"):
         sparse_mla.forward(**{"\udc80": 1})
-    for op, got in (("\udc80", r"\\udc80"), (3, "3"), (None, "None"), ("forward", "forward")):
+    for op, got in (
+        ("\udc80", r"\\udc80"), (3, "3"), (None, "None"), ("matmul", "matmul"),
+        ("forward", r"forward; did you mean sparse_mla\.forward\?"),
+        ("indexer::tokp", r"indexer\.tokp; did you mean indexer\.topk\?"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=f"^supports: op: want one of .*, got {got}$"):
             winnow.supports(op)
     with pytest.raises(ValueError, match="^supports: backend: want None or the name .*, got 3"):
@@ -225,5 +239,5 @@ def test_what_numpy_cannot_have_and_which_backend_serves_gpus():
         sparse_mla.forward(q, kv, indices, backend="cuda")
     assert str(caught.value) == (
         "sparse_mla::forward: backend: want one that implements this operation (sm90, cpu), "
-        "got cuda; on a GPU it is sm90"
+        "got cuda; did you mean sm90?"
     )

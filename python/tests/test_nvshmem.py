@@ -14,7 +14,9 @@ from processes import run
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("how", ["home", "target", "path file", "current folder", "nowhere"])
+@pytest.mark.parametrize(
+    "how", ["home", "target", "path file", "current folder", "relative home", "nowhere"]
+)
 def test_nvshmem_is_looked_for_along_the_path(how, empty_environment, tmp_path):
     place = tmp_path / "place"
     (place / "nvidia" / "nvshmem" / "lib").mkdir(parents=True)
@@ -24,7 +26,9 @@ def test_nvshmem_is_looked_for_along_the_path(how, empty_environment, tmp_path):
     path_file = site / "place.pth"
     if how == "home":
         environment["NVSHMEM_HOME"] = str(place / "nvidia" / "nvshmem")
-    elif how == "target":  # as after `pip install --target place`
+    elif how == "relative home":
+        environment["NVSHMEM_HOME"] = "nvidia/nvshmem"
+    if how in ("target", "relative home"):  # as after `pip install --target place`
         environment["PYTHONPATH"] = str(place)
     elif how == "path file":
         path_file.write_text(str(place))
@@ -32,7 +36,7 @@ def test_nvshmem_is_looked_for_along_the_path(how, empty_environment, tmp_path):
     try:
         result = run(
             empty_environment, "-c", program, env=environment,
-            cwd=place if how == "current folder" else tmp_path,
+            cwd=place if how in ("current folder", "relative home") else tmp_path,
         )  # fmt: skip
     finally:
         path_file.unlink(missing_ok=True)
@@ -49,6 +53,19 @@ def test_entries_of_the_path_that_are_no_text_are_passed_over(tmp_path, monkeypa
     assert winnow.nvshmem.folder() == ""
     monkeypatch.setattr(sys, "path", [None, b"/x", 3, str(tmp_path)])
     assert winnow.nvshmem.folder() == f"{tmp_path}/nvidia/nvshmem/lib"
+
+
+def test_the_program_refuses_a_relative_home(empty_environment, tmp_path):
+    """Whatever is along the path of Python, which the program does not know."""
+    (tmp_path / "nvidia" / "nvshmem" / "lib").mkdir(parents=True)
+    (tmp_path / "nvidia" / "nvshmem" / "lib" / "libnvshmem_host.so.3").touch()
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "NVSHMEM_HOME": "here"}
+    info = run(
+        empty_environment, "-m", "winnow", "info", "--json", env=environment, cwd=tmp_path
+    )  # fmt: skip
+    reason = json.loads(info.stdout)["nvshmem"]["reason"]
+    refused = 'expert_parallel::nvshmem: NVSHMEM_HOME: want an absolute path, got "here"'
+    assert reason == refused or "this build has no NVSHMEM" in reason
 
 
 def test_nvshmem_elsewhere_on_the_path_is_opened(empty_environment, tmp_path):
@@ -81,7 +98,7 @@ def build_wheel(folder, *others):
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="has no cmake")
-@pytest.mark.parametrize("how", ["wheel", "folder", "nowhere", "no kernels", "off"])
+@pytest.mark.parametrize("how", ["wheel", "folder", "relative", "nowhere", "no kernels", "off"])
 def test_a_build_finds_nvshmem_and_says_so(how, tmp_path):
     """As pip builds: isolated from what is installed beside it."""
     environment = tmp_path / "environment"
@@ -107,6 +124,8 @@ def test_a_build_finds_nvshmem_and_says_so(how, tmp_path):
         f"include({ROOT}/cmake/WinnowNvshmem.cmake)\n"
     )
     home = {"NVSHMEM_HOME": str(place if how == "folder" else tmp_path)}
+    if how == "relative":  # to the project, in which CMake looks
+        home = {"NVSHMEM_HOME": "../elsewhere"}
     # The environment first, so that `python3` is its own as well.
     path = f"{environment / 'bin'}:{os.environ['PATH']}"
     result = run(
@@ -119,6 +138,7 @@ def test_a_build_finds_nvshmem_and_says_so(how, tmp_path):
     want = {
         "wheel": f"built with {place}/include",
         "folder": f"built with {place}/include",
+        "relative": "not built: the environment variable NVSHMEM_HOME must be an absolute path",
         "nowhere": "not built: NVSHMEM was not found: pip install nvidia-nvshmem-cu13",
         "no kernels": "not built: there are no CUDA kernels in this build",
         "off": "not built: WINNOW_NVSHMEM is OFF",

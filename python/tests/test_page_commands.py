@@ -68,7 +68,8 @@ ELSEWHERE = {
     r"python examples/serve_dsa/serve.py .*": (
         "test_serve_example.py::test_every_step_equals_the_full_computation",
     ),
-    r"build/bin/simulator_forward_test --gtest_filter='Quick\*'": ("SimulatorForward",),
+    r"cmake --build --preset dev --target simulator_forward_test": ("SimulatorForward",),
+    r"build/dev/bin/simulator_forward_test --gtest_filter='Quick\*'": ("SimulatorForward",),
     # The folder by the one, torchrun by the other.
     r"PYTHONPATH=\$\(python -m winnow compat-path\) torchrun .*": (
         "test_deep_ep.py::test_the_folder_has_a_real_package",
@@ -88,9 +89,10 @@ NOT_RUN = {
     r"compute-sanitizer .*": "wants a GPU",
     r"make test": "it is what runs this",
     r"make demo": "compiles for minutes; by hand in a fresh clone before a release",
-    r"WINNOW_SIMULATOR_\w+=\S+ build/bin/simulator_forward_test .*": (
+    r"WINNOW_SIMULATOR_\w+=\S+ build/dev/bin/simulator_forward_test .*": (
         "repeats a failure, or shows reports: for a test that the reader chooses"
     ),
+    r"cmake --preset dev|make try OP=\S+": "compiles for minutes; test_try.py looks at the parts",
     r".* --device cuda|.*sm100.*|.*simulator_record.*": "wants a GPU",
     r"cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON": "make test configures like this",
 }

@@ -61,6 +61,45 @@ def test_bench_shows_the_cost_of_a_call_beside_the_operations(
         assert json.loads(capfd.readouterr().out)["results"] == ([1, *rows] if costs else [1])
 
 
+def test_info_has_the_backends_of_the_library():
+    """A backend without a kernel is refused with the list of those that have one."""
+    info = json.loads(run(sys.executable, "-m", "winnow", "info", "--json").stdout)
+    for one in info["operations"]:
+        asked = one["name"].replace("::", ".").replace("all_to_all", "dispatch")
+        bf16 = winnow.supports(asked, dtype="bfloat16")
+        dtype = "bfloat16" if bf16 else "float32" if winnow.supports(asked) else "float8_e4m3fn"
+        for backend in ("sm100", "sm90", "cuda", "cpu"):
+            reason = winnow.supports(asked, dtype=dtype, backend=backend).reason
+            lacks = "one that implements this operation" in reason
+            assert lacks == (backend not in one["backends"]), (one, backend, reason)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ("compat_path", "compat-path"),
+        ("bench pyton", "python"),
+        ("bench transformer", "transformers"),
+        ("verfy", "verify"),
+        ("bench sparse_mla::foward", "sparse_mla::forward"),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_the_nearest(arguments, meant):
+    result = run(sys.executable, "-m", "winnow", *arguments.split())
+    assert result.returncode == 2
+    assert result.stderr.startswith("winnow: ")
+    assert result.stderr.endswith(f'"{arguments.split()[-1]}"; did you mean {meant}?\n')
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_has_what_python_adds(arguments):
+    result = run(sys.executable, "-m", "winnow", *arguments)
+    assert result.returncode == (0 if arguments else 2)
+    shown = result.stdout if arguments else result.stderr
+    for command in ("winnow verify", "bench python", "bench transformers", "compat-path"):
+        assert command in shown
+
+
 @pytest.mark.parametrize("output", ["> /dev/full", ">&-"])
 @pytest.mark.parametrize("arguments", ["info", "compat-path"])  # the program's, and Python's
 def test_lost_output_is_an_error_of_the_system(arguments, output):

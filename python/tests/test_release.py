@@ -53,6 +53,49 @@ def test_a_workflow_names_what_there_is(workflow):
         assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0, command
 
 
+_FULL = re.compile(r"[0-9a-f]{40}")
+
+
+def pinned_by_name(text):
+    """The actions and foreign checkouts of a workflow's text that a tag or branch names, which
+    whoever owns it can move; and those whose commit has no version beside it."""
+    found = re.findall(r"^[ -]*uses: *(\S+)(.*)$", text, re.MULTILINE)
+    found += re.findall(r"\b(ref: *[^\s,}]+)(.*)$", text, re.MULTILINE)
+    return [
+        what
+        for what, rest in found
+        if not what.startswith("./")
+        and not (
+            _FULL.fullmatch(re.split("@|: *", what)[-1]) and re.fullmatch(r" *# v\d[\d.]*", rest)
+        )
+    ]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_what_a_workflow_runs_of_others_is_pinned_by_commit(workflow):
+    text = workflow.read_text()
+    steps = [s for job in yaml.safe_load(text)["jobs"].values() for s in job["steps"]]
+    assert text.count("uses:") == sum("uses" in step for step in steps) > 0
+    assert pinned_by_name(text) == []
+
+
+def test_a_pin_that_can_move_is_found():
+    commit = "0123456789abcdef" * 2 + "01234567"
+    text = f"""
+      - uses: a/b@v4
+      - uses: a/b@release/v1  # v1
+      - uses: a/b@{commit[:7]}  # v4.2.2
+      - uses: a/c@{commit}
+        with: {{repository: d/e, ref: v1.7.1, path: f}}
+      - uses: a/b@{commit}  # v4.2.2
+        with:
+          ref: {commit}  # v1.7.1
+      - uses: ./here
+    """
+    found = ["a/b@v4", "a/b@release/v1", f"a/b@{commit[:7]}", f"a/c@{commit}", "ref: v1.7.1"]
+    assert pinned_by_name(text) == found
+
+
 # What GitHub accepts, as check-jsonschema has it.
 SCHEMAS = {
     "github-workflows": WORKFLOWS,

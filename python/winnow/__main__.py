@@ -6,6 +6,7 @@ from Python costs beyond the call in C++; and with ``bench transformers`` a laye
 """
 
 import argparse
+import difflib
 import errno
 import json
 import os
@@ -49,6 +50,32 @@ def _bench(arguments: List[str]) -> int:
     return 1 if missed else result.returncode
 
 
+# What there is from Python alone, as the program shows its own.
+_HELP = """
+From Python also:
+  python -m winnow bench python         what a call from Python costs
+  python -m winnow bench transformers   a layer of a model of Hugging Face transformers
+  python -m winnow compat-path          the folder for PYTHONPATH that stands for other libraries
+"""
+
+
+def _help(arguments: List[str]) -> int:
+    """The help of the program, and what Python adds: on standard error where nothing asked."""
+    code = subprocess.call([str(_PROGRAM), *arguments])
+    print(_HELP, end="", file=sys.stdout if arguments else sys.stderr)
+    return code
+
+
+def _refuse_if_nearest(given: str, known: List[str], argument: str) -> None:
+    """Ends the process where a word that Python does not know is like one that it does."""
+    if near := difflib.get_close_matches(given, known, 1):
+        text = (
+            f'winnow: {argument}: want {" or ".join(known)}, got "{given}"; did you mean {near[0]}?'
+        )
+        print(text, file=sys.stderr)
+        sys.exit(2)
+
+
 def _printing(command: Callable[[List[str]], int], arguments: List[str]) -> int:
     """The exit code of a command that prints from Python: 4, as of the program, where standard
     output is closed or cannot be written."""
@@ -80,10 +107,16 @@ def main() -> None:
         from winnow import compat
 
         sys.exit(_printing(lambda arguments: print(compat.path()) or 0, sys.argv[2:]))
+    if sys.argv[1:2]:
+        _refuse_if_nearest(sys.argv[1], ["compat-path"], "command")
+    if sys.argv[1:2] == ["bench"] and sys.argv[2:3]:
+        _refuse_if_nearest(sys.argv[2], ["python", "transformers"], "bench: operation")
     if not _PROGRAM.exists():
         sys.exit("winnow: this package was built without the command line program")
     if folder := nvshmem.folder():
         os.environ["NVSHMEM_HOME"] = os.path.dirname(folder)  # the program knows no sys.path
+    if sys.argv[1:] in ([], ["-h"], ["--help"]):
+        sys.exit(_printing(_help, sys.argv[1:]))
     if sys.argv[1:2] == ["bench"]:
         sys.exit(_printing(_bench, sys.argv[2:]))
     os.execv(_PROGRAM, ["winnow", *sys.argv[1:]])

@@ -31,7 +31,7 @@ class Error(RuntimeError):
 
     def _split(self) -> Tuple[str, str]:
         _, want, rest = str(self).partition(": want ")
-        wanted, got, given = rest.partition(", got ")
+        wanted, got, given = rest.partition("; did you mean ")[0].partition(", got ")
         return (wanted, given) if want and got else ("", "")
 
 

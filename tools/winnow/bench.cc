@@ -21,6 +21,7 @@
 #include "winnow/core/device.h"
 #include "winnow/core/error.h"
 #include "winnow/core/executor.h"
+#include "winnow/core/nearest.h"
 #include "winnow/core/parallel.h"
 #include "winnow/core/tensor.h"
 #include "winnow/core/version.h"
@@ -239,9 +240,11 @@ int run_bench(const BenchOptions& options) {
 
   ordered_json results = ordered_json::array();
   Progress progress(std::cerr, progress_wanted());
+  std::vector<std::string> known;
   bool found = false, missed = false;
   for (const auto* operation : operations) {
     for (const testing::Benchmark& one : operation->benchmarks) {
+      if (one.device == target.device) known.push_back(one.name);
       const bool named = one.name == options.only_benchmark;
       if (!options.only_benchmark.empty() && !named) continue;
       if (one.slow && !named && !options.all) continue;
@@ -257,7 +260,7 @@ int run_bench(const BenchOptions& options) {
   if (launch && launch->rank != 0) return kOk;  // rank 0 speaks for all
   if (!found && !options.only_benchmark.empty()) {
     throw Error(ErrorCode::invalid_argument, "bench", "--name", "a benchmark of the operation",
-                "\"" + options.only_benchmark + "\"");
+                "\"" + options.only_benchmark + "\"" + suggestion(options.only_benchmark, known));
   }
   const std::string where = target.device == DeviceType::cuda
                                 ? gpus().gpus.front().name

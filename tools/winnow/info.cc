@@ -1,8 +1,11 @@
 // `winnow info`: what this build and this machine can do.
+#include <algorithm>
 #include <fstream>
 #include <iostream>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "tools/winnow/commands.h"
 #include "tools/winnow/table.h"
@@ -11,8 +14,10 @@
 #include "winnow/core/device.h"
 #include "winnow/core/error.h"
 #include "winnow/core/parallel.h"
+#include "winnow/core/route.h"
 #include "winnow/core/version.h"
 #include "winnow/cpu/kernels.h"
+#include "winnow/expert_parallel/layer/backend.h"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
 
 namespace winnow::cli {
@@ -38,6 +43,35 @@ ordered_json nvshmem() {
     return {{"supported", true}, {"version", version.str()}, {"reason", ""}};
   } catch (const Error& error) {
     return {{"supported", false}, {"version", ""}, {"reason", error.what()}};
+  }
+}
+
+// The backends with kernels of an operation; a test asks the operations themselves.
+std::vector<Backend> implemented(const std::string& operation) {
+  for (const char* any_gpu :
+       {"indexer::quantize", "sparse_mla::store", "paged_xl::attention", "paged_xl::append",
+        "paged_xl::position_term", "expert_parallel::layout"}) {
+    if (operation == any_gpu) return {Backend::cuda, Backend::cpu};
+  }
+  if (operation == "sparse_mla::backward") return {Backend::sm100, Backend::sm90, Backend::cpu};
+  return {Backend::sm90, Backend::cpu};
+}
+
+// The backend of a call on tensors there, or the reason why none runs it.
+ordered_json choice(const std::string& operation, Device device) {
+  const std::string wanted = "a backend for tensors on " + to_string(device);
+  try {
+    const bool is_layer =
+        operation.starts_with("expert_parallel::") && operation != "expert_parallel::layout";
+    const Backend backend =
+        is_layer ? expert_parallel::choose_layer_backend(operation, device, std::nullopt)
+                 : choose_backend(operation, device, {}, implemented(operation));
+    return {{"backend", std::string(to_string(backend))}, {"reason", ""}};
+  } catch (const Error& error) {
+    const std::string text = error.what(), prefix = operation + ": backend: want ";
+    const std::string unasked = prefix + wanted + ", got ";
+    return {{"backend", ""},
+            {"reason", text.starts_with(unasked) ? text.substr(unasked.size()) : text}};
   }
 }
 
@@ -72,7 +106,15 @@ ordered_json collect() {
   info["nvshmem"] = nvshmem();
   info["libraries"] = {cpu_kernels().libraries};
   for (const testing::Operation& operation : testing::operations()) {
-    info["operations"].push_back({{"name", operation.name}, {"summary", operation.summary}});
+    ordered_json backends = ordered_json::array();
+    for (const Backend one : implemented(operation.name)) {
+      backends.push_back(std::string(to_string(one)));
+    }
+    info["operations"].push_back({{"name", operation.name},
+                                  {"summary", operation.summary},
+                                  {"backends", backends},
+                                  {"cpu", choice(operation.name, {})},
+                                  {"gpu", choice(operation.name, {DeviceType::cuda, 0})}});
   }
   return info;
 }
@@ -116,11 +158,23 @@ void print(const ordered_json& info) {
   std::cout << "libraries  ";
   for (const auto& library : info["libraries"]) std::cout << library.get<std::string>() << " ";
   std::cout << "\n\n";
-  Table operations({{"operation"}, {"what it computes"}});
+  Table operations({{"operation"}, {"on the CPU"}, {"on a GPU"}, {"what it computes"}});
+  std::vector<std::string> reasons;
+  const auto cell = [&](const ordered_json& choice) -> std::string {
+    if (choice["backend"] != "") return choice["backend"];
+    const auto known = std::find(reasons.begin(), reasons.end(), choice["reason"]);
+    const auto number = known - reasons.begin() + 1;
+    if (known == reasons.end()) reasons.push_back(choice["reason"]);
+    return "no (" + std::to_string(number) + ")";
+  };
   for (const auto& operation : info["operations"]) {
-    operations.add({operation["name"], operation["summary"]});
+    operations.add(
+        {operation["name"], cell(operation["cpu"]), cell(operation["gpu"]), operation["summary"]});
   }
   operations.print(std::cout);
+  for (std::size_t i = 0; i < reasons.size(); ++i) {
+    std::cout << (i == 0 ? "\n" : "") << "(" << i + 1 << ") " << reasons[i] << "\n";
+  }
 }
 
 }  // namespace

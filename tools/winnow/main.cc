@@ -10,13 +10,13 @@
 #include "tools/winnow/commands.h"
 #include "tools/winnow/demo/demo.h"
 #include "tools/winnow/demo/text_format.h"
-#include "tools/winnow/nearest.h"
 #include "tools/winnow/printable.h"
 #include "tools/winnow/program.h"
 #include "tools/winnow/progress.h"
 #include <CLI/CLI.hpp>
 
 #include "winnow/core/error.h"
+#include "winnow/core/nearest.h"
 #include "winnow/core/version.h"
 
 namespace winnow::cli {
@@ -29,15 +29,31 @@ constexpr const char* kExitCodes = R"(Exit codes:
   3  not supported on this machine or by this build; the reason is printed
   4  the system failed: memory, a file or standard output that cannot be written, a defect)";
 
-constexpr const char* kExamples = R"(Examples:
-  winnow info                         what this build and this machine can do
+// What `winnow` says that is called without a command; --help adds the exit codes.
+constexpr const char* kHelp =
+    R"(winnow: the kernels that sparse transformers need, on the CPU and on NVIDIA GPUs
+
+Examples:
+  winnow info                         what runs on this machine, and why not where not
   winnow demo                         a sparse attention layer learns where to look
   winnow verify sparse_mla            check the sparse MLA operations
   winnow bench sparse_mla::forward    time one operation beside a matrix product
-  winnow replay FILE                  repeat a call that was recorded
+  winnow replay calls/FILE.call       repeat a call that was recorded
   winnow launch -n 4 -- ./program     start the ranks of a world
 
+`winnow COMMAND --help` has the options of a command, `winnow --help` the exit codes,
+`winnow --version` the version.
 )";
+
+// The help of the program itself is ours, that of a command is CLI11's.
+class Help : public CLI::Formatter {
+ public:
+  std::string make_help(const CLI::App* app, std::string name,
+                        CLI::AppFormatMode mode) const override {
+    if (app->get_parent() != nullptr) return CLI::Formatter::make_help(app, std::move(name), mode);
+    return std::string(kHelp) + "\n" + kExitCodes + "\n";
+  }
+};
 
 // The document that `demo` reads by default: installed beside the program, or in the source tree.
 std::string default_document() {
@@ -77,7 +93,8 @@ void add_where(CLI::App& command, RunWhere& where) {
 }
 
 void add_info(CLI::App& app, int& exit_code) {
-  auto* command = app.add_subcommand("info", "version, backends, GPUs, libraries, operations");
+  auto* command = app.add_subcommand(
+      "info", "backends, GPUs, libraries, and which operations run on this machine");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "print one JSON object");
   command->callback([json, &exit_code] { exit_code = run_info(*json); });
@@ -240,18 +257,20 @@ void check_command(const CLI::App& app, int argc, char** argv) {
   if (std::find(known.begin(), known.end(), given) != known.end()) return;
   std::string wanted;
   for (const std::string& name : known) wanted += (wanted.empty() ? "one of " : ", ") + name;
-  const std::string similar = nearest(given, known);
   throw Error(ErrorCode::invalid_argument, "command",
-              "want " + wanted + ", got \"" + given + "\"" +
-                  (similar.empty() ? "" : "; did you mean " + similar + "?"));
+              "want " + wanted + ", got \"" + given + "\"" + suggestion(given, known));
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Winnow: the kernels that sparse transformers need");
+  if (argc == 1) {
+    std::cerr << kHelp;
+    return kBadUsage;
+  }
+  CLI::App app;
   app.name("winnow");
+  app.formatter(std::make_shared<Help>());
   app.set_version_flag("--version", std::string("winnow ") + WINNOW_VERSION);
   app.require_subcommand(1);
-  app.footer(std::string(kExamples) + kExitCodes);
   app.failure_message([](const CLI::App* command, const CLI::Error& error) {
     return printable(CLI::FailureMessage::simple(command, error), true);
   });

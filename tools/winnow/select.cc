@@ -1,37 +1,38 @@
+#include <algorithm>
+
 #include "tools/winnow/commands.h"
 
 #include "winnow/core/device.h"
 #include "winnow/core/error.h"
+#include "winnow/core/nearest.h"
 
 namespace winnow::cli {
 
 std::vector<const testing::Operation*> select_operations(const std::string& command,
                                                          const std::string& name) {
   std::vector<const testing::Operation*> selected;
-  std::string known;
+  std::vector<std::string> known;
   for (const testing::Operation& operation : testing::operations()) {
     if (name.empty() || operation.name == name || operation.name.starts_with(name + "::")) {
       selected.push_back(&operation);
     }
-    known += (known.empty() ? "" : ", ") + operation.name;
+    const std::string family = operation.name.substr(0, operation.name.find(':'));
+    if (std::find(known.begin(), known.end(), family) == known.end()) known.push_back(family);
+    known.push_back(operation.name);
   }
-  if (selected.empty()) {
-    throw Error(ErrorCode::invalid_argument, command, "operation", "one of " + known,
-                "\"" + name + "\"");
-  }
+  if (selected.empty()) refuse_name(command, "operation", name, known);
   return selected;
 }
 
 namespace {
 
 Backend backend_named(const std::string& command, const std::string& name) {
-  std::string known;
+  std::vector<std::string> known;
   for (const BackendStatus& status : backends()) {
     if (to_string(status.backend) == name) return status.backend;
-    known += (known.empty() ? "" : ", ") + std::string(to_string(status.backend));
+    known.emplace_back(to_string(status.backend));
   }
-  throw Error(ErrorCode::invalid_argument, command, "--backend", "one of " + known,
-              "\"" + name + "\"");
+  refuse_name(command, "--backend", name, known);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tools/winnow/commands.h"
 #include "tools/winnow/demo/text_format.h"
@@ -14,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "winnow/core/error.h"
+#include "winnow/core/nearest.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 
 namespace winnow::cli {
@@ -180,8 +182,12 @@ int run_verify(const VerifyOptions& options) {
     }
   }
   if (!found) {
+    std::vector<std::string> known;
+    for (const auto* operation : operations) {
+      for (const testing::Case& one : operation->cases) known.push_back(one.name);
+    }
     throw Error(ErrorCode::invalid_argument, "verify", "--case", "a case that --list shows",
-                "\"" + options.only_case + "\"");
+                "\"" + options.only_case + "\"" + suggestion(options.only_case, known));
   }
   if (launch.has_value() && totals.passed + totals.failed == 0) {
     throw Error(ErrorCode::invalid_argument, "verify", "world size", "one that a case has",

@@ -3,9 +3,11 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
+#include "winnow/core/nearest.h"
 #include "winnow/core/route.h"
 
 #ifndef WINNOW_NVCC_VERSION
@@ -117,13 +119,11 @@ std::string names(std::span<const Backend> backends) {
   return text;
 }
 
-// Which of the implemented ones takes tensors of a GPU, for who asked for another that does.
-std::string hint_instead_of(Backend forced, std::span<const Backend> implemented) {
-  if (forced == Backend::cpu) return "";
+// What may have been meant by a backend of GPUs without the operation: one of GPUs with it.
+std::string hint_of_gpu(Backend forced, std::span<const Backend> implemented) {
   for (const Backend backend : implemented) {
-    if (backend != Backend::cpu && is_chosen_unasked(backend)) {
-      return "; on a GPU it is " + std::string(to_string(backend));
-    }
+    if (forced == Backend::cpu || backend == Backend::cpu || !is_chosen_unasked(backend)) continue;
+    return "; did you mean " + std::string(to_string(backend)) + "?";
   }
   return "";
 }
@@ -131,11 +131,12 @@ std::string hint_instead_of(Backend forced, std::span<const Backend> implemented
 // Errors name what asked for the backend.
 Backend named_backend(std::string_view operation, std::string_view argument,
                       std::string_view name) {
+  std::vector<std::string> known;
   for (const Backend backend : kPriority) {
     if (name == to_string(backend)) return backend;
+    known.emplace_back(to_string(backend));
   }
-  throw Error(ErrorCode::invalid_argument, std::string(operation), std::string(argument),
-              "one of " + names(kPriority), "\"" + std::string(name) + "\"");
+  refuse_name(std::string(operation), std::string(argument), std::string(name), known);
 }
 
 std::optional<Backend> forced_by_environment(std::string_view operation) {
@@ -203,7 +204,7 @@ Backend choose_backend(std::string_view operation, Device device, const RunOptio
       if (forced.has_value()) {
         fail(ErrorCode::unsupported,
              "one that implements this operation (" + names(implemented) + ")",
-             name + hint_instead_of(*forced, implemented));
+             name + hint_of_gpu(*forced, implemented));
       }
       continue;
     }

@@ -64,11 +64,11 @@ TEST_F(BackendTest, ForcedBackendWithoutTheOperation) {
   testing::expect_error([] { choose_backend("op", {}, testing::forced(Backend::sm90), kCpuOnly); },
                         ErrorCode::unsupported,
                         "op: backend: want one that implements this operation (cpu), got sm90");
-  constexpr Backend kOthers[] = {Backend::sm100, Backend::sm90, Backend::cpu};
-  testing::expect_error([&] { choose_backend("op", {}, testing::forced(Backend::cuda), kOthers); },
+  constexpr Backend kSome[] = {Backend::sm100, Backend::sm90, Backend::cpu};
+  testing::expect_error([&] { choose_backend("op", {}, testing::forced(Backend::cuda), kSome); },
                         ErrorCode::unsupported,
                         "op: backend: want one that implements this operation (sm100, sm90, cpu), "
-                        "got cuda; on a GPU it is sm90");
+                        "got cuda; did you mean sm90?");
 }
 
 TEST_F(BackendTest, ForcedBackendThatCannotServeTheTensors) {

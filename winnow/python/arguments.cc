@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "winnow/core/error.h"
+#include "winnow/core/nearest.h"
 #include "winnow/python/framework.h"
 #include "winnow/python/text.h"
 
@@ -45,14 +46,13 @@ DType dtype_argument(const char* operation, const char* argument, nb::handle dty
 }
 
 Backend backend_argument(const char* operation, const std::string& name) {
-  std::string known;
+  std::vector<std::string> known;
   for (const BackendStatus& status : backends()) {
     const std::string_view text = to_string(status.backend);
     if (name == text) return status.backend;
-    known += (known.empty() ? "" : ", ") + std::string(text);
+    known.emplace_back(text);
   }
-  throw Error(ErrorCode::invalid_argument, operation, "backend", "one of " + known,
-              "\"" + name + "\"");
+  refuse_name(operation, "backend", name, known);
 }
 
 std::optional<Backend> optional_backend(const char* operation, nb::handle backend) {

@@ -14,6 +14,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/core/interrupt.h"
+#include "winnow/core/nearest.h"
 #include "winnow/core/parallel.h"
 #include "winnow/core/version.h"
 #include "winnow/expert_parallel/transport/fault.h"
@@ -93,8 +94,10 @@ std::tuple<std::string, std::string> supports(nb::handle op, nb::handle dtype, n
   shape.device = device_argument("supports", device);
   RunOptions options{.backend = optional_backend("supports", backend), .dry_run = true};
   const std::string operation = python::text_of(op);
+  std::vector<std::string> names;
   std::string known;
   for (const auto& [name, ask] : askable()) {
+    names.push_back(name);
     known += (known.empty() ? "" : ", ") + name;
     if (operation != name) continue;
     try {
@@ -103,7 +106,8 @@ std::tuple<std::string, std::string> supports(nb::handle op, nb::handle dtype, n
       return {"", error.what()};
     }
   }
-  throw Error(ErrorCode::invalid_argument, "supports", "op", "one of " + known, operation);
+  throw Error(ErrorCode::invalid_argument, "supports", "op", "one of " + known,
+              operation + suggestion(operation, names));
 }
 
 nb::list list_backends() {

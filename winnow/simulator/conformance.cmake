@@ -8,7 +8,7 @@ add_executable(conformance_gpu_test
   ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_basic_test.cc
   ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_copy_test.cc
   $<TARGET_OBJECTS:winnow_conformance>)
-winnow_gtest(conformance_gpu_test)
+winnow_gtest(conformance_gpu_test device gpu kernels)
 target_link_libraries(conformance_gpu_test PRIVATE winnow::winnow CUDA::cudart_static)
 
 # Those of sm100, for whoever has a Blackwell, and what its machine code must show without one.
@@ -18,7 +18,7 @@ if(WINNOW_WITH_SM100)
   add_executable(conformance_sm100_gpu_test
     ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_sm100_test.cc
     $<TARGET_OBJECTS:winnow_conformance_sm100>)
-  winnow_gtest(conformance_sm100_gpu_test)
+  winnow_gtest(conformance_sm100_gpu_test device gpu kernels)
   target_compile_definitions(conformance_sm100_gpu_test PRIVATE WINNOW_CONFORMANCE_ON_GPU=1)
   target_include_directories(conformance_sm100_gpu_test SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(conformance_sm100_gpu_test PRIVATE winnow::winnow CUDA::cudart_static)
@@ -30,7 +30,7 @@ if(WINNOW_WITH_SM100)
       COMMAND ${CMAKE_COMMAND} -DOBJECT=$<TARGET_OBJECTS:${target}> -DARCHITECTURE=sm_100a
         "-DEXPECT=${expected}" -DSOURCE_DIR=${PROJECT_SOURCE_DIR}
         -P ${PROJECT_SOURCE_DIR}/cmake/check_sass.cmake)
-    set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED")
+    set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED" LABELS "machine_code;kernels")
   endfunction()
   set(pair "UTCHMMA[.]2CTA,UTCBAR[.]2CTA[.]MULTICAST,UTMALDG[.0-9D]*[.]2CTA,LDTM,UCGABAR_WAIT")
   winnow_machine_code_test(sm100_backward_machine_code winnow_sm100

@@ -9,7 +9,7 @@ if(WINNOW_CUTE_INCLUDE AND WINNOW_CUDA_INCLUDE AND NOT WINNOW_SANITIZE)
   winnow_compile(conformance_cute)
   target_include_directories(conformance_cute SYSTEM PRIVATE
     ${WINNOW_CUTE_INCLUDE} ${WINNOW_CUDA_INCLUDE} ${WINNOW_CUDA_INCLUDE}/cccl)
-  winnow_simulator_test(conformance_cute_test "simulated_conformance_sm100;conformance_cute"
+  winnow_simulator_test(conformance_cute_test device "simulated_conformance_sm100;conformance_cute"
     conformance_cute_test.cc)
 else()
   add_test(NAME conformance_cute_test COMMAND ${CMAKE_COMMAND} -E echo

@@ -84,15 +84,15 @@ picture::Image draw_attention(const DemoState& state) {
     if (column > row) return picture::kWhite;
     return picture::heat_color(place_on_scale(share(row, column)));
   };
-  maps[1].title = "Kept before training";
+  maps[1].title = "What the untrained indexer keeps";
   maps[1].subtitle = format_text(
-      "the untrained indexer's top %lld hold %.0f %% of these queries' attention",
+      "the %lld keys of highest score hold %.0f %% of these queries' attention",
       static_cast<long long>(state.topk), 100 * captured_share(dense, state.stretch_untrained));
   maps[1].color = selection_color(state.stretch_untrained);
-  maps[2].title = "Kept after training";
+  maps[2].title = "What the trained indexer keeps";
   maps[2].subtitle =
-      format_text("the trained indexer's top %lld hold %.0f %%", static_cast<long long>(state.topk),
-                  100 * captured_share(dense, trained));
+      format_text("the %lld keys of highest score hold %.0f %% of these queries' attention",
+                  static_cast<long long>(state.topk), 100 * captured_share(dense, trained));
   maps[2].color = selection_color(trained);
 
   const picture::Box extent = picture::heat_map_extent(map);
@@ -109,11 +109,17 @@ picture::Image draw_attention(const DemoState& state) {
   }
   const std::vector<std::string> ticks = {"0.01 % or less", "0.1 %", "1 %", "10 % or more"};
   const double bar_top = kHeader + extent.height + 28;
-  picture::draw_color_bar(image, {kMargin + 52, bar_top, 560, 16},
-                          "share of the query's attention, kept", picture::heat_color, ticks);
-  picture::draw_color_bar(image, {kMargin + extent.width + kGap + 52, bar_top, 560, 16},
-                          "share of the query's attention, lost: the indexer left the key out",
-                          picture::cold_color, ticks);
+  // One key below all maps: what the three colours of a cell mean.
+  picture::draw_color_bar(
+      image, {kMargin + 52, bar_top, 560, 16},
+      "yellow to violet: a key that is attended to, by its share in full attention",
+      picture::heat_color, ticks);
+  picture::draw_color_bar(
+      image, {kMargin + extent.width + kGap + 52, bar_top, 560, 16},
+      "blue: a key that the indexer left out, by the share that is lost with it",
+      picture::cold_color, ticks);
+  picture::draw_text(image, {kMargin + 2 * (extent.width + kGap) + 52, bar_top - 10},
+                     "white: a later token, which the query does not see", 17, picture::kInk);
   return image;
 }
 

@@ -154,7 +154,7 @@ int run_demo(const DemoOptions& options, std::ostream& out, std::ostream& err) {
     // A file name need not be UTF-8; JSON must be.
     out << object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
   } else {
-    print_summary(out, reports, state.changes);
+    print_changes(out, state.changes);
     for (const std::string& file : state.files) out << "   wrote " << cli::printable(file) << "\n";
     out << format_text("   %s that ran: %s, %d threads; %.1f s in all\n",
                        used.size() == 1 ? "backend" : "backends", ran.c_str(), num_threads(),

@@ -15,8 +15,8 @@ using picture::Color;
 constexpr double kMostWeight = 0.5;  // and above: the darkest
 constexpr double kCellWidth = 20;
 constexpr double kCellHeight = 10;
-constexpr double kLeft = 120;
-constexpr double kTop = 104;
+constexpr double kLeft = 140;
+constexpr double kTop = 124;
 constexpr double kRight = 28;
 constexpr double kFooter = 140;
 constexpr Color kBand{214, 226, 238};
@@ -59,18 +59,28 @@ picture::Image draw_experts(const DemoState& state) {
                  weight_color(place));
     }
   }
-  picture::draw_text(
-      image, {28, 76},
-      format_text("each colour a pair of token and expert: %d; each band a row that one "
-                  "rank gets for all its experts: %d",
-                  int(kStretch) * kExpertTopk, rows),
-      17, picture::kGray);
+  picture::draw_text(image, {28, 74},
+                     format_text("A column is a token and a line an expert. A cell from yellow to "
+                                 "violet: the token goes to that expert (%d cells).",
+                                 int(kStretch) * kExpertTopk),
+                     17, picture::kGray);
+  picture::draw_text(image, {28, 98},
+                     format_text("A blue band: the token's row is sent to that rank, once for all "
+                                 "of its experts there (%d rows).",
+                                 rows),
+                     17, picture::kGray);
 
   for (int rank = 0; rank < ranks; ++rank) {
     const double y = map.y + rank * band_height;
     image.fill({map.x, y - 0.5, map.width, 1}, picture::kGray);
-    picture::draw_text(image, {map.x - 12, y + band_height / 2 + 6}, format_text("rank %d", rank),
-                       17, picture::kInk, picture::Align::right);
+    const bool tall = band_height >= 44;
+    picture::draw_text(image, {map.x - 12, y + band_height / 2 + (tall ? -4 : 6)},
+                       format_text("rank %d", rank), 17, picture::kInk, picture::Align::right);
+    if (!tall) continue;
+    picture::draw_text(
+        image, {map.x - 12, y + band_height / 2 + 16},
+        format_text("experts %d to %d", rank * experts_per_rank, (rank + 1) * experts_per_rank - 1),
+        14, picture::kGray, picture::Align::right);
   }
   image.frame({map.x - 1, map.y - 1, map.width + 2, map.height + 2}, picture::kGray);
   const std::vector<std::string> labels = token_labels(state.document.text, begin);

@@ -57,6 +57,9 @@ bool StepReport::passed() const {
 }
 
 void print_step(std::ostream& out, int number, const StepReport& step) {
+  if (number == 1) {
+    out << format_text("   %-*s%-*s%9s  checks\n", kNameWidth, "step", kSizeWidth, "size", "time");
+  }
   out << format_text("%2d %-*s%-*s%7.2f s  %s\n", number, kNameWidth, step.name.c_str(), kSizeWidth,
                      step.size.c_str(), step.seconds, verdict(step.passed()).c_str());
   const std::string indent(3 + kNameWidth, ' ');
@@ -68,17 +71,8 @@ void print_step(std::ostream& out, int number, const StepReport& step) {
   out << "\n" << std::flush;
 }
 
-void print_summary(std::ostream& out, const std::vector<StepReport>& steps,
-                   const std::vector<Change>& changes) {
-  out << format_text("   %-*s%-*s%9s  checks\n", kNameWidth, "step", kSizeWidth, "size", "time");
-  for (const StepReport& step : steps) {
-    const auto passed = std::count_if(step.checks().begin(), step.checks().end(),
-                                      [](const Check& check) { return check.passed; });
-    out << format_text("   %-*s%-*s%7.2f s  %d of %d %s\n", kNameWidth, step.name.c_str(),
-                       kSizeWidth, step.size.c_str(), step.seconds, static_cast<int>(passed),
-                       static_cast<int>(step.checks().size()), verdict(step.passed()).c_str());
-  }
-  out << "\n" << format_text("   %-*s%10s%10s\n", kNameWidth + 30, "training", "before", "after");
+void print_changes(std::ostream& out, const std::vector<Change>& changes) {
+  out << format_text("   %-*s%10s%10s\n", kNameWidth + 30, "training", "before", "after");
   for (const Change& change : changes) {
     out << format_text("   %-*s%10.4f%10.4f   %s", kNameWidth + 30, change.what.c_str(),
                        change.before, change.after, change.note.c_str())

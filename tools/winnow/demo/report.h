@@ -55,9 +55,9 @@ struct Change {
   std::string note;  // "best possible 0.81"; may be empty
 };
 
+// The first step comes below the titles of the columns.
 void print_step(std::ostream& out, int number, const StepReport& step);
-void print_summary(std::ostream& out, const std::vector<StepReport>& steps,
-                   const std::vector<Change>& changes);
+void print_changes(std::ostream& out, const std::vector<Change>& changes);
 nlohmann::ordered_json to_json(const StepReport& step);
 
 }  // namespace winnow::demo

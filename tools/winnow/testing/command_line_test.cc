@@ -60,7 +60,13 @@ std::string run_on_terminal(std::vector<std::string> arguments, const char* term
 TEST(CommandLine, WithoutACommandExplainsItself) {
   const Result result = run("");
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.output, HasSubstr("A subcommand is required"));
+  const std::string help = run("--help").output;
+  EXPECT_THAT(help, testing::StartsWith(result.output + "\nExit codes:"));
+  EXPECT_THAT(result.output, testing::StartsWith("winnow: the kernels that sparse transformers"));
+  for (const char* command : {"info", "demo", "verify", "bench", "replay", "launch"}) {
+    EXPECT_THAT(result.output, HasSubstr(std::string("\n  winnow ") + command)) << command;
+  }
+  EXPECT_EQ(run_shell(WINNOW_PROGRAM " 2> /dev/null").output, "");
 }
 
 TEST(CommandLine, HelpHasExamplesAndExitCodes) {
@@ -184,6 +190,28 @@ TEST(CommandLine, UnknownOperationNamesTheKnownOnes) {
   }
 }
 
+TEST(CommandLine, AMistypedNameIsAnsweredWithTheNearest) {
+  const auto said = [](const std::string& arguments) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << arguments;
+    return result.output;
+  };
+  using testing::EndsWith;
+  for (const std::string command : {"verify ", "bench "}) {
+    EXPECT_THAT(said(command + "sparse_mla::foward"),
+                EndsWith("got \"sparse_mla::foward\"; did you mean sparse_mla::forward?\n"));
+    EXPECT_THAT(said(command + "paged_xl.append"), EndsWith("did you mean paged_xl::append?\n"));
+    EXPECT_THAT(said(command + "sparsemla"), EndsWith("did you mean sparse_mla?\n"));
+    EXPECT_THAT(said(command + "store"), EndsWith("did you mean sparse_mla::store?\n"));
+    EXPECT_THAT(said(command + "--backend sm9"), EndsWith("did you mean sm90?\n"));
+    EXPECT_THAT(said(command + "matmul"), EndsWith("got \"matmul\"\n"));
+  }
+  EXPECT_THAT(said("verify sparse_mla::forward --case f32-h1x"),
+              EndsWith("got \"f32-h1x\"; did you mean f32-h1?\n"));
+  EXPECT_THAT(said("bench indexer::scores --device cpu --name f32-h64-k51"),
+              EndsWith("; did you mean f32-h64-k512?\n"));
+}
+
 TEST(CommandLine, InfoTellsBackendsAndReasons) {
   const Result result = run("info");
   EXPECT_EQ(result.exit_code, 0);
@@ -195,6 +223,30 @@ TEST(CommandLine, InfoTellsBackendsAndReasons) {
   EXPECT_TRUE(info["backends"][3]["supported"]);
   for (const auto& backend : info["backends"]) {
     EXPECT_EQ(backend["supported"].get<bool>(), backend["reason"].get<std::string>().empty());
+  }
+}
+
+TEST(CommandLine, InfoTellsWhichOperationsRunHereOrWhyNot) {
+  const json info = json::parse(run("info --json").output);
+  const std::string text = run("info").output;
+  ASSERT_EQ(info["operations"].size(), 17u);
+  for (const auto& operation : info["operations"]) {
+    EXPECT_EQ(operation["cpu"], (json{{"backend", "cpu"}, {"reason", ""}}));
+    const std::string backend = operation["gpu"]["backend"], reason = operation["gpu"]["reason"];
+    EXPECT_NE(backend.empty(), reason.empty()) << operation;
+    const std::string on_gpu = backend.empty() ? "no \\([0-9]\\)" : backend;
+    EXPECT_THAT(text, testing::ContainsRegex(operation["name"].get<std::string>() + " +cpu +" +
+                                             on_gpu + " +[a-zA-Z]"));
+    if (backend.empty()) EXPECT_THAT(text, testing::ContainsRegex("\n\\([0-9]\\) [a-z0-9]+: "));
+  }
+  // A forced backend is the only one.
+  const json forced = json::parse(run("info --json", "WINNOW_BACKEND=cuda").output);
+  for (const auto& operation : forced["operations"]) {
+    EXPECT_EQ(operation["cpu"]["backend"], "");
+    const std::string wanted = "want one that supports tensors on cpu, got cuda";
+    const std::string lacks = "want one that implements this operation (";
+    const bool has = operation["backends"][0] == "cuda";
+    EXPECT_THAT(operation["cpu"]["reason"].get<std::string>(), HasSubstr(has ? wanted : lacks));
   }
 }
 

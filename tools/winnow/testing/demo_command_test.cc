@@ -88,6 +88,10 @@ TEST_F(DemoCommand, FailsWhereAnOperationIsBroken) {
       run("demo --device cpu --tokens 256 --steps 50 --out " + out(), kBrokenDistribution);
   EXPECT_EQ(result.exit_code, 1) << result.output;
   EXPECT_THAT(result.output, HasSubstr("FAILED"));
+  for (const char* text : {"   step  ", " different "}) {  // of the table of steps, shown once
+    ASSERT_THAT(result.output, HasSubstr(text));
+    EXPECT_EQ(result.output.find(text), result.output.rfind(text)) << result.output;
+  }
 }
 
 // Stacks that no address space has room for: no thread can be created.

@@ -174,7 +174,7 @@ TEST(Backends, TheForcedOneRunsOrIsRefused) {
   refused(outcomes(Backend::sm90), ErrorCode::invalid_argument,
           "one that supports tensors on cpu, got sm90");
   refused(outcomes(Backend::cuda), ErrorCode::unsupported,
-          "one that implements this operation (sm90, cpu), got cuda; on a GPU it is sm90");
+          "one that implements this operation (sm90, cpu), got cuda; did you mean sm90?");
   setenv("WINNOW_BACKEND", "sm90", 1);
   const std::vector<Outcome> by_environment = outcomes({});
   const std::vector<Outcome> by_config = outcomes(Backend::cpu);

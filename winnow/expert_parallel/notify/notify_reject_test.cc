@@ -384,7 +384,7 @@ TEST(NotifyBackends, TheForcedOneServesTheDeviceOrIsRefused) {
   testing::expect_error(
       [&] { backend_of(Backend::cuda); }, ErrorCode::unsupported,
       "expert_parallel::Notifier: backend: want one that implements this operation (sm90, cpu), "
-      "got cuda; on a GPU it is sm90");
+      "got cuda; did you mean sm90?");
   setenv("WINNOW_BACKEND", "sm90", 1);
   EXPECT_EQ(backend_of(Backend::cpu), Backend::cpu);
   testing::expect_error(

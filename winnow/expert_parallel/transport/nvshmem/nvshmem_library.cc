@@ -17,13 +17,18 @@ constexpr const char* kHostLibrary = "libnvshmem_host.so.3";
 std::mutex g_mutex;
 std::string g_folder;
 
+// Throws Error where the variable is a relative path: what that means, and so whose code would run,
+// changes with the current directory.
 std::string known_folder() {
-  {
-    const std::lock_guard lock(g_mutex);
-    if (!g_folder.empty()) return g_folder;
+  const char* variable = std::getenv("NVSHMEM_HOME");
+  const std::string home = variable == nullptr ? "" : variable;
+  if (!home.empty() && home.front() != '/') {
+    throw Error(ErrorCode::unsupported, kNvshmemOperation, "NVSHMEM_HOME", "an absolute path",
+                "\"" + home + "\"");
   }
-  const char* home = std::getenv("NVSHMEM_HOME");
-  return home == nullptr || *home == '\0' ? "" : std::string(home) + "/lib";
+  const std::lock_guard lock(g_mutex);
+  if (!g_folder.empty()) return g_folder;
+  return home.empty() ? "" : home + "/lib";
 }
 
 // What is loaded is found by its name from then on, by libwinnow_nvshmem too.

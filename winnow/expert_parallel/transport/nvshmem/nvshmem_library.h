@@ -38,7 +38,7 @@ WINNOW_EXPORT void set_nvshmem_folder(const std::string& folder);
 
 // Throws Error (unsupported) where there is none, each time. NVSHMEM is what this process has
 // loaded already, else what is in the folder that was set, else in lib below the environment
-// variable NVSHMEM_HOME, else what the dynamic linker finds.
+// variable NVSHMEM_HOME, which must be an absolute path, else what the dynamic linker finds.
 WINNOW_EXPORT const NvshmemLibrary& nvshmem_library();
 WINNOW_EXPORT const NvshmemLibrary& open_nvshmem_library(const std::string& file);
 

@@ -9,6 +9,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/testing/test_ranks.h"
@@ -105,6 +106,26 @@ TEST_F(Nvshmem, IsWhereTheProgramOrTheEnvironmentSays) {
   EXPECT_THAT(version_with([] { set_nvshmem_folder("/nowhere"); }), StartsWith(none));
   EXPECT_EQ(version_with([] { set_nvshmem_folder(STAND_IN_HOME "/lib"); }), "9");
   EXPECT_EQ(version_with([] { setenv("NVSHMEM_HOME", STAND_IN_HOME, 1); }), "9");
+}
+
+// Of a relative path another folder's code would run in each current directory.
+TEST_F(Nvshmem, IsNotWhereARelativePathSays) {
+  const auto refusal_with = [](const std::string& home, const std::string& folder) {
+    return RankProcess([&] {
+             EXPECT_EQ(chdir(STAND_IN_HOME), 0);
+             setenv("NVSHMEM_HOME", home.c_str(), 1);
+             set_nvshmem_folder(folder);
+             return error_of([] { open_nvshmem_library(STAND_IN_LIBRARY); });
+           })
+        .wait();
+  };
+  for (const std::string home : {".", "lib/..", "../stand_in"}) {
+    for (const std::string folder : {"", STAND_IN_HOME "/lib"}) {
+      EXPECT_EQ(
+          refusal_with(home, folder),
+          "expert_parallel::nvshmem: NVSHMEM_HOME: want an absolute path, got \"" + home + "\"");
+    }
+  }
 }
 
 TEST_F(Nvshmem, SaysWhereThereIsNone) {
