@@ -22,6 +22,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"long-h64-sq1", {"random:8"}},
     {"long-h64-sq2", {"late"}},  // 128 columns
     {"h64-sq4", {"random:9"}},   // 256
+    {"h64-plateau", {"late"}},
 };
 // Those in which warps meet in ways of their own, under all schedules: a query or several in a
 // group, few tiles and many, two blocks that choose for a query, absent pages.
@@ -57,6 +58,8 @@ const std::vector<PassingCase> kThoroughCases = {
     {"broadcast", kEach},
     {"equal-larger", kEach},
     {"nan-smaller", kEach},
+    {"h16-plateau", kEach},
+    {"h128-plateau-larger", kEach},
 };
 
 // 59 tiles, of which each of the two blocks takes half: the ring is used again. Many groups: so

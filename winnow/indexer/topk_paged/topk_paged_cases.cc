@@ -71,6 +71,18 @@ std::vector<PagedCase> make_cases() {
     list.push_back(
         {.name = "nan-" + name, .context_lens = ragged, .topk = 300, .ties = ties, .nan = true});
   }
+  for (const std::int64_t h : {16, 64, 128}) {  // three queries: as many columns as there may be
+    for (const Ties ties : {Ties::smaller, Ties::larger}) {
+      list.push_back(
+          {.name = numbered("h", h) + "-plateau" + (ties == Ties::larger ? "-larger" : ""),
+           .context_lens = ragged,
+           .s_q = h == 16 ? 1 : 3,
+           .h = h,
+           .topk = 200,
+           .ties = ties,
+           .plateau = true});
+    }
+  }
   list.push_back({.name = "wide", .context_lens = ragged, .s_q = 2, .layout = Layout::wide});
   list.push_back(
       {.name = "reversed", .context_lens = ragged, .s_q = 2, .layout = Layout::reversed});
@@ -173,7 +185,8 @@ testing::CaseOutcome run(const PagedCase& shape, const testing::Target& target) 
         const double got = all.scores.view.at<float>(i, j, n);
         scored.push_back({rows[n], got});
         const double error = std::abs(got - want[n].value) / std::max(want[n].magnitude, 1e-30);
-        if (std::isnan(want[n].value) != std::isnan(got) || error > exact.tolerance) {
+        if (std::isnan(want[n].value) != std::isnan(got) || error > exact.tolerance ||
+            (shape.plateau && want[n].value == 0 && got != 0)) {
           fail(exact, i, j, "row " + std::to_string(rows[n]));
         }
         if (!std::isnan(error)) exact.error = std::max(exact.error, error);

@@ -21,6 +21,8 @@ struct PagedCase {
   bool absent = false;  // every third entry of a table names no page
   bool equal = false;   // all keys are the same
   bool nan = false;     // every fifth key is NaN
+  // Three quarters of the scores are 0, without a tolerance, among scores of either sign.
+  bool plateau = false;
   Layout layout = Layout::dense;
 };
 

@@ -23,6 +23,12 @@ PagedStep::PagedStep(const PagedCase& step) : shape(step) {
   weights = testing::make_tensor(shape.weights_dtype, {b(), shape.s_q, shape.h}, shape.layout);
   testing::fill_normal(q.view, random);
   testing::fill_normal(weights.view, random);
+  if (shape.plateau) {
+    testing::fill_uniform(q.view, random, 0.1, 1);
+    // A head without weight, whose products are positive where those of the others are not.
+    testing::fill_uniform(q.view.slice(2, 1, 2), random, -1, -0.1);
+    testing::fill(weights.view.slice(2, 1, 2), 0);
+  }
   pages = testing::make_output(DType::u8, {shape.num_pages, page_bytes(shape.d)}, shape.layout);
   block_tables = testing::make_output(DType::i32, {b(), shape.table}, shape.layout);
   context_lens = testing::make_tensor(DType::i32, {b()}, Layout::dense);
@@ -65,6 +71,10 @@ PagedStep::PagedStep(const PagedCase& step) : shape(step) {
     float scale = 0.5f + std::abs(scales.view().at<float>(r));
     const TensorView row = keys.view().slice(0, r % drawn, r % drawn + 1);
     if (shape.equal) testing::fill(row, 0.5), scale = 0.5f;
+    if (shape.plateau) {
+      const double sign = r % 4 == 3 ? 1 : r % 16 == 5 ? 0 : -1;
+      testing::fill_uniform(row, random, 0.2 * sign, sign);
+    }
     if (shape.nan && r % 5 == 0) testing::fill(row, std::numeric_limits<double>::quiet_NaN());
     auto* const bytes = &pages.view.at<std::uint8_t>(page, 0);
     std::memcpy(bytes + place * shape.d, row.data(), static_cast<std::size_t>(shape.d));
