@@ -523,7 +523,7 @@ struct WeightedSum {
       // The two parts of a sum without a positive product cancel only nearly. Almost every row has
       // one among its first 12 heads, so a warp seldom looks at the others.
       const auto is_zero = [](std::uint32_t found, int s) {
-        return (found >> 16 * s & 0xffff) == 0;
+        return (found >> 16 * s & 0x7fff) == 0;  // 0 of either sign
       };
       const std::uint32_t found = positive<3>(product) | linear.weightless;
       const bool maybe_zero = is_zero(found, 0) || (kSums == 4 && is_zero(found, 1));
