@@ -83,6 +83,41 @@ std::vector<PagedCase> make_cases() {
            .plateau = true});
     }
   }
+  // A length for each query: growing and falling, empty, equal, out of range; in one group of
+  // queries, in several, and over many tiles.
+  list.push_back({.name = "lengths-of-queries",
+                  .context_lens = {70, 70, 71, 500, 3, 200, 0, 0, 0, 64, 0, 65},
+                  .s_q = 3,
+                  .topk = 100,
+                  .of_queries = true});
+  list.push_back({.name = "lengths-of-queries-h64",
+                  .context_lens = {130, 129, 128, 127, 1, 2, 400, 5, 512, 0, 512, 0},
+                  .s_q = 4,
+                  .h = 64,
+                  .topk = 200,
+                  .of_queries = true});
+  list.push_back({.name = "lengths-of-queries-groups",
+                  .context_lens = {300, 10, 20, 30, 511, 5, 9, 8, 7, 6, 0, 0, 0, 0, 1},
+                  .s_q = 5,
+                  .h = 128,
+                  .ties = Ties::larger,
+                  .layout = Layout::wide,
+                  .of_queries = true});
+  list.push_back({.name = "lengths-of-queries-out-of-range",
+                  .context_lens = {-1, INT32_MAX, INT32_MIN, 513, 512, 0},
+                  .s_q = 2,
+                  .topk = 600,
+                  .absent = true,
+                  .of_queries = true});
+  list.push_back({.name = "lengths-of-queries-long",  // of which clusters choose
+                  .context_lens = {33000, 129, 32800, 32769},
+                  .s_q = 2,
+                  .h = 1,
+                  .topk = 500,
+                  .table = 516,
+                  .num_pages = 530,
+                  .positions = true,
+                  .of_queries = true});
   list.push_back({.name = "wide", .context_lens = ragged, .s_q = 2, .layout = Layout::wide});
   list.push_back(
       {.name = "reversed", .context_lens = ragged, .s_q = 2, .layout = Layout::reversed});
