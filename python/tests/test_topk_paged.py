@@ -80,6 +80,30 @@ def test_tables_and_lengths_are_not_trusted(device):
     assert (indices[1] == -1).all()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_queries_have_lengths_of_their_own(device):
+    (q, pages, weights, order, lens), _ = problem(s_q=3, device=device)
+    own = torch.tensor([[150, 7, 149], [0, 3, 2], [-5, 2**31 - 1, 64]], dtype=torch.int32)
+    got = indexer.topk_paged(
+        q, pages, weights, order, own.to(device), 300, positions=True, return_scores=True
+    )
+    assert got[1].tolist() == [[150, 7, 149], [0, 3, 2], [0, 256, 64]]
+    for i in range(3):
+        for j in range(3):
+            alone = (t[i : i + 1, j : j + 1] for t in (q, weights))
+            one = [next(alone), pages, next(alone), order[i : i + 1], own[i, j : j + 1].to(device)]
+            want = indexer.topk_paged(*one, 300, positions=True, return_scores=True)
+            for part, whole in zip(want, got, strict=True):
+                assert torch.equal(part[0, 0], whole[i, j])
+    # Lengths that grow by a row are those of the sequence.
+    growing = lens[:, None] + torch.arange(-2, 1, device=device, dtype=torch.int32)
+    want = indexer.topk_paged(q, pages, weights, order, lens, 20)
+    got = indexer.topk_paged(q, pages, weights, order, growing, 20)
+    assert all(map(torch.equal, want, got))
+    with pytest.raises(ValueError, match=r"context_lens: want shape \[b=3, s_q=3\], got \[3, 2\]"):
+        indexer.topk_paged(q, pages, weights, order, growing[:, :2].contiguous(), 20)
+
+
 def test_results_go_where_they_are_wanted():
     tensors, _ = problem()
     want = indexer.topk_paged(*tensors, 9)
@@ -112,6 +136,8 @@ def test_operator(device):
     utils = ("test_autograd_registration", "test_faketensor")
     torch.library.opcheck(operator, (*tensors, 7), test_utils=utils)
     torch.library.opcheck(operator, (*tensors, 7, True, "larger", True), test_utils=utils)
+    tensors[4] = tensors[4][:, None].repeat(1, 2)
+    torch.library.opcheck(operator, (*tensors, 7), test_utils=utils)
     compiled = torch.compile(lambda *a: ops.indexer_topk_paged(*a, 7), fullgraph=True)
     for got, want in zip(compiled(*tensors), indexer.topk_paged(*tensors, 7), strict=True):
         assert torch.equal(got, want)

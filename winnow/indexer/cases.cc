@@ -85,6 +85,17 @@ std::vector<CaseShape> make_case_shapes() {
   }
   // With as many heads sm90 forms the sums of f8_e4m3 in another way, unless weights are infinite.
   add(kSome, {.name = "h64-zero", .h = 64, .s_k = 700, .order = Order::zero});
+  for (const std::int64_t heads : {16, 33, 64, 128}) {
+    for (const Ties ties : {Ties::smaller, Ties::larger}) {
+      const std::string larger = ties == Ties::larger ? "-larger" : "";
+      add(kSome, {.name = numbered("h", heads) + "-plateau" + larger,
+                  .h = heads,
+                  .s_k = 700,
+                  .topk = 300,
+                  .order = Order::plateau,
+                  .ties = ties});
+    }
+  }
   add(kSome, {.name = "h128-infinite", .h = 128, .s_k = 700, .order = Order::infinite});
   return list;
 }
@@ -126,6 +137,10 @@ void fill_keys(const CaseShape& shape, const CaseInputs& inputs, Random& random)
     } else if (shape.order == Order::duplicates) {
       Random same(1000 + std::uint64_t(t) * 7 % kDistinct);
       winnow::testing::fill_normal(row, same);
+    } else if (shape.order == Order::plateau) {
+      // A row of zeros here and there.
+      const double sign = t % 4 == 3 ? 1 : t % 16 == 5 ? 0 : -1;
+      winnow::testing::fill_uniform(row, random, 0.2 * sign, sign);
     } else if (shape.order == Order::random || shape.order == Order::nan ||
                shape.order == Order::infinite) {
       winnow::testing::fill_normal(row, random);
@@ -195,6 +210,12 @@ CaseInputs make_inputs(const CaseShape& shape) {
   } else {
     winnow::testing::fill_normal(inputs.q.view, random);
     winnow::testing::fill_normal(inputs.weights.view, random);
+  }
+  if (shape.order == Order::plateau) {
+    winnow::testing::fill_uniform(inputs.q.view, random, 0.1, 1);
+    // A head without weight, whose products are positive where those of the others are not.
+    winnow::testing::fill_uniform(inputs.q.view.slice(1, 1, 2), random, -1, -0.1);
+    winnow::testing::fill(inputs.weights.view.slice(1, 1, 2), 0);
   }
   if (shape.order == Order::infinite) {
     winnow::testing::fill(inputs.weights.view.slice(1, 0, 1), -kInfinity);

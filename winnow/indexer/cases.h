@@ -30,6 +30,7 @@ enum class Order {
   descending,
   equal,       // all rows are the same
   zero,        // every score is 0: plateaus as ReLU makes them
+  plateau,     // three quarters are 0, among scores of either sign
   one_huge,    // one row far above the rest
   duplicates,  // each row stands there many times, also at the k-th place
   nan,         // a third of the rows have the score NaN
@@ -83,6 +84,12 @@ struct CaseInputs {
   }
 };
 CaseInputs make_inputs(const CaseShape& shape);
+
+// Whether rows whose products are all 0 or below must have the score 0, without a tolerance: their
+// products are far from 0, or exactly 0.
+inline bool zeros_are_exact(const CaseShape& shape) {
+  return shape.order == Order::zero || shape.order == Order::plateau;
+}
 
 // The queries that are looked at: all, or some of many.
 std::vector<std::int64_t> checked_queries(const CaseShape& shape);

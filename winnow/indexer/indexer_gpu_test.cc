@@ -106,6 +106,38 @@ TEST_F(IndexerGpu, RepeatsAreTheSame) {
   }
 }
 
+// Most rows of a plateau have the score 0, which is exact on every backend: so the rows are those
+// that the CPU chooses.
+TEST_F(IndexerGpu, PlateausOfZerosAreChosenAsOnTheCpu) {
+  for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
+    for (const std::int64_t h : {16, 33, 64, 100, 128}) {
+      for (const std::int64_t s_k : {1500, 33000}) {  // with stored scores, and without
+        for (const Ties ties : {Ties::smaller, Ties::larger}) {
+          CaseShape shape = small_shape(dtype);
+          shape.s_q = 9;
+          shape.h = h;
+          shape.s_k = s_k;
+          shape.topk = s_k / 2;
+          shape.ranges = Ranges::absent;
+          shape.order = Order::plateau;
+          const CaseInputs inputs = make_inputs(shape);
+          const auto choose = [&](const CaseInputs& given, Device device) {
+            Tensor indices(DType::i32, {shape.s_q, shape.topk}, device);
+            Tensor length(DType::i32, {shape.s_q}, device);
+            TopkArgs args{.ties = ties, .indices = indices, .length = length};
+            given.pass_to(args);
+            topk(args);
+            return indices.to({});
+          };
+          EXPECT_TRUE(
+              winnow::testing::same_bytes(choose(inputs, {}), choose(inputs.on(kGpu), kGpu)))
+              << to_string(dtype) << ", " << h << " heads, " << s_k << " rows";
+        }
+      }
+    }
+  }
+}
+
 #if WINNOW_WITH_CUDA
 
 // New ranges in the memory of `there`; `length` must then be what `here` says.

@@ -11,6 +11,9 @@
 //
 // A linear row is a sum of kTerms rows of f8_e4m3, term t times scale / 16^t. Each leaves at most a
 // 16th of what it rounds, so that the sum is within 2^-16 of the largest that the row can be.
+//
+// The halves of a key without a positive product cancel but for rounding. WeightedSum looks for
+// such keys, whose sums are 0.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +34,8 @@ template <class Shape>
 struct LinearPart {
   // Of the terms that this lane holds of a product: columns 2 (lane % 4) + {0, 1} of the last 8.
   float scale[2];
+  // Not 0 in either half if all weights are 0, as where there is no query: then sums are 0 anyway.
+  std::uint32_t weightless;
 
   // Writes the terms of a side's queries as rows of 128 bytes behind its heads. The warpgroup calls
   // it when heads and weights are there, and nothing reads earlier terms. False if weights are so
@@ -50,14 +55,21 @@ struct LinearPart {
     // Eight lanes hold the 32 columns of this warp, 4 each; four groups of them take turns at rows.
     const int group = lane / 8, column16 = 2 * warp + lane % 8 / 4;
     bool split = true;
+    float unit_of[kQueries];
+    weightless = 0;
 #pragma unroll
     for (int query = 0; query < kQueries; ++query) {
       const float bound =
           224.0f * __shfl_sync(device::kFullWarp, magnitude, query * Shape::kHeads / 4);
       split = split && (bound == 0.0f || (bound >= 0x1p-60f && bound <= 0x1p100f));
       // A power of two: bound / unit lies in [128, 256).
-      const float unit =
+      unit_of[query] =
           bound == 0.0f ? 1.0f : __uint_as_float(__float_as_uint(bound) & 0x7f800000u) * 0x1p-7f;
+      if (lane % 4 / 2 % kQueries == query && bound == 0.0f) weightless = 0x00010001u;
+    }
+#pragma unroll
+    for (int query = 0; query < kQueries; ++query) {
+      const float unit = unit_of[query];
       float row[4] = {};
 #pragma unroll 4
       for (int n = query * Shape::kHeads / 16; n < (query + 1) * Shape::kHeads / 16; ++n) {
@@ -66,12 +78,13 @@ struct LinearPart {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int head = 16 * n + 2 * group + i % 2 + i / 2 * 8;
+          const std::uint32_t at = heads + device::chunk_offset(head, column16) + lane % 4 * 4;
           float value[4];
-          device::unpack_f8(device::ld_shared<std::uint32_t>(
-                                heads + device::chunk_offset(head, column16) + lane % 4 * 4),
-                            value);
+          device::unpack_f8(device::ld_shared<std::uint32_t>(at), value);
 #pragma unroll
           for (int c = 0; c < 4; ++c) row[c] = fmaf(0.5f * weight[i], value[c], row[c]);
+          // A head without weight makes no product positive; only this lane reads the word.
+          if (split && weight[i] == 0.0f) device::st_shared(at, 0u);
         }
       }
 #pragma unroll

@@ -440,6 +440,36 @@ struct WeightedSum {
     }
   }
 
+  // Whether one of the first kOfQuery columns that each lane of a row holds of a query has a
+  // positive product, for the sums s < kSums / 2 that total() leaves to this lane: half s of the
+  // word is then not 0. Products of f8_e4m3 are multiples of 2^-18, which bf16 keeps from 0. The
+  // products stay f32: if they were also read as integers, ptxas would serialise wgmma (C7511).
+  template <int kOfQuery>
+  __device__ __forceinline__ static std::uint32_t positive(
+      const float (&product)[Shape::kProductColumns / 2]) {
+    std::uint32_t rows[Shape::kSideQueries];  // in its halves
+#pragma unroll
+    for (int query = 0; query < Shape::kSideQueries; ++query) {
+      rows[query] = 0;
+#pragma unroll
+      for (int n = 0; n < kOfQuery; ++n) {
+        const int i = query * (Shape::kHeads / 4) + n, at = i / 2 * 4 + i % 2;
+        rows[query] |= device::pack_relu_bf16(product[at], product[at + 2]);
+      }
+    }
+    const bool upper = threadIdx.x % 32 & 2;
+    std::uint32_t own;
+    if constexpr (Shape::kSideQueries == 2) {
+      own = (upper ? rows[1] : rows[0]) |
+            __shfl_xor_sync(device::kFullWarp, upper ? rows[0] : rows[1], 2);
+    } else {
+      static_assert(Shape::kSideQueries == 1);
+      own = rows[0] | __shfl_xor_sync(device::kFullWarp, rows[0], 2);
+      own = upper ? own >> 16 : own & 0xffff;
+    }
+    return own | __shfl_xor_sync(device::kFullWarp, own, 1);
+  }
+
   // This lane's row r of a product, 0 or 1.
   __device__ static int row(int r) {
     return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * r;
@@ -484,14 +514,34 @@ struct WeightedSum {
                                         const LinearPart<Shape>& linear, float* scores) const {
     float sum[kSums];
     sums<kSplitSums>(heads, product, sum);
-    total(
-        sum,
-        [&](float(&half)[kSums / 2]) {
-          if constexpr (kSplitSums) linear.add(product, half);
-        },
-        [&](int query, int r, float total) {
-          scores[query * Plan::kScoreStride + row(r)] = total;
-        });
+    const auto take = [&](int query, int r, float total) {
+      scores[query * Plan::kScoreStride + row(r)] = total;
+    };
+    if constexpr (!kSplitSums) {
+      total(sum, [](auto&) {}, take);
+    } else {
+      // The two parts of a sum without a positive product cancel only nearly. Almost every row has
+      // one among its first 12 heads, so a warp seldom looks at the others.
+      const auto is_zero = [](std::uint32_t found, int s) {
+        return (found >> 16 * s & 0x7fff) == 0;  // 0 of either sign
+      };
+      const std::uint32_t found = positive<3>(product) | linear.weightless;
+      const bool maybe_zero = is_zero(found, 0) || (kSums == 4 && is_zero(found, 1));
+      const bool search = __any_sync(device::kFullWarp, maybe_zero);
+      total(
+          sum,
+          [&](float(&half)[kSums / 2]) {
+            linear.add(product, half);
+            if (!search) [[likely]]
+              return;
+            const std::uint32_t found_of_all = positive<Shape::kHeads / 4>(product);
+#pragma unroll
+            for (int s = 0; s < kSums / 2; ++s) {
+              if (is_zero(found_of_all, s)) half[s] *= 0.0f;  // NaN stays
+            }
+          },
+          take);
+    }
   }
 };
 

@@ -17,6 +17,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-stride4-from700", {"random:3"}},
     {"bf16-infinite", {"random:1"}},
     {"bf16-k512", {"random:4"}},
+    {"f8_e4m3-h128-plateau", {"random:5"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h1", kMany},
@@ -38,6 +39,10 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f8_e4m3-stride4-from700", kMany},
     {"bf16-wide", kMany},
     {"bf16-nan", kMany},
+    {"bf16-h64-plateau", kFew},
+    {"f8_e4m3-h33-plateau", kFew},
+    {"f8_e4m3-h64-plateau", kMany},
+    {"f8_e4m3-h64-zero", kFew},
 };
 
 const BugsOf tiles{"score_tiles_sm90.cuh", "bf16-h128"}, sink{"scores_sm90.cuh", "bf16-zero"};

@@ -22,6 +22,10 @@ const std::vector<PassingCase> kQuickCases = {
     {"long-h64-sq1", {"random:8"}},
     {"long-h64-sq2", {"late"}},  // 128 columns
     {"h64-sq4", {"random:9"}},   // 256
+    {"h64-plateau", {"late"}},
+    {"lengths-of-queries", {"random:10"}},
+    {"lengths-of-queries-h64", {"late"}},
+    {"lengths-of-queries-out-of-range", {"random:11"}},
 };
 // Those in which warps meet in ways of their own, under all schedules: a query or several in a
 // group, few tiles and many, two blocks that choose for a query, absent pages.
@@ -57,6 +61,11 @@ const std::vector<PassingCase> kThoroughCases = {
     {"broadcast", kEach},
     {"equal-larger", kEach},
     {"nan-smaller", kEach},
+    {"h16-plateau", kEach},
+    {"lengths-of-queries-h64", kMany},
+    {"lengths-of-queries-groups", kEach},
+    {"lengths-of-queries-long", kFew},
+    {"h128-plateau-larger", kEach},
 };
 
 // 59 tiles, of which each of the two blocks takes half: the ring is used again. Many groups: so

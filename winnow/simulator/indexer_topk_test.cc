@@ -20,6 +20,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-equal-larger", {"late"}},       // equal scores, of which the last ones are chosen
     {"f8_e4m3-sk16385-k1000", {"late"}},   // the largest blocks of the choice
     {"bf16-h64-sk33000-equal", {"late"}},  // more candidates than the buffer holds
+    {"f8_e4m3-h64-plateau", {"late"}},     // zeros where two parts of a sum cancel
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h1", kMany},
@@ -46,6 +47,12 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-nan", kMany},
     {"f8_e4m3-zero-larger", kMany},
     {"bf16-duplicates", kMany},
+    {"bf16-h64-plateau", kFew},
+    {"f8_e4m3-h16-plateau", kFew},
+    {"f8_e4m3-h33-plateau-larger", kFew},
+    {"f8_e4m3-h64-plateau-larger", kMany},
+    {"f8_e4m3-h128-plateau", kMany},
+    {"f8_e4m3-h64-zero", kFew},
     {"f8_e4m3-sq1-sk20000-k2048", kFew},
     {"f8_e4m3-sq1-sk40000-k2048", {"late", "random:2", "starved:9"}},
     {"f8_e4m3-sk4096-k1000", kFew},

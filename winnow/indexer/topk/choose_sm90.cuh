@@ -26,7 +26,7 @@ inline constexpr std::uint32_t kAbsentKey = 0, kNanKey = 1;
 // results:
 //   rows_of(query)              the rows that it sees
 //   stored_of(query)            what is stored for row 0 and those behind it, aligned to 16 bytes
-//   kKeys                       whether keys are stored, for whole chunks of 128 rows; else scores
+//   kKeys                       whether keys are stored; else scores
 //   indices_of(query), length_of(query), scores_of(query) (null: not wanted)
 //   index_of(query)             .of_four(row) is what stands in the indices for a row that is a
 //                               multiple of 4, and .behind(that, e) for the row `e` behind it
@@ -168,11 +168,10 @@ class Choice {
       key_[4 * c] = four.x, key_[4 * c + 1] = four.y;
       key_[4 * c + 2] = four.z, key_[4 * c + 3] = four.w;
     }
-    if constexpr (Params::kKeys) return;
     const auto seen = static_cast<unsigned>(rows.end - rows.begin);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      if (!has(batch, c)) continue;
+      if (Params::kKeys || !has(batch, c)) continue;
 #pragma unroll
       for (int e = 0; e < 4; ++e) key_[4 * c + e] = key_of_stored(key_[4 * c + e]);
     }

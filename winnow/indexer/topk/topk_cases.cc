@@ -56,6 +56,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   outcome.comparisons.push_back(testing::check_written("scores of the chosen rows", chosen));
   testing::Comparison choice{"choice", 0, 0, true, ""}, lengths{"length", 0, 0, true, ""};
   testing::Comparison bits{"scores as dense ones", 0, 0, true, ""};
+  testing::Comparison zeros{"scores that are 0", 0, 0, true, ""};
   testing::Comparison worst{"worst chosen score", 0, score_tolerance(shape.dtype), true, ""};
   // The chosen scores of each query from the best to the worst: where two rows are as good as
   // equal, another machine may choose the other.
@@ -108,6 +109,12 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
     const std::vector<oracle::Score> exact = oracle::scores(in, i, all);
     std::vector<double> sorted;
     double magnitude = 1e-30;
+    for (std::size_t n = 0; n < exact.size() && zeros_are_exact(shape); ++n) {
+      if (exact[n].value == 0 && rows[n].score != 0) {
+        fail(zeros, i,
+             "row " + std::to_string(rows[n].row) + ": got " + std::to_string(rows[n].score));
+      }
+    }
     for (const oracle::Score& score : exact) {
       if (std::isnan(score.value)) continue;
       sorted.push_back(score.value);
@@ -123,7 +130,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
       if (!(error <= worst.tolerance)) worst.passed = false;
     }
   }
-  for (const testing::Comparison& comparison : {choice, lengths, bits, worst}) {
+  for (const testing::Comparison& comparison : {choice, lengths, bits, zeros, worst}) {
     outcome.comparisons.push_back(comparison);
   }
   if (static_cast<std::int64_t>(ranked.size()) == shape.s_q * shape.topk) {

@@ -36,12 +36,9 @@ struct PagedChooseParams {
   __device__ int place(int query) const {
     return static_cast<int>((first_query + query) % static_cast<unsigned>(line.s_q));
   }
-  // The tiles that hold the rows of a query: what it does not see of them is marked as absent.
-  __device__ RowRange rows_of(int query) const {
-    return {0, device::ceil_div(visible_to(query), kPagedTileRows) * kPagedTileRows};
-  }
+  __device__ RowRange rows_of(int query) const { return {0, visible_to(query)}; }
   __device__ int visible_to(int query) const {
-    return rows_of_group(line, {sequence(query), place(query), 1});
+    return rows_of_query(line, sequence(query), place(query));
   }
   __device__ const std::uint32_t* stored_of(int query) const {
     const int j = place(query);

@@ -17,8 +17,9 @@ inline constexpr int kMostGroups = 512;  // of a launch: one for each thread
 inline constexpr int kLeastTiles = 4;    // of a block's range, where there are so many
 
 struct PageLine {
-  const std::int32_t* context_lens;  // [b]
+  const std::int32_t* context_lens;  // [b], or [b, s_q]
   std::int64_t context_stride;
+  bool of_queries;                   // [b, s_q]: the rows that each query sees
   std::int64_t first_group;          // of the launch, counted through all sequences
   int groups, groups_of_a_sequence;  // of the launch
   int queries;                       // of a group
@@ -38,18 +39,30 @@ __device__ __forceinline__ QueryGroup query_group(const PageLine& line, int grou
   return {sequence, first, static_cast<int>(min(line.s_q - first, std::int64_t{line.queries}))};
 }
 
-// The rows that the last query of a group sees; each one before sees a row less.
+// The rows that query j of a sequence sees.
+__device__ __forceinline__ int rows_of_query(const PageLine& line, std::int64_t sequence,
+                                             std::int64_t j) {
+  const std::int32_t* const given = line.context_lens + sequence * line.context_stride;
+  const int context =
+      max(0, min(__ldg(line.of_queries ? given + j : given), line.table * kPagedPageRows));
+  if (line.of_queries) return context;
+  return static_cast<int>(max(context - line.s_q + j + 1, std::int64_t{0}));
+}
+
+// The most that a query of a group sees.
 __device__ __forceinline__ int rows_of_group(const PageLine& line, const QueryGroup& group) {
-  const int given = __ldg(line.context_lens + group.sequence * line.context_stride);
-  const int context = max(0, min(given, line.table * kPagedPageRows));
-  const std::int64_t rows = context - line.s_q + group.first + group.count;
-  return static_cast<int>(max(rows, std::int64_t{0}));
+  const int last = group.count - 1;
+  int rows = rows_of_query(line, group.sequence, group.first + last);
+  for (int n = 0; n < last && line.of_queries; ++n) {
+    rows = max(rows, rows_of_query(line, group.sequence, group.first + n));
+  }
+  return rows;
 }
 
 // In shared memory.
 struct LineShared {
   std::int32_t end[kMostGroups];   // tiles of this group and of those before
-  std::int32_t rows[kMostGroups];  // that the last query of the group sees
+  std::int32_t rows[kMostGroups];  // that a query of the group sees at most
   std::int32_t warp_total[kMostGroups / 32];
 };
 
@@ -101,7 +114,7 @@ class LineRange {
     return true;
   }
 
-  // The rows of a piece's group that its last query sees.
+  // The rows of a piece's group that one of its queries sees.
   __device__ int rows(const Piece& piece) const { return shared_.rows[piece.group]; }
 
  private:

@@ -38,7 +38,13 @@ void check_inputs(const Check& check, const TopkPagedArgs& args, TopkPagedParams
               {DType::u8}, device);
   check.input("weights", args.weights, {b, s_q, h}, {DType::f32, DType::bf16}, device);
   check.input("block_tables", args.block_tables, {b, {"n", params.table}}, {DType::i32}, device);
-  check.input("context_lens", args.context_lens, {b}, {DType::i32}, device);
+  params.lens_of_queries = args.context_lens.rank() > 1;
+  if (params.lens_of_queries) {
+    check.rank("context_lens", args.context_lens, 2, "[b, s_q], or one, [b]");
+    check.input("context_lens", args.context_lens, {b, s_q}, {DType::i32}, device);
+  } else {
+    check.input("context_lens", args.context_lens, {b}, {DType::i32}, device);
+  }
   // Whole tiles of two pages, so that counts of their rows are below 2^31, too.
   constexpr std::int64_t kMostPages =
       std::numeric_limits<std::int32_t>::max() / (2 * kPageRows) * 2;
@@ -73,7 +79,8 @@ TopkPagedParams check_args(const TopkPagedArgs& args) {
   params.weights = rows_of<const void*>(args.weights, 0, 1);
   params.pages = rows_of<const std::uint8_t*>(args.pages, 0);
   params.block_tables = rows_of<const std::int32_t*>(args.block_tables, 0);
-  params.context_lens = rows_of<const std::int32_t*>(args.context_lens, 0);
+  params.context_lens =
+      rows_of<const std::int32_t*>(args.context_lens, 0, params.lens_of_queries ? 1 : -1);
   params.indices = rows_of<std::int32_t*>(args.indices, 0, 1);
   params.length = rows_of<std::int32_t*>(args.length, 0, 1);
   params.scores = rows_of<float*>(args.scores, 0, 1);

@@ -17,8 +17,9 @@ struct TopkPagedArgs {
   ConstTensorView pages{};         // [num_pages, 64 * (d + 4)], u8: see kPageRows and quantize()
   ConstTensorView weights{};       // [b, s_q, h], f32 or bf16
   ConstTensorView block_tables{};  // [b, n], i32: the pages of each sequence
-  ConstTensorView
-      context_lens{};  // [b], i32: cached rows, including those of the step's own queries
+  // i32: [b], cached rows, including those of the step's own queries; or [b, s_q], the rows that
+  // each query sees.
+  ConstTensorView context_lens{};
   Ties ties = Ties::smaller;
   bool positions = false;  // `indices` holds positions in the sequence, not slots of the cache
   TensorView indices{};    // [b, s_q, topk], i32; topk is 1 or more
@@ -36,10 +37,12 @@ struct TopkPagedArgs {
 // t of the sequence: row t % 64 of page block_tables[i, t / 64]. The caller multiplies d^-0.5,
 // h^-0.5 and the scale of the quantised q into `weights`.
 //
-// Query j sees the positions t < context_lens[i] - s_q + j + 1: the queries of a step are the last
-// rows of its sequence, and each sees its own row and the previous ones. Lengths are clamped to [0,
-// n * 64]. The rows of a page outside of [0, num_pages) are absent. Rows that a query does not see,
-// and entries of the table beyond the context, do not affect the result.
+// With context_lens [b], query j sees the positions t < context_lens[i] - s_q + j + 1: the queries
+// of a step are the last rows of its sequence, and each sees its own row and the previous ones.
+// With context_lens [b, s_q] it sees the positions t < context_lens[i,j], in any order of lengths:
+// rows that each stand for several tokens want that. Lengths are clamped to [0, n * 64]. The rows
+// of a page outside of [0, num_pages) are absent. Rows that a query does not see, and entries of
+// the table beyond the context, do not affect the result.
 //
 // `length[i,j]` is the smaller of topk and the number of rows that the query sees. `indices[i,j]`
 // contains that many slots, block_tables[i, t / 64] * 64 + t % 64, or positions t, in ascending

@@ -71,6 +71,53 @@ std::vector<PagedCase> make_cases() {
     list.push_back(
         {.name = "nan-" + name, .context_lens = ragged, .topk = 300, .ties = ties, .nan = true});
   }
+  for (const std::int64_t h : {16, 64, 128}) {  // three queries: as many columns as there may be
+    for (const Ties ties : {Ties::smaller, Ties::larger}) {
+      list.push_back(
+          {.name = numbered("h", h) + "-plateau" + (ties == Ties::larger ? "-larger" : ""),
+           .context_lens = ragged,
+           .s_q = h == 16 ? 1 : 3,
+           .h = h,
+           .topk = 200,
+           .ties = ties,
+           .plateau = true});
+    }
+  }
+  // A length for each query: growing and falling, empty, equal, out of range; in one group of
+  // queries, in several, and over many tiles.
+  list.push_back({.name = "lengths-of-queries",
+                  .context_lens = {70, 70, 71, 500, 3, 200, 0, 0, 0, 64, 0, 65},
+                  .s_q = 3,
+                  .topk = 100,
+                  .of_queries = true});
+  list.push_back({.name = "lengths-of-queries-h64",
+                  .context_lens = {130, 129, 128, 127, 1, 2, 400, 5, 512, 0, 512, 0},
+                  .s_q = 4,
+                  .h = 64,
+                  .topk = 200,
+                  .of_queries = true});
+  list.push_back({.name = "lengths-of-queries-groups",
+                  .context_lens = {300, 10, 20, 30, 511, 5, 9, 8, 7, 6, 0, 0, 0, 0, 1},
+                  .s_q = 5,
+                  .h = 128,
+                  .ties = Ties::larger,
+                  .layout = Layout::wide,
+                  .of_queries = true});
+  list.push_back({.name = "lengths-of-queries-out-of-range",
+                  .context_lens = {-1, INT32_MAX, INT32_MIN, 513, 512, 0},
+                  .s_q = 2,
+                  .topk = 600,
+                  .absent = true,
+                  .of_queries = true});
+  list.push_back({.name = "lengths-of-queries-long",  // of which clusters choose
+                  .context_lens = {33000, 129, 32800, 32769},
+                  .s_q = 2,
+                  .h = 1,
+                  .topk = 500,
+                  .table = 516,
+                  .num_pages = 530,
+                  .positions = true,
+                  .of_queries = true});
   list.push_back({.name = "wide", .context_lens = ragged, .s_q = 2, .layout = Layout::wide});
   list.push_back(
       {.name = "reversed", .context_lens = ragged, .s_q = 2, .layout = Layout::reversed});
@@ -173,7 +220,8 @@ testing::CaseOutcome run(const PagedCase& shape, const testing::Target& target) 
         const double got = all.scores.view.at<float>(i, j, n);
         scored.push_back({rows[n], got});
         const double error = std::abs(got - want[n].value) / std::max(want[n].magnitude, 1e-30);
-        if (std::isnan(want[n].value) != std::isnan(got) || error > exact.tolerance) {
+        if (std::isnan(want[n].value) != std::isnan(got) || error > exact.tolerance ||
+            (shape.plateau && want[n].value == 0 && got != 0)) {
           fail(exact, i, j, "row " + std::to_string(rows[n]));
         }
         if (!std::isnan(error)) exact.error = std::max(exact.error, error);

@@ -12,7 +12,8 @@ namespace winnow::indexer {
 
 struct PagedCase {
   std::string name;
-  std::vector<std::int32_t> context_lens{};  // one for each sequence
+  // One for each sequence, or, of_queries, for each query of it.
+  std::vector<std::int32_t> context_lens{};
   std::int64_t s_q = 1, h = 4, d = 128, topk = 64;
   std::int64_t table = 8, num_pages = 40;
   DType weights_dtype = DType::f32;
@@ -21,7 +22,10 @@ struct PagedCase {
   bool absent = false;  // every third entry of a table names no page
   bool equal = false;   // all keys are the same
   bool nan = false;     // every fifth key is NaN
+  // Three quarters of the scores are 0, without a tolerance, among scores of either sign.
+  bool plateau = false;
   Layout layout = Layout::dense;
+  bool of_queries = false;
 };
 
 std::string describe(const PagedCase& shape);
@@ -29,7 +33,7 @@ std::string describe(const PagedCase& shape);
 // The tensors of a step. Rows behind the contexts, and pages that no table names, are NaN.
 struct PagedStep {
   explicit PagedStep(const PagedCase& shape);
-  std::int64_t b() const { return static_cast<std::int64_t>(shape.context_lens.size()); }
+  std::int64_t b() const;
   PagedStep on(Device device) const;
   // Without outputs.
   TopkPagedArgs args() const;

@@ -48,6 +48,8 @@ Scorer::Key key_in(const std::uint8_t* page, std::int64_t row, std::int64_t d) {
   return {page, row * d, scale};
 }
 
+constexpr std::int64_t kMostTogether = 8;  // queries of an item
+
 // Queries [first, first + count) of sequence i, in part `part` of `parts` of its blocks.
 struct Item {
   std::int64_t i, first, count, part, parts;
@@ -55,8 +57,11 @@ struct Item {
 
 void choose(const TopkPagedParams& params, const Item& item, Scorer& scorer,
             std::vector<Selection>& selections, const Executor& executor) {
-  const std::int64_t context = params.context(item.i);
-  const std::int64_t rows = params.visible(context, item.first + item.count - 1);
+  std::int64_t visible[kMostTogether], rows = 0;
+  for (std::int64_t n = 0; n < item.count; ++n) {
+    visible[n] = params.visible(item.i, item.first + n);
+    rows = std::max(rows, visible[n]);
+  }
   const std::int64_t blocks = (rows + kBlock - 1) / kBlock;
   const std::int64_t begin = blocks * item.part / item.parts;
   const std::int64_t end = blocks * (item.part + 1) / item.parts;
@@ -76,7 +81,7 @@ void choose(const TopkPagedParams& params, const Item& item, Scorer& scorer,
                                        : Scorer::Key{};
     });
     for (std::int64_t n = 0; n < item.count; ++n) {
-      const std::int64_t seen = params.visible(context, item.first + n) - block * kBlock;
+      const std::int64_t seen = visible[n] - block * kBlock;
       if (seen <= 0) continue;
       float scores[kBlock];
       scorer.score(problem, n, scores);
@@ -125,7 +130,7 @@ void topk_paged_cpu(const TopkPagedParams& params, const Executor& executor) {
   constexpr std::int64_t kBufferBytes = 1 << 20;
   const auto bytes = static_cast<std::int64_t>(Selection::capacity(k) * sizeof(Candidate));
   const std::int64_t together =
-      std::min(params.s_q, std::clamp<std::int64_t>(kBufferBytes / bytes, 1, 8));
+      std::min(params.s_q, std::clamp<std::int64_t>(kBufferBytes / bytes, 1, kMostTogether));
   const std::int64_t groups = (params.s_q + together - 1) / together;
   // With fewer groups than workers the rows are cut into parts, whose choices are merged.
   const std::int64_t all = params.b * groups;

@@ -198,6 +198,49 @@ TEST_F(TopkPagedGpu, RunsOnTheDeviceOfTheTensors) {
   expect_same(there, here);
 }
 
+// Replays with other lengths of the queries, any of them: those out of range are clamped.
+TEST_F(TopkPagedGpu, ReplaysFollowTheLengthsOfQueries) {
+  PagedCase shape = small_case();
+  shape.s_q = 5;  // two groups of queries
+  shape.context_lens = std::vector<std::int32_t>(8 * 5, 5120);
+  shape.of_queries = true;
+  PagedStep here(shape);
+  const PagedStep there = here.on(kGpu);
+  Results captured(here.b(), shape), eager(here.b(), shape);
+  captured.run(there.args());
+  const winnow::testing::CudaStream stream;
+  const winnow::testing::Graph graph(stream.stream,
+                                     [&] { captured.run(there.args(), stream.options()); });
+  winnow::testing::Random random(6);
+  for (int replay = 0; replay < 100; ++replay) {
+    for (std::int64_t i = 0; i < here.b(); ++i) {
+      for (std::int64_t j = 0; j < shape.s_q; ++j) {
+        const std::int32_t odd[] = {INT32_MIN, -1, 0, 1, INT32_MAX};
+        std::int32_t& length = here.context_lens.view.at<std::int32_t>(i, j);
+        length = random.below(3) == 0 ? odd[random.below(5)]
+                                      : static_cast<std::int32_t>(random.below(5200));
+        here.shape.context_lens[static_cast<std::size_t>(i * shape.s_q + j)] = length;
+      }
+    }
+    copy_between(there.context_lens.view.data(), kGpu, here.context_lens.view.data(), {},
+                 here.shape.context_lens.size() * sizeof(std::int32_t));
+    graph.launch(stream.stream);
+    stream.wait();
+    const Tensor length = captured.length.to({});
+    for (std::int64_t i = 0; i < here.b(); ++i) {
+      for (std::int64_t j = 0; j < shape.s_q; ++j) {
+        EXPECT_EQ(length.view().at<std::int32_t>(i, j), std::min(shape.topk, here.visible(i, j)))
+            << "sequence " << i << ", query " << j;
+      }
+    }
+    if (replay % 20 == 0) {
+      eager.run(there.args());
+      expect_same(captured, eager);
+    }
+    if (HasFailure()) FAIL() << "replay " << replay;
+  }
+}
+
 #endif
 
 // Of tensors that are only described: 256 MiB are enough for any batch and group, and for contexts

@@ -45,7 +45,8 @@ constexpr const char* kDoc =
 
 k[t] and k_scale[t] are row t % 64 of page block_tables[i, t // 64], as quantize() writes them.
 Query j of sequence i sees the positions t < context_lens[i] - s_q + j + 1: the queries are the last
-rows of their sequence. Lengths are clamped to those of the table; the rows of a page outside of
+rows of their sequence. If context_lens is [b, s_q], it sees the positions t < context_lens[i,j], as
+where a row stands for several tokens. Lengths are clamped to those of the table; the rows of a page outside of
 [0, num_pages) are absent. The choice is exact and does not depend on the rest of the batch.
 
 Args:
@@ -53,7 +54,8 @@ Args:
     pages: [num_pages, 64 * (d + 4)], uint8: 64 rows of d bytes, then their 64 scales as float32.
     weights: [b, s_q, h], float32 or bfloat16. Include d**-0.5, h**-0.5 and the scale of q.
     block_tables: [b, n], int32: the pages of each sequence.
-    context_lens: [b], int32: cached rows, including those of the step's own queries.
+    context_lens: [b], int32: cached rows, including those of the step's own queries; or [b, s_q]:
+        the rows that each query sees.
     topk: rows to choose, 1 or more.
     positions: return positions in the sequence instead of slots.
     ties: "smaller" or "larger": which position is chosen between equal scores.

@@ -94,6 +94,7 @@ void launch(const TopkPagedParams& params, void* workspace, cudaStream_t stream)
   p.num_pages = static_cast<int>(params.num_pages);
   p.line.context_lens = params.context_lens.data;
   p.line.context_stride = params.context_lens.stride0;
+  p.line.of_queries = params.lens_of_queries;
   p.line.groups_of_a_sequence = static_cast<int>(work.groups_of_a_sequence);
   p.line.queries = Shape::kQueries;
   p.line.s_q = params.s_q;

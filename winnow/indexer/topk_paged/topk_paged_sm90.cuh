@@ -109,7 +109,8 @@ struct PagedParams {
   std::int64_t block_tables_stride;
   int h, d, num_pages;
   PageLine line;
-  // [group of the launch][stored_queries][stored_stride]: what is absent is marked so.
+  // [group of the launch][stored_queries][stored_stride]: what is absent is marked so, and what no
+  // query of the group sees.
   std::uint32_t* stored;
   std::uint32_t stored_stride;  // a multiple of kTileRows
   int stored_queries;           // of a group at most
@@ -285,7 +286,7 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
                 if (query >= count) return;
                 const int at = (piece.first + tile) * kPagedTileRows + page * kPagedPageRows +
                                (r == 0 ? row[0] : row[1]);
-                const bool visible = present && at < rows - (count - 1 - query);
+                const bool visible = present && at < rows;
                 const float score = total * (r == 0 ? scale[0] : scale[1]);
                 const std::uint64_t behind =
                     std::uint64_t{p.stored_stride} * static_cast<unsigned>(query);

@@ -8,14 +8,25 @@
 
 namespace winnow::indexer {
 
+namespace {
+
+std::int64_t sequences(const PagedCase& shape) {
+  const auto count = static_cast<std::int64_t>(shape.context_lens.size());
+  return shape.of_queries ? count / shape.s_q : count;
+}
+
+}  // namespace
+
 std::string describe(const PagedCase& shape) {
   using testing::numbered;
   const std::int32_t longest =
       shape.context_lens.empty() ? 0 : std::ranges::max(shape.context_lens);
-  return numbered("b ", static_cast<std::int64_t>(shape.context_lens.size())) +
-         numbered(", s_q ", shape.s_q) + numbered(", h ", shape.h) + numbered(", d ", shape.d) +
+  return numbered("b ", sequences(shape)) + numbered(", s_q ", shape.s_q) +
+         numbered(", h ", shape.h) + numbered(", d ", shape.d) +
          numbered(", contexts up to ", longest) + numbered(", topk ", shape.topk);
 }
+
+std::int64_t PagedStep::b() const { return sequences(shape); }
 
 PagedStep::PagedStep(const PagedCase& step) : shape(step) {
   testing::Random random(testing::seed_from(shape.name));
@@ -23,18 +34,35 @@ PagedStep::PagedStep(const PagedCase& step) : shape(step) {
   weights = testing::make_tensor(shape.weights_dtype, {b(), shape.s_q, shape.h}, shape.layout);
   testing::fill_normal(q.view, random);
   testing::fill_normal(weights.view, random);
+  if (shape.plateau) {
+    testing::fill_uniform(q.view, random, 0.1, 1);
+    // A head without weight, whose products are positive where those of the others are not.
+    testing::fill_uniform(q.view.slice(2, 1, 2), random, -1, -0.1);
+    testing::fill(weights.view.slice(2, 1, 2), 0);
+  }
   pages = testing::make_output(DType::u8, {shape.num_pages, page_bytes(shape.d)}, shape.layout);
   block_tables = testing::make_output(DType::i32, {b(), shape.table}, shape.layout);
-  context_lens = testing::make_tensor(DType::i32, {b()}, Layout::dense);
+  const Layout lens_layout = shape.of_queries ? shape.layout : Layout::dense;
+  std::vector<std::int64_t> dims = {b()};
+  if (shape.of_queries) dims.push_back(shape.s_q);
+  context_lens = testing::make_tensor(DType::i32, dims, lens_layout);
   std::vector<std::int32_t> order(static_cast<std::size_t>(shape.num_pages));
   std::iota(order.begin(), order.end(), 0);
   testing::shuffle(std::span(order), random);
   std::size_t next = 0;
   std::vector<std::int64_t> slots;
   for (std::int64_t i = 0; i < b(); ++i) {
-    const std::int32_t length = shape.context_lens[static_cast<std::size_t>(i)];
-    context_lens.view.at<std::int32_t>(i) = length;
-    const std::int64_t rows = std::clamp<std::int64_t>(length, 0, shape.table * kPageRows);
+    if (!shape.of_queries) {
+      context_lens.view.at<std::int32_t>(i) = shape.context_lens[static_cast<std::size_t>(i)];
+    }
+    std::int64_t rows = 0;  // that some query sees
+    for (std::int64_t j = 0; j < shape.s_q; ++j) {
+      if (shape.of_queries) {
+        context_lens.view.at<std::int32_t>(i, j) =
+            shape.context_lens[static_cast<std::size_t>(i * shape.s_q + j)];
+      }
+      rows = std::max(rows, visible(i, j));
+    }
     for (std::int64_t place = 0; place < shape.table; ++place) {
       const std::int32_t nowhere[] = {-1, static_cast<std::int32_t>(shape.num_pages),
                                       std::numeric_limits<std::int32_t>::min(),
@@ -65,6 +93,10 @@ PagedStep::PagedStep(const PagedCase& step) : shape(step) {
     float scale = 0.5f + std::abs(scales.view().at<float>(r));
     const TensorView row = keys.view().slice(0, r % drawn, r % drawn + 1);
     if (shape.equal) testing::fill(row, 0.5), scale = 0.5f;
+    if (shape.plateau) {
+      const double sign = r % 4 == 3 ? 1 : r % 16 == 5 ? 0 : -1;
+      testing::fill_uniform(row, random, 0.2 * sign, sign);
+    }
     if (shape.nan && r % 5 == 0) testing::fill(row, std::numeric_limits<double>::quiet_NaN());
     auto* const bytes = &pages.view.at<std::uint8_t>(page, 0);
     std::memcpy(bytes + place * shape.d, row.data(), static_cast<std::size_t>(shape.d));
@@ -100,8 +132,10 @@ std::int64_t PagedStep::page(std::int64_t i, std::int64_t position) const {
 }
 
 std::int64_t PagedStep::visible(std::int64_t i, std::int64_t j) const {
-  const std::int64_t length = shape.context_lens[static_cast<std::size_t>(i)];
+  const std::int64_t place = shape.of_queries ? i * shape.s_q + j : i;
+  const std::int64_t length = shape.context_lens[static_cast<std::size_t>(place)];
   const std::int64_t rows = std::min(std::max<std::int64_t>(length, 0), shape.table * kPageRows);
+  if (shape.of_queries) return rows;
   return std::max<std::int64_t>(rows - shape.s_q + 1 + j, 0);
 }
 

@@ -112,6 +112,66 @@ TEST(TopkPaged, AgreesWithTopk) {
   EXPECT_TRUE(winnow::testing::same_bytes(scores, want_scores));
 }
 
+// Queries with lengths of their own are those of as many sequences of one query each, to the bit,
+// and lengths that grow by a row are those of a sequence.
+TEST(TopkPaged, LengthsOfQueriesAreThoseOfSequences) {
+  constexpr std::int64_t s_q = 4, k = 90;
+  const PagedStep step({.name = "of-queries",
+                        .context_lens = {7, 700, 0, 699, 1497, 1498, 1499, 1500},
+                        .s_q = s_q,
+                        .h = 16,
+                        .topk = k,
+                        .table = 30,
+                        .num_pages = 100,
+                        .of_queries = true});
+  struct Results {
+    Tensor indices, length, scores;
+    Results(std::int64_t b, std::int64_t queries)
+        : indices(DType::i32, {b, queries, k}),
+          length(DType::i32, {b, queries}),
+          scores(DType::f32, {b, queries, k}) {}
+    void run(TopkPagedArgs args) {
+      args.indices = indices, args.length = length, args.scores = scores;
+      topk_paged(args);
+    }
+  };
+  Results whole(2, s_q), by_sequence(1, s_q);
+  whole.run(step.args());
+  Tensor length(DType::i32, {1});
+  const auto expect_same = [&](const Results& part, std::int64_t i, std::int64_t j,
+                               std::int64_t queries) {
+    const auto count = static_cast<std::size_t>(queries * k) * 4;
+    EXPECT_EQ(
+        std::memcmp(part.indices.data(), &whole.indices.view().at<std::int32_t>(i, j, 0), count),
+        0);
+    EXPECT_EQ(std::memcmp(part.scores.data(), &whole.scores.view().at<float>(i, j, 0), count), 0);
+    EXPECT_EQ(part.length.view().at<std::int32_t>(0, queries - 1),
+              whole.length.view().at<std::int32_t>(i, j + queries - 1));
+  };
+  const auto of_sequence = [&](std::int64_t i) {
+    TopkPagedArgs args = step.args();
+    for (ConstTensorView* view : {&args.q, &args.weights, &args.block_tables}) {
+      *view = view->slice(0, i, i + 1);
+    }
+    args.context_lens = length;
+    return args;
+  };
+  for (std::int64_t i = 0; i < 2; ++i) {
+    for (std::int64_t j = 0; j < s_q; ++j) {
+      TopkPagedArgs args = of_sequence(i);
+      for (ConstTensorView* view : {&args.q, &args.weights}) *view = view->slice(1, j, j + 1);
+      length.values<std::int32_t>()[0] =
+          step.shape.context_lens[static_cast<std::size_t>(i * s_q + j)];
+      Results one(1, 1);
+      one.run(args);
+      expect_same(one, i, j, 1);
+    }
+  }
+  length.values<std::int32_t>()[0] = 1500;
+  by_sequence.run(of_sequence(1));
+  expect_same(by_sequence, 1, 0, s_q);
+}
+
 TEST(TopkPaged, HasTheSameBitsWhateverTheBatchAndTheThreads) {
   const PagedStep step({.name = "batch",
                         .context_lens = {700, 40, 1500, 1},
@@ -154,7 +214,8 @@ TEST(TopkPaged, Refuses) {
   Tensor q32(DType::f32, {2, 1, 4, 128}), d32(DType::f8_e4m3, {2, 1, 4, 32});
   Tensor heads(DType::f8_e4m3, {2, 1, 129, 128}), flat(DType::f8_e4m3, {2, 4, 128});
   Tensor narrow(DType::u8, {40, 64 * 68}), three(DType::i32, {3}), none(DType::i32, {2, 1, 0});
-  Tensor wide(DType::i64, {2, 8});
+  Tensor wide(DType::i64, {2, 8}), of_three(DType::i32, {2, 3}), turned(DType::i32, {1, 2});
+  Tensor long_lens(DType::i64, {2, 1});
   const auto reject = [&](const auto& bend, const std::string& text) {
     TopkPagedArgs args = step.args();
     args.indices = indices;
@@ -189,6 +250,15 @@ TEST(TopkPaged, Refuses) {
   reject([&](Args& a) { a.block_tables = three; },
          "block_tables: want 2 dimensions [b, n], got shape [3]");
   reject([&](Args& a) { a.context_lens = three; }, "context_lens: want shape [b=2], got [3]");
+  reject([&](Args& a) { a.context_lens = of_three; },
+         "context_lens: want shape [b=2, s_q=1], got [2, 3]");
+  reject([&](Args& a) { a.context_lens = turned; },
+         "context_lens: want shape [b=2, s_q=1], got [1, 2]");
+  reject([&](Args& a) { a.context_lens = long_lens; }, "context_lens: want dtype i32, got i64");
+  reject([](Args& a) { a.context_lens = {}; },
+         "context_lens: want a tensor of shape [b=2], got none");
+  reject([&](Args& a) { a.context_lens = ConstTensorView(of_three.data(), DType::i32, {2, 1, 1}); },
+         "context_lens: want 2 dimensions [b, s_q], or one, [b], got shape [2, 1, 1]");
   reject([&](Args& a) { a.indices = none; }, "indices: want topk from 1 to 2^31 - 1, got 0");
   reject([&](Args& a) { a.length = {}; }, "length: want a tensor of shape [b=2, s_q=1], got none");
   reject([&](Args& a) { a.scores = q32; },
