@@ -153,36 +153,52 @@ std::vector<Range> shared_memory_of(pid_t process) {
   return ranges;
 }
 
-// The next words of a window of the memory, somewhere in what a rank has mapped now.
+// Two numbers, as ranks tell each other; of rows hardly a word looks like that.
+bool may_be_numbers(std::uint64_t word) {
+  const auto may_be = [](std::uint64_t half) {
+    const auto number = static_cast<std::int32_t>(half);
+    return number >= -1 && number <= 1 << 16;
+  };
+  return word != 0 && may_be(word & 0xffffffff) && may_be(word >> 32);
+}
+
+// Writes to some words that stand together in what a rank has mapped: to numbers, or to whatever it
+// is.
 class Rewriting {
  public:
   explicit Rewriting(Random random) : random_(random) {}
 
   void write_some(pid_t process) {
-    if (begin_ == end_) choose(shared_memory_of(process));
-    if (begin_ == end_) return;
-    for (int i = 0; i < 64; ++i) {
+    if (words_.empty()) choose(process);
+    for (int i = 0; i < 64 && !words_.empty(); ++i) {
       std::uint64_t word = word_of(random_);
-      const std::uint64_t at = begin_ + 8 * std::uint64_t(random_.below((end_ - begin_) / 8));
+      const std::uint64_t at = words_[std::size_t(random_.below(std::int64_t(words_.size())))];
       const iovec from{&word, sizeof(word)}, to{reinterpret_cast<void*>(at), sizeof(word)};
-      if (process_vm_writev(process, &from, 1, &to, 1, 0) != sizeof(word)) begin_ = end_;
-      if (begin_ == end_) return;
+      if (process_vm_writev(process, &from, 1, &to, 1, 0) != sizeof(word)) words_.clear();
     }
   }
 
  private:
-  void choose(const std::vector<Range>& ranges) {
-    if (ranges.empty()) return;
-    const Range range = ranges[std::size_t(random_.below(std::int64_t(ranges.size())))];
-    const std::uint64_t words = (range.end - range.begin) / 8;
-    const std::uint64_t wanted = std::uint64_t{1} << random_.below(12);
-    const std::uint64_t size = std::min(words, wanted);
-    begin_ = range.begin + 8 * std::uint64_t(random_.below(std::int64_t(words - size) + 1));
-    end_ = begin_ + 8 * size;
+  void choose(pid_t process) {
+    const bool numbers = random_.below(4) > 0;
+    std::vector<std::uint64_t> all;
+    for (const Range& range : shared_memory_of(process)) {
+      std::vector<std::uint64_t> there((range.end - range.begin) / 8);
+      const iovec from{reinterpret_cast<void*>(range.begin), there.size() * 8},
+          to{there.data(), there.size() * 8};
+      if (process_vm_readv(process, &to, 1, &from, 1, 0) != ssize_t(there.size() * 8)) continue;
+      for (std::size_t i = 0; i < there.size(); ++i) {
+        if (!numbers || may_be_numbers(there[i])) all.push_back(range.begin + 8 * i);
+      }
+    }
+    const auto most =
+        std::min<std::int64_t>(std::int64_t{1} << random_.below(8), std::int64_t(all.size()));
+    const auto first = all.begin() + random_.below(std::int64_t(all.size()) - most + 1);
+    words_.assign(first, first + most);
   }
 
   Random random_;
-  std::uint64_t begin_ = 0, end_ = 0;
+  std::vector<std::uint64_t> words_;  // their addresses in the process
 };
 
 // Bytes of the files in which ranks meet.
