@@ -197,9 +197,11 @@ def of_no_values(group):
     mistaken = rank == world - 1
     given = oracle.inputs(world, E, K, H)[rank]
     buffer = deep_ep.Buffer(group)
+    _, _, pairs, in_rank, _ = buffer.get_dispatch_layout(given[1], E)
+    right = {"x": given[0], "is_token_in_rank": in_rank, "num_tokens_per_expert": pairs}
     for _ in range(2):
         for wrong, named in ({"comp_signal": 1}, "comp_signal"), ({"x": None}, "arguments"):
-            call = {"x": given[0], "topk_idx": given[1], **(wrong if mistaken else {})}
+            call = {**right, **(wrong if mistaken else {})}
             if mistaken and named == "arguments":
                 del call["x"]
             kind = TypeError if mistaken else InvalidArgument
