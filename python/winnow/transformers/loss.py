@@ -59,7 +59,8 @@ def choose_in_f8(model: nn.Module, mode: bool = True) -> None:
     _check_mode(mode)
     for attention in _all_attentions(model):
         if attention.indexer is not None:
-            attention.indexer._winnow_f8 = mode
+            for module in attention.indexer.modules():  # a wrapper may be around it
+                module._winnow_f8 = mode
 
 
 class _Sequence(NamedTuple):
