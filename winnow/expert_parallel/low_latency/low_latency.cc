@@ -157,6 +157,8 @@ void check_dispatch(const Check& check, const LowLatencyConfig& config, int worl
   const Dim hidden{"hidden", config.hidden};
   const std::int64_t block =
       args.format == RowFormat::fp8_ue8m0 ? 4 * kScaleColumns : kScaleColumns;
+  check.that(args.format <= RowFormat::fp8_ue8m0, "format", "a RowFormat",
+             std::to_string(static_cast<int>(args.format)));
   check.that(!is_fp8(args.format) || config.hidden % block == 0, "format",
              "bf16 where hidden is not a multiple of " + std::to_string(block), "fp8");
   if (sends(args.part)) {
