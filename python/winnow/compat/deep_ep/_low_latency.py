@@ -74,6 +74,7 @@ class LowLatencyBuffer:
         max_tokens="num_max_dispatch_tokens_per_rank",
         format="use_fp8",
         expert_statistics="cumulative_local_expert_recv_stats",
+        part="return_recv_hook",
         wait_statistics="dispatch_wait_recv_cost_stats",
     )
     def low_latency_dispatch(
@@ -174,6 +175,7 @@ class LowLatencyBuffer:
     @entry(
         lambda layers, why: layers.refuse_low_latency(LowLatency._refuse_combine, why),
         wait_statistics="combine_wait_recv_cost_stats",
+        part="return_recv_hook",
     )
     def low_latency_combine(
         self,
