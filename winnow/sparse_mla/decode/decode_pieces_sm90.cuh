@@ -31,6 +31,7 @@ struct ChosenView {
 struct HeadsView {
   char* data;
   std::int64_t stride_b, stride_s, stride_h;
+  __device__ bool present() const { return data != nullptr; }
   __device__ char* at(std::uint32_t i, std::uint32_t s, int h) const {
     return data + i * stride_b + s * stride_s + h * stride_h;
   }
