@@ -9,6 +9,7 @@ import sys
 import time
 
 import torch
+from deep_ep_faults import Seconds
 from deep_ep_odd import _odd
 from winnow.compat import deep_ep
 
@@ -167,12 +168,16 @@ def _outcome(call):
     )
 
 
-def play(group, seed, rounds, seconds=None):
+def play(group, seed, rounds):
     """[(what was done, the outcome here, whether the same call works then)]"""
+    with Seconds(8):
+        return _play(group, seed, rounds)
+
+
+def _play(group, seed, rounds):
     calls, outcomes, rank = Calls(group), [], group.rank()
     for name in calls.NAMES:
         _right(calls, name, seed)
-    end = None if seconds is None else time.monotonic() + seconds
     for number in range(rounds):
         draw = random.Random(f"{seed} {number}")
         name = draw.choice(calls.NAMES)
@@ -192,8 +197,6 @@ def play(group, seed, rounds, seconds=None):
         again = (name, *calls.NAMES) if what.startswith("calls ") else (name, "second", name)
         after = {_outcome(lambda right=right: _right(calls, right, seed)) for right in again}
         outcomes.append((f"{seed} {number}: {name}, rank {mistaken} {what}", outcome, after))
-        if end is not None and time.monotonic() > end:
-            break
     return outcomes
 
 
