@@ -29,7 +29,7 @@ CallOrder::Slot& CallOrder::slot(int rank) const {
 
 int CallOrder::begin_layer(Communicator* layer) {
   forget();
-  calls_ = digest_ = 0;
+  calls_ = 0;
   known_ = true;
   const std::lock_guard lock(mutex_);
   layers_.push_back(layer);
@@ -43,8 +43,9 @@ void CallOrder::end_layer(Communicator* layer) {
 
 void CallOrder::begin_call(int layer, std::string_view operation) {
   if (!known_) return;
-  digest_ = add(digest_, static_cast<std::uint32_t>(layer));
-  for (const char letter : operation) digest_ = add(digest_, static_cast<unsigned char>(letter));
+  // Of this call alone: where an earlier one differed, each rank has its error, and goes on.
+  std::uint32_t digest = add(0, static_cast<std::uint32_t>(layer));
+  for (const char letter : operation) digest = add(digest, static_cast<unsigned char>(letter));
   Slot& own = slot(rank_);
   store_release(&own.word, 0);
   // Allocates nothing, since the other ranks would wait for one that cannot.
@@ -54,7 +55,7 @@ void CallOrder::begin_call(int layer, std::string_view operation) {
   const std::uint64_t layers = (static_cast<std::uint64_t>(made_) - 1) % 0xffff + 1;
   store_release(&own.word, layers << kLayersShift |
                                std::uint64_t{++calls_ & kLowBits} << kCallsShift |
-                               (digest_ & kLowBits));
+                               (digest & kLowBits));
 }
 
 void CallOrder::forget() {

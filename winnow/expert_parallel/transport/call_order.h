@@ -23,7 +23,7 @@ class WINNOW_EXPORT CallOrder {
   // What a rank has begun last, in its own memory.
   struct Slot {
     static constexpr std::size_t kTextBytes = 56;
-    std::uint64_t word = 0;  // layers made, calls begun since, their digest; 0: unknown
+    std::uint64_t word = 0;  // layers made, calls begun since, digest of the last; 0: unknown
     char text[kTextBytes] = {};
   };
 
@@ -57,7 +57,7 @@ class WINNOW_EXPORT CallOrder {
   std::mutex mutex_;  // of layers_
   std::vector<Communicator*> layers_;
   int made_ = 0;  // layers
-  std::uint32_t calls_ = 0, digest_ = 0;
+  std::uint32_t calls_ = 0;
   bool known_ = true;
 };
 
