@@ -27,7 +27,6 @@
 #include "winnow/device/sm90/pipeline.cuh"
 #include "winnow/device/sm90/tensor_copy.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
-#include "winnow/indexer/linear_part_sm90.cuh"
 
 namespace winnow::indexer::sm90_detail {
 
@@ -63,9 +62,7 @@ struct Shape {
   static constexpr int kPanelElements = kPanelRowBytes / (kElement == Element::bf16 ? 2 : 1);
   static constexpr int kQueries = kColumns / kHeads;          // of an item
   static constexpr int kSideQueries = kSideColumns / kHeads;  // of one warpgroup
-  // Whether weighted sums are split as linear_part_sm90.cuh says, and the columns of a product.
-  static constexpr bool kSplit = kElement == Element::f8 && kHeads >= 64;
-  static constexpr int kProductColumns = kSideColumns + (kSplit ? kLinearColumns : 0);
+  static constexpr int kProductColumns = kSideColumns;
 };
 
 // ---- Shared memory -----------------------------------------------------------------------------
@@ -129,8 +126,6 @@ struct Shared {
   __device__ float* scores(int slot) const {
     return reinterpret_cast<float*>(pointer + Plan::kScores + slot * Plan::kScoreBytes);
   }
-  // Behind the heads of a side, where products are split.
-  __device__ std::uint32_t linear_terms(int side) const { return heads(side) + Plan::kTileBytes; }
   __device__ float4* weights(int side) const {
     return reinterpret_cast<float4*>(pointer + Plan::kWeights) + side * (kSideColumns / 4);
   }
@@ -364,8 +359,6 @@ __device__ __forceinline__ void begin_product(std::uint64_t keys, std::uint64_t 
     const std::uint64_t b = device::descriptor_offset(heads, offset);
     if constexpr (Shape::kElement == Element::bf16) {
       device::wgmma_m64n128k16<device::Major::K, device::Major::K>(product, a, b, step > 0);
-    } else if constexpr (Shape::kSplit) {
-      device::wgmma_m64n136k32_f8(product, a, b, step > 0);
     } else if constexpr (Shape::kProductColumns == 64) {
       device::wgmma_m64n64k32_f8(product, a, b, step > 0);
     } else {
@@ -401,18 +394,17 @@ struct WeightedSum {
       weight[4 * n + 3] = four.w;
     }
   }
-  __device__ __forceinline__ void load(const float4* weights, bool split) {
+  __device__ __forceinline__ void load(const float4* weights) {
     load_as_used(weights);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      if (split || adds(i)) weight[i] *= 0.5f;
+      if (adds(i)) weight[i] *= 0.5f;
     }
   }
 
   static constexpr int kSums = 2 * Shape::kSideQueries;  // of queries, and rows 8 apart
 
   // Along this lane's columns.
-  template <bool kSplitSums>
   __device__ __forceinline__ void sums(int heads,
                                        const float (&product)[Shape::kProductColumns / 2],
                                        float (&sum)[kSums]) const {
@@ -430,9 +422,7 @@ struct WeightedSum {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float dot = product[i / 2 * 4 + 2 * r + i % 2];
-          const float positive = kSplitSums ? fabsf(dot)
-                                 : adds(i)  ? __fadd_rn(dot, fabsf(dot))
-                                            : device::relu(dot);
+          const float positive = adds(i) ? __fadd_rn(dot, fabsf(dot)) : device::relu(dot);
           const float next = fmaf(weight[i], positive, sum[2 * query + r]);
           if (counts) sum[2 * query + r] = next;
         }
@@ -440,46 +430,15 @@ struct WeightedSum {
     }
   }
 
-  // Whether one of the first kOfQuery columns that each lane of a row holds of a query has a
-  // positive product, for the sums s < kSums / 2 that total() leaves to this lane: half s of the
-  // word is then not 0. Products of f8_e4m3 are multiples of 2^-18, which bf16 keeps from 0. The
-  // products stay f32: if they were also read as integers, ptxas would serialise wgmma (C7511).
-  template <int kOfQuery>
-  __device__ __forceinline__ static std::uint32_t positive(
-      const float (&product)[Shape::kProductColumns / 2]) {
-    std::uint32_t rows[Shape::kSideQueries];  // in its halves
-#pragma unroll
-    for (int query = 0; query < Shape::kSideQueries; ++query) {
-      rows[query] = 0;
-#pragma unroll
-      for (int n = 0; n < kOfQuery; ++n) {
-        const int i = query * (Shape::kHeads / 4) + n, at = i / 2 * 4 + i % 2;
-        rows[query] |= device::pack_relu_bf16(product[at], product[at + 2]);
-      }
-    }
-    const bool upper = threadIdx.x % 32 & 2;
-    std::uint32_t own;
-    if constexpr (Shape::kSideQueries == 2) {
-      own = (upper ? rows[1] : rows[0]) |
-            __shfl_xor_sync(device::kFullWarp, upper ? rows[0] : rows[1], 2);
-    } else {
-      static_assert(Shape::kSideQueries == 1);
-      own = rows[0] | __shfl_xor_sync(device::kFullWarp, rows[0], 2);
-      own = upper ? own >> 16 : own & 0xffff;
-    }
-    return own | __shfl_xor_sync(device::kFullWarp, own, 1);
-  }
-
   // This lane's row r of a product, 0 or 1.
   __device__ static int row(int r) {
     return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * r;
   }
 
-  // Adds up what four neighbouring lanes have, with add_half(half) after the first step, and calls
-  // take(query, r, total) for this lane's share of the totals, those of row(r).
-  template <class AddHalf, class Take>
-  __device__ __forceinline__ static void total(const float (&sum)[kSums], const AddHalf& add_half,
-                                               const Take& take) {
+  // Adds up what four neighbouring lanes have, and calls take(query, r, total) for this lane's
+  // share of the totals, those of row(r).
+  template <class Take>
+  __device__ __forceinline__ static void total(const float (&sum)[kSums], const Take& take) {
     const int lane = threadIdx.x % 32;
     // Lanes two apart share the sums between them, then neighbours do.
     const bool upper = lane & 2, odd = lane & 1;
@@ -490,7 +449,6 @@ struct WeightedSum {
       const float keep = upper ? sum[s + kSums / 2] : sum[s];
       half[s] = keep + __shfl_xor_sync(device::kFullWarp, give, 2);
     }
-    add_half(half);
     if constexpr (kSums == 2) {
       const float both = half[0] + __shfl_xor_sync(device::kFullWarp, half[0], 1);
       if (!odd) take(0, upper ? 1 : 0, both);
@@ -508,40 +466,14 @@ struct WeightedSum {
   }
 
   // `scores`: [queries of this side][kScoreStride].
-  template <bool kSplitSums>
   __device__ __forceinline__ void store(int heads,
                                         const float (&product)[Shape::kProductColumns / 2],
-                                        const LinearPart<Shape>& linear, float* scores) const {
+                                        float* scores) const {
     float sum[kSums];
-    sums<kSplitSums>(heads, product, sum);
-    const auto take = [&](int query, int r, float total) {
+    sums(heads, product, sum);
+    total(sum, [&](int query, int r, float total) {
       scores[query * Plan::kScoreStride + row(r)] = total;
-    };
-    if constexpr (!kSplitSums) {
-      total(sum, [](auto&) {}, take);
-    } else {
-      // The two parts of a sum without a positive product cancel only nearly. Almost every row has
-      // one among its first 12 heads, so a warp seldom looks at the others.
-      const auto is_zero = [](std::uint32_t found, int s) {
-        return (found >> 16 * s & 0x7fff) == 0;  // 0 of either sign
-      };
-      const std::uint32_t found = positive<3>(product) | linear.weightless;
-      const bool maybe_zero = is_zero(found, 0) || (kSums == 4 && is_zero(found, 1));
-      const bool search = __any_sync(device::kFullWarp, maybe_zero);
-      total(
-          sum,
-          [&](float(&half)[kSums / 2]) {
-            linear.add(product, half);
-            if (!search) [[likely]]
-              return;
-            const std::uint32_t found_of_all = positive<Shape::kHeads / 4>(product);
-#pragma unroll
-            for (int s = 0; s < kSums / 2; ++s) {
-              if (is_zero(found_of_all, s)) half[s] *= 0.0f;  // NaN stays
-            }
-          },
-          take);
-    }
+    });
   }
 };
 
@@ -556,7 +488,6 @@ struct Multiplier {
   device::PipelineState<Plan::kScoreStages> out{};
   float product[2][Shape::kProductColumns / 2];  // of the upper and the lower half of a tile
   WeightedSum<Shape, Plan> weighted_sum;
-  LinearPart<Shape> linear;
 
   __device__ __forceinline__ void begin_half(int half) {
     begin_product<Shape>(device::descriptor_offset(keys, ring.stage * Plan::kTileBytes +
@@ -566,7 +497,7 @@ struct Multiplier {
 
   // Scores of kTiles tiles: a half is weighed while the next one is multiplied. ptxas wants the
   // sequence written out: nothing may be in flight where a loop closes.
-  template <int kTiles, bool kSplitSums>
+  template <int kTiles>
   __device__ __forceinline__ void score_tiles() {
     device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
     begin_half(0);
@@ -579,7 +510,7 @@ struct Multiplier {
           shared.scores(out.stage) + side * Shape::kSideQueries * Plan::kScoreStride;
       device::wgmma_wait<1>();
       device::wgmma_pin(product[0]);
-      weighted_sum.template store<kSplitSums>(p.h, product[0], linear, scores);
+      weighted_sum.store(p.h, product[0], scores);
       ring.advance();
       if (tile + 1 < kTiles) {
         device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
@@ -590,7 +521,7 @@ struct Multiplier {
       }
       device::wgmma_pin(product[1]);
       device::mbarrier_arrive_warp(shared.empty(stage));
-      weighted_sum.template store<kSplitSums>(p.h, product[1], linear, scores + kUnitRows);
+      weighted_sum.store(p.h, product[1], scores + kUnitRows);
       device::mbarrier_arrive_warp(shared.ready(out.stage));
       out.advance();
     }
@@ -610,25 +541,12 @@ __device__ __forceinline__ void multiply(const ScoreParams& p, const Shared<Plan
     if (item.tiles == 0) continue;
     device::mbarrier_wait(shared.heads_full(side), parity, "heads", side);
     parity ^= 1;
-    bool split = false;
-    if constexpr (Shape::kSplit) {
-      split = multiplier.linear.form(shared.weights(side), shared.heads(side),
-                                     shared.linear_terms(side), side);
-    }
-    multiplier.weighted_sum.load(shared.weights(side), split);
+    multiplier.weighted_sum.load(shared.weights(side));
     int tile = 0;
-    if (split == Shape::kSplit) {
-      for (; tile + kBatch <= item.tiles; tile += kBatch) {
-        multiplier.template score_tiles<kBatch, Shape::kSplit>();
-      }
-      for (; tile < item.tiles; ++tile) {
-        multiplier.template score_tiles<1, Shape::kSplit>();
-      }
-    } else if constexpr (Shape::kSplit) {
-      for (; tile < item.tiles; ++tile) {
-        multiplier.template score_tiles<1, false>();
-      }
+    for (; tile + kBatch <= item.tiles; tile += kBatch) {
+      multiplier.template score_tiles<kBatch>();
     }
+    for (; tile < item.tiles; ++tile) multiplier.template score_tiles<1>();
     device::mbarrier_arrive_warp(shared.heads_empty(side));
   }
 }

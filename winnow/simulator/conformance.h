@@ -54,7 +54,7 @@ struct ProductLaunch {
   bool a_in_registers, a_transposed, b_transposed, f8;
   ConformanceLaunch launch;
 };
-inline constexpr int kProductLaunches = 27;
+inline constexpr int kProductLaunches = 26;
 extern const ProductLaunch kProducts[kProductLaunches];
 
 }  // namespace winnow::conformance

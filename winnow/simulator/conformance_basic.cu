@@ -18,14 +18,14 @@ constexpr device::Runtime kRuntime{"conformance", "sm90"};
 constexpr int kThreads = 128;
 
 // in: x [128], y [128] f32; a [128][4], b [128][4] words of bf16; number [128], divisor [128].
-// out: [128][11].
+// out: [128][10].
 __global__ void math_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x);
   const float x = __uint_as_float(in[t]), y = __uint_as_float(in[kThreads + t]);
   const uint4 a = reinterpret_cast<const uint4*>(in + 2 * kThreads)[t];
   const uint4 b = reinterpret_cast<const uint4*>(in + 6 * kThreads)[t];
   const std::uint32_t number = in[10 * kThreads + t], divisor = in[11 * kThreads + t];
-  std::uint32_t* const to = out + 11 * t;
+  std::uint32_t* const to = out + 10 * t;
   to[0] = __float_as_uint(device::ex2(x));
   to[1] = __float_as_uint(device::relu(x));
   to[2] = device::pack_bf16(x, y);
@@ -37,7 +37,6 @@ __global__ void math_kernel(const std::uint32_t* in, std::uint32_t* out) {
   to[7] = divided.remainder;
   to[8] = __float_as_uint(device::infinity());
   to[9] = __float_as_uint(device::negative_infinity());
-  to[10] = device::pack_relu_bf16(x, y);
 }
 
 // in: x [128][4] f32; four f8_e4m3 [128]; a [128], b [128], two bf16 each.

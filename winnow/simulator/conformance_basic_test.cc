@@ -51,11 +51,11 @@ TEST_F(Conformance, Arithmetic) {
   for (const std::uint32_t word : random_words(2 * kThreads, 2)) {
     in.push_back(in.size() % 3 == 0 ? word : word % 1000 + 1);
   }
-  const Words out = run(launch_math, in, 11 * kThreads);
+  const Words out = run(launch_math, in, 10 * kThreads);
   for (std::size_t t = 0; t < kThreads; ++t) {
     SCOPED_TRACE(t);
     const float a = number(in[t]), b = number(in[kThreads + t]);
-    const std::uint32_t* const got = out.data() + 11 * t;
+    const std::uint32_t* const got = out.data() + 10 * t;
     const double power = std::exp2(static_cast<double>(a));
     if (std::isnan(a)) {
       EXPECT_TRUE(std::isnan(number(got[0])));
@@ -90,7 +90,6 @@ TEST_F(Conformance, Arithmetic) {
     EXPECT_EQ(got[7], n % divisor);
     EXPECT_EQ(got[8], bits(kInfinity));
     EXPECT_EQ(got[9], bits(-kInfinity));
-    EXPECT_EQ(got[10] & 0x7fff7fffu, packed(a <= 0 ? 0 : a, b <= 0 ? 0 : b));
   }
 }
 

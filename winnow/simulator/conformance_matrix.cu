@@ -44,9 +44,7 @@ __global__ void moves_kernel(const std::uint32_t* in, std::uint32_t* out) {
 
 template <int kN, Major kA, Major kB, bool kF8>
 __device__ void product_step(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b) {
-  if constexpr (kF8 && kN == 136) {
-    wgmma_m64n136k32_f8(d, a, b, true);
-  } else if constexpr (kF8 && kN == 64) {
+  if constexpr (kF8 && kN == 64) {
     wgmma_m64n64k32_f8(d, a, b, true);
   } else if constexpr (kF8) {
     wgmma_m64n128k32_f8(d, a, b, true);
@@ -186,8 +184,7 @@ const ProductLaunch kProducts[kProductLaunches] = {WINNOW_PRODUCTS(32),
                                                    WINNOW_PRODUCTS(128),
                                                    WINNOW_PRODUCTS(256),
                                                    product<64, Major::K, Major::K, false, true>(),
-                                                   product<128, Major::K, Major::K, false, true>(),
-                                                   product<136, Major::K, Major::K, false, true>()};
+                                                   product<128, Major::K, Major::K, false, true>()};
 #undef WINNOW_PRODUCTS
 
 }  // namespace winnow::conformance

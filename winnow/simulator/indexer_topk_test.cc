@@ -81,8 +81,7 @@ const BugsOf sink{"topk_sm90.cuh", "bf16-h16-sk33000-zero"};
 // Two digits of histograms, then a third one, and equal keys.
 const BugsOf choice{"choose_sm90.cuh", "bf16-duplicates"};
 
-const BugsOf linear{"linear_part_sm90.cuh", "f8_e4m3-h128"},
-    scales{"score_tiles_sm90.cuh", "f8_e4m3-h16-sk33000-zero"};
+const BugsOf scales{"score_tiles_sm90.cuh", "f8_e4m3-h16-sk33000-zero"};
 
 const BugsOf many_items{"score_tiles_sm90.cuh", kManyItems};
 
@@ -125,8 +124,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("DescriptorOfTheNextColumns", "wgmma_m64n128k16<device::Major::K", Action::add, 2),
     tiles("DescriptorOfAnotherStride", "wgmma_m64n128k16<device::Major::K", Action::add,
           std::int64_t{1} << 32),
-    linear("NoFenceOfTerms", "fence_proxy_async_shared();", Action::drop),
-    linear("NoBarrierOfTerms", "bar_sync<128>(1 + side);", Action::drop),
     choice("NoBarrierOfEmptyBins", "int round = 0;", Action::drop, 0, 2),
     choice("NoBarrierOfCountedBins", "static void sync() {", Action::drop, 0, 4),
     choice("NoBarrierOfSums", "shared_.of_warp[warp()] = static_cast<std::uint32_t>(through);",
@@ -135,7 +132,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     choice("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
     scales("NoWaitForFreeScales", "mbarrier_wait(shared.free(slot.stage)", Action::drop),
     scales("NoArrivalOfScales", "mbarrier_arrive_warp(shared.ready(slot.stage)", Action::drop),
-    f8("DescriptorWithoutSwizzle", "wgmma_m64n136k32_f8(product", Action::add,
+    f8("DescriptorWithoutSwizzle", "wgmma_m64n128k32_f8(product", Action::add,
        std::int64_t{3} << 62),
 };
 

@@ -26,14 +26,6 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
-// The same of what is above 0; what is below becomes 0, and NaN stays NaN. The document does not
-// say which zero -0 becomes. sm_80 and newer.
-__device__ __forceinline__ std::uint32_t pack_relu_bf16(float low, float high) {
-  std::uint32_t packed;
-  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
 // Two f32 rounded to nearest even as f16x2; beyond +-65504 they become infinite. And two f16 as
 // f32.
 __device__ __forceinline__ std::uint32_t pack_f16(float low, float high) {

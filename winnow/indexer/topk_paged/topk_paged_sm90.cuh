@@ -43,7 +43,6 @@ struct PagedShape {
   static constexpr int kColumnsOfSide = kGroupColumns / kSides;
   static constexpr int kQueries = kGroupColumns / kHeads;
   static constexpr int kSideQueries = kQueries / kSides;
-  static constexpr bool kSplit = false;
   static constexpr int kProductColumns = kColumnsOfSide;
 };
 
@@ -270,7 +269,7 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
             scale[r] = *reinterpret_cast<const float*>(bytes + scale_place[r]);
           }
           float sum[WeightedSum<Shape, Plan>::kSums];
-          weighted_sum.template sums<false>(Shape::kHeads, product, sum);
+          weighted_sum.sums(Shape::kHeads, product, sum);
           // The next product runs while these sums are added up and stored.
           if (page == 0) {
             begin(side, 1);
@@ -279,21 +278,17 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
           } else {
             device::mbarrier_arrive_warp(shared.empty(ring.stage));
           }
-          weighted_sum.total(
-              sum, [](auto&) {},
-              [&](int query_of_side, int r, float total) {
-                const int query = side * Shape::kSideQueries + query_of_side;
-                if (query >= count) return;
-                const int at = (piece.first + tile) * kPagedTileRows + page * kPagedPageRows +
-                               (r == 0 ? row[0] : row[1]);
-                const bool visible = present && at < rows;
-                const float score = total * (r == 0 ? scale[0] : scale[1]);
-                const std::uint64_t behind =
-                    std::uint64_t{p.stored_stride} * static_cast<unsigned>(query);
-                stored[behind + at] = !visible         ? kAbsentKey
-                                      : score != score ? kNanKey
-                                                       : key_of(score);
-              });
+          weighted_sum.total(sum, [&](int query_of_side, int r, float total) {
+            const int query = side * Shape::kSideQueries + query_of_side;
+            if (query >= count) return;
+            const int at = (piece.first + tile) * kPagedTileRows + page * kPagedPageRows +
+                           (r == 0 ? row[0] : row[1]);
+            const bool visible = present && at < rows;
+            const float score = total * (r == 0 ? scale[0] : scale[1]);
+            const std::uint64_t behind =
+                std::uint64_t{p.stored_stride} * static_cast<unsigned>(query);
+            stored[behind + at] = !visible ? kAbsentKey : score != score ? kNanKey : key_of(score);
+          });
         }
       }
       ring.advance(kPagedMultiplyWarpgroups);

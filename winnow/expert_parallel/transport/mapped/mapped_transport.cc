@@ -172,9 +172,11 @@ void MappedTransport::meet(const Deadline& deadline, const std::function<void()>
   await(&RankControl::joined, 1, world_size_, deadline, look);
 }
 
+constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
+
 void MappedTransport::set_request(std::size_t bytes, std::string_view what) {
   RankControl& mine = control_of(rank_);
-  mine.bytes.say(bytes);
+  mine.bytes.say(std::min<std::uint64_t>(bytes, kMostBytes));  // which is refused, too
   const std::size_t length = std::min(what.size(), sizeof(mine.what) - 1);
   std::memcpy(mine.what, what.data(), length);
   mine.what[length] = '\0';
@@ -182,14 +184,13 @@ void MappedTransport::set_request(std::size_t bytes, std::string_view what) {
 
 // All ranks ask for the same: from here on each of them finds the same answer.
 void MappedTransport::check_same_request() {
-  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
   const auto request_of = [&](int rank) {
     const RankControl& said = control_of(rank);
     const Speaker by{kAllocate, "the request", rank};
-    return std::pair(said.bytes.hear(by, "bytes", 0, kMost), said_text(said.what));
+    return std::pair(said.bytes.hear(by, "bytes", 0, kMostBytes), said_text(said.what));
   };
   const auto [bytes, what] = request_of(0);
-  if (bytes == 0 || bytes > kMost / static_cast<std::uint64_t>(world_size_) - kPage) {
+  if (bytes == 0 || bytes > kMostBytes / static_cast<std::uint64_t>(world_size_) - kPage) {
     fail(ErrorCode::invalid_argument, -1,
          what + ": want at least 1 byte and what a machine can have, got " + std::to_string(bytes));
   }

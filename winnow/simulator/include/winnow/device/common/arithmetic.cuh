@@ -15,9 +15,6 @@ inline float relu(float x) { return simulator::max_nan(x, 0.0f); }
 inline std::uint32_t pack_bf16(float low, float high) {
   return simulator::cvt_rn_bf16x2(high, low);
 }
-inline std::uint32_t pack_relu_bf16(float low, float high) {
-  return pack_bf16(relu(low), relu(high));
-}
 inline std::uint32_t pack_f16(float low, float high) {
   return std::uint32_t{winnow::detail::f32_to_f16(high)} << 16 | winnow::detail::f32_to_f16(low);
 }

@@ -82,10 +82,6 @@ inline void wgmma_m64n64k32_f8(float (&d)[32], std::uint64_t a, std::uint64_t b,
                                Where where = Where::current()) {
   host::product<Major::K, Major::K>(d, a, b, accumulate, simulator::MatrixElement::e4m3, where);
 }
-inline void wgmma_m64n136k32_f8(float (&d)[68], std::uint64_t a, std::uint64_t b, bool accumulate,
-                                Where where = Where::current()) {
-  host::product<Major::K, Major::K>(d, a, b, accumulate, simulator::MatrixElement::e4m3, where);
-}
 
 inline void stmatrix_x4(std::uint32_t address, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
                         std::uint32_t r3, Where where = Where::current()) {
