@@ -162,7 +162,8 @@ void print(const ordered_json& info) {
   std::vector<std::string> reasons;
   const auto cell = [&](const ordered_json& choice) -> std::string {
     if (choice["backend"] != "") return choice["backend"];
-    const auto known = std::find(reasons.begin(), reasons.end(), choice["reason"].get<std::string>());
+    const auto known =
+        std::find(reasons.begin(), reasons.end(), choice["reason"].get<std::string>());
     const auto number = known - reasons.begin() + 1;
     if (known == reasons.end()) reasons.push_back(choice["reason"]);
     return "no (" + std::to_string(number) + ")";
