@@ -213,6 +213,12 @@ CaseInputs make_inputs(const CaseShape& shape) {
   }
   if (shape.order == Order::plateau) {
     winnow::testing::fill_uniform(inputs.q.view, random, 0.1, 1);
+    // Of one sign in a query: else a sum could be so close to 0 that its sign is one of rounding.
+    for (std::int64_t i = 0; i < shape.s_q; ++i) {
+      const double sign = i % 2 == 0 ? 1 : -1;
+      winnow::testing::fill_uniform(inputs.weights.view.slice(0, i, i + 1), random, 0.1 * sign,
+                                    sign);
+    }
     // A head without weight, whose products are positive where those of the others are not.
     winnow::testing::fill_uniform(inputs.q.view.slice(1, 1, 2), random, -1, -0.1);
     winnow::testing::fill(inputs.weights.view.slice(1, 1, 2), 0);
