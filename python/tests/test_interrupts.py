@@ -14,7 +14,7 @@ from winnow import indexer, paged_xl, sparse_mla
 
 # Far more than any of these calls needs to hear of the signal, on a machine that does other things,
 # too; and far less than the call itself takes.
-_PATIENCE = 5.0
+_PATIENCE = 10.0  # seconds, of a busy machine; the calls take minutes
 
 
 def _many(tensor, *shape):
