@@ -169,11 +169,13 @@ class Choice {
       key_[4 * c + 2] = four.z, key_[4 * c + 3] = four.w;
     }
     const auto seen = static_cast<unsigned>(rows.end - rows.begin);
+    if constexpr (!Params::kKeys) {
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      if (Params::kKeys || !has(batch, c)) continue;
+      for (int c = 0; c < kChunks; ++c) {
+        if (!has(batch, c)) continue;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) key_[4 * c + e] = key_of_stored(key_[4 * c + e]);
+        for (int e = 0; e < 4; ++e) key_[4 * c + e] = key_of_stored(key_[4 * c + e]);
+      }
     }
     const int first = first_ - 4 * lane();
     if (first >= rows.begin && first + kChunkRows * per_warp_ <= rows.end) return;  // most see all
