@@ -25,6 +25,7 @@ REASONS = {
     "needs more memory": r"too little memory|no address range of|the size of stacks is limited",
     "needs a static libstdc++": r"built without tests, or by a compiler that has no static libstdc",
     "needs the repository": r"no repository$",
+    "is started by another test": r"^disabled$",
     "does not apply to a GPU": r"the other ranks hear of it in a later call$",
     "does not apply where WINNOW_CPU_ISA is set": r"WINNOW_CPU_ISA is set$",
 }

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
-from winnow.compat.deep_ep._layers import Layers, Sizes
+from winnow.compat.deep_ep._entry import calling
+from winnow.compat.deep_ep._layers import Layers, Sizes, check_room
 from winnow.expert_parallel import autograd
 
 _SMS = 24
@@ -55,15 +56,21 @@ class WinnowEP(EPImplementation):
         return sharded.full_tensor()
 
     def _exchange(self, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        with calling("winnow.transformers.WinnowEP"):
+            return self._of_layer(hidden_states, index, weights)
+
+    def _of_layer(self, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         group = self.ep_mesh.get_group()
         if group not in _layers:
-            _layers[group] = Layers(group, "winnow.transformers.WinnowEP", _SMS)
+            _layers[group] = Layers(group, _SMS)
+        _layers[group].count_call()
         experts = self.num_local_experts * self.ep_mesh.size()
         tokens = hidden_states.contiguous()
         sizes = Sizes(tokens.shape[1], index.shape[1], experts, tokens.dtype, tokens.device)
         indices, factors = index.to(torch.int32).contiguous(), weights.float().contiguous()
 
         def call(layer):
+            check_room(layer, len(tokens))
             return autograd.dispatch(
                 layer,
                 tokens,

@@ -11,6 +11,7 @@ void each_argument(const LowLatencyDispatchArgs& args, Visitor&& visit) {
   visit("expert_indices", args.expert_indices);
   visit("format", args.format);
   visit("part", args.part);
+  visit("sent", args.sent);
   visit("output", args.output);
   visit("scales", args.scales);
   visit("counts", args.counts);
@@ -31,6 +32,7 @@ void each_argument(const LowLatencyCombineArgs& args, Visitor&& visit) {
   visit("out", args.out);
   visit("wait_statistics", args.wait_statistics);
   visit("part", args.part);
+  visit("sent", args.sent);
 }
 
 }  // namespace winnow::expert_parallel

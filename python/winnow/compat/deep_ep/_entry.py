@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 from contextvars import ContextVar
-from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple, TypeVar
 
 from winnow.errors import Error
 
@@ -24,6 +24,16 @@ def text_of(why: Why) -> str:
 def called() -> str:
     """The method that is being called, "deep_ep.Buffer.dispatch"."""
     return _called.get()
+
+
+@contextlib.contextmanager
+def calling(name: str) -> Iterator[None]:
+    """What the layers are called by within it."""
+    before = _called.set(name)
+    try:
+        yield
+    finally:
+        _called.reset(before)
 
 
 def entry(

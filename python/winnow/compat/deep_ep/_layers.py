@@ -83,6 +83,12 @@ def refuse_new(group: Any, why: Why) -> NoReturn:
     raise AssertionError("a refusal did not raise")
 
 
+def check_room(layer: AllToAll, tokens: int) -> None:
+    """Of a dispatch by with_layer(): refuses it on all ranks where a larger layer is wanted."""
+    if tokens > layer.max_tokens:
+        layer._refuse_dispatch(f"max_tokens: want {tokens}, got {layer.max_tokens}")
+
+
 class Layers:
     """The layers of one buffer on a group. Collective to make."""
 
@@ -132,8 +138,8 @@ class Layers:
         grows = sizes.device.type != "cuda" or options.get("worst_case_rows", 0) == 0
 
         def call(layer: AllToAll) -> Dispatched:
-            if grows and len(input) > layer.max_tokens:
-                layer._refuse_dispatch(f"max_tokens: want {len(input)}, got {layer.max_tokens}")
+            if grows:
+                check_room(layer, len(input))
             if sizes.topk != 0:
                 return layer.dispatch(input, indices, **options)
             padded = widened(indices, layer.topk)
