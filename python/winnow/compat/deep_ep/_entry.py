@@ -57,19 +57,17 @@ def entry(
             layers = None if refuse is None else getattr(self, "_layers", None)
             if layers is not None and not getattr(self, "enable_shrink", False):
                 layers.count_call()  # which masked ranks do not make
-            before = _called.set(self._name + name)
-            try:
-                return method(self, *given, **options)
-            except Error as error:
-                _translate(error, {**own, **self._names, **names})
-                raise
-            except TypeError:
-                if layers is not None and (why := _unfit(signature, self, given, options)):
-                    with contextlib.suppress(Error):  # which the other ranks raise
-                        refuse(layers, why)
-                raise
-            finally:
-                _called.reset(before)
+            with calling(self._name + name):
+                try:
+                    return method(self, *given, **options)
+                except Error as error:
+                    _translate(error, {**own, **self._names, **names})
+                    raise
+                except TypeError:
+                    if layers is not None and (why := _unfit(signature, self, given, options)):
+                        with contextlib.suppress(Error):  # which the other ranks raise
+                            refuse(layers, why)
+                    raise
 
         return call  # type: ignore[return-value]
 
