@@ -30,7 +30,8 @@ TEST(Nearest, MayBeABeginningOrAnEnd) {
 }
 
 TEST(Nearest, IsNoneWhereNothingIsNear) {
-  for (const std::string given : {"", "matmul", "xyz", std::string(100'000, 'a').c_str()}) {
+  const std::vector<std::string> far = {"", "matmul", "xyz", std::string(100'000, 'a')};
+  for (const std::string& given : far) {
     EXPECT_EQ(suggestion(given, kKnown), "") << given.substr(0, 20);
   }
   EXPECT_EQ(suggestion("forward", {}), "");
