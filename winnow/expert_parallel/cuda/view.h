@@ -76,7 +76,7 @@ struct ReportView {
   Header* headers = nullptr;       // [W]
   Findings* findings = nullptr;    // [W]
   std::int64_t* wanted = nullptr;  // [W] rows
-  std::int32_t* words = nullptr;   // CudaLayer::report_words(): what the call's own kernels add
+  std::int32_t* words = nullptr;   // Handshake::report_words(): what the call's own kernels add
 };
 
 struct LayerView {
