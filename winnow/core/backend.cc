@@ -102,9 +102,13 @@ std::string objection(const BackendStatus& status, Device device, int least_capa
   if (status.backend == Backend::sm100 && !missing_for_sm100().empty()) return status.reason;
   for (const Gpu& gpu : gpus().gpus) {
     if (gpu.index == device.index) {
-      return can_run(status.backend, gpu, least_capability)
-                 ? ""
-                 : describe(gpu) + wanted_by(status.backend, &gpu);
+      if (can_run(status.backend, gpu, least_capability)) return "";
+      const std::string least = least_capability == 0
+                                    ? ""
+                                    : ", and this operation wants " +
+                                          std::to_string(least_capability / 10) + "." +
+                                          std::to_string(least_capability % 10);
+      return describe(gpu) + least + wanted_by(status.backend, &gpu);
     }
   }
   return "this GPU is not visible to the process";

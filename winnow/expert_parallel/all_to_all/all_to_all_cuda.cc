@@ -13,7 +13,7 @@ const CudaOperation kOperations[] = {cuda_dispatch(), cuda_combine()};
 class AllToAllCuda : public AllToAllBackend {
  public:
   AllToAllCuda(std::shared_ptr<Transport> transport, const Config& config)
-      : AllToAllBackend(Backend::sm90), layer_(std::move(transport), config, kOperations) {}
+      : AllToAllBackend(Backend::cuda), layer_(std::move(transport), config, kOperations) {}
 
   Dispatched dispatch(const DispatchArgs& args) override {
     return layer_.calls().run([&] { return expert_parallel::dispatch(layer_, args); });

@@ -146,7 +146,7 @@ TEST_F(GpuLayers, UnsupportedGpusAreNamed) {
     EXPECT_EQ(outcome.code, ErrorCode::unsupported) << outcome.text;
     EXPECT_THAT(outcome.text,
                 StartsWith("expert_parallel::AllToAll: backend: want a backend for tensors "
-                           "on cuda:99, got sm90: this GPU is not visible to the process"));
+                           "on cuda:99, got cuda: this GPU is not visible to the process"));
   }
 }
 

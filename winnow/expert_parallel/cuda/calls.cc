@@ -3,16 +3,58 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "winnow/core/error.h"
 #include "winnow/core/interrupt.h"
-#include "winnow/expert_parallel/cuda/fault_report.h"
 #include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 
 namespace winnow::expert_parallel {
+namespace {
+
+// As Communicator words its own: "rank 0 waited 30.0 s for the counts of rank 2 (epoch 7, seen 6):
+// thread, running". `texts` name the phases.
+FaultRecord fault_record(const FaultReport& report, std::span<const PhaseText> texts,
+                         const Transport& transport) {
+  const FaultNotice& notice = report.notice;
+  const auto text = std::ranges::find(texts, notice.phase, &PhaseText::phase);
+  FaultRecord record;
+  record.operation = text == texts.end() ? "expert_parallel" : text->operation;
+  record.phase = text == texts.end() ? "a word" : text->text;
+  record.rank = report.reporter;
+  record.peer = notice.peer;
+  record.waited_for = notice.waited_for;
+  record.seen = notice.seen;
+  record.text = "rank " + std::to_string(report.reporter);
+  if (notice.phase == Phase::memory) {
+    record.code = ErrorCode::resource;
+    record.text += ": out of memory in the call";
+    return record;
+  }
+  if (notice.phase == Phase::interrupted) {
+    record.phase = "the end of an interrupt";
+    record.text += " was interrupted";
+    return record;
+  }
+  record.text +=
+      " waited " + to_seconds(std::chrono::nanoseconds(notice.elapsed_ns)) + " for " + record.phase;
+  const std::string wanted = std::to_string(notice.waited_for), seen = std::to_string(notice.seen);
+  if (notice.phase == Phase::blocks) {
+    record.text += ", of which " + seen + " of " + wanted + " run: other work holds its SMs";
+    return record;
+  }
+  record.text +=
+      " of rank " + std::to_string(notice.peer) + " (epoch " + wanted + ", seen " + seen + ")";
+  if (notice.peer >= 0 && notice.peer < transport.world_size()) {
+    record.text += ": " + transport.describe_peer(notice.peer);
+  }
+  return record;
+}
+
+}  // namespace
 
 CudaCalls::CudaCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
                      std::string_view creation, std::vector<PhaseText> texts)

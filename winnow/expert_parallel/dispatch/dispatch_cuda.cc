@@ -360,7 +360,7 @@ template <class MakeTensor>
 Dispatched CudaDispatch::arrived(const MakeTensor& tensor) const {
   const auto here = [&](const NodePointers& table) { return table.data[place_.local()]; };
   return make_dispatched(
-      Backend::sm90, request_, config_, routing_->rows_of(place_.rank),
+      Backend::cuda, request_, config_, routing_->rows_of(place_.rank),
       {here(move_.payload), here(move_.row_weights), here(move_.row_scales), here(move_.ids)},
       args_.out.present(), tensor);
 }
@@ -405,5 +405,24 @@ Dispatched CudaDispatch::result() {
 Dispatched dispatch(CudaLayer& layer, const DispatchArgs& args) {
   return CudaDispatch(layer, args).run();
 }
+
+namespace {
+
+int load() {
+  for (const auto load_one : {load_count, load_place, load_move, load_scatter}) {
+    if (const int status = load_one(); status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
+
+constexpr PhaseText kTexts[] = {{kCountsPhase, kDispatch, "the counts"},
+                                {kTokensPhase, kDispatch, "the tokens"},
+                                {kRowsPhase, kDispatch, "the rows"},
+                                {Phase::blocks, kDispatch, "the blocks of its kernel"},
+                                {Phase::memory, kDispatch, "memory"}};
+
+}  // namespace
+
+CudaOperation cuda_dispatch() { return {load, kTexts}; }
 
 }  // namespace winnow::expert_parallel

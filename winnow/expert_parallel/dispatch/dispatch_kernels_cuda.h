@@ -7,7 +7,6 @@
 
 #include "winnow/core/dtype.h"
 #include "winnow/expert_parallel/cuda/view.h"
-#include "winnow/expert_parallel/dispatch/dispatch_row_source.h"
 #include "winnow/expert_parallel/routing/tables.h"
 
 namespace winnow::expert_parallel {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "winnow/expert_parallel/dispatch/dispatch_request.h"
-#include "winnow/expert_parallel/dispatch/dispatch_row_source.h"
+#include "winnow/expert_parallel/routing/tables.h"
 #include "winnow/expert_parallel/transport/said.h"
 
 namespace winnow::expert_parallel {

@@ -10,10 +10,42 @@
 #include "winnow/core/record.h"
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/low_latency/low_latency_impl.h"
-#include "winnow/expert_parallel/low_latency/low_latency_logged.h"
 #include "winnow/expert_parallel/transport/fault.h"
 
 namespace winnow::expert_parallel {
+
+// The arguments by name, for the log of calls.
+
+template <class Visitor>
+void each_argument(const LowLatencyDispatchArgs& args, Visitor&& visit) {
+  visit("input", args.input);
+  visit("expert_indices", args.expert_indices);
+  visit("format", args.format);
+  visit("part", args.part);
+  visit("sent", args.sent);
+  visit("output", args.output);
+  visit("scales", args.scales);
+  visit("counts", args.counts);
+  visit("source_tokens", args.source_tokens);
+  visit("source_pairs", args.source_pairs);
+  visit("pair_rows", args.pair_rows);
+  visit("ranges", args.ranges);
+  visit("expert_statistics", args.expert_statistics);
+  visit("wait_statistics", args.wait_statistics);
+}
+
+template <class Visitor>
+void each_argument(const LowLatencyCombineArgs& args, Visitor&& visit) {
+  visit("expert_output", args.expert_output);
+  visit("pair_rows", args.pair_rows);
+  visit("expert_indices", args.expert_indices);
+  visit("weights", args.weights);
+  visit("out", args.out);
+  visit("wait_statistics", args.wait_statistics);
+  visit("part", args.part);
+  visit("sent", args.sent);
+}
+
 namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
@@ -265,7 +297,7 @@ LowLatency::LowLatency(std::shared_ptr<Transport> transport, std::shared_ptr<Sto
   backend_ = make_collective({kLowLatency, *transport, *store, deadline}, fields_of(config_),
                              choose, [&](Backend backend) {
                                if constexpr (kBuiltWithCuda) {
-                                 if (backend == Backend::sm90) {
+                                 if (backend == Backend::cuda) {
                                    return make_low_latency_cuda(transport, config_);
                                  }
                                }

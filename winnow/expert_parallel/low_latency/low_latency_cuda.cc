@@ -78,7 +78,7 @@ class CudaLowLatency : public LowLatencyBackend {
 };
 
 CudaLowLatency::CudaLowLatency(std::shared_ptr<Transport> transport, const LowLatencyConfig& config)
-    : LowLatencyBackend(Backend::sm90),
+    : LowLatencyBackend(Backend::cuda),
       config_(config),
       transport_(std::move(transport)),
       world_(transport_->world_size()),

@@ -472,10 +472,10 @@ TEST(LowLatencyConfigs, TheForcedBackendServesTheDeviceOrIsRefused) {
     })[0];
   };
   const std::string refusal =
-      "expert_parallel::LowLatency: backend: want one that supports tensors on cpu, got sm90";
+      "expert_parallel::LowLatency: backend: want one that supports tensors on cpu, got cuda";
   EXPECT_EQ(make({}).text, "");
-  EXPECT_EQ(make(Backend::sm90).text, refusal);
-  setenv("WINNOW_BACKEND", "sm90", 1);
+  EXPECT_EQ(make(Backend::cuda).text, refusal);
+  setenv("WINNOW_BACKEND", "cuda", 1);
   EXPECT_EQ(make({}).text, refusal);
   EXPECT_EQ(make(Backend::cpu).text, "");
   unsetenv("WINNOW_BACKEND");

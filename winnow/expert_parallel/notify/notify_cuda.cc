@@ -47,7 +47,7 @@ class CudaNotifier : public NotifierBackend {
 
 CudaNotifier::CudaNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
                            const Deadline& deadline)
-    : NotifierBackend(Backend::sm90, config, *transport),
+    : NotifierBackend(Backend::cuda, config, *transport),
       transport_(std::move(transport)),
       calls_(transport_, view_.layer, config_.device, kNotifierOperation,
              {{kNotifyCountsPhase, kNotifyOperation, "the counts"},
