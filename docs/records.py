@@ -335,16 +335,25 @@ def benches(records):
                 on_cpu.append([*_on_cpu(operation, of_one), where, source])
             cpu_notes += [f"- {source}: {note}"] * bool(note)
             continue
+        alone = {}  # what has neither a target nor others of its family shares a row
         for operation, label, members in _families(results):
+            if len(members) == 1 and not _to_reach(members):
+                of = f" ({ratio})" if (ratio := _of_ceiling(members)) else ""
+                alone.setdefault(operation, []).append(f"{label} {_times(members)}{of}")
+                continue
             rows.setdefault(operation, []).append([
                 where, label, _times(members), _rate(members), _of_ceiling(members),
                 _to_reach(members), source,
             ])  # fmt: skip
+        for operation, texts in alone.items():
+            row = [where, ", ".join(texts), "", "", "", "", source]
+            rows.setdefault(operation, []).append(row)
         if note:
             notes.setdefault(results[0]["operation"], []).append(f"- {where}, {source}: {note}")
     head = ["where", "benchmark", "time", "rate", "of the ceiling", "to reach", "measured"]
     parts = []
     for operation in sorted(rows):
+        rows[operation].sort(key=lambda row: "H200" not in row[0])
         parts.append(f"### {operation}\n\n" + _table(head, rows[operation]))
         if operation in notes:
             parts.append("\n".join(notes[operation]))
